@@ -1,0 +1,1 @@
+"""Data-parallel LSTM language models on PTB: TensorFlow graphs, Horovod, MPI."""

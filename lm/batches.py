@@ -1,0 +1,119 @@
+"""Token ids -> windows of [num_steps, rows], and which rows of the global batch a rank owns.
+
+Every window is a pure function of (ids, step): nothing here has a state that a resumed or a
+smaller job would have to reproduce.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from lm.errors import UserError
+
+
+class Rows(NamedTuple):
+    """The contiguous rows [first, first + count) of the global batch that a rank owns."""
+
+    first: int
+    count: int
+
+
+def rows_of_rank(batch_size: int, rank: int, size: int) -> Rows:
+    """Share the rows of the global batch over the ranks, differing by at most one row.
+
+    Args:
+      batch_size: Rows of the global batch.
+      rank: This rank, from 0.
+      size: Number of ranks.
+
+    Returns:
+      The rows of `rank`; the shares of all ranks are contiguous, in order, and disjoint.
+
+    Raises:
+      UserError: There are more ranks than rows.
+    """
+    if size > batch_size:
+        raise UserError(
+            f"batch_size is {batch_size} but there are {size} ranks: each rank needs a row, so"
+            " raise batch_size or start fewer ranks"
+        )
+    share, extra = divmod(batch_size, size)
+    return Rows(first=rank * share + min(rank, extra), count=share + (rank < extra))
+
+
+class TrainBatches:
+    """Windows for truncated back-propagation through time over one rank's rows.
+
+    The split is cut into `batch_size` equal streams, one per row of the global batch; window s
+    holds the tokens [s * num_steps, (s + 1) * num_steps) of each stream, and its targets are
+    the tokens that follow. As in the published runs, the tokens left over at the end of the
+    streams, fewer than num_steps + 1 of each row, are not trained on.
+
+    Args:
+      ids: The training split, int32 [tokens].
+      batch_size: Rows of the global batch.
+      num_steps: Time steps of a window.
+      rows: The rows to return.
+
+    Raises:
+      UserError: The split is too short for one window.
+    """
+
+    def __init__(self, ids: np.ndarray, batch_size: int, num_steps: int, rows: Rows):
+        self._row_length = len(ids) // batch_size
+        self.steps_per_epoch = max(self._row_length - 1, 0) // num_steps
+        if self.steps_per_epoch == 0:
+            raise UserError(
+                f"the training split has {len(ids)} tokens, too few for batch_size {batch_size}"
+                f" x num_steps {num_steps}: it needs at least {batch_size * (num_steps + 1)}"
+            )
+        self._streams = ids[: batch_size * self._row_length].reshape(batch_size, self._row_length)
+        self._rows = slice(rows.first, rows.first + rows.count)
+        self._num_steps = num_steps
+
+    def window(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the inputs and targets of a step of an epoch.
+
+        Args:
+          step: From 0 to steps_per_epoch - 1.
+
+        Returns:
+          Two int32 arrays [num_steps, rows]: the tokens, and the tokens after them.
+        """
+        assert 0 <= step < self.steps_per_epoch
+        start = step * self._num_steps
+        tokens = self._streams[self._rows, start : start + self._num_steps + 1]
+        return tokens[:, :-1].T, tokens[:, 1:].T
+
+
+class EvalBatches:
+    """Windows that count every token of a split as a target exactly once.
+
+    The split is cut into `batch_size` streams whose lengths differ by at most one; the short
+    ends are padded with weight 0. The input before a token is the token before it, and `<eos>`
+    before the first one, as if a sentence had just ended.
+
+    Args:
+      ids: The split, int32 [tokens], at least one.
+      batch_size: Number of streams; fewer are used when there are fewer tokens.
+      num_steps: Time steps of a window.
+      eos_id: Id of `<eos>`.
+    """
+
+    def __init__(self, ids: np.ndarray, batch_size: int, num_steps: int, eos_id: int):
+        self._ids, self._num_steps, self._eos_id = ids, num_steps, eos_id
+        bounds = np.arange(batch_size + 1, dtype=np.int64) * len(ids) // batch_size
+        self._starts, self._ends = bounds[:-1], bounds[1:]
+        longest = int((self._ends - self._starts).max())
+        self.num_windows = -(-longest // num_steps)
+
+    def window(self, index: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return inputs, targets (int32) and weights (float32, 0 or 1), [num_steps, rows]."""
+        assert 0 <= index < self.num_windows
+        at = self._starts + index * self._num_steps + np.arange(self._num_steps)[:, None]
+        inside = at < self._ends
+        at = np.minimum(at, len(self._ids) - 1)
+        inputs = np.where(at > 0, self._ids[np.maximum(at - 1, 0)], self._eos_id)
+        return inputs.astype(np.int32), self._ids[at], inside.astype(np.float32)

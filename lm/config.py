@@ -1,0 +1,209 @@
+"""The settings of a run: what is trained (`Config`) and how (`RunOptions`).
+
+Each field is declared once, with its default, its help text and its allowed range; the
+command-line flags and their `--help` are generated from here (`lm/flags.py`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import os
+import typing
+from typing import Any, Optional, Sequence
+
+import configs
+from lm.errors import UserError
+
+
+def option(
+    default: Any,
+    help: str,
+    *,
+    low: Optional[float] = None,
+    above: Optional[float] = None,
+    high: Optional[float] = None,
+    choices: Sequence[str] = (),
+    per_host: bool = False,
+) -> Any:
+    """Declare a field of `Config` or `RunOptions`.
+
+    Args:
+      default: The value when neither a config file nor a flag sets it.
+      help: One line for `--help`.
+      low: Smallest allowed value.
+      above: The value must be greater than this.
+      high: Largest allowed value.
+      choices: The allowed strings, if they are few.
+      per_host: Whether ranks may differ in it (paths, threads).
+
+    Returns:
+      A dataclass field.
+    """
+    metadata = dict(
+        help=help, low=low, above=above, high=high, choices=tuple(choices), per_host=per_host
+    )
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def field_type(cls: type, name: str) -> tuple[type, bool]:
+    """Tell a field's plain type (int, float, bool, str) and whether None is allowed."""
+    hint = typing.get_type_hints(cls)[name]
+    members = [member for member in typing.get_args(hint) if member is not type(None)]
+    return (members[0], True) if members else (hint, False)
+
+
+class _Checked:
+    """Checks the type and range of every field; a dataclass inherits it."""
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            expected, optional = field_type(type(self), field.name)
+            if value is None and optional:
+                continue
+            if expected is float and type(value) is int:
+                value = float(value)
+                object.__setattr__(self, field.name, value)
+            if type(value) is not expected:
+                raise UserError(f"{field.name} must be {expected.__name__}, not {value!r}")
+            self._check_range(field.name, value, field.metadata)
+
+    @staticmethod
+    def _check_range(name: str, value: Any, rules: typing.Mapping[str, Any]) -> None:
+        if rules["choices"] and value not in rules["choices"]:
+            raise UserError(f"{name} must be one of {', '.join(rules['choices'])}, not {value!r}")
+        # Written so that NaN, for which every comparison is false, is refused too.
+        if rules["low"] is not None and not value >= rules["low"]:
+            raise UserError(f"{name} must be at least {rules['low']}, not {value}")
+        if rules["above"] is not None and not value > rules["above"]:
+            raise UserError(f"{name} must be greater than {rules['above']}, not {value}")
+        if rules["high"] is not None and not value <= rules["high"]:
+            raise UserError(f"{name} must be at most {rules['high']}, not {value}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(_Checked):
+    """What is trained: the model, its schedule, its data and its seed.
+
+    The same Config gives the same run on any number of ranks. Raises UserError, naming the
+    field, for a value of the wrong type or out of range.
+    """
+
+    name: str = option("custom", "short name of the config, for run directories and tables")
+
+    # Data.
+    corpus: str = option(
+        "files",
+        "files: PTB or own text in --data_path; embedded: a small generated language",
+        choices=("files", "embedded"),
+    )
+    vocab_size: Optional[int] = option(
+        None, "keep at most this many words; the others become <unk> (default: all)", low=3
+    )
+
+    # Model: Zaremba, Sutskever, Vinyals (2014), https://arxiv.org/abs/1409.2329.
+    init_scale: float = option(0.1, "weights start uniform in +-init_scale", above=0, high=10)
+    hidden_size: int = option(200, "units of the embedding and of each LSTM layer", low=1)
+    num_layers: int = option(2, "number of LSTM layers", low=1)
+    num_steps: int = option(20, "time steps of truncated back-propagation", low=1)
+    keep_prob: float = option(
+        1.0, "probability of keeping a unit in dropout (1: no dropout)", above=0, high=1
+    )
+
+    # Optimization.
+    batch_size: int = option(20, "rows of the GLOBAL batch, shared out over all ranks", low=1)
+    num_epochs: int = option(13, "passes over the training split", low=1)
+    learning_rate: float = option(1.0, "learning rate of SGD before decay", above=0, high=1e6)
+    lr_decay: float = option(0.5, "factor on the learning rate per epoch", above=0, high=1)
+    lr_decay_start_epoch: int = option(
+        5, "first epoch (counted from 1) with a decayed learning rate", low=1
+    )
+    max_grad_norm: float = option(5.0, "clip the gradient's global norm to this", above=0)
+    scale_lr_by_worker: str = option(
+        "none",
+        "multiply the learning rate by 1, sqrt(ranks) or ranks; the global batch does not"
+        " grow with the ranks, so none is right unless you raise batch_size too",
+        choices=("none", "sqrt", "linear"),
+    )
+    warmup_steps: int = option(0, "raise the learning rate linearly from 0 over these steps", low=0)
+    seed: int = option(1, "seed of the weights and the dropout masks", low=0, high=2**62)
+
+    # Evaluation.
+    eval_batch_size: int = option(20, "rows in validation and test", low=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class RunOptions(_Checked):
+    """How and where a Config is trained; nothing here changes the trained weights,
+    except that `max_steps` ends the run early.
+
+    Raises UserError, naming the field, for a value of the wrong type or out of range.
+    """
+
+    data_path: str = option("data", "directory of the corpus", per_host=True)
+    data_url: Optional[str] = option(
+        None, "address or path of the PTB .tgz (default: the public ones)", per_host=True
+    )
+    output_dir: Optional[str] = option(
+        None, "directory of the run (default: runs/<config>-<time>)", per_host=True
+    )
+    max_steps: Optional[int] = option(None, "stop training after so many steps", low=1)
+    eval: bool = option(True, "validate after each epoch and test at the end")
+    log_every_steps: int = option(100, "steps between two step events in metrics.jsonl", low=1)
+    intra_op_threads: Optional[int] = option(
+        None, "threads inside an operation (default: cores / ranks of the host)", low=1,
+        per_host=True,
+    )  # fmt: skip
+    inter_op_threads: Optional[int] = option(
+        None, "operations run at the same time (default: 1)", low=1, per_host=True
+    )
+
+
+def load_config(name_or_path: str) -> Config:
+    """Load a Config from `configs/<name>.py` or from a user's Python file.
+
+    A config file is code and is run: load only files that you trust.
+
+    Args:
+      name_or_path: `config_small`, or a path that ends in `.py`.
+
+    Returns:
+      What the file's `get_config()` returned.
+
+    Raises:
+      UserError: No such config, or the file fails, or it has no usable `get_config()`.
+    """
+    path = _find_config(name_or_path)
+    spec = importlib.util.spec_from_file_location("lm_user_config", path)
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+        get_config = getattr(module, "get_config", None)
+        if not callable(get_config):
+            raise UserError(f"config {path} has no function get_config()")
+        config = get_config()
+    except UserError as error:
+        raise UserError(f"config {path}: {error}") from error
+    except SyntaxError as error:
+        raise UserError(f"config {path}, line {error.lineno}: {error.msg}") from error
+    except Exception as error:
+        raise UserError(f"config {path} failed: {type(error).__name__}: {error}") from error
+    if not isinstance(config, Config):
+        raise UserError(f"config {path}: get_config() must return lm.config.Config")
+    return config
+
+
+def _find_config(name_or_path: str) -> str:
+    if name_or_path.endswith(".py") or os.sep in name_or_path:
+        if not os.path.isfile(name_or_path):
+            raise UserError(f"config file {name_or_path} does not exist")
+        return name_or_path
+    directory = os.path.dirname(os.path.abspath(configs.__file__))
+    path = os.path.join(directory, f"{name_or_path}.py")
+    if not os.path.isfile(path):
+        known = sorted(f[:-3] for f in os.listdir(directory) if f.startswith("config_"))
+        raise UserError(
+            f"unknown config {name_or_path!r}: use one of {', '.join(known)}, or a path to a .py"
+        )
+    return path

@@ -1,0 +1,184 @@
+"""The ranks of a run and what passes between them; the only module that imports Horovod.
+
+`connect()` tells from the launch (mpirun, srun, horovodrun or none) whether there are other
+ranks. The rest of the program is handed a Communicator and reads as one for a single process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any, Optional
+
+from lm.errors import UserError
+
+# The launchers' variables for the number of processes and the rank of this one.
+_LAUNCHERS = (
+    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),  # Open MPI's mpirun
+    ("HOROVOD_SIZE", "HOROVOD_RANK"),  # horovodrun with Gloo
+    ("PMI_SIZE", "PMI_RANK"),  # MPICH, Intel MPI
+    ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),  # srun
+)
+
+_HOROVOD_DEFAULTS = {
+    # A rank that waits gives its core away: spinning inside MPI, Horovod's thread took it from
+    # the computation (58 ms a step instead of 42, two ranks of one thread each).
+    "OMPI_MCA_mpi_yield_when_idle": "1",
+    # Ranks wait for as long as rank 0 evaluates; the stall check would warn after a minute.
+    "HOROVOD_STALL_CHECK_DISABLE": "1",
+    # Fusing would pick the buffers by timing, and with them the order of the sums: with it, two
+    # runs on three or more ranks differ in the last bits. Our few large gradients gain nothing.
+    "HOROVOD_FUSION_THRESHOLD": "0",
+}
+
+
+def launched_size() -> int:
+    """Return the number of processes that the launcher says it started, 1 without one."""
+    return max(int(os.environ.get(size, 1)) for size, _ in _LAUNCHERS)
+
+
+def launched_rank() -> int:
+    """Return this process's rank according to the launcher, 0 without one."""
+    return max(int(os.environ.get(rank, 0)) for _, rank in _LAUNCHERS)
+
+
+class Communicator:
+    """One process: every exchange is with itself."""
+
+    rank = 0
+    size = 1
+    local_rank = 0
+    local_size = 1
+    backend = "none"
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this is rank 0, which evaluates, writes files and talks to the user."""
+        return self.rank == 0
+
+    def distribute(self, optimizer, sparse_as_dense: bool):
+        """Return an optimizer whose `compute_gradients` sums the gradients over the ranks."""
+        return optimizer
+
+    def sum(self, tensor, name: str):
+        """Return the graph's tensor summed over the ranks; `name` must be the same on all."""
+        return tensor
+
+    def hooks(self) -> list:
+        """Return the session hooks that make the ranks start equal."""
+        return []
+
+    def gather(self, value: Any) -> list:
+        """Return the JSON-serializable values of all ranks, by rank; waits for all of them."""
+        return [value]
+
+    def barrier(self) -> None:
+        """Wait until all ranks are here."""
+        self.gather(None)
+
+
+class HorovodCommunicator(Communicator):
+    """The ranks of an MPI, Gloo or NCCL job, by way of Horovod."""
+
+    def __init__(self) -> None:
+        import horovod.tensorflow as hvd
+
+        # All ranks must know each other before anything can be exchanged.
+        hvd.init()
+        self._hvd = hvd
+        self.rank, self.size = hvd.rank(), hvd.size()
+        self.local_rank, self.local_size = hvd.local_rank(), hvd.local_size()
+        self.backend = "MPI" if hvd.mpi_enabled() else "Gloo"
+        self._gather_session: Optional[tuple] = None
+
+    def distribute(self, optimizer, sparse_as_dense: bool):
+        # Sum, not the default Average: each rank's loss is already its part of the global
+        # loss, also where the ranks have different numbers of rows.
+        return self._hvd.DistributedOptimizer(
+            optimizer, op=self._hvd.Sum, sparse_as_dense=sparse_as_dense
+        )
+
+    def sum(self, tensor, name: str):
+        return self._hvd.allreduce(tensor, op=self._hvd.Sum, name=name)
+
+    def hooks(self) -> list:
+        return [_broadcast_hook(self._hvd)]
+
+    def gather(self, value: Any) -> list:
+        import numpy as np
+
+        if self._gather_session is None:
+            self._gather_session = self._build_gather()
+        session, payload_ph, gathered = self._gather_session
+        # JSON has no bare newline, so a newline can end each rank's part.
+        payload = np.frombuffer(json.dumps(value).encode() + b"\n", np.uint8)
+        lines = session.run(gathered, {payload_ph: payload}).tobytes().splitlines()
+        return [json.loads(line) for line in lines]
+
+    def _build_gather(self) -> tuple:
+        import tensorflow.compat.v1 as tf
+
+        # A graph of its own: it is needed before the training graph exists and after it is
+        # finalized. Without GPUs, whose memory is not its business.
+        with tf.Graph().as_default():
+            payload_ph = tf.placeholder(tf.uint8, [None])
+            with tf.device("cpu:0"):
+                gathered = self._hvd.allgather(payload_ph, name="gather")
+            session = tf.Session(config=tf.ConfigProto(device_count={"GPU": 0}))
+        return session, payload_ph, gathered
+
+
+def _broadcast_hook(hvd):
+    """A hook that gives all ranks rank 0's variables before the first step.
+
+    Horovod's own hook does not exist for TensorFlow 2.16 and later.
+    """
+    import tensorflow.compat.v1 as tf
+
+    class BroadcastHook(tf.train.SessionRunHook):
+        def begin(self):
+            # Global variables only: the recurrent state is local and differs by rank.
+            self._broadcast_op = hvd.broadcast_variables(tf.global_variables(), root_rank=0)
+
+        def after_create_session(self, session, coord):
+            session.run(self._broadcast_op)
+
+    return BroadcastHook()
+
+
+def connect() -> Communicator:
+    """Join the other ranks of the launch, if there are any.
+
+    Returns:
+      A Communicator; the plain one where the launch has one process.
+
+    Raises:
+      UserError: The launcher started several processes, but Horovod is missing or sees a
+        different number: the processes would train the same model side by side and overwrite
+        each other's files.
+    """
+    size = launched_size()
+    if size == 1:
+        return Communicator()
+    for name, value in _HOROVOD_DEFAULTS.items():
+        os.environ.setdefault(name, value)
+    if os.path.exists(os.path.join(sys.prefix, "bin", "orted")):
+        # The Open MPI of the Python environment finds its own files only with this; its mpirun
+        # sets it, srun does not.
+        os.environ.setdefault("OPAL_PREFIX", sys.prefix)
+    try:
+        comm = HorovodCommunicator()
+    except ImportError as error:
+        raise UserError(
+            f"the launcher started {size} processes, but Horovod cannot be imported ({error}):"
+            " run run_scripts/setup.sh, or start one process"
+        ) from error
+    if comm.size != size:
+        raise UserError(
+            f"the launcher started {size} processes, but Horovod sees {comm.size}: it was built"
+            " for another MPI than this launcher's; run run_scripts/setup.sh with it in PATH"
+        )
+    return comm
+
+

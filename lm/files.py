@@ -1,0 +1,105 @@
+"""Checksums, locks and atomic writes: what every module that shares a directory needs."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import logging
+import os
+import socket
+import tempfile
+from typing import Iterator
+
+logger = logging.getLogger("lm")
+
+_BLOCK_BYTES = 1 << 20
+# Some cluster file systems (Lustre mounted without flock, a few FUSE ones) have no locks at all.
+_NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP}
+
+
+def sha256_of(path: str) -> str:
+    """Hash a file without reading it into memory.
+
+    Returns:
+      The SHA-256 of its bytes, as 64 hexadecimal digits.
+
+    Raises:
+      OSError: The file cannot be read.
+    """
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        for block in iter(lambda: file.read(_BLOCK_BYTES), b""):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def short_name(text: str) -> str:
+    """Turn any text (a path, an address) into a file name: 16 hexadecimal digits of its SHA-256."""
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:16]
+
+
+def private_name(name: str) -> str:
+    """Add the host to a name, so that two hosts whose file system has no locks do not share it."""
+    return f"{name}-{socket.gethostname()}"
+
+
+def write_atomically(path: str, content: bytes) -> None:
+    """Write a file that other processes see whole or not at all.
+
+    Args:
+      path: Where the file goes; an older one is replaced.
+      content: Its bytes.
+
+    Raises:
+      OSError: The file cannot be written; nothing is left behind.
+    """
+    temporary = private_name(f"{path}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())  # a power cut after the rename must not leave an empty file
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.remove(temporary)
+        raise
+
+
+@contextlib.contextmanager
+def locked(path: str, activity: str) -> Iterator[None]:
+    """Hold an exclusive lock, which the kernel frees even if this process is killed.
+
+    Args:
+      path: The lock file; it is made if missing, and stays.
+      activity: What the holder does ("downloading ..."), for the log of those who wait.
+
+    Raises:
+      OSError: The lock file cannot be opened.
+    """
+    # Closing the descriptor frees the lock. The file is never removed: a waiter that holds the
+    # removed file and a newcomer that makes a new one would both have "the" lock.
+    with open(path, "ab") as file:
+        try:
+            _wait_for_lock(file.fileno(), path, activity)
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+        else:
+            yield
+            return
+    # One download per host still holds with a lock in the host's own temporary directory.
+    name = f"lm-{os.getuid()}-{short_name(os.path.realpath(path))}.lock"
+    with open(os.path.join(tempfile.gettempdir(), name), "ab") as file:
+        _wait_for_lock(file.fileno(), path, activity)
+        yield
+
+
+def _wait_for_lock(descriptor: int, path: str, activity: str) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        logger.info("waiting for another process that is %s (lock %s)", activity, path)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)

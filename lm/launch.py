@@ -1,0 +1,117 @@
+"""Start and end of a program on all ranks: one clear line for an error, one exit code.
+
+A rank that fails alone would leave the others waiting for it, and N ranks that fail together
+would say the same thing N times; both are settled here, so that no other module has to.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+import traceback
+from typing import Callable, NoReturn, Optional, Sequence, TypeVar
+
+from lm import distributed
+from lm.agreement import check_agreement
+from lm.distributed import Communicator
+from lm.errors import EveryRankError, RunError, UserError
+from lm.flags import HelpRequested
+from lm.reporting import start_console
+
+Job = TypeVar("Job")
+
+
+def run(
+    prepare: Callable[[Sequence[str], Communicator], Job],
+    work: Callable[[Job, Communicator], None],
+) -> NoReturn:
+    """Join the other ranks, prepare, and if all ranks could, work; then exit.
+
+    Args:
+      prepare: Turns the command line into a job. May fail on one rank or on all: either way no
+        rank starts to work.
+      work: Does the job.
+    """
+    start_console(distributed.launched_rank())
+    # TensorFlow's own start-up messages would bury the program's.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    comm = _connect()
+    job = _prepare_together(prepare, comm)
+    try:
+        work(job, comm)
+    except EveryRankError as error:
+        _end_together(comm, speaker=0, message=str(error), code=1)
+    except (UserError, RunError, OSError) as error:
+        _end_alone(comm, str(error), code=2 if isinstance(error, UserError) else 1)
+    except KeyboardInterrupt:
+        _end_alone(comm, "interrupted", code=130)
+    except Exception:
+        _end_alone(comm, traceback.format_exc(), code=1)
+    comm.barrier()
+    sys.exit(0)
+
+
+def _connect() -> Communicator:
+    try:
+        return distributed.connect()
+    except UserError as error:
+        # The ranks cannot talk to each other. The launcher kills all when the first one ends:
+        # leave rank 0 the time to speak.
+        if distributed.launched_rank() == 0:
+            _say(str(error))
+        else:
+            time.sleep(3)
+        sys.exit(2)
+
+
+def _prepare_together(prepare, comm: Communicator):
+    job, failure = None, None
+    try:
+        job = prepare(sys.argv, comm)
+    except HelpRequested as text:
+        failure = {"message": str(text), "code": 0}
+    except (UserError, RunError, OSError) as error:
+        failure = {"message": str(error), "code": 2 if isinstance(error, UserError) else 1}
+    except Exception:
+        _end_alone(comm, traceback.format_exc(), code=1)
+    failures = comm.gather(failure)
+    failed = [rank for rank, found in enumerate(failures) if found]
+    if failed:
+        first = failures[failed[0]]
+        alone = len(failed) < comm.size
+        message = _located(comm, first["message"]) if alone else first["message"]
+        _end_together(comm, failed[0], message, first["code"])
+    try:
+        check_agreement(comm.gather(job.facts()))
+    except UserError as error:
+        _end_together(comm, speaker=0, message=str(error), code=2)
+    return job
+
+
+def _end_together(comm: Communicator, speaker: int, message: str, code: int) -> NoReturn:
+    if comm.rank == speaker:
+        _say(message, code)
+    # No rank exits before the line is out: the launcher kills the others when one does.
+    comm.barrier()
+    sys.exit(code)
+
+
+def _end_alone(comm: Communicator, message: str, code: int) -> NoReturn:
+    _say(_located(comm, message), code)
+    # At once, without Horovod's shutdown, which waits for ranks that wait for this one.
+    os._exit(code)
+
+
+def _located(comm: Communicator, message: str) -> str:
+    if comm.size == 1:
+        return message
+    return f"rank {comm.rank} on {socket.gethostname()}: {message}"
+
+
+def _say(message: str, code: Optional[int] = 2) -> None:
+    if code == 0:
+        print(message, flush=True)
+    else:
+        print(f"lm: error: {message}", file=sys.stderr, flush=True)

@@ -1,0 +1,151 @@
+"""Words to ids and back."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import Iterable, Mapping, Optional
+
+from lm.errors import UserError
+from lm.files import write_atomically
+
+EOS = "<eos>"  # stands at the end of every line
+UNK = "<unk>"  # stands for every word that is not in the vocabulary
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The words that a model knows; a word's id is its place.
+
+    Args:
+      words: Distinct, without white space, `<eos>` among them.
+
+    Raises:
+      UserError: The words break one of these rules.
+    """
+
+    words: tuple[str, ...] = field(repr=False)
+    _ids: dict[str, int] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        ids = {word: i for i, word in enumerate(self.words)}
+        object.__setattr__(self, "_ids", ids)  # the way to set a field of a frozen dataclass
+        for i, word in enumerate(self.words):
+            if word.split() != [word]:
+                raise UserError(
+                    f"word {i + 1} of the vocabulary is empty or has white space: {word!r}"
+                )
+            if ids[word] != i:
+                raise UserError(f"word {i + 1} of the vocabulary, {word!r}, is there twice")
+        if EOS not in ids:
+            raise UserError(f"the vocabulary has no {EOS}")
+
+    @classmethod
+    def from_counts(cls, counts: Mapping[str, int], vocab_size: Optional[int] = None) -> Vocabulary:
+        """Choose and order words by how often they occur, ties by the word itself.
+
+        Nothing else decides (no hash order, no locale), so every rank gets the same ids.
+
+        Args:
+          counts: Word -> occurrences in the training text.
+          vocab_size: Keep so many words at most, the most frequent; `<eos>` and `<unk>` are
+              among them. None keeps every word, and adds no `<unk>` if the text has none.
+
+        Raises:
+          UserError: vocab_size leaves no room for `<eos>` and `<unk>`.
+        """
+        always = {EOS} if vocab_size is None else {EOS, UNK}
+        if vocab_size is not None and vocab_size < len(always):
+            raise UserError(
+                f"vocab_size must be at least {len(always)} ({EOS} and {UNK} are "
+                f"always kept), not {vocab_size}"
+            )
+
+        def by_frequency(word: str) -> tuple[int, str]:
+            return -counts.get(word, 0), word
+
+        words = sorted(set(counts) - always, key=by_frequency)
+        if vocab_size is not None:
+            words = words[: vocab_size - len(always)]
+        return cls(tuple(sorted(always.union(words), key=by_frequency)))
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    @property
+    def eos_id(self) -> int:
+        """The id of `<eos>`."""
+        return self._ids[EOS]
+
+    @property
+    def unk_id(self) -> Optional[int]:
+        """The id of `<unk>`, or None where every word of the corpus is known."""
+        return self._ids.get(UNK)
+
+    @property
+    def ids(self) -> Mapping[str, int]:
+        """The id of each word; for loops over many words, where a call a word is too slow."""
+        return self._ids
+
+    @property
+    def checksum(self) -> str:
+        """The SHA-256 of the saved file, as 64 hexadecimal digits."""
+        return hashlib.sha256(self._saved()).hexdigest()
+
+    def id_of(self, word: str) -> int:
+        """Look up a word; an unknown one gets the id of `<unk>`.
+
+        Raises:
+          UserError: The word is unknown and the vocabulary has no `<unk>`.
+        """
+        found = self._ids.get(word, self.unk_id)
+        if found is None:
+            raise UserError(f"{word!r} is not in the vocabulary, which has no {UNK} either")
+        return found
+
+    def word_of(self, word_id: int) -> str:
+        """Look up an id.
+
+        Raises:
+          UserError: The vocabulary has no such id.
+        """
+        if not 0 <= word_id < len(self.words):
+            raise UserError(f"word id {word_id} is not in 0..{len(self.words) - 1}")
+        return self.words[word_id]
+
+    def encode(self, words: Iterable[str]) -> list[int]:
+        """Turn words into ids, as `id_of` does."""
+        return [self.id_of(word) for word in words]
+
+    def decode(self, ids: Iterable[int]) -> list[str]:
+        """Turn ids into words, as `word_of` does."""
+        return [self.word_of(word_id) for word_id in ids]
+
+    def save(self, path: str) -> None:
+        """Write one word a line, in the order of the ids.
+
+        Raises:
+          OSError: The file cannot be written.
+        """
+        write_atomically(path, self._saved())
+
+    @classmethod
+    def load(cls, path: str) -> Vocabulary:
+        """Read what `save` wrote.
+
+        Raises:
+          UserError: The file cannot be read or does not hold a vocabulary.
+        """
+        try:
+            with open(path, "rb") as file:
+                text = file.read().decode("utf-8")
+            if not text.endswith("\n"):
+                raise UserError("the last line is cut off")
+            return cls(tuple(text[:-1].split("\n")))
+        except OSError as error:
+            raise UserError(f"cannot read the vocabulary {path}: {error.strerror}") from error
+        except ValueError as error:  # UserError and UnicodeDecodeError are both ValueErrors
+            raise UserError(f"{path} does not hold a vocabulary: {error}") from error
+
+    def _saved(self) -> bytes:
+        return "".join(f"{word}\n" for word in self.words).encode("utf-8")

@@ -1,0 +1,23 @@
+"""Shared by all tests."""
+
+import os
+
+import pytest
+
+# Tests run on machines that have other work to do; TensorFlow's start-up lines help nobody.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+
+@pytest.fixture(scope="session")
+def corpora(tmp_path_factory):
+    """A data_path shared by the tests, so that the embedded corpus is made once."""
+    return tmp_path_factory.mktemp("data")
+
+
+@pytest.fixture(scope="session")
+def ptb_archive():
+    """Path of the PTB archive, which is licensed text and not part of this project."""
+    path = os.environ.get("PTB_ARCHIVE")
+    if not path:
+        pytest.skip("needs the PTB archive: set PTB_ARCHIVE to simple-examples.tgz")
+    return path

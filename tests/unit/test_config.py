@@ -1,0 +1,121 @@
+"""Settings: types, ranges, files and flags."""
+
+import dataclasses
+
+import pytest
+
+from lm.config import Config, RunOptions, load_config
+from lm.errors import UserError
+from lm.flags import HelpRequested, parse_training_flags
+
+PUBLISHED = {  # Zaremba et al. (2014), and the starts of decay of the TensorFlow tutorial
+    "config_small": (0.1, 200, 2, 20, 1.0, 20, 13, 1.0, 0.5, 5, 5),
+    "config_medium": (0.05, 650, 2, 35, 0.5, 20, 39, 1.0, 0.8, 7, 5),
+    "config_large": (0.04, 1500, 2, 35, 0.35, 20, 55, 1.0, 1 / 1.15, 15, 10),
+}
+FIELDS = (
+    "init_scale hidden_size num_layers num_steps keep_prob batch_size num_epochs learning_rate"
+    " lr_decay lr_decay_start_epoch max_grad_norm"
+).split()
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_configs_are_the_published_ones(name):
+    config = load_config(name)
+    assert tuple(getattr(config, field) for field in FIELDS) == PUBLISHED[name]
+
+
+@pytest.mark.parametrize(
+    "field, value",
+    [
+        ("keep_prob", 0.0),
+        ("keep_prob", 1.5),
+        ("keep_prob", float("nan")),
+        ("batch_size", 0),
+        ("batch_size", 2.5),
+        ("batch_size", True),
+        ("hidden_size", "200"),
+        ("learning_rate", -1.0),
+        ("learning_rate", float("inf")),
+        ("scale_lr_by_worker", "cubic"),
+        ("seed", -1),
+    ],
+)
+def test_a_bad_value_is_an_error_that_names_the_field(field, value):
+    with pytest.raises(UserError, match=field):
+        Config(**{field: value})
+
+
+def test_a_whole_number_is_a_good_float():
+    assert isinstance(Config(learning_rate=1).learning_rate, float)
+
+
+def write(tmp_path, text):
+    path = tmp_path / "mine.py"
+    path.write_text(text)
+    return str(path)
+
+
+def test_a_path_loads_the_users_own_config(tmp_path):
+    text = "from lm.config import Config\ndef get_config():\n    return Config(hidden_size=7)\n"
+    assert load_config(write(tmp_path, text)).hidden_size == 7
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("x = 1\n", "no function get_config"),
+        ("def get_config(:\n", "line 1"),
+        ("def get_config():\n    return 3\n", "must return"),
+        ("def get_config():\n    return 1 / 0\n", "ZeroDivisionError"),
+        ("import no_such_module\n", "no_such_module"),
+        ("from lm.config import Config\nget_config = lambda: Config(num_steps=0)\n", "num_steps"),
+    ],
+)
+def test_a_broken_config_file_is_an_error_that_names_it(tmp_path, text, message):
+    path = write(tmp_path, text)
+    with pytest.raises(UserError, match=message) as error:
+        load_config(path)
+    assert path in str(error.value)
+
+
+def test_an_unknown_config_lists_the_known_ones():
+    with pytest.raises(UserError, match="config_large, config_medium, config_small, config_test"):
+        load_config("config_huge")
+
+
+def parse(*arguments):
+    return parse_training_flags(["lm.train", *arguments])
+
+
+def test_flags_override_the_config():
+    config, options = parse(
+        "--config", "config_medium", "--batch_size", "40", "--keep_prob=0.25", "--noeval"
+    )
+    expected = dataclasses.replace(load_config("config_medium"), batch_size=40, keep_prob=0.25)
+    assert config == expected
+    assert options == RunOptions(eval=False)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--no_such_flag", "1"], "no_such_flag"),
+        (["--batch_size", "many"], "batch_size"),
+        (["--batch_size", "0"], "batch_size"),
+        (["--max_steps", "-1"], "max_steps"),
+        (["--keep_prob"], "keep_prob"),
+        (["stray"], "stray"),
+    ],
+)
+def test_a_bad_flag_is_an_error_that_names_it(arguments, message):
+    with pytest.raises(UserError, match=message):
+        parse(*arguments)
+
+
+def test_help_documents_every_field():
+    with pytest.raises(HelpRequested) as help_text:
+        parse("--help")
+    for field in (*dataclasses.fields(Config), *dataclasses.fields(RunOptions)):
+        assert field.name in str(help_text.value)
+        assert field.metadata["help"] in str(help_text.value)
