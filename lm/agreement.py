@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import pathlib
-from typing import Any, Mapping
+from collections.abc import Mapping
+from typing import Any
 
 from lm.errors import UserError
 

@@ -7,7 +7,8 @@ import gzip
 import os
 import tarfile
 import zlib
-from typing import BinaryIO, Mapping
+from collections.abc import Mapping
+from typing import BinaryIO
 
 from lm.download import SourceError, writing
 

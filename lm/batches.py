@@ -6,7 +6,7 @@ smaller job would have to reproduce.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Optional
 
 import numpy as np
 
@@ -41,6 +41,23 @@ def rows_of_rank(batch_size: int, rank: int, size: int) -> Rows:
         )
     share, extra = divmod(batch_size, size)
     return Rows(first=rank * share + min(rank, extra), count=share + (rank < extra))
+
+
+def eval_rows_of_rank(
+    eval_batch_size: int, rank: int = 0, size: int = 1, shared: bool = False
+) -> Rows:
+    """Tell which rows of an evaluation a rank runs: its share, or all of them on rank 0.
+
+    Unlike in training, a rank may have no row: the result is a sum, to which it adds nothing.
+
+    Args:
+      eval_batch_size: Rows of the evaluation.
+      rank: This rank, from 0.
+      size: Number of ranks.
+      shared: Whether the ranks share the rows.
+    """
+    runners = min(size, eval_batch_size) if shared else 1
+    return rows_of_rank(eval_batch_size, rank, runners) if rank < runners else Rows(0, 0)
 
 
 class TrainBatches:
@@ -100,11 +117,21 @@ class EvalBatches:
       batch_size: Number of streams; fewer are used when there are fewer tokens.
       num_steps: Time steps of a window.
       eos_id: Id of `<eos>`.
+      rows: The streams to return, at least one; default: all of them.
     """
 
-    def __init__(self, ids: np.ndarray, batch_size: int, num_steps: int, eos_id: int):
+    def __init__(
+        self,
+        ids: np.ndarray,
+        batch_size: int,
+        num_steps: int,
+        eos_id: int,
+        rows: Optional[Rows] = None,
+    ):
         self._ids, self._num_steps, self._eos_id = ids, num_steps, eos_id
+        rows = rows or Rows(0, batch_size)
         bounds = np.arange(batch_size + 1, dtype=np.int64) * len(ids) // batch_size
+        bounds = bounds[rows.first : rows.first + rows.count + 1]
         self._starts, self._ends = bounds[:-1], bounds[1:]
         longest = int((self._ends - self._starts).max())
         self.num_windows = -(-longest // num_steps)

@@ -10,7 +10,8 @@ import dataclasses
 import importlib.util
 import os
 import typing
-from typing import Any, Optional, Sequence
+from collections.abc import Sequence
+from typing import Any, Optional
 
 import configs
 from lm.errors import UserError
@@ -114,7 +115,7 @@ class Config(_Checked):
     # Optimization.
     batch_size: int = option(20, "rows of the GLOBAL batch, shared out over all ranks", low=1)
     num_epochs: int = option(13, "passes over the training split", low=1)
-    learning_rate: float = option(1.0, "learning rate of SGD before decay", above=0, high=1e6)
+    learning_rate: float = option(1.0, "learning rate of SGD before decay", above=0, high=1e38)
     lr_decay: float = option(0.5, "factor on the learning rate per epoch", above=0, high=1)
     lr_decay_start_epoch: int = option(
         5, "first epoch (counted from 1) with a decayed learning rate", low=1

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Mapping, Optional
 
 import numpy as np
 
@@ -45,7 +45,7 @@ def split_file(data_path: str, name: str, split: str) -> str:
 
 
 def load_corpus(
-    data_path: str, vocab_size: Optional[int] = None, data_url: Optional[str] = None
+    data_path: str, vocab_size: int | None = None, data_url: str | None = None
 ) -> Corpus:
     """Read the user's own text or PTB from a directory; download PTB where neither is there.
 
@@ -80,7 +80,7 @@ def load_corpus(
     )
 
 
-def _find_or_download(data_path: str, data_url: Optional[str]) -> str:
+def _find_or_download(data_path: str, data_url: str | None) -> str:
     """Return "text" or "ptb", whose three files are there when this returns."""
     present = _listed(data_path)
     own, own_missing = _sorted_out(present, "text")

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import logging
 import os
 import shutil
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Mapping, Optional, Sequence
 
 import numpy as np
 
@@ -25,7 +26,7 @@ ALWAYS_HASHED_BYTES = 32 << 20
 # A file changed again within one tick of its file system's clock keeps its time stamps, so the
 # checksum of a file that has just changed is not remembered. (The coarsest clocks tick in 2 s.)
 _CLOCK_TICK_NS = 2_000_000_000
-_ENTRY_FILES = ("vocabulary.txt",) + tuple(f"{split}.ids" for split in SPLITS)
+_ENTRY_FILES = ("vocabulary.txt", *tuple(f"{split}.ids" for split in SPLITS))
 
 logger = logging.getLogger("lm")
 
@@ -78,10 +79,10 @@ def checksum_of(path: str, directories: Sequence[str]) -> str:
         return sha256_of(path)
     # The change time, unlike the modification time, cannot be set back by cp -p or touch.
     stamp = [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
-    name = f"checksum-{short_name(os.path.abspath(path))}.json"
-    for directory in directories:
+    memos = _memo_paths(path, directories)
+    for memo_path in memos:
         try:
-            with open(os.path.join(directory, name), "rb") as file:
+            with open(memo_path, "rb") as file:
                 memo = json.load(file)
             if memo["stamp"] == stamp:
                 return str(memo["sha256"])
@@ -90,20 +91,25 @@ def checksum_of(path: str, directories: Sequence[str]) -> str:
     settled = time.time_ns() - max(status.st_mtime_ns, status.st_ctime_ns) > _CLOCK_TICK_NS
     checksum = sha256_of(path)
     content = json.dumps({"path": path, "stamp": stamp, "sha256": checksum}).encode()
-    for directory in directories if settled else ():
+    for memo_path in memos if settled else ():
         try:
-            os.makedirs(directory, exist_ok=True)
-            write_atomically(os.path.join(directory, name), content)
+            os.makedirs(os.path.dirname(memo_path), exist_ok=True)
+            write_atomically(memo_path, content)
             break
         except OSError:
             continue  # a memo only saves time
     return checksum
 
 
+def _memo_paths(path: str, directories: Sequence[str]) -> list[str]:
+    name = f"checksum-{short_name(os.path.abspath(path))}.json"
+    return [os.path.join(directory, name) for directory in directories]
+
+
 def load_encoded(
     files: Mapping[str, str],
     checksums: Mapping[str, str],
-    vocab_size: Optional[int],
+    vocab_size: int | None,
     directories: Sequence[str],
 ) -> EncodedCorpus:
     """Open the encoded form of three texts; encode them first where that was not done yet.
@@ -137,7 +143,7 @@ def load_encoded(
             with locked(os.path.join(directory, "encoding.lock"), "encoding a corpus"):
                 encoded = _open_entry(entry, directories)  # another process may have made it
                 if encoded is None:
-                    _make_entry(entry, files, checksums, vocab_size)
+                    _make_entry(entry, files, checksums, vocab_size, directories)
                     encoded = _open_entry(entry, directories)
             if encoded is not None:
                 logger.info("the encoded corpus is kept in %s", entry)
@@ -154,7 +160,11 @@ def load_encoded(
 
 
 def _make_entry(
-    entry: str, files: Mapping[str, str], checksums: Mapping[str, str], vocab_size: Optional[int]
+    entry: str,
+    files: Mapping[str, str],
+    checksums: Mapping[str, str],
+    vocab_size: int | None,
+    directories: Sequence[str],
 ) -> None:
     # Made beside its place and renamed, so that a killed process never leaves half an entry.
     staging = private_name(os.path.join(os.path.dirname(entry), "encoding"))
@@ -168,11 +178,18 @@ def _make_entry(
         write_atomically(os.path.join(staging, "entry.json"), json.dumps(record).encode())
         shutil.rmtree(entry, ignore_errors=True)  # a damaged one
         os.rename(staging, entry)
+    except RunError:
+        # A text is not what its checksum says. Should that have been a remembered one (of a file
+        # system whose time stamps cannot be trusted), the next start must not meet it again.
+        for memo_path in itertools.chain(*(_memo_paths(f, directories) for f in files.values())):
+            with contextlib.suppress(OSError):
+                os.remove(memo_path)
+        raise
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def _open_entry(entry: str, directories: Sequence[str]) -> Optional[EncodedCorpus]:
+def _open_entry(entry: str, directories: Sequence[str]) -> EncodedCorpus | None:
     if not os.path.isdir(entry):
         return None
     try:

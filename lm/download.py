@@ -7,8 +7,8 @@ import logging
 import os
 import time
 import urllib.parse
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Iterator, Optional
 
 import requests
 import tqdm
@@ -18,7 +18,7 @@ from lm.errors import RunError
 
 logger = logging.getLogger("lm")
 
-_BLOCK_BYTES = 1 << 16
+_BLOCK_BYTES = 1 << 14
 _BUSY = (408, 425, 429, 500, 502, 503, 504)  # HTTP answers that another try may better
 
 
@@ -138,13 +138,13 @@ def _can_resume(response: requests.Response, offset: int) -> bool:
     return response.status_code != 416  # 416: the part is longer than the server's file
 
 
-def _total_bytes(response: requests.Response, offset: int) -> Optional[int]:
+def _total_bytes(response: requests.Response, offset: int) -> int | None:
     length = response.headers.get("Content-Length", "")
     return offset + int(length) if length.isdigit() else None
 
 
 def _copy(
-    response: requests.Response, file, offset: int, total: Optional[int], max_bytes: int
+    response: requests.Response, file, offset: int, total: int | None, max_bytes: int
 ) -> None:
     # disable=None: no bar where stderr is not a terminal, such as the log of a batch job.
     with tqdm.tqdm(

@@ -7,7 +7,8 @@ import hashlib
 import itertools
 import logging
 import os
-from typing import Any, Iterator, Mapping, Optional
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -121,7 +122,7 @@ def encode_file(path: str, vocabulary: Vocabulary, id_path: str) -> tuple[int, s
 def encode_corpus(
     files: Mapping[str, str],
     checksums: Mapping[str, str],
-    vocab_size: Optional[int],
+    vocab_size: int | None,
     directory: str,
 ) -> tuple[Vocabulary, dict]:
     """Build the vocabulary from the training text, and write `<split>.ids` for each split.
@@ -158,5 +159,5 @@ def encode_corpus(
         if checksum != checksums[split]:
             raise RunError(f"{files[split]} changed while it was being read; start again")
     if any(num_unknown.values()) and vocabulary.unk_id is None:
-        vocabulary = Vocabulary(vocabulary.words + (UNK,))
+        vocabulary = Vocabulary((*vocabulary.words, UNK))
     return vocabulary, num_unknown

@@ -10,7 +10,7 @@ import logging
 import os
 import socket
 import tempfile
-from typing import Iterator
+from collections.abc import Iterator
 
 logger = logging.getLogger("lm")
 

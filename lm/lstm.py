@@ -6,7 +6,8 @@ Shapes: T time steps, B rows, I inputs of a layer, H hidden units. Gates are ord
 
 from __future__ import annotations
 
-from typing import NamedTuple, Sequence
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import tensorflow.compat.v1 as tf
 

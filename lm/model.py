@@ -6,7 +6,8 @@ Shapes: T time steps, B rows, H hidden units, V words, N = T * B tokens.
 from __future__ import annotations
 
 import zlib
-from typing import NamedTuple, Sequence
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import tensorflow.compat.v1 as tf
 
@@ -50,9 +51,7 @@ def build_weights(config: Config, vocab_size: int) -> Weights:
             value = tf.zeros(shape)
         else:
             seed = [config.seed, zlib.crc32(name.encode())]
-            value = tf.random.stateless_uniform(
-                shape, seed, -config.init_scale, config.init_scale
-            )
+            value = tf.random.stateless_uniform(shape, seed, -config.init_scale, config.init_scale)
         return tf.get_variable(name, initializer=value, use_resource=True)
 
     hidden = config.hidden_size

@@ -8,7 +8,8 @@ import logging
 import os
 import shutil
 import urllib.parse
-from typing import Callable, Mapping, Optional, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Callable
 
 from lm.archive import extract
 from lm.download import PATIENCE, Patience, SourceError, fetch, shown, writing
@@ -34,7 +35,7 @@ _MAX_DOWNLOAD_BYTES = 256 << 20  # the original archive has 35 MB
 
 def download_ptb(
     directory: str,
-    data_url: Optional[str] = None,
+    data_url: str | None = None,
     addresses: Sequence[str] = PTB_ADDRESSES,
     checksums: Mapping[str, str] = PTB_SHA256,
     patience: Patience = PATIENCE,

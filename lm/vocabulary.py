@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Iterable, Mapping, Optional
 
 from lm.errors import UserError
 from lm.files import write_atomically
@@ -41,7 +41,7 @@ class Vocabulary:
             raise UserError(f"the vocabulary has no {EOS}")
 
     @classmethod
-    def from_counts(cls, counts: Mapping[str, int], vocab_size: Optional[int] = None) -> Vocabulary:
+    def from_counts(cls, counts: Mapping[str, int], vocab_size: int | None = None) -> Vocabulary:
         """Choose and order words by how often they occur, ties by the word itself.
 
         Nothing else decides (no hash order, no locale), so every rank gets the same ids.
@@ -78,7 +78,7 @@ class Vocabulary:
         return self._ids[EOS]
 
     @property
-    def unk_id(self) -> Optional[int]:
+    def unk_id(self) -> int | None:
         """The id of `<unk>`, or None where every word of the corpus is known."""
         return self._ids.get(UNK)
 

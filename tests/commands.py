@@ -7,7 +7,8 @@ import os
 import pathlib
 import subprocess
 import sys
-from typing import Mapping, Optional, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Optional
 
 ROOT = pathlib.Path(__file__).parent.parent
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import http.server
 import re
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Mapping, Optional
 
 
 @dataclass
@@ -17,9 +17,9 @@ class Page:
     status: int = 200
     ranges: bool = True  # honour Range requests
     with_length: bool = True
-    failures: Optional[int] = None  # misbehave so often, then be good; None: always
-    truncate_after: Optional[int] = None  # close the connection after so many bytes
-    stall_after: Optional[int] = None  # send so many bytes, then nothing
+    failures: int | None = None  # misbehave so often, then be good; None: always
+    truncate_after: int | None = None  # close the connection after so many bytes
+    stall_after: int | None = None  # send so many bytes, then nothing
     headers: Mapping[str, str] = field(default_factory=dict)  # more of them
 
 
@@ -32,7 +32,7 @@ class DownloadServer:
 
     def __init__(self) -> None:
         self.pages: dict[str, Page] = {}
-        self.requests: list[tuple[str, Optional[str]]] = []
+        self.requests: list[tuple[str, str | None]] = []
         self.stalled, self.release = threading.Event(), threading.Event()
         handler = type("Handler", (_Handler,), {"owner": self})
         self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)

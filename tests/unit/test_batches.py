@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lm.batches import EvalBatches, Rows, TrainBatches, rows_of_rank
+from lm.batches import EvalBatches, Rows, TrainBatches, eval_rows_of_rank, rows_of_rank
 from lm.errors import UserError
 
 
@@ -75,3 +75,27 @@ def test_evaluation_counts_every_token_once_after_its_predecessor(tokens, batch_
         expected = np.where(targets == 0, eos, targets - 1)
         np.testing.assert_array_equal(inputs[weights == 1], expected[weights == 1])
     assert sorted(counted) == list(range(tokens))
+
+
+@given(
+    tokens=st.integers(1, 200),
+    batch_size=st.integers(1, 9),
+    num_steps=st.integers(1, 8),
+    size=st.integers(1, 12),
+)
+def test_the_ranks_together_evaluate_each_token_once(tokens, batch_size, num_steps, size):
+    ids = np.arange(tokens, dtype=np.int32)
+    counted = []
+    for rank in range(size):
+        rows = eval_rows_of_rank(batch_size, rank, size, shared=True)
+        if rows.count:
+            batches = EvalBatches(ids, batch_size, num_steps, 999, rows)
+            for _, targets, weights in map(batches.window, range(batches.num_windows)):
+                assert weights.shape == (num_steps, rows.count)
+                counted.extend(targets[weights == 1])
+    assert sorted(counted) == list(range(tokens))
+
+
+def test_unless_shared_rank_0_evaluates_all_rows():
+    assert eval_rows_of_rank(7) == eval_rows_of_rank(7, 0, 3) == Rows(0, 7)
+    assert eval_rows_of_rank(7, 2, 3).count == 0

@@ -110,10 +110,10 @@ def test_the_checksum_tells_the_order_apart():
 def test_a_damaged_file_is_refused_by_name(tmp_path, content):
     path = tmp_path / "words.txt"
     path.write_bytes(content)
-    with pytest.raises(UserError, match="words.txt"):
+    with pytest.raises(UserError, match=r"words\.txt"):
         Vocabulary.load(str(path))
 
 
 def test_a_missing_file_is_refused_by_name(tmp_path):
-    with pytest.raises(UserError, match="none.txt"):
+    with pytest.raises(UserError, match=r"none\.txt"):
         Vocabulary.load(str(tmp_path / "none.txt"))

@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# Sets up with the test tools, then runs ruff and the tests: unit, parallel (under mpirun),
+# integration.
+#
+#   run_scripts/test.sh                         everything but the tests marked soak
+#   run_scripts/test.sh tests/unit -k batches   arguments go to pytest
+#   run_scripts/test.sh -m soak                 the long ones
+#
+# Environment: PTB_ARCHIVE, the PTB .tgz; without it the tests that need PTB skip and say so.
+# Cost: under 15 minutes on 2 cores, plus the set-up (see setup.sh) the first time.
+# Result: exit status 0 if all pass.
+set -euo pipefail
+scripts=$(dirname "${BASH_SOURCE[0]}")
+# The tests run from the project's root; a relative path was meant from here.
+if [[ -n ${PTB_ARCHIVE:-} ]]; then
+    PTB_ARCHIVE=$(realpath "$PTB_ARCHIVE")
+    export PTB_ARCHIVE
+fi
+"$scripts/setup.sh" --dev
+source "$scripts/env.sh"
+
+ruff check .
+ruff format --check .
+python -m pytest "$@"

@@ -1,0 +1,26 @@
+"""Package metadata. To install everything at known-good versions, run run_scripts/setup.sh."""
+
+from setuptools import find_packages, setup
+
+setup(
+    name="ptb-lm-horovod",
+    version="0.1.0",
+    description="Distributed LSTM language-model training on PTB with TensorFlow and Horovod",
+    packages=find_packages(include=["lm", "lm.*", "configs", "configs.*"]),
+    # Sources of the compiled operations, which are built on the host that runs them.
+    package_data={"": ["*.cc", "*.h", "*.cu"]},
+    python_requires=">=3.9,<3.13",
+    install_requires=[
+        "absl-py",
+        "numpy",
+        "requests",
+        "tqdm",
+    ],
+    # Horovod is in none of these lists: it must be compiled against the installed TensorFlow,
+    # outside pip's build isolation, or it builds without TensorFlow support and says nothing.
+    extras_require={
+        "cpu": ["tensorflow-cpu==2.18.1"],
+        "gpu": ["tensorflow[and-cuda]==2.18.1"],
+        "dev": ["hypothesis", "pytest", "pytest-timeout", "ruff"],
+    },
+)

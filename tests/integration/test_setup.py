@@ -1,0 +1,160 @@
+"""run_scripts/setup.sh: what it refuses, what it trusts, and that once finished it does nothing.
+
+No test here builds anything: a build takes minutes, and test.sh, which runs these tests, has just
+been through one. Where a step would start, a missing compiler stops it and shows that it was due.
+"""
+
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+REAL_PYTHON = os.path.realpath(sys.executable)
+# What setup.sh may take for granted on a bare host, up to the first step.
+HOST_TOOLS = "bash cat cksum dirname flock rm sed uname".split()
+NO_COMPILER = "setup: no C++ compiler (g++): install g++"
+
+
+@pytest.fixture
+def project(tmp_path):
+    """A fresh checkout: the files that the set-up reads, and no .venv."""
+    root = tmp_path / "project"
+    shutil.copytree(ROOT / "run_scripts", root / "run_scripts")
+    for name in ("constraints.txt", "setup.py"):
+        shutil.copy(ROOT / name, root)
+    return root
+
+
+@pytest.fixture
+def host(tmp_path):
+    """A PATH directory of a host without compiler, Python and MPI."""
+    bin_dir = tmp_path / "bin"
+    bin_dir.mkdir()
+    for tool in HOST_TOOLS:
+        if shutil.which(tool):
+            (bin_dir / tool).symlink_to(shutil.which(tool))
+    return bin_dir
+
+
+def add_python(host, name, patch):
+    """Put a Python on the host that runs `patch` before what it is asked to run by -c."""
+    script = f'#!/bin/sh\nexec "{REAL_PYTHON}" -c "import sys; {patch}; exec(sys.argv[1])" "$2"\n'
+    (host / name).write_text(script)
+    (host / name).chmod(0o755)
+
+
+def run_setup(root, host, *args, **environment):
+    return subprocess.run(
+        ["bash", str(root / "run_scripts/setup.sh"), *args],
+        env={"PATH": str(host), "USE_GPU": "0", **environment},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def assert_refused(result, *words):
+    assert result.returncode == 1
+    assert result.stdout == ""
+    assert len(result.stderr.splitlines()) == 1
+    for word in words:
+        assert word in result.stderr
+
+
+def test_a_missing_compiler_is_one_line_before_anything_is_made(project, host):
+    assert_refused(run_setup(project, host, PYTHON=REAL_PYTHON), NO_COMPILER)
+    assert not (project / ".venv").exists()
+
+
+@pytest.mark.parametrize(
+    "patch",
+    [
+        "sys.version_info = (3, 8, 20)",
+        "sys.version_info = (3, 13, 0)",
+        "sys.modules['ensurepip'] = None",
+        "sys.exit(1)",
+    ],
+)
+def test_an_unfit_python_is_one_line(project, host, patch):
+    add_python(host, "python3", patch)
+    assert_refused(run_setup(project, host), "install Python 3.9 to 3.12 with venv")
+
+
+def test_no_python_at_all_is_one_line(project, host):
+    assert_refused(run_setup(project, host), "install Python 3.9 to 3.12 with venv")
+    named = run_setup(project, host, PYTHON="/no/such/python")
+    assert_refused(named, "PYTHON=/no/such/python does not fit")
+
+
+def test_a_fit_python_is_found_behind_an_unfit_python3(project, host):
+    add_python(host, "python3", "sys.version_info = (3, 13, 0)")
+    add_python(host, "python3.11", "sys.version_info = (3, 11, 0)")
+    assert_refused(run_setup(project, host), NO_COMPILER)
+
+
+def test_a_path_with_a_space_is_refused(project, host, tmp_path):
+    spaced = project.rename(tmp_path / "my project")
+    assert_refused(run_setup(spaced, host, PYTHON=REAL_PYTHON), "has a space in it")
+
+
+def test_an_unknown_argument_is_refused(project, host):
+    assert_refused(run_setup(project, host, "--devel", PYTHON=REAL_PYTHON), "usage:")
+
+
+def test_an_outdated_stamp_is_not_trusted(project, host):
+    (project / ".venv").mkdir()
+    for step in ("packages", "horovod", "package"):
+        (project / f".venv/.done-{step}").write_text("built from something else\n")
+    assert_refused(run_setup(project, host, PYTHON=REAL_PYTHON), NO_COMPILER)
+
+
+def test_a_venv_whose_installation_was_cut_off_is_removed(project, host):
+    (project / ".venv").mkdir()
+    (project / ".venv/.installing").touch()
+    assert_refused(run_setup(project, host, PYTHON=REAL_PYTHON), NO_COMPILER)
+    assert not (project / ".venv").exists()
+
+
+@pytest.mark.skipif(not shutil.which("flock"), reason="needs flock, and so does the lock")
+def test_a_second_setup_waits_for_the_first(project, host):
+    with open(project / ".setup.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        second = subprocess.Popen(
+            ["bash", str(project / "run_scripts/setup.sh")],
+            env={"PATH": str(host), "USE_GPU": "0", "PYTHON": REAL_PYTHON},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert "waiting for another set-up" in second.stdout.readline()
+        assert second.poll() is None
+    assert NO_COMPILER in second.communicate(timeout=60)[1]
+
+
+@pytest.mark.skipif(
+    not (ROOT / ".venv/.done-dev").exists(), reason=".venv was not made by setup.sh --dev"
+)
+def test_a_finished_setup_does_nothing_and_says_nothing():
+    def stamps():
+        return {path: path.stat().st_mtime_ns for path in (ROOT / ".venv").glob(".done-*")}
+
+    before, start = stamps(), time.monotonic()
+    result = subprocess.run(
+        [str(ROOT / "run_scripts/setup.sh"), "--dev"],
+        # Should a build be due after all, it must fail here rather than run for minutes.
+        env={**os.environ, "CXX": "/no/such/compiler"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+    assert stamps() == before
+    # Measured at 0.05 s; the rest is for a busy host.
+    assert time.monotonic() - start < 5

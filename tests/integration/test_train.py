@@ -1,0 +1,188 @@
+"""`python -m lm.train` as a user runs it: what a run leaves, and how bad input ends."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.commands import ROOT, environment, events, mpirun, run_module, train
+
+TINY = ("--config", "config_test", "--hidden_size", 8, "--max_steps", 30)
+
+
+def one_error(result, code, num_ranks=1):
+    """Check the exit code and that stderr has one error line, and no stack trace."""
+    assert result.returncode == code, result.stderr
+    assert "Traceback" not in result.stderr
+    lines = [line for line in result.stderr.splitlines() if line.startswith("lm: error: ")]
+    assert len(lines) == 1, result.stderr
+    if num_ranks == 1:  # mpirun adds its own lines
+        assert result.stderr.splitlines()[-1] == lines[0]
+    return lines[0]
+
+
+def test_a_run_leaves_its_config_log_and_metrics(tmp_path, corpora):
+    output_dir = tmp_path / "run"
+    result = train(output_dir, *TINY, "--data_path", corpora, "--log_every_steps", 10, "--seed", 5)
+    assert json.loads((output_dir / "config.json").read_text())["seed"] == 5
+    assert "test perplexity" in result.stderr
+    assert "test perplexity" in (output_dir / "log.txt").read_text()
+    (start,) = events(output_dir, "start")
+    assert start["world_size"] == 1 and start["hosts"] and start["tensorflow"]
+    steps = events(output_dir, "step")
+    assert [event["step"] for event in steps] == [10, 20, 30]
+    assert set(steps[0]) == {
+        "event", "step", "epoch", "loss", "learning_rate", "words_per_second"
+    }  # fmt: skip
+    assert steps[-1]["loss"] < steps[0]["loss"]
+    (epoch,) = events(output_dir, "epoch")
+    assert set(epoch) == {
+        "event", "epoch", "train_perplexity", "valid_perplexity", "learning_rate",
+        "words_per_second", "epoch_seconds", "world_size",
+    }  # fmt: skip
+    (test,) = events(output_dir, "test")
+    assert 1 < test["test_perplexity"] < 300
+
+
+def test_noeval_neither_validates_nor_tests(tmp_path, corpora):
+    train(tmp_path / "run", *TINY, "--data_path", corpora, "--noeval")
+    (epoch,) = events(tmp_path / "run", "epoch")
+    assert "valid_perplexity" not in epoch
+    assert events(tmp_path / "run", "test") == []
+
+
+def test_help_needs_nothing_and_documents_the_flags():
+    result = run_module("lm.train", "--help")
+    assert result.returncode == 0
+    assert "--batch_size" in result.stdout and "--data_url" in result.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--no_such_flag=1"], "no_such_flag"),
+        (["--config", "config_huge"], "config_huge"),
+        (["--batch_size", "zero"], "batch_size"),
+        (["--keep_prob", 2], "keep_prob"),
+        (["--num_steps", 100000], "the training split has"),
+        (["--data_url", "/no/such/file.tgz", "--config", "config_small"], "/no/such/file.tgz"),
+        (["--output_dir", "/proc/no_such_dir"], "/proc/no_such_dir"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(tmp_path, corpora, arguments, message):
+    data_path = tmp_path if "--data_url" in arguments else corpora
+    result = run_module(
+        "lm.train", *TINY, "--data_path", data_path, "--output_dir", tmp_path / "run", *arguments
+    )
+    assert message in one_error(result, 2)
+    assert not os.path.exists(tmp_path / "run" / "metrics.jsonl")
+
+
+def test_an_output_dir_that_holds_a_run_is_refused(tmp_path, corpora):
+    arguments = (*TINY, "--data_path", corpora, "--noeval", "--output_dir", tmp_path)
+    assert run_module("lm.train", *arguments).returncode == 0
+    before = (tmp_path / "metrics.jsonl").read_bytes()
+    assert "already holds a run" in one_error(run_module("lm.train", *arguments), 2)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_a_diverging_loss_stops_the_run_and_says_where(tmp_path, corpora, num_ranks):
+    result = run_module(
+        "lm.train", *TINY, "--data_path", corpora, "--output_dir", tmp_path / "run",
+        "--learning_rate", 1e38, num_ranks=num_ranks,
+    )  # fmt: skip
+    line = one_error(result, 1, num_ranks)
+    assert "the loss is" in line and "step" in line and "learning rate 1e+38" in line
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--no_such_flag=1"], "no_such_flag"),
+        (["--batch_size", 2], "batch_size is 2 but there are 3 ranks"),
+        (["--config", "config_huge"], "config_huge"),
+    ],
+)
+def test_bad_input_ends_all_ranks_with_one_line(tmp_path, corpora, arguments, message):
+    result = run_module(
+        "lm.train", *TINY, "--data_path", corpora, "--output_dir", tmp_path / "run", *arguments,
+        num_ranks=3, timeout=60,
+    )  # fmt: skip
+    assert message in one_error(result, 2, num_ranks=3)
+
+
+def run_with_different_arguments(*by_rank, timeout=60):
+    """Start one rank for each list of arguments, as mpirun's `:` does."""
+    command = mpirun(1)
+    for index, arguments in enumerate(by_rank):
+        rank = [sys.executable, "-m", "lm.train", *map(str, arguments)]
+        command += rank if index == 0 else [":", "-np", "1", *rank]
+    return subprocess.run(
+        command, cwd=ROOT, env=environment(), stdin=subprocess.DEVNULL,
+        capture_output=True, text=True, timeout=timeout,
+    )  # fmt: skip
+
+
+def test_one_rank_with_a_bad_file_ends_all_and_is_named(tmp_path, corpora):
+    broken = tmp_path / "broken.py"
+    broken.write_text("def get_config(:\n")
+    common = (*TINY[2:], "--data_path", corpora, "--output_dir", tmp_path / "run")
+    result = run_with_different_arguments(
+        ("--config", "config_test", *common), ("--config", broken, *common)
+    )
+    line = one_error(result, 2, num_ranks=2)
+    assert "rank 1" in line and "broken.py" in line
+
+
+@pytest.mark.parametrize("flag, other", [("--seed", 9), ("--num_steps", 10), ("--max_steps", 31)])
+def test_ranks_that_disagree_are_refused_before_the_first_step(tmp_path, corpora, flag, other):
+    common = (*TINY, "--data_path", corpora, "--output_dir", tmp_path / "run")
+    result = run_with_different_arguments(common, (*common, flag, other))
+    line = one_error(result, 2, num_ranks=2)
+    assert f"disagree on {flag[2:]}" in line and "rank 0" in line and "rank 1" in line
+    assert not (tmp_path / "run" / "metrics.jsonl").exists() or not events(tmp_path / "run", "step")
+
+
+def test_a_rank_that_dies_takes_the_job_with_it(tmp_path, corpora):
+    """Nobody waits for a dead rank: mpirun ends the others within seconds."""
+    start = time.monotonic()
+    common = (*TINY, "--data_path", corpora, "--output_dir", tmp_path / "run")
+    killer = tmp_path / "dies.py"
+    killer.write_text(
+        "import os\nfrom configs.config_test import get_config as original\n"
+        "def get_config():\n    os._exit(7)\n"
+    )
+    result = run_with_different_arguments(common, (*common, "--config", killer))
+    assert result.returncode != 0
+    assert time.monotonic() - start < 40
+
+
+def test_the_counting_sequence_is_learned(tmp_path):
+    """A text in which each word tells the next: the loss must fall to almost nothing."""
+    words = " ".join(f"w{i}" for i in range(10))
+    data = tmp_path / "data"
+    data.mkdir()
+    for split, lines in (("train", 400), ("valid", 20), ("test", 20)):
+        (data / f"{split}.txt").write_text(f"{words}\n" * lines)
+    train(
+        tmp_path / "run", "--config", "config_test", "--corpus", "files", "--data_path", data,
+        "--hidden_size", 32, "--num_steps", 10, "--batch_size", 10, "--num_epochs", 8,
+        "--log_every_steps", 1, "--eval_batch_size", 1, num_ranks=2,
+    )  # fmt: skip
+    steps = events(tmp_path / "run", "step")
+    assert steps[0]["loss"] > 2.3 and steps[-1]["loss"] < 0.05
+    assert events(tmp_path / "run", "test")[0]["test_perplexity"] < 1.1
+
+
+def test_the_embedded_corpus_is_learned_to_within_5_percent(tmp_path, corpora):
+    train(
+        tmp_path / "run", "--config", "config_test", "--data_path", corpora,
+        num_ranks=2, timeout=300,
+    )  # fmt: skip
+    truth = json.loads((corpora / "embedded" / "truth.json").read_text())
+    perplexity = events(tmp_path / "run", "test")[0]["test_perplexity"]
+    assert truth["test_perplexity"] < perplexity < 1.05 * truth["test_perplexity"]

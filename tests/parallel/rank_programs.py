@@ -1,0 +1,57 @@
+"""What the tests of the Communicator run on each rank: `python -m ...rank_programs NAME`.
+
+Each program asserts on its own rank; a failure there ends the job with a non-zero exit code.
+"""
+
+import sys
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from lm.config import Config
+from lm.distributed import connect
+from lm.optimizer import build_update
+
+
+def gather(comm):
+    """Every rank gets what every rank gave, in order, again and again."""
+    for _ in range(3):
+        values = comm.gather({"rank": comm.rank, "text": "line\nbreak " * comm.rank})
+        assert values == [{"rank": r, "text": "line\nbreak " * r} for r in range(comm.size)]
+
+
+def update(comm):
+    """Gradients are summed over the ranks, and the rows of a word merged before the norm."""
+    assert comm.size == 3
+    table = tf.get_variable("table", initializer=np.zeros([4, 2], "f"), use_resource=True)
+    dense = tf.get_variable("dense", initializer=np.zeros([2], "f"), use_resource=True)
+    words = [comm.rank, 3, 3]  # word 3 twice on each rank, the others on one
+    loss = tf.reduce_sum(tf.gather(table, words)) + tf.reduce_sum(dense * (comm.rank + 1))
+    config = Config(max_grad_norm=1e9, batch_size=1, num_steps=1)
+    step = tf.train.get_or_create_global_step()
+    update = build_update(config, loss, tf.constant(1.0), step, 4, comm.distribute)
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        norm, _ = session.run([update.grad_norm, update.train_op])
+        table, dense = session.run([table, dense])
+    np.testing.assert_allclose(table, -np.array([[1, 1], [1, 1], [1, 1], [6, 6]]))
+    np.testing.assert_allclose(dense, [-6, -6])
+    np.testing.assert_allclose(norm, np.sqrt(6 * 1 + 2 * 36 + 2 * 36), rtol=1e-6)
+
+
+def broadcast(comm):
+    """All ranks start with rank 0's variables, and with their own recurrent state."""
+    shared = tf.get_variable("shared", initializer=float(comm.rank + 5), use_resource=True)
+    own = tf.get_variable(
+        "own",
+        initializer=float(comm.rank),
+        use_resource=True,
+        collections=[tf.GraphKeys.LOCAL_VARIABLES],
+    )
+    with tf.train.SingularMonitoredSession(hooks=comm.hooks()) as session:
+        assert session.run([shared, own]) == [5.0, comm.rank]
+
+
+if __name__ == "__main__":
+    tf.disable_eager_execution()
+    {program.__name__: program for program in (gather, update, broadcast)}[sys.argv[1]](connect())
