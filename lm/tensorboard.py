@@ -1,0 +1,72 @@
+"""A run's numbers for TensorBoard, made from the events of `metrics.jsonl`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+# The tag that each number of an event is shown under; perplexities share a chart's name.
+_TAGS = {
+    "step": {
+        "loss": "loss/train",
+        "learning_rate": "learning_rate",
+        "words_per_second": "words_per_second",
+        "gradient_norm": "gradient_norm",
+        "exchange_share": "exchange_share",
+    },
+    "epoch": {
+        "train_perplexity": "perplexity/train",
+        "valid_perplexity": "perplexity/valid",
+        "epoch_seconds": "epoch_seconds",
+    },
+    "test": {"test_perplexity": "perplexity/test"},
+}
+
+
+class TensorBoardWriter:
+    """Writes one set of event files.
+
+    Args:
+      log_dir: Their directory, for `tensorboard --logdir`.
+    """
+
+    def __init__(self, log_dir: str):
+        # Imported here: readers of runs use this package's Reporter without TensorFlow.
+        import tensorflow.compat.v1 as tf
+
+        self._tf = tf
+        with tf.Graph().as_default():  # the writer refuses to work outside a graph
+            self._writer = tf.summary.FileWriter(log_dir, flush_secs=30)
+        self._step = 0
+
+    def write(self, kind: str, fields: Mapping[str, Any]) -> None:
+        """Write the numbers of an event, at the step of the last `step` event or later."""
+        self._step = fields.get("step", self._step)
+        summary = self._tf.Summary()
+        for name, tag in _TAGS.get(kind, {}).items():
+            value = fields.get(name)
+            if value is not None:
+                summary.value.add(tag=tag, simple_value=value)
+        if kind == "step":
+            perplexity = math.exp(min(fields["loss"], 700.0))  # as far as a float goes
+            summary.value.add(tag="perplexity/step", simple_value=perplexity)
+        if summary.value:
+            self._writer.add_summary(summary, self._step)
+
+    def describe(self, settings: Mapping[str, Any]) -> None:
+        """Write a run's settings, as text and for the hparams dashboard."""
+        from tensorboard.plugins.hparams import summary as hparams
+
+        plain = {name: value for name, value in settings.items() if value is not None}
+        rows = "".join(f"|{name}|{value}|\n" for name, value in plain.items())
+        text = self._tf.make_tensor_proto(f"|setting|value|\n|---|---|\n{rows}")
+        summary = self._tf.Summary()
+        value = summary.value.add(tag="config", tensor=text)
+        value.metadata.plugin_data.plugin_name = "text"
+        self._writer.add_summary(summary)
+        self._writer.add_summary(hparams.session_start_pb(plain))
+
+    def close(self) -> None:
+        """Write what is buffered and close the file."""
+        self._writer.close()

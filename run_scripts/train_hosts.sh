@@ -1,0 +1,51 @@
+#!/usr/bin/env bash
+# Trains a config over several hosts, under mpirun and ssh.
+#
+#   HOSTS=host1:1,host2:1 run_scripts/train_hosts.sh
+#   HOSTFILE=hosts.txt CONFIG=config_medium run_scripts/train_hosts.sh --num_epochs 1
+#
+# Environment: HOSTS (name:ranks, comma-separated) or HOSTFILE (a line each: "name slots=ranks");
+#   NP (all slots of HOSTS; to be given with HOSTFILE); CONFIG (config_small);
+#   INTERFACE (the network interface between the hosts, such as eth0; default: Open MPI's choice,
+#   which fails where the hosts have interfaces with equal private addresses, like docker0);
+#   SSH_FLAGS (more options for ssh); MPIRUN_FLAGS (more options for mpirun).
+# Needs: this directory, with its .venv, at the same path on all hosts; ssh without a password.
+# Cost: see docs/results.md. Result: a run in runs/ on the first host; the training's exit status.
+set -euo pipefail
+scripts=$(dirname "${BASH_SOURCE[0]}")
+[[ -n ${HOSTS:-}${HOSTFILE:-} ]] || {
+    echo "train_hosts: set HOSTS=host1:1,host2:1 or HOSTFILE=FILE" >&2
+    exit 2
+}
+[[ -n ${HOSTS:-} || -n ${NP:-} ]] || { echo "train_hosts: with HOSTFILE, set NP too" >&2; exit 2; }
+"$scripts/setup.sh"
+source "$scripts/env.sh"
+
+slots_of() { # host1:2,host2 -> 3
+    local host total=0
+    for host in ${1//,/ }; do
+        [[ $host == *:* ]] && total=$((total + ${host##*:})) || total=$((total + 1))
+    done
+    echo "$total"
+}
+
+options=("${mpirun_options[@]}" -map-by slot -mca pml ob1 -mca btl ^openib)
+if [[ -n ${HOSTS:-} ]]; then
+    options+=(-np "${NP:-$(slots_of "$HOSTS")}" -H "$HOSTS")
+else
+    options+=(-np "$NP" -hostfile "$HOSTFILE")
+fi
+if [[ -n ${INTERFACE:-} ]]; then
+    options+=(-mca btl_tcp_if_include "$INTERFACE" -mca oob_tcp_if_include "$INTERFACE")
+    export HOROVOD_GLOO_IFACE=$INTERFACE NCCL_SOCKET_IFNAME=$INTERFACE
+    options+=(-x HOROVOD_GLOO_IFACE -x NCCL_SOCKET_IFNAME)
+fi
+[[ -z ${SSH_FLAGS:-} ]] || options+=(-mca plm_rsh_args "$SSH_FLAGS")
+# Open MPI passes no variable to other hosts unless told to.
+for name in PATH LD_LIBRARY_PATH OPAL_PREFIX CUDA_VISIBLE_DEVICES NCCL_DEBUG; do
+    [[ -z ${!name:-} ]] || options+=(-x "$name")
+done
+
+# shellcheck disable=SC2086  # MPIRUN_FLAGS is a list
+exec mpirun "${options[@]}" ${MPIRUN_FLAGS:-} \
+    "$PWD/.venv/bin/python" -m lm.train --config "${CONFIG:-config_small}" "$@"

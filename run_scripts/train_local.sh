@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# Trains a config with NP ranks on this host, under mpirun.
+#
+#   run_scripts/train_local.sh
+#   NP=4 CONFIG=config_medium run_scripts/train_local.sh --num_epochs 1
+#
+# Environment: NP (2), CONFIG (config_small), MPIRUN_FLAGS (more options for mpirun).
+# Cost: see docs/results.md. Result: a run in runs/; the exit status of the training.
+set -euo pipefail
+scripts=$(dirname "${BASH_SOURCE[0]}")
+"$scripts/setup.sh"
+source "$scripts/env.sh"
+
+# shellcheck disable=SC2086  # MPIRUN_FLAGS is a list
+exec mpirun -np "${NP:-2}" "${mpirun_options[@]}" ${MPIRUN_FLAGS:-} \
+    python -m lm.train --config "${CONFIG:-config_small}" "$@"

@@ -1,0 +1,109 @@
+"""Each launch script runs the real training, and all ways to launch give the same run."""
+
+import os
+import shutil
+import subprocess
+
+import pytest
+
+from tests.commands import ROOT, environment, events
+
+TINY = ("--hidden_size", "8", "--max_steps", "10", "--log_every_steps", "1", "--noeval")
+
+pytestmark = pytest.mark.skipif(
+    not os.path.exists(ROOT / ".venv" / ".done-package"),
+    reason="the scripts set up first, which takes minutes: run run_scripts/setup.sh before",
+)
+
+
+def run_script(name, output_dir, corpora, **env):
+    command = [
+        ROOT / "run_scripts" / name, *TINY, "--data_path", corpora, "--output_dir", output_dir
+    ]  # fmt: skip
+    return subprocess.run(
+        command,
+        cwd=ROOT,
+        env=environment(CONFIG="config_test", **env),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def losses(output_dir):
+    return [event["loss"] for event in events(output_dir, "step")]
+
+
+@pytest.fixture(scope="module")
+def baseline(tmp_path_factory, corpora):
+    output_dir = tmp_path_factory.mktemp("single") / "run"
+    result = run_script("train_single.sh", output_dir, corpora)
+    assert result.returncode == 0, result.stderr
+    return losses(output_dir)
+
+
+@pytest.mark.parametrize(
+    "name, env",
+    [
+        ("train_local.sh", {"NP": "2"}),
+        ("train_hosts.sh", {"HOSTS": "localhost:2"}),
+        ("train_horovodrun.sh", {"NP": "2"}),
+    ],
+)
+def test_a_distributed_launch_gives_the_run_of_one_process(tmp_path, corpora, baseline, name, env):
+    result = run_script(name, tmp_path / "run", corpora, **env)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert events(tmp_path / "run", "start")[0]["world_size"] == 2
+    assert losses(tmp_path / "run") == pytest.approx(baseline, rel=1e-4)
+
+
+def slurm_job(tmp_path):
+    return {
+        "SLURM_SUBMIT_DIR": str(ROOT), "SLURM_JOB_ID": "7", "SLURM_NTASKS": "2",
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+    }  # fmt: skip
+
+
+def test_the_batch_script_trains_with_mpirun_inside_a_slurm_job(tmp_path, corpora, baseline):
+    copy = shutil.copy(ROOT / "run_scripts" / "train_slurm.sbatch", tmp_path / "slurm_script")
+    result = subprocess.run(
+        [copy, *TINY, "--data_path", corpora, "--output_dir", tmp_path / "run"],
+        cwd="/",
+        env=environment(CONFIG="config_test", **slurm_job(tmp_path)),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert losses(tmp_path / "run") == pytest.approx(baseline, rel=1e-4)
+
+
+def test_the_batch_script_hands_srun_one_task_a_rank(tmp_path):
+    """Slurm is not here; what its srun would be given is."""
+    stand_in = tmp_path / "srun"
+    stand_in.write_text('#!/bin/sh\necho "$@"\n')
+    stand_in.chmod(0o755)
+    result = subprocess.run(
+        [ROOT / "run_scripts" / "train_slurm.sbatch", "--num_epochs", "1"],
+        env=environment(LAUNCHER="srun", **slurm_job(tmp_path)),
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert result.stdout.split() == [
+        "--mpi=pmix", "--kill-on-bad-exit=1", ".venv/bin/python", "-m", "lm.train",
+        "--config", "config_small", "--output_dir", "runs/slurm-7", "--num_epochs", "1",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("env, message", [({}, "set HOSTS"), ({"HOSTFILE": "x"}, "set NP too")])
+def test_train_hosts_says_what_it_needs(env, message):
+    result = subprocess.run(
+        [ROOT / "run_scripts" / "train_hosts.sh"],
+        env=environment(**env),
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert result.returncode == 2 and message in result.stderr
