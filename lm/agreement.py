@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import pathlib
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Optional
 
 from lm.errors import UserError
 
@@ -21,7 +21,7 @@ def code_checksum() -> str:
     return digest.hexdigest()
 
 
-def check_agreement(facts_by_rank: list[Mapping[str, Any]]) -> None:
+def check_agreement(facts_by_rank: Sequence[Mapping[str, Any]]) -> None:
     """Check that all ranks hold the same facts.
 
     Ranks that differ in a size would deadlock or crash in the first exchange; ranks that differ
@@ -33,7 +33,21 @@ def check_agreement(facts_by_rank: list[Mapping[str, Any]]) -> None:
     Raises:
       UserError: Names the first fact that differs, its values and their ranks.
     """
-    for name in sorted(set().union(*facts_by_rank)):
+    difference = first_disagreement(facts_by_rank)
+    if difference:
+        raise UserError(f"the ranks disagree on {difference}")
+
+
+def first_disagreement(facts_by_rank: Sequence[Mapping[str, Any]]) -> Optional[str]:
+    """Name the first fact that is not the same on all ranks, its values and their ranks.
+
+    Args:
+      facts_by_rank: JSON-serializable facts by name, by rank.
+
+    Returns:
+      Such as "seed: 1 on ranks 0, 2; 3 on rank 1", or None where all agree.
+    """
+    for name in dict.fromkeys(name for facts in facts_by_rank for name in facts):
         ranks_by_value: dict[str, list[int]] = {}
         for rank, facts in enumerate(facts_by_rank):
             value = json.dumps(facts.get(name))
@@ -43,4 +57,5 @@ def check_agreement(facts_by_rank: list[Mapping[str, Any]]) -> None:
                 f"{value} on rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
                 for value, ranks in ranks_by_value.items()
             ]
-            raise UserError(f"the ranks disagree on {name}: {'; '.join(parts)}")
+            return f"{name}: {'; '.join(parts)}"
+    return None

@@ -112,6 +112,12 @@ class Config(_Checked):
         1.0, "probability of keeping a unit in dropout (1: no dropout)", above=0, high=1
     )
 
+    precision: str = option(
+        "float32",
+        "matrix products: float32, or bfloat16, added up in float32; all else is float32",
+        choices=("float32", "bfloat16"),
+    )
+
     # Optimization.
     batch_size: int = option(20, "rows of the GLOBAL batch, shared out over all ranks", low=1)
     num_epochs: int = option(13, "passes over the training split", low=1)
@@ -136,8 +142,8 @@ class Config(_Checked):
 
 @dataclasses.dataclass(frozen=True)
 class RunOptions(_Checked):
-    """How and where a Config is trained; nothing here changes the trained weights,
-    except that `max_steps` ends the run early.
+    """How and where a Config is trained; nothing here changes the trained weights, except that
+    `init_from` starts with others, `max_steps` ends early and `on_nan` may skip an update.
 
     Raises UserError, naming the field, for a value of the wrong type or out of range.
     """
@@ -149,9 +155,50 @@ class RunOptions(_Checked):
     output_dir: Optional[str] = option(
         None, "directory of the run (default: runs/<config>-<time>)", per_host=True
     )
+    resume: bool = option(
+        False, "go on from the newest checkpoint in --output_dir, or start if it has none"
+    )
+    init_from: Optional[str] = option(
+        None, "start with the weights, and only the weights, of this checkpoint directory"
+    )
+    checkpoint_every_steps: Optional[int] = option(
+        None, "save at every so many steps too, besides the end of each epoch", low=1
+    )
+    checkpoint_every_minutes: Optional[float] = option(
+        10.0, "save when the last save is so long ago", above=0
+    )
+    keep_checkpoints: int = option(
+        3, "how many of the last checkpoints to keep, besides the best", low=1
+    )
+    test_on: str = option(
+        "last", "weights to test: the last, or those of the best validation perplexity",
+        choices=("last", "best"),
+    )  # fmt: skip
+    on_nan: str = option(
+        "stop", "what to do when the loss or gradient is not finite: stop, or skip that update",
+        choices=("stop", "skip"),
+    )  # fmt: skip
+    max_skipped_updates: int = option(10, "stop after more than so many skipped updates", low=0)
+    check_sync_steps: Optional[int] = option(
+        None, "compare the ranks' weights every so many steps, besides every epoch", low=1
+    )
+    step_timeout_seconds: float = option(
+        600.0, "end the job when a rank has waited so long for the others (0: never)", low=0
+    )
     max_steps: Optional[int] = option(None, "stop training after so many steps", low=1)
     eval: bool = option(True, "validate after each epoch and test at the end")
     log_every_steps: int = option(100, "steps between two step events in metrics.jsonl", low=1)
+    log_path: Optional[str] = option(
+        None, "write the log to this file too, besides log.txt in the run's directory",
+        per_host=True,
+    )  # fmt: skip
+    mpi_log: str = option(
+        "master",
+        "whose log lines go to the files: master: rank 0's; collect: all ranks', in rank 0's file"
+        " after each epoch, each line with its rank; workers: each rank's, in a file of its own",
+        choices=("master", "collect", "workers"),
+    )
+    tensorboard: bool = option(True, "write event files for TensorBoard into the run's directory")
     intra_op_threads: Optional[int] = option(
         None, "threads inside an operation (default: cores / ranks of the host)", low=1,
         per_host=True,

@@ -11,6 +11,8 @@ import os
 import sys
 from typing import Any, Optional
 
+import numpy as np
+
 from lm.errors import UserError
 
 # The launchers' variables for the number of processes and the rank of this one.
@@ -69,6 +71,10 @@ class Communicator:
         """Return the session hooks that make the ranks start equal."""
         return []
 
+    def concat(self, array: np.ndarray) -> np.ndarray:
+        """Return the arrays of all ranks, joined along axis 0 in the order of the ranks."""
+        return array
+
     def gather(self, value: Any) -> list:
         """Return the JSON-serializable values of all ranks, by rank; waits for all of them."""
         return [value]
@@ -90,7 +96,7 @@ class HorovodCommunicator(Communicator):
         self.rank, self.size = hvd.rank(), hvd.size()
         self.local_rank, self.local_size = hvd.local_rank(), hvd.local_size()
         self.backend = "MPI" if hvd.mpi_enabled() else "Gloo"
-        self._gather_session: Optional[tuple] = None
+        self._concat_session: Optional[tuple] = None
 
     def distribute(self, optimizer, sparse_as_dense: bool):
         # Sum, not the default Average: each rank's loss is already its part of the global
@@ -105,18 +111,20 @@ class HorovodCommunicator(Communicator):
     def hooks(self) -> list:
         return [_broadcast_hook(self._hvd)]
 
-    def gather(self, value: Any) -> list:
-        import numpy as np
+    def concat(self, array: np.ndarray) -> np.ndarray:
+        if self._concat_session is None:
+            self._concat_session = self._build_concat()
+        session, payload_ph, joined = self._concat_session
+        payload = np.frombuffer(np.ascontiguousarray(array).tobytes(), np.uint8)
+        every_byte = session.run(joined, {payload_ph: payload}).tobytes()
+        return np.frombuffer(every_byte, array.dtype).reshape(-1, *array.shape[1:])
 
-        if self._gather_session is None:
-            self._gather_session = self._build_gather()
-        session, payload_ph, gathered = self._gather_session
+    def gather(self, value: Any) -> list:
         # JSON has no bare newline, so a newline can end each rank's part.
         payload = np.frombuffer(json.dumps(value).encode() + b"\n", np.uint8)
-        lines = session.run(gathered, {payload_ph: payload}).tobytes().splitlines()
-        return [json.loads(line) for line in lines]
+        return [json.loads(line) for line in self.concat(payload).tobytes().splitlines()]
 
-    def _build_gather(self) -> tuple:
+    def _build_concat(self) -> tuple:
         import tensorflow.compat.v1 as tf
 
         # A graph of its own: it is needed before the training graph exists and after it is
@@ -124,9 +132,9 @@ class HorovodCommunicator(Communicator):
         with tf.Graph().as_default():
             payload_ph = tf.placeholder(tf.uint8, [None])
             with tf.device("cpu:0"):
-                gathered = self._hvd.allgather(payload_ph, name="gather")
+                joined = self._hvd.allgather(payload_ph, name="concat")
             session = tf.Session(config=tf.ConfigProto(device_count={"GPU": 0}))
-        return session, payload_ph, gathered
+        return session, payload_ph, joined
 
 
 def _broadcast_hook(hvd):
@@ -182,3 +190,19 @@ def connect() -> Communicator:
     return comm
 
 
+def horovod_build() -> dict[str, Any]:
+    """Tell the version of the Horovod that is installed and what it was built with.
+
+    Raises:
+      ImportError: There is none.
+    """
+    import horovod
+    import horovod.tensorflow as hvd
+
+    return {
+        "version": horovod.__version__,
+        "MPI": bool(hvd.mpi_built()),
+        "Gloo": bool(hvd.gloo_built()),
+        "NCCL": bool(hvd.nccl_built()),
+        "CUDA": bool(hvd.cuda_built()),
+    }

@@ -11,3 +11,18 @@ class RunError(RuntimeError):
 
 class EveryRankError(RunError):
     """A failure that all ranks see at the same step, so that one of them speaks for all."""
+
+    exit_code = 1
+
+
+class Stopped(EveryRankError):
+    """A signal has asked the ranks to stop, and all have, at the same step.
+
+    Args:
+      message: What the user reads.
+      number: The signal's.
+    """
+
+    def __init__(self, message: str, number: int):
+        super().__init__(message)
+        self.exit_code = 128 + number

@@ -53,21 +53,30 @@ class Flags:
                 text += f" (default: {field.default})"
             self.define(plain_type, field.name, None, text)
 
-    def parse(self, argv: Sequence[str]) -> None:
+    def parse(self, argv: Sequence[str], positional: bool = False) -> Sequence[str]:
         """Parse a command line, program name first.
+
+        Args:
+          argv: The command line.
+          positional: Whether there may be arguments that are not flags.
+
+        Returns:
+          The arguments that are not flags.
 
         Raises:
           UserError: A flag is unknown or ill-typed, or an argument is not a flag.
           HelpRequested: The command line has `--help`.
         """
+        self._values.set_gnu_getopt(positional)  # else flags end at the first other argument
         try:
             rest = self._values(list(argv))
         except absl_flags.Error as error:
             raise UserError(f"{str(error).splitlines()[0]} (see --help)") from error
         if self["help"]:
             raise HelpRequested(self.help_text())
-        if len(rest) > 1:
+        if len(rest) > 1 and not positional:
             raise UserError(f"{rest[1]!r} is not a flag: write --flag value (see --help)")
+        return rest[1:]
 
     def __getitem__(self, name: str) -> Any:
         return self._values[name].value

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import time
-from typing import Any, NamedTuple, Optional, Sequence
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Optional
 
 import tensorflow.compat.v1 as tf
 
@@ -16,6 +16,7 @@ from lm.corpus import Corpus, load_corpus
 from lm.distributed import Communicator
 from lm.errors import UserError
 from lm.reporting import Reporter
+from lm.run_dir import RunDir, open_run_dir
 from lm.session import Threads, choose_threads, session_config, silence_banner, unbind_from_core
 
 
@@ -31,6 +32,7 @@ class Job(NamedTuple):
     threads: Threads
     session_config: tf.ConfigProto
     reporter: Reporter
+    run_dir: Optional[RunDir]  # of rank 0, which alone reads and writes it
 
     def facts(self) -> dict[str, Any]:
         """Return what must be the same on all ranks, by name."""
@@ -67,42 +69,46 @@ def prepare(argv: Sequence[str], comm: Communicator) -> Job:
     silence_banner()
     threads = choose_threads(options.intra_op_threads, options.inter_op_threads, comm.local_size)
     rows = rows_of_rank(config.batch_size, comm.rank, comm.size)
-    corpus, truth = _load_corpus(config, options)
+    corpus, truth = load_run_corpus(config, options.data_path, options.data_url)
+    batches = TrainBatches(corpus.train, config.batch_size, config.num_steps, rows)
+    tf_config = session_config(threads, comm.local_rank, comm.local_size)
+    # Last, so that a run that cannot start leaves nothing behind.
+    run_dir = open_run_dir(config, options, corpus) if comm.is_chief else None
     return Job(
         config=config,
         options=options,
         corpus=corpus,
         truth=truth,
         rows=rows,
-        batches=TrainBatches(corpus.train, config.batch_size, config.num_steps, rows),
+        batches=batches,
         threads=threads,
-        session_config=session_config(threads, comm.local_rank, comm.local_size),
-        reporter=Reporter(_make_output_dir(config, options) if comm.is_chief else None),
+        session_config=tf_config,
+        reporter=Reporter(run_dir.path if run_dir else None, options.tensorboard),
+        run_dir=run_dir,
     )
 
 
-def _load_corpus(config: Config, options: RunOptions) -> tuple[Corpus, Optional[synthetic.Truth]]:
+def load_run_corpus(
+    config: Config, data_path: str, data_url: Optional[str] = None
+) -> tuple[Corpus, Optional[synthetic.Truth]]:
+    """Load the corpus that a config names.
+
+    Args:
+      config: Its `corpus` and `vocab_size`.
+      data_path: Directory of the corpora.
+      data_url: Where PTB is downloaded from, if it must be.
+
+    Returns:
+      The corpus, and what a perfect model reaches on it, where that is known.
+
+    Raises:
+      UserError, RunError: As `load_corpus`.
+    """
     if config.corpus == "files":
-        return load_corpus(options.data_path, config.vocab_size, options.data_url), None
-    directory = os.path.join(options.data_path, "embedded")
+        return load_corpus(data_path, config.vocab_size, data_url), None
+    directory = os.path.join(data_path, "embedded")
     try:
         truth = synthetic.write_corpus(directory)
     except OSError as error:
         raise UserError(f"cannot write the embedded corpus to {directory}: {error}") from error
     return load_corpus(directory, config.vocab_size), truth
-
-
-def _make_output_dir(config: Config, options: RunOptions) -> str:
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    output_dir = options.output_dir or os.path.join("runs", f"{config.name}-{stamp}")
-    if os.path.exists(os.path.join(output_dir, "metrics.jsonl")):
-        raise UserError(f"output_dir {output_dir} already holds a run: choose another one")
-    try:
-        os.makedirs(output_dir, exist_ok=True)
-        # Found out now, not after the first epoch.
-        probe = os.path.join(output_dir, ".writable")
-        with open(probe, "w"):
-            os.remove(probe)
-    except OSError as error:
-        raise UserError(f"cannot write to output_dir {output_dir}: {error}") from error
-    return output_dir

@@ -11,14 +11,17 @@ import socket
 import sys
 import time
 import traceback
-from typing import Callable, NoReturn, Optional, Sequence, TypeVar
+from collections.abc import Sequence
+from typing import Callable, NoReturn, Optional, TypeVar
 
 from lm import distributed
 from lm.agreement import check_agreement
 from lm.distributed import Communicator
 from lm.errors import EveryRankError, RunError, UserError
 from lm.flags import HelpRequested
-from lm.reporting import start_console
+from lm.logs import start_console
+from lm.signals import ignore_save_requests
+from lm.watchdog import end_with_launcher
 
 Job = TypeVar("Job")
 
@@ -37,12 +40,15 @@ def run(
     start_console(distributed.launched_rank())
     # TensorFlow's own start-up messages would bury the program's.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    ignore_save_requests()
+    if distributed.launched_size() > 1:
+        end_with_launcher()
     comm = _connect()
     job = _prepare_together(prepare, comm)
     try:
         work(job, comm)
     except EveryRankError as error:
-        _end_together(comm, speaker=0, message=str(error), code=1)
+        _end_together(comm, speaker=0, message=str(error), code=error.exit_code)
     except (UserError, RunError, OSError) as error:
         _end_alone(comm, str(error), code=2 if isinstance(error, UserError) else 1)
     except KeyboardInterrupt:
@@ -53,17 +59,44 @@ def run(
     sys.exit(0)
 
 
+def run_alone(work: Callable[[Sequence[str]], None]) -> NoReturn:
+    """Run a program of one process on its command line; then exit.
+
+    Args:
+      work: The program; its errors become one line and an exit code, as in `run`.
+    """
+    start_console(0)
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    comm = Communicator()
+    if distributed.launched_size() > 1:
+        _end_unconnected("this program is one process: start it without mpirun")
+    try:
+        work(sys.argv)
+    except HelpRequested as text:
+        _end_together(comm, speaker=0, message=str(text), code=0)
+    except (UserError, RunError, OSError) as error:
+        code = 2 if isinstance(error, UserError) else 1
+        _end_together(comm, speaker=0, message=str(error), code=code)
+    except KeyboardInterrupt:
+        _end_together(comm, speaker=0, message="interrupted", code=130)
+    sys.exit(0)
+
+
 def _connect() -> Communicator:
     try:
         return distributed.connect()
     except UserError as error:
-        # The ranks cannot talk to each other. The launcher kills all when the first one ends:
-        # leave rank 0 the time to speak.
-        if distributed.launched_rank() == 0:
-            _say(str(error))
-        else:
-            time.sleep(3)
-        sys.exit(2)
+        _end_unconnected(str(error))
+
+
+def _end_unconnected(message: str) -> NoReturn:
+    # The ranks cannot talk to each other. The launcher kills all when the first one ends: leave
+    # rank 0 the time to speak.
+    if distributed.launched_rank() == 0:
+        _say(message)
+    else:
+        time.sleep(3)
+    sys.exit(2)
 
 
 def _prepare_together(prepare, comm: Communicator):

@@ -11,6 +11,9 @@ from typing import NamedTuple
 
 import tensorflow.compat.v1 as tf
 
+from lm import kernels
+from lm.product import product
+
 
 class LSTMState(NamedTuple):
     """The recurrent state of one layer: output and memory cell, each [B, H]."""
@@ -28,7 +31,7 @@ class LSTMWeights(NamedTuple):
 
 
 def lstm_layer(
-    x_TBI: tf.Tensor, initial: LSTMState, weights: LSTMWeights
+    x_TBI: tf.Tensor, initial: LSTMState, weights: LSTMWeights, precision: str
 ) -> tuple[tf.Tensor, LSTMState]:
     """Run one LSTM layer over a window (Zaremba et al. 2014, section 3; no peepholes).
 
@@ -39,30 +42,42 @@ def lstm_layer(
       x_TBI: Inputs.
       initial: State before the window; no gradient flows into it (truncated BPTT).
       weights: The layer's weights.
+      precision: Of the products: float32 or bfloat16.
 
     Returns:
       Outputs [T, B, H], and the state after the window.
     """
     num_steps, rows, inputs = x_TBI.shape.as_list()
-    projected = tf.matmul(tf.reshape(x_TBI, [num_steps * rows, inputs]), weights.input)
+    projected = product(tf.reshape(x_TBI, [num_steps * rows, inputs]), weights.input, precision)
     projected = tf.nn.bias_add(projected, weights.bias)
     projected_TBG = tf.reshape(projected, [num_steps, rows, projected.shape[1]])
-    h_TBH, h_last, c_last = _recurrence(
+    recurrence = kernels.lstm_recurrence if kernels.available() else _recurrence
+    h_TBH, h_last, c_last = recurrence(
         projected_TBG,
         weights.recurrent,
         tf.stop_gradient(initial.h),
         tf.stop_gradient(initial.c),
+        precision,
     )
     return h_TBH, LSTMState(h_last, c_last)
 
 
-@tf.custom_gradient
-def _recurrence(projected_TBG, recurrent_weights, h_0, c_0):
+def _recurrence(projected_TBG, recurrent_weights, h_0, c_0, precision):
+    @tf.custom_gradient
+    def with_gradient(*inputs):
+        return _recurrence_and_gradient(*inputs, precision)
+
+    return with_gradient(projected_TBG, recurrent_weights, h_0, c_0)
+
+
+def _recurrence_and_gradient(projected_TBG, recurrent_weights, h_0, c_0, precision):
     """z_t = projected_t + h_{t-1} W;  c_t = f c_{t-1} + i j;  h_t = o tanh(c_t)."""
     steps = []
     h, c = h_0, c_0
     for projected in tf.unstack(projected_TBG):
-        z_i, z_j, z_f, z_o = tf.split(projected + tf.matmul(h, recurrent_weights), 4, axis=1)
+        z_i, z_j, z_f, z_o = tf.split(
+            projected + product(h, recurrent_weights, precision), 4, axis=1
+        )
         i, j, f, o = tf.sigmoid(z_i), tf.tanh(z_j), tf.sigmoid(z_f), tf.sigmoid(z_o)
         step = _Step(h_before=h, c_before=c, i=i, j=j, f=f, o=o, tanh_c=None)
         c = f * c + i * j
@@ -72,7 +87,7 @@ def _recurrence(projected_TBG, recurrent_weights, h_0, c_0):
     h_TBH = tf.stack([step.h_before for step in steps[1:]] + [h])
 
     def gradient(dh_TBH, dh_last, dc_last):
-        return _recurrence_gradient(steps, recurrent_weights, dh_TBH, dh_last, dc_last)
+        return _recurrence_gradient(steps, recurrent_weights, dh_TBH, dh_last, dc_last, precision)
 
     return (h_TBH, h, c), gradient
 
@@ -87,7 +102,9 @@ class _Step(NamedTuple):
     tanh_c: tf.Tensor
 
 
-def _recurrence_gradient(steps: Sequence[_Step], recurrent_weights, dh_TBH, dh_last, dc_last):
+def _recurrence_gradient(
+    steps: Sequence[_Step], recurrent_weights, dh_TBH, dh_last, dc_last, precision
+):
     """Back-propagate through time; the weight gradient is ONE product over all time steps."""
     # A skinny product with a transposed weight is 5 to 10 times slower in oneDNN; the copy
     # keeps TensorFlow's optimizer from folding this transpose back into the products below.
@@ -109,10 +126,10 @@ def _recurrence_gradient(steps: Sequence[_Step], recurrent_weights, dh_TBH, dh_l
         )
         dz_steps.append(dz)
         dc = dc * step.f
-        dh = tf.matmul(dz, transposed_weights)
+        dh = product(dz, transposed_weights, precision)
     dz_TBG = tf.stack(dz_steps[::-1])
     h_before = tf.concat([step.h_before for step in steps], axis=0)
-    dweights = tf.matmul(h_before, tf.concat(dz_steps[::-1], axis=0), transpose_a=True)
+    dweights = product(h_before, tf.concat(dz_steps[::-1], axis=0), precision, transpose_a=True)
     return dz_TBG, dweights, dh, dc
 
 
@@ -153,8 +170,8 @@ def dropout(
         dtype=tf.float32,
     )
     uniform_BTH = tf.reshape(uniform[:, : num_steps * units], [rows, num_steps, units])
-    kept_TBH = tf.transpose(uniform_BTH < keep_prob, [1, 0, 2])
-    return tf.where(kept_TBH, x_TBH * (1 / keep_prob), tf.zeros_like(x_TBH))
+    uniform_TBH = tf.transpose(uniform_BTH, [1, 0, 2])
+    return tf.where(uniform_TBH < keep_prob, x_TBH * (1 / keep_prob), tf.zeros_like(x_TBH))
 
 
 _MAX_SITES = 1024  # sites a step may have without two of them sharing a counter

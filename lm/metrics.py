@@ -21,8 +21,8 @@ class NllSum:
 
     @property
     def mean(self) -> float:
-        """Mean negative log-likelihood, in nats per token."""
-        return self.nats / self.tokens
+        """Mean negative log-likelihood, in nats per token; NaN where there is no token."""
+        return self.nats / self.tokens if self.tokens else math.nan
 
     @property
     def perplexity(self) -> float:

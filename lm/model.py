@@ -31,9 +31,11 @@ class Model(NamedTuple):
     inputs_ph: tf.Tensor  # int32 [T, B]
     targets_ph: tf.Tensor  # int32 [T, B]
     weights_ph: tf.Tensor  # float32 [T, B]: 1 for tokens that count (the default), or 0
+    loss: tf.Tensor  # float32 scalar: nll_sum / batch_size, to be differentiated
     nll_sum: tf.Tensor  # float32 scalar: summed over the tokens that count, in nats
     keep_state_op: tf.Operation  # carries the recurrent state over to the next window
     reset_state_op: tf.Operation  # forgets it
+    nll_N: tf.Tensor  # float32 [N]: of each token, in nats
 
 
 def build_weights(config: Config, vocab_size: int) -> Weights:
@@ -105,22 +107,30 @@ def build_model(
         before, after = [], []
         for index, layer_weights in enumerate(weights.layers):
             before.append(_build_state(config, rows.count, index))
-            x_TBH, state = lstm.lstm_layer(x_TBH, before[-1], layer_weights)
+            x_TBH, state = lstm.lstm_layer(x_TBH, before[-1], layer_weights, config.precision)
             after.append(state)
             x_TBH = drop(x_TBH, site=index + 1)
 
-        nll_N = softmax.cross_entropy(
+        weights_N = tf.reshape(weights_ph, [-1])
+        # Divided by the GLOBAL batch size: the losses of all ranks add up to the loss, so that
+        # shares of different sizes weigh as they should.
+        loss, nll_N = softmax.cross_entropy(
             tf.reshape(x_TBH, [-1, config.hidden_size]),
             weights.softmax,
             weights.softmax_bias,
             tf.reshape(targets_ph, [-1]),
+            weights_N / config.batch_size,
+            config.precision,
+            training=dropout_step is not None,
         )
-        nll_sum = tf.reduce_sum(nll_N * tf.reshape(weights_ph, [-1]))
+        nll_sum = tf.reduce_sum(nll_N * weights_N)
         # The state must not be overwritten before everything that reads it has run.
         with tf.control_dependencies([nll_sum]):
             keep_state_op = _assign_states(before, after)
         reset_state_op = _assign_states(before, tf.nest.map_structure(tf.zeros_like, before))
-    return Model(inputs_ph, targets_ph, weights_ph, nll_sum, keep_state_op, reset_state_op)
+    return Model(
+        inputs_ph, targets_ph, weights_ph, loss, nll_sum, keep_state_op, reset_state_op, nll_N
+    )
 
 
 def _build_state(config: Config, rows: int, layer: int) -> lstm.LSTMState:

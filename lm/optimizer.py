@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Callable, NamedTuple
+from typing import Callable, NamedTuple, Optional
 
 import tensorflow.compat.v1 as tf
 
@@ -45,6 +45,7 @@ def build_update(
     global_step: tf.Variable,
     vocab_size: int,
     distribute: Distribute,
+    skip_unless_finite: Optional[tf.Tensor] = None,
 ) -> Update:
     """Build the ops that reduce the gradients over the ranks, THEN clip, then apply them.
 
@@ -59,6 +60,8 @@ def build_update(
       vocab_size: Rows of the embedding.
       distribute: `(optimizer, sparse_as_dense) -> optimizer`, whose `compute_gradients`
         returns gradients summed over the ranks.
+      skip_unless_finite: A scalar that is the same on all ranks. If given, an update for which
+        it or the gradient's norm is not finite only counts the step. It costs a branch.
 
     Returns:
       The train op, and the gradient's norm.
@@ -68,7 +71,7 @@ def build_update(
     # gradients. The optimizer asks for its rate when the update is built, after the norm.
     rate = []
     optimizer = distribute(
-        tf.train.GradientDescentOptimizer(lambda: rate[0]), _dense_is_smaller(config, vocab_size)
+        tf.train.GradientDescentOptimizer(lambda: rate[0]), dense_is_smaller(config, vocab_size)
     )
     gradients = [
         _merge_duplicates(gradient) if isinstance(gradient, tf.IndexedSlices) else gradient
@@ -77,8 +80,24 @@ def build_update(
     grad_norm = tf.linalg.global_norm(gradients)
     # Written so that a norm of NaN or infinity makes the weights NaN: never a silent update.
     rate.append(learning_rate * config.max_grad_norm / tf.maximum(grad_norm, config.max_grad_norm))
-    train_op = optimizer.apply_gradients(zip(gradients, variables), global_step)
+
+    def apply() -> tf.Operation:
+        return optimizer.apply_gradients(zip(gradients, variables), global_step)
+
+    if skip_unless_finite is None:
+        return Update(apply(), grad_norm)
+    train_op = tf.cond(
+        tf.is_finite(skip_unless_finite + grad_norm),
+        lambda: _zero_after(apply()),
+        lambda: _zero_after(tf.assign_add(global_step, 1)),
+    ).op
     return Update(train_op, grad_norm)
+
+
+def _zero_after(op: tf.Operation) -> tf.Tensor:
+    # The branches of a condition return tensors; an op alone would not be run.
+    with tf.control_dependencies([op]):
+        return tf.constant(0)
 
 
 def _merge_duplicates(slices: tf.IndexedSlices) -> tf.IndexedSlices:
@@ -89,7 +108,7 @@ def _merge_duplicates(slices: tf.IndexedSlices) -> tf.IndexedSlices:
     return tf.IndexedSlices(values, rows, slices.dense_shape)
 
 
-def _dense_is_smaller(config: Config, vocab_size: int) -> bool:
+def dense_is_smaller(config: Config, vocab_size: int) -> bool:
     """Whether the embedding's gradient has fewer bytes to exchange as a dense tensor.
 
     Sparse: each rank receives the rows of all tokens of the global batch. Dense: a ring

@@ -1,8 +1,7 @@
-"""What a run tells: the console, log files, `metrics.jsonl` and TensorBoard.
+"""What a run tells: `metrics.jsonl`, TensorBoard and its progress.
 
 A run has events (numbers, for programs) and log lines (sentences, for people). Events go to
-`metrics.jsonl` and TensorBoard on rank 0; log lines to the console and to `log.txt`, on the
-ranks that `--mpi_log` names.
+`metrics.jsonl` and TensorBoard, on rank 0 alone; log lines where `lm/logs.py` sends them.
 """
 
 from __future__ import annotations
@@ -12,37 +11,15 @@ import logging
 import math
 import os
 import sys
+from collections.abc import Callable, Sequence
 from typing import Any, Optional
 
 from tqdm import tqdm
 
+from lm.logs import LogFiles
 from lm.tensorboard import TensorBoardWriter
 
 _logger = logging.getLogger("lm")
-_FILE_FORMAT = "%(asctime)s %(levelname)s %(message)s"
-
-
-class _ConsoleHandler(logging.StreamHandler):
-    """Writes lines above a progress bar instead of through it."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        tqdm.write(self.format(record), file=sys.stderr)
-
-
-def start_console(rank: int) -> None:
-    """Send rank 0's log lines, and all ranks' warnings, to stderr, without time stamps."""
-    handler = _ConsoleHandler()
-    handler.setFormatter(logging.Formatter("%(message)s"))
-    _logger.addHandler(handler)
-    _logger.setLevel(logging.WARNING if rank else logging.INFO)
-    _logger.propagate = False
-
-
-def log_to_file(path: str) -> None:
-    """Append this process's log lines to a file, with time stamps."""
-    handler = logging.FileHandler(path, encoding="utf-8")
-    handler.setFormatter(logging.Formatter(_FILE_FORMAT))
-    _logger.addHandler(handler)
 
 
 class Reporter:
@@ -56,17 +33,24 @@ class Reporter:
 
     def __init__(self, output_dir: Optional[str], tensorboard: bool = False):
         self.output_dir = output_dir
-        self._metrics, self._tensorboard = None, None
+        self._metrics, self._tensorboard, self._logs = None, None, None
         if output_dir:
-            log_to_file(os.path.join(output_dir, "log.txt"))
             path = os.path.join(output_dir, "metrics.jsonl")
             # Line-buffered, so that a killed run keeps its events.
             self._metrics = open(path, "a", encoding="utf-8", buffering=1)
             if tensorboard:
                 self._tensorboard = TensorBoardWriter(os.path.join(output_dir, "tensorboard"))
 
+    def open_logs(self, paths: Sequence[str], mode: str, rank: int) -> None:
+        """Start this rank's log files; the arguments are those of `LogFiles`."""
+        self._logs = LogFiles(paths, mode, rank)
+
+    def collect_logs(self, gather: Callable[[list[str]], list[list[str]]]) -> None:
+        """Bring the ranks' lines to rank 0, if `--mpi_log collect`; all ranks call it together."""
+        self._logs.collect(gather)
+
     def log(self, message: str) -> None:
-        """Write a line to the console and to log.txt."""
+        """Write a line to the console and the log files."""
         _logger.info(message)
 
     def event(self, kind: str, **fields: Any) -> None:

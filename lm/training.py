@@ -4,235 +4,254 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import socket
+import signal
 import time
-from typing import NamedTuple
 
 import tensorflow.compat.v1 as tf
 
-from lm.batches import EvalBatches, Rows
+from lm import checkpoint, variables
 from lm.distributed import Communicator
-from lm.errors import EveryRankError
-from lm.evaluation import run_evaluation
+from lm.divergence import check_in_sync
+from lm.errors import EveryRankError, Stopped
 from lm.job import Job
 from lm.metrics import NllSum
-from lm.model import Model, build_model, build_weights
-from lm.optimizer import build_update, learning_rate_at
-from lm.session import device_name
-
-
-class Graph(NamedTuple):
-    """The tensors and ops that the loop runs."""
-
-    model: Model
-    eval_model: Model
-    learning_rate_ph: tf.Tensor
-    train_op: tf.Operation
-    nll_sum: tf.Tensor  # of the global batch, in nats
-    grad_norm: tf.Tensor
+from lm.optimizer import learning_rate_at
+from lm.position import Position
+from lm.restore import RestoreHook, starting_arrays
+from lm.safekeeping import Safekeeping
+from lm.signals import Signals
+from lm.start_report import report_start
+from lm.train_graph import Graph, build_graph
+from lm.validation import Validation
+from lm.waiting import Interrupted
+from lm.watchdog import Process, Watchdog, own_process
 
 
 def train(job: Job, comm: Communicator) -> None:
-    """Train, validate after each epoch, and test at the end.
+    """Train, validate after each epoch, save, and test at the end.
 
     Args:
       job: From `lm.job.prepare`.
       comm: The ranks.
 
     Raises:
-      EveryRankError: The loss is not finite.
+      EveryRankError: The loss is not finite, the ranks' weights differ, or the last checkpoint
+        cannot be written.
+      Stopped: A signal has stopped the run.
     """
-    _report_start(job, comm)
+    signals = Signals()
+    ranks = [Process(*process) for process in comm.gather(own_process())]
+    watchdog = Watchdog(job.options.step_timeout_seconds, ranks, comm.rank, lambda: signals.stop)
+    position = _starting_position(job, comm)
+    report_start(job, comm, position)
     with tf.Graph().as_default():
         graph = build_graph(job, comm)
+        arrays = starting_arrays(job)
         # Not MonitoredTrainingSession: it recovers from errors by making a new session, on one
         # rank alone, which would then wait for ever for the others' broadcast.
         with tf.train.SingularMonitoredSession(
-            hooks=comm.hooks(), config=job.session_config
+            hooks=[RestoreHook(arrays), *comm.hooks()], config=job.session_config
         ) as monitored:
-            _Loop(job, comm, graph, monitored.raw_session()).run()
+            session = monitored.raw_session()
+            if position.step:
+                variables.load_state(session, arrays, job.rows, comm.concat)
+            _Loop(job, comm, graph, session, position, signals, watchdog).run()
 
 
-def build_graph(job: Job, comm: Communicator) -> Graph:
-    """Build the graph; the same on every rank, since op names are Horovod's protocol."""
-    config, vocab_size = job.config, len(job.corpus.vocabulary)
-    global_step = tf.train.get_or_create_global_step()
-    learning_rate_ph = tf.placeholder(tf.float32, [], "learning_rate")
-    weights = build_weights(config, vocab_size)
-    model = build_model(config, weights, job.rows, "train", dropout_step=global_step)
-    # The rows of all ranks are summed and divided by the GLOBAL batch size, so shares of
-    # different sizes weigh as they should.
-    loss = model.nll_sum / config.batch_size
-    update = build_update(
-        config, loss, learning_rate_ph, global_step, vocab_size, comm.distribute
-    )
-    eval_rows = Rows(0, config.eval_batch_size)
-    return Graph(
-        model=model,
-        eval_model=build_model(config, weights, eval_rows, "eval"),
-        learning_rate_ph=learning_rate_ph,
-        train_op=tf.group(update.train_op, model.keep_state_op),
-        nll_sum=comm.sum(model.nll_sum, "nll_sum"),
-        grad_norm=update.grad_norm,
-    )
+def _starting_position(job: Job, comm: Communicator) -> Position:
+    # Rank 0 alone reads checkpoints: other hosts need not see its disk.
+    own = dataclasses.asdict(job.run_dir.position) if job.run_dir else None
+    return Position.from_json(comm.gather(own)[0])
 
 
 class _Loop:
     """Runs the epochs; its fields are what one epoch hands to the next."""
 
-    def __init__(self, job: Job, comm: Communicator, graph: Graph, session: tf.Session):
+    def __init__(
+        self,
+        job: Job,
+        comm: Communicator,
+        graph: Graph,
+        session: tf.Session,
+        position: Position,
+        signals: Signals,
+        watchdog: Watchdog,
+    ):
         self._job, self._comm, self._graph, self._session = job, comm, graph, session
-        self._config, self._reporter = job.config, job.reporter
+        self._position, self._signals, self._watchdog = position, signals, watchdog
+        self._config, self._options, self._reporter = job.config, job.options, job.reporter
         self._steps_per_epoch = job.batches.steps_per_epoch
         self._last_step = self._config.num_epochs * self._steps_per_epoch
         if job.options.max_steps:
             self._last_step = min(self._last_step, job.options.max_steps)
-        self._step = 0
+        self._safe = Safekeeping(job, comm, session, watchdog.beat)
+        self._validation = Validation(
+            job, comm, session, graph.eval_model, watchdog.beat, lambda: signals.stop
+        )
 
     def run(self) -> None:
+        try:
+            self._run_epochs()
+            self._safe.finish()
+            if self._options.eval:
+                self._test()
+        except Interrupted as interruption:
+            self._stop(interruption.number)
+
+    def _run_epochs(self) -> None:
         epoch_seconds = []
-        while self._step < self._last_step:
-            epoch = self._step // self._steps_per_epoch + 1
-            start = time.perf_counter()
-            train_nll = self._train_epoch(epoch)
-            epoch_seconds.append(time.perf_counter() - start)
-            self._finish_epoch(epoch, train_nll, epoch_seconds[-1])
-        self._reporter.log(
-            f"mean time per epoch: {sum(epoch_seconds) / len(epoch_seconds):.1f} s"
-        )
-        if self._job.options.eval:
-            self._test()
+        last_epoch = math.ceil(self._last_step / self._steps_per_epoch)
+        for epoch in range(self._position.epochs_done + 1, last_epoch + 1):
+            self._train_epoch(epoch)
+            epoch_seconds.append(self._position.epoch_seconds)
+            self._finish_epoch(epoch)
+        if epoch_seconds:
+            mean = sum(epoch_seconds) / len(epoch_seconds)
+            self._reporter.log(f"mean time per epoch: {mean:.1f} s")
 
-    def _train_epoch(self, epoch: int) -> NllSum:
-        """Run the steps of an epoch; returns the global nll of all its tokens."""
-        options = self._job.options
-        tokens = self._config.batch_size * self._config.num_steps
-        total, since_event = NllSum(), NllSum()
-        start = event_start = time.perf_counter()
-        self._session.run(self._graph.model.reset_state_op)
+    def _train_epoch(self, epoch: int) -> None:
+        """Run the steps of an epoch that are still to be done."""
+        at, reporter = self._position, self._reporter
+        first_step = (epoch - 1) * self._steps_per_epoch
         stop = min(epoch * self._steps_per_epoch, self._last_step)
-        while self._step < stop:
-            learning_rate = self._learning_rate()
-            nll = NllSum(self._run_step(learning_rate), tokens)
-            total, since_event = total + nll, since_event + nll
-            if self._step % options.log_every_steps == 0:
-                now = time.perf_counter()
-                self._reporter.event(
+        if at.step == first_step:
+            self._session.run(self._graph.model.reset_state_op)
+        progress = reporter.progress(epoch, at.step - first_step, self._steps_per_epoch)
+        now = time.perf_counter()
+        while at.step < stop:
+            learning_rate = self._learning_rate(at.step)
+            nll, grad_norm, requests = self._run_step(learning_rate)
+            before, now = now, time.perf_counter()
+            at.add(nll, now - before)
+            if at.step % self._options.log_every_steps == 0:
+                reporter.event(
                     "step",
-                    step=self._step,
+                    step=at.step,
                     epoch=epoch,
-                    loss=since_event.mean,
+                    loss=at.event_nll.mean,
                     learning_rate=learning_rate,
-                    words_per_second=since_event.tokens / (now - event_start),
+                    words_per_second=at.event_nll.tokens / at.event_seconds,
+                    gradient_norm=grad_norm,
                 )
-                since_event, event_start = NllSum(), now
-            if self._is_tenth_of_epoch():
-                speed = total.tokens / (time.perf_counter() - start)
-                self._reporter.log(
-                    f"epoch {epoch}  step {self._step}  train perplexity"
-                    f" {total.perplexity:.2f}  learning rate {learning_rate:.4g}"
-                    f"  {speed:.0f} words/s"
-                )
-        return total
+                at.event_nll, at.event_seconds = NllSum(), 0.0
+            speed = at.epoch_nll.tokens / at.epoch_seconds
+            done = at.step - first_step
+            progress.update(done, at.epoch_nll.perplexity, learning_rate, speed)
+            self._serve(requests)
+        progress.close()
 
-    def _run_step(self, learning_rate: float) -> float:
-        """Run one step; returns the nll of the global batch, in nats."""
-        inputs, targets = self._job.batches.window(self._step % self._steps_per_epoch)
-        graph = self._graph
-        nats, _ = self._session.run(
-            [graph.nll_sum, graph.train_op],
+    def _run_step(self, learning_rate: float) -> tuple[NllSum, float, list[bool]]:
+        """Run one step; returns the global batch's nll and gradient norm, and all requests."""
+        at, graph = self._position, self._graph
+        self._watchdog.beat(f"step {at.step + 1}")
+        inputs, targets = self._job.batches.window(at.step % self._steps_per_epoch)
+        stop = self._signals.stop
+        save = self._signals.save or self._safe.is_due(at.step + 1)
+        (nats, *requests), grad_norm, _ = self._session.run(
+            [graph.sums, graph.grad_norm, graph.train_op],
             {
                 graph.model.inputs_ph: inputs,
                 graph.model.targets_ph: targets,
                 graph.learning_rate_ph: learning_rate,
+                graph.requests_ph: [stop == signal.SIGTERM, stop == signal.SIGINT, save],
             },
         )
-        self._step += 1
-        if not math.isfinite(nats):
-            # The sum over the ranks is the same on all of them, and so is this decision.
-            raise EveryRankError(
-                f"the loss is {nats} at step {self._step}, learning rate {learning_rate:.4g}:"
-                " lower learning_rate or max_grad_norm"
-            )
-        return float(nats)
+        # The sums over the ranks are the same on all of them, and so is this decision.
+        if math.isfinite(nats + grad_norm):
+            nll = NllSum(float(nats), self._config.batch_size * self._config.num_steps)
+        else:
+            self._skip_update(float(nats), float(grad_norm), learning_rate)
+            nll = NllSum()
+        return nll, float(grad_norm), [request > 0 for request in requests]
 
-    def _learning_rate(self) -> float:
-        return learning_rate_at(
-            self._config, self._step, self._steps_per_epoch, self._comm.size
+    def _skip_update(self, nats: float, grad_norm: float, learning_rate: float) -> None:
+        at = self._position
+        at.skipped_updates += 1
+        what = f"the loss is {nats}" if not math.isfinite(nats) else f"the gradient is {grad_norm}"
+        message = f"{what} at step {at.step + 1}, learning rate {learning_rate:.4g}"
+        if self._options.on_nan == "stop":
+            raise EveryRankError(f"{message}: lower learning_rate or max_grad_norm")
+        if at.skipped_updates > self._options.max_skipped_updates:
+            raise EveryRankError(f"{message}: that is the {at.skipped_updates}th skipped update")
+        self._reporter.log(f"{message}: this update is skipped")
+        # A state that is not finite would spoil all later steps too.
+        self._session.run(self._graph.model.reset_state_op)
+
+    def _serve(self, requests: list[bool]) -> None:
+        """Do what a rank has asked for, at the same step on all ranks."""
+        terminate, interrupt, save = requests
+        if terminate or interrupt:
+            raise Interrupted(signal.SIGTERM if terminate else signal.SIGINT)
+        check_sync_steps = self._options.check_sync_steps
+        if check_sync_steps and self._position.step % check_sync_steps == 0:
+            self._check_sync()
+        if save:
+            self._signals.saved()
+            self._safe.save(self._position)
+
+    def _stop(self, number: int) -> None:
+        at = self._position
+        self._safe.save(at)
+        self._safe.finish()
+        output_dir = f" --output_dir {self._reporter.output_dir}"
+        raise Stopped(
+            f"stopped by {signal.Signals(number).name} after step {at.step}, which is saved;"
+            f" continue with the same command and --resume{output_dir}",
+            number,
         )
 
-    def _is_tenth_of_epoch(self) -> bool:
-        done = (self._step - 1) % self._steps_per_epoch + 1
-        tenths = 10 * done // self._steps_per_epoch
-        return tenths > 10 * (done - 1) // self._steps_per_epoch
+    def _check_sync(self) -> None:
+        self._watchdog.beat("the comparison of the weights")
+        weights = variables.read_variables(self._session)
+        check_in_sync(weights, self._comm.gather, self._position.step)
 
-    def _finish_epoch(self, epoch: int, train_nll: NllSum, seconds: float) -> None:
-        speed = train_nll.tokens / seconds
+    def _learning_rate(self, step: int) -> float:
+        return learning_rate_at(self._config, step, self._steps_per_epoch, self._comm.size)
+
+    def _finish_epoch(self, epoch: int) -> None:
+        at = self._position
+        self._check_sync()
         record = dict(
             epoch=epoch,
-            train_perplexity=train_nll.perplexity,
-            learning_rate=self._learning_rate_of(epoch),
-            words_per_second=speed,
-            epoch_seconds=seconds,
+            train_perplexity=at.epoch_nll.perplexity,
+            learning_rate=self._learning_rate(at.step - 1),
+            words_per_second=at.epoch_nll.tokens / at.epoch_seconds,
+            epoch_seconds=at.epoch_seconds,
             world_size=self._comm.size,
         )
-        line = f"epoch {epoch}  train perplexity {train_nll.perplexity:.2f}"
-        if self._job.options.eval:
-            record["valid_perplexity"] = self._evaluate(self._job.corpus.valid).perplexity
+        if self._options.eval:
+            self._safe.save(at)  # it is being written during the evaluation, which may be long
+            at.valid_perplexity = self._validation.run("valid").perplexity
+            record["valid_perplexity"] = at.valid_perplexity
+        self._report_epoch(**record)
+        if at.step == epoch * self._steps_per_epoch:  # --max_steps may end within an epoch
+            at.epochs_done, at.epoch_nll, at.epoch_seconds = epoch, NllSum(), 0.0
+        self._safe.save(at)
+        self._reporter.collect_logs(self._comm.gather)
+
+    def _report_epoch(self, **record: float) -> None:
+        self._reporter.event("epoch", **record)
+        line = f"epoch {record['epoch']}  train perplexity {record['train_perplexity']:.2f}"
+        if "valid_perplexity" in record:
             line += f"  valid perplexity {record['valid_perplexity']:.2f}"
             line += self._true_value("valid_perplexity")
-        self._reporter.event("epoch", **record)
-        self._reporter.log(f"{line}  {seconds:.1f} s  {speed:.0f} words/s")
-
-    def _learning_rate_of(self, epoch: int) -> float:
-        last_step = min(epoch * self._steps_per_epoch, self._last_step) - 1
-        return learning_rate_at(self._config, last_step, self._steps_per_epoch, self._comm.size)
+        speed = record["words_per_second"]
+        self._reporter.log(f"{line}  {record['epoch_seconds']:.1f} s  {speed:.0f} words/s")
 
     def _test(self) -> None:
-        perplexity = self._evaluate(self._job.corpus.test).perplexity
+        if self._options.test_on == "best":
+            self._load_best_weights()
+        perplexity = self._validation.run("test").perplexity
         self._reporter.event("test", test_perplexity=perplexity)
-        self._reporter.log(
-            f"test perplexity {perplexity:.2f}{self._true_value('test_perplexity')}"
-        )
+        self._reporter.log(f"test perplexity {perplexity:.2f}{self._true_value('test_perplexity')}")
+        self._reporter.collect_logs(self._comm.gather)
+
+    def _load_best_weights(self) -> None:
+        arrays = None
+        if self._job.run_dir:
+            arrays = checkpoint.load_weights(checkpoint.find(self._job.run_dir.path, "best"))
+        variables.load_weights(self._session, arrays, self._comm.concat)
 
     def _true_value(self, name: str) -> str:
         truth = self._job.truth
         return f" (true: {getattr(truth, name):.2f})" if truth else ""
-
-    def _evaluate(self, ids) -> NllSum:
-        """Evaluate a split on rank 0, while the others wait; returns rank 0's result on all."""
-        nll = NllSum()
-        if self._comm.is_chief:
-            batches = EvalBatches(
-                ids,
-                self._config.eval_batch_size,
-                self._config.num_steps,
-                self._job.corpus.vocabulary.eos_id,
-            )
-            nll = run_evaluation(self._session, self._graph.eval_model, batches)
-        return NllSum(*self._comm.gather(dataclasses.astuple(nll))[0])
-
-
-def _report_start(job: Job, comm: Communicator) -> None:
-    processes = comm.gather(
-        {"host": socket.gethostname(), "device": device_name(comm.local_rank)}
-    )
-    job.reporter.write_json("config.json", dataclasses.asdict(job.config))
-    job.reporter.event(
-        "start",
-        world_size=comm.size,
-        hosts=[process["host"] for process in processes],
-        devices=[process["device"] for process in processes],
-        backend=comm.backend,
-        tensorflow=tf.__version__,
-        intra_op_threads=job.threads.intra_op,
-        inter_op_threads=job.threads.inter_op,
-        corpus=job.corpus.name,
-        vocab_size=len(job.corpus.vocabulary),
-        steps_per_epoch=job.batches.steps_per_epoch,
-    )
-    job.reporter.log(
-        f"training {job.config.name} on {comm.size} rank(s), batch_size"
-        f" {job.config.batch_size}, {job.threads.intra_op} thread(s) a rank,"
-        f" output_dir {job.reporter.output_dir}"
-    )

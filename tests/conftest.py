@@ -21,3 +21,14 @@ def ptb_archive():
     if not path:
         pytest.skip("needs the PTB archive: set PTB_ARCHIVE to simple-examples.tgz")
     return path
+
+
+@pytest.fixture(params=["compiled", "plain"])
+def path(request, monkeypatch):
+    """Run a test with the compiled ops, and with the plain TensorFlow that they fall back to."""
+    from lm import kernels
+
+    if request.param == "plain":
+        monkeypatch.setattr(kernels, "available", lambda: False)
+    elif not kernels.available():
+        pytest.skip(f"no compiled ops: {kernels.unavailable_reason()}")

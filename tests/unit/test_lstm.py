@@ -24,6 +24,10 @@ def inputs():
     return x, state, weights
 
 
+def layer(x, state, weights):
+    return lstm.lstm_layer(x, state, weights, "float32")
+
+
 def plain_lstm(x, state, weights):
     """The equations as written in the paper, one step at a time, left to TF's autodiff."""
     h, c = state
@@ -37,8 +41,8 @@ def plain_lstm(x, state, weights):
     return tf.stack(outputs), lstm.LSTMState(h, c)
 
 
-def loss_of(layer, x, state, weights):
-    outputs, last = layer(x, state, weights)
+def loss_of(run, x, state, weights):
+    outputs, last = run(x, state, weights)
     return (
         tf.reduce_sum(outputs * numbers(T, B, H))
         + tf.reduce_sum(last.h * numbers(B, H))
@@ -46,10 +50,10 @@ def loss_of(layer, x, state, weights):
     )
 
 
-def test_outputs_and_gradients_equal_plain_autodiff():
+def test_outputs_and_gradients_equal_plain_autodiff(path):
     with tf.Graph().as_default(), tf.Session() as session:
         x, state, weights = inputs()
-        ours = loss_of(lstm.lstm_layer, x, state, weights)
+        ours = loss_of(layer, x, state, weights)
         plain = loss_of(plain_lstm, x, state, weights)
         variables = [x, *weights]
         results = session.run(
@@ -61,11 +65,11 @@ def test_outputs_and_gradients_equal_plain_autodiff():
 
 
 @pytest.mark.parametrize("index", range(4))
-def test_gradient_equals_finite_differences(index):
+def test_gradient_equals_finite_differences(path, index):
     with tf.Graph().as_default(), tf.Session() as session:
         x, state, weights = inputs()
         variable = [x, *weights][index]
-        loss = loss_of(lstm.lstm_layer, x, state, weights)
+        loss = loss_of(layer, x, state, weights)
         gradient, value = session.run([tf.gradients(loss, variable)[0], variable])
         direction = numbers(*value.shape, seed=9)
         step = 1e-2
@@ -77,12 +81,12 @@ def test_gradient_equals_finite_differences(index):
     )
 
 
-def test_two_windows_with_carried_state_equal_one():
+def test_two_windows_with_carried_state_equal_one(path):
     with tf.Graph().as_default(), tf.Session() as session:
         x, state, weights = inputs()
-        whole, last = lstm.lstm_layer(x, state, weights)
-        first, middle = lstm.lstm_layer(x[: T // 2], state, weights)
-        second, end = lstm.lstm_layer(x[T // 2 :], middle, weights)
+        whole, last = layer(x, state, weights)
+        first, middle = layer(x[: T // 2], state, weights)
+        second, end = layer(x[T // 2 :], middle, weights)
         results = session.run([whole, tf.concat([first, second], 0), last, end])
     np.testing.assert_allclose(results[0], results[1], rtol=1e-6)
     np.testing.assert_allclose(results[2], results[3], rtol=1e-6)

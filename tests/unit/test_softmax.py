@@ -8,7 +8,7 @@ from lm import softmax
 N, H, V = 7, 5, 11
 
 
-def run(make_nll, scale=1.0):
+def run(make, scale=1.0):
     random = np.random.default_rng(0)
     with tf.Graph().as_default(), tf.Session() as session:
         hidden = tf.constant(scale * random.normal(size=(N, H)), tf.float32)
@@ -16,30 +16,34 @@ def run(make_nll, scale=1.0):
         bias = tf.constant(random.normal(size=V), tf.float32)
         targets = tf.constant(random.integers(0, V, N), tf.int32)
         token_weights = tf.constant(random.uniform(size=N), tf.float32)
-        nll = make_nll(hidden, weights, bias, targets)
-        loss = tf.reduce_sum(nll * token_weights)
+        loss, nll = make(hidden, weights, bias, targets, token_weights)
         return session.run([nll, *tf.gradients(loss, [hidden, weights, bias])])
 
 
-def stock_nll(hidden, weights, bias, targets):
-    return tf.nn.sparse_softmax_cross_entropy_with_logits(
+def ours(hidden, weights, bias, targets, scale):
+    return softmax.cross_entropy(hidden, weights, bias, targets, scale, "float32", training=True)
+
+
+def stock(hidden, weights, bias, targets, scale):
+    nll = tf.nn.sparse_softmax_cross_entropy_with_logits(
         labels=targets, logits=tf.matmul(hidden, weights) + bias
     )
+    return tf.reduce_sum(nll * scale), nll
 
 
-def test_nll_and_gradients_equal_the_stock_op():
-    for ours, stock in zip(run(softmax.cross_entropy), run(stock_nll)):
-        np.testing.assert_allclose(ours, stock, rtol=1e-4, atol=1e-6)
+def test_nll_and_gradients_equal_the_stock_op(path):
+    for found, expected in zip(run(ours), run(stock)):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
 
 
-def test_large_logits_do_not_overflow():
-    for ours, stock in zip(run(softmax.cross_entropy, 1e4), run(stock_nll, 1e4)):
-        assert np.all(np.isfinite(ours))
-        np.testing.assert_allclose(ours, stock, rtol=1e-4, atol=1e-2)
+def test_large_logits_do_not_overflow(path):
+    for found, expected in zip(run(ours, 1e4), run(stock, 1e4)):
+        assert np.all(np.isfinite(found))
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-2)
 
 
-def test_nan_in_the_weights_shows_in_the_loss():
-    def with_nan(hidden, weights, bias, targets):
-        return softmax.cross_entropy(hidden, weights, bias + np.nan, targets)
+def test_nan_in_the_weights_shows_in_the_loss(path):
+    def with_nan(hidden, weights, bias, targets, scale):
+        return ours(hidden, weights, bias + np.nan, targets, scale)
 
     assert np.all(np.isnan(run(with_nan)[0]))

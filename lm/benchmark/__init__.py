@@ -1,0 +1,1 @@
+"""How fast a training step is, what it is compared with, and whether more ranks pay off."""

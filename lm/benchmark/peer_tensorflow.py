@@ -1,0 +1,123 @@
+"""The training step as TensorFlow's PTB tutorial wrote it.
+
+A static unroll of BasicLSTMCell ([x, h] concatenated, one kernel), the stock sparse softmax
+cross-entropy, plain tf.gradients, clip_by_global_norm and GradientDescentOptimizer
+(tensorflow/models, tutorials/rnn/ptb/ptb_word_lm.py). Its cell is written out here because
+TensorFlow 2.18 no longer has it; the equations and the order of the gates are the cell's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from lm.benchmark.ours import Step
+from lm.benchmark.workload import initial_weight
+from lm.config import Config
+
+
+class TutorialGraph:
+    """The tutorial's graph for one process.
+
+    Args:
+      config: The model and its batch.
+      vocab_size: Number of words.
+    """
+
+    def __init__(self, config: Config, vocab_size: int):
+        shape = [config.num_steps, config.batch_size]
+        self.inputs_ph = tf.placeholder(tf.int32, shape)
+        self.targets_ph = tf.placeholder(tf.int32, shape)
+        logits, keep_state_op = self._build_layers(config, vocab_size)
+        nll = tf.nn.sparse_softmax_cross_entropy_with_logits(
+            labels=tf.reshape(self.targets_ph, [-1]), logits=logits
+        )
+        self.loss = tf.reduce_sum(nll) / config.batch_size
+        variables = tf.trainable_variables()
+        gradients = tf.gradients(self.loss, variables)
+        clipped, self.grad_norm = tf.clip_by_global_norm(gradients, config.max_grad_norm)
+        optimizer = tf.train.GradientDescentOptimizer(config.learning_rate)
+        update_op = optimizer.apply_gradients(zip(clipped, variables))
+        self.train_op = tf.group(update_op, keep_state_op)
+
+    def _build_layers(self, config: Config, vocab_size: int):
+        hidden = config.hidden_size
+        embedding = tf.get_variable("embedding", [vocab_size, hidden])
+        outputs = tf.unstack(_dropout(tf.nn.embedding_lookup(embedding, self.inputs_ph), config))
+        assignments = []
+        for layer in range(config.num_layers):
+            kernel = tf.get_variable(f"lstm_{layer}/kernel", [2 * hidden, 4 * hidden])
+            bias = tf.get_variable(f"lstm_{layer}/bias", [4 * hidden])
+            state = [
+                tf.get_variable(
+                    f"lstm_{layer}/{name}",
+                    [config.batch_size, hidden],
+                    initializer=tf.zeros_initializer(),
+                    trainable=False,
+                )
+                for name in ("c", "h")
+            ]
+            # Read once: a variable read at each step might see the next window's value.
+            before = [tf.identity(variable) for variable in state]
+            outputs, after = _unroll(outputs, *before, kernel, bias)
+            with tf.control_dependencies([*before, *after]):
+                assignments += [v.assign(value).op for v, value in zip(state, after)]
+            outputs = [_dropout(output, config) for output in outputs]
+        weights = tf.get_variable("softmax/weights", [hidden, vocab_size])
+        bias = tf.get_variable("softmax/bias", [vocab_size])
+        logits = tf.nn.xw_plus_b(tf.concat(outputs, axis=0), weights, bias)
+        return logits, tf.group(*assignments)
+
+
+def _dropout(x: tf.Tensor, config: Config) -> tf.Tensor:
+    return tf.nn.dropout(x, rate=1 - config.keep_prob) if config.keep_prob < 1 else x
+
+
+def _unroll(inputs: Sequence[tf.Tensor], c, h, kernel, bias):
+    outputs = []
+    for x in inputs:
+        z = tf.nn.bias_add(tf.matmul(tf.concat([x, h], axis=1), kernel), bias)
+        i, j, f, o = tf.split(z, 4, axis=1)
+        c = c * tf.sigmoid(f) + tf.sigmoid(i) * tf.tanh(j)
+        h = tf.tanh(c) * tf.sigmoid(o)
+        outputs.append(h)
+    return outputs, (c, h)
+
+
+def build_step(config: Config, vocab_size: int, session_config: tf.ConfigProto) -> Step:
+    """Build the graph and its session.
+
+    Args:
+      config: The model and its batch.
+      vocab_size: Number of words.
+      session_config: Threads.
+
+    Returns:
+      The step.
+    """
+    with tf.Graph().as_default():
+        graph = TutorialGraph(config, vocab_size)
+        session = tf.Session(config=session_config)
+        session.run(tf.global_variables_initializer())
+        for variable in tf.trainable_variables():
+            variable.load(_initial(config, variable), session)
+    fetches = [graph.loss, graph.grad_norm, graph.train_op]
+
+    def step(inputs: np.ndarray, targets: np.ndarray) -> tuple[float, float]:
+        feed = {graph.inputs_ph: inputs, graph.targets_ph: targets}
+        loss, grad_norm, _ = session.run(fetches, feed)
+        return float(loss), float(grad_norm)
+
+    return step
+
+
+def _initial(config: Config, variable: tf.Variable) -> np.ndarray:
+    """The kernel is our input weights above our recurrent weights."""
+    name, shape = variable.op.name, tuple(variable.shape.as_list())
+    if not name.endswith("/kernel"):
+        return initial_weight(config, name, shape)
+    layer, half = name.split("/")[0], (shape[0] // 2, shape[1])
+    parts = ("input_weights", "recurrent_weights")
+    return np.concatenate([initial_weight(config, f"{layer}/{part}", half) for part in parts])

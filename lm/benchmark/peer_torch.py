@@ -1,0 +1,125 @@
+"""The training step as a PyTorch user writes it: nn.LSTM, autograd, torch.optim.SGD."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from lm.benchmark.ours import Step
+from lm.benchmark.workload import initial_weight
+from lm.config import Config
+
+
+class LanguageModel(nn.Module):
+    """Embedding, LSTM layers and projection, with dropout on the non-recurrent connections.
+
+    Args:
+      config: The model's sizes.
+      vocab_size: Number of words.
+    """
+
+    def __init__(self, config: Config, vocab_size: int):
+        super().__init__()
+        hidden, drop = config.hidden_size, 1 - config.keep_prob
+        self.dropout = nn.Dropout(drop)
+        self.embedding = nn.Embedding(vocab_size, hidden)
+        between_layers = drop if config.num_layers > 1 else 0.0
+        self.lstm = nn.LSTM(hidden, hidden, config.num_layers, dropout=between_layers)
+        self.projection = nn.Linear(hidden, vocab_size)
+
+    def forward(self, inputs, targets, state):
+        """Return the loss, a sum over time and a mean over rows, and the state after it."""
+        outputs, state = self.lstm(self.dropout(self.embedding(inputs)), state)
+        logits = self.projection(self.dropout(outputs)).flatten(0, 1)
+        nll = nn.functional.cross_entropy(logits, targets.flatten(), reduction="sum")
+        return nll / inputs.shape[1], state
+
+
+class Variant(NamedTuple):
+    """A way to run the model in PyTorch."""
+
+    compiled: bool
+    autocast: bool  # float32 weights, bfloat16 products
+    bfloat16: bool  # all in bfloat16, weights too
+
+
+_VARIANTS = {
+    "torch": Variant(compiled=False, autocast=False, bfloat16=False),
+    "torch-compile": Variant(compiled=True, autocast=False, bfloat16=False),
+    "torch-autocast": Variant(compiled=False, autocast=True, bfloat16=False),
+    "torch-autocast-compile": Variant(compiled=True, autocast=True, bfloat16=False),
+    "torch-bfloat16": Variant(compiled=False, autocast=False, bfloat16=True),
+    "torch-bfloat16-compile": Variant(compiled=True, autocast=False, bfloat16=True),
+}
+
+
+def build_step(config: Config, vocab_size: int, name: str, threads: int) -> Step:
+    """Build the model, equal to ours at the start.
+
+    Args:
+      config: The model and its batch.
+      vocab_size: Number of words.
+      name: One of the contestants above.
+      threads: Threads inside an operation.
+
+    Returns:
+      The step.
+    """
+    variant = _VARIANTS[name]
+    torch.set_num_threads(threads)
+    model = LanguageModel(config, vocab_size)
+    _load_weights(model, config)
+    dtype = torch.bfloat16 if variant.bfloat16 else torch.float32
+    model = model.to(dtype)
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.SGD(parameters, lr=config.learning_rate, fused=True)
+    forward = torch.compile(model) if variant.compiled else model
+    shape = (config.num_layers, config.batch_size, config.hidden_size)
+    state = (torch.zeros(shape, dtype=dtype), torch.zeros(shape, dtype=dtype))
+
+    def step(inputs: np.ndarray, targets: np.ndarray) -> tuple[float, float]:
+        nonlocal state
+        inputs, targets = (torch.from_numpy(ids).long() for ids in (inputs, targets))
+        context = contextlib.nullcontext()
+        if variant.autocast:
+            context = torch.autocast("cpu", torch.bfloat16)
+        with context:
+            loss, state = forward(inputs, targets, state)
+        state = tuple(part.detach() for part in state)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        grad_norm = nn.utils.clip_grad_norm_(parameters, config.max_grad_norm)
+        optimizer.step()
+        return loss.item(), grad_norm.item()
+
+    return step
+
+
+@torch.no_grad()
+def _load_weights(model: LanguageModel, config: Config) -> None:
+    def copy(parameter: nn.Parameter, name: str, transposed: bool = False, gates: bool = False):
+        shape = tuple(parameter.shape)
+        value = initial_weight(config, name, shape[::-1] if transposed else shape)
+        value = torch.from_numpy(value.T if transposed else value)
+        if gates:  # ours are i, j, f, o along the rows; PyTorch's are i, f, j, o
+            i, j, f, o = value.chunk(4)
+            value = torch.cat([i, f, j, o])
+        parameter.copy_(value)
+
+    copy(model.embedding.weight, "embedding")
+    copy(model.projection.weight, "softmax/weights", transposed=True)
+    copy(model.projection.bias, "softmax/bias")
+    for layer in range(config.num_layers):
+        parameters = {
+            name: getattr(model.lstm, f"{name}_l{layer}")
+            for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+        }
+        copy(parameters["weight_ih"], f"lstm_{layer}/input_weights", True, True)
+        copy(parameters["weight_hh"], f"lstm_{layer}/recurrent_weights", True, True)
+        copy(parameters["bias_ih"], f"lstm_{layer}/bias", gates=True)
+        # PyTorch adds a second bias. Trained too, it would double the bias's learning rate.
+        parameters["bias_hh"].zero_().requires_grad_(False)

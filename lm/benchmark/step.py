@@ -1,0 +1,264 @@
+"""`step`: how fast one process trains, beside the GEMM peak and beside others' programs."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib.util
+import logging
+import statistics
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Optional
+
+from lm.benchmark import options, results
+from lm.benchmark.arithmetic import model_flops
+from lm.benchmark.plots import bars, plot
+from lm.benchmark.statistics import Summary, paired_ratio, summarize
+from lm.benchmark.workers import Worker
+from lm.config import Config
+from lm.errors import RunError
+from lm.flags import Flags
+
+_REPEAT_SECONDS = 2.0
+_GEMM_PRODUCTS = 5
+
+_logger = logging.getLogger("lm")
+
+
+class StepBenchmark(NamedTuple):
+    """What is measured."""
+
+    config: Config
+    threads: int
+    repeats: int
+    steps_per_repeat: Optional[int]
+    untimed_steps: int
+    gemm_size: int
+    peers: bool
+    data_path: Optional[str]
+    out: str
+
+
+def parse(argv: Sequence[str]) -> StepBenchmark:
+    """Turn the command line into a benchmark."""
+    flags = Flags(
+        "Measure a training step of one process: words/s, GFLOP/s, share of the GEMM peak.\n"
+        "\n"
+        "  python -m lm.benchmark step --config config_small --peers"
+    )
+    flags.define(bool, "peers", False, "measure PyTorch and the TF tutorial's graph, in turn")
+    flags.define(int, "gemm_size", 2048, "rows of the squares of the GEMM peak (default: 2048)")
+    options.define_common(flags, repeats=10)
+    options.define_training(flags)
+    flags.parse(argv)
+    options.positive(flags, "repeats", "intra_op_threads", "steps_per_repeat", "gemm_size")
+    results.make_directory(flags["out"])
+    return StepBenchmark(
+        config=options.config_of(flags),
+        threads=options.choose_threads(flags, local_ranks=1),
+        repeats=flags["repeats"],
+        steps_per_repeat=flags["steps_per_repeat"],
+        untimed_steps=flags["untimed_steps"],
+        gemm_size=flags["gemm_size"],
+        peers=flags["peers"],
+        data_path=flags["data_path"],
+        out=flags["out"],
+    )
+
+
+class Contestant:
+    """A program that trains the model, and what was measured of it so far.
+
+    Args:
+      name: "ours", "ours-float32", "tensorflow", or one of PyTorch's.
+      benchmark: What is measured.
+
+    Raises:
+      RunError: It cannot run here.
+    """
+
+    def __init__(self, name: str, benchmark: StepBenchmark):
+        config = dataclasses.asdict(benchmark.config)
+        if name == "ours-float32":
+            config["precision"] = "float32"
+        start = time.perf_counter()
+        self.worker = Worker(
+            "StepServer",
+            {
+                "contestant": name.removesuffix("-float32"),
+                "config": config,
+                "threads": benchmark.threads,
+                "batch_sizes": [benchmark.config.batch_size],
+                "data_path": benchmark.data_path,
+            },
+            threads=benchmark.threads,
+        )
+        try:
+            self.first = self.worker.ask("first_step")[0]
+            self.first_step_seconds = time.perf_counter() - start
+            self._batch_size = benchmark.config.batch_size
+            self._untimed = benchmark.untimed_steps
+            warm = self._steps(count=3)
+        except RunError:
+            self.worker.close()
+            raise
+        # Read now: the matrices of the GEMM peak are not part of a program's memory.
+        self.peak_rss = warm["peak_rss"]
+        self._count = benchmark.steps_per_repeat or options.steps_in(
+            _REPEAT_SECONDS, warm["seconds"]
+        )
+        self.seconds: list[float] = []  # of a step, by repeat
+
+    def _steps(self, count: int) -> dict[str, float]:
+        request = dict(batch_size=self._batch_size, count=count, untimed=self._untimed)
+        return self.worker.ask("steps", **request)[0]
+
+    def measure(self) -> None:
+        """Add one repeat."""
+        self.seconds.append(self._steps(self._count)["seconds"])
+
+
+def run(benchmark: StepBenchmark) -> None:
+    """Measure, print, and write the results.
+
+    Raises:
+      RunError: This project's own step fails.
+    """
+    facts = results.environment_facts()
+    gemm = []
+    with contextlib.ExitStack() as stack:
+        contestants = _start(benchmark, stack)
+        for repeat in range(benchmark.repeats):
+            for contestant in contestants.values():
+                contestant.measure()
+                if contestant is contestants["ours"]:
+                    request = dict(size=benchmark.gemm_size, count=_GEMM_PRODUCTS)
+                    gemm.append(contestant.worker.ask("gemm", **request)[0])
+            _logger.info("repeat %d of %d", repeat + 1, benchmark.repeats)
+    record = {**facts, **_record(benchmark, contestants, gemm)}
+    _print(record)
+    stem = f"step-{record['config']['name']}-{record['precision']}"
+    results.write_json(benchmark.out, stem, record)
+    _plot(benchmark.out, stem, record)
+
+
+def _start(benchmark: StepBenchmark, stack: contextlib.ExitStack) -> dict[str, Contestant]:
+    contestants = {}
+    for name in _names(benchmark):
+        _logger.info("starting %s", name)
+        try:
+            contestant = Contestant(name, benchmark)
+        except RunError as error:
+            if name == "ours":
+                raise
+            _logger.warning("left out: %s", error)
+            continue
+        stack.callback(contestant.worker.close)
+        contestants[name] = contestant
+    return contestants
+
+
+def _names(benchmark: StepBenchmark) -> list[str]:
+    if not benchmark.peers:
+        return ["ours"]
+    if options.precision_of(benchmark.config) == "bfloat16":
+        ours = ["ours", "ours-float32"]
+        torch = ["torch-autocast", "torch-autocast-compile"]
+        torch += ["torch-bfloat16", "torch-bfloat16-compile"]
+    else:
+        ours, torch = ["ours", "tensorflow"], ["torch", "torch-compile"]
+    if importlib.util.find_spec("torch") is None:
+        _logger.warning("PyTorch is not installed and left out: pip install -e '.[bench]'")
+        torch = []
+    return ours + torch
+
+
+def _record(benchmark: StepBenchmark, contestants: dict[str, Contestant], gemm: list) -> dict:
+    config, ours = benchmark.config, contestants["ours"]
+    words = config.batch_size * config.num_steps
+    flops = model_flops(config, ours.first["vocab_size"])
+    table = {}
+    for name, contestant in contestants.items():
+        seconds = contestant.seconds
+        table[name] = {
+            "words_per_second": summarize([words / each for each in seconds]),
+            "ms_per_step": summarize([1000 * each for each in seconds]),
+            "gflops": summarize([flops / each / 1e9 for each in seconds]),
+            "time_over_ours": paired_ratio(seconds, ours.seconds),
+            "peak_rss_bytes": contestant.peak_rss,
+            "first_step_seconds": contestant.first_step_seconds,
+            "first_loss": contestant.first["loss"],
+            "first_grad_norm": contestant.first["grad_norm"],
+            "seconds_per_step": seconds,
+        }
+    return {
+        "benchmark": "step",
+        "config": dataclasses.asdict(config),
+        "precision": options.precision_of(config),
+        "threads": benchmark.threads,
+        "vocab_size": ours.first["vocab_size"],
+        "repeats": benchmark.repeats,
+        "mflops_per_word": flops / words / 1e6,
+        "gemm_gflops": summarize([each / 1e9 for each in gemm]),
+        "share_of_gemm_peak": summarize(
+            [flops / seconds / peak for seconds, peak in zip(ours.seconds, gemm)]
+        ),
+        "best_torch": _best_torch(contestants),
+        "contestants": table,
+    }
+
+
+def _best_torch(contestants: dict[str, Contestant]) -> Optional[str]:
+    medians = {
+        name: statistics.median(contestant.seconds)
+        for name, contestant in contestants.items()
+        if name.startswith("torch")
+    }
+    return min(medians, key=medians.get) if medians else None
+
+
+def _print(record: dict[str, Any]) -> None:
+    config = record["config"]
+    title = (
+        f"{config['name']}, {record['precision']}, {record['threads']} thread(s), batch"
+        f" {config['batch_size']} x {config['num_steps']}, {record['repeats']} repeats,"
+        f" {record['mflops_per_word']:.1f} MFLOP a word"
+    )
+    header = ["", "words/s", "std", "median", "ms/step", "GFLOP/s"]
+    header += ["time/ours [95 %]", "peak MB", "first step s", "first loss"]
+    rows = []
+    for name, found in record["contestants"].items():
+        words, ratio = found["words_per_second"], found["time_over_ours"]
+        rows.append(
+            [
+                name + ("  *" if name == record["best_torch"] else ""),
+                *(f"{value:.0f}" for value in words),
+                f"{found['ms_per_step'].median:.1f}",
+                f"{found['gflops'].median:.1f}",
+                str(ratio) if name != "ours" else "1",
+                f"{found['peak_rss_bytes'] / 1e6:.0f}",
+                f"{found['first_step_seconds']:.1f}",
+                f"{found['first_loss']:.4f}",
+            ]
+        )
+    results.print_table(title, header, rows)
+    if record["best_torch"]:
+        print("* the fastest PyTorch")
+    peak, share = record["gemm_gflops"], record["share_of_gemm_peak"]
+    print(
+        f"GEMM peak {peak.median:.1f} GFLOP/s (std {peak.std:.1f}), ours reaches"
+        f" {100 * share.median:.1f} % of it (std {100 * share.std:.1f})"
+    )
+
+
+def _plot(out: str, stem: str, record: dict[str, Any]) -> None:
+    title = f"Training step, {record['config']['name']}, {record['precision']}"
+    with plot(out, stem, f"{title}, {record['threads']} thread(s)") as axes:
+        if axes:
+            found: list[Summary] = [
+                each["words_per_second"] for each in record["contestants"].values()
+            ]
+            names = list(record["contestants"])
+            means, stds = [each.mean for each in found], [each.std for each in found]
+            bars(axes[0], names, means, stds, "words/s (mean and standard deviation)")

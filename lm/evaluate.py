@@ -1,0 +1,62 @@
+"""Perplexity of a run on its corpus or on any text: `python -m lm.evaluate --run DIR`.
+
+With --json, one object a line for each split:
+
+    {"run": "runs/x", "checkpoint": "runs/x/checkpoints/step-00000300", "split": "valid",
+     "nll": 4.78, "perplexity": 119.1, "bits_per_word": 6.9, "bits_per_character": 1.25,
+     "tokens": 73760, "characters": 393043, "unknown": 0, "eval_batch_size": 20, "world_size": 1}
+
+nll: mean negative log-likelihood of a token in nats (natural logarithm), `<eos>` at the end of
+each line included, as in perplexity = exp(nll). bits_per_word: nll / ln 2. bits_per_character:
+the same sum over the characters of the text, counting one for the space or line end after each
+word, and for a word that is not in the vocabulary the five of `<unk>`. unknown: how many such
+words there are; an `<unk>` in the text itself is a word like others.
+"""
+
+from lm import launch
+
+USAGE = """\
+Measure the perplexity of a trained model, on one process or under mpirun on many.
+
+  python -m lm.evaluate --run runs/small --split test
+  python -m lm.evaluate --run runs/small --split my.txt --checkpoint best --json
+  mpirun -np 2 python -m lm.evaluate --run runs/small --split valid,test --distributed
+
+Every token counts once, whatever --eval_batch_size. The text is cut into that many rows, each
+of which starts with an empty state; --eval_batch_size 1 is the number of one unbroken stream."""
+
+
+def main() -> None:
+    """Run the command line on this process, one of one or of many under mpirun."""
+    launch.run(_prepare, _evaluate)
+
+
+def _prepare(argv, comm):
+    from lm.evaluate_job import prepare
+    from lm.flags import Flags
+    from lm.runs import define_run_flags
+
+    flags = Flags(USAGE)
+    define_run_flags(flags)
+    flags.define(
+        str, "split", "valid", "valid, test, train, a text file, or several with commas between"
+        " (default: valid)",
+    )  # fmt: skip
+    flags.define(str, "data_path", "data", "directory of the run's corpus (default: data)")
+    flags.define(int, "eval_batch_size", None, "rows (default: those of the run's config)")
+    flags.define(
+        bool, "distributed", False, "share the rows over the ranks; without it rank 0 does all"
+    )
+    flags.define(bool, "json", False, "print JSON, an object a line, instead of a table")
+    flags.parse(argv)
+    return prepare(flags, comm)
+
+
+def _evaluate(job, comm):
+    from lm.evaluate_job import run_job
+
+    run_job(job, comm)
+
+
+if __name__ == "__main__":
+    main()

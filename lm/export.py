@@ -1,0 +1,56 @@
+"""A run as a TensorFlow SavedModel: `python -m lm.export --run DIR --to DIR`.
+
+It loads where nothing of this project is installed:
+
+    import tensorflow as tf
+    model = tf.saved_model.load("exported")
+    score = model.signatures["score"]
+    scores = score(words=tf.constant([["the", "company", "said"], ["yes", "", ""]]))
+
+Signatures (B sentences or rows, T words, L layers, H hidden units, V words; logarithms are
+natural):
+
+    score       words: string [B, T], "" after the end of a sentence
+                -> log_probabilities: float32 [B, T + 1], of each word and then of the closing
+                   <eos>, 0 after it; log_probability: float32 [B], their sum
+    next_word   words: string [B]; state: float32 [B, L, 2, H], zeros to start, where the first
+                word to read is "<eos>"
+                -> log_probabilities: float32 [B, V], of the word that comes next; state: for
+                   the next call
+    score_ids, next_word_ids
+                the same with ids: int32, and -1 for "" in `score`
+
+A word's id is its line, from 0, in assets/vocabulary.txt. An unknown word is read as <unk>; if
+the vocabulary has none, it is an error.
+"""
+
+from lm import launch
+
+USAGE = """\
+Write a trained model as a SavedModel, which plain TensorFlow loads without this project.
+
+  python -m lm.export --run runs/small --to exported/small"""
+
+
+def main() -> None:
+    """Run the command line."""
+    launch.run_alone(_export)
+
+
+def _export(argv):
+    from lm.errors import UserError
+    from lm.exporting import export
+    from lm.flags import Flags
+    from lm.runs import define_run_flags, open_run
+
+    flags = Flags(USAGE)
+    define_run_flags(flags)
+    flags.define(str, "to", None, "directory to write, which must not exist")
+    flags.parse(argv)
+    if not flags["to"]:
+        raise UserError("--to is missing: name the directory to write (see --help)")
+    export(open_run(flags), flags["to"])
+
+
+if __name__ == "__main__":
+    main()

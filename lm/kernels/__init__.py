@@ -1,0 +1,219 @@
+"""Compiled CPU ops for the training step, and the choice of what computes each product.
+
+``python -m lm.kernels.build`` compiles the library; ``available()`` says whether it can be used
+here. Where it cannot, lm/lstm.py and lm/softmax.py compute the same from stock ops.
+
+Shapes: T time steps, B rows, H hidden units, G = 4H gates, V words, N = T * B tokens. All tensors
+are float32. ``precision`` "bfloat16" rounds the factors of matrix products, and nothing else, to
+bfloat16; sums, gates, softmax statistics and gradients stay float32.
+
+Environment: LM_KERNELS=0 switches the ops off; LM_KERNELS_ISA=generic|avx2|avx512|avx512bf16
+takes a lesser instruction set than the CPU's best.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+
+import tensorflow.compat.v1 as tf
+
+
+@functools.cache
+def _load():
+    """Load the library once; return (its ops or None, "" or why it is None)."""
+    if os.environ.get("LM_KERNELS", "1") == "0":
+        return None, "switched off by LM_KERNELS=0"
+    if tf.config.list_physical_devices("GPU"):
+        return None, "they are for CPUs, and there is a GPU"
+    path = _library_path()
+    if not path.exists():
+        return None, "not built; run `python -m lm.kernels.build`"
+    try:
+        ops = tf.load_op_library(str(path))
+    except (tf.errors.OpError, OSError) as error:
+        return None, f"{path} does not load: {error}"
+    tf.RegisterGradient("LmLstm")(_lstm_gradient)
+    return ops, ""
+
+
+def available() -> bool:
+    """Return whether the compiled ops can be used in this process."""
+    return _load()[0] is not None
+
+
+def description() -> str:
+    """Return, in a few words for the log, what runs here, or why the compiled ops do not.
+
+    Ranks whose descriptions differ build different graphs, whose collectives would not match.
+    """
+    ops, reason = _load()
+    if ops is None:
+        return f"no compiled ops: {reason}"
+    isa = ctypes.CDLL(str(_library_path())).lm_kernels_isa
+    isa.restype = ctypes.c_char_p
+    products = ", bfloat16 products by oneDNN" if _bfloat16_in_tensorflow() else ""
+    return f"compiled ops for {isa().decode()}{products}"
+
+
+def _library_path():
+    from lm.kernels.build import library_path  # not above: `-m lm.kernels.build` imports this
+
+    return library_path()
+
+
+def _ops():
+    ops, reason = _load()
+    if ops is None:
+        raise RuntimeError(f"no compiled ops: {reason}")
+    return ops
+
+
+def _is_bfloat16(precision: str) -> bool:
+    if precision not in ("float32", "bfloat16"):
+        raise ValueError(f"precision is {precision!r}, not 'float32' or 'bfloat16'")
+    return precision == "bfloat16"
+
+
+@functools.cache
+def _bfloat16_in_tensorflow() -> bool:
+    """Whether oneDNN's bfloat16 products beat ours: it can use AMX, which ours do not."""
+    try:
+        with open("/proc/cpuinfo") as cpuinfo:
+            return "amx_bf16" in cpuinfo.read()
+    except OSError:
+        return False
+
+
+def _product(a, b, bf16, transpose_a=False, transpose_b=False):
+    """Multiply two matrices, each float32 or bfloat16, by whatever is fastest; float32 result.
+
+    In float32, oneDNN is at the CPU's peak unless b is transposed; there ours is faster.
+    """
+    transposes = dict(transpose_a=transpose_a, transpose_b=transpose_b)
+    if bf16 and _bfloat16_in_tensorflow():
+        c = tf.matmul(tf.cast(a, tf.bfloat16), tf.cast(b, tf.bfloat16), **transposes)
+        return tf.cast(c, tf.float32)
+    if bf16 or transpose_b:
+        return _ops().lm_mat_mul(a, b, bf16=bf16, **transposes)
+    return tf.matmul(a, b, **transposes)
+
+
+def matmul(a_MK: tf.Tensor, b_KN: tf.Tensor, precision: str = "float32") -> tf.Tensor:
+    """Multiply two matrices. Differentiable.
+
+    Args:
+      a_MK: The left factor, such as a layer's inputs at all time steps.
+      b_KN: The right factor, such as its weights.
+      precision: Of this product and of the two of its gradient.
+
+    Returns:
+      [M, N].
+    """
+    bf16 = _is_bfloat16(precision)
+    _ops()  # an error here rather than in the middle of the graph
+
+    @tf.custom_gradient
+    def product(a, b):
+        def gradient(dc):
+            return _product(dc, b, bf16, transpose_b=True), _product(a, dc, bf16, transpose_a=True)
+
+        return _product(a, b, bf16), gradient
+
+    return product(a_MK, b_KN)
+
+
+def lstm_recurrence(
+    projected_TBG: tf.Tensor,
+    weights_HG: tf.Tensor,
+    h0_BH: tf.Tensor,
+    c0_BH: tf.Tensor,
+    precision: str = "float32",
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Run an LSTM layer over a window, given its input projection; gates i, j, f, o.
+
+    z_t = projected_t + h_{t-1} W; c_t = sigmoid(f) c_{t-1} + sigmoid(i) tanh(j);
+    h_t = sigmoid(o) tanh(c_t) (Zaremba et al., arXiv:1409.2329, eq. 4). Differentiable in all
+    inputs; stop the gradient of a carried state for truncated backpropagation.
+
+    Args:
+      projected_TBG: x Wx + b, [T, B, 4H].
+      weights_HG: Recurrent weights, [H, 4H].
+      h0_BH: Output before the window.
+      c0_BH: Memory cell before the window.
+      precision: Of the recurrent products.
+
+    Returns:
+      Outputs [T, B, H], and h and c after the last step, each [B, H].
+    """
+    h, h_last, c_last, _, _ = _ops().lm_lstm(
+        projected_TBG, weights_HG, h0_BH, c0_BH, bf16=_is_bfloat16(precision)
+    )
+    return h, h_last, c_last
+
+
+def _lstm_gradient(op, dh, dh_last, dc_last, *_):
+    _, weights, h0, c0 = op.inputs
+    h, _, _, c, gates = op.outputs
+    bf16 = op.get_attr("bf16")
+    dz, dh0, dc0 = _ops().lm_lstm_grad(weights, c0, c, gates, dh, dh_last, dc_last, bf16=bf16)
+    hidden = tf.shape(h0)[1]
+    h_before = tf.reshape(tf.concat([h0[None], h[:-1]], 0), [-1, hidden])
+    # One product over all time steps, not one a step.
+    dweights = _product(h_before, tf.reshape(dz, [-1, 4 * hidden]), bf16, transpose_a=True)
+    return dz, dweights, dh0, dc0
+
+
+def softmax_cross_entropy(
+    hidden_NH: tf.Tensor,
+    weights_HV: tf.Tensor,
+    bias_V: tf.Tensor,
+    targets_N: tf.Tensor,
+    scale_N: tf.Tensor,
+    precision: str = "float32",
+    training: bool = True,
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Project to the vocabulary; return the cross-entropy, its gradient made on the way.
+
+    loss = sum_n scale_n nll_n, with nll_n = -log softmax(hidden_n W + b)[target_n]. The pass that
+    computes nll also leaves scale (softmax - onehot) for the gradient. That is why the scale goes
+    in here and only `loss` has a gradient: with respect to hidden, weights and bias.
+
+    Args:
+      hidden_NH: Outputs of the top layer.
+      weights_HV: Projection.
+      bias_V: Its bias.
+      targets_N: int32 or int64 ids; one outside [0, V) raises InvalidArgumentError.
+      scale_N: Weight of each token in the loss, such as 1 / batch_size, or 0 for padding.
+      precision: Of the three products.
+      training: False saves the work for the gradient; `loss` then has none.
+
+    Returns:
+      The loss, a scalar, and the nll of each token in nats, [N], without a gradient.
+    """
+    bf16 = _is_bfloat16(precision)
+    targets_N, scale_N = tf.convert_to_tensor(targets_N), tf.convert_to_tensor(scale_N)
+    dlogits_type = tf.bfloat16 if bf16 and training else tf.float32
+
+    def cross_entropy(hidden, weights, bias):
+        logits = _product(hidden, weights, bf16)
+        nll, dlogits, dbias = _ops().lm_softmax(
+            logits, bias, targets_N, scale_N, D=dlogits_type, gradient=training
+        )
+
+        def gradient(dloss, _):
+            # dloss, mostly 1, goes in where that is cheap: into [N, H], not [N, V] or [H, V].
+            dweights = _product(dloss * hidden, dlogits, bf16, transpose_a=True)
+            dhidden = dloss * _product(dlogits, weights, bf16, transpose_b=True)
+            return dhidden, dweights, dloss * dbias
+
+        return (tf.reduce_sum(scale_N * nll), nll), gradient
+
+    inputs = [tf.convert_to_tensor(x) for x in (hidden_NH, weights_HV, bias_V)]
+    if training:
+        loss, nll = tf.custom_gradient(cross_entropy)(*inputs)
+    else:
+        (loss, nll), _ = cross_entropy(*inputs)
+        loss = tf.stop_gradient(loss)
+    return loss, tf.stop_gradient(nll)

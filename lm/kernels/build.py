@@ -1,0 +1,112 @@
+"""Compiles the TensorFlow ops of this package: ``python -m lm.kernels.build``.
+
+One library serves every CPU of its architecture: the arithmetic is compiled once per instruction
+set and chosen when the library is loaded, so that a home directory may be shared by unlike nodes.
+"""
+
+import hashlib
+import os
+import pathlib
+import platform
+import subprocess
+import sys
+import tempfile
+
+_HERE = pathlib.Path(__file__).resolve().parent
+BUILD_DIR = _HERE / "_build"
+
+# -fwrapv: the bit tricks on vectors of integers may overflow. No -ffast-math: it hides NaN.
+_FLAGS = ["-O3", "-fPIC", "-fwrapv", "-ffp-contract=fast", "-fvisibility=hidden", "-Wall"]
+_AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma"]
+_X86_ISAS = {
+    "avx2": ["-mavx2", "-mfma"],
+    "avx512": _AVX512,
+    "avx512bf16": [*_AVX512, "-mavx512bf16"],
+}
+
+
+def _compiler():
+    return os.environ.get("CXX") or "g++"
+
+
+def _isas():
+    x86 = platform.machine().lower() in ("x86_64", "amd64")
+    return {"generic": [], **(_X86_ISAS if x86 else {})}
+
+
+def library_path():
+    """Returns the path of the library for these sources and this TensorFlow, built or not.
+
+    It does not depend on the compiler, so that a node without one can load what another built.
+    """
+    import tensorflow as tf
+
+    digest = hashlib.sha256()
+    for source in sorted([*_HERE.glob("*.cc"), *_HERE.glob("*.h"), _HERE / "build.py"]):
+        digest.update(source.name.encode() + b"\0" + source.read_bytes())
+    digest.update(f"{tf.__version__} {platform.machine()}".encode())
+    return BUILD_DIR / f"{digest.hexdigest()[:16]}.so"
+
+
+def build():
+    """Compiles the library unless it is up to date.
+
+    Returns:
+      The path of the library.
+
+    Raises:
+      RuntimeError: if the compiler is missing or fails; the message ends with what it said.
+    """
+    import tensorflow as tf
+
+    path = library_path()
+    if path.exists():
+        return path
+    BUILD_DIR.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=BUILD_DIR) as work:
+        compile_flags = ["-w", *tf.sysconfig.get_compile_flags()]
+        jobs = {"ops": ["ops.cc", *_FLAGS, *compile_flags]}
+        for isa, flags in _isas().items():
+            jobs[isa] = ["isa.cc", *_FLAGS, "-std=c++17", *flags, f"-DLM_ISA={isa}"]
+        running = [
+            _start([*arguments, "-c", "-o", f"{work}/{name}.o"]) for name, arguments in jobs.items()
+        ]
+        for process in running:
+            _finish(process)
+        objects = [f"{work}/{name}.o" for name in jobs]
+        library = f"{work}/library.so"
+        _finish(_start(["-shared", *objects, "-o", library, *tf.sysconfig.get_link_flags()]))
+        # Renamed into place at once: another process never loads half a library.
+        os.replace(library, path)
+    for old in BUILD_DIR.glob("*.so"):
+        if old != path:
+            old.unlink(missing_ok=True)
+    return path
+
+
+def _start(arguments):
+    try:
+        return subprocess.Popen(
+            [_compiler(), *arguments], cwd=_HERE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+    except OSError as error:
+        raise RuntimeError(f"cannot run the C++ compiler {_compiler()}: {error}") from error
+
+
+def _finish(process):
+    output, _ = process.communicate()
+    if process.returncode != 0:
+        said = output.decode(errors="replace").strip()
+        raise RuntimeError(f"{' '.join(map(str, process.args))} failed:\n{said}")
+
+
+def main():
+    """Builds the library and prints its path; exits with 1 and one line if that fails."""
+    try:
+        print(build())
+    except RuntimeError as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+// What ops.cc (TensorFlow, baseline CPU) may ask of isa.cc (arithmetic, one build per CPU type).
+#ifndef LM_KERNELS_CPU_H_
+#define LM_KERNELS_CPU_H_
+
+#include <stdint.h>
+
+namespace lm {
+
+// One LSTM layer over one window. Row-major; T time, B rows, H hidden units, gates order i, j, f, o.
+// A "unit" is the 4 bytes that one broadcast of the inner loop takes: one float32 or two bfloat16.
+struct Lstm {
+  int64_t T, B, H;
+  const float* weights;  // [H, 4H], recurrent
+  float* panels;         // the weights as packed by Pack, PanelFloats(H) floats
+  float* scratch;        // ScratchFloats(B, H) floats (bfloat16 only)
+  // Forward. `gates` holds x Wx + b on entry, the activated gates on return.
+  const float* h0;  // [B, H]
+  const float* c0;  // [B, H]
+  float* h;         // [T, B, H]
+  float* c;         // [T, B, H]
+  float* gates;     // [T, B, 4H]
+  // Backward. `gates` holds the activated gates on entry, d loss / d z on return.
+  const float* dh;       // [T, B, H]
+  const float* dh_last;  // [B, H]
+  float* dh0;            // [B, H]
+  float* dc;             // [B, H]: d loss / d c_last on entry, d loss / d c0 on return
+};
+
+// One direction of the recurrence. Step(t, block, row0, row1) may run in parallel for distinct
+// blocks and rows; step t needs all blocks of its rows of step t - 1 (backward: t + 1).
+struct LstmDirection {
+  int64_t (*Blocks)(int64_t H);
+  int64_t (*PanelFloats)(int64_t H);
+  int64_t (*ScratchFloats)(int64_t B, int64_t H);
+  void (*Pack)(const Lstm&, int64_t block);
+  void (*Start)(const Lstm&, int64_t row0, int64_t row1);  // before the first step
+  void (*Step)(const Lstm&, int64_t t, int64_t block, int64_t row0, int64_t row1);
+};
+
+// C[M, N] = A[M, K] B[K, N], all dense. A(m, k) lies at a[m * lda + k], or a[k * lda + m]
+// if a_across; B(k, n) at b[n * ldb + k], or b[k * ldb + n] if b_across.
+struct Gemm {
+  int64_t M, N, K;
+  const void* a;
+  int64_t lda;
+  bool a_bf16, a_across;
+  const void* b;
+  int64_t ldb;
+  bool b_bf16, b_across;
+  float* c;
+  float* a_units;  // M * RowUnits(K) floats if NeedsPackRows, else nullptr
+};
+
+struct GemmFormat {
+  int64_t (*RowUnits)(int64_t K);
+  int64_t (*Vectors)(int64_t N);  // how many vectors N columns are
+  int64_t (*PanelFloats)(int64_t K, int64_t vectors);
+  bool (*NeedsPackRows)(const Gemm&);
+  void (*PackRows)(const Gemm&, int64_t row0, int64_t row1);
+  void (*Block)(const Gemm&, int64_t row0, int64_t row1, int64_t v0, int64_t v1, float* panels);
+};
+
+// Cross-entropy of rows of logits + bias, and its gradient scale * (softmax - onehot).
+struct Softmax {
+  int64_t V;
+  const float* logits;     // [N, V]
+  const float* bias;       // [V]
+  const int64_t* targets;  // [N]
+  const float* scale;      // [N]
+  float* nll;              // [N]
+  void* dlogits;           // [N, V], maybe the logits themselves; nullptr: no gradient
+  bool bf16;               // dlogits are bfloat16
+};
+
+struct Kernels {
+  const char* name;
+  GemmFormat gemm[2];  // [0] float32, [1] bfloat16 products
+  LstmDirection lstm_forward[2], lstm_backward[2];
+  // Does rows [row0, row1). bias_sum[V]: the column sums of their dlogits. buffer[V] is lent.
+  void (*SoftmaxRows)(const Softmax&, int64_t row0, int64_t row1, float* bias_sum, float* buffer);
+  void (*Add)(float* y, const float* x, int64_t n);  // y += x
+};
+
+}  // namespace lm
+
+#endif  // LM_KERNELS_CPU_H_

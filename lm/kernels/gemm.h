@@ -1,0 +1,278 @@
+// The inner loop of every matrix product here, and its two number formats.
+//
+// A product C[M, N] += A[M, K] B[K, N] reads B from a panel: the values of NV vectors of columns
+// for k = 0, 1, ... one after another, so that the loop streams through memory, whatever the
+// layout of B was. A is read row-major, one broadcast at a time. Each element of C is summed over k
+// in one fixed order: the result depends neither on the threads nor on how rows are grouped.
+#ifndef LM_KERNELS_GEMM_H_
+#define LM_KERNELS_GEMM_H_
+
+#include "simd.h"
+
+namespace LM_ISA {
+
+// Formats. Both are streams of 4-byte units, held in float pointers: one float32, or the bfloat16
+// of values 2u and 2u + 1 of a sum. Units(n) values take that many units.
+//   Along: the units of consecutive values p[0], p[1], ... of which n exist.
+//   Across: one unit of each of n columns; its values lie ld apart, and `depth` of them exist.
+struct Float32 {
+  static constexpr int kDepth = 1;         // values of a unit
+  static constexpr bool kConverts = false;  // units differ from float32 values
+  LM_INLINE Vec MulAdd(Vec a, Vec b, Vec c) { return a * b + c; }
+  template <class T>
+  LM_INLINE Vec Along(const T* p, int64_t n) { return Load(p, n); }
+  template <class T>
+  LM_INLINE Vec Across(const T* p, int64_t, int64_t, int64_t n) { return Load(p, n); }
+};
+
+#if defined(__AVX512BF16__)
+struct Bfloat16 {
+  static constexpr int kDepth = 2;
+  static constexpr bool kConverts = true;
+  LM_INLINE Vec MulAdd(Vec a, Vec b, Vec c) {
+    return (Vec)_mm512_dpbf16_ps((__m512)c, (__m512bh)a, (__m512bh)b);
+  }
+  template <class T>
+  LM_INLINE Vec Along(const T* p, int64_t n) {
+    const Vec low = Load(p, n), high = n > kLanes ? Load(p + kLanes, n - kLanes) : Vec{};
+    return (Vec)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
+  }
+  template <class T>
+  LM_INLINE Vec Across(const T* p, int64_t ld, int64_t depth, int64_t n) {
+    const Vec first = Load(p, n), second = depth > 1 ? Load(p + ld, n) : Vec{};
+    const __m512i low = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)first));
+    const __m512i high = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)second));
+    return (Vec)_mm512_or_si512(low, _mm512_slli_epi32(high, 16));
+  }
+};
+#else
+struct Bfloat16 {  // the same numbers where the CPU cannot multiply them: rounded float32
+  static constexpr int kDepth = 1;
+  static constexpr bool kConverts = true;
+  LM_INLINE Vec MulAdd(Vec a, Vec b, Vec c) { return a * b + c; }
+  template <class T>
+  LM_INLINE Vec Along(const T* p, int64_t n) { return RoundToBf16(Load(p, n)); }
+  template <class T>
+  LM_INLINE Vec Across(const T* p, int64_t, int64_t, int64_t n) { return RoundToBf16(Load(p, n)); }
+};
+#endif
+
+template <class Format>
+LM_INLINE int64_t Units(int64_t values) {
+  return (values + Format::kDepth - 1) / Format::kDepth;
+}
+
+LM_INLINE int64_t Least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+// The values of matrix elements: (row, k) lies at p[row * ld + k], or p[k * ld + row] if `across`.
+template <class T>
+struct Source {
+  const T* p;
+  int64_t ld;
+  bool across;
+};
+
+// kLanes rows (`rows` of them exist) of units [u0, u0 + n) of sums over K values, lane = row:
+// out[i * ldo], i < n, is a vector. This is how a panel of B is packed, a row being a column of B.
+template <class Format, class T>
+static void PackPanel(Source<T> s, int64_t rows, int64_t K, int64_t u0, int64_t n, float* out,
+                      int64_t ldo) {
+  constexpr int D = Format::kDepth;
+  if (s.across) {
+    for (int64_t u = u0; u < u0 + n; ++u, out += ldo)
+      Store(out, Format::Across(s.p + u * D * s.ld, s.ld, K - u * D, rows));
+    return;
+  }
+  for (int64_t i = 0; i < n; i += kLanes) {
+    const int64_t k = (u0 + i) * D;
+    Vec block[kLanes] = {};
+    for (int r = 0; r < Least(kLanes, rows); ++r)
+      block[r] = Format::Along(s.p + r * s.ld + k, K - k);
+    Transpose(block);
+    for (int j = 0; j < Least(kLanes, n - i); ++j) Store(out + (i + j) * ldo, block[j]);
+  }
+}
+
+// The units of row-major `rows` rows of K values: out[r * Units(K) + u]. How A is packed.
+template <class Format, class T>
+static void PackRows(Source<T> s, int64_t rows, int64_t K, float* out) {
+  constexpr int D = Format::kDepth;
+  const int64_t units = Units<Format>(K);
+  if (!s.across) {
+    for (int64_t r = 0; r < rows; ++r)
+      for (int64_t u = 0; u < units; u += kLanes)
+        Store(out + r * units + u, Format::Along(s.p + r * s.ld + u * D, K - u * D), units - u);
+    return;
+  }
+  for (int64_t r = 0; r < rows; r += kLanes)
+    for (int64_t u = 0; u < units; u += kLanes) {
+      Vec block[kLanes] = {};
+      for (int j = 0; j < Least(kLanes, units - u); ++j) {
+        const int64_t k = (u + j) * D;
+        block[j] = Format::Across(s.p + k * s.ld + r, s.ld, K - k, rows - r);
+      }
+      Transpose(block);
+      for (int i = 0; i < Least(kLanes, rows - r); ++i)
+        Store(out + (r + i) * units + u, block[i], units - u);
+    }
+}
+
+// How many rows of C fit in the registers beside NV vectors of columns.
+template <int NV>
+constexpr int MaxRows() {
+  return kLanes == 16 ? (NV == 4 ? 6 : 12) : (NV == 4 ? 3 : 6);
+}
+
+// c[MR, NV vectors] = from[MR, NV vectors] + a[MR, units] * panel; `from` may be c itself, or one
+// row for all (ldf == 0). The loops over m and v unroll into registers. Unless null, `next` is what
+// will be read soon: one cache line of it is fetched per unit.
+template <class Format, int NV, int MR>
+static void Tile(const float* a, int64_t lda, const float* panel, int64_t units, const float* from,
+                 int64_t ldf, float* c, int64_t ldc, const float* next) {
+  Vec sum[MR][NV];
+#pragma GCC unroll 16
+  for (int m = 0; m < MR; ++m)
+#pragma GCC unroll 4
+    for (int v = 0; v < NV; ++v) sum[m][v] = Load(from + m * ldf + v * kLanes);
+  for (int64_t k = 0; k < units; ++k, panel += NV * kLanes) {
+    Vec b[NV];
+    if (next) __builtin_prefetch(next + k * 16, 0, 2);
+#pragma GCC unroll 4
+    for (int v = 0; v < NV; ++v) b[v] = Load(panel + v * kLanes);
+#pragma GCC unroll 16
+    for (int m = 0; m < MR; ++m) {
+      const Vec x = Set(a[m * lda + k]);
+#pragma GCC unroll 4
+      for (int v = 0; v < NV; ++v) sum[m][v] = Format::MulAdd(x, b[v], sum[m][v]);
+    }
+  }
+#pragma GCC unroll 16
+  for (int m = 0; m < MR; ++m)
+#pragma GCC unroll 4
+    for (int v = 0; v < NV; ++v) Store(c + m * ldc + v * kLanes, sum[m][v]);
+}
+
+// The same for `rows` <= MaxRows rows.
+template <class Format, int NV, int MR = MaxRows<NV>()>
+static void TileOf(int64_t rows, const float* a, int64_t lda, const float* panel, int64_t units,
+                   const float* from, int64_t ldf, float* c, int64_t ldc,
+                   const float* next = nullptr) {
+  if constexpr (MR > 1) {
+    if (rows < MR)
+      return TileOf<Format, NV, MR - 1>(rows, a, lda, panel, units, from, ldf, c, ldc, next);
+  }
+  Tile<Format, NV, MR>(a, lda, panel, units, from, ldf, c, ldc, next);
+}
+
+// Sums are taken in pieces of this many units, so that a piece of a panel stays in the L1 / L2
+// cache while all rows pass over it.
+constexpr int64_t kPiece = 512;
+
+// c[rows, NV vectors] += a[rows, units] * panel, for any number of rows. Few rows are over before
+// memory has sent the next piece of the panel, so that is asked for meanwhile.
+template <class Format, int NV>
+static void Multiply(int64_t rows, const float* a, int64_t lda, const float* panel, int64_t units,
+                     float* c, int64_t ldc) {
+  const int64_t groups = (rows + MaxRows<NV>() - 1) / MaxRows<NV>();
+  for (int64_t k = 0; k < units; k += kPiece)
+    for (int64_t g = 0; g < groups; ++g) {
+      // Groups of equal size: 20 rows are 10 + 10, not 12 + 8.
+      const int64_t r0 = rows * g / groups, r1 = rows * (g + 1) / groups;
+      const int64_t piece = Least(kPiece, units - k);
+      const float* here = panel + k * NV * kLanes;
+      TileOf<Format, NV>(r1 - r0, a + r0 * lda + k, lda, here, piece, c + r0 * ldc, ldc,
+                         c + r0 * ldc, ldc, here + piece * NV * kLanes + g * piece * 16);
+    }
+}
+
+// One whole product, C[M, N] = A[M, K] B[K, N]; see cpu.h.
+template <class Format>
+struct Gemm {
+  static int64_t RowUnits(int64_t K) { return Units<Format>(K); }
+  static int64_t Vectors(int64_t N) { return (N + kLanes - 1) / kLanes; }
+  static int64_t PanelFloats(int64_t K, int64_t vectors) {
+    return Least(kPiece, Units<Format>(K)) * vectors * kLanes;
+  }
+
+  static bool NeedsPackRows(const lm::Gemm& p) {
+    if (p.a_across) return true;
+    if (p.a_bf16) return !(Format::kDepth == 2 && p.K % 2 == 0);
+    return Format::kConverts;
+  }
+
+  static void PackRows(const lm::Gemm& p, int64_t row0, int64_t row1) {
+    float* out = p.a_units + row0 * Units<Format>(p.K);
+    const int64_t first = p.a_across ? row0 : row0 * p.lda, rows = row1 - row0;
+    if (p.a_bf16)
+      LM_ISA::PackRows<Format>(Source<uint16_t>{(const uint16_t*)p.a + first, p.lda, p.a_across},
+                               rows, p.K, out);
+    else
+      LM_ISA::PackRows<Format>(Source<float>{(const float*)p.a + first, p.lda, p.a_across}, rows,
+                               p.K, out);
+  }
+
+  template <class T>
+  static void PackPanels(const lm::Gemm& p, int64_t column, int64_t end, int64_t u0, int64_t units,
+                         float* out) {
+    for (int width; column < end; column += width, out += units * width) {
+      width = end - column > kLanes ? 2 * kLanes : kLanes;
+      for (int64_t n = column; n < column + width; n += kLanes) {
+        const T* b = (const T*)p.b + (p.b_across ? n : n * p.ldb);
+        PackPanel<Format>(Source<T>{b, p.ldb, p.b_across}, end - n, p.K, u0, units,
+                          out + (n - column), width);
+      }
+    }
+  }
+
+  // C's rows [row0, row1) and columns of vectors [v0, v1); `panels` is the caller's to lend.
+  static void Block(const lm::Gemm& p, int64_t row0, int64_t row1, int64_t v0, int64_t v1,
+                    float* panels) {
+    const int64_t all = Units<Format>(p.K), begin = v0 * kLanes, end = Least(v1 * kLanes, p.N);
+    const float* a = p.a_units ? p.a_units : (const float*)p.a;
+    for (int64_t u0 = 0; u0 < all; u0 += kPiece) {
+      const int64_t units = Least(kPiece, all - u0);
+      if (p.b_bf16)
+        PackPanels<uint16_t>(p, begin, end, u0, units, panels);
+      else
+        PackPanels<float>(p, begin, end, u0, units, panels);
+      const int64_t groups = (row1 - row0 + MaxRows<2>() - 1) / MaxRows<2>();
+      for (int64_t g = 0; g < groups; ++g) {
+        const int64_t r0 = row0 + (row1 - row0) * g / groups;
+        const int64_t r1 = row0 + (row1 - row0) * (g + 1) / groups;
+        const float* panel = panels;
+        for (int64_t n = begin; n < end; n += 2 * kLanes) {
+          if (end - n > kLanes)
+            Columns<2>(p, r0, r1, n, a + r0 * all + u0, all, panel, units, u0 == 0);
+          else
+            Columns<1>(p, r0, r1, n, a + r0 * all + u0, all, panel, units, u0 == 0);
+          panel += units * 2 * kLanes;
+        }
+      }
+    }
+  }
+
+  // One tile of C at column n. The last columns of C go through a buffer if they end in mid-vector.
+  template <int NV>
+  static void Columns(const lm::Gemm& p, int64_t r0, int64_t r1, int64_t n, const float* a,
+                      int64_t lda, const float* panel, int64_t units, bool first) {
+    constexpr int W = NV * kLanes;
+    static const float zeros[W] = {};
+    float* c = p.c + r0 * p.N + n;
+    const int64_t rows = r1 - r0, width = p.N - n;
+    if (width >= W) {
+            return TileOf<Format, NV>(rows, a, lda, panel, units, first ? zeros : c, first ? 0 : p.N, c,
+                                p.N);
+    }
+    float tile[MaxRows<NV>() * W] = {};
+    for (int64_t m = 0; m < rows; ++m)
+      for (int64_t i = 0; i < width; ++i)
+        tile[m * W + i] = first ? 0 : c[m * p.N + i];
+    TileOf<Format, NV>(rows, a, lda, panel, units, tile, W, tile, W);
+    for (int64_t m = 0; m < rows; ++m)
+      for (int64_t i = 0; i < width; ++i) c[m * p.N + i] = tile[m * W + i];
+  }
+};
+
+}  // namespace LM_ISA
+
+#endif  // LM_KERNELS_GEMM_H_

@@ -1,0 +1,34 @@
+// The arithmetic for one instruction set: build.py compiles this file once for each, with
+// -DLM_ISA=<name> and the compiler's flags for it. ops.cc picks one at run time.
+#include "cpu.h"
+#include "gemm.h"
+#include "lstm.h"
+#include "softmax.h"
+
+#define LM_STRING_(x) #x
+#define LM_STRING(x) LM_STRING_(x)
+
+namespace LM_ISA {
+
+template <class D>
+constexpr lm::LstmDirection Direction() {
+  return {D::Blocks, D::PanelFloats, D::ScratchFloats, D::Pack, D::Start, D::Step};
+}
+
+template <class Format>
+constexpr lm::GemmFormat Products() {
+  using G = Gemm<Format>;
+  return {G::RowUnits, G::Vectors, G::PanelFloats, G::NeedsPackRows, G::PackRows, G::Block};
+}
+
+extern const lm::Kernels kernels;
+const lm::Kernels kernels = {
+    LM_STRING(LM_ISA),
+    {Products<Float32>(), Products<Bfloat16>()},
+    {Direction<Forward<Float32>>(), Direction<Forward<Bfloat16>>()},
+    {Direction<Backward<Float32>>(), Direction<Backward<Bfloat16>>()},
+    SoftmaxRows,
+    Add,
+};
+
+}  // namespace LM_ISA

@@ -1,0 +1,183 @@
+// The recurrence of an LSTM layer without peepholes (Zaremba et al., arXiv:1409.2329, eq. 4):
+//   z_t = x_t Wx + b + h_{t-1} Wh;  i, f, o = sigmoid(z_i, z_f, z_o);  j = tanh(z_j)
+//   c_t = f c_{t-1} + i j;  h_t = o tanh(c_t)
+// Each block computes a few hidden units from the product to h, so that z never leaves the cache.
+#ifndef LM_KERNELS_LSTM_H_
+#define LM_KERNELS_LSTM_H_
+
+#include "cpu.h"
+#include "gemm.h"
+
+namespace LM_ISA {
+
+using lm::Lstm;
+
+constexpr int64_t kRowGroup = 24;  // rows of a block's z held on the stack at a time
+
+// Writes the first n values of v as the units from value number `first` (even) of a row.
+template <class Format>
+LM_INLINE void PutUnits(float* row, int64_t first, Vec v, int64_t n) {
+  float values[kLanes];
+  Store(values, v);
+  const Vec units = Format::Along(values, Least(n, kLanes));
+  row += first / Format::kDepth;
+  if (n >= kLanes)
+    memcpy(row, &units, sizeof units / Format::kDepth);
+  else
+    Store(row, units, Units<Format>(n));
+}
+
+// Forward: block n is the units [n kLanes, (n + 1) kLanes), with all four of their gates.
+template <class Format>
+struct Forward {
+  static constexpr int kWidth = 4 * kLanes;
+
+  static int64_t Blocks(int64_t H) { return (H + kLanes - 1) / kLanes; }
+  static int64_t PanelFloats(int64_t H) { return Blocks(H) * Units<Format>(H) * kWidth; }
+  // h_{t-1} and h_t in units, by turns.
+  static int64_t ScratchFloats(int64_t B, int64_t H) {
+    return Format::kConverts ? 2 * B * Units<Format>(H) : 0;
+  }
+
+  static void Pack(const Lstm& s, int64_t block) {
+    const int64_t units = Units<Format>(s.H), u0 = block * kLanes;
+    for (int g = 0; g < 4; ++g)
+      PackPanel<Format>(Source<float>{s.weights + g * s.H + u0, 4 * s.H, true}, s.H - u0, s.H, 0,
+                        units, s.panels + block * units * kWidth + g * kLanes, kWidth);
+  }
+
+  // h_{-1} = h0 in units, where step 0 will look for it.
+  static void Start(const Lstm& s, int64_t row0, int64_t row1) {
+    if constexpr (Format::kConverts) {
+      for (int64_t b = row0; b < row1; ++b)
+        for (int64_t u = 0; u < s.H; u += kLanes)
+          PutUnits<Format>(State(s, -1) + b * Units<Format>(s.H), u,
+                      Load(s.h0 + b * s.H + u, s.H - u), s.H - u);
+    }
+  }
+
+  static float* State(const Lstm& s, int64_t t) {
+    return s.scratch + (t & 1) * s.B * Units<Format>(s.H);
+  }
+
+  static void Step(const Lstm& s, int64_t t, int64_t block, int64_t row0, int64_t row1) {
+    const int64_t H = s.H, BH = s.B * H, units = Units<Format>(H);
+    const int64_t u0 = block * kLanes, n = H - u0;
+    const float* before = Format::kConverts ? State(s, t - 1) : t > 0 ? s.h + (t - 1) * BH : s.h0;
+    const float* c_before = t > 0 ? s.c + (t - 1) * BH : s.c0;
+    const float* panel = s.panels + block * units * kWidth;
+    float z[kRowGroup * kWidth];
+    for (int64_t r0 = row0; r0 < row1; r0 += kRowGroup) {
+      const int64_t rows = Least(kRowGroup, row1 - r0);
+      for (int64_t m = 0; m < rows; ++m)
+        for (int g = 0; g < 4; ++g)
+          Store(z + m * kWidth + g * kLanes,
+                Load(s.gates + (t * s.B + r0 + m) * 4 * H + g * H + u0, n));
+      Multiply<Format, 4>(rows, before + r0 * units, units, panel, units, z, kWidth);
+      for (int64_t m = 0; m < rows; ++m) {
+        const float* zm = z + m * kWidth;
+        const Vec i = Sigmoid(Load(zm)), j = Tanh(Load(zm + kLanes));
+        const Vec f = Sigmoid(Load(zm + 2 * kLanes)), o = Sigmoid(Load(zm + 3 * kLanes));
+        const int64_t at = (r0 + m) * H + u0;
+        const Vec c = f * Load(c_before + at, n) + i * j;
+        const Vec h = o * Tanh(c);
+        float* gates = s.gates + (t * s.B + r0 + m) * 4 * H + u0;
+        Store(gates, i, n);
+        Store(gates + H, j, n);
+        Store(gates + 2 * H, f, n);
+        Store(gates + 3 * H, o, n);
+        Store(s.c + t * BH + at, c, n);
+        Store(s.h + t * BH + at, h, n);
+        if constexpr (Format::kConverts) PutUnits<Format>(State(s, t) + (r0 + m) * units, u0, h, n);
+      }
+    }
+  }
+};
+
+// Backward: block n is the units [2 n kLanes, 2 (n + 1) kLanes); the last may hold one vector only.
+// The product runs over the 4H gates, each of which starts a unit of its own: 4 * Units(H) in all.
+template <class Format>
+struct Backward {
+  static constexpr int kWidth = 2 * kLanes;
+
+  static int64_t Blocks(int64_t H) { return (H + kWidth - 1) / kWidth; }
+  static int64_t Width(int64_t H, int64_t block) {
+    return H - block * kWidth > kLanes ? kWidth : kLanes;
+  }
+  static int64_t PanelFloats(int64_t H) { return Blocks(H) * 4 * Units<Format>(H) * kWidth; }
+  // dz_{t+1} and dz_t in units, by turns.
+  static int64_t ScratchFloats(int64_t B, int64_t H) {
+    return Format::kConverts ? 2 * B * 4 * Units<Format>(H) : 0;
+  }
+
+  static void Pack(const Lstm& s, int64_t block) {
+    const int64_t units = Units<Format>(s.H), width = Width(s.H, block);
+    for (int g = 0; g < 4; ++g)
+      for (int64_t v = 0; v < width; v += kLanes) {
+        const int64_t u = block * kWidth + v;
+        PackPanel<Format>(Source<float>{s.weights + u * 4 * s.H + g * s.H, 4 * s.H, false}, s.H - u,
+                          s.H, 0, units, s.panels + (block * kWidth * 4 + g * width) * units + v,
+                          width);
+      }
+  }
+
+  static void Start(const Lstm&, int64_t, int64_t) {}
+
+  static float* Dz(const Lstm& s, int64_t t) {
+    return s.scratch + (t & 1) * s.B * 4 * Units<Format>(s.H);
+  }
+
+  // Steps t = T - 1 .. 0, then t = -1, which leaves d loss / d h0.
+  static void Step(const Lstm& s, int64_t t, int64_t block, int64_t row0, int64_t row1) {
+    const int64_t H = s.H, units = Units<Format>(H), lda = 4 * units;
+    const int64_t u0 = block * kWidth, width = Width(H, block);
+    const float* after = Format::kConverts ? Dz(s, t + 1) : s.gates + (t + 1) * s.B * 4 * H;
+    const float* panel = s.panels + block * 4 * units * kWidth;
+    float dh[kRowGroup * kWidth];
+    for (int64_t r0 = row0; r0 < row1; r0 += kRowGroup) {
+      const int64_t rows = Least(kRowGroup, row1 - r0);
+      for (int64_t m = 0; m < rows; ++m)
+        for (int64_t v = 0; v < width; v += kLanes) {
+          const int64_t at = (r0 + m) * H + u0 + v, n = H - u0 - v;
+          Vec d = {};
+          if (t >= 0) d = Load(s.dh + t * s.B * H + at, n);
+          if (t == s.T - 1) d = d + Load(s.dh_last + at, n);
+          Store(dh + m * width + v, d);
+        }
+      if (t < s.T - 1) {
+        const float* a = after + r0 * lda;
+        if (width == kWidth)
+          Multiply<Format, 2>(rows, a, lda, panel, lda, dh, width);
+        else
+          Multiply<Format, 1>(rows, a, lda, panel, lda, dh, width);
+      }
+      for (int64_t m = 0; m < rows; ++m)
+        for (int64_t v = 0; v < width; v += kLanes)
+          Gates(s, t, r0 + m, u0 + v, Load(dh + m * width + v));
+    }
+  }
+
+  // From d loss / d h_t of row b, units u ..., to dz_t and d loss / d c_{t-1}.
+  LM_INLINE void Gates(const Lstm& s, int64_t t, int64_t b, int64_t u, Vec dh) {
+    const int64_t H = s.H, at = b * H + u, n = H - u;
+    if (t < 0) return Store(s.dh0 + at, dh, n);
+    float* gates = s.gates + (t * s.B + b) * 4 * H + u;
+    const Vec i = Load(gates, n), j = Load(gates + H, n);
+    const Vec f = Load(gates + 2 * H, n), o = Load(gates + 3 * H, n);
+    const Vec tanh_c = Tanh(Load(s.c + t * s.B * H + at, n));
+    const Vec c_before = Load((t > 0 ? s.c + (t - 1) * s.B * H : s.c0) + at, n);
+    const Vec dc = Load(s.dc + at, n) + dh * o * (1.f - tanh_c * tanh_c);
+    const Vec dz[4] = {dc * j * i * (1.f - i), dc * i * (1.f - j * j), dc * c_before * f * (1.f - f),
+                       dh * tanh_c * o * (1.f - o)};
+    Store(s.dc + at, dc * f, n);
+    for (int g = 0; g < 4; ++g) {
+      Store(gates + g * H, dz[g], n);
+      if constexpr (Format::kConverts)
+        PutUnits<Format>(Dz(s, t) + (4 * b + g) * Units<Format>(H), u, dz[g], n);
+    }
+  }
+};
+
+}  // namespace LM_ISA
+
+#endif  // LM_KERNELS_LSTM_H_

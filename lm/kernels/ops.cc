@@ -1,0 +1,422 @@
+// The TensorFlow ops: shapes, checks, memory and threads. The arithmetic is isa.cc's.
+//
+// CPU kernels only. Results do not depend on the number of threads.
+#include <string>
+
+#include "cpu.h"
+#include "parallel.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/resource_var.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace generic { extern const lm::Kernels kernels; }
+#if defined(__x86_64__)
+namespace avx2 { extern const lm::Kernels kernels; }
+namespace avx512 { extern const lm::Kernels kernels; }
+namespace avx512bf16 { extern const lm::Kernels kernels; }
+#endif
+
+namespace lm {
+namespace {
+
+using namespace tensorflow;  // NOLINT: an op file is written in TensorFlow's terms
+using shape_inference::InferenceContext;
+using shape_inference::ShapeHandle;
+
+// The best build for this CPU, or the one that LM_KERNELS_ISA names if the CPU has it.
+const Kernels& Cpu() {
+  static const Kernels* const chosen = [] {
+    std::vector<const Kernels*> usable = {&generic::kernels};
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
+      usable.push_back(&avx2::kernels);
+      if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
+        usable.push_back(&avx512::kernels);
+        if (__builtin_cpu_supports("avx512bf16")) usable.push_back(&avx512bf16::kernels);
+      }
+    }
+#endif
+    const char* wanted = getenv("LM_KERNELS_ISA");
+    for (const Kernels* k : usable)
+      if (wanted && std::string(wanted) == k->name) return k;
+    return usable.back();
+  }();
+  return *chosen;
+}
+
+template <class Fn>
+void ParallelFor(OpKernelContext* ctx, int64_t steps, int64_t blocks, const Fn& fn) {
+  const auto* workers = ctx->device()->tensorflow_cpu_worker_threads();
+  RunSteps(workers->workers, workers->num_threads, steps, blocks, fn);
+}
+
+Status CheckShape(const char* name, const Tensor& tensor, const TensorShape& shape) {
+  if (tensor.shape() == shape) return OkStatus();
+  return errors::InvalidArgument(name, " has shape ", tensor.shape().DebugString(), ", not ",
+                                 shape.DebugString());
+}
+
+const float* Floats(const Tensor& tensor) { return tensor.flat<float>().data(); }
+float* Floats(Tensor* tensor) { return tensor->flat<float>().data(); }
+
+// ---- Matrix product -----------------------------------------------------------------------------
+
+REGISTER_OP("LmMatMul")
+    .Input("a: A")  // [M, K], or [K, M] if transpose_a
+    .Input("b: B")  // [K, N], or [N, K] if transpose_b
+    .Attr("A: {float, bfloat16}")
+    .Attr("B: {float, bfloat16}")
+    .Attr("transpose_a: bool = false")
+    .Attr("transpose_b: bool = false")
+    .Attr("bf16: bool = false")  // round a and b to bfloat16
+    .Output("c: float")          // [M, N]
+    .SetShapeFn([](InferenceContext* c) {
+      bool transpose_a, transpose_b;
+      TF_RETURN_IF_ERROR(c->GetAttr("transpose_a", &transpose_a));
+      TF_RETURN_IF_ERROR(c->GetAttr("transpose_b", &transpose_b));
+      ShapeHandle a, b;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 2, &a));
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 2, &b));
+      c->set_output(0, c->Matrix(c->Dim(a, transpose_a ? 1 : 0), c->Dim(b, transpose_b ? 0 : 1)));
+      return OkStatus();
+    });
+
+class MatMulOp : public OpKernel {
+ public:
+  explicit MatMulOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("transpose_a", &transpose_a_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("transpose_b", &transpose_b_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("bf16", &bf16_));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    const Tensor &a = ctx->input(0), &b = ctx->input(1);
+    OP_REQUIRES(ctx, a.dims() == 2 && b.dims() == 2 &&
+                         a.dim_size(transpose_a_ ? 0 : 1) == b.dim_size(transpose_b_ ? 1 : 0),
+                errors::InvalidArgument("cannot multiply ", a.shape().DebugString(), " and ",
+                                        b.shape().DebugString()));
+    Gemm p = {};
+    p.M = a.dim_size(transpose_a_ ? 1 : 0);
+    p.K = a.dim_size(transpose_a_ ? 0 : 1);
+    p.N = b.dim_size(transpose_b_ ? 0 : 1);
+    p.a = a.data();
+    p.lda = a.dim_size(1);
+    p.a_bf16 = a.dtype() == DT_BFLOAT16;
+    p.a_across = transpose_a_;
+    p.b = b.data();
+    p.ldb = b.dim_size(1);
+    p.b_bf16 = b.dtype() == DT_BFLOAT16;
+    p.b_across = !transpose_b_;
+    Tensor* c;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, {p.M, p.N}, &c));
+    p.c = Floats(c);
+    if (p.M == 0 || p.N == 0) return;
+    OP_REQUIRES(ctx, p.K > 0, errors::InvalidArgument("a product over no elements"));
+
+    const GemmFormat& format = Cpu().gemm[bf16_];
+    const bool pack_rows = format.NeedsPackRows(p);
+    Scratch a_units(pack_rows ? p.M * format.RowUnits(p.K) : 0);
+    p.a_units = pack_rows ? a_units.data() : nullptr;
+    // Blocks of columns, wide enough that a row of A is loaded for many, narrow enough that their
+    // panels stay in the L2 cache and that all threads have the same to do. Where the columns do
+    // not suffice for all threads, the rows are divided too.
+    const int64_t threads = ctx->device()->tensorflow_cpu_worker_threads()->num_threads;
+    const int64_t vectors = format.Vectors(p.N);
+    int64_t width = std::min<int64_t>(8, (vectors + threads - 1) / threads);
+    if (width > 2) width = width / 2 * 2;
+    const int64_t columns = (vectors + width - 1) / width;
+    const int64_t rows = std::max<int64_t>(1, std::min(threads / columns, p.M / 32));
+    std::atomic<bool> out_of_memory{pack_rows && !a_units.data()};
+    constexpr int64_t kRows = 32;
+    if (pack_rows && !out_of_memory) {
+      ParallelFor(ctx, 1, (p.M + kRows - 1) / kRows, [&](int64_t, int64_t block) {
+        format.PackRows(p, block * kRows, std::min(p.M, (block + 1) * kRows));
+      });
+    }
+    if (!out_of_memory) {
+      ParallelFor(ctx, 1, columns * rows, [&](int64_t, int64_t block) {
+        Scratch panels(format.PanelFloats(p.K, width));
+        if (!panels.data()) {
+          out_of_memory = true;
+          return;
+        }
+        const int64_t row = block / columns, v = block % columns * width;
+        format.Block(p, p.M * row / rows, p.M * (row + 1) / rows, v, v + width, panels.data());
+      });
+    }
+    OP_REQUIRES(ctx, !out_of_memory, errors::ResourceExhausted("no memory for a product"));
+  }
+
+ private:
+  bool transpose_a_, transpose_b_, bf16_;
+};
+REGISTER_KERNEL_BUILDER(Name("LmMatMul").Device(DEVICE_CPU), MatMulOp);
+
+// ---- The recurrence -----------------------------------------------------------------------------
+
+// Weights of at most this many bytes stay in one core's L2 cache. Then each thread takes rows of
+// the batch, which do not depend on each other, through all steps; else units, step by step.
+constexpr int64_t kCacheFloats = (768 << 10) / sizeof(float);
+
+void RunLstm(OpKernelContext* ctx, const LstmDirection& direction, Lstm s, int64_t first_t,
+             int64_t last_t) {
+  const int64_t panel_floats = direction.PanelFloats(s.H);
+  Scratch panels(panel_floats), scratch(direction.ScratchFloats(s.B, s.H));
+  s.panels = panels.data();
+  s.scratch = scratch.data();
+  OP_REQUIRES(ctx, s.panels && s.scratch, errors::ResourceExhausted("no memory for the weights"));
+  const int64_t blocks = direction.Blocks(s.H), steps = std::abs(last_t - first_t) + 1;
+  const int64_t sign = last_t < first_t ? -1 : 1;
+  ParallelFor(ctx, 1, blocks, [&](int64_t, int64_t block) { direction.Pack(s, block); });
+  direction.Start(s, 0, s.B);
+  const int64_t threads = ctx->device()->tensorflow_cpu_worker_threads()->num_threads;
+  if (panel_floats <= kCacheFloats && s.B >= 4 * threads) {
+    ParallelFor(ctx, 1, threads, [&](int64_t, int64_t group) {
+      const int64_t row0 = s.B * group / threads, row1 = s.B * (group + 1) / threads;
+      for (int64_t step = 0; step < steps; ++step)
+        for (int64_t block = 0; block < blocks; ++block)
+          direction.Step(s, first_t + sign * step, block, row0, row1);
+    });
+  } else {
+    ParallelFor(ctx, steps, blocks, [&](int64_t step, int64_t block) {
+      direction.Step(s, first_t + sign * step, block, 0, s.B);
+    });
+  }
+}
+
+REGISTER_OP("LmLstm")
+    .Input("projection: float")  // [T, B, 4H]: x Wx + b
+    .Input("weights: float")     // [H, 4H]
+    .Input("h0: float")          // [B, H]
+    .Input("c0: float")          // [B, H]
+    .Attr("bf16: bool = false")
+    .Output("h: float")       // [T, B, H]
+    .Output("h_last: float")  // [B, H]
+    .Output("c_last: float")  // [B, H]
+    .Output("c: float")       // [T, B, H]
+    .Output("gates: float")   // [T, B, 4H], activated
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle projection, state, h;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 3, &projection));
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(2), 2, &state));
+      TF_RETURN_IF_ERROR(c->Concatenate(c->Vector(c->Dim(projection, 0)), state, &h));
+      c->set_output(0, h);
+      c->set_output(1, state);
+      c->set_output(2, state);
+      c->set_output(3, h);
+      c->set_output(4, projection);
+      return OkStatus();
+    });
+
+class LstmOp : public OpKernel {
+ public:
+  explicit LstmOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("bf16", &bf16_));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    const Tensor &projection = ctx->input(0), &weights = ctx->input(1);
+    const Tensor &h0 = ctx->input(2), &c0 = ctx->input(3);
+    OP_REQUIRES(ctx, projection.dims() == 3 && h0.dims() == 2,
+                errors::InvalidArgument("projection and h0 have shapes ",
+                                        projection.shape().DebugString(), " and ",
+                                        h0.shape().DebugString(), ", not [T, B, 4H] and [B, H]"));
+    Lstm s = {};
+    s.T = projection.dim_size(0);
+    s.B = h0.dim_size(0);
+    s.H = h0.dim_size(1);
+    OP_REQUIRES(ctx, s.T > 0 && s.H > 0, errors::InvalidArgument("no time step or no unit"));
+    OP_REQUIRES_OK(ctx, CheckShape("projection", projection, {s.T, s.B, 4 * s.H}));
+    OP_REQUIRES_OK(ctx, CheckShape("weights", weights, {s.H, 4 * s.H}));
+    OP_REQUIRES_OK(ctx, CheckShape("c0", c0, {s.B, s.H}));
+    Tensor *h, *h_last, *c_last, *c, *gates;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, {s.T, s.B, s.H}, &h));
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(1, {s.B, s.H}, &h_last));
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(2, {s.B, s.H}, &c_last));
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(3, {s.T, s.B, s.H}, &c));
+    OP_REQUIRES_OK(ctx, ctx->forward_input_or_allocate_output({0}, 4, projection.shape(), &gates));
+    s.weights = Floats(weights);
+    s.h0 = Floats(h0);
+    s.c0 = Floats(c0);
+    s.h = Floats(h);
+    s.c = Floats(c);
+    s.gates = Floats(gates);
+    if (s.gates != Floats(projection))
+      std::copy_n(Floats(projection), projection.NumElements(), s.gates);
+    RunLstm(ctx, Cpu().lstm_forward[bf16_], s, 0, s.T - 1);
+    const int64_t BH = s.B * s.H;
+    std::copy_n(s.h + (s.T - 1) * BH, BH, Floats(h_last));
+    std::copy_n(s.c + (s.T - 1) * BH, BH, Floats(c_last));
+  }
+
+ private:
+  bool bf16_;
+};
+REGISTER_KERNEL_BUILDER(Name("LmLstm").Device(DEVICE_CPU), LstmOp);
+
+REGISTER_OP("LmLstmGrad")
+    .Input("weights: float")  // as for LmLstm, and its outputs
+    .Input("c0: float")
+    .Input("c: float")
+    .Input("gates: float")
+    .Input("dh: float")       // [T, B, H]: d loss / d h
+    .Input("dh_last: float")  // [B, H]
+    .Input("dc_last: float")  // [B, H]
+    .Attr("bf16: bool = false")
+    .Output("dz: float")   // [T, B, 4H]: d loss / d projection
+    .Output("dh0: float")  // [B, H]
+    .Output("dc0: float")  // [B, H]
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->input(3));
+      c->set_output(1, c->input(1));
+      c->set_output(2, c->input(1));
+      return OkStatus();
+    });
+
+class LstmGradOp : public OpKernel {
+ public:
+  explicit LstmGradOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("bf16", &bf16_));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    const Tensor &weights = ctx->input(0), &c0 = ctx->input(1), &c = ctx->input(2);
+    const Tensor &gates = ctx->input(3), &dh = ctx->input(4);
+    OP_REQUIRES(ctx, c.dims() == 3, errors::InvalidArgument("c is not [T, B, H]"));
+    Lstm s = {};
+    s.T = c.dim_size(0);
+    s.B = c.dim_size(1);
+    s.H = c.dim_size(2);
+    OP_REQUIRES_OK(ctx, CheckShape("weights", weights, {s.H, 4 * s.H}));
+    OP_REQUIRES_OK(ctx, CheckShape("c0", c0, {s.B, s.H}));
+    OP_REQUIRES_OK(ctx, CheckShape("gates", gates, {s.T, s.B, 4 * s.H}));
+    OP_REQUIRES_OK(ctx, CheckShape("dh", dh, c.shape()));
+    OP_REQUIRES_OK(ctx, CheckShape("dh_last", ctx->input(5), c0.shape()));
+    OP_REQUIRES_OK(ctx, CheckShape("dc_last", ctx->input(6), c0.shape()));
+    Tensor *dz, *dh0, *dc0;
+    OP_REQUIRES_OK(ctx, ctx->forward_input_or_allocate_output({3}, 0, gates.shape(), &dz));
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(1, c0.shape(), &dh0));
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(2, c0.shape(), &dc0));
+    s.weights = Floats(weights);
+    s.c0 = Floats(c0);
+    s.c = const_cast<float*>(Floats(c));
+    s.gates = Floats(dz);
+    if (s.gates != Floats(gates)) std::copy_n(Floats(gates), gates.NumElements(), s.gates);
+    s.dh = Floats(dh);
+    s.dh_last = Floats(ctx->input(5));
+    s.dh0 = Floats(dh0);
+    s.dc = Floats(dc0);
+    std::copy_n(Floats(ctx->input(6)), c0.NumElements(), s.dc);
+    RunLstm(ctx, Cpu().lstm_backward[bf16_], s, s.T - 1, -1);
+  }
+
+ private:
+  bool bf16_;
+};
+REGISTER_KERNEL_BUILDER(Name("LmLstmGrad").Device(DEVICE_CPU), LstmGradOp);
+
+// ---- Softmax cross-entropy ----------------------------------------------------------------------
+
+REGISTER_OP("LmSoftmax")
+    .Input("logits: float")   // [N, V], without the bias
+    .Input("bias: float")     // [V]
+    .Input("targets: Index")  // [N]
+    .Input("scale: float")    // [N]
+    .Attr("Index: {int32, int64}")
+    .Attr("D: {float, bfloat16} = DT_FLOAT")
+    .Attr("gradient: bool")
+    .Output("nll: float")    // [N], not scaled
+    .Output("dlogits: D")    // [N, V] if gradient, else [0]: d sum(scale * nll) / d logits
+    .Output("dbias: float")  // [V] if gradient, else [0]
+    .SetShapeFn([](InferenceContext* c) {
+      bool gradient;
+      TF_RETURN_IF_ERROR(c->GetAttr("gradient", &gradient));
+      c->set_output(0, c->input(3));
+      c->set_output(1, gradient ? c->input(0) : c->Vector(0));
+      c->set_output(2, gradient ? c->input(1) : c->Vector(0));
+      return OkStatus();
+    });
+
+class SoftmaxOp : public OpKernel {
+ public:
+  explicit SoftmaxOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("gradient", &gradient_));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    const Tensor &logits = ctx->input(0), &bias = ctx->input(1);
+    const Tensor &targets = ctx->input(2), &scale = ctx->input(3);
+    OP_REQUIRES(ctx, logits.dims() == 2 && logits.dim_size(1) > 0,
+                errors::InvalidArgument("logits have shape ", logits.shape().DebugString(),
+                                        ", not [N, V]"));
+    const int64_t N = logits.dim_size(0), V = logits.dim_size(1);
+    OP_REQUIRES_OK(ctx, CheckShape("bias", bias, {V}));
+    OP_REQUIRES_OK(ctx, CheckShape("targets", targets, {N}));
+    OP_REQUIRES_OK(ctx, CheckShape("scale", scale, {N}));
+    std::vector<int64_t> words(N);
+    for (int64_t n = 0; n < N; ++n) {
+      words[n] = targets.dtype() == DT_INT32 ? targets.flat<int32>()(n) : targets.flat<int64_t>()(n);
+      OP_REQUIRES(ctx, words[n] >= 0 && words[n] < V,
+                  errors::InvalidArgument("targets[", n, "] = ", words[n],
+                                          " is not a word: the vocabulary has ", V));
+    }
+    Tensor *nll, *dlogits, *dbias;
+    const TensorShape none({0});
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, {N}, &nll));
+    OP_REQUIRES_OK(ctx, gradient_ ? ctx->forward_input_or_allocate_output({0}, 1, logits.shape(),
+                                                                          &dlogits)
+                                  : ctx->allocate_output(1, none, &dlogits));
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(2, gradient_ ? bias.shape() : none, &dbias));
+    lm::Softmax s = {};
+    s.V = V;
+    s.logits = Floats(logits);
+    s.bias = Floats(bias);
+    s.targets = words.data();
+    s.scale = Floats(scale);
+    s.nll = Floats(nll);
+    s.dlogits = gradient_ ? dlogits->data() : nullptr;
+    s.bf16 = dlogits->dtype() == DT_BFLOAT16;
+    // Row groups of a fixed size, summed in a fixed order: d bias has the same bits on any number
+    // of threads.
+    constexpr int64_t kRows = 8;
+    const int64_t groups = (N + kRows - 1) / kRows;
+    Scratch sums(gradient_ ? groups * V : 0);
+    std::atomic<bool> out_of_memory{!sums.data()};
+    if (!out_of_memory) {
+      ParallelFor(ctx, 1, groups, [&](int64_t, int64_t group) {
+        Scratch buffer(V);
+        if (!buffer.data()) {
+          out_of_memory = true;
+          return;
+        }
+        Cpu().SoftmaxRows(s, group * kRows, std::min((group + 1) * kRows, N),
+                          sums.data() + group * V, buffer.data());
+      });
+    }
+    OP_REQUIRES(ctx, !out_of_memory, errors::ResourceExhausted("no memory for the softmax"));
+    if (!gradient_) return;
+    constexpr int64_t kColumns = 1024;
+    ParallelFor(ctx, 1, (V + kColumns - 1) / kColumns, [&](int64_t, int64_t block) {
+      const int64_t v = block * kColumns, columns = std::min(kColumns, V - v);
+      float* out = Floats(dbias) + v;
+      std::fill_n(out, columns, 0.f);
+      for (int64_t group = 0; group < groups; ++group)
+        Cpu().Add(out, sums.data() + group * V + v, columns);
+    });
+  }
+
+ private:
+  bool gradient_;
+};
+REGISTER_KERNEL_BUILDER(Name("LmSoftmax").Device(DEVICE_CPU), SoftmaxOp);
+
+}  // namespace
+}  // namespace lm
+
+// For the log: which build runs here.
+extern "C" __attribute__((visibility("default"))) const char* lm_kernels_isa() {
+  return lm::Cpu().name;
+}

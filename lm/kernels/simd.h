@@ -1,0 +1,175 @@
+// Vectors of the instruction set this file is compiled for, and the functions an LSTM needs on them.
+//
+// isa.cc is compiled once per instruction set. Everything here lives in a namespace named after it,
+// and nothing here includes a C++ library header: an inline function shared with code built for an
+// older CPU could otherwise be linked in its AVX-512 version and crash there.
+#ifndef LM_KERNELS_SIMD_H_
+#define LM_KERNELS_SIMD_H_
+
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__AVX512F__)
+#define LM_LANES 16
+#elif defined(__AVX2__)
+#define LM_LANES 8
+#else
+#define LM_LANES 4
+#endif
+
+#if defined(__AVX512BF16__)
+#include <immintrin.h>
+#endif
+
+#define LM_INLINE static inline __attribute__((always_inline))
+
+namespace LM_ISA {
+
+constexpr int kLanes = LM_LANES;
+
+// GCC's vector types: arithmetic and comparison are elementwise, and lower to whatever the target
+// has (NEON included). `a * b + c` becomes a fused multiply-add where there is one.
+typedef float Vec __attribute__((vector_size(4 * LM_LANES)));
+typedef int32_t IVec __attribute__((vector_size(4 * LM_LANES)));
+
+LM_INLINE Vec Set(float x) { return x - Vec{}; }
+
+LM_INLINE Vec Load(const float* p) {
+  Vec v;
+  memcpy(&v, p, sizeof v);
+  return v;
+}
+
+LM_INLINE void Store(float* p, Vec v) { memcpy(p, &v, sizeof v); }
+
+// The first n lanes; the others read as zero. n == kLanes is the fast, usual case.
+LM_INLINE Vec Load(const float* p, int64_t n) {
+  if (n >= kLanes) return Load(p);
+  Vec v = {};
+  for (int64_t i = 0; i < n; ++i) v[i] = p[i];
+  return v;
+}
+
+LM_INLINE void Store(float* p, Vec v, int64_t n) {
+  if (n >= kLanes) return Store(p, v);
+  for (int64_t i = 0; i < n; ++i) p[i] = v[i];
+}
+
+// A lane of `a` where the mask (all ones or all zeros a lane) is set, of `b` elsewhere.
+LM_INLINE Vec Select(IVec mask, Vec a, Vec b) {
+  return (Vec)((mask & (IVec)a) | (~mask & (IVec)b));
+}
+
+// NaN in x survives: a comparison with NaN is false, so x itself is kept.
+LM_INLINE Vec Clamp(Vec x, float low, float high) {
+  x = Select(x < Set(low), Set(low), x);
+  return Select(x > Set(high), Set(high), x);
+}
+
+LM_INLINE Vec Max(Vec a, Vec b) { return Select(a > b, a, b); }
+
+LM_INLINE float Sum(Vec v) {
+  float s = 0;
+  for (int i = 0; i < kLanes; ++i) s += v[i];
+  return s;
+}
+
+LM_INLINE float Max(Vec v) {
+  float m = v[0];
+  for (int i = 1; i < kLanes; ++i) m = v[i] > m ? v[i] : m;
+  return m;
+}
+
+// exp(x) within 2 ulp, for results that are normal float32 numbers; beyond, the nearest of those.
+// 2^n * p(r), r = x - n ln 2 in two parts, p the Cephes library's minimax polynomial (expf.c).
+LM_INLINE Vec Exp(Vec x) {
+  x = Clamp(x, -87.3f, 88.3f);
+  // Adding 1.5 * 2^23 leaves the nearest integer in the low bits of the sum.
+  const Vec shift = Set(12582912.f);
+  const Vec shifted = x * 1.44269504088896341f + shift;
+  const Vec n = shifted - shift;
+  Vec r = x - n * 0.693359375f;
+  r = r - n * -2.12194440e-4f;
+  Vec p = Set(1.9875691500e-4f);
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * (r * r) + r + 1.f;
+  const IVec exponent = ((IVec)shifted - (IVec)shift + 127) << 23;
+  return p * (Vec)exponent;
+}
+
+LM_INLINE Vec Sigmoid(Vec x) { return 1.f / (1.f + Exp(-x)); }
+
+// tanh(x): the Cephes polynomial (tanhf.c) near zero, where 1 - 2 / (e^2x + 1) would cancel.
+LM_INLINE Vec Tanh(Vec x) {
+  const Vec z = x * x;
+  Vec p = Set(-5.70498872745e-3f);
+  p = p * z + 2.06390887954e-2f;
+  p = p * z + -5.37397155531e-2f;
+  p = p * z + 1.33314422036e-1f;
+  p = p * z + -3.33332819422e-1f;
+  p = p * z * x + x;
+  const Vec e = 1.f - 2.f / (Exp(x + x) + 1.f);
+  return Select((x < 0.625f) & (x > -0.625f), p, e);
+}
+
+// To the nearest bfloat16, ties to even; NaN stays NaN.
+LM_INLINE Vec RoundToBf16(Vec x) {
+  const IVec bits = (IVec)x;
+  const IVec rounded = (bits + 0x7fff + ((bits >> 16) & 1)) & (int32_t)0xffff0000;
+  return Select(x == x, (Vec)rounded, x);
+}
+
+LM_INLINE void StoreBf16(uint16_t* p, Vec v, int64_t n) {
+  typedef uint16_t Half __attribute__((vector_size(2 * LM_LANES)));
+#if defined(__AVX512BF16__)
+  const Half h = (Half)_mm512_cvtneps_pbh((__m512)v);
+#else
+  const Half h = __builtin_convertvector((IVec)RoundToBf16(v) >> 16, Half);
+#endif
+  if (n >= kLanes) {
+    memcpy(p, &h, sizeof h);
+    return;
+  }
+  for (int64_t i = 0; i < n; ++i) p[i] = h[i];
+}
+
+// The first n of the values at p as float32; p may hold bfloat16 too.
+LM_INLINE Vec Load(const uint16_t* p, int64_t n) {
+  IVec bits = {};
+  if (n >= kLanes) {
+    typedef uint16_t Half __attribute__((vector_size(2 * LM_LANES)));
+    Half h;
+    memcpy(&h, p, sizeof h);
+    bits = __builtin_convertvector(h, IVec);
+  } else {
+    for (int64_t i = 0; i < n; ++i) bits[i] = p[i];
+  }
+  return (Vec)(bits << 16);
+}
+
+// Swaps rows and columns of kLanes vectors: blocks of 1, then 2, 4, ... lanes across the diagonal.
+LM_INLINE void Transpose(Vec* rows) {
+#pragma GCC unroll 4
+  for (int s = 1; s < kLanes; s *= 2) {
+    IVec low, high;  // lanes kLanes and up are the second vector's
+    for (int j = 0; j < kLanes; ++j) {
+      low[j] = j & s ? kLanes + j - s : j;
+      high[j] = j & s ? kLanes + j : j + s;
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; ++i) {
+      if (i & s) continue;
+      const Vec a = rows[i], b = rows[i + s];
+      rows[i] = __builtin_shuffle(a, b, low);
+      rows[i + s] = __builtin_shuffle(a, b, high);
+    }
+  }
+}
+
+}  // namespace LM_ISA
+
+#endif  // LM_KERNELS_SIMD_H_

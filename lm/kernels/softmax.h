@@ -1,0 +1,70 @@
+// Softmax cross-entropy and its gradient, row by row while the row lies in the L1 / L2 cache.
+#ifndef LM_KERNELS_SOFTMAX_H_
+#define LM_KERNELS_SOFTMAX_H_
+
+#include "cpu.h"
+#include "simd.h"
+
+namespace LM_ISA {
+
+// See cpu.h. nll = log(sum_v exp(x_v - max)) + (max - x_target), for x = logits + bias. NaN and +Inf
+// in a row make its nll NaN: they reach the sum through exp(x - max).
+static void SoftmaxRows(const lm::Softmax& s, int64_t row0, int64_t row1, float* bias_sum,
+                        float* buffer) {
+  const int64_t V = s.V, whole = V / kLanes * kLanes;
+  const float* bias = s.bias;
+  if (s.dlogits) memset(bias_sum, 0, V * sizeof(float));
+  for (int64_t r = row0; r < row1; ++r) {
+    const float* logits = s.logits + r * V;
+    const int64_t target = s.targets[r];
+    const float target_logit = logits[target] + bias[target];
+    Vec max0 = Set(-__builtin_inff()), max1 = max0;
+    int64_t v = 0;
+    for (; v + 2 * kLanes <= whole; v += 2 * kLanes) {
+      max0 = Max(Load(logits + v) + Load(bias + v), max0);
+      max1 = Max(Load(logits + v + kLanes) + Load(bias + v + kLanes), max1);
+    }
+    float max = Max(Max(max0, max1));
+    for (; v < V; ++v) max = logits[v] + bias[v] > max ? logits[v] + bias[v] : max;
+
+    // Where the gradient lies over the logits, their exponentials go there too.
+    float* e = s.bf16 || !s.dlogits ? buffer : (float*)s.dlogits + r * V;
+    Vec sums = {};
+    for (v = 0; v < V; v += kLanes) {
+      Vec x = Exp(Load(logits + v, V - v) + Load(bias + v, V - v) - Set(max));
+      if (v == whole)
+        for (int i = 0; i < kLanes; ++i)
+          if (i >= V - v) x[i] = 0;
+      if (s.dlogits) Store(e + v, x, V - v);
+      sums = sums + x;
+    }
+    const float sum = Sum(sums);
+    s.nll[r] = __builtin_logf(sum) + (max - target_logit);
+    if (!s.dlogits) continue;
+
+    const float factor = s.scale[r] / sum;
+    e[target] -= sum;  // times the factor: softmax - 1
+    if (s.bf16) {
+      uint16_t* out = (uint16_t*)s.dlogits + r * V;
+      for (v = 0; v < V; v += kLanes) {
+        const Vec d = Load(e + v, V - v) * factor;
+        StoreBf16(out + v, d, V - v);
+        Store(bias_sum + v, Load(bias_sum + v, V - v) + d, V - v);
+      }
+    } else {
+      for (v = 0; v < V; v += kLanes) {
+        const Vec d = Load(e + v, V - v) * factor;
+        Store(e + v, d, V - v);
+        Store(bias_sum + v, Load(bias_sum + v, V - v) + d, V - v);
+      }
+    }
+  }
+}
+
+static void Add(float* y, const float* x, int64_t n) {
+  for (int64_t i = 0; i < n; i += kLanes) Store(y + i, Load(y + i, n - i) + Load(x + i, n - i), n - i);
+}
+
+}  // namespace LM_ISA
+
+#endif  // LM_KERNELS_SOFTMAX_H_

@@ -1,0 +1,102 @@
+"""Where log lines go: the console, and files of one rank or of all (`--mpi_log`)."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from tqdm import tqdm
+
+_logger = logging.getLogger("lm")
+_FILE_FORMAT = "%(asctime)s %(levelname)s %(message)s"
+
+
+class _ConsoleHandler(logging.StreamHandler):
+    """Writes lines above a progress bar instead of through it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        tqdm.write(self.format(record), file=sys.stderr)
+
+
+class _Keep(logging.Handler):
+    """Keeps lines until somebody takes them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setFormatter(logging.Formatter(_FILE_FORMAT))
+        self._lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._lines.append(self.format(record))
+
+    def take(self) -> list[str]:
+        """Return the lines kept since the last call."""
+        lines, self._lines = self._lines, []
+        return lines
+
+
+# What was said before the run's directory was known and, where rank 0 collects the lines of the
+# others, what they have said since.
+_unwritten = _Keep()
+
+
+def start_console(rank: int) -> None:
+    """Send rank 0's log lines, and all ranks' warnings, to stderr, without time stamps."""
+    handler = _ConsoleHandler()
+    handler.setLevel(logging.WARNING if rank else logging.INFO)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    _logger.addHandler(handler)
+    _logger.addHandler(_unwritten)
+    _logger.setLevel(logging.INFO)
+    _logger.propagate = False
+
+
+def worker_path(path: str, rank: int) -> str:
+    """Return the file of a rank beside rank 0's: log.txt, log.1.txt, log.2.txt."""
+    stem, extension = os.path.splitext(path)
+    return f"{stem}.{rank}{extension}" if rank else path
+
+
+class LogFiles:
+    """This rank's part in a run's log files, from the lines before it was made on.
+
+    Args:
+      paths: The files, as rank 0 names them.
+      mode: master: rank 0 alone writes. workers: each rank writes files of its own, named by
+        `worker_path`. collect: the ranks keep their lines until `collect`, when rank 0 writes
+        them, each with its rank; lines since the last `collect` are lost when a job is killed.
+      rank: This rank.
+
+    Raises:
+      OSError: A file cannot be opened.
+    """
+
+    def __init__(self, paths: Sequence[str], mode: str, rank: int):
+        self._collects = mode == "collect"
+        self._files: list[logging.FileHandler] = []
+        if rank == 0 or mode == "workers":
+            early = _unwritten.take()
+            for path in paths:
+                handler = logging.FileHandler(worker_path(path, rank), encoding="utf-8")
+                handler.setFormatter(logging.Formatter(_FILE_FORMAT))
+                handler.stream.writelines(f"{line}\n" for line in early)
+                _logger.addHandler(handler)
+                self._files.append(handler)
+        if rank == 0 or not self._collects:
+            _logger.removeHandler(_unwritten)
+
+    def collect(self, gather: Callable[[list[str]], list[list[str]]]) -> None:
+        """Bring the ranks' lines to rank 0's files; all ranks must call it together.
+
+        Args:
+          gather: Returns the argument of each rank, by rank, as `Communicator.gather`.
+        """
+        if not self._collects:
+            return
+        by_rank = gather(_unwritten.take())
+        for file in self._files:
+            for rank, lines in enumerate(by_rank):
+                file.stream.writelines(f"[rank {rank}] {line}\n" for line in lines)
+            file.flush()

@@ -1,0 +1,49 @@
+"""Traces of single steps, for Chrome's trace viewer (chrome://tracing) and Perfetto."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Optional
+
+import tensorflow.compat.v1 as tf
+from tensorflow.python.client.timeline import Timeline
+
+from lm.errors import UserError
+
+
+def parse_steps(text: Optional[str]) -> range:
+    """Turn "A:B" into the steps A to B, both included; None into no steps.
+
+    Raises:
+      UserError: The text is not two step numbers in order.
+    """
+    if text is None:
+        return range(0)
+    first, colon, last = text.partition(":")
+    if not (colon and first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last)):
+        raise UserError(f"profile_steps must be FIRST:LAST, such as 100:102, not {text!r}")
+    return range(int(first), int(last) + 1)
+
+
+class StepTracer:
+    """Runs steps, and writes a trace of the chosen ones.
+
+    Args:
+      steps: The global steps to trace, counted from 1.
+      directory: Where trace-STEP.json goes; None traces nothing.
+    """
+
+    def __init__(self, steps: range, directory: Optional[str]):
+        self._steps, self._directory = steps, directory
+
+    def run(self, session: tf.Session, step: int, fetches: Any, feed: dict) -> Any:
+        """Run a step as `session.run(fetches, feed)` does, traced if it was chosen."""
+        if self._directory is None or step not in self._steps:
+            return session.run(fetches, feed)
+        metadata = tf.RunMetadata()
+        options = tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE)
+        values = session.run(fetches, feed, options=options, run_metadata=metadata)
+        trace = Timeline(metadata.step_stats).generate_chrome_trace_format()
+        with open(os.path.join(self._directory, f"trace-{step}.json"), "w") as file:
+            file.write(trace)
+        return values

@@ -1,0 +1,68 @@
+"""The work of `lm.report`: runs to tables, curves and a page."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from typing import Optional
+
+from lm.comparison import group_by_config, read_run
+from lm.errors import UserError
+from lm.files import write_atomically
+from lm.report_page import build_page
+from lm.report_tables import build_tables, num_ranks_text, run_name
+from lm.tables import markdown_table
+
+logger = logging.getLogger("lm")
+
+
+def run_report(directories: Sequence[str], html_file: Optional[str], curves: str) -> None:
+    """Print the tables, and write the curves and the page.
+
+    Args:
+      directories: Of the runs.
+      html_file: Where the page goes, or None.
+      curves: Where the curves go, without .png and .pdf; empty for nowhere.
+
+    Raises:
+      UserError: A directory holds no run, or there is none.
+      OSError: A file cannot be written.
+    """
+    if not directories:
+        raise UserError("no run to report on: give one or more directories (see --help)")
+    groups = group_by_config([read_run(directory) for directory in directories])
+    tables = build_tables(groups)
+    for table in tables:
+        print(f"{table.title}\n\n{markdown_table(table.header, table.rows)}\n\n{table.note}\n")
+    png = _draw(groups, curves, with_png=html_file is not None)
+    if html_file:
+        _make_parent(html_file)
+        write_atomically(html_file, build_page(groups, tables, png).encode())
+        logger.info("wrote %s", html_file)
+
+
+def _draw(groups, curves: str, with_png: bool) -> Optional[bytes]:
+    runs = [(group, run) for group in groups for run in group.runs if run.epochs]
+    if not runs:
+        logger.info("no run has finished an epoch yet: no learning curves")
+    if not runs or not (curves or with_png):
+        return None
+    try:
+        from lm.curves import draw_curves, png_bytes, save_curves
+    except ImportError as error:
+        raise UserError(
+            f"the curves need matplotlib ({error}): run run_scripts/setup.sh, or give --curves ''"
+        ) from error
+    labels = [
+        f"{run_name(run)} ({group.label}, {num_ranks_text(run.num_ranks)})" for group, run in runs
+    ]
+    figure = draw_curves([run for _, run in runs], labels)
+    if curves:
+        _make_parent(curves)
+        logger.info("wrote %s", " and ".join(save_curves(figure, curves)))
+    return png_bytes(figure) if with_png else None
+
+
+def _make_parent(path: str) -> None:
+    os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)

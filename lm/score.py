@@ -1,0 +1,51 @@
+"""Log-probabilities of sentences on stdin: `python -m lm.score --run DIR < sentences.txt`.
+
+One line out for each line in, as soon as it can be had. TSV columns, without a header:
+
+    log-probability, tokens, unknown words, sentence [, log-probabilities of its tokens]
+
+All logarithms are natural. A sentence starts after an `<eos>` with an empty state, and its
+closing `<eos>` is one of its tokens. A word that is not in the vocabulary counts as unknown and
+is scored as `<unk>`. The last column, of --per_word, has a number for each token, separated by
+spaces. The sentence is printed with single spaces between its words.
+
+With --json an object a line: {"log_probability": -9.1, "tokens": 3, "unknown": 0, "sentence":
+"the company"}, and with --per_word also "words": [{"word": "the", "log_probability": -3.0}, ...,
+{"word": "<eos>", "log_probability": -2.2}].
+"""
+
+import signal
+
+from lm import launch
+
+USAGE = """\
+Print the log-probability of each sentence on stdin, a sentence a line.
+
+  python -m lm.score --run runs/small < sentences.txt > scores.tsv
+  nbest | python -m lm.score --run runs/small --per_word --json
+
+TSV: log-probability (natural), tokens (with <eos>), unknown words, sentence."""
+
+
+def main() -> None:
+    """Run the command line."""
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends it as it ends other tools
+    launch.run_alone(_score)
+
+
+def _score(argv):
+    from lm.flags import Flags
+    from lm.runs import define_run_flags
+    from lm.scoring import run_scoring
+
+    flags = Flags(USAGE)
+    define_run_flags(flags)
+    flags.define(bool, "per_word", False, "print the log-probability of each word too")
+    flags.define(bool, "json", False, "print JSON, an object a line, instead of TSV")
+    flags.define(int, "batch_size", 16, "sentences scored at a time (default: 16)")
+    flags.parse(argv)
+    run_scoring(flags)
+
+
+if __name__ == "__main__":
+    main()

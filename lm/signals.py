@@ -1,0 +1,77 @@
+"""Signals as requests: SIGTERM, SIGINT and SIGUSR2 ask the run to stop, SIGUSR1 to save.
+
+SIGUSR2 stands for SIGTERM where that must pass through mpirun, which takes a SIGTERM as its own:
+Open MPI 4.1 lets odls_base_sigkill_timeout go by before the ranks get it, and kills them when
+as much time has passed again. SIGUSR1 and SIGUSR2 it hands on at once, and waits.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+
+_STOP = {
+    signal.SIGTERM: signal.SIGTERM,
+    signal.SIGINT: signal.SIGINT,
+    signal.SIGUSR2: signal.SIGTERM,
+}
+# Ranks get one SIGUSR1 at slightly different steps, and must not save once for each of them.
+_SAME_REQUEST_SECONDS = 2.0
+
+
+def ignore_save_requests() -> None:
+    """Let a SIGUSR1 that comes before there is anything to save do no harm; it would kill."""
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+
+
+class Signals:
+    """Remembers what signals have asked for; make it on the main thread, once.
+
+    A thread reads them: Python runs a handler only when the main thread is back from C, and a
+    rank that waits for a dead one never is.
+    """
+
+    def __init__(self) -> None:
+        self._stop = 0
+        self._save = False
+        self._saved_at = -_SAME_REQUEST_SECONDS
+        self._num_interrupts = 0
+        self._reader, self._writer = socket.socketpair()
+        self._writer.setblocking(False)
+        signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        for number in (*_STOP, signal.SIGUSR1):
+            signal.signal(number, lambda *_: None)  # the wakeup descriptor has it already
+        threading.Thread(target=self._read, name="signals", daemon=True).start()
+
+    @property
+    def stop(self) -> int:
+        """The number of the first signal that asked this rank to stop, or 0."""
+        return self._stop
+
+    @property
+    def save(self) -> bool:
+        """Whether this rank has been asked to save since its last save."""
+        return self._save
+
+    def saved(self) -> None:
+        """Forget the requests to save."""
+        self._save, self._saved_at = False, time.monotonic()
+
+    def _read(self) -> None:
+        while True:
+            for number in self._reader.recv(64):
+                self._note(number)
+
+    def _note(self, number: int) -> None:
+        if number == signal.SIGUSR1:
+            self._save = time.monotonic() - self._saved_at > _SAME_REQUEST_SECONDS
+        elif number in _STOP:
+            self._stop = self._stop or int(_STOP[number])
+            self._num_interrupts += number == signal.SIGINT
+            if self._num_interrupts == 2:
+                os.write(sys.stderr.fileno(), b"lm: interrupted twice: stopping at once\n")
+                os._exit(128 + signal.SIGINT)

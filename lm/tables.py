@@ -1,0 +1,33 @@
+"""Tables as text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Lay out a table in aligned columns that are Markdown too.
+
+    Args:
+      header: A title for each column.
+      rows: The cells of each row; columns of numbers are set to the right.
+    """
+    columns = list(zip(header, *rows))
+    widths = [max(map(len, column)) for column in columns]
+    to_right = [is_numeric(column[1:]) for column in columns]
+
+    def line(cells: Sequence[str]) -> str:
+        aligned = [
+            cell.rjust(width) if right else cell.ljust(width)
+            for cell, width, right in zip(cells, widths, to_right)
+        ]
+        return f"| {' | '.join(aligned)} |"
+
+    rule = ["-" * (width - 1) + (":" if right else "-") for width, right in zip(widths, to_right)]
+    return "\n".join([line(header), line(rule), *map(line, rows)])
+
+
+def is_numeric(column: Sequence[str]) -> bool:
+    """Tell whether the cells of a column are numbers, or dashes in their place."""
+    return all(re.fullmatch(r"-|-?[\d,.]+(e[+-]?\d+)?%?", cell) for cell in column)

@@ -1,0 +1,64 @@
+"""Validation and test of a running job: on rank 0, while the other ranks wait."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import tensorflow.compat.v1 as tf
+
+from lm.batches import eval_rows_of_rank
+from lm.distributed import Communicator
+from lm.evaluation import evaluate
+from lm.job import Job
+from lm.metrics import NllSum
+from lm.model import Model
+from lm.waiting import WaitingRoom
+
+
+class Validation:
+    """Evaluates the splits of a job's corpus.
+
+    Args:
+      job: For its config and corpus.
+      comm: The ranks.
+      session: The training session.
+      model: The model to evaluate, in the session's graph.
+      beat: Told the phase that begins, for the watchdog.
+      stop_requested: Returns the number of the signal that asked this rank to stop, or 0.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        comm: Communicator,
+        session: tf.Session,
+        model: Model,
+        beat: Callable[[str], None],
+        stop_requested: Callable[[], int],
+    ):
+        self._job, self._comm, self._session, self._model = job, comm, session, model
+        self._beat, self._stop_requested = beat, stop_requested
+
+    def run(self, split: str) -> NllSum:
+        """Evaluate "valid" or "test"; all ranks must call it, and get the same result.
+
+        Raises:
+          Interrupted: A rank has been asked to stop.
+        """
+        config, comm, corpus = self._job.config, self._comm, self._job.corpus
+        room = WaitingRoom(
+            comm.gather,
+            comm.rank,
+            beat=lambda: self._beat(f"the evaluation of {split} on rank 0"),
+            stop_requested=self._stop_requested,
+        )
+        return evaluate(
+            self._session,
+            self._model,
+            getattr(corpus, split),
+            config,
+            corpus.vocabulary.eos_id,
+            eval_rows_of_rank(config.eval_batch_size, comm.rank, comm.size),
+            room.gather,
+            room.at_work,
+        )

@@ -1,0 +1,132 @@
+"""The end of a job that would otherwise hang: a rank that waits in MPI for one that is gone.
+
+MPI waits inside C, for ever, and nothing there looks at a clock; a thread of our own does.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, NoReturn
+
+_TICK_SECONDS = 0.5
+_GRACE_SECONDS = 4.0
+
+
+class Process(NamedTuple):
+    """Where a rank runs."""
+
+    host: str
+    pid: int
+
+
+def own_process() -> Process:
+    """Return the host and process id of this rank."""
+    return Process(socket.gethostname(), os.getpid())
+
+
+def end_with_launcher() -> None:
+    """End this process when its launcher is gone: killed, it can no longer end its ranks."""
+    launcher = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == launcher:
+            time.sleep(_TICK_SECONDS)
+        _exit(1, "the launcher is gone")
+
+    threading.Thread(target=watch, name="launcher", daemon=True).start()
+
+
+class Watchdog:
+    """Ends this rank when it has made no progress for too long.
+
+    Args:
+      timeout_seconds: How long a phase may take; 0 for ever.
+      ranks: The processes of all ranks, by rank.
+      rank: This rank.
+      stop_requested: Returns the number of the signal that asked this rank to stop, or 0. Then
+        the ranks should stop at the end of the step; if another rank is dead that never comes,
+        and this one must not wait for the timeout.
+    """
+
+    def __init__(
+        self,
+        timeout_seconds: float,
+        ranks: Sequence[Process],
+        rank: int,
+        stop_requested: Callable[[], int],
+    ):
+        self._timeout, self._ranks, self._rank = timeout_seconds, ranks, rank
+        self._stop_requested = stop_requested
+        self._phase, self._idle, self._last_phase_seconds = "the start", 0.0, 0.0
+        if len(ranks) > 1:
+            threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
+
+    def beat(self, phase: str) -> None:
+        """Note progress: the last phase has ended and this one, named for the user, begins."""
+        self._last_phase_seconds = self._idle
+        self._phase, self._idle = phase, 0.0
+
+    def _watch(self) -> None:
+        now = time.monotonic()
+        while True:
+            time.sleep(_TICK_SECONDS)
+            before, now = now, time.monotonic()
+            # Time that this process itself was stopped for does not count: a scheduler may
+            # suspend a whole job for hours and then let it go on.
+            self._idle += min(now - before, 2 * _TICK_SECONDS)
+            stop = self._stop_requested()
+            if stop and self._idle > _GRACE_SECONDS + 3 * self._last_phase_seconds:
+                _exit(128 + stop)
+            if self._timeout and self._idle > self._timeout:
+                self._give_up()
+
+    def _give_up(self) -> NoReturn:
+        own = self._ranks[self._rank]
+        _exit(
+            1,
+            f"rank {self._rank} on {own.host}: no progress for {self._idle:.0f} s in"
+            f" {self._phase}, waiting for {_waited_for(self._ranks, self._rank)}"
+            " (--step_timeout_seconds)",
+        )
+
+
+def _waited_for(ranks: Sequence[Process], own_rank: int) -> str:
+    """Name the ranks that hold up the others, as well as one host can know them."""
+    own_host = ranks[own_rank].host
+    others = {rank: process for rank, process in enumerate(ranks) if rank != own_rank}
+    stopped = [r for r, p in others.items() if p.host == own_host and not _is_running(p.pid)]
+    if stopped:
+        return f"{_named(stopped)} on {own_host}, which is stopped or gone"
+    elsewhere: dict[str, list[int]] = {}
+    for rank, process in others.items():
+        if process.host != own_host:
+            elsewhere.setdefault(process.host, []).append(rank)
+    if elsewhere:
+        return " or ".join(f"{_named(found)} on {host}" for host, found in elsewhere.items())
+    return f"{_named(list(others))}, which runs but does not answer"
+
+
+def _named(ranks: Sequence[int]) -> str:
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            # The state follows the name, which stands in parentheses and may hold anything.
+            return file.read().rpartition(")")[2].split()[0] not in "TtZX"
+    except OSError:
+        return False
+
+
+def _exit(code: int, message: str = "") -> NoReturn:
+    if message:
+        # No print: its lock may be held by the thread that hangs.
+        os.write(sys.stderr.fileno(), f"lm: error: {message}\n".encode())
+        time.sleep(1)  # the launcher, which kills all others now, passes on their lines first
+    os._exit(code)

@@ -1,0 +1,5 @@
+"""Shared by the fault tests."""
+
+from tests.faults.jobs import start
+
+__all__ = ["start"]

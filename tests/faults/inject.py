@@ -1,0 +1,162 @@
+"""Run `lm.train` with one fault built in: `python -m tests.faults.inject FAULT [flags]`.
+
+The program knows nothing of this: the fault is put around one of its functions, and a kill is a
+real SIGKILL. FAULT is a function below and its arguments: `kill:1:30` kills rank 1 at step 30.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+import numpy as np
+
+FAULTS = {}
+
+
+def fault(function):
+    FAULTS[function.__name__] = function
+    return function
+
+
+def around(owner, name, before=lambda *args: None, after=lambda *args: None):
+    """Replace a function by one that calls `before` and `after` with its arguments."""
+    original = getattr(owner, name)
+
+    def replacement(*args, **kwargs):
+        before(*args)
+        result = original(*args, **kwargs)
+        after(*args)
+        return result
+
+    setattr(owner, name, replacement)
+
+
+def at_step(rank, step, action, when="before"):
+    """Call action(loop) on one rank before or after it runs one step."""
+    from lm.training import _Loop
+
+    def act(loop, *_):
+        if loop._comm.rank == int(rank) and loop._position.step + 1 == int(step):
+            action(loop)
+
+    around(_Loop, "_run_step", **{when: act})
+
+
+def kill_self(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@fault
+def kill(rank, step):
+    at_step(rank, step, kill_self)
+
+
+@fault
+def stop(rank, step):
+    at_step(rank, step, lambda loop: os.kill(os.getpid(), signal.SIGSTOP))
+
+
+@fault
+def fail(rank, step, when):
+    def action(*_):
+        raise RuntimeError("the injected cause")
+
+    at_step(rank, step, action, when)
+
+
+@fault
+def fail_to_prepare(rank):
+    import lm.job
+
+    def action(argv, comm):
+        if comm.rank == int(rank):
+            raise RuntimeError("the injected cause")
+
+    around(lm.job, "prepare", before=action)
+
+
+@fault
+def kill_in_save(function, when, nth="1"):
+    import lm.checkpoint
+
+    calls = []
+
+    def act(*_):
+        calls.append(1)
+        if len(calls) == int(nth):
+            kill_self()
+
+    around(lm.checkpoint, function, **{when: act})
+
+
+@fault
+def nan(rank, step):
+    """The recurrent state of one rank becomes NaN."""
+    from lm import variables
+
+    def action(loop):
+        state = variables._state_variables(loop._session)
+        values = {name: np.full(v.shape.as_list(), np.nan, "f") for name, v in state.items()}
+        variables._assign(loop._session, state, values)
+
+    at_step(rank, step, action)
+
+
+@fault
+def flip(rank, step):
+    """One bit of one weight of one rank changes."""
+    from lm import variables
+
+    def action(loop):
+        weights = variables.read_variables(loop._session)["lstm_1/bias"]
+        weights.view(np.uint32)[3] ^= 1
+        variables.load_variables(loop._session, {"lstm_1/bias": weights})
+
+    at_step(rank, step, action)
+
+
+@fault
+def slow_evaluation(seconds):
+    """Each window of an evaluation takes so long."""
+    import lm.evaluation
+
+    original = lm.evaluation.run_evaluation
+
+    def slow(session, model, batches, at_work):
+        def late():
+            time.sleep(float(seconds))
+            at_work()
+
+        return original(session, model, batches, late)
+
+    lm.evaluation.run_evaluation = slow
+
+
+@fault
+def slow_disk(seconds):
+    import lm.checkpoint
+
+    around(lm.checkpoint, "_write_tensors", after=lambda *_: time.sleep(float(seconds)))
+
+
+@fault
+def clock():
+    """The wall clock goes back by an hour whenever it is read."""
+    start, reads = time.time(), []
+
+    def jumping():
+        reads.append(1)
+        return start - 3600 * len(reads)
+
+    time.time = jumping
+
+
+if __name__ == "__main__":
+    name, *arguments = sys.argv.pop(1).split(":")
+    FAULTS[name](*arguments)
+    from lm.train import main
+
+    main()

@@ -1,0 +1,143 @@
+"""Start a training job, wait for what it does, and see that nothing of it is left."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from lm import checkpoint, manifest
+from tests.commands import ROOT, environment, mpirun
+
+GONE_SECONDS = 10  # a job must be gone so long after the fault
+
+
+class Job:
+    """A running `lm.train`, under mpirun if it has several ranks."""
+
+    def __init__(self, output_dir, *flags, num_ranks=1, fault=None, launcher=None, **popen):
+        self.output_dir = pathlib.Path(output_dir)
+        module = ["tests.faults.inject", fault] if fault else ["lm.train"]
+        # As run_scripts/env.sh: time to save between SIGTERM and SIGKILL.
+        many = [*mpirun(num_ranks), "-mca", "odls_base_sigkill_timeout", "4"]
+        launcher = launcher or (many if num_ranks > 1 else [])
+        arguments = ["--output_dir", output_dir, "--log_every_steps", 1, *flags]
+        self.process = subprocess.Popen(
+            [*launcher, sys.executable, "-m", *module, *map(str, arguments)],
+            cwd=ROOT, env=environment(**popen.pop("env", {})), stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **popen,
+        )  # fmt: skip
+        self.output = ""
+
+    def ranks(self) -> list[int]:
+        """Process ids of the ranks, by rank."""
+        found = {}
+        for pid in self.processes():
+            variables = pathlib.Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            for variable in variables:
+                if variable.startswith(b"OMPI_COMM_WORLD_RANK="):
+                    found[int(variable.partition(b"=")[2])] = pid
+        return [found[rank] for rank in sorted(found)] or [self.process.pid]
+
+    def processes(self) -> list[int]:
+        """Process ids of everything that has our output_dir on its command line."""
+        found = []
+        for directory in pathlib.Path("/proc").iterdir():
+            with contextlib.suppress(OSError):
+                if directory.name.isdigit():
+                    words = (directory / "cmdline").read_bytes().split(b"\0")
+                    if str(self.output_dir).encode() in words:
+                        found.append(int(directory.name))
+        return sorted(found)
+
+    def wait_for(self, condition: Callable[[], object], timeout: float = 60) -> None:
+        deadline = time.monotonic() + timeout
+        while not condition():
+            assert self.process.poll() is None, self.finish()[1]
+            assert time.monotonic() < deadline, "the awaited moment never came"
+            time.sleep(0.02)
+
+    def wait_for_step(self, step: int) -> None:
+        self.wait_for(lambda: last_step(self.output_dir) >= step)
+
+    def finish(self, timeout: float = 90) -> tuple[int, str]:
+        """Wait for the end; returns exit code and output. Nothing may be left of the job."""
+        try:
+            self.output, _ = self.process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            pytest.fail("the job hangs")
+        deadline = time.monotonic() + GONE_SECONDS
+        while self.processes():
+            if time.monotonic() > deadline:
+                self.kill()
+                pytest.fail("processes are left")
+            time.sleep(0.05)
+        return self.process.returncode, self.output
+
+    def ends(self) -> tuple[int, str]:
+        """Wait for the end after a fault, which must come soon."""
+        return self.finish(timeout=GONE_SECONDS)
+
+    def kill(self) -> None:
+        for pid in [*self.processes(), self.process.pid]:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def start(corpora) -> Iterator[Callable[..., Job]]:
+    """Start jobs of the test's small config; they are killed when the test ends."""
+    jobs = []
+
+    def start_job(output_dir, *flags, config=True, **options):
+        given = ("--config", "config_test", "--data_path", corpora) if config else ()
+        jobs.append(Job(output_dir, *given, *flags, **options))
+        return jobs[-1]
+
+    yield start_job
+    for job in jobs:
+        job.kill()
+
+
+def run(start, output_dir, *flags, **options) -> Job:
+    """Run a job that must succeed."""
+    job = start(output_dir, *flags, **options)
+    code, output = job.finish()
+    assert code == 0, output
+    return job
+
+
+def events(output_dir, kind="step") -> list[dict]:
+    """Events of a kind, without a line that is being written."""
+    with contextlib.suppress(FileNotFoundError):
+        lines = pathlib.Path(output_dir, "metrics.jsonl").read_text().splitlines(keepends=True)
+        found = [json.loads(line) for line in lines if line.endswith("\n")]
+        return [event for event in found if event["event"] == kind]
+    return []
+
+
+def last_step(output_dir) -> int:
+    return max((event["step"] for event in events(output_dir)), default=0)
+
+
+def losses(output_dir) -> list[tuple[int, float]]:
+    return [(event["step"], event["loss"]) for event in events(output_dir)]
+
+
+def saved_steps(output_dir) -> list[int]:
+    return [int(path[-8:]) for path in checkpoint.list_checkpoints(str(output_dir))]
+
+
+def final_tensors(output_dir) -> str:
+    """Checksum of the last checkpoint's weights and recurrent state."""
+    files = manifest.read(checkpoint.newest(str(output_dir))).files
+    return files["model.data-00000-of-00001"]["sha256"]

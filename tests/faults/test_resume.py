@@ -1,0 +1,106 @@
+"""A run that was killed goes on as if it never had been."""
+
+import shutil
+
+import numpy as np
+import pytest
+
+from tests.faults.jobs import events, final_tensors, last_step, losses, run, saved_steps
+
+# A small model, with dropout on; the gradient is clipped.
+FLAGS = ("--hidden_size", 16, "--keep_prob", 0.7, "--learning_rate", 0.5, "--seed", 3)
+NUM_STEPS = 500
+STEPS = ("--max_steps", NUM_STEPS, "--checkpoint_every_steps", 50)
+
+
+def check_same_run(resumed, whole):
+    assert losses(resumed) == losses(whole)
+    assert [event["step"] for event in events(resumed)] == list(range(1, NUM_STEPS + 1))
+    for kind, name in [
+        ("epoch", "train_perplexity"), ("epoch", "valid_perplexity"), ("test", "test_perplexity")
+    ]:  # fmt: skip
+        both = [[event[name] for event in events(each, kind)] for each in (resumed, whole)]
+        assert both[0] == both[1] and both[0]
+    assert final_tensors(resumed) == final_tensors(whole)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Where the uninterrupted run of so many ranks is, or will be."""
+    root = tmp_path_factory.mktemp("whole")
+    return lambda num_ranks: root / str(num_ranks)
+
+
+@pytest.mark.parametrize("victims, num_ranks", [([0], 1), ([1, 0, "mpirun"], 2), ([2], 3)])
+def test_killed_and_resumed_equals_uninterrupted(start, whole, tmp_path, victims, num_ranks):
+    run(start, whole(num_ranks), *FLAGS, *STEPS, num_ranks=num_ranks)
+    for turn, victim in enumerate(victims):
+        before = last_step(tmp_path)
+        fault = None if victim == "mpirun" else f"kill:{victim}:{150 * turn + 190}"
+        # The same command line each time: the first starts the run.
+        job = start(tmp_path, *FLAGS, *STEPS, "--resume", num_ranks=num_ranks, fault=fault)
+        if victim == "mpirun":
+            job.wait_for_step(before + 5)
+            job.process.kill()
+        code, _ = job.finish()
+        assert code != 0 and saved_steps(tmp_path)
+    run(start, tmp_path, *FLAGS, *STEPS, "--resume", num_ranks=num_ranks)
+    check_same_run(tmp_path, whole(num_ranks))
+
+
+def test_a_checkpoint_of_4_ranks_resumes_on_any_number(start, tmp_path):
+    steps = ("--checkpoint_every_steps", 30, "--noeval")
+    run(start, tmp_path / "whole", *FLAGS, *steps, "--max_steps", 130, num_ranks=4)
+    run(start, tmp_path / "4", *FLAGS, *steps, "--max_steps", 30, num_ranks=4)
+    for num_ranks in (1, 2, 3):
+        resumed = tmp_path / str(num_ranks)
+        shutil.copytree(tmp_path / "4", resumed)
+        run(start, resumed, *FLAGS, *steps, "--max_steps", 130, "--resume", num_ranks=num_ranks)
+        np.testing.assert_allclose(losses(resumed), losses(tmp_path / "whole"), rtol=1e-4)
+
+
+def test_what_cannot_be_resumed_is_refused(start, tmp_path):
+    few = ("--hidden_size", 8, "--max_steps", 10, "--noeval")
+    run(start, tmp_path, *few)
+    before = (tmp_path / "metrics.jsonl").read_bytes()
+    for flags, words in [
+        ((), "already holds a run: continue it with --resume"),
+        (("--resume", "--seed", 9), "cannot resume: seed was 1 in this run and is 9 now"),
+        (("--resume", "--vocab_size", 50), "cannot resume: vocab_size was None"),
+    ]:
+        code, output = start(tmp_path, *few, *flags).finish()
+        assert code == 2 and words in output, output
+        assert (tmp_path / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_second_job_in_the_same_directory_is_refused(start, tmp_path):
+    first = start(tmp_path, "--hidden_size", 8, "--num_epochs", 100)
+    first.wait_for_step(5)
+    code, output = start(tmp_path, "--hidden_size", 8, "--resume").finish()
+    assert code == 2 and "another job is using output_dir" in output
+    first.kill()  # and the lock is gone with its owner
+    run(start, tmp_path, "--hidden_size", 8, "--resume", "--max_steps", 10, "--noeval")
+
+
+def test_init_from_takes_the_weights_only(start, tmp_path):
+    few = ("--hidden_size", 8, "--log_every_steps", 1)
+    run(start, tmp_path / "first", *few, "--max_steps", 300)
+    (saved,) = (tmp_path / "first" / "checkpoints").iterdir()
+    other = ("--init_from", saved, "--max_steps", 5, "--noeval")
+    run(start, tmp_path / "warm", *few, *other, "--seed", 7, num_ranks=2)
+    warm = losses(tmp_path / "warm")
+    assert warm[0][0] == 1 and warm[0][1] < losses(tmp_path / "first")[5][1] - 0.3
+    for flags, words in [
+        (("--hidden_size", 9), "has the shape [201, 8] in the checkpoint, but [201, 9]"),
+        (("--vocab_size", 50), "trained with another vocabulary"),
+        (("--init_from", tmp_path), "is not a usable checkpoint"),
+    ]:
+        code, output = start(tmp_path / "bad", *few, *other, *flags).finish()
+        assert code == 2 and words in output, output
+        shutil.rmtree(tmp_path / "bad", ignore_errors=True)
+
+
+def test_the_best_weights_can_be_tested(start, tmp_path):
+    flags = ("--hidden_size", 8, "--batch_size", 400, "--num_epochs", 3)
+    run(start, tmp_path, *flags, "--learning_rate", 5, "--test_on", "best", num_ranks=2)
+    assert events(tmp_path, "test")

@@ -1,0 +1,176 @@
+"""`lm.generate`, `lm.score` and `lm.export` as a user runs them."""
+
+import json
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from tests.commands import ROOT, environment, run_module
+
+PROMPT = "ba ta"
+
+
+def generate(run, *arguments):
+    result = run_module("lm.generate", "--run", run, *arguments)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def score(run, text, *arguments):
+    result = subprocess.run(
+        [sys.executable, "-m", "lm.score", "--run", str(run), *arguments],
+        cwd=ROOT, env=environment(), input=text, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+@pytest.fixture(scope="module")
+def sentences(corpora):
+    return (corpora / "embedded/test.txt").read_text().splitlines()[:20]
+
+
+@pytest.fixture(scope="module")
+def scores(trained, sentences):
+    lines = score(trained, "\n".join(sentences) + "\n", "--json", "--per_word").splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def test_the_same_flags_give_the_same_text(trained):
+    arguments = ("--prompt", PROMPT, "--num_words", 30, "--seed", 1, "--temperature", 0.9)
+    first, second = generate(trained, *arguments, "--json", "--num_samples", 2).splitlines()
+    first, second = json.loads(first), json.loads(second)
+    assert (first["sample"], second["sample"]) == (1, 2)
+    assert len(first["words"]) == 30 and "<unk>" not in first["words"]
+    assert first["words"] != second["words"]
+    assert generate(trained, *arguments).rstrip("\n") == first["text"].rstrip("\n")
+
+
+def test_text_is_printed_for_people_with_its_seed_told(trained):
+    result = run_module("lm.generate", "--run", trained, "--prompt", PROMPT, "--num_words", 5,
+                        "--num_samples", 2)  # fmt: skip
+    assert result.stdout.startswith(f"== 1 of 2\n{PROMPT} ")
+    assert f"== 2 of 2\n{PROMPT} " in result.stdout
+    assert "seed " in result.stderr
+
+
+def test_bad_values_are_one_line(trained):
+    result = run_module("lm.generate", "--run", trained, "--top_p", 0)
+    assert result.returncode == 2 and result.stdout == ""
+    assert result.stderr == "lm: error: top_p must be above 0 and at most 1, not 0.0\n"
+
+
+def test_one_process_programs_are_refused_under_mpirun(trained):
+    result = run_module("lm.generate", "--run", trained, num_ranks=2)
+    assert result.returncode == 2 and result.stdout == ""
+    assert "this program is one process: start it without mpirun" in result.stderr
+
+
+def test_a_sentence_scores_as_evaluate_says(trained, scores, sentences, tmp_path):
+    (tmp_path / "one.txt").write_text(sentences[3] + "\n")
+    result = run_module(
+        "lm.evaluate", "--run", trained, "--split", tmp_path / "one.txt", "--json",
+        "--eval_batch_size", 1,
+    )  # fmt: skip
+    record = json.loads(result.stdout)
+    assert scores[3]["tokens"] == record["tokens"]
+    total = -record["nll"] * record["tokens"]
+    assert scores[3]["log_probability"] == pytest.approx(total, rel=1e-5)
+
+
+def test_lines_in_are_lines_out(trained, scores, sentences):
+    assert [each["sentence"] for each in scores] == sentences
+    lines = score(trained, "\n".join(sentences)).splitlines()  # the last line without its end
+    assert [float(s.split("\t")[0]) for s in lines] == [s["log_probability"] for s in scores]
+    for each in scores:
+        words = [word["log_probability"] for word in each["words"]]
+        assert sum(words) == pytest.approx(each["log_probability"], abs=1e-4)
+
+
+def test_each_line_is_answered_before_the_next_one_comes(trained):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "lm.score", "--run", str(trained)],
+        cwd=ROOT, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        for line in ["ba be", "", "ta"]:
+            process.stdin.write(line + "\n")
+            process.stdin.flush()
+            assert process.stdout.readline().rstrip("\n").endswith(f"\t{line}")
+        process.stdin.close()
+        assert process.wait(timeout=30) == 0
+    finally:
+        process.kill()
+
+
+def test_head_ends_it_without_a_word(trained, sentences):
+    command = f"yes ba be | {sys.executable} -m lm.score --run {trained} | head -n 2"
+    start = time.monotonic()
+    result = subprocess.run(
+        ["bash", "-c", command], cwd=ROOT, env=environment(), capture_output=True, text=True,
+        timeout=60,
+    )  # fmt: skip
+    assert len(result.stdout.splitlines()) == 2 and result.stderr == ""
+    assert time.monotonic() - start < 30
+
+
+LOAD = """
+import json, sys
+import tensorflow as tf
+model = tf.saved_model.load(sys.argv[1])
+assert not any(name.split(".")[0] in ("lm", "horovod") for name in sys.modules)
+sentences = [line.split() for line in json.loads(sys.argv[2])]
+longest = max(map(len, sentences))
+words = tf.constant([s + [""] * (longest - len(s)) for s in sentences])
+score = model.signatures["score"](words=words)
+(asset,) = [a for a in tf.io.gfile.glob(sys.argv[1] + "/assets/*")]
+vocabulary = open(asset).read().split()
+ids = {word: i for i, word in enumerate(vocabulary)}
+by_ids = model.signatures["score_ids"](
+    ids=tf.constant([[ids[w] for w in s] + [-1] * (longest - len(s)) for s in sentences]))
+tf.debugging.assert_equal(score["log_probabilities"], by_ids["log_probabilities"])
+step, state, steps = model.signatures["next_word"], tf.zeros([1, 2, 2, 24]), []
+for word, after in zip(["<eos>"] + sentences[0], sentences[0] + ["<eos>"]):
+    out = step(words=tf.constant([word]), state=state)
+    state = out["state"]
+    steps.append(float(out["log_probabilities"][0, ids[after]]))
+out = model.signatures["next_word_ids"](ids=tf.constant([0, 1]), state=tf.zeros([2, 2, 2, 24]))
+sums = tf.reduce_sum(tf.exp(out["log_probabilities"]), axis=1).numpy().tolist()
+print(json.dumps({
+    "sentences": score["log_probability"].numpy().tolist(), "steps": steps, "sums": sums,
+    "words": score["log_probabilities"].numpy().tolist()}))
+"""
+
+
+def test_the_export_loads_in_plain_tensorflow_with_the_same_numbers(
+    trained, tmp_path, sentences, scores
+):
+    exported = tmp_path / "exported"
+    result = run_module("lm.export", "--run", trained, "--to", exported)
+    assert result.returncode == 0, result.stderr
+    # Isolated, in another directory: the import of this project would fail.
+    loaded = subprocess.run(
+        [sys.executable, "-I", "-c", LOAD, str(exported), json.dumps(sentences)],
+        cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=90,
+    )  # fmt: skip
+    assert loaded.returncode == 0, loaded.stderr
+    found = json.loads(loaded.stdout)
+    expected = [each["log_probability"] for each in scores]
+    np.testing.assert_allclose(found["sentences"], expected, rtol=1e-5)
+    first = [word["log_probability"] for word in scores[0]["words"]]
+    np.testing.assert_allclose(found["steps"], first, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(found["words"][0][: len(first)], first, rtol=1e-4, atol=1e-5)
+    assert not any(found["words"][0][len(first) :])  # nothing after the closing <eos>
+    np.testing.assert_allclose(found["sums"], 1, rtol=1e-5)
+
+
+def test_an_export_never_overwrites_and_leaves_nothing_half_written(trained, tmp_path):
+    (tmp_path / "mine").mkdir()
+    result = run_module("lm.export", "--run", trained, "--to", tmp_path / "mine")
+    assert result.returncode == 2 and "exists already" in result.stderr
+    result = run_module("lm.export", "--run", trained)
+    assert result.returncode == 2 and "--to is missing" in result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]

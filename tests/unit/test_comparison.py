@@ -1,0 +1,126 @@
+"""Runs side by side, from hand-written metrics."""
+
+import json
+
+import pytest
+
+from lm.comparison import group_by_config, loss_differences, read_run
+from lm.errors import UserError
+from lm.report_page import build_page
+from lm.report_tables import build_tables
+from lm.tables import markdown_table
+
+CONFIG = {"name": "small", "seed": 1, "batch_size": 20, "num_steps": 5}
+
+
+def write_run(directory, ranks=1, speed=100.0, losses=(), test=50.0, config=CONFIG, tail=""):
+    """Write a run of one whole epoch of 10 steps, 1000 words, and of half a second one."""
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps(config))
+    epoch = {"event": "epoch", "train_perplexity": 90.0, "valid_perplexity": 80.5,
+             "words_per_second": speed, "world_size": ranks}  # fmt: skip
+    events = [
+        {"event": "start", "world_size": ranks, "steps_per_epoch": 10},
+        *({"event": "step", "step": step, "loss": loss} for step, loss in losses),
+        {**epoch, "epoch": 1, "epoch_seconds": 1000 / speed},
+        {**epoch, "epoch": 2, "epoch_seconds": 500 / speed},
+    ]
+    if test:
+        events.append({"event": "test", "test_perplexity": test})
+    (directory / "metrics.jsonl").write_text("\n".join(map(json.dumps, events)) + "\n" + tail)
+    return read_run(str(directory))
+
+
+def test_time_of_an_epoch_is_that_of_a_whole_one(tmp_path):
+    run = write_run(tmp_path / "a", speed=250.0)
+    assert run.seconds_per_epoch == pytest.approx(4.0)  # 1000 words at 250 a second
+    assert run.words_per_second == pytest.approx(250)
+
+
+def test_a_running_run_is_shown_as_far_as_it_is(tmp_path):
+    run = write_run(tmp_path / "a", losses=[(1, 6.5), (2, None)], test=None, tail='{"event": "ep')
+    assert run.test_perplexity is None
+    assert run.losses == {1: 6.5}  # an infinite loss is null in JSON
+    (tmp_path / "a/metrics.jsonl").write_text("")
+    empty = read_run(str(tmp_path / "a"))
+    assert empty.seconds_per_epoch is None and empty.last("valid_perplexity") is None
+    assert build_tables(group_by_config([empty]))[1].rows[0][4:] == ["-"] * 7
+
+
+def test_what_a_resumed_run_tells_last_counts(tmp_path):
+    losses = [(1, 6.0), (2, 5.0), (2, 5.5), (3, 4.0)]
+    assert write_run(tmp_path / "a", losses=losses).losses == {1: 6.0, 2: 5.5, 3: 4.0}
+
+
+@pytest.mark.parametrize(
+    "name, content, message",
+    [
+        ("metrics.jsonl", None, "is not a run: .*metrics.jsonl: No such file"),
+        ("config.json", None, "is not a run: .*config.json: No such file"),
+        ("metrics.jsonl", "{\n", "damaged"),
+        ("metrics.jsonl", '{"event": "epoch"}\n', "damaged"),
+        ("metrics.jsonl", "[]\n", "damaged"),
+        ("config.json", "[1]", "damaged"),
+    ],
+)
+def test_what_is_not_a_run_is_an_error(tmp_path, name, content, message):
+    write_run(tmp_path / "a")
+    if content is None:
+        (tmp_path / "a" / name).unlink()
+    else:
+        (tmp_path / "a" / name).write_text(content)
+    with pytest.raises(UserError, match=message):
+        read_run(str(tmp_path / "a"))
+
+
+def test_the_published_table_and_the_speed_up(tmp_path):
+    runs = [write_run(tmp_path / "two", ranks=2, speed=150.0), write_run(tmp_path / "one")]
+    results, each, *_ = build_tables(group_by_config(runs))
+    assert results.header[:5] == ["config", "epochs", "train", "valid", "test"]
+    assert results.header[5:] == ["time/epoch, 2 ranks", "time/epoch, 1 rank"]
+    assert results.rows == [["small", "2", "90.00", "80.50", "50.00", "6.7", "10.0"]]
+    assert [row[2] for row in each.rows] == ["1", "2"]
+    assert [row[-2:] for row in each.rows] == [["1.00", "100%"], ["1.50", "75%"]]
+
+
+def test_without_a_run_of_one_rank_there_is_no_speed_up(tmp_path):
+    tables = build_tables(group_by_config([write_run(tmp_path / "a", ranks=2)]))
+    assert tables[1].rows[0][-2:] == ["-", "-"]
+    assert len(tables) == 2  # nothing to compare the loss curve with
+
+
+def test_configs_of_one_name_are_told_apart_by_what_differs(tmp_path):
+    other = {**CONFIG, "batch_size": 40, "seed": 2}
+    groups = group_by_config([write_run(tmp_path / "a"), write_run(tmp_path / "b", config=other)])
+    labels = [group.label for group in groups]
+    assert labels == ["small (batch_size=20, seed=1)", "small (batch_size=40, seed=2)"]
+
+
+def test_the_largest_difference_of_loss_curves(tmp_path):
+    one = write_run(tmp_path / "a", losses=[(1, 6.0), (2, 5.0), (3, 2.0), (9, 1.0)])
+    two = write_run(
+        tmp_path / "b", ranks=2, losses=[(1, 6.0), (2, 5.5), (3, 2.3), (4, 1.0), (9, 7.0)]
+    )
+    (difference,) = loss_differences(group_by_config([one, two]))
+    assert difference.num_points == 3  # that to step 9 is a mean over other steps
+    assert difference.absolute == pytest.approx(0.5)
+    assert difference.relative == pytest.approx(0.15) and difference.step == 3
+    assert build_tables(group_by_config([one, two]))[2].rows[0][2:] == [
+        "3", "5.00e-01", "1.50e-01", "3",
+    ]  # fmt: skip
+
+
+def test_the_page_shows_all_and_asks_for_nothing(tmp_path):
+    config = {**CONFIG, "name": "<script>alert(1)</script>"}
+    groups = group_by_config([write_run(tmp_path / "a & b", config=config)])
+    page = build_page(groups, build_tables(groups), b"png")
+    assert "<script" not in page and "&lt;script&gt;" in page and "a &amp; b" in page
+    assert 'src="data:image/png;base64,cG5n"' in page
+    assert "http" not in page and "<link" not in page
+    assert build_page(groups, build_tables(groups), None).count("<img") == 0
+
+
+def test_markdown_tables_set_numbers_to_the_right():
+    assert markdown_table(["name", "x"], [["a", "1.5"], ["long", "-"]]) == (
+        "| name |   x |\n| ---- | --: |\n| a    | 1.5 |\n| long |   - |"
+    )

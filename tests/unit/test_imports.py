@@ -1,0 +1,51 @@
+"""The house: imports go one way, and Horovod is behind one door."""
+
+import ast
+import pathlib
+
+import pytest
+
+PACKAGE = pathlib.Path(__file__).parents[2] / "lm"
+# From what knows nothing to what knows all; a module may import only those of lower layers.
+LAYERS = [
+    ["errors", "metrics", "files"],
+    ["config", "vocabulary", "archive", "download", "synthetic"],
+    ["flags", "encoding", "ptb", "batches", "agreement"],
+    ["corpus_cache", "corpus", "lstm", "softmax", "tensorboard"],
+    ["model", "optimizer", "session", "distributed", "reporting"],
+    ["launch", "evaluation", "job"],
+    ["training"],
+    ["train"],
+]
+
+
+def imports_of(path):
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+@pytest.mark.parametrize("level", range(len(LAYERS)))
+def test_modules_import_only_lower_layers(level):
+    higher = {f"lm.{name}" for layer in LAYERS[level + 1 :] for name in layer}
+    for name in LAYERS[level]:
+        assert not higher.intersection(imports_of(PACKAGE / f"{name}.py")), name
+
+
+def test_horovod_is_imported_in_one_module_only():
+    importers = {
+        str(path.relative_to(PACKAGE))
+        for path in PACKAGE.rglob("*.py")
+        if any(name.split(".")[0] == "horovod" for name in imports_of(path))
+    }
+    assert importers <= {"distributed.py", "readiness.py", "benchmark/exchange.py"}
+    assert "distributed.py" in importers
+
+
+@pytest.mark.parametrize("name", ["config", "corpus", "vocabulary", "batches", "synthetic"])
+def test_data_modules_do_without_tensorflow(name):
+    assert not any(i.split(".")[0] == "tensorflow" for i in imports_of(PACKAGE / f"{name}.py"))

@@ -1,0 +1,375 @@
+"""The compiled ops against the equations in float64, for every instruction set of this CPU."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+from lm import kernels
+from lm.kernels import build
+
+# Products of factors rounded to bfloat16, 8 bits each, against exact ones.
+TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def library():
+    build.build()
+    if not kernels.available():
+        pytest.skip(kernels.description())
+
+
+def numbers(*shape, seed=0):
+    return np.random.default_rng([seed, *shape]).uniform(-1, 1, shape).astype(np.float32)
+
+
+def run(fetch, feeds=(), threads=2):
+    """Run fetch(*placeholders) in a graph of its own; feeding keeps the optimizer's hands off."""
+    with tf.Graph().as_default():
+        placeholders = [tf.placeholder(np.asarray(x).dtype, np.shape(x)) for x in feeds]
+        config = tf.ConfigProto(intra_op_parallelism_threads=threads)
+        with tf.Session(config=config) as session:
+            return session.run(fetch(*placeholders), dict(zip(placeholders, feeds)))
+
+
+def assert_near(actual, expected, precision="float32"):
+    expected = np.asarray(expected)
+    assert np.shape(actual) == expected.shape
+    scale = max(np.abs(expected).max(initial=0), 1e-3)
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=TOLERANCE[precision] * scale)
+
+
+# ---- The recurrence ----
+
+
+def lstm_inputs(T, B, H):
+    return [
+        numbers(T, B, 4 * H),
+        numbers(H, 4 * H) * H**-0.5,
+        numbers(B, H, seed=1),
+        numbers(B, H, seed=2),
+    ]
+
+
+def lstm_loss(outputs):
+    """A scalar that depends on all outputs, each element in its own way."""
+    return tf.add_n(
+        [
+            tf.reduce_sum(output * numbers(*output.shape.as_list(), seed=3 + n))
+            for n, output in enumerate(outputs)
+        ]
+    )
+
+
+def plain_recurrence(projected, weights, h, c):
+    outputs = []
+    for projected_t in tf.unstack(projected):
+        i, j, f, o = tf.split(projected_t + tf.matmul(h, weights), 4, axis=1)
+        c = tf.sigmoid(f) * c + tf.sigmoid(i) * tf.tanh(j)
+        h = tf.sigmoid(o) * tf.tanh(c)
+        outputs.append(h)
+    return tf.stack(outputs), h, c
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "T, B, H",
+    [(1, 1, 1), (3, 1, 5), (4, 3, 33), (2, 7, 1), (5, 20, 200), (2, 10, 650), (2, 61, 40)],
+)
+def test_recurrence_and_its_gradient(T, B, H, precision):
+    inputs = lstm_inputs(T, B, H)
+
+    def ours(*placeholders):
+        outputs = kernels.lstm_recurrence(*placeholders, precision)
+        return outputs, tf.gradients(lstm_loss(outputs), placeholders)
+
+    def exact(*placeholders):
+        outputs = plain_recurrence(*placeholders)
+        return outputs, tf.gradients(lstm_loss(outputs), placeholders)
+
+    actual, expected = run(ours, inputs), run(exact, [x.astype(np.float64) for x in inputs])
+    for a, e in zip(tf.nest.flatten(actual), tf.nest.flatten(expected)):
+        assert_near(a, e, precision)
+
+
+def test_recurrence_gradient_by_finite_differences():
+    inputs = lstm_inputs(3, 2, 5)
+
+    def loss(*placeholders):
+        return lstm_loss(kernels.lstm_recurrence(*placeholders))
+
+    gradients = run(lambda *p: tf.gradients(loss(*p), p), inputs)
+    for n, gradient in enumerate(gradients):
+        step = 1e-2 * numbers(*gradient.shape, seed=9)
+        ahead, behind = list(inputs), list(inputs)
+        ahead[n], behind[n] = inputs[n] + step, inputs[n] - step
+        change = (run(loss, ahead) - run(loss, behind)) / 2
+        assert change == pytest.approx((gradient * step).sum(), rel=2e-2, abs=2e-5)
+
+
+def test_gates_saturate_without_overflow():
+    inputs = lstm_inputs(2, 2, 17)
+    inputs[0] = inputs[0] * 1e4
+    h, _, _ = run(kernels.lstm_recurrence, inputs)
+    expected, _, _ = run(plain_recurrence, [x.astype(np.float64) for x in inputs])
+    assert_near(h, expected)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_recurrence_passes_on_nan(bad, precision):
+    inputs = lstm_inputs(2, 3, 20)
+    inputs[0][1, 2, 25] = bad  # the candidate of unit 5: tanh(inf) = 1 is a number, NaN is not
+    inputs[3][0, 7] = bad
+    h, _, c = run(lambda *p: kernels.lstm_recurrence(*p, precision), inputs)
+    assert not np.isfinite(c[0, 7])
+    assert np.isnan(h[1, 2, 5]) == np.isnan(bad)
+
+
+# ---- Products ----
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("M, K, N", [(1, 1, 1), (3, 5, 7), (40, 1100, 130), (100, 33, 501)])
+def test_matmul_and_its_gradient(M, K, N, precision):
+    a, b, dc = numbers(M, K), numbers(K, N), numbers(M, N)
+
+    def product(a_ph, b_ph):
+        c = kernels.matmul(a_ph, b_ph, precision)
+        return c, tf.gradients(c, [a_ph, b_ph], dc)
+
+    c, (da, db) = run(product, [a, b])
+    a, b, dc = (x.astype(np.float64) for x in (a, b, dc))
+    assert_near(c, a @ b, precision)
+    assert_near(da, dc @ b.T, precision)
+    assert_near(db, a.T @ dc, precision)
+
+
+@pytest.mark.parametrize("transpose_a", [False, True])
+@pytest.mark.parametrize("transpose_b", [False, True])
+@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16])
+@pytest.mark.parametrize("M, K, N", [(1, 1, 1), (3, 7, 5), (30, 1025, 47), (65, 34, 160)])
+def test_own_product_in_all_layouts(M, K, N, dtype, bf16, transpose_a, transpose_b):
+    a = numbers(*((K, M) if transpose_a else (M, K)))
+    b = numbers(*((N, K) if transpose_b else (K, N)))
+
+    def rounded(x):
+        low = dtype == tf.bfloat16 or bf16
+        return x.astype(tf.bfloat16.as_numpy_dtype).astype(np.float64) if low else x * 1.0
+
+    def product(a_ph, b_ph):
+        return kernels._ops().lm_mat_mul(
+            tf.cast(a_ph, dtype),
+            tf.cast(b_ph, dtype),
+            bf16=bf16,
+            transpose_a=transpose_a,
+            transpose_b=transpose_b,
+        )
+
+    exact = np.matmul(
+        rounded(a).T if transpose_a else rounded(a), rounded(b).T if transpose_b else rounded(b)
+    )
+    # The factors are rounded alike, so that what remains is the rounding of float32 sums.
+    assert_near(run(product, [a, b]), exact)
+
+
+# ---- Softmax ----
+
+
+def softmax_inputs(N, H, V):
+    targets = np.random.default_rng(V).integers(V, size=N)
+    scale = np.abs(numbers(N, seed=5)) + 0.1
+    return [numbers(N, H), numbers(H, V) * 3, numbers(V)], targets, scale
+
+
+def exact_cross_entropy(hidden, weights, bias, targets, scale):
+    """Loss, nll, and the gradients of the loss, in float64."""
+    hidden, weights, bias = (x.astype(np.float64) for x in (hidden, weights, bias))
+    logits = hidden @ weights + bias
+    logits -= logits.max(axis=1, keepdims=True)
+    softmax = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    rows = np.arange(len(targets))
+    nll = -np.log(softmax[rows, targets])
+    softmax[rows, targets] -= 1
+    d = softmax * scale[:, None]
+    return (scale * nll).sum(), nll, [d @ weights.T, hidden.T @ d, d.sum(axis=0)]
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("index", [np.int32, np.int64])
+@pytest.mark.parametrize("N, H, V", [(1, 1, 2), (5, 3, 7), (9, 33, 1001), (20, 50, 10000)])
+def test_cross_entropy_and_its_gradient(N, H, V, index, precision):
+    inputs, targets, scale = softmax_inputs(N, H, V)
+
+    def ours(*placeholders):
+        loss, nll = kernels.softmax_cross_entropy(
+            *placeholders, targets.astype(index), scale, precision
+        )
+        # Of twice the loss, so that the gradient that comes from above is not 1.
+        return loss, nll, [g / 2 for g in tf.gradients(2 * loss, placeholders)]
+
+    actual = run(ours, inputs)
+    expected = exact_cross_entropy(*inputs, targets, scale)
+    for a, e in zip(tf.nest.flatten(actual), tf.nest.flatten(expected)):
+        assert_near(a, e, precision)
+
+
+def test_evaluation_has_the_same_numbers_and_no_gradient():
+    inputs, targets, scale = softmax_inputs(9, 5, 100)
+    without = []
+
+    def losses(*placeholders):
+        trained = kernels.softmax_cross_entropy(*placeholders, targets, scale)
+        evaluated = kernels.softmax_cross_entropy(*placeholders, targets, scale, training=False)
+        without.extend(tf.gradients(evaluated[0], placeholders))
+        return trained, evaluated
+
+    trained, evaluated = run(losses, inputs)
+    np.testing.assert_array_equal(trained[1], evaluated[1])
+    assert without == [None] * 3
+
+
+def test_large_logits_do_not_overflow():
+    hidden, weights = np.array([[1e4]], np.float32), np.array([[1, -1, 1]], np.float32)
+    _, nll = run(
+        lambda *p: kernels.softmax_cross_entropy(
+            *p, np.zeros(3, "f"), np.array([0]), np.ones(1, "f")
+        ),
+        [hidden, weights],
+    )
+    assert nll[0] == pytest.approx(np.log(2))
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("where", [0, 1, 2])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_cross_entropy_passes_on_nan(where, bad, precision):
+    inputs, targets, scale = softmax_inputs(3, 4, 50)
+    inputs[0] = np.abs(inputs[0])  # or an infinite weight might make a logit -inf, which is fine
+    inputs[where].flat[2] = bad
+    loss, _ = run(lambda *p: kernels.softmax_cross_entropy(*p, targets, scale, precision), inputs)
+    assert not np.isfinite(loss)
+
+
+@pytest.mark.parametrize("target", [-1, 7])
+def test_target_outside_the_vocabulary(target):
+    inputs, targets, scale = softmax_inputs(3, 4, 7)
+    targets[1] = target
+    with pytest.raises(tf.errors.InvalidArgumentError, match=rf"targets\[1\] = {target} "):
+        run(lambda *p: kernels.softmax_cross_entropy(*p, targets, scale), inputs)
+
+
+# ---- All ----
+
+
+def test_wrong_shapes_are_errors():
+    inputs = lstm_inputs(2, 3, 4)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"weights has shape \[4,12\]"):
+        run(kernels.lstm_recurrence, [inputs[0], inputs[1][:, :12], *inputs[2:]])
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"c0 has shape \[2,4\]"):
+        run(kernels.lstm_recurrence, [*inputs[:3], inputs[3][:2]])
+    with pytest.raises(tf.errors.InvalidArgumentError, match="cannot multiply"):
+        run(lambda a, b: kernels._ops().lm_mat_mul(a, b), [numbers(2, 3), numbers(2, 3)])
+    softmax, targets, scale = softmax_inputs(3, 4, 7)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"scale has shape \[2\]"):
+        run(lambda *p: kernels.softmax_cross_entropy(*p, targets, scale[:2]), softmax)
+
+
+def test_unknown_precision_is_an_error():
+    with pytest.raises(ValueError, match="float16"):
+        kernels.matmul(numbers(1, 1), numbers(1, 1), "float16")
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_same_bits_each_time_and_on_any_number_of_threads(precision):
+    T, B, V = 5, 12, 1000
+
+    def step(projected, weights, h, c, output_weights):
+        outputs = kernels.lstm_recurrence(projected, weights, h, c, precision)
+        loss, _ = kernels.softmax_cross_entropy(
+            tf.reshape(outputs[0], [T * B, -1]),
+            output_weights,
+            tf.zeros(V),
+            tf.range(T * B),
+            tf.ones(T * B),
+            precision,
+        )
+        # Products of stock TensorFlow, which has no such promise, are left out.
+        dprojected, _, dh, dc = tf.gradients(lstm_loss(outputs), [projected, weights, h, c])
+        return loss, dprojected, dh, dc, tf.gradients(loss, output_weights)[0]
+
+    for H in (40, 330):  # one that divides the rows among the threads, one the units
+        inputs = [*lstm_inputs(T, B, H), numbers(H, V)]
+        first = run(step, inputs, threads=1)
+        for threads in [1, 2, 2, 2, 3, 3, 3] * 3:
+            again = run(step, inputs, threads)
+            for a, b in zip(first[1:4], again[1:4]):
+                np.testing.assert_array_equal(a, b)
+            if precision == "bfloat16" and not kernels._bfloat16_in_tensorflow():
+                np.testing.assert_array_equal(first[4], again[4])
+
+
+def test_trains_through_variables_and_an_optimizer():
+    """compute_gradients reaches resource variables through all ops, and the loss falls."""
+    T, B, H, V = 4, 3, 8, 11
+    with tf.Graph().as_default(), tf.Session() as session:
+
+        def variable(name, *shape):
+            return tf.get_variable(name, initializer=numbers(*shape), use_resource=True)
+
+        x = tf.reshape(variable("x", T * B, H), [T * B, H])
+        projected = kernels.matmul(x, variable("wx", H, 4 * H)) + variable("b", 4 * H)
+        h, _, _ = kernels.lstm_recurrence(
+            tf.reshape(projected, [T, B, 4 * H]),
+            variable("wh", H, 4 * H),
+            tf.zeros([B, H]),
+            tf.zeros([B, H]),
+        )
+        loss, _ = kernels.softmax_cross_entropy(
+            tf.reshape(h, [T * B, H]),
+            variable("w", H, V),
+            variable("v", V),
+            tf.range(T * B) % V,
+            tf.fill([T * B], 1 / B),
+        )
+        optimizer = tf.train.GradientDescentOptimizer(0.5)
+        train = optimizer.apply_gradients(optimizer.compute_gradients(loss))
+        session.run(tf.global_variables_initializer())
+        before = session.run(loss)
+        for _ in range(50):
+            session.run(train)
+        assert session.run(loss) < 0.7 * before
+
+
+@pytest.mark.parametrize("isa", ["generic", "avx2", "avx512"])
+@pytest.mark.skipif("LM_KERNELS_ISA" in os.environ, reason="this is the inner run")
+def test_other_instruction_sets(isa):
+    """All of the above once more, in a process told to use a lesser CPU."""
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", __file__]
+    environment = {**os.environ, "LM_KERNELS_ISA": isa}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, done.stdout[-5000:]
+
+
+def test_switched_off():
+    code = "from lm import kernels; print(kernels.available(), kernels.description())"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "LM_KERNELS": "0"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.stdout.strip() == "False no compiled ops: switched off by LM_KERNELS=0"
+
+
+def test_build_without_a_compiler(tmp_path, monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setattr(build, "BUILD_DIR", tmp_path)
+    with pytest.raises(RuntimeError, match="no-such-compiler"):
+        build.build()
+    assert list(tmp_path.iterdir()) == []  # nothing half-made

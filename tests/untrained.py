@@ -1,0 +1,56 @@
+"""Runs that were never trained: what uses a run needs its files, not its learning."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from lm import checkpoint
+from lm.config import Config, load_config
+from lm.job import load_run_corpus
+from lm.manifest import Manifest
+from lm.model import build_weights
+from lm.vocabulary import Vocabulary
+
+
+def make_run(directory: os.PathLike, data_path: os.PathLike, **fields) -> Config:
+    """Write a run of config_test with random weights, large enough to have opinions.
+
+    Args:
+      directory: Of the run; made.
+      data_path: Where the embedded corpus is or goes.
+      **fields: Of the config, other than config_test's.
+    """
+    config = dataclasses.replace(load_config("config_test"), hidden_size=24, init_scale=0.7)
+    config = dataclasses.replace(config, **fields)
+    corpus, _ = load_run_corpus(config, str(data_path))
+    write_run(directory, config, corpus.vocabulary, corpus.checksum)
+    return config
+
+
+def write_run(
+    directory: os.PathLike, config: Config, vocabulary: Vocabulary, corpus_checksum: str = ""
+) -> None:
+    """Write a run of any config and vocabulary with random weights, at step 7."""
+    os.makedirs(directory)
+    vocabulary.save(os.path.join(directory, "vocabulary.txt"))
+    with open(os.path.join(directory, "config.json"), "w") as file:
+        json.dump(dataclasses.asdict(config), file)
+    with tf.Graph().as_default(), tf.Session() as session:
+        build_weights(config, len(vocabulary))
+        session.run(tf.global_variables_initializer())
+        weights = {variable.op.name: session.run(variable) for variable in tf.global_variables()}
+    biases = np.random.default_rng(0)
+    for name in weights:
+        if name.endswith("bias"):  # zero at first; a wrong one must show
+            weights[name] = biases.normal(size=weights[name].shape).astype(np.float32)
+    manifest = Manifest(
+        step=7, epoch=1, steps_per_epoch=10, world_size=1, seed=config.seed,
+        config=dataclasses.asdict(config), vocabulary=vocabulary.checksum,
+        corpus=corpus_checksum, position={}, weights=tuple(weights), valid_perplexity=100.0,
+    )  # fmt: skip
+    checkpoint.save(str(directory), weights, manifest)
