@@ -92,7 +92,7 @@ def run_job(job: EvaluateJob, comm: Communicator) -> None:
                 )  # fmt: skip
                 records.append(describe(run, text, nll, comm.size))
     if comm.is_chief:
-        print(*map(json.dumps, records), sep="\n") if job.as_json else _print_table(records)
+        _print(records, job.as_json)
 
 
 def describe(run: Run, text: Text, nll: NllSum, world_size: int) -> dict[str, Any]:
@@ -115,7 +115,10 @@ def describe(run: Run, text: Text, nll: NllSum, world_size: int) -> dict[str, An
     }
 
 
-def _print_table(records: Sequence[Mapping[str, Any]]) -> None:
+def _print(records: Sequence[Mapping[str, Any]], as_json: bool) -> None:
+    if as_json:
+        print(*map(json.dumps, records), sep="\n")
+        return
     columns = {
         "split": "{}", "perplexity": "{:.4f}", "nll": "{:.6f}", "bits_per_word": "{:.6f}",
         "bits_per_character": "{:.6f}", "tokens": "{:,}", "characters": "{:,}", "unknown": "{:,}",

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Optional
 
 import tensorflow.compat.v1 as tf
 
-from lm import agreement, flags, synthetic
+from lm import agreement, flags, kernels, synthetic
 from lm.batches import Rows, TrainBatches, rows_of_rank
 from lm.config import Config, RunOptions
 from lm.corpus import Corpus, load_corpus
@@ -48,6 +48,8 @@ class Job(NamedTuple):
             "corpus": self.corpus.checksum,
             "code": agreement.code_checksum(),
             "tensorflow": tf.__version__,
+            # Ranks with and without them build different graphs, which would deadlock.
+            "compiled_ops": kernels.description(),
         }
 
 

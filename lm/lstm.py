@@ -48,7 +48,8 @@ def lstm_layer(
       Outputs [T, B, H], and the state after the window.
     """
     num_steps, rows, inputs = x_TBI.shape.as_list()
-    projected = product(tf.reshape(x_TBI, [num_steps * rows, inputs]), weights.input, precision)
+    project = kernels.matmul if kernels.available() else product
+    projected = project(tf.reshape(x_TBI, [num_steps * rows, inputs]), weights.input, precision)
     projected = tf.nn.bias_add(projected, weights.bias)
     projected_TBG = tf.reshape(projected, [num_steps, rows, projected.shape[1]])
     recurrence = kernels.lstm_recurrence if kernels.available() else _recurrence

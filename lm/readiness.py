@@ -9,17 +9,18 @@ import shutil
 import socket
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from lm import kernels
 from lm.agreement import check_agreement, code_checksum
 from lm.checklist import Checklist
 from lm.distributed import Communicator, horovod_build
 from lm.errors import EveryRankError, UserError
+from lm.readiness_exchange import check_exchange, check_scaling
 from lm.session import (
     choose_threads,
     device_name,
@@ -31,11 +32,7 @@ from lm.session import (
 
 _SETUP = "run run_scripts/setup.sh on every host"
 _KNOWN_GOOD = {"tensorflow": "2.18.1", "horovod": "0.28.1"}  # other pairs may not even build
-_EXCHANGED_BYTES = 16 << 20  # near the gradients of config_small
-_MIN_BYTES_PER_SECOND = 100e6  # about an Ethernet of 1 Gbit/s
 _MIN_FREE_BYTES = 2 << 30  # checkpoints of config_large, several of them
-_PI_POINTS = 4_000_000  # a rank; some tenths of a second
-_MIN_EFFICIENCY = 0.6
 
 Facts = Sequence[Mapping[str, Any]]  # by rank
 
@@ -63,11 +60,12 @@ def check_ranks(job: ReadinessJob, comm: Communicator) -> None:
     _check_versions(checklist, facts)
     _check_sameness(checklist, facts)
     _check_devices(checklist, facts)
+    _check_kernels(checklist, facts)
     with tf.Graph().as_default(), tf.Session(config=_session_config(comm, facts)) as session:
         values_ph = tf.placeholder(tf.float32, [None])
         summed = comm.sum(values_ph, "readiness")
-        _check_exchange(checklist, comm, lambda values: session.run(summed, {values_ph: values}))
-    _check_scaling(checklist, comm)
+        check_exchange(checklist, comm, lambda values: session.run(summed, {values_ph: values}))
+    check_scaling(checklist, comm)
     if comm.is_chief:
         check_output_dir(checklist, job.output_dir)
     checklist.conclude()
@@ -94,19 +92,22 @@ def _own_facts(comm: Communicator) -> dict[str, Any]:
         "device_error": device_error,
         "nvidia_driver": os.path.exists("/proc/driver/nvidia/version"),
         "build": horovod_build(),
+        "kernels": kernels.description(),
         "same": {
             "python": platform.python_version(),
             "tensorflow": tf.__version__,
             "horovod": horovod_build()["version"],
             "numpy": np.__version__,
             "code": code_checksum(),
+            "compiled ops": kernels.available(),
         },
     }
 
 
 def _check_versions(checklist: Checklist, facts: Facts) -> None:
     versions, build = facts[0]["same"], facts[0]["build"]
-    found = ", ".join(f"{name} {version}" for name, version in versions.items() if name != "code")
+    shown = ("python", "tensorflow", "horovod", "numpy")
+    found = ", ".join(f"{name} {versions[name]}" for name in shown)
     good = (3, 9) <= sys.version_info[:2] <= (3, 12) and all(
         versions[name] == version for name, version in _KNOWN_GOOD.items()
     )
@@ -156,71 +157,24 @@ def _check_devices(checklist: Checklist, facts: Facts) -> None:
         )
 
 
+def _check_kernels(checklist: Checklist, facts: Facts) -> None:
+    lacking = [
+        rank for rank in facts if "not built" in rank["kernels"] or "not load" in rank["kernels"]
+    ]
+    checklist.judge(
+        not lacking,
+        "kernels",
+        lacking[0]["kernels"] if lacking else facts[0]["kernels"],
+        f"training works, but slower than it could: {_SETUP}",
+    )
+
+
 def _session_config(comm: Communicator, facts: Facts) -> tf.ConfigProto:
     # The same decision on all ranks: a rank on the CPU and one on a GPU cannot exchange.
     if any(rank["device_error"] for rank in facts):
         return tf.ConfigProto(device_count={"GPU": 0})
     threads = choose_threads(None, None, comm.local_size)
     return session_config(threads, comm.local_rank, comm.local_size)
-
-
-def _check_exchange(
-    checklist: Checklist, comm: Communicator, allreduce: Callable[[np.ndarray], np.ndarray]
-) -> None:
-    result = allreduce(np.ones(1000, np.float32))
-    checklist.judge(
-        bool((result == comm.size).all()),
-        "allreduce",
-        f"the sum of ones over the ranks is {result[0]:g}, as it should be {comm.size}",
-        f"Horovod does not fit this MPI: {_SETUP}",
-        fatal=True,
-    )
-    latency = _best_seconds(comm, lambda: allreduce(np.ones(1, np.float32)))
-    values = np.ones(_EXCHANGED_BYTES // 4, np.float32)
-    seconds = _best_seconds(comm, lambda: allreduce(values))
-    speed = _EXCHANGED_BYTES / seconds
-    checklist.judge(
-        speed >= _MIN_BYTES_PER_SECOND,
-        "bandwidth",
-        f"{_EXCHANGED_BYTES >> 20} MiB in {1000 * seconds:.1f} ms ({speed / 1e6:.0f} MB/s), one"
-        f" number in {1000 * latency:.2f} ms",
-        "a slow network, or the wrong one: choose the interface with -mca btl_tcp_if_include",
-    )
-
-
-def _check_scaling(checklist: Checklist, comm: Communicator) -> None:
-    """Estimate pi on rank 0 alone, then on all ranks at once, each with as many points."""
-    random = np.random.default_rng(comm.rank)
-    hits = []
-    alone = _best_seconds(comm, lambda: comm.is_chief and hits.append(_count_hits(random)))
-    together = _best_seconds(comm, lambda: hits.append(_count_hits(random)))
-    counts = comm.gather([sum(hits), len(hits)])
-    pi = 4 * sum(h for h, _ in counts) / (_PI_POINTS * sum(n for _, n in counts))
-    efficiency = alone / together
-    checklist.judge(
-        abs(pi - np.pi) < 0.01 and efficiency >= _MIN_EFFICIENCY,
-        "scaling",
-        f"pi is about {pi:.4f}; {comm.size} ranks do the work of"
-        f" {comm.size * efficiency:.1f} ({efficiency:.0%})",
-        "the ranks take each other's cores: start with --bind-to none, fewer ranks, or stop"
-        " other jobs on the hosts",
-    )
-
-
-def _count_hits(random: np.random.Generator) -> int:
-    x, y = random.random((2, _PI_POINTS), np.float32)
-    return int(np.count_nonzero(x * x + y * y < 1))
-
-
-def _best_seconds(comm: Communicator, work: Callable[[], Any], turns: int = 3) -> float:
-    """Time work that starts on all ranks at once, to the end of the slowest; the best turn."""
-    times = []
-    for _ in range(turns):
-        comm.barrier()
-        start = time.perf_counter()
-        work()
-        times.append(max(comm.gather(time.perf_counter() - start)))
-    return min(times)
 
 
 def check_output_dir(checklist: Checklist, output_dir: str) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from lm import kernels
 from lm.distributed import Communicator
 from lm.job import Job
 from lm.position import Position
@@ -60,6 +61,8 @@ def _facts(job: Job, comm: Communicator, position: Position, output_dir: str) ->
         python=platform.python_version(),
         tensorflow=tf.__version__,
         numpy=np.__version__,
+        compiled_ops=kernels.description(),
+        precision=config.precision,
         batch_size=config.batch_size,
         parameters=_count_parameters(job),
         corpus=job.corpus.name,
@@ -93,6 +96,7 @@ def _summary(facts: dict[str, Any], rank: int) -> list[str]:
         + ("not set" if visible is None else repr(visible)),
         f"  threads     {facts['intra_op_threads']} in an operation, {facts['inter_op_threads']}"
         " operations at a time",
+        f"  arithmetic  {facts['precision']}, {facts['compiled_ops']}",
         f"  versions    Python {facts['python']}, TensorFlow {facts['tensorflow']}",
         f"  batch       {facts['batch_size']} rows, a rank's share"
         f" {'/'.join(map(str, sorted(set(facts['local_rows']), reverse=True)))}",

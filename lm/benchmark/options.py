@@ -37,14 +37,15 @@ def define_training(flags: Flags) -> None:
     )
 
 
+def define_ranks(flags: Flags) -> None:
+    """Define --ranks, a list, and --hosts."""
+    flags.define(str, "ranks", "1,2", "numbers of ranks (default: 1,2)")
+    flags.define(str, "hosts", None, "as mpirun's -H: host1:1,host2:1 (default: this host)")
+
+
 def config_of(flags: Flags) -> Config:
     """Return the config that the flags name, with the given fields put over it."""
     return dataclasses.replace(load_config(flags["config"]), **flags.given(Config))
-
-
-def precision_of(config: Config) -> str:
-    """Return "float32" or "bfloat16"."""
-    return getattr(config, "precision", "float32")
 
 
 def positive(flags: Flags, *names: str) -> None:

@@ -73,7 +73,7 @@ def _build_fetches(config: Config, weights, vocab_size: int, global_step, comm: 
     for exchange, each in ranks.items():
         update = build_update(
             config,
-            model.nll_sum / config.batch_size,
+            model.loss,
             tf.constant(config.learning_rate),
             global_step,
             vocab_size,

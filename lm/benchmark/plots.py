@@ -1,18 +1,24 @@
-"""Plots of the results, as PNG and PDF; without matplotlib there are none, and the log says so."""
+"""Plots of the results, as PNG and PDF."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import os
-from collections.abc import Iterator, Sequence
-from typing import Optional
+from collections.abc import Iterator, Mapping
+
+import matplotlib
+
+matplotlib.use("Agg")  # hosts of clusters have no display
+from matplotlib import pyplot
+
+from lm.benchmark.statistics import Summary
 
 _logger = logging.getLogger("lm")
 
 
 @contextlib.contextmanager
-def plot(directory: str, stem: str, title: str, num_axes: int = 1) -> Iterator[Optional[list]]:
+def plot(directory: str, stem: str, title: str, num_axes: int = 1) -> Iterator[list]:
     """Give axes to draw on, then save the figure.
 
     Args:
@@ -22,37 +28,46 @@ def plot(directory: str, stem: str, title: str, num_axes: int = 1) -> Iterator[O
       num_axes: Axes side by side.
 
     Yields:
-      The axes; None where matplotlib is missing.
+      The axes.
     """
-    try:
-        import matplotlib
-    except ImportError:
-        _logger.warning("no plot of %s: matplotlib is missing (pip install -e '.[bench]')", stem)
-        yield None
-        return
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     figure, grid = pyplot.subplots(1, num_axes, figsize=(5 * num_axes, 3.6), squeeze=False)
-    axes = list(grid[0])
-    yield axes
-    for each in axes:
-        each.spines[["top", "right"]].set_visible(False)
-        each.grid(alpha=0.3)
-        each.set_axisbelow(True)
-        if each.get_legend_handles_labels()[0]:
-            each.legend(frameon=False, fontsize=8)
+    yield list(grid[0])
+    for axes in grid[0]:
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(alpha=0.3)
+        axes.set_axisbelow(True)
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(frameon=False, fontsize=8)
     figure.suptitle(title, fontsize=10)
     figure.tight_layout()
     for suffix in ("png", "pdf"):
         figure.savefig(os.path.join(directory, f"{stem}.{suffix}"), dpi=150)
     pyplot.close(figure)
-    _logger.info("wrote %s and .pdf", os.path.join(directory, f"{stem}.png"))
+    _logger.info("wrote %s.png and .pdf", os.path.join(directory, stem))
 
 
-def bars(axes, names: Sequence[str], means: Sequence[float], stds: Sequence[float], label: str):
+def bars(axes, values: Mapping[str, Summary], label: str) -> None:
     """Draw horizontal bars, the first on top, each with its standard deviation."""
-    axes.barh(range(len(names)), means, xerr=stds, color="tab:blue", height=0.6, capsize=3)
-    axes.set_yticks(range(len(names)), names)
+    means, stds = ([getattr(each, part) for each in values.values()] for part in ("mean", "std"))
+    axes.barh(range(len(values)), means, xerr=stds, color="tab:blue", height=0.6, capsize=3)
+    axes.set_yticks(range(len(values)), list(values))
     axes.invert_yaxis()
     axes.set_xlabel(label)
+
+
+def lines(axes, ranks: list[int], series: Mapping[str, list], x_label: str, y_label: str) -> None:
+    """Draw one line for each named series over the numbers of ranks, in logarithmic scales.
+
+    A series holds numbers, or Summaries, which get error bars.
+    """
+    for name, values in series.items():
+        means = [getattr(value, "mean", value) for value in values]
+        stds = [getattr(value, "std", 0.0) for value in values]
+        style = ":" if name == "ideal" else "o-"
+        axes.errorbar(ranks, means, stds, fmt=style, markersize=4, capsize=3, label=name)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log", base=2)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(matplotlib.ticker.FormatStrFormatter("%g"))
+    axes.set_xlabel(x_label)
+    axes.set_ylabel(y_label)

@@ -10,7 +10,6 @@ import os
 import platform
 import socket
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 from lm.errors import UserError
@@ -78,15 +77,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float) and abs(value) == float("inf"):
         return None
     return value
-
-
-def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print aligned columns: the first to the left, the others to the right."""
-    widths = [max(len(cell) for cell in column) for column in zip(header, *rows)]
-    print(f"\n{title}")
-    for row in (header, *rows):
-        first, *others = (
-            cell.rjust(width) if index else cell.ljust(width)
-            for index, (cell, width) in enumerate(zip(row, widths))
-        )
-        print("  ".join([first, *others]).rstrip(), flush=True)

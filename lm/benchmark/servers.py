@@ -114,9 +114,8 @@ class StepServer:
         from lm.benchmark.gemm_peak import GemmPeak
 
         if self._gemm is None:
-            precision = getattr(self._config, "precision", "float32")
             config = self._session_config(inter_op=1, comm=Communicator())
-            self._gemm = GemmPeak(size, precision, config)
+            self._gemm = GemmPeak(size, self._config.precision, config)
         return self._gemm.measure(count)
 
 

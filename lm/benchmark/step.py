@@ -14,11 +14,12 @@ from typing import Any, NamedTuple, Optional
 from lm.benchmark import options, results
 from lm.benchmark.arithmetic import model_flops
 from lm.benchmark.plots import bars, plot
-from lm.benchmark.statistics import Summary, paired_ratio, summarize
+from lm.benchmark.statistics import paired_ratio, summarize
 from lm.benchmark.workers import Worker
 from lm.config import Config
 from lm.errors import RunError
 from lm.flags import Flags
+from lm.tables import markdown_table
 
 _REPEAT_SECONDS = 2.0
 _GEMM_PRODUCTS = 5
@@ -162,7 +163,7 @@ def _start(benchmark: StepBenchmark, stack: contextlib.ExitStack) -> dict[str, C
 def _names(benchmark: StepBenchmark) -> list[str]:
     if not benchmark.peers:
         return ["ours"]
-    if options.precision_of(benchmark.config) == "bfloat16":
+    if benchmark.config.precision == "bfloat16":
         ours = ["ours", "ours-float32"]
         torch = ["torch-autocast", "torch-autocast-compile"]
         torch += ["torch-bfloat16", "torch-bfloat16-compile"]
@@ -195,7 +196,7 @@ def _record(benchmark: StepBenchmark, contestants: dict[str, Contestant], gemm: 
     return {
         "benchmark": "step",
         "config": dataclasses.asdict(config),
-        "precision": options.precision_of(config),
+        "precision": config.precision,
         "threads": benchmark.threads,
         "vocab_size": ours.first["vocab_size"],
         "repeats": benchmark.repeats,
@@ -242,7 +243,7 @@ def _print(record: dict[str, Any]) -> None:
                 f"{found['first_loss']:.4f}",
             ]
         )
-    results.print_table(title, header, rows)
+    print(f"\n{title}\n{markdown_table(header, rows)}")
     if record["best_torch"]:
         print("* the fastest PyTorch")
     peak, share = record["gemm_gflops"], record["share_of_gemm_peak"]
@@ -254,11 +255,6 @@ def _print(record: dict[str, Any]) -> None:
 
 def _plot(out: str, stem: str, record: dict[str, Any]) -> None:
     title = f"Training step, {record['config']['name']}, {record['precision']}"
-    with plot(out, stem, f"{title}, {record['threads']} thread(s)") as axes:
-        if axes:
-            found: list[Summary] = [
-                each["words_per_second"] for each in record["contestants"].values()
-            ]
-            names = list(record["contestants"])
-            means, stds = [each.mean for each in found], [each.std for each in found]
-            bars(axes[0], names, means, stds, "words/s (mean and standard deviation)")
+    with plot(out, stem, f"{title}, {record['threads']} thread(s)") as (axes,):
+        speeds = {name: found["words_per_second"] for name, found in record["contestants"].items()}
+        bars(axes, speeds, "words/s (mean and standard deviation)")

@@ -78,9 +78,6 @@ def build():
         _finish(_start(["-shared", *objects, "-o", library, *tf.sysconfig.get_link_flags()]))
         # Renamed into place at once: another process never loads half a library.
         os.replace(library, path)
-    for old in BUILD_DIR.glob("*.so"):
-        if old != path:
-            old.unlink(missing_ok=True)
     return path
 
 

@@ -6,7 +6,7 @@
 
 namespace lm {
 
-// One LSTM layer over one window. Row-major; T time, B rows, H hidden units, gates order i, j, f, o.
+// One LSTM layer over one window. Row-major; T time, B rows, H hidden units, gates i, j, f, o.
 // A "unit" is the 4 bytes that one broadcast of the inner loop takes: one float32 or two bfloat16.
 struct Lstm {
   int64_t T, B, H;

@@ -260,8 +260,8 @@ struct Gemm {
     float* c = p.c + r0 * p.N + n;
     const int64_t rows = r1 - r0, width = p.N - n;
     if (width >= W) {
-            return TileOf<Format, NV>(rows, a, lda, panel, units, first ? zeros : c, first ? 0 : p.N, c,
-                                p.N);
+      return TileOf<Format, NV>(rows, a, lda, panel, units, first ? zeros : c, first ? 0 : p.N,
+                                c, p.N);
     }
     float tile[MaxRows<NV>() * W] = {};
     for (int64_t m = 0; m < rows; ++m)

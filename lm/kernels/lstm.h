@@ -167,8 +167,8 @@ struct Backward {
     const Vec tanh_c = Tanh(Load(s.c + t * s.B * H + at, n));
     const Vec c_before = Load((t > 0 ? s.c + (t - 1) * s.B * H : s.c0) + at, n);
     const Vec dc = Load(s.dc + at, n) + dh * o * (1.f - tanh_c * tanh_c);
-    const Vec dz[4] = {dc * j * i * (1.f - i), dc * i * (1.f - j * j), dc * c_before * f * (1.f - f),
-                       dh * tanh_c * o * (1.f - o)};
+    const Vec dz[4] = {dc * j * i * (1.f - i), dc * i * (1.f - j * j),
+                       dc * c_before * f * (1.f - f), dh * tanh_c * o * (1.f - o)};
     Store(s.dc + at, dc * f, n);
     for (int g = 0; g < 4; ++g) {
       Store(gates + g * H, dz[g], n);

@@ -358,7 +358,8 @@ class SoftmaxOp : public OpKernel {
     OP_REQUIRES_OK(ctx, CheckShape("scale", scale, {N}));
     std::vector<int64_t> words(N);
     for (int64_t n = 0; n < N; ++n) {
-      words[n] = targets.dtype() == DT_INT32 ? targets.flat<int32>()(n) : targets.flat<int64_t>()(n);
+      words[n] = targets.dtype() == DT_INT32 ? static_cast<int64_t>(targets.flat<int32>()(n))
+                                             : targets.flat<int64_t>()(n);
       OP_REQUIRES(ctx, words[n] >= 0 && words[n] < V,
                   errors::InvalidArgument("targets[", n, "] = ", words[n],
                                           " is not a word: the vocabulary has ", V));

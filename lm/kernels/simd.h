@@ -1,4 +1,4 @@
-// Vectors of the instruction set this file is compiled for, and the functions an LSTM needs on them.
+// Vectors of the instruction set this file is compiled for, and the functions an LSTM needs.
 //
 // isa.cc is compiled once per instruction set. Everything here lives in a namespace named after it,
 // and nothing here includes a C++ library header: an inline function shared with code built for an
@@ -22,6 +22,7 @@
 #endif
 
 #define LM_INLINE static inline __attribute__((always_inline))
+#define LM_LAMBDA __attribute__((always_inline))  // so that a constant length folds
 
 namespace LM_ISA {
 

@@ -7,8 +7,8 @@
 
 namespace LM_ISA {
 
-// See cpu.h. nll = log(sum_v exp(x_v - max)) + (max - x_target), for x = logits + bias. NaN and +Inf
-// in a row make its nll NaN: they reach the sum through exp(x - max).
+// See cpu.h. nll = log(sum_v exp(x_v - max)) + (max - x_target), for x = logits + bias. NaN and
+// +Inf in a row make its nll NaN: they reach the sum through exp(x - max).
 static void SoftmaxRows(const lm::Softmax& s, int64_t row0, int64_t row1, float* bias_sum,
                         float* buffer) {
   const int64_t V = s.V, whole = V / kLanes * kLanes;
@@ -30,39 +30,38 @@ static void SoftmaxRows(const lm::Softmax& s, int64_t row0, int64_t row1, float*
     // Where the gradient lies over the logits, their exponentials go there too.
     float* e = s.bf16 || !s.dlogits ? buffer : (float*)s.dlogits + r * V;
     Vec sums = {};
-    for (v = 0; v < V; v += kLanes) {
-      Vec x = Exp(Load(logits + v, V - v) + Load(bias + v, V - v) - Set(max));
-      if (v == whole)
-        for (int i = 0; i < kLanes; ++i)
-          if (i >= V - v) x[i] = 0;
-      if (s.dlogits) Store(e + v, x, V - v);
-      sums = sums + x;
+    const auto exponentials = [&](int64_t v, int64_t n) LM_LAMBDA {
+      const Vec x = Exp(Load(logits + v, n) + Load(bias + v, n) - Set(max));
+      Store(e + v, x, n);
+      return x;
+    };
+    for (v = 0; v < whole; v += kLanes) sums = sums + exponentials(v, kLanes);
+    float sum = Sum(sums);
+    if (v < V) {
+      exponentials(v, V - v);
+      for (; v < V; ++v) sum += e[v];
     }
-    const float sum = Sum(sums);
     s.nll[r] = __builtin_logf(sum) + (max - target_logit);
     if (!s.dlogits) continue;
 
     const float factor = s.scale[r] / sum;
     e[target] -= sum;  // times the factor: softmax - 1
-    if (s.bf16) {
-      uint16_t* out = (uint16_t*)s.dlogits + r * V;
-      for (v = 0; v < V; v += kLanes) {
-        const Vec d = Load(e + v, V - v) * factor;
-        StoreBf16(out + v, d, V - v);
-        Store(bias_sum + v, Load(bias_sum + v, V - v) + d, V - v);
-      }
-    } else {
-      for (v = 0; v < V; v += kLanes) {
-        const Vec d = Load(e + v, V - v) * factor;
-        Store(e + v, d, V - v);
-        Store(bias_sum + v, Load(bias_sum + v, V - v) + d, V - v);
-      }
-    }
+    const auto gradients = [&](int64_t v, int64_t n) LM_LAMBDA {
+      const Vec d = Load(e + v, n) * factor;
+      if (s.bf16)
+        StoreBf16((uint16_t*)s.dlogits + r * V + v, d, n);
+      else
+        Store(e + v, d, n);
+      Store(bias_sum + v, Load(bias_sum + v, n) + d, n);
+    };
+    for (v = 0; v < whole; v += kLanes) gradients(v, kLanes);
+    if (v < V) gradients(v, V - v);
   }
 }
 
 static void Add(float* y, const float* x, int64_t n) {
-  for (int64_t i = 0; i < n; i += kLanes) Store(y + i, Load(y + i, n - i) + Load(x + i, n - i), n - i);
+  for (int64_t i = 0; i < n; i += kLanes)
+    Store(y + i, Load(y + i, n - i) + Load(x + i, n - i), n - i);
 }
 
 }  // namespace LM_ISA

@@ -46,7 +46,7 @@ def test_units_and_counts_agree(alone, corpora):
 def test_ranks_together_get_the_number_of_one(trained, alone, corpora, num_ranks):
     """3 does not divide the 20 rows; products of other sizes may round the last bits."""
     together = evaluate(
-        trained, corpora, "--split", "valid,test", "--distributed", num_ranks=num_ranks
+        trained, corpora, "--split", "valid,test", "--distributed", num_ranks=num_ranks, timeout=240
     )
     for one, many in zip(alone, together):
         assert many["world_size"] == num_ranks and many["tokens"] == one["tokens"]
@@ -55,7 +55,9 @@ def test_ranks_together_get_the_number_of_one(trained, alone, corpora, num_ranks
 
 def test_more_ranks_than_rows_leave_some_with_nothing_to_do(trained, corpora):
     alone = evaluate(trained, corpora, "--eval_batch_size", 1)
-    together = evaluate(trained, corpora, "--eval_batch_size", 1, "--distributed", num_ranks=2)
+    together = evaluate(
+        trained, corpora, "--eval_batch_size", 1, "--distributed", num_ranks=2, timeout=240
+    )
     assert together[0]["nll"] == pytest.approx(alone[0]["nll"], rel=1e-9)
 
 

@@ -72,13 +72,13 @@ def test_bad_input_is_one_line(arguments, message, tmp_path):
 
 
 def test_this_machine_is_ready(tmp_path):
-    result = run_module("lm.check", "--output_dir", tmp_path)
+    result = run_module("lm.check", "--output_dir", tmp_path, timeout=240)
     assert result.returncode == 0, result.stdout + result.stderr
     lines = result.stdout.splitlines()
     names = [line.split()[1] for line in lines[:-1] if not line.startswith(" ")]
     assert names == [
-        "mpirun", "versions", "horovod", "same", "ranks", "devices", "allreduce", "bandwidth",
-        "scaling", "output_dir",
+        "mpirun", "versions", "horovod", "same", "ranks", "devices", "kernels", "allreduce",
+        "bandwidth", "scaling", "output_dir",
     ]  # fmt: skip
     assert "the sum of ones over the ranks is 2" in result.stdout
     assert lines[-1].startswith("ready: 0 FAIL")
@@ -118,7 +118,7 @@ def test_compare_baseline_trains_twice_and_reports(tmp_path, corpora):
         env=environment(
             NP="2", MAX_STEPS="60", DATA_PATH=str(corpora), OUTPUT_DIR=str(tmp_path / "out")
         ),
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120,
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=240,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     assert re.search(r"\| test +\|.*\|\n", result.stdout)
