@@ -187,6 +187,9 @@ class RunOptions(_Checked):
     )
     max_steps: Optional[int] = option(None, "stop training after so many steps", low=1)
     eval: bool = option(True, "validate after each epoch and test at the end")
+    distributed_eval: bool = option(
+        False, "share the rows of validation and test over the ranks, instead of rank 0 alone"
+    )
     log_every_steps: int = option(100, "steps between two step events in metrics.jsonl", low=1)
     log_path: Optional[str] = option(
         None, "write the log to this file too, besides log.txt in the run's directory",
@@ -197,6 +200,13 @@ class RunOptions(_Checked):
         "whose log lines go to the files: master: rank 0's; collect: all ranks', in rank 0's file"
         " after each epoch, each line with its rank; workers: each rank's, in a file of its own",
         choices=("master", "collect", "workers"),
+    )
+    timeline: Optional[str] = option(
+        None, "write Horovod's timeline of the exchanges to this file, for chrome://tracing",
+        per_host=True,
+    )  # fmt: skip
+    profile_steps: Optional[str] = option(
+        None, "FIRST:LAST: write TensorFlow's trace of these steps into the run's directory"
     )
     tensorboard: bool = option(True, "write event files for TensorBoard into the run's directory")
     intra_op_threads: Optional[int] = option(

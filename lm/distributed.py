@@ -7,6 +7,7 @@ ranks. The rest of the program is handed a Communicator and reads as one for a s
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 from typing import Any, Optional
@@ -32,6 +33,8 @@ _HOROVOD_DEFAULTS = {
     # Fusing would pick the buffers by timing, and with them the order of the sums: with it, two
     # runs on three or more ranks differ in the last bits. Our few large gradients gain nothing.
     "HOROVOD_FUSION_THRESHOLD": "0",
+    # Only then can --timeline start one; it costs nothing until it does.
+    "HOROVOD_TIMELINE": "DYNAMIC",
 }
 
 
@@ -75,6 +78,13 @@ class Communicator:
         """Return the arrays of all ranks, joined along axis 0 in the order of the ranks."""
         return array
 
+    def start_timeline(self, path: str) -> None:
+        """Record the exchanges in a file of rank 0; all ranks must call it together."""
+        logging.getLogger("lm").warning("one process exchanges nothing: no timeline is written")
+
+    def stop_timeline(self) -> None:
+        """Complete the timeline's file."""
+
     def gather(self, value: Any) -> list:
         """Return the JSON-serializable values of all ranks, by rank; waits for all of them."""
         return [value]
@@ -87,9 +97,7 @@ class Communicator:
 class HorovodCommunicator(Communicator):
     """The ranks of an MPI, Gloo or NCCL job, by way of Horovod."""
 
-    def __init__(self) -> None:
-        import horovod.tensorflow as hvd
-
+    def __init__(self, hvd) -> None:
         # All ranks must know each other before anything can be exchanged.
         hvd.init()
         self._hvd = hvd
@@ -107,6 +115,12 @@ class HorovodCommunicator(Communicator):
 
     def sum(self, tensor, name: str):
         return self._hvd.allreduce(tensor, op=self._hvd.Sum, name=name)
+
+    def start_timeline(self, path: str) -> None:
+        self._hvd.start_timeline(path)
+
+    def stop_timeline(self) -> None:
+        self._hvd.stop_timeline()
 
     def hooks(self) -> list:
         return [_broadcast_hook(self._hvd)]
@@ -155,6 +169,22 @@ def _broadcast_hook(hvd):
     return BroadcastHook()
 
 
+def _import_horovod(size: int):
+    try:
+        import tensorflow as tf
+
+        try:
+            import horovod.tensorflow as hvd
+        except tf.errors.NotFoundError as error:  # a library that Horovod was built with is gone
+            raise ImportError(error.message) from error
+    except ImportError as error:
+        raise UserError(
+            f"the launcher started {size} processes, but Horovod cannot be imported ({error}):"
+            " run run_scripts/setup.sh, or start one process"
+        ) from error
+    return hvd
+
+
 def connect() -> Communicator:
     """Join the other ranks of the launch, if there are any.
 
@@ -175,13 +205,7 @@ def connect() -> Communicator:
         # The Open MPI of the Python environment finds its own files only with this; its mpirun
         # sets it, srun does not.
         os.environ.setdefault("OPAL_PREFIX", sys.prefix)
-    try:
-        comm = HorovodCommunicator()
-    except ImportError as error:
-        raise UserError(
-            f"the launcher started {size} processes, but Horovod cannot be imported ({error}):"
-            " run run_scripts/setup.sh, or start one process"
-        ) from error
+    comm = HorovodCommunicator(_import_horovod(size))
     if comm.size != size:
         raise UserError(
             f"the launcher started {size} processes, but Horovod sees {comm.size}: it was built"

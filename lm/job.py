@@ -15,6 +15,7 @@ from lm.config import Config, RunOptions
 from lm.corpus import Corpus, load_corpus
 from lm.distributed import Communicator
 from lm.errors import UserError
+from lm.profiling import parse_steps
 from lm.reporting import Reporter
 from lm.run_dir import RunDir, open_run_dir
 from lm.session import Threads, choose_threads, session_config, silence_banner, unbind_from_core
@@ -31,6 +32,7 @@ class Job(NamedTuple):
     batches: TrainBatches
     threads: Threads
     session_config: tf.ConfigProto
+    profile_steps: range
     reporter: Reporter
     run_dir: Optional[RunDir]  # of rank 0, which alone reads and writes it
 
@@ -74,6 +76,7 @@ def prepare(argv: Sequence[str], comm: Communicator) -> Job:
     corpus, truth = load_run_corpus(config, options.data_path, options.data_url)
     batches = TrainBatches(corpus.train, config.batch_size, config.num_steps, rows)
     tf_config = session_config(threads, comm.local_rank, comm.local_size)
+    profile_steps = parse_steps(options.profile_steps)
     # Last, so that a run that cannot start leaves nothing behind.
     run_dir = open_run_dir(config, options, corpus) if comm.is_chief else None
     return Job(
@@ -85,6 +88,7 @@ def prepare(argv: Sequence[str], comm: Communicator) -> Job:
         batches=batches,
         threads=threads,
         session_config=tf_config,
+        profile_steps=profile_steps,
         reporter=Reporter(run_dir.path if run_dir else None, options.tensorboard),
         run_dir=run_dir,
     )

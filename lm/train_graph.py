@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import tensorflow.compat.v1 as tf
 
-from lm.batches import Rows
+from lm.batches import Rows, eval_rows_of_rank
 from lm.distributed import Communicator
 from lm.job import Job
 from lm.model import Model, build_model, build_weights
@@ -47,10 +47,15 @@ def build_graph(job: Job, comm: Communicator) -> Graph:
         comm.distribute,
         skip_unless_finite=sums[0] if job.options.on_nan == "skip" else None,
     )
-    eval_rows = Rows(0, config.eval_batch_size)
+    eval_rows = eval_rows_of_rank(
+        config.eval_batch_size, comm.rank, comm.size, job.options.distributed_eval
+    )
     return Graph(
         model=model,
-        eval_model=build_model(config, weights, eval_rows, "eval"),
+        # A rank without rows builds the smallest model there is.
+        eval_model=build_model(
+            config, weights, eval_rows if eval_rows.count else Rows(0, 1), "eval"
+        ),
         learning_rate_ph=learning_rate_ph,
         requests_ph=requests_ph,
         train_op=tf.group(update.train_op, model.keep_state_op),

@@ -17,6 +17,7 @@ from lm.job import Job
 from lm.metrics import NllSum
 from lm.optimizer import learning_rate_at
 from lm.position import Position
+from lm.profiling import StepTracer
 from lm.restore import RestoreHook, starting_arrays
 from lm.safekeeping import Safekeeping
 from lm.signals import Signals
@@ -55,7 +56,11 @@ def train(job: Job, comm: Communicator) -> None:
             session = monitored.raw_session()
             if position.step:
                 variables.load_state(session, arrays, job.rows, comm.concat)
+            if job.options.timeline:
+                comm.start_timeline(job.options.timeline)
             _Loop(job, comm, graph, session, position, signals, watchdog).run()
+            if job.options.timeline:
+                comm.stop_timeline()
 
 
 def _starting_position(job: Job, comm: Communicator) -> Position:
@@ -84,6 +89,7 @@ class _Loop:
         self._last_step = self._config.num_epochs * self._steps_per_epoch
         if job.options.max_steps:
             self._last_step = min(self._last_step, job.options.max_steps)
+        self._tracer = StepTracer(job.profile_steps, self._reporter.output_dir)
         self._safe = Safekeeping(job, comm, session, watchdog.beat)
         self._validation = Validation(
             job, comm, session, graph.eval_model, watchdog.beat, lambda: signals.stop
@@ -147,7 +153,9 @@ class _Loop:
         inputs, targets = self._job.batches.window(at.step % self._steps_per_epoch)
         stop = self._signals.stop
         save = self._signals.save or self._safe.is_due(at.step + 1)
-        (nats, *requests), grad_norm, _ = self._session.run(
+        (nats, *requests), grad_norm, _ = self._tracer.run(
+            self._session,
+            at.step + 1,
             [graph.sums, graph.grad_norm, graph.train_op],
             {
                 graph.model.inputs_ph: inputs,

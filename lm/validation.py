@@ -1,4 +1,4 @@
-"""Validation and test of a running job: on rank 0, while the other ranks wait."""
+"""Validation and test of a running job: on rank 0 while the others wait, or on all ranks."""
 
 from __future__ import annotations
 
@@ -46,6 +46,7 @@ class Validation:
           Interrupted: A rank has been asked to stop.
         """
         config, comm, corpus = self._job.config, self._comm, self._job.corpus
+        shared = self._job.options.distributed_eval
         room = WaitingRoom(
             comm.gather,
             comm.rank,
@@ -58,7 +59,8 @@ class Validation:
             getattr(corpus, split),
             config,
             corpus.vocabulary.eos_id,
-            eval_rows_of_rank(config.eval_batch_size, comm.rank, comm.size),
+            eval_rows_of_rank(config.eval_batch_size, comm.rank, comm.size, shared),
             room.gather,
-            room.at_work,
+            # Ranks that share the work would each wait for the slowest at every sign of life.
+            (lambda: self._beat(f"the evaluation of {split}")) if shared else room.at_work,
         )

@@ -72,24 +72,24 @@ def message_sizes(max_mb: float) -> list[int]:
     return sizes
 
 
-def measure_horovod(worker: Worker, num_bytes: int) -> float:
-    """Return the seconds of one allreduce on the slowest rank.
+def measure_horovod(worker: Worker, sizes: Sequence[int]) -> float:
+    """Return the seconds that some allreduces, started together, take on the slowest rank.
 
     Args:
       worker: An ExchangeServer.
-      num_bytes: Size of the message.
+      sizes: Bytes of each.
     """
-    return max(worker.ask("allreduce", **_plan(num_bytes)))
+    return max(worker.ask("allreduce", sizes=list(sizes), **_counts(sum(sizes))))
 
 
-def _plan(num_bytes: int) -> dict[str, int]:
+def _counts(num_bytes: int) -> dict[str, int]:
     count = min(max(int(_BYTES_PER_REPEAT / num_bytes), _MIN_COUNT), _MAX_COUNT)
-    return {"num_bytes": num_bytes, "count": count, "untimed": 2}
+    return {"count": count, "untimed": 2}
 
 
 def _measure_mpi(benchmark: ExchangeBenchmark) -> list[float]:
     Worker.pause_all()
-    plan = json.dumps([list(_plan(size).values()) for size in benchmark.sizes])
+    plan = json.dumps([[size, *_counts(size).values()] for size in benchmark.sizes])
     command = [*mpirun_command(benchmark.ranks, benchmark.hosts), sys.executable]
     return json.loads(run_to_end([*command, "-m", "lm.benchmark.raw_mpi", plan], benchmark.threads))
 
@@ -109,7 +109,7 @@ def run(benchmark: ExchangeBenchmark) -> None:
     ) as worker:
         for repeat in range(benchmark.repeats):
             for size in benchmark.sizes:
-                horovod[size].append(measure_horovod(worker, size))
+                horovod[size].append(measure_horovod(worker, [size]))
             for size, seconds in zip(benchmark.sizes, _measure_mpi(benchmark)):
                 mpi[size].append(seconds)
             _logger.info("repeat %d of %d", repeat + 1, benchmark.repeats)

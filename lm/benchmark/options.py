@@ -44,7 +44,13 @@ def define_ranks(flags: Flags) -> None:
 
 
 def config_of(flags: Flags) -> Config:
-    """Return the config that the flags name, with the given fields put over it."""
+    """Return the config that the flags name, with the given fields put over it.
+
+    Raises:
+      UserError: It is no config, or --data_path is no directory.
+    """
+    if flags["data_path"] and not os.path.isdir(flags["data_path"]):
+        raise UserError(f"data_path {flags['data_path']} is not a directory")
     return dataclasses.replace(load_config(flags["config"]), **flags.given(Config))
 
 

@@ -118,7 +118,7 @@ def run(benchmark: ScalingBenchmark) -> None:
     with contextlib.ExitStack() as stack:
         alone = Group(benchmark, 1, [batch_size, *shares.values()])
         stack.callback(alone.worker.close)
-        vocab_size = alone.worker.ask("first_step")[0]["vocab_size"]
+        vocab_size = alone.worker.ask("vocab_size")[0]
         rows = [_measure_ranks(benchmark, n, alone, shares[n], vocab_size) for n in shares]
     record = {
         **facts,

@@ -47,7 +47,7 @@ class StepServer:
         self._steps = self._build(contestant, words.vocab_size, batch_sizes, comm)
         self._index = 0
         self._gemm = None
-        self._info = {"vocab_size": words.vocab_size, "local_size": comm.local_size}
+        self._vocab_size = words.vocab_size
 
     def _build(self, contestant: str, vocab_size: int, batch_sizes, comm) -> dict:
         sized = dataclasses.replace(self._config, batch_size=batch_sizes[0])
@@ -75,15 +75,26 @@ class StepServer:
         threads = Threads(self._threads, inter_op)
         return session_config(threads, comm.local_rank, comm.local_size)
 
-    def first_step(self) -> dict[str, Any]:
-        """Take the first step of the first batch size.
+    def vocab_size(self) -> int:
+        """Return the number of words."""
+        return self._vocab_size
+
+    def train(self, count: int) -> dict[str, list[float]]:
+        """Take some steps of the first batch size.
 
         Returns:
-          Its `loss` and `grad_norm`, and `vocab_size` and `local_size`.
+          Their `losses` and `grad_norms`.
         """
         batch_size = next(iter(self._batches))
-        loss, grad_norm = self._steps[batch_size, True](*self._batches[batch_size].window(0))
-        return {"loss": loss, "grad_norm": grad_norm, **self._info}
+        step = self._steps[batch_size, True]
+        pairs = [step(*self._next_window(batch_size)) for _ in range(count)]
+        return {"losses": [loss for loss, _ in pairs], "grad_norms": [norm for _, norm in pairs]}
+
+    def _next_window(self, batch_size: int):
+        batches = self._batches[batch_size]
+        window = batches.window(self._index % batches.steps_per_epoch)
+        self._index += 1
+        return window
 
     def steps(self, batch_size: int, count: int, untimed: int, exchange: bool = True) -> dict:
         """Take some steps one after the other.
@@ -92,14 +103,13 @@ class StepServer:
           `seconds` and `input_seconds` of a step, both means, and this process's `peak_rss` in
           bytes.
         """
-        step, batches = self._steps[batch_size, exchange], self._batches[batch_size]
+        step = self._steps[batch_size, exchange]
         input_seconds = 0.0
         for index in range(untimed + count):
             if index == untimed:
                 start, input_seconds = time.perf_counter(), 0.0
             input_start = time.perf_counter()
-            self._index += 1
-            window = batches.window(self._index % batches.steps_per_epoch)
+            window = self._next_window(batch_size)
             input_seconds += time.perf_counter() - input_start
             step(*window)
         seconds = time.perf_counter() - start
@@ -123,33 +133,43 @@ class ExchangeServer:
     """Exchanges buffers by way of Horovod, as training does."""
 
     def __init__(self, comm: Communicator):
+        self._comm, self._sums = comm, {}
+
+    def allreduce(self, sizes: Sequence[int], count: int, untimed: int) -> float:
+        """Return the mean seconds of summing float32 buffers, all at once, over the ranks.
+
+        Args:
+          sizes: Bytes of each buffer.
+          count: Times to do it.
+          untimed: Times to do it before that.
+        """
+        key = tuple(sizes)
+        if key not in self._sums:
+            self._sums[key] = self._build_sum(key)
+        session, sum_ops = self._sums[key]
+        for _ in range(untimed):
+            session.run(sum_ops)
+        start = time.perf_counter()
+        for _ in range(count):
+            session.run(sum_ops)
+        return (time.perf_counter() - start) / count
+
+    def _build_sum(self, sizes: tuple[int, ...]):
         import tensorflow.compat.v1 as tf
 
         from lm.session import Threads, session_config
 
-        self._comm, self._tf, self._sums = comm, tf, {}
-        self._session_config = session_config(Threads(1, 1), comm.local_rank, comm.local_size)
-
-    def allreduce(self, num_bytes: int, count: int, untimed: int) -> float:
-        """Return the mean seconds of summing one float32 buffer over the ranks."""
-        if num_bytes not in self._sums:
-            self._sums[num_bytes] = self._build_sum(num_bytes)
-        session, sum_op = self._sums[num_bytes]
-        for _ in range(untimed):
-            session.run(sum_op)
-        start = time.perf_counter()
-        for _ in range(count):
-            session.run(sum_op)
-        return (time.perf_counter() - start) / count
-
-    def _build_sum(self, num_bytes: int):
-        tf = self._tf
+        config = session_config(Threads(1, 1), self._comm.local_rank, self._comm.local_size)
         with tf.Graph().as_default():
-            buffer = tf.get_variable("buffer", initializer=tf.zeros([num_bytes // 4]))
-            total = self._comm.sum(tf.identity(buffer), f"allreduce_{num_bytes}")
-            session = tf.Session(config=self._session_config)
+            sums = []
+            for index, size in enumerate(sizes):
+                buffer = tf.get_variable(f"buffer_{index}", initializer=tf.zeros([size // 4]))
+                name = f"allreduce_{len(self._sums)}_{index}"
+                sums.append(self._comm.sum(tf.identity(buffer), name))
+            session = tf.Session(config=config)
             session.run(tf.global_variables_initializer())
-        return session, total.op
+        # Not a tf.group: TensorFlow's optimizer would drop the exchanges that it waits for.
+        return session, [each.op for each in sums]
 
 
 def _peak_rss() -> int:

@@ -23,6 +23,7 @@ from lm.tables import markdown_table
 
 _REPEAT_SECONDS = 2.0
 _GEMM_PRODUCTS = 5
+_COMPARED_STEPS = 4  # without dropout, the first losses of all contestants should be the same
 
 _logger = logging.getLogger("lm")
 
@@ -96,8 +97,11 @@ class Contestant:
             threads=benchmark.threads,
         )
         try:
-            self.first = self.worker.ask("first_step")[0]
+            first = self.worker.ask("train", count=1)[0]
             self.first_step_seconds = time.perf_counter() - start
+            after = self.worker.ask("train", count=_COMPARED_STEPS - 1)[0]
+            self.losses = first["losses"] + after["losses"]
+            self.grad_norms = first["grad_norms"] + after["grad_norms"]
             self._batch_size = benchmark.config.batch_size
             self._untimed = benchmark.untimed_steps
             warm = self._steps(count=3)
@@ -137,7 +141,7 @@ def run(benchmark: StepBenchmark) -> None:
                     request = dict(size=benchmark.gemm_size, count=_GEMM_PRODUCTS)
                     gemm.append(contestant.worker.ask("gemm", **request)[0])
             _logger.info("repeat %d of %d", repeat + 1, benchmark.repeats)
-    record = {**facts, **_record(benchmark, contestants, gemm)}
+        record = {**facts, **_record(benchmark, contestants, gemm)}
     _print(record)
     stem = f"step-{record['config']['name']}-{record['precision']}"
     results.write_json(benchmark.out, stem, record)
@@ -178,7 +182,8 @@ def _names(benchmark: StepBenchmark) -> list[str]:
 def _record(benchmark: StepBenchmark, contestants: dict[str, Contestant], gemm: list) -> dict:
     config, ours = benchmark.config, contestants["ours"]
     words = config.batch_size * config.num_steps
-    flops = model_flops(config, ours.first["vocab_size"])
+    vocab_size = ours.worker.ask("vocab_size")[0]
+    flops = model_flops(config, vocab_size)
     table = {}
     for name, contestant in contestants.items():
         seconds = contestant.seconds
@@ -189,8 +194,8 @@ def _record(benchmark: StepBenchmark, contestants: dict[str, Contestant], gemm: 
             "time_over_ours": paired_ratio(seconds, ours.seconds),
             "peak_rss_bytes": contestant.peak_rss,
             "first_step_seconds": contestant.first_step_seconds,
-            "first_loss": contestant.first["loss"],
-            "first_grad_norm": contestant.first["grad_norm"],
+            "first_losses": contestant.losses,
+            "first_grad_norms": contestant.grad_norms,
             "seconds_per_step": seconds,
         }
     return {
@@ -198,7 +203,7 @@ def _record(benchmark: StepBenchmark, contestants: dict[str, Contestant], gemm: 
         "config": dataclasses.asdict(config),
         "precision": config.precision,
         "threads": benchmark.threads,
-        "vocab_size": ours.first["vocab_size"],
+        "vocab_size": vocab_size,
         "repeats": benchmark.repeats,
         "mflops_per_word": flops / words / 1e6,
         "gemm_gflops": summarize([each / 1e9 for each in gemm]),
@@ -240,7 +245,7 @@ def _print(record: dict[str, Any]) -> None:
                 str(ratio) if name != "ours" else "1",
                 f"{found['peak_rss_bytes'] / 1e6:.0f}",
                 f"{found['first_step_seconds']:.1f}",
-                f"{found['first_loss']:.4f}",
+                f"{found['first_losses'][0]:.4f}",
             ]
         )
     print(f"\n{title}\n{markdown_table(header, rows)}")

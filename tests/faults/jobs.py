@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -25,6 +26,7 @@ class Job:
 
     def __init__(self, output_dir, *flags, num_ranks=1, fault=None, launcher=None, **popen):
         self.output_dir = pathlib.Path(output_dir)
+        self._mark = f"LM_TEST_JOB={uuid.uuid4()}"
         module = ["tests.faults.inject", fault] if fault else ["lm.train"]
         # As run_scripts/env.sh: time to save between SIGTERM and SIGKILL.
         many = [*mpirun(num_ranks), "-mca", "odls_base_sigkill_timeout", "4"]
@@ -32,7 +34,7 @@ class Job:
         arguments = ["--output_dir", output_dir, "--log_every_steps", 1, *flags]
         self.process = subprocess.Popen(
             [*launcher, sys.executable, "-m", *module, *map(str, arguments)],
-            cwd=ROOT, env=environment(**popen.pop("env", {})), stdin=subprocess.DEVNULL,
+            cwd=ROOT, env=self._environment(popen.pop("env", {})), stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **popen,
         )  # fmt: skip
         self.output = ""
@@ -48,15 +50,18 @@ class Job:
         return [found[rank] for rank in sorted(found)] or [self.process.pid]
 
     def processes(self) -> list[int]:
-        """Process ids of everything that has our output_dir on its command line."""
+        """Process ids of everything that this job has started."""
         found = []
         for directory in pathlib.Path("/proc").iterdir():
             with contextlib.suppress(OSError):
                 if directory.name.isdigit():
-                    words = (directory / "cmdline").read_bytes().split(b"\0")
-                    if str(self.output_dir).encode() in words:
+                    if self._mark.encode() in (directory / "environ").read_bytes():
                         found.append(int(directory.name))
         return sorted(found)
+
+    def _environment(self, changes) -> dict[str, str]:
+        name, _, value = self._mark.partition("=")
+        return environment(**changes, **{name: value})
 
     def wait_for(self, condition: Callable[[], object], timeout: float = 60) -> None:
         deadline = time.monotonic() + timeout

@@ -1,0 +1,133 @@
+"""How long a step will take on N ranks: an alpha-beta model of the exchange.
+
+  step(N)     = compute(rows of a rank) + exchange(N)
+  exchange(N) = fixed + sum over messages (per_message + hops(N) alpha + bytes_sent(N) beta)
+
+with alpha the latency of a link and beta the seconds per byte. Ring allreduce (Patarasu and Yuan
+2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations"): 2 (N - 1) hops, and
+each rank sends 2 (N - 1) / N of the message. Recursive halving and doubling (Thakur, Rabenseifner
+and Gropp 2005, "Optimization of collective communication operations in MPICH"): as many bytes
+in 2 log2(N) hops. Allgather has half of both. Computation and exchange do not overlap in the
+model; on a host whose every core computes they hardly do, on a cluster it is the worst case.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from lm.benchmark.arithmetic import Message, messages_of_step
+from lm.config import Config
+
+ALGORITHMS = ("ring", "halving")
+
+
+class HostCosts(NamedTuple):
+    """What the exchange costs on the host where it was measured, in seconds."""
+
+    fixed: float  # once a step: Horovod's cycle
+    per_message: float
+    per_byte_sent: float  # copying, and adding up
+
+
+class Link(NamedTuple):
+    """The network between ranks."""
+
+    latency: float = 0.0  # seconds
+    seconds_per_byte: float = 0.0
+
+
+def fit_host_costs(
+    one: float, many: float, step: float, num_messages: int, bytes_sent: float
+) -> HostCosts:
+    """Solve for the costs from three measurements, none of them below zero.
+
+    Args:
+      one: Seconds of one empty message.
+      many: Seconds of as many empty messages as a step has, started together.
+      step: Seconds of the messages of a step.
+      num_messages: Messages of a step, at least 2.
+      bytes_sent: What each rank sends in a step.
+    """
+    per_message = max(many - one, 0.0) / (num_messages - 1)
+    per_byte_sent = max(step - max(many, one), 0.0) / bytes_sent
+    return HostCosts(max(one - per_message, 0.0), per_message, per_byte_sent)
+
+
+def hops(message: Message, ranks: int, algorithm: str) -> int:
+    """Return how many times in turn a message crosses a link."""
+    phases = 2 if message.collective == "allreduce" else 1
+    return phases * (ranks - 1 if algorithm == "ring" else math.ceil(math.log2(ranks)))
+
+
+def predict_exchange(
+    messages: Sequence[Message], ranks: int, costs: HostCosts, link: Link, algorithm: str = "ring"
+) -> float:
+    """Return the seconds of a step's exchange, 0 for one rank.
+
+    Args:
+      messages: What a step exchanges.
+      ranks: N.
+      costs: Of the host's software and memory.
+      link: The network; the default one costs nothing, for ranks on one host.
+      algorithm: One of ALGORITHMS.
+    """
+    if ranks == 1:
+        return 0.0
+    # Before Horovod exchanges a tensor, all ranks tell each other that they have it.
+    negotiation = 2 * math.ceil(math.log2(ranks)) * link.latency
+    return costs.fixed + sum(
+        costs.per_message
+        + negotiation
+        + hops(message, ranks, algorithm) * link.latency
+        + message.bytes_sent(ranks) * (costs.per_byte_sent + link.seconds_per_byte)
+        for message in messages
+    )
+
+
+class Predictor:
+    """Predicts steps from what was measured.
+
+    Args:
+      config: The config of one rank.
+      vocab_size: Number of words.
+      compute: Rows of a rank -> measured seconds of its step alone.
+      costs: Of the exchange on this host.
+    """
+
+    def __init__(
+        self, config: Config, vocab_size: int, compute: dict[int, float], costs: HostCosts
+    ):
+        self._config, self._vocab_size = config, vocab_size
+        self._compute, self._costs = compute, costs
+
+    def predict(self, ranks: int, kind: str, link: Link, algorithm: str) -> dict[str, float]:
+        """Predict N ranks.
+
+        Args:
+          ranks: N.
+          kind: "strong" or "weak".
+          link: The network.
+          algorithm: Of the allreduce.
+
+        Returns:
+          `compute_ms`, `exchange_ms`, `step_ms`, `speedup` and `efficiency`.
+        """
+        batch_size = self._config.batch_size
+        rows = -(-batch_size // ranks) if kind == "strong" else batch_size
+        work = ranks if kind == "weak" else 1
+        sized = dataclasses.replace(self._config, batch_size=work * batch_size)
+        messages = messages_of_step(sized, self._vocab_size)
+        exchange = predict_exchange(messages, ranks, self._costs, link, algorithm)
+        step = self._compute[rows] + exchange
+        speedup = work * self._compute[batch_size] / step
+        return {
+            "ranks": ranks,
+            "compute_ms": 1000 * self._compute[rows],
+            "exchange_ms": 1000 * exchange,
+            "step_ms": 1000 * step,
+            "speedup": speedup,
+            "efficiency": speedup / ranks,
+        }
