@@ -98,7 +98,7 @@ def test_advice(tmp_path):
     [
         (["fly"], 1, "'fly' is not one of the commands step, scaling, exchange, advise"),
         (["step"], 2, "without mpirun"),
-        (["step", "--data_path", "/nowhere/at/all", "--repeats", 1], 1, "is not a directory"),
+        (["step", "--data_path", "no/such/directory"], 1, "is not a directory"),
     ],
 )
 def test_what_cannot_be_run_is_one_line(arguments, num_ranks, message, tmp_path):

@@ -1,30 +1,45 @@
 """The real corpus: one epoch of the small model, alone and on two ranks."""
 
+import shutil
+
 import pytest
 
 from tests.commands import events, train
 
 pytestmark = [pytest.mark.ptb, pytest.mark.timeout(900)]
 
+ONE_EPOCH = ("--config", "config_small", "--num_epochs", 1)
+
 
 @pytest.fixture(scope="module")
-def perplexity(tmp_path_factory, ptb_archive):
+def runs(tmp_path_factory, ptb_archive):
+    """One epoch on one rank, on two, and on two from a checkpoint of the first."""
     data = tmp_path_factory.mktemp("ptb")
-    found = {}
-    for num_ranks in (1, 2):
-        output_dir = tmp_path_factory.mktemp("run")
-        train(
-            output_dir, "--config", "config_small", "--num_epochs", 1, "--data_path", data,
-            "--data_url", ptb_archive, num_ranks=num_ranks, timeout=400,
-        )  # fmt: skip
-        found[num_ranks] = events(output_dir, "epoch")[0]["valid_perplexity"]
-    return found
+    arguments = (*ONE_EPOCH, "--data_path", data, "--data_url", ptb_archive)
+    alone, together, resumed = (tmp_path_factory.mktemp("run") / "run" for _ in range(3))
+    train(alone, *arguments, "--max_steps", 1000, "--noeval", timeout=200)
+    shutil.copytree(alone, resumed)
+    train(alone, *arguments, "--resume", timeout=400)
+    train(together, *arguments, num_ranks=2, timeout=400)
+    train(resumed, *arguments, "--resume", num_ranks=2, timeout=400)
+    return {
+        name: events(path, "epoch")[-1]["valid_perplexity"]
+        for name, path in dict(alone=alone, together=together, resumed=resumed).items()
+    }
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2])
-def test_one_epoch_reaches_the_published_validation_perplexity(perplexity, num_ranks):
-    assert 100 < perplexity[num_ranks] <= 185
+@pytest.mark.parametrize("name", ["alone", "together"])
+def test_one_epoch_reaches_the_published_validation_perplexity(runs, name):
+    assert 100 < runs[name] <= 185
 
 
-def test_one_and_two_ranks_agree(perplexity):
-    assert abs(perplexity[2] / perplexity[1] - 1) < 0.01
+def test_one_and_two_ranks_agree(runs):
+    # Within 1 % where this was written: 0.7 %. But the first few hundred steps at learning rate
+    # 1.0 are chaotic: a difference in the last bit, such as another instruction set makes even
+    # on one rank, grows to a percent or two of this perplexity. See docs/distributed.md.
+    assert abs(runs["together"] / runs["alone"] - 1) < 0.04
+
+
+def test_two_ranks_continue_the_run_of_one(runs):
+    """Past the chaotic start the runs stay together, through 1,300 steps."""
+    assert abs(runs["resumed"] / runs["alone"] - 1) < 0.01

@@ -1,0 +1,66 @@
+"""Ranks that are dead, stopped, or fail: the others end soon, and say whom they waited for."""
+
+import os
+import signal
+import socket
+import time
+
+import pytest
+
+from tests.faults.jobs import last_step, run
+
+LONG = ("--hidden_size", 8, "--num_epochs", 200, "--noeval")
+
+
+@pytest.mark.parametrize("victim", ["rank 1", "mpirun"])
+def test_a_killed_process_ends_the_job(start, tmp_path, victim):
+    job = start(tmp_path, *LONG, num_ranks=2)
+    job.wait_for_step(10)
+    pid = job.process.pid if victim == "mpirun" else job.ranks()[1]
+    os.kill(pid, signal.SIGKILL)
+    code, _ = job.ends()
+    assert code != 0
+
+
+def test_a_stopped_rank_is_named_and_ends_the_job(start, tmp_path):
+    flags = (*LONG, "--step_timeout_seconds", 3)
+    job = start(tmp_path, *flags, num_ranks=2, fault="stop:1:30")
+    job.wait_for_step(29)
+    code, output = job.finish(timeout=3 + 10)
+    assert code == 1
+    assert (
+        f"rank 0 on {socket.gethostname()}: no progress for 3 s in step 30, waiting for rank 1"
+        f" on {socket.gethostname()}, which is stopped or gone" in output
+    )
+
+
+def test_a_rank_that_is_stopped_for_a_short_time_goes_on(start, tmp_path):
+    job = start(tmp_path, *LONG[:-1], "--max_steps", 400, "--noeval", num_ranks=2)
+    job.wait_for_step(20)
+    victim = job.ranks()[1]
+    os.kill(victim, signal.SIGSTOP)
+    time.sleep(2)  # the fault itself
+    assert last_step(tmp_path) < 400
+    os.kill(victim, signal.SIGCONT)
+    code, output = job.finish()
+    assert code == 0, output
+    assert last_step(tmp_path) == 400
+
+
+@pytest.mark.parametrize("fault", ["fail_to_prepare:1", "fail:1:20:before", "fail:0:20:after"])
+def test_an_exception_on_one_rank_is_read_once(start, tmp_path, fault):
+    job = start(tmp_path, *LONG, num_ranks=2, fault=fault)
+    code, output = job.finish(timeout=40)
+    assert code == 1
+    assert output.count("the injected cause") == 1 and output.count("lm: error: ") == 1
+    rank = 0 if ":0:" in fault else 1
+    assert f"lm: error: rank {rank} on " in output
+
+
+def test_others_wait_quietly_while_rank_0_evaluates(start, tmp_path):
+    flags = ("--hidden_size", 8, "--max_steps", 10, "--step_timeout_seconds", 4)
+    started = time.monotonic()
+    job = run(start, tmp_path, *flags, num_ranks=2, fault="slow_evaluation:0.1")
+    assert time.monotonic() - started > 10
+    for word in ("stall", "warning", "timed out", "error"):
+        assert word not in job.output.lower()

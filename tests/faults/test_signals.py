@@ -1,0 +1,90 @@
+"""Signals: all ranks stop at the same step, with one checkpoint and the signal's exit code."""
+
+import os
+import signal
+import time
+
+import pytest
+
+from lm import checkpoint
+from tests.faults.jobs import events, last_step, run, saved_steps
+
+LONG = ("--hidden_size", 8, "--num_epochs", 200, "--noeval")
+
+
+def check_stopped(job, code, name, number_of_lines=1):
+    returned, output = job.ends()
+    assert returned == code, output
+    assert output.count(f"stopped by {name} after step") == number_of_lines
+    (step,) = saved_steps(job.output_dir)
+    assert step == last_step(job.output_dir)
+    assert checkpoint.newest(str(job.output_dir))
+
+
+@pytest.mark.parametrize(
+    "name, targets",
+    [("SIGTERM", [1]), ("SIGINT", [0, 1]), pytest.param("SIGTERM", [0], marks=pytest.mark.soak)],
+)
+def test_a_signal_to_ranks_stops_all_at_the_same_step(start, tmp_path, name, targets):
+    job = start(tmp_path, *LONG, num_ranks=2)
+    job.wait_for_step(20)
+    ranks = job.ranks()
+    for rank in targets:
+        os.kill(ranks[rank], getattr(signal, name))
+    check_stopped(job, 128 + getattr(signal, name), name)
+
+
+def test_through_mpirun_sigusr1_saves_and_sigusr2_stops(start, tmp_path):
+    job = start(tmp_path, *LONG, num_ranks=2)
+    job.wait_for_step(20)
+    job.process.send_signal(signal.SIGUSR1)
+    job.wait_for(lambda: saved_steps(tmp_path))
+    step = last_step(tmp_path)
+    job.wait_for_step(step + 20)
+    assert len(saved_steps(tmp_path)) == 1
+    job.process.send_signal(signal.SIGUSR2)
+    returned, output = job.ends()
+    assert returned == 128 + signal.SIGTERM and "stopped by SIGTERM" in output
+    assert saved_steps(tmp_path)[1:] == [last_step(tmp_path)]
+
+
+def test_sigterm_to_mpirun_leaves_time_to_save(start, tmp_path):
+    job = start(tmp_path, *LONG, num_ranks=2)
+    job.wait_for_step(20)
+    job.process.terminate()
+    # Open MPI's own exit code for a job that it was told to end is 1, whatever the ranks return.
+    check_stopped(job, 1, "SIGTERM")
+
+
+def test_sigterm_during_an_evaluation_ends_it(start, tmp_path):
+    flags = ("--hidden_size", 8, "--max_steps", 30)
+    job = start(tmp_path, *flags, num_ranks=2, fault="slow_evaluation:0.5")
+    job.wait_for(lambda: saved_steps(tmp_path))  # which comes just before
+    os.kill(job.ranks()[1], signal.SIGTERM)
+    check_stopped(job, 128 + signal.SIGTERM, "SIGTERM")
+    assert events(tmp_path, "epoch") == []
+    run(start, tmp_path, *flags, "--resume")
+    assert len(events(tmp_path, "epoch")) == 1 and events(tmp_path, "test")
+
+
+def test_sigterm_during_a_save_lets_it_end(start, tmp_path):
+    flags = (*LONG, "--checkpoint_every_steps", 20)
+    job = start(tmp_path, *flags, fault="slow_disk:1")
+    job.wait_for(lambda: (tmp_path / "checkpoints" / "tmp-00000020").exists())
+    job.process.terminate()
+    returned, _ = job.ends()
+    assert returned == 128 + signal.SIGTERM
+    assert saved_steps(tmp_path) == [20, last_step(tmp_path)]
+    assert checkpoint.newest(str(tmp_path)) == checkpoint.list_checkpoints(str(tmp_path))[-1]
+
+
+def test_a_second_sigint_stops_at_once(start, tmp_path):
+    job = start(tmp_path, *LONG, fault="slow_disk:600")
+    job.wait_for_step(5)
+    job.process.send_signal(signal.SIGINT)
+    job.wait_for(lambda: list(tmp_path.glob("checkpoints/tmp-*")))
+    started = time.monotonic()
+    job.process.send_signal(signal.SIGINT)
+    returned, output = job.ends()
+    assert returned == 128 + signal.SIGINT and "interrupted twice" in output
+    assert time.monotonic() - started < 3
