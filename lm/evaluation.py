@@ -78,4 +78,5 @@ def run_evaluation(
         # Token by token in float64: a float32 sum would depend on how the rows are shared out.
         counted = nll_N[weights.ravel() == 1].astype(np.float64)
         total += NllSum(float(counted.sum()), len(counted))
+        at_work()
     return total

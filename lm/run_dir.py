@@ -16,7 +16,7 @@ from lm import checkpoint
 from lm import manifest as manifests
 from lm.config import Config, RunOptions
 from lm.corpus import Corpus
-from lm.errors import UserError
+from lm.errors import RunError, UserError
 from lm.files import write_atomically
 from lm.position import Position
 
@@ -45,8 +45,8 @@ def open_run_dir(config: Config, options: RunOptions, corpus: Corpus) -> RunDir:
       corpus: What it is to be trained on.
 
     Raises:
-      UserError: It cannot be written, another job uses it, it holds a run already, or what it
-        holds cannot be resumed.
+      UserError: It cannot be written, it holds a run already, or what it holds cannot be resumed.
+      RunError: Another job uses it.
     """
     if options.resume and not options.output_dir:
         raise UserError("--resume needs --output_dir, the directory of the run to continue")
@@ -89,7 +89,8 @@ def _lock(path: str) -> None:
     try:
         fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise UserError(f"another job is using output_dir {path}") from None
+        # Not a UserError: after a crash it may be the last of the old job, and pass.
+        raise RunError(f"another job is using output_dir {path}") from None
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise

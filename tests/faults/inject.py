@@ -112,7 +112,7 @@ def flip(rank, step):
 
     def action(loop):
         weights = variables.read_variables(loop._session)["lstm_1/bias"]
-        weights.view(np.uint32)[3] ^= 1
+        weights.view(np.uint32)[3] ^= 1 << 20  # a high one, so that no rounding hides it
         variables.load_variables(loop._session, {"lstm_1/bias": weights})
 
     at_step(rank, step, action)

@@ -52,15 +52,16 @@ def test_an_exception_on_one_rank_is_read_once(start, tmp_path, fault):
     job = start(tmp_path, *LONG, num_ranks=2, fault=fault)
     code, output = job.finish(timeout=40)
     assert code == 1
-    assert output.count("the injected cause") == 1 and output.count("lm: error: ") == 1
+    assert output.count("RuntimeError: the injected cause") == 1 and output.count("lm: error: ") == 1
     rank = 0 if ":0:" in fault else 1
     assert f"lm: error: rank {rank} on " in output
 
 
 def test_others_wait_quietly_while_rank_0_evaluates(start, tmp_path):
+    # Two splits of 51 windows each; the whole takes longer than a step may.
     flags = ("--hidden_size", 8, "--max_steps", 10, "--step_timeout_seconds", 4)
     started = time.monotonic()
     job = run(start, tmp_path, *flags, num_ranks=2, fault="slow_evaluation:0.1")
-    assert time.monotonic() - started > 10
+    assert time.monotonic() - started > 2 * 51 * 0.1
     for word in ("stall", "warning", "timed out", "error"):
         assert word not in job.output.lower()

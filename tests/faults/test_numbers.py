@@ -62,10 +62,12 @@ def test_ranks_that_differ_are_refused(start, tmp_path, corpora, name):
         own += ["--corpus", "files", "--data_path", corpora / "embedded"]
     else:
         own += ["--data_path", corpora]
-    one = [*mpirun(1), *sum((["-x", f"{key}={value}"] for key, value in env.items()), [])]
-    # From a directory of its own: Python would take the code of the current directory first.
-    program = [sys.executable, "-P", "-m", "lm.train", "--output_dir", tmp_path / "run"]
-    launcher = [*mpirun(1), *program, *own, ":", *one[1:], *program, *own, *flags, ":", *mpirun(1)[1:]]
+    # The code: from PYTHONPATH, not from the current directory, which `python -m` puts before it.
+    main = "import sys; sys.path.remove(''); from lm.train import main; main()"
+    program = [sys.executable, "-c", main, "--output_dir", tmp_path / "run", *own]
+    envs = [["env", f"PYTHONPATH={path}"] for path in (ROOT, env.get("PYTHONPATH", ROOT))]
+    one = mpirun(1)
+    launcher = [*one, *envs[0], *program, ":", *one[1:], *envs[1], *program, *flags, ":", *one[1:]]
     job = start(tmp_path / "run", *own, config=False, launcher=[str(word) for word in launcher])
     code, output = job.finish()
     assert code == 2, output

@@ -84,7 +84,7 @@ def test_a_second_job_in_the_same_directory_is_refused(start, tmp_path):
     first = start(tmp_path, "--hidden_size", 8, "--num_epochs", 100)
     first.wait_for_step(5)
     code, output = start(tmp_path, "--hidden_size", 8, "--resume").finish()
-    assert code == 2 and "another job is using output_dir" in output
+    assert code == 1 and "another job is using output_dir" in output
     first.kill()  # and the lock is gone with its owner
     run(start, tmp_path, "--hidden_size", 8, "--resume", "--max_steps", 10, "--noeval")
 

@@ -52,8 +52,10 @@ def test_sigterm_to_mpirun_leaves_time_to_save(start, tmp_path):
     job = start(tmp_path, *LONG, num_ranks=2)
     job.wait_for_step(20)
     job.process.terminate()
+    returned, output = job.ends()
     # Open MPI's own exit code for a job that it was told to end is 1, whatever the ranks return.
-    check_stopped(job, 1, "SIGTERM")
+    assert returned == 1 and "stopped by SIGTERM after step" in output
+    assert saved_steps(tmp_path)[-1] == last_step(tmp_path)
 
 
 def test_sigterm_during_an_evaluation_ends_it(start, tmp_path):

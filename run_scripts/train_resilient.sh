@@ -1,0 +1,79 @@
+#!/usr/bin/env bash
+# Trains until it is done: runs mpirun again with --resume when the job has failed, with the hosts
+# that are there. Any number of ranks continues the same run, so a lost host costs time only.
+#
+#   OUTPUT_DIR=runs/a HOSTS=host1:1,host2:1 run_scripts/train_resilient.sh --config config_small
+#   OUTPUT_DIR=runs/a NP=2 run_scripts/train_resilient.sh      2 ranks on this host
+#
+# Arguments go to lm.train. Environment:
+#   OUTPUT_DIR       the run's directory; needed
+#   HOSTS            host:slots,... ; or
+#   DISCOVER_HOSTS   a program that prints the hosts that are there now, one host:slots a line, as
+#                    Horovod Elastic's discovery script does; asked before each start. List the
+#                    host with OUTPUT_DIR first: rank 0 alone reads and writes it.
+#   NP               the most ranks to start (default: all slots; without hosts, 1 here)
+#   MAX_RESTARTS     how often to start again before giving up (default 10)
+#   BACKOFF          seconds before the first restart, then twice as long each time, up to 5
+#                    minutes (default 5); progress since the last start begins both counts anew
+#   MPIRUN_ARGS      more arguments for mpirun
+#   PYTHON           the Python of the ranks (default: python)
+# Cost: that of the training. Result: exit code 0 when it is done; 143 or 130 after SIGTERM or
+#   SIGINT, with everything saved; 2 for a mistake in the command line, which no restart mends;
+#   else the code of the last attempt.
+set -euo pipefail
+scripts=$(dirname "${BASH_SOURCE[0]}")
+source "$scripts/env.sh"
+source "$PWD/run_scripts/mpirun_job.sh"
+: "${OUTPUT_DIR:?set OUTPUT_DIR to the directory of the run}"
+read -ra mpirun_args <<<"${MPIRUN_ARGS:-}"
+
+# Prints the mpirun arguments that say where and how many.
+placement() {
+    local hosts=${HOSTS:-} slots=0 host
+    if [[ -n ${DISCOVER_HOSTS:-} ]]; then
+        hosts=$("$DISCOVER_HOSTS" | grep -v '^[[:space:]]*$' | paste -sd,) || true
+        [[ -n $hosts ]] || return 1
+    fi
+    if [[ -z $hosts ]]; then
+        echo "-np ${NP:-1}"
+        return
+    fi
+    for host in ${hosts//,/ }; do
+        [[ $host == *:* ]] && slots=$((slots + ${host##*:})) || slots=$((slots + 1))
+    done
+    if [[ -n ${NP:-} ]] && ((NP < slots)); then
+        slots=$NP
+    fi
+    echo "-np $slots -H $hosts"
+}
+
+newest_checkpoint() {
+    find "$OUTPUT_DIR/checkpoints" -maxdepth 1 -name 'step-*' 2>/dev/null | sort | tail -1
+}
+
+restarts=0 code=1
+backoff=${BACKOFF:-5}
+while true; do
+    before=$(newest_checkpoint)
+    if where=$(placement); then
+        code=0
+        # shellcheck disable=SC2086
+        run_job mpirun $where "${mpirun_options[@]}" ${mpirun_args[@]+"${mpirun_args[@]}"} \
+            "${PYTHON:-python}" -m lm.train --output_dir "$OUTPUT_DIR" --resume "$@" || code=$?
+        if ((code == 0 || code == 2 || stopped_by)); then
+            exit "$code"
+        fi
+    else
+        echo "train_resilient: DISCOVER_HOSTS names no host" >&2
+    fi
+    if [[ $(newest_checkpoint) != "$before" ]]; then
+        restarts=0 backoff=${BACKOFF:-5}
+    fi
+    if ((++restarts > ${MAX_RESTARTS:-10})); then
+        echo "train_resilient: $((restarts - 1)) restarts without progress, giving up" >&2
+        exit "$code"
+    fi
+    echo "train_resilient: exit code $code, restart $restarts in $backoff s" >&2
+    sleep "$backoff"
+    backoff=$((backoff * 2 > 300 ? 300 : backoff * 2))
+done
