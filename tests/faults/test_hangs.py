@@ -52,7 +52,9 @@ def test_an_exception_on_one_rank_is_read_once(start, tmp_path, fault):
     job = start(tmp_path, *LONG, num_ranks=2, fault=fault)
     code, output = job.finish(timeout=40)
     assert code == 1
-    assert output.count("RuntimeError: the injected cause") == 1 and output.count("lm: error: ") == 1
+    assert (
+        output.count("RuntimeError: the injected cause") == 1 and output.count("lm: error: ") == 1
+    )
     rank = 0 if ":0:" in fault else 1
     assert f"lm: error: rank {rank} on " in output
 

@@ -101,7 +101,7 @@ def test_a_damaged_newest_one_is_skipped_with_a_message(tmp_path, caplog, name, 
         assert checkpoint.newest(str(tmp_path)) == str(older)
     assert checkpoint.find(str(tmp_path), "best") == str(older)
     assert name in caplog.text
-    with pytest.raises(UserError, match="not a usable checkpoint"):
+    with pytest.raises(UserError, match=r"not a usable checkpoint"):
         checkpoint.find(str(tmp_path), str(newer))
     # Saved again, it is whole again.
     save(tmp_path, 2)
@@ -119,11 +119,11 @@ def test_every_single_bit_of_a_manifest_counts(tmp_path):
 
 def test_where_all_are_damaged_or_none_is_there(tmp_path):
     assert checkpoint.newest(str(tmp_path)) is None
-    with pytest.raises(UserError, match="has no checkpoint"):
+    with pytest.raises(UserError, match=r"has no checkpoint"):
         checkpoint.find(str(tmp_path))
     for step in (1, 2):
         (save(tmp_path, step) / "manifest.json").unlink()
-    with pytest.raises(UserError, match="all 2 checkpoints in .* are damaged"):
+    with pytest.raises(UserError, match=r"all 2 checkpoints in .* are damaged"):
         checkpoint.newest(str(tmp_path))
 
 
@@ -134,13 +134,13 @@ def test_a_failed_save_leaves_the_others_and_no_rest(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(checkpoint, "_write_manifest", no_space)
-    with pytest.raises(RunError, match="cannot write .*step-00000002: No space left"):
+    with pytest.raises(RunError, match=r"cannot write .*step-00000002: No space left"):
         save(tmp_path, 2)
     assert os.listdir(tmp_path / "checkpoints") == ["step-00000001"]
 
 
 def test_a_vanished_directory_is_not_made_anew(tmp_path):
-    with pytest.raises(RunError, match="No such file"):
+    with pytest.raises(RunError, match=r"No such file"):
         save(tmp_path / "gone", 1)
     assert not (tmp_path / "gone").exists()
 
