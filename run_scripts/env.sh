@@ -15,7 +15,9 @@ fi
 # Unbound, because a rank bound to one core runs all of its threads there. Yielding, because
 # Horovod's background thread otherwise spins in MPI on a core that the training needs.
 # Oversubscribed, because Open MPI counts physical cores and refuses a rank beyond them.
-# And with 4 seconds, not 1, between the signals with which mpirun ends its ranks: to save in.
+# With 4 seconds, not 1, between the signals with which mpirun ends its ranks: to save in. And with
+# signs of life between the hosts: without, mpirun waits 8 minutes for a host that is cut off.
 mpirun_options=(
     --bind-to none --oversubscribe -mca mpi_yield_when_idle 1 -mca odls_base_sigkill_timeout 4
+    -mca oob_tcp_keepalive_time 10 -mca oob_tcp_keepalive_intvl 5 -mca oob_tcp_keepalive_probes 3
 )

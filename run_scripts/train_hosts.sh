@@ -20,6 +20,7 @@ scripts=$(dirname "${BASH_SOURCE[0]}")
 [[ -n ${HOSTS:-} || -n ${NP:-} ]] || { echo "train_hosts: with HOSTFILE, set NP too" >&2; exit 2; }
 "$scripts/setup.sh"
 source "$scripts/env.sh"
+source run_scripts/mpirun_job.sh
 
 slots_of() { # host1:2,host2 -> 3
     local host total=0
@@ -47,5 +48,5 @@ for name in PATH LD_LIBRARY_PATH OPAL_PREFIX CUDA_VISIBLE_DEVICES NCCL_DEBUG; do
 done
 
 # shellcheck disable=SC2086  # MPIRUN_FLAGS is a list
-exec mpirun "${options[@]}" ${MPIRUN_FLAGS:-} \
+run_job mpirun "${options[@]}" ${MPIRUN_FLAGS:-} \
     "$PWD/.venv/bin/python" -m lm.train --config "${CONFIG:-config_small}" "$@"

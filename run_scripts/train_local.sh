@@ -5,12 +5,14 @@
 #   NP=4 CONFIG=config_medium run_scripts/train_local.sh --num_epochs 1
 #
 # Environment: NP (2), CONFIG (config_small), MPIRUN_FLAGS (more options for mpirun).
-# Cost: see docs/results.md. Result: a run in runs/; the exit status of the training.
+# Cost: see docs/results.md. Result: a run in runs/; the exit status of the training; 143 or 130
+#   after SIGTERM or SIGINT, with everything saved.
 set -euo pipefail
 scripts=$(dirname "${BASH_SOURCE[0]}")
 "$scripts/setup.sh"
 source "$scripts/env.sh"
+source run_scripts/mpirun_job.sh
 
 # shellcheck disable=SC2086  # MPIRUN_FLAGS is a list
-exec mpirun -np "${NP:-2}" "${mpirun_options[@]}" ${MPIRUN_FLAGS:-} \
+run_job mpirun -np "${NP:-2}" "${mpirun_options[@]}" ${MPIRUN_FLAGS:-} \
     python -m lm.train --config "${CONFIG:-config_small}" "$@"

@@ -34,6 +34,11 @@ up() {
         ' </dev/null >/dev/null 2>&1 &
     done
     for host in "${hosts[@]}"; do
+        until [[ -s $dir/$host.pid ]]; do
+            sleep 0.1
+        done
+    done
+    for host in "${hosts[@]}"; do
         until in_host lmhost1 ssh -i "$dir/key" -o StrictHostKeyChecking=no \
             -o UserKnownHostsFile=/dev/null -o ConnectTimeout=2 "$host" true 2>/dev/null; do
             sleep 0.1
@@ -56,7 +61,10 @@ down() {
 }
 
 case $action in
-up) down && up ;;
+up)
+    down
+    up
+    ;;
 run) shift 2 && in_host "$@" ;;
 cut) ip -n lmhost2 link set lmveth2 down ;;
 mend) ip -n lmhost2 link set lmveth2 up ;;

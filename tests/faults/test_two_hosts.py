@@ -1,0 +1,114 @@
+"""Two real hosts: network namespaces with their own sshd (see two_hosts.sh)."""
+
+import os
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from tests.commands import ROOT, environment
+from tests.faults.jobs import Job, last_step, losses, run, saved_steps
+
+pytestmark = [
+    pytest.mark.soak,
+    pytest.mark.skipif(os.geteuid() != 0, reason="needs root for network namespaces"),
+    pytest.mark.skipif(
+        not (shutil.which("ip") and os.path.exists("/usr/sbin/sshd")),
+        reason="needs iproute2 and openssh-server",
+    ),
+]
+
+SCRIPT = str(ROOT / "tests" / "faults" / "two_hosts.sh")
+FLAGS = ("--hidden_size", 16, "--noeval", "--max_steps", 600, "--checkpoint_every_steps", 50)
+
+
+@pytest.fixture
+def hosts(tmp_path):
+    """Call it with cut, mend, or run and a command."""
+    directory = str(tmp_path / "hosts")
+    os.mkdir(directory)
+
+    def act(action, *arguments):
+        return [SCRIPT, action, directory, *map(str, arguments)]
+
+    started = subprocess.run(act("up"), capture_output=True, text=True, timeout=60)
+    if started.returncode:
+        subprocess.run(act("down"), check=False)
+        pytest.skip(f"network namespaces do not work here: {started.stderr}")
+    yield act
+    subprocess.run(act("down"), check=True, timeout=60)
+
+
+def mpirun_options(hosts):
+    directory = hosts("cut")[-1]
+    ssh = (
+        f"-i {directory}/key -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null"
+        " -o LogLevel=ERROR -o ConnectTimeout=5"
+    )
+    return ["-mca", "plm_rsh_args", ssh, "-mca", "pml", "ob1", "-mca", "btl", "tcp,self"]
+
+
+def launcher(hosts):
+    return [
+        *hosts("run", "lmhost1"), "mpirun", "-np", "2", "-H", "lmhost1:1,lmhost2:1",
+        *mpirun_options(hosts), "-x", "PATH", "-mca", "mpi_yield_when_idle", "1",
+        "-mca", "oob_tcp_keepalive_time", "5", "-mca", "oob_tcp_keepalive_intvl", "2",
+        "-mca", "oob_tcp_keepalive_probes", "3",
+    ]  # fmt: skip
+
+
+def test_a_cut_network_ends_the_job_and_it_resumes(start, hosts, tmp_path):
+    flags = (*FLAGS, "--step_timeout_seconds", 5, "--resume")
+    job = start(tmp_path / "run", *flags, launcher=launcher(hosts))
+    job.wait_for(lambda: saved_steps(tmp_path / "run"))
+    subprocess.run(hosts("cut"), check=True)
+    code, output = job.finish(timeout=5 + 30)
+    assert code != 0
+    assert "rank 0 on lmhost1: no progress for 5 s in step" in output
+    assert "waiting for rank 1 on lmhost2" in output
+    assert last_step(tmp_path / "run") < 600
+    subprocess.run(hosts("mend"), check=True)
+    run(start, tmp_path / "run", *flags, launcher=launcher(hosts))
+    assert last_step(tmp_path / "run") == 600
+    run(start, tmp_path / "alone", *FLAGS)
+    np.testing.assert_allclose(losses(tmp_path / "run"), losses(tmp_path / "alone"), rtol=1e-4)
+
+
+def test_the_resilient_script_goes_on_without_the_lost_host(start, hosts, corpora, tmp_path):
+    discover = tmp_path / "discover.sh"
+    discover.write_text(
+        "#!/bin/bash\necho lmhost1:1\n"
+        "timeout 3 bash -c 'exec 3<>/dev/tcp/lmhost2/22' 2>/dev/null && echo lmhost2:1\ntrue\n"
+    )
+    discover.chmod(0o755)
+    env = {
+        "OUTPUT_DIR": str(tmp_path / "run"), "DISCOVER_HOSTS": str(discover), "BACKOFF": "1",
+        "PYTHON": sys.executable,
+    }  # fmt: skip
+    wrapper = tmp_path / "ssh.sh"
+    wrapper.write_text(f'#!/bin/bash\nexec ssh {mpirun_options(hosts)[2]} "$@"\n')
+    wrapper.chmod(0o755)
+    env["MPIRUN_ARGS"] = f"-x PATH -mca pml ob1 -mca btl tcp,self -mca plm_rsh_agent {wrapper}"
+    script = [*hosts("run", "lmhost1"), str(ROOT / "run_scripts" / "train_resilient.sh")]
+    command = [*script, "--config", "config_test", "--data_path", corpora, *FLAGS,
+               "--log_every_steps", 1, "--step_timeout_seconds", 5]  # fmt: skip
+    with open(tmp_path / "output", "w") as output:
+        process = subprocess.Popen(
+            [str(word) for word in command], env=environment(**env), cwd=ROOT,
+            stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+    job = Job.__new__(Job)  # for its wait_for alone
+    job.process, job.output_dir = process, tmp_path / "run"
+    try:
+        job.wait_for(lambda: saved_steps(tmp_path / "run"))
+        subprocess.run(hosts("cut"), check=True)
+        assert process.wait(timeout=120) == 0
+    finally:
+        process.kill()
+    text = (tmp_path / "output").read_text()
+    assert "restart 1 in 1 s" in text and "over 2 ranks" in text
+    assert last_step(tmp_path / "run") == 600
+    run(start, tmp_path / "alone", *FLAGS)
+    np.testing.assert_allclose(losses(tmp_path / "run"), losses(tmp_path / "alone"), rtol=1e-4)
