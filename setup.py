@@ -22,6 +22,8 @@ setup(
     extras_require={
         "cpu": ["tensorflow-cpu==2.18.1"],
         "gpu": ["tensorflow[and-cuda]==2.18.1"],
+        # The rival that lm.benchmark measures itself against; it has no part in training.
+        "bench": ["torch==2.13.0"],
         "dev": ["hypothesis", "pytest", "pytest-timeout", "ruff"],
     },
 )

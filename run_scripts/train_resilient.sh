@@ -22,8 +22,10 @@
 #   else the code of the last attempt.
 set -euo pipefail
 scripts=$(dirname "${BASH_SOURCE[0]}")
+# shellcheck source=run_scripts/env.sh
 source "$scripts/env.sh"
-source "$PWD/run_scripts/mpirun_job.sh"
+# shellcheck source=run_scripts/mpirun_job.sh
+source run_scripts/mpirun_job.sh
 : "${OUTPUT_DIR:?set OUTPUT_DIR to the directory of the run}"
 read -ra mpirun_args <<<"${MPIRUN_ARGS:-}"
 
@@ -48,7 +50,8 @@ placement() {
 }
 
 newest_checkpoint() {
-    find "$OUTPUT_DIR/checkpoints" -maxdepth 1 -name 'step-*' 2>/dev/null | sort | tail -1
+    { find "$OUTPUT_DIR/checkpoints" -maxdepth 1 -name 'step-*' 2>/dev/null || true; } |
+        sort | tail -1
 }
 
 restarts=0 code=1

@@ -56,15 +56,9 @@ def bars(axes, values: Mapping[str, Summary], label: str) -> None:
 
 
 def lines(axes, ranks: list[int], series: Mapping[str, list], x_label: str, y_label: str) -> None:
-    """Draw one line for each named series over the numbers of ranks, in logarithmic scales.
-
-    A series holds numbers, or Summaries, which get error bars.
-    """
+    """Draw one line for each named series over the numbers of ranks, in logarithmic scales."""
     for name, values in series.items():
-        means = [getattr(value, "mean", value) for value in values]
-        stds = [getattr(value, "std", 0.0) for value in values]
-        style = ":" if name == "ideal" else "o-"
-        axes.errorbar(ranks, means, stds, fmt=style, markersize=4, capsize=3, label=name)
+        axes.plot(ranks, values, ":" if name == "ideal" else "o-", markersize=4, label=name)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)
     for axis in (axes.xaxis, axes.yaxis):

@@ -67,7 +67,9 @@ class Job:
         deadline = time.monotonic() + timeout
         while not condition():
             assert self.process.poll() is None, self.finish()[1]
-            assert time.monotonic() < deadline, "the awaited moment never came"
+            if time.monotonic() > deadline:
+                self.kill()
+                pytest.fail(f"the awaited moment never came: {self.process.communicate()[0]}")
             time.sleep(0.02)
 
     def wait_for_step(self, step: int) -> None:

@@ -4,12 +4,13 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
 
 from tests.commands import ROOT, environment
-from tests.faults.jobs import Job, last_step, losses, run, saved_steps
+from tests.faults.jobs import last_step, losses, run, saved_steps
 
 pytestmark = [
     pytest.mark.soak,
@@ -45,7 +46,7 @@ def mpirun_options(hosts):
     directory = hosts("cut")[-1]
     ssh = (
         f"-i {directory}/key -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null"
-        " -o LogLevel=ERROR -o ConnectTimeout=5"
+        " -o LogLevel=ERROR -o ConnectTimeout=5 -o ServerAliveInterval=5 -o ServerAliveCountMax=2"
     )
     return ["-mca", "plm_rsh_args", ssh, "-mca", "pml", "ob1", "-mca", "btl", "tcp,self"]
 
@@ -94,20 +95,22 @@ def test_the_resilient_script_goes_on_without_the_lost_host(start, hosts, corpor
     script = [*hosts("run", "lmhost1"), str(ROOT / "run_scripts" / "train_resilient.sh")]
     command = [*script, "--config", "config_test", "--data_path", corpora, *FLAGS,
                "--log_every_steps", 1, "--step_timeout_seconds", 5]  # fmt: skip
-    with open(tmp_path / "output", "w") as output:
+    output = tmp_path / "output"
+    with open(output, "w") as file:
         process = subprocess.Popen(
             [str(word) for word in command], env=environment(**env), cwd=ROOT,
-            stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
         )  # fmt: skip
-    job = Job.__new__(Job)  # for its wait_for alone
-    job.process, job.output_dir = process, tmp_path / "run"
     try:
-        job.wait_for(lambda: saved_steps(tmp_path / "run"))
+        deadline = time.monotonic() + 60
+        while not saved_steps(tmp_path / "run"):
+            assert process.poll() is None and time.monotonic() < deadline, output.read_text()
+            time.sleep(0.05)
         subprocess.run(hosts("cut"), check=True)
-        assert process.wait(timeout=120) == 0
+        assert process.wait(timeout=120) == 0, output.read_text()
     finally:
         process.kill()
-    text = (tmp_path / "output").read_text()
+    text = output.read_text()
     assert "restart 1 in 1 s" in text and "over 2 ranks" in text
     assert last_step(tmp_path / "run") == 600
     run(start, tmp_path / "alone", *FLAGS)
