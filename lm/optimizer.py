@@ -36,6 +36,15 @@ class Update(NamedTuple):
 
     train_op: tf.Operation
     grad_norm: tf.Tensor  # float32 scalar: norm of the global batch's gradient, before clipping
+    exchange_seconds: tf.Tensor  # float64 scalar: from the last local gradient to the last sum
+
+
+class _TimedSGD(tf.train.GradientDescentOptimizer):
+    """SGD that keeps its own gradients, so that their exchange can be timed."""
+
+    def compute_gradients(self, *args, **kwargs):
+        self.local_gradients = super().compute_gradients(*args, **kwargs)
+        return self.local_gradients
 
 
 def build_update(
@@ -64,18 +73,19 @@ def build_update(
         it or the gradient's norm is not finite only counts the step. It costs a branch.
 
     Returns:
-      The train op, and the gradient's norm.
+      The train op, the gradient's norm, and the time that the exchange takes.
     """
     variables = tf.trainable_variables()
     # g * clip * rate = g * (clip * rate): clipping by way of the rate saves a pass over all
     # gradients. The optimizer asks for its rate when the update is built, after the norm.
     rate = []
-    optimizer = distribute(
-        tf.train.GradientDescentOptimizer(lambda: rate[0]), dense_is_smaller(config, vocab_size)
-    )
+    local = _TimedSGD(lambda: rate[0])
+    optimizer = distribute(local, dense_is_smaller(config, vocab_size))
+    summed = [gradient for gradient, _ in optimizer.compute_gradients(loss, variables)]
+    exchange_seconds = _seconds_between([gradient for gradient, _ in local.local_gradients], summed)
     gradients = [
         _merge_duplicates(gradient) if isinstance(gradient, tf.IndexedSlices) else gradient
-        for gradient, _ in optimizer.compute_gradients(loss, variables)
+        for gradient in summed
     ]
     grad_norm = tf.linalg.global_norm(gradients)
     # Written so that a norm of NaN or infinity makes the weights NaN: never a silent update.
@@ -85,13 +95,24 @@ def build_update(
         return optimizer.apply_gradients(zip(gradients, variables), global_step)
 
     if skip_unless_finite is None:
-        return Update(apply(), grad_norm)
+        return Update(apply(), grad_norm, exchange_seconds)
     train_op = tf.cond(
         tf.is_finite(skip_unless_finite + grad_norm),
         lambda: _zero_after(apply()),
         lambda: _zero_after(tf.assign_add(global_step, 1)),
     ).op
-    return Update(train_op, grad_norm)
+    return Update(train_op, grad_norm, exchange_seconds)
+
+
+def _seconds_between(before: list, after: list) -> tf.Tensor:
+    """Return the time from when all of some tensors are there until all of others are."""
+
+    def time_of(gradients: list) -> tf.Tensor:
+        parts = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients]
+        with tf.control_dependencies(parts):
+            return tf.timestamp()
+
+    return time_of(after) - time_of(before)
 
 
 def _zero_after(op: tf.Operation) -> tf.Tensor:

@@ -26,6 +26,7 @@ class Graph(NamedTuple):
     train_op: tf.Operation
     sums: tf.Tensor  # float32 [1 + NUM_REQUESTS]: nll of the global batch, in nats; requests
     grad_norm: tf.Tensor
+    exchange_seconds: tf.Tensor  # of the gradients' exchange, what no computation hides
 
 
 def build_graph(job: Job, comm: Communicator) -> Graph:
@@ -61,4 +62,5 @@ def build_graph(job: Job, comm: Communicator) -> Graph:
         train_op=tf.group(update.train_op, model.keep_state_op),
         sums=sums,
         grad_norm=update.grad_norm,
+        exchange_seconds=update.exchange_seconds,
     )

@@ -89,6 +89,7 @@ class _Loop:
         self._last_step = self._config.num_epochs * self._steps_per_epoch
         if job.options.max_steps:
             self._last_step = min(self._last_step, job.options.max_steps)
+        self._exchange_seconds = 0.0  # since the last step event
         self._tracer = StepTracer(job.profile_steps, self._reporter.output_dir)
         self._safe = Safekeeping(job, comm, session, watchdog.beat)
         self._validation = Validation(
@@ -138,7 +139,9 @@ class _Loop:
                     learning_rate=learning_rate,
                     words_per_second=at.event_nll.tokens / at.event_seconds,
                     gradient_norm=grad_norm,
+                    exchange_share=self._exchange_seconds / at.event_seconds,
                 )
+                self._exchange_seconds = 0.0
                 at.event_nll, at.event_seconds = NllSum(), 0.0
             speed = at.epoch_nll.tokens / at.epoch_seconds
             done = at.step - first_step
@@ -153,10 +156,10 @@ class _Loop:
         inputs, targets = self._job.batches.window(at.step % self._steps_per_epoch)
         stop = self._signals.stop
         save = self._signals.save or self._safe.is_due(at.step + 1)
-        (nats, *requests), grad_norm, _ = self._tracer.run(
+        (nats, *requests), grad_norm, exchange_seconds, _ = self._tracer.run(
             self._session,
             at.step + 1,
-            [graph.sums, graph.grad_norm, graph.train_op],
+            [graph.sums, graph.grad_norm, graph.exchange_seconds, graph.train_op],
             {
                 graph.model.inputs_ph: inputs,
                 graph.model.targets_ph: targets,
@@ -164,6 +167,7 @@ class _Loop:
                 graph.requests_ph: [stop == signal.SIGTERM, stop == signal.SIGINT, save],
             },
         )
+        self._exchange_seconds += exchange_seconds
         # The sums over the ranks are the same on all of them, and so is this decision.
         if math.isfinite(nats + grad_norm):
             nll = NllSum(float(nats), self._config.batch_size * self._config.num_steps)

@@ -5,7 +5,9 @@ MPI waits inside C, for ever, and nothing there looks at a clock; a thread of ou
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import socket
 import sys
 import threading
@@ -15,6 +17,7 @@ from typing import NamedTuple, NoReturn
 
 _TICK_SECONDS = 0.5
 _GRACE_SECONDS = 4.0
+_OPEN_MPI = ("mpirun", "mpiexec", "orterun", "orted")  # never the parent that is a scheduler's
 
 
 class Process(NamedTuple):
@@ -36,7 +39,7 @@ def end_with_launcher() -> None:
     def watch() -> None:
         while os.getppid() == launcher:
             time.sleep(_TICK_SECONDS)
-        _exit(1, "the launcher is gone")
+        os._exit(1)
 
     threading.Thread(target=watch, name="launcher", daemon=True).start()
 
@@ -81,18 +84,29 @@ class Watchdog:
             self._idle += min(now - before, 2 * _TICK_SECONDS)
             stop = self._stop_requested()
             if stop and self._idle > _GRACE_SECONDS + 3 * self._last_phase_seconds:
-                _exit(128 + stop)
+                os._exit(128 + stop)
             if self._timeout and self._idle > self._timeout:
                 self._give_up()
 
     def _give_up(self) -> NoReturn:
         own = self._ranks[self._rank]
-        _exit(
-            1,
+        _say(
             f"rank {self._rank} on {own.host}: no progress for {self._idle:.0f} s in"
             f" {self._phase}, waiting for {_waited_for(self._ranks, self._rank)}"
-            " (--step_timeout_seconds)",
+            " (--step_timeout_seconds)"
         )
+        if any(process.host != own.host for process in self._ranks):
+            _kill_launcher()
+        os._exit(1)
+
+
+def _kill_launcher() -> None:
+    """Kill mpirun or its daemon, which waits for ever for a host that is cut off."""
+    launcher = os.getppid()
+    with contextlib.suppress(OSError):
+        with open(f"/proc/{launcher}/comm", encoding="utf-8") as file:
+            if file.read().strip() in _OPEN_MPI:
+                os.kill(launcher, signal.SIGKILL)
 
 
 def _waited_for(ranks: Sequence[Process], own_rank: int) -> str:
@@ -124,9 +138,7 @@ def _is_running(pid: int) -> bool:
         return False
 
 
-def _exit(code: int, message: str = "") -> NoReturn:
-    if message:
-        # No print: its lock may be held by the thread that hangs.
-        os.write(sys.stderr.fileno(), f"lm: error: {message}\n".encode())
-        time.sleep(1)  # the launcher, which kills all others now, passes on their lines first
-    os._exit(code)
+def _say(message: str) -> None:
+    # No print: its lock may be held by the thread that hangs.
+    os.write(sys.stderr.fileno(), f"lm: error: {message}\n".encode())
+    time.sleep(1)  # the launcher, which ends with this rank, passes on all ranks' lines first
