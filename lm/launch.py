@@ -12,7 +12,7 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
-from typing import Callable, NoReturn, Optional, TypeVar
+from typing import Callable, NoReturn, TypeVar
 
 from lm import distributed
 from lm.agreement import check_agreement
@@ -143,8 +143,10 @@ def _located(comm: Communicator, message: str) -> str:
     return f"rank {comm.rank} on {socket.gethostname()}: {message}"
 
 
-def _say(message: str, code: Optional[int] = 2) -> None:
+def _say(message: str, code: int = 2) -> None:
     if code == 0:
         print(message, flush=True)
     else:
-        print(f"lm: error: {message}", file=sys.stderr, flush=True)
+        # Codes above 128 are signals': stopping for one is no error.
+        kind = "error: " if code < 128 else ""
+        print(f"lm: {kind}{message}", file=sys.stderr, flush=True)

@@ -104,8 +104,8 @@ def _kill_launcher() -> None:
     """Kill mpirun or its daemon, which waits for ever for a host that is cut off."""
     launcher = os.getppid()
     with contextlib.suppress(OSError):
-        with open(f"/proc/{launcher}/comm", encoding="utf-8") as file:
-            if file.read().strip() in _OPEN_MPI:
+        with open(f"/proc/{launcher}/cmdline", encoding="utf-8") as file:
+            if os.path.basename(file.read().split("\0")[0]) in _OPEN_MPI:
                 os.kill(launcher, signal.SIGKILL)
 
 

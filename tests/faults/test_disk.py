@@ -4,6 +4,8 @@ import resource
 import shutil
 import time
 
+import pytest
+
 from lm import checkpoint
 from tests.faults.jobs import events, last_step, run, saved_steps
 
@@ -30,6 +32,7 @@ def test_no_space_for_a_checkpoint(start, tmp_path):
     assert saved_steps(tmp_path)[-1] == 200
 
 
+@pytest.mark.soak
 def test_the_output_dir_vanishes(start, tmp_path):
     output_dir = tmp_path / "run"
     job = start(output_dir, *FLAGS, "--num_epochs", 1, num_ranks=2)
@@ -40,6 +43,7 @@ def test_the_output_dir_vanishes(start, tmp_path):
     assert not output_dir.exists() and checkpoint.newest(str(tmp_path / "elsewhere"))
 
 
+@pytest.mark.soak
 def test_a_slow_disk_delays_no_step(start, tmp_path):
     flags = ("--hidden_size", 8, "--noeval", "--checkpoint_every_steps", 10, "--max_steps", 400)
     job = start(tmp_path, *flags, fault="slow_disk:5")
@@ -51,12 +55,14 @@ def test_a_slow_disk_delays_no_step(start, tmp_path):
     assert saved_steps(tmp_path) == [10, 400]
 
 
+@pytest.mark.soak
 def test_the_clock_jumps(start, tmp_path):
     flags = ("--hidden_size", 8, "--max_steps", 50, "--checkpoint_every_minutes", 0.001)
     run(start, tmp_path, *flags, fault="clock", num_ranks=2)
     assert events(tmp_path, "test") and saved_steps(tmp_path)[-1] == 50
 
 
+@pytest.mark.soak
 def test_without_a_directory_for_temporary_files(start, tmp_path):
     env = {name: "/nonexistent" for name in ("TMPDIR", "TEMP", "TMP")}
     run(start, tmp_path, "--hidden_size", 8, "--max_steps", 20, env=env)

@@ -12,11 +12,12 @@ from tests.faults.jobs import last_step, run
 LONG = ("--hidden_size", 8, "--num_epochs", 200, "--noeval")
 
 
-@pytest.mark.parametrize("victim", ["rank 1", "mpirun"])
+@pytest.mark.soak
+@pytest.mark.parametrize("victim", ["rank 0", "rank 1", "mpirun"])
 def test_a_killed_process_ends_the_job(start, tmp_path, victim):
     job = start(tmp_path, *LONG, num_ranks=2)
     job.wait_for_step(10)
-    pid = job.process.pid if victim == "mpirun" else job.ranks()[1]
+    pid = job.process.pid if victim == "mpirun" else job.ranks()[int(victim[-1])]
     os.kill(pid, signal.SIGKILL)
     code, _ = job.ends()
     assert code != 0
@@ -34,6 +35,7 @@ def test_a_stopped_rank_is_named_and_ends_the_job(start, tmp_path):
     )
 
 
+@pytest.mark.soak
 def test_a_rank_that_is_stopped_for_a_short_time_goes_on(start, tmp_path):
     job = start(tmp_path, *LONG[:-1], "--max_steps", 400, "--noeval", num_ranks=2)
     job.wait_for_step(20)
@@ -47,7 +49,14 @@ def test_a_rank_that_is_stopped_for_a_short_time_goes_on(start, tmp_path):
     assert last_step(tmp_path) == 400
 
 
-@pytest.mark.parametrize("fault", ["fail_to_prepare:1", "fail:1:20:before", "fail:0:20:after"])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "fail:1:20:before",
+        pytest.param("fail:0:20:after", marks=pytest.mark.soak),
+        pytest.param("fail_to_prepare:1", marks=pytest.mark.soak),
+    ],
+)
 def test_an_exception_on_one_rank_is_read_once(start, tmp_path, fault):
     job = start(tmp_path, *LONG, num_ranks=2, fault=fault)
     code, output = job.finish(timeout=40)
@@ -59,6 +68,7 @@ def test_an_exception_on_one_rank_is_read_once(start, tmp_path, fault):
     assert f"lm: error: rank {rank} on " in output
 
 
+@pytest.mark.soak
 def test_others_wait_quietly_while_rank_0_evaluates(start, tmp_path):
     # Two splits of 51 windows each; the whole takes longer than a step may.
     flags = ("--hidden_size", 8, "--max_steps", 10, "--step_timeout_seconds", 4)

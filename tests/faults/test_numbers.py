@@ -53,7 +53,14 @@ def different(tmp_path, corpora, name):
     return (), {"PYTHONPATH": str(tmp_path / "code")}
 
 
-@pytest.mark.parametrize("name", ["seed", "corpus", "code"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "seed",
+        pytest.param("corpus", marks=pytest.mark.soak),
+        pytest.param("code", marks=pytest.mark.soak),
+    ],
+)
 def test_ranks_that_differ_are_refused(start, tmp_path, corpora, name):
     run(start, tmp_path / "corpus", *FLAGS, "--max_steps", 1)  # so that the corpus is there
     flags, env = different(tmp_path, corpora, name)

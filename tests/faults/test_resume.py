@@ -107,6 +107,7 @@ def test_init_from_takes_the_weights_only(start, tmp_path):
         shutil.rmtree(tmp_path / "bad", ignore_errors=True)
 
 
+@pytest.mark.soak
 def test_the_best_weights_can_be_tested(start, tmp_path):
     flags = ("--hidden_size", 8, "--batch_size", 400, "--num_epochs", 3)
     run(start, tmp_path, *flags, "--learning_rate", 5, "--test_on", "best", num_ranks=2)

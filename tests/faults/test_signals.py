@@ -23,7 +23,11 @@ def check_stopped(job, code, name, number_of_lines=1):
 
 @pytest.mark.parametrize(
     "name, targets",
-    [("SIGTERM", [1]), ("SIGINT", [0, 1]), pytest.param("SIGTERM", [0], marks=pytest.mark.soak)],
+    [
+        ("SIGTERM", [1]),
+        pytest.param("SIGINT", [0, 1], marks=pytest.mark.soak),
+        pytest.param("SIGTERM", [0], marks=pytest.mark.soak),
+    ],
 )
 def test_a_signal_to_ranks_stops_all_at_the_same_step(start, tmp_path, name, targets):
     job = start(tmp_path, *LONG, num_ranks=2)
@@ -48,6 +52,7 @@ def test_through_mpirun_sigusr1_saves_and_sigusr2_stops(start, tmp_path):
     assert saved_steps(tmp_path)[1:] == [last_step(tmp_path)]
 
 
+@pytest.mark.soak
 def test_sigterm_to_mpirun_leaves_time_to_save(start, tmp_path):
     job = start(tmp_path, *LONG, num_ranks=2)
     job.wait_for_step(20)
@@ -69,6 +74,7 @@ def test_sigterm_during_an_evaluation_ends_it(start, tmp_path):
     assert len(events(tmp_path, "epoch")) == 1 and events(tmp_path, "test")
 
 
+@pytest.mark.soak
 def test_sigterm_during_a_save_lets_it_end(start, tmp_path):
     flags = (*LONG, "--checkpoint_every_steps", 20)
     job = start(tmp_path, *flags, fault="slow_disk:1")

@@ -22,7 +22,7 @@ pytestmark = [
 ]
 
 SCRIPT = str(ROOT / "tests" / "faults" / "two_hosts.sh")
-FLAGS = ("--hidden_size", 16, "--noeval", "--max_steps", 600, "--checkpoint_every_steps", 50)
+FLAGS = ("--hidden_size", 16, "--noeval", "--max_steps", 250, "--checkpoint_every_steps", 25)
 
 
 @pytest.fixture
@@ -69,10 +69,10 @@ def test_a_cut_network_ends_the_job_and_it_resumes(start, hosts, tmp_path):
     assert code != 0
     assert "rank 0 on lmhost1: no progress for 5 s in step" in output
     assert "waiting for rank 1 on lmhost2" in output
-    assert last_step(tmp_path / "run") < 600
+    assert last_step(tmp_path / "run") < 250
     subprocess.run(hosts("mend"), check=True)
     run(start, tmp_path / "run", *flags, launcher=launcher(hosts))
-    assert last_step(tmp_path / "run") == 600
+    assert last_step(tmp_path / "run") == 250
     run(start, tmp_path / "alone", *FLAGS)
     np.testing.assert_allclose(losses(tmp_path / "run"), losses(tmp_path / "alone"), rtol=1e-4)
 
@@ -112,6 +112,6 @@ def test_the_resilient_script_goes_on_without_the_lost_host(start, hosts, corpor
         process.kill()
     text = output.read_text()
     assert "restart 1 in 1 s" in text and "over 2 ranks" in text
-    assert last_step(tmp_path / "run") == 600
+    assert last_step(tmp_path / "run") == 250
     run(start, tmp_path / "alone", *FLAGS)
     np.testing.assert_allclose(losses(tmp_path / "run"), losses(tmp_path / "alone"), rtol=1e-4)
