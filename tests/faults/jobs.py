@@ -28,8 +28,9 @@ class Job:
         self.output_dir = pathlib.Path(output_dir)
         self._mark = f"LM_TEST_JOB={uuid.uuid4()}"
         module = ["tests.faults.inject", fault] if fault else ["lm.train"]
-        # As run_scripts/env.sh: time to save between SIGTERM and SIGKILL.
-        many = [*mpirun(num_ranks), "-mca", "odls_base_sigkill_timeout", "4"]
+        # Time to save between SIGTERM and SIGKILL. Less than in run_scripts/env.sh, because the
+        # models are small and mpirun lets it go by twice, even if all ranks have ended.
+        many = [*mpirun(num_ranks), "-mca", "odls_base_sigkill_timeout", "2"]
         launcher = launcher or (many if num_ranks > 1 else [])
         arguments = ["--output_dir", output_dir, "--log_every_steps", 1, *flags]
         self.process = subprocess.Popen(

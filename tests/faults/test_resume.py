@@ -96,7 +96,8 @@ def test_init_from_takes_the_weights_only(start, tmp_path):
     other = ("--init_from", saved, "--max_steps", 5, "--noeval")
     run(start, tmp_path / "warm", *few, *other, "--seed", 7, num_ranks=2)
     warm = losses(tmp_path / "warm")
-    assert warm[0][0] == 1 and warm[0][1] < losses(tmp_path / "first")[5][1] - 0.3
+    untrained = losses(tmp_path / "first")[0][1]
+    assert warm[0][0] == 1 and warm[0][1] < untrained - 0.2
     for flags, words in [
         (("--hidden_size", 9), "has the shape [201, 8] in the checkpoint, but [201, 9]"),
         (("--vocab_size", 50), "trained with another vocabulary"),

@@ -65,7 +65,7 @@ def test_sigterm_to_mpirun_leaves_time_to_save(start, tmp_path):
 
 def test_sigterm_during_an_evaluation_ends_it(start, tmp_path):
     flags = ("--hidden_size", 8, "--max_steps", 30)
-    job = start(tmp_path, *flags, num_ranks=2, fault="slow_evaluation:0.5")
+    job = start(tmp_path, *flags, num_ranks=2, fault="slow_evaluation:0.2")
     job.wait_for(lambda: saved_steps(tmp_path))  # which comes just before
     os.kill(job.ranks()[1], signal.SIGTERM)
     check_stopped(job, 128 + signal.SIGTERM, "SIGTERM")
