@@ -6,6 +6,7 @@ ranks. The rest of the program is handed a Communicator and reads as one for a s
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import logging
 import os
@@ -104,6 +105,8 @@ class HorovodCommunicator(Communicator):
         self.rank, self.size = hvd.rank(), hvd.size()
         self.local_rank, self.local_size = hvd.local_rank(), hvd.local_size()
         self.backend = "MPI" if hvd.mpi_enabled() else "Gloo"
+        if hvd.nccl_built():
+            self.backend += ", and NCCL between GPUs"
         self._concat_session: Optional[tuple] = None
 
     def distribute(self, optimizer, sparse_as_dense: bool):
@@ -214,17 +217,24 @@ def connect() -> Communicator:
     return comm
 
 
+def horovod_version() -> Optional[str]:
+    """Return the version of the Horovod that is installed, or None."""
+    try:
+        return importlib.metadata.version("horovod")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
 def horovod_build() -> dict[str, Any]:
     """Tell the version of the Horovod that is installed and what it was built with.
 
     Raises:
       ImportError: There is none.
     """
-    import horovod
     import horovod.tensorflow as hvd
 
     return {
-        "version": horovod.__version__,
+        "version": horovod_version(),
         "MPI": bool(hvd.mpi_built()),
         "Gloo": bool(hvd.gloo_built()),
         "NCCL": bool(hvd.nccl_built()),

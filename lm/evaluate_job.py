@@ -19,7 +19,7 @@ from lm.flags import Flags
 from lm.metrics import NllSum
 from lm.model import build_model, build_weights
 from lm.runs import Run, open_run
-from lm.session import choose_threads, session_config, silence_banner, unbind_from_core
+from lm.session import choose_threads, session_config, start_tensorflow, unbind_from_core
 from lm.tables import markdown_table
 from lm.texts import Text, load_text
 
@@ -57,13 +57,13 @@ def prepare(flags: Flags, comm: Communicator) -> EvaluateJob:
       UserError, RunError: This rank cannot start, and why.
     """
     unbind_from_core()
-    silence_banner()
+    threads = choose_threads(None, None, comm.local_size)
+    start_tensorflow(threads)
     run = open_run(flags)
     config = run.config
     if flags["eval_batch_size"] is not None:
         config = dataclasses.replace(config, eval_batch_size=flags["eval_batch_size"])
     texts = [load_text(run, split, flags["data_path"]) for split in flags["split"].split(",")]
-    threads = choose_threads(None, None, comm.local_size)
     return EvaluateJob(
         run=run._replace(config=config),
         texts=texts,

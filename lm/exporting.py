@@ -16,7 +16,7 @@ from lm import inference
 from lm.errors import RunError, UserError
 from lm.model import Weights, build_weights
 from lm.runs import Run
-from lm.session import silence_banner
+from lm.session import choose_threads, start_tensorflow
 
 logger = logging.getLogger("lm")
 
@@ -42,7 +42,7 @@ def export(run: Run, to: str) -> None:
         staging = tempfile.mkdtemp(prefix=".export-", dir=parent)
     except OSError as error:
         raise UserError(f"cannot write to {parent}: {error.strerror}") from error
-    silence_banner()
+    start_tensorflow(choose_threads(None, None, 1))
     # That SavedModels of graphs are deprecated is not the user's concern.
     tf.logging.set_verbosity(tf.logging.ERROR)
     try:

@@ -17,7 +17,7 @@ from lm.flags import Flags
 from lm.model import build_weights
 from lm.runs import Run, open_run
 from lm.sampling import draw, next_word_distribution
-from lm.session import choose_threads, session_config, silence_banner
+from lm.session import choose_threads, session_config, start_tensorflow
 from lm.vocabulary import EOS, UNK, Vocabulary
 
 logger = logging.getLogger("lm")
@@ -114,7 +114,8 @@ class Generator:
     """
 
     def __init__(self, run: Run):
-        silence_banner()
+        threads = choose_threads(None, None, 1)
+        start_tensorflow(threads)
         self._vocabulary = run.vocabulary
         with tf.Graph().as_default():
             weights = build_weights(run.config, len(run.vocabulary))
@@ -122,8 +123,7 @@ class Generator:
             self._state_ph = tf.placeholder(tf.float32, [1, run.config.num_layers, 2, None])
             self._step = inference.next_word(weights, self._words_ph, self._state_ph)
             self._empty_state = np.zeros([1, run.config.num_layers, 2, run.config.hidden_size])
-            config = session_config(choose_threads(None, None, 1), 0, 1)
-            self._session = tf.Session(config=config)
+            self._session = tf.Session(config=session_config(threads, 0, 1))
             inference.restore(self._session, run.load_weights())
 
     def generate(self, prompt: Sequence[int], sampling: Sampling, sample: int) -> Iterator[int]:

@@ -18,7 +18,7 @@ from lm.errors import UserError
 from lm.profiling import parse_steps
 from lm.reporting import Reporter
 from lm.run_dir import RunDir, open_run_dir
-from lm.session import Threads, choose_threads, session_config, silence_banner, unbind_from_core
+from lm.session import Threads, choose_threads, session_config, start_tensorflow, unbind_from_core
 
 
 class Job(NamedTuple):
@@ -70,8 +70,8 @@ def prepare(argv: Sequence[str], comm: Communicator) -> Job:
     """
     config, options = flags.parse_training_flags(argv)
     unbind_from_core()
-    silence_banner()
     threads = choose_threads(options.intra_op_threads, options.inter_op_threads, comm.local_size)
+    start_tensorflow(threads)
     rows = rows_of_rank(config.batch_size, comm.rank, comm.size)
     corpus, truth = load_run_corpus(config, options.data_path, options.data_url)
     batches = TrainBatches(corpus.train, config.batch_size, config.num_steps, rows)

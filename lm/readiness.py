@@ -26,7 +26,7 @@ from lm.session import (
     device_name,
     host_cores,
     session_config,
-    silence_banner,
+    start_tensorflow,
     unbind_from_core,
 )
 
@@ -55,7 +55,7 @@ def check_ranks(job: ReadinessJob, comm: Communicator) -> None:
     """
     checklist = Checklist(silent=not comm.is_chief)
     unbind_from_core()
-    silence_banner()
+    start_tensorflow(choose_threads(None, None, comm.local_size))
     facts = comm.gather(_own_facts(comm))
     _check_versions(checklist, facts)
     _check_sameness(checklist, facts)

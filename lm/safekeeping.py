@@ -83,6 +83,8 @@ class Safekeeping:
             beat=lambda: self._beat("the writing of a checkpoint"),
             stop_requested=lambda: 0,
         )
+        if self._saver and self._saver.is_busy:
+            logger.info("waiting until the last checkpoint is written")
         while self._saver and self._saver.is_busy:
             self._saver.wait(_POLL_SECONDS)
             room.at_work()

@@ -17,7 +17,7 @@ from lm.errors import UserError
 from lm.flags import Flags
 from lm.model import build_weights
 from lm.runs import Run, open_run
-from lm.session import choose_threads, session_config, silence_banner
+from lm.session import choose_threads, session_config, start_tensorflow
 from lm.vocabulary import EOS
 
 _BLOCK_BYTES = 1 << 16
@@ -121,15 +121,15 @@ class Scorer:
     """
 
     def __init__(self, run: Run, batch_size: int):
-        silence_banner()
+        threads = choose_threads(None, None, 1)
+        start_tensorflow(threads)
         self._vocabulary, self._rows = run.vocabulary, batch_size
         with tf.Graph().as_default():
             weights = build_weights(run.config, len(run.vocabulary))
             self._inputs_ph = tf.placeholder(tf.int32, [None, batch_size])
             self._targets_ph = tf.placeholder(tf.int32, [None, batch_size])
             self._log_probs = inference.target_log_probs(weights, self._inputs_ph, self._targets_ph)
-            config = session_config(choose_threads(None, None, 1), 0, 1)
-            self._session = tf.Session(config=config)
+            self._session = tf.Session(config=session_config(threads, 0, 1))
             inference.restore(self._session, run.load_weights())
 
     def score(self, sentences: Iterable[str]) -> Iterator[Score]:

@@ -75,16 +75,23 @@ def session_config(threads: Threads, local_rank: int, local_size: int) -> tf.Con
     return config
 
 
-def silence_banner() -> None:
-    """Run TensorFlow's first session with stderr closed.
+def start_tensorflow(threads: Threads) -> None:
+    """Run this process's first session, with stderr closed; nothing of TensorFlow may run before.
 
-    It prints three lines about MLIR there, on every rank, which no log level suppresses.
+    Its thread pools serve all later sessions, whatever their configs say: without this, something
+    as small as making a Saver gives each rank as many threads as the host has cores. And it
+    prints three lines about MLIR, on every rank, which no log level suppresses.
     """
+    config = tf.ConfigProto(
+        intra_op_parallelism_threads=threads.intra_op,
+        inter_op_parallelism_threads=threads.inter_op,
+        device_count={"GPU": 0},
+    )
     stderr = os.dup(2)
     try:
         with open(os.devnull, "w") as nowhere, tf.Graph().as_default() as graph:
             os.dup2(nowhere.fileno(), 2)
-            tf.Session(graph=graph, config=tf.ConfigProto(device_count={"GPU": 0})).run(tf.no_op())
+            tf.Session(graph=graph, config=config).run(tf.no_op())
     finally:
         os.dup2(stderr, 2)
         os.close(stderr)

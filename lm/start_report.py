@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from lm import kernels
-from lm.distributed import Communicator
+from lm.distributed import Communicator, horovod_version
 from lm.job import Job
 from lm.position import Position
 from lm.session import device_name
@@ -60,6 +60,7 @@ def _facts(job: Job, comm: Communicator, position: Position, output_dir: str) ->
         inter_op_threads=job.threads.inter_op,
         python=platform.python_version(),
         tensorflow=tf.__version__,
+        horovod=horovod_version(),
         numpy=np.__version__,
         compiled_ops=kernels.description(),
         precision=config.precision,
@@ -97,7 +98,8 @@ def _summary(facts: dict[str, Any], rank: int) -> list[str]:
         f"  threads     {facts['intra_op_threads']} in an operation, {facts['inter_op_threads']}"
         " operations at a time",
         f"  arithmetic  {facts['precision']}, {facts['compiled_ops']}",
-        f"  versions    Python {facts['python']}, TensorFlow {facts['tensorflow']}",
+        f"  versions    Python {facts['python']}, TensorFlow {facts['tensorflow']}, Horovod"
+        f" {facts['horovod'] or 'not installed'}",
         f"  batch       {facts['batch_size']} rows, a rank's share"
         f" {'/'.join(map(str, sorted(set(facts['local_rows']), reverse=True)))}",
         f"  model       {facts['parameters']:,} parameters, vocabulary {facts['vocab_size']:,}",

@@ -46,6 +46,8 @@ class Validation:
           Interrupted: A rank has been asked to stop.
         """
         config, comm, corpus = self._job.config, self._comm, self._job.corpus
+        ids = getattr(corpus, split)
+        self._job.reporter.log(f"evaluating {split}: {len(ids):,} tokens")
         shared = self._job.options.distributed_eval
         room = WaitingRoom(
             comm.gather,
@@ -56,7 +58,7 @@ class Validation:
         return evaluate(
             self._session,
             self._model,
-            getattr(corpus, split),
+            ids,
             config,
             corpus.vocabulary.eos_id,
             eval_rows_of_rank(config.eval_batch_size, comm.rank, comm.size, shared),

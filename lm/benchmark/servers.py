@@ -69,10 +69,11 @@ class StepServer:
         return {(batch_sizes[0], True): step}
 
     def _session_config(self, inter_op: int, comm: Communicator):
-        from lm.session import Threads, session_config, unbind_from_core
+        from lm.session import Threads, session_config, start_tensorflow, unbind_from_core
 
         unbind_from_core()
         threads = Threads(self._threads, inter_op)
+        start_tensorflow(threads)
         return session_config(threads, comm.local_rank, comm.local_size)
 
     def vocab_size(self) -> int:
@@ -157,8 +158,9 @@ class ExchangeServer:
     def _build_sum(self, sizes: tuple[int, ...]):
         import tensorflow.compat.v1 as tf
 
-        from lm.session import Threads, session_config
+        from lm.session import Threads, session_config, start_tensorflow
 
+        start_tensorflow(Threads(1, 1))
         config = session_config(Threads(1, 1), self._comm.local_rank, self._comm.local_size)
         with tf.Graph().as_default():
             sums = []
