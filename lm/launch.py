@@ -43,7 +43,7 @@ def run(
     ignore_save_requests()
     if distributed.launched_size() > 1:
         end_with_launcher()
-    comm = _connect()
+    comm = _connect(timeline=_has_flag("timeline"))
     job = _prepare_together(prepare, comm)
     try:
         work(job, comm)
@@ -82,9 +82,14 @@ def run_alone(work: Callable[[Sequence[str]], None]) -> NoReturn:
     sys.exit(0)
 
 
-def _connect() -> Communicator:
+def _has_flag(name: str) -> bool:
+    # Flags are parsed once the ranks can tell each other what is wrong with them: too late here.
+    return any(argument.lstrip("-").partition("=")[0] == name for argument in sys.argv[1:])
+
+
+def _connect(timeline: bool) -> Communicator:
     try:
-        return distributed.connect()
+        return distributed.connect(timeline)
     except UserError as error:
         _end_unconnected(str(error))
 

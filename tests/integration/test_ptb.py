@@ -17,7 +17,7 @@ def runs(tmp_path_factory, ptb_archive):
     data = tmp_path_factory.mktemp("ptb")
     arguments = (*ONE_EPOCH, "--data_path", data, "--data_url", ptb_archive)
     alone, together, resumed = (tmp_path_factory.mktemp("run") / "run" for _ in range(3))
-    train(alone, *arguments, "--max_steps", 1000, "--noeval", timeout=200)
+    train(alone, *arguments, "--max_steps", 1800, "--noeval", timeout=200)
     shutil.copytree(alone, resumed)
     train(alone, *arguments, "--resume", timeout=400)
     train(together, *arguments, num_ranks=2, timeout=400)
@@ -41,5 +41,5 @@ def test_one_and_two_ranks_agree(runs):
 
 
 def test_two_ranks_continue_the_run_of_one(runs):
-    """Past the chaotic start the runs stay together, through 1,300 steps."""
-    assert abs(runs["resumed"] / runs["alone"] - 1) < 0.01
+    """Past the chaotic start the runs stay together, through the last 523 steps."""
+    assert abs(runs["resumed"] / runs["alone"] - 1) < 0.002

@@ -1,0 +1,33 @@
+"""TensorFlow's threads."""
+
+import subprocess
+import sys
+
+from tests.commands import ROOT
+
+# A Saver, a session and an exchange each would make the pools of the process, if they came first.
+_COUNT_THREADS = """
+import os, sys
+import tensorflow.compat.v1 as tf
+from lm.session import Threads, session_config, start_tensorflow
+
+threads = Threads(int(sys.argv[1]), 1)
+start_tensorflow(threads)
+with tf.Graph().as_default():
+    product = tf.matmul(*[tf.random.uniform([500, 500])] * 2)
+    tf.get_variable("v", [])
+    tf.train.Saver()
+    with tf.Session() as other, tf.Session(config=session_config(threads, 0, 1)) as session:
+        other.run(product)
+        session.run(product)
+print(len(os.listdir("/proc/self/task")))
+"""
+
+
+def count_threads(intra_op: int) -> int:
+    command = [sys.executable, "-c", _COUNT_THREADS, str(intra_op)]
+    return int(subprocess.run(command, cwd=ROOT, capture_output=True, timeout=100).stdout)
+
+
+def test_a_process_has_as_many_threads_as_it_was_told():
+    assert count_threads(7) - count_threads(2) == 5
