@@ -60,6 +60,11 @@ class Communicator:
     backend = "none"
 
     @property
+    def settings(self) -> dict[str, str]:
+        """The environment variables that the exchange is set by: defaults or the user's."""
+        return {}
+
+    @property
     def is_chief(self) -> bool:
         """Whether this is rank 0, which evaluates, writes files and talks to the user."""
         return self.rank == 0
@@ -109,6 +114,10 @@ class HorovodCommunicator(Communicator):
         if hvd.nccl_built():
             self.backend += ", and NCCL between GPUs"
         self._concat_session: Optional[tuple] = None
+
+    @property
+    def settings(self) -> dict[str, str]:
+        return {name: os.environ[name] for name in _HOROVOD_DEFAULTS if name in os.environ}
 
     def distribute(self, optimizer, sparse_as_dense: bool):
         # Sum, not the default Average: each rank's loss is already its part of the global

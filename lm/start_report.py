@@ -56,6 +56,7 @@ def _facts(job: Job, comm: Communicator, position: Position, output_dir: str) ->
         visible_gpus=[rank["visible_gpus"] for rank in by_rank],
         cuda_visible_devices=[rank["cuda_visible_devices"] for rank in by_rank],
         backend=comm.backend,
+        exchange_settings=comm.settings,
         intra_op_threads=job.threads.intra_op,
         inter_op_threads=job.threads.inter_op,
         python=platform.python_version(),
@@ -106,6 +107,11 @@ def _summary(facts: dict[str, Any], rank: int) -> list[str]:
         f"  epoch       {facts['steps_per_epoch']:,} steps, {facts['words_per_epoch']:,} words",
         f"  output_dir  {facts['output_dir']}",
     ]
+    if size > 1:
+        lines.append(
+            "  exchange    "
+            + " ".join(f"{name}={value}" for name, value in facts["exchange_settings"].items())
+        )
     if facts["resumed_from_step"]:
         lines.append(f"  resumed after step {facts['resumed_from_step']:,}")
     return lines
