@@ -75,5 +75,5 @@ def test_others_wait_quietly_while_rank_0_evaluates(start, tmp_path):
     started = time.monotonic()
     job = run(start, tmp_path, *flags, num_ranks=2, fault="slow_evaluation:0.1")
     assert time.monotonic() - started > 2 * 51 * 0.1
-    for word in ("stall", "warning", "timed out", "error"):
+    for word in ("stalled", "warning", "timed out", "error"):
         assert word not in job.output.lower()

@@ -64,7 +64,7 @@ def different(tmp_path, corpora, name):
 def test_ranks_that_differ_are_refused(start, tmp_path, corpora, name):
     run(start, tmp_path / "corpus", *FLAGS, "--max_steps", 1)  # so that the corpus is there
     flags, env = different(tmp_path, corpora, name)
-    own = ["--config", "config_test", *FLAGS]
+    own = ["--config", "config_test", "--log_every_steps", 1, *FLAGS]
     if name == "corpus":
         own += ["--corpus", "files", "--data_path", corpora / "embedded"]
     else:
