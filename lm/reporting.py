@@ -16,6 +16,7 @@ from typing import Any, Optional
 
 from tqdm import tqdm
 
+from lm.errors import RunError
 from lm.logs import LogFiles
 from lm.tensorboard import TensorBoardWriter
 
@@ -54,10 +55,20 @@ class Reporter:
         _logger.info(message)
 
     def event(self, kind: str, **fields: Any) -> None:
-        """Append one JSON object to metrics.jsonl, and its numbers to TensorBoard."""
+        """Append one JSON object to metrics.jsonl, and its numbers to TensorBoard.
+
+        Raises:
+          RunError: It cannot be written.
+        """
         if self._metrics:
             finite = {name: _json_value(value) for name, value in fields.items()}
-            self._metrics.write(json.dumps({"event": kind, **finite}) + "\n")
+            try:
+                self._metrics.write(json.dumps({"event": kind, **finite}) + "\n")
+            except OSError as error:
+                raise RunError(
+                    f"cannot write {self._metrics.name}: {error.strerror}; mend that, then"
+                    " continue with --resume"
+                ) from error
         if self._tensorboard:
             self._tensorboard.write(kind, fields)
 

@@ -1,10 +1,13 @@
 """Events and log lines, read back from the files by their own readers."""
 
+import contextlib
 import json
 import math
 
+import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from lm.errors import RunError
 from lm.reporting import Reporter
 
 
@@ -22,6 +25,15 @@ def test_events_are_json_lines_even_when_a_number_is_not_finite(tmp_path):
         {"event": "step", "step": 1, "loss": None},
         {"event": "epoch", "train_perplexity": None, "note": "ok"},
     ]
+
+
+def test_a_full_disk_is_one_line_that_names_the_file(tmp_path):
+    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
+    reporter = Reporter(str(tmp_path))
+    with pytest.raises(RunError, match=r"cannot write .*metrics.jsonl: No space left on device"):
+        reporter.event("step", step=1)
+    with contextlib.suppress(OSError):  # what is still buffered fails again
+        reporter._metrics.close()
 
 
 def test_other_ranks_write_nothing(tmp_path, monkeypatch):
