@@ -125,8 +125,9 @@ class MatMulOp : public OpKernel {
     // not suffice for all threads, the rows are divided too.
     const int64_t threads = ctx->device()->tensorflow_cpu_worker_threads()->num_threads;
     const int64_t vectors = format.Vectors(p.N);
-    int64_t width = std::min<int64_t>(8, (vectors + threads - 1) / threads);
-    if (width > 2) width = width / 2 * 2;
+    constexpr int64_t kWidest = 8;
+    const int64_t wanted = ((vectors + kWidest - 1) / kWidest + threads - 1) / threads * threads;
+    const int64_t width = (vectors + wanted - 1) / wanted;
     const int64_t columns = (vectors + width - 1) / width;
     const int64_t rows = std::max<int64_t>(1, std::min(threads / columns, p.M / 32));
     std::atomic<bool> out_of_memory{pack_rows && !a_units.data()};
