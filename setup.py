@@ -7,8 +7,9 @@ setup(
     version="0.1.0",
     description="Distributed LSTM language-model training on PTB with TensorFlow and Horovod",
     packages=find_packages(include=["lm", "lm.*", "configs", "configs.*"]),
-    # Sources of the compiled operations, which are built on the host that runs them.
-    package_data={"": ["*.cc", "*.h", "*.cu"]},
+    # Sources of the compiled operations, which are built on the host that runs them, and the rules
+    # that Open MPI reads.
+    package_data={"": ["*.cc", "*.h", "*.conf"]},
     python_requires=">=3.9,<3.13",
     install_requires=[
         "absl-py",

@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import sys
+from pathlib import Path
 from typing import Any, Optional
 
 import numpy as np
@@ -25,7 +26,7 @@ _LAUNCHERS = (
     ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),  # srun
 )
 
-_HOROVOD_DEFAULTS = {
+_DEFAULTS = {
     # A rank that waits gives its core away: spinning inside MPI, Horovod's thread took it from
     # the computation (58 ms a step instead of 42, two ranks of one thread each).
     "OMPI_MCA_mpi_yield_when_idle": "1",
@@ -37,6 +38,12 @@ _HOROVOD_DEFAULTS = {
     # Fusing would pick the buffers by timing, and with them the order of the sums: with it, two
     # runs on three or more ranks differ in the last bits. Our few large gradients gain nothing.
     "HOROVOD_FUSION_THRESHOLD": "0",
+}
+# Left out where the user has set anything of this kind: a rules file goes before all the rest.
+_TUNED = "OMPI_MCA_coll_tuned_"
+_TUNED_DEFAULTS = {
+    _TUNED + "use_dynamic_rules": "1",
+    _TUNED + "dynamic_rules_filename": str(Path(__file__).with_name("open_mpi_rules.conf")),
 }
 
 
@@ -117,7 +124,8 @@ class HorovodCommunicator(Communicator):
 
     @property
     def settings(self) -> dict[str, str]:
-        return {name: os.environ[name] for name in _HOROVOD_DEFAULTS if name in os.environ}
+        names = [*_DEFAULTS, *(name for name in os.environ if name.startswith(_TUNED))]
+        return {name: os.environ[name] for name in names if name in os.environ}
 
     def distribute(self, optimizer, sparse_as_dense: bool):
         # Sum, not the default Average: each rank's loss is already its part of the global
@@ -215,7 +223,9 @@ def connect(timeline: bool = False) -> Communicator:
     size = launched_size()
     if size == 1:
         return Communicator()
-    for name, value in _HOROVOD_DEFAULTS.items():
+    if not any(name.startswith(_TUNED) for name in os.environ):
+        os.environ.update(_TUNED_DEFAULTS)
+    for name, value in _DEFAULTS.items():
         os.environ.setdefault(name, value)
     if timeline:
         # Not always: from the start on, its writer turns in a loop that takes a third of a core.

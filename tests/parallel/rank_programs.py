@@ -39,6 +39,17 @@ def update(comm):
     np.testing.assert_allclose(norm, np.sqrt(6 * 1 + 2 * 36 + 2 * 36), rtol=1e-6)
 
 
+def large_sum(comm):
+    """Arrays that lm/open_mpi_rules.conf is for are summed in segments, and fully."""
+    rank = tf.constant(comm.rank, tf.float32)
+    values = tf.range(5_000_003, dtype=tf.float32) % 1000 + rank
+    with tf.Session() as session:
+        total = session.run(comm.sum(values, "large"))
+    ranks = comm.size
+    expected = np.arange(5_000_003) % 1000 * ranks + ranks * (ranks - 1) // 2
+    np.testing.assert_array_equal(total, expected)
+
+
 def broadcast(comm):
     """All ranks start with rank 0's variables, and with their own recurrent state."""
     shared = tf.get_variable("shared", initializer=float(comm.rank + 5), use_resource=True)
@@ -54,4 +65,6 @@ def broadcast(comm):
 
 if __name__ == "__main__":
     tf.disable_eager_execution()
-    {program.__name__: program for program in (gather, update, broadcast)}[sys.argv[1]](connect())
+    {program.__name__: program for program in (gather, update, large_sum, broadcast)}[sys.argv[1]](
+        connect()
+    )
