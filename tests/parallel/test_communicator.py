@@ -10,8 +10,14 @@ from tests.commands import ROOT, environment, run_module
 
 @pytest.mark.parametrize(
     "program, num_ranks",
-    [("gather", 2), ("gather", 4), ("update", 3), ("large_sum", 2), ("large_sum", 3)]
-    + [("broadcast", 2)],
+    [
+        ("gather", 2),
+        ("gather", 4),
+        ("update", 3),
+        ("large_sum", 2),
+        ("large_sum", 3),
+        ("broadcast", 2),
+    ],
 )
 def test_ranks(program, num_ranks):
     result = run_module("tests.parallel.rank_programs", program, num_ranks=num_ranks, timeout=90)
