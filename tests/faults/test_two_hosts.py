@@ -54,7 +54,7 @@ def mpirun_options(hosts):
 def launcher(hosts):
     return [
         *hosts("run", "lmhost1"), "mpirun", "-np", "2", "-H", "lmhost1:1,lmhost2:1",
-        *mpirun_options(hosts), "-x", "PATH", "-mca", "mpi_yield_when_idle", "1",
+        *mpirun_options(hosts), "-mca", "mpi_yield_when_idle", "1",
         "-mca", "oob_tcp_keepalive_time", "5", "-mca", "oob_tcp_keepalive_intvl", "2",
         "-mca", "oob_tcp_keepalive_probes", "3",
     ]  # fmt: skip
@@ -91,7 +91,7 @@ def test_the_resilient_script_goes_on_without_the_lost_host(start, hosts, corpor
     wrapper = tmp_path / "ssh.sh"
     wrapper.write_text(f'#!/bin/bash\nexec ssh {mpirun_options(hosts)[2]} "$@"\n')
     wrapper.chmod(0o755)
-    env["MPIRUN_ARGS"] = f"-x PATH -mca pml ob1 -mca btl tcp,self -mca plm_rsh_agent {wrapper}"
+    env["MPIRUN_ARGS"] = f"-mca pml ob1 -mca btl tcp,self -mca plm_rsh_agent {wrapper}"
     script = [*hosts("run", "lmhost1"), str(ROOT / "run_scripts" / "train_resilient.sh")]
     command = [*script, "--config", "config_test", "--data_path", corpora, *FLAGS,
                "--log_every_steps", 1, "--step_timeout_seconds", 5]  # fmt: skip

@@ -6,7 +6,7 @@
 #   two_hosts.sh cut|mend DIR                 takes the cable out, or puts it back
 #   two_hosts.sh down DIR                     ends and removes them
 #
-# Needs root, iproute2 and openssh-server. PATH on the hosts is that of the caller.
+# Needs root, iproute2 and openssh-server. As on any host, ssh finds a PATH there without .venv.
 set -euo pipefail
 action=$1 dir=$2
 hosts=(lmhost1 lmhost2)
@@ -30,7 +30,7 @@ up() {
             echo $$ >"$DIR/$HOST.pid"
             exec /usr/sbin/sshd -D -f /dev/null -h "$DIR/host_key" -o PermitRootLogin=yes \
                 -o AuthorizedKeysFile="$DIR/key.pub" -o StrictModes=no -o UsePAM=no \
-                -o PidFile=none -o SetEnv="PATH=$PATH" -E "$DIR/$HOST.log"
+                -o PidFile=none -E "$DIR/$HOST.log"
         ' </dev/null >/dev/null 2>&1 &
     done
     for host in "${hosts[@]}"; do
