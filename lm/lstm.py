@@ -158,15 +158,19 @@ def dropout(
         return x_TBH
     num_steps, rows, units = x_TBH.shape.as_list()
     counters_per_row = -(-num_steps * units // 4)
+    key = tf.constant([seed], tf.uint64)
+    counter = tf.stack(
+        [
+            tf.constant(first_row * counters_per_row, tf.uint64),
+            tf.cast(step, tf.uint64) * _MAX_SITES + site,
+        ]
+    )
+    if kernels.available():
+        return kernels.dropout(x_TBH, keep_prob, key, counter)
     uniform = tf.raw_ops.StatelessRandomUniformV2(
         shape=[rows, 4 * counters_per_row],
-        key=tf.constant([seed], tf.uint64),
-        counter=tf.stack(
-            [
-                tf.constant(first_row * counters_per_row, tf.uint64),
-                tf.cast(step, tf.uint64) * _MAX_SITES + site,
-            ]
-        ),
+        key=key,
+        counter=counter,
         alg=1,  # Philox, whose numbers are the same on every device
         dtype=tf.float32,
     )

@@ -35,6 +35,7 @@ def _load():
     except (tf.errors.OpError, OSError) as error:
         return None, f"{path} does not load: {error}"
     tf.RegisterGradient("LmLstm")(_lstm_gradient)
+    tf.RegisterGradient("LmDropout")(_dropout_gradient)
     return ops, ""
 
 
@@ -163,6 +164,28 @@ def _lstm_gradient(op, dh, dh_last, dc_last, *_):
     # One product over all time steps, not one a step.
     dweights = _product(h_before, tf.reshape(dz, [-1, 4 * hidden]), bf16, transpose_a=True)
     return dz, dweights, dh0, dc0
+
+
+def dropout(x_TBH: tf.Tensor, keep_prob: float, key: tf.Tensor, counter: tf.Tensor) -> tf.Tensor:
+    """Drop units by the numbers that StatelessRandomUniformV2 makes of the counters.
+
+    Differentiable; the gradient makes the mask again, which costs less than keeping it.
+
+    Args:
+      x_TBH: Activations.
+      keep_prob: Probability of keeping a unit; kept ones are divided by it.
+      key: uint64 [1], of the Philox generator.
+      counter: uint64 [2], low and high half of the first one; each row owns ceil(T * H / 4).
+
+    Returns:
+      [T, B, H].
+    """
+    return _ops().lm_dropout(x_TBH, key, counter, keep_prob=keep_prob)
+
+
+def _dropout_gradient(op, dy):
+    _, key, counter = op.inputs
+    return _ops().lm_dropout(dy, key, counter, keep_prob=op.get_attr("keep_prob")), None, None
 
 
 def softmax_cross_entropy(

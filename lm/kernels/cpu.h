@@ -72,12 +72,23 @@ struct Softmax {
   bool bf16;               // dlogits are bfloat16
 };
 
+// y = x / keep_prob where the unit's number is below keep_prob, else 0. Each row of the batch owns
+// ceil(T H / 4) of the generator's counters, whose low half starts at counter_low for row 0.
+struct Dropout {
+  int64_t T, B, H;
+  const float* x;  // [T, B, H]
+  float* y;        // [T, B, H], maybe x itself
+  float keep_prob;
+  uint64_t key, counter_low, counter_high;
+};
+
 struct Kernels {
   const char* name;
   GemmFormat gemm[2];  // [0] float32, [1] bfloat16 products
   LstmDirection lstm_forward[2], lstm_backward[2];
   // Does rows [row0, row1). bias_sum[V]: the column sums of their dlogits. buffer[V] is lent.
   void (*SoftmaxRows)(const Softmax&, int64_t row0, int64_t row1, float* bias_sum, float* buffer);
+  void (*DropoutRow)(const Dropout&, int64_t row);
   void (*Add)(float* y, const float* x, int64_t n);  // y += x
 };
 

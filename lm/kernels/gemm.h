@@ -62,8 +62,6 @@ LM_INLINE int64_t Units(int64_t values) {
   return (values + Format::kDepth - 1) / Format::kDepth;
 }
 
-LM_INLINE int64_t Least(int64_t a, int64_t b) { return a < b ? a : b; }
-
 // The values of matrix elements: (row, k) lies at p[row * ld + k], or p[k * ld + row] if `across`.
 template <class T>
 struct Source {

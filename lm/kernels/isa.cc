@@ -1,6 +1,7 @@
 // The arithmetic for one instruction set: build.py compiles this file once for each, with
 // -DLM_ISA=<name> and the compiler's flags for it. ops.cc picks one at run time.
 #include "cpu.h"
+#include "dropout.h"
 #include "gemm.h"
 #include "lstm.h"
 #include "softmax.h"
@@ -28,6 +29,7 @@ const lm::Kernels kernels = {
     {Direction<Forward<Float32>>(), Direction<Forward<Bfloat16>>()},
     {Direction<Backward<Float32>>(), Direction<Backward<Bfloat16>>()},
     SoftmaxRows,
+    DropoutRow,
     Add,
 };
 

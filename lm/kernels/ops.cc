@@ -319,6 +319,50 @@ class LstmGradOp : public OpKernel {
 };
 REGISTER_KERNEL_BUILDER(Name("LmLstmGrad").Device(DEVICE_CPU), LstmGradOp);
 
+// ---- Dropout ------------------------------------------------------------------------------------
+
+REGISTER_OP("LmDropout")
+    .Input("x: float")         // [T, B, H]
+    .Input("key: uint64")      // [1]
+    .Input("counter: uint64")  // [2]: low and high half of the first row's first
+    .Attr("keep_prob: float")
+    .Output("y: float")
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->input(0));
+      return OkStatus();
+    });
+
+class DropoutOp : public OpKernel {
+ public:
+  explicit DropoutOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("keep_prob", &keep_prob_));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    const Tensor &x = ctx->input(0), &key = ctx->input(1), &counter = ctx->input(2);
+    OP_REQUIRES(ctx, x.dims() == 3, errors::InvalidArgument("x is not [T, B, H]"));
+    OP_REQUIRES_OK(ctx, CheckShape("key", key, {1}));
+    OP_REQUIRES_OK(ctx, CheckShape("counter", counter, {2}));
+    Tensor* y;
+    OP_REQUIRES_OK(ctx, ctx->forward_input_or_allocate_output({0}, 0, x.shape(), &y));
+    lm::Dropout d = {};
+    d.T = x.dim_size(0);
+    d.B = x.dim_size(1);
+    d.H = x.dim_size(2);
+    d.x = Floats(x);
+    d.y = Floats(y);
+    d.keep_prob = keep_prob_;
+    d.key = key.flat<uint64>()(0);
+    d.counter_low = counter.flat<uint64>()(0);
+    d.counter_high = counter.flat<uint64>()(1);
+    ParallelFor(ctx, 1, d.B, [&](int64_t, int64_t row) { Cpu().DropoutRow(d, row); });
+  }
+
+ private:
+  float keep_prob_;
+};
+REGISTER_KERNEL_BUILDER(Name("LmDropout").Device(DEVICE_CPU), DropoutOp);
+
 // ---- Softmax cross-entropy ----------------------------------------------------------------------
 
 REGISTER_OP("LmSoftmax")

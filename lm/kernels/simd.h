@@ -28,6 +28,8 @@ namespace LM_ISA {
 
 constexpr int kLanes = LM_LANES;
 
+LM_INLINE int64_t Least(int64_t a, int64_t b) { return a < b ? a : b; }
+
 // GCC's vector types: arithmetic and comparison are elementwise, and lower to whatever the target
 // has (NEON included). `a * b + c` becomes a fused multiply-add where there is one.
 typedef float Vec __attribute__((vector_size(4 * LM_LANES)));

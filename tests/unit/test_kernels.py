@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from lm import kernels
+from lm import kernels, lstm
 from lm.kernels import build
 
 # Products of factors rounded to bfloat16, 8 bits each, against exact ones.
@@ -175,6 +175,24 @@ def test_own_product_in_all_layouts(M, K, N, dtype, bf16, transpose_a, transpose
     )
     # The factors are rounded alike, so that what remains is the rounding of float32 sums.
     assert_near(run(product, [a, b]), exact)
+
+
+# ---- Dropout ----
+
+
+@pytest.mark.parametrize("T, B, H", [(1, 1, 1), (3, 2, 7), (4, 3, 64), (5, 2, 203), (35, 2, 650)])
+def test_dropout_and_its_gradient_have_tensorflows_bits(T, B, H, monkeypatch):
+    x, dy = numbers(T, B, H), numbers(T, B, H, seed=1)
+
+    def fetch(x):
+        step = tf.constant(2**40 + 5, tf.int64)
+        y = lstm.dropout(x, 0.35, seed=2**33 + 1, step=step, site=3, first_row=7)
+        return [y, tf.gradients(y, x, dy)[0]]
+
+    own = run(fetch, [x])
+    monkeypatch.setattr(kernels, "available", lambda: False)
+    for mine, stock in zip(own, run(fetch, [x])):
+        np.testing.assert_array_equal(mine, stock)
 
 
 # ---- Softmax ----
