@@ -31,4 +31,4 @@ def path(request, monkeypatch):
     if request.param == "plain":
         monkeypatch.setattr(kernels, "available", lambda: False)
     elif not kernels.available():
-        pytest.skip(f"{kernels.description()}")
+        pytest.skip(kernels.description())

@@ -180,12 +180,13 @@ def dropout(x_TBH: tf.Tensor, keep_prob: float, key: tf.Tensor, counter: tf.Tens
     Returns:
       [T, B, H].
     """
-    return _ops().lm_dropout(x_TBH, key, counter, keep_prob=keep_prob)
+    return _ops().lm_dropout(x_TBH, key, counter, keep_prob=keep_prob, scale=1 / keep_prob)
 
 
 def _dropout_gradient(op, dy):
     _, key, counter = op.inputs
-    return _ops().lm_dropout(dy, key, counter, keep_prob=op.get_attr("keep_prob")), None, None
+    attributes = {name: op.get_attr(name) for name in ("keep_prob", "scale")}
+    return _ops().lm_dropout(dy, key, counter, **attributes), None, None
 
 
 def softmax_cross_entropy(

@@ -72,13 +72,13 @@ struct Softmax {
   bool bf16;               // dlogits are bfloat16
 };
 
-// y = x / keep_prob where the unit's number is below keep_prob, else 0. Each row of the batch owns
+// y = x * scale where the unit's number is below keep_prob, else 0. Each row of the batch owns
 // ceil(T H / 4) of the generator's counters, whose low half starts at counter_low for row 0.
 struct Dropout {
   int64_t T, B, H;
   const float* x;  // [T, B, H]
   float* y;        // [T, B, H], maybe x itself
-  float keep_prob;
+  float keep_prob, scale;
   uint64_t key, counter_low, counter_high;
 };
 

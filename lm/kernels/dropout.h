@@ -38,7 +38,6 @@ LM_INLINE void Philox(uint64_t key, uint64_t low, uint64_t high, uint32_t* out) 
 // in [0, 1) from the low 23 bits, as TensorFlow makes them.
 static void DropoutRow(const lm::Dropout& d, int64_t b) {
   const uint64_t first = d.counter_low + (uint64_t)(b * ((d.T * d.H + 3) / 4));
-  const float scale = 1.f / d.keep_prob;
   uint32_t bits[3 * kLanes];  // one vector more than is made: the last load may reach past it
   for (int64_t t = 0; t < d.T; ++t) {
     const int64_t row = (t * d.B + b) * d.H;
@@ -50,7 +49,7 @@ static void DropoutRow(const lm::Dropout& d, int64_t b) {
         IVec mantissa;
         memcpy(&mantissa, bits + skipped + i, sizeof mantissa);
         const Vec uniform = (Vec)((mantissa & 0x7fffff) | 0x3f800000) - 1.f;
-        const Vec kept = Load(d.x + row + u + i, n - i) * scale;
+        const Vec kept = Load(d.x + row + u + i, n - i) * d.scale;
         Store(d.y + row + u + i, Select(uniform < Set(d.keep_prob), kept, Vec{}), n - i);
       }
     }

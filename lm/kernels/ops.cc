@@ -326,6 +326,7 @@ REGISTER_OP("LmDropout")
     .Input("key: uint64")      // [1]
     .Input("counter: uint64")  // [2]: low and high half of the first row's first
     .Attr("keep_prob: float")
+    .Attr("scale: float")  // 1 / keep_prob, divided before either was rounded to float32
     .Output("y: float")
     .SetShapeFn([](InferenceContext* c) {
       c->set_output(0, c->input(0));
@@ -336,6 +337,7 @@ class DropoutOp : public OpKernel {
  public:
   explicit DropoutOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("keep_prob", &keep_prob_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("scale", &scale_));
   }
 
   void Compute(OpKernelContext* ctx) override {
@@ -352,6 +354,7 @@ class DropoutOp : public OpKernel {
     d.x = Floats(x);
     d.y = Floats(y);
     d.keep_prob = keep_prob_;
+    d.scale = scale_;
     d.key = key.flat<uint64>()(0);
     d.counter_low = counter.flat<uint64>()(0);
     d.counter_high = counter.flat<uint64>()(1);
@@ -359,7 +362,7 @@ class DropoutOp : public OpKernel {
   }
 
  private:
-  float keep_prob_;
+  float keep_prob_, scale_;
 };
 REGISTER_KERNEL_BUILDER(Name("LmDropout").Device(DEVICE_CPU), DropoutOp);
 

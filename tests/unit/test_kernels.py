@@ -180,13 +180,14 @@ def test_own_product_in_all_layouts(M, K, N, dtype, bf16, transpose_a, transpose
 # ---- Dropout ----
 
 
+@pytest.mark.parametrize("keep_prob", [0.35, 0.85])  # 1 / 0.85 depends on when it is rounded
 @pytest.mark.parametrize("T, B, H", [(1, 1, 1), (3, 2, 7), (4, 3, 64), (5, 2, 203), (35, 2, 650)])
-def test_dropout_and_its_gradient_have_tensorflows_bits(T, B, H, monkeypatch):
+def test_dropout_and_its_gradient_have_tensorflows_bits(T, B, H, keep_prob, monkeypatch):
     x, dy = numbers(T, B, H), numbers(T, B, H, seed=1)
 
     def fetch(x):
         step = tf.constant(2**40 + 5, tf.int64)
-        y = lstm.dropout(x, 0.35, seed=2**33 + 1, step=step, site=3, first_row=7)
+        y = lstm.dropout(x, keep_prob, seed=2**33 + 1, step=step, site=3, first_row=7)
         return [y, tf.gradients(y, x, dy)[0]]
 
     own = run(fetch, [x])
