@@ -16,15 +16,16 @@ _BLOCK_BYTES = 1 << 16
 _MAX_UNPACKED_BYTES = 1 << 30  # a small file of zeros may unpack to terabytes
 
 
-def extract(archive: str, targets: Mapping[str, str]) -> None:
+def extract(archive: str, targets: Mapping[str, str], max_bytes: int) -> None:
     """Copy members of a .tgz to files.
 
-    No other member is read, no path in the archive is used, no link is followed: what a
-    malicious archive holds stays in it.
+    No other member is read, no path in the archive is used, no link is followed, no hole of a
+    sparse file is filled: what a malicious archive holds stays in it.
 
     Args:
       archive: The path of the .tgz.
       targets: Member name, as without a leading "./" -> the file to write.
+      max_bytes: The most that one of them may have; it is known before anything is written.
 
     Raises:
       SourceError: The archive is damaged, lacks a member, or has something else in its place.
@@ -40,8 +41,14 @@ def extract(archive: str, targets: Mapping[str, str]) -> None:
                 target = wanted.pop(member.name.removeprefix("./"), None)
                 if target is None:
                     continue
-                if not member.isreg():
+                # A sparse file of 200 bytes in the archive may be terabytes of zeros on the disk.
+                if not member.isreg() or member.issparse():
                     raise SourceError(f"{member.name} in the archive is not a regular file")
+                if member.size > max_bytes:
+                    raise SourceError(
+                        f"{member.name} in the archive has {member.size} bytes, more than the"
+                        f" expected {max_bytes}"
+                    )
                 _copy(tar.extractfile(member), target)
                 if not wanted:
                     return

@@ -30,7 +30,8 @@ PTB_ADDRESSES = (
 logger = logging.getLogger("lm")
 
 _MEMBER_DIRECTORY = "simple-examples/data/"
-_MAX_DOWNLOAD_BYTES = 256 << 20  # the original archive has 35 MB
+_MAX_ARCHIVE_BYTES = 256 << 20  # the original has 35 MB
+_MAX_FILE_BYTES = 16 << 20  # ptb.train.txt has 5 MB
 
 
 def download_ptb(
@@ -169,21 +170,22 @@ def _stage(address: str, staging: str, checksums: Mapping[str, str], patience: P
     if "://" not in address:
         _extract(address, staging, checksums)
     elif not address.endswith("/"):
-        _fetch_verified(address, staging, patience, lambda part: _extract(part, staging, checksums))
+        accept = functools.partial(_extract, staging=staging, checksums=checksums)
+        _fetch_verified(address, staging, _MAX_ARCHIVE_BYTES, patience, accept)
     else:
         for name, checksum in checksums.items():
             accept = functools.partial(_accept_file, name, checksum, os.path.join(staging, name))
-            _fetch_verified(address + name, staging, patience, accept)
+            _fetch_verified(address + name, staging, _MAX_FILE_BYTES, patience, accept)
 
 
 def _fetch_verified(
-    url: str, staging: str, patience: Patience, accept: Callable[[str], None]
+    url: str, staging: str, max_bytes: int, patience: Patience, accept: Callable[[str], None]
 ) -> None:
     """Fetch an address and hand the file on; a file that is not accepted is removed."""
     part = os.path.join(staging, f"{short_name(url)}.part")
     resumed = os.path.exists(part)
     while True:
-        fetch(url, part, _MAX_DOWNLOAD_BYTES, patience)
+        fetch(url, part, max_bytes, patience)
         try:
             accept(part)
             return
@@ -210,6 +212,7 @@ def _accept_file(name: str, checksum: str, staged: str, part: str) -> None:
 
 def _extract(archive: str, staging: str, checksums: Mapping[str, str]) -> None:
     staged = {name: os.path.join(staging, name) for name in checksums}
-    extract(archive, {_MEMBER_DIRECTORY + name: path for name, path in staged.items()})
+    members = {_MEMBER_DIRECTORY + name: path for name, path in staged.items()}
+    extract(archive, members, _MAX_FILE_BYTES)
     for name, path in staged.items():
         _verify(path, name, checksums[name])

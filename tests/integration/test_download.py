@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import fcntl
 import gzip
@@ -10,6 +11,7 @@ import io
 import os
 import pathlib
 import pty
+import resource
 import shutil
 import socket
 import struct
@@ -257,7 +259,7 @@ def test_nothing_that_answers_is_an_error_within_seconds(target):
 
 
 def test_more_bytes_than_a_corpus_can_have_are_refused(server, target, monkeypatch):
-    monkeypatch.setattr(lm.ptb, "_MAX_DOWNLOAD_BYTES", 10_000)
+    monkeypatch.setattr(lm.ptb, "_MAX_ARCHIVE_BYTES", 10_000)
     server.serve("/long.tgz", GOOD)
     server.serve("/endless.tgz", GOOD, with_length=False)
     with pytest.raises(RunError, match=r"at most 10000.*more than the expected 10000"):
@@ -354,6 +356,46 @@ def test_an_archive_that_unpacks_without_end_is_refused(server, target, monkeypa
     bomb = archive(member("zeros", bytes(8 << 20)), *ptb_members())
     with pytest.raises(RunError, match="unpacks to more than"):
         download(target, server.serve("/a.tgz", bomb))
+
+
+@pytest.mark.parametrize(
+    "form", ["--format=gnu", *(f"--sparse-version={n}" for n in ("0.0", "0.1", "1.0"))]
+)
+def test_a_sparse_member_is_refused_before_anything_is_written(tmp_path, target, form):
+    """200 bytes of archive that would fill the disk with zeros."""
+    sparse = tmp_path / "simple-examples/data/ptb.train.txt"
+    sparse.parent.mkdir(parents=True)
+    sparse.touch()
+    os.truncate(sparse, 6 << 30)
+    command = ["tar", "-S", "--format=posix", form, "-czf", "a.tgz", "simple-examples"]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    assert (tmp_path / "a.tgz").stat().st_size < 1000
+    with file_size_limit(1 << 20), pytest.raises(RunError, match="not a regular file"):
+        download(target, data_url=str(tmp_path / "a.tgz"))
+    assert visible(target) == {} and leftovers(target) == []
+
+
+@contextlib.contextmanager
+def file_size_limit(num_bytes):
+    """So that a test which fails does not fill the disk: writing more raises OSError."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_a_file_larger_than_ptb_can_be_is_refused_before_it_is_written(server, target, monkeypatch):
+    monkeypatch.setattr(lm.ptb, "_MAX_FILE_BYTES", len(FILES["ptb.train.txt"]) - 1)
+    for name, content in FILES.items():
+        server.serve(f"/raw/{name}", content)
+    with (
+        file_size_limit(len(GOOD)),
+        pytest.raises(RunError, match=r"has 300000 bytes, more than.* 299999.*; .*at most 299999"),
+    ):
+        download(target, server.serve("/a.tgz", GOOD), server.url("/raw/"))
+    assert visible(target) == {} and leftovers(target) == []
 
 
 def test_a_damaged_archive_is_an_error(server, target):
