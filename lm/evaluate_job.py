@@ -13,13 +13,14 @@ import tensorflow.compat.v1 as tf
 
 from lm import agreement, inference
 from lm.batches import Rows, eval_rows_of_rank
+from lm.cores import unbind_from_core
 from lm.distributed import Communicator
 from lm.evaluation import evaluate
 from lm.flags import Flags
 from lm.metrics import NllSum
 from lm.model import build_model, build_weights
 from lm.runs import Run, open_run
-from lm.session import choose_threads, session_config, start_tensorflow, unbind_from_core
+from lm.session import choose_threads, session_config, start_tensorflow
 from lm.tables import markdown_table
 from lm.texts import Text, load_text
 

@@ -12,13 +12,14 @@ import tensorflow.compat.v1 as tf
 from lm import agreement, flags, kernels, synthetic
 from lm.batches import Rows, TrainBatches, rows_of_rank
 from lm.config import Config, RunOptions
+from lm.cores import unbind_from_core
 from lm.corpus import Corpus, load_corpus
 from lm.distributed import Communicator
 from lm.errors import UserError
 from lm.profiling import parse_steps
 from lm.reporting import Reporter
 from lm.run_dir import RunDir, open_run_dir
-from lm.session import Threads, choose_threads, session_config, start_tensorflow, unbind_from_core
+from lm.session import Threads, choose_threads, session_config, start_tensorflow
 
 
 class Job(NamedTuple):

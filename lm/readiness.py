@@ -18,16 +18,15 @@ import tensorflow.compat.v1 as tf
 from lm import kernels
 from lm.agreement import check_agreement, code_checksum
 from lm.checklist import Checklist
+from lm.cores import count_cores, unbind_from_core
 from lm.distributed import Communicator, horovod_build
 from lm.errors import EveryRankError, UserError
 from lm.readiness_exchange import check_exchange, check_scaling
 from lm.session import (
     choose_threads,
     device_name,
-    host_cores,
     session_config,
     start_tensorflow,
-    unbind_from_core,
 )
 
 _SETUP = "run run_scripts/setup.sh on every host"
@@ -86,7 +85,7 @@ def _own_facts(comm: Communicator) -> dict[str, Any]:
         "host": socket.gethostname(),
         "local_size": comm.local_size,
         "backend": comm.backend,
-        "cores": len(host_cores()),
+        "cores": count_cores(),
         "gpus": gpus,
         "device": device_name(comm.local_rank),
         "device_error": device_error,

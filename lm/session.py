@@ -7,6 +7,7 @@ from typing import NamedTuple, Optional
 
 import tensorflow.compat.v1 as tf
 
+from lm.cores import count_cores
 from lm.errors import UserError
 
 
@@ -25,26 +26,7 @@ def choose_threads(intra_op: Optional[int], inter_op: Optional[int], local_size:
       inter_op: The user's choice, or None.
       local_size: Ranks on this host.
     """
-    return Threads(intra_op or max(len(host_cores()) // local_size, 1), inter_op or 1)
-
-
-def host_cores() -> set[int]:
-    """Return the cores that this process may use, whatever its launcher bound it to.
-
-    Open MPI binds each of one or two ranks to a single core, which would leave most of a host
-    idle; a container's or a scheduler's limits still hold.
-    """
-    before = os.sched_getaffinity(0)
-    try:
-        os.sched_setaffinity(0, range(os.cpu_count()))
-        return os.sched_getaffinity(0)
-    finally:
-        os.sched_setaffinity(0, before)
-
-
-def unbind_from_core() -> None:
-    """Let this process use all of the host's cores; call before TensorFlow starts threads."""
-    os.sched_setaffinity(0, host_cores())
+    return Threads(intra_op or max(count_cores() // local_size, 1), inter_op or 1)
 
 
 def session_config(threads: Threads, local_rank: int, local_size: int) -> tf.ConfigProto:

@@ -7,6 +7,7 @@ import os
 from typing import Optional
 
 from lm.config import Config, load_config
+from lm.cores import count_cores
 from lm.errors import UserError
 from lm.flags import Flags
 
@@ -93,8 +94,7 @@ def ranks_per_host(ranks: int, hosts: Optional[str]) -> int:
 
 def choose_threads(flags: Flags, local_ranks: int) -> int:
     """Return the threads of each rank: the user's choice, or this host's cores shared out."""
-    cores = len(os.sched_getaffinity(0))
-    return flags["intra_op_threads"] or max(cores // local_ranks, 1)
+    return flags["intra_op_threads"] or max(count_cores() // local_ranks, 1)
 
 
 def steps_in(seconds: float, step_seconds: float) -> int:

@@ -12,6 +12,7 @@ import socket
 import sys
 from typing import Any
 
+from lm.cores import count_cores
 from lm.errors import UserError
 
 _logger = logging.getLogger("lm")
@@ -44,7 +45,7 @@ def environment_facts() -> dict[str, Any]:
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "host": socket.gethostname(),
         "cpu": _cpu_name(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": count_cores(),
         # Above 0 before the start, someone else was using the cores.
         "load_average_before": os.getloadavg()[0],
         "versions": versions,

@@ -69,7 +69,8 @@ class StepServer:
         return {(batch_sizes[0], True): step}
 
     def _session_config(self, inter_op: int, comm: Communicator):
-        from lm.session import Threads, session_config, start_tensorflow, unbind_from_core
+        from lm.cores import unbind_from_core
+        from lm.session import Threads, session_config, start_tensorflow
 
         unbind_from_core()
         threads = Threads(self._threads, inter_op)
