@@ -106,7 +106,8 @@ class Config(_Checked):
     # Model: Zaremba, Sutskever, Vinyals (2014), https://arxiv.org/abs/1409.2329.
     init_scale: float = option(0.1, "weights start uniform in +-init_scale", above=0, high=10)
     hidden_size: int = option(200, "units of the embedding and of each LSTM layer", low=1)
-    num_layers: int = option(2, "number of LSTM layers", low=1)
+    # Dropout has a counter for each of its sites: before the first layer and after each of them.
+    num_layers: int = option(2, "number of LSTM layers", low=1, high=1023)
     num_steps: int = option(20, "time steps of truncated back-propagation", low=1)
     keep_prob: float = option(
         1.0, "probability of keeping a unit in dropout (1: no dropout)", above=0, high=1

@@ -179,4 +179,4 @@ def dropout(
     return tf.where(uniform_TBH < keep_prob, x_TBH * (1 / keep_prob), tf.zeros_like(x_TBH))
 
 
-_MAX_SITES = 1024  # sites a step may have without two of them sharing a counter
+_MAX_SITES = 1024  # of a step; with more, the last would get the masks of the next step's first

@@ -5,6 +5,8 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from lm import lstm
+from lm.config import Config
+from lm.errors import UserError
 
 T, B, I, H = 4, 3, 5, 6
 
@@ -113,6 +115,14 @@ def test_dropout_masks_differ_by_seed_step_site_and_row():
         assert 0.4 < np.mean(base != other) < 0.6
     assert 0.4 < np.mean(base[:, 0] != base[:, 1]) < 0.6
     assert 0.4 < np.mean(base[0] != base[1]) < 0.6
+
+
+def test_the_deepest_model_shares_no_mask_with_the_next_step():
+    deepest = Config.__dataclass_fields__["num_layers"].metadata["high"]
+    last, next_first = masks(units=64, site=deepest), masks(units=64, step=8, site=0)
+    assert (last != next_first).mean() > 0.4
+    with pytest.raises(UserError, match="num_layers must be at most"):
+        Config(num_layers=deepest + 1)
 
 
 def test_dropout_keeps_the_expectation():
