@@ -2,6 +2,8 @@
 
 One library serves every CPU of its architecture: the arithmetic is compiled once per instruction
 set and chosen when the library is loaded, so that a home directory may be shared by unlike nodes.
+An instruction set that the compiler is too old for is left out, with a warning; the library's name
+does not tell, so remove ``_build`` to build it again with a newer compiler.
 """
 
 import hashlib
@@ -55,7 +57,8 @@ def build():
       The path of the library.
 
     Raises:
-      RuntimeError: if the compiler is missing or fails; the message ends with what it said.
+      RuntimeError: if the compiler is missing or cannot compile what every CPU needs; the message
+        ends with what it said.
     """
     import tensorflow as tf
 
@@ -71,11 +74,19 @@ def build():
         running = [
             _start([*arguments, "-c", "-o", f"{work}/{name}.o"]) for name, arguments in jobs.items()
         ]
-        for process in running:
-            _finish(process)
-        objects = [f"{work}/{name}.o" for name in jobs]
+        complaints = {name: _finish(process) for name, process in zip(jobs, running)}
+        # What serves every CPU must compile; ops.cc does without the other instruction sets.
+        for name in ("ops", "generic"):
+            if complaints[name]:
+                raise RuntimeError(complaints[name])
+        for name, complaint in complaints.items():
+            if complaint:
+                print(f"warning: left out {name}: {_gist(complaint)}", file=sys.stderr)
+        objects = [f"{work}/{name}.o" for name, complaint in complaints.items() if not complaint]
         library = f"{work}/library.so"
-        _finish(_start(["-shared", *objects, "-o", library, *tf.sysconfig.get_link_flags()]))
+        link = ["-shared", *objects, "-o", library, *tf.sysconfig.get_link_flags()]
+        if complaint := _finish(_start(link)):
+            raise RuntimeError(complaint)
         # Renamed into place at once: another process never loads half a library.
         os.replace(library, path)
     return path
@@ -91,10 +102,15 @@ def _start(arguments):
 
 
 def _finish(process):
-    output, _ = process.communicate()
-    if process.returncode != 0:
-        said = output.decode(errors="replace").strip()
-        raise RuntimeError(f"{' '.join(map(str, process.args))} failed:\n{said}")
+    """Wait for a compiler; return "", or its command and what it said if it has failed."""
+    said = process.communicate()[0].decode(errors="replace").strip()
+    return f"{' '.join(map(str, process.args))} failed:\n{said}" if process.returncode else ""
+
+
+def _gist(complaint):
+    """The line of a compiler's output that says what it refuses."""
+    lines = complaint.splitlines()
+    return next((line for line in lines if "error:" in line), lines[-1])
 
 
 def main():

@@ -1,6 +1,10 @@
 // The TensorFlow ops: shapes, checks, memory and threads. The arithmetic is isa.cc's.
 //
 // CPU kernels only. Results do not depend on the number of threads.
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 #include <string>
 
 #include "cpu.h"
@@ -12,9 +16,11 @@
 
 namespace generic { extern const lm::Kernels kernels; }
 #if defined(__x86_64__)
-namespace avx2 { extern const lm::Kernels kernels; }
-namespace avx512 { extern const lm::Kernels kernels; }
-namespace avx512bf16 { extern const lm::Kernels kernels; }
+// Weak: null where the compiler was too old for the instruction set and build.py left it out.
+#define LM_IF_BUILT __attribute__((weak)) extern const lm::Kernels kernels
+namespace avx2 { LM_IF_BUILT; }
+namespace avx512 { LM_IF_BUILT; }
+namespace avx512bf16 { LM_IF_BUILT; }
 #endif
 
 namespace lm {
@@ -24,18 +30,29 @@ using namespace tensorflow;  // NOLINT: an op file is written in TensorFlow's te
 using shape_inference::InferenceContext;
 using shape_inference::ShapeHandle;
 
+#if defined(__x86_64__)
+// By cpuid, leaf 7.1: g++ before 10 has no __builtin_cpu_supports("avx512bf16").
+bool HasAvx512Bf16() {
+  unsigned eax, ebx, ecx, edx;
+  return __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax & 1 << 5);
+}
+#endif
+
 // The best build for this CPU, or the one that LM_KERNELS_ISA names if the CPU has it.
 const Kernels& Cpu() {
   static const Kernels* const chosen = [] {
     std::vector<const Kernels*> usable = {&generic::kernels};
 #if defined(__x86_64__)
+    const auto add = [&](const Kernels* k) {
+      if (k) usable.push_back(k);
+    };
     __builtin_cpu_init();
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
-      usable.push_back(&avx2::kernels);
+      add(&avx2::kernels);
       if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
-        usable.push_back(&avx512::kernels);
-        if (__builtin_cpu_supports("avx512bf16")) usable.push_back(&avx512bf16::kernels);
+        add(&avx512::kernels);
+        if (HasAvx512Bf16()) add(&avx512bf16::kernels);
       }
     }
 #endif

@@ -392,3 +392,33 @@ def test_build_without_a_compiler(tmp_path, monkeypatch):
     with pytest.raises(RuntimeError, match="no-such-compiler"):
         build.build()
     assert list(tmp_path.iterdir()) == []  # nothing half-made
+
+
+def test_a_compiler_too_old_for_some_instruction_sets_builds_the_others(tmp_path):
+    """A g++ that knows neither AVX-512 nor AMX, as of long ago; unoptimized, to be quick."""
+    compiler = tmp_path / "g++"
+    compiler.write_text(
+        '#!/bin/sh\ncase "$*" in *-mavx512*|*-mamx*) echo "g++: error: too new" >&2; exit 1; esac\n'
+        'exec g++ "$@" -O0\n'
+    )
+    compiler.chmod(0o755)
+    code = (
+        "import pathlib, sys, tensorflow.compat.v1 as tf\n"
+        "from lm import kernels; from lm.kernels import build\n"
+        "build.BUILD_DIR = pathlib.Path(sys.argv[1], 'built'); build.build()\n"
+        "print(kernels.description())\n"
+        "with tf.Graph().as_default(), tf.Session() as session:\n"
+        " shapes = ([1, 1, 4], [1, 4], [1, 1], [1, 1])\n"
+        " print('%.3f' % session.run(kernels.lstm_recurrence(*map(tf.ones, shapes)))[0][0, 0, 0])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, tmp_path],
+        env={**os.environ, "CXX": str(compiler), "LM_KERNELS_ISA": "avx512bf16"},
+        capture_output=True,
+        text=True,
+        timeout=250,
+    )
+    assert "warning: left out avx512: g++: error: too new" in done.stderr.splitlines()
+    assert done.stdout.startswith(("compiled ops for avx2", "compiled ops for generic"))
+    # sigmoid(2) tanh(sigmoid(2) (1 + tanh(2))), as both gates and inputs are 1.
+    assert done.stdout.endswith("\n0.827\n"), done.stderr
