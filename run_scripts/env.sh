@@ -3,6 +3,7 @@
 # Horovod was built with) and lets root start ranks, which Open MPI otherwise refuses.
 # Leaves the working directory at the project's root and the options that every mpirun needs in the
 # array mpirun_options.
+unset CDPATH # with it, cd may enter another directory
 cd -P "$(dirname "${BASH_SOURCE[0]}")/.."
 export PATH=$PWD/.venv/bin:$PATH
 if ((EUID == 0)); then

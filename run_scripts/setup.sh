@@ -13,6 +13,7 @@
 # Result: .venv, with one stamp (.done-NAME) for each finished step. A stamp holds what its step
 #   was built from and is written last: an interrupted or outdated step therefore runs again.
 set -euo pipefail
+unset CDPATH # with it, cd may enter, and what follows delete .venv of, another directory
 cd -P "$(dirname "${BASH_SOURCE[0]}")/.."
 root=$PWD
 
@@ -34,6 +35,9 @@ PATH=:$PATH:
 PATH=${PATH//":$root/.venv/bin:"/:}
 PATH=${PATH#:} PATH=${PATH%:}
 unset PYTHONPATH PYTHONHOME
+# Nor may pip's configuration send them elsewhere: it refuses --user inside a virtual environment.
+# Which pip there is, the pins say.
+export PIP_USER=0 PIP_DISABLE_PIP_VERSION_CHECK=1
 
 # Two set-ups in one tree would install over each other: the second waits for the first.
 if command -v flock >/dev/null; then

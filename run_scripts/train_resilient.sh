@@ -16,7 +16,7 @@
 #   BACKOFF          seconds before the first restart, then twice as long each time, up to 5
 #                    minutes (default 5); progress since the last start begins both counts anew
 #   MPIRUN_ARGS      more arguments for mpirun
-#   PYTHON           the Python of the ranks (default: python)
+#   PYTHON           the Python of the ranks (default: that of .venv, at the same path on all hosts)
 # Cost: that of the training. Result: exit code 0 when it is done; 143 or 130 after SIGTERM or
 #   SIGINT, with everything saved; 2 for a mistake in the command line, which no restart mends;
 #   else the code of the last attempt.
@@ -28,6 +28,12 @@ source "$scripts/env.sh"
 source run_scripts/mpirun_job.sh
 : "${OUTPUT_DIR:?set OUTPUT_DIR to the directory of the run}"
 read -ra mpirun_args <<<"${MPIRUN_ARGS:-}"
+# By its path: on other hosts PATH knows nothing of .venv, and the host's mpirun passes none on.
+python=${PYTHON:-$PWD/.venv/bin/python}
+command -v "$python" >/dev/null || {
+    echo "train_resilient: there is no $python: run run_scripts/setup.sh, or set PYTHON" >&2
+    exit 2
+}
 
 # Prints the mpirun arguments that say where and how many.
 placement() {
@@ -62,7 +68,7 @@ while true; do
         code=0
         # shellcheck disable=SC2086
         run_job mpirun $where "${mpirun_options[@]}" ${mpirun_args[@]+"${mpirun_args[@]}"} \
-            "${PYTHON:-python}" -m lm.train --output_dir "$OUTPUT_DIR" --resume "$@" || code=$?
+            "$python" -m lm.train --output_dir "$OUTPUT_DIR" --resume "$@" || code=$?
         if ((code == 0 || code == 2 || stopped_by)); then
             exit "$code"
         fi

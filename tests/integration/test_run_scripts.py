@@ -97,6 +97,31 @@ def test_the_batch_script_hands_srun_one_task_a_rank(tmp_path):
     ]  # fmt: skip
 
 
+def test_the_resilient_script_starts_the_python_of_its_own_checkout_on_all_hosts(tmp_path):
+    """With the host's Open MPI, whose arguments are shown instead; and with CDPATH exported."""
+    shutil.copytree(ROOT / "run_scripts", tmp_path / "run_scripts")
+    (tmp_path / "other" / "run_scripts").mkdir(parents=True)
+    (tmp_path / "bin").mkdir()
+    stand_in = tmp_path / "bin" / "mpirun"
+    stand_in.write_text('#!/bin/sh\necho "$@"\n')
+    stand_in.chmod(0o755)
+    env = {
+        "OUTPUT_DIR": "run", "HOSTS": "host1:1,host2:1", "CDPATH": str(tmp_path / "other"),
+        "PATH": f"{tmp_path}/bin:/usr/bin:/bin",
+    }  # fmt: skip
+    command = ["run_scripts/train_resilient.sh", "--config", "config_test"]
+    options = dict(cwd=tmp_path, env=env, capture_output=True, text=True, timeout=30)
+    without = subprocess.run(command, **options)
+    assert without.returncode == 2 and "run run_scripts/setup.sh" in without.stderr
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.symlink_to("/bin/true")
+    result = subprocess.run(command, **options)
+    assert result.returncode == 0, result.stderr
+    assert " -H host1:1,host2:1 " in result.stdout
+    assert f" {python} -m lm.train --output_dir run --resume " in result.stdout
+
+
 @pytest.mark.parametrize("env, message", [({}, "set HOSTS"), ({"HOSTFILE": "x"}, "set NP too")])
 def test_train_hosts_says_what_it_needs(env, message):
     result = subprocess.run(

@@ -104,6 +104,38 @@ def test_a_path_with_a_space_is_refused(project, host, tmp_path):
     assert_refused(run_setup(spaced, host, PYTHON=REAL_PYTHON), "has a space in it")
 
 
+@pytest.mark.parametrize("script", ["run_scripts/setup.sh", ".ci/run"])
+def test_an_exported_cdpath_leads_to_no_other_directory(project, host, tmp_path, script):
+    """`cd run_scripts/..` then goes to another checkout, where the set-up would delete .venv."""
+    shutil.copytree(ROOT / ".ci", project / ".ci")
+    other = tmp_path / "other"
+    for name in (".ci", "run_scripts", ".venv"):
+        (other / name).mkdir(parents=True)
+    (other / ".venv/.installing").touch()
+    result = subprocess.run(
+        ["bash", script],
+        cwd=project,
+        env={"PATH": str(host), "USE_GPU": "0", "PYTHON": REAL_PYTHON, "CDPATH": str(other)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (other / ".venv/.installing").exists()
+    assert_refused(result, NO_COMPILER)
+
+
+def test_a_pip_set_to_install_for_the_user_installs_into_the_environment(project, host, tmp_path):
+    """The real pip in a real .venv, where it refuses --user; without an index it gets no further."""
+    (host / "g++").symlink_to("/bin/true")
+    (host / "touch").symlink_to(shutil.which("touch"))
+    config = tmp_path / "pip.conf"
+    config.write_text("[install]\nuser = true\n")
+    traps = {"PIP_CONFIG_FILE": str(config), "PIP_USER": "1", "PIP_NO_INDEX": "1"}
+    result = run_setup(project, host, PYTHON=REAL_PYTHON, **traps)
+    assert "setup: pip could not install" in result.stderr
+    assert "--user" not in result.stderr
+
+
 def test_an_unknown_argument_is_refused(project, host):
     assert_refused(run_setup(project, host, "--devel", PYTHON=REAL_PYTHON), "usage:")
 
