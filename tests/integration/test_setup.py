@@ -125,7 +125,7 @@ def test_an_exported_cdpath_leads_to_no_other_directory(project, host, tmp_path,
 
 
 def test_a_pip_set_to_install_for_the_user_installs_into_the_environment(project, host, tmp_path):
-    """The real pip in a real .venv, where it refuses --user; without an index it gets no further."""
+    """The real pip in a real .venv, where it refuses --user; without an index it ends."""
     (host / "g++").symlink_to("/bin/true")
     (host / "touch").symlink_to(shutil.which("touch"))
     config = tmp_path / "pip.conf"
