@@ -10,15 +10,38 @@ from typing import Any, Optional
 
 from lm.errors import UserError
 
+_SOURCES = {".py", ".cc", ".h", ".conf"}
+_PACKAGE = pathlib.Path(__file__).parent
 
-def code_checksum() -> str:
-    """Return a SHA-256 over this package's Python files."""
+
+def code_checksum(package: pathlib.Path = _PACKAGE) -> str:
+    """Return a SHA-256 over the package: its Python, its compiled ops' sources, its MPI rules."""
     digest = hashlib.sha256()
-    package = pathlib.Path(__file__).parent
-    for path in sorted(package.rglob("*.py")):
-        digest.update(str(path.relative_to(package)).encode())
-        digest.update(path.read_bytes())
+    for path in sorted(package.rglob("*")):
+        if path.suffix in _SOURCES:
+            digest.update(str(path.relative_to(package)).encode())
+            digest.update(path.read_bytes())
     return digest.hexdigest()
+
+
+def platform_facts() -> dict[str, Any]:
+    """Return what of this rank's software and device must be the same on all ranks, by name.
+
+    The CPU's instruction set is not of it: the graph is the same, only results depend on it.
+    """
+    import tensorflow as tf
+
+    from lm import kernels
+    from lm.distributed import horovod_version
+
+    return {
+        "code": code_checksum(),
+        "tensorflow": tf.__version__,
+        "horovod": horovod_version(),
+        # Ranks with and without them build different graphs, whose exchanges would not match.
+        "compiled_ops": kernels.available(),
+        "device": "GPU" if tf.config.list_physical_devices("GPU") else "CPU",
+    }
 
 
 def check_agreement(facts_by_rank: Sequence[Mapping[str, Any]]) -> None:
@@ -35,7 +58,10 @@ def check_agreement(facts_by_rank: Sequence[Mapping[str, Any]]) -> None:
     """
     difference = first_disagreement(facts_by_rank)
     if difference:
-        raise UserError(f"the ranks disagree on {difference}")
+        raise UserError(
+            f"the ranks disagree on {difference}: start all with the same code, packages, data and"
+            " settings"
+        )
 
 
 def first_disagreement(facts_by_rank: Sequence[Mapping[str, Any]]) -> Optional[str]:
@@ -48,14 +74,23 @@ def first_disagreement(facts_by_rank: Sequence[Mapping[str, Any]]) -> Optional[s
       Such as "seed: 1 on ranks 0, 2; 3 on rank 1", or None where all agree.
     """
     for name in dict.fromkeys(name for facts in facts_by_rank for name in facts):
-        ranks_by_value: dict[str, list[int]] = {}
-        for rank, facts in enumerate(facts_by_rank):
-            value = json.dumps(facts.get(name))
-            ranks_by_value.setdefault(value, []).append(rank)
-        if len(ranks_by_value) > 1:
-            parts = [
-                f"{value} on rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
-                for value, ranks in ranks_by_value.items()
-            ]
-            return f"{name}: {'; '.join(parts)}"
+        values = [facts.get(name) for facts in facts_by_rank]
+        if any(value != values[0] for value in values):
+            return f"{name}: {by_rank(values)}"
     return None
+
+
+def by_rank(values: Sequence[Any]) -> str:
+    """Tell which ranks have which value, such as "1 on ranks 0, 2; 3 on rank 1".
+
+    Args:
+      values: JSON-serializable values, by rank.
+    """
+    ranks_by_value: dict[str, list[int]] = {}
+    for rank, value in enumerate(values):
+        shown = value if isinstance(value, str) else json.dumps(value)
+        ranks_by_value.setdefault(shown, []).append(rank)
+    return "; ".join(
+        f"{value} on rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+        for value, ranks in ranks_by_value.items()
+    )

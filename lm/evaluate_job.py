@@ -43,7 +43,7 @@ class EvaluateJob(NamedTuple):
             "checkpoint": self.run.checkpoint,
             "vocabulary": self.run.vocabulary.checksum,
             "tokens": [len(text.ids) for text in self.texts],
-            "code": agreement.code_checksum(),
+            **agreement.platform_facts(),
         }
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Optional
 
 import tensorflow.compat.v1 as tf
 
-from lm import agreement, flags, kernels, synthetic
+from lm import agreement, flags, synthetic
 from lm.batches import Rows, TrainBatches, rows_of_rank
 from lm.config import Config, RunOptions
 from lm.cores import unbind_from_core
@@ -49,10 +49,7 @@ class Job(NamedTuple):
             **options,
             "vocabulary": self.corpus.vocabulary.checksum,
             "corpus": self.corpus.checksum,
-            "code": agreement.code_checksum(),
-            "tensorflow": tf.__version__,
-            # Ranks with and without them build different graphs, which would deadlock.
-            "compiled_ops": kernels.description(),
+            **agreement.platform_facts(),
         }
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from lm import kernels
-from lm.agreement import check_agreement, code_checksum
+from lm.agreement import by_rank, check_agreement, first_disagreement, platform_facts
 from lm.checklist import Checklist
 from lm.cores import count_cores, unbind_from_core
 from lm.distributed import Communicator, horovod_build
@@ -92,26 +92,27 @@ def _own_facts(comm: Communicator) -> dict[str, Any]:
         "nvidia_driver": os.path.exists("/proc/driver/nvidia/version"),
         "build": horovod_build(),
         "kernels": kernels.description(),
-        "same": {
+        "versions": {
             "python": platform.python_version(),
             "tensorflow": tf.__version__,
             "horovod": horovod_build()["version"],
             "numpy": np.__version__,
-            "code": code_checksum(),
-            "compiled ops": kernels.available(),
         },
+        "same": platform_facts(),
     }
 
 
 def _check_versions(checklist: Checklist, facts: Facts) -> None:
-    versions, build = facts[0]["same"], facts[0]["build"]
-    shown = ("python", "tensorflow", "horovod", "numpy")
-    found = ", ".join(f"{name} {versions[name]}" for name in shown)
+    versions, build = facts[0]["versions"], facts[0]["build"]
+    found = ", ".join(f"{name} {version}" for name, version in versions.items())
     good = (3, 9) <= sys.version_info[:2] <= (3, 12) and all(
         versions[name] == version for name, version in _KNOWN_GOOD.items()
     )
     wanted = ", ".join(f"{name} {version}" for name, version in _KNOWN_GOOD.items())
     checklist.judge(good, "versions", found, f"tested with Python 3.9-3.12, {wanted}: {_SETUP}")
+    unlike = first_disagreement([rank["versions"] for rank in facts])
+    if unlike:
+        checklist.warn("versions", unlike, f"training may work, but nobody tests that: {_SETUP}")
     built = ", ".join(name for name, value in build.items() if value is True)
     lacks_nccl = any(rank["gpus"] for rank in facts) and not build["NCCL"]
     checklist.judge(
@@ -157,15 +158,20 @@ def _check_devices(checklist: Checklist, facts: Facts) -> None:
 
 
 def _check_kernels(checklist: Checklist, facts: Facts) -> None:
-    lacking = [
-        rank for rank in facts if "not built" in rank["kernels"] or "not load" in rank["kernels"]
-    ]
-    checklist.judge(
-        not lacking,
-        "kernels",
-        lacking[0]["kernels"] if lacking else facts[0]["kernels"],
-        f"training works, but slower than it could: {_SETUP}",
-    )
+    descriptions = [rank["kernels"] for rank in facts]
+    lacking = [found for found in descriptions if "not built" in found or "not load" in found]
+    if lacking:
+        remedy = f"training works, but slower than it could: {_SETUP}"
+        checklist.warn("kernels", lacking[0], remedy)
+    elif len(set(descriptions)) > 1:
+        checklist.warn(
+            "kernels",
+            by_rank(descriptions),
+            "training works, but results depend on which rank has which: set LM_KERNELS_ISA to one"
+            " that all have",
+        )
+    else:
+        checklist.ok("kernels", descriptions[0])
 
 
 def _session_config(comm: Communicator, facts: Facts) -> tf.ConfigProto:

@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from lm import kernels
+from lm.agreement import by_rank
 from lm.distributed import Communicator, horovod_version
 from lm.job import Job
 from lm.position import Position
@@ -43,18 +44,19 @@ def _facts(job: Job, comm: Communicator, position: Position, output_dir: str) ->
         "host": socket.gethostname(),
         "device": device_name(comm.local_rank),
         "rows": job.rows.count,
+        "compiled_ops": kernels.description(),
         "visible_gpus": len(tf.config.list_physical_devices("GPU")),
         "cuda_visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
     }
-    by_rank = comm.gather(own)
+    ranks = comm.gather(own)
     return dict(
         name=config.name,
         world_size=comm.size,
-        hosts=[rank["host"] for rank in by_rank],
-        devices=[rank["device"] for rank in by_rank],
-        local_rows=[rank["rows"] for rank in by_rank],
-        visible_gpus=[rank["visible_gpus"] for rank in by_rank],
-        cuda_visible_devices=[rank["cuda_visible_devices"] for rank in by_rank],
+        hosts=[rank["host"] for rank in ranks],
+        devices=[rank["device"] for rank in ranks],
+        local_rows=[rank["rows"] for rank in ranks],
+        visible_gpus=[rank["visible_gpus"] for rank in ranks],
+        cuda_visible_devices=[rank["cuda_visible_devices"] for rank in ranks],
         backend=comm.backend,
         exchange_settings=comm.settings,
         intra_op_threads=job.threads.intra_op,
@@ -63,7 +65,7 @@ def _facts(job: Job, comm: Communicator, position: Position, output_dir: str) ->
         tensorflow=tf.__version__,
         horovod=horovod_version(),
         numpy=np.__version__,
-        compiled_ops=kernels.description(),
+        compiled_ops=[rank["compiled_ops"] for rank in ranks],
         precision=config.precision,
         batch_size=config.batch_size,
         parameters=_count_parameters(job),
@@ -98,7 +100,7 @@ def _summary(facts: dict[str, Any], rank: int) -> list[str]:
         + ("not set" if visible is None else repr(visible)),
         f"  threads     {facts['intra_op_threads']} in an operation, {facts['inter_op_threads']}"
         " operations at a time",
-        f"  arithmetic  {facts['precision']}, {facts['compiled_ops']}",
+        f"  arithmetic  {facts['precision']}, {_compiled_ops(facts['compiled_ops'])}",
         f"  versions    Python {facts['python']}, TensorFlow {facts['tensorflow']}, Horovod"
         f" {facts['horovod'] or 'not installed'}",
         f"  batch       {facts['batch_size']} rows, a rank's share"
@@ -115,3 +117,12 @@ def _summary(facts: dict[str, Any], rank: int) -> list[str]:
     if facts["resumed_from_step"]:
         lines.append(f"  resumed after step {facts['resumed_from_step']:,}")
     return lines
+
+
+def _compiled_ops(descriptions: list[str]) -> str:
+    if len(set(descriptions)) == 1:
+        return descriptions[0]
+    return (
+        f"{by_rank(descriptions)}: results depend on which rank has which, and the fastest wait"
+        " for the slowest"
+    )

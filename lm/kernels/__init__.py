@@ -45,10 +45,7 @@ def available() -> bool:
 
 
 def description() -> str:
-    """Return, in a few words for the log, what runs here, or why the compiled ops do not.
-
-    Ranks whose descriptions differ build different graphs, whose collectives would not match.
-    """
+    """Return, in a few words for the log, what runs here, or why the compiled ops do not."""
     ops, reason = _load()
     if ops is None:
         return f"no compiled ops: {reason}"

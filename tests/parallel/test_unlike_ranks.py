@@ -1,0 +1,61 @@
+"""Ranks on unlike CPUs: together where they build the same graph, refused where they do not."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from lm import kernels
+from tests.commands import ROOT, environment, mpirun
+
+UNLIKE = ("LM_KERNELS_ISA=avx2", "LM_KERNELS_ISA=generic")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _isas():
+    if not kernels.available():
+        pytest.skip(kernels.description())
+
+
+def run_ranks(settings, *arguments):
+    """Run two ranks, each with an environment variable of its own; returns code and output."""
+    launcher = mpirun(1)
+    command = []
+    for setting in settings:
+        command += [*(launcher[1:] if command else launcher), "env", setting]
+        command += [sys.executable, "-m", *map(str, arguments), ":"]
+    result = subprocess.run(
+        command[:-1],
+        cwd=ROOT,
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=140,
+    )
+    return result.returncode, result.stdout + result.stderr
+
+
+def train(settings, tmp_path, corpora):
+    flags = ("--config", "config_test", "--hidden_size", 16, "--data_path", corpora, "--noeval")
+    steps = ("--max_steps", 40, "--check_sync_steps", 10, "--output_dir", tmp_path / "run")
+    return run_ranks(settings, "lm.train", *flags, *steps)
+
+
+def test_unlike_instruction_sets_run_together_and_are_told(tmp_path, corpora):
+    code, output = train(UNLIKE, tmp_path, corpora)
+    assert code == 0, output
+    if "compiled ops for avx2" not in output:
+        pytest.skip("this CPU has one instruction set only")
+    told = r"compiled ops for avx2\b.* on rank 0; compiled ops for generic\b.* on rank 1"
+    assert re.search(f"arithmetic  float32, {told}: results depend on which rank has", output)
+    code, output = run_ranks(UNLIKE, "lm.check", "--output_dir", tmp_path)
+    assert code == 0, output
+    assert re.search(f"WARN  kernels     {told}", output), output
+
+
+def test_a_rank_without_the_compiled_ops_is_refused(tmp_path, corpora):
+    code, output = train(("LM_KERNELS=1", "LM_KERNELS=0"), tmp_path, corpora)
+    found = "the ranks disagree on compiled_ops: true on rank 0; false on rank 1"
+    assert code == 2 and output.count(f"lm: error: {found}") == 1
