@@ -394,6 +394,15 @@ def test_build_without_a_compiler(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []  # nothing half-made
 
 
+def test_every_instruction_set_that_the_compiler_knows_is_built():
+    """One left out for a mistake in our own sources would only be a warning."""
+    library = build.build().read_bytes()
+    for isa, flags in build._isas().items():
+        probe = [build._compiler(), *flags, "-E", "-x", "c++", os.devnull]
+        if subprocess.run(probe, capture_output=True, timeout=60).returncode == 0:
+            assert f"\0{isa}\0".encode() in library, isa
+
+
 def test_a_compiler_too_old_for_some_instruction_sets_builds_the_others(tmp_path):
     """A g++ that knows neither AVX-512 nor AMX, as of long ago; unoptimized, to be quick."""
     compiler = tmp_path / "g++"
