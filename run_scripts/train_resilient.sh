@@ -49,9 +49,10 @@ placement() {
     echo "-np $slots -H $hosts"
 }
 
+# By number: "step-100000000" comes after "step-99999999".
 newest_checkpoint() {
     { find "$OUTPUT_DIR/checkpoints" -maxdepth 1 -name 'step-*' 2>/dev/null || true; } |
-        sort | tail -1
+        sed 's/.*-//' | sort -n | tail -1
 }
 
 restarts=0 code=1
