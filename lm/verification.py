@@ -1,7 +1,8 @@
 """Which checkpoints are whole: found by hashing them, and remembered.
 
-A hash takes seconds per GB. What this process has hashed or written itself is not hashed again
-after every save, only to prune, as long as its files keep their sizes and times.
+Old checkpoints are removed after every save, and only verified ones count then. A hash takes
+seconds per GB, so what this process has hashed or written itself is not hashed again for that, as
+long as its files keep their sizes and times.
 """
 
 from __future__ import annotations
@@ -33,7 +34,6 @@ def verify(checkpoint_dir: str) -> Manifest:
       UserError: A newer version of this program has written it.
     """
     files = _list_files(checkpoint_dir)  # before they are read: a later change must show
-    _found[checkpoint_dir] = (files, False)
     manifest = manifests.read(checkpoint_dir)
     manifests.check_files(checkpoint_dir, manifest)
     _found[checkpoint_dir] = (files, True)
@@ -46,11 +46,13 @@ def verifies(checkpoint_dir: str) -> bool:
     Raises:
       UserError: A newer version of this program has written it.
     """
+    files = _list_files(checkpoint_dir)
     try:
         verify(checkpoint_dir)
         return True
     except RunError as error:
         logger.warning("skipping a damaged checkpoint: %s", error)
+        _found[checkpoint_dir] = (files, False)
         return False
 
 

@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from lm.config import RunOptions
-from lm.errors import UserError
+from lm.errors import RunError, UserError
 from lm.job import load_run_corpus
 from lm.metrics import NllSum
 from lm.position import Position
@@ -52,6 +52,12 @@ def test_fields_of_a_newer_version_are_refused(resume, part):
         UserError, match=r"manifest.json was written by a newer .*\(unknown field flux\); update it"
     ):
         resume(lambda manifest: manifest[part].update(flux=1))
+
+
+def test_a_position_of_other_types_is_damage(resume):
+    for position in ({"step": "7"}, {"event_nll": 1.5}, {"event_nll": {"nats": "1"}}):
+        with pytest.raises(RunError, match=r"manifest.json is damaged: \w+ is a (str|float)"):
+            resume(lambda manifest, position=position: manifest.update(position=position))
 
 
 def test_a_position_comes_back_and_an_older_one_has_the_defaults(resume):
