@@ -16,6 +16,7 @@ import dataclasses
 import logging
 import math
 import os
+import re
 import shutil
 from collections.abc import Mapping
 from typing import Optional
@@ -26,28 +27,13 @@ import tensorflow.compat.v1 as tf
 from lm import manifest as manifests
 from lm.errors import RunError, UserError
 from lm.manifest import Manifest
+from lm.verification import forget, is_whole, remember_whole, verifies, verify
 
 logger = logging.getLogger("lm")
 
 _STEP = "step-"
+_NAME = re.compile(_STEP + r"\d+", re.ASCII)
 _TEMPORARY = "tmp-"
-
-
-def verify(checkpoint_dir: str) -> Manifest:
-    """Check every file of a checkpoint against its manifest.
-
-    Args:
-      checkpoint_dir: A directory `step-NNNNNNNN`.
-
-    Returns:
-      Its manifest.
-
-    Raises:
-      RunError: A file is missing or damaged; the message names it and says how.
-    """
-    manifest = manifests.read(checkpoint_dir)
-    manifests.check_files(checkpoint_dir, manifest)
-    return manifest
 
 
 def find(run_dir: str, which: str = "last") -> str:
@@ -61,7 +47,8 @@ def find(run_dir: str, which: str = "last") -> str:
       The directory of a checkpoint that has been verified.
 
     Raises:
-      UserError: There is none, or none that can be used.
+      UserError: There is none, or none that can be used, or one that only a newer version of
+        this program can read: an older one must not silently take its place.
     """
     if which not in ("last", "best"):
         return _checked(which)
@@ -84,12 +71,13 @@ def newest(run_dir: str) -> Optional[str]:
     """Return the newest checkpoint that verifies, or None where a run has no checkpoint.
 
     Raises:
-      UserError: There are checkpoints, but all are damaged: to start afresh would silently
-        throw away what may be days of training.
+      UserError: There are checkpoints, but all are damaged, or a newer version of this program
+        has written the newest: to start afresh, or from an older one, would silently throw away
+        what may be days of training.
     """
     every = list_checkpoints(run_dir)
     for checkpoint_dir in reversed(every):
-        if _verifies(checkpoint_dir):
+        if verifies(checkpoint_dir):
             return checkpoint_dir
     if every:
         raise UserError(f"all {len(every)} checkpoints in {run_dir} are damaged")
@@ -98,31 +86,31 @@ def newest(run_dir: str) -> Optional[str]:
 
 def _best(run_dir: str) -> Optional[str]:
     for checkpoint_dir in by_perplexity(run_dir):
-        if _verifies(checkpoint_dir):
+        if verifies(checkpoint_dir):
             return checkpoint_dir
     return None
-
-
-def _verifies(checkpoint_dir: str) -> bool:
-    try:
-        verify(checkpoint_dir)
-        return True
-    except RunError as error:
-        logger.warning("skipping a damaged checkpoint: %s", error)
-        return False
 
 
 def list_checkpoints(run_dir: str) -> list[str]:
     """Return the checkpoint directories of a run, oldest first; nothing is verified."""
     parent = checkpoints_dir(run_dir)
+    names = []
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        return [os.path.join(parent, name) for name in sorted(os.listdir(parent))
-                if name.startswith(_STEP)]  # fmt: skip
-    return []
+        names = [name for name in os.listdir(parent) if _NAME.fullmatch(name)]
+    # As numbers: a step of nine digits comes after those of eight.
+    return [os.path.join(parent, name) for name in sorted(names, key=_step_of)]
+
+
+def _step_of(name: str) -> int:
+    return int(name[len(_STEP) :])
 
 
 def by_perplexity(run_dir: str) -> list[str]:
-    """Return the checkpoints whose validation perplexity is known, the best first."""
+    """Return the checkpoints whose validation perplexity is known, the best first.
+
+    Raises:
+      UserError: A newer version of this program has written one, which may be the best.
+    """
     known = []
     for checkpoint_dir in list_checkpoints(run_dir):
         with contextlib.suppress(RunError):
@@ -138,8 +126,11 @@ def load_weights(checkpoint_dir: str) -> dict[str, np.ndarray]:
     Raises:
       RunError: The checkpoint is damaged.
     """
-    arrays = load_arrays(checkpoint_dir)
-    return {name: arrays[name] for name in manifests.read(checkpoint_dir).weights}
+    arrays, names = load_arrays(checkpoint_dir), manifests.read(checkpoint_dir).weights
+    missing = [name for name in names if name not in arrays]
+    if missing:
+        raise RunError(f"{checkpoint_dir} has no {missing[0]}, which its manifest names")
+    return {name: arrays[name] for name in names}
 
 
 def load_arrays(checkpoint_dir: str) -> dict[str, np.ndarray]:
@@ -185,6 +176,7 @@ def save(run_dir: str, arrays: Mapping[str, np.ndarray], manifest: Manifest) -> 
         if files:
             dataclasses.replace(manifest, files=files).write(final)
             _fsync(final)
+            remember_whole(final)
             return final
         # Not makedirs: should output_dir have vanished (unmounted), it must not be made anew.
         with contextlib.suppress(FileExistsError):
@@ -194,6 +186,7 @@ def save(run_dir: str, arrays: Mapping[str, np.ndarray], manifest: Manifest) -> 
         _write_tensors(temporary, arrays)
         _write_manifest(temporary, manifest)
         _publish(temporary, final)
+        remember_whole(final)
         return final
     except (OSError, tf.errors.OpError) as error:
         shutil.rmtree(temporary, ignore_errors=True)  # gives its space back
@@ -253,12 +246,22 @@ def _fsync(path: str) -> None:
 
 
 def prune(run_dir: str, keep: int) -> None:
-    """Remove old checkpoints: all but the last `keep` and the best by validation perplexity."""
-    kept = {*list_checkpoints(run_dir)[-keep:], *by_perplexity(run_dir)[:1]}
-    for checkpoint_dir in list_checkpoints(run_dir):
-        if checkpoint_dir not in kept:
-            with contextlib.suppress(OSError):
-                _remove(checkpoint_dir)
+    """Remove old checkpoints: all but the last `keep` and the best by validation perplexity.
+
+    Only whole ones count as kept or as best, and none is removed that is not older than `keep`
+    whole ones. So damaged ones never push out the good; they go when they are as old.
+    """
+    try:
+        best = next(filter(is_whole, by_perplexity(run_dir)), None)
+        whole = 0
+        for checkpoint_dir in reversed(list_checkpoints(run_dir)):
+            if whole < keep:
+                whole += is_whole(checkpoint_dir)
+            elif checkpoint_dir != best:
+                with contextlib.suppress(OSError):
+                    _remove(checkpoint_dir)
+    except UserError as error:  # what a newer version wrote may be the best: not ours to judge
+        logger.warning("no checkpoint is removed: %s", error)
 
 
 def _remove(checkpoint_dir: str) -> None:
@@ -267,6 +270,7 @@ def _remove(checkpoint_dir: str) -> None:
     doomed = os.path.join(parent, f"{_TEMPORARY}old-{name}")
     shutil.rmtree(doomed, ignore_errors=True)
     os.rename(checkpoint_dir, doomed)
+    forget(checkpoint_dir)
     shutil.rmtree(doomed, ignore_errors=True)
 
 

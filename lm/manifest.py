@@ -6,14 +6,21 @@ import dataclasses
 import hashlib
 import json
 import os
+import re
+import stat
 from collections.abc import Mapping
 from typing import Any, Optional
 
 from lm.errors import RunError
 from lm.files import sha256_of, write_atomically
+from lm.records import load_record, newer_version
 
 NAME = "manifest.json"
 _FORMAT = 1
+_INDEX = "model.index"
+# As tf.train.Saver names its files. Anything else could lead out of the directory.
+_FILE_NAME = re.compile(r"model\.[\w.-]+", re.ASCII)
+_MOST_BYTES = 1 << 24  # of a manifest, which has a few thousand: none must fill the memory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,22 +71,49 @@ def read(directory: str) -> Manifest:
 
     Raises:
       RunError: It is missing or damaged; the message names it and says how.
+      UserError: A newer version of this program has written it.
     """
     path = os.path.join(directory, NAME)
+    content = _read_checked(path)
+    # Every later format must keep `format` and `checksum`: only a checksum that fits tells a newer
+    # format from a flipped bit.
+    number = content.pop("format", None)
+    if number != _FORMAT:
+        raise newer_version(path, f"format {number}")
+    manifest = load_record(Manifest, content, path)
+    wrong = _first_wrong(manifest)
+    if wrong:
+        raise RunError(f"{path} is damaged: {wrong}")
+    return manifest
+
+
+def _read_checked(path: str) -> dict[str, Any]:
     try:
+        size = _plain_size(path)
+        if size > _MOST_BYTES:
+            raise RunError(f"{path} has {size} bytes, too many for a manifest")
         with open(path, "rb") as file:
             content = json.loads(file.read())
         # A flipped bit in a number is still JSON: only a checksum finds it.
         if content.pop("checksum") != _checksum(content):
             raise ValueError("its checksum does not match")
-        if content.pop("format") != _FORMAT:
-            raise ValueError("it is of another version of this program")
-        content["weights"] = tuple(content["weights"])
-        return Manifest(**content)
+        return content
     except OSError as error:
         raise RunError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise RunError(f"{path} is damaged: {error}") from error
+
+
+def _first_wrong(manifest: Manifest) -> Optional[str]:
+    """Return what no save writes: the checksum of a manifest that somebody made up fits too."""
+    if not all(isinstance(name, str) for name in manifest.weights):
+        return "weights must be names"
+    for name, described in manifest.files.items():
+        if not _FILE_NAME.fullmatch(name):
+            return f"files has {name!r}, which is not a file of a checkpoint"
+        if not isinstance(described, dict) or not {"bytes", "sha256"} <= described.keys():
+            return f"files has no size or SHA-256 of {name!r}"
+    return None if _INDEX in manifest.files else f"files has no {_INDEX}"
 
 
 def check_files(directory: str, manifest: Manifest) -> None:
@@ -91,13 +125,21 @@ def check_files(directory: str, manifest: Manifest) -> None:
     for name, described in manifest.files.items():
         path = os.path.join(directory, name)
         try:
-            size = os.path.getsize(path)
+            size = _plain_size(path)
             if size != described["bytes"]:
                 raise RunError(f"{path} has {size} bytes instead of {described['bytes']}")
             if sha256_of(path) != described["sha256"]:
                 raise RunError(f"{path} is damaged: its SHA-256 does not match the manifest's")
         except OSError as error:
             raise RunError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _plain_size(path: str) -> int:
+    """Return a file's size in bytes; a device or a pipe, which has no end, is refused."""
+    status = os.lstat(path)
+    if not stat.S_ISREG(status.st_mode):
+        raise RunError(f"{path} is not a plain file")
+    return status.st_size
 
 
 def _checksum(content: Mapping[str, Any]) -> str:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any, Optional
+from typing import Optional
 
 from lm.metrics import NllSum
 
@@ -23,20 +22,16 @@ class Position:
     epoch_seconds: float = 0.0
     event_nll: NllSum = NllSum()  # of the steps since the last step event
     event_seconds: float = 0.0
+    event_exchange_seconds: float = 0.0  # what of them went into the exchange of gradients
     skipped_updates: int = 0  # dropped by --on_nan skip
     valid_perplexity: Optional[float] = None  # of the weights after this step, where known
 
-    def add(self, nll: NllSum, seconds: float) -> None:
+    def add(self, nll: NllSum, seconds: float, exchange_seconds: float) -> None:
         """Count one step."""
         self.step += 1
         self.epoch_nll += nll
         self.event_nll += nll
         self.epoch_seconds += seconds
         self.event_seconds += seconds
+        self.event_exchange_seconds += exchange_seconds
         self.valid_perplexity = None
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Position:
-        """Make it from what `dataclasses.asdict` returned."""
-        sums = {name: NllSum(**values[name]) for name in ("epoch_nll", "event_nll")}
-        return cls(**{**values, **sums})

@@ -19,6 +19,7 @@ from lm.corpus import Corpus
 from lm.errors import RunError, UserError
 from lm.files import write_atomically
 from lm.position import Position
+from lm.records import load_record, refuse_unknown_fields
 
 logger = logging.getLogger("lm")
 
@@ -66,8 +67,10 @@ def open_run_dir(config: Config, options: RunOptions, corpus: Corpus) -> RunDir:
     position = Position()
     if checkpoint_dir:
         manifest = manifests.read(checkpoint_dir)
+        source = os.path.join(checkpoint_dir, manifests.NAME)
+        refuse_unknown_fields(Config, manifest.config, source)
         _check_fits(manifest, config, corpus)
-        position = Position.from_json(manifest.position)
+        position = load_record(Position, manifest.position, source)
     _forget_events_after(path, position)
     return RunDir(path, checkpoint_dir, position)
 
@@ -99,12 +102,12 @@ def _lock(path: str) -> None:
 
 
 def _check_fits(manifest: manifests.Manifest, config: Config, corpus: Corpus) -> None:
-    asked = dataclasses.asdict(config)
-    for name, value in asked.items():
-        before = manifest.config.get(name, value)
-        if name not in _MAY_CHANGE and value != before:
+    # A field that the checkpoint does not know is newer: the run was trained without.
+    before = {**dataclasses.asdict(Config()), **manifest.config}
+    for name, value in dataclasses.asdict(config).items():
+        if name not in _MAY_CHANGE and value != before[name]:
             raise UserError(
-                f"cannot resume: {name} was {before!r} in this run and is {value!r} now; to"
+                f"cannot resume: {name} was {before[name]!r} in this run and is {value!r} now; to"
                 " train on with other settings, start a new run with --init_from"
             )
     if manifest.vocabulary != corpus.vocabulary.checksum:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 from collections.abc import Mapping
@@ -14,6 +13,7 @@ from lm import checkpoint, manifest
 from lm.config import Config
 from lm.errors import UserError
 from lm.flags import Flags
+from lm.records import refuse_unknown_fields
 from lm.vocabulary import Vocabulary
 
 
@@ -69,18 +69,13 @@ def load_run_config(directory: str) -> Config:
     Raises:
       UserError: The directory holds no run, or its config cannot be used.
     """
-    fields = read_json_object(os.path.join(directory, "config.json"), f"{directory} is not a run")
-    known = {field.name for field in dataclasses.fields(Config)}
-    unknown = sorted(set(fields) - known)
-    if unknown:
-        raise UserError(
-            f"the config of {directory} has unknown fields ({', '.join(unknown)}): the run was"
-            " made by another version of this program"
-        )
+    path = os.path.join(directory, "config.json")
+    fields = read_json_object(path, f"{directory} is not a run")
+    refuse_unknown_fields(Config, fields, path)
     try:
         return Config(**fields)
     except UserError as error:
-        raise UserError(f"{os.path.join(directory, 'config.json')}: {error}") from error
+        raise UserError(f"{path}: {error}") from error
 
 
 def read_json_object(path: str, otherwise: str) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from lm.metrics import NllSum
 from lm.optimizer import learning_rate_at
 from lm.position import Position
 from lm.profiling import StepTracer
+from lm.records import load_record
 from lm.restore import RestoreHook, starting_arrays
 from lm.safekeeping import Safekeeping
 from lm.signals import Signals
@@ -66,7 +67,7 @@ def train(job: Job, comm: Communicator) -> None:
 def _starting_position(job: Job, comm: Communicator) -> Position:
     # Rank 0 alone reads checkpoints: other hosts need not see its disk.
     own = dataclasses.asdict(job.run_dir.position) if job.run_dir else None
-    return Position.from_json(comm.gather(own)[0])
+    return load_record(Position, comm.gather(own)[0], "rank 0's position")
 
 
 class _Loop:
@@ -89,7 +90,6 @@ class _Loop:
         self._last_step = self._config.num_epochs * self._steps_per_epoch
         if job.options.max_steps:
             self._last_step = min(self._last_step, job.options.max_steps)
-        self._exchange_seconds = 0.0  # since the last step event
         self._tracer = StepTracer(job.profile_steps, self._reporter.output_dir)
         self._safe = Safekeeping(job, comm, session, watchdog.beat)
         self._validation = Validation(
@@ -127,9 +127,9 @@ class _Loop:
         now = time.perf_counter()
         while at.step < stop:
             learning_rate = self._learning_rate(at.step)
-            nll, grad_norm, requests = self._run_step(learning_rate)
+            nll, grad_norm, exchange_seconds, requests = self._run_step(learning_rate)
             before, now = now, time.perf_counter()
-            at.add(nll, now - before)
+            at.add(nll, now - before, exchange_seconds)
             if at.step % self._options.log_every_steps == 0:
                 reporter.event(
                     "step",
@@ -139,18 +139,22 @@ class _Loop:
                     learning_rate=learning_rate,
                     words_per_second=at.event_nll.tokens / at.event_seconds,
                     gradient_norm=grad_norm,
-                    exchange_share=self._exchange_seconds / at.event_seconds,
+                    exchange_share=at.event_exchange_seconds / at.event_seconds,
                 )
-                self._exchange_seconds = 0.0
-                at.event_nll, at.event_seconds = NllSum(), 0.0
+                at.event_nll, at.event_seconds, at.event_exchange_seconds = NllSum(), 0.0, 0.0
             speed = at.epoch_nll.tokens / at.epoch_seconds
             done = at.step - first_step
             progress.update(done, at.epoch_nll.perplexity, learning_rate, speed)
             self._serve(requests)
         progress.close()
 
-    def _run_step(self, learning_rate: float) -> tuple[NllSum, float, list[bool]]:
-        """Run one step; returns the global batch's nll and gradient norm, and all requests."""
+    def _run_step(self, learning_rate: float) -> tuple[NllSum, float, float, list[bool]]:
+        """Run one step.
+
+        Returns:
+          The global batch's nll and gradient norm, this rank's seconds in the exchange of
+          gradients, and all requests.
+        """
         at, graph = self._position, self._graph
         self._watchdog.beat(f"step {at.step + 1}")
         inputs, targets = self._job.batches.window(at.step % self._steps_per_epoch)
@@ -167,14 +171,13 @@ class _Loop:
                 graph.requests_ph: [stop == signal.SIGTERM, stop == signal.SIGINT, save],
             },
         )
-        self._exchange_seconds += exchange_seconds
         # The sums over the ranks are the same on all of them, and so is this decision.
         if math.isfinite(nats + grad_norm):
             nll = NllSum(float(nats), self._config.batch_size * self._config.num_steps)
         else:
             self._skip_update(float(nats), float(grad_norm), learning_rate)
             nll = NllSum()
-        return nll, float(grad_norm), [request > 0 for request in requests]
+        return nll, float(grad_norm), float(exchange_seconds), [r > 0 for r in requests]
 
     def _skip_update(self, nats: float, grad_norm: float, learning_rate: float) -> None:
         at = self._position

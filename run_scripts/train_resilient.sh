@@ -55,15 +55,16 @@ placement() {
     echo "-np $slots -H $hosts"
 }
 
-newest_checkpoint() {
-    { find "$OUTPUT_DIR/checkpoints" -maxdepth 1 -name 'step-*' 2>/dev/null || true; } |
-        sort | tail -1
+# All of them, not the newest: a damaged one stays the newest while the run, resumed from an older
+# one, gets on.
+checkpoints() {
+    { find "$OUTPUT_DIR/checkpoints" -maxdepth 1 -name 'step-*' 2>/dev/null || true; } | sort
 }
 
 restarts=0 code=1
 backoff=${BACKOFF:-5}
 while true; do
-    before=$(newest_checkpoint)
+    before=$(checkpoints)
     if where=$(placement); then
         code=0
         # shellcheck disable=SC2086
@@ -75,7 +76,7 @@ while true; do
     else
         echo "train_resilient: DISCOVER_HOSTS names no host" >&2
     fi
-    if [[ $(newest_checkpoint) != "$before" ]]; then
+    if [[ $(checkpoints) != "$before" ]]; then
         restarts=0 backoff=${BACKOFF:-5}
     fi
     if ((++restarts > ${MAX_RESTARTS:-10})); then

@@ -5,6 +5,7 @@ import shutil
 import numpy as np
 import pytest
 
+from lm import checkpoint, manifest
 from tests.faults.jobs import events, final_tensors, last_step, losses, run, saved_steps
 
 # A small model, with dropout on; the gradient is clipped.
@@ -56,14 +57,20 @@ def test_killed_and_resumed_equals_uninterrupted(start, whole, tmp_path, victims
     [(3, [1, 2]), pytest.param(4, [1, 2, 3], marks=pytest.mark.soak)],
 )
 def test_a_checkpoint_resumes_on_any_number_of_ranks(start, tmp_path, before, after):
-    steps = ("--checkpoint_every_steps", 30, "--noeval")
+    # The checkpoint comes in the middle of what an event sums up.
+    steps = ("--checkpoint_every_steps", 30, "--log_every_steps", 4, "--noeval")
     run(start, tmp_path / "whole", *FLAGS, *steps, "--max_steps", 130, num_ranks=before)
     run(start, tmp_path / "saved", *FLAGS, *steps, "--max_steps", 30, num_ranks=before)
+    saved = manifest.read(checkpoint.newest(str(tmp_path / "saved")))
+    words = 4 * saved.config["batch_size"] * saved.config["num_steps"]
     for num_ranks in after:
         resumed = tmp_path / str(num_ranks)
         shutil.copytree(tmp_path / "saved", resumed)
         run(start, resumed, *FLAGS, *steps, "--max_steps", 130, "--resume", num_ranks=num_ranks)
         np.testing.assert_allclose(losses(resumed), losses(tmp_path / "whole"), rtol=1e-4)
+        (event,) = [event for event in events(resumed) if event["step"] == 32]
+        exchange_seconds = event["exchange_share"] * words / event["words_per_second"]
+        assert exchange_seconds >= 0.999 * saved.position["event_exchange_seconds"] > 0
 
 
 def test_what_cannot_be_resumed_is_refused(start, tmp_path):

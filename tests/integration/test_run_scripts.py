@@ -132,3 +132,29 @@ def test_train_hosts_says_what_it_needs(env, message):
         timeout=30,
     )
     assert result.returncode == 2 and message in result.stderr
+
+
+def test_the_resilient_script_sees_progress_at_any_step(tmp_path):
+    """A new checkpoint begins the count anew, past step 10^8 and below a newer, damaged one."""
+    (tmp_path / "run/checkpoints/step-300000000").mkdir(parents=True)
+    trainer = tmp_path / "python"
+    trainer.write_text(
+        f"""#!/bin/bash
+        turns=$(ls {tmp_path}/run/checkpoints | wc -l)
+        mkdir {tmp_path}/run/checkpoints/step-$((99999998 + turns))
+        exit $((turns < 3))
+        """
+    )
+    trainer.chmod(0o755)
+    result = subprocess.run(
+        [ROOT / "run_scripts" / "train_resilient.sh"],
+        env=environment(
+            OUTPUT_DIR=str(tmp_path / "run"), PYTHON=str(trainer), MAX_RESTARTS="1", BACKOFF="0"
+        ),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stderr.count("restart 1 in 0 s") == 2

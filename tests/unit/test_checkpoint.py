@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from lm import checkpoint
+from lm import checkpoint, verification
+from lm import manifest as manifests
 from lm.errors import RunError, UserError
 from lm.manifest import Manifest
+from tests.untrained import rewrite_manifest
 
 ARRAYS = {
     "embedding": np.arange(600, dtype="f").reshape(30, 20),
@@ -36,7 +38,12 @@ def save(run_dir, step, perplexity=None, keep=None):
 
 
 def steps(run_dir):
-    return [int(path[-8:]) for path in checkpoint.list_checkpoints(str(run_dir))]
+    return [int(path.rpartition("-")[2]) for path in checkpoint.list_checkpoints(str(run_dir))]
+
+
+def truncate(path):
+    data = path / "model.data-00000-of-00001"
+    data.write_bytes(data.read_bytes()[:-2])
 
 
 def test_stock_tensorflow_reads_it(tmp_path):
@@ -66,6 +73,55 @@ def test_the_last_ones_and_the_best_are_kept(tmp_path):
     assert checkpoint.find(str(tmp_path), "best").endswith("step-00000002")
     path = str(tmp_path / "checkpoints" / "step-00000004")
     assert checkpoint.find(str(tmp_path), path) == path
+
+
+def test_steps_are_ordered_as_numbers(tmp_path):
+    for step in (99_999_999, 100_000_000, 100_000_001):
+        save(tmp_path, step, keep=2)
+    assert steps(tmp_path) == [100_000_000, 100_000_001]
+    assert checkpoint.newest(str(tmp_path)).endswith("step-100000001")
+
+
+def test_damaged_checkpoints_never_push_out_whole_ones(tmp_path, caplog):
+    for step, perplexity in [(10, 7.0), (20, 9.0), (30, 1.0), (40, None)]:
+        path = save(tmp_path, step, perplexity)
+        if step >= 30:
+            truncate(path)
+    for step in (21, 22, 23):  # resumed from step 20
+        save(tmp_path, step, keep=2)
+    # 30 is not the best, being damaged; what is newer than the whole ones is not removed.
+    assert steps(tmp_path) == [10, 22, 23, 30, 40]
+    assert checkpoint.newest(str(tmp_path)).endswith("23")
+    for step in (40, 50):  # on the way the damaged ones are written anew, or become old
+        save(tmp_path, step, keep=2)
+    assert steps(tmp_path) == [10, 40, 50]
+    # By pruning and by `newest`, not at each save.
+    assert caplog.text.count("damaged checkpoint") == 4
+
+
+def test_pruning_hashes_a_checkpoint_once(tmp_path, monkeypatch):
+    hashed = []
+
+    def counting(path, original=manifests.sha256_of):
+        hashed.append(path)
+        return original(path)
+
+    paths = [save(tmp_path, step, 9.0 - step) for step in (1, 2, 3)]
+    monkeypatch.setattr(manifests, "sha256_of", counting)
+    checkpoint.prune(str(tmp_path), 2)
+    assert steps(tmp_path) == [2, 3] and not hashed  # this process has written them
+    monkeypatch.setattr(verification, "_found", {})  # as in a process that resumes
+    for _ in range(2):
+        checkpoint.prune(str(tmp_path), 2)
+    assert len(hashed) == 4  # two files in each of two
+    # Damage that came later is found: the file's time tells.
+    data = paths[1] / "model.data-00000-of-00001"
+    data.write_bytes(b"x" * data.stat().st_size)
+    os.utime(data, (1, 1))
+    save(tmp_path, 4, keep=2)
+    assert steps(tmp_path) == [3, 4]
+    save(tmp_path, 5, keep=3)
+    assert steps(tmp_path) == [3, 4, 5]
 
 
 def test_saving_a_step_again_changes_its_manifest_only(tmp_path):
@@ -117,6 +173,81 @@ def test_every_single_bit_of_a_manifest_counts(tmp_path):
             checkpoint.verify(str(path.parent))
 
 
+@pytest.mark.parametrize(
+    "changes, how", [({"format": 2}, "format 2"), ({"novelty": 1}, "unknown field novelty")]
+)
+def test_a_newer_version_of_the_program_is_not_called_damage(tmp_path, caplog, changes, how):
+    save(tmp_path, 1, 9.0)
+    newer = save(tmp_path, 2, 8.0)
+    rewrite_manifest(newer, lambda content: content.update(changes))
+    message = f"manifest.json was written by a newer version of this program .{how}.; update it"
+    for choose in ("last", "best", str(newer)):  # nor passed over for an older one
+        with pytest.raises(UserError, match=message):
+            checkpoint.find(str(tmp_path), choose)
+    # It may be the best, and whole: nobody here can tell.
+    save(tmp_path, 3, keep=1)
+    assert steps(tmp_path) == [1, 2, 3]
+    assert "no checkpoint is removed: " in caplog.text and "newer version" in caplog.text
+
+
+def test_an_older_manifest_has_the_defaults(tmp_path):
+    path = save(tmp_path, 1, 5.0)
+    rewrite_manifest(path, lambda content: content.pop("valid_perplexity"))
+    assert checkpoint.verify(str(path)).valid_perplexity is None
+
+
+MADE_UP = [
+    ({"files": {"../../dev/zero": {"bytes": 0, "sha256": ""}}}, "'../../dev/zero'"),
+    ({"files": {"/dev/zero": {"bytes": 0, "sha256": ""}}}, "'/dev/zero'"),
+    ({"files": {"model.\0": {"bytes": 0, "sha256": ""}}}, r"'model.\x00'"),
+    ({"files": {"model.index": 1}}, "'model.index'"),
+    ({"files": {}}, "no model.index"),
+    ({"files": []}, "files is a list"),
+    ({"weights": [["embedding"]]}, "weights"),
+    ({"weights": "embedding"}, "weights is a str"),
+    ({"valid_perplexity": "9"}, "valid_perplexity is a str"),
+    ({"step": None}, "step is a NoneType"),
+]
+
+
+@pytest.mark.timeout(20)  # /dev/zero has no end
+def test_a_made_up_manifest_is_one_clear_line(tmp_path):
+    path = save(tmp_path, 1)
+    whole = (path / "manifest.json").read_bytes()
+    for changes, words in MADE_UP:
+        (path / "manifest.json").write_bytes(whole)
+        rewrite_manifest(path, lambda content, changes=changes: content.update(changes))
+        with pytest.raises(RunError) as raised:
+            checkpoint.verify(str(path))
+        assert str(raised.value).startswith(f"{path}/manifest.json is damaged: ")
+        assert words in str(raised.value) and "\n" not in str(raised.value)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("name", ["manifest.json", "model.index"])
+def test_what_is_not_a_plain_file_is_not_read(tmp_path, name):
+    path = save(tmp_path, 1)
+    for make in (lambda: os.mkfifo(path / name), lambda: (path / name).symlink_to("/dev/zero")):
+        (path / name).unlink()
+        make()
+        with pytest.raises(RunError, match=f"{name} is not a plain file"):
+            checkpoint.verify(str(path))
+
+
+def test_a_manifest_that_would_fill_the_memory_is_not_read(tmp_path):
+    path = save(tmp_path, 1)
+    os.truncate(path / "manifest.json", 1 << 40)  # sparse: takes no space
+    with pytest.raises(RunError, match=r"manifest.json has 1099511627776 bytes, too many"):
+        checkpoint.verify(str(path))
+
+
+def test_unknown_weights_are_named(tmp_path):
+    path = save(tmp_path, 1)
+    rewrite_manifest(path, lambda content: content.update(weights=["embedding", "flux"]))
+    with pytest.raises(RunError, match=r"step-00000001 has no flux, which its manifest names"):
+        checkpoint.load_weights(str(path))
+
+
 def test_where_all_are_damaged_or_none_is_there(tmp_path):
     assert checkpoint.newest(str(tmp_path)) is None
     with pytest.raises(UserError, match=r"has no checkpoint"):
@@ -147,7 +278,8 @@ def test_a_vanished_directory_is_not_made_anew(tmp_path):
 
 KILL = """
 import os, signal, sys
-from lm import checkpoint
+from lm import checkpoint, verification
+from lm import manifest as manifests
 from tests.unit import test_checkpoint as t
 
 run_dir = sys.argv[1]
