@@ -84,8 +84,9 @@ def _differences(groups: Sequence[Group]) -> Table:
 
 
 def run_name(run: RunMetrics) -> str:
-    """Return how a report calls a run: by its directory, as it was given."""
-    return run.directory.rstrip("/")
+    """Return how a report calls a run: by its directory, as it was given, on one line."""
+    name = run.directory.rstrip("/")
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in name)
 
 
 def _results_of(run: RunMetrics) -> list[str]:

@@ -11,8 +11,10 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
     Args:
       header: A title for each column.
-      rows: The cells of each row; columns of numbers are set to the right.
+      rows: The cells of each row; columns of numbers are set to the right. A `|` in a cell is
+        escaped, which would end the cell otherwise.
     """
+    rows = [[cell.replace("|", "\\|") for cell in row] for row in rows]
     columns = list(zip(header, *rows))
     widths = [max(map(len, column)) for column in columns]
     to_right = [is_numeric(column[1:]) for column in columns]
