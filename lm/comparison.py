@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Optional
 
 from lm.errors import UserError
 from lm.run_corpus import CorpusRecord, read_record
+from lm.tables import printable
 
 
 class RunMetrics(NamedTuple):
@@ -59,6 +60,7 @@ def read_run(directory: str) -> RunMetrics:
       UserError: The directory holds no run, or a file in it is damaged.
     """
     path = os.path.join(directory, "metrics.jsonl")
+    corpus = read_record(directory)
     try:
         with open(os.path.join(directory, "config.json"), encoding="utf-8") as file:
             config = json.load(file)
@@ -78,10 +80,8 @@ def read_run(directory: str) -> RunMetrics:
             epochs=[epochs[number] for number in sorted(epochs)],
             losses={step: loss for step, loss in sorted(losses.items()) if loss is not None},
             test_perplexity=tests[-1].get("test_perplexity"),
-            corpus=read_record(directory),
+            corpus=corpus,
         )
-    except UserError:
-        raise
     except OSError as error:
         raise UserError(f"{directory} is not a run: {error.filename}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -132,7 +132,7 @@ def _corpus_name(run: RunMetrics) -> str:
         parts.append(f"{run.start['vocab_size']:,} words")
     if run.corpus:
         parts += [run.corpus.data_path, f"checksum {run.corpus.checksum[:8]}"]
-    return ", ".join(parts)
+    return printable(", ".join(parts))
 
 
 def group_by_config(runs: Sequence[RunMetrics]) -> list[Group]:
@@ -160,7 +160,7 @@ def _labels(configs: Sequence[Mapping[str, Any]]) -> list[str]:
         ]
         details = ", ".join(f"{name}={config.get(name)}" for name in different)
         name = str(config.get("name", "?"))
-        labels.append(f"{name} ({details})" if details else name)
+        labels.append(printable(f"{name} ({details})" if details else name))
     return labels
 
 

@@ -46,8 +46,7 @@ def run_report(directories: Sequence[str], html_file: Optional[str], curves: Opt
     ]
     if html_file:
         _make_parent(html_file)
-        # A name that is not UTF-8 may be in a setting; the page is.
-        write_atomically(html_file, build_page(sections, pngs).encode("utf-8", "replace"))
+        write_atomically(html_file, build_page(sections, pngs).encode())
         logger.info("wrote %s", html_file)
 
 

@@ -44,7 +44,7 @@ def read_record(directory: str) -> Optional[CorpusRecord]:
         if not all(isinstance(value, str) for value in record):
             raise ValueError("a value is not a string")
         return record
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, TypeError) as error:
         raise UserError(f"cannot read {path} ({error}): remove it, and give --data_path") from error

@@ -160,10 +160,13 @@ def test_names_are_drawn_as_they_are(tmp_path):
     assert png_bytes(figure).startswith(b"\x89PNG")
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == names
+    sections = group_by_corpus([write_run(tmp_path / "line\nend", config={"name": "\udcff"})])
+    build_page(sections, [None]).encode()
 
 
-def test_a_bar_in_a_cell_does_not_end_it():
-    assert markdown_table(["name"], [["a|b"]]).splitlines()[-1] == "| a\\|b |"
+def test_a_bar_or_a_line_end_in_a_cell_does_not_end_it():
+    table = markdown_table(["name"], [["a|b"], ["a\nb\udcff"]])
+    assert table.splitlines()[2:] == ["| a\\|b |", "| a\ufffdb\ufffd |"]
 
 
 def test_markdown_tables_set_numbers_to_the_right():
