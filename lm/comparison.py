@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
 from lm.errors import UserError
+from lm.run_corpus import CorpusRecord, read_record
+from lm.tables import printable
 
 
 class RunMetrics(NamedTuple):
@@ -20,6 +22,7 @@ class RunMetrics(NamedTuple):
     epochs: Sequence[Mapping[str, Any]]  # epoch events, in order
     losses: Mapping[int, float]  # step -> mean nll in nats of the steps since the one before
     test_perplexity: Optional[float]
+    corpus: Optional[CorpusRecord] = None  # older versions kept none
 
     @property
     def num_ranks(self) -> int:
@@ -57,6 +60,7 @@ def read_run(directory: str) -> RunMetrics:
       UserError: The directory holds no run, or a file in it is damaged.
     """
     path = os.path.join(directory, "metrics.jsonl")
+    corpus = read_record(directory)
     try:
         with open(os.path.join(directory, "config.json"), encoding="utf-8") as file:
             config = json.load(file)
@@ -76,6 +80,7 @@ def read_run(directory: str) -> RunMetrics:
             epochs=[epochs[number] for number in sorted(epochs)],
             losses={step: loss for step, loss in sorted(losses.items()) if loss is not None},
             test_perplexity=tests[-1].get("test_perplexity"),
+            corpus=corpus,
         )
     except OSError as error:
         raise UserError(f"{directory} is not a run: {error.filename}: {error.strerror}") from error
@@ -99,6 +104,35 @@ class Group(NamedTuple):
         """Time per epoch with one rank over that of a run; None without a run of one rank."""
         alone, seconds = self.seconds_per_epoch(1), run.seconds_per_epoch
         return alone / seconds if alone and seconds else None
+
+
+class Section(NamedTuple):
+    """Runs on one corpus and vocabulary: those whose perplexities compare."""
+
+    corpus: str  # how a report calls it
+    groups: Sequence[Group]
+
+
+def group_by_corpus(runs: Sequence[RunMetrics]) -> list[Section]:
+    """Put runs on the same corpus together, in the order in which corpora first appear."""
+    sections: dict[str, list[RunMetrics]] = {}
+    for run in runs:
+        # The checksum is also one of the vocabulary. Without one, the name is all that is known.
+        key = run.corpus.checksum if run.corpus else _corpus_name(run)
+        sections.setdefault(key, []).append(run)
+    return [
+        Section(_corpus_name(members[0]), group_by_config(members)) for members in sections.values()
+    ]
+
+
+def _corpus_name(run: RunMetrics) -> str:
+    kind = "embedded" if run.config.get("corpus") == "embedded" else run.start.get("corpus", "?")
+    parts = [kind]
+    if "vocab_size" in run.start:
+        parts.append(f"{run.start['vocab_size']:,} words")
+    if run.corpus:
+        parts += [run.corpus.data_path, f"checksum {run.corpus.checksum[:8]}"]
+    return printable(", ".join(parts))
 
 
 def group_by_config(runs: Sequence[RunMetrics]) -> list[Group]:
@@ -126,7 +160,7 @@ def _labels(configs: Sequence[Mapping[str, Any]]) -> list[str]:
         ]
         details = ", ".join(f"{name}={config.get(name)}" for name in different)
         name = str(config.get("name", "?"))
-        labels.append(f"{name} ({details})" if details else name)
+        labels.append(printable(f"{name} ({details})" if details else name))
     return labels
 
 

@@ -149,7 +149,10 @@ class RunOptions(_Checked):
     Raises UserError, naming the field, for a value of the wrong type or out of range.
     """
 
-    data_path: str = option("data", "directory of the corpus", per_host=True)
+    data_path: Optional[str] = option(
+        None, "directory of the corpus (default: that of the run that --resume or --init_from"
+        " names, else data)", per_host=True,
+    )  # fmt: skip
     data_url: Optional[str] = option(
         None, "address or path of the PTB .tgz (default: the public ones)", per_host=True
     )

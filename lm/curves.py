@@ -6,36 +6,35 @@ import io
 import itertools
 from collections.abc import Sequence
 
-import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure  # not pyplot, which looks for a display
+from matplotlib.lines import Line2D
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from lm.comparison import RunMetrics
 
-matplotlib.use("Agg")  # hosts of clusters have no display
-import matplotlib.pyplot as plt
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
-
-def draw_curves(runs: Sequence[RunMetrics], labels: Sequence[str]) -> Figure:
+def draw_curves(runs: Sequence[RunMetrics], labels: Sequence[str], title: str) -> Figure:
     """Draw train and validation perplexity against epoch and against training time.
 
     Args:
       runs: Those with an epoch to show.
-      labels: A name for each, for the legend.
+      labels: A name for each, for the legend; any text.
+      title: Of the figure; any text.
 
     Returns:
       A figure of two by two panels, one line a run; perplexity is on a logarithmic axis.
     """
-    figure, axes = plt.subplots(2, 2, figsize=(10, 7), sharex="col", sharey="row")
-    for run, label in zip(runs, labels):
+    figure = Figure(figsize=(10, 7))
+    axes = figure.subplots(2, 2, sharex="col", sharey="row")
+    for run in runs:
         numbers = [epoch["epoch"] for epoch in run.epochs]
         seconds = list(itertools.accumulate(epoch["epoch_seconds"] for epoch in run.epochs))
         for row, split in enumerate(["train", "valid"]):
             # None, of a run without evaluation or with an infinite value, leaves a gap.
             values = [epoch.get(f"{split}_perplexity") or float("nan") for epoch in run.epochs]
             for column, where in enumerate([numbers, seconds]):
-                axes[row, column].plot(where, values, marker="o", markersize=3, label=label)
+                axes[row, column].plot(where, values, marker="o", markersize=3)
     for row, split in enumerate(["train", "validation"]):
         axes[row, 0].set_ylabel(f"{split} perplexity")
         for panel in axes[row]:
@@ -45,10 +44,19 @@ def draw_curves(runs: Sequence[RunMetrics], labels: Sequence[str]) -> Figure:
     axes[1, 0].set_xlabel("epoch")
     axes[1, 0].xaxis.get_major_locator().set_params(integer=True)
     axes[1, 1].set_xlabel("training time, seconds")
-    handles, names = axes[0, 0].get_legend_handles_labels()
-    figure.legend(handles, names, loc="lower center", ncols=2, frameon=False)
-    figure.tight_layout(rect=(0, 0.03 + 0.03 * -(-len(names) // 2), 1, 1))
+    figure.suptitle(title, fontsize="medium", parse_math=False)
+    _add_legend(figure, axes[0, 0].lines, labels)
+    figure.tight_layout(rect=(0, 0.03 + 0.03 * -(-len(labels) // 2), 1, 1))
     return figure
+
+
+def _add_legend(figure: Figure, lines: Sequence[Line2D], labels: Sequence[str]) -> None:
+    # Matplotlib leaves out labels that begin with "_", and reads what is between two "$" as
+    # mathematics: a name is set only where it no longer looks, and as plain text.
+    legend = figure.legend(lines, ["name"] * len(lines), loc="lower center", ncols=2, frameon=False)
+    for text, label in zip(legend.get_texts(), labels):
+        text.set_text(label)
+        text.set_parse_math(False)
 
 
 def _label_log_axis(panel: Axes) -> None:

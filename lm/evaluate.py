@@ -42,7 +42,10 @@ def _prepare(argv, comm):
         str, "split", "valid", "valid, test, train, a text file, or several with commas between"
         " (default: valid)",
     )  # fmt: skip
-    flags.define(str, "data_path", "data", "directory of the run's corpus (default: data)")
+    flags.define(
+        str, "data_path", None, "directory of the corpus (default: the one that the run was"
+        " trained on)",
+    )  # fmt: skip
     flags.define(int, "eval_batch_size", None, "rows (default: those of the run's config)")
     flags.define(
         bool, "distributed", False, "share the rows over the ranks; without it rank 0 does all"

@@ -13,11 +13,11 @@ from lm import agreement, flags, synthetic
 from lm.batches import Rows, TrainBatches, rows_of_rank
 from lm.config import Config, RunOptions
 from lm.cores import unbind_from_core
-from lm.corpus import Corpus, load_corpus
+from lm.corpus import Corpus
 from lm.distributed import Communicator
-from lm.errors import UserError
 from lm.profiling import parse_steps
 from lm.reporting import Reporter
+from lm.run_corpus import CorpusRecord, find_data_path, load_run_corpus, record_of
 from lm.run_dir import RunDir, open_run_dir
 from lm.session import Threads, choose_threads, session_config, start_tensorflow
 
@@ -28,6 +28,7 @@ class Job(NamedTuple):
     config: Config
     options: RunOptions
     corpus: Corpus
+    corpus_record: CorpusRecord
     truth: Optional[synthetic.Truth]  # of the embedded corpus
     rows: Rows
     batches: TrainBatches
@@ -71,7 +72,8 @@ def prepare(argv: Sequence[str], comm: Communicator) -> Job:
     threads = choose_threads(options.intra_op_threads, options.inter_op_threads, comm.local_size)
     start_tensorflow(threads)
     rows = rows_of_rank(config.batch_size, comm.rank, comm.size)
-    corpus, truth = load_run_corpus(config, options.data_path, options.data_url)
+    data_path = options.data_path or find_data_path(config, _earlier_runs(options))
+    corpus, truth = load_run_corpus(config, data_path, options.data_url)
     batches = TrainBatches(corpus.train, config.batch_size, config.num_steps, rows)
     tf_config = session_config(threads, comm.local_rank, comm.local_size)
     profile_steps = parse_steps(options.profile_steps)
@@ -81,6 +83,7 @@ def prepare(argv: Sequence[str], comm: Communicator) -> Job:
         config=config,
         options=options,
         corpus=corpus,
+        corpus_record=record_of(config, data_path, corpus),
         truth=truth,
         rows=rows,
         batches=batches,
@@ -92,27 +95,11 @@ def prepare(argv: Sequence[str], comm: Communicator) -> Job:
     )
 
 
-def load_run_corpus(
-    config: Config, data_path: str, data_url: Optional[str] = None
-) -> tuple[Corpus, Optional[synthetic.Truth]]:
-    """Load the corpus that a config names.
-
-    Args:
-      config: Its `corpus` and `vocab_size`.
-      data_path: Directory of the corpora.
-      data_url: Where PTB is downloaded from, if it must be.
-
-    Returns:
-      The corpus, and what a perfect model reaches on it, where that is known.
-
-    Raises:
-      UserError, RunError: As `load_corpus`.
-    """
-    if config.corpus == "files":
-        return load_corpus(data_path, config.vocab_size, data_url), None
-    directory = os.path.join(data_path, "embedded")
-    try:
-        truth = synthetic.write_corpus(directory)
-    except OSError as error:
-        raise UserError(f"cannot write the embedded corpus to {directory}: {error}") from error
-    return load_corpus(directory, config.vocab_size), truth
+def _earlier_runs(options: RunOptions) -> list[str]:
+    """Return the directories of the runs that this one goes on from."""
+    directories = []
+    if options.resume and options.output_dir:
+        directories.append(options.output_dir)
+    if options.init_from:  # RUN/checkpoints/step-00001000
+        directories.append(os.path.dirname(os.path.dirname(os.path.abspath(options.init_from))))
+    return directories

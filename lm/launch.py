@@ -37,7 +37,7 @@ def run(
         rank starts to work.
       work: Does the job.
     """
-    start_console(distributed.launched_rank())
+    _start_output(distributed.launched_rank())
     # TensorFlow's own start-up messages would bury the program's.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     ignore_save_requests()
@@ -65,7 +65,7 @@ def run_alone(work: Callable[[Sequence[str]], None]) -> NoReturn:
     Args:
       work: The program; its errors become one line and an exit code, as in `run`.
     """
-    start_console(0)
+    _start_output(0)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     comm = Communicator()
     if distributed.launched_size() > 1:
@@ -80,6 +80,14 @@ def run_alone(work: Callable[[Sequence[str]], None]) -> NoReturn:
     except KeyboardInterrupt:
         _end_together(comm, speaker=0, message="interrupted", code=130)
     sys.exit(0)
+
+
+def _start_output(rank: int) -> None:
+    # Texts are UTF-8 in and out, whatever the locale: a word leaves as it came in. What is no
+    # UTF-8, in the name of a file, leaves as the bytes that it is.
+    if sys.stdout:  # not where it was closed
+        sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")
+    start_console(rank)
 
 
 def _has_flag(name: str) -> bool:

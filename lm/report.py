@@ -3,9 +3,11 @@
 Prints Markdown tables: the results of each config as published tables have them, "config |
 epochs | train | valid | test | time/epoch" with a column for each number of ranks; each run's
 speed, speed-up over one rank and efficiency; and the largest difference of the loss curves of
-runs of the same config. Writes the learning curves, train and validation perplexity against
-epoch and against training time, to learning_curves.png and .pdf. Runs that still go on, or were
-stopped, are shown as far as they are.
+runs of the same config. Runs on different corpora or vocabularies, whose perplexities do not
+compare, get tables and curves of their own. With --html it writes the whole as a page and beside
+it, as learning_curves.png and .pdf, the learning curves: train and validation perplexity against
+epoch and against training time. (With several corpora: learning_curves-1, learning_curves-2, ...)
+Runs that still go on, or were stopped, are shown as far as they are.
 """
 
 import signal
@@ -32,8 +34,8 @@ def _report(argv):
     flags = Flags(USAGE)
     flags.define(str, "html", None, "write the whole report to this file, one page")
     flags.define(
-        str, "curves", "learning_curves", "write the curves to this name with .png and .pdf;"
-        " '' for none (default: learning_curves)",
+        str, "curves", None, "write the curves to this name with .png and .pdf; '' for none"
+        " (default: learning_curves beside the page, none without --html)",
     )  # fmt: skip
     directories = flags.parse(argv, positional=True)
     run_report(directories, html_file=flags["html"], curves=flags["curves"])

@@ -7,14 +7,15 @@ import html
 from collections.abc import Sequence
 from typing import Optional
 
-from lm.comparison import Group
-from lm.report_tables import Table, run_name
+from lm.comparison import Group, Section
+from lm.report_tables import Table, build_tables, run_name
 from lm.tables import is_numeric
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 75rem; margin: 2rem auto;
        padding: 0 1rem; }
-h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2rem; }
+h1 { font-size: 1.5rem; } h2 { font-size: 1.3rem; margin-top: 2.5rem; overflow-wrap: anywhere; }
+h3 { font-size: 1.1rem; margin-top: 2rem; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { padding: .3rem .7rem; border-bottom: 1px solid #ddd; text-align: left; }
@@ -26,26 +27,22 @@ pre { background: #f5f5f5; padding: .7rem; overflow-x: auto; font-size: 13px; }
 """
 
 
-def build_page(
-    groups: Sequence[Group], tables: Sequence[Table], curves_png: Optional[bytes]
-) -> str:
+def build_page(sections: Sequence[Section], curves_pngs: Sequence[Optional[bytes]]) -> str:
     """Return the page's HTML.
 
     Args:
-      groups: The runs, for their settings.
-      tables: What the console shows too.
-      curves_png: The learning curves as a PNG file, or None if there are none yet.
+      sections: The runs, by corpus.
+      curves_pngs: The learning curves of each section as a PNG file, or None if there are none.
     """
-    names = [run_name(run) for group in groups for run in group.runs]
-    parts = [f"<h1>Runs compared: {html.escape(', '.join(names))}</h1>", *map(_table, tables)]
-    if curves_png:
-        data = base64.b64encode(curves_png).decode()
-        parts.append("<h2>Learning curves</h2>")
-        parts.append(
-            '<img alt="Train and validation perplexity against epoch and against time"'
-            f' src="data:image/png;base64,{data}">'
-        )
-    parts += map(_settings, groups)
+    names = [
+        run_name(run) for section in sections for group in section.groups for run in group.runs
+    ]
+    parts = [f"<h1>Runs compared: {html.escape(', '.join(names))}</h1>"]
+    for section, png in zip(sections, curves_pngs):
+        parts.append(f"<h2>Corpus: {html.escape(section.corpus)}</h2>")
+        parts += map(_table, build_tables(section.groups))
+        parts += _curves(png) if png else []
+        parts += map(_settings, section.groups)
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -53,6 +50,15 @@ def build_page(
         + "\n".join(parts)
         + "\n</body></html>\n"
     )
+
+
+def _curves(png: bytes) -> list[str]:
+    data = base64.b64encode(png).decode()
+    return [
+        "<h3>Learning curves</h3>",
+        '<img alt="Train and validation perplexity against epoch and against time"'
+        f' src="data:image/png;base64,{data}">',
+    ]
 
 
 def _table(table: Table) -> str:
@@ -67,7 +73,7 @@ def _table(table: Table) -> str:
 
     body = "\n".join(row(cells, "td") for cells in table.rows)
     return (
-        f'<h2>{html.escape(table.title)}</h2><p class="note">{html.escape(table.note)}</p>\n'
+        f'<h3>{html.escape(table.title)}</h3><p class="note">{html.escape(table.note)}</p>\n'
         f'<div class="wide"><table><thead>{row(table.header, "th")}</thead>\n'
         f"<tbody>{body}</tbody></table></div>"
     )
@@ -82,7 +88,7 @@ def _settings(group: Group) -> str:
         for run in group.runs
     )
     return (
-        f"<h2>Settings of {html.escape(group.label)}</h2>"
+        f"<h3>Settings of {html.escape(group.label)}</h3>"
         f"<details><summary>config</summary><pre>{html.escape(config)}</pre></details>"
         f"<details><summary>where it ran</summary><pre>{html.escape(machines)}</pre></details>"
     )

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Optional
 
 from lm.comparison import Group, RunMetrics, loss_differences
+from lm.tables import printable
 
 
 class Table(NamedTuple):
@@ -84,8 +85,8 @@ def _differences(groups: Sequence[Group]) -> Table:
 
 
 def run_name(run: RunMetrics) -> str:
-    """Return how a report calls a run: by its directory, as it was given."""
-    return run.directory.rstrip("/")
+    """Return how a report calls a run: by its directory, as it was given, on one line."""
+    return printable(run.directory.rstrip("/"))
 
 
 def _results_of(run: RunMetrics) -> list[str]:

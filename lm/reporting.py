@@ -17,6 +17,7 @@ from typing import Any, Optional
 from tqdm import tqdm
 
 from lm.errors import RunError
+from lm.files import write_atomically
 from lm.logs import LogFiles
 from lm.tensorboard import TensorBoardWriter
 
@@ -80,9 +81,9 @@ class Reporter:
     def write_json(self, name: str, value: Any) -> None:
         """Write a JSON file into the run's directory."""
         if self.output_dir:
-            with open(os.path.join(self.output_dir, name), "w", encoding="utf-8") as file:
-                json.dump(value, file, indent=2)
-                file.write("\n")
+            # Whole or not at all: a kill, or a full disk, must not cost what a resumed run reads.
+            text = json.dumps(value, indent=2) + "\n"
+            write_atomically(os.path.join(self.output_dir, name), text.encode())
 
     def progress(self, epoch: int, done: int, total: int) -> Progress:
         """Start showing the progress of an epoch of `total` steps, `done` of them done."""

@@ -113,7 +113,10 @@ def _check_fits(manifest: manifests.Manifest, config: Config, corpus: Corpus) ->
     if manifest.vocabulary != corpus.vocabulary.checksum:
         raise UserError("cannot resume: the vocabulary is not the one that this run began with")
     if manifest.corpus != corpus.checksum:
-        raise UserError("cannot resume: the corpus is not the one that this run began with")
+        raise UserError(
+            "cannot resume: the corpus is not the one that this run began with; give its directory"
+            " with --data_path"
+        )
 
 
 def _forget_events_after(path: str, position: Position) -> None:

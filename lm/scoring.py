@@ -32,10 +32,15 @@ def run_scoring(flags: Flags) -> None:
     if flags["batch_size"] < 1:
         raise UserError(f"batch_size must be at least 1, not {flags['batch_size']}")
     scorer = Scorer(open_run(flags), flags["batch_size"])
+    number = 1
     for lines in read_lines(sys.stdin.fileno()):
-        for score in scorer.score(lines):
-            form = score.as_json if flags["json"] else score.as_tsv
-            print(form(flags["per_word"]))
+        try:
+            for score in scorer.score(lines):
+                form = score.as_json if flags["json"] else score.as_tsv
+                print(form(flags["per_word"]))
+                number += 1
+        except UserError as error:
+            raise UserError(f"line {number} of the input: {error}") from error
         sys.stdout.flush()  # whoever wrote these lines may wait for the answer
 
 
@@ -136,7 +141,8 @@ class Scorer:
         """Score sentences, each from an empty state after an `<eos>` to its closing one.
 
         Raises:
-          UserError: A word is unknown and the vocabulary has no `<unk>`.
+          UserError: A word is unknown and the vocabulary has no `<unk>`; after the scores of the
+            sentences before it.
         """
         sentences = iter(sentences)
         while batch := [s.split() for s in itertools.islice(sentences, self._rows)]:
@@ -144,13 +150,20 @@ class Scorer:
 
     def _score_batch(self, batch: Sequence[Sequence[str]]) -> Iterator[Score]:
         eos_id = self._vocabulary.eos_id
-        ids = [self._vocabulary.encode(words) for words in batch]
-        targets = np.full([1 + max(map(len, ids)), self._rows], eos_id, np.int32)
+        ids, failure = [], None
+        try:
+            for words in batch:
+                ids.append(self._vocabulary.encode(words))
+        except UserError as error:
+            failure = error
+        targets = np.full([1 + max(map(len, ids), default=0), self._rows], eos_id, np.int32)
         for row, sentence in enumerate(ids):
             targets[: len(sentence), row] = sentence
         inputs = np.concatenate([np.full_like(targets[:1], eos_id), targets[:-1]])
         feed = {self._inputs_ph: inputs, self._targets_ph: targets}
         log_probs = self._session.run(self._log_probs, feed).astype(np.float64)
-        for row, words in enumerate(batch):
+        for row, words in enumerate(batch[: len(ids)]):
             unknown = sum(word not in self._vocabulary.ids for word in words)
             yield Score(words, log_probs[: len(words) + 1, row], unknown)
+        if failure:
+            raise failure

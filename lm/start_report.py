@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from lm import kernels
+from lm import kernels, run_corpus
 from lm.agreement import by_rank
 from lm.distributed import Communicator, horovod_version
 from lm.job import Job
@@ -30,6 +30,7 @@ def report_start(job: Job, comm: Communicator, position: Position) -> None:
     if comm.is_chief:
         job.reporter.describe(dataclasses.asdict(job.config))
         job.reporter.write_json("config.json", dataclasses.asdict(job.config))
+        job.reporter.write_json(run_corpus.FILE_NAME, job.corpus_record._asdict())
         job.corpus.vocabulary.save(os.path.join(output_dir, "vocabulary.txt"))
     facts = _facts(job, comm, position, output_dir)
     job.reporter.event("start", **facts)

@@ -11,8 +11,10 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
     Args:
       header: A title for each column.
-      rows: The cells of each row; columns of numbers are set to the right.
+      rows: The cells of each row; columns of numbers are set to the right. A `|` or a line end in
+        a cell does not end it.
     """
+    rows = [[printable(cell).replace("|", "\\|") for cell in row] for row in rows]
     columns = list(zip(header, *rows))
     widths = [max(map(len, column)) for column in columns]
     to_right = [is_numeric(column[1:]) for column in columns]
@@ -31,3 +33,11 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def is_numeric(column: Sequence[str]) -> bool:
     """Tell whether the cells of a column are numbers, or dashes in their place."""
     return all(re.fullmatch(r"-|-?[\d,.]+(e[+-]?\d+)?%?", cell) for cell in column)
+
+
+def printable(text: str) -> str:
+    """Return a text on one line that any encoding of Unicode can hold.
+
+    Names of files may have control characters, and bytes that are no UTF-8.
+    """
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)

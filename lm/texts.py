@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import tempfile
-from typing import NamedTuple
+from typing import NamedTuple, Optional
 
 import numpy as np
 
 from lm.encoding import ID_DTYPE, SPLITS, encode_file
 from lm.errors import UserError
-from lm.job import load_run_corpus
+from lm.run_corpus import find_data_path, load_run_corpus, read_record
 from lm.runs import Run
 from lm.vocabulary import EOS, UNK, Vocabulary
 
@@ -24,17 +24,17 @@ class Text(NamedTuple):
     characters: int
 
 
-def load_text(run: Run, split: str, data_path: str) -> Text:
+def load_text(run: Run, split: str, data_path: Optional[str] = None) -> Text:
     """Load a split of the run's corpus, or a text file.
 
     Args:
       run: The run, whose vocabulary is used.
       split: "train", "valid", "test", or the path of a UTF-8 file, a sentence a line.
-      data_path: Directory of the run's corpus, as in training.
+      data_path: Directory of the corpus; None for the one that the run remembers.
 
     Raises:
-      UserError: There is no such split or file, it is not text, or it is of another corpus
-        than the run's.
+      UserError: There is no such split or file, it is not text, or it is of another vocabulary
+        than the run's, or the corpus has changed since.
     """
     if split in SPLITS:
         ids, unknown = _split_of_corpus(run, split, data_path)
@@ -45,13 +45,20 @@ def load_text(run: Run, split: str, data_path: str) -> Text:
     return Text(split, ids, unknown, count_characters(ids, run.vocabulary))
 
 
-def _split_of_corpus(run: Run, split: str, data_path: str) -> tuple[np.ndarray, int]:
+def _split_of_corpus(run: Run, split: str, data_path: Optional[str]) -> tuple[np.ndarray, int]:
+    remembered = None if data_path else read_record(run.directory)
+    data_path = data_path or find_data_path(run.config, [run.directory])
     corpus, _ = load_run_corpus(run.config, data_path)
     # The ids of another vocabulary would give a number that looks like a result.
     if corpus.vocabulary.checksum != run.vocabulary.checksum:
         raise UserError(
             f"the corpus in {data_path} is not the one that {run.directory} was trained on: set"
             " --data_path, or name the text file with --split"
+        )
+    if remembered and corpus.checksum != remembered.checksum:
+        raise UserError(
+            f"the corpus in {data_path} has changed since {run.directory} was trained on it: to"
+            f" use it as it is, say so with --data_path {data_path}"
         )
     return getattr(corpus, split), corpus.num_unknown[split]
 

@@ -34,4 +34,4 @@ train=(python -m lm.train --config "$config" --data_path "${DATA_PATH:-data}"
 "${train[@]}" --output_dir "$output_dir/1-rank"
 mpirun -np "$ranks" "${mpirun_options[@]}" "${train[@]}" --output_dir "$output_dir/$ranks-ranks"
 python -m lm.report "$output_dir/1-rank" "$output_dir/$ranks-ranks" \
-    --html "$output_dir/report.html" --curves "$output_dir/learning_curves"
+    --html "$output_dir/report.html"

@@ -13,24 +13,30 @@ import tensorflow.compat.v1 as tf
 
 from lm import checkpoint, manifest
 from lm.config import Config, load_config
-from lm.job import load_run_corpus
+from lm.flags import Flags
 from lm.manifest import Manifest
 from lm.model import build_weights
+from lm.run_corpus import load_run_corpus, record_of
+from lm.runs import Run, define_run_flags, open_run
 from lm.vocabulary import Vocabulary
 
 
 def make_run(directory: os.PathLike, data_path: os.PathLike, **fields) -> Config:
     """Write a run of config_test with random weights, large enough to have opinions.
 
+    It remembers its corpus.
+
     Args:
       directory: Of the run; made.
-      data_path: Where the embedded corpus is or goes.
+      data_path: Where the corpus is; the embedded one is made there.
       **fields: Of the config, other than config_test's.
     """
     config = dataclasses.replace(load_config("config_test"), hidden_size=24, init_scale=0.7)
     config = dataclasses.replace(config, **fields)
     corpus, _ = load_run_corpus(config, str(data_path))
     write_run(directory, config, corpus.vocabulary, corpus.checksum)
+    with open(os.path.join(directory, "corpus.json"), "w") as file:
+        json.dump(record_of(config, str(data_path), corpus)._asdict(), file)
     return config
 
 
@@ -65,3 +71,11 @@ def rewrite_manifest(checkpoint_dir: os.PathLike, change: Callable[[dict], objec
     del content["checksum"]
     change(content)
     path.write_text(json.dumps({**content, "checksum": manifest._checksum(content)}))
+
+
+def open_run_at(directory: os.PathLike, *arguments: object) -> Run:
+    """Open a run as the programs do that use one; more flags may follow."""
+    flags = Flags("test")
+    define_run_flags(flags)
+    flags.parse(["program", "--run", str(directory), *map(str, arguments)])
+    return open_run(flags)

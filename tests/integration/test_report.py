@@ -20,19 +20,28 @@ def browser():
     pytest.skip(f"needs a browser: install one of {', '.join(BROWSERS)}")
 
 
-def test_a_report_of_one_run(trained, tmp_path):
-    result = run_module("lm.report", trained, "--curves", tmp_path / "curves", cwd=tmp_path)
+def test_a_report_of_one_run_writes_where_it_is_told(trained, tmp_path):
+    run, here = tmp_path / "_é$\\frac$|", tmp_path / "here"
+    shutil.copytree(trained, run)
+    here.mkdir()
+    result = run_module(
+        "lm.report", run, "--curves", tmp_path / "out/curves", cwd=here,
+        env={"PYTHONIOENCODING": "ascii"},
+    )  # fmt: skip
     assert result.returncode == 0, result.stderr
-    assert "| config" in result.stdout and str(trained) in result.stdout
-    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
-    assert (tmp_path / "curves.pdf").read_bytes().startswith(b"%PDF")
+    assert result.stdout.startswith("Corpus: embedded, 201 words, ")
+    assert "| config" in result.stdout and f"{tmp_path}/_é$\\frac$\\|" in result.stdout
+    assert (tmp_path / "out/curves.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "out/curves.pdf").read_bytes().startswith(b"%PDF")
+    assert list(here.iterdir()) == []
 
 
 def test_the_page_is_whole_in_a_browser(trained, tmp_path, browser):
     shutil.copytree(trained, tmp_path / "again")
     page, shot = tmp_path / "out/report.html", tmp_path / "shot.png"
-    result = run_module("lm.report", trained, tmp_path / "again", "--html", page, "--curves", "")
+    result = run_module("lm.report", trained, tmp_path / "again", "--html", page)
     assert result.returncode == 0, result.stderr
+    assert {path.suffix for path in page.parent.iterdir()} == {".html", ".png", ".pdf"}
     (tmp_path / "alone").mkdir()
     moved = page.rename(tmp_path / "alone/report.html")  # away from anything it could lean on
     options = [

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from lm.comparison import group_by_config, loss_differences, read_run
+from lm.comparison import group_by_config, group_by_corpus, loss_differences, read_run
+from lm.curves import draw_curves, png_bytes
 from lm.errors import UserError
 from lm.report_page import build_page
 from lm.report_tables import build_tables
@@ -13,14 +14,24 @@ from lm.tables import markdown_table
 CONFIG = {"name": "small", "seed": 1, "batch_size": 20, "num_steps": 5}
 
 
-def write_run(directory, ranks=1, speed=100.0, losses=(), test=50.0, config=CONFIG, tail=""):
+def write_run(
+    directory, ranks=1, speed=100.0, losses=(), test=50.0, config=CONFIG, tail="", corpus=None
+):
     """Write a run of one whole epoch of 10 steps, 1000 words, and of half a second one."""
     directory.mkdir()
+    if corpus:
+        (directory / "corpus.json").write_text(json.dumps(corpus))
     (directory / "config.json").write_text(json.dumps(config))
     epoch = {"event": "epoch", "train_perplexity": 90.0, "valid_perplexity": 80.5,
              "words_per_second": speed, "world_size": ranks}  # fmt: skip
     events = [
-        {"event": "start", "world_size": ranks, "steps_per_epoch": 10},
+        {
+            "event": "start",
+            "world_size": ranks,
+            "steps_per_epoch": 10,
+            "corpus": "text",
+            "vocab_size": 1000,
+        },
         *({"event": "step", "step": step, "loss": loss} for step, loss in losses),
         {**epoch, "epoch": 1, "epoch_seconds": 1000 / speed},
         {**epoch, "epoch": 2, "epoch_seconds": 500 / speed},
@@ -112,12 +123,50 @@ def test_the_largest_difference_of_loss_curves(tmp_path):
 
 def test_the_page_shows_all_and_asks_for_nothing(tmp_path):
     config = {**CONFIG, "name": "<script>alert(1)</script>"}
-    groups = group_by_config([write_run(tmp_path / "a & b", config=config)])
-    page = build_page(groups, build_tables(groups), b"png")
+    sections = group_by_corpus([write_run(tmp_path / "a & b", config=config)])
+    page = build_page(sections, [b"png"])
     assert "<script" not in page and "&lt;script&gt;" in page and "a &amp; b" in page
     assert 'src="data:image/png;base64,cG5n"' in page
     assert "http" not in page and "<link" not in page
-    assert build_page(groups, build_tables(groups), None).count("<img") == 0
+    assert build_page(sections, [None]).count("<img") == 0
+
+
+def test_runs_on_different_corpora_do_not_share_a_table(tmp_path):
+    own = {"kind": "text", "data_path": "/own", "checksum": "12345678" * 8}
+    other = {**own, "checksum": "9" * 64}  # the same place, another text or vocabulary
+    moved = {**own, "data_path": "/elsewhere"}
+    runs = [
+        write_run(tmp_path / name, ranks=ranks, corpus=corpus, losses=[(1, 6.0)])
+        for name, ranks, corpus in [
+            ("one", 1, own), ("other", 2, other), ("old", 2, None), ("moved", 2, moved)
+        ]
+    ]  # fmt: skip
+    sections = group_by_corpus(runs)
+    assert [section.corpus for section in sections] == [
+        "text, 1,000 words, /own, checksum 12345678",
+        "text, 1,000 words, /own, checksum 99999999",
+        "text, 1,000 words",
+    ]
+    assert [len(section.groups[0].runs) for section in sections] == [2, 1, 1]
+    page = build_page(sections, [b"png", b"png", None])
+    assert page.count("<h2>Corpus: text, 1,000 words") == 3 and page.count("<img") == 2
+    assert page.count("<table>") == 3 + 2 + 2  # loss curves are compared on the same text only
+
+
+def test_names_are_drawn_as_they_are(tmp_path):
+    names = ["_x", "x$\\frac$y", "a|b"]
+    runs = [write_run(tmp_path / str(index)) for index in range(len(names))]
+    figure = draw_curves(runs, names, title="$\\frac$")
+    assert png_bytes(figure).startswith(b"\x89PNG")
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == names
+    sections = group_by_corpus([write_run(tmp_path / "line\nend", config={"name": "\udcff"})])
+    build_page(sections, [None]).encode()
+
+
+def test_a_bar_or_a_line_end_in_a_cell_does_not_end_it():
+    table = markdown_table(["name"], [["a|b"], ["a\nb\udcff"]])
+    assert table.splitlines()[2:] == ["| a\\|b |", "| a\ufffdb\ufffd |"]
 
 
 def test_markdown_tables_set_numbers_to_the_right():

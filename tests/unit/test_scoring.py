@@ -9,8 +9,9 @@ import pytest
 from lm import checkpoint
 from lm.config import Config
 from lm.errors import UserError
-from lm.runs import Run
-from lm.scoring import Scorer, read_lines
+from lm.flags import Flags
+from lm.runs import Run, define_run_flags
+from lm.scoring import Scorer, read_lines, run_scoring
 from lm.vocabulary import Vocabulary
 from tests.untrained import write_run
 
@@ -54,6 +55,25 @@ def test_unknown_words_are_scored_as_unk_and_counted(run):
     known, unknown = Scorer(run, 2).score(["w1 <unk> w2", "w1  zebra\tw2"])
     np.testing.assert_array_equal(known.log_probs, unknown.log_probs)
     assert (known.unknown, unknown.unknown) == (0, 1)
+
+
+def test_without_unk_the_lines_before_an_unknown_word_are_scored_and_its_line_is_named(
+    tmp_path, monkeypatch, capsys
+):
+    write_run(tmp_path / "run", Config(hidden_size=4), Vocabulary(("<eos>", "a")))
+    (tmp_path / "text").write_text("a\n\na a\na zebra\na\n")
+    flags = Flags("test")
+    define_run_flags(flags)
+    for plain_type, name in ((bool, "per_word"), (bool, "json"), (int, "batch_size")):
+        flags.define(plain_type, name, plain_type(), "")
+    for batch_size in (1, 2, 3, 8):
+        flags.parse(["lm.score", "--run", str(tmp_path / "run"), f"--batch_size={batch_size}"])
+        with open(tmp_path / "text") as file:
+            monkeypatch.setattr("sys.stdin", file)
+            with pytest.raises(UserError, match=r"^line 4 of the input: 'zebra' is not in the"):
+                run_scoring(flags)
+        lines = capsys.readouterr().out.splitlines()
+        assert [line.split("\t")[3] for line in lines] == ["a", "", "a a"]
 
 
 def test_formats(run):

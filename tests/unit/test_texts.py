@@ -12,7 +12,7 @@ from lm.flags import Flags
 from lm.runs import Run, define_run_flags, open_run
 from lm.texts import count_characters, load_text
 from lm.vocabulary import Vocabulary
-from tests.untrained import make_run, write_run
+from tests.untrained import make_run, open_run_at, write_run
 
 WITH_UNK = Vocabulary(("<eos>", "<unk>", "a", "bcd", "é"))
 WITHOUT_UNK = Vocabulary(("<eos>", "a"))
@@ -20,13 +20,6 @@ WITHOUT_UNK = Vocabulary(("<eos>", "a"))
 
 def run_of(vocabulary):
     return Run("runs/x", Config(), vocabulary, "runs/x/checkpoints/step-00000001")
-
-
-def open_by_flags(*arguments):
-    flags = Flags("test")
-    define_run_flags(flags)
-    flags.parse(["program", *map(str, arguments)])
-    return open_run(flags)
 
 
 def test_characters_are_those_of_the_words_and_one_after_each():
@@ -38,7 +31,7 @@ def test_characters_are_those_of_the_words_and_one_after_each():
 def test_a_file_is_read_in_the_runs_vocabulary(tmp_path):
     path = tmp_path / "text"
     path.write_text(" a  zebra \n<unk> é", encoding="utf-8")
-    text = load_text(run_of(WITH_UNK), str(path), data_path="unused")
+    text = load_text(run_of(WITH_UNK), str(path))
     assert WITH_UNK.decode(text.ids) == ["a", "<unk>", "<eos>", "<unk>", "é", "<eos>"]
     assert text.unknown == 1  # an <unk> in the text is a word like others
 
@@ -46,17 +39,17 @@ def test_a_file_is_read_in_the_runs_vocabulary(tmp_path):
 def test_unknown_words_without_unk_are_an_error(tmp_path):
     (tmp_path / "text").write_text("a b c\n")
     with pytest.raises(UserError, match="2 words that are not in the run's vocabulary"):
-        load_text(run_of(WITHOUT_UNK), str(tmp_path / "text"), data_path="unused")
+        load_text(run_of(WITHOUT_UNK), str(tmp_path / "text"))
 
 
 def test_a_split_that_is_neither_is_an_error():
     with pytest.raises(UserError, match="--split dev: neither train, valid, test nor a file"):
-        load_text(run_of(WITH_UNK), "dev", data_path="unused")
+        load_text(run_of(WITH_UNK), "dev")
 
 
 def test_the_split_of_another_corpus_is_refused(tmp_path, corpora):
     make_run(tmp_path / "run", corpora)
-    run = open_by_flags("--run", tmp_path / "run")
+    run = open_run_at(tmp_path / "run")
     assert len(load_text(run, "valid", str(corpora)).ids) > 20_000
     with pytest.raises(UserError, match="is not the one that"):
         load_text(run._replace(vocabulary=WITH_UNK), "valid", str(corpora))
@@ -66,7 +59,7 @@ def test_a_run_opens_with_its_config_vocabulary_and_weights(tmp_path):
     config = Config(hidden_size=3, name="mine")
     write_run(tmp_path / "run", config, WITH_UNK)
     for choice in ["last", "best", tmp_path / "run/checkpoints/step-00000007"]:
-        run = open_by_flags("--run", tmp_path / "run", "--checkpoint", choice)
+        run = open_run_at(tmp_path / "run", "--checkpoint", choice)
         assert (run.config, run.vocabulary) == (config, WITH_UNK)
         assert run.load_weights()["embedding"].shape == (5, 3)
         assert run.checkpoint == checkpoint.find(str(tmp_path / "run"))
@@ -78,11 +71,11 @@ def test_older_configs_get_defaults_and_newer_ones_are_refused(tmp_path):
     fields = json.loads(path.read_text())
     del fields["warmup_steps"]
     path.write_text(json.dumps(fields))
-    run = open_by_flags("--run", tmp_path / "run")
+    run = open_run_at(tmp_path / "run")
     assert run.config.warmup_steps == Config().warmup_steps
     path.write_text(json.dumps({**fields, "flux": 1}))
     with pytest.raises(UserError, match=r"config.json was written by a newer .*unknown field flux"):
-        open_by_flags("--run", tmp_path / "run")
+        open_run_at(tmp_path / "run")
 
 
 @pytest.mark.parametrize(
@@ -102,9 +95,12 @@ def test_a_damaged_run_is_an_error(tmp_path, name, content, message):
     if content is not None:
         (tmp_path / "run" / name).write_text(content)
     with pytest.raises(UserError, match=message):
-        open_by_flags("--run", tmp_path / "run")
+        open_run_at(tmp_path / "run")
 
 
 def test_run_is_needed():
+    flags = Flags("test")
+    define_run_flags(flags)
+    flags.parse(["program"])
     with pytest.raises(UserError, match="--run is missing"):
-        open_by_flags()
+        open_run(flags)
