@@ -67,6 +67,12 @@ def open_run_dir(config: Config, options: RunOptions, corpus: Corpus) -> RunDir:
     if checkpoint_dir:
         manifest = manifests.read(checkpoint_dir)
         _check_fits(manifest, config, corpus)
+        if not manifest.in_sync:
+            logger.warning(
+                "%s was saved when the ranks' weights had parted: all ranks go on with rank 0's;"
+                " to go on from an older checkpoint, move it away",
+                checkpoint_dir,
+            )
         position = Position.from_json(manifest.position)
     _forget_events_after(path, position)
     return RunDir(path, checkpoint_dir, position)
