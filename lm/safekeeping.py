@@ -88,6 +88,11 @@ class Safekeeping:
         if failure:
             raise EveryRankError(failure)
 
+    def wait(self) -> None:
+        """Wait until this rank writes nothing; no exchange, so for the way out of a failed run."""
+        if self._saver:
+            self._saver.wait()
+
     def _wait_for_saver(self) -> Optional[str]:
         """Return why the last save failed, or None."""
         # Not to be interrupted: a signal to stop must not leave the save that it asks for.

@@ -105,6 +105,10 @@ class _Loop:
                 self._test()
         except Interrupted as interruption:
             self._stop(interruption.number)
+        except EveryRankError:
+            # To exit in the middle of a write would abort this process, and lose the checkpoint.
+            self._safe.wait()
+            raise
 
     def _run_epochs(self) -> None:
         epoch_seconds = []

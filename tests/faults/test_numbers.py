@@ -66,14 +66,14 @@ def test_ranks_that_part_are_found_and_can_go_on(start, tmp_path):
 def test_ranks_with_unlike_threads_stay_together(start, tmp_path, compiled):
     """The norm that all clip by is the same; without compiled ops, as on GPUs, it is rank 0's."""
     flags = ("--config", "config_test", "--data_path", tmp_path / "data", "--noeval")
-    # TensorFlow's own norm parted these within 20 steps.
+    # With TensorFlow's own norm these parted within 30 steps.
     flags += ("--hidden_size", 300, "--init_scale", 1, "--num_steps", 4, "--max_steps", 30)
-    flags += ("--check_sync_steps", 1, "--output_dir", tmp_path / "run")
-    program = [sys.executable, "-m", "lm.train", *map(str, flags), "--intra_op_threads"]
-    launcher = [*mpirun(1), *program, "2", ":", "-np", "1", *program, "4", ":", "-np", "1"]
+    flags += ("--check_sync_steps", 1, "--log_every_steps", 1)
+    program = [sys.executable, "-m", "lm.train", "--output_dir", tmp_path / "run", *flags]
+    first = [*mpirun(1), *program, "--intra_op_threads", 2, ":", "-np", 1]
     job = start(
-        tmp_path / "run", *flags, "--intra_op_threads", 1, config=False, launcher=launcher,
-        env={"LM_KERNELS": compiled},
+        tmp_path / "run", *flags, "--intra_op_threads", 4, config=False,
+        launcher=[str(word) for word in first], env={"LM_KERNELS": compiled},
     )  # fmt: skip
     code, output = job.finish()
     assert code == 0, output
