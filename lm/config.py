@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import math
 import os
+import sys
 import typing
 from collections.abc import Sequence
 from typing import Any, Optional
@@ -65,6 +67,9 @@ class _Checked:
                 continue
             if expected is float and type(value) is int:
                 value = float(value)
+                object.__setattr__(self, field.name, value)
+            if value == math.inf:  # no JSON number, and configs are kept in JSON
+                value = sys.float_info.max
                 object.__setattr__(self, field.name, value)
             if type(value) is not expected:
                 raise UserError(f"{field.name} must be {expected.__name__}, not {value!r}")
@@ -127,7 +132,9 @@ class Config(_Checked):
     lr_decay_start_epoch: int = option(
         5, "first epoch (counted from 1) with a decayed learning rate", low=1
     )
-    max_grad_norm: float = option(5.0, "clip the gradient's global norm to this", above=0)
+    max_grad_norm: float = option(
+        5.0, "clip the gradient's global norm to this (inf: no clipping)", above=0
+    )
     scale_lr_by_worker: str = option(
         "none",
         "multiply the learning rate by 1, sqrt(ranks) or ranks; the global batch does not"

@@ -84,6 +84,10 @@ class Communicator:
         """Return the graph's tensor summed over the ranks; `name` must be the same on all."""
         return tensor
 
+    def broadcast(self, tensor, name: str):
+        """Return rank 0's value of the graph's tensor; `name` must be the same on all ranks."""
+        return tensor
+
     def hooks(self) -> list:
         """Return the session hooks that make the ranks start equal."""
         return []
@@ -136,6 +140,9 @@ class HorovodCommunicator(Communicator):
 
     def sum(self, tensor, name: str):
         return self._hvd.allreduce(tensor, op=self._hvd.Sum, name=name)
+
+    def broadcast(self, tensor, name: str):
+        return self._hvd.broadcast(tensor, root_rank=0, name=name)
 
     def start_timeline(self, path: str) -> None:
         self._hvd.start_timeline(path)

@@ -15,6 +15,7 @@ from lm import agreement, inference
 from lm.batches import Rows, eval_rows_of_rank
 from lm.cores import unbind_from_core
 from lm.distributed import Communicator
+from lm.errors import EveryRankError
 from lm.evaluation import evaluate
 from lm.flags import Flags
 from lm.metrics import NllSum
@@ -91,6 +92,11 @@ def run_job(job: EvaluateJob, comm: Communicator) -> None:
                     session, model, text.ids, run.config, run.vocabulary.eos_id, job.rows,
                     comm.gather,
                 )  # fmt: skip
+                if not math.isfinite(nll.perplexity):
+                    raise EveryRankError(
+                        f"the loss of {text.name} is {nll.mean:.4g}, of which no perplexity can be"
+                        " made: this run has diverged; evaluate an older checkpoint"
+                    )
                 records.append(describe(run, text, nll, comm.size))
     if comm.is_chief:
         _print(records, job.as_json)

@@ -38,6 +38,7 @@ class Manifest:
     position: Mapping[str, Any]  # dataclasses.asdict(Position)
     weights: tuple[str, ...]  # names of the trained variables
     valid_perplexity: Optional[float] = None  # of these weights, if it is known
+    in_sync: bool = True  # False: the ranks' weights had parted, and these are rank 0's
     files: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
 
     def write(self, directory: str) -> None:

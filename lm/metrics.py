@@ -5,6 +5,10 @@ from __future__ import annotations
 import dataclasses
 import math
 
+# In nats per token. exp of more is no float64: no perplexity can be made of it, and a run that gets
+# there has diverged as surely as one that gets to NaN.
+MAX_MEAN_NLL = 709.0
+
 
 @dataclasses.dataclass(frozen=True)
 class NllSum:

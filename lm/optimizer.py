@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Callable, NamedTuple, Optional
+from collections.abc import Sequence
+from typing import NamedTuple, Optional
 
 import tensorflow.compat.v1 as tf
 
+from lm import kernels
 from lm.config import Config
-
-Distribute = Callable[[tf.train.Optimizer, bool], tf.train.Optimizer]
+from lm.distributed import Communicator
+from lm.metrics import MAX_MEAN_NLL
 
 
 def learning_rate_at(config: Config, step: int, steps_per_epoch: int, num_ranks: int = 1) -> float:
@@ -36,6 +38,7 @@ class Update(NamedTuple):
 
     train_op: tf.Operation
     grad_norm: tf.Tensor  # float32 scalar: norm of the global batch's gradient, before clipping
+    is_sound: tf.Tensor  # bool scalar: the loss is one of a model, and the norm is finite
     exchange_seconds: tf.Tensor  # float64 scalar: from the last local gradient to the last sum
 
 
@@ -53,13 +56,15 @@ def build_update(
     learning_rate: tf.Tensor,
     global_step: tf.Variable,
     vocab_size: int,
-    distribute: Distribute,
-    skip_unless_finite: Optional[tf.Tensor] = None,
+    comm: Communicator,
+    mean_nll: Optional[tf.Tensor] = None,
+    skip_unsound: bool = False,
 ) -> Update:
     """Build the ops that reduce the gradients over the ranks, THEN clip, then apply them.
 
     Clipping before the reduction would clip each rank's part by a norm of its own, and the run
-    would depend on the number of ranks.
+    would depend on the number of ranks. What each rank computes after the reduction must come
+    out the same on all of them, bit for bit, whatever their threads and devices.
 
     Args:
       config: For `max_grad_norm` and the sizes.
@@ -67,49 +72,70 @@ def build_update(
       learning_rate: Scalar.
       global_step: Incremented by one at each update.
       vocab_size: Rows of the embedding.
-      distribute: `(optimizer, sparse_as_dense) -> optimizer`, whose `compute_gradients`
-        returns gradients summed over the ranks.
-      skip_unless_finite: A scalar that is the same on all ranks. If given, an update for which
-        it or the gradient's norm is not finite only counts the step. It costs a branch.
+      comm: The ranks.
+      mean_nll: Scalar; the global batch's, in nats per token, the same on all ranks. None takes
+        every loss for sound.
+      skip_unsound: Whether an update that is not sound only counts the step. It costs a branch.
 
     Returns:
-      The train op, the gradient's norm, and the time that the exchange takes.
+      The train op, and what it tells of itself.
     """
     variables = tf.trainable_variables()
     # g * clip * rate = g * (clip * rate): clipping by way of the rate saves a pass over all
     # gradients. The optimizer asks for its rate when the update is built, after the norm.
     rate = []
     local = _TimedSGD(lambda: rate[0])
-    optimizer = distribute(local, dense_is_smaller(config, vocab_size))
+    optimizer = comm.distribute(local, dense_is_smaller(config, vocab_size))
     summed = [gradient for gradient, _ in optimizer.compute_gradients(loss, variables)]
     exchange_seconds = _seconds_between([gradient for gradient, _ in local.local_gradients], summed)
     gradients = [
         _merge_duplicates(gradient) if isinstance(gradient, tf.IndexedSlices) else gradient
         for gradient in summed
     ]
-    grad_norm = tf.linalg.global_norm(gradients)
-    # Written so that a norm of NaN or infinity makes the weights NaN: never a silent update.
-    rate.append(learning_rate * config.max_grad_norm / tf.maximum(grad_norm, config.max_grad_norm))
+    grad_norm = _global_norm([_values(gradient) for gradient in gradients], comm)
+    is_sound = tf.is_finite(grad_norm)
+    if mean_nll is not None:
+        is_sound &= mean_nll <= MAX_MEAN_NLL  # false for NaN
+    rate.append(learning_rate * _clip_factor(grad_norm, config.max_grad_norm))
 
     def apply() -> tf.Operation:
         return optimizer.apply_gradients(zip(gradients, variables), global_step)
 
-    if skip_unless_finite is None:
-        return Update(apply(), grad_norm, exchange_seconds)
+    if not skip_unsound:
+        return Update(apply(), grad_norm, is_sound, exchange_seconds)
     train_op = tf.cond(
-        tf.is_finite(skip_unless_finite + grad_norm),
+        is_sound,
         lambda: _zero_after(apply()),
         lambda: _zero_after(tf.assign_add(global_step, 1)),
     ).op
-    return Update(train_op, grad_norm, exchange_seconds)
+    return Update(train_op, grad_norm, is_sound, exchange_seconds)
+
+
+def _clip_factor(grad_norm: tf.Tensor, max_grad_norm: float) -> tf.Tensor:
+    """Return what brings the norm down to its maximum: 1 where it is below."""
+    if max_grad_norm > float(tf.float32.max):  # no clipping: infinity over infinity would be NaN
+        return tf.constant(1.0)
+    # A norm of NaN makes the weights NaN: never a silent update.
+    return max_grad_norm / tf.maximum(grad_norm, max_grad_norm)
+
+
+def _global_norm(tensors: Sequence[tf.Tensor], comm: Communicator) -> tf.Tensor:
+    if kernels.available():
+        return kernels.global_norm(tensors)
+    # TensorFlow adds these up in an order that depends on the threads or the GPU. Ranks that clip
+    # by factors one bit apart would part: all take rank 0's.
+    return comm.broadcast(tf.linalg.global_norm(tensors), "grad_norm")
+
+
+def _values(gradient) -> tf.Tensor:
+    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
 
 
 def _seconds_between(before: list, after: list) -> tf.Tensor:
     """Return the time from when all of some tensors are there until all of others are."""
 
     def time_of(gradients: list) -> tf.Tensor:
-        parts = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients]
-        with tf.control_dependencies(parts):
+        with tf.control_dependencies([_values(gradient) for gradient in gradients]):
             return tf.timestamp()
 
     return time_of(after) - time_of(before)
@@ -123,9 +149,14 @@ def _zero_after(op: tf.Operation) -> tf.Tensor:
 
 def _merge_duplicates(slices: tf.IndexedSlices) -> tf.IndexedSlices:
     """Sum the slices of the same row: un-merged, their norm would depend on how the words of
-    the global batch are spread over the ranks."""
-    rows, position = tf.unique(slices.indices)
-    values = tf.math.unsorted_segment_sum(slices.values, position, tf.size(rows))
+    the global batch are spread over the ranks.
+
+    On the CPU, also where there is a GPU: there each row is summed by one thread, in the order of
+    the slices. A GPU adds atomically, in any order, and the ranks' weights would part.
+    """
+    with tf.device("cpu:0"):
+        rows, position = tf.unique(slices.indices)
+        values = tf.math.unsorted_segment_sum(slices.values, position, tf.size(rows))
     return tf.IndexedSlices(values, rows, slices.dense_shape)
 
 

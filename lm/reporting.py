@@ -62,7 +62,8 @@ class Reporter:
           RunError: It cannot be written.
         """
         if self._metrics:
-            finite = {name: _json_value(value) for name, value in fields.items()}
+            # JSON has no NaN and no infinity, and null is no number: such a field is left out.
+            finite = {name: value for name, value in fields.items() if _is_json(value)}
             try:
                 self._metrics.write(json.dumps({"event": kind, **finite}) + "\n")
             except OSError as error:
@@ -134,6 +135,5 @@ class Progress:
             self._bar.close()
 
 
-def _json_value(value: Any) -> Any:
-    # JSON has no NaN and no infinity; readers in other languages fail on Python's.
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def _is_json(value: Any) -> bool:
+    return not isinstance(value, float) or math.isfinite(value)

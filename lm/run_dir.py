@@ -70,6 +70,12 @@ def open_run_dir(config: Config, options: RunOptions, corpus: Corpus) -> RunDir:
         source = os.path.join(checkpoint_dir, manifests.NAME)
         refuse_unknown_fields(Config, manifest.config, source)
         _check_fits(manifest, config, corpus)
+        if not manifest.in_sync:
+            logger.warning(
+                "%s was saved when the ranks' weights had parted: all ranks go on with rank 0's;"
+                " to go on from an older checkpoint, move it away",
+                checkpoint_dir,
+            )
         position = load_record(Position, manifest.position, source)
     _forget_events_after(path, position)
     return RunDir(path, checkpoint_dir, position)

@@ -54,15 +54,29 @@ class Safekeeping:
         """Tell whether rank 0 wants to save at this step; to be asked once at each."""
         return self._saver is not None and self._saver.is_due(step)
 
-    def save(self, position: Position) -> None:
-        """Copy what a checkpoint holds, and let rank 0 write it in the background."""
+    def save(self, position: Position, in_sync: bool = True) -> None:
+        """Copy what a checkpoint holds, and let rank 0 write it in the background.
+
+        Args:
+          position: Where the run is.
+          in_sync: Whether the ranks hold the same weights, as far as is known.
+
+        Raises:
+          EveryRankError: A number of it is NaN or infinite, so that nothing can go on from it.
+        """
         self._wait_for_saver()
         phase = f"the save at step {position.step}"
         self._beat(phase)
         state = variables.read_state(self._session, self._comm.concat)
+        arrays = {**variables.read_variables(self._session), **state} if self._saver else {}
+        wild = self._comm.gather(variables.first_not_finite(arrays))[0]
+        if wild:
+            raise EveryRankError(
+                f"{wild} is not finite after step {position.step}, which is not saved: go on from"
+                " an older checkpoint with --resume, or with a lower learning_rate"
+            )
         if self._saver:
-            arrays = {**variables.read_variables(self._session), **state}
-            self._saver.start(arrays, self._manifest(position))
+            self._saver.start(arrays, self._manifest(position, in_sync))
 
     def finish(self) -> None:
         """Wait until the last save is on the disk.
@@ -73,6 +87,11 @@ class Safekeeping:
         failure = self._wait_for_saver()
         if failure:
             raise EveryRankError(failure)
+
+    def wait(self) -> None:
+        """Wait until this rank writes nothing; no exchange, so for the way out of a failed run."""
+        if self._saver:
+            self._saver.wait()
 
     def _wait_for_saver(self) -> Optional[str]:
         """Return why the last save failed, or None."""
@@ -91,7 +110,7 @@ class Safekeeping:
         failure = self._saver.failure if self._saver else None
         return room.gather(str(failure) if failure else None)[0]
 
-    def _manifest(self, position: Position) -> Manifest:
+    def _manifest(self, position: Position, in_sync: bool) -> Manifest:
         job, perplexity = self._job, position.valid_perplexity
         steps_per_epoch = job.batches.steps_per_epoch
         return Manifest(
@@ -106,4 +125,5 @@ class Safekeeping:
             position=dataclasses.asdict(position),
             weights=self._weight_names,
             valid_perplexity=perplexity,
+            in_sync=in_sync,
         )

@@ -26,6 +26,7 @@ class Graph(NamedTuple):
     train_op: tf.Operation
     sums: tf.Tensor  # float32 [1 + NUM_REQUESTS]: nll of the global batch, in nats; requests
     grad_norm: tf.Tensor
+    is_sound: tf.Tensor  # whether the loss and the gradient are those of a model; see Update
     exchange_seconds: tf.Tensor  # of the gradients' exchange, what no computation hides
 
 
@@ -45,8 +46,9 @@ def build_graph(job: Job, comm: Communicator) -> Graph:
         learning_rate_ph,
         global_step,
         vocab_size,
-        comm.distribute,
-        skip_unless_finite=sums[0] if job.options.on_nan == "skip" else None,
+        comm,
+        mean_nll=sums[0] / (config.batch_size * config.num_steps),
+        skip_unsound=job.options.on_nan == "skip",
     )
     eval_rows = eval_rows_of_rank(
         config.eval_batch_size, comm.rank, comm.size, job.options.distributed_eval
@@ -62,5 +64,6 @@ def build_graph(job: Job, comm: Communicator) -> Graph:
         train_op=tf.group(update.train_op, model.keep_state_op),
         sums=sums,
         grad_norm=update.grad_norm,
+        is_sound=update.is_sound,
         exchange_seconds=update.exchange_seconds,
     )

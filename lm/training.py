@@ -6,15 +6,16 @@ import dataclasses
 import math
 import signal
 import time
+from typing import NoReturn
 
 import tensorflow.compat.v1 as tf
 
 from lm import checkpoint, variables
 from lm.distributed import Communicator
-from lm.divergence import check_in_sync
+from lm.divergence import first_divergence
 from lm.errors import EveryRankError, Stopped
 from lm.job import Job
-from lm.metrics import NllSum
+from lm.metrics import MAX_MEAN_NLL, NllSum
 from lm.optimizer import learning_rate_at
 from lm.position import Position
 from lm.profiling import StepTracer
@@ -37,7 +38,7 @@ def train(job: Job, comm: Communicator) -> None:
       comm: The ranks.
 
     Raises:
-      EveryRankError: The loss is not finite, the ranks' weights differ, or the last checkpoint
+      EveryRankError: The run has diverged, the ranks' weights differ, or the last checkpoint
         cannot be written.
       Stopped: A signal has stopped the run.
     """
@@ -104,6 +105,10 @@ class _Loop:
                 self._test()
         except Interrupted as interruption:
             self._stop(interruption.number)
+        except EveryRankError:
+            # To exit in the middle of a write would abort this process, and lose the checkpoint.
+            self._safe.wait()
+            raise
 
     def _run_epochs(self) -> None:
         epoch_seconds = []
@@ -130,7 +135,8 @@ class _Loop:
             nll, grad_norm, exchange_seconds, requests = self._run_step(learning_rate)
             before, now = now, time.perf_counter()
             at.add(nll, now - before, exchange_seconds)
-            if at.step % self._options.log_every_steps == 0:
+            # Not at a skipped step, which has no numbers: its event's come with the next.
+            if nll.tokens and at.step % self._options.log_every_steps == 0:
                 reporter.event(
                     "step",
                     step=at.step,
@@ -160,10 +166,11 @@ class _Loop:
         inputs, targets = self._job.batches.window(at.step % self._steps_per_epoch)
         stop = self._signals.stop
         save = self._signals.save or self._safe.is_due(at.step + 1)
-        (nats, *requests), grad_norm, exchange_seconds, _ = self._tracer.run(
+        fetches = [graph.sums, graph.grad_norm, graph.is_sound, graph.exchange_seconds]
+        (nats, *requests), grad_norm, is_sound, exchange_seconds, _ = self._tracer.run(
             self._session,
             at.step + 1,
-            [graph.sums, graph.grad_norm, graph.exchange_seconds, graph.train_op],
+            [*fetches, graph.train_op],
             {
                 graph.model.inputs_ph: inputs,
                 graph.model.targets_ph: targets,
@@ -171,18 +178,18 @@ class _Loop:
                 graph.requests_ph: [stop == signal.SIGTERM, stop == signal.SIGINT, save],
             },
         )
+        nll = NllSum(float(nats), self._config.batch_size * self._config.num_steps)
         # The sums over the ranks are the same on all of them, and so is this decision.
-        if math.isfinite(nats + grad_norm):
-            nll = NllSum(float(nats), self._config.batch_size * self._config.num_steps)
-        else:
-            self._skip_update(float(nats), float(grad_norm), learning_rate)
+        if not is_sound:
+            self._skip_update(nll, float(grad_norm), learning_rate)
             nll = NllSum()
         return nll, float(grad_norm), float(exchange_seconds), [r > 0 for r in requests]
 
-    def _skip_update(self, nats: float, grad_norm: float, learning_rate: float) -> None:
+    def _skip_update(self, nll: NllSum, grad_norm: float, learning_rate: float) -> None:
         at = self._position
         at.skipped_updates += 1
-        what = f"the loss is {nats}" if not math.isfinite(nats) else f"the gradient is {grad_norm}"
+        is_gradient = nll.mean <= MAX_MEAN_NLL
+        what = f"the gradient is {grad_norm}" if is_gradient else f"the loss is {nll.mean:.4g}"
         message = f"{what} at step {at.step + 1}, learning rate {learning_rate:.4g}"
         if self._options.on_nan == "stop":
             raise EveryRankError(f"{message}: lower learning_rate or max_grad_norm")
@@ -218,7 +225,22 @@ class _Loop:
     def _check_sync(self) -> None:
         self._watchdog.beat("the comparison of the weights")
         weights = variables.read_variables(self._session)
-        check_in_sync(weights, self._comm.gather, self._position.step)
+        difference = first_divergence(weights, self._comm.gather)
+        if difference:
+            self._part(difference)
+
+    def _part(self, difference: str) -> NoReturn:
+        try:
+            self._safe.save(self._position, in_sync=False)
+            self._safe.finish()
+            outcome = "rank 0's are saved, and --resume gives them to all ranks"
+        except EveryRankError as error:
+            outcome = str(error)
+        raise EveryRankError(
+            f"at step {self._position.step} the ranks disagree on the weights: checksum of"
+            f" {difference}; {outcome}; look for hosts with unlike processors, devices or"
+            " libraries, a bug in what was changed last, or bad memory where one rank differs"
+        )
 
     def _learning_rate(self, step: int) -> float:
         return learning_rate_at(self._config, step, self._steps_per_epoch, self._comm.size)
@@ -228,7 +250,7 @@ class _Loop:
         self._check_sync()
         record = dict(
             epoch=epoch,
-            train_perplexity=at.epoch_nll.perplexity,
+            train_perplexity=self._perplexity(at.epoch_nll, "train"),
             learning_rate=self._learning_rate(at.step - 1),
             words_per_second=at.epoch_nll.tokens / at.epoch_seconds,
             epoch_seconds=at.epoch_seconds,
@@ -236,13 +258,23 @@ class _Loop:
         )
         if self._options.eval:
             self._safe.save(at)  # it is being written during the evaluation, which may be long
-            at.valid_perplexity = self._validation.run("valid").perplexity
+            at.valid_perplexity = self._perplexity(self._validation.run("valid"), "valid")
             record["valid_perplexity"] = at.valid_perplexity
         self._report_epoch(**record)
         if at.step == epoch * self._steps_per_epoch:  # --max_steps may end within an epoch
             at.epochs_done, at.epoch_nll, at.epoch_seconds = epoch, NllSum(), 0.0
         self._safe.save(at)
         self._reporter.collect_logs(self._comm.gather)
+
+    def _perplexity(self, nll: NllSum, split: str) -> float:
+        """Return it; without one a run has diverged, also if no training step shows it."""
+        if not math.isfinite(nll.perplexity):
+            raise EveryRankError(
+                f"the loss of {split} is {nll.mean:.4g} after step {self._position.step}, learning"
+                f" rate {self._learning_rate(self._position.step - 1):.4g}: lower learning_rate or"
+                " max_grad_norm"
+            )
+        return nll.perplexity
 
     def _report_epoch(self, **record: float) -> None:
         self._reporter.event("epoch", **record)
@@ -256,7 +288,7 @@ class _Loop:
     def _test(self) -> None:
         if self._options.test_on == "best":
             self._load_best_weights()
-        perplexity = self._validation.run("test").perplexity
+        perplexity = self._perplexity(self._validation.run("test"), "test")
         self._reporter.event("test", test_perplexity=perplexity)
         self._reporter.log(f"test perplexity {perplexity:.2f}{self._true_value('test_perplexity')}")
         self._reporter.collect_logs(self._comm.gather)

@@ -28,6 +28,15 @@ def read_variables(session: tf.Session) -> dict[str, np.ndarray]:
     return {name: np.array(value) for name, value in values.items()}
 
 
+def first_not_finite(arrays: Mapping[str, np.ndarray]) -> Optional[str]:
+    """Return the name of the first array that holds a NaN or an infinity, or None."""
+    for name, array in arrays.items():
+        # The extremes, which a NaN anywhere makes NaN: no array of as many flags is needed.
+        if not (np.isfinite(array.min()) and np.isfinite(array.max())):
+            return name
+    return None
+
+
 def load_variables(session: tf.Session, arrays: Mapping[str, np.ndarray]) -> None:
     """Set variables that the ranks have in common.
 

@@ -77,7 +77,7 @@ def _build_fetches(config: Config, weights, vocab_size: int, global_step, comm: 
             tf.constant(config.learning_rate),
             global_step,
             vocab_size,
-            each.distribute,
+            each,
         )
         loss = each.sum(model.nll_sum, f"{name}/nll_sum") / config.batch_size
         train_op = tf.group(update.train_op, model.keep_state_op)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+from collections.abc import Sequence
 
 import tensorflow.compat.v1 as tf
 
@@ -238,3 +239,18 @@ def softmax_cross_entropy(
         (loss, nll), _ = cross_entropy(*inputs)
         loss = tf.stop_gradient(loss)
     return loss, tf.stop_gradient(nll)
+
+
+def global_norm(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Return the square root of the sum of all squares; its bits depend on the numbers alone.
+
+    Not on threads, nor on the CPU: what every rank computes for itself must be the same on all.
+    Summed in float64, so that it overflows only where the norm itself is no float32.
+
+    Args:
+      tensors: float32, of any shapes.
+
+    Returns:
+      A scalar, without a gradient.
+    """
+    return _ops().lm_global_norm(tensors)

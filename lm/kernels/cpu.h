@@ -90,6 +90,7 @@ struct Kernels {
   void (*SoftmaxRows)(const Softmax&, int64_t row0, int64_t row1, float* bias_sum, float* buffer);
   void (*DropoutRow)(const Dropout&, int64_t row);
   void (*Add)(float* y, const float* x, int64_t n);  // y += x
+  double (*SumOfSquares)(const float* x, int64_t n);  // the same bits on every CPU
 };
 
 }  // namespace lm

@@ -4,6 +4,7 @@
 #include "dropout.h"
 #include "gemm.h"
 #include "lstm.h"
+#include "norm.h"
 #include "softmax.h"
 
 #define LM_STRING_(x) #x
@@ -31,6 +32,7 @@ const lm::Kernels kernels = {
     SoftmaxRows,
     DropoutRow,
     Add,
+    SumOfSquares,
 };
 
 }  // namespace LM_ISA

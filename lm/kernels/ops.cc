@@ -5,6 +5,7 @@
 #include <cpuid.h>
 #endif
 
+#include <cmath>
 #include <string>
 
 #include "cpu.h"
@@ -478,6 +479,48 @@ class SoftmaxOp : public OpKernel {
   bool gradient_;
 };
 REGISTER_KERNEL_BUILDER(Name("LmSoftmax").Device(DEVICE_CPU), SoftmaxOp);
+
+// ---- Norm ---------------------------------------------------------------------------------------
+
+REGISTER_OP("LmGlobalNorm")
+    .Input("x: N * float")  // of any shapes
+    .Attr("N: int >= 1")
+    .Output("norm: float")
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Scalar());
+      return OkStatus();
+    });
+
+class GlobalNormOp : public OpKernel {
+ public:
+  explicit GlobalNormOp(OpKernelConstruction* ctx) : OpKernel(ctx) {}
+
+  void Compute(OpKernelContext* ctx) override {
+    // Blocks of a fixed size, summed in a fixed order: neither the number of threads nor the CPU
+    // can change the result, so that ranks that differ in them clip by the same factor.
+    constexpr int64_t kBlock = 1 << 14;
+    struct Block {
+      const float* x;
+      int64_t n;
+    };
+    std::vector<Block> blocks;
+    for (int i = 0; i < ctx->num_inputs(); ++i) {
+      const Tensor& x = ctx->input(i);
+      for (int64_t at = 0; at < x.NumElements(); at += kBlock)
+        blocks.push_back({Floats(x) + at, std::min(kBlock, x.NumElements() - at)});
+    }
+    std::vector<double> sums(blocks.size());
+    ParallelFor(ctx, 1, blocks.size(), [&](int64_t, int64_t block) {
+      sums[block] = Cpu().SumOfSquares(blocks[block].x, blocks[block].n);
+    });
+    double sum = 0;
+    for (const double each : sums) sum += each;
+    Tensor* norm;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, {}, &norm));
+    *Floats(norm) = static_cast<float>(std::sqrt(sum));
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("LmGlobalNorm").Device(DEVICE_CPU), GlobalNormOp);
 
 }  // namespace
 }  // namespace lm

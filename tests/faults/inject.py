@@ -119,6 +119,19 @@ def flip(rank, step):
 
 
 @fault
+def spoil(step):
+    """One weight of rank 0, that of a word which need not occur, becomes NaN."""
+    from lm import variables
+
+    def action(loop):
+        weights = variables.read_variables(loop._session)["embedding"]
+        weights[-1, 0] = np.nan
+        variables.load_variables(loop._session, {"embedding": weights})
+
+    at_step(0, step, action, when="after")
+
+
+@fault
 def slow_evaluation(seconds):
     """Each window of an evaluation takes so long."""
     import lm.evaluation

@@ -1,11 +1,12 @@
-"""NaN, ranks that part in silence, and ranks that never agreed."""
+"""NaN, divergence, ranks that part in silence, and ranks that never agreed."""
 
 import shutil
 import sys
 
 import pytest
 
-from tests.commands import ROOT, mpirun
+from lm import checkpoint, manifest
+from tests.commands import ROOT, mpirun, run_module
 from tests.faults.jobs import last_step, run, saved_steps
 
 FLAGS = ("--hidden_size", 8, "--max_steps", 60, "--noeval")
@@ -29,13 +30,53 @@ def test_nan_on_one_rank_is_skipped_by_all(start, tmp_path):
     assert code == 1 and "skipped update" in output
 
 
-def test_a_flipped_bit_on_one_rank_is_found(start, tmp_path):
+def test_a_diverged_run_fails(start, tmp_path, corpora):
+    """Its losses are numbers, but no perplexity can be made of them."""
+    flags = (*FLAGS, "--learning_rate", 1e30, "--checkpoint_every_steps", 1)
+    code, output = start(tmp_path, *flags).finish()
+    assert code == 1 and output.count("e+29 at step 2, learning rate 1e+30: lower") == 1
+    assert last_step(tmp_path) == 1 and saved_steps(tmp_path) == [1]
+    result = run_module("lm.evaluate", "--run", tmp_path, "--data_path", corpora)
+    assert result.returncode == 1 and result.stderr.count("this run has diverged") == 1
+
+
+def test_weights_that_are_not_finite_are_never_saved(start, tmp_path):
+    flags = (*FLAGS, "--checkpoint_every_steps", 10, "--on_nan", "skip")
+    code, output = start(tmp_path, *flags, num_ranks=2, fault="spoil:20").finish()
+    assert code == 1 and output.count("lm: error: embedding is not finite after step 20") == 1
+    assert saved_steps(tmp_path) == [10]
+    checkpoint.verify(checkpoint.list_checkpoints(str(tmp_path))[0])
+
+
+def test_ranks_that_part_are_found_and_can_go_on(start, tmp_path):
     flags = (*FLAGS, "--check_sync_steps", 25)
     code, output = start(tmp_path, *flags, num_ranks=3, fault="flip:1:20").finish()
     assert code == 1
     assert "at step 25 the ranks disagree on the weights" in output
     assert "on ranks 0, 2;" in output and "on rank 1" in output
-    assert saved_steps(tmp_path) == []
+    # All ranks go on with rank 0's weights.
+    assert saved_steps(tmp_path) == [25]
+    assert not manifest.read(checkpoint.newest(str(tmp_path))).in_sync
+    again = run(start, tmp_path, *flags, "--resume", num_ranks=2)
+    assert again.output.count("was saved when the ranks' weights had parted") == 1
+    assert manifest.read(checkpoint.newest(str(tmp_path))).in_sync
+
+
+@pytest.mark.parametrize("compiled", ["1", "0"])
+def test_ranks_with_unlike_threads_stay_together(start, tmp_path, compiled):
+    """The norm that all clip by is the same; without compiled ops, as on GPUs, it is rank 0's."""
+    flags = ("--config", "config_test", "--data_path", tmp_path / "data", "--noeval")
+    # With TensorFlow's own norm these parted within 30 steps.
+    flags += ("--hidden_size", 300, "--init_scale", 1, "--num_steps", 4, "--max_steps", 30)
+    flags += ("--check_sync_steps", 1, "--log_every_steps", 1)
+    program = [sys.executable, "-m", "lm.train", "--output_dir", tmp_path / "run", *flags]
+    first = [*mpirun(1), *program, "--intra_op_threads", 2, ":", "-np", 1]
+    job = start(
+        tmp_path / "run", *flags, "--intra_op_threads", 4, config=False,
+        launcher=[str(word) for word in first], env={"LM_KERNELS": compiled},
+    )  # fmt: skip
+    code, output = job.finish()
+    assert code == 0, output
 
 
 def different(tmp_path, corpora, name):

@@ -1,6 +1,8 @@
 """Settings: types, ranges, files and flags."""
 
 import dataclasses
+import math
+import sys
 
 import pytest
 
@@ -54,6 +56,12 @@ def write(tmp_path, text):
     path = tmp_path / "mine.py"
     path.write_text(text)
     return str(path)
+
+
+def test_infinity_is_kept_as_a_number_that_json_has():
+    config = Config(max_grad_norm=math.inf)
+    assert config.max_grad_norm == sys.float_info.max
+    assert dataclasses.replace(config) == config
 
 
 def test_a_path_loads_the_users_own_config(tmp_path):

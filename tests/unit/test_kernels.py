@@ -332,6 +332,33 @@ def test_same_bits_each_time_and_on_any_number_of_threads(precision):
                 np.testing.assert_array_equal(first[4], again[4])
 
 
+def norm_in_the_documented_order(arrays):
+    """In float64, where squares are exact: blocks of 16,384; in each 16 sums, then their tree."""
+    total = 0.0
+    for array in arrays:
+        for block in np.split(array.ravel(), range(1 << 14, array.size, 1 << 14)):
+            lanes = np.zeros(-(-block.size // 16) * 16)
+            lanes[: block.size] = block
+            sums = np.cumsum(np.square(lanes).reshape(-1, 16), axis=0)[-1:].sum(axis=0)
+            while sums.size > 1:
+                sums = sums[: sums.size // 2] + sums[sums.size // 2 :]
+            total += sums[0]
+    return np.float32(np.sqrt(total))
+
+
+def test_the_norm_is_the_same_on_any_number_of_threads_and_any_cpu():
+    shapes = [(3, 100_003), (650, 2600), (1,), (0, 5), (16,), (1 << 14,)]
+    arrays = [numbers(*shape, seed=4) for shape in shapes]
+    expected = norm_in_the_documented_order([array for array in arrays if array.size])
+    assert expected == pytest.approx(np.sqrt(sum(np.sum(np.square(a, dtype="d")) for a in arrays)))
+    for threads in (1, 2, 3, 4):
+        assert run(lambda *xs: kernels.global_norm(xs), arrays, threads) == expected
+    for wild in (np.inf, np.nan):
+        wrong = run(lambda *xs: kernels.global_norm(xs), [np.float32([1, wild]), numbers(5)])
+        np.testing.assert_equal(wrong, np.float32(wild))
+    assert run(lambda *xs: kernels.global_norm(xs), [np.float32([3e30, 4e30])]) == np.float32(5e30)
+
+
 def test_trains_through_variables_and_an_optimizer():
     """compute_gradients reaches resource variables through all ops, and the loss falls."""
     T, B, H, V = 4, 3, 8, 11

@@ -1,0 +1,40 @@
+// Sums of squares whose bits depend on the numbers alone.
+#ifndef LM_KERNELS_NORM_H_
+#define LM_KERNELS_NORM_H_
+
+#include "simd.h"
+
+namespace LM_ISA {
+
+// In double precision the square of a float32 is exact, so that a fused multiply-add and a separate
+// one round alike, and no square overflows. With the same sixteen partial sums for every instruction
+// set, all CPUs get the same bits.
+static double SumOfSquares(const float* x, int64_t n) {
+  constexpr int kSums = 16, kWidth = kLanes / 2, kVectors = kSums / kWidth;
+  typedef float Narrow __attribute__((vector_size(2 * LM_LANES)));
+  typedef double Wide __attribute__((vector_size(4 * LM_LANES)));
+  Wide sums[kVectors] = {};
+  const auto add = [&](const float* p) LM_LAMBDA {
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) {
+      Narrow narrow;
+      memcpy(&narrow, p + v * kWidth, sizeof narrow);
+      const Wide wide = __builtin_convertvector(narrow, Wide);
+      sums[v] += wide * wide;
+    }
+  };
+  int64_t i = 0;
+  for (; i + kSums <= n; i += kSums) add(x + i);
+  float rest[kSums] = {};
+  memcpy(rest, x + i, (n - i) * sizeof(float));
+  add(rest);
+  double tree[kSums];
+  memcpy(tree, sums, sizeof tree);
+  for (int half = kSums / 2; half > 0; half /= 2)
+    for (int j = 0; j < half; ++j) tree[j] += tree[j + half];
+  return tree[0];
+}
+
+}  // namespace LM_ISA
+
+#endif  // LM_KERNELS_NORM_H_
