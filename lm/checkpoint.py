@@ -190,8 +190,14 @@ def save(run_dir: str, arrays: Mapping[str, np.ndarray], manifest: Manifest) -> 
         return final
     except (OSError, tf.errors.OpError) as error:
         shutil.rmtree(temporary, ignore_errors=True)  # gives its space back
-        reason = error.strerror if isinstance(error, OSError) else error.message
+        reason = error.strerror if isinstance(error, OSError) else _reason(error.message, temporary)
         raise RunError(f"cannot write the checkpoint {final}: {reason}") from error
+
+
+def _reason(message: str, path: str) -> str:
+    """Find "PATH...; No space left on device" in the dozen lines that TensorFlow makes of it."""
+    lines = message.splitlines()
+    return next((line.rpartition("; ")[2] for line in lines if line.startswith(path)), lines[0])
 
 
 def _files_if_intact(checkpoint_dir: str) -> Optional[Mapping]:

@@ -11,6 +11,7 @@ import os
 import socket
 import tempfile
 from collections.abc import Iterator
+from typing import Optional
 
 logger = logging.getLogger("lm")
 
@@ -43,6 +44,38 @@ def short_name(text: str) -> str:
 def private_name(name: str) -> str:
     """Add the host to a name, so that two hosts whose file system has no locks do not share it."""
     return f"{name}-{socket.gethostname()}"
+
+
+class PatientFile:
+    """A file to add to that outlives a full disk: what finds no room waits for the next write.
+
+    Nobody is stopped by it, and nothing is written twice or in halves. The log says it once.
+
+    Args:
+      path: Made if missing.
+
+    Raises:
+      OSError: It cannot be opened.
+    """
+
+    def __init__(self, path: str):
+        self._path = path
+        self._file = open(path, "ab", buffering=0)
+        self._waiting, self._complained = b"", False
+        self.failure: Optional[str] = None  # why something is waiting
+
+    def write(self, content: bytes) -> None:
+        """Add what has waited, and this."""
+        self._waiting += content
+        try:
+            while self._waiting:
+                self._waiting = self._waiting[self._file.write(self._waiting) :]
+            self.failure = None
+        except OSError as error:
+            self.failure = f"cannot write {self._path}: {error.strerror}"
+            if not self._complained:
+                self._complained = True  # first: the log may come back to this very file
+                logger.warning("%s; what is to be added waits in memory", self.failure)
 
 
 def write_atomically(path: str, content: bytes) -> None:

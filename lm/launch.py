@@ -19,7 +19,7 @@ from lm.agreement import check_agreement
 from lm.distributed import Communicator
 from lm.errors import EveryRankError, RunError, UserError
 from lm.flags import HelpRequested
-from lm.logs import start_console
+from lm.logs import may_be_gone, start_console
 from lm.signals import ignore_save_requests
 from lm.watchdog import end_with_launcher
 
@@ -157,9 +157,9 @@ def _located(comm: Communicator, message: str) -> str:
 
 
 def _say(message: str, code: int = 2) -> None:
-    if code == 0:
-        print(message, flush=True)
-    else:
+    stream = sys.stderr if code else sys.stdout
+    if code:
         # Codes above 128 are signals': stopping for one is no error.
-        kind = "error: " if code < 128 else ""
-        print(f"lm: {kind}{message}", file=sys.stderr, flush=True)
+        message = f"lm: {'error: ' if code < 128 else ''}{message}"
+    with may_be_gone(stream):
+        print(message, file=stream, flush=True)

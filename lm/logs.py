@@ -2,22 +2,60 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TextIO
 
 from tqdm import tqdm
+
+from lm.files import PatientFile
 
 _logger = logging.getLogger("lm")
 _FILE_FORMAT = "%(asctime)s %(levelname)s %(message)s"
 
 
-class _ConsoleHandler(logging.StreamHandler):
+@contextlib.contextmanager
+def may_be_gone(stream: TextIO) -> Iterator[None]:
+    """Let a write to the console fail: a closed terminal must not end a run, nor its last save.
+
+    Args:
+      stream: sys.stdout or sys.stderr; from its first failure on it leads nowhere.
+    """
+    try:
+        yield
+    except OSError:
+        # Not only this write: what is still buffered would fail again when Python exits.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
+
+
+class _ConsoleHandler(logging.Handler):
     """Writes lines above a progress bar instead of through it."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        tqdm.write(self.format(record), file=sys.stderr)
+        with may_be_gone(sys.stderr):
+            tqdm.write(self.format(record), file=sys.stderr)
+
+
+class _FileHandler(logging.Handler):
+    """Writes lines to a file, which may be on a full disk."""
+
+    def __init__(self, path: str):
+        super().__init__()
+        self._file = PatientFile(path)
+        self.setFormatter(logging.Formatter(_FILE_FORMAT))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.write([self.format(record)])
+
+    def write(self, lines: Sequence[str]) -> None:
+        """Write lines that are formatted."""
+        text = "".join(f"{line}\n" for line in lines)
+        self._file.write(text.encode("utf-8", "backslashreplace"))
 
 
 class _Keep(logging.Handler):
@@ -75,13 +113,12 @@ class LogFiles:
 
     def __init__(self, paths: Sequence[str], mode: str, rank: int):
         self._collects = mode == "collect"
-        self._files: list[logging.FileHandler] = []
+        self._files: list[_FileHandler] = []
         if rank == 0 or mode == "workers":
             early = _unwritten.take()
             for path in paths:
-                handler = logging.FileHandler(worker_path(path, rank), encoding="utf-8")
-                handler.setFormatter(logging.Formatter(_FILE_FORMAT))
-                handler.stream.writelines(f"{line}\n" for line in early)
+                handler = _FileHandler(worker_path(path, rank))
+                handler.write(early)
                 _logger.addHandler(handler)
                 self._files.append(handler)
         if rank == 0 or not self._collects:
@@ -98,5 +135,4 @@ class LogFiles:
         by_rank = gather(_unwritten.take())
         for file in self._files:
             for rank, lines in enumerate(by_rank):
-                file.stream.writelines(f"[rank {rank}] {line}\n" for line in lines)
-            file.flush()
+                file.write([f"[rank {rank}] {line}" for line in lines])

@@ -17,8 +17,13 @@ from typing import Any, Optional
 from tqdm import tqdm
 
 from lm.errors import RunError
+<<<<<<< HEAD
 from lm.files import write_atomically
 from lm.logs import LogFiles
+=======
+from lm.files import PatientFile
+from lm.logs import LogFiles, may_be_gone
+>>>>>>> processes
 from lm.tensorboard import TensorBoardWriter
 
 _logger = logging.getLogger("lm")
@@ -38,8 +43,7 @@ class Reporter:
         self._metrics, self._tensorboard, self._logs = None, None, None
         if output_dir:
             path = os.path.join(output_dir, "metrics.jsonl")
-            # Line-buffered, so that a killed run keeps its events.
-            self._metrics = open(path, "a", encoding="utf-8", buffering=1)
+            self._metrics = PatientFile(path)
             if tensorboard:
                 self._tensorboard = TensorBoardWriter(os.path.join(output_dir, "tensorboard"))
 
@@ -56,12 +60,9 @@ class Reporter:
         _logger.info(message)
 
     def event(self, kind: str, **fields: Any) -> None:
-        """Append one JSON object to metrics.jsonl, and its numbers to TensorBoard.
-
-        Raises:
-          RunError: It cannot be written.
-        """
+        """Append one JSON object to metrics.jsonl, and its numbers to TensorBoard."""
         if self._metrics:
+<<<<<<< HEAD
             # JSON has no NaN and no infinity, and null is no number: such a field is left out.
             finite = {name: value for name, value in fields.items() if _is_json(value)}
             try:
@@ -71,6 +72,10 @@ class Reporter:
                     f"cannot write {self._metrics.name}: {error.strerror}; mend that, then"
                     " continue with --resume"
                 ) from error
+=======
+            finite = {name: _json_value(value) for name, value in fields.items()}
+            self._metrics.write(json.dumps({"event": kind, **finite}).encode() + b"\n")
+>>>>>>> processes
         if self._tensorboard:
             self._tensorboard.write(kind, fields)
 
@@ -91,9 +96,15 @@ class Reporter:
         return Progress(self, epoch, done, total)
 
     def close(self) -> None:
-        """Flush what is buffered."""
-        if self._tensorboard:
-            self._tensorboard.close()
+        """End the run's report.
+
+        Raises:
+          RunError: There was no room for all events.
+        """
+        if self._metrics:
+            self._metrics.write(b"")
+            if self._metrics.failure:
+                raise RunError(f"{self._metrics.failure}; the events after its last line are lost")
 
 
 class Progress:
@@ -106,9 +117,10 @@ class Progress:
         self._reporter, self._epoch, self._total = reporter, epoch, total
         self._bar = None
         if reporter.output_dir and sys.stderr.isatty():
-            self._bar = tqdm(
-                initial=done, total=total, desc=f"epoch {epoch}", unit="step", leave=False
-            )
+            with may_be_gone(sys.stderr):
+                self._bar = tqdm(
+                    initial=done, total=total, desc=f"epoch {epoch}", unit="step", leave=False
+                )
 
     def update(self, done: int, perplexity: float, learning_rate: float, speed: float) -> None:
         """Show the state after a step.
@@ -122,7 +134,8 @@ class Progress:
         if self._bar is not None:
             text = f"perplexity {perplexity:.2f}, {speed:.0f} words/s"
             self._bar.set_postfix_str(text, refresh=False)
-            self._bar.update()
+            with may_be_gone(sys.stderr):
+                self._bar.update()
         elif 10 * done // self._total > 10 * (done - 1) // self._total:
             self._reporter.log(
                 f"epoch {self._epoch}  step {done}/{self._total}  train perplexity"
@@ -132,7 +145,8 @@ class Progress:
     def close(self) -> None:
         """Take the bar off the terminal."""
         if self._bar is not None:
-            self._bar.close()
+            with may_be_gone(sys.stderr):
+                self._bar.close()
 
 
 def _is_json(value: Any) -> bool:

@@ -98,7 +98,6 @@ class Safekeeping:
         # Not to be interrupted: a signal to stop must not leave the save that it asks for.
         room = WaitingRoom(
             self._comm.gather,
-            self._comm.rank,
             beat=lambda: self._beat("the writing of a checkpoint"),
             stop_requested=lambda: 0,
         )

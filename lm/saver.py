@@ -83,8 +83,12 @@ class Saver:
         try:
             checkpoint.save(self._run_dir, arrays, manifest)
             checkpoint.prune(self._run_dir, self._keep)
+            if self.failure:
+                logger.info("the checkpoint of step %d is written again", manifest.step)
             self.failure = None
         except Exception as error:
             # Whatever it is, it must not end this thread in silence.
+            failed_before = self.failure is not None
             self.failure = error if isinstance(error, RunError) else RunError(repr(error))
-            logger.warning("%s; training goes on", self.failure)
+            if not failed_before:  # a full disk stays full: said once, not at each save
+                logger.warning("%s; training goes on", self.failure)

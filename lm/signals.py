@@ -1,4 +1,4 @@
-"""Signals as requests: SIGTERM, SIGINT and SIGUSR2 ask the run to stop, SIGUSR1 to save.
+"""Signals as requests: SIGTERM, SIGINT, SIGHUP and SIGUSR2 ask to stop, SIGUSR1 to save.
 
 SIGUSR2 stands for SIGTERM where that must pass through mpirun, which takes a SIGTERM as its own:
 Open MPI 4.1 lets odls_base_sigkill_timeout go by before the ranks get it, and kills them when
@@ -7,6 +7,7 @@ as much time has passed again. SIGUSR1 and SIGUSR2 it hands on at once, and wait
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -18,6 +19,7 @@ _STOP = {
     signal.SIGTERM: signal.SIGTERM,
     signal.SIGINT: signal.SIGINT,
     signal.SIGUSR2: signal.SIGTERM,
+    signal.SIGHUP: signal.SIGTERM,  # the terminal has been closed
 }
 # Ranks get one SIGUSR1 at slightly different steps, and must not save once for each of them.
 _SAME_REQUEST_SECONDS = 2.0
@@ -43,7 +45,10 @@ class Signals:
         self._reader, self._writer = socket.socketpair()
         self._writer.setblocking(False)
         signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
-        for number in (*_STOP, signal.SIGUSR1):
+        numbers = {*_STOP, signal.SIGUSR1}
+        if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # started by nohup
+            numbers.remove(signal.SIGHUP)
+        for number in numbers:
             signal.signal(number, lambda *_: None)  # the wakeup descriptor has it already
         threading.Thread(target=self._read, name="signals", daemon=True).start()
 
@@ -73,5 +78,6 @@ class Signals:
             self._stop = self._stop or int(_STOP[number])
             self._num_interrupts += number == signal.SIGINT
             if self._num_interrupts == 2:
-                os.write(sys.stderr.fileno(), b"lm: interrupted twice: stopping at once\n")
+                with contextlib.suppress(OSError):
+                    os.write(sys.stderr.fileno(), b"lm: interrupted twice: stopping at once\n")
                 os._exit(128 + signal.SIGINT)

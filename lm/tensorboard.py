@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import math
+import os
+import socket
+import time
 from collections.abc import Mapping
 from typing import Any
+
+from lm.files import PatientFile
 
 # The tag that each number of an event is shown under; perplexities share a chart's name.
 _TAGS = {
@@ -25,20 +30,24 @@ _TAGS = {
 
 
 class TensorBoardWriter:
-    """Writes one set of event files.
+    """Writes an event file, each event at once: a run that is killed keeps its numbers.
+
+    Not tf.summary.FileWriter: it keeps them for a while, and has its own ways to fail.
 
     Args:
-      log_dir: Their directory, for `tensorboard --logdir`.
+      log_dir: Its directory, for `tensorboard --logdir`.
     """
 
     def __init__(self, log_dir: str):
         # Imported here: readers of runs use this package's Reporter without TensorFlow.
         import tensorflow.compat.v1 as tf
+        from tensorboard.summary.writer.record_writer import RecordWriter
 
-        self._tf = tf
-        with tf.Graph().as_default():  # the writer refuses to work outside a graph
-            self._writer = tf.summary.FileWriter(log_dir, flush_secs=30)
-        self._step = 0
+        self._tf, self._step = tf, 0
+        os.makedirs(log_dir, exist_ok=True)
+        name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}"
+        self._records = RecordWriter(PatientFile(os.path.join(log_dir, name)))
+        self._add(file_version="brain.Event:2")
 
     def write(self, kind: str, fields: Mapping[str, Any]) -> None:
         """Write the numbers of an event, at the step of the last `step` event or later."""
@@ -52,7 +61,7 @@ class TensorBoardWriter:
             perplexity = math.exp(min(fields["loss"], 700.0))  # as far as a float goes
             summary.value.add(tag="perplexity/step", simple_value=perplexity)
         if summary.value:
-            self._writer.add_summary(summary, self._step)
+            self._add(summary=summary, step=self._step)
 
     def describe(self, settings: Mapping[str, Any]) -> None:
         """Write a run's settings, as text and for the hparams dashboard."""
@@ -64,9 +73,8 @@ class TensorBoardWriter:
         summary = self._tf.Summary()
         value = summary.value.add(tag="config", tensor=text)
         value.metadata.plugin_data.plugin_name = "text"
-        self._writer.add_summary(summary)
-        self._writer.add_summary(hparams.session_start_pb(plain))
+        self._add(summary=summary)
+        self._add(summary=hparams.session_start_pb(plain))
 
-    def close(self) -> None:
-        """Write what is buffered and close the file."""
-        self._writer.close()
+    def _add(self, **fields: Any) -> None:
+        self._records.write(self._tf.Event(wall_time=time.time(), **fields).SerializeToString())

@@ -61,6 +61,7 @@ def train(job: Job, comm: Communicator) -> None:
             if job.options.timeline:
                 comm.start_timeline(job.options.timeline)
             _Loop(job, comm, graph, session, position, signals, watchdog).run()
+            job.reporter.close()
             if job.options.timeline:
                 comm.stop_timeline()
 
@@ -162,7 +163,7 @@ class _Loop:
           gradients, and all requests.
         """
         at, graph = self._position, self._graph
-        self._watchdog.beat(f"step {at.step + 1}")
+        self._watchdog.beat(f"step {at.step + 1}", stoppable=True)
         inputs, targets = self._job.batches.window(at.step % self._steps_per_epoch)
         stop = self._signals.stop
         save = self._signals.save or self._safe.is_due(at.step + 1)

@@ -23,7 +23,7 @@ class Validation:
       comm: The ranks.
       session: The training session.
       model: The model to evaluate, in the session's graph.
-      beat: Told the phase that begins, for the watchdog.
+      beat: `Watchdog.beat`: told the phase that begins.
       stop_requested: Returns the number of the signal that asked this rank to stop, or 0.
     """
 
@@ -33,7 +33,7 @@ class Validation:
         comm: Communicator,
         session: tf.Session,
         model: Model,
-        beat: Callable[[str], None],
+        beat: Callable[..., None],
         stop_requested: Callable[[], int],
     ):
         self._job, self._comm, self._session, self._model = job, comm, session, model
@@ -49,10 +49,10 @@ class Validation:
         ids = getattr(corpus, split)
         self._job.reporter.log(f"evaluating {split}: {len(ids):,} tokens")
         shared = self._job.options.distributed_eval
+        phase = f"the evaluation of {split}" + ("" if shared else " on rank 0")
         room = WaitingRoom(
             comm.gather,
-            comm.rank,
-            beat=lambda: self._beat(f"the evaluation of {split} on rank 0"),
+            beat=lambda: self._beat(phase, stoppable=True),
             stop_requested=self._stop_requested,
         )
         return evaluate(
@@ -63,6 +63,5 @@ class Validation:
             corpus.vocabulary.eos_id,
             eval_rows_of_rank(config.eval_batch_size, comm.rank, comm.size, shared),
             room.gather,
-            # Ranks that share the work would each wait for the slowest at every sign of life.
-            (lambda: self._beat(f"the evaluation of {split}")) if shared else room.at_work,
+            room.at_work,
         )

@@ -1,4 +1,4 @@
-"""Long work on some ranks while the others wait, in touch all the time.
+"""Long work on one rank or on several while those that are done wait, in touch all the time.
 
 Without it a rank that waits in one long exchange could not tell a long evaluation from a dead
 host, nor hear that a signal asks all ranks to stop.
@@ -26,52 +26,57 @@ class Interrupted(Exception):
 
 
 class WaitingRoom:
-    """Lets rank 0 work while the other ranks wait in `gather` for what it will say.
+    """Lets some ranks work while those that are done, or have nothing to do, wait in `gather`.
+
+    About once a second all ranks meet in one exchange. Those at work wait there for one window of
+    the slowest, at most; those that are done see that it goes on.
 
     Args:
       gather: Returns the JSON-serializable values of all ranks, by rank.
-      rank: This rank.
-      beat: Called at each sign of life.
+      beat: Called at once, and at each sign of life.
       stop_requested: Returns the number of the signal that asked this rank to stop, or 0.
     """
 
     def __init__(
         self,
         gather: Callable[[Any], list],
-        rank: int,
         beat: Callable[[], None],
         stop_requested: Callable[[], int],
     ):
-        self._gather, self._rank = gather, rank
-        self._beat, self._stop_requested = beat, stop_requested
+        self._gather, self._beat, self._stop_requested = gather, beat, stop_requested
         self._next_call = time.monotonic() + _CALL_SECONDS
+        beat()
 
     def at_work(self) -> None:
-        """Tell the waiting ranks, about once a second, that rank 0 is at work.
+        """Tell the others, about once a second, that this rank is at work.
 
         Raises:
           Interrupted: A rank has been asked to stop.
         """
         self._beat()
-        if self._rank == 0 and (time.monotonic() > self._next_call or self._stop_requested()):
+        if time.monotonic() > self._next_call or self._stop_requested():
             self._exchange(done=False)
-            self._next_call = time.monotonic() + _CALL_SECONDS
 
     def gather(self, value: Any) -> list:
-        """Wait for rank 0 to be done; returns the values of all ranks, by rank.
+        """Wait for all ranks to be done; returns their values, by rank.
 
         Raises:
           Interrupted: A rank has been asked to stop.
         """
         while True:
             calls = self._exchange(done=True, value=value)
-            if calls[0]["done"]:
+            if _all_done(calls):
                 return [call["value"] for call in calls]
 
     def _exchange(self, done: bool, value: Any = None) -> list[dict]:
         calls = self._gather({"done": done, "value": value, "stop": self._stop_requested()})
         self._beat()
+        self._next_call = time.monotonic() + _CALL_SECONDS
         stop = max(call["stop"] for call in calls)
-        if stop and not calls[0]["done"]:
+        if stop and not _all_done(calls):
             raise Interrupted(stop)
         return calls
+
+
+def _all_done(calls: list[dict]) -> bool:
+    return all(call["done"] for call in calls)

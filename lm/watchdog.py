@@ -44,6 +44,13 @@ def end_with_launcher() -> None:
     threading.Thread(target=watch, name="launcher", daemon=True).start()
 
 
+class _Phase(NamedTuple):
+    """What a rank is at; each sign of life is a new object."""
+
+    name: str
+    stoppable: bool
+
+
 class Watchdog:
     """Ends this rank when it has made no progress for too long.
 
@@ -52,8 +59,8 @@ class Watchdog:
       ranks: The processes of all ranks, by rank.
       rank: This rank.
       stop_requested: Returns the number of the signal that asked this rank to stop, or 0. Then
-        the ranks should stop at the end of the step; if another rank is dead that never comes,
-        and this one must not wait for the timeout.
+        the ranks should stop at the end of a stoppable phase; if another rank is dead that never
+        comes, and this one must not wait for the timeout.
     """
 
     def __init__(
@@ -65,34 +72,43 @@ class Watchdog:
     ):
         self._timeout, self._ranks, self._rank = timeout_seconds, ranks, rank
         self._stop_requested = stop_requested
-        self._phase, self._idle, self._last_phase_seconds = "the start", 0.0, 0.0
+        self._phase = _Phase("the start", stoppable=False)
         if len(ranks) > 1:
             threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
 
-    def beat(self, phase: str) -> None:
-        """Note progress: the last phase has ended and this one, named for the user, begins."""
-        self._last_phase_seconds = self._idle
-        self._phase, self._idle = phase, 0.0
+    def beat(self, phase: str, stoppable: bool = False) -> None:
+        """Note progress: the last phase has ended and this one begins.
+
+        Args:
+          phase: Its name, for the user.
+          stoppable: Whether a stop signal is to be heard within a few times what such a phase
+            takes. Not a save, which the signal itself has asked for: a copy of large weights
+            takes longer than any step.
+        """
+        self._phase = _Phase(phase, stoppable)
 
     def _watch(self) -> None:
-        now = time.monotonic()
+        now, idle, longest, seen = time.monotonic(), 0.0, 0.0, self._phase
         while True:
             time.sleep(_TICK_SECONDS)
             before, now = now, time.monotonic()
+            if self._phase is not seen:
+                longest = max(longest, idle if seen.stoppable else 0.0)
+                idle, seen = 0.0, self._phase
             # Time that this process itself was stopped for does not count: a scheduler may
             # suspend a whole job for hours and then let it go on.
-            self._idle += min(now - before, 2 * _TICK_SECONDS)
+            idle += min(now - before, 2 * _TICK_SECONDS)
             stop = self._stop_requested()
-            if stop and self._idle > _GRACE_SECONDS + 3 * self._last_phase_seconds:
+            if stop and seen.stoppable and idle > _GRACE_SECONDS + 3 * longest:
                 os._exit(128 + stop)
-            if self._timeout and self._idle > self._timeout:
-                self._give_up()
+            if self._timeout and idle > self._timeout:
+                self._give_up(seen.name, idle)
 
-    def _give_up(self) -> NoReturn:
+    def _give_up(self, phase: str, idle: float) -> NoReturn:
         own = self._ranks[self._rank]
         _say(
-            f"rank {self._rank} on {own.host}: no progress for {self._idle:.0f} s in"
-            f" {self._phase}, waiting for {_waited_for(self._ranks, self._rank)}"
+            f"rank {self._rank} on {own.host}: no progress for {idle:.0f} s in"
+            f" {phase}, waiting for {_waited_for(self._ranks, self._rank)}"
             " (--step_timeout_seconds)"
         )
         if any(process.host != own.host for process in self._ranks):
@@ -139,6 +155,7 @@ def _is_running(pid: int) -> bool:
 
 
 def _say(message: str) -> None:
-    # No print: its lock may be held by the thread that hangs.
-    os.write(sys.stderr.fileno(), f"lm: error: {message}\n".encode())
+    # No print: its lock may be held by the thread that hangs. And the terminal may be gone.
+    with contextlib.suppress(OSError):
+        os.write(sys.stderr.fileno(), f"lm: error: {message}\n".encode())
     time.sleep(1)  # the launcher, which ends with this rank, passes on all ranks' lines first

@@ -19,6 +19,7 @@ set -euo pipefail
 scripts=$(dirname "${BASH_SOURCE[0]}")
 "$scripts/setup.sh"
 source "$scripts/env.sh"
+source run_scripts/mpirun_job.sh
 
 config=${CONFIG:-config_test}
 if [[ $# -gt 0 && $1 != -* ]]; then
@@ -31,7 +32,7 @@ output_dir=${OUTPUT_DIR:-runs/baseline-$name-$(date +%Y%m%d-%H%M%S)}
 train=(python -m lm.train --config "$config" --data_path "${DATA_PATH:-data}"
     --log_every_steps "${LOG_EVERY_STEPS:-10}" ${MAX_STEPS:+--max_steps "$MAX_STEPS"} "$@")
 
-"${train[@]}" --output_dir "$output_dir/1-rank"
-mpirun -np "$ranks" "${mpirun_options[@]}" "${train[@]}" --output_dir "$output_dir/$ranks-ranks"
+run_job "${train[@]}" --output_dir "$output_dir/1-rank"
+run_job mpirun -np "$ranks" "${mpirun_options[@]}" "${train[@]}" --output_dir "$output_dir/$ranks-ranks"
 python -m lm.report "$output_dir/1-rank" "$output_dir/$ranks-ranks" \
     --html "$output_dir/report.html"

@@ -12,7 +12,8 @@ set -euo pipefail
 scripts=$(dirname "${BASH_SOURCE[0]}")
 "$scripts/setup.sh"
 source "$scripts/env.sh"
+source run_scripts/mpirun_job.sh
 
-mpirun -np "${NP:-2}" "${mpirun_options[@]}" \
+run_job mpirun -np "${NP:-2}" "${mpirun_options[@]}" \
     python -m lm.train --config config_test \
     --output_dir "runs/quickstart-$(date +%Y%m%d-%H%M%S)" "$@"

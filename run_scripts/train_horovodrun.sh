@@ -10,9 +10,11 @@ set -euo pipefail
 scripts=$(dirname "${BASH_SOURCE[0]}")
 "$scripts/setup.sh"
 source "$scripts/env.sh"
+source run_scripts/mpirun_job.sh
 
 # horovodrun loads TensorFlow itself, which would greet the user with five lines.
 export TF_CPP_MIN_LOG_LEVEL=${TF_CPP_MIN_LOG_LEVEL:-2}
 np=${NP:-2}
-exec horovodrun --gloo -np "$np" -H "${HOSTS:-localhost:$np}" \
+stop_signal=TERM
+run_job horovodrun --gloo -np "$np" -H "${HOSTS:-localhost:$np}" \
     python -m lm.train --config "${CONFIG:-config_small}" "$@"

@@ -5,8 +5,8 @@
 #   NP=4 CONFIG=config_medium run_scripts/train_local.sh --num_epochs 1
 #
 # Environment: NP (2), CONFIG (config_small), MPIRUN_FLAGS (more options for mpirun).
-# Cost: see docs/results.md. Result: a run in runs/; the exit status of the training; 143 or 130
-#   after SIGTERM or SIGINT, with everything saved.
+# Cost: see docs/results.md. Result: a run in runs/; the exit status of the training; 143
+#   after SIGTERM or SIGHUP, 130 after SIGINT, with everything saved.
 set -euo pipefail
 scripts=$(dirname "${BASH_SOURCE[0]}")
 "$scripts/setup.sh"

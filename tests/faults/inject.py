@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
 
 import numpy as np
@@ -146,6 +147,35 @@ def slow_evaluation(seconds):
         return original(session, model, batches, late)
 
     lm.evaluation.run_evaluation = slow
+
+
+@fault
+def stop_in_test(rank):
+    """One rank is stopped in the middle of the test; each window takes 0.1 s."""
+    import lm.training
+
+    slow_evaluation(0.1)
+
+    def act(validation, split):
+        if split == "test" and validation._comm.rank == int(rank):
+            threading.Timer(1, os.kill, (os.getpid(), signal.SIGSTOP)).start()
+
+    around(lm.training.Validation, "run", before=act)
+
+
+@fault
+def slow_copy(seconds):
+    """The weights of a checkpoint take so long to copy."""
+    import lm.safekeeping
+
+    original = lm.safekeeping.Safekeeping.save
+    variables = lm.safekeeping.variables
+
+    def save(*args):
+        around(variables, "read_variables", before=lambda *_: time.sleep(float(seconds)))
+        original(*args)
+
+    lm.safekeeping.Safekeeping.save = save
 
 
 @fault

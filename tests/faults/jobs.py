@@ -35,8 +35,9 @@ class Job:
         arguments = ["--output_dir", output_dir, "--log_every_steps", 1, *flags]
         self.process = subprocess.Popen(
             [*launcher, sys.executable, "-m", *module, *map(str, arguments)],
-            cwd=ROOT, env=self._environment(popen.pop("env", {})), stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **popen,
+            cwd=ROOT, env=self._environment(popen.pop("env", {})), text=True,
+            **{"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT,
+               **popen},
         )  # fmt: skip
         self.output = ""
 

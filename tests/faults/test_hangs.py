@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tests.faults.jobs import last_step, run
+from tests.faults.jobs import events, last_step, run
 
 LONG = ("--hidden_size", 8, "--num_epochs", 200, "--noeval")
 
@@ -66,6 +66,16 @@ def test_an_exception_on_one_rank_is_read_once(start, tmp_path, fault):
     )
     rank = 0 if ":0:" in fault else 1
     assert f"lm: error: rank {rank} on " in output
+
+
+def test_a_shared_evaluation_may_take_long_but_not_stand_still(start, tmp_path):
+    # Rank 1 has no row of one, and waits. In the test, rank 0 is stopped.
+    flags = ("--hidden_size", 8, "--max_steps", 10, "--step_timeout_seconds", 3)
+    shared = ("--distributed_eval", "--eval_batch_size", 1, "--num_steps", 400)
+    job = start(tmp_path, *flags, *shared, num_ranks=2, fault="stop_in_test:0")
+    code, output = job.finish()
+    assert events(tmp_path, "epoch") and not events(tmp_path, "test")
+    assert code == 1 and "no progress for 3 s in the evaluation of test, waiting for" in output
 
 
 @pytest.mark.soak

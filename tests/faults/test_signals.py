@@ -1,19 +1,22 @@
 """Signals: all ranks stop at the same step, with one checkpoint and the signal's exit code."""
 
+import fcntl
 import os
+import pty
 import signal
+import termios
 import time
 
 import pytest
 
 from lm import checkpoint
-from tests.faults.jobs import events, last_step, run, saved_steps
+from tests.faults.jobs import GONE_SECONDS, events, last_step, run, saved_steps
 
 LONG = ("--hidden_size", 8, "--num_epochs", 200, "--noeval")
 
 
-def check_stopped(job, code, name, number_of_lines=1):
-    returned, output = job.ends()
+def check_stopped(job, code, name, number_of_lines=1, timeout=GONE_SECONDS):
+    returned, output = job.finish(timeout)
     assert returned == code, output
     assert output.count(f"stopped by {name} after step") == number_of_lines
     (step,) = saved_steps(job.output_dir)
@@ -63,8 +66,34 @@ def test_sigterm_to_mpirun_leaves_time_to_save(start, tmp_path):
     assert saved_steps(tmp_path)[-1] == last_step(tmp_path)
 
 
-def test_sigterm_during_an_evaluation_ends_it(start, tmp_path):
-    flags = ("--hidden_size", 8, "--max_steps", 30)
+def test_a_stop_signal_waits_for_a_copy_that_takes_long(start, tmp_path):
+    job = start(tmp_path, *LONG, num_ranks=2, fault="slow_copy:8")
+    job.wait_for_step(20)
+    job.process.send_signal(signal.SIGUSR2)
+    check_stopped(job, 128 + signal.SIGTERM, "SIGTERM", timeout=60)
+
+
+def test_a_closed_terminal_stops_the_job_of_a_run_script(start, tmp_path):
+    script = "source run_scripts/env.sh; source run_scripts/mpirun_job.sh; run_job mpirun -np 2"
+    launcher = ["bash", "-euc", script + ' "${mpirun_options[@]}" "$@"', "job"]
+    ours, its = pty.openpty()
+    job = start(
+        tmp_path, *LONG, launcher=launcher, start_new_session=True,
+        stdin=its, stdout=its, stderr=its,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # the kernel's SIGHUP goes to it
+    )  # fmt: skip
+    os.close(its)
+    job.wait_for_step(20)
+    os.close(ours)
+    assert job.finish()[0] == 128 + signal.SIGTERM
+    assert saved_steps(tmp_path) == [last_step(tmp_path)]
+
+
+@pytest.mark.parametrize(
+    "shared", [("--distributed_eval",), pytest.param((), marks=pytest.mark.soak)]
+)
+def test_sigterm_during_an_evaluation_ends_it(start, tmp_path, shared):
+    flags = ("--hidden_size", 8, "--max_steps", 30, *shared)
     job = start(tmp_path, *flags, num_ranks=2, fault="slow_evaluation:0.2")
     job.wait_for(lambda: saved_steps(tmp_path))  # which comes just before
     os.kill(job.ranks()[1], signal.SIGTERM)

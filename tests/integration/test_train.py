@@ -7,6 +7,7 @@ import sys
 import time
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.commands import ROOT, environment, events, mpirun, run_module, train
 
@@ -47,6 +48,10 @@ def test_a_run_leaves_its_config_log_and_metrics(tmp_path, corpora):
     }  # fmt: skip
     (test,) = events(output_dir, "test")
     assert 1 < test["test_perplexity"] < 300
+    board = EventAccumulator(str(output_dir / "tensorboard")).Reload()
+    assert [event.step for event in board.Scalars("loss/train")] == [10, 20, 30]
+    (last,) = board.Scalars("perplexity/test")
+    assert last.step == 30 and last.value == pytest.approx(test["test_perplexity"])
 
 
 def test_noeval_neither_validates_nor_tests(tmp_path, corpora):

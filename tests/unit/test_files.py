@@ -1,0 +1,35 @@
+"""Files that several programs share, or that outlive a fault."""
+
+import contextlib
+import resource
+
+from lm.files import PatientFile
+
+
+@contextlib.contextmanager
+def no_file_beyond(num_bytes):
+    """Fails writes as a full disk does: what fits is written."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_what_finds_no_room_is_written_when_there_is(tmp_path, caplog):
+    path = tmp_path / "file"
+    file = PatientFile(str(path))
+    lines = [f"line {number}\n".encode() for number in range(9)]
+    with no_file_beyond(17):
+        for line in lines[:5]:
+            file.write(line)
+        assert path.read_bytes() == b"".join(lines)[:17] and "file: File too large" in file.failure
+    file.write(lines[5])
+    assert file.failure is None and path.read_bytes() == b"".join(lines[:6])
+    with no_file_beyond(50):
+        file.write(lines[6])
+        file.write(lines[7])
+    file.write(lines[8])
+    assert path.read_bytes() == b"".join(lines)
+    assert len(caplog.records) == 1

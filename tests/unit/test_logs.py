@@ -1,0 +1,42 @@
+"""Log lines to a console or a file that cannot be written."""
+
+import subprocess
+import sys
+
+TALK = """
+import os, sys
+from lm import logs, reporting
+sys.stderr.isatty = lambda: True  # with a progress bar
+logs.start_console(0)
+logs.LogFiles(["{log}"], "master", 0)
+reporter = reporting.Reporter("{directory}")
+progress = reporter.progress(1, 0, 100)
+for step in range(1, 101):
+    progress.update(step, 1.0, 1.0, 1.0)
+    reporter.log(f"line {{step}}")
+    if step == 50:
+        os.dup2(os.open("{console}", os.O_WRONLY), 2)
+progress.close()
+print("the end")
+"""
+
+
+def talk(directory, log, console="/dev/stderr"):
+    program = TALK.format(directory=directory, log=log, console=console)
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
+    )
+    assert (result.returncode, result.stdout) == (0, "the end\n"), result.stderr
+    return result.stderr
+
+
+def test_a_console_that_fails_stops_nothing(tmp_path):
+    text = talk(tmp_path, tmp_path / "log", console="/dev/full")
+    assert "line 50\n" in text and "line 51\n" not in text
+    assert len((tmp_path / "log").read_text().splitlines()) == 100
+
+
+def test_a_log_file_that_fails_is_one_line(tmp_path):
+    text = talk(tmp_path, "/dev/full")
+    assert text.count("cannot write /dev/full: No space left on device") == 1
+    assert "line 100\n" in text and "Traceback" not in text

@@ -1,0 +1,49 @@
+"""When a rank without progress is ended: real processes, which need no TensorFlow."""
+
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import signal, time
+from lm import watchdog
+watchdog._TICK_SECONDS, watchdog._GRACE_SECONDS = 0.02, 0.5
+own, stop = watchdog.own_process(), 0
+dog = watchdog.Watchdog({timeout}, [own, own], 0, lambda: stop)
+{phases}
+print("alive")
+"""
+STOP = "stop = signal.SIGTERM"
+STEP = "dog.beat('step 7', stoppable=True)"
+SAVE = "dog.beat('the save at step 7')"
+
+
+def run(*phases, timeout=600):
+    program = PROGRAM.format(timeout=timeout, phases="\n".join(phases))
+    return subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
+    )
+
+
+def test_a_step_that_does_not_end_after_a_stop_signal_ends_the_rank():
+    result = run(STEP, "time.sleep(1)", STOP, "time.sleep(30)")
+    assert result.returncode == 128 + 15 and "alive" not in result.stdout
+
+
+@pytest.mark.parametrize(
+    "phases",
+    [
+        pytest.param((STEP, STOP, SAVE, "time.sleep(3)"), id="a save"),
+        pytest.param((STEP, "time.sleep(1)", STEP, STOP, "time.sleep(2)"), id="as steps are long"),
+        pytest.param(("for _ in range(30): " + STEP + "; time.sleep(0.1)",), id="progress"),
+    ],
+)
+def test_a_stop_signal_leaves_time_for(phases):
+    assert run(*phases, timeout=2.5 if "range" in phases[0] else 600).stdout == "alive\n"
+
+
+def test_a_save_that_does_not_end_is_named_at_the_timeout():
+    result = run(STEP, STOP, SAVE, "time.sleep(30)", timeout=1)
+    assert result.returncode == 1
+    assert "no progress for 1 s in the save at step 7, waiting for rank 1" in result.stderr
