@@ -2,13 +2,12 @@
 
 import json
 import os
-import subprocess
 import sys
 import time
 
 import pytest
 
-from tests.commands import ROOT, environment, events, mpirun, run_module, train
+from tests.commands import ROOT, environment, events, mpirun, run_command, run_module, train
 
 TINY = ("--config", "config_test", "--hidden_size", 8, "--max_steps", 30)
 
@@ -123,10 +122,7 @@ def run_with_different_arguments(*by_rank, timeout=60):
     for index, arguments in enumerate(by_rank):
         rank = [sys.executable, "-m", "lm.train", *map(str, arguments)]
         command += rank if index == 0 else [":", "-np", "1", *rank]
-    return subprocess.run(
-        command, cwd=ROOT, env=environment(), stdin=subprocess.DEVNULL,
-        capture_output=True, text=True, timeout=timeout,
-    )  # fmt: skip
+    return run_command(command, environment(), timeout, cwd=ROOT)
 
 
 def test_one_rank_with_a_bad_file_ends_all_and_is_named(tmp_path, corpora):
