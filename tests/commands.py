@@ -9,6 +9,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import Optional
@@ -48,10 +49,12 @@ def marked_processes(mark: Mapping[str, str]) -> list[int]:
 
 
 def kill_marked(mark: Mapping[str, str]) -> None:
-    """Kill everything that was started with this mark."""
-    for pid in marked_processes(mark):
-        with contextlib.suppress(OSError):
-            os.kill(pid, signal.SIGKILL)
+    """Kill everything that was started with this mark; returns when all of it is gone."""
+    while pids := marked_processes(mark):
+        for pid in pids:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
 
 
 def run_command(command: Sequence[object], env: Mapping[str, str], timeout: float, **options):
