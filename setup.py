@@ -25,6 +25,6 @@ setup(
         "gpu": ["tensorflow[and-cuda]==2.18.1"],
         # The rival that lm.benchmark measures itself against; it has no part in training.
         "bench": ["torch==2.13.0"],
-        "dev": ["hypothesis", "pytest", "pytest-timeout", "ruff"],
+        "dev": ["hypothesis", "pytest", "pytest-timeout", "pytest-xdist", "ruff"],
     },
 )

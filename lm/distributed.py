@@ -17,6 +17,7 @@ from typing import Any, Optional
 import numpy as np
 
 from lm.errors import UserError
+from lm.startup import import_tensorflow
 
 # The launchers' variables for the number of processes and the rank of this one.
 _LAUNCHERS = (
@@ -199,6 +200,7 @@ def _broadcast_hook(hvd):
 
 def _import_horovod(size: int):
     try:
+        import_tensorflow()
         import tensorflow as tf
 
         try:

@@ -14,6 +14,7 @@ words there are; an `<unk>` in the text itself is a word like others.
 """
 
 from lm import launch
+from lm.startup import import_tensorflow
 
 USAGE = """\
 Measure the perplexity of a trained model, on one process or under mpirun on many.
@@ -32,6 +33,7 @@ def main() -> None:
 
 
 def _prepare(argv, comm):
+    import_tensorflow()
     from lm.evaluate_job import prepare
     from lm.flags import Flags
     from lm.runs import define_run_flags

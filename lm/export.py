@@ -25,6 +25,7 @@ the vocabulary has none, it is an error.
 """
 
 from lm import launch
+from lm.startup import import_tensorflow
 
 USAGE = """\
 Write a trained model as a SavedModel, which plain TensorFlow loads without this project.
@@ -38,6 +39,7 @@ def main() -> None:
 
 
 def _export(argv):
+    import_tensorflow()
     from lm.errors import UserError
     from lm.exporting import export
     from lm.flags import Flags

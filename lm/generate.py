@@ -9,6 +9,7 @@ said", "words": ["it", "will", "<eos>"], "text": "the company said it will\\n"}.
 import signal
 
 from lm import launch
+from lm.startup import import_tensorflow
 
 USAGE = """\
 Generate text with a trained model.
@@ -26,6 +27,7 @@ def main() -> None:
 
 
 def _generate(argv):
+    import_tensorflow()
     from lm.flags import Flags
     from lm.generation import run_generation
     from lm.runs import define_run_flags

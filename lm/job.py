@@ -1,15 +1,14 @@
-"""From a command line to a run that is ready to start: all that can fail before step 1."""
+"""From a config to a run that is ready to start: all that can fail before step 1."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Sequence
 from typing import Any, NamedTuple, Optional
 
 import tensorflow.compat.v1 as tf
 
-from lm import agreement, flags, synthetic
+from lm import agreement, synthetic
 from lm.batches import Rows, TrainBatches, rows_of_rank
 from lm.config import Config, RunOptions
 from lm.cores import unbind_from_core
@@ -54,11 +53,12 @@ class Job(NamedTuple):
         }
 
 
-def prepare(argv: Sequence[str], comm: Communicator) -> Job:
+def prepare(config: Config, options: RunOptions, comm: Communicator) -> Job:
     """Check and load everything that a run needs.
 
     Args:
-      argv: The command line, program name first.
+      config: What is trained.
+      options: How.
       comm: The ranks.
 
     Returns:
@@ -67,7 +67,6 @@ def prepare(argv: Sequence[str], comm: Communicator) -> Job:
     Raises:
       UserError, RunError: This rank cannot start, and why.
     """
-    config, options = flags.parse_training_flags(argv)
     unbind_from_core()
     threads = choose_threads(options.intra_op_threads, options.inter_op_threads, comm.local_size)
     start_tensorflow(threads)

@@ -17,13 +17,8 @@ from typing import Any, Optional
 from tqdm import tqdm
 
 from lm.errors import RunError
-<<<<<<< HEAD
-from lm.files import write_atomically
-from lm.logs import LogFiles
-=======
-from lm.files import PatientFile
+from lm.files import PatientFile, write_atomically
 from lm.logs import LogFiles, may_be_gone
->>>>>>> processes
 from lm.tensorboard import TensorBoardWriter
 
 _logger = logging.getLogger("lm")
@@ -62,20 +57,9 @@ class Reporter:
     def event(self, kind: str, **fields: Any) -> None:
         """Append one JSON object to metrics.jsonl, and its numbers to TensorBoard."""
         if self._metrics:
-<<<<<<< HEAD
             # JSON has no NaN and no infinity, and null is no number: such a field is left out.
             finite = {name: value for name, value in fields.items() if _is_json(value)}
-            try:
-                self._metrics.write(json.dumps({"event": kind, **finite}) + "\n")
-            except OSError as error:
-                raise RunError(
-                    f"cannot write {self._metrics.name}: {error.strerror}; mend that, then"
-                    " continue with --resume"
-                ) from error
-=======
-            finite = {name: _json_value(value) for name, value in fields.items()}
             self._metrics.write(json.dumps({"event": kind, **finite}).encode() + b"\n")
->>>>>>> processes
         if self._tensorboard:
             self._tensorboard.write(kind, fields)
 

@@ -17,6 +17,7 @@ With --json an object a line: {"log_probability": -9.1, "tokens": 3, "unknown": 
 import signal
 
 from lm import launch
+from lm.startup import import_tensorflow
 
 USAGE = """\
 Print the log-probability of each sentence on stdin, a sentence a line.
@@ -34,6 +35,7 @@ def main() -> None:
 
 
 def _score(argv):
+    import_tensorflow()
     from lm.flags import Flags
     from lm.runs import define_run_flags
     from lm.scoring import run_scoring

@@ -105,10 +105,13 @@ def sample_states(transitions: np.ndarray, rng: np.random.Generator, min_tokens:
     # Inverse CDF per state; the last bound is left out, so that rounding cannot step past it.
     bounds = [np.cumsum(row[row > 0])[:-1].tolist() for row in transitions]
     states, state = [], EOS
-    while len(states) < min_tokens or state != EOS:
-        state = successors[state][bisect.bisect_right(bounds[state], rng.random())]
-        states.append(state)
-    return states
+    while True:
+        # In blocks, which are the numbers of as many single draws in a quarter of the time.
+        for draw in rng.random(10_000).tolist():
+            state = successors[state][bisect.bisect_right(bounds[state], draw)]
+            states.append(state)
+            if state == EOS and len(states) >= min_tokens:
+                return states
 
 
 def text_perplexity(transitions: np.ndarray, states: list[int]) -> float:

@@ -1,6 +1,8 @@
 """Train a language model: `python -m lm.train --config config_small`."""
 
 from lm import launch
+from lm.flags import parse_training_flags
+from lm.startup import import_tensorflow
 
 
 def main() -> None:
@@ -9,9 +11,11 @@ def main() -> None:
 
 
 def _prepare(argv, comm):
+    config, options = parse_training_flags(argv)  # first: help and typing errors come at once
+    import_tensorflow()
     from lm.job import prepare
 
-    return prepare(argv, comm)
+    return prepare(config, options, comm)
 
 
 def _train(job, comm):

@@ -4,6 +4,7 @@
 #
 #   run_scripts/test.sh                         everything but the tests marked soak
 #   run_scripts/test.sh tests/unit -k batches   arguments go to pytest
+#   run_scripts/test.sh -n 2 --dist loadscope tests/faults   two modules at a time, as without arguments
 #   run_scripts/test.sh -m soak                 the long ones
 #
 # Environment: PTB_ARCHIVE, the PTB .tgz; without it the tests that need PTB skip and say so.
@@ -21,4 +22,7 @@ source "$scripts/env.sh"
 
 ruff check .
 ruff format --check .
+# The whole suite: a module of tests on each core, since most of a test is the start of TensorFlow,
+# which keeps one core busy. For a few tests more processes would only cost their own start.
+(($#)) || set -- --numprocesses "$(nproc)" --maxprocesses 8 --dist loadscope
 python -m pytest "$@"

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pathlib
+import signal
 import subprocess
 import sys
+import time
+import uuid
 from collections.abc import Mapping, Sequence
 from typing import Optional
 
@@ -27,6 +31,48 @@ def environment(**changes: str) -> dict[str, str]:
     return {**os.environ, **root_ok, **changes}
 
 
+def new_mark() -> dict[str, str]:
+    """Return a variable for the environment of a command, by which all that it starts is known."""
+    return {"LM_TEST_JOB": str(uuid.uuid4())}
+
+
+def marked_processes(mark: Mapping[str, str]) -> list[int]:
+    """Return the process ids of everything that was started with this mark."""
+    ((name, value),) = mark.items()
+    found = []
+    for directory in pathlib.Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if directory.name.isdigit():
+                if f"{name}={value}".encode() in (directory / "environ").read_bytes():
+                    found.append(int(directory.name))
+    return sorted(found)
+
+
+def kill_marked(mark: Mapping[str, str]) -> None:
+    """Kill everything that was started with this mark; returns when all of it is gone."""
+    while pids := marked_processes(mark):
+        for pid in pids:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
+
+
+def run_command(command: Sequence[object], env: Mapping[str, str], timeout: float, **options):
+    """Run a command to its end, as `subprocess.run`; not in time, it and its ranks are killed.
+
+    Ranks are in process groups of their own: they would outlive an mpirun that is killed.
+    """
+    mark = new_mark()
+    try:
+        return subprocess.run(
+            [str(word) for word in command], env={**env, **mark}, timeout=timeout,
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, **options,
+        )  # fmt: skip
+    except BaseException:  # this timeout, pytest's, or Ctrl-C
+        kill_marked(mark)
+        raise
+
+
 def run_module(
     module: str,
     *arguments: object,
@@ -37,16 +83,8 @@ def run_module(
 ) -> subprocess.CompletedProcess:
     """Run `python -m module` on some ranks; kills it, and fails, after `timeout` seconds."""
     launcher: Sequence[str] = mpirun(num_ranks) if num_ranks > 1 else []
-    command = [*launcher, sys.executable, "-m", module, *map(str, arguments)]
-    return subprocess.run(
-        command,
-        cwd=cwd or ROOT,
-        env=environment(**(env or {})),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-    )
+    command = [*launcher, sys.executable, "-m", module, *arguments]
+    return run_command(command, environment(**(env or {})), timeout, cwd=cwd or ROOT)
 
 
 def train(output_dir, *arguments: object, **options) -> subprocess.CompletedProcess:

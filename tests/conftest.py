@@ -9,9 +9,18 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 
 @pytest.fixture(scope="session")
-def corpora(tmp_path_factory):
+def session_dir(tmp_path_factory):
+    """A directory of this test session, one for all of pytest-xdist's workers."""
+    own = tmp_path_factory.getbasetemp()
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+
+
+@pytest.fixture(scope="session")
+def corpora(session_dir):
     """A data_path shared by the tests, so that the embedded corpus is made once."""
-    return tmp_path_factory.mktemp("data")
+    path = session_dir / "data"
+    path.mkdir(exist_ok=True)
+    return path
 
 
 @pytest.fixture(scope="session")

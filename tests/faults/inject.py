@@ -72,7 +72,7 @@ def fail(rank, step, when):
 def fail_to_prepare(rank):
     import lm.job
 
-    def action(argv, comm):
+    def action(config, options, comm):
         if comm.rank == int(rank):
             raise RuntimeError("the injected cause")
 

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import pathlib
-import signal
 import subprocess
 import sys
 import time
-import uuid
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from lm import checkpoint, manifest
-from tests.commands import ROOT, environment, mpirun
+from tests.commands import ROOT, environment, kill_marked, marked_processes, mpirun, new_mark
 
 GONE_SECONDS = 10  # a job must be gone so long after the fault
 
@@ -26,7 +23,7 @@ class Job:
 
     def __init__(self, output_dir, *flags, num_ranks=1, fault=None, launcher=None, **popen):
         self.output_dir = pathlib.Path(output_dir)
-        self._mark = f"LM_TEST_JOB={uuid.uuid4()}"
+        self._mark = new_mark()
         module = ["tests.faults.inject", fault] if fault else ["lm.train"]
         # Time to save between SIGTERM and SIGKILL. Less than in run_scripts/env.sh, because the
         # models are small and mpirun lets it go by twice, even if all ranks have ended.
@@ -35,7 +32,7 @@ class Job:
         arguments = ["--output_dir", output_dir, "--log_every_steps", 1, *flags]
         self.process = subprocess.Popen(
             [*launcher, sys.executable, "-m", *module, *map(str, arguments)],
-            cwd=ROOT, env=self._environment(popen.pop("env", {})), text=True,
+            cwd=ROOT, env=environment(**popen.pop("env", {}), **self._mark), text=True,
             **{"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT,
                **popen},
         )  # fmt: skip
@@ -53,17 +50,7 @@ class Job:
 
     def processes(self) -> list[int]:
         """Process ids of everything that this job has started."""
-        found = []
-        for directory in pathlib.Path("/proc").iterdir():
-            with contextlib.suppress(OSError):
-                if directory.name.isdigit():
-                    if self._mark.encode() in (directory / "environ").read_bytes():
-                        found.append(int(directory.name))
-        return sorted(found)
-
-    def _environment(self, changes) -> dict[str, str]:
-        name, _, value = self._mark.partition("=")
-        return environment(**changes, **{name: value})
+        return marked_processes(self._mark)
 
     def wait_for(self, condition: Callable[[], object], timeout: float = 60) -> None:
         deadline = time.monotonic() + timeout
@@ -97,9 +84,8 @@ class Job:
         return self.finish(timeout=GONE_SECONDS)
 
     def kill(self) -> None:
-        for pid in [*self.processes(), self.process.pid]:
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
+        self.process.kill()
+        kill_marked(self._mark)
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from lm import checkpoint, manifest
+from lm import checkpoint, manifest, synthetic
 from tests.commands import ROOT, mpirun, run_module
 from tests.faults.jobs import last_step, run, saved_steps
 
@@ -103,7 +103,7 @@ def different(tmp_path, corpora, name):
     ],
 )
 def test_ranks_that_differ_are_refused(start, tmp_path, corpora, name):
-    run(start, tmp_path / "corpus", *FLAGS, "--max_steps", 1)  # so that the corpus is there
+    synthetic.write_corpus(corpora / "embedded")
     flags, env = different(tmp_path, corpora, name)
     own = ["--config", "config_test", "--log_every_steps", 1, *FLAGS]
     if name == "corpus":

@@ -1,16 +1,21 @@
 """Shared by the tests of the command lines."""
 
+import fcntl
+
 import pytest
 
 from tests.commands import train
 
 
 @pytest.fixture(scope="session")
-def trained(tmp_path_factory, corpora):
+def trained(session_dir, corpora):
     """A run of lm.train, a few seconds of it, for the programs that use a run."""
-    run_dir = tmp_path_factory.mktemp("runs") / "trained"
-    train(
-        run_dir, "--config", "config_test", "--data_path", corpora, "--hidden_size", 24,
-        "--max_steps", 150, "--log_every_steps", 10,
-    )  # fmt: skip
+    run_dir = session_dir / "trained"
+    with open(session_dir / "trained.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the second worker waits for the first one's run
+        if not run_dir.exists():
+            train(
+                run_dir, "--config", "config_test", "--data_path", corpora, "--hidden_size", 24,
+                "--max_steps", 150, "--log_every_steps", 10,
+            )  # fmt: skip
     return run_dir

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from tests.commands import ROOT, environment, run_module
+from tests.commands import ROOT, environment, run_command, run_module
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
@@ -122,13 +122,10 @@ def test_compare_baseline_trains_twice_and_reports(tmp_path, corpora):
         (tmp_path / "project" / name).symlink_to(ROOT / name)
     # The set-up has tests of its own, and this test runs in its result.
     (script.parent / "setup.sh").write_text("#!/bin/sh\n")
-    result = subprocess.run(
-        [script, "config_test", "--hidden_size", "16"],
-        env=environment(
-            NP="2", MAX_STEPS="60", DATA_PATH=str(corpora), OUTPUT_DIR=str(tmp_path / "out")
-        ),
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=240,
-    )  # fmt: skip
+    env = environment(
+        NP="2", MAX_STEPS="60", DATA_PATH=str(corpora), OUTPUT_DIR=str(tmp_path / "out")
+    )
+    result = run_command([script, "config_test", "--hidden_size", "16"], env, timeout=240)
     assert result.returncode == 0, result.stderr
     assert re.search(r"\| test +\|.*\|\n", result.stdout)
     (row,) = [line for line in result.stdout.splitlines() if "1-rank (1 rank)" in line]

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from tests.commands import ROOT, environment, events
+from tests.commands import ROOT, environment, events, run_command
 
 TINY = ("--hidden_size", "8", "--max_steps", "10", "--log_every_steps", "1", "--noeval")
 
@@ -20,15 +20,7 @@ def run_script(name, output_dir, corpora, **env):
     command = [
         ROOT / "run_scripts" / name, *TINY, "--data_path", corpora, "--output_dir", output_dir
     ]  # fmt: skip
-    return subprocess.run(
-        command,
-        cwd=ROOT,
-        env=environment(CONFIG="config_test", **env),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    return run_command(command, environment(CONFIG="config_test", **env), timeout=120, cwd=ROOT)
 
 
 def losses(output_dir):
@@ -67,14 +59,9 @@ def slurm_job(tmp_path):
 
 def test_the_batch_script_trains_with_mpirun_inside_a_slurm_job(tmp_path, corpora, baseline):
     copy = shutil.copy(ROOT / "run_scripts" / "train_slurm.sbatch", tmp_path / "slurm_script")
-    result = subprocess.run(
-        [copy, *TINY, "--data_path", corpora, "--output_dir", tmp_path / "run"],
-        cwd="/",
-        env=environment(CONFIG="config_test", **slurm_job(tmp_path)),
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    command = [copy, *TINY, "--data_path", corpora, "--output_dir", tmp_path / "run"]
+    env = environment(CONFIG="config_test", **slurm_job(tmp_path))
+    result = run_command(command, env, timeout=120, cwd="/")
     assert result.returncode == 0, result.stdout + result.stderr
     assert losses(tmp_path / "run") == pytest.approx(baseline, rel=1e-4)
 

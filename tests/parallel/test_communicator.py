@@ -9,19 +9,18 @@ from tests.commands import ROOT, environment, run_module
 
 
 @pytest.mark.parametrize(
-    "program, num_ranks",
+    "programs, num_ranks",
     [
-        ("gather", 2),
-        ("gather", 4),
-        ("update", 3),
-        ("large_sum", 2),
-        ("large_sum", 3),
-        ("broadcast", 2),
+        (["gather", "large_sum", "broadcast"], 2),
+        (["update", "large_sum"], 3),
+        (["gather"], 4),
     ],
 )
-def test_ranks(program, num_ranks):
-    result = run_module("tests.parallel.rank_programs", program, num_ranks=num_ranks, timeout=90)
+def test_ranks(programs, num_ranks):
+    result = run_module("tests.parallel.rank_programs", *programs, num_ranks=num_ranks)
     assert result.returncode == 0, result.stdout + result.stderr
+    for program in programs:
+        assert result.stdout.count(f"done: {program}\n") == num_ranks
 
 
 def test_a_launch_without_a_working_horovod_is_refused():

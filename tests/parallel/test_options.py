@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from lm.errors import UserError
+from lm.profiling import parse_steps
 from tests.commands import events, run_module, train
 
 
@@ -24,14 +26,16 @@ def test_traces_load_as_chrome_traces(tmp_path, corpora):
     assert any("ApplyGradientDescent" in str(event.get("name")) for event in operations)
 
 
-@pytest.mark.parametrize("steps", ["5", "6:5", "0:1", "a:b"])
-def test_bad_profile_steps_are_refused(tmp_path, corpora, steps):
+def test_bad_profile_steps_are_refused(tmp_path, corpora):
     result = run_module(
         "lm.train",
         *("--config", "config_test", "--data_path", corpora, "--output_dir", tmp_path / "run"),
-        *("--profile_steps", steps),
+        *("--profile_steps", "5"),
     )
     assert result.returncode == 2 and "profile_steps must be FIRST:LAST" in result.stderr
+    for steps in ("5", "6:5", "0:1", "a:b"):
+        with pytest.raises(UserError, match="profile_steps must be FIRST:LAST"):
+            parse_steps(steps)
 
 
 def test_evaluating_on_all_ranks_gives_the_same_numbers(tmp_path, corpora):

@@ -1,13 +1,12 @@
 """Ranks on unlike CPUs: together where they build the same graph, refused where they do not."""
 
 import re
-import subprocess
 import sys
 
 import pytest
 
 from lm import kernels
-from tests.commands import ROOT, environment, mpirun
+from tests.commands import ROOT, environment, mpirun, run_command
 
 UNLIKE = ("LM_KERNELS_ISA=avx2", "LM_KERNELS_ISA=generic")
 
@@ -25,15 +24,7 @@ def run_ranks(settings, *arguments):
     for setting in settings:
         command += [*(launcher[1:] if command else launcher), "env", setting]
         command += [sys.executable, "-m", *map(str, arguments), ":"]
-    result = subprocess.run(
-        command[:-1],
-        cwd=ROOT,
-        env=environment(),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=140,
-    )
+    result = run_command(command[:-1], environment(), timeout=140, cwd=ROOT)
     return result.returncode, result.stdout + result.stderr
 
 

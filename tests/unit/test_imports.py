@@ -8,7 +8,7 @@ import pytest
 PACKAGE = pathlib.Path(__file__).parents[2] / "lm"
 # From what knows nothing to what knows all; a module may import only those of lower layers.
 LAYERS = [
-    ["errors", "metrics", "files", "tables", "checklist", "sampling"],
+    ["errors", "metrics", "files", "startup", "tables", "checklist", "sampling"],
     ["config", "vocabulary", "archive", "download", "synthetic", "logs"],
     ["flags", "encoding", "ptb", "batches", "agreement"],
     ["corpus_cache", "corpus", "product", "lstm", "softmax", "tensorboard"],

@@ -1,4 +1,4 @@
-"""TensorFlow's threads."""
+"""TensorFlow's start: what it imports, and its threads."""
 
 import subprocess
 import sys
@@ -8,6 +8,11 @@ from tests.commands import ROOT
 # A Saver, a session and an exchange each would make the pools of the process, if they came first.
 _COUNT_THREADS = """
 import os, sys
+from lm.startup import import_tensorflow
+
+import_tensorflow()
+assert not any(name.startswith("matplotlib") for name in sys.modules)
+import matplotlib  # can still be imported
 import tensorflow.compat.v1 as tf
 from lm.session import Threads, session_config, start_tensorflow
 
