@@ -52,6 +52,7 @@ struct Gemm {
 };
 
 struct GemmFormat {
+  int64_t widest;  // this many vectors of columns at most should be one block
   int64_t (*RowUnits)(int64_t K);
   int64_t (*Vectors)(int64_t N);  // how many vectors N columns are
   int64_t (*PanelFloats)(int64_t K, int64_t vectors);

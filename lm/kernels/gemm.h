@@ -7,6 +7,7 @@
 #ifndef LM_KERNELS_GEMM_H_
 #define LM_KERNELS_GEMM_H_
 
+#include "cpu.h"
 #include "simd.h"
 
 namespace LM_ISA {
@@ -186,6 +187,8 @@ static void Multiply(int64_t rows, const float* a, int64_t lda, const float* pan
 // One whole product, C[M, N] = A[M, K] B[K, N]; see cpu.h.
 template <class Format>
 struct Gemm {
+  static constexpr int64_t kWidest = 8;
+
   static int64_t RowUnits(int64_t K) { return Units<Format>(K); }
   static int64_t Vectors(int64_t N) { return (N + kLanes - 1) / kLanes; }
   static int64_t PanelFloats(int64_t K, int64_t vectors) {
@@ -209,11 +212,13 @@ struct Gemm {
                                p.K, out);
   }
 
+  // Columns [column, end), two vectors a panel; `padded` units long, those after `units` zeros.
   template <class T>
   static void PackPanels(const lm::Gemm& p, int64_t column, int64_t end, int64_t u0, int64_t units,
-                         float* out) {
-    for (int width; column < end; column += width, out += units * width) {
+                         float* out, int64_t padded) {
+    for (int width; column < end; column += width, out += padded * width) {
       width = end - column > kLanes ? 2 * kLanes : kLanes;
+      memset(out + units * width, 0, (padded - units) * width * sizeof *out);
       for (int64_t n = column; n < column + width; n += kLanes) {
         const T* b = (const T*)p.b + (p.b_across ? n : n * p.ldb);
         PackPanel<Format>(Source<T>{b, p.ldb, p.b_across}, end - n, p.K, u0, units,
@@ -230,9 +235,9 @@ struct Gemm {
     for (int64_t u0 = 0; u0 < all; u0 += kPiece) {
       const int64_t units = Least(kPiece, all - u0);
       if (p.b_bf16)
-        PackPanels<uint16_t>(p, begin, end, u0, units, panels);
+        PackPanels<uint16_t>(p, begin, end, u0, units, panels, units);
       else
-        PackPanels<float>(p, begin, end, u0, units, panels);
+        PackPanels<float>(p, begin, end, u0, units, panels, units);
       const int64_t groups = (row1 - row0 + MaxRows<2>() - 1) / MaxRows<2>();
       for (int64_t g = 0; g < groups; ++g) {
         const int64_t r0 = row0 + (row1 - row0) * g / groups;

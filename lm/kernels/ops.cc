@@ -1,6 +1,12 @@
 // The TensorFlow ops: shapes, checks, memory and threads. The arithmetic is isa.cc's.
 //
 // CPU kernels only. Results do not depend on the number of threads.
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 #include <string>
 
 #include "cpu.h"
@@ -15,6 +21,7 @@ namespace generic { extern const lm::Kernels kernels; }
 namespace avx2 { extern const lm::Kernels kernels; }
 namespace avx512 { extern const lm::Kernels kernels; }
 namespace avx512bf16 { extern const lm::Kernels kernels; }
+namespace amx { extern const lm::Kernels kernels; }
 #endif
 
 namespace lm {
@@ -23,6 +30,17 @@ namespace {
 using namespace tensorflow;  // NOLINT: an op file is written in TensorFlow's terms
 using shape_inference::InferenceContext;
 using shape_inference::ShapeHandle;
+
+#if defined(__x86_64__)
+// Linux saves the tiles' registers, 8 KB a thread, only for a process that has asked for it.
+bool MayUseAmx() {
+  unsigned a, b, c, d = 0;
+  constexpr unsigned kBf16 = 1u << 22, kTiles = 1u << 24;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d & kBf16) || !(d & kTiles)) return false;
+  constexpr int kRequestPermission = 0x1023, kTileData = 18;  // <asm/prctl.h>, too new for some
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+#endif
 
 // The best build for this CPU, or the one that LM_KERNELS_ISA names if the CPU has it.
 const Kernels& Cpu() {
@@ -35,7 +53,10 @@ const Kernels& Cpu() {
       if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
         usable.push_back(&avx512::kernels);
-        if (__builtin_cpu_supports("avx512bf16")) usable.push_back(&avx512bf16::kernels);
+        if (__builtin_cpu_supports("avx512bf16")) {
+          usable.push_back(&avx512bf16::kernels);
+          if (MayUseAmx()) usable.push_back(&amx::kernels);
+        }
       }
     }
 #endif
@@ -125,8 +146,8 @@ class MatMulOp : public OpKernel {
     // not suffice for all threads, the rows are divided too.
     const int64_t threads = ctx->device()->tensorflow_cpu_worker_threads()->num_threads;
     const int64_t vectors = format.Vectors(p.N);
-    constexpr int64_t kWidest = 8;
-    const int64_t wanted = ((vectors + kWidest - 1) / kWidest + threads - 1) / threads * threads;
+    const int64_t widest = format.widest;
+    const int64_t wanted = ((vectors + widest - 1) / widest + threads - 1) / threads * threads;
     const int64_t width = (vectors + wanted - 1) / wanted;
     const int64_t columns = (vectors + width - 1) / width;
     const int64_t rows = std::max<int64_t>(1, std::min(threads / columns, p.M / 32));
