@@ -7,8 +7,8 @@ Shapes: T time steps, B rows, H hidden units, G = 4H gates, V words, N = T * B t
 are float32. ``precision`` "bfloat16" rounds the factors of matrix products, and nothing else, to
 bfloat16; sums, gates, softmax statistics and gradients stay float32.
 
-Environment: LM_KERNELS=0 switches the ops off; LM_KERNELS_ISA=generic|avx2|avx512|avx512bf16|
-amx takes a lesser instruction set than the CPU's best.
+Environment: LM_KERNELS=0 switches the ops off; LM_KERNELS_ISA=generic|avx2|avx512|avx512bf16|amx
+takes a lesser instruction set than the CPU's best.
 """
 
 from __future__ import annotations
@@ -77,9 +77,10 @@ def _is_bfloat16(precision: str) -> bool:
 
 
 def _product(a, b, bf16, transpose_a=False, transpose_b=False):
-    """Multiply two matrices, each float32 or bfloat16, by whatever is fastest; float32 result.
+    """Multiply two matrices, each float32 or bfloat16; float32 result.
 
-    In float32, oneDNN is at the CPU's peak unless b is transposed; there ours is faster.
+    In float32, oneDNN is at the CPU's peak unless b is transposed; there ours is faster. In
+    bfloat16 its result is rounded, too, so that all products are ours.
     """
     transposes = dict(transpose_a=transpose_a, transpose_b=transpose_b)
     if bf16 or transpose_b:

@@ -8,9 +8,9 @@
 
 #include "gemm.h"
 
-#if defined(__AMX_BF16__)
-
 namespace LM_ISA {
+
+#if defined(__AMX_BF16__)
 
 struct TileConfig {
   uint8_t palette = 1, start_row = 0, reserved[14] = {};
@@ -24,11 +24,13 @@ LM_INLINE void StoresAreDone() { asm volatile("" ::: "memory"); }
 struct AmxGemm : Gemm<Bfloat16> {
   static constexpr int64_t kTile = 16;  // rows or units of a tile
   static constexpr int64_t kGroup = 2 * kTile;
-  // Of A's group of rows, this many units stay in the L1 cache while all columns pass over it.
-  static constexpr int64_t kPiece = 256;
+  // Tiles multiply faster than memory sends A, so a row of A is loaded for more columns.
   static constexpr int64_t kWidest = 32;
 
   static int64_t WholeTiles(int64_t units) { return (units + kTile - 1) / kTile * kTile; }
+
+  // Whole cache lines, and an odd number: the 16 rows of a tile lie in 16 sets of the L1 cache.
+  static int64_t RowUnits(int64_t K) { return WholeTiles(Units<Bfloat16>(K)) | kTile; }
 
   static int64_t PanelFloats(int64_t K, int64_t vectors) {
     return Least(kPiece, WholeTiles(Units<Bfloat16>(K))) * vectors * kLanes;
@@ -38,6 +40,7 @@ struct AmxGemm : Gemm<Bfloat16> {
                     float* panels) {
     const int64_t all = Units<Bfloat16>(p.K), begin = v0 * kLanes, end = Least(v1 * kLanes, p.N);
     const float* a = p.a_units ? p.a_units : (const float*)p.a;
+    const int64_t lda = p.a_units ? p.ld_units : all;
     int64_t configured = 0;
     for (int64_t u0 = 0; u0 < all; u0 += kPiece) {
       const int64_t units = Least(kPiece, all - u0), whole = units / kTile * kTile;
@@ -49,18 +52,18 @@ struct AmxGemm : Gemm<Bfloat16> {
         const int64_t rows = Least(kGroup, row1 - r0);
         if (rows != configured) Configure(rows);
         configured = rows;
-        const float* here = a + r0 * all + u0;
+        const float* here = a + r0 * lda + u0;
         float last[kGroup * kTile] = {};  // the units that fill no tile
         if (whole < units)
           for (int64_t m = 0; m < rows; ++m)
-            Store(last + m * kTile, Load(here + m * all + whole, units - whole));
+            Store(last + m * kTile, Load(here + m * lda + whole, units - whole));
         const float* panel = panels;
         for (int64_t n = begin; n < end; n += 2 * kLanes) {
           float* c = p.c + r0 * p.N + n;
           if (end - n > kLanes)
-            Columns<2>(rows, here, all, last, panel, units, c, p.N, p.N - n, u0 == 0);
+            Columns<2>(rows, here, lda, last, panel, units, c, p.N, p.N - n, u0 == 0);
           else
-            Columns<1>(rows, here, all, last, panel, units, c, p.N, p.N - n, u0 == 0);
+            Columns<1>(rows, here, lda, last, panel, units, c, p.N, p.N - n, u0 == 0);
           panel += WholeTiles(units) * 2 * kLanes;
         }
       }
@@ -150,7 +153,14 @@ struct AmxGemm : Gemm<Bfloat16> {
   }
 };
 
-}  // namespace LM_ISA
+using Bfloat16Gemm = AmxGemm;
+
+#else
+
+using Bfloat16Gemm = Gemm<Bfloat16>;
 
 #endif  // __AMX_BF16__
+
+}  // namespace LM_ISA
+
 #endif  // LM_KERNELS_AMX_H_

@@ -48,7 +48,8 @@ struct Gemm {
   int64_t ldb;
   bool b_bf16, b_across;
   float* c;
-  float* a_units;  // M * RowUnits(K) floats if NeedsPackRows, else nullptr
+  float* a_units;    // [M, ld_units] if NeedsPackRows, else nullptr
+  int64_t ld_units;  // RowUnits(K)
 };
 
 struct GemmFormat {

@@ -4,6 +4,7 @@
 // for k = 0, 1, ... one after another, so that the loop streams through memory, whatever the
 // layout of B was. A is read row-major, one broadcast at a time. Each element of C is summed over k
 // in one fixed order: the result depends neither on the threads nor on how rows are grouped.
+// amx.h multiplies the same panels and rows by tiles, where the CPU has them.
 #ifndef LM_KERNELS_GEMM_H_
 #define LM_KERNELS_GEMM_H_
 
@@ -92,15 +93,15 @@ static void PackPanel(Source<T> s, int64_t rows, int64_t K, int64_t u0, int64_t 
   }
 }
 
-// The units of row-major `rows` rows of K values: out[r * Units(K) + u]. How A is packed.
+// The units of row-major `rows` rows of K values: out[r * ldo + u]. How A is packed.
 template <class Format, class T>
-static void PackRows(Source<T> s, int64_t rows, int64_t K, float* out) {
+static void PackRows(Source<T> s, int64_t rows, int64_t K, float* out, int64_t ldo) {
   constexpr int D = Format::kDepth;
   const int64_t units = Units<Format>(K);
   if (!s.across) {
     for (int64_t r = 0; r < rows; ++r)
       for (int64_t u = 0; u < units; u += kLanes)
-        Store(out + r * units + u, Format::Along(s.p + r * s.ld + u * D, K - u * D), units - u);
+        Store(out + r * ldo + u, Format::Along(s.p + r * s.ld + u * D, K - u * D), units - u);
     return;
   }
   for (int64_t r = 0; r < rows; r += kLanes)
@@ -112,7 +113,7 @@ static void PackRows(Source<T> s, int64_t rows, int64_t K, float* out) {
       }
       Transpose(block);
       for (int i = 0; i < Least(kLanes, rows - r); ++i)
-        Store(out + (r + i) * units + u, block[i], units - u);
+        Store(out + (r + i) * ldo + u, block[i], units - u);
     }
 }
 
@@ -202,14 +203,14 @@ struct Gemm {
   }
 
   static void PackRows(const lm::Gemm& p, int64_t row0, int64_t row1) {
-    float* out = p.a_units + row0 * Units<Format>(p.K);
+    float* out = p.a_units + row0 * p.ld_units;
     const int64_t first = p.a_across ? row0 : row0 * p.lda, rows = row1 - row0;
     if (p.a_bf16)
       LM_ISA::PackRows<Format>(Source<uint16_t>{(const uint16_t*)p.a + first, p.lda, p.a_across},
-                               rows, p.K, out);
+                               rows, p.K, out, p.ld_units);
     else
       LM_ISA::PackRows<Format>(Source<float>{(const float*)p.a + first, p.lda, p.a_across}, rows,
-                               p.K, out);
+                               p.K, out, p.ld_units);
   }
 
   // Columns [column, end), two vectors a panel; `padded` units long, those after `units` zeros.

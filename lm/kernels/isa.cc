@@ -17,15 +17,10 @@ constexpr lm::LstmDirection Direction() {
   return {D::Blocks, D::PanelFloats, D::ScratchFloats, D::Pack, D::Start, D::Step};
 }
 
-#if defined(__AMX_BF16__)
-using Bfloat16Gemm = AmxGemm;
-#else
-using Bfloat16Gemm = Gemm<Bfloat16>;
-#endif
-
 template <class G>
 constexpr lm::GemmFormat Products() {
-  return {G::kWidest, G::RowUnits, G::Vectors, G::PanelFloats, G::NeedsPackRows, G::PackRows, G::Block};
+  return {G::kWidest,       G::RowUnits, G::Vectors, G::PanelFloats,
+          G::NeedsPackRows, G::PackRows, G::Block};
 }
 
 extern const lm::Kernels kernels;

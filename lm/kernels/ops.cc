@@ -139,15 +139,16 @@ class MatMulOp : public OpKernel {
 
     const GemmFormat& format = Cpu().gemm[bf16_];
     const bool pack_rows = format.NeedsPackRows(p);
-    Scratch a_units(pack_rows ? p.M * format.RowUnits(p.K) : 0);
+    p.ld_units = format.RowUnits(p.K);
+    Scratch a_units(pack_rows ? p.M * p.ld_units : 0);
     p.a_units = pack_rows ? a_units.data() : nullptr;
     // Blocks of columns, wide enough that a row of A is loaded for many, narrow enough that their
     // panels stay in the L2 cache and that all threads have the same to do. Where the columns do
     // not suffice for all threads, the rows are divided too.
     const int64_t threads = ctx->device()->tensorflow_cpu_worker_threads()->num_threads;
     const int64_t vectors = format.Vectors(p.N);
-    const int64_t widest = format.widest;
-    const int64_t wanted = ((vectors + widest - 1) / widest + threads - 1) / threads * threads;
+    const int64_t fewest = (vectors + format.widest - 1) / format.widest;
+    const int64_t wanted = (fewest + threads - 1) / threads * threads;
     const int64_t width = (vectors + wanted - 1) / wanted;
     const int64_t columns = (vectors + width - 1) / width;
     const int64_t rows = std::max<int64_t>(1, std::min(threads / columns, p.M / 32));
