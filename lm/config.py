@@ -120,7 +120,7 @@ class Config(_Checked):
 
     precision: str = option(
         "float32",
-        "matrix products: float32, or bfloat16, added up in float32; all else is float32",
+        "factors of matrix products: float32, or rounded to bfloat16; sums, all else: float32",
         choices=("float32", "bfloat16"),
     )
 

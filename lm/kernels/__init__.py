@@ -7,7 +7,7 @@ Shapes: T time steps, B rows, H hidden units, G = 4H gates, V words, N = T * B t
 are float32. ``precision`` "bfloat16" rounds the factors of matrix products, and nothing else, to
 bfloat16; sums, gates, softmax statistics and gradients stay float32.
 
-Environment: LM_KERNELS=0 switches the ops off; LM_KERNELS_ISA=generic|avx2|avx512|avx512bf16
+Environment: LM_KERNELS=0 switches the ops off; LM_KERNELS_ISA=generic|avx2|avx512|avx512bf16|amx
 takes a lesser instruction set than the CPU's best.
 """
 
@@ -52,8 +52,7 @@ def description() -> str:
         return f"no compiled ops: {reason}"
     isa = ctypes.CDLL(str(_library_path())).lm_kernels_isa
     isa.restype = ctypes.c_char_p
-    products = ", bfloat16 products by oneDNN" if _bfloat16_in_tensorflow() else ""
-    return f"compiled ops for {isa().decode()}{products}"
+    return f"compiled ops for {isa().decode()}"
 
 
 def _library_path():
@@ -75,25 +74,13 @@ def _is_bfloat16(precision: str) -> bool:
     return precision == "bfloat16"
 
 
-@functools.cache
-def _bfloat16_in_tensorflow() -> bool:
-    """Whether oneDNN's bfloat16 products beat ours: it can use AMX, which ours do not."""
-    try:
-        with open("/proc/cpuinfo") as cpuinfo:
-            return "amx_bf16" in cpuinfo.read()
-    except OSError:
-        return False
-
-
 def _product(a, b, bf16, transpose_a=False, transpose_b=False):
-    """Multiply two matrices, each float32 or bfloat16, by whatever is fastest; float32 result.
+    """Multiply two matrices, each float32 or bfloat16; float32 result.
 
-    In float32, oneDNN is at the CPU's peak unless b is transposed; there ours is faster.
+    In float32, oneDNN is at the CPU's peak unless b is transposed; there ours is faster. In
+    bfloat16 its result is rounded, too, so that all products are ours.
     """
     transposes = dict(transpose_a=transpose_a, transpose_b=transpose_b)
-    if bf16 and _bfloat16_in_tensorflow():
-        c = tf.matmul(tf.cast(a, tf.bfloat16), tf.cast(b, tf.bfloat16), **transposes)
-        return tf.cast(c, tf.float32)
     if bf16 or transpose_b:
         return _ops().lm_mat_mul(a, b, bf16=bf16, **transposes)
     return tf.matmul(a, b, **transposes)

@@ -24,6 +24,7 @@ _X86_ISAS = {
     "avx2": ["-mavx2", "-mfma"],
     "avx512": _AVX512,
     "avx512bf16": [*_AVX512, "-mavx512bf16"],
+    "amx": [*_AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16"],
 }
 
 

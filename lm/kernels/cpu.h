@@ -48,10 +48,12 @@ struct Gemm {
   int64_t ldb;
   bool b_bf16, b_across;
   float* c;
-  float* a_units;  // M * RowUnits(K) floats if NeedsPackRows, else nullptr
+  float* a_units;    // [M, ld_units] if NeedsPackRows, else nullptr
+  int64_t ld_units;  // RowUnits(K)
 };
 
 struct GemmFormat {
+  int64_t widest;  // this many vectors of columns at most should be one block
   int64_t (*RowUnits)(int64_t K);
   int64_t (*Vectors)(int64_t N);  // how many vectors N columns are
   int64_t (*PanelFloats)(int64_t K, int64_t vectors);

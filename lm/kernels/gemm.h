@@ -4,9 +4,11 @@
 // for k = 0, 1, ... one after another, so that the loop streams through memory, whatever the
 // layout of B was. A is read row-major, one broadcast at a time. Each element of C is summed over k
 // in one fixed order: the result depends neither on the threads nor on how rows are grouped.
+// amx.h multiplies the same panels and rows by tiles, where the CPU has them.
 #ifndef LM_KERNELS_GEMM_H_
 #define LM_KERNELS_GEMM_H_
 
+#include "cpu.h"
 #include "simd.h"
 
 namespace LM_ISA {
@@ -91,15 +93,15 @@ static void PackPanel(Source<T> s, int64_t rows, int64_t K, int64_t u0, int64_t 
   }
 }
 
-// The units of row-major `rows` rows of K values: out[r * Units(K) + u]. How A is packed.
+// The units of row-major `rows` rows of K values: out[r * ldo + u]. How A is packed.
 template <class Format, class T>
-static void PackRows(Source<T> s, int64_t rows, int64_t K, float* out) {
+static void PackRows(Source<T> s, int64_t rows, int64_t K, float* out, int64_t ldo) {
   constexpr int D = Format::kDepth;
   const int64_t units = Units<Format>(K);
   if (!s.across) {
     for (int64_t r = 0; r < rows; ++r)
       for (int64_t u = 0; u < units; u += kLanes)
-        Store(out + r * units + u, Format::Along(s.p + r * s.ld + u * D, K - u * D), units - u);
+        Store(out + r * ldo + u, Format::Along(s.p + r * s.ld + u * D, K - u * D), units - u);
     return;
   }
   for (int64_t r = 0; r < rows; r += kLanes)
@@ -111,7 +113,7 @@ static void PackRows(Source<T> s, int64_t rows, int64_t K, float* out) {
       }
       Transpose(block);
       for (int i = 0; i < Least(kLanes, rows - r); ++i)
-        Store(out + (r + i) * units + u, block[i], units - u);
+        Store(out + (r + i) * ldo + u, block[i], units - u);
     }
 }
 
@@ -186,6 +188,8 @@ static void Multiply(int64_t rows, const float* a, int64_t lda, const float* pan
 // One whole product, C[M, N] = A[M, K] B[K, N]; see cpu.h.
 template <class Format>
 struct Gemm {
+  static constexpr int64_t kWidest = 8;
+
   static int64_t RowUnits(int64_t K) { return Units<Format>(K); }
   static int64_t Vectors(int64_t N) { return (N + kLanes - 1) / kLanes; }
   static int64_t PanelFloats(int64_t K, int64_t vectors) {
@@ -199,21 +203,23 @@ struct Gemm {
   }
 
   static void PackRows(const lm::Gemm& p, int64_t row0, int64_t row1) {
-    float* out = p.a_units + row0 * Units<Format>(p.K);
+    float* out = p.a_units + row0 * p.ld_units;
     const int64_t first = p.a_across ? row0 : row0 * p.lda, rows = row1 - row0;
     if (p.a_bf16)
       LM_ISA::PackRows<Format>(Source<uint16_t>{(const uint16_t*)p.a + first, p.lda, p.a_across},
-                               rows, p.K, out);
+                               rows, p.K, out, p.ld_units);
     else
       LM_ISA::PackRows<Format>(Source<float>{(const float*)p.a + first, p.lda, p.a_across}, rows,
-                               p.K, out);
+                               p.K, out, p.ld_units);
   }
 
+  // Columns [column, end), two vectors a panel; `padded` units long, those after `units` zeros.
   template <class T>
   static void PackPanels(const lm::Gemm& p, int64_t column, int64_t end, int64_t u0, int64_t units,
-                         float* out) {
-    for (int width; column < end; column += width, out += units * width) {
+                         float* out, int64_t padded) {
+    for (int width; column < end; column += width, out += padded * width) {
       width = end - column > kLanes ? 2 * kLanes : kLanes;
+      memset(out + units * width, 0, (padded - units) * width * sizeof *out);
       for (int64_t n = column; n < column + width; n += kLanes) {
         const T* b = (const T*)p.b + (p.b_across ? n : n * p.ldb);
         PackPanel<Format>(Source<T>{b, p.ldb, p.b_across}, end - n, p.K, u0, units,
@@ -230,9 +236,9 @@ struct Gemm {
     for (int64_t u0 = 0; u0 < all; u0 += kPiece) {
       const int64_t units = Least(kPiece, all - u0);
       if (p.b_bf16)
-        PackPanels<uint16_t>(p, begin, end, u0, units, panels);
+        PackPanels<uint16_t>(p, begin, end, u0, units, panels, units);
       else
-        PackPanels<float>(p, begin, end, u0, units, panels);
+        PackPanels<float>(p, begin, end, u0, units, panels, units);
       const int64_t groups = (row1 - row0 + MaxRows<2>() - 1) / MaxRows<2>();
       for (int64_t g = 0; g < groups; ++g) {
         const int64_t r0 = row0 + (row1 - row0) * g / groups;

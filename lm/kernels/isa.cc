@@ -1,5 +1,6 @@
 // The arithmetic for one instruction set: build.py compiles this file once for each, with
 // -DLM_ISA=<name> and the compiler's flags for it. ops.cc picks one at run time.
+#include "amx.h"
 #include "cpu.h"
 #include "dropout.h"
 #include "gemm.h"
@@ -17,16 +18,16 @@ constexpr lm::LstmDirection Direction() {
   return {D::Blocks, D::PanelFloats, D::ScratchFloats, D::Pack, D::Start, D::Step};
 }
 
-template <class Format>
+template <class G>
 constexpr lm::GemmFormat Products() {
-  using G = Gemm<Format>;
-  return {G::RowUnits, G::Vectors, G::PanelFloats, G::NeedsPackRows, G::PackRows, G::Block};
+  return {G::kWidest,       G::RowUnits, G::Vectors, G::PanelFloats,
+          G::NeedsPackRows, G::PackRows, G::Block};
 }
 
 extern const lm::Kernels kernels;
 const lm::Kernels kernels = {
     LM_STRING(LM_ISA),
-    {Products<Float32>(), Products<Bfloat16>()},
+    {Products<Gemm<Float32>>(), Products<Bfloat16Gemm>()},
     {Direction<Forward<Float32>>(), Direction<Forward<Bfloat16>>()},
     {Direction<Backward<Float32>>(), Direction<Backward<Bfloat16>>()},
     SoftmaxRows,

@@ -3,6 +3,8 @@
 // CPU kernels only. Results do not depend on the number of threads.
 #if defined(__x86_64__)
 #include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #endif
 
 #include <cmath>
@@ -22,6 +24,7 @@ namespace generic { extern const lm::Kernels kernels; }
 namespace avx2 { LM_IF_BUILT; }
 namespace avx512 { LM_IF_BUILT; }
 namespace avx512bf16 { LM_IF_BUILT; }
+namespace amx { LM_IF_BUILT; }
 #endif
 
 namespace lm {
@@ -36,6 +39,15 @@ using shape_inference::ShapeHandle;
 bool HasAvx512Bf16() {
   unsigned eax, ebx, ecx, edx;
   return __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax & 1 << 5);
+}
+
+// Linux saves the tiles' registers, 8 KB a thread, only for a process that has asked for it.
+bool MayUseAmx() {
+  unsigned a, b, c, d = 0;
+  constexpr unsigned kBf16 = 1u << 22, kTiles = 1u << 24;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d & kBf16) || !(d & kTiles)) return false;
+  constexpr int kRequestPermission = 0x1023, kTileData = 18;  // <asm/prctl.h>, too new for some
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 }
 #endif
 
@@ -53,7 +65,10 @@ const Kernels& Cpu() {
       if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
         add(&avx512::kernels);
-        if (HasAvx512Bf16()) add(&avx512bf16::kernels);
+        if (HasAvx512Bf16()) {
+          add(&avx512bf16::kernels);
+          if (MayUseAmx()) add(&amx::kernels);
+        }
       }
     }
 #endif
@@ -136,15 +151,16 @@ class MatMulOp : public OpKernel {
 
     const GemmFormat& format = Cpu().gemm[bf16_];
     const bool pack_rows = format.NeedsPackRows(p);
-    Scratch a_units(pack_rows ? p.M * format.RowUnits(p.K) : 0);
+    p.ld_units = format.RowUnits(p.K);
+    Scratch a_units(pack_rows ? p.M * p.ld_units : 0);
     p.a_units = pack_rows ? a_units.data() : nullptr;
     // Blocks of columns, wide enough that a row of A is loaded for many, narrow enough that their
     // panels stay in the L2 cache and that all threads have the same to do. Where the columns do
     // not suffice for all threads, the rows are divided too.
     const int64_t threads = ctx->device()->tensorflow_cpu_worker_threads()->num_threads;
     const int64_t vectors = format.Vectors(p.N);
-    constexpr int64_t kWidest = 8;
-    const int64_t wanted = ((vectors + kWidest - 1) / kWidest + threads - 1) / threads * threads;
+    const int64_t fewest = (vectors + format.widest - 1) / format.widest;
+    const int64_t wanted = (fewest + threads - 1) / threads * threads;
     const int64_t width = (vectors + wanted - 1) / wanted;
     const int64_t columns = (vectors + width - 1) / width;
     const int64_t rows = std::max<int64_t>(1, std::min(threads / columns, p.M / 32));

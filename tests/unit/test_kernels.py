@@ -1,6 +1,10 @@
 """The compiled ops against the equations in float64, for every instruction set of this CPU."""
 
+import ctypes
+import itertools
+import multiprocessing
 import os
+import struct
 import subprocess
 import sys
 
@@ -10,6 +14,7 @@ import tensorflow.compat.v1 as tf
 
 from lm import kernels, lstm
 from lm.kernels import build
+from lm.product import product
 
 # Products of factors rounded to bfloat16, 8 bits each, against exact ones.
 TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2}
@@ -132,49 +137,85 @@ def test_recurrence_passes_on_nan(bad, precision):
 # ---- Products ----
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def exact(x, bf16):
+    """x in float64, rounded to bfloat16 first if a product of that precision takes it."""
+    return (x.astype(tf.bfloat16.as_numpy_dtype) if bf16 else x).astype(np.float64)
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize("multiply", [kernels.matmul, product])
 @pytest.mark.parametrize("M, K, N", [(1, 1, 1), (3, 5, 7), (40, 1100, 130), (100, 33, 501)])
-def test_matmul_and_its_gradient(M, K, N, precision):
+def test_only_the_factors_are_rounded_on_every_path(M, K, N, multiply, bf16):
     a, b, dc = numbers(M, K), numbers(K, N), numbers(M, N)
 
-    def product(a_ph, b_ph):
-        c = kernels.matmul(a_ph, b_ph, precision)
+    def fetch(a_ph, b_ph):
+        c = multiply(a_ph, b_ph, "bfloat16" if bf16 else "float32")
         return c, tf.gradients(c, [a_ph, b_ph], dc)
 
-    c, (da, db) = run(product, [a, b])
-    a, b, dc = (x.astype(np.float64) for x in (a, b, dc))
-    assert_near(c, a @ b, precision)
-    assert_near(da, dc @ b.T, precision)
-    assert_near(db, a.T @ dc, precision)
+    c, (da, db) = run(fetch, [a, b])
+    a, b, dc = (exact(x, bf16) for x in (a, b, dc))
+    assert_near(c, a @ b)
+    assert_near(da, dc @ b.T)
+    assert_near(db, a.T @ dc)
+
+
+# Sizes around those of vectors and tiles, and sums of more than one piece.
+SHAPES = [
+    *itertools.product([1, 15, 17, 33], [1, 15, 31, 33], [1, 15, 17, 31, 33]),
+    (30, 1025, 47),
+    (33, 1500, 31),
+    (1500, 17, 33),
+    (31, 33, 1500),
+    (65, 34, 160),
+    (64, 2048, 64),
+]
 
 
 @pytest.mark.parametrize("transpose_a", [False, True])
 @pytest.mark.parametrize("transpose_b", [False, True])
 @pytest.mark.parametrize("bf16", [False, True])
 @pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16])
-@pytest.mark.parametrize("M, K, N", [(1, 1, 1), (3, 7, 5), (30, 1025, 47), (65, 34, 160)])
-def test_own_product_in_all_layouts(M, K, N, dtype, bf16, transpose_a, transpose_b):
-    a = numbers(*((K, M) if transpose_a else (M, K)))
-    b = numbers(*((N, K) if transpose_b else (K, N)))
-
-    def rounded(x):
-        low = dtype == tf.bfloat16 or bf16
-        return x.astype(tf.bfloat16.as_numpy_dtype).astype(np.float64) if low else x * 1.0
-
-    def product(a_ph, b_ph):
-        return kernels._ops().lm_mat_mul(
+def test_own_product_in_all_layouts(dtype, bf16, transpose_a, transpose_b):
+    with tf.Graph().as_default(), tf.Session() as session:
+        a_ph, b_ph = (tf.placeholder(tf.float32, [None, None]) for _ in range(2))
+        c_op = kernels._ops().lm_mat_mul(
             tf.cast(a_ph, dtype),
             tf.cast(b_ph, dtype),
             bf16=bf16,
             transpose_a=transpose_a,
             transpose_b=transpose_b,
         )
+        for M, K, N in SHAPES:
+            a, b = numbers(M, K), numbers(K, N)
+            c = session.run(
+                c_op, {a_ph: a.T if transpose_a else a, b_ph: b.T if transpose_b else b}
+            )
+            rounded = bf16 or dtype == tf.bfloat16
+            # What remains is the rounding of float32 sums.
+            assert_near(c, exact(a, rounded) @ exact(b, rounded))
 
-    exact = np.matmul(
-        rounded(a).T if transpose_a else rounded(a), rounded(b).T if transpose_b else rounded(b)
-    )
-    # The factors are rounded alike, so that what remains is the rounding of float32 sums.
-    assert_near(run(product, [a, b]), exact)
+
+def products_of(rows, bf16, threads):
+    """Products of some rows: one whose columns are divided among threads, one whose rows are."""
+
+    def products(a, wide, narrow):
+        a = tf.gather(a, rows)
+        return [
+            kernels._ops().lm_mat_mul(*factors, bf16=bf16, transpose_a=transpose_a)
+            for b in (wide, narrow)
+            for transpose_a, factors in ((False, (a, b)), (True, (tf.transpose(a), b)))
+        ]
+
+    return run(products, [numbers(101, 1237), numbers(1237, 530), numbers(1237, 17)], threads)
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+def test_own_product_has_the_same_bits_for_any_rows(bf16):
+    every = np.arange(101)
+    whole = products_of(every, bf16, threads=2)
+    for rows in every[:1], every[1:18], every[16:49], every[3:99:2], every[::-1]:
+        for some, all_rows in zip(products_of(rows, bf16, threads=2), whole):
+            np.testing.assert_array_equal(some, all_rows[rows])
 
 
 # ---- Dropout ----
@@ -303,33 +344,49 @@ def test_unknown_precision_is_an_error():
         kernels.matmul(numbers(1, 1), numbers(1, 1), "float16")
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_same_bits_each_time_and_on_any_number_of_threads(precision):
+def all_ops(threads):
+    """The results of all ops in both precisions, as one list of arrays for each of three times."""
     T, B, V = 5, 12, 1000
 
     def step(projected, weights, h, c, output_weights):
-        outputs = kernels.lstm_recurrence(projected, weights, h, c, precision)
-        loss, _ = kernels.softmax_cross_entropy(
-            tf.reshape(outputs[0], [T * B, -1]),
-            output_weights,
-            tf.zeros(V),
-            tf.range(T * B),
-            tf.ones(T * B),
-            precision,
-        )
-        # Products of stock TensorFlow, which has no such promise, are left out.
-        dprojected, _, dh, dc = tf.gradients(lstm_loss(outputs), [projected, weights, h, c])
-        return loss, dprojected, dh, dc, tf.gradients(loss, output_weights)[0]
+        results = []
+        for precision in ("float32", "bfloat16"):
+            outputs = kernels.lstm_recurrence(projected, weights, h, c, precision)
+            loss, _ = kernels.softmax_cross_entropy(
+                tf.reshape(outputs[0], [T * B, -1]),
+                output_weights,
+                tf.zeros(V),
+                tf.range(T * B),
+                tf.ones(T * B),
+                precision,
+            )
+            # Products of stock TensorFlow, which has no such promise, are left out.
+            dprojected, _, dh, dc = tf.gradients(lstm_loss(outputs), [projected, weights, h, c])
+            results += [dprojected, dh, dc]
+            if precision == "bfloat16":
+                results.append(tf.gradients(loss, output_weights)[0])
+        return results
 
-    for H in (40, 330):  # one that divides the rows among the threads, one the units
-        inputs = [*lstm_inputs(T, B, H), numbers(H, V)]
-        first = run(step, inputs, threads=1)
-        for threads in [1, 2, 2, 2, 3, 3, 3] * 3:
-            again = run(step, inputs, threads)
-            for a, b in zip(first[1:4], again[1:4]):
-                np.testing.assert_array_equal(a, b)
-            if precision == "bfloat16" and not kernels._bfloat16_in_tensorflow():
-                np.testing.assert_array_equal(first[4], again[4])
+    def once():
+        results = [products_of(np.arange(101), bf16, threads) for bf16 in (False, True)]
+        for H in (40, 330):  # one that divides the rows among the threads, one the units
+            results.append(run(step, [*lstm_inputs(T, B, H), numbers(H, V)], threads))
+        return [array for arrays in results for array in arrays]
+
+    return [once() for _ in range(3)]
+
+
+def test_same_bits_each_time_and_on_any_number_of_threads():
+    # Processes of their own, because the first session of one sizes the threads of all others;
+    # forked from one that has TensorFlow loaded, because that takes seconds.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    with context.Pool(1, maxtasksperchild=1) as pool:
+        times = pool.map(all_ops, [1, 2, 3, 4], chunksize=1)
+    first, *others = [results for of_threads in times for results in of_threads]
+    for other in others:
+        for a, b in zip(first, other):
+            np.testing.assert_array_equal(a, b)
 
 
 def norm_in_the_documented_order(arrays):
@@ -391,27 +448,59 @@ def test_trains_through_variables_and_an_optimizer():
         assert session.run(loss) < 0.7 * before
 
 
-@pytest.mark.parametrize("isa", ["generic", "avx2", "avx512"])
+@pytest.mark.parametrize("isa", ["generic", "avx2", "avx512", "avx512bf16"])
 @pytest.mark.skipif("LM_KERNELS_ISA" in os.environ, reason="this is the inner run")
 def test_other_instruction_sets(isa):
     """All of the above once more, in a process told to use a lesser CPU."""
+    if kernels.description().endswith(f" {isa}"):
+        pytest.skip("what this process uses")
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", __file__]
     environment = {**os.environ, "LM_KERNELS_ISA": isa}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stdout[-5000:]
 
 
-@pytest.mark.skipif("LM_KERNELS_ISA" in os.environ, reason="this is the inner run")
-def test_switched_off():
+def description_in_new_process(**options):
     code = "from lm import kernels; print(kernels.available(), kernels.description())"
     done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "LM_KERNELS": "0"},
-        capture_output=True,
-        text=True,
-        timeout=100,
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=100, **options
     )
-    assert done.stdout.strip() == "False no compiled ops: switched off by LM_KERNELS=0"
+    return done.stdout.strip()
+
+
+@pytest.mark.skipif("LM_KERNELS_ISA" in os.environ, reason="this is the inner run")
+def test_switched_off():
+    said = description_in_new_process(env={**os.environ, "LM_KERNELS": "0"})
+    assert said == "False no compiled ops: switched off by LM_KERNELS=0"
+
+
+@pytest.mark.skipif("LM_KERNELS_ISA" in os.environ, reason="the outer run does this")
+def test_without_amx_where_the_system_refuses_it():
+    """As an old kernel or a sandbox does: without permission the first tile kills the process."""
+    if kernels.description() != "compiled ops for amx":
+        pytest.skip(kernels.description())
+    said = description_in_new_process(preexec_fn=refuse_amx)
+    assert said == "True compiled ops for avx512bf16"
+
+
+def refuse_amx():
+    """Have seccomp answer EPERM to arch_prctl(ARCH_REQ_XCOMP_PERM) in this process, for good."""
+    load, jump_if_equal, answer = 0x20, 0x15, 0x06
+    instructions = [  # code, jump if true, jump if false, operand
+        (load, 0, 0, 0),  # the number of the system call
+        (jump_if_equal, 0, 3, 158),  # arch_prctl
+        (load, 0, 0, 16),  # its first argument
+        (jump_if_equal, 0, 1, 0x1023),  # ARCH_REQ_XCOMP_PERM
+        (answer, 0, 0, 0x50001),  # EPERM
+        (answer, 0, 0, 0x7FFF0000),  # allowed
+    ]
+    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *i) for i in instructions))
+    program = struct.pack("HxxxxxxQ", len(instructions), ctypes.addressof(code))
+    libc = ctypes.CDLL(None, use_errno=True)
+    no_new_privileges, set_seccomp, filter_mode = 38, 22, 2
+    for arguments in (no_new_privileges, 1, 0, 0, 0), (set_seccomp, filter_mode, program, 0, 0):
+        if libc.prctl(*arguments) != 0:
+            raise OSError(ctypes.get_errno(), "prctl")
 
 
 def test_build_without_a_compiler(tmp_path, monkeypatch):
