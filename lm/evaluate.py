@@ -13,7 +13,7 @@ word, and for a word that is not in the vocabulary the five of `<unk>`. unknown:
 words there are; an `<unk>` in the text itself is a word like others.
 """
 
-from lm import launch
+from lm.cli import program as launch
 from lm.startup import import_tensorflow
 
 USAGE = """\
@@ -34,9 +34,9 @@ def main() -> None:
 
 def _prepare(argv, comm):
     import_tensorflow()
-    from lm.evaluate_job import prepare
     from lm.flags import Flags
-    from lm.runs import define_run_flags
+    from lm.inference.evaluator import prepare
+    from lm.inference.run import define_run_flags
 
     flags = Flags(USAGE)
     define_run_flags(flags)
@@ -58,7 +58,7 @@ def _prepare(argv, comm):
 
 
 def _evaluate(job, comm):
-    from lm.evaluate_job import run_job
+    from lm.inference.evaluator import run_job
 
     run_job(job, comm)
 

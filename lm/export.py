@@ -24,7 +24,7 @@ A word's id is its line, from 0, in assets/vocabulary.txt. An unknown word is re
 the vocabulary has none, it is an error.
 """
 
-from lm import launch
+from lm.cli import program as launch
 from lm.startup import import_tensorflow
 
 USAGE = """\
@@ -41,9 +41,9 @@ def main() -> None:
 def _export(argv):
     import_tensorflow()
     from lm.errors import UserError
-    from lm.exporting import export
     from lm.flags import Flags
-    from lm.runs import define_run_flags, open_run
+    from lm.inference.run import define_run_flags, open_run
+    from lm.inference.saved_model import export
 
     flags = Flags(USAGE)
     define_run_flags(flags)

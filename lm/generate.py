@@ -8,7 +8,7 @@ said", "words": ["it", "will", "<eos>"], "text": "the company said it will\\n"}.
 
 import signal
 
-from lm import launch
+from lm.cli import program as launch
 from lm.startup import import_tensorflow
 
 USAGE = """\
@@ -29,8 +29,8 @@ def main() -> None:
 def _generate(argv):
     import_tensorflow()
     from lm.flags import Flags
-    from lm.generation import run_generation
-    from lm.runs import define_run_flags
+    from lm.inference.generator import run_generation
+    from lm.inference.run import define_run_flags
 
     flags = Flags(USAGE)
     define_run_flags(flags)

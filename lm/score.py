@@ -16,7 +16,7 @@ With --json an object a line: {"log_probability": -9.1, "tokens": 3, "unknown": 
 
 import signal
 
-from lm import launch
+from lm.cli import program as launch
 from lm.startup import import_tensorflow
 
 USAGE = """\
@@ -37,8 +37,8 @@ def main() -> None:
 def _score(argv):
     import_tensorflow()
     from lm.flags import Flags
-    from lm.runs import define_run_flags
-    from lm.scoring import run_scoring
+    from lm.inference.run import define_run_flags
+    from lm.inference.scorer import run_scoring
 
     flags = Flags(USAGE)
     define_run_flags(flags)

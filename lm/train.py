@@ -1,6 +1,6 @@
 """Train a language model: `python -m lm.train --config config_small`."""
 
-from lm import launch
+from lm.cli import program as launch
 from lm.flags import parse_training_flags
 from lm.startup import import_tensorflow
 
@@ -13,13 +13,13 @@ def main() -> None:
 def _prepare(argv, comm):
     config, options = parse_training_flags(argv)  # first: help and typing errors come at once
     import_tensorflow()
-    from lm.job import prepare
+    from lm.training.job import prepare
 
     return prepare(config, options, comm)
 
 
 def _train(job, comm):
-    from lm.training import train
+    from lm.training.loop import train
 
     train(job, comm)
 

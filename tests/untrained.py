@@ -11,14 +11,15 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from lm import checkpoint, manifest
+from lm.checkpoint import format as checkpoint
+from lm.checkpoint import manifest
+from lm.checkpoint.manifest import Manifest
 from lm.config import Config, load_config
+from lm.data.run_corpus import load_run_corpus, record_of
+from lm.data.vocabulary import Vocabulary
 from lm.flags import Flags
-from lm.manifest import Manifest
-from lm.model import build_weights
-from lm.run_corpus import load_run_corpus, record_of
-from lm.runs import Run, define_run_flags, open_run
-from lm.vocabulary import Vocabulary
+from lm.inference.run import Run, define_run_flags, open_run
+from lm.model.network import build_weights
 
 
 def make_run(directory: os.PathLike, data_path: os.PathLike, **fields) -> Config:

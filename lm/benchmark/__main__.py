@@ -6,7 +6,8 @@ import importlib
 from collections.abc import Sequence
 from typing import Any, Callable, NamedTuple
 
-from lm import distributed, launch
+from lm.cli import program as launch
+from lm.distributed import communicator as distributed
 from lm.errors import UserError
 from lm.flags import HelpRequested
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lm.benchmark.plots import lines, plot
-from lm.tables import markdown_table
+from lm.cli.tables import markdown_table
 
 
 def print_advice(record: dict[str, Any]) -> None:

@@ -58,7 +58,7 @@ def messages_of_step(config: Config, vocab_size: int) -> list[Message]:
     tokens, as `lm.optimizer` decides.
     """
     # Here, not above: the parent process of a benchmark has no other need of TensorFlow.
-    from lm.optimizer import dense_is_smaller
+    from lm.training.optimizer import dense_is_smaller
 
     tokens = config.batch_size * config.num_steps
     messages = [Message("allreduce", _FLOAT_BYTES)]  # the loss

@@ -7,7 +7,7 @@ import os
 from typing import Optional
 
 from lm.config import Config, load_config
-from lm.cores import count_cores
+from lm.distributed.cores import count_cores
 from lm.errors import UserError
 from lm.flags import Flags
 

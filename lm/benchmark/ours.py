@@ -9,13 +9,13 @@ from typing import Callable, NamedTuple
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from lm.batches import rows_of_rank
 from lm.benchmark.arithmetic import weight_shapes
 from lm.benchmark.workload import initial_weight
 from lm.config import Config
-from lm.distributed import Communicator
-from lm.model import build_model, build_weights
-from lm.optimizer import build_update
+from lm.data.batches import rows_of_rank
+from lm.distributed.communicator import Communicator
+from lm.model.network import build_model, build_weights
+from lm.training.optimizer import build_update
 
 # (inputs [T, B], targets [T, B]) -> (loss, norm of the gradient before clipping)
 Step = Callable[[np.ndarray, np.ndarray], tuple[float, float]]

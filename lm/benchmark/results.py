@@ -12,7 +12,7 @@ import socket
 import sys
 from typing import Any
 
-from lm.cores import count_cores
+from lm.distributed.cores import count_cores
 from lm.errors import UserError
 
 _logger = logging.getLogger("lm")

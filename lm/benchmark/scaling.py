@@ -13,10 +13,10 @@ from lm.benchmark.arithmetic import messages_of_step
 from lm.benchmark.plots import lines, plot
 from lm.benchmark.statistics import paired_ratio, summarize
 from lm.benchmark.workers import Worker
+from lm.cli.tables import markdown_table
 from lm.config import Config
 from lm.errors import UserError
 from lm.flags import Flags
-from lm.tables import markdown_table
 
 _REPEAT_SECONDS = 2.0
 

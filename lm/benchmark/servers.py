@@ -8,10 +8,10 @@ import time
 from collections.abc import Sequence
 from typing import Any, Optional
 
-from lm.batches import TrainBatches, rows_of_rank
 from lm.benchmark.workload import load_words
 from lm.config import Config
-from lm.distributed import Communicator
+from lm.data.batches import TrainBatches, rows_of_rank
+from lm.distributed.communicator import Communicator
 
 
 class StepServer:
@@ -57,20 +57,20 @@ class StepServer:
             session_config = self._session_config(inter_op=1, comm=comm)
             return ours.build_steps(self._config, vocab_size, batch_sizes, comm, session_config)
         if contestant == "tensorflow":
-            from lm.benchmark import peer_tensorflow
+            from lm.benchmark.peers import tensorflow as peer_tensorflow
 
             # The tutorial left the number of operations at a time to TensorFlow: all cores.
             session_config = self._session_config(inter_op=self._threads, comm=comm)
             step = peer_tensorflow.build_step(sized, vocab_size, session_config)
         else:
-            from lm.benchmark import peer_torch
+            from lm.benchmark.peers import torch as peer_torch
 
             step = peer_torch.build_step(sized, vocab_size, contestant, self._threads)
         return {(batch_sizes[0], True): step}
 
     def _session_config(self, inter_op: int, comm: Communicator):
-        from lm.cores import unbind_from_core
-        from lm.session import Threads, session_config, start_tensorflow
+        from lm.distributed.cores import unbind_from_core
+        from lm.distributed.devices import Threads, session_config, start_tensorflow
 
         unbind_from_core()
         threads = Threads(self._threads, inter_op)
@@ -159,7 +159,7 @@ class ExchangeServer:
     def _build_sum(self, sizes: tuple[int, ...]):
         import tensorflow.compat.v1 as tf
 
-        from lm.session import Threads, session_config, start_tensorflow
+        from lm.distributed.devices import Threads, session_config, start_tensorflow
 
         start_tensorflow(Threads(1, 1))
         config = session_config(Threads(1, 1), self._comm.local_rank, self._comm.local_size)

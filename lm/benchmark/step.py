@@ -16,10 +16,10 @@ from lm.benchmark.arithmetic import model_flops
 from lm.benchmark.plots import bars, plot
 from lm.benchmark.statistics import paired_ratio, summarize
 from lm.benchmark.workers import Worker
+from lm.cli.tables import markdown_table
 from lm.config import Config
 from lm.errors import RunError
 from lm.flags import Flags
-from lm.tables import markdown_table
 
 _REPEAT_SECONDS = 2.0
 _GEMM_PRODUCTS = 5

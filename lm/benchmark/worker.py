@@ -11,8 +11,8 @@ import os
 import sys
 from typing import Any, Optional
 
-from lm import distributed
 from lm.benchmark import servers
+from lm.distributed import communicator as distributed
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ from typing import NamedTuple, Optional
 import numpy as np
 
 from lm.config import Config
-from lm.corpus import load_corpus
+from lm.data.corpus import load_corpus
 
 PTB_VOCAB_SIZE = 10_000
 _WINDOWS = 64  # of random words; enough that no contestant could remember them

@@ -37,7 +37,7 @@ def around(owner, name, before=lambda *args: None, after=lambda *args: None):
 
 def at_step(rank, step, action, when="before"):
     """Call action(loop) on one rank before or after it runs one step."""
-    from lm.training import _Loop
+    from lm.training.loop import _Loop
 
     def act(loop, *_):
         if loop._comm.rank == int(rank) and loop._position.step + 1 == int(step):
@@ -70,18 +70,18 @@ def fail(rank, step, when):
 
 @fault
 def fail_to_prepare(rank):
-    import lm.job
+    import lm.training.job
 
     def action(config, options, comm):
         if comm.rank == int(rank):
             raise RuntimeError("the injected cause")
 
-    around(lm.job, "prepare", before=action)
+    around(lm.training.job, "prepare", before=action)
 
 
 @fault
 def kill_in_save(function, when, nth="1"):
-    import lm.checkpoint
+    import lm.checkpoint.format
 
     calls = []
 
@@ -90,13 +90,13 @@ def kill_in_save(function, when, nth="1"):
         if len(calls) == int(nth):
             kill_self()
 
-    around(lm.checkpoint, function, **{when: act})
+    around(lm.checkpoint.format, function, **{when: act})
 
 
 @fault
 def nan(rank, step):
     """The recurrent state of one rank becomes NaN."""
-    from lm import variables
+    from lm.checkpoint import variables
 
     def action(loop):
         state = variables._state_variables(loop._session)
@@ -109,7 +109,7 @@ def nan(rank, step):
 @fault
 def flip(rank, step):
     """One bit of one weight of one rank changes."""
-    from lm import variables
+    from lm.checkpoint import variables
 
     def action(loop):
         weights = variables.read_variables(loop._session)["lstm_1/bias"]
@@ -122,7 +122,7 @@ def flip(rank, step):
 @fault
 def spoil(step):
     """One weight of rank 0, that of a word which need not occur, becomes NaN."""
-    from lm import variables
+    from lm.checkpoint import variables
 
     def action(loop):
         weights = variables.read_variables(loop._session)["embedding"]
@@ -135,9 +135,9 @@ def spoil(step):
 @fault
 def slow_evaluation(seconds):
     """Each window of an evaluation takes so long."""
-    import lm.evaluation
+    import lm.model.evaluation
 
-    original = lm.evaluation.run_evaluation
+    original = lm.model.evaluation.run_evaluation
 
     def slow(session, model, batches, at_work):
         def late():
@@ -146,13 +146,13 @@ def slow_evaluation(seconds):
 
         return original(session, model, batches, late)
 
-    lm.evaluation.run_evaluation = slow
+    lm.model.evaluation.run_evaluation = slow
 
 
 @fault
 def stop_in_test(rank):
     """One rank is stopped in the middle of the test; each window takes 0.1 s."""
-    import lm.training
+    import lm.training.loop
 
     slow_evaluation(0.1)
 
@@ -160,29 +160,29 @@ def stop_in_test(rank):
         if split == "test" and validation._comm.rank == int(rank):
             threading.Timer(1, os.kill, (os.getpid(), signal.SIGSTOP)).start()
 
-    around(lm.training.Validation, "run", before=act)
+    around(lm.training.loop.Validation, "run", before=act)
 
 
 @fault
 def slow_copy(seconds):
     """The weights of a checkpoint take so long to copy."""
-    import lm.safekeeping
+    import lm.training.saving
 
-    original = lm.safekeeping.Safekeeping.save
-    variables = lm.safekeeping.variables
+    original = lm.training.saving.Safekeeping.save
+    variables = lm.training.saving.variables
 
     def save(*args):
         around(variables, "read_variables", before=lambda *_: time.sleep(float(seconds)))
         original(*args)
 
-    lm.safekeeping.Safekeeping.save = save
+    lm.training.saving.Safekeeping.save = save
 
 
 @fault
 def slow_disk(seconds):
-    import lm.checkpoint
+    import lm.checkpoint.format
 
-    around(lm.checkpoint, "_write_tensors", after=lambda *_: time.sleep(float(seconds)))
+    around(lm.checkpoint.format, "_write_tensors", after=lambda *_: time.sleep(float(seconds)))
 
 
 @fault

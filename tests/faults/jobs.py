@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from lm import checkpoint, manifest
+from lm.checkpoint import format as checkpoint
+from lm.checkpoint import manifest
 from tests.commands import ROOT, environment, kill_marked, marked_processes, mpirun, new_mark
 
 GONE_SECONDS = 10  # a job must be gone so long after the fault

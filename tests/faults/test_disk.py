@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from lm import checkpoint
+from lm.checkpoint import format as checkpoint
 from tests.faults.jobs import events, last_step, run, saved_steps
 
 FLAGS = ("--hidden_size", 64, "--noeval", "--checkpoint_every_steps", 30)

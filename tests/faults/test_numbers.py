@@ -5,7 +5,9 @@ import sys
 
 import pytest
 
-from lm import checkpoint, manifest, synthetic
+from lm.checkpoint import format as checkpoint
+from lm.checkpoint import manifest
+from lm.data import embedded as synthetic
 from tests.commands import ROOT, mpirun, run_module
 from tests.faults.jobs import last_step, run, saved_steps
 

@@ -5,7 +5,8 @@ import shutil
 import numpy as np
 import pytest
 
-from lm import checkpoint, manifest
+from lm.checkpoint import format as checkpoint
+from lm.checkpoint import manifest
 from tests.faults.jobs import events, final_tensors, last_step, losses, run, saved_steps
 
 # A small model, with dropout on; the gradient is clipped.

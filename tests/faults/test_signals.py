@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from lm import checkpoint
+from lm.checkpoint import format as checkpoint
 from tests.faults.jobs import GONE_SECONDS, events, last_step, run, saved_steps
 
 LONG = ("--hidden_size", 8, "--num_epochs", 200, "--noeval")

@@ -23,12 +23,12 @@ import time
 
 import pytest
 
-import lm.archive
-import lm.corpus
-import lm.ptb
-from lm.download import Patience, shown
+import lm.data.archive
+import lm.data.corpus
+import lm.data.ptb
+from lm.data.download import Patience, shown
+from lm.data.ptb import download_ptb
 from lm.errors import RunError, UserError
-from lm.ptb import download_ptb
 from tests.download_server import DownloadServer
 
 pytestmark = pytest.mark.timeout(60)
@@ -100,7 +100,8 @@ def leftovers(directory) -> list:
 def downloader(target, url, **options) -> subprocess.Popen:
     """Start a process that downloads."""
     code = (
-        "import ast, sys; from lm.ptb import download_ptb; from lm.download import Patience\n"
+        "import ast, sys; from lm.data.ptb import download_ptb\n"
+        "from lm.data.download import Patience\n"
         "download_ptb(sys.argv[1], sys.argv[2], (), ast.literal_eval(sys.argv[3]))"
     )
     command = [sys.executable, "-c", code, str(target), url, repr(CHECKSUMS)]
@@ -259,7 +260,7 @@ def test_nothing_that_answers_is_an_error_within_seconds(target):
 
 
 def test_more_bytes_than_a_corpus_can_have_are_refused(server, target, monkeypatch):
-    monkeypatch.setattr(lm.ptb, "_MAX_ARCHIVE_BYTES", 10_000)
+    monkeypatch.setattr(lm.data.ptb, "_MAX_ARCHIVE_BYTES", 10_000)
     server.serve("/long.tgz", GOOD)
     server.serve("/endless.tgz", GOOD, with_length=False)
     with pytest.raises(RunError, match=r"at most 10000.*more than the expected 10000"):
@@ -352,7 +353,7 @@ def test_members_under_another_path_do_not_count(server, target):
 
 
 def test_an_archive_that_unpacks_without_end_is_refused(server, target, monkeypatch):
-    monkeypatch.setattr(lm.archive, "_MAX_UNPACKED_BYTES", 1 << 20)
+    monkeypatch.setattr(lm.data.archive, "_MAX_UNPACKED_BYTES", 1 << 20)
     bomb = archive(member("zeros", bytes(8 << 20)), *ptb_members())
     with pytest.raises(RunError, match="unpacks to more than"):
         download(target, server.serve("/a.tgz", bomb))
@@ -387,7 +388,7 @@ def file_size_limit(num_bytes):
 
 
 def test_a_file_larger_than_ptb_can_be_is_refused_before_it_is_written(server, target, monkeypatch):
-    monkeypatch.setattr(lm.ptb, "_MAX_FILE_BYTES", len(FILES["ptb.train.txt"]) - 1)
+    monkeypatch.setattr(lm.data.ptb, "_MAX_FILE_BYTES", len(FILES["ptb.train.txt"]) - 1)
     for name, content in FILES.items():
         server.serve(f"/raw/{name}", content)
     with (
@@ -488,7 +489,8 @@ def test_a_full_disk_is_one_clear_error(server, tmp_path, kilobytes):
     if subprocess.run([*namespace, "sh", "-c", mount], capture_output=True).returncode:
         pytest.skip("needs the permission to mount a small file system")
     code = (
-        "import ast, os, sys; from lm.ptb import download_ptb; from lm.errors import RunError\n"
+        "import ast, os, sys; from lm.data.ptb import download_ptb\n"
+        "from lm.errors import RunError\n"
         "try: download_ptb(sys.argv[1], sys.argv[2], (), ast.literal_eval(sys.argv[3]))\n"
         "except RunError as error: print(error)\n"
         "print([n for _, _, names in os.walk(sys.argv[1]) for n in names])"
@@ -515,7 +517,7 @@ def test_a_full_disk_is_one_clear_error(server, tmp_path, kilobytes):
 def test_the_real_archive_is_accepted(server, target, ptb_archive):
     with open(ptb_archive, "rb") as file:
         url = server.serve("/simple-examples.tgz", file.read())
-    corpus = lm.corpus.load_corpus(str(target), data_url=url)
+    corpus = lm.data.corpus.load_corpus(str(target), data_url=url)
     assert len(corpus.train) == 929_589
     assert len(corpus.vocabulary) == 10_000
 
@@ -523,7 +525,7 @@ def test_the_real_archive_is_accepted(server, target, ptb_archive):
 def test_another_archive_is_not_accepted_as_the_real_one(server, target):
     url = server.serve("/simple-examples.tgz", GOOD)
     with pytest.raises(RunError, match=r"ptb\.train\.txt has the wrong checksum"):
-        lm.corpus.load_corpus(str(target), data_url=url)
+        lm.data.corpus.load_corpus(str(target), data_url=url)
     assert visible(target) == {}
 
 

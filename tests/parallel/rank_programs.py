@@ -9,8 +9,8 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from lm.config import Config
-from lm.distributed import connect
-from lm.optimizer import build_update
+from lm.distributed.communicator import connect
+from lm.training.optimizer import build_update
 
 
 def gather(comm):

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from lm.errors import UserError
-from lm.profiling import parse_steps
+from lm.training.tracing import parse_steps
 from tests.commands import events, run_module, train
 
 

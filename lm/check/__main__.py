@@ -1,0 +1,62 @@
+"""Is this machine, or this cluster, ready to train? `python -m lm.check [--hosts a:1,b:1]`.
+
+Starts two ranks on this host, or those of --hosts, through mpirun, and prints a line for each
+check: OK, WARN or FAIL, what was found, and for the last two what to do about it. Exit code 0
+if nothing failed, else 1. Started by mpirun, srun or horovodrun itself, it checks the ranks that
+it finds there.
+"""
+
+from lm.cli import program as launch
+from lm.distributed.communicator import launched_size
+
+USAGE = """\
+Check that this machine or cluster is ready to train; each line is OK, WARN or FAIL.
+
+  python -m lm.check
+  python -m lm.check --hosts host1:1,host2:1 --mpirun_flags "-mca btl_tcp_if_include eth0"
+  mpirun -np 2 -H host1:1,host2:1 python -m lm.check"""
+
+
+def main() -> None:
+    """Run the command line: on a rank where there are ranks, else start some."""
+    if launched_size() > 1:
+        launch.run(_prepare, _check)
+    else:
+        launch.run_alone(_start)
+
+
+def _flags(argv):
+    from lm.flags import Flags
+
+    flags = Flags(USAGE)
+    flags.define(str, "hosts", "", "host:slots,... as for mpirun -H (default: this host, 2 ranks)")
+    flags.define(str, "output_dir", "runs", "where runs are to be written (default: runs)")
+    flags.define(str, "mpirun_flags", "", "more flags for mpirun, in one string")
+    flags.define(int, "timeout_seconds", 180, "give up on the ranks after this (default: 180)")
+    flags.parse(argv)
+    return flags
+
+
+def _prepare(argv, comm):
+    from lm.check.ranks import ReadinessJob
+
+    return ReadinessJob(output_dir=_flags(argv)["output_dir"])
+
+
+def _check(job, comm):
+    from lm.check.ranks import check_ranks
+
+    check_ranks(job, comm)
+
+
+def _start(argv):
+    from lm.check.launcher import start_ranks
+
+    flags = _flags(argv)
+    start_ranks(
+        flags["hosts"], flags["output_dir"], flags["mpirun_flags"], flags["timeout_seconds"]
+    )
+
+
+if __name__ == "__main__":
+    main()

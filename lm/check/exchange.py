@@ -1,0 +1,83 @@
+"""What a check-up finds out by exchanging and computing: sums, bandwidth, scaling."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from lm.check.checklist import Checklist
+from lm.distributed.communicator import Communicator
+
+_EXCHANGED_BYTES = 16 << 20  # near the gradients of config_small
+_MIN_BYTES_PER_SECOND = 100e6  # about an Ethernet of 1 Gbit/s
+_PI_POINTS = 4_000_000  # a rank; some tenths of a second
+_MIN_EFFICIENCY = 0.6
+
+
+def check_exchange(
+    checklist: Checklist, comm: Communicator, allreduce: Callable[[np.ndarray], np.ndarray]
+) -> None:
+    """Check that the ranks add correctly, and how fast.
+
+    Args:
+      checklist: Where the lines go.
+      comm: The ranks.
+      allreduce: Returns the sum over the ranks of a float32 vector.
+    """
+    result = allreduce(np.ones(1000, np.float32))
+    checklist.judge(
+        bool((result == comm.size).all()),
+        "allreduce",
+        f"the sum of ones over the ranks is {result[0]:g}; it must be {comm.size}",
+        "Horovod does not fit this MPI: run run_scripts/setup.sh on every host",
+        fatal=True,
+    )
+    latency = _best_seconds(comm, lambda: allreduce(np.ones(1, np.float32)))
+    values = np.ones(_EXCHANGED_BYTES // 4, np.float32)
+    seconds = _best_seconds(comm, lambda: allreduce(values))
+    speed = _EXCHANGED_BYTES / seconds
+    checklist.judge(
+        speed >= _MIN_BYTES_PER_SECOND,
+        "bandwidth",
+        f"{_EXCHANGED_BYTES >> 20} MiB in {1000 * seconds:.1f} ms ({speed / 1e6:.0f} MB/s), one"
+        f" number in {1000 * latency:.2f} ms",
+        "a slow network, or the wrong one: choose the interface with -mca btl_tcp_if_include",
+    )
+
+
+def check_scaling(checklist: Checklist, comm: Communicator) -> None:
+    """Estimate pi on rank 0 alone, then on all ranks at once, each with as many points."""
+    random = np.random.default_rng(comm.rank)
+    hits = []
+    alone = _best_seconds(comm, lambda: comm.is_chief and hits.append(_count_hits(random)))
+    together = _best_seconds(comm, lambda: hits.append(_count_hits(random)))
+    counts = comm.gather([sum(hits), len(hits)])
+    pi = 4 * sum(h for h, _ in counts) / (_PI_POINTS * sum(n for _, n in counts))
+    efficiency = alone / together
+    checklist.judge(
+        abs(pi - np.pi) < 0.01 and efficiency >= _MIN_EFFICIENCY,
+        "scaling",
+        f"pi is about {pi:.4f}; {comm.size} ranks do the work of"
+        f" {comm.size * efficiency:.1f} ({efficiency:.0%})",
+        "the ranks take each other's cores: start with --bind-to none, fewer ranks, or stop"
+        " other jobs on the hosts",
+    )
+
+
+def _count_hits(random: np.random.Generator) -> int:
+    x, y = random.random((2, _PI_POINTS), np.float32)
+    return int(np.count_nonzero(x * x + y * y < 1))
+
+
+def _best_seconds(comm: Communicator, work: Callable[[], Any], turns: int = 3) -> float:
+    """Time work that starts on all ranks at once, to the end of the slowest; the best turn."""
+    times = []
+    for _ in range(turns):
+        comm.barrier()
+        start = time.perf_counter()
+        work()
+        times.append(max(comm.gather(time.perf_counter() - start)))
+    return min(times)

@@ -1,0 +1,140 @@
+"""Start the ranks of a check-up through mpirun, and say what is wrong if they do not come up."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+
+from lm.check.checklist import NOT_READY, READY, Checklist
+from lm.errors import RunError, UserError
+
+_NUM_LOCAL_RANKS = 2
+_SETUP = "run run_scripts/setup.sh, and start this with .venv/bin first in PATH"
+
+
+def start_ranks(hosts: str, output_dir: str, mpirun_flags: str, timeout_seconds: int) -> None:
+    """Run the check-up on the ranks of some hosts, and pass on what rank 0 prints.
+
+    Args:
+      hosts: "host1:1,host2:1"; empty for two ranks on this host.
+      output_dir: Where runs are to be written.
+      mpirun_flags: More flags for mpirun.
+      timeout_seconds: For the whole check-up.
+
+    Raises:
+      UserError: A flag cannot be used.
+      RunError: Something is not ready; the lines say what.
+    """
+    checklist = Checklist()
+    command = mpirun_command(hosts, mpirun_flags)
+    command += [sys.executable, "-m", "lm.check", "--output_dir", os.path.abspath(output_dir)]
+    if shutil.which("mpirun") is None:
+        checklist.fail("mpirun", "there is no mpirun in PATH", _SETUP)
+    elif importlib.util.find_spec("horovod") is None:
+        checklist.fail("horovod", "Horovod is not installed", _SETUP)
+    else:
+        checklist.ok("mpirun", shlex.join(command[: command.index(sys.executable)]))
+        _run(checklist, command, timeout_seconds)
+    if checklist.num_failures:
+        checklist.conclude()
+        raise RunError("not ready to train: see the remedies above")
+
+
+def mpirun_command(hosts: str, mpirun_flags: str) -> list[str]:
+    """Return mpirun and its flags, as they are recommended for Horovod.
+
+    Raises:
+      UserError: hosts or mpirun_flags cannot be understood.
+    """
+    try:
+        slots = [int(host.partition(":")[2] or 1) for host in hosts.split(",")] if hosts else []
+        more = shlex.split(mpirun_flags)
+    except ValueError as error:
+        raise UserError(
+            f"--hosts must look like host1:1,host2:1 and --mpirun_flags like a command ({error})"
+        ) from error
+    common = ["-bind-to", "none", "-map-by", "slot", "-mca", "mpi_yield_when_idle", "1"]
+    if not hosts:
+        # More ranks than cores is bad for training, but a check-up can tell about it.
+        return ["mpirun", "-np", str(_NUM_LOCAL_RANKS), "--oversubscribe", *common, *more]
+    passed = [name for name in ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH") if name in os.environ]
+    exports = [part for name in passed for part in ("-x", name)]
+    network = ["-mca", "pml", "ob1", "-mca", "btl", "^openib"]
+    return ["mpirun", "-np", str(sum(slots)), "-H", hosts, *common, *network, *exports, *more]
+
+
+def _run(checklist: Checklist, command: list[str], timeout_seconds: int) -> None:
+    # A file, not a pipe, that nobody would read while the other one is read.
+    with tempfile.TemporaryFile(mode="w+", errors="replace") as errors:
+        process = subprocess.Popen(
+            command,
+            env=_environment(checklist),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            start_new_session=True,  # so that nothing of it outlives the check-up
+        )
+        timer = threading.Timer(timeout_seconds, _kill, [process])
+        timer.start()
+        concluded = False
+        try:
+            for line in process.stdout:
+                concluded = concluded or line.startswith((READY, NOT_READY))
+                print(line, end="", flush=True)
+            code = process.wait()
+        finally:
+            timed_out = not timer.is_alive()
+            timer.cancel()
+            _kill(process)
+        errors.seek(0)
+        said = [line.rstrip() for line in errors if line.strip(" -\n")]
+    if concluded and code:
+        raise RunError("not ready to train: see the remedies above")
+    if timed_out:
+        checklist.fail(
+            "ranks",
+            f"no answer within {timeout_seconds} s; {_first(said)}",
+            "hosts that cannot reach each other: choose the interface with --mpirun_flags"
+            ' "-mca btl_tcp_if_include eth0 -mca oob_tcp_if_include eth0", and open the firewall'
+            " between them",
+        )
+    elif not concluded:
+        checklist.fail(
+            "ranks",
+            f"mpirun ended with exit code {code}: {_first(said)}",
+            "each host must be reachable by ssh without a password, and have the same checkout"
+            " and .venv at the same path",
+        )
+
+
+def _environment(checklist: Checklist) -> dict[str, str]:
+    environment = dict(os.environ)
+    if os.geteuid() == 0 and "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM" not in environment:
+        both = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        environment.update(both)
+        remedy = "export " + " ".join(f"{name}={value}" for name, value in both.items())
+        checklist.warn("root", "Open MPI refuses to start ranks for root", remedy)
+    if shutil.which("ssh") is None and shutil.which("rsh") is None:
+        # Without either, Open MPI refuses to start ranks even on this very host.
+        environment.setdefault("OMPI_MCA_plm", "isolated")
+    return environment
+
+
+def _kill(process: subprocess.Popen) -> None:
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass  # it has ended by itself, and all that it started
+
+
+def _first(said: list[str]) -> str:
+    ours = [line for line in said if line.startswith("lm: error: ")]
+    return [*ours, *said, "nothing was said"][0]

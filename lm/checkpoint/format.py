@@ -1,0 +1,289 @@
+"""Checkpoints on disk: write, verify, choose, read.
+
+    output_dir/checkpoints/step-00001000/
+        model.index, model.data-00000-of-00001   as tf.train.Saver writes them
+        manifest.json                             what they are, with their checksums
+
+A checkpoint is written under another name and renamed when all of it is on the disk, so that a
+directory called step-* is complete, whatever was killed and when. Only damage to the disk's
+content can make it unreadable, and `verify` finds that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import math
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from typing import Optional
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from lm.checkpoint import manifest as manifests
+from lm.checkpoint.manifest import Manifest
+from lm.checkpoint.verification import forget, is_whole, remember_whole, verifies, verify
+from lm.errors import RunError, UserError
+
+logger = logging.getLogger("lm")
+
+_STEP = "step-"
+_NAME = re.compile(_STEP + r"\d+", re.ASCII)
+_TEMPORARY = "tmp-"
+
+
+def find(run_dir: str, which: str = "last") -> str:
+    """Choose a checkpoint of a run, skipping damaged ones with a warning.
+
+    Args:
+      run_dir: The run's output_dir.
+      which: "last"; "best", by validation perplexity; or the path of a checkpoint directory.
+
+    Returns:
+      The directory of a checkpoint that has been verified.
+
+    Raises:
+      UserError: There is none, or none that can be used, or one that only a newer version of
+        this program can read: an older one must not silently take its place.
+    """
+    if which not in ("last", "best"):
+        return _checked(which)
+    found = newest(run_dir) if which == "last" else _best(run_dir)
+    if found is None:
+        kind = "checkpoint" if which == "last" else "checkpoint with a validation perplexity"
+        raise UserError(f"{run_dir} has no {kind}")
+    return found
+
+
+def _checked(checkpoint_dir: str) -> str:
+    try:
+        verify(checkpoint_dir)
+    except RunError as error:
+        raise UserError(f"{checkpoint_dir} is not a usable checkpoint: {error}") from error
+    return checkpoint_dir
+
+
+def newest(run_dir: str) -> Optional[str]:
+    """Return the newest checkpoint that verifies, or None where a run has no checkpoint.
+
+    Raises:
+      UserError: There are checkpoints, but all are damaged, or a newer version of this program
+        has written the newest: to start afresh, or from an older one, would silently throw away
+        what may be days of training.
+    """
+    every = list_checkpoints(run_dir)
+    for checkpoint_dir in reversed(every):
+        if verifies(checkpoint_dir):
+            return checkpoint_dir
+    if every:
+        raise UserError(f"all {len(every)} checkpoints in {run_dir} are damaged")
+    return None
+
+
+def _best(run_dir: str) -> Optional[str]:
+    for checkpoint_dir in by_perplexity(run_dir):
+        if verifies(checkpoint_dir):
+            return checkpoint_dir
+    return None
+
+
+def list_checkpoints(run_dir: str) -> list[str]:
+    """Return the checkpoint directories of a run, oldest first; nothing is verified."""
+    parent = checkpoints_dir(run_dir)
+    names = []
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        names = [name for name in os.listdir(parent) if _NAME.fullmatch(name)]
+    # As numbers: a step of nine digits comes after those of eight.
+    return [os.path.join(parent, name) for name in sorted(names, key=_step_of)]
+
+
+def _step_of(name: str) -> int:
+    return int(name[len(_STEP) :])
+
+
+def by_perplexity(run_dir: str) -> list[str]:
+    """Return the checkpoints whose validation perplexity is known, the best first.
+
+    Raises:
+      UserError: A newer version of this program has written one, which may be the best.
+    """
+    known = []
+    for checkpoint_dir in list_checkpoints(run_dir):
+        with contextlib.suppress(RunError):
+            perplexity = manifests.read(checkpoint_dir).valid_perplexity
+            if perplexity is not None and math.isfinite(perplexity):
+                known.append((perplexity, checkpoint_dir))
+    return [checkpoint_dir for _, checkpoint_dir in sorted(known)]
+
+
+def load_weights(checkpoint_dir: str) -> dict[str, np.ndarray]:
+    """Read the trained weights of a checkpoint, by variable name.
+
+    Raises:
+      RunError: The checkpoint is damaged.
+    """
+    arrays, names = load_arrays(checkpoint_dir), manifests.read(checkpoint_dir).weights
+    missing = [name for name in names if name not in arrays]
+    if missing:
+        raise RunError(f"{checkpoint_dir} has no {missing[0]}, which its manifest names")
+    return {name: arrays[name] for name in names}
+
+
+def load_arrays(checkpoint_dir: str) -> dict[str, np.ndarray]:
+    """Read all that a checkpoint holds: variables, and the recurrent state of all rows.
+
+    Raises:
+      RunError: The checkpoint is damaged.
+    """
+    try:
+        reader = tf.train.load_checkpoint(os.path.join(checkpoint_dir, "model"))
+        return {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
+    except (tf.errors.OpError, RuntimeError, ValueError) as error:
+        raise RunError(f"{checkpoint_dir} cannot be read: {error}") from error
+
+
+def checkpoints_dir(run_dir: str) -> str:
+    """Return the directory that holds a run's checkpoints."""
+    return os.path.join(run_dir, "checkpoints")
+
+
+def save(run_dir: str, arrays: Mapping[str, np.ndarray], manifest: Manifest) -> str:
+    """Write a checkpoint; one of the same step gets only the new manifest.
+
+    The weights of a step are always the same, so all that can have changed is what is known
+    about them, such as their validation perplexity.
+
+    Args:
+      run_dir: The run's output_dir, which exists.
+      arrays: By name, what the checkpoint holds.
+      manifest: Without `files`.
+
+    Returns:
+      The checkpoint's directory.
+
+    Raises:
+      RunError: It cannot be written; the checkpoints that were there still are.
+    """
+    parent = checkpoints_dir(run_dir)
+    final = os.path.join(parent, f"{_STEP}{manifest.step:08d}")
+    temporary = os.path.join(parent, f"{_TEMPORARY}{manifest.step:08d}")
+    try:
+        files = _files_if_intact(final)
+        if files:
+            dataclasses.replace(manifest, files=files).write(final)
+            _fsync(final)
+            remember_whole(final)
+            return final
+        # Not makedirs: should output_dir have vanished (unmounted), it must not be made anew.
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(parent)
+        shutil.rmtree(temporary, ignore_errors=True)
+        os.mkdir(temporary)
+        _write_tensors(temporary, arrays)
+        _write_manifest(temporary, manifest)
+        _publish(temporary, final)
+        remember_whole(final)
+        return final
+    except (OSError, tf.errors.OpError) as error:
+        shutil.rmtree(temporary, ignore_errors=True)  # gives its space back
+        reason = error.strerror if isinstance(error, OSError) else _reason(error.message, temporary)
+        raise RunError(f"cannot write the checkpoint {final}: {reason}") from error
+
+
+def _reason(message: str, path: str) -> str:
+    """Find "PATH...; No space left on device" in the dozen lines that TensorFlow makes of it."""
+    lines = message.splitlines()
+    return next((line.rpartition("; ")[2] for line in lines if line.startswith(path)), lines[0])
+
+
+def _files_if_intact(checkpoint_dir: str) -> Optional[Mapping]:
+    try:
+        return verify(checkpoint_dir).files
+    except RunError:
+        return None
+
+
+def _write_tensors(directory: str, arrays: Mapping[str, np.ndarray]) -> None:
+    # Threads of its own: this blocks one for as long as the disk takes, and the training's
+    # pool, which sessions share, may have no other.
+    config = tf.ConfigProto(
+        device_count={"GPU": 0},
+        use_per_session_threads=True,
+        intra_op_parallelism_threads=1,
+        inter_op_parallelism_threads=1,
+    )
+    with tf.Graph().as_default() as graph:
+        placeholders = [tf.placeholder(array.dtype, array.shape) for array in arrays.values()]
+        save_op = tf.raw_ops.SaveV2(
+            prefix=os.path.join(directory, "model"),
+            tensor_names=list(arrays),
+            shape_and_slices=[""] * len(arrays),
+            tensors=placeholders,
+        )
+        with tf.Session(graph=graph, config=config) as session:
+            session.run(save_op, dict(zip(placeholders, arrays.values())))
+    for name in os.listdir(directory):
+        _fsync(os.path.join(directory, name))
+
+
+def _write_manifest(directory: str, manifest: Manifest) -> None:
+    dataclasses.replace(manifest, files=manifests.describe_files(directory)).write(directory)
+    _fsync(directory)
+
+
+def _publish(temporary: str, final: str) -> None:
+    if os.path.exists(final):  # a damaged one
+        _remove(final)
+    os.rename(temporary, final)
+    # The rename itself is only safe from a power cut once the parent is on the disk.
+    _fsync(os.path.dirname(final))
+
+
+def _fsync(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def prune(run_dir: str, keep: int) -> None:
+    """Remove old checkpoints: all but the last `keep` and the best by validation perplexity.
+
+    Only whole ones count as kept or as best, and none is removed that is not older than `keep`
+    whole ones. So damaged ones never push out the good; they go when they are as old.
+    """
+    try:
+        best = next(filter(is_whole, by_perplexity(run_dir)), None)
+        whole = 0
+        for checkpoint_dir in reversed(list_checkpoints(run_dir)):
+            if whole < keep:
+                whole += is_whole(checkpoint_dir)
+            elif checkpoint_dir != best:
+                with contextlib.suppress(OSError):
+                    _remove(checkpoint_dir)
+    except UserError as error:  # what a newer version wrote may be the best: not ours to judge
+        logger.warning("no checkpoint is removed: %s", error)
+
+
+def _remove(checkpoint_dir: str) -> None:
+    # Renamed first: killed in the middle, it must not leave half of what looks like a checkpoint.
+    parent, name = os.path.split(checkpoint_dir)
+    doomed = os.path.join(parent, f"{_TEMPORARY}old-{name}")
+    shutil.rmtree(doomed, ignore_errors=True)
+    os.rename(checkpoint_dir, doomed)
+    forget(checkpoint_dir)
+    shutil.rmtree(doomed, ignore_errors=True)
+
+
+def remove_temporary(run_dir: str) -> None:
+    """Remove what killed processes left half-written; call with the run's lock held."""
+    parent = checkpoints_dir(run_dir)
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        for name in os.listdir(parent):
+            if name.startswith(_TEMPORARY):
+                shutil.rmtree(os.path.join(parent, name), ignore_errors=True)

@@ -1,0 +1,135 @@
+"""Weights and recurrent state: out of a session into arrays, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Optional
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from lm.data.batches import Rows
+from lm.errors import UserError
+
+Concat = Callable[[np.ndarray], np.ndarray]
+
+
+def weight_names() -> tuple[str, ...]:
+    """Return the names of the current graph's trained variables."""
+    return tuple(variable.op.name for variable in tf.trainable_variables())
+
+
+def read_variables(session: tf.Session) -> dict[str, np.ndarray]:
+    """Copy all variables that the ranks have in common: weights, optimizer state, global step."""
+    variables = _global_variables(session)
+    # A real copy: a fetched array may share its memory with the variable, which the next update
+    # changes in place while the copy is being written to the disk.
+    values = session.run(variables)
+    return {name: np.array(value) for name, value in values.items()}
+
+
+def first_not_finite(arrays: Mapping[str, np.ndarray]) -> Optional[str]:
+    """Return the name of the first array that holds a NaN or an infinity, or None."""
+    for name, array in arrays.items():
+        # The extremes, which a NaN anywhere makes NaN: no array of as many flags is needed.
+        if not (np.isfinite(array.min()) and np.isfinite(array.max())):
+            return name
+    return None
+
+
+def load_variables(session: tf.Session, arrays: Mapping[str, np.ndarray]) -> None:
+    """Set variables that the ranks have in common.
+
+    Args:
+      session: Session whose variables are initialized.
+      arrays: By name; other names than variables' are left alone.
+
+    Raises:
+      UserError: A shape does not fit; the message names the variable.
+    """
+    _assign(session, {n: v for n, v in _global_variables(session).items() if n in arrays}, arrays)
+
+
+def read_state(session: tf.Session, concat: Concat) -> dict[str, np.ndarray]:
+    """Gather the recurrent state of training, so that any number of ranks can resume with it.
+
+    Args:
+      session: The training session.
+      concat: Joins the arrays of all ranks, in the order of the ranks, along axis 0.
+
+    Returns:
+      By name ("state/0/h"), [batch_size, hidden_size]: a row for each row of the global batch.
+    """
+    values = session.run(_state_variables(session))
+    return {name: concat(value) for name, value in values.items()}
+
+
+def load_state(
+    session: tf.Session, arrays: Optional[Mapping[str, np.ndarray]], rows: Rows, concat: Concat
+) -> None:
+    """Give each rank its rows of the recurrent state.
+
+    Args:
+      session: The training session.
+      arrays: What `read_state` returned, on one rank; None on the others, which need not see
+        the file that it came from.
+      rows: The rows of this rank.
+      concat: See `read_state`.
+    """
+    variables = _state_variables(session)
+    every_row = _share(variables, arrays, concat)
+    own = {name: value[rows.first : rows.first + rows.count] for name, value in every_row.items()}
+    _assign(session, variables, own)
+
+
+def load_weights(
+    session: tf.Session, arrays: Optional[Mapping[str, np.ndarray]], concat: Concat
+) -> None:
+    """Set the trained variables of all ranks.
+
+    Args:
+      session: The training session.
+      arrays: By name, on one rank; None on the others.
+      concat: See `read_state`.
+    """
+    with session.graph.as_default():
+        variables = {variable.op.name: variable for variable in tf.trainable_variables()}
+    _assign(session, variables, _share(variables, arrays, concat))
+
+
+def _share(
+    variables: Mapping, arrays: Optional[Mapping[str, np.ndarray]], concat: Concat
+) -> dict[str, np.ndarray]:
+    """Give the arrays of the one rank that has them to all."""
+    shared = {}
+    for name, variable in variables.items():
+        nothing = np.zeros([0, *variable.shape[1:]], variable.dtype.as_numpy_dtype)
+        shared[name] = concat(nothing if arrays is None else arrays[name])
+    return shared
+
+
+def _global_variables(session: tf.Session) -> dict[str, tf.Variable]:
+    with session.graph.as_default():
+        return {variable.op.name: variable for variable in tf.global_variables()}
+
+
+def _state_variables(session: tf.Session) -> dict[str, tf.Variable]:
+    """Variables train/state_<layer>/<h or c> of lm/model/network.py, as state/<layer>/<h or c>."""
+    with session.graph.as_default():
+        found = tf.local_variables(scope="train/state_")
+    return {v.op.name.replace("train/state_", "state/", 1): v for v in found}
+
+
+def _assign(session: tf.Session, variables: Mapping, arrays: Mapping[str, np.ndarray]) -> None:
+    for name, variable in variables.items():
+        if variable.shape != arrays[name].shape:
+            raise UserError(
+                f"{name} has the shape {list(arrays[name].shape)} in the checkpoint, but"
+                f" {variable.shape.as_list()} in this model"
+            )
+    # By way of the initializers: a finalized graph cannot be given new assign operations.
+    initial_values = {variable.initializer.inputs[1]: name for name, variable in variables.items()}
+    session.run(
+        [variable.initializer for variable in variables.values()],
+        {tensor: arrays[name] for tensor, name in initial_values.items()},
+    )

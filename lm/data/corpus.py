@@ -1,0 +1,173 @@
+"""The corpus of a data directory: three splits as word ids, and their vocabulary."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from lm.data.cache import cache_directories, checksum_of, load_encoded
+from lm.data.encoding import SPLITS
+from lm.data.ptb import PTB_SHA256, download_ptb
+from lm.data.vocabulary import Vocabulary
+from lm.errors import UserError
+
+logger = logging.getLogger("lm")
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Three splits of a text, `<eos>` after each line, and what tells them from other corpora."""
+
+    train: np.ndarray  # int32 word ids, memory-mapped, [tokens]
+    valid: np.ndarray
+    test: np.ndarray
+    vocabulary: Vocabulary
+    checksum: str  # SHA-256 over the checksums of the three files and of the vocabulary
+    # Per split, the words that became <unk>; a literal <unk> in the text is an ordinary word.
+    num_unknown: Mapping[str, int]
+    name: str  # "ptb" or "text"
+
+
+def split_file(data_path: str, name: str, split: str) -> str:
+    """Tell which file of a data directory holds a split.
+
+    Args:
+      data_path: The directory.
+      name: "ptb" or "text".
+      split: "train", "valid" or "test".
+    """
+    return os.path.join(data_path, f"{'ptb.' if name == 'ptb' else ''}{split}.txt")
+
+
+def load_corpus(
+    data_path: str, vocab_size: int | None = None, data_url: str | None = None
+) -> Corpus:
+    """Read the user's own text or PTB from a directory; download PTB where neither is there.
+
+    Args:
+      data_path: A directory with train.txt, valid.txt and test.txt, or with
+          ptb.{train,valid,test}.txt, or with neither.
+      vocab_size: Keep only so many words, the most frequent of train; None keeps all.
+      data_url: Where PTB comes from instead of its public addresses: http(s), file:// or the
+          path of a .tgz.
+
+    Raises:
+      UserError: The directory, a text in it, vocab_size or data_url cannot be used.
+      RunError: PTB cannot be downloaded, or the encoded form cannot be written anywhere.
+    """
+    if vocab_size is not None and vocab_size < 2:  # said before a download of minutes
+        raise UserError(f"vocab_size must be at least 2 (<eos> and <unk>), not {vocab_size}")
+    name = _find_or_download(data_path, data_url)
+    files = {split: split_file(data_path, name, split) for split in SPLITS}
+    directories = cache_directories(data_path)
+    checksums = _checksums(files, directories)
+    if name == "ptb":
+        _warn_if_unpublished(files, checksums)
+    encoded = load_encoded(files, checksums, vocab_size, directories)
+    _log_sizes(data_path, name, encoded.splits, encoded.num_unknown, len(encoded.vocabulary))
+    identity = "\n".join([*(checksums[split] for split in SPLITS), encoded.vocabulary.checksum])
+    return Corpus(
+        vocabulary=encoded.vocabulary,
+        num_unknown=encoded.num_unknown,
+        name=name,
+        checksum=hashlib.sha256(identity.encode()).hexdigest(),
+        **encoded.splits,
+    )
+
+
+def _find_or_download(data_path: str, data_url: str | None) -> str:
+    """Return "text" or "ptb", whose three files are there when this returns."""
+    present = _listed(data_path)
+    own, own_missing = _sorted_out(present, "text")
+    ptb, ptb_missing = _sorted_out(present, "ptb")
+    if own and ptb:
+        raise UserError(
+            f"{data_path} holds both a text of your own ({', '.join(own)}) and PTB "
+            f"({', '.join(ptb)}); move one of them elsewhere"
+        )
+    if own and own_missing:
+        raise UserError(
+            f"{data_path} holds {', '.join(own)} but not {', '.join(own_missing)}; "
+            f"a text of your own needs train.txt, valid.txt and test.txt"
+        )
+    if own:
+        return "text"
+    if ptb_missing:
+        download_ptb(data_path, data_url)
+    elif data_url:
+        logger.info("PTB is in %s already: --data_url is not used", data_path)
+    return "ptb"
+
+
+def _listed(data_path: str) -> set[str]:
+    try:
+        return set(os.listdir(data_path))
+    except FileNotFoundError:
+        return set()  # the download makes it
+    except OSError as error:
+        raise UserError(
+            f"cannot read the data directory {data_path}: {error.strerror}; choose "
+            f"another one with --data_path"
+        ) from error
+
+
+def _sorted_out(present: set[str], name: str) -> tuple[list[str], list[str]]:
+    names = [split_file("", name, split) for split in SPLITS]
+    return [n for n in names if n in present], [n for n in names if n not in present]
+
+
+def _checksums(files: Mapping[str, str], directories: list[str]) -> dict[str, str]:
+    checksums = {}
+    for split, path in files.items():
+        try:
+            # A named pipe would block forever, and can be read only once.
+            if os.path.exists(path) and not os.path.isfile(path):
+                raise UserError(f"{path} is not a file")
+            checksums[split] = checksum_of(path, directories)
+        except OSError as error:
+            raise UserError(f"cannot read {path}: {error.strerror}") from error
+    return checksums
+
+
+def _warn_if_unpublished(files: Mapping[str, str], checksums: Mapping[str, str]) -> None:
+    other = [
+        path
+        for split, path in files.items()
+        if checksums[split] != PTB_SHA256[os.path.basename(path)]
+    ]
+    if other:
+        logger.warning(
+            "not the published PTB: %s has another checksum; perplexities will not "
+            "compare with published ones",
+            ", ".join(other),
+        )
+
+
+def _log_sizes(
+    data_path: str,
+    name: str,
+    splits: Mapping[str, np.ndarray],
+    num_unknown: Mapping[str, int],
+    vocab_size: int,
+) -> None:
+    sizes = ", ".join(f"{split} {len(splits[split]):,}" for split in SPLITS)
+    logger.info(
+        "%s corpus in %s: vocabulary of %s words; tokens: %s",
+        name,
+        data_path,
+        f"{vocab_size:,}",
+        sizes,
+    )
+    for split in SPLITS:
+        if num_unknown[split]:
+            logger.info(
+                "%s: %s of %s tokens are not in the vocabulary and became <unk>",
+                split,
+                f"{num_unknown[split]:,}",
+                f"{len(splits[split]):,}",
+            )

@@ -1,0 +1,163 @@
+"""Text files to files of word ids, in a stream: memory holds the vocabulary and one block."""
+
+from __future__ import annotations
+
+import collections
+import hashlib
+import itertools
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from lm.data.vocabulary import EOS, UNK, Vocabulary
+from lm.errors import RunError, UserError
+
+SPLITS = ("train", "valid", "test")
+ID_DTYPE = np.dtype("<i4")  # in files; little-endian, whatever the machine
+
+logger = logging.getLogger("lm")
+
+_BLOCK_BYTES = 1 << 18
+_MAX_WORD_BYTES = 1 << 20
+_BOM = b"\xef\xbb\xbf"
+_NEWLINE = b"\n"
+
+
+def read_words(path: str, digest: Any = None) -> Iterator[list[str]]:
+    """Read the words of a text, with `<eos>` after each line, a block at a time.
+
+    Blocks end between words, not lines: some corpora are one line of a gigabyte.
+
+    Args:
+      path: A UTF-8 text file.
+      digest: A hashlib object that is fed the bytes of the file, or None.
+
+    Yields:
+      Lists of words, in order, without empty words.
+
+    Raises:
+      UserError: Unreadable, not UTF-8, or without any word; names the file and the line.
+    """
+    line, has_words, rest, last = 1, False, b"", b""
+    for block in _read_blocks(path):
+        if digest is not None:
+            digest.update(block)
+        if not last:
+            block = block.removeprefix(_BOM)
+        last = block[-1:] or last
+        block = rest + block
+        # These bytes never occur inside a UTF-8 character, so that none is torn apart.
+        end = max(block.rfind(_NEWLINE), block.rfind(b" ")) + 1
+        block, rest = block[:end], block[end:]
+        if len(rest) > _MAX_WORD_BYTES:
+            raise UserError(
+                f"{path}, line {line + block.count(_NEWLINE)}: a word of more than "
+                f"{_MAX_WORD_BYTES} bytes; is this a text file?"
+            )
+        text = _decoded(block, path, line)
+        line += block.count(_NEWLINE)
+        has_words = has_words or bool(text.strip())
+        yield text.replace("\n", f" {EOS} ").split()
+    text = _decoded(rest, path, line)
+    if not has_words and not text.strip():
+        raise UserError(f"{path}, line {line}: the file has not a single word")
+    yield text.split() + ([] if last == _NEWLINE else [EOS])
+
+
+def _read_blocks(path: str) -> Iterator[bytes]:
+    # Reading is wrapped on its own: an error of the caller's own output is not this file's fault.
+    try:
+        with open(path, "rb") as file:
+            while True:
+                block = file.read(_BLOCK_BYTES)
+                if not block:
+                    return
+                yield block
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from error
+
+
+def _decoded(block: bytes, path: str, line: int) -> str:
+    try:
+        return block.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line += block.count(_NEWLINE, 0, error.start)
+        raise UserError(
+            f"{path}, line {line}: byte 0x{block[error.start]:02x} is not valid "
+            f"UTF-8; convert the file to UTF-8"
+        ) from error
+
+
+def encode_file(path: str, vocabulary: Vocabulary, id_path: str) -> tuple[int, str]:
+    """Write the ids of a text's words to a file of little-endian int32.
+
+    Args:
+      path: The text.
+      vocabulary: If it has no `<unk>`, unknown words get the first free id, len(vocabulary).
+      id_path: The file to write.
+
+    Returns:
+      How many words are not in the vocabulary, and the SHA-256 of the text that was read.
+
+    Raises:
+      UserError: See read_words.
+      OSError: id_path cannot be written.
+    """
+    id_of = vocabulary.ids.get
+    unk_id = len(vocabulary) if vocabulary.unk_id is None else vocabulary.unk_id
+    num_unknown, digest = 0, hashlib.sha256()
+    with open(id_path, "wb") as file:
+        for words in read_words(path, digest):
+            ids = np.fromiter(map(id_of, words, itertools.repeat(-1)), ID_DTYPE, len(words))
+            unknown = ids < 0
+            num_unknown += int(np.count_nonzero(unknown))
+            ids[unknown] = unk_id
+            file.write(ids.tobytes())
+    return num_unknown, digest.hexdigest()
+
+
+def encode_corpus(
+    files: Mapping[str, str],
+    checksums: Mapping[str, str],
+    vocab_size: int | None,
+    directory: str,
+) -> tuple[Vocabulary, dict]:
+    """Build the vocabulary from the training text, and write `<split>.ids` for each split.
+
+    `<unk>` joins the vocabulary where it is needed: a limit, or unknown words in valid or test.
+    It then comes last, which leaves the ids of the other words as they are.
+
+    Args:
+      files: Split -> text file.
+      checksums: Split -> SHA-256 that the text must have.
+      vocab_size: Limit of the vocabulary, or None.
+      directory: Where the id files go.
+
+    Returns:
+      The vocabulary, and split -> number of words that became `<unk>`.
+
+    Raises:
+      UserError: See read_words and Vocabulary.from_counts.
+      RunError: A text changed while it was being read.
+      OSError: An id file cannot be written.
+    """
+    logger.info("building the vocabulary of %s", files["train"])
+    counts: collections.Counter = collections.Counter()
+    for words in read_words(files["train"]):
+        counts.update(words)
+    vocabulary = Vocabulary.from_counts(counts, vocab_size)
+    del counts
+    num_unknown = {}
+    # The long split comes last, so that a bad byte in the others shows in seconds.
+    for split in reversed(SPLITS):
+        logger.info("encoding %s", files[split])
+        id_path = os.path.join(directory, f"{split}.ids")
+        num_unknown[split], checksum = encode_file(files[split], vocabulary, id_path)
+        if checksum != checksums[split]:
+            raise RunError(f"{files[split]} changed while it was being read; start again")
+    if any(num_unknown.values()) and vocabulary.unk_id is None:
+        vocabulary = Vocabulary((*vocabulary.words, UNK))
+    return vocabulary, num_unknown

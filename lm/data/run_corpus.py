@@ -1,0 +1,122 @@
+"""The corpus of a run: loaded, and remembered in the run's directory as `corpus.json`."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from typing import NamedTuple, Optional
+
+from lm.config import Config
+from lm.data import embedded as synthetic
+from lm.data.corpus import Corpus, load_corpus, split_file
+from lm.data.encoding import SPLITS
+from lm.errors import UserError
+
+FILE_NAME = "corpus.json"
+_DEFAULT_DATA_PATH = "data"
+
+
+class CorpusRecord(NamedTuple):
+    """What a run was trained on. The path tells where to look, the checksum whether it is that."""
+
+    kind: str  # "ptb", "text" or "embedded"
+    data_path: str  # absolute; what --data_path was, on rank 0's host
+    checksum: str  # as `Corpus.checksum`
+
+
+def record_of(config: Config, data_path: str, corpus: Corpus) -> CorpusRecord:
+    """Return what a run has to remember of the corpus that it loaded from a directory."""
+    kind = "embedded" if config.corpus == "embedded" else corpus.name
+    return CorpusRecord(kind, os.path.abspath(data_path), corpus.checksum)
+
+
+def read_record(directory: str) -> Optional[CorpusRecord]:
+    """Read the corpus.json of a run; None where there is none, as in runs of older versions.
+
+    Raises:
+      UserError: It is damaged.
+    """
+    path = os.path.join(directory, FILE_NAME)
+    try:
+        with open(path, encoding="utf-8") as file:
+            record = CorpusRecord(**json.load(file))
+        if not all(isinstance(value, str) for value in record):
+            raise ValueError("a value is not a string")
+        return record
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(f"cannot read {path} ({error}): remove it, and give --data_path") from error
+
+
+def find_data_path(config: Config, run_directories: Iterable[str]) -> str:
+    """Tell where a corpus is when no --data_path says so.
+
+    Args:
+      config: Whose corpus is looked for.
+      run_directories: Runs that may remember it, the first that does counts.
+
+    Returns:
+      The directory that the run remembers; the default where none does.
+
+    Raises:
+      UserError: The corpus is not there any more.
+    """
+    for directory in run_directories:
+        record = read_record(directory)
+        # A config of the other kind has another corpus, of which the run knows nothing.
+        if record and (record.kind == "embedded") == (config.corpus == "embedded"):
+            return _find(record, directory)
+    return _DEFAULT_DATA_PATH
+
+
+def _find(record: CorpusRecord, directory: str) -> str:
+    # The default too: a project's directory is moved, or copied to another host, as a whole.
+    for data_path in (record.data_path, _DEFAULT_DATA_PATH):
+        if _is_in(data_path, record.kind):
+            return data_path
+    # What can be had again goes where it went the first time, so that a job in a fresh container
+    # resumes. PTB comes by a download of minutes, which only the default directory gets unasked.
+    is_default = record.data_path == os.path.abspath(_DEFAULT_DATA_PATH)
+    if record.kind == "embedded" or (record.kind == "ptb" and is_default):
+        return _DEFAULT_DATA_PATH
+    raise UserError(
+        f"the corpus of {directory} is not in {record.data_path} any more: give its directory with"
+        " --data_path"
+    )
+
+
+def _is_in(data_path: str, kind: str) -> bool:
+    if kind == "embedded":
+        return os.path.isdir(data_path)
+    return all(os.path.isfile(split_file(data_path, kind, split)) for split in SPLITS)
+
+
+def load_run_corpus(
+    config: Config, data_path: str, data_url: Optional[str] = None
+) -> tuple[Corpus, Optional[synthetic.Truth]]:
+    """Load the corpus that a config names.
+
+    Args:
+      config: Its `corpus` and `vocab_size`.
+      data_path: Directory of the corpora.
+      data_url: Where PTB is downloaded from, if it must be.
+
+    Returns:
+      The corpus, and what a perfect model reaches on it, where that is known.
+
+    Raises:
+      UserError, RunError: As `load_corpus`.
+    """
+    if config.corpus == "files":
+        return load_corpus(data_path, config.vocab_size, data_url), None
+    directory = os.path.join(data_path, "embedded")
+    try:
+        truth = synthetic.write_corpus(directory)
+    except OSError as error:
+        raise UserError(
+            f"cannot write the embedded corpus to {directory}: {error.strerror}; choose another"
+            " directory with --data_path"
+        ) from error
+    return load_corpus(directory, config.vocab_size), truth

@@ -1,0 +1,146 @@
+"""A run's model as a SavedModel that plain TensorFlow loads, without this project.
+
+Shapes: B sentences or rows, T words of the longest sentence, L layers, H hidden units, V words.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import tempfile
+
+import tensorflow.compat.v1 as tf
+
+from lm.distributed.devices import choose_threads, start_tensorflow
+from lm.errors import RunError, UserError
+from lm.inference.run import Run
+from lm.model import stepwise as inference
+from lm.model.network import Weights, build_weights
+
+logger = logging.getLogger("lm")
+
+_PADDING = -1  # the id in the place of a word after the end of a sentence
+
+
+def export(run: Run, to: str) -> None:
+    """Write a run's model as a SavedModel, whole or not at all.
+
+    Args:
+      run: The run, at the checkpoint to export.
+      to: The directory; it must not exist.
+
+    Raises:
+      UserError: The directory exists, or cannot be made.
+      RunError: The model cannot be written.
+    """
+    if os.path.exists(to):
+        raise UserError(f"--to {to} exists already: choose another directory, or remove it")
+    parent = os.path.dirname(os.path.abspath(to))
+    try:
+        os.makedirs(parent, exist_ok=True)
+        staging = tempfile.mkdtemp(prefix=".export-", dir=parent)
+    except OSError as error:
+        raise UserError(f"cannot write to {parent}: {error.strerror}") from error
+    start_tensorflow(choose_threads(None, None, 1))
+    # That SavedModels of graphs are deprecated is not the user's concern.
+    tf.logging.set_verbosity(tf.logging.ERROR)
+    try:
+        os.chmod(staging, 0o777 & ~_umask())  # mkdtemp's own is for nobody else
+        model = os.path.join(staging, "model")
+        _write(run, model, os.path.join(run.directory, "vocabulary.txt"))
+        os.rename(model, to)
+    except (OSError, tf.errors.OpError) as error:
+        raise RunError(f"cannot write {to}: {error}") from error
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    logger.info("wrote %s; load it with tf.saved_model.load(%r)", to, to)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _write(run: Run, directory: str, vocabulary_file: str) -> None:
+    with tf.Graph().as_default():
+        weights = build_weights(run.config, len(run.vocabulary))
+        signatures = build_signatures(run, weights, vocabulary_file)
+        with tf.Session(config=tf.ConfigProto(device_count={"GPU": 0})) as session:
+            inference.restore(session, run.load_weights())
+            builder = tf.saved_model.Builder(directory)
+            builder.add_meta_graph_and_variables(
+                session,
+                [tf.saved_model.tag_constants.SERVING],
+                signature_def_map=signatures,
+                assets_collection=tf.get_collection(tf.GraphKeys.ASSET_FILEPATHS),
+                main_op=tf.tables_initializer(),
+            )
+            builder.save()
+
+
+def build_signatures(run: Run, weights: Weights, vocabulary_file: str) -> dict:
+    """Build the exported graph: `score` and `next_word`, each for words and for ids.
+
+    Returns:
+      Signature name -> its definition, as `lm/export.py` documents them.
+    """
+    eos_id, unk_id = run.vocabulary.eos_id, run.vocabulary.unk_id
+    table = tf.lookup.StaticHashTable(
+        tf.lookup.TextFileInitializer(
+            vocabulary_file,
+            key_dtype=tf.string,
+            key_index=tf.lookup.TextFileIndex.WHOLE_LINE,
+            value_dtype=tf.int64,
+            value_index=tf.lookup.TextFileIndex.LINE_NUMBER,
+        ),
+        # Without <unk> an unknown word has no id: one that no embedding has makes an error.
+        default_value=len(run.vocabulary) if unk_id is None else unk_id,
+    )
+
+    def ids_of(words):
+        ids = tf.cast(table.lookup(words), tf.int32)
+        return tf.where_v2(tf.equal(words, ""), _PADDING, ids)
+
+    words_ph = tf.placeholder(tf.string, [None, None], "score_words")
+    ids_ph = tf.placeholder(tf.int32, [None, None], "score_ids")
+    word_ph = tf.placeholder(tf.string, [None], "next_word_words")
+    id_ph = tf.placeholder(tf.int32, [None], "next_word_ids")
+    state_shape = [None, run.config.num_layers, 2, run.config.hidden_size]
+    state_ph = tf.placeholder(tf.float32, state_shape, "state")
+    return {
+        "score": _signature({"words": words_ph}, _score(weights, ids_of(words_ph), eos_id)),
+        "score_ids": _signature({"ids": ids_ph}, _score(weights, ids_ph, eos_id)),
+        "next_word": _signature(
+            {"words": word_ph, "state": state_ph}, _next_word(weights, ids_of(word_ph), state_ph)
+        ),
+        "next_word_ids": _signature(
+            {"ids": id_ph, "state": state_ph}, _next_word(weights, id_ph, state_ph)
+        ),
+    }
+
+
+def _signature(inputs: dict, outputs: dict):
+    return tf.saved_model.predict_signature_def(inputs, outputs)
+
+
+def _score(weights: Weights, ids_BT: tf.Tensor, eos_id: int) -> dict[str, tf.Tensor]:
+    """Log-probabilities of each word and of the closing <eos>, 0 in the places after it."""
+    is_word = tf.not_equal(ids_BT, _PADDING)
+    lengths = tf.reduce_sum(tf.cast(is_word, tf.int32), axis=1)
+    words = tf.where_v2(is_word, ids_BT, eos_id)
+    eos = tf.fill([tf.shape(words)[0], 1], eos_id)
+    log_probs_TB = inference.target_log_probs(
+        weights,
+        tf.transpose(tf.concat([eos, words], axis=1)),
+        tf.transpose(tf.concat([words, eos], axis=1)),
+    )
+    counted = tf.sequence_mask(lengths + 1, tf.shape(words)[1] + 1)
+    log_probs = tf.where_v2(counted, tf.transpose(log_probs_TB), 0.0)
+    return {"log_probabilities": log_probs, "log_probability": tf.reduce_sum(log_probs, axis=1)}
+
+
+def _next_word(weights: Weights, ids_B: tf.Tensor, state: tf.Tensor) -> dict[str, tf.Tensor]:
+    log_probs_BV, state = inference.next_word(weights, ids_B, state)
+    return {"log_probabilities": log_probs_BV, "state": state}

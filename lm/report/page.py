@@ -1,0 +1,94 @@
+"""A report as one HTML page that needs nothing else: no script, no file, no network."""
+
+from __future__ import annotations
+
+import base64
+import html
+from collections.abc import Sequence
+from typing import Optional
+
+from lm.cli.tables import is_numeric
+from lm.report.comparison import Group, Section
+from lm.report.tables import Table, build_tables, run_name
+
+_STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 75rem; margin: 2rem auto;
+       padding: 0 1rem; }
+h1 { font-size: 1.5rem; } h2 { font-size: 1.3rem; margin-top: 2.5rem; overflow-wrap: anywhere; }
+h3 { font-size: 1.1rem; margin-top: 2rem; }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+th, td { padding: .3rem .7rem; border-bottom: 1px solid #ddd; text-align: left; }
+th { border-bottom: 2px solid #888; white-space: nowrap; }
+.number { text-align: right; }
+p.note { color: #666; margin: .3rem 0 .8rem; }
+img { max-width: 100%; height: auto; }
+pre { background: #f5f5f5; padding: .7rem; overflow-x: auto; font-size: 13px; }
+"""
+
+
+def build_page(sections: Sequence[Section], curves_pngs: Sequence[Optional[bytes]]) -> str:
+    """Return the page's HTML.
+
+    Args:
+      sections: The runs, by corpus.
+      curves_pngs: The learning curves of each section as a PNG file, or None if there are none.
+    """
+    names = [
+        run_name(run) for section in sections for group in section.groups for run in group.runs
+    ]
+    parts = [f"<h1>Runs compared: {html.escape(', '.join(names))}</h1>"]
+    for section, png in zip(sections, curves_pngs):
+        parts.append(f"<h2>Corpus: {html.escape(section.corpus)}</h2>")
+        parts += map(_table, build_tables(section.groups))
+        parts += _curves(png) if png else []
+        parts += map(_settings, section.groups)
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>Runs compared</title><style>{_STYLE}</style></head>\n<body>\n"
+        + "\n".join(parts)
+        + "\n</body></html>\n"
+    )
+
+
+def _curves(png: bytes) -> list[str]:
+    data = base64.b64encode(png).decode()
+    return [
+        "<h3>Learning curves</h3>",
+        '<img alt="Train and validation perplexity against epoch and against time"'
+        f' src="data:image/png;base64,{data}">',
+    ]
+
+
+def _table(table: Table) -> str:
+    numeric = [is_numeric(column) for column in zip(*table.rows)]
+
+    def row(cells: Sequence[str], tag: str) -> str:
+        styled = (
+            f"<{tag}{' class=number' * right}>{html.escape(cell)}</{tag}>"
+            for cell, right in zip(cells, numeric)
+        )
+        return f"<tr>{''.join(styled)}</tr>"
+
+    body = "\n".join(row(cells, "td") for cells in table.rows)
+    return (
+        f'<h3>{html.escape(table.title)}</h3><p class="note">{html.escape(table.note)}</p>\n'
+        f'<div class="wide"><table><thead>{row(table.header, "th")}</thead>\n'
+        f"<tbody>{body}</tbody></table></div>"
+    )
+
+
+def _settings(group: Group) -> str:
+    """The config, and on what each run ran, to be looked up when numbers surprise."""
+    config = "\n".join(f"{name} = {value!r}" for name, value in group.runs[0].config.items())
+    machines = "\n".join(
+        f"{run_name(run)}: "
+        + ", ".join(f"{k} = {v!r}" for k, v in run.start.items() if k != "event")
+        for run in group.runs
+    )
+    return (
+        f"<h3>Settings of {html.escape(group.label)}</h3>"
+        f"<details><summary>config</summary><pre>{html.escape(config)}</pre></details>"
+        f"<details><summary>where it ran</summary><pre>{html.escape(machines)}</pre></details>"
+    )

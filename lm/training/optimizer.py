@@ -1,0 +1,169 @@
+"""SGD: the learning-rate schedule, and reduce -> clip -> apply."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple, Optional
+
+import tensorflow.compat.v1 as tf
+
+from lm import kernels
+from lm.config import Config
+from lm.distributed.communicator import Communicator
+from lm.model.perplexity import MAX_MEAN_NLL
+
+
+def learning_rate_at(config: Config, step: int, steps_per_epoch: int, num_ranks: int = 1) -> float:
+    """Return the learning rate of a global step.
+
+    learning_rate * lr_decay^max(epoch - lr_decay_start_epoch + 1, 0), epochs counted from 1;
+    raised linearly from 0 over the first `warmup_steps`.
+
+    Args:
+      config: The schedule.
+      step: Global step, from 0.
+      steps_per_epoch: Steps of an epoch.
+      num_ranks: Number of ranks, for `scale_lr_by_worker`.
+    """
+    epoch = step // steps_per_epoch + 1
+    decay = config.lr_decay ** max(epoch - config.lr_decay_start_epoch + 1, 0)
+    scale = {"none": 1.0, "sqrt": math.sqrt(num_ranks), "linear": float(num_ranks)}
+    warmup = min(1.0, step / config.warmup_steps) if config.warmup_steps else 1.0
+    return config.learning_rate * scale[config.scale_lr_by_worker] * decay * warmup
+
+
+class Update(NamedTuple):
+    """The ops of one optimizer step."""
+
+    train_op: tf.Operation
+    grad_norm: tf.Tensor  # float32 scalar: norm of the global batch's gradient, before clipping
+    is_sound: tf.Tensor  # bool scalar: the loss is one of a model, and the norm is finite
+    exchange_seconds: tf.Tensor  # float64 scalar: from the last local gradient to the last sum
+
+
+class _TimedSGD(tf.train.GradientDescentOptimizer):
+    """SGD that keeps its own gradients, so that their exchange can be timed."""
+
+    def compute_gradients(self, *args, **kwargs):
+        self.local_gradients = super().compute_gradients(*args, **kwargs)
+        return self.local_gradients
+
+
+def build_update(
+    config: Config,
+    loss: tf.Tensor,
+    learning_rate: tf.Tensor,
+    global_step: tf.Variable,
+    vocab_size: int,
+    comm: Communicator,
+    mean_nll: Optional[tf.Tensor] = None,
+    skip_unsound: bool = False,
+) -> Update:
+    """Build the ops that reduce the gradients over the ranks, THEN clip, then apply them.
+
+    Clipping before the reduction would clip each rank's part by a norm of its own, and the run
+    would depend on the number of ranks. What each rank computes after the reduction must come
+    out the same on all of them, bit for bit, whatever their threads and devices.
+
+    Args:
+      config: For `max_grad_norm` and the sizes.
+      loss: Scalar; this rank's part of the global loss, so that the sum over the ranks is it.
+      learning_rate: Scalar.
+      global_step: Incremented by one at each update.
+      vocab_size: Rows of the embedding.
+      comm: The ranks.
+      mean_nll: Scalar; the global batch's, in nats per token, the same on all ranks. None takes
+        every loss for sound.
+      skip_unsound: Whether an update that is not sound only counts the step. It costs a branch.
+
+    Returns:
+      The train op, and what it tells of itself.
+    """
+    variables = tf.trainable_variables()
+    # g * clip * rate = g * (clip * rate): clipping by way of the rate saves a pass over all
+    # gradients. The optimizer asks for its rate when the update is built, after the norm.
+    rate = []
+    local = _TimedSGD(lambda: rate[0])
+    optimizer = comm.distribute(local, dense_is_smaller(config, vocab_size))
+    summed = [gradient for gradient, _ in optimizer.compute_gradients(loss, variables)]
+    exchange_seconds = _seconds_between([gradient for gradient, _ in local.local_gradients], summed)
+    gradients = [
+        _merge_duplicates(gradient) if isinstance(gradient, tf.IndexedSlices) else gradient
+        for gradient in summed
+    ]
+    grad_norm = _global_norm([_values(gradient) for gradient in gradients], comm)
+    is_sound = tf.is_finite(grad_norm)
+    if mean_nll is not None:
+        is_sound &= mean_nll <= MAX_MEAN_NLL  # false for NaN
+    rate.append(learning_rate * _clip_factor(grad_norm, config.max_grad_norm))
+
+    def apply() -> tf.Operation:
+        return optimizer.apply_gradients(zip(gradients, variables), global_step)
+
+    if not skip_unsound:
+        return Update(apply(), grad_norm, is_sound, exchange_seconds)
+    train_op = tf.cond(
+        is_sound,
+        lambda: _zero_after(apply()),
+        lambda: _zero_after(tf.assign_add(global_step, 1)),
+    ).op
+    return Update(train_op, grad_norm, is_sound, exchange_seconds)
+
+
+def _clip_factor(grad_norm: tf.Tensor, max_grad_norm: float) -> tf.Tensor:
+    """Return what brings the norm down to its maximum: 1 where it is below."""
+    if max_grad_norm > float(tf.float32.max):  # no clipping: infinity over infinity would be NaN
+        return tf.constant(1.0)
+    # A norm of NaN makes the weights NaN: never a silent update.
+    return max_grad_norm / tf.maximum(grad_norm, max_grad_norm)
+
+
+def _global_norm(tensors: Sequence[tf.Tensor], comm: Communicator) -> tf.Tensor:
+    if kernels.available():
+        return kernels.global_norm(tensors)
+    # TensorFlow adds these up in an order that depends on the threads or the GPU. Ranks that clip
+    # by factors one bit apart would part: all take rank 0's.
+    return comm.broadcast(tf.linalg.global_norm(tensors), "grad_norm")
+
+
+def _values(gradient) -> tf.Tensor:
+    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+
+
+def _seconds_between(before: list, after: list) -> tf.Tensor:
+    """Return the time from when all of some tensors are there until all of others are."""
+
+    def time_of(gradients: list) -> tf.Tensor:
+        with tf.control_dependencies([_values(gradient) for gradient in gradients]):
+            return tf.timestamp()
+
+    return time_of(after) - time_of(before)
+
+
+def _zero_after(op: tf.Operation) -> tf.Tensor:
+    # The branches of a condition return tensors; an op alone would not be run.
+    with tf.control_dependencies([op]):
+        return tf.constant(0)
+
+
+def _merge_duplicates(slices: tf.IndexedSlices) -> tf.IndexedSlices:
+    """Sum the slices of the same row: un-merged, their norm would depend on how the words of
+    the global batch are spread over the ranks.
+
+    On the CPU, also where there is a GPU: there each row is summed by one thread, in the order of
+    the slices. A GPU adds atomically, in any order, and the ranks' weights would part.
+    """
+    with tf.device("cpu:0"):
+        rows, position = tf.unique(slices.indices)
+        values = tf.math.unsorted_segment_sum(slices.values, position, tf.size(rows))
+    return tf.IndexedSlices(values, rows, slices.dense_shape)
+
+
+def dense_is_smaller(config: Config, vocab_size: int) -> bool:
+    """Whether the embedding's gradient has fewer bytes to exchange as a dense tensor.
+
+    Sparse: each rank receives the rows of all tokens of the global batch. Dense: a ring
+    allreduce moves every row twice.
+    """
+    return config.batch_size * config.num_steps >= 2 * vocab_size

@@ -1,0 +1,130 @@
+"""What a run tells about itself when it starts."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import platform
+import socket
+from typing import Any
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from lm import kernels
+from lm.data import run_corpus
+from lm.distributed.agreement import by_rank
+from lm.distributed.communicator import Communicator, horovod_version
+from lm.distributed.devices import device_name
+from lm.training.job import Job
+from lm.training.progress import Position
+
+
+def report_start(job: Job, comm: Communicator, position: Position) -> None:
+    """Open the log files, and write the start event, the summary and the files that describe
+    the run; all ranks must call it together."""
+    output_dir = comm.gather(job.reporter.output_dir)[0]
+    paths = [os.path.join(output_dir, "log.txt")]
+    if job.options.log_path:
+        paths.append(job.options.log_path)
+    job.reporter.open_logs(paths, job.options.mpi_log, comm.rank)
+    if comm.is_chief:
+        job.reporter.describe(dataclasses.asdict(job.config))
+        job.reporter.write_json("config.json", dataclasses.asdict(job.config))
+        job.reporter.write_json(run_corpus.FILE_NAME, job.corpus_record._asdict())
+        job.corpus.vocabulary.save(os.path.join(output_dir, "vocabulary.txt"))
+    facts = _facts(job, comm, position, output_dir)
+    job.reporter.event("start", **facts)
+    for line in _summary(facts, comm.rank):
+        job.reporter.log(line)
+
+
+def _facts(job: Job, comm: Communicator, position: Position, output_dir: str) -> dict[str, Any]:
+    """Return what the start event tells; the same on all ranks, but for what is this rank's."""
+    config, batches = job.config, job.batches
+    own = {
+        "host": socket.gethostname(),
+        "device": device_name(comm.local_rank),
+        "rows": job.rows.count,
+        "compiled_ops": kernels.description(),
+        "visible_gpus": len(tf.config.list_physical_devices("GPU")),
+        "cuda_visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
+    }
+    ranks = comm.gather(own)
+    return dict(
+        name=config.name,
+        world_size=comm.size,
+        hosts=[rank["host"] for rank in ranks],
+        devices=[rank["device"] for rank in ranks],
+        local_rows=[rank["rows"] for rank in ranks],
+        visible_gpus=[rank["visible_gpus"] for rank in ranks],
+        cuda_visible_devices=[rank["cuda_visible_devices"] for rank in ranks],
+        backend=comm.backend,
+        exchange_settings=comm.settings,
+        intra_op_threads=job.threads.intra_op,
+        inter_op_threads=job.threads.inter_op,
+        python=platform.python_version(),
+        tensorflow=tf.__version__,
+        horovod=horovod_version(),
+        numpy=np.__version__,
+        compiled_ops=[rank["compiled_ops"] for rank in ranks],
+        precision=config.precision,
+        batch_size=config.batch_size,
+        parameters=_count_parameters(job),
+        corpus=job.corpus.name,
+        vocab_size=len(job.corpus.vocabulary),
+        steps_per_epoch=batches.steps_per_epoch,
+        words_per_epoch=batches.steps_per_epoch * config.batch_size * config.num_steps,
+        output_dir=output_dir,
+        resumed_from_step=position.step,
+    )
+
+
+def _count_parameters(job: Job) -> int:
+    hidden, vocab_size = job.config.hidden_size, len(job.corpus.vocabulary)
+    layer = 2 * hidden * 4 * hidden + 4 * hidden
+    return vocab_size * hidden + job.config.num_layers * layer + hidden * vocab_size + vocab_size
+
+
+def _summary(facts: dict[str, Any], rank: int) -> list[str]:
+    size = facts["world_size"]
+    how = f"distributed over {size} ranks with {facts['backend']}" if size > 1 else "on one process"
+    gpus = facts["visible_gpus"][rank]
+    visible = facts["cuda_visible_devices"][rank]
+    where = ", ".join(
+        f"{r}: {host} {device}"
+        for r, (host, device) in enumerate(zip(facts["hosts"], facts["devices"]))
+    )
+    lines = [
+        f"training {facts['name']} {how}",
+        f"  ranks       {where} (this is rank {rank})",
+        f"  GPUs        {gpus} visible here, CUDA_VISIBLE_DEVICES "
+        + ("not set" if visible is None else repr(visible)),
+        f"  threads     {facts['intra_op_threads']} in an operation, {facts['inter_op_threads']}"
+        " operations at a time",
+        f"  arithmetic  {facts['precision']}, {_compiled_ops(facts['compiled_ops'])}",
+        f"  versions    Python {facts['python']}, TensorFlow {facts['tensorflow']}, Horovod"
+        f" {facts['horovod'] or 'not installed'}",
+        f"  batch       {facts['batch_size']} rows, a rank's share"
+        f" {'/'.join(map(str, sorted(set(facts['local_rows']), reverse=True)))}",
+        f"  model       {facts['parameters']:,} parameters, vocabulary {facts['vocab_size']:,}",
+        f"  epoch       {facts['steps_per_epoch']:,} steps, {facts['words_per_epoch']:,} words",
+        f"  output_dir  {facts['output_dir']}",
+    ]
+    if size > 1:
+        lines.append(
+            "  exchange    "
+            + " ".join(f"{name}={value}" for name, value in facts["exchange_settings"].items())
+        )
+    if facts["resumed_from_step"]:
+        lines.append(f"  resumed after step {facts['resumed_from_step']:,}")
+    return lines
+
+
+def _compiled_ops(descriptions: list[str]) -> str:
+    if len(set(descriptions)) == 1:
+        return descriptions[0]
+    return (
+        f"{by_rank(descriptions)}: results depend on which rank has which, and the fastest wait"
+        " for the slowest"
+    )

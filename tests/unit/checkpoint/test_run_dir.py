@@ -1,0 +1,73 @@
+"""Which runs go on, and which are refused with one line."""
+
+import dataclasses
+import shutil
+
+import pytest
+
+from lm.checkpoint.run_dir import open_run_dir
+from lm.config import RunOptions
+from lm.errors import RunError, UserError
+from lm.model.perplexity import NllSum
+from lm.training.job import load_run_corpus
+from lm.training.progress import Position
+from tests.untrained import make_run, rewrite_manifest
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory, corpora):
+    """An untrained run: its directory, config and corpus."""
+    directory = tmp_path_factory.mktemp("made") / "run"
+    config = make_run(directory, corpora)
+    return directory, config, load_run_corpus(config, str(corpora))[0]
+
+
+@pytest.fixture
+def resume(made, tmp_path):
+    """Resume a copy of the run, with a changed manifest and other fields of the config."""
+    directory, config, corpus = made
+
+    def resume(change, **fields):
+        copy = tmp_path / str(len(list(tmp_path.iterdir())))  # a lock is held to the end
+        shutil.copytree(directory, copy)
+        rewrite_manifest(copy / "checkpoints/step-00000007", change)
+        config_now = dataclasses.replace(config, **fields)
+        return open_run_dir(config_now, RunOptions(output_dir=str(copy), resume=True), corpus)
+
+    return resume
+
+
+def test_a_config_field_that_an_old_checkpoint_does_not_know_had_its_default(resume):
+    def forget(manifest):
+        del manifest["config"]["warmup_steps"]
+
+    assert resume(forget).checkpoint_dir.endswith("step-00000007")
+    with pytest.raises(UserError, match=r"cannot resume: warmup_steps was 0 .* and is 5 now"):
+        resume(forget, warmup_steps=5)
+
+
+@pytest.mark.parametrize("part", ["position", "config"])
+def test_fields_of_a_newer_version_are_refused(resume, part):
+    with pytest.raises(
+        UserError, match=r"manifest.json was written by a newer .*\(unknown field flux\); update it"
+    ):
+        resume(lambda manifest: manifest[part].update(flux=1))
+
+
+def test_a_position_of_other_types_is_damage(resume):
+    for position in ({"step": "7"}, {"event_nll": 1.5}, {"event_nll": {"nats": "1"}}):
+        with pytest.raises(RunError, match=r"manifest.json is damaged: \w+ is a (str|float)"):
+            resume(lambda manifest, position=position: manifest.update(position=position))
+
+
+def test_a_position_comes_back_and_an_older_one_has_the_defaults(resume):
+    sums = {"epoch_nll": {"nats": 12.5, "tokens": 6}, "event_nll": {"nats": 2.5, "tokens": 1}}
+    seconds = {"epoch_seconds": 3.0, "event_seconds": 2.0, "event_exchange_seconds": 0.5}
+    whole = {"step": 7, "epochs_done": 1, **sums, **seconds, "valid_perplexity": 8.0}
+    expected = Position(
+        7, 1, NllSum(12.5, 6), 3.0, NllSum(2.5, 1), 2.0, 0.5, valid_perplexity=8.0
+    )  # fmt: skip
+    assert resume(lambda manifest: manifest.update(position=whole)).position == expected
+    del whole["event_exchange_seconds"]
+    expected.event_exchange_seconds = 0.0
+    assert resume(lambda manifest: manifest.update(position=whole)).position == expected

@@ -1,0 +1,254 @@
+"""The embedded corpus: its perplexity is the true one, and its text the same everywhere."""
+
+from __future__ import annotations
+
+import collections
+import hashlib
+import json
+import math
+import multiprocessing
+
+import numpy as np
+import pytest
+
+from lm.data import embedded as synthetic
+from lm.errors import UserError
+
+SMALL = {"num_words": 30, "num_successors": 4, "train_tokens": 3000, "eval_tokens": 500}
+
+
+def _rng(seed=0):
+    return np.random.Generator(np.random.PCG64(seed))
+
+
+def _tokens(path):
+    """Read a text as the corpus loader does: split on blanks, `<eos>` at each line's end."""
+    return [t for line in path.read_text("utf-8").splitlines() for t in [*line.split(), "<eos>"]]
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("corpus")
+    return directory, synthetic.write_corpus(directory)
+
+
+@pytest.fixture(scope="module")
+def transitions():
+    return synthetic.transition_matrix(seed=1, num_words=200, num_successors=8)
+
+
+def test_two_state_chain_has_its_closed_form():
+    # Cover and Thomas, example 4.2.1: pi = (b, a) / (a + b), H = (b h(a) + a h(b)) / (a + b).
+    a, b = 0.3, 0.8
+    chain = np.array([[1 - a, a], [b, 1 - b]])
+
+    def entropy(p):
+        return -p * math.log(p) - (1 - p) * math.log(1 - p)
+
+    np.testing.assert_allclose(synthetic.stationary_distribution(chain), [b / (a + b), a / (a + b)])
+    expected = (b * entropy(a) + a * entropy(b)) / (a + b)
+    assert synthetic.entropy_rate(chain) == pytest.approx(expected, rel=1e-12)
+
+
+def test_uniform_chain_is_as_perplexing_as_it_has_states():
+    assert math.exp(synthetic.entropy_rate(np.full((7, 7), 1 / 7))) == pytest.approx(7)
+
+
+def test_entropy_rate_agrees_with_power_iteration(transitions):
+    pi = np.full(len(transitions), 1 / len(transitions))
+    for _ in range(2000):
+        pi = pi @ (transitions + np.eye(len(pi))) / 2  # lazy walk: converges if periodic, too
+    np.testing.assert_allclose(synthetic.stationary_distribution(transitions), pi, rtol=1e-9)
+    brute_force = -sum(
+        pi[i] * p * math.log(p) for i, row in enumerate(transitions) for p in row if p > 0
+    )
+    assert synthetic.entropy_rate(transitions) == pytest.approx(brute_force, rel=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(("num_words", "num_successors"), [(2, 2), (5, 5), (40, 3), (300, 8)])
+def test_transitions_are_a_sparse_irreducible_chain(seed, num_words, num_successors):
+    chain = synthetic.transition_matrix(seed, num_words, num_successors)
+    assert chain.shape == (num_words + 1, num_words + 1)
+    np.testing.assert_allclose(chain.sum(axis=1), 1.0, rtol=1e-12)
+    assert ((chain > 0).sum(axis=1) == num_successors).all()
+    assert chain[synthetic.EOS, synthetic.EOS] == 0  # no empty lines
+    reached = np.eye(num_words + 1) + (chain > 0)
+    for _ in range(math.ceil(math.log2(num_words + 1))):
+        reached = np.minimum(reached @ reached, 1.0)
+    assert (reached > 0).all()
+    assert (synthetic.stationary_distribution(chain) > 0).all()
+
+
+def test_bigram_frequencies_approach_the_transitions():
+    chain = synthetic.transition_matrix(seed=3, num_words=10, num_successors=4)
+    states = synthetic.sample_states(chain, _rng(), 200_000)
+    counts = np.zeros_like(chain)
+    np.add.at(counts, ([synthetic.EOS, *states[:-1]], states), 1)
+    visits = counts.sum(axis=1, keepdims=True)
+    # Six standard deviations of a binomial proportion, and no bigram outside the language.
+    assert (np.abs(counts / visits - chain) <= 6 * np.sqrt(chain * (1 - chain) / visits)).all()
+
+
+def test_sample_ends_with_the_sentence_that_reaches_the_length(transitions):
+    states = synthetic.sample_states(transitions, _rng(), 1000)
+    assert len(states) >= 1000
+    assert states[-1] == synthetic.EOS
+    assert synthetic.EOS not in states[999:-1]
+
+
+def test_text_perplexity_conditions_the_first_token_on_eos():
+    chain = np.array([[0.0, 0.25, 0.75], [0.5, 0.5, 0.0], [1.0, 0.0, 0.0]])
+    assert synthetic.text_perplexity(chain, [1, 1, 0, 2, 0]) == pytest.approx(
+        (0.25 * 0.5 * 0.5 * 0.75 * 1.0) ** (-1 / 5)
+    )
+
+
+def test_perplexity_of_the_texts_is_near_the_true_one(corpus):
+    _, truth = corpus
+    assert truth.perplexity == pytest.approx(math.exp(truth.entropy_rate_nats))
+    assert 5 < truth.perplexity < 10
+    assert truth.valid_perplexity == pytest.approx(truth.perplexity, rel=0.02)
+    assert truth.test_perplexity == pytest.approx(truth.perplexity, rel=0.02)
+
+
+def test_true_perplexity_follows_from_the_text_read_back(corpus, transitions):
+    directory, truth = corpus
+    states = {name: i for i, name in enumerate(["<eos>", *synthetic.word_names(200)])}
+    for split, expected in (("valid", truth.valid_perplexity), ("test", truth.test_perplexity)):
+        tokens = [states[token] for token in _tokens(directory / f"{split}.txt")]
+        assert synthetic.text_perplexity(transitions, tokens) == pytest.approx(expected, rel=1e-12)
+
+
+def test_bigram_model_counted_on_train_reaches_the_truth(corpus):
+    # The text alone suffices to learn the language: no word of test is new, no bigram too rare.
+    directory, truth = corpus
+    train = ["<eos>", *_tokens(directory / "train.txt")]
+    test = ["<eos>", *_tokens(directory / "test.txt")]
+    bigrams, words = collections.Counter(zip(train, train[1:])), collections.Counter(train[:-1])
+    assert min(words.values()) >= 100
+    nll = -sum(math.log((bigrams[pair] + 0.01) / words[pair[0]]) for pair in zip(test, test[1:]))
+    assert math.exp(nll / (len(test) - 1)) == pytest.approx(truth.test_perplexity, rel=0.01)
+
+
+def test_texts_are_plain_lines_with_the_asked_sizes(corpus):
+    directory, _ = corpus
+    for split, size in (("train", 400_000), ("valid", 20_000), ("test", 20_000)):
+        text = (directory / f"{split}.txt").read_bytes()
+        assert text.endswith(b"\n")
+        assert all(line and line == line.strip() for line in text[:-1].split(b"\n"))
+        assert size <= len(_tokens(directory / f"{split}.txt")) < size + 500
+    assert len(set(_tokens(directory / "train.txt"))) == 201
+
+
+def test_texts_are_the_same_on_every_machine(corpus):
+    directory, _ = corpus
+    digests = {
+        split: hashlib.sha256((directory / f"{split}.txt").read_bytes()).hexdigest()
+        for split in ("train", "valid", "test")
+    }
+    assert digests == {
+        "train": "2417f5a8b384f63e3e670901510e6d0eca05fc1b7c8284358303f9d04b917703",
+        "valid": "92b666b6eadbfe3a55bccdf47cbad6fd7495c6ab5329c1caf57143ae15fc5767",
+        "test": "e2cd92a90875475fc2662b988ff4d24d23e81382dd67e235400111b1514f8fc7",
+    }
+
+
+def test_word_names_are_distinct_and_common_ones_short():
+    names = synthetic.word_names(6000)
+    assert len(set(names)) == 6000
+    assert [len(name) for name in names] == sorted(len(name) for name in names)
+    assert all(name.isalpha() and name.isascii() for name in names)
+
+
+def test_truth_is_stored_beside_the_texts(tmp_path):
+    truth = synthetic.write_corpus(tmp_path / "a" / "b", **SMALL)
+    stored = json.loads((tmp_path / "a" / "b" / "truth.json").read_text("utf-8"))
+    assert synthetic.Truth(**stored) == truth
+
+
+def test_length_of_one_text_does_not_change_another(tmp_path):
+    synthetic.write_corpus(tmp_path / "a", **SMALL)
+    synthetic.write_corpus(tmp_path / "b", **{**SMALL, "train_tokens": 6000})
+    a, b = ((tmp_path / name / "train.txt").read_bytes() for name in "ab")
+    assert b.startswith(a)
+    assert len(b) > len(a)
+    assert (tmp_path / "a/test.txt").read_bytes() == (tmp_path / "b/test.txt").read_bytes()
+
+
+def test_second_call_touches_nothing_and_another_seed_replaces_all(tmp_path):
+    first = synthetic.write_corpus(tmp_path, **SMALL)
+    before = {path: (path.stat().st_ino, path.read_bytes()) for path in tmp_path.iterdir()}
+    assert len(before) == 4
+    assert synthetic.write_corpus(tmp_path, **SMALL) == first
+    assert {path: (path.stat().st_ino, path.read_bytes()) for path in tmp_path.iterdir()} == before
+    synthetic.write_corpus(tmp_path, seed=2, **SMALL)
+    assert set(tmp_path.iterdir()) == set(before)
+    assert all(path.read_bytes() != content for path, (_, content) in before.items())
+
+
+def test_interrupted_writing_is_completed(tmp_path):
+    synthetic.write_corpus(tmp_path, **SMALL)
+    whole = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    (tmp_path / "truth.json").unlink()
+    (tmp_path / "test.txt").unlink()
+    synthetic.write_corpus(tmp_path, **SMALL)
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == whole
+
+
+def test_corpus_of_the_user_is_not_overwritten(tmp_path):
+    (tmp_path / "valid.txt").write_text("my own words\n")
+    with pytest.raises(UserError, match=r"valid\.txt"):
+        synthetic.write_corpus(tmp_path, **SMALL)
+    assert [path.name for path in tmp_path.iterdir()] == ["valid.txt"]
+    assert (tmp_path / "valid.txt").read_text() == "my own words\n"
+
+
+def test_reader_of_a_replaced_text_keeps_the_whole_old_one(tmp_path):
+    synthetic.write_corpus(tmp_path, **SMALL)
+    old = (tmp_path / "train.txt").read_bytes()
+    with open(tmp_path / "train.txt", "rb") as reader:
+        synthetic.write_corpus(tmp_path, seed=2, **SMALL)
+        assert reader.read() == old
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"num_successors": 1}, "num_successors"),
+        ({"num_successors": 31}, "num_successors"),
+        ({"train_tokens": 20}, "train_tokens"),
+        ({"eval_tokens": 0}, "eval_tokens"),
+    ],
+)
+def test_sizes_out_of_range_are_named_and_nothing_is_written(tmp_path, changed, message):
+    with pytest.raises(ValueError, match=message):
+        synthetic.write_corpus(tmp_path / "new", **{**SMALL, **changed})
+    assert not (tmp_path / "new").exists()
+
+
+def _write_and_read(directory, barrier, queue):
+    barrier.wait()
+    truth = synthetic.write_corpus(directory, **SMALL)
+    # What this process reads right after its own call must be whole, whoever else is writing.
+    texts = [(directory / f"{split}.txt").read_bytes() for split in ("train", "valid", "test")]
+    queue.put((truth, hashlib.sha256(b"".join(texts)).hexdigest()))
+
+
+@pytest.mark.timeout(60)
+def test_concurrent_writers_agree(tmp_path):
+    context = multiprocessing.get_context("spawn")  # no fork of a process that may hold threads
+    barrier, queue = context.Barrier(6), context.Queue()
+    processes = [
+        context.Process(target=_write_and_read, args=(tmp_path / "corpus", barrier, queue))
+        for _ in range(6)
+    ]
+    for process in processes:
+        process.start()
+    results = {queue.get(timeout=50) for _ in processes}
+    for process in processes:
+        process.join()
+        assert process.exitcode == 0
+    assert len(results) == 1
+    names = sorted(path.name for path in (tmp_path / "corpus").iterdir())
+    assert names == ["test.txt", "train.txt", "truth.json", "valid.txt"]

@@ -1,0 +1,100 @@
+"""Where a run's corpus is looked for, and what a run remembers of it."""
+
+import json
+
+import pytest
+
+from lm.config import Config
+from lm.data.run_corpus import CorpusRecord, find_data_path, read_record
+from lm.distributed.communicator import Communicator
+from lm.errors import UserError
+from lm.inference.texts import load_text
+from lm.training.job import prepare
+from tests.untrained import make_run, open_run_at
+
+OWN = Config(corpus="files")
+
+
+@pytest.fixture
+def own_text(tmp_path):
+    """A directory with a text of the user's own, which needs no <unk>."""
+    (tmp_path / "own").mkdir()
+    for split in ("train", "valid", "test"):
+        (tmp_path / f"own/{split}.txt").write_text("a b c d\n" * 300)
+    return tmp_path / "own"
+
+
+def remember(directory, kind, data_path):
+    directory.mkdir()
+    record = CorpusRecord(kind, str(data_path), "0" * 64)
+    (directory / "corpus.json").write_text(json.dumps(record._asdict()))
+    return record
+
+
+def test_the_corpus_is_where_the_first_run_that_remembers_it_says(tmp_path, own_text):
+    record = remember(tmp_path / "run", "text", own_text)
+    assert read_record(tmp_path / "run") == record
+    (tmp_path / "old").mkdir()  # of a version that kept nothing
+    assert find_data_path(OWN, [tmp_path / "old", tmp_path / "run"]) == str(own_text)
+    assert find_data_path(OWN, [tmp_path / "old"]) == "data"
+    assert find_data_path(Config(corpus="embedded"), [tmp_path / "run"]) == "data"
+
+
+@pytest.mark.parametrize("kind", ["text", "ptb"])
+def test_a_corpus_that_is_gone_is_one_line_with_the_flag(tmp_path, monkeypatch, kind):
+    monkeypatch.chdir(tmp_path)
+    remember(tmp_path / "run", kind, tmp_path / "gone")
+    with pytest.raises(UserError, match=r"is not in .*/gone any more: .* with --data_path$"):
+        find_data_path(OWN, ["run"])
+    # A project that was moved has it in its own default directory.
+    (tmp_path / "data").mkdir()
+    for split in ("train", "valid", "test"):
+        (tmp_path / f"data/{'ptb.' * (kind == 'ptb')}{split}.txt").write_text("a\n")
+    assert find_data_path(OWN, ["run"]) == "data"
+
+
+def test_what_can_be_made_again_needs_no_flag(tmp_path, monkeypatch):
+    """A job that is resumed in a fresh container downloads PTB as the first one did."""
+    monkeypatch.chdir(tmp_path)
+    remember(tmp_path / "default", "ptb", tmp_path / "data")
+    assert find_data_path(OWN, ["default"]) == "data"
+    remember(tmp_path / "embedded", "embedded", tmp_path / "gone")
+    assert find_data_path(Config(corpus="embedded"), ["embedded"]) == "data"
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"kind": "text"}', '{"kind": 1, "data_path": 2}'])
+def test_a_damaged_record_is_one_line(tmp_path, content):
+    (tmp_path / "corpus.json").write_text(content)
+    with pytest.raises(
+        UserError, match=r"cannot read .*corpus.json .*: remove it, and give --data"
+    ):
+        read_record(tmp_path)
+
+
+def test_training_on_finds_the_corpus_of_the_run_that_it_goes_on_from(tmp_path, own_text):
+    record = remember(tmp_path / "run", "text", own_text)
+    arguments = ["lm.train", "--config", "config_test", "--corpus", "files"]
+    for flags in (
+        ["--resume", "--output_dir", tmp_path / "run"],
+        ["--init_from", tmp_path / "run/checkpoints/step-1/", "--output_dir", tmp_path / "next"],
+    ):
+        job = prepare([*arguments, *map(str, flags)], Communicator())
+        assert job.corpus_record == record._replace(checksum=job.corpus.checksum)
+
+
+def test_a_split_is_read_from_where_the_run_was_trained(tmp_path, own_text):
+    make_run(tmp_path / "run", own_text, corpus="files")
+    run = open_run_at(tmp_path / "run")
+    expected = load_text(run, "valid").ids.tolist()
+    assert len(expected) == 5 * 300
+    own_text.rename(tmp_path / "moved")
+    with pytest.raises(UserError, match="--data_path"):
+        load_text(run, "valid")
+    assert load_text(run, "valid", str(tmp_path / "moved")).ids.tolist() == expected
+    # The same words, another text: a number for it would pass for one of the run's corpus.
+    (tmp_path / "moved/valid.txt").write_text("d c b a\n")
+    (tmp_path / "moved").rename(own_text)
+    with pytest.raises(UserError, match=f"changed since .* --data_path {own_text}$"):
+        load_text(run, "valid")
+    changed = load_text(run, "valid", str(own_text))  # told so
+    assert run.vocabulary.decode(changed.ids) == ["d", "c", "b", "a", "<eos>"]

@@ -1,0 +1,119 @@
+"""Words to ids and back, the order of the ids, and the file."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lm.data.vocabulary import EOS, UNK, Vocabulary
+from lm.errors import UserError
+
+pytestmark = pytest.mark.timeout(60)
+
+WORDS = st.text(min_size=1, max_size=8).filter(
+    lambda w: w.split() == [w] and w not in (EOS, UNK) and w.isprintable()
+)
+COUNTS = st.dictionaries(WORDS, st.integers(1, 50), max_size=30)
+
+
+def test_frequent_words_come_first_and_ties_are_sorted():
+    vocabulary = Vocabulary.from_counts({"b": 2, "a": 2, "c": 7, EOS: 3})
+    assert vocabulary.words == ("c", EOS, "a", "b")
+    assert len(vocabulary) == 4
+    assert vocabulary.eos_id == 1
+    assert vocabulary.unk_id is None
+
+
+def test_a_limit_keeps_the_most_frequent_words_and_the_special_ones():
+    counts = {"a": 9, "b": 8, "c": 7, "d": 1, EOS: 2}
+    vocabulary = Vocabulary.from_counts(counts, vocab_size=4)
+    assert vocabulary.words == ("a", "b", EOS, UNK)
+    assert vocabulary.id_of("c") == vocabulary.unk_id == 3
+
+
+def test_a_limit_above_the_number_of_words_keeps_all():
+    assert set(Vocabulary.from_counts({"a": 1, EOS: 1}, 100).words) == {"a", EOS, UNK}
+
+
+@pytest.mark.parametrize("vocab_size", [1, 0, -5])
+def test_a_limit_without_room_for_the_special_words_is_an_error(vocab_size):
+    with pytest.raises(UserError, match="vocab_size"):
+        Vocabulary.from_counts({"a": 1, EOS: 1}, vocab_size)
+
+
+@given(COUNTS, st.one_of(st.none(), st.integers(2, 20)), st.randoms())
+def test_ids_do_not_depend_on_the_order_in_which_words_were_counted(counts, vocab_size, random):
+    counts = {**counts, EOS: 5}
+    shuffled = list(counts.items())
+    random.shuffle(shuffled)
+    first = Vocabulary.from_counts(counts, vocab_size)
+    assert Vocabulary.from_counts(dict(shuffled), vocab_size).words == first.words
+    assert vocab_size is None or len(first) <= vocab_size
+
+
+@given(COUNTS, st.data())
+def test_known_words_survive_encode_and_decode(counts, data):
+    vocabulary = Vocabulary.from_counts({**counts, EOS: 5}, 1000)
+    words = data.draw(st.lists(st.sampled_from(vocabulary.words)))
+    assert vocabulary.decode(vocabulary.encode(words)) == words
+
+
+@given(COUNTS, st.lists(WORDS))
+def test_unknown_words_become_unk_and_none_is_dropped(counts, words):
+    vocabulary = Vocabulary.from_counts({**counts, EOS: 5}, 1000)
+    decoded = vocabulary.decode(vocabulary.encode(words))
+    assert decoded == [word if word in counts else UNK for word in words]
+
+
+def test_lookups_without_an_answer_are_user_errors():
+    vocabulary = Vocabulary(("a", EOS))
+    with pytest.raises(UserError, match="'b'"):
+        vocabulary.id_of("b")
+    for word_id in (-1, 2):
+        with pytest.raises(UserError, match=str(word_id)):
+            vocabulary.word_of(word_id)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("a", "b"), EOS),
+        (("a", EOS, "a"), "twice"),
+        (("a b", EOS), "white space"),
+        (("", EOS), "empty"),
+        (("a\n", EOS), "white space"),
+    ],
+)
+def test_words_that_cannot_be_a_vocabulary_are_refused(words, message):
+    with pytest.raises(UserError, match=message):
+        Vocabulary(words)
+
+
+@given(COUNTS)
+def test_a_saved_vocabulary_loads_as_the_same(tmp_path_factory, counts):
+    path = str(tmp_path_factory.mktemp("vocabulary") / "words.txt")
+    vocabulary = Vocabulary.from_counts({**counts, EOS: 5}, 1000)
+    vocabulary.save(path)
+    loaded = Vocabulary.load(path)
+    assert loaded == vocabulary
+    assert loaded.checksum == vocabulary.checksum
+
+
+def test_the_checksum_tells_the_order_apart():
+    assert Vocabulary(("a", "b", EOS)).checksum != Vocabulary(("b", "a", EOS)).checksum
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"a\n<eos>", b"a\n\n<eos>\n", b"a\na\n<eos>\n", b"a\n", b"\xff\n<eos>\n"]
+)
+def test_a_damaged_file_is_refused_by_name(tmp_path, content):
+    path = tmp_path / "words.txt"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=r"words\.txt"):
+        Vocabulary.load(str(path))
+
+
+def test_a_missing_file_is_refused_by_name(tmp_path):
+    with pytest.raises(UserError, match=r"none\.txt"):
+        Vocabulary.load(str(tmp_path / "none.txt"))

@@ -1,0 +1,73 @@
+"""How many cores a process counts: those it may use, and no more than its container is given."""
+
+import math
+import os
+
+import pytest
+
+from lm.distributed import cores
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "quota"),
+    [
+        ("0::/\n", {}, math.inf),
+        ("0::/\n", {"cpu.max": "max 100000\n"}, math.inf),
+        ("0::/\n", {"cpu.max": "150000 100000\n"}, 1.5),
+        ("0::/a/b\n", {"a/cpu.max": "300000 100000\n", "a/b/cpu.max": "max 100000\n"}, 3),
+        ("0::/a/b\n", {"a/cpu.max": "300000 100000\n", "a/b/cpu.max": "50000 100000\n"}, 0.5),
+        # A container that is told its path on the host, and sees its own group as the mount.
+        ("0::/docker/c0de\n", {"cpu.max": "200000 100000\n"}, 2),
+        (
+            "4:cpu,cpuacct:/docker/c0de\n1:name=systemd:/x\n0::/y\n",
+            {"cpu/cpu.cfs_quota_us": "250000\n", "cpu/cpu.cfs_period_us": "100000\n"},
+            2.5,
+        ),
+        (
+            "1:cpu:/job\n",
+            {"cpu/job/cpu.cfs_quota_us": "-1\n", "cpu/job/cpu.cfs_period_us": "100000\n"},
+            math.inf,
+        ),
+        ("5:cpuset:/\n", {"cpu.max": "nonsense"}, math.inf),
+        (None, {}, math.inf),
+    ],
+)
+def test_the_quota_of_the_control_groups(tmp_path, groups, files, quota):
+    if groups:
+        files = {"../../../proc/self/cgroup": groups, **files}
+    for name, content in files.items():
+        path = tmp_path / "sys/fs/cgroup" / name
+        (tmp_path / "sys/fs/cgroup").mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+    assert cores.cpu_quota(str(tmp_path)) == quota
+
+
+def test_cores_are_counted_up_to_the_quota(monkeypatch):
+    all_cores = cores.count_cores()
+    assert 1 <= all_cores <= os.cpu_count()
+    for quota, count in ((0.3, 1), (all_cores - 0.5, all_cores), (math.inf, all_cores)):
+        monkeypatch.setattr(cores, "cpu_quota", lambda quota=quota: quota)
+        assert cores.count_cores() == count
+
+
+def test_a_process_bound_to_one_core_counts_all_and_stays_bound():
+    before = os.sched_getaffinity(0)
+    all_cores = cores.count_cores()
+    try:
+        os.sched_setaffinity(0, {min(before)})
+        assert cores.count_cores() == all_cores
+        assert os.sched_getaffinity(0) == {min(before)}
+        cores.unbind_from_core()
+        assert len(os.sched_getaffinity(0)) >= all_cores
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def test_a_system_that_refuses_to_unbind_is_no_error(monkeypatch):
+    def refuse(*_):
+        raise OSError(22, "Invalid argument")
+
+    monkeypatch.setattr(os, "sched_setaffinity", refuse)
+    cores.unbind_from_core()
+    assert cores.count_cores() == math.ceil(min(len(os.sched_getaffinity(0)), cores.cpu_quota()))

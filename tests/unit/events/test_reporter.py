@@ -1,0 +1,67 @@
+"""Events and log lines, read back from the files by their own readers."""
+
+import json
+import math
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from lm.errors import RunError
+from lm.events.reporter import Reporter
+
+
+def test_events_are_json_lines_even_when_a_number_is_not_finite(tmp_path):
+    reporter = Reporter(str(tmp_path))
+    reporter.event("step", step=1, loss=math.inf)
+    reporter.event("epoch", train_perplexity=math.nan, note="ok")
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()  # not closed: as if killed
+
+    def refuse(constant):
+        raise AssertionError(f"{constant} is not JSON")
+
+    parsed = [json.loads(line, parse_constant=refuse) for line in lines]
+    assert parsed == [
+        {"event": "step", "step": 1},  # left out: null is no number
+        {"event": "epoch", "note": "ok"},
+    ]
+
+
+def test_a_full_disk_is_one_line_that_names_the_file(tmp_path, caplog):
+    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
+    reporter = Reporter(str(tmp_path))
+    for step in (1, 2):  # it stops no step
+        reporter.event("step", step=step)
+    with pytest.raises(RunError, match=r"cannot write .*metrics.jsonl: No space left on device"):
+        reporter.close()
+    assert len(caplog.records) == 1 and "metrics.jsonl: No space" in caplog.text
+
+
+def test_other_ranks_write_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    reporter = Reporter(None, tensorboard=True)
+    reporter.event("step", step=1, loss=1.0)
+    reporter.write_json("config.json", {})
+    reporter.describe({"seed": 1})
+    reporter.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_tensorboard_shows_the_numbers_of_the_events(tmp_path):
+    reporter = Reporter(str(tmp_path), tensorboard=True)
+    reporter.describe({"hidden_size": 200, "name": "small", "vocab_size": None})
+    reporter.event("step", step=100, epoch=1, loss=2.0, learning_rate=1.0, words_per_second=9.0)
+    reporter.event("epoch", epoch=1, train_perplexity=8.0, valid_perplexity=9.0)
+    reporter.event("test", test_perplexity=10.0)  # not closed: as if killed
+    read = EventAccumulator(str(tmp_path / "tensorboard"))
+    read.Reload()
+    scalars = {
+        tag: [(event.step, event.value) for event in read.Scalars(tag)]
+        for tag in read.Tags()["scalars"]
+    }
+    assert scalars["loss/train"] == [(100, 2.0)]
+    assert scalars["perplexity/valid"] == [(100, 9.0)]
+    assert scalars["perplexity/test"] == [(100, 10.0)]
+    assert scalars["learning_rate"] == [(100, 1.0)]
+    assert abs(scalars["perplexity/step"][0][1] - math.exp(2)) < 1e-5
+    assert "config" in read.Tags()["tensors"]
+    assert b"hidden_size" in read.Tensors("config")[0].tensor_proto.string_val[0]

@@ -1,0 +1,107 @@
+"""Texts from a model: seeds, limits, prompts."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from lm.checkpoint import format as checkpoint
+from lm.config import Config
+from lm.data.vocabulary import Vocabulary
+from lm.errors import UserError
+from lm.flags import Flags
+from lm.inference.generator import Generator, Sampling, check_sampling, encode_prompt, spaced
+from lm.inference.run import Run
+from lm.inference.scorer import Scorer
+from tests.untrained import write_run
+
+WORDS = ("<eos>", "<unk>", "a", "bcd", "é", "f")
+WITHOUT_UNK = Vocabulary(("<eos>", "a"))
+DEFAULT = Sampling(temperature=1.0, top_k=0, top_p=1.0, seed=1, allow_unk=False)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    directory = str(tmp_path_factory.mktemp("runs") / "run")
+    config = Config(hidden_size=16, init_scale=0.8)
+    write_run(directory, config, Vocabulary(WORDS))
+    return Run(directory, config, Vocabulary(WORDS), checkpoint.find(directory))
+
+
+@pytest.fixture(scope="module")
+def generator(run):
+    return Generator(run)
+
+
+def text(generator, sample=0, length=40, prompt=(), **sampling):
+    ids = generator.generate(prompt, DEFAULT._replace(**sampling), sample)
+    return list(itertools.islice(ids, length))
+
+
+def log_probs_after(run, prompt):
+    """Log-probabilities of the word after a prompt, by way of scoring."""
+    scores = list(Scorer(run, 8).score(" ".join([*prompt, word]) for word in WORDS[1:]))
+    (ending,) = Scorer(run, 8).score([" ".join(prompt)])
+    return np.array([ending.log_probs[-1], *(score.log_probs[-2] for score in scores)])
+
+
+def test_seed_and_sample_make_the_text(generator):
+    assert text(generator) == text(generator)
+    assert text(generator) != text(generator, seed=2)
+    assert text(generator) != text(generator, sample=1)
+
+
+def test_greedy_words_are_those_with_the_best_score(run, generator):
+    prompt = ["a", "f"]
+    for length in range(5):
+        ids = text(generator, length=length + 1, prompt=[2, 5], top_k=1, allow_unk=True)
+        context = [*prompt, *(WORDS[i] for i in ids[:-1])]
+        if "<eos>" in context:  # scoring has one sentence only
+            break
+        assert ids[-1] == np.argmax(log_probs_after(run, context))
+    assert text(generator, top_k=1, seed=3) == text(generator, temperature=0.0, seed=4)
+
+
+def test_first_words_come_as_often_as_the_model_says(run, generator):
+    """Chi-square: with 5 degrees of freedom, 25.7 is exceeded once in ten thousand times."""
+    draws = 1000
+    first = [text(generator, sample, 1, prompt=[3], allow_unk=True)[0] for sample in range(draws)]
+    expected = draws * np.exp(log_probs_after(run, ["bcd"]))
+    counts = np.bincount(first, minlength=len(WORDS))
+    assert ((counts - expected) ** 2 / expected).sum() < 25.7
+
+
+def test_unk_comes_only_if_it_may(generator):
+    assert 1 not in text(generator, length=300)
+    assert 1 in text(generator, length=300, allow_unk=True)
+
+
+def test_prompts_are_encoded_and_unknown_words_reported(caplog, monkeypatch):
+    monkeypatch.setattr("lm.inference.generator.logger.propagate", True)
+    ids = encode_prompt("a zebra\nbcd yak zebra", Vocabulary(WORDS))
+    assert [WORDS[i] for i in ids] == ["a", "<unk>", "<eos>", "bcd", "<unk>", "<unk>"]
+    assert caplog.messages == ["not in the vocabulary, read as <unk>: zebra, yak"]
+    with pytest.raises(UserError, match="'zebra' is not in the vocabulary"):
+        encode_prompt("zebra", WITHOUT_UNK)
+
+
+def test_generated_text_has_spaces_and_line_ends():
+    words = ["a", "b", "<eos>", "c", "<eos>", "<eos>", "d"]
+    assert "".join(spaced(words)) == "a b\nc\n\nd"
+
+
+@pytest.mark.parametrize(
+    "flag, value",
+    [
+        ("temperature", -1.0), ("temperature", float("nan")), ("top_k", -1), ("top_p", 0.0),
+        ("top_p", 1.1), ("num_words", 0), ("num_samples", 0), ("seed", -1),
+    ],
+)  # fmt: skip
+def test_bad_values_name_the_flag(flag, value):
+    good = dict(DEFAULT._asdict(), num_words=5, num_samples=1)
+    flags = Flags("test")
+    for name, default in {**good, flag: value}.items():
+        flags.define(type(default), name, default, "")
+    flags.parse(["program"])
+    with pytest.raises(UserError, match=f"^{flag} must be"):
+        check_sampling(flags, vocab_size=10)

@@ -1,0 +1,106 @@
+"""Texts as a run's model reads them, and the runs themselves."""
+
+import json
+
+import numpy as np
+import pytest
+
+from lm.checkpoint import format as checkpoint
+from lm.config import Config
+from lm.data.vocabulary import Vocabulary
+from lm.errors import UserError
+from lm.flags import Flags
+from lm.inference.run import Run, define_run_flags, open_run
+from lm.inference.texts import count_characters, load_text
+from tests.untrained import make_run, open_run_at, write_run
+
+WITH_UNK = Vocabulary(("<eos>", "<unk>", "a", "bcd", "é"))
+WITHOUT_UNK = Vocabulary(("<eos>", "a"))
+
+
+def run_of(vocabulary):
+    return Run("runs/x", Config(), vocabulary, "runs/x/checkpoints/step-00000001")
+
+
+def test_characters_are_those_of_the_words_and_one_after_each():
+    ids = np.array(WITH_UNK.encode(["a", "bcd", "<eos>", "é", "<eos>", "<eos>"]))
+    assert count_characters(ids, WITH_UNK) == len("a bcd\né\n")
+    assert count_characters(np.array(WITH_UNK.encode(["zebra"])), WITH_UNK) == len("<unk> ")
+
+
+def test_a_file_is_read_in_the_runs_vocabulary(tmp_path):
+    path = tmp_path / "text"
+    path.write_text(" a  zebra \n<unk> é", encoding="utf-8")
+    text = load_text(run_of(WITH_UNK), str(path))
+    assert WITH_UNK.decode(text.ids) == ["a", "<unk>", "<eos>", "<unk>", "é", "<eos>"]
+    assert text.unknown == 1  # an <unk> in the text is a word like others
+
+
+def test_unknown_words_without_unk_are_an_error(tmp_path):
+    (tmp_path / "text").write_text("a b c\n")
+    with pytest.raises(UserError, match="2 words that are not in the run's vocabulary"):
+        load_text(run_of(WITHOUT_UNK), str(tmp_path / "text"))
+
+
+def test_a_split_that_is_neither_is_an_error():
+    with pytest.raises(UserError, match="--split dev: neither train, valid, test nor a file"):
+        load_text(run_of(WITH_UNK), "dev")
+
+
+def test_the_split_of_another_corpus_is_refused(tmp_path, corpora):
+    make_run(tmp_path / "run", corpora)
+    run = open_run_at(tmp_path / "run")
+    assert len(load_text(run, "valid", str(corpora)).ids) > 20_000
+    with pytest.raises(UserError, match="is not the one that"):
+        load_text(run._replace(vocabulary=WITH_UNK), "valid", str(corpora))
+
+
+def test_a_run_opens_with_its_config_vocabulary_and_weights(tmp_path):
+    config = Config(hidden_size=3, name="mine")
+    write_run(tmp_path / "run", config, WITH_UNK)
+    for choice in ["last", "best", tmp_path / "run/checkpoints/step-00000007"]:
+        run = open_run_at(tmp_path / "run", "--checkpoint", choice)
+        assert (run.config, run.vocabulary) == (config, WITH_UNK)
+        assert run.load_weights()["embedding"].shape == (5, 3)
+        assert run.checkpoint == checkpoint.find(str(tmp_path / "run"))
+
+
+def test_older_configs_get_defaults_and_newer_ones_are_refused(tmp_path):
+    write_run(tmp_path / "run", Config(hidden_size=3), WITH_UNK)
+    path = tmp_path / "run/config.json"
+    fields = json.loads(path.read_text())
+    del fields["warmup_steps"]
+    path.write_text(json.dumps(fields))
+    run = open_run_at(tmp_path / "run")
+    assert run.config.warmup_steps == Config().warmup_steps
+    path.write_text(json.dumps({**fields, "flux": 1}))
+    with pytest.raises(UserError, match=r"config.json was written by a newer .*unknown field flux"):
+        open_run_at(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    "name, content, message",
+    [
+        ("config.json", None, "is not a run: cannot read .*config.json"),
+        ("config.json", "{", "is not JSON"),
+        ("config.json", "[]", "does not hold a JSON object"),
+        ("config.json", '{"batch_size": 0}', "batch_size must be at least 1"),
+        ("vocabulary.txt", None, "cannot read the vocabulary"),
+        ("vocabulary.txt", "<eos>\nother\n", "is a checkpoint of another vocabulary"),
+    ],
+)
+def test_a_damaged_run_is_an_error(tmp_path, name, content, message):
+    write_run(tmp_path / "run", Config(hidden_size=3), WITH_UNK)
+    (tmp_path / "run" / name).unlink()
+    if content is not None:
+        (tmp_path / "run" / name).write_text(content)
+    with pytest.raises(UserError, match=message):
+        open_run_at(tmp_path / "run")
+
+
+def test_run_is_needed():
+    flags = Flags("test")
+    define_run_flags(flags)
+    flags.parse(["program"])
+    with pytest.raises(UserError, match="--run is missing"):
+        open_run(flags)

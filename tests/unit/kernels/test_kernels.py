@@ -1,0 +1,551 @@
+"""The compiled ops against the equations in float64, for every instruction set of this CPU."""
+
+import ctypes
+import itertools
+import multiprocessing
+import os
+import struct
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+from lm import kernels
+from lm.kernels import build
+from lm.model import lstm
+from lm.model.ops import product
+
+# Products of factors rounded to bfloat16, 8 bits each, against exact ones.
+TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def library():
+    build.build()
+    if not kernels.available():
+        pytest.skip(kernels.description())
+
+
+def numbers(*shape, seed=0):
+    return np.random.default_rng([seed, *shape]).uniform(-1, 1, shape).astype(np.float32)
+
+
+def run(fetch, feeds=(), threads=2):
+    """Run fetch(*placeholders) in a graph of its own; feeding keeps the optimizer's hands off."""
+    with tf.Graph().as_default():
+        placeholders = [tf.placeholder(np.asarray(x).dtype, np.shape(x)) for x in feeds]
+        config = tf.ConfigProto(intra_op_parallelism_threads=threads)
+        with tf.Session(config=config) as session:
+            return session.run(fetch(*placeholders), dict(zip(placeholders, feeds)))
+
+
+def assert_near(actual, expected, precision="float32"):
+    expected = np.asarray(expected)
+    assert np.shape(actual) == expected.shape
+    scale = max(np.abs(expected).max(initial=0), 1e-3)
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=TOLERANCE[precision] * scale)
+
+
+# ---- The recurrence ----
+
+
+def lstm_inputs(T, B, H):
+    return [
+        numbers(T, B, 4 * H),
+        numbers(H, 4 * H) * H**-0.5,
+        numbers(B, H, seed=1),
+        numbers(B, H, seed=2),
+    ]
+
+
+def lstm_loss(outputs):
+    """A scalar that depends on all outputs, each element in its own way."""
+    return tf.add_n(
+        [
+            tf.reduce_sum(output * numbers(*output.shape.as_list(), seed=3 + n))
+            for n, output in enumerate(outputs)
+        ]
+    )
+
+
+def plain_recurrence(projected, weights, h, c):
+    outputs = []
+    for projected_t in tf.unstack(projected):
+        i, j, f, o = tf.split(projected_t + tf.matmul(h, weights), 4, axis=1)
+        c = tf.sigmoid(f) * c + tf.sigmoid(i) * tf.tanh(j)
+        h = tf.sigmoid(o) * tf.tanh(c)
+        outputs.append(h)
+    return tf.stack(outputs), h, c
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "T, B, H",
+    [(1, 1, 1), (3, 1, 5), (4, 3, 33), (2, 7, 1), (5, 20, 200), (2, 10, 650), (2, 61, 40)],
+)
+def test_recurrence_and_its_gradient(T, B, H, precision):
+    inputs = lstm_inputs(T, B, H)
+
+    def ours(*placeholders):
+        outputs = kernels.lstm_recurrence(*placeholders, precision)
+        return outputs, tf.gradients(lstm_loss(outputs), placeholders)
+
+    def exact(*placeholders):
+        outputs = plain_recurrence(*placeholders)
+        return outputs, tf.gradients(lstm_loss(outputs), placeholders)
+
+    actual, expected = run(ours, inputs), run(exact, [x.astype(np.float64) for x in inputs])
+    for a, e in zip(tf.nest.flatten(actual), tf.nest.flatten(expected)):
+        assert_near(a, e, precision)
+
+
+def test_recurrence_gradient_by_finite_differences():
+    inputs = lstm_inputs(3, 2, 5)
+
+    def loss(*placeholders):
+        return lstm_loss(kernels.lstm_recurrence(*placeholders))
+
+    gradients = run(lambda *p: tf.gradients(loss(*p), p), inputs)
+    for n, gradient in enumerate(gradients):
+        step = 1e-2 * numbers(*gradient.shape, seed=9)
+        ahead, behind = list(inputs), list(inputs)
+        ahead[n], behind[n] = inputs[n] + step, inputs[n] - step
+        change = (run(loss, ahead) - run(loss, behind)) / 2
+        assert change == pytest.approx((gradient * step).sum(), rel=2e-2, abs=2e-5)
+
+
+def test_gates_saturate_without_overflow():
+    inputs = lstm_inputs(2, 2, 17)
+    inputs[0] = inputs[0] * 1e4
+    h, _, _ = run(kernels.lstm_recurrence, inputs)
+    expected, _, _ = run(plain_recurrence, [x.astype(np.float64) for x in inputs])
+    assert_near(h, expected)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_recurrence_passes_on_nan(bad, precision):
+    inputs = lstm_inputs(2, 3, 20)
+    inputs[0][1, 2, 25] = bad  # the candidate of unit 5: tanh(inf) = 1 is a number, NaN is not
+    inputs[3][0, 7] = bad
+    h, _, c = run(lambda *p: kernels.lstm_recurrence(*p, precision), inputs)
+    assert not np.isfinite(c[0, 7])
+    assert np.isnan(h[1, 2, 5]) == np.isnan(bad)
+
+
+# ---- Products ----
+
+
+def exact(x, bf16):
+    """x in float64, rounded to bfloat16 first if a product of that precision takes it."""
+    return (x.astype(tf.bfloat16.as_numpy_dtype) if bf16 else x).astype(np.float64)
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize("multiply", [kernels.matmul, product])
+@pytest.mark.parametrize("M, K, N", [(1, 1, 1), (3, 5, 7), (40, 1100, 130), (100, 33, 501)])
+def test_only_the_factors_are_rounded_on_every_path(M, K, N, multiply, bf16):
+    a, b, dc = numbers(M, K), numbers(K, N), numbers(M, N)
+
+    def fetch(a_ph, b_ph):
+        c = multiply(a_ph, b_ph, "bfloat16" if bf16 else "float32")
+        return c, tf.gradients(c, [a_ph, b_ph], dc)
+
+    c, (da, db) = run(fetch, [a, b])
+    a, b, dc = (exact(x, bf16) for x in (a, b, dc))
+    assert_near(c, a @ b)
+    assert_near(da, dc @ b.T)
+    assert_near(db, a.T @ dc)
+
+
+# Sizes around those of vectors and tiles, and sums of more than one piece.
+SHAPES = [
+    *itertools.product([1, 15, 17, 33], [1, 15, 31, 33], [1, 15, 17, 31, 33]),
+    (30, 1025, 47),
+    (33, 1500, 31),
+    (1500, 17, 33),
+    (31, 33, 1500),
+    (65, 34, 160),
+    (64, 2048, 64),
+]
+
+
+@pytest.mark.parametrize("transpose_a", [False, True])
+@pytest.mark.parametrize("transpose_b", [False, True])
+@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16])
+def test_own_product_in_all_layouts(dtype, bf16, transpose_a, transpose_b):
+    with tf.Graph().as_default(), tf.Session() as session:
+        a_ph, b_ph = (tf.placeholder(tf.float32, [None, None]) for _ in range(2))
+        c_op = kernels._ops().lm_mat_mul(
+            tf.cast(a_ph, dtype),
+            tf.cast(b_ph, dtype),
+            bf16=bf16,
+            transpose_a=transpose_a,
+            transpose_b=transpose_b,
+        )
+        for M, K, N in SHAPES:
+            a, b = numbers(M, K), numbers(K, N)
+            c = session.run(
+                c_op, {a_ph: a.T if transpose_a else a, b_ph: b.T if transpose_b else b}
+            )
+            rounded = bf16 or dtype == tf.bfloat16
+            # What remains is the rounding of float32 sums.
+            assert_near(c, exact(a, rounded) @ exact(b, rounded))
+
+
+def products_of(rows, bf16, threads):
+    """Products of some rows: one whose columns are divided among threads, one whose rows are."""
+
+    def products(a, wide, narrow):
+        a = tf.gather(a, rows)
+        return [
+            kernels._ops().lm_mat_mul(*factors, bf16=bf16, transpose_a=transpose_a)
+            for b in (wide, narrow)
+            for transpose_a, factors in ((False, (a, b)), (True, (tf.transpose(a), b)))
+        ]
+
+    return run(products, [numbers(101, 1237), numbers(1237, 530), numbers(1237, 17)], threads)
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+def test_own_product_has_the_same_bits_for_any_rows(bf16):
+    every = np.arange(101)
+    whole = products_of(every, bf16, threads=2)
+    for rows in every[:1], every[1:18], every[16:49], every[3:99:2], every[::-1]:
+        for some, all_rows in zip(products_of(rows, bf16, threads=2), whole):
+            np.testing.assert_array_equal(some, all_rows[rows])
+
+
+# ---- Dropout ----
+
+
+@pytest.mark.parametrize("keep_prob", [0.35, 0.85])  # 1 / 0.85 depends on when it is rounded
+@pytest.mark.parametrize("T, B, H", [(1, 1, 1), (3, 2, 7), (4, 3, 64), (5, 2, 203), (35, 2, 650)])
+def test_dropout_and_its_gradient_have_tensorflows_bits(T, B, H, keep_prob, monkeypatch):
+    x, dy = numbers(T, B, H), numbers(T, B, H, seed=1)
+
+    def fetch(x):
+        step = tf.constant(2**40 + 5, tf.int64)
+        y = lstm.dropout(x, keep_prob, seed=2**33 + 1, step=step, site=3, first_row=7)
+        return [y, tf.gradients(y, x, dy)[0]]
+
+    own = run(fetch, [x])
+    monkeypatch.setattr(kernels, "available", lambda: False)
+    for mine, stock in zip(own, run(fetch, [x])):
+        np.testing.assert_array_equal(mine, stock)
+
+
+# ---- Softmax ----
+
+
+def softmax_inputs(N, H, V):
+    targets = np.random.default_rng(V).integers(V, size=N)
+    scale = np.abs(numbers(N, seed=5)) + 0.1
+    return [numbers(N, H), numbers(H, V) * 3, numbers(V)], targets, scale
+
+
+def exact_cross_entropy(hidden, weights, bias, targets, scale):
+    """Loss, nll, and the gradients of the loss, in float64."""
+    hidden, weights, bias = (x.astype(np.float64) for x in (hidden, weights, bias))
+    logits = hidden @ weights + bias
+    logits -= logits.max(axis=1, keepdims=True)
+    softmax = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    rows = np.arange(len(targets))
+    nll = -np.log(softmax[rows, targets])
+    softmax[rows, targets] -= 1
+    d = softmax * scale[:, None]
+    return (scale * nll).sum(), nll, [d @ weights.T, hidden.T @ d, d.sum(axis=0)]
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("index", [np.int32, np.int64])
+@pytest.mark.parametrize("N, H, V", [(1, 1, 2), (5, 3, 7), (9, 33, 1001), (20, 50, 10000)])
+def test_cross_entropy_and_its_gradient(N, H, V, index, precision):
+    inputs, targets, scale = softmax_inputs(N, H, V)
+
+    def ours(*placeholders):
+        loss, nll = kernels.softmax_cross_entropy(
+            *placeholders, targets.astype(index), scale, precision
+        )
+        # Of twice the loss, so that the gradient that comes from above is not 1.
+        return loss, nll, [g / 2 for g in tf.gradients(2 * loss, placeholders)]
+
+    actual = run(ours, inputs)
+    expected = exact_cross_entropy(*inputs, targets, scale)
+    for a, e in zip(tf.nest.flatten(actual), tf.nest.flatten(expected)):
+        assert_near(a, e, precision)
+
+
+def test_evaluation_has_the_same_numbers_and_no_gradient():
+    inputs, targets, scale = softmax_inputs(9, 5, 100)
+    without = []
+
+    def losses(*placeholders):
+        trained = kernels.softmax_cross_entropy(*placeholders, targets, scale)
+        evaluated = kernels.softmax_cross_entropy(*placeholders, targets, scale, training=False)
+        without.extend(tf.gradients(evaluated[0], placeholders))
+        return trained, evaluated
+
+    trained, evaluated = run(losses, inputs)
+    np.testing.assert_array_equal(trained[1], evaluated[1])
+    assert without == [None] * 3
+
+
+def test_large_logits_do_not_overflow():
+    hidden, weights = np.array([[1e4]], np.float32), np.array([[1, -1, 1]], np.float32)
+    _, nll = run(
+        lambda *p: kernels.softmax_cross_entropy(
+            *p, np.zeros(3, "f"), np.array([0]), np.ones(1, "f")
+        ),
+        [hidden, weights],
+    )
+    assert nll[0] == pytest.approx(np.log(2))
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("where", [0, 1, 2])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_cross_entropy_passes_on_nan(where, bad, precision):
+    inputs, targets, scale = softmax_inputs(3, 4, 50)
+    inputs[0] = np.abs(inputs[0])  # or an infinite weight might make a logit -inf, which is fine
+    inputs[where].flat[2] = bad
+    loss, _ = run(lambda *p: kernels.softmax_cross_entropy(*p, targets, scale, precision), inputs)
+    assert not np.isfinite(loss)
+
+
+@pytest.mark.parametrize("target", [-1, 7])
+def test_target_outside_the_vocabulary(target):
+    inputs, targets, scale = softmax_inputs(3, 4, 7)
+    targets[1] = target
+    with pytest.raises(tf.errors.InvalidArgumentError, match=rf"targets\[1\] = {target} "):
+        run(lambda *p: kernels.softmax_cross_entropy(*p, targets, scale), inputs)
+
+
+# ---- All ----
+
+
+def test_wrong_shapes_are_errors():
+    inputs = lstm_inputs(2, 3, 4)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"weights has shape \[4,12\]"):
+        run(kernels.lstm_recurrence, [inputs[0], inputs[1][:, :12], *inputs[2:]])
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"c0 has shape \[2,4\]"):
+        run(kernels.lstm_recurrence, [*inputs[:3], inputs[3][:2]])
+    with pytest.raises(tf.errors.InvalidArgumentError, match="cannot multiply"):
+        run(lambda a, b: kernels._ops().lm_mat_mul(a, b), [numbers(2, 3), numbers(2, 3)])
+    softmax, targets, scale = softmax_inputs(3, 4, 7)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"scale has shape \[2\]"):
+        run(lambda *p: kernels.softmax_cross_entropy(*p, targets, scale[:2]), softmax)
+
+
+def test_unknown_precision_is_an_error():
+    with pytest.raises(ValueError, match="float16"):
+        kernels.matmul(numbers(1, 1), numbers(1, 1), "float16")
+
+
+def all_ops(threads):
+    """The results of all ops in both precisions, as one list of arrays for each of three times."""
+    T, B, V = 5, 12, 1000
+
+    def step(projected, weights, h, c, output_weights):
+        results = []
+        for precision in ("float32", "bfloat16"):
+            outputs = kernels.lstm_recurrence(projected, weights, h, c, precision)
+            loss, _ = kernels.softmax_cross_entropy(
+                tf.reshape(outputs[0], [T * B, -1]),
+                output_weights,
+                tf.zeros(V),
+                tf.range(T * B),
+                tf.ones(T * B),
+                precision,
+            )
+            # Products of stock TensorFlow, which has no such promise, are left out.
+            dprojected, _, dh, dc = tf.gradients(lstm_loss(outputs), [projected, weights, h, c])
+            results += [dprojected, dh, dc]
+            if precision == "bfloat16":
+                results.append(tf.gradients(loss, output_weights)[0])
+        return results
+
+    def once():
+        results = [products_of(np.arange(101), bf16, threads) for bf16 in (False, True)]
+        for H in (40, 330):  # one that divides the rows among the threads, one the units
+            results.append(run(step, [*lstm_inputs(T, B, H), numbers(H, V)], threads))
+        return [array for arrays in results for array in arrays]
+
+    return [once() for _ in range(3)]
+
+
+def test_same_bits_each_time_and_on_any_number_of_threads():
+    # Processes of their own, because the first session of one sizes the threads of all others;
+    # forked from one that has TensorFlow loaded, because that takes seconds.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    with context.Pool(1, maxtasksperchild=1) as pool:
+        times = pool.map(all_ops, [1, 2, 3, 4], chunksize=1)
+    first, *others = [results for of_threads in times for results in of_threads]
+    for other in others:
+        for a, b in zip(first, other):
+            np.testing.assert_array_equal(a, b)
+
+
+def norm_in_the_documented_order(arrays):
+    """In float64, where squares are exact: blocks of 16,384; in each 16 sums, then their tree."""
+    total = 0.0
+    for array in arrays:
+        for block in np.split(array.ravel(), range(1 << 14, array.size, 1 << 14)):
+            lanes = np.zeros(-(-block.size // 16) * 16)
+            lanes[: block.size] = block
+            sums = np.cumsum(np.square(lanes).reshape(-1, 16), axis=0)[-1:].sum(axis=0)
+            while sums.size > 1:
+                sums = sums[: sums.size // 2] + sums[sums.size // 2 :]
+            total += sums[0]
+    return np.float32(np.sqrt(total))
+
+
+def test_the_norm_is_the_same_on_any_number_of_threads_and_any_cpu():
+    shapes = [(3, 100_003), (650, 2600), (1,), (0, 5), (16,), (1 << 14,)]
+    arrays = [numbers(*shape, seed=4) for shape in shapes]
+    expected = norm_in_the_documented_order([array for array in arrays if array.size])
+    assert expected == pytest.approx(np.sqrt(sum(np.sum(np.square(a, dtype="d")) for a in arrays)))
+    for threads in (1, 2, 3, 4):
+        assert run(lambda *xs: kernels.global_norm(xs), arrays, threads) == expected
+    for wild in (np.inf, np.nan):
+        wrong = run(lambda *xs: kernels.global_norm(xs), [np.float32([1, wild]), numbers(5)])
+        np.testing.assert_equal(wrong, np.float32(wild))
+    assert run(lambda *xs: kernels.global_norm(xs), [np.float32([3e30, 4e30])]) == np.float32(5e30)
+
+
+def test_trains_through_variables_and_an_optimizer():
+    """compute_gradients reaches resource variables through all ops, and the loss falls."""
+    T, B, H, V = 4, 3, 8, 11
+    with tf.Graph().as_default(), tf.Session() as session:
+
+        def variable(name, *shape):
+            return tf.get_variable(name, initializer=numbers(*shape), use_resource=True)
+
+        x = tf.reshape(variable("x", T * B, H), [T * B, H])
+        projected = kernels.matmul(x, variable("wx", H, 4 * H)) + variable("b", 4 * H)
+        h, _, _ = kernels.lstm_recurrence(
+            tf.reshape(projected, [T, B, 4 * H]),
+            variable("wh", H, 4 * H),
+            tf.zeros([B, H]),
+            tf.zeros([B, H]),
+        )
+        loss, _ = kernels.softmax_cross_entropy(
+            tf.reshape(h, [T * B, H]),
+            variable("w", H, V),
+            variable("v", V),
+            tf.range(T * B) % V,
+            tf.fill([T * B], 1 / B),
+        )
+        optimizer = tf.train.GradientDescentOptimizer(0.5)
+        train = optimizer.apply_gradients(optimizer.compute_gradients(loss))
+        session.run(tf.global_variables_initializer())
+        before = session.run(loss)
+        for _ in range(50):
+            session.run(train)
+        assert session.run(loss) < 0.7 * before
+
+
+@pytest.mark.parametrize("isa", ["generic", "avx2", "avx512", "avx512bf16"])
+@pytest.mark.skipif("LM_KERNELS_ISA" in os.environ, reason="this is the inner run")
+def test_other_instruction_sets(isa):
+    """All of the above once more, in a process told to use a lesser CPU."""
+    if kernels.description().endswith(f" {isa}"):
+        pytest.skip("what this process uses")
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", __file__]
+    environment = {**os.environ, "LM_KERNELS_ISA": isa}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, done.stdout[-5000:]
+
+
+def description_in_new_process(**options):
+    code = "from lm import kernels; print(kernels.available(), kernels.description())"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=100, **options
+    )
+    return done.stdout.strip()
+
+
+@pytest.mark.skipif("LM_KERNELS_ISA" in os.environ, reason="this is the inner run")
+def test_switched_off():
+    said = description_in_new_process(env={**os.environ, "LM_KERNELS": "0"})
+    assert said == "False no compiled ops: switched off by LM_KERNELS=0"
+
+
+@pytest.mark.skipif("LM_KERNELS_ISA" in os.environ, reason="the outer run does this")
+def test_without_amx_where_the_system_refuses_it():
+    """As an old kernel or a sandbox does: without permission the first tile kills the process."""
+    if kernels.description() != "compiled ops for amx":
+        pytest.skip(kernels.description())
+    said = description_in_new_process(preexec_fn=refuse_amx)
+    assert said == "True compiled ops for avx512bf16"
+
+
+def refuse_amx():
+    """Have seccomp answer EPERM to arch_prctl(ARCH_REQ_XCOMP_PERM) in this process, for good."""
+    load, jump_if_equal, answer = 0x20, 0x15, 0x06
+    instructions = [  # code, jump if true, jump if false, operand
+        (load, 0, 0, 0),  # the number of the system call
+        (jump_if_equal, 0, 3, 158),  # arch_prctl
+        (load, 0, 0, 16),  # its first argument
+        (jump_if_equal, 0, 1, 0x1023),  # ARCH_REQ_XCOMP_PERM
+        (answer, 0, 0, 0x50001),  # EPERM
+        (answer, 0, 0, 0x7FFF0000),  # allowed
+    ]
+    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *i) for i in instructions))
+    program = struct.pack("HxxxxxxQ", len(instructions), ctypes.addressof(code))
+    libc = ctypes.CDLL(None, use_errno=True)
+    no_new_privileges, set_seccomp, filter_mode = 38, 22, 2
+    for arguments in (no_new_privileges, 1, 0, 0, 0), (set_seccomp, filter_mode, program, 0, 0):
+        if libc.prctl(*arguments) != 0:
+            raise OSError(ctypes.get_errno(), "prctl")
+
+
+def test_build_without_a_compiler(tmp_path, monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setattr(build, "BUILD_DIR", tmp_path)
+    with pytest.raises(RuntimeError, match="no-such-compiler"):
+        build.build()
+    assert list(tmp_path.iterdir()) == []  # nothing half-made
+
+
+def test_every_instruction_set_that_the_compiler_knows_is_built():
+    """One left out for a mistake in our own sources would only be a warning."""
+    library = build.build().read_bytes()
+    for isa, flags in build._isas().items():
+        probe = [build._compiler(), *flags, "-E", "-x", "c++", os.devnull]
+        if subprocess.run(probe, capture_output=True, timeout=60).returncode == 0:
+            assert f"\0{isa}\0".encode() in library, isa
+
+
+def test_a_compiler_too_old_for_some_instruction_sets_builds_the_others(tmp_path):
+    """A g++ that knows neither AVX-512 nor AMX, as of long ago; unoptimized, to be quick."""
+    compiler = tmp_path / "g++"
+    compiler.write_text(
+        '#!/bin/sh\ncase "$*" in *-mavx512*|*-mamx*) echo "g++: error: too new" >&2; exit 1; esac\n'
+        'exec g++ "$@" -O0\n'
+    )
+    compiler.chmod(0o755)
+    code = (
+        "import pathlib, sys, tensorflow.compat.v1 as tf\n"
+        "from lm import kernels; from lm.kernels import build\n"
+        "build.BUILD_DIR = pathlib.Path(sys.argv[1], 'built'); build.build()\n"
+        "print(kernels.description())\n"
+        "with tf.Graph().as_default(), tf.Session() as session:\n"
+        " shapes = ([1, 1, 4], [1, 4], [1, 1], [1, 1])\n"
+        " print('%.3f' % session.run(kernels.lstm_recurrence(*map(tf.ones, shapes)))[0][0, 0, 0])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, tmp_path],
+        env={**os.environ, "CXX": str(compiler), "LM_KERNELS_ISA": "avx512bf16"},
+        capture_output=True,
+        text=True,
+        timeout=250,
+    )
+    assert "warning: left out avx512: g++: error: too new" in done.stderr.splitlines()
+    assert done.stdout.startswith(("compiled ops for avx2", "compiled ops for generic"))
+    # sigmoid(2) tanh(sigmoid(2) (1 + tanh(2))), as both gates and inputs are 1.
+    assert done.stdout.endswith("\n0.827\n"), done.stderr

@@ -1,0 +1,132 @@
+"""The recurrent layer against plain autodiff, finite differences, and itself in two parts."""
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+from lm.config import Config
+from lm.errors import UserError
+from lm.model import lstm
+
+T, B, I, H = 4, 3, 5, 6
+
+
+def numbers(*shape, seed=0):
+    return np.random.default_rng([seed, *shape]).uniform(-1, 1, shape).astype(np.float32)
+
+
+def inputs():
+    x = tf.constant(numbers(T, B, I))
+    state = lstm.LSTMState(tf.constant(numbers(B, H, seed=1)), tf.constant(numbers(B, H, seed=2)))
+    weights = lstm.LSTMWeights(
+        tf.constant(numbers(I, 4 * H)),
+        tf.constant(numbers(H, 4 * H)),
+        tf.constant(numbers(4 * H)),
+    )
+    return x, state, weights
+
+
+def layer(x, state, weights):
+    return lstm.lstm_layer(x, state, weights, "float32")
+
+
+def plain_lstm(x, state, weights):
+    """The equations as written in the paper, one step at a time, left to TF's autodiff."""
+    h, c = state
+    outputs = []
+    for x_t in tf.unstack(x):
+        z = tf.matmul(x_t, weights.input) + tf.matmul(h, weights.recurrent) + weights.bias
+        i, j, f, o = tf.split(z, 4, axis=1)
+        c = tf.sigmoid(f) * c + tf.sigmoid(i) * tf.tanh(j)
+        h = tf.sigmoid(o) * tf.tanh(c)
+        outputs.append(h)
+    return tf.stack(outputs), lstm.LSTMState(h, c)
+
+
+def loss_of(run, x, state, weights):
+    outputs, last = run(x, state, weights)
+    return (
+        tf.reduce_sum(outputs * numbers(T, B, H))
+        + tf.reduce_sum(last.h * numbers(B, H))
+        + tf.reduce_sum(last.c * numbers(B, H, seed=3))
+    )
+
+
+def test_outputs_and_gradients_equal_plain_autodiff(path):
+    with tf.Graph().as_default(), tf.Session() as session:
+        x, state, weights = inputs()
+        ours = loss_of(layer, x, state, weights)
+        plain = loss_of(plain_lstm, x, state, weights)
+        variables = [x, *weights]
+        results = session.run(
+            [ours, plain, tf.gradients(ours, variables), tf.gradients(plain, variables)]
+        )
+    np.testing.assert_allclose(results[0], results[1], rtol=1e-4)
+    for gradient, expected in zip(results[2], results[3]):
+        np.testing.assert_allclose(gradient, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("index", range(4))
+def test_gradient_equals_finite_differences(path, index):
+    with tf.Graph().as_default(), tf.Session() as session:
+        x, state, weights = inputs()
+        variable = [x, *weights][index]
+        loss = loss_of(layer, x, state, weights)
+        gradient, value = session.run([tf.gradients(loss, variable)[0], variable])
+        direction = numbers(*value.shape, seed=9)
+        step = 1e-2
+        ahead, behind = (
+            session.run(loss, {variable: value + sign * step * direction}) for sign in (1, -1)
+        )
+    np.testing.assert_allclose(
+        (ahead - behind) / (2 * step), np.sum(gradient * direction), rtol=2e-3
+    )
+
+
+def test_two_windows_with_carried_state_equal_one(path):
+    with tf.Graph().as_default(), tf.Session() as session:
+        x, state, weights = inputs()
+        whole, last = layer(x, state, weights)
+        first, middle = layer(x[: T // 2], state, weights)
+        second, end = layer(x[T // 2 :], middle, weights)
+        results = session.run([whole, tf.concat([first, second], 0), last, end])
+    np.testing.assert_allclose(results[0], results[1], rtol=1e-6)
+    np.testing.assert_allclose(results[2], results[3], rtol=1e-6)
+
+
+def masks(keep_prob=0.5, seed=1, step=7, site=0, first_row=0, rows=8, units=10):
+    with tf.Graph().as_default(), tf.Session() as session:
+        ones = tf.ones([T, rows, units])
+        step = tf.constant(step, tf.int64)
+        return session.run(lstm.dropout(ones, keep_prob, seed, step, site, first_row))
+
+
+@pytest.mark.parametrize("units", [1, 7, 10, 64])  # rows of a length that 4 divides, or not
+def test_dropout_masks_depend_on_the_global_row(units):
+    whole = masks(units=units)
+    for first_row, rows in [(0, 3), (3, 3), (6, 2)]:
+        part = masks(first_row=first_row, rows=rows, units=units)
+        np.testing.assert_array_equal(part, whole[:, first_row : first_row + rows])
+
+
+def test_dropout_masks_differ_by_seed_step_site_and_row():
+    base = masks(units=64)
+    for other in (masks(units=64, seed=2), masks(units=64, step=8), masks(units=64, site=1)):
+        assert 0.4 < np.mean(base != other) < 0.6
+    assert 0.4 < np.mean(base[:, 0] != base[:, 1]) < 0.6
+    assert 0.4 < np.mean(base[0] != base[1]) < 0.6
+
+
+def test_the_deepest_model_shares_no_mask_with_the_next_step():
+    deepest = Config.__dataclass_fields__["num_layers"].metadata["high"]
+    last, next_first = masks(units=64, site=deepest), masks(units=64, step=8, site=0)
+    assert (last != next_first).mean() > 0.4
+    with pytest.raises(UserError, match="num_layers must be at most"):
+        Config(num_layers=deepest + 1)
+
+
+def test_dropout_keeps_the_expectation():
+    for keep_prob in (0.35, 0.5, 0.9):
+        dropped = masks(keep_prob, rows=20, units=500)
+        assert set(np.unique(dropped)) == {np.float32(0), np.float32(1 / keep_prob)}
+        np.testing.assert_allclose(dropped.mean(), 1, atol=0.05)

@@ -1,0 +1,49 @@
+"""The output layer against TensorFlow's own op and plain autodiff."""
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from lm.model import softmax
+
+N, H, V = 7, 5, 11
+
+
+def run(make, scale=1.0):
+    random = np.random.default_rng(0)
+    with tf.Graph().as_default(), tf.Session() as session:
+        hidden = tf.constant(scale * random.normal(size=(N, H)), tf.float32)
+        weights = tf.constant(random.normal(size=(H, V)), tf.float32)
+        bias = tf.constant(random.normal(size=V), tf.float32)
+        targets = tf.constant(random.integers(0, V, N), tf.int32)
+        token_weights = tf.constant(random.uniform(size=N), tf.float32)
+        loss, nll = make(hidden, weights, bias, targets, token_weights)
+        return session.run([nll, *tf.gradients(loss, [hidden, weights, bias])])
+
+
+def ours(hidden, weights, bias, targets, scale):
+    return softmax.cross_entropy(hidden, weights, bias, targets, scale, "float32", training=True)
+
+
+def stock(hidden, weights, bias, targets, scale):
+    nll = tf.nn.sparse_softmax_cross_entropy_with_logits(
+        labels=targets, logits=tf.matmul(hidden, weights) + bias
+    )
+    return tf.reduce_sum(nll * scale), nll
+
+
+def test_nll_and_gradients_equal_the_stock_op(path):
+    for found, expected in zip(run(ours), run(stock)):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_large_logits_do_not_overflow(path):
+    for found, expected in zip(run(ours, 1e4), run(stock, 1e4)):
+        assert np.all(np.isfinite(found))
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-2)
+
+
+def test_nan_in_the_weights_shows_in_the_loss(path):
+    def with_nan(hidden, weights, bias, targets, scale):
+        return ours(hidden, weights, bias + np.nan, targets, scale)
+
+    assert np.all(np.isnan(run(with_nan)[0]))

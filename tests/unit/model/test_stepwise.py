@@ -1,0 +1,69 @@
+"""The forward pass for any number of words equals that of training and evaluation."""
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+from lm.config import Config
+from lm.data.batches import Rows
+from lm.errors import UserError
+from lm.model import stepwise as inference
+from lm.model.network import build_model, build_weights
+
+CONFIG = Config(hidden_size=7, num_layers=3, num_steps=6, init_scale=0.8)
+VOCAB_SIZE = 11
+
+
+@pytest.fixture
+def session():
+    with tf.Graph().as_default(), tf.Session() as session:
+        yield session
+
+
+@pytest.fixture
+def weights(session):
+    weights = build_weights(CONFIG, VOCAB_SIZE)
+    session.run(tf.global_variables_initializer())
+    for layer in weights.layers:  # zero at first; a forgotten one must show
+        session.run(layer.bias.assign(np.linspace(-1, 1, 4 * CONFIG.hidden_size)))
+    return weights
+
+
+@pytest.fixture
+def windows():
+    """Words and the words after them, [T, B]."""
+    words = np.random.default_rng(5).integers(0, VOCAB_SIZE, [CONFIG.num_steps + 1, 4])
+    return words[:-1].astype(np.int32), words[1:].astype(np.int32)
+
+
+def test_target_log_probs_equal_those_of_the_evaluation_graph(session, weights, windows):
+    inputs, targets = windows
+    model = build_model(CONFIG, weights, Rows(0, 4), "eval")
+    session.run(tf.local_variables_initializer())
+    nll = session.run(model.nll_N, {model.inputs_ph: inputs, model.targets_ph: targets})
+    found = session.run(inference.target_log_probs(weights, *map(tf.constant, windows)))
+    np.testing.assert_allclose(found.ravel(), -nll, rtol=1e-5)
+
+
+def test_reading_word_by_word_equals_reading_a_sentence(session, weights, windows):
+    inputs, targets = windows
+    state_ph = tf.placeholder(tf.float32, [None, CONFIG.num_layers, 2, CONFIG.hidden_size])
+    words_ph = tf.placeholder(tf.int32, [None])
+    step = inference.next_word(weights, words_ph, state_ph)
+    state = session.run(inference.empty_state(weights, 4))
+    whole = session.run(inference.target_log_probs(weights, *map(tf.constant, windows)))
+    for words, after, expected in zip(inputs, targets, whole):
+        log_probs, state = session.run(step, {words_ph: words, state_ph: state})
+        np.testing.assert_allclose(np.exp(log_probs).sum(axis=1), 1, rtol=1e-5)
+        np.testing.assert_allclose(log_probs[np.arange(4), after], expected, rtol=1e-5)
+
+
+def test_a_checkpoint_must_fit(session, weights):
+    arrays = {v.op.name: np.zeros(v.shape) for v in tf.global_variables()}
+    inference.restore(session, arrays)
+    assert not session.run(weights.embedding).any()
+    with pytest.raises(UserError, match="embedding has the shape"):
+        inference.restore(session, {**arrays, "embedding": np.zeros([2, 2])})
+    del arrays["softmax/bias"]
+    with pytest.raises(UserError, match="no softmax/bias"):
+        inference.restore(session, arrays)

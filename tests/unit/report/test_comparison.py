@@ -1,0 +1,175 @@
+"""Runs side by side, from hand-written metrics."""
+
+import json
+
+import pytest
+
+from lm.cli.tables import markdown_table
+from lm.errors import UserError
+from lm.report.comparison import group_by_config, group_by_corpus, loss_differences, read_run
+from lm.report.curves import draw_curves, png_bytes
+from lm.report.page import build_page
+from lm.report.tables import build_tables
+
+CONFIG = {"name": "small", "seed": 1, "batch_size": 20, "num_steps": 5}
+
+
+def write_run(
+    directory, ranks=1, speed=100.0, losses=(), test=50.0, config=CONFIG, tail="", corpus=None
+):
+    """Write a run of one whole epoch of 10 steps, 1000 words, and of half a second one."""
+    directory.mkdir()
+    if corpus:
+        (directory / "corpus.json").write_text(json.dumps(corpus))
+    (directory / "config.json").write_text(json.dumps(config))
+    epoch = {"event": "epoch", "train_perplexity": 90.0, "valid_perplexity": 80.5,
+             "words_per_second": speed, "world_size": ranks}  # fmt: skip
+    events = [
+        {
+            "event": "start",
+            "world_size": ranks,
+            "steps_per_epoch": 10,
+            "corpus": "text",
+            "vocab_size": 1000,
+        },
+        *({"event": "step", "step": step, "loss": loss} for step, loss in losses),
+        {**epoch, "epoch": 1, "epoch_seconds": 1000 / speed},
+        {**epoch, "epoch": 2, "epoch_seconds": 500 / speed},
+    ]
+    if test:
+        events.append({"event": "test", "test_perplexity": test})
+    (directory / "metrics.jsonl").write_text("\n".join(map(json.dumps, events)) + "\n" + tail)
+    return read_run(str(directory))
+
+
+def test_time_of_an_epoch_is_that_of_a_whole_one(tmp_path):
+    run = write_run(tmp_path / "a", speed=250.0)
+    assert run.seconds_per_epoch == pytest.approx(4.0)  # 1000 words at 250 a second
+    assert run.words_per_second == pytest.approx(250)
+
+
+def test_a_running_run_is_shown_as_far_as_it_is(tmp_path):
+    run = write_run(tmp_path / "a", losses=[(1, 6.5), (2, None)], test=None, tail='{"event": "ep')
+    assert run.test_perplexity is None
+    assert run.losses == {1: 6.5}  # an infinite loss is null in JSON
+    (tmp_path / "a/metrics.jsonl").write_text("")
+    empty = read_run(str(tmp_path / "a"))
+    assert empty.seconds_per_epoch is None and empty.last("valid_perplexity") is None
+    assert build_tables(group_by_config([empty]))[1].rows[0][4:] == ["-"] * 7
+
+
+def test_what_a_resumed_run_tells_last_counts(tmp_path):
+    losses = [(1, 6.0), (2, 5.0), (2, 5.5), (3, 4.0)]
+    assert write_run(tmp_path / "a", losses=losses).losses == {1: 6.0, 2: 5.5, 3: 4.0}
+
+
+@pytest.mark.parametrize(
+    "name, content, message",
+    [
+        ("metrics.jsonl", None, "is not a run: .*metrics.jsonl: No such file"),
+        ("config.json", None, "is not a run: .*config.json: No such file"),
+        ("metrics.jsonl", "{\n", "damaged"),
+        ("metrics.jsonl", '{"event": "epoch"}\n', "damaged"),
+        ("metrics.jsonl", "[]\n", "damaged"),
+        ("config.json", "[1]", "damaged"),
+    ],
+)
+def test_what_is_not_a_run_is_an_error(tmp_path, name, content, message):
+    write_run(tmp_path / "a")
+    if content is None:
+        (tmp_path / "a" / name).unlink()
+    else:
+        (tmp_path / "a" / name).write_text(content)
+    with pytest.raises(UserError, match=message):
+        read_run(str(tmp_path / "a"))
+
+
+def test_the_published_table_and_the_speed_up(tmp_path):
+    runs = [write_run(tmp_path / "two", ranks=2, speed=150.0), write_run(tmp_path / "one")]
+    results, each, *_ = build_tables(group_by_config(runs))
+    assert results.header[:5] == ["config", "epochs", "train", "valid", "test"]
+    assert results.header[5:] == ["time/epoch, 2 ranks", "time/epoch, 1 rank"]
+    assert results.rows == [["small", "2", "90.00", "80.50", "50.00", "6.7", "10.0"]]
+    assert [row[2] for row in each.rows] == ["1", "2"]
+    assert [row[-2:] for row in each.rows] == [["1.00", "100%"], ["1.50", "75%"]]
+
+
+def test_without_a_run_of_one_rank_there_is_no_speed_up(tmp_path):
+    tables = build_tables(group_by_config([write_run(tmp_path / "a", ranks=2)]))
+    assert tables[1].rows[0][-2:] == ["-", "-"]
+    assert len(tables) == 2  # nothing to compare the loss curve with
+
+
+def test_configs_of_one_name_are_told_apart_by_what_differs(tmp_path):
+    other = {**CONFIG, "batch_size": 40, "seed": 2}
+    groups = group_by_config([write_run(tmp_path / "a"), write_run(tmp_path / "b", config=other)])
+    labels = [group.label for group in groups]
+    assert labels == ["small (batch_size=20, seed=1)", "small (batch_size=40, seed=2)"]
+
+
+def test_the_largest_difference_of_loss_curves(tmp_path):
+    one = write_run(tmp_path / "a", losses=[(1, 6.0), (2, 5.0), (3, 2.0), (9, 1.0)])
+    two = write_run(
+        tmp_path / "b", ranks=2, losses=[(1, 6.0), (2, 5.5), (3, 2.3), (4, 1.0), (9, 7.0)]
+    )
+    (difference,) = loss_differences(group_by_config([one, two]))
+    assert difference.num_points == 3  # that to step 9 is a mean over other steps
+    assert difference.absolute == pytest.approx(0.5)
+    assert difference.relative == pytest.approx(0.15) and difference.step == 3
+    assert build_tables(group_by_config([one, two]))[2].rows[0][2:] == [
+        "3", "5.00e-01", "1.50e-01", "3",
+    ]  # fmt: skip
+
+
+def test_the_page_shows_all_and_asks_for_nothing(tmp_path):
+    config = {**CONFIG, "name": "<script>alert(1)</script>"}
+    sections = group_by_corpus([write_run(tmp_path / "a & b", config=config)])
+    page = build_page(sections, [b"png"])
+    assert "<script" not in page and "&lt;script&gt;" in page and "a &amp; b" in page
+    assert 'src="data:image/png;base64,cG5n"' in page
+    assert "http" not in page and "<link" not in page
+    assert build_page(sections, [None]).count("<img") == 0
+
+
+def test_runs_on_different_corpora_do_not_share_a_table(tmp_path):
+    own = {"kind": "text", "data_path": "/own", "checksum": "12345678" * 8}
+    other = {**own, "checksum": "9" * 64}  # the same place, another text or vocabulary
+    moved = {**own, "data_path": "/elsewhere"}
+    runs = [
+        write_run(tmp_path / name, ranks=ranks, corpus=corpus, losses=[(1, 6.0)])
+        for name, ranks, corpus in [
+            ("one", 1, own), ("other", 2, other), ("old", 2, None), ("moved", 2, moved)
+        ]
+    ]  # fmt: skip
+    sections = group_by_corpus(runs)
+    assert [section.corpus for section in sections] == [
+        "text, 1,000 words, /own, checksum 12345678",
+        "text, 1,000 words, /own, checksum 99999999",
+        "text, 1,000 words",
+    ]
+    assert [len(section.groups[0].runs) for section in sections] == [2, 1, 1]
+    page = build_page(sections, [b"png", b"png", None])
+    assert page.count("<h2>Corpus: text, 1,000 words") == 3 and page.count("<img") == 2
+    assert page.count("<table>") == 3 + 2 + 2  # loss curves are compared on the same text only
+
+
+def test_names_are_drawn_as_they_are(tmp_path):
+    names = ["_x", "x$\\frac$y", "a|b"]
+    runs = [write_run(tmp_path / str(index)) for index in range(len(names))]
+    figure = draw_curves(runs, names, title="$\\frac$")
+    assert png_bytes(figure).startswith(b"\x89PNG")
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == names
+    sections = group_by_corpus([write_run(tmp_path / "line\nend", config={"name": "\udcff"})])
+    build_page(sections, [None]).encode()
+
+
+def test_a_bar_or_a_line_end_in_a_cell_does_not_end_it():
+    table = markdown_table(["name"], [["a|b"], ["a\nb\udcff"]])
+    assert table.splitlines()[2:] == ["| a\\|b |", "| a\ufffdb\ufffd |"]
+
+
+def test_markdown_tables_set_numbers_to_the_right():
+    assert markdown_table(["name", "x"], [["a", "1.5"], ["long", "-"]]) == (
+        "| name |   x |\n| ---- | --: |\n| a    | 1.5 |\n| long |   - |"
+    )
