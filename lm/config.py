@@ -1,7 +1,7 @@
 """The settings of a run: what is trained (`Config`) and how (`RunOptions`).
 
 Each field is declared once, with its default, its help text and its allowed range; the
-command-line flags and their `--help` are generated from here (`lm/flags.py`).
+command-line flags and their `--help` are generated from here (`lm/cli/flags.py`).
 """
 
 from __future__ import annotations

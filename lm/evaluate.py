@@ -14,7 +14,7 @@ words there are; an `<unk>` in the text itself is a word like others.
 """
 
 from lm.cli import program as launch
-from lm.startup import import_tensorflow
+from lm.distributed.startup import import_tensorflow
 
 USAGE = """\
 Measure the perplexity of a trained model, on one process or under mpirun on many.
@@ -34,7 +34,7 @@ def main() -> None:
 
 def _prepare(argv, comm):
     import_tensorflow()
-    from lm.flags import Flags
+    from lm.cli.flags import Flags
     from lm.inference.evaluator import prepare
     from lm.inference.run import define_run_flags
 

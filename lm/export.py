@@ -25,7 +25,7 @@ the vocabulary has none, it is an error.
 """
 
 from lm.cli import program as launch
-from lm.startup import import_tensorflow
+from lm.distributed.startup import import_tensorflow
 
 USAGE = """\
 Write a trained model as a SavedModel, which plain TensorFlow loads without this project.
@@ -40,8 +40,8 @@ def main() -> None:
 
 def _export(argv):
     import_tensorflow()
+    from lm.cli.flags import Flags
     from lm.errors import UserError
-    from lm.flags import Flags
     from lm.inference.run import define_run_flags, open_run
     from lm.inference.saved_model import export
 

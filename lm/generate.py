@@ -9,7 +9,7 @@ said", "words": ["it", "will", "<eos>"], "text": "the company said it will\\n"}.
 import signal
 
 from lm.cli import program as launch
-from lm.startup import import_tensorflow
+from lm.distributed.startup import import_tensorflow
 
 USAGE = """\
 Generate text with a trained model.
@@ -28,7 +28,7 @@ def main() -> None:
 
 def _generate(argv):
     import_tensorflow()
-    from lm.flags import Flags
+    from lm.cli.flags import Flags
     from lm.inference.generator import run_generation
     from lm.inference.run import define_run_flags
 

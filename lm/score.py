@@ -17,7 +17,7 @@ With --json an object a line: {"log_probability": -9.1, "tokens": 3, "unknown": 
 import signal
 
 from lm.cli import program as launch
-from lm.startup import import_tensorflow
+from lm.distributed.startup import import_tensorflow
 
 USAGE = """\
 Print the log-probability of each sentence on stdin, a sentence a line.
@@ -36,7 +36,7 @@ def main() -> None:
 
 def _score(argv):
     import_tensorflow()
-    from lm.flags import Flags
+    from lm.cli.flags import Flags
     from lm.inference.run import define_run_flags
     from lm.inference.scorer import run_scoring
 

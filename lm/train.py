@@ -1,8 +1,8 @@
 """Train a language model: `python -m lm.train --config config_small`."""
 
 from lm.cli import program as launch
-from lm.flags import parse_training_flags
-from lm.startup import import_tensorflow
+from lm.cli.flags import parse_training_flags
+from lm.distributed.startup import import_tensorflow
 
 
 def main() -> None:

@@ -14,10 +14,10 @@ import tensorflow.compat.v1 as tf
 from lm.checkpoint import format as checkpoint
 from lm.checkpoint import manifest
 from lm.checkpoint.manifest import Manifest
+from lm.cli.flags import Flags
 from lm.config import Config, load_config
 from lm.data.run_corpus import load_run_corpus, record_of
 from lm.data.vocabulary import Vocabulary
-from lm.flags import Flags
 from lm.inference.run import Run, define_run_flags, open_run
 from lm.model.network import build_weights
 

@@ -6,10 +6,10 @@ import importlib
 from collections.abc import Sequence
 from typing import Any, Callable, NamedTuple
 
-from lm.cli import program as launch
-from lm.distributed import communicator as distributed
+from lm.cli import program
+from lm.cli.flags import HelpRequested
+from lm.distributed.communicator import Communicator
 from lm.errors import UserError
-from lm.flags import HelpRequested
 
 _COMMANDS = {
     "step": "a training step of one process, its share of the GEMM peak, and other programs",
@@ -28,7 +28,7 @@ class _Job(NamedTuple):
         return {}
 
 
-def _prepare(argv: Sequence[str], comm: distributed.Communicator) -> _Job:
+def _prepare(argv: Sequence[str], comm: Communicator) -> _Job:
     if comm.size > 1:
         raise UserError("start lm.benchmark once, without mpirun: it launches the ranks itself")
     usage = "\n".join(
@@ -44,9 +44,9 @@ def _prepare(argv: Sequence[str], comm: distributed.Communicator) -> _Job:
     return _Job(module.run, module.parse(argv[1:]))
 
 
-def _work(job: _Job, comm: distributed.Communicator) -> None:
+def _work(job: _Job, comm: Communicator) -> None:
     job.run(job.benchmark)
 
 
 if __name__ == "__main__":
-    launch.run(_prepare, _work)
+    program.run(_prepare, _work)

@@ -10,15 +10,15 @@ from typing import NamedTuple, Optional
 
 from lm.benchmark import options, results
 from lm.benchmark.advise_report import plot_advice, print_advice
-from lm.benchmark.arithmetic import messages_of_step
 from lm.benchmark.exchange import measure_horovod
+from lm.benchmark.messages import messages_of_step
 from lm.benchmark.prediction import ALGORITHMS, HostCosts, Link, Predictor, fit_host_costs
 from lm.benchmark.scaling import Group
 from lm.benchmark.statistics import summarize
 from lm.benchmark.workers import Worker
+from lm.cli.flags import Flags
 from lm.config import Config
 from lm.errors import UserError
-from lm.flags import Flags
 
 _EMPTY = 4  # bytes; Horovod has no smaller message
 

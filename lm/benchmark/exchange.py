@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Optional
 
 from lm.benchmark import options, results
-from lm.benchmark.arithmetic import Message
+from lm.benchmark.messages import Message
 from lm.benchmark.plots import plot
 from lm.benchmark.statistics import fit_line, summarize
 from lm.benchmark.workers import Worker, mpirun_command, run_to_end
+from lm.cli.flags import Flags
 from lm.cli.tables import markdown_table
 from lm.errors import UserError
-from lm.flags import Flags
 
 _MAX_COUNT, _MIN_COUNT = 100, 5
 _BYTES_PER_REPEAT = 100e6  # how often a size is exchanged: as many bytes of each

@@ -6,10 +6,10 @@ import dataclasses
 import os
 from typing import Optional
 
+from lm.cli.flags import Flags
 from lm.config import Config, load_config
 from lm.distributed.cores import count_cores
 from lm.errors import UserError
-from lm.flags import Flags
 
 
 def define_common(flags: Flags, repeats: int) -> None:

@@ -9,12 +9,13 @@ from typing import Callable, NamedTuple
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from lm.benchmark.arithmetic import weight_shapes
 from lm.benchmark.workload import initial_weight
 from lm.config import Config
 from lm.data.batches import rows_of_rank
-from lm.distributed.communicator import Communicator
-from lm.model.network import build_model, build_weights
+from lm.distributed.communicator import Communicator, OneProcess
+from lm.model.network import build_weights
+from lm.model.shape import weight_shapes
+from lm.model.windows import build_model
 from lm.training.optimizer import build_update
 
 # (inputs [T, B], targets [T, B]) -> (loss, norm of the gradient before clipping)
@@ -69,7 +70,7 @@ def _build_fetches(config: Config, weights, vocab_size: int, global_step, comm: 
     rows = rows_of_rank(config.batch_size, comm.rank, comm.size)
     name = f"batch_{config.batch_size}"
     model = build_model(config, weights, rows, name, dropout_step=global_step)
-    ranks = {True: comm, False: Communicator()} if comm.size > 1 else {True: comm}
+    ranks = {True: comm, False: OneProcess()} if comm.size > 1 else {True: comm}
     for exchange, each in ranks.items():
         update = build_update(
             config,

@@ -18,7 +18,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from lm.benchmark.arithmetic import Message, messages_of_step
+from lm.benchmark.messages import Message, messages_of_step
 from lm.config import Config
 
 ALGORITHMS = ("ring", "halving")

@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Optional
 
 from lm.benchmark import options, results
-from lm.benchmark.arithmetic import messages_of_step
+from lm.benchmark.messages import messages_of_step
 from lm.benchmark.plots import lines, plot
 from lm.benchmark.statistics import paired_ratio, summarize
 from lm.benchmark.workers import Worker
+from lm.cli.flags import Flags
 from lm.cli.tables import markdown_table
 from lm.config import Config
 from lm.errors import UserError
-from lm.flags import Flags
 
 _REPEAT_SECONDS = 2.0
 

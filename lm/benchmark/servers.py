@@ -11,7 +11,7 @@ from typing import Any, Optional
 from lm.benchmark.workload import load_words
 from lm.config import Config
 from lm.data.batches import TrainBatches, rows_of_rank
-from lm.distributed.communicator import Communicator
+from lm.distributed.communicator import Communicator, OneProcess
 
 
 class StepServer:
@@ -126,7 +126,7 @@ class StepServer:
         from lm.benchmark.gemm_peak import GemmPeak
 
         if self._gemm is None:
-            config = self._session_config(inter_op=1, comm=Communicator())
+            config = self._session_config(inter_op=1, comm=OneProcess())
             self._gemm = GemmPeak(size, self._config.precision, config)
         return self._gemm.measure(count)
 

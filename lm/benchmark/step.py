@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Optional
 
 from lm.benchmark import options, results
-from lm.benchmark.arithmetic import model_flops
 from lm.benchmark.plots import bars, plot
 from lm.benchmark.statistics import paired_ratio, summarize
 from lm.benchmark.workers import Worker
+from lm.cli.flags import Flags
 from lm.cli.tables import markdown_table
 from lm.config import Config
 from lm.errors import RunError
-from lm.flags import Flags
+from lm.model.shape import step_flops
 
 _REPEAT_SECONDS = 2.0
 _GEMM_PRODUCTS = 5
@@ -183,7 +183,7 @@ def _record(benchmark: StepBenchmark, contestants: dict[str, Contestant], gemm: 
     config, ours = benchmark.config, contestants["ours"]
     words = config.batch_size * config.num_steps
     vocab_size = ours.worker.ask("vocab_size")[0]
-    flops = model_flops(config, vocab_size)
+    flops = step_flops(config, vocab_size)
     table = {}
     for name, contestant in contestants.items():
         seconds = contestant.seconds

@@ -12,7 +12,8 @@ import sys
 from typing import Any, Optional
 
 from lm.benchmark import servers
-from lm.distributed import communicator as distributed
+from lm.distributed import launch
+from lm.distributed.communicator import Communicator
 
 
 def main() -> None:
@@ -20,7 +21,7 @@ def main() -> None:
     # Libraries print to stdout too: their lines must not end up among the answers.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
-    comm = distributed.connect()
+    comm = launch.connect()
     request = _next_request(comm)
     server = None
     while request is not None:
@@ -31,15 +32,15 @@ def main() -> None:
         else:
             result = getattr(server, do)(**request)
         results = comm.gather(result)
-        if comm.is_chief:
+        if comm.is_rank_0:
             answers.write(json.dumps(results) + "\n")
         request = _next_request(comm)
     comm.barrier()
 
 
-def _next_request(comm: distributed.Communicator) -> Optional[dict[str, Any]]:
+def _next_request(comm: Communicator) -> Optional[dict[str, Any]]:
     """Read a request on rank 0, for all ranks; None at the end."""
-    line = sys.stdin.readline() if comm.is_chief else ""
+    line = sys.stdin.readline() if comm.is_rank_0 else ""
     line = comm.gather(line)[0]
     return json.loads(line) if line else None
 

@@ -7,7 +7,7 @@ it finds there.
 """
 
 from lm.cli import program as launch
-from lm.distributed.communicator import launched_size
+from lm.distributed.launch import launched_size
 
 USAGE = """\
 Check that this machine or cluster is ready to train; each line is OK, WARN or FAIL.
@@ -26,7 +26,7 @@ def main() -> None:
 
 
 def _flags(argv):
-    from lm.flags import Flags
+    from lm.cli.flags import Flags
 
     flags = Flags(USAGE)
     flags.define(str, "hosts", "", "host:slots,... as for mpirun -H (default: this host, 2 ranks)")

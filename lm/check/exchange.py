@@ -52,7 +52,7 @@ def check_scaling(checklist: Checklist, comm: Communicator) -> None:
     """Estimate pi on rank 0 alone, then on all ranks at once, each with as many points."""
     random = np.random.default_rng(comm.rank)
     hits = []
-    alone = _best_seconds(comm, lambda: comm.is_chief and hits.append(_count_hits(random)))
+    alone = _best_seconds(comm, lambda: comm.is_rank_0 and hits.append(_count_hits(random)))
     together = _best_seconds(comm, lambda: hits.append(_count_hits(random)))
     counts = comm.gather([sum(hits), len(hits)])
     pi = 4 * sum(h for h, _ in counts) / (_PI_POINTS * sum(n for _, n in counts))

@@ -19,7 +19,7 @@ from lm import kernels
 from lm.check.checklist import Checklist
 from lm.check.exchange import check_exchange, check_scaling
 from lm.distributed.agreement import by_rank, check_agreement, first_disagreement, platform_facts
-from lm.distributed.communicator import Communicator, horovod_build
+from lm.distributed.communicator import Communicator
 from lm.distributed.cores import count_cores, unbind_from_core
 from lm.distributed.devices import (
     choose_threads,
@@ -27,6 +27,7 @@ from lm.distributed.devices import (
     session_config,
     start_tensorflow,
 )
+from lm.distributed.horovod import horovod_build
 from lm.errors import EveryRankError, UserError
 
 _SETUP = "run run_scripts/setup.sh on every host"
@@ -52,7 +53,7 @@ def check_ranks(job: ReadinessJob, comm: Communicator) -> None:
     Raises:
       EveryRankError: A check has failed.
     """
-    checklist = Checklist(silent=not comm.is_chief)
+    checklist = Checklist(silent=not comm.is_rank_0)
     unbind_from_core()
     start_tensorflow(choose_threads(None, None, comm.local_size))
     facts = comm.gather(_own_facts(comm))
@@ -65,7 +66,7 @@ def check_ranks(job: ReadinessJob, comm: Communicator) -> None:
         summed = comm.sum(values_ph, "readiness")
         check_exchange(checklist, comm, lambda values: session.run(summed, {values_ph: values}))
     check_scaling(checklist, comm)
-    if comm.is_chief:
+    if comm.is_rank_0:
         check_output_dir(checklist, job.output_dir)
     checklist.conclude()
     num_failures = comm.gather(checklist.num_failures)[0]

@@ -133,3 +133,19 @@ def _assign(session: tf.Session, variables: Mapping, arrays: Mapping[str, np.nda
         [variable.initializer for variable in variables.values()],
         {tensor: arrays[name] for tensor, name in initial_values.items()},
     )
+
+
+def restore_weights(session: tf.Session, weights: Mapping[str, np.ndarray]) -> None:
+    """Give the graph's variables the weights of a checkpoint.
+
+    Args:
+      session: Session of the graph.
+      weights: Variable name -> value.
+
+    Raises:
+      UserError: A variable of the graph is missing or has another shape.
+    """
+    missing = [v.op.name for v in tf.global_variables() if v.op.name not in weights]
+    if missing:
+        raise UserError(f"the checkpoint has no {missing[0]}, which the run's config asks for")
+    load_variables(session, weights)

@@ -14,14 +14,14 @@ import traceback
 from collections.abc import Sequence
 from typing import Callable, NoReturn, TypeVar
 
-from lm.distributed import communicator as distributed
+from lm.cli.flags import HelpRequested
+from lm.distributed import launch
 from lm.distributed.agreement import check_agreement
-from lm.distributed.communicator import Communicator
+from lm.distributed.communicator import Communicator, OneProcess
 from lm.distributed.signals import ignore_save_requests
 from lm.distributed.watchdog import end_with_launcher
 from lm.errors import EveryRankError, RunError, UserError
 from lm.events.logs import may_be_gone, start_console
-from lm.flags import HelpRequested
 
 Job = TypeVar("Job")
 
@@ -37,11 +37,11 @@ def run(
         rank starts to work.
       work: Does the job.
     """
-    _start_output(distributed.launched_rank())
+    _start_output(launch.launched_rank())
     # TensorFlow's own start-up messages would bury the program's.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     ignore_save_requests()
-    if distributed.launched_size() > 1:
+    if launch.launched_size() > 1:
         end_with_launcher()
     comm = _connect(timeline=_has_flag("timeline"))
     job = _prepare_together(prepare, comm)
@@ -67,8 +67,8 @@ def run_alone(work: Callable[[Sequence[str]], None]) -> NoReturn:
     """
     _start_output(0)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    comm = Communicator()
-    if distributed.launched_size() > 1:
+    comm = OneProcess()
+    if launch.launched_size() > 1:
         _end_unconnected("this program is one process: start it without mpirun")
     try:
         work(sys.argv)
@@ -97,7 +97,7 @@ def _has_flag(name: str) -> bool:
 
 def _connect(timeline: bool) -> Communicator:
     try:
-        return distributed.connect(timeline)
+        return launch.connect(timeline)
     except UserError as error:
         _end_unconnected(str(error))
 
@@ -105,7 +105,7 @@ def _connect(timeline: bool) -> Communicator:
 def _end_unconnected(message: str) -> NoReturn:
     # The ranks cannot talk to each other. The launcher kills all when the first one ends: leave
     # rank 0 the time to speak.
-    if distributed.launched_rank() == 0:
+    if launch.launched_rank() == 0:
         _say(message)
     else:
         time.sleep(3)

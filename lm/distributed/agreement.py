@@ -32,7 +32,7 @@ def platform_facts() -> dict[str, Any]:
     import tensorflow as tf
 
     from lm import kernels
-    from lm.distributed.communicator import horovod_version
+    from lm.distributed.horovod import horovod_version
 
     return {
         "code": code_checksum(),

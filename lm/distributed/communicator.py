@@ -1,277 +1,109 @@
-"""The ranks of a run and what passes between them; the only module that imports Horovod.
+"""What passes between the ranks of a run: the interface, and the case of one process.
 
-`connect()` tells from the launch (mpirun, srun, horovodrun or none) whether there are other
-ranks. The rest of the program is handed a Communicator and reads as one for a single process.
+The rest of the program is handed a Communicator and reads as one for a single process.
 """
 
 from __future__ import annotations
 
-import importlib.metadata
-import json
+import abc
 import logging
-import os
-import sys
-from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 
-from lm.errors import UserError
-from lm.startup import import_tensorflow
 
-# The launchers' variables for the number of processes and the rank of this one.
-_LAUNCHERS = (
-    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),  # Open MPI's mpirun
-    ("HOROVOD_SIZE", "HOROVOD_RANK"),  # horovodrun with Gloo
-    ("PMI_SIZE", "PMI_RANK"),  # MPICH, Intel MPI
-    ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),  # srun
-)
+class Communicator(abc.ABC):
+    """The ranks of a run. Every method is to be called by all of them, in the same order.
 
-_DEFAULTS = {
-    # A rank that waits gives its core away: spinning inside MPI, Horovod's thread took it from
-    # the computation (58 ms a step instead of 42, two ranks of one thread each).
-    "OMPI_MCA_mpi_yield_when_idle": "1",
-    # Ranks of one host exchange through shared memory. Letting the kernel copy from one process to
-    # the other instead, Open MPI's default, took 5 % more of config_small's step.
-    "OMPI_MCA_btl_vader_single_copy_mechanism": "none",
-    # Ranks wait for as long as rank 0 evaluates; the stall check would warn after a minute.
-    "HOROVOD_STALL_CHECK_DISABLE": "1",
-    # Fusing would pick the buffers by timing, and with them the order of the sums: with it, two
-    # runs on three or more ranks differ in the last bits. Our few large gradients gain nothing.
-    "HOROVOD_FUSION_THRESHOLD": "0",
-}
-# Left out where the user has set anything of this kind: a rules file goes before all the rest.
-_TUNED = "OMPI_MCA_coll_tuned_"
-_TUNED_DEFAULTS = {
-    _TUNED + "use_dynamic_rules": "1",
-    _TUNED + "dynamic_rules_filename": str(Path(__file__).with_name("open_mpi_rules.conf")),
-}
+    Attributes:
+      rank: This rank, from 0.
+      size: Number of ranks.
+      local_rank: This rank among those of its host.
+      local_size: Ranks on this host.
+      backend: How they exchange, for the log.
+    """
 
-
-def launched_size() -> int:
-    """Return the number of processes that the launcher says it started, 1 without one."""
-    return max(int(os.environ.get(size, 1)) for size, _ in _LAUNCHERS)
-
-
-def launched_rank() -> int:
-    """Return this process's rank according to the launcher, 0 without one."""
-    return max(int(os.environ.get(rank, 0)) for _, rank in _LAUNCHERS)
-
-
-class Communicator:
-    """One process: every exchange is with itself."""
-
-    rank = 0
-    size = 1
-    local_rank = 0
-    local_size = 1
-    backend = "none"
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    backend: str
 
     @property
-    def settings(self) -> dict[str, str]:
-        """The environment variables that the exchange is set by: defaults or the user's."""
-        return {}
-
-    @property
-    def is_chief(self) -> bool:
+    def is_rank_0(self) -> bool:
         """Whether this is rank 0, which evaluates, writes files and talks to the user."""
         return self.rank == 0
 
+    @property
+    @abc.abstractmethod
+    def settings(self) -> dict[str, str]:
+        """The environment variables that the exchange is set by: defaults or the user's."""
+
+    @abc.abstractmethod
     def distribute(self, optimizer, sparse_as_dense: bool):
         """Return an optimizer whose `compute_gradients` sums the gradients over the ranks."""
-        return optimizer
 
+    @abc.abstractmethod
     def sum(self, tensor, name: str):
         """Return the graph's tensor summed over the ranks; `name` must be the same on all."""
-        return tensor
 
+    @abc.abstractmethod
     def broadcast(self, tensor, name: str):
         """Return rank 0's value of the graph's tensor; `name` must be the same on all ranks."""
-        return tensor
 
+    @abc.abstractmethod
     def hooks(self) -> list:
         """Return the session hooks that make the ranks start equal."""
-        return []
 
+    @abc.abstractmethod
     def concat(self, array: np.ndarray) -> np.ndarray:
         """Return the arrays of all ranks, joined along axis 0 in the order of the ranks."""
-        return array
 
-    def start_timeline(self, path: str) -> None:
-        """Record the exchanges in a file of rank 0; all ranks must call it together."""
-        logging.getLogger("lm").warning("one process exchanges nothing: no timeline is written")
-
-    def stop_timeline(self) -> None:
-        """Complete the timeline's file."""
-
+    @abc.abstractmethod
     def gather(self, value: Any) -> list:
         """Return the JSON-serializable values of all ranks, by rank; waits for all of them."""
-        return [value]
+
+    @abc.abstractmethod
+    def start_timeline(self, path: str) -> None:
+        """Record the exchanges in a file of rank 0."""
+
+    @abc.abstractmethod
+    def stop_timeline(self) -> None:
+        """Complete the timeline's file."""
 
     def barrier(self) -> None:
         """Wait until all ranks are here."""
         self.gather(None)
 
 
-class HorovodCommunicator(Communicator):
-    """The ranks of an MPI, Gloo or NCCL job, by way of Horovod."""
+class OneProcess(Communicator):
+    """A run of one process: every exchange is with itself."""
 
-    def __init__(self, hvd) -> None:
-        # All ranks must know each other before anything can be exchanged.
-        hvd.init()
-        self._hvd = hvd
-        self.rank, self.size = hvd.rank(), hvd.size()
-        self.local_rank, self.local_size = hvd.local_rank(), hvd.local_size()
-        self.backend = "MPI" if hvd.mpi_enabled() else "Gloo"
-        if hvd.nccl_built():
-            self.backend += ", and NCCL between GPUs"
-        self._concat_session: Optional[tuple] = None
-
-    @property
-    def settings(self) -> dict[str, str]:
-        names = [*_DEFAULTS, *(name for name in os.environ if name.startswith(_TUNED))]
-        return {name: os.environ[name] for name in names if name in os.environ}
+    rank, size = 0, 1
+    local_rank, local_size = 0, 1
+    backend = "none"
+    settings: dict[str, str] = {}  # noqa: RUF012 - nothing changes it
 
     def distribute(self, optimizer, sparse_as_dense: bool):
-        # Sum, not the default Average: each rank's loss is already its part of the global
-        # loss, also where the ranks have different numbers of rows.
-        return self._hvd.DistributedOptimizer(
-            optimizer, op=self._hvd.Sum, sparse_as_dense=sparse_as_dense
-        )
+        return optimizer
 
     def sum(self, tensor, name: str):
-        return self._hvd.allreduce(tensor, op=self._hvd.Sum, name=name)
+        return tensor
 
     def broadcast(self, tensor, name: str):
-        return self._hvd.broadcast(tensor, root_rank=0, name=name)
-
-    def start_timeline(self, path: str) -> None:
-        self._hvd.start_timeline(path)
-
-    def stop_timeline(self) -> None:
-        self._hvd.stop_timeline()
+        return tensor
 
     def hooks(self) -> list:
-        return [_broadcast_hook(self._hvd)]
+        return []
 
     def concat(self, array: np.ndarray) -> np.ndarray:
-        if self._concat_session is None:
-            self._concat_session = self._build_concat()
-        session, payload_ph, joined = self._concat_session
-        payload = np.frombuffer(np.ascontiguousarray(array).tobytes(), np.uint8)
-        every_byte = session.run(joined, {payload_ph: payload}).tobytes()
-        return np.frombuffer(every_byte, array.dtype).reshape(-1, *array.shape[1:])
+        return array
 
     def gather(self, value: Any) -> list:
-        # JSON has no bare newline, so a newline can end each rank's part.
-        payload = np.frombuffer(json.dumps(value).encode() + b"\n", np.uint8)
-        return [json.loads(line) for line in self.concat(payload).tobytes().splitlines()]
+        return [value]
 
-    def _build_concat(self) -> tuple:
-        import tensorflow.compat.v1 as tf
+    def start_timeline(self, path: str) -> None:
+        logging.getLogger("lm").warning("one process exchanges nothing: no timeline is written")
 
-        # A graph of its own: it is needed before the training graph exists and after it is
-        # finalized. Without GPUs, whose memory is not its business.
-        with tf.Graph().as_default():
-            payload_ph = tf.placeholder(tf.uint8, [None])
-            with tf.device("cpu:0"):
-                joined = self._hvd.allgather(payload_ph, name="concat")
-            session = tf.Session(config=tf.ConfigProto(device_count={"GPU": 0}))
-        return session, payload_ph, joined
-
-
-def _broadcast_hook(hvd):
-    """A hook that gives all ranks rank 0's variables before the first step.
-
-    Horovod's own hook does not exist for TensorFlow 2.16 and later.
-    """
-    import tensorflow.compat.v1 as tf
-
-    class BroadcastHook(tf.train.SessionRunHook):
-        def begin(self):
-            # Global variables only: the recurrent state is local and differs by rank.
-            self._broadcast_op = hvd.broadcast_variables(tf.global_variables(), root_rank=0)
-
-        def after_create_session(self, session, coord):
-            session.run(self._broadcast_op)
-
-    return BroadcastHook()
-
-
-def _import_horovod(size: int):
-    try:
-        import_tensorflow()
-        import tensorflow as tf
-
-        try:
-            import horovod.tensorflow as hvd
-        except tf.errors.NotFoundError as error:  # a library that Horovod was built with is gone
-            raise ImportError(error.message) from error
-    except ImportError as error:
-        raise UserError(
-            f"the launcher started {size} processes, but Horovod cannot be imported ({error}):"
-            " run run_scripts/setup.sh, or start one process"
-        ) from error
-    return hvd
-
-
-def connect(timeline: bool = False) -> Communicator:
-    """Join the other ranks of the launch, if there are any.
-
-    Args:
-      timeline: Whether `start_timeline` will be called.
-
-    Returns:
-      A Communicator; the plain one where the launch has one process.
-
-    Raises:
-      UserError: The launcher started several processes, but Horovod is missing or sees a
-        different number: the processes would train the same model side by side and overwrite
-        each other's files.
-    """
-    size = launched_size()
-    if size == 1:
-        return Communicator()
-    if not any(name.startswith(_TUNED) for name in os.environ):
-        os.environ.update(_TUNED_DEFAULTS)
-    for name, value in _DEFAULTS.items():
-        os.environ.setdefault(name, value)
-    if timeline:
-        # Not always: from the start on, its writer turns in a loop that takes a third of a core.
-        os.environ.setdefault("HOROVOD_TIMELINE", "DYNAMIC")
-    if os.path.exists(os.path.join(sys.prefix, "bin", "orted")):
-        # The Open MPI of the Python environment finds its own files only with this; its mpirun
-        # sets it, srun does not.
-        os.environ.setdefault("OPAL_PREFIX", sys.prefix)
-    comm = HorovodCommunicator(_import_horovod(size))
-    if comm.size != size:
-        raise UserError(
-            f"the launcher started {size} processes, but Horovod sees {comm.size}: it was built"
-            " for another MPI than this launcher's; run run_scripts/setup.sh with it in PATH"
-        )
-    return comm
-
-
-def horovod_version() -> Optional[str]:
-    """Return the version of the Horovod that is installed, or None."""
-    try:
-        return importlib.metadata.version("horovod")
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def horovod_build() -> dict[str, Any]:
-    """Tell the version of the Horovod that is installed and what it was built with.
-
-    Raises:
-      ImportError: There is none.
-    """
-    import horovod.tensorflow as hvd
-
-    return {
-        "version": horovod_version(),
-        "MPI": bool(hvd.mpi_built()),
-        "Gloo": bool(hvd.gloo_built()),
-        "NCCL": bool(hvd.nccl_built()),
-        "CUDA": bool(hvd.cuda_built()),
-    }
+    def stop_timeline(self) -> None:
+        pass

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
 
+from lm.checkpoint.variables import restore_weights
+from lm.cli.flags import Flags
 from lm.cli.tables import markdown_table
 from lm.data.batches import Rows, eval_rows_of_rank
 from lm.distributed import agreement
@@ -18,13 +20,12 @@ from lm.distributed.communicator import Communicator
 from lm.distributed.cores import unbind_from_core
 from lm.distributed.devices import choose_threads, session_config, start_tensorflow
 from lm.errors import EveryRankError
-from lm.flags import Flags
 from lm.inference.run import Run, open_run
 from lm.inference.texts import Text, load_text
-from lm.model import stepwise as inference
 from lm.model.evaluation import evaluate
-from lm.model.network import build_model, build_weights
+from lm.model.network import build_weights
 from lm.model.perplexity import NllSum
+from lm.model.windows import build_model
 
 logger = logging.getLogger("lm")
 
@@ -86,7 +87,7 @@ def run_job(job: EvaluateJob, comm: Communicator) -> None:
         model = build_model(run.config, weights, rows, "eval")
         with tf.Session(config=job.session_config) as session:
             session.run(tf.local_variables_initializer())
-            inference.restore(session, run.load_weights())
+            restore_weights(session, run.load_weights())
             for text in job.texts:
                 logger.info("evaluating %s: %s tokens", text.name, f"{len(text.ids):,}")
                 nll = evaluate(
@@ -99,7 +100,7 @@ def run_job(job: EvaluateJob, comm: Communicator) -> None:
                         " made: this run has diverged; evaluate an older checkpoint"
                     )
                 records.append(describe(run, text, nll, comm.size))
-    if comm.is_chief:
+    if comm.is_rank_0:
         _print(records, job.as_json)
 
 

@@ -11,13 +11,14 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from lm.checkpoint.variables import restore_weights
+from lm.cli.flags import Flags
 from lm.data.vocabulary import EOS, UNK, Vocabulary
 from lm.distributed.devices import choose_threads, session_config, start_tensorflow
 from lm.errors import UserError
-from lm.flags import Flags
 from lm.inference.run import Run, open_run
 from lm.inference.sampling import draw, next_word_distribution
-from lm.model import stepwise as inference
+from lm.model import stepwise
 from lm.model.network import build_weights
 
 logger = logging.getLogger("lm")
@@ -121,10 +122,10 @@ class Generator:
             weights = build_weights(run.config, len(run.vocabulary))
             self._words_ph = tf.placeholder(tf.int32, [1])
             self._state_ph = tf.placeholder(tf.float32, [1, run.config.num_layers, 2, None])
-            self._step = inference.next_word(weights, self._words_ph, self._state_ph)
+            self._step = stepwise.next_word(weights, self._words_ph, self._state_ph)
             self._empty_state = np.zeros([1, run.config.num_layers, 2, run.config.hidden_size])
             self._session = tf.Session(config=session_config(threads, 0, 1))
-            inference.restore(self._session, run.load_weights())
+            restore_weights(self._session, run.load_weights())
 
     def generate(self, prompt: Sequence[int], sampling: Sampling, sample: int) -> Iterator[int]:
         """Draw words without end, one row at a time: a sample does not depend on the others.

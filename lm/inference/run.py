@@ -12,10 +12,10 @@ import numpy as np
 from lm.checkpoint import format as checkpoint
 from lm.checkpoint import manifest
 from lm.checkpoint.records import refuse_unknown_fields
+from lm.cli.flags import Flags
 from lm.config import Config
 from lm.data.vocabulary import Vocabulary
 from lm.errors import UserError
-from lm.flags import Flags
 
 
 class Run(NamedTuple):

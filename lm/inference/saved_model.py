@@ -12,10 +12,11 @@ import tempfile
 
 import tensorflow.compat.v1 as tf
 
+from lm.checkpoint.variables import restore_weights
 from lm.distributed.devices import choose_threads, start_tensorflow
 from lm.errors import RunError, UserError
 from lm.inference.run import Run
-from lm.model import stepwise as inference
+from lm.model import stepwise
 from lm.model.network import Weights, build_weights
 
 logger = logging.getLogger("lm")
@@ -68,7 +69,7 @@ def _write(run: Run, directory: str, vocabulary_file: str) -> None:
         weights = build_weights(run.config, len(run.vocabulary))
         signatures = build_signatures(run, weights, vocabulary_file)
         with tf.Session(config=tf.ConfigProto(device_count={"GPU": 0})) as session:
-            inference.restore(session, run.load_weights())
+            restore_weights(session, run.load_weights())
             builder = tf.saved_model.Builder(directory)
             builder.add_meta_graph_and_variables(
                 session,
@@ -131,7 +132,7 @@ def _score(weights: Weights, ids_BT: tf.Tensor, eos_id: int) -> dict[str, tf.Ten
     lengths = tf.reduce_sum(tf.cast(is_word, tf.int32), axis=1)
     words = tf.where_v2(is_word, ids_BT, eos_id)
     eos = tf.fill([tf.shape(words)[0], 1], eos_id)
-    log_probs_TB = inference.target_log_probs(
+    log_probs_TB = stepwise.target_log_probs(
         weights,
         tf.transpose(tf.concat([eos, words], axis=1)),
         tf.transpose(tf.concat([words, eos], axis=1)),
@@ -142,5 +143,5 @@ def _score(weights: Weights, ids_BT: tf.Tensor, eos_id: int) -> dict[str, tf.Ten
 
 
 def _next_word(weights: Weights, ids_B: tf.Tensor, state: tf.Tensor) -> dict[str, tf.Tensor]:
-    log_probs_BV, state = inference.next_word(weights, ids_B, state)
+    log_probs_BV, state = stepwise.next_word(weights, ids_B, state)
     return {"log_probabilities": log_probs_BV, "state": state}

@@ -12,12 +12,13 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from lm.checkpoint.variables import restore_weights
+from lm.cli.flags import Flags
 from lm.data.vocabulary import EOS
 from lm.distributed.devices import choose_threads, session_config, start_tensorflow
 from lm.errors import UserError
-from lm.flags import Flags
 from lm.inference.run import Run, open_run
-from lm.model import stepwise as inference
+from lm.model import stepwise
 from lm.model.network import build_weights
 
 _BLOCK_BYTES = 1 << 16
@@ -133,9 +134,9 @@ class Scorer:
             weights = build_weights(run.config, len(run.vocabulary))
             self._inputs_ph = tf.placeholder(tf.int32, [None, batch_size])
             self._targets_ph = tf.placeholder(tf.int32, [None, batch_size])
-            self._log_probs = inference.target_log_probs(weights, self._inputs_ph, self._targets_ph)
+            self._log_probs = stepwise.target_log_probs(weights, self._inputs_ph, self._targets_ph)
             self._session = tf.Session(config=session_config(threads, 0, 1))
-            inference.restore(self._session, run.load_weights())
+            restore_weights(self._session, run.load_weights())
 
     def score(self, sentences: Iterable[str]) -> Iterator[Score]:
         """Score sentences, each from an empty state after an `<eos>` to its closing one.

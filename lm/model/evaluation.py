@@ -11,8 +11,8 @@ import tensorflow.compat.v1 as tf
 
 from lm.config import Config
 from lm.data.batches import EvalBatches, Rows
-from lm.model.network import Model
 from lm.model.perplexity import NllSum
+from lm.model.windows import Model
 
 
 def evaluate(
@@ -68,15 +68,15 @@ def run_evaluation(
     session.run(model.reset_state_op)
     total = NllSum()
     for index in range(batches.num_windows):
-        inputs, targets, weights = batches.window(index)
+        inputs, targets, mask = batches.window(index)
         feed = {
             model.inputs_ph: inputs,
             model.targets_ph: targets,
-            model.weights_ph: weights,
+            model.mask_ph: mask,
         }
         nll_N, _ = session.run([model.nll_N, model.keep_state_op], feed)
         # Token by token in float64: a float32 sum would depend on how the rows are shared out.
-        counted = nll_N[weights.ravel() == 1].astype(np.float64)
+        counted = nll_N[mask.ravel() == 1].astype(np.float64)
         total += NllSum(float(counted.sum()), len(counted))
         at_work()
     return total

@@ -1,8 +1,6 @@
-"""The model's forward pass for any number of rows and words, in plain TensorFlow operations.
+"""The network a word at a time, for any number of rows: generation, scoring, export.
 
-Training and evaluation run windows of a fixed size (`lm/model/network.py`), with compiled ops
-where there are any. Generation, scoring and export need one word at a time, sentences of any
-length, and graphs that load where nothing of this project is installed: that is this module.
+In plain TensorFlow and float32, so that its graphs load where nothing of this project is installed.
 
 Shapes: T time steps, B rows, L layers, H hidden units, V words. A state is float32
 [B, L, 2, H]: output h and memory cell c of each layer; zeros are the empty state.
@@ -10,15 +8,11 @@ Shapes: T time steps, B rows, L layers, H hidden units, V words. A state is floa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-import numpy as np
 import tensorflow.compat.v1 as tf
 
-from lm.checkpoint.variables import load_variables
-from lm.errors import UserError
-from lm.model.lstm import LSTMWeights
-from lm.model.network import Weights
+from lm.model.lstm import LSTMState
+from lm.model.network import Weights, build_outputs
+from lm.model.ops import PLAIN
 
 
 def empty_state(weights: Weights, rows: tf.Tensor) -> tf.Tensor:
@@ -38,22 +32,19 @@ def next_word(weights: Weights, words_B: tf.Tensor, state: tf.Tensor) -> tuple:
     Returns:
       The log-probabilities (natural) of the word after it, float32 [B, V], and the state.
     """
-    x_BH = tf.gather(weights.embedding, words_B)
-    states = []
-    for layer, layer_weights in enumerate(weights.layers):
-        h_BH, c_BH = _cell(x_BH, state[:, layer, 0], state[:, layer, 1], layer_weights)
-        states.append(tf.stack([h_BH, c_BH], axis=1))
-        x_BH = h_BH
-    logits_BV = tf.nn.bias_add(tf.matmul(x_BH, weights.softmax), weights.softmax_bias)
-    return tf.nn.log_softmax(logits_BV), tf.stack(states, axis=1)
-
-
-def _cell(x_BH, h_BH, c_BH, weights: LSTMWeights) -> tuple:
-    """The step of `lm/model/lstm.py`, without a gradient."""
-    z = tf.matmul(x_BH, weights.input) + tf.matmul(h_BH, weights.recurrent) + weights.bias
-    z_i, z_j, z_f, z_o = tf.split(z, 4, axis=1)
-    c_BH = tf.sigmoid(z_f) * c_BH + tf.sigmoid(z_i) * tf.tanh(z_j)
-    return tf.sigmoid(z_o) * tf.tanh(c_BH), c_BH
+    parts = LSTMState._fields
+    before = {
+        f"{layer}/{part}": state[:, layer, index]
+        for layer in range(len(weights.layers))
+        for index, part in enumerate(parts)
+    }
+    outputs_TBH, after = build_outputs(weights, words_B[None], before, PLAIN, "float32")
+    logits_BV = tf.nn.bias_add(tf.matmul(outputs_TBH[0], weights.softmax), weights.softmax_bias)
+    layers = [
+        tf.stack([after[f"{layer}/{part}"] for part in parts], axis=1)
+        for layer in range(len(weights.layers))
+    ]
+    return tf.nn.log_softmax(logits_BV), tf.stack(layers, axis=1)
 
 
 def target_log_probs(weights: Weights, inputs_TB: tf.Tensor, targets_TB: tf.Tensor) -> tf.Tensor:
@@ -86,19 +77,3 @@ def target_log_probs(weights: Weights, inputs_TB: tf.Tensor, targets_TB: tf.Tens
         back_prop=False,
     )
     return found.stack()
-
-
-def restore(session: tf.Session, weights: Mapping[str, np.ndarray]) -> None:
-    """Give the graph's variables the weights of a checkpoint.
-
-    Args:
-      session: Session of the graph.
-      weights: Variable name -> value.
-
-    Raises:
-      UserError: A variable of the graph is missing or has another shape.
-    """
-    missing = [v.op.name for v in tf.global_variables() if v.op.name not in weights]
-    if missing:
-        raise UserError(f"the checkpoint has no {missing[0]}, which the run's config asks for")
-    load_variables(session, weights)

@@ -28,7 +28,7 @@ def main() -> None:
 
 
 def _report(argv):
-    from lm.flags import Flags
+    from lm.cli.flags import Flags
     from lm.report.job import run_report
 
     flags = Flags(USAGE)

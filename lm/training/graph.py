@@ -8,7 +8,8 @@ import tensorflow.compat.v1 as tf
 
 from lm.data.batches import Rows, eval_rows_of_rank
 from lm.distributed.communicator import Communicator
-from lm.model.network import Model, build_model, build_weights
+from lm.model.network import build_weights
+from lm.model.windows import Model, build_model
 from lm.training.job import Job
 from lm.training.optimizer import build_update
 

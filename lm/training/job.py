@@ -78,7 +78,7 @@ def prepare(config: Config, options: RunOptions, comm: Communicator) -> Job:
     tf_config = session_config(threads, comm.local_rank, comm.local_size)
     profile_steps = parse_steps(options.profile_steps)
     # Last, so that a run that cannot start leaves nothing behind.
-    run_dir = open_run_dir(config, options, corpus) if comm.is_chief else None
+    run_dir = open_run_dir(config, options, corpus) if comm.is_rank_0 else None
     return Job(
         config=config,
         options=options,

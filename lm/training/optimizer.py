@@ -8,9 +8,9 @@ from typing import NamedTuple, Optional
 
 import tensorflow.compat.v1 as tf
 
-from lm import kernels
 from lm.config import Config
 from lm.distributed.communicator import Communicator
+from lm.model.ops import COMPILED, fastest
 from lm.model.perplexity import MAX_MEAN_NLL
 
 
@@ -120,11 +120,11 @@ def _clip_factor(grad_norm: tf.Tensor, max_grad_norm: float) -> tf.Tensor:
 
 
 def _global_norm(tensors: Sequence[tf.Tensor], comm: Communicator) -> tf.Tensor:
-    if kernels.available():
-        return kernels.global_norm(tensors)
-    # TensorFlow adds these up in an order that depends on the threads or the GPU. Ranks that clip
-    # by factors one bit apart would part: all take rank 0's.
-    return comm.broadcast(tf.linalg.global_norm(tensors), "grad_norm")
+    ops = fastest()
+    norm = ops.global_norm(tensors)
+    # Ranks that clip by factors one bit apart would part: where it is not the same on all, they
+    # take rank 0's.
+    return norm if ops is COMPILED else comm.broadcast(norm, "grad_norm")
 
 
 def _values(gradient) -> tf.Tensor:

@@ -14,8 +14,10 @@ import tensorflow.compat.v1 as tf
 from lm import kernels
 from lm.data import run_corpus
 from lm.distributed.agreement import by_rank
-from lm.distributed.communicator import Communicator, horovod_version
+from lm.distributed.communicator import Communicator
 from lm.distributed.devices import device_name
+from lm.distributed.horovod import horovod_version
+from lm.model.shape import count_parameters
 from lm.training.job import Job
 from lm.training.progress import Position
 
@@ -28,7 +30,7 @@ def report_start(job: Job, comm: Communicator, position: Position) -> None:
     if job.options.log_path:
         paths.append(job.options.log_path)
     job.reporter.open_logs(paths, job.options.mpi_log, comm.rank)
-    if comm.is_chief:
+    if comm.is_rank_0:
         job.reporter.describe(dataclasses.asdict(job.config))
         job.reporter.write_json("config.json", dataclasses.asdict(job.config))
         job.reporter.write_json(run_corpus.FILE_NAME, job.corpus_record._asdict())
@@ -70,7 +72,7 @@ def _facts(job: Job, comm: Communicator, position: Position, output_dir: str) ->
         compiled_ops=[rank["compiled_ops"] for rank in ranks],
         precision=config.precision,
         batch_size=config.batch_size,
-        parameters=_count_parameters(job),
+        parameters=count_parameters(config, len(job.corpus.vocabulary)),
         corpus=job.corpus.name,
         vocab_size=len(job.corpus.vocabulary),
         steps_per_epoch=batches.steps_per_epoch,
@@ -78,12 +80,6 @@ def _facts(job: Job, comm: Communicator, position: Position, output_dir: str) ->
         output_dir=output_dir,
         resumed_from_step=position.step,
     )
-
-
-def _count_parameters(job: Job) -> int:
-    hidden, vocab_size = job.config.hidden_size, len(job.corpus.vocabulary)
-    layer = 2 * hidden * 4 * hidden + 4 * hidden
-    return vocab_size * hidden + job.config.num_layers * layer + hidden * vocab_size + vocab_size
 
 
 def _summary(facts: dict[str, Any], rank: int) -> list[str]:

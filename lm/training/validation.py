@@ -10,8 +10,8 @@ from lm.data.batches import eval_rows_of_rank
 from lm.distributed.communicator import Communicator
 from lm.distributed.waiting import WaitingRoom
 from lm.model.evaluation import evaluate
-from lm.model.network import Model
 from lm.model.perplexity import NllSum
+from lm.model.windows import Model
 from lm.training.job import Job
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from lm.config import Config
-from lm.distributed.communicator import connect
+from lm.distributed.launch import connect
 from lm.training.optimizer import build_update
 
 

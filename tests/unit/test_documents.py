@@ -3,7 +3,7 @@
 import pathlib
 import re
 
-from lm.flags import flags_document
+from lm.cli.flags import flags_document
 
 ROOT = pathlib.Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -8,7 +8,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from lm.benchmark import advise, exchange, options, scaling, step
-from lm.benchmark.arithmetic import Message, messages_of_step, model_flops, weight_shapes
+from lm.benchmark.messages import Message, messages_of_step
 from lm.benchmark.peers.tensorflow import TutorialGraph
 from lm.benchmark.prediction import HostCosts, Link, Predictor, fit_host_costs, predict_exchange
 from lm.benchmark.statistics import fit_line, paired_ratio, summarize
@@ -16,6 +16,7 @@ from lm.benchmark.workload import initial_weight, load_words
 from lm.config import Config
 from lm.errors import UserError
 from lm.model.network import build_weights
+from lm.model.shape import step_flops, weight_shapes
 
 CONFIG = Config(hidden_size=12, num_layers=3, num_steps=5, batch_size=4)
 VOCAB_SIZE = 50
@@ -68,11 +69,11 @@ class TestArithmetic:
             graph = TutorialGraph(CONFIG, VOCAB_SIZE)
             products = [op for op in _ancestors(graph.train_op) if op.type == "MatMul"]
             assert len(products) == 3 * (CONFIG.num_layers * CONFIG.num_steps + 1)
-            assert sum(map(_flops, products)) == model_flops(CONFIG, VOCAB_SIZE)
+            assert sum(map(_flops, products)) == step_flops(CONFIG, VOCAB_SIZE)
 
     def test_published_sizes(self):
         small = Config(hidden_size=200, num_layers=2, num_steps=20, batch_size=20)
-        assert model_flops(small, 10_000) / 400 / 1e6 == pytest.approx(15.84)
+        assert step_flops(small, 10_000) / 400 / 1e6 == pytest.approx(15.84)
 
     def test_ring_sends(self):
         assert Message("allreduce", 1000).bytes_sent(4) == 1500

@@ -6,7 +6,7 @@ import pytest
 
 from lm.config import Config
 from lm.data.run_corpus import CorpusRecord, find_data_path, read_record
-from lm.distributed.communicator import Communicator
+from lm.distributed.communicator import OneProcess
 from lm.errors import UserError
 from lm.inference.texts import load_text
 from lm.training.job import prepare
@@ -78,7 +78,7 @@ def test_training_on_finds_the_corpus_of_the_run_that_it_goes_on_from(tmp_path, 
         ["--resume", "--output_dir", tmp_path / "run"],
         ["--init_from", tmp_path / "run/checkpoints/step-1/", "--output_dir", tmp_path / "next"],
     ):
-        job = prepare([*arguments, *map(str, flags)], Communicator())
+        job = prepare([*arguments, *map(str, flags)], OneProcess())
         assert job.corpus_record == record._replace(checksum=job.corpus.checksum)
 
 

@@ -8,7 +8,7 @@ from tests.commands import ROOT
 # A Saver, a session and an exchange each would make the pools of the process, if they came first.
 _COUNT_THREADS = """
 import os, sys
-from lm.startup import import_tensorflow
+from lm.distributed.startup import import_tensorflow
 
 import_tensorflow()
 assert not any(name.startswith("matplotlib") for name in sys.modules)

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from lm.checkpoint import format as checkpoint
+from lm.cli.flags import Flags
 from lm.config import Config
 from lm.data.vocabulary import Vocabulary
 from lm.errors import UserError
-from lm.flags import Flags
 from lm.inference.generator import Generator, Sampling, check_sampling, encode_prompt, spaced
 from lm.inference.run import Run
 from lm.inference.scorer import Scorer

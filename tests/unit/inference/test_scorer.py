@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from lm.checkpoint import format as checkpoint
+from lm.cli.flags import Flags
 from lm.config import Config
 from lm.data.vocabulary import Vocabulary
 from lm.errors import UserError
-from lm.flags import Flags
 from lm.inference.run import Run, define_run_flags
 from lm.inference.scorer import Scorer, read_lines, run_scoring
 from tests.untrained import write_run

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from lm.checkpoint import format as checkpoint
+from lm.cli.flags import Flags
 from lm.config import Config
 from lm.data.vocabulary import Vocabulary
 from lm.errors import UserError
-from lm.flags import Flags
 from lm.inference.run import Run, define_run_flags, open_run
 from lm.inference.texts import count_characters, load_text
 from tests.untrained import make_run, open_run_at, write_run

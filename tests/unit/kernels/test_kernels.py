@@ -14,8 +14,9 @@ import tensorflow.compat.v1 as tf
 
 from lm import kernels
 from lm.kernels import build
-from lm.model import lstm
-from lm.model.ops import product
+from lm.model.dropout import dropout
+from lm.model.ops import fastest
+from lm.model.plain import matmul as product
 
 # Products of factors rounded to bfloat16, 8 bits each, against exact ones.
 TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2}
@@ -229,7 +230,7 @@ def test_dropout_and_its_gradient_have_tensorflows_bits(T, B, H, keep_prob, monk
 
     def fetch(x):
         step = tf.constant(2**40 + 5, tf.int64)
-        y = lstm.dropout(x, keep_prob, seed=2**33 + 1, step=step, site=3, first_row=7)
+        y = dropout(x, keep_prob, 2**33 + 1, step, site=3, first_row=7, ops=fastest())
         return [y, tf.gradients(y, x, dy)[0]]
 
     own = run(fetch, [x])

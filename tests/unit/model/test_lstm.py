@@ -7,6 +7,8 @@ import tensorflow.compat.v1 as tf
 from lm.config import Config
 from lm.errors import UserError
 from lm.model import lstm
+from lm.model.dropout import dropout
+from lm.model.ops import fastest
 
 T, B, I, H = 4, 3, 5, 6
 
@@ -27,7 +29,7 @@ def inputs():
 
 
 def layer(x, state, weights):
-    return lstm.lstm_layer(x, state, weights, "float32")
+    return lstm.lstm_layer(x, state, weights, fastest(), "float32")
 
 
 def plain_lstm(x, state, weights):
@@ -98,7 +100,7 @@ def masks(keep_prob=0.5, seed=1, step=7, site=0, first_row=0, rows=8, units=10):
     with tf.Graph().as_default(), tf.Session() as session:
         ones = tf.ones([T, rows, units])
         step = tf.constant(step, tf.int64)
-        return session.run(lstm.dropout(ones, keep_prob, seed, step, site, first_row))
+        return session.run(dropout(ones, keep_prob, seed, step, site, first_row, fastest()))
 
 
 @pytest.mark.parametrize("units", [1, 7, 10, 64])  # rows of a length that 4 divides, or not

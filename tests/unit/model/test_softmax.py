@@ -3,7 +3,7 @@
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from lm.model import softmax
+from lm.model.ops import fastest
 
 N, H, V = 7, 5, 11
 
@@ -21,7 +21,7 @@ def run(make, scale=1.0):
 
 
 def ours(hidden, weights, bias, targets, scale):
-    return softmax.cross_entropy(hidden, weights, bias, targets, scale, "float32", training=True)
+    return fastest().cross_entropy(hidden, weights, bias, targets, scale, "float32", True)
 
 
 def stock(hidden, weights, bias, targets, scale):

@@ -4,11 +4,13 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
+from lm.checkpoint.variables import restore_weights
 from lm.config import Config
 from lm.data.batches import Rows
 from lm.errors import UserError
-from lm.model import stepwise as inference
-from lm.model.network import build_model, build_weights
+from lm.model import stepwise
+from lm.model.network import build_weights
+from lm.model.windows import build_model
 
 CONFIG = Config(hidden_size=7, num_layers=3, num_steps=6, init_scale=0.8)
 VOCAB_SIZE = 11
@@ -41,7 +43,7 @@ def test_target_log_probs_equal_those_of_the_evaluation_graph(session, weights, 
     model = build_model(CONFIG, weights, Rows(0, 4), "eval")
     session.run(tf.local_variables_initializer())
     nll = session.run(model.nll_N, {model.inputs_ph: inputs, model.targets_ph: targets})
-    found = session.run(inference.target_log_probs(weights, *map(tf.constant, windows)))
+    found = session.run(stepwise.target_log_probs(weights, *map(tf.constant, windows)))
     np.testing.assert_allclose(found.ravel(), -nll, rtol=1e-5)
 
 
@@ -49,9 +51,9 @@ def test_reading_word_by_word_equals_reading_a_sentence(session, weights, window
     inputs, targets = windows
     state_ph = tf.placeholder(tf.float32, [None, CONFIG.num_layers, 2, CONFIG.hidden_size])
     words_ph = tf.placeholder(tf.int32, [None])
-    step = inference.next_word(weights, words_ph, state_ph)
-    state = session.run(inference.empty_state(weights, 4))
-    whole = session.run(inference.target_log_probs(weights, *map(tf.constant, windows)))
+    step = stepwise.next_word(weights, words_ph, state_ph)
+    state = session.run(stepwise.empty_state(weights, 4))
+    whole = session.run(stepwise.target_log_probs(weights, *map(tf.constant, windows)))
     for words, after, expected in zip(inputs, targets, whole):
         log_probs, state = session.run(step, {words_ph: words, state_ph: state})
         np.testing.assert_allclose(np.exp(log_probs).sum(axis=1), 1, rtol=1e-5)
@@ -60,10 +62,10 @@ def test_reading_word_by_word_equals_reading_a_sentence(session, weights, window
 
 def test_a_checkpoint_must_fit(session, weights):
     arrays = {v.op.name: np.zeros(v.shape) for v in tf.global_variables()}
-    inference.restore(session, arrays)
+    restore_weights(session, arrays)
     assert not session.run(weights.embedding).any()
     with pytest.raises(UserError, match="embedding has the shape"):
-        inference.restore(session, {**arrays, "embedding": np.zeros([2, 2])})
+        restore_weights(session, {**arrays, "embedding": np.zeros([2, 2])})
     del arrays["softmax/bias"]
     with pytest.raises(UserError, match="no softmax/bias"):
-        inference.restore(session, arrays)
+        restore_weights(session, arrays)

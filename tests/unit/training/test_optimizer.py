@@ -7,7 +7,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from lm.config import Config
-from lm.distributed.communicator import Communicator
+from lm.distributed.communicator import OneProcess
 from lm.training.optimizer import build_update
 
 WORDS = [2, 0, 2]
@@ -20,7 +20,7 @@ def one_update(max_grad_norm=math.inf, factor=1.0, **options):
         loss = factor * tf.reduce_sum(tf.gather(table, WORDS))
         config = Config(max_grad_norm=max_grad_norm, batch_size=1, num_steps=1)
         step = tf.train.get_or_create_global_step()
-        update = build_update(config, loss, tf.constant(0.5), step, 4, Communicator(), **options)
+        update = build_update(config, loss, tf.constant(0.5), step, 4, OneProcess(), **options)
         session.run(tf.global_variables_initializer())
         norm, is_sound, _ = session.run([update.grad_norm, update.is_sound, update.train_op])
         return graph, norm, is_sound, session.run(table), session.run(step)

@@ -1,0 +1,152 @@
+"""Command-line flags, generated from the dataclasses of `lm/config.py`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from absl import flags as absl_flags
+
+from lm.config import Config, RunOptions, field_type, load_config
+from lm.errors import UserError
+
+_DEFINE = {
+    int: absl_flags.DEFINE_integer,
+    float: absl_flags.DEFINE_float,
+    bool: absl_flags.DEFINE_boolean,
+    str: absl_flags.DEFINE_string,
+}
+
+
+class HelpRequested(Exception):
+    """The user asked for `--help`; the text is the exception's message."""
+
+
+class Flags:
+    """A program's flags, with `--help`.
+
+    A set of its own, not absl's global one: libraries define dozens of flags there, which would
+    show in our `--help` and clash with the fields of a Config.
+
+    Args:
+      usage: The program's description, shown by `--help`.
+    """
+
+    def __init__(self, usage: str):
+        self._usage = usage
+        self._values = absl_flags.FlagValues()
+        self.define(bool, "help", False, "show this help")
+
+    def define(self, plain_type: type, name: str, default: Any, help: str) -> None:
+        """Define one flag of type int, float, bool or str."""
+        _DEFINE[plain_type](name, default, help, flag_values=self._values)
+
+    def define_fields(self, cls: type, show_defaults: bool = True) -> None:
+        """Define one flag for each field of a dataclass, all unset until the user gives them."""
+        for field in dataclasses.fields(cls):
+            plain_type, _ = field_type(cls, field.name)
+            text = field.metadata["help"]
+            if field.metadata["choices"]:
+                text += f" (one of: {', '.join(field.metadata['choices'])})"
+            if show_defaults and field.default is not None:
+                text += f" (default: {field.default})"
+            self.define(plain_type, field.name, None, text)
+
+    def parse(self, argv: Sequence[str], positional: bool = False) -> Sequence[str]:
+        """Parse a command line, program name first.
+
+        Args:
+          argv: The command line.
+          positional: Whether there may be arguments that are not flags.
+
+        Returns:
+          The arguments that are not flags.
+
+        Raises:
+          UserError: A flag is unknown or ill-typed, or an argument is not a flag.
+          HelpRequested: The command line has `--help`.
+        """
+        self._values.set_gnu_getopt(positional)  # else flags end at the first other argument
+        try:
+            rest = self._values(list(argv))
+        except absl_flags.Error as error:
+            raise UserError(f"{str(error).splitlines()[0]} (see --help)") from error
+        if self["help"]:
+            raise HelpRequested(self.help_text())
+        if len(rest) > 1 and not positional:
+            raise UserError(f"{rest[1]!r} is not a flag: write --flag value (see --help)")
+        return rest[1:]
+
+    def __getitem__(self, name: str) -> Any:
+        return self._values[name].value
+
+    def given(self, cls: type) -> dict[str, Any]:
+        """Return the fields of a dataclass that the user gave as flags."""
+        values = {field.name: self[field.name] for field in dataclasses.fields(cls)}
+        return {name: value for name, value in values.items() if value is not None}
+
+    def help_text(self) -> str:
+        """Return the usage, then each flag with its documentation."""
+        lines = [self._usage, ""]
+        for name in self._values:
+            flag = self._values[name]
+            lines += [f"  --{'[no]' if flag.boolean else ''}{name}", f"      {flag.help}"]
+        return "\n".join(lines)
+
+
+def parse_training_flags(argv: Sequence[str]) -> tuple[Config, RunOptions]:
+    """Turn the command line of `lm.train` into a Config and RunOptions.
+
+    Args:
+      argv: The command line, program name first.
+
+    Returns:
+      The config that `--config` names with the given flags put over it, and the options.
+
+    Raises:
+      UserError: Bad flags, config or values; the message names the field.
+      HelpRequested: The command line has `--help`.
+    """
+    flags = Flags(
+        "Train an LSTM language model, on one process or under mpirun on many.\n"
+        "\n"
+        "  python -m lm.train --config config_small\n"
+        "  mpirun -np 2 -H host1:1,host2:1 python -m lm.train --config config_small\n"
+        "\n"
+        "A flag given here overrides the config's field of the same name."
+    )
+    flags.define(
+        str,
+        "config",
+        "config_small",
+        "a config in configs/, or a path to a .py file with get_config(), which is run"
+        " (default: config_small)",
+    )
+    flags.define_fields(Config, show_defaults=False)
+    flags.define_fields(RunOptions)
+    flags.parse(argv)
+    config = dataclasses.replace(load_config(flags["config"]), **flags.given(Config))
+    return config, RunOptions(**flags.given(RunOptions))
+
+
+def flags_document() -> str:
+    """Return docs/flags.md: every field of Config and RunOptions, as the flag it is."""
+    lines = [
+        "# The flags of lm.train",
+        "",
+        "Made by `python -m lm.flags > docs/flags.md` from `lm/config.py`; `--help` says the same.",
+        "A flag of the first table overrides the config's field; the defaults are those of a",
+        "config that does not set the field.",
+    ]
+    for title, cls in (("What is trained: Config", Config), ("How: RunOptions", RunOptions)):
+        lines += ["", f"## {title}", "", "| flag | default | what |", "|---|---|---|"]
+        for field in dataclasses.fields(cls):
+            plain_type, _ = field_type(cls, field.name)
+            name = f"--[no]{field.name}" if plain_type is bool else f"--{field.name}"
+            choices = ", ".join(field.metadata["choices"])
+            text = field.metadata["help"] + (f" (one of: {choices})" if choices else "")
+            text = text.replace("<", "&lt;")  # Markdown would take <unk> for HTML
+            default = "" if field.default is None else field.default
+            lines.append(f"| `{name}` | {default} | {text} |")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,231 @@
+"""The model's operations in plain TensorFlow: for GPUs, for exported graphs, for any machine.
+
+`lm/kernels` computes the same, faster, on CPUs; `lm/model/ops.py` chooses.
+
+Shapes: T time steps, B rows, H hidden units, G = 4H gates, V words, N = T * B tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import tensorflow.compat.v1 as tf
+
+
+def matmul(
+    a: tf.Tensor, b: tf.Tensor, precision: str, transpose_a: bool = False, transpose_b: bool = False
+) -> tf.Tensor:
+    """Multiply two float32 matrices. Differentiable, with products of the same precision.
+
+    No stock product of bfloat16 tensors would do: its result is rounded, too. In float32 the
+    product of two rounded factors is exact, also in the TF32 that GPUs multiply float32 in.
+
+    Args:
+      a: Left factor.
+      b: Right factor.
+      precision: float32, or bfloat16, which rounds both factors to bfloat16 and adds up in
+        float32.
+      transpose_a: Whether to transpose a first.
+      transpose_b: Whether to transpose b first.
+
+    Returns:
+      The float32 product.
+    """
+    if precision == "bfloat16":
+        a, b = _rounded_factor(a), _rounded_factor(b)
+    result = tf.matmul(a, b, transpose_a=transpose_a, transpose_b=transpose_b)
+    return _rounded_gradient(result) if precision == "bfloat16" else result
+
+
+def _to_bfloat16(x):
+    """The float32 values nearest to x that bfloat16 has, ties to even."""
+    return tf.cast(tf.cast(x, tf.bfloat16), tf.float32)
+
+
+@tf.custom_gradient
+def _rounded_factor(x):
+    return _to_bfloat16(x), lambda dx: dx  # the gradient is a sum, and stays float32
+
+
+@tf.custom_gradient
+def _rounded_gradient(x):
+    return tf.identity(x), _to_bfloat16  # it is a factor of the products that follow
+
+
+def recurrence(
+    projected_TBG: tf.Tensor,
+    recurrent_weights: tf.Tensor,
+    h_0: tf.Tensor,
+    c_0: tf.Tensor,
+    precision: str,
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Run an LSTM layer over a window, given its input projection.
+
+    z_t = projected_t + h_{t-1} W;  c_t = f c_{t-1} + i j;  h_t = o tanh(c_t).
+
+    Args:
+      projected_TBG: x Wx + b, for the gates i, j, f, o.
+      recurrent_weights: W, [H, 4H].
+      h_0: Output before the window, [B, H].
+      c_0: Memory cell before the window, [B, H].
+      precision: Of the products: float32 or bfloat16.
+
+    Returns:
+      Outputs [T, B, H], and h and c after the last step, each [B, H].
+    """
+
+    @tf.custom_gradient
+    def with_gradient(*inputs):
+        return _recurrence_and_gradient(*inputs, precision)
+
+    return with_gradient(projected_TBG, recurrent_weights, h_0, c_0)
+
+
+def _recurrence_and_gradient(projected_TBG, recurrent_weights, h_0, c_0, precision):
+    steps = []
+    h, c = h_0, c_0
+    for projected in tf.unstack(projected_TBG):
+        z_i, z_j, z_f, z_o = tf.split(
+            projected + matmul(h, recurrent_weights, precision), 4, axis=1
+        )
+        i, j, f, o = tf.sigmoid(z_i), tf.tanh(z_j), tf.sigmoid(z_f), tf.sigmoid(z_o)
+        step = _Step(h_before=h, c_before=c, i=i, j=j, f=f, o=o, tanh_c=None)
+        c = f * c + i * j
+        tanh_c = tf.tanh(c)
+        h = o * tanh_c
+        steps.append(step._replace(tanh_c=tanh_c))
+    h_TBH = tf.stack([step.h_before for step in steps[1:]] + [h])
+
+    def gradient(dh_TBH, dh_last, dc_last):
+        return _recurrence_gradient(steps, recurrent_weights, dh_TBH, dh_last, dc_last, precision)
+
+    return (h_TBH, h, c), gradient
+
+
+class _Step(NamedTuple):
+    h_before: tf.Tensor
+    c_before: tf.Tensor
+    i: tf.Tensor
+    j: tf.Tensor
+    f: tf.Tensor
+    o: tf.Tensor
+    tanh_c: tf.Tensor
+
+
+def _recurrence_gradient(
+    steps: Sequence[_Step], recurrent_weights, dh_TBH, dh_last, dc_last, precision
+):
+    """Back-propagate through time; the weight gradient is ONE product over all time steps."""
+    # A skinny product with a transposed weight is 5 to 10 times slower in oneDNN; the copy
+    # keeps TensorFlow's optimizer from folding this transpose back into the products below.
+    transposed_weights = tf.raw_ops.Snapshot(input=tf.transpose(recurrent_weights))
+    dh_step, dc = tf.unstack(dh_TBH), dc_last
+    dh = dh_last
+    dz_steps = []
+    for step, dh_above in zip(reversed(steps), reversed(dh_step)):
+        dh = dh + dh_above
+        dc = dc + dh * step.o * (1 - tf.square(step.tanh_c))
+        dz = tf.concat(
+            [
+                dc * step.j * step.i * (1 - step.i),
+                dc * step.i * (1 - tf.square(step.j)),
+                dc * step.c_before * step.f * (1 - step.f),
+                dh * step.tanh_c * step.o * (1 - step.o),
+            ],
+            axis=1,
+        )
+        dz_steps.append(dz)
+        dc = dc * step.f
+        dh = matmul(dz, transposed_weights, precision)
+    dz_TBG = tf.stack(dz_steps[::-1])
+    h_before = tf.concat([step.h_before for step in steps], axis=0)
+    dweights = matmul(h_before, tf.concat(dz_steps[::-1], axis=0), precision, transpose_a=True)
+    return dz_TBG, dweights, dh, dc
+
+
+def dropout(x_TBH: tf.Tensor, keep_prob: float, key: tf.Tensor, counter: tf.Tensor) -> tf.Tensor:
+    """Drop units by the numbers that Philox makes of the counters.
+
+    Args:
+      x_TBH: Activations.
+      keep_prob: Probability of keeping a unit; kept ones are divided by it.
+      key: uint64 [1], of the generator.
+      counter: uint64 [2], low and high half of the first one; each row owns ceil(T * H / 4).
+
+    Returns:
+      [T, B, H].
+    """
+    num_steps, rows, units = x_TBH.shape.as_list()
+    numbers_per_row = 4 * -(-num_steps * units // 4)
+    uniform = tf.raw_ops.StatelessRandomUniformV2(
+        shape=[rows, numbers_per_row],
+        key=key,
+        counter=counter,
+        alg=1,  # Philox, whose numbers are the same on every device
+        dtype=tf.float32,
+    )
+    uniform_BTH = tf.reshape(uniform[:, : num_steps * units], [rows, num_steps, units])
+    uniform_TBH = tf.transpose(uniform_BTH, [1, 0, 2])
+    return tf.where(uniform_TBH < keep_prob, x_TBH * (1 / keep_prob), tf.zeros_like(x_TBH))
+
+
+def cross_entropy(
+    hidden_NH: tf.Tensor,
+    weights_HV: tf.Tensor,
+    bias_V: tf.Tensor,
+    targets_N: tf.Tensor,
+    scale_N: tf.Tensor,
+    precision: str,
+    training: bool,
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Return loss = sum_n scale_n nll_n, with nll_n = -log softmax(hidden_n W + b)[target_n].
+
+    Args:
+      hidden_NH: Outputs of the top layer.
+      weights_HV: Projection.
+      bias_V: Bias of the projection.
+      targets_N: int32 ids of the words to predict.
+      scale_N: Factor of each token in the loss.
+      precision: Of the products: float32 or bfloat16.
+      training: Whether the loss will be differentiated; here it makes no difference.
+
+    Returns:
+      The loss, whose gradient flows to hidden, weights and bias, and the nll of each token [N],
+      in nats, which has none.
+    """
+    logits_NV = tf.nn.bias_add(matmul(hidden_NH, weights_HV, precision), bias_V)
+    nll_N = _cross_entropy(logits_NV, targets_N)
+    return tf.reduce_sum(scale_N * nll_N), tf.stop_gradient(nll_N)
+
+
+@tf.custom_gradient
+def _cross_entropy(logits_NV, targets_N):
+    """nll = log sum exp(logits) - logits[target], shifted by the maximum against overflow.
+
+    The stock op takes twice as long on [400, 10000] as these plain ones.
+    """
+    shifted_NV = logits_NV - tf.reduce_max(logits_NV, axis=1, keepdims=True)
+    exp_NV = tf.exp(shifted_NV)
+    sum_N1 = tf.reduce_sum(exp_NV, axis=1, keepdims=True)
+    at_target = tf.stack([tf.range(tf.shape(targets_N)[0]), targets_N], axis=1)
+    nll_N = tf.log(sum_N1[:, 0]) - tf.gather_nd(shifted_NV, at_target)
+
+    def gradient(dnll_N):
+        """d nll / d logits = softmax - onehot(target)."""
+        scaled_NV = exp_NV * (dnll_N[:, None] / sum_N1)
+        return tf.tensor_scatter_sub(scaled_NV, at_target, dnll_N), None
+
+    return nll_N, gradient
+
+
+def global_norm(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Return the square root of the sum of all squares.
+
+    TensorFlow adds these up in an order that depends on the threads or the GPU: ranks that compute
+    it from the same numbers may differ in the last bit.
+
+    Args:
+      tensors: float32, of any shapes.
+    """
+    return tf.linalg.global_norm(tensors)

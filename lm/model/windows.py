@@ -1,0 +1,107 @@
+"""The network over windows of a fixed size, for training and evaluation: feeds, loss, state.
+
+Shapes: T time steps, B rows, H hidden units, N = T * B tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple, Optional
+
+import tensorflow.compat.v1 as tf
+
+from lm.config import Config
+from lm.data.batches import Rows
+from lm.model import ops as operations
+from lm.model.dropout import dropout
+from lm.model.network import State, Weights, build_outputs, state_shapes
+
+
+class Model(NamedTuple):
+    """What to feed and run to push a window through the network."""
+
+    inputs_ph: tf.Tensor  # int32 [T, B]
+    targets_ph: tf.Tensor  # int32 [T, B]
+    mask_ph: tf.Tensor  # float32 [T, B]: 1 for tokens that count (the default), or 0
+    loss: tf.Tensor  # float32 scalar: nll_sum / batch_size, to be differentiated
+    nll_sum: tf.Tensor  # float32 scalar: summed over the tokens that count, in nats
+    nll_N: tf.Tensor  # float32 [N]: of each token, in nats
+    keep_state_op: tf.Operation  # carries the recurrent state over to the next window
+    reset_state_op: tf.Operation  # forgets it
+
+
+def build_model(
+    config: Config,
+    weights: Weights,
+    rows: Rows,
+    name: str,
+    dropout_step: Optional[tf.Tensor] = None,
+) -> Model:
+    """Build the network for windows of `rows.count` rows and `num_steps` time steps.
+
+    The recurrent state lives in local variables: each rank has that of its own rows, and a
+    broadcast of the global variables leaves it alone.
+
+    Args:
+      config: The model's settings.
+      weights: Made by `build_weights`; may be shared by several models.
+      rows: Which rows of the global batch are fed.
+      name: Scope of the model's ops and local variables.
+      dropout_step: int64 scalar, the global step that keys the dropout masks; None builds the
+        model without dropout, for evaluation.
+
+    Returns:
+      The model's placeholders, loss and state ops.
+    """
+    training, ops = dropout_step is not None, operations.fastest()
+
+    def drop(x_TBH: tf.Tensor, site: int) -> tf.Tensor:
+        if not training:
+            return x_TBH
+        return dropout(x_TBH, config.keep_prob, config.seed, dropout_step, site, rows.first, ops)
+
+    with tf.variable_scope(name):
+        shape = [config.num_steps, rows.count]
+        inputs_ph = tf.placeholder(tf.int32, shape, "inputs")
+        targets_ph = tf.placeholder(tf.int32, shape, "targets")
+        mask_ph = tf.placeholder_with_default(tf.ones(shape), shape, "mask")
+        before = _build_state(config, rows.count)
+        outputs_TBH, after = build_outputs(weights, inputs_ph, before, ops, config.precision, drop)
+        mask_N = tf.reshape(mask_ph, [-1])
+        # Divided by the GLOBAL batch size: the losses of all ranks add up to the loss, so that
+        # shares of different sizes weigh as they should.
+        loss, nll_N = ops.cross_entropy(
+            tf.reshape(outputs_TBH, [-1, config.hidden_size]),
+            weights.softmax,
+            weights.softmax_bias,
+            tf.reshape(targets_ph, [-1]),
+            mask_N / config.batch_size,
+            config.precision,
+            training,
+        )
+        nll_sum = tf.reduce_sum(nll_N * mask_N)
+        # The state must not be overwritten before everything that reads it has run.
+        with tf.control_dependencies([nll_sum]):
+            keep_state_op = _assign(before, after)
+        reset_state_op = _assign(before, {name: tf.zeros_like(s) for name, s in before.items()})
+    return Model(
+        inputs_ph, targets_ph, mask_ph, loss, nll_sum, nll_N, keep_state_op, reset_state_op
+    )
+
+
+def _build_state(config: Config, rows: int) -> Mapping[str, tf.Variable]:
+    return {
+        name: tf.get_variable(
+            f"state_{name}",
+            [rows, *shape],
+            initializer=tf.zeros_initializer(),
+            collections=[tf.GraphKeys.LOCAL_VARIABLES],
+            trainable=False,
+            use_resource=True,
+        )
+        for name, shape in state_shapes(config).items()
+    }
+
+
+def _assign(variables: Mapping[str, tf.Variable], values: State) -> tf.Operation:
+    return tf.group(*[variable.assign(values[name]).op for name, variable in variables.items()])
