@@ -41,11 +41,11 @@ bool HasAvx512Bf16() {
   return __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax & 1 << 5);
 }
 
-// Linux saves the tiles' registers, 8 KB a thread, only for a process that has asked for it.
+// Linux lets a process use tiles, 8 KB more to save for each thread, only after it has asked.
 bool MayUseAmx() {
-  unsigned a, b, c, d = 0;
-  constexpr unsigned kBf16 = 1u << 22, kTiles = 1u << 24;
-  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d & kBf16) || !(d & kTiles)) return false;
+  unsigned eax, ebx, ecx, edx;
+  constexpr unsigned kBf16 = 1 << 22, kTiles = 1 << 24;
+  if (!__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) || ~edx & (kBf16 | kTiles)) return false;
   constexpr int kRequestPermission = 0x1023, kTileData = 18;  // <asm/prctl.h>, too new for some
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 }
