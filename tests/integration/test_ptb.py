@@ -6,9 +6,10 @@ import pytest
 
 from tests.commands import events, train
 
-pytestmark = [pytest.mark.ptb, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.ptb, pytest.mark.timeout(1800)]
 
 ONE_EPOCH = ("--config", "config_small", "--num_epochs", 1)
+LIMIT = 600  # seconds of a run, which takes 100 alone, but shares the cores with other tests
 
 
 @pytest.fixture(scope="module")
@@ -17,11 +18,11 @@ def runs(tmp_path_factory, ptb_archive):
     data = tmp_path_factory.mktemp("ptb")
     arguments = (*ONE_EPOCH, "--data_path", data, "--data_url", ptb_archive)
     alone, together, resumed = (tmp_path_factory.mktemp("run") / "run" for _ in range(3))
-    train(alone, *arguments, "--max_steps", 1800, "--noeval", timeout=200)
+    train(alone, *arguments, "--max_steps", 1800, "--noeval", timeout=LIMIT)
     shutil.copytree(alone, resumed)
-    train(alone, *arguments, "--resume", timeout=400)
-    train(together, *arguments, num_ranks=2, timeout=400)
-    train(resumed, *arguments, "--resume", num_ranks=2, timeout=400)
+    train(alone, *arguments, "--resume", timeout=LIMIT)
+    train(together, *arguments, num_ranks=2, timeout=LIMIT)
+    train(resumed, *arguments, "--resume", num_ranks=2, timeout=LIMIT)
     return {
         name: events(path, "epoch")[-1]["valid_perplexity"]
         for name, path in dict(alone=alone, together=together, resumed=resumed).items()
