@@ -84,7 +84,7 @@ class Saver:
             checkpoint.save(self._run_dir, arrays, manifest)
             checkpoint.prune(self._run_dir, self._keep)
             if self.failure:
-                logger.info("the checkpoint of step %d is written again", manifest.step)
+                logger.info("checkpoints can be written again")
             self.failure = None
         except Exception as error:
             # Whatever it is, it must not end this thread in silence.
