@@ -151,10 +151,10 @@ def slow_evaluation(seconds):
 
 @fault
 def stop_in_test(rank):
-    """One rank is stopped in the middle of the test; each window takes 0.1 s."""
+    """One rank is stopped in the middle of the test; each window takes 0.025 s."""
     import lm.training.loop
 
-    slow_evaluation(0.1)
+    slow_evaluation(0.025)
 
     def act(validation, split):
         if split == "test" and validation._comm.rank == int(rank):
