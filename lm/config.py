@@ -56,7 +56,7 @@ def field_type(cls: type, name: str) -> tuple[type, bool]:
     return (members[0], True) if members else (hint, False)
 
 
-class _Checked:
+class Checked:
     """Checks the type and range of every field; a dataclass inherits it."""
 
     def __post_init__(self) -> None:
@@ -89,7 +89,7 @@ class _Checked:
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(_Checked):
+class Config(Checked):
     """What is trained: the model, its schedule, its data and its seed.
 
     The same Config gives the same run on any number of ranks. Raises UserError, naming the
@@ -149,7 +149,7 @@ class Config(_Checked):
 
 
 @dataclasses.dataclass(frozen=True)
-class RunOptions(_Checked):
+class RunOptions(Checked):
     """How and where a Config is trained; nothing here changes the trained weights, except that
     `init_from` starts with others, `max_steps` ends early and `on_nan` may skip an update.
 

@@ -6,22 +6,32 @@ import importlib
 from collections.abc import Sequence
 from typing import Any, Callable, NamedTuple
 
+from lm.benchmark.options import (
+    AdviceOptions,
+    ExchangeOptions,
+    Options,
+    ScalingOptions,
+    StepOptions,
+    parse,
+)
 from lm.cli import program
 from lm.cli.flags import HelpRequested
+from lm.config import Config
 from lm.distributed.communicator import Communicator
 from lm.errors import UserError
 
 _COMMANDS = {
-    "step": "a training step of one process, its share of the GEMM peak, and other programs",
-    "scaling": "several ranks against one: strong and weak scaling, and where the time goes",
-    "exchange": "latency and bandwidth of the exchange between the ranks",
-    "advise": "a prediction of what more ranks will bring, here and on a cluster",
+    "step": StepOptions,
+    "scaling": ScalingOptions,
+    "exchange": ExchangeOptions,
+    "advise": AdviceOptions,
 }
 
 
 class _Job(NamedTuple):
-    run: Callable[[Any], None]
-    benchmark: Any
+    run: Callable[[Config, Options], None]
+    config: Config
+    options: Options
 
     def facts(self) -> dict[str, Any]:
         """Return what ranks must agree on; there is one."""
@@ -33,19 +43,20 @@ def _prepare(argv: Sequence[str], comm: Communicator) -> _Job:
         raise UserError("start lm.benchmark once, without mpirun: it launches the ranks itself")
     usage = "\n".join(
         ["Measure training.", "", "  python -m lm.benchmark COMMAND [--help] [--flags]", ""]
-        + [f"  {name:10} {text}" for name, text in _COMMANDS.items()]
+        + [f"  {name:10} {kind.__doc__.splitlines()[0]}" for name, kind in _COMMANDS.items()]
     )
     command = argv[1] if len(argv) > 1 else "--help"
     if command in ("--help", "-h", "help"):
         raise HelpRequested(usage)
     if command not in _COMMANDS:
         raise UserError(f"{command!r} is not one of the commands {', '.join(_COMMANDS)}")
+    # Only this one: each brings libraries that the others do without.
     module = importlib.import_module(f"lm.benchmark.{command}")
-    return _Job(module.run, module.parse(argv[1:]))
+    return _Job(module.run, *parse(argv[1:], _COMMANDS[command]))
 
 
 def _work(job: _Job, comm: Communicator) -> None:
-    job.run(job.benchmark)
+    job.run(job.config, job.options)
 
 
 if __name__ == "__main__":

@@ -5,162 +5,101 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Sequence
-from typing import NamedTuple, Optional
+from typing import Any
 
-from lm.benchmark import options, results
-from lm.benchmark.advise_report import plot_advice, print_advice
-from lm.benchmark.exchange import measure_horovod
+from lm.benchmark import results
+from lm.benchmark.exchange import measure_horovod, start_exchange
 from lm.benchmark.messages import messages_of_step
-from lm.benchmark.prediction import ALGORITHMS, HostCosts, Link, Predictor, fit_host_costs
-from lm.benchmark.scaling import Group
+from lm.benchmark.options import AdviceOptions
+from lm.benchmark.plots import lines, plot
+from lm.benchmark.prediction import HostCosts, Link, Predictor, fit_host_costs
 from lm.benchmark.statistics import summarize
-from lm.benchmark.workers import Worker
-from lm.cli.flags import Flags
+from lm.benchmark.trainer import Trainer
+from lm.cli.tables import markdown_table
 from lm.config import Config
-from lm.errors import UserError
 
 _EMPTY = 4  # bytes; Horovod has no smaller message
 
 _logger = logging.getLogger("lm")
 
 
-class Advice(NamedTuple):
-    """What is measured and predicted."""
-
-    config: Config
-    ranks: list[int]
-    hosts: Optional[str]
-    threads: int
-    repeats: int
-    steps_per_repeat: Optional[int]
-    untimed_steps: int
-    data_path: Optional[str]
-    link: Link
-    algorithm: str
-    max_ranks: int
-    out: str
-
-
-def parse(argv: Sequence[str]) -> Advice:
-    """Turn the command line into a benchmark."""
-    flags = Flags(
-        "Predict the speed-up of more ranks from one rank's step and the exchange, measured here;\n"
-        "check it against the measured --ranks; predict a cluster with one rank a host.\n"
-        "\n"
-        "  python -m lm.benchmark advise --config config_small --ranks 1,2 --link_gbps 25"
-    )
-    options.define_ranks(flags)
-    flags.define(float, "link_latency_us", 25.0, "latency between hosts (default: 25)")
-    flags.define(float, "link_gbps", 10.0, "bandwidth between hosts, 10^9 bit/s (default: 10)")
-    flags.define(
-        str, "algorithm", "ring", f"the cluster's allreduce: {' or '.join(ALGORITHMS)}"
-        " (default: ring; halving takes fewer hops on many ranks)",
-    )  # fmt: skip
-    flags.define(int, "max_ranks", 4096, "largest cluster to predict (default: 4096)")
-    options.define_common(flags, repeats=5)
-    options.define_training(flags)
-    flags.parse(argv)
-    options.positive(flags, "repeats", "intra_op_threads", "steps_per_repeat", "max_ranks")
-    config, ranks = options.config_of(flags), options.parse_ranks(flags["ranks"])
-    if not 2 <= ranks[-1] <= config.batch_size:
-        raise UserError(f"the largest of ranks must be from 2 to batch_size, not {ranks[-1]}")
-    if not (flags["link_latency_us"] >= 0 and flags["link_gbps"] > 0):
-        raise UserError("link_latency_us must be at least 0, and link_gbps greater than 0")
-    if flags["algorithm"] not in ALGORITHMS:
-        raise UserError(f"algorithm must be one of {', '.join(ALGORITHMS)}")
-    results.make_directory(flags["out"])
-    return Advice(
-        config=config,
-        ranks=ranks,
-        hosts=flags["hosts"],
-        threads=options.choose_threads(flags, options.ranks_per_host(ranks[-1], flags["hosts"])),
-        repeats=flags["repeats"],
-        steps_per_repeat=flags["steps_per_repeat"],
-        untimed_steps=flags["untimed_steps"],
-        data_path=flags["data_path"],
-        link=Link(flags["link_latency_us"] * 1e-6, 8e-9 / flags["link_gbps"]),
-        algorithm=flags["algorithm"],
-        max_ranks=flags["max_ranks"],
-        out=flags["out"],
-    )
-
-
-def run(advice: Advice) -> None:
+def run(config: Config, options: AdviceOptions) -> None:
     """Measure, predict, check, print, and write the results."""
     facts = results.environment_facts()
-    vocab_size, compute, measured = _measure_steps(advice)
-    costs = _measure_exchange(advice, vocab_size)
-    predictor = Predictor(advice.config, vocab_size, compute, costs)
+    vocab_size, compute, measured = _measure_steps(config, options)
+    costs = _measure_exchange(config, options, vocab_size)
+    link = Link(options.link_latency_us * 1e-6, 8e-9 / options.link_gbps)
+    predictor = Predictor(config, vocab_size, compute, costs)
     here = {
         kind: [
             {**predictor.predict(ranks, kind, Link(), "ring"), **measured[ranks][kind]}
-            for ranks in advice.ranks
+            for ranks in options.rank_counts
         ]
         for kind in ("strong", "weak")
     }
     for each in (*here["strong"], *here["weak"]):
         each["error"] = each["step_ms"] / each["measured_step_ms"] - 1
-    powers = _powers_of_two(advice.max_ranks)
     cluster = {
-        kind: [predictor.predict(n, kind, advice.link, advice.algorithm) for n in ranks]
+        kind: [predictor.predict(n, kind, link, options.algorithm) for n in ranks]
         for kind, ranks in {
-            "strong": [n for n in powers if n <= advice.config.batch_size],
-            "weak": powers,
+            "strong": _powers_of_two(min(options.max_ranks, config.batch_size)),
+            "weak": _powers_of_two(options.max_ranks),
         }.items()
     }
     record = {
         **facts,
         "benchmark": "advise",
-        "config": dataclasses.asdict(advice.config),
-        "precision": advice.config.precision,
-        "threads_per_rank": advice.threads,
-        "hosts": advice.hosts,
-        "link": advice.link,
-        "algorithm": advice.algorithm,
+        "config": dataclasses.asdict(config),
+        "precision": config.precision,
+        "threads_per_rank": options.threads,
+        "hosts": options.hosts,
+        "link": link,
+        "algorithm": options.algorithm,
         "exchange_costs": costs,
         "here": here,
         "cluster": cluster,
         "warnings": _warnings(here, cluster),
     }
-    print_advice(record)
-    stem = f"advise-{advice.config.name}-{advice.config.precision}"
-    results.write_json(advice.out, stem, record)
-    plot_advice(advice.out, stem, record)
+    _print(record)
+    stem = f"advise-{config.name}-{config.precision}"
+    results.write_json(options.out, stem, record)
+    _plot(options.out, stem, record)
 
 
 def _powers_of_two(limit: int) -> list[int]:
     return [2**power for power in range(limit.bit_length()) if 2**power <= limit]
 
 
-def _measure_steps(advice: Advice) -> tuple[int, dict[int, float], dict[int, dict]]:
+def _measure_steps(
+    config: Config, options: AdviceOptions
+) -> tuple[int, dict[int, float], dict[int, dict]]:
     """Measure one rank with all shares of the batch, and beside it the ranks to check.
 
     Returns:
       The vocabulary's size; rows -> seconds of a step alone; ranks -> kind -> measured step.
     """
-    batch_size = advice.config.batch_size
-    counts = {*advice.ranks, *(n for n in _powers_of_two(advice.max_ranks) if n <= batch_size)}
+    batch_size = config.batch_size
+    counts = {*options.rank_counts, *_powers_of_two(min(options.max_ranks, batch_size))}
     shares = sorted({-(-batch_size // ranks) for ranks in counts} | {batch_size})
     compute: dict[int, list[float]] = {rows: [] for rows in shares}
     together: dict[tuple[int, str], list[float]] = {}
     with contextlib.ExitStack() as stack:
-        alone = Group(advice, 1, shares)
+        alone = Trainer(config, options, shares)
         stack.callback(alone.worker.close)
         vocab_size = alone.worker.ask("vocab_size")[0]
         groups = {1: alone}
-        for ranks in advice.ranks:
+        for ranks in options.rank_counts:
             if ranks > 1:
-                groups[ranks] = Group(advice, ranks, [batch_size, ranks * batch_size])
+                groups[ranks] = Trainer(config, options, [batch_size, ranks * batch_size], ranks)
                 stack.callback(groups[ranks].worker.close)
-        for repeat in range(advice.repeats):
+        for repeat in range(options.repeats):
             for rows in shares:
                 compute[rows].append(alone.measure(rows)["seconds"])
             for ranks, group in groups.items():
                 for kind, size in (("strong", batch_size), ("weak", ranks * batch_size)):
                     seconds = group.measure(size)["seconds"]
                     together.setdefault((ranks, kind), []).append(seconds)
-            _logger.info("steps, repeat %d of %d", repeat + 1, advice.repeats)
+            _logger.info("steps, repeat %d of %d", repeat + 1, options.repeats)
     medians = {rows: summarize(seconds).median for rows, seconds in compute.items()}
     measured: dict[int, dict] = {}
     for (ranks, kind), seconds in together.items():
@@ -173,19 +112,18 @@ def _measure_steps(advice: Advice) -> tuple[int, dict[int, float], dict[int, dic
     return vocab_size, medians, measured
 
 
-def _measure_exchange(advice: Advice, vocab_size: int) -> HostCosts:
-    ranks = min(n for n in advice.ranks if n > 1)
-    messages = messages_of_step(advice.config, vocab_size)
+def _measure_exchange(config: Config, options: AdviceOptions, vocab_size: int) -> HostCosts:
+    ranks = min(n for n in options.rank_counts if n > 1)
+    messages = messages_of_step(config, vocab_size)
     # An allreduce of half the bytes sends as many as an allgather.
     sizes = [each.bytes // (2 if each.collective == "allgather" else 1) for each in messages]
     plans = ([_EMPTY], [_EMPTY] * len(sizes), sizes)
     found: list[list[float]] = [[] for _ in plans]
-    options_ = dict(ranks=ranks, threads=advice.threads, hosts=advice.hosts)
-    with Worker("ExchangeServer", {}, **options_) as worker:
-        for repeat in range(advice.repeats):
+    with start_exchange(options, ranks) as worker:
+        for repeat in range(options.repeats):
             for plan, seconds in zip(plans, found):
                 seconds.append(measure_horovod(worker, plan))
-            _logger.info("exchange, repeat %d of %d", repeat + 1, advice.repeats)
+            _logger.info("exchange, repeat %d of %d", repeat + 1, options.repeats)
     one, many, step = (summarize(seconds).median for seconds in found)
     bytes_sent = sum(message.bytes_sent(ranks) for message in messages)
     return fit_host_costs(one, many, step, len(messages), bytes_sent)
@@ -207,3 +145,72 @@ def _warnings(here: dict[str, list], cluster: dict[str, list]) -> list[str]:
                     f" {best['speedup']:.2f}x one"
                 )
     return found
+
+
+def _print(record: dict[str, Any]) -> None:
+    """Print the predictions here beside what was measured, those for the cluster, and warnings."""
+    config, costs = record["config"], record["exchange_costs"]
+    print(
+        f"\n{config['name']}, {record['precision']}, {record['threads_per_rank']} thread(s) per"
+        f" rank. Exchange here: {1e3 * costs.fixed:.2f} ms per step,"
+        f" {1e3 * costs.per_message:.2f} ms per message,"
+        f" {1e9 * costs.per_byte_sent:.2f} ms per MB sent"
+    )
+    header = ["here", "ranks", "compute ms", "exchange ms", "step ms", "measured ms", "error"]
+    header += ["speed-up", "measured"]
+    rows = [
+        [
+            kind,
+            *_cells(row),
+            f"{row['measured_step_ms']:.2f}",
+            f"{100 * row['error']:.0f}%",
+            f"{row['speedup']:.2f}",
+            f"{row['measured_speedup']:.2f}",
+        ]
+        for kind, predictions in record["here"].items()
+        for row in predictions
+    ]
+    print(markdown_table(header, rows))
+    link = record["link"]
+    print(
+        f"\nPredicted, one rank per host, {1e6 * link.latency:g} us and"
+        f" {8e-9 / link.seconds_per_byte:g} Gbit/s, {record['algorithm']} allreduce"
+    )
+    header = ["cluster", "ranks", "compute ms", "exchange ms", "step ms", "speed-up", "efficiency"]
+    rows = [
+        [kind, *_cells(row), f"{row['speedup']:.2f}", f"{row['efficiency']:.3f}"]
+        for kind, predictions in record["cluster"].items()
+        for row in predictions
+    ]
+    print(markdown_table(header, rows))
+    for warning in record["warnings"]:
+        print(f"warning: {warning}")
+
+
+def _cells(row: dict[str, float]) -> list[str]:
+    times = (f"{row[name]:.2f}" for name in ("compute_ms", "exchange_ms", "step_ms"))
+    return [str(row["ranks"]), *times]
+
+
+def _plot(out: str, stem: str, record: dict[str, Any]) -> None:
+    """Plot the speed-ups, predicted and measured, over the numbers of ranks.
+
+    Args:
+      out: Directory of the files.
+      stem: Their name without suffix.
+      record: As `_print` gets it.
+    """
+    title = f"{record['config']['name']}, {record['precision']}: predicted speed-up"
+    measured_ranks = [row["ranks"] for row in record["here"]["strong"]]
+    with plot(out, stem, title, num_axes=2) as (here, cluster):
+        series = {"ideal": measured_ranks}
+        for kind, rows in record["here"].items():
+            series[f"{kind}, predicted"] = [row["speedup"] for row in rows]
+            series[f"{kind}, measured"] = [row["measured_speedup"] for row in rows]
+        lines(here, measured_ranks, series, "ranks on this host", "speed-up over one rank")
+        for kind, rows in record["cluster"].items():
+            ranks = [row["ranks"] for row in rows]
+            values = {f"{kind}, predicted": [row["speedup"] for row in rows]}
+            lines(cluster, ranks, values, "ranks of the cluster", "speed-up over one rank")
+        powers = [row["ranks"] for row in record["cluster"]["weak"]]
+        lines(cluster, powers, {"ideal": powers}, "ranks of the cluster", "speed-up over one rank")

@@ -6,62 +6,22 @@ import json
 import logging
 import sys
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Optional
+from typing import Any
 
-from lm.benchmark import options, results
+from lm.benchmark import results
 from lm.benchmark.messages import Message
+from lm.benchmark.options import ExchangeOptions, Options
 from lm.benchmark.plots import plot
 from lm.benchmark.statistics import fit_line, summarize
-from lm.benchmark.workers import Worker, mpirun_command, run_to_end
-from lm.cli.flags import Flags
+from lm.benchmark.workers.process import Worker, run_to_end
 from lm.cli.tables import markdown_table
-from lm.errors import UserError
+from lm.config import Config
+from lm.distributed import mpirun
 
 _MAX_COUNT, _MIN_COUNT = 100, 5
 _BYTES_PER_REPEAT = 100e6  # how often a size is exchanged: as many bytes of each
 
 _logger = logging.getLogger("lm")
-
-
-class ExchangeBenchmark(NamedTuple):
-    """What is measured."""
-
-    ranks: int
-    hosts: Optional[str]
-    threads: int
-    sizes: list[int]  # bytes
-    repeats: int
-    out: str
-
-
-def parse(argv: Sequence[str]) -> ExchangeBenchmark:
-    """Turn the command line into a benchmark."""
-    flags = Flags(
-        "Measure an allreduce of float32 over sizes: Horovod as training configures it, and MPI.\n"
-        "\n"
-        "  python -m lm.benchmark exchange --ranks 2 --max_mb 64"
-    )
-    flags.define(int, "ranks", 2, "number of ranks (default: 2)")
-    flags.define(str, "hosts", None, "as mpirun's -H: host1:1,host2:1 (default: this host)")
-    flags.define(float, "max_mb", 64.0, "largest message, in 2^20 bytes (default: 64)")
-    options.define_common(flags, repeats=5)
-    flags.parse(argv)
-    options.positive(flags, "repeats", "intra_op_threads")
-    if flags["ranks"] < 2:
-        raise UserError(f"ranks must be at least 2, not {flags['ranks']}")
-    if not 0.001 <= flags["max_mb"] <= 4096:
-        raise UserError(f"max_mb must be from 0.001 to 4096, not {flags['max_mb']}")
-    results.make_directory(flags["out"])
-    return ExchangeBenchmark(
-        ranks=flags["ranks"],
-        hosts=flags["hosts"],
-        threads=options.choose_threads(
-            flags, options.ranks_per_host(flags["ranks"], flags["hosts"])
-        ),
-        sizes=message_sizes(flags["max_mb"]),
-        repeats=flags["repeats"],
-        out=flags["out"],
-    )
 
 
 def message_sizes(max_mb: float) -> list[int]:
@@ -70,6 +30,12 @@ def message_sizes(max_mb: float) -> list[int]:
     while sizes[-1] * 4 <= max_mb * 2**20:
         sizes.append(sizes[-1] * 4)
     return sizes
+
+
+def start_exchange(options: Options, ranks: int) -> Worker:
+    """Start ranks that exchange buffers."""
+    places = dict(ranks=ranks, threads=options.threads, hosts=options.hosts)
+    return Worker("ExchangeServer", {}, **places)
 
 
 def measure_horovod(worker: Worker, sizes: Sequence[int]) -> float:
@@ -87,45 +53,41 @@ def _counts(num_bytes: int) -> dict[str, int]:
     return {"count": count, "untimed": 2}
 
 
-def _measure_mpi(benchmark: ExchangeBenchmark) -> list[float]:
+def _measure_mpi(options: ExchangeOptions, sizes: Sequence[int]) -> list[float]:
     Worker.pause_all()
-    plan = json.dumps([[size, *_counts(size).values()] for size in benchmark.sizes])
-    command = [*mpirun_command(benchmark.ranks, benchmark.hosts), sys.executable]
-    return json.loads(run_to_end([*command, "-m", "lm.benchmark.raw_mpi", plan], benchmark.threads))
+    plan = json.dumps([[size, *_counts(size).values()] for size in sizes])
+    program = [sys.executable, "-m", "lm.benchmark.workers.raw_mpi", plan]
+    launcher = mpirun.command(options.ranks, options.hosts)
+    return json.loads(run_to_end([*launcher, *program], options.threads))
 
 
-def run(benchmark: ExchangeBenchmark) -> None:
+def run(_: Config, options: ExchangeOptions) -> None:
     """Measure, print, and write the results."""
+    sizes = message_sizes(options.max_mb)
     facts = results.environment_facts()
-    horovod: dict[int, list[float]] = {size: [] for size in benchmark.sizes}
-    mpi: dict[int, list[float]] = {size: [] for size in benchmark.sizes}
-    _logger.info("starting %d ranks", benchmark.ranks)
-    with Worker(
-        "ExchangeServer",
-        {},
-        ranks=benchmark.ranks,
-        threads=benchmark.threads,
-        hosts=benchmark.hosts,
-    ) as worker:
-        for repeat in range(benchmark.repeats):
-            for size in benchmark.sizes:
+    horovod: dict[int, list[float]] = {size: [] for size in sizes}
+    mpi: dict[int, list[float]] = {size: [] for size in sizes}
+    _logger.info("starting %d ranks", options.ranks)
+    with start_exchange(options, options.ranks) as worker:
+        for repeat in range(options.repeats):
+            for size in sizes:
                 horovod[size].append(measure_horovod(worker, [size]))
-            for size, seconds in zip(benchmark.sizes, _measure_mpi(benchmark)):
+            for size, seconds in zip(sizes, _measure_mpi(options, sizes)):
                 mpi[size].append(seconds)
-            _logger.info("repeat %d of %d", repeat + 1, benchmark.repeats)
+            _logger.info("repeat %d of %d", repeat + 1, options.repeats)
     record = {
         **facts,
         "benchmark": "exchange",
-        "ranks": benchmark.ranks,
-        "hosts": benchmark.hosts,
-        "repeats": benchmark.repeats,
-        "horovod": _records(horovod, benchmark.ranks),
-        "mpi": _records(mpi, benchmark.ranks),
+        "ranks": options.ranks,
+        "hosts": options.hosts,
+        "repeats": options.repeats,
+        "horovod": _records(horovod, options.ranks),
+        "mpi": _records(mpi, options.ranks),
     }
     _print(record)
-    stem = f"exchange-{benchmark.ranks}"
-    results.write_json(benchmark.out, stem, record)
-    _plot(benchmark.out, stem, record)
+    stem = f"exchange-{options.ranks}"
+    results.write_json(options.out, stem, record)
+    _plot(options.out, stem, record)
 
 
 def _records(seconds: dict[int, list[float]], ranks: int) -> dict[str, Any]:
@@ -139,7 +101,7 @@ def _records(seconds: dict[int, list[float]], ranks: int) -> dict[str, Any]:
             {
                 "bytes": size,
                 "us": summarize([1e6 * each for each in times]),
-                # What each rank sends in a ring, a second: comparable over numbers of ranks.
+                # What each rank sends per second in a ring: comparable over numbers of ranks.
                 "bus_gb_per_second": Message("allreduce", size).bytes_sent(ranks)
                 / summarize(times).median
                 / 1e9,

@@ -1,69 +1,171 @@
-"""The flags that the benchmarks share."""
+"""What the benchmarks can be told: one dataclass for each command.
+
+Its fields become the command's flags, and its docstring what `--help` says.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import os
+from collections.abc import Sequence
 from typing import Optional
 
+from lm.benchmark import results
+from lm.benchmark.prediction import ALGORITHMS
 from lm.cli.flags import Flags
-from lm.config import Config, load_config
+from lm.config import Checked, Config, load_config, option
+from lm.distributed import mpirun
 from lm.distributed.cores import count_cores
 from lm.errors import UserError
 
 
-def define_common(flags: Flags, repeats: int) -> None:
-    """Define --out, --repeats and --intra_op_threads."""
-    flags.define(str, "out", "benchmarks", "directory of the JSON file and the plots")
-    flags.define(int, "repeats", repeats, f"measurements of each kind (default: {repeats})")
-    flags.define(
-        int, "intra_op_threads", None, "threads of each rank (default: cores / ranks of a host)"
+@dataclasses.dataclass(frozen=True)
+class Options(Checked):
+    """How it is measured. Raises UserError, naming the flag, for a value out of range."""
+
+    out: str = option("benchmarks", "directory of the JSON file and the plots")
+    repeats: int = option(10, "measurements of each kind", low=1)
+    intra_op_threads: Optional[int] = option(
+        None, "threads of each rank (default: cores / ranks of a host)", low=1
     )
 
+    # No fields, so no flags, except where a command can have several ranks.
+    ranks = 1
+    hosts = None
 
-def define_training(flags: Flags) -> None:
-    """Define --config, the Config's fields, and how many steps a measurement has."""
-    flags.define(
-        str, "config", "config_small", "a config in configs/, or a .py file (default: config_small)"
+    @property
+    def rank_counts(self) -> list[int]:
+        """The numbers of ranks, ascending."""
+        return parse_ranks(str(self.ranks))
+
+    @property
+    def threads(self) -> int:
+        """Threads of each rank: the user's choice, or this host's cores shared out."""
+        ranks = self.rank_counts[-1]
+        if self.hosts:
+            ranks = min(ranks, max(mpirun.slots(self.hosts)))
+        return self.intra_op_threads or max(count_cores() // ranks, 1)
+
+    def check(self, config: Config) -> None:
+        """Raise a UserError if flags do not fit together."""
+        _ = self.threads  # fails where ranks or hosts cannot be read
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingOptions(Options):
+    """Options of the commands that measure training steps."""
+
+    data_path: Optional[str] = option(
+        None, "directory of a corpus (default: 10,000 random words, Zipf's law)"
     )
-    flags.define_fields(Config, show_defaults=False)
-    flags.define(
-        str, "data_path", None, "directory of a corpus (default: 10,000 random words, Zipf's law)"
+    steps_per_repeat: Optional[int] = option(
+        None, "steps of a measurement (default: as many as fit into 2 s)", low=1
     )
-    flags.define(
-        int, "steps_per_repeat", None, "steps of a measurement (default: as many as fit into 2 s)"
-    )
-    flags.define(
-        int, "untimed_steps", 2, "steps before each measurement that are not timed (default: 2)"
-    )
+    untimed_steps: int = option(2, "steps before each measurement that are not timed", low=0)
+
+    def check(self, config: Config) -> None:
+        super().check(config)
+        if self.data_path and not os.path.isdir(self.data_path):
+            raise UserError(f"data_path {self.data_path} is not a directory")
 
 
-def define_ranks(flags: Flags) -> None:
-    """Define --ranks, a list, and --hosts."""
-    flags.define(str, "ranks", "1,2", "numbers of ranks (default: 1,2)")
-    flags.define(str, "hosts", None, "as mpirun's -H: host1:1,host2:1 (default: this host)")
+@dataclasses.dataclass(frozen=True)
+class StepOptions(TrainingOptions):
+    """Measure a training step of one process: words/s, GFLOP/s, share of the GEMM peak.
+
+    python -m lm.benchmark step --config config_small --peers
+    """
+
+    peers: bool = option(False, "measure PyTorch and the TF tutorial's graph, in turn")
+    gemm_size: int = option(2048, "rows of the squares of the GEMM peak", low=1)
 
 
-def config_of(flags: Flags) -> Config:
-    """Return the config that the flags name, with the given fields put over it.
+@dataclasses.dataclass(frozen=True)
+class ScalingOptions(TrainingOptions):
+    """Measure several ranks against one: strong and weak scaling, and where the time goes.
+
+    Strong: the same global batch. Weak: the same rows per rank. Each rank has the same threads.
+
+    python -m lm.benchmark scaling --config config_small --ranks 1,2,4
+    python -m lm.benchmark scaling --ranks 1,2 --hosts host1:1,host2:1
+    """
+
+    ranks: str = option("1,2", "numbers of ranks")
+    hosts: Optional[str] = option(None, "as mpirun's -H: host1:1,host2:1 (default: this host)")
+
+    def check(self, config: Config) -> None:
+        super().check(config)
+        if self.rank_counts[-1] > config.batch_size:
+            raise UserError(
+                f"batch_size is {config.batch_size} but there are {self.rank_counts[-1]} ranks"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class AdviceOptions(ScalingOptions):
+    """Predict what more ranks will bring, here and on a cluster.
+
+    The prediction is made from one rank's step and the exchange, measured here. It is checked
+    against the measured --ranks, and continued for a cluster with one rank per host.
+
+    python -m lm.benchmark advise --config config_small --ranks 1,2 --link_gbps 25
+    """
+
+    repeats: int = option(5, "measurements of each kind", low=1)
+    link_latency_us: float = option(25.0, "latency between hosts", low=0)
+    link_gbps: float = option(10.0, "bandwidth between hosts, 10^9 bit/s", above=0)
+    algorithm: str = option(
+        "ring", "the cluster's allreduce; halving takes fewer hops on many ranks",
+        choices=ALGORITHMS,
+    )  # fmt: skip
+    max_ranks: int = option(4096, "largest cluster to predict", low=1)
+
+    def check(self, config: Config) -> None:
+        super().check(config)
+        if self.rank_counts[-1] < 2:
+            raise UserError("the largest of ranks must be at least 2, not 1")
+
+
+@dataclasses.dataclass(frozen=True)
+class ExchangeOptions(Options):
+    """Measure an allreduce of float32 over sizes: Horovod as training configures it, and MPI.
+
+    python -m lm.benchmark exchange --ranks 2 --max_mb 64
+    """
+
+    repeats: int = option(5, "measurements of each kind", low=1)
+    ranks: int = option(2, "number of ranks", low=2)
+    hosts: Optional[str] = option(None, "as mpirun's -H: host1:1,host2:1 (default: this host)")
+    max_mb: float = option(64.0, "largest message, in 2^20 bytes", low=0.001, high=4096)
+
+
+def parse(argv: Sequence[str], kind: type[Options]) -> tuple[Config, Options]:
+    """Turn a command line into a config, the default one where nothing is trained, and options.
+
+    Args:
+      argv: The command line, the command's name first.
+      kind: The command's options.
 
     Raises:
-      UserError: It is no config, or --data_path is no directory.
+      UserError: Bad flags, config or values; or the directory of the results cannot be made.
+      HelpRequested: The command line has `--help`.
     """
-    if flags["data_path"] and not os.path.isdir(flags["data_path"]):
-        raise UserError(f"data_path {flags['data_path']} is not a directory")
-    return dataclasses.replace(load_config(flags["config"]), **flags.given(Config))
-
-
-def positive(flags: Flags, *names: str) -> None:
-    """Check flags whose values must be at least 1 where they are given.
-
-    Raises:
-      UserError: Names the flag.
-    """
-    for name in names:
-        if flags[name] is not None and flags[name] < 1:
-            raise UserError(f"{name} must be at least 1, not {flags[name]}")
+    flags = Flags(inspect.cleandoc(kind.__doc__))
+    trains = issubclass(kind, TrainingOptions)
+    flags.define_fields(kind)
+    if trains:
+        help = "a config in configs/, or a .py file (default: config_small)"
+        flags.define(str, "config", "config_small", help)
+        flags.define_fields(Config, show_defaults=False)
+    flags.parse(argv)
+    config = Config()
+    if trains:
+        config = dataclasses.replace(load_config(flags["config"]), **flags.given(Config))
+    options = kind(**flags.given(kind))
+    options.check(config)
+    results.make_directory(options.out)
+    return config, options
 
 
 def parse_ranks(text: str) -> list[int]:
@@ -79,24 +181,3 @@ def parse_ranks(text: str) -> list[int]:
     if not ranks or ranks[0] < 1:
         raise UserError(f"ranks must be numbers of at least 1 like 1,2,4, not {text!r}")
     return ranks
-
-
-def ranks_per_host(ranks: int, hosts: Optional[str]) -> int:
-    """Return the most ranks that a host gets, from mpirun's -H ("host1:2,host2:2") or None."""
-    if not hosts:
-        return ranks
-    slots = [host.rpartition(":") for host in hosts.split(",")]
-    try:
-        return min(ranks, max(int(count) if name else 1 for name, _, count in slots))
-    except ValueError:
-        raise UserError(f"hosts must be like host1:1,host2:1, not {hosts!r}") from None
-
-
-def choose_threads(flags: Flags, local_ranks: int) -> int:
-    """Return the threads of each rank: the user's choice, or this host's cores shared out."""
-    return flags["intra_op_threads"] or max(count_cores() // local_ranks, 1)
-
-
-def steps_in(seconds: float, step_seconds: float) -> int:
-    """Return how many steps fit into some seconds, at least 3."""
-    return max(3, round(seconds / step_seconds))

@@ -27,7 +27,7 @@ ALGORITHMS = ("ring", "halving")
 class HostCosts(NamedTuple):
     """What the exchange costs on the host where it was measured, in seconds."""
 
-    fixed: float  # once a step: Horovod's cycle
+    fixed: float  # once per step: Horovod's cycle
     per_message: float
     per_byte_sent: float  # copying, and adding up
 

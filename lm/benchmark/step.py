@@ -8,65 +8,22 @@ import importlib.util
 import logging
 import statistics
 import time
-from collections.abc import Sequence
-from typing import Any, NamedTuple, Optional
+from typing import Any, Optional
 
-from lm.benchmark import options, results
+from lm.benchmark import results
+from lm.benchmark.options import StepOptions
 from lm.benchmark.plots import bars, plot
 from lm.benchmark.statistics import paired_ratio, summarize
-from lm.benchmark.workers import Worker
-from lm.cli.flags import Flags
+from lm.benchmark.trainer import Trainer
 from lm.cli.tables import markdown_table
 from lm.config import Config
 from lm.errors import RunError
 from lm.model.shape import step_flops
 
-_REPEAT_SECONDS = 2.0
 _GEMM_PRODUCTS = 5
 _COMPARED_STEPS = 4  # without dropout, the first losses of all contestants should be the same
 
 _logger = logging.getLogger("lm")
-
-
-class StepBenchmark(NamedTuple):
-    """What is measured."""
-
-    config: Config
-    threads: int
-    repeats: int
-    steps_per_repeat: Optional[int]
-    untimed_steps: int
-    gemm_size: int
-    peers: bool
-    data_path: Optional[str]
-    out: str
-
-
-def parse(argv: Sequence[str]) -> StepBenchmark:
-    """Turn the command line into a benchmark."""
-    flags = Flags(
-        "Measure a training step of one process: words/s, GFLOP/s, share of the GEMM peak.\n"
-        "\n"
-        "  python -m lm.benchmark step --config config_small --peers"
-    )
-    flags.define(bool, "peers", False, "measure PyTorch and the TF tutorial's graph, in turn")
-    flags.define(int, "gemm_size", 2048, "rows of the squares of the GEMM peak (default: 2048)")
-    options.define_common(flags, repeats=10)
-    options.define_training(flags)
-    flags.parse(argv)
-    options.positive(flags, "repeats", "intra_op_threads", "steps_per_repeat", "gemm_size")
-    results.make_directory(flags["out"])
-    return StepBenchmark(
-        config=options.config_of(flags),
-        threads=options.choose_threads(flags, local_ranks=1),
-        repeats=flags["repeats"],
-        steps_per_repeat=flags["steps_per_repeat"],
-        untimed_steps=flags["untimed_steps"],
-        gemm_size=flags["gemm_size"],
-        peers=flags["peers"],
-        data_path=flags["data_path"],
-        out=flags["out"],
-    )
 
 
 class Contestant:
@@ -74,57 +31,43 @@ class Contestant:
 
     Args:
       name: "ours", "ours-float32", "tensorflow", or one of PyTorch's.
-      benchmark: What is measured.
+      config: The model.
+      options: How it is measured.
 
     Raises:
       RunError: It cannot run here.
     """
 
-    def __init__(self, name: str, benchmark: StepBenchmark):
-        config = dataclasses.asdict(benchmark.config)
+    def __init__(self, name: str, config: Config, options: StepOptions):
         if name == "ours-float32":
-            config["precision"] = "float32"
+            config = dataclasses.replace(config, precision="float32")
+        self._batch_size = config.batch_size
+        self.seconds: list[float] = []  # of a step, by repeat
         start = time.perf_counter()
-        self.worker = Worker(
-            "StepServer",
-            {
-                "contestant": name.removesuffix("-float32"),
-                "config": config,
-                "threads": benchmark.threads,
-                "batch_sizes": [benchmark.config.batch_size],
-                "data_path": benchmark.data_path,
-            },
-            threads=benchmark.threads,
+        trainer = Trainer(
+            config, options, [config.batch_size], contestant=name.removesuffix("-float32")
         )
+        self._trainer, self.worker = trainer, trainer.worker
         try:
             first = self.worker.ask("train", count=1)[0]
             self.first_step_seconds = time.perf_counter() - start
             after = self.worker.ask("train", count=_COMPARED_STEPS - 1)[0]
             self.losses = first["losses"] + after["losses"]
             self.grad_norms = first["grad_norms"] + after["grad_norms"]
-            self._batch_size = benchmark.config.batch_size
-            self._untimed = benchmark.untimed_steps
-            warm = self._steps(count=3)
         except RunError:
             self.worker.close()
             raise
-        # Read now: the matrices of the GEMM peak are not part of a program's memory.
-        self.peak_rss = warm["peak_rss"]
-        self._count = benchmark.steps_per_repeat or options.steps_in(
-            _REPEAT_SECONDS, warm["seconds"]
-        )
-        self.seconds: list[float] = []  # of a step, by repeat
-
-    def _steps(self, count: int) -> dict[str, float]:
-        request = dict(batch_size=self._batch_size, count=count, untimed=self._untimed)
-        return self.worker.ask("steps", **request)[0]
 
     def measure(self) -> None:
         """Add one repeat."""
-        self.seconds.append(self._steps(self._count)["seconds"])
+        found = self._trainer.measure(self._batch_size)
+        if not self.seconds:
+            # The first only: the matrices of the GEMM peak are not part of a program's memory.
+            self.peak_rss = found["peak_rss"]
+        self.seconds.append(found["seconds"])
 
 
-def run(benchmark: StepBenchmark) -> None:
+def run(config: Config, options: StepOptions) -> None:
     """Measure, print, and write the results.
 
     Raises:
@@ -133,27 +76,29 @@ def run(benchmark: StepBenchmark) -> None:
     facts = results.environment_facts()
     gemm = []
     with contextlib.ExitStack() as stack:
-        contestants = _start(benchmark, stack)
-        for repeat in range(benchmark.repeats):
+        contestants = _start(config, options, stack)
+        for repeat in range(options.repeats):
             for contestant in contestants.values():
                 contestant.measure()
                 if contestant is contestants["ours"]:
-                    request = dict(size=benchmark.gemm_size, count=_GEMM_PRODUCTS)
+                    request = dict(size=options.gemm_size, count=_GEMM_PRODUCTS)
                     gemm.append(contestant.worker.ask("gemm", **request)[0])
-            _logger.info("repeat %d of %d", repeat + 1, benchmark.repeats)
-        record = {**facts, **_record(benchmark, contestants, gemm)}
+            _logger.info("repeat %d of %d", repeat + 1, options.repeats)
+        record = {**facts, **_record(config, options, contestants, gemm)}
     _print(record)
     stem = f"step-{record['config']['name']}-{record['precision']}"
-    results.write_json(benchmark.out, stem, record)
-    _plot(benchmark.out, stem, record)
+    results.write_json(options.out, stem, record)
+    _plot(options.out, stem, record)
 
 
-def _start(benchmark: StepBenchmark, stack: contextlib.ExitStack) -> dict[str, Contestant]:
+def _start(
+    config: Config, options: StepOptions, stack: contextlib.ExitStack
+) -> dict[str, Contestant]:
     contestants = {}
-    for name in _names(benchmark):
+    for name in _names(options.peers, config.precision):
         _logger.info("starting %s", name)
         try:
-            contestant = Contestant(name, benchmark)
+            contestant = Contestant(name, config, options)
         except RunError as error:
             if name == "ours":
                 raise
@@ -164,10 +109,10 @@ def _start(benchmark: StepBenchmark, stack: contextlib.ExitStack) -> dict[str, C
     return contestants
 
 
-def _names(benchmark: StepBenchmark) -> list[str]:
-    if not benchmark.peers:
+def _names(peers: bool, precision: str) -> list[str]:
+    if not peers:
         return ["ours"]
-    if benchmark.config.precision == "bfloat16":
+    if precision == "bfloat16":
         ours = ["ours", "ours-float32"]
         torch = ["torch-autocast", "torch-autocast-compile"]
         torch += ["torch-bfloat16", "torch-bfloat16-compile"]
@@ -179,8 +124,10 @@ def _names(benchmark: StepBenchmark) -> list[str]:
     return ours + torch
 
 
-def _record(benchmark: StepBenchmark, contestants: dict[str, Contestant], gemm: list) -> dict:
-    config, ours = benchmark.config, contestants["ours"]
+def _record(
+    config: Config, options: StepOptions, contestants: dict[str, Contestant], gemm: list
+) -> dict[str, Any]:
+    ours = contestants["ours"]
     words = config.batch_size * config.num_steps
     vocab_size = ours.worker.ask("vocab_size")[0]
     flops = step_flops(config, vocab_size)
@@ -202,9 +149,9 @@ def _record(benchmark: StepBenchmark, contestants: dict[str, Contestant], gemm: 
         "benchmark": "step",
         "config": dataclasses.asdict(config),
         "precision": config.precision,
-        "threads": benchmark.threads,
+        "threads": options.threads,
         "vocab_size": vocab_size,
-        "repeats": benchmark.repeats,
+        "repeats": options.repeats,
         "mflops_per_word": flops / words / 1e6,
         "gemm_gflops": summarize([each / 1e9 for each in gemm]),
         "share_of_gemm_peak": summarize(
@@ -229,7 +176,7 @@ def _print(record: dict[str, Any]) -> None:
     title = (
         f"{config['name']}, {record['precision']}, {record['threads']} thread(s), batch"
         f" {config['batch_size']} x {config['num_steps']}, {record['repeats']} repeats,"
-        f" {record['mflops_per_word']:.1f} MFLOP a word"
+        f" {record['mflops_per_word']:.1f} MFLOP per word"
     )
     header = ["", "words/s", "std", "median", "ms/step", "GFLOP/s"]
     header += ["time/ours [95 %]", "peak MB", "first step s", "first loss"]

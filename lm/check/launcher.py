@@ -13,6 +13,7 @@ import tempfile
 import threading
 
 from lm.check.checklist import NOT_READY, READY, Checklist
+from lm.distributed import mpirun
 from lm.errors import RunError, UserError
 
 _NUM_LOCAL_RANKS = 2
@@ -33,41 +34,36 @@ def start_ranks(hosts: str, output_dir: str, mpirun_flags: str, timeout_seconds:
       RunError: Something is not ready; the lines say what.
     """
     checklist = Checklist()
-    command = mpirun_command(hosts, mpirun_flags)
-    command += [sys.executable, "-m", "lm.check", "--output_dir", os.path.abspath(output_dir)]
     if shutil.which("mpirun") is None:
         checklist.fail("mpirun", "there is no mpirun in PATH", _SETUP)
     elif importlib.util.find_spec("horovod") is None:
         checklist.fail("horovod", "Horovod is not installed", _SETUP)
     else:
-        checklist.ok("mpirun", shlex.join(command[: command.index(sys.executable)]))
-        _run(checklist, command, timeout_seconds)
+        launcher = launch_command(hosts, mpirun_flags)
+        checklist.ok("mpirun", shlex.join(launcher))
+        for_root = mpirun.root_permission()
+        if for_root:
+            remedy = "export " + " ".join(f"{name}={value}" for name, value in for_root.items())
+            checklist.warn("root", "Open MPI refuses to start ranks for root", remedy)
+        program = ["-m", "lm.check", "--output_dir", os.path.abspath(output_dir)]
+        _run(checklist, [*launcher, sys.executable, *program], timeout_seconds)
     if checklist.num_failures:
         checklist.conclude()
         raise RunError("not ready to train: see the remedies above")
 
 
-def mpirun_command(hosts: str, mpirun_flags: str) -> list[str]:
-    """Return mpirun and its flags, as they are recommended for Horovod.
+def launch_command(hosts: str, mpirun_flags: str) -> list[str]:
+    """Return mpirun and its flags.
 
     Raises:
       UserError: hosts or mpirun_flags cannot be understood.
     """
     try:
-        slots = [int(host.partition(":")[2] or 1) for host in hosts.split(",")] if hosts else []
         more = shlex.split(mpirun_flags)
     except ValueError as error:
-        raise UserError(
-            f"--hosts must look like host1:1,host2:1 and --mpirun_flags like a command ({error})"
-        ) from error
-    common = ["-bind-to", "none", "-map-by", "slot", "-mca", "mpi_yield_when_idle", "1"]
-    if not hosts:
-        # More ranks than cores is bad for training, but a check-up can tell about it.
-        return ["mpirun", "-np", str(_NUM_LOCAL_RANKS), "--oversubscribe", *common, *more]
-    passed = [name for name in ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH") if name in os.environ]
-    exports = [part for name in passed for part in ("-x", name)]
-    network = ["-mca", "pml", "ob1", "-mca", "btl", "^openib"]
-    return ["mpirun", "-np", str(sum(slots)), "-H", hosts, *common, *network, *exports, *more]
+        raise UserError(f"mpirun_flags must be like a command line: {error}") from error
+    num_ranks = sum(mpirun.slots(hosts)) if hosts else _NUM_LOCAL_RANKS
+    return [*mpirun.command(num_ranks, hosts), *more]
 
 
 def _run(checklist: Checklist, command: list[str], timeout_seconds: int) -> None:
@@ -75,7 +71,7 @@ def _run(checklist: Checklist, command: list[str], timeout_seconds: int) -> None
     with tempfile.TemporaryFile(mode="w+", errors="replace") as errors:
         process = subprocess.Popen(
             command,
-            env=_environment(checklist),
+            env=mpirun.environment(),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=errors,
@@ -113,19 +109,6 @@ def _run(checklist: Checklist, command: list[str], timeout_seconds: int) -> None
             "each host must be reachable by ssh without a password, and have the same checkout"
             " and .venv at the same path",
         )
-
-
-def _environment(checklist: Checklist) -> dict[str, str]:
-    environment = dict(os.environ)
-    if os.geteuid() == 0 and "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM" not in environment:
-        both = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-        environment.update(both)
-        remedy = "export " + " ".join(f"{name}={value}" for name, value in both.items())
-        checklist.warn("root", "Open MPI refuses to start ranks for root", remedy)
-    if shutil.which("ssh") is None and shutil.which("rsh") is None:
-        # Without either, Open MPI refuses to start ranks even on this very host.
-        environment.setdefault("OMPI_MCA_plm", "isolated")
-    return environment
 
 
 def _kill(process: subprocess.Popen) -> None:

@@ -26,10 +26,8 @@ class Job:
         self.output_dir = pathlib.Path(output_dir)
         self._mark = new_mark()
         module = ["tests.faults.inject", fault] if fault else ["lm.train"]
-        # Time to save between SIGTERM and SIGKILL. Less than in run_scripts/env.sh, because the
-        # models are small and mpirun lets it go by twice, even if all ranks have ended.
-        many = [*mpirun(num_ranks), "-mca", "odls_base_sigkill_timeout", "2"]
-        launcher = launcher or (many if num_ranks > 1 else [])
+        # Two seconds are enough to save a small model in.
+        launcher = launcher or (mpirun(num_ranks, end_seconds=2) if num_ranks > 1 else [])
         arguments = ["--output_dir", output_dir, "--log_every_steps", 1, *flags]
         self.process = subprocess.Popen(
             [*launcher, sys.executable, "-m", *module, *map(str, arguments)],

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from lm.benchmark.ours import Step
-from lm.benchmark.workload import initial_weight
+from lm.benchmark.workers.ours import Step
+from lm.benchmark.workers.workload import initial_weight
 from lm.config import Config
 
 

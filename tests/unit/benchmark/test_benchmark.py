@@ -2,17 +2,18 @@
 
 import dataclasses
 import math
+import os
 
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from lm.benchmark import advise, exchange, options, scaling, step
+from lm.benchmark import exchange, options
 from lm.benchmark.messages import Message, messages_of_step
 from lm.benchmark.peers.tensorflow import TutorialGraph
 from lm.benchmark.prediction import HostCosts, Link, Predictor, fit_host_costs, predict_exchange
 from lm.benchmark.statistics import fit_line, paired_ratio, summarize
-from lm.benchmark.workload import initial_weight, load_words
+from lm.benchmark.workers.workload import initial_weight, load_words
 from lm.config import Config
 from lm.errors import UserError
 from lm.model.network import build_weights
@@ -184,35 +185,45 @@ class TestOptions:
             with pytest.raises(UserError, match="ranks must be"):
                 options.parse_ranks(text)
 
-    def test_ranks_per_host(self):
-        assert options.ranks_per_host(4, None) == 4
-        assert options.ranks_per_host(4, "a:2,b:2") == 2
-        assert options.ranks_per_host(2, "a,b") == 1
-        with pytest.raises(UserError, match="hosts must be"):
-            options.ranks_per_host(2, "a:x")
+    def test_cores_are_shared_by_the_ranks_of_a_host(self, monkeypatch):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8))
+        for ranks, hosts, threads in ((4, None, 2), (4, "a:2,b:2", 4), (2, "a,b", 8)):
+            assert options.ExchangeOptions(ranks=ranks, hosts=hosts).threads == threads
 
     @pytest.mark.parametrize(
-        "module, arguments, message",
+        "kind, arguments, message",
         [
-            (step, ["--repeats", "0"], "repeats must be at least 1"),
-            (step, ["--hidden_size", "0"], "hidden_size"),
-            (step, ["--ranks", "2"], "Unknown command line flag"),
-            (scaling, ["--ranks", "1,21"], "batch_size is 20 but there are 21"),
-            (exchange, ["--ranks", "1"], "ranks must be at least 2"),
-            (exchange, ["--max_mb", "0"], "max_mb"),
-            (advise, ["--ranks", "1"], "largest of ranks"),
-            (advise, ["--link_gbps", "0"], "link_gbps"),
-            (advise, ["--algorithm", "tree"], "algorithm must be one of"),
+            (options.StepOptions, ["--repeats", "0"], "repeats must be at least 1"),
+            (options.StepOptions, ["--hidden_size", "0"], "hidden_size"),
+            (options.StepOptions, ["--ranks", "2"], "Unknown command line flag"),
+            (options.ScalingOptions, ["--ranks", "1,21"], "batch_size is 20 but there are 21"),
+            (options.ScalingOptions, ["--hosts", "a:x"], "hosts must be"),
+            (options.ExchangeOptions, ["--ranks", "1"], "ranks must be at least 2"),
+            (options.ExchangeOptions, ["--max_mb", "0"], "max_mb"),
+            (options.AdviceOptions, ["--ranks", "1"], "largest of ranks"),
+            (options.AdviceOptions, ["--link_gbps", "0"], "link_gbps"),
+            (options.AdviceOptions, ["--algorithm", "tree"], "algorithm must be one of"),
         ],
     )
-    def test_bad_flags(self, module, arguments, message, tmp_path):
+    def test_bad_flags(self, kind, arguments, message, tmp_path):
         with pytest.raises(UserError, match=message):
-            module.parse(["benchmark", *arguments, "--out", str(tmp_path)])
+            options.parse(["benchmark", *arguments, "--out", str(tmp_path)], kind)
+
+    def test_each_command_has_its_own_defaults(self, tmp_path):
+        def parsed(kind, *arguments):
+            return options.parse(["benchmark", *arguments, "--out", str(tmp_path)], kind)
+
+        config, step = parsed(options.StepOptions, "--config", "config_test", "--batch_size", "7")
+        assert (config.name, config.batch_size) == ("test", 7)
+        assert (step.repeats, step.rank_counts, step.hosts) == (10, [1], None)
+        advice = parsed(options.AdviceOptions, "--ranks", "4,1", "--intra_op_threads", "3")[1]
+        assert (advice.repeats, advice.rank_counts, advice.threads) == (5, [1, 4], 3)
 
     def test_a_directory_that_cannot_be_made(self, tmp_path):
         (tmp_path / "file").touch()
+        out = str(tmp_path / "file" / "x")
         with pytest.raises(UserError, match="cannot make the directory"):
-            step.parse(["benchmark", "--out", str(tmp_path / "file" / "x")])
+            options.parse(["benchmark", "--out", out], options.StepOptions)
 
     def test_message_sizes(self):
         assert exchange.message_sizes(0.02) == [4, 1024, 4096, 16384]

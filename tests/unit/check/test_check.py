@@ -4,26 +4,30 @@ import pytest
 
 from lm.check import ranks as readiness
 from lm.check.checklist import Checklist
-from lm.check.launcher import mpirun_command
+from lm.check.launcher import launch_command
 from lm.check.ranks import check_output_dir
 from lm.errors import UserError
 
 
 def test_hosts_and_slots_make_the_number_of_ranks():
-    command = mpirun_command("host1:2,host2", "-mca btl_tcp_if_include eth0")
-    assert command[:5] == ["mpirun", "-np", "3", "-H", "host1:2,host2"]
+    command = launch_command("host1:2,host2", "-mca btl_tcp_if_include eth0")
+    assert command[:3] == ["mpirun", "-np", "3"]
+    assert command[command.index("-H") + 1] == "host1:2,host2"
     assert command[-3:] == ["-mca", "btl_tcp_if_include", "eth0"]
     assert "^openib" in command
 
 
 def test_without_hosts_there_are_two_local_ranks():
-    assert mpirun_command("", "")[:3] == ["mpirun", "-np", "2"]
+    assert launch_command("", "")[:3] == ["mpirun", "-np", "2"]
 
 
-@pytest.mark.parametrize("hosts, flags", [("host1:many", ""), ("host1", "-x 'open")])
-def test_flags_that_cannot_be_understood_are_errors(hosts, flags):
-    with pytest.raises(UserError, match="--hosts must look like"):
-        mpirun_command(hosts, flags)
+@pytest.mark.parametrize(
+    "hosts, flags, message",
+    [("host1:many", "", "hosts must be like"), ("host1", "-x 'open", "mpirun_flags must be like")],
+)
+def test_flags_that_cannot_be_understood_are_errors(hosts, flags, message):
+    with pytest.raises(UserError, match=message):
+        launch_command(hosts, flags)
 
 
 def test_lines_have_a_status_and_a_remedy(capsys):

@@ -1,6 +1,6 @@
-"""A process that measures when it is told to; `workers.py` starts it and talks to it.
+"""A process that measures when it is told to; `process.Worker` starts it and talks to it.
 
-It reads JSON lines on stdin: first its server and that one's arguments, then one request a line.
+It reads JSON lines on stdin: first its server and that one's arguments, then one request per line.
 It answers each with one JSON line on stdout, the list of all ranks' results.
 """
 
@@ -11,7 +11,7 @@ import os
 import sys
 from typing import Any, Optional
 
-from lm.benchmark import servers
+from lm.benchmark.workers import servers
 from lm.distributed import launch
 from lm.distributed.communicator import Communicator
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import select
-import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +12,8 @@ import tempfile
 from collections.abc import Sequence
 from typing import Any, Optional
 
-from lm.errors import RunError, UserError
+from lm.distributed import mpirun
+from lm.errors import RunError
 
 _ANSWER_SECONDS = 1800  # a request that takes longer hangs
 _STOP_SECONDS = 10
@@ -28,43 +27,21 @@ os.execvp(sys.argv[2], sys.argv[2:])
 """
 
 
-def mpirun_command(ranks: int, hosts: Optional[str] = None) -> list[str]:
-    """Return the launcher's part of a command line.
-
-    Args:
-      ranks: Number of ranks.
-      hosts: As mpirun's -H ("host1:1,host2:1"), or None for this host.
-
-    Raises:
-      UserError: There is no mpirun.
-    """
-    if not shutil.which("mpirun"):
-        raise UserError("mpirun is not in PATH: source run_scripts/env.sh, or activate .venv")
-    command = ["mpirun", "-np", str(ranks), "--bind-to", "none", "--oversubscribe"]
-    command += ["-mca", "mpi_yield_when_idle", "1"]
-    # Passes on the signals that make the ranks pause and go on.
-    command += ["-mca", "orte_forward_job_control", "1"]
-    return command + (["-H", hosts] if hosts else [])
+# mpirun hands the signals that make it pause and go on to its ranks only if told to.
+_PASS_ON_PAUSES = ("-mca", "orte_forward_job_control", "1")
 
 
-def launch_environment(threads: int) -> dict[str, str]:
+def _environment(threads: int) -> dict[str, str]:
     """Return the environment of a process that may use so many threads."""
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": str(threads),
-        "MKL_NUM_THREADS": str(threads),
+    return mpirun.environment(
+        OMP_NUM_THREADS=str(threads),
+        MKL_NUM_THREADS=str(threads),
         # Ranks exchange something, in a session, before they are told how many threads to use.
-        "TF_NUM_INTRAOP_THREADS": str(threads),
-        "TF_NUM_INTEROP_THREADS": "1",
-        "TF_CPP_MIN_LOG_LEVEL": "3",
-        "PYTHONUNBUFFERED": "1",
-    }
-    if os.geteuid() == 0:
-        environment["OMPI_ALLOW_RUN_AS_ROOT"] = "1"
-        environment["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] = "1"
-    if not shutil.which("ssh") and not shutil.which("rsh"):
-        environment.setdefault("OMPI_MCA_plm", "isolated")
-    return environment
+        TF_NUM_INTRAOP_THREADS=str(threads),
+        TF_NUM_INTEROP_THREADS="1",
+        TF_CPP_MIN_LOG_LEVEL="3",
+        PYTHONUNBUFFERED="1",
+    )
 
 
 def run_to_end(command: Sequence[str], threads: int) -> str:
@@ -76,7 +53,7 @@ def run_to_end(command: Sequence[str], threads: int) -> str:
     try:
         done = subprocess.run(
             command,
-            env=launch_environment(threads),
+            env=_environment(threads),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -114,7 +91,7 @@ class Worker:
         threads: int = 1,
         hosts: Optional[str] = None,
     ):
-        launcher = mpirun_command(ranks, hosts) if ranks > 1 else []
+        launcher = [*mpirun.command(ranks, hosts), *_PASS_ON_PAUSES] if ranks > 1 else []
         # mpirun ends its ranks on SIGTERM; a single worker, which may be stopped, needs SIGKILL.
         self._pause = signal.SIGTSTP if launcher else signal.SIGSTOP
         last = signal.SIGTERM if launcher else signal.SIGKILL
@@ -124,9 +101,9 @@ class Worker:
             [
                 *(sys.executable, "-c", _DIE_TOGETHER, str(int(last))),
                 *launcher,
-                *(sys.executable, "-m", "lm.benchmark.worker"),
+                *(sys.executable, "-m", "lm.benchmark.workers"),
             ],
-            env=launch_environment(threads),
+            env=_environment(threads),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, Optional
 
-from lm.benchmark.workload import load_words
+from lm.benchmark.workers.workload import load_words
 from lm.config import Config
 from lm.data.batches import TrainBatches, rows_of_rank
 from lm.distributed.communicator import Communicator, OneProcess
@@ -19,7 +19,7 @@ class StepServer:
 
     Args:
       comm: The ranks.
-      contestant: "ours", "tensorflow" or a name of `peer_torch`'s VARIANTS.
+      contestant: "ours", "tensorflow" or a name of `lm/benchmark/peers/torch.py`.
       config: The fields of the Config.
       threads: Threads inside an operation.
       batch_sizes: Global batches that may be asked for.
@@ -52,7 +52,7 @@ class StepServer:
     def _build(self, contestant: str, vocab_size: int, batch_sizes, comm) -> dict:
         sized = dataclasses.replace(self._config, batch_size=batch_sizes[0])
         if contestant == "ours":
-            from lm.benchmark import ours
+            from lm.benchmark.workers import ours
 
             session_config = self._session_config(inter_op=1, comm=comm)
             return ours.build_steps(self._config, vocab_size, batch_sizes, comm, session_config)
@@ -69,13 +69,12 @@ class StepServer:
         return {(batch_sizes[0], True): step}
 
     def _session_config(self, inter_op: int, comm: Communicator):
-        from lm.distributed.cores import unbind_from_core
-        from lm.distributed.devices import Threads, session_config, start_tensorflow
+        from lm.distributed import cores, devices
 
-        unbind_from_core()
-        threads = Threads(self._threads, inter_op)
-        start_tensorflow(threads)
-        return session_config(threads, comm.local_rank, comm.local_size)
+        cores.unbind_from_core()
+        threads = devices.Threads(self._threads, inter_op)
+        devices.start_tensorflow(threads)
+        return devices.session_config(threads, comm.local_rank, comm.local_size)
 
     def vocab_size(self) -> int:
         """Return the number of words."""
@@ -122,8 +121,8 @@ class StepServer:
         }
 
     def gemm(self, size: int, count: int) -> float:
-        """Return the operations a second of a product of two square matrices."""
-        from lm.benchmark.gemm_peak import GemmPeak
+        """Return the operations per second of a product of two square matrices."""
+        from lm.benchmark.workers.gemm_peak import GemmPeak
 
         if self._gemm is None:
             config = self._session_config(inter_op=1, comm=OneProcess())

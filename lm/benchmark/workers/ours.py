@@ -9,7 +9,7 @@ from typing import Callable, NamedTuple
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from lm.benchmark.workload import initial_weight
+from lm.benchmark.workers.workload import initial_weight
 from lm.config import Config
 from lm.data.batches import rows_of_rank
 from lm.distributed.communicator import Communicator, OneProcess

@@ -32,7 +32,7 @@ class GemmPeak:
             self._session.run(tf.global_variables_initializer())
 
     def measure(self, count: int) -> float:
-        """Return the operations a second of the fastest of `count` products."""
+        """Return the operations per second of the fastest of `count` products."""
         fastest = float("inf")
         for _ in range(count):
             start = time.perf_counter()

@@ -1,0 +1,66 @@
+"""mpirun's command line and environment, for the programs that start ranks themselves."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import shutil
+from typing import Optional
+
+from lm.errors import UserError
+
+_OPTIONS = pathlib.Path(__file__).with_name("mpirun_options.conf")
+# Hosts with InfiniBand too talk TCP, which is what Horovod recommends. The run scripts that start
+# ranks on several hosts, train_hosts.sh and train_slurm.sbatch, give the same.
+_BETWEEN_HOSTS = "-map-by slot -mca pml ob1 -mca btl ^openib".split()
+# What the ranks need of this process's environment; Open MPI passes nothing unless told to.
+_PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH")
+_ROOT_MAY = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+
+
+def command(num_ranks: int, hosts: Optional[str] = None) -> list[str]:
+    """Return the launcher's part of a command line.
+
+    Args:
+      num_ranks: Number of ranks.
+      hosts: As mpirun's -H ("host1:1,host2:1"), or None for this host.
+
+    Raises:
+      UserError: There is no mpirun.
+    """
+    if not shutil.which("mpirun"):
+        raise UserError("mpirun is not in PATH: source run_scripts/env.sh, or activate .venv")
+    lines = _OPTIONS.read_text().splitlines()
+    options = [word for line in lines if not line.startswith("#") for word in line.split()]
+    if hosts:
+        passed_on = [name for name in _PASSED_ON if name in os.environ]
+        options += ["-H", hosts, *_BETWEEN_HOSTS]
+        options += [word for name in passed_on for word in ("-x", name)]
+    return ["mpirun", "-np", str(num_ranks), *options]
+
+
+def environment(**changes: str) -> dict[str, str]:
+    """Return this process's environment with changes, fit for mpirun; see run_scripts/env.sh."""
+    found = {**os.environ, **root_permission(), **changes}
+    if not shutil.which("ssh") and not shutil.which("rsh"):
+        # Without either, Open MPI refuses to start ranks even on this very host.
+        found.setdefault("OMPI_MCA_plm", "isolated")
+    return found
+
+
+def root_permission() -> dict[str, str]:
+    """Return the variables that Open MPI demands of root, as far as they are not set."""
+    needed = _ROOT_MAY if os.geteuid() == 0 else {}
+    return {name: value for name, value in needed.items() if name not in os.environ}
+
+
+def slots(hosts: str) -> list[int]:
+    """Return the ranks that each host of mpirun's -H takes: "host1:2,host2" has 2 and 1.
+
+    Raises:
+      UserError: It is something else.
+    """
+    try:
+        return [int(host.partition(":")[2] or 1) for host in hosts.split(",")]
+    except ValueError:
+        raise UserError(f"hosts must be like host1:1,host2:1, not {hosts!r}") from None
