@@ -10,8 +10,8 @@ from typing import Optional
 from lm.errors import UserError
 
 _OPTIONS = pathlib.Path(__file__).with_name("mpirun_options.conf")
-# Hosts with InfiniBand too talk TCP, which is what Horovod recommends. The run scripts that start
-# ranks on several hosts, train_hosts.sh and train_slurm.sbatch, give the same.
+# TCP also where there is InfiniBand, as Horovod recommends: Open MPI's RDMA crashes with threads.
+# run_scripts/train_hosts.sh and train_slurm.sbatch give the same.
 _BETWEEN_HOSTS = "-map-by slot -mca pml ob1 -mca btl ^openib".split()
 # What the ranks need of this process's environment; Open MPI passes nothing unless told to.
 _PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH")

@@ -26,7 +26,6 @@ ctypes.CDLL(None).prctl(1, int(sys.argv[1]))
 os.execvp(sys.argv[2], sys.argv[2:])
 """
 
-
 # mpirun hands the signals that make it pause and go on to its ranks only if told to.
 _PASS_ON_PAUSES = ("-mca", "orte_forward_job_control", "1")
 
