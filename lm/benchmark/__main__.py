@@ -6,14 +6,7 @@ import importlib
 from collections.abc import Sequence
 from typing import Any, Callable, NamedTuple
 
-from lm.benchmark.options import (
-    AdviceOptions,
-    ExchangeOptions,
-    Options,
-    ScalingOptions,
-    StepOptions,
-    parse,
-)
+from lm.benchmark import options
 from lm.cli import program
 from lm.cli.flags import HelpRequested
 from lm.config import Config
@@ -21,17 +14,17 @@ from lm.distributed.communicator import Communicator
 from lm.errors import UserError
 
 _COMMANDS = {
-    "step": StepOptions,
-    "scaling": ScalingOptions,
-    "exchange": ExchangeOptions,
-    "advise": AdviceOptions,
+    "step": options.StepOptions,
+    "scaling": options.ScalingOptions,
+    "exchange": options.ExchangeOptions,
+    "advise": options.AdviceOptions,
 }
 
 
 class _Job(NamedTuple):
-    run: Callable[[Config, Options], None]
+    run: Callable[[Config, options.Options], None]
     config: Config
-    options: Options
+    chosen: options.Options
 
     def facts(self) -> dict[str, Any]:
         """Return what ranks must agree on; there is one."""
@@ -52,11 +45,11 @@ def _prepare(argv: Sequence[str], comm: Communicator) -> _Job:
         raise UserError(f"{command!r} is not one of the commands {', '.join(_COMMANDS)}")
     # Only this one: each brings libraries that the others do without.
     module = importlib.import_module(f"lm.benchmark.{command}")
-    return _Job(module.run, *parse(argv[1:], _COMMANDS[command]))
+    return _Job(module.run, *options.parse(argv[1:], _COMMANDS[command]))
 
 
 def _work(job: _Job, comm: Communicator) -> None:
-    job.run(job.config, job.options)
+    job.run(job.config, job.chosen)
 
 
 if __name__ == "__main__":
