@@ -70,4 +70,3 @@ if __name__ == "__main__":
     for name in sys.argv[1:]:  # one launch for all: it costs more than they do
         with tf.Graph().as_default():
             programs[name](comm)
-        print("done:", name)
