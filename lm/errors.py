@@ -1,18 +1,33 @@
-"""The failures that end a program with one line instead of a stack trace."""
+"""What ends a program with one line instead of a stack trace."""
 
 
-class UserError(ValueError):
-    """What a user gave cannot be used; the program ends with exit code 2."""
+class Ending(Exception):
+    """The end of a program; its message is all that the user reads."""
+
+    exit_code = 1
+    on_every_rank = False  # whether all ranks raise it at the same point: one speaks for all
 
 
-class RunError(RuntimeError):
-    """A run failed for a reason outside the program; it ends with exit code 1."""
+class HelpRequested(Ending):
+    """The user asked for `--help`; the text is the message."""
+
+    exit_code = 0
+
+
+class UserError(Ending, ValueError):
+    """What a user gave cannot be used."""
+
+    exit_code = 2
+
+
+class RunError(Ending, RuntimeError):
+    """A run failed for a reason outside the program."""
 
 
 class EveryRankError(RunError):
-    """A failure that all ranks see at the same step, so that one of them speaks for all."""
+    """A failure that all ranks see at the same step."""
 
-    exit_code = 1
+    on_every_rank = True
 
 
 class Stopped(EveryRankError):

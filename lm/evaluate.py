@@ -13,7 +13,7 @@ word, and for a word that is not in the vocabulary the five of `<unk>`. unknown:
 words there are; an `<unk>` in the text itself is a word like others.
 """
 
-from lm.cli import program as launch
+from lm.cli import program
 from lm.distributed.startup import import_tensorflow
 
 USAGE = """\
@@ -29,13 +29,11 @@ of which starts with an empty state; --eval_batch_size 1 is the number of one un
 
 def main() -> None:
     """Run the command line on this process, one of one or of many under mpirun."""
-    launch.run(_prepare, _evaluate)
+    program.run(_parse, _evaluate)
 
 
-def _prepare(argv, comm):
-    import_tensorflow()
+def _parse(argv):
     from lm.cli.flags import Flags
-    from lm.inference.evaluator import prepare
     from lm.inference.run import define_run_flags
 
     flags = Flags(USAGE)
@@ -54,12 +52,16 @@ def _prepare(argv, comm):
     )
     flags.define(bool, "json", False, "print JSON, an object a line, instead of a table")
     flags.parse(argv)
-    return prepare(flags, comm)
+    return flags
 
 
-def _evaluate(job, comm):
-    from lm.inference.evaluator import run_job
+def _evaluate(flags, comm):
+    import_tensorflow()
+    from lm.distributed.agreement import check_agreement, together
+    from lm.inference.evaluator import prepare, run_job
 
+    job = together(comm, lambda: prepare(flags, comm))
+    check_agreement(comm.gather(job.facts()))
     run_job(job, comm)
 
 

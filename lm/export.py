@@ -24,7 +24,7 @@ A word's id is its line, from 0, in assets/vocabulary.txt. An unknown word is re
 the vocabulary has none, it is an error.
 """
 
-from lm.cli import program as launch
+from lm.cli import program
 from lm.distributed.startup import import_tensorflow
 
 USAGE = """\
@@ -35,7 +35,7 @@ Write a trained model as a SavedModel, which plain TensorFlow loads without this
 
 def main() -> None:
     """Run the command line."""
-    launch.run_alone(_export)
+    program.run_alone(_export)
 
 
 def _export(argv):

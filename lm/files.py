@@ -17,7 +17,7 @@ logger = logging.getLogger("lm")
 
 _BLOCK_BYTES = 1 << 20
 # Some cluster file systems (Lustre mounted without flock, a few FUSE ones) have no locks at all.
-_NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP}
+NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP}
 
 
 def sha256_of(path: str) -> str:
@@ -77,6 +77,11 @@ class PatientFile:
                 self._complained = True  # first: the log may come back to this very file
                 logger.warning("%s; what is to be added waits in memory", self.failure)
 
+    def close(self) -> None:
+        """Close it; what has waited is lost if there is still no room."""
+        self.write(b"")
+        self._file.close()
+
 
 def write_atomically(path: str, content: bytes) -> None:
     """Write a file that other processes see whole or not at all.
@@ -118,7 +123,7 @@ def locked(path: str, activity: str) -> Iterator[None]:
         try:
             _wait_for_lock(file.fileno(), path, activity)
         except OSError as error:
-            if error.errno not in _NO_LOCKS:
+            if error.errno not in NO_LOCKS:
                 raise
         else:
             yield

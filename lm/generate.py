@@ -8,7 +8,7 @@ said", "words": ["it", "will", "<eos>"], "text": "the company said it will\\n"}.
 
 import signal
 
-from lm.cli import program as launch
+from lm.cli import program
 from lm.distributed.startup import import_tensorflow
 
 USAGE = """\
@@ -23,7 +23,7 @@ The same flags give the same text, given a --seed."""
 def main() -> None:
     """Run the command line."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends it as it ends other tools
-    launch.run_alone(_generate)
+    program.run_alone(_generate)
 
 
 def _generate(argv):

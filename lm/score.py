@@ -16,7 +16,7 @@ With --json an object a line: {"log_probability": -9.1, "tokens": 3, "unknown": 
 
 import signal
 
-from lm.cli import program as launch
+from lm.cli import program
 from lm.distributed.startup import import_tensorflow
 
 USAGE = """\
@@ -31,7 +31,7 @@ TSV: log-probability (natural), tokens (with <eos>), unknown words, sentence."""
 def main() -> None:
     """Run the command line."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends it as it ends other tools
-    launch.run_alone(_score)
+    program.run_alone(_score)
 
 
 def _score(argv):

@@ -1,27 +1,20 @@
 """Train a language model: `python -m lm.train --config config_small`."""
 
-from lm.cli import program as launch
+from lm.cli import program
 from lm.cli.flags import parse_training_flags
 from lm.distributed.startup import import_tensorflow
 
 
 def main() -> None:
     """Run the command line on this process, one of one or of many under mpirun."""
-    launch.run(_prepare, _train)
+    program.run(parse_training_flags, _train, timeline=lambda parsed: bool(parsed[1].timeline))
 
 
-def _prepare(argv, comm):
-    config, options = parse_training_flags(argv)  # first: help and typing errors come at once
+def _train(parsed, comm):
     import_tensorflow()
-    from lm.training.job import prepare
+    from lm.training.run import train
 
-    return prepare(config, options, comm)
-
-
-def _train(job, comm):
-    from lm.training.loop import train
-
-    train(job, comm)
+    train(*parsed, comm)
 
 
 if __name__ == "__main__":

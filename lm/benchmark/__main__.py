@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
-from typing import Any, Callable, NamedTuple
 
 from lm.benchmark import options
 from lm.cli import program
-from lm.cli.flags import HelpRequested
-from lm.config import Config
-from lm.distributed.communicator import Communicator
-from lm.errors import UserError
+from lm.errors import HelpRequested, UserError
 
 _COMMANDS = {
     "step": options.StepOptions,
@@ -21,19 +17,7 @@ _COMMANDS = {
 }
 
 
-class _Job(NamedTuple):
-    run: Callable[[Config, options.Options], None]
-    config: Config
-    chosen: options.Options
-
-    def facts(self) -> dict[str, Any]:
-        """Return what ranks must agree on; there is one."""
-        return {}
-
-
-def _prepare(argv: Sequence[str], comm: Communicator) -> _Job:
-    if comm.size > 1:
-        raise UserError("start lm.benchmark once, without mpirun: it launches the ranks itself")
+def _run(argv: Sequence[str]) -> None:
     usage = "\n".join(
         ["Measure training.", "", "  python -m lm.benchmark COMMAND [--help] [--flags]", ""]
         + [f"  {name:10} {kind.__doc__.splitlines()[0]}" for name, kind in _COMMANDS.items()]
@@ -45,12 +29,8 @@ def _prepare(argv: Sequence[str], comm: Communicator) -> _Job:
         raise UserError(f"{command!r} is not one of the commands {', '.join(_COMMANDS)}")
     # Only this one: each brings libraries that the others do without.
     module = importlib.import_module(f"lm.benchmark.{command}")
-    return _Job(module.run, *options.parse(argv[1:], _COMMANDS[command]))
-
-
-def _work(job: _Job, comm: Communicator) -> None:
-    job.run(job.config, job.chosen)
+    module.run(*options.parse(argv[1:], _COMMANDS[command]))
 
 
 if __name__ == "__main__":
-    program.run(_prepare, _work)
+    program.run_alone(_run)

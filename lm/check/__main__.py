@@ -6,7 +6,7 @@ if nothing failed, else 1. Started by mpirun, srun or horovodrun itself, it chec
 it finds there.
 """
 
-from lm.cli import program as launch
+from lm.cli import program
 from lm.distributed.launch import launched_size
 
 USAGE = """\
@@ -20,9 +20,9 @@ Check that this machine or cluster is ready to train; each line is OK, WARN or F
 def main() -> None:
     """Run the command line: on a rank where there are ranks, else start some."""
     if launched_size() > 1:
-        launch.run(_prepare, _check)
+        program.run(_flags, _check)
     else:
-        launch.run_alone(_start)
+        program.run_alone(_start)
 
 
 def _flags(argv):
@@ -37,16 +37,10 @@ def _flags(argv):
     return flags
 
 
-def _prepare(argv, comm):
-    from lm.check.ranks import ReadinessJob
-
-    return ReadinessJob(output_dir=_flags(argv)["output_dir"])
-
-
-def _check(job, comm):
+def _check(flags, comm):
     from lm.check.ranks import check_ranks
 
-    check_ranks(job, comm)
+    check_ranks(flags["output_dir"], comm)
 
 
 def _start(argv):

@@ -10,7 +10,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -37,17 +37,7 @@ _MIN_FREE_BYTES = 2 << 30  # checkpoints of config_large, several of them
 Facts = Sequence[Mapping[str, Any]]  # by rank
 
 
-class ReadinessJob(NamedTuple):
-    """A check-up of the ranks."""
-
-    output_dir: str
-
-    def facts(self) -> dict[str, Any]:
-        """Return nothing: ranks that differ are to be a line of the check-up, not its end."""
-        return {}
-
-
-def check_ranks(job: ReadinessJob, comm: Communicator) -> None:
+def check_ranks(output_dir: str, comm: Communicator) -> None:
     """Check all ranks; rank 0 prints the lines.
 
     Raises:
@@ -67,7 +57,7 @@ def check_ranks(job: ReadinessJob, comm: Communicator) -> None:
         check_exchange(checklist, comm, lambda values: session.run(summed, {values_ph: values}))
     check_scaling(checklist, comm)
     if comm.is_rank_0:
-        check_output_dir(checklist, job.output_dir)
+        check_output_dir(checklist, output_dir)
     checklist.conclude()
     num_failures = comm.gather(checklist.num_failures)[0]
     if num_failures:

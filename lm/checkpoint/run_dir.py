@@ -4,29 +4,33 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
 import fcntl
 import json
 import logging
 import os
 import time
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, Optional
 
 from lm.checkpoint import format as checkpoint
 from lm.checkpoint import manifest as manifests
-from lm.checkpoint.records import load_record, refuse_unknown_fields
-from lm.config import Config, RunOptions
-from lm.data.corpus import Corpus
+from lm.checkpoint.records import refuse_unknown_fields
+from lm.config import Config
 from lm.errors import RunError, UserError
-from lm.files import write_atomically
-from lm.training.progress import Position
+from lm.files import NO_LOCKS, write_atomically
 
 logger = logging.getLogger("lm")
 
 # A resumed run may differ in these: nothing that has been trained depends on them.
 _MAY_CHANGE = ("name", "num_epochs", "eval_batch_size")
-_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
-_locks: list[Any] = []  # open for as long as this process lives
+
+
+class Identity(NamedTuple):
+    """What must be the same for a run to go on."""
+
+    config: Config
+    vocabulary: str  # checksums
+    corpus: str
 
 
 class RunDir(NamedTuple):
@@ -34,50 +38,59 @@ class RunDir(NamedTuple):
 
     path: str
     checkpoint_dir: Optional[str]  # to resume from; None starts afresh
-    position: Position
+    position: Mapping[str, Any]  # as the checkpoint's manifest has it
+
+    def forget_events_after(self, step: int, epochs_done: int) -> None:
+        """Remove the events of steps that will be done again; each is then there exactly once."""
+        path = _metrics(self.path)
+        with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
+            kept = [line for line in file if _is_before(line, step, epochs_done)]
+            write_atomically(path, b"".join(kept))
 
 
-def open_run_dir(config: Config, options: RunOptions, corpus: Corpus) -> RunDir:
-    """Make and lock the directory of a run, and with --resume find where it goes on.
+def open_run_dir(
+    identity: Identity, output_dir: Optional[str], resume: bool, stack: contextlib.ExitStack
+) -> RunDir:
+    """Make and lock the directory of a run, and if it is resumed find where it goes on.
 
     Args:
-      config: What is to be trained.
-      options: `output_dir` and `resume`.
-      corpus: What it is to be trained on.
+      identity: What is to be trained.
+      output_dir: The directory; None makes a new one in runs/.
+      resume: Whether to go on from the newest checkpoint, if there is one.
+      stack: Frees the directory when it is closed.
 
     Raises:
       UserError: It cannot be written, it holds a run already, or what it holds cannot be resumed.
       RunError: Another job uses it.
     """
-    if options.resume and not options.output_dir:
+    if resume and not output_dir:
         raise UserError("--resume needs --output_dir, the directory of the run to continue")
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    path = options.output_dir or os.path.join("runs", f"{config.name}-{stamp}")
+    path = output_dir or os.path.join("runs", f"{identity.config.name}-{stamp}")
     _make(path)
-    _lock(path)
-    if not options.resume:
+    stack.enter_context(_locked(path))
+    if not resume:
         if checkpoint.list_checkpoints(path) or os.path.exists(_metrics(path)):
             raise UserError(
                 f"output_dir {path} already holds a run: continue it with --resume, or choose"
                 " another one"
             )
-        return RunDir(path, None, Position())
+        return RunDir(path, None, {})
     checkpoint.remove_temporary(path)
     checkpoint_dir = checkpoint.newest(path)
-    position = Position()
+    position: Mapping[str, Any] = {}
     if checkpoint_dir:
         manifest = manifests.read(checkpoint_dir)
         source = os.path.join(checkpoint_dir, manifests.NAME)
         refuse_unknown_fields(Config, manifest.config, source)
-        _check_fits(manifest, config, corpus)
+        _check_fits(manifest, identity)
         if not manifest.in_sync:
             logger.warning(
                 "%s was saved when the ranks' weights had parted: all ranks go on with rank 0's;"
                 " to go on from an older checkpoint, move it away",
                 checkpoint_dir,
             )
-        position = load_record(Position, manifest.position, source)
-    _forget_events_after(path, position)
+        position = manifest.position
     return RunDir(path, checkpoint_dir, position)
 
 
@@ -92,52 +105,46 @@ def _make(path: str) -> None:
         raise UserError(f"cannot write to output_dir {path}: {error}") from error
 
 
-def _lock(path: str) -> None:
+@contextlib.contextmanager
+def _locked(path: str) -> Iterator[None]:
     # The kernel frees it when this process ends, however it ends: no stale lock can stay.
-    file = open(os.path.join(path, ".lock"), "ab")
-    try:
-        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        # Not a UserError: after a crash it may be the last of the old job, and pass.
-        raise RunError(f"another job is using output_dir {path}") from None
-    except OSError as error:
-        if error.errno not in _NO_LOCKS:
-            raise
-        logger.warning("%s is on a file system without locks: start no second job in it", path)
-    _locks.append(file)
+    with open(os.path.join(path, ".lock"), "ab") as file:
+        try:
+            fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            # Not a UserError: after a crash it may be the last of the old job, and pass.
+            raise RunError(f"another job is using output_dir {path}") from None
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
+            logger.warning("%s is on a file system without locks: start no second job in it", path)
+        yield
 
 
-def _check_fits(manifest: manifests.Manifest, config: Config, corpus: Corpus) -> None:
+def _check_fits(manifest: manifests.Manifest, identity: Identity) -> None:
     # A field that the checkpoint does not know is newer: the run was trained without.
     before = {**dataclasses.asdict(Config()), **manifest.config}
-    for name, value in dataclasses.asdict(config).items():
+    for name, value in dataclasses.asdict(identity.config).items():
         if name not in _MAY_CHANGE and value != before[name]:
             raise UserError(
                 f"cannot resume: {name} was {before[name]!r} in this run and is {value!r} now; to"
                 " train on with other settings, start a new run with --init_from"
             )
-    if manifest.vocabulary != corpus.vocabulary.checksum:
+    if manifest.vocabulary != identity.vocabulary:
         raise UserError("cannot resume: the vocabulary is not the one that this run began with")
-    if manifest.corpus != corpus.checksum:
+    if manifest.corpus != identity.corpus:
         raise UserError(
             "cannot resume: the corpus is not the one that this run began with; give its directory"
             " with --data_path"
         )
 
 
-def _forget_events_after(path: str, position: Position) -> None:
-    """Remove the events of steps that will be done again; each is then there exactly once."""
-    with contextlib.suppress(FileNotFoundError), open(_metrics(path), "rb") as file:
-        kept = [line for line in file if _is_before(line, position)]
-        write_atomically(_metrics(path), b"".join(kept))
-
-
-def _is_before(line: bytes, position: Position) -> bool:
+def _is_before(line: bytes, step: int, epochs_done: int) -> bool:
     try:
         event = json.loads(line)
         if event["event"] == "epoch":
-            return event["epoch"] <= position.epochs_done
-        return event["event"] != "test" and event.get("step", 0) <= position.step
+            return event["epoch"] <= epochs_done
+        return event["event"] != "test" and event.get("step", 0) <= step
     except (ValueError, KeyError, TypeError, AttributeError):
         return False  # cut off when the job was killed
 

@@ -8,7 +8,6 @@ from typing import Optional
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from lm.data.batches import Rows
 from lm.errors import UserError
 
 Concat = Callable[[np.ndarray], np.ndarray]
@@ -65,7 +64,7 @@ def read_state(session: tf.Session, concat: Concat) -> dict[str, np.ndarray]:
 
 
 def load_state(
-    session: tf.Session, arrays: Optional[Mapping[str, np.ndarray]], rows: Rows, concat: Concat
+    session: tf.Session, arrays: Optional[Mapping[str, np.ndarray]], rows: slice, concat: Concat
 ) -> None:
     """Give each rank its rows of the recurrent state.
 
@@ -73,12 +72,12 @@ def load_state(
       session: The training session.
       arrays: What `read_state` returned, on one rank; None on the others, which need not see
         the file that it came from.
-      rows: The rows of this rank.
+      rows: Those of the global batch that are this rank's.
       concat: See `read_state`.
     """
     variables = _state_variables(session)
     every_row = _share(variables, arrays, concat)
-    own = {name: value[rows.first : rows.first + rows.count] for name, value in every_row.items()}
+    own = {name: value[rows] for name, value in every_row.items()}
     _assign(session, variables, own)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from absl import flags as absl_flags
 
 from lm.config import Config, RunOptions, field_type, load_config
-from lm.errors import UserError
+from lm.errors import HelpRequested, UserError
 
 _DEFINE = {
     int: absl_flags.DEFINE_integer,
@@ -17,10 +17,6 @@ _DEFINE = {
     bool: absl_flags.DEFINE_boolean,
     str: absl_flags.DEFINE_string,
 }
-
-
-class HelpRequested(Exception):
-    """The user asked for `--help`; the text is the exception's message."""
 
 
 class Flags:

@@ -74,6 +74,10 @@ class TrainBatches:
       num_steps: Time steps of a window.
       rows: The rows to return.
 
+    Attributes:
+      steps_per_epoch: Number of windows.
+      rows: The rows, as a slice of the global batch.
+
     Raises:
       UserError: The split is too short for one window.
     """
@@ -87,7 +91,7 @@ class TrainBatches:
                 f" x num_steps {num_steps}: it needs at least {batch_size * (num_steps + 1)}"
             )
         self._streams = ids[: batch_size * self._row_length].reshape(batch_size, self._row_length)
-        self._rows = slice(rows.first, rows.first + rows.count)
+        self.rows = slice(rows.first, rows.first + rows.count)
         self._num_steps = num_steps
 
     def window(self, step: int) -> tuple[np.ndarray, np.ndarray]:
@@ -101,7 +105,7 @@ class TrainBatches:
         """
         assert 0 <= step < self.steps_per_epoch
         start = step * self._num_steps
-        tokens = self._streams[self._rows, start : start + self._num_steps + 1]
+        tokens = self._streams[self.rows, start : start + self._num_steps + 1]
         return tokens[:, :-1].T, tokens[:, 1:].T
 
 

@@ -1,14 +1,22 @@
-"""All ranks must start with the same run, or none starts."""
+"""All ranks do the same run, or none does: from their settings to the bits of their weights."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import pathlib
-from collections.abc import Mapping, Sequence
-from typing import Any, Optional
+import socket
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Optional, TypeVar
 
-from lm.errors import UserError
+import numpy as np
+
+from lm.distributed.communicator import Communicator
+from lm.errors import Ending, RunError, UserError
+
+T = TypeVar("T")
+_KINDS = {kind.__name__: kind for kind in (UserError, RunError)}
 
 _SOURCES = {".py", ".cc", ".h", ".conf"}
 _PACKAGE = pathlib.Path(__file__).parents[1]
@@ -44,6 +52,41 @@ def platform_facts() -> dict[str, Any]:
     }
 
 
+def together(comm: Communicator, work: Callable[[], T]) -> T:
+    """Do on each rank what may fail on some of them only; then it fails on all.
+
+    Args:
+      comm: The ranks.
+      work: Exchanges nothing.
+
+    Returns:
+      What `work` returned on this rank.
+
+    Raises:
+      UserError, RunError: It has failed on some rank; the same on all ranks.
+    """
+    result, failure = None, None
+    try:
+        result = work()
+    except (Ending, OSError) as error:
+        kind = UserError if isinstance(error, UserError) else RunError
+        failure = {"kind": kind.__name__, "message": str(error), "host": socket.gethostname()}
+    failures = comm.gather(failure)
+    failed = [rank for rank, found in enumerate(failures) if found]
+    if failed:
+        first = failures[failed[0]]
+        message = first["message"]
+        if len(failed) < comm.size:
+            message = f"rank {failed[0]} on {first['host']}: {message}"
+        raise _on_every_rank(_KINDS[first["kind"]](message))
+    return result
+
+
+def _on_every_rank(error: Ending) -> Ending:
+    error.on_every_rank = True
+    return error
+
+
 def check_agreement(facts_by_rank: Sequence[Mapping[str, Any]]) -> None:
     """Check that all ranks hold the same facts.
 
@@ -58,9 +101,11 @@ def check_agreement(facts_by_rank: Sequence[Mapping[str, Any]]) -> None:
     """
     difference = first_disagreement(facts_by_rank)
     if difference:
-        raise UserError(
-            f"the ranks disagree on {difference}: start all with the same code, packages, data and"
-            " settings"
+        raise _on_every_rank(
+            UserError(
+                f"the ranks disagree on {difference}: start all with the same code, packages, data"
+                " and settings"
+            )
         )
 
 
@@ -94,3 +139,20 @@ def by_rank(values: Sequence[Any]) -> str:
         f"{value} on rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
         for value, ranks in ranks_by_value.items()
     )
+
+
+def first_divergence(
+    variables: Mapping[str, np.ndarray], gather: Callable[[Any], list]
+) -> Optional[str]:
+    """Compare the variables of all ranks, bit by bit.
+
+    Args:
+      variables: Those of this rank, by name.
+      gather: Returns the values of all ranks, by rank.
+
+    Returns:
+      The same on all ranks: the first variable that differs, and the ranks by what they hold; None
+      where all agree.
+    """
+    checksums = {n: f"{zlib.crc32(np.ascontiguousarray(v)):08x}" for n, v in variables.items()}
+    return first_disagreement(gather(checksums))

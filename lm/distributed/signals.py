@@ -14,6 +14,7 @@ import socket
 import sys
 import threading
 import time
+from typing import Any
 
 _STOP = {
     signal.SIGTERM: signal.SIGTERM,
@@ -31,10 +32,11 @@ def ignore_save_requests() -> None:
 
 
 class Signals:
-    """Remembers what signals have asked for; make it on the main thread, once.
+    """Remembers what signals have asked for, until it is closed.
 
     A thread reads them: Python runs a handler only when the main thread is back from C, and a
-    rank that waits for a dead one never is.
+    rank that waits for a dead one never is. Made on another thread than the main one, where Python
+    allows no handlers, it hears nothing.
     """
 
     def __init__(self) -> None:
@@ -42,15 +44,33 @@ class Signals:
         self._save = False
         self._saved_at = -_SAME_REQUEST_SECONDS
         self._num_interrupts = 0
+        self._before: dict[int, Any] = {}
+        if threading.current_thread() is threading.main_thread():
+            self._open()
+
+    def _open(self) -> None:
         self._reader, self._writer = socket.socketpair()
         self._writer.setblocking(False)
-        signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
-        numbers = {*_STOP, signal.SIGUSR1}
-        if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # started by nohup
-            numbers.remove(signal.SIGHUP)
-        for number in numbers:
-            signal.signal(number, lambda *_: None)  # the wakeup descriptor has it already
-        threading.Thread(target=self._read, name="signals", daemon=True).start()
+        descriptor = self._writer.fileno()
+        self._wakeup_before = signal.set_wakeup_fd(descriptor, warn_on_full_buffer=False)
+        for number in (*_STOP, signal.SIGUSR1):
+            if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+                continue  # started by nohup
+            # The wakeup descriptor has it already.
+            self._before[number] = signal.signal(number, lambda *_: None)
+        self._thread = threading.Thread(target=self._read, name="signals", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Give the signals back to whoever had them before."""
+        if not self._before:
+            return
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(self._wakeup_before)
+        self._writer.close()  # which ends the thread
+        self._thread.join()
+        self._reader.close()
 
     @property
     def stop(self) -> int:
@@ -67,8 +87,8 @@ class Signals:
         self._save, self._saved_at = False, time.monotonic()
 
     def _read(self) -> None:
-        while True:
-            for number in self._reader.recv(64):
+        while numbers := self._reader.recv(64):
+            for number in numbers:
                 self._note(number)
 
     def _note(self, number: int) -> None:

@@ -52,7 +52,7 @@ class _Phase(NamedTuple):
 
 
 class Watchdog:
-    """Ends this rank when it has made no progress for too long.
+    """Ends this rank when it has made no progress for too long, until it is closed.
 
     Args:
       timeout_seconds: How long a phase may take; 0 for ever.
@@ -73,8 +73,13 @@ class Watchdog:
         self._timeout, self._ranks, self._rank = timeout_seconds, ranks, rank
         self._stop_requested = stop_requested
         self._phase = _Phase("the start", stoppable=False)
+        self._closed = threading.Event()
         if len(ranks) > 1:
             threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
+
+    def close(self) -> None:
+        """Watch no longer."""
+        self._closed.set()
 
     def beat(self, phase: str, stoppable: bool = False) -> None:
         """Note progress: the last phase has ended and this one begins.
@@ -89,8 +94,7 @@ class Watchdog:
 
     def _watch(self) -> None:
         now, idle, longest, seen = time.monotonic(), 0.0, 0.0, self._phase
-        while True:
-            time.sleep(_TICK_SECONDS)
+        while not self._closed.wait(_TICK_SECONDS):
             before, now = now, time.monotonic()
             if self._phase is not seen:
                 longest = max(longest, idle if seen.stoppable else 0.0)

@@ -52,6 +52,11 @@ class _FileHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         self.write([self.format(record)])
 
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+        super().close()
+
     def write(self, lines: Sequence[str]) -> None:
         """Write lines that are formatted."""
         text = "".join(f"{line}\n" for line in lines)
@@ -121,8 +126,19 @@ class LogFiles:
                 handler.write(early)
                 _logger.addHandler(handler)
                 self._files.append(handler)
-        if rank == 0 or not self._collects:
+        if rank and self._collects:
+            _logger.addHandler(_unwritten)
+        else:
             _logger.removeHandler(_unwritten)
+        if _logger.level == logging.NOTSET:  # no command, but a caller that has set up no logging
+            _logger.setLevel(logging.INFO)
+
+    def close(self) -> None:
+        """Write no more lines."""
+        _logger.removeHandler(_unwritten)
+        for file in self._files:
+            _logger.removeHandler(file)
+            file.close()
 
     def collect(self, gather: Callable[[list[str]], list[list[str]]]) -> None:
         """Bring the ranks' lines to rank 0's files; all ranks must call it together.

@@ -79,16 +79,20 @@ class Reporter:
         """Start showing the progress of an epoch of `total` steps, `done` of them done."""
         return Progress(self, epoch, done, total)
 
-    def close(self) -> None:
+    def __enter__(self) -> Reporter:
+        return self
+
+    def __exit__(self, kind: Optional[type], *_: object) -> None:
         """End the run's report.
 
         Raises:
-          RunError: There was no room for all events.
+          RunError: There was no room for all events; not in the place of another error.
         """
-        if self._metrics:
-            self._metrics.write(b"")
-            if self._metrics.failure:
-                raise RunError(f"{self._metrics.failure}; the events after its last line are lost")
+        for part in (self._metrics, self._tensorboard, self._logs):
+            if part:
+                part.close()
+        if self._metrics and self._metrics.failure and kind is None:
+            raise RunError(f"{self._metrics.failure}; the events after its last line are lost")
 
 
 class Progress:

@@ -46,7 +46,8 @@ class TensorBoardWriter:
         self._tf, self._step = tf, 0
         os.makedirs(log_dir, exist_ok=True)
         name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}"
-        self._records = RecordWriter(PatientFile(os.path.join(log_dir, name)))
+        self._file = PatientFile(os.path.join(log_dir, name))
+        self._records = RecordWriter(self._file)
         self._add(file_version="brain.Event:2")
 
     def write(self, kind: str, fields: Mapping[str, Any]) -> None:
@@ -62,6 +63,10 @@ class TensorBoardWriter:
             summary.value.add(tag="perplexity/step", simple_value=perplexity)
         if summary.value:
             self._add(summary=summary, step=self._step)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
 
     def describe(self, settings: Mapping[str, Any]) -> None:
         """Write a run's settings, as text and for the hparams dashboard."""

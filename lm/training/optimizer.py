@@ -1,8 +1,7 @@
-"""SGD: the learning-rate schedule, and reduce -> clip -> apply."""
+"""SGD: reduce, then clip, then apply."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple, Optional
 
@@ -12,25 +11,6 @@ from lm.config import Config
 from lm.distributed.communicator import Communicator
 from lm.model.ops import COMPILED, fastest
 from lm.model.perplexity import MAX_MEAN_NLL
-
-
-def learning_rate_at(config: Config, step: int, steps_per_epoch: int, num_ranks: int = 1) -> float:
-    """Return the learning rate of a global step.
-
-    learning_rate * lr_decay^max(epoch - lr_decay_start_epoch + 1, 0), epochs counted from 1;
-    raised linearly from 0 over the first `warmup_steps`.
-
-    Args:
-      config: The schedule.
-      step: Global step, from 0.
-      steps_per_epoch: Steps of an epoch.
-      num_ranks: Number of ranks, for `scale_lr_by_worker`.
-    """
-    epoch = step // steps_per_epoch + 1
-    decay = config.lr_decay ** max(epoch - config.lr_decay_start_epoch + 1, 0)
-    scale = {"none": 1.0, "sqrt": math.sqrt(num_ranks), "linear": float(num_ranks)}
-    warmup = min(1.0, step / config.warmup_steps) if config.warmup_steps else 1.0
-    return config.learning_rate * scale[config.scale_lr_by_worker] * decay * warmup
 
 
 class Update(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Optional
 
@@ -9,9 +10,12 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from lm.checkpoint import format as checkpoint
+from lm.checkpoint import manifest
+from lm.checkpoint.records import load_record
+from lm.checkpoint.run_dir import RunDir
 from lm.checkpoint.variables import load_variables, weight_names
 from lm.errors import UserError
-from lm.training.job import Job
+from lm.training.progress import Position
 
 
 class RestoreHook(tf.train.SessionRunHook):
@@ -30,22 +34,49 @@ class RestoreHook(tf.train.SessionRunHook):
             load_variables(session, self._arrays)
 
 
-def starting_arrays(job: Job) -> Optional[dict[str, np.ndarray]]:
-    """Read what the run starts with, on rank 0; None on the others, or where it starts afresh.
+def starting_position(run_dir: Optional[RunDir]) -> Position:
+    """Return where a run goes on, and forget its events after that.
 
-    Call it in the training graph.
+    Args:
+      run_dir: Of rank 0; None on the others, which start from the beginning until they are told.
+
+    Raises:
+      UserError, RunError: The checkpoint's manifest has no position that this version knows.
+    """
+    if run_dir is None:
+        return Position()
+    position = Position()
+    if run_dir.checkpoint_dir:
+        source = os.path.join(run_dir.checkpoint_dir, manifest.NAME)
+        position = load_record(Position, run_dir.position, source)
+    run_dir.forget_events_after(position.step, position.epochs_done)
+    return position
+
+
+def starting_arrays(
+    run_dir: Optional[RunDir], init_from: Optional[str], vocabulary_checksum: str
+) -> Optional[dict[str, np.ndarray]]:
+    """Read what a run starts with, for the variables of the current graph.
+
+    Args:
+      run_dir: Of rank 0, with the checkpoint to resume from; None on the others.
+      init_from: The checkpoint whose weights, and nothing else, to start with, or None.
+      vocabulary_checksum: Of the run; `init_from` must have the same.
+
+    Returns:
+      Arrays by variable name; None where the run starts afresh, and on other ranks than 0.
 
     Raises:
       UserError: The checkpoint does not fit the model.
       RunError: It cannot be read.
     """
-    if job.run_dir is None:
+    if run_dir is None:
         return None
-    if job.run_dir.checkpoint_dir:
-        arrays = checkpoint.load_arrays(job.run_dir.checkpoint_dir)
+    if run_dir.checkpoint_dir:
+        arrays = checkpoint.load_arrays(run_dir.checkpoint_dir)
         needed = [variable.op.name for variable in tf.global_variables()]
-    elif job.options.init_from:
-        arrays = _foreign_weights(job.options.init_from, job.corpus.vocabulary.checksum)
+    elif init_from:
+        arrays = _foreign_weights(init_from, vocabulary_checksum)
         needed = weight_names()
     else:
         return None

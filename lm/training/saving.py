@@ -6,17 +6,17 @@ import dataclasses
 import logging
 import math
 from collections.abc import Callable
-from typing import Optional
+from typing import NoReturn, Optional
 
 import tensorflow.compat.v1 as tf
 
 from lm.checkpoint import variables
 from lm.checkpoint.manifest import Manifest
 from lm.checkpoint.writer import Saver
+from lm.distributed.agreement import first_divergence
 from lm.distributed.communicator import Communicator
 from lm.distributed.waiting import WaitingRoom
 from lm.errors import EveryRankError
-from lm.training.job import Job
 from lm.training.progress import Position
 
 logger = logging.getLogger("lm")
@@ -28,27 +28,23 @@ class Safekeeping:
     """Saves a run; every method but `is_due` is to be called by all ranks at the same point.
 
     Args:
-      job: What is trained.
+      saver: Writes the checkpoints; of rank 0, which alone has one.
+      manifest: What is the same in all checkpoints of this run.
       comm: The ranks.
       session: The training session.
-      beat: Told the phase that begins, for the watchdog.
+      beat: `Watchdog.beat`: told the phase that begins.
     """
 
     def __init__(
-        self, job: Job, comm: Communicator, session: tf.Session, beat: Callable[[str], None]
+        self,
+        saver: Optional[Saver],
+        manifest: Manifest,
+        comm: Communicator,
+        session: tf.Session,
+        beat: Callable[..., None],
     ):
-        self._job, self._comm, self._session, self._beat = job, comm, session, beat
-        with session.graph.as_default():
-            self._weight_names = variables.weight_names()
-        self._saver: Optional[Saver] = None
-        if job.run_dir:
-            options = job.options
-            self._saver = Saver(
-                job.run_dir.path,
-                options.keep_checkpoints,
-                options.checkpoint_every_steps,
-                options.checkpoint_every_minutes,
-            )
+        self._saver, self._template = saver, manifest
+        self._comm, self._session, self._beat = comm, session, beat
 
     def is_due(self, step: int) -> bool:
         """Tell whether rank 0 wants to save at this step; to be asked once at each."""
@@ -77,6 +73,30 @@ class Safekeeping:
             )
         if self._saver:
             self._saver.start(arrays, self._manifest(position, in_sync))
+
+    def check_in_sync(self, position: Position) -> None:
+        """Compare the ranks' weights, bit by bit.
+
+        Raises:
+          EveryRankError: They differ; what rank 0 has is saved, and marked.
+        """
+        self._beat("the comparison of the weights")
+        difference = first_divergence(variables.read_variables(self._session), self._comm.gather)
+        if difference:
+            self._part(position, difference)
+
+    def _part(self, position: Position, difference: str) -> NoReturn:
+        try:
+            self.save(position, in_sync=False)
+            self.finish()
+            outcome = "rank 0's are saved, and --resume gives them to all ranks"
+        except EveryRankError as error:
+            outcome = str(error)
+        raise EveryRankError(
+            f"at step {position.step} the ranks disagree on the weights: checksum of {difference};"
+            f" {outcome}; look for hosts with unlike processors, devices or libraries, a bug in"
+            " what was changed last, or bad memory where one rank differs"
+        )
 
     def finish(self) -> None:
         """Wait until the last save is on the disk.
@@ -110,19 +130,11 @@ class Safekeeping:
         return room.gather(str(failure) if failure else None)[0]
 
     def _manifest(self, position: Position, in_sync: bool) -> Manifest:
-        job, perplexity = self._job, position.valid_perplexity
-        steps_per_epoch = job.batches.steps_per_epoch
-        return Manifest(
+        return dataclasses.replace(
+            self._template,
             step=position.step,
-            epoch=math.ceil(position.step / steps_per_epoch),
-            steps_per_epoch=steps_per_epoch,
-            world_size=self._comm.size,
-            seed=job.config.seed,
-            config=dataclasses.asdict(job.config),
-            vocabulary=job.corpus.vocabulary.checksum,
-            corpus=job.corpus.checksum,
+            epoch=math.ceil(position.step / self._template.steps_per_epoch),
             position=dataclasses.asdict(position),
-            weights=self._weight_names,
-            valid_perplexity=perplexity,
+            valid_perplexity=position.valid_perplexity,
             in_sync=in_sync,
         )

@@ -12,42 +12,54 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from lm import kernels
+from lm.config import Config, RunOptions
 from lm.data import run_corpus
+from lm.data.batches import rows_of_rank
 from lm.distributed.agreement import by_rank
 from lm.distributed.communicator import Communicator
 from lm.distributed.devices import device_name
 from lm.distributed.horovod import horovod_version
+from lm.events.reporter import Reporter
 from lm.model.shape import count_parameters
-from lm.training.job import Job
+from lm.training.prepare import Prepared
 from lm.training.progress import Position
 
 
-def report_start(job: Job, comm: Communicator, position: Position) -> None:
+def report_start(
+    config: Config,
+    options: RunOptions,
+    comm: Communicator,
+    run: Prepared,
+    position: Position,
+    reporter: Reporter,
+) -> None:
     """Open the log files, and write the start event, the summary and the files that describe
     the run; all ranks must call it together."""
-    output_dir = comm.gather(job.reporter.output_dir)[0]
+    output_dir = comm.gather(reporter.output_dir)[0]
     paths = [os.path.join(output_dir, "log.txt")]
-    if job.options.log_path:
-        paths.append(job.options.log_path)
-    job.reporter.open_logs(paths, job.options.mpi_log, comm.rank)
+    if options.log_path:
+        paths.append(options.log_path)
+    reporter.open_logs(paths, options.mpi_log, comm.rank)
     if comm.is_rank_0:
-        job.reporter.describe(dataclasses.asdict(job.config))
-        job.reporter.write_json("config.json", dataclasses.asdict(job.config))
-        job.reporter.write_json(run_corpus.FILE_NAME, job.corpus_record._asdict())
-        job.corpus.vocabulary.save(os.path.join(output_dir, "vocabulary.txt"))
-    facts = _facts(job, comm, position, output_dir)
-    job.reporter.event("start", **facts)
+        reporter.describe(dataclasses.asdict(config))
+        reporter.write_json("config.json", dataclasses.asdict(config))
+        reporter.write_json(run_corpus.FILE_NAME, run.corpus_record._asdict())
+        run.corpus.vocabulary.save(os.path.join(output_dir, "vocabulary.txt"))
+    facts = _facts(config, comm, run, position, output_dir)
+    reporter.event("start", **facts)
     for line in _summary(facts, comm.rank):
-        job.reporter.log(line)
+        reporter.log(line)
 
 
-def _facts(job: Job, comm: Communicator, position: Position, output_dir: str) -> dict[str, Any]:
+def _facts(
+    config: Config, comm: Communicator, run: Prepared, position: Position, output_dir: str
+) -> dict[str, Any]:
     """Return what the start event tells; the same on all ranks, but for what is this rank's."""
-    config, batches = job.config, job.batches
+    rows = rows_of_rank(config.batch_size, comm.rank, comm.size)
     own = {
         "host": socket.gethostname(),
         "device": device_name(comm.local_rank),
-        "rows": job.rows.count,
+        "rows": rows.count,
         "compiled_ops": kernels.description(),
         "visible_gpus": len(tf.config.list_physical_devices("GPU")),
         "cuda_visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
@@ -63,8 +75,8 @@ def _facts(job: Job, comm: Communicator, position: Position, output_dir: str) ->
         cuda_visible_devices=[rank["cuda_visible_devices"] for rank in ranks],
         backend=comm.backend,
         exchange_settings=comm.settings,
-        intra_op_threads=job.threads.intra_op,
-        inter_op_threads=job.threads.inter_op,
+        intra_op_threads=run.threads.intra_op,
+        inter_op_threads=run.threads.inter_op,
         python=platform.python_version(),
         tensorflow=tf.__version__,
         horovod=horovod_version(),
@@ -72,11 +84,11 @@ def _facts(job: Job, comm: Communicator, position: Position, output_dir: str) ->
         compiled_ops=[rank["compiled_ops"] for rank in ranks],
         precision=config.precision,
         batch_size=config.batch_size,
-        parameters=count_parameters(config, len(job.corpus.vocabulary)),
-        corpus=job.corpus.name,
-        vocab_size=len(job.corpus.vocabulary),
-        steps_per_epoch=batches.steps_per_epoch,
-        words_per_epoch=batches.steps_per_epoch * config.batch_size * config.num_steps,
+        parameters=count_parameters(config, len(run.corpus.vocabulary)),
+        corpus=run.corpus.name,
+        vocab_size=len(run.corpus.vocabulary),
+        steps_per_epoch=run.batches.steps_per_epoch,
+        words_per_epoch=run.batches.steps_per_epoch * config.batch_size * config.num_steps,
         output_dir=output_dir,
         resumed_from_step=position.step,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 import tensorflow.compat.v1 as tf
 from tensorflow.python.client.timeline import Timeline
@@ -29,20 +29,24 @@ class StepTracer:
     """Runs steps, and writes a trace of the chosen ones.
 
     Args:
+      session: Runs them.
       steps: The global steps to trace, counted from 1.
       directory: Where trace-STEP.json goes; None traces nothing.
     """
 
-    def __init__(self, steps: range, directory: Optional[str]):
-        self._steps, self._directory = steps, directory
+    def __init__(self, session: tf.Session, steps: range, directory: Optional[str]):
+        self._session, self._steps, self._directory = session, steps, directory
 
-    def run(self, session: tf.Session, step: int, fetches: Any, feed: dict) -> Any:
-        """Run a step as `session.run(fetches, feed)` does, traced if it was chosen."""
+    def run_of(self, step: int) -> Callable[[Any, dict], Any]:
+        """Return what runs a step as `session.run(fetches, feed)` does, traced if it was chosen."""
         if self._directory is None or step not in self._steps:
-            return session.run(fetches, feed)
+            return self._session.run
+        return lambda fetches, feed: self._traced(step, fetches, feed)
+
+    def _traced(self, step: int, fetches: Any, feed: dict) -> Any:
         metadata = tf.RunMetadata()
         options = tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE)
-        values = session.run(fetches, feed, options=options, run_metadata=metadata)
+        values = self._session.run(fetches, feed, options=options, run_metadata=metadata)
         trace = Timeline(metadata.step_stats).generate_chrome_trace_format()
         with open(os.path.join(self._directory, f"trace-{step}.json"), "w") as file:
             file.write(trace)

@@ -2,66 +2,75 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 import tensorflow.compat.v1 as tf
 
-from lm.data.batches import eval_rows_of_rank
+from lm.config import Config
+from lm.data.batches import Rows, eval_rows_of_rank
+from lm.data.corpus import Corpus
 from lm.distributed.communicator import Communicator
 from lm.distributed.waiting import WaitingRoom
 from lm.model.evaluation import evaluate
+from lm.model.network import Weights
 from lm.model.perplexity import NllSum
-from lm.model.windows import Model
-from lm.training.job import Job
+from lm.model.windows import build_model
+
+logger = logging.getLogger("lm")
 
 
 class Validation:
-    """Evaluates the splits of a job's corpus.
+    """Evaluates the splits of a corpus with the weights of the training.
 
     Args:
-      job: For its config and corpus.
+      config: For `eval_batch_size` and the model.
+      weights: Of the graph that is being built.
+      corpus: Its splits are evaluated.
       comm: The ranks.
-      session: The training session.
-      model: The model to evaluate, in the session's graph.
+      shared: Whether they share the rows, instead of rank 0 alone.
       beat: `Watchdog.beat`: told the phase that begins.
       stop_requested: Returns the number of the signal that asked this rank to stop, or 0.
     """
 
     def __init__(
         self,
-        job: Job,
+        config: Config,
+        weights: Weights,
+        corpus: Corpus,
         comm: Communicator,
-        session: tf.Session,
-        model: Model,
+        shared: bool,
         beat: Callable[..., None],
         stop_requested: Callable[[], int],
     ):
-        self._job, self._comm, self._session, self._model = job, comm, session, model
+        self._config, self._corpus, self._comm, self._shared = config, corpus, comm, shared
         self._beat, self._stop_requested = beat, stop_requested
+        self._rows = eval_rows_of_rank(config.eval_batch_size, comm.rank, comm.size, shared)
+        # A rank without rows builds the smallest model there is.
+        rows = self._rows if self._rows.count else Rows(0, 1)
+        self._model = build_model(config, weights, rows, "eval")
 
-    def run(self, split: str) -> NllSum:
+    def run(self, session: tf.Session, split: str) -> NllSum:
         """Evaluate "valid" or "test"; all ranks must call it, and get the same result.
 
         Raises:
           Interrupted: A rank has been asked to stop.
         """
-        config, comm, corpus = self._job.config, self._comm, self._job.corpus
-        ids = getattr(corpus, split)
-        self._job.reporter.log(f"evaluating {split}: {len(ids):,} tokens")
-        shared = self._job.options.distributed_eval
-        phase = f"the evaluation of {split}" + ("" if shared else " on rank 0")
+        ids = getattr(self._corpus, split)
+        logger.info("evaluating %s: %s tokens", split, f"{len(ids):,}")
+        phase = f"the evaluation of {split}" + ("" if self._shared else " on rank 0")
         room = WaitingRoom(
-            comm.gather,
+            self._comm.gather,
             beat=lambda: self._beat(phase, stoppable=True),
             stop_requested=self._stop_requested,
         )
         return evaluate(
-            self._session,
+            session,
             self._model,
             ids,
-            config,
-            corpus.vocabulary.eos_id,
-            eval_rows_of_rank(config.eval_batch_size, comm.rank, comm.size, shared),
+            self._config,
+            self._corpus.vocabulary.eos_id,
+            self._rows,
             room.gather,
             room.at_work,
         )

@@ -37,13 +37,13 @@ def around(owner, name, before=lambda *args: None, after=lambda *args: None):
 
 def at_step(rank, step, action, when="before"):
     """Call action(loop) on one rank before or after it runs one step."""
-    from lm.training.loop import _Loop
+    from lm.training.loop import Loop
 
     def act(loop, *_):
-        if loop._comm.rank == int(rank) and loop._position.step + 1 == int(step):
+        if loop.comm.rank == int(rank) and loop.position.step + 1 == int(step):
             action(loop)
 
-    around(_Loop, "_run_step", **{when: act})
+    around(Loop, "_run_step", **{when: act})
 
 
 def kill_self(*_):
@@ -70,13 +70,13 @@ def fail(rank, step, when):
 
 @fault
 def fail_to_prepare(rank):
-    import lm.training.job
+    import lm.training.run
 
-    def action(config, options, comm):
+    def action(config, options, comm, stack):
         if comm.rank == int(rank):
             raise RuntimeError("the injected cause")
 
-    around(lm.training.job, "prepare", before=action)
+    around(lm.training.run, "prepare", before=action)
 
 
 @fault
@@ -99,9 +99,9 @@ def nan(rank, step):
     from lm.checkpoint import variables
 
     def action(loop):
-        state = variables._state_variables(loop._session)
+        state = variables._state_variables(loop.session)
         values = {name: np.full(v.shape.as_list(), np.nan, "f") for name, v in state.items()}
-        variables._assign(loop._session, state, values)
+        variables._assign(loop.session, state, values)
 
     at_step(rank, step, action)
 
@@ -112,9 +112,9 @@ def flip(rank, step):
     from lm.checkpoint import variables
 
     def action(loop):
-        weights = variables.read_variables(loop._session)["lstm_1/bias"]
+        weights = variables.read_variables(loop.session)["lstm_1/bias"]
         weights.view(np.uint32)[3] ^= 1 << 20  # a high one, so that no rounding hides it
-        variables.load_variables(loop._session, {"lstm_1/bias": weights})
+        variables.load_variables(loop.session, {"lstm_1/bias": weights})
 
     at_step(rank, step, action)
 
@@ -125,9 +125,9 @@ def spoil(step):
     from lm.checkpoint import variables
 
     def action(loop):
-        weights = variables.read_variables(loop._session)["embedding"]
+        weights = variables.read_variables(loop.session)["embedding"]
         weights[-1, 0] = np.nan
-        variables.load_variables(loop._session, {"embedding": weights})
+        variables.load_variables(loop.session, {"embedding": weights})
 
     at_step(0, step, action, when="after")
 
@@ -156,7 +156,7 @@ def stop_in_test(rank):
 
     slow_evaluation(0.025)
 
-    def act(validation, split):
+    def act(validation, session, split):
         if split == "test" and validation._comm.rank == int(rank):
             threading.Timer(1, os.kill, (os.getpid(), signal.SIGSTOP)).start()
 

@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from lm.cli.flags import HelpRequested, parse_training_flags
+from lm.cli.flags import parse_training_flags
 from lm.config import Config, RunOptions, load_config
-from lm.errors import UserError
+from lm.errors import HelpRequested, UserError
 
 PUBLISHED = {  # Zaremba et al. (2014), and the starts of decay of the TensorFlow tutorial
     "config_small": (0.1, 200, 2, 20, 1.0, 20, 13, 1.0, 0.5, 5, 5),

@@ -18,7 +18,7 @@ MAY_IMPORT = {
     "data": set(),
     "events": set(),
     "checkpoint": set(),
-    "distributed": set(),
+    "distributed": {"kernels"},
     "cli": {"distributed", "events"},
     "model": {"kernels", "data"},
     "training": {"kernels", "data", "events", "checkpoint", "distributed", "model"},

@@ -1,4 +1,4 @@
-"""This project's training step, as `lm.train` runs it."""
+"""This project's training step, the very one that `lm.train` runs."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ import tensorflow.compat.v1 as tf
 
 from lm.benchmark.workers.workload import initial_weight
 from lm.config import Config
-from lm.data.batches import rows_of_rank
 from lm.distributed.communicator import Communicator, OneProcess
 from lm.model.network import build_weights
 from lm.model.shape import weight_shapes
-from lm.model.windows import build_model
-from lm.training.optimizer import build_update
+from lm.training.step import build_step, run_step
 
 # (inputs [T, B], targets [T, B]) -> (loss, norm of the gradient before clipping)
 Step = Callable[[np.ndarray, np.ndarray], tuple[float, float]]
@@ -48,13 +46,17 @@ def build_steps(
     Returns:
       Each step under its key; where there is one rank, only with `exchange`.
     """
+    built = {}
     with tf.Graph().as_default():
         weights = build_weights(config, vocab_size)
-        global_step = tf.train.get_or_create_global_step()
-        fetches = {}
         for batch_size in batch_sizes:
             sized = dataclasses.replace(config, batch_size=batch_size)
-            fetches.update(_build_fetches(sized, weights, vocab_size, global_step, comm))
+            key = StepKey(batch_size, exchange=True)
+            built[key] = build_step(sized, weights, comm, f"batch_{batch_size}")
+            if comm.size > 1:
+                built[key._replace(exchange=False)] = build_step(
+                    sized, weights, _WithoutExchange(comm), f"alone_{batch_size}"
+                )
         # Finalizes the graph and broadcasts the weights, as in training.
         session = tf.train.SingularMonitoredSession(
             hooks=comm.hooks(), config=session_config
@@ -63,32 +65,19 @@ def build_steps(
             name = variable.op.name
             shape = weight_shapes(config, vocab_size)[name]
             variable.load(initial_weight(config, name, shape), session)
-    return {key: _step(session, *found) for key, found in fetches.items()}
+
+    def step_of(key: StepKey) -> Step:
+        def step(inputs: np.ndarray, targets: np.ndarray) -> tuple[float, float]:
+            result = run_step(session.run, built[key], inputs, targets, config.learning_rate)
+            return result.nll.nats / key.batch_size, result.grad_norm
+
+        return step
+
+    return {key: step_of(key) for key in built}
 
 
-def _build_fetches(config: Config, weights, vocab_size: int, global_step, comm: Communicator):
-    rows = rows_of_rank(config.batch_size, comm.rank, comm.size)
-    name = f"batch_{config.batch_size}"
-    model = build_model(config, weights, rows, name, dropout_step=global_step)
-    ranks = {True: comm, False: OneProcess()} if comm.size > 1 else {True: comm}
-    for exchange, each in ranks.items():
-        update = build_update(
-            config,
-            model.loss,
-            tf.constant(config.learning_rate),
-            global_step,
-            vocab_size,
-            each,
-        )
-        loss = each.sum(model.nll_sum, f"{name}/nll_sum") / config.batch_size
-        train_op = tf.group(update.train_op, model.keep_state_op)
-        yield StepKey(config.batch_size, exchange), (model, [loss, update.grad_norm, train_op])
+class _WithoutExchange(OneProcess):
+    """A rank that trains its share of the rows, and exchanges nothing."""
 
-
-def _step(session: tf.Session, model, fetches: list) -> Step:
-    def step(inputs: np.ndarray, targets: np.ndarray) -> tuple[float, float]:
-        feed = {model.inputs_ph: inputs, model.targets_ph: targets}
-        loss, grad_norm, _ = session.run(fetches, feed)
-        return float(loss), float(grad_norm)
-
-    return step
+    def __init__(self, comm: Communicator):
+        self.rank, self.size = comm.rank, comm.size

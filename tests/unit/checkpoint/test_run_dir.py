@@ -1,16 +1,17 @@
 """Which runs go on, and which are refused with one line."""
 
+import contextlib
 import dataclasses
 import shutil
 
 import pytest
 
-from lm.checkpoint.run_dir import open_run_dir
-from lm.config import RunOptions
+from lm.checkpoint.run_dir import Identity, open_run_dir
+from lm.data.run_corpus import load_run_corpus
 from lm.errors import RunError, UserError
 from lm.model.perplexity import NllSum
-from lm.training.job import load_run_corpus
 from lm.training.progress import Position
+from lm.training.restore import starting_position
 from tests.untrained import make_run, rewrite_manifest
 
 
@@ -28,11 +29,14 @@ def resume(made, tmp_path):
     directory, config, corpus = made
 
     def resume(change, **fields):
-        copy = tmp_path / str(len(list(tmp_path.iterdir())))  # a lock is held to the end
+        copy = tmp_path / str(len(list(tmp_path.iterdir())))
         shutil.copytree(directory, copy)
         rewrite_manifest(copy / "checkpoints/step-00000007", change)
         config_now = dataclasses.replace(config, **fields)
-        return open_run_dir(config_now, RunOptions(output_dir=str(copy), resume=True), corpus)
+        identity = Identity(config_now, corpus.vocabulary.checksum, corpus.checksum)
+        with contextlib.ExitStack() as stack:
+            run_dir = open_run_dir(identity, str(copy), True, stack)
+            return run_dir.checkpoint_dir, starting_position(run_dir)
 
     return resume
 
@@ -41,7 +45,7 @@ def test_a_config_field_that_an_old_checkpoint_does_not_know_had_its_default(res
     def forget(manifest):
         del manifest["config"]["warmup_steps"]
 
-    assert resume(forget).checkpoint_dir.endswith("step-00000007")
+    assert resume(forget)[0].endswith("step-00000007")
     with pytest.raises(UserError, match=r"cannot resume: warmup_steps was 0 .* and is 5 now"):
         resume(forget, warmup_steps=5)
 
@@ -67,7 +71,7 @@ def test_a_position_comes_back_and_an_older_one_has_the_defaults(resume):
     expected = Position(
         7, 1, NllSum(12.5, 6), 3.0, NllSum(2.5, 1), 2.0, 0.5, valid_perplexity=8.0
     )  # fmt: skip
-    assert resume(lambda manifest: manifest.update(position=whole)).position == expected
+    assert resume(lambda manifest: manifest.update(position=whole))[1] == expected
     del whole["event_exchange_seconds"]
     expected.event_exchange_seconds = 0.0
-    assert resume(lambda manifest: manifest.update(position=whole)).position == expected
+    assert resume(lambda manifest: manifest.update(position=whole))[1] == expected

@@ -1,15 +1,17 @@
 """Where a run's corpus is looked for, and what a run remembers of it."""
 
+import contextlib
 import json
 
 import pytest
 
+from lm.cli.flags import parse_training_flags
 from lm.config import Config
 from lm.data.run_corpus import CorpusRecord, find_data_path, read_record
 from lm.distributed.communicator import OneProcess
 from lm.errors import UserError
 from lm.inference.texts import load_text
-from lm.training.job import prepare
+from lm.training.prepare import prepare
 from tests.untrained import make_run, open_run_at
 
 OWN = Config(corpus="files")
@@ -78,8 +80,10 @@ def test_training_on_finds_the_corpus_of_the_run_that_it_goes_on_from(tmp_path, 
         ["--resume", "--output_dir", tmp_path / "run"],
         ["--init_from", tmp_path / "run/checkpoints/step-1/", "--output_dir", tmp_path / "next"],
     ):
-        job = prepare([*arguments, *map(str, flags)], OneProcess())
-        assert job.corpus_record == record._replace(checksum=job.corpus.checksum)
+        config, options = parse_training_flags([*arguments, *map(str, flags)])
+        with contextlib.ExitStack() as stack:
+            run = prepare(config, options, OneProcess(), stack)
+        assert run.corpus_record == record._replace(checksum=run.corpus.checksum)
 
 
 def test_a_split_is_read_from_where_the_run_was_trained(tmp_path, own_text):

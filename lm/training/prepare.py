@@ -2,68 +2,49 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 from typing import Any, NamedTuple, Optional
 
 import tensorflow.compat.v1 as tf
 
-from lm.checkpoint.run_dir import RunDir, open_run_dir
+from lm.checkpoint.run_dir import Identity, RunDir, open_run_dir
 from lm.config import Config, RunOptions
-from lm.data import embedded as synthetic
-from lm.data.batches import Rows, TrainBatches, rows_of_rank
+from lm.data.batches import TrainBatches, rows_of_rank
 from lm.data.corpus import Corpus
+from lm.data.embedded import Truth
 from lm.data.run_corpus import CorpusRecord, find_data_path, load_run_corpus, record_of
-from lm.distributed import agreement
+from lm.distributed.agreement import platform_facts
 from lm.distributed.communicator import Communicator
 from lm.distributed.cores import unbind_from_core
 from lm.distributed.devices import Threads, choose_threads, session_config, start_tensorflow
-from lm.events.reporter import Reporter
 from lm.training.tracing import parse_steps
 
 
-class Job(NamedTuple):
+class Prepared(NamedTuple):
     """A run that is ready to start on this rank."""
 
-    config: Config
-    options: RunOptions
     corpus: Corpus
     corpus_record: CorpusRecord
-    truth: Optional[synthetic.Truth]  # of the embedded corpus
-    rows: Rows
+    truth: Optional[Truth]  # of the embedded corpus
     batches: TrainBatches
     threads: Threads
     session_config: tf.ConfigProto
     profile_steps: range
-    reporter: Reporter
     run_dir: Optional[RunDir]  # of rank 0, which alone reads and writes it
 
-    def facts(self) -> dict[str, Any]:
-        """Return what must be the same on all ranks, by name."""
-        options = {
-            field.name: getattr(self.options, field.name)
-            for field in dataclasses.fields(self.options)
-            if not field.metadata["per_host"]
-        }
-        return {
-            **dataclasses.asdict(self.config),
-            **options,
-            "vocabulary": self.corpus.vocabulary.checksum,
-            "corpus": self.corpus.checksum,
-            **agreement.platform_facts(),
-        }
 
-
-def prepare(config: Config, options: RunOptions, comm: Communicator) -> Job:
-    """Check and load everything that a run needs.
+def prepare(
+    config: Config, options: RunOptions, comm: Communicator, stack: contextlib.ExitStack
+) -> Prepared:
+    """Check and load what a run needs, without an exchange.
 
     Args:
       config: What is trained.
-      options: How.
+      options: How and where.
       comm: The ranks.
-
-    Returns:
-      The job of this rank.
+      stack: Frees the run's directory when it is closed.
 
     Raises:
       UserError, RunError: This rank cannot start, and why.
@@ -74,24 +55,19 @@ def prepare(config: Config, options: RunOptions, comm: Communicator) -> Job:
     rows = rows_of_rank(config.batch_size, comm.rank, comm.size)
     data_path = options.data_path or find_data_path(config, _earlier_runs(options))
     corpus, truth = load_run_corpus(config, data_path, options.data_url)
-    batches = TrainBatches(corpus.train, config.batch_size, config.num_steps, rows)
-    tf_config = session_config(threads, comm.local_rank, comm.local_size)
-    profile_steps = parse_steps(options.profile_steps)
-    # Last, so that a run that cannot start leaves nothing behind.
-    run_dir = open_run_dir(config, options, corpus) if comm.is_rank_0 else None
-    return Job(
-        config=config,
-        options=options,
+    identity = Identity(config, corpus.vocabulary.checksum, corpus.checksum)
+    return Prepared(
         corpus=corpus,
         corpus_record=record_of(config, data_path, corpus),
         truth=truth,
-        rows=rows,
-        batches=batches,
+        batches=TrainBatches(corpus.train, config.batch_size, config.num_steps, rows),
         threads=threads,
-        session_config=tf_config,
-        profile_steps=profile_steps,
-        reporter=Reporter(run_dir.path if run_dir else None, options.tensorboard),
-        run_dir=run_dir,
+        session_config=session_config(threads, comm.local_rank, comm.local_size),
+        profile_steps=parse_steps(options.profile_steps),
+        # Last, so that a run that cannot start leaves nothing behind.
+        run_dir=open_run_dir(identity, options.output_dir, options.resume, stack)
+        if comm.is_rank_0
+        else None,
     )
 
 
@@ -103,3 +79,19 @@ def _earlier_runs(options: RunOptions) -> list[str]:
     if options.init_from:  # RUN/checkpoints/step-00001000
         directories.append(os.path.dirname(os.path.dirname(os.path.abspath(options.init_from))))
     return directories
+
+
+def facts_of(config: Config, options: RunOptions, corpus: Corpus) -> dict[str, Any]:
+    """Return what must be the same on all ranks, by name."""
+    options_of_all = {
+        field.name: getattr(options, field.name)
+        for field in dataclasses.fields(options)
+        if not field.metadata["per_host"]
+    }
+    return {
+        **dataclasses.asdict(config),
+        **options_of_all,
+        "vocabulary": corpus.vocabulary.checksum,
+        "corpus": corpus.checksum,
+        **platform_facts(),
+    }

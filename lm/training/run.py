@@ -1,0 +1,148 @@
+"""A training run, from a config to its test."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from typing import Optional
+
+import tensorflow.compat.v1 as tf
+
+from lm.checkpoint import variables
+from lm.checkpoint.manifest import Manifest
+from lm.checkpoint.records import load_record
+from lm.checkpoint.run_dir import RunDir
+from lm.checkpoint.writer import Saver
+from lm.config import Config, RunOptions
+from lm.distributed.agreement import check_agreement, together
+from lm.distributed.communicator import Communicator
+from lm.distributed.signals import Signals
+from lm.distributed.watchdog import Process, Watchdog, own_process
+from lm.events.reporter import Reporter
+from lm.model.network import build_weights
+from lm.training.loop import Loop
+from lm.training.prepare import Prepared, facts_of, prepare
+from lm.training.progress import Position
+from lm.training.restore import RestoreHook, starting_arrays, starting_position
+from lm.training.saving import Safekeeping
+from lm.training.step import build_step
+from lm.training.summary import report_start
+from lm.training.tracing import StepTracer
+from lm.training.validation import Validation
+
+
+def train(config: Config, options: RunOptions, comm: Communicator) -> None:
+    """Train, validate after each epoch, save, and test at the end.
+
+    To be called on all ranks. It leaves no threads, signal handlers, log files or locks behind, so
+    that it can be called again.
+
+    Args:
+      config: What is trained.
+      options: How and where.
+      comm: The ranks, from `lm.distributed.launch.connect`.
+
+    Raises:
+      UserError: Something given cannot be used; on all ranks.
+      RunError: The run has failed or was stopped by a signal; see its kinds in lm/errors.py.
+    """
+    with contextlib.ExitStack() as stack:
+        run = together(comm, lambda: prepare(config, options, comm, stack))
+        check_agreement(comm.gather(facts_of(config, options, run.corpus)))
+        _start(config, options, comm, run, stack)
+
+
+def _start(
+    config: Config,
+    options: RunOptions,
+    comm: Communicator,
+    run: Prepared,
+    stack: contextlib.ExitStack,
+) -> None:
+    signals = stack.enter_context(contextlib.closing(Signals()))
+    ranks = [Process(*process) for process in comm.gather(own_process())]
+    watchdog = stack.enter_context(
+        contextlib.closing(
+            Watchdog(options.step_timeout_seconds, ranks, comm.rank, lambda: signals.stop)
+        )
+    )
+    position = together(comm, lambda: starting_position(run.run_dir))
+    # Rank 0 alone reads checkpoints: other hosts need not see its disk.
+    position = load_record(Position, comm.gather(dataclasses.asdict(position))[0], "rank 0")
+    output_dir = run.run_dir.path if run.run_dir else None
+    reporter = stack.enter_context(Reporter(output_dir, options.tensorboard))
+    report_start(config, options, comm, run, position, reporter)
+    with tf.Graph().as_default():
+        weights = build_weights(config, len(run.corpus.vocabulary))
+        step = build_step(config, weights, comm, skip_unsound=options.on_nan == "skip")
+        validation = Validation(
+            config,
+            weights,
+            run.corpus,
+            comm,
+            options.distributed_eval,
+            watchdog.beat,
+            lambda: signals.stop,
+        )
+        manifest = _manifest(config, comm, run)
+        arrays = together(
+            comm,
+            lambda: starting_arrays(run.run_dir, options.init_from, run.corpus.vocabulary.checksum),
+        )
+        # Not MonitoredTrainingSession: it recovers from errors by making a new session, on one
+        # rank alone, which would then wait for ever for the others' broadcast.
+        with tf.train.SingularMonitoredSession(
+            hooks=[RestoreHook(arrays), *comm.hooks()], config=run.session_config
+        ) as monitored:
+            session = monitored.raw_session()
+            if position.step:
+                variables.load_state(session, arrays, run.batches.rows, comm.concat)
+            if options.timeline:
+                comm.start_timeline(options.timeline)
+            Loop(
+                config=config,
+                options=options,
+                comm=comm,
+                batches=run.batches,
+                session=session,
+                step=step,
+                tracer=StepTracer(session, run.profile_steps, output_dir),
+                position=position,
+                saving=Safekeeping(
+                    _saver(run.run_dir, options), manifest, comm, session, watchdog.beat
+                ),
+                validation=validation,
+                reporter=reporter,
+                signals=signals,
+                beat=watchdog.beat,
+                truth=run.truth,
+            ).run()
+            if options.timeline:
+                comm.stop_timeline()
+
+
+def _saver(run_dir: Optional[RunDir], options: RunOptions) -> Optional[Saver]:
+    if run_dir is None:
+        return None
+    return Saver(
+        run_dir.path,
+        options.keep_checkpoints,
+        options.checkpoint_every_steps,
+        options.checkpoint_every_minutes,
+    )
+
+
+def _manifest(config: Config, comm: Communicator, run: Prepared) -> Manifest:
+    """Return what is the same in all checkpoints of a run; call it in the training graph."""
+    return Manifest(
+        step=0,
+        epoch=0,
+        steps_per_epoch=run.batches.steps_per_epoch,
+        world_size=comm.size,
+        seed=config.seed,
+        config=dataclasses.asdict(config),
+        vocabulary=run.corpus.vocabulary.checksum,
+        corpus=run.corpus.checksum,
+        position={},
+        weights=variables.weight_names(),
+    )

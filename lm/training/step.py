@@ -1,0 +1,117 @@
+"""One training step: its graph, the same on every rank, and a run of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Callable, NamedTuple
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from lm.config import Config
+from lm.data.batches import rows_of_rank
+from lm.distributed.communicator import Communicator
+from lm.model.network import Weights
+from lm.model.perplexity import NllSum
+from lm.model.windows import Model, build_model
+from lm.training.optimizer import Update, build_update
+
+# What a rank asks of all ranks: to stop for SIGTERM, to stop for SIGINT, to save.
+NO_REQUESTS = (False, False, False)
+
+
+class Step(NamedTuple):
+    """The tensors and ops of a step."""
+
+    model: Model
+    update: Update
+    learning_rate_ph: tf.Tensor
+    requests_ph: tf.Tensor  # float32 [3]: 1 for what this rank asks
+    sums: tf.Tensor  # float32 [4]: nll of the global batch, in nats; requests
+    train_op: tf.Operation
+    words: int  # of the global batch
+
+
+class StepResult(NamedTuple):
+    """What a step tells; the same on all ranks, but for the seconds."""
+
+    nll: NllSum  # of the global batch
+    grad_norm: float  # before clipping
+    is_sound: bool  # whether the loss and the gradient are those of a model; see Update
+    requests: Sequence[bool]  # of all ranks together
+    exchange_seconds: float  # of the gradients' exchange, what no computation hides
+
+
+def build_step(
+    config: Config,
+    weights: Weights,
+    comm: Communicator,
+    name: str = "train",
+    skip_unsound: bool = False,
+) -> Step:
+    """Build the graph of a step; the same on every rank, since op names are Horovod's protocol.
+
+    Args:
+      config: The model, its batch and its clipping.
+      weights: From `build_weights`.
+      comm: The ranks, each of which trains its share of the rows.
+      name: Scope of the model, and of the exchanges.
+      skip_unsound: See `build_update`.
+    """
+    global_step = tf.train.get_or_create_global_step()
+    learning_rate_ph = tf.placeholder(tf.float32, [], "learning_rate")
+    requests_ph = tf.placeholder(tf.float32, [len(NO_REQUESTS)], "requests")
+    rows = rows_of_rank(config.batch_size, comm.rank, comm.size)
+    model = build_model(config, weights, rows, name, dropout_step=global_step)
+    # Requests travel with the loss, so that all ranks learn of them at the same step.
+    sums = comm.sum(tf.concat([model.nll_sum[None], requests_ph], axis=0), f"{name}/sums")
+    words = config.batch_size * config.num_steps
+    update = build_update(
+        config,
+        model.loss,
+        learning_rate_ph,
+        global_step,
+        vocab_size=int(weights.embedding.shape[0]),
+        comm=comm,
+        mean_nll=sums[0] / words,
+        skip_unsound=skip_unsound,
+    )
+    train_op = tf.group(update.train_op, model.keep_state_op)
+    return Step(model, update, learning_rate_ph, requests_ph, sums, train_op, words)
+
+
+def run_step(
+    run: Callable[[Any, dict], Any],
+    step: Step,
+    inputs: np.ndarray,
+    targets: np.ndarray,
+    learning_rate: float,
+    requests: Sequence[bool] = NO_REQUESTS,
+) -> StepResult:
+    """Train on one window.
+
+    Args:
+      run: `session.run`, or what stands for it.
+      step: From `build_step`.
+      inputs: int32 [T, B], the rows of this rank.
+      targets: int32 [T, B], the words after them.
+      learning_rate: Of this step.
+      requests: What this rank asks of all.
+    """
+    update = step.update
+    (nats, *asked), grad_norm, is_sound, exchange_seconds, _ = run(
+        [step.sums, update.grad_norm, update.is_sound, update.exchange_seconds, step.train_op],
+        {
+            step.model.inputs_ph: inputs,
+            step.model.targets_ph: targets,
+            step.learning_rate_ph: learning_rate,
+            step.requests_ph: requests,
+        },
+    )
+    return StepResult(
+        nll=NllSum(float(nats), step.words),
+        grad_norm=float(grad_norm),
+        is_sound=bool(is_sound),
+        requests=[request > 0 for request in asked],
+        exchange_seconds=float(exchange_seconds),
+    )
