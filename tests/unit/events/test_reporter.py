@@ -28,21 +28,19 @@ def test_events_are_json_lines_even_when_a_number_is_not_finite(tmp_path):
 
 def test_a_full_disk_is_one_line_that_names_the_file(tmp_path, caplog):
     (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
-    reporter = Reporter(str(tmp_path))
-    for step in (1, 2):  # it stops no step
-        reporter.event("step", step=step)
     with pytest.raises(RunError, match=r"cannot write .*metrics.jsonl: No space left on device"):
-        reporter.close()
+        with Reporter(str(tmp_path)) as reporter:
+            for step in (1, 2):  # it stops no step
+                reporter.event("step", step=step)
     assert len(caplog.records) == 1 and "metrics.jsonl: No space" in caplog.text
 
 
 def test_other_ranks_write_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    reporter = Reporter(None, tensorboard=True)
-    reporter.event("step", step=1, loss=1.0)
-    reporter.write_json("config.json", {})
-    reporter.describe({"seed": 1})
-    reporter.close()
+    with Reporter(None, tensorboard=True) as reporter:
+        reporter.event("step", step=1, loss=1.0)
+        reporter.write_json("config.json", {})
+        reporter.describe({"seed": 1})
     assert list(tmp_path.iterdir()) == []
 
 

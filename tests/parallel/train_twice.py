@@ -1,0 +1,53 @@
+"""Two runs in one process, as in a notebook: what test_train_in_python.py runs on each rank."""
+
+import json
+import logging
+import pathlib
+import signal
+import sys
+import threading
+
+from lm.config import Config, RunOptions
+from lm.distributed.launch import connect
+from lm.errors import UserError
+from lm.training.run import train
+
+CONFIG = Config(name="twice", corpus="embedded", hidden_size=8, init_scale=0.3, keep_prob=0.7)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+
+def traces():
+    """What a run could leave behind in its process."""
+    handlers = [signal.getsignal(number) for number in SIGNALS]
+    return {t.name for t in threading.enumerate()}, handlers, list(logging.getLogger("lm").handlers)
+
+
+def main(data_path, parent):
+    comm = connect()
+    comm.barrier()  # Horovod's own threads are there
+    before = traces()
+    for name in ("first", "second"):
+        options = RunOptions(
+            data_path=data_path, output_dir=f"{parent}/{name}", max_steps=12, log_every_steps=1,
+            eval=False, log_path=f"{parent}/{name}.log", mpi_log="workers",
+        )  # fmt: skip
+        train(CONFIG, options, comm)
+        assert traces() == before
+    # The lock is free again, and an error is the same on all ranks.
+    try:
+        train(CONFIG, options, comm)
+        raise AssertionError("a run over a run")
+    except UserError as error:
+        assert "already holds a run" in str(error) and error.on_every_rank
+    assert traces() == before
+    if comm.is_rank_0:
+        losses = [
+            [json.loads(line).get("loss") for line in path.read_text().splitlines()]
+            for path in sorted(pathlib.Path(parent).glob("*/metrics.jsonl"))
+        ]
+        assert len(losses) == 2 and losses[0] == losses[1]
+    comm.barrier()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
