@@ -176,7 +176,7 @@ class RunOptions(Checked):
         None, "save at every so many steps too, besides the end of each epoch", low=1
     )
     checkpoint_every_minutes: Optional[float] = option(
-        10.0, "save when the last save is so long ago", above=0
+        10.0, "save when this many minutes have passed since the last save", above=0
     )
     keep_checkpoints: int = option(
         3, "how many of the last checkpoints to keep, besides the best", low=1

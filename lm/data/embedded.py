@@ -135,7 +135,7 @@ def write_corpus(
     train_tokens: int = 400_000,
     eval_tokens: int = 20_000,
 ) -> Truth:
-    """Write `train.txt`, `valid.txt`, `test.txt` and `truth.json` of a language, a sentence a line.
+    """Write the three splits and `truth.json` of a language, one sentence per line.
 
     The texts depend on the arguments alone and each file appears whole or not at all, so any
     number of processes may make the same call at once, and repeating it changes nothing.

@@ -17,7 +17,7 @@ from lm.errors import UserError
 
 _DEFAULTS = {
     # A rank that waits gives its core away: spinning inside MPI, Horovod's thread took it from
-    # the computation (58 ms a step instead of 42, two ranks of one thread each).
+    # the computation (58 ms per step instead of 42, two ranks of one thread each).
     "OMPI_MCA_mpi_yield_when_idle": "1",
     # Ranks of one host exchange through shared memory. Letting the kernel copy from one process to
     # the other instead, Open MPI's default, took 5 % more of config_small's step.

@@ -96,7 +96,7 @@ class Reporter:
 
 
 class Progress:
-    """An epoch's progress: a bar on a terminal, else about ten lines an epoch.
+    """An epoch's progress: a bar on a terminal, else about ten lines per epoch.
 
     Schedulers' logs and pipes get lines: a bar would fill them with carriage returns.
     """
@@ -117,7 +117,7 @@ class Progress:
           done: Steps of this epoch that are done.
           perplexity: Training perplexity of the epoch so far.
           learning_rate: Of the last step.
-          speed: Words a second, all ranks together.
+          speed: Words per second, all ranks together.
         """
         if self._bar is not None:
             text = f"perplexity {perplexity:.2f}, {speed:.0f} words/s"

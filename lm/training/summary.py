@@ -108,13 +108,13 @@ def _summary(facts: dict[str, Any], rank: int) -> list[str]:
         f"  ranks       {where} (this is rank {rank})",
         f"  GPUs        {gpus} visible here, CUDA_VISIBLE_DEVICES "
         + ("not set" if visible is None else repr(visible)),
-        f"  threads     {facts['intra_op_threads']} in an operation, {facts['inter_op_threads']}"
-        " operations at a time",
+        f"  threads     {facts['intra_op_threads']} inside an operation,"
+        f" {_counted(facts['inter_op_threads'], 'operation')} at a time",
         f"  arithmetic  {facts['precision']}, {_compiled_ops(facts['compiled_ops'])}",
         f"  versions    Python {facts['python']}, TensorFlow {facts['tensorflow']}, Horovod"
         f" {facts['horovod'] or 'not installed'}",
-        f"  batch       {facts['batch_size']} rows, a rank's share"
-        f" {'/'.join(map(str, sorted(set(facts['local_rows']), reverse=True)))}",
+        f"  batch       {facts['batch_size']} rows,"
+        f" {' or '.join(map(str, sorted(set(facts['local_rows']))))} per rank",
         f"  model       {facts['parameters']:,} parameters, vocabulary {facts['vocab_size']:,}",
         f"  epoch       {facts['steps_per_epoch']:,} steps, {facts['words_per_epoch']:,} words",
         f"  output_dir  {facts['output_dir']}",
@@ -127,6 +127,10 @@ def _summary(facts: dict[str, Any], rank: int) -> list[str]:
     if facts["resumed_from_step"]:
         lines.append(f"  resumed after step {facts['resumed_from_step']:,}")
     return lines
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def _compiled_ops(descriptions: list[str]) -> str:
