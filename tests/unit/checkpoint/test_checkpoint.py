@@ -279,8 +279,7 @@ def test_a_vanished_directory_is_not_made_anew(tmp_path):
 
 KILL = """
 import os, signal, sys
-from lm import checkpoint, verification
-from lm import manifest as manifests
+from lm.checkpoint import format as checkpoint
 from tests.unit.checkpoint import test_checkpoint as t
 
 run_dir = sys.argv[1]

@@ -219,7 +219,7 @@ def load_obeying_permissions(data_path, **env: str) -> subprocess.CompletedProce
 
     code = (
         "import logging, sys; logging.basicConfig(level=logging.INFO)\n"
-        "from lm.corpus import load_corpus; print(load_corpus(sys.argv[1]).train.filename)"
+        "from lm.data.corpus import load_corpus; print(load_corpus(sys.argv[1]).train.filename)"
     )
     return subprocess.run(
         [sys.executable, "-c", code, str(data_path)],
@@ -358,7 +358,7 @@ def test_many_processes_encode_once(tmp_path):
     data_path = write(tmp_path / "d", train="a b c d e f g\n" * 20_000)
     code = (
         "import sys, logging; logging.basicConfig(level=logging.INFO)\n"
-        "from lm.corpus import load_corpus; print(load_corpus(sys.argv[1]).checksum)"
+        "from lm.data.corpus import load_corpus; print(load_corpus(sys.argv[1]).checksum)"
     )
     command = [sys.executable, "-c", code, data_path]
     ranks = [subprocess.Popen(command, cwd=ROOT, stdout=-1, stderr=-1, text=True) for _ in range(6)]

@@ -14,7 +14,7 @@ import_tensorflow()
 assert not any(name.startswith("matplotlib") for name in sys.modules)
 import matplotlib  # can still be imported
 import tensorflow.compat.v1 as tf
-from lm.session import Threads, session_config, start_tensorflow
+from lm.distributed.devices import Threads, session_config, start_tensorflow
 
 threads = Threads(int(sys.argv[1]), 1)
 start_tensorflow(threads)

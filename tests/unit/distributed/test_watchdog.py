@@ -7,7 +7,7 @@ import pytest
 
 PROGRAM = """
 import signal, time
-from lm import watchdog
+from lm.distributed import watchdog
 watchdog._TICK_SECONDS, watchdog._GRACE_SECONDS = 0.02, 0.5
 own, stop = watchdog.own_process(), 0
 dog = watchdog.Watchdog({timeout}, [own, own], 0, lambda: stop)

@@ -5,11 +5,12 @@ import sys
 
 TALK = """
 import os, sys
-from lm import logs, reporting
+from lm.events.logs import LogFiles, start_console
+from lm.events.reporter import Reporter
 sys.stderr.isatty = lambda: True  # with a progress bar
-logs.start_console(0)
-logs.LogFiles(["{log}"], "master", 0)
-reporter = reporting.Reporter("{directory}")
+start_console(0)
+LogFiles(["{log}"], "master", 0)
+reporter = Reporter("{directory}")
 progress = reporter.progress(1, 0, 100)
 for step in range(1, 101):
     progress.update(step, 1.0, 1.0, 1.0)
