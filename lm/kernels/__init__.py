@@ -1,7 +1,7 @@
 """Compiled CPU ops for the training step, and the choice of what computes each product.
 
 ``python -m lm.kernels.build`` compiles the library; ``available()`` says whether it can be used
-here. Where it cannot, lm/model/lstm.py and lm/model/softmax.py compute the same from stock ops.
+here. Where it cannot, lm/model/plain.py computes the same from stock ops.
 
 Shapes: T time steps, B rows, H hidden units, G = 4H gates, V words, N = T * B tokens. All tensors
 are float32. ``precision`` "bfloat16" rounds the factors of matrix products, and nothing else, to

@@ -40,7 +40,7 @@ def update(comm):
 
 
 def large_sum(comm):
-    """Arrays that lm/open_mpi_rules.conf is for are summed in segments, and fully."""
+    """Arrays that lm/distributed/open_mpi_rules.conf is for are summed in segments, and fully."""
     rank = tf.constant(comm.rank, tf.float32)
     values = tf.range(5_000_003, dtype=tf.float32) % 1000 + rank
     with tf.Session() as session:

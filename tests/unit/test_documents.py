@@ -6,6 +6,9 @@ import re
 from lm.cli.flags import flags_document
 
 ROOT = pathlib.Path(__file__).parents[2]
+CODE = {".py", ".sh", ".sbatch", ".cc", ".h", ".conf"}
+FOLDERS = "lm|docs|configs|tests|run_scripts"
+KINDS = "py|sh|sbatch|cc|h|conf|md|png"
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
@@ -16,13 +19,18 @@ def test_the_flags_are_documented_as_they_are():
     )
 
 
-def test_links_and_named_files_exist():
+def test_links_lead_somewhere():
     for document in DOCUMENTS:
         text = document.read_text()
         for target in re.findall(r"\]\((?!http)([^)#]+)", text):
             assert (document.parent / target).exists(), f"{document.name}: {target}"
-        for name in re.findall(r"`((?:lm|docs|configs|tests|run_scripts)/[\w./-]+\.\w+)", text):
-            assert (ROOT / name).exists(), f"{document.name}: {name}"
+
+
+def test_files_that_are_named_exist():
+    code = [p for d in ("lm", "tests", "configs", "run_scripts") for p in (ROOT / d).rglob("*.*")]
+    for path in [*DOCUMENTS, *(p for p in code if p.suffix in CODE)]:
+        for name in re.findall(rf"\b(?:{FOLDERS})/[\w./-]+\.(?:{KINDS})\b", path.read_text()):
+            assert (ROOT / name).exists(), f"{path.relative_to(ROOT)}: {name}"
 
 
 def test_modules_that_are_run_exist():
