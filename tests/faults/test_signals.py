@@ -74,13 +74,16 @@ def test_a_stop_signal_waits_for_a_copy_that_takes_long(start, tmp_path):
 
 
 def test_a_closed_terminal_stops_the_job_of_a_run_script(start, tmp_path):
+    def own_terminal():
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # the kernel's SIGHUP goes to it
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also where nohup has started the tests
+
     script = "source run_scripts/env.sh; source run_scripts/mpirun_job.sh; run_job mpirun -np 2"
     launcher = ["bash", "-euc", script + ' "${mpirun_options[@]}" "$@"', "job"]
     ours, its = pty.openpty()
     job = start(
-        tmp_path, *LONG, launcher=launcher, start_new_session=True,
+        tmp_path, *LONG, launcher=launcher, start_new_session=True, preexec_fn=own_terminal,
         stdin=its, stdout=its, stderr=its,
-        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # the kernel's SIGHUP goes to it
     )  # fmt: skip
     os.close(its)
     job.wait_for_step(20)
