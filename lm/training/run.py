@@ -72,6 +72,21 @@ def _start(
     output_dir = run.run_dir.path if run.run_dir else None
     reporter = stack.enter_context(Reporter(output_dir, options.tensorboard))
     report_start(config, options, comm, run, position, reporter)
+    _train(config, options, comm, run, position, reporter, signals, watchdog)
+    # While the watchdog still watches: a rank that is stopped in its last step must end the job.
+    comm.barrier()
+
+
+def _train(
+    config: Config,
+    options: RunOptions,
+    comm: Communicator,
+    run: Prepared,
+    position: Position,
+    reporter: Reporter,
+    signals: Signals,
+    watchdog: Watchdog,
+) -> None:
     with tf.Graph().as_default():
         weights = build_weights(config, len(run.corpus.vocabulary))
         step = build_step(config, weights, comm, skip_unsound=options.on_nan == "skip")
@@ -106,7 +121,7 @@ def _start(
                 batches=run.batches,
                 session=session,
                 step=step,
-                tracer=StepTracer(session, run.profile_steps, output_dir),
+                tracer=StepTracer(session, run.profile_steps, reporter.output_dir),
                 position=position,
                 saving=Safekeeping(
                     _saver(run.run_dir, options), manifest, comm, session, watchdog.beat
