@@ -29,10 +29,14 @@ def _flags(argv):
     from lm.cli.flags import Flags
 
     flags = Flags(USAGE)
-    flags.define(str, "hosts", "", "host:slots,... as for mpirun -H (default: this host, 2 ranks)")
-    flags.define(str, "output_dir", "runs", "where runs are to be written (default: runs)")
+    flags.define(str, "hosts", "", "host:ranks,... as for mpirun -H (default: this host, 2 ranks)")
+    flags.define(
+        str, "output_dir", "runs", "directory that runs will be written to (default: runs)"
+    )
     flags.define(str, "mpirun_flags", "", "more flags for mpirun, in one string")
-    flags.define(int, "timeout_seconds", 180, "give up on the ranks after this (default: 180)")
+    flags.define(
+        int, "timeout_seconds", 180, "end the check-up after so many seconds (default: 180)"
+    )
     flags.parse(argv)
     return flags
 

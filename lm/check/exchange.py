@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from lm.check.checklist import Checklist
+from lm.check.checklist import FAIL, OK, WARN, Checklist
 from lm.distributed.communicator import Communicator
 
 _EXCHANGED_BYTES = 16 << 20  # near the gradients of config_small
 _MIN_BYTES_PER_SECOND = 100e6  # about an Ethernet of 1 Gbit/s
-_PI_POINTS = 4_000_000  # a rank; some tenths of a second
+_PI_POINTS = 4_000_000  # per rank; some tenths of a second
 _MIN_EFFICIENCY = 0.6
 
 
@@ -28,23 +28,23 @@ def check_exchange(
       allreduce: Returns the sum over the ranks of a float32 vector.
     """
     result = allreduce(np.ones(1000, np.float32))
-    checklist.judge(
-        bool((result == comm.size).all()),
+    checklist.add(
+        OK if (result == comm.size).all() else FAIL,
         "allreduce",
         f"the sum of ones over the ranks is {result[0]:g}; it must be {comm.size}",
-        "Horovod does not fit this MPI: run run_scripts/setup.sh on every host",
-        fatal=True,
+        "Horovod was not built for this MPI: run run_scripts/setup.sh on every host",
     )
     latency = _best_seconds(comm, lambda: allreduce(np.ones(1, np.float32)))
     values = np.ones(_EXCHANGED_BYTES // 4, np.float32)
     seconds = _best_seconds(comm, lambda: allreduce(values))
     speed = _EXCHANGED_BYTES / seconds
-    checklist.judge(
-        speed >= _MIN_BYTES_PER_SECOND,
+    checklist.add(
+        OK if speed >= _MIN_BYTES_PER_SECOND else WARN,
         "bandwidth",
-        f"{_EXCHANGED_BYTES >> 20} MiB in {1000 * seconds:.1f} ms ({speed / 1e6:.0f} MB/s), one"
-        f" number in {1000 * latency:.2f} ms",
-        "a slow network, or the wrong one: choose the interface with -mca btl_tcp_if_include",
+        f"the ranks sum {_EXCHANGED_BYTES >> 20} MiB in {1000 * seconds:.1f} ms"
+        f" ({speed / 1e6:.0f} MB/s), one number in {1000 * latency:.2f} ms",
+        "the network is slow, or it is the wrong one: choose its interface with"
+        " -mca btl_tcp_if_include",
     )
 
 
@@ -57,13 +57,13 @@ def check_scaling(checklist: Checklist, comm: Communicator) -> None:
     counts = comm.gather([sum(hits), len(hits)])
     pi = 4 * sum(h for h, _ in counts) / (_PI_POINTS * sum(n for _, n in counts))
     efficiency = alone / together
-    checklist.judge(
-        abs(pi - np.pi) < 0.01 and efficiency >= _MIN_EFFICIENCY,
+    checklist.add(
+        OK if abs(pi - np.pi) < 0.01 and efficiency >= _MIN_EFFICIENCY else WARN,
         "scaling",
-        f"pi is about {pi:.4f}; {comm.size} ranks do the work of"
-        f" {comm.size * efficiency:.1f} ({efficiency:.0%})",
-        "the ranks take each other's cores: start with --bind-to none, fewer ranks, or stop"
-        " other jobs on the hosts",
+        f"{comm.size} ranks compute {comm.size * efficiency:.1f} times as fast as one (efficiency"
+        f" {efficiency:.0%}); pi is about {pi:.4f}",
+        "the ranks compete for cores: start mpirun with --bind-to none or with fewer ranks, or"
+        " stop other jobs on the hosts",
     )
 
 

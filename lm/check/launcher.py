@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import shlex
@@ -12,12 +13,12 @@ import sys
 import tempfile
 import threading
 
-from lm.check.checklist import NOT_READY, READY, Checklist
+from lm.check.checklist import FAIL, FAILURE, NOT_READY, OK, READY, WARN, Checklist
 from lm.distributed import mpirun
 from lm.errors import RunError, UserError
 
 _NUM_LOCAL_RANKS = 2
-_SETUP = "run run_scripts/setup.sh, and start this with .venv/bin first in PATH"
+_SETUP = "run run_scripts/setup.sh, then run this again with .venv/bin first in PATH"
 
 
 def start_ranks(hosts: str, output_dir: str, mpirun_flags: str, timeout_seconds: int) -> None:
@@ -35,21 +36,21 @@ def start_ranks(hosts: str, output_dir: str, mpirun_flags: str, timeout_seconds:
     """
     checklist = Checklist()
     if shutil.which("mpirun") is None:
-        checklist.fail("mpirun", "there is no mpirun in PATH", _SETUP)
+        checklist.add(FAIL, "mpirun", "there is no mpirun in PATH", _SETUP)
     elif importlib.util.find_spec("horovod") is None:
-        checklist.fail("horovod", "Horovod is not installed", _SETUP)
+        checklist.add(FAIL, "horovod", "Horovod is not installed", _SETUP)
     else:
         launcher = launch_command(hosts, mpirun_flags)
-        checklist.ok("mpirun", shlex.join(launcher))
+        checklist.add(OK, "mpirun", shlex.join(launcher))
         for_root = mpirun.root_permission()
         if for_root:
             remedy = "export " + " ".join(f"{name}={value}" for name, value in for_root.items())
-            checklist.warn("root", "Open MPI refuses to start ranks for root", remedy)
+            checklist.add(WARN, "root", "Open MPI does not start ranks for root", remedy)
         program = ["-m", "lm.check", "--output_dir", os.path.abspath(output_dir)]
         _run(checklist, [*launcher, sys.executable, *program], timeout_seconds)
-    if checklist.num_failures:
+    if checklist.counts[FAIL]:
         checklist.conclude()
-        raise RunError("not ready to train: see the remedies above")
+        raise RunError(FAILURE)
 
 
 def launch_command(hosts: str, mpirun_flags: str) -> list[str]:
@@ -67,7 +68,7 @@ def launch_command(hosts: str, mpirun_flags: str) -> list[str]:
 
 
 def _run(checklist: Checklist, command: list[str], timeout_seconds: int) -> None:
-    # A file, not a pipe, that nobody would read while the other one is read.
+    # A file, not a pipe, which nobody would read while stdout is read.
     with tempfile.TemporaryFile(mode="w+", errors="replace") as errors:
         process = subprocess.Popen(
             command,
@@ -92,32 +93,28 @@ def _run(checklist: Checklist, command: list[str], timeout_seconds: int) -> None
             _kill(process)
         errors.seek(0)
         said = [line.rstrip() for line in errors if line.strip(" -\n")]
-    if concluded and code:
-        raise RunError("not ready to train: see the remedies above")
+    ours = [line for line in said if line.startswith("lm: error: ")]
+    first = [*ours, *said, "mpirun printed nothing"][0]
+    if concluded:
+        if code:
+            raise RunError(FAILURE)
+        return
     if timed_out:
-        checklist.fail(
-            "ranks",
-            f"no answer within {timeout_seconds} s; {_first(said)}",
-            "hosts that cannot reach each other: choose the interface with --mpirun_flags"
+        found = f"no answer within {timeout_seconds} s; {first}"
+        remedy = (
+            "if the hosts cannot reach each other, choose the interface with --mpirun_flags"
             ' "-mca btl_tcp_if_include eth0 -mca oob_tcp_if_include eth0", and open the firewall'
-            " between them",
+            " between them"
         )
-    elif not concluded:
-        checklist.fail(
-            "ranks",
-            f"mpirun ended with exit code {code}: {_first(said)}",
+    else:
+        found = f"mpirun ended with exit code {code}: {first}"
+        remedy = (
             "each host must be reachable by ssh without a password, and have the same checkout"
-            " and .venv at the same path",
+            " and .venv at the same path"
         )
+    checklist.add(FAIL, "ranks", found, remedy)
 
 
 def _kill(process: subprocess.Popen) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):  # it may have ended, and all that it started
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass  # it has ended by itself, and all that it started
-
-
-def _first(said: list[str]) -> str:
-    ours = [line for line in said if line.startswith("lm: error: ")]
-    return [*ours, *said, "nothing was said"][0]

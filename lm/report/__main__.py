@@ -1,21 +1,23 @@
 """Runs side by side: `python -m lm.report RUN [RUN ...] [--html FILE]`.
 
 Prints Markdown tables: the results of each config as published tables have them, "config |
-epochs | train | valid | test | time/epoch" with a column for each number of ranks; each run's
-speed, speed-up over one rank and efficiency; and the largest difference of the loss curves of
-runs of the same config. Runs on different corpora or vocabularies, whose perplexities do not
-compare, get tables and curves of their own. With --html it writes the whole as a page and beside
-it, as learning_curves.png and .pdf, the learning curves: train and validation perplexity against
-epoch and against training time. (With several corpora: learning_curves-1, learning_curves-2, ...)
-Runs that still go on, or were stopped, are shown as far as they are.
+epochs | train | valid | test | time/epoch" with a column for each number of ranks; the speed,
+speed-up over one rank and efficiency of each run; how far the loss curves of runs of the same
+config are apart, and whether their numbers are equal, bit for bit, or which is the first that
+differs. Runs on different corpora or vocabularies, whose perplexities cannot be compared, get
+tables and curves of their own. --html writes the same as a page and, beside it,
+learning_curves.png and .pdf (with several corpora: learning_curves-1, learning_curves-2, ...).
+A run that is still going on, or was stopped, is shown as far as it got.
 """
 
+import os
 import signal
 
-from lm.cli import program as launch
+from lm.cli import program
+from lm.errors import UserError
 
 USAGE = """\
-Compare runs: results, speed, loss curves.
+Compare runs: results, speed, loss curves, and whether their numbers are equal bit for bit.
 
   python -m lm.report runs/small
   python -m lm.report runs/one_rank runs/two_ranks --html report.html"""
@@ -24,21 +26,43 @@ Compare runs: results, speed, loss curves.
 def main() -> None:
     """Run the command line."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends it as it ends other tools
-    launch.run_alone(_report)
+    program.run_alone(_report)
 
 
 def _report(argv):
     from lm.cli.flags import Flags
-    from lm.report.job import run_report
+    from lm.report.comparison import group_by_corpus
+    from lm.report.metrics import read_run
+    from lm.report.page import write_page
+    from lm.report.tables import section_text
 
     flags = Flags(USAGE)
-    flags.define(str, "html", None, "write the whole report to this file, one page")
+    flags.define(str, "html", None, "write the whole report to this file, as one page")
     flags.define(
-        str, "curves", None, "write the curves to this name with .png and .pdf; '' for none"
-        " (default: learning_curves beside the page, none without --html)",
+        str, "curves", None, "write the learning curves to this name with .png and .pdf; '' for"
+        " none (default: learning_curves beside the page, none without --html)",
     )  # fmt: skip
     directories = flags.parse(argv, positional=True)
-    run_report(directories, html_file=flags["html"], curves=flags["curves"])
+    if not directories:
+        raise UserError("no run to report on: give one or more directories (see --help)")
+    sections = group_by_corpus([read_run(directory) for directory in directories])
+    for section in sections:
+        print(section_text(section))
+    page, curves = flags["html"], flags["curves"]
+    if page and curves is None:
+        curves = os.path.join(os.path.dirname(page), "learning_curves")
+    if not page and not curves:
+        return
+    try:
+        from lm.report.curves import draw_sections
+    except ImportError as error:
+        raise UserError(
+            f"the curves need matplotlib ({error}): run run_scripts/setup.sh, or give neither"
+            " --html nor --curves"
+        ) from error
+    pngs = draw_sections(sections, curves)
+    if page:
+        write_page(page, sections, pngs)
 
 
 if __name__ == "__main__":

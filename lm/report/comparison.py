@@ -1,91 +1,20 @@
-"""Runs side by side: read their metrics, put them in tables, and tell how far they differ."""
+"""Runs side by side: which of them can be compared, and how far they differ."""
 
 from __future__ import annotations
 
 import itertools
 import json
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
 from lm.cli.tables import printable
-from lm.data.run_corpus import CorpusRecord, read_record
-from lm.errors import UserError
+from lm.report.metrics import Event, RunMetrics
 
-
-class RunMetrics(NamedTuple):
-    """What a run's directory says about it; a running or a stopped one says less."""
-
-    directory: str
-    config: Mapping[str, Any]
-    start: Mapping[str, Any]  # the last start event: world_size, hosts, versions
-    epochs: Sequence[Mapping[str, Any]]  # epoch events, in order
-    losses: Mapping[int, float]  # step -> mean nll in nats of the steps since the one before
-    test_perplexity: Optional[float]
-    corpus: Optional[CorpusRecord] = None  # older versions kept none
-
-    @property
-    def num_ranks(self) -> int:
-        """How many ranks the run had, the last time that it was started."""
-        return self.start.get("world_size", 1)
-
-    @property
-    def words_per_second(self) -> Optional[float]:
-        """Mean training speed of all ranks together, or None before the end of an epoch."""
-        seconds = sum(epoch["epoch_seconds"] for epoch in self.epochs)
-        words = sum(epoch["epoch_seconds"] * epoch["words_per_second"] for epoch in self.epochs)
-        return words / seconds if seconds else None
-
-    @property
-    def seconds_per_epoch(self) -> Optional[float]:
-        """Training time of a whole epoch at the mean speed, also where --max_steps cut one off."""
-        words = self.start.get("steps_per_epoch", 0) * (
-            self.config.get("batch_size", 0) * self.config.get("num_steps", 0)
-        )
-        speed = self.words_per_second
-        return words / speed if words and speed else None
-
-    def last(self, name: str) -> Optional[float]:
-        """Return a field of the last epoch, or None."""
-        return self.epochs[-1].get(name) if self.epochs else None
-
-
-def read_run(directory: str) -> RunMetrics:
-    """Read the config.json and metrics.jsonl of a run.
-
-    A resumed run may have told of an epoch or a step twice: the later event counts. A last line
-    that was cut off, by a kill or because it is just being written, is left out.
-
-    Raises:
-      UserError: The directory holds no run, or a file in it is damaged.
-    """
-    path = os.path.join(directory, "metrics.jsonl")
-    corpus = read_record(directory)
-    try:
-        with open(os.path.join(directory, "config.json"), encoding="utf-8") as file:
-            config = json.load(file)
-        with open(path, encoding="utf-8") as file:
-            lines = file.read().split("\n")[:-1]
-        events = [json.loads(line) for line in lines]
-        by_kind: dict[str, list] = {}
-        for event in events:
-            by_kind.setdefault(event["event"], []).append(event)
-        epochs = {event["epoch"]: event for event in by_kind.get("epoch", [])}
-        losses = {event["step"]: event["loss"] for event in by_kind.get("step", [])}
-        tests = by_kind.get("test", [{}])
-        return RunMetrics(
-            directory=directory,
-            config=dict(config),
-            start=by_kind.get("start", [{}])[-1],
-            epochs=[epochs[number] for number in sorted(epochs)],
-            losses={step: loss for step, loss in sorted(losses.items()) if loss is not None},
-            test_perplexity=tests[-1].get("test_perplexity"),
-            corpus=corpus,
-        )
-    except OSError as error:
-        raise UserError(f"{directory} is not a run: {error.filename}: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{path} or config.json is damaged: {error!r}") from error
+# What must be equal in two runs of a config; times, speeds and hosts need not be.
+_EXACT_FIELDS = (
+    "loss", "gradient_norm", "learning_rate", "train_perplexity", "valid_perplexity",
+    "test_perplexity",
+)  # fmt: skip
 
 
 class Group(NamedTuple):
@@ -107,7 +36,7 @@ class Group(NamedTuple):
 
 
 class Section(NamedTuple):
-    """Runs on one corpus and vocabulary: those whose perplexities compare."""
+    """Runs on one corpus and vocabulary: those whose perplexities can be compared."""
 
     corpus: str  # how a report calls it
     groups: Sequence[Group]
@@ -154,52 +83,82 @@ def _labels(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     labels = []
     for config in configs:
         namesakes = [other for other in configs if other.get("name") == config.get("name")]
-        names = sorted(set().union(*namesakes))
-        different = [
-            name for name in names if len({repr(other.get(name)) for other in namesakes}) > 1
-        ]
-        details = ", ".join(f"{name}={config.get(name)}" for name in different)
+        details = ", ".join(
+            f"{name}={config.get(name)}"
+            for name in sorted(set().union(*namesakes))
+            if any(other.get(name) != config.get(name) for other in namesakes)
+        )
         name = str(config.get("name", "?"))
         labels.append(printable(f"{name} ({details})" if details else name))
     return labels
 
 
-class Difference(NamedTuple):
-    """How far the loss curves of two runs of a config are apart."""
+def pairs_of(groups: Sequence[Group]) -> Iterator[tuple[RunMetrics, RunMetrics]]:
+    """Return each two runs of the same config."""
+    return itertools.chain(*(itertools.combinations(group.runs, 2) for group in groups))
 
-    label: str
-    runs: tuple[RunMetrics, RunMetrics]
+
+class Difference(NamedTuple):
+    """How far the loss curves of two runs are apart."""
+
     num_points: int  # of the curves, that both runs have
-    absolute: float  # the largest |loss - loss|, in nats
+    absolute: float  # the largest |loss - loss|, in nats per token
     relative: float  # the largest |loss - loss| / loss
     step: int  # where that is
 
 
-def loss_differences(groups: Sequence[Group]) -> list[Difference]:
-    """Compare the loss curves of each two runs of the same config, where they share points."""
-    differences = []
-    for group in groups:
-        for first, second in itertools.combinations(group.runs, 2):
-            points, others = _points(first), _points(second)
-            gaps = {
-                span: abs(loss - others[span]) for span, loss in points.items() if span in others
-            }
-            if gaps:
-                relative = {span: gap / max(points[span], 1e-9) for span, gap in gaps.items()}
-                worst = max(relative, key=relative.__getitem__)
-                differences.append(
-                    Difference(
-                        label=group.label,
-                        runs=(first, second),
-                        num_points=len(gaps),
-                        absolute=max(gaps.values()),
-                        relative=relative[worst],
-                        step=worst[1],
-                    )
+def loss_difference(first: RunMetrics, second: RunMetrics) -> Optional[Difference]:
+    """Compare the loss curves of two runs at the points that both have; None if there is none."""
+    gaps = {}
+    for event, other in _shared_events(first, second):
+        loss, other_loss = event.get("loss"), other.get("loss")
+        if loss is not None and other_loss is not None:
+            gap = abs(loss - other_loss)
+            gaps[event["step"]] = gap / max(loss, 1e-9), gap
+    if not gaps:
+        return None
+    worst = max(gaps, key=gaps.__getitem__)
+    largest = max(absolute for _, absolute in gaps.values())
+    return Difference(len(gaps), largest, relative=gaps[worst][0], step=worst)
+
+
+def exact_comparison(first: RunMetrics, second: RunMetrics) -> str:
+    """Say whether all numbers of two runs are equal, in the events that both have.
+
+    Returns:
+      Such as "equal, bit for bit, in 30 events", or the first event and field that differ.
+    """
+    shared = _shared_events(first, second)
+    if not shared:
+        return "they have no event of the same steps, so nothing to compare"
+    for number, (event, other) in enumerate(shared):
+        for field in _EXACT_FIELDS:
+            value, other_value = event.get(field), other.get(field)
+            if value != other_value:  # JSON carries floats exactly: equal numbers are equal bits
+                kind = event["event"]
+                name = f"{kind} {event[kind]}" if kind in event else f"the {kind}"
+                return (
+                    f"equal in {_events(number)}; the first difference is {field} of {name},"
+                    f" {value} and {other_value}"
                 )
-    return differences
+    most = max(len(first.events), len(second.events))
+    rest = f" of {len(first.events)} and {len(second.events)}" if most > len(shared) else ""
+    return f"equal, bit for bit, in {_events(len(shared))}{rest}"
 
 
-def _points(run: RunMetrics) -> dict[tuple[int, int], float]:
-    # A loss is a mean over the steps since the last event: those over other steps do not compare.
-    return dict(zip(zip([0, *run.losses], run.losses), run.losses.values()))
+def _events(count: int) -> str:
+    return f"{count} event{'s' * (count != 1)}"
+
+
+def _shared_events(first: RunMetrics, second: RunMetrics) -> list[tuple[Event, Event]]:
+    events, others = _by_steps(first), _by_steps(second)
+    return [(event, others[key]) for key, event in events.items() if key in others]
+
+
+def _by_steps(run: RunMetrics) -> dict[tuple, Event]:
+    # A loss is a mean over the steps since the last event: over other steps it is another number.
+    steps = [0, *(event["step"] for event in run.events)]
+    return {
+        (event["event"], event.get("epoch"), before, event["step"]): event
+        for before, event in zip(steps, run.events)
+    }

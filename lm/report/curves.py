@@ -4,14 +4,57 @@ from __future__ import annotations
 
 import io
 import itertools
+import logging
+import os
 from collections.abc import Sequence
+from typing import Optional
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure  # not pyplot, which looks for a display
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
-from lm.report.comparison import RunMetrics
+from lm.files import write_atomically
+from lm.report.comparison import Section
+from lm.report.metrics import RunMetrics
+from lm.report.tables import run_title
+
+logger = logging.getLogger("lm")
+
+
+def draw_sections(sections: Sequence[Section], prefix: Optional[str]) -> list[Optional[bytes]]:
+    """Draw the learning curves of each section, and write them as .png and .pdf.
+
+    Args:
+      sections: The runs, by corpus.
+      prefix: Where the files go, without .png and .pdf; several sections add "-1", "-2", ...;
+        empty or None for no files.
+
+    Returns:
+      For each section its PNG file; None where no run has finished an epoch.
+
+    Raises:
+      OSError: A file cannot be written.
+    """
+    pngs: list[Optional[bytes]] = []
+    for number, section in enumerate(sections, start=1):
+        runs = [(group, run) for group in section.groups for run in group.runs if run.epochs]
+        if not runs:
+            logger.info("no run has finished an epoch: no learning curves of %s", section.corpus)
+            pngs.append(None)
+            continue
+        labels = [run_title(run, group.label) for group, run in runs]
+        figure = draw_curves([run for _, run in runs], labels, title=section.corpus)
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="png", dpi=150)
+        pngs.append(buffer.getvalue())
+        if prefix:
+            path = f"{prefix}-{number}" if len(sections) > 1 else prefix
+            os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+            write_atomically(f"{path}.png", buffer.getvalue())
+            figure.savefig(f"{path}.pdf")
+            logger.info("wrote %s.png and %s.pdf", path, path)
+    return pngs
 
 
 def draw_curves(runs: Sequence[RunMetrics], labels: Sequence[str], title: str) -> Figure:
@@ -23,7 +66,7 @@ def draw_curves(runs: Sequence[RunMetrics], labels: Sequence[str], title: str) -
       title: Of the figure; any text.
 
     Returns:
-      A figure of two by two panels, one line a run; perplexity is on a logarithmic axis.
+      A figure of two by two panels, one line per run; perplexity is on a logarithmic axis.
     """
     figure = Figure(figsize=(10, 7))
     axes = figure.subplots(2, 2, sharex="col", sharey="row")
@@ -60,28 +103,9 @@ def _add_legend(figure: Figure, lines: Sequence[Line2D], labels: Sequence[str]) 
 
 
 def _label_log_axis(panel: Axes) -> None:
-    """Powers of ten alone would label nothing between 80 and 90, and little between 80 and 900."""
+    # Powers of ten alone would label nothing from 80 to 90, and little from 80 to 900.
     low, high = panel.get_ylim()
     narrow = high < 4 * low
     panel.yaxis.set_major_locator(MaxNLocator(6) if narrow else LogLocator(subs=(1, 2, 5)))
     panel.yaxis.set_major_formatter("{x:g}")
     panel.yaxis.set_minor_locator(NullLocator())
-
-
-def save_curves(figure: Figure, prefix: str) -> list[str]:
-    """Write PREFIX.png and PREFIX.pdf; returns their paths.
-
-    Raises:
-      OSError: A file cannot be written.
-    """
-    paths = [f"{prefix}.png", f"{prefix}.pdf"]
-    for path in paths:
-        figure.savefig(path, dpi=150)
-    return paths
-
-
-def png_bytes(figure: Figure) -> bytes:
-    """Return a figure as a PNG file."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=150)
-    return buffer.getvalue()

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import base64
 import html
+import logging
+import os
 from collections.abc import Sequence
 from typing import Optional
 
 from lm.cli.tables import is_numeric
+from lm.files import write_atomically
 from lm.report.comparison import Group, Section
-from lm.report.tables import Table, build_tables, run_name
+from lm.report.tables import Table, build_tables, exact_lines
+
+logger = logging.getLogger("lm")
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 75rem; margin: 2rem auto;
@@ -25,6 +30,20 @@ p.note { color: #666; margin: .3rem 0 .8rem; }
 img { max-width: 100%; height: auto; }
 pre { background: #f5f5f5; padding: .7rem; overflow-x: auto; font-size: 13px; }
 """
+_CURVES = """<h3>Learning curves</h3>
+<img alt="Train and validation perplexity against epoch and against time"
+ src="data:image/png;base64,{}">"""
+
+
+def write_page(path: str, sections: Sequence[Section], curves_pngs: Sequence[Optional[bytes]]):
+    """Write the page to a file, whose directory is made if missing; see `build_page`.
+
+    Raises:
+      OSError: It cannot be written.
+    """
+    os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+    write_atomically(path, build_page(sections, curves_pngs).encode())
+    logger.info("wrote %s", path)
 
 
 def build_page(sections: Sequence[Section], curves_pngs: Sequence[Optional[bytes]]) -> str:
@@ -34,14 +53,13 @@ def build_page(sections: Sequence[Section], curves_pngs: Sequence[Optional[bytes
       sections: The runs, by corpus.
       curves_pngs: The learning curves of each section as a PNG file, or None if there are none.
     """
-    names = [
-        run_name(run) for section in sections for group in section.groups for run in group.runs
-    ]
+    names = [run.name for section in sections for group in section.groups for run in group.runs]
     parts = [f"<h1>Runs compared: {html.escape(', '.join(names))}</h1>"]
     for section, png in zip(sections, curves_pngs):
         parts.append(f"<h2>Corpus: {html.escape(section.corpus)}</h2>")
         parts += map(_table, build_tables(section.groups))
-        parts += _curves(png) if png else []
+        parts += [f"<p>{html.escape(line)}</p>" for line in exact_lines(section.groups)]
+        parts += [_CURVES.format(base64.b64encode(png).decode())] if png else []
         parts += map(_settings, section.groups)
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -50,15 +68,6 @@ def build_page(sections: Sequence[Section], curves_pngs: Sequence[Optional[bytes
         + "\n".join(parts)
         + "\n</body></html>\n"
     )
-
-
-def _curves(png: bytes) -> list[str]:
-    data = base64.b64encode(png).decode()
-    return [
-        "<h3>Learning curves</h3>",
-        '<img alt="Train and validation perplexity against epoch and against time"'
-        f' src="data:image/png;base64,{data}">',
-    ]
 
 
 def _table(table: Table) -> str:
@@ -80,11 +89,11 @@ def _table(table: Table) -> str:
 
 
 def _settings(group: Group) -> str:
-    """The config, and on what each run ran, to be looked up when numbers surprise."""
+    """Return the config, and where each run ran: to be looked up when a number surprises."""
     config = "\n".join(f"{name} = {value!r}" for name, value in group.runs[0].config.items())
     machines = "\n".join(
-        f"{run_name(run)}: "
-        + ", ".join(f"{k} = {v!r}" for k, v in run.start.items() if k != "event")
+        f"{run.name}: "
+        + ", ".join(f"{k} = {v!r}" for k, v in run.start.items() if k not in ("event", "step"))
         for run in group.runs
     )
     return (

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Optional
 
-from lm.cli.tables import printable
-from lm.report.comparison import Group, RunMetrics, loss_differences
+from lm.cli.tables import markdown_table
+from lm.report.comparison import Group, Section, exact_comparison, loss_difference, pairs_of
+from lm.report.metrics import RunMetrics
 
 
 class Table(NamedTuple):
@@ -18,6 +19,24 @@ class Table(NamedTuple):
     rows: Sequence[Sequence[str]]
 
 
+def section_text(section: Section) -> str:
+    """Return the report of a section for the console."""
+    tables = [
+        f"{table.title}\n\n{markdown_table(table.header, table.rows)}\n\n{table.note}\n"
+        for table in build_tables(section.groups)
+    ]
+    lines = [f"{line}\n" for line in exact_lines(section.groups)]
+    return "\n".join([f"Corpus: {section.corpus}\n", *tables, *lines])
+
+
+def exact_lines(groups: Sequence[Group]) -> list[str]:
+    """Say of each two runs of a config, in a line, whether their numbers are equal."""
+    return [
+        f"{run_title(first)} and {run_title(second)}: {exact_comparison(first, second)}"
+        for first, second in pairs_of(groups)
+    ]
+
+
 def build_tables(groups: Sequence[Group]) -> list[Table]:
     """Return the tables of a report; the last one only if two runs can be compared."""
     tables = [_results(groups), _runs(groups)]
@@ -26,7 +45,7 @@ def build_tables(groups: Sequence[Group]) -> list[Table]:
 
 
 def _results(groups: Sequence[Group]) -> Table:
-    """One row a config, as the published table has it."""
+    """One row per config, as the published table has it."""
     sizes = sorted({run.num_ranks for group in groups for run in group.runs}, reverse=True)
     rows = []
     for group in groups:
@@ -43,21 +62,21 @@ def _results(groups: Sequence[Group]) -> Table:
 
 
 def _runs(groups: Sequence[Group]) -> Table:
-    """One row a run, with what its ranks gained."""
+    """One row per run, with what its ranks gained."""
     rows = []
     for group in groups:
         for run in group.runs:
             speed_up = group.speed_up(run)
             rows.append([
-                run_name(run), group.label, str(run.num_ranks), *_results_of(run),
+                run.name, group.label, str(run.num_ranks), *_results_of(run),
                 _number(run.seconds_per_epoch, ".1f"), _number(run.words_per_second, ",.0f"),
                 _number(speed_up, ".2f"),
                 _number(speed_up and speed_up / run.num_ranks, ".0%"),
             ])  # fmt: skip
     return Table(
         "Runs",
-        "Speed-up: time per epoch with 1 rank over that of the run, same config. Efficiency:"
-        " speed-up over ranks.",
+        "Speed-up: the time per epoch with 1 rank divided by that of the run, same config."
+        " Efficiency: speed-up divided by the number of ranks.",
         ["run", "config", "ranks", "epochs", "train", "valid", "test", "time/epoch", "words/s",
          "speed-up", "efficiency"],
         rows,
@@ -65,37 +84,34 @@ def _runs(groups: Sequence[Group]) -> Table:
 
 
 def _differences(groups: Sequence[Group]) -> Table:
-    rows = [
-        [
-            f"{run_name(each.runs[0])} ({num_ranks_text(each.runs[0].num_ranks)})",
-            f"{run_name(each.runs[1])} ({num_ranks_text(each.runs[1].num_ranks)})",
-            str(each.num_points),
-            f"{each.absolute:.2e}",
-            f"{each.relative:.2e}",
-            str(each.step),
-        ]
-        for each in loss_differences(groups)
-    ]
+    rows = []
+    for first, second in pairs_of(groups):
+        found = loss_difference(first, second)
+        if found:
+            rows.append([
+                run_title(first), run_title(second), str(found.num_points),
+                f"{found.absolute:.2e}", f"{found.relative:.2e}", str(found.step),
+            ])  # fmt: skip
     return Table(
-        "Largest difference of the loss curves",
-        "Between runs of the same config, over the step events that both have; nats a token.",
+        "Largest difference between the loss curves",
+        "Between runs of the same config, over the step events that both have; nats per token.",
         ["run", "other run", "points", "largest", "relative", "at step"],
         rows,
     )
 
 
-def run_name(run: RunMetrics) -> str:
-    """Return how a report calls a run: by its directory, as it was given, on one line."""
-    return printable(run.directory.rstrip("/"))
+def run_title(run: RunMetrics, *details: str) -> str:
+    """Return the name of a run with its number of ranks, and with details before that."""
+    return f"{run.name} ({', '.join([*details, num_ranks_text(run.num_ranks)])})"
 
 
 def _results_of(run: RunMetrics) -> list[str]:
-    return [
-        str(len(run.epochs)),
-        _number(run.last("train_perplexity"), ".2f"),
-        _number(run.last("valid_perplexity"), ".2f"),
-        _number(run.test_perplexity, ".2f"),
-    ]
+    perplexities = (
+        run.last("epoch", "train_perplexity"),
+        run.last("epoch", "valid_perplexity"),
+        run.last("test", "test_perplexity"),
+    )
+    return [str(len(run.epochs)), *(_number(value, ".2f") for value in perplexities)]
 
 
 def num_ranks_text(count: int) -> str:

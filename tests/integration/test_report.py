@@ -61,6 +61,10 @@ def test_the_page_is_whole_in_a_browser(trained, tmp_path, browser):
     ).stdout
     assert int(re.search(r"<title>(\d+) pixels</title>", dom).group(1)) > 1000
     assert dom.count("<table>") == 3 and "0.00e+00" in dom  # the same run: no difference
+    assert (
+        "again (1 rank): equal, bit for bit, in 17 events" in dom
+        and "in 17 events" in result.stdout
+    )
     subprocess.run(
         [*options, f"--screenshot={shot}", moved.as_uri()],
         capture_output=True, timeout=90, check=True,
@@ -131,6 +135,7 @@ def test_compare_baseline_trains_twice_and_reports(tmp_path, corpora):
     (row,) = [line for line in result.stdout.splitlines() if "1-rank (1 rank)" in line]
     cells = [cell.strip() for cell in row.strip("|").split("|")]
     assert cells[2] == "6" and float(cells[4]) < 1e-4  # one run, any number of ranks
+    assert re.search(r"1-rank \(1 rank\) and \S+ \(2 ranks\): equal.* in \d+ events", result.stdout)
     made = {path.name for path in (tmp_path / "out").iterdir()}
     assert made == {
         "1-rank", "2-ranks", "report.html", "learning_curves.png", "learning_curves.pdf"

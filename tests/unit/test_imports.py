@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "model": {"kernels", "data"},
     "training": {"kernels", "data", "events", "checkpoint", "distributed", "model"},
     "inference": {"kernels", "data", "checkpoint", "distributed", "model"},
-    "report": {"cli"},
+    "report": {"cli", "data"},
     "check": {"cli", "kernels", "distributed"},
     "benchmark": {"cli", "kernels", "data", "distributed", "model", "training"},
 }

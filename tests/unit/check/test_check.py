@@ -2,8 +2,8 @@
 
 import pytest
 
-from lm.check import ranks as readiness
-from lm.check.checklist import Checklist
+from lm.check import ranks
+from lm.check.checklist import FAIL, OK, WARN, Checklist
 from lm.check.launcher import launch_command
 from lm.check.ranks import check_output_dir
 from lm.errors import UserError
@@ -32,9 +32,9 @@ def test_flags_that_cannot_be_understood_are_errors(hosts, flags, message):
 
 def test_lines_have_a_status_and_a_remedy(capsys):
     checklist = Checklist()
-    checklist.ok("one", "fine")
-    checklist.judge(False, "two", "slow", "buy a faster one")
-    checklist.judge(False, "three", "broken", "mend it", fatal=True)
+    checklist.add(OK, "one", "fine", "unheard")
+    checklist.add(WARN, "two", "slow", "buy a faster one")
+    checklist.add(FAIL, "three", "broken", "mend it")
     checklist.conclude()
     assert capsys.readouterr().out.splitlines() == [
         "OK    one         fine",
@@ -49,9 +49,9 @@ def test_lines_have_a_status_and_a_remedy(capsys):
 def test_an_output_dir_is_checked_without_being_made(tmp_path, capsys):
     checklist = Checklist()
     check_output_dir(checklist, str(tmp_path / "runs/later"))
-    assert checklist.num_failures == 0 and not list(tmp_path.iterdir())
+    assert not checklist.counts[FAIL] and not list(tmp_path.iterdir())
     check_output_dir(checklist, "/proc/nowhere")
-    assert checklist.num_failures == 1
+    assert checklist.counts[FAIL] == 1
     assert "cannot write to /proc" in capsys.readouterr().out
 
 
@@ -85,7 +85,7 @@ def facts(**changes):
     ],
 )
 def test_what_a_rank_tells_is_judged(check, change, status, said, capsys):
-    getattr(readiness, f"_check_{check}")(Checklist(), [facts(**change), facts(host="host2")])
+    getattr(ranks, f"_check_{check}")(Checklist(), [facts(**change), facts(host="host2")])
     out = capsys.readouterr().out
     assert said in out
     assert {line.split()[0] for line in out.splitlines()} & {"WARN", "FAIL"} == {status} - {"OK"}
@@ -93,8 +93,8 @@ def test_what_a_rank_tells_is_judged(check, change, status, said, capsys):
 
 def test_ranks_with_another_code_are_told_apart(capsys):
     other = facts(same={**facts()["same"], "code": "beef"})
-    readiness._check_sameness(Checklist(), [facts(), facts(), other])
+    ranks._check_sameness(Checklist(), [facts(), facts(), other])
     out = capsys.readouterr().out
     assert out.startswith("FAIL  same") and "code: c0de on ranks 0, 1; beef on rank 2" in out
-    readiness._check_sameness(Checklist(), [facts(), facts()])
-    assert "the same on all 2 ranks" in capsys.readouterr().out
+    ranks._check_sameness(Checklist(), [facts(), facts()])
+    assert "all 2 ranks have the same code" in capsys.readouterr().out

@@ -1,13 +1,20 @@
 """Runs side by side, from hand-written metrics."""
 
+import io
 import json
 
 import pytest
 
 from lm.cli.tables import markdown_table
 from lm.errors import UserError
-from lm.report.comparison import group_by_config, group_by_corpus, loss_differences, read_run
-from lm.report.curves import draw_curves, png_bytes
+from lm.report.comparison import (
+    exact_comparison,
+    group_by_config,
+    group_by_corpus,
+    loss_difference,
+)
+from lm.report.curves import draw_curves
+from lm.report.metrics import read_run
 from lm.report.page import build_page
 from lm.report.tables import build_tables
 
@@ -49,18 +56,18 @@ def test_time_of_an_epoch_is_that_of_a_whole_one(tmp_path):
 
 
 def test_a_running_run_is_shown_as_far_as_it_is(tmp_path):
-    run = write_run(tmp_path / "a", losses=[(1, 6.5), (2, None)], test=None, tail='{"event": "ep')
-    assert run.test_perplexity is None
-    assert run.losses == {1: 6.5}  # an infinite loss is null in JSON
+    run = write_run(tmp_path / "a", losses=[(1, 6.5)], test=None, tail='{"event": "ep')
+    assert run.last("test", "test_perplexity") is None
     (tmp_path / "a/metrics.jsonl").write_text("")
     empty = read_run(str(tmp_path / "a"))
-    assert empty.seconds_per_epoch is None and empty.last("valid_perplexity") is None
+    assert empty.seconds_per_epoch is None and empty.last("epoch", "valid_perplexity") is None
     assert build_tables(group_by_config([empty]))[1].rows[0][4:] == ["-"] * 7
 
 
 def test_what_a_resumed_run_tells_last_counts(tmp_path):
     losses = [(1, 6.0), (2, 5.0), (2, 5.5), (3, 4.0)]
-    assert write_run(tmp_path / "a", losses=losses).losses == {1: 6.0, 2: 5.5, 3: 4.0}
+    steps = [event for event in write_run(tmp_path / "a", losses=losses).events if "loss" in event]
+    assert [(event["step"], event["loss"]) for event in steps] == [(1, 6.0), (2, 5.5), (3, 4.0)]
 
 
 @pytest.mark.parametrize(
@@ -108,17 +115,76 @@ def test_configs_of_one_name_are_told_apart_by_what_differs(tmp_path):
 
 
 def test_the_largest_difference_of_loss_curves(tmp_path):
-    one = write_run(tmp_path / "a", losses=[(1, 6.0), (2, 5.0), (3, 2.0), (9, 1.0)])
+    one = write_run(tmp_path / "a", losses=[(1, 6.0), (2, 5.0), (3, 2.0), (4, None), (9, 1.0)])
     two = write_run(
-        tmp_path / "b", ranks=2, losses=[(1, 6.0), (2, 5.5), (3, 2.3), (4, 1.0), (9, 7.0)]
+        tmp_path / "b", ranks=2, losses=[(1, 6.0), (2, 5.5), (3, 2.3), (4, 1.0), (5, 1.0), (9, 7.0)]
     )
-    (difference,) = loss_differences(group_by_config([one, two]))
-    assert difference.num_points == 3  # that to step 9 is a mean over other steps
+    difference = loss_difference(one, two)
+    assert (
+        difference.num_points == 3
+    )  # an infinite loss is null; that of step 9 is a mean over other steps
     assert difference.absolute == pytest.approx(0.5)
     assert difference.relative == pytest.approx(0.15) and difference.step == 3
     assert build_tables(group_by_config([one, two]))[2].rows[0][2:] == [
         "3", "5.00e-01", "1.50e-01", "3",
     ]  # fmt: skip
+
+
+def events_to(last, every=2):
+    """Return the events of a run that ends after a step, with epochs of 6 steps."""
+    events = []
+    for step in range(every, last + 1, every):
+        numbers = {"loss": 6 / step, "gradient_norm": step / 3, "learning_rate": 1.0}
+        events.append({"event": "step", "step": step, "epoch": -(-step // 6), **numbers})
+        if step % 6 == 0 or step == last:
+            numbers = {"train_perplexity": 90 / step, "valid_perplexity": 80 / step}
+            events.append({"event": "epoch", "epoch": -(-step // 6), **numbers})
+    return [*events, {"event": "test", "test_perplexity": 70 / last}]
+
+
+def compare(tmp_path, *runs):
+    """Write two runs of such events; return how they compare."""
+    for name, events in zip("ab", runs):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(CONFIG))
+        lines = [json.dumps({**event, "words_per_second": id(event)}) + "\n" for event in events]
+        (tmp_path / name / "metrics.jsonl").write_text("".join(lines))
+    return exact_comparison(read_run(str(tmp_path / "a")), read_run(str(tmp_path / "b")))
+
+
+def test_equal_runs_are_equal_bit_for_bit_however_often_one_was_resumed(tmp_path):
+    killed = [{**event, "loss": 0.0} for event in events_to(12)[2:5]]  # told again after it
+    start = {"event": "start", "world_size": 2}
+    resumed = [start, *events_to(12)[:2], *killed, start, *events_to(12)[2:]]
+    assert compare(tmp_path, events_to(12), resumed) == "equal, bit for bit, in 9 events"
+
+
+@pytest.mark.parametrize(
+    "index, field, value, said",
+    [
+        (0, "loss", 3.0000000000000004,
+         "0 events; the first difference is loss of step 2, 3.0 and 3.0000000000000004"),
+        (4, "gradient_norm", None, "4 events; the first difference is gradient_norm of step 8"),
+        (5, "learning_rate", 0.5, "5 events; the first difference is learning_rate of step 10"),
+        (7, "valid_perplexity", 9, "7 events; the first difference is valid_perplexity of epoch 2"),
+        (8, "test_perplexity", 9, "8 events; the first difference is test_perplexity of the test"),
+    ],
+)  # fmt: skip
+def test_the_first_number_that_differs_is_named(tmp_path, index, field, value, said):
+    other = events_to(12)
+    for later in other[index:]:
+        later[field] = value
+    assert said in compare(tmp_path, events_to(12), other)
+
+
+def test_only_what_both_runs_have_is_compared(tmp_path):
+    # The second epoch and the test of the one that was stopped are of fewer steps.
+    said = compare(tmp_path, events_to(8), events_to(12))
+    assert said == "equal, bit for bit, in 5 events of 7 and 9"
+
+
+def test_numbers_of_other_steps_are_not_compared(tmp_path):
+    assert "nothing to compare" in compare(tmp_path, events_to(4), events_to(3, every=3))
 
 
 def test_the_page_shows_all_and_asks_for_nothing(tmp_path):
@@ -157,7 +223,7 @@ def test_names_are_drawn_as_they_are(tmp_path):
     names = ["_x", "x$\\frac$y", "a|b"]
     runs = [write_run(tmp_path / str(index)) for index in range(len(names))]
     figure = draw_curves(runs, names, title="$\\frac$")
-    assert png_bytes(figure).startswith(b"\x89PNG")
+    figure.savefig(io.BytesIO(), format="png")
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == names
     sections = group_by_corpus([write_run(tmp_path / "line\nend", config={"name": "\udcff"})])

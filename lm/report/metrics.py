@@ -1,0 +1,98 @@
+"""What the files of a run say about it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Optional
+
+from lm.cli.tables import printable
+from lm.data.run_corpus import CorpusRecord, read_record
+from lm.errors import UserError
+
+Event = Mapping[str, Any]  # a line of metrics.jsonl
+
+
+class RunMetrics(NamedTuple):
+    """A run, as its directory has it; the directory of an unfinished run says less."""
+
+    directory: str
+    config: Mapping[str, Any]
+    start: Event  # the last start event: world_size, hosts, versions
+    events: Sequence[Event]  # step, epoch and test events in order, each with its step
+    corpus: Optional[CorpusRecord]  # None for runs of older versions
+
+    @property
+    def name(self) -> str:
+        """How a report calls it: by its directory, as it was given, on one line."""
+        return printable(self.directory.rstrip("/"))
+
+    @property
+    def epochs(self) -> list[Event]:
+        """The epoch events."""
+        return [event for event in self.events if event["event"] == "epoch"]
+
+    @property
+    def num_ranks(self) -> int:
+        """How many ranks the run had when it was last started."""
+        return self.start.get("world_size", 1)
+
+    @property
+    def words_per_second(self) -> Optional[float]:
+        """Mean training speed of all ranks together, or None before the end of an epoch."""
+        seconds = sum(epoch["epoch_seconds"] for epoch in self.epochs)
+        words = sum(epoch["epoch_seconds"] * epoch["words_per_second"] for epoch in self.epochs)
+        return words / seconds if seconds else None
+
+    @property
+    def seconds_per_epoch(self) -> Optional[float]:
+        """Training time of a whole epoch at the mean speed, also where --max_steps cut one off."""
+        words_per_step = self.config.get("batch_size", 0) * self.config.get("num_steps", 0)
+        words = self.start.get("steps_per_epoch", 0) * words_per_step
+        speed = self.words_per_second
+        return words / speed if words and speed else None
+
+    def last(self, kind: str, field: str) -> Optional[float]:
+        """Return a field of the last event of a kind, or None."""
+        told = [event for event in self.events if event["event"] == kind]
+        return told[-1].get(field) if told else None
+
+
+def read_run(directory: str) -> RunMetrics:
+    """Read config.json, corpus.json and metrics.jsonl of a run.
+
+    Raises:
+      UserError: The directory holds no run, or a file in it is damaged.
+    """
+    path = os.path.join(directory, "metrics.jsonl")
+    corpus = read_record(directory)
+    try:
+        with open(os.path.join(directory, "config.json"), encoding="utf-8") as file:
+            config = dict(json.load(file))
+        with open(path, encoding="utf-8") as file:
+            # The last line may be cut off, by a kill or because it is being written.
+            events = _last_told(map(json.loads, file.read().split("\n")[:-1]))
+        start = events.pop(("start", None), {})
+        return RunMetrics(directory, config, start, list(events.values()), corpus)
+    except OSError as error:
+        raise UserError(f"{directory} is not a run: {error.filename}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{path} or config.json is damaged: {error!r}") from error
+
+
+def _last_told(events: Iterable[Event]) -> dict[tuple[str, Optional[int]], Event]:
+    """Return the events by kind and number; resumed runs of old versions told some of them twice.
+
+    An epoch or a test event gets the step of the last step event before it, which tells it from
+    that of a run which --max_steps stopped earlier.
+    """
+    told: dict[tuple[str, Optional[int]], Event] = {}
+    step = 0
+    for event in events:
+        kind = event["event"]
+        key = kind, event[kind] if kind in ("step", "epoch") else None
+        step = event["step"] if kind == "step" else step
+        told.pop(key, None)  # it counts where it was told last
+        told[key] = {"step": step, **event}
+    return told
