@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Trains one config twice, with one process and with NP ranks on this host (same code, same seed),
-# and compares them: results, time per epoch, speed-up, largest difference of the loss curves.
+# and compares them: results, time per epoch, speed-up, largest difference between the loss curves,
+# and whether all losses and perplexities are equal, bit for bit, or which is the first that differs.
 #
 #   run_scripts/compare_baseline.sh                            config_test, 2 ranks
 #   NP=4 run_scripts/compare_baseline.sh config_small          4 ranks

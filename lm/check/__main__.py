@@ -30,13 +30,9 @@ def _flags(argv):
 
     flags = Flags(USAGE)
     flags.define(str, "hosts", "", "host:ranks,... as for mpirun -H (default: this host, 2 ranks)")
-    flags.define(
-        str, "output_dir", "runs", "directory that runs will be written to (default: runs)"
-    )
+    flags.define(str, "output_dir", "runs", "where runs will be written (default: runs)")
     flags.define(str, "mpirun_flags", "", "more flags for mpirun, in one string")
-    flags.define(
-        int, "timeout_seconds", 180, "end the check-up after so many seconds (default: 180)"
-    )
+    flags.define(int, "timeout_seconds", 180, "give up after so many seconds (default: 180)")
     flags.parse(argv)
     return flags
 

@@ -142,8 +142,8 @@ def _warn_if_unpublished(files: Mapping[str, str], checksums: Mapping[str, str])
     ]
     if other:
         logger.warning(
-            "not the published PTB: %s has another checksum; perplexities will not "
-            "compare with published ones",
+            "not the published PTB: %s has another checksum; perplexities cannot "
+            "be compared with published ones",
             ", ".join(other),
         )
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import NamedTuple, Optional
 
 from lm.config import Config
-from lm.data import embedded as synthetic
+from lm.data import embedded
 from lm.data.corpus import Corpus, load_corpus, split_file
 from lm.data.encoding import SPLITS
 from lm.errors import UserError
@@ -95,7 +95,7 @@ def _is_in(data_path: str, kind: str) -> bool:
 
 def load_run_corpus(
     config: Config, data_path: str, data_url: Optional[str] = None
-) -> tuple[Corpus, Optional[synthetic.Truth]]:
+) -> tuple[Corpus, Optional[embedded.Truth]]:
     """Load the corpus that a config names.
 
     Args:
@@ -113,7 +113,7 @@ def load_run_corpus(
         return load_corpus(data_path, config.vocab_size, data_url), None
     directory = os.path.join(data_path, "embedded")
     try:
-        truth = synthetic.write_corpus(directory)
+        truth = embedded.write_corpus(directory)
     except OSError as error:
         raise UserError(
             f"cannot write the embedded corpus to {directory}: {error.strerror}; choose another"

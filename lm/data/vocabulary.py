@@ -84,7 +84,7 @@ class Vocabulary:
 
     @property
     def ids(self) -> Mapping[str, int]:
-        """The id of each word; for loops over many words, where a call a word is too slow."""
+        """The id of each word; for loops over many words, where one call per word is too slow."""
         return self._ids
 
     @property
@@ -122,7 +122,7 @@ class Vocabulary:
         return [self.word_of(word_id) for word_id in ids]
 
     def save(self, path: str) -> None:
-        """Write one word a line, in the order of the ids.
+        """Write one word per line, in the order of the ids.
 
         Raises:
           OSError: The file cannot be written.

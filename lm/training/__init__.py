@@ -1,5 +1,7 @@
-"""A run from its first step to its test: one loop, and a module for each thing that it does.
+"""A run from its first step to its test.
 
-`loop.train` is what others call. `optimizer` builds the update, `saving` and `restore` keep the
-run safe, `validation` evaluates it, and `progress` is how far it is, which checkpoints carry.
+`run.train` is what others call: it prepares what the ranks must agree on, builds the step and
+hands both to the `loop`. What the loop does now and then has a module for each thing: `saving`,
+`validation`, `tracing`; `progress` is how far the run is, which checkpoints carry and `restore`
+brings back.
 """

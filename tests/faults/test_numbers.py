@@ -7,7 +7,7 @@ import pytest
 
 from lm.checkpoint import format as checkpoint
 from lm.checkpoint import manifest
-from lm.data import embedded as synthetic
+from lm.data import embedded
 from tests.commands import ROOT, mpirun, run_module
 from tests.faults.jobs import last_step, run, saved_steps
 
@@ -105,7 +105,7 @@ def different(tmp_path, corpora, name):
     ],
 )
 def test_ranks_that_differ_are_refused(start, tmp_path, corpora, name):
-    synthetic.write_corpus(corpora / "embedded")
+    embedded.write_corpus(corpora / "embedded")
     flags, env = different(tmp_path, corpora, name)
     own = ["--config", "config_test", "--log_every_steps", 1, *FLAGS]
     if name == "corpus":

@@ -11,7 +11,7 @@ import multiprocessing
 import numpy as np
 import pytest
 
-from lm.data import embedded as synthetic
+from lm.data import embedded
 from lm.errors import UserError
 
 SMALL = {"num_words": 30, "num_successors": 4, "train_tokens": 3000, "eval_tokens": 500}
@@ -29,12 +29,12 @@ def _tokens(path):
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
     directory = tmp_path_factory.mktemp("corpus")
-    return directory, synthetic.write_corpus(directory)
+    return directory, embedded.write_corpus(directory)
 
 
 @pytest.fixture(scope="module")
 def transitions():
-    return synthetic.transition_matrix(seed=1, num_words=200, num_successors=8)
+    return embedded.transition_matrix(seed=1, num_words=200, num_successors=8)
 
 
 def test_two_state_chain_has_its_closed_form():
@@ -45,61 +45,61 @@ def test_two_state_chain_has_its_closed_form():
     def entropy(p):
         return -p * math.log(p) - (1 - p) * math.log(1 - p)
 
-    np.testing.assert_allclose(synthetic.stationary_distribution(chain), [b / (a + b), a / (a + b)])
+    np.testing.assert_allclose(embedded.stationary_distribution(chain), [b / (a + b), a / (a + b)])
     expected = (b * entropy(a) + a * entropy(b)) / (a + b)
-    assert synthetic.entropy_rate(chain) == pytest.approx(expected, rel=1e-12)
+    assert embedded.entropy_rate(chain) == pytest.approx(expected, rel=1e-12)
 
 
 def test_uniform_chain_is_as_perplexing_as_it_has_states():
-    assert math.exp(synthetic.entropy_rate(np.full((7, 7), 1 / 7))) == pytest.approx(7)
+    assert math.exp(embedded.entropy_rate(np.full((7, 7), 1 / 7))) == pytest.approx(7)
 
 
 def test_entropy_rate_agrees_with_power_iteration(transitions):
     pi = np.full(len(transitions), 1 / len(transitions))
     for _ in range(2000):
         pi = pi @ (transitions + np.eye(len(pi))) / 2  # lazy walk: converges if periodic, too
-    np.testing.assert_allclose(synthetic.stationary_distribution(transitions), pi, rtol=1e-9)
+    np.testing.assert_allclose(embedded.stationary_distribution(transitions), pi, rtol=1e-9)
     brute_force = -sum(
         pi[i] * p * math.log(p) for i, row in enumerate(transitions) for p in row if p > 0
     )
-    assert synthetic.entropy_rate(transitions) == pytest.approx(brute_force, rel=1e-9)
+    assert embedded.entropy_rate(transitions) == pytest.approx(brute_force, rel=1e-9)
 
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize(("num_words", "num_successors"), [(2, 2), (5, 5), (40, 3), (300, 8)])
 def test_transitions_are_a_sparse_irreducible_chain(seed, num_words, num_successors):
-    chain = synthetic.transition_matrix(seed, num_words, num_successors)
+    chain = embedded.transition_matrix(seed, num_words, num_successors)
     assert chain.shape == (num_words + 1, num_words + 1)
     np.testing.assert_allclose(chain.sum(axis=1), 1.0, rtol=1e-12)
     assert ((chain > 0).sum(axis=1) == num_successors).all()
-    assert chain[synthetic.EOS, synthetic.EOS] == 0  # no empty lines
+    assert chain[embedded.EOS, embedded.EOS] == 0  # no empty lines
     reached = np.eye(num_words + 1) + (chain > 0)
     for _ in range(math.ceil(math.log2(num_words + 1))):
         reached = np.minimum(reached @ reached, 1.0)
     assert (reached > 0).all()
-    assert (synthetic.stationary_distribution(chain) > 0).all()
+    assert (embedded.stationary_distribution(chain) > 0).all()
 
 
 def test_bigram_frequencies_approach_the_transitions():
-    chain = synthetic.transition_matrix(seed=3, num_words=10, num_successors=4)
-    states = synthetic.sample_states(chain, _rng(), 200_000)
+    chain = embedded.transition_matrix(seed=3, num_words=10, num_successors=4)
+    states = embedded.sample_states(chain, _rng(), 200_000)
     counts = np.zeros_like(chain)
-    np.add.at(counts, ([synthetic.EOS, *states[:-1]], states), 1)
+    np.add.at(counts, ([embedded.EOS, *states[:-1]], states), 1)
     visits = counts.sum(axis=1, keepdims=True)
     # Six standard deviations of a binomial proportion, and no bigram outside the language.
     assert (np.abs(counts / visits - chain) <= 6 * np.sqrt(chain * (1 - chain) / visits)).all()
 
 
 def test_sample_ends_with_the_sentence_that_reaches_the_length(transitions):
-    states = synthetic.sample_states(transitions, _rng(), 1000)
+    states = embedded.sample_states(transitions, _rng(), 1000)
     assert len(states) >= 1000
-    assert states[-1] == synthetic.EOS
-    assert synthetic.EOS not in states[999:-1]
+    assert states[-1] == embedded.EOS
+    assert embedded.EOS not in states[999:-1]
 
 
 def test_text_perplexity_conditions_the_first_token_on_eos():
     chain = np.array([[0.0, 0.25, 0.75], [0.5, 0.5, 0.0], [1.0, 0.0, 0.0]])
-    assert synthetic.text_perplexity(chain, [1, 1, 0, 2, 0]) == pytest.approx(
+    assert embedded.text_perplexity(chain, [1, 1, 0, 2, 0]) == pytest.approx(
         (0.25 * 0.5 * 0.5 * 0.75 * 1.0) ** (-1 / 5)
     )
 
@@ -114,10 +114,10 @@ def test_perplexity_of_the_texts_is_near_the_true_one(corpus):
 
 def test_true_perplexity_follows_from_the_text_read_back(corpus, transitions):
     directory, truth = corpus
-    states = {name: i for i, name in enumerate(["<eos>", *synthetic.word_names(200)])}
+    states = {name: i for i, name in enumerate(["<eos>", *embedded.word_names(200)])}
     for split, expected in (("valid", truth.valid_perplexity), ("test", truth.test_perplexity)):
         tokens = [states[token] for token in _tokens(directory / f"{split}.txt")]
-        assert synthetic.text_perplexity(transitions, tokens) == pytest.approx(expected, rel=1e-12)
+        assert embedded.text_perplexity(transitions, tokens) == pytest.approx(expected, rel=1e-12)
 
 
 def test_bigram_model_counted_on_train_reaches_the_truth(corpus):
@@ -155,21 +155,21 @@ def test_texts_are_the_same_on_every_machine(corpus):
 
 
 def test_word_names_are_distinct_and_common_ones_short():
-    names = synthetic.word_names(6000)
+    names = embedded.word_names(6000)
     assert len(set(names)) == 6000
     assert [len(name) for name in names] == sorted(len(name) for name in names)
     assert all(name.isalpha() and name.isascii() for name in names)
 
 
 def test_truth_is_stored_beside_the_texts(tmp_path):
-    truth = synthetic.write_corpus(tmp_path / "a" / "b", **SMALL)
+    truth = embedded.write_corpus(tmp_path / "a" / "b", **SMALL)
     stored = json.loads((tmp_path / "a" / "b" / "truth.json").read_text("utf-8"))
-    assert synthetic.Truth(**stored) == truth
+    assert embedded.Truth(**stored) == truth
 
 
 def test_length_of_one_text_does_not_change_another(tmp_path):
-    synthetic.write_corpus(tmp_path / "a", **SMALL)
-    synthetic.write_corpus(tmp_path / "b", **{**SMALL, "train_tokens": 6000})
+    embedded.write_corpus(tmp_path / "a", **SMALL)
+    embedded.write_corpus(tmp_path / "b", **{**SMALL, "train_tokens": 6000})
     a, b = ((tmp_path / name / "train.txt").read_bytes() for name in "ab")
     assert b.startswith(a)
     assert len(b) > len(a)
@@ -177,38 +177,38 @@ def test_length_of_one_text_does_not_change_another(tmp_path):
 
 
 def test_second_call_touches_nothing_and_another_seed_replaces_all(tmp_path):
-    first = synthetic.write_corpus(tmp_path, **SMALL)
+    first = embedded.write_corpus(tmp_path, **SMALL)
     before = {path: (path.stat().st_ino, path.read_bytes()) for path in tmp_path.iterdir()}
     assert len(before) == 4
-    assert synthetic.write_corpus(tmp_path, **SMALL) == first
+    assert embedded.write_corpus(tmp_path, **SMALL) == first
     assert {path: (path.stat().st_ino, path.read_bytes()) for path in tmp_path.iterdir()} == before
-    synthetic.write_corpus(tmp_path, seed=2, **SMALL)
+    embedded.write_corpus(tmp_path, seed=2, **SMALL)
     assert set(tmp_path.iterdir()) == set(before)
     assert all(path.read_bytes() != content for path, (_, content) in before.items())
 
 
 def test_interrupted_writing_is_completed(tmp_path):
-    synthetic.write_corpus(tmp_path, **SMALL)
+    embedded.write_corpus(tmp_path, **SMALL)
     whole = {path: path.read_bytes() for path in tmp_path.iterdir()}
     (tmp_path / "truth.json").unlink()
     (tmp_path / "test.txt").unlink()
-    synthetic.write_corpus(tmp_path, **SMALL)
+    embedded.write_corpus(tmp_path, **SMALL)
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == whole
 
 
 def test_corpus_of_the_user_is_not_overwritten(tmp_path):
     (tmp_path / "valid.txt").write_text("my own words\n")
     with pytest.raises(UserError, match=r"valid\.txt"):
-        synthetic.write_corpus(tmp_path, **SMALL)
+        embedded.write_corpus(tmp_path, **SMALL)
     assert [path.name for path in tmp_path.iterdir()] == ["valid.txt"]
     assert (tmp_path / "valid.txt").read_text() == "my own words\n"
 
 
 def test_reader_of_a_replaced_text_keeps_the_whole_old_one(tmp_path):
-    synthetic.write_corpus(tmp_path, **SMALL)
+    embedded.write_corpus(tmp_path, **SMALL)
     old = (tmp_path / "train.txt").read_bytes()
     with open(tmp_path / "train.txt", "rb") as reader:
-        synthetic.write_corpus(tmp_path, seed=2, **SMALL)
+        embedded.write_corpus(tmp_path, seed=2, **SMALL)
         assert reader.read() == old
 
 
@@ -223,13 +223,13 @@ def test_reader_of_a_replaced_text_keeps_the_whole_old_one(tmp_path):
 )
 def test_sizes_out_of_range_are_named_and_nothing_is_written(tmp_path, changed, message):
     with pytest.raises(ValueError, match=message):
-        synthetic.write_corpus(tmp_path / "new", **{**SMALL, **changed})
+        embedded.write_corpus(tmp_path / "new", **{**SMALL, **changed})
     assert not (tmp_path / "new").exists()
 
 
 def _write_and_read(directory, barrier, queue):
     barrier.wait()
-    truth = synthetic.write_corpus(directory, **SMALL)
+    truth = embedded.write_corpus(directory, **SMALL)
     # What this process reads right after its own call must be whole, whoever else is writing.
     texts = [(directory / f"{split}.txt").read_bytes() for split in ("train", "valid", "test")]
     queue.put((truth, hashlib.sha256(b"".join(texts)).hexdigest()))
