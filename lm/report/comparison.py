@@ -130,24 +130,21 @@ def exact_comparison(first: RunMetrics, second: RunMetrics) -> str:
     """
     shared = _shared_events(first, second)
     if not shared:
-        return "they have no event of the same steps, so nothing to compare"
-    for number, (event, other) in enumerate(shared):
+        return "nothing to compare: they have no event of the same steps"
+    for number, (event, other) in enumerate(shared, start=1):
         for field in _EXACT_FIELDS:
             value, other_value = event.get(field), other.get(field)
             if value != other_value:  # JSON carries floats exactly: equal numbers are equal bits
                 kind = event["event"]
                 name = f"{kind} {event[kind]}" if kind in event else f"the {kind}"
                 return (
-                    f"equal in {_events(number)}; the first difference is {field} of {name},"
-                    f" {value} and {other_value}"
+                    f"the first difference, in event {number} of {len(shared)}, is {field} of"
+                    f" {name}: {value} and {other_value}"
                 )
-    most = max(len(first.events), len(second.events))
-    rest = f" of {len(first.events)} and {len(second.events)}" if most > len(shared) else ""
-    return f"equal, bit for bit, in {_events(len(shared))}{rest}"
-
-
-def _events(count: int) -> str:
-    return f"{count} event{'s' * (count != 1)}"
+    counts = len(first.events), len(second.events)
+    rest = "" if max(counts) == len(shared) else " (the first has {}, the second {})"
+    shared_text = f"{len(shared)} event{'s' * (len(shared) > 1)}"
+    return f"equal, bit for bit, in {shared_text}{rest.format(*counts)}"
 
 
 def _shared_events(first: RunMetrics, second: RunMetrics) -> list[tuple[Event, Event]]:

@@ -35,7 +35,9 @@ _CURVES = """<h3>Learning curves</h3>
  src="data:image/png;base64,{}">"""
 
 
-def write_page(path: str, sections: Sequence[Section], curves_pngs: Sequence[Optional[bytes]]):
+def write_page(
+    path: str, sections: Sequence[Section], curves_pngs: Sequence[Optional[bytes]]
+) -> None:
     """Write the page to a file, whose directory is made if missing; see `build_page`.
 
     Raises:

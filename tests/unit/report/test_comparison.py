@@ -163,11 +163,11 @@ def test_equal_runs_are_equal_bit_for_bit_however_often_one_was_resumed(tmp_path
     "index, field, value, said",
     [
         (0, "loss", 3.0000000000000004,
-         "0 events; the first difference is loss of step 2, 3.0 and 3.0000000000000004"),
-        (4, "gradient_norm", None, "4 events; the first difference is gradient_norm of step 8"),
-        (5, "learning_rate", 0.5, "5 events; the first difference is learning_rate of step 10"),
-        (7, "valid_perplexity", 9, "7 events; the first difference is valid_perplexity of epoch 2"),
-        (8, "test_perplexity", 9, "8 events; the first difference is test_perplexity of the test"),
+         "the first difference, in event 1 of 9, is loss of step 2: 3.0 and 3.0000000000000004"),
+        (4, "gradient_norm", None, "event 5 of 9, is gradient_norm of step 8: "),
+        (5, "learning_rate", 0.5, "event 6 of 9, is learning_rate of step 10: "),
+        (7, "valid_perplexity", 9, "event 8 of 9, is valid_perplexity of epoch 2: "),
+        (8, "test_perplexity", 9, "event 9 of 9, is test_perplexity of the test: "),
     ],
 )  # fmt: skip
 def test_the_first_number_that_differs_is_named(tmp_path, index, field, value, said):
@@ -180,7 +180,7 @@ def test_the_first_number_that_differs_is_named(tmp_path, index, field, value, s
 def test_only_what_both_runs_have_is_compared(tmp_path):
     # The second epoch and the test of the one that was stopped are of fewer steps.
     said = compare(tmp_path, events_to(8), events_to(12))
-    assert said == "equal, bit for bit, in 5 events of 7 and 9"
+    assert said == "equal, bit for bit, in 5 events (the first has 7, the second 9)"
 
 
 def test_numbers_of_other_steps_are_not_compared(tmp_path):
