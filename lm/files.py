@@ -17,7 +17,7 @@ logger = logging.getLogger("lm")
 
 _BLOCK_BYTES = 1 << 20
 # Some cluster file systems (Lustre mounted without flock, a few FUSE ones) have no locks at all.
-NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP}
+_NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP}
 
 
 def sha256_of(path: str) -> str:
@@ -107,37 +107,41 @@ def write_atomically(path: str, content: bytes) -> None:
 
 
 @contextlib.contextmanager
-def locked(path: str, activity: str) -> Iterator[None]:
+def locked(path: str, activity: Optional[str] = None) -> Iterator[None]:
     """Hold an exclusive lock, which the kernel frees even if this process is killed.
 
     Args:
       path: The lock file; it is made if missing, and stays.
-      activity: What the holder does ("downloading ..."), for the log of those who wait.
+      activity: What the holder does ("downloading ..."), for the log of those who wait; None does
+        not wait.
 
     Raises:
+      BlockingIOError: Another process holds it, and this one does not wait.
       OSError: The lock file cannot be opened.
     """
     # Closing the descriptor frees the lock. The file is never removed: a waiter that holds the
     # removed file and a newcomer that makes a new one would both have "the" lock.
     with open(path, "ab") as file:
         try:
-            _wait_for_lock(file.fileno(), path, activity)
+            _lock(file.fileno(), path, activity)
         except OSError as error:
-            if error.errno not in NO_LOCKS:
+            if error.errno not in _NO_LOCKS:
                 raise
         else:
             yield
             return
-    # One download per host still holds with a lock in the host's own temporary directory.
+    # One process per host still holds with a lock in the host's own temporary directory.
     name = f"lm-{os.getuid()}-{short_name(os.path.realpath(path))}.lock"
     with open(os.path.join(tempfile.gettempdir(), name), "ab") as file:
-        _wait_for_lock(file.fileno(), path, activity)
+        _lock(file.fileno(), path, activity)
         yield
 
 
-def _wait_for_lock(descriptor: int, path: str, activity: str) -> None:
+def _lock(descriptor: int, path: str, activity: Optional[str]) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
+        if activity is None:
+            raise
         logger.info("waiting for another process that is %s (lock %s)", activity, path)
         fcntl.flock(descriptor, fcntl.LOCK_EX)

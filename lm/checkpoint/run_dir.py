@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import json
 import logging
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple, Optional
 
 from lm.checkpoint import format as checkpoint
@@ -17,7 +16,7 @@ from lm.checkpoint import manifest as manifests
 from lm.checkpoint.records import refuse_unknown_fields
 from lm.config import Config
 from lm.errors import RunError, UserError
-from lm.files import NO_LOCKS, write_atomically
+from lm.files import locked, write_atomically
 
 logger = logging.getLogger("lm")
 
@@ -68,7 +67,11 @@ def open_run_dir(
     stamp = time.strftime("%Y%m%d-%H%M%S")
     path = output_dir or os.path.join("runs", f"{identity.config.name}-{stamp}")
     _make(path)
-    stack.enter_context(_locked(path))
+    try:
+        stack.enter_context(locked(os.path.join(path, ".lock")))
+    except BlockingIOError:
+        # Not a UserError: after a crash it may be the last of the old job, and pass.
+        raise RunError(f"another job is using output_dir {path}") from None
     if not resume:
         if checkpoint.list_checkpoints(path) or os.path.exists(_metrics(path)):
             raise UserError(
@@ -103,22 +106,6 @@ def _make(path: str) -> None:
             os.remove(probe)
     except OSError as error:
         raise UserError(f"cannot write to output_dir {path}: {error}") from error
-
-
-@contextlib.contextmanager
-def _locked(path: str) -> Iterator[None]:
-    # The kernel frees it when this process ends, however it ends: no stale lock can stay.
-    with open(os.path.join(path, ".lock"), "ab") as file:
-        try:
-            fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            # Not a UserError: after a crash it may be the last of the old job, and pass.
-            raise RunError(f"another job is using output_dir {path}") from None
-        except OSError as error:
-            if error.errno not in NO_LOCKS:
-                raise
-            logger.warning("%s is on a file system without locks: start no second job in it", path)
-        yield
 
 
 def _check_fits(manifest: manifests.Manifest, identity: Identity) -> None:

@@ -48,10 +48,10 @@ def session_config(threads: Threads, local_rank: int, local_size: int) -> tf.Con
     if num_gpus:
         if local_size > num_gpus:
             raise UserError(
-                f"{local_size} ranks on this host but {num_gpus} visible GPUs: start one rank a"
+                f"{local_size} ranks on this host but {num_gpus} visible GPUs: start one rank per"
                 " GPU, or hide the GPUs with CUDA_VISIBLE_DEVICES= to train on the CPU"
             )
-        # One process a GPU: two in one GPU's memory would fail or thrash.
+        # One process per GPU: two in one GPU's memory would fail or thrash.
         config.gpu_options.visible_device_list = str(local_rank)
         config.gpu_options.allow_growth = True
     return config
