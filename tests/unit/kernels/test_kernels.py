@@ -341,30 +341,33 @@ def test_unknown_precision_is_an_error():
 def all_ops(threads):
     """The results of all ops in both precisions, as one list of arrays for each of three times."""
     T, B, V = 5, 12, 1000
+    shares = (3, 0, 4, 5)
 
-    def step(projected, weights, h, c, output_weights):
+    def step(*variables):
+        x, input_weights, bias, weights, h, c, output_weights = variables
         results = []
         for precision in ("float32", "bfloat16"):
-            outputs = kernels.lstm_recurrence(projected, weights, h, c, precision)
-            loss, _ = kernels.softmax_cross_entropy(
+            projected = kernels.matmul(x, input_weights, precision, shares)
+            projected = tf.reshape(kernels.add_bias(projected, bias, shares), [T, B, -1])
+            outputs = kernels.lstm_recurrence(projected, weights, h, c, precision, shares)
+            loss, nll = kernels.softmax_cross_entropy(
                 tf.reshape(outputs[0], [T * B, -1]),
                 output_weights,
                 tf.zeros(V),
                 tf.range(T * B),
                 tf.ones(T * B),
                 precision,
+                shares=shares,
             )
-            # Products of stock TensorFlow, which has no such promise, are left out.
-            dprojected, _, dh, dc = tf.gradients(lstm_loss(outputs), [projected, weights, h, c])
-            results += [dprojected, dh, dc]
-            if precision == "bfloat16":
-                results.append(tf.gradients(loss, output_weights)[0])
+            results += [loss, nll, *tf.gradients([loss, lstm_loss(outputs)], variables)]
         return results
 
     def once():
         results = [products_of(np.arange(101), bf16, threads) for bf16 in (False, True)]
         for H in (40, 330):  # one that divides the rows among the threads, one the units
-            results.append(run(step, [*lstm_inputs(T, B, H), numbers(H, V)], threads))
+            factors = [numbers(T * B, 7), numbers(7, 4 * H), numbers(4 * H)]
+            _, *recurrence = lstm_inputs(T, B, H)
+            results.append(run(step, [*factors, *recurrence, numbers(H, V)], threads))
         return [array for arrays in results for array in arrays]
 
     return [once() for _ in range(3)]
@@ -445,10 +448,11 @@ def test_trains_through_variables_and_an_optimizer():
 @pytest.mark.parametrize("isa", ["generic", "avx2", "avx512", "avx512bf16"])
 @pytest.mark.skipif("LM_KERNELS_ISA" in os.environ, reason="this is the inner run")
 def test_other_instruction_sets(isa):
-    """All of the above once more, in a process told to use a lesser CPU."""
+    """All tests of this folder once more, in a process told to use a lesser CPU."""
     if kernels.description().endswith(f" {isa}"):
         pytest.skip("what this process uses")
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", __file__]
+    here = os.path.dirname(__file__)
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", here]
     environment = {**os.environ, "LM_KERNELS_ISA": isa}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stdout[-5000:]
