@@ -7,6 +7,13 @@ Shapes: T time steps, B rows, H hidden units, G = 4H gates, V words, N = T * B t
 are float32. ``precision`` "bfloat16" rounds the factors of matrix products, and nothing else, to
 bfloat16; sums, gates, softmax statistics and gradients stay float32.
 
+The same bits on any number of ranks and threads: what depends on one row alone (products, the
+recurrence, nll) does not depend on which rows are beside it. Sums over tokens take ``shares``, the
+rows that this rank has of each share of the global batch, such as (2, 3, 2, 3) of 10: the tokens
+of a share, [T, rows], are summed time step by time step, and the shares' sums as a binary tree,
+(s0 + s1) + (s2 + s3). So the sum of two ranks' sums is that of one rank with all their shares. No
+shares: all rows are one.
+
 Environment: LM_KERNELS=0 switches the ops off; LM_KERNELS_ISA=generic|avx2|avx512|avx512bf16|amx
 takes a lesser instruction set than the CPU's best.
 """
@@ -74,28 +81,29 @@ def _is_bfloat16(precision: str) -> bool:
     return precision == "bfloat16"
 
 
-def _product(a, b, bf16, transpose_a=False, transpose_b=False):
-    """Multiply two matrices, each float32 or bfloat16; float32 result.
-
-    In float32, oneDNN is at the CPU's peak unless b is transposed; there ours is faster. In
-    bfloat16 its result is rounded, too, so that all products are ours.
-    """
-    transposes = dict(transpose_a=transpose_a, transpose_b=transpose_b)
-    if bf16 or transpose_b:
-        return _ops().lm_mat_mul(a, b, bf16=bf16, **transposes)
-    return tf.matmul(a, b, **transposes)
+def _product(a, b, bf16, transpose_b=False):
+    """Multiply two matrices, each float32 or bfloat16; float32 result."""
+    return _ops().lm_mat_mul(a, b, bf16=bf16, transpose_b=transpose_b)
 
 
-def matmul(a_MK: tf.Tensor, b_KN: tf.Tensor, precision: str = "float32") -> tf.Tensor:
+def _token_sum(a, b, bf16, shares):
+    """Return the sum over tokens of the outer products of their rows in a and b."""
+    return _ops().lm_token_sum(a, b, bf16=bf16, shares=shares)
+
+
+def matmul(
+    a_NK: tf.Tensor, b_KM: tf.Tensor, precision: str = "float32", shares: Sequence[int] = ()
+) -> tf.Tensor:
     """Multiply two matrices. Differentiable.
 
     Args:
-      a_MK: The left factor, such as a layer's inputs at all time steps.
-      b_KN: The right factor, such as its weights.
+      a_NK: The left factor, such as a layer's inputs at all time steps.
+      b_KM: The right factor, such as its weights.
       precision: Of this product and of the two of its gradient.
+      shares: Of the sum over N in the gradient of b.
 
     Returns:
-      [M, N].
+      [N, M].
     """
     bf16 = _is_bfloat16(precision)
     _ops()  # an error here rather than in the middle of the graph
@@ -103,11 +111,44 @@ def matmul(a_MK: tf.Tensor, b_KN: tf.Tensor, precision: str = "float32") -> tf.T
     @tf.custom_gradient
     def product(a, b):
         def gradient(dc):
-            return _product(dc, b, bf16, transpose_b=True), _product(a, dc, bf16, transpose_a=True)
+            return _product(dc, b, bf16, transpose_b=True), _token_sum(a, dc, bf16, shares)
 
         return _product(a, b, bf16), gradient
 
-    return product(a_MK, b_KN)
+    return product(a_NK, b_KM)
+
+
+def add_bias(x_NM: tf.Tensor, bias_M: tf.Tensor, shares: Sequence[int] = ()) -> tf.Tensor:
+    """Add a bias to each row. Differentiable.
+
+    Args:
+      x_NM: A row for each token.
+      bias_M: The bias.
+      shares: Of the sum over N in its gradient.
+
+    Returns:
+      [N, M].
+    """
+    _ops()
+
+    @tf.custom_gradient
+    def add(x, bias):
+        return tf.nn.bias_add(x, bias), lambda dy: (dy, column_sums(dy, shares))
+
+    return add(x_NM, bias_M)
+
+
+def column_sums(x_NM: tf.Tensor, shares: Sequence[int] = ()) -> tf.Tensor:
+    """Sum over tokens; for float32 the same bits on every CPU.
+
+    Args:
+      x_NM: A row for each token, [T, rows of all shares] of them.
+      shares: Of the sum.
+
+    Returns:
+      [M], without a gradient.
+    """
+    return _ops().lm_column_sums(x_NM, shares=shares)
 
 
 def lstm_recurrence(
@@ -116,6 +157,7 @@ def lstm_recurrence(
     h0_BH: tf.Tensor,
     c0_BH: tf.Tensor,
     precision: str = "float32",
+    shares: Sequence[int] = (),
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Run an LSTM layer over a window, given its input projection; gates i, j, f, o.
 
@@ -129,12 +171,13 @@ def lstm_recurrence(
       h0_BH: Output before the window.
       c0_BH: Memory cell before the window.
       precision: Of the recurrent products.
+      shares: Of the sum over T and B in the gradient of the weights.
 
     Returns:
       Outputs [T, B, H], and h and c after the last step, each [B, H].
     """
     h, h_last, c_last, _, _ = _ops().lm_lstm(
-        projected_TBG, weights_HG, h0_BH, c0_BH, bf16=_is_bfloat16(precision)
+        projected_TBG, weights_HG, h0_BH, c0_BH, bf16=_is_bfloat16(precision), shares=shares
     )
     return h, h_last, c_last
 
@@ -147,7 +190,9 @@ def _lstm_gradient(op, dh, dh_last, dc_last, *_):
     hidden = tf.shape(h0)[1]
     h_before = tf.reshape(tf.concat([h0[None], h[:-1]], 0), [-1, hidden])
     # One product over all time steps, not one a step.
-    dweights = _product(h_before, tf.reshape(dz, [-1, 4 * hidden]), bf16, transpose_a=True)
+    dweights = _token_sum(
+        h_before, tf.reshape(dz, [-1, 4 * hidden]), bf16, op.get_attr("shares")
+    )
     return dz, dweights, dh0, dc0
 
 
@@ -182,6 +227,7 @@ def softmax_cross_entropy(
     scale_N: tf.Tensor,
     precision: str = "float32",
     training: bool = True,
+    shares: Sequence[int] = (),
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Project to the vocabulary; return the cross-entropy, its gradient made on the way.
 
@@ -197,6 +243,7 @@ def softmax_cross_entropy(
       scale_N: Weight of each token in the loss, such as 1 / batch_size, or 0 for padding.
       precision: Of the three products.
       training: False saves the work for the gradient; `loss` then has none.
+      shares: Of the sums over N: the loss, and the gradients of weights and bias.
 
     Returns:
       The loss, a scalar, and the nll of each token in nats, [N], without a gradient.
@@ -208,16 +255,17 @@ def softmax_cross_entropy(
     def cross_entropy(hidden, weights, bias):
         logits = _product(hidden, weights, bf16)
         nll, dlogits, dbias = _ops().lm_softmax(
-            logits, bias, targets_N, scale_N, D=dlogits_type, gradient=training
+            logits, bias, targets_N, scale_N, D=dlogits_type, gradient=training, shares=shares
         )
+        loss = column_sums((scale_N * nll)[:, None], shares)[0]
 
         def gradient(dloss, _):
             # dloss, mostly 1, goes in where that is cheap: into [N, H], not [N, V] or [H, V].
-            dweights = _product(dloss * hidden, dlogits, bf16, transpose_a=True)
+            dweights = _token_sum(dloss * hidden, dlogits, bf16, shares)
             dhidden = dloss * _product(dlogits, weights, bf16, transpose_b=True)
             return dhidden, dweights, dloss * dbias
 
-        return (tf.reduce_sum(scale_N * nll), nll), gradient
+        return (loss, nll), gradient
 
     inputs = [tf.convert_to_tensor(x) for x in (hidden_NH, weights_HV, bias_V)]
     if training:

@@ -37,13 +37,13 @@ struct LstmDirection {
   void (*Step)(const Lstm&, int64_t t, int64_t block, int64_t row0, int64_t row1);
 };
 
-// C[M, N] = A[M, K] B[K, N], all dense. A(m, k) lies at a[m * lda + k], or a[k * lda + m]
-// if a_across; B(k, n) at b[n * ldb + k], or b[k * ldb + n] if b_across.
+// C[M, N] = A[M, K] B[K, N], all dense. A(m, k) lies at a[m * lda + k]; B(k, n) at
+// b[n * ldb + k], or b[k * ldb + n] if b_across.
 struct Gemm {
   int64_t M, N, K;
   const void* a;
   int64_t lda;
-  bool a_bf16, a_across;
+  bool a_bf16;
   const void* b;
   int64_t ldb;
   bool b_bf16, b_across;
@@ -60,6 +60,38 @@ struct GemmFormat {
   bool (*NeedsPackRows)(const Gemm&);
   void (*PackRows)(const Gemm&, int64_t row0, int64_t row1);
   void (*Block)(const Gemm&, int64_t row0, int64_t row1, int64_t v0, int64_t v1, float* panels);
+};
+
+// An order to add up tokens, or rows of a matrix, in: share by share; see tokens.h.
+struct Shares {
+  const int64_t* tokens;  // their numbers; -1: none, which adds nothing
+  const int64_t* ends;    // [count]: where each share's tokens end
+  int64_t count;          // 1 to kMostShares
+};
+constexpr int kShareLevels = 8;
+constexpr int64_t kMostShares = int64_t{1} << kShareLevels;
+
+// C[M, N] = A^T B, summed over tokens: the gradient of weights.
+struct TokenSum {
+  int64_t M, N;
+  Shares shares;  // each with a multiple of TokenSumFormat::multiple tokens
+  const void* a;  // [tokens, M]
+  bool a_bf16;
+  const void* b;  // [tokens, N]
+  bool b_bf16;
+  float* c;
+  float* a_units;    // [M, ld_units]
+  int64_t ld_units;  // RowUnits(number of tokens)
+};
+
+struct TokenSumFormat {
+  int64_t multiple;
+  int64_t (*Widest)(int64_t tokens);  // this many vectors of columns at most should be one block
+  int64_t (*RowUnits)(int64_t tokens);
+  int64_t (*Vectors)(int64_t N);
+  int64_t (*PanelFloats)(int64_t tokens, int64_t vectors);
+  void (*PackRows)(const TokenSum&, int64_t row0, int64_t row1);
+  void (*Block)(const TokenSum&, int64_t row0, int64_t row1, int64_t v0, int64_t v1, float* panels);
 };
 
 // Cross-entropy of rows of logits + bias, and its gradient scale * (softmax - onehot).
@@ -87,11 +119,14 @@ struct Dropout {
 struct Kernels {
   const char* name;
   GemmFormat gemm[2];  // [0] float32, [1] bfloat16 products
+  TokenSumFormat token_sum[2];
   LstmDirection lstm_forward[2], lstm_backward[2];
-  // Does rows [row0, row1). bias_sum[V]: the column sums of their dlogits. buffer[V] is lent.
-  void (*SoftmaxRows)(const Softmax&, int64_t row0, int64_t row1, float* bias_sum, float* buffer);
+  // Does `count` rows. bias_sum[V]: the column sums of their dlogits. buffer[V] is lent.
+  void (*SoftmaxRows)(const Softmax&, const int64_t* rows, int64_t count, float* bias_sum,
+                      float* buffer);
   void (*DropoutRow)(const Dropout&, int64_t row);
-  void (*Add)(float* y, const float* x, int64_t n);  // y += x
+  // The sums of n columns of x, whose rows lie ld apart; the same bits on every CPU.
+  void (*ColumnSums)(const float* x, int64_t ld, const Shares&, int64_t n, float* sums);
   double (*SumOfSquares)(const float* x, int64_t n);  // the same bits on every CPU
 };
 

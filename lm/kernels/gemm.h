@@ -16,7 +16,8 @@ namespace LM_ISA {
 // Formats. Both are streams of 4-byte units, held in float pointers: one float32, or the bfloat16
 // of values 2u and 2u + 1 of a sum. Units(n) values take that many units.
 //   Along: the units of consecutive values p[0], p[1], ... of which n exist.
-//   Across: one unit of each of n columns; its values lie ld apart, and `depth` of them exist.
+//   Across: one unit of each of n columns; `first` and `second` are rows of its values, and null
+//           where there is none.
 struct Float32 {
   static constexpr int kDepth = 1;         // values of a unit
   static constexpr bool kConverts = false;  // units differ from float32 values
@@ -24,7 +25,9 @@ struct Float32 {
   template <class T>
   LM_INLINE Vec Along(const T* p, int64_t n) { return Load(p, n); }
   template <class T>
-  LM_INLINE Vec Across(const T* p, int64_t, int64_t, int64_t n) { return Load(p, n); }
+  LM_INLINE Vec Across(const T* first, const T*, int64_t n) {
+    return first ? Load(first, n) : Vec{};
+  }
 };
 
 #if defined(__AVX512BF16__)
@@ -40,10 +43,10 @@ struct Bfloat16 {
     return (Vec)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
   }
   template <class T>
-  LM_INLINE Vec Across(const T* p, int64_t ld, int64_t depth, int64_t n) {
-    const Vec first = Load(p, n), second = depth > 1 ? Load(p + ld, n) : Vec{};
-    const __m512i low = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)first));
-    const __m512i high = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)second));
+  LM_INLINE Vec Across(const T* first, const T* second, int64_t n) {
+    const Vec x = first ? Load(first, n) : Vec{}, y = second ? Load(second, n) : Vec{};
+    const __m512i low = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)x));
+    const __m512i high = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)y));
     return (Vec)_mm512_or_si512(low, _mm512_slli_epi32(high, 16));
   }
 };
@@ -55,7 +58,9 @@ struct Bfloat16 {  // the same numbers where the CPU cannot multiply them: round
   template <class T>
   LM_INLINE Vec Along(const T* p, int64_t n) { return RoundToBf16(Load(p, n)); }
   template <class T>
-  LM_INLINE Vec Across(const T* p, int64_t, int64_t, int64_t n) { return RoundToBf16(Load(p, n)); }
+  LM_INLINE Vec Across(const T* first, const T*, int64_t n) {
+    return first ? RoundToBf16(Load(first, n)) : Vec{};
+  }
 };
 #endif
 
@@ -79,8 +84,10 @@ static void PackPanel(Source<T> s, int64_t rows, int64_t K, int64_t u0, int64_t 
                       int64_t ldo) {
   constexpr int D = Format::kDepth;
   if (s.across) {
-    for (int64_t u = u0; u < u0 + n; ++u, out += ldo)
-      Store(out, Format::Across(s.p + u * D * s.ld, s.ld, K - u * D, rows));
+    for (int64_t u = u0; u < u0 + n; ++u, out += ldo) {
+      const T* first = s.p + u * D * s.ld;
+      Store(out, Format::Across(first, u * D + 1 < K ? first + s.ld : nullptr, rows));
+    }
     return;
   }
   for (int64_t i = 0; i < n; i += kLanes) {
@@ -93,28 +100,14 @@ static void PackPanel(Source<T> s, int64_t rows, int64_t K, int64_t u0, int64_t 
   }
 }
 
-// The units of row-major `rows` rows of K values: out[r * ldo + u]. How A is packed.
+// The units of `rows` rows of K values, ld apart: out[r * ldo + u]. How A is packed.
 template <class Format, class T>
-static void PackRows(Source<T> s, int64_t rows, int64_t K, float* out, int64_t ldo) {
+static void PackRows(const T* p, int64_t ld, int64_t rows, int64_t K, float* out, int64_t ldo) {
   constexpr int D = Format::kDepth;
   const int64_t units = Units<Format>(K);
-  if (!s.across) {
-    for (int64_t r = 0; r < rows; ++r)
-      for (int64_t u = 0; u < units; u += kLanes)
-        Store(out + r * ldo + u, Format::Along(s.p + r * s.ld + u * D, K - u * D), units - u);
-    return;
-  }
-  for (int64_t r = 0; r < rows; r += kLanes)
-    for (int64_t u = 0; u < units; u += kLanes) {
-      Vec block[kLanes] = {};
-      for (int j = 0; j < Least(kLanes, units - u); ++j) {
-        const int64_t k = (u + j) * D;
-        block[j] = Format::Across(s.p + k * s.ld + r, s.ld, K - k, rows - r);
-      }
-      Transpose(block);
-      for (int i = 0; i < Least(kLanes, rows - r); ++i)
-        Store(out + (r + i) * ldo + u, block[i], units - u);
-    }
+  for (int64_t r = 0; r < rows; ++r)
+    for (int64_t u = 0; u < units; u += kLanes)
+      Store(out + r * ldo + u, Format::Along(p + r * ld + u * D, K - u * D), units - u);
 }
 
 // How many rows of C fit in the registers beside NV vectors of columns.
@@ -123,17 +116,11 @@ constexpr int MaxRows() {
   return kLanes == 16 ? (NV == 4 ? 6 : 12) : (NV == 4 ? 3 : 6);
 }
 
-// c[MR, NV vectors] = from[MR, NV vectors] + a[MR, units] * panel; `from` may be c itself, or one
-// row for all (ldf == 0). The loops over m and v unroll into registers. Unless null, `next` is what
-// will be read soon: one cache line of it is fetched per unit.
+// sum[MR, NV vectors] += a[MR, units] * panel. The loops over m and v unroll into registers. Unless
+// null, `next` is what will be read soon: one cache line of it is fetched per unit.
 template <class Format, int NV, int MR>
-static void Tile(const float* a, int64_t lda, const float* panel, int64_t units, const float* from,
-                 int64_t ldf, float* c, int64_t ldc, const float* next) {
-  Vec sum[MR][NV];
-#pragma GCC unroll 16
-  for (int m = 0; m < MR; ++m)
-#pragma GCC unroll 4
-    for (int v = 0; v < NV; ++v) sum[m][v] = Load(from + m * ldf + v * kLanes);
+LM_INLINE void AddProducts(Vec* sum, const float* a, int64_t lda, const float* panel,
+                           int64_t units, const float* next) {
   for (int64_t k = 0; k < units; ++k, panel += NV * kLanes) {
     Vec b[NV];
     if (next) __builtin_prefetch(next + k * 16, 0, 2);
@@ -143,13 +130,26 @@ static void Tile(const float* a, int64_t lda, const float* panel, int64_t units,
     for (int m = 0; m < MR; ++m) {
       const Vec x = Set(a[m * lda + k]);
 #pragma GCC unroll 4
-      for (int v = 0; v < NV; ++v) sum[m][v] = Format::MulAdd(x, b[v], sum[m][v]);
+      for (int v = 0; v < NV; ++v) sum[m * NV + v] = Format::MulAdd(x, b[v], sum[m * NV + v]);
     }
   }
+}
+
+// c[MR, NV vectors] = from[MR, NV vectors] + a[MR, units] * panel; `from` may be c itself, or one
+// row for all (ldf == 0).
+template <class Format, int NV, int MR>
+static void Tile(const float* a, int64_t lda, const float* panel, int64_t units, const float* from,
+                 int64_t ldf, float* c, int64_t ldc, const float* next) {
+  Vec sum[MR * NV];
 #pragma GCC unroll 16
   for (int m = 0; m < MR; ++m)
 #pragma GCC unroll 4
-    for (int v = 0; v < NV; ++v) Store(c + m * ldc + v * kLanes, sum[m][v]);
+    for (int v = 0; v < NV; ++v) sum[m * NV + v] = Load(from + m * ldf + v * kLanes);
+  AddProducts<Format, NV, MR>(sum, a, lda, panel, units, next);
+#pragma GCC unroll 16
+  for (int m = 0; m < MR; ++m)
+#pragma GCC unroll 4
+    for (int v = 0; v < NV; ++v) Store(c + m * ldc + v * kLanes, sum[m * NV + v]);
 }
 
 // The same for `rows` <= MaxRows rows.
@@ -197,20 +197,17 @@ struct Gemm {
   }
 
   static bool NeedsPackRows(const lm::Gemm& p) {
-    if (p.a_across) return true;
     if (p.a_bf16) return !(Format::kDepth == 2 && p.K % 2 == 0);
     return Format::kConverts;
   }
 
   static void PackRows(const lm::Gemm& p, int64_t row0, int64_t row1) {
     float* out = p.a_units + row0 * p.ld_units;
-    const int64_t first = p.a_across ? row0 : row0 * p.lda, rows = row1 - row0;
+    const int64_t first = row0 * p.lda, rows = row1 - row0;
     if (p.a_bf16)
-      LM_ISA::PackRows<Format>(Source<uint16_t>{(const uint16_t*)p.a + first, p.lda, p.a_across},
-                               rows, p.K, out, p.ld_units);
+      LM_ISA::PackRows<Format>((const uint16_t*)p.a + first, p.lda, rows, p.K, out, p.ld_units);
     else
-      LM_ISA::PackRows<Format>(Source<float>{(const float*)p.a + first, p.lda, p.a_across}, rows,
-                               p.K, out, p.ld_units);
+      LM_ISA::PackRows<Format>((const float*)p.a + first, p.lda, rows, p.K, out, p.ld_units);
   }
 
   // Columns [column, end), two vectors a panel; `padded` units long, those after `units` zeros.

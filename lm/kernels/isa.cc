@@ -7,6 +7,7 @@
 #include "lstm.h"
 #include "norm.h"
 #include "softmax.h"
+#include "tokens.h"
 
 #define LM_STRING_(x) #x
 #define LM_STRING(x) LM_STRING_(x)
@@ -24,15 +25,22 @@ constexpr lm::GemmFormat Products() {
           G::NeedsPackRows, G::PackRows, G::Block};
 }
 
+template <class S>
+constexpr lm::TokenSumFormat TokenSums() {
+  return {S::kMultiple,   S::Widest,   S::RowUnits, S::Vectors,
+          S::PanelFloats, S::PackRows, S::Block};
+}
+
 extern const lm::Kernels kernels;
 const lm::Kernels kernels = {
     LM_STRING(LM_ISA),
     {Products<Gemm<Float32>>(), Products<Bfloat16Gemm>()},
+    {TokenSums<TokenSum<Float32>>(), TokenSums<Bfloat16TokenSum>()},
     {Direction<Forward<Float32>>(), Direction<Forward<Bfloat16>>()},
     {Direction<Backward<Float32>>(), Direction<Backward<Bfloat16>>()},
     SoftmaxRows,
     DropoutRow,
-    Add,
+    ColumnSums,
     SumOfSquares,
 };
 

@@ -95,32 +95,93 @@ Status CheckShape(const char* name, const Tensor& tensor, const TensorShape& sha
 const float* Floats(const Tensor& tensor) { return tensor.flat<float>().data(); }
 float* Floats(Tensor* tensor) { return tensor->flat<float>().data(); }
 
+// The tokens of some rows, [T, rows], share by share and within one time step by time step.
+struct TokenOrder {
+  std::vector<int64_t> tokens, ends;
+  Shares shares() const { return {tokens.data(), ends.data(), static_cast<int64_t>(ends.size())}; }
+};
+
+// `rows`: those of each share, in order; none: all tokens are one share. Each is filled up with
+// tokens that are none to a multiple of `multiple`.
+Status OrderTokens(int64_t tokens, const std::vector<int64_t>& rows, int64_t multiple,
+                   TokenOrder* order) {
+  const std::vector<int64_t> shares = rows.empty() ? std::vector<int64_t>{tokens} : rows;
+  int64_t all = 0;
+  for (const int64_t share : shares) {
+    if (share < 0) return errors::InvalidArgument("a share of ", share, " rows");
+    all += share;
+  }
+  if (static_cast<int64_t>(shares.size()) > kMostShares || (all ? tokens % all : tokens) != 0)
+    return errors::InvalidArgument(tokens, " tokens are not those of ", shares.size(),
+                                   " shares with ", all, " rows, at most ", kMostShares);
+  for (int64_t first = 0, i = 0; i < static_cast<int64_t>(shares.size()); first += shares[i++]) {
+    for (int64_t step = 0; step < tokens; step += all)
+      for (int64_t row = 0; row < shares[i]; ++row) order->tokens.push_back(step + first + row);
+    while (order->tokens.size() % multiple != 0) order->tokens.push_back(-1);
+    order->ends.push_back(order->tokens.size());
+  }
+  return OkStatus();
+}
+
+// Runs fn(row0, row1, v0, v1, panels) for blocks of a matrix of M rows and `vectors` vectors of
+// columns, in parallel: `widest` vectors or fewer, so that a row is loaded for many, but their
+// panels stay in the L2 cache; pairs of vectors, as many for each thread. Where the columns do not
+// suffice for all threads, the rows are divided too. Returns whether there was memory.
+template <class Fn>
+bool RunBlocks(OpKernelContext* ctx, int64_t M, int64_t vectors, int64_t widest,
+               int64_t (*panel_floats)(int64_t, int64_t), int64_t K, const Fn& fn) {
+  const int64_t threads = ctx->device()->tensorflow_cpu_worker_threads()->num_threads;
+  const int64_t pairs = (vectors + 1) / 2;
+  const int64_t fewest = (vectors + widest - 1) / widest;
+  const int64_t columns = std::min((fewest + threads - 1) / threads * threads, pairs);
+  const int64_t width = (pairs + columns - 1) / columns * 2;
+  const int64_t rows = std::max<int64_t>(1, std::min(threads / columns, M / 32));
+  std::atomic<bool> out_of_memory{false};
+  ParallelFor(ctx, 1, columns * rows, [&](int64_t, int64_t block) {
+    Scratch panels(panel_floats(K, width));
+    if (!panels.data()) {
+      out_of_memory = true;
+      return;
+    }
+    const int64_t row = block / columns, column = block % columns;
+    fn(M * row / rows, M * (row + 1) / rows, pairs * column / columns * 2,
+       pairs * (column + 1) / columns * 2, panels.data());
+  });
+  return !out_of_memory;
+}
+
+// Runs fn(row0, row1) for blocks of rows, in parallel: to pack them.
+template <class Fn>
+void RunRows(OpKernelContext* ctx, int64_t M, const Fn& fn) {
+  constexpr int64_t kRows = 32;
+  ParallelFor(ctx, 1, (M + kRows - 1) / kRows, [&](int64_t, int64_t block) {
+    fn(block * kRows, std::min(M, (block + 1) * kRows));
+  });
+}
+
 // ---- Matrix product -----------------------------------------------------------------------------
 
 REGISTER_OP("LmMatMul")
-    .Input("a: A")  // [M, K], or [K, M] if transpose_a
+    .Input("a: A")  // [M, K]
     .Input("b: B")  // [K, N], or [N, K] if transpose_b
     .Attr("A: {float, bfloat16}")
     .Attr("B: {float, bfloat16}")
-    .Attr("transpose_a: bool = false")
     .Attr("transpose_b: bool = false")
     .Attr("bf16: bool = false")  // round a and b to bfloat16
     .Output("c: float")          // [M, N]
     .SetShapeFn([](InferenceContext* c) {
-      bool transpose_a, transpose_b;
-      TF_RETURN_IF_ERROR(c->GetAttr("transpose_a", &transpose_a));
+      bool transpose_b;
       TF_RETURN_IF_ERROR(c->GetAttr("transpose_b", &transpose_b));
       ShapeHandle a, b;
       TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 2, &a));
       TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 2, &b));
-      c->set_output(0, c->Matrix(c->Dim(a, transpose_a ? 1 : 0), c->Dim(b, transpose_b ? 0 : 1)));
+      c->set_output(0, c->Matrix(c->Dim(a, 0), c->Dim(b, transpose_b ? 0 : 1)));
       return OkStatus();
     });
 
 class MatMulOp : public OpKernel {
  public:
   explicit MatMulOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("transpose_a", &transpose_a_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("transpose_b", &transpose_b_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("bf16", &bf16_));
   }
@@ -128,17 +189,16 @@ class MatMulOp : public OpKernel {
   void Compute(OpKernelContext* ctx) override {
     const Tensor &a = ctx->input(0), &b = ctx->input(1);
     OP_REQUIRES(ctx, a.dims() == 2 && b.dims() == 2 &&
-                         a.dim_size(transpose_a_ ? 0 : 1) == b.dim_size(transpose_b_ ? 1 : 0),
+                         a.dim_size(1) == b.dim_size(transpose_b_ ? 1 : 0),
                 errors::InvalidArgument("cannot multiply ", a.shape().DebugString(), " and ",
                                         b.shape().DebugString()));
     Gemm p = {};
-    p.M = a.dim_size(transpose_a_ ? 1 : 0);
-    p.K = a.dim_size(transpose_a_ ? 0 : 1);
+    p.M = a.dim_size(0);
+    p.K = a.dim_size(1);
     p.N = b.dim_size(transpose_b_ ? 0 : 1);
     p.a = a.data();
-    p.lda = a.dim_size(1);
+    p.lda = p.K;
     p.a_bf16 = a.dtype() == DT_BFLOAT16;
-    p.a_across = transpose_a_;
     p.b = b.data();
     p.ldb = b.dim_size(1);
     p.b_bf16 = b.dtype() == DT_BFLOAT16;
@@ -154,41 +214,131 @@ class MatMulOp : public OpKernel {
     p.ld_units = format.RowUnits(p.K);
     Scratch a_units(pack_rows ? p.M * p.ld_units : 0);
     p.a_units = pack_rows ? a_units.data() : nullptr;
-    // Blocks of columns, wide enough that a row of A is loaded for many, narrow enough that their
-    // panels stay in the L2 cache and that all threads have the same to do. Where the columns do
-    // not suffice for all threads, the rows are divided too.
-    const int64_t threads = ctx->device()->tensorflow_cpu_worker_threads()->num_threads;
-    const int64_t vectors = format.Vectors(p.N);
-    const int64_t fewest = (vectors + format.widest - 1) / format.widest;
-    const int64_t wanted = (fewest + threads - 1) / threads * threads;
-    const int64_t width = (vectors + wanted - 1) / wanted;
-    const int64_t columns = (vectors + width - 1) / width;
-    const int64_t rows = std::max<int64_t>(1, std::min(threads / columns, p.M / 32));
-    std::atomic<bool> out_of_memory{pack_rows && !a_units.data()};
-    constexpr int64_t kRows = 32;
-    if (pack_rows && !out_of_memory) {
-      ParallelFor(ctx, 1, (p.M + kRows - 1) / kRows, [&](int64_t, int64_t block) {
-        format.PackRows(p, block * kRows, std::min(p.M, (block + 1) * kRows));
-      });
-    }
-    if (!out_of_memory) {
-      ParallelFor(ctx, 1, columns * rows, [&](int64_t, int64_t block) {
-        Scratch panels(format.PanelFloats(p.K, width));
-        if (!panels.data()) {
-          out_of_memory = true;
-          return;
-        }
-        const int64_t row = block / columns, v = block % columns * width;
-        format.Block(p, p.M * row / rows, p.M * (row + 1) / rows, v, v + width, panels.data());
-      });
-    }
-    OP_REQUIRES(ctx, !out_of_memory, errors::ResourceExhausted("no memory for a product"));
+    bool memory = !pack_rows || p.a_units;
+    if (pack_rows && memory)
+      RunRows(ctx, p.M, [&](int64_t row0, int64_t row1) { format.PackRows(p, row0, row1); });
+    memory = memory && RunBlocks(ctx, p.M, format.Vectors(p.N), format.widest, format.PanelFloats,
+                                 p.K, [&](int64_t row0, int64_t row1, int64_t v0, int64_t v1,
+                                          float* panels) {
+                                   format.Block(p, row0, row1, v0, v1, panels);
+                                 });
+    OP_REQUIRES(ctx, memory, errors::ResourceExhausted("no memory for a product"));
   }
 
  private:
-  bool transpose_a_, transpose_b_, bf16_;
+  bool transpose_b_, bf16_;
 };
 REGISTER_KERNEL_BUILDER(Name("LmMatMul").Device(DEVICE_CPU), MatMulOp);
+
+// ---- Sums over tokens ---------------------------------------------------------------------------
+
+REGISTER_OP("LmTokenSum")
+    .Input("a: A")  // [N, K]
+    .Input("b: B")  // [N, M]
+    .Attr("A: {float, bfloat16}")
+    .Attr("B: {float, bfloat16}")
+    .Attr("shares: list(int) = []")  // rows of each share; the tokens lie as [T, rows]
+    .Attr("bf16: bool = false")      // round a and b to bfloat16
+    .Output("c: float")              // [K, M]: a^T b
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle a, b;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 2, &a));
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 2, &b));
+      c->set_output(0, c->Matrix(c->Dim(a, 1), c->Dim(b, 1)));
+      return OkStatus();
+    });
+
+class TokenSumOp : public OpKernel {
+ public:
+  explicit TokenSumOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("shares", &shares_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("bf16", &bf16_));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    const Tensor &a = ctx->input(0), &b = ctx->input(1);
+    OP_REQUIRES(ctx, a.dims() == 2 && b.dims() == 2 && a.dim_size(0) == b.dim_size(0),
+                errors::InvalidArgument("cannot add up products of ", a.shape().DebugString(),
+                                        " and ", b.shape().DebugString()));
+    const TokenSumFormat& format = Cpu().token_sum[bf16_];
+    TokenOrder order;
+    OP_REQUIRES_OK(ctx, OrderTokens(a.dim_size(0), shares_, format.multiple, &order));
+    lm::TokenSum p = {};
+    p.M = a.dim_size(1);
+    p.N = b.dim_size(1);
+    p.shares = order.shares();
+    p.a = a.data();
+    p.a_bf16 = a.dtype() == DT_BFLOAT16;
+    p.b = b.data();
+    p.b_bf16 = b.dtype() == DT_BFLOAT16;
+    Tensor* c;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, {p.M, p.N}, &c));
+    p.c = Floats(c);
+    if (p.M == 0 || p.N == 0) return;
+
+    const int64_t tokens = order.tokens.size();
+    p.ld_units = format.RowUnits(tokens);
+    Scratch a_units(p.M * p.ld_units);
+    p.a_units = a_units.data();
+    bool memory = p.a_units;
+    if (memory) {
+      RunRows(ctx, p.M, [&](int64_t row0, int64_t row1) { format.PackRows(p, row0, row1); });
+      memory = RunBlocks(ctx, p.M, format.Vectors(p.N), format.Widest(tokens), format.PanelFloats,
+                         tokens, [&](int64_t row0, int64_t row1, int64_t v0, int64_t v1,
+                                     float* panels) {
+                           format.Block(p, row0, row1, v0, v1, panels);
+                         });
+    }
+    OP_REQUIRES(ctx, memory, errors::ResourceExhausted("no memory for a sum over tokens"));
+  }
+
+ private:
+  std::vector<int64_t> shares_;
+  bool bf16_;
+};
+REGISTER_KERNEL_BUILDER(Name("LmTokenSum").Device(DEVICE_CPU), TokenSumOp);
+
+// sums[v] = the sum of column v of x [.., V].
+void SumColumns(OpKernelContext* ctx, const float* x, int64_t V, const Shares& shares,
+                float* sums) {
+  constexpr int64_t kColumns = 512;
+  ParallelFor(ctx, 1, (V + kColumns - 1) / kColumns, [&](int64_t, int64_t block) {
+    const int64_t v = block * kColumns;
+    Cpu().ColumnSums(x + v, V, shares, std::min(kColumns, V - v), sums + v);
+  });
+}
+
+REGISTER_OP("LmColumnSums")
+    .Input("x: float")  // [N, V]
+    .Attr("shares: list(int) = []")
+    .Output("sums: float")  // [V]
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle x;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 2, &x));
+      c->set_output(0, c->Vector(c->Dim(x, 1)));
+      return OkStatus();
+    });
+
+class ColumnSumsOp : public OpKernel {
+ public:
+  explicit ColumnSumsOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("shares", &shares_));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    const Tensor& x = ctx->input(0);
+    OP_REQUIRES(ctx, x.dims() == 2, errors::InvalidArgument("x is not [N, V]"));
+    TokenOrder order;
+    OP_REQUIRES_OK(ctx, OrderTokens(x.dim_size(0), shares_, 1, &order));
+    Tensor* sums;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, {x.dim_size(1)}, &sums));
+    SumColumns(ctx, Floats(x), x.dim_size(1), order.shares(), Floats(sums));
+  }
+
+ private:
+  std::vector<int64_t> shares_;
+};
+REGISTER_KERNEL_BUILDER(Name("LmColumnSums").Device(DEVICE_CPU), ColumnSumsOp);
 
 // ---- The recurrence -----------------------------------------------------------------------------
 
@@ -228,6 +378,7 @@ REGISTER_OP("LmLstm")
     .Input("h0: float")          // [B, H]
     .Input("c0: float")          // [B, H]
     .Attr("bf16: bool = false")
+    .Attr("shares: list(int) = []")  // of the sum in the gradient of the weights
     .Output("h: float")       // [T, B, H]
     .Output("h_last: float")  // [B, H]
     .Output("c_last: float")  // [B, H]
@@ -410,6 +561,7 @@ REGISTER_OP("LmSoftmax")
     .Attr("Index: {int32, int64}")
     .Attr("D: {float, bfloat16} = DT_FLOAT")
     .Attr("gradient: bool")
+    .Attr("shares: list(int) = []")  // of the sum in dbias
     .Output("nll: float")    // [N], not scaled
     .Output("dlogits: D")    // [N, V] if gradient, else [0]: d sum(scale * nll) / d logits
     .Output("dbias: float")  // [V] if gradient, else [0]
@@ -426,6 +578,7 @@ class SoftmaxOp : public OpKernel {
  public:
   explicit SoftmaxOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("gradient", &gradient_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("shares", &shares_));
   }
 
   void Compute(OpKernelContext* ctx) override {
@@ -462,37 +615,42 @@ class SoftmaxOp : public OpKernel {
     s.nll = Floats(nll);
     s.dlogits = gradient_ ? dlogits->data() : nullptr;
     s.bf16 = dlogits->dtype() == DT_BFLOAT16;
-    // Row groups of a fixed size, summed in a fixed order: d bias has the same bits on any number
-    // of threads.
+    // Each share in groups of a fixed size, whose sums are added in order: d bias has the same bits
+    // on any number of threads.
     constexpr int64_t kRows = 8;
-    const int64_t groups = (N + kRows - 1) / kRows;
-    Scratch sums(gradient_ ? groups * V : 0);
+    TokenOrder order;
+    OP_REQUIRES_OK(ctx, OrderTokens(N, shares_, 1, &order));
+    TokenOrder groups;  // `tokens`: the number of each group
+    std::vector<int64_t> firsts;
+    int64_t first = 0;
+    for (const int64_t end : order.ends) {
+      for (; first < end; first = std::min(first + kRows, end)) {
+        groups.tokens.push_back(firsts.size());
+        firsts.push_back(first);
+      }
+      groups.ends.push_back(firsts.size());
+    }
+    firsts.push_back(N);
+    Scratch sums(gradient_ ? groups.tokens.size() * V : 0);
     std::atomic<bool> out_of_memory{!sums.data()};
     if (!out_of_memory) {
-      ParallelFor(ctx, 1, groups, [&](int64_t, int64_t group) {
+      ParallelFor(ctx, 1, groups.tokens.size(), [&](int64_t, int64_t group) {
         Scratch buffer(V);
         if (!buffer.data()) {
           out_of_memory = true;
           return;
         }
-        Cpu().SoftmaxRows(s, group * kRows, std::min((group + 1) * kRows, N),
+        Cpu().SoftmaxRows(s, order.tokens.data() + firsts[group], firsts[group + 1] - firsts[group],
                           sums.data() + group * V, buffer.data());
       });
     }
     OP_REQUIRES(ctx, !out_of_memory, errors::ResourceExhausted("no memory for the softmax"));
-    if (!gradient_) return;
-    constexpr int64_t kColumns = 1024;
-    ParallelFor(ctx, 1, (V + kColumns - 1) / kColumns, [&](int64_t, int64_t block) {
-      const int64_t v = block * kColumns, columns = std::min(kColumns, V - v);
-      float* out = Floats(dbias) + v;
-      std::fill_n(out, columns, 0.f);
-      for (int64_t group = 0; group < groups; ++group)
-        Cpu().Add(out, sums.data() + group * V + v, columns);
-    });
+    if (gradient_) SumColumns(ctx, sums.data(), V, groups.shares(), Floats(dbias));
   }
 
  private:
   bool gradient_;
+  std::vector<int64_t> shares_;
 };
 REGISTER_KERNEL_BUILDER(Name("LmSoftmax").Device(DEVICE_CPU), SoftmaxOp);
 

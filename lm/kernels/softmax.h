@@ -9,12 +9,13 @@ namespace LM_ISA {
 
 // See cpu.h. nll = log(sum_v exp(x_v - max)) + (max - x_target), for x = logits + bias. NaN and
 // +Inf in a row make its nll NaN: they reach the sum through exp(x - max).
-static void SoftmaxRows(const lm::Softmax& s, int64_t row0, int64_t row1, float* bias_sum,
+static void SoftmaxRows(const lm::Softmax& s, const int64_t* rows, int64_t count, float* bias_sum,
                         float* buffer) {
   const int64_t V = s.V, whole = V / kLanes * kLanes;
   const float* bias = s.bias;
   if (s.dlogits) memset(bias_sum, 0, V * sizeof(float));
-  for (int64_t r = row0; r < row1; ++r) {
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t r = rows[i];
     const float* logits = s.logits + r * V;
     const int64_t target = s.targets[r];
     const float target_logit = logits[target] + bias[target];
@@ -57,11 +58,6 @@ static void SoftmaxRows(const lm::Softmax& s, int64_t row0, int64_t row1, float*
     for (v = 0; v < whole; v += kLanes) gradients(v, kLanes);
     if (v < V) gradients(v, V - v);
   }
-}
-
-static void Add(float* y, const float* x, int64_t n) {
-  for (int64_t i = 0; i < n; i += kLanes)
-    Store(y + i, Load(y + i, n - i) + Load(x + i, n - i), n - i);
 }
 
 }  // namespace LM_ISA

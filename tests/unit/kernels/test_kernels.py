@@ -173,26 +173,18 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize("transpose_a", [False, True])
 @pytest.mark.parametrize("transpose_b", [False, True])
 @pytest.mark.parametrize("bf16", [False, True])
 @pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16])
-def test_own_product_in_all_layouts(dtype, bf16, transpose_a, transpose_b):
+def test_own_product_in_all_layouts(dtype, bf16, transpose_b):
+    rounded = bf16 or dtype == tf.bfloat16
     with tf.Graph().as_default(), tf.Session() as session:
         a_ph, b_ph = (tf.placeholder(tf.float32, [None, None]) for _ in range(2))
-        c_op = kernels._ops().lm_mat_mul(
-            tf.cast(a_ph, dtype),
-            tf.cast(b_ph, dtype),
-            bf16=bf16,
-            transpose_a=transpose_a,
-            transpose_b=transpose_b,
-        )
+        a_op, b_op = tf.cast(a_ph, dtype), tf.cast(b_ph, dtype)
+        c_op = kernels._ops().lm_mat_mul(a_op, b_op, bf16=bf16, transpose_b=transpose_b)
         for M, K, N in SHAPES:
             a, b = numbers(M, K), numbers(K, N)
-            c = session.run(
-                c_op, {a_ph: a.T if transpose_a else a, b_ph: b.T if transpose_b else b}
-            )
-            rounded = bf16 or dtype == tf.bfloat16
+            c = session.run(c_op, {a_ph: a, b_ph: b.T if transpose_b else b})
             # What remains is the rounding of float32 sums.
             assert_near(c, exact(a, rounded) @ exact(b, rounded))
 
@@ -203,9 +195,9 @@ def products_of(rows, bf16, threads):
     def products(a, wide, narrow):
         a = tf.gather(a, rows)
         return [
-            kernels._ops().lm_mat_mul(*factors, bf16=bf16, transpose_a=transpose_a)
+            kernels._ops().lm_mat_mul(a, b, bf16=bf16, transpose_b=transpose_b)
             for b in (wide, narrow)
-            for transpose_a, factors in ((False, (a, b)), (True, (tf.transpose(a), b)))
+            for transpose_b, b in ((False, b), (True, tf.transpose(b)))
         ]
 
     return run(products, [numbers(101, 1237), numbers(1237, 530), numbers(1237, 17)], threads)
@@ -349,30 +341,33 @@ def test_unknown_precision_is_an_error():
 def all_ops(threads):
     """The results of all ops in both precisions, as one list of arrays for each of three times."""
     T, B, V = 5, 12, 1000
+    shares = (3, 0, 4, 5)
 
-    def step(projected, weights, h, c, output_weights):
+    def step(*variables):
+        x, input_weights, bias, weights, h, c, output_weights = variables
         results = []
         for precision in ("float32", "bfloat16"):
-            outputs = kernels.lstm_recurrence(projected, weights, h, c, precision)
-            loss, _ = kernels.softmax_cross_entropy(
+            projected = kernels.matmul(x, input_weights, precision, shares)
+            projected = tf.reshape(kernels.add_bias(projected, bias, shares), [T, B, -1])
+            outputs = kernels.lstm_recurrence(projected, weights, h, c, precision, shares)
+            loss, nll = kernels.softmax_cross_entropy(
                 tf.reshape(outputs[0], [T * B, -1]),
                 output_weights,
                 tf.zeros(V),
                 tf.range(T * B),
                 tf.ones(T * B),
                 precision,
+                shares=shares,
             )
-            # Products of stock TensorFlow, which has no such promise, are left out.
-            dprojected, _, dh, dc = tf.gradients(lstm_loss(outputs), [projected, weights, h, c])
-            results += [dprojected, dh, dc]
-            if precision == "bfloat16":
-                results.append(tf.gradients(loss, output_weights)[0])
+            results += [loss, nll, *tf.gradients([loss, lstm_loss(outputs)], variables)]
         return results
 
     def once():
         results = [products_of(np.arange(101), bf16, threads) for bf16 in (False, True)]
         for H in (40, 330):  # one that divides the rows among the threads, one the units
-            results.append(run(step, [*lstm_inputs(T, B, H), numbers(H, V)], threads))
+            factors = [numbers(T * B, 7), numbers(7, 4 * H), numbers(4 * H)]
+            _, *recurrence = lstm_inputs(T, B, H)
+            results.append(run(step, [*factors, *recurrence, numbers(H, V)], threads))
         return [array for arrays in results for array in arrays]
 
     return [once() for _ in range(3)]
@@ -453,10 +448,11 @@ def test_trains_through_variables_and_an_optimizer():
 @pytest.mark.parametrize("isa", ["generic", "avx2", "avx512", "avx512bf16"])
 @pytest.mark.skipif("LM_KERNELS_ISA" in os.environ, reason="this is the inner run")
 def test_other_instruction_sets(isa):
-    """All of the above once more, in a process told to use a lesser CPU."""
+    """All tests of this folder once more, in a process told to use a lesser CPU."""
     if kernels.description().endswith(f" {isa}"):
         pytest.skip("what this process uses")
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", __file__]
+    here = os.path.dirname(__file__)
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", here]
     environment = {**os.environ, "LM_KERNELS_ISA": isa}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stdout[-5000:]

@@ -1,0 +1,302 @@
+// Sums over tokens, in an order that does not depend on how the batch is spread over ranks.
+//
+// The rows of the global batch are dealt out to a fixed number of shares, of which a rank has some
+// neighbouring ones. Each share is summed from zero, time step by time step and row by row; the
+// shares' sums are added as a binary tree, ((s0 + s1) + (s2 + s3)) + ((s4 + s5) + (s6 + s7)). One
+// rank with all shares, two with four each, or eight with one: each makes its part of the same
+// tree, and the exchange between the ranks makes the rest.
+//
+// The tree grows where the sums are made, tile by tile of the result: sums that wait for their
+// neighbour's lie in the L1 cache.
+#ifndef LM_KERNELS_TOKENS_H_
+#define LM_KERNELS_TOKENS_H_
+
+#include "amx.h"
+#include "cpu.h"
+#include "gemm.h"
+
+namespace LM_ISA {
+
+using lm::Shares;
+
+// The levels of the tree, a bit each, at which sums wait for that of `share`. Shares 0 to 7 find 0,
+// 1, 0, 3, 0, 1, 0 and 7: as a counter carries. The last share takes all that are left, so that
+// numbers other than powers of two end in one sum, too.
+LM_INLINE int64_t Waiting(int64_t share, bool last) { return last ? share : share & ~(share + 1); }
+
+// Where the sum of `share` and those that waited for it waits in turn.
+LM_INLINE int Level(int64_t share) { return __builtin_ctzll(~share); }
+
+template <int N>
+struct Tree {
+  float sums[lm::kShareLevels][N * kLanes];  // those that wait
+
+  // Adds to the sum of a share, N vectors, those that wait for it, then lets it wait if not last.
+  __attribute__((always_inline)) void Add(Vec* sum, int64_t share, bool last) {
+    const int64_t waiting = Waiting(share, last);
+    for (int level = 0; waiting >> level; ++level) {
+      if (~waiting >> level & 1) continue;
+#pragma GCC unroll 32
+      for (int i = 0; i < N; ++i) sum[i] = Load(sums[level] + i * kLanes) + sum[i];
+    }
+    if (last) return;
+    float* out = sums[Level(share)];
+#pragma GCC unroll 32
+    for (int i = 0; i < N; ++i) Store(out + i * kLanes, sum[i]);
+  }
+};
+
+// sums[i] = the sum of column i of x, in the order of the shares.
+static void ColumnSums(const float* x, int64_t ld, const Shares& shares, int64_t columns,
+                       float* sums) {
+  constexpr int kVectors = 8, kWidth = kVectors * kLanes;
+  const auto add_up = [&](const float* x, int64_t n, float* out) LM_LAMBDA {
+    Tree<kVectors> tree;
+    Vec sum[kVectors];
+    const int64_t* token = shares.tokens;
+    for (int64_t s = 0; s < shares.count; ++s) {
+      for (int v = 0; v < kVectors; ++v) sum[v] = Vec{};
+      for (const int64_t* end = shares.tokens + shares.ends[s]; token < end; ++token)
+#pragma GCC unroll 8
+        for (int v = 0; v < kVectors; ++v)
+          sum[v] = sum[v] + Load(x + *token * ld + v * kLanes, n - v * kLanes);
+      tree.Add(sum, s, s + 1 == shares.count);
+    }
+    for (int v = 0; v < kVectors; ++v) Store(out + v * kLanes, sum[v], n - v * kLanes);
+  };
+  int64_t i = 0;
+  for (; i + kWidth <= columns; i += kWidth) add_up(x + i, kWidth, sums + i);
+  if (i < columns) add_up(x + i, columns - i, sums + i);
+}
+
+// c[MR, NV vectors] = a[MR, units] * panel, the units being those of the shares' tokens.
+template <class Format, int NV, int MR>
+static void ShareTile(const float* a, int64_t lda, const float* panel, const Shares& shares,
+                      float* c, int64_t ldc) {
+  Tree<MR * NV> tree;
+  Vec sum[MR * NV];
+  int64_t u = 0;
+  for (int64_t s = 0; s < shares.count; ++s) {
+#pragma GCC unroll 32
+    for (int i = 0; i < MR * NV; ++i) sum[i] = Vec{};
+    const int64_t end = shares.ends[s] / Format::kDepth;
+    AddProducts<Format, NV, MR>(sum, a + u, lda, panel + u * NV * kLanes, end - u, nullptr);
+    u = end;
+    tree.Add(sum, s, s + 1 == shares.count);
+  }
+#pragma GCC unroll 16
+  for (int m = 0; m < MR; ++m)
+#pragma GCC unroll 4
+    for (int v = 0; v < NV; ++v) Store(c + m * ldc + v * kLanes, sum[m * NV + v]);
+}
+
+// The same for `rows` <= MaxRows rows.
+template <class Format, int NV, int MR = MaxRows<NV>()>
+static void ShareTileOf(int64_t rows, const float* a, int64_t lda, const float* panel,
+                        const Shares& shares, float* c, int64_t ldc) {
+  if constexpr (MR > 1) {
+    if (rows < MR) return ShareTileOf<Format, NV, MR - 1>(rows, a, lda, panel, shares, c, ldc);
+  }
+  ShareTile<Format, NV, MR>(a, lda, panel, shares, c, ldc);
+}
+
+// One whole sum of products, C[M, N] = A^T B; see cpu.h. Both factors are packed in the order of
+// the shares. A panel holds all tokens: a sum that were broken off would need its tree kept.
+template <class Format>
+struct TokenSum {
+  static constexpr int64_t kMultiple = Format::kDepth;
+
+  static int64_t CountUnits(const Shares& shares) {
+    return Units<Format>(shares.ends[shares.count - 1]);
+  }
+  // Whole cache lines, and an odd number: rows side by side lie in different sets of the cache.
+  static int64_t RowUnits(int64_t tokens) { return (Units<Format>(tokens) + 15) / 16 * 16 | 16; }
+  static int64_t Vectors(int64_t N) { return Gemm<Format>::Vectors(N); }
+  static int64_t Widest(int64_t tokens) {
+    constexpr int64_t kPanelUnits = Gemm<Format>::kWidest * kPiece;
+    const int64_t widest = kPanelUnits / (Units<Format>(tokens) + 1);
+    return widest < 2 ? 2 : Least(widest, Gemm<Format>::kWidest);
+  }
+  static int64_t PanelFloats(int64_t tokens, int64_t vectors) {
+    return Units<Format>(tokens) * vectors * kLanes;
+  }
+
+  // Unit u of columns [column, column + n) of the factor x.
+  template <class T>
+  LM_INLINE Vec UnitOf(const T* x, int64_t ld, const Shares& shares, int64_t u, int64_t column,
+                       int64_t n) {
+    const auto row = [&](int64_t i) LM_LAMBDA {
+      const int64_t token = shares.tokens[i];
+      return token < 0 ? nullptr : x + token * ld + column;
+    };
+    const int64_t first = u * Format::kDepth;
+    return Format::Across(row(first), Format::kDepth > 1 ? row(first + 1) : nullptr, n);
+  }
+
+  template <class T>
+  static void PackRowsOf(const T* a, const lm::TokenSum& p, int64_t row0, int64_t row1) {
+    const int64_t units = CountUnits(p.shares);
+    for (int64_t u = 0; u < units; u += kLanes)
+      for (int64_t r = row0; r < row1; r += kLanes) {
+        Vec block[kLanes] = {};
+        for (int j = 0; j < Least(kLanes, units - u); ++j)
+          block[j] = UnitOf(a, p.M, p.shares, u + j, r, p.M - r);
+        Transpose(block);
+        for (int i = 0; i < Least(kLanes, row1 - r); ++i)
+          Store(p.a_units + (r + i) * p.ld_units + u, block[i]);
+      }
+  }
+
+  static void PackRows(const lm::TokenSum& p, int64_t row0, int64_t row1) {
+    if (p.a_bf16)
+      PackRowsOf((const uint16_t*)p.a, p, row0, row1);
+    else
+      PackRowsOf((const float*)p.a, p, row0, row1);
+  }
+
+  // Columns [begin, end), two vectors a panel.
+  template <class T>
+  static void PackPanelsOf(const T* b, const lm::TokenSum& p, int64_t begin, int64_t end,
+                           float* panels) {
+    const int64_t units = CountUnits(p.shares);
+    for (int64_t u = 0; u < units; ++u)
+      for (int64_t n = begin; n < end; n += kLanes) {
+        const int64_t left = (n - begin) / kLanes % 2 * kLanes;  // columns of the panel before n
+        const int64_t width = left || end - n > kLanes ? 2 * kLanes : kLanes;
+        Store(panels + (n - begin - left) * units + u * width + left,
+              UnitOf(b, p.N, p.shares, u, n, p.N - n));
+      }
+  }
+
+  static void PackPanels(const lm::TokenSum& p, int64_t begin, int64_t end, float* panels) {
+    if (p.b_bf16)
+      PackPanelsOf((const uint16_t*)p.b, p, begin, end, panels);
+    else
+      PackPanelsOf((const float*)p.b, p, begin, end, panels);
+  }
+
+  // C's rows [row0, row1) and columns of vectors [v0, v1); `panels` is the caller's to lend.
+  static void Block(const lm::TokenSum& p, int64_t row0, int64_t row1, int64_t v0, int64_t v1,
+                    float* panels) {
+    const int64_t begin = v0 * kLanes, end = Least(v1 * kLanes, p.N);
+    const int64_t units = CountUnits(p.shares);
+    PackPanels(p, begin, end, panels);
+    const int64_t groups = (row1 - row0 + MaxRows<2>() - 1) / MaxRows<2>();
+    for (int64_t g = 0; g < groups; ++g) {
+      const int64_t r0 = row0 + (row1 - row0) * g / groups;
+      const int64_t r1 = row0 + (row1 - row0) * (g + 1) / groups;
+      for (int64_t n = begin; n < end; n += 2 * kLanes) {
+        const float* panel = panels + (n - begin) * units;
+        if (end - n > kLanes)
+          Columns<2>(p, r0, r1, n, panel);
+        else
+          Columns<1>(p, r0, r1, n, panel);
+      }
+    }
+  }
+
+  // One tile of C at column n. The last columns of C go through a buffer if they end in mid-vector.
+  template <int NV>
+  static void Columns(const lm::TokenSum& p, int64_t r0, int64_t r1, int64_t n,
+                      const float* panel) {
+    constexpr int W = NV * kLanes;
+    const float* a = p.a_units + r0 * p.ld_units;
+    float* c = p.c + r0 * p.N + n;
+    const int64_t rows = r1 - r0, width = p.N - n;
+    if (width >= W)
+      return ShareTileOf<Format, NV>(rows, a, p.ld_units, panel, p.shares, c, p.N);
+    float tile[MaxRows<NV>() * W];
+    ShareTileOf<Format, NV>(rows, a, p.ld_units, panel, p.shares, tile, W);
+    for (int64_t m = 0; m < rows; ++m) memcpy(c + m * p.N, tile + m * W, width * sizeof *c);
+  }
+};
+
+#if defined(__AMX_BF16__)
+
+// Each share fills whole tiles of units, so that no tile adds up tokens of two.
+struct AmxTokenSum : TokenSum<Bfloat16> {
+  static constexpr int64_t kTile = AmxGemm::kTile, kGroup = AmxGemm::kGroup;
+  static constexpr int64_t kMultiple = kTile * Bfloat16::kDepth;
+
+  static int64_t Widest(int64_t tokens) {
+    constexpr int64_t kPanelUnits = AmxGemm::kWidest * kPiece;
+    const int64_t widest = kPanelUnits / (Units<Bfloat16>(tokens) + 1);
+    return widest < 2 ? 2 : Least(widest, AmxGemm::kWidest);
+  }
+
+  static void Block(const lm::TokenSum& p, int64_t row0, int64_t row1, int64_t v0, int64_t v1,
+                    float* panels) {
+    const int64_t begin = v0 * kLanes, end = Least(v1 * kLanes, p.N);
+    const int64_t units = CountUnits(p.shares);
+    PackPanels(p, begin, end, panels);
+    int64_t configured = 0;
+    for (int64_t r0 = row0; r0 < row1; r0 += kGroup) {
+      const int64_t rows = Least(kGroup, row1 - r0);
+      if (rows != configured) AmxGemm::Configure(rows);
+      configured = rows;
+      for (int64_t n = begin; n < end; n += 2 * kLanes) {
+        const float* panel = panels + (n - begin) * units;
+        if (end - n > kLanes)
+          Columns<2>(p, r0, rows, n, panel);
+        else
+          Columns<1>(p, r0, rows, n, panel);
+      }
+    }
+    _tile_release();
+  }
+
+  template <int NV>
+  static void Columns(const lm::TokenSum& p, int64_t r0, int64_t rows, int64_t n,
+                      const float* panel) {
+    constexpr int W = NV * kLanes;
+    const float* a = p.a_units + r0 * p.ld_units;
+    float* c = p.c + r0 * p.N + n;
+    const int64_t width = p.N - n;
+    if (width >= W) return Sums<NV>(rows, a, p.ld_units, panel, p.shares, c, p.N);
+    float tile[kGroup * W];
+    Sums<NV>(rows, a, p.ld_units, panel, p.shares, tile, W);
+    for (int64_t m = 0; m < rows; ++m) memcpy(c + m * p.N, tile + m * W, width * sizeof *c);
+  }
+
+  template <int NV>
+  static void Sums(int64_t rows, const float* a, int64_t lda, const float* panel,
+                   const Shares& shares, float* c, int64_t ldc) {
+    constexpr int W = NV * kLanes;
+    float waiting_sums[lm::kShareLevels][kGroup * W], buffer[kGroup * W];
+    for (int64_t s = 0, u = 0; s < shares.count; ++s) {
+      const bool last = s + 1 == shares.count;
+      const int64_t units = shares.ends[s] / Bfloat16::kDepth - u;
+      int64_t waiting = Waiting(s, last);
+      float* out = last ? c : waiting_sums[Level(s)];
+      const int64_t ldo = last ? ldc : W;
+      float* sum = waiting ? buffer : out;  // tiles reach vector registers by way of memory only
+      AmxGemm::Sums<NV>(rows, a + u, lda, nullptr, panel + u * W, units, sum, waiting ? W : ldo,
+                        true);
+      StoresAreDone();
+      u += units;
+      for (int level = 0; waiting; ++level) {
+        if (~waiting >> level & 1) continue;
+        waiting &= waiting - 1;
+        const float* other = waiting_sums[level];
+        float* to = waiting ? buffer : out;
+        const int64_t ld = waiting ? W : ldo;
+        for (int64_t m = 0; m < rows; ++m)
+#pragma GCC unroll 2
+          for (int v = 0; v < W; v += kLanes)
+            Store(to + m * ld + v, Load(other + m * W + v) + Load(buffer + m * W + v));
+      }
+    }
+  }
+};
+
+using Bfloat16TokenSum = AmxTokenSum;
+
+#else
+
+using Bfloat16TokenSum = TokenSum<Bfloat16>;
+
+#endif  // __AMX_BF16__
+
+}  // namespace LM_ISA
+
+#endif  // LM_KERNELS_TOKENS_H_
