@@ -147,6 +147,14 @@ class Config(Checked):
     # Evaluation.
     eval_batch_size: int = option(20, "rows in validation and test", low=1)
 
+    # How the sums of a step are made.
+    virtual_ranks: int = option(
+        8,
+        "sums over rows are made as by so many ranks: runs on 1, 2, 4, ... up to this many ranks"
+        " are equal, bit for bit",
+        low=1,
+    )
+
 
 @dataclasses.dataclass(frozen=True)
 class RunOptions(Checked):

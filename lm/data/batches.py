@@ -18,18 +18,23 @@ class Rows(NamedTuple):
 
     first: int
     count: int
+    # How many of them each virtual rank of this one has; () where there are none. Sums over rows
+    # are made virtual rank by virtual rank, so that their bits depend on no number of real ones.
+    shares: tuple[int, ...] = ()
 
 
-def rows_of_rank(batch_size: int, rank: int, size: int) -> Rows:
+def rows_of_rank(batch_size: int, rank: int, size: int, virtual_ranks: int = 1) -> Rows:
     """Share the rows of the global batch over the ranks, differing by at most one row.
 
     Args:
       batch_size: Rows of the global batch.
       rank: This rank, from 0.
       size: Number of ranks.
+      virtual_ranks: Into how many shares the sums over rows are divided. Where `size` divides it,
+        a rank has as many whole neighbouring shares as the others; else one of its own.
 
     Returns:
-      The rows of `rank`; the shares of all ranks are contiguous, in order, and disjoint.
+      The rows of `rank`; those of all ranks are contiguous, in order, and disjoint.
 
     Raises:
       UserError: There are more ranks than rows.
@@ -39,8 +44,12 @@ def rows_of_rank(batch_size: int, rank: int, size: int) -> Rows:
             f"batch_size is {batch_size} but there are {size} ranks: each rank needs a row, so"
             " raise batch_size or start fewer ranks"
         )
-    share, extra = divmod(batch_size, size)
-    return Rows(first=rank * share + min(rank, extra), count=share + (rank < extra))
+    if virtual_ranks % size:
+        virtual_ranks = size
+    each = virtual_ranks // size
+    bounds = [v * batch_size // virtual_ranks for v in range(rank * each, (rank + 1) * each + 1)]
+    shares = tuple(end - start for start, end in zip(bounds, bounds[1:]))
+    return Rows(bounds[0], bounds[-1] - bounds[0], shares)
 
 
 def eval_rows_of_rank(

@@ -40,7 +40,7 @@ class Communicator(abc.ABC):
         """The environment variables that the exchange is set by: defaults or the user's."""
 
     @abc.abstractmethod
-    def distribute(self, optimizer, sparse_as_dense: bool):
+    def distribute(self, optimizer):
         """Return an optimizer whose `compute_gradients` sums the gradients over the ranks."""
 
     @abc.abstractmethod
@@ -84,7 +84,7 @@ class OneProcess(Communicator):
     backend = "none"
     settings: dict[str, str] = {}  # noqa: RUF012 - nothing changes it
 
-    def distribute(self, optimizer, sparse_as_dense: bool):
+    def distribute(self, optimizer):
         return optimizer
 
     def sum(self, tensor, name: str):

@@ -72,12 +72,10 @@ class HorovodCommunicator(Communicator):
         names = [*_DEFAULTS, *(name for name in os.environ if name.startswith(_TUNED))]
         return {name: os.environ[name] for name in names if name in os.environ}
 
-    def distribute(self, optimizer, sparse_as_dense: bool):
+    def distribute(self, optimizer):
         # Sum, not the default Average: each rank's loss is already its part of the global
         # loss, also where the ranks have different numbers of rows.
-        return self._hvd.DistributedOptimizer(
-            optimizer, op=self._hvd.Sum, sparse_as_dense=sparse_as_dense
-        )
+        return self._hvd.DistributedOptimizer(optimizer, op=self._hvd.Sum)
 
     def sum(self, tensor, name: str):
         return self._hvd.allreduce(tensor, op=self._hvd.Sum, name=name)

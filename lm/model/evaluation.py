@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +12,8 @@ from lm.config import Config
 from lm.data.batches import EvalBatches, Rows
 from lm.model.perplexity import NllSum
 from lm.model.windows import Model
+
+_UNITS_PER_NAT = 2.0**40
 
 
 def evaluate(
@@ -40,12 +41,16 @@ def evaluate(
     Returns:
       The split's summed nll and number of tokens, each counted once; the same on all ranks.
     """
-    own = NllSum()
+    own = (0, 0)
     if rows.count:
         batches = EvalBatches(ids, config.eval_batch_size, config.num_steps, eos_id, rows)
         own = run_evaluation(session, model, batches, at_work)
-    # In the order of the ranks, so that all of them get the same number to the last bit.
-    return sum((NllSum(*values) for values in gather(dataclasses.astuple(own))), NllSum())
+    return to_nll(*map(sum, zip(*gather(own))))
+
+
+def to_nll(units: int, tokens: int) -> NllSum:
+    """Turn what `run_evaluation` counted, on one rank or added up over ranks, into nats."""
+    return NllSum(units / _UNITS_PER_NAT, tokens)
 
 
 def run_evaluation(
@@ -53,7 +58,7 @@ def run_evaluation(
     model: Model,
     batches: EvalBatches,
     at_work: Callable[[], None] = lambda: None,
-) -> NllSum:
+) -> tuple[int, int]:
     """Run a model over a split's windows, starting with an empty recurrent state.
 
     Args:
@@ -63,10 +68,11 @@ def run_evaluation(
       at_work: Called after each window.
 
     Returns:
-      The summed nll and the number of tokens of these rows.
+      The summed nll of these rows, in units of 2^-40 nats, and the number of tokens. Integers,
+      which add up to the same in any order: the sum does not depend on who runs which rows.
     """
     session.run(model.reset_state_op)
-    total = NllSum()
+    units = tokens = 0
     for index in range(batches.num_windows):
         inputs, targets, mask = batches.window(index)
         feed = {
@@ -75,8 +81,10 @@ def run_evaluation(
             model.mask_ph: mask,
         }
         nll_N, _ = session.run([model.nll_N, model.keep_state_op], feed)
-        # Token by token in float64: a float32 sum would depend on how the rows are shared out.
         counted = nll_N[mask.ravel() == 1].astype(np.float64)
-        total += NllSum(float(counted.sum()), len(counted))
+        # What is no number counts so much that no perplexity can be made of the whole.
+        counted = np.nan_to_num(counted, nan=_UNITS_PER_NAT, posinf=_UNITS_PER_NAT)
+        units += sum(map(int, np.rint(counted * _UNITS_PER_NAT)))
+        tokens += int(np.count_nonzero(mask))
         at_work()
-    return total
+    return units, tokens

@@ -6,6 +6,7 @@ Shapes: T time steps, B rows, I inputs of a layer, H hidden units. Gates are ord
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import tensorflow.compat.v1 as tf
@@ -29,7 +30,12 @@ class LSTMWeights(NamedTuple):
 
 
 def lstm_layer(
-    x_TBI: tf.Tensor, initial: LSTMState, weights: LSTMWeights, ops: Ops, precision: str
+    x_TBI: tf.Tensor,
+    initial: LSTMState,
+    weights: LSTMWeights,
+    ops: Ops,
+    precision: str,
+    shares: Sequence[int] = (),
 ) -> tuple[tf.Tensor, LSTMState]:
     """Run one LSTM layer over a window (Zaremba et al. 2014, section 3; no peepholes).
 
@@ -42,18 +48,20 @@ def lstm_layer(
       weights: The layer's weights.
       ops: What computes it.
       precision: Of the products: float32 or bfloat16.
+      shares: Of the sums over T and B in the gradients of the weights; see `Rows`.
 
     Returns:
       Outputs [T, B, H], and the state after the window.
     """
     num_steps, _, inputs = x_TBI.shape.as_list()
-    projected = ops.matmul(tf.reshape(x_TBI, [-1, inputs]), weights.input, precision)
-    projected = tf.nn.bias_add(projected, weights.bias)
+    projected = ops.matmul(tf.reshape(x_TBI, [-1, inputs]), weights.input, precision, shares)
+    projected = ops.add_bias(projected, weights.bias, shares)
     h_TBH, h_last, c_last = ops.recurrence(
         tf.reshape(projected, [num_steps, -1, projected.shape[1]]),
         weights.recurrent,
         tf.stop_gradient(initial.h),
         tf.stop_gradient(initial.c),
         precision,
+        shares,
     )
     return h_TBH, LSTMState(h_last, c_last)

@@ -80,6 +80,7 @@ def build_outputs(
     ops: Ops,
     precision: str,
     drop: Callable[[tf.Tensor, int], tf.Tensor] = lambda x_TBH, site: x_TBH,
+    shares: Sequence[int] = (),
 ) -> tuple[tf.Tensor, State]:
     """Run the network over a window, up to its top layer.
 
@@ -90,15 +91,19 @@ def build_outputs(
       ops: What computes it.
       precision: Of the products: float32 or bfloat16.
       drop: Applied to the embedding (site 0) and to the output of each layer (site 1, ...).
+      shares: Of the sums over T and B in the gradients of the weights; see `Rows`.
 
     Returns:
       The outputs of the top layer, [T, B, H], and the state after the window.
     """
-    x_TBH = drop(tf.gather(weights.embedding, inputs_TB), 0)
+    # Row by row, for the sake of the gradient: its list of words is then in the order of the global
+    # rows, and the same when the ranks' lists are put one after the other.
+    x_BTH = tf.gather(weights.embedding, tf.transpose(inputs_TB))
+    x_TBH = drop(tf.transpose(x_BTH, [1, 0, 2]), 0)
     after = {}
     for layer, layer_weights in enumerate(weights.layers):
         before = LSTMState(*(state[f"{layer}/{part}"] for part in LSTMState._fields))
-        x_TBH, last = lstm_layer(x_TBH, before, layer_weights, ops, precision)
+        x_TBH, last = lstm_layer(x_TBH, before, layer_weights, ops, precision, shares)
         after.update({f"{layer}/{part}": value for part, value in last._asdict().items()})
         x_TBH = drop(x_TBH, layer + 1)
     return x_TBH, after

@@ -12,18 +12,30 @@ class Ops(NamedTuple):
     """What a model is made of; `lm/model/plain.py` documents each."""
 
     matmul: Callable
+    add_bias: Callable
     recurrence: Callable
     dropout: Callable
     cross_entropy: Callable
+    token_sum: Callable
     global_norm: Callable
 
 
-PLAIN = Ops(plain.matmul, plain.recurrence, plain.dropout, plain.cross_entropy, plain.global_norm)
+PLAIN = Ops(
+    plain.matmul,
+    plain.add_bias,
+    plain.recurrence,
+    plain.dropout,
+    plain.cross_entropy,
+    plain.token_sum,
+    plain.global_norm,
+)
 COMPILED = Ops(
     kernels.matmul,
+    kernels.add_bias,
     kernels.lstm_recurrence,
     kernels.dropout,
     kernels.softmax_cross_entropy,
+    kernels.column_sums,
     kernels.global_norm,
 )
 

@@ -2,7 +2,8 @@
 
 `lm/kernels` computes the same, faster, on CPUs; `lm/model/ops.py` chooses.
 
-Shapes: T time steps, B rows, H hidden units, G = 4H gates, V words, N = T * B tokens.
+Shapes: T time steps, B rows, H hidden units, G = 4H gates, V words, N = T * B tokens. `shares` are
+those of `lm.kernels`, and not used: TensorFlow adds in an order of its own.
 """
 
 from __future__ import annotations
@@ -14,7 +15,12 @@ import tensorflow.compat.v1 as tf
 
 
 def matmul(
-    a: tf.Tensor, b: tf.Tensor, precision: str, transpose_a: bool = False, transpose_b: bool = False
+    a: tf.Tensor,
+    b: tf.Tensor,
+    precision: str,
+    shares: Sequence[int] = (),
+    transpose_a: bool = False,
+    transpose_b: bool = False,
 ) -> tf.Tensor:
     """Multiply two float32 matrices. Differentiable, with products of the same precision.
 
@@ -26,6 +32,7 @@ def matmul(
       b: Right factor.
       precision: float32, or bfloat16, which rounds both factors to bfloat16 and adds up in
         float32.
+      shares: Not used.
       transpose_a: Whether to transpose a first.
       transpose_b: Whether to transpose b first.
 
@@ -53,12 +60,23 @@ def _rounded_gradient(x):
     return tf.identity(x), _to_bfloat16  # it is a factor of the products that follow
 
 
+def add_bias(x_NM: tf.Tensor, bias_M: tf.Tensor, shares: Sequence[int] = ()) -> tf.Tensor:
+    """Add a bias to each row, [N, M]."""
+    return tf.nn.bias_add(x_NM, bias_M)
+
+
+def token_sum(x_NM: tf.Tensor, shares: Sequence[int] = ()) -> tf.Tensor:
+    """Return the sum of the rows, [M]."""
+    return tf.reduce_sum(x_NM, axis=0)
+
+
 def recurrence(
     projected_TBG: tf.Tensor,
     recurrent_weights: tf.Tensor,
     h_0: tf.Tensor,
     c_0: tf.Tensor,
     precision: str,
+    shares: Sequence[int] = (),
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Run an LSTM layer over a window, given its input projection.
 
@@ -70,6 +88,7 @@ def recurrence(
       h_0: Output before the window, [B, H].
       c_0: Memory cell before the window, [B, H].
       precision: Of the products: float32 or bfloat16.
+      shares: Not used.
 
     Returns:
       Outputs [T, B, H], and h and c after the last step, each [B, H].
@@ -178,6 +197,7 @@ def cross_entropy(
     scale_N: tf.Tensor,
     precision: str,
     training: bool,
+    shares: Sequence[int] = (),
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Return loss = sum_n scale_n nll_n, with nll_n = -log softmax(hidden_n W + b)[target_n].
 
@@ -189,6 +209,7 @@ def cross_entropy(
       scale_N: Factor of each token in the loss.
       precision: Of the products: float32 or bfloat16.
       training: Whether the loss will be differentiated; here it makes no difference.
+      shares: Not used.
 
     Returns:
       The loss, whose gradient flows to hidden, weights and bias, and the nll of each token [N],

@@ -66,7 +66,9 @@ def build_model(
         targets_ph = tf.placeholder(tf.int32, shape, "targets")
         mask_ph = tf.placeholder_with_default(tf.ones(shape), shape, "mask")
         before = _build_state(config, rows.count)
-        outputs_TBH, after = build_outputs(weights, inputs_ph, before, ops, config.precision, drop)
+        outputs_TBH, after = build_outputs(
+            weights, inputs_ph, before, ops, config.precision, drop, rows.shares
+        )
         mask_N = tf.reshape(mask_ph, [-1])
         # Divided by the GLOBAL batch size: the losses of all ranks add up to the loss, so that
         # shares of different sizes weigh as they should.
@@ -78,8 +80,9 @@ def build_model(
             mask_N / config.batch_size,
             config.precision,
             training,
+            rows.shares,
         )
-        nll_sum = tf.reduce_sum(nll_N * mask_N)
+        nll_sum = ops.token_sum((nll_N * mask_N)[:, None], rows.shares)[0]
         # The state must not be overwritten before everything that reads it has run.
         with tf.control_dependencies([nll_sum]):
             keep_state_op = _assign(before, after)

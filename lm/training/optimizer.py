@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Optional
+from typing import Callable, NamedTuple, Optional
 
 import tensorflow.compat.v1 as tf
 
@@ -22,11 +22,21 @@ class Update(NamedTuple):
     exchange_seconds: tf.Tensor  # float64 scalar: from the last local gradient to the last sum
 
 
-class _TimedSGD(tf.train.GradientDescentOptimizer):
-    """SGD that keeps its own gradients, so that their exchange can be timed."""
+class _LocalSGD(tf.train.GradientDescentOptimizer):
+    """SGD that prepares its gradients for their exchange, and keeps them, so that it can be timed.
+
+    Args:
+      rate: Returns the learning rate, when it is needed.
+      prepare: Applied to each gradient.
+    """
+
+    def __init__(self, rate: Callable[[], tf.Tensor], prepare: Callable):
+        super().__init__(rate)
+        self._prepare_gradient = prepare
 
     def compute_gradients(self, *args, **kwargs):
-        self.local_gradients = super().compute_gradients(*args, **kwargs)
+        found = super().compute_gradients(*args, **kwargs)
+        self.local_gradients = [(self._prepare_gradient(g), variable) for g, variable in found]
         return self.local_gradients
 
 
@@ -39,6 +49,7 @@ def build_update(
     comm: Communicator,
     mean_nll: Optional[tf.Tensor] = None,
     skip_unsound: bool = False,
+    shares: Sequence[int] = (),
 ) -> Update:
     """Build the ops that reduce the gradients over the ranks, THEN clip, then apply them.
 
@@ -56,6 +67,8 @@ def build_update(
       mean_nll: Scalar; the global batch's, in nats per token, the same on all ranks. None takes
         every loss for sound.
       skip_unsound: Whether an update that is not sound only counts the step. It costs a branch.
+      shares: Rows of this rank's shares; see `Rows`. The gradient of the embedding must then be
+        listed row by row.
 
     Returns:
       The train op, and what it tells of itself.
@@ -64,13 +77,16 @@ def build_update(
     # g * clip * rate = g * (clip * rate): clipping by way of the rate saves a pass over all
     # gradients. The optimizer asks for its rate when the update is built, after the norm.
     rate = []
-    local = _TimedSGD(lambda: rate[0])
-    optimizer = comm.distribute(local, dense_is_smaller(config, vocab_size))
+    dense = dense_is_smaller(config, vocab_size)
+    local = _LocalSGD(
+        lambda: rate[0],
+        lambda gradient: _add_up(gradient, shares) if dense and _is_sparse(gradient) else gradient,
+    )
+    optimizer = comm.distribute(local)
     summed = [gradient for gradient, _ in optimizer.compute_gradients(loss, variables)]
     exchange_seconds = _seconds_between([gradient for gradient, _ in local.local_gradients], summed)
     gradients = [
-        _merge_duplicates(gradient) if isinstance(gradient, tf.IndexedSlices) else gradient
-        for gradient in summed
+        _merge_duplicates(gradient) if _is_sparse(gradient) else gradient for gradient in summed
     ]
     grad_norm = _global_norm([_values(gradient) for gradient in gradients], comm)
     is_sound = tf.is_finite(grad_norm)
@@ -107,8 +123,12 @@ def _global_norm(tensors: Sequence[tf.Tensor], comm: Communicator) -> tf.Tensor:
     return norm if ops is COMPILED else comm.broadcast(norm, "grad_norm")
 
 
+def _is_sparse(gradient) -> bool:
+    return isinstance(gradient, tf.IndexedSlices)
+
+
 def _values(gradient) -> tf.Tensor:
-    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+    return gradient.values if _is_sparse(gradient) else gradient
 
 
 def _seconds_between(before: list, after: list) -> tf.Tensor:
@@ -125,6 +145,23 @@ def _zero_after(op: tf.Operation) -> tf.Tensor:
     # The branches of a condition return tensors; an op alone would not be run.
     with tf.control_dependencies([op]):
         return tf.constant(0)
+
+
+def _add_up(slices: tf.IndexedSlices, shares: Sequence[int]) -> tf.Tensor:
+    """Make a dense gradient of one that is listed row by row, share by share, as a tree."""
+    rows = sum(shares)
+    num_tokens = slices.values.shape[0]
+    sizes = [num_tokens // rows * share for share in shares] if shares else [num_tokens]
+    with tf.device("cpu:0"):  # see _merge_duplicates
+        parts = [
+            tf.math.unsorted_segment_sum(values, indices, slices.dense_shape[0])
+            for values, indices in zip(
+                tf.split(slices.values, sizes), tf.split(slices.indices, sizes)
+            )
+        ]
+        while len(parts) > 1:
+            parts = [a + b for a, b in zip(parts[::2], parts[1::2])]
+    return parts[0]
 
 
 def _merge_duplicates(slices: tf.IndexedSlices) -> tf.IndexedSlices:

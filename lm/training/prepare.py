@@ -52,7 +52,7 @@ def prepare(
     unbind_from_core()
     threads = choose_threads(options.intra_op_threads, options.inter_op_threads, comm.local_size)
     start_tensorflow(threads)
-    rows = rows_of_rank(config.batch_size, comm.rank, comm.size)
+    rows = rows_of_rank(config.batch_size, comm.rank, comm.size, config.virtual_ranks)
     data_path = options.data_path or find_data_path(config, _earlier_runs(options))
     corpus, truth = load_run_corpus(config, data_path, options.data_url)
     identity = Identity(config, corpus.vocabulary.checksum, corpus.checksum)

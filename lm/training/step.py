@@ -61,7 +61,7 @@ def build_step(
     global_step = tf.train.get_or_create_global_step()
     learning_rate_ph = tf.placeholder(tf.float32, [], "learning_rate")
     requests_ph = tf.placeholder(tf.float32, [len(NO_REQUESTS)], "requests")
-    rows = rows_of_rank(config.batch_size, comm.rank, comm.size)
+    rows = rows_of_rank(config.batch_size, comm.rank, comm.size, config.virtual_ranks)
     model = build_model(config, weights, rows, name, dropout_step=global_step)
     # Requests travel with the loss, so that all ranks learn of them at the same step.
     sums = comm.sum(tf.concat([model.nll_sum[None], requests_ph], axis=0), f"{name}/sums")
@@ -73,6 +73,7 @@ def build_step(
         global_step,
         vocab_size=int(weights.embedding.shape[0]),
         comm=comm,
+        shares=rows.shares,
         mean_nll=sums[0] / words,
         skip_unsound=skip_unsound,
     )
