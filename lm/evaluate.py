@@ -1,6 +1,6 @@
 """Perplexity of a run on its corpus or on any text: `python -m lm.evaluate --run DIR`.
 
-With --json, one object a line for each split:
+With --json, one object per line for each split:
 
     {"run": "runs/x", "checkpoint": "runs/x/checkpoints/step-00000300", "split": "valid",
      "nll": 4.78, "perplexity": 119.1, "bits_per_word": 6.9, "bits_per_character": 1.25,
@@ -50,7 +50,7 @@ def _parse(argv):
     flags.define(
         bool, "distributed", False, "share the rows over the ranks; without it rank 0 does all"
     )
-    flags.define(bool, "json", False, "print JSON, an object a line, instead of a table")
+    flags.define(bool, "json", False, "print JSON, one object per line, instead of a table")
     flags.parse(argv)
     return flags
 

@@ -2,7 +2,7 @@
 
 The text goes to stdout as it is drawn: the prompt, then --num_words words, where the end of a
 line (`<eos>`) counts as one. With --num_samples above 1 each text follows a line "== 2 of 5".
-With --json, one object a line for each sample: {"sample": 1, "seed": 7, "prompt": "the company
+With --json, one object per line for each sample: {"sample": 1, "seed": 7, "prompt": "the company
 said", "words": ["it", "will", "<eos>"], "text": "the company said it will\\n"}.
 """
 
@@ -34,7 +34,7 @@ def _generate(argv):
 
     flags = run_flags(USAGE)
     flags.define_fields(Sampling, show_defaults=False)
-    flags.define(bool, "json", False, "print JSON, an object a line for each text")
+    flags.define(bool, "json", False, "print JSON, one object per line for each text")
     flags.parse(argv)
     sampling = Sampling(**flags.given(Sampling))
     import_tensorflow()

@@ -9,7 +9,7 @@ closing `<eos>` is one of its tokens. A word that is not in the vocabulary count
 is scored as `<unk>`. The last column, of --per_word, has a number for each token, separated by
 spaces. The sentence is printed with single spaces between its words.
 
-With --json an object a line: {"log_probability": -9.1, "tokens": 3, "unknown": 0, "sentence":
+With --json one object per line: {"log_probability": -9.1, "tokens": 3, "unknown": 0, "sentence":
 "the company"}, and with --per_word also "words": [{"word": "the", "log_probability": -3.0}, ...,
 {"word": "<eos>", "log_probability": -2.2}].
 """
@@ -24,7 +24,7 @@ from lm.data.vocabulary import EOS
 from lm.distributed.startup import import_tensorflow
 
 USAGE = """\
-Print the log-probability of each sentence on stdin, a sentence a line.
+Print the log-probability of each sentence on stdin, one sentence per line.
 
   python -m lm.score --run runs/small < sentences.txt > scores.tsv
   nbest | python -m lm.score --run runs/small --per_word --json
@@ -41,7 +41,7 @@ def main() -> None:
 def _score(argv):
     flags = run_flags(USAGE)
     flags.define(bool, "per_word", False, "print the log-probability of each word too")
-    flags.define(bool, "json", False, "print JSON, an object a line, instead of TSV")
+    flags.define(bool, "json", False, "print JSON, one object per line, instead of TSV")
     flags.define(int, "batch_size", 16, "sentences scored at a time (default: 16)")
     flags.parse(argv)
     import_tensorflow()
