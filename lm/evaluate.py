@@ -1,6 +1,6 @@
 """Perplexity of a run on its corpus or on any text: `python -m lm.evaluate --run DIR`.
 
-With --json, one object a line for each split:
+With --json, one object per line for each split:
 
     {"run": "runs/x", "checkpoint": "runs/x/checkpoints/step-00000300", "split": "valid",
      "nll": 4.78, "perplexity": 119.1, "bits_per_word": 6.9, "bits_per_character": 1.25,
@@ -13,7 +13,11 @@ word, and for a word that is not in the vocabulary the five of `<unk>`. unknown:
 words there are; an `<unk>` in the text itself is a word like others.
 """
 
+import json
+
 from lm.cli import program
+from lm.cli.flags import run_flags
+from lm.cli.tables import markdown_table
 from lm.distributed.startup import import_tensorflow
 
 USAGE = """\
@@ -33,11 +37,7 @@ def main() -> None:
 
 
 def _parse(argv):
-    from lm.cli.flags import Flags
-    from lm.inference.run import define_run_flags
-
-    flags = Flags(USAGE)
-    define_run_flags(flags)
+    flags = run_flags(USAGE)
     flags.define(
         str, "split", "valid", "valid, test, train, a text file, or several with commas between"
         " (default: valid)",
@@ -50,19 +50,35 @@ def _parse(argv):
     flags.define(
         bool, "distributed", False, "share the rows over the ranks; without it rank 0 does all"
     )
-    flags.define(bool, "json", False, "print JSON, an object a line, instead of a table")
+    flags.define(bool, "json", False, "print JSON, one object per line, instead of a table")
     flags.parse(argv)
     return flags
 
 
 def _evaluate(flags, comm):
     import_tensorflow()
-    from lm.distributed.agreement import check_agreement, together
-    from lm.inference.evaluator import prepare, run_job
+    from lm.inference.evaluator import evaluate
 
-    job = together(comm, lambda: prepare(flags, comm))
-    check_agreement(comm.gather(job.facts()))
-    run_job(job, comm)
+    names = ("checkpoint", "data_path", "eval_batch_size", "distributed")
+    options = {name: flags[name] for name in names}
+    results = evaluate(flags["run"], flags["split"].split(","), comm=comm, **options)
+    if comm.is_rank_0 and flags["json"]:
+        print(*map(json.dumps, results), sep="\n")
+    elif comm.is_rank_0:
+        _print_table(results)
+
+
+def _print_table(results):
+    columns = {
+        "split": "{}", "perplexity": "{:.4f}", "nll": "{:.6f}", "bits_per_word": "{:.6f}",
+        "bits_per_character": "{:.6f}", "tokens": "{:,}", "characters": "{:,}", "unknown": "{:,}",
+    }  # fmt: skip
+    rows = [
+        ["-" if row[name] is None else form.format(row[name]) for name, form in columns.items()]
+        for row in results
+    ]
+    print(f"{results[0]['checkpoint']}, {results[0]['eval_batch_size']} row(s)\n")
+    print(markdown_table([name.replace("_", " ") for name in columns], rows))
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ the vocabulary has none, it is an error.
 """
 
 from lm.cli import program
+from lm.cli.flags import run_flags
 from lm.distributed.startup import import_tensorflow
 
 USAGE = """\
@@ -39,19 +40,17 @@ def main() -> None:
 
 
 def _export(argv):
+    flags = run_flags(USAGE)
+    flags.define(
+        str, "to", None, "directory to write, which must not exist",
+        required="name the directory to write",
+    )  # fmt: skip
+    flags.parse(argv)
     import_tensorflow()
-    from lm.cli.flags import Flags
-    from lm.errors import UserError
-    from lm.inference.run import define_run_flags, open_run
+    from lm.inference.run import open_run
     from lm.inference.saved_model import export
 
-    flags = Flags(USAGE)
-    define_run_flags(flags)
-    flags.define(str, "to", None, "directory to write, which must not exist")
-    flags.parse(argv)
-    if not flags["to"]:
-        raise UserError("--to is missing: name the directory to write (see --help)")
-    export(open_run(flags), flags["to"])
+    export(open_run(flags["run"], flags["checkpoint"]), flags["to"])
 
 
 if __name__ == "__main__":

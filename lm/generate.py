@@ -2,13 +2,16 @@
 
 The text goes to stdout as it is drawn: the prompt, then --num_words words, where the end of a
 line (`<eos>`) counts as one. With --num_samples above 1 each text follows a line "== 2 of 5".
-With --json, one object a line for each sample: {"sample": 1, "seed": 7, "prompt": "the company
+With --json, one object per line for each sample: {"sample": 1, "seed": 7, "prompt": "the company
 said", "words": ["it", "will", "<eos>"], "text": "the company said it will\\n"}.
 """
 
+import json
+import logging
 import signal
 
 from lm.cli import program
+from lm.cli.flags import run_flags
 from lm.distributed.startup import import_tensorflow
 
 USAGE = """\
@@ -27,25 +30,38 @@ def main() -> None:
 
 
 def _generate(argv):
-    import_tensorflow()
-    from lm.cli.flags import Flags
-    from lm.inference.generator import run_generation
-    from lm.inference.run import define_run_flags
+    from lm.inference.sampling import Sampling
 
-    flags = Flags(USAGE)
-    define_run_flags(flags)
-    flags.define(str, "prompt", "", "words to go on from (default: the start of a sentence)")
-    flags.define(int, "num_words", 100, "words of each text (default: 100)")
-    flags.define(int, "num_samples", 1, "texts (default: 1)")
-    flags.define(float, "temperature", 1.0, "below 1: safer words; 0: always the most probable")
-    flags.define(int, "top_k", 0, "draw from so many most probable words (default: 0, all)")
-    flags.define(float, "top_p", 1.0, "draw from the fewest words of this probability together")
-    flags.define(int, "seed", None, "of the draws (default: a new one, which is told)")
-    flags.define(bool, "allow_unk", False, "generate <unk> too")
-    flags.define(bool, "json", False, "print JSON, an object a line for each text")
+    flags = run_flags(USAGE)
+    flags.define_fields(Sampling, show_defaults=False)
+    flags.define(bool, "json", False, "print JSON, one object per line for each text")
     flags.parse(argv)
+    sampling = Sampling(**flags.given(Sampling))
+    import_tensorflow()
+    from lm.inference.generator import Generator
+    from lm.inference.run import open_run
 
-    run_generation(flags)
+    run = open_run(flags["run"], flags["checkpoint"])
+    if flags["seed"] is None:  # told, so that a text worth keeping can be had again
+        logging.getLogger("lm").info("seed %d", sampling.seed)
+    for number, words in enumerate(Generator(run).texts(sampling), 1):
+        _print(number, words, sampling, flags["json"])
+
+
+def _print(number, words, sampling, as_json):
+    from lm.inference.generator import spaced
+
+    if as_json:
+        words = list(words)
+        record = {"sample": number, "seed": sampling.seed, "prompt": sampling.prompt}
+        drawn, text = words[-sampling.num_words :], "".join(spaced(words))
+        print(json.dumps({**record, "words": drawn, "text": text}), flush=True)
+        return
+    if sampling.num_samples > 1:
+        print(f"== {number} of {sampling.num_samples}")
+    for piece in spaced(words):
+        print(piece, end="", flush=True)
+    print()
 
 
 if __name__ == "__main__":

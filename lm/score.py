@@ -9,18 +9,22 @@ closing `<eos>` is one of its tokens. A word that is not in the vocabulary count
 is scored as `<unk>`. The last column, of --per_word, has a number for each token, separated by
 spaces. The sentence is printed with single spaces between its words.
 
-With --json an object a line: {"log_probability": -9.1, "tokens": 3, "unknown": 0, "sentence":
+With --json one object per line: {"log_probability": -9.1, "tokens": 3, "unknown": 0, "sentence":
 "the company"}, and with --per_word also "words": [{"word": "the", "log_probability": -3.0}, ...,
 {"word": "<eos>", "log_probability": -2.2}].
 """
 
+import json
 import signal
+import sys
 
 from lm.cli import program
+from lm.cli.flags import run_flags
+from lm.data.vocabulary import EOS
 from lm.distributed.startup import import_tensorflow
 
 USAGE = """\
-Print the log-probability of each sentence on stdin, a sentence a line.
+Print the log-probability of each sentence on stdin, one sentence per line.
 
   python -m lm.score --run runs/small < sentences.txt > scores.tsv
   nbest | python -m lm.score --run runs/small --per_word --json
@@ -35,18 +39,40 @@ def main() -> None:
 
 
 def _score(argv):
-    import_tensorflow()
-    from lm.cli.flags import Flags
-    from lm.inference.run import define_run_flags
-    from lm.inference.scorer import run_scoring
-
-    flags = Flags(USAGE)
-    define_run_flags(flags)
+    flags = run_flags(USAGE)
     flags.define(bool, "per_word", False, "print the log-probability of each word too")
-    flags.define(bool, "json", False, "print JSON, an object a line, instead of TSV")
+    flags.define(bool, "json", False, "print JSON, one object per line, instead of TSV")
     flags.define(int, "batch_size", 16, "sentences scored at a time (default: 16)")
     flags.parse(argv)
-    run_scoring(flags)
+    import_tensorflow()
+    from lm.inference.run import open_run
+    from lm.inference.scorer import Scorer
+
+    scorer = Scorer(open_run(flags["run"], flags["checkpoint"]), flags["batch_size"])
+    for score in scorer.score_stream(sys.stdin.fileno()):
+        # Whoever wrote this line may wait for the answer.
+        print(format_score(score, flags["per_word"], flags["json"]), flush=True)
+
+
+def format_score(score, per_word: bool, as_json: bool) -> str:
+    """Return the line that is printed for a sentence."""
+    sentence = " ".join(score.words)
+    if not as_json:
+        numbers = [f"{score.log_prob:.6f}", str(len(score.log_probs)), str(score.unknown)]
+        by_word = [" ".join(f"{value:.6f}" for value in score.log_probs)] if per_word else []
+        return "\t".join([*numbers, sentence, *by_word])
+    record = {
+        "log_probability": round(score.log_prob, 6),
+        "tokens": len(score.log_probs),
+        "unknown": score.unknown,
+        "sentence": sentence,
+    }
+    if per_word:
+        record["words"] = [
+            {"word": word, "log_probability": round(float(value), 6)}
+            for word, value in zip([*score.words, EOS], score.log_probs)
+        ]
+    return json.dumps(record)
 
 
 if __name__ == "__main__":

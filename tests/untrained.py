@@ -11,14 +11,13 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from lm import run_files
 from lm.checkpoint import format as checkpoint
 from lm.checkpoint import manifest
 from lm.checkpoint.manifest import Manifest
-from lm.cli.flags import Flags
 from lm.config import Config, load_config
 from lm.data.run_corpus import load_run_corpus, record_of
 from lm.data.vocabulary import Vocabulary
-from lm.inference.run import Run, define_run_flags, open_run
 from lm.model.network import build_weights
 
 
@@ -36,7 +35,7 @@ def make_run(directory: os.PathLike, data_path: os.PathLike, **fields) -> Config
     config = dataclasses.replace(config, **fields)
     corpus, _ = load_run_corpus(config, str(data_path))
     write_run(directory, config, corpus.vocabulary, corpus.checksum)
-    with open(os.path.join(directory, "corpus.json"), "w") as file:
+    with open(os.path.join(directory, run_files.CORPUS), "w") as file:
         json.dump(record_of(config, str(data_path), corpus)._asdict(), file)
     return config
 
@@ -46,8 +45,8 @@ def write_run(
 ) -> None:
     """Write a run of any config and vocabulary with random weights, at step 7."""
     os.makedirs(directory)
-    vocabulary.save(os.path.join(directory, "vocabulary.txt"))
-    with open(os.path.join(directory, "config.json"), "w") as file:
+    vocabulary.save(os.path.join(directory, run_files.VOCABULARY))
+    with open(os.path.join(directory, run_files.CONFIG), "w") as file:
         json.dump(dataclasses.asdict(config), file)
     with tf.Graph().as_default(), tf.Session() as session:
         build_weights(config, len(vocabulary))
@@ -72,11 +71,3 @@ def rewrite_manifest(checkpoint_dir: os.PathLike, change: Callable[[dict], objec
     del content["checksum"]
     change(content)
     path.write_text(json.dumps({**content, "checksum": manifest._checksum(content)}))
-
-
-def open_run_at(directory: os.PathLike, *arguments: object) -> Run:
-    """Open a run as the programs do that use one; more flags may follow."""
-    flags = Flags("test")
-    define_run_flags(flags)
-    flags.parse(["program", "--run", str(directory), *map(str, arguments)])
-    return open_run(flags)

@@ -24,6 +24,7 @@ from typing import Optional
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from lm import run_files
 from lm.checkpoint import manifest as manifests
 from lm.checkpoint.manifest import Manifest
 from lm.checkpoint.verification import forget, is_whole, remember_whole, verifies, verify
@@ -148,7 +149,7 @@ def load_arrays(checkpoint_dir: str) -> dict[str, np.ndarray]:
 
 def checkpoints_dir(run_dir: str) -> str:
     """Return the directory that holds a run's checkpoints."""
-    return os.path.join(run_dir, "checkpoints")
+    return os.path.join(run_dir, run_files.CHECKPOINTS)
 
 
 def save(run_dir: str, arrays: Mapping[str, np.ndarray], manifest: Manifest) -> str:

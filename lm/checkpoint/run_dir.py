@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Optional
 
+from lm import run_files
 from lm.checkpoint import format as checkpoint
 from lm.checkpoint import manifest as manifests
 from lm.checkpoint.records import refuse_unknown_fields
@@ -68,7 +69,7 @@ def open_run_dir(
     path = output_dir or os.path.join("runs", f"{identity.config.name}-{stamp}")
     _make(path)
     try:
-        stack.enter_context(locked(os.path.join(path, ".lock")))
+        stack.enter_context(locked(os.path.join(path, run_files.LOCK)))
     except BlockingIOError:
         # Not a UserError: after a crash it may be the last of the old job, and pass.
         raise RunError(f"another job is using output_dir {path}") from None
@@ -137,4 +138,4 @@ def _is_before(line: bytes, step: int, epochs_done: int) -> bool:
 
 
 def _metrics(path: str) -> str:
-    return os.path.join(path, "metrics.jsonl")
+    return os.path.join(path, run_files.METRICS)

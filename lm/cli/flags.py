@@ -32,10 +32,16 @@ class Flags:
     def __init__(self, usage: str):
         self._usage = usage
         self._values = absl_flags.FlagValues()
+        self._required: dict[str, str] = {}
         self.define(bool, "help", False, "show this help")
 
-    def define(self, plain_type: type, name: str, default: Any, help: str) -> None:
-        """Define one flag of type int, float, bool or str."""
+    def define(
+        self, plain_type: type, name: str, default: Any, help: str, required: str = ""
+    ) -> None:
+        """Define one flag of type int, float, bool or str; `required` tells who leaves it out what
+        to do."""
+        if required:
+            self._required[name] = required
         _DEFINE[plain_type](name, default, help, flag_values=self._values)
 
     def define_fields(self, cls: type, show_defaults: bool = True) -> None:
@@ -60,7 +66,7 @@ class Flags:
           The arguments that are not flags.
 
         Raises:
-          UserError: A flag is unknown or ill-typed, or an argument is not a flag.
+          UserError: A flag is unknown, ill-typed or missing, or an argument is not a flag.
           HelpRequested: The command line has `--help`.
         """
         self._values.set_gnu_getopt(positional)  # else flags end at the first other argument
@@ -72,6 +78,9 @@ class Flags:
             raise HelpRequested(self.help_text())
         if len(rest) > 1 and not positional:
             raise UserError(f"{rest[1]!r} is not a flag: write --flag value (see --help)")
+        for name, what_to_do in self._required.items():
+            if not self[name]:
+                raise UserError(f"--{name} is missing: {what_to_do} (see --help)")
         return rest[1:]
 
     def __getitem__(self, name: str) -> Any:
@@ -89,6 +98,20 @@ class Flags:
             flag = self._values[name]
             lines += [f"  --{'[no]' if flag.boolean else ''}{name}", f"      {flag.help}"]
         return "\n".join(lines)
+
+
+def run_flags(usage: str) -> Flags:
+    """Return the flags of a program that uses a run: `--run`, `--checkpoint`; more may follow."""
+    flags = Flags(usage)
+    flags.define(
+        str, "run", None, "directory of the run: what --output_dir was in training",
+        required="give the directory of a run",
+    )  # fmt: skip
+    flags.define(
+        str, "checkpoint", "last",
+        "last, best (by validation perplexity), or a checkpoint's directory (default: last)",
+    )  # fmt: skip
+    return flags
 
 
 def parse_training_flags(argv: Sequence[str]) -> tuple[Config, RunOptions]:

@@ -7,13 +7,13 @@ import os
 from collections.abc import Iterable
 from typing import NamedTuple, Optional
 
+from lm import run_files
 from lm.config import Config
 from lm.data import embedded
 from lm.data.corpus import Corpus, load_corpus, split_file
 from lm.data.encoding import SPLITS
 from lm.errors import UserError
 
-FILE_NAME = "corpus.json"
 _DEFAULT_DATA_PATH = "data"
 
 
@@ -37,7 +37,7 @@ def read_record(directory: str) -> Optional[CorpusRecord]:
     Raises:
       UserError: It is damaged.
     """
-    path = os.path.join(directory, FILE_NAME)
+    path = os.path.join(directory, run_files.CORPUS)
     try:
         with open(path, encoding="utf-8") as file:
             record = CorpusRecord(**json.load(file))

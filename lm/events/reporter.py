@@ -16,6 +16,7 @@ from typing import Any, Optional
 
 from tqdm import tqdm
 
+from lm import run_files
 from lm.errors import RunError
 from lm.events.logs import LogFiles, may_be_gone
 from lm.events.tensorboard import TensorBoardWriter
@@ -37,10 +38,12 @@ class Reporter:
         self.output_dir = output_dir
         self._metrics, self._tensorboard, self._logs = None, None, None
         if output_dir:
-            path = os.path.join(output_dir, "metrics.jsonl")
+            path = os.path.join(output_dir, run_files.METRICS)
             self._metrics = PatientFile(path)
             if tensorboard:
-                self._tensorboard = TensorBoardWriter(os.path.join(output_dir, "tensorboard"))
+                self._tensorboard = TensorBoardWriter(
+                    os.path.join(output_dir, run_files.TENSORBOARD)
+                )
 
     def open_logs(self, paths: Sequence[str], mode: str, rank: int) -> None:
         """Start this rank's log files; the arguments are those of `LogFiles`."""

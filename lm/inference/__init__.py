@@ -1,0 +1,14 @@
+"""A finished run in use, by way of `open_run`: evaluated, as generator, as scorer, as SavedModel.
+
+from lm.inference.evaluator import evaluate
+print(evaluate("runs/small", ["test"])[0]["perplexity"])
+
+from lm.inference.generator import Generator, spaced
+from lm.inference.run import open_run
+from lm.inference.sampling import Sampling
+for words in Generator(open_run("runs/small")).texts(Sampling("the company said")):
+    print("".join(spaced(words)))
+
+from lm.inference.scorer import Scorer
+print([score.log_prob for score in Scorer(open_run("runs/small")).score(["yes", "no"])])
+"""

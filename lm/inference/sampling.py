@@ -2,17 +2,42 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
+from typing import Optional
 
 import numpy as np
 
+from lm.config import Checked, option
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampling(Checked):
+    """What texts are drawn, and how; see `next_word_distribution`.
+
+    Raises UserError, naming the field, for a value out of range.
+    """
+
+    prompt: str = option("", "words to go on from (default: the start of a sentence)")
+    num_words: int = option(100, "words of each text (default: 100)", low=1)
+    num_samples: int = option(1, "texts (default: 1)", low=1)
+    temperature: float = option(1.0, "below 1: safer words; 0: always the most probable", low=0)
+    top_k: int = option(0, "draw from so many most probable words (default: 0, all)", low=0)
+    top_p: float = option(
+        1.0, "draw from the fewest words of this probability together", above=0, high=1
+    )
+    seed: Optional[int] = option(None, "of the draws (default: a new one, which is told)", low=0)
+    allow_unk: bool = option(False, "generate <unk> too")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.seed is None:
+            new = int(np.random.SeedSequence().generate_state(1)[0])
+            object.__setattr__(self, "seed", new)  # the way to set a field of a frozen dataclass
+
 
 def next_word_distribution(
-    log_probs: np.ndarray,
-    temperature: float = 1.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
-    banned: Sequence[int] = (),
+    log_probs: np.ndarray, sampling: Sampling, banned: Sequence[int] = ()
 ) -> np.ndarray:
     """Return the distribution that a word is drawn from.
 
@@ -23,9 +48,8 @@ def next_word_distribution(
 
     Args:
       log_probs: Natural log-probabilities of the words, [V].
-      temperature: At least 0; at 0 all probability goes to the most probable word.
-      top_k: How many words to keep; 0 keeps all.
-      top_p: Probability to keep, above 0; 1 keeps all.
+      sampling: With a temperature of 0 all probability goes to the most probable word; a `top_k`
+        of 0 and a `top_p` of 1 keep all words.
       banned: Ids of words that must not come, fewer than V.
 
     Returns:
@@ -34,18 +58,16 @@ def next_word_distribution(
     scores = np.array(log_probs, np.float64)
     scores[list(banned)] = -np.inf
     scores -= scores.max()
-    if temperature == 0:
-        top_k = 1
-    else:
+    if sampling.temperature > 0:
         with np.errstate(over="ignore"):  # minus infinity is the right limit
-            scores /= temperature
+            scores /= sampling.temperature
     order = np.argsort(-scores, kind="stable")
-    kept = order[: top_k or len(order)]
+    kept = order[: sampling.top_k or len(order)] if sampling.temperature > 0 else order[:1]
     probabilities = np.exp(scores[kept])
     probabilities /= probabilities.sum()
-    if top_p < 1:
+    if sampling.top_p < 1:
         before = np.cumsum(probabilities) - probabilities  # a word stays if these are too few
-        probabilities = np.where(before < top_p, probabilities, 0.0)
+        probabilities = np.where(before < sampling.top_p, probabilities, 0.0)
         probabilities /= probabilities.sum()
     distribution = np.zeros(len(scores))
     distribution[kept] = probabilities

@@ -12,12 +12,12 @@ import tempfile
 
 import tensorflow.compat.v1 as tf
 
-from lm.checkpoint.variables import restore_weights
-from lm.distributed.devices import choose_threads, start_tensorflow
+from lm import run_files
 from lm.errors import RunError, UserError
 from lm.inference.run import Run
+from lm.inference.session import open_session
 from lm.model import stepwise
-from lm.model.network import Weights, build_weights
+from lm.model.network import Weights
 
 logger = logging.getLogger("lm")
 
@@ -43,13 +43,11 @@ def export(run: Run, to: str) -> None:
         staging = tempfile.mkdtemp(prefix=".export-", dir=parent)
     except OSError as error:
         raise UserError(f"cannot write to {parent}: {error.strerror}") from error
-    start_tensorflow(choose_threads(None, None, 1))
     # That SavedModels of graphs are deprecated is not the user's concern.
     tf.logging.set_verbosity(tf.logging.ERROR)
     try:
-        os.chmod(staging, 0o777 & ~_umask())  # mkdtemp's own is for nobody else
         model = os.path.join(staging, "model")
-        _write(run, model, os.path.join(run.directory, "vocabulary.txt"))
+        _write(run, model)
         os.rename(model, to)
     except (OSError, tf.errors.OpError) as error:
         raise RunError(f"cannot write {to}: {error}") from error
@@ -58,30 +56,21 @@ def export(run: Run, to: str) -> None:
     logger.info("wrote %s; load it with tf.saved_model.load(%r)", to, to)
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+def _write(run: Run, directory: str) -> None:
+    session, signatures = open_session(run, lambda weights: build_signatures(run, weights))
+    with session:
+        builder = tf.saved_model.Builder(directory)
+        builder.add_meta_graph_and_variables(
+            session,
+            [tf.saved_model.tag_constants.SERVING],
+            signature_def_map=signatures,
+            assets_collection=tf.get_collection(tf.GraphKeys.ASSET_FILEPATHS),
+            main_op=tf.tables_initializer(),
+        )
+        builder.save()
 
 
-def _write(run: Run, directory: str, vocabulary_file: str) -> None:
-    with tf.Graph().as_default():
-        weights = build_weights(run.config, len(run.vocabulary))
-        signatures = build_signatures(run, weights, vocabulary_file)
-        with tf.Session(config=tf.ConfigProto(device_count={"GPU": 0})) as session:
-            restore_weights(session, run.load_weights())
-            builder = tf.saved_model.Builder(directory)
-            builder.add_meta_graph_and_variables(
-                session,
-                [tf.saved_model.tag_constants.SERVING],
-                signature_def_map=signatures,
-                assets_collection=tf.get_collection(tf.GraphKeys.ASSET_FILEPATHS),
-                main_op=tf.tables_initializer(),
-            )
-            builder.save()
-
-
-def build_signatures(run: Run, weights: Weights, vocabulary_file: str) -> dict:
+def build_signatures(run: Run, weights: Weights) -> dict:
     """Build the exported graph: `score` and `next_word`, each for words and for ids.
 
     Returns:
@@ -90,7 +79,7 @@ def build_signatures(run: Run, weights: Weights, vocabulary_file: str) -> dict:
     eos_id, unk_id = run.vocabulary.eos_id, run.vocabulary.unk_id
     table = tf.lookup.StaticHashTable(
         tf.lookup.TextFileInitializer(
-            vocabulary_file,
+            os.path.join(run.directory, run_files.VOCABULARY),
             key_dtype=tf.string,
             key_index=tf.lookup.TextFileIndex.WHOLE_LINE,
             value_dtype=tf.int64,
@@ -110,20 +99,17 @@ def build_signatures(run: Run, weights: Weights, vocabulary_file: str) -> dict:
     id_ph = tf.placeholder(tf.int32, [None], "next_word_ids")
     state_shape = [None, run.config.num_layers, 2, run.config.hidden_size]
     state_ph = tf.placeholder(tf.float32, state_shape, "state")
+    signature = tf.saved_model.predict_signature_def
     return {
-        "score": _signature({"words": words_ph}, _score(weights, ids_of(words_ph), eos_id)),
-        "score_ids": _signature({"ids": ids_ph}, _score(weights, ids_ph, eos_id)),
-        "next_word": _signature(
+        "score": signature({"words": words_ph}, _score(weights, ids_of(words_ph), eos_id)),
+        "score_ids": signature({"ids": ids_ph}, _score(weights, ids_ph, eos_id)),
+        "next_word": signature(
             {"words": word_ph, "state": state_ph}, _next_word(weights, ids_of(word_ph), state_ph)
         ),
-        "next_word_ids": _signature(
+        "next_word_ids": signature(
             {"ids": id_ph, "state": state_ph}, _next_word(weights, id_ph, state_ph)
         ),
     }
-
-
-def _signature(inputs: dict, outputs: dict):
-    return tf.saved_model.predict_signature_def(inputs, outputs)
 
 
 def _score(weights: Weights, ids_BT: tf.Tensor, eos_id: int) -> dict[str, tf.Tensor]:

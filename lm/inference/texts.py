@@ -29,7 +29,7 @@ def load_text(run: Run, split: str, data_path: Optional[str] = None) -> Text:
 
     Args:
       run: The run, whose vocabulary is used.
-      split: "train", "valid", "test", or the path of a UTF-8 file, a sentence a line.
+      split: "train", "valid", "test", or the path of a UTF-8 file, one sentence per line.
       data_path: Directory of the corpus; None for the one that the run remembers.
 
     Raises:

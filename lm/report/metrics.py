@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
+from lm import run_files
 from lm.cli.tables import printable
 from lm.data.run_corpus import CorpusRecord, read_record
 from lm.errors import UserError
@@ -65,10 +66,10 @@ def read_run(directory: str) -> RunMetrics:
     Raises:
       UserError: The directory holds no run, or a file in it is damaged.
     """
-    path = os.path.join(directory, "metrics.jsonl")
+    path = os.path.join(directory, run_files.METRICS)
     corpus = read_record(directory)
     try:
-        with open(os.path.join(directory, "config.json"), encoding="utf-8") as file:
+        with open(os.path.join(directory, run_files.CONFIG), encoding="utf-8") as file:
             config = dict(json.load(file))
         with open(path, encoding="utf-8") as file:
             # The last line may be cut off, by a kill or because it is being written.

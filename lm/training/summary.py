@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from lm import kernels
+from lm import kernels, run_files
 from lm.config import Config, RunOptions
-from lm.data import run_corpus
 from lm.data.batches import rows_of_rank
 from lm.distributed.agreement import by_rank
 from lm.distributed.communicator import Communicator
@@ -36,15 +35,15 @@ def report_start(
     """Open the log files, and write the start event, the summary and the files that describe
     the run; all ranks must call it together."""
     output_dir = comm.gather(reporter.output_dir)[0]
-    paths = [os.path.join(output_dir, "log.txt")]
+    paths = [os.path.join(output_dir, run_files.LOG)]
     if options.log_path:
         paths.append(options.log_path)
     reporter.open_logs(paths, options.mpi_log, comm.rank)
     if comm.is_rank_0:
         reporter.describe(dataclasses.asdict(config))
-        reporter.write_json("config.json", dataclasses.asdict(config))
-        reporter.write_json(run_corpus.FILE_NAME, run.corpus_record._asdict())
-        run.corpus.vocabulary.save(os.path.join(output_dir, "vocabulary.txt"))
+        reporter.write_json(run_files.CONFIG, dataclasses.asdict(config))
+        reporter.write_json(run_files.CORPUS, run.corpus_record._asdict())
+        run.corpus.vocabulary.save(os.path.join(output_dir, run_files.VOCABULARY))
     facts = _facts(config, comm, run, position, output_dir)
     reporter.event("start", **facts)
     for line in _summary(facts, comm.rank):

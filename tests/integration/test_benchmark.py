@@ -41,9 +41,11 @@ def test_all_contestants_train_the_same_model(tmp_path):
         # Four steps: so the updates, the clipping and the carried state agree too.
         assert found["first_losses"] == pytest.approx(ours["first_losses"], rel=1e-4)
         assert found["first_grad_norms"] == pytest.approx(ours["first_grad_norms"], rel=1e-4)
-        assert len(found["seconds_per_step"]) == 2 and min(found["seconds_per_step"]) > 0
-        words = found["words_per_second"]["mean"], found["ms_per_step"]["mean"]
-        assert words[0] * words[1] / 1000 == pytest.approx(4 * 5, rel=0.5)
+        seconds = found["seconds_per_step"]
+        assert len(seconds) == 2 and min(seconds) > 0
+        # However unlike they are, on a machine that has other work to do.
+        assert 4 * 5 / max(seconds) <= found["words_per_second"]["mean"] <= 4 * 5 / min(seconds)
+        assert min(seconds) <= found["ms_per_step"]["mean"] / 1000 <= max(seconds)
         assert found["peak_rss_bytes"] > 1e8
     assert ours["time_over_ours"]["value"] == 1
     assert record["gemm_gflops"]["median"] > 0 and record["share_of_gemm_peak"]["median"] > 0

@@ -8,12 +8,13 @@ import pytest
 PACKAGE = pathlib.Path(__file__).parents[2] / "lm"
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
 
-BASE = {"errors", "files", "config"}
+BASE = {"errors", "files", "config", "run_files"}
 # What each part of lm/ may import, besides itself and the base.
 MAY_IMPORT = {
     "errors": set(),
     "files": set(),
     "config": set(),
+    "run_files": set(),
     "kernels": set(),
     "data": set(),
     "events": set(),
@@ -28,7 +29,7 @@ MAY_IMPORT = {
     "benchmark": {"cli", "kernels", "data", "distributed", "model", "training"},
 }
 COMMANDS = {"train", "evaluate", "generate", "score", "export", "flags"}
-WITHOUT_TENSORFLOW = {"errors", "files", "config", "data", "report", "cli"}
+WITHOUT_TENSORFLOW = {*BASE, "data", "report", "cli"}
 
 
 def part_of(path):

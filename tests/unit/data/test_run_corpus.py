@@ -10,9 +10,10 @@ from lm.config import Config
 from lm.data.run_corpus import CorpusRecord, find_data_path, read_record
 from lm.distributed.communicator import OneProcess
 from lm.errors import UserError
+from lm.inference.run import open_run
 from lm.inference.texts import load_text
 from lm.training.prepare import prepare
-from tests.untrained import make_run, open_run_at
+from tests.untrained import make_run
 
 OWN = Config(corpus="files")
 
@@ -88,7 +89,7 @@ def test_training_on_finds_the_corpus_of_the_run_that_it_goes_on_from(tmp_path, 
 
 def test_a_split_is_read_from_where_the_run_was_trained(tmp_path, own_text):
     make_run(tmp_path / "run", own_text, corpus="files")
-    run = open_run_at(tmp_path / "run")
+    run = open_run(tmp_path / "run")
     expected = load_text(run, "valid").ids.tolist()
     assert len(expected) == 5 * 300
     own_text.rename(tmp_path / "moved")

@@ -1,31 +1,26 @@
 """Texts from a model: seeds, limits, prompts."""
 
-import itertools
-
 import numpy as np
 import pytest
 
-from lm.checkpoint import format as checkpoint
-from lm.cli.flags import Flags
 from lm.config import Config
 from lm.data.vocabulary import Vocabulary
 from lm.errors import UserError
-from lm.inference.generator import Generator, Sampling, check_sampling, encode_prompt, spaced
-from lm.inference.run import Run
+from lm.inference.generator import Generator, encode_prompt, spaced
+from lm.inference.run import open_run
+from lm.inference.sampling import Sampling
 from lm.inference.scorer import Scorer
 from tests.untrained import write_run
 
 WORDS = ("<eos>", "<unk>", "a", "bcd", "é", "f")
 WITHOUT_UNK = Vocabulary(("<eos>", "a"))
-DEFAULT = Sampling(temperature=1.0, top_k=0, top_p=1.0, seed=1, allow_unk=False)
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     directory = str(tmp_path_factory.mktemp("runs") / "run")
-    config = Config(hidden_size=16, init_scale=0.8)
-    write_run(directory, config, Vocabulary(WORDS))
-    return Run(directory, config, Vocabulary(WORDS), checkpoint.find(directory))
+    write_run(directory, Config(hidden_size=16, init_scale=0.8), Vocabulary(WORDS))
+    return open_run(directory)
 
 
 @pytest.fixture(scope="module")
@@ -33,9 +28,11 @@ def generator(run):
     return Generator(run)
 
 
-def text(generator, sample=0, length=40, prompt=(), **sampling):
-    ids = generator.generate(prompt, DEFAULT._replace(**sampling), sample)
-    return list(itertools.islice(ids, length))
+def text(generator, sample=0, num_words=40, seed=1, **sampling):
+    """Return the words that are drawn, without the prompt."""
+    how = Sampling(num_samples=sample + 1, num_words=num_words, seed=seed, **sampling)
+    *_, words = generator.texts(how)
+    return list(words)[-num_words:]
 
 
 def log_probs_after(run, prompt):
@@ -54,26 +51,27 @@ def test_seed_and_sample_make_the_text(generator):
 def test_greedy_words_are_those_with_the_best_score(run, generator):
     prompt = ["a", "f"]
     for length in range(5):
-        ids = text(generator, length=length + 1, prompt=[2, 5], top_k=1, allow_unk=True)
-        context = [*prompt, *(WORDS[i] for i in ids[:-1])]
+        words = text(generator, num_words=length + 1, prompt="a f", top_k=1, allow_unk=True)
+        context = [*prompt, *words[:-1]]
         if "<eos>" in context:  # scoring has one sentence only
             break
-        assert ids[-1] == np.argmax(log_probs_after(run, context))
+        assert words[-1] == WORDS[np.argmax(log_probs_after(run, context))]
     assert text(generator, top_k=1, seed=3) == text(generator, temperature=0.0, seed=4)
 
 
 def test_first_words_come_as_often_as_the_model_says(run, generator):
     """Chi-square: with 5 degrees of freedom, 25.7 is exceeded once in ten thousand times."""
     draws = 1000
-    first = [text(generator, sample, 1, prompt=[3], allow_unk=True)[0] for sample in range(draws)]
+    how = Sampling(prompt="bcd", num_words=1, num_samples=draws, seed=1, allow_unk=True)
+    first = [WORDS.index(list(words)[-1]) for words in generator.texts(how)]
     expected = draws * np.exp(log_probs_after(run, ["bcd"]))
     counts = np.bincount(first, minlength=len(WORDS))
     assert ((counts - expected) ** 2 / expected).sum() < 25.7
 
 
 def test_unk_comes_only_if_it_may(generator):
-    assert 1 not in text(generator, length=300)
-    assert 1 in text(generator, length=300, allow_unk=True)
+    assert "<unk>" not in text(generator, num_words=300)
+    assert "<unk>" in text(generator, num_words=300, allow_unk=True)
 
 
 def test_prompts_are_encoded_and_unknown_words_reported(caplog, monkeypatch):
@@ -98,10 +96,5 @@ def test_generated_text_has_spaces_and_line_ends():
     ],
 )  # fmt: skip
 def test_bad_values_name_the_flag(flag, value):
-    good = dict(DEFAULT._asdict(), num_words=5, num_samples=1)
-    flags = Flags("test")
-    for name, default in {**good, flag: value}.items():
-        flags.define(type(default), name, default, "")
-    flags.parse(["program"])
     with pytest.raises(UserError, match=f"^{flag} must be"):
-        check_sampling(flags, vocab_size=10)
+        Sampling(**{flag: value})

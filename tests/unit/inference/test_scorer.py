@@ -6,13 +6,12 @@ import os
 import numpy as np
 import pytest
 
-from lm.checkpoint import format as checkpoint
-from lm.cli.flags import Flags
 from lm.config import Config
 from lm.data.vocabulary import Vocabulary
 from lm.errors import UserError
-from lm.inference.run import Run, define_run_flags
-from lm.inference.scorer import Scorer, read_lines, run_scoring
+from lm.inference.run import open_run
+from lm.inference.scorer import Scorer, read_lines
+from lm.score import format_score
 from tests.untrained import write_run
 
 WORDS = ("<eos>", "<unk>", *(f"w{i}" for i in range(30)))
@@ -21,9 +20,8 @@ WORDS = ("<eos>", "<unk>", *(f"w{i}" for i in range(30)))
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     directory = str(tmp_path_factory.mktemp("runs") / "run")
-    config = Config(hidden_size=32, init_scale=0.8)
-    write_run(directory, config, Vocabulary(WORDS))
-    return Run(directory, config, Vocabulary(WORDS), checkpoint.find(directory))
+    write_run(directory, Config(hidden_size=32, init_scale=0.8), Vocabulary(WORDS))
+    return open_run(directory)
 
 
 @pytest.fixture
@@ -36,7 +34,7 @@ def test_a_score_does_not_depend_on_the_sentences_beside_it(run, sentences):
     scorer = Scorer(run, batch_size=8)
     together = list(scorer.score(sentences))
     alone = [score for sentence in sentences for score in scorer.score([sentence])]
-    assert [s.as_tsv(per_word=True) for s in together] == [s.as_tsv(per_word=True) for s in alone]
+    assert list(map(str, together)) == list(map(str, alone))
     assert [len(score.log_probs) for score in together] == [len(s.split()) + 1 for s in sentences]
 
 
@@ -58,35 +56,29 @@ def test_unknown_words_are_scored_as_unk_and_counted(run):
 
 
 def test_without_unk_the_lines_before_an_unknown_word_are_scored_and_its_line_is_named(
-    tmp_path, monkeypatch, capsys
+    tmp_path,
 ):
     write_run(tmp_path / "run", Config(hidden_size=4), Vocabulary(("<eos>", "a")))
     (tmp_path / "text").write_text("a\n\na a\na zebra\na\n")
-    flags = Flags("test")
-    define_run_flags(flags)
-    for plain_type, name in ((bool, "per_word"), (bool, "json"), (int, "batch_size")):
-        flags.define(plain_type, name, plain_type(), "")
     for batch_size in (1, 2, 3, 8):
-        flags.parse(["lm.score", "--run", str(tmp_path / "run"), f"--batch_size={batch_size}"])
+        scorer, found = Scorer(open_run(tmp_path / "run"), batch_size), []
         with open(tmp_path / "text") as file:
-            monkeypatch.setattr("sys.stdin", file)
             with pytest.raises(UserError, match=r"^line 4 of the input: 'zebra' is not in the"):
-                run_scoring(flags)
-        lines = capsys.readouterr().out.splitlines()
-        assert [line.split("\t")[3] for line in lines] == ["a", "", "a a"]
+                found.extend(scorer.score_stream(file.fileno()))
+        assert [score.words for score in found] == [["a"], [], ["a", "a"]]
 
 
 def test_formats(run):
     (score,) = Scorer(run, 4).score(["w1 zebra"])
-    cells = score.as_tsv(per_word=True).split("\t")
+    cells = format_score(score, True, False).split("\t")
     assert float(cells[0]) == pytest.approx(score.log_prob, abs=1e-6)
     assert cells[1:4] == ["3", "1", "w1 zebra"]
     assert [float(cell) for cell in cells[4].split()] == pytest.approx(score.log_probs, abs=1e-6)
-    assert score.as_tsv(per_word=False) == "\t".join(cells[:4])
-    record = json.loads(score.as_json(per_word=True))
+    assert format_score(score, False, False) == "\t".join(cells[:4])
+    record = json.loads(format_score(score, True, True))
     assert [each["word"] for each in record["words"]] == ["w1", "zebra", "<eos>"]
     assert record["log_probability"] == float(cells[0])
-    assert "words" not in json.loads(score.as_json(per_word=False))
+    assert "words" not in json.loads(format_score(score, False, True))
 
 
 def test_lines_come_as_soon_as_they_are_whole():

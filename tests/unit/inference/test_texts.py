@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from lm.checkpoint import format as checkpoint
-from lm.cli.flags import Flags
+from lm.cli.flags import run_flags
 from lm.config import Config
 from lm.data.vocabulary import Vocabulary
 from lm.errors import UserError
-from lm.inference.run import Run, define_run_flags, open_run
+from lm.inference.run import Run, open_run
 from lm.inference.texts import count_characters, load_text
-from tests.untrained import make_run, open_run_at, write_run
+from tests.untrained import make_run, write_run
 
 WITH_UNK = Vocabulary(("<eos>", "<unk>", "a", "bcd", "é"))
 WITHOUT_UNK = Vocabulary(("<eos>", "a"))
@@ -49,7 +49,7 @@ def test_a_split_that_is_neither_is_an_error():
 
 def test_the_split_of_another_corpus_is_refused(tmp_path, corpora):
     make_run(tmp_path / "run", corpora)
-    run = open_run_at(tmp_path / "run")
+    run = open_run(tmp_path / "run")
     assert len(load_text(run, "valid", str(corpora)).ids) > 20_000
     with pytest.raises(UserError, match="is not the one that"):
         load_text(run._replace(vocabulary=WITH_UNK), "valid", str(corpora))
@@ -58,10 +58,10 @@ def test_the_split_of_another_corpus_is_refused(tmp_path, corpora):
 def test_a_run_opens_with_its_config_vocabulary_and_weights(tmp_path):
     config = Config(hidden_size=3, name="mine")
     write_run(tmp_path / "run", config, WITH_UNK)
-    for choice in ["last", "best", tmp_path / "run/checkpoints/step-00000007"]:
-        run = open_run_at(tmp_path / "run", "--checkpoint", choice)
+    for choice in ["last", "best", str(tmp_path / "run/checkpoints/step-00000007")]:
+        run = open_run(tmp_path / "run", choice)
         assert (run.config, run.vocabulary) == (config, WITH_UNK)
-        assert run.load_weights()["embedding"].shape == (5, 3)
+        assert checkpoint.load_weights(run.checkpoint)["embedding"].shape == (5, 3)
         assert run.checkpoint == checkpoint.find(str(tmp_path / "run"))
 
 
@@ -71,11 +71,11 @@ def test_older_configs_get_defaults_and_newer_ones_are_refused(tmp_path):
     fields = json.loads(path.read_text())
     del fields["warmup_steps"]
     path.write_text(json.dumps(fields))
-    run = open_run_at(tmp_path / "run")
+    run = open_run(tmp_path / "run")
     assert run.config.warmup_steps == Config().warmup_steps
     path.write_text(json.dumps({**fields, "flux": 1}))
     with pytest.raises(UserError, match=r"config.json was written by a newer .*unknown field flux"):
-        open_run_at(tmp_path / "run")
+        open_run(tmp_path / "run")
 
 
 @pytest.mark.parametrize(
@@ -95,12 +95,9 @@ def test_a_damaged_run_is_an_error(tmp_path, name, content, message):
     if content is not None:
         (tmp_path / "run" / name).write_text(content)
     with pytest.raises(UserError, match=message):
-        open_run_at(tmp_path / "run")
+        open_run(tmp_path / "run")
 
 
 def test_run_is_needed():
-    flags = Flags("test")
-    define_run_flags(flags)
-    flags.parse(["program"])
-    with pytest.raises(UserError, match="--run is missing"):
-        open_run(flags)
+    with pytest.raises(UserError, match="--run is missing: give the directory of a run"):
+        run_flags("test").parse(["program"])

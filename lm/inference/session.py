@@ -1,0 +1,52 @@
+"""A run's model in a TensorFlow session: the graph, this process's device, the run's weights."""
+
+from __future__ import annotations
+
+import functools
+from typing import Callable, TypeVar
+
+import tensorflow.compat.v1 as tf
+
+from lm.checkpoint.format import load_weights
+from lm.checkpoint.variables import restore_weights
+from lm.distributed.communicator import Communicator, OneProcess
+from lm.distributed.devices import Threads, choose_threads, session_config, start_tensorflow
+from lm.inference.run import Run
+from lm.model.network import Weights, build_weights
+
+ALONE = OneProcess()
+Built = TypeVar("Built")
+
+
+@functools.cache  # the first session of a process decides for all
+def start(local_size: int) -> Threads:
+    """Start TensorFlow with this process's share of the host's cores, for `local_size` ranks."""
+    threads = choose_threads(None, None, local_size)
+    start_tensorflow(threads)
+    return threads
+
+
+def open_session(
+    run: Run, build: Callable[[Weights], Built], comm: Communicator = ALONE
+) -> tuple[tf.Session, Built]:
+    """Build a graph around a run's model, and start a session of it with the run's weights.
+
+    Args:
+      run: Whose model it is.
+      build: Adds to the graph what is to be run, given the model's variables.
+      comm: The ranks, among which the host's cores and GPUs are shared out.
+
+    Returns:
+      The session, and what `build` returned.
+
+    Raises:
+      UserError: The checkpoint does not fit the run's config, or the host has too few GPUs.
+      RunError: The weights cannot be read.
+    """
+    threads = start(comm.local_size)
+    with tf.Graph().as_default():
+        built = build(build_weights(run.config, len(run.vocabulary)))
+        session = tf.Session(config=session_config(threads, comm.local_rank, comm.local_size))
+        session.run(tf.local_variables_initializer())
+        restore_weights(session, load_weights(run.checkpoint))
+    return session, built
