@@ -150,10 +150,16 @@ class Config(Checked):
     # How the sums of a step are made.
     virtual_ranks: int = option(
         8,
-        "sums over rows are made as by so many ranks: runs on 1, 2, 4, ... up to this many ranks"
-        " are equal, bit for bit",
+        "sums over rows are made as by this many ranks, a power of two: runs on 1, 2, 4, ... of"
+        " them are equal, bit for bit",
         low=1,
+        high=1024,
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.virtual_ranks & (self.virtual_ranks - 1):
+            raise UserError(f"virtual_ranks must be a power of two, not {self.virtual_ranks}")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -66,7 +66,9 @@ def eval_rows_of_rank(
       shared: Whether the ranks share the rows.
     """
     runners = min(size, eval_batch_size) if shared else 1
-    return rows_of_rank(eval_batch_size, rank, runners) if rank < runners else Rows(0, 0)
+    if rank >= runners:
+        return Rows(0, 0)
+    return rows_of_rank(eval_batch_size, rank, runners)._replace(shares=())
 
 
 class TrainBatches:

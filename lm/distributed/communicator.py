@@ -39,6 +39,11 @@ class Communicator(abc.ABC):
     def settings(self) -> dict[str, str]:
         """The environment variables that the exchange is set by: defaults or the user's."""
 
+    @property
+    @abc.abstractmethod
+    def inexact(self) -> str:
+        """Why sums over the ranks are not made as a tree, neighbours first; "" where they are."""
+
     @abc.abstractmethod
     def distribute(self, optimizer):
         """Return an optimizer whose `compute_gradients` sums the gradients over the ranks."""
@@ -83,6 +88,7 @@ class OneProcess(Communicator):
     local_rank, local_size = 0, 1
     backend = "none"
     settings: dict[str, str] = {}  # noqa: RUF012 - nothing changes it
+    inexact = ""
 
     def distribute(self, optimizer):
         return optimizer

@@ -34,6 +34,8 @@ _TUNED_DEFAULTS = {
     _TUNED + "use_dynamic_rules": "1",
     _TUNED + "dynamic_rules_filename": str(Path(__file__).with_name("open_mpi_rules.conf")),
 }
+# What the order of the sums over more than two ranks depends on.
+_ORDER = {"HOROVOD_FUSION_THRESHOLD": "0", **_TUNED_DEFAULTS}
 
 
 class HorovodCommunicator(Communicator):
@@ -71,6 +73,15 @@ class HorovodCommunicator(Communicator):
     def settings(self) -> dict[str, str]:
         names = [*_DEFAULTS, *(name for name in os.environ if name.startswith(_TUNED))]
         return {name: os.environ[name] for name in names if name in os.environ}
+
+    @property
+    def inexact(self) -> str:
+        if self.size <= 2:  # a + b is b + a
+            return ""
+        if self.backend != "MPI":
+            return f"{self.backend} adds up in an order of its own"
+        changed = [name for name, value in _ORDER.items() if os.environ.get(name) != value]
+        return f"{changed[0]} is not this program's, and may change the order" if changed else ""
 
     def distribute(self, optimizer):
         # Sum, not the default Average: each rank's loss is already its part of the global

@@ -81,6 +81,7 @@ def _facts(
         horovod=horovod_version(),
         numpy=np.__version__,
         compiled_ops=[rank["compiled_ops"] for rank in ranks],
+        exact=_exactness(config, comm, [rank["compiled_ops"] for rank in ranks]),
         precision=config.precision,
         batch_size=config.batch_size,
         parameters=count_parameters(config, len(run.corpus.vocabulary)),
@@ -110,6 +111,7 @@ def _summary(facts: dict[str, Any], rank: int) -> list[str]:
         f"  threads     {facts['intra_op_threads']} inside an operation,"
         f" {_counted(facts['inter_op_threads'], 'operation')} at a time",
         f"  arithmetic  {facts['precision']}, {_compiled_ops(facts['compiled_ops'])}",
+        f"  exact       {facts['exact']}",
         f"  versions    Python {facts['python']}, TensorFlow {facts['tensorflow']}, Horovod"
         f" {facts['horovod'] or 'not installed'}",
         f"  batch       {facts['batch_size']} rows,"
@@ -126,6 +128,23 @@ def _summary(facts: dict[str, Any], rank: int) -> list[str]:
     if facts["resumed_from_step"]:
         lines.append(f"  resumed after step {facts['resumed_from_step']:,}")
     return lines
+
+
+def _exactness(config: Config, comm: Communicator, compiled_ops: list[str]) -> str:
+    """Tell whether this run is, bit for bit, the one of any other number of ranks."""
+    if any(description.startswith("no ") for description in compiled_ops):
+        why = "sums of plain TensorFlow depend on threads and ranks"
+    elif len(set(compiled_ops)) > 1:
+        why = "the ranks' instruction sets differ"
+    elif config.virtual_ranks % comm.size:
+        why = f"{comm.size} ranks do not divide virtual_ranks {config.virtual_ranks}"
+    elif config.scale_lr_by_worker != "none":
+        why = "the learning rate depends on the number of ranks"
+    else:
+        why = comm.inexact
+    if why:
+        return f"no: {why}; equal to runs on other numbers of ranks up to rounding"
+    return f"yes: the same bits on any power of two up to {config.virtual_ranks} ranks"
 
 
 def _counted(number: int, noun: str) -> str:

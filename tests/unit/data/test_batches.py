@@ -20,6 +20,20 @@ def test_shares_are_contiguous_disjoint_and_even(batch_size, data):
     assert max(share.count for share in shares) - min(share.count for share in shares) <= 1
 
 
+@given(batch_size=st.integers(8, 200))
+def test_ranks_have_neighbouring_shares_of_one(batch_size):
+    shares = rows_of_rank(batch_size, 0, 1, virtual_ranks=8).shares
+    assert sum(shares) == batch_size and max(shares) - min(shares) <= 1
+    for size in (2, 4, 8):
+        ranks = [rows_of_rank(batch_size, rank, size, virtual_ranks=8) for rank in range(size)]
+        assert sum((rows.shares for rows in ranks), ()) == shares
+        assert all(sum(rows.shares) == rows.count for rows in ranks)
+    # Where the ranks do not divide them, each has one share: its own rows.
+    assert rows_of_rank(batch_size, 1, 3, virtual_ranks=8).shares == (
+        rows_of_rank(batch_size, 1, 3).count,
+    )
+
+
 def test_more_ranks_than_rows_is_an_error():
     with pytest.raises(UserError, match="batch_size is 3 but there are 4 ranks"):
         rows_of_rank(3, 0, 4)
