@@ -80,7 +80,8 @@ class PatientFile:
     def close(self) -> None:
         """Close it; what has waited is lost if there is still no room."""
         self.write(b"")
-        self._file.close()
+        with contextlib.suppress(OSError):  # NFS tells of a full disk here
+            self._file.close()
 
 
 def write_atomically(path: str, content: bytes) -> None:

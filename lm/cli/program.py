@@ -15,13 +15,17 @@ from collections.abc import Sequence
 from typing import Callable, NoReturn, TypeVar
 
 from lm.distributed import launch
+from lm.distributed.agreement import together
 from lm.distributed.communicator import Communicator, OneProcess
 from lm.distributed.signals import ignore_save_requests
 from lm.distributed.watchdog import end_with_launcher
-from lm.errors import Ending, UserError
+from lm.errors import Ending, HelpRequested, UserError
 from lm.events.logs import may_be_gone, start_console
 
 Parsed = TypeVar("Parsed")
+
+# Within them mpirun has killed the ranks of a job that has failed; see mpirun_options.conf.
+_KILLED_SECONDS = 30
 
 
 def run(
@@ -33,19 +37,31 @@ def run(
 
     Args:
       parse: Turns the command line into what is to be done. It needs neither the other ranks nor
-        TensorFlow, so that `--help` and a typing error answer at once.
-      work: Does it, on all ranks.
+        TensorFlow, so that `--help`, and on one process a typing error, answer at once.
+      work: Does it, on all ranks; its first exchange is that of `together`.
       timeline: Whether the exchanges will be recorded.
     """
     _start(launch.launched_rank())
     if launch.launched_size() > 1:
         end_with_launcher()
+    parsed, failure = None, None
     try:
         parsed = parse(sys.argv)
-        comm = launch.connect(timeline(parsed))
+    except (Ending, OSError) as error:
+        failure = error
+    if failure and (launch.launched_size() == 1 or isinstance(failure, HelpRequested)):
+        _end_unconnected(failure)  # at once: what ranks need to exchange takes seconds to import
+    try:
+        comm = launch.connect(failure is None and timeline(parsed))
     except (Ending, OSError) as error:
         _end_unconnected(error)
-    _finish(comm, lambda: work(parsed, comm))
+
+    def fail() -> NoReturn:
+        raise failure
+
+    # On this rank alone, if its host lacks a file that --config names: the others are told where
+    # they first meet.
+    _finish(comm, lambda: together(comm, fail) if failure else work(parsed, comm))
 
 
 def run_alone(work: Callable[[Sequence[str]], None]) -> NoReturn:
@@ -74,10 +90,12 @@ def _start(rank: int) -> None:
 def _end_unconnected(error: Exception) -> NoReturn:
     # The ranks cannot talk to each other, and most likely all meet the same error. The launcher
     # kills all when the first one ends: rank 0 speaks, and another one if rank 0 is well.
-    if launch.launched_rank() != 0:
-        time.sleep(3)
-    _say(str(error), _exit_code(error))
-    sys.exit(_exit_code(error))
+    code = _exit_code(error)
+    if code and launch.launched_rank() != 0:
+        time.sleep(_KILLED_SECONDS)
+    if code or launch.launched_rank() == 0:
+        _say(str(error), code)
+    sys.exit(code)
 
 
 def _finish(comm: Communicator, work: Callable[[], None]) -> NoReturn:

@@ -66,7 +66,7 @@ class Signals:
         if not self._before:
             return
         for number, handler in self._before.items():
-            signal.signal(number, handler)
+            signal.signal(number, handler or signal.SIG_DFL)  # None: it was not set by Python
         signal.set_wakeup_fd(self._wakeup_before)
         self._writer.close()  # which ends the thread
         self._thread.join()

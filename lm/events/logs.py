@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TextIO
 
@@ -15,6 +16,9 @@ from lm.files import PatientFile
 
 _logger = logging.getLogger("lm")
 _FILE_FORMAT = "%(asctime)s %(levelname)s %(message)s"
+# One for all files: a file that finds no room says so in the others, and two threads that each held
+# one file and waited for the other's would wait for ever.
+_files_lock = threading.RLock()
 
 
 @contextlib.contextmanager
@@ -49,6 +53,10 @@ class _FileHandler(logging.Handler):
         self._file = PatientFile(path)
         self.setFormatter(logging.Formatter(_FILE_FORMAT))
 
+    def createLock(self) -> None:
+        """Called by logging, which holds the lock in `emit`."""
+        self.lock = _files_lock
+
     def emit(self, record: logging.LogRecord) -> None:
         self.write([self.format(record)])
 
@@ -60,7 +68,8 @@ class _FileHandler(logging.Handler):
     def write(self, lines: Sequence[str]) -> None:
         """Write lines that are formatted."""
         text = "".join(f"{line}\n" for line in lines)
-        self._file.write(text.encode("utf-8", "backslashreplace"))
+        with self.lock:  # `collect` comes here past logging, the writer of checkpoints through it
+            self._file.write(text.encode("utf-8", "backslashreplace"))
 
 
 class _Keep(logging.Handler):

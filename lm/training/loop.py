@@ -8,6 +8,7 @@ import signal
 import time
 from typing import Callable, Optional
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 
 from lm.checkpoint import format as checkpoint
@@ -15,6 +16,7 @@ from lm.checkpoint import variables
 from lm.config import Config, RunOptions
 from lm.data.batches import TrainBatches
 from lm.data.embedded import Truth
+from lm.distributed.agreement import together
 from lm.distributed.communicator import Communicator
 from lm.distributed.signals import Signals
 from lm.distributed.waiting import Interrupted
@@ -132,8 +134,8 @@ class Loop:
             raise EveryRankError(f"{message}: lower learning_rate or max_grad_norm")
         if at.skipped_updates > limit:
             raise EveryRankError(
-                f"{message}: {at.skipped_updates} updates are skipped, more than"
-                f" --max_skipped_updates {limit}; lower learning_rate or max_grad_norm"
+                f"{message}: more updates are skipped than --max_skipped_updates {limit} allows;"
+                " lower learning_rate or max_grad_norm"
             )
         self.reporter.log(f"{message}: this update is skipped")
         # A state that is not finite would spoil all later steps too.
@@ -220,15 +222,18 @@ class Loop:
 
     def _test(self) -> None:
         if self.options.test_on == "best":
-            arrays = None
-            if self.comm.is_rank_0:
-                best = checkpoint.find(self.reporter.output_dir, "best")
-                arrays = checkpoint.load_weights(best)
+            self.beat("the reading of the best weights")
+            arrays = together(self.comm, self._best_weights)
             variables.load_weights(self.session, arrays, self.comm.concat)
         perplexity = self._perplexity(self.validation.run(self.session, "test"), "test")
         self.reporter.event("test", test_perplexity=perplexity)
         self.reporter.log(f"test perplexity {perplexity:.2f}{self._true_value('test_perplexity')}")
         self.reporter.collect_logs(self.comm.gather)
+
+    def _best_weights(self) -> Optional[dict[str, np.ndarray]]:
+        if not self.comm.is_rank_0:
+            return None
+        return checkpoint.load_weights(checkpoint.find(self.reporter.output_dir, "best"))
 
     def _true_value(self, name: str) -> str:
         return f" (true: {getattr(self.truth, name):.2f})" if self.truth else ""

@@ -72,7 +72,7 @@ def _start(
     output_dir = run.run_dir.path if run.run_dir else None
     reporter = stack.enter_context(Reporter(output_dir, options.tensorboard))
     report_start(config, options, comm, run, position, reporter)
-    _train(config, options, comm, run, position, reporter, signals, watchdog)
+    _train(config, options, comm, run, position, reporter, signals, watchdog, stack)
     # While the watchdog still watches: a rank that is stopped in its last step must end the job.
     comm.barrier()
 
@@ -86,7 +86,11 @@ def _train(
     reporter: Reporter,
     signals: Signals,
     watchdog: Watchdog,
+    stack: contextlib.ExitStack,
 ) -> None:
+    saver = _saver(run.run_dir, options)
+    if saver:  # whatever ends the run: the directory is not another job's while it is written to
+        stack.callback(saver.wait)
     with tf.Graph().as_default():
         weights = build_weights(config, len(run.corpus.vocabulary))
         step = build_step(config, weights, comm, skip_unsound=options.on_nan == "skip")
@@ -123,9 +127,7 @@ def _train(
                 step=step,
                 tracer=StepTracer(session, run.profile_steps, reporter.output_dir),
                 position=position,
-                saving=Safekeeping(
-                    _saver(run.run_dir, options), manifest, comm, session, watchdog.beat
-                ),
+                saving=Safekeeping(saver, manifest, comm, session, watchdog.beat),
                 validation=validation,
                 reporter=reporter,
                 signals=signals,

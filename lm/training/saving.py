@@ -109,9 +109,9 @@ class Safekeeping:
             raise EveryRankError(failure)
 
     def wait(self) -> None:
-        """Wait until this rank writes nothing; no exchange, so for the way out of a failed run."""
-        if self._saver:
-            self._saver.wait()
+        """Wait until the last save is over; whether it failed does not matter any more."""
+        # All ranks are in touch meanwhile: else their watchdogs would end them, and the save.
+        self._wait_for_saver()
 
     def _wait_for_saver(self) -> Optional[str]:
         """Return why the last save failed, or None."""

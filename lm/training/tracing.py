@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import Any, Callable, Optional
 
@@ -9,6 +10,8 @@ import tensorflow.compat.v1 as tf
 from tensorflow.python.client.timeline import Timeline
 
 from lm.errors import UserError
+
+logger = logging.getLogger("lm")
 
 
 def parse_steps(text: Optional[str]) -> range:
@@ -48,6 +51,10 @@ class StepTracer:
         options = tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE)
         values = self._session.run(fetches, feed, options=options, run_metadata=metadata)
         trace = Timeline(metadata.step_stats).generate_chrome_trace_format()
-        with open(os.path.join(self._directory, f"trace-{step}.json"), "w") as file:
-            file.write(trace)
+        path = os.path.join(self._directory, f"trace-{step}.json")
+        try:
+            with open(path, "w") as file:
+                file.write(trace)
+        except OSError as error:  # no reason to end a run
+            logger.warning("cannot write %s: %s", path, error.strerror)
         return values

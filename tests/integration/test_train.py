@@ -119,6 +119,11 @@ def test_bad_input_ends_all_ranks_with_one_line(tmp_path, corpora, arguments, me
     assert message in one_error(result, 2, num_ranks)
 
 
+def test_help_is_said_once():
+    result = run_module("lm.train", "--help", num_ranks=2)
+    assert result.returncode == 0 and result.stdout.count("--max_steps") == 1
+
+
 def run_with_different_arguments(*by_rank, timeout=120):
     """Start one rank for each list of arguments, as mpirun's `:` does."""
     command = mpirun(1)

@@ -1,7 +1,12 @@
 """Log lines to a console or a file that cannot be written."""
 
+import logging
+import os
 import subprocess
 import sys
+import threading
+
+from lm.events.logs import LogFiles
 
 TALK = """
 import os, sys
@@ -41,3 +46,24 @@ def test_a_log_file_that_fails_is_one_line(tmp_path):
     text = talk(tmp_path, "/dev/full")
     assert text.count("cannot write /dev/full: No space left on device") == 1
     assert "line 100\n" in text and "Traceback" not in text
+
+
+def test_lines_of_two_threads_are_there_once(tmp_path):
+    path = tmp_path / "fifo"  # which holds up its writers until it is read
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    files = LogFiles([str(path)], "collect", 0)
+    log = logging.getLogger("lm").warning
+    threads = [
+        threading.Thread(target=files.collect, args=(lambda _: [["x" * (1 << 20)]],)),
+        threading.Thread(target=log, args=("beside",)),
+    ]
+    for thread in threads:
+        thread.start()
+        thread.join(0.2)
+    os.set_blocking(reader, True)
+    text = b""
+    while any(thread.is_alive() for thread in threads) or not text.endswith(b"beside\n"):
+        text += os.read(reader, 1 << 20)
+    files.close()
+    assert text.count(b"x") == 1 << 20 and text.count(b"beside") == 1
