@@ -190,9 +190,7 @@ def _lstm_gradient(op, dh, dh_last, dc_last, *_):
     hidden = tf.shape(h0)[1]
     h_before = tf.reshape(tf.concat([h0[None], h[:-1]], 0), [-1, hidden])
     # One product over all time steps, not one a step.
-    dweights = _token_sum(
-        h_before, tf.reshape(dz, [-1, 4 * hidden]), bf16, op.get_attr("shares")
-    )
+    dweights = _token_sum(h_before, tf.reshape(dz, [-1, 4 * hidden]), bf16, op.get_attr("shares"))
     return dz, dweights, dh0, dc0
 
 
