@@ -90,7 +90,7 @@ struct TokenSumFormat {
   int64_t (*RowUnits)(int64_t tokens);
   int64_t (*Vectors)(int64_t N);
   int64_t (*PanelFloats)(int64_t tokens, int64_t vectors);
-  void (*PackRows)(const TokenSum&, int64_t row0, int64_t row1);
+  void (*PackRows)(const TokenSum&, int64_t token0, int64_t token1);  // token0: k * 32
   void (*Block)(const TokenSum&, int64_t row0, int64_t row1, int64_t v0, int64_t v1, float* panels);
 };
 

@@ -150,7 +150,7 @@ bool RunBlocks(OpKernelContext* ctx, int64_t M, int64_t vectors, int64_t widest,
   return !out_of_memory;
 }
 
-// Runs fn(row0, row1) for blocks of rows, in parallel: to pack them.
+// Runs fn(first, end) for blocks of 32 rows or tokens, in parallel: to pack them.
 template <class Fn>
 void RunRows(OpKernelContext* ctx, int64_t M, const Fn& fn) {
   constexpr int64_t kRows = 32;
@@ -282,7 +282,7 @@ class TokenSumOp : public OpKernel {
     p.a_units = a_units.data();
     bool memory = p.a_units;
     if (memory) {
-      RunRows(ctx, p.M, [&](int64_t row0, int64_t row1) { format.PackRows(p, row0, row1); });
+      RunRows(ctx, tokens, [&](int64_t first, int64_t end) { format.PackRows(p, first, end); });
       memory = RunBlocks(ctx, p.M, format.Vectors(p.N), format.Widest(tokens), format.PanelFloats,
                          tokens, [&](int64_t row0, int64_t row1, int64_t v0, int64_t v1,
                                      float* panels) {

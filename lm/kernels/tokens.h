@@ -29,7 +29,7 @@ LM_INLINE int Level(int64_t share) { return __builtin_ctzll(~share); }
 
 template <int N>
 struct Tree {
-  float sums[lm::kShareLevels][N * kLanes];  // those that wait
+  alignas(64) float sums[lm::kShareLevels][N * kLanes];  // those that wait
 
   // Adds to the sum of a share, N vectors, those that wait for it, then lets it wait if not last.
   __attribute__((always_inline)) void Add(Vec* sum, int64_t share, bool last) {
@@ -52,7 +52,7 @@ static void ColumnSums(const float* x, int64_t ld, const Shares& shares, int64_t
   constexpr int kVectors = 8, kWidth = kVectors * kLanes;
   const auto add_up = [&](const float* x, int64_t n, float* out) LM_LAMBDA {
     Tree<kVectors> tree;
-    Vec sum[kVectors];
+    Vec sum[kVectors] = {};
     const int64_t* token = shares.tokens;
     for (int64_t s = 0; s < shares.count; ++s) {
       for (int v = 0; v < kVectors; ++v) sum[v] = Vec{};
@@ -74,7 +74,7 @@ template <class Format, int NV, int MR>
 static void ShareTile(const float* a, int64_t lda, const float* panel, const Shares& shares,
                       float* c, int64_t ldc) {
   Tree<MR * NV> tree;
-  Vec sum[MR * NV];
+  Vec sum[MR * NV] = {};
   int64_t u = 0;
   for (int64_t s = 0; s < shares.count; ++s) {
 #pragma GCC unroll 32
@@ -121,37 +121,43 @@ struct TokenSum {
     return Units<Format>(tokens) * vectors * kLanes;
   }
 
-  // Unit u of columns [column, column + n) of the factor x.
+  // The row of x that is value i of the sums, null if none.
   template <class T>
-  LM_INLINE Vec UnitOf(const T* x, int64_t ld, const Shares& shares, int64_t u, int64_t column,
-                       int64_t n) {
-    const auto row = [&](int64_t i) LM_LAMBDA {
-      const int64_t token = shares.tokens[i];
-      return token < 0 ? nullptr : x + token * ld + column;
-    };
-    const int64_t first = u * Format::kDepth;
-    return Format::Across(row(first), Format::kDepth > 1 ? row(first + 1) : nullptr, n);
+  LM_INLINE const T* Row(const T* x, int64_t ld, const Shares& shares, int64_t i) {
+    return shares.tokens[i] < 0 ? nullptr : x + shares.tokens[i] * ld;
+  }
+
+  // Calls fn(u, first, second) for units [u0, u1): its one or two rows of x.
+  template <class T, class Fn>
+  LM_INLINE void ForUnits(const T* x, int64_t ld, const Shares& shares, int64_t u0, int64_t u1,
+                          const Fn& fn) {
+    constexpr int D = Format::kDepth;
+    for (int64_t u = u0; u < u1; ++u)
+      fn(u, Row(x, ld, shares, u * D), D > 1 ? Row(x, ld, shares, u * D + 1) : nullptr);
   }
 
   template <class T>
-  static void PackRowsOf(const T* a, const lm::TokenSum& p, int64_t row0, int64_t row1) {
-    const int64_t units = CountUnits(p.shares);
-    for (int64_t u = 0; u < units; u += kLanes)
-      for (int64_t r = row0; r < row1; r += kLanes) {
+  static void PackRowsOf(const T* a, const lm::TokenSum& p, int64_t token0, int64_t token1) {
+    const int64_t units = Units<Format>(token1);
+    for (int64_t u0 = token0 / Format::kDepth; u0 < units; u0 += kLanes)
+      for (int64_t r = 0; r < p.M; r += kLanes) {
         Vec block[kLanes] = {};
-        for (int j = 0; j < Least(kLanes, units - u); ++j)
-          block[j] = UnitOf(a, p.M, p.shares, u + j, r, p.M - r);
+        ForUnits(a + r, p.M, p.shares, u0, Least(u0 + kLanes, units),
+                 [&](int64_t u, const T* first, const T* second) LM_LAMBDA {
+                   block[u - u0] = Format::Across(first, second, p.M - r);
+                 });
         Transpose(block);
-        for (int i = 0; i < Least(kLanes, row1 - r); ++i)
-          Store(p.a_units + (r + i) * p.ld_units + u, block[i]);
+        for (int i = 0; i < Least(kLanes, p.M - r); ++i)
+          Store(p.a_units + (r + i) * p.ld_units + u0, block[i]);
       }
   }
 
-  static void PackRows(const lm::TokenSum& p, int64_t row0, int64_t row1) {
+  // Values [token0, token1) of all rows of A^T; token0 is a multiple of 32.
+  static void PackRows(const lm::TokenSum& p, int64_t token0, int64_t token1) {
     if (p.a_bf16)
-      PackRowsOf((const uint16_t*)p.a, p, row0, row1);
+      PackRowsOf((const uint16_t*)p.a, p, token0, token1);
     else
-      PackRowsOf((const float*)p.a, p, row0, row1);
+      PackRowsOf((const float*)p.a, p, token0, token1);
   }
 
   // Columns [begin, end), two vectors a panel.
@@ -159,13 +165,23 @@ struct TokenSum {
   static void PackPanelsOf(const T* b, const lm::TokenSum& p, int64_t begin, int64_t end,
                            float* panels) {
     const int64_t units = CountUnits(p.shares);
-    for (int64_t u = 0; u < units; ++u)
-      for (int64_t n = begin; n < end; n += kLanes) {
-        const int64_t left = (n - begin) / kLanes % 2 * kLanes;  // columns of the panel before n
-        const int64_t width = left || end - n > kLanes ? 2 * kLanes : kLanes;
-        Store(panels + (n - begin - left) * units + u * width + left,
-              UnitOf(b, p.N, p.shares, u, n, p.N - n));
+    ForUnits(b, p.N, p.shares, 0, units, [&](int64_t u, const T* first, const T* second) LM_LAMBDA {
+      const auto unit = [&](int64_t n, int64_t columns) LM_LAMBDA {
+        return Format::Across(first ? first + n : nullptr, second ? second + n : nullptr, columns);
+      };
+      int64_t n = begin;
+      float* out = panels + u * 2 * kLanes;
+      for (; n + 2 * kLanes <= end; n += 2 * kLanes, out += units * 2 * kLanes) {
+        Store(out, unit(n, kLanes));
+        Store(out + kLanes, unit(n + kLanes, kLanes));
       }
+      if (end - n > kLanes) {
+        Store(out, unit(n, kLanes));
+        Store(out + kLanes, unit(n + kLanes, end - n - kLanes));
+      } else if (end > n) {
+        Store(out - u * kLanes, unit(n, end - n));
+      }
+    });
   }
 
   static void PackPanels(const lm::TokenSum& p, int64_t begin, int64_t end, float* panels) {
@@ -249,43 +265,65 @@ struct AmxTokenSum : TokenSum<Bfloat16> {
   static void Columns(const lm::TokenSum& p, int64_t r0, int64_t rows, int64_t n,
                       const float* panel) {
     constexpr int W = NV * kLanes;
-    const float* a = p.a_units + r0 * p.ld_units;
     float* c = p.c + r0 * p.N + n;
     const int64_t width = p.N - n;
-    if (width >= W) return Sums<NV>(rows, a, p.ld_units, panel, p.shares, c, p.N);
+    if (width >= W) return Sums<NV>(p, r0, rows, panel, c, p.N);
     float tile[kGroup * W];
-    Sums<NV>(rows, a, p.ld_units, panel, p.shares, tile, W);
+    Sums<NV>(p, r0, rows, panel, tile, W);
     for (int64_t m = 0; m < rows; ++m) memcpy(c + m * p.N, tile + m * W, width * sizeof *c);
   }
 
   template <int NV>
-  static void Sums(int64_t rows, const float* a, int64_t lda, const float* panel,
-                   const Shares& shares, float* c, int64_t ldc) {
+  static void Sums(const lm::TokenSum& p, int64_t r0, int64_t rows, const float* panel, float* c,
+                   int64_t ldc) {
+    if (rows > kTile)
+      Sums<2, NV>(p, r0, rows, panel, c, ldc);
+    else
+      Sums<1, NV>(p, r0, rows, panel, c, ldc);
+  }
+
+  // Tiles reach vector registers by way of memory only: a share's sums that others wait for go to a
+  // buffer first.
+  template <int NM, int NV>
+  static void Sums(const lm::TokenSum& p, int64_t r0, int64_t rows, const float* panel, float* c,
+                   int64_t ldc) {
     constexpr int W = NV * kLanes;
-    float waiting_sums[lm::kShareLevels][kGroup * W], buffer[kGroup * W];
+    alignas(64) float sums[lm::kShareLevels][kGroup * W], buffer[kGroup * W];
+    const float* a = p.a_units + r0 * p.ld_units;
+    const Shares& shares = p.shares;
     for (int64_t s = 0, u = 0; s < shares.count; ++s) {
+      AmxGemm::ClearSums<NM, NV>();
+      for (const int64_t end = shares.ends[s] / Bfloat16::kDepth; u < end; u += kTile)
+        AmxGemm::AddProduct<NM, NV>(a + u, p.ld_units, panel + u * W);
       const bool last = s + 1 == shares.count;
-      const int64_t units = shares.ends[s] / Bfloat16::kDepth - u;
-      int64_t waiting = Waiting(s, last);
-      float* out = last ? c : waiting_sums[Level(s)];
+      float* out = last ? c : sums[Level(s)];
       const int64_t ldo = last ? ldc : W;
-      float* sum = waiting ? buffer : out;  // tiles reach vector registers by way of memory only
-      AmxGemm::Sums<NV>(rows, a + u, lda, nullptr, panel + u * W, units, sum, waiting ? W : ldo,
-                        true);
-      StoresAreDone();
-      u += units;
-      for (int level = 0; waiting; ++level) {
-        if (~waiting >> level & 1) continue;
-        waiting &= waiting - 1;
-        const float* other = waiting_sums[level];
-        float* to = waiting ? buffer : out;
-        const int64_t ld = waiting ? W : ldo;
-        for (int64_t m = 0; m < rows; ++m)
-#pragma GCC unroll 2
-          for (int v = 0; v < W; v += kLanes)
-            Store(to + m * ld + v, Load(other + m * W + v) + Load(buffer + m * W + v));
-      }
+      const int64_t waiting = Waiting(s, last);
+      AmxGemm::StoreSums<NM, NV>(waiting ? buffer : out, waiting ? W : ldo);
+      const float* terms[lm::kShareLevels];
+      int count = 0;
+      for (int level = 0; waiting >> level; ++level)
+        if (waiting >> level & 1) terms[count++] = sums[level];
+      const float* const* term = terms;
+      for (; count > 3; --count) Add<1, W>(rows, buffer, term++, buffer, W);
+      if (count == 1) Add<1, W>(rows, buffer, term, out, ldo);
+      if (count == 2) Add<2, W>(rows, buffer, term, out, ldo);
+      if (count == 3) Add<3, W>(rows, buffer, term, out, ldo);
     }
+  }
+
+  // out = ((sum + terms[0]) + terms[1]) + ..., in one pass: this is what the tree costs.
+  template <int kTerms, int W>
+  static void Add(int64_t rows, const float* sum, const float* const* terms, float* out,
+                  int64_t ldo) {
+    for (int64_t m = 0; m < rows; ++m)
+#pragma GCC unroll 2
+      for (int v = 0; v < W; v += kLanes) {
+        Vec x = Load(sum + m * W + v);
+#pragma GCC unroll 3
+        for (int i = 0; i < kTerms; ++i) x = Load(terms[i] + m * W + v) + x;
+        Store(out + m * ldo + v, x);
+      }
   }
 };
 
