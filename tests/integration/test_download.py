@@ -11,6 +11,7 @@ import io
 import os
 import pathlib
 import pty
+import random
 import resource
 import shutil
 import socket
@@ -34,9 +35,12 @@ from tests.download_server import DownloadServer
 pytestmark = pytest.mark.timeout(60)
 
 ROOT = pathlib.Path(__file__).parents[2]
-# Incompressible, so that a part of the archive is a part of the files.
+# Incompressible, so that a part of the archive is a part of the files; the same in each process, as
+# the workers of pytest must collect the same tests.
+RANDOM = random.Random(1)
 FILES = {
-    f"ptb.{split}.txt": os.urandom(150_000).hex().encode() for split in ("train", "valid", "test")
+    f"ptb.{split}.txt": RANDOM.randbytes(150_000).hex().encode()
+    for split in ("train", "valid", "test")
 }
 CHECKSUMS = {name: hashlib.sha256(content).hexdigest() for name, content in FILES.items()}
 HASTY = Patience(connect_seconds=10, read_seconds=10, attempts=3, backoff_seconds=0.01)
@@ -52,10 +56,11 @@ def member(name, content=b"", kind=tarfile.REGTYPE, linkname=""):
 def archive(*members) -> bytes:
     """Build a .tgz of (TarInfo, content) pairs."""
     buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=1) as tar:
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
         for info, content in members:
             tar.addfile(info, io.BytesIO(content))
-    return buffer.getvalue()
+    # Without a time: two workers of pytest must collect the same tests.
+    return gzip.compress(buffer.getvalue(), 1, mtime=0)
 
 
 def ptb_members(prefix="simple-examples/data/", **replaced):
