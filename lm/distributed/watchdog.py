@@ -74,12 +74,15 @@ class Watchdog:
         self._stop_requested = stop_requested
         self._phase = _Phase("the start", stoppable=False)
         self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
         if len(ranks) > 1:
-            threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
+            self._thread.start()
 
     def close(self) -> None:
         """Watch no longer."""
         self._closed.set()
+        if self._thread.is_alive():
+            self._thread.join()
 
     def beat(self, phase: str, stoppable: bool = False) -> None:
         """Note progress: the last phase has ended and this one begins.

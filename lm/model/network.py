@@ -98,7 +98,9 @@ def build_outputs(
     """
     # Row by row, for the sake of the gradient: its list of words is then in the order of the global
     # rows, and the same when the ranks' lists are put one after the other.
-    x_BTH = tf.gather(weights.embedding, tf.transpose(inputs_TB))
+    # (Not a transpose: for int32 oneDNN complains of it on stderr.)
+    inputs_BT = tf.stack(tf.unstack(inputs_TB), axis=1)
+    x_BTH = tf.gather(weights.embedding, inputs_BT)
     x_TBH = drop(tf.transpose(x_BTH, [1, 0, 2]), 0)
     after = {}
     for layer, layer_weights in enumerate(weights.layers):

@@ -55,7 +55,7 @@ def test_killed_and_resumed_equals_uninterrupted(start, whole, tmp_path, victims
 
 @pytest.mark.parametrize(
     "before, after",
-    [(3, [1, 2]), pytest.param(4, [1, 2, 3], marks=pytest.mark.soak)],
+    [(2, [1, 3]), pytest.param(4, [1, 2, 3], marks=pytest.mark.soak)],
 )
 def test_a_checkpoint_resumes_on_any_number_of_ranks(start, tmp_path, before, after):
     # The checkpoint comes in the middle of what an event sums up.
@@ -68,7 +68,8 @@ def test_a_checkpoint_resumes_on_any_number_of_ranks(start, tmp_path, before, af
         resumed = tmp_path / str(num_ranks)
         shutil.copytree(tmp_path / "saved", resumed)
         run(start, resumed, *FLAGS, *steps, "--max_steps", 130, "--resume", num_ranks=num_ranks)
-        np.testing.assert_allclose(losses(resumed), losses(tmp_path / "whole"), rtol=1e-4)
+        rtol = 1e-4 if 3 in (before, num_ranks) else 0  # three ranks own no whole shares
+        np.testing.assert_allclose(losses(resumed), losses(tmp_path / "whole"), rtol=rtol)
         (event,) = [event for event in events(resumed) if event["step"] == 32]
         exchange_seconds = event["exchange_share"] * words / event["words_per_second"]
         assert exchange_seconds >= 0.999 * saved.position["event_exchange_seconds"] > 0

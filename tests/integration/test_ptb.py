@@ -1,12 +1,10 @@
-"""The real corpus: one epoch of the small model, alone and on two ranks."""
-
-import shutil
+"""The real corpus: one epoch of the small model, and its beginning on other ranks."""
 
 import pytest
 
 from tests.commands import events, train
 
-pytestmark = [pytest.mark.ptb, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.ptb, pytest.mark.timeout(1200)]
 
 ONE_EPOCH = ("--config", "config_small", "--num_epochs", 1)
 LIMIT = 600  # seconds of a run, which takes 100 alone, but shares the cores with other tests
@@ -14,33 +12,25 @@ LIMIT = 600  # seconds of a run, which takes 100 alone, but shares the cores wit
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory, ptb_archive):
-    """One epoch on one rank, on two, and on two from a checkpoint of the first."""
+    """One epoch on one rank, and its first 500 steps: 300 on two ranks, the others on one."""
     data = tmp_path_factory.mktemp("ptb")
     arguments = (*ONE_EPOCH, "--data_path", data, "--data_url", ptb_archive)
-    alone, together, resumed = (tmp_path_factory.mktemp("run") / "run" for _ in range(3))
-    train(alone, *arguments, "--max_steps", 1800, "--noeval", timeout=LIMIT)
-    shutil.copytree(alone, resumed)
-    train(alone, *arguments, "--resume", timeout=LIMIT)
-    train(together, *arguments, num_ranks=2, timeout=LIMIT)
-    train(resumed, *arguments, "--resume", num_ranks=2, timeout=LIMIT)
-    return {
-        name: events(path, "epoch")[-1]["valid_perplexity"]
-        for name, path in dict(alone=alone, together=together, resumed=resumed).items()
-    }
+    alone, moved = (tmp_path_factory.mktemp("run") / "run" for _ in range(2))
+    train(alone, *arguments, timeout=LIMIT)
+    train(moved, *arguments, "--max_steps", 300, "--noeval", num_ranks=2, timeout=LIMIT)
+    train(moved, *arguments, "--max_steps", 500, "--noeval", "--resume", timeout=LIMIT)
+    return alone, moved
 
 
-@pytest.mark.parametrize("name", ["alone", "together"])
-def test_one_epoch_reaches_the_published_validation_perplexity(runs, name):
-    assert 100 < runs[name] <= 185
+def test_one_epoch_reaches_the_published_validation_perplexity(runs):
+    (epoch,) = events(runs[0], "epoch")
+    assert 100 < epoch["valid_perplexity"] <= 185
 
 
-def test_one_and_two_ranks_agree(runs):
-    # Within 1 % where this was written: 0.7 %. But the first few hundred steps at learning rate
-    # 1.0 are chaotic: a difference in the last bit, such as another instruction set makes even
-    # on one rank, grows to a percent or two of this perplexity. See docs/distributed.md.
-    assert abs(runs["together"] / runs["alone"] - 1) < 0.04
-
-
-def test_two_ranks_continue_the_run_of_one(runs):
-    """Past the chaotic start the runs stay together, through the last 523 steps."""
-    assert abs(runs["resumed"] / runs["alone"] - 1) < 0.002
+def test_a_run_that_moves_from_two_ranks_to_one_is_that_of_one_bit_for_bit(runs):
+    """In the chaotic first steps at learning rate 1.0, which double a difference in the last bit
+    every three or four steps."""
+    alone, moved = (
+        [(event["loss"], event["gradient_norm"]) for event in events(run, "step")] for run in runs
+    )
+    assert len(moved) == 5 and moved == alone[:5]

@@ -87,6 +87,9 @@ def test_the_batch_script_hands_srun_one_task_a_rank(tmp_path):
 def test_the_resilient_script_starts_the_python_of_its_own_checkout_on_all_hosts(tmp_path):
     """With the host's Open MPI, whose arguments are shown instead; and with CDPATH exported."""
     shutil.copytree(ROOT / "run_scripts", tmp_path / "run_scripts")
+    options = "lm/distributed/mpirun_options.conf"
+    (tmp_path / options).parent.mkdir(parents=True)
+    shutil.copy(ROOT / options, tmp_path / options)
     (tmp_path / "other" / "run_scripts").mkdir(parents=True)
     (tmp_path / "bin").mkdir()
     stand_in = tmp_path / "bin" / "mpirun"

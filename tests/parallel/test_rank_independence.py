@@ -29,7 +29,7 @@ def alone(run):
     return run(1)
 
 
-@pytest.mark.parametrize("num_ranks", [2, 4, 8])
+@pytest.mark.parametrize("num_ranks", [2, pytest.param(4, marks=pytest.mark.soak), 8])
 def test_the_run_of_a_power_of_two_of_ranks_is_that_of_one_bit_for_bit(run, alone, num_ranks):
     together = run(num_ranks)
     assert numbers(together) == numbers(alone)
