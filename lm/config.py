@@ -153,7 +153,7 @@ class Config(Checked):
         "sums over rows are made as by this many ranks, a power of two: runs on 1, 2, 4, ... of"
         " them are equal, bit for bit",
         low=1,
-        high=1024,
+        high=256,
     )
 
     def __post_init__(self) -> None:

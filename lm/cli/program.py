@@ -24,8 +24,8 @@ from lm.events.logs import may_be_gone, start_console
 
 Parsed = TypeVar("Parsed")
 
-# Within them mpirun has killed the ranks of a job that has failed; see mpirun_options.conf.
-_KILLED_SECONDS = 30
+# Within them mpirun, which waits for 4, has killed the ranks of a job that has failed.
+_KILLED_SECONDS = 10
 
 
 def run(

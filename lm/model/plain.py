@@ -20,7 +20,6 @@ def matmul(
     precision: str,
     shares: Sequence[int] = (),
     transpose_a: bool = False,
-    transpose_b: bool = False,
 ) -> tf.Tensor:
     """Multiply two float32 matrices. Differentiable, with products of the same precision.
 
@@ -34,14 +33,13 @@ def matmul(
         float32.
       shares: Not used.
       transpose_a: Whether to transpose a first.
-      transpose_b: Whether to transpose b first.
 
     Returns:
       The float32 product.
     """
     if precision == "bfloat16":
         a, b = _rounded_factor(a), _rounded_factor(b)
-    result = tf.matmul(a, b, transpose_a=transpose_a, transpose_b=transpose_b)
+    result = tf.matmul(a, b, transpose_a=transpose_a)
     return _rounded_gradient(result) if precision == "bfloat16" else result
 
 

@@ -80,7 +80,9 @@ def build_update(
     dense = dense_is_smaller(config, vocab_size)
     local = _LocalSGD(
         lambda: rate[0],
-        lambda gradient: _add_up(gradient, shares) if dense and _is_sparse(gradient) else gradient,
+        lambda gradient: (
+            _add_up(gradient, vocab_size, shares) if dense and _is_sparse(gradient) else gradient
+        ),
     )
     optimizer = comm.distribute(local)
     summed = [gradient for gradient, _ in optimizer.compute_gradients(loss, variables)]
@@ -147,21 +149,21 @@ def _zero_after(op: tf.Operation) -> tf.Tensor:
         return tf.constant(0)
 
 
-def _add_up(slices: tf.IndexedSlices, shares: Sequence[int]) -> tf.Tensor:
+def _add_up(slices: tf.IndexedSlices, vocab_size: int, shares: Sequence[int]) -> tf.Tensor:
     """Make a dense gradient of one that is listed row by row, share by share, as a tree."""
-    rows = sum(shares)
-    num_tokens = slices.values.shape[0]
-    sizes = [num_tokens // rows * share for share in shares] if shares else [num_tokens]
+    num_tokens, units = slices.values.shape
+    sizes = [num_tokens // sum(shares) * share for share in shares] or [num_tokens]
     with tf.device("cpu:0"):  # see _merge_duplicates
         parts = [
-            tf.math.unsorted_segment_sum(values, indices, slices.dense_shape[0])
+            tf.math.unsorted_segment_sum(values, indices, vocab_size)
             for values, indices in zip(
                 tf.split(slices.values, sizes), tf.split(slices.indices, sizes)
             )
         ]
-        while len(parts) > 1:
-            parts = [a + b for a, b in zip(parts[::2], parts[1::2])]
-    return parts[0]
+        # Not with +: TensorFlow's optimizer makes one sum of a tree, in another order.
+        flat = tf.reshape(tf.stack(parts), [len(parts), vocab_size * units])
+        total = fastest().token_sum(flat, [1] * len(parts))
+    return tf.reshape(total, [vocab_size, units])
 
 
 def _merge_duplicates(slices: tf.IndexedSlices) -> tf.IndexedSlices:

@@ -13,7 +13,6 @@ import tensorflow.compat.v1 as tf
 
 from lm import kernels, run_files
 from lm.config import Config, RunOptions
-from lm.data.batches import rows_of_rank
 from lm.distributed.agreement import by_rank
 from lm.distributed.communicator import Communicator
 from lm.distributed.devices import device_name
@@ -54,11 +53,10 @@ def _facts(
     config: Config, comm: Communicator, run: Prepared, position: Position, output_dir: str
 ) -> dict[str, Any]:
     """Return what the start event tells; the same on all ranks, but for what is this rank's."""
-    rows = rows_of_rank(config.batch_size, comm.rank, comm.size)
     own = {
         "host": socket.gethostname(),
         "device": device_name(comm.local_rank),
-        "rows": rows.count,
+        "rows": run.batches.rows.stop - run.batches.rows.start,
         "compiled_ops": kernels.description(),
         "visible_gpus": len(tf.config.list_physical_devices("GPU")),
         "cuda_visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),

@@ -40,6 +40,14 @@ def test_the_run_of_a_power_of_two_of_ranks_is_that_of_one_bit_for_bit(run, alon
     assert events(together, "start")[0]["exact"].startswith("yes: the same bits")
 
 
+def test_so_is_one_whose_embedding_is_exchanged_as_a_table(tmp_path, corpora):
+    """With few words; TensorFlow's optimizer must not make one sum of the tree of the shares."""
+    few = (*CONFIG, "--vocab_size", 50, "--max_steps", 10, "--noeval", "--data_path", corpora)
+    for num_ranks in (1, 2):
+        train(tmp_path / str(num_ranks), *few, num_ranks=num_ranks)
+    assert numbers(tmp_path / "2") == numbers(tmp_path / "1")
+
+
 def numbers(output_dir):
     """What the events of a run say about the model, whole."""
     names = ("loss", "gradient_norm", "train_perplexity", "valid_perplexity", "test_perplexity")
