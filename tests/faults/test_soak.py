@@ -1,4 +1,5 @@
-"""The long one: killed again and again at random moments, a run ends as if it never had been."""
+"""The long one: killed again and again at random moments, and resumed on other numbers of ranks,
+a run ends as one of one rank that was never stopped."""
 
 import os
 import random
@@ -10,6 +11,7 @@ import pytest
 from tests.faults.jobs import events, final_tensors, last_step, losses, run
 
 ROUNDS = int(os.environ.get("SOAK_ROUNDS", "50"))
+NUM_RANKS = (1, 2, 4, 8)  # of each round, by chance
 FLAGS = (
     "--hidden_size", 16, "--keep_prob", 0.7, "--batch_size", 50, "--num_epochs", 10,
     "--checkpoint_every_steps", 40,
@@ -19,25 +21,26 @@ FLAGS = (
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
 def test_kill_and_resume_many_times(start, tmp_path):
-    run(start, tmp_path / "whole", *FLAGS, num_ranks=2)
+    run(start, tmp_path / "whole", *FLAGS)
     seed = int(os.environ.get("SOAK_SEED", time.time()))
     print(f"SOAK_SEED={seed}")
     chance, last = random.Random(seed), last_step(tmp_path / "whole")
     resumed, slowest = tmp_path / "resumed", 0.0
     for turn in range(ROUNDS):
-        job = start(resumed, *FLAGS, "--resume", num_ranks=2)
+        num_ranks = chance.choice(NUM_RANKS)
+        job = start(resumed, *FLAGS, "--resume", num_ranks=num_ranks)
         # Each round may end anywhere between the last checkpoint and an even share of the run.
         target = min(last * (turn + 1) // (ROUNDS + 1), last - 1)
         job.wait_for_step(max(target, 1))
         time.sleep(chance.uniform(0, 0.3))  # between steps, in a save, in an evaluation
-        victim = chance.choice(["rank 0", "rank 1", "mpirun"])
-        pid = job.process.pid if victim == "mpirun" else job.ranks()[int(victim[-1])]
+        # A rank, or mpirun, which of one rank is that rank.
+        pid = chance.choice([*job.ranks(), job.process.pid])
         started = time.monotonic()
         os.kill(pid, signal.SIGKILL)
         code, output = job.ends()
         slowest = max(slowest, time.monotonic() - started)
         assert code != 0, output
-    run(start, resumed, *FLAGS, "--resume", num_ranks=2)
+    run(start, resumed, *FLAGS, "--resume", num_ranks=chance.choice(NUM_RANKS))
     print(f"{ROUNDS} kills; the job was gone after at most {slowest:.1f} s")
     assert losses(resumed) == losses(tmp_path / "whole")
     for kind, name in [("epoch", "valid_perplexity"), ("test", "test_perplexity")]:

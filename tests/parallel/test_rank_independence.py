@@ -1,9 +1,12 @@
 """One run, any number of ranks: bit for bit on 1, 2, 4 and 8, up to rounding on others."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
-from tests.commands import events, train
+from tests.commands import ROOT, environment, events, mpirun, run_command, train
 
 # 4 does not divide 10, nor does 3; dropout is on; the norm is clipped at almost every step;
 # validation is shared.
@@ -32,12 +35,47 @@ def alone(run):
 @pytest.mark.parametrize("num_ranks", [2, pytest.param(4, marks=pytest.mark.soak), 8])
 def test_the_run_of_a_power_of_two_of_ranks_is_that_of_one_bit_for_bit(run, alone, num_ranks):
     together = run(num_ranks)
-    assert numbers(together) == numbers(alone)
+    check_same_bits(together, alone)
     assert len(numbers(together)) == 100 + 1 + 1
-    for name in ("model.index", "model.data-00000-of-00001"):
-        ours, theirs = (each / "checkpoints/step-00000100" / name for each in (together, alone))
-        assert ours.read_bytes() == theirs.read_bytes()
     assert events(together, "start")[0]["exact"].startswith("yes: the same bits")
+
+
+@pytest.mark.soak
+@pytest.mark.ptb
+@pytest.mark.timeout(4 * 3600)
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("config", ["small", "medium", "large"])
+def test_so_are_300_steps_of_each_config(tmp_path, ptb_archive, config, precision):
+    flags = (
+        "--config", f"config_{config}", "--precision", precision, "--max_steps", 300,
+        "--keep_prob", {"small": 0.5, "medium": 0.5, "large": 0.35}[config],
+        "--log_every_steps", 1, "--checkpoint_every_steps", 100, "--distributed_eval",
+        "--data_path", tmp_path / "data", "--data_url", ptb_archive,
+    )  # fmt: skip
+    for num_ranks in (1, 2, 4, 8):
+        train(tmp_path / str(num_ranks), *flags, num_ranks=num_ranks, timeout=3600)
+        check_same_bits(tmp_path / str(num_ranks), tmp_path / "1")
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_so_it_is_under_load_with_unlike_threads_every_time(tmp_path, corpora, alone):
+    """Neither timing, nor what Horovod has fused, nor who has how many threads matters."""
+    for turn in range(10):
+        output_dir = tmp_path / str(turn)
+        command = []
+        for rank in range(4):
+            launcher = mpirun(1)[1:] if command else mpirun(1)
+            flags = (*CONFIG, "--data_path", corpora, "--output_dir", output_dir)
+            threads = ("--intra_op_threads", 1 + (rank + turn) % 4)
+            command += [*launcher, sys.executable, "-m", "lm.train", *flags, *threads, ":"]
+        load = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+        try:
+            result = run_command(command[:-1], environment(), timeout=300, cwd=ROOT)
+        finally:
+            load.kill()
+        assert result.returncode == 0, result.stdout + result.stderr
+        check_same_bits(output_dir, alone)
 
 
 def test_so_is_one_whose_embedding_is_exchanged_as_a_table(tmp_path, corpora):
@@ -46,6 +84,16 @@ def test_so_is_one_whose_embedding_is_exchanged_as_a_table(tmp_path, corpora):
     for num_ranks in (1, 2):
         train(tmp_path / str(num_ranks), *few, num_ranks=num_ranks)
     assert numbers(tmp_path / "2") == numbers(tmp_path / "1")
+
+
+def check_same_bits(ours, theirs):
+    assert numbers(ours) == numbers(theirs)
+    steps = sorted(path.name for path in (theirs / "checkpoints").glob("step-*"))
+    assert steps
+    for step in steps:
+        for name in ("model.index", "model.data-00000-of-00001"):
+            both = [(each / "checkpoints" / step / name).read_bytes() for each in (ours, theirs)]
+            assert both[0] == both[1], f"{step}/{name}"
 
 
 def numbers(output_dir):
