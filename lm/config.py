@@ -26,6 +26,7 @@ def option(
     low: Optional[float] = None,
     above: Optional[float] = None,
     high: Optional[float] = None,
+    below: Optional[float] = None,
     choices: Sequence[str] = (),
     per_host: bool = False,
 ) -> Any:
@@ -37,16 +38,15 @@ def option(
       low: Smallest allowed value.
       above: The value must be greater than this.
       high: Largest allowed value.
+      below: The value must be less than this.
       choices: The allowed strings, if they are few.
       per_host: Whether ranks may differ in it (paths, threads).
 
     Returns:
       A dataclass field.
     """
-    metadata = dict(
-        help=help, low=low, above=above, high=high, choices=tuple(choices), per_host=per_host
-    )
-    return dataclasses.field(default=default, metadata=metadata)
+    rules = dict(low=low, above=above, high=high, below=below, choices=tuple(choices))
+    return dataclasses.field(default=default, metadata=dict(help=help, per_host=per_host, **rules))
 
 
 def field_type(cls: type, name: str) -> tuple[type, bool]:
@@ -86,6 +86,8 @@ class Checked:
             raise UserError(f"{name} must be greater than {rules['above']}, not {value}")
         if rules["high"] is not None and not value <= rules["high"]:
             raise UserError(f"{name} must be at most {rules['high']}, not {value}")
+        if rules["below"] is not None and not value < rules["below"]:
+            raise UserError(f"{name} must be less than {rules['below']}, not {value}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,13 +126,41 @@ class Config(Checked):
         choices=("float32", "bfloat16"),
     )
 
-    # Optimization.
+    # Optimization; docs/optimization.md says which published recipe each field is for.
     batch_size: int = option(20, "rows of the GLOBAL batch, shared out over all ranks", low=1)
     num_epochs: int = option(13, "passes over the training split", low=1)
-    learning_rate: float = option(1.0, "learning rate of SGD before decay", above=0, high=1e38)
-    lr_decay: float = option(0.5, "factor on the learning rate per epoch", above=0, high=1)
+    optimizer: str = option(
+        "sgd", "sgd; momentum: classic, not Nesterov's; adam: bias-corrected",
+        choices=("sgd", "momentum", "adam"),
+    )  # fmt: skip
+    momentum: float = option(0.9, "momentum: what remains of a velocity", low=0, below=1)
+    adam_beta1: float = option(
+        0.9, "adam: what remains of the gradient's running mean", low=0, below=1
+    )
+    adam_beta2: float = option(
+        0.999, "adam: what remains of the squared gradient's running mean", low=0, below=1
+    )
+    adam_epsilon: float = option(
+        1e-8, "adam: added to the root of the squared gradient's mean", above=0, high=1e38
+    )
+    weight_decay: float = option(
+        0.0, "added to the gradient, times the weights; adam: decoupled, as AdamW", low=0, high=1e38
+    )
+    asgd_trigger_epochs: Optional[int] = option(
+        None, "use the weights' average from when an epoch's validation perplexity is worse than"
+        " the best of those more than so many epochs ago (NT-ASGD)", low=1,
+    )  # fmt: skip
+    learning_rate: float = option(1.0, "learning rate before decay", above=0, high=1e38)
+    lr_schedule: str = option(
+        "decay", "decay: by lr_decay per epoch; plateau: by lr_plateau_factor after each epoch"
+        " without a new best validation perplexity", choices=("decay", "plateau"),
+    )  # fmt: skip
+    lr_plateau_factor: float = option(
+        0.25, "plateau: factor on the learning rate", above=0, below=1
+    )
+    lr_decay: float = option(0.5, "decay: factor on the learning rate per epoch", above=0, high=1)
     lr_decay_start_epoch: int = option(
-        5, "first epoch (counted from 1) with a decayed learning rate", low=1
+        5, "decay: first epoch (counted from 1) with a decayed learning rate", low=1
     )
     max_grad_norm: float = option(
         5.0, "clip the gradient's global norm to this (inf: no clipping)", above=0
@@ -161,11 +191,17 @@ class Config(Checked):
         if self.virtual_ranks & (self.virtual_ranks - 1):
             raise UserError(f"virtual_ranks must be a power of two, not {self.virtual_ranks}")
 
+    @property
+    def follows_validation(self) -> bool:
+        """Whether what is trained depends on the validation perplexities."""
+        return self.lr_schedule == "plateau" or self.asgd_trigger_epochs is not None
+
 
 @dataclasses.dataclass(frozen=True)
 class RunOptions(Checked):
     """How and where a Config is trained; nothing here changes the trained weights, except that
-    `init_from` starts with others, `max_steps` ends early and `on_nan` may skip an update.
+    `init_from` starts with others, `max_steps` and `early_stopping_epochs` end early and `on_nan`
+    may skip an update.
 
     Raises UserError, naming the field, for a value of the wrong type or out of range.
     """
@@ -186,6 +222,10 @@ class RunOptions(Checked):
     init_from: Optional[str] = option(
         None, "start with the weights, and only the weights, of this checkpoint directory"
     )
+    init_partly: bool = option(
+        False, "--init_from: take the weights that fit the model and the vocabulary, and start the"
+        " others afresh, instead of refusing",
+    )  # fmt: skip
     checkpoint_every_steps: Optional[int] = option(
         None, "save at every so many steps too, besides the end of each epoch", low=1
     )
@@ -211,6 +251,9 @@ class RunOptions(Checked):
         600.0, "end the job when a rank has waited so long for the others (0: never)", low=0
     )
     max_steps: Optional[int] = option(None, "stop training after so many steps", low=1)
+    early_stopping_epochs: Optional[int] = option(
+        None, "stop training after so many epochs without a new best validation perplexity", low=1
+    )
     eval: bool = option(True, "validate after each epoch and test at the end")
     distributed_eval: bool = option(
         False, "share the rows of validation and test over the ranks, instead of rank 0 alone"

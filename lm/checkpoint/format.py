@@ -26,7 +26,7 @@ import tensorflow.compat.v1 as tf
 
 from lm import run_files
 from lm.checkpoint import manifest as manifests
-from lm.checkpoint.manifest import Manifest
+from lm.checkpoint.manifest import Manifest, average_name
 from lm.checkpoint.verification import forget, is_whole, remember_whole, verifies, verify
 from lm.errors import RunError, UserError
 
@@ -122,16 +122,17 @@ def by_perplexity(run_dir: str) -> list[str]:
 
 
 def load_weights(checkpoint_dir: str) -> dict[str, np.ndarray]:
-    """Read the trained weights of a checkpoint, by variable name.
+    """Read the trained weights of a checkpoint, by variable name: the average, where there is one.
 
     Raises:
       RunError: The checkpoint is damaged.
     """
-    arrays, names = load_arrays(checkpoint_dir), manifests.read(checkpoint_dir).weights
-    missing = [name for name in names if name not in arrays]
+    arrays, manifest = load_arrays(checkpoint_dir), manifests.read(checkpoint_dir)
+    stored = {name: average_name(name) if manifest.averaged else name for name in manifest.weights}
+    missing = [name for name in stored.values() if name not in arrays]
     if missing:
         raise RunError(f"{checkpoint_dir} has no {missing[0]}, which its manifest names")
-    return {name: arrays[name] for name in names}
+    return {name: arrays[stored_name] for name, stored_name in stored.items()}
 
 
 def load_arrays(checkpoint_dir: str) -> dict[str, np.ndarray]:

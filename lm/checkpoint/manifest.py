@@ -38,6 +38,7 @@ class Manifest:
     position: Mapping[str, Any]  # dataclasses.asdict(Position)
     weights: tuple[str, ...]  # names of the trained variables
     valid_perplexity: Optional[float] = None  # of these weights, if it is known
+    averaged: bool = False  # True: it holds an average of each weight too, which is the result
     in_sync: bool = True  # False: the ranks' weights had parted, and these are rank 0's
     files: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
 
@@ -51,6 +52,11 @@ class Manifest:
         content["checksum"] = _checksum(content)
         text = json.dumps(content, indent=1) + "\n"
         write_atomically(os.path.join(directory, NAME), text.encode())
+
+
+def average_name(weight: str) -> str:
+    """Return the name of the variable that holds the average of a weight."""
+    return f"{weight}/average"
 
 
 def describe_files(directory: str) -> dict[str, dict[str, Any]]:

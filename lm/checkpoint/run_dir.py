@@ -22,7 +22,9 @@ from lm.files import locked, write_atomically
 logger = logging.getLogger("lm")
 
 # A resumed run may differ in these: nothing that has been trained depends on them.
-_MAY_CHANGE = ("name", "num_epochs", "eval_batch_size")
+_MAY_CHANGE = {"name", "num_epochs"}
+# In these too, as long as no perplexity has changed what was trained.
+_MAY_CHANGE_EVALUATION = {"eval_batch_size"}
 
 
 class Identity(NamedTuple):
@@ -112,8 +114,10 @@ def _make(path: str) -> None:
 def _check_fits(manifest: manifests.Manifest, identity: Identity) -> None:
     # A field that the checkpoint does not know is newer: the run was trained without.
     before = {**dataclasses.asdict(Config()), **manifest.config}
+    follows = identity.config.follows_validation
+    may_change = _MAY_CHANGE if follows else _MAY_CHANGE | _MAY_CHANGE_EVALUATION
     for name, value in dataclasses.asdict(identity.config).items():
-        if name not in _MAY_CHANGE and value != before[name]:
+        if name not in may_change and value != before[name]:
             raise UserError(
                 f"cannot resume: {name} was {before[name]!r} in this run and is {value!r} now; to"
                 " train on with other settings, start a new run with --init_from"

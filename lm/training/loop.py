@@ -23,9 +23,10 @@ from lm.distributed.waiting import Interrupted
 from lm.errors import EveryRankError, Stopped
 from lm.events.reporter import Reporter
 from lm.model.perplexity import MAX_MEAN_NLL, NllSum
+from lm.training.averaging import Average
 from lm.training.progress import Position
 from lm.training.saving import Safekeeping
-from lm.training.schedule import learning_rate_at
+from lm.training.schedule import has_stalled, learning_rate_at
 from lm.training.step import Step, StepResult, run_step
 from lm.training.tracing import StepTracer
 from lm.training.validation import Validation
@@ -41,6 +42,7 @@ class Loop:
     batches: TrainBatches
     session: tf.Session
     step: Step
+    average: Optional[Average]  # where the config asks for one
     tracer: StepTracer
     position: Position  # where the run is; each step moves it
     saving: Safekeeping
@@ -77,6 +79,9 @@ class Loop:
             last_step = min(last_step, self.options.max_steps)
         last_epoch = math.ceil(last_step / steps_per_epoch)
         for epoch in range(self.position.epochs_done + 1, last_epoch + 1):
+            if has_stalled(self.position.valid_perplexities, self.options.early_stopping_epochs):
+                self.reporter.log("validation perplexity does not improve any more: training ends")
+                break
             self._train_epoch(epoch, min(epoch * steps_per_epoch, last_step))
             epoch_seconds.append(self.position.epoch_seconds)
             self._finish_epoch(epoch)
@@ -97,6 +102,8 @@ class Loop:
             result = self._run_step(learning_rate)
             before, now = now, time.perf_counter()
             at.add(result.nll, now - before, result.exchange_seconds)
+            if at.averaged:
+                self.average.add(self.session, at.averaged)
             # Not at a skipped step, which has no numbers: its event's come with the next.
             if result.nll.tokens and at.step % self.options.log_every_steps == 0:
                 self._report_step(epoch, learning_rate, result.grad_norm)
@@ -178,7 +185,8 @@ class Loop:
         )
 
     def _learning_rate(self, step: int) -> float:
-        return learning_rate_at(self.config, step, self.batches.steps_per_epoch, self.comm.size)
+        at, steps = self.position, self.batches.steps_per_epoch
+        return learning_rate_at(self.config, step, steps, self.comm.size, at.valid_perplexities)
 
     def _finish_epoch(self, epoch: int) -> None:
         at = self.position
@@ -193,11 +201,13 @@ class Loop:
         )
         if self.options.eval:
             self.saving.save(at)  # it is being written during the evaluation, which may be long
-            nll = self.validation.run(self.session, "valid")
+            nll = self.validation.run(self.session, "valid", at.averaged > 0)
             record["valid_perplexity"] = at.valid_perplexity = self._perplexity(nll, "valid")
         self._report_epoch(**record)
         if at.step == epoch * self.batches.steps_per_epoch:  # --max_steps may end within an epoch
-            at.epochs_done, at.epoch_nll, at.epoch_seconds = epoch, NllSum(), 0.0
+            at.finish_epoch(epoch, self.config.asgd_trigger_epochs)
+        if at.averages_from == at.step:
+            self.reporter.log("validation has stalled: from here on the weights are averaged")
         self.saving.save(at)
         self.reporter.collect_logs(self.comm.gather)
 
@@ -221,11 +231,13 @@ class Loop:
         self.reporter.log(f"{line}  {record['epoch_seconds']:.1f} s  {speed:.0f} words/s")
 
     def _test(self) -> None:
+        averaged = self.position.averaged > 0
         if self.options.test_on == "best":
             self.beat("the reading of the best weights")
             arrays = together(self.comm, self._best_weights)
             variables.load_weights(self.session, arrays, self.comm.concat)
-        perplexity = self._perplexity(self.validation.run(self.session, "test"), "test")
+            averaged = False
+        perplexity = self._perplexity(self.validation.run(self.session, "test", averaged), "test")
         self.reporter.event("test", test_perplexity=perplexity)
         self.reporter.log(f"test perplexity {perplexity:.2f}{self._true_value('test_perplexity')}")
         self.reporter.collect_logs(self.comm.gather)

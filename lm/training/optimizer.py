@@ -1,4 +1,4 @@
-"""SGD: reduce, then clip, then apply."""
+"""The update of the weights: reduce, then clip, then apply."""
 
 from __future__ import annotations
 
@@ -22,16 +22,48 @@ class Update(NamedTuple):
     exchange_seconds: tf.Tensor  # float64 scalar: from the last local gradient to the last sum
 
 
-class _LocalSGD(tf.train.GradientDescentOptimizer):
-    """SGD that prepares its gradients for their exchange, and keeps them, so that it can be timed.
+class _Adam(tf.train.AdamOptimizer):
+    """Adam, algorithm 1 of Kingma & Ba (2015), with the decoupled weight decay of Loshchilov &
+    Hutter (2019), algorithm 2, as torch.optim.AdamW has it.
+    """
+
+    def __init__(self, config: Config, rate: tf.Tensor):
+        super().__init__(rate, config.adam_beta1, config.adam_beta2, config.adam_epsilon)
+        self._weight_decay = config.weight_decay
+
+    def _prepare(self):
+        super()._prepare()
+        # TensorFlow adds its epsilon before the correction of the bias: "epsilon hat" of the paper.
+        _, beta2_power = self._get_beta_accumulators()
+        self._epsilon_t *= tf.sqrt(1 - beta2_power)
+
+    def _resource_apply_dense(self, grad, var):
+        decayed = []
+        if self._weight_decay:
+            with tf.control_dependencies([grad]):  # by then the weights have been read
+                decayed.append(var.assign(var * (1 - self._lr_t * self._weight_decay)))
+        with tf.control_dependencies(decayed):
+            return super()._resource_apply_dense(grad, var)
+
+
+# What a step does with its gradients, which are dense and clipped, but for plain sgd.
+_UPDATES: dict[str, Callable[[Config, tf.Tensor], tf.train.Optimizer]] = {
+    "sgd": lambda config, rate: tf.train.GradientDescentOptimizer(rate),
+    # velocity = momentum * velocity + gradient; weights -= rate * velocity: as torch.optim.SGD.
+    "momentum": lambda config, rate: tf.train.MomentumOptimizer(rate, config.momentum),
+    "adam": _Adam,
+}
+
+
+class _LocalGradients(tf.train.Optimizer):
+    """Prepares gradients for their exchange, and keeps them, so that it can be timed.
 
     Args:
-      rate: Returns the learning rate, when it is needed.
       prepare: Applied to each gradient.
     """
 
-    def __init__(self, rate: Callable[[], tf.Tensor], prepare: Callable):
-        super().__init__(rate)
+    def __init__(self, prepare: Callable):
+        super().__init__(use_locking=False, name="LocalGradients")
         self._prepare_gradient = prepare
 
     def compute_gradients(self, *args, **kwargs):
@@ -58,7 +90,7 @@ def build_update(
     out the same on all of them, bit for bit, whatever their threads and devices.
 
     Args:
-      config: For `max_grad_norm` and the sizes.
+      config: For the optimizer, `max_grad_norm` and the sizes.
       loss: Scalar; this rank's part of the global loss, so that the sum over the ranks is it.
       learning_rate: Scalar.
       global_step: Incremented by one at each update.
@@ -74,18 +106,13 @@ def build_update(
       The train op, and what it tells of itself.
     """
     variables = tf.trainable_variables()
-    # g * clip * rate = g * (clip * rate): clipping by way of the rate saves a pass over all
-    # gradients. The optimizer asks for its rate when the update is built, after the norm.
-    rate = []
     dense = dense_is_smaller(config, vocab_size)
-    local = _LocalSGD(
-        lambda: rate[0],
+    local = _LocalGradients(
         lambda gradient: (
             _add_up(gradient, vocab_size, shares) if dense and _is_sparse(gradient) else gradient
-        ),
+        )
     )
-    optimizer = comm.distribute(local)
-    summed = [gradient for gradient, _ in optimizer.compute_gradients(loss, variables)]
+    summed = [g for g, _ in comm.distribute(local).compute_gradients(loss, variables)]
     exchange_seconds = _seconds_between([gradient for gradient, _ in local.local_gradients], summed)
     gradients = [
         _merge_duplicates(gradient) if _is_sparse(gradient) else gradient for gradient in summed
@@ -94,10 +121,18 @@ def build_update(
     is_sound = tf.is_finite(grad_norm)
     if mean_nll is not None:
         is_sound &= mean_nll <= MAX_MEAN_NLL  # false for NaN
-    rate.append(learning_rate * _clip_factor(grad_norm, config.max_grad_norm))
+    clip = _clip_factor(grad_norm, config.max_grad_norm)
 
     def apply() -> tf.Operation:
-        return optimizer.apply_gradients(zip(gradients, variables), global_step)
+        rate, prepared = learning_rate, gradients
+        if config.optimizer == "sgd" and not config.weight_decay:
+            # g * clip * rate = g * (clip * rate): clipping by way of the rate saves a pass over
+            # all gradients. Rows of words that the batch has not are left alone.
+            rate = learning_rate * clip
+        else:
+            prepared = [_whole(g, v, clip, config) for g, v in zip(gradients, variables)]
+        optimizer = _UPDATES[config.optimizer](config, rate)
+        return optimizer.apply_gradients(zip(prepared, variables), global_step)
 
     if not skip_unsound:
         return Update(apply(), grad_norm, is_sound, exchange_seconds)
@@ -115,6 +150,17 @@ def _clip_factor(grad_norm: tf.Tensor, max_grad_norm: float) -> tf.Tensor:
         return tf.constant(1.0)
     # A norm of NaN makes the weights NaN: never a silent update.
     return max_grad_norm / tf.maximum(grad_norm, max_grad_norm)
+
+
+def _whole(gradient, variable: tf.Variable, clip: tf.Tensor, config: Config) -> tf.Tensor:
+    """Return the clipped gradient of all rows, also of those that the batch has not: their
+    velocity, their means and their weight decay go on, as they do in torch.optim."""
+    if _is_sparse(gradient):
+        rows = variable.shape[0]
+        gradient = tf.math.unsorted_segment_sum(gradient.values, gradient.indices, rows)
+    if config.optimizer == "adam" or not config.weight_decay:
+        return gradient * clip
+    return gradient * clip + config.weight_decay * variable
 
 
 def _global_norm(tensors: Sequence[tf.Tensor], comm: Communicator) -> tf.Tensor:

@@ -19,6 +19,7 @@ from lm.distributed.agreement import platform_facts
 from lm.distributed.communicator import Communicator
 from lm.distributed.cores import unbind_from_core
 from lm.distributed.devices import Threads, choose_threads, session_config, start_tensorflow
+from lm.errors import UserError
 from lm.training.tracing import parse_steps
 
 
@@ -52,6 +53,7 @@ def prepare(
     unbind_from_core()
     threads = choose_threads(options.intra_op_threads, options.inter_op_threads, comm.local_size)
     start_tensorflow(threads)
+    _check_options(config, options)
     rows = rows_of_rank(config.batch_size, comm.rank, comm.size, config.virtual_ranks)
     data_path = options.data_path or find_data_path(config, _earlier_runs(options))
     corpus, truth = load_run_corpus(config, data_path, options.data_url)
@@ -69,6 +71,19 @@ def prepare(
         if comm.is_rank_0
         else None,
     )
+
+
+def _check_options(config: Config, options: RunOptions) -> None:
+    if options.init_partly and not options.init_from:
+        raise UserError("--init_partly needs --init_from, the checkpoint to take weights of")
+    wanted = {
+        "lr_schedule plateau": config.lr_schedule == "plateau",
+        "asgd_trigger_epochs": config.asgd_trigger_epochs,
+        "early_stopping_epochs": options.early_stopping_epochs,
+    }
+    for name, is_wanted in wanted.items():
+        if is_wanted and not options.eval:
+            raise UserError(f"{name} goes by the validation perplexity: leave out --noeval")
 
 
 def _earlier_runs(options: RunOptions) -> list[str]:

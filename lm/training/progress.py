@@ -25,6 +25,13 @@ class Position:
     event_exchange_seconds: float = 0.0  # what of them went into the exchange of gradients
     skipped_updates: int = 0  # dropped by --on_nan skip
     valid_perplexity: Optional[float] = None  # of the weights after this step, where known
+    valid_perplexities: tuple[float, ...] = ()  # of the finished epochs
+    averages_from: Optional[int] = None  # the weights after the steps past this one are averaged
+
+    @property
+    def averaged(self) -> int:
+        """How many steps' weights the average is of; 0: there is none, or not yet."""
+        return 0 if self.averages_from is None else self.step - self.averages_from
 
     def add(self, nll: NllSum, seconds: float, exchange_seconds: float) -> None:
         """Count one step."""
@@ -35,3 +42,17 @@ class Position:
         self.event_seconds += seconds
         self.event_exchange_seconds += exchange_seconds
         self.valid_perplexity = None
+
+    def finish_epoch(self, epoch: int, asgd_trigger_epochs: Optional[int]) -> None:
+        """Count an epoch whose steps are done and whose validation, if there is one, is over."""
+        self.epochs_done, self.epoch_nll, self.epoch_seconds = epoch, NllSum(), 0.0
+        if self.valid_perplexity is None:
+            return
+        earlier = self.valid_perplexities
+        self.valid_perplexities += (self.valid_perplexity,)
+        if asgd_trigger_epochs and self.averages_from is None:
+            # In algorithm 1 of Merity et al. 2018 the `asgd_trigger_epochs` last ones are compared
+            # with. By its authors' word and code they are those left out.
+            old = earlier[:-asgd_trigger_epochs]
+            if old and self.valid_perplexity > min(old):
+                self.averages_from = self.step

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from typing import Optional
@@ -14,8 +15,12 @@ from lm.checkpoint import manifest
 from lm.checkpoint.records import load_record
 from lm.checkpoint.run_dir import RunDir
 from lm.checkpoint.variables import load_variables, weight_names
+from lm.config import RunOptions
+from lm.data.vocabulary import Vocabulary
 from lm.errors import UserError
 from lm.training.progress import Position
+
+logger = logging.getLogger("lm")
 
 
 class RestoreHook(tf.train.SessionRunHook):
@@ -54,14 +59,15 @@ def starting_position(run_dir: Optional[RunDir]) -> Position:
 
 
 def starting_arrays(
-    run_dir: Optional[RunDir], init_from: Optional[str], vocabulary_checksum: str
+    run_dir: Optional[RunDir], options: RunOptions, vocabulary: Vocabulary
 ) -> Optional[dict[str, np.ndarray]]:
     """Read what a run starts with, for the variables of the current graph.
 
     Args:
       run_dir: Of rank 0, with the checkpoint to resume from; None on the others.
-      init_from: The checkpoint whose weights, and nothing else, to start with, or None.
-      vocabulary_checksum: Of the run; `init_from` must have the same.
+      options: For `init_from`, the checkpoint whose weights, and nothing else, to start with, and
+        `init_partly`, whether those that do not fit are left out.
+      vocabulary: Of the run.
 
     Returns:
       Arrays by variable name; None where the run starts afresh, and on other ranks than 0.
@@ -75,8 +81,10 @@ def starting_arrays(
     if run_dir.checkpoint_dir:
         arrays = checkpoint.load_arrays(run_dir.checkpoint_dir)
         needed = [variable.op.name for variable in tf.global_variables()]
-    elif init_from:
-        arrays = _foreign_weights(init_from, vocabulary_checksum)
+    elif options.init_from and options.init_partly:
+        return _fitting_weights(options.init_from, vocabulary)
+    elif options.init_from:
+        arrays = _foreign_weights(options.init_from, vocabulary)
         needed = weight_names()
     else:
         return None
@@ -86,11 +94,34 @@ def starting_arrays(
     return arrays
 
 
-def _foreign_weights(path: str, vocabulary_checksum: str) -> dict[str, np.ndarray]:
+def _foreign_weights(path: str, vocabulary: Vocabulary) -> dict[str, np.ndarray]:
     checkpoint_dir = checkpoint.find(path, path)
-    if checkpoint.verify(checkpoint_dir).vocabulary != vocabulary_checksum:
+    if manifest.read(checkpoint_dir).vocabulary != vocabulary.checksum:
         raise UserError(
             f"--init_from {path}: it was trained with another vocabulary, so its words have"
-            " other ids"
+            " other ids; --init_partly takes the layers alone"
         )
     return checkpoint.load_weights(checkpoint_dir)
+
+
+def _fitting_weights(path: str, vocabulary: Vocabulary) -> dict[str, np.ndarray]:
+    """Read the weights of this model that another one has too, in the same shape."""
+    checkpoint_dir = checkpoint.find(path, path)
+    arrays = checkpoint.load_weights(checkpoint_dir)
+    same_words = manifest.read(checkpoint_dir).vocabulary == vocabulary.checksum
+    shapes = {v.op.name: tuple(v.shape.as_list()) for v in tf.trainable_variables()}
+    taken = [
+        name
+        for name, shape in shapes.items()
+        # What has a row or a column for each word is of use only where they are the same words.
+        if name in arrays
+        and arrays[name].shape == shape
+        and (same_words or len(vocabulary) not in shape)
+    ]
+    if not taken:
+        raise UserError(f"--init_from {path}: no weight of it fits this model")
+    afresh = [name for name in shapes if name not in taken]
+    logger.info(
+        "--init_from: taken: %s; started afresh: %s", ", ".join(taken), ", ".join(afresh) or "none"
+    )
+    return {name: arrays[name] for name in taken}

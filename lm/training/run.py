@@ -20,6 +20,7 @@ from lm.distributed.signals import Signals
 from lm.distributed.watchdog import Process, Watchdog, own_process
 from lm.events.reporter import Reporter
 from lm.model.network import build_weights
+from lm.training.averaging import Average
 from lm.training.loop import Loop
 from lm.training.prepare import Prepared, facts_of, prepare
 from lm.training.progress import Position
@@ -94,11 +95,13 @@ def _train(
     with tf.Graph().as_default():
         weights = build_weights(config, len(run.corpus.vocabulary))
         step = build_step(config, weights, comm, skip_unsound=options.on_nan == "skip")
+        average = Average() if config.asgd_trigger_epochs else None
         validation = Validation(
             config,
             weights,
             run.corpus,
             comm,
+            average,
             options.distributed_eval,
             watchdog.beat,
             lambda: signals.stop,
@@ -106,7 +109,7 @@ def _train(
         manifest = _manifest(config, comm, run)
         arrays = together(
             comm,
-            lambda: starting_arrays(run.run_dir, options.init_from, run.corpus.vocabulary.checksum),
+            lambda: starting_arrays(run.run_dir, options, run.corpus.vocabulary),
         )
         # Not MonitoredTrainingSession: it recovers from errors by making a new session, on one
         # rank alone, which would then wait for ever for the others' broadcast.
@@ -125,6 +128,7 @@ def _train(
                 batches=run.batches,
                 session=session,
                 step=step,
+                average=average,
                 tracer=StepTracer(session, run.profile_steps, reporter.output_dir),
                 position=position,
                 saving=Safekeeping(saver, manifest, comm, session, watchdog.beat),

@@ -136,5 +136,6 @@ class Safekeeping:
             epoch=math.ceil(position.step / self._template.steps_per_epoch),
             position=dataclasses.asdict(position),
             valid_perplexity=position.valid_perplexity,
+            averaged=position.averaged > 0,
             in_sync=in_sync,
         )

@@ -1,26 +1,54 @@
-"""The learning rate of each step."""
+"""What the epochs before decide: the learning rate of each step, and whether to go on."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Optional
 
 from lm.config import Config
 
 
-def learning_rate_at(config: Config, step: int, steps_per_epoch: int, num_ranks: int = 1) -> float:
+def learning_rate_at(
+    config: Config,
+    step: int,
+    steps_per_epoch: int,
+    num_ranks: int = 1,
+    valid_perplexities: Sequence[float] = (),
+) -> float:
     """Return the learning rate of a global step.
 
-    learning_rate * lr_decay^max(epoch - lr_decay_start_epoch + 1, 0), epochs counted from 1;
-    raised linearly from 0 over the first `warmup_steps`.
+    decay: learning_rate * lr_decay^max(epoch - lr_decay_start_epoch + 1, 0), epochs counted from 1.
+    plateau: learning_rate * lr_plateau_factor^n after n epochs whose validation perplexity was not
+    below all before it, as in pytorch/examples, word_language_model/main.py.
+    Either is raised linearly from 0 over the first `warmup_steps`.
 
     Args:
       config: The schedule.
       step: Global step, from 0.
       steps_per_epoch: Steps of an epoch.
       num_ranks: Number of ranks, for `scale_lr_by_worker`.
+      valid_perplexities: Of the epochs before the step's.
     """
-    epoch = step // steps_per_epoch + 1
-    decay = config.lr_decay ** max(epoch - config.lr_decay_start_epoch + 1, 0)
+    if config.lr_schedule == "plateau":
+        decay = config.lr_plateau_factor ** _bests(valid_perplexities).count(False)
+    else:
+        epoch = step // steps_per_epoch + 1
+        decay = config.lr_decay ** max(epoch - config.lr_decay_start_epoch + 1, 0)
     scale = {"none": 1.0, "sqrt": math.sqrt(num_ranks), "linear": float(num_ranks)}
     warmup = min(1.0, step / config.warmup_steps) if config.warmup_steps else 1.0
     return config.learning_rate * scale[config.scale_lr_by_worker] * decay * warmup
+
+
+def has_stalled(valid_perplexities: Sequence[float], epochs: Optional[int]) -> bool:
+    """Tell whether so many epochs, the last ones, have brought no new best; None: never."""
+    return epochs is not None and not any([True, *_bests(valid_perplexities)][-epochs:])
+
+
+def _bests(perplexities: Sequence[float]) -> list[bool]:
+    """Tell of each whether it was below all before it."""
+    best, found = math.inf, []
+    for perplexity in perplexities:
+        found.append(perplexity < best)
+        best = min(best, perplexity)
+    return found

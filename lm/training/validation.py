@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable
+from typing import Optional
 
 import tensorflow.compat.v1 as tf
 
@@ -16,6 +18,7 @@ from lm.model.evaluation import evaluate
 from lm.model.network import Weights
 from lm.model.perplexity import NllSum
 from lm.model.windows import build_model
+from lm.training.averaging import Average
 
 logger = logging.getLogger("lm")
 
@@ -28,6 +31,7 @@ class Validation:
       weights: Of the graph that is being built.
       corpus: Its splits are evaluated.
       comm: The ranks.
+      average: Of the weights, where the config asks for one.
       shared: Whether they share the rows, instead of rank 0 alone.
       beat: `Watchdog.beat`: told the phase that begins.
       stop_requested: Returns the number of the signal that asked this rank to stop, or 0.
@@ -39,19 +43,25 @@ class Validation:
         weights: Weights,
         corpus: Corpus,
         comm: Communicator,
+        average: Optional[Average],
         shared: bool,
         beat: Callable[..., None],
         stop_requested: Callable[[], int],
     ):
         self._config, self._corpus, self._comm, self._shared = config, corpus, comm, shared
-        self._beat, self._stop_requested = beat, stop_requested
+        self._average, self._beat, self._stop_requested = average, beat, stop_requested
         self._rows = eval_rows_of_rank(config.eval_batch_size, comm.rank, comm.size, shared)
         # A rank without rows builds the smallest model there is.
         rows = self._rows if self._rows.count else Rows(0, 1)
         self._model = build_model(config, weights, rows, "eval")
 
-    def run(self, session: tf.Session, split: str) -> NllSum:
+    def run(self, session: tf.Session, split: str, averaged: bool = False) -> NllSum:
         """Evaluate "valid" or "test"; all ranks must call it, and get the same result.
+
+        Args:
+          session: The training session.
+          split: Which.
+          averaged: Whether the average stands in for the weights.
 
         Raises:
           Interrupted: A rank has been asked to stop.
@@ -64,13 +74,14 @@ class Validation:
             beat=lambda: self._beat(phase, stoppable=True),
             stop_requested=self._stop_requested,
         )
-        return evaluate(
-            session,
-            self._model,
-            ids,
-            self._config,
-            self._corpus.vocabulary.eos_id,
-            self._rows,
-            room.gather,
-            room.at_work,
-        )
+        with self._average.in_place(session) if averaged else contextlib.nullcontext():
+            return evaluate(
+                session,
+                self._model,
+                ids,
+                self._config,
+                self._corpus.vocabulary.eos_id,
+                self._rows,
+                room.gather,
+                room.at_work,
+            )

@@ -7,6 +7,8 @@ import pytest
 
 from lm.checkpoint import format as checkpoint
 from lm.checkpoint import manifest
+from lm.inference.evaluator import evaluate
+from lm.training.schedule import has_stalled
 from tests.faults.jobs import events, final_tensors, last_step, losses, run, saved_steps
 
 # A small model, with dropout on; the gradient is clipped.
@@ -15,9 +17,9 @@ NUM_STEPS = 300
 STEPS = ("--max_steps", NUM_STEPS, "--checkpoint_every_steps", 40)
 
 
-def check_same_run(resumed, whole):
+def check_same_run(resumed, whole, num_steps=NUM_STEPS):
     assert losses(resumed) == losses(whole)
-    assert [event["step"] for event in events(resumed)] == list(range(1, NUM_STEPS + 1))
+    assert [event["step"] for event in events(resumed)] == list(range(1, num_steps + 1))
     for kind, name in [
         ("epoch", "train_perplexity"), ("epoch", "valid_perplexity"), ("test", "test_perplexity")
     ]:  # fmt: skip
@@ -51,6 +53,32 @@ def test_killed_and_resumed_equals_uninterrupted(start, whole, tmp_path, victims
         assert code != 0 and saved_steps(tmp_path)
     run(start, tmp_path, *FLAGS, *STEPS, "--resume", num_ranks=num_ranks)
     check_same_run(tmp_path, whole(num_ranks))
+
+
+def test_what_optimizer_schedule_and_average_remember_is_resumed_too(start, tmp_path, corpora):
+    # Adam at a rate that is far too high: validation soon stalls.
+    flags = (
+        "--hidden_size", 8, "--batch_size", 800, "--num_epochs", 12, "--checkpoint_every_steps", 20,
+        "--optimizer", "adam", "--learning_rate", 10, "--weight_decay", 0.01,
+        "--lr_schedule", "plateau", "--lr_plateau_factor", 0.9, "--asgd_trigger_epochs", 1,
+        "--early_stopping_epochs", 3, "--eval_batch_size", 100,
+    )  # fmt: skip
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    output = run(start, whole, *flags).output
+    saved = manifest.read(checkpoint.newest(str(whole)))
+    # To stop after 3 epochs without a best one is to have averaged over the last at least.
+    assert saved.averaged and events(whole, "epoch")[-1]["learning_rate"] < 10
+    perplexities = saved.position["valid_perplexities"]
+    assert len(perplexities) == 12 or has_stalled(perplexities, 3)
+    assert has_stalled(perplexities, 3) == ("training ends" in output)
+    (result,) = evaluate(str(whole), ["test"], data_path=str(corpora))
+    assert result["perplexity"] == events(whole, "test")[0]["test_perplexity"]
+
+    fault = f"kill:1:{saved.step - 5}"
+    code, _ = start(cut, *flags, num_ranks=2, fault=fault).finish()
+    assert code != 0 and saved_steps(cut)
+    run(start, cut, *flags, "--resume")
+    check_same_run(cut, whole, saved.step)
 
 
 @pytest.mark.parametrize(

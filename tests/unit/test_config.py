@@ -40,6 +40,7 @@ def test_configs_are_the_published_ones(name):
         ("learning_rate", -1.0),
         ("learning_rate", float("inf")),
         ("scale_lr_by_worker", "cubic"),
+        ("momentum", 1.0),
         ("seed", -1),
     ],
 )

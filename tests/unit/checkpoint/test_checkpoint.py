@@ -23,11 +23,11 @@ ARRAYS = {
 }
 
 
-def manifest(step, perplexity=None):
+def manifest(step, perplexity=None, **fields):
     return Manifest(
         step=step, epoch=1, steps_per_epoch=100, world_size=2, seed=1, config={"seed": 1},
         vocabulary="v", corpus="c", position={"step": step}, weights=("embedding",),
-        valid_perplexity=perplexity,
+        valid_perplexity=perplexity, **fields,
     )  # fmt: skip
 
 
@@ -64,6 +64,14 @@ def test_stock_saver_restores_it(tmp_path):
         variable = tf.get_variable("embedding", [30, 20], use_resource=True)
         tf.train.Saver([variable]).restore(session, str(path / "model"))
         np.testing.assert_array_equal(session.run(variable), ARRAYS["embedding"])
+
+
+def test_an_average_is_the_result_where_there_is_one(tmp_path):
+    arrays = {**ARRAYS, "embedding/average": ARRAYS["embedding"] + 1}
+    for step, averaged in [(1, False), (2, True)]:
+        path = checkpoint.save(str(tmp_path), arrays, manifest(step, averaged=averaged))
+        (found,) = checkpoint.load_weights(path).values()
+        np.testing.assert_array_equal(found, ARRAYS["embedding"] + averaged)
 
 
 def test_the_last_ones_and_the_best_are_kept(tmp_path):

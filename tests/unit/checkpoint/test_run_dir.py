@@ -50,6 +50,13 @@ def test_a_config_field_that_an_old_checkpoint_does_not_know_had_its_default(res
         resume(forget, warmup_steps=5)
 
 
+def test_the_rows_of_validation_may_change_unless_training_goes_by_it(resume):
+    assert resume(lambda manifest: None, eval_batch_size=7)[0].endswith("step-00000007")
+    with pytest.raises(UserError, match=r"cannot resume: eval_batch_size was 20 .* is 7 now"):
+        plateau = {"lr_schedule": "plateau"}
+        resume(lambda manifest: manifest["config"].update(plateau), eval_batch_size=7, **plateau)
+
+
 @pytest.mark.parametrize("part", ["position", "config"])
 def test_fields_of_a_newer_version_are_refused(resume, part):
     with pytest.raises(

@@ -58,3 +58,90 @@ def test_rows_are_merged_on_the_cpu_and_so_in_a_fixed_order(path):
     merging = [op for op in graph.get_operations() if op.type in ("Unique", "UnsortedSegmentSum")]
     assert len(merging) == 2
     assert {tf.DeviceSpec.from_string(op.device).device_type for op in merging} == {"CPU"}
+
+
+BATCHES = [[2, 0, 2], [0, 0, 0], [2, 2, 3]]  # no word is row 1; row 3 comes last
+RATE, NORM = 0.5, 2.0
+
+
+def gradients():
+    """Of sum(rows * (their step + 1)) by the rows of BATCHES, clipped to NORM."""
+    for step, words in enumerate(BATCHES):
+        gradient = np.zeros([4, 2])
+        np.add.at(gradient, words, step + 1.0)
+        yield gradient * min(1, NORM / np.linalg.norm(gradient))
+
+
+def momentum_rule(weights, config):
+    """torch.optim.SGD: d = gradient + decay * weights; b = momentum * b + d; weights -= rate b."""
+    velocity = 0.0
+    for gradient in gradients():
+        velocity = config.momentum * velocity + gradient + config.weight_decay * weights
+        weights = weights - RATE * velocity
+    return weights
+
+
+def adam_rule(weights, config):
+    """Kingma & Ba (2015), algorithm 1; weights decay as in Loshchilov & Hutter (2019)."""
+    mean = square = 0.0
+    beta1, beta2 = config.adam_beta1, config.adam_beta2
+    for t, gradient in enumerate(gradients(), start=1):
+        mean = beta1 * mean + (1 - beta1) * gradient
+        square = beta2 * square + (1 - beta2) * gradient**2
+        root = np.sqrt(square / (1 - beta2**t))
+        step = mean / (1 - beta1**t) / (root + config.adam_epsilon)
+        weights = weights - RATE * config.weight_decay * weights - RATE * step
+    return weights
+
+
+@pytest.mark.parametrize("skip_unsound", [False, True])
+@pytest.mark.parametrize(
+    "rule, fields",
+    [
+        (momentum_rule, {"optimizer": "sgd", "momentum": 0.0, "weight_decay": 0.1}),
+        (momentum_rule, {"optimizer": "momentum"}),
+        (momentum_rule, {"optimizer": "momentum", "momentum": 0.5, "weight_decay": 0.1}),
+        (adam_rule, {"optimizer": "adam", "adam_beta2": 0.98, "adam_epsilon": 0.3}),
+        (
+            adam_rule,
+            {"optimizer": "adam", "adam_beta1": 0.0, "adam_beta2": 0.9, "weight_decay": 0.1},
+        ),
+    ],
+)
+def test_updates_are_those_of_the_papers_also_for_rows_without_a_word(rule, fields, skip_unsound):
+    config = Config(max_grad_norm=NORM, batch_size=1, num_steps=1, **fields)
+    start = np.arange(8, dtype="f").reshape(4, 2) / 4
+    with tf.Graph().as_default(), tf.Session() as session:
+        table = tf.get_variable("table", initializer=start, use_resource=True)
+        words_ph = tf.placeholder(tf.int32, [3])
+        step = tf.train.get_or_create_global_step()
+        loss = tf.cast(step + 1, tf.float32) * tf.reduce_sum(tf.gather(table, words_ph))
+        rate = tf.constant(RATE)
+        update = build_update(config, loss, rate, step, 4, OneProcess(), skip_unsound=skip_unsound)
+        session.run(tf.global_variables_initializer())
+        for words in BATCHES:
+            session.run(update.train_op, {words_ph: words})
+        np.testing.assert_allclose(session.run(table), rule(start, config), rtol=2e-5, atol=2e-6)
+        assert session.run(step) == 3
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
+def test_an_update_has_the_same_bits_whatever_the_threads(optimizer):
+    """Ranks may have other numbers of threads; odd sizes, and numbers that vanish, included."""
+    random = np.random.default_rng(1)
+    scale = 10.0 ** random.integers(-44, 3, size=300_007)
+    start, gradient = (random.normal(size=300_007) * scale).astype("f"), scale.astype("f")
+    config = Config(optimizer=optimizer, weight_decay=0.1, max_grad_norm=math.inf)
+    found = []
+    for threads in (1, 2, 3):
+        setup = tf.ConfigProto(use_per_session_threads=True, intra_op_parallelism_threads=threads)
+        with tf.Graph().as_default(), tf.Session(config=setup) as session:
+            weights = tf.get_variable("weights", initializer=start, use_resource=True)
+            step = tf.train.get_or_create_global_step()
+            loss = tf.reduce_sum(weights * gradient)
+            update = build_update(config, loss, tf.constant(0.1), step, 4, OneProcess())
+            session.run(tf.global_variables_initializer())
+            for _ in range(3):
+                session.run(update.train_op)
+            found.append([value.tobytes() for value in session.run(tf.global_variables())])
+    assert found[0] == found[1] == found[2]

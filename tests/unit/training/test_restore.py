@@ -1,0 +1,61 @@
+"""Which weights of another run a new one begins with."""
+
+import dataclasses
+import logging
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+from lm.checkpoint import format as checkpoint
+from lm.checkpoint.run_dir import RunDir
+from lm.config import RunOptions
+from lm.data.vocabulary import Vocabulary
+from lm.errors import UserError
+from lm.model.network import build_weights
+from lm.training.restore import starting_arrays
+from tests.untrained import make_run
+
+OF_WORDS = "embedding, softmax/weights, softmax/bias"
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory, corpora):
+    """An untrained run's checkpoint, its config and its words."""
+    directory = tmp_path_factory.mktemp("other") / "run"
+    config = make_run(directory, corpora)
+    words = Vocabulary.load(directory / "vocabulary.txt").words
+    return str(directory / "checkpoints" / "step-00000007"), config, words
+
+
+@pytest.mark.parametrize(
+    "fields, words_of, afresh",
+    [
+        ({"num_layers": 3}, lambda words: words, "lstm_2/input_weights, lstm_2/"),
+        ({}, lambda words: words[::-1], f"{OF_WORDS}\n"),  # as many, with other ids
+        ({}, lambda words: words[:50], f"{OF_WORDS}\n"),
+    ],
+)
+def test_what_fits_is_taken_and_the_rest_starts_afresh(other, caplog, fields, words_of, afresh):
+    path, config, words = other
+    caplog.set_level(logging.INFO, "lm")
+    arrays = start_from(path, dataclasses.replace(config, **fields), words_of(words))
+    assert f"started afresh: {afresh}" in caplog.text
+    theirs = checkpoint.load_weights(path)
+    assert {"lstm_0/bias", "lstm_1/recurrent_weights"} <= arrays.keys() < {*theirs, "lstm_2/bias"}
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(array, theirs[name])
+
+
+def test_where_nothing_fits_it_is_refused(other):
+    path, config, words = other
+    with pytest.raises(UserError, match="no weight of it fits this model"):
+        start_from(path, dataclasses.replace(config, hidden_size=9), words[:50])
+
+
+def start_from(path, config, words):
+    vocabulary = Vocabulary(words)
+    with tf.Graph().as_default():
+        build_weights(config, len(vocabulary))
+        options = RunOptions(init_from=path, init_partly=True)
+        return starting_arrays(RunDir("", None, {}), options, vocabulary)

@@ -1,0 +1,64 @@
+"""What the epochs before decide: the learning rate, the average, the end."""
+
+import contextlib
+
+import pytest
+
+from lm.config import Config, RunOptions
+from lm.distributed.communicator import OneProcess
+from lm.errors import UserError
+from lm.training.prepare import prepare
+from lm.training.progress import Position
+from lm.training.schedule import has_stalled, learning_rate_at
+
+
+def test_decay_goes_by_epochs_and_warmup_by_steps():
+    config = Config(learning_rate=8, lr_decay=0.5, lr_decay_start_epoch=3, warmup_steps=20)
+    rates = [learning_rate_at(config, step, 10) for step in (0, 5, 19, 20, 29, 30)]
+    assert rates == [0, 2, 8 * 19 / 20, 4, 4, 2]
+
+
+def test_plateau_divides_the_rate_after_each_epoch_that_is_not_the_best_yet():
+    config = Config(learning_rate=8, lr_schedule="plateau", lr_plateau_factor=0.25)
+    perplexities = [9, 7, 7, 8, 6, 6.5]  # as good as the best is not better
+    rates = [learning_rate_at(config, 10 * n, 10, 1, perplexities[:n]) for n in range(7)]
+    assert rates == [8, 8, 8, 2, 0.5, 0.5, 0.125]
+
+
+@pytest.mark.parametrize("epochs, stalled", [(1, [3, 4]), (2, [4]), (3, []), (None, [])])
+def test_a_run_has_stalled_after_so_many_epochs_without_a_best_one(epochs, stalled):
+    perplexities = [9, 7, 7, 8, 6]
+    assert [n for n in range(6) if has_stalled(perplexities[:n], epochs)] == stalled
+
+
+def test_averaging_starts_when_an_epoch_is_worse_than_one_more_than_n_epochs_ago():
+    """The condition of the authors' code, of which algorithm 1 has a typing error: the last n
+    epochs do not count."""
+    position, started = Position(), []
+    for epoch, perplexity in enumerate([9, 5, 7, 4, 6, 3, 8], start=1):
+        position.step, position.valid_perplexity = 10 * epoch, perplexity
+        position.finish_epoch(epoch, asgd_trigger_epochs=2)
+        started.append(position.averages_from)
+    # Epoch 4: 4 is below 9. Epoch 5: 6 is above 5, the best of the first two.
+    assert started == [None] * 4 + [50] * 3
+    assert position.averaged == 20 and Position(step=20).averaged == 0
+
+
+def test_epochs_without_validation_leave_no_perplexity():
+    position = Position(step=10)
+    position.finish_epoch(1, asgd_trigger_epochs=None)
+    assert position.epochs_done == 1 and position.valid_perplexities == ()
+
+
+@pytest.mark.parametrize(
+    "fields, options, message",
+    [
+        ({"lr_schedule": "plateau"}, {"eval": False}, "lr_schedule plateau goes by"),
+        ({"asgd_trigger_epochs": 5}, {"eval": False}, "asgd_trigger_epochs goes by"),
+        ({}, {"early_stopping_epochs": 2, "eval": False}, "early_stopping_epochs goes by"),
+        ({}, {"init_partly": True}, "--init_partly needs --init_from"),
+    ],
+)
+def test_what_needs_another_option_is_refused_without(fields, options, message):
+    with contextlib.ExitStack() as stack, pytest.raises(UserError, match=message):
+        prepare(Config(**fields), RunOptions(**options), OneProcess(), stack)
