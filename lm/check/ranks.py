@@ -18,10 +18,10 @@ import tensorflow.compat.v1 as tf
 from lm import kernels
 from lm.check.checklist import FAIL, FAILURE, OK, WARN, Checklist
 from lm.check.exchange import check_exchange, check_scaling
-from lm.distributed.agreement import by_rank, first_disagreement, platform_facts
+from lm.distributed.agreement import by_rank, first_disagreement, platform_facts, together
 from lm.distributed.communicator import Communicator
-from lm.distributed.cores import count_cores, unbind_from_core
-from lm.distributed.devices import choose_threads, device_name, session_config, start_tensorflow
+from lm.distributed.cores import count_cores
+from lm.distributed.devices import device_name, session_config, start_tensorflow
 from lm.distributed.horovod import horovod_build
 from lm.errors import EveryRankError, UserError
 
@@ -39,12 +39,11 @@ def check_ranks(output_dir: str, comm: Communicator) -> None:
       EveryRankError: A check has failed.
     """
     checklist = Checklist(silent=not comm.is_rank_0)
-    unbind_from_core()
-    threads = choose_threads(None, None, comm.local_size)
-    start_tensorflow(threads)
+    # `together` first: a rank whose command line is wrong says so there.
+    threads = together(comm, lambda: start_tensorflow(comm.local_size))
     device_error = None
     try:
-        config = session_config(threads, comm.local_rank, comm.local_size)
+        config = session_config(threads, comm)
     except UserError as error:
         device_error = str(error)
     facts = comm.gather({**_own_facts(comm), "device_error": device_error})

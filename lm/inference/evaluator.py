@@ -11,10 +11,10 @@ from typing import Any, Optional
 from lm.data.batches import Rows, eval_rows_of_rank
 from lm.distributed.agreement import check_agreement, platform_facts, together
 from lm.distributed.communicator import Communicator
-from lm.distributed.cores import unbind_from_core
+from lm.distributed.devices import start_tensorflow
 from lm.errors import EveryRankError
 from lm.inference.run import Run, open_run
-from lm.inference.session import ALONE, open_session, start
+from lm.inference.session import ALONE, open_session
 from lm.inference.texts import Text, load_text
 from lm.model import evaluation
 from lm.model.perplexity import NllSum
@@ -51,8 +51,7 @@ def evaluate(
     """
 
     def prepare():
-        unbind_from_core()
-        start(comm.local_size)  # first: an exchange of errors runs a session too
+        start_tensorflow(comm.local_size)  # first: an exchange of errors runs a session too
         run = open_run(directory, checkpoint)
         changes = {} if eval_batch_size is None else {"eval_batch_size": eval_batch_size}
         config = dataclasses.replace(run.config, **changes)

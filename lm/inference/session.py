@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Callable, TypeVar
 
 import tensorflow.compat.v1 as tf
@@ -10,20 +9,12 @@ import tensorflow.compat.v1 as tf
 from lm.checkpoint.format import load_weights
 from lm.checkpoint.variables import restore_weights
 from lm.distributed.communicator import Communicator, OneProcess
-from lm.distributed.devices import Threads, choose_threads, session_config, start_tensorflow
+from lm.distributed.devices import session_config, start_tensorflow
 from lm.inference.run import Run
 from lm.model.network import Weights, build_weights
 
 ALONE = OneProcess()
 Built = TypeVar("Built")
-
-
-@functools.cache  # the first session of a process decides for all
-def start(local_size: int) -> Threads:
-    """Start TensorFlow with this process's share of the host's cores, for `local_size` ranks."""
-    threads = choose_threads(None, None, local_size)
-    start_tensorflow(threads)
-    return threads
 
 
 def open_session(
@@ -43,10 +34,10 @@ def open_session(
       UserError: The checkpoint does not fit the run's config, or the host has too few GPUs.
       RunError: The weights cannot be read.
     """
-    threads = start(comm.local_size)
+    threads = start_tensorflow(comm.local_size)
     with tf.Graph().as_default():
         built = build(build_weights(run.config, len(run.vocabulary)))
-        session = tf.Session(config=session_config(threads, comm.local_rank, comm.local_size))
+        session = tf.Session(config=session_config(threads, comm))
         session.run(tf.local_variables_initializer())
         restore_weights(session, load_weights(run.checkpoint))
     return session, built

@@ -17,8 +17,7 @@ from lm.data.embedded import Truth
 from lm.data.run_corpus import CorpusRecord, find_data_path, load_run_corpus, record_of
 from lm.distributed.agreement import platform_facts
 from lm.distributed.communicator import Communicator
-from lm.distributed.cores import unbind_from_core
-from lm.distributed.devices import Threads, choose_threads, session_config, start_tensorflow
+from lm.distributed.devices import Threads, session_config, start_tensorflow
 from lm.errors import UserError
 from lm.training.tracing import parse_steps
 
@@ -50,9 +49,7 @@ def prepare(
     Raises:
       UserError, RunError: This rank cannot start, and why.
     """
-    unbind_from_core()
-    threads = choose_threads(options.intra_op_threads, options.inter_op_threads, comm.local_size)
-    start_tensorflow(threads)
+    threads = start_tensorflow(comm.local_size, options.intra_op_threads, options.inter_op_threads)
     _check_options(config, options)
     rows = rows_of_rank(config.batch_size, comm.rank, comm.size, config.virtual_ranks)
     data_path = options.data_path or find_data_path(config, _earlier_runs(options))
@@ -64,7 +61,7 @@ def prepare(
         truth=truth,
         batches=TrainBatches(corpus.train, config.batch_size, config.num_steps, rows),
         threads=threads,
-        session_config=session_config(threads, comm.local_rank, comm.local_size),
+        session_config=session_config(threads, comm),
         profile_steps=parse_steps(options.profile_steps),
         # Last, so that a run that cannot start leaves nothing behind.
         run_dir=open_run_dir(identity, options.output_dir, options.resume, stack)

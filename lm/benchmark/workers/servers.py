@@ -69,12 +69,10 @@ class StepServer:
         return {(batch_sizes[0], True): step}
 
     def _session_config(self, inter_op: int, comm: Communicator):
-        from lm.distributed import cores, devices
+        from lm.distributed import devices
 
-        cores.unbind_from_core()
-        threads = devices.Threads(self._threads, inter_op)
-        devices.start_tensorflow(threads)
-        return devices.session_config(threads, comm.local_rank, comm.local_size)
+        threads = devices.start_tensorflow(comm.local_size, self._threads, inter_op)
+        return devices.session_config(threads, comm)
 
     def vocab_size(self) -> int:
         """Return the number of words."""
@@ -158,10 +156,9 @@ class ExchangeServer:
     def _build_sum(self, sizes: tuple[int, ...]):
         import tensorflow.compat.v1 as tf
 
-        from lm.distributed.devices import Threads, session_config, start_tensorflow
+        from lm.distributed.devices import session_config, start_tensorflow
 
-        start_tensorflow(Threads(1, 1))
-        config = session_config(Threads(1, 1), self._comm.local_rank, self._comm.local_size)
+        config = session_config(start_tensorflow(self._comm.local_size, 1), self._comm)
         with tf.Graph().as_default():
             sums = []
             for index, size in enumerate(sizes):

@@ -14,15 +14,16 @@ import_tensorflow()
 assert not any(name.startswith("matplotlib") for name in sys.modules)
 import matplotlib  # can still be imported
 import tensorflow.compat.v1 as tf
-from lm.distributed.devices import Threads, session_config, start_tensorflow
+from lm.distributed.communicator import OneProcess
+from lm.distributed.devices import session_config, start_tensorflow
 
-threads = Threads(int(sys.argv[1]), 1)
-start_tensorflow(threads)
+threads = start_tensorflow(1, intra_op=int(sys.argv[1]))
 with tf.Graph().as_default():
     product = tf.matmul(*[tf.random.uniform([500, 500])] * 2)
     tf.get_variable("v", [])
     tf.train.Saver()
-    with tf.Session() as other, tf.Session(config=session_config(threads, 0, 1)) as session:
+    config = session_config(threads, OneProcess())
+    with tf.Session() as other, tf.Session(config=config) as session:
         other.run(product)
         session.run(product)
 print(len(os.listdir("/proc/self/task")))
