@@ -11,7 +11,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -31,8 +31,7 @@ _ENTRY_FILES = ("vocabulary.txt", *tuple(f"{split}.ids" for split in SPLITS))
 logger = logging.getLogger("lm")
 
 
-@dataclass(frozen=True)
-class EncodedCorpus:
+class EncodedCorpus(NamedTuple):
     """What a cache entry holds: memory-mapped int32 ids per split, and their vocabulary."""
 
     splits: Mapping[str, np.ndarray]
@@ -81,23 +80,19 @@ def checksum_of(path: str, directories: Sequence[str]) -> str:
     stamp = [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
     memos = _memo_paths(path, directories)
     for memo_path in memos:
-        try:
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # none, or damaged
             with open(memo_path, "rb") as file:
                 memo = json.load(file)
             if memo["stamp"] == stamp:
                 return str(memo["sha256"])
-        except (OSError, ValueError, KeyError, TypeError):
-            continue  # none here, or a damaged one
     settled = time.time_ns() - max(status.st_mtime_ns, status.st_ctime_ns) > _CLOCK_TICK_NS
     checksum = sha256_of(path)
     content = json.dumps({"path": path, "stamp": stamp, "sha256": checksum}).encode()
     for memo_path in memos if settled else ():
-        try:
+        with contextlib.suppress(OSError):  # a memo only saves time
             os.makedirs(os.path.dirname(memo_path), exist_ok=True)
             write_atomically(memo_path, content)
             break
-        except OSError:
-            continue  # a memo only saves time
     return checksum
 
 
@@ -124,13 +119,8 @@ def load_encoded(
       UserError: A text is unreadable, empty or not UTF-8.
       RunError: None of the directories can be used, or a text changed meanwhile.
     """
-    key = "-".join(
-        [
-            f"v{FORMAT}",
-            *(checksums[split][:16] for split in SPLITS),
-            "all" if vocab_size is None else str(vocab_size),
-        ]
-    )
+    limit = "all" if vocab_size is None else str(vocab_size)
+    key = "-".join([f"v{FORMAT}", *(checksums[split][:16] for split in SPLITS), limit])
     for directory in directories:
         encoded = _open_entry(os.path.join(directory, key), directories)
         if encoded is not None:
@@ -198,13 +188,11 @@ def _open_entry(entry: str, directories: Sequence[str]) -> EncodedCorpus | None:
         for name in _ENTRY_FILES:
             if checksum_of(os.path.join(entry, name), directories) != record["sha256"][name]:
                 raise ValueError(f"{name} has another checksum than when it was written")
-        num_unknown: dict[str, int] = {s: int(record["num_unknown"][s]) for s in SPLITS}
-        splits = {
-            split: np.memmap(os.path.join(entry, f"{split}.ids"), ID_DTYPE, mode="r")
-            for split in SPLITS
-        }
-        vocabulary = Vocabulary.load(os.path.join(entry, "vocabulary.txt"))
+        return EncodedCorpus(
+            {s: np.memmap(os.path.join(entry, f"{s}.ids"), ID_DTYPE, mode="r") for s in SPLITS},
+            Vocabulary.load(os.path.join(entry, "vocabulary.txt")),
+            {split: int(record["num_unknown"][split]) for split in SPLITS},
+        )
     except (OSError, ValueError, KeyError, TypeError) as error:
         logger.info("the encoded corpus in %s is damaged (%s)", entry, error)
         return None
-    return EncodedCorpus(splits, vocabulary, num_unknown)

@@ -69,56 +69,51 @@ def load_corpus(
     if name == "ptb":
         _warn_if_unpublished(files, checksums)
     encoded = load_encoded(files, checksums, vocab_size, directories)
-    _log_sizes(data_path, name, encoded.splits, encoded.num_unknown, len(encoded.vocabulary))
     identity = "\n".join([*(checksums[split] for split in SPLITS), encoded.vocabulary.checksum])
-    return Corpus(
+    corpus = Corpus(
         vocabulary=encoded.vocabulary,
         num_unknown=encoded.num_unknown,
         name=name,
         checksum=hashlib.sha256(identity.encode()).hexdigest(),
         **encoded.splits,
     )
+    _log_sizes(data_path, corpus)
+    return corpus
 
 
 def _find_or_download(data_path: str, data_url: str | None) -> str:
     """Return "text" or "ptb", whose three files are there when this returns."""
-    present = _listed(data_path)
-    own, own_missing = _sorted_out(present, "text")
-    ptb, ptb_missing = _sorted_out(present, "ptb")
-    if own and ptb:
-        raise UserError(
-            f"{data_path} holds both a text of your own ({', '.join(own)}) and PTB "
-            f"({', '.join(ptb)}); move one of them elsewhere"
-        )
-    if own and own_missing:
-        raise UserError(
-            f"{data_path} holds {', '.join(own)} but not {', '.join(own_missing)}; "
-            f"a text of your own needs train.txt, valid.txt and test.txt"
-        )
-    if own:
-        return "text"
-    if ptb_missing:
-        download_ptb(data_path, data_url)
-    elif data_url:
-        logger.info("PTB is in %s already: --data_url is not used", data_path)
-    return "ptb"
-
-
-def _listed(data_path: str) -> set[str]:
     try:
-        return set(os.listdir(data_path))
+        present = os.listdir(data_path)
     except FileNotFoundError:
-        return set()  # the download makes it
+        present = []  # the download makes it
     except OSError as error:
         raise UserError(
             f"cannot read the data directory {data_path}: {error.strerror}; choose "
             f"another one with --data_path"
         ) from error
-
-
-def _sorted_out(present: set[str], name: str) -> tuple[list[str], list[str]]:
-    names = [split_file("", name, split) for split in SPLITS]
-    return [n for n in names if n in present], [n for n in names if n not in present]
+    needed, ptb_needed = (
+        [split_file("", name, split) for split in SPLITS] for name in ("text", "ptb")
+    )
+    own, ptb = ([n for n in names if n in present] for names in (needed, ptb_needed))
+    if own and ptb:
+        raise UserError(
+            f"{data_path} holds both a text of your own ({', '.join(own)}) and PTB "
+            f"({', '.join(ptb)}); move one of them elsewhere"
+        )
+    if own and own != needed:
+        raise UserError(
+            f"{data_path} holds {', '.join(own)} but not"
+            f" {', '.join(n for n in needed if n not in own)};"
+            f" a text of your own needs train.txt, valid.txt and test.txt"
+        )
+    if own:
+        return "text"
+    if ptb != ptb_needed:
+        download_ptb(data_path, data_url)
+    elif data_url:
+        logger.info("PTB is in %s already: --data_url is not used", data_path)
+    return "ptb"
 
 
 def _checksums(files: Mapping[str, str], directories: list[str]) -> dict[str, str]:
@@ -135,11 +130,8 @@ def _checksums(files: Mapping[str, str], directories: list[str]) -> dict[str, st
 
 
 def _warn_if_unpublished(files: Mapping[str, str], checksums: Mapping[str, str]) -> None:
-    other = [
-        path
-        for split, path in files.items()
-        if checksums[split] != PTB_SHA256[os.path.basename(path)]
-    ]
+    published = {s: PTB_SHA256[os.path.basename(path)] for s, path in files.items()}
+    other = [files[split] for split in files if checksums[split] != published[split]]
     if other:
         logger.warning(
             "not the published PTB: %s has another checksum; perplexities cannot "
@@ -148,26 +140,20 @@ def _warn_if_unpublished(files: Mapping[str, str], checksums: Mapping[str, str])
         )
 
 
-def _log_sizes(
-    data_path: str,
-    name: str,
-    splits: Mapping[str, np.ndarray],
-    num_unknown: Mapping[str, int],
-    vocab_size: int,
-) -> None:
-    sizes = ", ".join(f"{split} {len(splits[split]):,}" for split in SPLITS)
+def _log_sizes(data_path: str, corpus: Corpus) -> None:
+    sizes = {split: f"{len(getattr(corpus, split)):,}" for split in SPLITS}
     logger.info(
         "%s corpus in %s: vocabulary of %s words; tokens: %s",
-        name,
+        corpus.name,
         data_path,
-        f"{vocab_size:,}",
-        sizes,
+        f"{len(corpus.vocabulary):,}",
+        ", ".join(f"{split} {size}" for split, size in sizes.items()),
     )
-    for split in SPLITS:
-        if num_unknown[split]:
+    for split, unknown in corpus.num_unknown.items():
+        if unknown:
             logger.info(
                 "%s: %s of %s tokens are not in the vocabulary and became <unk>",
                 split,
-                f"{num_unknown[split]:,}",
-                f"{len(splits[split]):,}",
+                f"{unknown:,}",
+                sizes[split],
             )

@@ -121,12 +121,14 @@ def _fetch_once(url: str, path: str, max_bytes: int, patience: Patience) -> None
         if response.status_code not in (200, 206):
             kind = _PassingError if response.status_code in _BUSY else SourceError
             raise kind(f"HTTP {response.status_code} {response.reason}")
-        resumed = response.status_code == 206
-        total = _total_bytes(response, offset if resumed else 0)
+        if response.status_code == 200:  # the whole file, whatever part was asked for
+            offset = 0
+        length = response.headers.get("Content-Length", "")
+        total = offset + int(length) if length.isdigit() else None
         if total is not None and total > max_bytes:
             raise SourceError(f"{total} bytes, where at most {max_bytes} are expected")
-        with writing(os.path.dirname(path)), open(path, "ab" if resumed else "wb") as file:
-            _copy(response, file, offset if resumed else 0, total, max_bytes)
+        with writing(os.path.dirname(path)), open(path, "ab" if offset else "wb") as file:
+            _copy(response, file, offset, total, max_bytes)
     size = os.path.getsize(path)
     if total is not None and size != total:
         raise _PassingError(f"the connection closed after {size} of {total} bytes")
@@ -138,24 +140,12 @@ def _can_resume(response: requests.Response, offset: int) -> bool:
     return response.status_code != 416  # 416: the part is longer than the server's file
 
 
-def _total_bytes(response: requests.Response, offset: int) -> int | None:
-    length = response.headers.get("Content-Length", "")
-    return offset + int(length) if length.isdigit() else None
-
-
 def _copy(
     response: requests.Response, file, offset: int, total: int | None, max_bytes: int
 ) -> None:
+    style = {"unit": "B", "unit_scale": True, "leave": False, "desc": "downloading"}
     # disable=None: no bar where stderr is not a terminal, such as the log of a batch job.
-    with tqdm.tqdm(
-        total=total,
-        initial=offset,
-        unit="B",
-        unit_scale=True,
-        leave=False,
-        desc="downloading",
-        disable=None,
-    ) as bar:
+    with tqdm.tqdm(total=total, initial=offset, disable=None, **style) as bar:
         # The raw stream: some servers label a .tgz "Content-Encoding: gzip", and requests would
         # then unpack it.
         for block in response.raw.stream(_BLOCK_BYTES, decode_content=False):

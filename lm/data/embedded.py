@@ -47,14 +47,8 @@ def transition_matrix(seed: int, num_words: int, num_successors: int) -> np.ndar
 
     Returns:
         P, float64 [num_words + 1, num_words + 1]; P[i, j] is the probability of state j after i.
-
-    Raises:
-        ValueError: `num_successors` is out of range.
     """
-    if not 2 <= num_successors <= num_words:
-        raise ValueError(
-            f"num_successors must be in 2..num_words ({num_words}), got {num_successors}"
-        )
+    assert 2 <= num_successors <= num_words
     random = np.random.Generator(np.random.PCG64(seed)).random
     num_states = num_words + 1
     # Zipf-like popularity, flattened at the head, gives common and rare words; `<eos>` is made
@@ -145,19 +139,17 @@ def write_corpus(
         seed: seed of the language and of its texts, at least 0.
         num_words: words besides `<eos>`.
         num_successors: tokens that may follow each token, 2 to `num_words`.
-        train_tokens: least length of the training text, in tokens, `<eos>` included.
+        train_tokens: least length of the training text, in tokens, `<eos>` included; enough for
+            every word to appear in it.
         eval_tokens: least length of the validation text and of the test text, likewise.
 
     Returns:
         The true perplexities, which `truth.json` holds too.
 
     Raises:
-        ValueError: an argument is out of range, or the training text lacks some of the words.
         OSError: the directory cannot be written.
         UserError: the directory holds a corpus that this function did not write.
     """
-    if eval_tokens < 1:
-        raise ValueError(f"eval_tokens must be at least 1, got {eval_tokens}")
     transitions = transition_matrix(seed, num_words, num_successors)
     # A generator for each text, so that the length of one does not change another.
     rngs = [np.random.Generator(np.random.PCG64([seed, stream])) for stream in (1, 2, 3)]
@@ -165,9 +157,7 @@ def write_corpus(
         sample_states(transitions, rng, min_tokens)
         for rng, min_tokens in zip(rngs, (train_tokens, eval_tokens, eval_tokens))
     )
-    unseen = num_words + 1 - len(set(train))
-    if unseen:
-        raise ValueError(f"train_tokens={train_tokens} is too few: {unseen} words never appear")
+    assert len(set(train)) == num_words + 1, "train_tokens is too few for all words"
     rate = entropy_rate(transitions)
     truth = Truth(
         entropy_rate_nats=rate,
@@ -187,11 +177,10 @@ def write_corpus(
 
 def _write_files(directory: Path, files: dict[str, bytes]) -> None:
     directory.mkdir(parents=True, exist_ok=True)
-    paths = {name: directory / name for name in files}
-    present = {name: path.read_bytes() for name, path in paths.items() if path.exists()}
-    for name, content in present.items():
-        if content != files[name] and "truth.json" not in present:
-            raise UserError(f"{paths[name]} is another corpus, which is not overwritten")
-    for name, content in files.items():
-        if present.get(name) != content:
-            write_atomically(str(paths[name]), content)
+    present = {n: (directory / n).read_bytes() for n in files if (directory / n).exists()}
+    changed = [name for name in files if present.get(name) != files[name]]
+    for name in changed:
+        if name in present and "truth.json" not in present:
+            raise UserError(f"{directory / name} is another corpus, which is not overwritten")
+    for name in changed:
+        write_atomically(str(directory / name), files[name])

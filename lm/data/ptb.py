@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import logging
 import os
 import shutil
 import urllib.parse
 from collections.abc import Mapping, Sequence
-from typing import Callable
+from typing import Callable, TypeVar
 
 from lm.data.archive import extract
 from lm.data.download import PATIENCE, Patience, SourceError, fetch, shown, writing
 from lm.errors import RunError, UserError
-from lm.files import locked, private_name, sha256_of, short_name
+from lm.files import locked, private_name, sha256_of, short_name, write_atomically
 
 PTB_SHA256 = {
     "ptb.train.txt": "fcea919f6cf83f35d4d00c6cbf08040d13d4155226340912e2fef9c9c4102cbf",
@@ -29,6 +30,7 @@ PTB_ADDRESSES = (
 
 logger = logging.getLogger("lm")
 
+Accepted = TypeVar("Accepted")
 _MEMBER_DIRECTORY = "simple-examples/data/"
 _MAX_ARCHIVE_BYTES = 256 << 20  # the original has 35 MB
 _MAX_FILE_BYTES = 16 << 20  # ptb.train.txt has 5 MB
@@ -72,14 +74,8 @@ def download_ptb(
             ) from error
         missing = _missing(directory, checksums)
         if missing:  # otherwise another process was faster
-            _install(
-                directory,
-                private_name(os.path.join(work, "download")),
-                missing,
-                addresses,
-                checksums,
-                patience,
-            )
+            staging = private_name(os.path.join(work, "download"))
+            _install(directory, staging, missing, addresses, checksums, patience)
 
 
 def _usable(data_url: str) -> str:
@@ -109,10 +105,9 @@ def _usable(data_url: str) -> str:
 def _missing(directory: str, checksums: Mapping[str, str]) -> list[str]:
     """List the files to add; refuse to complete a set of other files than the published ones."""
     missing = [n for n in checksums if not os.path.exists(os.path.join(directory, n))]
-    for name in checksums if missing else ():
+    present = [name for name in checksums if name not in missing]
+    for name in present if missing else ():
         path = os.path.join(directory, name)
-        if name in missing:
-            continue
         try:
             differs = sha256_of(path) != checksums[name]
         except OSError as error:
@@ -136,27 +131,26 @@ def _install(
 ) -> None:
     failures = []
     for address in addresses:
+        logger.info("getting PTB from %s into %s", shown(address), directory)
         try:
             with writing(directory):
                 os.makedirs(staging, exist_ok=True)
-            logger.info("getting PTB from %s into %s", shown(address), directory)
-            _stage(address, staging, checksums, patience)
+            contents = _contents(address, staging, checksums, patience)
+            with writing(directory):
+                for name in missing:
+                    write_atomically(os.path.join(staging, name), contents[name])
+                for name in missing:
+                    os.replace(os.path.join(staging, name), os.path.join(directory, name))
         except SourceError as error:
             logger.info("%s: %s", shown(address), error)
             failures.append(f"{shown(address)}: {error}")
-            continue
         except RunError:  # the disk: leave nothing on it
             shutil.rmtree(staging, ignore_errors=True)
             raise
-        with writing(directory):
-            for name in missing:
-                os.replace(os.path.join(staging, name), os.path.join(directory, name))
-        shutil.rmtree(staging, ignore_errors=True)
-        return
-    with contextlib.suppress(OSError):
-        for name in checksums:  # of a wrong archive; a part that can be resumed stays
-            with contextlib.suppress(FileNotFoundError):
-                os.remove(os.path.join(staging, name))
+        else:
+            shutil.rmtree(staging, ignore_errors=True)
+            return
+    with contextlib.suppress(OSError):  # a part that can be resumed stays
         os.rmdir(staging)
     raise RunError(
         f"no source gave the PTB corpus ({'; '.join(failures)}); give another one "
@@ -165,30 +159,33 @@ def _install(
     )
 
 
-def _stage(address: str, staging: str, checksums: Mapping[str, str], patience: Patience) -> None:
-    """Put verified copies of all files into the staging directory."""
+def _contents(
+    address: str, staging: str, checksums: Mapping[str, str], patience: Patience
+) -> dict[str, bytes]:
+    """Return all files, verified; the staging directory keeps the parts of what is downloaded."""
     if "://" not in address:
-        _extract(address, staging, checksums)
-    elif not address.endswith("/"):
-        accept = functools.partial(_extract, staging=staging, checksums=checksums)
-        _fetch_verified(address, staging, _MAX_ARCHIVE_BYTES, patience, accept)
-    else:
-        for name, checksum in checksums.items():
-            accept = functools.partial(_accept_file, name, checksum, os.path.join(staging, name))
-            _fetch_verified(address + name, staging, _MAX_FILE_BYTES, patience, accept)
+        return _unpack(address, checksums)
+    if not address.endswith("/"):
+        accept = functools.partial(_unpack, checksums=checksums)
+        return _fetch_verified(address, staging, _MAX_ARCHIVE_BYTES, patience, accept)
+    contents = {}
+    for name, checksum in checksums.items():
+        accept = functools.partial(_read, name=name, checksum=checksum)
+        url = address + name
+        contents[name] = _fetch_verified(url, staging, _MAX_FILE_BYTES, patience, accept)
+    return contents
 
 
 def _fetch_verified(
-    url: str, staging: str, max_bytes: int, patience: Patience, accept: Callable[[str], None]
-) -> None:
+    url: str, staging: str, max_bytes: int, patience: Patience, accept: Callable[[str], Accepted]
+) -> Accepted:
     """Fetch an address and hand the file on; a file that is not accepted is removed."""
     part = os.path.join(staging, f"{short_name(url)}.part")
     resumed = os.path.exists(part)
     while True:
         fetch(url, part, max_bytes, patience)
         try:
-            accept(part)
-            return
+            return accept(part)
         except SourceError as error:
             os.remove(part)  # else every later start would resume from the same bad bytes
             if not resumed:
@@ -197,22 +194,21 @@ def _fetch_verified(
             resumed = False
 
 
-def _verify(path: str, name: str, checksum: str) -> None:
-    actual = sha256_of(path)
+def _unpack(archive: str, checksums: Mapping[str, str]) -> dict[str, bytes]:
+    names = {name: _MEMBER_DIRECTORY + name for name in checksums}
+    members = extract(archive, names.values(), _MAX_FILE_BYTES)
+    return {n: _verified(members[names[n]], n, checksum) for n, checksum in checksums.items()}
+
+
+def _read(path: str, name: str, checksum: str) -> bytes:
+    with open(path, "rb") as file:
+        return _verified(file.read(), name, checksum)
+
+
+def _verified(content: bytes, name: str, checksum: str) -> bytes:
+    actual = hashlib.sha256(content).hexdigest()
     if actual != checksum:
         raise SourceError(
             f"{name} has the wrong checksum (SHA-256 {actual[:12]}..., expected {checksum[:12]}...)"
         )
-
-
-def _accept_file(name: str, checksum: str, staged: str, part: str) -> None:
-    _verify(part, name, checksum)
-    os.replace(part, staged)
-
-
-def _extract(archive: str, staging: str, checksums: Mapping[str, str]) -> None:
-    staged = {name: os.path.join(staging, name) for name in checksums}
-    members = {_MEMBER_DIRECTORY + name: path for name, path in staged.items()}
-    extract(archive, members, _MAX_FILE_BYTES)
-    for name, path in staged.items():
-        _verify(path, name, checksums[name])
+    return content
