@@ -48,9 +48,7 @@ class Flags:
         """Define one flag for each field of a dataclass, all unset until the user gives them."""
         for field in dataclasses.fields(cls):
             plain_type, _ = field_type(cls, field.name)
-            text = field.metadata["help"]
-            if field.metadata["choices"]:
-                text += f" (one of: {', '.join(field.metadata['choices'])})"
+            text = _help_text(field)
             if show_defaults and field.default is not None:
                 text += f" (default: {field.default})"
             self.define(plain_type, field.name, None, text)
@@ -100,6 +98,11 @@ class Flags:
         return "\n".join(lines)
 
 
+def _help_text(field: dataclasses.Field) -> str:
+    choices = ", ".join(field.metadata["choices"])
+    return field.metadata["help"] + (f" (one of: {choices})" if choices else "")
+
+
 def run_flags(usage: str) -> Flags:
     """Return the flags of a program that uses a run: `--run`, `--checkpoint`; more may follow."""
     flags = Flags(usage)
@@ -136,12 +139,9 @@ def parse_training_flags(argv: Sequence[str]) -> tuple[Config, RunOptions]:
         "A flag given here overrides the config's field of the same name."
     )
     flags.define(
-        str,
-        "config",
-        "config_small",
-        "a config in configs/, or a path to a .py file with get_config(), which is run"
-        " (default: config_small)",
-    )
+        str, "config", "config_small", "a config in configs/, or a path to a .py file with"
+        " get_config(), which is run (default: config_small)",
+    )  # fmt: skip
     flags.define_fields(Config, show_defaults=False)
     flags.define_fields(RunOptions)
     flags.parse(argv)
@@ -163,9 +163,7 @@ def flags_document() -> str:
         for field in dataclasses.fields(cls):
             plain_type, _ = field_type(cls, field.name)
             name = f"--[no]{field.name}" if plain_type is bool else f"--{field.name}"
-            choices = ", ".join(field.metadata["choices"])
-            text = field.metadata["help"] + (f" (one of: {choices})" if choices else "")
-            text = text.replace("<", "&lt;")  # Markdown would take <unk> for HTML
+            text = _help_text(field).replace("<", "&lt;")  # Markdown would take <unk> for HTML
             default = "" if field.default is None else field.default
             lines.append(f"| `{name}` | {default} | {text} |")
     return "\n".join(lines) + "\n"
