@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Sequence
 
-from lm.benchmark import options
+from lm.benchmark import options, results
 from lm.cli import program
 from lm.errors import HelpRequested, UserError
 
@@ -29,7 +30,13 @@ def _run(argv: Sequence[str]) -> None:
         raise UserError(f"{command!r} is not one of the commands {', '.join(_COMMANDS)}")
     # Only this one: each brings libraries that the others do without.
     module = importlib.import_module(f"lm.benchmark.{command}")
-    module.run(*options.parse(argv[1:], _COMMANDS[command]))
+    config, chosen = options.parse(argv[1:], _COMMANDS[command])
+    facts = results.environment_facts()  # first: the load is to be that of others
+    record = {**facts, "benchmark": command, **module.measure(config, chosen)}
+    module.show(record)
+    stem = os.path.join(chosen.out, module.STEM.format_map(record))
+    results.write_json(stem, record)
+    module.draw(stem, record)
 
 
 if __name__ == "__main__":

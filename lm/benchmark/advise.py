@@ -4,51 +4,69 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import logging
+from functools import partial
 from typing import Any
 
-from lm.benchmark import results
 from lm.benchmark.exchange import measure_horovod, start_exchange
 from lm.benchmark.messages import messages_of_step
 from lm.benchmark.options import AdviceOptions
 from lm.benchmark.plots import lines, plot
 from lm.benchmark.prediction import HostCosts, Link, Predictor, fit_host_costs
+from lm.benchmark.results import print_table
 from lm.benchmark.statistics import summarize
-from lm.benchmark.trainer import Trainer
-from lm.cli.tables import markdown_table
+from lm.benchmark.trainer import Trainer, in_turn
 from lm.config import Config
 
+STEM = "advise-{config[name]}-{precision}"
+_TIME_COLUMNS = [
+    ("ranks", "{ranks}"),
+    ("compute ms", "{compute_ms:.2f}"),
+    ("exchange ms", "{exchange_ms:.2f}"),
+    ("step ms", "{step_ms:.2f}"),
+]
+_HERE_COLUMNS = [
+    ("here", "{kind}"),
+    *_TIME_COLUMNS,
+    ("measured ms", "{measured_step_ms:.2f}"),
+    ("error", "{error:.0%}"),
+    ("speed-up", "{speedup:.2f}"),
+    ("measured", "{measured_speedup:.2f}"),
+]
+_CLUSTER_COLUMNS = [
+    ("cluster", "{kind}"),
+    *_TIME_COLUMNS,
+    ("speed-up", "{speedup:.2f}"),
+    ("efficiency", "{efficiency:.3f}"),
+]
 _EMPTY = 4  # bytes; Horovod has no smaller message
 
-_logger = logging.getLogger("lm")
 
-
-def run(config: Config, options: AdviceOptions) -> None:
-    """Measure, predict, check, print, and write the results."""
-    facts = results.environment_facts()
-    vocab_size, compute, measured = _measure_steps(config, options)
+def measure(config: Config, options: AdviceOptions) -> dict[str, Any]:
+    """Measure, predict, and check the predictions."""
+    batch_size = config.batch_size
+    cluster_ranks = {
+        "strong": _powers_of_two(min(options.max_ranks, batch_size)),
+        "weak": _powers_of_two(options.max_ranks),
+    }
+    counts = {*options.rank_counts, *cluster_ranks["strong"]}
+    shares = sorted({-(-batch_size // ranks) for ranks in counts} | {batch_size})
+    vocab_size, compute, together = _measure_steps(config, options, shares)
     costs = _measure_exchange(config, options, vocab_size)
     link = Link(options.link_latency_us * 1e-6, 8e-9 / options.link_gbps)
     predictor = Predictor(config, vocab_size, compute, costs)
-    here = {
-        kind: [
-            {**predictor.predict(ranks, kind, Link(), "ring"), **measured[ranks][kind]}
-            for ranks in options.rank_counts
-        ]
-        for kind in ("strong", "weak")
-    }
-    for each in (*here["strong"], *here["weak"]):
-        each["error"] = each["step_ms"] / each["measured_step_ms"] - 1
+    here = {kind: [] for kind in cluster_ranks}
+    for (ranks, kind), seconds in together.items():
+        row = predictor.predict(ranks, kind, Link(), "ring")
+        row["measured_step_ms"] = 1000 * seconds
+        ratio = row["step_ms"] / row["measured_step_ms"]
+        row["measured_speedup"] = row["speedup"] * ratio
+        row["error"] = ratio - 1
+        here[kind].append(row)
     cluster = {
         kind: [predictor.predict(n, kind, link, options.algorithm) for n in ranks]
-        for kind, ranks in {
-            "strong": _powers_of_two(min(options.max_ranks, config.batch_size)),
-            "weak": _powers_of_two(options.max_ranks),
-        }.items()
+        for kind, ranks in cluster_ranks.items()
     }
-    record = {
-        **facts,
-        "benchmark": "advise",
+    return {
         "config": dataclasses.asdict(config),
         "precision": config.precision,
         "threads_per_rank": options.threads,
@@ -60,56 +78,38 @@ def run(config: Config, options: AdviceOptions) -> None:
         "cluster": cluster,
         "warnings": _warnings(here, cluster),
     }
-    _print(record)
-    stem = f"advise-{config.name}-{config.precision}"
-    results.write_json(options.out, stem, record)
-    _plot(options.out, stem, record)
 
 
 def _powers_of_two(limit: int) -> list[int]:
-    return [2**power for power in range(limit.bit_length()) if 2**power <= limit]
+    return [2**power for power in range(limit.bit_length())]
 
 
 def _measure_steps(
-    config: Config, options: AdviceOptions
-) -> tuple[int, dict[int, float], dict[int, dict]]:
+    config: Config, options: AdviceOptions, shares: list[int]
+) -> tuple[int, dict[int, float], dict[tuple[int, str], float]]:
     """Measure one rank with all shares of the batch, and beside it the ranks to check.
 
     Returns:
-      The vocabulary's size; rows -> seconds of a step alone; ranks -> kind -> measured step.
+      The vocabulary's size; rows -> seconds of a step alone; (ranks, kind) -> seconds of a step.
     """
     batch_size = config.batch_size
-    counts = {*options.rank_counts, *_powers_of_two(min(options.max_ranks, batch_size))}
-    shares = sorted({-(-batch_size // ranks) for ranks in counts} | {batch_size})
-    compute: dict[int, list[float]] = {rows: [] for rows in shares}
-    together: dict[tuple[int, str], list[float]] = {}
     with contextlib.ExitStack() as stack:
-        alone = Trainer(config, options, shares)
-        stack.callback(alone.worker.close)
-        vocab_size = alone.worker.ask("vocab_size")[0]
-        groups = {1: alone}
+        alone = stack.enter_context(Trainer(config, options, shares))
+        measurements = {rows: partial(alone.measure, rows) for rows in shares}
         for ranks in options.rank_counts:
+            weak = ranks * batch_size
+            group = alone
             if ranks > 1:
-                groups[ranks] = Trainer(config, options, [batch_size, ranks * batch_size], ranks)
-                stack.callback(groups[ranks].worker.close)
-        for repeat in range(options.repeats):
-            for rows in shares:
-                compute[rows].append(alone.measure(rows)["seconds"])
-            for ranks, group in groups.items():
-                for kind, size in (("strong", batch_size), ("weak", ranks * batch_size)):
-                    seconds = group.measure(size)["seconds"]
-                    together.setdefault((ranks, kind), []).append(seconds)
-            _logger.info("steps, repeat %d of %d", repeat + 1, options.repeats)
-    medians = {rows: summarize(seconds).median for rows, seconds in compute.items()}
-    measured: dict[int, dict] = {}
-    for (ranks, kind), seconds in together.items():
-        step = summarize(seconds).median
-        work = ranks if kind == "weak" else 1
-        measured.setdefault(ranks, {})[kind] = {
-            "measured_step_ms": 1000 * step,
-            "measured_speedup": work * medians[batch_size] / step,
-        }
-    return vocab_size, medians, measured
+                group = stack.enter_context(Trainer(config, options, [batch_size, weak], ranks))
+            measurements[ranks, "strong"] = partial(group.measure, batch_size)
+            measurements[ranks, "weak"] = partial(group.measure, weak)
+        found = in_turn(options.repeats, measurements, "steps")
+        vocab_size = alone.ask("vocab_size")[0]
+    medians = {
+        name: summarize([each["seconds"] for each in runs]).median for name, runs in found.items()
+    }
+    compute = {rows: medians.pop(rows) for rows in shares}
+    return vocab_size, compute, medians
 
 
 def _measure_exchange(config: Config, options: AdviceOptions, vocab_size: int) -> HostCosts:
@@ -117,16 +117,15 @@ def _measure_exchange(config: Config, options: AdviceOptions, vocab_size: int) -
     messages = messages_of_step(config, vocab_size)
     # An allreduce of half the bytes sends as many as an allgather.
     sizes = [each.bytes // (2 if each.collective == "allgather" else 1) for each in messages]
-    plans = ([_EMPTY], [_EMPTY] * len(sizes), sizes)
-    found: list[list[float]] = [[] for _ in plans]
+    plans = {"one": [_EMPTY], "many": [_EMPTY] * len(sizes), "step": sizes}
     with start_exchange(options, ranks) as worker:
-        for repeat in range(options.repeats):
-            for plan, seconds in zip(plans, found):
-                seconds.append(measure_horovod(worker, plan))
-            _logger.info("exchange, repeat %d of %d", repeat + 1, options.repeats)
-    one, many, step = (summarize(seconds).median for seconds in found)
+        measurements = {
+            name: partial(measure_horovod, worker, plan) for name, plan in plans.items()
+        }
+        found = in_turn(options.repeats, measurements, "exchange")
+    medians = {name: summarize(seconds).median for name, seconds in found.items()}
     bytes_sent = sum(message.bytes_sent(ranks) for message in messages)
-    return fit_host_costs(one, many, step, len(messages), bytes_sent)
+    return fit_host_costs(**medians, num_messages=len(messages), bytes_sent=bytes_sent)
 
 
 def _warnings(here: dict[str, list], cluster: dict[str, list]) -> list[str]:
@@ -147,7 +146,7 @@ def _warnings(here: dict[str, list], cluster: dict[str, list]) -> list[str]:
     return found
 
 
-def _print(record: dict[str, Any]) -> None:
+def show(record: dict[str, Any]) -> None:
     """Print the predictions here beside what was measured, those for the cluster, and warnings."""
     config, costs = record["config"], record["exchange_costs"]
     print(
@@ -156,61 +155,32 @@ def _print(record: dict[str, Any]) -> None:
         f" {1e3 * costs.per_message:.2f} ms per message,"
         f" {1e9 * costs.per_byte_sent:.2f} ms per MB sent"
     )
-    header = ["here", "ranks", "compute ms", "exchange ms", "step ms", "measured ms", "error"]
-    header += ["speed-up", "measured"]
-    rows = [
-        [
-            kind,
-            *_cells(row),
-            f"{row['measured_step_ms']:.2f}",
-            f"{100 * row['error']:.0f}%",
-            f"{row['speedup']:.2f}",
-            f"{row['measured_speedup']:.2f}",
-        ]
-        for kind, predictions in record["here"].items()
-        for row in predictions
-    ]
-    print(markdown_table(header, rows))
+    print_table(_HERE_COLUMNS, _rows(record["here"]))
     link = record["link"]
     print(
         f"\nPredicted, one rank per host, {1e6 * link.latency:g} us and"
         f" {8e-9 / link.seconds_per_byte:g} Gbit/s, {record['algorithm']} allreduce"
     )
-    header = ["cluster", "ranks", "compute ms", "exchange ms", "step ms", "speed-up", "efficiency"]
-    rows = [
-        [kind, *_cells(row), f"{row['speedup']:.2f}", f"{row['efficiency']:.3f}"]
-        for kind, predictions in record["cluster"].items()
-        for row in predictions
-    ]
-    print(markdown_table(header, rows))
+    print_table(_CLUSTER_COLUMNS, _rows(record["cluster"]))
     for warning in record["warnings"]:
         print(f"warning: {warning}")
 
 
-def _cells(row: dict[str, float]) -> list[str]:
-    times = (f"{row[name]:.2f}" for name in ("compute_ms", "exchange_ms", "step_ms"))
-    return [str(row["ranks"]), *times]
+def _rows(predictions: dict[str, list[dict]]) -> list[dict]:
+    return [{"kind": kind, **row} for kind, rows in predictions.items() for row in rows]
 
 
-def _plot(out: str, stem: str, record: dict[str, Any]) -> None:
-    """Plot the speed-ups, predicted and measured, over the numbers of ranks.
-
-    Args:
-      out: Directory of the files.
-      stem: Their name without suffix.
-      record: As `_print` gets it.
-    """
+def draw(stem: str, record: dict[str, Any]) -> None:
+    """Plot the speed-ups, predicted and measured, into `stem.png` and `stem.pdf`."""
     title = f"{record['config']['name']}, {record['precision']}: predicted speed-up"
-    measured_ranks = [row["ranks"] for row in record["here"]["strong"]]
-    with plot(out, stem, title, num_axes=2) as (here, cluster):
-        series = {"ideal": measured_ranks}
-        for kind, rows in record["here"].items():
-            series[f"{kind}, predicted"] = [row["speedup"] for row in rows]
-            series[f"{kind}, measured"] = [row["measured_speedup"] for row in rows]
-        lines(here, measured_ranks, series, "ranks on this host", "speed-up over one rank")
-        for kind, rows in record["cluster"].items():
-            ranks = [row["ranks"] for row in rows]
-            values = {f"{kind}, predicted": [row["speedup"] for row in rows]}
-            lines(cluster, ranks, values, "ranks of the cluster", "speed-up over one rank")
-        powers = [row["ranks"] for row in record["cluster"]["weak"]]
-        lines(cluster, powers, {"ideal": powers}, "ranks of the cluster", "speed-up over one rank")
+    labels = {"here": "ranks on this host", "cluster": "ranks of the cluster"}
+    with plot(stem, title, num_axes=2) as panels:
+        for axes, (place, label) in zip(panels, labels.items()):
+            for kind, rows in record[place].items():
+                ranks = [row["ranks"] for row in rows]
+                series = {f"{kind}, predicted": [row["speedup"] for row in rows]}
+                if place == "here":
+                    series[f"{kind}, measured"] = [row["measured_speedup"] for row in rows]
+                lines(axes, ranks, series, label, "speed-up over one rank")
+            # Weak scaling, which comes last, goes on to more ranks than strong.
+            lines(axes, ranks, {"ideal": ranks}, label, "speed-up over one rank")

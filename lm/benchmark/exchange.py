@@ -5,21 +5,33 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from lm.benchmark import results
 from lm.benchmark.messages import Message
 from lm.benchmark.options import ExchangeOptions, Options
 from lm.benchmark.plots import plot
+from lm.benchmark.results import print_table
 from lm.benchmark.statistics import fit_line, summarize
+from lm.benchmark.trainer import in_turn
 from lm.benchmark.workers.process import Worker, run_to_end
-from lm.cli.tables import markdown_table
 from lm.config import Config
 from lm.distributed import mpirun
 
+STEM = "exchange-{ranks}"
 _MAX_COUNT, _MIN_COUNT = 100, 5
 _BYTES_PER_REPEAT = 100e6  # how often a size is exchanged: as many bytes of each
+
+_COLUMNS = [
+    ("bytes", "{horovod[bytes]}"),
+    ("Horovod us", "{horovod[us].median:.1f}"),
+    ("std", "{horovod[us].std:.1f}"),
+    ("GB/s", "{horovod[bus_gb_per_second]:.3f}"),
+    ("MPI us", "{mpi[us].median:.1f}"),
+    ("std", "{mpi[us].std:.1f}"),
+    ("GB/s", "{mpi[bus_gb_per_second]:.3f}"),
+]
 
 _logger = logging.getLogger("lm")
 
@@ -54,43 +66,31 @@ def _counts(num_bytes: int) -> dict[str, int]:
 
 
 def _measure_mpi(options: ExchangeOptions, sizes: Sequence[int]) -> list[float]:
-    Worker.pause_all()
     plan = json.dumps([[size, *_counts(size).values()] for size in sizes])
     program = [sys.executable, "-m", "lm.benchmark.workers.raw_mpi", plan]
     launcher = mpirun.command(options.ranks, options.hosts)
     return json.loads(run_to_end([*launcher, *program], options.threads))
 
 
-def run(_: Config, options: ExchangeOptions) -> None:
-    """Measure, print, and write the results."""
+def measure(_: Config, options: ExchangeOptions) -> dict[str, Any]:
+    """Measure each size by Horovod, and then all of them by MPI."""
     sizes = message_sizes(options.max_mb)
-    facts = results.environment_facts()
-    horovod: dict[int, list[float]] = {size: [] for size in sizes}
-    mpi: dict[int, list[float]] = {size: [] for size in sizes}
     _logger.info("starting %d ranks", options.ranks)
     with start_exchange(options, options.ranks) as worker:
-        for repeat in range(options.repeats):
-            for size in sizes:
-                horovod[size].append(measure_horovod(worker, [size]))
-            for size, seconds in zip(sizes, _measure_mpi(options, sizes)):
-                mpi[size].append(seconds)
-            _logger.info("repeat %d of %d", repeat + 1, options.repeats)
-    record = {
-        **facts,
-        "benchmark": "exchange",
+        measurements = {size: partial(measure_horovod, worker, [size]) for size in sizes}
+        measurements["mpi"] = partial(_measure_mpi, options, sizes)
+        horovod = in_turn(options.repeats, measurements)
+    mpi = dict(zip(sizes, zip(*horovod.pop("mpi"))))
+    return {
         "ranks": options.ranks,
         "hosts": options.hosts,
         "repeats": options.repeats,
         "horovod": _records(horovod, options.ranks),
         "mpi": _records(mpi, options.ranks),
     }
-    _print(record)
-    stem = f"exchange-{options.ranks}"
-    results.write_json(options.out, stem, record)
-    _plot(options.out, stem, record)
 
 
-def _records(seconds: dict[int, list[float]], ranks: int) -> dict[str, Any]:
+def _records(seconds: Mapping[int, Sequence[float]], ranks: int) -> dict[str, Any]:
     medians = [(size, summarize(times).median) for size, times in seconds.items()]
     line = fit_line(medians)
     return {
@@ -111,27 +111,25 @@ def _records(seconds: dict[int, list[float]], ranks: int) -> dict[str, Any]:
     }
 
 
-def _print(record: dict[str, Any]) -> None:
+def show(record: dict[str, Any]) -> None:
+    """Print one row per size."""
     print(f"\nallreduce over {record['ranks']} ranks, medians of {record['repeats']} repeats")
-    header = ["bytes", "Horovod us", "std", "GB/s", "MPI us", "std", "GB/s"]
-    rows = []
-    for pair in zip(record["horovod"]["sizes"], record["mpi"]["sizes"]):
-        cells = [str(pair[0]["bytes"])]
-        for each in pair:
-            cells += [f"{each['us'].median:.1f}", f"{each['us'].std:.1f}"]
-            cells += [f"{each['bus_gb_per_second']:.3f}"]
-        rows.append(cells)
-    print(markdown_table(header, rows))
+    rows = [
+        {"horovod": horovod, "mpi": mpi}
+        for horovod, mpi in zip(record["horovod"]["sizes"], record["mpi"]["sizes"])
+    ]
+    print_table(_COLUMNS, rows)
 
 
-def _plot(out: str, stem: str, record: dict[str, Any]) -> None:
-    with plot(out, stem, f"Allreduce over {record['ranks']} ranks", num_axes=2) as axes:
+def draw(stem: str, record: dict[str, Any]) -> None:
+    """Plot times and bandwidths over the sizes into `stem.png` and `stem.pdf`."""
+    with plot(stem, f"Allreduce over {record['ranks']} ranks", num_axes=2) as (times, speeds):
         for name in ("horovod", "mpi"):
-            sizes = [each["bytes"] for each in record[name]["sizes"]]
-            times = [each["us"].median for each in record[name]["sizes"]]
-            speeds = [each["bus_gb_per_second"] for each in record[name]["sizes"]]
-            for each, values in zip(axes, (times, speeds)):
-                each.loglog(sizes, values, "o-", markersize=4, label=name)
-        for each, label in zip(axes, ("microseconds", "GB/s sent by a rank")):
-            each.set_xlabel("bytes")
-            each.set_ylabel(label)
+            found = record[name]["sizes"]
+            sizes = [each["bytes"] for each in found]
+            style = {"marker": "o", "markersize": 4, "label": name}
+            times.loglog(sizes, [each["us"].median for each in found], **style)
+            speeds.loglog(sizes, [each["bus_gb_per_second"] for each in found], **style)
+        for axes, label in ((times, "microseconds"), (speeds, "GB/s sent by a rank")):
+            axes.set_xlabel("bytes")
+            axes.set_ylabel(label)

@@ -11,7 +11,6 @@ import os
 from collections.abc import Sequence
 from typing import Optional
 
-from lm.benchmark import results
 from lm.benchmark.prediction import ALGORITHMS
 from lm.cli.flags import Flags
 from lm.config import Checked, Config, load_config, option
@@ -164,7 +163,12 @@ def parse(argv: Sequence[str], kind: type[Options]) -> tuple[Config, Options]:
         config = dataclasses.replace(load_config(flags["config"]), **flags.given(Config))
     options = kind(**flags.given(kind))
     options.check(config)
-    results.make_directory(options.out)
+    try:
+        os.makedirs(options.out, exist_ok=True)  # now, not after hours of measurements
+    except OSError as error:
+        raise UserError(f"cannot make the directory {options.out}: {error.strerror}") from error
+    if not os.access(options.out, os.W_OK):
+        raise UserError(f"cannot write to the directory {options.out}")
     return config, options
 
 

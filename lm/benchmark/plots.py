@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 from collections.abc import Iterator, Mapping
 
 import matplotlib
@@ -18,12 +17,11 @@ _logger = logging.getLogger("lm")
 
 
 @contextlib.contextmanager
-def plot(directory: str, stem: str, title: str, num_axes: int = 1) -> Iterator[list]:
+def plot(stem: str, title: str, num_axes: int = 1) -> Iterator[list]:
     """Give axes to draw on, then save the figure.
 
     Args:
-      directory: Where `stem.png` and `stem.pdf` go.
-      stem: The files' name without suffix.
+      stem: The path of `stem.png` and `stem.pdf`.
       title: Above the axes.
       num_axes: Axes side by side.
 
@@ -41,9 +39,9 @@ def plot(directory: str, stem: str, title: str, num_axes: int = 1) -> Iterator[l
     figure.suptitle(title, fontsize=10)
     figure.tight_layout()
     for suffix in ("png", "pdf"):
-        figure.savefig(os.path.join(directory, f"{stem}.{suffix}"), dpi=150)
+        figure.savefig(f"{stem}.{suffix}", dpi=150)
     pyplot.close(figure)
-    _logger.info("wrote %s.png and .pdf", os.path.join(directory, stem))
+    _logger.info("wrote %s.png and .pdf", stem)
 
 
 def bars(axes, values: Mapping[str, Summary], label: str) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from lm.benchmark.messages import Message, messages_of_step
@@ -87,21 +87,13 @@ def predict_exchange(
     )
 
 
-class Predictor:
-    """Predicts steps from what was measured.
+class Predictor(NamedTuple):
+    """Predicts steps from what was measured."""
 
-    Args:
-      config: The config of one rank.
-      vocab_size: Number of words.
-      compute: Rows of a rank -> measured seconds of its step alone.
-      costs: Of the exchange on this host.
-    """
-
-    def __init__(
-        self, config: Config, vocab_size: int, compute: dict[int, float], costs: HostCosts
-    ):
-        self._config, self._vocab_size = config, vocab_size
-        self._compute, self._costs = compute, costs
+    config: Config  # of one rank
+    vocab_size: int
+    compute: Mapping[int, float]  # rows of a rank -> measured seconds of its step alone
+    costs: HostCosts  # of the exchange on this host
 
     def predict(self, ranks: int, kind: str, link: Link, algorithm: str) -> dict[str, float]:
         """Predict N ranks.
@@ -115,17 +107,17 @@ class Predictor:
         Returns:
           `compute_ms`, `exchange_ms`, `step_ms`, `speedup` and `efficiency`.
         """
-        batch_size = self._config.batch_size
+        batch_size = self.config.batch_size
         rows = -(-batch_size // ranks) if kind == "strong" else batch_size
         work = ranks if kind == "weak" else 1
-        sized = dataclasses.replace(self._config, batch_size=work * batch_size)
-        messages = messages_of_step(sized, self._vocab_size)
-        exchange = predict_exchange(messages, ranks, self._costs, link, algorithm)
-        step = self._compute[rows] + exchange
-        speedup = work * self._compute[batch_size] / step
+        sized = dataclasses.replace(self.config, batch_size=work * batch_size)
+        messages = messages_of_step(sized, self.vocab_size)
+        exchange = predict_exchange(messages, ranks, self.costs, link, algorithm)
+        step = self.compute[rows] + exchange
+        speedup = work * self.compute[batch_size] / step
         return {
             "ranks": ranks,
-            "compute_ms": 1000 * self._compute[rows],
+            "compute_ms": 1000 * self.compute[rows],
             "exchange_ms": 1000 * exchange,
             "step_ms": 1000 * step,
             "speedup": speedup,

@@ -10,26 +10,13 @@ import os
 import platform
 import socket
 import sys
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from lm.cli.tables import markdown_table
 from lm.distributed.cores import count_cores
-from lm.errors import UserError
 
 _logger = logging.getLogger("lm")
-
-
-def make_directory(path: str) -> None:
-    """Make the directory of results, before hours of measurements.
-
-    Raises:
-      UserError: It cannot be written to.
-    """
-    try:
-        os.makedirs(path, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot make the directory {path}: {error.strerror}") from error
-    if not os.access(path, os.W_OK):
-        raise UserError(f"cannot write to the directory {path}")
 
 
 def environment_facts() -> dict[str, Any]:
@@ -58,9 +45,20 @@ def _cpu_name() -> str:
     return names[0] if names else platform.machine()
 
 
-def write_json(directory: str, stem: str, record: dict[str, Any]) -> None:
-    """Write a record to `directory/stem.json`."""
-    path = os.path.join(directory, f"{stem}.json")
+def print_table(columns: Sequence[tuple[str, str]], rows: Iterable[Mapping[str, Any]]) -> None:
+    """Print a table for people.
+
+    Args:
+      columns: For each its header, and the format of its cells in the names of the rows' values.
+      rows: Values by name.
+    """
+    cells = [[form.format_map(row) for _, form in columns] for row in rows]
+    print(markdown_table([header for header, _ in columns], cells))
+
+
+def write_json(stem: str, record: dict[str, Any]) -> None:
+    """Write a record to `stem.json`."""
+    path = f"{stem}.json"
     with open(path, "w", encoding="utf-8") as file:
         json.dump(_plain(record), file, indent=2)
         file.write("\n")

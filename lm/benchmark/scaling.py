@@ -2,84 +2,78 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
+from functools import partial
 from typing import Any
 
-from lm.benchmark import results
 from lm.benchmark.messages import messages_of_step
 from lm.benchmark.options import ScalingOptions
 from lm.benchmark.plots import lines, plot
+from lm.benchmark.results import print_table
 from lm.benchmark.statistics import paired_ratio, summarize
-from lm.benchmark.trainer import Trainer
-from lm.cli.tables import markdown_table
+from lm.benchmark.trainer import Trainer, in_turn
 from lm.config import Config
 
-_logger = logging.getLogger("lm")
+STEM = "scaling-{config[name]}-{precision}"
 _KINDS = ("strong", "weak")
+_PARTS = ("compute", "exchange", "input")  # of a step
+
+_COLUMNS = [
+    ("scaling", "{kind}"),
+    ("ranks", "{ranks}"),
+    ("rows", "{batch_size}"),
+    ("words/s", "{words_per_second.mean:.0f}"),
+    ("std", "{words_per_second.std:.0f}"),
+    ("speed-up [95 %]", "{speedup}"),
+    ("efficiency", "{efficiency.value:.2f}"),
+    ("MB sent per rank", "{mb_sent_per_rank:.2f}"),
+    *((f"{part} ms", f"{{split_ms[{part}]:.2f}}") for part in _PARTS),
+]
+
+_logger = logging.getLogger("lm")
 
 
-def run(config: Config, options: ScalingOptions) -> None:
-    """Measure, print, and write the results."""
-    facts = results.environment_facts()
-    batch_size = config.batch_size
-    shares = {n: -(-batch_size // n) for n in options.rank_counts}  # rows of the busiest rank
-    with contextlib.ExitStack() as stack:
-        _logger.info("starting 1 rank")
-        alone = Trainer(config, options, [batch_size, *shares.values()])
-        stack.callback(alone.worker.close)
-        vocab_size = alone.worker.ask("vocab_size")[0]
-        rows = [
-            _rank_record(config, vocab_size, n, _measure(config, options, n, alone, share))
+def measure(config: Config, options: ScalingOptions) -> dict[str, Any]:
+    """Measure each number of ranks beside one rank."""
+    shares = {n: -(-config.batch_size // n) for n in options.rank_counts}  # of the busiest rank
+    _logger.info("starting 1 rank")
+    with Trainer(config, options, [config.batch_size, *shares.values()]) as alone:
+        vocab_size = alone.ask("vocab_size")[0]
+        ranks = [
+            _rank_record(config, vocab_size, n, _measure_ranks(config, options, n, alone, share))
             for n, share in shares.items()
         ]
-    record = {
-        **facts,
-        "benchmark": "scaling",
+    return {
         "config": dataclasses.asdict(config),
         "precision": config.precision,
         "threads_per_rank": options.threads,
         "hosts": options.hosts,
         "vocab_size": vocab_size,
         "repeats": options.repeats,
-        "ranks": rows,
+        "ranks": ranks,
     }
-    _print(record)
-    stem = f"scaling-{config.name}-{config.precision}"
-    results.write_json(options.out, stem, record)
-    _plot(options.out, stem, rows, config)
 
 
-def _measure(
+def _measure_ranks(
     config: Config, options: ScalingOptions, ranks: int, alone: Trainer, share: int
-) -> dict[str, list]:
-    """Measure N ranks and one rank in turn, so that drift of the machine meets both."""
-    strong, weak = config.batch_size, ranks * config.batch_size
-    found: dict[str, list] = {}
-
-    def note(name: str, measured: dict[str, float]) -> None:
-        found.setdefault(name, []).append(measured)
-
-    with contextlib.ExitStack() as stack:
-        together = alone
-        if ranks > 1:
-            _logger.info("starting %d ranks", ranks)
-            together = Trainer(config, options, [strong, weak], ranks)
-            stack.callback(together.worker.close)
-        for repeat in range(options.repeats):
-            note("one", alone.measure(strong))
-            if ranks > 1:
-                note("strong", together.measure(strong))
-                note("share", alone.measure(share))
-                note("weak", together.measure(weak))
-                note("strong_compute", together.measure(strong, exchange=False))
-                note("weak_compute", together.measure(weak, exchange=False))
-            _logger.info("%d rank(s), repeat %d of %d", ranks, repeat + 1, options.repeats)
+) -> dict[str, list[dict]]:
+    one = partial(alone.measure, config.batch_size)
     if ranks == 1:
-        one = found["one"]
-        found = dict.fromkeys(["one", "share", *_KINDS, *(f"{k}_compute" for k in _KINDS)], one)
-    return found
+        found = in_turn(options.repeats, {"one": one}, "1 rank(s)")["one"]
+        return dict.fromkeys(["one", "share", *_KINDS, *(f"{k}_compute" for k in _KINDS)], found)
+    strong, weak = config.batch_size, ranks * config.batch_size
+    _logger.info("starting %d ranks", ranks)
+    with Trainer(config, options, [strong, weak], ranks) as together:
+        measurements = {
+            "one": one,
+            "strong": partial(together.measure, strong),
+            "share": partial(alone.measure, share),
+            "weak": partial(together.measure, weak),
+            "strong_compute": partial(together.measure, strong, exchange=False),
+            "weak_compute": partial(together.measure, weak, exchange=False),
+        }
+        return in_turn(options.repeats, measurements, f"{ranks} rank(s)")
 
 
 def _rank_record(config: Config, vocab_size: int, ranks: int, found: dict[str, list]) -> dict:
@@ -95,9 +89,8 @@ def _rank_record(config: Config, vocab_size: int, ranks: int, found: dict[str, l
         words = batch_size * config.num_steps
         sized = dataclasses.replace(config, batch_size=batch_size)
         messages = messages_of_step(sized, vocab_size) if ranks > 1 else []
-        ratio = paired_ratio(seconds["one"], seconds[kind])
         work = batch_size / config.batch_size
-        speedup = type(ratio)(*(work * value for value in ratio))
+        speedup = paired_ratio(seconds["one"], seconds[kind]).scaled(work)
         step = summarize(seconds[kind]).median
         inputs = summarize([each["input_seconds"] for each in found[kind]]).median
         compute = summarize(seconds[f"{kind}_compute"]).median - inputs
@@ -105,7 +98,7 @@ def _rank_record(config: Config, vocab_size: int, ranks: int, found: dict[str, l
             "batch_size": batch_size,
             "words_per_second": summarize([words / each for each in seconds[kind]]),
             "speedup": speedup,
-            "efficiency": type(ratio)(*(value / ranks for value in speedup)),
+            "efficiency": speedup.scaled(1 / ranks),
             "bytes_in_messages": sum(message.bytes for message in messages),
             "bytes_sent_per_rank": sum(message.bytes_sent(ranks) for message in messages),
             # Compute: the same ranks at the same time, without the exchange.
@@ -118,36 +111,25 @@ def _rank_record(config: Config, vocab_size: int, ranks: int, found: dict[str, l
     return record
 
 
-def _print(record: dict[str, Any]) -> None:
+def show(record: dict[str, Any]) -> None:
+    """Print one row per kind of scaling and number of ranks."""
     config = record["config"]
     print(
         f"\n{config['name']}, {record['precision']}, {record['threads_per_rank']} thread(s) per"
         f" rank, global batch {config['batch_size']} x {config['num_steps']},"
         f" {record['repeats']} repeats"
     )
-    header = ["scaling", "ranks", "rows", "words/s", "std", "speed-up [95 %]", "efficiency"]
-    header += ["MB sent per rank", "compute ms", "exchange ms", "input ms"]
-    rows = []
-    for kind in _KINDS:
-        for each in record["ranks"]:
-            found = each[kind]
-            rows.append(
-                [
-                    kind,
-                    str(each["ranks"]),
-                    str(found["batch_size"]),
-                    f"{found['words_per_second'].mean:.0f}",
-                    f"{found['words_per_second'].std:.0f}",
-                    str(found["speedup"]),
-                    f"{found['efficiency'].value:.2f}",
-                    f"{found['bytes_sent_per_rank'] / 1e6:.2f}",
-                    *(
-                        f"{found['split_ms'][part]:.2f}"
-                        for part in ("compute", "exchange", "input")
-                    ),
-                ]
-            )
-    print(markdown_table(header, rows))
+    rows = [
+        {
+            "kind": kind,
+            "ranks": each["ranks"],
+            "mb_sent_per_rank": each[kind]["bytes_sent_per_rank"] / 1e6,
+            **each[kind],
+        }
+        for kind in _KINDS
+        for each in record["ranks"]
+    ]
+    print_table(_COLUMNS, rows)
     for each in record["ranks"]:
         if each["ranks"] > 1:
             print(
@@ -156,15 +138,17 @@ def _print(record: dict[str, Any]) -> None:
             )
 
 
-def _plot(out: str, stem: str, rows: list[dict], config: Config) -> None:
-    title = f"{config.name}, {config.precision}: strong and weak scaling"
+def draw(stem: str, record: dict[str, Any]) -> None:
+    """Plot the speed-ups and the parts of a step into `stem.png` and `stem.pdf`."""
+    title = f"{record['config']['name']}, {record['precision']}: strong and weak scaling"
+    rows = record["ranks"]
     ranks = [row["ranks"] for row in rows]
-    with plot(out, stem, title, num_axes=2) as (speed, split):
+    with plot(stem, title, num_axes=2) as (speed, split):
         series = {kind: [row[kind]["speedup"].value for row in rows] for kind in _KINDS}
         lines(speed, ranks, {**series, "ideal": ranks}, "ranks", "speed-up over one rank")
         names = [f"{kind}, {row['ranks']}" for kind in _KINDS for row in rows]
         left = [0.0] * len(names)
-        for part in ("compute", "exchange", "input"):
+        for part in _PARTS:
             widths = [row[kind]["split_ms"][part] for kind in _KINDS for row in rows]
             split.barh(names, widths, left=left, label=part, height=0.6)
             left = [a + b for a, b in zip(left, widths)]

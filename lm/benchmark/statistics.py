@@ -7,6 +7,8 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 # Two-sided 95 % quantiles of Student's t for 1, 2, ... degrees of freedom.
 _T_95 = (
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
@@ -29,6 +31,10 @@ class Ratio(NamedTuple):
     value: float
     low: float
     high: float
+
+    def scaled(self, factor: float) -> Ratio:
+        """Return the ratio and its interval times a factor."""
+        return Ratio(*(factor * value for value in self))
 
     def __str__(self) -> str:
         return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
@@ -68,9 +74,6 @@ class Line(NamedTuple):
     intercept: float
     slope: float
 
-    def __call__(self, x: float) -> float:
-        return self.intercept + self.slope * x
-
 
 def fit_line(points: Sequence[tuple[float, float]]) -> Line:
     """Fit a line with non-negative coefficients that minimizes the squared RELATIVE errors.
@@ -79,22 +82,14 @@ def fit_line(points: Sequence[tuple[float, float]]) -> Line:
     decide, and the latency would come out as noise.
 
     Args:
-      points: (x, y) with y > 0.
+      points: (x, y) with y > 0, of two x or more.
     """
-    # Weighted normal equations, each point weighing 1 / y^2.
-    weights = [1 / y**2 for _, y in points]
-    s0 = sum(weights)
-    s1 = sum(w * x for w, (x, _) in zip(weights, points))
-    s2 = sum(w * x * x for w, (x, _) in zip(weights, points))
-    t0 = sum(w * y for w, (_, y) in zip(weights, points))
-    t1 = sum(w * x * y for w, (x, y) in zip(weights, points))
-    determinant = s0 * s2 - s1 * s1
-    if determinant <= 1e-12 * s0 * s2:  # a single x
-        return Line(0.0, t1 / s2)
-    slope = (s0 * t1 - s1 * t0) / determinant
-    intercept = (s2 * t0 - s1 * t1) / determinant
-    if slope < 0:
-        return Line(t0 / s0, 0.0)
-    if intercept < 0:
-        return Line(0.0, t1 / s2)
-    return Line(intercept, slope)
+    x, y = np.array(points, dtype=float).T
+    columns = np.stack([1 / y, x / y], axis=1)
+    line = np.linalg.lstsq(columns, np.ones_like(y), rcond=None)[0]
+    if line.min() < 0:  # at most one is: y is not
+        kept = line >= 0
+        best = np.linalg.lstsq(columns[:, kept], np.ones_like(y), rcond=None)[0]
+        line = np.zeros(2)
+        line[kept] = best
+    return Line(*line.tolist())

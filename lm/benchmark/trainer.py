@@ -1,9 +1,11 @@
-"""A program that trains the model, on one rank or several, ready to be measured."""
+"""Programs that train the model, on one rank or several, and measurements taken in turn."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import logging
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Callable, TypeVar
 
 from lm.benchmark.options import TrainingOptions
 from lm.benchmark.workers.process import Worker
@@ -12,12 +14,37 @@ from lm.config import Config
 _REPEAT_SECONDS = 2.0
 _WARM_STEPS = 3  # which tell how many fit into a repeat; at least as many are measured
 
+_logger = logging.getLogger("lm")
+Name = TypeVar("Name", bound=Hashable)
+Measured = TypeVar("Measured")
 
-class Trainer:
+
+def in_turn(
+    repeats: int, measurements: Mapping[Name, Callable[[], Measured]], what: str = ""
+) -> dict[Name, list[Measured]]:
+    """Take all measurements, one after the other, again and again: drift meets all alike.
+
+    Args:
+      repeats: How often.
+      measurements: By name.
+      what: Is measured, for the log.
+
+    Returns:
+      What each has measured, by repeat.
+    """
+    found: dict[Name, list[Measured]] = {name: [] for name in measurements}
+    for repeat in range(repeats):
+        for name, measure in measurements.items():
+            found[name].append(measure())
+        _logger.info("%srepeat %d of %d", f"{what}, " if what else "", repeat + 1, repeats)
+    return found
+
+
+class Trainer(Worker):
     """A program that trains the model; it stands still while another one is asked.
 
     Args:
-      config: The model; its batch_size is the first that is trained.
+      config: The model.
       options: How it is measured.
       batch_sizes: Global batches that will be measured.
       ranks: Number of ranks; above 1 only for "ours".
@@ -37,7 +64,7 @@ class Trainer:
     ):
         self._options = options
         self._counts: dict[tuple, int] = {}
-        self.worker = Worker(
+        super().__init__(
             "StepServer",
             {
                 "contestant": contestant,
@@ -60,11 +87,12 @@ class Trainer:
         return self._steps(*kind, self._counts[kind])
 
     def _steps(self, batch_size: int, exchange: bool, count: int) -> dict[str, float]:
-        by_rank = self.worker.ask(
+        by_rank = self.ask(
             "steps",
             batch_size=batch_size,
             exchange=exchange,
             count=count,
             untimed=self._options.untimed_steps,
         )
-        return {name: max(each[name] for each in by_rank) for name in by_rank[0]}
+        names = ("seconds", "input_seconds", "peak_rss")
+        return {name: max(each[name] for each in by_rank) for name in names}

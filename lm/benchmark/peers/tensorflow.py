@@ -13,8 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from lm.benchmark.workers.ours import Step
-from lm.benchmark.workers.workload import initial_weight
+from lm.benchmark.workers.workload import Step, initial_weight
 from lm.config import Config
 
 

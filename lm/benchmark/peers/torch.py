@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-from typing import NamedTuple
-
 import numpy as np
 import torch
 from torch import nn
 
-from lm.benchmark.workers.ours import Step
-from lm.benchmark.workers.workload import initial_weight
+from lm.benchmark.workers.workload import Step, initial_weight
 from lm.config import Config
 
 
@@ -39,55 +35,35 @@ class LanguageModel(nn.Module):
         return nll / inputs.shape[1], state
 
 
-class Variant(NamedTuple):
-    """A way to run the model in PyTorch."""
-
-    compiled: bool
-    autocast: bool  # float32 weights, bfloat16 products
-    bfloat16: bool  # all in bfloat16, weights too
-
-
-_VARIANTS = {
-    "torch": Variant(compiled=False, autocast=False, bfloat16=False),
-    "torch-compile": Variant(compiled=True, autocast=False, bfloat16=False),
-    "torch-autocast": Variant(compiled=False, autocast=True, bfloat16=False),
-    "torch-autocast-compile": Variant(compiled=True, autocast=True, bfloat16=False),
-    "torch-bfloat16": Variant(compiled=False, autocast=False, bfloat16=True),
-    "torch-bfloat16-compile": Variant(compiled=True, autocast=False, bfloat16=True),
-}
-
-
 def build_step(config: Config, vocab_size: int, name: str, threads: int) -> Step:
     """Build the model, equal to ours at the start.
 
     Args:
       config: The model and its batch.
       vocab_size: Number of words.
-      name: One of the contestants above.
+      name: "torch" for float32, "torch-autocast" for products in bfloat16, "torch-bfloat16" for
+        weights in it too; each may end in "-compile".
       threads: Threads inside an operation.
 
     Returns:
       The step.
     """
-    variant = _VARIANTS[name]
+    _, *variant = name.split("-")
     torch.set_num_threads(threads)
     model = LanguageModel(config, vocab_size)
     _load_weights(model, config)
-    dtype = torch.bfloat16 if variant.bfloat16 else torch.float32
+    dtype = torch.bfloat16 if "bfloat16" in variant else torch.float32
     model = model.to(dtype)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.SGD(parameters, lr=config.learning_rate, fused=True)
-    forward = torch.compile(model) if variant.compiled else model
+    forward = torch.compile(model) if "compile" in variant else model
     shape = (config.num_layers, config.batch_size, config.hidden_size)
     state = (torch.zeros(shape, dtype=dtype), torch.zeros(shape, dtype=dtype))
 
     def step(inputs: np.ndarray, targets: np.ndarray) -> tuple[float, float]:
         nonlocal state
         inputs, targets = (torch.from_numpy(ids).long() for ids in (inputs, targets))
-        context = contextlib.nullcontext()
-        if variant.autocast:
-            context = torch.autocast("cpu", torch.bfloat16)
-        with context:
+        with torch.autocast("cpu", torch.bfloat16, enabled="autocast" in variant):
             loss, state = forward(inputs, targets, state)
         state = tuple(part.detach() for part in state)
         optimizer.zero_grad(set_to_none=True)

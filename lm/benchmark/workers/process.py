@@ -110,7 +110,7 @@ class Worker:
             # Ctrl-C is for the parent, which then ends the workers in order.
             start_new_session=True,
         )
-        self.ask("serve", server=server, **arguments)
+        self.ask(server, **arguments)  # the first request makes it
 
     def ask(self, do: str, **arguments: Any) -> list:
         """Let the worker run until it has answered.

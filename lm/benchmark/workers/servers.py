@@ -11,7 +11,7 @@ from typing import Any, Optional
 from lm.benchmark.workers.workload import load_words
 from lm.config import Config
 from lm.data.batches import TrainBatches, rows_of_rank
-from lm.distributed.communicator import Communicator, OneProcess
+from lm.distributed.communicator import Communicator
 
 
 class StepServer:
@@ -35,97 +35,82 @@ class StepServer:
         batch_sizes: Sequence[int],
         data_path: Optional[str],
     ):
-        self._config = Config(**config)
-        self._threads = threads
+        self._comm, self._config, self._threads = comm, Config(**config), threads
         words = load_words(self._config, max(batch_sizes), data_path)
+        self._vocab_size = words.vocab_size
         self._batches = {
             size: TrainBatches(
                 words.ids, size, self._config.num_steps, rows_of_rank(size, comm.rank, comm.size)
             )
             for size in batch_sizes
         }
-        self._steps = self._build(contestant, words.vocab_size, batch_sizes, comm)
+        self._steps = self._build(contestant, batch_sizes)
         self._index = 0
-        self._gemm = None
-        self._vocab_size = words.vocab_size
 
-    def _build(self, contestant: str, vocab_size: int, batch_sizes, comm) -> dict:
-        sized = dataclasses.replace(self._config, batch_size=batch_sizes[0])
+    def _build(self, contestant: str, batch_sizes: Sequence[int]) -> dict:
         if contestant == "ours":
             from lm.benchmark.workers import ours
 
-            session_config = self._session_config(inter_op=1, comm=comm)
-            return ours.build_steps(self._config, vocab_size, batch_sizes, comm, session_config)
+            return ours.build_steps(
+                self._config, self._vocab_size, batch_sizes, self._comm, self._session_config()
+            )
+        sized = dataclasses.replace(self._config, batch_size=batch_sizes[0])
         if contestant == "tensorflow":
             from lm.benchmark.peers import tensorflow as peer_tensorflow
 
             # The tutorial left the number of operations at a time to TensorFlow: all cores.
-            session_config = self._session_config(inter_op=self._threads, comm=comm)
-            step = peer_tensorflow.build_step(sized, vocab_size, session_config)
+            session_config = self._session_config(inter_op=self._threads)
+            step = peer_tensorflow.build_step(sized, self._vocab_size, session_config)
         else:
             from lm.benchmark.peers import torch as peer_torch
 
-            step = peer_torch.build_step(sized, vocab_size, contestant, self._threads)
+            step = peer_torch.build_step(sized, self._vocab_size, contestant, self._threads)
         return {(batch_sizes[0], True): step}
 
-    def _session_config(self, inter_op: int, comm: Communicator):
+    def _session_config(self, inter_op: int = 1):
         from lm.distributed import devices
 
-        threads = devices.start_tensorflow(comm.local_size, self._threads, inter_op)
-        return devices.session_config(threads, comm)
+        threads = devices.start_tensorflow(self._comm.local_size, self._threads, inter_op)
+        return devices.session_config(threads, self._comm)
 
     def vocab_size(self) -> int:
         """Return the number of words."""
         return self._vocab_size
 
-    def train(self, count: int) -> dict[str, list[float]]:
-        """Take some steps of the first batch size.
-
-        Returns:
-          Their `losses` and `grad_norms`.
-        """
-        batch_size = next(iter(self._batches))
-        step = self._steps[batch_size, True]
-        pairs = [step(*self._next_window(batch_size)) for _ in range(count)]
-        return {"losses": [loss for loss, _ in pairs], "grad_norms": [norm for _, norm in pairs]}
-
-    def _next_window(self, batch_size: int):
-        batches = self._batches[batch_size]
-        window = batches.window(self._index % batches.steps_per_epoch)
-        self._index += 1
-        return window
-
-    def steps(self, batch_size: int, count: int, untimed: int, exchange: bool = True) -> dict:
+    def steps(
+        self, batch_size: int, count: int, untimed: int, exchange: bool = True
+    ) -> dict[str, Any]:
         """Take some steps one after the other.
 
         Returns:
-          `seconds` and `input_seconds` of a step, both means, and this process's `peak_rss` in
-          bytes.
+          `seconds` and `input_seconds` of a step, both means, the `losses` and `grad_norms` of
+          all, and this process's `peak_rss` in bytes.
         """
-        step = self._steps[batch_size, exchange]
-        input_seconds = 0.0
+        batches, step = self._batches[batch_size], self._steps[batch_size, exchange]
+        told, input_seconds = [], 0.0
         for index in range(untimed + count):
             if index == untimed:
                 start, input_seconds = time.perf_counter(), 0.0
             input_start = time.perf_counter()
-            window = self._next_window(batch_size)
+            window = batches.window(self._index % batches.steps_per_epoch)
+            self._index += 1
             input_seconds += time.perf_counter() - input_start
-            step(*window)
+            told.append(step(*window))
         seconds = time.perf_counter() - start
+        losses, grad_norms = zip(*told)
         return {
             "seconds": seconds / count,
             "input_seconds": input_seconds / count,
+            "losses": losses,
+            "grad_norms": grad_norms,
             "peak_rss": _peak_rss(),
         }
 
     def gemm(self, size: int, count: int) -> float:
         """Return the operations per second of a product of two square matrices."""
-        from lm.benchmark.workers.gemm_peak import GemmPeak
+        from lm.benchmark.workers.gemm_peak import gemm_peak
 
-        if self._gemm is None:
-            config = self._session_config(inter_op=1, comm=OneProcess())
-            self._gemm = GemmPeak(size, self._config.precision, config)
-        return self._gemm.measure(count)
+        return gemm_peak(size, count, self._config.precision, self._session_config())
 
 
 class ExchangeServer:
@@ -158,14 +143,14 @@ class ExchangeServer:
 
         from lm.distributed.devices import session_config, start_tensorflow
 
-        config = session_config(start_tensorflow(self._comm.local_size, 1), self._comm)
+        threads = start_tensorflow(self._comm.local_size, intra_op=1)
         with tf.Graph().as_default():
             sums = []
             for index, size in enumerate(sizes):
                 buffer = tf.get_variable(f"buffer_{index}", initializer=tf.zeros([size // 4]))
                 name = f"allreduce_{len(self._sums)}_{index}"
                 sums.append(self._comm.sum(tf.identity(buffer), name))
-            session = tf.Session(config=config)
+            session = tf.Session(config=session_config(threads, self._comm))
             session.run(tf.global_variables_initializer())
         # Not a tf.group: TensorFlow's optimizer would drop the exchanges that it waits for.
         return session, [each.op for each in sums]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import zlib
-from typing import NamedTuple, Optional
+from collections.abc import Sequence
+from typing import Callable, NamedTuple, Optional
 
 import numpy as np
 
@@ -11,6 +12,8 @@ from lm.config import Config
 from lm.data.corpus import load_corpus
 
 PTB_VOCAB_SIZE = 10_000
+# (inputs [T, B], targets [T, B]) -> (loss, norm of the gradient before clipping)
+Step = Callable[[np.ndarray, np.ndarray], tuple[float, float]]
 _WINDOWS = 64  # of random words; enough that no contestant could remember them
 
 
@@ -43,7 +46,7 @@ def load_words(config: Config, max_batch_size: int, data_path: Optional[str]) ->
     return Words(np.minimum(ids, vocab_size - 1), vocab_size)
 
 
-def initial_weight(config: Config, name: str, shape: tuple[int, ...]) -> np.ndarray:
+def initial_weight(config: Config, name: str, shape: Sequence[int]) -> np.ndarray:
     """Return a weight's first value: uniform in +-init_scale, biases of the LSTM too.
 
     NumPy makes it, so that contestants in different frameworks can start equal; one at a time,
