@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 OK, WARN, FAIL = "OK", "WARN", "FAIL"  # as it should be; works, but not well; must be mended
-READY, NOT_READY = "ready", "not ready"
 FAILURE = "not ready to train: see the remedies above"
 
 
@@ -26,8 +25,8 @@ class Checklist:
             self._say(f"{'':18}-> {remedy}")
 
     def conclude(self) -> None:
-        """Print the last line, which starts with READY or NOT_READY."""
-        verdict = NOT_READY if self.counts[FAIL] else READY
+        """Print the last line: whether all is ready."""
+        verdict = "not ready" if self.counts[FAIL] else "ready"
         self._say(f"{verdict}: {self.counts[FAIL]} FAIL, {self.counts[WARN]} WARN")
 
     def _say(self, line: str) -> None:

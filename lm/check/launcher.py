@@ -11,9 +11,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 
-from lm.check.checklist import FAIL, FAILURE, NOT_READY, OK, READY, WARN, Checklist
+from lm.check.checklist import FAIL, FAILURE, OK, WARN, Checklist
 from lm.distributed import mpirun
 from lm.errors import RunError, UserError
 
@@ -68,38 +67,31 @@ def launch_command(hosts: str, mpirun_flags: str) -> list[str]:
 
 
 def _run(checklist: Checklist, command: list[str], timeout_seconds: int) -> None:
-    # A file, not a pipe, which nobody would read while stdout is read.
+    # A file, not a pipe, which nobody would read meanwhile.
     with tempfile.TemporaryFile(mode="w+", errors="replace") as errors:
         process = subprocess.Popen(
             command,
             env=mpirun.environment(),
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
             stderr=errors,
-            text=True,
             start_new_session=True,  # so that nothing of it outlives the check-up
         )
-        timer = threading.Timer(timeout_seconds, _kill, [process])
-        timer.start()
-        concluded = False
+        code = None
         try:
-            for line in process.stdout:
-                concluded = concluded or line.startswith((READY, NOT_READY))
-                print(line, end="", flush=True)
-            code = process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = process.wait(timeout_seconds)
         finally:
-            timed_out = not timer.is_alive()
-            timer.cancel()
-            _kill(process)
+            with contextlib.suppress(ProcessLookupError):  # it has ended, and all that it started
+                os.killpg(process.pid, signal.SIGKILL)
         errors.seek(0)
         said = [line.rstrip() for line in errors if line.strip(" -\n")]
-    ours = [line for line in said if line.startswith("lm: error: ")]
-    first = [*ours, *said, "mpirun printed nothing"][0]
-    if concluded:
-        if code:
-            raise RunError(FAILURE)
+    if code == 0:
         return
-    if timed_out:
+    ours = [line for line in said if line.startswith("lm: error: ")]
+    if any(FAILURE in line for line in ours):  # the ranks have said what
+        raise RunError(FAILURE)
+    first = [*ours, *said, "mpirun printed nothing"][0]
+    if code is None:
         found = f"no answer within {timeout_seconds} s; {first}"
         remedy = (
             "if the hosts cannot reach each other, choose the interface with --mpirun_flags"
@@ -113,8 +105,3 @@ def _run(checklist: Checklist, command: list[str], timeout_seconds: int) -> None
             " and .venv at the same path"
         )
     checklist.add(FAIL, "ranks", found, remedy)
-
-
-def _kill(process: subprocess.Popen) -> None:
-    with contextlib.suppress(ProcessLookupError):  # it may have ended, and all that it started
-        os.killpg(process.pid, signal.SIGKILL)
