@@ -54,24 +54,20 @@ def cpu_quota(root: str = "/") -> float:
             # The limits of all groups above hold too. A container sees its own group as the mount
             # itself, and may be told a path of the host, of which nothing is there.
             for directory in (group, *group.parents):
-                quotas.append(_quota_v1(directory) if controllers else _quota_v2(directory))
+                quotas.append(_quota(directory, controllers))
                 if directory == mount:
                     break
     return min(quotas)
 
 
-def _quota_v1(group: Path) -> float:
+def _quota(group: Path, controllers: str) -> float:
+    """Return the quota of one group, of a version 1 controller or, without one, of version 2."""
     try:
-        quota = int((group / "cpu.cfs_quota_us").read_text())
-        period = int((group / "cpu.cfs_period_us").read_text())
-    except (OSError, ValueError):
+        if controllers:
+            words = [(group / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period")]
+        else:
+            words = (group / "cpu.max").read_text().split()
+        quota, period = map(int, words)
+    except (OSError, ValueError):  # no such group, or a quota of "max"
         return math.inf
     return quota / period if quota > 0 else math.inf
-
-
-def _quota_v2(group: Path) -> float:
-    try:
-        quota, period = (group / "cpu.max").read_text().split()
-    except (OSError, ValueError):
-        return math.inf
-    return math.inf if quota == "max" else int(quota) / int(period)

@@ -194,10 +194,6 @@ def horovod_build() -> dict[str, Any]:
     """
     import horovod.tensorflow as hvd
 
-    return {
-        "version": horovod_version(),
-        "MPI": bool(hvd.mpi_built()),
-        "Gloo": bool(hvd.gloo_built()),
-        "NCCL": bool(hvd.nccl_built()),
-        "CUDA": bool(hvd.cuda_built()),
-    }
+    parts = ("MPI", "Gloo", "NCCL", "CUDA")
+    built = {part: bool(getattr(hvd, f"{part.lower()}_built")()) for part in parts}
+    return {"version": horovod_version(), **built}

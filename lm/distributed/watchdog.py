@@ -138,7 +138,8 @@ def _waited_for(ranks: Sequence[Process], own_rank: int) -> str:
     others = {rank: process for rank, process in enumerate(ranks) if rank != own_rank}
     stopped = [r for r, p in others.items() if p.host == own_host and not _is_running(p.pid)]
     if stopped:
-        return f"{_named(stopped)} on {own_host}, {_are(stopped)} stopped or gone"
+        verb = "are" if len(stopped) > 1 else "is"
+        return f"{_named(stopped)} on {own_host}, which {verb} stopped or gone"
     elsewhere: dict[str, list[int]] = {}
     for rank, process in others.items():
         if process.host != own_host:
@@ -151,10 +152,6 @@ def _waited_for(ranks: Sequence[Process], own_rank: int) -> str:
 
 def _named(ranks: Sequence[int]) -> str:
     return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
-
-
-def _are(ranks: Sequence[int]) -> str:
-    return "which are" if len(ranks) > 1 else "which is"
 
 
 def _is_running(pid: int) -> bool:
