@@ -44,11 +44,12 @@ def _environment(threads: int) -> dict[str, str]:
 
 
 def run_to_end(command: Sequence[str], threads: int) -> str:
-    """Run a command that measures and ends; return what it printed.
+    """Run a command that measures and ends, while no worker runs; return what it printed.
 
     Raises:
       RunError: It fails.
     """
+    Worker.pause_all()
     try:
         done = subprocess.run(
             command,
@@ -65,7 +66,7 @@ def run_to_end(command: Sequence[str], threads: int) -> str:
     return done.stdout
 
 
-class Worker:
+class Worker(contextlib.AbstractContextManager):
     """A process, or several under mpirun, that stands still while another one runs.
 
     Standing still is literal (SIGSTOP): thread pools and MPI poll while they wait, and would
@@ -164,16 +165,11 @@ class Worker:
             process.stdin.close()
         for end in (lambda: None, process.terminate, process.kill):
             end()
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_STOP_SECONDS)
                 break
-            except subprocess.TimeoutExpired:
-                continue
         process.stdout.close()
         self._stderr.close()
-
-    def __enter__(self) -> Worker:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
