@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -25,19 +26,16 @@ class Vocabulary:
     """
 
     words: tuple[str, ...] = field(repr=False)
-    _ids: dict[str, int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        ids = {word: i for i, word in enumerate(self.words)}
-        object.__setattr__(self, "_ids", ids)  # the way to set a field of a frozen dataclass
         for i, word in enumerate(self.words):
             if word.split() != [word]:
                 raise UserError(
                     f"word {i + 1} of the vocabulary is empty or has white space: {word!r}"
                 )
-            if ids[word] != i:
+            if self.ids[word] != i:
                 raise UserError(f"word {i + 1} of the vocabulary, {word!r}, is there twice")
-        if EOS not in ids:
+        if EOS not in self.ids:
             raise UserError(f"the vocabulary has no {EOS}")
 
     @classmethod
@@ -75,17 +73,17 @@ class Vocabulary:
     @property
     def eos_id(self) -> int:
         """The id of `<eos>`."""
-        return self._ids[EOS]
+        return self.ids[EOS]
 
     @property
     def unk_id(self) -> int | None:
         """The id of `<unk>`, or None where every word of the corpus is known."""
-        return self._ids.get(UNK)
+        return self.ids.get(UNK)
 
-    @property
+    @functools.cached_property
     def ids(self) -> Mapping[str, int]:
         """The id of each word; for loops over many words, where one call per word is too slow."""
-        return self._ids
+        return {word: i for i, word in enumerate(self.words)}
 
     @property
     def checksum(self) -> str:
@@ -98,7 +96,7 @@ class Vocabulary:
         Raises:
           UserError: The word is unknown and the vocabulary has no `<unk>`.
         """
-        found = self._ids.get(word, self.unk_id)
+        found = self.ids.get(word, self.unk_id)
         if found is None:
             raise UserError(f"{word!r} is not in the vocabulary, which has no {UNK} either")
         return found

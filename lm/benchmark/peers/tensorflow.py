@@ -49,20 +49,16 @@ class TutorialGraph:
         for layer in range(config.num_layers):
             kernel = tf.get_variable(f"lstm_{layer}/kernel", [2 * hidden, 4 * hidden])
             bias = tf.get_variable(f"lstm_{layer}/bias", [4 * hidden])
-            state = [
-                tf.get_variable(
-                    f"lstm_{layer}/{name}",
-                    [config.batch_size, hidden],
-                    initializer=tf.zeros_initializer(),
-                    trainable=False,
-                )
-                for name in ("c", "h")
-            ]
+            state = tf.get_variable(
+                f"lstm_{layer}/state",
+                initializer=tf.zeros([2, config.batch_size, hidden]),
+                trainable=False,
+            )
             # Read once: a variable read at each step might see the next window's value.
-            before = [tf.identity(variable) for variable in state]
-            outputs, after = _unroll(outputs, *before, kernel, bias)
-            with tf.control_dependencies([*before, *after]):
-                assignments += [v.assign(value).op for v, value in zip(state, after)]
+            before = tf.identity(state)
+            outputs, after = _unroll(outputs, *tf.unstack(before), kernel, bias)
+            with tf.control_dependencies([before]):
+                assignments.append(state.assign(tf.stack(after)).op)
             outputs = [_dropout(output, config) for output in outputs]
         weights = tf.get_variable("softmax/weights", [hidden, vocab_size])
         bias = tf.get_variable("softmax/bias", [vocab_size])
