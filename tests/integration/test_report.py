@@ -4,10 +4,11 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 
 import pytest
 
-from tests.commands import ROOT, environment, run_command, run_module
+from tests.commands import ROOT, environment, mpirun, run_command, run_module
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
@@ -95,6 +96,15 @@ def test_this_machine_is_ready(tmp_path):
     ]  # fmt: skip
     assert "the sum of ones over the ranks is 2" in result.stdout
     assert lines[-1].startswith("ready: 0 FAIL")
+
+
+def test_a_wrong_flag_on_one_rank_of_a_check_up_is_told():
+    check = [sys.executable, "-m", "lm.check"]
+    command = [*mpirun(1), *check, ":", *mpirun(1)[1:], *check, "--typo"]
+    result = run_command(command, environment(), timeout=240, cwd=ROOT)
+    assert result.returncode == 2
+    assert len(re.findall("lm: error: rank 1 on .*typo", result.stderr)) == 1, result.stderr
+    assert "Traceback" not in result.stderr
 
 
 def test_hosts_that_cannot_be_reached_are_a_failure_with_a_remedy():
