@@ -14,7 +14,9 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Optional
 
+from lm.cli.flags import parse_training_flags
 from lm.distributed import mpirun as launcher
+from lm.distributed.communicator import OneProcess
 from lm.distributed.mpirun import environment
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -94,6 +96,14 @@ def train(output_dir, *arguments: object, **options) -> subprocess.CompletedProc
     result = run_module("lm.train", "--output_dir", output_dir, *arguments, **options)
     assert result.returncode == 0, result.stdout + result.stderr
     return result
+
+
+def train_here(output_dir, *arguments: object) -> None:
+    """Do what `lm.train` does with these flags, in this process; it raises what goes wrong."""
+    from lm.training.run import train  # a test that only starts processes needs no TensorFlow
+
+    flags = ["--output_dir", output_dir, *arguments]
+    train(*parse_training_flags(["lm.train", *map(str, flags)]), OneProcess())
 
 
 def events(output_dir, kind: str) -> list[dict]:

@@ -6,6 +6,7 @@ import importlib.metadata
 import json
 import os
 import sys
+import types
 from pathlib import Path
 from typing import Any, Optional
 
@@ -166,6 +167,9 @@ def _import_horovod(size: int):
         import_tensorflow()
         import tensorflow as tf
 
+        # The only part of Horovod that would import Keras at once, which takes long; not used here.
+        unused = types.SimpleNamespace(SyncBatchNormalization=None)
+        sys.modules.setdefault("horovod.tensorflow.sync_batch_norm", unused)
         try:
             import horovod.tensorflow as hvd
         except tf.errors.NotFoundError as error:  # a library that Horovod was built with is gone

@@ -87,13 +87,18 @@ class Job:
         kill_marked(self._mark)
 
 
+def config_flags(corpora) -> tuple:
+    """The flags of the tests' small config."""
+    return ("--config", "config_test", "--data_path", corpora)
+
+
 @pytest.fixture
 def start(corpora) -> Iterator[Callable[..., Job]]:
     """Start jobs of the test's small config; they are killed when the test ends."""
     jobs = []
 
     def start_job(output_dir, *flags, config=True, **options):
-        given = ("--config", "config_test", "--data_path", corpora) if config else ()
+        given = config_flags(corpora) if config else ()
         jobs.append(Job(output_dir, *given, *flags, **options))
         return jobs[-1]
 

@@ -10,7 +10,8 @@ import time
 import pytest
 
 from lm.checkpoint import format as checkpoint
-from tests.faults.jobs import events, last_step, run, saved_steps
+from tests.commands import train_here
+from tests.faults.jobs import config_flags, events, last_step, run, saved_steps
 
 FLAGS = ("--hidden_size", 64, "--noeval", "--checkpoint_every_steps", 30)
 
@@ -20,8 +21,8 @@ def limit_files():
     resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
 
 
-def test_no_space_for_a_checkpoint(start, tmp_path):
-    run(start, tmp_path, *FLAGS, "--max_steps", 40)
+def test_no_space_for_a_checkpoint(start, tmp_path, corpora):
+    train_here(tmp_path, *config_flags(corpora), *FLAGS, "--max_steps", 40)
     assert saved_steps(tmp_path) == [30, 40]
     flags = (*FLAGS, "--max_steps", 200, "--resume")
     code, output = start(tmp_path, *flags, preexec_fn=limit_files).finish()
@@ -31,7 +32,7 @@ def test_no_space_for_a_checkpoint(start, tmp_path):
     assert code == 1 and output.count("lm: error: cannot write the checkpoint") == 1
     assert saved_steps(tmp_path) == [30, 40]
     assert checkpoint.newest(str(tmp_path)).endswith("40")
-    run(start, tmp_path, *flags)  # with space, it goes on from there
+    train_here(tmp_path, *config_flags(corpora), *flags)  # with space, it goes on from there
     assert saved_steps(tmp_path)[-1] == 200
 
 

@@ -10,7 +10,8 @@ import time
 import pytest
 
 from lm.checkpoint import format as checkpoint
-from tests.faults.jobs import GONE_SECONDS, events, last_step, run, saved_steps
+from tests.commands import train_here
+from tests.faults.jobs import GONE_SECONDS, config_flags, events, last_step, saved_steps
 
 LONG = ("--hidden_size", 8, "--num_epochs", 200, "--noeval")
 
@@ -95,14 +96,14 @@ def test_a_closed_terminal_stops_the_job_of_a_run_script(start, tmp_path):
 @pytest.mark.parametrize(
     "shared", [("--distributed_eval",), pytest.param((), marks=pytest.mark.soak)]
 )
-def test_sigterm_during_an_evaluation_ends_it(start, tmp_path, shared):
+def test_sigterm_during_an_evaluation_ends_it(start, tmp_path, corpora, shared):
     flags = ("--hidden_size", 8, "--max_steps", 30, *shared)
     job = start(tmp_path, *flags, num_ranks=2, fault="slow_evaluation:0.2")
     job.wait_for(lambda: saved_steps(tmp_path))  # which comes just before
     os.kill(job.ranks()[1], signal.SIGTERM)
     check_stopped(job, 128 + signal.SIGTERM, "SIGTERM")
     assert events(tmp_path, "epoch") == []
-    run(start, tmp_path, *flags, "--resume")
+    train_here(tmp_path, *config_flags(corpora), *flags, "--resume")
     assert len(events(tmp_path, "epoch")) == 1 and events(tmp_path, "test")
 
 

@@ -1,6 +1,7 @@
 """`lm.generate`, `lm.score` and `lm.export` as a user runs them."""
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -8,16 +9,13 @@ import time
 import numpy as np
 import pytest
 
+from lm.errors import UserError
 from lm.inference.evaluator import evaluate
+from lm.inference.run import open_run
+from lm.inference.saved_model import export
 from tests.commands import ROOT, environment, run_module
 
 PROMPT = "ba ta"
-
-
-def generate(run, *arguments):
-    result = run_module("lm.generate", "--run", run, *arguments)
-    assert result.returncode == 0, result.stderr
-    return result.stdout
 
 
 def score(run, text, *arguments):
@@ -40,22 +38,18 @@ def scores(trained, sentences):
     return [json.loads(line) for line in lines]
 
 
-def test_the_same_flags_give_the_same_text(trained):
-    arguments = ("--prompt", PROMPT, "--num_words", 30, "--seed", 1, "--temperature", 0.9)
-    first, second = generate(trained, *arguments, "--json", "--num_samples", 2).splitlines()
-    first, second = json.loads(first), json.loads(second)
+def test_text_is_printed_for_people_and_its_seed_gives_it_again(trained):
+    arguments = ("--run", trained, "--prompt", PROMPT, "--num_words", 30, "--temperature", 0.9)
+    arguments += ("--num_samples", 2)
+    printed = run_module("lm.generate", *arguments)
+    seed = re.search(r"^seed (\d+)$", printed.stderr, re.MULTILINE).group(1)
+    again = run_module("lm.generate", *arguments, "--seed", seed, "--json")
+    assert again.returncode == 0, again.stderr
+    first, second = map(json.loads, again.stdout.splitlines())
     assert (first["sample"], second["sample"]) == (1, 2)
     assert len(first["words"]) == 30 and "<unk>" not in first["words"]
-    assert first["words"] != second["words"]
-    assert generate(trained, *arguments).rstrip("\n") == first["text"].rstrip("\n")
-
-
-def test_text_is_printed_for_people_with_its_seed_told(trained):
-    result = run_module("lm.generate", "--run", trained, "--prompt", PROMPT, "--num_words", 5,
-                        "--num_samples", 2)  # fmt: skip
-    assert result.stdout.startswith(f"== 1 of 2\n{PROMPT} ")
-    assert f"== 2 of 2\n{PROMPT} " in result.stdout
-    assert "seed " in result.stderr
+    assert first["words"] != second["words"] and first["text"].startswith(f"{PROMPT} ")
+    assert printed.stdout == f"== 1 of 2\n{first['text']}\n== 2 of 2\n{second['text']}\n"
 
 
 def test_bad_values_are_one_line(trained):
@@ -78,27 +72,28 @@ def test_a_sentence_scores_as_evaluate_says(trained, scores, sentences, tmp_path
     assert scores[3]["log_probability"] == pytest.approx(total, rel=1e-5)
 
 
-def test_lines_in_are_lines_out(trained, scores, sentences):
+def test_lines_in_are_lines_out(scores, sentences):
     assert [each["sentence"] for each in scores] == sentences
-    lines = score(trained, "\n".join(sentences)).splitlines()  # the last line without its end
-    assert [float(s.split("\t")[0]) for s in lines] == [s["log_probability"] for s in scores]
     for each in scores:
         words = [word["log_probability"] for word in each["words"]]
         assert sum(words) == pytest.approx(each["log_probability"], abs=1e-4)
 
 
-def test_each_line_is_answered_before_the_next_one_comes(trained):
+def test_each_line_is_answered_before_the_next_one_comes(trained, scores):
     process = subprocess.Popen(
         [sys.executable, "-m", "lm.score", "--run", str(trained)],
         cwd=ROOT, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
-        for line in ["ba be", "", "ta"]:
+        for line in ["ba be", "", scores[0]["sentence"]]:
             process.stdin.write(line + "\n")
             process.stdin.flush()
-            assert process.stdout.readline().rstrip("\n").endswith(f"\t{line}")
-        process.stdin.close()
-        assert process.wait(timeout=30) == 0
+            answer = process.stdout.readline()
+            assert answer.endswith(f"\t{line}\n")
+        assert float(answer.split("\t")[0]) == scores[0]["log_probability"]
+        last, _ = process.communicate(scores[1]["sentence"], timeout=30)  # without its end
+        assert float(last.split("\t")[0]) == scores[1]["log_probability"]
+        assert last.endswith(f"\t{scores[1]['sentence']}\n") and process.returncode == 0
     finally:
         process.kill()
 
@@ -166,8 +161,8 @@ def test_the_export_loads_in_plain_tensorflow_with_the_same_numbers(
 
 def test_an_export_never_overwrites_and_leaves_nothing_half_written(trained, tmp_path):
     (tmp_path / "mine").mkdir()
-    result = run_module("lm.export", "--run", trained, "--to", tmp_path / "mine")
-    assert result.returncode == 2 and "exists already" in result.stderr
+    with pytest.raises(UserError, match="exists already"):
+        export(open_run(trained), str(tmp_path / "mine"))
     result = run_module("lm.export", "--run", trained)
     assert result.returncode == 2 and "--to is missing" in result.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]

@@ -5,7 +5,14 @@ import pytest
 from tests.commands import train
 
 
-@pytest.mark.parametrize("mode", ["master", "collect", "workers"])
+@pytest.mark.parametrize(
+    "mode",
+    [
+        "collect",
+        pytest.param("master", marks=pytest.mark.soak),
+        pytest.param("workers", marks=pytest.mark.soak),  # of train_twice.py too
+    ],
+)
 def test_log_lines_go_where_the_mode_says(tmp_path, corpora, mode):
     result = train(
         tmp_path / "run",

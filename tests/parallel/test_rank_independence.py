@@ -6,13 +6,13 @@ import sys
 import numpy as np
 import pytest
 
-from tests.commands import ROOT, environment, events, mpirun, run_command, train
+from tests.commands import ROOT, environment, events, mpirun, run_command, train, train_here
 
 # 4 does not divide 10, nor does 3; dropout is on; the norm is clipped at almost every step;
-# validation is shared.
+# validation is shared, but on two ranks.
 CONFIG = (
     "--config", "config_test", "--batch_size", 10, "--keep_prob", 0.6, "--max_grad_norm", 2,
-    "--learning_rate", 0.5, "--max_steps", 100, "--log_every_steps", 1, "--distributed_eval",
+    "--learning_rate", 0.5, "--max_steps", 100, "--log_every_steps", 1,
 )  # fmt: skip
 
 
@@ -20,7 +20,8 @@ CONFIG = (
 def run(tmp_path_factory, corpora):
     def run_on(num_ranks):
         output_dir = tmp_path_factory.mktemp(f"ranks{num_ranks}")
-        arguments = (*CONFIG, "--data_path", corpora)
+        evaluation = "--nodistributed_eval" if num_ranks == 2 else "--distributed_eval"
+        arguments = (*CONFIG, "--data_path", corpora, evaluation)
         train(output_dir, *arguments, num_ranks=num_ranks, timeout=180)
         return output_dir
 
@@ -66,7 +67,8 @@ def test_so_it_is_under_load_with_unlike_threads_every_time(tmp_path, corpora, a
         command = []
         for rank in range(4):
             launcher = mpirun(1)[1:] if command else mpirun(1)
-            flags = (*CONFIG, "--data_path", corpora, "--output_dir", output_dir)
+            flags = (*CONFIG, "--distributed_eval", "--data_path", corpora)
+            flags += ("--output_dir", output_dir)
             threads = ("--intra_op_threads", 1 + (rank + turn) % 4)
             command += [*launcher, sys.executable, "-m", "lm.train", *flags, *threads, ":"]
         load = subprocess.Popen([sys.executable, "-c", "while True: pass"])
@@ -112,6 +114,7 @@ def test_three_ranks_are_equal_up_to_rounding(run, alone):
 
 
 def test_the_seed_makes_the_run(run, alone, tmp_path, corpora):
-    train(tmp_path, *CONFIG, "--data_path", corpora, "--seed", 2, "--max_steps", 20, "--noeval")
+    few = ("--max_steps", 20, "--noeval")
+    train_here(tmp_path, *CONFIG, "--data_path", corpora, "--seed", 2, *few)
     ours, other = (events(each, "step")[19]["loss"] for each in (alone, tmp_path))
     assert abs(ours - other) > 1e-3

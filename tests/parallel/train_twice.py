@@ -10,6 +10,7 @@ import threading
 from lm.config import Config, RunOptions
 from lm.distributed.launch import connect
 from lm.errors import UserError
+from lm.events.logs import worker_path
 from lm.training.run import train
 
 CONFIG = Config(name="twice", corpus="embedded", hidden_size=8, init_scale=0.3, keep_prob=0.7)
@@ -33,6 +34,8 @@ def main(data_path, parent):
         )  # fmt: skip
         train(CONFIG, options, comm)
         assert traces() == before
+        own_log = pathlib.Path(worker_path(options.log_path, comm.rank)).read_text()
+        assert f"(this is rank {comm.rank})" in own_log
     # The lock is free again, and an error is the same on all ranks.
     try:
         train(CONFIG, options, comm)

@@ -48,6 +48,8 @@ def test_a_config_field_that_an_old_checkpoint_does_not_know_had_its_default(res
     assert resume(forget)[0].endswith("step-00000007")
     with pytest.raises(UserError, match=r"cannot resume: warmup_steps was 0 .* and is 5 now"):
         resume(forget, warmup_steps=5)
+    with pytest.raises(UserError, match=r"cannot resume: vocab_size was None .* and is 50 now"):
+        resume(lambda manifest: None, vocab_size=50)
 
 
 def test_the_rows_of_validation_may_change_unless_training_goes_by_it(resume):
