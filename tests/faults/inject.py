@@ -14,6 +14,9 @@ import time
 
 import numpy as np
 
+from lm.distributed.startup import import_tensorflow
+from lm.train import main
+
 FAULTS = {}
 
 
@@ -198,8 +201,7 @@ def clock():
 
 
 if __name__ == "__main__":
+    import_tensorflow()  # as `lm.train` does, before the faults do
     name, *arguments = sys.argv.pop(1).split(":")
     FAULTS[name](*arguments)
-    from lm.train import main
-
     main()

@@ -12,6 +12,7 @@ from lm.benchmark.workers.workload import load_words
 from lm.config import Config
 from lm.data.batches import TrainBatches, rows_of_rank
 from lm.distributed.communicator import Communicator
+from lm.distributed.startup import import_tensorflow
 
 
 class StepServer:
@@ -48,6 +49,8 @@ class StepServer:
         self._index = 0
 
     def _build(self, contestant: str, batch_sizes: Sequence[int]) -> dict:
+        if not contestant.startswith("torch"):
+            import_tensorflow()
         if contestant == "ours":
             from lm.benchmark.workers import ours
 
