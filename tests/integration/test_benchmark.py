@@ -52,6 +52,7 @@ def test_all_contestants_train_the_same_model(tmp_path):
     assert "| tensorflow" in result.stdout
 
 
+@pytest.mark.soak
 def test_bfloat16_beside_float32(tmp_path):
     arguments = (*TINY, "--precision", "bfloat16", "--gemm_size", 64, "--peers")
     contestants = benchmark(tmp_path, "step", *arguments)[0]["contestants"]

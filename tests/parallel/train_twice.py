@@ -11,7 +11,6 @@ from lm.config import Config, RunOptions
 from lm.distributed.launch import connect
 from lm.errors import UserError
 from lm.events.logs import worker_path
-from lm.training.run import train
 
 CONFIG = Config(name="twice", corpus="embedded", hidden_size=8, init_scale=0.3, keep_prob=0.7)
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -25,6 +24,8 @@ def traces():
 
 def main(data_path, parent):
     comm = connect()
+    from lm.training.run import train  # after `connect`, which imports TensorFlow in half the time
+
     comm.barrier()  # Horovod's own threads are there
     before = traces()
     for name in ("first", "second"):
