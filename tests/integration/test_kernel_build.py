@@ -20,7 +20,9 @@ def _built():
         pytest.skip(kernels.description())
 
 
-@pytest.mark.parametrize("isa", ["generic", "avx2", "avx512", "avx512bf16"])
+@pytest.mark.parametrize(
+    "isa", ["generic", "avx2", pytest.param("avx512", marks=pytest.mark.soak), "avx512bf16"]
+)
 def test_other_instruction_sets(isa):
     """The tests of the ops once more, in a process told to use a lesser CPU."""
     if kernels.description().endswith(f" {isa}"):
