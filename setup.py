@@ -23,6 +23,8 @@ setup(
     extras_require={
         "cpu": ["tensorflow-cpu==2.18.1"],
         "gpu": ["tensorflow[and-cuda]==2.18.1"],
+        # Cells and layers of the TF 1.x days, for config files that use them (docs/own_graph.md).
+        "legacy": ["tf_keras==2.18.0"],
         # The rival that lm.benchmark measures itself against; it has no part in training.
         "bench": ["torch==2.13.0"],
         "dev": ["hypothesis", "pytest", "pytest-timeout", "pytest-xdist", "ruff"],

@@ -7,15 +7,12 @@ command-line flags and their `--help` are generated from here (`lm/cli/flags.py`
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import math
-import os
 import sys
 import typing
 from collections.abc import Sequence
 from typing import Any, Optional
 
-import configs
 from lm.errors import UserError
 
 
@@ -61,6 +58,8 @@ class Checked:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
+            if "help" not in field.metadata:  # of a user's subclass
+                raise UserError(f"{field.name} must be declared as option(default, help)")
             value = getattr(self, field.name)
             expected, optional = field_type(type(self), field.name)
             if value is None and optional:
@@ -243,6 +242,13 @@ class RunOptions(Checked):
         "stop", "what to do when the loss or gradient is not finite: stop, or skip that update",
         choices=("stop", "skip"),
     )  # fmt: skip
+    allow_changed_network: bool = option(
+        False, "resume with a config file that has changed since, where it brings a network"
+    )
+    check_network: bool = option(
+        False, "first check the network of a config file: no row of the batch must depend on"
+        " another one, nor a time step on a later one",
+    )  # fmt: skip
     max_skipped_updates: int = option(10, "stop after more than so many skipped updates", low=0)
     check_sync_steps: Optional[int] = option(
         None, "compare the ranks' weights every so many steps, besides every epoch", low=1
@@ -300,36 +306,6 @@ def load_config(name_or_path: str) -> Config:
     Raises:
       UserError: No such config, or the file fails, or it has no usable `get_config()`.
     """
-    path = _find_config(name_or_path)
-    spec = importlib.util.spec_from_file_location("lm_user_config", path)
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-        get_config = getattr(module, "get_config", None)
-        if not callable(get_config):
-            raise UserError(f"config {path} has no function get_config()")
-        config = get_config()
-    except UserError as error:
-        raise UserError(f"config {path}: {error}") from error
-    except SyntaxError as error:
-        raise UserError(f"config {path}, line {error.lineno}: {error.msg}") from error
-    except Exception as error:
-        raise UserError(f"config {path} failed: {type(error).__name__}: {error}") from error
-    if not isinstance(config, Config):
-        raise UserError(f"config {path}: get_config() must return lm.config.Config")
-    return config
+    from lm.config_file import load_config_file  # not above: it needs Config
 
-
-def _find_config(name_or_path: str) -> str:
-    if name_or_path.endswith(".py") or os.sep in name_or_path:
-        if not os.path.isfile(name_or_path):
-            raise UserError(f"config file {name_or_path} does not exist")
-        return name_or_path
-    directory = os.path.dirname(os.path.abspath(configs.__file__))
-    path = os.path.join(directory, f"{name_or_path}.py")
-    if not os.path.isfile(path):
-        known = sorted(f[:-3] for f in os.listdir(directory) if f.startswith("config_"))
-        raise UserError(
-            f"unknown config {name_or_path!r}: use one of {', '.join(known)}, or a path to a .py"
-        )
-    return path
+    return load_config_file(name_or_path).config

@@ -16,7 +16,7 @@ words there are; an `<unk>` in the text itself is a word like others.
 import json
 
 from lm.cli import program
-from lm.cli.flags import run_flags
+from lm.cli.flags import opened_run, run_flags
 from lm.cli.tables import markdown_table
 from lm.distributed.startup import import_tensorflow
 
@@ -52,16 +52,16 @@ def _parse(argv):
     )
     flags.define(bool, "json", False, "print JSON, one object per line, instead of a table")
     flags.parse(argv)
-    return flags
+    return flags, opened_run(flags)
 
 
-def _evaluate(flags, comm):
+def _evaluate(parsed, comm):
+    flags, run = parsed
     import_tensorflow()
     from lm.inference.evaluator import evaluate
 
-    names = ("checkpoint", "data_path", "eval_batch_size", "distributed")
-    options = {name: flags[name] for name in names}
-    results = evaluate(flags["run"], flags["split"].split(","), comm=comm, **options)
+    options = {name: flags[name] for name in ("data_path", "eval_batch_size", "distributed")}
+    results = evaluate(flags["run"], flags["split"].split(","), comm=comm, **options, **run)
     if comm.is_rank_0 and flags["json"]:
         print(*map(json.dumps, results), sep="\n")
     elif comm.is_rank_0:

@@ -7,25 +7,28 @@ It loads where nothing of this project is installed:
     score = model.signatures["score"]
     scores = score(words=tf.constant([["the", "company", "said"], ["yes", "", ""]]))
 
-Signatures (B sentences or rows, T words, L layers, H hidden units, V words; logarithms are
+Signatures (B sentences or rows, T words, S numbers of a row's state, V words; logarithms are
 natural):
 
     score       words: string [B, T], "" after the end of a sentence
                 -> log_probabilities: float32 [B, T + 1], of each word and then of the closing
                    <eos>, 0 after it; log_probability: float32 [B], their sum
-    next_word   words: string [B]; state: float32 [B, L, 2, H], zeros to start, where the first
-                word to read is "<eos>"
+    next_word   words: string [B]; state: float32 [B, S], zeros to start, where the first word
+                to read is "<eos>"
                 -> log_probabilities: float32 [B, V], of the word that comes next; state: for
                    the next call
     score_ids, next_word_ids
                 the same with ids: int32, and -1 for "" in `score`
+
+The state of the LSTM has S = layers * 2 * hidden_size numbers: h and c of each layer in turn. That
+of a config file's network has the parts of its state_shapes, each flattened, one after the other.
 
 A word's id is its line, from 0, in assets/vocabulary.txt. An unknown word is read as <unk>; if
 the vocabulary has none, it is an error.
 """
 
 from lm.cli import program
-from lm.cli.flags import run_flags
+from lm.cli.flags import opened_run, run_flags
 from lm.distributed.startup import import_tensorflow
 
 USAGE = """\
@@ -50,7 +53,7 @@ def _export(argv):
     from lm.inference.run import open_run
     from lm.inference.saved_model import export
 
-    export(open_run(flags["run"], flags["checkpoint"]), flags["to"])
+    export(open_run(flags["run"], **opened_run(flags)), flags["to"])
 
 
 if __name__ == "__main__":

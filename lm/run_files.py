@@ -1,6 +1,7 @@
 """The names of the files in a run's directory (`--output_dir`)."""
 
 CONFIG = "config.json"  # what is trained, a Config
+CONFIG_FILE = "config_file.json"  # which file brought the network, where one did
 CORPUS = "corpus.json"  # where the corpus was, and its checksum
 VOCABULARY = "vocabulary.txt"  # a word's id is its line, from 0
 METRICS = "metrics.jsonl"  # the events, one per line

@@ -19,7 +19,7 @@ import signal
 import sys
 
 from lm.cli import program
-from lm.cli.flags import run_flags
+from lm.cli.flags import opened_run, run_flags
 from lm.data.vocabulary import EOS
 from lm.distributed.startup import import_tensorflow
 
@@ -48,7 +48,7 @@ def _score(argv):
     from lm.inference.run import open_run
     from lm.inference.scorer import Scorer
 
-    scorer = Scorer(open_run(flags["run"], flags["checkpoint"]), flags["batch_size"])
+    scorer = Scorer(open_run(flags["run"], **opened_run(flags)), flags["batch_size"])
     for score in scorer.score_stream(sys.stdin.fileno()):
         # Whoever wrote this line may wait for the answer.
         print(format_score(score, flags["per_word"], flags["json"]), flush=True)

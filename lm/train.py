@@ -14,7 +14,8 @@ def _train(parsed, comm):
     import_tensorflow()
     from lm.training.run import train
 
-    train(*parsed, comm)
+    config, options, file = parsed
+    train(config, options, comm, file)
 
 
 if __name__ == "__main__":

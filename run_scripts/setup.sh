@@ -177,6 +177,8 @@ fi
 if ((dev)) && ! finished dev "$package"; then
     say "installing the test tools"
     install --no-build-isolation --editable ".[dev]"
+    # Without what it needs: pip would put the whole of tensorflow over tensorflow-cpu.
+    install --no-deps tf_keras
     finish dev "$package"
 fi
 

@@ -103,7 +103,8 @@ def train_here(output_dir, *arguments: object) -> None:
     from lm.training.run import train  # a test that only starts processes needs no TensorFlow
 
     flags = ["--output_dir", output_dir, *arguments]
-    train(*parse_training_flags(["lm.train", *map(str, flags)]), OneProcess())
+    config, options, file = parse_training_flags(["lm.train", *map(str, flags)])
+    train(config, options, OneProcess(), file)
 
 
 def events(output_dir, kind: str) -> list[dict]:

@@ -13,7 +13,8 @@ from typing import Optional
 
 from lm.benchmark.prediction import ALGORITHMS
 from lm.cli.flags import Flags
-from lm.config import Checked, Config, load_config, option
+from lm.config import Checked, Config, option
+from lm.config_file import load_config_file
 from lm.distributed import mpirun
 from lm.distributed.cores import count_cores
 from lm.errors import UserError
@@ -55,6 +56,7 @@ class Options(Checked):
 class TrainingOptions(Options):
     """Options of the commands that measure training steps."""
 
+    config: str = option("config_small", "a config in configs/, or a .py file, which is run")
     data_path: Optional[str] = option(
         None, "directory of a corpus (default: 10,000 random words, Zipf's law)"
     )
@@ -153,15 +155,17 @@ def parse(argv: Sequence[str], kind: type[Options]) -> tuple[Config, Options]:
     flags = Flags(inspect.cleandoc(kind.__doc__))
     trains = issubclass(kind, TrainingOptions)
     flags.define_fields(kind)
+    file = None
     if trains:
-        help = "a config in configs/, or a .py file (default: config_small)"
-        flags.define(str, "config", "config_small", help)
-        flags.define_fields(Config, show_defaults=False)
+        file = load_config_file(flags.peek(argv, "config") or kind.config)
+        flags.define_fields(type(file.config), show_defaults=False)
     flags.parse(argv)
     config = Config()
-    if trains:
-        config = dataclasses.replace(load_config(flags["config"]), **flags.given(Config))
+    if file:
+        config = dataclasses.replace(file.config, **flags.given(type(file.config)))
     options = kind(**flags.given(kind))
+    if file and file.functions and (kind is not StepOptions or options.peers):
+        raise UserError(f"{file.path} brings a network: only `step`, without --peers, measures it")
     options.check(config)
     try:
         os.makedirs(options.out, exist_ok=True)  # now, not after hours of measurements

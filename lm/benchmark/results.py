@@ -6,6 +6,7 @@ import datetime
 import importlib.metadata
 import json
 import logging
+import math
 import os
 import platform
 import socket
@@ -66,13 +67,13 @@ def write_json(stem: str, record: dict[str, Any]) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Named tuples become objects, and infinity, which JSON does not have, null."""
+    """Named tuples become objects, and infinity and NaN, which JSON does not have, null."""
     if hasattr(value, "_asdict"):
         value = value._asdict()
     if isinstance(value, dict):
         return {str(key): _plain(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(each) for each in value]
-    if isinstance(value, float) and abs(value) == float("inf"):
+    if isinstance(value, float) and not math.isfinite(value):
         return None
     return value

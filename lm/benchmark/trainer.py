@@ -68,6 +68,7 @@ class Trainer(Worker):
             "StepServer",
             {
                 "contestant": contestant,
+                "config_file": options.config,
                 "config": dataclasses.asdict(config),
                 "threads": options.threads,
                 "batch_sizes": sorted(set(batch_sizes)),

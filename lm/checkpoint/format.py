@@ -128,7 +128,10 @@ def load_weights(checkpoint_dir: str) -> dict[str, np.ndarray]:
       RunError: The checkpoint is damaged.
     """
     arrays, manifest = load_arrays(checkpoint_dir), manifests.read(checkpoint_dir)
-    stored = {name: average_name(name) if manifest.averaged else name for name in manifest.weights}
+    stored = {name: name for name in manifest.weights}
+    if manifest.averaged:  # of what is trained; the others, such as fixed embeddings, have none
+        averages = {name: average_name(name) for name in stored}
+        stored.update({name: found for name, found in averages.items() if found in arrays})
     missing = [name for name in stored.values() if name not in arrays]
     if missing:
         raise RunError(f"{checkpoint_dir} has no {missing[0]}, which its manifest names")

@@ -37,6 +37,7 @@ class Manifest:
     corpus: str  # SHA-256 of the corpus
     position: Mapping[str, Any]  # dataclasses.asdict(Position)
     weights: tuple[str, ...]  # names of the trained variables
+    config_file: Optional[str] = None  # SHA-256, where one brought a network or fields of its own
     valid_perplexity: Optional[float] = None  # of these weights, if it is known
     averaged: bool = False  # True: it holds an average of each weight too, which is the result
     in_sync: bool = True  # False: the ranks' weights had parted, and these are rank 0's

@@ -33,6 +33,8 @@ class Identity(NamedTuple):
     config: Config
     vocabulary: str  # checksums
     corpus: str
+    config_file: Optional[str] = None  # where it is part of the run
+    may_change: bool = False  # whether another config file is taken for the same
 
 
 class RunDir(NamedTuple):
@@ -88,7 +90,8 @@ def open_run_dir(
     if checkpoint_dir:
         manifest = manifests.read(checkpoint_dir)
         source = os.path.join(checkpoint_dir, manifests.NAME)
-        refuse_unknown_fields(Config, manifest.config, source)
+        _check_config_file(manifest, identity)
+        refuse_unknown_fields(type(identity.config), manifest.config, source)
         _check_fits(manifest, identity)
         if not manifest.in_sync:
             logger.warning(
@@ -111,9 +114,17 @@ def _make(path: str) -> None:
         raise UserError(f"cannot write to output_dir {path}: {error}") from error
 
 
+def _check_config_file(manifest: manifests.Manifest, identity: Identity) -> None:
+    if manifest.config_file != identity.config_file and not identity.may_change:
+        raise UserError(
+            "cannot resume: the config file is not the one that this run began with, and brings its"
+            " network or fields; if it still means the same, say so with --allow_changed_network"
+        )
+
+
 def _check_fits(manifest: manifests.Manifest, identity: Identity) -> None:
     # A field that the checkpoint does not know is newer: the run was trained without.
-    before = {**dataclasses.asdict(Config()), **manifest.config}
+    before = {**_defaults(type(identity.config)), **manifest.config}
     follows = identity.config.follows_validation
     may_change = _MAY_CHANGE if follows else _MAY_CHANGE | _MAY_CHANGE_EVALUATION
     for name, value in dataclasses.asdict(identity.config).items():
@@ -129,6 +140,10 @@ def _check_fits(manifest: manifests.Manifest, identity: Identity) -> None:
             "cannot resume: the corpus is not the one that this run began with; give its directory"
             " with --data_path"
         )
+
+
+def _defaults(cls: type[Config]) -> dict[str, Any]:
+    return {field.name: field.default for field in dataclasses.fields(cls)}
 
 
 def _is_before(line: bytes, step: int, epochs_done: int) -> bool:

@@ -14,8 +14,17 @@ Concat = Callable[[np.ndarray], np.ndarray]
 
 
 def weight_names() -> tuple[str, ...]:
-    """Return the names of the current graph's trained variables."""
-    return tuple(variable.op.name for variable in tf.trainable_variables())
+    """Return the names of the current graph's weights: all variables of its network, also those
+    that are not trained."""
+    return tuple(variable.op.name for variable in _weights())
+
+
+def saved_shapes() -> dict[str, list[int]]:
+    """Return the shapes of what a checkpoint of the current graph holds, by name: variables, and
+    the recurrent state with None for its rows."""
+    shapes = {v.op.name: v.shape.as_list() for v in tf.global_variables()}
+    state = _state_variables(tf.get_default_graph())
+    return {**shapes, **{name: [None, *v.shape.as_list()[1:]] for name, v in state.items()}}
 
 
 def read_variables(session: tf.Session) -> dict[str, np.ndarray]:
@@ -57,9 +66,9 @@ def read_state(session: tf.Session, concat: Concat) -> dict[str, np.ndarray]:
       concat: Joins the arrays of all ranks, in the order of the ranks, along axis 0.
 
     Returns:
-      By name ("state/0/h"), [batch_size, hidden_size]: a row for each row of the global batch.
+      By name ("state/0/h"), [batch_size, ...]: a row for each row of the global batch.
     """
-    values = session.run(_state_variables(session))
+    values = session.run(_state_variables(session.graph))
     return {name: concat(value) for name, value in values.items()}
 
 
@@ -75,7 +84,7 @@ def load_state(
       rows: Those of the global batch that are this rank's.
       concat: See `read_state`.
     """
-    variables = _state_variables(session)
+    variables = _state_variables(session.graph)
     every_row = _share(variables, arrays, concat)
     own = {name: value[rows] for name, value in every_row.items()}
     _assign(session, variables, own)
@@ -84,7 +93,7 @@ def load_state(
 def load_weights(
     session: tf.Session, arrays: Optional[Mapping[str, np.ndarray]], concat: Concat
 ) -> None:
-    """Set the trained variables of all ranks.
+    """Set the weights of all ranks.
 
     Args:
       session: The training session.
@@ -92,7 +101,7 @@ def load_weights(
       concat: See `read_state`.
     """
     with session.graph.as_default():
-        variables = {variable.op.name: variable for variable in tf.trainable_variables()}
+        variables = {variable.op.name: variable for variable in _weights()}
     _assign(session, variables, _share(variables, arrays, concat))
 
 
@@ -108,13 +117,19 @@ def _share(
 
 
 def _global_variables(session: tf.Session) -> dict[str, tf.Variable]:
+    # The weights first, whatever was made first: the files of equal checkpoints are equal.
     with session.graph.as_default():
-        return {variable.op.name: variable for variable in tf.global_variables()}
+        variables = [*_weights(), *tf.global_variables()]
+    return {variable.op.name: variable for variable in variables}
 
 
-def _state_variables(session: tf.Session) -> dict[str, tf.Variable]:
-    """Variables train/state_<layer>/<h or c> of lm/model/network.py, as state/<layer>/<h or c>."""
-    with session.graph.as_default():
+def _weights() -> list[tf.Variable]:
+    return tf.get_collection(tf.GraphKeys.MODEL_VARIABLES)
+
+
+def _state_variables(graph: tf.Graph) -> dict[str, tf.Variable]:
+    """Variables train/state_<name> of lm/model/windows.py, as state/<name>."""
+    with graph.as_default():
         found = tf.local_variables(scope="train/state_")
     return {v.op.name.replace("train/state_", "state/", 1): v for v in found}
 

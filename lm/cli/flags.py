@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Optional
 
 from absl import flags as absl_flags
 
-from lm.config import Config, RunOptions, field_type, load_config
+from lm.config import Config, RunOptions, field_type
+from lm.config_file import ConfigFile, load_config_file
 from lm.errors import HelpRequested, UserError
 
 _DEFINE = {
@@ -52,6 +53,20 @@ class Flags:
             if show_defaults and field.default is not None:
                 text += f" (default: {field.default})"
             self.define(plain_type, field.name, None, text)
+
+    def peek(self, argv: Sequence[str], name: str) -> Any:
+        """Return the value of one flag, before all flags are defined that the command line may
+        have.
+
+        Raises:
+          UserError: It is ill-typed.
+        """
+        self._values.set_gnu_getopt(True)  # the values of unknown flags are no end of the flags
+        try:
+            self._values(list(argv), known_only=True)
+        except absl_flags.Error as error:
+            raise UserError(f"{str(error).splitlines()[0]} (see --help)") from error
+        return self[name]
 
     def parse(self, argv: Sequence[str], positional: bool = False) -> Sequence[str]:
         """Parse a command line, program name first.
@@ -104,7 +119,8 @@ def _help_text(field: dataclasses.Field) -> str:
 
 
 def run_flags(usage: str) -> Flags:
-    """Return the flags of a program that uses a run: `--run`, `--checkpoint`; more may follow."""
+    """Return the flags of a program that uses a run: `--run`, `--checkpoint`, `--config`; more may
+    follow."""
     flags = Flags(usage)
     flags.define(
         str, "run", None, "directory of the run: what --output_dir was in training",
@@ -114,39 +130,74 @@ def run_flags(usage: str) -> Flags:
         str, "checkpoint", "last",
         "last, best (by validation perplexity), or a checkpoint's directory (default: last)",
     )  # fmt: skip
+    flags.define(
+        str, "config", None, "the config file that the run was trained with, which is run; only"
+        " where it brought a network or fields of its own",
+    )  # fmt: skip
+    flags.define(bool, "allow_changed_network", False, "use --config although it has changed since")
     return flags
 
 
-def parse_training_flags(argv: Sequence[str]) -> tuple[Config, RunOptions]:
-    """Turn the command line of `lm.train` into a Config and RunOptions.
+def opened_run(flags: Flags) -> dict[str, Any]:
+    """Return what the flags of `run_flags` say, but for the directory, as `open_run` takes it.
+
+    Raises:
+      UserError: The config file cannot be used.
+    """
+    path = flags["config"]
+    return {
+        "checkpoint": flags["checkpoint"],
+        "file": load_config_file(path) if path else None,
+        "allow_changed_network": flags["allow_changed_network"],
+    }
+
+
+def config_flags(flags: Flags, argv: Sequence[str]) -> ConfigFile:
+    """Define `--config` and a flag for each field of the config that it names.
+
+    Raises:
+      UserError: The config file cannot be used.
+    """
+    flags.define(
+        str, "config", "config_small",
+        "a config in configs/, or a path to a .py file with get_config(), which is run"
+        " (default: config_small)",
+    )  # fmt: skip
+    file = load_config_file(flags.peek(argv, "config"))
+    flags.define_fields(type(file.config), show_defaults=False)
+    return file
+
+
+def parse_training_flags(
+    argv: Sequence[str],
+) -> tuple[Config, RunOptions, Optional[ConfigFile]]:
+    """Turn the command line of `lm.train` into what `lm.training.run.train` takes.
 
     Args:
       argv: The command line, program name first.
 
     Returns:
-      The config that `--config` names with the given flags put over it, and the options.
+      The config that `--config` names with the given flags put over it, the options, and the config
+      file where it brings a network or fields of its own.
 
     Raises:
       UserError: Bad flags, config or values; the message names the field.
       HelpRequested: The command line has `--help`.
     """
     flags = Flags(
-        "Train an LSTM language model, on one process or under mpirun on many.\n"
+        "Train a language model, on one process or under mpirun on many.\n"
         "\n"
         "  python -m lm.train --config config_small\n"
         "  mpirun -np 2 -H host1:1,host2:1 python -m lm.train --config config_small\n"
         "\n"
         "A flag given here overrides the config's field of the same name."
     )
-    flags.define(
-        str, "config", "config_small", "a config in configs/, or a path to a .py file with"
-        " get_config(), which is run (default: config_small)",
-    )  # fmt: skip
-    flags.define_fields(Config, show_defaults=False)
+    file = config_flags(flags, argv)
     flags.define_fields(RunOptions)
     flags.parse(argv)
-    config = dataclasses.replace(load_config(flags["config"]), **flags.given(Config))
-    return config, RunOptions(**flags.given(RunOptions))
+    config = dataclasses.replace(file.config, **flags.given(type(file.config)))
+    options = RunOptions(**flags.given(RunOptions))
+    return config, options, file if file.is_part_of_run else None
 
 
 def flags_document() -> str:

@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, Optional
 
+from lm.config_file import ConfigFile
 from lm.data.batches import Rows, eval_rows_of_rank
 from lm.distributed.agreement import check_agreement, platform_facts, together
 from lm.distributed.communicator import Communicator
@@ -31,6 +32,8 @@ def evaluate(
     data_path: Optional[str] = None,
     eval_batch_size: Optional[int] = None,
     distributed: bool = False,
+    file: Optional[ConfigFile] = None,
+    allow_changed_network: bool = False,
 ) -> list[dict[str, Any]]:
     """Evaluate a run on texts; all ranks call it together.
 
@@ -42,6 +45,8 @@ def evaluate(
       data_path: Directory of the corpus; None for the one that the run remembers.
       eval_batch_size: Rows that each text is cut into; None for as many as the config says.
       distributed: Whether the ranks share the rows out; otherwise rank 0 has all of them.
+      file: As `open_run`.
+      allow_changed_network: As `open_run`.
 
     Returns:
       For each text, the fields that `lm/evaluate.py` explains; the same on all ranks.
@@ -52,7 +57,7 @@ def evaluate(
 
     def prepare():
         start_tensorflow(comm.local_size)  # first: an exchange of errors runs a session too
-        run = open_run(directory, checkpoint)
+        run = open_run(directory, checkpoint, file, allow_changed_network)
         changes = {} if eval_batch_size is None else {"eval_batch_size": eval_batch_size}
         config = dataclasses.replace(run.config, **changes)
         run = run._replace(config=config)
@@ -60,7 +65,7 @@ def evaluate(
         own = eval_rows_of_rank(config.eval_batch_size, comm.rank, comm.size, distributed)
         # A rank without rows builds the smallest model: it only waits for the others.
         rows = own if own.count else Rows(0, 1)
-        session, model = open_session(run, lambda w: build_model(config, w, rows, "eval"), comm)
+        session, model = open_session(run, lambda network: build_model(network, rows, "eval"), comm)
         return run, texts, own, session, model
 
     run, texts, rows, session, model = together(comm, prepare)
@@ -86,6 +91,7 @@ def _facts(run: Run, texts: Sequence[Text]) -> dict[str, Any]:
     return {
         **dataclasses.asdict(run.config),
         "checkpoint": run.checkpoint,
+        "config file (SHA-256)": run.file.checksum if run.file else None,
         "vocabulary": run.vocabulary.checksum,
         "tokens": [len(text.ids) for text in texts],
         **platform_facts(),

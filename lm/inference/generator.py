@@ -14,7 +14,7 @@ from lm.inference.run import Run
 from lm.inference.sampling import Sampling, draw, next_word_distribution
 from lm.inference.session import open_session
 from lm.model import stepwise
-from lm.model.network import Weights
+from lm.model.network import Network
 
 logger = logging.getLogger("lm")
 
@@ -28,13 +28,13 @@ class Generator:
 
     def __init__(self, run: Run):
         self._vocabulary = run.vocabulary
-        self._state_shape = [1, run.config.num_layers, 2, run.config.hidden_size]
         self._session, self._step = open_session(run, self._build)
 
-    def _build(self, weights: Weights) -> tuple:
+    def _build(self, network: Network) -> tuple:
+        self._state_shape = [1, stepwise.state_size(network)]
         self._words_ph = tf.placeholder(tf.int32, [1])
         self._state_ph = tf.placeholder(tf.float32, self._state_shape)
-        return stepwise.next_word(weights, self._words_ph, self._state_ph)
+        return stepwise.next_word(network, self._words_ph, self._state_ph)
 
     def texts(self, sampling: Sampling) -> Iterator[Iterator[str]]:
         """Draw texts, a row at a time: none depends on the others.

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from typing import NamedTuple
+from typing import NamedTuple, Optional
 
 from lm import run_files
 from lm.checkpoint import format as checkpoints
 from lm.checkpoint import manifest
 from lm.checkpoint.records import refuse_unknown_fields
 from lm.config import Config
+from lm.config_file import ConfigFile, check_belongs
 from lm.data.vocabulary import Vocabulary
 from lm.errors import UserError
 
@@ -22,28 +23,38 @@ class Run(NamedTuple):
     config: Config
     vocabulary: Vocabulary
     checkpoint: str  # directory of the checkpoint
+    file: Optional[ConfigFile] = None  # that it was trained with, where it is part of the run
 
 
-def open_run(directory: str, checkpoint: str = "last") -> Run:
+def open_run(
+    directory: str,
+    checkpoint: str = "last",
+    file: Optional[ConfigFile] = None,
+    allow_changed_network: bool = False,
+) -> Run:
     """Open a run at one of its checkpoints.
 
     Args:
       directory: What `--output_dir` was in training.
       checkpoint: "last"; "best", by validation perplexity; or a checkpoint's directory.
+      file: The config file, for a run whose network or fields it has brought.
+      allow_changed_network: Whether the file may have changed since.
 
     Raises:
-      UserError: There is no such run or checkpoint, or its files are damaged.
+      UserError: There is no such run or checkpoint, its files are damaged, or its config file is
+        another one.
     """
-    config = _load_config(directory)
+    check_belongs(directory, file, allow_changed_network)
+    config = _load_config(directory, type(file.config) if file else Config)
     vocabulary = Vocabulary.load(os.path.join(directory, run_files.VOCABULARY))
     found = checkpoints.find(directory, checkpoint)
     # The words would be those of other ids, and nothing else would show it.
     if manifest.read(found).vocabulary != vocabulary.checksum:
         raise UserError(f"{found} is a checkpoint of another vocabulary than that of {directory}")
-    return Run(directory, config, vocabulary, found)
+    return Run(directory, config, vocabulary, found, file)
 
 
-def _load_config(directory: str) -> Config:
+def _load_config(directory: str, cls: type[Config]) -> Config:
     """Read a run's config; fields that it lacks, being newer, get their defaults."""
     path = os.path.join(directory, run_files.CONFIG)
     try:
@@ -56,8 +67,8 @@ def _load_config(directory: str) -> Config:
         raise UserError(f"{path} is not JSON: {error}") from error
     if not isinstance(fields, dict):
         raise UserError(f"{path} does not hold a JSON object")
-    refuse_unknown_fields(Config, fields, path)
+    refuse_unknown_fields(cls, fields, path)
     try:
-        return Config(**fields)
+        return cls(**fields)
     except UserError as error:
         raise UserError(f"{path}: {error}") from error

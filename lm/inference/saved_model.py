@@ -1,6 +1,6 @@
 """A run's model as a SavedModel that plain TensorFlow loads, without this project.
 
-Shapes: B sentences or rows, T words of the longest sentence, L layers, H hidden units, V words.
+Shapes: B sentences or rows, T words of the longest sentence, V words.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from lm.errors import RunError, UserError
 from lm.inference.run import Run
 from lm.inference.session import open_session
 from lm.model import stepwise
-from lm.model.network import Weights
+from lm.model.network import Network
 
 logger = logging.getLogger("lm")
 
@@ -57,7 +57,7 @@ def export(run: Run, to: str) -> None:
 
 
 def _write(run: Run, directory: str) -> None:
-    session, signatures = open_session(run, lambda weights: build_signatures(run, weights))
+    session, signatures = open_session(run, lambda network: build_signatures(run, network))
     with session:
         builder = tf.saved_model.Builder(directory)
         builder.add_meta_graph_and_variables(
@@ -70,7 +70,7 @@ def _write(run: Run, directory: str) -> None:
         builder.save()
 
 
-def build_signatures(run: Run, weights: Weights) -> dict:
+def build_signatures(run: Run, network: Network) -> dict:
     """Build the exported graph: `score` and `next_word`, each for words and for ids.
 
     Returns:
@@ -97,29 +97,28 @@ def build_signatures(run: Run, weights: Weights) -> dict:
     ids_ph = tf.placeholder(tf.int32, [None, None], "score_ids")
     word_ph = tf.placeholder(tf.string, [None], "next_word_words")
     id_ph = tf.placeholder(tf.int32, [None], "next_word_ids")
-    state_shape = [None, run.config.num_layers, 2, run.config.hidden_size]
-    state_ph = tf.placeholder(tf.float32, state_shape, "state")
+    state_ph = tf.placeholder(tf.float32, [None, stepwise.state_size(network)], "state")
     signature = tf.saved_model.predict_signature_def
     return {
-        "score": signature({"words": words_ph}, _score(weights, ids_of(words_ph), eos_id)),
-        "score_ids": signature({"ids": ids_ph}, _score(weights, ids_ph, eos_id)),
+        "score": signature({"words": words_ph}, _score(network, ids_of(words_ph), eos_id)),
+        "score_ids": signature({"ids": ids_ph}, _score(network, ids_ph, eos_id)),
         "next_word": signature(
-            {"words": word_ph, "state": state_ph}, _next_word(weights, ids_of(word_ph), state_ph)
+            {"words": word_ph, "state": state_ph}, _next_word(network, ids_of(word_ph), state_ph)
         ),
         "next_word_ids": signature(
-            {"ids": id_ph, "state": state_ph}, _next_word(weights, id_ph, state_ph)
+            {"ids": id_ph, "state": state_ph}, _next_word(network, id_ph, state_ph)
         ),
     }
 
 
-def _score(weights: Weights, ids_BT: tf.Tensor, eos_id: int) -> dict[str, tf.Tensor]:
+def _score(network: Network, ids_BT: tf.Tensor, eos_id: int) -> dict[str, tf.Tensor]:
     """Log-probabilities of each word and of the closing <eos>, 0 in the places after it."""
     is_word = tf.not_equal(ids_BT, _PADDING)
     lengths = tf.reduce_sum(tf.cast(is_word, tf.int32), axis=1)
     words = tf.where_v2(is_word, ids_BT, eos_id)
     eos = tf.fill([tf.shape(words)[0], 1], eos_id)
     log_probs_TB = stepwise.target_log_probs(
-        weights,
+        network,
         tf.transpose(tf.concat([eos, words], axis=1)),
         tf.transpose(tf.concat([words, eos], axis=1)),
     )
@@ -128,6 +127,6 @@ def _score(weights: Weights, ids_BT: tf.Tensor, eos_id: int) -> dict[str, tf.Ten
     return {"log_probabilities": log_probs, "log_probability": tf.reduce_sum(log_probs, axis=1)}
 
 
-def _next_word(weights: Weights, ids_B: tf.Tensor, state: tf.Tensor) -> dict[str, tf.Tensor]:
-    log_probs_BV, state = stepwise.next_word(weights, ids_B, state)
+def _next_word(network: Network, ids_B: tf.Tensor, state: tf.Tensor) -> dict[str, tf.Tensor]:
+    log_probs_BV, state = stepwise.next_word(network, ids_B, state)
     return {"log_probabilities": log_probs_BV, "state": state}

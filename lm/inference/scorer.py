@@ -14,7 +14,7 @@ from lm.errors import UserError
 from lm.inference.run import Run
 from lm.inference.session import open_session
 from lm.model import stepwise
-from lm.model.network import Weights
+from lm.model.network import Network
 
 _BLOCK_BYTES = 1 << 16
 
@@ -52,10 +52,10 @@ class Scorer:
         self._vocabulary, self._rows = run.vocabulary, batch_size
         self._session, self._log_probs = open_session(run, self._build)
 
-    def _build(self, weights: Weights) -> tf.Tensor:
+    def _build(self, network: Network) -> tf.Tensor:
         self._inputs_ph = tf.placeholder(tf.int32, [None, self._rows])
         self._targets_ph = tf.placeholder(tf.int32, [None, self._rows])
-        return stepwise.target_log_probs(weights, self._inputs_ph, self._targets_ph)
+        return stepwise.target_log_probs(network, self._inputs_ph, self._targets_ph)
 
     def score_stream(self, descriptor: int) -> Iterator[Score]:
         """Score the lines of a file, a pipe or a terminal, each as soon as it is whole.

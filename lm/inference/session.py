@@ -11,20 +11,20 @@ from lm.checkpoint.variables import restore_weights
 from lm.distributed.communicator import Communicator, OneProcess
 from lm.distributed.devices import session_config, start_tensorflow
 from lm.inference.run import Run
-from lm.model.network import Weights, build_weights
+from lm.model.network import Network
 
 ALONE = OneProcess()
 Built = TypeVar("Built")
 
 
 def open_session(
-    run: Run, build: Callable[[Weights], Built], comm: Communicator = ALONE
+    run: Run, build: Callable[[Network], Built], comm: Communicator = ALONE
 ) -> tuple[tf.Session, Built]:
     """Build a graph around a run's model, and start a session of it with the run's weights.
 
     Args:
       run: Whose model it is.
-      build: Adds to the graph what is to be run, given the model's variables.
+      build: Adds to the graph what is to be run, given the model.
       comm: The ranks, among which the host's cores and GPUs are shared out.
 
     Returns:
@@ -36,7 +36,7 @@ def open_session(
     """
     threads = start_tensorflow(comm.local_size)
     with tf.Graph().as_default():
-        built = build(build_weights(run.config, len(run.vocabulary)))
+        built = build(Network(run.config, len(run.vocabulary), run.file))
         session = tf.Session(config=session_config(threads, comm))
         session.run(tf.local_variables_initializer())
         restore_weights(session, load_weights(run.checkpoint))

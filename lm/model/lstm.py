@@ -1,4 +1,6 @@
-"""The recurrent layer.
+"""The built-in network: embedding, LSTM layers (Zaremba et al. 2014), and its recurrent layer.
+
+It comes through the same door as those of users' config files: `state_shapes`, `build_outputs`.
 
 Shapes: T time steps, B rows, I inputs of a layer, H hidden units. Gates are ordered i, j, f, o
 (input, candidate, forget, output), as in TensorFlow's BasicLSTMCell.
@@ -6,11 +8,13 @@ Shapes: T time steps, B rows, I inputs of a layer, H hidden units. Gates are ord
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import tensorflow.compat.v1 as tf
 
+from lm.config import Config
+from lm.model.context import Context
 from lm.model.ops import Ops
 
 
@@ -27,6 +31,51 @@ class LSTMWeights(NamedTuple):
     input: tf.Tensor
     recurrent: tf.Tensor
     bias: tf.Tensor
+
+
+def state_shapes(config: Config) -> dict[str, list[int]]:
+    """Return the shapes of a row's recurrent state, by name; it is zero at the start."""
+    return {
+        f"{layer}/{part}": [config.hidden_size]
+        for layer in range(config.num_layers)
+        for part in LSTMState._fields
+    }
+
+
+def build_outputs(
+    inputs_TB: tf.Tensor, state: Mapping[str, tf.Tensor], context: Context
+) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+    """Run the embedding and the layers over a window.
+
+    Args:
+      inputs_TB: int32 ids; T must be known, B need not.
+      state: Before the window; no gradient flows into it (truncated BPTT).
+      context: Settings and operations.
+
+    Returns:
+      The outputs of the top layer, [T, B, H], and the state after the window.
+    """
+    config = context.config
+    x_TBH = context.dropout(context.embed(inputs_TB), config.keep_prob)
+    after = {}
+    for layer in range(config.num_layers):
+        before = LSTMState(*(state[f"{layer}/{part}"] for part in LSTMState._fields))
+        weights = _layer_weights(layer, x_TBH.shape.as_list()[2], config.hidden_size)
+        x_TBH, last = lstm_layer(
+            x_TBH, before, weights, context.ops, context.precision, context.rows.shares
+        )
+        after.update({f"{layer}/{part}": value for part, value in last._asdict().items()})
+        x_TBH = context.dropout(x_TBH, config.keep_prob)
+    return x_TBH, after
+
+
+def _layer_weights(layer: int, inputs: int, hidden: int) -> LSTMWeights:
+    with tf.variable_scope(f"lstm_{layer}"):
+        return LSTMWeights(
+            input=tf.get_variable("input_weights", [inputs, 4 * hidden]),
+            recurrent=tf.get_variable("recurrent_weights", [hidden, 4 * hidden]),
+            bias=tf.get_variable("bias", [4 * hidden], initializer=tf.zeros_initializer()),
+        )
 
 
 def lstm_layer(

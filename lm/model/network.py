@@ -1,111 +1,150 @@
-"""The network: embedding, LSTM layers, softmax (Zaremba et al. 2014).
+"""A network, the built-in one or that of a config file: from word ids to the loss.
 
-Shapes: T time steps, B rows, H hidden units, V words.
+All networks come through this door. Their own part is two functions (docs/own_graph.md), called
+once for each use of the network: windows of training and of evaluation, and single words. The
+variables are shared. The output layer of `build_outputs` and the loss are made here.
+
+Shapes: T time steps, B rows, H units of the outputs, V words, N = T * B.
 """
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Mapping, Sequence
-from typing import Callable, NamedTuple
+from typing import Callable, Optional
 
 import tensorflow.compat.v1 as tf
 
 from lm.config import Config
-from lm.model.lstm import LSTMState, LSTMWeights, lstm_layer
-from lm.model.ops import Ops
-from lm.model.shape import weight_shapes
+from lm.config_file import ConfigFile
+from lm.errors import UserError
+from lm.model import lstm
+from lm.model.context import Context
+from lm.model.guard import call, check_result, checked_shapes, warn_of_random_numbers
+from lm.model.plain import logits_cross_entropy
+from lm.model.variables import shared_variables
 
-State = Mapping[str, tf.Tensor]  # by name, float32 [B, H]: what passes from window to window
+State = Mapping[str, tf.Tensor]  # by name, float32 [B, ...]: what passes from window to window
+
+_BUILT_IN: Mapping[str, Callable] = {
+    "state_shapes": lstm.state_shapes,
+    "build_outputs": lstm.build_outputs,
+}
 
 
-class Weights(NamedTuple):
-    """The trained variables."""
-
-    embedding: tf.Variable  # [V, H]
-    layers: Sequence[LSTMWeights]
-    softmax: tf.Variable  # [H, V]
-    softmax_bias: tf.Variable  # [V]
-
-
-def build_weights(config: Config, vocab_size: int) -> Weights:
-    """Create the variables, uniform in +-init_scale; the biases of the LSTM start at 0.
-
-    The numbers depend on the seed and the variable's name only, so all ranks start equal.
+class Network:
+    """A network in the current graph; its variables are made at its first use.
 
     Args:
-      config: The model's sizes and seed.
+      config: Sizes and seed.
       vocab_size: V.
+      file: The config file, which may bring the network; None: the built-in one.
     """
 
-    def variable(name: str, shape: Sequence[int]) -> tf.Variable:
-        if name.startswith("lstm") and name.endswith("bias"):
-            value = tf.zeros(shape)
-        else:
-            seed = [config.seed, zlib.crc32(name.encode())]
-            value = tf.random.stateless_uniform(shape, seed, -config.init_scale, config.init_scale)
-        return tf.get_variable(name, initializer=value, use_resource=True)
+    def __init__(self, config: Config, vocab_size: int, file: Optional[ConfigFile] = None):
+        self.config, self.vocab_size = config, vocab_size
+        self._functions = file.functions if file and file.functions else _BUILT_IN
+        self._where = file.path if file else "the built-in network"
+        self._makes_logits = "build_logits" in self._functions
+        self._build = "build_logits" if self._makes_logits else "build_outputs"
+        self._names: Optional[set[str]] = None  # of the variables of its first use
 
-    made = {
-        name: variable(name, shape) for name, shape in weight_shapes(config, vocab_size).items()
-    }
-    return Weights(
-        embedding=made["embedding"],
-        layers=[
-            LSTMWeights(
-                input=made[f"lstm_{layer}/input_weights"],
-                recurrent=made[f"lstm_{layer}/recurrent_weights"],
-                bias=made[f"lstm_{layer}/bias"],
+    @property
+    def is_built_in(self) -> bool:
+        """Whether no config file has brought it."""
+        return self._functions is _BUILT_IN
+
+    @property
+    def state_shapes(self) -> dict[str, list[int]]:
+        """The shapes of a row's recurrent state, by name; it is zero at the start.
+
+        Raises:
+          UserError: The config file's function fails, or returns something else.
+        """
+        if "state_shapes" not in self._functions:
+            return {}
+        found = call(self._where, self._functions["state_shapes"], self.config)
+        return checked_shapes(self._where, found)
+
+    def run(self, inputs_TB: tf.Tensor, state: State, context: Context) -> tuple[tf.Tensor, State]:
+        """Run the network over a window.
+
+        Args:
+          inputs_TB: int32 ids; T must be known, B need not.
+          state: Before the window.
+          context: What this use of the network is.
+
+        Returns:
+          What `cross_entropy` and `log_probs` take, [T, B, H], or [T, B, V] where the network makes
+          the logits; and the state after the window.
+
+        Raises:
+          UserError: The config file's function fails or makes something else; in one line, which.
+        """
+        before = set(tf.global_variables())
+        with shared_variables(self.config) as used:
+            found = call(self._where, self._functions[self._build], inputs_TB, state, context)
+        where = f"{self._where}: {self._build}"
+        units = self.vocab_size if self._makes_logits else None
+        shape = [*inputs_TB.shape.as_list(), units]
+        what = "logits" if self._makes_logits else "outputs"
+        check_result(where, found, what, shape, self.state_shapes)
+        self._check_variables(where, used, set(tf.global_variables()) - before)
+        if context.training and not self.is_built_in:
+            warn_of_random_numbers(where, tf.get_default_graph().as_graph_def())
+        return found
+
+    def _check_variables(self, where: str, used: Mapping[str, tf.Variable], made: set) -> None:
+        anew = sorted({variable.op.name for variable in made} - used.keys())
+        if anew:
+            raise UserError(
+                f"{where} makes {anew[0]} anew at each call: make it with tf.get_variable,"
+                " which finds it again"
             )
-            for layer in range(config.num_layers)
-        ],
-        softmax=made["softmax/weights"],
-        softmax_bias=made["softmax/bias"],
-    )
+        self._names = set(used) if self._names is None else self._names
+        not_always = sorted(self._names.symmetric_difference(used))
+        if not_always:
+            raise UserError(
+                f"{where} uses the variable {not_always[0]} in some calls only (training, or"
+                " evaluation, or single words): all must use the same"
+            )
 
+    def cross_entropy(
+        self, top_TBX: tf.Tensor, targets_N: tf.Tensor, scale_N: tf.Tensor, context: Context
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Return the loss and the nll of each token; see `plain.cross_entropy`.
 
-def state_shapes(config: Config) -> dict[str, list[int]]:
-    """Return the shapes of a row's recurrent state, by name; it is zero at the start."""
-    return {
-        f"{layer}/{part}": [config.hidden_size]
-        for layer in range(config.num_layers)
-        for part in LSTMState._fields
-    }
+        Args:
+          top_TBX: From `run`.
+          targets_N: int32 ids of the words to predict.
+          scale_N: Factor of each token in the loss.
+          context: As for `run`.
+        """
+        top_NX = tf.reshape(top_TBX, [-1, top_TBX.shape.as_list()[2]])
+        if self._makes_logits:
+            return logits_cross_entropy(top_NX, targets_N, scale_N)
+        return context.ops.cross_entropy(
+            top_NX,
+            *self._output_layer(top_NX),
+            targets_N,
+            scale_N,
+            context.precision,
+            context.training,
+            context.rows.shares,
+        )
 
+    def log_probs(self, top_BX: tf.Tensor) -> tf.Tensor:
+        """Return the natural log-probabilities of the next word, float32 [B, V].
 
-def build_outputs(
-    weights: Weights,
-    inputs_TB: tf.Tensor,
-    state: State,
-    ops: Ops,
-    precision: str,
-    drop: Callable[[tf.Tensor, int], tf.Tensor] = lambda x_TBH, site: x_TBH,
-    shares: Sequence[int] = (),
-) -> tuple[tf.Tensor, State]:
-    """Run the network over a window, up to its top layer.
+        Args:
+          top_BX: From `run`, at one time step.
+        """
+        logits_BV = top_BX
+        if not self._makes_logits:
+            weights_HV, bias_V = self._output_layer(top_BX)
+            logits_BV = tf.nn.bias_add(tf.matmul(top_BX, weights_HV), bias_V)
+        return tf.nn.log_softmax(logits_BV)
 
-    Args:
-      weights: From `build_weights`.
-      inputs_TB: int32 ids; T must be known, B need not.
-      state: Before the window; no gradient flows into it (truncated BPTT).
-      ops: What computes it.
-      precision: Of the products: float32 or bfloat16.
-      drop: Applied to the embedding (site 0) and to the output of each layer (site 1, ...).
-      shares: Of the sums over T and B in the gradients of the weights; see `Rows`.
-
-    Returns:
-      The outputs of the top layer, [T, B, H], and the state after the window.
-    """
-    # Row by row, for the sake of the gradient: its list of words is then in the order of the global
-    # rows, and the same when the ranks' lists are put one after the other.
-    # (Not a transpose: for int32 oneDNN complains of it on stderr.)
-    inputs_BT = tf.stack(tf.unstack(inputs_TB), axis=1)
-    x_BTH = tf.gather(weights.embedding, inputs_BT)
-    x_TBH = drop(tf.transpose(x_BTH, [1, 0, 2]), 0)
-    after = {}
-    for layer, layer_weights in enumerate(weights.layers):
-        before = LSTMState(*(state[f"{layer}/{part}"] for part in LSTMState._fields))
-        x_TBH, last = lstm_layer(x_TBH, before, layer_weights, ops, precision, shares)
-        after.update({f"{layer}/{part}": value for part, value in last._asdict().items()})
-        x_TBH = drop(x_TBH, layer + 1)
-    return x_TBH, after
+    def _output_layer(self, top_NH: tf.Tensor) -> Sequence[tf.Variable]:
+        with shared_variables(self.config), tf.variable_scope("softmax"):
+            weights_HV = tf.get_variable("weights", [top_NH.shape.as_list()[1], self.vocab_size])
+            return weights_HV, tf.get_variable("bias", [self.vocab_size])

@@ -214,6 +214,13 @@ def cross_entropy(
       in nats, which has none.
     """
     logits_NV = tf.nn.bias_add(matmul(hidden_NH, weights_HV, precision), bias_V)
+    return logits_cross_entropy(logits_NV, targets_N, scale_N)
+
+
+def logits_cross_entropy(
+    logits_NV: tf.Tensor, targets_N: tf.Tensor, scale_N: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Do as `cross_entropy`, given the logits."""
     nll_N = _cross_entropy(logits_NV, targets_N)
     return tf.reduce_sum(scale_N * nll_N), tf.stop_gradient(nll_N)
 

@@ -1,4 +1,4 @@
-"""What a model consists of and costs, on paper; no TensorFlow.
+"""What the built-in model consists of and costs, on paper; no TensorFlow.
 
 Symbols: T time steps, B rows of the global batch, H hidden units, V words, L layers.
 """
@@ -21,11 +21,6 @@ def weight_shapes(config: Config, vocab_size: int) -> dict[str, tuple[int, ...]]
     shapes["softmax/weights"] = (hidden, vocab_size)
     shapes["softmax/bias"] = (vocab_size,)
     return shapes
-
-
-def count_parameters(config: Config, vocab_size: int) -> int:
-    """Count the trained numbers."""
-    return sum(map(math.prod, weight_shapes(config, vocab_size).values()))
 
 
 def step_flops(config: Config, vocab_size: int) -> int:

@@ -2,76 +2,83 @@
 
 In plain TensorFlow and float32, so that its graphs load where nothing of this project is installed.
 
-Shapes: T time steps, B rows, L layers, H hidden units, V words. A state is float32
-[B, L, 2, H]: output h and memory cell c of each layer; zeros are the empty state.
+Shapes: T time steps, B rows, V words, S numbers of a row's state. A state is float32 [B, S]: the
+parts that `state_shapes` names, each flattened, one after the other; zeros are the empty state.
 """
 
 from __future__ import annotations
 
+import math
+
 import tensorflow.compat.v1 as tf
 
-from lm.model.lstm import LSTMState
-from lm.model.network import Weights, build_outputs
-from lm.model.ops import PLAIN
+from lm.model.context import Context
+from lm.model.network import Network, State
 
 
-def empty_state(weights: Weights, rows: tf.Tensor) -> tf.Tensor:
-    """Return the state before any word, [B, L, 2, H], for a scalar number of rows."""
-    hidden = weights.embedding.shape[1]
-    return tf.zeros([rows, len(weights.layers), 2, hidden])
+def state_size(network: Network) -> int:
+    """Return S."""
+    return sum(map(math.prod, network.state_shapes.values()))
 
 
-def next_word(weights: Weights, words_B: tf.Tensor, state: tf.Tensor) -> tuple:
+def next_word(
+    network: Network, words_B: tf.Tensor, state_BS: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
     """Read one word in each row.
 
     Args:
-      weights: The model.
+      network: The model.
       words_B: int32 ids.
-      state: State before the word.
+      state_BS: State before the word.
 
     Returns:
       The log-probabilities (natural) of the word after it, float32 [B, V], and the state.
     """
-    parts = LSTMState._fields
-    before = {
-        f"{layer}/{part}": state[:, layer, index]
-        for layer in range(len(weights.layers))
-        for index, part in enumerate(parts)
-    }
-    outputs_TBH, after = build_outputs(weights, words_B[None], before, PLAIN, "float32")
-    logits_BV = tf.nn.bias_add(tf.matmul(outputs_TBH[0], weights.softmax), weights.softmax_bias)
-    layers = [
-        tf.stack([after[f"{layer}/{part}"] for part in parts], axis=1)
-        for layer in range(len(weights.layers))
+    context = Context(network.config, network.vocab_size)
+    top_TBX, after = network.run(words_B[None], _unpack(network, state_BS), context)
+    parts = [
+        tf.reshape(after[name], [-1, math.prod(shape)])
+        for name, shape in network.state_shapes.items()
     ]
-    return tf.nn.log_softmax(logits_BV), tf.stack(layers, axis=1)
+    return network.log_probs(top_TBX[0]), tf.concat(parts, axis=1) if parts else state_BS
 
 
-def target_log_probs(weights: Weights, inputs_TB: tf.Tensor, targets_TB: tf.Tensor) -> tf.Tensor:
+def _unpack(network: Network, state_BS: tf.Tensor) -> State:
+    shapes, rows = network.state_shapes, state_BS.shape.as_list()[0]
+    parts = tf.split(state_BS, [math.prod(s) for s in shapes.values()], axis=1) if shapes else []
+    return {
+        name: tf.reshape(part, [-1 if rows is None else rows, *shape])
+        for (name, shape), part in zip(shapes.items(), parts)
+    }
+
+
+def target_log_probs(network: Network, inputs_TB: tf.Tensor, targets_TB: tf.Tensor) -> tf.Tensor:
     """Return the natural log-probability of each target, float32 [T, B].
 
     Each row starts with an empty state. One step's softmax is held at a time, so that memory
     does not grow with T * V.
 
     Args:
-      weights: The model.
+      network: The model.
       inputs_TB: int32 ids of the words that are read.
       targets_TB: int32 ids of the words after them.
     """
-    num_steps, rows = tf.shape(inputs_TB)[0], tf.shape(inputs_TB)[1]
+    num_steps, size = tf.shape(inputs_TB)[0], state_size(network)
+    known_rows = inputs_TB.shape.as_list()[1]
+    rows = tf.shape(inputs_TB)[1] if known_rows is None else known_rows
 
-    def step(t, state, found):
-        log_probs_BV, state = next_word(weights, inputs_TB[t], state)
+    def step(t, state_BS, found):
+        log_probs_BV, state_BS = next_word(network, inputs_TB[t], state_BS)
         at_targets = tf.gather(log_probs_BV, targets_TB[t], batch_dims=1)
-        return t + 1, state, found.write(t, at_targets)
+        return t + 1, state_BS, found.write(t, at_targets)
 
     _, _, found = tf.while_loop(
         lambda t, *_: t < num_steps,
         step,
-        (0, empty_state(weights, rows), tf.TensorArray(tf.float32, num_steps)),
+        (0, tf.zeros([rows, size]), tf.TensorArray(tf.float32, num_steps)),
         shape_invariants=(
             tf.TensorShape([]),
-            tf.TensorShape([None, len(weights.layers), 2, weights.embedding.shape[1]]),
+            tf.TensorShape([known_rows, size]),
             tf.TensorShape([]),
         ),
         back_prop=False,

@@ -5,16 +5,15 @@ Shapes: T time steps, B rows, H hidden units, N = T * B tokens.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Optional
 
 import tensorflow.compat.v1 as tf
 
-from lm.config import Config
 from lm.data.batches import Rows
 from lm.model import ops as operations
-from lm.model.dropout import dropout
-from lm.model.network import State, Weights, build_outputs, state_shapes
+from lm.model.context import Context
+from lm.model.network import Network, State
 
 
 class Model(NamedTuple):
@@ -31,11 +30,7 @@ class Model(NamedTuple):
 
 
 def build_model(
-    config: Config,
-    weights: Weights,
-    rows: Rows,
-    name: str,
-    dropout_step: Optional[tf.Tensor] = None,
+    network: Network, rows: Rows, name: str, dropout_step: Optional[tf.Tensor] = None
 ) -> Model:
     """Build the network for windows of `rows.count` rows and `num_steps` time steps.
 
@@ -43,8 +38,7 @@ def build_model(
     broadcast of the global variables leaves it alone.
 
     Args:
-      config: The model's settings.
-      weights: Made by `build_weights`; may be shared by several models.
+      network: Of the current graph; may be shared by several models.
       rows: Which rows of the global batch are fed.
       name: Scope of the model's ops and local variables.
       dropout_step: int64 scalar, the global step that keys the dropout masks; None builds the
@@ -52,35 +46,34 @@ def build_model(
 
     Returns:
       The model's placeholders, loss and state ops.
+
+    Raises:
+      UserError: The network of the config file cannot be used.
     """
-    training, ops = dropout_step is not None, operations.fastest()
-
-    def drop(x_TBH: tf.Tensor, site: int) -> tf.Tensor:
-        if not training:
-            return x_TBH
-        return dropout(x_TBH, config.keep_prob, config.seed, dropout_step, site, rows.first, ops)
-
+    config, ops = network.config, operations.fastest()
+    context = Context(
+        config,
+        network.vocab_size,
+        training=dropout_step is not None,
+        ops=ops,
+        precision=config.precision,
+        rows=rows,
+        step=dropout_step,
+    )
     with tf.variable_scope(name):
         shape = [config.num_steps, rows.count]
         inputs_ph = tf.placeholder(tf.int32, shape, "inputs")
         targets_ph = tf.placeholder(tf.int32, shape, "targets")
         mask_ph = tf.placeholder_with_default(tf.ones(shape), shape, "mask")
-        before = _build_state(config, rows.count)
-        outputs_TBH, after = build_outputs(
-            weights, inputs_ph, before, ops, config.precision, drop, rows.shares
-        )
+        before = _build_state(network.state_shapes, rows.count)
+        # Read once: a network that reads it twice must not read what `keep_state_op` has written.
+        state = {part: tf.convert_to_tensor(variable) for part, variable in before.items()}
+        top_TBX, after = network.run(inputs_ph, state, context)
         mask_N = tf.reshape(mask_ph, [-1])
         # Divided by the GLOBAL batch size: the losses of all ranks add up to the loss, so that
         # shares of different sizes weigh as they should.
-        loss, nll_N = ops.cross_entropy(
-            tf.reshape(outputs_TBH, [-1, config.hidden_size]),
-            weights.softmax,
-            weights.softmax_bias,
-            tf.reshape(targets_ph, [-1]),
-            mask_N / config.batch_size,
-            config.precision,
-            training,
-            rows.shares,
+        loss, nll_N = network.cross_entropy(
+            top_TBX, tf.reshape(targets_ph, [-1]), mask_N / config.batch_size, context
         )
         nll_sum = ops.token_sum((nll_N * mask_N)[:, None], rows.shares)[0]
         # The state must not be overwritten before everything that reads it has run.
@@ -92,7 +85,7 @@ def build_model(
     )
 
 
-def _build_state(config: Config, rows: int) -> Mapping[str, tf.Variable]:
+def _build_state(shapes: Mapping[str, Sequence[int]], rows: int) -> Mapping[str, tf.Variable]:
     return {
         name: tf.get_variable(
             f"state_{name}",
@@ -102,7 +95,7 @@ def _build_state(config: Config, rows: int) -> Mapping[str, tf.Variable]:
             trainable=False,
             use_resource=True,
         )
-        for name, shape in state_shapes(config).items()
+        for name, shape in shapes.items()
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Callable, NamedTuple, Optional
 
@@ -9,6 +10,7 @@ import tensorflow.compat.v1 as tf
 
 from lm.config import Config
 from lm.distributed.communicator import Communicator
+from lm.errors import UserError
 from lm.model.ops import COMPILED, fastest
 from lm.model.perplexity import MAX_MEAN_NLL
 
@@ -59,7 +61,7 @@ class _LocalGradients(tf.train.Optimizer):
     """Prepares gradients for their exchange, and keeps them, so that it can be timed.
 
     Args:
-      prepare: Applied to each gradient.
+      prepare: Applied to each gradient and its variable.
     """
 
     def __init__(self, prepare: Callable):
@@ -68,7 +70,7 @@ class _LocalGradients(tf.train.Optimizer):
 
     def compute_gradients(self, *args, **kwargs):
         found = super().compute_gradients(*args, **kwargs)
-        self.local_gradients = [(self._prepare_gradient(g), variable) for g, variable in found]
+        self.local_gradients = [(self._prepare_gradient(_used(g, v), v), v) for g, v in found]
         return self.local_gradients
 
 
@@ -77,7 +79,6 @@ def build_update(
     loss: tf.Tensor,
     learning_rate: tf.Tensor,
     global_step: tf.Variable,
-    vocab_size: int,
     comm: Communicator,
     mean_nll: Optional[tf.Tensor] = None,
     skip_unsound: bool = False,
@@ -90,26 +91,29 @@ def build_update(
     out the same on all of them, bit for bit, whatever their threads and devices.
 
     Args:
-      config: For the optimizer, `max_grad_norm` and the sizes.
+      config: For the optimizer, `max_grad_norm` and the size of the batch.
       loss: Scalar; this rank's part of the global loss, so that the sum over the ranks is it.
       learning_rate: Scalar.
       global_step: Incremented by one at each update.
-      vocab_size: Rows of the embedding.
       comm: The ranks.
       mean_nll: Scalar; the global batch's, in nats per token, the same on all ranks. None takes
         every loss for sound.
       skip_unsound: Whether an update that is not sound only counts the step. It costs a branch.
-      shares: Rows of this rank's shares; see `Rows`. The gradient of the embedding must then be
-        listed row by row.
+      shares: Rows of this rank's shares; see `Rows`. Gradients that are lists of rows, such as the
+        embedding's, are added up share by share where they are listed row by row.
 
     Returns:
       The train op, and what it tells of itself.
+
+    Raises:
+      UserError: The loss does not depend on a variable.
     """
     variables = tf.trainable_variables()
-    dense = dense_is_smaller(config, vocab_size)
     local = _LocalGradients(
-        lambda gradient: (
-            _add_up(gradient, vocab_size, shares) if dense and _is_sparse(gradient) else gradient
+        lambda gradient, variable: (
+            _add_up(gradient, variable.shape.as_list(), shares)
+            if _is_sparse(gradient) and dense_is_smaller(config, variable.shape.as_list()[0])
+            else gradient
         )
     )
     summed = [g for g, _ in comm.distribute(local).compute_gradients(loss, variables)]
@@ -171,6 +175,15 @@ def _global_norm(tensors: Sequence[tf.Tensor], comm: Communicator) -> tf.Tensor:
     return norm if ops is COMPILED else comm.broadcast(norm, "grad_norm")
 
 
+def _used(gradient, variable: tf.Variable):
+    if gradient is None:
+        raise UserError(
+            f"the loss does not depend on the variable {variable.op.name}: use it, or make it with"
+            " trainable=False"
+        )
+    return gradient
+
+
 def _is_sparse(gradient) -> bool:
     return isinstance(gradient, tf.IndexedSlices)
 
@@ -195,21 +208,23 @@ def _zero_after(op: tf.Operation) -> tf.Tensor:
         return tf.constant(0)
 
 
-def _add_up(slices: tf.IndexedSlices, vocab_size: int, shares: Sequence[int]) -> tf.Tensor:
+def _add_up(slices: tf.IndexedSlices, shape: Sequence[int], shares: Sequence[int]) -> tf.Tensor:
     """Make a dense gradient of one that is listed row by row, share by share, as a tree."""
-    num_tokens, units = slices.values.shape
-    sizes = [num_tokens // sum(shares) * share for share in shares] or [num_tokens]
+    listed = slices.values.shape.as_list()[0]
     with tf.device("cpu:0"):  # see _merge_duplicates
+        if not shares or not listed or listed % sum(shares):  # of another list, in its own order
+            return tf.math.unsorted_segment_sum(slices.values, slices.indices, shape[0])
+        sizes = [listed // sum(shares) * share for share in shares]
         parts = [
-            tf.math.unsorted_segment_sum(values, indices, vocab_size)
+            tf.math.unsorted_segment_sum(values, indices, shape[0])
             for values, indices in zip(
                 tf.split(slices.values, sizes), tf.split(slices.indices, sizes)
             )
         ]
         # Not with +: TensorFlow's optimizer makes one sum of a tree, in another order.
-        flat = tf.reshape(tf.stack(parts), [len(parts), vocab_size * units])
+        flat = tf.reshape(tf.stack(parts), [len(parts), math.prod(shape)])
         total = fastest().token_sum(flat, [1] * len(parts))
-    return tf.reshape(total, [vocab_size, units])
+    return tf.reshape(total, shape)
 
 
 def _merge_duplicates(slices: tf.IndexedSlices) -> tf.IndexedSlices:
@@ -225,10 +240,10 @@ def _merge_duplicates(slices: tf.IndexedSlices) -> tf.IndexedSlices:
     return tf.IndexedSlices(values, rows, slices.dense_shape)
 
 
-def dense_is_smaller(config: Config, vocab_size: int) -> bool:
-    """Whether the embedding's gradient has fewer bytes to exchange as a dense tensor.
+def dense_is_smaller(config: Config, rows: int) -> bool:
+    """Whether the gradient of a table, such as the embedding, has fewer bytes as a dense tensor.
 
     Sparse: each rank receives the rows of all tokens of the global batch. Dense: a ring
     allreduce moves every row twice.
     """
-    return config.batch_size * config.num_steps >= 2 * vocab_size
+    return config.batch_size * config.num_steps >= 2 * rows

@@ -11,6 +11,7 @@ import tensorflow.compat.v1 as tf
 
 from lm.checkpoint.run_dir import Identity, RunDir, open_run_dir
 from lm.config import Config, RunOptions
+from lm.config_file import ConfigFile
 from lm.data.batches import TrainBatches, rows_of_rank
 from lm.data.corpus import Corpus
 from lm.data.embedded import Truth
@@ -19,6 +20,7 @@ from lm.distributed.agreement import platform_facts
 from lm.distributed.communicator import Communicator
 from lm.distributed.devices import Threads, session_config, start_tensorflow
 from lm.errors import UserError
+from lm.model.axes import check_axes
 from lm.training.tracing import parse_steps
 
 
@@ -36,7 +38,11 @@ class Prepared(NamedTuple):
 
 
 def prepare(
-    config: Config, options: RunOptions, comm: Communicator, stack: contextlib.ExitStack
+    config: Config,
+    options: RunOptions,
+    comm: Communicator,
+    stack: contextlib.ExitStack,
+    file: Optional[ConfigFile] = None,
 ) -> Prepared:
     """Check and load what a run needs, without an exchange.
 
@@ -45,6 +51,7 @@ def prepare(
       options: How and where.
       comm: The ranks.
       stack: Frees the run's directory when it is closed.
+      file: The config file, where it is part of the run.
 
     Raises:
       UserError, RunError: This rank cannot start, and why.
@@ -54,14 +61,23 @@ def prepare(
     rows = rows_of_rank(config.batch_size, comm.rank, comm.size, config.virtual_ranks)
     data_path = options.data_path or find_data_path(config, _earlier_runs(options))
     corpus, truth = load_run_corpus(config, data_path, options.data_url)
-    identity = Identity(config, corpus.vocabulary.checksum, corpus.checksum)
+    identity = Identity(
+        config,
+        corpus.vocabulary.checksum,
+        corpus.checksum,
+        checksum_of(file),
+        options.allow_changed_network,
+    )
+    sessions = session_config(threads, comm)
+    if options.check_network:
+        check_axes(config, len(corpus.vocabulary), file, sessions)
     return Prepared(
         corpus=corpus,
         corpus_record=record_of(config, data_path, corpus),
         truth=truth,
         batches=TrainBatches(corpus.train, config.batch_size, config.num_steps, rows),
         threads=threads,
-        session_config=session_config(threads, comm),
+        session_config=sessions,
         profile_steps=parse_steps(options.profile_steps),
         # Last, so that a run that cannot start leaves nothing behind.
         run_dir=open_run_dir(identity, options.output_dir, options.resume, stack)
@@ -93,7 +109,14 @@ def _earlier_runs(options: RunOptions) -> list[str]:
     return directories
 
 
-def facts_of(config: Config, options: RunOptions, corpus: Corpus) -> dict[str, Any]:
+def checksum_of(file: Optional[ConfigFile]) -> Optional[str]:
+    """Return the checksum of the config file where it is part of the run, else None."""
+    return file.checksum if file else None
+
+
+def facts_of(
+    config: Config, options: RunOptions, corpus: Corpus, file: Optional[ConfigFile]
+) -> dict[str, Any]:
     """Return what must be the same on all ranks, by name."""
     options_of_all = {
         field.name: getattr(options, field.name)
@@ -105,5 +128,6 @@ def facts_of(config: Config, options: RunOptions, corpus: Corpus) -> dict[str, A
         **options_of_all,
         "vocabulary": corpus.vocabulary.checksum,
         "corpus": corpus.checksum,
+        "config file (SHA-256)": checksum_of(file),
         **platform_facts(),
     }

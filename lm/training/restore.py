@@ -14,7 +14,7 @@ from lm.checkpoint import format as checkpoint
 from lm.checkpoint import manifest
 from lm.checkpoint.records import load_record
 from lm.checkpoint.run_dir import RunDir
-from lm.checkpoint.variables import load_variables, weight_names
+from lm.checkpoint.variables import load_variables, saved_shapes, weight_names
 from lm.config import RunOptions
 from lm.data.vocabulary import Vocabulary
 from lm.errors import UserError
@@ -80,17 +80,23 @@ def starting_arrays(
         return None
     if run_dir.checkpoint_dir:
         arrays = checkpoint.load_arrays(run_dir.checkpoint_dir)
-        needed = [variable.op.name for variable in tf.global_variables()]
+        needed = saved_shapes()
     elif options.init_from and options.init_partly:
         return _fitting_weights(options.init_from, vocabulary)
     elif options.init_from:
         arrays = _foreign_weights(options.init_from, vocabulary)
-        needed = weight_names()
+        needed = {name: saved_shapes()[name] for name in weight_names()}
     else:
         return None
-    missing = [name for name in needed if name not in arrays]
-    if missing:
-        raise UserError(f"the checkpoint has no {missing[0]}, which this model needs")
+    for name, shape in needed.items():
+        if name not in arrays:
+            raise UserError(f"the checkpoint has no {name}, which this model needs")
+        found = list(arrays[name].shape)
+        expected = [found[0], *shape[1:]] if shape[:1] == [None] else shape
+        if found != expected:
+            raise UserError(
+                f"{name} has the shape {found} in the checkpoint, but {expected} in this model"
+            )
     return arrays
 
 

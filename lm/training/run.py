@@ -14,25 +14,31 @@ from lm.checkpoint.records import load_record
 from lm.checkpoint.run_dir import RunDir
 from lm.checkpoint.writer import Saver
 from lm.config import Config, RunOptions
+from lm.config_file import ConfigFile
 from lm.distributed.agreement import check_agreement, together
 from lm.distributed.communicator import Communicator
 from lm.distributed.signals import Signals
 from lm.distributed.watchdog import Process, Watchdog, own_process
 from lm.events.reporter import Reporter
-from lm.model.network import build_weights
+from lm.model.network import Network
 from lm.training.averaging import Average
 from lm.training.loop import Loop
-from lm.training.prepare import Prepared, facts_of, prepare
+from lm.training.prepare import Prepared, checksum_of, facts_of, prepare
 from lm.training.progress import Position
 from lm.training.restore import RestoreHook, starting_arrays, starting_position
 from lm.training.saving import Safekeeping
-from lm.training.step import build_step
+from lm.training.step import Step, build_step, graph_facts
 from lm.training.summary import report_start
 from lm.training.tracing import StepTracer
 from lm.training.validation import Validation
 
 
-def train(config: Config, options: RunOptions, comm: Communicator) -> None:
+def train(
+    config: Config,
+    options: RunOptions,
+    comm: Communicator,
+    file: Optional[ConfigFile] = None,
+) -> None:
     """Train, validate after each epoch, save, and test at the end.
 
     To be called on all ranks. It leaves no threads, signal handlers, log files or locks behind, so
@@ -42,21 +48,23 @@ def train(config: Config, options: RunOptions, comm: Communicator) -> None:
       config: What is trained.
       options: How and where.
       comm: The ranks, from `lm.distributed.launch.connect`.
+      file: The config file, where it brings a network or fields of its own.
 
     Raises:
       UserError: Something given cannot be used; on all ranks.
       RunError: The run has failed or was stopped by a signal; see its kinds in lm/errors.py.
     """
     with contextlib.ExitStack() as stack:
-        run = together(comm, lambda: prepare(config, options, comm, stack))
-        check_agreement(comm.gather(facts_of(config, options, run.corpus)))
-        _start(config, options, comm, run, stack)
+        run = together(comm, lambda: prepare(config, options, comm, stack, file))
+        check_agreement(comm.gather(facts_of(config, options, run.corpus, file)))
+        _start(config, options, comm, file, run, stack)
 
 
 def _start(
     config: Config,
     options: RunOptions,
     comm: Communicator,
+    file: Optional[ConfigFile],
     run: Prepared,
     stack: contextlib.ExitStack,
 ) -> None:
@@ -70,10 +78,7 @@ def _start(
     position = together(comm, lambda: starting_position(run.run_dir))
     # Rank 0 alone reads checkpoints: other hosts need not see its disk.
     position = load_record(Position, comm.gather(dataclasses.asdict(position))[0], "rank 0")
-    output_dir = run.run_dir.path if run.run_dir else None
-    reporter = stack.enter_context(Reporter(output_dir, options.tensorboard))
-    report_start(config, options, comm, run, position, reporter)
-    _train(config, options, comm, run, position, reporter, signals, watchdog, stack)
+    _train(config, options, comm, file, run, position, signals, watchdog, stack)
     # While the watchdog still watches: a rank that is stopped in its last step must end the job.
     comm.barrier()
 
@@ -82,31 +87,33 @@ def _train(
     config: Config,
     options: RunOptions,
     comm: Communicator,
+    file: Optional[ConfigFile],
     run: Prepared,
     position: Position,
-    reporter: Reporter,
     signals: Signals,
     watchdog: Watchdog,
     stack: contextlib.ExitStack,
 ) -> None:
-    saver = _saver(run.run_dir, options)
-    if saver:  # whatever ends the run: the directory is not another job's while it is written to
-        stack.callback(saver.wait)
     with tf.Graph().as_default():
-        weights = build_weights(config, len(run.corpus.vocabulary))
-        step = build_step(config, weights, comm, skip_unsound=options.on_nan == "skip")
-        average = Average() if config.asgd_trigger_epochs else None
-        validation = Validation(
-            config,
-            weights,
-            run.corpus,
-            comm,
-            average,
-            options.distributed_eval,
-            watchdog.beat,
-            lambda: signals.stop,
-        )
-        manifest = _manifest(config, comm, run)
+        network = Network(config, len(run.corpus.vocabulary), file)
+
+        def build() -> tuple[Step, Optional[Average], Validation]:
+            step = build_step(network, comm, skip_unsound=options.on_nan == "skip")
+            average = Average() if config.asgd_trigger_epochs else None
+            shared, stop = options.distributed_eval, lambda: signals.stop
+            validation = Validation(network, run.corpus, comm, average, shared, watchdog.beat, stop)
+            return step, average, validation
+
+        step, average, validation = together(comm, build)
+        check_agreement(comm.gather(graph_facts()))
+        # From here on there is a run: a network that cannot be built leaves none behind.
+        output_dir = run.run_dir.path if run.run_dir else None
+        reporter = stack.enter_context(Reporter(output_dir, options.tensorboard))
+        saver = _saver(run.run_dir, options)
+        if saver:  # whatever ends the run: the directory is not another's while it is written to
+            stack.callback(saver.wait)
+        report_start(config, options, comm, file, run, position, reporter)
+        manifest = _manifest(config, comm, file, run)
         arrays = together(
             comm,
             lambda: starting_arrays(run.run_dir, options, run.corpus.vocabulary),
@@ -153,7 +160,9 @@ def _saver(run_dir: Optional[RunDir], options: RunOptions) -> Optional[Saver]:
     )
 
 
-def _manifest(config: Config, comm: Communicator, run: Prepared) -> Manifest:
+def _manifest(
+    config: Config, comm: Communicator, file: Optional[ConfigFile], run: Prepared
+) -> Manifest:
     """Return what is the same in all checkpoints of a run; call it in the training graph."""
     return Manifest(
         step=0,
@@ -166,4 +175,5 @@ def _manifest(config: Config, comm: Communicator, run: Prepared) -> Manifest:
         corpus=run.corpus.checksum,
         position={},
         weights=variables.weight_names(),
+        config_file=checksum_of(file),
     )

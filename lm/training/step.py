@@ -8,10 +8,9 @@ from typing import Any, Callable, NamedTuple
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from lm.config import Config
 from lm.data.batches import rows_of_rank
 from lm.distributed.communicator import Communicator
-from lm.model.network import Weights
+from lm.model.network import Network
 from lm.model.perplexity import NllSum
 from lm.model.windows import Model, build_model
 from lm.training.optimizer import Update, build_update
@@ -43,8 +42,7 @@ class StepResult(NamedTuple):
 
 
 def build_step(
-    config: Config,
-    weights: Weights,
+    network: Network,
     comm: Communicator,
     name: str = "train",
     skip_unsound: bool = False,
@@ -52,17 +50,17 @@ def build_step(
     """Build the graph of a step; the same on every rank, since op names are Horovod's protocol.
 
     Args:
-      config: The model, its batch and its clipping.
-      weights: From `build_weights`.
+      network: Of the current graph; its config has the batch and the clipping too.
       comm: The ranks, each of which trains its share of the rows.
       name: Scope of the model, and of the exchanges.
       skip_unsound: See `build_update`.
     """
+    config = network.config
     global_step = tf.train.get_or_create_global_step()
     learning_rate_ph = tf.placeholder(tf.float32, [], "learning_rate")
     requests_ph = tf.placeholder(tf.float32, [len(NO_REQUESTS)], "requests")
     rows = rows_of_rank(config.batch_size, comm.rank, comm.size, config.virtual_ranks)
-    model = build_model(config, weights, rows, name, dropout_step=global_step)
+    model = build_model(network, rows, name, dropout_step=global_step)
     # Requests travel with the loss, so that all ranks learn of them at the same step.
     sums = comm.sum(tf.concat([model.nll_sum[None], requests_ph], axis=0), f"{name}/sums")
     words = config.batch_size * config.num_steps
@@ -71,7 +69,6 @@ def build_step(
         model.loss,
         learning_rate_ph,
         global_step,
-        vocab_size=int(weights.embedding.shape[0]),
         comm=comm,
         shares=rows.shares,
         mean_nll=sums[0] / words,
@@ -79,6 +76,24 @@ def build_step(
     )
     train_op = tf.group(update.train_op, model.keep_state_op)
     return Step(model, update, learning_rate_ph, requests_ph, sums, train_op, words)
+
+
+def graph_facts() -> dict[str, Any]:
+    """Return what of the current graph must be the same on all ranks, by name.
+
+    Exchanges find each other by their names: ranks whose graphs differ in one would wait for ever.
+    (Other operations may differ: of small tensors TensorFlow makes constants, and not all ranks
+    have as many rows.)
+    """
+    variables = {f"variable {v.op.name}": v.shape.as_list() for v in tf.global_variables()}
+    graph = tf.get_default_graph().as_graph_def()
+    nodes = [*graph.node, *(node for body in graph.library.function for node in body.node_def)]
+    exchanges = {
+        f"exchange {node.attr['tensor_name'].s.decode() or node.name}": node.op
+        for node in nodes
+        if node.op.startswith("Horovod")
+    }
+    return {**variables, **exchanges}
 
 
 def run_step(

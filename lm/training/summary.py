@@ -6,19 +6,19 @@ import dataclasses
 import os
 import platform
 import socket
-from typing import Any
+from typing import Any, Optional
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
 from lm import kernels, run_files
 from lm.config import Config, RunOptions
+from lm.config_file import ConfigFile
 from lm.distributed.agreement import by_rank
 from lm.distributed.communicator import Communicator
 from lm.distributed.devices import device_name
 from lm.distributed.horovod import horovod_version
 from lm.events.reporter import Reporter
-from lm.model.shape import count_parameters
 from lm.training.prepare import Prepared
 from lm.training.progress import Position
 
@@ -27,12 +27,13 @@ def report_start(
     config: Config,
     options: RunOptions,
     comm: Communicator,
+    file: Optional[ConfigFile],
     run: Prepared,
     position: Position,
     reporter: Reporter,
 ) -> None:
     """Open the log files, and write the start event, the summary and the files that describe
-    the run; all ranks must call it together."""
+    the run; all ranks must call it together, in the graph of the training."""
     output_dir = comm.gather(reporter.output_dir)[0]
     paths = [os.path.join(output_dir, run_files.LOG)]
     if options.log_path:
@@ -41,16 +42,23 @@ def report_start(
     if comm.is_rank_0:
         reporter.describe(dataclasses.asdict(config))
         reporter.write_json(run_files.CONFIG, dataclasses.asdict(config))
+        if file:
+            reporter.write_json(run_files.CONFIG_FILE, file.record)
         reporter.write_json(run_files.CORPUS, run.corpus_record._asdict())
         run.corpus.vocabulary.save(os.path.join(output_dir, run_files.VOCABULARY))
-    facts = _facts(config, comm, run, position, output_dir)
+    facts = _facts(config, comm, file, run, position, output_dir)
     reporter.event("start", **facts)
     for line in _summary(facts, comm.rank):
         reporter.log(line)
 
 
 def _facts(
-    config: Config, comm: Communicator, run: Prepared, position: Position, output_dir: str
+    config: Config,
+    comm: Communicator,
+    file: Optional[ConfigFile],
+    run: Prepared,
+    position: Position,
+    output_dir: str,
 ) -> dict[str, Any]:
     """Return what the start event tells; the same on all ranks, but for what is this rank's."""
     own = {
@@ -79,10 +87,11 @@ def _facts(
         horovod=horovod_version(),
         numpy=np.__version__,
         compiled_ops=[rank["compiled_ops"] for rank in ranks],
-        exact=_exactness(config, comm, [rank["compiled_ops"] for rank in ranks]),
+        exact=_exactness(config, comm, file, [rank["compiled_ops"] for rank in ranks]),
         precision=config.precision,
         batch_size=config.batch_size,
-        parameters=count_parameters(config, len(run.corpus.vocabulary)),
+        config_file=file.record if file else None,
+        parameters=sum(v.shape.num_elements() for v in tf.trainable_variables()),
         corpus=run.corpus.name,
         vocab_size=len(run.corpus.vocabulary),
         steps_per_epoch=run.batches.steps_per_epoch,
@@ -118,6 +127,9 @@ def _summary(facts: dict[str, Any], rank: int) -> list[str]:
         f"  epoch       {facts['steps_per_epoch']:,} steps, {facts['words_per_epoch']:,} words",
         f"  output_dir  {facts['output_dir']}",
     ]
+    if facts["config_file"]:
+        record = facts["config_file"]
+        lines.append(f"  config file {record['path']}, SHA-256 {record['sha256'][:12]}...")
     if size > 1:
         lines.append(
             "  exchange    "
@@ -128,9 +140,13 @@ def _summary(facts: dict[str, Any], rank: int) -> list[str]:
     return lines
 
 
-def _exactness(config: Config, comm: Communicator, compiled_ops: list[str]) -> str:
+def _exactness(
+    config: Config, comm: Communicator, file: Optional[ConfigFile], compiled_ops: list[str]
+) -> str:
     """Tell whether this run is, bit for bit, the one of any other number of ranks."""
-    if any(description.startswith("no ") for description in compiled_ops):
+    if file and file.functions:
+        why = f"{file.path} computes with TensorFlow's own operations"
+    elif any(description.startswith("no ") for description in compiled_ops):
         why = "sums of plain TensorFlow depend on threads and ranks"
     elif len(set(compiled_ops)) > 1:
         why = "the ranks' instruction sets differ"

@@ -9,13 +9,12 @@ from typing import Optional
 
 import tensorflow.compat.v1 as tf
 
-from lm.config import Config
 from lm.data.batches import Rows, eval_rows_of_rank
 from lm.data.corpus import Corpus
 from lm.distributed.communicator import Communicator
 from lm.distributed.waiting import WaitingRoom
 from lm.model.evaluation import evaluate
-from lm.model.network import Weights
+from lm.model.network import Network
 from lm.model.perplexity import NllSum
 from lm.model.windows import build_model
 from lm.training.averaging import Average
@@ -27,8 +26,7 @@ class Validation:
     """Evaluates the splits of a corpus with the weights of the training.
 
     Args:
-      config: For `eval_batch_size` and the model.
-      weights: Of the graph that is being built.
+      network: Of the graph that is being built; its config has `eval_batch_size`.
       corpus: Its splits are evaluated.
       comm: The ranks.
       average: Of the weights, where the config asks for one.
@@ -39,8 +37,7 @@ class Validation:
 
     def __init__(
         self,
-        config: Config,
-        weights: Weights,
+        network: Network,
         corpus: Corpus,
         comm: Communicator,
         average: Optional[Average],
@@ -48,12 +45,13 @@ class Validation:
         beat: Callable[..., None],
         stop_requested: Callable[[], int],
     ):
+        config = network.config
         self._config, self._corpus, self._comm, self._shared = config, corpus, comm, shared
         self._average, self._beat, self._stop_requested = average, beat, stop_requested
         self._rows = eval_rows_of_rank(config.eval_batch_size, comm.rank, comm.size, shared)
         # A rank without rows builds the smallest model there is.
         rows = self._rows if self._rows.count else Rows(0, 1)
-        self._model = build_model(config, weights, rows, "eval")
+        self._model = build_model(network, rows, "eval")
 
     def run(self, session: tf.Session, split: str, averaged: bool = False) -> NllSum:
         """Evaluate "valid" or "test"; all ranks must call it, and get the same result.

@@ -47,3 +47,25 @@ def test_a_rank_without_the_compiled_ops_is_refused(tmp_path, corpora):
     code, output = train(("LM_KERNELS=1", "LM_KERNELS=0"), tmp_path, corpora)
     found = "the ranks disagree on compiled_ops: true on rank 0; false on rank 1"
     assert code == 2 and output.count(f"lm: error: {found}") == 1
+
+
+UNLIKE_GRAPHS = """
+import os
+from lm.config import Config
+
+def get_config():
+    return Config(name="unlike", corpus="embedded", hidden_size=8, num_steps=5)
+
+def build_outputs(inputs_TB, state, context):
+    x = context.embed(inputs_TB)
+    return x + (context.embed(inputs_TB[:1, :1]) if os.environ["OWN"] == "1" else 0), {}
+"""
+
+
+def test_ranks_with_unlike_graphs_are_refused_before_they_wait_for_each_other(tmp_path, corpora):
+    (tmp_path / "unlike.py").write_text(UNLIKE_GRAPHS)
+    flags = ("--config", tmp_path / "unlike.py", "--data_path", corpora, "--noeval")
+    code, output = run_ranks(
+        ("OWN=0", "OWN=1"), "lm.train", *flags, "--output_dir", tmp_path / "run"
+    )
+    assert code == 2 and output.count("lm: error: the ranks disagree on exchange ") == 1, output

@@ -1,6 +1,7 @@
 """Settings: types, ranges, files and flags."""
 
 import dataclasses
+import hashlib
 import math
 import sys
 
@@ -8,6 +9,7 @@ import pytest
 
 from lm.cli.flags import parse_training_flags
 from lm.config import Config, RunOptions, load_config
+from lm.config_file import load_config_file
 from lm.errors import HelpRequested, UserError
 
 PUBLISHED = {  # Zaremba et al. (2014), and the starts of decay of the TensorFlow tutorial
@@ -98,12 +100,12 @@ def parse(*arguments):
 
 
 def test_flags_override_the_config():
-    config, options = parse(
+    config, options, file = parse(
         "--config", "config_medium", "--batch_size", "40", "--keep_prob=0.25", "--noeval"
     )
     expected = dataclasses.replace(load_config("config_medium"), batch_size=40, keep_prob=0.25)
     assert config == expected
-    assert options == RunOptions(eval=False)
+    assert options == RunOptions(eval=False) and file is None
 
 
 @pytest.mark.parametrize(
@@ -128,3 +130,55 @@ def test_help_documents_every_field():
     for field in (*dataclasses.fields(Config), *dataclasses.fields(RunOptions)):
         assert field.name in str(help_text.value)
         assert field.metadata["help"] in str(help_text.value)
+
+
+OWN_FIELDS = """
+from __future__ import annotations
+import dataclasses
+from typing import Optional
+from lm.config import Config, option
+
+@dataclasses.dataclass(frozen=True)
+class Mine(Config):
+    num_heads: Optional[int] = option(4, "heads of the attention", low=1)
+
+def get_config():
+    return Mine(hidden_size=7)
+"""
+BUILD = "def build_outputs(inputs_TB, state, context):\n    return inputs_TB, state\n"
+
+
+def test_fields_of_a_config_file_are_flags_and_the_file_is_part_of_the_run(tmp_path):
+    path = write(tmp_path, OWN_FIELDS)
+    config, _, file = parse("--hidden_size", "9", "--config", path, "--num_heads", "2")
+    assert (config.num_heads, config.hidden_size, file.config.num_heads) == (2, 9, 4)
+    assert file.checksum == hashlib.sha256(OWN_FIELDS.encode()).hexdigest()
+    with pytest.raises(HelpRequested, match="heads of the attention"):
+        parse("--config", path, "--help")
+    with pytest.raises(UserError, match="num_heads must be at least 1"):
+        parse("--config", path, "--num_heads", "0")
+    # A file that brings nothing but settings is not asked for again; one with a network is.
+    plain = "from lm.config import Config\ndef get_config():\n    return Config()\n"
+    assert parse("--config", write(tmp_path, plain))[2] is None
+    assert set(parse("--config", write(tmp_path, plain + BUILD))[2].functions) == {"build_outputs"}
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        (OWN_FIELDS + BUILD + "build_logits = build_outputs\n", "either build_outputs or build_l"),
+        (OWN_FIELDS + "def state_shapes(config):\n    return {}\n", "not state_shapes$"),
+        (OWN_FIELDS + "build_outputs = 3\n", "build_outputs must be a function"),
+        (OWN_FIELDS.replace("num_heads", "resume"), "--resume is a flag already"),
+        (OWN_FIELDS.replace('option(4, "heads of the attention", low=1)', "4"), "declared as opt"),
+        (
+            OWN_FIELDS.replace("Optional[int]", "bytes")
+            .replace('4, "heads', "b'', 'heads")
+            .replace('attention", low=1', "attention'"),
+            "num_heads must be an int, float, bool or str",
+        ),
+    ],
+)
+def test_a_config_file_that_cannot_bring_what_it_brings_is_an_error(tmp_path, text, message):
+    with pytest.raises(UserError, match=message):
+        load_config_file(write(tmp_path, text))

@@ -11,13 +11,15 @@ import tensorflow.compat.v1 as tf
 
 from lm.benchmark.workers.workload import Step, initial_weight
 from lm.config import Config
+from lm.config_file import ConfigFile
 from lm.distributed.communicator import Communicator, OneProcess
-from lm.model.network import build_weights
+from lm.model.network import Network
 from lm.training.step import build_step, run_step
 
 
 def build_steps(
     config: Config,
+    file: ConfigFile,
     vocab_size: int,
     batch_sizes: Sequence[int],
     comm: Communicator,
@@ -27,6 +29,7 @@ def build_steps(
 
     Args:
       config: The model; its own batch_size is not used.
+      file: The config file, which may bring the network.
       vocab_size: Number of words.
       batch_sizes: Global batches; each rank trains its share of their rows.
       comm: The ranks.
@@ -37,19 +40,19 @@ def build_steps(
     """
     built = {}
     with tf.Graph().as_default():
-        weights = build_weights(config, vocab_size)
         for batch_size in batch_sizes:
             sized = dataclasses.replace(config, batch_size=batch_size)
-            built[batch_size, True] = build_step(sized, weights, comm, f"batch_{batch_size}")
+            network = Network(sized, vocab_size, file)
+            built[batch_size, True] = build_step(network, comm, f"batch_{batch_size}")
             if comm.size > 1:
                 built[batch_size, False] = build_step(
-                    sized, weights, _WithoutExchange(comm), f"alone_{batch_size}"
+                    network, _WithoutExchange(comm), f"alone_{batch_size}"
                 )
         # Finalizes the graph and broadcasts the weights, as in training.
         session = tf.train.SingularMonitoredSession(
             hooks=comm.hooks(), config=session_config
         ).raw_session()
-        for variable in tf.trainable_variables():
+        for variable in tf.trainable_variables() if not file.functions else []:
             name, shape = variable.op.name, variable.shape.as_list()
             variable.load(initial_weight(config, name, shape), session)
 

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from typing import Any, Optional
 
 from lm.benchmark.workers.workload import load_words
-from lm.config import Config
+from lm.config_file import load_config_file
 from lm.data.batches import TrainBatches, rows_of_rank
 from lm.distributed.communicator import Communicator
 from lm.distributed.startup import import_tensorflow
+from lm.model.shape import step_flops
 
 
 class StepServer:
@@ -21,6 +22,7 @@ class StepServer:
     Args:
       comm: The ranks.
       contestant: "ours", "tensorflow" or a name of `lm/benchmark/peers/torch.py`.
+      config_file: Name or path, as of --config; it may bring the network.
       config: The fields of the Config.
       threads: Threads inside an operation.
       batch_sizes: Global batches that may be asked for.
@@ -31,12 +33,15 @@ class StepServer:
         self,
         comm: Communicator,
         contestant: str,
+        config_file: str,
         config: dict[str, Any],
         threads: int,
         batch_sizes: Sequence[int],
         data_path: Optional[str],
     ):
-        self._comm, self._config, self._threads = comm, Config(**config), threads
+        self._file = load_config_file(config_file)
+        self._comm, self._threads = comm, threads
+        self._config = type(self._file.config)(**config)
         words = load_words(self._config, max(batch_sizes), data_path)
         self._vocab_size = words.vocab_size
         self._batches = {
@@ -55,7 +60,12 @@ class StepServer:
             from lm.benchmark.workers import ours
 
             return ours.build_steps(
-                self._config, self._vocab_size, batch_sizes, self._comm, self._session_config()
+                self._config,
+                self._file,
+                self._vocab_size,
+                batch_sizes,
+                self._comm,
+                self._session_config(),
             )
         sized = dataclasses.replace(self._config, batch_size=batch_sizes[0])
         if contestant == "tensorflow":
@@ -79,6 +89,10 @@ class StepServer:
     def vocab_size(self) -> int:
         """Return the number of words."""
         return self._vocab_size
+
+    def step_flops(self) -> Optional[int]:
+        """Return the operations of a step's matrix products; None for a config file's network."""
+        return None if self._file.functions else step_flops(self._config, self._vocab_size)
 
     def steps(
         self, batch_size: int, count: int, untimed: int, exchange: bool = True

@@ -15,9 +15,11 @@ from lm.benchmark.prediction import HostCosts, Link, Predictor, fit_host_costs, 
 from lm.benchmark.statistics import fit_line, paired_ratio, summarize
 from lm.benchmark.workers.workload import initial_weight, load_words
 from lm.config import Config
+from lm.data.batches import Rows
 from lm.errors import UserError
-from lm.model.network import build_weights
+from lm.model.network import Network
 from lm.model.shape import step_flops, weight_shapes
+from lm.model.windows import build_model
 
 CONFIG = Config(hidden_size=12, num_layers=3, num_steps=5, batch_size=4)
 VOCAB_SIZE = 50
@@ -61,7 +63,7 @@ class TestStatistics:
 class TestArithmetic:
     def test_shapes_are_those_of_the_graph(self):
         with tf.Graph().as_default():
-            build_weights(CONFIG, VOCAB_SIZE)
+            build_model(Network(CONFIG, VOCAB_SIZE), Rows(0, 4), "eval")
             found = {v.op.name: tuple(v.shape.as_list()) for v in tf.trainable_variables()}
         assert weight_shapes(CONFIG, VOCAB_SIZE) == found
 

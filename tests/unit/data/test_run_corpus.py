@@ -81,7 +81,7 @@ def test_training_on_finds_the_corpus_of_the_run_that_it_goes_on_from(tmp_path, 
         ["--resume", "--output_dir", tmp_path / "run"],
         ["--init_from", tmp_path / "run/checkpoints/step-1/", "--output_dir", tmp_path / "next"],
     ):
-        config, options = parse_training_flags([*arguments, *map(str, flags)])
+        config, options, _ = parse_training_flags([*arguments, *map(str, flags)])
         with contextlib.ExitStack() as stack:
             run = prepare(config, options, OneProcess(), stack)
         assert run.corpus_record == record._replace(checksum=run.corpus.checksum)

@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf
 
 from lm import kernels
 from lm.kernels import build
-from lm.model.dropout import dropout
+from lm.model.context import dropout
 from lm.model.ops import fastest
 from lm.model.plain import matmul as product
 

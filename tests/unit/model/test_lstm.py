@@ -7,7 +7,7 @@ import tensorflow.compat.v1 as tf
 from lm.config import Config
 from lm.errors import UserError
 from lm.model import lstm
-from lm.model.dropout import dropout
+from lm.model.context import dropout
 from lm.model.ops import fastest
 
 T, B, I, H = 4, 3, 5, 6

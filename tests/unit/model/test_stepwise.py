@@ -9,7 +9,7 @@ from lm.config import Config
 from lm.data.batches import Rows
 from lm.errors import UserError
 from lm.model import stepwise
-from lm.model.network import build_weights
+from lm.model.network import Network
 from lm.model.windows import build_model
 
 CONFIG = Config(hidden_size=7, num_layers=3, num_steps=6, init_scale=0.8)
@@ -23,12 +23,14 @@ def session():
 
 
 @pytest.fixture
-def weights(session):
-    weights = build_weights(CONFIG, VOCAB_SIZE)
+def network(session):
+    network = Network(CONFIG, VOCAB_SIZE)
+    build_model(network, Rows(0, 4), "first")
     session.run(tf.global_variables_initializer())
-    for layer in weights.layers:  # zero at first; a forgotten one must show
-        session.run(layer.bias.assign(np.linspace(-1, 1, 4 * CONFIG.hidden_size)))
-    return weights
+    for variable in tf.global_variables():  # zero at first; a forgotten one must show
+        if variable.op.name.endswith("/bias") and variable.op.name.startswith("lstm"):
+            session.run(variable.assign(np.linspace(-1, 1, 4 * CONFIG.hidden_size)))
+    return network
 
 
 @pytest.fixture
@@ -38,32 +40,32 @@ def windows():
     return words[:-1].astype(np.int32), words[1:].astype(np.int32)
 
 
-def test_target_log_probs_equal_those_of_the_evaluation_graph(session, weights, windows):
+def test_target_log_probs_equal_those_of_the_evaluation_graph(session, network, windows):
     inputs, targets = windows
-    model = build_model(CONFIG, weights, Rows(0, 4), "eval")
+    model = build_model(network, Rows(0, 4), "eval")
     session.run(tf.local_variables_initializer())
     nll = session.run(model.nll_N, {model.inputs_ph: inputs, model.targets_ph: targets})
-    found = session.run(stepwise.target_log_probs(weights, *map(tf.constant, windows)))
+    found = session.run(stepwise.target_log_probs(network, *map(tf.constant, windows)))
     np.testing.assert_allclose(found.ravel(), -nll, rtol=1e-5)
 
 
-def test_reading_word_by_word_equals_reading_a_sentence(session, weights, windows):
+def test_reading_word_by_word_equals_reading_a_sentence(session, network, windows):
     inputs, targets = windows
-    state_ph = tf.placeholder(tf.float32, [None, CONFIG.num_layers, 2, CONFIG.hidden_size])
+    state_ph = tf.placeholder(tf.float32, [None, stepwise.state_size(network)])
     words_ph = tf.placeholder(tf.int32, [None])
-    step = stepwise.next_word(weights, words_ph, state_ph)
-    state = session.run(stepwise.empty_state(weights, 4))
-    whole = session.run(stepwise.target_log_probs(weights, *map(tf.constant, windows)))
+    step = stepwise.next_word(network, words_ph, state_ph)
+    state = np.zeros([4, CONFIG.num_layers * 2 * CONFIG.hidden_size])
+    whole = session.run(stepwise.target_log_probs(network, *map(tf.constant, windows)))
     for words, after, expected in zip(inputs, targets, whole):
         log_probs, state = session.run(step, {words_ph: words, state_ph: state})
         np.testing.assert_allclose(np.exp(log_probs).sum(axis=1), 1, rtol=1e-5)
         np.testing.assert_allclose(log_probs[np.arange(4), after], expected, rtol=1e-5)
 
 
-def test_a_checkpoint_must_fit(session, weights):
+def test_a_checkpoint_must_fit(session, network):
     arrays = {v.op.name: np.zeros(v.shape) for v in tf.global_variables()}
     restore_weights(session, arrays)
-    assert not session.run(weights.embedding).any()
+    assert not any(value.any() for value in session.run(tf.global_variables()))
     with pytest.raises(UserError, match="embedding has the shape"):
         restore_weights(session, {**arrays, "embedding": np.zeros([2, 2])})
     del arrays["softmax/bias"]

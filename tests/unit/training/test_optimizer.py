@@ -20,7 +20,7 @@ def one_update(max_grad_norm=math.inf, factor=1.0, **options):
         loss = factor * tf.reduce_sum(tf.gather(table, WORDS))
         config = Config(max_grad_norm=max_grad_norm, batch_size=1, num_steps=1)
         step = tf.train.get_or_create_global_step()
-        update = build_update(config, loss, tf.constant(0.5), step, 4, OneProcess(), **options)
+        update = build_update(config, loss, tf.constant(0.5), step, OneProcess(), **options)
         session.run(tf.global_variables_initializer())
         norm, is_sound, _ = session.run([update.grad_norm, update.is_sound, update.train_op])
         return graph, norm, is_sound, session.run(table), session.run(step)
@@ -117,7 +117,7 @@ def test_updates_are_those_of_the_papers_also_for_rows_without_a_word(rule, fiel
         step = tf.train.get_or_create_global_step()
         loss = tf.cast(step + 1, tf.float32) * tf.reduce_sum(tf.gather(table, words_ph))
         rate = tf.constant(RATE)
-        update = build_update(config, loss, rate, step, 4, OneProcess(), skip_unsound=skip_unsound)
+        update = build_update(config, loss, rate, step, OneProcess(), skip_unsound=skip_unsound)
         session.run(tf.global_variables_initializer())
         for words in BATCHES:
             session.run(update.train_op, {words_ph: words})
@@ -139,7 +139,7 @@ def test_an_update_has_the_same_bits_whatever_the_threads(optimizer):
             weights = tf.get_variable("weights", initializer=start, use_resource=True)
             step = tf.train.get_or_create_global_step()
             loss = tf.reduce_sum(weights * gradient)
-            update = build_update(config, loss, tf.constant(0.1), step, 4, OneProcess())
+            update = build_update(config, loss, tf.constant(0.1), step, OneProcess())
             session.run(tf.global_variables_initializer())
             for _ in range(3):
                 session.run(update.train_op)

@@ -10,9 +10,11 @@ import tensorflow.compat.v1 as tf
 from lm.checkpoint import format as checkpoint
 from lm.checkpoint.run_dir import RunDir
 from lm.config import RunOptions
+from lm.data.batches import Rows
 from lm.data.vocabulary import Vocabulary
 from lm.errors import UserError
-from lm.model.network import build_weights
+from lm.model.network import Network
+from lm.model.windows import build_model
 from lm.training.restore import starting_arrays
 from tests.untrained import make_run
 
@@ -56,6 +58,6 @@ def test_where_nothing_fits_it_is_refused(other):
 def start_from(path, config, words):
     vocabulary = Vocabulary(words)
     with tf.Graph().as_default():
-        build_weights(config, len(vocabulary))
+        build_model(Network(config, len(vocabulary)), Rows(0, 1), "eval")
         options = RunOptions(init_from=path, init_partly=True)
         return starting_arrays(RunDir("", None, {}), options, vocabulary)

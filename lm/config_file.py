@@ -1,0 +1,170 @@
+"""Config files: the settings that they return, and the network that they may bring.
+
+They are code, and are run. So they come from the command line alone: what a run's directory holds
+of one is its path and its SHA-256, which tell the right file from another.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib.util
+import json
+import os
+import sys
+import types
+from collections.abc import Mapping
+from typing import Any, Callable, Optional
+
+import configs
+from lm import run_files
+from lm.config import Config, RunOptions, field_type
+from lm.errors import UserError
+
+_BUILD = ("build_outputs", "build_logits")
+
+
+@dataclasses.dataclass(frozen=True)
+class ConfigFile:
+    """A config file that was run."""
+
+    path: str
+    checksum: str  # SHA-256 of its bytes
+    config: Config  # what get_config() returned, a Config or of a subclass of it
+    functions: Mapping[str, Callable]  # of the network; {} where it brings none
+
+    @property
+    def is_part_of_run(self) -> bool:
+        """Whether a run that was trained with it needs it ever after: for its network, or for the
+        fields of its config."""
+        return bool(self.functions) or type(self.config) is not Config
+
+    @property
+    def record(self) -> dict[str, str]:
+        """What a run's directory keeps of it."""
+        return {"path": os.path.abspath(self.path), "sha256": self.checksum}
+
+
+def load_config_file(name_or_path: str) -> ConfigFile:
+    """Run `configs/<name>.py` or a user's Python file.
+
+    Raises:
+      UserError: No such config, or the file fails, or what it defines cannot be used.
+    """
+    path = _find(name_or_path)
+    try:
+        with open(path, "rb") as file:
+            source = file.read()
+    except OSError as error:
+        raise UserError(f"config file {path} cannot be read: {error.strerror}") from error
+    checksum = hashlib.sha256(source).hexdigest()
+    if importlib.util.find_spec("tf_keras"):  # without, classic layers and cells are gone
+        os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
+    # Known by its name, as dataclasses expect of the module of a class.
+    module = types.ModuleType(f"lm_config_{checksum[:16]}")
+    module.__file__ = path
+    sys.modules[module.__name__] = module
+    try:
+        # These bytes, not what Python may have kept of an older file: the checksum is theirs.
+        exec(compile(source, path, "exec"), module.__dict__)
+        get_config = getattr(module, "get_config", None)
+        if not callable(get_config):
+            raise UserError(f"config {path} has no function get_config()")
+        config = get_config()
+    except UserError as error:
+        raise UserError(f"config {path}: {error}") from error
+    except SyntaxError as error:
+        raise UserError(f"config {path}, line {error.lineno}: {error.msg}") from error
+    except Exception as error:
+        raise UserError(f"config {path} failed: {type(error).__name__}: {error}") from error
+    if not isinstance(config, Config):
+        raise UserError(f"config {path}: get_config() must return lm.config.Config")
+    _check_fields(type(config), path)
+    return ConfigFile(path, checksum, config, _network_functions(module, path))
+
+
+def _find(name_or_path: str) -> str:
+    if name_or_path.endswith(".py") or os.sep in name_or_path:
+        if not os.path.isfile(name_or_path):
+            raise UserError(f"config file {name_or_path} does not exist")
+        return name_or_path
+    directory = os.path.dirname(os.path.abspath(configs.__file__))
+    path = os.path.join(directory, f"{name_or_path}.py")
+    if not os.path.isfile(path):
+        known = sorted(f[:-3] for f in os.listdir(directory) if f.startswith("config_"))
+        raise UserError(
+            f"unknown config {name_or_path!r}: use one of {', '.join(known)}, or a path to a .py"
+        )
+    return path
+
+
+def _check_fields(cls: type[Config], path: str) -> None:
+    """Refuse fields of a subclass that cannot be flags."""
+    taken = {"config", "help", *(field.name for field in dataclasses.fields(RunOptions))}
+    for field in dataclasses.fields(cls):
+        if field.name in taken:
+            raise UserError(f"config {path}: --{field.name} is a flag already: rename that field")
+        if field_type(cls, field.name)[0] not in (int, float, bool, str):
+            raise UserError(f"config {path}: {field.name} must be an int, float, bool or str")
+
+
+def _network_functions(module: types.ModuleType, path: str) -> dict[str, Callable]:
+    found = {
+        name: getattr(module, name) for name in ("state_shapes", *_BUILD) if hasattr(module, name)
+    }
+    builders = [name for name in _BUILD if name in found]
+    if len(builders) > 1 or (found and not builders):
+        raise UserError(
+            f"config {path}: a network is either build_outputs or build_logits, not"
+            f" {' and '.join(found)}"
+        )
+    for name, value in found.items():
+        if not callable(value):
+            raise UserError(f"config {path}: {name} must be a function")
+    return found
+
+
+def check_belongs(directory: str, file: Optional[ConfigFile], allow_changed: bool) -> None:
+    """Check that a run is used with the config file that it was trained with.
+
+    Args:
+      directory: Of the run.
+      file: What the user gave.
+      allow_changed: Whether it may have changed since.
+
+    Raises:
+      UserError: It is missing, not needed, or another one.
+    """
+    record = _read_record(directory)
+    if record is None:
+        if file is not None:
+            raise UserError(
+                f"{directory} was trained without a network or fields of a config file: leave out"
+                f" --config {file.path}"
+            )
+        return
+    if file is None:
+        raise UserError(
+            f"{directory} was trained with the network or fields of a config file: give it with"
+            f" --config, as in --config {record['path']}"
+        )
+    if file.checksum != record["sha256"] and not allow_changed:
+        raise UserError(
+            f"{file.path} is not the file that {directory} was trained with (its SHA-256 is"
+            f" {file.checksum[:12]}..., not {record['sha256'][:12]}...): give that one, or"
+            " --allow_changed_network"
+        )
+
+
+def _read_record(directory: str) -> Optional[dict[str, Any]]:
+    path = os.path.join(directory, run_files.CONFIG_FILE)
+    try:
+        with open(path, encoding="utf-8") as file:
+            record = json.load(file)
+        if not (isinstance(record["path"], str) and isinstance(record["sha256"], str)):
+            raise ValueError("a value is not a string")
+        return record
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"cannot read {path}: {error}") from error

@@ -1,0 +1,134 @@
+"""What the function of a network is told, and what it may call."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Optional
+
+import tensorflow.compat.v1 as tf
+
+from lm.config import Config
+from lm.data.batches import Rows
+from lm.errors import UserError
+from lm.model.ops import PLAIN, Ops
+
+_NO_ROWS = Rows(0, 0)
+_MAX_SITES = 1024  # of a step; with more, the last would get the masks of the next step's first
+
+
+@dataclasses.dataclass
+class Context:
+    """What `build_outputs` or `build_logits` is told of one use of the network.
+
+    Shapes: T time steps, B rows, V words. The first three, `dropout` and `embed` are for every
+    network. `ops`, `precision` and `rows` are what the built-in one computes with.
+    """
+
+    config: Config
+    vocab_size: int
+    training: bool = False
+    ops: Ops = PLAIN
+    precision: str = "float32"  # of the factors of matrix products
+    rows: Rows = _NO_ROWS  # in training: which ones of the global batch B are
+    step: Optional[tf.Tensor] = None  # int64 scalar in training, which keys the dropout masks
+    sites: int = 0  # calls of `dropout` so far
+
+    def dropout(
+        self, x: tf.Tensor, keep_prob: float, batch_axis: Optional[int] = None
+    ) -> tf.Tensor:
+        """Drop units in training, with masks that do not depend on the number of ranks.
+
+        They depend on the seed, the step, which call of this function it is, and the global row.
+
+        Args:
+          x: float32 [T, B, ...], or [B, ...] of two axes.
+          keep_prob: Probability of keeping a unit; kept ones are divided by it.
+          batch_axis: Which axis is B, 0 or 1; None: 0 where there are two axes, else 1.
+
+        Returns:
+          As x.
+
+        Raises:
+          UserError: The batch axis has not as many rows as the batch, or there are too many calls.
+        """
+        site, self.sites = self.sites, self.sites + 1
+        if not self.training or keep_prob == 1.0:
+            return x
+        if site >= _MAX_SITES:
+            raise UserError(f"context.dropout is called more than {_MAX_SITES} times in a step")
+        shape = x.shape.as_list()
+        if batch_axis is None:
+            batch_axis = 0 if len(shape) == 2 else 1
+        rows = self.rows.count
+        if batch_axis >= len(shape) or shape[batch_axis] != rows or None in shape:
+            raise UserError(
+                f"context.dropout: axis {batch_axis} of {shape} is not the batch of {rows} rows:"
+                " give batch_axis=0 or batch_axis=1"
+            )
+        steps = shape[0] if batch_axis else 1
+        x_TBH = tf.reshape(x, [steps, rows, math.prod(shape[batch_axis + 1 :])])
+        seed = self.config.seed
+        x_TBH = dropout(x_TBH, keep_prob, seed, self.step, site, self.rows.first, self.ops)
+        return tf.reshape(x_TBH, shape)
+
+    def embed(
+        self, inputs_TB: tf.Tensor, units: Optional[int] = None, name: str = "embedding"
+    ) -> tf.Tensor:
+        """Look words up in a table of this name, [V, units].
+
+        Args:
+          inputs_TB: int32 ids; T must be known, B need not.
+          units: Of a word; None: hidden_size.
+          name: Of the variable.
+
+        Returns:
+          float32 [T, B, units].
+        """
+        table_VH = tf.get_variable(name, [self.vocab_size, units or self.config.hidden_size])
+        # Row by row, for the sake of the gradient: its list of words is then in the order of the
+        # global rows, and the same when the ranks' lists are put one after the other.
+        # (Not a transpose: for int32 oneDNN complains of it on stderr.)
+        inputs_BT = tf.stack(tf.unstack(inputs_TB), axis=1)
+        return tf.transpose(tf.gather(table_VH, inputs_BT), [1, 0, 2])
+
+
+def dropout(
+    x_TBH: tf.Tensor,
+    keep_prob: float,
+    seed: int,
+    step: tf.Tensor,
+    site: int,
+    first_row: int,
+    ops: Ops,
+) -> tf.Tensor:
+    """Drop units with masks that depend on (seed, step, site, global row) alone.
+
+    So the same rows get the same masks however many ranks share them, and after a resume. Each
+    row owns a range of the counters of the Philox generator (Salmon et al. 2011, "Parallel
+    random numbers: as easy as 1, 2, 3"), whose every counter gives four numbers.
+
+    Args:
+      x_TBH: Activations.
+      keep_prob: Probability of keeping a unit; kept ones are divided by it.
+      seed: The run's seed.
+      step: int64 scalar, the global step.
+      site: Which dropout of the model this is; the sites get independent masks.
+      first_row: Global index of the first of the B rows.
+      ops: What computes it.
+
+    Returns:
+      [T, B, H].
+    """
+    if keep_prob == 1.0:
+        return x_TBH
+    num_steps, _, units = x_TBH.shape.as_list()
+    counters_per_row = -(-num_steps * units // 4)
+    key = tf.constant([seed], tf.uint64)
+    counter = tf.stack(
+        [
+            tf.constant(first_row * counters_per_row, tf.uint64),
+            tf.cast(step, tf.uint64) * _MAX_SITES + site,
+        ]
+    )
+    return ops.dropout(x_TBH, keep_prob, key, counter)

@@ -1,0 +1,137 @@
+"""Mistakes in a config file's network, each told in one line."""
+
+from __future__ import annotations
+
+import logging
+import re
+import traceback
+from collections.abc import Mapping, Sequence
+from typing import Any, Callable, Optional
+
+import tensorflow.compat.v1 as tf
+
+from lm.errors import Ending, UserError
+
+logger = logging.getLogger("lm")
+
+_MOST_CHARACTERS = 300  # of a message: TensorFlow's go on with the whole graph
+_NAME = re.compile(r"[A-Za-z0-9.][\w./-]*", re.ASCII)  # as TensorFlow names variables
+
+
+def call(path: str, function: Callable, *arguments: Any) -> Any:
+    """Call a function of a config file.
+
+    Args:
+      path: Of the file.
+      function: What to call.
+      *arguments: Its arguments.
+
+    Raises:
+      UserError: It fails; the message tells the line of the file.
+    """
+    try:
+        return function(*arguments)
+    except Ending as error:
+        raise UserError(f"{_place(path, function, error)}: {error}") from error
+    except Exception as error:
+        lines = str(error).splitlines() or [""]
+        message = f"{type(error).__name__}: {lines[0][:_MOST_CHARACTERS]}"
+        if "Keras 3" in str(error):
+            message += "; classic layers and cells need tf_keras: pip install -e '.[legacy]'"
+        raise UserError(f"{_place(path, function, error)}: {message}") from error
+
+
+def _place(path: str, function: Callable, error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    numbers = [frame.lineno for frame in frames if frame.filename == path]
+    line = f", line {numbers[-1]}" if numbers else ""
+    return f"{path}{line}, in {getattr(function, '__name__', 'a function')}"
+
+
+def checked_shapes(path: str, found: Any) -> dict[str, list[int]]:
+    """Return what `state_shapes` has returned.
+
+    Raises:
+      UserError: It is no dictionary from names to lists of sizes.
+    """
+    where = f"{path}: state_shapes must return names with lists of sizes, such as {{'h': [200]}}"
+    if not isinstance(found, Mapping):
+        raise UserError(f"{where}, not {found!r}")
+    for name, shape in found.items():
+        if not (isinstance(name, str) and _NAME.fullmatch(name)):
+            raise UserError(f"{where}; {name!r} cannot be a name")
+        if not isinstance(shape, (list, tuple)) or not all(
+            type(size) is int and size > 0 for size in shape
+        ):
+            raise UserError(f"{where}; the shape of {name!r} is {shape!r}")
+    return {name: list(shape) for name, shape in found.items()}
+
+
+def check_result(
+    where: str,
+    found: Any,
+    what: str,
+    shape: Sequence[Optional[int]],
+    state_shapes: Mapping[str, Sequence[int]],
+) -> None:
+    """Check what `build_outputs` or `build_logits` has returned.
+
+    Args:
+      where: The file and the function.
+      found: What was returned.
+      what: "outputs" or "logits".
+      shape: Their shape; None where it may be anything that is known, or B is not known.
+      state_shapes: Of the state.
+
+    Raises:
+      UserError: It is something else: what, what was expected, what was found.
+    """
+    if not isinstance(found, (tuple, list)) or len(found) != 2:
+        raise UserError(f"{where} must return ({what}, new_state), not {_shown(found)}")
+    top, state = found
+    _check_tensor(where, what, top, shape)
+    if top.shape.as_list()[-1] is None:
+        raise UserError(f"{where}: the last axis of {what} must be of a known size")
+    if not isinstance(state, Mapping):
+        raise UserError(f"{where}: new_state must be a dictionary, not {_shown(state)}")
+    expected, names = sorted(state_shapes), sorted(map(str, state))
+    if names != expected:
+        raise UserError(f"{where}: new_state has {names}, but state_shapes has {expected}")
+    for name, part in state.items():
+        _check_tensor(where, f"new_state[{name!r}]", part, [shape[1], *state_shapes[name]])
+
+
+def warn_of_random_numbers(where: str, graph: tf.GraphDef) -> None:
+    """Warn of operations that draw other numbers in each run, on each rank and after a resume."""
+    nodes = [*graph.node, *(node for body in graph.library.function for node in body.node_def)]
+    for node in nodes:
+        attributes = node.attr
+        if "seed2" in attributes and not (attributes["seed"].i or attributes["seed2"].i):
+            logger.warning(
+                "%s draws numbers with %s, which no seed repeats: the next run, or this one when it"
+                " is resumed, will differ; for dropout use context.dropout",
+                where,
+                node.op,
+            )
+            return
+
+
+def _check_tensor(where: str, what: str, found: Any, shape: Sequence[Optional[int]]) -> None:
+    if not tf.is_tensor(found):
+        raise UserError(f"{where}: {what} must be a tensor, not {_shown(found)}")
+    if found.dtype.base_dtype != tf.float32:
+        raise UserError(f"{where}: {what} must be float32, not {found.dtype.base_dtype.name}")
+    if not found.shape.is_compatible_with(shape):
+        raise UserError(f"{where}: {what} must have the shape {_text(shape)}, not {found.shape}")
+    if found.shape.rank is None:
+        raise UserError(f"{where}: {what} must have the shape {_text(shape)}, not an unknown one")
+
+
+def _text(shape: Sequence[Optional[int]]) -> str:
+    return f"({', '.join('any' if size is None else str(size) for size in shape)})"
+
+
+def _shown(value: Any) -> str:
+    if tf.is_tensor(value):
+        return f"a tensor of shape {value.shape}"
+    return f"a {type(value).__name__}"

@@ -1,0 +1,85 @@
+"""The variables of a network: made once, found again, and the same for the same seed."""
+
+from __future__ import annotations
+
+import contextlib
+import zlib
+from collections.abc import Iterator
+
+import tensorflow.compat.v1 as tf
+from tensorflow.core.framework import attr_value_pb2
+
+from lm.config import Config
+from lm.errors import UserError
+
+
+@contextlib.contextmanager
+def shared_variables(config: Config) -> Iterator[dict[str, tf.Variable]]:
+    """Let `tf.get_variable` make each variable of a network once in a graph, and find it again.
+
+    Names do not depend on where in the graph that is. Initial values depend on the seed and the
+    variable's name only, so all ranks start equal: those without an initializer are uniform in
+    +-init_scale, and random operations without a seed get one of the name.
+
+    Args:
+      config: For `init_scale` and `seed`.
+
+    Yields:
+      The variables that are asked for, by name, as they are.
+    """
+    used: dict[str, tf.Variable] = {}
+
+    def get(getter, name: str, **options) -> tf.Variable:
+        if options["initializer"] is _uniform:
+            options["initializer"] = _uniform_of(name, config)
+        # All that a trained network needs, also what is not trained.
+        collections = options.get("collections") or [tf.GraphKeys.GLOBAL_VARIABLES]
+        options["collections"] = [*collections, tf.GraphKeys.MODEL_VARIABLES]
+        variable = getter(name, **options)
+        if variable.trainable and variable.dtype.base_dtype != tf.float32:
+            raise UserError(
+                f"variable {variable.op.name} is {variable.dtype.base_dtype.name}: what is trained"
+                " must be float32"
+            )
+        _seed_initial_value(variable, config.seed)
+        used[variable.op.name] = variable
+        return variable
+
+    root = tf.VariableScope(
+        tf.AUTO_REUSE, initializer=_uniform, custom_getter=get, use_resource=True
+    )
+    with tf.variable_scope(root, auxiliary_name_scope=False):
+        yield used
+
+
+def _uniform(shape, dtype=None, partition_info=None):
+    """Stand for `_uniform_of`: a scope's initializer is not told the variable's name."""
+    raise NotImplementedError
+
+
+def _uniform_of(name: str, config: Config):
+    def initial_value(shape, dtype=tf.float32, partition_info=None):
+        seed, scale = [config.seed, zlib.crc32(name.encode())], config.init_scale
+        return tf.random.stateless_uniform(shape, seed, -scale, scale, dtype)
+
+    return initial_value
+
+
+def _seed_initial_value(variable: tf.Variable, seed: int) -> None:
+    """Give the random operations of a variable's initial value seeds that its name decides.
+
+    Without, they draw other numbers on each rank and in each run. TensorFlow's own way, a seed of
+    the graph, counts the operations before them too.
+    """
+    found, stack = set(), [variable.initializer.inputs[1].op]
+    while stack:
+        op = stack.pop()
+        if op in found:
+            continue
+        found.add(op)
+        stack += [tensor.op for tensor in op.inputs]
+        if "seed2" in op.node_def.attr and not (op.get_attr("seed") or op.get_attr("seed2")):
+            place = op.name.rpartition("/")[2]  # of two in one initial value
+            key = zlib.crc32(f"{variable.op.name}/{place}".encode())
+            op._set_attr("seed", attr_value_pb2.AttrValue(i=seed % 2**63))
+            op._set_attr("seed2", attr_value_pb2.AttrValue(i=key))

@@ -1,0 +1,113 @@
+"""configs/config_gru.py, a network of stock operations, through all that a run is for."""
+
+import json
+import pathlib
+import shutil
+
+import numpy as np
+import pytest
+import tensorflow as tf2
+
+from lm.config_file import load_config_file
+from lm.errors import UserError
+from lm.inference.evaluator import evaluate
+from lm.inference.generator import Generator
+from lm.inference.run import open_run
+from lm.inference.sampling import Sampling
+from lm.inference.saved_model import export
+from lm.inference.scorer import Scorer
+from tests.commands import ROOT, events, run_module, train
+
+GRU = ROOT / "configs/config_gru.py"
+
+
+def run_gru(output_dir, corpora, max_steps, num_ranks=1, file=GRU, *arguments):
+    return train(
+        output_dir, "--config", file, "--corpus", "embedded", "--data_path", corpora, "--noeval",
+        "--hidden_size", 32, "--keep_prob", 0.8, "--log_every_steps", 1, "--max_steps", max_steps,
+        "--check_sync_steps", 50, *arguments, num_ranks=num_ranks, timeout=200,
+    )  # fmt: skip
+
+
+def losses(run):
+    return [event["loss"] for event in events(run, "step")]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, corpora):
+    """A run of 100 steps on one rank."""
+    directory = tmp_path_factory.mktemp("gru") / "run"
+    run_gru(directory, corpora, 100)
+    return directory
+
+
+def test_two_ranks_and_a_resume_on_one_have_the_losses_of_one_rank(run, tmp_path, corpora):
+    changed = tmp_path / "changed.py"
+    changed.write_text(GRU.read_text() + "# another comment\n")
+    result = run_gru(tmp_path / "run", corpora, 60, 2, GRU, "--check_network")
+    assert "exact       no: " in result.stderr
+    again = ("--config", changed, "--output_dir", tmp_path / "run", "--resume", "--max_steps", 100)
+    refused = run_module("lm.train", *again, "--corpus", "embedded", "--data_path", corpora)
+    assert refused.returncode == 2 and "say so with --allow_changed_network" in refused.stderr
+    run_gru(tmp_path / "run", corpora, 100, 1, changed, "--resume", "--allow_changed_network")
+    assert len(losses(run)) == 100
+    np.testing.assert_allclose(losses(tmp_path / "run"), losses(run), atol=1e-4)
+
+
+def test_a_run_is_used_with_its_file_only(run, tmp_path):
+    other = tmp_path / "other.py"
+    other.write_text(GRU.read_text() + "# changed\n")
+    with pytest.raises(UserError, match=f"give it with --config, as in --config {GRU}$"):
+        open_run(run)
+    with pytest.raises(UserError, match=r"is not the file that .* was trained with"):
+        open_run(run, file=load_config_file(str(other)))
+    assert open_run(run, file=load_config_file(str(other)), allow_changed_network=True)
+    shutil.copytree(run, tmp_path / "plain")
+    (tmp_path / "plain/config_file.json").unlink()
+    with pytest.raises(UserError, match="leave out --config"):
+        open_run(tmp_path / "plain", file=load_config_file(str(GRU)))
+
+
+def test_evaluate_score_generate_and_export_say_the_same(run, tmp_path, corpora):
+    file = load_config_file(str(GRU))
+    opened = open_run(run, file=file)
+    sentence = (corpora / "embedded/test.txt").read_text().splitlines()[0]
+    (tmp_path / "one.txt").write_text(sentence + "\n")
+    (evaluated,) = evaluate(str(run), [str(tmp_path / "one.txt")], eval_batch_size=1, file=file)
+    (score,) = Scorer(opened, 2).score([sentence])
+    assert -evaluated["nll"] * evaluated["tokens"] == pytest.approx(score.log_prob, rel=1e-5)
+    how = Sampling(num_words=8, top_k=1, seed=1, allow_unk=True, prompt=sentence)
+    (words,) = Generator(opened).texts(how)
+    assert len(list(words)) == 8 + len(sentence.split())
+    export(opened, str(tmp_path / "exported"))
+    model = tf2.saved_model.load(str(tmp_path / "exported"))
+    found = model.signatures["score"](words=tf2.constant([sentence.split()]))
+    np.testing.assert_allclose(found["log_probability"], [score.log_prob], rtol=1e-5)
+    step, state, log_probs = model.signatures["next_word"], tf2.zeros([1, 32]), []
+    for word, after in zip(["<eos>", *sentence.split()], [*sentence.split(), "<eos>"]):
+        out = step(words=tf2.constant([word]), state=state)
+        state = out["state"]
+        log_probs.append(out["log_probabilities"][0, opened.vocabulary.ids[after]])
+    np.testing.assert_allclose(log_probs, score.log_probs, rtol=1e-4)
+
+
+def test_commands_take_the_file(run, tmp_path):
+    (tmp_path / "one.txt").write_text("ba ta\n")
+    command = ("lm.evaluate", "--run", run, "--split", tmp_path / "one.txt", "--json")
+    result = run_module(*command, "--config", GRU)
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout)["tokens"] == 3
+    result = run_module(*command)
+    assert result.returncode == 2 and result.stderr.count("\n") == 1
+    assert "give it with --config" in result.stderr
+
+
+def test_its_step_is_measured(tmp_path, corpora):
+    result = run_module(
+        "lm.benchmark", "step", "--config", GRU, "--hidden_size", 16, "--vocab_size", 50,
+        "--repeats", 1, "--steps_per_repeat", 1, "--gemm_size", 64, "--out", tmp_path,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    record = json.loads(pathlib.Path(tmp_path, "step-gru-float32.json").read_text())
+    assert record["mflops_per_word"] is None
+    assert record["contestants"]["ours"]["words_per_second"]["median"] > 0

@@ -1,0 +1,231 @@
+"""Networks of config files: what they are told, and one line for each mistake."""
+
+import dataclasses
+import importlib.util
+import re
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+from lm.config_file import load_config_file
+from lm.data.batches import Rows
+from lm.distributed.communicator import OneProcess
+from lm.errors import UserError
+from lm.model import stepwise
+from lm.model.axes import check_axes
+from lm.model.context import Context
+from lm.model.network import Network
+from lm.model.ops import fastest
+from lm.model.windows import build_model
+from lm.training.step import build_step, run_step
+from tests.commands import ROOT
+
+V = 11
+HEADER = """
+import tensorflow.compat.v1 as tf
+from lm.config import Config
+
+def get_config():
+    return Config(name="mine", hidden_size=4, num_steps=5, batch_size=3)
+
+def state_shapes(config):
+    return {"h": [config.hidden_size]}
+
+def build_outputs(inputs_TB, state, context):
+    x = context.embed(inputs_TB)
+"""
+GOOD = "    return x + state['h'], {'h': x[-1]}\n"
+(CLASSIC,) = (
+    text
+    for text in re.findall(r"```python\n(.*?)```", (ROOT / "docs/own_graph.md").read_text(), re.S)
+    if "BasicLSTMCell" in text
+)
+
+
+@pytest.fixture
+def load(tmp_path):
+    """Load a config file of a text, or of the name of a config."""
+
+    def load(text):
+        if "\n" not in text:
+            return load_config_file(text)
+        (tmp_path / "mine.py").write_text(text)
+        return load_config_file(str(tmp_path / "mine.py"))
+
+    return load
+
+
+def train_and_evaluate(file, **fields):
+    """Build the graph of a training run, and take a step; returns the losses of five."""
+    config = dataclasses.replace(file.config, **fields)
+    words = np.random.default_rng(0).integers(0, V, [config.num_steps + 1, config.batch_size])
+    with tf.Graph().as_default(), tf.Session() as session:
+        network = Network(config, V, file)
+        step = build_step(network, OneProcess())
+        build_model(network, Rows(0, 2), "eval")
+        session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+        windows = words[:-1].astype(np.int32), words[1:].astype(np.int32)
+        return [run_step(session.run, step, *windows, 0.1).nll.nats for _ in range(5)]
+
+
+MISTAKES = {
+    "    return x\n": "must return (outputs, new_state), not a tensor of shape (5, 3, 4)",
+    "    return tf.transpose(x, [1, 0, 2]), {'h': x[-1]}\n":
+        "outputs must have the shape (5, 3, any), not (3, 5, 4)",
+    "    return tf.cast(x, tf.float64), {'h': x[-1]}\n": "outputs must be float32, not float64",
+    "    return x, {}\n": "new_state has [], but state_shapes has ['h']",
+    "    return x, {'c': x[-1]}\n": "new_state has ['c'], but state_shapes has ['h']",
+    "    return x, {'h': x[-1], 'c': x[-1]}\n": "new_state has ['c', 'h'], but",
+    "    return x, {'h': x}\n": "new_state['h'] must have the shape (3, 4), not (5, 3, 4)",
+    "    return x, {'h': None}\n": "new_state['h'] must be a tensor, not a NoneType",
+    "    y = tf.matmul(x[0], x[1])\n": "line 13, in build_outputs: ValueError: Dimensions must be",
+    "    y = state['c']\n": "line 13, in build_outputs: KeyError: 'c'",
+    "    w = tf.get_variable('w', [4], tf.float64)\n" + GOOD: "variable w is float64",
+    "    w = tf.Variable(tf.zeros([4]))\n" + GOOD:
+        "/Variable anew at each call: make it with tf.get_variable",
+    "    w = tf.get_variable('w', [4]) if context.training else 0.0\n    x += w\n" + GOOD:
+        "uses the variable w in some calls only",
+    "    w = tf.get_variable('w', [4])\n" + GOOD: "does not depend on the variable w",
+    "    x = context.dropout(tf.transpose(x, [1, 0, 2]), 0.5)\n" + GOOD:
+        "axis 1 of [3, 5, 4] is not the batch of 3 rows: give batch_axis=0",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("body", MISTAKES, ids=[text[:40] for text in MISTAKES.values()])
+def test_a_mistake_is_one_line(load, body):
+    with pytest.raises(UserError) as error:
+        train_and_evaluate(load(HEADER + body))
+    assert MISTAKES[body] in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "body, message",
+    [
+        ("    x += tf.reduce_mean(x, 1, keepdims=True)\n" + GOOD, "the outputs of a row"),
+        ("    return x, {'h': tf.reverse(x[-1], [0])}\n", "the state 'h' of a row"),
+        ("    return tf.cumsum(x, reverse=True), {'h': x[-1]}\n", "depend on later words"),
+    ],
+)
+def test_rows_and_times_that_are_mixed_up_are_found(load, body, message):
+    train_and_evaluate(load(HEADER + body))  # nothing else shows it
+    with pytest.raises(UserError, match=message):
+        check_axes(load(HEADER).config, V, load(HEADER + body))
+
+
+@pytest.mark.parametrize(
+    "text", ["config_gru", "config_transformer", CLASSIC], ids=["gru", "transformer", "classic"]
+)
+def test_a_network_reads_windows_as_it_reads_words(load, text):
+    if text == CLASSIC and not importlib.util.find_spec("tf_keras"):
+        pytest.skip("needs tf_keras: pip install --no-deps tf_keras==2.18.0")
+    file = load(text)
+    config = dataclasses.replace(file.config, hidden_size=4, num_steps=5, init_scale=0.8)
+    check_axes(config, V, file)
+    words = np.random.default_rng(5).integers(0, V, [11, 2]).astype(np.int32)
+    with tf.Graph().as_default(), tf.Session() as session:
+        network = Network(config, V, file)
+        model = build_model(network, Rows(0, 2), "eval")
+        by_word = stepwise.target_log_probs(network, *map(tf.constant, (words[:-1], words[1:])))
+        session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+        nll = []
+        for start in (0, 5):
+            inputs, targets = words[start : start + 5], words[start + 1 : start + 6]
+            feed = {model.inputs_ph: inputs, model.targets_ph: targets}
+            nll.extend(session.run([model.nll_N, model.keep_state_op], feed)[0])
+        np.testing.assert_allclose(np.ravel(session.run(by_word)), -np.array(nll), rtol=1e-4)
+
+
+def test_logits_and_the_same_output_layer_of_ones_own_have_the_same_losses(load):
+    file = load(HEADER + GOOD)
+    own = HEADER.replace("build_outputs", "build_logits") + (
+        "    y = x + state['h']\n"
+        "    w = tf.get_variable('softmax/weights', [4, context.vocab_size])\n"
+        "    b = tf.get_variable('softmax/bias', [context.vocab_size])\n"
+        "    return tf.tensordot(y, w, 1) + b, {'h': x[-1]}\n"
+    )
+    expected = train_and_evaluate(file)
+    np.testing.assert_allclose(train_and_evaluate(load(own)), expected, rtol=1e-6)
+    assert expected[-1] < expected[0]
+
+
+@pytest.mark.parametrize(
+    "initializer",
+    ["None", "tf.random_normal_initializer()", "tf.orthogonal_initializer",
+     "lambda shape, dtype, partition_info=None: tf.random.uniform(shape)",
+     "tf.glorot_uniform_initializer()"],
+)  # fmt: skip
+def test_initial_values_depend_on_the_seed_and_the_name_alone(load, initializer):
+    def values(before="", name="w", seed=1):
+        text = (
+            HEADER
+            + before
+            + f"    w = tf.get_variable('{name}', [4, 4], initializer={initializer})\n"
+        )
+        text += "    return tf.tensordot(x, w, 1) + state['h'], {'h': x[-1]}\n"
+        file = load(text)
+        config = dataclasses.replace(file.config, seed=seed)
+        with tf.Graph().as_default(), tf.Session() as session:
+            build_model(Network(config, V, file), Rows(0, 1), "eval")
+            session.run(tf.global_variables_initializer())
+            return session.run({v.op.name: v for v in tf.global_variables()}[name])
+
+    first = values()
+    np.testing.assert_array_equal(first, values())
+    np.testing.assert_array_equal(first, values("    tf.random.normal([3])\n"))
+    assert (first != values(name="v")).any() and (first != values(seed=2)).any()
+
+
+@pytest.mark.parametrize(
+    "shape, batch_axis", [([6, 5], None), ([4, 6, 5], None), ([6, 4, 2, 3], 0)]
+)
+def test_masks_of_a_split_batch_are_those_of_the_whole(shape, batch_axis):
+    axis = shape.index(6)
+
+    def masks(rows, calls=1):
+        own = [rows.count if size == 6 else size for size in shape]
+        config = load_config_file("config_test").config
+        step = tf.constant(3, tf.int64)
+        context = Context(config, V, training=True, ops=fastest(), rows=rows, step=step)
+        with tf.Session() as session:
+            for _ in range(calls):
+                result = context.dropout(tf.ones(own), 0.5, batch_axis)
+            return session.run(result)
+
+    with tf.Graph().as_default():
+        whole = masks(Rows(0, 6))
+        parts = [masks(Rows(0, 2)), masks(Rows(2, 1)), masks(Rows(3, 3))]
+        np.testing.assert_array_equal(whole, np.concatenate(parts, axis))
+        assert (whole != masks(Rows(0, 6), calls=2)).mean() > 0.3
+
+
+def test_what_is_not_trained_is_a_weight_too_and_stays(load):
+    text = HEADER + (
+        "    w = tf.get_variable('w', [4], initializer=tf.ones_initializer(), trainable=False)\n"
+        "    return x * w, {'h': x[-1]}\n"
+    )
+    file = load(text)
+    with tf.Graph().as_default():
+        build_step(Network(file.config, V, file), OneProcess())
+        weights = {v.op.name for v in tf.get_collection(tf.GraphKeys.MODEL_VARIABLES)}
+        assert weights == {"embedding", "w", "softmax/weights", "softmax/bias"}
+        assert "w" not in {v.op.name for v in tf.trainable_variables()}
+
+
+def test_random_numbers_that_no_seed_repeats_are_told(load, caplog, monkeypatch):
+    monkeypatch.setattr("lm.model.guard.logger.propagate", True)
+    train_and_evaluate(load(HEADER + "    x = tf.nn.dropout(x, rate=0.5)\n" + GOOD))
+    assert "draws numbers with RandomUniform, which no seed repeats" in caplog.text
+    caplog.clear()
+    train_and_evaluate(load(HEADER + "    x = context.dropout(x, 0.5)\n" + GOOD))
+    assert caplog.text == ""
+
+
+def test_classic_cells_without_tf_keras_say_what_is_missing(load, monkeypatch):
+    def gone(*arguments, **options):
+        raise AttributeError("`BasicLSTMCell` is not available with Keras 3.")
+
+    file = load(CLASSIC)
+    monkeypatch.setattr("tensorflow.compat.v1.nn.rnn_cell.BasicLSTMCell", gone, raising=False)
+    with pytest.raises(UserError, match=r"Keras 3.; classic .* pip install -e '.\[legacy\]'"):
+        train_and_evaluate(file)
