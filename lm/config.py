@@ -11,6 +11,7 @@ import importlib.util
 import math
 import os
 import sys
+import types
 import typing
 from collections.abc import Sequence
 from typing import Any, Optional
@@ -255,6 +256,7 @@ class RunOptions(Checked):
         None, "stop training after so many epochs without a new best validation perplexity", low=1
     )
     eval: bool = option(True, "validate after each epoch and test at the end")
+    test: bool = option(True, "test at the end; --notest validates only")
     distributed_eval: bool = option(
         False, "share the rows of validation and test over the ranks, instead of rank 0 alone"
     )
@@ -300,7 +302,21 @@ def load_config(name_or_path: str) -> Config:
     Raises:
       UserError: No such config, or the file fails, or it has no usable `get_config()`.
     """
-    path = _find_config(name_or_path)
+    return load_config_file(find_config(name_or_path))[0]
+
+
+def load_config_file(path: str) -> tuple[Config, types.ModuleType]:
+    """Run a config file.
+
+    Args:
+      path: The file.
+
+    Returns:
+      What its `get_config()` returned, and the module, for what else it defines.
+
+    Raises:
+      UserError: The file fails, or it has no usable `get_config()`.
+    """
     spec = importlib.util.spec_from_file_location("lm_user_config", path)
     module = importlib.util.module_from_spec(spec)
     try:
@@ -317,10 +333,18 @@ def load_config(name_or_path: str) -> Config:
         raise UserError(f"config {path} failed: {type(error).__name__}: {error}") from error
     if not isinstance(config, Config):
         raise UserError(f"config {path}: get_config() must return lm.config.Config")
-    return config
+    return config, module
 
 
-def _find_config(name_or_path: str) -> str:
+def find_config(name_or_path: str) -> str:
+    """Return the path of a config's file.
+
+    Args:
+      name_or_path: As for `load_config`.
+
+    Raises:
+      UserError: There is no such config.
+    """
     if name_or_path.endswith(".py") or os.sep in name_or_path:
         if not os.path.isfile(name_or_path):
             raise UserError(f"config file {name_or_path} does not exist")
