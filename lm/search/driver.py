@@ -98,7 +98,7 @@ class Driver:
             return False
         directory = run_files.trial_dir(self._directory, trial.number)
         try:
-            config = config_of(self._search.space, trial, self._search.settings.config)
+            config = config_of(self._search.space, trial, self._search.config)
             job = Job(trial, config, self._search, directory, self._free[-1])
         except UserError as error:
             self._study.add_failure(trial, str(error))

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, Optional
 
 from lm import run_files
-from lm.config import Checked, Config, RunOptions, option
+from lm.config import Checked, RunOptions, option
 from lm.errors import UserError
 from lm.files import write_atomically
 
@@ -69,7 +69,7 @@ class Settings(NamedTuple):
     """A search: what it tries, and how."""
 
     study: str  # its name in the storage
-    config: Config  # what all trials have in common
+    config: Mapping[str, Any]  # fields of the config that all trials have in common
     options: SearchOptions
     run: Mapping[str, Any]  # RunOptions of the trials
 
@@ -77,7 +77,7 @@ class Settings(NamedTuple):
         """Write it into the directory of the search."""
         content = {
             "study": self.study,
-            "config": dataclasses.asdict(self.config),
+            "config": dict(self.config),
             "options": dataclasses.asdict(self.options),
             "run": dict(self.run),
         }
@@ -90,7 +90,7 @@ class Settings(NamedTuple):
         Raises:
           UserError: A flag would make another search of it.
         """
-        before = {**dataclasses.asdict(self.config), **dataclasses.asdict(self.options)}
+        before = {**self.config, **dataclasses.asdict(self.options)}
         for name, value in {**config, **options}.items():
             if name not in _MAY_CHANGE and value != before[name]:
                 raise UserError(
@@ -121,9 +121,9 @@ def load_settings(directory: str) -> Settings:
             content = json.load(file)
         return Settings(
             content["study"],
-            Config(**content["config"]),
+            dict(content["config"]),
             SearchOptions(**content["options"]),
-            content["run"],
+            dict(content["run"]),
         )
     except OSError as error:
         raise UserError(f"{directory} holds no search: {path}: {error.strerror}") from error

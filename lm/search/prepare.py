@@ -34,7 +34,8 @@ class Prepared(NamedTuple):
 
     settings: Settings
     config_path: str  # the search's copy of its config file
-    file_config: Config  # what that gives, without the flags
+    file_config: Config  # what that gives
+    config: Config  # what all trials have in common: that, with the flags
     space: Union[Space, Suggest]
     places: list[Place]
 
@@ -91,8 +92,8 @@ def _new(given: Given) -> Prepared:
     RunOptions(**run)
     if "data_path" in run:  # --resume may come from another directory
         run["data_path"] = os.path.abspath(run["data_path"])
-    config = dataclasses.replace(file_config, **given.config)
-    name = f"{config.name}-{uuid.uuid4().hex[:8]}"  # other searches may share the storage
+    config = dataclasses.asdict(dataclasses.replace(file_config, **given.config))
+    name = f"{config['name']}-{uuid.uuid4().hex[:8]}"  # other searches may share the storage
     settings = Settings(name, config, SearchOptions(**given.options), run)
     return _checked(settings, path, given.config)
 
@@ -111,11 +112,12 @@ def _old(directory: str, given: Given) -> Prepared:
 def _checked(settings: Settings, path: str, flags: Mapping[str, Any] = {}) -> Prepared:
     options = settings.options
     file_config, module = load_config_file(path)
+    config = dataclasses.replace(file_config, **settings.config)
     space: Union[Space, Suggest]
     if options.space is None:
-        space = suggest_of(module, path, settings.config)
+        space = suggest_of(module, path, config)
     else:
-        space = parse_space(options.space, settings.config)
+        space = parse_space(options.space, config)
         for name in space.keys() & flags.keys():
             raise UserError(f"--{name} is in --space too: leave one of them out")
     if options.sampler == "grid":
@@ -124,7 +126,7 @@ def _checked(settings: Settings, path: str, flags: Mapping[str, Any] = {}) -> Pr
         combinations(space)
     check_storage(options)
     places = make_places(options.ranks_per_trial, options.parallel_trials, options.hosts)
-    return Prepared(settings, path, file_config, space, places)
+    return Prepared(settings, path, file_config, config, space, places)
 
 
 def _make(directory: str, found: Prepared) -> Prepared:

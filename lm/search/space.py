@@ -38,16 +38,17 @@ def parse_space(text: str, config: Config) -> dict[str, BaseDistribution]:
     Raises:
       UserError: The text, a field or a value cannot be used; the message names it.
     """
+    known = {field.name for field in dataclasses.fields(config)} - {"name"}
     space: dict[str, BaseDistribution] = {}
     for part in filter(None, map(str.strip, text.split(","))):
         name, is_given, values = map(str.strip, part.partition("="))
         if not is_given or not values:
             raise UserError(f"space: {part!r} is no field=values: {_EXAMPLE}")
-        if name not in _fields():
+        if name not in known:
             raise UserError(f"space: {name!r} is no field of Config (see docs/flags.md)")
         if name in space:
             raise UserError(f"space: {name} is given twice")
-        space[name] = _distribution(name, values)
+        space[name] = _distribution(name, field_type(type(config), name)[0], values)
         for value in _ends(space[name]):
             try:
                 dataclasses.replace(config, **{name: value})
@@ -123,12 +124,7 @@ def _suggest_one(trial: optuna.Trial, name: str, distribution: BaseDistribution)
     return kind(name, distribution.low, distribution.high, log=distribution.log)
 
 
-def _fields() -> set[str]:
-    return {field.name for field in dataclasses.fields(Config)} - {"name"}
-
-
-def _distribution(name: str, values: str) -> BaseDistribution:
-    plain_type, _ = field_type(Config, name)
+def _distribution(name: str, plain_type: type, values: str) -> BaseDistribution:
     if ":" not in values:
         choices = [_value(name, plain_type, text) for text in values.split("|")]
         if len(set(choices)) < max(len(choices), 2):

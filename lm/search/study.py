@@ -185,5 +185,5 @@ def _pruner(settings: Settings) -> optuna.pruners.BasePruner:
         # A short search would be over before Optuna's five have shown what is usual.
         return optuna.pruners.MedianPruner(min(5, settings.options.trials // 4))
     if settings.options.pruner == "hyperband":
-        return optuna.pruners.HyperbandPruner(max_resource=settings.config.num_epochs)
+        return optuna.pruners.HyperbandPruner(max_resource=settings.config["num_epochs"])
     return optuna.pruners.NopPruner()

@@ -1,0 +1,185 @@
+"""The driver, its study and its processes; a shell script stands in for the training."""
+
+import contextlib
+import itertools
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from optuna.trial import TrialState
+
+from lm.config import load_config
+from lm.errors import RunError, Stopped, UserError
+from lm.report.search import FAILURES
+from lm.search import driver, prepare
+from lm.search.driver import Driver
+from lm.search.prepare import Given
+from lm.search.study import Study
+
+# Each epoch of a trial has the perplexity 1000 / learning rate, but where TRAINER says otherwise.
+TRAINER = """#!/bin/bash
+rate=1.0  # the config's
+while [[ $1 != --output_dir ]]; do
+    [[ $1 != --learning_rate=* ]] || rate=${{1#*=}}
+    shift
+done
+cd $2
+echo start >>starts
+trap 'echo saved >>starts; exit 143' USR2
+echo '{{}}' >config.json
+epoch() {{
+    local value='"valid_perplexity": '$((1000 / ${{rate%.*}}))
+    echo '{{"event": "epoch", "epoch": '"$1, $value}}" >>metrics.jsonl
+}}
+fail() {{ echo "lm: error: $1"; exit ${{2:-1}}; }}
+{body}
+epoch 1; epoch 2
+"""
+pytestmark = pytest.mark.timeout(60)
+WAIT = "while true; do sleep 0.05; done"
+
+
+@pytest.fixture
+def search(tmp_path, monkeypatch):
+    """Return a function that runs a search of learning rates with such a trainer."""
+    monkeypatch.setattr(driver, "_TICK_SECONDS", 0.01)
+    trainer = tmp_path / "python"
+    directory = tmp_path / "search"
+
+    def run(rates="1|2|4", body="", stop=lambda: 0, **options):
+        trainer.write_text(TRAINER.format(body=body))
+        trainer.chmod(0o755)
+        monkeypatch.setattr(sys, "executable", str(trainer))
+        options = {"space": f"learning_rate={rates}", "sampler": "grid", "trials": 9, **options}
+        given = Given("config_test", {"num_epochs": 2}, options, {})
+        with contextlib.ExitStack() as stack:
+            found = prepare.prepare(str(directory), True, given, stack)
+            study = Study(found.settings, str(directory), found.space)
+
+            class Signals:
+                stop = property(lambda self: stop())
+
+            Driver(str(directory), found, study, Signals()).run()
+        return study
+
+    run.directory = directory
+    return run
+
+
+def states(study):
+    return [trial.state for trial in study.trials()]
+
+
+def starts(search, number):
+    return (search.directory / f"trials/000{number}/starts").read_text().split()
+
+
+def test_the_best_is_found_and_written(search, capsys):
+    study = search()
+    assert states(study) == [TrialState.COMPLETE] * 3
+    assert [trial.value for trial in study.trials()] == [1000, 500, 250]
+    best = load_config(str(search.directory / "best.py"))
+    assert best.learning_rate == 4 and best.num_epochs == 2
+    # Again, nothing is left to do; with another space it is another search.
+    assert starts(search, 0) == ["start"]
+    search()
+    assert starts(search, 0) == ["start"]
+    with pytest.raises(UserError, match="cannot resume: space was"):
+        search(rates="1|2|8")
+
+
+def test_trials_run_at_a_time_and_only_so_many(search):
+    body = "echo in >>../../log; sleep 0.3; echo out >>../../log"
+    search(rates="1|2|3|4", body=body, parallel_trials=min(2, os.cpu_count()))
+    log = (search.directory / "log").read_text().split()
+    running = list(itertools.accumulate(1 if line == "in" else -1 for line in log))
+    assert max(running) == min(2, os.cpu_count()) and len(log) == 8
+
+
+def test_a_bad_trial_is_stopped_where_it_can_go_on(search):
+    wait = f"if [[ $rate == 1.0 ]]; then epoch 1; {WAIT}; fi"
+    study = search(rates="4|1", body=wait, trials=4)
+    assert states(study) == [TrialState.COMPLETE, TrialState.PRUNED]
+    assert study.trials()[1].value == 1000 and starts(search, 1) == ["start", "saved"]
+
+
+@pytest.mark.parametrize(
+    "failure, num_starts, state, reason",
+    [
+        ("fail 'the loss is nan at step 3'", 3, TrialState.FAIL, "the loss is nan at step 3"),
+        ("fail 'batch_size is wrong' 2", 1, TrialState.FAIL, "batch_size is wrong"),
+        ("kill -9 $$", 3, TrialState.FAIL, "exit code -9; see "),
+        ("exit 0", 3, TrialState.FAIL, "exit code 0; see "),
+        ("(($(wc -l <starts) > 1)) || fail 'once'", 2, TrialState.COMPLETE, "once"),
+    ],
+)
+def test_a_failed_trial_has_its_reason_and_is_tried_again(
+    search, failure, num_starts, state, reason
+):
+    study = search(rates="2|1", body=f"[[ $rate != 2.0 ]] || {{ {failure}; }}")
+    assert states(study) == [state, TrialState.COMPLETE]
+    assert len(starts(search, 0)) == num_starts
+    failures = study.trials()[0].user_attrs[FAILURES]
+    assert len(failures) == (3 if num_starts == 3 else 1)
+    assert all(each.startswith(reason) for each in failures)
+
+
+def test_ctrl_c_lets_trials_save_and_the_next_driver_goes_on(search):
+    started = search.directory / "trials/0000/starts"
+    with pytest.raises(Stopped, match="--resume") as caught:
+        search(body=WAIT, stop=lambda: signal.SIGINT if started.exists() else 0)
+    assert caught.value.exit_code == 130
+    assert starts(search, 0)[1:] in (["saved"], [])  # asked as it began, it may just end
+    study = search()
+    assert states(study) == [TrialState.COMPLETE] * 3
+    assert starts(search, 0)[-1] == "start"
+
+
+def test_a_full_disk_ends_the_search_not_the_trials(search):
+    with pytest.raises(RunError, match=r"No space left on device; make room, then go on with"):
+        search(body='fail "cannot save: No space left on device"')
+    assert states(search()) == [TrialState.COMPLETE] * 3
+
+
+def test_a_storage_that_is_gone_is_one_line(search):
+    remove = "rm ../../study.db; mkdir ../../study.db"
+    with pytest.raises(RunError, match=r"the study cannot be used: .*; the running trials have"):
+        search(body=remove)
+
+
+def test_a_trial_waits_for_what_is_left_of_its_last_job(search, tmp_path):
+    lock = search.directory / "trials/0000/.lock"
+    lock.parent.mkdir(parents=True)
+    script = f"echo held; read x; echo left >>{lock.parent}/starts"
+    holder = subprocess.Popen(
+        ["flock", str(lock), "sh", "-c", script],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert holder.stdout.readline() == "held\n"
+    turns = itertools.count()
+
+    def release_at_last():
+        if next(turns) == 20:
+            holder.stdin.close()
+        return 0
+
+    assert states(search(stop=release_at_last)) == [TrialState.COMPLETE] * 3
+    assert starts(search, 0) == ["left", "start"] and holder.wait() == 0
+
+
+def test_one_driver_at_a_time_on_a_file(search):
+    def second_one():
+        given = Given(None, {}, {}, {})
+        with contextlib.ExitStack() as stack, pytest.raises(RunError, match="another driver"):
+            prepare.prepare(str(search.directory), True, given, stack)
+        return 0
+
+    search(stop=second_one)
+
+
+def test_a_password_is_not_to_be_shown(search):
+    with pytest.raises(UserError, match="PGPASSWORD"):
+        search(storage="postgresql://me:secret@host/db")
+    assert not search.directory.exists()
