@@ -6,6 +6,7 @@ import ctypes
 import dataclasses
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -70,6 +71,9 @@ class Job:
         except BlockingIOError:
             return
         with open(self._console, "ab") as console:
+            # What goes on with it, also by hand.
+            console.write(f"{shlex.join(['python', *self._program[1:]])}\n".encode())
+            console.flush()
             self._console_start = console.tell()
             self._process = launch(*_command(self.place, self._program), console)
 

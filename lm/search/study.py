@@ -95,15 +95,15 @@ class Study:
                 for trial_id in self._storage._get_stale_trial_ids(self._study._study_id):
                     self._storage.record_heartbeat(trial_id)
                     self._storage.set_trial_state_values(trial_id, TrialState.WAITING)
-            count = len(self.trials())
-            if not self.trials(TrialState.WAITING):
-                if count >= self.num_trials:
-                    return None
-                if self._grid is not None:
-                    self._study.enqueue_trial(self._grid[count])
-            # Seeded by what there is, not once: a search that is resumed must not draw the
-            # numbers of its first trials again.
-            self._study.sampler = _sampler(self._options, self._options.search_seed + count)
+            waiting = self.trials(TrialState.WAITING)
+            number = waiting[0].number if waiting else len(self.trials())
+            if number >= self.num_trials and not waiting:
+                return None
+            if self._grid is not None and not waiting:
+                self._study.enqueue_trial(self._grid[number])
+            # Seeded anew for each trial: a search that is resumed must neither draw the numbers of
+            # its first trials again, nor others than it would have drawn.
+            self._study.sampler = _sampler(self._options, self._options.search_seed + number)
             trial = self._study.ask()
             if self._is_shared:
                 self._storage.record_heartbeat(trial._trial_id)
