@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
 import optuna
+import sqlalchemy
 from optuna.trial import FrozenTrial, TrialState
 
 from lm import run_files
@@ -45,7 +46,8 @@ class FoundSearch(NamedTuple):
 
 def storage_url(directory: str, storage: Optional[str]) -> str:
     """Return the address of a search's study: `--storage`, or a SQLite file in its directory."""
-    return storage or f"sqlite:///{os.path.join(directory, run_files.STUDY)}"
+    path = os.path.join(directory, run_files.STUDY)
+    return storage or sqlalchemy.URL.create("sqlite", database=path).render_as_string()
 
 
 def load_search(directory: str) -> FoundSearch:

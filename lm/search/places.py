@@ -49,6 +49,8 @@ def make_places(
       UserError: There are too few slots, cores or GPUs.
     """
     if hosts is None:
+        if ranks_per_trial > 1:
+            mpirun.command(ranks_per_trial)  # which says if there is no mpirun
         places = parallel_trials or 1
         _check_this_host(places, ranks_per_trial)
         slots = places * ranks_per_trial
@@ -56,7 +58,10 @@ def make_places(
             (Share(None, place * ranks_per_trial, ranks_per_trial, slots),)
             for place in range(places)
         ]
+    mpirun.command(1)  # which says if there is none
     names = [part.partition(":")[0] for part in hosts.split(",")]
+    if len(set(names)) < len(names):
+        raise UserError(f"hosts {hosts} name a host twice: write host:slots once for each")
     totals = dict(zip(names, mpirun.slots(hosts)))
     slots_of_all = [(name, slot) for name, total in totals.items() for slot in range(total)]
     fit = len(slots_of_all) // ranks_per_trial

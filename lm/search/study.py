@@ -99,15 +99,15 @@ class Study:
             number = waiting[0].number if waiting else len(self.trials())
             if number >= self.num_trials and not waiting:
                 return None
-            if self._grid is not None and not waiting:
-                self._study.enqueue_trial(self._grid[number])
+            if not waiting:
+                self._study.enqueue_trial(self._grid[number] if self._grid else {})
+                waiting = self.trials(TrialState.WAITING)
+            if self._is_shared:  # before it runs: without one it would run for ever after a kill
+                self._storage.record_heartbeat(waiting[0]._trial_id)
             # Seeded anew for each trial: a search that is resumed must neither draw the numbers of
             # its first trials again, nor others than it would have drawn.
             self._study.sampler = _sampler(self._options, self._options.search_seed + number)
-            trial = self._study.ask()
-            if self._is_shared:
-                self._storage.record_heartbeat(trial._trial_id)
-            return trial
+            return self._study.ask()
 
     def reported(self, trial: optuna.Trial) -> Collection[int]:
         """Return the epochs whose perplexity is in the study."""
@@ -119,7 +119,9 @@ class Study:
 
     def tell(self, trial: optuna.Trial, state: TrialState, value: Optional[float] = None) -> None:
         """Finish a trial; one that another driver has finished stays as it is."""
-        self._study.tell(trial, value, state, skip_if_finished=True)
+        # Taken over while this driver was held up: whoever runs it next finds its run finished.
+        with contextlib.suppress(ValueError):
+            self._study.tell(trial, value, state, skip_if_finished=True)
 
     def add_failure(self, trial: optuna.Trial, reason: str) -> int:
         """Note why a job of a trial has failed; returns how many have."""

@@ -2,7 +2,6 @@
 
 import contextlib
 import itertools
-import os
 import signal
 import subprocess
 import sys
@@ -11,6 +10,7 @@ import pytest
 from optuna.trial import TrialState
 
 from lm.config import load_config
+from lm.distributed.cores import count_cores
 from lm.errors import RunError, Stopped, UserError
 from lm.report.search import FAILURES
 from lm.search import driver, prepare
@@ -91,11 +91,13 @@ def test_the_best_is_found_and_written(search, capsys):
 
 
 def test_trials_run_at_a_time_and_only_so_many(search):
-    body = "echo in >>../../log; sleep 0.3; echo out >>../../log"
-    search(rates="1|2|3|4", body=body, parallel_trials=min(2, os.cpu_count()))
+    at_a_time = min(2, count_cores())
+    meet = f"until (($(grep -c in ../../log) >= {at_a_time})); do sleep 0.05; done"
+    body = f"echo in >>../../log; {meet}; echo out >>../../log"
+    search(rates="1|2|3|4", body=body, parallel_trials=at_a_time)
     log = (search.directory / "log").read_text().split()
-    running = list(itertools.accumulate(1 if line == "in" else -1 for line in log))
-    assert max(running) == min(2, os.cpu_count()) and len(log) == 8
+    running = itertools.accumulate(1 if line == "in" else -1 for line in log)
+    assert max(running) == at_a_time and len(log) == 8
 
 
 def test_a_bad_trial_is_stopped_where_it_can_go_on(search):
