@@ -18,11 +18,10 @@ from optuna.trial import FrozenTrial, TrialState
 from lm import run_files
 from lm.errors import RunError, UserError
 from lm.files import locked
-from lm.report.search import storage_url
+from lm.report.search import FAILURES, storage_url
 from lm.search.options import SearchOptions, Settings
 from lm.search.space import Space, Suggest, combinations
 
-FAILURES = "failures"  # of a trial: why each of its jobs has failed
 _SILENT_BEATS = 3  # without a heartbeat, and a driver is dead
 
 # Of what is experimental there, and that its heartbeat must be recorded, which is done here.

@@ -26,7 +26,7 @@ pytestmark = [
 
 FLAGS = (
     "--config", "config_test", "--hidden_size", 8, "--num_steps", 5, "--batch_size", 400,
-    "--num_epochs", 20, "--pruner", "none", "--checkpoint_every_steps", 20,
+    "--num_epochs", 8, "--pruner", "none", "--checkpoint_every_steps", 150,
     "--space", "learning_rate=0.3:3:log", "--trials", 4, "--resume",
 )  # fmt: skip
 
@@ -99,7 +99,7 @@ def check_finished(tmp_path):
     assert [trial.state for trial in trials] == [TrialState.COMPLETE] * 4
     for number in range(4):
         epochs = [event["epoch"] for event in events(trial_dir(tmp_path, number), "epoch")]
-        assert epochs == list(range(1, 21))
+        assert epochs == list(range(1, 9))
 
 
 @pytest.mark.timeout(900)
@@ -135,7 +135,13 @@ def test_drivers_share_a_study_and_take_over_from_one_that_dies(drive, database,
 def test_a_trial_goes_on_elsewhere_when_its_host_is_gone(drive, hosts, tmp_path):
     words = mpirun_options(hosts)
     options = {f"OMPI_MCA_{name}": value for name, value in zip(words[1::3], words[2::3])}
-    driver = drive("--hosts", "lmhost1:1,lmhost2:1", prefix=hosts("run", "lmhost1"), **options)
+    driver = drive(
+        "--hosts",
+        "lmhost1:1,lmhost2:1",
+        prefix=hosts("run", "lmhost1"),
+        **options,
+        PYTHONPATH=str(ROOT),
+    )
     wait_for(lambda: has_begun(tmp_path, 0) and has_begun(tmp_path, 1), driver)
     machines = [events(trial_dir(tmp_path, number), "start")[0]["hosts"] for number in range(2)]
     assert sorted(machines) == [["lmhost1"], ["lmhost2"]]

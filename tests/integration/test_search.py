@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,7 +13,16 @@ from optuna.trial import TrialState
 
 from lm.checkpoint import format as checkpoint
 from lm.report.search import load_search
-from tests.commands import ROOT, environment, events, marked_processes, new_mark, run_module, train
+from tests.commands import (
+    ROOT,
+    environment,
+    events,
+    marked_processes,
+    new_mark,
+    run_command,
+    run_module,
+    train,
+)
 
 FLAGS = (
     "--config", "config_test", "--hidden_size", 8, "--num_steps", 5, "--num_epochs", 3,
@@ -24,6 +34,15 @@ FLAGS = (
 
 def values(run_dir):
     return [event["valid_perplexity"] for event in events(run_dir, "epoch")]
+
+
+def project(tmp_path):
+    """A copy of the project whose set-up does nothing: this test runs in its result."""
+    shutil.copytree(ROOT / "run_scripts", tmp_path / "project/run_scripts")
+    for name in ("lm", "configs"):
+        (tmp_path / "project" / name).symlink_to(ROOT / name)
+    (tmp_path / "project/run_scripts/setup.sh").write_text("#!/bin/sh\n")
+    return tmp_path / "project"
 
 
 @pytest.mark.timeout(600)
@@ -50,8 +69,9 @@ def test_a_search_that_is_killed_goes_on_and_its_winner_can_be_trained(tmp_path,
     reached = int(checkpoint.newest(str(trial))[-8:])
     assert reached == max(event["step"] for event in events(trial, "step"))
 
-    second = run_module(
-        "lm.search", "--output_dir", directory, "--resume", "--parallel_trials", 1, timeout=500
+    script = project(tmp_path) / "run_scripts/search.sh"
+    second = run_command(
+        [script, "--resume", "--parallel_trials", 1], environment(OUTPUT_DIR=str(directory)), 500
     )
     assert second.returncode == 0, second.stderr
     trials = load_search(str(directory)).study.trials
@@ -71,12 +91,9 @@ def test_a_search_that_is_killed_goes_on_and_its_winner_can_be_trained(tmp_path,
     tested = float(re.search(r"test perplexity ([\d.]+)", second.stderr).group(1))
     assert 1 < tested < 300
 
-    page = tmp_path / "report.html"
-    report = run_module("lm.report", directory, "--html", page)
-    assert report.returncode == 0, report.stderr
-    assert f"Test perplexity of trial {best.number}: {tested:.2f}." in report.stdout
+    assert f"Test perplexity of trial {best.number}: {tested:.2f}." in second.stdout
     # The best trials, three plots of Optuna's, the learning curves, all trials.
-    html = page.read_text()
+    html = (directory / "report.html").read_text()
     assert html.count("<img") == 4 and html.count("<table>") == 2 and 'src="http' not in html
 
     # One rank gives what two gave, also from the winner's config on its own.
