@@ -53,6 +53,9 @@ def prepare(directory: str, resume: bool, given: Given, stack: contextlib.ExitSt
       UserError: Something given cannot be used; nothing has been made.
       RunError: Another driver uses the directory.
     """
+    if "data_path" in given.run:  # --resume may come from another directory
+        path = os.path.abspath(given.run["data_path"])
+        given = given._replace(run={**given.run, "data_path": path})
     if not _exists(directory):
         found = _new(given)
     elif resume:
@@ -88,13 +91,10 @@ def _exists(directory: str) -> bool:
 def _new(given: Given) -> Prepared:
     path = find_config(given.config_name or "config_small")
     file_config, _ = load_config_file(path)
-    run = dict(given.run)
-    RunOptions(**run)
-    if "data_path" in run:  # --resume may come from another directory
-        run["data_path"] = os.path.abspath(run["data_path"])
+    RunOptions(**given.run)
     config = dataclasses.asdict(dataclasses.replace(file_config, **given.config))
     name = f"{config['name']}-{uuid.uuid4().hex[:8]}"  # other searches may share the storage
-    settings = Settings(name, config, SearchOptions(**given.options), run)
+    settings = Settings(name, config, SearchOptions(**given.options), given.run)
     return _checked(settings, path, given.config)
 
 

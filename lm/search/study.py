@@ -34,7 +34,8 @@ def storage_errors(what_to_do: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise RunError(f"{error.filename}: {error.strerror}; {what_to_do}") from error
+        where = f"{error.filename}: " if error.filename else ""
+        raise RunError(f"{where}{error.strerror or error}; {what_to_do}") from error
     except (optuna.exceptions.StorageInternalError, sqlalchemy.exc.SQLAlchemyError) as error:
         cause = error.__cause__ or error
         first_line = str(getattr(cause, "orig", None) or cause).splitlines()[0]

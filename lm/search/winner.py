@@ -65,6 +65,7 @@ def test_best(study: Study, settings: Settings, directory: str) -> None:
             f"no trial has finished: see why in the output of python -m lm.report {directory}"
         )
     with study.turn():
+        write_best(best[0], settings, directory)  # the driver that found it may have been killed
         tested = study.optuna.user_attrs.get(TEST, {})
         if tested.get("trial") != best[0].number:
             run_dir = run_files.trial_dir(directory, best[0].number)
