@@ -54,7 +54,7 @@ def drive(corpora, tmp_path):
 
 @pytest.fixture
 def database(tmp_path):
-    """A PostgreSQL of this test's own; returns its address and its process."""
+    """A PostgreSQL of this test's own; returns its address, and what shuts it down."""
     programs = sorted(pathlib.Path("/usr/lib/postgresql").glob("*/bin"))
     if not programs or not shutil.which("runuser"):
         pytest.skip("needs PostgreSQL (Debian: apt install postgresql)")
@@ -70,9 +70,15 @@ def database(tmp_path):
     )  # fmt: skip
     ready = [programs[-1] / "pg_isready", "-q", "-h", directory]
     wait_for(lambda: subprocess.run(ready).returncode == 0, server)
-    yield f"postgresql://postgres@/postgres?host={directory}", server
-    server.terminate()
-    server.wait()
+
+    def shut_down():
+        if server.poll() is None:
+            pid = pathlib.Path(directory, "postmaster.pid").read_text().split()[0]
+            os.kill(int(pid), signal.SIGINT)  # at once, whoever is connected
+            server.wait()
+
+    yield f"postgresql://postgres@/postgres?host={directory}", shut_down
+    shut_down()
     shutil.rmtree(directory)
 
 
@@ -105,7 +111,7 @@ def check_finished(tmp_path):
 @pytest.mark.timeout(900)
 def test_drivers_share_a_study_and_take_over_from_one_that_dies(drive, database, tmp_path):
     pytest.importorskip("psycopg2", reason="needs psycopg2-binary (setup.sh --dev)")
-    address, server = database
+    address, shut_down = database
     shared = ("--storage", address, "--heartbeat_seconds", 1)
     first = drive(*shared)
     wait_for(lambda: has_begun(tmp_path, 0), first)
@@ -120,7 +126,7 @@ def test_drivers_share_a_study_and_take_over_from_one_that_dies(drive, database,
 
     third = drive(*shared, "--trials", 6)
     wait_for(lambda: has_begun(tmp_path, 4), third)
-    server.send_signal(signal.SIGINT)
+    shut_down()
     output = third.communicate(timeout=120)[0]
     assert third.returncode == 1
     (line,) = [line for line in output.splitlines() if line.startswith("lm: error: ")]
