@@ -29,6 +29,13 @@ setup(
         "bench": ["torch==2.13.0"],
         # Of lm.search, to share a study between several drivers.
         "postgresql": ["psycopg2-binary"],
-        "dev": ["hypothesis", "psycopg2-binary", "pytest", "pytest-timeout", "pytest-xdist", "ruff"],
+        "dev": [
+            "hypothesis",
+            "psycopg2-binary",
+            "pytest",
+            "pytest-timeout",
+            "pytest-xdist",
+            "ruff",
+        ],
     },
 )

@@ -58,6 +58,12 @@ class Driver:
           Stopped: A signal has asked for it; the trials that ran have saved.
           RunError: The storage, the disk or the last host is gone; likewise.
         """
+        logger.info(
+            "searching: %d trials, %d at a time; their runs: %s",
+            self._study.num_trials,
+            len(self._free),
+            os.path.join(self._directory, run_files.TRIALS),
+        )
         try:
             with storage_errors(f"the running trials have saved; {self._go_on}"):
                 while self._turn():

@@ -48,12 +48,12 @@ def search(tmp_path, monkeypatch):
     trainer = tmp_path / "python"
     directory = tmp_path / "search"
 
-    def run(rates="1|2|4", body="", stop=lambda: 0, **options):
+    def run(rates="1|2|4", body="", stop=lambda: 0, config="config_test", **options):
         trainer.write_text(TRAINER.format(body=body))
         trainer.chmod(0o755)
         monkeypatch.setattr(sys, "executable", str(trainer))
         options = {"space": f"learning_rate={rates}", "sampler": "grid", "trials": 9, **options}
-        given = Given("config_test", {"num_epochs": 2}, options, {})
+        given = Given(config, {"num_epochs": 2}, options, {})
         with contextlib.ExitStack() as stack:
             found = prepare.prepare(str(directory), True, given, stack)
             study = Study(found.settings, str(directory), found.space)
@@ -88,6 +88,31 @@ def test_the_best_is_found_and_written(search, capsys):
     assert starts(search, 0) == ["start"]
     with pytest.raises(UserError, match="cannot resume: space was"):
         search(rates="1|2|8")
+
+
+@pytest.mark.parametrize(
+    "sampler, pruner", [("tpe", "none"), ("cmaes", "hyperband"), ("nsgaii", "median")]
+)
+def test_samplers_and_pruners_work_on_ranges(search, sampler, pruner):
+    study = search(rates="1:8:log", sampler=sampler, pruner=pruner, trials=4)
+    rates = {trial.params["learning_rate"] for trial in study.trials()}
+    assert len(rates) == 4 and all(1 <= rate <= 8 for rate in rates)
+    assert all(state in (TrialState.COMPLETE, TrialState.PRUNED) for state in states(study))
+
+
+def test_a_config_file_may_suggest_anything(search, tmp_path):
+    config = tmp_path / "mine.py"
+    config.write_text(
+        "import dataclasses\nfrom lm.config import Config\n"
+        "def get_config():\n    return Config(num_layers=1)\n"
+        "def suggest(trial, config):\n    exponent = trial.suggest_int('exponent', 1, 2)\n"
+        "    return dataclasses.replace(config, learning_rate=2.0**exponent)\n"
+    )
+    study = search(config=str(config), space=None, sampler="random", trials=3)
+    for trial in study.trials():
+        assert trial.value == 1000 / 2 ** trial.params["exponent"]
+    best = load_config(str(search.directory / "best.py"))
+    assert (best.num_layers, best.num_epochs) == (1, 2)
 
 
 def test_trials_run_at_a_time_and_only_so_many(search):
