@@ -74,7 +74,10 @@ def prepare(directory: str, resume: bool, given: Given, stack: contextlib.ExitSt
             holder = turn if is_shared else stack
             holder.enter_context(locked(os.path.join(directory, run_files.LOCK), waiting))
             # Once more: another driver may have made it meanwhile.
-            return _old(directory, given) if _exists(directory) else _make(directory, found)
+            found = _old(directory, given) if _exists(directory) else _make(directory, found)
+            # Last of all that is made: it says that a search is here.
+            found.settings.save(directory)
+            return found
     except BlockingIOError:
         raise RunError(
             f"another driver is running the search in {directory}; several can share one with"
@@ -130,9 +133,8 @@ def _checked(settings: Settings, path: str, flags: Mapping[str, Any] = {}) -> Pr
 
 
 def _make(directory: str, found: Prepared) -> Prepared:
-    """Keep what the search needs to go on; its settings last, which say that it is there."""
+    """Keep the config file, whatever becomes of the user's."""
     path = os.path.join(directory, run_files.SEARCH_CONFIG)
     with open(found.config_path, "rb") as file:
         write_atomically(path, file.read())
-    found.settings.save(directory)
     return found._replace(config_path=path)

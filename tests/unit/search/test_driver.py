@@ -15,6 +15,7 @@ from lm.errors import RunError, Stopped, UserError
 from lm.report.search import FAILURES
 from lm.search import driver, prepare
 from lm.search.driver import Driver
+from lm.search.options import load_settings
 from lm.search.prepare import Given
 from lm.search.study import Study
 
@@ -84,8 +85,9 @@ def test_the_best_is_found_and_written(search, capsys):
     assert best.learning_rate == 4 and best.num_epochs == 2
     # Again, nothing is left to do; with another space it is another search.
     assert starts(search, 0) == ["start"]
-    search()
+    search(trials=12)
     assert starts(search, 0) == ["start"]
+    assert load_settings(str(search.directory)).options.trials == 12  # for the next --resume
     with pytest.raises(UserError, match="cannot resume: space was"):
         search(rates="1|2|8")
 
