@@ -63,7 +63,7 @@ def _run(flags, stack):
     from lm.search.options import NOT_FOR_TRIALS, SearchOptions
     from lm.search.prepare import Given, prepare
     from lm.search.study import Study, storage_errors
-    from lm.search.winner import test_best
+    from lm.search.winner import test_winner
 
     directory = flags["output_dir"]
     config, options, run = map(flags.given, (Config, SearchOptions, RunOptions))
@@ -75,7 +75,7 @@ def _run(flags, stack):
         study = Study(search.settings, directory, search.space)
         Driver(directory, search, study, signals).run()
         print(best_table(study.optuna))
-        test_best(study, search.settings, directory)
+        test_winner(study, search.settings, directory)
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ def write_best(trial: FrozenTrial, settings: Settings, directory: str) -> None:
     write_atomically(path, text.encode())
 
 
-def test_best(study: Study, settings: Settings, directory: str) -> None:
+def test_winner(study: Study, settings: Settings, directory: str) -> None:
     """Test the best trial, the only one that ever sees the test split, and say how to train it.
 
     Raises:
