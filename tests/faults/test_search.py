@@ -1,7 +1,9 @@
 """A search over two hosts, and one that two drivers share, with what they need cut off."""
 
+import contextlib
 import os
 import pathlib
+import random
 import shutil
 import signal
 import subprocess
@@ -13,7 +15,7 @@ from optuna.trial import TrialState
 
 from lm.checkpoint import format as checkpoint
 from lm.report.search import load_search
-from tests.commands import ROOT, environment, kill_marked, new_mark
+from tests.commands import ROOT, environment, kill_marked, marked_processes, new_mark
 from tests.faults.jobs import events
 from tests.faults.test_two_hosts import hosts, mpirun_options
 
@@ -24,6 +26,23 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for hosts and PostgreSQL's user"),
 ]
 
+ROUNDS = int(os.environ.get("SOAK_ROUNDS", "50"))
+# Trains in no time, and goes on from where it was; as lm.evaluate, it says what that prints.
+TRAINER = """#!/bin/bash
+[[ $2 != lm.evaluate ]] || { echo '{"perplexity": 7}'; exit; }
+while [[ $1 != --output_dir ]]; do
+    [[ $1 != --learning_rate=* ]] || rate=${1#*=}
+    shift
+done
+cd $2
+exec 9>.lock; flock -n 9 || { echo "lm: error: another job is here"; exit 1; }
+echo '{}' >config.json
+trap 'exit 143' USR2
+for ((epoch = $(cat metrics.jsonl 2>/dev/null | wc -l) + 1; epoch <= 5; epoch++)); do
+    sleep 0.1
+    echo '{"event": "epoch", "epoch": '$epoch', "valid_perplexity": 1'$epoch$rate'}' >>metrics.jsonl
+done
+"""
 FLAGS = (
     "--config", "config_test", "--hidden_size", 8, "--num_steps", 5, "--batch_size", 400,
     "--num_epochs", 8, "--pruner", "none", "--checkpoint_every_steps", 150,
@@ -50,6 +69,54 @@ def drive(corpora, tmp_path):
     yield start
     for mark in marks:
         kill_marked(mark)
+
+
+@pytest.mark.timeout(1800)
+def test_a_driver_killed_at_any_moment_ends_as_if_it_never_had_been(tmp_path):
+    trainer = tmp_path / "python"
+    trainer.write_text(TRAINER)
+    trainer.chmod(0o755)
+    program = f"import sys; sys.executable = {str(trainer)!r}; import lm.search.__main__ as search"
+    mark = new_mark()
+
+    def start(directory):
+        command = [
+            sys.executable, "-c", f"{program}; search.main()", "--space", "learning_rate=0.3:3:log",
+            "--pruner", "none", "--trials", ROUNDS, "--output_dir", tmp_path / directory,
+            "--resume",
+        ]  # fmt: skip
+        return subprocess.Popen(
+            [str(word) for word in command], cwd=ROOT, env=environment(**mark),
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+
+    def trials(directory):
+        found = load_search(str(tmp_path / directory)).study.trials
+        return [(each.state, each.params, each.value) for each in found]
+
+    whole = start("whole")
+    assert "test perplexity 7.00" in whole.communicate(timeout=600)[0]
+    chance, kills = random.Random(os.environ.get("SOAK_SEED")), 0
+    try:
+        while (driver := start("killed")).poll() is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                output = driver.communicate(timeout=chance.uniform(0.5, 4))[0]
+                assert "test perplexity 7.00" in output, output
+                break
+            driver.kill()
+            driver.wait()
+            kills += 1
+        assert kills and trials("killed") == trials("whole")
+        for number in range(ROUNDS):
+            run = tmp_path / f"killed/trials/{number:04d}"
+            assert [event["epoch"] for event in events(run, "epoch")] == [1, 2, 3, 4, 5]
+        deadline = time.monotonic() + 10
+        while marked_processes(mark):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    finally:
+        kill_marked(mark)
+    print(f"{kills} kills")
 
 
 @pytest.fixture
