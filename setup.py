@@ -13,8 +13,10 @@ setup(
     python_requires=">=3.9,<3.13",
     install_requires=[
         "absl-py",
+        "cmaes",
         "matplotlib",
         "numpy",
+        "optuna",
         "requests",
         "tqdm",
     ],
@@ -27,6 +29,15 @@ setup(
         "legacy": ["tf_keras==2.18.0"],
         # The rival that lm.benchmark measures itself against; it has no part in training.
         "bench": ["torch==2.13.0"],
-        "dev": ["hypothesis", "pytest", "pytest-timeout", "pytest-xdist", "ruff"],
+        # Of lm.search, to share a study between several drivers.
+        "postgresql": ["psycopg2-binary"],
+        "dev": [
+            "hypothesis",
+            "psycopg2-binary",
+            "pytest",
+            "pytest-timeout",
+            "pytest-xdist",
+            "ruff",
+        ],
     },
 )

@@ -261,6 +261,7 @@ class RunOptions(Checked):
         None, "stop training after so many epochs without a new best validation perplexity", low=1
     )
     eval: bool = option(True, "validate after each epoch and test at the end")
+    test: bool = option(True, "test at the end; --notest validates only")
     distributed_eval: bool = option(
         False, "share the rows of validation and test over the ranks, instead of rank 0 alone"
     )

@@ -32,6 +32,7 @@ class ConfigFile:
     checksum: str  # SHA-256 of its bytes
     config: Config  # what get_config() returned, a Config or of a subclass of it
     functions: Mapping[str, Callable]  # of the network; {} where it brings none
+    suggest: Optional[Callable] = None  # (trial, config) -> config, for lm.search
 
     @property
     def is_part_of_run(self) -> bool:
@@ -51,7 +52,7 @@ def load_config_file(name_or_path: str) -> ConfigFile:
     Raises:
       UserError: No such config, or the file fails, or what it defines cannot be used.
     """
-    path = _find(name_or_path)
+    path = find_config(name_or_path)
     try:
         with open(path, "rb") as file:
             source = file.read()
@@ -80,10 +81,19 @@ def load_config_file(name_or_path: str) -> ConfigFile:
     if not isinstance(config, Config):
         raise UserError(f"config {path}: get_config() must return lm.config.Config")
     _check_fields(type(config), path)
-    return ConfigFile(path, checksum, config, _network_functions(module, path))
+    functions = _network_functions(module, path)
+    return ConfigFile(path, checksum, config, functions, getattr(module, "suggest", None))
 
 
-def _find(name_or_path: str) -> str:
+def find_config(name_or_path: str) -> str:
+    """Return the path of a config's file.
+
+    Args:
+      name_or_path: As for `load_config_file`.
+
+    Raises:
+      UserError: There is no such config.
+    """
     if name_or_path.endswith(".py") or os.sep in name_or_path:
         if not os.path.isfile(name_or_path):
             raise UserError(f"config file {name_or_path} does not exist")

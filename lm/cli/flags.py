@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any, Optional
 
 from absl import flags as absl_flags
@@ -45,9 +45,13 @@ class Flags:
             self._required[name] = required
         _DEFINE[plain_type](name, default, help, flag_values=self._values)
 
-    def define_fields(self, cls: type, show_defaults: bool = True) -> None:
+    def define_fields(
+        self, cls: type, show_defaults: bool = True, leave_out: Container[str] = ()
+    ) -> None:
         """Define one flag for each field of a dataclass, all unset until the user gives them."""
         for field in dataclasses.fields(cls):
+            if field.name in leave_out:
+                continue
             plain_type, _ = field_type(cls, field.name)
             text = _help_text(field)
             if show_defaults and field.default is not None:
@@ -101,8 +105,8 @@ class Flags:
 
     def given(self, cls: type) -> dict[str, Any]:
         """Return the fields of a dataclass that the user gave as flags."""
-        values = {field.name: self[field.name] for field in dataclasses.fields(cls)}
-        return {name: value for name, value in values.items() if value is not None}
+        names = [field.name for field in dataclasses.fields(cls) if field.name in self._values]
+        return {name: self[name] for name in names if self[name] is not None}
 
     def help_text(self) -> str:
         """Return the usage, then each flag with its documentation."""

@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 # More than any host has; the kernel keeps those that there are, and that a container's or a
 # scheduler's set of cores allows. Not os.cpu_count(): with cores offline, or with a container's
 # own /proc (lxcfs), the cores do not have the numbers from 0 to there.
 _EVERY_CORE = range(8192)
+# Of a job that shares its hosts with others: "FIRST:COUNT:TOTAL", its slots of all slots of a host.
+HOST_SHARE = "LM_HOST_SHARE"
 
 
 def unbind_from_core() -> None:
@@ -21,6 +24,21 @@ def unbind_from_core() -> None:
     """
     with contextlib.suppress(OSError):
         os.sched_setaffinity(0, _EVERY_CORE)
+        os.sched_setaffinity(0, cores_of_share(sorted(os.sched_getaffinity(0)), *_host_share()))
+
+
+def cores_of_share(cores: Sequence[int], first: int, count: int, total: int) -> Sequence[int]:
+    """Return the cores of a job that has `count` of a host's `total` slots, from `first` on.
+
+    Jobs with other slots get other cores; with fewer cores than slots, neighbours may share one.
+    """
+    low, high = (len(cores) * slot // total for slot in (first, first + count))
+    return cores[low : max(high, low + 1)]
+
+
+def _host_share() -> tuple[int, int, int]:
+    first, count, total = map(int, os.environ.get(HOST_SHARE, "0:1:1").split(":"))
+    return first, count, total
 
 
 def count_cores() -> int:
@@ -30,8 +48,9 @@ def count_cores() -> int:
     cores = len(os.sched_getaffinity(0))
     with contextlib.suppress(OSError):
         os.sched_setaffinity(0, bound_to)
+    _, count, total = _host_share()
     # Rounded up: 1.5 cores' time is more than one thread can use.
-    return math.ceil(min(cores, cpu_quota()))
+    return math.ceil(min(cores, cpu_quota() * count / total))
 
 
 def cpu_quota(root: str = "/") -> float:

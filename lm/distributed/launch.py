@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from lm.distributed.communicator import Communicator, OneProcess
+from lm.distributed.cores import unbind_from_core
 
 # The launchers' variables for the number of processes and the rank of this one.
 _LAUNCHERS = (
@@ -37,6 +38,7 @@ def connect(timeline: bool = False) -> Communicator:
     size = launched_size()
     if size == 1:
         return OneProcess()
+    unbind_from_core()  # Horovod's thread will have the cores of this one
     # Not above: one process trains without Horovod.
     from lm.distributed.horovod import HorovodCommunicator
 

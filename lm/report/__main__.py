@@ -8,11 +8,15 @@ differs. Runs on different corpora or vocabularies, whose perplexities cannot be
 tables and curves of their own. --html writes the same as a page and, beside it,
 learning_curves.png and .pdf (with several corpora: learning_curves-1, learning_curves-2, ...).
 A run that is still going on, or was stopped, is shown as far as it got.
+
+`python -m lm.report SEARCH [--html FILE]`, with the directory of an lm.search, prints its best
+trials and all; --html adds Optuna's plots and the best trials' learning curves.
 """
 
 import os
 import signal
 
+from lm import run_files
 from lm.cli import program
 from lm.errors import UserError
 
@@ -20,7 +24,11 @@ USAGE = """\
 Compare runs: results, speed, loss curves, and whether their numbers are equal bit for bit.
 
   python -m lm.report runs/small
-  python -m lm.report runs/one_rank runs/two_ranks --html report.html"""
+  python -m lm.report runs/one_rank runs/two_ranks --html report.html
+
+Or show a search:
+
+  python -m lm.report searches/a --html search.html"""
 
 
 def main() -> None:
@@ -33,7 +41,7 @@ def _report(argv):
     from lm.cli.flags import Flags
     from lm.report.comparison import group_by_corpus
     from lm.report.metrics import read_run
-    from lm.report.page import write_page
+    from lm.report.page import build_page, write_page
     from lm.report.tables import section_text
 
     flags = Flags(USAGE)
@@ -45,6 +53,9 @@ def _report(argv):
     directories = flags.parse(argv, positional=True)
     if not directories:
         raise UserError("no run to report on: give one or more directories (see --help)")
+    if os.path.exists(os.path.join(directories[0], run_files.SEARCH)):
+        _report_search(directories, flags["html"])
+        return
     sections = group_by_corpus([read_run(directory) for directory in directories])
     for section in sections:
         print(section_text(section))
@@ -62,7 +73,22 @@ def _report(argv):
         ) from error
     pngs = draw_sections(sections, curves)
     if page:
-        write_page(page, sections, pngs)
+        write_page(page, build_page(sections, pngs))
+
+
+def _report_search(directories, page):
+    from lm.report.page import write_page
+    from lm.report.search import load_search
+    from lm.report.search_page import build_search_page, search_text
+
+    if len(directories) > 1:
+        raise UserError(
+            f"{directories[0]} is a search, which has a report of its own: give it alone"
+        )
+    search = load_search(directories[0])
+    print(search_text(search))
+    if page:
+        write_page(page, build_search_page(search))
 
 
 if __name__ == "__main__":

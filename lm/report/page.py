@@ -16,6 +16,8 @@ from lm.report.tables import Table, build_tables, exact_lines
 
 logger = logging.getLogger("lm")
 
+CURVES = "Train and validation perplexity against epoch and against time"
+
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 75rem; margin: 2rem auto;
        padding: 0 1rem; }
@@ -30,49 +32,69 @@ p.note { color: #666; margin: .3rem 0 .8rem; }
 img { max-width: 100%; height: auto; }
 pre { background: #f5f5f5; padding: .7rem; overflow-x: auto; font-size: 13px; }
 """
-_CURVES = """<h3>Learning curves</h3>
-<img alt="Train and validation perplexity against epoch and against time"
- src="data:image/png;base64,{}">"""
 
 
-def write_page(
-    path: str, sections: Sequence[Section], curves_pngs: Sequence[Optional[bytes]]
-) -> None:
-    """Write the page to a file, whose directory is made if missing; see `build_page`.
+def write_page(path: str, page: str) -> None:
+    """Write a page to a file, whose directory is made if missing.
 
     Raises:
       OSError: It cannot be written.
     """
     os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
-    write_atomically(path, build_page(sections, curves_pngs).encode())
+    write_atomically(path, page.encode())
     logger.info("wrote %s", path)
 
 
 def build_page(sections: Sequence[Section], curves_pngs: Sequence[Optional[bytes]]) -> str:
-    """Return the page's HTML.
+    """Return the page of a comparison of runs.
 
     Args:
       sections: The runs, by corpus.
       curves_pngs: The learning curves of each section as a PNG file, or None if there are none.
     """
     names = [run.name for section in sections for group in section.groups for run in group.runs]
-    parts = [f"<h1>Runs compared: {html.escape(', '.join(names))}</h1>"]
+    parts = []
     for section, png in zip(sections, curves_pngs):
         parts.append(f"<h2>Corpus: {html.escape(section.corpus)}</h2>")
-        parts += map(_table, build_tables(section.groups))
-        parts += [f"<p>{html.escape(line)}</p>" for line in exact_lines(section.groups)]
-        parts += [_CURVES.format(base64.b64encode(png).decode())] if png else []
+        parts += map(table_html, build_tables(section.groups))
+        parts += map(line_html, exact_lines(section.groups))
+        parts += [image_html("Learning curves", CURVES, png)] if png else []
         parts += map(_settings, section.groups)
+    return page_html(f"Runs compared: {', '.join(names)}", parts)
+
+
+def page_html(title: str, parts: Sequence[str]) -> str:
+    """Return a page of parts that are HTML, under a title that is text."""
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>Runs compared</title><style>{_STYLE}</style></head>\n<body>\n"
-        + "\n".join(parts)
-        + "\n</body></html>\n"
+        f"<title>{html.escape(title)}</title><style>{_STYLE}</style></head>\n<body>\n"
+        f"<h1>{html.escape(title)}</h1>\n" + "\n".join(parts) + "\n</body></html>\n"
     )
 
 
-def _table(table: Table) -> str:
+def line_html(text: str) -> str:
+    """Return a paragraph."""
+    return f"<p>{html.escape(text)}</p>"
+
+
+def image_html(title: str, description: str, png: bytes) -> str:
+    """Return a picture that is part of the page, with a heading."""
+    return (
+        f'<h3>{html.escape(title)}</h3>\n<img alt="{html.escape(description)}"\n'
+        f' src="data:image/png;base64,{base64.b64encode(png).decode()}">'
+    )
+
+
+def details_html(title: str, text: str) -> str:
+    """Return text as it is, folded up."""
+    return (
+        f"<details><summary>{html.escape(title)}</summary><pre>{html.escape(text)}</pre></details>"
+    )
+
+
+def table_html(table: Table) -> str:
+    """Return a table with its title and its note."""
     numeric = [is_numeric(column) for column in zip(*table.rows)]
 
     def row(cells: Sequence[str], tag: str) -> str:
@@ -100,6 +122,6 @@ def _settings(group: Group) -> str:
     )
     return (
         f"<h3>Settings of {html.escape(group.label)}</h3>"
-        f"<details><summary>config</summary><pre>{html.escape(config)}</pre></details>"
-        f"<details><summary>where it ran</summary><pre>{html.escape(machines)}</pre></details>"
+        + details_html("config", config)
+        + details_html("where it ran", machines)
     )

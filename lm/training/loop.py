@@ -63,7 +63,7 @@ class Loop:
         try:
             self._run_epochs()
             self.saving.finish()
-            if self.options.eval:
+            if self.options.eval and self.options.test:
                 self._test()
         except Interrupted as interruption:
             self._stop(interruption.number)

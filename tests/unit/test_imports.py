@@ -26,11 +26,12 @@ MAY_IMPORT = {
     "training": {"kernels", "data", "events", "checkpoint", "distributed", "model"},
     "inference": {"kernels", "data", "checkpoint", "distributed", "model"},
     "report": {"cli", "data"},
+    "search": {"cli", "distributed", "report"},
     "check": {"cli", "kernels", "distributed"},
     "benchmark": {"cli", "kernels", "data", "distributed", "model", "training"},
 }
 COMMANDS = {"train", "evaluate", "generate", "score", "export", "flags"}
-WITHOUT_TENSORFLOW = {*BASE, "data", "report", "cli"}
+WITHOUT_TENSORFLOW = {*BASE, "data", "report", "cli", "search"}
 
 
 def part_of(path):

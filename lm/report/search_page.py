@@ -1,0 +1,93 @@
+"""The page of a search: its tables, Optuna's plots and the learning curves of the best trials."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import warnings
+from collections.abc import Callable
+from typing import Optional
+
+import matplotlib
+
+matplotlib.use("Agg")  # hosts of clusters have no display
+import optuna
+import optuna.visualization.matplotlib as plots
+from matplotlib import pyplot
+from matplotlib.axes import Axes
+from optuna.trial import TrialState
+
+from lm import run_files
+from lm.cli.tables import markdown_table
+from lm.report.curves import draw_curves
+from lm.report.metrics import read_run
+from lm.report.page import CURVES, details_html, image_html, line_html, page_html, table_html
+from lm.report.search import FoundSearch, best_trials, search_tables, summary
+
+logger = logging.getLogger("lm")
+
+_NUM_CURVES = 6  # more would not be told apart
+_PLOTS = (
+    (
+        "Optimisation history",
+        "Each finished trial, and the best so far.",
+        plots.plot_optimization_history,
+    ),
+    ("Parallel coordinates", "One line for each finished trial.", plots.plot_parallel_coordinate),
+    ("Parameter importances", "By PED-ANOVA (Watanabe et al. 2023).", plots.plot_param_importances),
+)
+
+
+def search_text(search: FoundSearch) -> str:
+    """Return the report of a search for the console."""
+    tables = [
+        f"{table.title}\n\n{markdown_table(table.header, table.rows)}\n\n{table.note}\n"
+        for table in search_tables(search)
+    ]
+    return "\n".join([search.title, "", *summary(search), "", *tables])
+
+
+def build_search_page(search: FoundSearch) -> str:
+    """Return the report of a search as one HTML page."""
+    best, everything = map(table_html, search_tables(search))
+    parts = [*map(line_html, summary(search)), best]
+    for title, note, draw in _PLOTS:
+        png = _plot(draw, search.study)
+        parts += [image_html(title, note, png)] if png else []
+    curves = _learning_curves(search)
+    parts += [image_html("Learning curves of the best trials", CURVES, curves)] if curves else []
+    settings = {**search.settings["options"], **search.settings["run"]}
+    lines = [f"{name} = {value!r}" for name, value in settings.items() if value is not None]
+    config = [f"{name} = {value!r}" for name, value in search.settings["config"].items()]
+    parts += [everything, details_html("How it was searched", "\n".join(lines))]
+    parts.append(
+        details_html("What all trials have in common, where not searched", "\n".join(config))
+    )
+    return page_html(search.title, parts)
+
+
+def _plot(draw: Callable[..., Axes], study: optuna.Study) -> Optional[bytes]:
+    """Return one of Optuna's plots as a PNG file, or None where there is too little to see."""
+    if len(study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))) < 2:
+        return None
+    with warnings.catch_warnings(), matplotlib.rc_context():  # they set a style for all to come
+        warnings.simplefilter("ignore")  # that they are experimental
+        figure = draw(study, target_name="valid perplexity").figure
+        figure.set_size_inches(10, 5)
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="png", dpi=110, bbox_inches="tight")
+        pyplot.close(figure)
+    return buffer.getvalue()
+
+
+def _learning_curves(search: FoundSearch) -> Optional[bytes]:
+    trials = best_trials(search.study, _NUM_CURVES)
+    directories = [run_files.trial_dir(search.directory, trial.number) for trial in trials]
+    runs = [read_run(directory) for directory in directories if os.path.isdir(directory)]
+    if not runs:
+        return None
+    labels = [f"trial {os.path.basename(run.directory)}" for run in runs]
+    buffer = io.BytesIO()
+    draw_curves(runs, labels, title="").savefig(buffer, format="png", dpi=110)
+    return buffer.getvalue()

@@ -1,0 +1,212 @@
+"""The loop of a search: start trials where there is room, watch them, and tell Optuna."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import logging
+import os
+import signal
+import time
+from typing import Optional
+
+import optuna
+from optuna.trial import TrialState
+
+from lm import run_files
+from lm.distributed.signals import Signals
+from lm.errors import RunError, Stopped, UserError
+from lm.report.search import best_table, progress_line
+from lm.search.job import Job, valid_perplexities
+from lm.search.places import lost_hosts
+from lm.search.prepare import Prepared
+from lm.search.space import config_of
+from lm.search.study import Study, storage_errors
+from lm.search.winner import write_best
+
+logger = logging.getLogger("lm")
+
+_TICK_SECONDS = 0.5
+_MOST_JOBS = 3  # of a trial: it is tried again twice
+_USER_ERROR = UserError.exit_code
+_NO_ROOM = [os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT)]
+_TABLE_EVERY = 10  # finished trials
+
+
+class Driver:
+    """Runs the trials of a study until all are finished.
+
+    Args:
+      directory: Of the search.
+      search: What is tried, and where.
+      study: Its trials.
+      signals: What has asked this process to stop.
+    """
+
+    def __init__(self, directory: str, search: Prepared, study: Study, signals: Signals):
+        self._directory, self._search = directory, search
+        self._study, self._signals = study, signals
+        self._free = list(search.places)
+        self._jobs: list[Job] = []
+        self._go_on = f"go on with: {resume_command(directory)}"
+
+    def run(self) -> None:
+        """Run trials until there are enough.
+
+        Raises:
+          Stopped: A signal has asked for it; the trials that ran have saved.
+          RunError: The storage, the disk or the last host is gone; likewise.
+        """
+        logger.info(
+            "searching: %d trials, %d at a time; their runs: %s",
+            self._study.num_trials,
+            len(self._free),
+            os.path.join(self._directory, run_files.TRIALS),
+        )
+        try:
+            with storage_errors(f"the running trials have saved; {self._go_on}"):
+                while self._turn():
+                    time.sleep(_TICK_SECONDS)
+        finally:
+            self._stop_jobs()
+
+    def _turn(self) -> bool:
+        """Do what there is to do; returns whether there will be more."""
+        if self._signals.stop:
+            self._stop_jobs()
+            raise Stopped(
+                f"stopped by {signal.Signals(self._signals.stop).name}; the running trials have"
+                f" saved; {self._go_on}",
+                self._signals.stop,
+            )
+        for job in list(self._jobs):
+            if not job.has_started:
+                job.start()
+            elif job.exit_code() is None:
+                self._watch(job)
+            else:
+                self._settle(job)
+        self._study.beat([job.trial for job in self._jobs])
+        while self._free and self._start_next():
+            pass
+        if self._jobs:
+            return True
+        # Those of other drivers too: should one of those die, its trials are taken over.
+        unfinished = bool(self._study.trials(TrialState.RUNNING, TrialState.WAITING))
+        if unfinished and not self._free:
+            raise RunError(f"no host is left to run trials on; {self._go_on}")
+        return unfinished
+
+    def _start_next(self) -> bool:
+        trial = self._study.claim()
+        if trial is None:
+            return False
+        directory = run_files.trial_dir(self._directory, trial.number)
+        try:
+            config = config_of(self._search.space, trial, self._search.config)
+            job = Job(trial, config, self._search, directory, self._free[-1])
+        except UserError as error:
+            self._study.add_failure(trial, str(error))
+            self._finish(trial, TrialState.FAIL)
+            return True
+        trial.set_user_attr("config", dataclasses.asdict(config))
+        self._free.pop()
+        self._jobs.append(job)
+        job.start()
+        return True
+
+    def _watch(self, job: Job) -> None:
+        """Report the epochs that are new, and stop the job if they are bad."""
+        for epoch, perplexity in self._new_epochs(job):
+            job.trial.report(perplexity, epoch)
+            is_last = epoch >= job.config.num_epochs
+            if not job.asked_to_stop and not is_last and job.trial.should_prune():
+                job.stop()
+
+    def _new_epochs(self, job: Job) -> list[tuple[int, float]]:
+        metrics = job.new_metrics()
+        if not metrics:
+            return []
+        known = self._study.reported(job.trial)
+        return sorted((epoch, value) for epoch, value in metrics.items() if epoch not in known)
+
+    def _settle(self, job: Job) -> None:
+        """Say what has come of a job that has ended."""
+        for epoch, perplexity in self._new_epochs(job):
+            job.trial.report(perplexity, epoch)
+        values = self._values(job) if job.exit_code() == 0 else {}
+        if values:
+            self._leave(job)
+            self._finish(job.trial, TrialState.COMPLETE, min(values.values()))
+        elif job.asked_to_stop:
+            self._leave(job)
+            self._finish(job.trial, TrialState.PRUNED)
+        else:
+            self._settle_failure(job)
+
+    @staticmethod
+    def _values(job: Job) -> dict[int, float]:
+        try:
+            return valid_perplexities(job.directory)
+        except UserError:
+            return {}
+
+    def _settle_failure(self, job: Job) -> None:
+        reason = job.failure()
+        if any(text in reason for text in _NO_ROOM):
+            # No fault of the trial, and the next ones would meet the same.
+            raise RunError(f"trial {job.trial.number}: {reason}; make room, then {self._go_on}")
+        is_users = job.exit_code() == _USER_ERROR
+        gone = [] if is_users else lost_hosts(job.place)
+        if gone:
+            logger.warning(
+                "%s no longer answers: trial %d goes on elsewhere (%s)",
+                " and ".join(gone), job.trial.number, reason,
+            )  # fmt: skip
+            self._jobs.remove(job)  # and its place is not used again
+            self._study.release(job.trial)
+            return
+        count = self._study.add_failure(job.trial, reason)
+        if is_users or count >= _MOST_JOBS:
+            self._leave(job)
+            self._finish(job.trial, TrialState.FAIL)
+        else:
+            logger.warning(
+                "trial %d has failed (%s): tried again, %d of %d",
+                job.trial.number, reason, count, _MOST_JOBS - 1,
+            )  # fmt: skip
+            job.again()
+
+    def _finish(
+        self, trial: optuna.Trial, state: TrialState, value: Optional[float] = None
+    ) -> None:
+        self._study.tell(trial, state, value)
+        study = self._study.optuna
+        logger.info("%s", progress_line(study, trial.number, self._study.num_trials))
+        if state == TrialState.COMPLETE and study.best_trial.number == trial.number:
+            write_best(study.best_trial, self._search, self._directory)
+        finished = self._study.trials(TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
+        if len(finished) % _TABLE_EVERY == 0:
+            logger.info("%s", best_table(study))
+
+    def _leave(self, job: Job) -> None:
+        self._jobs.remove(job)
+        self._free.append(job.place)
+
+    def _stop_jobs(self) -> None:
+        """Have the running trials save; they wait for the next driver."""
+        for job in self._jobs:
+            job.stop()
+        for job in self._jobs:
+            job.wait()
+        jobs, self._jobs = self._jobs, []
+        # Without a storage they stay marked as running, which the next driver sees.
+        with contextlib.suppress(RunError), storage_errors(""):
+            for job in jobs:
+                self._study.release(job.trial)
+
+
+def resume_command(directory: str) -> str:
+    """Return the command line that goes on with a search."""
+    return f"python -m lm.search --output_dir {directory} --resume"

@@ -1,0 +1,131 @@
+"""How a search is done, and the file that keeps it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Optional
+
+from lm import run_files
+from lm.config import Checked, RunOptions, option
+from lm.errors import UserError
+from lm.files import write_atomically
+
+# Of the training's options, what the search decides itself, or what would be one file for all.
+NOT_FOR_TRIALS = frozenset({
+    "output_dir", "resume", "eval", "test", "test_on", "log_path", "mpi_log", "timeline",
+    "profile_steps",
+})  # fmt: skip
+# A search that goes on may differ in these alone: which values are tried does not depend on them.
+_MAY_CHANGE = (
+    "trials", "ranks_per_trial", "parallel_trials", "hosts", "storage", "heartbeat_seconds",
+)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchOptions(Checked):
+    """How a space is searched, and where.
+
+    Raises UserError, naming the field, for a value of the wrong type or out of range.
+    """
+
+    space: Optional[str] = option(
+        None,
+        "what to try: 'learning_rate=0.3:3:log, keep_prob=0.5:1.0, hidden_size=100|200|300';"
+        " without it the config file has suggest(trial, config)",
+    )
+    trials: int = option(20, "how many trials, those that are pruned or fail included", low=1)
+    sampler: str = option(
+        "tpe", "how the next values are chosen; grid tries all combinations of choices",
+        choices=("tpe", "cmaes", "nsgaii", "random", "grid"),
+    )  # fmt: skip
+    pruner: str = option(
+        "median",
+        "which trials to stop early: those below the median of the others at the same epoch,"
+        " those that lose a round of hyperband, or none",
+        choices=("median", "hyperband", "none"),
+    )
+    search_seed: int = option(1, "seed of the sampler", low=0, high=2**31)
+    ranks_per_trial: int = option(1, "ranks that train one trial", low=1)
+    parallel_trials: Optional[int] = option(
+        None, "trials at a time (default: 1; with --hosts as many as fit)", low=1
+    )
+    hosts: Optional[str] = option(
+        None, "host1:2,host2:2: the hosts and how many ranks each takes (default: this host)"
+    )
+    storage: Optional[str] = option(
+        None,
+        "postgresql://USER@HOST/DATABASE that several drivers share (default: a SQLite file in"
+        " --output_dir, for one driver)",
+    )
+    heartbeat_seconds: int = option(
+        60, "with --storage: a driver that is silent for three times as long is dead", low=1
+    )
+
+
+class Settings(NamedTuple):
+    """A search: what it tries, and how."""
+
+    study: str  # its name in the storage
+    config: Mapping[str, Any]  # fields of the config that all trials have in common
+    options: SearchOptions
+    run: Mapping[str, Any]  # RunOptions of the trials
+
+    def save(self, directory: str) -> None:
+        """Write it into the directory of the search."""
+        content = {
+            "study": self.study,
+            "config": dict(self.config),
+            "options": dataclasses.asdict(self.options),
+            "run": dict(self.run),
+        }
+        path = os.path.join(directory, run_files.SEARCH)
+        write_atomically(path, (json.dumps(content, indent=2) + "\n").encode())
+
+    def changed(self, config: Mapping, options: Mapping, run: Mapping) -> Settings:
+        """Return it with the flags of a command line that goes on with the search.
+
+        Raises:
+          UserError: A flag would make another search of it.
+        """
+        before = {**self.config, **dataclasses.asdict(self.options)}
+        for name, value in {**config, **options}.items():
+            if name not in _MAY_CHANGE and value != before[name]:
+                raise UserError(
+                    f"cannot resume: {name} was {before[name]!r} in this search and is {value!r}"
+                    " now; to search otherwise, start a new search"
+                )
+        per_host = {f.name for f in dataclasses.fields(RunOptions) if f.metadata["per_host"]}
+        for name in run.keys() - per_host:
+            if run[name] != self.run.get(name):
+                raise UserError(
+                    f"cannot resume: {name} was {self.run.get(name)!r} in this search and is"
+                    f" {run[name]!r} now; to search otherwise, start a new search"
+                )
+        return self._replace(
+            options=dataclasses.replace(self.options, **options), run={**self.run, **run}
+        )
+
+
+def load_settings(directory: str) -> Settings:
+    """Read the settings of the search in a directory.
+
+    Raises:
+      UserError: There is none, or its file is damaged.
+    """
+    path = os.path.join(directory, run_files.SEARCH)
+    try:
+        with open(path, encoding="utf-8") as file:
+            content = json.load(file)
+        return Settings(
+            content["study"],
+            dict(content["config"]),
+            SearchOptions(**content["options"]),
+            dict(content["run"]),
+        )
+    except OSError as error:
+        raise UserError(f"{directory} holds no search: {path}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{path} is damaged: {error!r}") from error

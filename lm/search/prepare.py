@@ -1,0 +1,138 @@
+"""From a command line to a search that is ready: all that can fail before the first job."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import filecmp
+import os
+import uuid
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Optional, Union
+
+from lm import run_files
+from lm.config import Config, RunOptions
+from lm.config_file import ConfigFile, find_config, load_config_file
+from lm.errors import RunError, UserError
+from lm.files import locked, write_atomically
+from lm.search.options import SearchOptions, Settings, load_settings
+from lm.search.places import Place, make_places
+from lm.search.space import Space, Suggest, combinations, parse_space, suggest_of
+from lm.search.study import check_storage
+
+
+class Given(NamedTuple):
+    """What the command line has: the config's name, and flags by name."""
+
+    config_name: Optional[str]
+    config: Mapping[str, Any]
+    options: Mapping[str, Any]
+    run: Mapping[str, Any]
+
+
+class Prepared(NamedTuple):
+    """A search that is ready to start, or to go on."""
+
+    settings: Settings
+    file: ConfigFile  # the search's copy of its config file
+    config: Config  # what all trials have in common: that, with the flags
+    space: Union[Space, Suggest]
+    places: list[Place]
+
+
+def prepare(directory: str, resume: bool, given: Given, stack: contextlib.ExitStack) -> Prepared:
+    """Check a search and make its directory, or find it there.
+
+    Args:
+      directory: Of the search.
+      resume: Whether there may be one already.
+      given: The command line.
+      stack: Frees the directory when it is closed.
+
+    Raises:
+      UserError: Something given cannot be used; nothing has been made.
+      RunError: Another driver uses the directory.
+    """
+    if "data_path" in given.run:  # --resume may come from another directory
+        path = os.path.abspath(given.run["data_path"])
+        given = given._replace(run={**given.run, "data_path": path})
+    if not _exists(directory):
+        found = _new(given)
+    elif resume:
+        found = _old(directory, given)
+    else:
+        raise UserError(
+            f"output_dir {directory} already holds a search: continue it with --resume, or choose"
+            " another one"
+        )
+    is_shared = found.settings.options.storage is not None
+    waiting = "making the search" if is_shared else None
+    try:
+        os.makedirs(directory, exist_ok=True)
+        with contextlib.ExitStack() as turn:
+            # Drivers that share a storage take turns; one with a file of its own stays alone.
+            holder = turn if is_shared else stack
+            holder.enter_context(locked(os.path.join(directory, run_files.LOCK), waiting))
+            # Once more: another driver may have made it meanwhile.
+            found = _old(directory, given) if _exists(directory) else _make(directory, found)
+            # Last of all that is made: it says that a search is here.
+            found.settings.save(directory)
+            return found
+    except BlockingIOError:
+        raise RunError(
+            f"another driver is running the search in {directory}; several can share one with"
+            " --storage postgresql://USER@HOST/DATABASE"
+        ) from None
+    except OSError as error:
+        raise UserError(f"cannot write to output_dir {directory}: {error}") from error
+
+
+def _exists(directory: str) -> bool:
+    return os.path.exists(os.path.join(directory, run_files.SEARCH))
+
+
+def _new(given: Given) -> Prepared:
+    file = load_config_file(given.config_name or "config_small")
+    RunOptions(**given.run)
+    config = dataclasses.asdict(dataclasses.replace(file.config, **given.config))
+    name = f"{config['name']}-{uuid.uuid4().hex[:8]}"  # other searches may share the storage
+    settings = Settings(name, config, SearchOptions(**given.options), given.run)
+    return _checked(settings, file, given.config)
+
+
+def _old(directory: str, given: Given) -> Prepared:
+    settings = load_settings(directory).changed(given.config, given.options, given.run)
+    path = os.path.join(directory, run_files.SEARCH_CONFIG)
+    if given.config_name and not filecmp.cmp(path, find_config(given.config_name), shallow=False):
+        raise UserError(
+            f"cannot resume: this search did not begin with {given.config_name} as it is now;"
+            f" without --config it goes on with its copy, {path}"
+        )
+    return _checked(settings, load_config_file(path))
+
+
+def _checked(settings: Settings, file: ConfigFile, flags: Mapping[str, Any] = {}) -> Prepared:
+    options = settings.options
+    config = dataclasses.replace(file.config, **settings.config)
+    space: Union[Space, Suggest]
+    if options.space is None:
+        space = suggest_of(file, config)
+    else:
+        space = parse_space(options.space, config)
+        for name in space.keys() & flags.keys():
+            raise UserError(f"--{name} is in --space too: leave one of them out")
+    if options.sampler == "grid":
+        if options.space is None:
+            raise UserError("sampler grid needs --space: suggest() says no combinations")
+        combinations(space)
+    check_storage(options)
+    places = make_places(options.ranks_per_trial, options.parallel_trials, options.hosts)
+    return Prepared(settings, file, config, space, places)
+
+
+def _make(directory: str, found: Prepared) -> Prepared:
+    """Keep the config file, whatever becomes of the user's."""
+    path = os.path.join(directory, run_files.SEARCH_CONFIG)
+    with open(found.file.path, "rb") as file:
+        write_atomically(path, file.read())
+    return found._replace(file=load_config_file(path))

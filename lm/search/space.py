@@ -1,0 +1,163 @@
+"""What is tried: the space of a command line, or `suggest(trial, config)` of a config file."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Union
+
+import optuna
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
+
+from lm.config import Config, field_type
+from lm.config_file import ConfigFile
+from lm.errors import UserError
+
+Space = Mapping[str, BaseDistribution]
+Suggest = Callable[[optuna.Trial, Config], Config]
+
+_EXAMPLE = "write learning_rate=0.3:3:log, keep_prob=0.5:1.0, hidden_size=100|200|300"
+# How often suggest() is tried on random values before the first job.
+_REHEARSALS = 20
+
+
+def parse_space(text: str, config: Config) -> dict[str, BaseDistribution]:
+    """Turn `--space` into Optuna's distributions, each checked against the config.
+
+    Args:
+      text: "field=low:high", "field=low:high:log" and "field=a|b|c", with commas between.
+      config: What the trials have in common.
+
+    Raises:
+      UserError: The text, a field or a value cannot be used; the message names it.
+    """
+    known = {field.name for field in dataclasses.fields(config)} - {"name"}
+    space: dict[str, BaseDistribution] = {}
+    for part in filter(None, map(str.strip, text.split(","))):
+        name, is_given, values = map(str.strip, part.partition("="))
+        if not is_given or not values:
+            raise UserError(f"space: {part!r} is no field=values: {_EXAMPLE}")
+        if name not in known:
+            raise UserError(f"space: {name!r} is no field of Config (see docs/flags.md)")
+        if name in space:
+            raise UserError(f"space: {name} is given twice")
+        space[name] = _distribution(name, field_type(type(config), name)[0], values)
+        for value in _ends(space[name]):
+            try:
+                dataclasses.replace(config, **{name: value})
+            except UserError as error:
+                raise UserError(f"space: {error}") from error
+    if not space:
+        raise UserError(f"space: it is empty: {_EXAMPLE}")
+    return space
+
+
+def combinations(space: Space) -> list[dict[str, Any]]:
+    """Return all combinations of a space of choices, for `--sampler grid`.
+
+    Raises:
+      UserError: A field has a range, not choices.
+    """
+    for name, distribution in space.items():
+        if not isinstance(distribution, CategoricalDistribution):
+            raise UserError(f"space: grid needs choices for {name}: write {name}=a|b|c")
+    values = itertools.product(*(distribution.choices for distribution in space.values()))
+    return [dict(zip(space, each)) for each in values]
+
+
+def suggest_of(file: ConfigFile, config: Config) -> Suggest:
+    """Return `suggest` of a config file, tried on random values.
+
+    Args:
+      file: The config file.
+      config: What the trials have in common.
+
+    Raises:
+      UserError: There is none, or it fails.
+    """
+    if not callable(file.suggest):
+        raise UserError(
+            f"nothing to search: give --space, or write suggest(trial, config) into {file.path}"
+        )
+    sampler = optuna.samplers.RandomSampler(seed=0)
+    rehearsal = optuna.create_study(sampler=sampler)
+    for _ in range(_REHEARSALS):
+        config_of(file.suggest, rehearsal.ask(), config)
+    return file.suggest
+
+
+def config_of(space: Union[Space, Suggest], trial: optuna.Trial, config: Config) -> Config:
+    """Choose the values of a trial; asked for the same trial again, they are the same.
+
+    Raises:
+      UserError: suggest() fails, or Config refuses the values.
+    """
+    if isinstance(space, Mapping):
+        values = {name: _suggest_one(trial, name, each) for name, each in space.items()}
+        return dataclasses.replace(config, **values)
+    try:
+        suggested = space(trial, config)
+    except UserError as error:
+        raise UserError(f"suggest(): {error}") from error
+    except optuna.exceptions.StorageInternalError:
+        raise
+    except Exception as error:
+        raise UserError(f"suggest() failed: {type(error).__name__}: {error}") from error
+    if not isinstance(suggested, Config):
+        raise UserError(f"suggest() must return lm.config.Config, not {suggested!r}")
+    return suggested
+
+
+def _suggest_one(trial: optuna.Trial, name: str, distribution: BaseDistribution) -> Any:
+    if isinstance(distribution, CategoricalDistribution):
+        return trial.suggest_categorical(name, distribution.choices)
+    kind = trial.suggest_int if isinstance(distribution, IntDistribution) else trial.suggest_float
+    return kind(name, distribution.low, distribution.high, log=distribution.log)
+
+
+def _distribution(name: str, plain_type: type, values: str) -> BaseDistribution:
+    if ":" not in values:
+        choices = [_value(name, plain_type, text) for text in values.split("|")]
+        if len(set(choices)) < max(len(choices), 2):
+            raise UserError(
+                f"space: {name} needs two or more different values, not {values!r}; one value for"
+                f" all trials is the flag --{name}"
+            )
+        return CategoricalDistribution(choices)
+    low_text, high_text, *scale = values.split(":")
+    if plain_type not in (int, float) or scale not in ([], ["log"]):
+        raise UserError(f"space: {values!r} is no range for {name}: {_EXAMPLE}")
+    low, high = (_value(name, plain_type, text) for text in (low_text, high_text))
+    if not (math.isfinite(low) and math.isfinite(high) and low < high):
+        raise UserError(
+            f"space: the range of {name}, {values}, is empty: the lower end comes first"
+        )
+    if scale and low <= 0:
+        raise UserError(f"space: the range of {name}, {values}, has no logarithm: start above 0")
+    kind = IntDistribution if plain_type is int else FloatDistribution
+    return kind(low, high, log=bool(scale))
+
+
+def _value(name: str, plain_type: type, text: str) -> Any:
+    text = text.strip()
+    if plain_type is bool and text in ("true", "false"):
+        return text == "true"
+    try:
+        if plain_type is not bool:
+            return plain_type(text)
+    except ValueError:
+        pass
+    raise UserError(f"space: {name} must be {plain_type.__name__}, not {text!r}")
+
+
+def _ends(distribution: BaseDistribution) -> Sequence[Any]:
+    if isinstance(distribution, CategoricalDistribution):
+        return distribution.choices
+    return distribution.low, distribution.high

@@ -1,0 +1,115 @@
+"""The best trial: its config as a file, and its test at the end of the search."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+
+from optuna.trial import FrozenTrial
+
+from lm import run_files
+from lm.errors import RunError
+from lm.files import write_atomically
+from lm.report.search import TEST, best_trials
+from lm.search.job import flag, launch
+from lm.search.places import environment
+from lm.search.prepare import Prepared
+from lm.search.study import Study
+
+logger = logging.getLogger("lm")
+
+_TITLE = """Trial {number} of the search {study}: validation perplexity {value:.2f}.
+
+{command}
+"""
+_BEST = '''"""{title}"""
+
+from lm.config import Config
+
+
+def get_config() -> Config:
+    """Return the best config that the search has found."""
+    return Config(
+{fields}
+    )
+'''
+# Where the config file has a network or a class of its own: that file, and this after it.
+_BEST_OF_FILE = '''{source}
+
+"""{title}"""
+
+_begun_with = get_config()
+
+
+def get_config():
+    """Return the best config that the search has found."""
+    return type(_begun_with)(
+{fields}
+    )
+'''
+
+
+def write_best(trial: FrozenTrial, search: Prepared, directory: str) -> None:
+    """Write best.py, a config file that stands alone and gives this trial's run again."""
+    path = os.path.join(directory, run_files.BEST)
+    config: dict = trial.user_attrs["config"]
+    fields = "\n".join(f"        {name}={value!r}," for name, value in config.items())
+    options = "".join(f" {flag(name, value)}" for name, value in search.settings.run.items())
+    title = _TITLE.format(
+        number=trial.number,
+        study=search.settings.study,
+        value=trial.value,
+        command=f"python -m lm.train --config {path}{options}",
+    )
+    if search.file.is_part_of_run:
+        with open(search.file.path, encoding="utf-8") as file:
+            text = _BEST_OF_FILE.format(source=file.read(), title=title, fields=fields)
+    else:
+        text = _BEST.format(title=title, fields=fields)
+    write_atomically(path, text.encode())
+
+
+def test_winner(study: Study, search: Prepared, directory: str) -> None:
+    """Test the best trial, the only one that ever sees the test split, and say how to train it.
+
+    Raises:
+      RunError: No trial has finished, or the test fails.
+    """
+    best = best_trials(study.optuna, 1)
+    if not best:
+        raise RunError(
+            f"no trial has finished: see why in the output of python -m lm.report {directory}"
+        )
+    with study.turn():
+        write_best(best[0], search, directory)  # the driver that found it may have been killed
+        tested = study.optuna.user_attrs.get(TEST, {})
+        if tested.get("trial") != best[0].number:
+            run_dir = run_files.trial_dir(directory, best[0].number)
+            tested = {"trial": best[0].number, "perplexity": _test(run_dir, search)}
+            study.optuna.set_user_attr(TEST, tested)
+    logger.info(
+        "best: trial %d, valid perplexity %.2f, test perplexity %.2f; its config: %s",
+        best[0].number, best[0].value, tested["perplexity"],
+        os.path.join(directory, run_files.BEST),
+    )  # fmt: skip
+
+
+def _test(run_dir: str, search: Prepared) -> float:
+    command = [
+        sys.executable, "-m", "lm.evaluate", "--run", run_dir, "--split", "test",
+        "--checkpoint", "best", "--json",
+    ]  # fmt: skip
+    if "data_path" in search.settings.run:
+        command += ["--data_path", search.settings.run["data_path"]]
+    if search.file.is_part_of_run:
+        command += ["--config", search.file.path]
+    logger.info("testing the best trial")
+    process = launch(command, environment(), subprocess.PIPE)
+    output = process.communicate()[0].decode(errors="replace").splitlines()
+    if process.returncode:
+        said = output[-1] if output else f"exit code {process.returncode}"
+        raise RunError(f"the best trial could not be tested: {said}")
+    return json.loads(next(line for line in output if line.startswith("{")))["perplexity"]

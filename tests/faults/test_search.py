@@ -1,0 +1,227 @@
+"""A search over two hosts, and one that two drivers share, with what they need cut off."""
+
+import contextlib
+import os
+import pathlib
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from optuna.trial import TrialState
+
+from lm.checkpoint import format as checkpoint
+from lm.report.search import load_search
+from tests.commands import ROOT, environment, kill_marked, marked_processes, new_mark
+from tests.faults.jobs import events
+from tests.faults.test_two_hosts import hosts, mpirun_options
+
+__all__ = ["hosts"]
+
+pytestmark = [
+    pytest.mark.soak,
+    pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for hosts and PostgreSQL's user"),
+]
+
+ROUNDS = int(os.environ.get("SOAK_ROUNDS", "50"))
+# Trains in no time, and goes on from where it was; as lm.evaluate, it says what that prints.
+TRAINER = """#!/bin/bash
+[[ $2 != lm.evaluate ]] || { echo '{"perplexity": 7}'; exit; }
+while [[ $1 != --output_dir ]]; do
+    [[ $1 != --learning_rate=* ]] || rate=${1#*=}
+    shift
+done
+cd $2
+exec 9>.lock; flock -n 9 || { echo "lm: error: another job is here"; exit 1; }
+echo '{}' >config.json
+trap 'exit 143' USR2
+for ((epoch = $(cat metrics.jsonl 2>/dev/null | wc -l) + 1; epoch <= 5; epoch++)); do
+    sleep 0.1
+    echo '{"event": "epoch", "epoch": '$epoch', "valid_perplexity": 1'$epoch$rate'}' >>metrics.jsonl
+done
+"""
+FLAGS = (
+    "--config", "config_test", "--hidden_size", 8, "--num_steps", 5, "--batch_size", 400,
+    "--num_epochs", 8, "--pruner", "none", "--checkpoint_every_steps", 150,
+    "--space", "learning_rate=0.3:3:log", "--trials", 4, "--resume",
+)  # fmt: skip
+
+
+@pytest.fixture
+def drive(corpora, tmp_path):
+    """Start drivers of one search; what they leave is killed when the test ends."""
+    marks = []
+
+    def start(*flags, prefix=(), **env):
+        marks.append(new_mark())
+        command = [
+            *prefix, sys.executable, "-m", "lm.search", *FLAGS, "--data_path", corpora,
+            "--output_dir", tmp_path / "search", *flags,
+        ]  # fmt: skip
+        return subprocess.Popen(
+            [str(word) for word in command], cwd=ROOT, env=environment(**env, **marks[-1]),
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+
+    yield start
+    for mark in marks:
+        kill_marked(mark)
+
+
+@pytest.mark.timeout(1800)
+def test_a_driver_killed_at_any_moment_ends_as_if_it_never_had_been(tmp_path):
+    trainer = tmp_path / "python"
+    trainer.write_text(TRAINER)
+    trainer.chmod(0o755)
+    program = f"import sys; sys.executable = {str(trainer)!r}; import lm.search.__main__ as search"
+    mark = new_mark()
+
+    def start(directory):
+        command = [
+            sys.executable, "-c", f"{program}; search.main()", "--space", "learning_rate=0.3:3:log",
+            "--pruner", "none", "--trials", ROUNDS, "--output_dir", tmp_path / directory,
+            "--resume",
+        ]  # fmt: skip
+        return subprocess.Popen(
+            [str(word) for word in command], cwd=ROOT, env=environment(**mark),
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+
+    def trials(directory):
+        found = load_search(str(tmp_path / directory)).study.trials
+        return [(each.state, each.params, each.value) for each in found]
+
+    whole = start("whole")
+    assert "test perplexity 7.00" in whole.communicate(timeout=600)[0]
+    chance, kills = random.Random(os.environ.get("SOAK_SEED")), 0
+    try:
+        while (driver := start("killed")).poll() is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                output = driver.communicate(timeout=chance.uniform(0.5, 4))[0]
+                assert "test perplexity 7.00" in output, output
+                break
+            driver.kill()
+            driver.wait()
+            kills += 1
+        assert kills and trials("killed") == trials("whole")
+        for number in range(ROUNDS):
+            run = tmp_path / f"killed/trials/{number:04d}"
+            assert [event["epoch"] for event in events(run, "epoch")] == [1, 2, 3, 4, 5]
+        deadline = time.monotonic() + 10
+        while marked_processes(mark):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    finally:
+        kill_marked(mark)
+    print(f"{kills} kills")
+
+
+@pytest.fixture
+def database(tmp_path):
+    """A PostgreSQL of this test's own; returns its address, and what shuts it down."""
+    programs = sorted(pathlib.Path("/usr/lib/postgresql").glob("*/bin"))
+    if not programs or not shutil.which("runuser"):
+        pytest.skip("needs PostgreSQL (Debian: apt install postgresql)")
+    directory = f"/tmp/lm-postgresql-{os.getpid()}"  # its user cannot enter pytest's
+    as_user = ["runuser", "-u", "postgres", "--"]
+    subprocess.run(
+        [*as_user, programs[-1] / "initdb", "-D", directory, "-A", "trust"],
+        check=True, capture_output=True, cwd="/",
+    )  # fmt: skip
+    server = subprocess.Popen(
+        [*as_user, programs[-1] / "postgres", "-D", directory, "-k", directory, "-h", ""],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/",
+    )  # fmt: skip
+    ready = [programs[-1] / "pg_isready", "-q", "-h", directory]
+    wait_for(lambda: subprocess.run(ready).returncode == 0, server)
+
+    def shut_down():
+        if server.poll() is None:
+            pid = pathlib.Path(directory, "postmaster.pid").read_text().split()[0]
+            os.kill(int(pid), signal.SIGINT)  # at once, whoever is connected
+            server.wait()
+
+    yield f"postgresql://postgres@/postgres?host={directory}", shut_down
+    shut_down()
+    shutil.rmtree(directory)
+
+
+def wait_for(condition, process, timeout=240):
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def trial_dir(tmp_path, number):
+    return tmp_path / f"search/trials/000{number}"
+
+
+def has_begun(tmp_path, number):
+    """Whether a trial has a checkpoint of the middle of its training."""
+    return bool(checkpoint.list_checkpoints(str(trial_dir(tmp_path, number))))
+
+
+def check_finished(tmp_path):
+    """Check that all trials are finished, and that each step of each was done once."""
+    trials = load_search(str(tmp_path / "search")).study.trials
+    assert [trial.state for trial in trials] == [TrialState.COMPLETE] * 4
+    for number in range(4):
+        epochs = [event["epoch"] for event in events(trial_dir(tmp_path, number), "epoch")]
+        assert epochs == list(range(1, 9))
+
+
+@pytest.mark.timeout(900)
+def test_drivers_share_a_study_and_take_over_from_one_that_dies(drive, database, tmp_path):
+    pytest.importorskip("psycopg2", reason="needs psycopg2-binary (setup.sh --dev)")
+    address, shut_down = database
+    shared = ("--storage", address, "--heartbeat_seconds", 1)
+    first = drive(*shared)
+    wait_for(lambda: has_begun(tmp_path, 0), first)
+    second = drive(*shared)
+    wait_for(lambda: has_begun(tmp_path, 1), second)
+    first.kill()
+    output = second.communicate(timeout=600)[0]
+    assert second.returncode == 0, output
+    check_finished(tmp_path)
+    assert len(events(trial_dir(tmp_path, 0), "start")) == 2
+    assert output.count("test perplexity") == 1
+
+    third = drive(*shared, "--trials", 6)
+    wait_for(lambda: has_begun(tmp_path, 4), third)
+    shut_down()
+    output = third.communicate(timeout=120)[0]
+    assert third.returncode == 1
+    (line,) = [line for line in output.splitlines() if line.startswith("lm: error: ")]
+    assert "the study cannot be used: " in line and line.endswith("--resume")
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(
+    not (shutil.which("ip") and os.path.exists("/usr/sbin/sshd")),
+    reason="needs iproute2 and openssh-server",
+)
+def test_a_trial_goes_on_elsewhere_when_its_host_is_gone(drive, hosts, tmp_path):
+    words = mpirun_options(hosts)
+    options = {f"OMPI_MCA_{name}": value for name, value in zip(words[1::3], words[2::3])}
+    driver = drive(
+        "--hosts",
+        "lmhost1:1,lmhost2:1",
+        prefix=hosts("run", "lmhost1"),
+        **options,
+        PYTHONPATH=str(ROOT),
+    )
+    wait_for(lambda: has_begun(tmp_path, 0) and has_begun(tmp_path, 1), driver)
+    machines = [events(trial_dir(tmp_path, number), "start")[0]["hosts"] for number in range(2)]
+    assert sorted(machines) == [["lmhost1"], ["lmhost2"]]
+    subprocess.run(hosts("cut"), check=True)
+    output = driver.communicate(timeout=600)[0]
+    assert driver.returncode == 0, output
+    assert output.count("lmhost2 no longer answers") == 1
+    check_finished(tmp_path)
+    moved = trial_dir(tmp_path, machines.index(["lmhost2"]))
+    assert [event["hosts"] for event in events(moved, "start")] == [["lmhost2"], ["lmhost1"]]

@@ -1,0 +1,111 @@
+"""`python -m lm.search` as a user runs it, killed and resumed; its report and its winner."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from optuna.trial import TrialState
+
+from lm.checkpoint import format as checkpoint
+from lm.report.search import load_search
+from tests.commands import (
+    ROOT,
+    environment,
+    events,
+    marked_processes,
+    new_mark,
+    run_command,
+    run_module,
+    train,
+)
+
+FLAGS = (
+    "--config", "config_test", "--hidden_size", 8, "--num_steps", 5, "--num_epochs", 3,
+    "--batch_size", 400, "--checkpoint_every_steps", 100, "--log_every_steps", 1,
+    "--sampler", "grid", "--space", "learning_rate=0.1|0.001|1.0", "--trials", 4,
+    "--ranks_per_trial", 2,
+)  # fmt: skip
+
+
+def values(run_dir):
+    return [event["valid_perplexity"] for event in events(run_dir, "epoch")]
+
+
+def project(tmp_path):
+    """A copy of the project whose set-up does nothing: this test runs in its result."""
+    shutil.copytree(ROOT / "run_scripts", tmp_path / "project/run_scripts")
+    for name in ("lm", "configs"):
+        (tmp_path / "project" / name).symlink_to(ROOT / name)
+    (tmp_path / "project/run_scripts/setup.sh").write_text("#!/bin/sh\n")
+    return tmp_path / "project"
+
+
+@pytest.mark.timeout(600)
+def test_a_search_that_is_killed_goes_on_and_its_winner_can_be_trained(tmp_path, corpora):
+    directory, log = tmp_path / "search", tmp_path / "log"
+    mark = new_mark()
+    command = [
+        sys.executable, "-m", "lm.search", *FLAGS, "--data_path", corpora,
+        "--output_dir", directory, "--parallel_trials", min(2, os.cpu_count()),
+    ]  # fmt: skip
+    with open(log, "w") as file:
+        first = subprocess.Popen(
+            [str(word) for word in command], cwd=ROOT, env=environment(**mark),
+            stdout=file, stderr=file,
+        )  # fmt: skip
+    trial = directory / "trials/0000"
+    while not checkpoint.list_checkpoints(str(trial)):
+        assert first.poll() is None, log.read_text()
+        time.sleep(0.05)
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    while marked_processes(mark):  # the trials' jobs save and end of themselves
+        time.sleep(0.05)
+    reached = int(checkpoint.newest(str(trial))[-8:])
+    assert reached == max(event["step"] for event in events(trial, "step"))
+
+    script = project(tmp_path) / "run_scripts/search.sh"
+    second = run_command(
+        [script, "--resume", "--parallel_trials", 1], environment(OUTPUT_DIR=str(directory)), 500
+    )
+    assert second.returncode == 0, second.stderr
+    trials = load_search(str(directory)).study.trials
+    states = [TrialState.COMPLETE, TrialState.PRUNED, TrialState.COMPLETE]
+    assert [each.state for each in trials] == states
+    # The first one went on from where it was, each step done once; a bad one was saved.
+    steps = [event["step"] for event in events(trial, "step")]
+    assert steps == list(range(1, steps[-1] + 1)) and len(values(trial)) == 3
+    assert reached < steps[-1] and len(events(trial, "start")) == 2
+    pruned = directory / "trials/0001"
+    assert 1 <= len(values(pruned)) < 3 and checkpoint.newest(str(pruned))
+    # The test split is for the winner alone.
+    runs = [directory / f"trials/000{number}" for number in range(3)]
+    assert not any(events(run, "test") for run in runs)
+    best = min((each for each in trials if each.state == states[0]), key=lambda each: each.value)
+    assert best.value == min(values(runs[best.number]))
+    tested = float(re.search(r"test perplexity ([\d.]+)", second.stderr).group(1))
+    assert 1 < tested < 300
+
+    assert f"Test perplexity of trial {best.number}: {tested:.2f}." in second.stdout
+    # The best trials, three plots of Optuna's, the learning curves, all trials.
+    html = (directory / "report.html").read_text()
+    assert html.count("<img") == 4 and html.count("<table>") == 2 and 'src="http' not in html
+
+    # One rank gives what two gave, also from the winner's config on its own.
+    train(tmp_path / "again", "--config", directory / "best.py", "--data_path", corpora, "--notest")
+    assert values(tmp_path / "again") == values(runs[best.number])
+    assert events(tmp_path / "again", "test") == []
+
+
+def test_a_bad_search_is_one_line_and_makes_nothing(tmp_path):
+    result = run_module(
+        "lm.search", "--space", "keep_prob=0:1", "--output_dir", tmp_path / "search"
+    )
+    assert result.returncode == 2 and not (tmp_path / "search").exists()
+    (line,) = result.stderr.splitlines()
+    assert line == "lm: error: space: keep_prob must be greater than 0, not 0.0"

@@ -1,0 +1,214 @@
+"""The driver, its study and its processes; a shell script stands in for the training."""
+
+import contextlib
+import itertools
+import signal
+import subprocess
+import sys
+
+import pytest
+from optuna.trial import TrialState
+
+from lm.config import load_config
+from lm.distributed.cores import count_cores
+from lm.errors import RunError, Stopped, UserError
+from lm.report.search import FAILURES
+from lm.search import driver, prepare
+from lm.search.driver import Driver
+from lm.search.options import load_settings
+from lm.search.prepare import Given
+from lm.search.study import Study
+
+# Each epoch of a trial has the perplexity 1000 / learning rate, but where TRAINER says otherwise.
+TRAINER = """#!/bin/bash
+rate=1.0  # the config's
+while [[ $1 != --output_dir ]]; do
+    [[ $1 != --learning_rate=* ]] || rate=${{1#*=}}
+    shift
+done
+cd $2
+echo start >>starts
+trap 'echo saved >>starts; exit 143' USR2
+echo '{{}}' >config.json
+epoch() {{
+    local value='"valid_perplexity": '$((1000 / ${{rate%.*}}))
+    echo '{{"event": "epoch", "epoch": '"$1, $value}}" >>metrics.jsonl
+}}
+fail() {{ echo "lm: error: $1"; exit ${{2:-1}}; }}
+{body}
+epoch 1; epoch 2
+"""
+pytestmark = pytest.mark.timeout(60)
+WAIT = "while true; do sleep 0.05; done"
+
+
+@pytest.fixture
+def search(tmp_path, monkeypatch):
+    """Return a function that runs a search of learning rates with such a trainer."""
+    monkeypatch.setattr(driver, "_TICK_SECONDS", 0.01)
+    trainer = tmp_path / "python"
+    directory = tmp_path / "search"
+
+    def run(rates="1|2|4", body="", stop=lambda: 0, config="config_test", **options):
+        trainer.write_text(TRAINER.format(body=body))
+        trainer.chmod(0o755)
+        monkeypatch.setattr(sys, "executable", str(trainer))
+        options = {"space": f"learning_rate={rates}", "sampler": "grid", "trials": 9, **options}
+        given = Given(config, {"num_epochs": 2}, options, {})
+        with contextlib.ExitStack() as stack:
+            found = prepare.prepare(str(directory), True, given, stack)
+            study = Study(found.settings, str(directory), found.space)
+
+            class Signals:
+                stop = property(lambda self: stop())
+
+            Driver(str(directory), found, study, Signals()).run()
+        return study
+
+    run.directory = directory
+    return run
+
+
+def states(study):
+    return [trial.state for trial in study.trials()]
+
+
+def starts(search, number):
+    return (search.directory / f"trials/000{number}/starts").read_text().split()
+
+
+def test_the_best_is_found_and_written(search, capsys):
+    study = search()
+    assert states(study) == [TrialState.COMPLETE] * 3
+    assert [trial.value for trial in study.trials()] == [1000, 500, 250]
+    best = load_config(str(search.directory / "best.py"))
+    assert best.learning_rate == 4 and best.num_epochs == 2
+    # Again, nothing is left to do; with another space it is another search.
+    assert starts(search, 0) == ["start"]
+    search(trials=12)
+    assert starts(search, 0) == ["start"]
+    assert load_settings(str(search.directory)).options.trials == 12  # for the next --resume
+    with pytest.raises(UserError, match="cannot resume: space was"):
+        search(rates="1|2|8")
+
+
+@pytest.mark.parametrize(
+    "sampler, pruner", [("tpe", "none"), ("cmaes", "hyperband"), ("nsgaii", "median")]
+)
+def test_samplers_and_pruners_work_on_ranges(search, sampler, pruner):
+    study = search(rates="1:8:log", sampler=sampler, pruner=pruner, trials=4)
+    rates = {trial.params["learning_rate"] for trial in study.trials()}
+    assert len(rates) == 4 and all(1 <= rate <= 8 for rate in rates)
+    assert all(state in (TrialState.COMPLETE, TrialState.PRUNED) for state in states(study))
+
+
+def test_a_config_file_may_suggest_anything(search, tmp_path):
+    config = tmp_path / "mine.py"
+    config.write_text(
+        "import dataclasses\nfrom lm.config import Config\n"
+        "def get_config():\n    return Config(num_layers=1)\n"
+        "def suggest(trial, config):\n    exponent = trial.suggest_int('exponent', 1, 2)\n"
+        "    return dataclasses.replace(config, learning_rate=2.0**exponent)\n"
+    )
+    study = search(config=str(config), space=None, sampler="random", trials=3)
+    for trial in study.trials():
+        assert trial.value == 1000 / 2 ** trial.params["exponent"]
+    best = load_config(str(search.directory / "best.py"))
+    assert (best.num_layers, best.num_epochs) == (1, 2)
+
+
+def test_trials_run_at_a_time_and_only_so_many(search):
+    at_a_time = min(2, count_cores())
+    meet = f"until (($(grep -c in ../../log) >= {at_a_time})); do sleep 0.05; done"
+    body = f"echo in >>../../log; {meet}; echo out >>../../log"
+    search(rates="1|2|3|4", body=body, parallel_trials=at_a_time)
+    log = (search.directory / "log").read_text().split()
+    running = itertools.accumulate(1 if line == "in" else -1 for line in log)
+    assert max(running) == at_a_time and len(log) == 8
+
+
+def test_a_bad_trial_is_stopped_where_it_can_go_on(search):
+    wait = f"if [[ $rate == 1.0 ]]; then epoch 1; {WAIT}; fi"
+    study = search(rates="4|1", body=wait, trials=4)
+    assert states(study) == [TrialState.COMPLETE, TrialState.PRUNED]
+    assert study.trials()[1].value == 1000 and starts(search, 1) == ["start", "saved"]
+
+
+@pytest.mark.parametrize(
+    "failure, num_starts, state, reason",
+    [
+        ("fail 'the loss is nan at step 3'", 3, TrialState.FAIL, "the loss is nan at step 3"),
+        ("fail 'batch_size is wrong' 2", 1, TrialState.FAIL, "batch_size is wrong"),
+        ("kill -9 $$", 3, TrialState.FAIL, "exit code -9; see "),
+        ("exit 0", 3, TrialState.FAIL, "exit code 0; see "),
+        ("(($(wc -l <starts) > 1)) || fail 'once'", 2, TrialState.COMPLETE, "once"),
+    ],
+)
+def test_a_failed_trial_has_its_reason_and_is_tried_again(
+    search, failure, num_starts, state, reason
+):
+    study = search(rates="2|1", body=f"[[ $rate != 2.0 ]] || {{ {failure}; }}")
+    assert states(study) == [state, TrialState.COMPLETE]
+    assert len(starts(search, 0)) == num_starts
+    failures = study.trials()[0].user_attrs[FAILURES]
+    assert len(failures) == (3 if num_starts == 3 else 1)
+    assert all(each.startswith(reason) for each in failures)
+
+
+def test_ctrl_c_lets_trials_save_and_the_next_driver_goes_on(search):
+    started = search.directory / "trials/0000/starts"
+    with pytest.raises(Stopped, match="--resume") as caught:
+        search(body=WAIT, stop=lambda: signal.SIGINT if started.exists() else 0)
+    assert caught.value.exit_code == 130
+    assert starts(search, 0)[1:] in (["saved"], [])  # asked as it began, it may just end
+    study = search()
+    assert states(study) == [TrialState.COMPLETE] * 3
+    assert starts(search, 0)[-1] == "start"
+
+
+def test_a_full_disk_ends_the_search_not_the_trials(search):
+    with pytest.raises(RunError, match=r"No space left on device; make room, then go on with"):
+        search(body='fail "cannot save: No space left on device"')
+    assert states(search()) == [TrialState.COMPLETE] * 3
+
+
+def test_a_storage_that_is_gone_is_one_line(search):
+    remove = "rm ../../study.db; mkdir ../../study.db"
+    with pytest.raises(RunError, match=r"the study cannot be used: .*; the running trials have"):
+        search(body=remove)
+
+
+def test_a_trial_waits_for_what_is_left_of_its_last_job(search, tmp_path):
+    lock = search.directory / "trials/0000/.lock"
+    lock.parent.mkdir(parents=True)
+    script = f"echo held; read x; echo left >>{lock.parent}/starts"
+    holder = subprocess.Popen(
+        ["flock", str(lock), "sh", "-c", script],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert holder.stdout.readline() == "held\n"
+    turns = itertools.count()
+
+    def release_at_last():
+        if next(turns) == 20:
+            holder.stdin.close()
+        return 0
+
+    assert states(search(stop=release_at_last)) == [TrialState.COMPLETE] * 3
+    assert starts(search, 0) == ["left", "start"] and holder.wait() == 0
+
+
+def test_one_driver_at_a_time_on_a_file(search):
+    def second_one():
+        given = Given(None, {}, {}, {})
+        with contextlib.ExitStack() as stack, pytest.raises(RunError, match="another driver"):
+            prepare.prepare(str(search.directory), True, given, stack)
+        return 0
+
+    search(stop=second_one)
+
+
+def test_a_password_is_not_to_be_shown(search):
+    with pytest.raises(UserError, match="PGPASSWORD"):
+        search(storage="postgresql://me:secret@host/db")
+    assert not search.directory.exists()

@@ -1,0 +1,75 @@
+"""Places: never two trials on one core, GPU or slot of a host."""
+
+import itertools
+import os
+
+import pytest
+
+from lm.distributed.cores import HOST_SHARE, cores_of_share, unbind_from_core
+from lm.errors import UserError
+from lm.search import places
+from lm.search.places import Share, make_places
+
+
+def slots(place):
+    return {(s.host, slot) for s in place for slot in range(s.first, s.first + s.count)}
+
+
+@pytest.mark.parametrize("ranks, trials, hosts", [
+    (2, None, "a:2,b:2"), (3, None, "a:2,b:4"), (1, None, "a:3,b:2"), (4, None, "a:2,b:2"),
+    (2, 1, "a:2,b:2"),
+])  # fmt: skip
+def test_each_slot_is_in_one_place(ranks, trials, hosts):
+    made = make_places(ranks, trials, hosts)
+    assert all(len(slots(place)) == ranks for place in made)
+    assert not any(slots(a) & slots(b) for a, b in itertools.combinations(made, 2))
+    total = sum(int(part[2:]) for part in hosts.split(","))
+    assert len(made) == (trials or total // ranks)
+
+
+def test_a_place_may_span_hosts():
+    assert make_places(3, None, "a:2,b:4")[0] == (Share("a", 0, 2, 2), Share("b", 0, 1, 4))
+
+
+@pytest.mark.parametrize("num_cores, num_places, ranks", [(2, 2, 2), (7, 3, 1), (8, 2, 3)])
+def test_the_cores_of_a_host_are_divided(num_cores, num_places, ranks):
+    cores, total = list(range(10, 10 + num_cores)), num_places * ranks
+    shares = [cores_of_share(cores, p * ranks, ranks, total) for p in range(num_places)]
+    assert list(itertools.chain(*shares)) == cores and all(shares)
+
+
+def test_a_process_keeps_to_its_share(monkeypatch):
+    before = os.sched_getaffinity(0)
+    if len(before) < 2:
+        pytest.skip("needs two cores")
+    try:
+        halves = []
+        for first in range(2):
+            monkeypatch.setenv(HOST_SHARE, f"{first}:1:2")
+            unbind_from_core()
+            halves.append(os.sched_getaffinity(0))
+        assert all(halves) and not halves[0] & halves[1]
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def test_each_rank_has_a_gpu_of_those_that_are_visible(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+    monkeypatch.setattr(places, "count_cores", lambda: 8)
+    shown = [place[0].variables()["CUDA_VISIBLE_DEVICES"] for place in make_places(2, 2, None)]
+    assert shown == ["4,5", "6,7"]
+    with pytest.raises(UserError, match="need 6 GPUs, and this host shows 4"):
+        make_places(2, 3, None)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # hidden, and so they stay
+    assert "CUDA_VISIBLE_DEVICES" not in make_places(2, 3, None)[0][0].variables()
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [((1, 10**6, None), "cores"), ((3, None, "a:1,b:1"), "2 slots, too few"),
+     ((1, 3, "a:1,b:1"), "2 slots, too few"), ((1, None, "a:x"), "hosts must be like"),
+     ((1, None, "a:1,a:1"), "name a host twice")],
+)  # fmt: skip
+def test_too_little_room_is_said_in_one_line(arguments, message):
+    with pytest.raises(UserError, match=message):
+        make_places(*arguments)

@@ -1,0 +1,89 @@
+"""What is tried: the grammar of --space, its checks against Config, and suggest()."""
+
+import types
+
+import optuna
+import pytest
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+from lm.config import Config
+from lm.errors import UserError
+from lm.search.space import combinations, config_of, parse_space, suggest_of
+
+
+def test_ranges_and_choices_get_the_types_of_their_fields():
+    text = "learning_rate=0.3:3:log, keep_prob=0.5:1, hidden_size=100|200,num_steps=5:20:log"
+    assert parse_space(text, Config()) == {
+        "learning_rate": FloatDistribution(0.3, 3.0, log=True),
+        "keep_prob": FloatDistribution(0.5, 1.0),
+        "hidden_size": CategoricalDistribution([100, 200]),
+        "num_steps": IntDistribution(5, 20, log=True),
+    }
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("", "it is empty"),
+        ("learning_rate", "no field=values"),
+        ("learning_rate=", "no field=values"),
+        ("learning_speed=1:2", "no field of Config"),
+        ("name=a|b", "no field of Config"),
+        ("num_steps=5:9, num_steps=5:9", "given twice"),
+        ("hidden_size=1.5:3", "hidden_size must be int, not '1.5'"),
+        ("learning_rate=low:high", "must be float, not 'low'"),
+        ("learning_rate=1:2:lin", "no range"),
+        ("learning_rate=1:2:3:log", "no range"),
+        ("precision=float32:bfloat16", "no range"),
+        ("learning_rate=3:0.3", "is empty"),
+        ("learning_rate=1:1", "is empty"),
+        ("learning_rate=1:inf", "is empty"),
+        ("learning_rate=nan:1", "is empty"),
+        ("warmup_steps=0:100:log", "no logarithm"),
+        ("hidden_size=100", "two or more"),
+        ("hidden_size=100|100", "two or more"),
+        ("keep_prob=0:1", "keep_prob must be greater than 0, not 0.0"),
+        ("keep_prob=0.5:1.5", "keep_prob must be at most 1, not 1.5"),
+        ("precision=float32|float16", "precision must be one of float32, bfloat16"),
+        ("virtual_ranks=4|6", "a power of two, not 6"),
+    ],
+)
+def test_a_bad_space_is_refused_in_one_line(text, message):
+    with pytest.raises(UserError, match=r"^space: ") as caught:
+        parse_space(text, Config())
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_all_combinations_of_choices_and_only_of_those():
+    space = parse_space("hidden_size=100|200, keep_prob=0.5|1", Config())
+    assert combinations(space) == [
+        {"hidden_size": 100, "keep_prob": 0.5}, {"hidden_size": 100, "keep_prob": 1.0},
+        {"hidden_size": 200, "keep_prob": 0.5}, {"hidden_size": 200, "keep_prob": 1.0},
+    ]  # fmt: skip
+    with pytest.raises(UserError, match="grid needs choices for keep_prob"):
+        combinations(parse_space("keep_prob=0.5:1", Config()))
+
+
+def test_values_stay_in_the_space_and_the_rest_of_the_config_stays():
+    space = parse_space("learning_rate=0.3:3:log, hidden_size=100:300", Config())
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=1))
+    configs = [config_of(space, study.ask(), Config(seed=7)) for _ in range(50)]
+    assert all(0.3 <= config.learning_rate <= 3 for config in configs)
+    assert all(100 <= config.hidden_size <= 300 for config in configs)
+    assert len({config.hidden_size for config in configs}) > 10
+    assert {(config.seed, config.keep_prob) for config in configs} == {(7, 1.0)}
+
+
+@pytest.mark.parametrize(
+    "suggest, message",
+    [
+        (None, "nothing to search"),
+        (lambda trial, config: None, "must return lm.config.Config"),
+        (lambda trial, config: config.nonsense, "suggest() failed: AttributeError"),
+        (lambda trial, config: Config(keep_prob=trial.suggest_float("k", 0.9, 2)), "at most 1"),
+    ],
+)
+def test_a_bad_suggest_is_found_before_the_first_job(suggest, message):
+    with pytest.raises(UserError) as caught:
+        suggest_of(types.SimpleNamespace(suggest=suggest, path="mine.py"), Config())
+    assert message in str(caught.value)
