@@ -10,7 +10,7 @@ setup(
     # Sources of the compiled operations, which are built on the host that runs them, and the rules
     # that Open MPI reads.
     package_data={"": ["*.cc", "*.h", "*.conf"]},
-    python_requires=">=3.9,<3.13",
+    python_requires=">=3.9,<3.14",
     install_requires=[
         "absl-py",
         "cmaes",
@@ -18,15 +18,17 @@ setup(
         "numpy",
         "optuna",
         "requests",
+        "tensorboard",
         "tqdm",
     ],
     # Horovod is in none of these lists: it must be compiled against the installed TensorFlow,
     # outside pip's build isolation, or it builds without TensorFlow support and says nothing.
     extras_require={
-        "cpu": ["tensorflow-cpu==2.18.1"],
-        "gpu": ["tensorflow[and-cuda]==2.18.1"],
-        # Cells and layers of the TF 1.x days, for config files that use them (docs/own_graph.md).
-        "legacy": ["tf_keras==2.18.0"],
+        "cpu": ["tensorflow-cpu>=2.18.1,<2.22"],
+        "gpu": ["tensorflow[and-cuda]>=2.18.1,<2.22"],
+        # Cells and layers of the TF 1.x days, for config files that use them (docs/own_graph.md);
+        # of the version of TensorFlow.
+        "legacy": ["tf_keras"],
         # The rival that lm.benchmark measures itself against; it has no part in training.
         "bench": ["torch==2.13.0"],
         # Of lm.search, to share a study between several drivers.

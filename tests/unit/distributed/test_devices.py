@@ -12,6 +12,7 @@ from lm.distributed.startup import import_tensorflow
 
 import_tensorflow()
 assert not {"keras", "matplotlib"} & set(sys.modules)
+os.write(2, b"heard again")
 import tensorflow.compat.v1 as tf
 from lm.distributed.communicator import OneProcess
 from lm.distributed.devices import session_config, start_tensorflow
@@ -32,7 +33,9 @@ tf.keras.layers  # can still be had
 
 def count_threads(intra_op: int) -> int:
     command = [sys.executable, "-c", _COUNT_THREADS, str(intra_op)]
-    return int(subprocess.run(command, cwd=ROOT, capture_output=True, timeout=100).stdout)
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=100)
+    assert result.stderr.startswith(b"heard again")
+    return int(result.stdout)
 
 
 def test_a_process_has_as_many_threads_as_it_was_told():

