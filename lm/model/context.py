@@ -112,8 +112,8 @@ class Context:
         """Have the gradient of a use of weights exchanged by itself.
 
         It is summed over the ranks, and flows on into the weights after that. So a mask on them is
-        applied to the sum, and a part of a variable's gradient is added to the other parts when
-        each is a sum: else the run would depend, by a rounding, on the number of ranks.
+        applied to the sum, and a part of a variable's gradient is added to the others when each is
+        a sum over the ranks: else the run would depend, by a rounding, on their number.
 
         Args:
           weights: Made of variables alone, the same on all ranks.
@@ -129,18 +129,18 @@ class Context:
     def penalize(self, outputs_TBH: tf.Tensor, dropped_TBH: tf.Tensor) -> None:
         """Add the activation penalties of the config to the loss that is differentiated.
 
-        AR and TAR of Merity et al. (2017), arXiv:1708.01009, section 4. As in their code, means of
-        squares over the units of the global batch, here times T like the loss, which is a sum over
-        the time steps of a row.
+        AR and TAR of Merity et al. (2017), arXiv:1708.01009. As in their code, means of squares
+        over the units of the global batch; here times T, like the loss, which is a sum over the
+        time steps of a row.
 
         Args:
           outputs_TBH: Of the top layer.
           dropped_TBH: The same after dropout.
         """
-        config, (steps, _, units) = self.config, outputs_TBH.shape.as_list()
         if not self.training:
             return
-        whole = config.batch_size * units  # a mean over them, and over time; times T
+        config, (steps, _, units) = self.config, outputs_TBH.shape.as_list()
+        whole = config.batch_size * units
         if config.activation_penalty:
             factor = config.activation_penalty / whole
             self.penalties.append(factor * tf.reduce_sum(tf.square(dropped_TBH)))

@@ -16,6 +16,8 @@ PUBLISHED = {  # Zaremba et al. (2014), the tutorial's starts of decay; and pyto
     "config_small": (0.1, 200, 2, 20, 1.0, 20, 13, 1.0, 0.5, 5, 5),
     "config_medium": (0.05, 650, 2, 35, 0.5, 20, 39, 1.0, 0.8, 7, 5),
     "config_small_tied": (0.1, 200, 2, 35, 0.8, 20, 40, 20 / 35, 0.5, 5, 8.75),
+    "config_medium_tied": (0.05, 650, 2, 35, 0.5, 20, 40, 20 / 35, 0.5, 5, 8.75),
+    "config_large_tied": (0.04, 1500, 2, 35, 0.35, 20, 40, 20 / 35, 0.5, 5, 8.75),
     "config_large": (0.04, 1500, 2, 35, 0.35, 20, 55, 1.0, 1 / 1.15, 15, 10),
 }
 FIELDS = (
