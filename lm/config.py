@@ -111,13 +111,45 @@ class Config(Checked):
 
     # Model: Zaremba, Sutskever, Vinyals (2014), https://arxiv.org/abs/1409.2329.
     init_scale: float = option(0.1, "weights start uniform in +-init_scale", above=0, high=10)
-    hidden_size: int = option(200, "units of the embedding and of each LSTM layer", low=1)
+    hidden_size: int = option(200, "units of each LSTM layer", low=1)
+    embedding_size: Optional[int] = option(
+        None, "units of the embedding (default: hidden_size)", low=1
+    )
+    tie_weights: bool = option(
+        False, "let the embedding be the output layer's weights too; outputs of another size are"
+        " projected down to it",
+    )  # fmt: skip
     # Dropout has a counter for each of its sites: before the first layer and after each of them.
     num_layers: int = option(2, "number of LSTM layers", low=1, high=1023)
     num_steps: int = option(20, "time steps of truncated back-propagation", low=1)
     keep_prob: float = option(
         1.0, "probability of keeping a unit in dropout (1: no dropout)", above=0, high=1
     )
+    embedding_keep_prob: Optional[float] = option(
+        None, "keep_prob of the embedding's outputs (default: keep_prob)", above=0, high=1
+    )
+    output_keep_prob: Optional[float] = option(
+        None, "keep_prob of the top layer's outputs (default: keep_prob)", above=0, high=1
+    )
+    recurrent_keep_prob: float = option(
+        1.0, "probability of keeping a recurrent weight in a training step (weight-drop)",
+        above=0, high=1,
+    )  # fmt: skip
+    locked_dropout: bool = option(
+        False, "drop the same units of a row at all time steps of a window (variational dropout)"
+    )
+    forget_bias: float = option(
+        0.0, "added to the LSTM's forget gates; TensorFlow's BasicLSTMCell adds 1",
+        low=-100, high=100,
+    )  # fmt: skip
+    activation_penalty: float = option(
+        0.0, "alpha of AR: penalty on the top layer's squared outputs after dropout",
+        low=0, high=1e38,
+    )  # fmt: skip
+    temporal_activation_penalty: float = option(
+        0.0, "beta of TAR: penalty on the top layer's squared changes from step to step",
+        low=0, high=1e38,
+    )  # fmt: skip
 
     precision: str = option(
         "float32",

@@ -27,16 +27,20 @@ def messages_of_step(config: Config, vocab_size: int) -> list[Message]:
     """List what the ranks exchange in a step: the gradients, and the sum of the losses.
 
     The embedding's gradient goes dense, or sparse as the rows and ids of the global batch's
-    tokens, as `lm.training.optimizer` decides.
+    tokens, as `lm.distributed.gradients` decides; where it is tied to the output layer, the part
+    of the gradient from there goes dense besides.
     """
     # Here, not above: the parent process of a benchmark has no other need of TensorFlow.
-    from lm.training.optimizer import dense_is_smaller
+    from lm.distributed.gradients import dense_is_smaller
 
     tokens = config.batch_size * config.num_steps
     messages = [Message("allreduce", _FLOAT_BYTES)]  # the loss
-    for name, shape in weight_shapes(config, vocab_size).items():
+    shapes = weight_shapes(config, vocab_size)
+    if config.tie_weights:
+        messages.append(Message("allreduce", math.prod(shapes["embedding"]) * _FLOAT_BYTES))
+    for name, shape in shapes.items():
         if name == "embedding" and not dense_is_smaller(config, vocab_size):
-            messages.append(Message("allgather", tokens * config.hidden_size * _FLOAT_BYTES))
+            messages.append(Message("allgather", tokens * shape[1] * _FLOAT_BYTES))
             messages.append(Message("allgather", tokens * _FLOAT_BYTES))
         else:
             messages.append(Message("allreduce", math.prod(shape) * _FLOAT_BYTES))

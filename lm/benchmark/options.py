@@ -71,6 +71,12 @@ class TrainingOptions(Options):
             raise UserError(f"data_path {self.data_path} is not a directory")
 
 
+_OURS_ALONE = (  # fields of the model that the peers' graphs have not
+    "embedding_size", "tie_weights", "embedding_keep_prob", "output_keep_prob", "locked_dropout",
+    "recurrent_keep_prob", "forget_bias", "activation_penalty", "temporal_activation_penalty",
+)  # fmt: skip
+
+
 @dataclasses.dataclass(frozen=True)
 class StepOptions(TrainingOptions):
     """Measure a training step of one process: words/s, GFLOP/s, share of the GEMM peak.
@@ -80,6 +86,13 @@ class StepOptions(TrainingOptions):
 
     peers: bool = option(False, "measure PyTorch and the TF tutorial's graph, in turn")
     gemm_size: int = option(2048, "rows of the squares of the GEMM peak", low=1)
+
+    def check(self, config: Config) -> None:
+        super().check(config)
+        plain = Config()
+        unlike = [name for name in _OURS_ALONE if getattr(config, name) != getattr(plain, name)]
+        if self.peers and unlike:
+            raise UserError(f"the peers compute without {', '.join(unlike)}: leave out --peers")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Optional
+from typing import NamedTuple, Optional
 
 import tensorflow.compat.v1 as tf
 
@@ -17,12 +17,19 @@ _NO_ROWS = Rows(0, 0)
 _MAX_SITES = 1024  # of a step; with more, the last would get the masks of the next step's first
 
 
+class Cut(NamedTuple):
+    """A use of weights whose gradient is exchanged by itself; see `Context.cut`."""
+
+    weights: tf.Tensor
+    used: tf.Tensor  # equal to them; no gradient flows from here into them
+
+
 @dataclasses.dataclass
 class Context:
     """What `build_outputs` or `build_logits` is told of one use of the network.
 
-    Shapes: T time steps, B rows, V words. The first three, `dropout` and `embed` are for every
-    network. `ops`, `precision` and `rows` are what the built-in one computes with.
+    Shapes: T time steps, B rows, V words. The first three and the methods are for every network.
+    `ops`, `precision` and `rows` are what the built-in one computes with.
     """
 
     config: Config
@@ -32,14 +39,17 @@ class Context:
     precision: str = "float32"  # of the factors of matrix products
     rows: Rows = _NO_ROWS  # in training: which ones of the global batch B are
     step: Optional[tf.Tensor] = None  # int64 scalar in training, which keys the dropout masks
-    sites: int = 0  # calls of `dropout` so far
+    sites: int = 0  # sets of masks so far
+    cuts: list[Cut] = dataclasses.field(default_factory=list)
+    penalties: list[tf.Tensor] = dataclasses.field(default_factory=list)  # of the loss
 
     def dropout(
         self, x: tf.Tensor, keep_prob: float, batch_axis: Optional[int] = None
     ) -> tf.Tensor:
         """Drop units in training, with masks that do not depend on the number of ranks.
 
-        They depend on the seed, the step, which call of this function it is, and the global row.
+        They depend on the seed, the step, which call of this function it is, and the global row;
+        with `locked_dropout` not on the time step, where x is [T, B, ...].
 
         Args:
           x: float32 [T, B, ...], or [B, ...] of two axes.
@@ -55,8 +65,6 @@ class Context:
         site, self.sites = self.sites, self.sites + 1
         if not self.training or keep_prob == 1.0:
             return x
-        if site >= _MAX_SITES:
-            raise UserError(f"context.dropout is called more than {_MAX_SITES} times in a step")
         shape = x.shape.as_list()
         if batch_axis is None:
             batch_axis = 0 if len(shape) == 2 else 1
@@ -68,9 +76,78 @@ class Context:
             )
         steps = shape[0] if batch_axis else 1
         x_TBH = tf.reshape(x, [steps, rows, math.prod(shape[batch_axis + 1 :])])
-        seed = self.config.seed
-        x_TBH = dropout(x_TBH, keep_prob, seed, self.step, site, self.rows.first, self.ops)
+        if self.config.locked_dropout:
+            x_TBH *= self._dropped(tf.ones([1, *x_TBH.shape[1:]]), keep_prob, site, self.rows.first)
+        else:
+            x_TBH = self._dropped(x_TBH, keep_prob, site, self.rows.first)
         return tf.reshape(x_TBH, shape)
+
+    def _dropped(self, x_TBH: tf.Tensor, keep_prob: float, site: int, first_row: int) -> tf.Tensor:
+        if site >= _MAX_SITES:
+            raise UserError(f"dropout has more than {_MAX_SITES} sites in a step")
+        return dropout(x_TBH, keep_prob, self.config.seed, self.step, site, first_row, self.ops)
+
+    def drop_weights(self, weights: tf.Tensor, keep_prob: float) -> tf.Tensor:
+        """Drop weights in training, the same ones on all ranks and for all rows and time steps.
+
+        DropConnect (Wan et al. 2013) on recurrent weights is the weight-drop of Merity et al.
+        (2018), arXiv:1708.02182, section 2. The masks depend on the seed, the step and the site.
+
+        Args:
+          weights: float32 matrix.
+          keep_prob: Probability of keeping a weight; kept ones are divided by it.
+
+        Returns:
+          As weights.
+
+        Raises:
+          UserError: There are too many calls.
+        """
+        if not self.training or keep_prob == 1.0:
+            return weights
+        site, self.sites = self.sites, self.sites + 1
+        return self.cut(self._dropped(tf.convert_to_tensor(weights)[None], keep_prob, site, 0)[0])
+
+    def cut(self, weights: tf.Tensor) -> tf.Tensor:
+        """Have the gradient of a use of weights exchanged by itself.
+
+        It is summed over the ranks, and flows on into the weights after that. So a mask on them is
+        applied to the sum, and a part of a variable's gradient is added to the others when each is
+        a sum over the ranks: else the run would depend, by a rounding, on their number.
+
+        Args:
+          weights: Made of variables alone, the same on all ranks.
+
+        Returns:
+          As weights.
+        """
+        if not self.training:
+            return weights
+        self.cuts.append(Cut(weights, tf.stop_gradient(weights)))
+        return self.cuts[-1].used
+
+    def penalize(self, outputs_TBH: tf.Tensor, dropped_TBH: tf.Tensor) -> None:
+        """Add the activation penalties of the config to the loss that is differentiated.
+
+        AR and TAR of Merity et al. (2017), arXiv:1708.01009. As in their code, means of squares
+        over the units of the global batch; here times T, like the loss, which is a sum over the
+        time steps of a row.
+
+        Args:
+          outputs_TBH: Of the top layer.
+          dropped_TBH: The same after dropout.
+        """
+        if not self.training:
+            return
+        config, (steps, _, units) = self.config, outputs_TBH.shape.as_list()
+        whole = config.batch_size * units
+        if config.activation_penalty:
+            factor = config.activation_penalty / whole
+            self.penalties.append(factor * tf.reduce_sum(tf.square(dropped_TBH)))
+        if config.temporal_activation_penalty and steps > 1:
+            factor = config.temporal_activation_penalty * steps / (steps - 1) / whole
+            change_TBH = outputs_TBH[1:] - outputs_TBH[:-1]
+            self.penalties.append(factor * tf.reduce_sum(tf.square(change_TBH)))
 
     def embed(
         self, inputs_TB: tf.Tensor, units: Optional[int] = None, name: str = "embedding"
@@ -79,13 +156,14 @@ class Context:
 
         Args:
           inputs_TB: int32 ids; T must be known, B need not.
-          units: Of a word; None: hidden_size.
+          units: Of a word; None: embedding_size, or else hidden_size.
           name: Of the variable.
 
         Returns:
           float32 [T, B, units].
         """
-        table_VH = tf.get_variable(name, [self.vocab_size, units or self.config.hidden_size])
+        units = units or self.config.embedding_size or self.config.hidden_size
+        table_VH = tf.get_variable(name, [self.vocab_size, units])
         # Row by row, for the sake of the gradient: its list of words is then in the order of the
         # global rows, and the same when the ranks' lists are put one after the other.
         # (Not a transpose: for int32 oneDNN complains of it on stderr.)

@@ -9,8 +9,9 @@ Shapes: T time steps, B rows, I inputs of a layer, H hidden units. Gates are ord
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Optional
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 
 from lm.config import Config
@@ -55,27 +56,40 @@ def build_outputs(
     Returns:
       The outputs of the top layer, [T, B, H], and the state after the window.
     """
-    config = context.config
-    x_TBH = context.dropout(context.embed(inputs_TB), config.keep_prob)
-    after = {}
+    config, after = context.config, {}
+    x_TBH = context.embed(inputs_TB)
+    x_TBH = context.dropout(x_TBH, _first(config.embedding_keep_prob, config.keep_prob))
     for layer in range(config.num_layers):
         before = LSTMState(*(state[f"{layer}/{part}"] for part in LSTMState._fields))
-        weights = _layer_weights(layer, x_TBH.shape.as_list()[2], config.hidden_size)
-        x_TBH, last = lstm_layer(
+        weights = _layer_weights(layer, x_TBH.shape.as_list()[2], context)
+        h_TBH, last = lstm_layer(
             x_TBH, before, weights, context.ops, context.precision, context.rows.shares
         )
         after.update({f"{layer}/{part}": value for part, value in last._asdict().items()})
-        x_TBH = context.dropout(x_TBH, config.keep_prob)
+        is_top = layer == config.num_layers - 1
+        keep_prob = _first(config.output_keep_prob if is_top else None, config.keep_prob)
+        x_TBH = context.dropout(h_TBH, keep_prob)
+    context.penalize(h_TBH, x_TBH)
     return x_TBH, after
 
 
-def _layer_weights(layer: int, inputs: int, hidden: int) -> LSTMWeights:
+def _first(value: Optional[float], default: float) -> float:
+    return default if value is None else value
+
+
+def _layer_weights(layer: int, inputs: int, context: Context) -> LSTMWeights:
+    config, hidden = context.config, context.config.hidden_size
     with tf.variable_scope(f"lstm_{layer}"):
-        return LSTMWeights(
+        weights = LSTMWeights(
             input=tf.get_variable("input_weights", [inputs, 4 * hidden]),
             recurrent=tf.get_variable("recurrent_weights", [hidden, 4 * hidden]),
             bias=tf.get_variable("bias", [4 * hidden], initializer=tf.zeros_initializer()),
         )
+    if config.forget_bias:
+        ones, forgets = [1.0] * hidden, [0.0, 0.0, config.forget_bias, 0.0]
+        weights = weights._replace(bias=weights.bias + np.kron(forgets, ones).astype("f"))
+    recurrent = context.drop_weights(weights.recurrent, config.recurrent_keep_prob)
+    return weights._replace(recurrent=recurrent)
 
 
 def lstm_layer(

@@ -9,7 +9,7 @@ Shapes: T time steps, B rows, H units of the outputs, V words, N = T * B.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Callable, Optional
 
 import tensorflow.compat.v1 as tf
@@ -47,6 +47,7 @@ class Network:
         self._makes_logits = "build_logits" in self._functions
         self._build = "build_logits" if self._makes_logits else "build_outputs"
         self._names: Optional[set[str]] = None  # of the variables of its first use
+        self._table: Optional[tf.Variable] = None  # the embedding, where it is the softmax's too
 
     @property
     def is_built_in(self) -> bool:
@@ -89,9 +90,20 @@ class Network:
         what = "logits" if self._makes_logits else "outputs"
         check_result(where, found, what, shape, self.state_shapes)
         self._check_variables(where, used, set(tf.global_variables()) - before)
+        if self.config.tie_weights:
+            self._table = self._tied_table(where, used)
         if context.training and not self.is_built_in:
             warn_of_random_numbers(where, tf.get_default_graph().as_graph_def())
         return found
+
+    def _tied_table(self, where: str, used: Mapping[str, tf.Variable]) -> tf.Variable:
+        if self._makes_logits:
+            raise UserError(f"{where} makes its output layer itself: tie_weights cannot tie it")
+        if "embedding" not in used:
+            raise UserError(
+                f"{where} does not call context.embed(inputs_TB), whose table tie_weights ties"
+            )
+        return used["embedding"]
 
     def _check_variables(self, where: str, used: Mapping[str, tf.Variable], made: set) -> None:
         anew = sorted({variable.op.name for variable in made} - used.keys())
@@ -123,28 +135,48 @@ class Network:
         if self._makes_logits:
             return logits_cross_entropy(top_NX, targets_N, scale_N)
         return context.ops.cross_entropy(
-            top_NX,
-            *self._output_layer(top_NX),
+            *self._output_layer(top_NX, context),
             targets_N,
             scale_N,
             context.precision,
             context.training,
             context.rows.shares,
+            self.config.tie_weights,
         )
 
-    def log_probs(self, top_BX: tf.Tensor) -> tf.Tensor:
+    def log_probs(self, top_BX: tf.Tensor, context: Context) -> tf.Tensor:
         """Return the natural log-probabilities of the next word, float32 [B, V].
 
         Args:
           top_BX: From `run`, at one time step.
+          context: As for `run`.
         """
         logits_BV = top_BX
         if not self._makes_logits:
-            weights_HV, bias_V = self._output_layer(top_BX)
-            logits_BV = tf.nn.bias_add(tf.matmul(top_BX, weights_HV), bias_V)
+            hidden_BE, weights, bias_V = self._output_layer(top_BX, context)
+            tied = self.config.tie_weights
+            logits_BV = tf.nn.bias_add(tf.matmul(hidden_BE, weights, transpose_b=tied), bias_V)
         return tf.nn.log_softmax(logits_BV)
 
-    def _output_layer(self, top_NH: tf.Tensor) -> Sequence[tf.Variable]:
+    def _output_layer(
+        self, top_NH: tf.Tensor, context: Context
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Variable]:
+        """Return what is projected to the words, the weights of that, and the bias.
+
+        The weights are [H, V], or the embedding [V, E] where that is tied (Press & Wolf 2017,
+        arXiv:1608.05859; Inan et al. 2017, arXiv:1611.01462). Outputs of another size than E are
+        first projected down to it, as by Melis et al. (2018), arXiv:1707.05589.
+        """
+        hidden = top_NH.shape.as_list()[1]
         with shared_variables(self.config), tf.variable_scope("softmax"):
-            weights_HV = tf.get_variable("weights", [top_NH.shape.as_list()[1], self.vocab_size])
-            return weights_HV, tf.get_variable("bias", [self.vocab_size])
+            if self._table is None:
+                weights = tf.get_variable("weights", [hidden, self.vocab_size])
+            else:
+                weights = context.cut(tf.convert_to_tensor(self._table))
+                units = self._table.shape.as_list()[1]
+                if hidden != units:
+                    projection_HE = tf.get_variable("projection", [hidden, units])
+                    top_NH = context.ops.matmul(
+                        top_NH, projection_HE, context.precision, context.rows.shares
+                    )
+            return top_NH, weights, tf.get_variable("bias", [self.vocab_size])

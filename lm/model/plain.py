@@ -196,6 +196,7 @@ def cross_entropy(
     precision: str,
     training: bool,
     shares: Sequence[int] = (),
+    transposed: bool = False,
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Return loss = sum_n scale_n nll_n, with nll_n = -log softmax(hidden_n W + b)[target_n].
 
@@ -208,11 +209,14 @@ def cross_entropy(
       precision: Of the products: float32 or bfloat16.
       training: Whether the loss will be differentiated; here it makes no difference.
       shares: Not used.
+      transposed: Whether the weights are [V, H].
 
     Returns:
       The loss, whose gradient flows to hidden, weights and bias, and the nll of each token [N],
       in nats, which has none.
     """
+    if transposed:
+        weights_HV = tf.transpose(weights_HV)
     logits_NV = tf.nn.bias_add(matmul(hidden_NH, weights_HV, precision), bias_V)
     return logits_cross_entropy(logits_NV, targets_N, scale_N)
 

@@ -40,7 +40,8 @@ def next_word(
         tf.reshape(after[name], [-1, math.prod(shape)])
         for name, shape in network.state_shapes.items()
     ]
-    return network.log_probs(top_TBX[0]), tf.concat(parts, axis=1) if parts else state_BS
+    state_BS = tf.concat(parts, axis=1) if parts else state_BS
+    return network.log_probs(top_TBX[0], context), state_BS
 
 
 def _unpack(network: Network, state_BS: tf.Tensor) -> State:

@@ -12,7 +12,7 @@ import tensorflow.compat.v1 as tf
 
 from lm.data.batches import Rows
 from lm.model import ops as operations
-from lm.model.context import Context
+from lm.model.context import Context, Cut
 from lm.model.network import Network, State
 
 
@@ -22,11 +22,12 @@ class Model(NamedTuple):
     inputs_ph: tf.Tensor  # int32 [T, B]
     targets_ph: tf.Tensor  # int32 [T, B]
     mask_ph: tf.Tensor  # float32 [T, B]: 1 for tokens that count (the default), or 0
-    loss: tf.Tensor  # float32 scalar: nll_sum / batch_size, to be differentiated
+    loss: tf.Tensor  # float32 scalar, to be differentiated: nll_sum / batch_size, and penalties
     nll_sum: tf.Tensor  # float32 scalar: summed over the tokens that count, in nats
     nll_N: tf.Tensor  # float32 [N]: of each token, in nats
     keep_state_op: tf.Operation  # carries the recurrent state over to the next window
     reset_state_op: tf.Operation  # forgets it
+    cuts: Sequence[Cut]  # uses of weights whose gradients are exchanged by themselves
 
 
 def build_model(
@@ -75,13 +76,23 @@ def build_model(
         loss, nll_N = network.cross_entropy(
             top_TBX, tf.reshape(targets_ph, [-1]), mask_N / config.batch_size, context
         )
+        for penalty in context.penalties:
+            loss += penalty
         nll_sum = ops.token_sum((nll_N * mask_N)[:, None], rows.shares)[0]
         # The state must not be overwritten before everything that reads it has run.
         with tf.control_dependencies([nll_sum]):
             keep_state_op = _assign(before, after)
         reset_state_op = _assign(before, {name: tf.zeros_like(s) for name, s in before.items()})
     return Model(
-        inputs_ph, targets_ph, mask_ph, loss, nll_sum, nll_N, keep_state_op, reset_state_op
+        inputs_ph,
+        targets_ph,
+        mask_ph,
+        loss,
+        nll_sum,
+        nll_N,
+        keep_state_op,
+        reset_state_op,
+        context.cuts,
     )
 
 

@@ -71,6 +71,7 @@ def build_step(
         global_step,
         comm=comm,
         shares=rows.shares,
+        cuts=model.cuts,
         mean_nll=sums[0] / words,
         skip_unsound=skip_unsound,
     )

@@ -16,6 +16,7 @@ def trained(session_dir, corpora):
         if not run_dir.exists():
             train(
                 run_dir, "--config", "config_test", "--data_path", corpora, "--hidden_size", 24,
-                "--max_steps", 150, "--log_every_steps", 10,
+                "--max_steps", 150, "--log_every_steps", 10, "--tie_weights",
+                "--embedding_size", 16, "--recurrent_keep_prob", 0.95, "--forget_bias", 1,
             )  # fmt: skip
     return run_dir

@@ -88,6 +88,19 @@ def test_so_is_one_whose_embedding_is_exchanged_as_a_table(tmp_path, corpora):
     assert numbers(tmp_path / "2") == numbers(tmp_path / "1")
 
 
+def test_so_is_one_with_every_field_of_the_model(tmp_path, corpora):
+    """Masks on weights, and the two parts of a tied gradient, meet what all ranks have summed."""
+    flags = (
+        *CONFIG, "--max_steps", 15, "--noeval", "--data_path", corpora, "--tie_weights",
+        "--embedding_size", 24, "--embedding_keep_prob", 0.7, "--output_keep_prob", 0.8,
+        "--recurrent_keep_prob", 0.6, "--locked_dropout", "--forget_bias", 1,
+        "--activation_penalty", 2, "--temporal_activation_penalty", 1,
+    )  # fmt: skip
+    train_here(tmp_path / "1", *flags)
+    train(tmp_path / "2", *flags, num_ranks=2)
+    check_same_bits(tmp_path / "2", tmp_path / "1")
+
+
 def check_same_bits(ours, theirs):
     assert numbers(ours) == numbers(theirs)
     steps = sorted(path.name for path in (theirs / "checkpoints").glob("step-*"))

@@ -12,9 +12,12 @@ from lm.config import Config, RunOptions, load_config
 from lm.config_file import load_config_file
 from lm.errors import HelpRequested, UserError
 
-PUBLISHED = {  # Zaremba et al. (2014), and the starts of decay of the TensorFlow tutorial
+PUBLISHED = {  # Zaremba et al. (2014), the tutorial's starts of decay; and pytorch/examples
     "config_small": (0.1, 200, 2, 20, 1.0, 20, 13, 1.0, 0.5, 5, 5),
     "config_medium": (0.05, 650, 2, 35, 0.5, 20, 39, 1.0, 0.8, 7, 5),
+    "config_small_tied": (0.1, 200, 2, 35, 0.8, 20, 40, 20 / 35, 0.5, 5, 8.75),
+    "config_medium_tied": (0.05, 650, 2, 35, 0.5, 20, 40, 20 / 35, 0.5, 5, 8.75),
+    "config_large_tied": (0.04, 1500, 2, 35, 0.35, 20, 40, 20 / 35, 0.5, 5, 8.75),
     "config_large": (0.04, 1500, 2, 35, 0.35, 20, 55, 1.0, 1 / 1.15, 15, 10),
 }
 FIELDS = (
@@ -91,7 +94,7 @@ def test_a_broken_config_file_is_an_error_that_names_it(tmp_path, text, message)
 
 
 def test_an_unknown_config_lists_the_known_ones():
-    with pytest.raises(UserError, match="config_large, config_medium, config_small, config_test"):
+    with pytest.raises(UserError, match="config_small, config_small_tied, config_test"):
         load_config("config_huge")
 
 

@@ -77,6 +77,8 @@ class TestArithmetic:
     def test_published_sizes(self):
         small = Config(hidden_size=200, num_layers=2, num_steps=20, batch_size=20)
         assert step_flops(small, 10_000) / 400 / 1e6 == pytest.approx(15.84)
+        tied = dataclasses.replace(small, tie_weights=True)
+        assert step_flops(tied, 10_000) == step_flops(small, 10_000)
 
     def test_ring_sends(self):
         assert Message("allreduce", 1000).bytes_sent(4) == 1500
@@ -90,6 +92,10 @@ class TestArithmetic:
         assert {m.collective for m in dense} == {"allreduce"}
         floats = sum(math.prod(shape) for shape in weight_shapes(CONFIG, VOCAB_SIZE).values())
         assert sum(message.bytes for message in dense) == 4 * (floats + 1)
+        tied = dataclasses.replace(CONFIG, tie_weights=True, embedding_size=7)
+        messages = messages_of_step(tied, VOCAB_SIZE)
+        assert [m.bytes for m in messages if m.collective == "allgather"] == [4 * 5 * 7 * 4, 80]
+        assert Message("allreduce", VOCAB_SIZE * 7 * 4) in messages
 
 
 def _ancestors(*ops):

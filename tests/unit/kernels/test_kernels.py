@@ -267,6 +267,23 @@ def test_cross_entropy_and_its_gradient(N, H, V, index, precision):
         assert_near(a, e, precision)
 
 
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_cross_entropy_with_transposed_weights_has_the_same_bits(precision):
+    (hidden, weights, bias), targets, scale = softmax_inputs(20, 33, 1001)
+
+    def losses(*placeholders, transposed=False):
+        loss, nll = kernels.softmax_cross_entropy(
+            *placeholders, targets, scale, precision, shares=[2, 0, 3], transposed=transposed
+        )
+        return [loss, nll, *tf.gradients(loss, placeholders)]
+
+    expected = run(losses, [hidden, weights, bias])
+    actual = run(lambda *p: losses(*p, transposed=True), [hidden, weights.T, bias])
+    actual[3] = actual[3].T
+    for a, e in zip(actual, expected):
+        np.testing.assert_array_equal(a, e)
+
+
 def test_evaluation_has_the_same_numbers_and_no_gradient():
     inputs, targets, scale = softmax_inputs(9, 5, 100)
     without = []

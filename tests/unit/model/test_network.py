@@ -99,6 +99,31 @@ def test_a_mistake_is_one_line(load, body):
     assert MISTAKES[body] in str(error.value) and "\n" not in str(error.value)
 
 
+LOGITS = HEADER.replace("outputs", "logits").replace("inputs_TB)\n", "inputs_TB, 11)\n")
+OTHER = HEADER.replace("inputs_TB)\n", "inputs_TB, name='words')\n")
+
+
+@pytest.mark.parametrize(
+    "body, message",
+    [
+        (LOGITS + "    return x, {'h': state['h']}\n", "makes its output layer itself"),
+        (OTHER + GOOD, r"does not call context.embed\(inputs_TB\)"),
+    ],
+    ids=["logits", "no table"],
+)
+def test_what_cannot_be_tied_is_one_line(load, body, message):
+    with pytest.raises(UserError, match=message):
+        train_and_evaluate(load(body), tie_weights=True)
+
+
+def test_the_table_of_another_size_is_tied_too(load):
+    text = HEADER.replace("inputs_TB)\n", "inputs_TB, 3)\n") + (
+        "    x = tf.concat([x, x[:, :, :1]], 2)\n" + GOOD
+    )
+    losses = train_and_evaluate(load(text), tie_weights=True)
+    assert losses[-1] < losses[0]
+
+
 @pytest.mark.parametrize(
     "body, message",
     [

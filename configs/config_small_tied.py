@@ -1,0 +1,28 @@
+"""Small, tied: one matrix for the words that are read and predicted. 200 units, 40 epochs.
+
+That of pytorch/examples, word_language_model, whose README at bcea1f5 has test perplexity
+87.17. Its loss is a mean over words, ours a sum over the 35 time
+steps of a row: its learning rate of 20 and clip of 0.25 are 20 / 35 and 0.25 * 35 here.
+"""
+
+from lm.config import Config
+
+
+def get_config() -> Config:
+    """Return the tied LSTM of 200 units of pytorch/examples."""
+    return Config(
+        name="small_tied",
+        init_scale=0.1,
+        hidden_size=200,
+        num_layers=2,
+        num_steps=35,
+        keep_prob=0.8,
+        tie_weights=True,
+        batch_size=20,
+        num_epochs=40,
+        learning_rate=20 / 35,
+        lr_schedule="plateau",
+        lr_plateau_factor=0.25,
+        max_grad_norm=0.25 * 35,
+        eval_batch_size=10,
+    )

@@ -1,0 +1,167 @@
+"""The gradients of a step: each rank's, their exchange, and what becomes of them after it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Callable, NamedTuple, Optional, Union
+
+import tensorflow.compat.v1 as tf
+
+from lm.config import Config
+from lm.distributed.communicator import Communicator
+from lm.errors import UserError
+
+Gradient = Union[tf.Tensor, tf.IndexedSlices]
+
+
+class Exchange(NamedTuple):
+    """The gradients of the global batch."""
+
+    gradients: Sequence[Gradient]  # of each variable; of a list of rows, each row is there once
+    seconds: tf.Tensor  # float64 scalar: from the last local gradient to the last sum
+
+
+class _LocalGradients(tf.train.Optimizer):
+    """Prepares gradients for their exchange, and keeps them, so that it can be timed.
+
+    Args:
+      prepare: Applied to each gradient that there is, and its variable.
+    """
+
+    def __init__(self, prepare: Callable):
+        super().__init__(use_locking=False, name="LocalGradients")
+        self._prepare_gradient = prepare
+
+    def compute_gradients(self, *args, **kwargs):
+        self.local_gradients = [
+            (gradient if gradient is None else self._prepare_gradient(gradient, variable), variable)
+            for gradient, variable in super().compute_gradients(*args, **kwargs)
+        ]
+        return self.local_gradients
+
+
+def exchange_gradients(
+    config: Config,
+    loss: tf.Tensor,
+    comm: Communicator,
+    token_sum: Callable,
+    shares: Sequence[int] = (),
+    cuts: Sequence[tuple[tf.Tensor, tf.Tensor]] = (),
+) -> Exchange:
+    """Sum the gradients of all trained variables over the ranks.
+
+    Args:
+      config: For the size of the batch.
+      loss: Scalar; this rank's part of the global loss, so that the sum over the ranks is it.
+      comm: The ranks.
+      token_sum: Of `lm.model.ops`.
+      shares: Rows of this rank's shares; see `Rows`. Gradients that are lists of rows, such as the
+        embedding's, are added up share by share where they are listed row by row.
+      cuts: Tensors made of variables alone, each with the one that the loss depends on in its
+        place: its gradient is exchanged, and flows on into the former after that.
+
+    Raises:
+      UserError: The loss does not depend on a variable.
+    """
+    variables = tf.trainable_variables()
+    local = _LocalGradients(
+        lambda gradient, variable: (
+            _add_up(gradient, variable.shape.as_list(), shares, token_sum)
+            if is_sparse(gradient) and dense_is_smaller(config, variable.shape.as_list()[0])
+            else gradient
+        )
+    )
+    sources = [*variables, *(used for _, used in cuts)]
+    summed = [g for g, _ in comm.distribute(local).compute_gradients(loss, sources)]
+    seconds = _seconds_between([gradient for gradient, _ in local.local_gradients], summed)
+    direct, of_cuts = summed[: len(variables)], summed[len(variables) :]
+    gradients = [
+        _merge_duplicates(gradient) if is_sparse(gradient) else gradient for gradient in direct
+    ]
+    reached = [(made, g) for (made, _), g in zip(cuts, of_cuts) if g is not None]
+    if reached:
+        made, of_made = map(list, zip(*reached))
+        gradients = map(_total, gradients, tf.gradients(made, variables, of_made))
+    return Exchange(list(map(_used, gradients, variables)), seconds)
+
+
+def _total(direct: Optional[Gradient], by_cuts: Optional[tf.Tensor]) -> Optional[Gradient]:
+    """Add the two parts of a variable's gradient, each the sum over the ranks."""
+    if direct is None or by_cuts is None:
+        return by_cuts if direct is None else direct
+    if is_sparse(direct):  # with each row once, so that no order matters
+        return tf.tensor_scatter_nd_add(by_cuts, direct.indices[:, None], direct.values)
+    return direct + by_cuts
+
+
+def _used(gradient: Optional[Gradient], variable: tf.Variable) -> Gradient:
+    if gradient is None:
+        raise UserError(
+            f"the loss does not depend on the variable {variable.op.name}: use it, or make it with"
+            " trainable=False"
+        )
+    return gradient
+
+
+def is_sparse(gradient: Optional[Gradient]) -> bool:
+    """Whether a gradient is a list of rows."""
+    return isinstance(gradient, tf.IndexedSlices)
+
+
+def values_of(gradient: Gradient) -> tf.Tensor:
+    """Return a gradient's numbers."""
+    return gradient.values if is_sparse(gradient) else gradient
+
+
+def _seconds_between(before: list, after: list) -> tf.Tensor:
+    """Return the time from when all of some tensors are there until all of others are."""
+
+    def time_of(gradients: list) -> tf.Tensor:
+        with tf.control_dependencies([values_of(g) for g in gradients if g is not None]):
+            return tf.timestamp()
+
+    return time_of(after) - time_of(before)
+
+
+def _add_up(
+    slices: tf.IndexedSlices, shape: Sequence[int], shares: Sequence[int], token_sum: Callable
+) -> tf.Tensor:
+    """Make a dense gradient of one that is listed row by row, share by share, as a tree."""
+    listed = slices.values.shape.as_list()[0]
+    with tf.device("cpu:0"):  # see _merge_duplicates
+        if not shares or not listed or listed % sum(shares):  # of another list, in its own order
+            return tf.math.unsorted_segment_sum(slices.values, slices.indices, shape[0])
+        sizes = [listed // sum(shares) * share for share in shares]
+        parts = [
+            tf.math.unsorted_segment_sum(values, indices, shape[0])
+            for values, indices in zip(
+                tf.split(slices.values, sizes), tf.split(slices.indices, sizes)
+            )
+        ]
+        # Not with +: TensorFlow's optimizer makes one sum of a tree, in another order.
+        flat = tf.reshape(tf.stack(parts), [len(parts), math.prod(shape)])
+        total = token_sum(flat, [1] * len(parts))
+    return tf.reshape(total, shape)
+
+
+def _merge_duplicates(slices: tf.IndexedSlices) -> tf.IndexedSlices:
+    """Sum the slices of the same row: un-merged, their norm would depend on how the words of
+    the global batch are spread over the ranks.
+
+    On the CPU, also where there is a GPU: there each row is summed by one thread, in the order of
+    the slices. A GPU adds atomically, in any order, and the ranks' weights would part.
+    """
+    with tf.device("cpu:0"):
+        rows, position = tf.unique(slices.indices)
+        values = tf.math.unsorted_segment_sum(slices.values, position, tf.size(rows))
+    return tf.IndexedSlices(values, rows, slices.dense_shape)
+
+
+def dense_is_smaller(config: Config, rows: int) -> bool:
+    """Whether the gradient of a table, such as the embedding, has fewer bytes as a dense tensor.
+
+    Sparse: each rank receives the rows of all tokens of the global batch. Dense: a ring
+    allreduce moves every row twice.
+    """
+    return config.batch_size * config.num_steps >= 2 * rows

@@ -1,0 +1,155 @@
+"""The fields of the built-in network, against the equations of their papers in plain TensorFlow."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+from lm.config import Config
+from lm.data.batches import Rows
+from lm.distributed.communicator import OneProcess
+from lm.distributed.gradients import exchange_gradients
+from lm.model import stepwise
+from lm.model.context import Context, dropout
+from lm.model.network import Network
+from lm.model.ops import fastest
+from lm.model.shape import weight_shapes
+from lm.model.windows import build_model
+
+T, B, H, E, V = 4, 3, 6, 5, 11
+STEP = 7
+CONFIG = Config(hidden_size=H, num_layers=2, num_steps=T, batch_size=B, init_scale=0.8, seed=3)
+FIELDS = {
+    "tied": dict(tie_weights=True),
+    "sizes": dict(embedding_size=E, keep_prob=0.8, output_keep_prob=1.0),
+    "tied sizes": dict(tie_weights=True, embedding_size=E),
+    "weight-drop": dict(recurrent_keep_prob=0.6),
+    "biases": dict(forget_bias=1.0),
+    "penalties": dict(activation_penalty=2.0, temporal_activation_penalty=3.0),
+    "all": dict(
+        tie_weights=True, embedding_size=E, keep_prob=0.8, embedding_keep_prob=0.6,
+        output_keep_prob=0.7, recurrent_keep_prob=0.6, locked_dropout=True, forget_bias=1.0,
+        activation_penalty=2.0, temporal_activation_penalty=1.0,
+    ),
+}  # fmt: skip
+
+
+def mask(config, shape, keep_prob, site):
+    return dropout(tf.ones(shape), keep_prob, config.seed, tf.constant(STEP), site, 0, fastest())
+
+
+def dropped(config, x, keep_prob, site):
+    """Dropout of activations [T, B, ...]; locked: with one mask for all time steps."""
+    steps = 1 if config.locked_dropout else T
+    return x * mask(config, [steps, *x.shape[1:]], keep_prob, site)
+
+
+def plain_loss(config, weights, inputs, targets):
+    """Return the loss that is differentiated, as the papers write it, and the nll alone."""
+    first_keep = config.embedding_keep_prob or config.keep_prob
+    x = dropped(config, tf.gather(weights["embedding"], inputs), first_keep, 0)
+    # Weight-drop takes a site of each layer.
+    sites = 1 + (config.recurrent_keep_prob < 1)
+    for layer in range(config.num_layers):
+        w, u, b = (
+            weights[f"lstm_{layer}/{name}"]
+            for name in ("input_weights", "recurrent_weights", "bias")
+        )
+        if config.recurrent_keep_prob < 1:
+            u = u * mask(config, [1, *u.shape], config.recurrent_keep_prob, 1 + layer * sites)[0]
+        h = c = tf.zeros([B, H])
+        outputs = []
+        for x_t in tf.unstack(x):
+            i, j, f, o = tf.split(x_t @ w + h @ u + b, 4, axis=1)
+            c = tf.sigmoid(f + config.forget_bias) * c + tf.sigmoid(i) * tf.tanh(j)
+            h = tf.sigmoid(o) * tf.tanh(c)
+            outputs.append(h)
+        raw = tf.stack(outputs)
+        keep = (layer == 1 and config.output_keep_prob) or config.keep_prob
+        x = dropped(config, raw, keep, sites * (layer + 1))
+    top = tf.reshape(x, [T * B, H])
+    if "softmax/projection" in weights:
+        top = top @ weights["softmax/projection"]
+    projection = tf.transpose(weights["embedding"])
+    if not config.tie_weights:
+        projection = weights["softmax/weights"]
+    nll = tf.nn.sparse_softmax_cross_entropy_with_logits(
+        labels=tf.reshape(targets, [-1]), logits=top @ projection + weights["softmax/bias"]
+    )
+    # In means over all words, as the code of the papers has it; here the loss is T times that.
+    loss = tf.reduce_mean(nll) + config.activation_penalty * tf.reduce_mean(x**2)
+    loss += config.temporal_activation_penalty * tf.reduce_mean((raw[1:] - raw[:-1]) ** 2)
+    return T * loss, tf.reduce_sum(nll)
+
+
+@pytest.mark.parametrize("fields", FIELDS.values(), ids=FIELDS)
+def test_loss_and_gradients_are_those_of_the_papers_equations(path, fields):
+    config = dataclasses.replace(CONFIG, **fields)
+    words = np.random.default_rng(0).integers(0, V, [T + 1, B]).astype(np.int32)
+    with tf.Graph().as_default(), tf.Session() as session:
+        model = build_model(Network(config, V), Rows(0, B), "train", tf.constant(STEP, tf.int64))
+        token_sum = fastest().token_sum
+        found = exchange_gradients(config, model.loss, OneProcess(), token_sum, cuts=model.cuts)
+        weights = {variable.op.name: variable for variable in tf.trainable_variables()}
+        assert {n: tuple(v.shape) for n, v in weights.items()} == weight_shapes(config, V)
+        loss, nll = plain_loss(config, weights, words[:-1], words[1:])
+        expected = tf.gradients(loss, list(weights.values()))
+        session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+        ours, theirs = session.run(
+            [
+                [model.loss, model.nll_sum, *map(tf.convert_to_tensor, found.gradients)],
+                [loss, nll, *map(tf.convert_to_tensor, expected)],
+            ],
+            {model.inputs_ph: words[:-1], model.targets_ph: words[1:]},
+        )
+    for one, other in zip(ours, theirs):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_windows_and_words_are_read_alike(path):
+    config = dataclasses.replace(CONFIG, **FIELDS["all"])
+    words = np.random.default_rng(5).integers(0, V, [T + 1, B]).astype(np.int32)
+    with tf.Graph().as_default(), tf.Session() as session:
+        network = Network(config, V)
+        model = build_model(network, Rows(0, B), "eval")
+        by_word = stepwise.target_log_probs(network, *map(tf.constant, (words[:-1], words[1:])))
+        session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+        feed = {model.inputs_ph: words[:-1], model.targets_ph: words[1:]}
+        nll, loss, log_probs = session.run([model.nll_N, model.loss, by_word], feed)
+    np.testing.assert_allclose(log_probs.ravel(), -nll, rtol=1e-5)
+    np.testing.assert_allclose(loss, nll.sum() / B, rtol=1e-5)  # no penalty
+
+
+def test_locked_masks_are_those_of_the_global_row_at_all_time_steps():
+    def masks(rows, step=STEP, **fields):
+        context = Context(
+            Config(locked_dropout=True), V, training=True, ops=fastest(), rows=rows,
+            step=tf.constant(step, tf.int64),
+        )  # fmt: skip
+        return context.dropout(tf.ones([T, rows.count, 64]), 0.5)
+
+    with tf.Graph().as_default(), tf.Session() as session:
+        rows = [Rows(0, 6), Rows(0, 2), Rows(2, 4)]
+        whole, *parts, later = session.run([*map(masks, rows), masks(rows[0], STEP + 1)])
+    np.testing.assert_array_equal(whole, np.concatenate(parts, axis=1))
+    assert (whole == whole[:1]).all()
+    assert 0.4 < np.mean(whole[0, 0] != whole[0, 1]) < 0.6
+    assert 0.4 < np.mean(whole != later) < 0.6
+
+
+def test_dropped_weights_are_the_same_for_all_rows_and_other_ones_at_each_step_and_site():
+    def dropped_weights(rows, step):
+        context = Context(
+            CONFIG, V, training=True, ops=fastest(), rows=rows, step=tf.constant(step, tf.int64)
+        )
+        return [context.drop_weights(tf.ones([32, 32]), 0.5) for _ in range(2)]
+
+    with tf.Graph().as_default(), tf.Session() as session:
+        (one, site), (two, _), (step, _) = session.run(
+            [dropped_weights(*use) for use in ((Rows(0, 3), 1), (Rows(3, 5), 1), (Rows(0, 3), 2))]
+        )
+    np.testing.assert_array_equal(one, two)
+    for other in (site, step):
+        assert 0.4 < np.mean(one != other) < 0.6
+    assert set(np.unique(one)) == {0, 2}
