@@ -153,7 +153,7 @@ class Config(Checked):
 
     precision: str = option(
         "float32",
-        "factors of matrix products: float32, or rounded to bfloat16; sums, all else: float32",
+        "bfloat16: the factors of matrix products are rounded to it; all else is float32",
         choices=("float32", "bfloat16"),
     )
 
@@ -164,12 +164,12 @@ class Config(Checked):
         "sgd", "sgd; momentum: classic, not Nesterov's; adam: bias-corrected",
         choices=("sgd", "momentum", "adam"),
     )  # fmt: skip
-    momentum: float = option(0.9, "momentum: what remains of a velocity", low=0, below=1)
-    adam_beta1: float = option(
-        0.9, "adam: what remains of the gradient's running mean", low=0, below=1
+    momentum: float = option(
+        0.9, "momentum: share of the velocity that is kept at each step", low=0, below=1
     )
+    adam_beta1: float = option(0.9, "adam: decay of the running mean of gradients", low=0, below=1)
     adam_beta2: float = option(
-        0.999, "adam: what remains of the squared gradient's running mean", low=0, below=1
+        0.999, "adam: decay of the running mean of squared gradients", low=0, below=1
     )
     adam_epsilon: float = option(
         1e-8, "adam: added to the root of the squared gradient's mean", above=0, high=1e38
@@ -211,8 +211,8 @@ class Config(Checked):
     # How the sums of a step are made.
     virtual_ranks: int = option(
         8,
-        "sums over rows are made as by this many ranks, a power of two: runs on 1, 2, 4, ... of"
-        " them are equal, bit for bit",
+        "add up over rows as this many ranks would, a power of two: runs on 1, 2, 4, ... up to so"
+        " many ranks are equal, bit for bit",
         low=1,
         high=256,
     )
@@ -258,7 +258,7 @@ class RunOptions(Checked):
         " others afresh, instead of refusing",
     )  # fmt: skip
     checkpoint_every_steps: Optional[int] = option(
-        None, "save at every so many steps too, besides the end of each epoch", low=1
+        None, "save every so many steps, besides at the end of each epoch", low=1
     )
     checkpoint_every_minutes: Optional[float] = option(
         10.0, "save when this many minutes have passed since the last save", above=0
@@ -281,12 +281,16 @@ class RunOptions(Checked):
         False, "first check the network of a config file: no row of the batch must depend on"
         " another one, nor a time step on a later one",
     )  # fmt: skip
-    max_skipped_updates: int = option(10, "stop after more than so many skipped updates", low=0)
+    max_skipped_updates: int = option(
+        10, "stop when more than so many updates have been skipped", low=0
+    )
     check_sync_steps: Optional[int] = option(
-        None, "compare the ranks' weights every so many steps, besides every epoch", low=1
+        None,
+        "compare the ranks' weights every so many steps, besides at the end of each epoch",
+        low=1,
     )
     step_timeout_seconds: float = option(
-        600.0, "end the job when a rank has waited so long for the others (0: never)", low=0
+        600.0, "end the job when a rank has waited for the others for so long (0: never)", low=0
     )
     max_steps: Optional[int] = option(None, "stop training after so many steps", low=1)
     early_stopping_epochs: Optional[int] = option(
