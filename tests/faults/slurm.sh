@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # A Slurm cluster on one machine: a controller and two nodes, n1 and n2, one daemon each.
 #
-#   slurm.sh up DIR      starts them; all they write goes to DIR
-#   slurm.sh down DIR    ends the jobs and the daemons
+#   slurm.sh up DIR             starts them; all they write goes to DIR
+#   slurm.sh start DIR NODE     starts the daemon of a node again
+#   slurm.sh down DIR           ends the jobs and the daemons
 #
 # With SLURM_CONF=DIR/slurm.conf sbatch, scontrol and so on speak to this cluster.
 # Needs root, munge and slurm-wlm; for srun --mpi=pmix also libpmix-dev, whose libpmix.so Slurm loads.
@@ -69,5 +70,6 @@ down() {
 
 case $action in
 up) up ;;
+start) slurmd -N "$3" ;;
 down) down ;;
 esac

@@ -94,10 +94,11 @@ class SlurmJob:
     def set_time_limit(self, minutes):
         self.slurm("scontrol", "update", f"JobId={self.id}", f"TimeLimit={minutes}")
 
-    def kill_rank(self, rank):
+    def kill(self, variable):
+        """SIGKILL to the processes with this in their environment."""
         for pid in marked_processes(self._mark):
             variables = pathlib.Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-            if f"PMIX_RANK={rank}".encode() in variables:
+            if variable.encode() in variables:
                 os.kill(pid, signal.SIGKILL)
 
     def remove(self):
@@ -143,12 +144,26 @@ def test_a_job_trains_on_two_nodes_also_after_the_death_of_a_rank(
 ):
     job = submit(*WHOLE, LAUNCHER=launcher, sbatch=["--cpus-per-task", 2])
     job.wait_for(lambda: saved_steps(job.output_dir))
-    job.kill_rank(1)
+    job.kill("PMIX_RANK=1")
     job.wait_for_restart(1)
     assert job.ends() == ("COMPLETED", "0")
     started, resumed = events(job.output_dir, "start")
     assert (started["world_size"], started["backend"]) == (2, "MPI")
     assert resumed["intra_op_threads"] == 2  # the cores of a task, not one of them
+    assert_is_the_run_of_one_process(start, job, tmp_path)
+
+
+def test_a_job_goes_on_when_a_dead_node_is_back(start, submit, cluster, tmp_path):
+    job = submit(*WHOLE)
+    job.wait_for(lambda: saved_steps(job.output_dir))
+    os.kill(int(pathlib.Path(cluster, "slurmd-n2.pid").read_text()), signal.SIGKILL)
+    try:
+        job.kill("SLURMD_NODENAME=n2")
+        job.wait_for_restart(1)
+        assert last_step(job.output_dir) < 250
+    finally:
+        subprocess.run([SCRIPT, "start", cluster, "n2"], check=True, timeout=60)
+    assert job.ends() == ("COMPLETED", "0")
     assert_is_the_run_of_one_process(start, job, tmp_path)
 
 
