@@ -9,8 +9,9 @@ export PATH=$PWD/.venv/bin:$PATH
 if ((EUID == 0)); then
     export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 fi
-# Without ssh, Open MPI refuses to start ranks even on this very host.
-if ! command -v ssh >/dev/null && ! command -v rsh >/dev/null; then
+# Without ssh, Open MPI refuses to start ranks even on this very host; a Slurm job's hosts it reaches
+# through srun.
+if [[ -z ${SLURM_JOB_ID:-} ]] && ! command -v ssh >/dev/null && ! command -v rsh >/dev/null; then
     export OMPI_MCA_plm=isolated
 fi
 # shellcheck disable=SC2207  # to be split into words

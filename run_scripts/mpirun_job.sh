@@ -4,8 +4,9 @@
 # SIGTERM, SIGINT and SIGHUP (the terminal is closed) reach an mpirun's ranks as SIGUSR2, which asks
 # them to save and stop: mpirun hands that on at once and waits for them. A SIGTERM of its own it
 # would pass on late, and kill the ranks soon after. SIGUSR1 (save and go on) is passed on as it is.
-# horovodrun hands on SIGTERM alone: set stop_signal=TERM for it.
-# Returns the job's exit code; after SIGTERM or SIGHUP 143, after SIGINT 130, also in $stopped_by.
+# horovodrun hands on SIGTERM alone: set stop_signal=TERM for it. srun hands all of them on.
+# Returns the job's exit code; after SIGTERM or SIGHUP 143, after SIGINT 130, after SIGUSR2 (which
+# asks the same) 140, also in $stopped_by.
 stopped_by=0
 stop_signal=USR2
 
@@ -18,10 +19,11 @@ run_job() {
     eval "$restore"
     trap 'stopped_by=143; kill -$stop_signal $job' TERM HUP
     trap 'stopped_by=130; kill -$stop_signal $job' INT
+    trap 'stopped_by=140; kill -$stop_signal $job' USR2
     trap 'kill -USR1 $job' USR1
     # A trap ends `wait` early, with a code above 128, while the job is still there.
     while wait "$job" && code=0 || code=$?; kill -0 "$job" 2>/dev/null; do :; done
-    trap - TERM INT HUP USR1
+    trap - TERM INT HUP USR1 USR2
     if ((stopped_by)); then
         code=$stopped_by
     fi

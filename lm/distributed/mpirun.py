@@ -42,8 +42,9 @@ def command(num_ranks: int, hosts: Optional[str] = None) -> list[str]:
 def environment(**changes: str) -> dict[str, str]:
     """Return this process's environment with changes, fit for mpirun; see run_scripts/env.sh."""
     found = {**os.environ, **root_permission(), **changes}
-    if not shutil.which("ssh") and not shutil.which("rsh"):
-        # Without either, Open MPI refuses to start ranks even on this very host.
+    if not (shutil.which("ssh") or shutil.which("rsh") or "SLURM_JOB_ID" in found):
+        # Without either, Open MPI refuses to start ranks even on this very host; a Slurm job's
+        # hosts it reaches through srun.
         found.setdefault("OMPI_MCA_plm", "isolated")
     return found
 

@@ -1,4 +1,7 @@
-"""Each launch script runs the real training, and all ways to launch give the same run."""
+"""Each launch script runs the real training, and all ways to launch give the same run.
+
+train_slurm.sbatch needs a Slurm: tests/faults/test_slurm.py.
+"""
 
 import os
 import shutil
@@ -48,40 +51,6 @@ def test_a_distributed_launch_gives_the_run_of_one_process(tmp_path, corpora, ba
     assert result.returncode == 0, result.stdout + result.stderr
     assert events(tmp_path / "run", "start")[0]["world_size"] == 2
     assert losses(tmp_path / "run") == pytest.approx(baseline, rel=1e-4)
-
-
-def slurm_job(tmp_path):
-    return {
-        "SLURM_SUBMIT_DIR": str(ROOT), "SLURM_JOB_ID": "7", "SLURM_NTASKS": "2",
-        "PATH": f"{tmp_path}:{os.environ['PATH']}",
-    }  # fmt: skip
-
-
-def test_the_batch_script_trains_with_mpirun_inside_a_slurm_job(tmp_path, corpora, baseline):
-    copy = shutil.copy(ROOT / "run_scripts" / "train_slurm.sbatch", tmp_path / "slurm_script")
-    command = [copy, *TINY, "--data_path", corpora, "--output_dir", tmp_path / "run"]
-    env = environment(CONFIG="config_test", **slurm_job(tmp_path))
-    result = run_command(command, env, timeout=120, cwd="/")
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert losses(tmp_path / "run") == pytest.approx(baseline, rel=1e-4)
-
-
-def test_the_batch_script_hands_srun_one_task_a_rank(tmp_path):
-    """Slurm is not here; what its srun would be given is."""
-    stand_in = tmp_path / "srun"
-    stand_in.write_text('#!/bin/sh\necho "$@"\n')
-    stand_in.chmod(0o755)
-    result = subprocess.run(
-        [ROOT / "run_scripts" / "train_slurm.sbatch", "--num_epochs", "1"],
-        env=environment(LAUNCHER="srun", **slurm_job(tmp_path)),
-        capture_output=True,
-        text=True,
-        timeout=30,
-    )
-    assert result.stdout.split() == [
-        "--mpi=pmix", "--kill-on-bad-exit=1", ".venv/bin/python", "-m", "lm.train",
-        "--config", "config_small", "--output_dir", "runs/slurm-7", "--num_epochs", "1",
-    ]  # fmt: skip
 
 
 def test_the_resilient_script_starts_the_python_of_its_own_checkout_on_all_hosts(tmp_path):

@@ -33,11 +33,18 @@ def test_without_mpirun_there_is_a_remedy(monkeypatch, tmp_path):
 def test_environment_lets_root_and_hosts_without_ssh_start_ranks(monkeypatch, tmp_path):
     monkeypatch.setattr("os.geteuid", lambda: 0)
     monkeypatch.setenv("PATH", str(tmp_path))
-    for name in ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "OMPI_MCA_plm"):
+    for name in (
+        "OMPI_ALLOW_RUN_AS_ROOT",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM",
+        "OMPI_MCA_plm",
+        "SLURM_JOB_ID",
+    ):
         monkeypatch.delenv(name, raising=False)
     found = mpirun.environment(MINE="1")
     assert found["OMPI_ALLOW_RUN_AS_ROOT"] == found["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] == "1"
     assert (found["OMPI_MCA_plm"], found["MINE"]) == ("isolated", "1")
+    # There srun starts the other hosts' daemons; "isolated" would keep mpirun on its own.
+    assert "OMPI_MCA_plm" not in mpirun.environment(SLURM_JOB_ID="7")
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     assert mpirun.root_permission() == {}
 

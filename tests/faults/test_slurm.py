@@ -1,0 +1,220 @@
+"""A real Slurm of two nodes on one machine (see slurm.sh)."""
+
+import contextlib
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import time
+
+import pytest
+
+from tests.commands import ROOT, environment, kill_marked, marked_processes, new_mark
+from tests.faults.jobs import (
+    config_flags,
+    events,
+    final_tensors,
+    last_step,
+    losses,
+    run,
+    saved_steps,
+)
+
+pytestmark = [
+    pytest.mark.soak,
+    pytest.mark.skipif(os.geteuid() != 0, reason="needs root for Slurm's daemons"),
+    pytest.mark.skipif(
+        not all(map(shutil.which, ("munged", "slurmctld", "slurmd", "sbatch"))),
+        reason="needs Slurm: apt install slurm-wlm munge libpmix-dev",
+    ),
+    pytest.mark.skipif(
+        not (ROOT / ".venv" / "bin" / "python").exists(), reason="needs run_scripts/setup.sh"
+    ),
+]
+
+SCRIPT = str(ROOT / "tests" / "faults" / "slurm.sh")
+FLAGS = ("--hidden_size", 16, "--noeval", "--log_every_steps", 1, "--checkpoint_every_steps", 25)
+WHOLE = (*FLAGS, "--max_steps", 250)
+ENDLESS = (*FLAGS, "--max_steps", 10**6, "--num_epochs", 1000)
+
+both_launchers = pytest.mark.parametrize("launcher", ["mpirun", "srun"])
+
+
+class SlurmJob:
+    """A submitted run_scripts/train_slurm.sbatch."""
+
+    def __init__(self, directory, corpora, output_dir, *flags, sbatch=(), **env):
+        self.output_dir, self._mark = output_dir, new_mark()
+        self._env = environment(
+            SLURM_CONF=f"{directory}/slurm.conf", CONFIG="config_test", **env, **self._mark
+        )
+        self._console = output_dir.with_suffix(".out")
+        script = ROOT / "run_scripts" / "train_slurm.sbatch"
+        submitted = self.slurm(
+            "sbatch", "--parsable", "--output", self._console, *sbatch, script,
+            *config_flags(corpora), "--output_dir", output_dir, *flags,
+        )  # fmt: skip
+        self.id = submitted.strip()
+
+    def slurm(self, *command) -> str:
+        """Run one of Slurm's commands."""
+        words = [str(word) for word in command]
+        return subprocess.run(
+            words, env=self._env, cwd=ROOT, check=True, capture_output=True, text=True, timeout=60
+        ).stdout
+
+    def fact(self, name) -> str:
+        """A field of `scontrol show job`."""
+        return re.search(rf"\b{name}=(\S+)", self.slurm("scontrol", "show", "job", self.id))[1]
+
+    def console(self) -> str:
+        return self._console.read_text() if self._console.exists() else ""
+
+    def wait_for(self, condition, timeout=120):
+        deadline = time.monotonic() + timeout
+        while not condition():
+            assert time.monotonic() < deadline, f"{self.fact('JobState')}\n{self.console()}"
+            time.sleep(0.2)
+
+    def wait_for_step(self, step):
+        self.wait_for(lambda: last_step(self.output_dir) >= step)
+
+    def wait_for_restart(self, count):
+        self.wait_for(lambda: self.fact("Restarts") == str(count))
+
+    def ends(self) -> tuple[str, str]:
+        """Wait for the end; returns state and exit code. No process may be left of the job."""
+        over = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
+        self.wait_for(lambda: self.fact("JobState") in over)
+        self.wait_for(lambda: not marked_processes(self._mark), timeout=10)
+        return self.fact("JobState"), self.fact("ExitCode").partition(":")[0]
+
+    def set_time_limit(self, minutes):
+        self.slurm("scontrol", "update", f"JobId={self.id}", f"TimeLimit={minutes}")
+
+    def kill(self, variable):
+        """SIGKILL to the processes with this in their environment."""
+        for pid in marked_processes(self._mark):
+            variables = pathlib.Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            if variable.encode() in variables:
+                os.kill(pid, signal.SIGKILL)
+
+    def remove(self):
+        with contextlib.suppress(subprocess.CalledProcessError):  # it has ended
+            self.slurm("scancel", self.id)
+        kill_marked(self._mark)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    """The directory of a running Slurm."""
+    directory = str(tmp_path_factory.mktemp("slurm"))
+    try:
+        subprocess.run([SCRIPT, "up", directory], check=True, timeout=60)
+        yield directory
+    finally:
+        subprocess.run([SCRIPT, "down", directory], check=True, timeout=60)
+
+
+@pytest.fixture
+def submit(cluster, corpora, tmp_path):
+    """Submit a job with flags of lm.train; it is cancelled when the test ends."""
+    jobs = []
+
+    def submit_job(*flags, **options):
+        jobs.append(SlurmJob(cluster, corpora, tmp_path / "run", *flags, **options))
+        return jobs[-1]
+
+    yield submit_job
+    for job in jobs:
+        job.remove()
+
+
+def assert_is_the_run_of_one_process(start, job, tmp_path):
+    run(start, tmp_path / "alone", *WHOLE)
+    assert losses(job.output_dir) == losses(tmp_path / "alone")
+    assert final_tensors(job.output_dir) == final_tensors(tmp_path / "alone")
+
+
+@both_launchers
+def test_a_job_trains_on_two_nodes_also_after_the_death_of_a_rank(
+    start, submit, tmp_path, launcher
+):
+    job = submit(*WHOLE, LAUNCHER=launcher, sbatch=["--cpus-per-task", 2])
+    job.wait_for(lambda: saved_steps(job.output_dir))
+    job.kill("PMIX_RANK=1")
+    job.wait_for_restart(1)
+    assert job.ends() == ("COMPLETED", "0")
+    started, resumed = events(job.output_dir, "start")
+    assert (started["world_size"], started["backend"]) == (2, "MPI")
+    assert resumed["intra_op_threads"] == 2  # the cores of a task, not one of them
+    assert_is_the_run_of_one_process(start, job, tmp_path)
+
+
+def test_a_job_goes_on_when_a_dead_node_is_back(start, submit, cluster, tmp_path):
+    job = submit(*WHOLE)
+    job.wait_for(lambda: saved_steps(job.output_dir))
+    os.kill(int(pathlib.Path(cluster, "slurmd-n2.pid").read_text()), signal.SIGKILL)
+    try:
+        job.kill("SLURMD_NODENAME=n2")
+        job.wait_for_restart(1)
+        assert last_step(job.output_dir) < 250
+    finally:
+        subprocess.run([SCRIPT, "start", cluster, "n2"], check=True, timeout=60)
+    assert job.ends() == ("COMPLETED", "0")
+    assert_is_the_run_of_one_process(start, job, tmp_path)
+
+
+@contextlib.contextmanager
+def drained_node(job):
+    job.slurm("scontrol", "update", "NodeName=n2", "State=DRAIN", "Reason=test")
+    try:
+        yield
+    finally:
+        job.slurm("scontrol", "update", "NodeName=n2", "State=RESUME")
+
+
+def test_a_job_waits_for_a_drained_node_and_goes_on(start, submit, tmp_path):
+    job = submit(*WHOLE)
+    job.wait_for_step(10)
+    with drained_node(job):
+        job.wait_for_step(20)
+        assert job.fact("JobState") == "RUNNING"
+        # What the time limit sends.
+        job.slurm("scancel", "--batch", "--signal=USR2", job.id)
+        job.wait_for(lambda: "DRAINED" in job.fact("Reason"))
+        step = last_step(job.output_dir)
+        assert saved_steps(job.output_dir)[-1] == step < 250
+    assert job.ends() == ("COMPLETED", "0")
+    assert last_step(job.output_dir) == 250
+    assert_is_the_run_of_one_process(start, job, tmp_path)
+
+
+@both_launchers
+def test_the_time_limit_requeues_a_job_so_often_and_no_more(submit, launcher):
+    job = submit(*ENDLESS, LAUNCHER=launcher, MAX_REQUEUES="1")
+    step = 0
+    for restarts in (0, 1):
+        job.wait_for_restart(restarts)
+        job.set_time_limit(60)
+        job.wait_for_step(step + 10)
+        # The script's warning, 120 s before, is due; Slurm looks twice a minute.
+        job.set_time_limit(2)
+        job.wait_for(lambda n=restarts: job.console().count("which is saved") > n)
+        step = last_step(job.output_dir)
+        assert saved_steps(job.output_dir)[-1] == step
+        assert job.console().count("resumed after step") == restarts
+    assert job.ends() == ("FAILED", "140")
+    assert "giving up: MAX_REQUEUES=1" in job.console()
+
+
+@both_launchers
+def test_a_cancelled_job_is_saved_and_stays_away(submit, launcher):
+    job = submit(*ENDLESS, "--checkpoint_every_steps", 10**6, LAUNCHER=launcher)
+    job.wait_for_step(10)
+    job.slurm("scancel", job.id)
+    assert job.ends() == ("CANCELLED", "143")
+    assert job.fact("Restarts") == "0"
+    assert saved_steps(job.output_dir)[-1] >= last_step(job.output_dir) >= 10
