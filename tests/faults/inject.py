@@ -75,7 +75,7 @@ def fail(rank, step, when):
 def fail_to_prepare(rank):
     import lm.training.run
 
-    def action(config, options, comm, stack):
+    def action(config, options, comm, *_):
         if comm.rank == int(rank):
             raise RuntimeError("the injected cause")
 
@@ -159,7 +159,7 @@ def stop_in_test(rank):
 
     slow_evaluation(0.025)
 
-    def act(validation, session, split):
+    def act(validation, session, split, *_):
         if split == "test" and validation._comm.rank == int(rank):
             threading.Timer(1, os.kill, (os.getpid(), signal.SIGSTOP)).start()
 
