@@ -20,6 +20,7 @@ import configs
 from lm import run_files
 from lm.config import Config, RunOptions, field_type
 from lm.errors import UserError
+from lm.startup import import_tensorflow
 
 _BUILD = ("build_outputs", "build_logits")
 
@@ -61,6 +62,8 @@ def load_config_file(name_or_path: str) -> ConfigFile:
     checksum = hashlib.sha256(source).hexdigest()
     if importlib.util.find_spec("tf_keras"):  # without, classic layers and cells are gone
         os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
+    if b"tensorflow" in source:  # a plain import of it takes twice as long, and has things to say
+        import_tensorflow()
     # Known by its name, as dataclasses expect of the module of a class.
     module = types.ModuleType(f"lm_config_{checksum[:16]}")
     module.__file__ = path

@@ -29,7 +29,7 @@ the vocabulary has none, it is an error.
 
 from lm.cli import program
 from lm.cli.flags import opened_run, run_flags
-from lm.distributed.startup import import_tensorflow
+from lm.startup import import_tensorflow
 
 USAGE = """\
 Write a trained model as a SavedModel, which plain TensorFlow loads without this project.

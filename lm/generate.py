@@ -12,7 +12,7 @@ import signal
 
 from lm.cli import program
 from lm.cli.flags import opened_run, run_flags
-from lm.distributed.startup import import_tensorflow
+from lm.startup import import_tensorflow
 
 USAGE = """\
 Generate text with a trained model.

@@ -21,7 +21,7 @@ import sys
 from lm.cli import program
 from lm.cli.flags import opened_run, run_flags
 from lm.data.vocabulary import EOS
-from lm.distributed.startup import import_tensorflow
+from lm.startup import import_tensorflow
 
 USAGE = """\
 Print the log-probability of each sentence on stdin, one sentence per line.

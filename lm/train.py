@@ -2,7 +2,7 @@
 
 from lm.cli import program
 from lm.cli.flags import parse_training_flags
-from lm.distributed.startup import import_tensorflow
+from lm.startup import import_tensorflow
 
 
 def main() -> None:

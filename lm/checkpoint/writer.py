@@ -27,7 +27,8 @@ class Saver:
       run_dir: The run's output_dir.
       keep: How many of the last checkpoints are kept, besides the best.
       every_steps: Save when the step is a multiple of this; None for never.
-      every_minutes: Save when the last save is so long ago; None for never.
+      every_minutes: Save when this many minutes have passed since the last save; None for
+        never.
     """
 
     def __init__(

@@ -13,8 +13,8 @@ from typing import Any, Optional
 import numpy as np
 
 from lm.distributed.communicator import Communicator
-from lm.distributed.startup import import_tensorflow
 from lm.errors import UserError
+from lm.startup import import_tensorflow
 
 _DEFAULTS = {
     # A rank that waits gives its core away: spinning inside MPI, Horovod's thread took it from

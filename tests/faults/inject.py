@@ -14,7 +14,7 @@ import time
 
 import numpy as np
 
-from lm.distributed.startup import import_tensorflow
+from lm.startup import import_tensorflow
 from lm.train import main
 
 FAULTS = {}

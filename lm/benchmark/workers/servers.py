@@ -12,8 +12,8 @@ from lm.benchmark.workers.workload import load_words
 from lm.config_file import load_config_file
 from lm.data.batches import TrainBatches, rows_of_rank
 from lm.distributed.communicator import Communicator
-from lm.distributed.startup import import_tensorflow
 from lm.model.shape import step_flops
+from lm.startup import import_tensorflow
 
 
 class StepServer:
