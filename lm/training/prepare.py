@@ -27,6 +27,10 @@ from lm.training.tracing import parse_steps
 class Prepared(NamedTuple):
     """A run that is ready to start on this rank."""
 
+    config: Config
+    options: RunOptions
+    comm: Communicator
+    file: Optional[ConfigFile]  # where it is part of the run
     corpus: Corpus
     corpus_record: CorpusRecord
     truth: Optional[Truth]  # of the embedded corpus
@@ -72,6 +76,10 @@ def prepare(
     if options.check_network:
         check_axes(config, len(corpus.vocabulary), file, sessions)
     return Prepared(
+        config=config,
+        options=options,
+        comm=comm,
+        file=file,
         corpus=corpus,
         corpus_record=record_of(config, data_path, corpus),
         truth=truth,
@@ -114,20 +122,18 @@ def checksum_of(file: Optional[ConfigFile]) -> Optional[str]:
     return file.checksum if file else None
 
 
-def facts_of(
-    config: Config, options: RunOptions, corpus: Corpus, file: Optional[ConfigFile]
-) -> dict[str, Any]:
+def facts_of(run: Prepared) -> dict[str, Any]:
     """Return what must be the same on all ranks, by name."""
     options_of_all = {
-        field.name: getattr(options, field.name)
-        for field in dataclasses.fields(options)
+        field.name: getattr(run.options, field.name)
+        for field in dataclasses.fields(run.options)
         if not field.metadata["per_host"]
     }
     return {
-        **dataclasses.asdict(config),
+        **dataclasses.asdict(run.config),
         **options_of_all,
-        "vocabulary": corpus.vocabulary.checksum,
-        "corpus": corpus.checksum,
-        "config file (SHA-256)": checksum_of(file),
+        "vocabulary": run.corpus.vocabulary.checksum,
+        "corpus": run.corpus.checksum,
+        "config file (SHA-256)": checksum_of(run.file),
         **platform_facts(),
     }

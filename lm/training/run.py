@@ -11,7 +11,6 @@ import tensorflow.compat.v1 as tf
 from lm.checkpoint import variables
 from lm.checkpoint.manifest import Manifest
 from lm.checkpoint.records import load_record
-from lm.checkpoint.run_dir import RunDir
 from lm.checkpoint.writer import Saver
 from lm.config import Config, RunOptions
 from lm.config_file import ConfigFile
@@ -56,46 +55,35 @@ def train(
     """
     with contextlib.ExitStack() as stack:
         run = together(comm, lambda: prepare(config, options, comm, stack, file))
-        check_agreement(comm.gather(facts_of(config, options, run.corpus, file)))
-        _start(config, options, comm, file, run, stack)
+        check_agreement(comm.gather(facts_of(run)))
+        _start(run, stack)
 
 
-def _start(
-    config: Config,
-    options: RunOptions,
-    comm: Communicator,
-    file: Optional[ConfigFile],
-    run: Prepared,
-    stack: contextlib.ExitStack,
-) -> None:
+def _start(run: Prepared, stack: contextlib.ExitStack) -> None:
+    comm = run.comm
     signals = stack.enter_context(contextlib.closing(Signals()))
     ranks = [Process(*process) for process in comm.gather(own_process())]
-    watchdog = stack.enter_context(
-        contextlib.closing(
-            Watchdog(options.step_timeout_seconds, ranks, comm.rank, lambda: signals.stop)
-        )
-    )
+    timeout = run.options.step_timeout_seconds
+    watchdog = Watchdog(timeout, ranks, comm.rank, lambda: signals.stop)
+    stack.enter_context(contextlib.closing(watchdog))
     position = together(comm, lambda: starting_position(run.run_dir))
     # Rank 0 alone reads checkpoints: other hosts need not see its disk.
     position = load_record(Position, comm.gather(dataclasses.asdict(position))[0], "rank 0")
-    _train(config, options, comm, file, run, position, signals, watchdog, stack)
+    _train(run, position, signals, watchdog, stack)
     # While the watchdog still watches: a rank that is stopped in its last step must end the job.
     comm.barrier()
 
 
 def _train(
-    config: Config,
-    options: RunOptions,
-    comm: Communicator,
-    file: Optional[ConfigFile],
     run: Prepared,
     position: Position,
     signals: Signals,
     watchdog: Watchdog,
     stack: contextlib.ExitStack,
 ) -> None:
+    config, options, comm = run.config, run.options, run.comm
     with tf.Graph().as_default():
-        network = Network(config, len(run.corpus.vocabulary), file)
+        network = Network(config, len(run.corpus.vocabulary), run.file)
 
         def build() -> tuple[Step, Optional[Average], Validation]:
             step = build_step(network, comm, skip_unsound=options.on_nan == "skip")
@@ -109,14 +97,13 @@ def _train(
         # From here on there is a run: a network that cannot be built leaves none behind.
         output_dir = run.run_dir.path if run.run_dir else None
         reporter = stack.enter_context(Reporter(output_dir, options.tensorboard))
-        saver = _saver(run.run_dir, options)
+        saver = _saver(run)
         if saver:  # whatever ends the run: the directory is not another's while it is written to
             stack.callback(saver.wait)
-        report_start(config, options, comm, file, run, position, reporter)
-        manifest = _manifest(config, comm, file, run)
+        report_start(run, position, reporter)
+        manifest = _manifest(run)
         arrays = together(
-            comm,
-            lambda: starting_arrays(run.run_dir, options, run.corpus.vocabulary),
+            comm, lambda: starting_arrays(run.run_dir, options, run.corpus.vocabulary)
         )
         # Not MonitoredTrainingSession: it recovers from errors by making a new session, on one
         # rank alone, which would then wait for ever for the others' broadcast.
@@ -149,31 +136,29 @@ def _train(
                 comm.stop_timeline()
 
 
-def _saver(run_dir: Optional[RunDir], options: RunOptions) -> Optional[Saver]:
-    if run_dir is None:
+def _saver(run: Prepared) -> Optional[Saver]:
+    if run.run_dir is None:
         return None
     return Saver(
-        run_dir.path,
-        options.keep_checkpoints,
-        options.checkpoint_every_steps,
-        options.checkpoint_every_minutes,
+        run.run_dir.path,
+        run.options.keep_checkpoints,
+        run.options.checkpoint_every_steps,
+        run.options.checkpoint_every_minutes,
     )
 
 
-def _manifest(
-    config: Config, comm: Communicator, file: Optional[ConfigFile], run: Prepared
-) -> Manifest:
+def _manifest(run: Prepared) -> Manifest:
     """Return what is the same in all checkpoints of a run; call it in the training graph."""
     return Manifest(
         step=0,
         epoch=0,
         steps_per_epoch=run.batches.steps_per_epoch,
-        world_size=comm.size,
-        seed=config.seed,
-        config=dataclasses.asdict(config),
+        world_size=run.comm.size,
+        seed=run.config.seed,
+        config=dataclasses.asdict(run.config),
         vocabulary=run.corpus.vocabulary.checksum,
         corpus=run.corpus.checksum,
         position={},
         weights=variables.weight_names(),
-        config_file=checksum_of(file),
+        config_file=checksum_of(run.file),
     )

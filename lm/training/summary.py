@@ -6,16 +6,13 @@ import dataclasses
 import os
 import platform
 import socket
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
 from lm import kernels, run_files
-from lm.config import Config, RunOptions
-from lm.config_file import ConfigFile
 from lm.distributed.agreement import by_rank
-from lm.distributed.communicator import Communicator
 from lm.distributed.devices import device_name
 from lm.distributed.horovod import horovod_version
 from lm.events.reporter import Reporter
@@ -23,44 +20,31 @@ from lm.training.prepare import Prepared
 from lm.training.progress import Position
 
 
-def report_start(
-    config: Config,
-    options: RunOptions,
-    comm: Communicator,
-    file: Optional[ConfigFile],
-    run: Prepared,
-    position: Position,
-    reporter: Reporter,
-) -> None:
+def report_start(run: Prepared, position: Position, reporter: Reporter) -> None:
     """Open the log files, and write the start event, the summary and the files that describe
     the run; all ranks must call it together, in the graph of the training."""
+    config, comm = dataclasses.asdict(run.config), run.comm
     output_dir = comm.gather(reporter.output_dir)[0]
     paths = [os.path.join(output_dir, run_files.LOG)]
-    if options.log_path:
-        paths.append(options.log_path)
-    reporter.open_logs(paths, options.mpi_log, comm.rank)
+    if run.options.log_path:
+        paths.append(run.options.log_path)
+    reporter.open_logs(paths, run.options.mpi_log, comm.rank)
     if comm.is_rank_0:
-        reporter.describe(dataclasses.asdict(config))
-        reporter.write_json(run_files.CONFIG, dataclasses.asdict(config))
-        if file:
-            reporter.write_json(run_files.CONFIG_FILE, file.record)
+        reporter.describe(config)
+        reporter.write_json(run_files.CONFIG, config)
+        if run.file:
+            reporter.write_json(run_files.CONFIG_FILE, run.file.record)
         reporter.write_json(run_files.CORPUS, run.corpus_record._asdict())
         run.corpus.vocabulary.save(os.path.join(output_dir, run_files.VOCABULARY))
-    facts = _facts(config, comm, file, run, position, output_dir)
+    facts = _facts(run, position, output_dir)
     reporter.event("start", **facts)
     for line in _summary(facts, comm.rank):
         reporter.log(line)
 
 
-def _facts(
-    config: Config,
-    comm: Communicator,
-    file: Optional[ConfigFile],
-    run: Prepared,
-    position: Position,
-    output_dir: str,
-) -> dict[str, Any]:
+def _facts(run: Prepared, position: Position, output_dir: str) -> dict[str, Any]:
     """Return what the start event tells; the same on all ranks, but for what is this rank's."""
+    config, comm = run.config, run.comm
     own = {
         "host": socket.gethostname(),
         "device": device_name(comm.local_rank),
@@ -87,10 +71,10 @@ def _facts(
         horovod=horovod_version(),
         numpy=np.__version__,
         compiled_ops=[rank["compiled_ops"] for rank in ranks],
-        exact=_exactness(config, comm, file, [rank["compiled_ops"] for rank in ranks]),
+        exact=_exactness(run, [rank["compiled_ops"] for rank in ranks]),
         precision=config.precision,
         batch_size=config.batch_size,
-        config_file=file.record if file else None,
+        config_file=run.file.record if run.file else None,
         parameters=sum(v.shape.num_elements() for v in tf.trainable_variables()),
         corpus=run.corpus.name,
         vocab_size=len(run.corpus.vocabulary),
@@ -140,10 +124,9 @@ def _summary(facts: dict[str, Any], rank: int) -> list[str]:
     return lines
 
 
-def _exactness(
-    config: Config, comm: Communicator, file: Optional[ConfigFile], compiled_ops: list[str]
-) -> str:
+def _exactness(run: Prepared, compiled_ops: list[str]) -> str:
     """Tell whether this run is, bit for bit, the one of any other number of ranks."""
+    config, comm, file = run.config, run.comm, run.file
     if file and file.functions:
         why = f"{file.path} computes with TensorFlow's own operations"
     elif any(description.startswith("no ") for description in compiled_ops):
