@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,10 +10,13 @@ from typing import Any, NamedTuple, Optional
 
 from lm import run_files
 from lm.cli.tables import printable
+from lm.config import Config
 from lm.data.run_corpus import CorpusRecord, read_record
 from lm.errors import UserError
 
 Event = Mapping[str, Any]  # a line of metrics.jsonl
+# Of fields that the version which wrote a run did not know: they mean "as before".
+_DEFAULTS = {field.name: field.default for field in dataclasses.fields(Config)}
 
 
 class RunMetrics(NamedTuple):
@@ -70,7 +74,7 @@ def read_run(directory: str) -> RunMetrics:
     corpus = read_record(directory)
     try:
         with open(os.path.join(directory, run_files.CONFIG), encoding="utf-8") as file:
-            config = dict(json.load(file))
+            config = {**_DEFAULTS, **json.load(file)}
         with open(path, encoding="utf-8") as file:
             # The last line may be cut off, by a kill or because it is being written.
             events = _last_told(map(json.loads, file.read().split("\n")[:-1]))

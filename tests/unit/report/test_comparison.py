@@ -70,6 +70,14 @@ def test_what_a_resumed_run_tells_last_counts(tmp_path):
     assert [(event["step"], event["loss"]) for event in steps] == [(1, 6.0), (2, 5.5), (3, 4.0)]
 
 
+def test_a_field_that_an_older_version_did_not_know_means_its_default(tmp_path):
+    older = write_run(tmp_path / "older", losses=[(1, 6.0)])
+    same = write_run(tmp_path / "same", losses=[(1, 6.0)], config={**CONFIG, "momentum": 0.9})
+    other = write_run(tmp_path / "other", losses=[(1, 6.0)], config={**CONFIG, "momentum": 0.5})
+    labels = [group.label for group in group_by_config([older, same, other])]
+    assert labels == ["small (momentum=0.9)", "small (momentum=0.5)"]
+
+
 @pytest.mark.parametrize(
     "name, content, message",
     [
