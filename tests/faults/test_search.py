@@ -4,6 +4,7 @@ import contextlib
 import os
 import pathlib
 import random
+import shlex
 import shutil
 import signal
 import subprocess
@@ -17,9 +18,10 @@ from lm.checkpoint import format as checkpoint
 from lm.report.search import load_search
 from tests.commands import ROOT, environment, kill_marked, marked_processes, new_mark
 from tests.faults.jobs import events
+from tests.faults.test_slurm import cluster
 from tests.faults.test_two_hosts import hosts, mpirun_options
 
-__all__ = ["hosts"]
+__all__ = ["cluster", "hosts"]
 
 pytestmark = [
     pytest.mark.soak,
@@ -198,6 +200,48 @@ def test_drivers_share_a_study_and_take_over_from_one_that_dies(drive, database,
     assert third.returncode == 1
     (line,) = [line for line in output.splitlines() if line.startswith("lm: error: ")]
     assert "the study cannot be used: " in line and line.endswith("--resume")
+
+
+@pytest.mark.timeout(900)
+def test_the_tasks_of_a_job_array_share_a_study(cluster, database, corpora, tmp_path):
+    pytest.importorskip("psycopg2", reason="needs psycopg2-binary (setup.sh --dev)")
+    mark = new_mark()
+    env = environment(SLURM_CONF=f"{cluster}/slurm.conf", **mark)
+
+    def slurm(*command):
+        return subprocess.run(
+            [str(word) for word in command], env=env, cwd=ROOT, check=True, capture_output=True,
+            text=True, timeout=60,
+        ).stdout.strip()  # fmt: skip
+
+    program = [
+        sys.executable, "-m", "lm.search", *FLAGS, "--ranks_per_trial", 2, "--storage", database[0],
+        "--heartbeat_seconds", 1, "--data_path", corpora, "--output_dir", tmp_path / "search",
+    ]  # fmt: skip
+    consoles = [tmp_path / f"task-{task}.out" for task in (1, 2)]
+    array = slurm(
+        "sbatch", "--parsable", "--array=1-2", "--nodes=1", "--exclusive",
+        "--output", tmp_path / "task-%a.out", "--wrap", shlex.join(map(str, program)),
+    )  # fmt: skip
+
+    def wait(condition, timeout=300):
+        deadline = time.monotonic() + timeout
+        while not condition():
+            told = [console.read_text() for console in consoles if console.exists()]
+            assert time.monotonic() < deadline, "\n".join(told)
+            time.sleep(0.2)
+
+    try:
+        wait(lambda: has_begun(tmp_path, 0) and has_begun(tmp_path, 1))
+        slurm("scancel", f"{array}_1")
+        wait(lambda: not slurm("squeue", "--noheader", f"--jobs={array}"))
+    finally:
+        kill_marked(mark)
+    check_finished(tmp_path)
+    assert "test perplexity" in consoles[1].read_text()
+    starts = [events(trial_dir(tmp_path, number), "start") for number in range(4)]
+    assert sorted(len(started) for started in starts) == [1, 1, 1, 2]  # the cancelled one goes on
+    assert all(start["world_size"] == 2 for started in starts for start in started)
 
 
 @pytest.mark.timeout(900)

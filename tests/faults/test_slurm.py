@@ -22,17 +22,7 @@ from tests.faults.jobs import (
     saved_steps,
 )
 
-pytestmark = [
-    pytest.mark.soak,
-    pytest.mark.skipif(os.geteuid() != 0, reason="needs root for Slurm's daemons"),
-    pytest.mark.skipif(
-        not all(map(shutil.which, ("munged", "slurmctld", "slurmd", "sbatch"))),
-        reason="needs Slurm: apt install slurm-wlm munge libpmix-dev",
-    ),
-    pytest.mark.skipif(
-        not (ROOT / ".venv" / "bin" / "python").exists(), reason="needs run_scripts/setup.sh"
-    ),
-]
+pytestmark = pytest.mark.soak
 
 SCRIPT = str(ROOT / "tests" / "faults" / "slurm.sh")
 FLAGS = ("--hidden_size", 16, "--noeval", "--log_every_steps", 1, "--checkpoint_every_steps", 25)
@@ -110,6 +100,12 @@ class SlurmJob:
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
     """The directory of a running Slurm."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root for Slurm's daemons")
+    if not all(map(shutil.which, ("munged", "slurmctld", "slurmd", "sbatch"))):
+        pytest.skip("needs Slurm: apt install slurm-wlm munge libpmix-dev")
+    if not (ROOT / ".venv" / "bin" / "python").exists():
+        pytest.skip("needs run_scripts/setup.sh")
     directory = str(tmp_path_factory.mktemp("slurm"))
     try:
         subprocess.run([SCRIPT, "up", directory], check=True, timeout=60)
