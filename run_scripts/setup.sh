@@ -5,12 +5,13 @@
 #   run_scripts/setup.sh          what training needs
 #   run_scripts/setup.sh --dev    also pytest, hypothesis and ruff
 #
-# Needs: Python 3.9 to 3.13 with venv, g++; with an NVIDIA GPU also CUDA 12's nvcc.
+# Needs: Python 3.9 to 3.13 with venv, g++. For GPUs see docs/gpu.md.
 # Environment: PYTHON   the interpreter (default: the one .venv has, else python3, python3.13, ...)
 #              TENSORFLOW_VERSION   one that constraints/ has (default: the one .venv has, else the
 #                       newest that goes with the interpreter; with a GPU 2.18.1)
-#              USE_GPU  1 or 0 (default: 1 where nvidia-smi lists a GPU)
-#              CXX, CUDA_HOME   the C++ compiler (g++) and the CUDA toolkit (/usr/local/cuda)
+#              USE_GPU  1 or 0 (default: as .venv has it, else 1 where nvidia-smi lists a GPU)
+#              CXX, CUDA_HOME   the C++ compiler (g++) and the CUDA toolkit (default: of the nvcc in
+#                       PATH, else /usr/local/cuda, else PyPI's, which is installed into .venv)
 # Cost: once, about 4 minutes on 2 cores and 1.5 GB of disk (5 GB with CUDA); a minute in the next
 #   checkout, which takes what was compiled from the user's cache; then under a second.
 # Result: .venv, with one stamp (.done-NAME) for each finished step. A stamp holds what its step
@@ -53,7 +54,15 @@ fi
 
 # --- What this host offers -----------------------------------------------------------------------
 
-[[ -n ${USE_GPU:-} ]] || { [[ $(nvidia-smi -L 2>/dev/null) == GPU* ]] && USE_GPU=1 || USE_GPU=0; }
+# A .venv stays as it is: the hosts that share it may be some with GPUs and some without.
+for_gpus() {
+    if [[ -f .venv/.done-packages ]]; then
+        [[ $(<.venv/.done-packages) == *"[and-cuda]"* ]]
+    else
+        [[ $(nvidia-smi -L 2>/dev/null) == GPU* ]]
+    fi
+}
+[[ -n ${USE_GPU:-} ]] || { for_gpus && USE_GPU=1 || USE_GPU=0; }
 
 # The TensorFlow to look for first; the empty one means the newest.
 if [[ -n ${TENSORFLOW_VERSION:-} ]]; then
@@ -98,7 +107,8 @@ tensorflow_version=${pins_file##*tensorflow} tensorflow_version=${tensorflow_ver
 
 if [[ $USE_GPU == 1 ]]; then
     tensorflow="tensorflow[and-cuda]"
-    CUDA_HOME=${CUDA_HOME:-/usr/local/cuda}
+    # Empty where the host has no CUDA toolkit.
+    nvcc=$(PATH=${CUDA_HOME:+$CUDA_HOME/bin:}$PATH:/usr/local/cuda/bin command -v nvcc || true)
 elif [[ $(uname -sm) == "Linux x86_64" ]]; then
     tensorflow=tensorflow-cpu
 else
@@ -115,8 +125,8 @@ fi
 need_build_tools() {
     command -v "${CXX:-g++}" >/dev/null ||
         die "no C++ compiler (${CXX:-g++}): install g++ (Debian, Ubuntu: apt install g++) or set CXX to one"
-    [[ $USE_GPU == 0 || -x $CUDA_HOME/bin/nvcc ]] ||
-        die "an NVIDIA GPU but no $CUDA_HOME/bin/nvcc: install the CUDA 12 toolkit, set CUDA_HOME, or set USE_GPU=0"
+    [[ $USE_GPU == 0 || -z ${CUDA_HOME:-} || -x $CUDA_HOME/bin/nvcc ]] ||
+        die "CUDA_HOME has no bin/nvcc ($CUDA_HOME): set it to a CUDA toolkit, or not at all (docs/gpu.md)"
 }
 
 # --- The steps -----------------------------------------------------------------------------------

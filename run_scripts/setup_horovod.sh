@@ -9,16 +9,23 @@ build_horovod() (
     # Some of Horovod's files use std::string and uint8_t without including them, which gcc >= 13
     # refuses. Without --no-build-isolation Horovod builds, silently, without TensorFlow; without
     # --quiet its setup.py passes make's VERBOSE=1 to Ninja.
-    nvidia=$(echo "$root"/.venv/lib/python3*/site-packages/nvidia)
     export PATH=$root/.venv/bin:$PATH CMAKE_GENERATOR=Ninja MAKEFLAGS="-j$(nproc)" CXX=${CXX:-g++}
     export CXXFLAGS="-include stdexcept -include string -include cstdint ${CXXFLAGS:-}"
     export HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1
     export HOROVOD_WITH_MPI=1 HOROVOD_WITH_GLOO=1
     if [[ $USE_GPU == 1 ]]; then
-        # The NCCL that TensorFlow brings has no libnccl.so, the name that a linker looks for.
+        nvidia=$(echo "$root"/.venv/lib/python3*/site-packages/nvidia)
+        if [[ -n $nvcc ]]; then # also one behind a wrapper knows where its toolkit lies
+            cuda=$("$nvcc" --dryrun -x cu /dev/null 2>&1 | sed -n 's/^#\$ TOP=//p')
+        else
+            cuda=$nvidia/cu13
+            ln -sfn lib "$cuda/lib64"
+            ln -sf libcudart.so.13 "$cuda/lib/libcudart.so"
+        fi
+        # Wheels have no libnccl.so and libcudart.so, the names that linkers look for.
         ln -sf libnccl.so.2 "$nvidia/nccl/lib/libnccl.so"
         export HOROVOD_GPU_OPERATIONS=NCCL HOROVOD_NCCL_HOME=$nvidia/nccl HOROVOD_NCCL_LINK=SHARED
-        export HOROVOD_CUDA_HOME=$CUDA_HOME PATH=$CUDA_HOME/bin:$PATH
+        export HOROVOD_CUDA_HOME=$cuda PATH=$cuda/bin:$PATH
     fi
     source=.venv/horovod-source
     rm -rf $source .venv/wheels && mkdir $source &&
@@ -38,7 +45,10 @@ wheel_key() {
     .venv/bin/python -c "import platform, sysconfig
 print(sysconfig.get_config_var('SOABI'), platform.machine(), *platform.libc_ver())"
     "${CXX:-g++}" --version
-    [[ $USE_GPU == 0 ]] || { "$CUDA_HOME/bin/nvcc" --version && grep ^nvidia-nccl "$pins_file"; }
+    if [[ $USE_GPU == 1 ]]; then
+        "${nvcc:-true}" --version
+        grep -E '^nvidia-(nccl|cuda-nvcc=)' "$pins_file"
+    fi
     grep -m 1 '^flags' /proc/cpuinfo 2>/dev/null | grep -owE 'avx|f16c|fma' || true
     env | grep ^HOROVOD_ || true
     declare -f build_horovod
@@ -63,6 +73,9 @@ install_horovod() {
             return
         fi
         say "that wheel does not load ($build_log says why)"
+    fi
+    if [[ $USE_GPU == 1 && -z $nvcc ]]; then
+        install nvidia-cuda-nvcc nvidia-cuda-cccl
     fi
     say "building Horovod with $mpi (about 2 minutes on 2 cores)"
     saying $build_log "building Horovod" build_horovod || {
