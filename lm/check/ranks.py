@@ -18,6 +18,7 @@ import tensorflow.compat.v1 as tf
 from lm import kernels
 from lm.check.checklist import FAIL, FAILURE, OK, WARN, Checklist
 from lm.check.exchange import check_exchange, check_scaling
+from lm.check.gpus import why_no_gpu
 from lm.distributed.agreement import by_rank, first_disagreement, platform_facts, together
 from lm.distributed.communicator import Communicator
 from lm.distributed.cores import count_cores
@@ -74,7 +75,7 @@ def _own_facts(comm: Communicator) -> dict[str, Any]:
         "cores": count_cores(),
         "gpus": len(tf.config.list_physical_devices("GPU")),
         "device": device_name(comm.local_rank),
-        "nvidia_driver": os.path.exists("/proc/driver/nvidia/version"),
+        "no_gpu": why_no_gpu(),
         "build": build,
         "kernels": kernels.description(),
         "versions": {
@@ -111,7 +112,7 @@ def _check_versions(checklist: Checklist, facts: Facts) -> None:
         WARN if lacks_nccl else OK,
         "horovod",
         f"built with {built or 'nothing'}; the ranks use {facts[0]['backend']}",
-        f"without NCCL, GPUs exchange through the host's memory: {_SETUP}",
+        f"without NCCL, GPUs exchange through the host's memory: USE_GPU=1, and {_SETUP}",
     )
 
 
@@ -136,17 +137,13 @@ def _check_devices(checklist: Checklist, facts: Facts) -> None:
     checklist.add(OK, "ranks", f"{len(facts)} ranks are connected: {found}")
     devices = ", ".join(f"{rank['host']}/{rank['device']}" for rank in facts)
     errors = [rank["device_error"] for rank in facts if rank["device_error"]]
-    unused = [rank["host"] for rank in facts if rank["nvidia_driver"] and not rank["gpus"]]
+    unused = [f"on {rank['host']} {rank['no_gpu']}" for rank in facts if rank["no_gpu"]]
     crowded = sorted({rank["host"] for rank in facts if rank["local_size"] > rank["cores"]})
     status, remedy = OK, ""
     if errors:
         status, remedy = FAIL, errors[0]
     elif unused:
-        status = WARN
-        remedy = (
-            f"TensorFlow sees no GPU on {unused[0]}, which has an NVIDIA driver: change"
-            f" CUDA_VISIBLE_DEVICES, or, for tensorflow[and-cuda], {_SETUP}"
-        )
+        status, remedy = WARN, f"TensorFlow sees no GPU: {unused[0]}"
     elif crowded:
         status = WARN
         remedy = f"there are more ranks than cores on {', '.join(crowded)}: start fewer there"

@@ -71,7 +71,8 @@ def session_config(threads: Threads, comm: Communicator) -> tf.ConfigProto:
         if comm.local_size > num_gpus:
             raise UserError(
                 f"{comm.local_size} ranks on this host but {num_gpus} visible GPUs: start one rank"
-                " per GPU, or hide the GPUs with CUDA_VISIBLE_DEVICES= to train on the CPU"
+                " per GPU, each of which sees all (under Slurm without --gpus-per-task), or hide"
+                " the GPUs with CUDA_VISIBLE_DEVICES= to train on the CPU"
             )
         # One process per GPU: two in one GPU's memory would fail or thrash.
         config.gpu_options.visible_device_list = str(comm.local_rank)

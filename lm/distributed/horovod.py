@@ -65,10 +65,16 @@ class HorovodCommunicator(Communicator):
         self._hvd = hvd
         self.rank, self.size = hvd.rank(), hvd.size()
         self.local_rank, self.local_size = hvd.local_rank(), hvd.local_size()
-        self.backend = "MPI" if hvd.mpi_enabled() else "Gloo"
-        if hvd.nccl_built():
-            self.backend += ", and NCCL between GPUs"
         self._concat_session: Optional[tuple] = None
+
+    @property
+    def backend(self) -> str:
+        # Not in the constructor: on a host with GPUs the question starts their driver.
+        import tensorflow as tf
+
+        backend = "MPI" if self._hvd.mpi_enabled() else "Gloo"
+        nccl = self._hvd.nccl_built() and tf.config.list_physical_devices("GPU")
+        return f"{backend}, and NCCL between GPUs" if nccl else backend
 
     @property
     def settings(self) -> dict[str, str]:

@@ -136,6 +136,24 @@ def test_a_tensorflow_once_named_stays_until_its_python_goes(project, chosen):
     assert "installing tensorflow-cpu 2.21.0" in chosen((3, 13, 0)).stdout
 
 
+def test_gpus_once_asked_for_stay_also_where_the_host_has_none(project, chosen):
+    for environment, said in (
+        ({"USE_GPU": "1"}, "installing tensorflow[and-cuda] 2.18.1"),
+        ({"USE_GPU": ""}, "installing tensorflow[and-cuda] 2.21.0"),
+        ({"USE_GPU": "0"}, "installing tensorflow-cpu 2.21.0"),
+    ):
+        assert said in chosen((3, 11, 0), **environment).stdout
+        (project / ".venv").mkdir()
+        stamp = "1 | / | tensorflow[and-cuda] | horovod==0.28.1 tensorflow==2.21.0\n"
+        (project / ".venv/.done-packages").write_text(stamp)
+
+
+def test_a_cuda_home_without_a_compiler_is_one_line(project, host, tmp_path):
+    (host / "g++").symlink_to("/bin/true")
+    refused = run_setup(project, host, PYTHON=REAL_PYTHON, USE_GPU="1", CUDA_HOME=str(tmp_path))
+    assert_refused(refused, f"CUDA_HOME has no bin/nvcc ({tmp_path})")
+
+
 @pytest.mark.parametrize("python, version", [((3, 13, 0), "2.18.1"), ((3, 11, 0), "2.17.0")])
 def test_a_tensorflow_that_does_not_fit_is_one_line(chosen, python, version):
     refused = chosen(python, TENSORFLOW_VERSION=version)

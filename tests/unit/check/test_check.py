@@ -65,7 +65,7 @@ def facts(**changes):
     build = {"version": "0.28.1", "MPI": True, "Gloo": True, "NCCL": False, "CUDA": False}
     good = {
         "host": "host1", "local_size": 1, "backend": "MPI", "cores": 2, "gpus": 0,
-        "device": "CPU:0", "device_error": None, "nvidia_driver": False, "build": build,
+        "device": "CPU:0", "device_error": None, "no_gpu": "", "build": build,
         "kernels": "compiled ops for avx2", "versions": VERSIONS, "same": {"code": "c0de"},
     }  # fmt: skip
     return {**good, **changes}
@@ -79,7 +79,7 @@ def facts(**changes):
         ("versions", {"versions": {**VERSIONS, "tensorflow": "2.15.1"}}, "WARN", "tested with"),
         ("versions", {"versions": {**VERSIONS, "numpy": "1.26.4"}}, "WARN", "1.26.4 on rank 0"),
         ("devices", {"device_error": "2 ranks but 1 visible GPUs"}, "FAIL", "1 visible GPUs"),
-        ("devices", {"nvidia_driver": True}, "WARN", "sees no GPU on host1"),
+        ("devices", {"no_gpu": "they are hidden"}, "WARN", "no GPU: on host1 they are hidden"),
         ("devices", {"local_size": 3}, "WARN", "more ranks than cores on host1"),
         ("kernels", {"kernels": "no compiled ops: not built; run x"}, "WARN", "slower"),
         ("kernels", {"kernels": "compiled ops for avx2"}, "OK", "avx2"),

@@ -1,8 +1,13 @@
-"""TensorFlow's start: what it imports, and its threads."""
+"""TensorFlow's start: what it imports, its threads, and which GPU it has."""
 
 import subprocess
 import sys
 
+import pytest
+
+from lm.distributed import devices
+from lm.distributed.communicator import OneProcess
+from lm.errors import UserError
 from tests.commands import ROOT
 
 # A Saver, a session and an exchange each would make the pools of the process, if they came first.
@@ -40,3 +45,15 @@ def count_threads(intra_op: int) -> int:
 
 def test_a_process_has_as_many_threads_as_it_was_told():
     assert count_threads(7) - count_threads(2) == 5
+
+
+def test_each_rank_of_a_host_has_a_gpu_of_its_own(monkeypatch):
+    """Only the number of GPUs is made up: no test has one."""
+    monkeypatch.setattr(devices.tf.config, "list_physical_devices", lambda kind: ["GPU"] * 2)
+    comm = OneProcess()
+    comm.local_rank, comm.local_size = 1, 2
+    config = devices.session_config(devices.Threads(1, 1), comm)
+    assert config.gpu_options.visible_device_list == "1" and devices.device_name(1) == "GPU:1"
+    comm.local_size = 3
+    with pytest.raises(UserError, match="3 ranks on this host but 2 visible GPUs: start one rank"):
+        devices.session_config(devices.Threads(1, 1), comm)

@@ -1,0 +1,42 @@
+"""What a check-up says of GPUs that TensorFlow does not take. No test here has a GPU."""
+
+import pytest
+
+from lm.check import gpus
+
+DRIVER = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  {}  Tue Mar  5 22:23:56 UTC 2024\n"
+NEW, OLD = DRIVER.format("580.65.06"), DRIVER.format("470.223.02")
+
+
+def test_a_library_that_tensorflow_cannot_load_is_named():
+    (error,) = gpus.load_errors(["libc.so.6", "libnowhere.so.1"])
+    assert error.startswith("libnowhere.so.1: cannot open shared object file")
+
+
+@pytest.mark.parametrize(
+    "for_gpus, driver, missing, visible, said",
+    [
+        (False, "", ["libcuda.so.1"], None, ""),
+        (False, NEW, [], None, "an NVIDIA driver, but a TensorFlow for CPUs: run USE_GPU=1"),
+        (False, "", [], None, "an NVIDIA driver, but a TensorFlow for CPUs"),
+        (True, "", ["libcuda.so.1"], None, "no NVIDIA driver: install it, or run USE_GPU=0"),
+        (True, NEW, ["libcuda.so.1"], None, "libcuda.so.1 is missing: start the container"),
+        (True, NEW, [], "", "CUDA_VISIBLE_DEVICES= hides the GPUs"),
+        (True, NEW, ["libcudnn.so.9"], None, "libcudnn.so.9 is missing: remove .venv, and run"),
+        (True, OLD, [], "0", "the NVIDIA driver is 470.223: CUDA 12 needs 525 or later"),
+        (True, NEW, [], "7", "change CUDA_VISIBLE_DEVICES (7), or see what TensorFlow says"),
+        (True, "", [], "7", "change CUDA_VISIBLE_DEVICES (7)"),  # Windows' kernel, under WSL
+    ],
+)
+def test_each_obstacle_has_its_remedy(monkeypatch, for_gpus, driver, missing, visible, said):
+    monkeypatch.setattr(gpus.tf.test, "is_built_with_cuda", lambda: for_gpus)
+
+    def load_errors(names):
+        return [f"{name} is missing" for name in names if name in missing]
+
+    monkeypatch.setattr(gpus, "load_errors", load_errors)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    obstacle = gpus._obstacle(driver)
+    assert said in obstacle and bool(said) == bool(obstacle)
