@@ -11,11 +11,11 @@
     a endif()
 }
 
-# Before TensorFlow, which exports the CUDA runtime too: its functions would be linked, and what one
-# version of nvcc has compiled would run in the CUDA of another.
+# TensorFlow exports the functions of its CUDA runtime, and Horovod would link to these: what one
+# version of nvcc compiles would run in the CUDA of another. It has all of its own inside instead.
 /^target_link_libraries(/ {
     i if(HAVE_CUDA)
-    i list(PREPEND LINKER_LIBS horovod_cuda_kernels CUDA::cudart_static)
+    i list(APPEND LINKER_LIBS -Wl,--whole-archive,${CUDA_cudart_static_LIBRARY},--no-whole-archive)
     i endif()
 }
 
