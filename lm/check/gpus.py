@@ -44,10 +44,10 @@ def _obstacle(driver: str) -> str:
     library = load_errors(["libcuda.so.1"])  # the driver outside the kernel; all that WSL has
     if not tf.test.is_built_with_cuda():
         found = driver or not library
-        return f"an NVIDIA driver, but a TensorFlow for CPUs: {_SETUP}" if found else ""
+        return f"TensorFlow is for CPUs, and there is an NVIDIA driver: {_SETUP}" if found else ""
     if library and not driver:
         return (
-            "a TensorFlow for GPUs, but no NVIDIA driver: install it, or run USE_GPU=0"
+            "TensorFlow is for GPUs, and there is no NVIDIA driver: install it, or run USE_GPU=0"
             " run_scripts/setup.sh"
         )
     if library:

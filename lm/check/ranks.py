@@ -137,13 +137,13 @@ def _check_devices(checklist: Checklist, facts: Facts) -> None:
     checklist.add(OK, "ranks", f"{len(facts)} ranks are connected: {found}")
     devices = ", ".join(f"{rank['host']}/{rank['device']}" for rank in facts)
     errors = [rank["device_error"] for rank in facts if rank["device_error"]]
-    unused = [f"on {rank['host']} {rank['no_gpu']}" for rank in facts if rank["no_gpu"]]
+    unused = [f"{rank['host']}: {rank['no_gpu']}" for rank in facts if rank["no_gpu"]]
     crowded = sorted({rank["host"] for rank in facts if rank["local_size"] > rank["cores"]})
     status, remedy = OK, ""
     if errors:
         status, remedy = FAIL, errors[0]
     elif unused:
-        status, remedy = WARN, f"TensorFlow sees no GPU: {unused[0]}"
+        status, remedy = WARN, f"no GPU on {unused[0]}"
     elif crowded:
         status = WARN
         remedy = f"there are more ranks than cores on {', '.join(crowded)}: start fewer there"

@@ -79,7 +79,7 @@ def facts(**changes):
         ("versions", {"versions": {**VERSIONS, "tensorflow": "2.15.1"}}, "WARN", "tested with"),
         ("versions", {"versions": {**VERSIONS, "numpy": "1.26.4"}}, "WARN", "1.26.4 on rank 0"),
         ("devices", {"device_error": "2 ranks but 1 visible GPUs"}, "FAIL", "1 visible GPUs"),
-        ("devices", {"no_gpu": "they are hidden"}, "WARN", "no GPU: on host1 they are hidden"),
+        ("devices", {"no_gpu": "they are hidden"}, "WARN", "no GPU on host1: they are hidden"),
         ("devices", {"local_size": 3}, "WARN", "more ranks than cores on host1"),
         ("kernels", {"kernels": "no compiled ops: not built; run x"}, "WARN", "slower"),
         ("kernels", {"kernels": "compiled ops for avx2"}, "OK", "avx2"),

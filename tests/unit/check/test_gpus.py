@@ -17,9 +17,9 @@ def test_a_library_that_tensorflow_cannot_load_is_named():
     "for_gpus, driver, missing, visible, said",
     [
         (False, "", ["libcuda.so.1"], None, ""),
-        (False, NEW, [], None, "an NVIDIA driver, but a TensorFlow for CPUs: run USE_GPU=1"),
-        (False, "", [], None, "an NVIDIA driver, but a TensorFlow for CPUs"),
-        (True, "", ["libcuda.so.1"], None, "no NVIDIA driver: install it, or run USE_GPU=0"),
+        (False, NEW, [], None, "is for CPUs, and there is an NVIDIA driver: run USE_GPU=1"),
+        (False, "", [], None, "is for CPUs, and there is an NVIDIA driver"),
+        (True, "", ["libcuda.so.1"], None, "for GPUs, and there is no NVIDIA driver: install"),
         (True, NEW, ["libcuda.so.1"], None, "libcuda.so.1 is missing: start the container"),
         (True, NEW, [], "", "CUDA_VISIBLE_DEVICES= hides the GPUs"),
         (True, NEW, ["libcudnn.so.9"], None, "libcudnn.so.9 is missing: remove .venv, and run"),
