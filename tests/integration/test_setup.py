@@ -154,6 +154,15 @@ def test_a_cuda_home_without_a_compiler_is_one_line(project, host, tmp_path):
     assert_refused(refused, f"CUDA_HOME has no bin/nvcc ({tmp_path})")
 
 
+@pytest.mark.skipif(shutil.which("nvcc", path="/usr/local/cuda/bin"), reason="has a CUDA toolkit")
+def test_a_driver_too_old_for_what_would_be_built_is_one_line(project, host):
+    (host / "g++").symlink_to("/bin/true")
+    (host / "nvidia-smi").write_text("#!/bin/sh\necho 550.54.15\n")
+    (host / "nvidia-smi").chmod(0o755)
+    refused = run_setup(project, host, PYTHON=REAL_PYTHON, USE_GPU="1")
+    assert_refused(refused, "the NVIDIA driver 550 is too old for PyPI's CUDA 13")
+
+
 @pytest.mark.parametrize("python, version", [((3, 13, 0), "2.18.1"), ((3, 11, 0), "2.17.0")])
 def test_a_tensorflow_that_does_not_fit_is_one_line(chosen, python, version):
     refused = chosen(python, TENSORFLOW_VERSION=version)
