@@ -1,11 +1,20 @@
-"""The import of TensorFlow, which is most of the time to the first step."""
+"""The start of a process: its time, most of which goes into the import of TensorFlow."""
 
 import contextlib
 import gc
 import os
 import sys
+import time
 
 _KERAS = "keras.src"  # not all of keras: TensorFlow looks where it is
+
+
+def seconds_since_start() -> float:
+    """Return how long ago this process was started: before Python, whose files may be far away."""
+    with open("/proc/self/stat", encoding="utf-8", errors="replace") as file:
+        # The name comes before, in parentheses; it may hold anything.
+        ticks = int(file.read().rpartition(")")[2].split()[19])
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
 
 
 def import_tensorflow() -> None:

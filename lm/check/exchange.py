@@ -35,6 +35,7 @@ def check_exchange(
         "Horovod was not built for this MPI: run run_scripts/setup.sh on every host",
     )
     latency = _best_seconds(comm, lambda: allreduce(np.ones(1, np.float32)))
+    gathered = _best_seconds(comm, comm.barrier)
     values = np.ones(_EXCHANGED_BYTES // 4, np.float32)
     seconds = _best_seconds(comm, lambda: allreduce(values))
     speed = _EXCHANGED_BYTES / seconds
@@ -42,7 +43,8 @@ def check_exchange(
         OK if speed >= _MIN_BYTES_PER_SECOND else WARN,
         "bandwidth",
         f"the ranks sum {_EXCHANGED_BYTES >> 20} MiB in {1000 * seconds:.1f} ms"
-        f" ({speed / 1e6:.0f} MB/s), one number in {1000 * latency:.2f} ms",
+        f" ({speed / 1e6:.0f} MB/s), one number in {1000 * latency:.2f} ms; each hears of all in"
+        f" {1000 * gathered:.2f} ms",
         "the network is slow, or it is the wrong one: choose its interface with"
         " -mca btl_tcp_if_include",
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import os
 import platform
 import shutil
@@ -19,11 +18,12 @@ from lm import kernels
 from lm.check.checklist import FAIL, FAILURE, OK, WARN, Checklist
 from lm.check.exchange import check_exchange, check_scaling
 from lm.check.gpus import why_no_gpu
-from lm.distributed.agreement import by_rank, first_disagreement, platform_facts, together
+from lm.distributed.agreement import first_disagreement, platform_facts, together
 from lm.distributed.communicator import Communicator
 from lm.distributed.cores import count_cores
 from lm.distributed.devices import device_name, session_config, start_tensorflow
 from lm.distributed.horovod import horovod_build
+from lm.distributed.naming import by_rank
 from lm.errors import EveryRankError, UserError
 
 _SETUP = "run run_scripts/setup.sh on every host"
@@ -132,10 +132,9 @@ def _check_sameness(checklist: Checklist, facts: Facts) -> None:
 
 
 def _check_devices(checklist: Checklist, facts: Facts) -> None:
-    hosts = collections.Counter(rank["host"] for rank in facts)
-    found = ", ".join(f"{count} on {host}" for host, count in hosts.items())
-    checklist.add(OK, "ranks", f"{len(facts)} ranks are connected: {found}")
-    devices = ", ".join(f"{rank['host']}/{rank['device']}" for rank in facts)
+    hosts = by_rank([rank["host"] for rank in facts])
+    checklist.add(OK, "ranks", f"{len(facts)} ranks are connected: {hosts}")
+    devices = by_rank([rank["device"] for rank in facts])
     errors = [rank["device_error"] for rank in facts if rank["device_error"]]
     unused = [f"{rank['host']}: {rank['no_gpu']}" for rank in facts if rank["no_gpu"]]
     crowded = sorted({rank["host"] for rank in facts if rank["local_size"] > rank["cores"]})
@@ -147,7 +146,7 @@ def _check_devices(checklist: Checklist, facts: Facts) -> None:
     elif crowded:
         status = WARN
         remedy = f"there are more ranks than cores on {', '.join(crowded)}: start fewer there"
-    cores = ", ".join(str(rank["cores"]) for rank in facts)
+    cores = by_rank([rank["cores"] for rank in facts])
     checklist.add(status, "devices", f"{devices}; cores: {cores}", remedy)
 
 

@@ -13,9 +13,11 @@ from typing import Any, Optional, TypeVar
 import numpy as np
 
 from lm.distributed.communicator import Communicator
+from lm.distributed.naming import by_rank
 from lm.errors import Ending, RunError, UserError
 
 T = TypeVar("T")
+Gather = Callable[[Any], list]
 _KINDS = {kind.__name__: kind for kind in (UserError, RunError)}
 
 _SOURCES = {".py", ".cc", ".h", ".conf"}
@@ -87,19 +89,20 @@ def _on_every_rank(error: Ending) -> Ending:
     return error
 
 
-def check_agreement(facts_by_rank: Sequence[Mapping[str, Any]]) -> None:
+def check_agreement(facts: Mapping[str, Any], gather: Gather) -> None:
     """Check that all ranks hold the same facts.
 
     Ranks that differ in a size would deadlock or crash in the first exchange; ranks that differ
     in a seed or a corpus would train something that nobody asked for.
 
     Args:
-      facts_by_rank: What each rank is about to train, by rank, the same names on each.
+      facts: What this rank is about to train, the same names on each.
+      gather: Returns the values of all ranks, by rank.
 
     Raises:
       UserError: Names the first fact that differs, its values and their ranks.
     """
-    difference = first_disagreement(facts_by_rank)
+    difference = _difference(facts, gather)
     if difference:
         raise _on_every_rank(
             UserError(
@@ -107,6 +110,14 @@ def check_agreement(facts_by_rank: Sequence[Mapping[str, Any]]) -> None:
                 " and settings"
             )
         )
+
+
+def _difference(facts: Mapping[str, Any], gather: Gather) -> Optional[str]:
+    # The facts of 1,000 ranks are megabytes, for each of them to receive and to read: they are
+    # exchanged only where their checksums differ.
+    text = json.dumps(facts, sort_keys=True)
+    checksums = gather(hashlib.sha256(text.encode()).hexdigest())
+    return first_disagreement(gather(facts)) if len(set(checksums)) > 1 else None
 
 
 def first_disagreement(facts_by_rank: Sequence[Mapping[str, Any]]) -> Optional[str]:
@@ -125,25 +136,7 @@ def first_disagreement(facts_by_rank: Sequence[Mapping[str, Any]]) -> Optional[s
     return None
 
 
-def by_rank(values: Sequence[Any]) -> str:
-    """Tell which ranks have which value, such as "1 on ranks 0, 2; 3 on rank 1".
-
-    Args:
-      values: JSON-serializable values, by rank.
-    """
-    ranks_by_value: dict[str, list[int]] = {}
-    for rank, value in enumerate(values):
-        shown = value if isinstance(value, str) else json.dumps(value)
-        ranks_by_value.setdefault(shown, []).append(rank)
-    return "; ".join(
-        f"{value} on rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
-        for value, ranks in ranks_by_value.items()
-    )
-
-
-def first_divergence(
-    variables: Mapping[str, np.ndarray], gather: Callable[[Any], list]
-) -> Optional[str]:
+def first_divergence(variables: Mapping[str, np.ndarray], gather: Gather) -> Optional[str]:
     """Compare the variables of all ranks, bit by bit.
 
     Args:
@@ -155,4 +148,4 @@ def first_divergence(
       where all agree.
     """
     checksums = {n: f"{zlib.crc32(np.ascontiguousarray(v)):08x}" for n, v in variables.items()}
-    return first_disagreement(gather(checksums))
+    return _difference(checksums, gather)

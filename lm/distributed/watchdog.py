@@ -15,8 +15,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, NoReturn
 
+from lm.distributed.naming import name_ranks
+
 _TICK_SECONDS = 0.5
 _GRACE_SECONDS = 4.0
+_NAMED_HOSTS = 8
 _OPEN_MPI = ("mpirun", "mpiexec", "orterun", "orted")  # never the parent that is a scheduler's
 
 
@@ -139,19 +142,18 @@ def _waited_for(ranks: Sequence[Process], own_rank: int) -> str:
     stopped = [r for r, p in others.items() if p.host == own_host and not _is_running(p.pid)]
     if stopped:
         verb = "are" if len(stopped) > 1 else "is"
-        return f"{_named(stopped)} on {own_host}, which {verb} stopped or gone"
-    elsewhere: dict[str, list[int]] = {}
-    for rank, process in others.items():
-        if process.host != own_host:
-            elsewhere.setdefault(process.host, []).append(rank)
+        return f"{name_ranks(stopped)} on {own_host}, which {verb} stopped or gone"
+    elsewhere = [rank for rank, process in others.items() if process.host != own_host]
+    hosts = dict.fromkeys(ranks[rank].host for rank in elsewhere)
+    if len(hosts) > _NAMED_HOSTS:
+        return f"{name_ranks(elsewhere)} on {len(hosts)} other hosts"
     if elsewhere:
-        return " or ".join(f"{_named(found)} on {host}" for host, found in elsewhere.items())
+        return " or ".join(
+            f"{name_ranks([rank for rank in elsewhere if ranks[rank].host == host])} on {host}"
+            for host in hosts
+        )
     verb = "run but do" if len(others) > 1 else "runs but does"
-    return f"{_named(list(others))}, which {verb} not answer"
-
-
-def _named(ranks: Sequence[int]) -> str:
-    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+    return f"{name_ranks(list(others))}, which {verb} not answer"
 
 
 def _is_running(pid: int) -> bool:

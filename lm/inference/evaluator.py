@@ -69,7 +69,7 @@ def evaluate(
         return run, texts, own, session, model
 
     run, texts, rows, session, model = together(comm, prepare)
-    check_agreement(comm.gather(_facts(run, texts)))
+    check_agreement(_facts(run, texts), comm.gather)
     results = []
     with session:
         for text in texts:

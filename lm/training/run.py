@@ -55,7 +55,7 @@ def train(
     """
     with contextlib.ExitStack() as stack:
         run = together(comm, lambda: prepare(config, options, comm, stack, file))
-        check_agreement(comm.gather(facts_of(run)))
+        check_agreement(facts_of(run), comm.gather)
         _start(run, stack)
 
 
@@ -93,7 +93,7 @@ def _train(
             return step, average, validation
 
         step, average, validation = together(comm, build)
-        check_agreement(comm.gather(graph_facts()))
+        check_agreement(graph_facts(), comm.gather)
         # From here on there is a run: a network that cannot be built leaves none behind.
         output_dir = run.run_dir.path if run.run_dir else None
         reporter = stack.enter_context(Reporter(output_dir, options.tensorboard))

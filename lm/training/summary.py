@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import platform
+import resource
 import socket
 from typing import Any
 
@@ -12,10 +13,11 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from lm import kernels, run_files
-from lm.distributed.agreement import by_rank
 from lm.distributed.devices import device_name
 from lm.distributed.horovod import horovod_version
+from lm.distributed.naming import by_rank
 from lm.events.reporter import Reporter
+from lm.startup import seconds_since_start
 from lm.training.prepare import Prepared
 from lm.training.progress import Position
 
@@ -49,9 +51,12 @@ def _facts(run: Prepared, position: Position, output_dir: str) -> dict[str, Any]
         "host": socket.gethostname(),
         "device": device_name(comm.local_rank),
         "rows": run.batches.rows.stop - run.batches.rows.start,
+        "threads": run.threads,
         "compiled_ops": kernels.description(),
         "visible_gpus": len(tf.config.list_physical_devices("GPU")),
         "cuda_visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
+        "start_seconds": seconds_since_start(),
+        "memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     }
     ranks = comm.gather(own)
     return dict(
@@ -64,8 +69,10 @@ def _facts(run: Prepared, position: Position, output_dir: str) -> dict[str, Any]
         cuda_visible_devices=[rank["cuda_visible_devices"] for rank in ranks],
         backend=comm.backend,
         exchange_settings=comm.settings,
-        intra_op_threads=run.threads.intra_op,
-        inter_op_threads=run.threads.inter_op,
+        intra_op_threads=[rank["threads"][0] for rank in ranks],
+        inter_op_threads=[rank["threads"][1] for rank in ranks],
+        start_seconds=max(rank["start_seconds"] for rank in ranks),
+        memory_mb=max(rank["memory_mb"] for rank in ranks),
         python=platform.python_version(),
         tensorflow=tf.__version__,
         horovod=horovod_version(),
@@ -90,18 +97,22 @@ def _summary(facts: dict[str, Any], rank: int) -> list[str]:
     how = f"distributed over {size} ranks with {facts['backend']}" if size > 1 else "on one process"
     gpus = facts["visible_gpus"][rank]
     visible = facts["cuda_visible_devices"][rank]
-    where = ", ".join(
-        f"{r}: {host} {device}"
-        for r, (host, device) in enumerate(zip(facts["hosts"], facts["devices"]))
-    )
+    places = [f"{host} {d.split(':')[0]}" for host, d in zip(facts["hosts"], facts["devices"])]
+    threads = [
+        f"{intra_op} inside an operation, {_counted(inter_op, 'operation')} at a time"
+        for intra_op, inter_op in zip(facts["intra_op_threads"], facts["inter_op_threads"])
+    ]
     lines = [
         f"training {facts['name']} {how}",
-        f"  ranks       {where} (this is rank {rank})",
+        f"  ranks       {by_rank(places)} (this is rank {rank})",
         f"  GPUs        {gpus} visible here, CUDA_VISIBLE_DEVICES "
         + ("not set" if visible is None else repr(visible)),
-        f"  threads     {facts['intra_op_threads']} inside an operation,"
-        f" {_counted(facts['inter_op_threads'], 'operation')} at a time",
-        f"  arithmetic  {facts['precision']}, {_compiled_ops(facts['compiled_ops'])}",
+        f"  threads     {_same_or_by_rank(threads, 'the fastest wait for the slowest')}",
+        f"  arithmetic  {facts['precision']}, "
+        + _same_or_by_rank(
+            facts["compiled_ops"],
+            "results depend on which rank has which, and the fastest wait for the slowest",
+        ),
         f"  exact       {facts['exact']}",
         f"  versions    Python {facts['python']}, TensorFlow {facts['tensorflow']}, Horovod"
         f" {facts['horovod'] or 'not installed'}",
@@ -110,6 +121,8 @@ def _summary(facts: dict[str, Any], rank: int) -> list[str]:
         f"  model       {facts['parameters']:,} parameters, vocabulary {facts['vocab_size']:,}",
         f"  epoch       {facts['steps_per_epoch']:,} steps, {facts['words_per_epoch']:,} words",
         f"  output_dir  {facts['output_dir']}",
+        f"  start       {facts['start_seconds']:.1f} s on the slowest rank; up to"
+        f" {facts['memory_mb']:.0f} MB per rank",
     ]
     if facts["config_file"]:
         record = facts["config_file"]
@@ -148,10 +161,5 @@ def _counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' * (number != 1)}"
 
 
-def _compiled_ops(descriptions: list[str]) -> str:
-    if len(set(descriptions)) == 1:
-        return descriptions[0]
-    return (
-        f"{by_rank(descriptions)}: results depend on which rank has which, and the fastest wait"
-        " for the slowest"
-    )
+def _same_or_by_rank(values: list[str], consequence: str) -> str:
+    return values[0] if len(set(values)) == 1 else f"{by_rank(values)}: {consequence}"

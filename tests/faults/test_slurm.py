@@ -145,7 +145,7 @@ def test_a_job_trains_on_two_nodes_also_after_the_death_of_a_rank(
     assert job.ends() == ("COMPLETED", "0")
     started, resumed = events(job.output_dir, "start")
     assert (started["world_size"], started["backend"]) == (2, "MPI")
-    assert resumed["intra_op_threads"] == 2  # the cores of a task, not one of them
+    assert resumed["intra_op_threads"] == [2, 2]  # the cores of a task, not one of them
     assert_is_the_run_of_one_process(start, job, tmp_path)
 
 

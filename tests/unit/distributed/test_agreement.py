@@ -3,11 +3,10 @@
 import shutil
 from pathlib import Path
 
-import pytest
-
 import lm
 from lm.distributed.agreement import check_agreement, code_checksum
 from lm.errors import UserError
+from tests.meeting import on_ranks
 
 PACKAGE = Path(lm.__file__).parent
 
@@ -26,8 +25,31 @@ def test_the_code_is_all_that_a_step_is_made_of(tmp_path):
     assert code_checksum(package) == before
 
 
-def test_a_disagreement_is_named_with_its_ranks():
+def agree(facts_by_rank):
+    """Let ranks compare facts; returns what went wrong on each, and what the first one told."""
+    told = []
+
+    def work(rank, gather):
+        def tell(value):
+            told.extend([value] if rank == 0 else [])
+            return gather(value)
+
+        try:
+            check_agreement(facts_by_rank[rank], tell)
+        except UserError as error:
+            return str(error)
+
+    return on_ranks(len(facts_by_rank), work), told
+
+
+def test_a_disagreement_is_named_with_its_ranks_on_all_of_them():
     facts = [{"seed": 1, "corpus": "a"}, {"seed": 1, "corpus": "b"}, {"seed": 1, "corpus": "a"}]
-    with pytest.raises(UserError, match="on corpus: a on ranks 0, 2; b on rank 1: start all with"):
-        check_agreement(facts)
-    check_agreement(facts[::2])
+    errors, _ = agree(facts)
+    assert len(set(errors)) == 1
+    assert "disagree on corpus: a on ranks 0, 2; b on rank 1: start all with" in errors[0]
+
+
+def test_ranks_that_agree_exchange_a_checksum_alone():
+    errors, told = agree([{"weights": "x" * 10_000, "clip": float("nan")}] * 3)
+    assert errors == [None] * 3
+    assert [len(value) for value in told] == [64]

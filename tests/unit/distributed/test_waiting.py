@@ -1,27 +1,19 @@
 """Ranks that work while others wait: threads, which meet as ranks do."""
 
 import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from lm.distributed import waiting
 from lm.distributed.waiting import Interrupted, WaitingRoom
+from tests.meeting import on_ranks
 
 
 def meet(num_ranks, work, stop_requested=lambda rank: 0):
     """Let each rank do work(room, rank) and gather its rank; returns outcomes and signs of life."""
-    barrier = threading.Barrier(num_ranks, timeout=30)
-    calls, beats = [None] * num_ranks, [0] * num_ranks
+    beats = [0] * num_ranks
 
-    def run(rank):
-        def gather(value):
-            calls[rank] = value
-            barrier.wait()
-            every = list(calls)
-            barrier.wait()  # nobody writes the next before all have read
-            return every
-
+    def run(rank, gather):
         def beat():
             beats[rank] += 1
 
@@ -32,8 +24,7 @@ def meet(num_ranks, work, stop_requested=lambda rank: 0):
         except Interrupted as interruption:
             return interruption.number
 
-    with ThreadPoolExecutor(num_ranks) as ranks:
-        return list(ranks.map(run, range(num_ranks))), beats
+    return on_ranks(num_ranks, run), beats
 
 
 @pytest.fixture(autouse=True)

@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+from lm.distributed.watchdog import Process, _waited_for
+
 PROGRAM = """
 import signal, time
 from lm.distributed import watchdog
@@ -47,3 +49,9 @@ def test_a_save_that_does_not_end_is_named_at_the_timeout():
     result = run(STEP, STOP, SAVE, "time.sleep(30)", timeout=1)
     assert result.returncode == 1
     assert "no progress for 1 s in the save at step 7, waiting for rank 1" in result.stderr
+
+
+def test_what_is_waited_for_is_named_briefly_on_many_hosts():
+    ranks = [Process(f"node{rank // 8}", 1) for rank in range(1000)]
+    assert _waited_for(ranks[:24], 0) == "ranks 8 to 15 on node1 or ranks 16 to 23 on node2"
+    assert _waited_for(ranks, 0) == "ranks 8 to 999 on 124 other hosts"

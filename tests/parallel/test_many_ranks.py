@@ -1,0 +1,77 @@
+"""Many more ranks than cores: what is right, and short, on 2 ranks is so on 32."""
+
+import os
+import signal
+import socket
+import sys
+
+import pytest
+
+from tests.commands import ROOT, environment, mpirun, run_command, train_here
+from tests.faults.jobs import config_flags, final_tensors, last_step, losses, saved_steps, start
+
+__all__ = ["start"]
+
+RANKS = 32
+START_SECONDS = 900  # so many imports of TensorFlow share the cores
+END_SECONDS = 60
+MEMORY_BYTES = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+pytestmark = [
+    pytest.mark.soak,
+    pytest.mark.timeout(3 * START_SECONDS),
+    pytest.mark.skipif(MEMORY_BYTES < 12e9, reason="needs 12 GB of memory"),
+]
+
+FLAGS = ("--batch_size", 64, "--virtual_ranks", RANKS, "--noeval", "--log_every_steps", 1)
+
+
+def test_a_run_of_32_ranks_is_stopped_and_goes_on_as_16_with_the_bits_of_one(
+    start, corpora, tmp_path
+):
+    together, alone = tmp_path / "together", tmp_path / "alone"
+    flags = (*FLAGS, "--mpi_log", "collect")
+    job = start(together, *flags, "--checkpoint_every_steps", 50, num_ranks=RANKS)
+    job.wait_for(lambda: last_step(together) >= 100, timeout=START_SECONDS)
+    assert saved_steps(together)[0] == 50
+    job.process.send_signal(signal.SIGUSR2)
+    code, output = job.finish(END_SECONDS)
+    stopped = last_step(together)
+    assert code == 128 + signal.SIGTERM
+    assert output.count(f"stopped by SIGTERM after step {stopped}") == 1
+    assert saved_steps(together)[-1] == stopped
+    places = f"{socket.gethostname()} CPU on ranks 0 to {RANKS - 1}"
+    assert f"ranks       {places} (this is rank 0)\n" in output
+
+    flags += ("--max_steps", stopped + 50)
+    code, output = start(together, *flags, "--resume", num_ranks=RANKS // 2).finish(START_SECONDS)
+    assert code == 0, output
+    # The summary of each rank is collected by rank 0, and no longer for their number.
+    text = (together / "log.txt").read_text()
+    assert text.count(f"{RANKS // 2} ranks") >= RANKS // 2
+    assert max(map(len, text.splitlines())) < 1000
+
+    train_here(alone, *config_flags(corpora), *flags)
+    assert losses(together) == losses(alone) and len(losses(alone)) == stopped + 50
+    assert final_tensors(together) == final_tensors(alone)
+
+
+def test_an_error_on_one_rank_ends_all_with_its_message(start, tmp_path):
+    job = start(tmp_path, *FLAGS, num_ranks=RANKS, fault="fail:17:30:before")
+    job.wait_for(lambda: last_step(tmp_path) >= 29, timeout=START_SECONDS)
+    code, output = job.ends()
+    assert code != 0
+    assert output.count("lm: error: ") == output.count("lm: error: rank 17 on ") == 1
+    assert output.count("RuntimeError: the injected cause\n") == 1
+
+
+def test_a_disagreement_is_one_line_that_names_the_ranks_briefly(corpora, tmp_path):
+    program = [sys.executable, "-m", "lm.train", *config_flags(corpora), *FLAGS]
+    program += ["--output_dir", tmp_path / "run"]
+    launcher = mpirun(17)
+    command = [*launcher, *program, ":", "-np", 1, *program, "--seed", 9]
+    command += [":", "-np", RANKS - 18, *program]
+    result = run_command(command, environment(), START_SECONDS, cwd=ROOT)
+    assert result.returncode == 2
+    (line,) = [line for line in result.stderr.splitlines() if line.startswith("lm: error: ")]
+    assert " on ranks 0 to 16, 18 to 31; 9 on rank 17: " in line
