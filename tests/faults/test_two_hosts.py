@@ -1,6 +1,7 @@
 """Two real hosts: network namespaces with their own sshd (see two_hosts.sh)."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -8,8 +9,10 @@ import time
 
 import pytest
 
+from lm import kernels
+from lm.distributed.cores import count_cores
 from tests.commands import ROOT, environment
-from tests.faults.jobs import final_tensors, last_step, losses, run, saved_steps
+from tests.faults.jobs import events, final_tensors, last_step, losses, run, saved_steps
 
 pytestmark = [
     pytest.mark.soak,
@@ -67,6 +70,43 @@ def test_four_ranks_on_two_hosts_are_as_one_bit_for_bit(start, hosts, tmp_path):
     run(start, tmp_path / "alone", *flags)
     assert losses(tmp_path / "run") == losses(tmp_path / "alone")
     assert final_tensors(tmp_path / "run") == final_tensors(tmp_path / "alone")
+
+
+def test_unlike_hosts_with_nothing_in_common_train_and_are_told_apart(start, hosts, tmp_path):
+    """Other instruction sets, numbers of cores, homes and paths; one command for both."""
+    if count_cores() < 2 or not kernels.available():
+        pytest.skip("needs two cores and the compiled ops")
+    homes = [tmp_path / "home1", tmp_path / "home2"]
+    for home in homes:
+        home.mkdir()
+    host = tmp_path / "host.sh"  # what is so on each host by itself; and a shell, as in the docs
+    host.write_text(
+        "#!/bin/bash\nif [[ $(hostname) == lmhost1 ]]; then\n"
+        f"  export HOME={homes[0]} LM_KERNELS_ISA=avx2\nelse\n"
+        f"  export HOME={homes[1]} LM_KERNELS_ISA=generic LM_HOST_SHARE=0:1:2\nfi\n"
+        'exec bash -c "exec $*"\n'
+    )
+    host.chmod(0o755)
+    flags = ("--config", "config_test", "--data_path", "$HOME/corpora", "--hidden_size", 16)
+    flags += ("--noeval", "--check_sync_steps", 10, "--resume")
+    for steps in (20, 40):  # resumed, too
+        job = start(
+            "$HOME/run", *flags, "--max_steps", steps, config=False,
+            launcher=[*launcher(hosts), host],
+        )  # fmt: skip
+        code, output = job.finish()
+        assert code == 0, output
+    assert last_step(homes[0] / "run") == 40 and saved_steps(homes[0] / "run")
+    assert (homes[1] / "corpora").exists() and not (homes[1] / "run").exists()
+    (begun, resumed) = events(homes[0] / "run", "start")
+    assert begun["hosts"] == ["lmhost1", "lmhost2"] and resumed["resumed_from_step"] == 20
+    many, few = begun["intra_op_threads"]
+    assert (many, few) == (count_cores(), count_cores() // 2)
+    threads = "inside an operation, 1 operation at a time on rank"
+    assert f"threads     {many} {threads} 0; {few} {threads} 1: the fastest wait" in output
+    if "compiled ops for avx2" in output:  # else this CPU has one instruction set only
+        assert re.search(r"compiled ops for avx2\b.* on rank 0; .*generic\b.* on rank 1: ", output)
+        assert "exact       no: the ranks' instruction sets differ" in output
 
 
 def test_a_cut_network_ends_the_job_and_it_resumes(start, hosts, tmp_path):
