@@ -49,7 +49,9 @@ up() {
 in_host() {
     local host=$1
     shift
-    nsenter -t "$(<"$dir/$host.pid")" --net --uts --mount "$@"
+    # nsenter leaves us in "/", where Python would find another lm, or none.
+    nsenter -t "$(<"$dir/$host.pid")" --net --uts --mount \
+        bash -c 'cd "$0" && exec "$@"' "$PWD" "$@"
 }
 
 down() {
