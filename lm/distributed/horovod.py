@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
+import resource
 import sys
 import types
 from pathlib import Path
@@ -53,6 +54,7 @@ class HorovodCommunicator(Communicator):
 
     def __init__(self, size: int, timeline: bool = False) -> None:
         _set_environment(timeline)
+        _allow_many_files()
         hvd = _import_horovod(size)
         # All ranks must know each other before anything can be exchanged.
         hvd.init()
@@ -166,6 +168,13 @@ def _set_environment(timeline: bool) -> None:
         # The Open MPI of the Python environment finds its own files only with this; its mpirun
         # sets it, srun does not.
         os.environ.setdefault("OPAL_PREFIX", sys.prefix)
+
+
+def _allow_many_files() -> None:
+    # Rank 0 has a connection to each rank on other hosts: 1,000 ranks are more than the 1,024 open
+    # files that are usual leave room for.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _import_horovod(size: int):

@@ -3,6 +3,7 @@
 Each program asserts on its own rank; a failure there ends the job with a non-zero exit code.
 """
 
+import resource
 import sys
 
 import numpy as np
@@ -11,6 +12,8 @@ import tensorflow.compat.v1 as tf
 from lm.config import Config
 from lm.distributed.launch import connect
 from lm.training.optimizer import build_update
+
+_, MOST_FILES = resource.getrlimit(resource.RLIMIT_NOFILE)
 
 
 def gather(comm):
@@ -63,9 +66,15 @@ def broadcast(comm):
         assert session.run([shared, own]) == [5.0, comm.rank]
 
 
+def files(comm):
+    """A rank may open as many files as its host allows: each connection of rank 0 is one."""
+    assert resource.getrlimit(resource.RLIMIT_NOFILE) == (MOST_FILES, MOST_FILES)
+
+
 if __name__ == "__main__":
     tf.disable_eager_execution()
-    programs = {each.__name__: each for each in (gather, update, large_sum, broadcast)}
+    programs = {each.__name__: each for each in (gather, update, large_sum, broadcast, files)}
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, MOST_FILES))  # as a user's shell may do
     comm = connect()
     for name in sys.argv[1:]:  # one launch for all: it costs more than they do
         with tf.Graph().as_default():
