@@ -39,7 +39,7 @@ def by_rank(values: Sequence[Any]) -> str:
         ranks_by_value.setdefault(shown, []).append(rank)
     parts = [f"{value} on {name_ranks(ranks)}" for value, ranks in ranks_by_value.items()]
     if len(parts) > _SHOWN:
-        parts[_SHOWN:] = [f"{len(parts) - _SHOWN} more"]
+        parts[_SHOWN:] = [f"{len(parts) - _SHOWN} other values"]
     return "; ".join(parts)
 
 
