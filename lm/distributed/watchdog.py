@@ -143,15 +143,14 @@ def _waited_for(ranks: Sequence[Process], own_rank: int) -> str:
     if stopped:
         verb = "are" if len(stopped) > 1 else "is"
         return f"{name_ranks(stopped)} on {own_host}, which {verb} stopped or gone"
-    elsewhere = [rank for rank, process in others.items() if process.host != own_host]
-    hosts = dict.fromkeys(ranks[rank].host for rank in elsewhere)
-    if len(hosts) > _NAMED_HOSTS:
-        return f"{name_ranks(elsewhere)} on {len(hosts)} other hosts"
+    elsewhere: dict[str, list[int]] = {}
+    for rank, process in others.items():
+        if process.host != own_host:
+            elsewhere.setdefault(process.host, []).append(rank)
+    if len(elsewhere) > _NAMED_HOSTS:
+        return f"the ranks on {len(elsewhere)} other hosts"
     if elsewhere:
-        return " or ".join(
-            f"{name_ranks([rank for rank in elsewhere if ranks[rank].host == host])} on {host}"
-            for host in hosts
-        )
+        return " or ".join(f"{name_ranks(found)} on {host}" for host, found in elsewhere.items())
     verb = "run but do" if len(others) > 1 else "runs but does"
     return f"{name_ranks(list(others))}, which {verb} not answer"
 
