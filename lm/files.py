@@ -75,7 +75,7 @@ class PatientFile:
             self.failure = f"cannot write {self._path}: {error.strerror}"
             if not self._complained:
                 self._complained = True  # first: the log may come back to this very file
-                logger.warning("%s; what is to be added waits in memory", self.failure)
+                logger.error("%s; what is to be added waits in memory", self.failure)
 
     def close(self) -> None:
         """Close it; what has waited is lost if there is still no room."""

@@ -95,9 +95,10 @@ _unwritten = _Keep()
 
 
 def start_console(rank: int) -> None:
-    """Send rank 0's log lines, and all ranks' warnings, to stderr, without time stamps."""
+    """Send rank 0's log lines, and all ranks' errors, to stderr, without time stamps."""
     handler = _ConsoleHandler()
-    handler.setLevel(logging.WARNING if rank else logging.INFO)
+    # Ranks warn of the same corpus and the same network: 1,000 of them would say it 1,000 times.
+    handler.setLevel(logging.ERROR if rank else logging.INFO)
     handler.setFormatter(logging.Formatter("%(message)s"))
     _logger.addHandler(handler)
     _logger.addHandler(_unwritten)

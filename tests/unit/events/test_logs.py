@@ -6,6 +6,8 @@ import subprocess
 import sys
 import threading
 
+import pytest
+
 from lm.events.logs import LogFiles
 
 TALK = """
@@ -67,3 +69,17 @@ def test_lines_of_two_threads_are_there_once(tmp_path):
         text += os.read(reader, 1 << 20)
     files.close()
     assert text.count(b"x") == 1 << 20 and text.count(b"beside") == 1
+
+
+@pytest.mark.parametrize("rank, said", [(0, "same\nlost\n"), (3, "lost\n")])
+def test_a_warning_is_said_by_rank_0_and_an_error_by_all(rank, said):
+    program = f"""
+import logging
+from lm.events.logs import start_console
+start_console({rank})
+logging.getLogger("lm").warning("same")
+logging.getLogger("lm").error("lost")
+"""
+    command = [sys.executable, "-c", program]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (result.returncode, result.stderr) == (0, said)
