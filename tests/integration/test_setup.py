@@ -154,7 +154,9 @@ def test_a_cuda_home_without_a_compiler_is_one_line(project, host, tmp_path):
     assert_refused(refused, f"CUDA_HOME has no bin/nvcc ({tmp_path})")
 
 
-@pytest.mark.skipif(shutil.which("nvcc", path="/usr/local/cuda/bin"), reason="has a CUDA toolkit")
+@pytest.mark.skipif(
+    shutil.which("nvcc", path="/usr/local/cuda/bin") is not None, reason="has a CUDA toolkit"
+)
 def test_a_driver_too_old_for_what_would_be_built_is_one_line(project, host):
     (host / "g++").symlink_to("/bin/true")
     (host / "nvidia-smi").write_text("#!/bin/sh\necho 550.54.15\n")

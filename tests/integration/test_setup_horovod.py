@@ -79,7 +79,9 @@ def set_up(venv, tmp_path):
             make_wheel(checkout / "built" / WHEEL, name)
             shutil.copytree(ROOT / "run_scripts", checkout / "run_scripts")
             (checkout / ".venv").mkdir()
-            (checkout / ".venv/bin").symlink_to(venv / "bin")
+            # Without pyvenv.cfg its Python would be the host's, and pip would install there.
+            for part in ("bin", "lib", "pyvenv.cfg"):
+                (checkout / ".venv" / part).symlink_to(venv / part)
         return subprocess.run(
             ["bash", "-c", SET_UP + commands],
             cwd=checkout,
