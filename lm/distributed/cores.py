@@ -5,26 +5,43 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
-# More than any host has; the kernel keeps those that there are, and that a container's or a
-# scheduler's set of cores allows. Not os.cpu_count(): with cores offline, or with a container's
-# own /proc (lxcfs), the cores do not have the numbers from 0 to there.
-_EVERY_CORE = range(8192)
+_AT_START = os.sched_getaffinity(0)
+# More than any host has; the kernel keeps those that there are, and that a container's set of
+# cores allows. Not os.cpu_count(): with cores offline, or with a container's own /proc (lxcfs),
+# the cores do not have the numbers from 0 to there.
+_EVERY_CORE = frozenset(range(8192))
 # Of a job that shares its hosts with others: "FIRST:COUNT:TOTAL", its slots of all slots of a host.
 HOST_SHARE = "LM_HOST_SHARE"
 
 
 def unbind_from_core() -> None:
-    """Let this process use all cores that it may; call before TensorFlow starts threads.
+    """Let this process use all cores that it was given; call before TensorFlow starts threads.
 
     Open MPI binds each of one or two ranks to a single core, which would leave most of a host
-    idle. Where the system refuses (some sandboxes do), the process stays as it was started.
+    idle. A binding that somebody asked for (taskset, srun, mpirun --bind-to) stays. Where the
+    system refuses (some sandboxes do), the process stays as it was started.
     """
     with contextlib.suppress(OSError):
-        os.sched_setaffinity(0, _EVERY_CORE)
+        os.sched_setaffinity(0, _given_cores())
         os.sched_setaffinity(0, cores_of_share(sorted(os.sched_getaffinity(0)), *_host_share()))
+
+
+def _given_cores() -> Collection[int]:
+    bound = "OMPI_MCA_orte_bound_at_launch" in os.environ
+    if not bound or "OMPI_MCA_hwloc_base_binding_policy" in os.environ:
+        return _AT_START
+    # Its own choice: the cores of the launcher, the first process above that is not of the job.
+    # In a container, which may hide it, every core.
+    with contextlib.suppress(OSError, IndexError):
+        parent = os.getppid()
+        while b"OMPI_COMM_WORLD_RANK=" in Path(f"/proc/{parent}/environ").read_bytes():
+            # The second word after the name, which is in brackets and may hold anything.
+            parent = int(Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[1])
+        return os.sched_getaffinity(parent)
+    return _EVERY_CORE
 
 
 def cores_of_share(cores: Sequence[int], first: int, count: int, total: int) -> Sequence[int]:
@@ -42,7 +59,7 @@ def _host_share() -> tuple[int, int, int]:
 
 
 def count_cores() -> int:
-    """Return how many cores this process may use, whatever its launcher bound it to."""
+    """Return how many cores this process was given, to whichever of them it is bound."""
     bound_to = os.sched_getaffinity(0)
     unbind_from_core()
     cores = len(os.sched_getaffinity(0))
