@@ -89,6 +89,10 @@ class Checked:
             raise UserError(f"{name} must be less than {rules['below']}, not {value}")
 
 
+# Fields of Config on which no step depends: a resumed run may differ in them.
+NOT_OF_STEPS = frozenset({"name", "num_epochs"})
+
+
 @dataclasses.dataclass(frozen=True)
 class Config(Checked):
     """What is trained: the model, its schedule, its data and its seed.

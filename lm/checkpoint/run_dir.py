@@ -15,15 +15,14 @@ from lm import run_files
 from lm.checkpoint import format as checkpoint
 from lm.checkpoint import manifest as manifests
 from lm.checkpoint.records import refuse_unknown_fields
-from lm.config import Config
+from lm.config import NOT_OF_STEPS, Config
 from lm.errors import RunError, UserError
 from lm.files import locked, write_atomically
 
 logger = logging.getLogger("lm")
 
-# A resumed run may differ in these: nothing that has been trained depends on them.
-_MAY_CHANGE = {"name", "num_epochs"}
-# In these too, as long as no perplexity has changed what was trained.
+# Besides NOT_OF_STEPS a resumed run may differ in these, as long as no perplexity has changed what
+# was trained.
 _MAY_CHANGE_EVALUATION = {"eval_batch_size"}
 
 
@@ -126,7 +125,7 @@ def _check_fits(manifest: manifests.Manifest, identity: Identity) -> None:
     # A field that the checkpoint does not know is newer: the run was trained without.
     before = {**_defaults(type(identity.config)), **manifest.config}
     follows = identity.config.follows_validation
-    may_change = _MAY_CHANGE if follows else _MAY_CHANGE | _MAY_CHANGE_EVALUATION
+    may_change = NOT_OF_STEPS if follows else NOT_OF_STEPS | _MAY_CHANGE_EVALUATION
     for name, value in dataclasses.asdict(identity.config).items():
         if name not in may_change and value != before[name]:
             raise UserError(

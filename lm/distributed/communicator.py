@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import abc
 import logging
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -39,10 +40,16 @@ class Communicator(abc.ABC):
     def settings(self) -> dict[str, str]:
         """The environment variables that the exchange is set by: defaults or the user's."""
 
-    @property
     @abc.abstractmethod
-    def inexact(self) -> str:
-        """Why sums over the ranks are not made as a tree, neighbours first; "" where they are."""
+    def why_inexact(self, sizes: Collection[int]) -> str:
+        """Tell why sums over the ranks are not made as a tree, neighbours first.
+
+        Args:
+          sizes: Of the arrays that will be summed.
+
+        Returns:
+          "" where they are.
+        """
 
     @abc.abstractmethod
     def distribute(self, optimizer):
@@ -88,7 +95,9 @@ class OneProcess(Communicator):
     local_rank, local_size = 0, 1
     backend = "none"
     settings: dict[str, str] = {}  # noqa: RUF012 - nothing changes it
-    inexact = ""
+
+    def why_inexact(self, sizes: Collection[int]) -> str:
+        return ""
 
     def distribute(self, optimizer):
         return optimizer

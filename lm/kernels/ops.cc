@@ -699,6 +699,19 @@ REGISTER_KERNEL_BUILDER(Name("LmGlobalNorm").Device(DEVICE_CPU), GlobalNormOp);
 }  // namespace
 }  // namespace lm
 
+// Whether this thread, and those that it starts, take subnormal numbers for zeros, as TensorFlow's do.
+extern "C" __attribute__((visibility("default"))) void lm_flush_subnormals(bool flush) {
+#if defined(__x86_64__)
+  constexpr unsigned kFlush = 0x8040;  // FTZ: results, DAZ: operands
+  __builtin_ia32_ldmxcsr((__builtin_ia32_stmxcsr() & ~kFlush) | (flush ? kFlush : 0));
+#elif defined(__aarch64__)
+  constexpr uint64_t kFlush = 1 << 24;  // FZ
+  uint64_t control;
+  asm volatile("mrs %0, fpcr" : "=r"(control));
+  asm volatile("msr fpcr, %0" : : "r"((control & ~kFlush) | (flush ? kFlush : 0)));
+#endif
+}
+
 // For the log: which build runs here.
 extern "C" __attribute__((visibility("default"))) const char* lm_kernels_isa() {
   return lm::Cpu().name;

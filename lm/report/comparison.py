@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
 from lm.cli.tables import printable
+from lm.config import NOT_OF_STEPS
 from lm.report.metrics import Event, RunMetrics
 
 # What must be equal in two runs of a config; times, speeds and hosts need not be.
@@ -94,8 +95,15 @@ def _labels(configs: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def pairs_of(groups: Sequence[Group]) -> Iterator[tuple[RunMetrics, RunMetrics]]:
-    """Return each two runs of the same config."""
-    return itertools.chain(*(itertools.combinations(group.runs, 2) for group in groups))
+    """Return each two runs that do the same steps, one of them perhaps more."""
+    runs = [run for group in groups for run in group.runs]
+    for first, second in itertools.combinations(runs, 2):
+        if _steps_config(first) == _steps_config(second):
+            yield first, second
+
+
+def _steps_config(run: RunMetrics) -> dict[str, Any]:
+    return {name: value for name, value in run.config.items() if name not in NOT_OF_STEPS}
 
 
 class Difference(NamedTuple):

@@ -30,7 +30,7 @@ def section_text(section: Section) -> str:
 
 
 def exact_lines(groups: Sequence[Group]) -> list[str]:
-    """Say of each two runs of a config, in a line, whether their numbers are equal."""
+    """Say of each two runs that do the same steps, in a line, whether their numbers are equal."""
     return [
         f"{run_title(first)} and {run_title(second)}: {exact_comparison(first, second)}"
         for first, second in pairs_of(groups)
@@ -94,7 +94,7 @@ def _differences(groups: Sequence[Group]) -> Table:
             ])  # fmt: skip
     return Table(
         "Largest difference between the loss curves",
-        "Between runs of the same config, over the step events that both have; nats per token.",
+        "Between runs that do the same steps, over the step events that both have; nats per token.",
         ["run", "other run", "points", "largest", "relative", "at step"],
         rows,
     )

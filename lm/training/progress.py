@@ -27,6 +27,7 @@ class Position:
     valid_perplexity: Optional[float] = None  # of the weights after this step, where known
     valid_perplexities: tuple[float, ...] = ()  # of the finished epochs
     averages_from: Optional[int] = None  # the weights after the steps past this one are averaged
+    exact_with: Optional[str] = None  # what has computed all steps, where they are exact
 
     @property
     def averaged(self) -> int:

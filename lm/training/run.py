@@ -21,6 +21,7 @@ from lm.distributed.watchdog import Process, Watchdog, own_process
 from lm.events.reporter import Reporter
 from lm.model.network import Network
 from lm.training.averaging import Average
+from lm.training.exactness import find_exactness
 from lm.training.loop import Loop
 from lm.training.prepare import Prepared, checksum_of, facts_of, prepare
 from lm.training.progress import Position
@@ -100,7 +101,7 @@ def _train(
         saver = _saver(run)
         if saver:  # whatever ends the run: the directory is not another's while it is written to
             stack.callback(saver.wait)
-        report_start(run, position, reporter)
+        report_start(run, position, reporter, find_exactness(run, position))
         manifest = _manifest(run)
         arrays = together(
             comm, lambda: starting_arrays(run.run_dir, options, run.corpus.vocabulary)

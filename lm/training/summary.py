@@ -22,7 +22,7 @@ from lm.training.prepare import Prepared
 from lm.training.progress import Position
 
 
-def report_start(run: Prepared, position: Position, reporter: Reporter) -> None:
+def report_start(run: Prepared, position: Position, reporter: Reporter, exact: str) -> None:
     """Open the log files, and write the start event, the summary and the files that describe
     the run; all ranks must call it together, in the graph of the training."""
     config, comm = dataclasses.asdict(run.config), run.comm
@@ -38,7 +38,7 @@ def report_start(run: Prepared, position: Position, reporter: Reporter) -> None:
             reporter.write_json(run_files.CONFIG_FILE, run.file.record)
         reporter.write_json(run_files.CORPUS, run.corpus_record._asdict())
         run.corpus.vocabulary.save(os.path.join(output_dir, run_files.VOCABULARY))
-    facts = _facts(run, position, output_dir)
+    facts = _facts(run, position, output_dir) | {"exact": exact}
     reporter.event("start", **facts)
     for line in _summary(facts, comm.rank):
         reporter.log(line)
@@ -78,7 +78,6 @@ def _facts(run: Prepared, position: Position, output_dir: str) -> dict[str, Any]
         horovod=horovod_version(),
         numpy=np.__version__,
         compiled_ops=[rank["compiled_ops"] for rank in ranks],
-        exact=_exactness(run, [rank["compiled_ops"] for rank in ranks]),
         precision=config.precision,
         batch_size=config.batch_size,
         config_file=run.file.record if run.file else None,
@@ -135,26 +134,6 @@ def _summary(facts: dict[str, Any], rank: int) -> list[str]:
     if facts["resumed_from_step"]:
         lines.append(f"  resumed after step {facts['resumed_from_step']:,}")
     return lines
-
-
-def _exactness(run: Prepared, compiled_ops: list[str]) -> str:
-    """Tell whether this run is, bit for bit, the one of any other number of ranks."""
-    config, comm, file = run.config, run.comm, run.file
-    if file and file.functions:
-        why = f"{file.path} computes with TensorFlow's own operations"
-    elif any(description.startswith("no ") for description in compiled_ops):
-        why = "sums of plain TensorFlow depend on threads and ranks"
-    elif len(set(compiled_ops)) > 1:
-        why = "the ranks' instruction sets differ"
-    elif config.virtual_ranks % comm.size:
-        why = f"{comm.size} ranks do not divide virtual_ranks {config.virtual_ranks}"
-    elif config.scale_lr_by_worker != "none":
-        why = "the learning rate depends on the number of ranks"
-    else:
-        why = comm.inexact
-    if why:
-        return f"no: {why}; equal to runs on other numbers of ranks up to rounding"
-    return f"yes: the same bits on any power of two up to {config.virtual_ranks} ranks"
 
 
 def _counted(number: int, noun: str) -> str:

@@ -126,6 +126,43 @@ def test_three_ranks_are_equal_up_to_rounding(run, alone):
     assert "3 ranks do not divide virtual_ranks 8" in events(together, "start")[0]["exact"]
 
 
+def test_an_exchange_in_another_order_is_found_out(tmp_path):
+    """However it was chosen: the settings that this program knows are as they should be."""
+    flags = ("--config", "config_test", "--max_steps", 1, "--noeval", "--output_dir", tmp_path)
+    command = [*mpirun(4), "-mca", "coll", "^tuned", sys.executable, "-m", "lm.train", *flags]
+    result = run_command(command, environment(), timeout=120, cwd=ROOT)
+    assert result.returncode == 0, result.stderr
+    assert events(tmp_path, "start")[0]["exact"].startswith("no: the exchange adds up ")
+
+
+def test_sums_of_subnormal_numbers_are_the_same_on_any_number_of_ranks(tmp_path):
+    # A saturated network, whose gradients are all but zero, before 4 ranks' last sum too.
+    flags = (
+        "--config", "config_test", "--max_steps", 4, "--noeval", "--optimizer", "momentum",
+        "--momentum", 0, "--init_scale", 10, "--batch_size", 16, "--num_steps", 1,
+        "--hidden_size", 256, "--max_grad_norm", "inf", "--learning_rate", 1e-6,
+    )  # fmt: skip
+    for num_ranks in (1, 4):
+        train(tmp_path / str(num_ranks), *flags, num_ranks=num_ranks)
+    check_same_bits(tmp_path / "4", tmp_path / "1")
+
+
+def test_a_run_whose_first_steps_are_not_exact_never_is(tmp_path):
+    flags = ("--config", "config_test", "--noeval", "--num_steps", 5)
+    few, more, most = (("--max_steps", count) for count in (3, 4, 5))
+    train(tmp_path, *flags, *few, env={"LM_KERNELS_ISA": "generic"})
+    train(tmp_path, *flags, *few, "--resume", env={"LM_KERNELS_ISA": "generic"})
+    train(tmp_path, *flags, *more, "--resume")
+    train(tmp_path, *flags, *most, "--resume")
+    found = [event["exact"].partition(";")[0] for event in events(tmp_path, "start")]
+    assert found == [
+        "yes: the same bits on any power of two up to 8 ranks",
+        "yes: the same bits on any power of two up to 8 ranks",
+        "no: the steps up to 3 were computed with compiled ops for generic",
+        "no: the steps up to 4 are not exact",
+    ]
+
+
 def test_the_seed_makes_the_run(run, alone, tmp_path, corpora):
     few = ("--max_steps", 20, "--noeval")
     train_here(tmp_path, *CONFIG, "--data_path", corpora, "--seed", 2, *few)

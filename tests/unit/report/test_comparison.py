@@ -12,6 +12,7 @@ from lm.report.comparison import (
     group_by_config,
     group_by_corpus,
     loss_difference,
+    pairs_of,
 )
 from lm.report.curves import draw_curves
 from lm.report.metrics import read_run
@@ -193,6 +194,15 @@ def test_only_what_both_runs_have_is_compared(tmp_path):
 
 def test_numbers_of_other_steps_are_not_compared(tmp_path):
     assert "nothing to compare" in compare(tmp_path, events_to(4), events_to(3, every=3))
+
+
+def test_runs_of_the_same_steps_are_compared_if_one_has_more_epochs(tmp_path):
+    changes = ({}, {"num_epochs": 3, "name": "longer"}, {"seed": 2})
+    for number, change in enumerate(changes):
+        write_run(tmp_path / str(number), config={**CONFIG, "num_epochs": 1, **change})
+    runs = [read_run(str(tmp_path / str(number))) for number in range(3)]
+    (section,) = group_by_corpus(runs)
+    assert list(pairs_of(section.groups)) == [(runs[0], runs[1])]
 
 
 def test_the_page_shows_all_and_asks_for_nothing(tmp_path):

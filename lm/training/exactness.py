@@ -1,0 +1,46 @@
+"""Whether a run is the same, bit for bit, on any number of ranks."""
+
+from __future__ import annotations
+
+import tensorflow.compat.v1 as tf
+
+from lm import kernels
+from lm.training.prepare import Prepared
+from lm.training.progress import Position
+
+
+def find_exactness(run: Prepared, position: Position) -> str:
+    """Tell whether a run is the one of any other number of ranks, or why not.
+
+    Each start of a run decides for its steps; the position remembers whether those before were
+    exact too. To be called on all ranks, in the graph of the training.
+
+    Args:
+      run: What is about to be trained.
+      position: Where it starts; told what computes its steps.
+    """
+    compiled_ops = run.comm.gather(kernels.description())
+    why = _why_inexact(run, compiled_ops)
+    if not why and position.step and position.exact_with != compiled_ops[0]:
+        before = position.exact_with
+        how = f"were computed with {before}" if before else "are not exact"
+        why = f"the steps up to {position.step:,} {how}"
+    position.exact_with = None if why else compiled_ops[0]
+    if why:
+        return f"no: {why}; equal to runs on other numbers of ranks up to rounding"
+    return f"yes: the same bits on any power of two up to {run.config.virtual_ranks} ranks"
+
+
+def _why_inexact(run: Prepared, compiled_ops: list[str]) -> str:
+    config, comm, file = run.config, run.comm, run.file
+    if file and file.functions:
+        return f"{file.path} computes with TensorFlow's own operations"
+    if any(description.startswith("no ") for description in compiled_ops):
+        return "sums of plain TensorFlow depend on threads and ranks"
+    if len(set(compiled_ops)) > 1:
+        return "the ranks' instruction sets differ"
+    if config.virtual_ranks % comm.size:
+        return f"{comm.size} ranks do not divide virtual_ranks {config.virtual_ranks}"
+    if config.scale_lr_by_worker != "none":
+        return "the learning rate depends on the number of ranks"
+    return comm.why_inexact([v.shape.num_elements() for v in tf.trainable_variables()])
