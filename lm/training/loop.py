@@ -22,13 +22,13 @@ from lm.distributed.signals import Signals
 from lm.distributed.waiting import Interrupted
 from lm.errors import EveryRankError, Stopped
 from lm.events.reporter import Reporter
+from lm.events.tracing import StepTracer
 from lm.model.perplexity import MAX_MEAN_NLL, NllSum
 from lm.training.averaging import Average
 from lm.training.progress import Position
 from lm.training.saving import Safekeeping
 from lm.training.schedule import has_stalled, learning_rate_at
 from lm.training.step import Step, StepResult, run_step
-from lm.training.tracing import StepTracer
 from lm.training.validation import Validation
 
 

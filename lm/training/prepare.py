@@ -20,8 +20,8 @@ from lm.distributed.agreement import platform_facts
 from lm.distributed.communicator import Communicator
 from lm.distributed.devices import Threads, session_config, start_tensorflow
 from lm.errors import UserError
+from lm.events.tracing import parse_steps
 from lm.model.axes import check_axes
-from lm.training.tracing import parse_steps
 
 
 class Prepared(NamedTuple):

@@ -19,6 +19,7 @@ from lm.distributed.communicator import Communicator
 from lm.distributed.signals import Signals
 from lm.distributed.watchdog import Process, Watchdog, own_process
 from lm.events.reporter import Reporter
+from lm.events.tracing import StepTracer
 from lm.model.network import Network
 from lm.training.averaging import Average
 from lm.training.exactness import find_exactness
@@ -29,7 +30,6 @@ from lm.training.restore import RestoreHook, starting_arrays, starting_position
 from lm.training.saving import Safekeeping
 from lm.training.step import Step, build_step, graph_facts
 from lm.training.summary import report_start
-from lm.training.tracing import StepTracer
 from lm.training.validation import Validation
 
 

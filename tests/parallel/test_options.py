@@ -5,7 +5,7 @@ import json
 import pytest
 
 from lm.errors import UserError
-from lm.training.tracing import parse_steps
+from lm.events.tracing import parse_steps
 from tests.commands import train
 
 
