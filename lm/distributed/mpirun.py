@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pathlib
 import shutil
+import sys
 from typing import Optional
 
 from lm.errors import UserError
@@ -47,6 +48,15 @@ def environment(**changes: str) -> dict[str, str]:
         # hosts it reaches through srun.
         found.setdefault("OMPI_MCA_plm", "isolated")
     return found
+
+
+def find_open_mpi() -> None:
+    """Let the Open MPI of the Python environment, if it is there, find its own files.
+
+    Its mpirun tells the ranks that it starts itself; srun does not, nor mpirun on another host.
+    """
+    if os.path.exists(os.path.join(sys.prefix, "bin", "orted")):
+        os.environ.setdefault("OPAL_PREFIX", sys.prefix)
 
 
 def root_permission() -> dict[str, str]:

@@ -109,6 +109,19 @@ def test_unlike_hosts_with_nothing_in_common_train_and_are_told_apart(start, hos
         assert "exact       no: the ranks' instruction sets differ" in output
 
 
+def test_the_link_between_hosts_is_measured(hosts, tmp_path):
+    ssh = mpirun_options(hosts)[2]
+    command = [*hosts("run", "lmhost1"), sys.executable, "-m", "lm.benchmark", "exchange",
+               "--hosts", "lmhost1:1,lmhost2:1", "--max_mb", "0.02", "--repeats", "1",
+               "--out", str(tmp_path)]  # fmt: skip
+    done = subprocess.run(
+        command, env=environment(OMPI_MCA_plm_rsh_args=ssh), cwd=ROOT, timeout=120,
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^\| +16384 ", done.stdout, re.MULTILINE)
+
+
 def test_a_cut_network_ends_the_job_and_it_resumes(start, hosts, tmp_path):
     flags = (*FLAGS, "--step_timeout_seconds", 5, "--resume")
     job = start(tmp_path / "run", *flags, launcher=launcher(hosts))

@@ -177,6 +177,6 @@ class Worker(contextlib.AbstractContextManager):
 
 def _last_line(text: str) -> str:
     """The error among the lines of a failed process: mpirun adds a banner after it."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    lines = [line.strip() for line in text.splitlines() if line.strip(" -")]
     errors = [line for line in lines if "Error" in line or "error:" in line]
     return (errors or lines or ["it said nothing"])[-1]

@@ -14,6 +14,8 @@ import shutil
 import sys
 import time
 
+from lm.distributed import mpirun
+
 
 def main() -> None:
     """Time the plan on the command line: a JSON list of [bytes, count, untimed]."""
@@ -47,6 +49,7 @@ def _handle(mpi: ctypes.CDLL, name: str) -> ctypes.c_void_p:
 
 
 def _load() -> ctypes.CDLL:
+    mpirun.find_open_mpi()
     beside_mpirun = os.path.dirname(os.path.dirname(shutil.which("mpirun") or ""))
     names = ("libmpi.so.40", ctypes.util.find_library("mpi"))  # .40: Open MPI 4
     for name in (os.path.join(beside_mpirun, "lib", "libmpi.so.40"), *names):
