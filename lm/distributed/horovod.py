@@ -42,7 +42,7 @@ _TUNED_DEFAULTS = {
     _TUNED + "use_dynamic_rules": "1",
     _TUNED + "dynamic_rules_filename": str(Path(__file__).with_name("open_mpi_rules.conf")),
 }
-
+_GLOO_SERVER = "HOROVOD_GLOO_RENDEZVOUS_ADDR"  # where Gloo's ranks meet
 
 _PROBED = 1000  # different numbers; more are the same again
 _MOST_PROBED = 1 << 24  # 64 MB: no algorithm is known to change at more
@@ -57,11 +57,13 @@ class HorovodCommunicator(Communicator):
 
     Raises:
       UserError: Horovod is missing or sees a different number: the processes would train the same
-        model side by side and overwrite each other's files.
+        model side by side and overwrite each other's files. Or it was told to exchange by Gloo,
+        but nothing brings the ranks together.
     """
 
     def __init__(self, size: int, timeline: bool = False) -> None:
         _set_environment(timeline)
+        _check_gloo()
         _allow_many_files()
         hvd = _import_horovod(size)
         # All ranks must know each other before anything can be exchanged. The thread that it starts
@@ -197,6 +199,16 @@ def _set_environment(timeline: bool) -> None:
         # Not always: from the start on, its writer turns in a loop that takes a third of a core.
         os.environ.setdefault("HOROVOD_TIMELINE", "DYNAMIC")
     mpirun.find_open_mpi()
+
+
+def _check_gloo() -> None:
+    # Horovod would crash (signal 11) without a word.
+    for name in ("HOROVOD_CPU_OPERATIONS", "HOROVOD_CONTROLLER"):
+        if os.environ.get(name, "").lower() == "gloo" and _GLOO_SERVER not in os.environ:
+            raise UserError(
+                f"{name}=gloo, but {_GLOO_SERVER} is not set: start the ranks with `horovodrun"
+                f" --gloo`, which sets both, or unset {name} to exchange by MPI"
+            )
 
 
 def _allow_many_files() -> None:
