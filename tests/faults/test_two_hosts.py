@@ -11,7 +11,7 @@ import pytest
 
 from lm import kernels
 from lm.distributed.cores import count_cores
-from tests.commands import ROOT, environment
+from tests.commands import ROOT, environment, run_command
 from tests.faults.jobs import events, final_tensors, last_step, losses, run, saved_steps
 
 pytestmark = [
@@ -112,12 +112,9 @@ def test_unlike_hosts_with_nothing_in_common_train_and_are_told_apart(start, hos
 def test_the_link_between_hosts_is_measured(hosts, tmp_path):
     ssh = mpirun_options(hosts)[2]
     command = [*hosts("run", "lmhost1"), sys.executable, "-m", "lm.benchmark", "exchange",
-               "--hosts", "lmhost1:1,lmhost2:1", "--max_mb", "0.02", "--repeats", "1",
-               "--out", str(tmp_path)]  # fmt: skip
-    done = subprocess.run(
-        command, env=environment(OMPI_MCA_plm_rsh_args=ssh), cwd=ROOT, timeout=120,
-        capture_output=True, text=True,
-    )  # fmt: skip
+               "--hosts", "lmhost1:1,lmhost2:1", "--max_mb", 0.02, "--repeats", 1,
+               "--out", tmp_path]  # fmt: skip
+    done = run_command(command, environment(OMPI_MCA_plm_rsh_args=ssh), timeout=120, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert re.search(r"^\| +16384 ", done.stdout, re.MULTILINE)
 
