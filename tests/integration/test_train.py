@@ -50,6 +50,7 @@ def test_a_run_leaves_its_config_log_and_metrics(tmp_path, corpora):
         "event", "step", "epoch", "loss", "learning_rate", "words_per_second"
     }  # fmt: skip
     assert steps[-1]["loss"] < steps[0]["loss"]
+    assert all(0 <= event["exchange_share"] < 1 for event in steps)
     (epoch,) = events(output_dir, "epoch")
     assert set(epoch) >= {
         "event", "epoch", "train_perplexity", "valid_perplexity", "learning_rate",
