@@ -18,8 +18,10 @@ setup(
         "numpy",
         "optuna",
         "requests",
+        "sqlalchemy",
         "tensorboard",
         "tqdm",
+        "urllib3",
     ],
     # Horovod is in none of these lists: it must be compiled against the installed TensorFlow,
     # outside pip's build isolation, or it builds without TensorFlow support and says nothing.

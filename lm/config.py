@@ -255,7 +255,9 @@ class RunOptions(Checked):
         False, "go on from the newest checkpoint in --output_dir, or start if it has none"
     )
     init_from: Optional[str] = option(
-        None, "start with the weights, and only the weights, of this checkpoint directory"
+        None,
+        "start with the weights, and only the weights, of this checkpoint directory",
+        per_host=True,
     )
     init_partly: bool = option(
         False, "--init_from: take the weights that fit the model and the vocabulary, and start the"

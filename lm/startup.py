@@ -6,14 +6,14 @@ import os
 import sys
 import time
 
+from lm.processes import stat_fields, without_stderr
+
 _KERAS = "keras.src"  # not all of keras: TensorFlow looks where it is
 
 
 def seconds_since_start() -> float:
     """Return how long ago this process was started: before Python, whose files may be far away."""
-    with open("/proc/self/stat", encoding="utf-8", errors="replace") as file:
-        # The name comes before, in parentheses; it may hold anything.
-        ticks = int(file.read().rpartition(")")[2].split()[19])
+    ticks = int(stat_fields()[19])
     return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
 
 
@@ -29,30 +29,12 @@ def import_tensorflow() -> None:
     sys.modules[_KERAS] = None  # an import of it fails
     gc.disable()
     try:
-        with _without_stderr():
+        # TensorFlow 2.20 and 2.21 say twice, past sys.stderr, that oneDNN is on: before they look
+        # at the level that hides such messages, and so on each rank. Level 0 shows what is said.
+        shown = os.environ.get("TF_CPP_MIN_LOG_LEVEL", "0") == "0"
+        with contextlib.nullcontext() if shown else without_stderr():
             import tensorflow  # noqa: F401
     finally:
         del sys.modules[_KERAS]
         gc.freeze()
         gc.enable()
-
-
-@contextlib.contextmanager
-def _without_stderr():
-    # TensorFlow 2.20 and 2.21 say twice, past sys.stderr, that oneDNN is on: before they look at
-    # the level that hides such messages, and so on each rank. Level 0 shows what is said here.
-    if os.environ.get("TF_CPP_MIN_LOG_LEVEL", "0") == "0":
-        yield
-        return
-    try:
-        stderr = os.dup(2)
-    except OSError:  # it is closed
-        yield
-        return
-    with open(os.devnull, "wb") as nowhere:
-        os.dup2(nowhere.fileno(), 2)
-    try:
-        yield
-    finally:
-        os.dup2(stderr, 2)
-        os.close(stderr)

@@ -234,7 +234,7 @@ build_kernels() {
     keep "$library" "$kept" || true
 }
 if [[ -f lm/kernels/build.py ]]; then
-    kernel_sources=$(find lm/kernels -name '*.py' -o -name '*.cc' -o -name '*.h' -o -name '*.cu' |
+    kernel_sources=$(find lm/kernels -name '*.py' -o -name '*.cc' -o -name '*.h' |
         LC_ALL=C sort | xargs cksum)
     kernels="$base | $kernel_sources"
     if ! finished kernels "$kernels" || [[ ! -d lm/kernels/_build ]]; then

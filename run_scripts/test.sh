@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Sets up with the test tools, then runs ruff and the tests: unit, parallel (under mpirun),
-# integration.
+# integration, faults.
 #
 #   run_scripts/test.sh                         everything but the tests marked soak
 #   run_scripts/test.sh tests/unit -k batches   arguments go to pytest

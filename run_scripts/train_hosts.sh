@@ -30,8 +30,7 @@ slots_of() { # host1:2,host2 -> 3
     echo "$total"
 }
 
-# Between hosts, the same as lm/distributed/mpirun.py gives.
-options=("${mpirun_options[@]}" -map-by slot -mca pml ob1 -mca btl ^openib)
+options=("${mpirun_options[@]}")
 if [[ -n ${HOSTS:-} ]]; then
     options+=(-np "${NP:-$(slots_of "$HOSTS")}" -H "$HOSTS")
 else

@@ -15,7 +15,7 @@
 #   MAX_RESTARTS     how often to start again before giving up (default 10)
 #   BACKOFF          seconds before the first restart, then twice as long each time, up to 5
 #                    minutes (default 5); progress since the last start begins both counts anew
-#   MPIRUN_ARGS      more arguments for mpirun
+#   MPIRUN_FLAGS     more options for mpirun
 #   PYTHON           the Python of the ranks (default: that of .venv, at the same path on all hosts)
 # Cost: that of the training. Result: exit code 0 when it is done; 143 or 130 after SIGTERM or
 #   SIGINT, with everything saved; 2 for a mistake in the command line, which no restart mends;
@@ -27,7 +27,6 @@ source "$scripts/env.sh"
 # shellcheck source=run_scripts/mpirun_job.sh
 source run_scripts/mpirun_job.sh
 : "${OUTPUT_DIR:?set OUTPUT_DIR to the directory of the run}"
-read -ra mpirun_args <<<"${MPIRUN_ARGS:-}"
 # By its path: on other hosts PATH knows nothing of .venv, and the host's mpirun passes none on.
 python=${PYTHON:-$PWD/.venv/bin/python}
 command -v "$python" >/dev/null || {
@@ -67,8 +66,8 @@ while true; do
     before=$(checkpoints)
     if where=$(placement); then
         code=0
-        # shellcheck disable=SC2086
-        run_job mpirun $where "${mpirun_options[@]}" ${mpirun_args[@]+"${mpirun_args[@]}"} \
+        # shellcheck disable=SC2086  # MPIRUN_FLAGS is a list
+        run_job mpirun $where "${mpirun_options[@]}" ${MPIRUN_FLAGS:-} \
             "$python" -m lm.train --output_dir "$OUTPUT_DIR" --resume "$@" || code=$?
         if ((code == 0 || code == 2 || stopped_by)); then
             exit "$code"

@@ -74,10 +74,10 @@ def _count_hits(random: np.random.Generator) -> int:
     return int(np.count_nonzero(x * x + y * y < 1))
 
 
-def _best_seconds(comm: Communicator, work: Callable[[], Any], turns: int = 3) -> float:
+def _best_seconds(comm: Communicator, work: Callable[[], Any]) -> float:
     """Time work that starts on all ranks at once, to the end of the slowest; the best turn."""
     times = []
-    for _ in range(turns):
+    for _ in range(3):
         comm.barrier()
         start = time.perf_counter()
         work()

@@ -2,5 +2,6 @@
 
 `writer` saves checkpoints in the background, and `run_dir.open_run_dir` finds the one to resume
 from. `format` writes and reads the files of one checkpoint, `manifest` says what they hold,
-`verification` whether they are whole, and `variables` moves arrays in and out of a session.
+`verification` whether they are whole, `choice` which of a run to use or to keep, and `variables`
+moves arrays in and out of a session.
 """

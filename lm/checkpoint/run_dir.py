@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, Optional
 
 from lm import run_files
+from lm.checkpoint import choice
 from lm.checkpoint import format as checkpoint
 from lm.checkpoint import manifest as manifests
 from lm.checkpoint.records import refuse_unknown_fields
@@ -84,7 +85,7 @@ def open_run_dir(
             )
         return RunDir(path, None, {})
     checkpoint.remove_temporary(path)
-    checkpoint_dir = checkpoint.newest(path)
+    checkpoint_dir = choice.newest(path)
     position: Mapping[str, Any] = {}
     if checkpoint_dir:
         manifest = manifests.read(checkpoint_dir)

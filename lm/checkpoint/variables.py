@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Optional
 
 import numpy as np
@@ -25,6 +25,27 @@ def saved_shapes() -> dict[str, list[int]]:
     shapes = {v.op.name: v.shape.as_list() for v in tf.global_variables()}
     state = _state_variables(tf.get_default_graph())
     return {**shapes, **{name: [None, *v.shape.as_list()[1:]] for name, v in state.items()}}
+
+
+def check_fits(arrays: Mapping[str, np.ndarray], shapes: Mapping[str, Sequence]) -> None:
+    """Check that a checkpoint has what a model needs.
+
+    Args:
+      arrays: What the checkpoint holds, by name.
+      shapes: What is needed, by name, with None for a first axis of any length.
+
+    Raises:
+      UserError: An array is missing, or has another shape; the message names it.
+    """
+    for name, shape in shapes.items():
+        if name not in arrays:
+            raise UserError(f"the checkpoint has no {name}, which this model needs")
+        found = list(arrays[name].shape)
+        expected = [found[0], *shape[1:]] if shape[:1] == [None] else shape
+        if found != expected:
+            raise UserError(
+                f"{name} has the shape {found} in the checkpoint, but {expected} in this model"
+            )
 
 
 def read_variables(session: tf.Session) -> dict[str, np.ndarray]:
@@ -135,12 +156,7 @@ def _state_variables(graph: tf.Graph) -> dict[str, tf.Variable]:
 
 
 def _assign(session: tf.Session, variables: Mapping, arrays: Mapping[str, np.ndarray]) -> None:
-    for name, variable in variables.items():
-        if variable.shape != arrays[name].shape:
-            raise UserError(
-                f"{name} has the shape {list(arrays[name].shape)} in the checkpoint, but"
-                f" {variable.shape.as_list()} in this model"
-            )
+    check_fits(arrays, {name: v.shape.as_list() for name, v in variables.items()})
     # By way of the initializers: a finalized graph cannot be given new assign operations.
     initial_values = {variable.initializer.inputs[1]: name for name, variable in variables.items()}
     session.run(
@@ -159,7 +175,4 @@ def restore_weights(session: tf.Session, weights: Mapping[str, np.ndarray]) -> N
     Raises:
       UserError: A variable of the graph is missing or has another shape.
     """
-    missing = [v.op.name for v in tf.global_variables() if v.op.name not in weights]
-    if missing:
-        raise UserError(f"the checkpoint has no {missing[0]}, which the run's config asks for")
-    load_variables(session, weights)
+    _assign(session, {v.op.name: v for v in tf.global_variables()}, weights)

@@ -10,6 +10,7 @@ from typing import Optional
 
 import numpy as np
 
+from lm.checkpoint import choice
 from lm.checkpoint import format as checkpoint
 from lm.checkpoint.manifest import Manifest
 from lm.errors import RunError
@@ -83,7 +84,7 @@ class Saver:
     def _write(self, arrays: Mapping[str, np.ndarray], manifest: Manifest) -> None:
         try:
             checkpoint.save(self._run_dir, arrays, manifest)
-            checkpoint.prune(self._run_dir, self._keep)
+            choice.prune(self._run_dir, self._keep)
             if self.failure:
                 logger.info("checkpoints can be written again")
             self.failure = None

@@ -124,7 +124,7 @@ class EvalBatches:
     """Windows that count every token of a split as a target exactly once.
 
     The split is cut into `batch_size` streams whose lengths differ by at most one; the short
-    ends are padded with weight 0. The input before a token is the token before it, and `<eos>`
+    ends are padded with mask 0. The input before a token is the token before it, and `<eos>`
     before the first one, as if a sentence had just ended.
 
     Args:
@@ -152,7 +152,7 @@ class EvalBatches:
         self.num_windows = -(-longest // num_steps)
 
     def window(self, index: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return inputs, targets (int32) and weights (float32, 0 or 1), [num_steps, rows]."""
+        """Return inputs, targets (int32) and mask (float32, 0 or 1), [num_steps, rows]."""
         assert 0 <= index < self.num_windows
         at = self._starts + index * self._num_steps + np.arange(self._num_steps)[:, None]
         inside = at < self._ends

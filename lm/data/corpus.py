@@ -60,8 +60,6 @@ def load_corpus(
       UserError: The directory, a text in it, vocab_size or data_url cannot be used.
       RunError: PTB cannot be downloaded, or the encoded form cannot be written anywhere.
     """
-    if vocab_size is not None and vocab_size < 2:  # said before a download of minutes
-        raise UserError(f"vocab_size must be at least 2 (<eos> and <unk>), not {vocab_size}")
     name = _find_or_download(data_path, data_url)
     files = {split: split_file(data_path, name, split) for split in SPLITS}
     directories = cache_directories(data_path)

@@ -41,12 +41,12 @@ def transition_matrix(seed: int, num_words: int, num_successors: int) -> np.ndar
     """Draw a random language: which words may follow each word, and how probably.
 
     Args:
-        seed: seed of the language.
-        num_words: words besides `<eos>`.
-        num_successors: tokens that may follow each token, at least 2, at most `num_words`.
+      seed: Seed of the language.
+      num_words: Words besides `<eos>`.
+      num_successors: Tokens that may follow each token, at least 2, at most `num_words`.
 
     Returns:
-        P, float64 [num_words + 1, num_words + 1]; P[i, j] is the probability of state j after i.
+      P, float64 [num_words + 1, num_words + 1]; P[i, j] is the probability of state j after i.
     """
     assert 2 <= num_successors <= num_words
     random = np.random.Generator(np.random.PCG64(seed)).random
@@ -93,7 +93,7 @@ def sample_states(transitions: np.ndarray, rng: np.random.Generator, min_tokens:
     """Walk the chain from `<eos>`, ending at the first `<eos>` after `min_tokens` tokens.
 
     Returns:
-        The states visited after the start, the last of them EOS.
+      The states visited after the start, the last of them EOS.
     """
     successors = [np.flatnonzero(row).tolist() for row in transitions]
     # Inverse CDF per state; the last bound is left out, so that rounding cannot step past it.
@@ -135,20 +135,20 @@ def write_corpus(
     number of processes may make the same call at once, and repeating it changes nothing.
 
     Args:
-        directory: made if missing.
-        seed: seed of the language and of its texts, at least 0.
-        num_words: words besides `<eos>`.
-        num_successors: tokens that may follow each token, 2 to `num_words`.
-        train_tokens: least length of the training text, in tokens, `<eos>` included; enough for
-            every word to appear in it.
-        eval_tokens: least length of the validation text and of the test text, likewise.
+      directory: Made if missing.
+      seed: Seed of the language and of its texts, at least 0.
+      num_words: Words besides `<eos>`.
+      num_successors: Tokens that may follow each token, 2 to `num_words`.
+      train_tokens: Least length of the training text, in tokens, `<eos>` included; enough for
+          every word to appear in it.
+      eval_tokens: Least length of the validation text and of the test text, likewise.
 
     Returns:
-        The true perplexities, which `truth.json` holds too.
+      The true perplexities, which `truth.json` holds too.
 
     Raises:
-        OSError: the directory cannot be written.
-        UserError: the directory holds a corpus that this function did not write.
+      OSError: The directory cannot be written.
+      UserError: The directory holds a corpus that this function did not write.
     """
     transitions = transition_matrix(seed, num_words, num_successors)
     # A generator for each text, so that the length of one does not change another.

@@ -8,6 +8,8 @@ import os
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from lm.processes import stat_fields
+
 _AT_START = os.sched_getaffinity(0)
 # More than any host has; the kernel keeps those that there are, and that a container's set of
 # cores allows. Not os.cpu_count(): with cores offline, or with a container's own /proc (lxcfs),
@@ -38,8 +40,7 @@ def _given_cores() -> Collection[int]:
     with contextlib.suppress(OSError, IndexError):
         parent = os.getppid()
         while b"OMPI_COMM_WORLD_RANK=" in Path(f"/proc/{parent}/environ").read_bytes():
-            # The second word after the name, which is in brackets and may hold anything.
-            parent = int(Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[1])
+            parent = int(stat_fields(parent)[1])
         return os.sched_getaffinity(parent)
     return _EVERY_CORE
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import NamedTuple, Optional
 
 import tensorflow.compat.v1 as tf
@@ -10,6 +9,7 @@ import tensorflow.compat.v1 as tf
 from lm.distributed.communicator import Communicator
 from lm.distributed.cores import count_cores, unbind_from_core
 from lm.errors import UserError
+from lm.processes import without_stderr
 
 
 class Threads(NamedTuple):
@@ -41,14 +41,8 @@ def start_tensorflow(
         inter_op_parallelism_threads=threads.inter_op,
         device_count={"GPU": 0},
     )
-    stderr = os.dup(2)
-    try:
-        with open(os.devnull, "w") as nowhere, tf.Graph().as_default() as graph:
-            os.dup2(nowhere.fileno(), 2)
-            tf.Session(graph=graph, config=config).run(tf.no_op())
-    finally:
-        os.dup2(stderr, 2)
-        os.close(stderr)
+    with without_stderr(), tf.Graph().as_default() as graph:
+        tf.Session(graph=graph, config=config).run(tf.no_op())
     return threads
 
 

@@ -11,9 +11,6 @@ from typing import Optional
 from lm.errors import UserError
 
 _OPTIONS = pathlib.Path(__file__).with_name("mpirun_options.conf")
-# TCP also where there is InfiniBand, as Horovod recommends: Open MPI's RDMA crashes with threads.
-# run_scripts/train_hosts.sh and train_slurm.sbatch give the same.
-_BETWEEN_HOSTS = "-map-by slot -mca pml ob1 -mca btl ^openib".split()
 # What the ranks need of this process's environment; Open MPI passes nothing unless told to.
 _PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH")
 _ROOT_MAY = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
@@ -35,7 +32,7 @@ def command(num_ranks: int, hosts: Optional[str] = None) -> list[str]:
     options = [word for line in lines if not line.startswith("#") for word in line.split()]
     if hosts:
         passed_on = [name for name in _PASSED_ON if name in os.environ]
-        options += ["-H", hosts, *_BETWEEN_HOSTS]
+        options += ["-H", hosts]
         options += [word for name in passed_on for word in ("-x", name)]
     return ["mpirun", "-np", str(num_ranks), *options]
 

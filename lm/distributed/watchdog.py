@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, NoReturn
 
 from lm.distributed.naming import name_ranks
+from lm.processes import stat_fields
 
 _TICK_SECONDS = 0.5
 _GRACE_SECONDS = 4.0
@@ -157,9 +158,7 @@ def _waited_for(ranks: Sequence[Process], own_rank: int) -> str:
 
 def _is_running(pid: int) -> bool:
     try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            # The state follows the name, which stands in parentheses and may hold anything.
-            return file.read().rpartition(")")[2].split()[0] not in "TtZX"
+        return stat_fields(pid)[0] not in "TtZX"
     except OSError:
         return False
 

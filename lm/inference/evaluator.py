@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, Optional
 
+from lm.checkpoint import manifest
 from lm.config_file import ConfigFile
 from lm.data.batches import Rows, eval_rows_of_rank
 from lm.distributed.agreement import check_agreement, platform_facts, together
@@ -90,7 +91,7 @@ def _facts(run: Run, texts: Sequence[Text]) -> dict[str, Any]:
     """Return what must be the same on all ranks, by name."""
     return {
         **dataclasses.asdict(run.config),
-        "checkpoint": run.checkpoint,
+        "checkpoint": manifest.read(run.checkpoint).files,
         "config file (SHA-256)": run.file.checksum if run.file else None,
         "vocabulary": run.vocabulary.checksum,
         "tokens": [len(text.ids) for text in texts],

@@ -7,8 +7,7 @@ import os
 from typing import NamedTuple, Optional
 
 from lm import run_files
-from lm.checkpoint import format as checkpoints
-from lm.checkpoint import manifest
+from lm.checkpoint import choice, manifest
 from lm.checkpoint.records import refuse_unknown_fields
 from lm.config import Config
 from lm.config_file import ConfigFile, check_belongs
@@ -47,7 +46,7 @@ def open_run(
     check_belongs(directory, file, allow_changed_network)
     config = _load_config(directory, type(file.config) if file else Config)
     vocabulary = Vocabulary.load(os.path.join(directory, run_files.VOCABULARY))
-    found = checkpoints.find(directory, checkpoint)
+    found = choice.find(directory, checkpoint)
     # The words would be those of other ids, and nothing else would show it.
     if manifest.read(found).vocabulary != vocabulary.checksum:
         raise UserError(f"{found} is a checkpoint of another vocabulary than that of {directory}")

@@ -14,8 +14,8 @@ of a share, [T, rows], are summed time step by time step, and the shares' sums a
 (s0 + s1) + (s2 + s3). So the sum of two ranks' sums is that of one rank with all their shares. No
 shares: all rows are one.
 
-Environment: LM_KERNELS=0 switches the ops off; LM_KERNELS_ISA=generic|avx2|avx512|avx512bf16|amx
-takes a lesser instruction set than the CPU's best.
+Environment: LM_KERNELS=0 switches the ops off; LM_KERNELS_ISA takes a lesser one
+of build.INSTRUCTION_SETS than the CPU's best.
 """
 
 from __future__ import annotations
@@ -28,10 +28,17 @@ from collections.abc import Iterator, Sequence
 
 import tensorflow.compat.v1 as tf
 
+from lm.errors import UserError
+
 
 @functools.cache
 def _load():
     """Load the library once; return (its ops or None, "" or why it is None)."""
+    from lm.kernels.build import INSTRUCTION_SETS  # not above: `-m lm.kernels.build` imports this
+
+    wanted = os.environ.get("LM_KERNELS_ISA", "generic")
+    if wanted not in INSTRUCTION_SETS:  # else the CPU's best would silently take its place
+        raise UserError(f"LM_KERNELS_ISA is {wanted!r}, not one of {', '.join(INSTRUCTION_SETS)}")
     if os.environ.get("LM_KERNELS", "1") == "0":
         return None, "switched off by LM_KERNELS=0"
     if tf.config.list_physical_devices("GPU"):
@@ -83,7 +90,7 @@ def subnormals_are_zero() -> Iterator[None]:
 
 
 def _library_path():
-    from lm.kernels.build import library_path  # not above: `-m lm.kernels.build` imports this
+    from lm.kernels.build import library_path  # not above, as INSTRUCTION_SETS
 
     return library_path()
 

@@ -20,7 +20,9 @@ BUILD_DIR = _HERE / "_build"
 # -fwrapv: the bit tricks on vectors of integers may overflow. No -ffast-math: it hides NaN.
 _FLAGS = ["-O3", "-fPIC", "-fwrapv", "-ffp-contract=fast", "-fvisibility=hidden", "-Wall"]
 _AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma"]
-_X86_ISAS = {
+# Of each instruction set, the compiler's flags; all but the first are of x86-64.
+INSTRUCTION_SETS = {
+    "generic": [],
     "avx2": ["-mavx2", "-mfma"],
     "avx512": _AVX512,
     "avx512bf16": [*_AVX512, "-mavx512bf16"],
@@ -34,11 +36,11 @@ def _compiler():
 
 def _isas():
     x86 = platform.machine().lower() in ("x86_64", "amd64")
-    return {"generic": [], **(_X86_ISAS if x86 else {})}
+    return INSTRUCTION_SETS if x86 else {"generic": []}
 
 
 def library_path():
-    """Returns the path of the library for these sources and this TensorFlow, built or not.
+    """Return the path of the library for these sources and this TensorFlow, built or not.
 
     It does not depend on the compiler, so that a node without one can load what another built.
     """
@@ -52,13 +54,13 @@ def library_path():
 
 
 def build():
-    """Compiles the library unless it is up to date.
+    """Compile the library unless it is up to date.
 
     Returns:
       The path of the library.
 
     Raises:
-      RuntimeError: if the compiler is missing or cannot compile what every CPU needs; the message
+      RuntimeError: The compiler is missing or cannot compile what every CPU needs; the message
         ends with what it said.
     """
     import tensorflow as tf
@@ -109,13 +111,13 @@ def _finish(process):
 
 
 def _gist(complaint):
-    """The line of a compiler's output that says what it refuses."""
+    """Return the line of a compiler's output that says what it refuses."""
     lines = complaint.splitlines()
     return next((line for line in lines if "error:" in line), lines[-1])
 
 
 def main():
-    """Builds the library and prints its path; exits with 1 and one line if that fails."""
+    """Build the library and print its path; exit with 1 and one line if that fails."""
     try:
         print(build())
     except RuntimeError as error:

@@ -100,6 +100,13 @@ static void ShareTileOf(int64_t rows, const float* a, int64_t lda, const float* 
   ShareTile<Format, NV, MR>(a, lda, panel, shares, c, ldc);
 }
 
+// The most vectors whose panel, which holds all tokens, is no larger than a product's of `most`.
+template <class Format>
+static int64_t WidestPanel(int64_t tokens, int64_t most) {
+  const int64_t widest = most * kPiece / (Units<Format>(tokens) + 1);
+  return widest < 2 ? 2 : Least(widest, most);
+}
+
 // One whole sum of products, C[M, N] = A^T B; see cpu.h. Both factors are packed in the order of
 // the shares. A panel holds all tokens: a sum that were broken off would need its tree kept.
 template <class Format>
@@ -113,9 +120,7 @@ struct TokenSum {
   static int64_t RowUnits(int64_t tokens) { return (Units<Format>(tokens) + 15) / 16 * 16 | 16; }
   static int64_t Vectors(int64_t N) { return Gemm<Format>::Vectors(N); }
   static int64_t Widest(int64_t tokens) {
-    constexpr int64_t kPanelUnits = Gemm<Format>::kWidest * kPiece;
-    const int64_t widest = kPanelUnits / (Units<Format>(tokens) + 1);
-    return widest < 2 ? 2 : Least(widest, Gemm<Format>::kWidest);
+    return WidestPanel<Format>(tokens, Gemm<Format>::kWidest);
   }
   static int64_t PanelFloats(int64_t tokens, int64_t vectors) {
     return Units<Format>(tokens) * vectors * kLanes;
@@ -235,9 +240,7 @@ struct AmxTokenSum : TokenSum<Bfloat16> {
   static constexpr int64_t kMultiple = kTile * Bfloat16::kDepth;
 
   static int64_t Widest(int64_t tokens) {
-    constexpr int64_t kPanelUnits = AmxGemm::kWidest * kPiece;
-    const int64_t widest = kPanelUnits / (Units<Bfloat16>(tokens) + 1);
-    return widest < 2 ? 2 : Least(widest, AmxGemm::kWidest);
+    return WidestPanel<Bfloat16>(tokens, AmxGemm::kWidest);
   }
 
   static void Block(const lm::TokenSum& p, int64_t row0, int64_t row1, int64_t v0, int64_t v1,

@@ -54,6 +54,8 @@ def _report(argv):
     if not directories:
         raise UserError("no run to report on: give one or more directories (see --help)")
     if os.path.exists(os.path.join(directories[0], run_files.SEARCH)):
+        if flags["curves"]:
+            raise UserError("--curves is of runs: a search's curves are in its page, --html")
         _report_search(directories, flags["html"])
         return
     sections = group_by_corpus([read_run(directory) for directory in directories])
@@ -64,22 +66,15 @@ def _report(argv):
         curves = os.path.join(os.path.dirname(page), "learning_curves")
     if not page and not curves:
         return
-    try:
-        from lm.report.curves import draw_sections
-    except ImportError as error:
-        raise UserError(
-            f"the curves need matplotlib ({error}): run run_scripts/setup.sh, or give neither"
-            " --html nor --curves"
-        ) from error
+    from lm.report.curves import draw_sections  # here: matplotlib takes its time
+
     pngs = draw_sections(sections, curves)
     if page:
         write_page(page, build_page(sections, pngs))
 
 
 def _report_search(directories, page):
-    from lm.report.page import write_page
-    from lm.report.search import load_search
-    from lm.report.search_page import build_search_page, search_text
+    from lm.report.search import load_search, search_text
 
     if len(directories) > 1:
         raise UserError(
@@ -88,6 +83,9 @@ def _report_search(directories, page):
     search = load_search(directories[0])
     print(search_text(search))
     if page:
+        from lm.report.page import write_page
+        from lm.report.search_page import build_search_page
+
         write_page(page, build_search_page(search))
 
 

@@ -12,7 +12,6 @@ import sqlalchemy
 from optuna.trial import FrozenTrial, TrialState
 
 from lm import run_files
-from lm.cli.tables import markdown_table
 from lm.errors import UserError
 from lm.report.tables import Table
 
@@ -83,8 +82,7 @@ def best_trials(study: optuna.Study, count: int = NUM_BEST) -> list[FrozenTrial]
 
 def best_table(study: optuna.Study) -> str:
     """Return the table of the best trials, for the console."""
-    table = _best(study)
-    return f"{table.title}\n\n{markdown_table(table.header, table.rows)}\n"
+    return _best(study).text
 
 
 def progress_line(study: optuna.Study, number: int, num_trials: int) -> str:
@@ -100,6 +98,12 @@ def progress_line(study: optuna.Study, number: int, num_trials: int) -> str:
     best_text = f"; best: trial {best[0].number}, {best[0].value:.2f}" if best else ""
     values = ", ".join(f"{name} {_short(value)}" for name, value in trial.params.items())
     return f"{line} ({values}){best_text}; {done} of {num_trials} done"
+
+
+def search_text(search: FoundSearch) -> str:
+    """Return the report of a search for the console."""
+    tables = [table.text for table in search_tables(search)]
+    return "\n".join([search.title, "", *summary(search), "", *tables])
 
 
 def search_tables(search: FoundSearch) -> list[Table]:

@@ -19,7 +19,6 @@ from matplotlib.axes import Axes
 from optuna.trial import TrialState
 
 from lm import run_files
-from lm.cli.tables import markdown_table
 from lm.report.curves import draw_curves
 from lm.report.metrics import read_run
 from lm.report.page import CURVES, details_html, image_html, line_html, page_html, table_html
@@ -37,15 +36,6 @@ _PLOTS = (
     ("Parallel coordinates", "One line for each finished trial.", plots.plot_parallel_coordinate),
     ("Parameter importances", "By PED-ANOVA (Watanabe et al. 2023).", plots.plot_param_importances),
 )
-
-
-def search_text(search: FoundSearch) -> str:
-    """Return the report of a search for the console."""
-    tables = [
-        f"{table.title}\n\n{markdown_table(table.header, table.rows)}\n\n{table.note}\n"
-        for table in search_tables(search)
-    ]
-    return "\n".join([search.title, "", *summary(search), "", *tables])
 
 
 def build_search_page(search: FoundSearch) -> str:

@@ -18,13 +18,15 @@ class Table(NamedTuple):
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
 
+    @property
+    def text(self) -> str:
+        """The table for the console, in Markdown."""
+        return f"{self.title}\n\n{markdown_table(self.header, self.rows)}\n\n{self.note}\n"
+
 
 def section_text(section: Section) -> str:
     """Return the report of a section for the console."""
-    tables = [
-        f"{table.title}\n\n{markdown_table(table.header, table.rows)}\n\n{table.note}\n"
-        for table in build_tables(section.groups)
-    ]
+    tables = [table.text for table in build_tables(section.groups)]
     lines = [f"{line}\n" for line in exact_lines(section.groups)]
     return "\n".join([f"Corpus: {section.corpus}\n", *tables, *lines])
 
@@ -49,9 +51,9 @@ def _results(groups: Sequence[Group]) -> Table:
     sizes = sorted({run.num_ranks for group in groups for run in group.runs}, reverse=True)
     rows = []
     for group in groups:
-        best_known = group.runs[-1]
+        most_ranks = group.runs[-1]
         times = [_number(group.seconds_per_epoch(size), ".1f") for size in sizes]
-        rows.append([group.label, *_results_of(best_known), *times])
+        rows.append([group.label, *_results_of(most_ranks), *times])
     times = [f"time/epoch, {num_ranks_text(size)}" for size in sizes]
     return Table(
         "Results",

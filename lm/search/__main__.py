@@ -66,7 +66,7 @@ def _run(flags, config_class, stack):
     from lm.search.options import NOT_FOR_TRIALS, SearchOptions
     from lm.search.prepare import Given, prepare
     from lm.search.study import Study, storage_errors
-    from lm.search.winner import test_winner
+    from lm.search.winner import report_winner
 
     directory = flags["output_dir"]
     config, options, run = map(flags.given, (config_class, SearchOptions, RunOptions))
@@ -78,7 +78,7 @@ def _run(flags, config_class, stack):
         study = Study(search.settings, directory, search.space)
         Driver(directory, search, study, signals).run()
         print(best_table(study.optuna))
-        test_winner(study, search, directory)
+        report_winner(study, search, directory)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import os
 import re
@@ -20,14 +19,13 @@ from lm.config import Config
 from lm.distributed import mpirun
 from lm.errors import UserError
 from lm.files import locked
+from lm.processes import ends_with_this_process
 from lm.report.metrics import read_run
 from lm.search.places import Place, environment
 from lm.search.prepare import Prepared
 
 _ERROR = re.compile(r"^lm: error: (.*)$", re.MULTILINE)
 _KILLED = re.compile(r"^mpirun noticed that (.*)$", re.MULTILINE)
-_SET_DEATH_SIGNAL = 1  # prctl's PR_SET_PDEATHSIG
-_libc = ctypes.CDLL(None)
 
 
 class Job:
@@ -148,15 +146,8 @@ def launch(command: Sequence[str], env: Mapping[str, str], output: Any) -> subpr
       env: Its environment.
       output: Where its stdout and stderr go.
     """
-    driver = os.getpid()
-
-    def follow_the_driver() -> None:
-        # Killed, the driver can stop nothing any more: the kernel then asks the job to save and
-        # end, with the signal that mpirun hands on to the ranks.
-        _libc.prctl(_SET_DEATH_SIGNAL, signal.SIGUSR2)
-        if os.getppid() != driver:
-            os._exit(1)
-
+    # The signal that mpirun hands on to the ranks, and that asks them to save and end.
+    follow_the_driver = ends_with_this_process(signal.SIGUSR2)
     return subprocess.Popen(
         command, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
         start_new_session=True, preexec_fn=follow_the_driver,

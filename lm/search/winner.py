@@ -72,7 +72,7 @@ def write_best(trial: FrozenTrial, search: Prepared, directory: str) -> None:
     write_atomically(path, text.encode())
 
 
-def test_winner(study: Study, search: Prepared, directory: str) -> None:
+def report_winner(study: Study, search: Prepared, directory: str) -> None:
     """Test the best trial, the only one that ever sees the test split, and say how to train it.
 
     Raises:

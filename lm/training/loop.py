@@ -11,8 +11,8 @@ from typing import Callable, Optional
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from lm.checkpoint import choice, variables
 from lm.checkpoint import format as checkpoint
-from lm.checkpoint import variables
 from lm.config import Config, RunOptions
 from lm.data.batches import TrainBatches
 from lm.data.embedded import Truth
@@ -245,7 +245,7 @@ class Loop:
     def _best_weights(self) -> Optional[dict[str, np.ndarray]]:
         if not self.comm.is_rank_0:
             return None
-        return checkpoint.load_weights(checkpoint.find(self.reporter.output_dir, "best"))
+        return checkpoint.load_weights(choice.find(self.reporter.output_dir, "best"))
 
     def _true_value(self, name: str) -> str:
         return f" (true: {getattr(self.truth, name):.2f})" if self.truth else ""

@@ -10,11 +10,11 @@ from typing import Optional
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from lm.checkpoint import choice, manifest
 from lm.checkpoint import format as checkpoint
-from lm.checkpoint import manifest
 from lm.checkpoint.records import load_record
 from lm.checkpoint.run_dir import RunDir
-from lm.checkpoint.variables import load_variables, saved_shapes, weight_names
+from lm.checkpoint.variables import check_fits, load_variables, saved_shapes, weight_names
 from lm.config import RunOptions
 from lm.data.vocabulary import Vocabulary
 from lm.errors import UserError
@@ -88,20 +88,12 @@ def starting_arrays(
         needed = {name: saved_shapes()[name] for name in weight_names()}
     else:
         return None
-    for name, shape in needed.items():
-        if name not in arrays:
-            raise UserError(f"the checkpoint has no {name}, which this model needs")
-        found = list(arrays[name].shape)
-        expected = [found[0], *shape[1:]] if shape[:1] == [None] else shape
-        if found != expected:
-            raise UserError(
-                f"{name} has the shape {found} in the checkpoint, but {expected} in this model"
-            )
+    check_fits(arrays, needed)
     return arrays
 
 
 def _foreign_weights(path: str, vocabulary: Vocabulary) -> dict[str, np.ndarray]:
-    checkpoint_dir = checkpoint.find(path, path)
+    checkpoint_dir = choice.checked(path)
     if manifest.read(checkpoint_dir).vocabulary != vocabulary.checksum:
         raise UserError(
             f"--init_from {path}: it was trained with another vocabulary, so its words have"
@@ -112,7 +104,7 @@ def _foreign_weights(path: str, vocabulary: Vocabulary) -> dict[str, np.ndarray]
 
 def _fitting_weights(path: str, vocabulary: Vocabulary) -> dict[str, np.ndarray]:
     """Read the weights of this model that another one has too, in the same shape."""
-    checkpoint_dir = checkpoint.find(path, path)
+    checkpoint_dir = choice.checked(path)
     arrays = checkpoint.load_weights(checkpoint_dir)
     same_words = manifest.read(checkpoint_dir).vocabulary == vocabulary.checksum
     shapes = {v.op.name: tuple(v.shape.as_list()) for v in tf.trainable_variables()}

@@ -83,20 +83,6 @@ def fail_to_prepare(rank):
 
 
 @fault
-def kill_in_save(function, when, nth="1"):
-    import lm.checkpoint.format
-
-    calls = []
-
-    def act(*_):
-        calls.append(1)
-        if len(calls) == int(nth):
-            kill_self()
-
-    around(lm.checkpoint.format, function, **{when: act})
-
-
-@fault
 def nan(rank, step):
     """The recurrent state of one rank becomes NaN."""
     from lm.checkpoint import variables

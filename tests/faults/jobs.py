@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from lm.checkpoint import choice, manifest
 from lm.checkpoint import format as checkpoint
-from lm.checkpoint import manifest
 from tests.commands import ROOT, environment, kill_marked, marked_processes, mpirun, new_mark
 
 GONE_SECONDS = 10  # a job must be gone so long after the fault
@@ -138,5 +138,5 @@ def saved_steps(output_dir) -> list[int]:
 
 def final_tensors(output_dir) -> str:
     """Checksum of the last checkpoint's weights and recurrent state."""
-    files = manifest.read(checkpoint.newest(str(output_dir))).files
+    files = manifest.read(choice.newest(str(output_dir))).files
     return files["model.data-00000-of-00001"]["sha256"]

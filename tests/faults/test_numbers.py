@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
+from lm.checkpoint import choice, manifest
 from lm.checkpoint import format as checkpoint
-from lm.checkpoint import manifest
 from lm.data import embedded
 from lm.errors import EveryRankError
 from lm.inference.evaluator import evaluate
@@ -62,11 +62,11 @@ def test_ranks_that_part_are_found_and_can_go_on(start, tmp_path, corpora, caplo
     assert "on ranks 0, 2;" in output and "on rank 1" in output
     # All ranks go on with rank 0's weights.
     assert saved_steps(tmp_path) == [25]
-    assert not manifest.read(checkpoint.newest(str(tmp_path))).in_sync
+    assert not manifest.read(choice.newest(str(tmp_path))).in_sync
     with caplog.at_level("WARNING", "lm"):
         train_here(tmp_path, *config_flags(corpora), *flags, "--resume")
     assert caplog.text.count("was saved when the ranks' weights had parted") == 1
-    assert manifest.read(checkpoint.newest(str(tmp_path))).in_sync
+    assert manifest.read(choice.newest(str(tmp_path))).in_sync
 
 
 @pytest.mark.parametrize("compiled", ["1", "0"])
@@ -96,7 +96,7 @@ def different(tmp_path, corpora, name):
         (tmp_path / "own" / "train.txt").write_text(text + text.splitlines()[0] + "\n")
         return ("--corpus", "files", "--data_path", tmp_path / "own"), {}
     shutil.copytree(ROOT / "lm", tmp_path / "code" / "lm")
-    with open(tmp_path / "code" / "lm" / "softmax.py", "a") as file:
+    with open(tmp_path / "code" / "lm" / "train.py", "a") as file:
         file.write("# another version\n")
     return (), {"PYTHONPATH": str(tmp_path / "code")}
 

@@ -5,8 +5,7 @@ import shutil
 import numpy as np
 import pytest
 
-from lm.checkpoint import format as checkpoint
-from lm.checkpoint import manifest
+from lm.checkpoint import choice, manifest
 from lm.errors import RunError, UserError
 from lm.inference.evaluator import evaluate
 from lm.training.schedule import has_stalled
@@ -75,7 +74,7 @@ def test_what_optimizer_schedule_and_average_remember_is_resumed_too(start, tmp_
     )  # fmt: skip
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     output = run(start, whole, *flags).output
-    saved = manifest.read(checkpoint.newest(str(whole)))
+    saved = manifest.read(choice.newest(str(whole)))
     # To stop after 3 epochs without a best one is to have averaged over the last at least.
     assert saved.averaged and events(whole, "epoch")[-1]["learning_rate"] < 10
     perplexities = saved.position["valid_perplexities"]
@@ -107,7 +106,7 @@ def test_a_checkpoint_resumes_on_any_number_of_ranks(start, tmp_path, before, af
         shutil.copytree(whole, resumed)
         for step in later:
             shutil.rmtree(resumed / f"checkpoints/step-{step:08d}")
-        saved = manifest.read(checkpoint.newest(str(resumed)))
+        saved = manifest.read(choice.newest(str(resumed)))
         words = 4 * saved.config["batch_size"] * saved.config["num_steps"]
         run(start, resumed, *flags, "--resume", num_ranks=num_ranks)
         rtol = 1e-4 if 3 in (before, num_ranks) else 0  # three ranks own no whole shares

@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from lm.checkpoint import choice
 from lm.checkpoint import format as checkpoint
 from tests.commands import train_here
 from tests.faults.jobs import GONE_SECONDS, config_flags, events, last_step, saved_steps
@@ -22,7 +23,7 @@ def check_stopped(job, code, name, number_of_lines=1, timeout=GONE_SECONDS):
     assert output.count(f"stopped by {name} after step") == number_of_lines
     (step,) = saved_steps(job.output_dir)
     assert step == last_step(job.output_dir)
-    assert checkpoint.newest(str(job.output_dir))
+    assert choice.newest(str(job.output_dir))
 
 
 @pytest.mark.parametrize(
@@ -116,7 +117,7 @@ def test_sigterm_during_a_save_lets_it_end(start, tmp_path):
     returned, _ = job.ends()
     assert returned == 128 + signal.SIGTERM
     assert saved_steps(tmp_path) == [20, last_step(tmp_path)]
-    assert checkpoint.newest(str(tmp_path)) == checkpoint.list_checkpoints(str(tmp_path))[-1]
+    assert choice.newest(str(tmp_path)) == checkpoint.list_checkpoints(str(tmp_path))[-1]
 
 
 def test_a_second_sigint_stops_at_once(start, tmp_path):

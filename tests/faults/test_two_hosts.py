@@ -151,7 +151,7 @@ def test_the_resilient_script_goes_on_without_the_lost_host(start, hosts, corpor
     wrapper = tmp_path / "ssh.sh"
     wrapper.write_text(f'#!/bin/bash\nexec ssh {mpirun_options(hosts)[2]} "$@"\n')
     wrapper.chmod(0o755)
-    env["MPIRUN_ARGS"] = f"-mca pml ob1 -mca btl tcp,self -mca plm_rsh_agent {wrapper}"
+    env["MPIRUN_FLAGS"] = f"-mca plm_rsh_agent {wrapper}"
     script = [*hosts("run", "lmhost1"), str(ROOT / "run_scripts" / "train_resilient.sh")]
     command = [*script, "--config", "config_test", "--data_path", corpora, *FLAGS,
                "--log_every_steps", 1, "--step_timeout_seconds", 5]  # fmt: skip

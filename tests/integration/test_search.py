@@ -11,6 +11,7 @@ import time
 import pytest
 from optuna.trial import TrialState
 
+from lm.checkpoint import choice
 from lm.checkpoint import format as checkpoint
 from lm.report.search import load_search
 from tests.commands import (
@@ -66,7 +67,7 @@ def test_a_search_that_is_killed_goes_on_and_its_winner_can_be_trained(tmp_path,
     first.wait()
     while marked_processes(mark):  # the trials' jobs save and end of themselves
         time.sleep(0.05)
-    reached = int(checkpoint.newest(str(trial))[-8:])
+    reached = int(choice.newest(str(trial))[-8:])
     assert reached == max(event["step"] for event in events(trial, "step"))
 
     script = project(tmp_path) / "run_scripts/search.sh"
@@ -82,7 +83,7 @@ def test_a_search_that_is_killed_goes_on_and_its_winner_can_be_trained(tmp_path,
     assert steps == list(range(1, steps[-1] + 1)) and len(values(trial)) == 3
     assert reached < steps[-1] and len(events(trial, "start")) == 2
     pruned = directory / "trials/0001"
-    assert 1 <= len(values(pruned)) < 3 and checkpoint.newest(str(pruned))
+    assert 1 <= len(values(pruned)) < 3 and choice.newest(str(pruned))
     # The test split is for the winner alone.
     runs = [directory / f"trials/000{number}" for number in range(3)]
     assert not any(events(run, "test") for run in runs)

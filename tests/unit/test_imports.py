@@ -8,7 +8,7 @@ import pytest
 PACKAGE = pathlib.Path(__file__).parents[2] / "lm"
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
 
-BASE = {"errors", "files", "config", "config_file", "run_files", "startup"}
+BASE = {"errors", "files", "config", "config_file", "run_files", "processes", "startup"}
 # What each part of lm/ may import, besides itself and the base.
 MAY_IMPORT = {
     "errors": set(),
@@ -16,6 +16,7 @@ MAY_IMPORT = {
     "config": set(),
     "config_file": set(),
     "run_files": set(),
+    "processes": set(),
     "startup": set(),
     "kernels": set(),
     "data": set(),

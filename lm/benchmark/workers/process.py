@@ -14,17 +14,10 @@ from typing import Any, Optional
 
 from lm.distributed import mpirun
 from lm.errors import RunError
+from lm.processes import ends_with_this_process
 
 _ANSWER_SECONDS = 1800  # a request that takes longer hangs
 _STOP_SECONDS = 10
-
-# Runs a command that gets a signal when this process dies, however it dies: a stopped worker
-# would never notice by itself, and stay.
-_DIE_TOGETHER = """
-import ctypes, os, sys
-ctypes.CDLL(None).prctl(1, int(sys.argv[1]))
-os.execvp(sys.argv[2], sys.argv[2:])
-"""
 
 # mpirun hands the signals that make it pause and go on to its ranks only if told to.
 _PASS_ON_PAUSES = ("-mca", "orte_forward_job_control", "1")
@@ -98,11 +91,7 @@ class Worker(contextlib.AbstractContextManager):
         self._name = f"{arguments.get('contestant', 'exchange')} on {ranks} rank(s)"
         self._stderr = tempfile.TemporaryFile("w+", errors="replace")
         self._process = subprocess.Popen(
-            [
-                *(sys.executable, "-c", _DIE_TOGETHER, str(int(last))),
-                *launcher,
-                *(sys.executable, "-m", "lm.benchmark.workers"),
-            ],
+            [*launcher, sys.executable, "-m", "lm.benchmark.workers"],
             env=_environment(threads),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -110,6 +99,8 @@ class Worker(contextlib.AbstractContextManager):
             text=True,
             # Ctrl-C is for the parent, which then ends the workers in order.
             start_new_session=True,
+            # A stopped worker would never notice by itself that this process is gone, and stay.
+            preexec_fn=ends_with_this_process(last),
         )
         self.ask(server, **arguments)  # the first request makes it
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
+from lm.checkpoint import choice, verification
 from lm.checkpoint import format as checkpoint
 from lm.checkpoint import manifest as manifests
-from lm.checkpoint import verification
 from lm.checkpoint.manifest import Manifest
 from lm.errors import RunError, UserError
 from tests.untrained import rewrite_manifest
@@ -34,7 +34,7 @@ def manifest(step, perplexity=None, **fields):
 def save(run_dir, step, perplexity=None, keep=None):
     path = checkpoint.save(str(run_dir), ARRAYS, manifest(step, perplexity))
     if keep:
-        checkpoint.prune(str(run_dir), keep)
+        choice.prune(str(run_dir), keep)
     return pathlib.Path(path)
 
 
@@ -78,17 +78,17 @@ def test_the_last_ones_and_the_best_are_kept(tmp_path):
     for step, perplexity in [(1, 9.0), (2, 5.0), (3, None), (4, 7.0), (5, 8.0), (6, float("inf"))]:
         save(tmp_path, step, perplexity, keep=3)
     assert steps(tmp_path) == [2, 4, 5, 6]
-    assert checkpoint.find(str(tmp_path)).endswith("step-00000006")
-    assert checkpoint.find(str(tmp_path), "best").endswith("step-00000002")
+    assert choice.find(str(tmp_path)).endswith("step-00000006")
+    assert choice.find(str(tmp_path), "best").endswith("step-00000002")
     path = str(tmp_path / "checkpoints" / "step-00000004")
-    assert checkpoint.find(str(tmp_path), path) == path
+    assert choice.find(str(tmp_path), path) == path
 
 
 def test_steps_are_ordered_as_numbers(tmp_path):
     for step in (99_999_999, 100_000_000, 100_000_001):
         save(tmp_path, step, keep=2)
     assert steps(tmp_path) == [100_000_000, 100_000_001]
-    assert checkpoint.newest(str(tmp_path)).endswith("step-100000001")
+    assert choice.newest(str(tmp_path)).endswith("step-100000001")
 
 
 def test_damaged_checkpoints_never_push_out_whole_ones(tmp_path, caplog):
@@ -100,7 +100,7 @@ def test_damaged_checkpoints_never_push_out_whole_ones(tmp_path, caplog):
         save(tmp_path, step, keep=2)
     # 30 is not the best, being damaged; what is newer than the whole ones is not removed.
     assert steps(tmp_path) == [10, 22, 23, 30, 40]
-    assert checkpoint.newest(str(tmp_path)).endswith("23")
+    assert choice.newest(str(tmp_path)).endswith("23")
     for step in (40, 50):  # on the way the damaged ones are written anew, or become old
         save(tmp_path, step, keep=2)
     assert steps(tmp_path) == [10, 40, 50]
@@ -117,11 +117,11 @@ def test_pruning_hashes_a_checkpoint_once(tmp_path, monkeypatch):
 
     paths = [save(tmp_path, step, 9.0 - step) for step in (1, 2, 3)]
     monkeypatch.setattr(manifests, "sha256_of", counting)
-    checkpoint.prune(str(tmp_path), 2)
+    choice.prune(str(tmp_path), 2)
     assert steps(tmp_path) == [2, 3] and not hashed  # this process has written them
     monkeypatch.setattr(verification, "_found", {})  # as in a process that resumes
     for _ in range(2):
-        checkpoint.prune(str(tmp_path), 2)
+        choice.prune(str(tmp_path), 2)
     assert len(hashed) == 4  # two files in each of two
     # Damage that came later is found: the file's time tells.
     data = paths[1] / "model.data-00000-of-00001"
@@ -163,14 +163,14 @@ def test_a_damaged_newest_one_is_skipped_with_a_message(tmp_path, caplog, name, 
     with pytest.raises(RunError, match=name):
         checkpoint.verify(str(newer))
     with caplog.at_level("WARNING", "lm"):
-        assert checkpoint.newest(str(tmp_path)) == str(older)
-    assert checkpoint.find(str(tmp_path), "best") == str(older)
+        assert choice.newest(str(tmp_path)) == str(older)
+    assert choice.find(str(tmp_path), "best") == str(older)
     assert name in caplog.text
     with pytest.raises(UserError, match=r"not a usable checkpoint"):
-        checkpoint.find(str(tmp_path), str(newer))
+        choice.find(str(tmp_path), str(newer))
     # Saved again, it is whole again.
     save(tmp_path, 2)
-    assert checkpoint.newest(str(tmp_path)) == str(newer)
+    assert choice.newest(str(tmp_path)) == str(newer)
 
 
 def test_every_single_bit_of_a_manifest_counts(tmp_path):
@@ -192,7 +192,7 @@ def test_a_newer_version_of_the_program_is_not_called_damage(tmp_path, caplog, c
     message = f"manifest.json was written by a newer version of this program .{how}.; update it"
     for choose in ("last", "best", str(newer)):  # nor passed over for an older one
         with pytest.raises(UserError, match=message):
-            checkpoint.find(str(tmp_path), choose)
+            choice.find(str(tmp_path), choose)
     # It may be the best, and whole: nobody here can tell.
     save(tmp_path, 3, keep=1)
     assert steps(tmp_path) == [1, 2, 3]
@@ -258,13 +258,13 @@ def test_unknown_weights_are_named(tmp_path):
 
 
 def test_where_all_are_damaged_or_none_is_there(tmp_path):
-    assert checkpoint.newest(str(tmp_path)) is None
+    assert choice.newest(str(tmp_path)) is None
     with pytest.raises(UserError, match=r"has no checkpoint"):
-        checkpoint.find(str(tmp_path))
+        choice.find(str(tmp_path))
     for step in (1, 2):
         (save(tmp_path, step) / "manifest.json").unlink()
     with pytest.raises(UserError, match=r"all 2 checkpoints in .* are damaged"):
-        checkpoint.newest(str(tmp_path))
+        choice.newest(str(tmp_path))
 
 
 def test_a_failed_save_leaves_the_others_and_no_rest(tmp_path, monkeypatch):
@@ -287,6 +287,7 @@ def test_a_vanished_directory_is_not_made_anew(tmp_path):
 
 KILL = """
 import os, signal, sys
+from lm.checkpoint import choice
 from lm.checkpoint import format as checkpoint
 from tests.unit.checkpoint import test_checkpoint as t
 
@@ -294,24 +295,25 @@ run_dir = sys.argv[1]
 places = [
     ("_write_tensors", "before"), ("_write_tensors", "after"), ("_write_manifest", "before"),
     ("_write_manifest", "after"), ("_publish", "before"), ("_publish", "after"),
-    ("_remove", "before"), ("_remove", "after"),
+    ("remove", "before"), ("remove", "after"),
 ]
 for step, (name, when) in enumerate(places, start=3):
     child = os.fork()
     if not child:
-        original = getattr(checkpoint, name)
+        module = choice if name == "remove" else checkpoint
+        original = getattr(module, name)
 
         def deadly(*args):
             if when == "after":
                 original(*args)
             os.kill(os.getpid(), signal.SIGKILL)
 
-        setattr(checkpoint, name, deadly)
+        setattr(module, name, deadly)
         t.save(run_dir, step, keep=2)
     _, status = os.waitpid(child, 0)
     assert os.WTERMSIG(status) == signal.SIGKILL, (name, when)
-    complete = name == "_remove" or (name, when) == ("_publish", "after")
-    newest = checkpoint.newest(run_dir)
+    complete = name == "remove" or (name, when) == ("_publish", "after")
+    newest = choice.newest(run_dir)
     assert newest.endswith(f"{step:08d}") == complete, (name, when, newest)
     for path in checkpoint.list_checkpoints(run_dir):
         checkpoint.verify(path)

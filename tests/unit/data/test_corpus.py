@@ -99,12 +99,6 @@ def test_vocab_size_keeps_the_most_frequent_words(tmp_path):
     assert corpus.num_unknown == {"train": 2, "valid": 1, "test": 1}
 
 
-def test_vocab_size_that_is_too_small_is_refused_before_any_download(tmp_path):
-    with pytest.raises(UserError, match="vocab_size"):
-        load_corpus(str(tmp_path / "none"), vocab_size=1)
-    assert not (tmp_path / "none").exists()
-
-
 def test_the_checksum_tells_texts_and_vocabularies_apart(tmp_path):
     corpora = [
         load_corpus(write(tmp_path / "a")),

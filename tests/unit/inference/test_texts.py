@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from lm.checkpoint import choice
 from lm.checkpoint import format as checkpoint
 from lm.cli.flags import run_flags
 from lm.config import Config
@@ -58,11 +59,11 @@ def test_the_split_of_another_corpus_is_refused(tmp_path, corpora):
 def test_a_run_opens_with_its_config_vocabulary_and_weights(tmp_path):
     config = Config(hidden_size=3, name="mine")
     write_run(tmp_path / "run", config, WITH_UNK)
-    for choice in ["last", "best", str(tmp_path / "run/checkpoints/step-00000007")]:
-        run = open_run(tmp_path / "run", choice)
+    for which in ["last", "best", str(tmp_path / "run/checkpoints/step-00000007")]:
+        run = open_run(tmp_path / "run", which)
         assert (run.config, run.vocabulary) == (config, WITH_UNK)
         assert checkpoint.load_weights(run.checkpoint)["embedding"].shape == (5, 3)
-        assert run.checkpoint == checkpoint.find(str(tmp_path / "run"))
+        assert run.checkpoint == choice.find(str(tmp_path / "run"))
 
 
 def test_older_configs_get_defaults_and_newer_ones_are_refused(tmp_path):

@@ -2,6 +2,7 @@
 
 import threading
 
+from lm.checkpoint import choice
 from lm.checkpoint import format as checkpoint
 from lm.checkpoint.writer import Saver
 from lm.distributed.communicator import OneProcess
@@ -11,7 +12,7 @@ from lm.training.saving import Safekeeping
 def test_a_failed_run_waits_for_its_save_with_signs_of_life(monkeypatch):
     phases, end = [], threading.Event()
     monkeypatch.setattr(checkpoint, "save", lambda *_: end.wait(30))
-    monkeypatch.setattr(checkpoint, "prune", lambda *_: None)
+    monkeypatch.setattr(choice, "prune", lambda *_: None)
     saver = Saver("run", keep=1)
     saver.start({}, None)
 
