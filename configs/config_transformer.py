@@ -4,7 +4,8 @@ python -m lm.train --config configs/config_transformer.py
 
 Each layer remembers its inputs of the previous window, as in Transformer-XL (Dai et al. 2019,
 arXiv:1901.02860): the recurrent state of this network. Every word sees as many words before it,
-wherever the windows are cut, so that perplexities in windows and word by word are the same.
+wherever the windows are cut, so that perplexities in windows and word by word are the same. Adam
+is that of Vaswani et al. (2017, arXiv:1706.03762).
 
 Shapes: T time steps, B rows, H hidden units, A heads, M remembered words, S = M + T.
 """
@@ -28,8 +29,8 @@ def get_config():
     """Return a small model for PTB."""
     return TransformerConfig(
         name="transformer", hidden_size=200, num_layers=3, num_steps=35, keep_prob=0.8,
-        init_scale=0.05, optimizer="adam", learning_rate=1e-3, warmup_steps=400, lr_decay=0.7,
-        max_grad_norm=5.0, num_epochs=13,
+        init_scale=0.05, optimizer="adam", adam_beta2=0.98, adam_epsilon=1e-9, learning_rate=1e-3,
+        warmup_steps=400, lr_decay=0.7, max_grad_norm=5.0, num_epochs=13,
     )  # fmt: skip
 
 
