@@ -47,37 +47,31 @@ def report_start(run: Prepared, position: Position, reporter: Reporter, exact: s
 def _facts(run: Prepared, position: Position, output_dir: str) -> dict[str, Any]:
     """Return what the start event tells; the same on all ranks, but for what is this rank's."""
     config, comm = run.config, run.comm
-    own = {
-        "host": socket.gethostname(),
-        "device": device_name(comm.local_rank),
-        "rows": run.batches.rows.stop - run.batches.rows.start,
-        "threads": run.threads,
-        "compiled_ops": kernels.description(),
-        "visible_gpus": len(tf.config.list_physical_devices("GPU")),
-        "cuda_visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
-        "start_seconds": seconds_since_start(),
-        "memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-    }
+    own = dict(
+        hosts=socket.gethostname(),
+        devices=device_name(comm.local_rank),
+        local_rows=run.batches.rows.stop - run.batches.rows.start,
+        intra_op_threads=run.threads.intra_op,
+        inter_op_threads=run.threads.inter_op,
+        compiled_ops=kernels.description(),
+        visible_gpus=len(tf.config.list_physical_devices("GPU")),
+        cuda_visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
+        start_seconds=seconds_since_start(),
+        memory_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    )
     ranks = comm.gather(own)
+    by_rank = {name: [rank[name] for rank in ranks] for name in own}
+    most = {name: max(by_rank[name]) for name in ("start_seconds", "memory_mb")}
     return dict(
         name=config.name,
         world_size=comm.size,
-        hosts=[rank["host"] for rank in ranks],
-        devices=[rank["device"] for rank in ranks],
-        local_rows=[rank["rows"] for rank in ranks],
-        visible_gpus=[rank["visible_gpus"] for rank in ranks],
-        cuda_visible_devices=[rank["cuda_visible_devices"] for rank in ranks],
+        **(by_rank | most),
         backend=comm.backend,
         exchange_settings=comm.settings,
-        intra_op_threads=[rank["threads"][0] for rank in ranks],
-        inter_op_threads=[rank["threads"][1] for rank in ranks],
-        start_seconds=max(rank["start_seconds"] for rank in ranks),
-        memory_mb=max(rank["memory_mb"] for rank in ranks),
         python=platform.python_version(),
         tensorflow=tf.__version__,
         horovod=horovod_version(),
         numpy=np.__version__,
-        compiled_ops=[rank["compiled_ops"] for rank in ranks],
         precision=config.precision,
         batch_size=config.batch_size,
         config_file=run.file.record if run.file else None,
