@@ -65,17 +65,16 @@ def _run(flags, config_class, stack):
     from lm.search.driver import Driver, resume_command
     from lm.search.options import NOT_FOR_TRIALS, SearchOptions
     from lm.search.prepare import Given, prepare
-    from lm.search.study import Study, storage_errors
+    from lm.search.study import storage_errors
     from lm.search.winner import report_winner
 
     directory = flags["output_dir"]
     config, options, run = map(flags.given, (config_class, SearchOptions, RunOptions))
     run = {name: value for name, value in run.items() if name not in NOT_FOR_TRIALS}
     given = Given(flags["config"], config, options, run)
-    search = prepare(directory, flags["resume"], given, stack)
+    search, study = prepare(directory, flags["resume"], given, stack)
     signals = stack.enter_context(contextlib.closing(Signals()))
     with storage_errors(f"go on with: {resume_command(directory)}"):
-        study = Study(search.settings, directory, search.space)
         Driver(directory, search, study, signals).run()
         print(best_table(study.optuna))
         report_winner(study, search, directory)

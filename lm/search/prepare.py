@@ -18,7 +18,7 @@ from lm.files import locked, write_atomically
 from lm.search.options import SearchOptions, Settings, load_settings
 from lm.search.places import Place, make_places
 from lm.search.space import Space, Suggest, combinations, parse_space, suggest_of
-from lm.search.study import check_storage
+from lm.search.study import Study, check_storage
 
 
 class Given(NamedTuple):
@@ -40,8 +40,10 @@ class Prepared(NamedTuple):
     places: list[Place]
 
 
-def prepare(directory: str, resume: bool, given: Given, stack: contextlib.ExitStack) -> Prepared:
-    """Check a search and make its directory, or find it there.
+def prepare(
+    directory: str, resume: bool, given: Given, stack: contextlib.ExitStack
+) -> tuple[Prepared, Study]:
+    """Check a search and make its directory and its study, or find them there.
 
     Args:
       directory: Of the search.
@@ -51,7 +53,7 @@ def prepare(directory: str, resume: bool, given: Given, stack: contextlib.ExitSt
 
     Raises:
       UserError: Something given cannot be used; nothing has been made.
-      RunError: Another driver uses the directory.
+      RunError: Another driver uses the directory, or the storage cannot be used.
     """
     if "data_path" in given.run:  # --resume may come from another directory
         path = os.path.abspath(given.run["data_path"])
@@ -74,10 +76,12 @@ def prepare(directory: str, resume: bool, given: Given, stack: contextlib.ExitSt
             holder = turn if is_shared else stack
             holder.enter_context(locked(os.path.join(directory, run_files.LOCK), waiting))
             # Once more: another driver may have made it meanwhile.
-            found = _old(directory, given) if _exists(directory) else _make(directory, found)
-            # Last of all that is made: it says that a search is here.
+            is_new = not _exists(directory)
+            found = _make(directory, found) if is_new else _old(directory, given)
+            study = Study(found.settings, directory, found.space, is_new)
+            # Last of all: it says that a search is here, and with which storage it goes on.
             found.settings.save(directory)
-            return found
+            return found, study
     except BlockingIOError:
         raise RunError(
             f"another driver is running the search in {directory}; several can share one with"

@@ -52,9 +52,16 @@ class Study:
       settings: Of the search.
       directory: Of the search.
       space: What is tried.
+      is_new: Whether the study is to be made; else it must be there.
+
+    Raises:
+      UserError: The storage does not have the study.
+      RunError: The storage cannot be used.
     """
 
-    def __init__(self, settings: Settings, directory: str, space: Union[Space, Suggest]):
+    def __init__(
+        self, settings: Settings, directory: str, space: Union[Space, Suggest], is_new: bool
+    ):
         self._options, self._lock = settings.options, os.path.join(directory, run_files.LOCK)
         self._is_shared = settings.options.storage is not None
         self._interval = settings.options.heartbeat_seconds if self._is_shared else None
@@ -62,21 +69,27 @@ class Study:
         is_grid = settings.options.sampler == "grid"
         self._grid = combinations(space) if is_grid else None
         self.num_trials = min(settings.options.trials, len(self._grid or range(2**31)))
-        self._storage = RDBStorage(
-            storage_url(directory, settings.options.storage),
-            heartbeat_interval=self._interval,
-            grace_period=_SILENT_BEATS * settings.options.heartbeat_seconds,
-        )
-        self._study = optuna.create_study(
-            study_name=settings.study,
-            storage=self._storage,
-            pruner=_pruner(settings),
-            direction="minimize",
-            load_if_exists=True,
-        )
-        if not self._is_shared:  # the lock says that no other driver lives
-            for trial in self.trials(TrialState.RUNNING):
-                self._storage.set_trial_state_values(trial._trial_id, TrialState.WAITING)
+        url = storage_url(directory, settings.options.storage)
+        with storage_errors(f"nothing has begun or changed in {directory}"):
+            self._storage = RDBStorage(
+                url,
+                heartbeat_interval=self._interval,
+                grace_period=_SILENT_BEATS * settings.options.heartbeat_seconds,
+            )
+            if is_new:
+                optuna.create_study(study_name=settings.study, storage=self._storage)
+            try:
+                self._study = optuna.load_study(
+                    study_name=settings.study, storage=self._storage, pruner=_pruner(settings)
+                )
+            except KeyError:
+                raise UserError(
+                    f"{url} does not have the study {settings.study}: give the --storage in which"
+                    " this search was made"
+                ) from None
+            if not self._is_shared:  # the lock says that no other driver lives
+                for trial in self.trials(TrialState.RUNNING):
+                    self._storage.set_trial_state_values(trial._trial_id, TrialState.WAITING)
 
     @property
     def optuna(self) -> optuna.Study:

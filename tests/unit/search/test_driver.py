@@ -17,7 +17,6 @@ from lm.search import driver, prepare
 from lm.search.driver import Driver
 from lm.search.options import load_settings
 from lm.search.prepare import Given
-from lm.search.study import Study
 
 # Each epoch of a trial has the perplexity 1000 / learning rate, but where TRAINER says otherwise.
 TRAINER = """#!/bin/bash
@@ -56,8 +55,7 @@ def search(tmp_path, monkeypatch):
         options = {"space": f"learning_rate={rates}", "sampler": "grid", "trials": 9, **options}
         given = Given(config, {"num_epochs": 2}, options, {})
         with contextlib.ExitStack() as stack:
-            found = prepare.prepare(str(directory), True, given, stack)
-            study = Study(found.settings, str(directory), found.space)
+            found, study = prepare.prepare(str(directory), True, given, stack)
 
             class Signals:
                 stop = property(lambda self: stop())
@@ -206,6 +204,20 @@ def test_one_driver_at_a_time_on_a_file(search):
         return 0
 
     search(stop=second_one)
+
+
+def test_a_storage_without_the_study_is_refused_and_forgotten(search, tmp_path):
+    pytest.importorskip("psycopg2", reason="needs psycopg2-binary (setup.sh --dev)")
+    search()
+    with pytest.raises(RunError, match="the study cannot be used: .* refused"):
+        search(storage="postgresql://nobody@127.0.0.1:9/x")
+    assert load_settings(str(search.directory)).options.storage is None
+    assert states(search()) == [TrialState.COMPLETE] * 3
+    (search.directory / "study.db").rename(tmp_path / "elsewhere.db")
+    with pytest.raises(UserError, match="study.db does not have the study test-.*: give the --st"):
+        search()
+    (tmp_path / "elsewhere.db").rename(search.directory / "study.db")
+    assert states(search()) == [TrialState.COMPLETE] * 3
 
 
 def test_a_password_is_not_to_be_shown(search):
