@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import NamedTuple, Optional
 
 from lm import run_files
-from lm.config import Config
+from lm.config import Config, RunOptions
 from lm.data import embedded
 from lm.data.corpus import Corpus, load_corpus, split_file
 from lm.data.encoding import SPLITS
@@ -48,6 +48,16 @@ def read_record(directory: str) -> Optional[CorpusRecord]:
         return None
     except (OSError, ValueError, TypeError) as error:
         raise UserError(f"cannot read {path} ({error}): remove it, and give --data_path") from error
+
+
+def earlier_runs(options: RunOptions) -> list[str]:
+    """Return the directories of the runs that one with these options goes on from."""
+    directories = []
+    if options.resume and options.output_dir:
+        directories.append(options.output_dir)
+    if options.init_from:  # RUN/checkpoints/step-00001000
+        directories.append(os.path.dirname(os.path.dirname(os.path.abspath(options.init_from))))
+    return directories
 
 
 def find_data_path(config: Config, run_directories: Iterable[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import errno
@@ -29,6 +30,7 @@ logger = logging.getLogger("lm")
 
 _TICK_SECONDS = 0.5
 _MOST_JOBS = 3  # of a trial: it is tried again twice
+_MOST_ALIKE = 3  # trials that fail alike, while none ends well
 _USER_ERROR = UserError.exit_code
 _NO_ROOM = [os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT)]
 _TABLE_EVERY = 10  # finished trials
@@ -49,6 +51,7 @@ class Driver:
         self._study, self._signals = study, signals
         self._free = list(search.places)
         self._jobs: list[Job] = []
+        self._failed_alike: collections.Counter = collections.Counter()  # by the reason
         self._go_on = f"go on with: {resume_command(directory)}"
 
     def run(self) -> None:
@@ -169,6 +172,12 @@ class Driver:
             return
         count = self._study.add_failure(job.trial, reason)
         if is_users or count >= _MOST_JOBS:
+            self._failed_alike[reason] += 1
+            if self._failed_alike[reason] == _MOST_ALIKE:  # most likely no fault of theirs
+                raise RunError(
+                    f"{_MOST_ALIKE} trials have failed alike: {reason}; mend that, then"
+                    f" {self._go_on}"
+                )
             self._leave(job)
             self._finish(job.trial, TrialState.FAIL)
         else:
@@ -182,6 +191,8 @@ class Driver:
         self, trial: optuna.Trial, state: TrialState, value: Optional[float] = None
     ) -> None:
         self._study.tell(trial, state, value)
+        if state != TrialState.FAIL:
+            self._failed_alike.clear()
         study = self._study.optuna
         logger.info("%s", progress_line(study, trial.number, self._study.num_trials))
         if state == TrialState.COMPLETE and study.best_trial.number == trial.number:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Optional, Union
 from lm import run_files
 from lm.config import Config, RunOptions
 from lm.config_file import ConfigFile, find_config, load_config_file
+from lm.data.run_corpus import earlier_runs, find_data_path, load_run_corpus
 from lm.errors import RunError, UserError
 from lm.files import locked, write_atomically
 from lm.search.options import SearchOptions, Settings, load_settings
@@ -67,6 +68,7 @@ def prepare(
             f"output_dir {directory} already holds a search: continue it with --resume, or choose"
             " another one"
         )
+    _check_corpus(found)
     is_shared = found.settings.options.storage is not None
     waiting = "making the search" if is_shared else None
     try:
@@ -132,6 +134,13 @@ def _checked(settings: Settings, file: ConfigFile, flags: Mapping[str, Any] = {}
     check_storage(options)
     places = make_places(options.ranks_per_trial, options.parallel_trials, options.hosts)
     return Prepared(settings, file, config, space, places)
+
+
+def _check_corpus(found: Prepared) -> None:
+    """Load what each trial will: a corpus that is not there would fail them all, one by one."""
+    options = RunOptions(**found.settings.run)
+    data_path = options.data_path or find_data_path(found.config, earlier_runs(options))
+    load_run_corpus(found.config, data_path, options.data_url)
 
 
 def _make(directory: str, found: Prepared) -> Prepared:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 from typing import Any, NamedTuple, Optional
 
 import tensorflow.compat.v1 as tf
@@ -15,7 +14,13 @@ from lm.config_file import ConfigFile
 from lm.data.batches import TrainBatches, rows_of_rank
 from lm.data.corpus import Corpus
 from lm.data.embedded import Truth
-from lm.data.run_corpus import CorpusRecord, find_data_path, load_run_corpus, record_of
+from lm.data.run_corpus import (
+    CorpusRecord,
+    earlier_runs,
+    find_data_path,
+    load_run_corpus,
+    record_of,
+)
 from lm.distributed.agreement import platform_facts
 from lm.distributed.communicator import Communicator
 from lm.distributed.devices import Threads, session_config, start_tensorflow
@@ -63,7 +68,7 @@ def prepare(
     threads = start_tensorflow(comm.local_size, options.intra_op_threads, options.inter_op_threads)
     _check_options(config, options)
     rows = rows_of_rank(config.batch_size, comm.rank, comm.size, config.virtual_ranks)
-    data_path = options.data_path or find_data_path(config, _earlier_runs(options))
+    data_path = options.data_path or find_data_path(config, earlier_runs(options))
     corpus, truth = load_run_corpus(config, data_path, options.data_url)
     identity = Identity(
         config,
@@ -105,16 +110,6 @@ def _check_options(config: Config, options: RunOptions) -> None:
     for name, is_wanted in wanted.items():
         if is_wanted and not options.eval:
             raise UserError(f"{name} goes by the validation perplexity: leave out --noeval")
-
-
-def _earlier_runs(options: RunOptions) -> list[str]:
-    """Return the directories of the runs that this one goes on from."""
-    directories = []
-    if options.resume and options.output_dir:
-        directories.append(options.output_dir)
-    if options.init_from:  # RUN/checkpoints/step-00001000
-        directories.append(os.path.dirname(os.path.dirname(os.path.abspath(options.init_from))))
-    return directories
 
 
 def checksum_of(file: Optional[ConfigFile]) -> Optional[str]:

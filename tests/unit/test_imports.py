@@ -28,7 +28,7 @@ MAY_IMPORT = {
     "training": {"kernels", "data", "events", "checkpoint", "distributed", "model"},
     "inference": {"kernels", "data", "checkpoint", "distributed", "model"},
     "report": {"cli", "data"},
-    "search": {"cli", "distributed", "report"},
+    "search": {"cli", "data", "distributed", "report"},
     "check": {"cli", "kernels", "distributed"},
     "benchmark": {"cli", "kernels", "data", "distributed", "model", "training"},
 }

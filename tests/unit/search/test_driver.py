@@ -42,18 +42,18 @@ WAIT = "while true; do sleep 0.05; done"
 
 
 @pytest.fixture
-def search(tmp_path, monkeypatch):
+def search(tmp_path, corpora, monkeypatch):
     """Return a function that runs a search of learning rates with such a trainer."""
     monkeypatch.setattr(driver, "_TICK_SECONDS", 0.01)
     trainer = tmp_path / "python"
     directory = tmp_path / "search"
 
-    def run(rates="1|2|4", body="", stop=lambda: 0, config="config_test", **options):
+    def run(rates="1|2|4", body="", stop=lambda: 0, config="config_test", training=(), **options):
         trainer.write_text(TRAINER.format(body=body))
         trainer.chmod(0o755)
         monkeypatch.setattr(sys, "executable", str(trainer))
         options = {"space": f"learning_rate={rates}", "sampler": "grid", "trials": 9, **options}
-        given = Given(config, {"num_epochs": 2}, options, {})
+        given = Given(config, {"num_epochs": 2}, options, {"data_path": corpora, **dict(training)})
         with contextlib.ExitStack() as stack:
             found, study = prepare.prepare(str(directory), True, given, stack)
 
@@ -104,7 +104,7 @@ def test_a_config_file_may_suggest_anything(search, tmp_path):
     config = tmp_path / "mine.py"
     config.write_text(
         "import dataclasses\nfrom lm.config import Config\n"
-        "def get_config():\n    return Config(num_layers=1)\n"
+        "def get_config():\n    return Config(corpus='embedded', num_layers=1)\n"
         "def suggest(trial, config):\n    exponent = trial.suggest_int('exponent', 1, 2)\n"
         "    return dataclasses.replace(config, learning_rate=2.0**exponent)\n"
     )
@@ -170,6 +170,23 @@ def test_a_full_disk_ends_the_search_not_the_trials(search):
     assert states(search()) == [TrialState.COMPLETE] * 3
 
 
+def test_a_corpus_that_is_not_there_costs_no_trial(search, tmp_path):
+    training = {"data_url": str(tmp_path / "none.tgz"), "data_path": str(tmp_path)}
+    with pytest.raises(UserError, match=r"there is no file .*none\.tgz"):
+        search(config="config_small", training=training)
+    assert not search.directory.exists()
+
+
+def test_a_fault_that_meets_all_trials_ends_the_search(search):
+    gone = "../../../gone"  # as the corpus, when its file system is
+    body = f"[[ ! -e {gone} ]] || fail 'no corpus' 2; [[ $rate != 1.0 ]] || touch {gone}"
+    with pytest.raises(RunError, match=r"3 trials have failed alike: no corpus; .*--resume"):
+        search(rates="1|2|4|8|9", body=body)
+    found = search(rates="1|2|4|8|9")
+    done, failed = TrialState.COMPLETE, TrialState.FAIL
+    assert states(found) == [done, failed, failed, done, done]
+
+
 def test_a_storage_that_is_gone_is_one_line(search):
     remove = "rm ../../study.db; mkdir ../../study.db"
     with pytest.raises(RunError, match=r"the study cannot be used: .*; the running trials have"):
@@ -209,12 +226,12 @@ def test_one_driver_at_a_time_on_a_file(search):
 def test_a_storage_without_the_study_is_refused_and_forgotten(search, tmp_path):
     pytest.importorskip("psycopg2", reason="needs psycopg2-binary (setup.sh --dev)")
     search()
-    with pytest.raises(RunError, match="the study cannot be used: .* refused"):
+    with pytest.raises(RunError, match=r"the study cannot be used: .* refused"):
         search(storage="postgresql://nobody@127.0.0.1:9/x")
     assert load_settings(str(search.directory)).options.storage is None
     assert states(search()) == [TrialState.COMPLETE] * 3
     (search.directory / "study.db").rename(tmp_path / "elsewhere.db")
-    with pytest.raises(UserError, match="study.db does not have the study test-.*: give the --st"):
+    with pytest.raises(UserError, match=r"study\.db does not have the study test-.*--storage"):
         search()
     (tmp_path / "elsewhere.db").rename(search.directory / "study.db")
     assert states(search()) == [TrialState.COMPLETE] * 3
