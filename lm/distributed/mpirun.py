@@ -31,10 +31,17 @@ def command(num_ranks: int, hosts: Optional[str] = None) -> list[str]:
     lines = _OPTIONS.read_text().splitlines()
     options = [word for line in lines if not line.startswith("#") for word in line.split()]
     if hosts:
-        passed_on = [name for name in _PASSED_ON if name in os.environ]
-        options += ["-H", hosts]
-        options += [word for name in passed_on for word in ("-x", name)]
+        return ["mpirun", *options, *ranks_on(num_ranks, hosts)]
     return ["mpirun", "-np", str(num_ranks), *options]
+
+
+def ranks_on(num_ranks: int, hosts: str) -> list[str]:
+    """Return the words of a command line that start ranks on hosts, between colons of their own.
+
+    Open MPI takes -x, too, for the ranks up to the next colon only.
+    """
+    passed_on = [word for name in _PASSED_ON if name in os.environ for word in ("-x", name)]
+    return ["-np", str(num_ranks), "-H", hosts, *passed_on]
 
 
 def environment(**changes: str) -> dict[str, str]:

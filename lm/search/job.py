@@ -164,7 +164,7 @@ def _command(place: Place, program: Sequence[str]) -> tuple[list[str], dict[str,
     for share in place:
         hosts = f"{share.host}:{share.count}"
         command += (
-            [":", "-np", str(share.count), "-H", hosts]
+            [":", *mpirun.ranks_on(share.count, hosts)]
             if command
             else mpirun.command(share.count, hosts)
         )

@@ -74,7 +74,7 @@ def drive(corpora, tmp_path):
 
 
 @pytest.mark.timeout(1800)
-def test_a_driver_killed_at_any_moment_ends_as_if_it_never_had_been(tmp_path):
+def test_a_driver_killed_at_any_moment_ends_as_if_it_never_had_been(corpora, tmp_path):
     trainer = tmp_path / "python"
     trainer.write_text(TRAINER)
     trainer.chmod(0o755)
@@ -83,9 +83,9 @@ def test_a_driver_killed_at_any_moment_ends_as_if_it_never_had_been(tmp_path):
 
     def start(directory):
         command = [
-            sys.executable, "-c", f"{program}; search.main()", "--space", "learning_rate=0.3:3:log",
-            "--pruner", "none", "--trials", ROUNDS, "--output_dir", tmp_path / directory,
-            "--resume",
+            sys.executable, "-c", f"{program}; search.main()", "--config", "config_test",
+            "--space", "learning_rate=0.3:3:log", "--pruner", "none", "--trials", ROUNDS,
+            "--data_path", corpora, "--output_dir", tmp_path / directory, "--resume",
         ]  # fmt: skip
         return subprocess.Popen(
             [str(word) for word in command], cwd=ROOT, env=environment(**mark),
@@ -168,11 +168,11 @@ def has_begun(tmp_path, number):
     return bool(checkpoint.list_checkpoints(str(trial_dir(tmp_path, number))))
 
 
-def check_finished(tmp_path):
+def check_finished(tmp_path, count=4):
     """Check that all trials are finished, and that each step of each was done once."""
     trials = load_search(str(tmp_path / "search")).study.trials
-    assert [trial.state for trial in trials] == [TrialState.COMPLETE] * 4
-    for number in range(4):
+    assert [trial.state for trial in trials] == [TrialState.COMPLETE] * count
+    for number in range(count):
         epochs = [event["epoch"] for event in events(trial_dir(tmp_path, number), "epoch")]
         assert epochs == list(range(1, 9))
 
@@ -252,13 +252,13 @@ def test_the_tasks_of_a_job_array_share_a_study(cluster, database, corpora, tmp_
 def test_a_trial_goes_on_elsewhere_when_its_host_is_gone(drive, hosts, tmp_path):
     words = mpirun_options(hosts)
     options = {f"OMPI_MCA_{name}": value for name, value in zip(words[1::3], words[2::3])}
-    driver = drive(
-        "--hosts",
-        "lmhost1:1,lmhost2:1",
-        prefix=hosts("run", "lmhost1"),
-        **options,
-        PYTHONPATH=str(ROOT),
-    )
+
+    def search(*flags):
+        prefix = hosts("run", "lmhost1")
+        both = ("--hosts", "lmhost1:1,lmhost2:1")
+        return drive(*both, *flags, prefix=prefix, **options, PYTHONPATH=str(ROOT))
+
+    driver = search()
     wait_for(lambda: has_begun(tmp_path, 0) and has_begun(tmp_path, 1), driver)
     machines = [events(trial_dir(tmp_path, number), "start")[0]["hosts"] for number in range(2)]
     assert sorted(machines) == [["lmhost1"], ["lmhost2"]]
@@ -269,3 +269,11 @@ def test_a_trial_goes_on_elsewhere_when_its_host_is_gone(drive, hosts, tmp_path)
     check_finished(tmp_path)
     moved = trial_dir(tmp_path, machines.index(["lmhost2"]))
     assert [event["hosts"] for event in events(moved, "start")] == [["lmhost2"], ["lmhost1"]]
+
+    subprocess.run(hosts("mend"), check=True)
+    both = search("--trials", 5, "--ranks_per_trial", 2)
+    output = both.communicate(timeout=600)[0]
+    assert both.returncode == 0, output
+    (start,) = events(trial_dir(tmp_path, 4), "start")
+    assert start["hosts"] == ["lmhost1", "lmhost2"]
+    check_finished(tmp_path, 5)

@@ -21,6 +21,7 @@ def test_other_hosts_are_told_what_they_need(monkeypatch):
     command = " ".join(mpirun.command(3, "host1:2,host2"))
     assert " -H host1:2,host2 " in command and " -mca btl ^openib " in command
     assert command.endswith("-x PATH -x PYTHONPATH")
+    assert mpirun.ranks_on(1, "host3")[-4:] == ["-x", "PATH", "-x", "PYTHONPATH"]
     assert "-x" not in mpirun.command(2)
 
 
