@@ -75,9 +75,10 @@ def _run(flags, config_class, stack):
     search, study = prepare(directory, flags["resume"], given, stack)
     signals = stack.enter_context(contextlib.closing(Signals()))
     with storage_errors(f"go on with: {resume_command(directory)}"):
-        Driver(directory, search, study, signals).run()
+        driver = Driver(directory, search, study, signals)
+        driver.run()
         print(best_table(study.optuna))
-        report_winner(study, search, directory)
+        report_winner(study, search, directory, driver.stop_if_asked)
 
 
 if __name__ == "__main__":

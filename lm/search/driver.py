@@ -74,8 +74,12 @@ class Driver:
         finally:
             self._stop_jobs()
 
-    def _turn(self) -> bool:
-        """Do what there is to do; returns whether there will be more."""
+    def stop_if_asked(self) -> None:
+        """End the search if a signal has asked for it.
+
+        Raises:
+          Stopped: One has; the trials that ran have saved.
+        """
         if self._signals.stop:
             self._stop_jobs()
             raise Stopped(
@@ -83,6 +87,10 @@ class Driver:
                 f" saved; {self._go_on}",
                 self._signals.stop,
             )
+
+    def _turn(self) -> bool:
+        """Do what there is to do; returns whether there will be more."""
+        self.stop_if_asked()
         for job in list(self._jobs):
             if not job.has_started:
                 job.start()

@@ -118,11 +118,16 @@ class Job:
         with open(self._console, "rb") as file:
             file.seek(self._console_start)
             said = file.read().decode(errors="replace")
-        for pattern in (_ERROR, _KILLED):
-            found = pattern.findall(said)
-            if found:
-                return found[-1].strip()
-        return f"exit code {self.exit_code()}; see {self._console}"
+        return reason_in(said) or f"exit code {self.exit_code()}; see {self._console}"
+
+
+def reason_in(said: str) -> Optional[str]:
+    """Return the last line in which one of our programs, or else mpirun, says why it ends."""
+    for pattern in (_ERROR, _KILLED):
+        found = pattern.findall(said)
+        if found:
+            return found[-1].strip()
+    return None
 
 
 def valid_perplexities(directory: str) -> dict[int, float]:

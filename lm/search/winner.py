@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 
 from optuna.trial import FrozenTrial
 
@@ -14,12 +16,14 @@ from lm import run_files
 from lm.errors import RunError
 from lm.files import write_atomically
 from lm.report.search import TEST, best_trials
-from lm.search.job import flag, launch
+from lm.search.job import flag, launch, reason_in
 from lm.search.places import environment
 from lm.search.prepare import Prepared
 from lm.search.study import Study
 
 logger = logging.getLogger("lm")
+
+_TICK_SECONDS = 0.5
 
 _TITLE = """Trial {number} of the search {study}: validation perplexity {value:.2f}.
 
@@ -72,8 +76,16 @@ def write_best(trial: FrozenTrial, search: Prepared, directory: str) -> None:
     write_atomically(path, text.encode())
 
 
-def report_winner(study: Study, search: Prepared, directory: str) -> None:
+def report_winner(
+    study: Study, search: Prepared, directory: str, stop_if_asked: Callable[[], None]
+) -> None:
     """Test the best trial, the only one that ever sees the test split, and say how to train it.
+
+    Args:
+      study: Its trials.
+      search: What was tried.
+      directory: Of the search.
+      stop_if_asked: Raises what ends the search when a signal has come.
 
     Raises:
       RunError: No trial has finished, or the test fails.
@@ -88,7 +100,7 @@ def report_winner(study: Study, search: Prepared, directory: str) -> None:
         tested = study.optuna.user_attrs.get(TEST, {})
         if tested.get("trial") != best[0].number:
             run_dir = run_files.trial_dir(directory, best[0].number)
-            tested = {"trial": best[0].number, "perplexity": _test(run_dir, search)}
+            tested = {"trial": best[0].number, "perplexity": _test(run_dir, search, stop_if_asked)}
             study.optuna.set_user_attr(TEST, tested)
     logger.info(
         "best: trial %d, valid perplexity %.2f, test perplexity %.2f; its config: %s",
@@ -97,7 +109,7 @@ def report_winner(study: Study, search: Prepared, directory: str) -> None:
     )  # fmt: skip
 
 
-def _test(run_dir: str, search: Prepared) -> float:
+def _test(run_dir: str, search: Prepared, stop_if_asked: Callable[[], None]) -> float:
     command = [
         sys.executable, "-m", "lm.evaluate", "--run", run_dir, "--split", "test",
         "--checkpoint", "best", "--json",
@@ -107,9 +119,21 @@ def _test(run_dir: str, search: Prepared) -> float:
     if search.file.is_part_of_run:
         command += ["--config", search.file.path]
     logger.info("testing the best trial")
-    process = launch(command, environment(), subprocess.PIPE)
-    output = process.communicate()[0].decode(errors="replace").splitlines()
+    with launch(command, environment(), subprocess.PIPE) as process:
+        try:
+            output, errors = _communicate(process, stop_if_asked)
+        finally:
+            process.kill()  # nothing of it is kept, if it has not ended
     if process.returncode:
-        said = output[-1] if output else f"exit code {process.returncode}"
-        raise RunError(f"the best trial could not be tested: {said}")
-    return json.loads(next(line for line in output if line.startswith("{")))["perplexity"]
+        reason = reason_in(errors) or f"exit code {process.returncode}"
+        raise RunError(f"the best trial could not be tested: {reason}")
+    lines = output.splitlines()
+    return json.loads(next(line for line in lines if line.startswith("{")))["perplexity"]
+
+
+def _communicate(process: subprocess.Popen, stop_if_asked: Callable[[], None]) -> list[str]:
+    while True:
+        stop_if_asked()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            said = process.communicate(timeout=_TICK_SECONDS)
+            return [text.decode(errors="replace") for text in said]

@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import os
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from lm.search import driver, prepare
 from lm.search.driver import Driver
 from lm.search.options import load_settings
 from lm.search.prepare import Given
+from lm.search.winner import report_winner
 
 # Each epoch of a trial has the perplexity 1000 / learning rate, but where TRAINER says otherwise.
 TRAINER = """#!/bin/bash
@@ -60,10 +62,11 @@ def search(tmp_path, corpora, monkeypatch):
             class Signals:
                 stop = property(lambda self: stop())
 
-            Driver(str(directory), found, study, Signals()).run()
+            run.search, run.driver = found, Driver(str(directory), found, study, Signals())
+            run.driver.run()
         return study
 
-    run.directory = directory
+    run.directory, run.trainer = directory, trainer
     return run
 
 
@@ -162,6 +165,23 @@ def test_ctrl_c_lets_trials_save_and_the_next_driver_goes_on(search):
     study = search()
     assert states(study) == [TrialState.COMPLETE] * 3
     assert starts(search, 0)[-1] == "start"
+
+
+def test_the_winners_test_says_why_it_fails_and_can_be_stopped(search, tmp_path):
+    pid = tmp_path / "pid"
+    study = search(stop=lambda: signal.SIGTERM if pid.exists() and pid.read_text() else 0)
+
+    def report():
+        report_winner(study, search.search, str(search.directory), search.driver.stop_if_asked)
+
+    search.trainer.write_text("#!/bin/bash\necho 'lm: error: no checkpoint' >&2; exit 2")
+    with pytest.raises(RunError, match="the best trial could not be tested: no checkpoint"):
+        report()
+    search.trainer.write_text(f"#!/bin/bash\necho $$ >{pid}; exec sleep 1000")
+    with pytest.raises(Stopped, match=r"stopped by SIGTERM; .*--resume") as caught:
+        report()
+    assert caught.value.exit_code == 143 and "test" not in study.optuna.user_attrs
+    assert not os.path.exists(f"/proc/{pid.read_text().strip()}")
 
 
 def test_a_full_disk_ends_the_search_not_the_trials(search):
