@@ -32,6 +32,7 @@ _TICK_SECONDS = 0.5
 _MOST_JOBS = 3  # of a trial: it is tried again twice
 _MOST_ALIKE = 3  # trials that fail alike, while none ends well
 _USER_ERROR = UserError.exit_code
+_SAVED = 128 + signal.SIGTERM  # exit code of a training that was asked to stop
 _NO_ROOM = [os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT)]
 _TABLE_EVERY = 10  # finished trials
 
@@ -130,7 +131,7 @@ class Driver:
     def _watch(self, job: Job) -> None:
         """Report the epochs that are new, and stop the job if they are bad."""
         for epoch, perplexity in self._new_epochs(job):
-            job.trial.report(perplexity, epoch)
+            self._study.report(job.trial, perplexity, epoch)
             is_last = epoch >= job.config.num_epochs
             if not job.asked_to_stop and not is_last and job.trial.should_prune():
                 job.stop()
@@ -145,12 +146,12 @@ class Driver:
     def _settle(self, job: Job) -> None:
         """Say what has come of a job that has ended."""
         for epoch, perplexity in self._new_epochs(job):
-            job.trial.report(perplexity, epoch)
+            self._study.report(job.trial, perplexity, epoch)
         values = self._values(job) if job.exit_code() == 0 else {}
         if values:
             self._leave(job)
             self._finish(job.trial, TrialState.COMPLETE, min(values.values()))
-        elif job.asked_to_stop:
+        elif job.asked_to_stop and job.exit_code() == _SAVED:
             self._leave(job)
             self._finish(job.trial, TrialState.PRUNED)
         else:

@@ -98,7 +98,7 @@ class Job:
 
     def again(self) -> None:
         """Let it be started once more, from its last checkpoint."""
-        self._process = None
+        self._process, self.asked_to_stop = None, False
 
     def new_metrics(self) -> dict[int, float]:
         """Return the validation perplexity of each epoch, if a file has changed; else nothing."""

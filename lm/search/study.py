@@ -23,6 +23,8 @@ from lm.search.options import SearchOptions, Settings
 from lm.search.space import Space, Suggest, combinations
 
 _SILENT_BEATS = 3  # without a heartbeat, and a driver is dead
+# A trial that was taken over, and is finished, while this driver was held up, stays as it is.
+_unless_finished = contextlib.suppress(optuna.exceptions.UpdateFinishedTrialError)
 
 # Of what is experimental there, and that its heartbeat must be recorded, which is done here.
 warnings.filterwarnings("ignore", module="optuna")
@@ -89,7 +91,7 @@ class Study:
                 ) from None
             if not self._is_shared:  # the lock says that no other driver lives
                 for trial in self.trials(TrialState.RUNNING):
-                    self._storage.set_trial_state_values(trial._trial_id, TrialState.WAITING)
+                    self._let_wait(trial._trial_id)
 
     @property
     def optuna(self) -> optuna.Study:
@@ -107,7 +109,7 @@ class Study:
                 # Silent ones go back to those that wait, with a heartbeat, so that it is once.
                 for trial_id in self._storage._get_stale_trial_ids(self._study._study_id):
                     self._storage.record_heartbeat(trial_id)
-                    self._storage.set_trial_state_values(trial_id, TrialState.WAITING)
+                    self._let_wait(trial_id)
             waiting = self.trials(TrialState.WAITING)
             number = waiting[0].number if waiting else len(self.trials())
             if number >= self.num_trials and not waiting:
@@ -128,18 +130,28 @@ class Study:
 
     def release(self, trial: optuna.Trial) -> None:
         """Let a trial that has been stopped be claimed again, here or by another driver."""
-        self._storage.set_trial_state_values(trial._trial_id, TrialState.WAITING)
+        self._let_wait(trial._trial_id)
+
+    def _let_wait(self, trial_id: int) -> None:
+        with _unless_finished:
+            self._storage.set_trial_state_values(trial_id, TrialState.WAITING)
+
+    def report(self, trial: optuna.Trial, perplexity: float, epoch: int) -> None:
+        """Note the validation perplexity of an epoch of a trial."""
+        with _unless_finished:
+            trial.report(perplexity, epoch)
 
     def tell(self, trial: optuna.Trial, state: TrialState, value: Optional[float] = None) -> None:
         """Finish a trial; one that another driver has finished stays as it is."""
         # Taken over while this driver was held up: whoever runs it next finds its run finished.
-        with contextlib.suppress(ValueError):
+        with _unless_finished, contextlib.suppress(ValueError):
             self._study.tell(trial, value, state, skip_if_finished=True)
 
     def add_failure(self, trial: optuna.Trial, reason: str) -> int:
         """Note why a job of a trial has failed; returns how many have."""
         failures = [*trial.user_attrs.get(FAILURES, []), reason]
-        trial.set_user_attr(FAILURES, failures)
+        with _unless_finished:
+            trial.set_user_attr(FAILURES, failures)
         return len(failures)
 
     def beat(self, trials: Sequence[optuna.Trial]) -> None:

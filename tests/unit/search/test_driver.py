@@ -13,7 +13,7 @@ from optuna.trial import TrialState
 from lm.config import load_config
 from lm.distributed.cores import count_cores
 from lm.errors import RunError, Stopped, UserError
-from lm.report.search import FAILURES
+from lm.report.search import FAILURES, load_search
 from lm.search import driver, prepare
 from lm.search.driver import Driver
 from lm.search.options import load_settings
@@ -133,6 +133,37 @@ def test_a_bad_trial_is_stopped_where_it_can_go_on(search):
     study = search(rates="4|1", body=wait, trials=4)
     assert states(study) == [TrialState.COMPLETE, TrialState.PRUNED]
     assert study.trials()[1].value == 1000 and starts(search, 1) == ["start", "saved"]
+
+
+def test_a_bad_trial_that_cannot_save_is_tried_again(search):
+    is_first = "[[ $rate == 1.0 && $(wc -l <starts) == 1 ]]"
+    cannot_save = "trap 'echo lm: error: no checkpoint; exit 1' USR2"
+    body = f"if {is_first}; then {cannot_save}; epoch 1; {WAIT}; fi"
+    study = search(rates="4|1", body=body, trials=4)
+    assert study.trials()[1].user_attrs[FAILURES] == ["no checkpoint"]
+    assert starts(search, 1)[:2] == ["start", "start"]
+
+
+@pytest.mark.parametrize("then", ["fail 'once'", "epoch 2; exit", f"epoch 2; {WAIT}"])
+def test_a_trial_that_another_driver_has_finished_stays_as_it_is(search, then):
+    """This one reports, fails, ends and is stopped all the same."""
+    begun, finished = (search.directory / f"trials/0000/{name}" for name in ("starts", "finished"))
+
+    def finish_elsewhere():
+        if begun.exists() and not finished.exists():
+            study = load_search(str(search.directory)).study
+            study.tell(0, 7.0)
+            finished.touch()
+        return signal.SIGTERM if "while" in then and finished.exists() else 0
+
+    wait = "until [[ -e finished ]]; do sleep 0.05; done"
+    body = f"if [[ $rate == 2.0 && $(wc -l <starts) == 1 ]]; then {wait}; epoch 1; {then}; fi"
+    stopped = pytest.raises(Stopped) if "while" in then else contextlib.nullcontext()
+    with stopped:
+        search(rates="2|4", body=body, stop=finish_elsewhere)
+    trials = load_search(str(search.directory)).study.trials
+    assert (trials[0].state, trials[0].value) == (TrialState.COMPLETE, 7)
+    assert not trials[0].intermediate_values and FAILURES not in trials[0].user_attrs
 
 
 @pytest.mark.parametrize(
