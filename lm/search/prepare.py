@@ -107,13 +107,13 @@ def _new(given: Given) -> Prepared:
 
 
 def _old(directory: str, given: Given) -> Prepared:
-    settings = load_settings(directory).changed(given.config, given.options, given.run)
     path = os.path.join(directory, run_files.SEARCH_CONFIG)
     if given.config_name and not filecmp.cmp(path, find_config(given.config_name), shallow=False):
         raise UserError(
             f"cannot resume: this search did not begin with {given.config_name} as it is now;"
             f" without --config it goes on with its copy, {path}"
         )
+    settings = load_settings(directory).changed(given.config, given.options, given.run)
     return _checked(settings, load_config_file(path))
 
 

@@ -108,10 +108,12 @@ def config_of(space: Union[Space, Suggest], trial: optuna.Trial, config: Config)
         raise UserError(f"suggest(): {error}") from error
     except optuna.exceptions.StorageInternalError:
         raise
-    except Exception as error:
-        raise UserError(f"suggest() failed: {type(error).__name__}: {error}") from error
-    if not isinstance(suggested, Config):
-        raise UserError(f"suggest() must return lm.config.Config, not {suggested!r}")
+    except (Exception, SystemExit) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"suggest() failed: {type(error).__name__}: {reason}") from error
+    if type(suggested) is not type(config):
+        wanted, given = type(config).__name__, type(suggested).__name__
+        raise UserError(f"suggest() must return {wanted}, as get_config() does, not {given}")
     return suggested
 
 

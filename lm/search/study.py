@@ -178,18 +178,21 @@ def check_storage(options: SearchOptions) -> None:
     """
     if options.storage is None:
         return
-    if not options.storage.startswith("postgresql"):
+    try:
+        url = sqlalchemy.make_url(options.storage)
+        if url.get_backend_name() != "postgresql":
+            raise ValueError("another database")
+        sqlalchemy.create_engine(url)
+    except (ValueError, sqlalchemy.exc.ArgumentError) as error:
         raise UserError(
             f"storage must be like postgresql://USER@HOST/DATABASE, not {options.storage!r}; for"
             " one driver leave it out"
-        )
-    try:
-        has_password = sqlalchemy.create_engine(options.storage).url.password
-    except (ImportError, sqlalchemy.exc.ArgumentError) as error:
+        ) from error
+    except ImportError as error:
         raise UserError(
             f"storage {options.storage} cannot be used ({error}): pip install psycopg2-binary"
         ) from error
-    if has_password:  # which ps would show to all users of the host
+    if url.password:  # which ps would show to all users of the host
         raise UserError("storage: put the password into ~/.pgpass or PGPASSWORD, not the address")
 
 

@@ -16,8 +16,9 @@ from lm.errors import RunError, Stopped, UserError
 from lm.report.search import FAILURES, load_search
 from lm.search import driver, prepare
 from lm.search.driver import Driver
-from lm.search.options import load_settings
+from lm.search.options import SearchOptions, load_settings
 from lm.search.prepare import Given
+from lm.search.study import check_storage
 from lm.search.winner import report_winner
 
 # Each epoch of a trial has the perplexity 1000 / learning rate, but where TRAINER says otherwise.
@@ -50,12 +51,25 @@ def search(tmp_path, corpora, monkeypatch):
     trainer = tmp_path / "python"
     directory = tmp_path / "search"
 
-    def run(rates="1|2|4", body="", stop=lambda: 0, config="config_test", training=(), **options):
+    def run(
+        rates="1|2|4",
+        body="",
+        stop=lambda: 0,
+        config="config_test",
+        training=(),
+        fields=(),
+        **options,
+    ):
         trainer.write_text(TRAINER.format(body=body))
         trainer.chmod(0o755)
         monkeypatch.setattr(sys, "executable", str(trainer))
         options = {"space": f"learning_rate={rates}", "sampler": "grid", "trials": 9, **options}
-        given = Given(config, {"num_epochs": 2}, options, {"data_path": corpora, **dict(training)})
+        given = Given(
+            config,
+            {"num_epochs": 2, **dict(fields)},
+            options,
+            {"data_path": corpora, **dict(training)},
+        )
         with contextlib.ExitStack() as stack:
             found, study = prepare.prepare(str(directory), True, given, stack)
 
@@ -91,6 +105,8 @@ def test_the_best_is_found_and_written(search, capsys):
     assert load_settings(str(search.directory)).options.trials == 12  # for the next --resume
     with pytest.raises(UserError, match="cannot resume: space was"):
         search(rates="1|2|8")
+    with pytest.raises(UserError, match="this search did not begin with config_transformer"):
+        search(config="config_transformer", fields={"num_heads": 4})
 
 
 @pytest.mark.parametrize(
@@ -288,7 +304,20 @@ def test_a_storage_without_the_study_is_refused_and_forgotten(search, tmp_path):
     assert states(search()) == [TrialState.COMPLETE] * 3
 
 
-def test_a_password_is_not_to_be_shown(search):
-    with pytest.raises(UserError, match="PGPASSWORD"):
-        search(storage="postgresql://me:secret@host/db")
-    assert not search.directory.exists()
+@pytest.mark.parametrize(
+    "storage, message",
+    [
+        ("postgresql://me:secret@host/db", "PGPASSWORD"),
+        ("postgresql://host:abc/db", "must be like postgresql://USER@HOST/DATABASE"),
+        ("postgresql:", "must be like"),
+        ("postgresqlfoo://host/db", "must be like"),
+        ("postgresql+foo://host/db", "must be like"),
+        ("sqlite:///study.db", "for one driver leave it out"),
+        ("postgresql+asyncpg://host/db", "pip install psycopg2-binary"),
+    ],
+)
+def test_a_storage_that_cannot_be_used_is_one_line(storage, message, monkeypatch):
+    monkeypatch.setitem(sys.modules, "asyncpg", None)  # as where it is not installed
+    with pytest.raises(UserError, match=message) as caught:
+        check_storage(SearchOptions(storage=storage))
+    assert "\n" not in str(caught.value)

@@ -1,5 +1,6 @@
 """What is tried: the grammar of --space, its checks against Config, and suggest()."""
 
+import sys
 import types
 
 import optuna
@@ -74,11 +75,17 @@ def test_values_stay_in_the_space_and_the_rest_of_the_config_stays():
     assert {(config.seed, config.keep_prob) for config in configs} == {(7, 1.0)}
 
 
+class OtherConfig(Config):
+    """With a network of its own, as in configs/config_transformer.py."""
+
+
 @pytest.mark.parametrize(
     "suggest, message",
     [
         (None, "nothing to search"),
-        (lambda trial, config: None, "must return lm.config.Config"),
+        (lambda trial, config: None, "must return Config, as get_config() does, not NoneType"),
+        (lambda trial, config: OtherConfig(), "must return Config, as get_config() does, not Oth"),
+        (lambda trial, config: sys.exit("two\nlines"), "failed: SystemExit: two lines"),
         (lambda trial, config: config.nonsense, "suggest() failed: AttributeError"),
         (lambda trial, config: Config(keep_prob=trial.suggest_float("k", 0.9, 2)), "at most 1"),
     ],
@@ -86,4 +93,4 @@ def test_values_stay_in_the_space_and_the_rest_of_the_config_stays():
 def test_a_bad_suggest_is_found_before_the_first_job(suggest, message):
     with pytest.raises(UserError) as caught:
         suggest_of(types.SimpleNamespace(suggest=suggest, path="mine.py"), Config())
-    assert message in str(caught.value)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
