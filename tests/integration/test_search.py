@@ -103,6 +103,27 @@ def test_a_search_that_is_killed_goes_on_and_its_winner_can_be_trained(tmp_path,
     assert events(tmp_path / "again", "test") == []
 
 
+@pytest.mark.parametrize(
+    "env, space",
+    [
+        ({}, "learning_rate=0.3:3:log, keep_prob=0.5:1.0"),
+        ({"SPACE": "num_layers=1|2, seed=1|2"}, "num_layers=1|2, seed=1|2"),
+        ({"CONFIG": "mine.py", "SPACE": "seed=1|2"}, "seed=1|2"),
+        ({"CONFIG": "mine.py"}, None),
+        ({"SPACE": ""}, None),
+    ],
+)
+def test_the_script_leaves_the_space_to_the_config_file_that_suggests(tmp_path, env, space):
+    python = project(tmp_path) / ".venv/bin/python"
+    python.parent.mkdir(parents=True)
+    python.write_text("#!/bin/sh\nprintf '%s\\n' \"$@\"\n")
+    python.chmod(0o755)
+    result = run_command([tmp_path / "project/run_scripts/search.sh"], environment(**env), 30)
+    words = result.stdout.splitlines()
+    assert words[:2] == ["-m", "lm.search"] and ("--space" in words) == (space is not None)
+    assert space is None or words[words.index("--space") + 1] == space
+
+
 def test_a_bad_search_is_one_line_and_makes_nothing(tmp_path):
     result = run_module(
         "lm.search", "--space", "keep_prob=0:1", "--output_dir", tmp_path / "search"
