@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import re
 import shutil
 import sys
 from typing import Optional
@@ -13,6 +14,7 @@ from lm.errors import UserError
 _OPTIONS = pathlib.Path(__file__).with_name("mpirun_options.conf")
 # What the ranks need of this process's environment; Open MPI passes nothing unless told to.
 _PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH")
+_HOST = re.compile(r"[^:\s]+(?::([1-9][0-9]*))?")
 _ROOT_MAY = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 
@@ -75,7 +77,7 @@ def slots(hosts: str) -> list[int]:
     Raises:
       UserError: It is something else.
     """
-    try:
-        return [int(host.partition(":")[2] or 1) for host in hosts.split(",")]
-    except ValueError:
-        raise UserError(f"hosts must be like host1:1,host2:1, not {hosts!r}") from None
+    found = [_HOST.fullmatch(host) for host in hosts.split(",")]
+    if not all(found):
+        raise UserError(f"hosts must be like host1:1,host2:1, not {hosts!r}")
+    return [int(host[1] or 1) for host in found]

@@ -52,5 +52,9 @@ def test_environment_lets_root_and_hosts_without_ssh_start_ranks(monkeypatch, tm
 
 def test_slots():
     assert mpirun.slots("host1:2,host2") == [2, 1]
+
+
+@pytest.mark.parametrize("hosts", ["a:many", "a:2,", ":2", "", "a:-1,b:2", "a:0", "a:1 b:1"])
+def test_bad_hosts_are_refused(hosts):
     with pytest.raises(UserError, match="hosts must be like"):
-        mpirun.slots("host1:many")
+        mpirun.slots(hosts)

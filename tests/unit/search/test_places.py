@@ -67,7 +67,7 @@ def test_each_rank_has_a_gpu_of_those_that_are_visible(monkeypatch):
 @pytest.mark.parametrize(
     "arguments, message",
     [((1, 10**6, None), "cores"), ((3, None, "a:1,b:1"), "2 slots, too few"),
-     ((1, 3, "a:1,b:1"), "2 slots, too few"), ((1, None, "a:x"), "hosts must be like"),
+     ((1, 3, "a:1,b:1"), "2 slots, too few"), ((1, None, "a:2,"), "hosts must be like"),
      ((1, None, "a:1,a:1"), "name a host twice")],
 )  # fmt: skip
 def test_too_little_room_is_said_in_one_line(arguments, message):
