@@ -253,10 +253,10 @@ def test_a_trial_goes_on_elsewhere_when_its_host_is_gone(drive, hosts, tmp_path)
     words = mpirun_options(hosts)
     options = {f"OMPI_MCA_{name}": value for name, value in zip(words[1::3], words[2::3])}
 
-    def search(*flags):
+    def search(*flags, path=ROOT):
         prefix = hosts("run", "lmhost1")
         both = ("--hosts", "lmhost1:1,lmhost2:1")
-        return drive(*both, *flags, prefix=prefix, **options, PYTHONPATH=str(ROOT))
+        return drive(*both, *flags, prefix=prefix, **options, PYTHONPATH=str(path))
 
     driver = search()
     wait_for(lambda: has_begun(tmp_path, 0) and has_begun(tmp_path, 1), driver)
@@ -271,9 +271,12 @@ def test_a_trial_goes_on_elsewhere_when_its_host_is_gone(drive, hosts, tmp_path)
     assert [event["hosts"] for event in events(moved, "start")] == [["lmhost2"], ["lmhost1"]]
 
     subprocess.run(hosts("mend"), check=True)
-    both = search("--trials", 5, "--ranks_per_trial", 2)
+    # A trial on both hosts has the driver's environment on both.
+    mark = "import pathlib, socket; pathlib.Path(__file__).with_name(socket.gethostname()).touch()"
+    (tmp_path / "sitecustomize.py").write_text(mark)
+    both = search("--trials", 5, "--ranks_per_trial", 2, path=tmp_path)
     output = both.communicate(timeout=600)[0]
     assert both.returncode == 0, output
     (start,) = events(trial_dir(tmp_path, 4), "start")
-    assert start["hosts"] == ["lmhost1", "lmhost2"]
+    assert start["hosts"] == ["lmhost1", "lmhost2"] and (tmp_path / "lmhost2").exists()
     check_finished(tmp_path, 5)
