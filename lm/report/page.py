@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Optional
 
 from lm.cli.tables import is_numeric
+from lm.errors import UserError
 from lm.files import write_atomically
 from lm.report.comparison import Group, Section
 from lm.report.tables import Table, build_tables, exact_lines
@@ -38,10 +39,15 @@ def write_page(path: str, page: str) -> None:
     """Write a page to a file, whose directory is made if missing.
 
     Raises:
-      OSError: It cannot be written.
+      UserError: It cannot be written.
     """
-    os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
-    write_atomically(path, page.encode())
+    try:
+        os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+        write_atomically(path, page.encode())
+    except OSError as error:
+        raise UserError(
+            f"cannot write {path}: {error.strerror}; choose another file with --html"
+        ) from error
     logger.info("wrote %s", path)
 
 

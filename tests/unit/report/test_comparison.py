@@ -16,7 +16,7 @@ from lm.report.comparison import (
 )
 from lm.report.curves import draw_curves
 from lm.report.metrics import read_run
-from lm.report.page import build_page
+from lm.report.page import build_page, write_page
 from lm.report.tables import build_tables
 
 CONFIG = {"name": "small", "seed": 1, "batch_size": 20, "num_steps": 5}
@@ -213,6 +213,8 @@ def test_the_page_shows_all_and_asks_for_nothing(tmp_path):
     assert 'src="data:image/png;base64,cG5n"' in page
     assert "http" not in page and "<link" not in page
     assert build_page(sections, [None]).count("<img") == 0
+    with pytest.raises(UserError, match=r"^cannot write /dev/null/x: File exists; .* --html$"):
+        write_page("/dev/null/x", page)
 
 
 def test_runs_on_different_corpora_do_not_share_a_table(tmp_path):
