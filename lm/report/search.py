@@ -62,9 +62,10 @@ def load_search(directory: str) -> FoundSearch:
         storage, file = settings["options"]["storage"], os.path.join(directory, run_files.STUDY)
         if not storage and not os.path.exists(file):
             raise UserError(f"{file} does not exist: no trial has begun")  # SQLite would make it
-        url = storage_url(directory, storage)
-        study = optuna.load_study(study_name=settings["study"], storage=url)
-        return FoundSearch(directory, settings, study)
+        url, name = storage_url(directory, storage), settings["study"]
+        if name not in optuna.get_all_study_names(url):
+            raise UserError(f"{url} does not have the study {name}: no trial has begun")
+        return FoundSearch(directory, settings, optuna.load_study(study_name=name, storage=url))
     except (OSError, ValueError, KeyError, TypeError) as error:
         if isinstance(error, UserError):
             raise

@@ -18,7 +18,7 @@ from lm.errors import RunError, UserError
 from lm.files import locked, write_atomically
 from lm.search.options import SearchOptions, Settings, load_settings
 from lm.search.places import Place, make_places
-from lm.search.space import Space, Suggest, combinations, parse_space, suggest_of
+from lm.search.space import Space, Suggest, check_ranges, combinations, parse_space, suggest_of
 from lm.search.study import Study, check_storage
 
 
@@ -56,9 +56,12 @@ def prepare(
       UserError: Something given cannot be used; nothing has been made.
       RunError: Another driver uses the directory, or the storage cannot be used.
     """
-    if "data_path" in given.run:  # --resume may come from another directory
-        path = os.path.abspath(given.run["data_path"])
-        given = given._replace(run={**given.run, "data_path": path})
+    paths = {
+        name: os.path.abspath(os.path.expanduser(given.run[name]))
+        for name in ("data_path", "data_url", "init_from")
+        if given.run.get(name) and ":/" not in given.run[name]  # an address
+    }
+    given = given._replace(run={**given.run, **paths})  # --resume may come from another directory
     if not _exists(directory):
         found = _new(given)
     elif resume:
@@ -130,7 +133,10 @@ def _checked(settings: Settings, file: ConfigFile, flags: Mapping[str, Any] = {}
     if options.sampler == "grid":
         if options.space is None:
             raise UserError("sampler grid needs --space: suggest() says no combinations")
-        combinations(space)
+        options = dataclasses.replace(options, trials=min(options.trials, len(combinations(space))))
+        settings = settings._replace(options=options)
+    if options.sampler == "cmaes" and options.space is not None:
+        check_ranges(space)
     check_storage(options)
     places = make_places(options.ranks_per_trial, options.parallel_trials, options.hosts)
     return Prepared(settings, file, config, space, places)

@@ -72,6 +72,17 @@ def combinations(space: Space) -> list[dict[str, Any]]:
     return [dict(zip(space, each)) for each in values]
 
 
+def check_ranges(space: Space) -> None:
+    """Check that a space has ranges alone, for `--sampler cmaes`.
+
+    Raises:
+      UserError: A field has choices.
+    """
+    for name, distribution in space.items():
+        if isinstance(distribution, CategoricalDistribution):
+            raise UserError(f"space: cmaes needs a range for {name}: write {name}=low:high")
+
+
 def suggest_of(file: ConfigFile, config: Config) -> Suggest:
     """Return `suggest` of a config file, tried on random values.
 

@@ -70,7 +70,7 @@ class Study:
         self._last_beat = -math.inf
         is_grid = settings.options.sampler == "grid"
         self._grid = combinations(space) if is_grid else None
-        self.num_trials = min(settings.options.trials, len(self._grid or range(2**31)))
+        self.num_trials = settings.options.trials
         url = storage_url(directory, settings.options.storage)
         with storage_errors(f"nothing has begun or changed in {directory}"):
             self._storage = RDBStorage(

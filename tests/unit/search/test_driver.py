@@ -13,7 +13,7 @@ from optuna.trial import TrialState
 from lm.config import load_config
 from lm.distributed.cores import count_cores
 from lm.errors import RunError, Stopped, UserError
-from lm.report.search import FAILURES, load_search
+from lm.report.search import FAILURES, load_search, summary
 from lm.search import driver, prepare
 from lm.search.driver import Driver
 from lm.search.options import SearchOptions, load_settings
@@ -68,7 +68,7 @@ def search(tmp_path, corpora, monkeypatch):
             config,
             {"num_epochs": 2, **dict(fields)},
             options,
-            {"data_path": corpora, **dict(training)},
+            {"data_path": str(corpora), **dict(training)},
         )
         with contextlib.ExitStack() as stack:
             found, study = prepare.prepare(str(directory), True, given, stack)
@@ -100,9 +100,10 @@ def test_the_best_is_found_and_written(search, capsys):
     assert best.learning_rate == 4 and best.num_epochs == 2
     # Again, nothing is left to do; with another space it is another search.
     assert starts(search, 0) == ["start"]
-    search(trials=12)
+    assert summary(load_search(str(search.directory)))[0] == "3 of 3 trials: 3 finished."
+    search(trials=2)
     assert starts(search, 0) == ["start"]
-    assert load_settings(str(search.directory)).options.trials == 12  # for the next --resume
+    assert load_settings(str(search.directory)).options.trials == 2  # for the next --resume
     with pytest.raises(UserError, match="cannot resume: space was"):
         search(rates="1|2|8")
     with pytest.raises(UserError, match="this search did not begin with config_transformer"):
@@ -195,7 +196,7 @@ def test_a_trial_that_another_driver_has_finished_stays_as_it_is(search, then):
 def test_a_failed_trial_has_its_reason_and_is_tried_again(
     search, failure, num_starts, state, reason
 ):
-    study = search(rates="2|1", body=f"[[ $rate != 2.0 ]] || {{ {failure}; }}")
+    study = search(rates="2|4", body=f"[[ $rate != 2.0 ]] || {{ {failure}; }}")
     assert states(study) == [state, TrialState.COMPLETE]
     assert len(starts(search, 0)) == num_starts
     failures = study.trials()[0].user_attrs[FAILURES]
@@ -235,6 +236,15 @@ def test_a_full_disk_ends_the_search_not_the_trials(search):
     with pytest.raises(RunError, match=r"No space left on device; make room, then go on with"):
         search(body='fail "cannot save: No space left on device"')
     assert states(search()) == [TrialState.COMPLETE] * 3
+
+
+def test_a_search_may_go_on_from_another_directory(search, corpora, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    address = "https://host/a.tgz"
+    training = {"data_path": os.path.relpath(corpora), "init_from": "a", "data_url": address}
+    search(rates="1|2", training=training)
+    run = {"data_path": str(corpora), "init_from": str(tmp_path / "a"), "data_url": address}
+    assert load_settings(str(search.directory)).run == run
 
 
 def test_a_corpus_that_is_not_there_costs_no_trial(search, tmp_path):
@@ -292,16 +302,17 @@ def test_one_driver_at_a_time_on_a_file(search):
 
 def test_a_storage_without_the_study_is_refused_and_forgotten(search, tmp_path):
     pytest.importorskip("psycopg2", reason="needs psycopg2-binary (setup.sh --dev)")
-    search()
+    search(rates="1|2")
     with pytest.raises(RunError, match=r"the study cannot be used: .* refused"):
-        search(storage="postgresql://nobody@127.0.0.1:9/x")
+        search(rates="1|2", storage="postgresql://nobody@127.0.0.1:9/x")
     assert load_settings(str(search.directory)).options.storage is None
-    assert states(search()) == [TrialState.COMPLETE] * 3
-    (search.directory / "study.db").rename(tmp_path / "elsewhere.db")
+    study = (search.directory / "study.db").rename(tmp_path / "elsewhere.db")
     with pytest.raises(UserError, match=r"study\.db does not have the study test-.*--storage"):
-        search()
-    (tmp_path / "elsewhere.db").rename(search.directory / "study.db")
-    assert states(search()) == [TrialState.COMPLETE] * 3
+        search(rates="1|2")
+    with pytest.raises(UserError, match=r"study test-.*: no trial has begun"):
+        load_search(str(search.directory))
+    study.rename(search.directory / "study.db")
+    assert states(search(rates="1|2")) == [TrialState.COMPLETE] * 2
 
 
 @pytest.mark.parametrize(

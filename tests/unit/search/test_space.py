@@ -9,7 +9,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 
 from lm.config import Config
 from lm.errors import UserError
-from lm.search.space import combinations, config_of, parse_space, suggest_of
+from lm.search.space import check_ranges, combinations, config_of, parse_space, suggest_of
 
 
 def test_ranges_and_choices_get_the_types_of_their_fields():
@@ -63,6 +63,8 @@ def test_all_combinations_of_choices_and_only_of_those():
     ]  # fmt: skip
     with pytest.raises(UserError, match="grid needs choices for keep_prob"):
         combinations(parse_space("keep_prob=0.5:1", Config()))
+    with pytest.raises(UserError, match="cmaes needs a range for hidden_size"):
+        check_ranges(parse_space("keep_prob=0.5:1, hidden_size=100|200", Config()))
 
 
 def test_values_stay_in_the_space_and_the_rest_of_the_config_stays():
