@@ -10,8 +10,8 @@
 # Environment: SOAK_ROUNDS (50); SOAK_SEED, to repeat a failed soak (it prints its own); PTB_ARCHIVE,
 #   without which the 300 steps are skipped.
 # Cost: about half an hour on 2 cores, and two hours for the 300 steps. The tests on two hosts need
-#   root, iproute2 and openssh-server, those of Slurm root, slurm-wlm, munge and libpmix-dev; they
-#   skip without.
+#   root, iproute2 and openssh-server, those of Slurm root, slurm-wlm, munge and libpmix-dev, those of
+#   a search that several drivers share root and postgresql; they skip without.
 # Result: exit status 0 if all pass.
 set -euo pipefail
 scripts=$(dirname "${BASH_SOURCE[0]}")
