@@ -19,7 +19,7 @@ from lm.files import locked, write_atomically
 from lm.search.options import SearchOptions, Settings, load_settings
 from lm.search.places import Place, make_places
 from lm.search.space import Space, Suggest, check_ranges, combinations, parse_space, suggest_of
-from lm.search.study import Study, check_storage
+from lm.search.study import Study, check_storage, storage_errors
 
 
 class Given(NamedTuple):
@@ -83,7 +83,8 @@ def prepare(
             # Once more: another driver may have made it meanwhile.
             is_new = not _exists(directory)
             found = _make(directory, found) if is_new else _old(directory, given)
-            study = Study(found.settings, directory, found.space, is_new)
+            with storage_errors(f"nothing has begun or changed in {directory}"):
+                study = Study(found.settings, directory, found.space, is_new)
             # Last of all: it says that a search is here, and with which storage it goes on.
             found.settings.save(directory)
             return found, study

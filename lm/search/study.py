@@ -58,7 +58,6 @@ class Study:
 
     Raises:
       UserError: The storage does not have the study.
-      RunError: The storage cannot be used.
     """
 
     def __init__(
@@ -72,26 +71,25 @@ class Study:
         self._grid = combinations(space) if is_grid else None
         self.num_trials = settings.options.trials
         url = storage_url(directory, settings.options.storage)
-        with storage_errors(f"nothing has begun or changed in {directory}"):
-            self._storage = RDBStorage(
-                url,
-                heartbeat_interval=self._interval,
-                grace_period=_SILENT_BEATS * settings.options.heartbeat_seconds,
+        self._storage = RDBStorage(
+            url,
+            heartbeat_interval=self._interval,
+            grace_period=_SILENT_BEATS * settings.options.heartbeat_seconds,
+        )
+        if is_new:
+            optuna.create_study(study_name=settings.study, storage=self._storage)
+        try:
+            self._study = optuna.load_study(
+                study_name=settings.study, storage=self._storage, pruner=_pruner(settings)
             )
-            if is_new:
-                optuna.create_study(study_name=settings.study, storage=self._storage)
-            try:
-                self._study = optuna.load_study(
-                    study_name=settings.study, storage=self._storage, pruner=_pruner(settings)
-                )
-            except KeyError:
-                raise UserError(
-                    f"{url} does not have the study {settings.study}: give the --storage in which"
-                    " this search was made"
-                ) from None
-            if not self._is_shared:  # the lock says that no other driver lives
-                for trial in self.trials(TrialState.RUNNING):
-                    self._let_wait(trial._trial_id)
+        except KeyError:
+            raise UserError(
+                f"{url} does not have the study {settings.study}: give the --storage in which"
+                " this search was made"
+            ) from None
+        if not self._is_shared:  # the lock says that no other driver lives
+            for trial in self.trials(TrialState.RUNNING):
+                self._let_wait(trial._trial_id)
 
     @property
     def optuna(self) -> optuna.Study:
