@@ -67,6 +67,8 @@ def target_log_probs(network: Network, inputs_TB: tf.Tensor, targets_TB: tf.Tens
     num_steps, size = tf.shape(inputs_TB)[0], state_size(network)
     known_rows = inputs_TB.shape.as_list()[1]
     rows = tf.shape(inputs_TB)[1] if known_rows is None else known_rows
+    # Makes the variables: an initial value that is a tensor would be one of the loop's in there.
+    next_word(network, inputs_TB[0], tf.zeros([rows, size]))
 
     def step(t, state_BS, found):
         log_probs_BV, state_BS = next_word(network, inputs_TB[t], state_BS)

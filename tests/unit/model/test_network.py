@@ -161,6 +161,21 @@ def test_a_network_reads_windows_as_it_reads_words(load, text):
         np.testing.assert_allclose(np.ravel(session.run(by_word)), -np.array(nll), rtol=1e-4)
 
 
+@pytest.mark.parametrize(
+    "body",
+    ["    x += tf.get_variable('w', initializer=tf.random_uniform([4]))\n" + GOOD],
+    ids=["tensor as initial value"],
+)
+def test_what_trains_is_scored_too(load, body):
+    file = load(HEADER + body)
+    assert np.isfinite(train_and_evaluate(file)).all()
+    with tf.Graph().as_default(), tf.Session() as session:
+        words = tf.zeros([6, 2], tf.int32)
+        log_probs = stepwise.target_log_probs(Network(file.config, V, file), words, words)
+        session.run(tf.global_variables_initializer())
+        assert session.run(log_probs).shape == (6, 2)
+
+
 def test_logits_and_the_same_output_layer_of_ones_own_have_the_same_losses(load):
     file = load(HEADER + GOOD)
     own = HEADER.replace("build_outputs", "build_logits") + (
