@@ -19,6 +19,7 @@ from lm.inference.run import Run, open_run
 from lm.inference.session import ALONE, open_session
 from lm.inference.texts import Text, load_text
 from lm.model import evaluation
+from lm.model.guard import one_line
 from lm.model.perplexity import NllSum
 from lm.model.windows import build_model
 
@@ -72,7 +73,7 @@ def evaluate(
     run, texts, rows, session, model = together(comm, prepare)
     check_agreement(_facts(run, texts), comm.gather)
     results = []
-    with session:
+    with session, one_line(run.file, runs=True):
         for text in texts:
             logger.info("evaluating %s: %s tokens", text.name, f"{len(text.ids):,}")
             nll = evaluation.evaluate(

@@ -14,6 +14,7 @@ from lm.inference.run import Run
 from lm.inference.sampling import Sampling, draw, next_word_distribution
 from lm.inference.session import open_session
 from lm.model import stepwise
+from lm.model.guard import one_line
 from lm.model.network import Network
 
 logger = logging.getLogger("lm")
@@ -27,7 +28,7 @@ class Generator:
     """
 
     def __init__(self, run: Run):
-        self._vocabulary = run.vocabulary
+        self._vocabulary, self._file = run.vocabulary, run.file
         self._session, self._step = open_session(run, self._build)
 
     def _build(self, network: Network) -> tuple:
@@ -62,7 +63,8 @@ class Generator:
         while True:
             for word in unread:
                 feed = {self._words_ph: [word], self._state_ph: state}
-                log_probs, state = self._session.run(self._step, feed)
+                with one_line(self._file, runs=True):
+                    log_probs, state = self._session.run(self._step, feed)
             word = draw(next_word_distribution(log_probs[0], sampling, banned), random())
             yield word
             unread = [word]

@@ -11,6 +11,7 @@ from lm.checkpoint.variables import restore_weights
 from lm.distributed.communicator import Communicator, OneProcess
 from lm.distributed.devices import session_config, start_tensorflow
 from lm.inference.run import Run
+from lm.model.guard import one_line
 from lm.model.network import Network
 
 ALONE = OneProcess()
@@ -36,7 +37,8 @@ def open_session(
     """
     threads = start_tensorflow(comm.local_size)
     with tf.Graph().as_default():
-        built = build(Network(run.config, len(run.vocabulary), run.file))
+        with one_line(run.file):
+            built = build(Network(run.config, len(run.vocabulary), run.file))
         session = tf.Session(config=session_config(threads, comm))
         session.run(tf.local_variables_initializer())
         restore_weights(session, load_weights(run.checkpoint))

@@ -12,6 +12,7 @@ from lm.config_file import ConfigFile
 from lm.data.batches import Rows
 from lm.errors import UserError
 from lm.model.context import Context
+from lm.model.guard import one_line
 from lm.model.network import Network
 
 _TOLERANCE = 1e-5  # of the largest number; mostly every bit is the same
@@ -38,7 +39,8 @@ def check_axes(
       UserError: They depend on more; the message says where.
     """
     for training in (False, True):
-        _check_use(config, vocab_size, file, session_config, training)
+        with one_line(file):
+            _check_use(config, vocab_size, file, session_config, training)
 
 
 def _check_use(

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Callable, Optional
 
 import tensorflow.compat.v1 as tf
 
+from lm.config_file import ConfigFile
 from lm.errors import Ending, UserError
 
 logger = logging.getLogger("lm")
@@ -34,18 +36,51 @@ def call(path: str, function: Callable, *arguments: Any) -> Any:
     except Ending as error:
         raise UserError(f"{_place(path, function, error)}: {error}") from error
     except Exception as error:
-        lines = str(error).splitlines() or [""]
-        message = f"{type(error).__name__}: {lines[0][:_MOST_CHARACTERS]}"
+        message = _message(error)
         if "Keras 3" in str(error):
             message += "; classic layers and cells need tf_keras: pip install -e '.[legacy]'"
         raise UserError(f"{_place(path, function, error)}: {message}") from error
 
 
+@contextlib.contextmanager
+def one_line(file: Optional[ConfigFile], runs: bool = False) -> Iterator[None]:
+    """Tell in one line what fails where a graph with a config file's network is built or run.
+
+    Args:
+      file: The config file; None, or one without a network, changes nothing.
+      runs: Whether the graph is run: only failures of what operations are given are then its own.
+
+    Raises:
+      UserError: In the place of a failure; the message tells the file.
+    """
+    kind = tf.errors.InvalidArgumentError if runs else Exception
+    try:
+        yield
+    except Ending:
+        raise
+    except kind as error:
+        if not (file and file.functions):
+            raise
+        raise UserError(f"{_line(file.path, error)}: {_message(error)}") from error
+
+
+def _message(error: Exception) -> str:
+    # Of an operation: where it was made, then what it says, then its node. Others go on and on.
+    lines = str(error).partition("\n\t [[")[0].splitlines() or [""]
+    line = lines[-1 if isinstance(error, tf.errors.OpError) else 0]
+    return f"{type(error).__name__}: {line[:_MOST_CHARACTERS]}"
+
+
 def _place(path: str, function: Callable, error: BaseException) -> str:
-    frames = traceback.extract_tb(error.__traceback__)
+    return f"{_line(path, error)}, in {getattr(function, '__name__', 'a function')}"
+
+
+def _line(path: str, error: BaseException) -> str:
+    """Return the file, and its line that failed or that made the operation that did."""
+    made = getattr(getattr(error, "op", None), "traceback", ())
+    frames = [*made, *traceback.extract_tb(error.__traceback__)]
     numbers = [frame.lineno for frame in frames if frame.filename == path]
-    line = f", line {numbers[-1]}" if numbers else ""
-    return f"{path}{line}, in {getattr(function, '__name__', 'a function')}"
+    return f"{path}, line {numbers[-1]}" if numbers else path
 
 
 def checked_shapes(path: str, found: Any) -> dict[str, list[int]]:
@@ -67,14 +102,14 @@ def checked_shapes(path: str, found: Any) -> dict[str, list[int]]:
     return {name: list(shape) for name, shape in found.items()}
 
 
-def check_result(
+def checked_result(
     where: str,
     found: Any,
     what: str,
     shape: Sequence[Optional[int]],
     state_shapes: Mapping[str, Sequence[int]],
-) -> None:
-    """Check what `build_outputs` or `build_logits` has returned.
+) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+    """Return what `build_outputs` or `build_logits` has returned, of known shapes.
 
     Args:
       where: The file and the function.
@@ -84,12 +119,13 @@ def check_result(
       state_shapes: Of the state.
 
     Raises:
-      UserError: It is something else: what, what was expected, what was found.
+      UserError: It is something else: what, what was expected, what was found. (Where that is not
+        known yet, the operation that has the shape checked fails.)
     """
     if not isinstance(found, (tuple, list)) or len(found) != 2:
         raise UserError(f"{where} must return ({what}, new_state), not {_shown(found)}")
     top, state = found
-    _check_tensor(where, what, top, shape)
+    top = _checked_tensor(where, what, top, shape)
     if top.shape.as_list()[-1] is None:
         raise UserError(f"{where}: the last axis of {what} must be of a known size")
     if not isinstance(state, Mapping):
@@ -97,8 +133,10 @@ def check_result(
     expected, names = sorted(state_shapes), sorted(map(str, state))
     if names != expected:
         raise UserError(f"{where}: new_state has {names}, but state_shapes has {expected}")
-    for name, part in state.items():
-        _check_tensor(where, f"new_state[{name!r}]", part, [shape[1], *state_shapes[name]])
+    return top, {
+        name: _checked_tensor(where, f"new_state[{name!r}]", part, [shape[1], *state_shapes[name]])
+        for name, part in state.items()
+    }
 
 
 def warn_of_random_numbers(where: str, graph: tf.GraphDef) -> None:
@@ -116,8 +154,8 @@ def warn_of_random_numbers(where: str, graph: tf.GraphDef) -> None:
             return
 
 
-def _check_tensor(where: str, what: str, found: Any, shape: Sequence[Optional[int]]) -> None:
-    if not tf.is_tensor(found):
+def _checked_tensor(where: str, what: str, found: Any, shape: Sequence[Optional[int]]) -> tf.Tensor:
+    if not _is_tensor(found):
         raise UserError(f"{where}: {what} must be a tensor, not {_shown(found)}")
     if found.dtype.base_dtype != tf.float32:
         raise UserError(f"{where}: {what} must be float32, not {found.dtype.base_dtype.name}")
@@ -125,6 +163,13 @@ def _check_tensor(where: str, what: str, found: Any, shape: Sequence[Optional[in
         raise UserError(f"{where}: {what} must have the shape {_text(shape)}, not {found.shape}")
     if found.shape.rank is None:
         raise UserError(f"{where}: {what} must have the shape {_text(shape)}, not an unknown one")
+    known = found.shape.merge_with(shape)
+    # An operation that checks each value, where only values tell.
+    return found if known.as_list() == found.shape.as_list() else tf.ensure_shape(found, known)
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, (tf.Tensor, tf.Variable))  # not a sparse or a ragged one
 
 
 def _text(shape: Sequence[Optional[int]]) -> str:
@@ -132,6 +177,6 @@ def _text(shape: Sequence[Optional[int]]) -> str:
 
 
 def _shown(value: Any) -> str:
-    if tf.is_tensor(value):
+    if _is_tensor(value):
         return f"a tensor of shape {value.shape}"
     return f"a {type(value).__name__}"

@@ -19,7 +19,7 @@ from lm.config_file import ConfigFile
 from lm.errors import UserError
 from lm.model import lstm
 from lm.model.context import Context
-from lm.model.guard import call, check_result, checked_shapes, warn_of_random_numbers
+from lm.model.guard import call, checked_result, checked_shapes, warn_of_random_numbers
 from lm.model.plain import logits_cross_entropy
 from lm.model.variables import shared_variables
 
@@ -88,13 +88,13 @@ class Network:
         units = self.vocab_size if self._makes_logits else None
         shape = [*inputs_TB.shape.as_list(), units]
         what = "logits" if self._makes_logits else "outputs"
-        check_result(where, found, what, shape, self.state_shapes)
+        outputs = checked_result(where, found, what, shape, self.state_shapes)
         self._check_variables(where, used, set(tf.global_variables()) - before)
         if self.config.tie_weights:
             self._table = self._tied_table(where, used)
         if context.training and not self.is_built_in:
             warn_of_random_numbers(where, tf.get_default_graph().as_graph_def())
-        return found
+        return outputs
 
     def _tied_table(self, where: str, used: Mapping[str, tf.Variable]) -> tf.Variable:
         if self._makes_logits:

@@ -20,6 +20,7 @@ from lm.distributed.signals import Signals
 from lm.distributed.watchdog import Process, Watchdog, own_process
 from lm.events.reporter import Reporter
 from lm.events.tracing import StepTracer
+from lm.model.guard import one_line
 from lm.model.network import Network
 from lm.training.averaging import Average
 from lm.training.exactness import find_exactness
@@ -70,7 +71,8 @@ def _start(run: Prepared, stack: contextlib.ExitStack) -> None:
     position = together(comm, lambda: starting_position(run.run_dir))
     # Rank 0 alone reads checkpoints: other hosts need not see its disk.
     position = load_record(Position, comm.gather(dataclasses.asdict(position))[0], "rank 0")
-    _train(run, position, signals, watchdog, stack)
+    with one_line(run.file, runs=True):
+        _train(run, position, signals, watchdog, stack)
     # While the watchdog still watches: a rank that is stopped in its last step must end the job.
     comm.barrier()
 
@@ -86,6 +88,7 @@ def _train(
     with tf.Graph().as_default():
         network = Network(config, len(run.corpus.vocabulary), run.file)
 
+        @one_line(run.file)
         def build() -> tuple[Step, Optional[Average], Validation]:
             step = build_step(network, comm, skip_unsound=options.on_nan == "skip")
             average = Average() if config.asgd_trigger_epochs else None

@@ -16,7 +16,7 @@ from lm.inference.run import open_run
 from lm.inference.sampling import Sampling
 from lm.inference.saved_model import export
 from lm.inference.scorer import Scorer
-from tests.commands import ROOT, events, run_module, train
+from tests.commands import ROOT, events, run_module, train, train_here
 
 GRU = ROOT / "configs/config_gru.py"
 
@@ -100,6 +100,25 @@ def test_commands_take_the_file(run, tmp_path):
     result = run_module(*command)
     assert result.returncode == 2 and result.stderr.count("\n") == 1
     assert "give it with --config" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "old, new, message",
+    [
+        ("gates/bias", "softmax/bias", "broken.py: ValueError: Trying to share variable softmax/"),
+        ("embed(inputs_TB)", "embed(inputs_TB + 9999)", "line 28: InvalidArgumentError: indices"),
+    ],
+    ids=["built", "run"],
+)
+def test_what_fails_around_a_network_is_one_line(tmp_path, corpora, old, new, message):
+    file = tmp_path / "broken.py"
+    file.write_text(GRU.read_text().replace(old, new))
+    flags = ("--config", file, "--corpus", "embedded", "--data_path", corpora, "--max_steps", 1)
+    with pytest.raises(UserError, match=message) as error:
+        train_here(tmp_path / "run", *flags)
+    assert "\n" not in str(error.value)
+    # What cannot be built leaves no run that would be in the way.
+    assert (tmp_path / "run/metrics.jsonl").exists() == ("line" in message)
 
 
 def test_its_step_is_measured(tmp_path, corpora):

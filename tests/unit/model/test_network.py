@@ -15,6 +15,7 @@ from lm.errors import UserError
 from lm.model import stepwise
 from lm.model.axes import check_axes
 from lm.model.context import Context
+from lm.model.guard import one_line
 from lm.model.network import Network
 from lm.model.ops import fastest
 from lm.model.windows import build_model
@@ -62,11 +63,13 @@ def train_and_evaluate(file, **fields):
     words = np.random.default_rng(0).integers(0, V, [config.num_steps + 1, config.batch_size])
     with tf.Graph().as_default(), tf.Session() as session:
         network = Network(config, V, file)
-        step = build_step(network, OneProcess())
-        build_model(network, Rows(0, 2), "eval")
+        with one_line(file):
+            step = build_step(network, OneProcess())
+            build_model(network, Rows(0, 2), "eval")
         session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
         windows = words[:-1].astype(np.int32), words[1:].astype(np.int32)
-        return [run_step(session.run, step, *windows, 0.1).nll.nats for _ in range(5)]
+        with one_line(file, runs=True):
+            return [run_step(session.run, step, *windows, 0.1).nll.nats for _ in range(5)]
 
 
 MISTAKES = {
@@ -89,6 +92,17 @@ MISTAKES = {
     "    w = tf.get_variable('w', [4])\n" + GOOD: "does not depend on the variable w",
     "    x = context.dropout(tf.transpose(x, [1, 0, 2]), 0.5)\n" + GOOD:
         "axis 1 of [3, 5, 4] is not the batch of 3 rows: give batch_axis=0",
+    # Rows that only a run can count.
+    "    rows = tf.reshape(x, [-1, 4])\n"
+    "    return x, {'h': tf.boolean_mask(rows, rows[:, 0] < 9)}\n":
+        "[15,4] is not compatible with expected shape [3,4]",
+    "    y = tf.boolean_mask(tf.transpose(x, [1, 0, 2]), inputs_TB[0] >= 0)\n"
+    "    y = tf.boolean_mask(y, inputs_TB[:, 0] >= 0, axis=1)\n    return y, {'h': x[-1]}\n":
+        "[3,5,4] is not compatible with expected shape [5,3,4]",
+    "    x += tf.gather(state['h'], inputs_TB + 9)\n" + GOOD:
+        "mine.py, line 13: InvalidArgumentError: indices[",
+    # Outside of the file's functions.
+    "    tf.get_variable('softmax/bias', [3])\n" + GOOD: "mine.py: ValueError: Trying to share",
 }  # fmt: skip
 
 
@@ -163,8 +177,11 @@ def test_a_network_reads_windows_as_it_reads_words(load, text):
 
 @pytest.mark.parametrize(
     "body",
-    ["    x += tf.get_variable('w', initializer=tf.random_uniform([4]))\n" + GOOD],
-    ids=["tensor as initial value"],
+    [
+        "    x += tf.get_variable('w', initializer=tf.random_uniform([4]))\n" + GOOD,
+        "    return x, {'h': tf.boolean_mask(x[-1], inputs_TB[-1] >= 0)}\n",
+    ],
+    ids=["a tensor as initial value", "a state whose rows are not known"],
 )
 def test_what_trains_is_scored_too(load, body):
     file = load(HEADER + body)
