@@ -139,6 +139,14 @@ def checked_result(
     }
 
 
+def placeholders() -> set[str]:
+    """Return the names of the current graph's placeholders; in a loop's, none: it has its own."""
+    graph = tf.get_default_graph()
+    if graph.building_function:
+        return set()
+    return {op.name for op in graph.get_operations() if op.type == "Placeholder"}
+
+
 def warn_of_random_numbers(where: str, graph: tf.GraphDef) -> None:
     """Warn of operations that draw other numbers in each run, on each rank and after a resume."""
     nodes = [*graph.node, *(node for body in graph.library.function for node in body.node_def)]

@@ -19,7 +19,13 @@ from lm.config_file import ConfigFile
 from lm.errors import UserError
 from lm.model import lstm
 from lm.model.context import Context
-from lm.model.guard import call, checked_result, checked_shapes, warn_of_random_numbers
+from lm.model.guard import (
+    call,
+    checked_result,
+    checked_shapes,
+    placeholders,
+    warn_of_random_numbers,
+)
 from lm.model.plain import logits_cross_entropy
 from lm.model.variables import shared_variables
 
@@ -81,10 +87,15 @@ class Network:
         Raises:
           UserError: The config file's function fails or makes something else; in one line, which.
         """
-        before = set(tf.global_variables())
+        before, fed = set(tf.global_variables()), placeholders()
         with shared_variables(self.config) as used:
             found = call(self._where, self._functions[self._build], inputs_TB, state, context)
         where = f"{self._where}: {self._build}"
+        for name in placeholders() - fed:
+            raise UserError(
+                f"{where} makes the placeholder {name}, which nothing feeds: use context.training,"
+                " or a field of context.config"
+            )
         units = self.vocab_size if self._makes_logits else None
         shape = [*inputs_TB.shape.as_list(), units]
         what = "logits" if self._makes_logits else "outputs"
@@ -103,7 +114,13 @@ class Network:
             raise UserError(
                 f"{where} does not call context.embed(inputs_TB), whose table tie_weights ties"
             )
-        return used["embedding"]
+        table = used["embedding"]
+        if table.shape.rank != 2 or table.shape[0] != self.vocab_size:
+            raise UserError(
+                f"{where}: tie_weights ties the variable embedding, which must have the shape"
+                f" ({self.vocab_size}, any), not {table.shape}"
+            )
+        return table
 
     def _check_variables(self, where: str, used: Mapping[str, tf.Variable], made: set) -> None:
         anew = sorted({variable.op.name for variable in made} - used.keys())

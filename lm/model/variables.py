@@ -41,6 +41,11 @@ def shared_variables(config: Config) -> Iterator[dict[str, tf.Variable]]:
                 f"variable {variable.op.name} is {variable.dtype.base_dtype.name}: what is trained"
                 " must be float32"
             )
+        if variable.dtype.base_dtype == tf.string or not variable.shape.num_elements():
+            raise UserError(
+                f"variable {variable.op.name} is {variable.dtype.base_dtype.name} of the shape"
+                f" {variable.shape}: what is kept must be numbers, and at least one"
+            )
         _seed_initial_value(variable, config.seed)
         used[variable.op.name] = variable
         return variable

@@ -19,6 +19,7 @@ from lm.model.guard import one_line
 from lm.model.network import Network
 from lm.model.ops import fastest
 from lm.model.windows import build_model
+from lm.training.averaging import Average
 from lm.training.step import build_step, run_step
 from tests.commands import ROOT
 
@@ -66,6 +67,8 @@ def train_and_evaluate(file, **fields):
         with one_line(file):
             step = build_step(network, OneProcess())
             build_model(network, Rows(0, 2), "eval")
+            if config.asgd_trigger_epochs:
+                Average()
         session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
         windows = words[:-1].astype(np.int32), words[1:].astype(np.int32)
         with one_line(file, runs=True):
@@ -92,6 +95,12 @@ MISTAKES = {
     "    w = tf.get_variable('w', [4])\n" + GOOD: "does not depend on the variable w",
     "    x = context.dropout(tf.transpose(x, [1, 0, 2]), 0.5)\n" + GOOD:
         "axis 1 of [3, 5, 4] is not the batch of 3 rows: give batch_axis=0",
+    "    w = tf.get_variable('w', [0], trainable=False)\n" + GOOD:
+        "variable w is float32 of the shape (0,): what is kept must be numbers",
+    "    w = tf.get_variable('w', initializer='a', trainable=False)\n" + GOOD: "w is string of",
+    "    x *= tf.placeholder(tf.float32, [])\n" + GOOD:
+        "makes the placeholder train/Placeholder, which nothing feeds: use context.training",
+    "    return tf.sparse.from_dense(x), {'h': x[-1]}\n": "must be a tensor, not a SparseTensor",
     # Rows that only a run can count.
     "    rows = tf.reshape(x, [-1, 4])\n"
     "    return x, {'h': tf.boolean_mask(rows, rows[:, 0] < 9)}\n":
@@ -115,19 +124,36 @@ def test_a_mistake_is_one_line(load, body):
 
 LOGITS = HEADER.replace("outputs", "logits").replace("inputs_TB)\n", "inputs_TB, 11)\n")
 OTHER = HEADER.replace("inputs_TB)\n", "inputs_TB, name='words')\n")
+LARGER = HEADER.replace(
+    "context.embed(inputs_TB)", "tf.gather(tf.get_variable('embedding', [12, 4]), inputs_TB)"
+)
+CONSTANT = HEADER.replace("outputs", "logits").replace(
+    "context.embed(inputs_TB)", "tf.one_hot(inputs_TB, context.vocab_size)"
+)
+STATE_ONLY = "    return x, {'h': state['h']}\n"
+TAKEN = "    x += tf.get_variable('%s', [4])\n" + GOOD
 
 
 @pytest.mark.parametrize(
-    "body, message",
+    "text, fields, message",
     [
-        (LOGITS + "    return x, {'h': state['h']}\n", "makes its output layer itself"),
-        (OTHER + GOOD, r"does not call context.embed\(inputs_TB\)"),
+        (LOGITS + STATE_ONLY, {"tie_weights": True}, "makes its output layer itself"),
+        (OTHER + GOOD, {"tie_weights": True}, "does not call context.embed(inputs_TB)"),
+        (LARGER + GOOD, {"tie_weights": True}, "must have the shape (11, any), not (12, 4)"),
+        (CONSTANT + STATE_ONLY, {}, "mine.py: ValueError: No variables to optimize"),
+        (HEADER + TAKEN % "embedding/Adam", {"optimizer": "adam"}, "mine.py: ValueError: "),
+        (
+            HEADER + TAKEN.replace("x +=", "x += tf.get_variable('v', [4]) *") % "v/average",
+            {"asgd_trigger_epochs": 1},
+            "mine.py: ValueError: Variable v/average already exists",
+        ),
     ],
-    ids=["logits", "no table"],
+    ids=["logits", "no table", "size", "no variables", "adam's name", "average's name"],
 )
-def test_what_cannot_be_tied_is_one_line(load, body, message):
-    with pytest.raises(UserError, match=message):
-        train_and_evaluate(load(body), tie_weights=True)
+def test_settings_that_do_not_go_with_a_network_are_one_line(load, text, fields, message):
+    with pytest.raises(UserError) as error:
+        train_and_evaluate(load(text), **fields)
+    assert message in str(error.value) and "\n" not in str(error.value)
 
 
 def test_the_table_of_another_size_is_tied_too(load):
