@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import zlib
 from collections.abc import Iterator
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 from tensorflow.core.framework import attr_value_pb2
 
@@ -19,7 +21,8 @@ def shared_variables(config: Config) -> Iterator[dict[str, tf.Variable]]:
 
     Names do not depend on where in the graph that is. Initial values depend on the seed and the
     variable's name only, so all ranks start equal: those without an initializer are uniform in
-    +-init_scale, and random operations without a seed get one of the name.
+    +-init_scale, and random operations without a seed get one of the name. Initializers of Keras
+    have drawn theirs in Python, before there is a name: they depend on their order, too.
 
     Args:
       config: For `init_scale` and `seed`.
@@ -53,8 +56,21 @@ def shared_variables(config: Config) -> Iterator[dict[str, tf.Variable]]:
     root = tf.VariableScope(
         tf.AUTO_REUSE, initializer=_uniform, custom_getter=get, use_resource=True
     )
-    with tf.variable_scope(root, auxiliary_name_scope=False):
+    with _seeded(config.seed), tf.variable_scope(root, auxiliary_name_scope=False):
         yield used
+
+
+@contextlib.contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Let Python and numpy draw the same numbers each time."""
+    states = random.getstate(), np.random.get_state()
+    random.seed(seed)
+    np.random.seed([seed % 2**32, seed >> 32])
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
 
 
 def _uniform(shape, dtype=None, partition_info=None):

@@ -236,12 +236,15 @@ def test_logits_and_the_same_output_layer_of_ones_own_have_the_same_losses(load)
     "initializer",
     ["None", "tf.random_normal_initializer()", "tf.orthogonal_initializer",
      "lambda shape, dtype, partition_info=None: tf.random.uniform(shape)",
-     "tf.glorot_uniform_initializer()"],
+     "tf.glorot_uniform_initializer()", "tf2.initializers.HeNormal()",
+     "tf2.keras.initializers.GlorotUniform()",
+     "lambda shape, dtype, partition_info=None: tf.constant(np.random.normal(size=shape), dtype)"],
 )  # fmt: skip
 def test_initial_values_depend_on_the_seed_and_the_name_alone(load, initializer):
     def values(before="", name="w", seed=1):
         text = (
-            HEADER
+            "import numpy as np\nimport tensorflow as tf2\n"
+            + HEADER
             + before
             + f"    w = tf.get_variable('{name}', [4, 4], initializer={initializer})\n"
         )
@@ -256,7 +259,9 @@ def test_initial_values_depend_on_the_seed_and_the_name_alone(load, initializer)
     first = values()
     np.testing.assert_array_equal(first, values())
     np.testing.assert_array_equal(first, values("    tf.random.normal([3])\n"))
-    assert (first != values(name="v")).any() and (first != values(seed=2)).any()
+    assert (first != values(seed=2)).any()
+    if "tf2" not in initializer and "np" not in initializer:  # whose seeds know no name
+        assert (first != values(name="v")).any()
 
 
 @pytest.mark.parametrize(
