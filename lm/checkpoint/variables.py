@@ -22,7 +22,7 @@ def weight_names() -> tuple[str, ...]:
 def saved_shapes() -> dict[str, list[int]]:
     """Return the shapes of what a checkpoint of the current graph holds, by name: variables, and
     the recurrent state with None for its rows."""
-    shapes = {v.op.name: v.shape.as_list() for v in tf.global_variables()}
+    shapes = {v.op.name: v.shape.as_list() for v in [*_weights(), *tf.global_variables()]}
     state = _state_variables(tf.get_default_graph())
     return {**shapes, **{name: [None, *v.shape.as_list()[1:]] for name, v in state.items()}}
 
@@ -166,13 +166,17 @@ def _assign(session: tf.Session, variables: Mapping, arrays: Mapping[str, np.nda
 
 
 def restore_weights(session: tf.Session, weights: Mapping[str, np.ndarray]) -> None:
-    """Give the graph's variables the weights of a checkpoint.
+    """Give the graph's weights the values of a checkpoint.
 
     Args:
       session: Session of the graph.
       weights: Variable name -> value.
 
     Raises:
-      UserError: A variable of the graph is missing or has another shape.
+      UserError: One is missing or has another shape, or the graph has no use for one.
     """
-    _assign(session, {v.op.name: v for v in tf.global_variables()}, weights)
+    variables = {variable.op.name: variable for variable in _weights()}
+    unused = sorted(weights.keys() - variables.keys())
+    if unused:
+        raise UserError(f"the checkpoint has the weight {unused[0]}, which this model does not use")
+    _assign(session, variables, weights)

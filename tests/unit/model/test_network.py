@@ -170,6 +170,13 @@ def test_the_table_of_another_size_is_tied_too(load):
         ("    x += tf.reduce_mean(x, 1, keepdims=True)\n" + GOOD, "the outputs of a row"),
         ("    return x, {'h': tf.reverse(x[-1], [0])}\n", "the state 'h' of a row"),
         ("    return tf.cumsum(x, reverse=True), {'h': x[-1]}\n", "depend on later words"),
+        ("    x = tf.cumsum(x, axis=1, reverse=True)\n" + GOOD, "the outputs of a row"),
+        ("    x = tf.log(x - 9)\n" + GOOD, "not all that it computes is finite"),
+        ("    x += tf.zeros([5, 1, 4])\n" + GOOD, r"shape \(1, any, any\), not \(5,"),
+        (
+            "    if inputs_TB.shape[0] > 1:\n        x *= tf.get_variable('w', [4])\n" + GOOD,
+            "uses the variable w in some calls only",
+        ),
     ],
 )
 def test_rows_and_times_that_are_mixed_up_are_found(load, body, message):
@@ -206,16 +213,19 @@ def test_a_network_reads_windows_as_it_reads_words(load, text):
     [
         "    x += tf.get_variable('w', initializer=tf.random_uniform([4]))\n" + GOOD,
         "    return x, {'h': tf.boolean_mask(x[-1], inputs_TB[-1] >= 0)}\n",
+        "    x *= tf.get_variable('w', [4], collections=['local_variables'], trainable=False)\n"
+        + GOOD,
     ],
-    ids=["a tensor as initial value", "a state whose rows are not known"],
+    ids=["a tensor as initial value", "a state whose rows are not known", "a local variable"],
 )
 def test_what_trains_is_scored_too(load, body):
     file = load(HEADER + body)
     assert np.isfinite(train_and_evaluate(file)).all()
+    check_axes(file.config, V, file)
     with tf.Graph().as_default(), tf.Session() as session:
         words = tf.zeros([6, 2], tf.int32)
         log_probs = stepwise.target_log_probs(Network(file.config, V, file), words, words)
-        session.run(tf.global_variables_initializer())
+        session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
         assert session.run(log_probs).shape == (6, 2)
 
 

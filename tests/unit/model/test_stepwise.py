@@ -68,6 +68,8 @@ def test_a_checkpoint_must_fit(session, network):
     assert not any(value.any() for value in session.run(tf.global_variables()))
     with pytest.raises(UserError, match="embedding has the shape"):
         restore_weights(session, {**arrays, "embedding": np.zeros([2, 2])})
+    with pytest.raises(UserError, match="the weight w, which this model does not use"):
+        restore_weights(session, {**arrays, "w": np.zeros([2, 2])})
     del arrays["softmax/bias"]
     with pytest.raises(UserError, match="no softmax/bias"):
         restore_weights(session, arrays)
