@@ -85,7 +85,7 @@ def starting_arrays(
         return _fitting_weights(options.init_from, vocabulary)
     elif options.init_from:
         arrays = _foreign_weights(options.init_from, vocabulary)
-        needed = {name: saved_shapes()[name] for name in weight_names()}
+        needed = _weight_shapes()
     else:
         return None
     check_fits(arrays, needed)
@@ -107,13 +107,13 @@ def _fitting_weights(path: str, vocabulary: Vocabulary) -> dict[str, np.ndarray]
     checkpoint_dir = choice.checked(path)
     arrays = checkpoint.load_weights(checkpoint_dir)
     same_words = manifest.read(checkpoint_dir).vocabulary == vocabulary.checksum
-    shapes = {v.op.name: tuple(v.shape.as_list()) for v in tf.trainable_variables()}
+    shapes = _weight_shapes()
     taken = [
         name
         for name, shape in shapes.items()
         # What has a row or a column for each word is of use only where they are the same words.
         if name in arrays
-        and arrays[name].shape == shape
+        and list(arrays[name].shape) == shape
         and (same_words or len(vocabulary) not in shape)
     ]
     if not taken:
@@ -123,3 +123,8 @@ def _fitting_weights(path: str, vocabulary: Vocabulary) -> dict[str, np.ndarray]
         "--init_from: taken: %s; started afresh: %s", ", ".join(taken), ", ".join(afresh) or "none"
     )
     return {name: arrays[name] for name in taken}
+
+
+def _weight_shapes() -> dict[str, list[int]]:
+    shapes = saved_shapes()
+    return {name: shapes[name] for name in weight_names()}

@@ -10,6 +10,7 @@ import tensorflow.compat.v1 as tf
 from lm.checkpoint import format as checkpoint
 from lm.checkpoint.run_dir import RunDir
 from lm.config import RunOptions
+from lm.config_file import load_config_file
 from lm.data.batches import Rows
 from lm.data.vocabulary import Vocabulary
 from lm.errors import UserError
@@ -55,9 +56,30 @@ def test_where_nothing_fits_it_is_refused(other):
         start_from(path, dataclasses.replace(config, hidden_size=9), words[:50])
 
 
-def start_from(path, config, words):
+FIXED = """
+import tensorflow.compat.v1 as tf
+from lm.config import Config
+
+def get_config():
+    return Config()
+
+def build_outputs(inputs_TB, state, context):
+    shape = [context.vocab_size, context.config.hidden_size]
+    return tf.gather(tf.get_variable("embedding", shape, trainable=False), inputs_TB), {}
+"""
+
+
+def test_a_fixed_embedding_is_taken_too(other, tmp_path):
+    path, config, words = other
+    (tmp_path / "fixed.py").write_text(FIXED)
+    file = load_config_file(str(tmp_path / "fixed.py"))
+    arrays = start_from(path, config, words, file)
+    assert arrays.keys() == {"embedding", "softmax/weights", "softmax/bias"}
+
+
+def start_from(path, config, words, file=None):
     vocabulary = Vocabulary(words)
     with tf.Graph().as_default():
-        build_model(Network(config, len(vocabulary)), Rows(0, 1), "eval")
+        build_model(Network(config, len(vocabulary), file), Rows(0, 1), "eval")
         options = RunOptions(init_from=path, init_partly=True)
         return starting_arrays(RunDir("", None, {}), options, vocabulary)
