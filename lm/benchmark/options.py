@@ -71,9 +71,10 @@ class TrainingOptions(Options):
             raise UserError(f"data_path {self.data_path} is not a directory")
 
 
-_OURS_ALONE = (  # fields of the model that the peers' graphs have not
+_OURS_ALONE = (  # fields that the peers' programs have not
     "embedding_size", "tie_weights", "embedding_keep_prob", "output_keep_prob", "locked_dropout",
     "recurrent_keep_prob", "forget_bias", "activation_penalty", "temporal_activation_penalty",
+    "optimizer", "weight_decay", "asgd_trigger_epochs",
 )  # fmt: skip
 
 

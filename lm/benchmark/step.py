@@ -151,12 +151,10 @@ def _record(
 def show(record: dict[str, Any]) -> None:
     """Print one row per contestant, then the peak."""
     config = record["config"]
-    title = (
-        f"{config['name']}, {record['precision']}, {record['threads']} thread(s), batch"
-        f" {config['batch_size']} x {config['num_steps']}, {record['repeats']} repeats,"
-        f" {record['mflops_per_word']:.1f} MFLOP per word"
+    print(
+        f"\n{config['name']}, {record['precision']}, {record['threads']} thread(s), batch"
+        f" {config['batch_size']} x {config['num_steps']}, {record['repeats']} repeats"
     )
-    print(f"\n{title}")
     rows = [
         {
             **found,
@@ -166,14 +164,17 @@ def show(record: dict[str, Any]) -> None:
         }
         for name, found in record["contestants"].items()
     ]
-    print_table(_COLUMNS, rows)
+    counted = not math.isnan(record["mflops_per_word"])
+    print_table([each for each in _COLUMNS if counted or each[0] != "GFLOP/s"], rows)
     if record["best_torch"]:
         print("* the fastest PyTorch")
     peak, share = record["gemm_gflops"], record["share_of_gemm_peak"]
-    print(
-        f"GEMM peak {peak.median:.1f} GFLOP/s (std {peak.std:.1f}), ours reaches"
-        f" {100 * share.median:.1f} % of it (std {100 * share.std:.1f})"
-    )
+    print(f"GEMM peak {peak.median:.1f} GFLOP/s (std {peak.std:.1f})")
+    if counted:
+        print(
+            f"{record['mflops_per_word']:.1f} MFLOP per word: ours reaches"
+            f" {100 * share.median:.1f} % of the peak (std {100 * share.std:.1f})"
+        )
 
 
 def draw(stem: str, record: dict[str, Any]) -> None:

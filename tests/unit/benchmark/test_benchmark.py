@@ -203,6 +203,11 @@ class TestOptions:
         [
             (options.StepOptions, ["--repeats", "0"], "repeats must be at least 1"),
             (options.StepOptions, ["--hidden_size", "0"], "hidden_size"),
+            (
+                options.StepOptions,
+                ["--peers", "--optimizer", "adam", "--weight_decay", "0.1"],
+                "the peers compute without optimizer, weight_decay: leave out --peers",
+            ),
             (options.StepOptions, ["--ranks", "2"], "Unknown command line flag"),
             (options.ScalingOptions, ["--ranks", "1,21"], "batch_size is 20 but there are 21"),
             (options.ScalingOptions, ["--hosts", "a:x"], "hosts must be"),
