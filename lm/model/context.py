@@ -60,10 +60,11 @@ class Context:
           As x.
 
         Raises:
-          UserError: The batch axis has not as many rows as the batch, or there are too many calls.
+          UserError: The batch axis has not as many rows as the batch, keep_prob is out of range,
+            or there are too many calls.
         """
         site, self.sites = self.sites, self.sites + 1
-        if not self.training or keep_prob == 1.0:
+        if not self._drops(keep_prob):
             return x
         shape = x.shape.as_list()
         if batch_axis is None:
@@ -81,6 +82,11 @@ class Context:
         else:
             x_TBH = self._dropped(x_TBH, keep_prob, site, self.rows.first)
         return tf.reshape(x_TBH, shape)
+
+    def _drops(self, keep_prob: float) -> bool:
+        if not 0 < keep_prob <= 1:
+            raise UserError(f"keep_prob must be above 0 and at most 1, not {keep_prob}")
+        return self.training and keep_prob != 1
 
     def _dropped(self, x_TBH: tf.Tensor, keep_prob: float, site: int, first_row: int) -> tf.Tensor:
         if site >= _MAX_SITES:
@@ -101,9 +107,9 @@ class Context:
           As weights.
 
         Raises:
-          UserError: There are too many calls.
+          UserError: keep_prob is out of range, or there are too many calls.
         """
-        if not self.training or keep_prob == 1.0:
+        if not self._drops(keep_prob):
             return weights
         site, self.sites = self.sites, self.sites + 1
         return self.cut(self._dropped(tf.convert_to_tensor(weights)[None], keep_prob, site, 0)[0])

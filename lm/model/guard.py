@@ -17,6 +17,11 @@ from lm.errors import Ending, UserError
 logger = logging.getLogger("lm")
 
 _MOST_CHARACTERS = 300  # of a message: TensorFlow's go on with the whole graph
+_COLLECTED = {
+    tf.GraphKeys.REGULARIZATION_LOSSES: "--weight_decay, in the place of a regularizer",
+    tf.GraphKeys.LOSSES: "the loss is made for you",
+    tf.GraphKeys.UPDATE_OPS: "what is not trained stays as it is; batch normalization mixes rows",
+}
 _NAME = re.compile(r"[A-Za-z0-9.][\w./-]*", re.ASCII)  # as TensorFlow names variables
 
 
@@ -145,6 +150,19 @@ def placeholders() -> set[str]:
     if graph.building_function:
         return set()
     return {op.name for op in graph.get_operations() if op.type == "Placeholder"}
+
+
+def refuse_collected(where: str) -> None:
+    """Refuse losses and updates that TensorFlow collects, for training loops of other kinds.
+
+    Raises:
+      UserError: There are some; the message says what to use instead.
+    """
+    for name, instead in _COLLECTED.items():
+        if tf.get_collection(name):
+            raise UserError(
+                f"{where} adds to the collection {name}, which nothing uses here: {instead}"
+            )
 
 
 def warn_of_random_numbers(where: str, graph: tf.GraphDef) -> None:

@@ -24,6 +24,7 @@ from lm.model.guard import (
     checked_result,
     checked_shapes,
     placeholders,
+    refuse_collected,
     warn_of_random_numbers,
 )
 from lm.model.plain import logits_cross_entropy
@@ -104,6 +105,7 @@ class Network:
         if self.config.tie_weights:
             self._table = self._tied_table(where, used)
         if context.training and not self.is_built_in:
+            refuse_collected(where)
             warn_of_random_numbers(where, tf.get_default_graph().as_graph_def())
         return outputs
 

@@ -101,6 +101,12 @@ MISTAKES = {
     "    x *= tf.placeholder(tf.float32, [])\n" + GOOD:
         "makes the placeholder train/Placeholder, which nothing feeds: use context.training",
     "    return tf.sparse.from_dense(x), {'h': x[-1]}\n": "must be a tensor, not a SparseTensor",
+    "    x = context.dropout(x, 1.5)\n" + GOOD: "keep_prob must be above 0 and at most 1, not 1.5",
+    "    x = context.drop_weights(x[0], 0.0)\n" + GOOD: "keep_prob must be above 0 and at most 1",
+    "    x *= tf.get_variable('w', [4], regularizer=tf.nn.l2_loss)\n" + GOOD:
+        "adds to the collection regularization_losses, which nothing uses here: --weight_decay",
+    "    tf.add_to_collection('update_ops', tf.no_op('moving'))\n" + GOOD:
+        "adds to the collection update_ops",
     # Rows that only a run can count.
     "    rows = tf.reshape(x, [-1, 4])\n"
     "    return x, {'h': tf.boolean_mask(rows, rows[:, 0] < 9)}\n":
