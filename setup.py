@@ -28,9 +28,9 @@ setup(
     extras_require={
         "cpu": ["tensorflow-cpu>=2.18.1,<2.22"],
         "gpu": ["tensorflow[and-cuda]>=2.18.1,<2.22"],
-        # Cells and layers of the TF 1.x days, for config files that use them (docs/own_graph.md);
-        # of the version of TensorFlow.
-        "legacy": ["tf_keras"],
+        # Cells and layers of the TF 1.x days, for config files that use them; of the version of
+        # TensorFlow, and beside tensorflow-cpu not by this extra (docs/own_graph.md).
+        "legacy": ["tf_keras>=2.18,<2.22"],
         # The rival that lm.benchmark measures itself against; it has no part in training.
         "bench": ["torch==2.13.0"],
         # Of lm.search, to share a study between several drivers.

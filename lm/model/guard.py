@@ -43,7 +43,11 @@ def call(path: str, function: Callable, *arguments: Any) -> Any:
     except Exception as error:
         message = _message(error)
         if "Keras 3" in str(error):
-            message += "; classic layers and cells need tf_keras: pip install -e '.[legacy]'"
+            # Of the same version. Without what it needs: that is all of tensorflow, which pip would
+            # install over tensorflow-cpu.
+            version = tf.__version__.rpartition(".")[0]
+            message += "; classic layers and cells need tf_keras: pip install --no-deps"
+            message += f" 'tf_keras=={version}.*'"
         raise UserError(f"{_place(path, function, error)}: {message}") from error
 
 

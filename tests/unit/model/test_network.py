@@ -331,5 +331,6 @@ def test_classic_cells_without_tf_keras_say_what_is_missing(load, monkeypatch):
 
     file = load(CLASSIC)
     monkeypatch.setattr("tensorflow.compat.v1.nn.rnn_cell.BasicLSTMCell", gone, raising=False)
-    with pytest.raises(UserError, match=r"Keras 3.; classic .* pip install -e '.\[legacy\]'"):
+    minor = ".".join(tf.__version__.split(".")[:2])
+    with pytest.raises(UserError, match=rf"pip install --no-deps 'tf_keras=={minor}\.\*'$"):
         train_and_evaluate(file)
