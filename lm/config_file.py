@@ -80,7 +80,8 @@ def load_config_file(name_or_path: str) -> ConfigFile:
     except SyntaxError as error:
         raise UserError(f"config {path}, line {error.lineno}: {error.msg}") from error
     except Exception as error:
-        raise UserError(f"config {path} failed: {type(error).__name__}: {error}") from error
+        line = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise UserError(f"config {path} failed: {line}") from error
     if not isinstance(config, Config):
         raise UserError(f"config {path}: get_config() must return lm.config.Config")
     _check_fields(type(config), path)

@@ -97,6 +97,7 @@ def test_what_optimizer_schedule_and_average_remember_is_resumed_too(start, tmp_
 def test_a_checkpoint_resumes_on_any_number_of_ranks(start, tmp_path, before, after):
     # The checkpoint comes in the middle of what an event sums up.
     steps = ("--checkpoint_every_steps", 30, "--log_every_steps", 4, "--noeval")
+    steps += ("--optimizer", "momentum", "--momentum", 0.5)
     whole, flags = tmp_path / "whole", (*FLAGS, *steps, "--max_steps", 130)
     run(start, whole, *flags, "--keep_checkpoints", 9, num_ranks=before)
     first, *later = saved_steps(whole)

@@ -68,8 +68,34 @@ def test_a_run_is_used_with_its_file_only(run, tmp_path):
         open_run(tmp_path / "plain", file=load_config_file(str(GRU)))
 
 
-def test_evaluate_score_generate_and_export_say_the_same(run, tmp_path, corpora):
-    file = load_config_file(str(GRU))
+BIGRAM = """
+import tensorflow.compat.v1 as tf
+from lm.config import Config
+
+def get_config():
+    return Config(name="bigram", corpus="embedded")
+
+def build_logits(inputs_TB, state, context):
+    start = tf.random_uniform([context.vocab_size, context.vocab_size])
+    return tf.gather(tf.get_variable("table", initializer=start), inputs_TB), {}
+"""
+
+
+@pytest.fixture
+def bigram(tmp_path, corpora):
+    """A run of logits of its own, without a state, whose weight starts from a tensor."""
+    (tmp_path / "bigram.py").write_text(BIGRAM)
+    flags = ("--config", tmp_path / "bigram.py", "--data_path", corpora, "--max_steps", 3)
+    train_here(tmp_path / "bigram", *flags, "--noeval", "--check_network")
+    return tmp_path / "bigram"
+
+
+@pytest.mark.parametrize("name, state_size", [("run", 32), ("bigram", 0)])
+def test_evaluate_score_generate_and_export_say_the_same(
+    name, state_size, request, tmp_path, corpora
+):
+    run = request.getfixturevalue(name)
+    file = load_config_file(str(GRU if name == "run" else tmp_path / "bigram.py"))
     opened = open_run(run, file=file)
     sentence = (corpora / "embedded/test.txt").read_text().splitlines()[0]
     (tmp_path / "one.txt").write_text(sentence + "\n")
@@ -83,7 +109,7 @@ def test_evaluate_score_generate_and_export_say_the_same(run, tmp_path, corpora)
     model = tf2.saved_model.load(str(tmp_path / "exported"))
     found = model.signatures["score"](words=tf2.constant([sentence.split()]))
     np.testing.assert_allclose(found["log_probability"], [score.log_prob], rtol=1e-5)
-    step, state, log_probs = model.signatures["next_word"], tf2.zeros([1, 32]), []
+    step, state, log_probs = model.signatures["next_word"], tf2.zeros([1, state_size]), []
     for word, after in zip(["<eos>", *sentence.split()], [*sentence.split(), "<eos>"]):
         out = step(words=tf2.constant([word]), state=state)
         state = out["state"]

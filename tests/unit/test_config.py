@@ -13,23 +13,25 @@ from lm.config_file import load_config_file
 from lm.errors import HelpRequested, UserError
 
 PUBLISHED = {  # Zaremba et al. (2014), the tutorial's starts of decay; and pytorch/examples
-    "config_small": (0.1, 200, 2, 20, 1.0, 20, 13, 1.0, 0.5, 5, 5),
-    "config_medium": (0.05, 650, 2, 35, 0.5, 20, 39, 1.0, 0.8, 7, 5),
-    "config_small_tied": (0.1, 200, 2, 35, 0.8, 20, 40, 20 / 35, 0.5, 5, 8.75),
-    "config_medium_tied": (0.05, 650, 2, 35, 0.5, 20, 40, 20 / 35, 0.5, 5, 8.75),
-    "config_large_tied": (0.04, 1500, 2, 35, 0.35, 20, 40, 20 / 35, 0.5, 5, 8.75),
-    "config_large": (0.04, 1500, 2, 35, 0.35, 20, 55, 1.0, 1 / 1.15, 15, 10),
+    "config_small": (0.1, 200, 2, 20, 1.0, 20, 13, 5, False, 1.0, "decay", 0.5, 5),
+    "config_medium": (0.05, 650, 2, 35, 0.5, 20, 39, 5, False, 1.0, "decay", 0.8, 7),
+    "config_small_tied": (0.1, 200, 2, 35, 0.8, 20, 40, 8.75, True, 20 / 35, "plateau", 0.25),
+    "config_medium_tied": (0.05, 650, 2, 35, 0.5, 20, 40, 8.75, True, 20 / 35, "plateau", 0.25),
+    "config_large_tied": (0.04, 1500, 2, 35, 0.35, 20, 40, 8.75, True, 20 / 35, "plateau", 0.25),
+    "config_large": (0.04, 1500, 2, 35, 0.35, 20, 55, 10, False, 1.0, "decay", 1 / 1.15, 15),
 }
 FIELDS = (
-    "init_scale hidden_size num_layers num_steps keep_prob batch_size num_epochs learning_rate"
-    " lr_decay lr_decay_start_epoch max_grad_norm"
+    "init_scale hidden_size num_layers num_steps keep_prob batch_size num_epochs max_grad_norm"
+    " tie_weights learning_rate lr_schedule"
 ).split()
+OF_SCHEDULE = {"decay": ["lr_decay", "lr_decay_start_epoch"], "plateau": ["lr_plateau_factor"]}
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_configs_are_the_published_ones(name):
     config = load_config(name)
-    assert tuple(getattr(config, field) for field in FIELDS) == PUBLISHED[name]
+    fields = [*FIELDS, *OF_SCHEDULE[config.lr_schedule]]
+    assert tuple(getattr(config, field) for field in fields) == PUBLISHED[name]
 
 
 @pytest.mark.parametrize(
@@ -83,6 +85,7 @@ def test_a_path_loads_the_users_own_config(tmp_path):
         ("def get_config():\n    return 3\n", "must return"),
         ("def get_config():\n    return 1 / 0\n", "ZeroDivisionError"),
         ("import no_such_module\n", "no_such_module"),
+        ("raise ValueError('one\\ntwo')\n", "failed: ValueError: one$"),
         ("from lm.config import Config\nget_config = lambda: Config(num_steps=0)\n", "num_steps"),
     ],
 )
