@@ -92,7 +92,7 @@ class Network:
         with shared_variables(self.config) as used:
             found = call(self._where, self._functions[self._build], inputs_TB, state, context)
         where = f"{self._where}: {self._build}"
-        for name in placeholders() - fed:
+        for name in sorted(placeholders() - fed):
             raise UserError(
                 f"{where} makes the placeholder {name}, which nothing feeds: use context.training,"
                 " or a field of context.config"
