@@ -84,19 +84,9 @@ def _train(
     watchdog: Watchdog,
     stack: contextlib.ExitStack,
 ) -> None:
-    config, options, comm = run.config, run.options, run.comm
+    options, comm = run.options, run.comm
     with tf.Graph().as_default():
-        network = Network(config, len(run.corpus.vocabulary), run.file)
-
-        @one_line(run.file)
-        def build() -> tuple[Step, Optional[Average], Validation]:
-            step = build_step(network, comm, skip_unsound=options.on_nan == "skip")
-            average = Average() if config.asgd_trigger_epochs else None
-            shared, stop = options.distributed_eval, lambda: signals.stop
-            validation = Validation(network, run.corpus, comm, average, shared, watchdog.beat, stop)
-            return step, average, validation
-
-        step, average, validation = together(comm, build)
+        step, average, validation = together(comm, lambda: _build(run, signals, watchdog))
         check_agreement(graph_facts(), comm.gather)
         # From here on there is a run: a network that cannot be built leaves none behind.
         output_dir = run.run_dir.path if run.run_dir else None
@@ -120,7 +110,7 @@ def _train(
             if options.timeline:
                 comm.start_timeline(options.timeline)
             Loop(
-                config=config,
+                config=run.config,
                 options=options,
                 comm=comm,
                 batches=run.batches,
@@ -138,6 +128,19 @@ def _train(
             ).run()
             if options.timeline:
                 comm.stop_timeline()
+
+
+def _build(
+    run: Prepared, signals: Signals, watchdog: Watchdog
+) -> tuple[Step, Optional[Average], Validation]:
+    config, options, comm = run.config, run.options, run.comm
+    with one_line(run.file):
+        network = Network(config, len(run.corpus.vocabulary), run.file)
+        step = build_step(network, comm, skip_unsound=options.on_nan == "skip")
+        average = Average() if config.asgd_trigger_epochs else None
+        shared, stop = options.distributed_eval, lambda: signals.stop
+        validation = Validation(network, run.corpus, comm, average, shared, watchdog.beat, stop)
+    return step, average, validation
 
 
 def _saver(run: Prepared) -> Optional[Saver]:
