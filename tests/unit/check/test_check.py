@@ -13,8 +13,7 @@ from lm.errors import UserError
 
 def test_hosts_and_slots_make_the_number_of_ranks():
     command = launch_command("host1:2,host2", "-mca btl_tcp_if_include eth0")
-    assert command[:3] == ["mpirun", "-np", "3"]
-    assert command[command.index("-H") + 1] == "host1:2,host2"
+    assert command[0] == "mpirun" and " -np 3 -H host1:2,host2 " in " ".join(command)
     assert command[-3:] == ["-mca", "btl_tcp_if_include", "eth0"]
     assert "^openib" in command
 
