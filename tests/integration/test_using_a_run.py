@@ -48,7 +48,8 @@ def test_text_is_printed_for_people_and_its_seed_gives_it_again(trained):
     first, second = map(json.loads, again.stdout.splitlines())
     assert (first["sample"], second["sample"]) == (1, 2)
     assert len(first["words"]) == 30 and "<unk>" not in first["words"]
-    assert first["words"] != second["words"] and first["text"].startswith(f"{PROMPT} ")
+    assert first["words"] != second["words"]
+    assert re.match(rf"{PROMPT}\s", first["text"])  # a line may end after it
     assert printed.stdout == f"== 1 of 2\n{first['text']}\n== 2 of 2\n{second['text']}\n"
 
 
