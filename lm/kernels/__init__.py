@@ -36,7 +36,7 @@ def _load():
     """Load the library once; return (its ops or None, "" or why it is None)."""
     from lm.kernels.build import INSTRUCTION_SETS  # not above: `-m lm.kernels.build` imports this
 
-    wanted = os.environ.get("LM_KERNELS_ISA", "generic")
+    wanted = os.environ.get("LM_KERNELS_ISA") or "generic"
     if wanted not in INSTRUCTION_SETS:  # else the CPU's best would silently take its place
         raise UserError(f"LM_KERNELS_ISA is {wanted!r}, not one of {', '.join(INSTRUCTION_SETS)}")
     if os.environ.get("LM_KERNELS", "1") == "0":

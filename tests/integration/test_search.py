@@ -96,6 +96,8 @@ def test_a_search_that_is_killed_goes_on_and_its_winner_can_be_trained(tmp_path,
     # The best trials, three plots of Optuna's, the learning curves, all trials.
     html = (directory / "report.html").read_text()
     assert html.count("<img") == 4 and html.count("<table>") == 2 and 'src="http' not in html
+    refused = run_module("lm.report", directory, "--curves", tmp_path / "curves")
+    assert refused.returncode == 2 and "--curves is of runs" in refused.stderr
 
     # One rank gives what two gave, also from the winner's config on its own.
     train(tmp_path / "again", "--config", directory / "best.py", "--data_path", corpora, "--notest")

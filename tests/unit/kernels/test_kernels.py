@@ -8,6 +8,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from lm import kernels
+from lm.errors import UserError
 from lm.kernels import build
 from lm.model.context import dropout
 from lm.model.ops import fastest
@@ -22,6 +23,13 @@ def library():
     build.build()
     if not kernels.available():
         pytest.skip(kernels.description())
+
+
+def test_a_misspelt_instruction_set_is_refused(monkeypatch):
+    """Another one in its place would make other bits, and nobody would see it."""
+    monkeypatch.setenv("LM_KERNELS_ISA", "avx-512")
+    with pytest.raises(UserError, match="'avx-512', not one of generic, avx2"):
+        kernels._load.__wrapped__()
 
 
 def numbers(*shape, seed=0):
