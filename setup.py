@@ -5,7 +5,7 @@ from setuptools import find_packages, setup
 setup(
     name="ptb-lm-horovod",
     version="0.1.0",
-    description="Distributed LSTM language-model training on PTB with TensorFlow and Horovod",
+    description="Distributed training of language models, TF1-style graphs, with Horovod",
     packages=find_packages(include=["lm", "lm.*", "configs", "configs.*"]),
     # Sources of the compiled operations, which are built on the host that runs them, and the rules
     # that Open MPI reads.

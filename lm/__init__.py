@@ -1,1 +1,1 @@
-"""Data-parallel LSTM language models on PTB: TensorFlow graphs, Horovod, MPI."""
+"""Data-parallel language models: TensorFlow graphs, Horovod, MPI; LSTMs on PTB built in."""

@@ -7,87 +7,10 @@ command-line flags and their `--help` are generated from here (`lm/cli/flags.py`
 from __future__ import annotations
 
 import dataclasses
-import math
-import sys
-import typing
-from collections.abc import Sequence
-from typing import Any, Optional
+from typing import Optional
 
 from lm.errors import UserError
-
-
-def option(
-    default: Any,
-    help: str,
-    *,
-    low: Optional[float] = None,
-    above: Optional[float] = None,
-    high: Optional[float] = None,
-    below: Optional[float] = None,
-    choices: Sequence[str] = (),
-    per_host: bool = False,
-) -> Any:
-    """Declare a field of `Config` or `RunOptions`.
-
-    Args:
-      default: The value when neither a config file nor a flag sets it.
-      help: One line for `--help`.
-      low: Smallest allowed value.
-      above: The value must be greater than this.
-      high: Largest allowed value.
-      below: The value must be less than this.
-      choices: The allowed strings, if they are few.
-      per_host: Whether ranks may differ in it (paths, threads).
-
-    Returns:
-      A dataclass field.
-    """
-    rules = dict(low=low, above=above, high=high, below=below, choices=tuple(choices))
-    return dataclasses.field(default=default, metadata=dict(help=help, per_host=per_host, **rules))
-
-
-def field_type(cls: type, name: str) -> tuple[type, bool]:
-    """Tell a field's plain type (int, float, bool, str) and whether None is allowed."""
-    hint = typing.get_type_hints(cls)[name]
-    members = [member for member in typing.get_args(hint) if member is not type(None)]
-    return (members[0], True) if members else (hint, False)
-
-
-class Checked:
-    """Checks the type and range of every field; a dataclass inherits it."""
-
-    def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            if "help" not in field.metadata:  # of a user's subclass
-                raise UserError(f"{field.name} must be declared as option(default, help)")
-            value = getattr(self, field.name)
-            expected, optional = field_type(type(self), field.name)
-            if value is None and optional:
-                continue
-            if expected is float and type(value) is int:
-                value = float(value)
-                object.__setattr__(self, field.name, value)
-            if value == math.inf:  # no JSON number, and configs are kept in JSON
-                value = sys.float_info.max
-                object.__setattr__(self, field.name, value)
-            if type(value) is not expected:
-                raise UserError(f"{field.name} must be {expected.__name__}, not {value!r}")
-            self._check_range(field.name, value, field.metadata)
-
-    @staticmethod
-    def _check_range(name: str, value: Any, rules: typing.Mapping[str, Any]) -> None:
-        if rules["choices"] and value not in rules["choices"]:
-            raise UserError(f"{name} must be one of {', '.join(rules['choices'])}, not {value!r}")
-        # Written so that NaN, for which every comparison is false, is refused too.
-        if rules["low"] is not None and not value >= rules["low"]:
-            raise UserError(f"{name} must be at least {rules['low']}, not {value}")
-        if rules["above"] is not None and not value > rules["above"]:
-            raise UserError(f"{name} must be greater than {rules['above']}, not {value}")
-        if rules["high"] is not None and not value <= rules["high"]:
-            raise UserError(f"{name} must be at most {rules['high']}, not {value}")
-        if rules["below"] is not None and not value < rules["below"]:
-            raise UserError(f"{name} must be less than {rules['below']}, not {value}")
-
+from lm.options import Checked, option
 
 # Fields of Config on which no step depends: a resumed run may differ in them.
 NOT_OF_STEPS = frozenset({"name", "num_epochs"})
@@ -123,8 +46,7 @@ class Config(Checked):
         False, "let the embedding be the output layer's weights too; outputs of another size are"
         " projected down to it",
     )  # fmt: skip
-    # Dropout has a counter for each of its sites: before the first layer and after each of them.
-    num_layers: int = option(2, "number of LSTM layers", low=1, high=1023)
+    num_layers: int = option(2, "number of LSTM layers", low=1)
     num_steps: int = option(20, "time steps of truncated back-propagation", low=1)
     keep_prob: float = option(
         1.0, "probability of keeping a unit in dropout (1: no dropout)", above=0, high=1
@@ -266,7 +188,7 @@ class RunOptions(Checked):
     checkpoint_every_steps: Optional[int] = option(
         None, "save every so many steps, besides at the end of each epoch", low=1
     )
-    checkpoint_every_minutes: Optional[float] = option(
+    checkpoint_every_minutes: float = option(
         10.0, "save when this many minutes have passed since the last save", above=0
     )
     keep_checkpoints: int = option(
@@ -281,7 +203,9 @@ class RunOptions(Checked):
         choices=("stop", "skip"),
     )  # fmt: skip
     allow_changed_network: bool = option(
-        False, "resume with a config file that has changed since, where it brings a network"
+        False,
+        "resume with a config file that has changed since, where it brings a network"
+        " or fields of its own",
     )
     check_network: bool = option(
         False, "first check the network of a config file: no row of the batch must depend on"
@@ -333,22 +257,3 @@ class RunOptions(Checked):
     inter_op_threads: Optional[int] = option(
         None, "operations run at the same time (default: 1)", low=1, per_host=True
     )
-
-
-def load_config(name_or_path: str) -> Config:
-    """Load a Config from `configs/<name>.py` or from a user's Python file.
-
-    A config file is code and is run: load only files that you trust.
-
-    Args:
-      name_or_path: `config_small`, or a path that ends in `.py`.
-
-    Returns:
-      What the file's `get_config()` returned.
-
-    Raises:
-      UserError: No such config, or the file fails, or it has no usable `get_config()`.
-    """
-    from lm.config_file import load_config_file  # not above: it needs Config
-
-    return load_config_file(name_or_path).config

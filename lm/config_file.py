@@ -18,8 +18,9 @@ from typing import Any, Callable, Optional
 
 import configs
 from lm import run_files
-from lm.config import Config, RunOptions, field_type
+from lm.config import Config, RunOptions
 from lm.errors import UserError
+from lm.options import field_type
 from lm.startup import import_tensorflow
 
 _BUILD = ("build_outputs", "build_logits")

@@ -3,7 +3,7 @@
 import os
 
 CONFIG = "config.json"  # what is trained, a Config
-CONFIG_FILE = "config_file.json"  # which file brought the network, where one did
+CONFIG_FILE = "config_file.json"  # which file brought the network or fields, where one did
 CORPUS = "corpus.json"  # where the corpus was, and its checksum
 VOCABULARY = "vocabulary.txt"  # a word's id is its line, from 0
 METRICS = "metrics.jsonl"  # the events, one per line

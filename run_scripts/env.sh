@@ -1,8 +1,9 @@
 # shellcheck shell=bash disable=SC2034
 # Sourced by the run scripts after setup.sh: puts .venv first on PATH (its mpirun is the one that
 # Horovod was built with) and lets root start ranks, which Open MPI otherwise refuses.
-# Leaves the working directory at the project's root and the options that every mpirun needs in the
-# array mpirun_options. lm/distributed/mpirun.py does the same for Python: change both.
+# Leaves the working directory at the project's root, the options that every mpirun needs in the
+# array mpirun_options, and in pass_on those that an mpirun over several hosts needs besides.
+# lm/distributed/mpirun.py does the same for Python: change both.
 unset CDPATH # with it, cd may enter another directory
 cd -P "$(dirname "${BASH_SOURCE[0]}")/.."
 export PATH=$PWD/.venv/bin:$PATH
@@ -16,3 +17,16 @@ if [[ -z ${SLURM_JOB_ID:-} ]] && ! command -v ssh >/dev/null && ! command -v rsh
 fi
 # shellcheck disable=SC2207  # to be split into words
 mpirun_options=($(grep -v '^#' lm/distributed/mpirun_options.conf))
+# Open MPI passes no variable to other hosts unless told to.
+pass_on=()
+for name in PATH LD_LIBRARY_PATH PYTHONPATH OPAL_PREFIX CUDA_VISIBLE_DEVICES NCCL_DEBUG; do
+    [[ -z ${!name:-} ]] || pass_on+=(-x "$name")
+done
+
+slots_of() { # host1:2,host2 -> 3
+    local host total=0
+    for host in ${1//,/ }; do
+        [[ $host == *:* ]] && total=$((total + ${host##*:})) || total=$((total + 1))
+    done
+    echo "$total"
+}

@@ -22,15 +22,7 @@ scripts=$(dirname "${BASH_SOURCE[0]}")
 source "$scripts/env.sh"
 source run_scripts/mpirun_job.sh
 
-slots_of() { # host1:2,host2 -> 3
-    local host total=0
-    for host in ${1//,/ }; do
-        [[ $host == *:* ]] && total=$((total + ${host##*:})) || total=$((total + 1))
-    done
-    echo "$total"
-}
-
-options=("${mpirun_options[@]}")
+options=("${mpirun_options[@]}" "${pass_on[@]}")
 if [[ -n ${HOSTS:-} ]]; then
     options+=(-np "${NP:-$(slots_of "$HOSTS")}" -H "$HOSTS")
 else
@@ -42,10 +34,6 @@ if [[ -n ${INTERFACE:-} ]]; then
     options+=(-x HOROVOD_GLOO_IFACE -x NCCL_SOCKET_IFNAME)
 fi
 [[ -z ${SSH_FLAGS:-} ]] || options+=(-mca plm_rsh_args "$SSH_FLAGS")
-# Open MPI passes no variable to other hosts unless told to.
-for name in PATH LD_LIBRARY_PATH OPAL_PREFIX CUDA_VISIBLE_DEVICES NCCL_DEBUG; do
-    [[ -z ${!name:-} ]] || options+=(-x "$name")
-done
 
 # shellcheck disable=SC2086  # MPIRUN_FLAGS is a list
 run_job mpirun "${options[@]}" ${MPIRUN_FLAGS:-} \

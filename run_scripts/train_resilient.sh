@@ -36,7 +36,7 @@ command -v "$python" >/dev/null || {
 
 # Prints the mpirun arguments that say where and how many.
 placement() {
-    local hosts=${HOSTS:-} slots=0 host
+    local hosts=${HOSTS:-} slots
     if [[ -n ${DISCOVER_HOSTS:-} ]]; then
         hosts=$("$DISCOVER_HOSTS" | grep -v '^[[:space:]]*$' | paste -sd,) || true
         [[ -n $hosts ]] || return 1
@@ -45,9 +45,7 @@ placement() {
         echo "-np ${NP:-1}"
         return
     fi
-    for host in ${hosts//,/ }; do
-        [[ $host == *:* ]] && slots=$((slots + ${host##*:})) || slots=$((slots + 1))
-    done
+    slots=$(slots_of "$hosts")
     if [[ -n ${NP:-} ]] && ((NP < slots)); then
         slots=$NP
     fi
@@ -67,7 +65,7 @@ while true; do
     if where=$(placement); then
         code=0
         # shellcheck disable=SC2086  # MPIRUN_FLAGS is a list
-        run_job mpirun $where "${mpirun_options[@]}" ${MPIRUN_FLAGS:-} \
+        run_job mpirun $where "${mpirun_options[@]}" "${pass_on[@]}" ${MPIRUN_FLAGS:-} \
             "$python" -m lm.train --output_dir "$OUTPUT_DIR" --resume "$@" || code=$?
         if ((code == 0 || code == 2 || stopped_by)); then
             exit "$code"

@@ -15,7 +15,8 @@ from lm import run_files
 from lm.checkpoint import format as checkpoint
 from lm.checkpoint import manifest
 from lm.checkpoint.manifest import Manifest
-from lm.config import Config, load_config
+from lm.config import Config
+from lm.config_file import load_config_file
 from lm.data.batches import Rows
 from lm.data.run_corpus import load_run_corpus, record_of
 from lm.data.vocabulary import Vocabulary
@@ -33,12 +34,14 @@ def make_run(directory: os.PathLike, data_path: os.PathLike, **fields) -> Config
       data_path: Where the corpus is; the embedded one is made there.
       **fields: Of the config, other than config_test's.
     """
-    config = dataclasses.replace(load_config("config_test"), hidden_size=24, init_scale=0.7)
+    config = dataclasses.replace(
+        load_config_file("config_test").config, hidden_size=24, init_scale=0.7
+    )
     config = dataclasses.replace(config, **fields)
     corpus, _ = load_run_corpus(config, str(data_path))
     write_run(directory, config, corpus.vocabulary, corpus.checksum)
     with open(os.path.join(directory, run_files.CORPUS), "w") as file:
-        json.dump(record_of(config, str(data_path), corpus)._asdict(), file)
+        json.dump(record_of(str(data_path), corpus)._asdict(), file)
     return config
 
 

@@ -33,7 +33,7 @@ _COLUMNS = [
     ("GB/s", "{mpi[bus_gb_per_second]:.3f}"),
 ]
 
-_logger = logging.getLogger("lm")
+logger = logging.getLogger("lm")
 
 
 def message_sizes(max_mb: float) -> list[int]:
@@ -75,7 +75,7 @@ def _measure_mpi(options: ExchangeOptions, sizes: Sequence[int]) -> list[float]:
 def measure(_: Config, options: ExchangeOptions) -> dict[str, Any]:
     """Measure each size by Horovod, and then all of them by MPI."""
     sizes = message_sizes(options.max_mb)
-    _logger.info("starting %d ranks", options.ranks)
+    logger.info("starting %d ranks", options.ranks)
     with start_exchange(options, options.ranks) as worker:
         measurements = {size: partial(measure_horovod, worker, [size]) for size in sizes}
         measurements["mpi"] = partial(_measure_mpi, options, sizes)

@@ -13,11 +13,12 @@ from typing import Optional
 
 from lm.benchmark.prediction import ALGORITHMS
 from lm.cli.flags import Flags
-from lm.config import Checked, Config, option
+from lm.config import Config
 from lm.config_file import load_config_file
 from lm.distributed import mpirun
 from lm.distributed.cores import count_cores
 from lm.errors import UserError
+from lm.options import Checked, option
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,7 +13,7 @@ from matplotlib import pyplot
 
 from lm.benchmark.statistics import Summary
 
-_logger = logging.getLogger("lm")
+logger = logging.getLogger("lm")
 
 
 @contextlib.contextmanager
@@ -41,7 +41,7 @@ def plot(stem: str, title: str, num_axes: int = 1) -> Iterator[list]:
     for suffix in ("png", "pdf"):
         figure.savefig(f"{stem}.{suffix}", dpi=150)
     pyplot.close(figure)
-    _logger.info("wrote %s.png and .pdf", stem)
+    logger.info("wrote %s.png and .pdf", stem)
 
 
 def bars(axes, values: Mapping[str, Summary], label: str) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from lm.cli.tables import markdown_table
 from lm.distributed.cores import count_cores
 
-_logger = logging.getLogger("lm")
+logger = logging.getLogger("lm")
 
 
 def environment_facts() -> dict[str, Any]:
@@ -63,7 +63,7 @@ def write_json(stem: str, record: dict[str, Any]) -> None:
     with open(path, "w", encoding="utf-8") as file:
         json.dump(_plain(record), file, indent=2)
         file.write("\n")
-    _logger.info("wrote %s", path)
+    logger.info("wrote %s", path)
 
 
 def _plain(value: Any) -> Any:

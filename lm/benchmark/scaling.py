@@ -31,13 +31,13 @@ _COLUMNS = [
     *((f"{part} ms", f"{{split_ms[{part}]:.2f}}") for part in _PARTS),
 ]
 
-_logger = logging.getLogger("lm")
+logger = logging.getLogger("lm")
 
 
 def measure(config: Config, options: ScalingOptions) -> dict[str, Any]:
     """Measure each number of ranks beside one rank."""
     shares = {n: -(-config.batch_size // n) for n in options.rank_counts}  # of the busiest rank
-    _logger.info("starting 1 rank")
+    logger.info("starting 1 rank")
     with Trainer(config, options, [config.batch_size, *shares.values()]) as alone:
         vocab_size = alone.ask("vocab_size")[0]
         ranks = [
@@ -63,7 +63,7 @@ def _measure_ranks(
         found = in_turn(options.repeats, {"one": one}, "1 rank(s)")["one"]
         return dict.fromkeys(["one", "share", *_KINDS, *(f"{k}_compute" for k in _KINDS)], found)
     strong, weak = config.batch_size, ranks * config.batch_size
-    _logger.info("starting %d ranks", ranks)
+    logger.info("starting %d ranks", ranks)
     with Trainer(config, options, [strong, weak], ranks) as together:
         measurements = {
             "one": one,

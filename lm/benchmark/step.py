@@ -37,7 +37,7 @@ _COLUMNS = [
     ("first loss", "{first_losses[0]:.4f}"),
 ]
 
-_logger = logging.getLogger("lm")
+logger = logging.getLogger("lm")
 
 
 def measure(config: Config, options: StepOptions) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def measure(config: Config, options: StepOptions) -> dict[str, Any]:
             except RunError as error:
                 if name == "ours":
                     raise
-                _logger.warning("left out: %s", error)
+                logger.warning("left out: %s", error)
         ours = trainers["ours"]
         gemm = partial(ours.ask, "gemm", size=options.gemm_size, count=_GEMM_PRODUCTS)
         measurements = {}
@@ -73,7 +73,7 @@ def _start(
     name: str, config: Config, options: StepOptions, stack: contextlib.ExitStack
 ) -> tuple[Trainer, dict[str, Any]]:
     """Start a contestant; return what its first steps have told, too."""
-    _logger.info("starting %s", name)
+    logger.info("starting %s", name)
     start = time.perf_counter()
     contestant = name.removesuffix("-float32")
     if contestant != name:
@@ -101,7 +101,7 @@ def _names(peers: bool, precision: str) -> list[str]:
     else:
         ours, torch = ["ours", "tensorflow"], ["torch", "torch-compile"]
     if importlib.util.find_spec("torch") is None:
-        _logger.warning("PyTorch is not installed and left out: pip install -e '.[bench]'")
+        logger.warning("PyTorch is not installed and left out: pip install -e '.[bench]'")
         torch = []
     return ours + torch
 

@@ -14,7 +14,7 @@ from lm.config import Config
 _REPEAT_SECONDS = 2.0
 _WARM_STEPS = 3  # which tell how many fit into a repeat; at least as many are measured
 
-_logger = logging.getLogger("lm")
+logger = logging.getLogger("lm")
 Name = TypeVar("Name", bound=Hashable)
 Measured = TypeVar("Measured")
 
@@ -36,7 +36,7 @@ def in_turn(
     for repeat in range(repeats):
         for name, measure in measurements.items():
             found[name].append(measure())
-        _logger.info("%srepeat %d of %d", f"{what}, " if what else "", repeat + 1, repeats)
+        logger.info("%srepeat %d of %d", f"{what}, " if what else "", repeat + 1, repeats)
     return found
 
 

@@ -111,7 +111,7 @@ def load_state(
     _assign(session, variables, own)
 
 
-def load_weights(
+def set_shared_weights(
     session: tf.Session, arrays: Optional[Mapping[str, np.ndarray]], concat: Concat
 ) -> None:
     """Set the weights of all ranks.
@@ -165,7 +165,7 @@ def _assign(session: tf.Session, variables: Mapping, arrays: Mapping[str, np.nda
     )
 
 
-def restore_weights(session: tf.Session, weights: Mapping[str, np.ndarray]) -> None:
+def set_weights(session: tf.Session, weights: Mapping[str, np.ndarray]) -> None:
     """Give the graph's weights the values of a checkpoint.
 
     Args:

@@ -1,4 +1,4 @@
-"""Command-line flags, generated from the dataclasses of `lm/config.py`."""
+"""Command-line flags, generated from dataclasses of settings (`lm/options.py`)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Any, Optional
 
 from absl import flags as absl_flags
 
-from lm.config import Config, RunOptions, field_type
+from lm.config import Config, RunOptions
 from lm.config_file import ConfigFile, load_config_file
 from lm.errors import HelpRequested, UserError
+from lm.options import field_type
 
 _DEFINE = {
     int: absl_flags.DEFINE_integer,

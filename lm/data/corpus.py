@@ -30,7 +30,7 @@ class Corpus:
     checksum: str  # SHA-256 over the checksums of the three files and of the vocabulary
     # Per split, the words that became <unk>; a literal <unk> in the text is an ordinary word.
     num_unknown: Mapping[str, int]
-    name: str  # "ptb" or "text"
+    name: str  # "ptb", "text" or "embedded"
 
 
 def split_file(data_path: str, name: str, split: str) -> str:

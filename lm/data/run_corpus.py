@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from collections.abc import Iterable
@@ -20,15 +21,14 @@ _DEFAULT_DATA_PATH = "data"
 class CorpusRecord(NamedTuple):
     """What a run was trained on. The path tells where to look, the checksum whether it is that."""
 
-    kind: str  # "ptb", "text" or "embedded"
+    kind: str  # as `Corpus.name`
     data_path: str  # absolute; what --data_path was, on rank 0's host
     checksum: str  # as `Corpus.checksum`
 
 
-def record_of(config: Config, data_path: str, corpus: Corpus) -> CorpusRecord:
+def record_of(data_path: str, corpus: Corpus) -> CorpusRecord:
     """Return what a run has to remember of the corpus that it loaded from a directory."""
-    kind = "embedded" if config.corpus == "embedded" else corpus.name
-    return CorpusRecord(kind, os.path.abspath(data_path), corpus.checksum)
+    return CorpusRecord(corpus.name, os.path.abspath(data_path), corpus.checksum)
 
 
 def read_record(directory: str) -> Optional[CorpusRecord]:
@@ -129,4 +129,5 @@ def load_run_corpus(
             f"cannot write the embedded corpus to {directory}: {error.strerror}; choose another"
             " directory with --data_path"
         ) from error
-    return load_corpus(directory, config.vocab_size), truth
+    corpus = load_corpus(directory, config.vocab_size)
+    return dataclasses.replace(corpus, name="embedded"), truth

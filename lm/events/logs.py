@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from lm.files import PatientFile
 
-_logger = logging.getLogger("lm")
+logger = logging.getLogger("lm")
 _FILE_FORMAT = "%(asctime)s %(levelname)s %(message)s"
 # One for all files: a file that finds no room says so in the others, and two threads that each held
 # one file and waited for the other's would wait for ever.
@@ -100,10 +100,10 @@ def start_console(rank: int) -> None:
     # Ranks warn of the same corpus and the same network: 1,000 of them would say it 1,000 times.
     handler.setLevel(logging.ERROR if rank else logging.INFO)
     handler.setFormatter(logging.Formatter("%(message)s"))
-    _logger.addHandler(handler)
-    _logger.addHandler(_unwritten)
-    _logger.setLevel(logging.INFO)
-    _logger.propagate = False
+    logger.addHandler(handler)
+    logger.addHandler(_unwritten)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
 
 
 def worker_path(path: str, rank: int) -> str:
@@ -134,20 +134,20 @@ class LogFiles:
             for path in paths:
                 handler = _FileHandler(worker_path(path, rank))
                 handler.write(early)
-                _logger.addHandler(handler)
+                logger.addHandler(handler)
                 self._files.append(handler)
         if rank and self._collects:
-            _logger.addHandler(_unwritten)
+            logger.addHandler(_unwritten)
         else:
-            _logger.removeHandler(_unwritten)
-        if _logger.level == logging.NOTSET:  # no command, but a caller that has set up no logging
-            _logger.setLevel(logging.INFO)
+            logger.removeHandler(_unwritten)
+        if logger.level == logging.NOTSET:  # no command, but a caller that has set up no logging
+            logger.setLevel(logging.INFO)
 
     def close(self) -> None:
         """Write no more lines."""
-        _logger.removeHandler(_unwritten)
+        logger.removeHandler(_unwritten)
         for file in self._files:
-            _logger.removeHandler(file)
+            logger.removeHandler(file)
             file.close()
 
     def collect(self, gather: Callable[[list[str]], list[list[str]]]) -> None:

@@ -22,7 +22,7 @@ from lm.events.logs import LogFiles, may_be_gone
 from lm.events.tensorboard import TensorBoardWriter
 from lm.files import PatientFile, write_atomically
 
-_logger = logging.getLogger("lm")
+logger = logging.getLogger("lm")
 
 
 class Reporter:
@@ -52,10 +52,6 @@ class Reporter:
     def collect_logs(self, gather: Callable[[list[str]], list[list[str]]]) -> None:
         """Bring the ranks' lines to rank 0, if `--mpi_log collect`; all ranks call it together."""
         self._logs.collect(gather)
-
-    def log(self, message: str) -> None:
-        """Write a line to the console and the log files."""
-        _logger.info(message)
 
     def event(self, kind: str, **fields: Any) -> None:
         """Append one JSON object to metrics.jsonl, and its numbers to TensorBoard."""
@@ -105,7 +101,7 @@ class Progress:
     """
 
     def __init__(self, reporter: Reporter, epoch: int, done: int, total: int):
-        self._reporter, self._epoch, self._total = reporter, epoch, total
+        self._epoch, self._total = epoch, total
         self._bar = None
         if reporter.output_dir and sys.stderr.isatty():
             with may_be_gone(sys.stderr):
@@ -128,7 +124,7 @@ class Progress:
             with may_be_gone(sys.stderr):
                 self._bar.update()
         elif 10 * done // self._total > 10 * (done - 1) // self._total:
-            self._reporter.log(
+            logger.info(
                 f"epoch {self._epoch}  step {done}/{self._total}  train perplexity"
                 f" {perplexity:.2f}  learning rate {learning_rate:.4g}  {speed:.0f} words/s"
             )

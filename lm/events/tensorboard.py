@@ -9,6 +9,10 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+import tensorflow.compat.v1 as tf
+from tensorboard.plugins.hparams import summary as hparams
+from tensorboard.summary.writer.record_writer import RecordWriter
+
 from lm.files import PatientFile
 
 # The tag that each number of an event is shown under; perplexities share a chart's name.
@@ -39,11 +43,7 @@ class TensorBoardWriter:
     """
 
     def __init__(self, log_dir: str):
-        # Imported here: readers of runs use this package's Reporter without TensorFlow.
-        import tensorflow.compat.v1 as tf
-        from tensorboard.summary.writer.record_writer import RecordWriter
-
-        self._tf, self._step = tf, 0
+        self._step = 0
         os.makedirs(log_dir, exist_ok=True)
         name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}"
         self._file = PatientFile(os.path.join(log_dir, name))
@@ -53,7 +53,7 @@ class TensorBoardWriter:
     def write(self, kind: str, fields: Mapping[str, Any]) -> None:
         """Write the numbers of an event, at the step of the last `step` event or later."""
         self._step = fields.get("step", self._step)
-        summary = self._tf.Summary()
+        summary = tf.Summary()
         for name, tag in _TAGS.get(kind, {}).items():
             value = fields.get(name)
             if value is not None:
@@ -70,16 +70,14 @@ class TensorBoardWriter:
 
     def describe(self, settings: Mapping[str, Any]) -> None:
         """Write a run's settings, as text and for the hparams dashboard."""
-        from tensorboard.plugins.hparams import summary as hparams
-
         plain = {name: value for name, value in settings.items() if value is not None}
         rows = "".join(f"|{name}|{value}|\n" for name, value in plain.items())
-        text = self._tf.make_tensor_proto(f"|setting|value|\n|---|---|\n{rows}")
-        summary = self._tf.Summary()
+        text = tf.make_tensor_proto(f"|setting|value|\n|---|---|\n{rows}")
+        summary = tf.Summary()
         value = summary.value.add(tag="config", tensor=text)
         value.metadata.plugin_data.plugin_name = "text"
         self._add(summary=summary)
         self._add(summary=hparams.session_start_pb(plain))
 
     def _add(self, **fields: Any) -> None:
-        self._records.write(self._tf.Event(wall_time=time.time(), **fields).SerializeToString())
+        self._records.write(tf.Event(wall_time=time.time(), **fields).SerializeToString())

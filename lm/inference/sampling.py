@@ -8,7 +8,7 @@ from typing import Optional
 
 import numpy as np
 
-from lm.config import Checked, option
+from lm.options import Checked, option
 
 
 @dataclasses.dataclass(frozen=True)

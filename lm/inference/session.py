@@ -7,7 +7,7 @@ from typing import Callable, TypeVar
 import tensorflow.compat.v1 as tf
 
 from lm.checkpoint.format import load_weights
-from lm.checkpoint.variables import restore_weights
+from lm.checkpoint.variables import set_weights
 from lm.distributed.communicator import Communicator, OneProcess
 from lm.distributed.devices import session_config, start_tensorflow
 from lm.inference.run import Run
@@ -41,5 +41,5 @@ def open_session(
             built = build(Network(run.config, len(run.vocabulary), run.file))
         session = tf.Session(config=session_config(threads, comm))
         session.run(tf.local_variables_initializer())
-        restore_weights(session, load_weights(run.checkpoint))
+        set_weights(session, load_weights(run.checkpoint))
     return session, built

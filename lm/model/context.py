@@ -204,8 +204,6 @@ def dropout(
     Returns:
       [T, B, H].
     """
-    if keep_prob == 1.0:
-        return x_TBH
     num_steps, _, units = x_TBH.shape.as_list()
     counters_per_row = -(-num_steps * units // 4)
     key = tf.constant([seed], tf.uint64)

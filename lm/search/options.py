@@ -9,16 +9,17 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, Optional
 
 from lm import run_files
-from lm.config import Checked, RunOptions, option
+from lm.config import RunOptions
 from lm.errors import UserError
 from lm.files import write_atomically
+from lm.options import Checked, option
 
 # Of the training's options, what the search decides itself, or what would be one file for all.
 NOT_FOR_TRIALS = frozenset({
     "output_dir", "resume", "eval", "test", "test_on", "log_path", "mpi_log", "timeline",
     "profile_steps",
 })  # fmt: skip
-# A search that goes on may differ in these alone: which values are tried does not depend on them.
+# A search that goes on may differ in these alone: they change no trial, only how many, and where.
 _MAY_CHANGE = (
     "trials", "ranks_per_trial", "parallel_trials", "hosts", "storage", "heartbeat_seconds",
 )  # fmt: skip
@@ -43,7 +44,7 @@ class SearchOptions(Checked):
     )  # fmt: skip
     pruner: str = option(
         "median",
-        "which trials to stop early: those below the median of the others at the same epoch,"
+        "which trials to stop early: those worse than the median of the others at the same epoch,"
         " those that lose a round of hyperband, or none",
         choices=("median", "hyperband", "none"),
     )

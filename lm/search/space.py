@@ -16,9 +16,10 @@ from optuna.distributions import (
     IntDistribution,
 )
 
-from lm.config import Config, field_type
+from lm.config import Config
 from lm.config_file import ConfigFile
 from lm.errors import UserError
+from lm.options import field_type
 
 Space = Mapping[str, BaseDistribution]
 Suggest = Callable[[optuna.Trial, Config], Config]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 import signal
 import time
@@ -30,6 +31,8 @@ from lm.training.saving import Safekeeping
 from lm.training.schedule import has_stalled, learning_rate_at
 from lm.training.step import Step, StepResult, run_step
 from lm.training.validation import Validation
+
+logger = logging.getLogger("lm")
 
 
 @dataclasses.dataclass
@@ -80,14 +83,14 @@ class Loop:
         last_epoch = math.ceil(last_step / steps_per_epoch)
         for epoch in range(self.position.epochs_done + 1, last_epoch + 1):
             if has_stalled(self.position.valid_perplexities, self.options.early_stopping_epochs):
-                self.reporter.log("validation perplexity does not improve any more: training ends")
+                logger.info("validation perplexity does not improve any more: training ends")
                 break
             self._train_epoch(epoch, min(epoch * steps_per_epoch, last_step))
             epoch_seconds.append(self.position.epoch_seconds)
             self._finish_epoch(epoch)
         if epoch_seconds:
             mean = sum(epoch_seconds) / len(epoch_seconds)
-            self.reporter.log(f"mean time per epoch: {mean:.1f} s")
+            logger.info(f"mean time per epoch: {mean:.1f} s")
 
     def _train_epoch(self, epoch: int, last_step: int) -> None:
         """Run the steps of an epoch that are still to be done."""
@@ -144,7 +147,7 @@ class Loop:
                 f"{message}: more updates are skipped than --max_skipped_updates {limit} allows;"
                 " lower learning_rate or max_grad_norm"
             )
-        self.reporter.log(f"{message}: this update is skipped")
+        logger.info(f"{message}: this update is skipped")
         # A state that is not finite would spoil all later steps too.
         self.session.run(self.step.model.reset_state_op)
 
@@ -207,7 +210,7 @@ class Loop:
         if at.step == epoch * self.batches.steps_per_epoch:  # --max_steps may end within an epoch
             at.finish_epoch(epoch, self.config.asgd_trigger_epochs)
         if at.averages_from == at.step:
-            self.reporter.log("validation has stalled: from here on the weights are averaged")
+            logger.info("validation has stalled: from here on the weights are averaged")
         self.saving.save(at)
         self.reporter.collect_logs(self.comm.gather)
 
@@ -228,18 +231,18 @@ class Loop:
             line += f"  valid perplexity {record['valid_perplexity']:.2f}"
             line += self._true_value("valid_perplexity")
         speed = record["words_per_second"]
-        self.reporter.log(f"{line}  {record['epoch_seconds']:.1f} s  {speed:.0f} words/s")
+        logger.info(f"{line}  {record['epoch_seconds']:.1f} s  {speed:.0f} words/s")
 
     def _test(self) -> None:
         averaged = self.position.averaged > 0
         if self.options.test_on == "best":
             self.beat("the reading of the best weights")
             arrays = together(self.comm, self._best_weights)
-            variables.load_weights(self.session, arrays, self.comm.concat)
+            variables.set_shared_weights(self.session, arrays, self.comm.concat)
             averaged = False
         perplexity = self._perplexity(self.validation.run(self.session, "test", averaged), "test")
         self.reporter.event("test", test_perplexity=perplexity)
-        self.reporter.log(f"test perplexity {perplexity:.2f}{self._true_value('test_perplexity')}")
+        logger.info(f"test perplexity {perplexity:.2f}{self._true_value('test_perplexity')}")
         self.reporter.collect_logs(self.comm.gather)
 
     def _best_weights(self) -> Optional[dict[str, np.ndarray]]:

@@ -74,7 +74,7 @@ def prepare(
         config,
         corpus.vocabulary.checksum,
         corpus.checksum,
-        checksum_of(file),
+        config_file_checksum(file),
         options.allow_changed_network,
     )
     sessions = session_config(threads, comm)
@@ -86,7 +86,7 @@ def prepare(
         comm=comm,
         file=file,
         corpus=corpus,
-        corpus_record=record_of(config, data_path, corpus),
+        corpus_record=record_of(data_path, corpus),
         truth=truth,
         batches=TrainBatches(corpus.train, config.batch_size, config.num_steps, rows),
         threads=threads,
@@ -112,7 +112,7 @@ def _check_options(config: Config, options: RunOptions) -> None:
             raise UserError(f"{name} goes by the validation perplexity: leave out --noeval")
 
 
-def checksum_of(file: Optional[ConfigFile]) -> Optional[str]:
+def config_file_checksum(file: Optional[ConfigFile]) -> Optional[str]:
     """Return the checksum of the config file where it is part of the run, else None."""
     return file.checksum if file else None
 
@@ -129,6 +129,6 @@ def facts_of(run: Prepared) -> dict[str, Any]:
         **options_of_all,
         "vocabulary": run.corpus.vocabulary.checksum,
         "corpus": run.corpus.checksum,
-        "config file (SHA-256)": checksum_of(run.file),
+        "config file (SHA-256)": config_file_checksum(run.file),
         **platform_facts(),
     }

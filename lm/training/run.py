@@ -25,7 +25,7 @@ from lm.model.network import Network
 from lm.training.averaging import Average
 from lm.training.exactness import find_exactness
 from lm.training.loop import Loop
-from lm.training.prepare import Prepared, checksum_of, facts_of, prepare
+from lm.training.prepare import Prepared, config_file_checksum, facts_of, prepare
 from lm.training.progress import Position
 from lm.training.restore import RestoreHook, starting_arrays, starting_position
 from lm.training.saving import Safekeeping
@@ -167,5 +167,5 @@ def _manifest(run: Prepared) -> Manifest:
         corpus=run.corpus.checksum,
         position={},
         weights=variables.weight_names(),
-        config_file=checksum_of(run.file),
+        config_file=config_file_checksum(run.file),
     )

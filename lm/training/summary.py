@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 import platform
 import resource
@@ -20,6 +21,8 @@ from lm.events.reporter import Reporter
 from lm.startup import seconds_since_start
 from lm.training.prepare import Prepared
 from lm.training.progress import Position
+
+logger = logging.getLogger("lm")
 
 
 def report_start(run: Prepared, position: Position, reporter: Reporter, exact: str) -> None:
@@ -41,7 +44,7 @@ def report_start(run: Prepared, position: Position, reporter: Reporter, exact: s
     facts = _facts(run, position, output_dir) | {"exact": exact}
     reporter.event("start", **facts)
     for line in _summary(facts, comm.rank):
-        reporter.log(line)
+        logger.info(line)
 
 
 def _facts(run: Prepared, position: Position, output_dir: str) -> dict[str, Any]:

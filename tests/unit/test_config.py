@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from lm.cli.flags import parse_training_flags
-from lm.config import Config, RunOptions, load_config
+from lm.config import Config, RunOptions
 from lm.config_file import load_config_file
 from lm.errors import HelpRequested, UserError
 
@@ -29,7 +29,7 @@ OF_SCHEDULE = {"decay": ["lr_decay", "lr_decay_start_epoch"], "plateau": ["lr_pl
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_configs_are_the_published_ones(name):
-    config = load_config(name)
+    config = load_config_file(name).config
     fields = [*FIELDS, *OF_SCHEDULE[config.lr_schedule]]
     assert tuple(getattr(config, field) for field in fields) == PUBLISHED[name]
 
@@ -74,7 +74,7 @@ def test_infinity_is_kept_as_a_number_that_json_has():
 
 def test_a_path_loads_the_users_own_config(tmp_path):
     text = "from lm.config import Config\ndef get_config():\n    return Config(hidden_size=7)\n"
-    assert load_config(write(tmp_path, text)).hidden_size == 7
+    assert load_config_file(write(tmp_path, text)).config.hidden_size == 7
 
 
 @pytest.mark.parametrize(
@@ -92,13 +92,13 @@ def test_a_path_loads_the_users_own_config(tmp_path):
 def test_a_broken_config_file_is_an_error_that_names_it(tmp_path, text, message):
     path = write(tmp_path, text)
     with pytest.raises(UserError, match=message) as error:
-        load_config(path)
+        load_config_file(path)
     assert path in str(error.value)
 
 
 def test_an_unknown_config_lists_the_known_ones():
     with pytest.raises(UserError, match="config_small, config_small_tied, config_test"):
-        load_config("config_huge")
+        load_config_file("config_huge")
 
 
 def parse(*arguments):
@@ -109,7 +109,9 @@ def test_flags_override_the_config():
     config, options, file = parse(
         "--config", "config_medium", "--batch_size", "40", "--keep_prob=0.25", "--noeval"
     )
-    expected = dataclasses.replace(load_config("config_medium"), batch_size=40, keep_prob=0.25)
+    expected = dataclasses.replace(
+        load_config_file("config_medium").config, batch_size=40, keep_prob=0.25
+    )
     assert config == expected
     assert options == RunOptions(eval=False) and file is None
 

@@ -8,11 +8,12 @@ import pytest
 PACKAGE = pathlib.Path(__file__).parents[2] / "lm"
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
 
-BASE = {"errors", "files", "config", "config_file", "run_files", "processes", "startup"}
+BASE = {"errors", "files", "options", "config", "config_file", "run_files", "processes", "startup"}
 # What each part of lm/ may import, besides itself and the base.
 MAY_IMPORT = {
     "errors": set(),
     "files": set(),
+    "options": set(),
     "config": set(),
     "config_file": set(),
     "run_files": set(),

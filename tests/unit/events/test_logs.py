@@ -2,6 +2,7 @@
 
 import logging
 import os
+import select
 import subprocess
 import sys
 import threading
@@ -11,7 +12,7 @@ import pytest
 from lm.events.logs import LogFiles
 
 TALK = """
-import os, sys
+import logging, os, sys
 from lm.events.logs import LogFiles, start_console
 from lm.events.reporter import Reporter
 sys.stderr.isatty = lambda: True  # with a progress bar
@@ -21,7 +22,7 @@ reporter = Reporter("{directory}")
 progress = reporter.progress(1, 0, 100)
 for step in range(1, 101):
     progress.update(step, 1.0, 1.0, 1.0)
-    reporter.log(f"line {{step}}")
+    logging.getLogger("lm").info(f"line {{step}}")
     if step == 50:
         os.dup2(os.open("{console}", os.O_WRONLY), 2)
 progress.close()
@@ -55,19 +56,19 @@ def test_lines_of_two_threads_are_there_once(tmp_path):
     os.mkfifo(path)
     reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     files = LogFiles([str(path)], "collect", 0)
-    log = logging.getLogger("lm").warning
-    threads = [
-        threading.Thread(target=files.collect, args=(lambda _: [["x" * (1 << 20)]],)),
-        threading.Thread(target=log, args=("beside",)),
-    ]
-    for thread in threads:
-        thread.start()
-        thread.join(0.2)
+    collect = threading.Thread(target=files.collect, args=(lambda _: [["x" * (1 << 20)]],))
+    collect.start()
+    select.select([reader], [], [])  # it is held up in the midst of its lines
+    log = threading.Thread(target=logging.getLogger("lm").warning, args=("beside",))
+    log.start()
     os.set_blocking(reader, True)
     text = b""
-    while any(thread.is_alive() for thread in threads) or not text.endswith(b"beside\n"):
+    while text.count(b"x") < 1 << 20 or b"beside\n" not in text:
         text += os.read(reader, 1 << 20)
+    collect.join()
+    log.join()
     files.close()
+    text += os.read(reader, 1 << 20)
     assert text.count(b"x") == 1 << 20 and text.count(b"beside") == 1
 
 

@@ -7,7 +7,7 @@ import tensorflow.compat.v1 as tf
 from lm.config import Config
 from lm.errors import UserError
 from lm.model import lstm
-from lm.model.context import dropout
+from lm.model.context import Context, Rows, dropout
 from lm.model.ops import fastest
 
 T, B, I, H = 4, 3, 5, 6
@@ -119,12 +119,14 @@ def test_dropout_masks_differ_by_seed_step_site_and_row():
     assert 0.4 < np.mean(base[0] != base[1]) < 0.6
 
 
-def test_the_deepest_model_shares_no_mask_with_the_next_step():
-    deepest = Config.__dataclass_fields__["num_layers"].metadata["high"]
-    last, next_first = masks(units=64, site=deepest), masks(units=64, step=8, site=0)
+def test_no_site_of_dropout_shares_a_mask_with_the_next_step():
+    last, next_first = masks(units=64, site=1023), masks(units=64, step=8, site=0)
     assert (last != next_first).mean() > 0.4
-    with pytest.raises(UserError, match="num_layers must be at most"):
-        Config(num_layers=deepest + 1)
+    with tf.Graph().as_default():
+        step = tf.constant(0, tf.int64)
+        context = Context(Config(), 10, True, rows=Rows(0, B, [B]), step=step, sites=1024)
+        with pytest.raises(UserError, match="more than 1024 sites"):
+            context.dropout(tf.ones([T, B, H]), 0.5)
 
 
 def test_dropout_keeps_the_expectation():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from lm.checkpoint.variables import restore_weights
+from lm.checkpoint.variables import set_weights
 from lm.config import Config
 from lm.data.batches import Rows
 from lm.errors import UserError
@@ -64,12 +64,12 @@ def test_reading_word_by_word_equals_reading_a_sentence(session, network, window
 
 def test_a_checkpoint_must_fit(session, network):
     arrays = {v.op.name: np.zeros(v.shape) for v in tf.global_variables()}
-    restore_weights(session, arrays)
+    set_weights(session, arrays)
     assert not any(value.any() for value in session.run(tf.global_variables()))
     with pytest.raises(UserError, match="embedding has the shape"):
-        restore_weights(session, {**arrays, "embedding": np.zeros([2, 2])})
+        set_weights(session, {**arrays, "embedding": np.zeros([2, 2])})
     with pytest.raises(UserError, match="the weight w, which this model does not use"):
-        restore_weights(session, {**arrays, "w": np.zeros([2, 2])})
+        set_weights(session, {**arrays, "w": np.zeros([2, 2])})
     del arrays["softmax/bias"]
     with pytest.raises(UserError, match="no softmax/bias"):
-        restore_weights(session, arrays)
+        set_weights(session, arrays)

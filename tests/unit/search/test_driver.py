@@ -10,7 +10,7 @@ import sys
 import pytest
 from optuna.trial import TrialState
 
-from lm.config import load_config
+from lm.config_file import load_config_file
 from lm.distributed.cores import count_cores
 from lm.errors import RunError, Stopped, UserError
 from lm.report.search import FAILURES, load_search, summary
@@ -96,7 +96,7 @@ def test_the_best_is_found_and_written(search, capsys):
     study = search()
     assert states(study) == [TrialState.COMPLETE] * 3
     assert [trial.value for trial in study.trials()] == [1000, 500, 250]
-    best = load_config(str(search.directory / "best.py"))
+    best = load_config_file(str(search.directory / "best.py")).config
     assert best.learning_rate == 4 and best.num_epochs == 2
     # Again, nothing is left to do; with another space it is another search.
     assert starts(search, 0) == ["start"]
@@ -131,7 +131,7 @@ def test_a_config_file_may_suggest_anything(search, tmp_path):
     study = search(config=str(config), space=None, sampler="random", trials=3)
     for trial in study.trials():
         assert trial.value == 1000 / 2 ** trial.params["exponent"]
-    best = load_config(str(search.directory / "best.py"))
+    best = load_config_file(str(search.directory / "best.py")).config
     assert (best.num_layers, best.num_epochs) == (1, 2)
 
 

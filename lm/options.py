@@ -1,0 +1,85 @@
+"""Settings: how a field of one is declared, and checked."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import sys
+import typing
+from collections.abc import Sequence
+from typing import Any, Optional
+
+from lm.errors import UserError
+
+
+def option(
+    default: Any,
+    help: str,
+    *,
+    low: Optional[float] = None,
+    above: Optional[float] = None,
+    high: Optional[float] = None,
+    below: Optional[float] = None,
+    choices: Sequence[str] = (),
+    per_host: bool = False,
+) -> Any:
+    """Declare a field of a `Checked` dataclass: of `Config`, `RunOptions` or a command's options.
+
+    Args:
+      default: The value when neither a config file nor a flag sets it.
+      help: One line for `--help`.
+      low: Smallest allowed value.
+      above: The value must be greater than this.
+      high: Largest allowed value.
+      below: The value must be less than this.
+      choices: The allowed strings, if they are few.
+      per_host: Whether ranks may differ in it (paths, threads).
+
+    Returns:
+      A dataclass field.
+    """
+    rules = dict(low=low, above=above, high=high, below=below, choices=tuple(choices))
+    return dataclasses.field(default=default, metadata=dict(help=help, per_host=per_host, **rules))
+
+
+def field_type(cls: type, name: str) -> tuple[type, bool]:
+    """Tell a field's plain type (int, float, bool, str) and whether None is allowed."""
+    hint = typing.get_type_hints(cls)[name]
+    members = [member for member in typing.get_args(hint) if member is not type(None)]
+    return (members[0], True) if members else (hint, False)
+
+
+class Checked:
+    """Checks the type and range of every field; a dataclass inherits it."""
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            if "help" not in field.metadata:  # of a user's subclass
+                raise UserError(f"{field.name} must be declared as option(default, help)")
+            value = getattr(self, field.name)
+            expected, optional = field_type(type(self), field.name)
+            if value is None and optional:
+                continue
+            if expected is float and type(value) is int:
+                value = float(value)
+                object.__setattr__(self, field.name, value)
+            if value == math.inf:  # no JSON number, and configs are kept in JSON
+                value = sys.float_info.max
+                object.__setattr__(self, field.name, value)
+            if type(value) is not expected:
+                raise UserError(f"{field.name} must be {expected.__name__}, not {value!r}")
+            self._check_range(field.name, value, field.metadata)
+
+    @staticmethod
+    def _check_range(name: str, value: Any, rules: typing.Mapping[str, Any]) -> None:
+        if rules["choices"] and value not in rules["choices"]:
+            raise UserError(f"{name} must be one of {', '.join(rules['choices'])}, not {value!r}")
+        # Written so that NaN, for which every comparison is false, is refused too.
+        if rules["low"] is not None and not value >= rules["low"]:
+            raise UserError(f"{name} must be at least {rules['low']}, not {value}")
+        if rules["above"] is not None and not value > rules["above"]:
+            raise UserError(f"{name} must be greater than {rules['above']}, not {value}")
+        if rules["high"] is not None and not value <= rules["high"]:
+            raise UserError(f"{name} must be at most {rules['high']}, not {value}")
+        if rules["below"] is not None and not value < rules["below"]:
+            raise UserError(f"{name} must be less than {rules['below']}, not {value}")
