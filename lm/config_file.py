@@ -139,16 +139,15 @@ def _network_functions(module: types.ModuleType, path: str) -> dict[str, Callabl
     return found
 
 
-def check_belongs(directory: str, file: Optional[ConfigFile], allow_changed: bool) -> None:
-    """Check that a run is used with the config file that it was trained with.
+def check_belongs(directory: str, file: Optional[ConfigFile]) -> None:
+    """Check that a run is used with a config file where it was trained with one, and only there.
 
     Args:
       directory: Of the run.
       file: What the user gave.
-      allow_changed: Whether it may have changed since.
 
     Raises:
-      UserError: It is missing, not needed, or another one.
+      UserError: It is missing, or not needed.
     """
     record = _read_record(directory)
     if record is None:
@@ -163,10 +162,23 @@ def check_belongs(directory: str, file: Optional[ConfigFile], allow_changed: boo
             f"{directory} was trained with the network or fields of a config file: give it with"
             f" --config, as in --config {record['path']}"
         )
-    if file.checksum != record["sha256"] and not allow_changed:
+
+
+def check_unchanged(file: ConfigFile, trained_with: str, source: str) -> None:
+    """Check that a config file is the one that a checkpoint was trained with.
+
+    Args:
+      file: What the user gave.
+      trained_with: SHA-256 of the one that it was trained with.
+      source: The checkpoint.
+
+    Raises:
+      UserError: It is another one.
+    """
+    if file.checksum != trained_with:
         raise UserError(
-            f"{file.path} is not the file that {directory} was trained with (its SHA-256 is"
-            f" {file.checksum[:12]}..., not {record['sha256'][:12]}...): give that one, or"
+            f"{file.path} is not the file that {source} was trained with (its SHA-256 is"
+            f" {file.checksum[:12]}..., not {trained_with[:12]}...): give that one, or"
             " --allow_changed_network"
         )
 

@@ -123,7 +123,10 @@ def set_shared_weights(
     """
     with session.graph.as_default():
         variables = {variable.op.name: variable for variable in _weights()}
-    _assign(session, variables, _share(variables, arrays, concat))
+    shared = _share(variables, arrays, concat)
+    # Of a number without axes, `concat` makes a list of one.
+    own = {name: value.reshape(variables[name].shape) for name, value in shared.items()}
+    _assign(session, variables, own)
 
 
 def _share(

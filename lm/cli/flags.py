@@ -41,10 +41,19 @@ class Flags:
         self, plain_type: type, name: str, default: Any, help: str, required: str = ""
     ) -> None:
         """Define one flag of type int, float, bool or str; `required` tells who leaves it out what
-        to do."""
+        to do.
+
+        Raises:
+          UserError: A field of a config file has this name.
+        """
         if required:
             self._required[name] = required
-        _DEFINE[plain_type](name, default, help, flag_values=self._values)
+        try:
+            _DEFINE[plain_type](name, default, help, flag_values=self._values)
+        except absl_flags.DuplicateFlagError as error:
+            raise UserError(
+                f"--{name} is a flag of this command already: rename that field of the config file"
+            ) from error
 
     def define_fields(
         self, cls: type, show_defaults: bool = True, leave_out: Container[str] = ()

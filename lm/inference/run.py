@@ -10,7 +10,7 @@ from lm import run_files
 from lm.checkpoint import choice, manifest
 from lm.checkpoint.records import refuse_unknown_fields
 from lm.config import Config
-from lm.config_file import ConfigFile, check_belongs
+from lm.config_file import ConfigFile, check_belongs, check_unchanged
 from lm.data.vocabulary import Vocabulary
 from lm.errors import UserError
 
@@ -43,13 +43,16 @@ def open_run(
       UserError: There is no such run or checkpoint, its files are damaged, or its config file is
         another one.
     """
-    check_belongs(directory, file, allow_changed_network)
+    check_belongs(directory, file)
     config = _load_config(directory, type(file.config) if file else Config)
     vocabulary = Vocabulary.load(os.path.join(directory, run_files.VOCABULARY))
     found = choice.find(directory, checkpoint)
     # The words would be those of other ids, and nothing else would show it.
-    if manifest.read(found).vocabulary != vocabulary.checksum:
+    saved = manifest.read(found)
+    if saved.vocabulary != vocabulary.checksum:
         raise UserError(f"{found} is a checkpoint of another vocabulary than that of {directory}")
+    if file and saved.config_file and not allow_changed_network:
+        check_unchanged(file, saved.config_file, found)
     return Run(directory, config, vocabulary, found, file)
 
 

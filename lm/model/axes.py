@@ -81,7 +81,10 @@ def _check_window(
     top, after = run(inputs, state)
     _check_finite(where, first, *state.values(), top, *after.values())
     if _differ(top, run(inputs, state)[0]):
-        return  # random numbers of its own, of which `Network.run` has warned
+        raise UserError(
+            f"{where} computes other numbers each time, so its rows cannot be checked: draw random"
+            " ones with context.dropout only"
+        )
     for row in range(inputs.shape[1]):
         other, other_state = inputs.copy(), {name: value.copy() for name, value in state.items()}
         other[:, row] = (other[:, row] + 1) % vocab_size

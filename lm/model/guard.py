@@ -6,7 +6,7 @@ import contextlib
 import logging
 import re
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any, Callable, Optional
 
 import tensorflow.compat.v1 as tf
@@ -169,15 +169,33 @@ def refuse_collected(where: str) -> None:
             )
 
 
-def warn_of_random_numbers(where: str, graph: tf.GraphDef) -> None:
-    """Warn of operations that draw other numbers in each run, on each rank and after a resume."""
+def refuse_graph_seed(where: str) -> None:
+    """Refuse `tf.set_random_seed`, with which initial values would not depend on `--seed`.
+
+    Raises:
+      UserError: The graph has a seed.
+    """
+    if tf.get_default_graph().seed is not None:
+        raise UserError(f"{where} sets TensorFlow's seed: leave it out, --seed decides everything")
+
+
+def warn_of_random_numbers(where: str, graph: tf.GraphDef, initial: Container[str]) -> None:
+    """Warn of operations that draw other numbers on other ranks and after a resume.
+
+    A seed of their own does not help: what they draw depends on how often they have, and they
+    draw the same on each rank, for other rows.
+
+    Args:
+      where: The file and the function.
+      graph: With its network.
+      initial: Names of the operations of initial values, which are drawn once.
+    """
     nodes = [*graph.node, *(node for body in graph.library.function for node in body.node_def)]
     for node in nodes:
-        attributes = node.attr
-        if "seed2" in attributes and not (attributes["seed"].i or attributes["seed2"].i):
+        if "seed2" in node.attr and node.name not in initial:
             logger.warning(
-                "%s draws numbers with %s, which no seed repeats: the next run, or this one when it"
-                " is resumed, will differ; for dropout use context.dropout",
+                "%s draws numbers with %s: this run on other ranks, or when it is resumed, will"
+                " draw others; for dropout use context.dropout",
                 where,
                 node.op,
             )

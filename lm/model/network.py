@@ -25,10 +25,11 @@ from lm.model.guard import (
     checked_shapes,
     placeholders,
     refuse_collected,
+    refuse_graph_seed,
     warn_of_random_numbers,
 )
 from lm.model.plain import logits_cross_entropy
-from lm.model.variables import shared_variables
+from lm.model.variables import operations_of_initial_value, shared_variables
 
 State = Mapping[str, tf.Tensor]  # by name, float32 [B, ...]: what passes from window to window
 
@@ -106,8 +107,25 @@ class Network:
             self._table = self._tied_table(where, used)
         if context.training and not self.is_built_in:
             refuse_collected(where)
-            warn_of_random_numbers(where, tf.get_default_graph().as_graph_def())
+            refuse_graph_seed(where)
+            self._refuse_unused(where, context)
+            initial = {op.name for v in used.values() for op in operations_of_initial_value(v)}
+            warn_of_random_numbers(where, tf.get_default_graph().as_graph_def(), initial)
         return outputs
+
+    def _refuse_unused(self, where: str, context: Context) -> None:
+        config = self.config
+        penalty = config.activation_penalty or config.temporal_activation_penalty
+        if penalty and not context.penalties:
+            raise UserError(
+                f"{where} does not call context.penalize, without which there is no"
+                " activation_penalty nor temporal_activation_penalty"
+            )
+        if config.recurrent_keep_prob < 1 and not context.cuts:
+            raise UserError(
+                f"{where} does not call context.drop_weights, without which there is no"
+                " recurrent_keep_prob"
+            )
 
     def _tied_table(self, where: str, used: Mapping[str, tf.Variable]) -> tf.Variable:
         if self._makes_logits:

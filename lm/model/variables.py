@@ -86,19 +86,25 @@ def _uniform_of(name: str, config: Config):
     return initial_value
 
 
+def operations_of_initial_value(variable: tf.Variable) -> set[tf.Operation]:
+    """Return the operations that a variable's initial value is made of."""
+    found: set[tf.Operation] = set()
+    stack = [variable.initializer.inputs[1].op]
+    while stack:
+        op = stack.pop()
+        if op not in found:
+            found.add(op)
+            stack += [tensor.op for tensor in op.inputs]
+    return found
+
+
 def _seed_initial_value(variable: tf.Variable, seed: int) -> None:
     """Give the random operations of a variable's initial value seeds that its name decides.
 
     Without, they draw other numbers on each rank and in each run. TensorFlow's own way, a seed of
     the graph, counts the operations before them too.
     """
-    found, stack = set(), [variable.initializer.inputs[1].op]
-    while stack:
-        op = stack.pop()
-        if op in found:
-            continue
-        found.add(op)
-        stack += [tensor.op for tensor in op.inputs]
+    for op in operations_of_initial_value(variable):
         if "seed2" in op.node_def.attr and not (op.get_attr("seed") or op.get_attr("seed2")):
             place = op.name.rpartition("/")[2]  # of two in one initial value
             key = zlib.crc32(f"{variable.op.name}/{place}".encode())

@@ -87,7 +87,7 @@ def _train(
     options, comm = run.options, run.comm
     with tf.Graph().as_default():
         step, average, validation = together(comm, lambda: _build(run, signals, watchdog))
-        check_agreement(graph_facts(), comm.gather)
+        check_agreement(graph_facts(comm, step.model), comm.gather)
         # From here on there is a run: a network that cannot be built leaves none behind.
         output_dir = run.run_dir.path if run.run_dir else None
         reporter = stack.enter_context(Reporter(output_dir, options.tensorboard))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import Any, Callable, NamedTuple
 
@@ -79,12 +80,16 @@ def build_step(
     return Step(model, update, learning_rate_ph, requests_ph, sums, train_op, words)
 
 
-def graph_facts() -> dict[str, Any]:
+def graph_facts(comm: Communicator, model: Model) -> dict[str, Any]:
     """Return what of the current graph must be the same on all ranks, by name.
 
     Exchanges find each other by their names: ranks whose graphs differ in one would wait for ever.
-    (Other operations may differ: of small tensors TensorFlow makes constants, and not all ranks
-    have as many rows.)
+    Ranks whose networks differ would train something that nobody asked for. (Where they have not
+    as many rows, operations may differ: of small tensors TensorFlow makes constants.)
+
+    Args:
+      comm: The ranks.
+      model: That is trained.
     """
     variables = {f"variable {v.op.name}": v.shape.as_list() for v in tf.global_variables()}
     graph = tf.get_default_graph().as_graph_def()
@@ -94,7 +99,16 @@ def graph_facts() -> dict[str, Any]:
         for node in nodes
         if node.op.startswith("Horovod")
     }
-    return {**variables, **exchanges}
+    (scope, _), rows = model.inputs_ph.op.name.split("/"), model.inputs_ph.shape.as_list()[1]
+    # Not their attributes: a constant may be the rank's first row.
+    operations = "".join(
+        f"{node.name} {node.op} {node.input}\n"
+        for node in graph.node
+        if node.name.startswith(f"{scope}/")
+    )
+    alike = len(set(comm.gather(rows))) == 1
+    checksum = {"network (SHA-256)": hashlib.sha256(operations.encode()).hexdigest()}
+    return {**variables, **exchanges, **(checksum if alike else {})}
 
 
 def run_step(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+import pathlib
 import platform
 import resource
 import socket
@@ -39,6 +40,8 @@ def report_start(run: Prepared, position: Position, reporter: Reporter, exact: s
         reporter.write_json(run_files.CONFIG, config)
         if run.file:
             reporter.write_json(run_files.CONFIG_FILE, run.file.record)
+        else:  # of a start that came to no checkpoint
+            pathlib.Path(output_dir, run_files.CONFIG_FILE).unlink(missing_ok=True)
         reporter.write_json(run_files.CORPUS, run.corpus_record._asdict())
         run.corpus.vocabulary.save(os.path.join(output_dir, run_files.VOCABULARY))
     facts = _facts(run, position, output_dir) | {"exact": exact}

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from lm.checkpoint import choice, manifest
+from lm.checkpoint import format as checkpoint
 from lm.errors import RunError, UserError
 from lm.inference.evaluator import evaluate
 from lm.training.schedule import has_stalled
@@ -80,8 +81,12 @@ def test_what_optimizer_schedule_and_average_remember_is_resumed_too(start, tmp_
     perplexities = saved.position["valid_perplexities"]
     assert len(perplexities) == 12 or has_stalled(perplexities, 3)
     assert has_stalled(perplexities, 3) == ("training ends" in output)
-    (result,) = evaluate(str(whole), ["test"], data_path=str(corpora))
-    assert result["perplexity"] == events(whole, "test")[0]["test_perplexity"]
+    # What was validated and tested is what the checkpoint gives: the average, not the weights.
+    valid, test = evaluate(str(whole), ["valid", "test"], data_path=str(corpora))
+    assert valid["perplexity"] == events(whole, "epoch")[-1]["valid_perplexity"]
+    assert test["perplexity"] == events(whole, "test")[0]["test_perplexity"]
+    arrays = checkpoint.load_arrays(choice.newest(str(whole)))
+    assert (arrays["embedding"] != arrays["embedding/average"]).any()
 
     fault = f"kill:1:{saved.step - 5}"
     code, _ = start(cut, *flags, num_ranks=2, fault=fault).finish()

@@ -59,7 +59,8 @@ def test_a_run_is_used_with_its_file_only(run, tmp_path):
     other.write_text(GRU.read_text() + "# changed\n")
     with pytest.raises(UserError, match=f"give it with --config, as in --config {GRU}$"):
         open_run(run)
-    with pytest.raises(UserError, match=r"is not the file that .* was trained with"):
+    # Each checkpoint has its own: a run may have gone on with a file that has changed.
+    with pytest.raises(UserError, match=r"is not the file that .*step-00000100 was trained with"):
         open_run(run, file=load_config_file(str(other)))
     assert open_run(run, file=load_config_file(str(other)), allow_changed_network=True)
     shutil.copytree(run, tmp_path / "plain")
@@ -88,6 +89,13 @@ def bigram(tmp_path, corpora):
     flags = ("--config", tmp_path / "bigram.py", "--data_path", corpora, "--max_steps", 3)
     train_here(tmp_path / "bigram", *flags, "--noeval", "--check_network")
     return tmp_path / "bigram"
+
+
+def test_a_run_that_began_anew_without_its_file_needs_none(bigram, corpora):
+    shutil.rmtree(bigram / "checkpoints")  # as if it had been killed before the first one
+    flags = ("--config", "config_test", "--hidden_size", 8, "--max_steps", 2, "--noeval")
+    train_here(bigram, *flags, "--data_path", corpora, "--resume")
+    assert open_run(bigram).config.name == "test"
 
 
 @pytest.mark.parametrize("name, state_size", [("run", 32), ("bigram", 0)])

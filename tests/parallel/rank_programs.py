@@ -9,6 +9,7 @@ import sys
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from lm.checkpoint.variables import read_variables, set_shared_weights
 from lm.config import Config
 from lm.distributed.launch import connect
 from lm.training.optimizer import build_update
@@ -66,6 +67,20 @@ def broadcast(comm):
         assert session.run([shared, own]) == [5.0, comm.rank]
 
 
+def weights(comm):
+    """All ranks get the weights that one has read, also a number without axes."""
+    kept = [tf.GraphKeys.GLOBAL_VARIABLES, tf.GraphKeys.MODEL_VARIABLES]
+    values = {"scale": np.float32(3), "table": np.arange(6, dtype="f").reshape(3, 2)}
+    for name, value in values.items():
+        start = np.zeros_like(value)
+        tf.get_variable(name, initializer=start, use_resource=True, collections=kept)
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        set_shared_weights(session, None if comm.rank else values, comm.concat)
+        for name, found in read_variables(session).items():
+            np.testing.assert_array_equal(found, values[name], strict=True)
+
+
 def files(comm):
     """A rank may open as many files as its host allows: each connection of rank 0 is one."""
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == (MOST_FILES, MOST_FILES)
@@ -73,7 +88,9 @@ def files(comm):
 
 if __name__ == "__main__":
     tf.disable_eager_execution()
-    programs = {each.__name__: each for each in (gather, update, large_sum, broadcast, files)}
+    programs = {
+        each.__name__: each for each in (gather, update, large_sum, broadcast, weights, files)
+    }
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, MOST_FILES))  # as a user's shell may do
     comm = connect()
     for name in sys.argv[1:]:  # one launch for all: it costs more than they do

@@ -11,7 +11,7 @@ from tests.commands import ROOT, environment, run_module
 @pytest.mark.parametrize(
     "programs, num_ranks",
     [
-        (["files", "gather", "large_sum", "broadcast"], 2),
+        (["files", "gather", "large_sum", "broadcast", "weights"], 2),
         (["gather", "update", "large_sum"], 3),
     ],
 )

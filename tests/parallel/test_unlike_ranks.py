@@ -51,6 +51,7 @@ def test_a_rank_without_the_compiled_ops_is_refused(tmp_path, corpora):
 
 UNLIKE_GRAPHS = """
 import os
+import tensorflow.compat.v1 as tf
 from lm.config import Config
 
 def get_config():
@@ -58,14 +59,21 @@ def get_config():
 
 def build_outputs(inputs_TB, state, context):
     x = context.embed(inputs_TB)
-    return x + (context.embed(inputs_TB[:1, :1]) if os.environ["OWN"] == "1" else 0), {}
+    if os.environ["OWN"] == "an exchange":
+        x += context.embed(inputs_TB[:1, :1])
+    if os.environ["OWN"] == "an operation":
+        x = tf.tanh(x)
+    return x, {}
 """
 
 
-def test_ranks_with_unlike_graphs_are_refused_before_they_wait_for_each_other(tmp_path, corpora):
+@pytest.mark.parametrize("own, told", [("an exchange", "exchange "), ("an operation", "network ")])
+def test_ranks_with_unlike_graphs_are_refused_before_they_wait_for_each_other(
+    tmp_path, corpora, own, told
+):
     (tmp_path / "unlike.py").write_text(UNLIKE_GRAPHS)
     flags = ("--config", tmp_path / "unlike.py", "--data_path", corpora, "--noeval")
     code, output = run_ranks(
-        ("OWN=0", "OWN=1"), "lm.train", *flags, "--output_dir", tmp_path / "run"
+        ("OWN=nothing", f"OWN={own}"), "lm.train", *flags, "--output_dir", tmp_path / "run"
     )
-    assert code == 2 and output.count("lm: error: the ranks disagree on exchange ") == 1, output
+    assert code == 2 and output.count(f"lm: error: the ranks disagree on {told}") == 1, output

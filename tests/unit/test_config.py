@@ -7,10 +7,11 @@ import sys
 
 import pytest
 
-from lm.cli.flags import parse_training_flags
+from lm.cli.flags import Flags, config_flags, parse_training_flags
 from lm.config import Config, RunOptions
 from lm.config_file import load_config_file
 from lm.errors import HelpRequested, UserError
+from lm.search.options import SearchOptions
 
 PUBLISHED = {  # Zaremba et al. (2014), the tutorial's starts of decay; and pytorch/examples
     "config_small": (0.1, 200, 2, 20, 1.0, 20, 13, 5, False, 1.0, "decay", 0.5, 5),
@@ -190,3 +191,12 @@ def test_fields_of_a_config_file_are_flags_and_the_file_is_part_of_the_run(tmp_p
 def test_a_config_file_that_cannot_bring_what_it_brings_is_an_error(tmp_path, text, message):
     with pytest.raises(UserError, match=message):
         load_config_file(write(tmp_path, text))
+
+
+def test_a_field_of_a_config_file_with_the_name_of_a_commands_flag_is_an_error(tmp_path):
+    flags = Flags("A search.")
+    config_flags(
+        flags, ["search", "--config", write(tmp_path, OWN_FIELDS.replace("num_heads", "trials"))]
+    )
+    with pytest.raises(UserError, match="--trials is a flag of this command already: rename"):
+        flags.define_fields(SearchOptions)

@@ -316,13 +316,39 @@ def test_what_is_not_trained_is_a_weight_too_and_stays(load):
         assert "w" not in {v.op.name for v in tf.trainable_variables()}
 
 
-def test_random_numbers_that_no_seed_repeats_are_told(load, caplog, monkeypatch):
+@pytest.mark.parametrize("seed", ["None", "1"])
+def test_random_numbers_in_the_graph_are_told(load, caplog, monkeypatch, seed):
     monkeypatch.setattr("lm.model.guard.logger.propagate", True)
-    train_and_evaluate(load(HEADER + "    x = tf.nn.dropout(x, rate=0.5)\n" + GOOD))
-    assert "draws numbers with RandomUniform, which no seed repeats" in caplog.text
-    caplog.clear()
-    train_and_evaluate(load(HEADER + "    x = context.dropout(x, 0.5)\n" + GOOD))
+    file = load(HEADER + f"    x = tf.nn.dropout(x, rate=0.5, seed={seed})\n" + GOOD)
+    train_and_evaluate(file)
+    assert "draws numbers with RandomUniform: this run on other ranks" in caplog.text
+    with pytest.raises(UserError, match="computes other numbers each time"):
+        check_axes(file.config, V, file)
+
+
+def test_dropout_of_the_context_and_random_initial_values_are_no_random_numbers(
+    load, caplog, monkeypatch
+):
+    monkeypatch.setattr("lm.model.guard.logger.propagate", True)
+    start = "    x *= tf.get_variable('w', initializer=tf.random_uniform([4], seed=3))\n"
+    train_and_evaluate(load(HEADER + start + "    x = context.dropout(x, 0.5)\n" + GOOD))
     assert caplog.text == ""
+
+
+@pytest.mark.parametrize(
+    "body, fields, message",
+    [
+        ("    tf.set_random_seed(7)\n" + GOOD, {}, "sets TensorFlow's seed: leave it out"),
+        (GOOD, {"activation_penalty": 2.0}, "does not call context.penalize"),
+        (GOOD, {"temporal_activation_penalty": 1.0}, "does not call context.penalize"),
+        (GOOD, {"recurrent_keep_prob": 0.5}, "does not call context.drop_weights"),
+    ],
+)
+def test_what_would_do_nothing_is_refused(load, body, fields, message):
+    file = load(HEADER + body)
+    config = dataclasses.replace(file.config, **fields)
+    with tf.Graph().as_default(), pytest.raises(UserError, match=message):
+        build_step(Network(config, V, file), OneProcess())
 
 
 def test_classic_cells_without_tf_keras_say_what_is_missing(load, monkeypatch):
