@@ -77,3 +77,17 @@ def test_ranks_with_unlike_graphs_are_refused_before_they_wait_for_each_other(
         ("OWN=nothing", f"OWN={own}"), "lm.train", *flags, "--output_dir", tmp_path / "run"
     )
     assert code == 2 and output.count(f"lm: error: the ranks disagree on {told}") == 1, output
+
+
+def test_ranks_with_unlike_config_files_are_refused(tmp_path, corpora):
+    text = (ROOT / "configs/config_gru.py").read_text()
+    for rank, comment in enumerate(("", "# another comment\n")):
+        (tmp_path / str(rank)).mkdir()
+        (tmp_path / str(rank) / "mine.py").write_text(text + comment)
+    flags = ("--config", "mine.py", "--corpus", "embedded", "--data_path", corpora, "--noeval")
+    code, output = run_ranks(
+        [f"--chdir={tmp_path / rank}" for rank in "01"],
+        "lm.train", *flags, "--output_dir", tmp_path / "run",
+    )  # fmt: skip
+    told = "lm: error: the ranks disagree on config file (SHA-256): "
+    assert code == 2 and output.count(told) == 1, output
