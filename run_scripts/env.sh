@@ -19,7 +19,7 @@ fi
 mpirun_options=($(grep -v '^#' lm/distributed/mpirun_options.conf))
 # Open MPI passes no variable to other hosts unless told to.
 pass_on=()
-for name in PATH LD_LIBRARY_PATH PYTHONPATH OPAL_PREFIX CUDA_VISIBLE_DEVICES NCCL_DEBUG; do
+for name in PATH LD_LIBRARY_PATH PYTHONPATH OPAL_PREFIX NCCL_DEBUG; do
     [[ -z ${!name:-} ]] || pass_on+=(-x "$name")
 done
 

@@ -57,7 +57,7 @@ def check_axes(
                 state_phs,
                 Context(config, vocab_size, training, rows=Rows(0, rows), step=step),
             )
-            for training in (False, True)
+            for training in (True, False)
         ]
         words_ph = tf.placeholder(tf.int32, [None, None])
         by_word = stepwise.target_log_probs(network, words_ph, words_ph)  # any B, and T of 1

@@ -331,7 +331,9 @@ def test_dropout_of_the_context_and_random_initial_values_are_no_random_numbers(
 ):
     monkeypatch.setattr("lm.model.guard.logger.propagate", True)
     start = "    x *= tf.get_variable('w', initializer=tf.random_uniform([4], seed=3))\n"
-    train_and_evaluate(load(HEADER + start + "    x = context.dropout(x, 0.5)\n" + GOOD))
+    file = load(HEADER + start + "    x = context.dropout(x, 0.5)\n" + GOOD)
+    train_and_evaluate(file)
+    check_axes(file.config, V, file)
     assert caplog.text == ""
 
 
