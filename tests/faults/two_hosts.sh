@@ -38,6 +38,11 @@ up() {
             sleep 0.1
         done
     done
+    wait_for_ssh
+}
+
+wait_for_ssh() {
+    local host
     for host in "${hosts[@]}"; do
         until in_host lmhost1 ssh -i "$dir/key" -o StrictHostKeyChecking=no \
             -o UserKnownHostsFile=/dev/null -o ConnectTimeout=2 "$host" true 2>/dev/null; do
@@ -69,6 +74,6 @@ up)
     ;;
 run) shift 2 && in_host "$@" ;;
 cut) ip -n lmhost2 link set lmveth2 down ;;
-mend) ip -n lmhost2 link set lmveth2 up ;;
+mend) ip -n lmhost2 link set lmveth2 up && wait_for_ssh ;; # a route is back a while later
 down) down ;;
 esac
