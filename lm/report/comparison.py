@@ -56,7 +56,7 @@ def group_by_corpus(runs: Sequence[RunMetrics]) -> list[Section]:
 
 
 def _corpus_name(run: RunMetrics) -> str:
-    kind = "embedded" if run.config.get("corpus") == "embedded" else run.start.get("corpus", "?")
+    kind = run.corpus.kind if run.corpus else run.start.get("corpus", "?")
     parts = [kind]
     if "vocab_size" in run.start:
         parts.append(f"{run.start['vocab_size']:,} words")
