@@ -33,7 +33,7 @@ def _generate(argv):
     from lm.inference.sampling import Sampling
 
     flags = run_flags(USAGE)
-    flags.define_fields(Sampling, show_defaults=False)
+    flags.define_fields(Sampling)
     flags.define(bool, "json", False, "print JSON, one object per line for each text")
     flags.parse(argv)
     sampling = Sampling(**flags.given(Sampling))

@@ -64,7 +64,7 @@ class Flags:
                 continue
             plain_type, _ = field_type(cls, field.name)
             text = _help_text(field)
-            if show_defaults and field.default is not None:
+            if show_defaults and field.default not in (None, ""):
                 text += f" (default: {field.default})"
             self.define(plain_type, field.name, None, text)
 

@@ -19,10 +19,10 @@ class Sampling(Checked):
     """
 
     prompt: str = option("", "words to go on from (default: the start of a sentence)")
-    num_words: int = option(100, "words of each text (default: 100)", low=1)
-    num_samples: int = option(1, "texts (default: 1)", low=1)
+    num_words: int = option(100, "words of each text", low=1)
+    num_samples: int = option(1, "texts", low=1)
     temperature: float = option(1.0, "below 1: safer words; 0: always the most probable", low=0)
-    top_k: int = option(0, "draw from so many most probable words (default: 0, all)", low=0)
+    top_k: int = option(0, "draw from so many most probable words; 0: from all", low=0)
     top_p: float = option(
         1.0, "draw from the fewest words of this probability together", above=0, high=1
     )
