@@ -189,7 +189,7 @@ class RunOptions(Checked):
         None, "save every so many steps, besides at the end of each epoch", low=1
     )
     checkpoint_every_minutes: float = option(
-        10.0, "save when this many minutes have passed since the last save", above=0
+        10.0, "save when this many minutes have passed since the last save (inf: never)", above=0
     )
     keep_checkpoints: int = option(
         3, "how many of the last checkpoints to keep, besides the best", low=1

@@ -27,7 +27,7 @@ source "$scripts/env.sh"
 # shellcheck source=run_scripts/mpirun_job.sh
 source run_scripts/mpirun_job.sh
 : "${OUTPUT_DIR:?set OUTPUT_DIR to the directory of the run}"
-# By its path: on other hosts PATH knows nothing of .venv, and the host's mpirun passes none on.
+# By its path, the same on all hosts: what is first in PATH there need not be .venv's.
 python=${PYTHON:-$PWD/.venv/bin/python}
 command -v "$python" >/dev/null || {
     echo "train_resilient: there is no $python: run run_scripts/setup.sh, or set PYTHON" >&2

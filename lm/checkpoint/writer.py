@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Mapping
@@ -28,8 +29,7 @@ class Saver:
       run_dir: The run's output_dir.
       keep: How many of the last checkpoints are kept, besides the best.
       every_steps: Save when the step is a multiple of this; None for never.
-      every_minutes: Save when this many minutes have passed since the last save; None for
-        never.
+      every_minutes: Save when this many minutes have passed since the last save.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Saver:
         run_dir: str,
         keep: int,
         every_steps: Optional[int] = None,
-        every_minutes: Optional[float] = None,
+        every_minutes: float = math.inf,
     ):
         self._run_dir, self._keep = run_dir, keep
         self._every_steps, self._every_minutes = every_steps, every_minutes
@@ -53,7 +53,7 @@ class Saver:
         """
         if self._every_steps and step % self._every_steps == 0:
             self._overdue = True
-        if self._every_minutes and time.monotonic() - self._saved_at > 60 * self._every_minutes:
+        if time.monotonic() - self._saved_at > 60 * self._every_minutes:
             self._overdue = True
         return self._overdue and not self.is_busy
 

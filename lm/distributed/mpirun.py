@@ -13,7 +13,7 @@ from lm.errors import UserError
 
 _OPTIONS = pathlib.Path(__file__).with_name("mpirun_options.conf")
 # What the ranks need of this process's environment; Open MPI passes nothing unless told to.
-_PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH")
+_PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "OPAL_PREFIX", "NCCL_DEBUG")
 _HOST = re.compile(r"[^:\s]+(?::([1-9][0-9]*))?")
 _ROOT_MAY = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 

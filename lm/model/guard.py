@@ -180,10 +180,10 @@ def refuse_graph_seed(where: str) -> None:
 
 
 def warn_of_random_numbers(where: str, graph: tf.GraphDef, initial: Container[str]) -> None:
-    """Warn of operations that draw other numbers on other ranks and after a resume.
+    """Warn of operations that draw other numbers in the next run, on other ranks, after a resume.
 
-    A seed of their own does not help: what they draw depends on how often they have, and they
-    draw the same on each rank, for other rows.
+    A seed of their own helps with the first only: what they draw depends on how often they have,
+    and they draw the same on each rank, for other rows.
 
     Args:
       where: The file and the function.
@@ -194,7 +194,7 @@ def warn_of_random_numbers(where: str, graph: tf.GraphDef, initial: Container[st
     for node in nodes:
         if "seed2" in node.attr and node.name not in initial:
             logger.warning(
-                "%s draws numbers with %s: this run on other ranks, or when it is resumed, will"
+                "%s draws numbers with %s: the next run, or this one on other ranks or resumed, may"
                 " draw others; for dropout use context.dropout",
                 where,
                 node.op,

@@ -115,7 +115,8 @@ class Network:
 
     def _refuse_unused(self, where: str, context: Context) -> None:
         config = self.config
-        penalty = config.activation_penalty or config.temporal_activation_penalty
+        changes = config.num_steps > 1  # from a time step to the next
+        penalty = config.activation_penalty or (changes and config.temporal_activation_penalty)
         if penalty and not context.penalties:
             raise UserError(
                 f"{where} does not call context.penalize, without which there is no"

@@ -88,7 +88,11 @@ def _train(
     with tf.Graph().as_default():
         step, average, validation = together(comm, lambda: _build(run, signals, watchdog))
         check_agreement(graph_facts(comm, step.model), comm.gather)
-        # From here on there is a run: a network that cannot be built leaves none behind.
+        arrays = together(
+            comm, lambda: starting_arrays(run.run_dir, options, run.corpus.vocabulary)
+        )
+        # From here on there is a run: one that cannot be built, or goes on from what does not fit,
+        # leaves and changes nothing.
         output_dir = run.run_dir.path if run.run_dir else None
         reporter = stack.enter_context(Reporter(output_dir, options.tensorboard))
         saver = _saver(run)
@@ -96,9 +100,6 @@ def _train(
             stack.callback(saver.wait)
         report_start(run, position, reporter, find_exactness(run, position))
         manifest = _manifest(run)
-        arrays = together(
-            comm, lambda: starting_arrays(run.run_dir, options, run.corpus.vocabulary)
-        )
         # Not MonitoredTrainingSession: it recovers from errors by making a new session, on one
         # rank alone, which would then wait for ever for the others' broadcast.
         with tf.train.SingularMonitoredSession(

@@ -40,7 +40,7 @@ def report_start(run: Prepared, position: Position, reporter: Reporter, exact: s
         reporter.write_json(run_files.CONFIG, config)
         if run.file:
             reporter.write_json(run_files.CONFIG_FILE, run.file.record)
-        else:  # of a start that came to no checkpoint
+        else:  # of an earlier start
             pathlib.Path(output_dir, run_files.CONFIG_FILE).unlink(missing_ok=True)
         reporter.write_json(run_files.CORPUS, run.corpus_record._asdict())
         run.corpus.vocabulary.save(os.path.join(output_dir, run_files.VOCABULARY))

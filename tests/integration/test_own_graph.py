@@ -98,6 +98,14 @@ def test_a_run_that_began_anew_without_its_file_needs_none(bigram, corpora):
     assert open_run(bigram).config.name == "test"
 
 
+def test_a_refused_resume_leaves_a_run_its_file(bigram, tmp_path, corpora):
+    (tmp_path / "misspelt.py").write_text(BIGRAM.replace("build_logits", "build_logit"))
+    flags = ("--config", tmp_path / "misspelt.py", "--data_path", corpora, "--noeval")
+    with pytest.raises(UserError, match="the checkpoint has no "):
+        train_here(bigram, *flags, "--resume", "--allow_changed_network", "--max_steps", 4)
+    assert open_run(bigram, file=load_config_file(str(tmp_path / "bigram.py")))
+
+
 @pytest.mark.parametrize("name, state_size", [("run", 32), ("bigram", 0)])
 def test_evaluate_score_generate_and_export_say_the_same(
     name, state_size, request, tmp_path, corpora

@@ -18,7 +18,7 @@ def _isas():
 
 
 def run_ranks(settings, *arguments):
-    """Run two ranks, each with an environment variable of its own; returns code and output."""
+    """Run two ranks, each with an argument of its own to env; returns code and output."""
     launcher = mpirun(1)
     command = []
     for setting in settings:

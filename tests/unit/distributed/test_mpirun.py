@@ -16,7 +16,8 @@ def test_python_and_the_run_scripts_give_the_same_options():
 
 
 def test_other_hosts_are_told_what_they_need(monkeypatch):
-    monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
+    for name in ("LD_LIBRARY_PATH", "OPAL_PREFIX", "NCCL_DEBUG"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PYTHONPATH", "/somewhere")
     command = " ".join(mpirun.command(3, "host1:2,host2"))
     assert " -H host1:2,host2 " in command and " -mca btl ^openib " in command
