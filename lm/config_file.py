@@ -14,7 +14,7 @@ import os
 import sys
 import types
 from collections.abc import Mapping
-from typing import Any, Callable, Optional
+from typing import Callable, Optional
 
 import configs
 from lm import run_files
@@ -149,8 +149,8 @@ def check_belongs(directory: str, file: Optional[ConfigFile]) -> None:
     Raises:
       UserError: It is missing, or not needed.
     """
-    record = _read_record(directory)
-    if record is None:
+    recorded = _recorded_path(directory)
+    if recorded is None:
         if file is not None:
             raise UserError(
                 f"{directory} was trained without a network or fields of a config file: leave out"
@@ -160,7 +160,7 @@ def check_belongs(directory: str, file: Optional[ConfigFile]) -> None:
     if file is None:
         raise UserError(
             f"{directory} was trained with the network or fields of a config file: give it with"
-            f" --config, as in --config {record['path']}"
+            f" --config, as in --config {recorded}"
         )
 
 
@@ -183,14 +183,12 @@ def check_unchanged(file: ConfigFile, trained_with: str, source: str) -> None:
         )
 
 
-def _read_record(directory: str) -> Optional[dict[str, Any]]:
+def _recorded_path(directory: str) -> Optional[str]:
+    """Return where the config file of a run was; None for a run that has none."""
     path = os.path.join(directory, run_files.CONFIG_FILE)
     try:
         with open(path, encoding="utf-8") as file:
-            record = json.load(file)
-        if not (isinstance(record["path"], str) and isinstance(record["sha256"], str)):
-            raise ValueError("a value is not a string")
-        return record
+            return str(json.load(file)["path"])
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:

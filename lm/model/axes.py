@@ -51,6 +51,7 @@ def check_axes(
         inputs_ph = tf.placeholder(tf.int32, [steps, rows])
         shapes = {name: [rows, *shape] for name, shape in network.state_shapes.items()}
         state_phs = {name: tf.placeholder(tf.float32, shape) for name, shape in shapes.items()}
+        # As in a run, training comes first: it makes the variables with their initial values.
         windows = [
             network.run(
                 inputs_ph,

@@ -99,16 +99,13 @@ def graph_facts(comm: Communicator, model: Model) -> dict[str, Any]:
         for node in nodes
         if node.op.startswith("Horovod")
     }
-    (scope, _), rows = model.inputs_ph.op.name.split("/"), model.inputs_ph.shape.as_list()[1]
-    # Not their attributes: a constant may be the rank's first row.
-    operations = "".join(
-        f"{node.name} {node.op} {node.input}\n"
-        for node in graph.node
-        if node.name.startswith(f"{scope}/")
-    )
-    alike = len(set(comm.gather(rows))) == 1
-    checksum = {"network (SHA-256)": hashlib.sha256(operations.encode()).hexdigest()}
-    return {**variables, **exchanges, **(checksum if alike else {})}
+    facts = {**variables, **exchanges}
+    if len(set(comm.gather(model.inputs_ph.shape.as_list()[1]))) == 1:
+        scope = model.inputs_ph.op.name.removesuffix("inputs")
+        # Not their attributes: a constant may be the rank's first row.
+        operations = [f"{n.name} {n.op} {n.input}" for n in graph.node if n.name.startswith(scope)]
+        facts["network (SHA-256)"] = hashlib.sha256("\n".join(operations).encode()).hexdigest()
+    return facts
 
 
 def run_step(
