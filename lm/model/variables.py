@@ -14,6 +14,11 @@ from tensorflow.core.framework import attr_value_pb2
 from lm.config import Config
 from lm.errors import UserError
 
+_KEPT = [tf.GraphKeys.GLOBAL_VARIABLES, tf.GraphKeys.MODEL_VARIABLES]
+# What Horovod can broadcast.
+_DTYPES = [tf.float32, tf.float64, tf.float16, tf.int8, tf.int16, tf.int32, tf.int64, tf.uint8,
+           tf.uint16, tf.bool]  # fmt: skip
+
 
 @contextlib.contextmanager
 def shared_variables(config: Config) -> Iterator[dict[str, tf.Variable]]:
@@ -35,19 +40,21 @@ def shared_variables(config: Config) -> Iterator[dict[str, tf.Variable]]:
     def get(getter, name: str, **options) -> tf.Variable:
         if options["initializer"] is _uniform:
             options["initializer"] = _uniform_of(name, config)
-        # All that a trained network needs, also what is not trained.
-        collections = options.get("collections") or [tf.GraphKeys.GLOBAL_VARIABLES]
-        options["collections"] = [*collections, tf.GraphKeys.MODEL_VARIABLES]
+        # All that a trained network needs, also what is not trained, and wherever its author puts
+        # it: the ranks start with the same values, and a checkpoint has them.
+        others = set(options.get("collections") or []) - {tf.GraphKeys.LOCAL_VARIABLES, *_KEPT}
+        options["collections"] = [*_KEPT, *sorted(others)]
         variable = getter(name, **options)
         if variable.trainable and variable.dtype.base_dtype != tf.float32:
             raise UserError(
                 f"variable {variable.op.name} is {variable.dtype.base_dtype.name}: what is trained"
                 " must be float32"
             )
-        if variable.dtype.base_dtype == tf.string or not variable.shape.num_elements():
+        if variable.dtype.base_dtype not in _DTYPES or not variable.shape.num_elements():
             raise UserError(
                 f"variable {variable.op.name} is {variable.dtype.base_dtype.name} of the shape"
-                f" {variable.shape}: what is kept must be numbers, and at least one"
+                f" {variable.shape}: what is kept must be numbers, and at least one, of"
+                f" {', '.join(dtype.name for dtype in _DTYPES)}"
             )
         _seed_initial_value(variable, config.seed)
         used[variable.op.name] = variable

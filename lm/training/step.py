@@ -65,10 +65,13 @@ def build_step(
     # Requests travel with the loss, so that all ranks learn of them at the same step.
     sums = comm.sum(tf.concat([model.nll_sum[None], requests_ph], axis=0), f"{name}/sums")
     words = config.batch_size * config.num_steps
+    # A network's state may read a weight that its loss does not: before it changes, in every run.
+    with tf.control_dependencies([model.keep_state_op]):
+        learning_rate = tf.identity(learning_rate_ph)
     update = build_update(
         config,
         model.loss,
-        learning_rate_ph,
+        learning_rate,
         global_step,
         comm=comm,
         shares=rows.shares,

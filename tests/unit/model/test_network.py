@@ -98,6 +98,8 @@ MISTAKES = {
     "    w = tf.get_variable('w', [0], trainable=False)\n" + GOOD:
         "variable w is float32 of the shape (0,): what is kept must be numbers",
     "    w = tf.get_variable('w', initializer='a', trainable=False)\n" + GOOD: "w is string of",
+    "    w = tf.get_variable('w', [4], tf.bfloat16, trainable=False)\n" + GOOD:
+        "variable w is bfloat16 of the shape (4,): what is kept must be numbers",
     "    x *= tf.placeholder(tf.float32, [])\n" + GOOD:
         "makes the placeholder train/Placeholder, which nothing feeds: use context.training",
     "    return tf.sparse.from_dense(x), {'h': x[-1]}\n": "must be a tensor, not a SparseTensor",
@@ -170,12 +172,20 @@ def test_the_table_of_another_size_is_tied_too(load):
     assert losses[-1] < losses[0]
 
 
+# Each first word of a pair sees the second one.
+AHEAD = """
+    T = inputs_TB.shape[0]
+    x = tf.gather(x, [min(t + 1 - t % 2, T - 1) for t in range(T)])
+"""
+
+
 @pytest.mark.parametrize(
     "body, message",
     [
         ("    x += tf.reduce_mean(x, 1, keepdims=True)\n" + GOOD, "the outputs of a row"),
         ("    return x, {'h': tf.reverse(x[-1], [0])}\n", "the state 'h' of a row"),
         ("    return tf.cumsum(x, reverse=True), {'h': x[-1]}\n", "depend on later words"),
+        (AHEAD + GOOD, "depend on later words"),
         ("    x = tf.cumsum(x, axis=1, reverse=True)\n" + GOOD, "the outputs of a row"),
         ("    x = tf.log(x - 9)\n" + GOOD, "not all that it computes is finite"),
         ("    x += tf.zeros([5, 1, 4])\n" + GOOD, r"shape \(1, any, any\), not \(5,"),
@@ -314,6 +324,44 @@ def test_what_is_not_trained_is_a_weight_too_and_stays(load):
         weights = {v.op.name for v in tf.get_collection(tf.GraphKeys.MODEL_VARIABLES)}
         assert weights == {"embedding", "w", "softmax/weights", "softmax/bias"}
         assert "w" not in {v.op.name for v in tf.trainable_variables()}
+
+
+@pytest.mark.parametrize("collection", ["local_variables", "mine", "global_variables"])
+def test_ranks_and_checkpoints_share_a_variable_wherever_it_is_put(load, collection):
+    text = f"    x *= tf.get_variable('w', [4], collections=['{collection}'])\n" + GOOD
+    file = load(HEADER + text)
+    with tf.Graph().as_default():
+        build_step(Network(file.config, V, file), OneProcess())
+        assert "w" in {v.op.name for v in tf.global_variables()}
+        assert "w" not in {v.op.name for v in tf.local_variables()}
+        assert "w" in {v.op.name for v in tf.get_collection(collection)} or "local" in collection
+
+
+# A state that the loss does not need, and that is slow to come.
+LATE = """
+    z = tf.ones([300, 300]) * tf.cast(1 + 0 * inputs_TB[0, 0], tf.float32)
+    for _ in range(20):
+        z = tf.tanh(tf.matmul(z, z))
+    last = inputs_TB[-1:] + tf.cast(0 * tf.reduce_sum(z), tf.int32)
+    return x + state['h'], {'h': context.embed(last)[0]}
+"""
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
+def test_a_state_reads_the_weights_before_they_change(load, optimizer):
+    file = load(HEADER + LATE)
+    config = dataclasses.replace(file.config, optimizer=optimizer)
+    threads = tf.ConfigProto(inter_op_parallelism_threads=2, use_per_session_threads=True)
+    with tf.Graph().as_default(), tf.Session(config=threads) as session:
+        step = build_step(Network(config, V, file), OneProcess())
+        session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+        (table,) = [v for v in tf.trainable_variables() if v.op.name == "embedding"]
+        (state,) = tf.local_variables()
+        words = np.arange(18, dtype=np.int32).reshape(6, 3) % V
+        before = session.run(table)
+        run_step(session.run, step, words[:-1], words[1:], 1.0)
+        np.testing.assert_array_equal(session.run(state), before[words[-2]])
+        assert (session.run(table) != before).any()
 
 
 @pytest.mark.parametrize("seed", ["None", "1"])
