@@ -80,7 +80,7 @@ def load_config_file(name_or_path: str) -> ConfigFile:
         raise UserError(f"config {path}: {error}") from error
     except SyntaxError as error:
         raise UserError(f"config {path}, line {error.lineno}: {error.msg}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         line = f"{type(error).__name__}: {error}".partition("\n")[0]
         raise UserError(f"config {path} failed: {line}") from error
     if not isinstance(config, Config):

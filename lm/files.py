@@ -84,6 +84,18 @@ class PatientFile:
             self._file.close()
 
 
+def check_writable(path: str) -> None:
+    """Check that a file can be added to, or made where there is none; nothing is changed.
+
+    Raises:
+      OSError: It cannot.
+    """
+    if os.path.isfile(path) or os.path.isdir(path):
+        open(path, "ab").close()
+    elif not os.path.exists(path):  # else a pipe or a terminal, which opening might end or wait for
+        tempfile.TemporaryFile(dir=os.path.dirname(path) or ".").close()
+
+
 def write_atomically(path: str, content: bytes) -> None:
     """Write a file that other processes see whole or not at all.
 

@@ -33,13 +33,26 @@ def load_record(cls: type[Record], values: Mapping[str, Any], source: str) -> Re
         raise RunError(f"{source} is damaged: {error}") from error
 
 
-def refuse_unknown_fields(cls: type, values: Mapping[str, Any], source: str) -> None:
+def refuse_unknown_fields(
+    cls: type, values: Mapping[str, Any], source: str, by_file: bool = False
+) -> None:
     """Refuse fields that only a newer version knows: to ignore them might change their meaning.
+
+    Args:
+      cls: The dataclass.
+      values: By field.
+      source: Where they are from, for the message.
+      by_file: Whether a config file may have added fields to the class, and lost one since.
 
     Raises:
       UserError: There is one.
     """
     unknown = sorted(values.keys() - {field.name for field in dataclasses.fields(cls)})
+    if unknown and by_file:
+        raise UserError(
+            f"{source} has the field {unknown[0]}, which neither {cls.__name__} of the config file"
+            " nor this version knows: give the class that field again, or update this program"
+        )
     if unknown:
         raise newer_version(source, f"unknown field {unknown[0]}")
 

@@ -91,7 +91,8 @@ def open_run_dir(
         manifest = manifests.read(checkpoint_dir)
         source = os.path.join(checkpoint_dir, manifests.NAME)
         _check_config_file(manifest, identity)
-        refuse_unknown_fields(type(identity.config), manifest.config, source)
+        by_file = identity.config_file is not None
+        refuse_unknown_fields(type(identity.config), manifest.config, source, by_file)
         _check_fits(manifest, identity)
         if not manifest.in_sync:
             logger.warning(

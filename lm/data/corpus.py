@@ -105,13 +105,13 @@ def _find_or_download(data_path: str, data_url: str | None) -> str:
             f" {', '.join(n for n in needed if n not in own)};"
             f" a text of your own needs train.txt, valid.txt and test.txt"
         )
-    if own:
-        return "text"
-    if ptb != ptb_needed:
+    kind = "text" if own else "ptb"
+    if kind == "ptb" and ptb != ptb_needed:
         download_ptb(data_path, data_url)
     elif data_url:
-        logger.info("PTB is in %s already: --data_url is not used", data_path)
-    return "ptb"
+        what = "a text of your own" if own else "PTB"
+        logger.info("%s is in %s already: --data_url is not used", what, data_path)
+    return kind
 
 
 def _checksums(files: Mapping[str, str], directories: list[str]) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import collections
 import hashlib
 import itertools
@@ -22,7 +23,6 @@ logger = logging.getLogger("lm")
 
 _BLOCK_BYTES = 1 << 18
 _MAX_WORD_BYTES = 1 << 20
-_BOM = b"\xef\xbb\xbf"
 _NEWLINE = b"\n"
 
 
@@ -46,7 +46,7 @@ def read_words(path: str, digest: Any = None) -> Iterator[list[str]]:
         if digest is not None:
             digest.update(block)
         if not last:
-            block = block.removeprefix(_BOM)
+            block = block.removeprefix(codecs.BOM_UTF8)
         last = block[-1:] or last
         block = rest + block
         # These bytes never occur inside a UTF-8 character, so that none is torn apart.

@@ -112,6 +112,17 @@ def worker_path(path: str, rank: int) -> str:
     return f"{stem}.{rank}{extension}" if rank else path
 
 
+def _open_files(paths: Sequence[str]) -> list[_FileHandler]:
+    """Open all, or none."""
+    with contextlib.ExitStack() as opened:
+        handlers = []
+        for path in paths:
+            handlers.append(_FileHandler(path))
+            opened.callback(handlers[-1].close)
+        opened.pop_all()
+    return handlers
+
+
 class LogFiles:
     """This rank's part in a run's log files, from the lines before it was made on.
 
@@ -130,12 +141,11 @@ class LogFiles:
         self._collects = mode == "collect"
         self._files: list[_FileHandler] = []
         if rank == 0 or mode == "workers":
+            self._files = _open_files([worker_path(path, rank) for path in paths])
             early = _unwritten.take()
-            for path in paths:
-                handler = _FileHandler(worker_path(path, rank))
+            for handler in self._files:
                 handler.write(early)
                 logger.addHandler(handler)
-                self._files.append(handler)
         if rank and self._collects:
             logger.addHandler(_unwritten)
         else:

@@ -43,7 +43,6 @@ class TensorBoardWriter:
     """
 
     def __init__(self, log_dir: str):
-        self._step = 0
         os.makedirs(log_dir, exist_ok=True)
         name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}"
         self._file = PatientFile(os.path.join(log_dir, name))
@@ -51,8 +50,7 @@ class TensorBoardWriter:
         self._add(file_version="brain.Event:2")
 
     def write(self, kind: str, fields: Mapping[str, Any]) -> None:
-        """Write the numbers of an event, at the step of the last `step` event or later."""
-        self._step = fields.get("step", self._step)
+        """Write the numbers of an event at its step; an event without numbers is left out."""
         summary = tf.Summary()
         for name, tag in _TAGS.get(kind, {}).items():
             value = fields.get(name)
@@ -62,7 +60,7 @@ class TensorBoardWriter:
             perplexity = math.exp(min(fields["loss"], 700.0))  # as far as a float goes
             summary.value.add(tag="perplexity/step", simple_value=perplexity)
         if summary.value:
-            self._add(summary=summary, step=self._step)
+            self._add(summary=summary, step=fields["step"])
 
     def close(self) -> None:
         """Close the file."""

@@ -44,7 +44,7 @@ def open_run(
         another one.
     """
     check_belongs(directory, file)
-    config = _load_config(directory, type(file.config) if file else Config)
+    config = _load_config(directory, file)
     vocabulary = Vocabulary.load(os.path.join(directory, run_files.VOCABULARY))
     found = choice.find(directory, checkpoint)
     # The words would be those of other ids, and nothing else would show it.
@@ -56,12 +56,13 @@ def open_run(
     return Run(directory, config, vocabulary, found, file)
 
 
-def _load_config(directory: str, cls: type[Config]) -> Config:
+def _load_config(directory: str, file: Optional[ConfigFile]) -> Config:
     """Read a run's config; fields that it lacks, being newer, get their defaults."""
+    cls = type(file.config) if file else Config
     path = os.path.join(directory, run_files.CONFIG)
     try:
-        with open(path, encoding="utf-8") as file:
-            fields = json.load(file)
+        with open(path, encoding="utf-8") as text:
+            fields = json.load(text)
     except OSError as error:
         reason = f"cannot read {path}: {error.strerror}"
         raise UserError(f"{directory} is not a run: {reason}") from error
@@ -69,7 +70,7 @@ def _load_config(directory: str, cls: type[Config]) -> Config:
         raise UserError(f"{path} is not JSON: {error}") from error
     if not isinstance(fields, dict):
         raise UserError(f"{path} does not hold a JSON object")
-    refuse_unknown_fields(cls, fields, path)
+    refuse_unknown_fields(cls, fields, path, by_file=file is not None)
     try:
         return cls(**fields)
     except UserError as error:

@@ -161,9 +161,10 @@ def _shared_events(first: RunMetrics, second: RunMetrics) -> list[tuple[Event, E
 
 
 def _by_steps(run: RunMetrics) -> dict[tuple, Event]:
-    # A loss is a mean over the steps since the last event: over other steps it is another number.
-    steps = [0, *(event["step"] for event in run.events)]
-    return {
-        (event["event"], event.get("epoch"), before, event["step"]): event
-        for before, event in zip(steps, run.events)
-    }
+    found, before = {}, 0
+    for event in run.events:
+        found[event["event"], event.get("epoch"), before, event["step"]] = event
+        if event["event"] == "step":
+            # A loss is a mean over the steps since the last: over others it is another number.
+            before = event["step"]
+    return found

@@ -195,6 +195,7 @@ class Loop:
         at = self.position
         self.saving.check_in_sync(at)
         record = dict(
+            step=at.step,
             epoch=epoch,
             train_perplexity=self._perplexity(at.epoch_nll, "train"),
             learning_rate=self._learning_rate(at.step - 1),
@@ -241,7 +242,7 @@ class Loop:
             variables.set_shared_weights(self.session, arrays, self.comm.concat)
             averaged = False
         perplexity = self._perplexity(self.validation.run(self.session, "test", averaged), "test")
-        self.reporter.event("test", test_perplexity=perplexity)
+        self.reporter.event("test", step=self.position.step, test_perplexity=perplexity)
         logger.info(f"test perplexity {perplexity:.2f}{self._true_value('test_perplexity')}")
         self.reporter.collect_logs(self.comm.gather)
 

@@ -26,6 +26,7 @@ from lm.distributed.communicator import Communicator
 from lm.distributed.devices import Threads, session_config, start_tensorflow
 from lm.errors import UserError
 from lm.events.tracing import parse_steps
+from lm.files import check_writable
 from lm.model.axes import check_axes
 
 
@@ -77,6 +78,7 @@ def prepare(
         config_file_checksum(file),
         options.allow_changed_network,
     )
+    _check_files(options, comm)
     sessions = session_config(threads, comm)
     if options.check_network:
         check_axes(config, len(corpus.vocabulary), file, sessions)
@@ -106,10 +108,27 @@ def _check_options(config: Config, options: RunOptions) -> None:
         "lr_schedule plateau": config.lr_schedule == "plateau",
         "asgd_trigger_epochs": config.asgd_trigger_epochs,
         "early_stopping_epochs": options.early_stopping_epochs,
+        "test_on best": options.test_on == "best",
     }
     for name, is_wanted in wanted.items():
         if is_wanted and not options.eval:
             raise UserError(f"{name} goes by the validation perplexity: leave out --noeval")
+
+
+def _check_files(options: RunOptions, comm: Communicator) -> None:
+    is_rank_0 = comm.is_rank_0
+    written = {
+        "timeline": options.timeline if is_rank_0 else None,
+        "log_path": options.log_path if is_rank_0 or options.mpi_log == "workers" else None,
+    }
+    for name, path in written.items():
+        try:
+            if path:
+                check_writable(path)
+        except OSError as error:
+            raise UserError(
+                f"cannot write --{name} {path}: {error.strerror}; choose another file"
+            ) from error
 
 
 def config_file_checksum(file: Optional[ConfigFile]) -> Optional[str]:

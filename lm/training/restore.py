@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Optional
 
 import numpy as np
@@ -40,7 +40,7 @@ class RestoreHook(tf.train.SessionRunHook):
 
 
 def starting_position(run_dir: Optional[RunDir]) -> Position:
-    """Return where a run goes on, and forget its events after that.
+    """Return where a run goes on.
 
     Args:
       run_dir: Of rank 0; None on the others, which start from the beginning until they are told.
@@ -48,14 +48,10 @@ def starting_position(run_dir: Optional[RunDir]) -> Position:
     Raises:
       UserError, RunError: The checkpoint's manifest has no position that this version knows.
     """
-    if run_dir is None:
+    if run_dir is None or run_dir.checkpoint_dir is None:
         return Position()
-    position = Position()
-    if run_dir.checkpoint_dir:
-        source = os.path.join(run_dir.checkpoint_dir, manifest.NAME)
-        position = load_record(Position, run_dir.position, source)
-    run_dir.forget_events_after(position.step, position.epochs_done)
-    return position
+    source = os.path.join(run_dir.checkpoint_dir, manifest.NAME)
+    return load_record(Position, run_dir.position, source)
 
 
 def starting_arrays(
@@ -84,22 +80,31 @@ def starting_arrays(
     elif options.init_from and options.init_partly:
         return _fitting_weights(options.init_from, vocabulary)
     elif options.init_from:
-        arrays = _foreign_weights(options.init_from, vocabulary)
         needed = _weight_shapes()
+        arrays = _foreign_weights(options.init_from, vocabulary, needed)
     else:
         return None
     check_fits(arrays, needed)
     return arrays
 
 
-def _foreign_weights(path: str, vocabulary: Vocabulary) -> dict[str, np.ndarray]:
+def _foreign_weights(
+    path: str, vocabulary: Vocabulary, needed: Mapping[str, Sequence]
+) -> dict[str, np.ndarray]:
     checkpoint_dir = choice.checked(path)
     if manifest.read(checkpoint_dir).vocabulary != vocabulary.checksum:
         raise UserError(
             f"--init_from {path}: it was trained with another vocabulary, so its words have"
             " other ids; --init_partly takes the layers alone"
         )
-    return checkpoint.load_weights(checkpoint_dir)
+    arrays = checkpoint.load_weights(checkpoint_dir)
+    unused = sorted(arrays.keys() - needed.keys())
+    if unused:
+        raise UserError(
+            f"--init_from {path}: it has {unused[0]}, which this model does not use; --init_partly"
+            " leaves out what does not fit"
+        )
+    return arrays
 
 
 def _fitting_weights(path: str, vocabulary: Vocabulary) -> dict[str, np.ndarray]:

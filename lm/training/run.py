@@ -93,6 +93,7 @@ def _train(
         )
         # From here on there is a run: one that cannot be built, or goes on from what does not fit,
         # leaves and changes nothing.
+        together(comm, lambda: _forget_later_events(run, position))
         output_dir = run.run_dir.path if run.run_dir else None
         reporter = stack.enter_context(Reporter(output_dir, options.tensorboard))
         saver = _saver(run)
@@ -142,6 +143,11 @@ def _build(
         shared, stop = options.distributed_eval, lambda: signals.stop
         validation = Validation(network, run.corpus, comm, average, shared, watchdog.beat, stop)
     return step, average, validation
+
+
+def _forget_later_events(run: Prepared, position: Position) -> None:
+    if run.run_dir:
+        run.run_dir.forget_events_after(position.step, position.epochs_done)
 
 
 def _saver(run: Prepared) -> Optional[Saver]:

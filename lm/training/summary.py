@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from lm import kernels, run_files
+from lm.distributed.agreement import together
 from lm.distributed.devices import device_name
 from lm.distributed.horovod import horovod_version
 from lm.distributed.naming import by_rank
@@ -34,7 +35,7 @@ def report_start(run: Prepared, position: Position, reporter: Reporter, exact: s
     paths = [os.path.join(output_dir, run_files.LOG)]
     if run.options.log_path:
         paths.append(run.options.log_path)
-    reporter.open_logs(paths, run.options.mpi_log, comm.rank)
+    together(comm, lambda: reporter.open_logs(paths, run.options.mpi_log, comm.rank))
     if comm.is_rank_0:
         reporter.describe(config)
         reporter.write_json(run_files.CONFIG, config)
@@ -46,7 +47,7 @@ def report_start(run: Prepared, position: Position, reporter: Reporter, exact: s
         run.corpus.vocabulary.save(os.path.join(output_dir, run_files.VOCABULARY))
     facts = _facts(run, position, output_dir) | {"exact": exact}
     reporter.event("start", **facts)
-    for line in _summary(facts, comm.rank):
+    for line in _summary(run, facts):
         logger.info(line)
 
 
@@ -91,8 +92,8 @@ def _facts(run: Prepared, position: Position, output_dir: str) -> dict[str, Any]
     )
 
 
-def _summary(facts: dict[str, Any], rank: int) -> list[str]:
-    size = facts["world_size"]
+def _summary(run: Prepared, facts: dict[str, Any]) -> list[str]:
+    size, rank = run.comm.size, run.comm.rank
     how = f"distributed over {size} ranks with {facts['backend']}" if size > 1 else "on one process"
     gpus = facts["visible_gpus"][rank]
     visible = facts["cuda_visible_devices"][rank]
@@ -107,7 +108,7 @@ def _summary(facts: dict[str, Any], rank: int) -> list[str]:
         f"  GPUs        {gpus} visible here, CUDA_VISIBLE_DEVICES "
         + ("not set" if visible is None else repr(visible)),
         f"  threads     {_same_or_by_rank(threads, 'the fastest wait for the slowest')}",
-        f"  arithmetic  {facts['precision']}, "
+        f"  arithmetic  {_precision(run)}, "
         + _same_or_by_rank(
             facts["compiled_ops"],
             "results depend on which rank has which, and the fastest wait for the slowest",
@@ -123,8 +124,8 @@ def _summary(facts: dict[str, Any], rank: int) -> list[str]:
         f"  start       {facts['start_seconds']:.1f} s on the slowest rank; up to"
         f" {facts['memory_mb']:.0f} MB per rank",
     ]
-    if facts["config_file"]:
-        record = facts["config_file"]
+    if run.file:
+        record = run.file.record
         lines.append(f"  config file {record['path']}, SHA-256 {record['sha256'][:12]}...")
     if size > 1:
         lines.append(
@@ -134,6 +135,14 @@ def _summary(facts: dict[str, Any], rank: int) -> list[str]:
     if facts["resumed_from_step"]:
         lines.append(f"  resumed after step {facts['resumed_from_step']:,}")
     return lines
+
+
+def _precision(run: Prepared) -> str:
+    functions, precision = run.file.functions if run.file else {}, run.config.precision
+    if not functions or precision == "float32":
+        return precision
+    logits = "build_logits" in functions
+    return f"{precision} {'where build_logits asks for it' if logits else 'in the output layer'}"
 
 
 def _counted(number: int, noun: str) -> str:

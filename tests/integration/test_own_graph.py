@@ -98,11 +98,15 @@ def test_a_run_that_began_anew_without_its_file_needs_none(bigram, corpora):
     assert open_run(bigram).config.name == "test"
 
 
-def test_a_refused_resume_leaves_a_run_its_file(bigram, tmp_path, corpora):
+def test_a_refused_resume_leaves_a_run_as_it_is(bigram, tmp_path, corpora):
     (tmp_path / "misspelt.py").write_text(BIGRAM.replace("build_logits", "build_logit"))
     flags = ("--config", tmp_path / "misspelt.py", "--data_path", corpora, "--noeval")
+    before = (bigram / "metrics.jsonl").read_bytes()
+    with open(bigram / "metrics.jsonl", "a") as file:
+        file.write('{"event": "test", "step": 3, "test_perplexity": 9.0}\n')
     with pytest.raises(UserError, match="the checkpoint has no "):
         train_here(bigram, *flags, "--resume", "--allow_changed_network", "--max_steps", 4)
+    assert (bigram / "metrics.jsonl").read_bytes().startswith(before + b'{"event": "test", ')
     assert open_run(bigram, file=load_config_file(str(tmp_path / "bigram.py")))
 
 

@@ -68,7 +68,7 @@ def test_noeval_neither_evaluates_nor_lets_another_run_in(tmp_path, corpora):
     arguments = (*TINY, "--data_path", corpora, "--noeval", "--output_dir", tmp_path)
     assert run_module("lm.train", *arguments).returncode == 0
     (epoch,) = events(tmp_path, "epoch")
-    assert "valid_perplexity" not in epoch
+    assert "valid_perplexity" not in epoch and epoch["step"] == 30
     assert events(tmp_path, "test") == []
     # And a directory that holds a run is refused.
     before = (tmp_path / "metrics.jsonl").read_bytes()
@@ -110,9 +110,13 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path, corpora, arguments, mes
     [
         (["--num_steps", 100000], "the training split has"),
         (["--data_url", "/no/such/file.tgz", "--config", "config_small"], "/no/such/file.tgz"),
+        (["--log_path", "/no/such/log"], "cannot write --log_path /no/such/log: No such file"),
+        (["--log_path", "/"], "cannot write --log_path /: Is a directory; choose another file"),
+        (["--timeline", "/no/such/trace"], "cannot write --timeline /no/such/trace: No such"),
+        (["--noeval", "--test_on", "best"], "test_on best goes by the validation perplexity"),
     ],
 )
-def test_a_text_that_cannot_be_trained_on_is_an_error(tmp_path, corpora, arguments, message):
+def test_what_cannot_be_trained_leaves_no_run(tmp_path, corpora, arguments, message):
     data_path = tmp_path if "--data_url" in arguments else corpora
     with pytest.raises(UserError, match=message):
         train_here(tmp_path / "run", *TINY, "--data_path", data_path, *arguments)

@@ -88,6 +88,7 @@ def test_a_path_loads_the_users_own_config(tmp_path):
         ("def get_config():\n    return 1 / 0\n", "ZeroDivisionError"),
         ("import no_such_module\n", "no_such_module"),
         ("raise ValueError('one\\ntwo')\n", "failed: ValueError: one$"),
+        ("raise SystemExit('no')\n", "failed: SystemExit: no$"),
         ("from lm.config import Config\nget_config = lambda: Config(num_steps=0)\n", "num_steps"),
     ],
 )

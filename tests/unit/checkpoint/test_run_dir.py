@@ -6,7 +6,9 @@ import shutil
 
 import pytest
 
+from lm.checkpoint.records import refuse_unknown_fields
 from lm.checkpoint.run_dir import Identity, open_run_dir
+from lm.config import Config
 from lm.data.run_corpus import load_run_corpus
 from lm.errors import RunError, UserError
 from lm.model.perplexity import NllSum
@@ -65,6 +67,11 @@ def test_fields_of_a_newer_version_are_refused(resume, part):
         UserError, match=r"manifest.json was written by a newer .*\(unknown field flux\); update it"
     ):
         resume(lambda manifest: manifest[part].update(flux=1))
+
+
+def test_a_field_that_a_config_file_has_lost_is_not_blamed_on_a_newer_version():
+    with pytest.raises(UserError, match="has the field flux, which neither Config of the config f"):
+        refuse_unknown_fields(Config, {"seed": 1, "flux": 1}, "manifest.json", by_file=True)
 
 
 def test_a_position_of_other_types_is_damage(resume):

@@ -7,7 +7,7 @@ import pytest
 
 from lm.cli.flags import parse_training_flags
 from lm.config import Config
-from lm.data.run_corpus import CorpusRecord, find_data_path, read_record
+from lm.data.run_corpus import CorpusRecord, find_data_path, load_run_corpus, read_record
 from lm.distributed.communicator import OneProcess
 from lm.errors import UserError
 from lm.inference.run import open_run
@@ -54,6 +54,11 @@ def test_a_corpus_that_is_gone_is_one_line_with_the_flag(tmp_path, monkeypatch, 
     for split in ("train", "valid", "test"):
         (tmp_path / f"data/{'ptb.' * (kind == 'ptb')}{split}.txt").write_text("a\n")
     assert find_data_path(OWN, ["run"]) == "data"
+
+
+def test_a_perfect_models_perplexity_is_told_of_its_own_words_only(corpora):
+    assert load_run_corpus(Config(corpus="embedded"), str(corpora))[1].test_perplexity > 1
+    assert load_run_corpus(Config(corpus="embedded", vocab_size=5), str(corpora))[1] is None
 
 
 def test_what_can_be_made_again_needs_no_flag(tmp_path, monkeypatch):

@@ -48,8 +48,8 @@ def test_tensorboard_shows_the_numbers_of_the_events(tmp_path):
     reporter = Reporter(str(tmp_path), tensorboard=True)
     reporter.describe({"hidden_size": 200, "name": "small", "vocab_size": None})
     reporter.event("step", step=100, epoch=1, loss=2.0, learning_rate=1.0, words_per_second=9.0)
-    reporter.event("epoch", epoch=1, train_perplexity=8.0, valid_perplexity=9.0)
-    reporter.event("test", test_perplexity=10.0)  # not closed: as if killed
+    reporter.event("epoch", step=130, epoch=1, train_perplexity=8.0, valid_perplexity=9.0)
+    reporter.event("test", step=130, test_perplexity=10.0)  # not closed: as if killed
     read = EventAccumulator(str(tmp_path / "tensorboard"))
     read.Reload()
     scalars = {
@@ -57,8 +57,8 @@ def test_tensorboard_shows_the_numbers_of_the_events(tmp_path):
         for tag in read.Tags()["scalars"]
     }
     assert scalars["loss/train"] == [(100, 2.0)]
-    assert scalars["perplexity/valid"] == [(100, 9.0)]
-    assert scalars["perplexity/test"] == [(100, 10.0)]
+    assert scalars["perplexity/valid"] == [(130, 9.0)]
+    assert scalars["perplexity/test"] == [(130, 10.0)]
     assert scalars["learning_rate"] == [(100, 1.0)]
     assert abs(scalars["perplexity/step"][0][1] - math.exp(2)) < 1e-5
     assert "config" in read.Tags()["tensors"]
