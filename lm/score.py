@@ -21,6 +21,7 @@ import sys
 from lm.cli import program
 from lm.cli.flags import opened_run, run_flags
 from lm.data.vocabulary import EOS
+from lm.errors import UserError
 from lm.startup import import_tensorflow
 
 USAGE = """\
@@ -44,6 +45,8 @@ def _score(argv):
     flags.define(bool, "json", False, "print JSON, one object per line, instead of TSV")
     flags.define(int, "batch_size", 16, "sentences scored at a time (default: 16)")
     flags.parse(argv)
+    if sys.stdin is None:
+        raise UserError("stdin is closed: give it the sentences, one a line")
     import_tensorflow()
     from lm.inference.run import open_run
     from lm.inference.scorer import Scorer

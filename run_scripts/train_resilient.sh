@@ -26,7 +26,10 @@ scripts=$(dirname "${BASH_SOURCE[0]}")
 source "$scripts/env.sh"
 # shellcheck source=run_scripts/mpirun_job.sh
 source run_scripts/mpirun_job.sh
-: "${OUTPUT_DIR:?set OUTPUT_DIR to the directory of the run}"
+[[ -n ${OUTPUT_DIR:-} ]] || {
+    echo "train_resilient: set OUTPUT_DIR to the directory of the run" >&2
+    exit 2
+}
 # By its path, the same on all hosts: what is first in PATH there need not be .venv's.
 python=${PYTHON:-$PWD/.venv/bin/python}
 command -v "$python" >/dev/null || {

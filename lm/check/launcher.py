@@ -33,6 +33,8 @@ def start_ranks(hosts: str, output_dir: str, mpirun_flags: str, timeout_seconds:
       UserError: A flag cannot be used.
       RunError: Something is not ready; the lines say what.
     """
+    if "OMPI_COMM_WORLD_SIZE" in os.environ:  # Open MPI's mpirun refuses to start another one
+        raise UserError("a check-up needs two ranks or more: give mpirun -np 2, or leave it out")
     checklist = Checklist()
     if shutil.which("mpirun") is None:
         checklist.add(FAIL, "mpirun", "there is no mpirun in PATH", _SETUP)
@@ -56,13 +58,15 @@ def launch_command(hosts: str, mpirun_flags: str) -> list[str]:
     """Return mpirun and its flags.
 
     Raises:
-      UserError: hosts or mpirun_flags cannot be understood.
+      UserError: hosts or mpirun_flags cannot be understood, or there is one rank.
     """
     try:
         more = shlex.split(mpirun_flags)
     except ValueError as error:
         raise UserError(f"mpirun_flags must be like a command line: {error}") from error
     num_ranks = sum(mpirun.slots(hosts)) if hosts else _NUM_LOCAL_RANKS
+    if num_ranks < 2:
+        raise UserError(f"hosts: a check-up needs two ranks or more, such as {hosts},other:1")
     return [*mpirun.command(num_ranks, hosts), *more]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import itertools
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -128,6 +129,8 @@ def read_lines(descriptor: int) -> Iterator[list[str]]:
         good = []
         for line in lines:
             number += 1
+            if number == 1:
+                line = line.removeprefix(codecs.BOM_UTF8)  # as of a corpus
             try:
                 good.append(line.decode("utf-8"))
             except UnicodeDecodeError as error:

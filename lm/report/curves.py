@@ -9,11 +9,13 @@ import os
 from collections.abc import Sequence
 from typing import Optional
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure  # not pyplot, which looks for a display
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
+from lm.errors import UserError
 from lm.files import write_atomically
 from lm.report.comparison import Section
 from lm.report.metrics import RunMetrics
@@ -34,7 +36,7 @@ def draw_sections(sections: Sequence[Section], prefix: Optional[str]) -> list[Op
       For each section its PNG file; None where no run has finished an epoch.
 
     Raises:
-      OSError: A file cannot be written.
+      UserError: A file cannot be written.
     """
     pngs: list[Optional[bytes]] = []
     for number, section in enumerate(sections, start=1):
@@ -50,11 +52,20 @@ def draw_sections(sections: Sequence[Section], prefix: Optional[str]) -> list[Op
         pngs.append(buffer.getvalue())
         if prefix:
             path = f"{prefix}-{number}" if len(sections) > 1 else prefix
-            os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
-            write_atomically(f"{path}.png", buffer.getvalue())
-            figure.savefig(f"{path}.pdf")
-            logger.info("wrote %s.png and %s.pdf", path, path)
+            _write(path, pngs[-1], figure)
     return pngs
+
+
+def _write(path: str, png: bytes, figure: Figure) -> None:
+    try:
+        os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+        write_atomically(f"{path}.png", png)
+        figure.savefig(f"{path}.pdf")
+    except OSError as error:
+        raise UserError(
+            f"cannot write {path}.png and .pdf: {error.strerror}; choose another name with --curves"
+        ) from error
+    logger.info("wrote %s.png and %s.pdf", path, path)
 
 
 def draw_curves(runs: Sequence[RunMetrics], labels: Sequence[str], title: str) -> Figure:
@@ -81,9 +92,11 @@ def draw_curves(runs: Sequence[RunMetrics], labels: Sequence[str], title: str) -
     for row, split in enumerate(["train", "validation"]):
         axes[row, 0].set_ylabel(f"{split} perplexity")
         for panel in axes[row]:
-            panel.set_yscale("log")
             panel.grid(True, alpha=0.25)
-        _label_log_axis(axes[row, 0])  # the other one shares it
+        # Without a number, of runs without evaluation, a logarithmic axis cannot be drawn.
+        if np.isfinite(axes[row, 0].dataLim.intervaly).all():
+            axes[row, 0].set_yscale("log")  # the other one shares it
+            _label_log_axis(axes[row, 0])
     axes[1, 0].set_xlabel("epoch")
     axes[1, 0].xaxis.get_major_locator().set_params(integer=True)
     axes[1, 1].set_xlabel("training time, seconds")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,7 +26,7 @@ class RunMetrics(NamedTuple):
     directory: str
     config: Mapping[str, Any]
     start: Event  # the last start event: world_size, hosts, versions
-    events: Sequence[Event]  # step, epoch and test events in order, each with its step
+    events: Sequence[Event]  # step, epoch and test events in order, each with step and world_size
     corpus: Optional[CorpusRecord]  # None for runs of older versions
 
     @property
@@ -44,10 +45,18 @@ class RunMetrics(NamedTuple):
         return self.start.get("world_size", 1)
 
     @property
+    def ranks_in_turn(self) -> list[int]:
+        """How many ranks it had, and on how many others it was resumed, in order."""
+        sizes = [event["world_size"] for event in self.events] or [self.num_ranks]
+        return [size for size, _ in itertools.groupby(sizes)]
+
+    @property
     def words_per_second(self) -> Optional[float]:
-        """Mean training speed of all ranks together, or None before the end of an epoch."""
-        seconds = sum(epoch["epoch_seconds"] for epoch in self.epochs)
-        words = sum(epoch["epoch_seconds"] * epoch["words_per_second"] for epoch in self.epochs)
+        """Mean training speed of all `num_ranks` together, or None before the end of an epoch."""
+        # Epochs on other numbers of ranks, before it was resumed on these, are not of this speed.
+        epochs = [epoch for epoch in self.epochs if epoch["world_size"] == self.num_ranks]
+        seconds = sum(epoch["epoch_seconds"] for epoch in epochs)
+        words = sum(epoch["epoch_seconds"] * epoch["words_per_second"] for epoch in epochs)
         return words / seconds if seconds else None
 
     @property
@@ -89,15 +98,16 @@ def read_run(directory: str) -> RunMetrics:
 def _last_told(events: Iterable[Event]) -> dict[tuple[str, Optional[int]], Event]:
     """Return the events by kind and number; resumed runs of old versions told some of them twice.
 
-    An epoch or a test event gets the step of the last step event before it, which tells it from
-    that of a run which --max_steps stopped earlier.
+    An epoch or a test event of an older version gets the step of the last step event before it.
+    All get the number of ranks of their start.
     """
     told: dict[tuple[str, Optional[int]], Event] = {}
-    step = 0
+    step, world_size = 0, 1
     for event in events:
         kind = event["event"]
         key = kind, event[kind] if kind in ("step", "epoch") else None
         step = event["step"] if kind == "step" else step
+        world_size = event.get("world_size", 1) if kind == "start" else world_size
         told.pop(key, None)  # it counts where it was told last
-        told[key] = {"step": step, **event}
+        told[key] = {"step": step, "world_size": world_size, **event}
     return told

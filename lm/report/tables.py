@@ -70,7 +70,8 @@ def _runs(groups: Sequence[Group]) -> Table:
         for run in group.runs:
             speed_up = group.speed_up(run)
             rows.append([
-                run.name, group.label, str(run.num_ranks), *_results_of(run),
+                run.name, group.label, ", then ".join(map(str, run.ranks_in_turn)),
+                *_results_of(run),
                 _number(run.seconds_per_epoch, ".1f"), _number(run.words_per_second, ",.0f"),
                 _number(speed_up, ".2f"),
                 _number(speed_up and speed_up / run.num_ranks, ".0%"),
@@ -78,7 +79,8 @@ def _runs(groups: Sequence[Group]) -> Table:
     return Table(
         "Runs",
         "Speed-up: the time per epoch with 1 rank divided by that of the run, same config."
-        " Efficiency: speed-up divided by the number of ranks.",
+        " Efficiency: speed-up divided by the number of ranks. A run that was resumed on other"
+        " ranks is timed by its epochs on the last.",
         ["run", "config", "ranks", "epochs", "train", "valid", "test", "time/epoch", "words/s",
          "speed-up", "efficiency"],
         rows,
@@ -104,7 +106,8 @@ def _differences(groups: Sequence[Group]) -> Table:
 
 def run_title(run: RunMetrics, *details: str) -> str:
     """Return the name of a run with its number of ranks, and with details before that."""
-    return f"{run.name} ({', '.join([*details, num_ranks_text(run.num_ranks)])})"
+    ranks = ", then ".join(map(num_ranks_text, run.ranks_in_turn))
+    return f"{run.name} ({', '.join([*details, ranks])})"
 
 
 def _results_of(run: RunMetrics) -> list[str]:

@@ -24,6 +24,8 @@ from lm.options import field_type
 Space = Mapping[str, BaseDistribution]
 Suggest = Callable[[optuna.Trial, Config], Config]
 
+# A perplexity is of a corpus and a vocabulary: between two of them, smaller is not better.
+_NOT_SEARCHED = ("corpus", "vocab_size")
 _EXAMPLE = "write learning_rate=0.3:3:log, keep_prob=0.5:1.0, hidden_size=100|200|300"
 # How often suggest() is tried on random values before the first job.
 _REHEARSALS = 20
@@ -47,6 +49,8 @@ def parse_space(text: str, config: Config) -> dict[str, BaseDistribution]:
             raise UserError(f"space: {part!r} is no field=values: {_EXAMPLE}")
         if name not in known:
             raise UserError(f"space: {name!r} is no field of Config (see docs/flags.md)")
+        if name in _NOT_SEARCHED:
+            raise UserError(f"space: {_not_searched(name)}")
         if name in space:
             raise UserError(f"space: {name} is given twice")
         space[name] = _distribution(name, field_type(type(config), name)[0], values)
@@ -126,7 +130,14 @@ def config_of(space: Union[Space, Suggest], trial: optuna.Trial, config: Config)
     if type(suggested) is not type(config):
         wanted, given = type(config).__name__, type(suggested).__name__
         raise UserError(f"suggest() must return {wanted}, as get_config() does, not {given}")
+    for name in _NOT_SEARCHED:
+        if getattr(suggested, name) != getattr(config, name):
+            raise UserError(f"suggest(): {_not_searched(name)}")
     return suggested
+
+
+def _not_searched(name: str) -> str:
+    return f"{name} is not searched: trials are ranked by perplexities on one corpus and vocabulary"
 
 
 def _suggest_one(trial: optuna.Trial, name: str, distribution: BaseDistribution) -> Any:

@@ -114,6 +114,14 @@ def test_hosts_that_cannot_be_reached_are_a_failure_with_a_remedy():
     assert result.stderr == "lm: error: not ready to train: see the remedies above\n"
 
 
+@pytest.mark.parametrize("hosts, num_ranks", [("here:1", None), (None, 1)])
+def test_a_check_up_of_one_rank_is_refused(hosts, num_ranks):
+    check = [sys.executable, "-m", "lm.check", *(["--hosts", hosts] if hosts else [])]
+    launcher = mpirun(num_ranks) if num_ranks else []
+    result = run_command([*launcher, *check], environment(), timeout=60, cwd=ROOT)
+    assert result.returncode == 2 and "a check-up needs two ranks or more" in result.stderr
+
+
 def test_a_broken_launch_is_told_in_bounded_time(tmp_path):
     """Stands in for hosts that never answer: an mpirun that hangs."""
     (tmp_path / "mpirun").write_text("#!/bin/sh\nexec sleep 1000\n")

@@ -70,6 +70,8 @@ def test_the_resilient_script_starts_the_python_of_its_own_checkout_on_all_hosts
     }  # fmt: skip
     command = ["run_scripts/train_resilient.sh", "--config", "config_test"]
     options = dict(cwd=tmp_path, env=env, capture_output=True, text=True, timeout=30)
+    nowhere = subprocess.run(command, **{**options, "env": {"PATH": env["PATH"]}})
+    assert nowhere.returncode == 2 and "set OUTPUT_DIR" in nowhere.stderr
     without = subprocess.run(command, **options)
     assert without.returncode == 2 and "run run_scripts/setup.sh" in without.stderr
     python = tmp_path / ".venv" / "bin" / "python"

@@ -93,6 +93,14 @@ def test_lines_come_as_soon_as_they_are_whole():
     os.close(read_end)
 
 
+def test_a_byte_order_mark_is_no_part_of_the_first_word(tmp_path):
+    for text in ("one\ntwo", "one"):
+        (tmp_path / "text").write_text(text, encoding="utf-8-sig")
+        with open(tmp_path / "text", "rb") as file:
+            lines = [line for lines in read_lines(file.fileno()) for line in lines]
+            assert lines == text.split()
+
+
 def test_a_line_that_is_not_utf8_is_an_error_after_the_lines_before_it(tmp_path):
     (tmp_path / "text").write_bytes(b"good\nbad \xff\nnever read\n")
     with open(tmp_path / "text", "rb") as file:

@@ -14,10 +14,10 @@ from lm.report.comparison import (
     loss_difference,
     pairs_of,
 )
-from lm.report.curves import draw_curves
+from lm.report.curves import draw_curves, draw_sections
 from lm.report.metrics import read_run
 from lm.report.page import build_page, write_page
-from lm.report.tables import build_tables
+from lm.report.tables import build_tables, run_title
 
 CONFIG = {"name": "small", "seed": 1, "batch_size": 20, "num_steps": 5}
 
@@ -110,6 +110,22 @@ def test_the_published_table_and_the_speed_up(tmp_path):
     assert [row[-2:] for row in each.rows] == [["1.00", "100%"], ["1.50", "75%"]]
 
 
+def test_a_run_that_was_resumed_on_other_ranks_is_timed_by_the_last(tmp_path):
+    alone, both = (
+        {"event": "epoch", "epoch": epoch, "epoch_seconds": 10.0, "words_per_second": speed,
+         "world_size": ranks}
+        for epoch, ranks, speed in [(1, 1, 100.0), (2, 2, 150.0)]
+    )  # fmt: skip
+    starts = [{"event": "start", "world_size": ranks, "steps_per_epoch": 10} for ranks in (1, 2)]
+    run = write_run(tmp_path / "a")
+    lines = map(json.dumps, [starts[0], alone, starts[1], both])
+    (tmp_path / "a/metrics.jsonl").write_text("\n".join(lines) + "\n")
+    run = read_run(str(tmp_path / "a"))
+    assert run.words_per_second == 150 and run_title(run).endswith("/a (1 rank, then 2 ranks)")
+    (row,) = build_tables(group_by_config([run]))[1].rows
+    assert row[2] == "1, then 2" and row[7:] == ["6.7", "150", "-", "-"]
+
+
 def test_without_a_run_of_one_rank_there_is_no_speed_up(tmp_path):
     tables = build_tables(group_by_config([write_run(tmp_path / "a", ranks=2)]))
     assert tables[1].rows[0][-2:] == ["-", "-"]
@@ -140,7 +156,10 @@ def test_the_largest_difference_of_loss_curves(tmp_path):
 
 
 def events_to(last, every=2):
-    """Return the events of a run that ends after a step, with epochs of 6 steps."""
+    """Return the events of a run that ends after a step, with epochs of 6 steps.
+
+    As older versions wrote them: epochs and tests do not know their step.
+    """
     events = []
     for step in range(every, last + 1, every):
         numbers = {"loss": 6 / step, "gradient_norm": step / 3, "learning_rate": 1.0}
@@ -190,6 +209,15 @@ def test_only_what_both_runs_have_is_compared(tmp_path):
     # The second epoch and the test of the one that was stopped are of fewer steps.
     said = compare(tmp_path, events_to(8), events_to(12))
     assert said == "equal, bit for bit, in 5 events (the first has 7, the second 9)"
+
+
+def test_epochs_of_other_steps_are_told_apart_though_none_of_them_was_logged(tmp_path):
+    step = {"event": "step", "step": 4, "epoch": 1, "loss": 6.0}
+    epoch = {"event": "epoch", "epoch": 1, "train_perplexity": 90.0}
+    whole = [step, {**epoch, "step": 6}, {"event": "step", "step": 8, "epoch": 2, "loss": 5.0}]
+    cut = [step, {**epoch, "step": 5, "train_perplexity": 91.0}]
+    said = compare(tmp_path, whole, cut)
+    assert said == "equal, bit for bit, in 1 event (the first has 3, the second 2)"
 
 
 def test_numbers_of_other_steps_are_not_compared(tmp_path):
@@ -248,6 +276,17 @@ def test_names_are_drawn_as_they_are(tmp_path):
     assert [text.get_text() for text in legend.get_texts()] == names
     sections = group_by_corpus([write_run(tmp_path / "line\nend", config={"name": "\udcff"})])
     build_page(sections, [None]).encode()
+
+
+def test_runs_without_validation_have_curves_too(tmp_path):
+    write_run(tmp_path / "a")
+    path = tmp_path / "a/metrics.jsonl"
+    path.write_text(path.read_text().replace("valid_perplexity", "other"))
+    sections = group_by_corpus([read_run(str(tmp_path / "a"))])
+    (png,) = draw_sections(sections, str(tmp_path / "curves"))
+    assert png == (tmp_path / "curves.png").read_bytes()
+    with pytest.raises(UserError, match=r"^cannot write /dev/null/x.png and .pdf: .* --curves$"):
+        draw_sections(sections, "/dev/null/x")
 
 
 def test_a_bar_or_a_line_end_in_a_cell_does_not_end_it():

@@ -30,6 +30,8 @@ def test_ranges_and_choices_get_the_types_of_their_fields():
         ("learning_rate=", "no field=values"),
         ("learning_speed=1:2", "no field of Config"),
         ("name=a|b", "no field of Config"),
+        ("vocab_size=10|200", "vocab_size is not searched: trials are ranked by perplexities on"),
+        ("corpus=files|embedded", "corpus is not searched"),
         ("num_steps=5:9, num_steps=5:9", "given twice"),
         ("hidden_size=1.5:3", "hidden_size must be int, not '1.5'"),
         ("learning_rate=low:high", "must be float, not 'low'"),
@@ -89,6 +91,7 @@ class OtherConfig(Config):
         (lambda trial, config: OtherConfig(), "must return Config, as get_config() does, not Oth"),
         (lambda trial, config: sys.exit("two\nlines"), "failed: SystemExit: two lines"),
         (lambda trial, config: config.nonsense, "suggest() failed: AttributeError"),
+        (lambda trial, config: Config(vocab_size=9), "vocab_size is not searched"),
         (lambda trial, config: Config(keep_prob=trial.suggest_float("k", 0.9, 2)), "at most 1"),
     ],
 )
