@@ -63,10 +63,11 @@ def measure(config: Config, options: StepOptions) -> dict[str, Any]:
             if trainer is ours:
                 measurements["gemm"] = gemm
         found = in_turn(options.repeats, measurements)
-        vocab_size = ours.ask("vocab_size")[0]
+        vocab_size, kernels = ours.ask("vocab_size")[0], ours.ask("kernels")[0]
         flops = ours.ask("step_flops")[0] or math.nan  # not known of a config file's network
     peaks = [by_rank[0] for by_rank in found.pop("gemm")]
-    return _record(config, options, vocab_size, flops, starts, found, peaks)
+    record = _record(config, options, vocab_size, flops, starts, found, peaks)
+    return {"kernels": kernels, **record}
 
 
 def _start(
@@ -153,7 +154,8 @@ def show(record: dict[str, Any]) -> None:
     config = record["config"]
     print(
         f"\n{config['name']}, {record['precision']}, {record['threads']} thread(s), batch"
-        f" {config['batch_size']} x {config['num_steps']}, {record['repeats']} repeats"
+        f" {config['batch_size']} x {config['num_steps']}, {record['repeats']} repeats; ours:"
+        f" {record['kernels']}"
     )
     rows = [
         {

@@ -161,7 +161,7 @@ def _check_kernels(checklist: Checklist, facts: Facts) -> None:
         status, found = WARN, by_rank(descriptions)
         remedy = (
             "training works, but its results depend on which rank has which: set LM_KERNELS_ISA"
-            " to an instruction set that all hosts have"
+            " to an instruction set that all hosts have, and build them with one compiler"
         )
     checklist.add(status, "kernels", found, remedy)
 

@@ -23,6 +23,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import logging
 import os
 from collections.abc import Iterator, Sequence
 
@@ -30,14 +31,18 @@ import tensorflow.compat.v1 as tf
 
 from lm.errors import UserError
 
+logger = logging.getLogger("lm")
+
 
 @functools.cache
 def _load():
     """Load the library once; return (its ops or None, "" or why it is None)."""
     from lm.kernels.build import INSTRUCTION_SETS  # not above: `-m lm.kernels.build` imports this
 
-    wanted = os.environ.get("LM_KERNELS_ISA") or "generic"
-    if wanted not in INSTRUCTION_SETS:  # else the CPU's best would silently take its place
+    wanted = os.environ.get("LM_KERNELS_ISA")
+    if (
+        wanted and wanted not in INSTRUCTION_SETS
+    ):  # else the CPU's best would silently take its place
         raise UserError(f"LM_KERNELS_ISA is {wanted!r}, not one of {', '.join(INSTRUCTION_SETS)}")
     if os.environ.get("LM_KERNELS", "1") == "0":
         return None, "switched off by LM_KERNELS=0"
@@ -50,6 +55,9 @@ def _load():
         ops = tf.load_op_library(str(path))
     except (tf.errors.OpError, OSError) as error:
         return None, f"{path} does not load: {error}"
+    found = _told("lm_kernels_isa")
+    if wanted and wanted != found:
+        logger.warning("LM_KERNELS_ISA is %s, which is not to be had here: %s", wanted, found)
     tf.RegisterGradient("LmLstm")(_lstm_gradient)
     tf.RegisterGradient("LmDropout")(_dropout_gradient)
     return ops, ""
@@ -61,13 +69,23 @@ def available() -> bool:
 
 
 def description() -> str:
-    """Return, in a few words for the log, what runs here, or why the compiled ops do not."""
+    """Return, in a few words for the log, what runs here, or why the compiled ops do not.
+
+    Where it is the same, so are the bits: it names the instruction set, the sources (the first
+    digits of their SHA-256) and the compiler, whose version may choose other roundings.
+    """
     ops, reason = _load()
     if ops is None:
         return f"no compiled ops: {reason}"
-    isa = ctypes.CDLL(str(_library_path())).lm_kernels_isa
-    isa.restype = ctypes.c_char_p
-    return f"compiled ops for {isa().decode()}"
+    sources, compiler = _library_path().stem[:8], _told("lm_kernels_compiler")
+    return f"compiled ops for {_told('lm_kernels_isa')} ({sources}, compiler {compiler})"
+
+
+def _told(name: str) -> str:
+    """Return what a function of the library says of it."""
+    function = getattr(ctypes.CDLL(str(_library_path())), name)
+    function.restype = ctypes.c_char_p
+    return function().decode()
 
 
 @contextlib.contextmanager

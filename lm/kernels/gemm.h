@@ -21,7 +21,7 @@ namespace LM_ISA {
 struct Float32 {
   static constexpr int kDepth = 1;         // values of a unit
   static constexpr bool kConverts = false;  // units differ from float32 values
-  LM_INLINE Vec MulAdd(Vec a, Vec b, Vec c) { return a * b + c; }
+  LM_INLINE Vec MulAdd(Vec a, Vec b, Vec c) { return LM_ISA::MulAdd(a, b, c); }
   template <class T>
   LM_INLINE Vec Along(const T* p, int64_t n) { return Load(p, n); }
   template <class T>
@@ -54,7 +54,7 @@ struct Bfloat16 {
 struct Bfloat16 {  // the same numbers where the CPU cannot multiply them: rounded float32
   static constexpr int kDepth = 1;
   static constexpr bool kConverts = true;
-  LM_INLINE Vec MulAdd(Vec a, Vec b, Vec c) { return a * b + c; }
+  LM_INLINE Vec MulAdd(Vec a, Vec b, Vec c) { return LM_ISA::MulAdd(a, b, c); }
   template <class T>
   LM_INLINE Vec Along(const T* p, int64_t n) { return RoundToBf16(Load(p, n)); }
   template <class T>

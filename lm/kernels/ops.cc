@@ -712,7 +712,11 @@ extern "C" __attribute__((visibility("default"))) void lm_flush_subnormals(bool 
 #endif
 }
 
-// For the log: which build runs here.
+// For the log: which build runs here, and whose it is.
 extern "C" __attribute__((visibility("default"))) const char* lm_kernels_isa() {
   return lm::Cpu().name;
+}
+
+extern "C" __attribute__((visibility("default"))) const char* lm_kernels_compiler() {
+  return __VERSION__;
 }

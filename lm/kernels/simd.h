@@ -17,7 +17,7 @@
 #define LM_LANES 4
 #endif
 
-#if defined(__AVX512BF16__)
+#if defined(__FMA__)
 #include <immintrin.h>
 #endif
 
@@ -31,11 +31,25 @@ constexpr int kLanes = LM_LANES;
 LM_INLINE int64_t Least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 // GCC's vector types: arithmetic and comparison are elementwise, and lower to whatever the target
-// has (NEON included). `a * b + c` becomes a fused multiply-add where there is one.
+// has (NEON included). `a * b + c` becomes a fused multiply-add where there is one; in a sum over
+// many, see MulAdd.
 typedef float Vec __attribute__((vector_size(4 * LM_LANES)));
 typedef int32_t IVec __attribute__((vector_size(4 * LM_LANES)));
 
 LM_INLINE Vec Set(float x) { return x - Vec{}; }
+
+// a * b + c, rounded once where the CPU can. By name: newer compilers split it in loops that add to
+// one sum (GCC 13's tuning "avoid_fma256_chains"), which a tile of one row is and one of six is not,
+// and a row's bits would depend on how many rows are beside it.
+LM_INLINE Vec MulAdd(Vec a, Vec b, Vec c) {
+#if defined(__AVX512F__)
+  return (Vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+  return (Vec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+  return a * b + c;
+#endif
+}
 
 LM_INLINE Vec Load(const float* p) {
   Vec v;

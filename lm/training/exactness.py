@@ -38,7 +38,7 @@ def _why_inexact(run: Prepared, compiled_ops: list[str]) -> str:
     if not kernels.available():  # here, or on any rank: they have agreed on that
         return "sums of plain TensorFlow depend on threads and ranks"
     if len(set(compiled_ops)) > 1:
-        return "the ranks' instruction sets differ"
+        return "the ranks' compiled ops differ"
     if config.virtual_ranks % comm.size:
         return f"{comm.size} ranks do not divide virtual_ranks {config.virtual_ranks}"
     if config.scale_lr_by_worker != "none":

@@ -25,7 +25,7 @@ def _built():
 )
 def test_other_instruction_sets(isa):
     """The tests of the ops once more, in a process told to use a lesser CPU."""
-    if kernels.description().endswith(f" {isa}"):
+    if f" {isa} " in kernels.description():
         pytest.skip("what this process uses")
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
     done = subprocess.run(
@@ -58,10 +58,10 @@ def test_switched_off():
 
 def test_without_amx_where_the_system_refuses_it():
     """As an old kernel or a sandbox does: without permission the first tile kills the process."""
-    if kernels.description() != "compiled ops for amx":
+    if not kernels.description().startswith("compiled ops for amx "):
         pytest.skip(kernels.description())
     said = description_in_new_process(preexec_fn=refuse_amx)
-    assert said == "True compiled ops for avx512bf16"
+    assert said.startswith("True compiled ops for avx512bf16 (")
 
 
 def refuse_amx():

@@ -36,7 +36,9 @@ class TutorialGraph:
         self.loss = tf.reduce_sum(nll) / config.batch_size
         variables = tf.trainable_variables()
         gradients = tf.gradients(self.loss, variables)
-        clipped, self.grad_norm = tf.clip_by_global_norm(gradients, config.max_grad_norm)
+        # A number of float32: an infinite one makes all gradients NaN.
+        limit = min(config.max_grad_norm, tf.float32.max)
+        clipped, self.grad_norm = tf.clip_by_global_norm(gradients, limit)
         optimizer = tf.train.GradientDescentOptimizer(config.learning_rate)
         update_op = optimizer.apply_gradients(zip(clipped, variables))
         self.train_op = tf.group(update_op, keep_state_op)

@@ -90,6 +90,12 @@ class StepServer:
         """Return the number of words."""
         return self._vocab_size
 
+    def kernels(self) -> str:
+        """Return what computes our step."""
+        from lm import kernels  # not above: it imports TensorFlow
+
+        return kernels.description()
+
     def step_flops(self) -> Optional[int]:
         """Return the operations of a step's matrix products; None for a config file's network."""
         return None if self._file.functions else step_flops(self._config, self._vocab_size)

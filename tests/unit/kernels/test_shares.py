@@ -94,9 +94,9 @@ def test_shares_that_cannot_be(shares):
         run(lambda x: [kernels.column_sums(x, shares)], [numbers(6, 2)])
 
 
-# Recurrent weights within a core's cache, whose rows threads divide, and beyond it.
+# Recurrent weights within a core's cache, whose rows threads divide, and beyond it; a row a rank.
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-@pytest.mark.parametrize("T, B, H", [(3, 20, 24), (4, 8, 33), (2, 21, 330)])
+@pytest.mark.parametrize("T, B, H", [(3, 20, 24), (4, 8, 33), (2, 21, 330), (2, 4, 40)])
 def test_step_of_ranks_is_that_of_one(T, B, H, precision):
     """Loss and gradients are the tree of the ranks', what belongs to a row is the same."""
     V = 211
