@@ -123,6 +123,11 @@ class Driver:
             self._finish(trial, TrialState.FAIL)
             return True
         trial.set_user_attr("config", dataclasses.asdict(config))
+        epochs = self._study.reported(trial)
+        if epochs and max(epochs) < config.num_epochs and trial.should_prune():
+            # Its driver ended while it was about to be.
+            self._finish(trial, TrialState.PRUNED)
+            return True
         self._free.pop()
         self._jobs.append(job)
         job.start()

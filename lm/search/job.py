@@ -24,6 +24,8 @@ from lm.report.metrics import read_run
 from lm.search.places import Place, environment
 from lm.search.prepare import Prepared
 
+# What a traceback ends with, after its indented lines.
+_EXCEPTION = re.compile(r"^lm: error: .*Traceback .*\n(?:[ ].*\n|\n)*(\S.*)$", re.MULTILINE)
 _ERROR = re.compile(r"^lm: error: (.*)$", re.MULTILINE)
 _KILLED = re.compile(r"^mpirun noticed that (.*)$", re.MULTILINE)
 
@@ -114,16 +116,17 @@ class Job:
         return found
 
     def failure(self) -> str:
-        """Say in a line why it has ended: what `lm.train` said last, or else mpirun."""
+        """Say in a line why it has ended: what `lm.train` said last, or else mpirun; the same of
+        trials that fail alike."""
         with open(self._console, "rb") as file:
             file.seek(self._console_start)
             said = file.read().decode(errors="replace")
-        return reason_in(said) or f"exit code {self.exit_code()}; see {self._console}"
+        return reason_in(said) or f"exit code {self.exit_code()}; see the trial's console.txt"
 
 
 def reason_in(said: str) -> Optional[str]:
     """Return the last line in which one of our programs, or else mpirun, says why it ends."""
-    for pattern in (_ERROR, _KILLED):
+    for pattern in (_EXCEPTION, _ERROR, _KILLED):
         found = pattern.findall(said)
         if found:
             return found[-1].strip()

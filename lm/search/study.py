@@ -7,11 +7,13 @@ import math
 import os
 import time
 import warnings
+import zlib
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Optional, Union
 
 import optuna
 import sqlalchemy.exc
+from optuna.distributions import BaseDistribution
 from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, TrialState
 
@@ -119,7 +121,7 @@ class Study:
                 self._storage.record_heartbeat(waiting[0]._trial_id)
             # Seeded anew for each trial: a search that is resumed must neither draw the numbers of
             # its first trials again, nor others than it would have drawn.
-            self._study.sampler = _sampler(self._options, self._options.search_seed + number)
+            self._study.sampler = _SeedByName(self._options, self._options.search_seed + number)
             return self._study.ask()
 
     def reported(self, trial: optuna.Trial) -> Collection[int]:
@@ -192,6 +194,49 @@ def check_storage(options: SearchOptions) -> None:
         ) from error
     if url.password:  # which ps would show to all users of the host
         raise UserError("storage: put the password into ~/.pgpass or PGPASSWORD, not the address")
+
+
+class _SeedByName(optuna.samplers.BaseSampler):
+    """A sampler with a seed for each parameter, which its name decides.
+
+    With one seed for all, a trial whose driver was killed between two of its values would go on
+    with another second one: what is in the study already is not drawn again.
+    """
+
+    def __init__(self, options: SearchOptions, seed: int):
+        self._options, self._seed = options, seed
+        self._of_trial = _sampler(options, seed)
+
+    def before_trial(self, study: optuna.Study, trial: FrozenTrial) -> None:
+        self._of_trial.before_trial(study, trial)
+
+    def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict:
+        return self._of_trial.infer_relative_search_space(study, trial)
+
+    def sample_relative(
+        self, study: optuna.Study, trial: FrozenTrial, search_space: dict
+    ) -> dict[str, Any]:
+        return self._of_trial.sample_relative(study, trial, search_space)
+
+    def sample_independent(
+        self,
+        study: optuna.Study,
+        trial: FrozenTrial,
+        param_name: str,
+        param_distribution: BaseDistribution,
+    ) -> Any:
+        seed = (self._seed + zlib.crc32(param_name.encode())) % 2**32
+        sampler = _sampler(self._options, seed)
+        return sampler.sample_independent(study, trial, param_name, param_distribution)
+
+    def after_trial(
+        self,
+        study: optuna.Study,
+        trial: FrozenTrial,
+        state: TrialState,
+        values: Optional[Sequence[float]],
+    ) -> None:
+        self._of_trial.after_trial(study, trial, state, values)
 
 
 def _sampler(options: SearchOptions, seed: int) -> optuna.samplers.BaseSampler:

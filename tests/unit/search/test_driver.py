@@ -10,15 +10,17 @@ import sys
 import pytest
 from optuna.trial import TrialState
 
+from lm.config import Config
 from lm.config_file import load_config_file
 from lm.distributed.cores import count_cores
 from lm.errors import RunError, Stopped, UserError
 from lm.report.search import FAILURES, load_search, summary
 from lm.search import driver, prepare
 from lm.search.driver import Driver
-from lm.search.options import SearchOptions, load_settings
+from lm.search.options import SearchOptions, Settings, load_settings
 from lm.search.prepare import Given
-from lm.search.study import check_storage
+from lm.search.space import config_of, parse_space
+from lm.search.study import Study, check_storage
 from lm.search.winner import report_winner
 
 # Each epoch of a trial has the perplexity 1000 / learning rate, but where TRAINER says otherwise.
@@ -41,6 +43,8 @@ fail() {{ echo "lm: error: $1"; exit ${{2:-1}}; }}
 epoch 1; epoch 2
 """
 pytestmark = pytest.mark.timeout(60)
+TRACEBACK = """printf '%s\\n' 'lm: error: Traceback (most recent call last):' '  File' \\
+    '    x()' 'ValueError: no such thing' 'detail' >&2; exit 1"""
 WAIT = "while true; do sleep 0.05; done"
 
 
@@ -152,6 +156,43 @@ def test_a_bad_trial_is_stopped_where_it_can_go_on(search):
     assert study.trials()[1].value == 1000 and starts(search, 1) == ["start", "saved"]
 
 
+def test_a_trial_that_was_about_to_be_pruned_is_not_started_again(search):
+    slow_save = "trap 'touch asked; sleep 1; echo saved >>starts; exit 143' USR2"
+    body = f"if [[ $rate == 1.0 ]]; then {slow_save}; epoch 1; {WAIT}; fi"
+    asked = search.directory / "trials/0001/asked"
+    with pytest.raises(Stopped):
+        search(rates="4|1|2", body=body, stop=lambda: signal.SIGTERM if asked.exists() else 0)
+    study = search(rates="4|1|2")
+    assert states(study)[:2] == [TrialState.COMPLETE, TrialState.PRUNED]
+    assert starts(search, 1) == ["start", "saved"]
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random", "nsgaii", "cmaes"])
+def test_a_trial_has_the_same_values_if_its_driver_dies_between_them(search, sampler):
+    def values_of(study, cut):
+        space = parse_space("learning_rate=1:8, keep_prob=0.5:1", Config())
+        for number in range(3):
+            trial = study.claim()
+            if cut:
+                (name, each), _ = space.items()
+                trial.suggest_float(name, each.low, each.high)
+                study.release(trial)
+                trial = study.claim()
+            config_of(space, trial, Config())
+            study.tell(trial, TrialState.COMPLETE, float(number))
+        return [trial.params for trial in study.trials()]
+
+    options = SearchOptions(space="learning_rate=1:8", sampler=sampler)
+    found = []
+    for name in ("whole", "cut"):
+        (search.directory / name).mkdir(parents=True)
+        settings = Settings(name, {"num_epochs": 2}, options, {})
+        found.append(
+            values_of(Study(settings, str(search.directory / name), {}, True), name == "cut")
+        )
+    assert found[0] == found[1] and len({str(params) for params in found[0]}) == 3
+
+
 def test_a_bad_trial_that_cannot_save_is_tried_again(search):
     is_first = "[[ $rate == 1.0 && $(wc -l <starts) == 1 ]]"
     cannot_save = "trap 'echo lm: error: no checkpoint; exit 1' USR2"
@@ -190,6 +231,7 @@ def test_a_trial_that_another_driver_has_finished_stays_as_it_is(search, then):
         ("fail 'batch_size is wrong' 2", 1, TrialState.FAIL, "batch_size is wrong"),
         ("kill -9 $$", 3, TrialState.FAIL, "exit code -9; see "),
         ("exit 0", 3, TrialState.FAIL, "exit code 0; see "),
+        (TRACEBACK, 3, TrialState.FAIL, "ValueError: no such thing"),
         ("(($(wc -l <starts) > 1)) || fail 'once'", 2, TrialState.COMPLETE, "once"),
     ],
 )
@@ -259,9 +301,17 @@ def test_a_fault_that_meets_all_trials_ends_the_search(search):
     body = f"[[ ! -e {gone} ]] || fail 'no corpus' 2; [[ $rate != 1.0 ]] || touch {gone}"
     with pytest.raises(RunError, match=r"3 trials have failed alike: no corpus; .*--resume"):
         search(rates="1|2|4|8|9", body=body)
+    assert len(list((search.directory / "trials").iterdir())) == 4
     found = search(rates="1|2|4|8|9")
     done, failed = TrialState.COMPLETE, TrialState.FAIL
     assert states(found) == [done, failed, failed, done, done]
+
+
+def test_processes_that_are_killed_have_failed_alike(search):
+    with pytest.raises(
+        RunError, match=r"3 trials have failed alike: exit code -9; see the trial's"
+    ):
+        search(rates="1|2|4|8|9", body="kill -9 $$")
 
 
 def test_a_storage_that_is_gone_is_one_line(search):
