@@ -5,6 +5,7 @@
 #   NP=2 HOSTS=host1:1,host2:1 run_scripts/train_horovodrun.sh
 #
 # Environment: NP (2), HOSTS (localhost:NP), CONFIG (config_small).
+# SIGUSR1 does nothing: horovodrun does not pass it on, so there is no save between steps on demand.
 # Cost: Gloo's exchange takes 2 to 4 times as long as MPI's. Result: a run in runs/.
 set -euo pipefail
 scripts=$(dirname "${BASH_SOURCE[0]}")

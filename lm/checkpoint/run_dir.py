@@ -148,13 +148,15 @@ def _defaults(cls: type[Config]) -> dict[str, Any]:
 
 
 def _is_before(line: bytes, step: int, epochs_done: int) -> bool:
+    if not line.endswith(b"\n"):  # cut off when the job was killed
+        return False
     try:
         event = json.loads(line)
         if event["event"] == "epoch":
             return event["epoch"] <= epochs_done
         return event["event"] != "test" and event.get("step", 0) <= step
     except (ValueError, KeyError, TypeError, AttributeError):
-        return False  # cut off when the job was killed
+        return False  # no event
 
 
 def _metrics(path: str) -> str:

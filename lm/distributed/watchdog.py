@@ -36,6 +36,15 @@ def own_process() -> Process:
     return Process(socket.gethostname(), os.getpid())
 
 
+def is_child_of_mpirun() -> bool:
+    """Return whether mpirun, or its daemon on this host, has started this process."""
+    # Not by the environment, which what a rank starts inherits.
+    with contextlib.suppress(OSError):
+        with open(f"/proc/{os.getppid()}/cmdline", encoding="utf-8", errors="replace") as file:
+            return os.path.basename(file.read().split("\0")[0]) in _OPEN_MPI
+    return False
+
+
 def end_with_launcher() -> None:
     """End this process when its launcher is gone: killed, it can no longer end its ranks."""
     launcher = os.getppid()
@@ -52,7 +61,8 @@ class _Phase(NamedTuple):
     """What a rank is at; each sign of life is a new object."""
 
     name: str
-    stoppable: bool
+    stoppable: bool = False
+    alone: bool = False
 
 
 class Watchdog:
@@ -76,7 +86,7 @@ class Watchdog:
     ):
         self._timeout, self._ranks, self._rank = timeout_seconds, ranks, rank
         self._stop_requested = stop_requested
-        self._phase = _Phase("the start", stoppable=False)
+        self._phase = _Phase("the start")
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
         if len(ranks) > 1:
@@ -88,7 +98,7 @@ class Watchdog:
         if self._thread.is_alive():
             self._thread.join()
 
-    def beat(self, phase: str, stoppable: bool = False) -> None:
+    def beat(self, phase: str, stoppable: bool = False, alone: bool = False) -> None:
         """Note progress: the last phase has ended and this one begins.
 
         Args:
@@ -96,8 +106,9 @@ class Watchdog:
           stoppable: Whether a stop signal is to be heard within a few times what such a phase
             takes. Not a save, which the signal itself has asked for: a copy of large weights
             takes longer than any step.
+          alone: Whether it is work of this rank, in which it waits for no other.
         """
-        self._phase = _Phase(phase, stoppable)
+        self._phase = _Phase(phase, stoppable, alone)
 
     def _watch(self) -> None:
         now, idle, longest, seen = time.monotonic(), 0.0, 0.0, self._phase
@@ -113,13 +124,15 @@ class Watchdog:
             if stop and seen.stoppable and idle > _GRACE_SECONDS + 3 * longest:
                 os._exit(128 + stop)
             if self._timeout and idle > self._timeout:
-                self._give_up(seen.name, idle)
+                self._give_up(seen, idle)
 
-    def _give_up(self, phase: str, idle: float) -> NoReturn:
+    def _give_up(self, phase: _Phase, idle: float) -> NoReturn:
         own = self._ranks[self._rank]
+        where = phase.name
+        if not phase.alone:
+            where += f", waiting for {_waited_for(self._ranks, self._rank)}"
         _say(
-            f"rank {self._rank} on {own.host}: no progress for {idle:.0f} s in"
-            f" {phase}, waiting for {_waited_for(self._ranks, self._rank)}"
+            f"rank {self._rank} on {own.host}: no progress for {idle:.0f} s in {where}"
             " (--step_timeout_seconds)"
         )
         if any(process.host != own.host for process in self._ranks):
@@ -129,11 +142,9 @@ class Watchdog:
 
 def _kill_launcher() -> None:
     """Kill mpirun or its daemon, which waits for ever for a host that is cut off."""
-    launcher = os.getppid()
-    with contextlib.suppress(OSError):
-        with open(f"/proc/{launcher}/cmdline", encoding="utf-8") as file:
-            if os.path.basename(file.read().split("\0")[0]) in _OPEN_MPI:
-                os.kill(launcher, signal.SIGKILL)
+    if is_child_of_mpirun():
+        with contextlib.suppress(OSError):
+            os.kill(os.getppid(), signal.SIGKILL)
 
 
 def _waited_for(ranks: Sequence[Process], own_rank: int) -> str:

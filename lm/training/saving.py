@@ -115,10 +115,14 @@ class Safekeeping:
 
     def _wait_for_saver(self) -> Optional[str]:
         """Return why the last save failed, or None."""
-        # Not to be interrupted: a signal to stop must not leave the save that it asks for.
+        phase = "the writing of a checkpoint"
+        self._beat(phase, alone=self._saver is not None)
+        # Not to be interrupted: a signal to stop must not leave the save that it asks for. The
+        # ranks that wait see that rank 0 is there, which itself has no sign of life: a disk that
+        # never answers must not keep the job for ever.
         room = WaitingRoom(
             self._comm.gather,
-            beat=lambda: self._beat("the writing of a checkpoint"),
+            beat=lambda: None if self._saver else self._beat(phase),
             stop_requested=lambda: 0,
         )
         if self._saver and self._saver.is_busy:

@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from tests.commands import mpirun
 from tests.faults.jobs import events, last_step, run
 
 LONG = ("--hidden_size", 8, "--num_epochs", 200, "--noeval")
@@ -21,6 +22,23 @@ def test_a_killed_process_ends_the_job(start, tmp_path, victim):
     os.kill(pid, signal.SIGKILL)
     code, _ = job.ends()
     assert code != 0
+
+
+def test_the_only_rank_of_an_mpirun_ends_with_it(start, tmp_path):
+    job = start(tmp_path, *LONG, launcher=mpirun(1))
+    job.wait_for_step(10)
+    job.process.kill()
+    assert job.ends()[0] == -signal.SIGKILL
+
+
+def test_a_disk_that_never_answers_ends_the_job(start, tmp_path):
+    flags = (*LONG, "--step_timeout_seconds", 3)
+    job = start(tmp_path, *flags, num_ranks=2, fault="slow_disk:600")
+    job.wait_for_step(10)
+    job.process.send_signal(signal.SIGUSR2)
+    code, output = job.finish(timeout=3 + 10)
+    where = "no progress for 3 s in the writing of a checkpoint (--step_timeout_seconds)"
+    assert code == 1 and f"rank 0 on {socket.gethostname()}: {where}" in output, output
 
 
 def test_a_stopped_rank_is_named_and_ends_the_job(start, tmp_path):

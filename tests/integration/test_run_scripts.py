@@ -95,6 +95,23 @@ def test_train_hosts_says_what_it_needs(env, message):
     assert result.returncode == 2 and message in result.stderr
 
 
+@pytest.mark.parametrize(
+    "job, code",
+    [("trap 'exit 143' USR2", 143), ("trap 'exit 0' USR2", 143), ("trap 'exit 1' USR2", 1),
+     ("trap 'kill -9 \\$\\$' USR2", 137)],
+)  # fmt: skip
+def test_a_job_that_could_not_save_is_not_told_to_have_stopped(job, code):
+    script = (
+        "set -euo pipefail; source run_scripts/mpirun_job.sh; kill -USR1 $$;"
+        f' run_job bash -c "{job}; kill -TERM $$; while :; do sleep 0.05; done" || code=$?;'
+        " kill -USR1 $$; echo $stopped_by; exit $code"
+    )
+    result = subprocess.run(
+        ["bash", "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=30
+    )
+    assert (result.returncode, result.stdout) == (code, "143\n"), result.stderr
+
+
 def test_the_resilient_script_sees_progress_at_any_step(tmp_path):
     """A new checkpoint begins the count anew, past step 10^8 and below a newer, damaged one."""
     (tmp_path / "run/checkpoints/step-300000000").mkdir(parents=True)

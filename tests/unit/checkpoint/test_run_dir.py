@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from lm.checkpoint.records import refuse_unknown_fields
-from lm.checkpoint.run_dir import Identity, open_run_dir
+from lm.checkpoint.run_dir import Identity, RunDir, open_run_dir
 from lm.config import Config
 from lm.data.run_corpus import load_run_corpus
 from lm.errors import RunError, UserError
@@ -67,6 +67,13 @@ def test_fields_of_a_newer_version_are_refused(resume, part):
         UserError, match=r"manifest.json was written by a newer .*\(unknown field flux\); update it"
     ):
         resume(lambda manifest: manifest[part].update(flux=1))
+
+
+def test_a_line_without_its_end_is_not_kept(tmp_path):
+    whole = b'{"event": "step", "step": 1}\n'
+    (tmp_path / "metrics.jsonl").write_bytes(whole + b'{"event": "step", "step": 2}')
+    RunDir(str(tmp_path), None, {}).forget_events_after(5, 0)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == whole  # else the next one would be glued
 
 
 def test_a_field_that_a_config_file_has_lost_is_not_blamed_on_a_newer_version():
