@@ -220,7 +220,10 @@ class RunOptions(Checked):
         low=1,
     )
     step_timeout_seconds: float = option(
-        600.0, "end the job when a rank has waited for the others for so long (0: never)", low=0
+        600.0,
+        "end the job when a rank has waited for the others, or rank 0 for the disk, for so long"
+        " (0: never)",
+        low=0,
     )
     max_steps: Optional[int] = option(None, "stop training after so many steps", low=1)
     early_stopping_epochs: Optional[int] = option(

@@ -18,7 +18,7 @@ from lm.distributed import launch
 from lm.distributed.agreement import together
 from lm.distributed.communicator import Communicator, OneProcess
 from lm.distributed.signals import ignore_save_requests
-from lm.distributed.watchdog import end_with_launcher, is_child_of_mpirun
+from lm.distributed.watchdog import end_with_launcher, mpirun_above
 from lm.errors import Ending, HelpRequested, UserError
 from lm.events.logs import may_be_gone, start_console
 
@@ -42,7 +42,7 @@ def run(
       timeline: Whether the exchanges will be recorded.
     """
     _start(launch.launched_rank())
-    if launch.launched_size() > 1 or is_child_of_mpirun():
+    if launch.launched_size() > 1 or mpirun_above():
         end_with_launcher()
     parsed, failure = None, None
     try:

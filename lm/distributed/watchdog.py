@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn, Optional
 
 from lm.distributed.naming import name_ranks
 from lm.processes import stat_fields
@@ -36,13 +36,15 @@ def own_process() -> Process:
     return Process(socket.gethostname(), os.getpid())
 
 
-def is_child_of_mpirun() -> bool:
-    """Return whether mpirun, or its daemon on this host, has started this process."""
+def mpirun_above() -> Optional[int]:
+    """Return the process id of the mpirun, or of its daemon, that has started this process."""
     # Not by the environment, which what a rank starts inherits.
+    parent = os.getppid()
     with contextlib.suppress(OSError):
-        with open(f"/proc/{os.getppid()}/cmdline", encoding="utf-8", errors="replace") as file:
-            return os.path.basename(file.read().split("\0")[0]) in _OPEN_MPI
-    return False
+        with open(f"/proc/{parent}/cmdline", encoding="utf-8", errors="replace") as file:
+            if os.path.basename(file.read().split("\0")[0]) in _OPEN_MPI:
+                return parent
+    return None
 
 
 def end_with_launcher() -> None:
@@ -58,11 +60,12 @@ def end_with_launcher() -> None:
 
 
 class _Phase(NamedTuple):
-    """What a rank is at; each sign of life is a new object."""
+    """What a rank is at."""
 
     name: str
     stoppable: bool = False
     alone: bool = False
+    signs_of_life: int = 0  # since the start
 
 
 class Watchdog:
@@ -98,7 +101,9 @@ class Watchdog:
         if self._thread.is_alive():
             self._thread.join()
 
-    def beat(self, phase: str, stoppable: bool = False, alone: bool = False) -> None:
+    def beat(
+        self, phase: str, stoppable: bool = False, alone: bool = False, progress: bool = True
+    ) -> None:
         """Note progress: the last phase has ended and this one begins.
 
         Args:
@@ -107,16 +112,19 @@ class Watchdog:
             takes. Not a save, which the signal itself has asked for: a copy of large weights
             takes longer than any step.
           alone: Whether it is work of this rank, in which it waits for no other.
+          progress: False where nothing has got on: the time of the last phase counts on.
         """
-        self._phase = _Phase(phase, stoppable, alone)
+        signs_of_life = self._phase.signs_of_life + progress
+        self._phase = _Phase(phase, stoppable, alone, signs_of_life)
 
     def _watch(self) -> None:
         now, idle, longest, seen = time.monotonic(), 0.0, 0.0, self._phase
         while not self._closed.wait(_TICK_SECONDS):
             before, now = now, time.monotonic()
-            if self._phase is not seen:
-                longest = max(longest, idle if seen.stoppable else 0.0)
-                idle, seen = 0.0, self._phase
+            last, seen = seen, self._phase
+            if seen.signs_of_life != last.signs_of_life:
+                longest = max(longest, idle if last.stoppable else 0.0)
+                idle = 0.0
             # Time that this process itself was stopped for does not count: a scheduler may
             # suspend a whole job for hours and then let it go on.
             idle += min(now - before, 2 * _TICK_SECONDS)
@@ -142,9 +150,10 @@ class Watchdog:
 
 def _kill_launcher() -> None:
     """Kill mpirun or its daemon, which waits for ever for a host that is cut off."""
-    if is_child_of_mpirun():
+    launcher = mpirun_above()
+    if launcher:
         with contextlib.suppress(OSError):
-            os.kill(os.getppid(), signal.SIGKILL)
+            os.kill(launcher, signal.SIGKILL)
 
 
 def _waited_for(ranks: Sequence[Process], own_rank: int) -> str:

@@ -71,8 +71,8 @@ def available() -> bool:
 def description() -> str:
     """Return, in a few words for the log, what runs here, or why the compiled ops do not.
 
-    Where it is the same, so are the bits: it names the instruction set, the sources (the first
-    digits of their SHA-256) and the compiler, whose version may choose other roundings.
+    Where it is the same, so are the bits: it names the instruction set, the sources (by the first
+    digits of the library's name) and the compiler, whose version may choose other roundings.
     """
     ops, reason = _load()
     if ops is None:

@@ -26,7 +26,9 @@ class RunMetrics(NamedTuple):
     directory: str
     config: Mapping[str, Any]
     start: Event  # the last start event: world_size, hosts, versions
-    events: Sequence[Event]  # step, epoch and test events in order, each with step and world_size
+    # Step, epoch and test events in order, each with its step, its number of ranks (world_size),
+    # and the step from which on it has been that (ranks_since).
+    events: Sequence[Event]
     corpus: Optional[CorpusRecord]  # None for runs of older versions
 
     @property
@@ -53,8 +55,14 @@ class RunMetrics(NamedTuple):
     @property
     def words_per_second(self) -> Optional[float]:
         """Mean training speed of all `num_ranks` together, or None before the end of an epoch."""
-        # Epochs on other numbers of ranks, before it was resumed on these, are not of this speed.
-        epochs = [epoch for epoch in self.epochs if epoch["world_size"] == self.num_ranks]
+        # Epochs on other numbers of ranks, also in part, before it was resumed on these.
+        length = self.start.get("steps_per_epoch", 0)
+        epochs = [
+            epoch
+            for epoch in self.epochs
+            if epoch["world_size"] == self.num_ranks
+            and epoch["ranks_since"] <= (epoch["epoch"] - 1) * length
+        ]
         seconds = sum(epoch["epoch_seconds"] for epoch in epochs)
         words = sum(epoch["epoch_seconds"] * epoch["words_per_second"] for epoch in epochs)
         return words / seconds if seconds else None
@@ -102,12 +110,13 @@ def _last_told(events: Iterable[Event]) -> dict[tuple[str, Optional[int]], Event
     All get the number of ranks of their start.
     """
     told: dict[tuple[str, Optional[int]], Event] = {}
-    step, world_size = 0, 1
+    step, world_size, ranks_since = 0, 1, 0
     for event in events:
         kind = event["event"]
         key = kind, event[kind] if kind in ("step", "epoch") else None
         step = event["step"] if kind == "step" else step
-        world_size = event.get("world_size", 1) if kind == "start" else world_size
+        if kind == "start" and event.get("world_size", 1) != world_size:
+            world_size, ranks_since = event.get("world_size", 1), event.get("resumed_from_step", 0)
         told.pop(key, None)  # it counts where it was told last
-        told[key] = {"step": step, "world_size": world_size, **event}
+        told[key] = {"step": step, "world_size": world_size, "ranks_since": ranks_since, **event}
     return told

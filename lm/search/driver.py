@@ -35,6 +35,7 @@ _USER_ERROR = UserError.exit_code
 _SAVED = 128 + signal.SIGTERM  # exit code of a training that was asked to stop
 _NO_ROOM = [os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT)]
 _TABLE_EVERY = 10  # finished trials
+_IS_BAD = "is bad"  # attribute of a trial that is to be pruned
 
 
 class Driver:
@@ -123,9 +124,7 @@ class Driver:
             self._finish(trial, TrialState.FAIL)
             return True
         trial.set_user_attr("config", dataclasses.asdict(config))
-        epochs = self._study.reported(trial)
-        if epochs and max(epochs) < config.num_epochs and trial.should_prune():
-            # Its driver ended while it was about to be.
+        if _IS_BAD in trial.user_attrs:  # and its driver ended before it had said so
             self._finish(trial, TrialState.PRUNED)
             return True
         self._free.pop()
@@ -139,6 +138,8 @@ class Driver:
             self._study.report(job.trial, perplexity, epoch)
             is_last = epoch >= job.config.num_epochs
             if not job.asked_to_stop and not is_last and job.trial.should_prune():
+                # A pruner need not say it twice.
+                job.trial.set_user_attr(_IS_BAD, True)
                 job.stop()
 
     def _new_epochs(self, job: Job) -> list[tuple[int, float]]:

@@ -24,9 +24,9 @@ from lm.report.metrics import read_run
 from lm.search.places import Place, environment
 from lm.search.prepare import Prepared
 
-# What a traceback ends with, after its indented lines.
-_EXCEPTION = re.compile(r"^lm: error: .*Traceback .*\n(?:[ ].*\n|\n)*(\S.*)$", re.MULTILINE)
 _ERROR = re.compile(r"^lm: error: (.*)$", re.MULTILINE)
+# What a traceback ends with; it may tell of several.
+_EXCEPTION = re.compile(r"^([\w.]*(?:Error|Exception|Exit|Interrupt)\b.*)$", re.MULTILINE)
 _KILLED = re.compile(r"^mpirun noticed that (.*)$", re.MULTILINE)
 
 
@@ -126,10 +126,12 @@ class Job:
 
 def reason_in(said: str) -> Optional[str]:
     """Return the last line in which one of our programs, or else mpirun, says why it ends."""
-    for pattern in (_EXCEPTION, _ERROR, _KILLED):
-        found = pattern.findall(said)
+    for pattern in (_ERROR, _KILLED):
+        found = list(pattern.finditer(said))
         if found:
-            return found[-1].strip()
+            reason = found[-1][1].strip()
+            exceptions = _EXCEPTION.findall(said[found[-1].end() :])
+            return exceptions[-1] if "Traceback (" in reason and exceptions else reason
     return None
 
 

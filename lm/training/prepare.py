@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 from typing import Any, NamedTuple, Optional
 
 import tensorflow.compat.v1 as tf
@@ -25,6 +26,7 @@ from lm.distributed.agreement import platform_facts
 from lm.distributed.communicator import Communicator
 from lm.distributed.devices import Threads, session_config, start_tensorflow
 from lm.errors import UserError
+from lm.events.logs import worker_path
 from lm.events.tracing import parse_steps
 from lm.files import check_writable
 from lm.model.axes import check_axes
@@ -116,19 +118,22 @@ def _check_options(config: Config, options: RunOptions) -> None:
 
 
 def _check_files(options: RunOptions, comm: Communicator) -> None:
-    is_rank_0 = comm.is_rank_0
-    written = {
-        "timeline": options.timeline if is_rank_0 else None,
-        "log_path": options.log_path if is_rank_0 or options.mpi_log == "workers" else None,
-    }
+    written = {"timeline": options.timeline if comm.is_rank_0 else None}
+    if options.log_path and (comm.is_rank_0 or options.mpi_log == "workers"):
+        written["log_path"] = worker_path(options.log_path, comm.rank)
     for name, path in written.items():
         try:
-            if path:
+            # The run's own directory need not be there yet.
+            if path and os.path.dirname(os.path.abspath(path)) != _absolute(options.output_dir):
                 check_writable(path)
         except OSError as error:
             raise UserError(
                 f"cannot write --{name} {path}: {error.strerror}; choose another file"
             ) from error
+
+
+def _absolute(path: Optional[str]) -> Optional[str]:
+    return os.path.abspath(path) if path else None
 
 
 def config_file_checksum(file: Optional[ConfigFile]) -> Optional[str]:

@@ -113,21 +113,26 @@ class Safekeeping:
         # All ranks are in touch meanwhile: else their watchdogs would end them, and the save.
         self._wait_for_saver()
 
+    @property
+    def _is_writing(self) -> bool:
+        return self._saver is not None and self._saver.is_busy
+
     def _wait_for_saver(self) -> Optional[str]:
         """Return why the last save failed, or None."""
         phase = "the writing of a checkpoint"
-        self._beat(phase, alone=self._saver is not None)
-        # Not to be interrupted: a signal to stop must not leave the save that it asks for. The
-        # ranks that wait see that rank 0 is there, which itself has no sign of life: a disk that
-        # never answers must not keep the job for ever.
+        self._beat(phase)
+        # While rank 0 writes, to be in touch is no progress: a disk that never answers must not
+        # keep the job for ever. Not to be interrupted: a signal to stop must not leave the save
+        # that it asks for.
         room = WaitingRoom(
             self._comm.gather,
-            beat=lambda: None if self._saver else self._beat(phase),
+            beat=lambda: self._beat(phase, progress=not self._is_writing),
             stop_requested=lambda: 0,
         )
-        if self._saver and self._saver.is_busy:
+        if self._is_writing:
             logger.info("waiting until the last checkpoint is written")
-        while self._saver and self._saver.is_busy:
+        while self._is_writing:
+            self._beat(phase, alone=True, progress=False)
             self._saver.wait(_POLL_SECONDS)
             room.at_work()
         failure = self._saver.failure if self._saver else None

@@ -105,6 +105,12 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path, corpora, arguments, mes
     assert not os.path.exists(tmp_path / "run" / "metrics.jsonl")
 
 
+def test_a_log_may_be_in_the_new_runs_own_directory(tmp_path, corpora):
+    log = tmp_path / "run/mine.log"
+    train_here(tmp_path / "run", *TINY, "--data_path", corpora, "--noeval", "--log_path", log)
+    assert "epoch 1" in log.read_text()
+
+
 @pytest.mark.parametrize(
     "arguments, message",
     [

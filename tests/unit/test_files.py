@@ -1,9 +1,12 @@
 """Files that several programs share, or that outlive a fault."""
 
 import contextlib
+import os
 import resource
 
-from lm.files import PatientFile
+import pytest
+
+from lm.files import PatientFile, check_writable
 
 
 @contextlib.contextmanager
@@ -15,6 +18,18 @@ def no_file_beyond(num_bytes):
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_what_can_be_written_is_found_out_without_a_trace(tmp_path):
+    (tmp_path / "log").write_text("a")
+    os.mkfifo(tmp_path / "pipe")  # to open it would wait for a reader
+    for name in ("log", "new", "pipe"):
+        check_writable(str(tmp_path / name))
+    for name in (".", "none/new"):
+        with pytest.raises(OSError):
+            check_writable(str(tmp_path / name))
+    assert {path.name for path in tmp_path.iterdir()} == {"log", "pipe"}
+    assert (tmp_path / "log").read_text() == "a"
 
 
 def test_what_finds_no_room_is_written_when_there_is(tmp_path, caplog):

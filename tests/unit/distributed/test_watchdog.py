@@ -51,6 +51,13 @@ def test_a_save_that_does_not_end_is_named_at_the_timeout():
     assert "no progress for 1 s in the save at step 7, waiting for rank 1" in result.stderr
 
 
+def test_what_is_no_progress_does_not_put_off_the_timeout():
+    again = "for _ in range(300): dog.beat('a write', alone=True, progress=False); time.sleep(0.1)"
+    result = run(SAVE, "time.sleep(0.5)", again, timeout=1)
+    assert result.returncode == 1
+    assert "no progress for 1 s in a write (--step_timeout_seconds)" in result.stderr
+
+
 def test_what_is_waited_for_is_named_briefly_on_many_hosts():
     ranks = [Process(f"node{rank // 8}", 1) for rank in range(1000)]
     assert _waited_for(ranks[:24], 0) == "ranks 8 to 15 on node1 or ranks 16 to 23 on node2"

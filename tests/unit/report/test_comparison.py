@@ -111,14 +111,17 @@ def test_the_published_table_and_the_speed_up(tmp_path):
 
 
 def test_a_run_that_was_resumed_on_other_ranks_is_timed_by_the_last(tmp_path):
-    alone, both = (
+    alone, partly, both = (
         {"event": "epoch", "epoch": epoch, "epoch_seconds": 10.0, "words_per_second": speed,
          "world_size": ranks}
-        for epoch, ranks, speed in [(1, 1, 100.0), (2, 2, 150.0)]
+        for epoch, ranks, speed in [(1, 1, 100.0), (2, 2, 110.0), (3, 2, 150.0)]
     )  # fmt: skip
-    starts = [{"event": "start", "world_size": ranks, "steps_per_epoch": 10} for ranks in (1, 2)]
+    starts = [
+        {"event": "start", "world_size": ranks, "steps_per_epoch": 10, "resumed_from_step": step}
+        for ranks, step in [(1, 0), (2, 19)]
+    ]
     run = write_run(tmp_path / "a")
-    lines = map(json.dumps, [starts[0], alone, starts[1], both])
+    lines = map(json.dumps, [starts[0], alone, starts[1], partly, both])
     (tmp_path / "a/metrics.jsonl").write_text("\n".join(lines) + "\n")
     run = read_run(str(tmp_path / "a"))
     assert run.words_per_second == 150 and run_title(run).endswith("/a (1 rank, then 2 ranks)")

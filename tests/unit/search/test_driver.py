@@ -17,6 +17,7 @@ from lm.errors import RunError, Stopped, UserError
 from lm.report.search import FAILURES, load_search, summary
 from lm.search import driver, prepare
 from lm.search.driver import Driver
+from lm.search.job import reason_in
 from lm.search.options import SearchOptions, Settings, load_settings
 from lm.search.prepare import Given
 from lm.search.space import config_of, parse_space
@@ -161,10 +162,29 @@ def test_a_trial_that_was_about_to_be_pruned_is_not_started_again(search):
     body = f"if [[ $rate == 1.0 ]]; then {slow_save}; epoch 1; {WAIT}; fi"
     asked = search.directory / "trials/0001/asked"
     with pytest.raises(Stopped):
-        search(rates="4|1|2", body=body, stop=lambda: signal.SIGTERM if asked.exists() else 0)
+        stop = {"stop": lambda: signal.SIGTERM if asked.exists() else 0}
+        search(rates="4|1|2", body=body, **stop)
     study = search(rates="4|1|2")
     assert states(study)[:2] == [TrialState.COMPLETE, TrialState.PRUNED]
     assert starts(search, 1) == ["start", "saved"]
+
+
+@pytest.mark.parametrize(
+    "said, reason",
+    [
+        ("lm: error: a\nlm: error: b\n", "b"),
+        ("lm: error: Traceback (most recent call last):\n  x\nKeyError: 'a'\n\nDuring handling of"
+         " the above exception, another exception occurred:\n\n  y\nValueError: c\ndetail\n",
+         "ValueError: c"),
+        ("lm: error: rank 1 on h: Traceback (most recent call last):\n  x\nKeyError: 'a'\n"
+         "lm: error: b\n", "b"),
+        ("lm: error: a\nmpirun noticed that b\n", "a"),
+        ("mpirun noticed that b\n", "b"),
+        ("", None),
+    ],
+)  # fmt: skip
+def test_the_last_reason_that_is_told_is_found(said, reason):
+    assert reason_in(said) == reason
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "random", "nsgaii", "cmaes"])

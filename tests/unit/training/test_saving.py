@@ -9,17 +9,20 @@ from lm.distributed.communicator import OneProcess
 from lm.training.saving import Safekeeping
 
 
-def test_a_failed_run_waits_for_its_save_with_signs_of_life(monkeypatch):
-    phases, end = [], threading.Event()
+def test_a_failed_run_waits_for_its_save_and_gets_on_only_when_that_is_done(monkeypatch):
+    beats, end = [], threading.Event()
     monkeypatch.setattr(checkpoint, "save", lambda *_: end.wait(30))
     monkeypatch.setattr(choice, "prune", lambda *_: None)
     saver = Saver("run", keep=1)
     saver.start({}, None)
 
-    def beat(phase):
-        phases.append(phase)
-        if len(phases) == 3:
+    def beat(phase, alone=False, progress=True):
+        assert phase == "the writing of a checkpoint"
+        beats.append((alone, progress))
+        if len(beats) == 5:
             end.set()
 
     Safekeeping(saver, None, OneProcess(), None, beat).wait()
-    assert not saver.is_busy and set(phases) == {"the writing of a checkpoint"}
+    assert not saver.is_busy
+    assert beats[0] == (False, True) and beats[-1] == (False, True)  # as it begins, and ends
+    assert (True, False) in beats and (True, True) not in beats
