@@ -6,7 +6,7 @@
 # lm/distributed/mpirun.py does the same for Python: change both.
 unset CDPATH # with it, cd may enter another directory
 cd -P "$(dirname "${BASH_SOURCE[0]}")/.."
-export PATH=$PWD/.venv/bin:$PATH
+[[ $PATH == "$PWD/.venv/bin":* ]] || export PATH=$PWD/.venv/bin:$PATH
 if ((EUID == 0)); then
     export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 fi

@@ -33,20 +33,23 @@ esac
 # Script headers, compiler flags and CMake lists would each break at the space, minutes from now.
 [[ $root != *[[:space:]]* ]] || die "the path '$root' has a space in it: move the project to one without"
 
-# An activated .venv must not pass for the host's own Python or MPI, and modules from PYTHONPATH
-# must not pass for installed packages.
-PATH=:$PATH:
-PATH=${PATH//":$root/.venv/bin:"/:}
-PATH=${PATH#:} PATH=${PATH%:}
+# An activated .venv, by whatever name and however often, must not pass for the host's own Python or
+# MPI, and modules from PYTHONPATH must not pass for installed packages.
+IFS=: read -ra entries <<<"$PATH"
+PATH=
+for entry in "${entries[@]}"; do
+    [[ $entry -ef .venv/bin ]] || PATH+=${PATH:+:}$entry
+done
 unset PYTHONPATH PYTHONHOME
 # Nor may pip's configuration send them elsewhere: it refuses --user inside a virtual environment.
 # Which pip there is, the pins say. setuptools warns of editable packages at length.
 export PIP_USER=0 PIP_DISABLE_PIP_VERSION_CHECK=1 PYTHONWARNINGS=ignore
 
 # Two set-ups in one tree would install over each other: the second waits for the first.
-if command -v flock >/dev/null; then
-    exec 9>.setup.lock
-    flock --nonblock 9 || { say "waiting for another set-up in this directory"; flock 9; }
+if command -v flock >/dev/null && { exec 9>.setup.lock; } 2>/dev/null; then
+    flock --nonblock --conflict-exit-code 75 9 || case $? in
+        75) say "waiting for another set-up in this directory" && flock 9 ;;
+    esac # another code: a file system without locks
 fi
 
 # pip takes a package whose files it was copying when it was killed for installed: start afresh.
@@ -56,6 +59,7 @@ fi
 
 source run_scripts/setup_cuda.sh
 [[ -n ${USE_GPU:-} ]] || { for_gpus && USE_GPU=1 || USE_GPU=0; }
+[[ $USE_GPU == [01] ]] || die "USE_GPU is 0 or 1, not $USE_GPU"
 
 # The TensorFlow to look for first; the empty one means the newest.
 if [[ -n ${TENSORFLOW_VERSION:-} ]]; then
@@ -107,8 +111,10 @@ else
     tensorflow=tensorflow
 fi
 
-# Only Open MPI counts: the run scripts pass its options, which MPICH refuses.
-if command -v mpicxx >/dev/null && [[ $(mpirun --version 2>/dev/null) == *"Open MPI"* ]]; then
+# Only Open MPI counts: the run scripts pass its options, which MPICH refuses. And not that of another
+# virtual environment, which is active by chance.
+if command -v mpicxx >/dev/null && [[ ! -e $(dirname "$(command -v mpicxx)")/../pyvenv.cfg ]] &&
+    [[ $(mpirun --version 2>/dev/null) == *"Open MPI"* ]]; then
     mpi="$(command -v mpicxx) $(mpirun --version | sed -n 1p)"
 else
     mpi=openmpi

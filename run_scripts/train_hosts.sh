@@ -34,7 +34,7 @@ if [[ -n ${INTERFACE:-} ]]; then
     options+=(-x HOROVOD_GLOO_IFACE -x NCCL_SOCKET_IFNAME)
 fi
 # Not in pass_on: under Slurm each host has its own.
-[[ -z ${CUDA_VISIBLE_DEVICES:-} ]] || options+=(-x CUDA_VISIBLE_DEVICES)
+[[ -z ${CUDA_VISIBLE_DEVICES+set} ]] || options+=(-x CUDA_VISIBLE_DEVICES)
 [[ -z ${SSH_FLAGS:-} ]] || options+=(-mca plm_rsh_args "$SSH_FLAGS")
 
 # shellcheck disable=SC2086  # MPIRUN_FLAGS is a list

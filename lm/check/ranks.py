@@ -20,7 +20,7 @@ from lm.check.exchange import check_exchange, check_scaling
 from lm.check.gpus import why_no_gpu
 from lm.distributed.agreement import first_disagreement, platform_facts, together
 from lm.distributed.communicator import Communicator
-from lm.distributed.cores import count_cores
+from lm.distributed.cores import count_cores, count_sharers
 from lm.distributed.devices import device_name, session_config, start_tensorflow
 from lm.distributed.horovod import horovod_build
 from lm.distributed.naming import by_rank
@@ -70,7 +70,7 @@ def _own_facts(comm: Communicator) -> dict[str, Any]:
     build = horovod_build()
     return {
         "host": socket.gethostname(),
-        "local_size": comm.local_size,
+        "sharers": count_sharers(comm.local_size),
         "backend": comm.backend,
         "cores": count_cores(),
         "gpus": len(tf.config.list_physical_devices("GPU")),
@@ -137,7 +137,7 @@ def _check_devices(checklist: Checklist, facts: Facts) -> None:
     devices = by_rank([rank["device"] for rank in facts])
     errors = [rank["device_error"] for rank in facts if rank["device_error"]]
     unused = [f"{rank['host']}: {rank['no_gpu']}" for rank in facts if rank["no_gpu"]]
-    crowded = sorted({rank["host"] for rank in facts if rank["local_size"] > rank["cores"]})
+    crowded = sorted({rank["host"] for rank in facts if rank["sharers"] > rank["cores"]})
     status, remedy = OK, ""
     if errors:
         status, remedy = FAIL, errors[0]

@@ -88,7 +88,7 @@ def fetch(url: str, path: str, max_bytes: int, patience: Patience = PATIENCE) ->
       SourceError: The address does not give a complete file; what came stays in `path`.
       RunError: The disk is full or not writable.
     """
-    started = time.monotonic()
+    started, size_before = time.monotonic(), _size(path)
     for attempt in range(1, patience.attempts + 1):
         try:
             _fetch_once(url, path, max_bytes, patience)
@@ -98,6 +98,7 @@ def fetch(url: str, path: str, max_bytes: int, patience: Patience = PATIENCE) ->
             unreachable = (
                 isinstance(error, requests.ConnectionError)
                 and time.monotonic() - started > patience.connect_seconds
+                and _size(path) == size_before
             )
         if unreachable or attempt == patience.attempts:
             raise SourceError(reason)
@@ -105,8 +106,12 @@ def fetch(url: str, path: str, max_bytes: int, patience: Patience = PATIENCE) ->
         time.sleep(patience.backoff_seconds * 2 ** (attempt - 1))
 
 
+def _size(path: str) -> int:
+    return os.path.getsize(path) if os.path.exists(path) else 0
+
+
 def _fetch_once(url: str, path: str, max_bytes: int, patience: Patience) -> None:
-    offset = os.path.getsize(path) if os.path.exists(path) else 0
+    offset = _size(path)
     # Compressed in transit, the file would have other bytes and Content-Length be of no use.
     headers = {"Accept-Encoding": "identity"}
     if offset:

@@ -71,6 +71,28 @@ def count_cores() -> int:
     return math.ceil(min(cores, cpu_quota() * count / total))
 
 
+def cores_of_rank(local_size: int) -> int:
+    """Return how many cores this rank may use: those that it was given, shared out.
+
+    Args:
+      local_size: Ranks on this host. They share its cores out, but where a launcher that was asked
+        for it (srun, mpirun --bind-to) has given each of them cores of its own.
+    """
+    return max(count_cores() // count_sharers(local_size), 1)
+
+
+def count_sharers(local_size: int) -> int:
+    """Return how many ranks of this host, itself included, were given some of this one's cores."""
+    given, parent, share = set(_given_cores()), os.getppid(), []
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        with contextlib.suppress(OSError, IndexError):  # it has just ended
+            if int(stat_fields(pid)[1]) == parent:
+                share.append(not given.isdisjoint(os.sched_getaffinity(pid)))
+    if len(share) < local_size:  # each rank is the child of a script of its own
+        return local_size
+    return max(1, min(sum(share), local_size))
+
+
 def cpu_quota(root: str = "/") -> float:
     """Return how many cores' time the control groups of this process allow it, or infinity.
 

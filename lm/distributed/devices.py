@@ -7,7 +7,7 @@ from typing import NamedTuple, Optional
 import tensorflow.compat.v1 as tf
 
 from lm.distributed.communicator import Communicator
-from lm.distributed.cores import count_cores, unbind_from_core
+from lm.distributed.cores import cores_of_rank, unbind_from_core
 from lm.errors import UserError
 from lm.processes import without_stderr
 
@@ -35,7 +35,7 @@ def start_tensorflow(
       inter_op: The user's choice, or None.
     """
     unbind_from_core()
-    threads = Threads(intra_op or max(count_cores() // local_size, 1), inter_op or 1)
+    threads = Threads(intra_op or cores_of_rank(local_size), inter_op or 1)
     config = tf.ConfigProto(
         intra_op_parallelism_threads=threads.intra_op,
         inter_op_parallelism_threads=threads.inter_op,

@@ -7,7 +7,8 @@ import os
 from lm.distributed.communicator import Communicator, OneProcess
 from lm.distributed.cores import unbind_from_core
 
-# The launchers' variables for the number of processes and the rank of this one.
+# The launchers' variables for the number of processes and the rank of this one. The first that is
+# there counts: an mpirun within an srun's step inherits the numbers of that one.
 _LAUNCHERS = (
     ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),  # Open MPI's mpirun
     ("HOROVOD_SIZE", "HOROVOD_RANK"),  # horovodrun with Gloo
@@ -18,12 +19,13 @@ _LAUNCHERS = (
 
 def launched_size() -> int:
     """Return the number of processes that the launcher says it started, 1 without one."""
-    return max(int(os.environ.get(size, 1)) for size, _ in _LAUNCHERS)
+    return next((int(os.environ[size]) for size, _ in _LAUNCHERS if size in os.environ), 1)
 
 
 def launched_rank() -> int:
     """Return this process's rank according to the launcher, 0 without one."""
-    return max(int(os.environ.get(rank, 0)) for _, rank in _LAUNCHERS)
+    ranks = (os.environ.get(rank, "0") for size, rank in _LAUNCHERS if size in os.environ)
+    return int(next(ranks, "0"))
 
 
 def connect(timeline: bool = False) -> Communicator:

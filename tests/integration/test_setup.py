@@ -245,7 +245,8 @@ def test_a_second_setup_waits_for_the_first(project, host):
 @pytest.mark.skipif(
     not (ROOT / ".venv/.done-dev").exists(), reason=".venv was not made by setup.sh --dev"
 )
-def test_a_finished_setup_does_nothing_and_says_nothing():
+@pytest.mark.parametrize("active", ["", f"{ROOT}/.venv/bin:" * 2, ".venv/bin:"])
+def test_a_finished_setup_does_nothing_and_says_nothing(active):
     def stamps():
         return {path: path.stat().st_mtime_ns for path in (ROOT / ".venv").glob(".done-*")}
 
@@ -253,7 +254,7 @@ def test_a_finished_setup_does_nothing_and_says_nothing():
     result = subprocess.run(
         [str(ROOT / "run_scripts/setup.sh"), "--dev"],
         # Should a build be due after all, it must fail here rather than run for minutes.
-        env={**os.environ, "CXX": "/no/such/compiler"},
+        env={**os.environ, "CXX": "/no/such/compiler", "PATH": active + os.environ["PATH"]},
         capture_output=True,
         text=True,
         timeout=60,

@@ -63,7 +63,7 @@ def facts(**changes):
     """What a rank that is in order tells of itself."""
     build = {"version": "0.28.1", "MPI": True, "Gloo": True, "NCCL": False, "CUDA": False}
     good = {
-        "host": "host1", "local_size": 1, "backend": "MPI", "cores": 2, "gpus": 0,
+        "host": "host1", "sharers": 1, "backend": "MPI", "cores": 2, "gpus": 0,
         "device": "CPU:0", "device_error": None, "no_gpu": "", "build": build,
         "kernels": "compiled ops for avx2", "versions": VERSIONS, "same": {"code": "c0de"},
     }  # fmt: skip
@@ -79,7 +79,7 @@ def facts(**changes):
         ("versions", {"versions": {**VERSIONS, "numpy": "1.26.4"}}, "WARN", "1.26.4 on rank 0"),
         ("devices", {"device_error": "2 ranks but 1 visible GPUs"}, "FAIL", "1 visible GPUs"),
         ("devices", {"no_gpu": "they are hidden"}, "WARN", "no GPU on host1: they are hidden"),
-        ("devices", {"local_size": 3}, "WARN", "more ranks than cores on host1"),
+        ("devices", {"sharers": 3}, "WARN", "more ranks than cores on host1"),
         ("kernels", {"kernels": "no compiled ops: not built; run x"}, "WARN", "slower"),
         ("kernels", {"kernels": "compiled ops for avx2"}, "OK", "avx2"),
         ("kernels", {"kernels": "compiled ops for generic"}, "WARN", "generic on rank 0; "),

@@ -46,6 +46,44 @@ def test_the_quota_of_the_control_groups(tmp_path, groups, files, quota):
     assert cores.cpu_quota(str(tmp_path)) == quota
 
 
+RANK = """
+import os, sys
+os.sched_setaffinity(0, {int(core) for core in sys.argv[1].split(",")})
+from lm.distributed.cores import cores_of_rank
+print("ready", flush=True)
+sys.stdin.readline()
+print(cores_of_rank(2), flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_ranks_with_cores_of_their_own_do_not_share_them_out():
+    every = sorted(os.sched_getaffinity(0))
+    if len(every) < 2:
+        pytest.skip("needs two cores")
+
+    def cores_of_two(*bindings):
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, "-c", RANK, ",".join(map(str, binding))],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            )
+            for binding in bindings
+        ]  # fmt: skip
+        assert [rank.stdout.readline() for rank in ranks] == ["ready\n"] * 2
+        found = []
+        for rank in ranks:
+            rank.stdin.write("\n")
+            rank.stdin.flush()
+            found.append(int(rank.stdout.readline()))
+        for rank in ranks:
+            rank.communicate(timeout=30)
+        return found
+
+    assert cores_of_two(every, every) == [len(every) // 2] * 2
+    assert cores_of_two(every[:1], every[1:]) == [1, len(every) - 1]
+
+
 def test_cores_are_counted_up_to_the_quota(monkeypatch):
     all_cores = cores.count_cores()
     assert 1 <= all_cores <= os.cpu_count()
