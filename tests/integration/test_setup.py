@@ -208,6 +208,27 @@ def test_a_pip_set_to_install_for_the_user_installs_into_the_environment(project
     assert "--user" not in result.stderr
 
 
+def test_a_venv_that_works_is_kept_until_there_is_another(project, host):
+    """Made for another MPI, on a host without a network."""
+    (host / "g++").symlink_to("/bin/true")
+    for tool in ("touch", "mv"):
+        (host / tool).symlink_to(shutil.which(tool))
+    (project / ".venv").mkdir()
+    for step in ("packages", "horovod", "package"):
+        (project / f".venv/.done-{step}").write_text("another Open MPI\n")
+    result = run_setup(project, host, PYTHON=REAL_PYTHON, PIP_NO_INDEX="1")
+    assert result.returncode == 1 and "setup: pip could not install" in result.stderr
+    assert "(.venv was made for: another Open MPI)" in result.stdout
+    assert {path.name for path in (project / ".venv").iterdir()} == {
+        ".done-packages", ".done-horovod", ".done-package"
+    }  # fmt: skip
+    # As it is after a kill in the middle of it.
+    (project / ".venv").rename(project / ".venv.before")
+    (project / "run_scripts/setup_cuda.sh").write_text("exit 3\n")
+    assert run_setup(project, host, PYTHON=REAL_PYTHON).returncode == 3
+    assert (project / ".venv/.done-package").exists()
+
+
 def test_an_unknown_argument_is_refused(project, host):
     assert_refused(run_setup(project, host, "--devel", PYTHON=REAL_PYTHON), "usage:")
 
