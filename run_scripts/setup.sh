@@ -58,6 +58,10 @@ fi
 # A .venv that works is kept until there is another one: there may be no network to make it from.
 bring_back() {
     [[ -d .venv.before ]] || return 0
+    if [[ -f .venv/.done-package ]]; then # there is: it was killed when it had come to its end
+        rm -rf .venv.before
+        return
+    fi
     rm -rf .venv
     mv .venv.before .venv
     say "the .venv that was there is back; .venv/bin/python is as it was"

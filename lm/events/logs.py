@@ -112,17 +112,6 @@ def worker_path(path: str, rank: int) -> str:
     return f"{stem}.{rank}{extension}" if rank else path
 
 
-def _open_files(paths: Sequence[str]) -> list[_FileHandler]:
-    """Open all, or none."""
-    with contextlib.ExitStack() as opened:
-        handlers = []
-        for path in paths:
-            handlers.append(_FileHandler(path))
-            opened.callback(handlers[-1].close)
-        opened.pop_all()
-    return handlers
-
-
 class LogFiles:
     """This rank's part in a run's log files, from the lines before it was made on.
 
@@ -141,7 +130,8 @@ class LogFiles:
         self._collects = mode == "collect"
         self._files: list[_FileHandler] = []
         if rank == 0 or mode == "workers":
-            self._files = _open_files([worker_path(path, rank) for path in paths])
+            # All of them before the first is in use: one that cannot be opened leaves none behind.
+            self._files = [_FileHandler(worker_path(path, rank)) for path in paths]
             early = _unwritten.take()
             for handler in self._files:
                 handler.write(early)

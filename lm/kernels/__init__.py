@@ -40,9 +40,7 @@ def _load():
     from lm.kernels.build import INSTRUCTION_SETS  # not above: `-m lm.kernels.build` imports this
 
     wanted = os.environ.get("LM_KERNELS_ISA")
-    if (
-        wanted and wanted not in INSTRUCTION_SETS
-    ):  # else the CPU's best would silently take its place
+    if wanted and wanted not in INSTRUCTION_SETS:
         raise UserError(f"LM_KERNELS_ISA is {wanted!r}, not one of {', '.join(INSTRUCTION_SETS)}")
     if os.environ.get("LM_KERNELS", "1") == "0":
         return None, "switched off by LM_KERNELS=0"

@@ -207,9 +207,6 @@ class _SeedByName(optuna.samplers.BaseSampler):
         self._options, self._seed = options, seed
         self._of_trial = _sampler(options, seed)
 
-    def before_trial(self, study: optuna.Study, trial: FrozenTrial) -> None:
-        self._of_trial.before_trial(study, trial)
-
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict:
         return self._of_trial.infer_relative_search_space(study, trial)
 
@@ -228,15 +225,6 @@ class _SeedByName(optuna.samplers.BaseSampler):
         seed = (self._seed + zlib.crc32(param_name.encode())) % 2**32
         sampler = _sampler(self._options, seed)
         return sampler.sample_independent(study, trial, param_name, param_distribution)
-
-    def after_trial(
-        self,
-        study: optuna.Study,
-        trial: FrozenTrial,
-        state: TrialState,
-        values: Optional[Sequence[float]],
-    ) -> None:
-        self._of_trial.after_trial(study, trial, state, values)
 
 
 def _sampler(options: SearchOptions, seed: int) -> optuna.samplers.BaseSampler:

@@ -118,22 +118,21 @@ def _check_options(config: Config, options: RunOptions) -> None:
 
 
 def _check_files(options: RunOptions, comm: Communicator) -> None:
-    written = {"timeline": options.timeline if comm.is_rank_0 else None}
+    paths = {}
+    if options.timeline and comm.is_rank_0:
+        paths["timeline"] = options.timeline
     if options.log_path and (comm.is_rank_0 or options.mpi_log == "workers"):
-        written["log_path"] = worker_path(options.log_path, comm.rank)
-    for name, path in written.items():
+        paths["log_path"] = worker_path(options.log_path, comm.rank)
+    for name, path in paths.items():
+        directory = os.path.dirname(os.path.abspath(path))
+        if options.output_dir and directory == os.path.abspath(options.output_dir):
+            continue  # which need not be there yet
         try:
-            # The run's own directory need not be there yet.
-            if path and os.path.dirname(os.path.abspath(path)) != _absolute(options.output_dir):
-                check_writable(path)
+            check_writable(path)
         except OSError as error:
             raise UserError(
                 f"cannot write --{name} {path}: {error.strerror}; choose another file"
             ) from error
-
-
-def _absolute(path: Optional[str]) -> Optional[str]:
-    return os.path.abspath(path) if path else None
 
 
 def config_file_checksum(file: Optional[ConfigFile]) -> Optional[str]:

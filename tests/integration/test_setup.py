@@ -225,8 +225,13 @@ def test_a_venv_that_works_is_kept_until_there_is_another(project, host):
     # As it is after a kill in the middle of it.
     (project / ".venv").rename(project / ".venv.before")
     (project / "run_scripts/setup_cuda.sh").write_text("exit 3\n")
+    (project / ".venv").mkdir()  # not yet whole
     assert run_setup(project, host, PYTHON=REAL_PYTHON).returncode == 3
     assert (project / ".venv/.done-package").exists()
+    # And after one when the new one was whole, and the old one half removed.
+    (project / ".venv.before").mkdir()
+    assert run_setup(project, host, PYTHON=REAL_PYTHON).returncode == 3
+    assert (project / ".venv/.done-package").exists() and not (project / ".venv.before").exists()
 
 
 def test_an_unknown_argument_is_refused(project, host):

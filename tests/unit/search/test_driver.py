@@ -10,18 +10,14 @@ import sys
 import pytest
 from optuna.trial import TrialState
 
-from lm.config import Config
 from lm.config_file import load_config_file
 from lm.distributed.cores import count_cores
 from lm.errors import RunError, Stopped, UserError
 from lm.report.search import FAILURES, load_search, summary
 from lm.search import driver, prepare
 from lm.search.driver import Driver
-from lm.search.job import reason_in
-from lm.search.options import SearchOptions, Settings, load_settings
+from lm.search.options import load_settings
 from lm.search.prepare import Given
-from lm.search.space import config_of, parse_space
-from lm.search.study import Study, check_storage
 from lm.search.winner import report_winner
 
 # Each epoch of a trial has the perplexity 1000 / learning rate, but where TRAINER says otherwise.
@@ -167,50 +163,6 @@ def test_a_trial_that_was_about_to_be_pruned_is_not_started_again(search):
     study = search(rates="4|1|2")
     assert states(study)[:2] == [TrialState.COMPLETE, TrialState.PRUNED]
     assert starts(search, 1) == ["start", "saved"]
-
-
-@pytest.mark.parametrize(
-    "said, reason",
-    [
-        ("lm: error: a\nlm: error: b\n", "b"),
-        ("lm: error: Traceback (most recent call last):\n  x\nKeyError: 'a'\n\nDuring handling of"
-         " the above exception, another exception occurred:\n\n  y\nValueError: c\ndetail\n",
-         "ValueError: c"),
-        ("lm: error: rank 1 on h: Traceback (most recent call last):\n  x\nKeyError: 'a'\n"
-         "lm: error: b\n", "b"),
-        ("lm: error: a\nmpirun noticed that b\n", "a"),
-        ("mpirun noticed that b\n", "b"),
-        ("", None),
-    ],
-)  # fmt: skip
-def test_the_last_reason_that_is_told_is_found(said, reason):
-    assert reason_in(said) == reason
-
-
-@pytest.mark.parametrize("sampler", ["tpe", "random", "nsgaii", "cmaes"])
-def test_a_trial_has_the_same_values_if_its_driver_dies_between_them(search, sampler):
-    def values_of(study, cut):
-        space = parse_space("learning_rate=1:8, keep_prob=0.5:1", Config())
-        for number in range(3):
-            trial = study.claim()
-            if cut:
-                (name, each), _ = space.items()
-                trial.suggest_float(name, each.low, each.high)
-                study.release(trial)
-                trial = study.claim()
-            config_of(space, trial, Config())
-            study.tell(trial, TrialState.COMPLETE, float(number))
-        return [trial.params for trial in study.trials()]
-
-    options = SearchOptions(space="learning_rate=1:8", sampler=sampler)
-    found = []
-    for name in ("whole", "cut"):
-        (search.directory / name).mkdir(parents=True)
-        settings = Settings(name, {"num_epochs": 2}, options, {})
-        found.append(
-            values_of(Study(settings, str(search.directory / name), {}, True), name == "cut")
-        )
-    assert found[0] == found[1] and len({str(params) for params in found[0]}) == 3
 
 
 def test_a_bad_trial_that_cannot_save_is_tried_again(search):
@@ -383,22 +335,3 @@ def test_a_storage_without_the_study_is_refused_and_forgotten(search, tmp_path):
         load_search(str(search.directory))
     study.rename(search.directory / "study.db")
     assert states(search(rates="1|2")) == [TrialState.COMPLETE] * 2
-
-
-@pytest.mark.parametrize(
-    "storage, message",
-    [
-        ("postgresql://me:secret@host/db", "PGPASSWORD"),
-        ("postgresql://host:abc/db", "must be like postgresql://USER@HOST/DATABASE"),
-        ("postgresql:", "must be like"),
-        ("postgresqlfoo://host/db", "must be like"),
-        ("postgresql+foo://host/db", "must be like"),
-        ("sqlite:///study.db", "for one driver leave it out"),
-        ("postgresql+asyncpg://host/db", "pip install psycopg2-binary"),
-    ],
-)
-def test_a_storage_that_cannot_be_used_is_one_line(storage, message, monkeypatch):
-    monkeypatch.setitem(sys.modules, "asyncpg", None)  # as where it is not installed
-    with pytest.raises(UserError, match=message) as caught:
-        check_storage(SearchOptions(storage=storage))
-    assert "\n" not in str(caught.value)
