@@ -12,8 +12,9 @@
 #              USE_GPU  1 or 0 (default: as .venv has it, else 1 where nvidia-smi lists a GPU)
 #              CXX, CUDA_HOME   the C++ compiler (g++) and the CUDA toolkit (default: of the nvcc in
 #                       PATH, else /usr/local/cuda, else PyPI's, which is installed into .venv)
-# Cost: once, about 4 minutes on 2 cores and 1.5 GB of disk (5 to 7 GB for GPUs); a minute in the next
-#   checkout, which takes what was compiled from the user's cache; then under a second.
+# Cost: once, about 4 minutes on 2 cores and 1.5 GB of disk (5 to 7 GB for GPUs; twice that while it
+#   is made anew, as the .venv that works is kept until then); a minute in the next checkout, which
+#   takes what was compiled from the user's cache; then under a second.
 # Result: .venv, with one stamp (.done-NAME) for each finished step. A stamp holds what its step
 #   was built from and is written last: an interrupted or outdated step therefore runs again.
 set -euo pipefail
@@ -53,7 +54,10 @@ if command -v flock >/dev/null && { exec 9>.setup.lock; } 2>/dev/null; then
 fi
 
 # pip takes a package whose files it was copying when it was killed for installed: start afresh.
-[[ ! -e .venv/.installing ]] || rm -rf .venv
+if [[ -e .venv/.installing ]]; then
+    rm -f .venv/.done-* # first: what a killed rm leaves must not pass for finished
+    rm -rf .venv
+fi
 
 # A .venv that works is kept until there is another one: there may be no network to make it from.
 bring_back() {
@@ -62,6 +66,8 @@ bring_back() {
         rm -rf .venv.before
         return
     fi
+    # The message that brought us here may point to it.
+    [[ ! -f .venv/horovod-build.log ]] || mv -f .venv/horovod-build.log .venv.before/
     rm -rf .venv
     mv .venv.before .venv
     say "the .venv that was there is back; .venv/bin/python is as it was"
@@ -196,6 +202,9 @@ if ! finished packages "$base"; then
         say "(.venv was made for: $(<.venv/.done-packages))"
         mv .venv .venv.before
         trap bring_back EXIT
+        # With these bash waits for pip, which would install on into the one that is brought back.
+        trap 'exit 143' TERM
+        trap 'exit 129' HUP
     fi
     rm -rf .venv
     "${python% *}" -m venv .venv
@@ -231,7 +240,7 @@ if ! finished package "$package"; then
     install --no-build-isolation --editable . "$tensorflow" horovod
     finish package "$package"
 fi
-trap - EXIT
+trap - EXIT TERM HUP
 rm -rf .venv.before
 if ((dev)) && ! finished dev "$package"; then
     say "installing the test tools"

@@ -130,6 +130,8 @@ class LogFiles:
         self._collects = mode == "collect"
         self._files: list[_FileHandler] = []
         if rank == 0 or mode == "workers":
+            for path in paths:  # rank 0 alone has made the run's directory: hosts may share none
+                os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
             # All of them before the first is in use: one that cannot be opened leaves none behind.
             self._files = [_FileHandler(worker_path(path, rank)) for path in paths]
             early = _unwritten.take()

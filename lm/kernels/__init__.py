@@ -105,6 +105,7 @@ def subnormals_are_zero() -> Iterator[None]:
         flush(False)
 
 
+@functools.cache  # sources that change meanwhile are not those that were loaded
 def _library_path():
     from lm.kernels.build import library_path  # not above, as INSTRUCTION_SETS
 

@@ -139,7 +139,7 @@ class Driver:
             is_last = epoch >= job.config.num_epochs
             if not job.asked_to_stop and not is_last and job.trial.should_prune():
                 # A pruner need not say it twice.
-                job.trial.set_user_attr(_IS_BAD, True)
+                self._study.mark(job.trial, _IS_BAD, True)
                 job.stop()
 
     def _new_epochs(self, job: Job) -> list[tuple[int, float]]:

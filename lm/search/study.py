@@ -150,9 +150,13 @@ class Study:
     def add_failure(self, trial: optuna.Trial, reason: str) -> int:
         """Note why a job of a trial has failed; returns how many have."""
         failures = [*trial.user_attrs.get(FAILURES, []), reason]
-        with _unless_finished:
-            trial.set_user_attr(FAILURES, failures)
+        self.mark(trial, FAILURES, failures)
         return len(failures)
+
+    def mark(self, trial: optuna.Trial, name: str, value: Any) -> None:
+        """Set an attribute of a trial."""
+        with _unless_finished:
+            trial.set_user_attr(name, value)
 
     def beat(self, trials: Sequence[optuna.Trial]) -> None:
         """Say, when it is time, that this driver lives and runs these trials."""

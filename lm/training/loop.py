@@ -237,7 +237,7 @@ class Loop:
     def _test(self) -> None:
         averaged = self.position.averaged > 0
         if self.options.test_on == "best":
-            self.beat("the reading of the best weights")
+            self.beat("the reading of the best weights", alone=self.comm.is_rank_0)
             arrays = together(self.comm, self._best_weights)
             variables.set_shared_weights(self.session, arrays, self.comm.concat)
             averaged = False

@@ -7,6 +7,8 @@ been through one. Where a step would start, a missing compiler stops it and show
 import fcntl
 import os
 import shutil
+import signal
+import socket
 import subprocess
 import sys
 import time
@@ -250,6 +252,49 @@ def test_a_venv_whose_installation_was_cut_off_is_removed(project, host):
     (project / ".venv/.installing").touch()
     assert_refused(run_setup(project, host, PYTHON=REAL_PYTHON), NO_COMPILER)
     assert not (project / ".venv").exists()
+
+
+def test_a_venv_that_was_being_removed_does_not_pass_for_a_finished_one(project, host):
+    (project / ".venv").mkdir()
+    for name in (".installing", ".done-packages", ".done-horovod", ".done-package"):
+        (project / ".venv" / name).touch()
+    real_rm = (host / "rm").resolve()
+    (host / "rm").unlink()
+    killed = 'if [ "$1" = -rf ]; then rm .venv/.installing; kill -KILL $PPID; exit; fi'
+    (host / "rm").write_text(f'#!/bin/sh\n{killed}\nexec {real_rm} "$@"\n')
+    (host / "rm").chmod(0o755)
+    assert run_setup(project, host, PYTHON=REAL_PYTHON).returncode == -signal.SIGKILL
+    assert list((project / ".venv").iterdir()) == []
+
+
+def test_a_setup_that_is_told_to_stop_brings_nothing_back_under_a_running_pip(project, host):
+    (host / "g++").symlink_to("/bin/true")
+    for tool in ("touch", "mv"):
+        (host / tool).symlink_to(shutil.which(tool))
+    (project / ".venv").mkdir()
+    for step in ("packages", "horovod", "package"):
+        (project / f".venv/.done-{step}").write_text("another Open MPI\n")
+    with socket.create_server(("127.0.0.1", 0)) as index:
+        address = f"http://127.0.0.1:{index.getsockname()[1]}/"
+        environment = {"PATH": str(host), "USE_GPU": "0", "PYTHON": REAL_PYTHON}
+        setup = subprocess.Popen(
+            ["bash", str(project / "run_scripts/setup.sh")],
+            env={**environment, "PIP_INDEX_URL": address, "PIP_RETRIES": "0"},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        index.settimeout(60)
+        connection, _ = index.accept()  # pip waits for what there is
+        setup.terminate()
+        with pytest.raises(subprocess.TimeoutExpired):
+            setup.wait(1)
+        (project / ".venv/horovod-build.log").write_text("why")
+        connection.close()
+    assert setup.wait(60) == 128 + signal.SIGTERM
+    assert not (project / ".venv.before").exists()
+    assert {path.name for path in (project / ".venv").iterdir()} == {
+        ".done-packages", ".done-horovod", ".done-package", "horovod-build.log"
+    }  # fmt: skip
 
 
 @pytest.mark.skipif(not shutil.which("flock"), reason="needs flock, and so does the lock")

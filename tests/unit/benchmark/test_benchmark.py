@@ -74,6 +74,16 @@ class TestArithmetic:
             assert len(products) == 3 * (CONFIG.num_layers * CONFIG.num_steps + 1)
             assert sum(map(_flops, products)) == step_flops(CONFIG, VOCAB_SIZE)
 
+    def test_the_peers_train_without_a_clip_too(self):
+        with tf.Graph().as_default(), tf.Session() as session:
+            graph = TutorialGraph(dataclasses.replace(CONFIG, max_grad_norm=math.inf), VOCAB_SIZE)
+            session.run(tf.global_variables_initializer())
+            words = np.zeros([CONFIG.num_steps, CONFIG.batch_size], np.int32)
+            feed = {graph.inputs_ph: words, graph.targets_ph: words}
+            before = session.run(graph.loss, feed)
+            session.run(graph.train_op, feed)
+            assert session.run(graph.loss, feed) < before
+
     def test_published_sizes(self):
         small = Config(hidden_size=200, num_layers=2, num_steps=20, batch_size=20)
         assert step_flops(small, 10_000) / 400 / 1e6 == pytest.approx(15.84)

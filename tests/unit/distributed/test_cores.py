@@ -59,8 +59,8 @@ sys.stdin.readline()
 
 def test_ranks_with_cores_of_their_own_do_not_share_them_out():
     every = sorted(os.sched_getaffinity(0))
-    if len(every) < 2:
-        pytest.skip("needs two cores")
+    if min(len(every), cores.cpu_quota()) < len(every) or len(every) < 2:
+        pytest.skip("needs two cores, and all of those it sees")
 
     def cores_of_two(*bindings):
         ranks = [

@@ -72,6 +72,12 @@ def test_lines_of_two_threads_are_there_once(tmp_path):
     assert text.count(b"x") == 1 << 20 and text.count(b"beside") == 1
 
 
+def test_a_worker_without_rank_0s_directory_makes_its_own(tmp_path):
+    path = tmp_path / "runs/one/log.txt"
+    LogFiles([str(path)], "workers", 1).close()
+    assert [file.name for file in path.parent.iterdir()] == ["log.1.txt"]
+
+
 @pytest.mark.parametrize("rank, said", [(0, "same\nlost\n"), (3, "lost\n")])
 def test_a_warning_is_said_by_rank_0_and_an_error_by_all(rank, said):
     program = f"""

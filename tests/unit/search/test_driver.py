@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 
+import optuna
 import pytest
 from optuna.trial import TrialState
 
@@ -194,6 +195,28 @@ def test_a_trial_that_another_driver_has_finished_stays_as_it_is(search, then):
     trials = load_search(str(search.directory)).study.trials
     assert (trials[0].state, trials[0].value) == (TrialState.COMPLETE, 7)
     assert not trials[0].intermediate_values and FAILURES not in trials[0].user_attrs
+
+
+def test_a_bad_trial_that_another_driver_has_pruned_stays_as_it_is(search):
+    directory = search.directory / "trials/0001"
+
+    def be_the_other_driver():
+        study = load_search(str(search.directory)).study
+        if not study.trials:
+            study.enqueue_trial({"learning_rate": 4})
+            study.enqueue_trial({"learning_rate": 1})
+            optuna.trial.Trial(study, study.trials[1]._trial_id).report(1000, 1)
+        if (directory / "starts").exists() and not (directory / "pruned").exists():
+            study.tell(1, state=TrialState.PRUNED)
+            (directory / "pruned").touch()
+        return 0
+
+    wait = "until [[ -e pruned ]]; do sleep 0.05; done"
+    body = f"if [[ $rate == 1.0 ]]; then {wait}; epoch 2; {WAIT}; fi"
+    epochs = {"num_epochs": 3}
+    study = search(rates="4|1", body=body, stop=be_the_other_driver, fields=epochs, trials=4)
+    assert states(study) == [TrialState.COMPLETE, TrialState.PRUNED]
+    assert starts(search, 1) == ["start", "saved"]
 
 
 @pytest.mark.parametrize(
