@@ -61,6 +61,8 @@ checkpoints() {
     { find "$OUTPUT_DIR/checkpoints" -maxdepth 1 -name 'step-*' 2>/dev/null || true; } | sort
 }
 
+# Also an empty one, which hides the GPUs of all hosts.
+[[ -z ${CUDA_VISIBLE_DEVICES+set} ]] || pass_on+=(-x CUDA_VISIBLE_DEVICES)
 restarts=0 code=1
 backoff=${BACKOFF:-5}
 while true; do
