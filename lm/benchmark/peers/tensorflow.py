@@ -36,8 +36,8 @@ class TutorialGraph:
         self.loss = tf.reduce_sum(nll) / config.batch_size
         variables = tf.trainable_variables()
         gradients = tf.gradients(self.loss, variables)
-        # A number of float32: an infinite one makes all gradients NaN.
-        limit = min(config.max_grad_norm, tf.float32.max)
+        # An infinite one makes all gradients NaN; one whose inverse is subnormal makes them all 0.
+        limit = min(config.max_grad_norm, 1e30)
         clipped, self.grad_norm = tf.clip_by_global_norm(gradients, limit)
         optimizer = tf.train.GradientDescentOptimizer(config.learning_rate)
         update_op = optimizer.apply_gradients(zip(clipped, variables))
