@@ -210,14 +210,20 @@ def test_a_pip_set_to_install_for_the_user_installs_into_the_environment(project
     assert "--user" not in result.stderr
 
 
-def test_a_venv_that_works_is_kept_until_there_is_another(project, host):
-    """Made for another MPI, on a host without a network."""
+@pytest.fixture
+def made_for_another_mpi(project, host):
+    """A finished .venv that is to be made anew, on a host that could."""
     (host / "g++").symlink_to("/bin/true")
     for tool in ("touch", "mv"):
         (host / tool).symlink_to(shutil.which(tool))
     (project / ".venv").mkdir()
     for step in ("packages", "horovod", "package"):
         (project / f".venv/.done-{step}").write_text("another Open MPI\n")
+
+
+@pytest.mark.usefixtures("made_for_another_mpi")
+def test_a_venv_that_works_is_kept_until_there_is_another(project, host):
+    """Made for another MPI, on a host without a network."""
     result = run_setup(project, host, PYTHON=REAL_PYTHON, PIP_NO_INDEX="1")
     assert result.returncode == 1 and "setup: pip could not install" in result.stderr
     assert "(.venv was made for: another Open MPI)" in result.stdout
@@ -267,13 +273,8 @@ def test_a_venv_that_was_being_removed_does_not_pass_for_a_finished_one(project,
     assert list((project / ".venv").iterdir()) == []
 
 
+@pytest.mark.usefixtures("made_for_another_mpi")
 def test_a_setup_that_is_told_to_stop_brings_nothing_back_under_a_running_pip(project, host):
-    (host / "g++").symlink_to("/bin/true")
-    for tool in ("touch", "mv"):
-        (host / tool).symlink_to(shutil.which(tool))
-    (project / ".venv").mkdir()
-    for step in ("packages", "horovod", "package"):
-        (project / f".venv/.done-{step}").write_text("another Open MPI\n")
     with socket.create_server(("127.0.0.1", 0)) as index:
         address = f"http://127.0.0.1:{index.getsockname()[1]}/"
         environment = {"PATH": str(host), "USE_GPU": "0", "PYTHON": REAL_PYTHON}
