@@ -12,6 +12,7 @@ import sqlalchemy
 from optuna.trial import FrozenTrial, TrialState
 
 from lm import run_files
+from lm.cli.tables import printable
 from lm.errors import UserError
 from lm.report.tables import Table
 
@@ -40,7 +41,7 @@ class FoundSearch(NamedTuple):
     @property
     def title(self) -> str:
         """How a report calls it."""
-        return f"Search {self.directory.rstrip('/')}"
+        return printable(f"Search {self.directory.rstrip('/')}")
 
 
 def storage_url(directory: str, storage: Optional[str]) -> str:

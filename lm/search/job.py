@@ -72,7 +72,8 @@ class Job:
             return
         with open(self._console, "ab") as console:
             # What goes on with it, also by hand.
-            console.write(f"{shlex.join(['python', *self._program[1:]])}\n".encode())
+            command = shlex.join(["python", *self._program[1:]])
+            console.write(f"{command}\n".encode("utf-8", "surrogateescape"))
             console.flush()
             self._console_start = console.tell()
             self._process = launch(*_command(self.place, self._program), console)

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, Optional
 
 from lm import run_files
-from lm.config import RunOptions
+from lm.checkpoint.records import refuse_unknown_fields
+from lm.config import Config, RunOptions
 from lm.errors import UserError
 from lm.files import write_atomically
 from lm.options import Checked, option
@@ -85,19 +86,29 @@ class Settings(NamedTuple):
         path = os.path.join(directory, run_files.SEARCH)
         write_atomically(path, (json.dumps(content, indent=2) + "\n").encode())
 
-    def changed(self, config: Mapping, options: Mapping, run: Mapping) -> Settings:
+    def changed(
+        self, begun_with: Config, config: Mapping, options: Mapping, run: Mapping
+    ) -> Settings:
         """Return it with the flags of a command line that goes on with the search.
+
+        Args:
+          begun_with: What all trials have in common, `config` of this search.
+          config: Fields of it that the flags set.
+          options: Those of SearchOptions.
+          run: Those of RunOptions.
 
         Raises:
           UserError: A flag would make another search of it.
         """
-        before = {**self.config, **dataclasses.asdict(self.options)}
-        for name, value in {**config, **options}.items():
-            if name not in _MAY_CHANGE and value != before[name]:
-                raise UserError(
-                    f"cannot resume: {name} was {before[name]!r} in this search and is {value!r}"
-                    " now; to search otherwise, start a new search"
-                )
+        for old, flags in ((begun_with, config), (self.options, options)):
+            new = dataclasses.replace(old, **flags)
+            for name in flags.keys() - set(_MAY_CHANGE):
+                before, after = getattr(old, name), getattr(new, name)
+                if after != before:
+                    raise UserError(
+                        f"cannot resume: {name} was {before!r} in this search and is {after!r}"
+                        " now; to search otherwise, start a new search"
+                    )
         per_host = {f.name for f in dataclasses.fields(RunOptions) if f.metadata["per_host"]}
         for name in run.keys() - per_host:
             if run[name] != self.run.get(name):
@@ -120,6 +131,8 @@ def load_settings(directory: str) -> Settings:
     try:
         with open(path, encoding="utf-8") as file:
             content = json.load(file)
+        refuse_unknown_fields(SearchOptions, content["options"], path)
+        refuse_unknown_fields(RunOptions, content["run"], path)
         return Settings(
             content["study"],
             dict(content["config"]),
@@ -128,5 +141,7 @@ def load_settings(directory: str) -> Settings:
         )
     except OSError as error:
         raise UserError(f"{directory} holds no search: {path}: {error.strerror}") from error
+    except UserError:
+        raise
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path} is damaged: {error!r}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import subprocess
@@ -25,8 +26,11 @@ class Share(NamedTuple):
     def variables(self) -> dict[str, str]:
         """Return what tells the ranks to keep to this share."""
         found = {HOST_SHARE: f"{self.first}:{self.count}:{self.total}"}
-        gpus = _own_gpus() if self.host is None else [str(gpu) for gpu in range(self.total)]
-        if gpus:
+        gpus = _named_gpus()
+        if gpus is None:
+            numbers = range(_count_gpus() if self.host is None else self.total)
+            gpus = [str(number) for number in numbers] or None
+        if gpus is not None:
             of_share = gpus[self.first : self.first + self.count]
             found["CUDA_VISIBLE_DEVICES"] = ",".join(of_share)
         return found
@@ -63,6 +67,13 @@ def make_places(
     if len(set(names)) < len(names):
         raise UserError(f"hosts {hosts} name a host twice: write host:slots once for each")
     totals = dict(zip(names, mpirun.slots(hosts)))
+    gpus = _named_gpus()
+    if gpus and len(gpus) < max(totals.values()):
+        raise UserError(
+            f"hosts {hosts} have up to {max(totals.values())} slots, and CUDA_VISIBLE_DEVICES names"
+            f" {len(gpus)} GPUs: a slot needs one; name fewer slots or more GPUs, or hide the GPUs"
+            " with CUDA_VISIBLE_DEVICES="
+        )
     slots_of_all = [(name, slot) for name, total in totals.items() for slot in range(total)]
     fit = len(slots_of_all) // ranks_per_trial
     if fit < (parallel_trials or 1):
@@ -106,11 +117,12 @@ def environment(**changes: str) -> dict[str, str]:
 
 
 def _check_this_host(places: int, ranks_per_trial: int) -> None:
-    gpus, slots = _own_gpus(), places * ranks_per_trial
-    if gpus and len(gpus) < slots:
+    named, slots = _named_gpus(), places * ranks_per_trial
+    gpus = _count_gpus() if named is None else len(named)
+    if 0 < gpus < slots:
         raise UserError(
             f"{places} trial(s) of {ranks_per_trial} rank(s) at a time need {slots} GPUs, and this"
-            f" host shows {len(gpus)}: lower --parallel_trials or --ranks_per_trial, or hide the"
+            f" host shows {gpus}: lower --parallel_trials or --ranks_per_trial, or hide the"
             " GPUs with CUDA_VISIBLE_DEVICES="
         )
     if count_cores() < places:
@@ -120,11 +132,17 @@ def _check_this_host(places: int, ranks_per_trial: int) -> None:
         )
 
 
-def _own_gpus() -> list[str]:
+def _named_gpus() -> Optional[list[str]]:
+    """Return the GPUs that CUDA_VISIBLE_DEVICES names, or None if it is not set."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return [name for name in visible.split(",") if name]
+    if visible is None:
+        return None
+    # CUDA sees those before the first that there cannot be.
+    return list(itertools.takewhile(lambda name: name not in ("", "-1"), visible.split(",")))
+
+
+def _count_gpus() -> int:
     if not shutil.which("nvidia-smi"):
-        return []
+        return 0
     listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=60)
-    return [str(number) for number in range(listed.stdout.count("GPU "))]
+    return listed.stdout.count("GPU ")

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, Optional, Union
 
 from lm import run_files
+from lm.checkpoint.records import refuse_unknown_fields
 from lm.config import Config, RunOptions
 from lm.config_file import ConfigFile, find_config, load_config_file
 from lm.data.run_corpus import earlier_runs, find_data_path, load_run_corpus
@@ -64,6 +65,10 @@ def prepare(
     given = given._replace(run={**given.run, **paths})  # --resume may come from another directory
     if not _exists(directory):
         found = _new(given)
+        if "?" in directory and not found.settings.options.storage:
+            raise UserError(
+                f"output_dir {directory} has a ?, where the name of a study's file ends"
+            )
     elif resume:
         found = _old(directory, given)
     else:
@@ -117,8 +122,12 @@ def _old(directory: str, given: Given) -> Prepared:
             f"cannot resume: this search did not begin with {given.config_name} as it is now;"
             f" without --config it goes on with its copy, {path}"
         )
-    settings = load_settings(directory).changed(given.config, given.options, given.run)
-    return _checked(settings, load_config_file(path))
+    settings, file = load_settings(directory), load_config_file(path)
+    source = os.path.join(directory, run_files.SEARCH)
+    refuse_unknown_fields(type(file.config), settings.config, source, file.is_part_of_run)
+    begun_with = dataclasses.replace(file.config, **settings.config)
+    settings = settings.changed(begun_with, given.config, given.options, given.run)
+    return _checked(settings, file)
 
 
 def _checked(settings: Settings, file: ConfigFile, flags: Mapping[str, Any] = {}) -> Prepared:

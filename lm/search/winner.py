@@ -24,6 +24,7 @@ from lm.search.study import Study
 logger = logging.getLogger("lm")
 
 _TICK_SECONDS = 0.5
+_ESCAPED = "backslashreplace"  # within Python's strings they are the same characters
 
 _TITLE = """Trial {number} of the search {study}: validation perplexity {value:.2f}.
 
@@ -41,7 +42,7 @@ def get_config() -> Config:
     )
 '''
 # Where the config file has a network or a class of its own: that file, and this after it.
-_BEST_OF_FILE = '''{source}
+_BEST_OF_FILE = '''
 
 """{title}"""
 
@@ -69,11 +70,12 @@ def write_best(trial: FrozenTrial, search: Prepared, directory: str) -> None:
         command=f"python -m lm.train --config {path}{options}",
     )
     if search.file.is_part_of_run:
-        with open(search.file.path, encoding="utf-8") as file:
-            text = _BEST_OF_FILE.format(source=file.read(), title=title, fields=fields)
+        with open(search.file.path, "rb") as file:  # whose encoding only Python has to know
+            content = file.read()
+        content += _BEST_OF_FILE.format(title=title, fields=fields).encode("ascii", _ESCAPED)
     else:
-        text = _BEST.format(title=title, fields=fields)
-    write_atomically(path, text.encode())
+        content = _BEST.format(title=title, fields=fields).encode("utf-8", _ESCAPED)
+    write_atomically(path, content)
 
 
 def report_winner(

@@ -2,6 +2,8 @@
 
 import contextlib
 import itertools
+import json
+import math
 import os
 import signal
 import subprocess
@@ -73,12 +75,12 @@ def search(tmp_path, corpora, monkeypatch):
             {"data_path": str(corpora), **dict(training)},
         )
         with contextlib.ExitStack() as stack:
-            found, study = prepare.prepare(str(directory), True, given, stack)
+            found, study = prepare.prepare(str(run.directory), True, given, stack)
 
             class Signals:
                 stop = property(lambda self: stop())
 
-            run.search, run.driver = found, Driver(str(directory), found, study, Signals())
+            run.search, run.driver = found, Driver(str(run.directory), found, study, Signals())
             run.driver.run()
         return study
 
@@ -120,6 +122,45 @@ def test_samplers_and_pruners_work_on_ranges(search, sampler, pruner):
     rates = {trial.params["learning_rate"] for trial in study.trials()}
     assert len(rates) == 4 and all(1 <= rate <= 8 for rate in rates)
     assert all(state in (TrialState.COMPLETE, TrialState.PRUNED) for state in states(study))
+
+
+def test_its_own_command_goes_on_with_a_search(search):
+    fields = {"max_grad_norm": math.inf, "warmup_steps": 3}
+    for _ in range(2):
+        assert states(search(fields=fields)) == [TrialState.COMPLETE] * 3
+    with pytest.raises(UserError, match=r"cannot resume: warmup_steps was 3 .* and is 4 now"):
+        search(fields={"warmup_steps": 4})
+
+
+@pytest.mark.parametrize(
+    "part, older", [("config", "warmup_steps"), ("options", "heartbeat_seconds"), ("run", None)]
+)
+def test_a_search_of_another_version_goes_on_unless_that_was_newer(search, part, older):
+    search()
+    path = search.directory / "search.json"
+    settings = json.loads(path.read_text())
+    settings[part].pop(older, None)
+    path.write_text(json.dumps(settings))
+    assert states(search(fields={"warmup_steps": 0})) == [TrialState.COMPLETE] * 3
+    settings[part]["spin"] = 1
+    path.write_text(json.dumps(settings))
+    with pytest.raises(UserError, match="unknown field spin"):
+        search()
+
+
+def test_the_name_of_its_directory_need_not_be_utf8(search):
+    search.directory = search.directory / os.fsdecode(b"\xe4")
+    assert states(search()) == [TrialState.COMPLETE] * 3
+    assert load_search(str(search.directory)).title.endswith("search/\N{REPLACEMENT CHARACTER}")
+    console = (search.directory / "trials/0000/console.txt").read_bytes()
+    assert b"search/\xe4/trials/0000" in console
+
+
+def test_a_directory_whose_name_sqlite_would_cut_off_is_refused(search):
+    search.directory = search.directory / "a?b"
+    with pytest.raises(UserError, match=r"a\?b has a \?"):
+        search()
+    assert not search.directory.parent.exists()
 
 
 def test_a_config_file_may_suggest_anything(search, tmp_path):

@@ -60,8 +60,28 @@ def test_each_rank_has_a_gpu_of_those_that_are_visible(monkeypatch):
     assert shown == ["4,5", "6,7"]
     with pytest.raises(UserError, match="need 6 GPUs, and this host shows 4"):
         make_places(2, 3, None)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # hidden, and so they stay
-    assert "CUDA_VISIBLE_DEVICES" not in make_places(2, 3, None)[0][0].variables()
+
+
+def test_ranks_on_other_hosts_have_the_gpus_that_are_visible_here(monkeypatch):
+    def shown(hosts):
+        places = make_places(1, None, hosts)
+        return [place[0].variables().get("CUDA_VISIBLE_DEVICES") for place in places]
+
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert shown("a:2,b:1") == ["0", "1", "0"]  # where one has none, there is nothing to see
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+    assert shown("a:2,b:1") == ["2", "3", "2"]
+    with pytest.raises(UserError, match="3 slots, and CUDA_VISIBLE_DEVICES names 2 GPUs"):
+        shown("a:3,b:1")
+
+
+@pytest.mark.parametrize("hidden", ["", "-1", "-1,0"])
+def test_hidden_gpus_stay_hidden(monkeypatch, hidden):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+    monkeypatch.setattr(places, "count_cores", lambda: 8)
+    for hosts in (None, "a:4,b:4"):
+        for (share,) in make_places(2, 3, hosts):
+            assert share.variables()["CUDA_VISIBLE_DEVICES"] == ""
 
 
 @pytest.mark.parametrize(

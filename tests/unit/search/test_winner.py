@@ -1,6 +1,7 @@
 """best.py: a config file that stands alone, also where the search's file brings a network."""
 
 import dataclasses
+import os
 
 import optuna
 import pytest
@@ -9,16 +10,33 @@ from lm.config_file import load_config_file
 from lm.search.options import SearchOptions, Settings
 from lm.search.prepare import Prepared
 from lm.search.winner import write_best
+from tests.commands import ROOT
+
+
+def best_of(directory, file, config):
+    """Write best.py of a search whose best trial had this config, and load it."""
+    trial = optuna.trial.create_trial(value=3.0, user_attrs={"config": dataclasses.asdict(config)})
+    run = {"data_path": str(directory)}
+    settings = Settings("study", dataclasses.asdict(file.config), SearchOptions(), run)
+    write_best(trial, Prepared(settings, file, file.config, {}, []), str(directory))
+    best = load_config_file(str(directory / "best.py"))
+    assert dataclasses.asdict(best.config) == dataclasses.asdict(config)
+    assert best.functions.keys() == file.functions.keys()
+    return best
 
 
 @pytest.mark.parametrize("name", ["config_small", "config_gru", "config_transformer"])
 def test_best_gives_the_config_and_the_network_of_the_trial(tmp_path, name):
     file = load_config_file(name)
-    config = dataclasses.replace(file.config, hidden_size=12)
-    trial = optuna.trial.create_trial(value=3.0, user_attrs={"config": dataclasses.asdict(config)})
-    settings = Settings("study", dataclasses.asdict(file.config), SearchOptions(), {})
-    write_best(trial, Prepared(settings, file, file.config, {}, []), str(tmp_path))
-    best = load_config_file(str(tmp_path / "best.py"))
-    assert dataclasses.asdict(best.config) == dataclasses.asdict(config)
-    assert best.functions.keys() == file.functions.keys()
+    best = best_of(tmp_path, file, dataclasses.replace(file.config, hidden_size=12))
     assert dataclasses.fields(best.config)[-1].name == dataclasses.fields(file.config)[-1].name
+
+
+@pytest.mark.parametrize("name", ["config_small", "config_gru"])
+def test_neither_the_file_nor_its_path_need_be_utf8(tmp_path, name):
+    path, directory = tmp_path / "mine.py", tmp_path / os.fsdecode(b"\xe4")
+    directory.mkdir()
+    source = (ROOT / "configs" / f"{name}.py").read_bytes()
+    path.write_bytes(b"# -*- coding: latin-1 -*-\n# gr\xfc\xdfe\n" + source)
+    file = load_config_file(str(path))
+    best_of(directory, file, dataclasses.replace(file.config, name="gr\xfc\xdfe"))
