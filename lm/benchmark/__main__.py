@@ -34,7 +34,8 @@ def _run(argv: Sequence[str]) -> None:
     facts = results.environment_facts()  # first: the load is to be that of others
     record = {**facts, "benchmark": command, **module.measure(config, chosen)}
     module.show(record)
-    stem = os.path.join(chosen.out, module.STEM.format_map(record))
+    # The name of a config may have a directory, which is not one of --out.
+    stem = os.path.join(chosen.out, module.STEM.format_map(record).replace("/", "-"))
     results.write_json(stem, record)
     module.draw(stem, record)
 

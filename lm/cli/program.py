@@ -77,6 +77,7 @@ def run_alone(work: Callable[[Sequence[str]], None]) -> NoReturn:
 
 
 def _start(rank: int) -> None:
+    _open_closed_streams()
     # Texts are UTF-8 in and out, whatever the locale: a word leaves as it came in. What is no
     # UTF-8, in the name of a file, leaves as the bytes that it is.
     if sys.stdout:  # not where it was closed
@@ -85,6 +86,16 @@ def _start(rank: int) -> None:
     # TensorFlow's own start-up messages would bury the program's.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     ignore_save_requests()
+
+
+def _open_closed_streams() -> None:
+    # Else the first file that is opened gets the number of stderr, and what C++ says goes into it.
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free: this
+    sys.stderr = sys.stderr or open(os.devnull, "w")
 
 
 def _end_unconnected(error: Exception) -> NoReturn:

@@ -142,6 +142,8 @@ def exact_comparison(first: RunMetrics, second: RunMetrics) -> str:
     for number, (event, other) in enumerate(shared, start=1):
         for field in _EXACT_FIELDS:
             value, other_value = event.get(field), other.get(field)
+            if field == "valid_perplexity" and None in (value, other_value):
+                continue  # --noeval: one has none
             if value != other_value:  # JSON carries floats exactly: equal numbers are equal bits
                 kind = event["event"]
                 name = f"{kind} {event[kind]}" if kind in event else f"the {kind}"

@@ -84,7 +84,18 @@ def test_exchange(tmp_path):
 
 
 def test_advice(tmp_path):
-    arguments = (*TINY, "--ranks", "1,2", "--max_ranks", 1024, "--link_gbps", 0.001)
+    # A name of which training would make a directory.
+    arguments = (
+        *TINY,
+        "--name",
+        "a/b",
+        "--ranks",
+        "1,2",
+        "--max_ranks",
+        1024,
+        "--link_gbps",
+        0.001,
+    )
     record, result = benchmark(tmp_path, "advise", *arguments)
     for kind in ("strong", "weak"):
         for row in record["here"][kind]:

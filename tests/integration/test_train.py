@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import sys
 import time
 
@@ -78,6 +79,16 @@ def test_noeval_neither_evaluates_nor_lets_another_run_in(tmp_path, corpora):
     ]:
         assert words in one_error(run_module("lm.train", *arguments, *flags), 2)
         assert (tmp_path / "metrics.jsonl").read_bytes() == before
+
+
+def test_without_stderr_a_run_is_as_with_it(tmp_path, corpora):
+    """No file of the run gets the number of stderr, into which C++ writes."""
+    flags = (*TINY, "--data_path", corpora, "--noeval", "--output_dir", tmp_path)
+    command = shlex.join(map(str, [sys.executable, "-m", "lm.train", *flags]))
+    result = run_command(["sh", "-c", f"exec {command} 2>&-"], environment(), 120, cwd=ROOT)
+    assert (result.returncode, result.stdout) == (0, "")
+    assert [event["step"] for event in events(tmp_path, "epoch")] == [30]
+    assert "epoch 1" in (tmp_path / "log.txt").read_text()
 
 
 def test_help_needs_no_tensorflow_and_documents_the_flags(tmp_path):

@@ -214,6 +214,15 @@ def test_only_what_both_runs_have_is_compared(tmp_path):
     assert said == "equal, bit for bit, in 5 events (the first has 7, the second 9)"
 
 
+def test_a_run_without_validation_is_compared_in_the_rest(tmp_path):
+    unvalidated = [
+        {name: value for name, value in event.items() if name != "valid_perplexity"}
+        for event in events_to(12)
+    ]
+    said = compare(tmp_path, events_to(12), unvalidated)
+    assert said == "equal, bit for bit, in 9 events"
+
+
 def test_epochs_of_other_steps_are_told_apart_though_none_of_them_was_logged(tmp_path):
     step = {"event": "step", "step": 4, "epoch": 1, "loss": 6.0}
     epoch = {"event": "epoch", "epoch": 1, "train_perplexity": 90.0}
