@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import os
 import re
 import shutil
@@ -71,7 +72,8 @@ def load_arrays(checkpoint_dir: str) -> dict[str, np.ndarray]:
       RunError: The checkpoint is damaged.
     """
     try:
-        reader = tf.train.load_checkpoint(os.path.join(checkpoint_dir, "model"))
+        # As bytes: a path need not be UTF-8.
+        reader = tf.train.NewCheckpointReader(os.fsencode(os.path.join(checkpoint_dir, "model")))
         return {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
     except (tf.errors.OpError, RuntimeError, ValueError) as error:
         raise RunError(f"{checkpoint_dir} cannot be read: {error}") from error
@@ -150,7 +152,7 @@ def _write_tensors(directory: str, arrays: Mapping[str, np.ndarray]) -> None:
     with tf.Graph().as_default() as graph:
         placeholders = [tf.placeholder(array.dtype, array.shape) for array in arrays.values()]
         save_op = tf.raw_ops.SaveV2(
-            prefix=os.path.join(directory, "model"),
+            prefix=os.fsencode(os.path.join(directory, "model")),
             tensor_names=list(arrays),
             shape_and_slices=[""] * len(arrays),
             tensors=placeholders,
@@ -178,6 +180,10 @@ def _fsync(path: str) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        # Folders that a virtual machine shares, and old SMB, do not know it of directories.
+        if error.errno != errno.EINVAL or not os.path.isdir(path):
+            raise
     finally:
         os.close(descriptor)
 

@@ -69,9 +69,7 @@ def open_run_dir(
     """
     if resume and not output_dir:
         raise UserError("--resume needs --output_dir, the directory of the run to continue")
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    path = output_dir or os.path.join("runs", f"{identity.config.name}-{stamp}")
-    _make(path)
+    path = _make(output_dir, identity.config.name)
     try:
         stack.enter_context(locked(os.path.join(path, run_files.LOCK)))
     except BlockingIOError:
@@ -104,15 +102,32 @@ def open_run_dir(
     return RunDir(path, checkpoint_dir, position)
 
 
-def _make(path: str) -> None:
+def _make(output_dir: Optional[str], name: str) -> str:
+    path = output_dir or os.path.join("runs", f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")
     try:
-        os.makedirs(path, exist_ok=True)
+        if output_dir:
+            os.makedirs(path, exist_ok=True)
+        else:
+            path = _make_new(path)
         # Found out now, not after the first epoch.
         probe = os.path.join(path, ".writable")
         with open(probe, "w"):
             os.remove(probe)
     except OSError as error:
         raise UserError(f"cannot write to output_dir {path}: {error}") from error
+    return path
+
+
+def _make_new(stem: str) -> str:
+    """Make a directory that no other run has, also of those that start in the same second."""
+    path, number = stem, 1
+    while True:
+        try:
+            os.makedirs(path)
+            return path
+        except FileExistsError:
+            number += 1
+            path = f"{stem}-{number}"
 
 
 def _check_config_file(manifest: manifests.Manifest, identity: Identity) -> None:

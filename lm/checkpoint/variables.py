@@ -57,9 +57,20 @@ def read_variables(session: tf.Session) -> dict[str, np.ndarray]:
     return {name: np.array(value) for name, value in values.items()}
 
 
-def first_not_finite(arrays: Mapping[str, np.ndarray]) -> Optional[str]:
-    """Return the name of the first array that holds a NaN or an infinity, or None."""
+def first_not_finite(session: tf.Session, arrays: Mapping[str, np.ndarray]) -> Optional[str]:
+    """Return the name of the first array that training has made NaN or infinite, or None.
+
+    Args:
+      session: The training session.
+      arrays: From `read_variables` and `read_state`.
+    """
+    with session.graph.as_default():
+        # An untrained one, such as a mask of -inf, is as its author made it.
+        trained = {v.op.name for v in tf.trainable_variables()}
+        untrained = set(weight_names()) - trained
     for name, array in arrays.items():
+        if name in untrained:
+            continue
         # The extremes, which a NaN anywhere makes NaN: no array of as many flags is needed.
         if not (np.isfinite(array.min()) and np.isfinite(array.max())):
             return name
@@ -160,12 +171,11 @@ def _state_variables(graph: tf.Graph) -> dict[str, tf.Variable]:
 
 def _assign(session: tf.Session, variables: Mapping, arrays: Mapping[str, np.ndarray]) -> None:
     check_fits(arrays, {name: v.shape.as_list() for name, v in variables.items()})
-    # By way of the initializers: a finalized graph cannot be given new assign operations.
-    initial_values = {variable.initializer.inputs[1]: name for name, variable in variables.items()}
-    session.run(
-        [variable.initializer for variable in variables.values()],
-        {tensor: arrays[name] for tensor, name in initial_values.items()},
-    )
+    # By way of the initializers: a finalized graph cannot be given new assign operations. One at a
+    # time: two variables may start from the same tensor.
+    for name, variable in variables.items():
+        initial_value = variable.initializer.inputs[1]
+        session.run(variable.initializer, {initial_value: arrays[name]})
 
 
 def set_weights(session: tf.Session, weights: Mapping[str, np.ndarray]) -> None:

@@ -54,6 +54,26 @@ def platform_facts() -> dict[str, Any]:
     }
 
 
+def one_of_each_host_first(comm: Communicator, work: Callable[[], T]) -> T:
+    """Do on one rank of each host what leaves something for the others there, then on these.
+
+    What fails, fails once: ranks that wait for each other's lock would do so in turn.
+
+    Args:
+      comm: The ranks.
+      work: Exchanges nothing.
+
+    Returns:
+      What `work` returned on this rank.
+
+    Raises:
+      UserError, RunError: It has failed on some rank; the same on all ranks.
+    """
+    is_first = comm.local_rank == 0
+    early = together(comm, lambda: work() if is_first else None)
+    return together(comm, lambda: early if is_first else work())
+
+
 def together(comm: Communicator, work: Callable[[], T]) -> T:
     """Do on each rank what may fail on some of them only; then it fails on all.
 

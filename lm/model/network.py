@@ -150,6 +150,12 @@ class Network:
                 f"{where} makes {anew[0]} anew at each call: make it with tf.get_variable,"
                 " which finds it again"
             )
+        saved_state = sorted(used.keys() & {f"state/{part}" for part in self.state_shapes})
+        if saved_state:
+            raise UserError(
+                f"{where} has the variable {saved_state[0]}, which is the name of the recurrent"
+                " state in a checkpoint: call it something else"
+            )
         self._names = set(used) if self._names is None else self._names
         not_always = sorted(self._names.symmetric_difference(used))
         if not_always:

@@ -22,7 +22,7 @@ from lm.data.run_corpus import (
     load_run_corpus,
     record_of,
 )
-from lm.distributed.agreement import platform_facts
+from lm.distributed.agreement import one_of_each_host_first, platform_facts, together
 from lm.distributed.communicator import Communicator
 from lm.distributed.devices import Threads, session_config, start_tensorflow
 from lm.errors import UserError
@@ -30,6 +30,8 @@ from lm.events.logs import worker_path
 from lm.events.tracing import parse_steps
 from lm.files import check_writable
 from lm.model.axes import check_axes
+
+_FUSION = "HOROVOD_FUSION_THRESHOLD"
 
 
 class Prepared(NamedTuple):
@@ -56,7 +58,7 @@ def prepare(
     stack: contextlib.ExitStack,
     file: Optional[ConfigFile] = None,
 ) -> Prepared:
-    """Check and load what a run needs, without an exchange.
+    """Check and load what a run needs, on all ranks together.
 
     Args:
       config: What is trained.
@@ -66,13 +68,35 @@ def prepare(
       file: The config file, where it is part of the run.
 
     Raises:
-      UserError, RunError: This rank cannot start, and why.
+      UserError, RunError: A rank cannot start, and why.
     """
+    threads = together(comm, lambda: _start(config, options, comm))
+    loaded = one_of_each_host_first(comm, lambda: _load(config, options))
+    return together(comm, lambda: _prepare(config, options, comm, stack, file, threads, loaded))
+
+
+def _start(config: Config, options: RunOptions, comm: Communicator) -> Threads:
     threads = start_tensorflow(comm.local_size, options.intra_op_threads, options.inter_op_threads)
     _check_options(config, options)
-    rows = rows_of_rank(config.batch_size, comm.rank, comm.size, config.virtual_ranks)
+    return threads
+
+
+def _load(config: Config, options: RunOptions) -> tuple[str, Corpus, Optional[Truth]]:
     data_path = options.data_path or find_data_path(config, earlier_runs(options))
-    corpus, truth = load_run_corpus(config, data_path, options.data_url)
+    return data_path, *load_run_corpus(config, data_path, options.data_url)
+
+
+def _prepare(
+    config: Config,
+    options: RunOptions,
+    comm: Communicator,
+    stack: contextlib.ExitStack,
+    file: Optional[ConfigFile],
+    threads: Threads,
+    loaded: tuple[str, Corpus, Optional[Truth]],
+) -> Prepared:
+    data_path, corpus, truth = loaded
+    rows = rows_of_rank(config.batch_size, comm.rank, comm.size, config.virtual_ranks)
     identity = Identity(
         config,
         corpus.vocabulary.checksum,
@@ -153,5 +177,7 @@ def facts_of(run: Prepared) -> dict[str, Any]:
         "vocabulary": run.corpus.vocabulary.checksum,
         "corpus": run.corpus.checksum,
         "config file (SHA-256)": config_file_checksum(run.file),
+        # mpirun hands it to the ranks of its own host alone, and Horovod would crash (signal 11).
+        _FUSION: run.comm.settings.get(_FUSION),
         **platform_facts(),
     }

@@ -56,7 +56,7 @@ def train(
       RunError: The run has failed or was stopped by a signal; see its kinds in lm/errors.py.
     """
     with contextlib.ExitStack() as stack:
-        run = together(comm, lambda: prepare(config, options, comm, stack, file))
+        run = prepare(config, options, comm, stack, file)
         check_agreement(facts_of(run), comm.gather)
         _start(run, stack)
 

@@ -65,7 +65,7 @@ class Safekeeping:
         self._beat(phase)
         state = variables.read_state(self._session, self._comm.concat)
         arrays = {**variables.read_variables(self._session), **state} if self._saver else {}
-        wild = self._comm.gather(variables.first_not_finite(arrays))[0]
+        wild = self._comm.gather(variables.first_not_finite(self._session, arrays))[0]
         if wild:
             raise EveryRankError(
                 f"{wild} is not finite after step {position.step}, which is not saved: go on from"
@@ -87,7 +87,8 @@ class Safekeeping:
 
     def _part(self, position: Position, difference: str) -> NoReturn:
         try:
-            self.save(position, in_sync=False)
+            # What goes on with them is not the run that any other number of ranks would have been.
+            self.save(dataclasses.replace(position, exact_with=None), in_sync=False)
             self.finish()
             outcome = "rank 0's are saved, and --resume gives them to all ranks"
         except EveryRankError as error:

@@ -5,12 +5,13 @@ import sys
 
 import pytest
 
+from lm import kernels
 from lm.checkpoint import choice, manifest
 from lm.checkpoint import format as checkpoint
 from lm.data import embedded
 from lm.errors import EveryRankError
 from lm.inference.evaluator import evaluate
-from tests.commands import ROOT, mpirun, train_here
+from tests.commands import ROOT, events, mpirun, train_here
 from tests.faults.jobs import config_flags, last_step, run, saved_steps
 
 FLAGS = ("--hidden_size", 8, "--max_steps", 60, "--noeval")
@@ -56,10 +57,10 @@ def test_weights_that_are_not_finite_are_never_saved(start, tmp_path):
 
 def test_ranks_that_part_are_found_and_can_go_on(start, tmp_path, corpora, caplog):
     flags = (*FLAGS, "--check_sync_steps", 25)
-    code, output = start(tmp_path, *flags, num_ranks=3, fault="flip:1:20").finish()
+    code, output = start(tmp_path, *flags, num_ranks=4, fault="flip:1:20").finish()
     assert code == 1
     assert "at step 25 the ranks disagree on the weights" in output
-    assert "on ranks 0, 2;" in output and "on rank 1" in output
+    assert "on ranks 0, 2, 3;" in output and "on rank 1" in output
     # All ranks go on with rank 0's weights.
     assert saved_steps(tmp_path) == [25]
     assert not manifest.read(choice.newest(str(tmp_path))).in_sync
@@ -67,6 +68,10 @@ def test_ranks_that_part_are_found_and_can_go_on(start, tmp_path, corpora, caplo
         train_here(tmp_path, *config_flags(corpora), *flags, "--resume")
     assert caplog.text.count("was saved when the ranks' weights had parted") == 1
     assert manifest.read(choice.newest(str(tmp_path))).in_sync
+    exact = [event["exact"] for event in events(tmp_path, "start")]
+    if kernels.available():
+        assert exact[0].startswith("yes: ")
+        assert exact[1].startswith("no: the steps up to 25 are not exact;")
 
 
 @pytest.mark.parametrize("compiled", ["1", "0"])

@@ -30,6 +30,7 @@ import lm.data.ptb
 from lm.data.download import Patience, shown
 from lm.data.ptb import download_ptb
 from lm.errors import RunError, UserError
+from tests.commands import run_module
 from tests.download_server import DownloadServer
 
 pytestmark = pytest.mark.timeout(60)
@@ -262,6 +263,14 @@ def test_nothing_that_answers_is_an_error_within_seconds(target):
     assert "no-such-host.invalid/raw/: " in message
     assert "--data_url" in message
     assert "\n" not in message
+
+
+def test_ranks_do_not_fail_one_after_the_other(server, target):
+    address = server.url("/none.tgz")
+    flags = ("--config", "config_small", "--data_path", target, "--data_url", address)
+    result = run_module("lm.train", *flags, num_ranks=2)
+    assert result.returncode == 1 and result.stderr.count("no source gave the PTB") == 1
+    assert len(server.requests) == 1
 
 
 def test_more_bytes_than_a_corpus_can_have_are_refused(server, target, monkeypatch):

@@ -18,7 +18,7 @@ def _isas():
 
 
 def run_ranks(settings, *arguments):
-    """Run two ranks, each with an argument of its own to env; returns code and output."""
+    """Run ranks, each with an argument of its own to env; returns code and output."""
     launcher = mpirun(1)
     command = []
     for setting in settings:
@@ -41,6 +41,13 @@ def test_unlike_instruction_sets_run_together_and_are_told(tmp_path, corpora):
         pytest.skip("this CPU has one instruction set only")
     told = r"compiled ops for avx2\b.* on rank 0; compiled ops for generic\b.* on rank 1"
     assert re.search(f"arithmetic  float32, {told}: results depend on which rank has", output)
+
+
+def test_a_fusion_that_one_host_alone_has_is_refused_before_horovod_crashes(tmp_path, corpora):
+    fusion = "HOROVOD_FUSION_THRESHOLD"
+    code, output = train((f"{fusion}=1000000", *[f"{fusion}=0"] * 3), tmp_path, corpora)
+    assert code == 2
+    assert f"the ranks disagree on {fusion}: 1000000 on rank 0; 0 on ranks 1 to 3" in output
 
 
 def test_a_rank_without_the_compiled_ops_is_refused(tmp_path, corpora):

@@ -1,5 +1,6 @@
 """Checkpoints: read by stock TensorFlow, whole or not at all, and damage is found."""
 
+import errno
 import os
 import pathlib
 import subprocess
@@ -45,6 +46,30 @@ def steps(run_dir):
 def truncate(path):
     data = path / "model.data-00000-of-00001"
     data.write_bytes(data.read_bytes()[:-2])
+
+
+def test_its_path_need_not_be_utf8(tmp_path):
+    run_dir = tmp_path / os.fsdecode(b"\xe4")
+    run_dir.mkdir()
+    path = save(run_dir, 40)
+    assert checkpoint.verify(str(path)).step == 40
+    loaded = checkpoint.load_arrays(str(path))["embedding"]
+    np.testing.assert_array_equal(loaded, ARRAYS["embedding"])
+
+
+def test_a_file_system_may_not_know_fsync_of_directories(tmp_path, monkeypatch):
+    def fsync(descriptor):
+        if os.path.isdir(f"/proc/self/fd/{descriptor}"):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        if tmp_path in written:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    written = []
+    monkeypatch.setattr(os, "fsync", fsync)
+    assert checkpoint.verify(str(save(tmp_path, 40))).step == 40
+    written.append(tmp_path)
+    with pytest.raises(RunError, match="Input/output error"):
+        save(tmp_path, 41)
 
 
 def test_stock_tensorflow_reads_it(tmp_path):

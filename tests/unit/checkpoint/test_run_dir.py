@@ -54,6 +54,16 @@ def test_a_config_field_that_an_old_checkpoint_does_not_know_had_its_default(res
         resume(lambda manifest: None, vocab_size=50)
 
 
+def test_runs_of_the_same_second_have_directories_of_their_own(made, tmp_path, monkeypatch):
+    _, config, corpus = made
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("time.strftime", lambda _: "now")
+    identity = Identity(config, corpus.vocabulary.checksum, corpus.checksum)
+    with contextlib.ExitStack() as stack:
+        paths = [open_run_dir(identity, None, False, stack).path for _ in range(3)]
+    assert paths == [f"runs/{config.name}-now{suffix}" for suffix in ("", "-2", "-3")]
+
+
 def test_the_rows_of_validation_may_change_unless_training_goes_by_it(resume):
     assert resume(lambda manifest: None, eval_batch_size=7)[0].endswith("step-00000007")
     with pytest.raises(UserError, match=r"cannot resume: eval_batch_size was 20 .* is 7 now"):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
+from lm.checkpoint import variables
 from lm.config_file import load_config_file
 from lm.data.batches import Rows
 from lm.distributed.communicator import OneProcess
@@ -86,6 +87,8 @@ MISTAKES = {
     "    return x, {'h': x}\n": "new_state['h'] must have the shape (3, 4), not (5, 3, 4)",
     "    return x, {'h': None}\n": "new_state['h'] must be a tensor, not a NoneType",
     "    y = tf.matmul(x[0], x[1])\n": "line 13, in build_outputs: ValueError: Dimensions must be",
+    "    with tf.variable_scope('state'):\n        x *= tf.get_variable('h', [4])\n" + GOOD:
+        "has the variable state/h, which is the name of the recurrent state in a checkpoint",
     "    y = state['c']\n": "line 13, in build_outputs: KeyError: 'c'",
     "    w = tf.get_variable('w', [4], tf.float64)\n" + GOOD: "variable w is float64",
     "    w = tf.Variable(tf.zeros([4]))\n" + GOOD:
@@ -324,6 +327,44 @@ def test_what_is_not_trained_is_a_weight_too_and_stays(load):
         weights = {v.op.name for v in tf.get_collection(tf.GraphKeys.MODEL_VARIABLES)}
         assert weights == {"embedding", "w", "softmax/weights", "softmax/bias"}
         assert "w" not in {v.op.name for v in tf.trainable_variables()}
+
+
+def test_variables_that_start_from_one_tensor_are_loaded_one_by_one(load):
+    text = (
+        "    start = tf.eye(4)\n"
+        "    for i in range(2):\n"
+        "        x += tf.tensordot(x, tf.get_variable(f'w{i}', initializer=start), 1)\n"
+    )
+    file = load(HEADER + text + GOOD)
+    with tf.Graph().as_default() as graph, tf.Session() as session:
+        build_model(Network(file.config, V, file), Rows(0, 1), "eval")
+        session.run(tf.global_variables_initializer())
+        graph.finalize()
+        values = variables.read_variables(session)
+        np.testing.assert_array_equal(values["w0"], values["w1"])
+        values.update(w0=np.full([4, 4], 5, "f"), w1=np.full([4, 4], 7, "f"))
+        variables.load_variables(session, values)
+        loaded = variables.read_variables(session)
+    assert loaded.keys() == values.keys()
+    for name, value in values.items():
+        np.testing.assert_array_equal(loaded[name], value)
+
+
+def test_what_its_author_made_infinite_is_no_reason_to_stop(load):
+    text = (
+        "    mask = tf.constant([0, -np.inf, 0, 0])\n"
+        "    mask = tf.get_variable('mask', initializer=mask, trainable=False)\n"
+        "    x *= tf.nn.softmax(mask)\n"
+    )
+    file = load("import numpy as np\n" + HEADER + text + GOOD)
+    with tf.Graph().as_default(), tf.Session() as session:
+        build_model(Network(file.config, V, file), Rows(0, 1), "eval")
+        session.run(tf.global_variables_initializer())
+        values = variables.read_variables(session)
+        assert np.isinf(values["mask"]).any()
+        assert variables.first_not_finite(session, values) is None
+        values["embedding"][3, 2] = np.nan
+        assert variables.first_not_finite(session, values) == "embedding"
 
 
 @pytest.mark.parametrize("collection", ["local_variables", "mine", "global_variables"])
