@@ -94,7 +94,8 @@ def test_a_slow_disk_delays_no_step(start, tmp_path):
 def test_the_clock_jumps(start, tmp_path):
     flags = ("--hidden_size", 8, "--max_steps", 50, "--checkpoint_every_minutes", 0.001)
     run(start, tmp_path, *flags, fault="clock", num_ranks=2)
-    assert events(tmp_path, "test") and saved_steps(tmp_path)[-1] == 50
+    assert events(tmp_path, "test") and len(saved_steps(tmp_path)) > 1
+    assert saved_steps(tmp_path)[-1] == 50
 
 
 @pytest.mark.soak

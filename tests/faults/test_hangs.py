@@ -1,6 +1,7 @@
 """Ranks that are dead, stopped, or fail: the others end soon, and say whom they waited for."""
 
 import os
+import re
 import signal
 import socket
 import time
@@ -37,8 +38,10 @@ def test_a_disk_that_never_answers_ends_the_job(start, tmp_path):
     job.wait_for_step(10)
     job.process.send_signal(signal.SIGUSR2)
     code, output = job.finish(timeout=3 + 10)
-    where = "no progress for 3 s in the writing of a checkpoint (--step_timeout_seconds)"
-    assert code == 1 and f"rank 0 on {socket.gethostname()}: {where}" in output, output
+    # The clock ticks once a second.
+    where = r"no progress for [34] s in the writing of a checkpoint \(--step_timeout_seconds\)"
+    assert code == 1
+    assert re.search(f"rank 0 on {socket.gethostname()}: {where}", output), output
 
 
 def test_a_stopped_rank_is_named_and_ends_the_job(start, tmp_path):
@@ -47,10 +50,11 @@ def test_a_stopped_rank_is_named_and_ends_the_job(start, tmp_path):
     job.wait_for_step(29)
     code, output = job.finish(timeout=3 + 10)
     assert code == 1
-    assert (
-        f"rank 0 on {socket.gethostname()}: no progress for 3 s in step 30, waiting for rank 1"
-        f" on {socket.gethostname()}, which is stopped or gone" in output
-    )
+    host = socket.gethostname()
+    assert re.search(
+        f"rank 0 on {host}: no progress for [34] s in step 30, waiting for rank 1 on {host}, which"
+        " is stopped or gone", output,
+    )  # fmt: skip
 
 
 @pytest.mark.soak
@@ -93,7 +97,8 @@ def test_a_shared_evaluation_may_take_long_but_not_stand_still(start, tmp_path):
     job = start(tmp_path, *flags, *shared, num_ranks=2, fault="stop_in_test:0")
     code, output = job.finish()
     assert events(tmp_path, "epoch") and not events(tmp_path, "test"), output
-    assert code == 1 and "no progress for 6 s in the evaluation of test, waiting for" in output
+    assert code == 1
+    assert re.search("no progress for [67] s in the evaluation of test, waiting for", output)
 
 
 @pytest.mark.soak

@@ -20,6 +20,7 @@ from tests.faults.jobs import (
     run,
     saved_steps,
 )
+from tests.untrained import rewrite_manifest
 
 # A small model, with dropout on; the gradient is clipped.
 FLAGS = ("--hidden_size", 16, "--keep_prob", 0.7, "--learning_rate", 0.5, "--seed", 3)
@@ -151,8 +152,25 @@ def test_init_from_takes_the_weights_only(start, tmp_path, corpora):
         shutil.rmtree(tmp_path / "bad", ignore_errors=True)
 
 
-@pytest.mark.soak
-def test_the_best_weights_can_be_tested(start, tmp_path):
-    flags = ("--hidden_size", 8, "--batch_size", 400, "--num_epochs", 3)
-    run(start, tmp_path, *flags, "--learning_rate", 5, "--test_on", "best", num_ranks=2)
-    assert events(tmp_path, "test")
+def test_the_best_weights_can_be_tested(tmp_path, corpora):
+    flags = (*config_flags(corpora), "--hidden_size", 8, "--checkpoint_every_steps", 20)
+    train_here(tmp_path, *flags, "--max_steps", 40, "--notest")
+    first = checkpoint.list_checkpoints(str(tmp_path))[0]
+    rewrite_manifest(first, lambda content: content.update(valid_perplexity=1.5))
+    train_here(tmp_path, *flags, "--max_steps", 60, "--resume", "--test_on", "best")
+    best, last = (
+        evaluate(str(tmp_path), ["test"], which, data_path=str(corpora))[0]["perplexity"]
+        for which in (first, "last")
+    )
+    assert events(tmp_path, "test")[0]["test_perplexity"] == best != last
+
+
+def test_training_ends_after_epochs_without_a_best_one_and_goes_on_with_more(tmp_path, corpora):
+    # No weight changes, and as good as the best is not better.
+    flags = (*config_flags(corpora), "--hidden_size", 8, "--batch_size", 800)
+    flags += ("--num_epochs", 4, "--learning_rate", 1e-30)
+    train_here(tmp_path, *flags, "--early_stopping_epochs", 1)
+    assert [event["epoch"] for event in events(tmp_path, "epoch")] == [1, 2]
+    assert len(events(tmp_path, "test")) == 1
+    train_here(tmp_path, *flags, "--early_stopping_epochs", 2, "--resume")
+    assert [event["epoch"] for event in events(tmp_path, "epoch")] == [1, 2, 3]

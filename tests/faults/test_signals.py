@@ -14,13 +14,15 @@ from lm.checkpoint import format as checkpoint
 from tests.commands import train_here
 from tests.faults.jobs import GONE_SECONDS, config_flags, events, last_step, saved_steps
 
-LONG = ("--hidden_size", 8, "--num_epochs", 200, "--noeval")
+# Epochs of 20,000 steps: the end of one saves, too.
+LONG = ("--hidden_size", 8, "--batch_size", 4, "--num_steps", 5, "--num_epochs", 200, "--noeval")
 
 
 def check_stopped(job, code, name, number_of_lines=1, timeout=GONE_SECONDS):
     returned, output = job.finish(timeout)
     assert returned == code, output
     assert output.count(f"stopped by {name} after step") == number_of_lines
+    assert f"--resume --output_dir {job.output_dir}" in output
     (step,) = saved_steps(job.output_dir)
     assert step == last_step(job.output_dir)
     assert choice.newest(str(job.output_dir))

@@ -126,7 +126,7 @@ def test_a_cut_network_ends_the_job_and_it_resumes(start, hosts, tmp_path):
     subprocess.run(hosts("cut"), check=True)
     code, output = job.finish(timeout=5 + 30)
     assert code != 0
-    assert "rank 0 on lmhost1: no progress for 5 s in step" in output
+    assert re.search("rank 0 on lmhost1: no progress for [56] s in step", output)
     assert "waiting for rank 1 on lmhost2" in output
     assert last_step(tmp_path / "run") < 250
     subprocess.run(hosts("mend"), check=True)

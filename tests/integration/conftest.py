@@ -1,10 +1,11 @@
 """Shared by the tests of the command lines."""
 
 import fcntl
+import shutil
 
 import pytest
 
-from tests.commands import train
+from tests.commands import ROOT, train
 
 
 @pytest.fixture(scope="session")
@@ -20,3 +21,14 @@ def trained(session_dir, corpora):
                 "--embedding_size", 16, "--recurrent_keep_prob", 0.95, "--forget_bias", 1,
             )  # fmt: skip
     return run_dir
+
+
+@pytest.fixture
+def project(tmp_path):
+    """A copy of the project whose set-up, which has tests of its own, does nothing."""
+    copy = tmp_path / "project"
+    shutil.copytree(ROOT / "run_scripts", copy / "run_scripts")
+    for name in ("lm", "configs"):
+        (copy / name).symlink_to(ROOT / name)
+    (copy / "run_scripts/setup.sh").write_text("#!/bin/sh\n")
+    return copy

@@ -101,9 +101,7 @@ def test_bad_input_is_one_line():
     assert "Traceback" not in result.stderr
 
 
-def test_a_split_or_a_checkpoint_that_is_not_there_is_an_error(trained):
-    with pytest.raises(UserError, match="--split dev: neither train, valid, test nor a file"):
-        evaluate(str(trained), ["dev"])
+def test_a_checkpoint_that_is_not_there_is_an_error(trained):
     with pytest.raises(UserError, match="nowhere is not a usable checkpoint"):
         evaluate(str(trained), ["valid"], checkpoint="nowhere")
 

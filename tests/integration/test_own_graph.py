@@ -91,6 +91,15 @@ def bigram(tmp_path, corpora):
     return tmp_path / "bigram"
 
 
+def test_a_network_that_mixes_rows_up_is_found_before_there_is_a_run(tmp_path, corpora):
+    mixed = BIGRAM.replace("inputs_TB), {}", "tf.reverse(inputs_TB, [1])), {}")
+    (tmp_path / "mixed.py").write_text(mixed)
+    flags = ("--config", tmp_path / "mixed.py", "--data_path", corpora, "--max_steps", 3)
+    with pytest.raises(UserError, match="of a row of the batch depend on another"):
+        train_here(tmp_path / "run", *flags, "--check_network")
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_run_that_began_anew_without_its_file_needs_none(bigram, corpora):
     shutil.rmtree(bigram / "checkpoints")  # as if it had been killed before the first one
     flags = ("--config", "config_test", "--hidden_size", 8, "--max_steps", 2, "--noeval")

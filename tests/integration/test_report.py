@@ -138,13 +138,8 @@ def test_without_mpirun_the_remedy_is_the_set_up(tmp_path):
     assert "FAIL  mpirun" in result.stdout and "run_scripts/setup.sh" in result.stdout
 
 
-def test_compare_baseline_trains_twice_and_reports(tmp_path, corpora):
-    script = tmp_path / "project/run_scripts/compare_baseline.sh"
-    shutil.copytree(ROOT / "run_scripts", script.parent)
-    for name in ("lm", "configs"):
-        (tmp_path / "project" / name).symlink_to(ROOT / name)
-    # The set-up has tests of its own, and this test runs in its result.
-    (script.parent / "setup.sh").write_text("#!/bin/sh\n")
+def test_compare_baseline_trains_twice_and_reports(project, tmp_path, corpora):
+    script = project / "run_scripts/compare_baseline.sh"
     env = environment(
         NP="2", MAX_STEPS="60", DATA_PATH=str(corpora), OUTPUT_DIR=str(tmp_path / "out")
     )

@@ -53,34 +53,70 @@ def test_a_distributed_launch_gives_the_run_of_one_process(tmp_path, corpora, ba
     assert losses(tmp_path / "run") == pytest.approx(baseline, rel=1e-4)
 
 
-def test_the_resilient_script_starts_the_python_of_its_own_checkout_on_all_hosts(tmp_path):
-    """With the host's Open MPI, whose arguments are shown instead; and with CDPATH exported."""
+@pytest.fixture
+def launch(tmp_path):
+    """Run a script of a checkout without a set-up; instead of mpirun, a shell runs `stand_in`."""
     shutil.copytree(ROOT / "run_scripts", tmp_path / "run_scripts")
+    (tmp_path / "run_scripts/setup.sh").write_text("#!/bin/sh\n")
     options = "lm/distributed/mpirun_options.conf"
     (tmp_path / options).parent.mkdir(parents=True)
     shutil.copy(ROOT / options, tmp_path / options)
-    (tmp_path / "other" / "run_scripts").mkdir(parents=True)
     (tmp_path / "bin").mkdir()
-    stand_in = tmp_path / "bin" / "mpirun"
-    stand_in.write_text('#!/bin/sh\necho "$@"\n')
-    stand_in.chmod(0o755)
-    env = {
-        "OUTPUT_DIR": "run", "HOSTS": "host1:1,host2:1", "CDPATH": str(tmp_path / "other"),
-        "PATH": f"{tmp_path}/bin:/usr/bin:/bin",
-    }  # fmt: skip
-    command = ["run_scripts/train_resilient.sh", "--config", "config_test"]
-    options = dict(cwd=tmp_path, env=env, capture_output=True, text=True, timeout=30)
-    nowhere = subprocess.run(command, **{**options, "env": {"PATH": env["PATH"]}})
-    assert nowhere.returncode == 2 and "set OUTPUT_DIR" in nowhere.stderr
-    without = subprocess.run(command, **options)
-    assert without.returncode == 2 and "run run_scripts/setup.sh" in without.stderr
-    python = tmp_path / ".venv" / "bin" / "python"
+    python = tmp_path / ".venv/bin/python"
     python.parent.mkdir(parents=True)
     python.symlink_to("/bin/true")
-    result = subprocess.run(command, **options)
+
+    def run(name, stand_in='echo "$@"', **env):
+        (tmp_path / "bin/mpirun").write_text(f"#!/bin/sh\n{stand_in}\n")
+        (tmp_path / "bin/mpirun").chmod(0o755)
+        return subprocess.run(
+            [f"run_scripts/{name}", "--config", "config_test"],
+            cwd=tmp_path, env={"PATH": f"{tmp_path}/bin:/usr/bin:/bin", **env},
+            capture_output=True, text=True, timeout=30,
+        )  # fmt: skip
+
+    return run
+
+
+def test_the_resilient_script_starts_the_python_of_its_own_checkout_on_all_hosts(launch, tmp_path):
+    """With the host's Open MPI, and with CDPATH exported."""
+    (tmp_path / "other" / "run_scripts").mkdir(parents=True)
+    env = {"HOSTS": "host1:1,host2:1", "CDPATH": str(tmp_path / "other")}
+    nowhere = launch("train_resilient.sh")
+    assert nowhere.returncode == 2 and "set OUTPUT_DIR" in nowhere.stderr
+    result = launch("train_resilient.sh", OUTPUT_DIR="run", **env)
     assert result.returncode == 0, result.stderr
     assert " -H host1:1,host2:1 " in result.stdout
+    python = tmp_path / ".venv/bin/python"
     assert f" {python} -m lm.train --output_dir run --resume " in result.stdout
+    python.unlink()
+    without = launch("train_resilient.sh", OUTPUT_DIR="run", **env)
+    assert without.returncode == 2 and "run run_scripts/setup.sh" in without.stderr
+
+
+def test_the_resilient_script_gives_up_where_nothing_gets_on(launch):
+    env = {"OUTPUT_DIR": "run", "MAX_RESTARTS": "2", "BACKOFF": "0"}
+    failed = launch("train_resilient.sh", "exit 7", **env)
+    assert failed.returncode == 7 and failed.stderr.count(" in 0 s") == 2
+    assert "restart 2 in 0 s" in failed.stderr
+    assert "2 restarts without progress, giving up" in failed.stderr
+    mistake = launch("train_resilient.sh", "exit 2", **env)
+    assert (mistake.returncode, mistake.stderr) == (2, "")
+
+
+@pytest.mark.parametrize("name", ["train_resilient.sh", "train_hosts.sh"])
+def test_the_gpus_that_are_named_or_hidden_are_so_on_all_hosts(launch, name):
+    env = {"OUTPUT_DIR": "run", "HOSTS": "host1:1,host2:1"}
+    for gpus in ("", "1,2"):
+        said = launch(name, CUDA_VISIBLE_DEVICES=gpus, **env).stdout
+        assert " -x CUDA_VISIBLE_DEVICES " in said
+    assert "CUDA" not in launch(name, **env).stdout
+
+
+def test_train_hosts_knows_a_hostfile_and_an_interface(launch):
+    said = launch("train_hosts.sh", HOSTFILE="hosts.txt", NP="3", INTERFACE="eth0").stdout
+    assert " -np 3 -hostfile hosts.txt " in said
+    assert " -mca btl_tcp_if_include eth0 -mca oob_tcp_if_include eth0 " in said
 
 
 @pytest.mark.parametrize("env, message", [({}, "set HOSTS"), ({"HOSTFILE": "x"}, "set NP too")])

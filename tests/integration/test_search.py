@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -37,17 +36,8 @@ def values(run_dir):
     return [event["valid_perplexity"] for event in events(run_dir, "epoch")]
 
 
-def project(tmp_path):
-    """A copy of the project whose set-up does nothing: this test runs in its result."""
-    shutil.copytree(ROOT / "run_scripts", tmp_path / "project/run_scripts")
-    for name in ("lm", "configs"):
-        (tmp_path / "project" / name).symlink_to(ROOT / name)
-    (tmp_path / "project/run_scripts/setup.sh").write_text("#!/bin/sh\n")
-    return tmp_path / "project"
-
-
 @pytest.mark.timeout(600)
-def test_a_search_that_is_killed_goes_on_and_its_winner_can_be_trained(tmp_path, corpora):
+def test_a_search_that_is_killed_goes_on_and_its_winner_can_be_trained(project, tmp_path, corpora):
     directory, log = tmp_path / "search", tmp_path / "log"
     mark = new_mark()
     command = [
@@ -70,7 +60,7 @@ def test_a_search_that_is_killed_goes_on_and_its_winner_can_be_trained(tmp_path,
     reached = int(choice.newest(str(trial))[-8:])
     assert reached == max(event["step"] for event in events(trial, "step"))
 
-    script = project(tmp_path) / "run_scripts/search.sh"
+    script = project / "run_scripts/search.sh"
     second = run_command(
         [script, "--resume", "--parallel_trials", 1], environment(OUTPUT_DIR=str(directory)), 500
     )
@@ -115,12 +105,12 @@ def test_a_search_that_is_killed_goes_on_and_its_winner_can_be_trained(tmp_path,
         ({"SPACE": ""}, None),
     ],
 )
-def test_the_script_leaves_the_space_to_the_config_file_that_suggests(tmp_path, env, space):
-    python = project(tmp_path) / ".venv/bin/python"
+def test_the_script_leaves_the_space_to_the_config_file_that_suggests(project, env, space):
+    python = project / ".venv/bin/python"
     python.parent.mkdir(parents=True)
     python.write_text("#!/bin/sh\nprintf '%s\\n' \"$@\"\n")
     python.chmod(0o755)
-    result = run_command([tmp_path / "project/run_scripts/search.sh"], environment(**env), 30)
+    result = run_command([project / "run_scripts/search.sh"], environment(**env), 30)
     words = result.stdout.splitlines()
     assert words[:2] == ["-m", "lm.search"] and ("--space" in words) == (space is not None)
     assert space is None or words[words.index("--space") + 1] == space

@@ -230,10 +230,11 @@ def test_the_counting_sequence_is_learned(tmp_path):
 
 def test_the_embedded_corpus_is_learned_to_within_5_percent(tmp_path, corpora):
     # On one rank and thread, where it costs least: any number would train the same.
-    train(
+    result = train(
         tmp_path / "run", "--config", "config_test", "--data_path", corpora,
         "--intra_op_threads", 1, timeout=300,
     )  # fmt: skip
     truth = json.loads((corpora / "embedded" / "truth.json").read_text())
     perplexity = events(tmp_path / "run", "test")[0]["test_perplexity"]
     assert truth["test_perplexity"] < perplexity < 1.05 * truth["test_perplexity"]
+    assert f"(true: {truth['test_perplexity']:.2f})" in result.stderr

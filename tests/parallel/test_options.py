@@ -4,17 +4,24 @@ import json
 
 import pytest
 
+from lm import kernels
 from lm.errors import UserError
 from lm.events.tracing import parse_steps
-from tests.commands import train
+from tests.commands import events, train
 
 
-def test_traces_load_as_chrome_traces(tmp_path, corpora):
+def test_the_learning_rate_may_grow_with_the_ranks_and_traces_load(tmp_path, corpora):
     train(
         tmp_path / "run",
         *("--config", "config_test", "--data_path", corpora, "--max_steps", 12, "--noeval"),
+        *("--scale_lr_by_worker", "linear", "--log_every_steps", 1),
         *("--timeline", tmp_path / "timeline.json", "--profile_steps", "5:6"),
         num_ranks=2,
+    )
+    assert events(tmp_path / "run", "step")[0]["learning_rate"] == 2
+    exact = events(tmp_path / "run", "start")[0]["exact"]
+    assert exact.startswith("no: ") and (
+        "the learning rate depends on the number of ranks" in exact or not kernels.available()
     )
     exchanges = json.loads((tmp_path / "timeline.json").read_text())
     assert {"ALLREDUCE", "ALLGATHER"} <= {event.get("name") for event in exchanges}

@@ -19,6 +19,7 @@ PUBLISHED = {  # Zaremba et al. (2014), the tutorial's starts of decay; and pyto
     "config_small_tied": (0.1, 200, 2, 35, 0.8, 20, 40, 8.75, True, 20 / 35, "plateau", 0.25),
     "config_medium_tied": (0.05, 650, 2, 35, 0.5, 20, 40, 8.75, True, 20 / 35, "plateau", 0.25),
     "config_large_tied": (0.04, 1500, 2, 35, 0.35, 20, 40, 8.75, True, 20 / 35, "plateau", 0.25),
+    "config_awd_lstm": (0.04, 1150, 3, 70, 0.75, 20, 500, 17.5, True, 30 / 70, "decay", 1.0, 5),
     # But for the norm that gradients are clipped to, 10 there.
     "config_large": (0.04, 1500, 2, 35, 0.35, 20, 55, 5, False, 1.0, "decay", 1 / 1.15, 15),
 }
@@ -34,6 +35,18 @@ def test_configs_are_the_published_ones(name):
     config = load_config_file(name).config
     fields = [*FIELDS, *OF_SCHEDULE[config.lr_schedule]]
     assert tuple(getattr(config, field) for field in fields) == PUBLISHED[name]
+
+
+def test_the_averaged_lstm_has_all_fields_of_its_paper():
+    config = load_config_file("config_awd_lstm").config
+    keep_probs = config.embedding_keep_prob, config.output_keep_prob, config.recurrent_keep_prob
+    assert (config.embedding_size, keep_probs, config.locked_dropout) == (
+        400,
+        (0.6, 0.6, 0.5),
+        True,
+    )
+    assert (config.activation_penalty, config.temporal_activation_penalty) == (2, 1)
+    assert config.asgd_trigger_epochs == 5 and config.weight_decay == pytest.approx(8.4e-5)
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,15 @@ def test_files_that_are_named_exist():
             assert (ROOT / name).exists(), f"{path.relative_to(ROOT)}: {name}"
 
 
+def test_tests_that_are_named_are_found():
+    named = re.compile(r"`(?:(tests/[\w/]*)/)?(test_\w+\.py) -k (\w+)")
+    found = named.findall((ROOT / "docs/reliability.md").read_text())
+    assert len(found) > 20
+    for folder, name, word in found:
+        text = (ROOT / (folder or "tests/faults") / name).read_text()
+        assert re.search(rf"def test_\w*{word}|{word}", text), f"{name} -k {word}"
+
+
 def test_modules_that_are_run_exist():
     for document in DOCUMENTS:
         for module in re.findall(r"python -m (lm[\w.]*)", document.read_text()):

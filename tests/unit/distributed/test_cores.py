@@ -1,5 +1,6 @@
 """How many cores a process counts: those it may use, and no more than its container is given."""
 
+import json
 import math
 import os
 import shlex
@@ -49,11 +50,30 @@ def test_the_quota_of_the_control_groups(tmp_path, groups, files, quota):
 RANK = """
 import os, sys
 os.sched_setaffinity(0, {int(core) for core in sys.argv[1].split(",")})
-from lm.distributed.cores import cores_of_rank
+from lm.distributed.cores import cores_of_rank, count_sharers
 print("ready", flush=True)
 sys.stdin.readline()
-print(cores_of_rank(2), flush=True)
+print(f"[{cores_of_rank(2)}, {count_sharers(2)}]", flush=True)
 sys.stdin.readline()
+"""
+# As mpirun: the parent of the ranks and of nothing else.
+LAUNCHER = """
+import subprocess, sys
+program, *bindings = sys.argv[1:]
+ranks = [
+    subprocess.Popen(
+        [sys.executable, "-c", program, binding],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )
+    for binding in bindings
+]
+assert [rank.stdout.readline() for rank in ranks] == ["ready\\n"] * len(ranks)
+for rank in ranks:
+    rank.stdin.write("\\n")
+    rank.stdin.flush()
+    print(rank.stdout.readline(), end="")
+for rank in ranks:
+    rank.communicate()
 """
 
 
@@ -62,26 +82,13 @@ def test_ranks_with_cores_of_their_own_do_not_share_them_out():
     if min(len(every), cores.cpu_quota()) < len(every) or len(every) < 2:
         pytest.skip("needs two cores, and all of those it sees")
 
-    def cores_of_two(*bindings):
-        ranks = [
-            subprocess.Popen(
-                [sys.executable, "-c", RANK, ",".join(map(str, binding))],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            )
-            for binding in bindings
-        ]  # fmt: skip
-        assert [rank.stdout.readline() for rank in ranks] == ["ready\n"] * 2
-        found = []
-        for rank in ranks:
-            rank.stdin.write("\n")
-            rank.stdin.flush()
-            found.append(int(rank.stdout.readline()))
-        for rank in ranks:
-            rank.communicate(timeout=30)
-        return found
+    def of_two(*bindings):
+        command = [sys.executable, "-c", LAUNCHER, RANK, *(",".join(map(str, b)) for b in bindings)]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        return [json.loads(line) for line in result.stdout.splitlines()]
 
-    assert cores_of_two(every, every) == [len(every) // 2] * 2
-    assert cores_of_two(every[:1], every[1:]) == [1, len(every) - 1]
+    assert of_two(every, every) == [[len(every) // 2, 2]] * 2
+    assert of_two(every[:1], every[1:]) == [[1, 1], [len(every) - 1, 1]]
 
 
 def test_cores_are_counted_up_to_the_quota(monkeypatch):

@@ -9,6 +9,12 @@ from lm.distributed.communicator import OneProcess
 from lm.training.saving import Safekeeping
 
 
+def test_a_save_is_due_after_steps_or_minutes():
+    assert [step for step in range(1, 9) if Saver("run", 1, every_steps=4).is_due(step)] == [4, 8]
+    assert Saver("run", 1, every_minutes=1e-9).is_due(1)
+    assert not Saver("run", 1, every_minutes=60).is_due(1)
+
+
 def test_a_failed_run_waits_for_its_save_and_gets_on_only_when_that_is_done(monkeypatch):
     beats, end = [], threading.Event()
     monkeypatch.setattr(checkpoint, "save", lambda *_: end.wait(30))

@@ -18,6 +18,12 @@ def test_decay_goes_by_epochs_and_warmup_by_steps():
     assert rates == [0, 2, 8 * 19 / 20, 4, 4, 2]
 
 
+@pytest.mark.parametrize("scale, rate", [("none", 8), ("sqrt", 16), ("linear", 32)])
+def test_the_rate_may_grow_with_the_ranks(scale, rate):
+    config = Config(learning_rate=8, scale_lr_by_worker=scale)
+    assert learning_rate_at(config, 0, 10, num_ranks=4) == rate
+
+
 def test_plateau_divides_the_rate_after_each_epoch_that_is_not_the_best_yet():
     config = Config(learning_rate=8, lr_schedule="plateau", lr_plateau_factor=0.25)
     perplexities = [9, 7, 7, 8, 6, 6.5]  # as good as the best is not better
