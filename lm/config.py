@@ -38,6 +38,10 @@ class Config(Checked):
 
     # Model: Zaremba, Sutskever, Vinyals (2014), https://arxiv.org/abs/1409.2329.
     init_scale: float = option(0.1, "weights start uniform in +-init_scale", above=0, high=10)
+    embedding_init_scale: Optional[float] = option(
+        None, "the embedding starts uniform in +-embedding_init_scale (default: init_scale)",
+        above=0, high=10,
+    )  # fmt: skip
     hidden_size: int = option(200, "units of each LSTM layer", low=1)
     embedding_size: Optional[int] = option(
         None, "units of the embedding (default: hidden_size)", low=1

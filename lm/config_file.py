@@ -21,6 +21,7 @@ from lm import run_files
 from lm.config import Config, RunOptions
 from lm.errors import UserError
 from lm.options import field_type
+from lm.seeding import seeded
 from lm.startup import import_tensorflow
 
 _BUILD = ("build_outputs", "build_logits")
@@ -65,17 +66,14 @@ def load_config_file(name_or_path: str) -> ConfigFile:
         os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
     if b"tensorflow" in source:  # a plain import of it takes twice as long, and has things to say
         import_tensorflow()
-    # Known by its name, as dataclasses expect of the module of a class.
-    module = types.ModuleType(f"lm_config_{checksum[:16]}")
-    module.__file__ = path
-    sys.modules[module.__name__] = module
     try:
-        # These bytes, not what Python may have kept of an older file: the checksum is theirs.
-        exec(compile(source, path, "exec"), module.__dict__)
-        get_config = getattr(module, "get_config", None)
-        if not callable(get_config):
-            raise UserError(f"config {path} has no function get_config()")
-        config = get_config()
+        # What it draws in Python is the same in each process: constants are part of a network.
+        with seeded(0):
+            module = _module(path, source, checksum)
+            get_config = getattr(module, "get_config", None)
+            if not callable(get_config):
+                raise UserError(f"config {path} has no function get_config()")
+            config = get_config()
     except UserError as error:
         raise UserError(f"config {path}: {error}") from error
     except SyntaxError as error:
@@ -88,6 +86,27 @@ def load_config_file(name_or_path: str) -> ConfigFile:
     _check_fields(type(config), path)
     functions = _network_functions(module, path)
     return ConfigFile(path, checksum, config, functions, getattr(module, "suggest", None))
+
+
+def _module(path: str, source: bytes, checksum: str) -> types.ModuleType:
+    # Known by its name, as dataclasses expect of the module of a class. Run once: what it registers
+    # in TensorFlow, such as a gradient, cannot be registered again.
+    name = f"lm_config_{checksum[:16]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    module = types.ModuleType(name)
+    module.__file__ = path
+    sys.modules[name] = module
+    beside = os.path.dirname(os.path.abspath(path))
+    if beside not in sys.path:  # modules beside it, as those beside a program
+        sys.path.append(beside)
+    try:
+        # These bytes, not what Python may have kept of an older file: the checksum is theirs.
+        exec(compile(source, path, "exec"), module.__dict__)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
 
 
 def find_config(name_or_path: str) -> str:

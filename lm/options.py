@@ -7,9 +7,11 @@ import math
 import sys
 import typing
 from collections.abc import Sequence
-from typing import Any, Optional
+from typing import Any, Optional, TypeVar
 
 from lm.errors import UserError
+
+Settings = TypeVar("Settings")
 
 
 def option(
@@ -20,7 +22,7 @@ def option(
     above: Optional[float] = None,
     high: Optional[float] = None,
     below: Optional[float] = None,
-    choices: Sequence[str] = (),
+    choices: Sequence[Any] = (),
     per_host: bool = False,
 ) -> Any:
     """Declare a field of a `Checked` dataclass: of `Config`, `RunOptions` or a command's options.
@@ -32,7 +34,7 @@ def option(
       above: The value must be greater than this.
       high: Largest allowed value.
       below: The value must be less than this.
-      choices: The allowed strings, if they are few.
+      choices: The allowed values, if they are few.
       per_host: Whether ranks may differ in it (paths, threads).
 
     Returns:
@@ -47,6 +49,25 @@ def field_type(cls: type, name: str) -> tuple[type, bool]:
     hint = typing.get_type_hints(cls)[name]
     members = [member for member in typing.get_args(hint) if member is not type(None)]
     return (members[0], True) if members else (hint, False)
+
+
+def replaced(settings: Settings, **fields: Any) -> Settings:
+    """Return settings with other values, as `dataclasses.replace`.
+
+    Args:
+      settings: A dataclass, perhaps a config file's subclass with checks of its own.
+      **fields: The values.
+
+    Raises:
+      UserError: They are refused.
+    """
+    try:
+        return dataclasses.replace(settings, **fields)
+    except UserError:
+        raise
+    except Exception as error:  # of the subclass
+        line = str(error).partition("\n")[0]
+        raise UserError(f"{type(settings).__name__}: {type(error).__name__}: {line}") from error
 
 
 class Checked:
@@ -73,7 +94,9 @@ class Checked:
     @staticmethod
     def _check_range(name: str, value: Any, rules: typing.Mapping[str, Any]) -> None:
         if rules["choices"] and value not in rules["choices"]:
-            raise UserError(f"{name} must be one of {', '.join(rules['choices'])}, not {value!r}")
+            raise UserError(
+                f"{name} must be one of {', '.join(map(str, rules['choices']))}, not {value!r}"
+            )
         # Written so that NaN, for which every comparison is false, is refused too.
         if rules["low"] is not None and not value >= rules["low"]:
             raise UserError(f"{name} must be at least {rules['low']}, not {value}")

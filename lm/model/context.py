@@ -12,6 +12,7 @@ from lm.config import Config
 from lm.data.batches import Rows
 from lm.errors import UserError
 from lm.model.ops import PLAIN, Ops
+from lm.model.variables import Uniform
 
 _NO_ROWS = Rows(0, 0)
 _MAX_SITES = 1024  # of a step; with more, the last would get the masks of the next step's first
@@ -107,10 +108,11 @@ class Context:
           As weights.
 
         Raises:
-          UserError: keep_prob is out of range, or there are too many calls.
+          UserError: keep_prob is out of range, there are too many calls, or it is in a loop's body.
         """
         if not self._drops(keep_prob):
             return weights
+        _refuse_in_loop("context.drop_weights")
         site, self.sites = self.sites, self.sites + 1
         return self.cut(self._dropped(tf.convert_to_tensor(weights)[None], keep_prob, site, 0)[0])
 
@@ -145,6 +147,7 @@ class Context:
         """
         if not self.training:
             return
+        _refuse_in_loop("context.penalize")
         config, (steps, _, units) = self.config, outputs_TBH.shape.as_list()
         whole = config.batch_size * units
         if config.activation_penalty:
@@ -168,13 +171,23 @@ class Context:
         Returns:
           float32 [T, B, units].
         """
-        units = units or self.config.embedding_size or self.config.hidden_size
-        table_VH = tf.get_variable(name, [self.vocab_size, units])
+        config = self.config
+        units = units or config.embedding_size or config.hidden_size
+        scale = config.embedding_init_scale
+        initializer = Uniform(scale) if scale else None  # the scope's
+        table_VH = tf.get_variable(name, [self.vocab_size, units], initializer=initializer)
         # Row by row, for the sake of the gradient: its list of words is then in the order of the
         # global rows, and the same when the ranks' lists are put one after the other.
         # (Not a transpose: for int32 oneDNN complains of it on stderr.)
         inputs_BT = tf.stack(tf.unstack(inputs_TB), axis=1)
         return tf.transpose(tf.gather(table_VH, inputs_BT), [1, 0, 2])
+
+
+def _refuse_in_loop(what: str) -> None:
+    if tf.get_default_graph().building_function:
+        raise UserError(
+            f"{what} is for weights and outputs of all time steps: call it outside the loop"
+        )
 
 
 def dropout(

@@ -10,6 +10,7 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any, Callable, Optional
 
 import tensorflow.compat.v1 as tf
+from tensorflow.core.framework import function_pb2
 
 from lm.config_file import ConfigFile
 from lm.errors import Ending, UserError
@@ -19,9 +20,14 @@ logger = logging.getLogger("lm")
 _MOST_CHARACTERS = 300  # of a message: TensorFlow's go on with the whole graph
 _COLLECTED = {
     tf.GraphKeys.REGULARIZATION_LOSSES: "--weight_decay, in the place of a regularizer",
+    tf.GraphKeys.TABLE_INITIALIZERS: "tf.gather, from a constant, in the place of a lookup table",
     tf.GraphKeys.LOSSES: "the loss is made for you",
     tf.GraphKeys.UPDATE_OPS: "what is not trained stays as it is; batch normalization mixes rows",
 }
+_ASSIGNS = re.compile(
+    r"Assign.*|ResourceScatter.*|(Resource)?StridedSliceAssign"
+    r"|Scatter(Nd)?(Add|Sub|Mul|Div|Min|Max|Update)"
+)
 _NAME = re.compile(r"[A-Za-z0-9.][\w./-]*", re.ASCII)  # as TensorFlow names variables
 
 
@@ -177,6 +183,55 @@ def refuse_graph_seed(where: str) -> None:
     """
     if tf.get_default_graph().seed is not None:
         raise UserError(f"{where} sets TensorFlow's seed: leave it out, --seed decides everything")
+
+
+def refuse_assignments(
+    where: str,
+    made: Sequence[tf.Operation],
+    library: function_pb2.FunctionDefLibrary,
+    initializers: Container[str],
+) -> None:
+    """Refuse a network that changes variables: each validation would, and each rank for itself.
+
+    Args:
+      where: The file and the function.
+      made: The operations of the network.
+      library: The bodies of its loops and conditions.
+      initializers: Names of the operations that initialize its variables.
+
+    Raises:
+      UserError: An operation assigns to a variable; the message names it.
+    """
+    bodies = [node for body in library.function for node in body.node_def]
+    nodes = [(op.name, op.type) for op in made] + [(node.name, node.op) for node in bodies]
+    for name, kind in nodes:
+        if _ASSIGNS.fullmatch(kind) and name not in initializers:
+            raise UserError(
+                f"{where} assigns to a variable ({name}): what is not trained stays as it is; what"
+                " passes from window to window is the state"
+            )
+
+
+def refuse_global_step(
+    where: str, made: Sequence[tf.Operation], used: Mapping[str, tf.Variable]
+) -> None:
+    """Refuse a network that goes by the global step, which there is none of after training.
+
+    Args:
+      where: The file and the function.
+      made: The operations of the network.
+      used: Its variables.
+
+    Raises:
+      UserError: It reads or makes the variable.
+    """
+    step = tf.train.get_global_step()
+    if step is None:
+        return
+    if step.op.name in used or any(t.op is step.op for op in made for t in op.inputs):
+        raise UserError(
+            f"{where} uses the global step: context.step is that of training, and None elsewhere"
+        )
 
 
 def warn_of_random_numbers(where: str, graph: tf.GraphDef, initial: Container[str]) -> None:

@@ -24,7 +24,9 @@ from lm.model.guard import (
     checked_result,
     checked_shapes,
     placeholders,
+    refuse_assignments,
     refuse_collected,
+    refuse_global_step,
     refuse_graph_seed,
     warn_of_random_numbers,
 )
@@ -89,8 +91,11 @@ class Network:
         Raises:
           UserError: The config file's function fails or makes something else; in one line, which.
         """
-        before, fed = set(tf.global_variables()), placeholders()
-        with shared_variables(self.config) as used:
+        before, fed, graph = set(tf.global_variables()), placeholders(), tf.get_default_graph()
+        num_operations = len(graph.get_operations())
+        # A scope of ours: else one of the network's, made where the graph has none around it, may
+        # take the name of a variable, which would get another one there.
+        with shared_variables(self.config) as used, tf.name_scope("lm_network"):
             found = call(self._where, self._functions[self._build], inputs_TB, state, context)
         where = f"{self._where}: {self._build}"
         for name in sorted(placeholders() - fed):
@@ -109,8 +114,12 @@ class Network:
             refuse_collected(where)
             refuse_graph_seed(where)
             self._refuse_unused(where, context)
+            made = graph.get_operations()[num_operations:]
+            refuse_global_step(where, made, used)
+            text, initializers = graph.as_graph_def(), {v.initializer.name for v in used.values()}
+            refuse_assignments(where, made, text.library, initializers)
             initial = {op.name for v in used.values() for op in operations_of_initial_value(v)}
-            warn_of_random_numbers(where, tf.get_default_graph().as_graph_def(), initial)
+            warn_of_random_numbers(where, text, initial)
         return outputs
 
     def _refuse_unused(self, where: str, context: Context) -> None:

@@ -3,21 +3,34 @@
 from __future__ import annotations
 
 import contextlib
-import random
+import dataclasses
 import zlib
 from collections.abc import Iterator
 
-import numpy as np
 import tensorflow.compat.v1 as tf
 from tensorflow.core.framework import attr_value_pb2
 
 from lm.config import Config
 from lm.errors import UserError
+from lm.seeding import seeded
 
 _KEPT = [tf.GraphKeys.GLOBAL_VARIABLES, tf.GraphKeys.MODEL_VARIABLES]
 # What Horovod can broadcast.
 _DTYPES = [tf.float32, tf.float64, tf.float16, tf.int8, tf.int16, tf.int32, tf.int64, tf.uint8,
            tf.uint16, tf.bool]  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Uniform:
+    """An initializer: uniform in +-scale, of numbers that the seed and the variable's name decide.
+
+    `shared_variables` puts what draws them in its place: an initializer is not told the name.
+    """
+
+    scale: float
+
+    def __call__(self, shape, dtype=None, partition_info=None):
+        raise NotImplementedError
 
 
 @contextlib.contextmanager
@@ -38,12 +51,21 @@ def shared_variables(config: Config) -> Iterator[dict[str, tf.Variable]]:
     used: dict[str, tf.Variable] = {}
 
     def get(getter, name: str, **options) -> tf.Variable:
-        if options["initializer"] is _uniform:
-            options["initializer"] = _uniform_of(name, config)
+        if isinstance(options["initializer"], Uniform):
+            seed, scale = [config.seed, zlib.crc32(name.encode())], options["initializer"].scale
+            options["initializer"] = _stateless_uniform(seed, scale)
         # All that a trained network needs, also what is not trained, and wherever its author puts
         # it: the ranks start with the same values, and a checkpoint has them.
         others = set(options.get("collections") or []) - {tf.GraphKeys.LOCAL_VARIABLES, *_KEPT}
         options["collections"] = [*_KEPT, *sorted(others)]
+        if options["regularizer"]:
+            raise UserError(
+                f"variable {name} has a regularizer, which nothing uses here: --weight_decay, in"
+                " its place"
+            )
+        # A variable in parts is for parameter servers; one of the old kind is updated by operations
+        # of the optimizers that here are not used.
+        options.update(use_resource=True, partitioner=None)
         variable = getter(name, **options)
         if variable.trainable and variable.dtype.base_dtype != tf.float32:
             raise UserError(
@@ -61,33 +83,14 @@ def shared_variables(config: Config) -> Iterator[dict[str, tf.Variable]]:
         return variable
 
     root = tf.VariableScope(
-        tf.AUTO_REUSE, initializer=_uniform, custom_getter=get, use_resource=True
+        tf.AUTO_REUSE, initializer=Uniform(config.init_scale), custom_getter=get, use_resource=True
     )
-    with _seeded(config.seed), tf.variable_scope(root, auxiliary_name_scope=False):
+    with seeded(config.seed), tf.variable_scope(root, auxiliary_name_scope=False):
         yield used
 
 
-@contextlib.contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    """Let Python and numpy draw the same numbers each time."""
-    states = random.getstate(), np.random.get_state()
-    random.seed(seed)
-    np.random.seed([seed % 2**32, seed >> 32])
-    try:
-        yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-
-
-def _uniform(shape, dtype=None, partition_info=None):
-    """Stand for `_uniform_of`: a scope's initializer is not told the variable's name."""
-    raise NotImplementedError
-
-
-def _uniform_of(name: str, config: Config):
+def _stateless_uniform(seed: list[int], scale: float):
     def initial_value(shape, dtype=tf.float32, partition_info=None):
-        seed, scale = [config.seed, zlib.crc32(name.encode())], config.init_scale
         return tf.random.stateless_uniform(shape, seed, -scale, scale, dtype)
 
     return initial_value

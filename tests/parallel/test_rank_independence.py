@@ -97,6 +97,7 @@ def test_so_is_one_with_every_field_of_the_model(tmp_path, corpora):
         "--embedding_size", 24, "--embedding_keep_prob", 0.7, "--output_keep_prob", 0.8,
         "--recurrent_keep_prob", 0.6, "--locked_dropout", "--forget_bias", 1,
         "--activation_penalty", 2, "--temporal_activation_penalty", 1,
+        "--embedding_init_scale", 0.2,
     )  # fmt: skip
     train_here(tmp_path / "1", *flags)
     train(tmp_path / "2", *flags, num_ranks=2)

@@ -5,6 +5,8 @@ import hashlib
 import math
 import sys
 
+import numpy as np
+import optuna
 import pytest
 
 from lm.cli.flags import Flags, config_flags, parse_training_flags
@@ -12,6 +14,7 @@ from lm.config import Config, RunOptions
 from lm.config_file import load_config_file
 from lm.errors import HelpRequested, UserError
 from lm.search.options import SearchOptions
+from lm.search.space import config_of, parse_space
 
 PUBLISHED = {  # Zaremba et al. (2014), the tutorial's starts of decay; and pytorch/examples
     "config_small": (0.1, 200, 2, 20, 1.0, 20, 13, 5, False, 1.0, "decay", 0.5, 5),
@@ -206,6 +209,61 @@ def test_fields_of_a_config_file_are_flags_and_the_file_is_part_of_the_run(tmp_p
 def test_a_config_file_that_cannot_bring_what_it_brings_is_an_error(tmp_path, text, message):
     with pytest.raises(UserError, match=message):
         load_config_file(write(tmp_path, text))
+
+
+def test_a_check_of_a_config_files_own_is_told_in_one_line(tmp_path):
+    check = (
+        "    def __post_init__(self):\n"
+        "        super().__post_init__()\n"
+        "        if self.num_heads and self.hidden_size % self.num_heads:\n"
+        "            raise ValueError('num_heads must divide hidden_size')\n\n"
+        "def get_config"
+    )
+    path = write(tmp_path, OWN_FIELDS.replace("7)", "8)").replace("def get_config", check))
+    assert parse("--config", path, "--num_heads", "2")[0].num_heads == 2
+    with pytest.raises(UserError, match=r"^Mine: ValueError: num_heads must divide hidden_size$"):
+        parse("--config", path, "--num_heads", "3")
+    space = parse_space("num_heads=4|8, hidden_size=8|12", load_config_file(path).config)
+    trial = optuna.trial.FixedTrial({"num_heads": 8, "hidden_size": 12})
+    with pytest.raises(UserError, match=r"^Mine: ValueError"):
+        config_of(space, trial, load_config_file(path).config)
+
+
+def test_the_choices_of_a_config_files_field_may_be_numbers(tmp_path):
+    path = write(tmp_path, OWN_FIELDS.replace("low=1", "choices=(2, 4)"))
+    with pytest.raises(HelpRequested, match=r"heads of the attention \(one of: 2, 4\)"):
+        parse("--config", path, "--help")
+    with pytest.raises(UserError, match="num_heads must be one of 2, 4, not 3"):
+        parse("--config", path, "--num_heads", "3")
+
+
+DRAWS = """
+import random
+import numpy as np
+from lm.config import Config
+DRAWN = random.randint(1, 10**6) + np.random.randint(1, 10**6)
+
+def get_config():
+    return Config(hidden_size=DRAWN, seed=np.random.randint(1, 10**6))
+"""
+
+
+def test_what_a_config_file_draws_is_the_same_in_each_process(tmp_path):
+    first = load_config_file(write(tmp_path, DRAWS)).config
+    own = np.random.randint(2**31)
+    assert load_config_file(write(tmp_path, DRAWS + "# another checksum\n")).config == first
+    assert np.random.randint(2**31) != own  # those of the program are not touched
+
+
+def test_a_config_file_is_run_once_and_finds_the_modules_beside_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "lm_test_layers.py").write_text("SIZES = []\n")
+    text = (
+        "from lm_test_layers import SIZES\nfrom lm.config import Config\nSIZES.append(5)\n"
+        "def get_config():\n    return Config(hidden_size=sum(SIZES))\n"
+    )
+    path = write(tmp_path, text)
+    assert [load_config_file(path).config.hidden_size for _ in range(2)] == [5, 5]
 
 
 def test_a_field_of_a_config_file_with_the_name_of_a_commands_flag_is_an_error(tmp_path):

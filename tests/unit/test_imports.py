@@ -8,7 +8,17 @@ import pytest
 PACKAGE = pathlib.Path(__file__).parents[2] / "lm"
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
 
-BASE = {"errors", "files", "options", "config", "config_file", "run_files", "processes", "startup"}
+BASE = {
+    "errors",
+    "files",
+    "options",
+    "config",
+    "config_file",
+    "run_files",
+    "processes",
+    "seeding",
+    "startup",
+}
 # What each part of lm/ may import, besides itself and the base.
 MAY_IMPORT = {
     "errors": set(),
@@ -18,6 +28,7 @@ MAY_IMPORT = {
     "config_file": set(),
     "run_files": set(),
     "processes": set(),
+    "seeding": set(),
     "startup": set(),
     "kernels": set(),
     "data": set(),
@@ -29,7 +40,7 @@ MAY_IMPORT = {
     "training": {"kernels", "data", "events", "checkpoint", "distributed", "model"},
     "inference": {"kernels", "data", "checkpoint", "distributed", "model"},
     "report": {"cli", "data"},
-    "search": {"cli", "data", "distributed", "report"},
+    "search": {"cli", "data", "checkpoint", "distributed", "report"},
     "check": {"cli", "kernels", "distributed"},
     "benchmark": {"cli", "kernels", "data", "distributed", "model", "training"},
 }

@@ -107,6 +107,24 @@ def test_loss_and_gradients_are_those_of_the_papers_equations(path, fields):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
 
 
+def test_the_embedding_alone_starts_in_a_range_of_its_own():
+    def initial_values(**fields):
+        config = dataclasses.replace(CONFIG, init_scale=0.05, **fields)
+        with tf.Graph().as_default(), tf.Session() as session:
+            build_model(Network(config, V), Rows(0, B), "eval")
+            session.run(tf.global_variables_initializer())
+            return session.run({v.op.name: v for v in tf.trainable_variables()})
+
+    plain, own = initial_values(), initial_values(embedding_init_scale=0.1)
+    largest = np.abs(own["embedding"]).max()
+    assert 0.05 < largest < 0.1
+    np.testing.assert_allclose(own.pop("embedding"), 2 * plain.pop("embedding"), rtol=1e-5)
+    assert plain.keys() == own.keys()
+    for name, values in plain.items():
+        np.testing.assert_array_equal(own[name], values)
+        assert np.abs(values).max() <= 0.05
+
+
 def test_windows_and_words_are_read_alike(path):
     config = dataclasses.replace(CONFIG, **FIELDS["all"])
     words = np.random.default_rng(5).integers(0, V, [T + 1, B]).astype(np.int32)

@@ -104,12 +104,32 @@ MISTAKES = {
     "    w = tf.get_variable('w', [4], tf.bfloat16, trainable=False)\n" + GOOD:
         "variable w is bfloat16 of the shape (4,): what is kept must be numbers",
     "    x *= tf.placeholder(tf.float32, [])\n" + GOOD:
-        "makes the placeholder train/Placeholder, which nothing feeds: use context.training",
+        "makes the placeholder train/lm_network/Placeholder, which nothing feeds: use context",
     "    return tf.sparse.from_dense(x), {'h': x[-1]}\n": "must be a tensor, not a SparseTensor",
     "    x = context.dropout(x, 1.5)\n" + GOOD: "keep_prob must be above 0 and at most 1, not 1.5",
     "    x = context.drop_weights(x[0], 0.0)\n" + GOOD: "keep_prob must be above 0 and at most 1",
     "    x *= tf.get_variable('w', [4], regularizer=tf.nn.l2_loss)\n" + GOOD:
+        "line 13, in build_outputs: variable w has a regularizer, which nothing uses here",
+    "    tf.add_to_collection(tf.GraphKeys.REGULARIZATION_LOSSES, tf.nn.l2_loss(x))\n" + GOOD:
         "adds to the collection regularization_losses, which nothing uses here: --weight_decay",
+    "    step = lambda h, x: h + x * tf.get_variable('w', [4], regularizer=tf.nn.l2_loss)\n"
+    "    x = tf.scan(step, x, state['h'])\n" + GOOD: "variable w has a regularizer",
+    "    start = tf.lookup.KeyValueTensorInitializer([1], [2], tf.int32, tf.int32)\n"
+    "    table = tf.lookup.StaticHashTable(start, 0)\n"
+    "    x *= tf.cast(table.lookup(inputs_TB), tf.float32)[:, :, None]\n" + GOOD:
+        "which nothing uses here: tf.gather, from a constant, in the place of a lookup table",
+    "    n = tf.get_variable('n', [], initializer=tf.ones_initializer(), trainable=False)\n"
+    "    with tf.control_dependencies([n.assign_add(1.0)]):\n"
+    "        x *= n\n" + GOOD: "assigns to a variable (train/lm_network/AssignAddVariableOp)",
+    "    n = tf.get_variable('n', [], initializer=tf.ones_initializer(), trainable=False)\n"
+    "    x = tf.scan(lambda h, x: h + x * n.assign_add(1.0), x, state['h'])\n" + GOOD:
+        "assigns to a variable (",
+    "    x *= tf.cast(tf.train.get_or_create_global_step(), tf.float32)\n" + GOOD:
+        "uses the global step: context.step is that of training, and None elsewhere",
+    "    w = tf.get_variable('w', [4, 4])\n"
+    "    step = lambda h, x: h + tf.matmul(x, context.drop_weights(w, 0.5))\n"
+    "    x = tf.scan(step, x, state['h'])\n" + GOOD:
+        "line 14, in build_outputs: context.drop_weights is for weights and outputs of all time",
     "    tf.add_to_collection('update_ops', tf.no_op('moving'))\n" + GOOD:
         "adds to the collection update_ops",
     # Rows that only a run can count.
@@ -329,6 +349,41 @@ def test_what_is_not_trained_is_a_weight_too_and_stays(load):
         assert "w" not in {v.op.name for v in tf.trainable_variables()}
 
 
+def test_a_variable_has_its_name_whatever_scopes_of_names_there_are(load):
+    """Also where its graph is of single words, and nothing is around the network."""
+    text = (
+        "    with tf.name_scope('embedding'):\n"
+        "        x = context.embed(inputs_TB)\n"
+        "    with tf.variable_scope('out'), tf.name_scope('Weights'):\n"
+        "        x *= tf.get_variable('weights', [4])\n"
+    )
+    file = load(HEADER.replace("    x = context.embed(inputs_TB)\n", text) + GOOD)
+    check_axes(file.config, V, file)
+    names = []
+    for build in ("windows", "words"):
+        with tf.Graph().as_default():
+            network = Network(file.config, V, file)
+            if build == "windows":
+                build_model(network, Rows(0, 2), "eval")
+            else:
+                stepwise.target_log_probs(network, *[tf.zeros([3, 2], tf.int32)] * 2)
+            names.append(variables.weight_names())
+    assert names[0] == names[1]
+    assert names[0] == ("embedding", "out/weights", "softmax/weights", "softmax/bias")
+
+
+def test_variables_of_the_old_kind_or_in_parts_are_as_all_others(load):
+    text = (
+        "    parts = tf.fixed_size_partitioner(2)\n"
+        "    with tf.variable_scope('m', use_resource=False, partitioner=parts):\n"
+        "        x *= tf.get_variable('w', [4])\n"
+    )
+    file = load(HEADER + text + GOOD)
+    losses = train_and_evaluate(file, optimizer="adam", weight_decay=0.1)
+    plain = load(HEADER + text.replace("use_resource=False, partitioner=parts", "") + GOOD)
+    assert losses == train_and_evaluate(plain, optimizer="adam", weight_decay=0.1)
+
+
 def test_variables_that_start_from_one_tensor_are_loaded_one_by_one(load):
     text = (
         "    start = tf.eye(4)\n"
@@ -365,6 +420,24 @@ def test_what_its_author_made_infinite_is_no_reason_to_stop(load):
         assert variables.first_not_finite(session, values) is None
         values["embedding"][3, 2] = np.nan
         assert variables.first_not_finite(session, values) == "embedding"
+
+
+@pytest.mark.parametrize("scale", [None, 0.5])
+def test_the_table_of_words_starts_as_its_scope_says_unless_the_config_does(load, scale):
+    text = (
+        "    with tf.variable_scope('own', initializer=tf.ones_initializer()):\n"
+        "        x += context.embed(inputs_TB)\n"
+    )
+    file = load(HEADER + text + GOOD)
+    config = dataclasses.replace(file.config, embedding_init_scale=scale)
+    with tf.Graph().as_default(), tf.Session() as session:
+        build_model(Network(config, V, file), Rows(0, 1), "eval")
+        session.run(tf.global_variables_initializer())
+        table = variables.read_variables(session)["own/embedding"]
+    if scale is None:
+        assert (table == 1).all()
+    else:
+        assert len(np.unique(table)) > V and config.init_scale < np.abs(table).max() < scale
 
 
 @pytest.mark.parametrize("collection", ["local_variables", "mine", "global_variables"])
