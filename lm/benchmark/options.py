@@ -18,7 +18,7 @@ from lm.config_file import load_config_file
 from lm.distributed import mpirun
 from lm.distributed.cores import count_cores
 from lm.errors import UserError
-from lm.options import Checked, option
+from lm.options import Checked, option, replaced
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,9 +73,10 @@ class TrainingOptions(Options):
 
 
 _OURS_ALONE = (  # fields that the peers' programs have not
-    "embedding_size", "tie_weights", "embedding_keep_prob", "output_keep_prob", "locked_dropout",
-    "recurrent_keep_prob", "forget_bias", "activation_penalty", "temporal_activation_penalty",
-    "optimizer", "weight_decay", "asgd_trigger_epochs",
+    "embedding_init_scale", "embedding_size", "tie_weights", "embedding_keep_prob",
+    "output_keep_prob", "locked_dropout", "recurrent_keep_prob", "forget_bias",
+    "activation_penalty", "temporal_activation_penalty", "optimizer", "weight_decay",
+    "asgd_trigger_epochs",
 )  # fmt: skip
 
 
@@ -177,7 +178,7 @@ def parse(argv: Sequence[str], kind: type[Options]) -> tuple[Config, Options]:
     flags.parse(argv)
     config = Config()
     if file:
-        config = dataclasses.replace(file.config, **flags.given(type(file.config)))
+        config = replaced(file.config, **flags.given(type(file.config)))
     options = kind(**flags.given(kind))
     if file and file.functions and (kind is not StepOptions or options.peers):
         raise UserError(f"{file.path} brings a network: only `step`, without --peers, measures it")

@@ -171,11 +171,13 @@ def _state_variables(graph: tf.Graph) -> dict[str, tf.Variable]:
 
 def _assign(session: tf.Session, variables: Mapping, arrays: Mapping[str, np.ndarray]) -> None:
     check_fits(arrays, {name: v.shape.as_list() for name, v in variables.items()})
-    # By way of the initializers: a finalized graph cannot be given new assign operations. One at a
-    # time: two variables may start from the same tensor.
-    for name, variable in variables.items():
-        initial_value = variable.initializer.inputs[1]
-        session.run(variable.initializer, {initial_value: arrays[name]})
+    # By way of the initializers: a finalized graph cannot be given new assign operations. Of those
+    # that start from the same tensor, one at a time.
+    rest = dict(variables)
+    while rest:
+        fed = {variable.initializer.inputs[1]: name for name, variable in rest.items()}
+        initializers = [rest.pop(name).initializer for name in fed.values()]
+        session.run(initializers, {tensor: arrays[name] for tensor, name in fed.items()})
 
 
 def set_weights(session: tf.Session, weights: Mapping[str, np.ndarray]) -> None:

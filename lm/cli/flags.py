@@ -11,7 +11,7 @@ from absl import flags as absl_flags
 from lm.config import Config, RunOptions
 from lm.config_file import ConfigFile, load_config_file
 from lm.errors import HelpRequested, UserError
-from lm.options import field_type
+from lm.options import field_type, replaced
 
 _DEFINE = {
     int: absl_flags.DEFINE_integer,
@@ -128,7 +128,7 @@ class Flags:
 
 
 def _help_text(field: dataclasses.Field) -> str:
-    choices = ", ".join(field.metadata["choices"])
+    choices = ", ".join(map(str, field.metadata["choices"]))
     return field.metadata["help"] + (f" (one of: {choices})" if choices else "")
 
 
@@ -209,7 +209,7 @@ def parse_training_flags(
     file = config_flags(flags, argv)
     flags.define_fields(RunOptions)
     flags.parse(argv)
-    config = dataclasses.replace(file.config, **flags.given(type(file.config)))
+    config = replaced(file.config, **flags.given(type(file.config)))
     options = RunOptions(**flags.given(RunOptions))
     return config, options, file if file.is_part_of_run else None
 

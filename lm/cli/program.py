@@ -95,7 +95,8 @@ def _open_closed_streams() -> None:
             os.fstat(number)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # the lowest number that is free: this
-    sys.stderr = sys.stderr or open(os.devnull, "w")
+            os.set_inheritable(number, True)
+    sys.stderr = sys.stderr or open(2, "w", errors="backslashreplace", closefd=False)
 
 
 def _end_unconnected(error: Exception) -> NoReturn:

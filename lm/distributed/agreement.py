@@ -54,51 +54,33 @@ def platform_facts() -> dict[str, Any]:
     }
 
 
-def one_of_each_host_first(comm: Communicator, work: Callable[[], T]) -> T:
-    """Do on one rank of each host what leaves something for the others there, then on these.
-
-    What fails, fails once: ranks that wait for each other's lock would do so in turn.
-
-    Args:
-      comm: The ranks.
-      work: Exchanges nothing.
-
-    Returns:
-      What `work` returned on this rank.
-
-    Raises:
-      UserError, RunError: It has failed on some rank; the same on all ranks.
-    """
-    is_first = comm.local_rank == 0
-    early = together(comm, lambda: work() if is_first else None)
-    return together(comm, lambda: early if is_first else work())
-
-
-def together(comm: Communicator, work: Callable[[], T]) -> T:
+def together(comm: Communicator, work: Callable[[], T], takes_part: bool = True) -> T:
     """Do on each rank what may fail on some of them only; then it fails on all.
 
     Args:
       comm: The ranks.
       work: Exchanges nothing.
+      takes_part: Whether this rank does it.
 
     Returns:
-      What `work` returned on this rank.
+      What `work` returned on this rank; None where it takes no part.
 
     Raises:
       UserError, RunError: It has failed on some rank; the same on all ranks.
     """
-    result, failure = None, None
+    result, outcome = None, takes_part  # or what went wrong
     try:
-        result = work()
+        if takes_part:
+            result = work()
     except (Ending, OSError) as error:
         kind = UserError if isinstance(error, UserError) else RunError
-        failure = {"kind": kind.__name__, "message": str(error), "host": socket.gethostname()}
-    failures = comm.gather(failure)
-    failed = [rank for rank, found in enumerate(failures) if found]
+        outcome = {"kind": kind.__name__, "message": str(error), "host": socket.gethostname()}
+    outcomes = comm.gather(outcome)
+    failed = [rank for rank, found in enumerate(outcomes) if not isinstance(found, bool)]
     if failed:
-        first = failures[failed[0]]
+        first = outcomes[failed[0]]
         message = first["message"]
-        if len(failed) < comm.size:
+        if True in outcomes:  # it went well on others
             message = f"rank {failed[0]} on {first['host']}: {message}"
         raise _on_every_rank(_KINDS[first["kind"]](message))
     return result

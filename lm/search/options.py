@@ -13,7 +13,7 @@ from lm.checkpoint.records import refuse_unknown_fields
 from lm.config import Config, RunOptions
 from lm.errors import UserError
 from lm.files import write_atomically
-from lm.options import Checked, option
+from lm.options import Checked, option, replaced
 
 # Of the training's options, what the search decides itself, or what would be one file for all.
 NOT_FOR_TRIALS = frozenset({
@@ -101,10 +101,10 @@ class Settings(NamedTuple):
           UserError: A flag would make another search of it.
         """
         for old, flags in ((begun_with, config), (self.options, options)):
-            new = dataclasses.replace(old, **flags)
-            for name in flags.keys() - set(_MAY_CHANGE):
+            new = replaced(old, **flags)
+            for name in flags:
                 before, after = getattr(old, name), getattr(new, name)
-                if after != before:
+                if name not in _MAY_CHANGE and after != before:
                     raise UserError(
                         f"cannot resume: {name} was {before!r} in this search and is {after!r}"
                         " now; to search otherwise, start a new search"

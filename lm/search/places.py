@@ -13,6 +13,7 @@ from lm.distributed.cores import HOST_SHARE, count_cores
 from lm.errors import UserError
 
 _PROBE_SECONDS = 30
+_NO_GPU = {"", "-1", "NoDevFiles"}  # in CUDA_VISIBLE_DEVICES; the last is Slurm's
 
 
 class Share(NamedTuple):
@@ -68,6 +69,11 @@ def make_places(
         raise UserError(f"hosts {hosts} name a host twice: write host:slots once for each")
     totals = dict(zip(names, mpirun.slots(hosts)))
     gpus = _named_gpus()
+    if gpus and not all(name.isdigit() for name in gpus):
+        raise UserError(
+            f"CUDA_VISIBLE_DEVICES={','.join(gpus)} names GPUs of this host: with --hosts give"
+            " their numbers, which are the same on all"
+        )
     if gpus and len(gpus) < max(totals.values()):
         raise UserError(
             f"hosts {hosts} have up to {max(totals.values())} slots, and CUDA_VISIBLE_DEVICES names"
@@ -138,7 +144,7 @@ def _named_gpus() -> Optional[list[str]]:
     if visible is None:
         return None
     # CUDA sees those before the first that there cannot be.
-    return list(itertools.takewhile(lambda name: name not in ("", "-1"), visible.split(",")))
+    return list(itertools.takewhile(lambda name: name not in _NO_GPU, visible.split(",")))
 
 
 def _count_gpus() -> int:

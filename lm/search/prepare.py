@@ -17,6 +17,7 @@ from lm.config_file import ConfigFile, find_config, load_config_file
 from lm.data.run_corpus import earlier_runs, find_data_path, load_run_corpus
 from lm.errors import RunError, UserError
 from lm.files import locked, write_atomically
+from lm.options import replaced
 from lm.search.options import SearchOptions, Settings, load_settings
 from lm.search.places import Place, make_places
 from lm.search.space import Space, Suggest, check_ranges, combinations, parse_space, suggest_of
@@ -109,7 +110,7 @@ def _exists(directory: str) -> bool:
 def _new(given: Given) -> Prepared:
     file = load_config_file(given.config_name or "config_small")
     RunOptions(**given.run)
-    config = dataclasses.asdict(dataclasses.replace(file.config, **given.config))
+    config = dataclasses.asdict(replaced(file.config, **given.config))
     name = f"{config['name']}-{uuid.uuid4().hex[:8]}"  # other searches may share the storage
     settings = Settings(name, config, SearchOptions(**given.options), given.run)
     return _checked(settings, file, given.config)
@@ -125,14 +126,14 @@ def _old(directory: str, given: Given) -> Prepared:
     settings, file = load_settings(directory), load_config_file(path)
     source = os.path.join(directory, run_files.SEARCH)
     refuse_unknown_fields(type(file.config), settings.config, source, file.is_part_of_run)
-    begun_with = dataclasses.replace(file.config, **settings.config)
+    begun_with = replaced(file.config, **settings.config)
     settings = settings.changed(begun_with, given.config, given.options, given.run)
     return _checked(settings, file)
 
 
 def _checked(settings: Settings, file: ConfigFile, flags: Mapping[str, Any] = {}) -> Prepared:
     options = settings.options
-    config = dataclasses.replace(file.config, **settings.config)
+    config = replaced(file.config, **settings.config)
     space: Union[Space, Suggest]
     if options.space is None:
         space = suggest_of(file, config)

@@ -19,7 +19,7 @@ from optuna.distributions import (
 from lm.config import Config
 from lm.config_file import ConfigFile
 from lm.errors import UserError
-from lm.options import field_type
+from lm.options import field_type, replaced
 
 Space = Mapping[str, BaseDistribution]
 Suggest = Callable[[optuna.Trial, Config], Config]
@@ -56,7 +56,7 @@ def parse_space(text: str, config: Config) -> dict[str, BaseDistribution]:
         space[name] = _distribution(name, field_type(type(config), name)[0], values)
         for value in _ends(space[name]):
             try:
-                dataclasses.replace(config, **{name: value})
+                replaced(config, **{name: value})
             except UserError as error:
                 raise UserError(f"space: {error}") from error
     if not space:
@@ -117,7 +117,7 @@ def config_of(space: Union[Space, Suggest], trial: optuna.Trial, config: Config)
     """
     if isinstance(space, Mapping):
         values = {name: _suggest_one(trial, name, each) for name, each in space.items()}
-        return dataclasses.replace(config, **values)
+        return replaced(config, **values)
     try:
         suggested = space(trial, config)
     except UserError as error:

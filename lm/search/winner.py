@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import logging
 import os
 import subprocess
 import sys
+import tokenize
 from collections.abc import Callable
 
 from optuna.trial import FrozenTrial
@@ -70,9 +72,12 @@ def write_best(trial: FrozenTrial, search: Prepared, directory: str) -> None:
         command=f"python -m lm.train --config {path}{options}",
     )
     if search.file.is_part_of_run:
-        with open(search.file.path, "rb") as file:  # whose encoding only Python has to know
+        with open(search.file.path, "rb") as file:
             content = file.read()
-        content += _BEST_OF_FILE.format(title=title, fields=fields).encode("ascii", _ESCAPED)
+        encoding, _ = tokenize.detect_encoding(io.BytesIO(content).readline)
+        if encoding == "utf-8-sig":  # its mark is at the start of a file alone
+            encoding = "utf-8"
+        content += _BEST_OF_FILE.format(title=title, fields=fields).encode(encoding, _ESCAPED)
     else:
         content = _BEST.format(title=title, fields=fields).encode("utf-8", _ESCAPED)
     write_atomically(path, content)

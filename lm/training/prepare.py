@@ -12,7 +12,7 @@ import tensorflow.compat.v1 as tf
 from lm.checkpoint.run_dir import Identity, RunDir, open_run_dir
 from lm.config import Config, RunOptions
 from lm.config_file import ConfigFile
-from lm.data.batches import TrainBatches, rows_of_rank
+from lm.data.batches import Rows, TrainBatches, rows_of_rank
 from lm.data.corpus import Corpus
 from lm.data.embedded import Truth
 from lm.data.run_corpus import (
@@ -22,7 +22,7 @@ from lm.data.run_corpus import (
     load_run_corpus,
     record_of,
 )
-from lm.distributed.agreement import one_of_each_host_first, platform_facts, together
+from lm.distributed.agreement import platform_facts, together
 from lm.distributed.communicator import Communicator
 from lm.distributed.devices import Threads, session_config, start_tensorflow
 from lm.errors import UserError
@@ -70,61 +70,54 @@ def prepare(
     Raises:
       UserError, RunError: A rank cannot start, and why.
     """
-    threads = together(comm, lambda: _start(config, options, comm))
-    loaded = one_of_each_host_first(comm, lambda: _load(config, options))
-    return together(comm, lambda: _prepare(config, options, comm, stack, file, threads, loaded))
+    threads, rows = together(comm, lambda: _start(config, options, comm))
+    # One rank of each host first: a download that fails does so once, not on one after the other.
+    is_first = comm.local_rank == 0
+    early = together(comm, lambda: _load(config, options), takes_part=is_first)
+
+    def rest() -> Prepared:
+        data_path, corpus, truth = early or _load(config, options)
+        identity = Identity(
+            config,
+            corpus.vocabulary.checksum,
+            corpus.checksum,
+            config_file_checksum(file),
+            options.allow_changed_network,
+        )
+        _check_files(options, comm)
+        sessions = session_config(threads, comm)
+        if options.check_network:
+            check_axes(config, len(corpus.vocabulary), file, sessions)
+        return Prepared(
+            config=config,
+            options=options,
+            comm=comm,
+            file=file,
+            corpus=corpus,
+            corpus_record=record_of(data_path, corpus),
+            truth=truth,
+            batches=TrainBatches(corpus.train, config.batch_size, config.num_steps, rows),
+            threads=threads,
+            session_config=sessions,
+            profile_steps=parse_steps(options.profile_steps),
+            # Last, so that a run that cannot start leaves nothing behind.
+            run_dir=open_run_dir(identity, options.output_dir, options.resume, stack)
+            if comm.is_rank_0
+            else None,
+        )
+
+    return together(comm, rest)
 
 
-def _start(config: Config, options: RunOptions, comm: Communicator) -> Threads:
+def _start(config: Config, options: RunOptions, comm: Communicator) -> tuple[Threads, Rows]:
     threads = start_tensorflow(comm.local_size, options.intra_op_threads, options.inter_op_threads)
     _check_options(config, options)
-    return threads
+    return threads, rows_of_rank(config.batch_size, comm.rank, comm.size, config.virtual_ranks)
 
 
 def _load(config: Config, options: RunOptions) -> tuple[str, Corpus, Optional[Truth]]:
     data_path = options.data_path or find_data_path(config, earlier_runs(options))
     return data_path, *load_run_corpus(config, data_path, options.data_url)
-
-
-def _prepare(
-    config: Config,
-    options: RunOptions,
-    comm: Communicator,
-    stack: contextlib.ExitStack,
-    file: Optional[ConfigFile],
-    threads: Threads,
-    loaded: tuple[str, Corpus, Optional[Truth]],
-) -> Prepared:
-    data_path, corpus, truth = loaded
-    rows = rows_of_rank(config.batch_size, comm.rank, comm.size, config.virtual_ranks)
-    identity = Identity(
-        config,
-        corpus.vocabulary.checksum,
-        corpus.checksum,
-        config_file_checksum(file),
-        options.allow_changed_network,
-    )
-    _check_files(options, comm)
-    sessions = session_config(threads, comm)
-    if options.check_network:
-        check_axes(config, len(corpus.vocabulary), file, sessions)
-    return Prepared(
-        config=config,
-        options=options,
-        comm=comm,
-        file=file,
-        corpus=corpus,
-        corpus_record=record_of(data_path, corpus),
-        truth=truth,
-        batches=TrainBatches(corpus.train, config.batch_size, config.num_steps, rows),
-        threads=threads,
-        session_config=sessions,
-        profile_steps=parse_steps(options.profile_steps),
-        # Last, so that a run that cannot start leaves nothing behind.
-        run_dir=open_run_dir(identity, options.output_dir, options.resume, stack)
-        if comm.is_rank_0
-        else None,
-    )
 
 
 def _check_options(config: Config, options: RunOptions) -> None:

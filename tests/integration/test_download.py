@@ -269,7 +269,7 @@ def test_ranks_do_not_fail_one_after_the_other(server, target):
     address = server.url("/none.tgz")
     flags = ("--config", "config_small", "--data_path", target, "--data_url", address)
     result = run_module("lm.train", *flags, num_ranks=2)
-    assert result.returncode == 1 and result.stderr.count("no source gave the PTB") == 1
+    assert result.returncode == 1 and result.stderr.count("lm: error: no source gave the PTB") == 1
     assert len(server.requests) == 1
 
 

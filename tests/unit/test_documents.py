@@ -39,7 +39,7 @@ def test_tests_that_are_named_are_found():
     assert len(found) > 20
     for folder, name, word in found:
         text = (ROOT / (folder or "tests/faults") / name).read_text()
-        assert re.search(rf"def test_\w*{word}|{word}", text), f"{name} -k {word}"
+        assert word in text, f"{name} -k {word}"
 
 
 def test_modules_that_are_run_exist():

@@ -73,9 +73,12 @@ def test_ranks_on_other_hosts_have_the_gpus_that_are_visible_here(monkeypatch):
     assert shown("a:2,b:1") == ["2", "3", "2"]
     with pytest.raises(UserError, match="3 slots, and CUDA_VISIBLE_DEVICES names 2 GPUs"):
         shown("a:3,b:1")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-8c1b,GPU-9d2e")
+    with pytest.raises(UserError, match="names GPUs of this host"):
+        shown("a:2,b:1")
 
 
-@pytest.mark.parametrize("hidden", ["", "-1", "-1,0"])
+@pytest.mark.parametrize("hidden", ["", "-1", "-1,0", "NoDevFiles"])
 def test_hidden_gpus_stay_hidden(monkeypatch, hidden):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
     monkeypatch.setattr(places, "count_cores", lambda: 8)
