@@ -69,10 +69,11 @@ def load_config_file(name_or_path: str) -> ConfigFile:
     try:
         # What it draws in Python is the same in each process: constants are part of a network.
         with seeded(0):
-            module = _module(path, source, checksum)
-            get_config = getattr(module, "get_config", None)
-            if not callable(get_config):
-                raise UserError(f"config {path} has no function get_config()")
+            module = _module(path, source)
+        get_config = getattr(module, "get_config", None)
+        if not callable(get_config):
+            raise UserError(f"config {path} has no function get_config()")
+        with seeded(0):
             config = get_config()
     except UserError as error:
         raise UserError(f"config {path}: {error}") from error
@@ -88,10 +89,11 @@ def load_config_file(name_or_path: str) -> ConfigFile:
     return ConfigFile(path, checksum, config, functions, getattr(module, "suggest", None))
 
 
-def _module(path: str, source: bytes, checksum: str) -> types.ModuleType:
+def _module(path: str, source: bytes) -> types.ModuleType:
     # Known by its name, as dataclasses expect of the module of a class. Run once: what it registers
     # in TensorFlow, such as a gradient, cannot be registered again.
-    name = f"lm_config_{checksum[:16]}"
+    key = hashlib.sha256(os.fsencode(os.path.abspath(path)) + b"\n" + source).hexdigest()
+    name = f"lm_config_{key[:16]}"
     if name in sys.modules:
         return sys.modules[name]
     module = types.ModuleType(name)

@@ -22,6 +22,7 @@ from lm.model import evaluation
 from lm.model.guard import one_line
 from lm.model.perplexity import NllSum
 from lm.model.windows import build_model
+from lm.options import replaced
 
 logger = logging.getLogger("lm")
 
@@ -61,7 +62,7 @@ def evaluate(
         start_tensorflow(comm.local_size)  # first: an exchange of errors runs a session too
         run = open_run(directory, checkpoint, file, allow_changed_network)
         changes = {} if eval_batch_size is None else {"eval_batch_size": eval_batch_size}
-        config = dataclasses.replace(run.config, **changes)
+        config = replaced(run.config, **changes)
         run = run._replace(config=config)
         texts = [load_text(run, split, data_path) for split in splits]
         own = eval_rows_of_rank(config.eval_batch_size, comm.rank, comm.size, distributed)

@@ -73,5 +73,5 @@ def _load_config(directory: str, file: Optional[ConfigFile]) -> Config:
     refuse_unknown_fields(cls, fields, path, by_file=file is not None)
     try:
         return cls(**fields)
-    except UserError as error:
+    except Exception as error:  # also of a check of a config file's own
         raise UserError(f"{path}: {error}") from error

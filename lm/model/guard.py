@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import re
 import traceback
 from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any, Callable, Optional
 
 import tensorflow.compat.v1 as tf
-from tensorflow.core.framework import function_pb2
+from tensorflow.core.framework import node_def_pb2
 
 from lm.config_file import ConfigFile
 from lm.errors import Ending, UserError
@@ -26,7 +27,7 @@ _COLLECTED = {
 }
 _ASSIGNS = re.compile(
     r"Assign.*|ResourceScatter.*|(Resource)?StridedSliceAssign"
-    r"|Scatter(Nd)?(Add|Sub|Mul|Div|Min|Max|Update)"
+    r"|Scatter(Nd)?(Add|Sub|Mul|Div|Min|Max|Update)|(Resource)?((Sparse)?Apply.*|CountUpTo)"
 )
 _NAME = re.compile(r"[A-Za-z0-9.][\w./-]*", re.ASCII)  # as TensorFlow names variables
 
@@ -93,8 +94,8 @@ def _place(path: str, function: Callable, error: BaseException) -> str:
 def _line(path: str, error: BaseException) -> str:
     """Return the file, and its line that failed or that made the operation that did."""
     made = getattr(getattr(error, "op", None), "traceback", ())
-    frames = [*made, *traceback.extract_tb(error.__traceback__)]
-    numbers = [frame.lineno for frame in frames if frame.filename == path]
+    frames, whole = [*made, *traceback.extract_tb(error.__traceback__)], os.path.abspath(path)
+    numbers = [frame.lineno for frame in frames if os.path.abspath(frame.filename) == whole]
     return f"{path}, line {numbers[-1]}" if numbers else path
 
 
@@ -185,56 +186,66 @@ def refuse_graph_seed(where: str) -> None:
         raise UserError(f"{where} sets TensorFlow's seed: leave it out, --seed decides everything")
 
 
+def operations() -> dict[str, node_def_pb2.NodeDef]:
+    """Return the current graph's operations by name, with those of its loops and conditions."""
+    graph = tf.get_default_graph().as_graph_def()
+    found = {node.name: node for node in graph.node}
+    for body in graph.library.function:
+        found.update({f"{body.signature.name}/{node.name}": node for node in body.node_def})
+    return found
+
+
 def refuse_assignments(
-    where: str,
-    made: Sequence[tf.Operation],
-    library: function_pb2.FunctionDefLibrary,
-    initializers: Container[str],
+    where: str, made: Mapping[str, node_def_pb2.NodeDef], used: Mapping[str, tf.Variable]
 ) -> None:
     """Refuse a network that changes variables: each validation would, and each rank for itself.
 
     Args:
       where: The file and the function.
-      made: The operations of the network.
-      library: The bodies of its loops and conditions.
-      initializers: Names of the operations that initialize its variables.
+      made: The operations of the network, from `operations`.
+      used: Its variables.
 
     Raises:
       UserError: An operation assigns to a variable; the message names it.
     """
-    bodies = [node for body in library.function for node in body.node_def]
-    nodes = [(op.name, op.type) for op in made] + [(node.name, node.op) for node in bodies]
-    for name, kind in nodes:
-        if _ASSIGNS.fullmatch(kind) and name not in initializers:
+    # Of a variable that starts from a checkpoint, TensorFlow has replaced the first one.
+    initializers = {variable.initializer.name for variable in used.values()}
+    initializers |= {f"{name}/Assign" for name in used}
+    for name, node in made.items():
+        if _ASSIGNS.fullmatch(node.op) and name not in initializers:
             raise UserError(
                 f"{where} assigns to a variable ({name}): what is not trained stays as it is; what"
                 " passes from window to window is the state"
             )
 
 
-def refuse_global_step(
-    where: str, made: Sequence[tf.Operation], used: Mapping[str, tf.Variable]
-) -> None:
+def refuse_global_step(where: str, made: Container[str], used: Mapping[str, tf.Variable]) -> None:
     """Refuse a network that goes by the global step, which there is none of after training.
 
     Args:
       where: The file and the function.
-      made: The operations of the network.
+      made: Names of the operations of the network.
       used: Its variables.
 
     Raises:
       UserError: It reads or makes the variable.
     """
-    step = tf.train.get_global_step()
+    step, graph = tf.train.get_global_step(), tf.get_default_graph()
     if step is None:
         return
-    if step.op.name in used or any(t.op is step.op for op in made for t in op.inputs):
+    its = {step.op, tf.convert_to_tensor(step).op}
+    reads = any(
+        tensor.op in its for op in graph.get_operations() if op.name in made for tensor in op.inputs
+    )
+    if reads or step.op.name in used:
         raise UserError(
             f"{where} uses the global step: context.step is that of training, and None elsewhere"
         )
 
 
-def warn_of_random_numbers(where: str, graph: tf.GraphDef, initial: Container[str]) -> None:
+def warn_of_random_numbers(
+    where: str, made: Mapping[str, node_def_pb2.NodeDef], initial: Container[str]
+) -> None:
     """Warn of operations that draw other numbers in the next run, on other ranks, after a resume.
 
     A seed of their own helps with the first only: what they draw depends on how often they have,
@@ -242,12 +253,11 @@ def warn_of_random_numbers(where: str, graph: tf.GraphDef, initial: Container[st
 
     Args:
       where: The file and the function.
-      graph: With its network.
+      made: The operations of the network, from `operations`.
       initial: Names of the operations of initial values, which are drawn once.
     """
-    nodes = [*graph.node, *(node for body in graph.library.function for node in body.node_def)]
-    for node in nodes:
-        if "seed2" in node.attr and node.name not in initial:
+    for name, node in made.items():
+        if "seed2" in node.attr and name not in initial:
             logger.warning(
                 "%s draws numbers with %s: the next run, or this one on other ranks or resumed, may"
                 " draw others; for dropout use context.dropout",

@@ -23,6 +23,7 @@ from lm.model.guard import (
     call,
     checked_result,
     checked_shapes,
+    operations,
     placeholders,
     refuse_assignments,
     refuse_collected,
@@ -91,8 +92,8 @@ class Network:
         Raises:
           UserError: The config file's function fails or makes something else; in one line, which.
         """
-        before, fed, graph = set(tf.global_variables()), placeholders(), tf.get_default_graph()
-        num_operations = len(graph.get_operations())
+        before, fed = set(tf.global_variables()), placeholders()
+        there = {} if self.is_built_in else operations()
         # A scope of ours: else one of the network's, made where the graph has none around it, may
         # take the name of a variable, which would get another one there.
         with shared_variables(self.config) as used, tf.name_scope("lm_network"):
@@ -110,16 +111,16 @@ class Network:
         self._check_variables(where, used, set(tf.global_variables()) - before)
         if self.config.tie_weights:
             self._table = self._tied_table(where, used)
-        if context.training and not self.is_built_in:
-            refuse_collected(where)
-            refuse_graph_seed(where)
-            self._refuse_unused(where, context)
-            made = graph.get_operations()[num_operations:]
-            refuse_global_step(where, made, used)
-            text, initializers = graph.as_graph_def(), {v.initializer.name for v in used.values()}
-            refuse_assignments(where, made, text.library, initializers)
-            initial = {op.name for v in used.values() for op in operations_of_initial_value(v)}
-            warn_of_random_numbers(where, text, initial)
+        if not self.is_built_in:
+            made = {name: node for name, node in operations().items() if name not in there}
+            refuse_assignments(where, made, used)
+            if context.training:
+                refuse_collected(where)
+                refuse_graph_seed(where)
+                refuse_global_step(where, made, used)
+                self._refuse_unused(where, context)
+                initial = {op.name for v in used.values() for op in operations_of_initial_value(v)}
+                warn_of_random_numbers(where, made, initial)
         return outputs
 
     def _refuse_unused(self, where: str, context: Context) -> None:

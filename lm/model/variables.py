@@ -50,15 +50,15 @@ def shared_variables(config: Config) -> Iterator[dict[str, tf.Variable]]:
     """
     used: dict[str, tf.Variable] = {}
 
-    def get(getter, name: str, **options) -> tf.Variable:
-        if isinstance(options["initializer"], Uniform):
+    def get(getter, name: str, shape=None, **options) -> tf.Variable:
+        if isinstance(options.get("initializer"), Uniform):
             seed, scale = [config.seed, zlib.crc32(name.encode())], options["initializer"].scale
             options["initializer"] = _stateless_uniform(seed, scale)
         # All that a trained network needs, also what is not trained, and wherever its author puts
         # it: the ranks start with the same values, and a checkpoint has them.
         others = set(options.get("collections") or []) - {tf.GraphKeys.LOCAL_VARIABLES, *_KEPT}
         options["collections"] = [*_KEPT, *sorted(others)]
-        if options["regularizer"]:
+        if options.get("regularizer"):
             raise UserError(
                 f"variable {name} has a regularizer, which nothing uses here: --weight_decay, in"
                 " its place"
@@ -66,7 +66,7 @@ def shared_variables(config: Config) -> Iterator[dict[str, tf.Variable]]:
         # A variable in parts is for parameter servers; one of the old kind is updated by operations
         # of the optimizers that here are not used.
         options.update(use_resource=True, partitioner=None)
-        variable = getter(name, **options)
+        variable = getter(name, shape=shape, **options)
         if variable.trainable and variable.dtype.base_dtype != tf.float32:
             raise UserError(
                 f"variable {variable.op.name} is {variable.dtype.base_dtype.name}: what is trained"

@@ -123,12 +123,12 @@ def _old(directory: str, given: Given) -> Prepared:
             f"cannot resume: this search did not begin with {given.config_name} as it is now;"
             f" without --config it goes on with its copy, {path}"
         )
-    settings, file = load_settings(directory), load_config_file(path)
+    settings, file = load_settings(directory), load_config_file(given.config_name or path)
     source = os.path.join(directory, run_files.SEARCH)
     refuse_unknown_fields(type(file.config), settings.config, source, file.is_part_of_run)
     begun_with = replaced(file.config, **settings.config)
     settings = settings.changed(begun_with, given.config, given.options, given.run)
-    return _checked(settings, file)
+    return _checked(settings, dataclasses.replace(file, path=path))
 
 
 def _checked(settings: Settings, file: ConfigFile, flags: Mapping[str, Any] = {}) -> Prepared:
@@ -165,4 +165,4 @@ def _make(directory: str, found: Prepared) -> Prepared:
     path = os.path.join(directory, run_files.SEARCH_CONFIG)
     with open(found.file.path, "rb") as file:
         write_atomically(path, file.read())
-    return found._replace(file=load_config_file(path))
+    return found._replace(file=dataclasses.replace(found.file, path=path))

@@ -100,6 +100,19 @@ def test_a_network_that_mixes_rows_up_is_found_before_there_is_a_run(tmp_path, c
     assert not (tmp_path / "run").exists()
 
 
+def test_the_first_lines_of_tf1_change_nothing(tmp_path, corpora):
+    old = BIGRAM.replace("as tf\n", "as tf\ntf.disable_v2_behavior()\n")
+    flags = ("--data_path", corpora, "--max_steps", 3, "--noeval")
+    text = old.replace("return tf", "x = tf").replace("inputs_TB), {}", "inputs_TB)\n")
+    (tmp_path / "good.py").write_text(text + "    return context.dropout(x, 0.9), {}\n")
+    train(tmp_path / "good", "--config", tmp_path / "good.py", *flags)
+    text += "    x *= tf.cast(tf.train.get_or_create_global_step(), tf.float32)\n"
+    (tmp_path / "bad.py").write_text(text + "    return x, {}\n")
+    bad = ("--config", tmp_path / "bad.py", *flags, "--output_dir", tmp_path / "bad")
+    result = run_module("lm.train", *bad)
+    assert result.returncode == 2 and "build_logits uses the global step" in result.stderr
+
+
 def test_a_run_that_began_anew_without_its_file_needs_none(bigram, corpora):
     shutil.rmtree(bigram / "checkpoints")  # as if it had been killed before the first one
     flags = ("--config", "config_test", "--hidden_size", 8, "--max_steps", 2, "--noeval")

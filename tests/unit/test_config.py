@@ -249,7 +249,9 @@ def get_config():
 
 
 def test_what_a_config_file_draws_is_the_same_in_each_process(tmp_path):
-    first = load_config_file(write(tmp_path, DRAWS)).config
+    path = write(tmp_path, DRAWS)
+    first = load_config_file(path).config
+    assert load_config_file(path).config == first
     own = np.random.randint(2**31)
     assert load_config_file(write(tmp_path, DRAWS + "# another checksum\n")).config == first
     assert np.random.randint(2**31) != own  # those of the program are not touched
@@ -264,6 +266,10 @@ def test_a_config_file_is_run_once_and_finds_the_modules_beside_it(tmp_path, mon
     )
     path = write(tmp_path, text)
     assert [load_config_file(path).config.hidden_size for _ in range(2)] == [5, 5]
+    # Of the same bytes, but with other files beside it.
+    elsewhere = tmp_path / "other"
+    elsewhere.mkdir()
+    assert load_config_file(write(elsewhere, text)).config.hidden_size == 10
 
 
 def test_a_field_of_a_config_file_with_the_name_of_a_commands_flag_is_an_error(tmp_path):

@@ -9,6 +9,8 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from lm.checkpoint import variables
+from lm.checkpoint.format import save
+from lm.checkpoint.manifest import Manifest
 from lm.config_file import load_config_file
 from lm.data.batches import Rows
 from lm.distributed.communicator import OneProcess
@@ -121,6 +123,9 @@ MISTAKES = {
     "    n = tf.get_variable('n', [], initializer=tf.ones_initializer(), trainable=False)\n"
     "    with tf.control_dependencies([n.assign_add(1.0)]):\n"
     "        x *= n\n" + GOOD: "assigns to a variable (train/lm_network/AssignAddVariableOp)",
+    "    n = tf.get_variable('n', [], initializer=tf.ones_initializer(), trainable=False)\n"
+    "    with tf.control_dependencies([] if context.training else [n.assign_add(1.0)]):\n"
+    "        x *= n\n" + GOOD: "assigns to a variable (eval/lm_network/AssignAddVariableOp)",
     "    n = tf.get_variable('n', [], initializer=tf.ones_initializer(), trainable=False)\n"
     "    x = tf.scan(lambda h, x: h + x * n.assign_add(1.0), x, state['h'])\n" + GOOD:
         "assigns to a variable (",
@@ -372,16 +377,37 @@ def test_a_variable_has_its_name_whatever_scopes_of_names_there_are(load):
     assert names[0] == ("embedding", "out/weights", "softmax/weights", "softmax/bias")
 
 
-def test_variables_of_the_old_kind_or_in_parts_are_as_all_others(load):
-    text = (
-        "    parts = tf.fixed_size_partitioner(2)\n"
-        "    with tf.variable_scope('m', use_resource=False, partitioner=parts):\n"
-        "        x *= tf.get_variable('w', [4])\n"
-    )
+@pytest.mark.parametrize(
+    "scope",
+    ["use_resource=False, partitioner=tf.fixed_size_partitioner(2)",
+     "custom_getter=lambda get, name, shape=None, initializer=None, **_: get("
+     "name, shape, initializer=initializer)"],
+    ids=["the old kind, in parts", "a getter of its own"],
+)  # fmt: skip
+def test_a_scope_may_say_how_variables_are_made(load, scope):
+    def losses(scope):
+        text = f"    with tf.variable_scope('m', {scope}):\n"
+        file = load(HEADER + text + "        x *= tf.get_variable('w', [4])\n" + GOOD)
+        return train_and_evaluate(file, optimizer="adam", weight_decay=0.1)
+
+    assert losses(scope) == losses("")
+
+
+def test_a_variable_may_start_from_a_checkpoint(load, tmp_path):
+    """As fine-tuning does with TensorFlow's own means."""
+    table = np.arange(4 * V, dtype="f").reshape(V, 4)
+    manifest = Manifest(
+        step=1, epoch=1, steps_per_epoch=1, world_size=1, seed=1, config={}, vocabulary="v",
+        corpus="c", position={}, weights=("old",),
+    )  # fmt: skip
+    saved = save(str(tmp_path), {"old": table}, manifest)
+    text = f"    if context.training:\n        path = {saved!r} + '/model'\n"
+    text += "        tf.train.init_from_checkpoint(path, {'old': 'embedding'})\n"
     file = load(HEADER + text + GOOD)
-    losses = train_and_evaluate(file, optimizer="adam", weight_decay=0.1)
-    plain = load(HEADER + text.replace("use_resource=False, partitioner=parts", "") + GOOD)
-    assert losses == train_and_evaluate(plain, optimizer="adam", weight_decay=0.1)
+    with tf.Graph().as_default(), tf.Session() as session:
+        build_step(Network(file.config, V, file), OneProcess())
+        session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+        np.testing.assert_array_equal(variables.read_variables(session)["embedding"], table)
 
 
 def test_variables_that_start_from_one_tensor_are_loaded_one_by_one(load):
