@@ -8,9 +8,6 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from lm.checkpoint import variables
-from lm.checkpoint.format import save
-from lm.checkpoint.manifest import Manifest
 from lm.config_file import load_config_file
 from lm.data.batches import Rows
 from lm.distributed.communicator import OneProcess
@@ -18,64 +15,18 @@ from lm.errors import UserError
 from lm.model import stepwise
 from lm.model.axes import check_axes
 from lm.model.context import Context
-from lm.model.guard import one_line
 from lm.model.network import Network
 from lm.model.ops import fastest
 from lm.model.windows import build_model
-from lm.training.averaging import Average
 from lm.training.step import build_step, run_step
 from tests.commands import ROOT
+from tests.unit.model.networks import GOOD, HEADER, V, train_and_evaluate
 
-V = 11
-HEADER = """
-import tensorflow.compat.v1 as tf
-from lm.config import Config
-
-def get_config():
-    return Config(name="mine", hidden_size=4, num_steps=5, batch_size=3)
-
-def state_shapes(config):
-    return {"h": [config.hidden_size]}
-
-def build_outputs(inputs_TB, state, context):
-    x = context.embed(inputs_TB)
-"""
-GOOD = "    return x + state['h'], {'h': x[-1]}\n"
 (CLASSIC,) = (
     text
     for text in re.findall(r"```python\n(.*?)```", (ROOT / "docs/own_graph.md").read_text(), re.S)
     if "BasicLSTMCell" in text
 )
-
-
-@pytest.fixture
-def load(tmp_path):
-    """Load a config file of a text, or of the name of a config."""
-
-    def load(text):
-        if "\n" not in text:
-            return load_config_file(text)
-        (tmp_path / "mine.py").write_text(text)
-        return load_config_file(str(tmp_path / "mine.py"))
-
-    return load
-
-
-def train_and_evaluate(file, **fields):
-    """Build the graph of a training run, and take a step; returns the losses of five."""
-    config = dataclasses.replace(file.config, **fields)
-    words = np.random.default_rng(0).integers(0, V, [config.num_steps + 1, config.batch_size])
-    with tf.Graph().as_default(), tf.Session() as session:
-        network = Network(config, V, file)
-        with one_line(file):
-            step = build_step(network, OneProcess())
-            build_model(network, Rows(0, 2), "eval")
-            if config.asgd_trigger_epochs:
-                Average()
-        session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
-        windows = words[:-1].astype(np.int32), words[1:].astype(np.int32)
-        with one_line(file, runs=True):
-            return [run_step(session.run, step, *windows, 0.1).nll.nats for _ in range(5)]
 
 
 MISTAKES = {
@@ -287,38 +238,6 @@ def test_logits_and_the_same_output_layer_of_ones_own_have_the_same_losses(load)
 
 
 @pytest.mark.parametrize(
-    "initializer",
-    ["None", "tf.random_normal_initializer()", "tf.orthogonal_initializer",
-     "lambda shape, dtype, partition_info=None: tf.random.uniform(shape)",
-     "tf.glorot_uniform_initializer()", "tf2.initializers.HeNormal()",
-     "tf2.keras.initializers.GlorotUniform()",
-     "lambda shape, dtype, partition_info=None: tf.constant(np.random.normal(size=shape), dtype)"],
-)  # fmt: skip
-def test_initial_values_depend_on_the_seed_and_the_name_alone(load, initializer):
-    def values(before="", name="w", seed=1):
-        text = (
-            "import numpy as np\nimport tensorflow as tf2\n"
-            + HEADER
-            + before
-            + f"    w = tf.get_variable('{name}', [4, 4], initializer={initializer})\n"
-        )
-        text += "    return tf.tensordot(x, w, 1) + state['h'], {'h': x[-1]}\n"
-        file = load(text)
-        config = dataclasses.replace(file.config, seed=seed)
-        with tf.Graph().as_default(), tf.Session() as session:
-            build_model(Network(config, V, file), Rows(0, 1), "eval")
-            session.run(tf.global_variables_initializer())
-            return session.run({v.op.name: v for v in tf.global_variables()}[name])
-
-    first = values()
-    np.testing.assert_array_equal(first, values())
-    np.testing.assert_array_equal(first, values("    tf.random.normal([3])\n"))
-    assert (first != values(seed=2)).any()
-    if "tf2" not in initializer and "np" not in initializer:  # whose seeds know no name
-        assert (first != values(name="v")).any()
-
-
-@pytest.mark.parametrize(
     "shape, batch_axis", [([6, 5], None), ([4, 6, 5], None), ([6, 4, 2, 3], 0)]
 )
 def test_masks_of_a_split_batch_are_those_of_the_whole(shape, batch_axis):
@@ -341,143 +260,6 @@ def test_masks_of_a_split_batch_are_those_of_the_whole(shape, batch_axis):
         assert (whole != masks(Rows(0, 6), calls=2)).mean() > 0.3
 
 
-def test_what_is_not_trained_is_a_weight_too_and_stays(load):
-    text = HEADER + (
-        "    w = tf.get_variable('w', [4], initializer=tf.ones_initializer(), trainable=False)\n"
-        "    return x * w, {'h': x[-1]}\n"
-    )
-    file = load(text)
-    with tf.Graph().as_default():
-        build_step(Network(file.config, V, file), OneProcess())
-        weights = {v.op.name for v in tf.get_collection(tf.GraphKeys.MODEL_VARIABLES)}
-        assert weights == {"embedding", "w", "softmax/weights", "softmax/bias"}
-        assert "w" not in {v.op.name for v in tf.trainable_variables()}
-
-
-def test_a_variable_has_its_name_whatever_scopes_of_names_there_are(load):
-    """Also where its graph is of single words, and nothing is around the network."""
-    text = (
-        "    with tf.name_scope('embedding'):\n"
-        "        x = context.embed(inputs_TB)\n"
-        "    with tf.variable_scope('out'), tf.name_scope('Weights'):\n"
-        "        x *= tf.get_variable('weights', [4])\n"
-    )
-    file = load(HEADER.replace("    x = context.embed(inputs_TB)\n", text) + GOOD)
-    check_axes(file.config, V, file)
-    names = []
-    for build in ("windows", "words"):
-        with tf.Graph().as_default():
-            network = Network(file.config, V, file)
-            if build == "windows":
-                build_model(network, Rows(0, 2), "eval")
-            else:
-                stepwise.target_log_probs(network, *[tf.zeros([3, 2], tf.int32)] * 2)
-            names.append(variables.weight_names())
-    assert names[0] == names[1]
-    assert names[0] == ("embedding", "out/weights", "softmax/weights", "softmax/bias")
-
-
-@pytest.mark.parametrize(
-    "scope",
-    ["use_resource=False, partitioner=tf.fixed_size_partitioner(2)",
-     "custom_getter=lambda get, name, shape=None, initializer=None, **_: get("
-     "name, shape, initializer=initializer)"],
-    ids=["the old kind, in parts", "a getter of its own"],
-)  # fmt: skip
-def test_a_scope_may_say_how_variables_are_made(load, scope):
-    def losses(scope):
-        text = f"    with tf.variable_scope('m', {scope}):\n"
-        file = load(HEADER + text + "        x *= tf.get_variable('w', [4])\n" + GOOD)
-        return train_and_evaluate(file, optimizer="adam", weight_decay=0.1)
-
-    assert losses(scope) == losses("")
-
-
-def test_a_variable_may_start_from_a_checkpoint(load, tmp_path):
-    """As fine-tuning does with TensorFlow's own means."""
-    table = np.arange(4 * V, dtype="f").reshape(V, 4)
-    manifest = Manifest(
-        step=1, epoch=1, steps_per_epoch=1, world_size=1, seed=1, config={}, vocabulary="v",
-        corpus="c", position={}, weights=("old",),
-    )  # fmt: skip
-    saved = save(str(tmp_path), {"old": table}, manifest)
-    text = f"    if context.training:\n        path = {saved!r} + '/model'\n"
-    text += "        tf.train.init_from_checkpoint(path, {'old': 'embedding'})\n"
-    file = load(HEADER + text + GOOD)
-    with tf.Graph().as_default(), tf.Session() as session:
-        build_step(Network(file.config, V, file), OneProcess())
-        session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
-        np.testing.assert_array_equal(variables.read_variables(session)["embedding"], table)
-
-
-def test_variables_that_start_from_one_tensor_are_loaded_one_by_one(load):
-    text = (
-        "    start = tf.eye(4)\n"
-        "    for i in range(2):\n"
-        "        x += tf.tensordot(x, tf.get_variable(f'w{i}', initializer=start), 1)\n"
-    )
-    file = load(HEADER + text + GOOD)
-    with tf.Graph().as_default() as graph, tf.Session() as session:
-        build_model(Network(file.config, V, file), Rows(0, 1), "eval")
-        session.run(tf.global_variables_initializer())
-        graph.finalize()
-        values = variables.read_variables(session)
-        np.testing.assert_array_equal(values["w0"], values["w1"])
-        values.update(w0=np.full([4, 4], 5, "f"), w1=np.full([4, 4], 7, "f"))
-        variables.load_variables(session, values)
-        loaded = variables.read_variables(session)
-    assert loaded.keys() == values.keys()
-    for name, value in values.items():
-        np.testing.assert_array_equal(loaded[name], value)
-
-
-def test_what_its_author_made_infinite_is_no_reason_to_stop(load):
-    text = (
-        "    mask = tf.constant([0, -np.inf, 0, 0])\n"
-        "    mask = tf.get_variable('mask', initializer=mask, trainable=False)\n"
-        "    x *= tf.nn.softmax(mask)\n"
-    )
-    file = load("import numpy as np\n" + HEADER + text + GOOD)
-    with tf.Graph().as_default(), tf.Session() as session:
-        build_model(Network(file.config, V, file), Rows(0, 1), "eval")
-        session.run(tf.global_variables_initializer())
-        values = variables.read_variables(session)
-        assert np.isinf(values["mask"]).any()
-        assert variables.first_not_finite(session, values) is None
-        values["embedding"][3, 2] = np.nan
-        assert variables.first_not_finite(session, values) == "embedding"
-
-
-@pytest.mark.parametrize("scale", [None, 0.5])
-def test_the_table_of_words_starts_as_its_scope_says_unless_the_config_does(load, scale):
-    text = (
-        "    with tf.variable_scope('own', initializer=tf.ones_initializer()):\n"
-        "        x += context.embed(inputs_TB)\n"
-    )
-    file = load(HEADER + text + GOOD)
-    config = dataclasses.replace(file.config, embedding_init_scale=scale)
-    with tf.Graph().as_default(), tf.Session() as session:
-        build_model(Network(config, V, file), Rows(0, 1), "eval")
-        session.run(tf.global_variables_initializer())
-        table = variables.read_variables(session)["own/embedding"]
-    if scale is None:
-        assert (table == 1).all()
-    else:
-        assert len(np.unique(table)) > V and config.init_scale < np.abs(table).max() < scale
-
-
-@pytest.mark.parametrize("collection", ["local_variables", "mine", "global_variables"])
-def test_ranks_and_checkpoints_share_a_variable_wherever_it_is_put(load, collection):
-    text = f"    x *= tf.get_variable('w', [4], collections=['{collection}'])\n" + GOOD
-    file = load(HEADER + text)
-    with tf.Graph().as_default():
-        build_step(Network(file.config, V, file), OneProcess())
-        assert "w" in {v.op.name for v in tf.global_variables()}
-        assert "w" not in {v.op.name for v in tf.local_variables()}
-        assert "w" in {v.op.name for v in tf.get_collection(collection)} or "local" in collection
-
-
-# A state that the loss does not need, and that is slow to come.
 LATE = """
     z = tf.ones([300, 300]) * tf.cast(1 + 0 * inputs_TB[0, 0], tf.float32)
     for _ in range(20):

@@ -1,0 +1,47 @@
+"""Networks of config files: the text of one, and a few steps of its training."""
+
+import dataclasses
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from lm.data.batches import Rows
+from lm.distributed.communicator import OneProcess
+from lm.model.guard import one_line
+from lm.model.network import Network
+from lm.model.windows import build_model
+from lm.training.averaging import Average
+from lm.training.step import build_step, run_step
+
+V = 11
+HEADER = """
+import tensorflow.compat.v1 as tf
+from lm.config import Config
+
+def get_config():
+    return Config(name="mine", hidden_size=4, num_steps=5, batch_size=3)
+
+def state_shapes(config):
+    return {"h": [config.hidden_size]}
+
+def build_outputs(inputs_TB, state, context):
+    x = context.embed(inputs_TB)
+"""
+GOOD = "    return x + state['h'], {'h': x[-1]}\n"
+
+
+def train_and_evaluate(file, **fields):
+    """Build the graph of a training run, and take a step; returns the losses of five."""
+    config = dataclasses.replace(file.config, **fields)
+    words = np.random.default_rng(0).integers(0, V, [config.num_steps + 1, config.batch_size])
+    with tf.Graph().as_default(), tf.Session() as session:
+        network = Network(config, V, file)
+        with one_line(file):
+            step = build_step(network, OneProcess())
+            build_model(network, Rows(0, 2), "eval")
+            if config.asgd_trigger_epochs:
+                Average()
+        session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+        windows = words[:-1].astype(np.int32), words[1:].astype(np.int32)
+        with one_line(file, runs=True):
+            return [run_step(session.run, step, *windows, 0.1).nll.nats for _ in range(5)]
