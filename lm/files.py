@@ -77,6 +77,11 @@ class PatientFile:
                 self._complained = True  # first: the log may come back to this very file
                 logger.error("%s; what is to be added waits in memory", self.failure)
 
+    def sync(self) -> None:
+        """Bring what has been written to the disk, as far as that can be had; any thread may."""
+        with contextlib.suppress(OSError):
+            os.fsync(self._file.fileno())
+
     def close(self) -> None:
         """Close it; what has waited is lost if there is still no room."""
         self.write(b"")
@@ -113,9 +118,11 @@ def write_atomically(path: str, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())  # a power cut after the rename must not leave an empty file
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(OSError):
             os.remove(temporary)
+        if isinstance(error, OSError):
+            error.filename = path  # a full disk has named none
         raise
 
 

@@ -81,6 +81,8 @@ class Checked:
             expected, optional = field_type(type(self), field.name)
             if value is None and optional:
                 continue
+            if value == "" and optional:  # of a shell's variable that is not set
+                raise UserError(f"{field.name} is empty: give a value, or leave it out")
             if expected is float and type(value) is int:
                 value = float(value)
                 object.__setattr__(self, field.name, value)

@@ -12,6 +12,11 @@
 # Result: OUTPUT_DIR/best.py and OUTPUT_DIR/report.html; the exit status of the search; 143 after
 #   SIGTERM or SIGHUP, 130 after SIGINT, with everything saved.
 set -euo pipefail
+case " $* " in *' --output_dir'* | *' --config'*)
+    echo "search.sh: set OUTPUT_DIR and CONFIG, not --output_dir and --config" >&2
+    exit 2
+    ;;
+esac
 scripts=$(dirname "${BASH_SOURCE[0]}")
 "$scripts/setup.sh"
 source "$scripts/env.sh"

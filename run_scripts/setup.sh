@@ -267,7 +267,8 @@ build_kernels() {
     fi
     say "compiling lm/kernels"
     library=$(.venv/bin/python -m lm.kernels.build) || return
-    keep "$library" "$kept" || true
+    # One without all instruction sets is not shared: its compiler may have died for want of memory.
+    grep -q '^warning: left out' .venv/kernels-build.log || keep "$library" "$kept" || true
 }
 if [[ -f lm/kernels/build.py ]]; then
     kernel_sources=$(find lm/kernels -name '*.py' -o -name '*.cc' -o -name '*.h' |

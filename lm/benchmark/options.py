@@ -142,6 +142,11 @@ class AdviceOptions(ScalingOptions):
         super().check(config)
         if self.rank_counts[-1] < 2:
             raise UserError("the largest of ranks must be at least 2, not 1")
+        if self.hosts and len(mpirun.slots(self.hosts)) > 1:  # the network would be counted twice
+            raise UserError(
+                f"advise measures one host, not {self.hosts}: say with --link_gbps and"
+                " --link_latency_us what is between hosts"
+            )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -169,7 +169,7 @@ def _check_kernels(checklist: Checklist, facts: Facts) -> None:
 def check_output_dir(checklist: Checklist, output_dir: str) -> None:
     """Check, on the host of rank 0, which alone writes, that there is a place for runs."""
     existing = os.path.abspath(output_dir)
-    while not os.path.isdir(existing):  # it need not be there yet
+    while not os.path.exists(existing):  # it need not be there yet
         existing = os.path.dirname(existing)
     try:
         tempfile.TemporaryFile(dir=existing).close()

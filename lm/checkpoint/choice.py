@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import math
+from collections.abc import Iterable
 from typing import Optional
 
 from lm.checkpoint import manifest as manifests
 from lm.checkpoint.format import list_checkpoints, remove
-from lm.checkpoint.verification import is_whole, verifies, verify
+from lm.checkpoint.manifest import Manifest
+from lm.checkpoint.verification import State, examine, state_of, verify
 from lm.errors import RunError, UserError
 
 logger = logging.getLogger("lm")
@@ -54,39 +57,43 @@ def checked(checkpoint_dir: str) -> str:
 def newest(run_dir: str) -> Optional[str]:
     """Return the newest checkpoint that verifies, or None where a run has no checkpoint.
 
+    To start afresh, or from an older one than a newer version of this program has written, would
+    silently throw away what may be days of training.
+
     Raises:
-      UserError: There are checkpoints, but all are damaged, or a newer version of this program
-        has written the newest: to start afresh, or from an older one, would silently throw away
-        what may be days of training.
+      UserError: There are checkpoints, but all are damaged, or a newer version has written one.
+      RunError: None can be read, at least now.
     """
-    every = list_checkpoints(run_dir)
-    for checkpoint_dir in reversed(every):
-        if verifies(checkpoint_dir):
+    states = []
+    for checkpoint_dir in reversed(list_checkpoints(run_dir)):
+        states.append(examine(checkpoint_dir))
+        if states[-1] is State.WHOLE:
             return checkpoint_dir
-    if every:
-        raise UserError(f"all {len(every)} checkpoints in {run_dir} are damaged")
+    if State.UNREADABLE in states:  # not a UserError: a job that is started again may find it
+        raise RunError(f"no checkpoint in {run_dir} can be read: see the warnings")
+    if states:
+        raise UserError(f"all {len(states)} checkpoints in {run_dir} are damaged")
     return None
 
 
 def _best(run_dir: str) -> Optional[str]:
-    for checkpoint_dir in _by_perplexity(run_dir):
-        if verifies(checkpoint_dir):
-            return checkpoint_dir
-    return None
-
-
-def _by_perplexity(run_dir: str) -> list[str]:
-    """Return the checkpoints whose validation perplexity is known, the best first.
-
-    Raises:
-      UserError: A newer version of this program has written one, which may be the best.
-    """
     known = []
     for checkpoint_dir in list_checkpoints(run_dir):
-        with contextlib.suppress(RunError):
-            perplexity = manifests.read(checkpoint_dir).valid_perplexity
-            if perplexity is not None and math.isfinite(perplexity):
-                known.append((perplexity, checkpoint_dir))
+        try:
+            known.append((manifests.read(checkpoint_dir), checkpoint_dir))
+        except RunError as error:
+            logger.warning("skipping a checkpoint: %s", error)
+    by_perplexity = _by_perplexity(known)
+    return next((found for found in by_perplexity if examine(found) is State.WHOLE), None)
+
+
+def _by_perplexity(checkpoints: Iterable[tuple[Manifest, str]]) -> list[str]:
+    """Return those whose validation perplexity is known, the best first."""
+    known = []
+    for manifest, checkpoint_dir in checkpoints:
+        perplexity = manifest.valid_perplexity
+        if perplexity is not None and math.isfinite(perplexity):
+            known.append((perplexity, checkpoint_dir))
     return [checkpoint_dir for _, checkpoint_dir in sorted(known)]
 
 
@@ -94,16 +101,24 @@ def prune(run_dir: str, keep: int) -> None:
     """Remove old checkpoints: all but the last `keep` and the best by validation perplexity.
 
     Only whole ones count as kept or as best, and none is removed that is not older than `keep`
-    whole ones. So damaged ones never push out the good; they go when they are as old.
+    whole ones. So damaged ones never push out the good; they go when they are as old. Neither do
+    those that were saved after the ranks had parted, which one may have to do without. What
+    cannot be read stays.
     """
     try:
-        best = next(filter(is_whole, _by_perplexity(run_dir)), None)
-        whole = 0
-        for checkpoint_dir in reversed(list_checkpoints(run_dir)):
-            if whole < keep:
-                whole += is_whole(checkpoint_dir)
-            elif checkpoint_dir != best:
-                with contextlib.suppress(OSError):
-                    remove(checkpoint_dir)
-    except UserError as error:  # what a newer version wrote may be the best: not ours to judge
+        states = {found: state_of(found) for found in list_checkpoints(run_dir)}
+        whole = [(manifests.read(found), found) for found in states if states[found] is State.WHOLE]
+    # What a newer version wrote may be the best: not ours to judge. And what cannot be read now
+    # was whole a moment ago.
+    except (UserError, RunError) as error:
         logger.warning("no checkpoint is removed: %s", error)
+        return
+    counted = [found for manifest, found in whole if manifest.in_sync]
+    if len(counted) < keep:
+        return
+    spared = _by_perplexity(whole)[:1]
+    spared += [found for found in states if states[found] is State.UNREADABLE]
+    for checkpoint_dir in itertools.takewhile(lambda found: found != counted[-keep], states):
+        if checkpoint_dir not in spared:
+            with contextlib.suppress(OSError):
+                remove(checkpoint_dir)

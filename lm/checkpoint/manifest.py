@@ -23,6 +23,10 @@ _FILE_NAME = re.compile(r"model\.[\w.-]+", re.ASCII)
 _MOST_BYTES = 1 << 24  # of a manifest, which has a few thousand: none must fill the memory
 
 
+class Unreadable(RunError):
+    """What may be whole cannot be read: a disk or a network fails, perhaps for a moment."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Manifest:
     """The facts of one checkpoint."""
@@ -79,6 +83,7 @@ def read(directory: str) -> Manifest:
 
     Raises:
       RunError: It is missing or damaged; the message names it and says how.
+      Unreadable: It may be whole.
       UserError: A newer version of this program has written it.
     """
     path = os.path.join(directory, NAME)
@@ -107,7 +112,7 @@ def _read_checked(path: str) -> dict[str, Any]:
             raise ValueError("its checksum does not match")
         return content
     except OSError as error:
-        raise RunError(f"{path} cannot be read: {error.strerror}") from error
+        raise _unreadable(path, error) from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise RunError(f"{path} is damaged: {error}") from error
 
@@ -129,6 +134,7 @@ def check_files(directory: str, manifest: Manifest) -> None:
 
     Raises:
       RunError: Names the first file that is not, and how.
+      Unreadable: It may be one of them.
     """
     for name, described in manifest.files.items():
         path = os.path.join(directory, name)
@@ -139,7 +145,13 @@ def check_files(directory: str, manifest: Manifest) -> None:
             if sha256_of(path) != described["sha256"]:
                 raise RunError(f"{path} is damaged: its SHA-256 does not match the manifest's")
         except OSError as error:
-            raise RunError(f"{path} cannot be read: {error.strerror}") from error
+            raise _unreadable(path, error) from error
+
+
+def _unreadable(path: str, error: OSError) -> RunError:
+    is_gone = isinstance(error, (FileNotFoundError, NotADirectoryError))
+    kind = RunError if is_gone else Unreadable
+    return kind(f"{path} cannot be read: {error.strerror}")
 
 
 def _plain_size(path: str) -> int:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import json
 import logging
 import os
+import tempfile
 import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Optional
@@ -22,6 +24,10 @@ from lm.files import locked, write_atomically
 
 logger = logging.getLogger("lm")
 
+# Of a disk or a network that fails, or has no room, perhaps for a moment.
+_PASSING = {
+    errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOSPC, errno.EDQUOT, errno.ENOMEM,
+}  # fmt: skip
 # Besides NOT_OF_STEPS a resumed run may differ in these, as long as no perplexity has changed what
 # was trained.
 _MAY_CHANGE_EVALUATION = {"eval_batch_size"}
@@ -48,8 +54,10 @@ class RunDir(NamedTuple):
         """Remove the events of steps that will be done again; each is then there exactly once."""
         path = _metrics(self.path)
         with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
-            kept = [line for line in file if _is_before(line, step, epochs_done)]
-            write_atomically(path, b"".join(kept))
+            lines = file.readlines()
+            kept = [line for line in lines if _is_before(line, step, epochs_done)]
+            if len(kept) < len(lines):
+                write_atomically(path, b"".join(kept))
 
 
 def open_run_dir(
@@ -65,7 +73,7 @@ def open_run_dir(
 
     Raises:
       UserError: It cannot be written, it holds a run already, or what it holds cannot be resumed.
-      RunError: Another job uses it.
+      RunError: Another job uses it, or it fails in a way that may pass.
     """
     if resume and not output_dir:
         raise UserError("--resume needs --output_dir, the directory of the run to continue")
@@ -109,12 +117,11 @@ def _make(output_dir: Optional[str], name: str) -> str:
             os.makedirs(path, exist_ok=True)
         else:
             path = _make_new(path)
-        # Found out now, not after the first epoch.
-        probe = os.path.join(path, ".writable")
-        with open(probe, "w"):
-            os.remove(probe)
+        tempfile.TemporaryFile(dir=path).close()  # found out now, not after the first epoch
     except OSError as error:
-        raise UserError(f"cannot write to output_dir {path}: {error}") from error
+        # A job that starts itself again does so unless the fault is the user's, which stays.
+        kind = RunError if error.errno in _PASSING else UserError
+        raise kind(f"cannot write to output_dir {path}: {error.strerror}") from error
     return path
 
 

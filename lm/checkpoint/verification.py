@@ -8,8 +8,10 @@ long as its files keep their sizes and times.
 from __future__ import annotations
 
 import contextlib
+import enum
 import logging
 import os
+from typing import Optional
 
 from lm.checkpoint import manifest as manifests
 from lm.checkpoint.manifest import Manifest
@@ -17,7 +19,16 @@ from lm.errors import RunError
 
 logger = logging.getLogger("lm")
 
-_found: dict[str, tuple[list, bool]] = {}  # by directory: its files then, whether it was whole
+
+class State(enum.Enum):
+    """What an attempt to verify a checkpoint has found."""
+
+    WHOLE = enum.auto()
+    DAMAGED = enum.auto()
+    UNREADABLE = enum.auto()  # it may be whole
+
+
+_found: dict[str, tuple[list, State]] = {}  # by directory: its files then, what they were
 
 
 def verify(checkpoint_dir: str) -> Manifest:
@@ -30,18 +41,18 @@ def verify(checkpoint_dir: str) -> Manifest:
       Its manifest.
 
     Raises:
-      RunError: A file is missing or damaged; the message names it and says how.
+      RunError: A file is missing, damaged or unreadable; the message names it and says how.
       UserError: A newer version of this program has written it.
     """
     files = _list_files(checkpoint_dir)  # before they are read: a later change must show
     manifest = manifests.read(checkpoint_dir)
     manifests.check_files(checkpoint_dir, manifest)
-    _found[checkpoint_dir] = (files, True)
+    _found[checkpoint_dir] = (files, State.WHOLE)
     return manifest
 
 
-def verifies(checkpoint_dir: str) -> bool:
-    """Tell whether a checkpoint is whole; warns of one that is not.
+def examine(checkpoint_dir: str) -> State:
+    """Tell what a checkpoint is; warns of one that is not whole.
 
     Raises:
       UserError: A newer version of this program has written it.
@@ -49,26 +60,30 @@ def verifies(checkpoint_dir: str) -> bool:
     files = _list_files(checkpoint_dir)
     try:
         verify(checkpoint_dir)
-        return True
+        return State.WHOLE
+    except manifests.Unreadable as error:
+        logger.warning("skipping a checkpoint: %s", error)
+        return State.UNREADABLE  # not remembered: it may pass
     except RunError as error:
         logger.warning("skipping a damaged checkpoint: %s", error)
-        _found[checkpoint_dir] = (files, False)
-        return False
+        _found[checkpoint_dir] = (files, State.DAMAGED)
+        return State.DAMAGED
 
 
-def is_whole(checkpoint_dir: str) -> bool:
-    """Tell the same as `verifies`, from memory where this process has found it out before.
+def state_of(checkpoint_dir: str) -> State:
+    """Tell the same as `examine`, from memory where this process has found it out before.
 
     Raises:
       UserError: A newer version of this program has written it.
     """
-    files, whole = _found.get(checkpoint_dir, (None, False))
-    return whole if files == _list_files(checkpoint_dir) else verifies(checkpoint_dir)
+    remembered: tuple[Optional[list], State] = _found.get(checkpoint_dir, (None, State.DAMAGED))
+    files, state = remembered
+    return state if files == _list_files(checkpoint_dir) else examine(checkpoint_dir)
 
 
 def remember_whole(checkpoint_dir: str) -> None:
     """Take note that this process has just written a checkpoint."""
-    _found[checkpoint_dir] = (_list_files(checkpoint_dir), True)
+    _found[checkpoint_dir] = (_list_files(checkpoint_dir), State.WHOLE)
 
 
 def forget(checkpoint_dir: str) -> None:

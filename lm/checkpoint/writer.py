@@ -6,7 +6,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Optional
 
 import numpy as np
@@ -30,6 +30,8 @@ class Saver:
       keep: How many of the last checkpoints are kept, besides the best.
       every_steps: Save when the step is a multiple of this; None for never.
       every_minutes: Save when this many minutes have passed since the last save.
+      sync_events: Brings the run's events to the disk. Before each save: a run that goes on from
+        the checkpoint has the events of its steps, even after a power cut.
     """
 
     def __init__(
@@ -38,8 +40,9 @@ class Saver:
         keep: int,
         every_steps: Optional[int] = None,
         every_minutes: float = math.inf,
+        sync_events: Callable[[], None] = lambda: None,
     ):
-        self._run_dir, self._keep = run_dir, keep
+        self._run_dir, self._keep, self._sync_events = run_dir, keep, sync_events
         self._every_steps, self._every_minutes = every_steps, every_minutes
         self._saved_at = time.monotonic()
         self._overdue = False
@@ -83,6 +86,7 @@ class Saver:
 
     def _write(self, arrays: Mapping[str, np.ndarray], manifest: Manifest) -> None:
         try:
+            self._sync_events()
             checkpoint.save(self._run_dir, arrays, manifest)
             choice.prune(self._run_dir, self._keep)
             if self.failure:

@@ -51,7 +51,9 @@ def extract(archive: str, names: Collection[str], max_bytes: int) -> dict[str, b
                 contents[name] = tar.extractfile(member).read()
                 if len(contents) == len(names):
                     return contents
-    except (tarfile.TarError, EOFError, zlib.error, OSError) as error:  # OSError: BadGzipFile
+    # What gzip and tarfile raise for bytes that are none of theirs: BadGzipFile is an OSError, a
+    # bad number in a header a ValueError, a long chain of headers a RecursionError.
+    except (tarfile.TarError, EOFError, zlib.error, OSError, ValueError, RecursionError) as error:
         raise SourceError(f"not a complete .tgz archive ({error})") from error
     raise SourceError(f"the archive has no {', '.join(n for n in names if n not in contents)}")
 

@@ -166,8 +166,10 @@ def _make_entry(
         written = {name: sha256_of(os.path.join(staging, name)) for name in _ENTRY_FILES}
         record = {"sha256": written, "num_unknown": num_unknown}
         write_atomically(os.path.join(staging, "entry.json"), json.dumps(record).encode())
-        shutil.rmtree(entry, ignore_errors=True)  # a damaged one
-        os.rename(staging, entry)
+        # Where locks do not reach other hosts, one of them may have been faster, and train from it.
+        if _open_entry(entry, directories) is None:
+            shutil.rmtree(entry, ignore_errors=True)  # a damaged one
+            os.rename(staging, entry)
     except RunError:
         # A text is not what its checksum says. Should that have been a remembered one (of a file
         # system whose time stamps cannot be trusted), the next start must not meet it again.

@@ -166,21 +166,26 @@ def write_corpus(
         test_perplexity=text_perplexity(transitions, test),
     )
     names = ["\n", *word_names(num_words)]
-    files = {
+    texts = {
         f"{split}.txt": " ".join(names[s] for s in states).replace(" \n", "\n").replace("\n ", "\n")
         for split, states in (("train", train), ("valid", valid), ("test", test))
     }
-    files["truth.json"] = json.dumps(dataclasses.asdict(truth), indent=2) + "\n"
-    _write_files(Path(directory), {name: text.encode("ascii") for name, text in files.items()})
+    encoded = {name: text.encode("ascii") for name, text in texts.items()}
+    _write_files(Path(directory), encoded, truth)
     return truth
 
 
-def _write_files(directory: Path, files: dict[str, bytes]) -> None:
+def _write_files(directory: Path, texts: dict[str, bytes], truth: Truth) -> None:
     directory.mkdir(parents=True, exist_ok=True)
-    present = {n: (directory / n).read_bytes() for n in files if (directory / n).exists()}
-    changed = [name for name in files if present.get(name) != files[name]]
+    present = {n: (directory / n).read_bytes() for n in texts if (directory / n).exists()}
+    changed = [name for name in texts if present.get(name) != texts[name]]
+    mark = directory / "truth.json"
+    if mark.exists() and not changed:  # not compared: its last digits depend on the CPU
+        return
     for name in changed:
-        if name in present and "truth.json" not in present:
+        if name in present and not mark.exists():
             raise UserError(f"{directory / name} is another corpus, which is not overwritten")
+    # First, so that a process killed on the way leaves texts that the next one still replaces.
+    write_atomically(str(mark), (json.dumps(dataclasses.asdict(truth), indent=2) + "\n").encode())
     for name in changed:
-        write_atomically(str(directory / name), files[name])
+        write_atomically(str(directory / name), texts[name])

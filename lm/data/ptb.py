@@ -182,6 +182,9 @@ def _fetch_verified(
     """Fetch an address and hand the file on; a file that is not accepted is removed."""
     part = os.path.join(staging, f"{short_name(url)}.part")
     resumed = os.path.exists(part)
+    if resumed:  # perhaps it is whole: asked for the rest of it, a server would send nothing
+        with contextlib.suppress(SourceError):
+            return accept(part)
     while True:
         fetch(url, part, max_bytes, patience)
         try:

@@ -62,6 +62,11 @@ class Reporter:
         if self._tensorboard:
             self._tensorboard.write(kind, fields)
 
+    def sync(self) -> None:
+        """Bring the events so far to the disk, so that a power cut does not take them."""
+        if self._metrics:
+            self._metrics.sync()
+
     def describe(self, settings: dict[str, Any]) -> None:
         """Show the run's settings in TensorBoard."""
         if self._tensorboard:

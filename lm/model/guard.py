@@ -48,7 +48,7 @@ def call(path: str, function: Callable, *arguments: Any) -> Any:
     except Ending as error:
         raise UserError(f"{_place(path, function, error)}: {error}") from error
     except Exception as error:
-        message = _message(error)
+        message = message_of(error)
         if "Keras 3" in str(error):
             # Of the same version. Without what it needs: that is all of tensorflow, which pip would
             # install over tensorflow-cpu.
@@ -69,7 +69,8 @@ def one_line(file: Optional[ConfigFile], runs: bool = False) -> Iterator[None]:
     Raises:
       UserError: In the place of a failure; the message tells the file.
     """
-    kind = tf.errors.InvalidArgumentError if runs else Exception
+    of_operations = tf.errors.InvalidArgumentError, tf.errors.OutOfRangeError
+    kind = of_operations if runs else Exception
     try:
         yield
     except Ending:
@@ -77,10 +78,11 @@ def one_line(file: Optional[ConfigFile], runs: bool = False) -> Iterator[None]:
     except kind as error:
         if not (file and file.functions):
             raise
-        raise UserError(f"{_line(file.path, error)}: {_message(error)}") from error
+        raise UserError(f"{_line(file.path, error)}: {message_of(error)}") from error
 
 
-def _message(error: Exception) -> str:
+def message_of(error: Exception) -> str:
+    """Return the kind of an error, and the one line of its message that says what has failed."""
     # Of an operation: where it was made, then what it says, then its node. Others go on and on.
     lines = str(error).partition("\n\t [[")[0].splitlines() or [""]
     line = lines[-1 if isinstance(error, tf.errors.OpError) else 0]

@@ -165,8 +165,9 @@ def _shared_events(first: RunMetrics, second: RunMetrics) -> list[tuple[Event, E
 def _by_steps(run: RunMetrics) -> dict[tuple, Event]:
     found, before = {}, 0
     for event in run.events:
-        found[event["event"], event.get("epoch"), before, event["step"]] = event
-        if event["event"] == "step":
-            # A loss is a mean over the steps since the last: over others it is another number.
-            before = event["step"]
+        kind, step = event["event"], event["step"]
+        # A loss is a mean over the steps since the last: over others it is another number.
+        found[kind, event.get("epoch"), before if kind == "step" else None, step] = event
+        if kind == "step":
+            before = step
     return found

@@ -101,7 +101,7 @@ def details_html(title: str, text: str) -> str:
 
 def table_html(table: Table) -> str:
     """Return a table with its title and its note."""
-    numeric = [is_numeric(column) for column in zip(*table.rows)]
+    numeric = [is_numeric(column) for column in zip(*table.rows)] or [False] * len(table.header)
 
     def row(cells: Sequence[str], tag: str) -> str:
         styled = (

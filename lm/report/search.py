@@ -95,7 +95,8 @@ def progress_line(study: optuna.Study, number: int, num_trials: int) -> str:
     if trial.state == TrialState.FAIL:
         line += f": {_reason(trial)}"
     elif trial.value is not None:
-        line += f": valid perplexity {trial.value:.2f} after {trial.last_step} epoch(s)"
+        best_of = "best of" if trial.state == TrialState.COMPLETE else "after"
+        line += f": valid perplexity {trial.value:.2f}, {best_of} {trial.last_step} epoch(s)"
     done = sum(each.state.is_finished() for each in trials)
     best_text = f"; best: trial {best[0].number}, {best[0].value:.2f}" if best else ""
     values = ", ".join(f"{name} {_short(value)}" for name, value in trial.params.items())

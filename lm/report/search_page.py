@@ -46,8 +46,8 @@ _PLOTS = (
     ("Parallel coordinates", "One line for each finished trial.", plots.plot_parallel_coordinate),
     (
         "Parameter importances",
-        "What sets the best tenth of the trials, and at least five, apart from all, by PED-ANOVA"
-        " (Watanabe et al. 2023). A few trials tell little.",
+        "What sets the best tenth of the trials, at least five but at most half of them, apart from"
+        " all, by PED-ANOVA (Watanabe et al. 2023). A few trials tell little.",
         _draw_importances,
     ),
 )

@@ -8,6 +8,7 @@ import dataclasses
 import errno
 import logging
 import os
+import shlex
 import signal
 import time
 from typing import Optional
@@ -32,7 +33,9 @@ _TICK_SECONDS = 0.5
 _MOST_JOBS = 3  # of a trial: it is tried again twice
 _MOST_ALIKE = 3  # trials that fail alike, while none ends well
 _USER_ERROR = UserError.exit_code
-_SAVED = 128 + signal.SIGTERM  # exit code of a training that was asked to stop
+# Exit codes of a training that was asked to stop: one that has saved; one that was about to begin
+# or to end, which the signal kills, alone or under mpirun.
+_STOPPED = 128 + signal.SIGTERM, -signal.SIGUSR2, 128 + signal.SIGUSR2
 _NO_ROOM = [os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT)]
 _TABLE_EVERY = 10  # finished trials
 _IS_BAD = "is bad"  # attribute of a trial that is to be pruned
@@ -157,7 +160,7 @@ class Driver:
         if values:
             self._leave(job)
             self._finish(job.trial, TrialState.COMPLETE, min(values.values()))
-        elif job.asked_to_stop and job.exit_code() == _SAVED:
+        elif job.asked_to_stop and job.exit_code() in _STOPPED:
             self._leave(job)
             self._finish(job.trial, TrialState.PRUNED)
         else:
@@ -235,4 +238,4 @@ class Driver:
 
 def resume_command(directory: str) -> str:
     """Return the command line that goes on with a search."""
-    return f"python -m lm.search --output_dir {directory} --resume"
+    return f"python -m lm.search --output_dir {shlex.quote(directory)} --resume"

@@ -100,22 +100,18 @@ class Settings(NamedTuple):
         Raises:
           UserError: A flag would make another search of it.
         """
-        for old, flags in ((begun_with, config), (self.options, options)):
+        per_host = {f.name for f in dataclasses.fields(RunOptions) if f.metadata["per_host"]}
+        may_change = {*_MAY_CHANGE, *per_host} - {"init_from"}  # where all trials start from
+        given = (begun_with, config), (self.options, options), (RunOptions(**self.run), run)
+        for old, flags in given:
             new = replaced(old, **flags)
             for name in flags:
                 before, after = getattr(old, name), getattr(new, name)
-                if name not in _MAY_CHANGE and after != before:
+                if name not in may_change and after != before:
                     raise UserError(
                         f"cannot resume: {name} was {before!r} in this search and is {after!r}"
                         " now; to search otherwise, start a new search"
                     )
-        per_host = {f.name for f in dataclasses.fields(RunOptions) if f.metadata["per_host"]}
-        for name in run.keys() - per_host:
-            if run[name] != self.run.get(name):
-                raise UserError(
-                    f"cannot resume: {name} was {self.run.get(name)!r} in this search and is"
-                    f" {run[name]!r} now; to search otherwise, start a new search"
-                )
         return self._replace(
             options=dataclasses.replace(self.options, **options), run={**self.run, **run}
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import filecmp
+import glob
 import os
 import uuid
 from collections.abc import Mapping
@@ -14,7 +15,7 @@ from lm import run_files
 from lm.checkpoint.records import refuse_unknown_fields
 from lm.config import Config, RunOptions
 from lm.config_file import ConfigFile, find_config, load_config_file
-from lm.data.run_corpus import earlier_runs, find_data_path, load_run_corpus
+from lm.data.run_corpus import earlier_runs, find_data_path, load_run_corpus, read_record
 from lm.errors import RunError, UserError
 from lm.files import locked, write_atomically
 from lm.options import replaced
@@ -77,7 +78,7 @@ def prepare(
             f"output_dir {directory} already holds a search: continue it with --resume, or choose"
             " another one"
         )
-    _check_corpus(found)
+    _check_corpus(directory, found)
     is_shared = found.settings.options.storage is not None
     waiting = "making the search" if is_shared else None
     try:
@@ -153,11 +154,19 @@ def _checked(settings: Settings, file: ConfigFile, flags: Mapping[str, Any] = {}
     return Prepared(settings, file, config, space, places)
 
 
-def _check_corpus(found: Prepared) -> None:
-    """Load what each trial will: a corpus that is not there would fail them all, one by one."""
+def _check_corpus(directory: str, found: Prepared) -> None:
+    """Load what each trial will: a corpus that is not there would fail them all, one by one, and
+    perplexities of another than the earlier trials' are not to be compared with theirs."""
     options = RunOptions(**found.settings.run)
     data_path = options.data_path or find_data_path(found.config, earlier_runs(options))
-    load_run_corpus(found.config, data_path, options.data_url)
+    corpus, _ = load_run_corpus(found.config, data_path, options.data_url)
+    for run in glob.glob(os.path.join(glob.escape(directory), run_files.TRIALS, "*")):
+        record = read_record(run)
+        if record and record.checksum != corpus.checksum:
+            raise UserError(
+                f"cannot resume: the corpus in {data_path} is not the one that {run} was trained"
+                " on: give that one's directory with --data_path, or start a new search"
+            )
 
 
 def _make(directory: str, found: Prepared) -> Prepared:

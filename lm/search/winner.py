@@ -7,6 +7,7 @@ import io
 import json
 import logging
 import os
+import shlex
 import subprocess
 import sys
 import tokenize
@@ -64,12 +65,14 @@ def write_best(trial: FrozenTrial, search: Prepared, directory: str) -> None:
     path = os.path.join(directory, run_files.BEST)
     config: dict = trial.user_attrs["config"]
     fields = "\n".join(f"        {name}={value!r}," for name, value in config.items())
-    options = "".join(f" {flag(name, value)}" for name, value in search.settings.run.items())
+    options = [flag(name, value) for name, value in search.settings.run.items()]
+    command = shlex.join(["python", "-m", "lm.train", "--config", path, *options])
     title = _TITLE.format(
         number=trial.number,
         study=search.settings.study,
         value=trial.value,
-        command=f"python -m lm.train --config {path}{options}",
+        # Within a string of Python's.
+        command=command.replace("\\", "\\\\").replace('"', '\\"'),
     )
     if search.file.is_part_of_run:
         with open(search.file.path, "rb") as file:

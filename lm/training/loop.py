@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
+import shlex
 import signal
 import time
 from typing import Callable, Optional
@@ -183,7 +184,7 @@ class Loop:
         raise Stopped(
             f"stopped by {signal.Signals(number).name} after step {self.position.step}, which is"
             " saved; continue with the same command and --resume --output_dir"
-            f" {self.reporter.output_dir}",
+            f" {shlex.quote(str(self.reporter.output_dir))}",
             number,
         )
 

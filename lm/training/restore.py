@@ -37,6 +37,7 @@ class RestoreHook(tf.train.SessionRunHook):
         """Set them; called by the session, before later hooks."""
         if self._arrays is not None:
             load_variables(session, self._arrays)
+        self._arrays = None  # to the end of the run there is a better use of the memory
 
 
 def starting_position(run_dir: Optional[RunDir]) -> Position:

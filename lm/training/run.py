@@ -18,9 +18,10 @@ from lm.distributed.agreement import check_agreement, together
 from lm.distributed.communicator import Communicator
 from lm.distributed.signals import Signals
 from lm.distributed.watchdog import Process, Watchdog, own_process
+from lm.errors import RunError
 from lm.events.reporter import Reporter
 from lm.events.tracing import StepTracer
-from lm.model.guard import one_line
+from lm.model.guard import message_of, one_line
 from lm.model.network import Network
 from lm.training.averaging import Average
 from lm.training.exactness import find_exactness
@@ -71,8 +72,14 @@ def _start(run: Prepared, stack: contextlib.ExitStack) -> None:
     position = together(comm, lambda: starting_position(run.run_dir))
     # Rank 0 alone reads checkpoints: other hosts need not see its disk.
     position = load_record(Position, comm.gather(dataclasses.asdict(position))[0], "rank 0")
-    with one_line(run.file, runs=True):
-        _train(run, position, signals, watchdog, stack)
+    try:
+        with one_line(run.file, runs=True):
+            _train(run, position, signals, watchdog, stack)
+    except tf.errors.ResourceExhaustedError as error:
+        raise RunError(
+            f"out of memory ({message_of(error)}): make the model or batch_size smaller, or share"
+            " batch_size out over more ranks"
+        ) from error
     # While the watchdog still watches: a rank that is stopped in its last step must end the job.
     comm.barrier()
 
@@ -96,19 +103,22 @@ def _train(
         together(comm, lambda: _forget_later_events(run, position))
         output_dir = run.run_dir.path if run.run_dir else None
         reporter = stack.enter_context(Reporter(output_dir, options.tensorboard))
-        saver = _saver(run)
+        saver = _saver(run, reporter)
         if saver:  # whatever ends the run: the directory is not another's while it is written to
             stack.callback(saver.wait)
         report_start(run, position, reporter, find_exactness(run, position))
         manifest = _manifest(run)
         # Not MonitoredTrainingSession: it recovers from errors by making a new session, on one
-        # rank alone, which would then wait for ever for the others' broadcast.
-        with tf.train.SingularMonitoredSession(
+        # rank alone, which would then wait for ever for the others' broadcast. And closing: as a
+        # context manager it takes OutOfRangeError for the end of the data, and the run for done.
+        monitored = tf.train.SingularMonitoredSession(
             hooks=[RestoreHook(arrays), *comm.hooks()], config=run.session_config
-        ) as monitored:
+        )
+        with contextlib.closing(monitored):
             session = monitored.raw_session()
             if position.step:
                 variables.load_state(session, arrays, run.batches.rows, comm.concat)
+            del arrays  # as large as a checkpoint
             if options.timeline:
                 comm.start_timeline(options.timeline)
             Loop(
@@ -150,7 +160,7 @@ def _forget_later_events(run: Prepared, position: Position) -> None:
         run.run_dir.forget_events_after(position.step, position.epochs_done)
 
 
-def _saver(run: Prepared) -> Optional[Saver]:
+def _saver(run: Prepared, reporter: Reporter) -> Optional[Saver]:
     if run.run_dir is None:
         return None
     return Saver(
@@ -158,6 +168,7 @@ def _saver(run: Prepared) -> Optional[Saver]:
         run.options.keep_checkpoints,
         run.options.checkpoint_every_steps,
         run.options.checkpoint_every_minutes,
+        reporter.sync,
     )
 
 

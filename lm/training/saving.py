@@ -68,8 +68,8 @@ class Safekeeping:
         wild = self._comm.gather(variables.first_not_finite(self._session, arrays))[0]
         if wild:
             raise EveryRankError(
-                f"{wild} is not finite after step {position.step}, which is not saved: go on from"
-                " an older checkpoint with --resume, or with a lower learning_rate"
+                f"{wild} is not finite after step {position.step}, which is not saved: start a new"
+                " run with --init_from an older checkpoint, and a lower learning_rate"
             )
         if self._saver:
             self._saver.start(arrays, self._manifest(position, in_sync))

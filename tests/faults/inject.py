@@ -64,6 +64,25 @@ def stop(rank, step):
 
 
 @fault
+def power_cut(step):
+    """What metrics.jsonl has had since it was last flushed to the disk is lost."""
+    flushed = {}
+
+    def note(descriptor):
+        path = os.readlink(f"/proc/self/fd/{descriptor}")
+        flushed[path] = os.path.getsize(path)
+
+    def cut(loop):
+        loop.saving.wait()
+        path = os.path.realpath(os.path.join(loop.reporter.output_dir, "metrics.jsonl"))
+        os.truncate(path, flushed.get(path, 0))
+        kill_self()
+
+    around(os, "fsync", before=note)
+    at_step(0, step, cut)
+
+
+@fault
 def fail(rank, step, when):
     def action(*_):
         raise RuntimeError("the injected cause")

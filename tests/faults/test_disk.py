@@ -67,6 +67,14 @@ def test_a_full_disk_is_one_line_a_file(start, small_disk):
     assert choice.newest(str(output_dir)).endswith("60")
 
 
+def test_a_power_cut_takes_no_event_of_a_saved_step(start, tmp_path, corpora):
+    flags = (*FLAGS, "--log_every_steps", 1, "--max_steps", 50)
+    assert start(tmp_path, *flags, fault="power_cut:40").finish()[0] != 0
+    assert saved_steps(tmp_path) == [30]
+    train_here(tmp_path, *config_flags(corpora), *flags, "--resume")
+    assert [event["step"] for event in events(tmp_path, "step")] == list(range(1, 51))
+
+
 @pytest.mark.soak
 def test_the_output_dir_vanishes(start, tmp_path):
     output_dir = tmp_path / "run"

@@ -113,6 +113,7 @@ def test_advice(tmp_path):
         (["fly"], 1, "'fly' is not one of the commands step, scaling, exchange, advise"),
         (["step"], 2, "without mpirun"),
         (["step", "--data_path", "no/such/directory"], 1, "is not a directory"),
+        (["advise", "--hosts", "a:1,b:1"], 1, "advise measures one host, not a:1,b:1"),
     ],
 )
 def test_what_cannot_be_run_is_one_line(arguments, num_ranks, message, tmp_path):

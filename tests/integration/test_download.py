@@ -322,6 +322,19 @@ def test_a_part_of_other_bytes_does_not_stand_in_the_way(server, target, length)
     assert visible(target) == FILES
 
 
+def test_a_part_that_is_whole_is_not_downloaded_again(server, target):
+    for name in FILES:
+        server.serve(f"/raw/{name}", FILES["ptb.train.txt"])
+    with pytest.raises(RunError, match="wrong checksum"):
+        download(target, server.url("/raw/"))
+    for name, content in FILES.items():
+        server.serve(f"/raw/{name}", content)
+    server.requests.clear()
+    download(target, server.url("/raw/"))
+    assert visible(target) == FILES
+    assert [path for path, _ in server.requests] == ["/raw/ptb.valid.txt", "/raw/ptb.test.txt"]
+
+
 @pytest.mark.parametrize("page", [b"<html>log in to the hotel network</html>", b"", GOOD[:100]])
 def test_a_page_that_is_no_archive_is_an_error(server, target, page):
     with pytest.raises(RunError, match=r"not a complete \.tgz archive|the archive has no"):
@@ -387,6 +400,23 @@ def test_a_sparse_member_is_refused_before_anything_is_written(tmp_path, target,
     assert (tmp_path / "a.tgz").stat().st_size < 1000
     with file_size_limit(1 << 20), pytest.raises(RunError, match="not a regular file"):
         download(target, data_url=str(tmp_path / "a.tgz"))
+    assert visible(target) == {} and leftovers(target) == []
+
+
+def odd_headers():
+    """Yield archives with headers that Python's reader stumbles over."""
+    sparse = tarfile.TarInfo("sparse")
+    sparse.pax_headers = {"GNU.sparse.map": "x"}
+    yield "a number that is none", [(sparse, b"")]
+    yield "a chain of names", [member("././@LongLink", kind=tarfile.GNUTYPE_LONGNAME)] * 1500
+
+
+@pytest.mark.parametrize(
+    "hostile", [pytest.param(members, id=name) for name, members in odd_headers()]
+)
+def test_odd_headers_are_one_line(server, target, hostile):
+    with pytest.raises(RunError, match="not a complete"):
+        download(target, server.serve("/a.tgz", archive(*hostile, *ptb_members())))
     assert visible(target) == {} and leftovers(target) == []
 
 

@@ -175,8 +175,14 @@ def test_commands_take_the_file(run, tmp_path):
     [
         ("gates/bias", "softmax/bias", "broken.py: ValueError: Trying to share variable softmax/"),
         ("embed(inputs_TB)", "embed(inputs_TB + 9999)", "line 28: InvalidArgumentError: indices"),
+        # Which TensorFlow takes for the end of the data, and the run for done.
+        (
+            "embed(inputs_TB)",
+            "embed(inputs_TB + tf.reshape(tf.py_func(lambda: next(iter([])), [], tf.int32), []))",
+            "line 28: OutOfRangeError: ",
+        ),
     ],
-    ids=["built", "run"],
+    ids=["built", "run", "run out"],
 )
 def test_what_fails_around_a_network_is_one_line(tmp_path, corpora, old, new, message):
     file = tmp_path / "broken.py"

@@ -116,6 +116,12 @@ def test_the_script_leaves_the_space_to_the_config_file_that_suggests(project, e
     assert space is None or words[words.index("--space") + 1] == space
 
 
+@pytest.mark.parametrize("flag", ["--output_dir=searches/a", "--config"])
+def test_the_script_refuses_what_it_takes_from_the_environment(project, flag):
+    result = run_command([project / "run_scripts/search.sh", flag, "mine.py"], environment(), 30)
+    assert result.returncode == 2 and "set OUTPUT_DIR and CONFIG" in result.stderr
+
+
 def test_a_bad_search_is_one_line_and_makes_nothing(tmp_path):
     result = run_module(
         "lm.search", "--space", "keep_prob=0:1", "--output_dir", tmp_path / "search"

@@ -74,6 +74,12 @@ def test_a_bad_value_is_an_error_that_names_the_field(field, value):
         Config(**{field: value})
 
 
+def test_the_value_of_a_flag_may_not_be_empty():
+    """As --init_from "$CHECKPOINT" is where that is not set."""
+    with pytest.raises(UserError, match="init_from is empty"):
+        RunOptions(init_from="")
+
+
 def test_a_whole_number_is_a_good_float():
     assert isinstance(Config(learning_rate=1).learning_rate, float)
 

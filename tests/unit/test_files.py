@@ -6,7 +6,7 @@ import resource
 
 import pytest
 
-from lm.files import PatientFile, check_writable
+from lm.files import PatientFile, check_writable, write_atomically
 
 
 @contextlib.contextmanager
@@ -48,3 +48,10 @@ def test_what_finds_no_room_is_written_when_there_is(tmp_path, caplog):
     file.write(lines[8])
     assert path.read_bytes() == b"".join(lines)
     assert len(caplog.records) == 1
+
+
+def test_a_full_disk_is_told_with_the_name_of_the_file(tmp_path):
+    path = str(tmp_path / "file")
+    with no_file_beyond(17), pytest.raises(OSError, match=r"File too large: .*/file'"):
+        write_atomically(path, bytes(18))
+    assert list(tmp_path.iterdir()) == []

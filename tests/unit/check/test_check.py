@@ -54,6 +54,8 @@ def test_an_output_dir_is_checked_without_being_made(tmp_path, capsys):
     check_output_dir(checklist, "/proc/nowhere")
     assert checklist.counts[FAIL] == 1
     assert "cannot write to /proc" in capsys.readouterr().out
+    check_output_dir(checklist, __file__)
+    assert checklist.counts[FAIL] == 2 and "Not a directory" in capsys.readouterr().out
 
 
 VERSIONS = {"python": "3.11.7", "tensorflow": "2.18.1", "horovod": "0.28.1", "numpy": "2.0.2"}

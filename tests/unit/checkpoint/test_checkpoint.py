@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
+import lm.files
 from lm.checkpoint import choice, verification
 from lm.checkpoint import format as checkpoint
 from lm.checkpoint import manifest as manifests
@@ -32,8 +33,8 @@ def manifest(step, perplexity=None, **fields):
     )  # fmt: skip
 
 
-def save(run_dir, step, perplexity=None, keep=None):
-    path = checkpoint.save(str(run_dir), ARRAYS, manifest(step, perplexity))
+def save(run_dir, step, perplexity=None, keep=None, **fields):
+    path = checkpoint.save(str(run_dir), ARRAYS, manifest(step, perplexity, **fields))
     if keep:
         choice.prune(str(run_dir), keep)
     return pathlib.Path(path)
@@ -133,6 +134,43 @@ def test_damaged_checkpoints_never_push_out_whole_ones(tmp_path, caplog):
     assert caplog.text.count("damaged checkpoint") == 4
 
 
+@pytest.mark.parametrize("name", ["manifest.json", "model.data-00000-of-00001"])
+def test_what_cannot_be_read_for_a_moment_is_no_damage(tmp_path, monkeypatch, caplog, name):
+    best, newest = save(tmp_path, 1, 2.0), save(tmp_path, 2, 8.0)
+
+    def fail_to_open(path, *arguments):
+        if path in failing:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return open(path, *arguments)
+
+    for module in (manifests, lm.files):
+        monkeypatch.setattr(module, "open", fail_to_open, raising=False)
+    monkeypatch.setattr(verification, "_found", {})  # as in a process that resumes
+    failing = {str(best / name)}
+    save(tmp_path, 3, 9.0, keep=1)
+    assert steps(tmp_path) == [1, 2, 3]  # the best that is known, too
+    assert f"skipping a checkpoint: {best / name} cannot be read" in caplog.text
+    assert choice.find(str(tmp_path), "best") != str(best)
+    failing = {str(path / name) for path in (best, newest, tmp_path / "checkpoints/step-00000003")}
+    with pytest.raises(RunError, match="can be read: see the warnings") as raised:
+        choice.newest(str(tmp_path))
+    assert not isinstance(raised.value, UserError)  # which no job tries again after
+    failing = set()
+    save(tmp_path, 4, 9.0, keep=1)
+    assert steps(tmp_path) == [1, 4]
+    assert choice.find(str(tmp_path), "best") == str(best)
+
+
+def test_what_was_saved_after_the_ranks_had_parted_pushes_out_nothing(tmp_path):
+    for step in (1, 2):
+        save(tmp_path, step, keep=1)
+    for step in (3, 4):
+        save(tmp_path, step, keep=1, in_sync=False)
+    assert steps(tmp_path) == [2, 3, 4]
+    save(tmp_path, 5, keep=1)
+    assert steps(tmp_path) == [5]
+
+
 def test_pruning_hashes_a_checkpoint_once(tmp_path, monkeypatch):
     hashed = []
 
@@ -189,8 +227,10 @@ def test_a_damaged_newest_one_is_skipped_with_a_message(tmp_path, caplog, name, 
         checkpoint.verify(str(newer))
     with caplog.at_level("WARNING", "lm"):
         assert choice.newest(str(tmp_path)) == str(older)
-    assert choice.find(str(tmp_path), "best") == str(older)
-    assert name in caplog.text
+        assert name in caplog.text
+        caplog.clear()
+        assert choice.find(str(tmp_path), "best") == str(older)
+        assert name in caplog.text
     with pytest.raises(UserError, match=r"not a usable checkpoint"):
         choice.find(str(tmp_path), str(newer))
     # Saved again, it is whole again.

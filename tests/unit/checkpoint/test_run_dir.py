@@ -2,13 +2,15 @@
 
 import contextlib
 import dataclasses
+import errno
+import os
 import shutil
 
 import pytest
 
 from lm.checkpoint.run_dir import Identity, RunDir, open_run_dir
 from lm.data.run_corpus import load_run_corpus
-from lm.errors import RunError, UserError
+from lm.errors import Ending, RunError, UserError
 from lm.model.perplexity import NllSum
 from lm.training.progress import Position
 from lm.training.restore import starting_position
@@ -62,6 +64,23 @@ def test_runs_of_the_same_second_have_directories_of_their_own(made, tmp_path, m
     with contextlib.ExitStack() as stack:
         paths = [open_run_dir(identity, None, False, stack).path for _ in range(3)]
     assert paths == [f"runs/{config.name}-now{suffix}" for suffix in ("", "-2", "-3")]
+
+
+@pytest.mark.parametrize("number, passes", [(errno.EDQUOT, True), (errno.EROFS, False)])
+def test_a_disk_without_room_is_no_mistake_of_the_users(
+    made, tmp_path, monkeypatch, number, passes
+):
+    _, config, corpus = made
+    identity = Identity(config, corpus.vocabulary.checksum, corpus.checksum)
+
+    def fail(**_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("tempfile.TemporaryFile", fail)
+    with contextlib.ExitStack() as stack, pytest.raises(Ending) as raised:
+        open_run_dir(identity, str(tmp_path / "run"), True, stack)
+    assert str(raised.value) == f"cannot write to output_dir {tmp_path}/run: {os.strerror(number)}"
+    assert isinstance(raised.value, RunError if passes else UserError)
 
 
 def test_the_rows_of_validation_may_change_unless_training_goes_by_it(resume):

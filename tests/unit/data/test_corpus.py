@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
 import errno
@@ -324,6 +325,25 @@ def test_a_damaged_cache_is_made_again(tmp_path, encodings, harm, name):
     assert len(encodings) == 2
     load_corpus(data_path)
     assert len(encodings) == 2
+
+
+def test_what_a_faster_host_has_made_stays(tmp_path, monkeypatch):
+    """Where locks do not reach other hosts, it trains from it already."""
+    data_path = write(tmp_path / "d")
+    made, encode = [], lm.data.cache.encode_corpus
+
+    def encode_slowly(*arguments):
+        monkeypatch.setattr(lm.data.cache, "encode_corpus", encode)
+        monkeypatch.setattr(lm.data.cache, "locked", lambda *_: contextlib.nullcontext())
+        monkeypatch.setattr(lm.data.cache, "private_name", lambda name: f"{name}-other-host")
+        load_corpus(data_path)
+        made.extend(path.stat().st_ino for path in (tmp_path / "d/.cache").glob("*/train.ids"))
+        return encode(*arguments)
+
+    monkeypatch.setattr(lm.data.cache, "encode_corpus", encode_slowly)
+    load_corpus(data_path)
+    [ids] = (tmp_path / "d/.cache").glob("*/train.ids")
+    assert made == [ids.stat().st_ino]
 
 
 def test_what_a_killed_process_left_is_cleared(tmp_path):

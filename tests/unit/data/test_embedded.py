@@ -187,13 +187,38 @@ def test_second_call_touches_nothing_and_another_seed_replaces_all(tmp_path):
     assert all(path.read_bytes() != content for path, (_, content) in before.items())
 
 
-def test_interrupted_writing_is_completed(tmp_path):
+def test_another_cpu_which_rounds_otherwise_writes_nothing(tmp_path, monkeypatch):
+    """The directory may be read-only there."""
     embedded.write_corpus(tmp_path, **SMALL)
-    whole = {path: path.read_bytes() for path in tmp_path.iterdir()}
-    (tmp_path / "truth.json").unlink()
-    (tmp_path / "test.txt").unlink()
+    before = {path: (path.stat().st_ino, path.read_bytes()) for path in tmp_path.iterdir()}
+    rate = embedded.entropy_rate
+    monkeypatch.setattr(embedded, "entropy_rate", lambda chain: math.nextafter(rate(chain), 9))
     embedded.write_corpus(tmp_path, **SMALL)
-    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == whole
+    assert {path: (path.stat().st_ino, path.read_bytes()) for path in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize("num_written", range(4))
+def test_interrupted_writing_is_completed(tmp_path, monkeypatch, num_written):
+    embedded.write_corpus(tmp_path, **SMALL)
+    paths, write = sorted(tmp_path.iterdir()), embedded.write_atomically
+
+    def be_killed(path, content):
+        if len(written) == num_written:
+            raise KeyboardInterrupt
+        written.append(path)
+        write(path, content)
+
+    written = []
+    monkeypatch.setattr(embedded, "write_atomically", be_killed)
+    with pytest.raises(KeyboardInterrupt):
+        embedded.write_corpus(tmp_path, seed=2, **SMALL)
+    monkeypatch.setattr(embedded, "write_atomically", write)
+    embedded.write_corpus(tmp_path, seed=2, **SMALL)
+    whole = tmp_path / "whole"
+    embedded.write_corpus(whole, seed=2, **SMALL)
+    assert [path.read_bytes() for path in paths] == [
+        path.read_bytes() for path in sorted(whole.iterdir())
+    ]
 
 
 def test_corpus_of_the_user_is_not_overwritten(tmp_path):

@@ -16,8 +16,8 @@ from lm.report.comparison import (
 )
 from lm.report.curves import draw_curves, draw_sections
 from lm.report.metrics import read_run
-from lm.report.page import build_page, write_page
-from lm.report.tables import build_tables, run_title
+from lm.report.page import build_page, table_html, write_page
+from lm.report.tables import Table, build_tables, run_title
 
 CONFIG = {"name": "small", "seed": 1, "batch_size": 20, "num_steps": 5}
 
@@ -310,3 +310,18 @@ def test_markdown_tables_set_numbers_to_the_right():
     assert markdown_table(["name", "x"], [["a", "1.5"], ["long", "-"]]) == (
         "| name |   x |\n| ---- | --: |\n| a    | 1.5 |\n| long |   - |"
     )
+
+
+def test_epochs_are_compared_however_often_steps_are_told(tmp_path):
+    """As runs since then know the steps of their epochs and tests."""
+    with_steps = [
+        [{"step": 6 * event.get("epoch", 2), **event} for event in events_to(12, every)]
+        for every in (2, 3)
+    ]
+    # Of the steps 6 alone both tell; their losses are means over other steps.
+    said = compare(tmp_path, *with_steps)
+    assert said == "equal, bit for bit, in 3 events (the first has 9, the second 7)"
+
+
+def test_a_table_without_rows_has_its_header():
+    assert "<th>trial</th>" in table_html(Table("Best", "", ["trial", "valid"], []))

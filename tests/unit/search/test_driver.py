@@ -130,6 +130,17 @@ def test_its_own_command_goes_on_with_a_search(search):
         assert states(search(fields=fields)) == [TrialState.COMPLETE] * 3
     with pytest.raises(UserError, match=r"cannot resume: warmup_steps was 3 .* and is 4 now"):
         search(fields={"warmup_steps": 4})
+    search(fields=fields, training={"keep_checkpoints": 3, "intra_op_threads": 1})  # the default
+    for flag in ({"keep_checkpoints": 4}, {"init_from": "/another"}):
+        with pytest.raises(UserError, match=f"cannot resume: {next(iter(flag))} was (3|None) "):
+            search(fields=fields, training=flag)
+
+
+def test_trials_of_another_corpus_are_not_compared(search, corpora, tmp_path):
+    record = {"kind": "embedded", "data_path": str(corpora), "checksum": "another"}
+    search(rates="1|2", body=f"echo '{json.dumps(record)}' >corpus.json")
+    with pytest.raises(UserError, match=r"corpus in .* is not the one that .*trials/000\d was"):
+        search(rates="1|2")
 
 
 @pytest.mark.parametrize(
@@ -206,6 +217,15 @@ def test_a_trial_that_was_about_to_be_pruned_is_not_started_again(search):
     study = search(rates="4|1|2")
     assert states(study)[:2] == [TrialState.COMPLETE, TrialState.PRUNED]
     assert starts(search, 1) == ["start", "saved"]
+
+
+@pytest.mark.parametrize("end", ["trap - USR2; kill -USR2 $$", "exit 140"])
+def test_a_bad_trial_that_the_signal_kills_before_it_trains_is_pruned(search, end):
+    """Alone, and under mpirun."""
+    body = f"if [[ $rate == 1.0 ]]; then trap '{end}' USR2; epoch 1; {WAIT}; fi"
+    study = search(rates="4|1", body=body, trials=4)
+    assert states(study) == [TrialState.COMPLETE, TrialState.PRUNED]
+    assert FAILURES not in study.trials()[1].user_attrs and starts(search, 1) == ["start"]
 
 
 def test_a_bad_trial_that_cannot_save_is_tried_again(search):

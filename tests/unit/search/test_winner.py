@@ -1,7 +1,9 @@
 """best.py: a config file that stands alone, also where the search's file brings a network."""
 
+import ast
 import dataclasses
 import os
+import shlex
 
 import optuna
 import pytest
@@ -30,6 +32,22 @@ def test_best_gives_the_config_and_the_network_of_the_trial(tmp_path, name):
     file = load_config_file(name)
     best = best_of(tmp_path, file, dataclasses.replace(file.config, hidden_size=12))
     assert dataclasses.fields(best.config)[-1].name == dataclasses.fields(file.config)[-1].name
+
+
+@pytest.mark.parametrize("name", ["config_small", "config_gru"])
+def test_its_directory_may_be_called_anything(tmp_path, name):
+    directory = tmp_path / 'a \\u "b" """'
+    directory.mkdir()
+    file = load_config_file(name)
+    best_of(directory, file, file.config)
+    source = (directory / "best.py").read_text()
+    title = next(
+        node.value.value
+        for node in ast.parse(source).body[::-1]
+        if isinstance(node, ast.Expr) and isinstance(node.value.value, str)
+    )
+    command = shlex.split(title.split("\n\n")[1])
+    assert command[3:] == ["--config", f"{directory}/best.py", f"--data_path={directory}"]
 
 
 @pytest.mark.parametrize("name", ["config_small", "config_gru"])
