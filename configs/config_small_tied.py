@@ -12,7 +12,8 @@ def get_config() -> Config:
     """Return the tied LSTM of 200 units of pytorch/examples."""
     return Config(
         name="small_tied",
-        init_scale=0.1,
+        init_scale=0.0707107,  # 1 / sqrt(200), as nn.LSTM
+        embedding_init_scale=0.1,
         hidden_size=200,
         num_layers=2,
         num_steps=35,

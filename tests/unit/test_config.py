@@ -16,12 +16,13 @@ from lm.errors import HelpRequested, UserError
 from lm.search.options import SearchOptions
 from lm.search.space import config_of, parse_space
 
+PLATEAU = 20 / 35, "plateau", 0.25
 PUBLISHED = {  # Zaremba et al. (2014), the tutorial's starts of decay; and pytorch/examples
     "config_small": (0.1, 200, 2, 20, 1.0, 20, 13, 5, False, 1.0, "decay", 0.5, 5),
     "config_medium": (0.05, 650, 2, 35, 0.5, 20, 39, 5, False, 1.0, "decay", 0.8, 7),
-    "config_small_tied": (0.1, 200, 2, 35, 0.8, 20, 40, 8.75, True, 20 / 35, "plateau", 0.25),
-    "config_medium_tied": (0.05, 650, 2, 35, 0.5, 20, 40, 8.75, True, 20 / 35, "plateau", 0.25),
-    "config_large_tied": (0.04, 1500, 2, 35, 0.35, 20, 40, 8.75, True, 20 / 35, "plateau", 0.25),
+    "config_small_tied": (0.0707107, 200, 2, 35, 0.8, 20, 40, 8.75, True, *PLATEAU),
+    "config_medium_tied": (0.0392232, 650, 2, 35, 0.5, 20, 40, 8.75, True, *PLATEAU),
+    "config_large_tied": (0.0258199, 1500, 2, 35, 0.35, 20, 40, 8.75, True, *PLATEAU),
     "config_awd_lstm": (0.04, 1150, 3, 70, 0.75, 20, 500, 17.5, True, 30 / 70, "decay", 1.0, 5),
     # But for the norm that gradients are clipped to, 10 there.
     "config_large": (0.04, 1500, 2, 35, 0.35, 20, 55, 5, False, 1.0, "decay", 1 / 1.15, 15),
@@ -38,6 +39,13 @@ def test_configs_are_the_published_ones(name):
     config = load_config_file(name).config
     fields = [*FIELDS, *OF_SCHEDULE[config.lr_schedule]]
     assert tuple(getattr(config, field) for field in fields) == PUBLISHED[name]
+
+
+@pytest.mark.parametrize("name", ["config_small_tied", "config_medium_tied", "config_large_tied"])
+def test_tied_weights_start_in_the_ranges_of_pytorchs_example(name):
+    config = load_config_file(name).config
+    assert config.embedding_init_scale == 0.1
+    assert config.init_scale == pytest.approx(config.hidden_size**-0.5, rel=1e-6)
 
 
 def test_the_averaged_lstm_has_all_fields_of_its_paper():
