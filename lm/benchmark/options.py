@@ -130,6 +130,7 @@ class AdviceOptions(ScalingOptions):
     """
 
     repeats: int = option(5, "measurements of each kind", low=1)
+    hosts: Optional[str] = option(None, "as mpirun's -H, one host: host1:2 (default: this host)")
     link_latency_us: float = option(25.0, "latency between hosts", low=0)
     link_gbps: float = option(10.0, "bandwidth between hosts, 10^9 bit/s", above=0)
     algorithm: str = option(

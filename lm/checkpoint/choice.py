@@ -101,24 +101,30 @@ def prune(run_dir: str, keep: int) -> None:
     """Remove old checkpoints: all but the last `keep` and the best by validation perplexity.
 
     Only whole ones count as kept or as best, and none is removed that is not older than `keep`
-    whole ones. So damaged ones never push out the good; they go when they are as old. Neither do
-    those that were saved after the ranks had parted, which one may have to do without. What
-    cannot be read stays.
+    whole ones. So damaged ones never push out the good; they go when they are as old. Those that
+    were saved after the ranks had parted, which one may have to do without, push out only each
+    other. What cannot be read stays.
     """
     try:
         states = {found: state_of(found) for found in list_checkpoints(run_dir)}
-        whole = [(manifests.read(found), found) for found in states if states[found] is State.WHOLE]
-    # What a newer version wrote may be the best: not ours to judge. And what cannot be read now
-    # was whole a moment ago.
-    except (UserError, RunError) as error:
+        whole = []
+        for checkpoint_dir, state in states.items():
+            if state is State.WHOLE:
+                try:
+                    whole.append((manifests.read(checkpoint_dir), checkpoint_dir))
+                except RunError as error:  # it was whole a moment ago
+                    logger.warning("%s is kept: %s", checkpoint_dir, error)
+                    states[checkpoint_dir] = State.UNREADABLE
+    except UserError as error:  # what a newer version wrote may be the best: not ours to judge
         logger.warning("no checkpoint is removed: %s", error)
         return
-    counted = [found for manifest, found in whole if manifest.in_sync]
-    if len(counted) < keep:
-        return
+    in_sync = [found for manifest, found in whole if manifest.in_sync]
+    parted = [found for manifest, found in whole if not manifest.in_sync]
+    old = parted[:-keep]
+    if len(in_sync) >= keep:
+        old += itertools.takewhile(lambda found: found != in_sync[-keep], states)
     spared = _by_perplexity(whole)[:1]
-    spared += [found for found in states if states[found] is State.UNREADABLE]
-    for checkpoint_dir in itertools.takewhile(lambda found: found != counted[-keep], states):
-        if checkpoint_dir not in spared:
-            with contextlib.suppress(OSError):
-                remove(checkpoint_dir)
+    spared += [found for found, state in states.items() if state is State.UNREADABLE]
+    for checkpoint_dir in set(old) - set(spared):
+        with contextlib.suppress(OSError):
+            remove(checkpoint_dir)

@@ -63,11 +63,12 @@ def examine(checkpoint_dir: str) -> State:
         return State.WHOLE
     except manifests.Unreadable as error:
         logger.warning("skipping a checkpoint: %s", error)
-        return State.UNREADABLE  # not remembered: it may pass
+        state = State.UNREADABLE
     except RunError as error:
         logger.warning("skipping a damaged checkpoint: %s", error)
-        _found[checkpoint_dir] = (files, State.DAMAGED)
-        return State.DAMAGED
+        state = State.DAMAGED
+    _found[checkpoint_dir] = (files, state)
+    return state
 
 
 def state_of(checkpoint_dir: str) -> State:

@@ -74,6 +74,7 @@ class Settings(NamedTuple):
     config: Mapping[str, Any]  # fields of the config that all trials have in common
     options: SearchOptions
     run: Mapping[str, Any]  # RunOptions of the trials
+    corpus: Optional[str] = None  # its checksum
 
     def save(self, directory: str) -> None:
         """Write it into the directory of the search."""
@@ -82,6 +83,7 @@ class Settings(NamedTuple):
             "config": dict(self.config),
             "options": dataclasses.asdict(self.options),
             "run": dict(self.run),
+            "corpus": self.corpus,
         }
         path = os.path.join(directory, run_files.SEARCH)
         write_atomically(path, (json.dumps(content, indent=2) + "\n").encode())
@@ -134,6 +136,7 @@ def load_settings(directory: str) -> Settings:
             dict(content["config"]),
             SearchOptions(**content["options"]),
             dict(content["run"]),
+            content.get("corpus"),
         )
     except OSError as error:
         raise UserError(f"{directory} holds no search: {path}: {error.strerror}") from error

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import filecmp
-import glob
 import os
 import uuid
 from collections.abc import Mapping
@@ -15,7 +14,7 @@ from lm import run_files
 from lm.checkpoint.records import refuse_unknown_fields
 from lm.config import Config, RunOptions
 from lm.config_file import ConfigFile, find_config, load_config_file
-from lm.data.run_corpus import earlier_runs, find_data_path, load_run_corpus, read_record
+from lm.data.run_corpus import earlier_runs, find_data_path, load_run_corpus
 from lm.errors import RunError, UserError
 from lm.files import locked, write_atomically
 from lm.options import replaced
@@ -78,7 +77,7 @@ def prepare(
             f"output_dir {directory} already holds a search: continue it with --resume, or choose"
             " another one"
         )
-    _check_corpus(directory, found)
+    corpus = _corpus_of(found)
     is_shared = found.settings.options.storage is not None
     waiting = "making the search" if is_shared else None
     try:
@@ -90,6 +89,7 @@ def prepare(
             # Once more: another driver may have made it meanwhile.
             is_new = not _exists(directory)
             found = _make(directory, found) if is_new else _old(directory, given)
+            found = _with_corpus(found, corpus)
             with storage_errors(f"nothing has begun or changed in {directory}"):
                 study = Study(found.settings, directory, found.space, is_new)
             # Last of all: it says that a search is here, and with which storage it goes on.
@@ -154,19 +154,26 @@ def _checked(settings: Settings, file: ConfigFile, flags: Mapping[str, Any] = {}
     return Prepared(settings, file, config, space, places)
 
 
-def _check_corpus(directory: str, found: Prepared) -> None:
-    """Load what each trial will: a corpus that is not there would fail them all, one by one, and
-    perplexities of another than the earlier trials' are not to be compared with theirs."""
+def _corpus_of(found: Prepared) -> str:
+    """Load what each trial will: a corpus that is not there would fail them all, one by one.
+
+    Returns:
+      Its checksum.
+    """
     options = RunOptions(**found.settings.run)
     data_path = options.data_path or find_data_path(found.config, earlier_runs(options))
     corpus, _ = load_run_corpus(found.config, data_path, options.data_url)
-    for run in glob.glob(os.path.join(glob.escape(directory), run_files.TRIALS, "*")):
-        record = read_record(run)
-        if record and record.checksum != corpus.checksum:
-            raise UserError(
-                f"cannot resume: the corpus in {data_path} is not the one that {run} was trained"
-                " on: give that one's directory with --data_path, or start a new search"
-            )
+    return corpus.checksum
+
+
+def _with_corpus(found: Prepared, checksum: str) -> Prepared:
+    """Keep the corpus of the first trials: another one's perplexities do not compare with it."""
+    if found.settings.corpus not in (None, checksum):  # None: of a search of an older version
+        raise UserError(
+            "cannot resume: the corpus is not the one that this search began with: give its"
+            " directory with --data_path, or start a new search"
+        )
+    return found._replace(settings=found.settings._replace(corpus=checksum))
 
 
 def _make(directory: str, found: Prepared) -> Prepared:

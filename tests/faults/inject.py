@@ -7,6 +7,7 @@ real SIGKILL. FAULT is a function below and its arguments: `kill:1:30` kills ran
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import sys
 import threading
@@ -112,6 +113,20 @@ def nan(rank, step):
         variables._assign(loop.session, state, values)
 
     at_step(rank, step, action)
+
+
+@fault
+def little_memory(megabytes):
+    """From the summary on, the process gets no more than so much memory."""
+    import lm.training.run
+
+    def limit(*_):
+        with open("/proc/self/statm") as file:
+            used = int(file.read().split()[0]) * resource.getpagesize()
+        limit = used + int(megabytes) * 2**20
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+    around(lm.training.run, "report_start", after=limit)
 
 
 @fault

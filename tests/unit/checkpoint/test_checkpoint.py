@@ -156,19 +156,25 @@ def test_what_cannot_be_read_for_a_moment_is_no_damage(tmp_path, monkeypatch, ca
         choice.newest(str(tmp_path))
     assert not isinstance(raised.value, UserError)  # which no job tries again after
     failing = set()
+    monkeypatch.setattr(verification, "_found", {})  # the next start looks again
     save(tmp_path, 4, 9.0, keep=1)
     assert steps(tmp_path) == [1, 4]
     assert choice.find(str(tmp_path), "best") == str(best)
+    failing = {str(best / "manifest.json")}  # of which this process knows that it is whole
+    for step in (5, 6):
+        save(tmp_path, step, keep=1)
+    assert str(best) in checkpoint.list_checkpoints(str(tmp_path)) and steps(tmp_path)[-1] == 6
+    assert 5 not in steps(tmp_path)
 
 
 def test_what_was_saved_after_the_ranks_had_parted_pushes_out_nothing(tmp_path):
     for step in (1, 2):
         save(tmp_path, step, keep=1)
-    for step in (3, 4):
+    for step in (3, 4, 5):  # whose hosts part again and again
         save(tmp_path, step, keep=1, in_sync=False)
-    assert steps(tmp_path) == [2, 3, 4]
-    save(tmp_path, 5, keep=1)
-    assert steps(tmp_path) == [5]
+    assert steps(tmp_path) == [2, 5]
+    save(tmp_path, 6, keep=1)
+    assert steps(tmp_path) == [6]
 
 
 def test_pruning_hashes_a_checkpoint_once(tmp_path, monkeypatch):

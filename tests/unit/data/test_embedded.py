@@ -197,8 +197,9 @@ def test_another_cpu_which_rounds_otherwise_writes_nothing(tmp_path, monkeypatch
     assert {path: (path.stat().st_ino, path.read_bytes()) for path in tmp_path.iterdir()} == before
 
 
+@pytest.mark.parametrize("then_seed", [1, 2])
 @pytest.mark.parametrize("num_written", range(4))
-def test_interrupted_writing_is_completed(tmp_path, monkeypatch, num_written):
+def test_interrupted_writing_is_completed(tmp_path, monkeypatch, num_written, then_seed):
     embedded.write_corpus(tmp_path, **SMALL)
     paths, write = sorted(tmp_path.iterdir()), embedded.write_atomically
 
@@ -213,12 +214,13 @@ def test_interrupted_writing_is_completed(tmp_path, monkeypatch, num_written):
     with pytest.raises(KeyboardInterrupt):
         embedded.write_corpus(tmp_path, seed=2, **SMALL)
     monkeypatch.setattr(embedded, "write_atomically", write)
-    embedded.write_corpus(tmp_path, seed=2, **SMALL)
-    whole = tmp_path / "whole"
-    embedded.write_corpus(whole, seed=2, **SMALL)
-    assert [path.read_bytes() for path in paths] == [
-        path.read_bytes() for path in sorted(whole.iterdir())
-    ]
+    for seed in (then_seed, 2):
+        embedded.write_corpus(tmp_path, seed=seed, **SMALL)
+        whole = tmp_path / f"whole-{seed}"
+        embedded.write_corpus(whole, seed=seed, **SMALL)
+        assert [path.read_bytes() for path in paths] == [
+            path.read_bytes() for path in sorted(whole.iterdir())
+        ]
 
 
 def test_corpus_of_the_user_is_not_overwritten(tmp_path):

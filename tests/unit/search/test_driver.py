@@ -136,11 +136,20 @@ def test_its_own_command_goes_on_with_a_search(search):
             search(fields=fields, training=flag)
 
 
-def test_trials_of_another_corpus_are_not_compared(search, corpora, tmp_path):
-    record = {"kind": "embedded", "data_path": str(corpora), "checksum": "another"}
-    search(rates="1|2", body=f"echo '{json.dumps(record)}' >corpus.json")
-    with pytest.raises(UserError, match=r"corpus in .* is not the one that .*trials/000\d was"):
-        search(rates="1|2")
+def test_trials_of_another_corpus_are_not_compared(search, tmp_path):
+    for split in ("train", "valid", "test"):
+        (tmp_path / f"{split}.txt").write_text("a b\n" * 500)
+    fields, training = {"corpus": "files"}, {"data_path": str(tmp_path)}
+    search(rates="1|2", fields=fields, training=training)
+    search(rates="1|2", fields=fields, training=training)
+    (tmp_path / "valid.txt").write_text("a b b\n" * 500)
+    with pytest.raises(UserError, match="cannot resume: the corpus is not the one that this"):
+        search(rates="1|2", fields=fields, training=training)
+    path = search.directory / "search.json"
+    settings = json.loads(path.read_text())
+    del settings["corpus"]  # as older versions
+    path.write_text(json.dumps(settings))
+    search(rates="1|2", fields=fields, training=training)
 
 
 @pytest.mark.parametrize(
