@@ -16,7 +16,8 @@ def get_config() -> Config:
     """
     return Config(
         name="awd_lstm",
-        init_scale=0.04,
+        init_scale=0.0294884,  # 1 / sqrt(1150), as nn.LSTM
+        embedding_init_scale=0.1,
         hidden_size=1150,
         embedding_size=400,
         tie_weights=True,

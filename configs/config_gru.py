@@ -26,9 +26,10 @@ def build_outputs(inputs_TB, state, context):
     """Run one layer of gated recurrent units (Cho et al. 2014, arXiv:1406.1078) over a window."""
     config, units = context.config, context.config.hidden_size
     x_TBH = context.dropout(context.embed(inputs_TB), config.keep_prob)
-    gates = tf.get_variable("gates/weights", [2 * units, 2 * units])
+    inputs = x_TBH.shape[2] + units  # of a word, and of the state
+    gates = tf.get_variable("gates/weights", [inputs, 2 * units])
     gates_bias = tf.get_variable("gates/bias", [2 * units], initializer=tf.ones_initializer())
-    candidate = tf.get_variable("candidate/weights", [2 * units, units])
+    candidate = tf.get_variable("candidate/weights", [inputs, units])
     candidate_bias = tf.get_variable("candidate/bias", [units], initializer=tf.zeros_initializer())
     h, outputs = state["h"], []
     for x in tf.unstack(x_TBH):

@@ -43,6 +43,7 @@ class Context:
     sites: int = 0  # sets of masks so far
     cuts: list[Cut] = dataclasses.field(default_factory=list)
     penalties: list[tf.Tensor] = dataclasses.field(default_factory=list)  # of the loss
+    table: Optional[tf.Variable] = None  # of the words, which tie_weights ties
 
     def dropout(
         self, x: tf.Tensor, keep_prob: float, batch_axis: Optional[int] = None
@@ -62,7 +63,7 @@ class Context:
 
         Raises:
           UserError: The batch axis has not as many rows as the batch, keep_prob is out of range,
-            or there are too many calls.
+            there are too many calls, or locked_dropout finds no time steps to lock.
         """
         site, self.sites = self.sites, self.sites + 1
         if not self._drops(keep_prob):
@@ -75,6 +76,11 @@ class Context:
             raise UserError(
                 f"context.dropout: axis {batch_axis} of {shape} is not the batch of {rows} rows:"
                 " give batch_axis=0 or batch_axis=1"
+            )
+        if self.config.locked_dropout and batch_axis == 0 and len(shape) > 2:
+            raise UserError(
+                f"context.dropout: locked_dropout is for [T, B, ...], not for {shape} with"
+                " batch_axis=0, whose time steps are not known"
             )
         steps = shape[0] if batch_axis else 1
         x_TBH = tf.reshape(x, [steps, rows, math.prod(shape[batch_axis + 1 :])])
@@ -176,6 +182,8 @@ class Context:
         scale = config.embedding_init_scale
         initializer = Uniform(scale) if scale else None  # the scope's
         table_VH = tf.get_variable(name, [self.vocab_size, units], initializer=initializer)
+        if name == "embedding":  # in whatever scope
+            self.table = table_VH
         # Row by row, for the sake of the gradient: its list of words is then in the order of the
         # global rows, and the same when the ranks' lists are put one after the other.
         # (Not a transpose: for int32 oneDNN complains of it on stderr.)

@@ -9,7 +9,7 @@ Shapes: T time steps, B rows, H units of the outputs, V words, N = T * B.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Callable, Optional
 
 import tensorflow.compat.v1 as tf
@@ -32,7 +32,7 @@ from lm.model.guard import (
     warn_of_random_numbers,
 )
 from lm.model.plain import logits_cross_entropy
-from lm.model.variables import operations_of_initial_value, shared_variables
+from lm.model.variables import operations_behind, operations_of_initial_value, shared_variables
 
 State = Mapping[str, tf.Tensor]  # by name, float32 [B, ...]: what passes from window to window
 
@@ -110,7 +110,7 @@ class Network:
         outputs = checked_result(where, found, what, shape, self.state_shapes)
         self._check_variables(where, used, set(tf.global_variables()) - before)
         if self.config.tie_weights:
-            self._table = self._tied_table(where, used)
+            self._table = self._tied_table(where, used.get("embedding", context.table))
         if not self.is_built_in:
             made = {name: node for name, node in operations().items() if name not in there}
             refuse_assignments(where, made, used)
@@ -119,6 +119,7 @@ class Network:
                 refuse_graph_seed(where)
                 refuse_global_step(where, made, used)
                 self._refuse_unused(where, context)
+                _refuse_cuts_of_others(where, context, [inputs_TB, *state.values()])
                 initial = {op.name for v in used.values() for op in operations_of_initial_value(v)}
                 warn_of_random_numbers(where, made, initial)
         return outputs
@@ -138,14 +139,13 @@ class Network:
                 " recurrent_keep_prob"
             )
 
-    def _tied_table(self, where: str, used: Mapping[str, tf.Variable]) -> tf.Variable:
+    def _tied_table(self, where: str, table: Optional[tf.Variable]) -> tf.Variable:
         if self._makes_logits:
             raise UserError(f"{where} makes its output layer itself: tie_weights cannot tie it")
-        if "embedding" not in used:
+        if table is None:
             raise UserError(
                 f"{where} does not call context.embed(inputs_TB), whose table tie_weights ties"
             )
-        table = used["embedding"]
         if table.shape.rank != 2 or table.shape[0] != self.vocab_size:
             raise UserError(
                 f"{where}: tie_weights ties the variable embedding, which must have the shape"
@@ -234,3 +234,14 @@ class Network:
                         top_NH, projection_HE, context.precision, context.rows.shares
                     )
             return top_NH, weights, tf.get_variable("bias", [self.vocab_size])
+
+
+def _refuse_cuts_of_others(where: str, context: Context, given: Sequence[tf.Tensor]) -> None:
+    """Refuse a cut of what is not made of variables alone: ranks would get other gradients."""
+    used = [cut.used for cut in context.cuts]
+    for cut in context.cuts:
+        if operations_behind(cut.weights) & {tensor.op for tensor in [*given, *used]}:
+            raise UserError(
+                f"{where} calls context.drop_weights with {cut.weights.op.name}, which depends on"
+                " the words, the state or dropped weights: it must be made of variables alone"
+            )

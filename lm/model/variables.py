@@ -78,6 +78,12 @@ def shared_variables(config: Config) -> Iterator[dict[str, tf.Variable]]:
                 f" {variable.shape}: what is kept must be numbers, and at least one, of"
                 f" {', '.join(dtype.name for dtype in _DTYPES)}"
             )
+        # As it is where another variable has it, but for its case: then it is so in each graph.
+        if variable.op.name != name and name.lower() not in map(str.lower, used):
+            raise UserError(
+                f"variable {name}: an operation of the training, or of what uses the run, has this"
+                " name: call it something else"
+            )
         _seed_initial_value(variable, config.seed)
         used[variable.op.name] = variable
         return variable
@@ -98,8 +104,13 @@ def _stateless_uniform(seed: list[int], scale: float):
 
 def operations_of_initial_value(variable: tf.Variable) -> set[tf.Operation]:
     """Return the operations that a variable's initial value is made of."""
+    return operations_behind(variable.initializer.inputs[1])
+
+
+def operations_behind(tensor: tf.Tensor) -> set[tf.Operation]:
+    """Return the operations that a tensor is made of."""
     found: set[tf.Operation] = set()
-    stack = [variable.initializer.inputs[1].op]
+    stack = [tensor.op]
     while stack:
         op = stack.pop()
         if op not in found:

@@ -86,6 +86,13 @@ MISTAKES = {
     "    step = lambda h, x: h + tf.matmul(x, context.drop_weights(w, 0.5))\n"
     "    x = tf.scan(step, x, state['h'])\n" + GOOD:
         "line 14, in build_outputs: context.drop_weights is for weights and outputs of all time",
+    "    x += context.drop_weights(x[0], 0.5)\n" + GOOD:
+        "strided_slice_2, which depends on the words, the state or dropped weights",
+    "    w = context.drop_weights(tf.get_variable('w', [4, 4]), 0.5)\n"
+    "    x = tf.tensordot(x, context.drop_weights(w, 0.5), 1)\n" + GOOD:
+        "context.drop_weights with",
+    "    x *= tf.get_variable('identity', [4])\n" + GOOD:
+        "line 13, in build_outputs: variable identity: an operation of the training",
     "    tf.add_to_collection('update_ops', tf.no_op('moving'))\n" + GOOD:
         "adds to the collection update_ops",
     # Rows that only a run can count.
@@ -134,8 +141,13 @@ TAKEN = "    x += tf.get_variable('%s', [4])\n" + GOOD
             {"asgd_trigger_epochs": 1},
             "mine.py: ValueError: Variable v/average already exists",
         ),
+        (
+            HEADER + "    context.dropout(tf.transpose(x, [1, 0, 2]), 0.5, batch_axis=0)\n" + GOOD,
+            {"locked_dropout": True},
+            "locked_dropout is for [T, B, ...], not for [3, 5, 4] with batch_axis=0",
+        ),
     ],
-    ids=["logits", "no table", "size", "no variables", "adam's name", "average's name"],
+    ids=["logits", "no table", "size", "no variables", "adam's name", "average's name", "lock"],
 )
 def test_settings_that_do_not_go_with_a_network_are_one_line(load, text, fields, message):
     with pytest.raises(UserError) as error:
@@ -148,6 +160,20 @@ def test_the_table_of_another_size_is_tied_too(load):
         "    x = tf.concat([x, x[:, :, :1]], 2)\n" + GOOD
     )
     losses = train_and_evaluate(load(text), tie_weights=True)
+    assert losses[-1] < losses[0]
+
+
+def test_the_table_is_tied_in_a_scope_too(load):
+    text = HEADER.replace(
+        "    x = context", "    with tf.variable_scope('Model'):\n        x = context"
+    )
+    plain, scoped = (train_and_evaluate(load(t + GOOD), tie_weights=True) for t in (HEADER, text))
+    assert scoped[-1] < scoped[0] and scoped != plain
+
+
+def test_names_may_differ_in_their_case_alone(load):
+    text = HEADER + "".join(f"    x *= tf.get_variable('{name}', [4])\n" for name in "Ww")
+    losses = train_and_evaluate(load(text + GOOD))
     assert losses[-1] < losses[0]
 
 
