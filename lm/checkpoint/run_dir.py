@@ -31,9 +31,6 @@ _PASSING = {
 # Besides NOT_OF_STEPS a resumed run may differ in these, as long as no perplexity has changed what
 # was trained.
 _MAY_CHANGE_EVALUATION = {"eval_batch_size"}
-# Of the first values of the built-in model's weights. A network of a config file may use them for
-# more than that.
-_OF_THE_START = {"init_scale", "embedding_init_scale"}
 
 
 class Identity(NamedTuple):
@@ -151,11 +148,8 @@ def _check_config_file(manifest: manifests.Manifest, identity: Identity) -> None
 def _check_fits(manifest: manifests.Manifest, identity: Identity) -> None:
     # A field that the checkpoint does not know is newer: the run was trained without.
     before = {**_defaults(type(identity.config)), **manifest.config}
-    may_change = set(NOT_OF_STEPS)
-    if not identity.config.follows_validation:
-        may_change |= _MAY_CHANGE_EVALUATION
-    if identity.config_file is None:
-        may_change |= _OF_THE_START
+    follows = identity.config.follows_validation
+    may_change = NOT_OF_STEPS if follows else NOT_OF_STEPS | _MAY_CHANGE_EVALUATION
     for name, value in dataclasses.asdict(identity.config).items():
         if name not in may_change and value != before[name]:
             raise UserError(

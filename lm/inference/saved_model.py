@@ -93,12 +93,11 @@ def build_signatures(run: Run, network: Network) -> dict:
         ids = tf.cast(table.lookup(words), tf.int32)
         return tf.where_v2(tf.equal(words, ""), _PADDING, ids)
 
-    with tf.name_scope("given"):  # a network may have a variable called state
-        words_ph = tf.placeholder(tf.string, [None, None], "score_words")
-        ids_ph = tf.placeholder(tf.int32, [None, None], "score_ids")
-        word_ph = tf.placeholder(tf.string, [None], "next_word_words")
-        id_ph = tf.placeholder(tf.int32, [None], "next_word_ids")
-        state_ph = tf.placeholder(tf.float32, [None, stepwise.state_size(network)], "state")
+    words_ph = tf.placeholder(tf.string, [None, None], "score_words")
+    ids_ph = tf.placeholder(tf.int32, [None, None], "score_ids")
+    word_ph = tf.placeholder(tf.string, [None], "next_word_words")
+    id_ph = tf.placeholder(tf.int32, [None], "next_word_ids")
+    state_ph = tf.placeholder(tf.float32, [None, stepwise.state_size(network)], "state")
     signature = tf.saved_model.predict_signature_def
     return {
         "score": signature({"words": words_ph}, _score(network, ids_of(words_ph), eos_id)),

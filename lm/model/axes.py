@@ -46,7 +46,12 @@ def check_axes(
     where = file.path if file else "the built-in network"
     steps, random = config.num_steps, np.random.default_rng(config.seed)
     rows = 3 if steps != 3 else 4  # axes that can be told from each other
-    with one_line(file), tf.Graph().as_default(), tf.Session(config=session_config) as session:
+    with (
+        one_line(file),
+        tf.Graph().as_default(),
+        tf.name_scope("lm_check"),  # as in lm/inference/session.py
+        tf.Session(config=session_config) as session,
+    ):
         network, step = Network(config, vocab_size, file), tf.constant(0, tf.int64)
         inputs_ph = tf.placeholder(tf.int32, [steps, rows])
         shapes = {name: [rows, *shape] for name, shape in network.state_shapes.items()}

@@ -43,7 +43,7 @@ class Context:
     sites: int = 0  # sets of masks so far
     cuts: list[Cut] = dataclasses.field(default_factory=list)
     penalties: list[tf.Tensor] = dataclasses.field(default_factory=list)  # of the loss
-    table: Optional[tf.Variable] = None  # of the words, which tie_weights ties
+    tables: dict[str, tf.Variable] = dataclasses.field(default_factory=dict)  # of words, to tie
 
     def dropout(
         self, x: tf.Tensor, keep_prob: float, batch_axis: Optional[int] = None
@@ -183,7 +183,7 @@ class Context:
         initializer = Uniform(scale) if scale else None  # the scope's
         table_VH = tf.get_variable(name, [self.vocab_size, units], initializer=initializer)
         if name == "embedding":  # in whatever scope
-            self.table = table_VH
+            self.tables[table_VH.op.name] = table_VH
         # Row by row, for the sake of the gradient: its list of words is then in the order of the
         # global rows, and the same when the ranks' lists are put one after the other.
         # (Not a transpose: for int32 oneDNN complains of it on stderr.)

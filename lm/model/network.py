@@ -110,7 +110,7 @@ class Network:
         outputs = checked_result(where, found, what, shape, self.state_shapes)
         self._check_variables(where, used, set(tf.global_variables()) - before)
         if self.config.tie_weights:
-            self._table = self._tied_table(where, used.get("embedding", context.table))
+            self._table = self._tied_table(where, context.tables or used)
         if not self.is_built_in:
             made = {name: node for name, node in operations().items() if name not in there}
             refuse_assignments(where, made, used)
@@ -139,13 +139,16 @@ class Network:
                 " recurrent_keep_prob"
             )
 
-    def _tied_table(self, where: str, table: Optional[tf.Variable]) -> tf.Variable:
+    def _tied_table(self, where: str, found: Mapping[str, tf.Variable]) -> tf.Variable:
         if self._makes_logits:
             raise UserError(f"{where} makes its output layer itself: tie_weights cannot tie it")
-        if table is None:
+        names = [name for name in found if name.rpartition("/")[2] == "embedding"]
+        if len(names) != 1:
             raise UserError(
-                f"{where} does not call context.embed(inputs_TB), whose table tie_weights ties"
+                f"{where}: tie_weights ties the table of context.embed(inputs_TB), of which there"
+                f" must be one, not {', '.join(sorted(names)) or 'none'}: give others a name"
             )
+        table = found[names[0]]
         if table.shape.rank != 2 or table.shape[0] != self.vocab_size:
             raise UserError(
                 f"{where}: tie_weights ties the variable embedding, which must have the shape"

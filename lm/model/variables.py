@@ -78,11 +78,12 @@ def shared_variables(config: Config) -> Iterator[dict[str, tf.Variable]]:
                 f" {variable.shape}: what is kept must be numbers, and at least one, of"
                 f" {', '.join(dtype.name for dtype in _DTYPES)}"
             )
-        # As it is where another variable has it, but for its case: then it is so in each graph.
-        if variable.op.name != name and name.lower() not in map(str.lower, used):
+        others = {v.op.name.lower() for v in tf.global_variables() if v is not variable}
+        # Where a variable has it, but for its case, this one has the same other name in each graph.
+        if variable.op.name != name and name.lower() not in others:
             raise UserError(
-                f"variable {name}: an operation of the training, or of what uses the run, has this"
-                " name: call it something else"
+                f"variable {name}: an operation of the training has this name: call it something"
+                " else"
             )
         _seed_initial_value(variable, config.seed)
         used[variable.op.name] = variable

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import filecmp
+import glob
 import os
 import uuid
 from collections.abc import Mapping
@@ -14,7 +15,7 @@ from lm import run_files
 from lm.checkpoint.records import refuse_unknown_fields
 from lm.config import Config, RunOptions
 from lm.config_file import ConfigFile, find_config, load_config_file
-from lm.data.run_corpus import earlier_runs, find_data_path, load_run_corpus
+from lm.data.run_corpus import earlier_runs, find_data_path, load_run_corpus, read_record
 from lm.errors import RunError, UserError
 from lm.files import locked, write_atomically
 from lm.options import replaced
@@ -89,7 +90,7 @@ def prepare(
             # Once more: another driver may have made it meanwhile.
             is_new = not _exists(directory)
             found = _make(directory, found) if is_new else _old(directory, given)
-            found = _with_corpus(found, corpus)
+            found = _with_corpus(found, directory, corpus)
             with storage_errors(f"nothing has begun or changed in {directory}"):
                 study = Study(found.settings, directory, found.space, is_new)
             # Last of all: it says that a search is here, and with which storage it goes on.
@@ -166,9 +167,13 @@ def _corpus_of(found: Prepared) -> str:
     return corpus.checksum
 
 
-def _with_corpus(found: Prepared, checksum: str) -> Prepared:
+def _with_corpus(found: Prepared, directory: str, checksum: str) -> Prepared:
     """Keep the corpus of the first trials: another one's perplexities do not compare with it."""
-    if found.settings.corpus not in (None, checksum):  # None: of a search of an older version
+    known = found.settings.corpus
+    if known is None:  # of a search that begins, or of an older version
+        runs = sorted(glob.glob(os.path.join(glob.escape(directory), run_files.TRIALS, "*")))
+        known = next((record.checksum for record in map(read_record, runs) if record), checksum)
+    if known != checksum:
         raise UserError(
             "cannot resume: the corpus is not the one that this search began with: give its"
             " directory with --data_path, or start a new search"

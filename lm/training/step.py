@@ -58,10 +58,12 @@ def build_step(
     """
     config = network.config
     global_step = tf.train.get_or_create_global_step()
-    learning_rate_ph = tf.placeholder(tf.float32, [], "learning_rate")
-    requests_ph = tf.placeholder(tf.float32, [len(NO_REQUESTS)], "requests")
+    with tf.name_scope("lm_step"):  # as in lm/inference/session.py
+        learning_rate_ph = tf.placeholder(tf.float32, [], "learning_rate")
+        requests_ph = tf.placeholder(tf.float32, [len(NO_REQUESTS)], "requests")
+        dropout_step = tf.identity(global_step)
     rows = rows_of_rank(config.batch_size, comm.rank, comm.size, config.virtual_ranks)
-    model = build_model(network, rows, name, dropout_step=tf.identity(global_step))
+    model = build_model(network, rows, name, dropout_step)
     # Requests travel with the loss, so that all ranks learn of them at the same step.
     sums = comm.sum(tf.concat([model.nll_sum[None], requests_ph], axis=0), f"{name}/sums")
     words = config.batch_size * config.num_steps

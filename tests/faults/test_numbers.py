@@ -37,7 +37,7 @@ def test_nan_on_one_rank_is_skipped_by_all(start, tmp_path):
 
 
 def test_a_model_that_is_too_large_is_one_line(start, tmp_path):
-    flags = ("--hidden_size", 4000, "--max_steps", 2)  # two matrices of half a GB
+    flags = ("--hidden_size", 4000, "--max_steps", 2)  # four matrices of a quarter GB
     code, output = start(tmp_path, *flags, fault="little_memory:600").finish()
     assert code == 1 and "Traceback" not in output
     assert output.count("lm: error: out of memory (ResourceExhaustedError: ") == 1

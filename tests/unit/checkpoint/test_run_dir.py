@@ -90,13 +90,6 @@ def test_the_rows_of_validation_may_change_unless_training_goes_by_it(resume):
         resume(lambda manifest: manifest["config"].update(plateau), eval_batch_size=7, **plateau)
 
 
-def test_the_first_values_of_the_weights_may_change_but_for_a_network_of_the_users(resume):
-    fields = {"init_scale": 0.03, "embedding_init_scale": 0.1}
-    assert resume(lambda manifest: None, **fields)[0].endswith("step-00000007")
-    with pytest.raises(UserError, match=r"cannot resume: init_scale was 0.7 .* and is 0.03 now"):
-        resume(lambda manifest: None, config_file="file", **fields)
-
-
 @pytest.mark.parametrize("part", ["position", "config"])
 def test_fields_of_a_newer_version_are_refused(resume, part):
     with pytest.raises(

@@ -87,12 +87,12 @@ MISTAKES = {
     "    x = tf.scan(step, x, state['h'])\n" + GOOD:
         "line 14, in build_outputs: context.drop_weights is for weights and outputs of all time",
     "    x += context.drop_weights(x[0], 0.5)\n" + GOOD:
-        "strided_slice_2, which depends on the words, the state or dropped weights",
+        "which depends on the words, the state or dropped weights",
     "    w = context.drop_weights(tf.get_variable('w', [4, 4]), 0.5)\n"
     "    x = tf.tensordot(x, context.drop_weights(w, 0.5), 1)\n" + GOOD:
         "context.drop_weights with",
-    "    x *= tf.get_variable('identity', [4])\n" + GOOD:
-        "line 13, in build_outputs: variable identity: an operation of the training",
+    "    x *= tf.get_variable('train', [4])\n" + GOOD:
+        "line 13, in build_outputs: variable train: an operation of the training",
     "    tf.add_to_collection('update_ops', tf.no_op('moving'))\n" + GOOD:
         "adds to the collection update_ops",
     # Rows that only a run can count.
@@ -132,7 +132,12 @@ TAKEN = "    x += tf.get_variable('%s', [4])\n" + GOOD
     "text, fields, message",
     [
         (LOGITS + STATE_ONLY, {"tie_weights": True}, "makes its output layer itself"),
-        (OTHER + GOOD, {"tie_weights": True}, "does not call context.embed(inputs_TB)"),
+        (OTHER + GOOD, {"tie_weights": True}, "of which there must be one, not none"),
+        (
+            HEADER + "    with tf.variable_scope('a'):\n        context.embed(inputs_TB)\n" + GOOD,
+            {"tie_weights": True},
+            "there must be one, not a/embedding, embedding: give others a name",
+        ),
         (LARGER + GOOD, {"tie_weights": True}, "must have the shape (11, any), not (12, 4)"),
         (CONSTANT + STATE_ONLY, {}, "mine.py: ValueError: No variables to optimize"),
         (HEADER + TAKEN % "embedding/Adam", {"optimizer": "adam"}, "mine.py: ValueError: "),
@@ -147,7 +152,16 @@ TAKEN = "    x += tf.get_variable('%s', [4])\n" + GOOD
             "locked_dropout is for [T, B, ...], not for [3, 5, 4] with batch_axis=0",
         ),
     ],
-    ids=["logits", "no table", "size", "no variables", "adam's name", "average's name", "lock"],
+    ids=[
+        "logits",
+        "no table",
+        "two tables",
+        "size",
+        "no variables",
+        "adam's name",
+        "average's name",
+        "lock",
+    ],
 )
 def test_settings_that_do_not_go_with_a_network_are_one_line(load, text, fields, message):
     with pytest.raises(UserError) as error:
@@ -172,7 +186,8 @@ def test_the_table_is_tied_in_a_scope_too(load):
 
 
 def test_names_may_differ_in_their_case_alone(load):
-    text = HEADER + "".join(f"    x *= tf.get_variable('{name}', [4])\n" for name in "Ww")
+    names = ["W", "w", "Softmax/bias"]  # the last is in our output layer, too
+    text = HEADER + "".join(f"    x *= tf.get_variable('{name}', [4])\n" for name in names)
     losses = train_and_evaluate(load(text + GOOD))
     assert losses[-1] < losses[0]
 

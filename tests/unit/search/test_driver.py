@@ -147,9 +147,11 @@ def test_trials_of_another_corpus_are_not_compared(search, tmp_path):
         search(rates="1|2", fields=fields, training=training)
     path = search.directory / "search.json"
     settings = json.loads(path.read_text())
-    del settings["corpus"]  # as older versions
-    path.write_text(json.dumps(settings))
-    search(rates="1|2", fields=fields, training=training)
+    record = {"kind": "text", "data_path": str(tmp_path), "checksum": settings.pop("corpus")}
+    path.write_text(json.dumps(settings))  # as older versions
+    (search.directory / "trials/0001/corpus.json").write_text(json.dumps(record))
+    with pytest.raises(UserError, match="cannot resume: the corpus is not the one that this"):
+        search(rates="1|2", fields=fields, training=training)
 
 
 @pytest.mark.parametrize(
