@@ -1,7 +1,8 @@
 """Config files: the settings that they return, and the network that they may bring.
 
-They are code, and are run. So they come from the command line alone: what a run's directory holds
-of one is its path and its SHA-256, which tell the right file from another.
+They are code, and are run. So they come from the command line alone, but for the copy in the
+directory of a search: what a run's directory holds of one is its path and its SHA-256, which tell
+the right file from another.
 """
 
 from __future__ import annotations

@@ -6,11 +6,11 @@
 #   OUTPUT_DIR=searches/a run_scripts/search.sh --resume        goes on with one
 #
 # Environment: CONFIG (config_small), SPACE (learning_rate and keep_prob; where CONFIG is a .py file
-#   its suggest()), TRIALS (20), RANKS (2), PARALLEL (1), OUTPUT_DIR (searches/<config>-<time>). With
-#   --resume only OUTPUT_DIR is needed.
+#   its suggest()), TRIALS (20), RANKS (2), PARALLEL (1), OUTPUT_DIR (searches/<config>-<time>). Of
+#   these a search that is there takes OUTPUT_DIR alone: change the others by flags (--trials 60).
 # Cost: TRIALS trainings, fewer with pruning; see docs/search.md.
 # Result: OUTPUT_DIR/best.py and OUTPUT_DIR/report.html; the exit status of the search; 143 after
-#   SIGTERM or SIGHUP, 130 after SIGINT, with everything saved.
+#   SIGTERM or SIGHUP, 130 after SIGINT, 140 after SIGUSR2, with everything saved.
 set -euo pipefail
 case " $* " in *' --output_dir'* | *' --config'*)
     echo "search.sh: set OUTPUT_DIR and CONFIG, not --output_dir and --config" >&2

@@ -88,7 +88,9 @@ class StepOptions(TrainingOptions):
     """
 
     peers: bool = option(False, "measure PyTorch and the TF tutorial's graph, in turn")
-    gemm_size: int = option(2048, "rows of the squares of the GEMM peak", low=1)
+    gemm_size: int = option(
+        2048, "rows and columns of the matrices whose product is the GEMM peak", low=1
+    )
 
     def check(self, config: Config) -> None:
         super().check(config)

@@ -40,7 +40,7 @@ class SearchOptions(Checked):
     )
     trials: int = option(20, "how many trials, those that are pruned or fail included", low=1)
     sampler: str = option(
-        "tpe", "how the next values are chosen; grid tries all combinations of choices",
+        "tpe", "how the next values are chosen; grid tries combinations of choices, in their order",
         choices=("tpe", "cmaes", "nsgaii", "random", "grid"),
     )  # fmt: skip
     pruner: str = option(
