@@ -110,7 +110,8 @@ class Network:
         outputs = checked_result(where, found, what, shape, self.state_shapes)
         self._check_variables(where, used, set(tf.global_variables()) - before)
         if self.config.tie_weights:
-            self._table = self._tied_table(where, context.tables or used)
+            tables = [used["embedding"]] if "embedding" in used else list(context.tables.values())
+            self._table = self._tied_table(where, tables)
         if not self.is_built_in:
             made = {name: node for name, node in operations().items() if name not in there}
             refuse_assignments(where, made, used)
@@ -139,16 +140,16 @@ class Network:
                 " recurrent_keep_prob"
             )
 
-    def _tied_table(self, where: str, found: Mapping[str, tf.Variable]) -> tf.Variable:
+    def _tied_table(self, where: str, tables: Sequence[tf.Variable]) -> tf.Variable:
         if self._makes_logits:
             raise UserError(f"{where} makes its output layer itself: tie_weights cannot tie it")
-        names = [name for name in found if name.rpartition("/")[2] == "embedding"]
-        if len(names) != 1:
+        if len(tables) != 1:
+            names = ", ".join(sorted(table.op.name for table in tables)) or "none"
             raise UserError(
                 f"{where}: tie_weights ties the table of context.embed(inputs_TB), of which there"
-                f" must be one, not {', '.join(sorted(names)) or 'none'}: give others a name"
+                f" must be one, not {names}: give others a name"
             )
-        table = found[names[0]]
+        (table,) = tables
         if table.shape.rank != 2 or table.shape[0] != self.vocab_size:
             raise UserError(
                 f"{where}: tie_weights ties the variable embedding, which must have the shape"

@@ -78,7 +78,8 @@ def shared_variables(config: Config) -> Iterator[dict[str, tf.Variable]]:
                 f" {variable.shape}: what is kept must be numbers, and at least one, of"
                 f" {', '.join(dtype.name for dtype in _DTYPES)}"
             )
-        others = {v.op.name.lower() for v in tf.global_variables() if v is not variable}
+        made = tf.get_collection(tf.GraphKeys.MODEL_VARIABLES)  # not the global step, nor slots
+        others = {v.op.name.lower() for v in made if v is not variable}
         # Where a variable has it, but for its case, this one has the same other name in each graph.
         if variable.op.name != name and name.lower() not in others:
             raise UserError(

@@ -121,6 +121,7 @@ OTHER = HEADER.replace("inputs_TB)\n", "inputs_TB, name='words')\n")
 LARGER = HEADER.replace(
     "context.embed(inputs_TB)", "tf.gather(tf.get_variable('embedding', [12, 4]), inputs_TB)"
 )
+SCOPED = HEADER.replace("    x = context", "    with tf.variable_scope('a'):\n        x = context")
 CONSTANT = HEADER.replace("outputs", "logits").replace(
     "context.embed(inputs_TB)", "tf.one_hot(inputs_TB, context.vocab_size)"
 )
@@ -134,9 +135,9 @@ TAKEN = "    x += tf.get_variable('%s', [4])\n" + GOOD
         (LOGITS + STATE_ONLY, {"tie_weights": True}, "makes its output layer itself"),
         (OTHER + GOOD, {"tie_weights": True}, "of which there must be one, not none"),
         (
-            HEADER + "    with tf.variable_scope('a'):\n        context.embed(inputs_TB)\n" + GOOD,
+            SCOPED + "    with tf.variable_scope('b'):\n        context.embed(inputs_TB)\n" + GOOD,
             {"tie_weights": True},
-            "there must be one, not a/embedding, embedding: give others a name",
+            "there must be one, not a/embedding, b/embedding: give others a name",
         ),
         (LARGER + GOOD, {"tie_weights": True}, "must have the shape (11, any), not (12, 4)"),
         (CONSTANT + STATE_ONLY, {}, "mine.py: ValueError: No variables to optimize"),
@@ -178,11 +179,25 @@ def test_the_table_of_another_size_is_tied_too(load):
 
 
 def test_the_table_is_tied_in_a_scope_too(load):
-    text = HEADER.replace(
-        "    x = context", "    with tf.variable_scope('Model'):\n        x = context"
+    losses = train_and_evaluate(load(SCOPED + GOOD), tie_weights=True)
+    assert losses[-1] < losses[0]
+
+
+def test_the_table_at_the_top_is_tied_whatever_scopes_have(load):
+    others = (
+        "    with tf.variable_scope('positions'):\n"
+        "        x += tf.get_variable('embedding', [5, 1, 4])\n"
+        "    with tf.variable_scope('tags'):\n"
+        "        x += context.embed(inputs_TB)\n"
     )
-    plain, scoped = (train_and_evaluate(load(t + GOOD), tie_weights=True) for t in (HEADER, text))
-    assert scoped[-1] < scoped[0] and scoped != plain
+    text = HEADER.replace(
+        "context.embed(inputs_TB)", "tf.gather(tf.get_variable('embedding', [11, 4]), inputs_TB)"
+    )
+    file = load(text + others + GOOD)
+    with tf.Graph().as_default():
+        network = Network(dataclasses.replace(file.config, tie_weights=True), V, file)
+        build_step(network, OneProcess())
+        assert network._table.op.name == "embedding"
 
 
 def test_names_may_differ_in_their_case_alone(load):

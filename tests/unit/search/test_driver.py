@@ -152,6 +152,9 @@ def test_trials_of_another_corpus_are_not_compared(search, tmp_path):
     (search.directory / "trials/0001/corpus.json").write_text(json.dumps(record))
     with pytest.raises(UserError, match="cannot resume: the corpus is not the one that this"):
         search(rates="1|2", fields=fields, training=training)
+    (tmp_path / "valid.txt").write_text("a b\n" * 500)
+    assert states(search(rates="1|2", fields=fields, training=training))
+    assert json.loads(path.read_text())["corpus"] == record["checksum"]
 
 
 @pytest.mark.parametrize(
