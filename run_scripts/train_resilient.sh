@@ -18,8 +18,8 @@
 #   MPIRUN_FLAGS     more options for mpirun
 #   PYTHON           the Python of the ranks (default: that of .venv, at the same path on all hosts)
 # Cost: that of the training. Result: exit code 0 when it is done; 143 after SIGTERM or SIGHUP, 130
-#   after SIGINT, 140 after SIGUSR2, with everything saved; 2 for a mistake in the command line, which no restart mends;
-#   else the code of the last attempt.
+#   after SIGINT, 140 after SIGUSR2, with everything saved; 2 for a mistake in the command line,
+#   which no restart mends; else the code of the last attempt.
 set -euo pipefail
 scripts=$(dirname "${BASH_SOURCE[0]}")
 # shellcheck source=run_scripts/env.sh

@@ -11,7 +11,6 @@ import contextlib
 import enum
 import logging
 import os
-from typing import Optional
 
 from lm.checkpoint import manifest as manifests
 from lm.checkpoint.manifest import Manifest
@@ -77,8 +76,7 @@ def state_of(checkpoint_dir: str) -> State:
     Raises:
       UserError: A newer version of this program has written it.
     """
-    remembered: tuple[Optional[list], State] = _found.get(checkpoint_dir, (None, State.DAMAGED))
-    files, state = remembered
+    files, state = _found.get(checkpoint_dir, (None, State.DAMAGED))
     return state if files == _list_files(checkpoint_dir) else examine(checkpoint_dir)
 
 

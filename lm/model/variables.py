@@ -78,14 +78,14 @@ def shared_variables(config: Config) -> Iterator[dict[str, tf.Variable]]:
                 f" {variable.shape}: what is kept must be numbers, and at least one, of"
                 f" {', '.join(dtype.name for dtype in _DTYPES)}"
             )
-        made = tf.get_collection(tf.GraphKeys.MODEL_VARIABLES)  # not the global step, nor slots
-        others = {v.op.name.lower() for v in made if v is not variable}
-        # Where a variable has it, but for its case, this one has the same other name in each graph.
-        if variable.op.name != name and name.lower() not in others:
-            raise UserError(
-                f"variable {name}: an operation of the training has this name: call it something"
-                " else"
-            )
+        if variable.op.name != name:
+            made = tf.get_collection(tf.GraphKeys.MODEL_VARIABLES)  # not the global step, nor slots
+            # Where one has the name, but for its case, this gets the same other in each graph.
+            if name.lower() not in {v.op.name.lower() for v in made if v is not variable}:
+                raise UserError(
+                    f"variable {name}: an operation of the training has this name: call it"
+                    " something else"
+                )
         _seed_initial_value(variable, config.seed)
         used[variable.op.name] = variable
         return variable

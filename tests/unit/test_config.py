@@ -17,27 +17,14 @@ from lm.search.options import SearchOptions
 from lm.search.space import config_of, parse_space
 
 PLATEAU = 20 / 35, "plateau", 0.25
+CONSTANT = "decay", 1.0, 5
 PUBLISHED = {  # Zaremba et al. (2014), the tutorial's starts of decay; and pytorch/examples
     "config_small": (0.1, 200, 2, 20, 1.0, 20, 13, 5, False, 1.0, "decay", 0.5, 5),
     "config_medium": (0.05, 650, 2, 35, 0.5, 20, 39, 5, False, 1.0, "decay", 0.8, 7),
     "config_small_tied": (0.0707107, 200, 2, 35, 0.8, 20, 40, 8.75, True, *PLATEAU),
     "config_medium_tied": (0.0392232, 650, 2, 35, 0.5, 20, 40, 8.75, True, *PLATEAU),
     "config_large_tied": (0.0258199, 1500, 2, 35, 0.35, 20, 40, 8.75, True, *PLATEAU),
-    "config_awd_lstm": (
-        0.0294884,
-        1150,
-        3,
-        70,
-        0.75,
-        20,
-        500,
-        17.5,
-        True,
-        30 / 70,
-        "decay",
-        1.0,
-        5,
-    ),
+    "config_awd_lstm": (0.0294884, 1150, 3, 70, 0.75, 20, 500, 17.5, True, 30 / 70, *CONSTANT),
     # But for the norm that gradients are clipped to, 10 there.
     "config_large": (0.04, 1500, 2, 35, 0.35, 20, 55, 5, False, 1.0, "decay", 1 / 1.15, 15),
 }

@@ -153,17 +153,9 @@ TAKEN = "    x += tf.get_variable('%s', [4])\n" + GOOD
             "locked_dropout is for [T, B, ...], not for [3, 5, 4] with batch_axis=0",
         ),
     ],
-    ids=[
-        "logits",
-        "no table",
-        "two tables",
-        "size",
-        "no variables",
-        "adam's name",
-        "average's name",
-        "lock",
-    ],
-)
+    ids=["logits", "no table", "two tables", "size", "no variables", "adam's name",
+         "average's name", "lock"],
+)  # fmt: skip
 def test_settings_that_do_not_go_with_a_network_are_one_line(load, text, fields, message):
     with pytest.raises(UserError) as error:
         train_and_evaluate(load(text), **fields)
@@ -316,6 +308,7 @@ def test_masks_of_a_split_batch_are_those_of_the_whole(shape, batch_axis):
         assert (whole != masks(Rows(0, 6), calls=2)).mean() > 0.3
 
 
+# A state that the loss does not need, and that is slow to come.
 LATE = """
     z = tf.ones([300, 300]) * tf.cast(1 + 0 * inputs_TB[0, 0], tf.float32)
     for _ in range(20):

@@ -185,6 +185,3 @@ def test_ranks_and_checkpoints_share_a_variable_wherever_it_is_put(load, collect
         assert "w" in {v.op.name for v in tf.global_variables()}
         assert "w" not in {v.op.name for v in tf.local_variables()}
         assert "w" in {v.op.name for v in tf.get_collection(collection)} or "local" in collection
-
-
-# A state that the loss does not need, and that is slow to come.
