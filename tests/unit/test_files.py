@@ -1,12 +1,14 @@
 """Files that several programs share, or that outlive a fault."""
 
 import contextlib
+import errno
+import fcntl
 import os
 import resource
 
 import pytest
 
-from lm.files import PatientFile, check_writable, write_atomically
+from lm.files import PatientFile, check_writable, locked, write_atomically
 
 
 @contextlib.contextmanager
@@ -55,3 +57,19 @@ def test_a_full_disk_is_told_with_the_name_of_the_file(tmp_path):
     with no_file_beyond(17), pytest.raises(OSError, match=r"File too large: .*/file'"):
         write_atomically(path, bytes(18))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_locks_fall_back_to_the_host_where_the_file_system_has_none(tmp_path, monkeypatch):
+    flock, inodes = fcntl.flock, []
+
+    def no_locks_here(descriptor, flags):
+        if os.fstat(descriptor).st_ino == (tmp_path / "lock").stat().st_ino:
+            raise OSError(errno.ENOSYS, "Function not implemented")
+        inodes.append(os.fstat(descriptor).st_ino)
+        flock(descriptor, flags)
+
+    monkeypatch.setattr(fcntl, "flock", no_locks_here)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with locked(str(tmp_path / "lock"), "testing"):
+        [lock] = tmp_path.glob("lm-*.lock")
+        assert inodes == [lock.stat().st_ino]

@@ -1,16 +1,10 @@
-"""Reading a data directory: what is found, what is refused, what is cached."""
+"""Reading a data directory: what is found, and what is refused."""
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import dataclasses
-import errno
-import fcntl
-import json
 import logging
 import os
-import pathlib
 import subprocess
 import sys
 import time
@@ -20,49 +14,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import lm.data.cache
-import lm.data.corpus
 import lm.data.encoding
 from lm.data.corpus import load_corpus
 from lm.data.vocabulary import EOS, UNK
-from lm.errors import RunError, UserError
-from lm.files import locked
+from lm.errors import UserError
+from tests.commands import ROOT
+from tests.unit.data.texts import TEXTS, load_obeying_permissions, words_of, write
 
 pytestmark = pytest.mark.timeout(60)
-
-ROOT = pathlib.Path(__file__).parents[3]
-TEXTS = {"train": "the cat sat\nthe dog sat\n", "valid": "the cat\n", "test": "dog sat\n"}
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user-cache"))
-
-
-@pytest.fixture
-def encodings(monkeypatch):
-    """The directories into which a corpus was encoded."""
-    done = []
-
-    def spy(*arguments):
-        done.append(arguments[-1])
-        return lm.data.encoding.encode_corpus(*arguments)
-
-    monkeypatch.setattr(lm.data.cache, "encode_corpus", spy)
-    return done
-
-
-def write(directory, prefix="", **texts) -> str:
-    """Write splits as text or bytes; those not given get small defaults."""
-    os.makedirs(directory, exist_ok=True)
-    for split, text in {**TEXTS, **texts}.items():
-        content = text if isinstance(text, bytes) else text.encode()
-        (pathlib.Path(directory) / f"{prefix}{split}.txt").write_bytes(content)
-    return str(directory)
-
-
-def words_of(corpus, split) -> list:
-    return corpus.vocabulary.decode(getattr(corpus, split))
 
 
 def test_each_line_is_split_on_white_space_and_ends_in_eos(tmp_path):
@@ -204,30 +163,6 @@ def test_a_split_that_is_no_file_is_refused_by_name(tmp_path, make):
         load_corpus(data_path)
 
 
-def load_obeying_permissions(data_path, **env: str) -> subprocess.CompletedProcess:
-    """Load a corpus in a process that permission bits stop, which they do not for root."""
-
-    def drop_privileges():
-        if os.getuid() == 0:
-            for capability in (1, 2):  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
-                assert ctypes.CDLL(None).prctl(24, capability, 0, 0, 0) == 0  # PR_CAPBSET_DROP
-
-    code = (
-        "import logging, sys; logging.basicConfig(level=logging.INFO)\n"
-        "from lm.data.corpus import load_corpus; print(load_corpus(sys.argv[1]).train.filename)"
-    )
-    return subprocess.run(
-        [sys.executable, "-c", code, str(data_path)],
-        cwd=ROOT,
-        env={**os.environ, **env},
-        preexec_fn=drop_privileges,
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
-
-
 def test_a_text_without_read_permission_is_refused_by_name(tmp_path):
     data_path = write(tmp_path / "d")
     os.chmod(tmp_path / "d" / "valid.txt", 0)
@@ -241,196 +176,6 @@ def test_a_directory_without_write_permission_cannot_take_ptb(tmp_path):
     result = load_obeying_permissions(tmp_path / "d")
     assert "UserError: PTB is not in" in result.stderr
     assert "Permission denied; choose a writable directory" in result.stderr
-
-
-def test_a_read_only_directory_has_its_cache_elsewhere(tmp_path):
-    data_path = write(tmp_path / "d")
-    os.chmod(data_path, 0o555)
-    result = load_obeying_permissions(data_path)
-    assert result.stdout.startswith(str(tmp_path / "user-cache" / "lm-corpus")), result.stderr
-    assert f"cannot be kept in {data_path}" in result.stderr
-    assert "building" not in load_obeying_permissions(data_path).stderr
-
-
-def test_without_a_user_cache_either_a_temporary_directory_serves(tmp_path):
-    data_path = write(tmp_path / "d")
-    for read_only in (data_path, tmp_path / "user-cache"):
-        os.makedirs(read_only, exist_ok=True)
-        os.chmod(read_only, 0o555)
-    (tmp_path / "temporary").mkdir()
-    result = load_obeying_permissions(data_path, TMPDIR=str(tmp_path / "temporary"))
-    assert result.stdout.startswith(str(tmp_path / "temporary" / "lm-corpus-")), result.stderr
-
-
-def test_no_place_for_the_cache_is_one_clear_error(tmp_path, monkeypatch):
-    data_path = write(tmp_path / "d")
-    (tmp_path / "file").write_text("no directory")
-    places = [str(tmp_path / "file" / "cache"), "/proc/nothing"]
-    monkeypatch.setattr(lm.data.corpus, "cache_directories", lambda _: places)
-    with pytest.raises(RunError, match=r"file/cache: Not a directory; /proc/nothing: .*XDG_CACHE"):
-        load_corpus(data_path)
-
-
-def test_a_temporary_directory_of_another_user_is_not_used(tmp_path, monkeypatch):
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    planted = tmp_path / f"lm-corpus-{os.getuid()}"
-    planted.mkdir()
-    assert str(planted) in lm.data.cache.cache_directories("d")[-1]
-    monkeypatch.setattr(os, "getuid", lambda: 12345)
-    planted.rename(tmp_path / "lm-corpus-12345")
-    assert "lm-corpus-12345" not in lm.data.cache.cache_directories("d")[-1]
-
-
-def test_the_second_start_encodes_nothing(tmp_path, encodings):
-    data_path = write(tmp_path / "d", valid="cow\n")
-    first, second = load_corpus(data_path), load_corpus(data_path)
-    assert len(encodings) == 1
-    assert second.checksum == first.checksum
-    assert second.num_unknown == first.num_unknown
-    assert np.array_equal(second.train, first.train)
-    load_corpus(data_path, vocab_size=3)
-    assert len(encodings) == 2
-
-
-def test_a_changed_file_is_encoded_again(tmp_path, encodings):
-    data_path = write(tmp_path / "d")
-    load_corpus(data_path)
-    before = os.stat(tmp_path / "d" / "test.txt")
-    write(data_path, test="dog the\n")  # as long as before
-    os.utime(tmp_path / "d" / "test.txt", ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert words_of(load_corpus(data_path), "test") == ["dog", "the", EOS]
-    assert len(encodings) == 2
-
-
-def truncate(path):
-    with open(path, "r+b") as file:
-        file.truncate(4)
-
-
-def flip(path):
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
-
-
-@pytest.mark.parametrize("harm", [truncate, flip, os.remove, lambda path: path.write_bytes(b"")])
-@pytest.mark.parametrize("name", ["train.ids", "vocabulary.txt", "entry.json"])
-def test_a_damaged_cache_is_made_again(tmp_path, encodings, harm, name):
-    data_path = write(tmp_path / "d")
-    first = load_corpus(data_path)
-    words = words_of(first, "train")
-    [path] = (tmp_path / "d" / ".cache").glob(f"*/{name}")
-    harm(path)
-    assert words_of(load_corpus(data_path), "train") == words
-    assert len(encodings) == 2
-    load_corpus(data_path)
-    assert len(encodings) == 2
-
-
-def test_what_a_faster_host_has_made_stays(tmp_path, monkeypatch):
-    """Where locks do not reach other hosts, it trains from it already."""
-    data_path = write(tmp_path / "d")
-    made, encode = [], lm.data.cache.encode_corpus
-
-    def encode_slowly(*arguments):
-        monkeypatch.setattr(lm.data.cache, "encode_corpus", encode)
-        monkeypatch.setattr(lm.data.cache, "locked", lambda *_: contextlib.nullcontext())
-        monkeypatch.setattr(lm.data.cache, "private_name", lambda name: f"{name}-other-host")
-        load_corpus(data_path)
-        made.extend(path.stat().st_ino for path in (tmp_path / "d/.cache").glob("*/train.ids"))
-        return encode(*arguments)
-
-    monkeypatch.setattr(lm.data.cache, "encode_corpus", encode_slowly)
-    load_corpus(data_path)
-    [ids] = (tmp_path / "d/.cache").glob("*/train.ids")
-    assert made == [ids.stat().st_ino]
-
-
-def test_what_a_killed_process_left_is_cleared(tmp_path):
-    data_path = write(tmp_path / "d")
-    left = pathlib.Path(lm.data.cache.private_name(f"{data_path}/.cache/encoding"))
-    left.mkdir(parents=True)
-    (left / "train.ids").write_bytes(b"half")
-    load_corpus(data_path)
-    assert not left.exists()
-
-
-def test_a_file_that_changes_while_it_is_encoded_is_an_error(tmp_path, monkeypatch):
-    data_path = write(tmp_path / "d")
-
-    def encode(*arguments):
-        write(data_path, train="something else entirely\n")
-        return lm.data.encoding.encode_corpus(*arguments)
-
-    monkeypatch.setattr(lm.data.cache, "encode_corpus", encode)
-    with pytest.raises(RunError, match=r"train\.txt changed"):
-        load_corpus(data_path)
-    assert not list((tmp_path / "d" / ".cache").glob("v1-*"))
-
-
-def test_many_processes_encode_once(tmp_path):
-    data_path = write(tmp_path / "d", train="a b c d e f g\n" * 20_000)
-    code = (
-        "import sys, logging; logging.basicConfig(level=logging.INFO)\n"
-        "from lm.data.corpus import load_corpus; print(load_corpus(sys.argv[1]).checksum)"
-    )
-    command = [sys.executable, "-c", code, data_path]
-    ranks = [subprocess.Popen(command, cwd=ROOT, stdout=-1, stderr=-1, text=True) for _ in range(6)]
-    outputs = [rank.communicate(timeout=40) for rank in ranks]
-    assert len({out for out, _ in outputs}) == 1
-    assert outputs[0][0].strip()
-    assert sum("building the vocabulary" in err for _, err in outputs) == 1
-
-
-@pytest.fixture
-def hashed(monkeypatch):
-    """Names of the files that were hashed, however small, once their checksums are remembered."""
-    names = []
-
-    def spy(path):
-        names.append(os.path.basename(path))
-        return lm.files.sha256_of(path)
-
-    monkeypatch.setattr(lm.data.cache, "ALWAYS_HASHED_BYTES", 0)
-    monkeypatch.setattr(lm.data.cache, "sha256_of", spy)
-    return names
-
-
-def test_checksums_of_large_unchanged_files_are_remembered(tmp_path, hashed, monkeypatch):
-    monkeypatch.setattr(lm.data.cache, "_CLOCK_TICK_NS", 0)
-    data_path = write(tmp_path / "d")
-    load_corpus(data_path)
-    hashed.clear()
-    load_corpus(data_path)
-    assert hashed == []
-    before = os.stat(tmp_path / "d" / "test.txt")
-    (tmp_path / "d" / "test.txt").write_text("dog the\n")
-    os.utime(tmp_path / "d" / "test.txt", ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert words_of(load_corpus(data_path), "test") == ["dog", "the", EOS]
-    assert hashed[0] == "test.txt"
-    for memo in (tmp_path / "d" / ".cache").glob("checksum-*.json"):
-        memo.write_bytes(b"[damaged")
-    load_corpus(data_path)
-
-
-def test_a_wrong_remembered_checksum_stands_in_the_way_once_at_most(tmp_path, hashed, monkeypatch):
-    monkeypatch.setattr(lm.data.cache, "_CLOCK_TICK_NS", 0)
-    data_path = write(tmp_path / "d")
-    load_corpus(data_path)
-    for memo in (tmp_path / "d" / ".cache").glob("checksum-*.json"):
-        content = json.loads(memo.read_text())
-        memo.write_text(json.dumps({**content, "sha256": "0" * 64}))
-    with pytest.raises(RunError, match="changed while it was being read; start again"):
-        load_corpus(data_path)
-    assert words_of(load_corpus(data_path), "test") == ["dog", "sat", EOS]
-
-
-def test_the_checksum_of_a_file_that_has_just_changed_is_not_remembered(tmp_path, hashed):
-    data_path = write(tmp_path / "d")
-    load_corpus(data_path)
-    hashed.clear()
-    load_corpus(data_path)
-    assert "train.txt" in hashed
 
 
 @pytest.mark.parametrize("separator", ["\n", " "], ids=["lines", "one-line"])
@@ -450,22 +195,6 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path, separator):
     tokens, kilobytes = map(int, result.stdout.split())
     assert tokens >= 3_000_000
     assert kilobytes < 10_000 < 4 * tokens / 1024
-
-
-def test_locks_fall_back_to_the_host_where_the_file_system_has_none(tmp_path, monkeypatch):
-    flock, inodes = fcntl.flock, []
-
-    def no_locks_here(descriptor, flags):
-        if os.fstat(descriptor).st_ino == (tmp_path / "lock").stat().st_ino:
-            raise OSError(errno.ENOSYS, "Function not implemented")
-        inodes.append(os.fstat(descriptor).st_ino)
-        flock(descriptor, flags)
-
-    monkeypatch.setattr(fcntl, "flock", no_locks_here)
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with locked(str(tmp_path / "lock"), "testing"):
-        [lock] = tmp_path.glob("lm-*.lock")
-        assert inodes == [lock.stat().st_ino]
 
 
 @pytest.mark.ptb

@@ -1,0 +1,50 @@
+"""Small corpora: written, loaded and read back."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pathlib
+import subprocess
+import sys
+
+from tests.commands import ROOT
+
+TEXTS = {"train": "the cat sat\nthe dog sat\n", "valid": "the cat\n", "test": "dog sat\n"}
+
+
+def write(directory, prefix="", **texts) -> str:
+    """Write splits as text or bytes; those not given get small defaults."""
+    os.makedirs(directory, exist_ok=True)
+    for split, text in {**TEXTS, **texts}.items():
+        content = text if isinstance(text, bytes) else text.encode()
+        (pathlib.Path(directory) / f"{prefix}{split}.txt").write_bytes(content)
+    return str(directory)
+
+
+def words_of(corpus, split) -> list:
+    return corpus.vocabulary.decode(getattr(corpus, split))
+
+
+def load_obeying_permissions(data_path, **env: str) -> subprocess.CompletedProcess:
+    """Load a corpus in a process that permission bits stop, which they do not for root."""
+
+    def drop_privileges():
+        if os.getuid() == 0:
+            for capability in (1, 2):  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
+                assert ctypes.CDLL(None).prctl(24, capability, 0, 0, 0) == 0  # PR_CAPBSET_DROP
+
+    code = (
+        "import logging, sys; logging.basicConfig(level=logging.INFO)\n"
+        "from lm.data.corpus import load_corpus; print(load_corpus(sys.argv[1]).train.filename)"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", code, str(data_path)],
+        cwd=ROOT,
+        env={**os.environ, **env},
+        preexec_fn=drop_privileges,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
