@@ -6,6 +6,7 @@ import shutil
 import pytest
 
 from tests.commands import ROOT, train
+from tests.download_server import DownloadServer
 
 
 @pytest.fixture(scope="session")
@@ -32,3 +33,22 @@ def project(tmp_path):
         (copy / name).symlink_to(ROOT / name)
     (copy / "run_scripts/setup.sh").write_text("#!/bin/sh\n")
     return copy
+
+
+@pytest.fixture
+def no_proxy(monkeypatch):
+    """Loopback is reached without the proxy that the environment may name."""
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+
+
+@pytest.fixture
+def server(no_proxy):
+    """An HTTP server that misbehaves on request."""
+    with DownloadServer() as running:
+        yield running
+
+
+@pytest.fixture
+def target(no_proxy, tmp_path):
+    """A directory for PTB, not there yet."""
+    return tmp_path / "data"

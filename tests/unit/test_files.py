@@ -1,25 +1,13 @@
 """Files that several programs share, or that outlive a fault."""
 
-import contextlib
 import errno
 import fcntl
 import os
-import resource
 
 import pytest
 
 from lm.files import PatientFile, check_writable, locked, write_atomically
-
-
-@contextlib.contextmanager
-def no_file_beyond(num_bytes):
-    """Fails writes as a full disk does: what fits is written."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+from tests.limits import file_size_limit
 
 
 def test_what_can_be_written_is_found_out_without_a_trace(tmp_path):
@@ -38,13 +26,13 @@ def test_what_finds_no_room_is_written_when_there_is(tmp_path, caplog):
     path = tmp_path / "file"
     file = PatientFile(str(path))
     lines = [f"line {number}\n".encode() for number in range(9)]
-    with no_file_beyond(17):
+    with file_size_limit(17):
         for line in lines[:5]:
             file.write(line)
         assert path.read_bytes() == b"".join(lines)[:17] and "file: File too large" in file.failure
     file.write(lines[5])
     assert file.failure is None and path.read_bytes() == b"".join(lines[:6])
-    with no_file_beyond(50):
+    with file_size_limit(50):
         file.write(lines[6])
         file.write(lines[7])
     file.write(lines[8])
@@ -54,7 +42,7 @@ def test_what_finds_no_room_is_written_when_there_is(tmp_path, caplog):
 
 def test_a_full_disk_is_told_with_the_name_of_the_file(tmp_path):
     path = str(tmp_path / "file")
-    with no_file_beyond(17), pytest.raises(OSError, match=r"File too large: .*/file'"):
+    with file_size_limit(17), pytest.raises(OSError, match=r"File too large: .*/file'"):
         write_atomically(path, bytes(18))
     assert list(tmp_path.iterdir()) == []
 

@@ -1,0 +1,63 @@
+"""Archives like PTB's, good and bad, and their download into a directory."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import hashlib
+import io
+import random
+import tarfile
+
+from lm.data.download import Patience
+from lm.data.ptb import download_ptb
+
+# Incompressible, so that a part of the archive is a part of the files; the same in each process, as
+# the workers of pytest must collect the same tests.
+RANDOM = random.Random(1)
+FILES = {
+    f"ptb.{split}.txt": RANDOM.randbytes(150_000).hex().encode()
+    for split in ("train", "valid", "test")
+}
+CHECKSUMS = {name: hashlib.sha256(content).hexdigest() for name, content in FILES.items()}
+HASTY = Patience(connect_seconds=10, read_seconds=10, attempts=3, backoff_seconds=0.01)
+IMPATIENT = dataclasses.replace(HASTY, read_seconds=0.3)  # for servers that stall
+
+
+def member(name, content=b"", kind=tarfile.REGTYPE, linkname=""):
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname, info.size = kind, linkname, len(content)
+    return info, content
+
+
+def archive(*members) -> bytes:
+    """Build a .tgz of (TarInfo, content) pairs."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for info, content in members:
+            tar.addfile(info, io.BytesIO(content))
+    # Without a time: two workers of pytest must collect the same tests.
+    return gzip.compress(buffer.getvalue(), 1, mtime=0)
+
+
+def ptb_members(prefix="simple-examples/data/", **replaced):
+    return [
+        replaced.get(name.split(".")[1]) or member(prefix + name, content)
+        for name, content in FILES.items()
+    ]
+
+
+GOOD = archive(member("simple-examples/README", b"x"), *ptb_members())
+
+
+def download(target, *addresses, data_url=None, patience=HASTY):
+    download_ptb(str(target), data_url, addresses, CHECKSUMS, patience)
+
+
+def visible(directory) -> dict:
+    return {path.name: path.read_bytes() for path in directory.glob("[!.]*")}
+
+
+def leftovers(directory) -> list:
+    """What is left of downloads, apart from the lock."""
+    return [path for path in directory.glob(".cache/**/*") if path.suffix != ".lock"]
