@@ -20,7 +20,7 @@ from typing import Callable, Optional
 import configs
 from lm import run_files
 from lm.config import Config, RunOptions
-from lm.errors import UserError
+from lm.errors import UserError, first_line
 from lm.options import field_type
 from lm.seeding import seeded
 from lm.startup import import_tensorflow
@@ -56,7 +56,7 @@ def load_config_file(name_or_path: str) -> ConfigFile:
     Raises:
       UserError: No such config, or the file fails, or what it defines cannot be used.
     """
-    path = find_config(name_or_path)
+    path = _find_config(name_or_path)
     try:
         with open(path, "rb") as file:
             source = file.read()
@@ -81,7 +81,7 @@ def load_config_file(name_or_path: str) -> ConfigFile:
     except SyntaxError as error:
         raise UserError(f"config {path}, line {error.lineno}: {error.msg}") from error
     except (Exception, SystemExit) as error:
-        line = f"{type(error).__name__}: {error}".partition("\n")[0]
+        line = f"{type(error).__name__}: {first_line(error)}"
         raise UserError(f"config {path} failed: {line}") from error
     if not isinstance(config, Config):
         raise UserError(f"config {path}: get_config() must return lm.config.Config")
@@ -112,7 +112,7 @@ def _module(path: str, source: bytes) -> types.ModuleType:
     return module
 
 
-def find_config(name_or_path: str) -> str:
+def _find_config(name_or_path: str) -> str:
     """Return the path of a config's file.
 
     Args:

@@ -41,3 +41,8 @@ class Stopped(EveryRankError):
     def __init__(self, message: str, number: int):
         super().__init__(message)
         self.exit_code = 128 + number
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of the message of an error that is not ours, and may have several."""
+    return str(error).partition("\n")[0]

@@ -9,7 +9,7 @@ import typing
 from collections.abc import Sequence
 from typing import Any, Optional, TypeVar
 
-from lm.errors import UserError
+from lm.errors import UserError, first_line
 
 Settings = TypeVar("Settings")
 
@@ -66,8 +66,8 @@ def replaced(settings: Settings, **fields: Any) -> Settings:
     except UserError:
         raise
     except Exception as error:  # of the subclass
-        line = str(error).partition("\n")[0]
-        raise UserError(f"{type(settings).__name__}: {type(error).__name__}: {line}") from error
+        name = type(settings).__name__
+        raise UserError(f"{name}: {type(error).__name__}: {first_line(error)}") from error
 
 
 class Checked:

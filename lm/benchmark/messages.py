@@ -34,7 +34,7 @@ def messages_of_step(config: Config, vocab_size: int) -> list[Message]:
     from lm.distributed.gradients import dense_is_smaller
 
     tokens = config.batch_size * config.num_steps
-    messages = [Message("allreduce", _FLOAT_BYTES)]  # the loss
+    messages = [Message("allreduce", 4 * _FLOAT_BYTES)]  # the loss, and what ranks ask of all
     shapes = weight_shapes(config, vocab_size)
     if config.tie_weights:
         messages.append(Message("allreduce", math.prod(shapes["embedding"]) * _FLOAT_BYTES))

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import tensorflow.compat.v1 as tf
 
+from lm.distributed.gpus import named_gpus
+
 _DRIVER = Path("/proc/driver/nvidia/version")
 _OLDEST_DRIVER = 525  # of CUDA 12: https://docs.nvidia.com/deploy/cuda-compatibility/
 # What TensorFlow's wheels, 2.18 to 2.21, open before they take a GPU.
@@ -52,7 +54,7 @@ def _obstacle(driver: str) -> str:
         )
     if library:
         return f"{library[0]}: start the container with its GPUs (docker run --gpus all)"
-    if visible in ("", "-1"):
+    if named_gpus() == []:
         return f"CUDA_VISIBLE_DEVICES={visible} hides the GPUs: unset it to train on them"
     missing = load_errors(_LIBRARIES)
     if missing:

@@ -10,7 +10,6 @@ import logging
 import os
 import tempfile
 import time
-from collections.abc import Mapping
 from typing import Any, NamedTuple, Optional
 
 from lm import run_files
@@ -48,7 +47,6 @@ class RunDir(NamedTuple):
 
     path: str
     checkpoint_dir: Optional[str]  # to resume from; None starts afresh
-    position: Mapping[str, Any]  # as the checkpoint's manifest has it
 
     def forget_events_after(self, step: int, epochs_done: int) -> None:
         """Remove the events of steps that will be done again; each is then there exactly once."""
@@ -89,25 +87,12 @@ def open_run_dir(
                 f"output_dir {path} already holds a run: continue it with --resume, or choose"
                 " another one"
             )
-        return RunDir(path, None, {})
+        return RunDir(path, None)
     checkpoint.remove_temporary(path)
     checkpoint_dir = choice.newest(path)
-    position: Mapping[str, Any] = {}
     if checkpoint_dir:
-        manifest = manifests.read(checkpoint_dir)
-        source = os.path.join(checkpoint_dir, manifests.NAME)
-        _check_config_file(manifest, identity)
-        by_file = identity.config_file is not None
-        refuse_unknown_fields(type(identity.config), manifest.config, source, by_file)
-        _check_fits(manifest, identity)
-        if not manifest.in_sync:
-            logger.warning(
-                "%s was saved when the ranks' weights had parted: all ranks go on with rank 0's;"
-                " to go on from an older checkpoint, move it away",
-                checkpoint_dir,
-            )
-        position = manifest.position
-    return RunDir(path, checkpoint_dir, position)
+        _check_resumable(checkpoint_dir, identity)
+    return RunDir(path, checkpoint_dir)
 
 
 def _make(output_dir: Optional[str], name: str) -> str:
@@ -135,6 +120,21 @@ def _make_new(stem: str) -> str:
         except FileExistsError:
             number += 1
             path = f"{stem}-{number}"
+
+
+def _check_resumable(checkpoint_dir: str, identity: Identity) -> None:
+    manifest = manifests.read(checkpoint_dir)
+    source = os.path.join(checkpoint_dir, manifests.NAME)
+    _check_config_file(manifest, identity)
+    by_file = identity.config_file is not None
+    refuse_unknown_fields(type(identity.config), manifest.config, source, by_file)
+    _check_fits(manifest, identity)
+    if not manifest.in_sync:
+        logger.warning(
+            "%s was saved when the ranks' weights had parted: all ranks go on with rank 0's;"
+            " to go on from an older checkpoint, move it away",
+            checkpoint_dir,
+        )
 
 
 def _check_config_file(manifest: manifests.Manifest, identity: Identity) -> None:

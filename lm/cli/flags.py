@@ -10,7 +10,7 @@ from absl import flags as absl_flags
 
 from lm.config import Config, RunOptions
 from lm.config_file import ConfigFile, load_config_file
-from lm.errors import HelpRequested, UserError
+from lm.errors import HelpRequested, UserError, first_line
 from lm.options import field_type, replaced
 
 _DEFINE = {
@@ -79,7 +79,7 @@ class Flags:
         try:
             self._values(list(argv), known_only=True)
         except absl_flags.Error as error:
-            raise UserError(f"{str(error).splitlines()[0]} (see --help)") from error
+            raise UserError(f"{first_line(error)} (see --help)") from error
         return self[name]
 
     def parse(self, argv: Sequence[str], positional: bool = False) -> Sequence[str]:
@@ -100,7 +100,7 @@ class Flags:
         try:
             rest = self._values(list(argv))
         except absl_flags.Error as error:
-            raise UserError(f"{str(error).splitlines()[0]} (see --help)") from error
+            raise UserError(f"{first_line(error)} (see --help)") from error
         if self["help"]:
             raise HelpRequested(self.help_text())
         if len(rest) > 1 and not positional:

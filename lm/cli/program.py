@@ -80,8 +80,7 @@ def _start(rank: int) -> None:
     _open_closed_streams()
     # Texts are UTF-8 in and out, whatever the locale: a word leaves as it came in. What is no
     # UTF-8, in the name of a file, leaves as the bytes that it is.
-    if sys.stdout:  # not where it was closed
-        sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")
+    sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")
     start_console(rank)
     # TensorFlow's own start-up messages would bury the program's.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -96,6 +95,7 @@ def _open_closed_streams() -> None:
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # the lowest number that is free: this
             os.set_inheritable(number, True)
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)
     sys.stderr = sys.stderr or open(2, "w", errors="backslashreplace", closefd=False)
 
 

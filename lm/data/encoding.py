@@ -71,11 +71,7 @@ def _read_blocks(path: str) -> Iterator[bytes]:
     # Reading is wrapped on its own: an error of the caller's own output is not this file's fault.
     try:
         with open(path, "rb") as file:
-            while True:
-                block = file.read(_BLOCK_BYTES)
-                if not block:
-                    return
-                yield block
+            yield from iter(lambda: file.read(_BLOCK_BYTES), b"")
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
 

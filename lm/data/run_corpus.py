@@ -50,8 +50,26 @@ def read_record(directory: str) -> Optional[CorpusRecord]:
         raise UserError(f"cannot read {path} ({error}): remove it, and give --data_path") from error
 
 
-def earlier_runs(options: RunOptions) -> list[str]:
-    """Return the directories of the runs that one with these options goes on from."""
+def load_corpus_to_train(
+    config: Config, options: RunOptions
+) -> tuple[str, Corpus, Optional[embedded.Truth]]:
+    """Find and load what a run with these options is trained on.
+
+    Args:
+      config: Its `corpus` and `vocab_size`.
+      options: Its `data_path` and `data_url`, and the runs that it goes on from.
+
+    Returns:
+      The directory of the corpora, and what `load_run_corpus` returns.
+
+    Raises:
+      UserError, RunError: As `find_data_path` and `load_corpus`.
+    """
+    data_path = options.data_path or find_data_path(config, _earlier_runs(options))
+    return data_path, *load_run_corpus(config, data_path, options.data_url)
+
+
+def _earlier_runs(options: RunOptions) -> list[str]:
     directories = []
     if options.resume and options.output_dir:
         directories.append(options.output_dir)

@@ -48,16 +48,9 @@ class Vocabulary:
           counts: Word -> occurrences in the training text.
           vocab_size: Keep so many words at most, the most frequent; `<eos>` and `<unk>` are
               among them. None keeps every word, and adds no `<unk>` if the text has none.
-
-        Raises:
-          UserError: vocab_size leaves no room for `<eos>` and `<unk>`.
         """
         always = {EOS} if vocab_size is None else {EOS, UNK}
-        if vocab_size is not None and vocab_size < len(always):
-            raise UserError(
-                f"vocab_size must be at least {len(always)} ({EOS} and {UNK} are "
-                f"always kept), not {vocab_size}"
-            )
+        assert vocab_size is None or vocab_size >= len(always)
 
         def by_frequency(word: str) -> tuple[int, str]:
             return -counts.get(word, 0), word
@@ -101,23 +94,9 @@ class Vocabulary:
             raise UserError(f"{word!r} is not in the vocabulary, which has no {UNK} either")
         return found
 
-    def word_of(self, word_id: int) -> str:
-        """Look up an id.
-
-        Raises:
-          UserError: The vocabulary has no such id.
-        """
-        if not 0 <= word_id < len(self.words):
-            raise UserError(f"word id {word_id} is not in 0..{len(self.words) - 1}")
-        return self.words[word_id]
-
     def encode(self, words: Iterable[str]) -> list[int]:
         """Turn words into ids, as `id_of` does."""
         return [self.id_of(word) for word in words]
-
-    def decode(self, ids: Iterable[int]) -> list[str]:
-        """Turn ids into words, as `word_of` does."""
-        return [self.word_of(word_id) for word_id in ids]
 
     def save(self, path: str) -> None:
         """Write one word per line, in the order of the ids.

@@ -3,5 +3,5 @@
 `launch.connect` returns this process's `Communicator`, with Horovod behind it where there are
 several ranks; the rest of the program has no other way to exchange. `mpirun` starts ranks,
 `agreement` keeps them at the same run, `waiting`, `watchdog` and `signals` end what cannot go on,
-and `devices` and `cores` tell what each rank computes on.
+and `devices`, `cores` and `gpus` tell what each rank computes on.
 """

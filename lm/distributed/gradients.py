@@ -45,7 +45,7 @@ def exchange_gradients(
     config: Config,
     loss: tf.Tensor,
     comm: Communicator,
-    token_sum: Callable,
+    column_sums: Callable,
     shares: Sequence[int] = (),
     cuts: Sequence[tuple[tf.Tensor, tf.Tensor]] = (),
 ) -> Exchange:
@@ -55,7 +55,7 @@ def exchange_gradients(
       config: For the size of the batch.
       loss: Scalar; this rank's part of the global loss, so that the sum over the ranks is it.
       comm: The ranks.
-      token_sum: Of `lm.model.ops`.
+      column_sums: Of `lm.model.ops`.
       shares: Rows of this rank's shares; see `Rows`. Gradients that are lists of rows, such as the
         embedding's, are added up share by share where they are listed row by row.
       cuts: Tensors made of variables alone, each with the one that the loss depends on in its
@@ -67,7 +67,7 @@ def exchange_gradients(
     variables = tf.trainable_variables()
     local = _LocalGradients(
         lambda gradient, variable: (
-            _add_up(gradient, variable.shape.as_list(), shares, token_sum)
+            _add_up(gradient, variable.shape.as_list(), shares, column_sums)
             if is_sparse(gradient) and dense_is_smaller(config, variable.shape.as_list()[0])
             else gradient
         )
@@ -127,7 +127,7 @@ def _seconds_between(before: list, after: list) -> tf.Tensor:
 
 
 def _add_up(
-    slices: tf.IndexedSlices, shape: Sequence[int], shares: Sequence[int], token_sum: Callable
+    slices: tf.IndexedSlices, shape: Sequence[int], shares: Sequence[int], column_sums: Callable
 ) -> tf.Tensor:
     """Make a dense gradient of one that is listed row by row, share by share, as a tree."""
     listed = slices.values.shape.as_list()[0]
@@ -143,7 +143,7 @@ def _add_up(
         ]
         # Not with +: TensorFlow's optimizer makes one sum of a tree, in another order.
         flat = tf.reshape(tf.stack(parts), [len(parts), math.prod(shape)])
-        total = token_sum(flat, [1] * len(parts))
+        total = column_sums(flat, [1] * len(parts))
     return tf.reshape(total, shape)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import logging.handlers
+import math
 import os
 import sys
 import threading
@@ -15,7 +17,7 @@ from tqdm import tqdm
 from lm.files import PatientFile
 
 logger = logging.getLogger("lm")
-_FILE_FORMAT = "%(asctime)s %(levelname)s %(message)s"
+_FORMATTER = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
 # One for all files: a file that finds no room says so in the others, and two threads that each held
 # one file and waited for the other's would wait for ever.
 _files_lock = threading.RLock()
@@ -51,7 +53,7 @@ class _FileHandler(logging.Handler):
     def __init__(self, path: str):
         super().__init__()
         self._file = PatientFile(path)
-        self.setFormatter(logging.Formatter(_FILE_FORMAT))
+        self.setFormatter(_FORMATTER)
 
     def createLock(self) -> None:
         """Called by logging, which holds the lock in `emit`."""
@@ -72,26 +74,18 @@ class _FileHandler(logging.Handler):
             self._file.write(text.encode("utf-8", "backslashreplace"))
 
 
-class _Keep(logging.Handler):
+class _Keep(logging.handlers.BufferingHandler):
     """Keeps lines until somebody takes them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.setFormatter(logging.Formatter(_FILE_FORMAT))
-        self._lines: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._lines.append(self.format(record))
 
     def take(self) -> list[str]:
         """Return the lines kept since the last call."""
-        lines, self._lines = self._lines, []
-        return lines
+        records, self.buffer = self.buffer, []
+        return [_FORMATTER.format(record) for record in records]
 
 
 # What was said before the run's directory was known and, where rank 0 collects the lines of the
 # others, what they have said since.
-_unwritten = _Keep()
+_unwritten = _Keep(math.inf)
 
 
 def start_console(rank: int) -> None:

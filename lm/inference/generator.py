@@ -53,7 +53,7 @@ class Generator:
         prompt = encode_prompt(sampling.prompt, self._vocabulary)
         for sample in range(sampling.num_samples):
             drawn = itertools.islice(self._draw(prompt, sampling, sample), sampling.num_words)
-            yield map(self._vocabulary.word_of, itertools.chain(prompt, drawn))
+            yield map(self._vocabulary.words.__getitem__, itertools.chain(prompt, drawn))
 
     def _draw(self, prompt: Sequence[int], sampling: Sampling, sample: int) -> Iterator[int]:
         unk = self._vocabulary.unk_id

@@ -12,7 +12,7 @@ from lm.checkpoint.records import refuse_unknown_fields
 from lm.config import Config
 from lm.config_file import ConfigFile, check_belongs, check_unchanged
 from lm.data.vocabulary import Vocabulary
-from lm.errors import UserError
+from lm.errors import UserError, first_line
 
 
 class Run(NamedTuple):
@@ -74,4 +74,4 @@ def _load_config(directory: str, file: Optional[ConfigFile]) -> Config:
     try:
         return cls(**fields)
     except Exception as error:  # also of a check of a config file's own
-        raise UserError(f"{path}: {error}") from error
+        raise UserError(f"{path}: {first_line(error)}") from error

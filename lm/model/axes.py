@@ -61,9 +61,9 @@ def check_axes(
             network.run(
                 inputs_ph,
                 state_phs,
-                Context(config, vocab_size, training, rows=Rows(0, rows), step=step),
+                Context(config, vocab_size, rows=Rows(0, rows), step=dropout_step),
             )
-            for training in (True, False)
+            for dropout_step in (step, None)
         ]
         words_ph = tf.placeholder(tf.int32, [None, None])
         by_word = stepwise.target_log_probs(network, words_ph, words_ph)  # any B, and T of 1

@@ -35,7 +35,6 @@ class Context:
 
     config: Config
     vocab_size: int
-    training: bool = False
     ops: Ops = PLAIN
     precision: str = "float32"  # of the factors of matrix products
     rows: Rows = _NO_ROWS  # in training: which ones of the global batch B are
@@ -44,6 +43,11 @@ class Context:
     cuts: list[Cut] = dataclasses.field(default_factory=list)
     penalties: list[tf.Tensor] = dataclasses.field(default_factory=list)  # of the loss
     tables: dict[str, tf.Variable] = dataclasses.field(default_factory=dict)  # of words, to tie
+
+    @property
+    def training(self) -> bool:
+        """Whether this use is for training: dropout and penalties are of it alone."""
+        return self.step is not None
 
     def dropout(
         self, x: tf.Tensor, keep_prob: float, batch_axis: Optional[int] = None

@@ -45,11 +45,7 @@ def evaluate(
     if rows.count:
         batches = EvalBatches(ids, config.eval_batch_size, config.num_steps, eos_id, rows)
         own = run_evaluation(session, model, batches, at_work)
-    return to_nll(*map(sum, zip(*gather(own))))
-
-
-def to_nll(units: int, tokens: int) -> NllSum:
-    """Turn what `run_evaluation` counted, on one rank or added up over ranks, into nats."""
+    units, tokens = map(sum, zip(*gather(own)))
     return NllSum(units / _UNITS_PER_NAT, tokens)
 
 
@@ -75,16 +71,12 @@ def run_evaluation(
     units = tokens = 0
     for index in range(batches.num_windows):
         inputs, targets, mask = batches.window(index)
-        feed = {
-            model.inputs_ph: inputs,
-            model.targets_ph: targets,
-            model.mask_ph: mask,
-        }
+        feed = {model.inputs_ph: inputs, model.targets_ph: targets}
         nll_N, _ = session.run([model.nll_N, model.keep_state_op], feed)
         counted = nll_N[mask.ravel() == 1].astype(np.float64)
         # What is no number counts so much that no perplexity can be made of the whole.
         counted = np.nan_to_num(counted, nan=_UNITS_PER_NAT, posinf=_UNITS_PER_NAT)
         units += sum(map(int, np.rint(counted * _UNITS_PER_NAT)))
-        tokens += int(np.count_nonzero(mask))
+        tokens += len(counted)
         at_work()
     return units, tokens

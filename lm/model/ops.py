@@ -16,7 +16,7 @@ class Ops(NamedTuple):
     recurrence: Callable
     dropout: Callable
     cross_entropy: Callable
-    token_sum: Callable
+    column_sums: Callable
     global_norm: Callable
 
 
@@ -26,7 +26,7 @@ PLAIN = Ops(
     plain.recurrence,
     plain.dropout,
     plain.cross_entropy,
-    plain.token_sum,
+    plain.column_sums,
     plain.global_norm,
 )
 COMPILED = Ops(

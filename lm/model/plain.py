@@ -63,7 +63,7 @@ def add_bias(x_NM: tf.Tensor, bias_M: tf.Tensor, shares: Sequence[int] = ()) -> 
     return tf.nn.bias_add(x_NM, bias_M)
 
 
-def token_sum(x_NM: tf.Tensor, shares: Sequence[int] = ()) -> tf.Tensor:
+def column_sums(x_NM: tf.Tensor, shares: Sequence[int] = ()) -> tf.Tensor:
     """Return the sum of the rows, [M]."""
     return tf.reduce_sum(x_NM, axis=0)
 

@@ -5,6 +5,7 @@ Shapes: T time steps, B rows, H hidden units, N = T * B tokens.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Optional
 
@@ -21,9 +22,8 @@ class Model(NamedTuple):
 
     inputs_ph: tf.Tensor  # int32 [T, B]
     targets_ph: tf.Tensor  # int32 [T, B]
-    mask_ph: tf.Tensor  # float32 [T, B]: 1 for tokens that count (the default), or 0
     loss: tf.Tensor  # float32 scalar, to be differentiated: nll_sum / batch_size, and penalties
-    nll_sum: tf.Tensor  # float32 scalar: summed over the tokens that count, in nats
+    nll_sum: tf.Tensor  # float32 scalar: summed over the tokens, in nats
     nll_N: tf.Tensor  # float32 [N]: of each token, in nats
     keep_state_op: tf.Operation  # carries the recurrent state over to the next window
     reset_state_op: tf.Operation  # forgets it
@@ -52,33 +52,24 @@ def build_model(
       UserError: The network of the config file cannot be used.
     """
     config, ops = network.config, operations.fastest()
-    context = Context(
-        config,
-        network.vocab_size,
-        training=dropout_step is not None,
-        ops=ops,
-        precision=config.precision,
-        rows=rows,
-        step=dropout_step,
-    )
+    precision = config.precision
+    context = Context(config, network.vocab_size, ops, precision, rows, dropout_step)
     with tf.variable_scope(name):
         shape = [config.num_steps, rows.count]
         inputs_ph = tf.placeholder(tf.int32, shape, "inputs")
         targets_ph = tf.placeholder(tf.int32, shape, "targets")
-        mask_ph = tf.placeholder_with_default(tf.ones(shape), shape, "mask")
         before = _build_state(network.state_shapes, rows.count)
         # Read once: a network that reads it twice must not read what `keep_state_op` has written.
         state = {part: tf.convert_to_tensor(variable) for part, variable in before.items()}
         top_TBX, after = network.run(inputs_ph, state, context)
-        mask_N = tf.reshape(mask_ph, [-1])
         # Divided by the GLOBAL batch size: the losses of all ranks add up to the loss, so that
         # shares of different sizes weigh as they should.
-        loss, nll_N = network.cross_entropy(
-            top_TBX, tf.reshape(targets_ph, [-1]), mask_N / config.batch_size, context
-        )
+        scale_N = tf.fill([math.prod(shape)], 1 / config.batch_size)
+        targets_N = tf.reshape(targets_ph, [-1])
+        loss, nll_N = network.cross_entropy(top_TBX, targets_N, scale_N, context)
         for penalty in context.penalties:
             loss += penalty
-        nll_sum = ops.token_sum((nll_N * mask_N)[:, None], rows.shares)[0]
+        nll_sum = ops.column_sums(nll_N[:, None], rows.shares)[0]
         # The state must not be overwritten before everything that reads it has run.
         with tf.control_dependencies([nll_sum]):
             keep_state_op = _assign(before, after)
@@ -86,7 +77,6 @@ def build_model(
     return Model(
         inputs_ph,
         targets_ph,
-        mask_ph,
         loss,
         nll_sum,
         nll_N,

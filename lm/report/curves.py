@@ -7,7 +7,7 @@ import itertools
 import logging
 import os
 from collections.abc import Sequence
-from typing import Optional
+from typing import Any, Optional
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -47,9 +47,7 @@ def draw_sections(sections: Sequence[Section], prefix: Optional[str]) -> list[Op
             continue
         labels = [run_title(run, group.label) for group, run in runs]
         figure = draw_curves([run for _, run in runs], labels, title=section.corpus)
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format="png", dpi=150)
-        pngs.append(buffer.getvalue())
+        pngs.append(png_of(figure, dpi=150))
         if prefix:
             path = f"{prefix}-{number}" if len(sections) > 1 else prefix
             _write(path, pngs[-1], figure)
@@ -66,6 +64,18 @@ def _write(path: str, png: bytes, figure: Figure) -> None:
             f"cannot write {path}.png and .pdf: {error.strerror}; choose another name with --curves"
         ) from error
     logger.info("wrote %s.png and %s.pdf", path, path)
+
+
+def png_of(figure: Figure, **options: Any) -> bytes:
+    """Return a figure as a PNG file.
+
+    Args:
+      figure: Any.
+      **options: Of `Figure.savefig`.
+    """
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", **options)
+    return buffer.getvalue()
 
 
 def draw_curves(runs: Sequence[RunMetrics], labels: Sequence[str], title: str) -> Figure:

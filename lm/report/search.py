@@ -13,7 +13,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from lm import run_files
 from lm.cli.tables import printable
-from lm.errors import UserError
+from lm.errors import UserError, first_line
 from lm.report.tables import Table
 
 NUM_BEST = 10  # rows in the table of the best
@@ -67,12 +67,12 @@ def load_search(directory: str) -> FoundSearch:
         if name not in optuna.get_all_study_names(url):
             raise UserError(f"{url} does not have the study {name}: no trial has begun")
         return FoundSearch(directory, settings, optuna.load_study(study_name=name, storage=url))
+    except UserError:
+        raise
     except (OSError, ValueError, KeyError, TypeError) as error:
-        if isinstance(error, UserError):
-            raise
         raise UserError(f"{path} or the study that it names is damaged: {error!r}") from error
     except Exception as error:  # SQLAlchemy's, or that of the database's driver
-        line = str(error.__cause__ or error).splitlines()[0]
+        line = first_line(error.__cause__ or error)
         raise UserError(f"the study of {directory} cannot be read: {line}") from error
 
 
@@ -112,16 +112,17 @@ def search_text(search: FoundSearch) -> str:
 def search_tables(search: FoundSearch) -> list[Table]:
     """Return the tables of a report: the best trials, then all."""
     trials = search.study.get_trials(deepcopy=False)
+    names = _names(trials)
     rows = [
         [str(trial.number), _OUTCOMES[trial.state], _number(trial), _epochs(trial),
-         *_values(trial, _names(trials)), _reason(trial)]
+         *_values(trial, names), _reason(trial)]
         for trial in trials
     ]  # fmt: skip
     everything = Table(
         "All trials",
         "The perplexity of a pruned trial is its last. Each trial's run is in the directory"
         f" {run_files.TRIALS}, by its number, and can be continued from there.",
-        ["trial", "outcome", "valid", "epochs", *_names(trials), "why it failed"],
+        ["trial", "outcome", "valid", "epochs", *names, "why it failed"],
         rows,
     )
     return [_best(search.study), everything]
@@ -151,14 +152,15 @@ def summary(search: FoundSearch) -> list[str]:
 
 def _best(study: optuna.Study) -> Table:
     trials = best_trials(study)
+    names = _names(trials)
     rows = [
-        [str(trial.number), _number(trial), _epochs(trial), *_values(trial, _names(trials))]
+        [str(trial.number), _number(trial), _epochs(trial), *_values(trial, names)]
         for trial in trials
     ]
     return Table(
         "Best trials",
         "By the best validation perplexity of their epochs.",
-        ["trial", "valid", "epochs", *_names(trials)],
+        ["trial", "valid", "epochs", *names],
         rows,
     )
 

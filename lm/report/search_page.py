@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import logging
 import os
 import warnings
@@ -20,7 +19,7 @@ from optuna.importance import PedAnovaImportanceEvaluator
 from optuna.trial import FrozenTrial, TrialState
 
 from lm import run_files
-from lm.report.curves import draw_curves
+from lm.report.curves import draw_curves, png_of
 from lm.report.metrics import read_run
 from lm.report.page import CURVES, details_html, image_html, line_html, page_html, table_html
 from lm.report.search import FoundSearch, best_trials, search_tables, summary
@@ -80,10 +79,9 @@ def _plot(draw: Callable[..., Axes], study: optuna.Study) -> Optional[bytes]:
         warnings.simplefilter("ignore")  # that they are experimental
         figure = draw(study, target_name="valid perplexity").figure
         figure.set_size_inches(10, 5)
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format="png", dpi=110, bbox_inches="tight")
+        png = png_of(figure, dpi=110, bbox_inches="tight")
         pyplot.close(figure)
-    return buffer.getvalue()
+    return png
 
 
 def _finished(study: optuna.Study) -> list[FrozenTrial]:
@@ -97,6 +95,4 @@ def _learning_curves(search: FoundSearch) -> Optional[bytes]:
     if not runs:
         return None
     labels = [f"trial {os.path.basename(run.directory)}" for run in runs]
-    buffer = io.BytesIO()
-    draw_curves(runs, labels, title="").savefig(buffer, format="png", dpi=110)
-    return buffer.getvalue()
+    return png_of(draw_curves(runs, labels, title=""), dpi=110)

@@ -78,13 +78,7 @@ class Settings(NamedTuple):
 
     def save(self, directory: str) -> None:
         """Write it into the directory of the search."""
-        content = {
-            "study": self.study,
-            "config": dict(self.config),
-            "options": dataclasses.asdict(self.options),
-            "run": dict(self.run),
-            "corpus": self.corpus,
-        }
+        content = {**self._asdict(), "options": dataclasses.asdict(self.options)}
         path = os.path.join(directory, run_files.SEARCH)
         write_atomically(path, (json.dumps(content, indent=2) + "\n").encode())
 
@@ -131,13 +125,7 @@ def load_settings(directory: str) -> Settings:
             content = json.load(file)
         refuse_unknown_fields(SearchOptions, content["options"], path)
         refuse_unknown_fields(RunOptions, content["run"], path)
-        return Settings(
-            content["study"],
-            dict(content["config"]),
-            SearchOptions(**content["options"]),
-            dict(content["run"]),
-            content.get("corpus"),
-        )
+        return Settings(**{**content, "options": SearchOptions(**content["options"])})
     except OSError as error:
         raise UserError(f"{directory} holds no search: {path}: {error.strerror}") from error
     except UserError:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
-import os
-import shutil
 import subprocess
 from typing import NamedTuple, Optional
 
 from lm.distributed import mpirun
 from lm.distributed.cores import HOST_SHARE, count_cores
+from lm.distributed.gpus import count_gpus, named_gpus
 from lm.errors import UserError
 
 _PROBE_SECONDS = 30
-_NO_GPU = {"", "-1", "NoDevFiles"}  # in CUDA_VISIBLE_DEVICES; the last is Slurm's
 
 
 class Share(NamedTuple):
@@ -27,9 +24,9 @@ class Share(NamedTuple):
     def variables(self) -> dict[str, str]:
         """Return what tells the ranks to keep to this share."""
         found = {HOST_SHARE: f"{self.first}:{self.count}:{self.total}"}
-        gpus = _named_gpus()
+        gpus = named_gpus()
         if gpus is None:
-            numbers = range(_count_gpus() if self.host is None else self.total)
+            numbers = range(count_gpus() if self.host is None else self.total)
             gpus = [str(number) for number in numbers] or None
         if gpus is not None:
             of_share = gpus[self.first : self.first + self.count]
@@ -68,7 +65,7 @@ def make_places(
     if len(set(names)) < len(names):
         raise UserError(f"hosts {hosts} name a host twice: write host:slots once for each")
     totals = dict(zip(names, mpirun.slots(hosts)))
-    gpus = _named_gpus()
+    gpus = named_gpus()
     if gpus and not all(name.isdigit() for name in gpus):
         raise UserError(
             f"CUDA_VISIBLE_DEVICES={','.join(gpus)} names GPUs of this host: with --hosts give"
@@ -123,8 +120,8 @@ def environment(**changes: str) -> dict[str, str]:
 
 
 def _check_this_host(places: int, ranks_per_trial: int) -> None:
-    named, slots = _named_gpus(), places * ranks_per_trial
-    gpus = _count_gpus() if named is None else len(named)
+    named, slots = named_gpus(), places * ranks_per_trial
+    gpus = count_gpus() if named is None else len(named)
     if 0 < gpus < slots:
         raise UserError(
             f"{places} trial(s) of {ranks_per_trial} rank(s) at a time need {slots} GPUs, and this"
@@ -136,19 +133,3 @@ def _check_this_host(places: int, ranks_per_trial: int) -> None:
             f"{places} trials at a time need {places} cores, and this host has {count_cores()}:"
             " lower --parallel_trials"
         )
-
-
-def _named_gpus() -> Optional[list[str]]:
-    """Return the GPUs that CUDA_VISIBLE_DEVICES names, or None if it is not set."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
-        return None
-    # CUDA sees those before the first that there cannot be.
-    return list(itertools.takewhile(lambda name: name not in _NO_GPU, visible.split(",")))
-
-
-def _count_gpus() -> int:
-    if not shutil.which("nvidia-smi"):
-        return 0
-    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=60)
-    return listed.stdout.count("GPU ")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import filecmp
 import glob
 import os
 import uuid
@@ -14,10 +13,10 @@ from typing import Any, NamedTuple, Optional, Union
 from lm import run_files
 from lm.checkpoint.records import refuse_unknown_fields
 from lm.config import Config, RunOptions
-from lm.config_file import ConfigFile, find_config, load_config_file
-from lm.data.run_corpus import earlier_runs, find_data_path, load_run_corpus, read_record
+from lm.config_file import ConfigFile, load_config_file
+from lm.data.run_corpus import load_corpus_to_train, read_record
 from lm.errors import RunError, UserError
-from lm.files import locked, write_atomically
+from lm.files import locked, sha256_of, write_atomically
 from lm.options import replaced
 from lm.search.options import SearchOptions, Settings, load_settings
 from lm.search.places import Place, make_places
@@ -120,12 +119,13 @@ def _new(given: Given) -> Prepared:
 
 def _old(directory: str, given: Given) -> Prepared:
     path = os.path.join(directory, run_files.SEARCH_CONFIG)
-    if given.config_name and not filecmp.cmp(path, find_config(given.config_name), shallow=False):
+    file = load_config_file(given.config_name or path)
+    if file.checksum != sha256_of(path):
         raise UserError(
             f"cannot resume: this search did not begin with {given.config_name} as it is now;"
             f" without --config it goes on with its copy, {path}"
         )
-    settings, file = load_settings(directory), load_config_file(given.config_name or path)
+    settings = load_settings(directory)
     source = os.path.join(directory, run_files.SEARCH)
     refuse_unknown_fields(type(file.config), settings.config, source, file.is_part_of_run)
     begun_with = replaced(file.config, **settings.config)
@@ -161,9 +161,7 @@ def _corpus_of(found: Prepared) -> str:
     Returns:
       Its checksum.
     """
-    options = RunOptions(**found.settings.run)
-    data_path = options.data_path or find_data_path(found.config, earlier_runs(options))
-    corpus, _ = load_run_corpus(found.config, data_path, options.data_url)
+    _, corpus, _ = load_corpus_to_train(found.config, RunOptions(**found.settings.run))
     return corpus.checksum
 
 

@@ -18,7 +18,7 @@ from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, TrialState
 
 from lm import run_files
-from lm.errors import RunError, UserError
+from lm.errors import RunError, UserError, first_line
 from lm.files import locked
 from lm.report.search import FAILURES, storage_url
 from lm.search.options import SearchOptions, Settings
@@ -42,8 +42,8 @@ def storage_errors(what_to_do: str) -> Iterator[None]:
         raise RunError(f"{where}{error.strerror or error}; {what_to_do}") from error
     except (optuna.exceptions.StorageInternalError, sqlalchemy.exc.SQLAlchemyError) as error:
         cause = error.__cause__ or error
-        first_line = str(getattr(cause, "orig", None) or cause).splitlines()[0]
-        raise RunError(f"the study cannot be used: {first_line}; {what_to_do}") from error
+        line = first_line(getattr(cause, "orig", None) or cause)
+        raise RunError(f"the study cannot be used: {line}; {what_to_do}") from error
 
 
 class Study:
@@ -57,6 +57,9 @@ class Study:
       directory: Of the search.
       space: What is tried.
       is_new: Whether the study is to be made; else it must be there.
+
+    Attributes:
+      optuna: The study itself.
 
     Raises:
       UserError: The storage does not have the study.
@@ -81,7 +84,7 @@ class Study:
         if is_new:
             optuna.create_study(study_name=settings.study, storage=self._storage)
         try:
-            self._study = optuna.load_study(
+            self.optuna = optuna.load_study(
                 study_name=settings.study, storage=self._storage, pruner=_pruner(settings)
             )
         except KeyError:
@@ -93,21 +96,16 @@ class Study:
             for trial in self.trials(TrialState.RUNNING):
                 self._let_wait(trial._trial_id)
 
-    @property
-    def optuna(self) -> optuna.Study:
-        """The study itself."""
-        return self._study
-
     def trials(self, *states: TrialState) -> list[FrozenTrial]:
         """Return the trials that are in one of these states."""
-        return self._study.get_trials(deepcopy=False, states=states or None)
+        return self.optuna.get_trials(deepcopy=False, states=states or None)
 
     def claim(self) -> Optional[optuna.Trial]:
         """Return a trial for this driver to run, one that was interrupted first, or None."""
         with self.turn():
             if self._is_shared:
                 # Silent ones go back to those that wait, with a heartbeat, so that it is once.
-                for trial_id in self._storage._get_stale_trial_ids(self._study._study_id):
+                for trial_id in self._storage._get_stale_trial_ids(self.optuna._study_id):
                     self._storage.record_heartbeat(trial_id)
                     self._let_wait(trial_id)
             waiting = self.trials(TrialState.WAITING)
@@ -115,14 +113,14 @@ class Study:
             if number >= self.num_trials and not waiting:
                 return None
             if not waiting:
-                self._study.enqueue_trial(self._grid[number] if self._grid else {})
+                self.optuna.enqueue_trial(self._grid[number] if self._grid else {})
                 waiting = self.trials(TrialState.WAITING)
             if self._is_shared:  # before it runs: without one it would run for ever after a kill
                 self._storage.record_heartbeat(waiting[0]._trial_id)
             # Seeded anew for each trial: a search that is resumed must neither draw the numbers of
             # its first trials again, nor others than it would have drawn.
-            self._study.sampler = _SeedByName(self._options, self._options.search_seed + number)
-            return self._study.ask()
+            self.optuna.sampler = _SeedByName(self._options, self._options.search_seed + number)
+            return self.optuna.ask()
 
     def reported(self, trial: optuna.Trial) -> Collection[int]:
         """Return the epochs whose perplexity is in the study."""
@@ -145,7 +143,7 @@ class Study:
         """Finish a trial; one that another driver has finished stays as it is."""
         # Taken over while this driver was held up: whoever runs it next finds its run finished.
         with _unless_finished, contextlib.suppress(ValueError):
-            self._study.tell(trial, value, state, skip_if_finished=True)
+            self.optuna.tell(trial, value, state, skip_if_finished=True)
 
     def add_failure(self, trial: optuna.Trial, reason: str) -> int:
         """Note why a job of a trial has failed; returns how many have."""

@@ -92,7 +92,7 @@ def build_update(
     Raises:
       UserError: The loss does not depend on a variable.
     """
-    exchange = exchange_gradients(config, loss, comm, fastest().token_sum, shares, cuts)
+    exchange = exchange_gradients(config, loss, comm, fastest().column_sums, shares, cuts)
     variables, gradients = tf.trainable_variables(), exchange.gradients
     grad_norm = _global_norm([values_of(gradient) for gradient in gradients], comm)
     is_sound = tf.is_finite(grad_norm)

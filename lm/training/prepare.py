@@ -15,13 +15,7 @@ from lm.config_file import ConfigFile
 from lm.data.batches import Rows, TrainBatches, rows_of_rank
 from lm.data.corpus import Corpus
 from lm.data.embedded import Truth
-from lm.data.run_corpus import (
-    CorpusRecord,
-    earlier_runs,
-    find_data_path,
-    load_run_corpus,
-    record_of,
-)
+from lm.data.run_corpus import CorpusRecord, load_corpus_to_train, record_of
 from lm.distributed.agreement import platform_facts, together
 from lm.distributed.communicator import Communicator
 from lm.distributed.devices import Threads, session_config, start_tensorflow
@@ -73,10 +67,10 @@ def prepare(
     threads, rows = together(comm, lambda: _start(config, options, comm))
     # One rank of each host first: a download that fails does so once, not on one after the other.
     is_first = comm.local_rank == 0
-    early = together(comm, lambda: _load(config, options), takes_part=is_first)
+    early = together(comm, lambda: load_corpus_to_train(config, options), takes_part=is_first)
 
     def rest() -> Prepared:
-        data_path, corpus, truth = early or _load(config, options)
+        data_path, corpus, truth = early or load_corpus_to_train(config, options)
         identity = Identity(
             config,
             corpus.vocabulary.checksum,
@@ -113,11 +107,6 @@ def _start(config: Config, options: RunOptions, comm: Communicator) -> tuple[Thr
     threads = start_tensorflow(comm.local_size, options.intra_op_threads, options.inter_op_threads)
     _check_options(config, options)
     return threads, rows_of_rank(config.batch_size, comm.rank, comm.size, config.virtual_ranks)
-
-
-def _load(config: Config, options: RunOptions) -> tuple[str, Corpus, Optional[Truth]]:
-    data_path = options.data_path or find_data_path(config, earlier_runs(options))
-    return data_path, *load_run_corpus(config, data_path, options.data_url)
 
 
 def _check_options(config: Config, options: RunOptions) -> None:

@@ -51,8 +51,9 @@ def starting_position(run_dir: Optional[RunDir]) -> Position:
     """
     if run_dir is None or run_dir.checkpoint_dir is None:
         return Position()
+    position = manifest.read(run_dir.checkpoint_dir).position
     source = os.path.join(run_dir.checkpoint_dir, manifest.NAME)
-    return load_record(Position, run_dir.position, source)
+    return load_record(Position, position, source)
 
 
 def starting_arrays(

@@ -60,7 +60,7 @@ class Safekeeping:
         Raises:
           EveryRankError: A number of it is NaN or infinite, so that nothing can go on from it.
         """
-        self._wait_for_saver()
+        self.wait()
         phase = f"the save at step {position.step}"
         self._beat(phase)
         state = variables.read_state(self._session, self._comm.concat)
@@ -105,21 +105,13 @@ class Safekeeping:
         Raises:
           EveryRankError: It could not be written.
         """
-        failure = self._wait_for_saver()
+        failure = self.wait()
         if failure:
             raise EveryRankError(failure)
 
-    def wait(self) -> None:
-        """Wait until the last save is over; whether it failed does not matter any more."""
+    def wait(self) -> Optional[str]:
+        """Wait until the last save is over, and return why it failed, or None."""
         # All ranks are in touch meanwhile: else their watchdogs would end them, and the save.
-        self._wait_for_saver()
-
-    @property
-    def _is_writing(self) -> bool:
-        return self._saver is not None and self._saver.is_busy
-
-    def _wait_for_saver(self) -> Optional[str]:
-        """Return why the last save failed, or None."""
         phase = "the writing of a checkpoint"
         self._beat(phase)
         # While rank 0 writes, to be in touch is no progress: a disk that never answers must not
@@ -138,6 +130,10 @@ class Safekeeping:
             room.at_work()
         failure = self._saver.failure if self._saver else None
         return room.gather(str(failure) if failure else None)[0]
+
+    @property
+    def _is_writing(self) -> bool:
+        return self._saver is not None and self._saver.is_busy
 
     def _manifest(self, position: Position, in_sync: bool) -> Manifest:
         return dataclasses.replace(

@@ -91,6 +91,14 @@ def test_without_stderr_a_run_is_as_with_it(tmp_path, corpora):
     assert "epoch 1" in (tmp_path / "log.txt").read_text()
 
 
+def test_without_stdout_an_error_is_as_with_it(tmp_path):
+    code = "from lm.cli.program import run_alone; run_alone(lambda argv: 1 / 0)"
+    command = shlex.join([sys.executable, "-c", code])
+    result = run_command(["sh", "-c", f"exec {command} >&-"], environment(), 120, cwd=ROOT)
+    assert result.returncode == 1
+    assert result.stderr.rstrip().endswith("ZeroDivisionError: division by zero")
+
+
 def test_help_needs_no_tensorflow_and_documents_the_flags(tmp_path):
     (tmp_path / "tensorflow.py").write_text("raise SystemExit('help waits for TensorFlow')\n")
     result = run_module("lm.train", "--help", env={"PYTHONPATH": str(tmp_path)})

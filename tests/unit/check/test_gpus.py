@@ -22,6 +22,8 @@ def test_a_library_that_tensorflow_cannot_load_is_named():
         (True, "", ["libcuda.so.1"], None, "for GPUs, and there is no NVIDIA driver: install"),
         (True, NEW, ["libcuda.so.1"], None, "libcuda.so.1 is missing: start the container"),
         (True, NEW, [], "", "CUDA_VISIBLE_DEVICES= hides the GPUs"),
+        (True, NEW, [], "NoDevFiles", "CUDA_VISIBLE_DEVICES=NoDevFiles hides the GPUs"),
+        (True, NEW, [], "-1,0", "CUDA_VISIBLE_DEVICES=-1,0 hides the GPUs"),
         (True, NEW, ["libcudnn.so.9"], None, "libcudnn.so.9 is missing: remove .venv, and run"),
         (True, OLD, [], "0", "the NVIDIA driver is 470.223: CUDA 12 needs 525 or later"),
         (True, NEW, [], "7", "change CUDA_VISIBLE_DEVICES (7), or see what TensorFlow says"),

@@ -101,7 +101,7 @@ def test_fields_of_a_newer_version_are_refused(resume, part):
 def test_a_line_without_its_end_is_not_kept(tmp_path):
     whole = b'{"event": "step", "step": 1}\n'
     (tmp_path / "metrics.jsonl").write_bytes(whole + b'{"event": "step", "step": 2}')
-    RunDir(str(tmp_path), None, {}).forget_events_after(5, 0)
+    RunDir(str(tmp_path), None).forget_events_after(5, 0)
     assert (tmp_path / "metrics.jsonl").read_bytes() == whole  # else the next one would be glued
 
 

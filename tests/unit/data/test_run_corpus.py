@@ -13,6 +13,7 @@ from lm.errors import UserError
 from lm.inference.run import open_run
 from lm.inference.texts import load_text
 from lm.training.prepare import prepare
+from tests.unit.data.texts import decoded
 from tests.untrained import make_run
 
 OWN = Config(corpus="files")
@@ -107,4 +108,4 @@ def test_a_split_is_read_from_where_the_run_was_trained(tmp_path, own_text):
     with pytest.raises(UserError, match=f"changed since .* --data_path {own_text}$"):
         load_text(run, "valid")
     changed = load_text(run, "valid", str(own_text))  # told so
-    assert run.vocabulary.decode(changed.ids) == ["d", "c", "b", "a", "<eos>"]
+    assert decoded(run.vocabulary, changed.ids) == ["d", "c", "b", "a", "<eos>"]

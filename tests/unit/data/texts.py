@@ -23,7 +23,11 @@ def write(directory, prefix="", **texts) -> str:
 
 
 def words_of(corpus, split) -> list:
-    return corpus.vocabulary.decode(getattr(corpus, split))
+    return decoded(corpus.vocabulary, getattr(corpus, split))
+
+
+def decoded(vocabulary, ids) -> list:
+    return [vocabulary.words[i] for i in ids]
 
 
 def load_obeying_permissions(data_path, **env: str) -> subprocess.CompletedProcess:

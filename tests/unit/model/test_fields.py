@@ -89,8 +89,8 @@ def test_loss_and_gradients_are_those_of_the_papers_equations(path, fields):
     words = np.random.default_rng(0).integers(0, V, [T + 1, B]).astype(np.int32)
     with tf.Graph().as_default(), tf.Session() as session:
         model = build_model(Network(config, V), Rows(0, B), "train", tf.constant(STEP, tf.int64))
-        token_sum = fastest().token_sum
-        found = exchange_gradients(config, model.loss, OneProcess(), token_sum, cuts=model.cuts)
+        column_sums = fastest().column_sums
+        found = exchange_gradients(config, model.loss, OneProcess(), column_sums, cuts=model.cuts)
         weights = {variable.op.name: variable for variable in tf.trainable_variables()}
         assert {n: tuple(v.shape) for n, v in weights.items()} == weight_shapes(config, V)
         loss, nll = plain_loss(config, weights, words[:-1], words[1:])
@@ -142,7 +142,7 @@ def test_windows_and_words_are_read_alike(path):
 def test_locked_masks_are_those_of_the_global_row_at_all_time_steps():
     def masks(rows, step=STEP, **fields):
         context = Context(
-            Config(locked_dropout=True), V, training=True, ops=fastest(), rows=rows,
+            Config(locked_dropout=True), V, ops=fastest(), rows=rows,
             step=tf.constant(step, tf.int64),
         )  # fmt: skip
         return context.dropout(tf.ones([T, rows.count, 64]), 0.5)
@@ -159,7 +159,7 @@ def test_locked_masks_are_those_of_the_global_row_at_all_time_steps():
 def test_dropped_weights_are_the_same_for_all_rows_and_other_ones_at_each_step_and_site():
     def dropped_weights(rows, step):
         context = Context(
-            CONFIG, V, training=True, ops=fastest(), rows=rows, step=tf.constant(step, tf.int64)
+            CONFIG, V, ops=fastest(), rows=rows, step=tf.constant(step, tf.int64)
         )
         return [context.drop_weights(tf.ones([32, 32]), 0.5) for _ in range(2)]
 

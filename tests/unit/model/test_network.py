@@ -295,7 +295,7 @@ def test_masks_of_a_split_batch_are_those_of_the_whole(shape, batch_axis):
         own = [rows.count if size == 6 else size for size in shape]
         config = load_config_file("config_test").config
         step = tf.constant(3, tf.int64)
-        context = Context(config, V, training=True, ops=fastest(), rows=rows, step=step)
+        context = Context(config, V, ops=fastest(), rows=rows, step=step)
         with tf.Session() as session:
             for _ in range(calls):
                 result = context.dropout(tf.ones(own), 0.5, batch_axis)

@@ -78,6 +78,22 @@ def test_ranks_on_other_hosts_have_the_gpus_that_are_visible_here(monkeypatch):
         shown("a:2,b:1")
 
 
+def test_each_gpu_of_the_host_counts_once(monkeypatch, tmp_path):
+    listed = """GPU 0: NVIDIA GeForce RTX 4060 Laptop GPU (UUID: GPU-1d5f)
+GPU 1: NVIDIA A100-SXM4-40GB (UUID: GPU-8c1b)
+  MIG 1g.5gb      Device  0: (UUID: MIG-6a2f)
+"""
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\ncat <<END\n{listed}END\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(places, "count_cores", lambda: 8)
+    shown = [place[0].variables()["CUDA_VISIBLE_DEVICES"] for place in make_places(1, 2, None)]
+    assert shown == ["0", "1"]
+    with pytest.raises(UserError, match="need 3 GPUs, and this host shows 2"):
+        make_places(1, 3, None)
+
+
 @pytest.mark.parametrize("hidden", ["", "-1", "-1,0", "NoDevFiles"])
 def test_hidden_gpus_stay_hidden(monkeypatch, hidden):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)

@@ -82,4 +82,4 @@ def start_from(path, config, words, file=None):
     with tf.Graph().as_default():
         build_model(Network(config, len(vocabulary), file), Rows(0, 1), "eval")
         options = RunOptions(init_from=path, init_partly=True)
-        return starting_arrays(RunDir("", None, {}), options, vocabulary)
+        return starting_arrays(RunDir("", None), options, vocabulary)
