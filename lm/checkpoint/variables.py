@@ -71,8 +71,9 @@ def first_not_finite(session: tf.Session, arrays: Mapping[str, np.ndarray]) -> O
     for name, array in arrays.items():
         if name in untrained:
             continue
-        # The extremes, which a NaN anywhere makes NaN: no array of as many flags is needed.
-        if not (np.isfinite(array.min()) and np.isfinite(array.max())):
+        # The extremes, which a NaN anywhere makes NaN: no array of as many flags is needed. A state
+        # may be of log-probabilities, and -inf.
+        if not (array.max() < np.inf and (array.min() > -np.inf or name.startswith("state/"))):
             return name
     return None
 

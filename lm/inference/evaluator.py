@@ -66,8 +66,8 @@ def evaluate(
         run = run._replace(config=config)
         texts = [load_text(run, split, data_path) for split in splits]
         own = eval_rows_of_rank(config.eval_batch_size, comm.rank, comm.size, distributed)
-        # A rank without rows builds the smallest model: it only waits for the others.
-        rows = own if own.count else Rows(0, 1)
+        # A rank without rows builds what it never runs: networks may not take one row.
+        rows = own if own.count else Rows(0, config.eval_batch_size)
         session, model = open_session(run, lambda network: build_model(network, rows, "eval"), comm)
         return run, texts, own, session, model
 

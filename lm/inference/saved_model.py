@@ -17,6 +17,7 @@ from lm.errors import RunError, UserError
 from lm.inference.run import Run
 from lm.inference.session import open_session
 from lm.model import stepwise
+from lm.model.guard import PYTHON_OPS, operations
 from lm.model.network import Network
 
 logger = logging.getLogger("lm")
@@ -58,6 +59,13 @@ def export(run: Run, to: str) -> None:
 
 def _write(run: Run, directory: str) -> None:
     session, signatures = open_session(run, lambda network: build_signatures(run, network))
+    with session.graph.as_default():
+        python = sorted({node.op for node in operations().values()} & PYTHON_OPS)
+    if python:
+        raise UserError(
+            f"{run.file.path} runs Python ({python[0]}), which an exported model has not: export"
+            " needs a network of TensorFlow's operations"
+        )
     with session:
         builder = tf.saved_model.Builder(directory)
         builder.add_meta_graph_and_variables(
@@ -85,7 +93,7 @@ def build_signatures(run: Run, network: Network) -> dict:
             value_dtype=tf.int64,
             value_index=tf.lookup.TextFileIndex.LINE_NUMBER,
         ),
-        # Without <unk> an unknown word has no id: one that no embedding has makes an error.
+        # Without <unk> an unknown word has no id: one too large, which `_known` refuses.
         default_value=len(run.vocabulary) if unk_id is None else unk_id,
     )
 
@@ -113,6 +121,7 @@ def build_signatures(run: Run, network: Network) -> dict:
 
 def _score(network: Network, ids_BT: tf.Tensor, eos_id: int) -> dict[str, tf.Tensor]:
     """Log-probabilities of each word and of the closing <eos>, 0 in the places after it."""
+    ids_BT = _known(ids_BT, network)
     is_word = tf.not_equal(ids_BT, _PADDING)
     lengths = tf.reduce_sum(tf.cast(is_word, tf.int32), axis=1)
     words = tf.where_v2(is_word, ids_BT, eos_id)
@@ -127,6 +136,13 @@ def _score(network: Network, ids_BT: tf.Tensor, eos_id: int) -> dict[str, tf.Ten
     return {"log_probabilities": log_probs, "log_probability": tf.reduce_sum(log_probs, axis=1)}
 
 
+def _known(ids: tf.Tensor, network: Network) -> tf.Tensor:
+    # Not left to the embedding: on a GPU it would return zeros for an id that it does not have.
+    check = tf.debugging.assert_less(ids, network.vocab_size, message="not in the vocabulary")
+    with tf.control_dependencies([check]):
+        return tf.identity(ids)
+
+
 def _next_word(network: Network, ids_B: tf.Tensor, state: tf.Tensor) -> dict[str, tf.Tensor]:
-    log_probs_BV, state = stepwise.next_word(network, ids_B, state)
+    log_probs_BV, state = stepwise.next_word(network, _known(ids_B, network), state)
     return {"log_probabilities": log_probs_BV, "state": state}

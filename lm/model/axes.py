@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Callable, Optional
+from typing import Any, Callable, Optional
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -18,8 +19,13 @@ from lm.model.context import Context
 from lm.model.guard import one_line
 from lm.model.network import Network
 
+logger = logging.getLogger("lm")
+
 _State = Mapping[str, np.ndarray]
-_TOLERANCE = 1e-5  # of the largest number; mostly every bit is the same
+_TOLERANCE = 1e-5  # of a unit's largest number; mostly every bit is the same
+# Where other shapes sum in another order. What is computed otherwise differs in the first digits.
+_ROUNDING = 1e-2
+_LEAST_NATS = 1e-5  # what float32 rounds of a log-probability
 
 
 def check_axes(
@@ -30,9 +36,10 @@ def check_axes(
 ) -> None:
     """Check that each row's numbers depend on that row alone, and no output on a later word.
 
-    A network that mixes rows up trains something else on each number of ranks. One that sees the
-    words that it is to predict has a perplexity that means nothing. All uses of the network are
-    built, also those that come after days of training.
+    A network that mixes rows up, or goes by a row's place in the share of a rank, trains something
+    else on each number of ranks. One that sees the words that it is to predict has a perplexity
+    that means nothing. All uses of the network are built, also those that come after days of
+    training; one that reads single words otherwise than windows is warned of.
 
     Args:
       config: Sizes.
@@ -52,38 +59,51 @@ def check_axes(
         tf.name_scope("lm_check"),  # as in lm/inference/session.py
         tf.Session(config=session_config) as session,
     ):
-        network, step = Network(config, vocab_size, file), tf.constant(0, tf.int64)
-        inputs_ph = tf.placeholder(tf.int32, [steps, rows])
-        shapes = {name: [rows, *shape] for name, shape in network.state_shapes.items()}
-        state_phs = {name: tf.placeholder(tf.float32, shape) for name, shape in shapes.items()}
-        # As in a run, training comes first: it makes the variables with their initial values.
-        windows = [
-            network.run(
-                inputs_ph,
-                state_phs,
-                Context(config, vocab_size, rows=Rows(0, rows), step=dropout_step),
-            )
-            for dropout_step in (step, None)
-        ]
+        network = Network(config, vocab_size, file)
+        windows = _Windows(session, network, rows)
         words_ph = tf.placeholder(tf.int32, [None, None])
         by_word = stepwise.target_log_probs(network, words_ph, words_ph)  # any B, and T of 1
         session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
         _check_finite(where, session.run(by_word, {words_ph: np.zeros([2, 2])}))
         inputs = random.integers(0, vocab_size, [steps, rows])
-        zeros = {name: np.zeros(shape) for name, shape in shapes.items()}
+        for window in (windows.evaluation, windows.training):  # mostly this alone draws numbers
+            _check_window(where, partial(windows.run, window), inputs, windows.zeros, vocab_size)
+        _check_share(where, windows, inputs)
+        _check_words(where, windows, inputs, _read(session, network, [*inputs, *inputs]))
 
-        def run(window: tuple, inputs: np.ndarray, state: _State) -> tuple[np.ndarray, _State]:
-            feed = {inputs_ph: inputs, **{state_phs[name]: state[name] for name in state}}
-            return session.run(window, feed)
 
-        for window in reversed(windows):  # random numbers are mostly of training alone
-            _check_window(where, partial(run, window), inputs, zeros, vocab_size)
+class _Windows:
+    """The uses of a network for windows, with their state fed."""
+
+    def __init__(self, session: tf.Session, network: Network, rows: int):
+        config, vocab_size, step = network.config, network.vocab_size, tf.constant(0, tf.int64)
+        shapes = {name: [rows, *shape] for name, shape in network.state_shapes.items()}
+        self._session = session
+        self._inputs_ph = tf.placeholder(tf.int32, [config.num_steps, rows])
+        self._state_phs = {name: tf.placeholder(tf.float32, shapes[name]) for name in shapes}
+        self.zeros: _State = {name: np.zeros(shape) for name, shape in shapes.items()}
+        # As in a run, training comes first: it makes the variables with their initial values.
+        context = Context(config, vocab_size, rows=Rows(0, rows), step=step)
+        self.training = network.run(self._inputs_ph, self._state_phs, context)
+        context = Context(config, vocab_size, rows=Rows(0, rows))
+        self.evaluation = network.run(self._inputs_ph, self._state_phs, context)
+        self.ends = [network.log_probs(self.evaluation[0][t], context) for t in (0, -1)]
+        # What a rank trains that has all rows but the first.
+        context = Context(config, vocab_size, rows=Rows(1, rows - 1), step=step)
+        state = {name: state_ph[1:] for name, state_ph in self._state_phs.items()}
+        self.share = network.run(self._inputs_ph[:, 1:], state, context)
+
+    def run(self, window: Any, inputs: np.ndarray, state: _State) -> Any:
+        """Return the values of tensors of a window."""
+        feed = {self._state_phs[name]: value for name, value in state.items()}
+        return self._session.run(window, {self._inputs_ph: inputs, **feed})
 
 
 def _check_window(
     where: str, run: Callable, inputs: np.ndarray, zeros: _State, vocab_size: int
 ) -> None:
     first, state = run(inputs, zeros)  # a state that occurs: others may be none to the network
+    _, after_others = run((inputs + 1) % vocab_size, zeros)
     top, after = run(inputs, state)
     _check_finite(where, first, *state.values(), top, *after.values())
     if _differ(top, run(inputs, state)[0]):
@@ -94,8 +114,8 @@ def _check_window(
     for row in range(inputs.shape[1]):
         other, other_state = inputs.copy(), {name: value.copy() for name, value in state.items()}
         other[:, row] = (other[:, row] + 1) % vocab_size
-        for value in other_state.values():
-            value[row] += 1
+        for name, value in other_state.items():
+            value[row] = after_others[name][row]
         changed, changed_after = run(other, other_state)
         pairs = [("the outputs", 1, top, changed)]
         pairs += [(f"the state {n!r}", 0, after[n], changed_after[n]) for n in after]
@@ -115,11 +135,64 @@ def _check_window(
             )
 
 
+def _check_share(where: str, windows: _Windows, inputs: np.ndarray) -> None:
+    _, state = windows.run(windows.training, inputs, windows.zeros)
+    top, after = windows.run(windows.training, inputs, state)
+    top_of_share, after_of_share = windows.run(windows.share, inputs, state)
+    pairs = [("the outputs", top[:, 1:], top_of_share)]
+    pairs += [(f"the state {name!r}", after[name][1:], after_of_share[name]) for name in after]
+    for what, *both in pairs:
+        if _differ(*both, _ROUNDING):
+            raise UserError(
+                f"{where}: {what} of a row depend on its place among the rows of a rank, which is"
+                " another one on each number of ranks; for dropout use context.dropout"
+            )
+
+
+def _check_words(
+    where: str, windows: _Windows, inputs: np.ndarray, by_word: Sequence[np.ndarray]
+) -> None:
+    _, state = windows.run(windows.evaluation, inputs, windows.zeros)
+    ends = windows.run(windows.ends, inputs, state)
+    for of_window, of_word in zip(ends, (by_word[len(inputs)], by_word[-1])):
+        # From their mean, about -log V: what they say of the words, small as first weights are.
+        of_window, of_word = (x - x.mean(axis=1, keepdims=True) for x in (of_window, of_word))
+        if _differ(of_window, of_word, _ROUNDING, floor=_LEAST_NATS):
+            logger.warning(
+                "%s reads single words otherwise than windows of %d: lm.score, lm.generate and"
+                " lm.export will be another model than lm.evaluate; what a word may see of those"
+                " before it must pass through the state",
+                where,
+                len(inputs),
+            )
+            return
+
+
+def _read(session: tf.Session, network: Network, words_TB: Sequence[np.ndarray]) -> list:
+    """Return the log-probabilities after each word, read one at a time."""
+    rows, size = len(words_TB[0]), stepwise.state_size(network)
+    word_ph, state_ph = tf.placeholder(tf.int32, [rows]), tf.placeholder(tf.float32, [rows, size])
+    step = stepwise.next_word(network, word_ph, state_ph)
+    found, state = [], np.zeros([rows, size])
+    for words in words_TB:
+        log_probs, state = session.run(step, {word_ph: words, state_ph: state})
+        found.append(log_probs)
+    return found
+
+
 def _check_finite(where: str, *found: np.ndarray) -> None:
-    if not all(np.isfinite(value).all() for value in found):
-        raise UserError(f"{where}: with its first weights, not all that it computes is finite")
+    for value in found:
+        if not (value < np.inf).all():  # NaN neither; -inf, a probability of 0, is a number here
+            raise UserError(f"{where}: with its first weights, not all that it computes is finite")
 
 
-def _differ(first: np.ndarray, second: np.ndarray) -> bool:
-    close = _TOLERANCE * np.abs(first).max(initial=0)
-    return bool(first.size and not np.abs(first - second).max() <= close)  # true for NaN
+def _differ(
+    first: np.ndarray, second: np.ndarray, tolerance: float = _TOLERANCE, floor: float = 0.0
+) -> bool:
+    if not first.size:
+        return False
+    # By unit, a place of the last axis: one of large numbers must not hide the others.
+    sizes = np.where(np.isfinite(first), np.abs(first), 0).max(axis=tuple(range(first.ndim - 1)))
+    close = np.maximum(tolerance * np.maximum(sizes, np.median(sizes)), floor)
+    with np.errstate(invalid="ignore"):  # of equal infinities
+        return not ((first == second) | (np.abs(first - second) <= close)).all()  # true for NaN

@@ -43,6 +43,7 @@ class Context:
     cuts: list[Cut] = dataclasses.field(default_factory=list)
     penalties: list[tf.Tensor] = dataclasses.field(default_factory=list)  # of the loss
     tables: dict[str, tf.Variable] = dataclasses.field(default_factory=dict)  # of words, to tie
+    is_built: bool = False  # whether the function of the network has returned
 
     @property
     def training(self) -> bool:
@@ -69,6 +70,7 @@ class Context:
           UserError: The batch axis has not as many rows as the batch, keep_prob is out of range,
             there are too many calls, or locked_dropout finds no time steps to lock.
         """
+        self._refuse_late("context.dropout")
         site, self.sites = self.sites, self.sites + 1
         if not self._drops(keep_prob):
             return x
@@ -122,6 +124,7 @@ class Context:
         """
         if not self._drops(keep_prob):
             return weights
+        self._refuse_late("context.drop_weights")
         _refuse_in_loop("context.drop_weights")
         site, self.sites = self.sites, self.sites + 1
         return self.cut(self._dropped(tf.convert_to_tensor(weights)[None], keep_prob, site, 0)[0])
@@ -154,11 +157,21 @@ class Context:
         Args:
           outputs_TBH: Of the top layer.
           dropped_TBH: The same after dropout.
+
+        Raises:
+          UserError: They are of other shapes, or it is in a loop's body.
         """
         if not self.training:
             return
+        self._refuse_late("context.penalize")
         _refuse_in_loop("context.penalize")
-        config, (steps, _, units) = self.config, outputs_TBH.shape.as_list()
+        shapes = [x.shape.as_list() for x in (outputs_TBH, dropped_TBH)]
+        if shapes[0] != shapes[1] or len(shapes[0]) != 3 or shapes[0][1] != self.rows.count:
+            raise UserError(
+                f"context.penalize: outputs must be [T, B, H], of {self.rows.count} rows, and the"
+                f" same after dropout, not {shapes[0]} and {shapes[1]}"
+            )
+        config, (steps, _, units) = self.config, shapes[0]
         whole = config.batch_size * units
         if config.activation_penalty:
             factor = config.activation_penalty / whole
@@ -167,6 +180,14 @@ class Context:
             factor = config.temporal_activation_penalty * steps / (steps - 1) / whole
             change_TBH = outputs_TBH[1:] - outputs_TBH[:-1]
             self.penalties.append(factor * tf.reduce_sum(tf.square(change_TBH)))
+
+    def _refuse_late(self, what: str) -> None:
+        # It would drop other units than those that the loss was computed without.
+        if self.is_built and self.training:
+            raise UserError(
+                f"{what} is called anew for the gradient, as tf.recompute_grad does: call it"
+                " outside of what is recomputed"
+            )
 
     def embed(
         self, inputs_TB: tf.Tensor, units: Optional[int] = None, name: str = "embedding"

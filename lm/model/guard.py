@@ -29,6 +29,8 @@ _ASSIGNS = re.compile(
     r"Assign.*|ResourceScatter.*|(Resource)?StridedSliceAssign"
     r"|Scatter(Nd)?(Add|Sub|Mul|Div|Min|Max|Update)|(Resource)?((Sparse)?Apply.*|CountUpTo)"
 )
+_OWN_DATA = re.compile(r".*Iterator(V[23])?|.*Queue(V[23])?|Mutable.*Table.*")
+PYTHON_OPS = {"PyFunc", "EagerPyFunc", "PyFuncStateless"}
 _NAME = re.compile(r"[A-Za-z0-9.][\w./-]*", re.ASCII)  # as TensorFlow names variables
 
 
@@ -64,27 +66,35 @@ def one_line(file: Optional[ConfigFile], runs: bool = False) -> Iterator[None]:
 
     Args:
       file: The config file; None, or one without a network, changes nothing.
-      runs: Whether the graph is run: only failures of what operations are given are then its own.
+      runs: Whether the graph is run: only failures of what operations are given, and of
+        operations that the file has made, are then its own.
 
     Raises:
       UserError: In the place of a failure; the message tells the file.
     """
-    of_operations = tf.errors.InvalidArgumentError, tf.errors.OutOfRangeError
-    kind = of_operations if runs else Exception
     try:
         yield
     except Ending:
         raise
-    except kind as error:
-        if not (file and file.functions):
+    except Exception as error:
+        if not (file and file.functions) or (runs and not _is_of_file(file.path, error)):
             raise
         raise UserError(f"{_line(file.path, error)}: {message_of(error)}") from error
+
+
+def _is_of_file(path: str, error: Exception) -> bool:
+    if isinstance(error, (tf.errors.InvalidArgumentError, tf.errors.OutOfRangeError)):
+        return True
+    out_of_memory = isinstance(error, tf.errors.ResourceExhaustedError)
+    made_there = isinstance(error, tf.errors.OpError) and _line(path, error) != path
+    return made_there and not out_of_memory
 
 
 def message_of(error: Exception) -> str:
     """Return the kind of an error, and the one line of its message that says what has failed."""
     # Of an operation: where it was made, then what it says, then its node. Others go on and on.
-    lines = str(error).partition("\n\t [[")[0].splitlines() or [""]
+    text = str(error).partition("\n\t [[")[0]
+    lines = [line for line in text.splitlines() if line.strip()] or [""]
     line = lines[-1 if isinstance(error, tf.errors.OpError) else 0]
     return f"{type(error).__name__}: {line[:_MOST_CHARACTERS]}"
 
@@ -162,7 +172,7 @@ def placeholders() -> set[str]:
     graph = tf.get_default_graph()
     if graph.building_function:
         return set()
-    return {op.name for op in graph.get_operations() if op.type == "Placeholder"}
+    return {op.name for op in graph.get_operations() if op.type.startswith("Placeholder")}
 
 
 def refuse_collected(where: str) -> None:
@@ -221,6 +231,24 @@ def refuse_assignments(
             )
 
 
+def refuse_data(where: str, made: Mapping[str, node_def_pb2.NodeDef]) -> None:
+    """Refuse a network that reads data of its own: each rank would read the same, for other rows.
+
+    Args:
+      where: The file and the function.
+      made: The operations of the network, from `operations`.
+
+    Raises:
+      UserError: There is an iterator, a queue or a table that changes; the message names it.
+    """
+    for name, node in made.items():
+        if _OWN_DATA.fullmatch(node.op):
+            raise UserError(
+                f"{where} has {node.op} ({name}): each rank would read the same from it, and a"
+                " resumed run from its start; what a network reads is inputs_TB"
+            )
+
+
 def refuse_global_step(where: str, made: Container[str], used: Mapping[str, tf.Variable]) -> None:
     """Refuse a network that goes by the global step, which there is none of after training.
 
@@ -263,6 +291,25 @@ def warn_of_random_numbers(
             logger.warning(
                 "%s draws numbers with %s: the next run, or this one on other ranks or resumed, may"
                 " draw others; for dropout use context.dropout",
+                where,
+                node.op,
+            )
+            return
+
+
+def warn_of_python(where: str, made: Mapping[str, node_def_pb2.NodeDef]) -> None:
+    """Warn of Python in the graph, which may draw numbers, or remember.
+
+    Args:
+      where: The file and the function.
+      made: The operations of the network, from `operations`.
+    """
+    for node in made.values():
+        # One without a state has promised to be a function.
+        if node.op in PYTHON_OPS and not node.op.endswith("Stateless"):
+            logger.warning(
+                "%s runs Python (%s): if it draws numbers or remembers, the next run, or this one"
+                " on other ranks or resumed, is another; if it does not, say stateful=False",
                 where,
                 node.op,
             )

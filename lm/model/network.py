@@ -27,8 +27,10 @@ from lm.model.guard import (
     placeholders,
     refuse_assignments,
     refuse_collected,
+    refuse_data,
     refuse_global_step,
     refuse_graph_seed,
+    warn_of_python,
     warn_of_random_numbers,
 )
 from lm.model.plain import logits_cross_entropy
@@ -92,12 +94,14 @@ class Network:
         Raises:
           UserError: The config file's function fails or makes something else; in one line, which.
         """
+        is_first = self._names is None
         before, fed = set(tf.global_variables()), placeholders()
         there = {} if self.is_built_in else operations()
         # A scope of ours: else one of the network's, made where the graph has none around it, may
         # take the name of a variable, which would get another one there.
         with shared_variables(self.config) as used, tf.name_scope("lm_network"):
             found = call(self._where, self._functions[self._build], inputs_TB, state, context)
+        context.is_built = True
         where = f"{self._where}: {self._build}"
         for name in sorted(placeholders() - fed):
             raise UserError(
@@ -115,14 +119,17 @@ class Network:
         if not self.is_built_in:
             made = {name: node for name, node in operations().items() if name not in there}
             refuse_assignments(where, made, used)
+            refuse_data(where, made)
             if context.training:
                 refuse_collected(where)
                 refuse_graph_seed(where)
                 refuse_global_step(where, made, used)
                 self._refuse_unused(where, context)
                 _refuse_cuts_of_others(where, context, [inputs_TB, *state.values()])
+            if is_first:  # later ones make initial values again, which nothing draws
                 initial = {op.name for v in used.values() for op in operations_of_initial_value(v)}
                 warn_of_random_numbers(where, made, initial)
+                warn_of_python(where, made)
         return outputs
 
     def _refuse_unused(self, where: str, context: Context) -> None:

@@ -53,7 +53,9 @@ def shared_variables(config: Config) -> Iterator[dict[str, tf.Variable]]:
     def get(getter, name: str, shape=None, **options) -> tf.Variable:
         if isinstance(options.get("initializer"), Uniform):
             seed, scale = [config.seed, zlib.crc32(name.encode())], options["initializer"].scale
-            options["initializer"] = _stateless_uniform(seed, scale)
+            is_floating = tf.as_dtype(options.get("dtype") or tf.float32).is_floating
+            # What counts or tells yes from no starts with zeros, as TensorFlow has it.
+            options["initializer"] = _stateless_uniform(seed, scale) if is_floating else None
         # All that a trained network needs, also what is not trained, and wherever its author puts
         # it: the ranks start with the same values, and a checkpoint has them.
         others = set(options.get("collections") or []) - {tf.GraphKeys.LOCAL_VARIABLES, *_KEPT}
@@ -65,7 +67,8 @@ def shared_variables(config: Config) -> Iterator[dict[str, tf.Variable]]:
             )
         # A variable in parts is for parameter servers; one of the old kind is updated by operations
         # of the optimizers that here are not used.
-        options.update(use_resource=True, partitioner=None)
+        # Which call is the first depends on the program: none may insist on it.
+        options.update(use_resource=True, partitioner=None, reuse=tf.AUTO_REUSE)
         variable = getter(name, shape=shape, **options)
         if variable.trainable and variable.dtype.base_dtype != tf.float32:
             raise UserError(

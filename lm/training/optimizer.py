@@ -106,6 +106,8 @@ def build_update(
             # g * clip * rate = g * (clip * rate): clipping by way of the rate saves a pass over
             # all gradients. Rows of words that the batch has not are left alone.
             rate = learning_rate * clip
+            # TensorFlow applies a constraint to whole variables alone.
+            prepared = [_dense(g, v) if v.constraint else g for g, v in zip(gradients, variables)]
         else:
             prepared = [_whole(g, v, clip, config) for g, v in zip(gradients, variables)]
         optimizer = _UPDATES[config.optimizer](config, rate)
@@ -132,12 +134,16 @@ def _clip_factor(grad_norm: tf.Tensor, max_grad_norm: float) -> tf.Tensor:
 def _whole(gradient: Gradient, variable: tf.Variable, clip: tf.Tensor, config: Config) -> tf.Tensor:
     """Return the clipped gradient of all rows, also of those that the batch has not: their
     velocity, their means and their weight decay go on, as they do in torch.optim."""
-    if is_sparse(gradient):
-        rows = variable.shape[0]
-        gradient = tf.math.unsorted_segment_sum(gradient.values, gradient.indices, rows)
+    gradient = _dense(gradient, variable)
     if config.optimizer == "adam" or not config.weight_decay:
         return gradient * clip
     return gradient * clip + config.weight_decay * variable
+
+
+def _dense(gradient: Gradient, variable: tf.Variable) -> tf.Tensor:
+    if not is_sparse(gradient):
+        return gradient
+    return tf.math.unsorted_segment_sum(gradient.values, gradient.indices, variable.shape[0])
 
 
 def _global_norm(tensors: Sequence[tf.Tensor], comm: Communicator) -> tf.Tensor:

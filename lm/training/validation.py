@@ -49,8 +49,8 @@ class Validation:
         self._config, self._corpus, self._comm, self._shared = config, corpus, comm, shared
         self._average, self._beat, self._stop_requested = average, beat, stop_requested
         self._rows = eval_rows_of_rank(config.eval_batch_size, comm.rank, comm.size, shared)
-        # A rank without rows builds the smallest model there is.
-        rows = self._rows if self._rows.count else Rows(0, 1)
+        # A rank without rows builds what it never runs: networks may not take one row.
+        rows = self._rows if self._rows.count else Rows(0, config.eval_batch_size)
         self._model = build_model(network, rows, "eval")
 
     def run(self, session: tf.Session, split: str, averaged: bool = False) -> NllSum:

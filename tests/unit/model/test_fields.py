@@ -158,9 +158,7 @@ def test_locked_masks_are_those_of_the_global_row_at_all_time_steps():
 
 def test_dropped_weights_are_the_same_for_all_rows_and_other_ones_at_each_step_and_site():
     def dropped_weights(rows, step):
-        context = Context(
-            CONFIG, V, ops=fastest(), rows=rows, step=tf.constant(step, tf.int64)
-        )
+        context = Context(CONFIG, V, ops=fastest(), rows=rows, step=tf.constant(step, tf.int64))
         return [context.drop_weights(tf.ones([32, 32]), 0.5) for _ in range(2)]
 
     with tf.Graph().as_default(), tf.Session() as session:

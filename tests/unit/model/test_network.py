@@ -58,6 +58,15 @@ MISTAKES = {
         "variable w is bfloat16 of the shape (4,): what is kept must be numbers",
     "    x *= tf.placeholder(tf.float32, [])\n" + GOOD:
         "makes the placeholder train/lm_network/Placeholder, which nothing feeds: use context",
+    "    x *= tf.placeholder_with_default(1.0, [])\n" + GOOD:
+        "makes the placeholder train/lm_network/PlaceholderWithDefault, which nothing feeds",
+    "    data = tf.data.Dataset.from_tensors(tf.ones([4])).repeat()\n"
+    "    x *= tf.data.make_one_shot_iterator(data).get_next()\n" + GOOD:
+        "Iterator): each rank would read the same from it, and a resumed run from its start",
+    "    x = tf.recompute_grad(lambda x: context.dropout(x, 0.5))(x)\n" + GOOD:
+        "context.dropout is called anew for the gradient, as tf.recompute_grad does",
+    "    context.penalize(*2 * [tf.transpose(x, [1, 0, 2])])\n" + GOOD:
+        "must be [T, B, H], of 3 rows, and the same after dropout, not [3, 5, 4] and [3, 5, 4]",
     "    return tf.sparse.from_dense(x), {'h': x[-1]}\n": "must be a tensor, not a SparseTensor",
     "    x = context.dropout(x, 1.5)\n" + GOOD: "keep_prob must be above 0 and at most 1, not 1.5",
     "    x = context.drop_weights(x[0], 0.0)\n" + GOOD: "keep_prob must be above 0 and at most 1",
@@ -104,6 +113,9 @@ MISTAKES = {
         "[3,5,4] is not compatible with expected shape [5,3,4]",
     "    x += tf.gather(state['h'], inputs_TB + 9)\n" + GOOD:
         "mine.py, line 13: InvalidArgumentError: indices[",
+    "    y = tf.py_func(lambda words: {}[int(words[0, 0])], [inputs_TB], tf.float32)\n"
+    "    x *= tf.ensure_shape(y, [])\n" + GOOD:
+        "mine.py, line 13: UnknownError: KeyError: ",
     # Outside of the file's functions.
     "    tf.get_variable('softmax/bias', [3])\n" + GOOD: "mine.py: ValueError: Trying to share",
 }  # fmt: skip
@@ -215,6 +227,18 @@ AHEAD = """
         (AHEAD + GOOD, "depend on later words"),
         ("    x = tf.cumsum(x, axis=1, reverse=True)\n" + GOOD, "the outputs of a row"),
         ("    x = tf.log(x - 9)\n" + GOOD, "not all that it computes is finite"),
+        (
+            "    if context.training:\n"
+            "        key = tf.stack([7, tf.cast(context.step, tf.int32)])\n"
+            "        mask = tf.random.stateless_uniform(tf.shape(x), key) < 0.5\n"
+            "        x *= tf.cast(mask, tf.float32)\n" + GOOD,
+            "the outputs of a row depend on its place among the rows of a rank",
+        ),
+        (
+            "    large = tf.constant([0.0, 0.0, 0.0, -1e9])\n"
+            "    return tf.cumsum(x, reverse=True) + large, {'h': x[-1]}\n",
+            "depend on later words",
+        ),
         ("    x += tf.zeros([5, 1, 4])\n" + GOOD, r"shape \(1, any, any\), not \(5,"),
         (
             "    if inputs_TB.shape[0] > 1:\n        x *= tf.get_variable('w', [4])\n" + GOOD,
@@ -228,15 +252,47 @@ def test_rows_and_times_that_are_mixed_up_are_found(load, body, message):
         check_axes(load(HEADER).config, V, load(HEADER + body))
 
 
+WITHIN_THE_WINDOW = {
+    "a convolution": "    x += tf.pad(x, [[1, 0], [0, 0], [0, 0]])[:-1]\n" + GOOD,
+    "places": "    x += tf.get_variable('places', [5, 1, 4])[: inputs_TB.shape[0]]\n" + GOOD,
+    "a state that stays": "    return tf.cumsum(x), {'h': state['h']}\n",
+}
+
+
+@pytest.mark.parametrize("body", WITHIN_THE_WINDOW.values(), ids=WITHIN_THE_WINDOW.keys())
+def test_a_network_that_reads_words_otherwise_than_windows_is_told(load, caplog, monkeypatch, body):
+    monkeypatch.setattr("lm.model.axes.logger.propagate", True)
+    file = load(HEADER + body)
+    check_axes(file.config, V, file)
+    assert "mine.py reads single words otherwise than windows of 5: lm.score" in caplog.text
+
+
+def test_a_constraint_holds_for_a_table_of_words_too(load):
+    whole = "tf.get_variable('embedding', [11, 4], constraint=tf.abs)"
+    text = HEADER.replace("context.embed(inputs_TB)", f"tf.gather({whole}, inputs_TB)")
+    file = load(text + GOOD)
+    with tf.Graph().as_default(), tf.Session() as session:
+        step = build_step(Network(dataclasses.replace(file.config, batch_size=1), V, file),
+                          OneProcess())  # fmt: skip
+        session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+        (table,) = [v for v in tf.trainable_variables() if v.op.name == "embedding"]
+        assert (session.run(table) < 0).any()
+        words = np.zeros([6, 1], np.int32)
+        run_step(session.run, step, words[:-1], words[1:], 1.0)
+        assert (session.run(table) >= 0).all()
+
+
 @pytest.mark.parametrize(
     "text", ["config_gru", "config_transformer", CLASSIC], ids=["gru", "transformer", "classic"]
 )
-def test_a_network_reads_windows_as_it_reads_words(load, text):
+def test_a_network_reads_windows_as_it_reads_words(load, text, caplog, monkeypatch):
+    monkeypatch.setattr("lm.model.axes.logger.propagate", True)
     if text == CLASSIC and not importlib.util.find_spec("tf_keras"):
         pytest.skip("needs tf_keras: run_scripts/setup.sh --dev installs it")
     file = load(text)
     config = dataclasses.replace(file.config, hidden_size=4, num_steps=5, init_scale=0.8)
     check_axes(config, V, file)
+    assert "reads single words" not in caplog.text
     words = np.random.default_rng(5).integers(0, V, [11, 2]).astype(np.int32)
     with tf.Graph().as_default(), tf.Session() as session:
         network = Network(config, V, file)
@@ -258,9 +314,20 @@ def test_a_network_reads_windows_as_it_reads_words(load, text):
         "    return x, {'h': tf.boolean_mask(x[-1], inputs_TB[-1] >= 0)}\n",
         "    x *= tf.get_variable('w', [4], collections=['local_variables'], trainable=False)\n"
         + GOOD,
+        "    is_on = tf.get_variable('is_on', [], tf.bool, trainable=False)\n"
+        "    x += tf.cast(tf.get_variable('n', [], tf.int32, trainable=False), tf.float32)\n"
+        "    x = tf.where_v2(is_on, 0.0, x)\n" + GOOD,
+        "    with tf.variable_scope('a', reuse=not context.training):\n"
+        "        x *= tf.get_variable('w', [4])\n" + GOOD,
+        "    words = tf.concat([tf.cast(state['h'][None, :, 0], tf.int32), inputs_TB[:-1]], 0)\n"
+        "    x += context.embed(words)\n"
+        "    last = tf.cast(inputs_TB[-1][:, None], tf.float32) * tf.ones([4])\n"
+        "    return x, {'h': last}\n",
+        "    return x, {'h': tf.log(tf.nn.relu(x[-1]))}\n",
     ],
-    ids=["a tensor as initial value", "a state whose rows are not known", "a local variable"],
-)
+    ids=["a tensor as initial value", "a state whose rows are not known", "a local variable",
+         "variables that count", "reuse after training", "words as state", "probabilities of 0"],
+)  # fmt: skip
 def test_what_trains_is_scored_too(load, body):
     file = load(HEADER + body)
     assert np.isfinite(train_and_evaluate(file)).all()
@@ -353,7 +420,7 @@ def test_dropout_of_the_context_and_random_initial_values_are_no_random_numbers(
     file = load(HEADER + start + "    x = context.dropout(x, 0.5)\n" + GOOD)
     train_and_evaluate(file)
     check_axes(file.config, V, file)
-    assert caplog.text == ""
+    assert "draws numbers" not in caplog.text
 
 
 @pytest.mark.parametrize(
