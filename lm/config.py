@@ -161,8 +161,9 @@ class Config(Checked):
 @dataclasses.dataclass(frozen=True)
 class RunOptions(Checked):
     """How and where a Config is trained; nothing here changes the trained weights, except that
-    `init_from` starts with others, `max_steps` and `early_stopping_epochs` end early and `on_nan`
-    may skip an update.
+    `data_path` may have another text, `init_from` starts with others, `allow_changed_network` may
+    go on with another network, `max_steps` and `early_stopping_epochs` end early and `on_nan` may
+    skip an update.
 
     Raises UserError, naming the field, for a value of the wrong type or out of range.
     """

@@ -3,8 +3,8 @@
 With --json, one object per line for each split:
 
     {"run": "runs/x", "checkpoint": "runs/x/checkpoints/step-00000300", "split": "valid",
-     "nll": 4.78, "perplexity": 119.1, "bits_per_word": 6.9, "bits_per_character": 1.25,
-     "tokens": 73760, "characters": 393043, "unknown": 0, "eval_batch_size": 20, "world_size": 1}
+     "nll": 4.78, "perplexity": 119.1, "bits_per_word": 6.9, "bits_per_character": 1.29,
+     "tokens": 73760, "characters": 393042, "unknown": 0, "eval_batch_size": 20, "world_size": 1}
 
 nll: mean negative log-likelihood of a token in nats (natural logarithm), `<eos>` at the end of
 each line included, as in perplexity = exp(nll). bits_per_word: nll / ln 2. bits_per_character:

@@ -1,6 +1,7 @@
 """A run as a TensorFlow SavedModel: `python -m lm.export --run DIR --to DIR`.
 
-It loads where nothing of this project is installed:
+It loads where nothing of this project is installed, and computes in float32, whatever the run's
+--precision:
 
     import tensorflow as tf
     model = tf.saved_model.load("exported")

@@ -4,6 +4,8 @@ The text goes to stdout as it is drawn: the prompt, then --num_words words, wher
 line (`<eos>`) counts as one. With --num_samples above 1 each text follows a line "== 2 of 5".
 With --json, one object per line for each sample: {"sample": 1, "seed": 7, "prompt": "the company
 said", "words": ["it", "will", "<eos>"], "text": "the company said it will\\n"}.
+
+The model computes in float32, whatever the run's --precision.
 """
 
 import json

@@ -7,7 +7,8 @@ One line out for each line in, as soon as it can be had. TSV columns, without a 
 All logarithms are natural. A sentence starts after an `<eos>` with an empty state, and its
 closing `<eos>` is one of its tokens. A word that is not in the vocabulary counts as unknown and
 is scored as `<unk>`. The last column, of --per_word, has a number for each token, separated by
-spaces. The sentence is printed with single spaces between its words.
+spaces. The sentence is printed with single spaces between its words. The model computes in
+float32, whatever the run's --precision.
 
 With --json one object per line: {"log_probability": -9.1, "tokens": 3, "unknown": 0, "sentence":
 "the company"}, and with --per_word also "words": [{"word": "the", "log_probability": -3.0}, ...,

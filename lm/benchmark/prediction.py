@@ -1,14 +1,17 @@
 """How long a step will take on N ranks: an alpha-beta model of the exchange.
 
   step(N)     = compute(rows of a rank) + exchange(N)
-  exchange(N) = fixed + sum over messages (per_message + hops(N) alpha + bytes_sent(N) beta)
+  exchange(N) = fixed + sum over messages (
+      per_message + (2 ceil(log2 N) + hops(N)) alpha + bytes_sent(N) (per_byte_sent + beta))
 
-with alpha the latency of a link and beta the seconds per byte. Ring allreduce (Patarasu and Yuan
-2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations"): 2 (N - 1) hops, and
-each rank sends 2 (N - 1) / N of the message. Recursive halving and doubling (Thakur, Rabenseifner
-and Gropp 2005, "Optimization of collective communication operations in MPICH"): as many bytes
-in 2 log2(N) hops. Allgather has half of both. Computation and exchange do not overlap in the
-model; on a host whose every core computes they hardly do, on a cluster it is the worst case.
+with alpha the latency of a link, beta its seconds per byte, and the others `HostCosts`. In the
+2 ceil(log2 N) hops all ranks tell each other that they have the message. Ring allreduce (Patarasu
+and Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations"): 2 (N - 1)
+hops, and each rank sends 2 (N - 1) / N of the message. Recursive halving and doubling (Thakur,
+Rabenseifner and Gropp 2005, "Optimization of collective communication operations in MPICH"): as
+many bytes in 2 ceil(log2 N) hops. Allgather has half of both. Computation and exchange do not
+overlap in the model; on a host whose every core computes they hardly do, on a cluster it is the
+worst case.
 """
 
 from __future__ import annotations
