@@ -14,6 +14,8 @@ from lm.options import Checked, option
 
 # Fields of Config on which no step depends: a resumed run may differ in them.
 NOT_OF_STEPS = frozenset({"name", "num_epochs"})
+_INT32 = 2**31 - 1  # more than that is no size of a tensor
+_MOST_THREADS = 4096  # far beyond, the process ends when they are started
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,16 +44,16 @@ class Config(Checked):
         None, "the embedding starts uniform in +-embedding_init_scale (default: init_scale)",
         above=0, high=10,
     )  # fmt: skip
-    hidden_size: int = option(200, "units of each LSTM layer", low=1)
+    hidden_size: int = option(200, "units of each LSTM layer", low=1, high=_INT32)
     embedding_size: Optional[int] = option(
-        None, "units of the embedding (default: hidden_size)", low=1
+        None, "units of the embedding (default: hidden_size)", low=1, high=_INT32
     )
     tie_weights: bool = option(
         False, "let the embedding be the output layer's weights too; outputs of another size are"
         " projected down to it",
     )  # fmt: skip
-    num_layers: int = option(2, "number of LSTM layers", low=1)
-    num_steps: int = option(20, "time steps of truncated back-propagation", low=1)
+    num_layers: int = option(2, "number of LSTM layers", low=1, high=1000)
+    num_steps: int = option(20, "time steps of truncated back-propagation", low=1, high=_INT32)
     keep_prob: float = option(
         1.0, "probability of keeping a unit in dropout (1: no dropout)", above=0, high=1
     )
@@ -88,8 +90,10 @@ class Config(Checked):
     )
 
     # Optimization; docs/optimization.md says which published recipe each field is for.
-    batch_size: int = option(20, "rows of the GLOBAL batch, shared out over all ranks", low=1)
-    num_epochs: int = option(13, "passes over the training split", low=1)
+    batch_size: int = option(
+        20, "rows of the GLOBAL batch, shared out over all ranks", low=1, high=_INT32
+    )
+    num_epochs: int = option(13, "passes over the training split", low=1, high=_INT32)
     optimizer: str = option(
         "sgd", "sgd; momentum: classic, not Nesterov's; adam: bias-corrected",
         choices=("sgd", "momentum", "adam"),
@@ -136,7 +140,7 @@ class Config(Checked):
     seed: int = option(1, "seed of the weights and the dropout masks", low=0, high=2**62)
 
     # Evaluation.
-    eval_batch_size: int = option(20, "rows in validation and test", low=1)
+    eval_batch_size: int = option(20, "rows in validation and test", low=1, high=_INT32)
 
     # How the sums of a step are made.
     virtual_ranks: int = option(
@@ -260,8 +264,12 @@ class RunOptions(Checked):
     tensorboard: bool = option(True, "write event files for TensorBoard into the run's directory")
     intra_op_threads: Optional[int] = option(
         None, "threads inside an operation (default: cores / ranks of the host)", low=1,
-        per_host=True,
+        high=_MOST_THREADS, per_host=True,
     )  # fmt: skip
     inter_op_threads: Optional[int] = option(
-        None, "operations run at the same time (default: 1)", low=1, per_host=True
+        None,
+        "operations run at the same time (default: 1)",
+        low=1,
+        high=_MOST_THREADS,
+        per_host=True,
     )

@@ -20,7 +20,7 @@ from typing import Callable, Optional
 import configs
 from lm import run_files
 from lm.config import Config, RunOptions
-from lm.errors import UserError, first_line
+from lm.errors import UserError, first_line, kind_of
 from lm.options import field_type
 from lm.seeding import seeded
 from lm.startup import import_tensorflow
@@ -61,7 +61,7 @@ def load_config_file(name_or_path: str) -> ConfigFile:
         with open(path, "rb") as file:
             source = file.read()
     except OSError as error:
-        raise UserError(f"config file {path} cannot be read: {error.strerror}") from error
+        raise kind_of(error)(f"config file {path} cannot be read: {error.strerror}") from error
     checksum = hashlib.sha256(source).hexdigest()
     if importlib.util.find_spec("tf_keras"):  # without, classic layers and cells are gone
         os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")

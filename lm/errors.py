@@ -1,5 +1,9 @@
 """What ends a program with one line instead of a stack trace."""
 
+from __future__ import annotations
+
+import errno
+
 
 class Ending(Exception):
     """The end of a program; its message is all that the user reads."""
@@ -41,6 +45,21 @@ class Stopped(EveryRankError):
     def __init__(self, message: str, number: int):
         super().__init__(message)
         self.exit_code = 128 + number
+
+
+_OF_A_PATH = {
+    errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.EROFS,
+    errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL, errno.EEXIST,
+}  # fmt: skip
+
+
+def kind_of(error: OSError) -> type[Ending]:
+    """Return UserError where the path that a user gave is at fault, else RunError.
+
+    A job that starts itself again does so unless the fault is the user's, which stays: a disk or a
+    network that fails, or has no room, may do so for a moment.
+    """
+    return UserError if error.errno in _OF_A_PATH else RunError
 
 
 def first_line(error: BaseException) -> str:

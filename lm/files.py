@@ -17,6 +17,8 @@ logger = logging.getLogger("lm")
 
 _BLOCK_BYTES = 1 << 20
 # Some cluster file systems (Lustre mounted without flock, a few FUSE ones) have no locks at all.
+_SHARED_MEMORY = "/dev/shm"
+_NO_SYNC = {errno.EINVAL, errno.ENOTSUP}  # of a pipe or a terminal
 _NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP}
 
 
@@ -72,21 +74,29 @@ class PatientFile:
                 self._waiting = self._waiting[self._file.write(self._waiting) :]
             self.failure = None
         except OSError as error:
-            self.failure = f"cannot write {self._path}: {error.strerror}"
-            if not self._complained:
-                self._complained = True  # first: the log may come back to this very file
-                logger.error("%s; what is to be added waits in memory", self.failure)
+            self._complain(error, "what is to be added waits in memory")
 
     def sync(self) -> None:
         """Bring what has been written to the disk, as far as that can be had; any thread may."""
-        with contextlib.suppress(OSError):
+        try:
             os.fsync(self._file.fileno())
+        except OSError as error:  # NFS tells of a full disk here
+            if error.errno not in _NO_SYNC:
+                self._complain(error, "what was added last may be lost")
 
     def close(self) -> None:
         """Close it; what has waited is lost if there is still no room."""
         self.write(b"")
-        with contextlib.suppress(OSError):  # NFS tells of a full disk here
+        try:
             self._file.close()
+        except OSError as error:  # NFS again
+            self._complain(error, "what was added last may be lost")
+
+    def _complain(self, error: OSError, outcome: str) -> None:
+        self.failure = f"cannot write {self._path}: {error.strerror}"
+        if not self._complained:
+            self._complained = True  # first: the log may come back to this very file
+            logger.error("%s; %s", self.failure, outcome)
 
 
 def check_writable(path: str) -> None:
@@ -150,9 +160,11 @@ def locked(path: str, activity: Optional[str] = None) -> Iterator[None]:
         else:
             yield
             return
-    # One process per host still holds with a lock in the host's own temporary directory.
+    # One process per host still holds with a lock in memory, which the host's jobs share: of
+    # temporary directories each may have one of its own.
     name = f"lm-{os.getuid()}-{short_name(os.path.realpath(path))}.lock"
-    with open(os.path.join(tempfile.gettempdir(), name), "ab") as file:
+    directory = _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK) else tempfile.gettempdir()
+    with open(os.path.join(directory, name), "ab") as file:
         _lock(file.fileno(), path, activity)
         yield
 

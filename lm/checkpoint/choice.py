@@ -84,7 +84,23 @@ def _best(run_dir: str) -> Optional[str]:
         except RunError as error:
             logger.warning("skipping a checkpoint: %s", error)
     by_perplexity = _by_perplexity(known)
-    return next((found for found in by_perplexity if examine(found) is State.WHOLE), None)
+    found = next((found for found in by_perplexity if examine(found) is State.WHOLE), None)
+    if found:
+        _warn_if_not_best(manifests.read(found), known[-1][0])
+    return found
+
+
+def _warn_if_not_best(found: Manifest, last: Manifest) -> None:
+    # Its save may have failed, on a full disk, or it cannot be read any more.
+    best = min(filter(math.isfinite, last.position.get("valid_perplexities", ())), default=math.inf)
+    if best < found.valid_perplexity:
+        logger.warning(
+            "the epoch with the best validation perplexity, %.2f, has no checkpoint that can be"
+            " used: taken is that of step %d, with %.2f",
+            best,
+            found.step,
+            found.valid_perplexity,
+        )
 
 
 def _by_perplexity(checkpoints: Iterable[tuple[Manifest, str]]) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
 import json
 import logging
 import os
@@ -18,17 +17,13 @@ from lm.checkpoint import format as checkpoint
 from lm.checkpoint import manifest as manifests
 from lm.checkpoint.records import refuse_unknown_fields
 from lm.config import NOT_OF_STEPS, Config
-from lm.errors import RunError, UserError
+from lm.errors import RunError, UserError, kind_of
 from lm.files import locked, write_atomically
 
 logger = logging.getLogger("lm")
 
-# Of a disk or a network that fails, or has no room, perhaps for a moment.
-_PASSING = {
-    errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOSPC, errno.EDQUOT, errno.ENOMEM,
-}  # fmt: skip
-# Besides NOT_OF_STEPS a resumed run may differ in these, as long as no perplexity has changed what
-# was trained.
+# Besides NOT_OF_STEPS a resumed run may differ in these, as long as perplexities decide nothing:
+# they would be of rows that are cut otherwise.
 _MAY_CHANGE_EVALUATION = {"eval_batch_size"}
 
 
@@ -40,6 +35,7 @@ class Identity(NamedTuple):
     corpus: str
     config_file: Optional[str] = None  # where it is part of the run
     may_change: bool = False  # whether another config file is taken for the same
+    ends_by_validation: bool = False  # whether its perplexities decide when to end, or what to test
 
 
 class RunDir(NamedTuple):
@@ -92,6 +88,8 @@ def open_run_dir(
     checkpoint_dir = choice.newest(path)
     if checkpoint_dir:
         _check_resumable(checkpoint_dir, identity)
+    else:
+        _check_new(path)
     return RunDir(path, checkpoint_dir)
 
 
@@ -104,9 +102,7 @@ def _make(output_dir: Optional[str], name: str) -> str:
             path = _make_new(path)
         tempfile.TemporaryFile(dir=path).close()  # found out now, not after the first epoch
     except OSError as error:
-        # A job that starts itself again does so unless the fault is the user's, which stays.
-        kind = RunError if error.errno in _PASSING else UserError
-        raise kind(f"cannot write to output_dir {path}: {error.strerror}") from error
+        raise kind_of(error)(f"cannot write to output_dir {path}: {error.strerror}") from error
     return path
 
 
@@ -120,6 +116,23 @@ def _make_new(stem: str) -> str:
         except FileExistsError:
             number += 1
             path = f"{stem}-{number}"
+
+
+def _check_new(path: str) -> None:
+    """Do not take for a run that has yet to begin one whose checkpoints cannot be seen.
+
+    Raises:
+      RunError: It is one; a disk that is not mounted may come back.
+    """
+    checkpoints = os.path.join(path, run_files.CHECKPOINTS)
+    if os.path.islink(checkpoints) and not os.path.exists(checkpoints):
+        raise RunError(f"{checkpoints} leads nowhere: mount what it is on, or remove it")
+    # The first epoch's may be there without its checkpoint, where a job was killed in between.
+    if _num_epochs(path) > 1:
+        raise RunError(
+            f"{path} has no checkpoint, but epochs in {run_files.METRICS}: put its checkpoints"
+            f" back, or remove {run_files.METRICS} to start again from step 1"
+        )
 
 
 def _check_resumable(checkpoint_dir: str, identity: Identity) -> None:
@@ -148,7 +161,7 @@ def _check_config_file(manifest: manifests.Manifest, identity: Identity) -> None
 def _check_fits(manifest: manifests.Manifest, identity: Identity) -> None:
     # A field that the checkpoint does not know is newer: the run was trained without.
     before = {**_defaults(type(identity.config)), **manifest.config}
-    follows = identity.config.follows_validation
+    follows = identity.config.follows_validation or identity.ends_by_validation
     may_change = NOT_OF_STEPS if follows else NOT_OF_STEPS | _MAY_CHANGE_EVALUATION
     for name, value in dataclasses.asdict(identity.config).items():
         if name not in may_change and value != before[name]:
@@ -167,6 +180,13 @@ def _check_fits(manifest: manifests.Manifest, identity: Identity) -> None:
 
 def _defaults(cls: type[Config]) -> dict[str, Any]:
     return {field.name: field.default for field in dataclasses.fields(cls)}
+
+
+def _num_epochs(path: str) -> int:
+    """Return how many epochs the events of a run have."""
+    with contextlib.suppress(FileNotFoundError), open(_metrics(path), "rb") as file:
+        return sum(line.startswith(b'{"event": "epoch"') for line in file)
+    return 0
 
 
 def _is_before(line: bytes, step: int, epochs_done: int) -> bool:

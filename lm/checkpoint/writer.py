@@ -14,7 +14,7 @@ import numpy as np
 from lm.checkpoint import choice
 from lm.checkpoint import format as checkpoint
 from lm.checkpoint.manifest import Manifest
-from lm.errors import RunError
+from lm.errors import Ending, RunError
 
 logger = logging.getLogger("lm")
 
@@ -88,7 +88,6 @@ class Saver:
         try:
             self._sync_events()
             checkpoint.save(self._run_dir, arrays, manifest)
-            choice.prune(self._run_dir, self._keep)
             if self.failure:
                 logger.info("checkpoints can be written again")
             self.failure = None
@@ -98,3 +97,8 @@ class Saver:
             self.failure = error if isinstance(error, RunError) else RunError(repr(error))
             if not failed_before:  # a full disk stays full: said once, not at each save
                 logger.warning("%s; training goes on", self.failure)
+            return
+        try:
+            choice.prune(self._run_dir, self._keep)
+        except (Ending, OSError) as error:  # the next save tries again
+            logger.warning("old checkpoints are not removed: %s", error)

@@ -7,6 +7,7 @@ would say the same thing N times; both are settled here, so that no other module
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 import time
@@ -19,13 +20,14 @@ from lm.distributed.agreement import together
 from lm.distributed.communicator import Communicator, OneProcess
 from lm.distributed.signals import ignore_save_requests
 from lm.distributed.watchdog import end_with_launcher, mpirun_above
-from lm.errors import Ending, HelpRequested, UserError
+from lm.errors import Ending, HelpRequested, Stopped, UserError
 from lm.events.logs import may_be_gone, start_console
 
 Parsed = TypeVar("Parsed")
 
 # Within them mpirun, which waits for 4, has killed the ranks of a job that has failed.
 _KILLED_SECONDS = 10
+_INTERRUPTED = Stopped("interrupted", signal.SIGINT)
 
 
 def run(
@@ -49,12 +51,16 @@ def run(
         parsed = parse(sys.argv)
     except (Ending, OSError) as error:
         failure = error
+    except KeyboardInterrupt:
+        _end_unconnected(_INTERRUPTED)
     if failure and (launch.launched_size() == 1 or isinstance(failure, HelpRequested)):
         _end_unconnected(failure)  # at once: what ranks need to exchange takes seconds to import
     try:
         comm = launch.connect(failure is None and timeline(parsed))
     except (Ending, OSError) as error:
         _end_unconnected(error)
+    except KeyboardInterrupt:
+        _end_unconnected(_INTERRUPTED)
 
     def fail() -> NoReturn:
         raise failure
@@ -122,7 +128,7 @@ def _finish(comm: Communicator, work: Callable[[], None]) -> NoReturn:
         comm.barrier()
         sys.exit(_exit_code(error))
     except KeyboardInterrupt:
-        _end_alone(comm, "interrupted", 130)
+        _end_alone(comm, str(_INTERRUPTED), _INTERRUPTED.exit_code)
     except Exception:
         _end_alone(comm, traceback.format_exc(), 1)
     comm.barrier()

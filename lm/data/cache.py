@@ -122,9 +122,10 @@ def load_encoded(
     limit = "all" if vocab_size is None else str(vocab_size)
     key = "-".join([f"v{FORMAT}", *(checksums[split][:16] for split in SPLITS), limit])
     for directory in directories:
-        encoded = _open_entry(os.path.join(directory, key), directories)
-        if encoded is not None:
-            return encoded
+        with contextlib.suppress(OSError):  # told below, if it stays so
+            encoded = _open_entry(os.path.join(directory, key), directories)
+            if encoded is not None:
+                return encoded
     failures = []
     for directory in directories:
         entry = os.path.join(directory, key)
@@ -182,6 +183,7 @@ def _make_entry(
 
 
 def _open_entry(entry: str, directories: Sequence[str]) -> EncodedCorpus | None:
+    """Return the entry, None where there is none or a damaged one; OSError: it cannot be read."""
     if not os.path.isdir(entry):
         return None
     try:
@@ -195,6 +197,8 @@ def _open_entry(entry: str, directories: Sequence[str]) -> EncodedCorpus | None:
             Vocabulary.load(os.path.join(entry, "vocabulary.txt")),
             {split: int(record["num_unknown"][split]) for split in SPLITS},
         )
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    # Not of another OSError: what cannot be read for a moment is not to be removed, since other jobs
+    # may be training from it.
+    except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
         logger.info("the encoded corpus in %s is damaged (%s)", entry, error)
         return None

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from lm.data.vocabulary import EOS, UNK, Vocabulary
-from lm.errors import RunError, UserError
+from lm.errors import RunError, UserError, kind_of
 
 SPLITS = ("train", "valid", "test")
 ID_DTYPE = np.dtype("<i4")  # in files; little-endian, whatever the machine
@@ -24,6 +24,7 @@ logger = logging.getLogger("lm")
 _BLOCK_BYTES = 1 << 18
 _MAX_WORD_BYTES = 1 << 20
 _NEWLINE = b"\n"
+_SPACES = (_NEWLINE, b" ", b"\t", b"\r")
 
 
 def read_words(path: str, digest: Any = None) -> Iterator[list[str]]:
@@ -50,7 +51,7 @@ def read_words(path: str, digest: Any = None) -> Iterator[list[str]]:
         last = block[-1:] or last
         block = rest + block
         # These bytes never occur inside a UTF-8 character, so that none is torn apart.
-        end = max(block.rfind(_NEWLINE), block.rfind(b" ")) + 1
+        end = max(map(block.rfind, _SPACES)) + 1
         block, rest = block[:end], block[end:]
         if len(rest) > _MAX_WORD_BYTES:
             raise UserError(
@@ -73,7 +74,7 @@ def _read_blocks(path: str) -> Iterator[bytes]:
         with open(path, "rb") as file:
             yield from iter(lambda: file.read(_BLOCK_BYTES), b"")
     except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from error
+        raise kind_of(error)(f"cannot read {path}: {error.strerror}") from error
 
 
 def _decoded(block: bytes, path: str, line: int) -> str:

@@ -13,7 +13,7 @@ from lm.config import Config, RunOptions
 from lm.data import embedded
 from lm.data.corpus import Corpus, load_corpus, split_file
 from lm.data.encoding import SPLITS
-from lm.errors import UserError
+from lm.errors import UserError, kind_of
 
 _DEFAULT_DATA_PATH = "data"
 
@@ -46,7 +46,9 @@ def read_record(directory: str) -> Optional[CorpusRecord]:
         return record
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError, TypeError) as error:
+    except OSError as error:
+        raise kind_of(error)(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, TypeError) as error:
         raise UserError(f"cannot read {path} ({error}): remove it, and give --data_path") from error
 
 
@@ -143,7 +145,7 @@ def load_run_corpus(
     try:
         truth = embedded.write_corpus(directory)
     except OSError as error:
-        raise UserError(
+        raise kind_of(error)(
             f"cannot write the embedded corpus to {directory}: {error.strerror}; choose another"
             " directory with --data_path"
         ) from error

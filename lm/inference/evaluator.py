@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, Optional
 
+from lm import kernels
 from lm.checkpoint import manifest
 from lm.config_file import ConfigFile
 from lm.data.batches import Rows, eval_rows_of_rank
@@ -73,6 +74,10 @@ def evaluate(
 
     run, texts, rows, session, model = together(comm, prepare)
     check_agreement(_facts(run, texts), comm.gather)
+    if len(set(comm.gather(kernels.description()))) > 1:
+        logger.warning(
+            "the ranks' compiled ops differ: the result depends on which rank has which rows"
+        )
     results = []
     with session, one_line(run.file, runs=True):
         for text in texts:

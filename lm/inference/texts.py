@@ -64,8 +64,8 @@ def _split_of_corpus(run: Run, split: str, data_path: Optional[str]) -> tuple[np
 
 
 def _encode(path: str, vocabulary: Vocabulary) -> tuple[np.ndarray, int]:
-    # The file goes with the directory, its mapped content when the array does.
-    with tempfile.TemporaryDirectory(prefix="lm-") as directory:
+    # The file goes with the directory, its mapped content when the array does; NFS keeps both.
+    with tempfile.TemporaryDirectory(prefix="lm-", ignore_cleanup_errors=True) as directory:
         id_path = os.path.join(directory, "ids")
         unknown, _ = encode_file(path, vocabulary, id_path)
         ids = np.memmap(id_path, ID_DTYPE, mode="r")

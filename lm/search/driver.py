@@ -11,6 +11,7 @@ import os
 import shlex
 import signal
 import time
+from collections.abc import Mapping
 from typing import Optional
 
 import optuna
@@ -19,7 +20,7 @@ from optuna.trial import TrialState
 from lm import run_files
 from lm.distributed.signals import Signals
 from lm.errors import RunError, Stopped, UserError
-from lm.report.search import best_table, progress_line
+from lm.report.search import best_table, best_trials, progress_line
 from lm.search.job import Job, valid_perplexities
 from lm.search.places import lost_hosts
 from lm.search.prepare import Prepared
@@ -137,7 +138,7 @@ class Driver:
 
     def _watch(self, job: Job) -> None:
         """Report the epochs that are new, and stop the job if they are bad."""
-        for epoch, perplexity in self._new_epochs(job):
+        for epoch, perplexity in self._unknown(job, job.new_metrics()):
             self._study.report(job.trial, perplexity, epoch)
             is_last = epoch >= job.config.num_epochs
             if not job.asked_to_stop and not is_last and job.trial.should_prune():
@@ -145,8 +146,8 @@ class Driver:
                 self._study.mark(job.trial, _IS_BAD, True)
                 job.stop()
 
-    def _new_epochs(self, job: Job) -> list[tuple[int, float]]:
-        metrics = job.new_metrics()
+    def _unknown(self, job: Job, metrics: Mapping[int, float]) -> list[tuple[int, float]]:
+        """Return the epochs that the study does not have yet."""
         if not metrics:
             return []
         known = self._study.reported(job.trial)
@@ -154,10 +155,10 @@ class Driver:
 
     def _settle(self, job: Job) -> None:
         """Say what has come of a job that has ended."""
-        for epoch, perplexity in self._new_epochs(job):
+        values = self._values(job)  # anew: of a file on NFS one may be told old times
+        for epoch, perplexity in self._unknown(job, values):
             self._study.report(job.trial, perplexity, epoch)
-        values = self._values(job) if job.exit_code() == 0 else {}
-        if values:
+        if values and job.exit_code() == 0:
             self._leave(job)
             self._finish(job.trial, TrialState.COMPLETE, min(values.values()))
         elif job.asked_to_stop and job.exit_code() in _STOPPED:
@@ -213,8 +214,10 @@ class Driver:
             self._failed_alike.clear()
         study = self._study.optuna
         logger.info("%s", progress_line(study, trial.number, self._study.num_trials))
-        if state == TrialState.COMPLETE and study.best_trial.number == trial.number:
-            write_best(study.best_trial, self._search, self._directory)
+        # A driver that has taken the trial over may have told otherwise of it.
+        best = best_trials(study, 1)
+        if state == TrialState.COMPLETE and best and best[0].number == trial.number:
+            write_best(best[0], self._search, self._directory)
         finished = self._study.trials(TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
         if len(finished) % _TABLE_EVERY == 0:
             logger.info("%s", best_table(study))

@@ -7,6 +7,7 @@ import tensorflow.compat.v1 as tf
 from lm import kernels
 from lm.training.prepare import Prepared
 from lm.training.progress import Position
+from lm.training.step import NUM_SUMS
 
 
 def find_exactness(run: Prepared, position: Position) -> str:
@@ -27,7 +28,10 @@ def find_exactness(run: Prepared, position: Position) -> str:
         why = f"the steps up to {position.step:,} {how}"
     position.exact_with = None if why else compiled_ops[0]
     if why:
-        return f"no: {why}; equal to runs on other numbers of ranks up to rounding"
+        rounding = "equal to runs on other numbers of ranks up to rounding"
+        if run.file and run.file.functions and not run.options.check_network:
+            rounding += ", if no row depends on another one (--check_network)"
+        return f"no: {why}; {rounding}"
     return f"yes: the same bits on any power of two up to {run.config.virtual_ranks} ranks"
 
 
@@ -43,4 +47,5 @@ def _why_inexact(run: Prepared, compiled_ops: list[str]) -> str:
         return f"{comm.size} ranks do not divide virtual_ranks {config.virtual_ranks}"
     if config.scale_lr_by_worker != "none":
         return "the learning rate depends on the number of ranks"
-    return comm.why_inexact([v.shape.num_elements() for v in tf.trainable_variables()])
+    sizes = [v.shape.num_elements() for v in tf.trainable_variables()]
+    return comm.why_inexact([*sizes, NUM_SUMS])

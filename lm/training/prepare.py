@@ -77,6 +77,7 @@ def prepare(
             corpus.checksum,
             config_file_checksum(file),
             options.allow_changed_network,
+            options.early_stopping_epochs is not None or options.test_on == "best",
         )
         _check_files(options, comm)
         sessions = session_config(threads, comm)

@@ -18,6 +18,7 @@ from lm.training.optimizer import Update, build_update
 
 # What a rank asks of all ranks: to stop for SIGTERM, to stop for SIGINT, to save.
 NO_REQUESTS = (False, False, False)
+NUM_SUMS = 1 + len(NO_REQUESTS)  # what is exchanged besides the gradients: those, and the loss
 
 
 class Step(NamedTuple):

@@ -40,6 +40,22 @@ def test_what_finds_no_room_is_written_when_there_is(tmp_path, caplog):
     assert len(caplog.records) == 1
 
 
+def test_a_disk_that_is_full_when_it_is_asked_to_keep_what_it_took_is_told(
+    tmp_path, monkeypatch, caplog
+):
+    def full(descriptor):
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))  # as on NFS
+
+    file = PatientFile(str(tmp_path / "file"))
+    file.write(b"line\n")
+    file.sync()
+    assert file.failure is None
+    monkeypatch.setattr(os, "fsync", full)
+    file.sync()
+    assert "file: Disk quota exceeded" in file.failure
+    assert "what was added last may be lost" in caplog.text
+
+
 def test_a_full_disk_is_told_with_the_name_of_the_file(tmp_path):
     path = str(tmp_path / "file")
     with file_size_limit(17), pytest.raises(OSError, match=r"File too large: .*/file'"):
@@ -57,7 +73,10 @@ def test_locks_fall_back_to_the_host_where_the_file_system_has_none(tmp_path, mo
         flock(descriptor, flags)
 
     monkeypatch.setattr(fcntl, "flock", no_locks_here)
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with locked(str(tmp_path / "lock"), "testing"):
-        [lock] = tmp_path.glob("lm-*.lock")
-        assert inodes == [lock.stat().st_ino]
+    path = str(tmp_path / "lock")
+    with locked(path, "testing"):
+        monkeypatch.setattr("tempfile.tempdir", str(tmp_path))  # of another job of this host
+        with pytest.raises(BlockingIOError), locked(path):
+            pass
+    with locked(path):
+        assert len(inodes) == 3 and len(set(inodes)) == 1

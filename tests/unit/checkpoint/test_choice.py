@@ -24,6 +24,15 @@ def test_the_last_ones_and_the_best_are_kept(tmp_path):
     assert choice.find(str(tmp_path), path) == path
 
 
+def test_that_the_best_epoch_has_no_checkpoint_is_told(tmp_path, caplog):
+    lasts = {"position": {"valid_perplexities": [9.0, 5.0, 7.0]}}
+    for step, perplexity in [(1, 9.0), (3, 7.0)]:
+        rewrite_manifest(save(tmp_path, step, perplexity), lambda manifest: manifest.update(lasts))
+    assert choice.find(str(tmp_path), "best").endswith("step-00000003")
+    assert "best validation perplexity, 5.00, has no checkpoint" in caplog.text
+    assert "taken is that of step 3, with 7.00" in caplog.text
+
+
 def test_steps_are_ordered_as_numbers(tmp_path):
     for step in (99_999_999, 100_000_000, 100_000_001):
         save(tmp_path, step, keep=2)

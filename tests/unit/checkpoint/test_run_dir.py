@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import errno
+import json
 import os
 import shutil
 
@@ -30,14 +31,13 @@ def resume(made, tmp_path):
     """Resume a copy of the run, with a changed manifest and other fields of the config."""
     directory, config, corpus = made
 
-    def resume(change, config_file=None, **fields):
+    def resume(change, config_file=None, ends_by_validation=False, **fields):
         copy = tmp_path / str(len(list(tmp_path.iterdir())))
         shutil.copytree(directory, copy)
         rewrite_manifest(copy / "checkpoints/step-00000007", change)
         config_now = dataclasses.replace(config, **fields)
-        identity = Identity(
-            config_now, corpus.vocabulary.checksum, corpus.checksum, config_file, may_change=True
-        )
+        checksums = corpus.vocabulary.checksum, corpus.checksum
+        identity = Identity(config_now, *checksums, config_file, True, ends_by_validation)
         with contextlib.ExitStack() as stack:
             run_dir = open_run_dir(identity, str(copy), True, stack)
             return run_dir.checkpoint_dir, starting_position(run_dir)
@@ -83,8 +83,32 @@ def test_a_disk_without_room_is_no_mistake_of_the_users(
     assert isinstance(raised.value, RunError if passes else UserError)
 
 
-def test_the_rows_of_validation_may_change_unless_training_goes_by_it(resume):
+@pytest.mark.parametrize(
+    "epochs, link, message",
+    [
+        (2, False, "has no checkpoint, but epochs in metrics.jsonl: put its checkpoints back"),
+        (0, True, "checkpoints leads nowhere: mount what it is on"),
+        (1, False, None),  # killed before its checkpoint was written
+    ],
+)
+def test_a_run_whose_checkpoints_are_out_of_sight_is_not_begun_anew(
+    made, tmp_path, epochs, link, message
+):
+    _, config, corpus = made
+    events = [json.dumps({"event": "epoch", "epoch": epoch}) for epoch in range(1, epochs + 1)]
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{event}\n" for event in events))
+    if link:
+        (tmp_path / "checkpoints").symlink_to(tmp_path / "not_mounted")
+    identity = Identity(config, corpus.vocabulary.checksum, corpus.checksum)
+    refused = pytest.raises(RunError, match=message) if message else contextlib.nullcontext()
+    with contextlib.ExitStack() as stack, refused:
+        assert open_run_dir(identity, str(tmp_path), True, stack).checkpoint_dir is None
+
+
+def test_the_rows_of_validation_may_change_unless_the_run_goes_by_it(resume):
     assert resume(lambda manifest: None, eval_batch_size=7)[0].endswith("step-00000007")
+    with pytest.raises(UserError, match=r"cannot resume: eval_batch_size was 20 .* is 7 now"):
+        resume(lambda manifest: None, ends_by_validation=True, eval_batch_size=7)
     with pytest.raises(UserError, match=r"cannot resume: eval_batch_size was 20 .* is 7 now"):
         plateau = {"lr_schedule": "plateau"}
         resume(lambda manifest: manifest["config"].update(plateau), eval_batch_size=7, **plateau)

@@ -122,6 +122,17 @@ def test_a_damaged_cache_is_made_again(tmp_path, encodings, harm, name):
     assert len(encodings) == 2
 
 
+def test_what_cannot_be_read_for_a_moment_is_left_to_others(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    data_path = write(tmp_path / "d")
+    words = words_of(load_corpus(data_path), "train")
+    [path] = (tmp_path / "d" / ".cache").glob("*/train.ids")
+    path.unlink()
+    path.symlink_to("/proc/self/mem")  # whose first byte cannot be read
+    assert words_of(load_corpus(data_path), "train") == words
+    assert path.is_symlink() and len(list((tmp_path / "cache").glob("**/train.ids"))) == 1
+
+
 def test_what_a_faster_host_has_made_stays(tmp_path, monkeypatch):
     """Where locks do not reach other hosts, it trains from it already."""
     data_path = write(tmp_path / "d")

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import lm.data.encoding
 from lm.data.corpus import load_corpus
 from lm.data.vocabulary import EOS, UNK
-from lm.errors import UserError
+from lm.errors import RunError, UserError
 from tests.commands import ROOT
 from tests.unit.data.texts import TEXTS, load_obeying_permissions, words_of, write
 
@@ -117,6 +117,20 @@ def test_a_character_cut_off_by_the_end_of_the_file_is_refused(tmp_path):
 def test_a_file_without_white_space_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"train\.txt, line 1: .*text file"):
         load_corpus(write(tmp_path / "d", train=bytes(2_000_000)))
+
+
+@pytest.mark.parametrize("space", ["\t", "\r"])
+def test_words_may_stand_between_tabs_alone(tmp_path, space):
+    corpus = load_corpus(write(tmp_path / "d", train=f"a{space}bb{space}" * 300_000))
+    assert len(corpus.train) == 600_001
+
+
+def test_a_text_that_cannot_be_read_for_a_moment_is_no_mistake_of_the_users(tmp_path):
+    data_path = write(tmp_path / "d")
+    (tmp_path / "d/train.txt").unlink()
+    (tmp_path / "d/train.txt").symlink_to("/proc/self/mem")  # whose first byte cannot be read
+    with pytest.raises(RunError, match=r"cannot read .*train\.txt: Input/output error"):
+        load_corpus(data_path)
 
 
 def test_a_missing_split_is_named(tmp_path):
