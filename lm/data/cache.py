@@ -197,8 +197,8 @@ def _open_entry(entry: str, directories: Sequence[str]) -> EncodedCorpus | None:
             Vocabulary.load(os.path.join(entry, "vocabulary.txt")),
             {split: int(record["num_unknown"][split]) for split in SPLITS},
         )
-    # Not of another OSError: what cannot be read for a moment is not to be removed, since other jobs
-    # may be training from it.
+    # Not of another OSError: what cannot be read for a moment must stay, other jobs may be training
+    # from it.
     except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
         logger.info("the encoded corpus in %s is damaged (%s)", entry, error)
         return None

@@ -79,6 +79,12 @@ def starting_arrays(
     if run_dir.checkpoint_dir:
         arrays = checkpoint.load_arrays(run_dir.checkpoint_dir)
         needed = saved_shapes()
+        gone = set(manifest.read(run_dir.checkpoint_dir).weights).difference(weight_names())
+        if gone:  # with --allow_changed_network
+            raise UserError(
+                f"cannot resume: the run trains {min(gone)}, which this network does not use: that"
+                " is another one; start a new run with --init_from"
+            )
     elif options.init_from and options.init_partly:
         return _fitting_weights(options.init_from, vocabulary)
     elif options.init_from:

@@ -56,6 +56,15 @@ def test_where_nothing_fits_it_is_refused(other):
         start_from(path, dataclasses.replace(config, hidden_size=9), words[:50])
 
 
+def test_a_resumed_run_loses_no_weight(other):
+    path, config, words = other
+    config = dataclasses.replace(config, num_layers=1)
+    with tf.Graph().as_default():
+        build_model(Network(config, len(words)), Rows(0, 1), "eval")
+        with pytest.raises(UserError, match="the run trains lstm_1/bias, which this network does"):
+            starting_arrays(RunDir("", path), RunOptions(), Vocabulary(words))
+
+
 FIXED = """
 import tensorflow.compat.v1 as tf
 from lm.config import Config
