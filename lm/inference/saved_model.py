@@ -17,8 +17,8 @@ from lm.errors import RunError, UserError
 from lm.inference.run import Run
 from lm.inference.session import open_session
 from lm.model import stepwise
-from lm.model.guard import PYTHON_OPS, operations
 from lm.model.network import Network
+from lm.model.rules import PYTHON_OPS, operations
 
 logger = logging.getLogger("lm")
 

@@ -3,34 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import re
 import traceback
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Callable, Optional
 
 import tensorflow.compat.v1 as tf
-from tensorflow.core.framework import node_def_pb2
 
 from lm.config_file import ConfigFile
 from lm.errors import Ending, UserError
 
-logger = logging.getLogger("lm")
-
 _MOST_CHARACTERS = 300  # of a message: TensorFlow's go on with the whole graph
-_COLLECTED = {
-    tf.GraphKeys.REGULARIZATION_LOSSES: "--weight_decay, in the place of a regularizer",
-    tf.GraphKeys.TABLE_INITIALIZERS: "tf.gather, from a constant, in the place of a lookup table",
-    tf.GraphKeys.LOSSES: "the loss is made for you",
-    tf.GraphKeys.UPDATE_OPS: "what is not trained stays as it is; batch normalization mixes rows",
-}
-_ASSIGNS = re.compile(
-    r"Assign.*|ResourceScatter.*|(Resource)?StridedSliceAssign"
-    r"|Scatter(Nd)?(Add|Sub|Mul|Div|Min|Max|Update)|(Resource)?((Sparse)?Apply.*|CountUpTo)"
-)
-_OWN_DATA = re.compile(r".*Iterator(V[23])?|.*Queue(V[23])?|Mutable.*Table.*")
-PYTHON_OPS = {"PyFunc", "EagerPyFunc", "PyFuncStateless"}
 _NAME = re.compile(r"[A-Za-z0-9.][\w./-]*", re.ASCII)  # as TensorFlow names variables
 
 
@@ -165,155 +149,6 @@ def checked_result(
         name: _checked_tensor(where, f"new_state[{name!r}]", part, [shape[1], *state_shapes[name]])
         for name, part in state.items()
     }
-
-
-def placeholders() -> set[str]:
-    """Return the names of the current graph's placeholders; in a loop's, none: it has its own."""
-    graph = tf.get_default_graph()
-    if graph.building_function:
-        return set()
-    return {op.name for op in graph.get_operations() if op.type.startswith("Placeholder")}
-
-
-def refuse_collected(where: str) -> None:
-    """Refuse losses and updates that TensorFlow collects, for training loops of other kinds.
-
-    Raises:
-      UserError: There are some; the message says what to use instead.
-    """
-    for name, instead in _COLLECTED.items():
-        if tf.get_collection(name):
-            raise UserError(
-                f"{where} adds to the collection {name}, which nothing uses here: {instead}"
-            )
-
-
-def refuse_graph_seed(where: str) -> None:
-    """Refuse `tf.set_random_seed`, with which initial values would not depend on `--seed`.
-
-    Raises:
-      UserError: The graph has a seed.
-    """
-    if tf.get_default_graph().seed is not None:
-        raise UserError(f"{where} sets TensorFlow's seed: leave it out, --seed decides everything")
-
-
-def operations() -> dict[str, node_def_pb2.NodeDef]:
-    """Return the current graph's operations by name, with those of its loops and conditions."""
-    graph = tf.get_default_graph().as_graph_def()
-    found = {node.name: node for node in graph.node}
-    for body in graph.library.function:
-        found.update({f"{body.signature.name}/{node.name}": node for node in body.node_def})
-    return found
-
-
-def refuse_assignments(
-    where: str, made: Mapping[str, node_def_pb2.NodeDef], used: Mapping[str, tf.Variable]
-) -> None:
-    """Refuse a network that changes variables: each validation would, and each rank for itself.
-
-    Args:
-      where: The file and the function.
-      made: The operations of the network, from `operations`.
-      used: Its variables.
-
-    Raises:
-      UserError: An operation assigns to a variable; the message names it.
-    """
-    # Of a variable that starts from a checkpoint, TensorFlow has replaced the first one.
-    initializers = {variable.initializer.name for variable in used.values()}
-    initializers |= {f"{name}/Assign" for name in used}
-    for name, node in made.items():
-        if _ASSIGNS.fullmatch(node.op) and name not in initializers:
-            raise UserError(
-                f"{where} assigns to a variable ({name}): what is not trained stays as it is; what"
-                " passes from window to window is the state"
-            )
-
-
-def refuse_data(where: str, made: Mapping[str, node_def_pb2.NodeDef]) -> None:
-    """Refuse a network that reads data of its own: each rank would read the same, for other rows.
-
-    Args:
-      where: The file and the function.
-      made: The operations of the network, from `operations`.
-
-    Raises:
-      UserError: There is an iterator, a queue or a table that changes; the message names it.
-    """
-    for name, node in made.items():
-        if _OWN_DATA.fullmatch(node.op):
-            raise UserError(
-                f"{where} has {node.op} ({name}): each rank would read the same from it, and a"
-                " resumed run from its start; what a network reads is inputs_TB"
-            )
-
-
-def refuse_global_step(where: str, made: Container[str], used: Mapping[str, tf.Variable]) -> None:
-    """Refuse a network that goes by the global step, which there is none of after training.
-
-    Args:
-      where: The file and the function.
-      made: Names of the operations of the network.
-      used: Its variables.
-
-    Raises:
-      UserError: It reads or makes the variable.
-    """
-    step, graph = tf.train.get_global_step(), tf.get_default_graph()
-    if step is None:
-        return
-    its = {step.op, tf.convert_to_tensor(step).op}
-    reads = any(
-        tensor.op in its for op in graph.get_operations() if op.name in made for tensor in op.inputs
-    )
-    if reads or step.op.name in used:
-        raise UserError(
-            f"{where} uses the global step: context.step is that of training, and None elsewhere"
-        )
-
-
-def warn_of_random_numbers(
-    where: str, made: Mapping[str, node_def_pb2.NodeDef], initial: Container[str]
-) -> None:
-    """Warn of operations that draw other numbers in the next run, on other ranks, after a resume.
-
-    A seed of their own helps with the first only: what they draw depends on how often they have,
-    and they draw the same on each rank, for other rows.
-
-    Args:
-      where: The file and the function.
-      made: The operations of the network, from `operations`.
-      initial: Names of the operations of initial values, which are drawn once.
-    """
-    for name, node in made.items():
-        if "seed2" in node.attr and name not in initial:
-            logger.warning(
-                "%s draws numbers with %s: the next run, or this one on other ranks or resumed, may"
-                " draw others; for dropout use context.dropout",
-                where,
-                node.op,
-            )
-            return
-
-
-def warn_of_python(where: str, made: Mapping[str, node_def_pb2.NodeDef]) -> None:
-    """Warn of Python in the graph, which may draw numbers, or remember.
-
-    Args:
-      where: The file and the function.
-      made: The operations of the network, from `operations`.
-    """
-    for node in made.values():
-        # One without a state has promised to be a function.
-        if node.op in PYTHON_OPS and not node.op.endswith("Stateless"):
-            logger.warning(
-                "%s runs Python (%s): if it draws numbers or remembers, the next run, or this one"
-                " on other ranks or resumed, is another; if it does not, say stateful=False",
-                where,
-                node.op,
-            )
-            return
 
 
 def _checked_tensor(where: str, what: str, found: Any, shape: Sequence[Optional[int]]) -> tf.Tensor:

@@ -19,10 +19,9 @@ from lm.config_file import ConfigFile
 from lm.errors import UserError
 from lm.model import lstm
 from lm.model.context import Context
-from lm.model.guard import (
-    call,
-    checked_result,
-    checked_shapes,
+from lm.model.guard import call, checked_result, checked_shapes
+from lm.model.plain import logits_cross_entropy
+from lm.model.rules import (
     operations,
     placeholders,
     refuse_assignments,
@@ -33,7 +32,6 @@ from lm.model.guard import (
     warn_of_python,
     warn_of_random_numbers,
 )
-from lm.model.plain import logits_cross_entropy
 from lm.model.variables import operations_behind, operations_of_initial_value, shared_variables
 
 State = Mapping[str, tf.Tensor]  # by name, float32 [B, ...]: what passes from window to window

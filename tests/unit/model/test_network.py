@@ -404,7 +404,7 @@ def test_a_state_reads_the_weights_before_they_change(load, optimizer):
 
 @pytest.mark.parametrize("seed", ["None", "1"])
 def test_random_numbers_in_the_graph_are_told(load, caplog, monkeypatch, seed):
-    monkeypatch.setattr("lm.model.guard.logger.propagate", True)
+    monkeypatch.setattr("lm.model.rules.logger.propagate", True)
     file = load(HEADER + f"    x = tf.nn.dropout(x, rate=0.5, seed={seed})\n" + GOOD)
     train_and_evaluate(file)
     assert "draws numbers with RandomUniform: the next run, or this one on other" in caplog.text
@@ -415,7 +415,7 @@ def test_random_numbers_in_the_graph_are_told(load, caplog, monkeypatch, seed):
 def test_dropout_of_the_context_and_random_initial_values_are_no_random_numbers(
     load, caplog, monkeypatch
 ):
-    monkeypatch.setattr("lm.model.guard.logger.propagate", True)
+    monkeypatch.setattr("lm.model.rules.logger.propagate", True)
     start = "    x *= tf.get_variable('w', initializer=tf.random_uniform([4], seed=3))\n"
     file = load(HEADER + start + "    x = context.dropout(x, 0.5)\n" + GOOD)
     train_and_evaluate(file)
