@@ -21,9 +21,9 @@ from lm.inference.session import ALONE, open_session
 from lm.inference.texts import Text, load_text
 from lm.model import evaluation
 from lm.model.guard import one_line
-from lm.model.perplexity import NllSum
 from lm.model.windows import build_model
 from lm.options import replaced
+from lm.perplexity import NllSum
 
 logger = logging.getLogger("lm")
 

@@ -10,8 +10,8 @@ import tensorflow.compat.v1 as tf
 
 from lm.config import Config
 from lm.data.batches import EvalBatches, Rows
-from lm.model.perplexity import NllSum
 from lm.model.windows import Model
+from lm.perplexity import NllSum
 
 _UNITS_PER_NAT = 2.0**40
 

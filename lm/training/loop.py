@@ -25,7 +25,7 @@ from lm.distributed.waiting import Interrupted
 from lm.errors import EveryRankError, Stopped
 from lm.events.reporter import Reporter
 from lm.events.tracing import StepTracer
-from lm.model.perplexity import MAX_MEAN_NLL, NllSum
+from lm.perplexity import MAX_MEAN_NLL, NllSum
 from lm.training.averaging import Average
 from lm.training.progress import Position
 from lm.training.saving import Safekeeping

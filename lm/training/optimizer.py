@@ -12,7 +12,7 @@ from lm.distributed.communicator import Communicator
 from lm.distributed.gradients import Gradient, exchange_gradients, is_sparse, values_of
 from lm.model.context import Cut
 from lm.model.ops import COMPILED, fastest
-from lm.model.perplexity import MAX_MEAN_NLL
+from lm.perplexity import MAX_MEAN_NLL
 
 
 class Update(NamedTuple):

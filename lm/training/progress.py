@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Optional
 
-from lm.model.perplexity import NllSum
+from lm.perplexity import NllSum
 
 
 @dataclasses.dataclass

@@ -12,8 +12,8 @@ import tensorflow.compat.v1 as tf
 from lm.data.batches import rows_of_rank
 from lm.distributed.communicator import Communicator
 from lm.model.network import Network
-from lm.model.perplexity import NllSum
 from lm.model.windows import Model, build_model
+from lm.perplexity import NllSum
 from lm.training.optimizer import Update, build_update
 
 # What a rank asks of all ranks: to stop for SIGTERM, to stop for SIGINT, to save.

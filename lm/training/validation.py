@@ -15,8 +15,8 @@ from lm.distributed.communicator import Communicator
 from lm.distributed.waiting import WaitingRoom
 from lm.model.evaluation import evaluate
 from lm.model.network import Network
-from lm.model.perplexity import NllSum
 from lm.model.windows import build_model
+from lm.perplexity import NllSum
 from lm.training.averaging import Average
 
 logger = logging.getLogger("lm")

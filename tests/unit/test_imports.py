@@ -18,6 +18,7 @@ BASE = {
     "processes",
     "seeding",
     "startup",
+    "perplexity",
 }
 # What each part of lm/ may import, besides itself and the base.
 MAY_IMPORT = {
@@ -30,6 +31,7 @@ MAY_IMPORT = {
     "processes": set(),
     "seeding": set(),
     "startup": set(),
+    "perplexity": set(),
     "kernels": set(),
     "data": set(),
     "events": set(),

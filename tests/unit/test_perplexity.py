@@ -2,7 +2,7 @@
 
 import math
 
-from lm.model.perplexity import NllSum
+from lm.perplexity import NllSum
 
 
 def test_sums_add_by_token_not_by_batch():
