@@ -10,7 +10,8 @@
 #   these a search that is there takes OUTPUT_DIR alone: change the others by flags (--trials 60).
 # Cost: TRIALS trainings, fewer with pruning; see docs/search.md.
 # Result: OUTPUT_DIR/best.py and OUTPUT_DIR/report.html; the exit status of the search; 143 after
-#   SIGTERM or SIGHUP, 130 after SIGINT, 140 after SIGUSR2, with everything saved.
+#   SIGTERM or SIGHUP, 130 after SIGINT, 140 after SIGUSR2, with everything saved. A second SIGINT
+#   ends the search at once; the kernel has the running trials save and end (docs/search.md).
 set -euo pipefail
 case " $* " in *' --output_dir'* | *' --config'*)
     echo "search.sh: set OUTPUT_DIR and CONFIG, not --output_dir and --config" >&2

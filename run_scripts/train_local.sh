@@ -6,7 +6,8 @@
 #
 # Environment: NP (2), CONFIG (config_small), MPIRUN_FLAGS (more options for mpirun).
 # Cost: see docs/results.md. Result: a run in runs/; the exit status of the training; 143
-#   after SIGTERM or SIGHUP, 130 after SIGINT, 140 after SIGUSR2, with everything saved.
+#   after SIGTERM or SIGHUP, 130 after SIGINT, 140 after SIGUSR2, with everything saved. A second
+#   SIGINT ends the job at once.
 set -euo pipefail
 scripts=$(dirname "${BASH_SOURCE[0]}")
 "$scripts/setup.sh"

@@ -18,6 +18,15 @@ from tests.faults.jobs import GONE_SECONDS, config_flags, events, last_step, sav
 LONG = ("--hidden_size", 8, "--batch_size", 4, "--num_steps", 5, "--num_epochs", 200, "--noeval")
 
 
+# What a script of run_scripts/ does with its command line, on two ranks.
+RUN_JOB = [
+    "bash", "-euc",
+    "source run_scripts/env.sh; source run_scripts/mpirun_job.sh;"
+    ' run_job mpirun -np 2 "${mpirun_options[@]}" "$@"',
+    "job",
+]  # fmt: skip
+
+
 def check_stopped(job, code, name, number_of_lines=1, timeout=GONE_SECONDS):
     returned, output = job.finish(timeout)
     assert returned == code, output
@@ -82,11 +91,9 @@ def test_a_closed_terminal_stops_the_job_of_a_run_script(start, tmp_path):
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # the kernel's SIGHUP goes to it
         signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also where nohup has started the tests
 
-    script = "source run_scripts/env.sh; source run_scripts/mpirun_job.sh; run_job mpirun -np 2"
-    launcher = ["bash", "-euc", script + ' "${mpirun_options[@]}" "$@"', "job"]
     ours, its = pty.openpty()
     job = start(
-        tmp_path, *LONG, launcher=launcher, start_new_session=True, preexec_fn=own_terminal,
+        tmp_path, *LONG, launcher=RUN_JOB, start_new_session=True, preexec_fn=own_terminal,
         stdin=its, stdout=its, stderr=its,
     )  # fmt: skip
     os.close(its)
@@ -120,6 +127,15 @@ def test_sigterm_during_a_save_lets_it_end(start, tmp_path):
     assert returned == 128 + signal.SIGTERM
     assert saved_steps(tmp_path) == [20, last_step(tmp_path)]
     assert choice.newest(str(tmp_path)) == checkpoint.list_checkpoints(str(tmp_path))[-1]
+
+
+def test_a_second_sigint_kills_the_ranks_of_a_run_script(start, tmp_path):
+    job = start(tmp_path, *LONG, launcher=RUN_JOB, fault="slow_disk:600")
+    job.wait_for_step(5)
+    job.process.send_signal(signal.SIGINT)
+    job.wait_for(lambda: list(tmp_path.glob("checkpoints/tmp-*")))
+    job.process.send_signal(signal.SIGINT)
+    assert job.ends()[0] == 128 + signal.SIGINT
 
 
 def test_a_second_sigint_stops_at_once(start, tmp_path):
