@@ -4,8 +4,8 @@
 # Leaves the working directory at the project's root, the options that every mpirun needs in the
 # array mpirun_options, and in pass_on those that an mpirun over several hosts needs besides.
 # lm/distributed/mpirun.py does the same for Python: change both.
-unset CDPATH # with it, cd may enter another directory
-cd -P "$(dirname "${BASH_SOURCE[0]}")/.."
+# shellcheck source=run_scripts/root.sh
+source "$(dirname "${BASH_SOURCE[0]}")/root.sh"
 [[ $PATH == "$PWD/.venv/bin":* ]] || export PATH=$PWD/.venv/bin:$PATH
 if ((EUID == 0)); then
     export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
@@ -23,10 +23,22 @@ for name in PATH LD_LIBRARY_PATH PYTHONPATH OPAL_PREFIX NCCL_DEBUG; do
     [[ -z ${!name:-} ]] || pass_on+=(-x "$name")
 done
 
+# Ends the script where a number is none: bash would only find out when it reckons with it, and might
+# take it for the name of a variable.
+whole_number() { # WHAT VALUE
+    local script=${0##*/}
+    [[ $2 =~ ^(0|[1-9][0-9]*)$ ]] || {
+        echo "${script%.*}: $1 must be a whole number, not '$2'" >&2
+        exit 2
+    }
+}
+
 slots_of() { # host1:2,host2 -> 3
-    local host total=0
+    local host slots total=0
     for host in ${1//,/ }; do
-        [[ $host == *:* ]] && total=$((total + ${host##*:})) || total=$((total + 1))
+        [[ $host == *:* ]] && slots=${host##*:} || slots=1
+        whole_number "the number after the colon of $host" "$slots"
+        total=$((total + slots))
     done
     echo "$total"
 }

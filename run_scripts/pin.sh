@@ -10,8 +10,7 @@
 # Result: the files; a version that a file has and that still fits is kept. To support another
 #   pair, add it below, then run the tests on it (run_scripts/test_pair.sh).
 set -euo pipefail
-unset CDPATH # with it, cd may enter another directory
-cd -P "$(dirname "${BASH_SOURCE[0]}")/.."
+source "$(dirname "${BASH_SOURCE[0]}")/root.sh"
 
 # Of each Python the oldest and the newest TensorFlow that Horovod builds with.
 pairs=(

@@ -18,8 +18,7 @@
 # Result: .venv, with one stamp (.done-NAME) for each finished step. A stamp holds what its step
 #   was built from and is written last: an interrupted or outdated step therefore runs again.
 set -euo pipefail
-unset CDPATH # with it, cd may enter, and what follows delete .venv of, another directory
-cd -P "$(dirname "${BASH_SOURCE[0]}")/.."
+source "$(dirname "${BASH_SOURCE[0]}")/root.sh"
 root=$PWD
 
 say() { echo "setup: $*"; }

@@ -12,11 +12,6 @@
 # Result: exit status 0 if all pass.
 set -euo pipefail
 scripts=$(dirname "${BASH_SOURCE[0]}")
-# The tests run from the project's root; a relative path was meant from here.
-if [[ -n ${PTB_ARCHIVE:-} ]]; then
-    PTB_ARCHIVE=$(realpath "$PTB_ARCHIVE")
-    export PTB_ARCHIVE
-fi
 "$scripts/setup.sh" --dev
 source "$scripts/env.sh"
 

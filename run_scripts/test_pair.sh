@@ -11,8 +11,7 @@
 set -euo pipefail
 unset CDPATH # with it, cd may enter another directory
 (($# >= 2)) || { echo "usage: run_scripts/test_pair.sh PYTHON TENSORFLOW_VERSION [pytest arguments]" >&2; exit 2; }
-[[ -z ${PTB_ARCHIVE:-} ]] || PTB_ARCHIVE=$(realpath "$PTB_ARCHIVE")
-export PYTHON=$1 TENSORFLOW_VERSION=$2 ${PTB_ARCHIVE:+PTB_ARCHIVE}
+export PYTHON=$1 TENSORFLOW_VERSION=$2
 shift 2
 clone=$(mktemp -d "${TMPDIR:-/tmp}/test-pair.XXXXXX")
 git clone --quiet "$(dirname "${BASH_SOURCE[0]}")/.." "$clone"

@@ -24,7 +24,8 @@ source run_scripts/mpirun_job.sh
 
 options=("${mpirun_options[@]}" "${pass_on[@]}")
 if [[ -n ${HOSTS:-} ]]; then
-    options+=(-np "${NP:-$(slots_of "$HOSTS")}" -H "$HOSTS")
+    slots=$(slots_of "$HOSTS")
+    options+=(-np "${NP:-$slots}" -H "$HOSTS")
 else
     options+=(-np "$NP" -hostfile "$HOSTFILE")
 fi

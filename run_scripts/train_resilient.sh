@@ -5,7 +5,7 @@
 #   OUTPUT_DIR=runs/a HOSTS=host1:1,host2:1 run_scripts/train_resilient.sh --config config_small
 #   OUTPUT_DIR=runs/a NP=2 run_scripts/train_resilient.sh      2 ranks on this host
 #
-# Arguments go to lm.train. Environment:
+# Arguments go to lm.train, in the project's root; only variables know where the user is. Environment:
 #   OUTPUT_DIR       the run's directory; needed
 #   HOSTS            host:slots,... ; or
 #   DISCOVER_HOSTS   a program that prints the hosts that are there now, one host:slots a line, as
@@ -18,8 +18,9 @@
 #   MPIRUN_FLAGS     more options for mpirun
 #   PYTHON           the Python of the ranks (default: that of .venv, at the same path on all hosts)
 # Cost: that of the training. Result: exit code 0 when it is done; 143 after SIGTERM or SIGHUP, 130
-#   after SIGINT, 140 after SIGUSR2, with everything saved; 2 for a mistake in the command line,
-#   which no restart mends; else the code of the last attempt.
+#   after SIGINT, 140 after SIGUSR2, with everything saved (a second SIGINT ends the job at once); 2
+#   for a mistake in the command line or in these variables, which no restart mends; else the code of
+#   the last attempt.
 set -euo pipefail
 scripts=$(dirname "${BASH_SOURCE[0]}")
 # shellcheck source=run_scripts/env.sh
@@ -37,6 +38,16 @@ command -v "$python" >/dev/null || {
     exit 2
 }
 
+# Mistakes that no restart mends.
+whole_number NP "${NP:-1}"
+whole_number MAX_RESTARTS "${MAX_RESTARTS:-10}"
+whole_number BACKOFF "${BACKOFF:-5}"
+slots_of "${HOSTS:-}" >/dev/null
+[[ -z ${DISCOVER_HOSTS:-} ]] || command -v "$DISCOVER_HOSTS" >/dev/null || {
+    echo "train_resilient: DISCOVER_HOSTS=$DISCOVER_HOSTS is not there, or is not executable" >&2
+    exit 2
+}
+
 # Prints the mpirun arguments that say where and how many.
 placement() {
     local hosts=${HOSTS:-} slots
@@ -48,7 +59,7 @@ placement() {
         echo "-np ${NP:-1}"
         return
     fi
-    slots=$(slots_of "$hosts")
+    slots=$(slots_of "$hosts") || return
     if [[ -n ${NP:-} ]] && ((NP < slots)); then
         slots=$NP
     fi
@@ -76,7 +87,7 @@ while true; do
             exit "$code"
         fi
     else
-        echo "train_resilient: DISCOVER_HOSTS names no host" >&2
+        echo "train_resilient: DISCOVER_HOSTS names no hosts to start on" >&2
     fi
     if [[ $(checkpoints) != "$before" ]]; then
         restarts=0 backoff=${BACKOFF:-5}

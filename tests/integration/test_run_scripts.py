@@ -9,7 +9,15 @@ import subprocess
 
 import pytest
 
-from tests.commands import ROOT, environment, events, run_command
+from tests.commands import (
+    ROOT,
+    environment,
+    events,
+    kill_marked,
+    marked_processes,
+    new_mark,
+    run_command,
+)
 
 TINY = ("--hidden_size", "8", "--max_steps", "10", "--log_every_steps", "1", "--noeval")
 
@@ -55,7 +63,7 @@ def test_a_distributed_launch_gives_the_run_of_one_process(tmp_path, corpora, ba
 
 @pytest.fixture
 def launch(tmp_path):
-    """Run a script of a checkout without a set-up; instead of mpirun, a shell runs `stand_in`."""
+    """Run a script of a checkout without a set-up; a shell runs stand-ins for mpirun and others."""
     shutil.copytree(ROOT / "run_scripts", tmp_path / "run_scripts")
     (tmp_path / "run_scripts/setup.sh").write_text("#!/bin/sh\n")
     options = "lm/distributed/mpirun_options.conf"
@@ -66,13 +74,13 @@ def launch(tmp_path):
     python.parent.mkdir(parents=True)
     python.symlink_to("/bin/true")
 
-    def run(name, stand_in='echo "$@"', **env):
-        (tmp_path / "bin/mpirun").write_text(f"#!/bin/sh\n{stand_in}\n")
-        (tmp_path / "bin/mpirun").chmod(0o755)
-        return subprocess.run(
-            [f"run_scripts/{name}", "--config", "config_test"],
-            cwd=tmp_path, env={"PATH": f"{tmp_path}/bin:/usr/bin:/bin", **env},
-            capture_output=True, text=True, timeout=30,
+    def run(name, mpirun='echo "$@"', others=(), cwd=tmp_path, **env):
+        for command, stand_in in {"mpirun": mpirun, **dict(others)}.items():
+            (tmp_path / "bin" / command).write_text(f"#!/bin/sh\n{stand_in}\n")
+            (tmp_path / "bin" / command).chmod(0o755)
+        return run_command(
+            ["bash", tmp_path / "run_scripts" / name, "--config", "config_test"],
+            {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", **env}, timeout=30, cwd=cwd,
         )  # fmt: skip
 
     return run
@@ -88,7 +96,7 @@ def test_the_resilient_script_starts_the_python_of_its_own_checkout_on_all_hosts
     assert result.returncode == 0, result.stderr
     assert " -H host1:1,host2:1 " in result.stdout
     python = tmp_path / ".venv/bin/python"
-    assert f" {python} -m lm.train --output_dir run --resume " in result.stdout
+    assert f" {python} -m lm.train --output_dir {tmp_path}/run --resume " in result.stdout
     python.unlink()
     without = launch("train_resilient.sh", OUTPUT_DIR="run", **env)
     assert without.returncode == 2 and "run run_scripts/setup.sh" in without.stderr
@@ -104,6 +112,56 @@ def test_the_resilient_script_gives_up_where_nothing_gets_on(launch):
     assert (mistake.returncode, mistake.stderr) == (2, "")
 
 
+@pytest.mark.parametrize(
+    "name, variable, value, message",
+    [
+        (
+            "train_resilient.sh",
+            "DISCOVER_HOSTS",
+            "./typo.sh",
+            "/typo.sh is not there, or is not exec",
+        ),
+        ("train_resilient.sh", "DISCOVER_HOSTS", "lm/distributed/mpirun_options.conf", "not exec"),
+        ("train_resilient.sh", "HOSTS", "host1:two", "colon of host1:two must be a whole number"),
+        ("train_resilient.sh", "BACKOFF", "0.5", "BACKOFF must be a whole number, not '0.5'"),
+        ("train_resilient.sh", "NP", "x", "NP must be a whole number, not 'x'"),
+        ("train_resilient.sh", "MAX_RESTARTS", "08", "MAX_RESTARTS must be a whole number"),
+        ("train_hosts.sh", "HOSTS", "host1:", "train_hosts: the number after the colon of host1:"),
+    ],
+)
+def test_a_mistake_in_a_variable_is_one_line(launch, name, variable, value, message):
+    result = launch(name, OUTPUT_DIR="run", **{variable: value})
+    assert (result.returncode, result.stdout) == (2, "")
+    assert message in result.stderr and result.stderr.count("\n") == 1
+
+
+def test_hosts_that_are_discovered_with_a_mistake_are_asked_for_again(launch, tmp_path):
+    (tmp_path / "hosts.sh").write_text("#!/bin/sh\necho busy: later\n")
+    (tmp_path / "hosts.sh").chmod(0o755)
+    env = {"DISCOVER_HOSTS": "./hosts.sh", "MAX_RESTARTS": "1", "BACKOFF": "0"}
+    result = launch("train_resilient.sh", OUTPUT_DIR="run", **env)
+    assert result.returncode == 1 and "1 restarts without progress" in result.stderr
+    assert result.stderr.count("DISCOVER_HOSTS names no hosts to start on") == 2
+
+
+def test_a_relative_path_in_a_variable_means_the_users_directory(launch, tmp_path):
+    user = tmp_path / "user"
+    user.mkdir()
+    (user / "hosts.sh").write_text("#!/bin/sh\necho host1:3\n")
+    (user / "hosts.sh").chmod(0o755)
+    (user / "python").symlink_to("/bin/true")
+    env = {"OUTPUT_DIR": "a", "DISCOVER_HOSTS": "./hosts.sh", "PYTHON": "../user/python"}
+    said = launch("train_resilient.sh", cwd=user, **env).stdout
+    assert f" {user}/../user/python -m lm.train --output_dir {user}/a --resume " in said
+    assert said.startswith("-np 3 -H host1:3 ")
+    for given, meant in {
+        "mine.py": f"{user}/mine.py", "a/b.py": f"{user}/a/b.py", "/c.py": "/c.py", "d": "d"
+    }.items():  # fmt: skip
+        assert f" --config {meant} " in launch("train_local.sh", cwd=user, CONFIG=given).stdout
+    said = launch("train_hosts.sh", cwd=user, HOSTFILE="hosts.txt", NP="3").stdout
+    assert f" -hostfile {user}/hosts.txt " in said
+
+
 @pytest.mark.parametrize("name", ["train_resilient.sh", "train_hosts.sh"])
 def test_the_gpus_that_are_named_or_hidden_are_so_on_all_hosts(launch, name):
     env = {"OUTPUT_DIR": "run", "HOSTS": "host1:1,host2:1"}
@@ -113,9 +171,9 @@ def test_the_gpus_that_are_named_or_hidden_are_so_on_all_hosts(launch, name):
     assert "CUDA" not in launch(name, **env).stdout
 
 
-def test_train_hosts_knows_a_hostfile_and_an_interface(launch):
+def test_train_hosts_knows_a_hostfile_and_an_interface(launch, tmp_path):
     said = launch("train_hosts.sh", HOSTFILE="hosts.txt", NP="3", INTERFACE="eth0").stdout
-    assert " -np 3 -hostfile hosts.txt " in said
+    assert f" -np 3 -hostfile {tmp_path}/hosts.txt " in said
     assert " -mca btl_tcp_if_include eth0 -mca oob_tcp_if_include eth0 " in said
 
 
@@ -146,6 +204,59 @@ def test_a_job_that_could_not_save_is_not_told_to_have_stopped(job, code):
         ["bash", "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=30
     )
     assert (result.returncode, result.stdout) == (code, "143\n"), result.stderr
+
+
+@pytest.mark.parametrize(
+    "moment, job",
+    [("set -m", "sleep 60"), ('"$@"', "sleep 60"), ("job=", "sleep 60"), ("wait", "sleep 60"),
+     ("kill -0", "true"), ("trap - TERM", "true")],
+)  # fmt: skip
+def test_at_no_moment_a_signal_is_lost_or_leaves_the_job_alone(moment, job):
+    mark = new_mark()
+    script = (
+        "set -Teuo pipefail; source run_scripts/mpirun_job.sh;"
+        f' moment=$1; trap "$2" DEBUG; run_job {job}'
+    )
+    trap = '[[ $BASHPID != $$ || $BASH_COMMAND != "$moment"* ]] || kill -TERM $$'
+    try:
+        result = subprocess.run(
+            ["bash", "-c", script, "script", moment, trap],
+            cwd=ROOT, env=environment(**mark), capture_output=True, text=True, timeout=30,
+        )  # fmt: skip
+        assert result.returncode == 143, result.stderr
+        assert not marked_processes(mark)
+    finally:
+        kill_marked(mark)
+
+
+# A job that hangs: asked to save, it gets the user's second SIGINT sent.
+HANGS = "trap 'kill -INT $PPID' USR2; kill -INT $PPID; while :; do sleep 0.05; done"
+SLURM = {"SLURM_SUBMIT_DIR": ".", "SLURM_JOB_ID": "7", "SLURM_NTASKS": "2"}
+
+
+@pytest.mark.parametrize("name", ["train_local.sh", "train_resilient.sh", "train_slurm.sbatch"])
+def test_a_second_sigint_kills_a_job_that_hangs(launch, name):
+    others = {"scontrol": "echo requeued"}
+    result = launch(name, HANGS, others, OUTPUT_DIR="run", **SLURM)
+    assert (result.returncode, result.stdout) == (130, "")
+    assert "restart" not in result.stderr
+
+
+# What srun 22.05 says where libpmix.so is missing, and where a node is dead.
+@pytest.mark.parametrize(
+    "said, code, requeued",
+    [
+        ("Invalid MPI type 'pmix', --mpi=list for acceptable types", 2, False),
+        ("Application launch failed: Communication connection failure", 233, True),
+    ],
+)
+def test_only_a_missing_pmix_keeps_srun_from_a_requeue(launch, said, code, requeued):
+    others = {"srun": f'echo "srun: error: {said}" >&2; exit 233', "scontrol": 'echo "$@"'}
+    result = launch("train_slurm.sbatch", others=others, LAUNCHER="srun", **SLURM)
+    assert result.returncode == code, result.stderr
+    assert result.stdout == "requeue 7\n" * requeued
+    assert ("install libpmix.so" in result.stderr) is not requeued
+    assert said in result.stderr
 
 
 def test_the_resilient_script_sees_progress_at_any_step(tmp_path):
