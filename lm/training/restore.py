@@ -82,8 +82,8 @@ def starting_arrays(
         gone = set(manifest.read(run_dir.checkpoint_dir).weights).difference(weight_names())
         if gone:  # with --allow_changed_network
             raise UserError(
-                f"cannot resume: the run trains {min(gone)}, which this network does not use: that"
-                " is another one; start a new run with --init_from"
+                f"cannot resume: the checkpoint has {min(gone)}, which this network does not use:"
+                " that is another one; start a new run with --init_from"
             )
     elif options.init_from and options.init_partly:
         return _fitting_weights(options.init_from, vocabulary)

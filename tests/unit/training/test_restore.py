@@ -61,7 +61,7 @@ def test_a_resumed_run_loses_no_weight(other):
     config = dataclasses.replace(config, num_layers=1)
     with tf.Graph().as_default():
         build_model(Network(config, len(words)), Rows(0, 1), "eval")
-        with pytest.raises(UserError, match="the run trains lstm_1/bias, which this network does"):
+        with pytest.raises(UserError, match="the checkpoint has lstm_1/bias, which this"):
             starting_arrays(RunDir("", path), RunOptions(), Vocabulary(words))
 
 
