@@ -17,9 +17,9 @@ logger = logging.getLogger("lm")
 
 _BLOCK_BYTES = 1 << 20
 # Some cluster file systems (Lustre mounted without flock, a few FUSE ones) have no locks at all.
-_SHARED_MEMORY = "/dev/shm"
-_NO_SYNC = {errno.EINVAL, errno.ENOTSUP}  # of a pipe or a terminal
 _NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP}
+_OF_THE_HOST = "/tmp"  # not TMPDIR, of which each job may have one of its own
+_NO_SYNC = {errno.EINVAL, errno.ENOTSUP}  # of a pipe or a terminal
 
 
 def sha256_of(path: str) -> str:
@@ -63,8 +63,9 @@ class PatientFile:
     def __init__(self, path: str):
         self._path = path
         self._file = open(path, "ab", buffering=0)
-        self._waiting, self._complained = b"", False
+        self._waiting, self._complaints = b"", set()
         self.failure: Optional[str] = None  # why something is waiting
+        self.loss: Optional[str] = None  # why something that was taken may be lost
 
     def write(self, content: bytes) -> None:
         """Add what has waited, and this."""
@@ -74,7 +75,7 @@ class PatientFile:
                 self._waiting = self._waiting[self._file.write(self._waiting) :]
             self.failure = None
         except OSError as error:
-            self._complain(error, "what is to be added waits in memory")
+            self.failure = self._complain(error, "what is to be added waits in memory")
 
     def sync(self) -> None:
         """Bring what has been written to the disk, as far as that can be had; any thread may."""
@@ -82,7 +83,7 @@ class PatientFile:
             os.fsync(self._file.fileno())
         except OSError as error:  # NFS tells of a full disk here
             if error.errno not in _NO_SYNC:
-                self._complain(error, "what was added last may be lost")
+                self.loss = self._complain(error, "what was added last may be lost")
 
     def close(self) -> None:
         """Close it; what has waited is lost if there is still no room."""
@@ -90,13 +91,14 @@ class PatientFile:
         try:
             self._file.close()
         except OSError as error:  # NFS again
-            self._complain(error, "what was added last may be lost")
+            self.loss = self._complain(error, "what was added last may be lost")
 
-    def _complain(self, error: OSError, outcome: str) -> None:
-        self.failure = f"cannot write {self._path}: {error.strerror}"
-        if not self._complained:
-            self._complained = True  # first: the log may come back to this very file
-            logger.error("%s; %s", self.failure, outcome)
+    def _complain(self, error: OSError, outcome: str) -> str:
+        reason = f"cannot write {self._path}: {error.strerror}"
+        if outcome not in self._complaints:
+            self._complaints.add(outcome)  # first: the log may come back to this very file
+            logger.error("%s; %s", reason, outcome)
+        return reason
 
 
 def check_writable(path: str) -> None:
@@ -160,10 +162,9 @@ def locked(path: str, activity: Optional[str] = None) -> Iterator[None]:
         else:
             yield
             return
-    # One process per host still holds with a lock in memory, which the host's jobs share: of
-    # temporary directories each may have one of its own.
+    # One process per host still holds with a lock in a directory of the host.
     name = f"lm-{os.getuid()}-{short_name(os.path.realpath(path))}.lock"
-    directory = _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK) else tempfile.gettempdir()
+    directory = _OF_THE_HOST if os.access(_OF_THE_HOST, os.W_OK) else tempfile.gettempdir()
     with open(os.path.join(directory, name), "ab") as file:
         _lock(file.fileno(), path, activity)
         yield

@@ -17,16 +17,16 @@
 # Cost: twice the training; config_test a minute or two on 2 cores.
 # Result: the report on the console, and OUTPUT_DIR/{report.html,learning_curves.png,.pdf}.
 set -euo pipefail
-if [[ $# -gt 0 && $1 != -* ]]; then
-    CONFIG=$1
-    shift
-fi
 scripts=$(dirname "${BASH_SOURCE[0]}")
 "$scripts/setup.sh"
 source "$scripts/env.sh"
 source run_scripts/mpirun_job.sh
 
 config=${CONFIG:-config_test}
+if [[ $# -gt 0 && $1 != -* ]]; then
+    config=$1
+    shift
+fi
 ranks=${NP:-2}
 name=$(basename "$config" .py)
 output_dir=${OUTPUT_DIR:-runs/baseline-$name-$(date +%Y%m%d-%H%M%S)}

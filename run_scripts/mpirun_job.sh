@@ -41,8 +41,10 @@ run_job() {
     "$@" </dev/null &
     eval "$restore"
     # Until it has become the command it is a copy of this shell, in which our signals would be lost.
-    while cmp -s /proc/$$/cmdline /proc/$!/cmdline 2>/dev/null; do :; done
+    # (Where a Ctrl-C has ended cmp, that says nothing.)
+    while cmp -s /proc/$$/cmdline /proc/$!/cmdline 2>/dev/null || (($? > 128)); do :; done
     job=$!
+    [[ -z $killed ]] || signal_job KILL -
     ((stopped_by == 0)) || signal_job "$stop_signal" # that came when there was no job yet
     # A trap ends `wait` early, with a code above 128, while the job is still there.
     while wait "$job" && code=0 || code=$?; kill -0 "$job" 2>/dev/null; do :; done

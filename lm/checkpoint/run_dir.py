@@ -127,11 +127,12 @@ def _check_new(path: str) -> None:
     checkpoints = os.path.join(path, run_files.CHECKPOINTS)
     if os.path.islink(checkpoints) and not os.path.exists(checkpoints):
         raise RunError(f"{checkpoints} leads nowhere: mount what it is on, or remove it")
-    # The first epoch's may be there without its checkpoint, where a job was killed in between.
-    if _num_epochs(path) > 1:
+    # Those of two may be there without, where a job was killed in its first save: the save of the
+    # second epoch, after its event, waits for that.
+    if _num_epochs(path) > 2:
         raise RunError(
             f"{path} has no checkpoint, but epochs in {run_files.METRICS}: put its checkpoints"
-            f" back, or remove {run_files.METRICS} to start again from step 1"
+            f" back, or if none could be saved remove {run_files.METRICS} to start again"
         )
 
 

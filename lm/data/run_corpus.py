@@ -36,6 +36,7 @@ def read_record(directory: str) -> Optional[CorpusRecord]:
 
     Raises:
       UserError: It is damaged.
+      RunError: It cannot be read, at least now.
     """
     path = os.path.join(directory, run_files.CORPUS)
     try:

@@ -95,8 +95,9 @@ class Reporter:
         for part in (self._metrics, self._tensorboard, self._logs):
             if part:
                 part.close()
-        if self._metrics and self._metrics.failure and kind is None:
-            raise RunError(f"{self._metrics.failure}; the events after its last line are lost")
+        failure = self._metrics and (self._metrics.failure or self._metrics.loss)
+        if failure and kind is None:
+            raise RunError(f"{failure}; the events after its last line are lost")
 
 
 class Progress:

@@ -121,7 +121,7 @@ def build_signatures(run: Run, network: Network) -> dict:
 
 def _score(network: Network, ids_BT: tf.Tensor, eos_id: int) -> dict[str, tf.Tensor]:
     """Log-probabilities of each word and of the closing <eos>, 0 in the places after it."""
-    ids_BT = _known(ids_BT, network)
+    ids_BT = _known(ids_BT, network, _PADDING)
     is_word = tf.not_equal(ids_BT, _PADDING)
     lengths = tf.reduce_sum(tf.cast(is_word, tf.int32), axis=1)
     words = tf.where_v2(is_word, ids_BT, eos_id)
@@ -136,13 +136,17 @@ def _score(network: Network, ids_BT: tf.Tensor, eos_id: int) -> dict[str, tf.Ten
     return {"log_probabilities": log_probs, "log_probability": tf.reduce_sum(log_probs, axis=1)}
 
 
-def _known(ids: tf.Tensor, network: Network) -> tf.Tensor:
+def _known(ids: tf.Tensor, network: Network, lowest: int) -> tf.Tensor:
     # Not left to the embedding: on a GPU it would return zeros for an id that it does not have.
-    check = tf.debugging.assert_less(ids, network.vocab_size, message="not in the vocabulary")
-    with tf.control_dependencies([check]):
+    message = "not in the vocabulary"
+    checks = [
+        tf.debugging.assert_greater_equal(ids, lowest, message=message),
+        tf.debugging.assert_less(ids, network.vocab_size, message=message),
+    ]
+    with tf.control_dependencies(checks):
         return tf.identity(ids)
 
 
 def _next_word(network: Network, ids_B: tf.Tensor, state: tf.Tensor) -> dict[str, tf.Tensor]:
-    log_probs_BV, state = stepwise.next_word(network, _known(ids_B, network), state)
+    log_probs_BV, state = stepwise.next_word(network, _known(ids_B, network, 0), state)
     return {"log_probabilities": log_probs_BV, "state": state}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from typing import NamedTuple, Optional
 
@@ -64,11 +65,14 @@ def _split_of_corpus(run: Run, split: str, data_path: Optional[str]) -> tuple[np
 
 
 def _encode(path: str, vocabulary: Vocabulary) -> tuple[np.ndarray, int]:
-    # The file goes with the directory, its mapped content when the array does; NFS keeps both.
-    with tempfile.TemporaryDirectory(prefix="lm-", ignore_cleanup_errors=True) as directory:
+    directory = tempfile.mkdtemp(prefix="lm-")
+    try:
         id_path = os.path.join(directory, "ids")
         unknown, _ = encode_file(path, vocabulary, id_path)
         ids = np.memmap(id_path, ID_DTYPE, mode="r")
+    finally:
+        # Its mapped content goes when the array does. On NFS both stay until then.
+        shutil.rmtree(directory, ignore_errors=True)
     if unknown and vocabulary.unk_id is None:
         raise UserError(
             f"{path} has {unknown:,} words that are not in the run's vocabulary, which has no"

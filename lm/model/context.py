@@ -29,7 +29,7 @@ class Cut(NamedTuple):
 class Context:
     """What `build_outputs` or `build_logits` is told of one use of the network.
 
-    Shapes: T time steps, B rows, V words. The first three and the methods are for every network.
+    Shapes: T time steps, B rows, V words. The first two and the methods are for every network.
     `ops`, `precision` and `rows` are what the built-in one computes with.
     """
 
@@ -70,10 +70,10 @@ class Context:
           UserError: The batch axis has not as many rows as the batch, keep_prob is out of range,
             there are too many calls, or locked_dropout finds no time steps to lock.
         """
-        self._refuse_late("context.dropout")
         site, self.sites = self.sites, self.sites + 1
         if not self._drops(keep_prob):
             return x
+        self._refuse_late("context.dropout")
         shape = x.shape.as_list()
         if batch_axis is None:
             batch_axis = 0 if len(shape) == 2 else 1
@@ -163,15 +163,14 @@ class Context:
         """
         if not self.training:
             return
-        self._refuse_late("context.penalize")
         _refuse_in_loop("context.penalize")
-        shapes = [x.shape.as_list() for x in (outputs_TBH, dropped_TBH)]
-        if shapes[0] != shapes[1] or len(shapes[0]) != 3 or shapes[0][1] != self.rows.count:
+        shapes = [outputs_TBH.shape, dropped_TBH.shape]
+        if not all(shape.is_compatible_with([None, self.rows.count, None]) for shape in shapes):
             raise UserError(
-                f"context.penalize: outputs must be [T, B, H], of {self.rows.count} rows, and the"
-                f" same after dropout, not {shapes[0]} and {shapes[1]}"
+                f"context.penalize: outputs, and the same after dropout, must be [T, B, H] of"
+                f" {self.rows.count} rows, not {shapes[0]} and {shapes[1]}"
             )
-        config, (steps, _, units) = self.config, shapes[0]
+        config, (steps, _, units) = self.config, shapes[0].as_list()
         whole = config.batch_size * units
         if config.activation_penalty:
             factor = config.activation_penalty / whole
@@ -183,7 +182,7 @@ class Context:
 
     def _refuse_late(self, what: str) -> None:
         # It would drop other units than those that the loss was computed without.
-        if self.is_built and self.training:
+        if self.is_built:
             raise UserError(
                 f"{what} is called anew for the gradient, as tf.recompute_grad does: call it"
                 " outside of what is recomputed"

@@ -13,6 +13,7 @@ import tensorflow.compat.v1 as tf
 
 from lm.config_file import ConfigFile
 from lm.errors import Ending, UserError
+from lm.model.rules import PYTHON_OPS
 
 _MOST_CHARACTERS = 300  # of a message: TensorFlow's go on with the whole graph
 _NAME = re.compile(r"[A-Za-z0-9.][\w./-]*", re.ASCII)  # as TensorFlow names variables
@@ -50,8 +51,8 @@ def one_line(file: Optional[ConfigFile], runs: bool = False) -> Iterator[None]:
 
     Args:
       file: The config file; None, or one without a network, changes nothing.
-      runs: Whether the graph is run: only failures of what operations are given, and of
-        operations that the file has made, are then its own.
+      runs: Whether the graph is run: only failures of what operations are given, and of the
+        file's Python, are then its own.
 
     Raises:
       UserError: In the place of a failure; the message tells the file.
@@ -61,17 +62,16 @@ def one_line(file: Optional[ConfigFile], runs: bool = False) -> Iterator[None]:
     except Ending:
         raise
     except Exception as error:
-        if not (file and file.functions) or (runs and not _is_of_file(file.path, error)):
+        if not (file and file.functions) or (runs and not _is_of_file(error)):
             raise
         raise UserError(f"{_line(file.path, error)}: {message_of(error)}") from error
 
 
-def _is_of_file(path: str, error: Exception) -> bool:
+def _is_of_file(error: Exception) -> bool:
     if isinstance(error, (tf.errors.InvalidArgumentError, tf.errors.OutOfRangeError)):
         return True
-    out_of_memory = isinstance(error, tf.errors.ResourceExhaustedError)
-    made_there = isinstance(error, tf.errors.OpError) and _line(path, error) != path
-    return made_there and not out_of_memory
+    # Not all that its operations raise: a device that fails may do so for a moment.
+    return getattr(getattr(error, "op", None), "type", None) in PYTHON_OPS
 
 
 def message_of(error: Exception) -> str:

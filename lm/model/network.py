@@ -97,7 +97,7 @@ class Network:
         there = {} if self.is_built_in else operations()
         # A scope of ours: else one of the network's, made where the graph has none around it, may
         # take the name of a variable, which would get another one there.
-        with shared_variables(self.config) as used, tf.name_scope("lm_network"):
+        with shared_variables(self.config, context.training) as used, tf.name_scope("lm_network"):
             found = call(self._where, self._functions[self._build], inputs_TB, state, context)
         context.is_built = True
         where = f"{self._where}: {self._build}"
@@ -231,7 +231,7 @@ class Network:
         first projected down to it, as by Melis et al. (2018), arXiv:1707.05589.
         """
         hidden = top_NH.shape.as_list()[1]
-        with shared_variables(self.config), tf.variable_scope("softmax"):
+        with shared_variables(self.config, context.training), tf.variable_scope("softmax"):
             if self._table is None:
                 weights = tf.get_variable("weights", [hidden, self.vocab_size])
             else:

@@ -34,7 +34,7 @@ class Uniform:
 
 
 @contextlib.contextmanager
-def shared_variables(config: Config) -> Iterator[dict[str, tf.Variable]]:
+def shared_variables(config: Config, training: bool) -> Iterator[dict[str, tf.Variable]]:
     """Let `tf.get_variable` make each variable of a network once in a graph, and find it again.
 
     Names do not depend on where in the graph that is. Initial values depend on the seed and the
@@ -44,6 +44,7 @@ def shared_variables(config: Config) -> Iterator[dict[str, tf.Variable]]:
 
     Args:
       config: For `init_scale` and `seed`.
+      training: Whether this use is for training.
 
     Yields:
       The variables that are asked for, by name, as they are.
@@ -67,8 +68,9 @@ def shared_variables(config: Config) -> Iterator[dict[str, tf.Variable]]:
             )
         # A variable in parts is for parameter servers; one of the old kind is updated by operations
         # of the optimizers that here are not used.
-        # Which call is the first depends on the program: none may insist on it.
-        options.update(use_resource=True, partitioner=None, reuse=tf.AUTO_REUSE)
+        options.update(use_resource=True, partitioner=None)
+        if not training:  # the first call here, of a program that does not train, makes them too
+            options["reuse"] = tf.AUTO_REUSE
         variable = getter(name, shape=shape, **options)
         if variable.trainable and variable.dtype.base_dtype != tf.float32:
             raise UserError(

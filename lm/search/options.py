@@ -125,7 +125,8 @@ def load_settings(directory: str) -> Settings:
             content = json.load(file)
         refuse_unknown_fields(SearchOptions, content["options"], path)
         refuse_unknown_fields(RunOptions, content["run"], path)
-        return Settings(**{**content, "options": SearchOptions(**content["options"])})
+        known = {name: content[name] for name in Settings._fields if name in content}
+        return Settings(**{**known, "options": SearchOptions(**content["options"])})
     except OSError as error:
         raise UserError(f"{directory} holds no search: {path}: {error.strerror}") from error
     except UserError:

@@ -83,7 +83,7 @@ def starting_arrays(
         if gone:  # with --allow_changed_network
             raise UserError(
                 f"cannot resume: the checkpoint has {min(gone)}, which this network does not use:"
-                " that is another one; start a new run with --init_from"
+                " that is another one; start a new run with --init_from and --init_partly"
             )
     elif options.init_from and options.init_partly:
         return _fitting_weights(options.init_from, vocabulary)

@@ -86,9 +86,9 @@ def test_a_disk_without_room_is_no_mistake_of_the_users(
 @pytest.mark.parametrize(
     "epochs, link, message",
     [
-        (2, False, "has no checkpoint, but epochs in metrics.jsonl: put its checkpoints back"),
+        (3, False, "has no checkpoint, but epochs in metrics.jsonl: put its checkpoints back"),
         (0, True, "checkpoints leads nowhere: mount what it is on"),
-        (1, False, None),  # killed before its checkpoint was written
+        (2, False, None),  # killed before its checkpoint was written
     ],
 )
 def test_a_run_whose_checkpoints_are_out_of_sight_is_not_begun_anew(

@@ -66,7 +66,7 @@ MISTAKES = {
     "    x = tf.recompute_grad(lambda x: context.dropout(x, 0.5))(x)\n" + GOOD:
         "context.dropout is called anew for the gradient, as tf.recompute_grad does",
     "    context.penalize(*2 * [tf.transpose(x, [1, 0, 2])])\n" + GOOD:
-        "must be [T, B, H], of 3 rows, and the same after dropout, not [3, 5, 4] and [3, 5, 4]",
+        "must be [T, B, H] of 3 rows, not (3, 5, 4) and (3, 5, 4)",
     "    return tf.sparse.from_dense(x), {'h': x[-1]}\n": "must be a tensor, not a SparseTensor",
     "    x = context.dropout(x, 1.5)\n" + GOOD: "keep_prob must be above 0 and at most 1, not 1.5",
     "    x = context.drop_weights(x[0], 0.0)\n" + GOOD: "keep_prob must be above 0 and at most 1",
