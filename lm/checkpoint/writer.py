@@ -14,7 +14,7 @@ import numpy as np
 from lm.checkpoint import choice
 from lm.checkpoint import format as checkpoint
 from lm.checkpoint.manifest import Manifest
-from lm.errors import Ending, RunError
+from lm.errors import RunError
 
 logger = logging.getLogger("lm")
 
@@ -100,5 +100,5 @@ class Saver:
             return
         try:
             choice.prune(self._run_dir, self._keep)
-        except (Ending, OSError) as error:  # the next save tries again
+        except Exception as error:  # the next save tries again
             logger.warning("old checkpoints are not removed: %s", error)

@@ -126,7 +126,8 @@ def load_settings(directory: str) -> Settings:
         refuse_unknown_fields(SearchOptions, content["options"], path)
         refuse_unknown_fields(RunOptions, content["run"], path)
         known = {name: content[name] for name in Settings._fields if name in content}
-        return Settings(**{**known, "options": SearchOptions(**content["options"])})
+        known["options"] = SearchOptions(**content["options"])
+        return Settings(**{**known, "config": dict(content["config"])})
     except OSError as error:
         raise UserError(f"{directory} holds no search: {path}: {error.strerror}") from error
     except UserError:

@@ -1,6 +1,7 @@
 """Networks of config files: the text of one, and a few steps of its training."""
 
 import dataclasses
+import re
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -12,6 +13,7 @@ from lm.model.network import Network
 from lm.model.windows import build_model
 from lm.training.averaging import Average
 from lm.training.step import build_step, run_step
+from tests.commands import ROOT
 
 V = 11
 HEADER = """
@@ -28,6 +30,12 @@ def build_outputs(inputs_TB, state, context):
     x = context.embed(inputs_TB)
 """
 GOOD = "    return x + state['h'], {'h': x[-1]}\n"
+
+(CLASSIC,) = (
+    text
+    for text in re.findall(r"```python\n(.*?)```", (ROOT / "docs/own_graph.md").read_text(), re.S)
+    if "BasicLSTMCell" in text
+)
 
 
 def train_and_evaluate(file, **fields):

@@ -1,0 +1,128 @@
+"""What `--check_network` finds, and what it lets through."""
+
+import dataclasses
+import importlib.util
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+from lm.data.batches import Rows
+from lm.errors import UserError
+from lm.model import stepwise
+from lm.model.axes import check_axes
+from lm.model.network import Network
+from lm.model.windows import build_model
+from tests.unit.model.networks import CLASSIC, GOOD, HEADER, V, train_and_evaluate
+
+# Each first word of a pair sees the second one.
+AHEAD = """
+    T = inputs_TB.shape[0]
+    x = tf.gather(x, [min(t + 1 - t % 2, T - 1) for t in range(T)])
+"""
+
+
+@pytest.mark.parametrize(
+    "body, message",
+    [
+        ("    x += tf.reduce_mean(x, 1, keepdims=True)\n" + GOOD, "the outputs of a row"),
+        ("    return x, {'h': tf.reverse(x[-1], [0])}\n", "the state 'h' of a row"),
+        ("    return tf.cumsum(x, reverse=True), {'h': x[-1]}\n", "depend on later words"),
+        (AHEAD + GOOD, "depend on later words"),
+        ("    x = tf.cumsum(x, axis=1, reverse=True)\n" + GOOD, "the outputs of a row"),
+        ("    x = tf.log(x - 9)\n" + GOOD, "not all that it computes is finite"),
+        (
+            "    if context.training:\n"
+            "        key = tf.stack([7, tf.cast(context.step, tf.int32)])\n"
+            "        mask = tf.random.stateless_uniform(tf.shape(x), key) < 0.5\n"
+            "        x *= tf.cast(mask, tf.float32)\n" + GOOD,
+            "the outputs of a row depend on its place among the rows of a rank",
+        ),
+        (
+            "    large = tf.constant([0.0, 0.0, 0.0, -1e9])\n"
+            "    return tf.cumsum(x, reverse=True) + large, {'h': x[-1]}\n",
+            "depend on later words",
+        ),
+        ("    x += tf.zeros([5, 1, 4])\n" + GOOD, r"shape \(1, any, any\), not \(5,"),
+        (
+            "    if inputs_TB.shape[0] > 1:\n        x *= tf.get_variable('w', [4])\n" + GOOD,
+            "uses the variable w in some calls only",
+        ),
+    ],
+)
+def test_rows_and_times_that_are_mixed_up_are_found(load, body, message):
+    train_and_evaluate(load(HEADER + body))  # nothing else shows it
+    with pytest.raises(UserError, match=message):
+        check_axes(load(HEADER).config, V, load(HEADER + body))
+
+
+WITHIN_THE_WINDOW = {
+    "a convolution": "    x += tf.pad(x, [[1, 0], [0, 0], [0, 0]])[:-1]\n" + GOOD,
+    "places": "    x += tf.get_variable('places', [5, 1, 4])[: inputs_TB.shape[0]]\n" + GOOD,
+    "a state that stays": "    return tf.cumsum(x), {'h': state['h']}\n",
+}
+
+
+@pytest.mark.parametrize("body", WITHIN_THE_WINDOW.values(), ids=WITHIN_THE_WINDOW.keys())
+def test_a_network_that_reads_words_otherwise_than_windows_is_told(load, caplog, monkeypatch, body):
+    monkeypatch.setattr("lm.model.axes.logger.propagate", True)
+    file = load(HEADER + body)
+    check_axes(file.config, V, file)
+    assert "mine.py reads single words otherwise than windows of 5: lm.score" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "text", ["config_gru", "config_transformer", CLASSIC], ids=["gru", "transformer", "classic"]
+)
+def test_a_network_reads_windows_as_it_reads_words(load, text, caplog, monkeypatch):
+    monkeypatch.setattr("lm.model.axes.logger.propagate", True)
+    if text == CLASSIC and not importlib.util.find_spec("tf_keras"):
+        pytest.skip("needs tf_keras: run_scripts/setup.sh --dev installs it")
+    file = load(text)
+    config = dataclasses.replace(file.config, hidden_size=4, num_steps=5, init_scale=0.8)
+    check_axes(config, V, file)
+    assert "reads single words" not in caplog.text
+    words = np.random.default_rng(5).integers(0, V, [11, 2]).astype(np.int32)
+    with tf.Graph().as_default(), tf.Session() as session:
+        network = Network(config, V, file)
+        model = build_model(network, Rows(0, 2), "eval")
+        by_word = stepwise.target_log_probs(network, *map(tf.constant, (words[:-1], words[1:])))
+        session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+        nll = []
+        for start in (0, 5):
+            inputs, targets = words[start : start + 5], words[start + 1 : start + 6]
+            feed = {model.inputs_ph: inputs, model.targets_ph: targets}
+            nll.extend(session.run([model.nll_N, model.keep_state_op], feed)[0])
+        np.testing.assert_allclose(np.ravel(session.run(by_word)), -np.array(nll), rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "    x += tf.get_variable('w', initializer=tf.random_uniform([4]))\n" + GOOD,
+        "    return x, {'h': tf.boolean_mask(x[-1], inputs_TB[-1] >= 0)}\n",
+        "    x *= tf.get_variable('w', [4], collections=['local_variables'], trainable=False)\n"
+        + GOOD,
+        "    is_on = tf.get_variable('is_on', [], tf.bool, trainable=False)\n"
+        "    x += tf.cast(tf.get_variable('n', [], tf.int32, trainable=False), tf.float32)\n"
+        "    x = tf.where_v2(is_on, 0.0, x)\n" + GOOD,
+        "    with tf.variable_scope('a', reuse=not context.training):\n"
+        "        x *= tf.get_variable('w', [4])\n" + GOOD,
+        "    words = tf.concat([tf.cast(state['h'][None, :, 0], tf.int32), inputs_TB[:-1]], 0)\n"
+        "    x += context.embed(words)\n"
+        "    last = tf.cast(inputs_TB[-1][:, None], tf.float32) * tf.ones([4])\n"
+        "    return x, {'h': last}\n",
+        "    return x, {'h': tf.log(tf.nn.relu(x[-1]))}\n",
+    ],
+    ids=["a tensor as initial value", "a state whose rows are not known", "a local variable",
+         "variables that count", "reuse after training", "words as state", "probabilities of 0"],
+)  # fmt: skip
+def test_what_trains_is_scored_too(load, body):
+    file = load(HEADER + body)
+    assert np.isfinite(train_and_evaluate(file)).all()
+    check_axes(file.config, V, file)
+    with tf.Graph().as_default(), tf.Session() as session:
+        words = tf.zeros([6, 2], tf.int32)
+        log_probs = stepwise.target_log_probs(Network(file.config, V, file), words, words)
+        session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+        assert session.run(log_probs).shape == (6, 2)
