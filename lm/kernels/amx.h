@@ -172,11 +172,33 @@ struct AmxGemm : Gemm<Bfloat16> {
   }
 };
 
+// As VectorProducts. Rows of A and panels end in whole tiles, filled up with zeros.
+struct TileProducts {
+  using Format = Bfloat16;
+  static constexpr int64_t kRows = AmxGemm::kGroup;
+  static constexpr int kPanelVectors = 2;
+
+  static int64_t RowUnits(int64_t units) { return PanelUnits(units) | AmxGemm::kTile; }
+  static int64_t PanelUnits(int64_t units) { return AmxGemm::WholeTiles(units); }
+
+  template <int NV>
+  static void Multiply(int64_t rows, const float* a, int64_t lda, const float* panel,
+                       int64_t units, float* c, int64_t ldc) {
+    constexpr int P = NV < kPanelVectors ? NV : kPanelVectors;
+    AmxGemm::Configure(rows);
+    for (int v = 0; v < NV; v += P, panel += units * P * kLanes)
+      AmxGemm::Sums<P>(rows, a, lda, nullptr, panel, units, c + v * kLanes, ldc, false);
+    _tile_release();
+  }
+};
+
 using Bfloat16Gemm = AmxGemm;
+using Bfloat16Products = TileProducts;
 
 #else
 
 using Bfloat16Gemm = Gemm<Bfloat16>;
+using Bfloat16Products = VectorProducts<Bfloat16>;
 
 #endif  // __AMX_BF16__
 

@@ -168,22 +168,34 @@ static void TileOf(int64_t rows, const float* a, int64_t lda, const float* panel
 // cache while all rows pass over it.
 constexpr int64_t kPiece = 512;
 
-// c[rows, NV vectors] += a[rows, units] * panel, for any number of rows. Few rows are over before
-// memory has sent the next piece of the panel, so that is asked for meanwhile.
-template <class Format, int NV>
-static void Multiply(int64_t rows, const float* a, int64_t lda, const float* panel, int64_t units,
-                     float* c, int64_t ldc) {
-  const int64_t groups = (rows + MaxRows<NV>() - 1) / MaxRows<NV>();
-  for (int64_t k = 0; k < units; k += kPiece)
-    for (int64_t g = 0; g < groups; ++g) {
-      // Groups of equal size: 20 rows are 10 + 10, not 12 + 8.
-      const int64_t r0 = rows * g / groups, r1 = rows * (g + 1) / groups;
-      const int64_t piece = Least(kPiece, units - k);
-      const float* here = panel + k * NV * kLanes;
-      TileOf<Format, NV>(r1 - r0, a + r0 * lda + k, lda, here, piece, c + r0 * ldc, ldc,
-                         c + r0 * ldc, ldc, here + piece * NV * kLanes + g * piece * 16);
-    }
-}
+// How the recurrence multiplies: rows of a few sums each, by panels packed once for all its steps.
+template <class Numbers>
+struct VectorProducts {
+  using Format = Numbers;
+  static constexpr int64_t kRows = 24;     // of C, that are best computed at a time
+  static constexpr int kPanelVectors = 4;  // of columns, at most, side by side in a panel
+
+  // How far apart rows of A are, and how long a panel is, for sums over `units` units.
+  static int64_t RowUnits(int64_t units) { return units; }
+  static int64_t PanelUnits(int64_t units) { return units; }
+
+  // c[rows, NV vectors] += a[rows, units] * panel, for any number of rows. Few rows are over before
+  // memory has sent the next piece of the panel, so that is asked for meanwhile.
+  template <int NV>
+  static void Multiply(int64_t rows, const float* a, int64_t lda, const float* panel,
+                       int64_t units, float* c, int64_t ldc) {
+    const int64_t groups = (rows + MaxRows<NV>() - 1) / MaxRows<NV>();
+    for (int64_t k = 0; k < units; k += kPiece)
+      for (int64_t g = 0; g < groups; ++g) {
+        // Groups of equal size: 20 rows are 10 + 10, not 12 + 8.
+        const int64_t r0 = rows * g / groups, r1 = rows * (g + 1) / groups;
+        const int64_t piece = Least(kPiece, units - k);
+        const float* here = panel + k * NV * kLanes;
+        TileOf<Format, NV>(r1 - r0, a + r0 * lda + k, lda, here, piece, c + r0 * ldc, ldc,
+                           c + r0 * ldc, ldc, here + piece * NV * kLanes + g * piece * 16);
+      }
+  }
+};
 
 // One whole product, C[M, N] = A[M, K] B[K, N]; see cpu.h.
 template <class Format>

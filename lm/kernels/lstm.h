@@ -5,14 +5,12 @@
 #ifndef LM_KERNELS_LSTM_H_
 #define LM_KERNELS_LSTM_H_
 
+#include "amx.h"
 #include "cpu.h"
-#include "gemm.h"
 
 namespace LM_ISA {
 
 using lm::Lstm;
-
-constexpr int64_t kRowGroup = 24;  // rows of a block's z held on the stack at a time
 
 // Writes the first n values of v as the units from value number `first` (even) of a row.
 template <class Format>
@@ -27,53 +25,69 @@ LM_INLINE void PutUnits(float* row, int64_t first, Vec v, int64_t n) {
     Store(row, units, Units<Format>(n));
 }
 
+// Zeros for what fills up each of `rows` rows of `units` units.
+template <class Products>
+LM_INLINE void FillUp(float* row, int64_t rows, int64_t units) {
+  const int64_t ld = Products::RowUnits(units);
+  for (int64_t r = 0; r < rows; ++r) memset(row + r * ld + units, 0, (ld - units) * sizeof *row);
+}
+
 // Forward: block n is the units [n kLanes, (n + 1) kLanes), with all four of their gates.
-template <class Format>
+template <class Products>
 struct Forward {
+  using Format = typename Products::Format;
   static constexpr int kWidth = 4 * kLanes;
 
+  static int64_t RowUnits(int64_t H) { return Products::RowUnits(Units<Format>(H)); }
+  static int64_t PanelUnits(int64_t H) { return Products::PanelUnits(Units<Format>(H)); }
   static int64_t Blocks(int64_t H) { return (H + kLanes - 1) / kLanes; }
-  static int64_t PanelFloats(int64_t H) { return Blocks(H) * Units<Format>(H) * kWidth; }
+  static int64_t PanelFloats(int64_t H) { return Blocks(H) * PanelUnits(H) * kWidth; }
   // h_{t-1} and h_t in units, by turns.
   static int64_t ScratchFloats(int64_t B, int64_t H) {
-    return Format::kConverts ? 2 * B * Units<Format>(H) : 0;
+    return Format::kConverts ? 2 * B * RowUnits(H) : 0;
   }
 
   static void Pack(const Lstm& s, int64_t block) {
-    const int64_t units = Units<Format>(s.H), u0 = block * kLanes;
-    for (int g = 0; g < 4; ++g)
+    constexpr int V = Products::kPanelVectors;
+    const int64_t units = Units<Format>(s.H), length = PanelUnits(s.H), u0 = block * kLanes;
+    for (int g = 0; g < 4; ++g) {
+      float* out = s.panels + block * length * kWidth + (g / V * length * V + g % V) * kLanes;
       PackPanel<Format>(Source<float>{s.weights + g * s.H + u0, 4 * s.H, true}, s.H - u0, s.H, 0,
-                        units, s.panels + block * units * kWidth + g * kLanes, kWidth);
+                        units, out, V * kLanes);
+      for (int64_t u = units; u < length; ++u) Store(out + u * V * kLanes, Vec{});
+    }
   }
 
   // h_{-1} = h0 in units, where step 0 will look for it.
   static void Start(const Lstm& s, int64_t row0, int64_t row1) {
     if constexpr (Format::kConverts) {
+      const int64_t ld = RowUnits(s.H);
       for (int64_t b = row0; b < row1; ++b)
         for (int64_t u = 0; u < s.H; u += kLanes)
-          PutUnits<Format>(State(s, -1) + b * Units<Format>(s.H), u,
-                      Load(s.h0 + b * s.H + u, s.H - u), s.H - u);
+          PutUnits<Format>(State(s, -1) + b * ld, u, Load(s.h0 + b * s.H + u, s.H - u), s.H - u);
+      for (int64_t t = -1; t <= 0; ++t)
+        FillUp<Products>(State(s, t) + row0 * ld, row1 - row0, Units<Format>(s.H));
     }
   }
 
   static float* State(const Lstm& s, int64_t t) {
-    return s.scratch + (t & 1) * s.B * Units<Format>(s.H);
+    return s.scratch + (t & 1) * s.B * RowUnits(s.H);
   }
 
   static void Step(const Lstm& s, int64_t t, int64_t block, int64_t row0, int64_t row1) {
-    const int64_t H = s.H, BH = s.B * H, units = Units<Format>(H);
+    const int64_t H = s.H, BH = s.B * H, lda = RowUnits(H), units = PanelUnits(H);
     const int64_t u0 = block * kLanes, n = H - u0;
     const float* before = Format::kConverts ? State(s, t - 1) : t > 0 ? s.h + (t - 1) * BH : s.h0;
     const float* c_before = t > 0 ? s.c + (t - 1) * BH : s.c0;
     const float* panel = s.panels + block * units * kWidth;
-    float z[kRowGroup * kWidth];
-    for (int64_t r0 = row0; r0 < row1; r0 += kRowGroup) {
-      const int64_t rows = Least(kRowGroup, row1 - r0);
+    float z[Products::kRows * kWidth];
+    for (int64_t r0 = row0; r0 < row1; r0 += Products::kRows) {
+      const int64_t rows = Least(Products::kRows, row1 - r0);
       for (int64_t m = 0; m < rows; ++m)
         for (int g = 0; g < 4; ++g)
           Store(z + m * kWidth + g * kLanes,
                 Load(s.gates + (t * s.B + r0 + m) * 4 * H + g * H + u0, n));
-      Multiply<Format, 4>(rows, before + r0 * units, units, panel, units, z, kWidth);
+      Products::template Multiply<4>(rows, before + r0 * lda, lda, panel, units, z, kWidth);
       for (int64_t m = 0; m < rows; ++m) {
         const float* zm = z + m * kWidth;
         const Vec i = Sigmoid(Load(zm)), j = Tanh(Load(zm + kLanes));
@@ -88,7 +102,7 @@ struct Forward {
         Store(gates + 3 * H, o, n);
         Store(s.c + t * BH + at, c, n);
         Store(s.h + t * BH + at, h, n);
-        if constexpr (Format::kConverts) PutUnits<Format>(State(s, t) + (r0 + m) * units, u0, h, n);
+        if constexpr (Format::kConverts) PutUnits<Format>(State(s, t) + (r0 + m) * lda, u0, h, n);
       }
     }
   }
@@ -96,46 +110,56 @@ struct Forward {
 
 // Backward: block n is the units [2 n kLanes, 2 (n + 1) kLanes); the last may hold one vector only.
 // The product runs over the 4H gates, each of which starts a unit of its own: 4 * Units(H) in all.
-template <class Format>
+template <class Products>
 struct Backward {
+  using Format = typename Products::Format;
   static constexpr int kWidth = 2 * kLanes;
+  static_assert(Products::kPanelVectors >= 2, "a block's panel is one");
 
+  static int64_t RowUnits(int64_t H) { return Products::RowUnits(4 * Units<Format>(H)); }
+  static int64_t PanelUnits(int64_t H) { return Products::PanelUnits(4 * Units<Format>(H)); }
   static int64_t Blocks(int64_t H) { return (H + kWidth - 1) / kWidth; }
   static int64_t Width(int64_t H, int64_t block) {
     return H - block * kWidth > kLanes ? kWidth : kLanes;
   }
-  static int64_t PanelFloats(int64_t H) { return Blocks(H) * 4 * Units<Format>(H) * kWidth; }
+  static int64_t PanelFloats(int64_t H) { return Blocks(H) * PanelUnits(H) * kWidth; }
   // dz_{t+1} and dz_t in units, by turns.
   static int64_t ScratchFloats(int64_t B, int64_t H) {
-    return Format::kConverts ? 2 * B * 4 * Units<Format>(H) : 0;
+    return Format::kConverts ? 2 * B * RowUnits(H) : 0;
   }
 
   static void Pack(const Lstm& s, int64_t block) {
-    const int64_t units = Units<Format>(s.H), width = Width(s.H, block);
+    const int64_t units = Units<Format>(s.H), length = PanelUnits(s.H), width = Width(s.H, block);
+    float* panel = s.panels + block * length * kWidth;
     for (int g = 0; g < 4; ++g)
       for (int64_t v = 0; v < width; v += kLanes) {
         const int64_t u = block * kWidth + v;
         PackPanel<Format>(Source<float>{s.weights + u * 4 * s.H + g * s.H, 4 * s.H, false}, s.H - u,
-                          s.H, 0, units, s.panels + (block * kWidth * 4 + g * width) * units + v,
-                          width);
+                          s.H, 0, units, panel + g * units * width + v, width);
       }
+    memset(panel + 4 * units * width, 0, (length - 4 * units) * width * sizeof *panel);
   }
 
-  static void Start(const Lstm&, int64_t, int64_t) {}
+  static void Start(const Lstm& s, int64_t row0, int64_t row1) {
+    if constexpr (Format::kConverts) {
+      for (int64_t t = 0; t <= 1; ++t)
+        FillUp<Products>(Dz(s, t) + row0 * RowUnits(s.H), row1 - row0, 4 * Units<Format>(s.H));
+    }
+  }
 
   static float* Dz(const Lstm& s, int64_t t) {
-    return s.scratch + (t & 1) * s.B * 4 * Units<Format>(s.H);
+    return s.scratch + (t & 1) * s.B * RowUnits(s.H);
   }
 
   // Steps t = T - 1 .. 0, then t = -1, which leaves d loss / d h0.
   static void Step(const Lstm& s, int64_t t, int64_t block, int64_t row0, int64_t row1) {
-    const int64_t H = s.H, units = Units<Format>(H), lda = 4 * units;
+    const int64_t H = s.H, lda = RowUnits(H), units = PanelUnits(H);
     const int64_t u0 = block * kWidth, width = Width(H, block);
     const float* after = Format::kConverts ? Dz(s, t + 1) : s.gates + (t + 1) * s.B * 4 * H;
-    const float* panel = s.panels + block * 4 * units * kWidth;
-    float dh[kRowGroup * kWidth];
-    for (int64_t r0 = row0; r0 < row1; r0 += kRowGroup) {
-      const int64_t rows = Least(kRowGroup, row1 - r0);
+    const float* panel = s.panels + block * units * kWidth;
+    float dh[Products::kRows * kWidth];
+    for (int64_t r0 = row0; r0 < row1; r0 += Products::kRows) {
+      const int64_t rows = Least(Products::kRows, row1 - r0);
       for (int64_t m = 0; m < rows; ++m)
         for (int64_t v = 0; v < width; v += kLanes) {
           const int64_t at = (r0 + m) * H + u0 + v, n = H - u0 - v;
@@ -147,9 +171,9 @@ struct Backward {
       if (t < s.T - 1) {
         const float* a = after + r0 * lda;
         if (width == kWidth)
-          Multiply<Format, 2>(rows, a, lda, panel, lda, dh, width);
+          Products::template Multiply<2>(rows, a, lda, panel, units, dh, width);
         else
-          Multiply<Format, 1>(rows, a, lda, panel, lda, dh, width);
+          Products::template Multiply<1>(rows, a, lda, panel, units, dh, width);
       }
       for (int64_t m = 0; m < rows; ++m)
         for (int64_t v = 0; v < width; v += kLanes)
@@ -173,7 +197,7 @@ struct Backward {
     for (int g = 0; g < 4; ++g) {
       Store(gates + g * H, dz[g], n);
       if constexpr (Format::kConverts)
-        PutUnits<Format>(Dz(s, t) + (4 * b + g) * Units<Format>(H), u, dz[g], n);
+        PutUnits<Format>(Dz(s, t) + b * RowUnits(H) + g * Units<Format>(H), u, dz[g], n);
     }
   }
 };

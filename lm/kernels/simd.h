@@ -74,7 +74,7 @@ LM_INLINE void Store(float* p, Vec v, int64_t n) {
 
 // A lane of `a` where the mask (all ones or all zeros a lane) is set, of `b` elsewhere.
 LM_INLINE Vec Select(IVec mask, Vec a, Vec b) {
-  return (Vec)((mask & (IVec)a) | (~mask & (IVec)b));
+  return mask ? a : b;
 }
 
 // NaN in x survives: a comparison with NaN is false, so x itself is kept.

@@ -105,6 +105,29 @@ def test_recurrence_and_its_gradient(T, B, H, precision):
         assert_near(a, e, precision)
 
 
+def recurrence_of(rows, H, precision):
+    """Outputs and gradients of some rows of 61; not that of the weights, which is a sum of rows."""
+    projected, weights, h0, c0 = lstm_inputs(3, 61, H)
+    dh = numbers(3, 61, H, seed=3)
+
+    def outputs(projected, weights, h0, c0, dh):
+        h, h_last, c_last = kernels.lstm_recurrence(projected, weights, h0, c0, precision)
+        dprojected, dh0, dc0 = tf.gradients(h, [projected, h0, c0], dh)
+        return [h, dprojected, *(x[None] for x in (h_last, c_last, dh0, dc0))]
+
+    return run(outputs, [projected[:, rows], weights, h0[rows], c0[rows], dh[:, rows]])
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("H", [40, 650])  # divided among threads by rows, and by units
+def test_recurrence_has_the_same_bits_for_any_rows(H, precision):
+    every = np.arange(61)
+    whole = recurrence_of(every, H, precision)
+    for rows in every[:1], every[1:11], every[16:49], every[3::2], every[::-1]:
+        for some, all_rows in zip(recurrence_of(rows, H, precision), whole):
+            np.testing.assert_array_equal(some, all_rows[:, rows])
+
+
 def test_recurrence_gradient_by_finite_differences():
     inputs = lstm_inputs(3, 2, 5)
 
