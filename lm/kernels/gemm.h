@@ -185,11 +185,12 @@ struct VectorProducts {
   static void Multiply(int64_t rows, const float* a, int64_t lda, const float* panel,
                        int64_t units, float* c, int64_t ldc) {
     const int64_t groups = (rows + MaxRows<NV>() - 1) / MaxRows<NV>();
-    for (int64_t k = 0; k < units; k += kPiece)
+    constexpr int64_t kLength = kPiece / NV;  // 32 KiB, which stays in the L1 cache
+    for (int64_t k = 0; k < units; k += kLength)
       for (int64_t g = 0; g < groups; ++g) {
         // Groups of equal size: 20 rows are 10 + 10, not 12 + 8.
         const int64_t r0 = rows * g / groups, r1 = rows * (g + 1) / groups;
-        const int64_t piece = Least(kPiece, units - k);
+        const int64_t piece = Least(kLength, units - k);
         const float* here = panel + k * NV * kLanes;
         TileOf<Format, NV>(r1 - r0, a + r0 * lda + k, lda, here, piece, c + r0 * ldc, ldc,
                            c + r0 * ldc, ldc, here + piece * NV * kLanes + g * piece * 16);
