@@ -172,7 +172,8 @@ struct AmxGemm : Gemm<Bfloat16> {
   }
 };
 
-// As VectorProducts. Rows of A and panels end in whole tiles, filled up with zeros.
+// As VectorProducts, for at most kRows rows at a time. `units` fill whole tiles: the caller ends rows
+// of A and panels with zeros.
 struct TileProducts {
   using Format = Bfloat16;
   static constexpr int64_t kRows = AmxGemm::kGroup;

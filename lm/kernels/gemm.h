@@ -168,7 +168,7 @@ static void TileOf(int64_t rows, const float* a, int64_t lda, const float* panel
 // cache while all rows pass over it.
 constexpr int64_t kPiece = 512;
 
-// How the recurrence multiplies: rows of a few sums each, by panels packed once for all its steps.
+// How the recurrence multiplies: few rows, by panels that are packed once for all its steps.
 template <class Numbers>
 struct VectorProducts {
   using Format = Numbers;
@@ -184,16 +184,18 @@ struct VectorProducts {
   template <int NV>
   static void Multiply(int64_t rows, const float* a, int64_t lda, const float* panel,
                        int64_t units, float* c, int64_t ldc) {
+    constexpr int64_t kLongest = kPiece / NV;  // 32 KiB at most, which stay in the L1 cache
+    const int64_t pieces = (units + kLongest - 1) / kLongest;
     const int64_t groups = (rows + MaxRows<NV>() - 1) / MaxRows<NV>();
-    constexpr int64_t kLength = kPiece / NV;  // 32 KiB, which stays in the L1 cache
-    for (int64_t k = 0; k < units; k += kLength)
+    // Pieces and groups of equal size: what is asked for is as long as what is at hand, and 20 rows
+    // are 10 + 10, not 12 + 8.
+    for (int64_t p = 0; p < pieces; ++p)
       for (int64_t g = 0; g < groups; ++g) {
-        // Groups of equal size: 20 rows are 10 + 10, not 12 + 8.
         const int64_t r0 = rows * g / groups, r1 = rows * (g + 1) / groups;
-        const int64_t piece = Least(kLength, units - k);
+        const int64_t k = units * p / pieces, length = units * (p + 1) / pieces - k;
         const float* here = panel + k * NV * kLanes;
-        TileOf<Format, NV>(r1 - r0, a + r0 * lda + k, lda, here, piece, c + r0 * ldc, ldc,
-                           c + r0 * ldc, ldc, here + piece * NV * kLanes + g * piece * 16);
+        TileOf<Format, NV>(r1 - r0, a + r0 * lda + k, lda, here, length, c + r0 * ldc, ldc,
+                           c + r0 * ldc, ldc, here + length * NV * kLanes + g * length * 16);
       }
   }
 };

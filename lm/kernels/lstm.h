@@ -80,7 +80,7 @@ struct Forward {
     const float* before = Format::kConverts ? State(s, t - 1) : t > 0 ? s.h + (t - 1) * BH : s.h0;
     const float* c_before = t > 0 ? s.c + (t - 1) * BH : s.c0;
     const float* panel = s.panels + block * units * kWidth;
-    float z[Products::kRows * kWidth];
+    alignas(64) float z[Products::kRows * kWidth];
     for (int64_t r0 = row0; r0 < row1; r0 += Products::kRows) {
       const int64_t rows = Least(Products::kRows, row1 - r0);
       for (int64_t m = 0; m < rows; ++m)
@@ -157,7 +157,7 @@ struct Backward {
     const int64_t u0 = block * kWidth, width = Width(H, block);
     const float* after = Format::kConverts ? Dz(s, t + 1) : s.gates + (t + 1) * s.B * 4 * H;
     const float* panel = s.panels + block * units * kWidth;
-    float dh[Products::kRows * kWidth];
+    alignas(64) float dh[Products::kRows * kWidth];
     for (int64_t r0 = row0; r0 < row1; r0 += Products::kRows) {
       const int64_t rows = Least(Products::kRows, row1 - r0);
       for (int64_t m = 0; m < rows; ++m)
