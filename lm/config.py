@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Optional
 
-from lm.errors import UserError
 from lm.options import Checked, option
 
 # Fields of Config on which no step depends: a resumed run may differ in them.
@@ -145,16 +144,10 @@ class Config(Checked):
     # How the sums of a step are made.
     virtual_ranks: int = option(
         8,
-        "add up over rows as this many ranks would, a power of two: runs on 1, 2, 4, ... up to so"
-        " many ranks are equal, bit for bit",
-        low=1,
-        high=256,
+        "add up over rows as this many ranks would: runs on 1, 2, 4, ... up to so many ranks are"
+        " equal, bit for bit",
+        choices=(1, 2, 4, 8, 16, 32, 64, 128, 256),
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.virtual_ranks & (self.virtual_ranks - 1):
-            raise UserError(f"virtual_ranks must be a power of two, not {self.virtual_ranks}")
 
     @property
     def follows_validation(self) -> bool:

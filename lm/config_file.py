@@ -13,18 +13,20 @@ import importlib.util
 import json
 import os
 import sys
+import traceback
 import types
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Callable, Optional
 
-import configs
 from lm import run_files
 from lm.config import Config, RunOptions
 from lm.errors import UserError, first_line, kind_of
-from lm.options import field_type
+from lm.options import Checked
 from lm.seeding import seeded
 from lm.startup import import_tensorflow
 
+# Not as a module: a user's own directory `configs` may come first in sys.path.
+_CONFIGS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "configs")
 _BUILD = ("build_outputs", "build_logits")
 
 
@@ -73,21 +75,45 @@ def load_config_file(name_or_path: str) -> ConfigFile:
             module = _module(path, source)
         get_config = getattr(module, "get_config", None)
         if not callable(get_config):
-            raise UserError(f"config {path} has no function get_config()")
+            raise UserError("there is no function get_config()")
         with seeded(0):
             config = get_config()
+        if not isinstance(config, Config):
+            raise UserError("get_config() must return lm.config.Config")
+        _check_fields(type(config))
+        Checked.__post_init__(config)  # also where that of a subclass does not call it
     except UserError as error:
-        raise UserError(f"config {path}: {error}") from error
-    except SyntaxError as error:
-        raise UserError(f"config {path}, line {error.lineno}: {error.msg}") from error
+        raise UserError(f"config {_place(path, error)}: {error}") from error
+    except SyntaxError as error:  # also in a module that it imports
+        where = f"{error.filename or path}, line {error.lineno}"
+        raise UserError(f"config {where}: {error.msg}") from error
     except (Exception, SystemExit) as error:
-        line = f"{type(error).__name__}: {first_line(error)}"
-        raise UserError(f"config {path} failed: {line}") from error
-    if not isinstance(config, Config):
-        raise UserError(f"config {path}: get_config() must return lm.config.Config")
-    _check_fields(type(config), path)
+        line = f"{type(error).__name__}: {first_line(error)}{keras_hint(error)}"
+        raise UserError(f"config {_place(path, error)}: {line}") from error
     functions = _network_functions(module, path)
     return ConfigFile(path, checksum, config, functions, getattr(module, "suggest", None))
+
+
+def _place(path: str, error: BaseException) -> str:
+    return place(path, traceback.extract_tb(error.__traceback__))
+
+
+def place(path: str, frames: Iterable[traceback.FrameSummary]) -> str:
+    """Return a file and, if some of the frames are in it, the line of the last of them."""
+    whole = os.path.abspath(path)
+    lines = [frame.lineno for frame in frames if os.path.abspath(frame.filename) == whole]
+    return f"{path}, line {lines[-1]}" if lines else path
+
+
+def keras_hint(error: BaseException) -> str:
+    """Return what to install where an error is that of a classic layer or cell; else nothing."""
+    if "Keras 3" not in str(error):
+        return ""
+    # Of the same version. Without what it needs: that is all of tensorflow, which pip would
+    # install over tensorflow-cpu.
+    version = sys.modules["tensorflow"].__version__.rpartition(".")[0]
+    install = f"pip install --no-deps 'tf_keras=={version}.*'"
+    return f"; classic layers and cells need tf_keras: {install}"
 
 
 def _module(path: str, source: bytes) -> types.ModuleType:
@@ -101,11 +127,11 @@ def _module(path: str, source: bytes) -> types.ModuleType:
     module.__file__ = path
     sys.modules[name] = module
     beside = os.path.dirname(os.path.abspath(path))
-    if beside not in sys.path:  # modules beside it, as those beside a program
-        sys.path.append(beside)
+    if beside not in sys.path:
+        sys.path.insert(0, beside)  # modules beside it come first, as those beside a program
     try:
         # These bytes, not what Python may have kept of an older file: the checksum is theirs.
-        exec(compile(source, path, "exec"), module.__dict__)
+        exec(compile(source, path, "exec", dont_inherit=True), module.__dict__)
     except BaseException:
         del sys.modules[name]
         raise
@@ -125,24 +151,28 @@ def _find_config(name_or_path: str) -> str:
         if not os.path.isfile(name_or_path):
             raise UserError(f"config file {name_or_path} does not exist")
         return name_or_path
-    directory = os.path.dirname(os.path.abspath(configs.__file__))
-    path = os.path.join(directory, f"{name_or_path}.py")
+    path = os.path.join(_CONFIGS, f"{name_or_path}.py")
     if not os.path.isfile(path):
-        known = sorted(f[:-3] for f in os.listdir(directory) if f.startswith("config_"))
+        known = sorted(f[:-3] for f in os.listdir(_CONFIGS) if f.startswith("config_"))
         raise UserError(
             f"unknown config {name_or_path!r}: use one of {', '.join(known)}, or a path to a .py"
         )
     return path
 
 
-def _check_fields(cls: type[Config], path: str) -> None:
-    """Refuse fields of a subclass that cannot be flags."""
+def _check_fields(cls: type[Config]) -> None:
+    """Refuse fields of a subclass that cannot be flags, and those that are none."""
+    for base in cls.__mro__:
+        for name, value in vars(base).items():
+            if isinstance(value, dataclasses.Field):  # else its default, or nothing
+                raise UserError(
+                    f"{base.__name__} needs @dataclasses.dataclass(frozen=True) above it: else"
+                    f" {name} is no field"
+                )
     taken = {"config", "help", *(field.name for field in dataclasses.fields(RunOptions))}
     for field in dataclasses.fields(cls):
         if field.name in taken:
-            raise UserError(f"config {path}: --{field.name} is a flag already: rename that field")
-        if field_type(cls, field.name)[0] not in (int, float, bool, str):
-            raise UserError(f"config {path}: {field.name} must be an int, float, bool or str")
+            raise UserError(f"--{field.name} is a flag already: rename that field")
 
 
 def _network_functions(module: types.ModuleType, path: str) -> dict[str, Callable]:

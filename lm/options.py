@@ -13,6 +13,8 @@ from lm.errors import UserError, first_line
 
 Settings = TypeVar("Settings")
 
+_PLAIN_TYPES: tuple[type, ...] = (int, float, bool, str)
+
 
 def option(
     default: Any,
@@ -45,10 +47,16 @@ def option(
 
 
 def field_type(cls: type, name: str) -> tuple[type, bool]:
-    """Tell a field's plain type (int, float, bool, str) and whether None is allowed."""
+    """Tell a field's plain type and whether None is allowed.
+
+    Raises:
+      UserError: It is another than int, float, bool, str or Optional of one of these.
+    """
     hint = typing.get_type_hints(cls)[name]
-    members = [member for member in typing.get_args(hint) if member is not type(None)]
-    return (members[0], True) if members else (hint, False)
+    plain_types = [plain for plain in _PLAIN_TYPES if hint in (plain, Optional[plain])]
+    if not plain_types:
+        raise UserError(f"{name} must be an int, float, bool or str, or Optional[...] of one")
+    return plain_types[0], hint is not plain_types[0]
 
 
 def replaced(settings: Settings, **fields: Any) -> Settings:
@@ -62,7 +70,9 @@ def replaced(settings: Settings, **fields: Any) -> Settings:
       UserError: They are refused.
     """
     try:
-        return dataclasses.replace(settings, **fields)
+        changed = dataclasses.replace(settings, **fields)
+        Checked.__post_init__(changed)  # also where that of a subclass does not call it
+        return changed
     except UserError:
         raise
     except Exception as error:  # of the subclass

@@ -65,6 +65,7 @@ def check_axes(
         by_word = stepwise.target_log_probs(network, words_ph, words_ph)  # any B, and T of 1
         session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
         _check_finite(where, session.run(by_word, {words_ph: np.zeros([2, 2])}))
+        _leave_zero(session, random, config.init_scale)
         inputs = random.integers(0, vocab_size, [steps, rows])
         for window in (windows.evaluation, windows.training):  # mostly this alone draws numbers
             _check_window(where, partial(windows.run, window), inputs, windows.zeros, vocab_size)
@@ -97,6 +98,14 @@ class _Windows:
         """Return the values of tensors of a window."""
         feed = {self._state_phs[name]: value for name, value in state.items()}
         return self._session.run(window, {self._inputs_ph: inputs, **feed})
+
+
+def _leave_zero(session: tf.Session, random: np.random.Generator, scale: float) -> None:
+    """Change the weights that start at zero: what they are multiplied by would not be seen."""
+    for variable in tf.trainable_variables():
+        value = session.run(variable)
+        # None below zero: there may be a root of them.
+        variable.load(np.where(value == 0, random.uniform(0, scale, value.shape), value), session)
 
 
 def _check_window(

@@ -205,7 +205,9 @@ class Context:
         units = units or config.embedding_size or config.hidden_size
         scale = config.embedding_init_scale
         initializer = Uniform(scale) if scale else None  # the scope's
-        table_VH = tf.get_variable(name, [self.vocab_size, units], initializer=initializer)
+        scope = tf.get_variable_scope()  # where a second call finds the same table
+        with tf.variable_scope(scope, reuse=tf.AUTO_REUSE, auxiliary_name_scope=False):
+            table_VH = tf.get_variable(name, [self.vocab_size, units], initializer=initializer)
         if name == "embedding":  # in whatever scope
             self.tables[table_VH.op.name] = table_VH
         # Row by row, for the sake of the gradient: its list of words is then in the order of the

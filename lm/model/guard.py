@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +10,7 @@ from typing import Any, Callable, Optional
 
 import tensorflow.compat.v1 as tf
 
-from lm.config_file import ConfigFile
+from lm.config_file import ConfigFile, keras_hint, place
 from lm.errors import Ending, UserError
 from lm.model.rules import PYTHON_OPS
 
@@ -35,13 +34,9 @@ def call(path: str, function: Callable, *arguments: Any) -> Any:
     except Ending as error:
         raise UserError(f"{_place(path, function, error)}: {error}") from error
     except Exception as error:
-        message = message_of(error)
-        if "Keras 3" in str(error):
-            # Of the same version. Without what it needs: that is all of tensorflow, which pip would
-            # install over tensorflow-cpu.
-            version = tf.__version__.rpartition(".")[0]
-            message += "; classic layers and cells need tf_keras: pip install --no-deps"
-            message += f" 'tf_keras=={version}.*'"
+        message = message_of(error) + keras_hint(error)
+        if "EagerTensor" in str(error):  # of a constant or a variable of tf.Variable
+            message += "; make in the function what is made at the top of the file"
         raise UserError(f"{_place(path, function, error)}: {message}") from error
 
 
@@ -76,6 +71,9 @@ def _is_of_file(error: Exception) -> bool:
 
 def message_of(error: Exception) -> str:
     """Return the kind of an error, and the one line of its message that says what has failed."""
+    told = getattr(error, "ag_error_metadata", None)
+    if told:  # of Python that TensorFlow has rewritten: the message begins with its stack
+        return told.cause_message.partition("\n")[0][:_MOST_CHARACTERS]
     # Of an operation: where it was made, then what it says, then its node. Others go on and on.
     text = str(error).partition("\n\t [[")[0]
     lines = [line for line in text.splitlines() if line.strip()] or [""]
@@ -90,9 +88,9 @@ def _place(path: str, function: Callable, error: BaseException) -> str:
 def _line(path: str, error: BaseException) -> str:
     """Return the file, and its line that failed or that made the operation that did."""
     made = getattr(getattr(error, "op", None), "traceback", ())
-    frames, whole = [*made, *traceback.extract_tb(error.__traceback__)], os.path.abspath(path)
-    numbers = [frame.lineno for frame in frames if os.path.abspath(frame.filename) == whole]
-    return f"{path}, line {numbers[-1]}" if numbers else path
+    told = getattr(error, "ag_error_metadata", None)  # see message_of
+    traced = reversed(told.translated_stack) if told else ()  # innermost first
+    return place(path, [*made, *traceback.extract_tb(error.__traceback__), *traced])
 
 
 def checked_shapes(path: str, found: Any) -> dict[str, list[int]]:
@@ -176,4 +174,5 @@ def _text(shape: Sequence[Optional[int]]) -> str:
 def _shown(value: Any) -> str:
     if _is_tensor(value):
         return f"a tensor of shape {value.shape}"
-    return f"a {type(value).__name__}"
+    many = isinstance(value, (tuple, list))
+    return f"{len(value)} values" if many else f"a {type(value).__name__}"

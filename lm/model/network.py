@@ -9,6 +9,7 @@ Shapes: T time steps, B rows, H units of the outputs, V words, N = T * B.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Callable, Optional
 
@@ -33,6 +34,8 @@ from lm.model.rules import (
     warn_of_random_numbers,
 )
 from lm.model.variables import operations_behind, operations_of_initial_value, shared_variables
+
+logger = logging.getLogger("lm")
 
 State = Mapping[str, tf.Tensor]  # by name, float32 [B, ...]: what passes from window to window
 
@@ -125,6 +128,7 @@ class Network:
                 self._refuse_unused(where, context)
                 _refuse_cuts_of_others(where, context, [inputs_TB, *state.values()])
             if is_first:  # later ones make initial values again, which nothing draws
+                _warn_of_unread_state(where, state)
                 initial = {op.name for v in used.values() for op in operations_of_initial_value(v)}
                 warn_of_random_numbers(where, made, initial)
                 warn_of_python(where, made)
@@ -243,6 +247,17 @@ class Network:
                         top_NH, projection_HE, context.precision, context.rows.shares
                     )
             return top_NH, weights, tf.get_variable("bias", [self.vocab_size])
+
+
+def _warn_of_unread_state(where: str, state: State) -> None:
+    unread = [name for name, before in state.items() if not before.consumers()]
+    if unread:
+        logger.warning(
+            "%s does not read state[%r]: nothing of it passes from window to window, nor from word"
+            " to word in lm.score, lm.generate and lm.export",
+            where,
+            unread[0],
+        )
 
 
 def _refuse_cuts_of_others(where: str, context: Context, given: Sequence[tf.Tensor]) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import tensorflow.compat.v1 as tf
 from tensorflow.core.framework import attr_value_pb2
+from tensorflow.python.ops.control_flow_util_v2 import in_defun
 
 from lm.config import Config
 from lm.errors import UserError
@@ -37,10 +38,11 @@ class Uniform:
 def shared_variables(config: Config, training: bool) -> Iterator[dict[str, tf.Variable]]:
     """Let `tf.get_variable` make each variable of a network once in a graph, and find it again.
 
-    Names do not depend on where in the graph that is. Initial values depend on the seed and the
-    variable's name only, so all ranks start equal: those without an initializer are uniform in
-    +-init_scale, and random operations without a seed get one of the name. Initializers of Keras
-    have drawn theirs in Python, before there is a name: they depend on their order, too.
+    As in TF 1.x, a name that is asked for twice, and not with `reuse`, is a mistake: two layers
+    would be one. Names do not depend on where in the graph that is. Initial values depend on the
+    seed and the variable's name only, so all ranks start equal: those without an initializer are
+    uniform in +-init_scale, and random operations without a seed get one of the name. Initializers
+    of Keras have drawn theirs in Python, before there is a name: they depend on their order, too.
 
     Args:
       config: For `init_scale` and `seed`.
@@ -50,8 +52,17 @@ def shared_variables(config: Config, training: bool) -> Iterator[dict[str, tf.Va
       The variables that are asked for, by name, as they are.
     """
     used: dict[str, tf.Variable] = {}
+    asked: set[str] = set()
+    is_over = False
 
     def get(getter, name: str, shape=None, **options) -> tf.Variable:
+        # The same code is run again for a gradient (tf.recompute_grad), and by tf.function.
+        if name in asked and not (options.get("reuse") or is_over or in_defun()):
+            raise UserError(
+                f"variable {name} is made twice: each needs a tf.variable_scope of its own, or"
+                " reuse=tf.AUTO_REUSE where they are to be one"
+            )
+        asked.add(name)
         if isinstance(options.get("initializer"), Uniform):
             seed, scale = [config.seed, zlib.crc32(name.encode())], options["initializer"].scale
             is_floating = tf.as_dtype(options.get("dtype") or tf.float32).is_floating
@@ -69,7 +80,9 @@ def shared_variables(config: Config, training: bool) -> Iterator[dict[str, tf.Va
         # A variable in parts is for parameter servers; one of the old kind is updated by operations
         # of the optimizers that here are not used.
         options.update(use_resource=True, partitioner=None)
-        if not training:  # the first call here, of a program that does not train, makes them too
+        # Other uses of the network in this graph have made it, or will. (The first one of a program
+        # that does not train makes all.)
+        if not (training and options.get("reuse") is True):
             options["reuse"] = tf.AUTO_REUSE
         variable = getter(name, shape=shape, **options)
         if variable.trainable and variable.dtype.base_dtype != tf.float32:
@@ -96,10 +109,11 @@ def shared_variables(config: Config, training: bool) -> Iterator[dict[str, tf.Va
         return variable
 
     root = tf.VariableScope(
-        tf.AUTO_REUSE, initializer=Uniform(config.init_scale), custom_getter=get, use_resource=True
+        False, initializer=Uniform(config.init_scale), custom_getter=get, use_resource=True
     )
     with seeded(config.seed), tf.variable_scope(root, auxiliary_name_scope=False):
         yield used
+    is_over = True
 
 
 def _stateless_uniform(seed: list[int], scale: float):

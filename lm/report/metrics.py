@@ -96,6 +96,8 @@ def read_run(directory: str) -> RunMetrics:
             # The last line may be cut off, by a kill or because it is being written.
             events = _last_told(map(json.loads, file.read().split("\n")[:-1]))
         start = events.pop(("start", None), {})
+        if start.get("config_file"):  # another file may be another network
+            config["config_file"] = start["config_file"]["sha256"][:12]
         return RunMetrics(directory, config, start, list(events.values()), corpus)
     except OSError as error:
         raise UserError(f"{directory} is not a run: {error.filename}: {error.strerror}") from error

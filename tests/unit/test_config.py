@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import math
+import subprocess
 import sys
 
 import numpy as np
@@ -120,9 +121,12 @@ def test_a_path_loads_the_users_own_config(tmp_path):
         ("def get_config():\n    return 3\n", "must return"),
         ("def get_config():\n    return 1 / 0\n", "ZeroDivisionError"),
         ("import no_such_module\n", "no_such_module"),
-        ("raise ValueError('one\\ntwo')\n", "failed: ValueError: one$"),
-        ("raise SystemExit('no')\n", "failed: SystemExit: no$"),
-        ("from lm.config import Config\nget_config = lambda: Config(num_steps=0)\n", "num_steps"),
+        ("raise ValueError('one\\ntwo')\n", "line 1: ValueError: one$"),
+        ("raise SystemExit('no')\n", "line 1: SystemExit: no$"),
+        (
+            "from lm.config import Config\nget_config = lambda: Config(num_steps=0)\n",
+            "line 2: num_steps must be at least 1",
+        ),
     ],
 )
 def test_a_broken_config_file_is_an_error_that_names_it(tmp_path, text, message):
@@ -221,6 +225,18 @@ def test_fields_of_a_config_file_are_flags_and_the_file_is_part_of_the_run(tmp_p
             .replace('attention", low=1', "attention'"),
             "num_heads must be an int, float, bool or str",
         ),
+        *[
+            (
+                OWN_FIELDS.replace("Optional[", f"{hint}["),
+                "num_heads must be an int, float, bool or",
+            )
+            for hint in ("tuple", "list", "Optional[bytes] or Optional")
+        ],
+        (OWN_FIELDS.replace("@dataclasses.dataclass(frozen=True)", ""), "num_heads is no field$"),
+        (
+            OWN_FIELDS + BUILD + "def get_config():\n    return Mine(num_stesp=7)\n",
+            "mine.py, line 16: TypeError: .*'num_stesp'",
+        ),
     ],
 )
 def test_a_config_file_that_cannot_bring_what_it_brings_is_an_error(tmp_path, text, message):
@@ -244,6 +260,37 @@ def test_a_check_of_a_config_files_own_is_told_in_one_line(tmp_path):
     trial = optuna.trial.FixedTrial({"num_heads": 8, "hidden_size": 12})
     with pytest.raises(UserError, match=r"^Mine: ValueError"):
         config_of(space, trial, load_config_file(path).config)
+
+
+def test_a_check_of_a_config_files_own_does_not_replace_ours(tmp_path):
+    check = "    def __post_init__(self):\n        pass\n\ndef get_config"
+    text = OWN_FIELDS.replace("def get_config", check)
+    with pytest.raises(UserError, match="hidden_size must be at least 1"):
+        parse("--config", write(tmp_path, text), "--hidden_size", "0")
+    with pytest.raises(UserError, match="hidden_size must be at least 1"):
+        load_config_file(write(tmp_path, text.replace("7)", "0)")))
+
+
+def test_a_config_file_finds_what_is_beside_it_first(tmp_path, monkeypatch):
+    for place, units in (("elsewhere", 3), ("beside", 7)):
+        (tmp_path / place).mkdir()
+        (tmp_path / place / "helper_of_mine.py").write_text(f"UNITS = {units}\n")
+    monkeypatch.setattr("sys.path", [str(tmp_path / "elsewhere"), *sys.path])
+    text = "from helper_of_mine import UNITS\nfrom lm.config import Config\n"
+    text += "def get_config():\n    return Config(hidden_size=UNITS)\n"
+    (tmp_path / "beside" / "uses_helper.py").write_text(text)
+    path = str(tmp_path / "beside" / "uses_helper.py")
+    assert load_config_file(path).config.hidden_size == 7
+    (tmp_path / "beside" / "broken_helper.py").write_text("x = (\n")
+    (tmp_path / "beside" / "uses_helper.py").write_text("import broken_helper\n")
+    with pytest.raises(UserError, match=r"broken_helper.py, line 1: .* never closed"):
+        load_config_file(path)
+
+
+def test_a_directory_of_the_users_called_configs_hides_none_of_ours(tmp_path):
+    (tmp_path / "configs").mkdir()
+    command = "from lm.config_file import load_config_file; load_config_file('config_small')"
+    subprocess.run([sys.executable, "-c", command], cwd=tmp_path, check=True, timeout=60)
 
 
 def test_the_choices_of_a_config_files_field_may_be_numbers(tmp_path):

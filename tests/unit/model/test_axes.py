@@ -43,6 +43,11 @@ AHEAD = """
             "    return tf.cumsum(x, reverse=True) + large, {'h': x[-1]}\n",
             "depend on later words",
         ),
+        (
+            "    gate = tf.get_variable('gate', [], initializer=tf.zeros_initializer())\n"
+            "    return x + gate * tf.cumsum(x, reverse=True), {'h': x[-1]}\n",
+            "depend on later words",
+        ),
         ("    x += tf.zeros([5, 1, 4])\n" + GOOD, r"shape \(1, any, any\), not \(5,"),
         (
             "    if inputs_TB.shape[0] > 1:\n        x *= tf.get_variable('w', [4])\n" + GOOD,

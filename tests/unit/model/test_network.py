@@ -1,6 +1,7 @@
 """Networks of config files: what they are told, and one line for each mistake."""
 
 import dataclasses
+import importlib.util
 
 import numpy as np
 import pytest
@@ -26,6 +27,13 @@ MISTAKES = {
     "    return x, {'c': x[-1]}\n": "new_state has ['c'], but state_shapes has ['h']",
     "    return x, {'h': x[-1], 'c': x[-1]}\n": "new_state has ['c', 'h'], but",
     "    return x, {'h': x}\n": "new_state['h'] must have the shape (3, 4), not (5, 3, 4)",
+    "    return x, {'h': x[-1]}, x\n": "must return (outputs, new_state), not 3 values",
+    "    x *= tf.get_variable('w', [4])\n    x += tf.get_variable('w', [4])\n" + GOOD:
+        "line 14, in build_outputs: variable w is made twice: each needs a tf.variable_scope",
+    "    x = tf.map_fn(lambda row: tf.matmul(row, row), x)\n" + GOOD:
+        "line 13, in build_outputs: ValueError: Dimensions must be equal",
+    "    x = tf.map_fn(lambda row: context.dropout(row, 1.5), x)\n" + GOOD:
+        "line 13, in build_outputs: UserError: keep_prob must be above 0 and at most 1",
     "    return x, {'h': None}\n": "new_state['h'] must be a tensor, not a NoneType",
     "    y = tf.matmul(x[0], x[1])\n": "line 13, in build_outputs: ValueError: Dimensions must be",
     "    with tf.variable_scope('state'):\n        x *= tf.get_variable('h', [4])\n" + GOOD:
@@ -160,6 +168,75 @@ def test_settings_that_do_not_go_with_a_network_are_one_line(load, text, fields,
     with pytest.raises(UserError) as error:
         train_and_evaluate(load(text), **fields)
     assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_what_is_made_at_the_top_of_a_file_is_told_where_it_belongs(load):
+    text = HEADER.replace("\ndef get_config", "SCALE = tf.constant([2.0])\n\ndef get_config", 1)
+    with pytest.raises(UserError, match=r"make in the function what is made at the top of the f"):
+        train_and_evaluate(load(text + "    x *= SCALE\n" + GOOD))
+
+
+def test_layers_of_classic_code_need_scopes_of_their_own(load):
+    if not importlib.util.find_spec("tf_keras"):
+        pytest.skip("needs tf_keras: run_scripts/setup.sh --dev installs it")
+    layer = (
+        "    cell = tf.nn.rnn_cell.BasicLSTMCell(config.hidden_size)\n"
+        "    outputs, _ = tf.nn.dynamic_rnn(cell, outputs, dtype=tf.float32, time_major=True%s)\n"
+    )
+    layers = [layer % scope for scope in ("", ", scope='other'", "")]
+    losses = train_and_evaluate(load(CLASSIC.replace("    # ---\n", "".join(layers[:2]))))
+    assert losses[-1] < losses[0]
+    with pytest.raises(UserError, match=r"variable rnn/basic_lstm_cell/kernel is made twice"):
+        train_and_evaluate(load(CLASSIC.replace("    # ---\n", "".join(layers))))
+
+
+def test_a_mistake_in_a_cell_of_ones_own_is_told_with_its_line(load):
+    if not importlib.util.find_spec("tf_keras"):
+        pytest.skip("needs tf_keras: run_scripts/setup.sh --dev installs it")
+    cell = (
+        "class Cell(tf.nn.rnn_cell.BasicLSTMCell):\n"
+        "    def call(self, inputs, state):\n"
+        "        tf.matmul(inputs, state[0])\n"
+        "        return super().call(inputs, state)\n\n\n"
+    )
+    text = CLASSIC.replace("def get_config", cell + "def get_config")
+    text = text.replace("[tf.nn.rnn_cell.BasicLSTMCell(", "[Cell(")
+    line = text.splitlines().index("        tf.matmul(inputs, state[0])") + 1
+    with pytest.raises(
+        UserError, match=rf"mine.py, line {line}, in build_outputs: ValueError: Dim"
+    ):
+        train_and_evaluate(load(text))
+
+
+REUSED = {
+    "a scope": "    for _ in range(2):\n"
+    "        with tf.variable_scope('a', reuse=tf.AUTO_REUSE):\n"
+    "            x *= tf.get_variable('w', [4])\n",
+    "time steps": "    with tf.variable_scope('a') as scope:\n"
+    "        x *= tf.get_variable('w', [4])\n"
+    "        scope.reuse_variables()\n"
+    "        x *= tf.get_variable('w', [4])\n",
+    "a table": "    x += context.embed(inputs_TB)\n",
+    "a gradient": "    x = tf.recompute_grad(lambda x: x * tf.get_variable('w', [4]))(x)\n",
+    "a function": "    @tf.function\n"
+    "    def scaled(x):\n"
+    "        return x * tf.get_variable('w', [4])\n"
+    "    x = scaled(x)\n",
+}
+
+
+@pytest.mark.parametrize("body", REUSED.values(), ids=REUSED.keys())
+def test_a_variable_may_be_used_again_where_that_is_said(load, body):
+    losses = train_and_evaluate(load(HEADER + body + GOOD))
+    assert losses[-1] < losses[0]
+
+
+def test_a_state_that_is_not_read_is_told(load, caplog, monkeypatch):
+    monkeypatch.setattr("lm.model.network.logger.propagate", True)
+    train_and_evaluate(load(HEADER + GOOD))
+    assert "does not read" not in caplog.text
+    train_and_evaluate(load(HEADER + "    return x, {'h': x[-1]}\n"))
+    assert caplog.text.count("mine.py: build_outputs does not read state['h']: nothing of it") == 1
 
 
 def test_the_table_of_another_size_is_tied_too(load):
@@ -321,5 +398,8 @@ def test_classic_cells_without_tf_keras_say_what_is_missing(load, monkeypatch):
     file = load(CLASSIC)
     monkeypatch.setattr("tensorflow.compat.v1.nn.rnn_cell.BasicLSTMCell", gone, raising=False)
     minor = ".".join(tf.__version__.split(".")[:2])
-    with pytest.raises(UserError, match=rf"pip install --no-deps 'tf_keras=={minor}\.\*'$"):
+    missing = rf"pip install --no-deps 'tf_keras=={minor}\.\*'$"
+    with pytest.raises(UserError, match=missing):
         train_and_evaluate(file)
+    with pytest.raises(UserError, match=rf"mine.py, line \d+: AttributeError: .*{missing}"):
+        load(HEADER + "tf.nn.rnn_cell.BasicLSTMCell()\n")

@@ -23,8 +23,9 @@ CONFIG = {"name": "small", "seed": 1, "batch_size": 20, "num_steps": 5}
 
 
 def write_run(
-    directory, ranks=1, speed=100.0, losses=(), test=50.0, config=CONFIG, tail="", corpus=None
-):
+    directory, ranks=1, speed=100.0, losses=(), test=50.0, config=CONFIG, tail="", corpus=None,
+    network=None,
+):  # fmt: skip
     """Write a run of one whole epoch of 10 steps, 1000 words, and of half a second one."""
     directory.mkdir()
     if corpus:
@@ -39,6 +40,7 @@ def write_run(
             "steps_per_epoch": 10,
             "corpus": "text",
             "vocab_size": 1000,
+            "config_file": network and {"path": "mine.py", "sha256": network * 64},
         },
         *({"event": "step", "step": step, "loss": loss} for step, loss in losses),
         {**epoch, "epoch": 1, "epoch_seconds": 1000 / speed},
@@ -54,6 +56,18 @@ def test_time_of_an_epoch_is_that_of_a_whole_one(tmp_path):
     run = write_run(tmp_path / "a", speed=250.0)
     assert run.seconds_per_epoch == pytest.approx(4.0)  # 1000 words at 250 a second
     assert run.words_per_second == pytest.approx(250)
+
+
+def test_runs_of_other_networks_are_not_of_one_config(tmp_path):
+    runs = [
+        write_run(tmp_path / f"{number}", losses=[(1, 6.5)], network=network)
+        for number, network in enumerate("aab")
+    ]
+    first, second = group_by_config(runs)
+    assert (first.label, second.label) == (
+        f"small (config_file={'a' * 12})", f"small (config_file={'b' * 12})",
+    )  # fmt: skip
+    assert list(pairs_of([first, second])) == [(runs[0], runs[1])]
 
 
 def test_a_running_run_is_shown_as_far_as_it_is(tmp_path):

@@ -48,7 +48,7 @@ def test_ranges_and_choices_get_the_types_of_their_fields():
         ("keep_prob=0:1", "keep_prob must be greater than 0, not 0.0"),
         ("keep_prob=0.5:1.5", "keep_prob must be at most 1, not 1.5"),
         ("precision=float32|float16", "precision must be one of float32, bfloat16"),
-        ("virtual_ranks=4|6", "a power of two, not 6"),
+        ("virtual_ranks=4|6", "virtual_ranks must be one of 1, 2, 4, 8"),
     ],
 )
 def test_a_bad_space_is_refused_in_one_line(text, message):
