@@ -18,7 +18,7 @@
 # Result: the report on the console, and OUTPUT_DIR/{report.html,learning_curves.png,.pdf}.
 set -euo pipefail
 scripts=$(dirname "${BASH_SOURCE[0]}")
-"$scripts/setup.sh"
+"$scripts/setup.sh" --keep
 source "$scripts/env.sh"
 source run_scripts/mpirun_job.sh
 

@@ -19,7 +19,7 @@ case " $* " in *' --output_dir'* | *' --config'*)
     ;;
 esac
 scripts=$(dirname "${BASH_SOURCE[0]}")
-"$scripts/setup.sh"
+"$scripts/setup.sh" --keep
 source "$scripts/env.sh"
 source run_scripts/mpirun_job.sh
 

@@ -4,6 +4,8 @@
 #
 #   run_scripts/setup.sh          what training needs
 #   run_scripts/setup.sh --dev    also pytest, hypothesis and ruff
+#   run_scripts/setup.sh --keep   as the run scripts call it: a finished .venv is not made anew for
+#                                 another MPI or Python, since a job may be running with it
 #
 # Needs: Python 3.9 to 3.13 with venv, g++. For GPUs see docs/gpu.md.
 # Environment: PYTHON   the interpreter (default: the one .venv has, else python3, python3.13, ...)
@@ -24,10 +26,12 @@ root=$PWD
 say() { echo "setup: $*"; }
 die() { echo "setup: $*" >&2; exit 1; }
 
+dev=0 keep_venv=0
 case "$*" in
-    "") dev=0 ;;
+    "") ;;
     --dev) dev=1 ;;
-    *) die "usage: run_scripts/setup.sh [--dev]" ;;
+    --keep) keep_venv=1 ;;
+    *) die "usage: run_scripts/setup.sh [--dev | --keep]" ;;
 esac
 
 # Script headers, compiler flags and CMake lists would each break at the space, minutes from now.
@@ -195,7 +199,14 @@ install() {
 }
 
 if ! finished packages "$base"; then
+    if ((keep_venv)) && finished_once; then
+        die "here .venv would be made for $base, and it was for $(<.venv/.done-packages): load the" \
+            "modules that were loaded then, or run run_scripts/setup.sh while no job uses it"
+    fi
     need_build_tools
+    # Open MPI 5 has other names for what the run scripts and lm/distributed/ set.
+    [[ $mpi == openmpi || $mpi == *"(Open MPI) 4."* ]] ||
+        say "warning: only Open MPI 4 has been tried, not ${mpi#* }" >&2
     say "installing $tensorflow $tensorflow_version into .venv (Python ${python##* }, about a minute)"
     if finished_once; then
         say "(.venv was made for: $(<.venv/.done-packages))"
@@ -259,7 +270,9 @@ build_kernels() {
     kept=$(sha256sum <<<"$tensorflow $tensorflow_version | $(uname -m) | $compiler | $kernel_sources")
     kept=$cache/kernels/${kept%% *}
     library=$(compgen -G "$kept/*.so" || true)
-    if [[ -n $library ]] && keep "$library" lm/kernels/_build; then
+    # One that is there may be in use, also on other nodes, where a file that is replaced is gone.
+    if [[ -n $library && ! -e lm/kernels/_build/${library##*/} ]] &&
+        keep "$library" lm/kernels/_build; then
         library=lm/kernels/_build/${library##*/}
         ! .venv/bin/python -c "$load_kernels" "$library" || return 0
         rm "$library"

@@ -13,6 +13,10 @@ build_horovod() (
     export CXXFLAGS="-include stdexcept -include string -include cstdint ${CXXFLAGS:-}"
     export HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1
     export HOROVOD_WITH_MPI=1 HOROVOD_WITH_GLOO=1
+    # CMake looks into MPI_HOME, I_MPI_ROOT and CMAKE_PREFIX_PATH, which modules of other MPIs set,
+    # before PATH; but first of all into this.
+    MPI_ROOT=$(dirname "$(dirname "$(command -v mpicxx)")")
+    export MPI_ROOT
     [[ $USE_GPU == 0 ]] || export_cuda
     source=.venv/horovod-source
     rm -rf $source .venv/wheels && mkdir $source &&

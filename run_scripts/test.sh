@@ -8,6 +8,7 @@
 #   run_scripts/test.sh -m soak                 the long ones
 #
 # Environment: PTB_ARCHIVE, the PTB .tgz; without it the tests that need PTB skip and say so.
+#   TMPDIR, a directory where programs may be run (/tmp).
 # Cost: 11 minutes on 2 cores, both of which it uses, plus the set-up (see setup.sh) the first time.
 # Result: exit status 0 if all pass.
 set -euo pipefail

@@ -9,7 +9,7 @@
 # Cost: Gloo's exchange takes 2 to 4 times as long as MPI's. Result: a run in runs/.
 set -euo pipefail
 scripts=$(dirname "${BASH_SOURCE[0]}")
-"$scripts/setup.sh"
+"$scripts/setup.sh" --keep
 source "$scripts/env.sh"
 source run_scripts/mpirun_job.sh
 

@@ -18,7 +18,7 @@ scripts=$(dirname "${BASH_SOURCE[0]}")
     exit 2
 }
 [[ -n ${HOSTS:-} || -n ${NP:-} ]] || { echo "train_hosts: with HOSTFILE, set NP too" >&2; exit 2; }
-"$scripts/setup.sh"
+"$scripts/setup.sh" --keep
 source "$scripts/env.sh"
 source run_scripts/mpirun_job.sh
 

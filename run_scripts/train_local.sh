@@ -10,7 +10,7 @@
 #   SIGINT ends the job at once.
 set -euo pipefail
 scripts=$(dirname "${BASH_SOURCE[0]}")
-"$scripts/setup.sh"
+"$scripts/setup.sh" --keep
 source "$scripts/env.sh"
 source run_scripts/mpirun_job.sh
 

@@ -2,11 +2,12 @@
 # Trains until it is done: runs mpirun again with --resume when the job has failed, with the hosts
 # that are there. Any number of ranks continues the same run, so a lost host costs time only.
 #
-#   OUTPUT_DIR=runs/a HOSTS=host1:1,host2:1 run_scripts/train_resilient.sh --config config_small
+#   OUTPUT_DIR=runs/a HOSTS=host1:1,host2:1 run_scripts/train_resilient.sh
 #   OUTPUT_DIR=runs/a NP=2 run_scripts/train_resilient.sh      2 ranks on this host
 #
 # Arguments go to lm.train, in the project's root; only variables know where the user is. Environment:
 #   OUTPUT_DIR       the run's directory; needed
+#   CONFIG           the config (config_small)
 #   HOSTS            host:slots,... ; or
 #   DISCOVER_HOSTS   a program that prints the hosts that are there now, one host:slots a line, as
 #                    Horovod Elastic's discovery script does; asked before each start. List the
@@ -82,7 +83,8 @@ while true; do
         code=0
         # shellcheck disable=SC2086  # MPIRUN_FLAGS is a list
         run_job mpirun $where "${mpirun_options[@]}" "${pass_on[@]}" ${MPIRUN_FLAGS:-} \
-            "$python" -m lm.train --output_dir "$OUTPUT_DIR" --resume "$@" || code=$?
+            "$python" -m lm.train --config "${CONFIG:-config_small}" --output_dir "$OUTPUT_DIR" \
+            --resume "$@" || code=$?
         if ((code == 0 || code == 2 || stopped_by)); then
             exit "$code"
         fi

@@ -8,7 +8,7 @@
 # Cost: see docs/results.md. Result: a run in runs/; the exit status of the training.
 set -euo pipefail
 scripts=$(dirname "${BASH_SOURCE[0]}")
-"$scripts/setup.sh"
+"$scripts/setup.sh" --keep
 source "$scripts/env.sh"
 
 exec python -m lm.train --config "${CONFIG:-config_small}" "$@"

@@ -90,8 +90,10 @@ def build():
         link = ["-shared", *objects, "-o", library, *tf.sysconfig.get_link_flags()]
         if complaint := _finish(_start(link)):
             raise RuntimeError(complaint)
-        # Renamed into place at once: another process never loads half a library.
-        os.replace(library, path)
+        # Renamed into place at once: another process never loads half a library. But not over one
+        # that another node has made meanwhile: where it has loaded that, it would lose it.
+        if not path.exists():
+            os.replace(library, path)
     return path
 
 
@@ -120,7 +122,7 @@ def main():
     """Build the library and print its path; exit with 1 and one line if that fails."""
     try:
         print(build())
-    except RuntimeError as error:
+    except (RuntimeError, OSError) as error:
         sys.exit(f"error: {error}")
 
 

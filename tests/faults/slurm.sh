@@ -36,7 +36,10 @@ SelectTypeParameters=CR_Core
 ReturnToService=2
 NodeName=n1 NodeHostname=$(hostname) Port=17001 CPUs=2
 NodeName=n2 NodeHostname=$(hostname) Port=17002 CPUs=2
-PartitionName=all Nodes=ALL Default=YES State=UP
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+PartitionName=all Nodes=ALL Default=YES State=UP GraceTime=60
+PartitionName=urgent Nodes=ALL State=UP PriorityTier=2
 CONF
 }
 

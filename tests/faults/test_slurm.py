@@ -207,6 +207,19 @@ def test_the_time_limit_requeues_a_job_so_often_and_no_more(submit, launcher):
 
 
 @both_launchers
+def test_a_job_that_is_preempted_is_saved_and_comes_back(start, submit, tmp_path, launcher):
+    job = submit(*WHOLE, "--checkpoint_every_steps", 10**6, LAUNCHER=launcher)
+    job.wait_for_step(10)
+    others = ("--partition", "urgent", "--nodes", 2, "--output", "/dev/null", "--wrap", "true")
+    job.slurm("sbatch", "--exclusive", *others)
+    job.wait_for_restart(1)
+    step = last_step(job.output_dir)
+    assert saved_steps(job.output_dir)[-1] == step < 250
+    assert job.ends() == ("COMPLETED", "0")
+    assert_is_the_run_of_one_process(start, job, tmp_path)
+
+
+@both_launchers
 def test_a_cancelled_job_is_saved_and_stays_away(submit, launcher):
     job = submit(*ENDLESS, "--checkpoint_every_steps", 10**6, LAUNCHER=launcher)
     job.wait_for_step(10)

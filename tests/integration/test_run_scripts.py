@@ -96,7 +96,8 @@ def test_the_resilient_script_starts_the_python_of_its_own_checkout_on_all_hosts
     assert result.returncode == 0, result.stderr
     assert " -H host1:1,host2:1 " in result.stdout
     python = tmp_path / ".venv/bin/python"
-    assert f" {python} -m lm.train --output_dir {tmp_path}/run --resume " in result.stdout
+    training = f" {python} -m lm.train --config config_small --output_dir {tmp_path}/run --resume "
+    assert training in result.stdout
     python.unlink()
     without = launch("train_resilient.sh", OUTPUT_DIR="run", **env)
     assert without.returncode == 2 and "run run_scripts/setup.sh" in without.stderr
@@ -135,6 +136,14 @@ def test_a_mistake_in_a_variable_is_one_line(launch, name, variable, value, mess
     assert message in result.stderr and result.stderr.count("\n") == 1
 
 
+def test_a_batch_job_of_another_directory_says_where_it_belongs(launch, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    result = launch("train_slurm.sbatch", SLURM_SUBMIT_DIR=str(tmp_path / "elsewhere"))
+    assert (result.returncode, result.stdout) == (2, "")
+    message = f"run sbatch in the directory of the project, not in {tmp_path}/elsewhere\n"
+    assert result.stderr == f"train_slurm: {message}"
+
+
 def test_hosts_that_are_discovered_with_a_mistake_are_asked_for_again(launch, tmp_path):
     (tmp_path / "hosts.sh").write_text("#!/bin/sh\necho busy: later\n")
     (tmp_path / "hosts.sh").chmod(0o755)
@@ -152,12 +161,17 @@ def test_a_relative_path_in_a_variable_means_the_users_directory(launch, tmp_pat
     (user / "python").symlink_to("/bin/true")
     env = {"OUTPUT_DIR": "a", "DISCOVER_HOSTS": "./hosts.sh", "PYTHON": "../user/python"}
     said = launch("train_resilient.sh", cwd=user, **env).stdout
-    assert f" {user}/../user/python -m lm.train --output_dir {user}/a --resume " in said
+    assert (
+        f" {user}/../user/python -m lm.train --config config_small --output_dir {user}/a --resume "
+        in said
+    )
     assert said.startswith("-np 3 -H host1:3 ")
     for given, meant in {
         "mine.py": f"{user}/mine.py", "a/b.py": f"{user}/a/b.py", "/c.py": "/c.py", "d": "d"
     }.items():  # fmt: skip
-        assert f" --config {meant} " in launch("train_local.sh", cwd=user, CONFIG=given).stdout
+        for script in ("train_local.sh", "train_resilient.sh"):
+            said = launch(script, cwd=user, CONFIG=given, OUTPUT_DIR="a").stdout
+            assert f" --config {meant} " in said
     said = launch("train_hosts.sh", cwd=user, HOSTFILE="hosts.txt", NP="3").stdout
     assert f" -hostfile {user}/hosts.txt " in said
 

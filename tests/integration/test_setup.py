@@ -242,6 +242,15 @@ def test_a_venv_that_works_is_kept_until_there_is_another(project, host):
     assert (project / ".venv/.done-package").exists() and not (project / ".venv.before").exists()
 
 
+@pytest.mark.usefixtures("made_for_another_mpi")
+def test_a_run_script_makes_no_finished_venv_anew(project, host):
+    result = run_setup(project, host, "--keep", PYTHON=REAL_PYTHON)
+    assert_refused(
+        result, "and it was for another Open MPI: load the modules that were loaded then"
+    )
+    assert (project / ".venv/.done-package").exists()
+
+
 def test_an_unknown_argument_is_refused(project, host):
     assert_refused(run_setup(project, host, "--devel", PYTHON=REAL_PYTHON), "usage:")
 
