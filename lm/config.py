@@ -218,7 +218,7 @@ class RunOptions(Checked):
     )
     check_sync_steps: Optional[int] = option(
         None,
-        "compare the ranks' weights every so many steps, besides at the end of each epoch",
+        "compare the ranks' weights every so many steps, besides at each save",
         low=1,
     )
     step_timeout_seconds: float = option(

@@ -10,6 +10,7 @@ METRICS = "metrics.jsonl"  # the events, one per line
 LOG = "log.txt"  # rank 0's; those of other ranks are named after it
 TENSORBOARD = "tensorboard"
 CHECKPOINTS = "checkpoints"
+SAVED = ".saved"  # empty: there has been a checkpoint
 LOCK = ".lock"  # held by the job that writes here
 
 # Of a search: one directory for each trial's run, by the trial's number, and beside them

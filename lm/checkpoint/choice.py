@@ -46,9 +46,12 @@ def checked(checkpoint_dir: str) -> str:
 
     Raises:
       UserError: It cannot be used.
+      RunError: It cannot be read, at least now.
     """
     try:
         verify(checkpoint_dir)
+    except manifests.Unreadable:
+        raise
     except RunError as error:
         raise UserError(f"{checkpoint_dir} is not a usable checkpoint: {error}") from error
     return checkpoint_dir

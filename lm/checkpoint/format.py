@@ -15,6 +15,7 @@ import contextlib
 import dataclasses
 import errno
 import os
+import pathlib
 import re
 import shutil
 from collections.abc import Mapping
@@ -114,12 +115,15 @@ def save(run_dir: str, arrays: Mapping[str, np.ndarray], manifest: Manifest) -> 
         # Not makedirs: should output_dir have vanished (unmounted), it must not be made anew.
         with contextlib.suppress(FileExistsError):
             os.mkdir(parent)
+            _fsync(run_dir)
         shutil.rmtree(temporary, ignore_errors=True)
         os.mkdir(temporary)
         _write_tensors(temporary, arrays)
         _write_manifest(temporary, manifest)
         _publish(temporary, final)
         remember_whole(final)
+        with contextlib.suppress(OSError):  # it is for a day when the checkpoints cannot be seen
+            pathlib.Path(run_dir, run_files.SAVED).touch()
         return final
     except (OSError, tf.errors.OpError) as error:
         shutil.rmtree(temporary, ignore_errors=True)  # gives its space back
@@ -136,6 +140,8 @@ def _reason(message: str, path: str) -> str:
 def _files_if_intact(checkpoint_dir: str) -> Optional[Mapping]:
     try:
         return verify(checkpoint_dir).files
+    except manifests.Unreadable:
+        raise  # it may be whole: this save fails, and the next one sees
     except RunError:
         return None
 
@@ -169,11 +175,12 @@ def _write_manifest(directory: str, manifest: Manifest) -> None:
 
 
 def _publish(temporary: str, final: str) -> None:
-    if os.path.exists(final):  # a damaged one
-        remove(final)
+    damaged = _set_aside(final) if os.path.exists(final) else None
     os.rename(temporary, final)
     # The rename itself is only safe from a power cut once the parent is on the disk.
     _fsync(os.path.dirname(final))
+    if damaged:
+        shutil.rmtree(damaged, ignore_errors=True)
 
 
 def _fsync(path: str) -> None:
@@ -191,12 +198,16 @@ def _fsync(path: str) -> None:
 def remove(checkpoint_dir: str) -> None:
     """Remove a checkpoint, whole or not at all."""
     # Renamed first: killed in the middle, it must not leave half of what looks like a checkpoint.
+    shutil.rmtree(_set_aside(checkpoint_dir), ignore_errors=True)
+
+
+def _set_aside(checkpoint_dir: str) -> str:
     parent, name = os.path.split(checkpoint_dir)
     doomed = os.path.join(parent, f"{_TEMPORARY}old-{name}")
     shutil.rmtree(doomed, ignore_errors=True)
     os.rename(checkpoint_dir, doomed)
     forget(checkpoint_dir)
-    shutil.rmtree(doomed, ignore_errors=True)
+    return doomed
 
 
 def remove_temporary(run_dir: str) -> None:

@@ -72,6 +72,8 @@ def open_run_dir(
     if resume and not output_dir:
         raise UserError("--resume needs --output_dir, the directory of the run to continue")
     path = _make(output_dir, identity.config.name)
+    if not output_dir:
+        stack.callback(_remove_unused, path)
     try:
         stack.enter_context(locked(os.path.join(path, run_files.LOCK)))
     except BlockingIOError:
@@ -118,6 +120,14 @@ def _make_new(stem: str) -> str:
             path = f"{stem}-{number}"
 
 
+def _remove_unused(path: str) -> None:
+    """Remove the new directory of a run that could not start."""
+    if os.listdir(path) == [run_files.LOCK]:
+        with contextlib.suppress(OSError):
+            os.remove(os.path.join(path, run_files.LOCK))
+            os.rmdir(path)
+
+
 def _check_new(path: str) -> None:
     """Do not take for a run that has yet to begin one whose checkpoints cannot be seen.
 
@@ -127,12 +137,10 @@ def _check_new(path: str) -> None:
     checkpoints = os.path.join(path, run_files.CHECKPOINTS)
     if os.path.islink(checkpoints) and not os.path.exists(checkpoints):
         raise RunError(f"{checkpoints} leads nowhere: mount what it is on, or remove it")
-    # Those of two may be there without, where a job was killed in its first save: the save of the
-    # second epoch, after its event, waits for that.
-    if _num_epochs(path) > 2:
+    if os.path.exists(os.path.join(path, run_files.SAVED)):
         raise RunError(
-            f"{path} has no checkpoint, but epochs in {run_files.METRICS}: put its checkpoints"
-            f" back, or if none could be saved remove {run_files.METRICS} to start again"
+            f"{path} has had checkpoints, and has none now: put them back, or remove"
+            f" {run_files.SAVED} there to start again"
         )
 
 
@@ -181,13 +189,6 @@ def _check_fits(manifest: manifests.Manifest, identity: Identity) -> None:
 
 def _defaults(cls: type[Config]) -> dict[str, Any]:
     return {field.name: field.default for field in dataclasses.fields(cls)}
-
-
-def _num_epochs(path: str) -> int:
-    """Return how many epochs the events of a run have."""
-    with contextlib.suppress(FileNotFoundError), open(_metrics(path), "rb") as file:
-        return sum(line.startswith(b'{"event": "epoch"') for line in file)
-    return 0
 
 
 def _is_before(line: bytes, step: int, epochs_done: int) -> bool:

@@ -14,7 +14,7 @@ from typing import Callable, TypeVar
 
 from lm.data.archive import extract
 from lm.data.download import PATIENCE, Patience, SourceError, fetch, shown, writing
-from lm.errors import RunError, UserError
+from lm.errors import RunError, UserError, kind_of
 from lm.files import locked, private_name, sha256_of, short_name, write_atomically
 
 PTB_SHA256 = {
@@ -68,7 +68,7 @@ def download_ptb(
             os.makedirs(work, exist_ok=True)
             stack.enter_context(locked(os.path.join(work, "download.lock"), "downloading PTB"))
         except OSError as error:
-            raise UserError(
+            raise kind_of(error)(
                 f"PTB is not in {directory} and cannot be put there: "
                 f"{error.strerror}; choose a writable directory with --data_path"
             ) from error
@@ -111,7 +111,7 @@ def _missing(directory: str, checksums: Mapping[str, str]) -> list[str]:
         try:
             differs = sha256_of(path) != checksums[name]
         except OSError as error:
-            raise UserError(f"cannot read {path}: {error.strerror}") from error
+            raise kind_of(error)(f"cannot read {path}: {error.strerror}") from error
         if differs:
             raise UserError(
                 f"{directory} lacks {', '.join(missing)}, and its {name} is not the "

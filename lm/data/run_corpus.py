@@ -13,7 +13,7 @@ from lm.config import Config, RunOptions
 from lm.data import embedded
 from lm.data.corpus import Corpus, load_corpus, split_file
 from lm.data.encoding import SPLITS
-from lm.errors import UserError, kind_of
+from lm.errors import RunError, UserError, kind_of
 
 _DEFAULT_DATA_PATH = "data"
 
@@ -69,6 +69,8 @@ def load_corpus_to_train(
       UserError, RunError: As `find_data_path` and `load_corpus`.
     """
     data_path = options.data_path or find_data_path(config, _earlier_runs(options))
+    if options.resume and options.output_dir and config.corpus == "files":
+        _check_in_sight(options.output_dir, data_path)
     return data_path, *load_run_corpus(config, data_path, options.data_url)
 
 
@@ -79,6 +81,20 @@ def _earlier_runs(options: RunOptions) -> list[str]:
     if options.init_from:  # RUN/checkpoints/step-00001000
         directories.append(os.path.dirname(os.path.dirname(os.path.abspath(options.init_from))))
     return directories
+
+
+def _check_in_sight(run_directory: str, data_path: str) -> None:
+    """Do not put PTB in the place of a text that cannot be seen.
+
+    Raises:
+      RunError: It cannot; a disk that is not mounted may come back.
+    """
+    record = read_record(run_directory)
+    if record and record.kind == "text" and not _is_in(data_path, "text"):
+        raise RunError(
+            f"the text of {run_directory} is not in {data_path}: mount what it is on, or give its"
+            " directory with --data_path"
+        )
 
 
 def find_data_path(config: Config, run_directories: Iterable[str]) -> str:
@@ -119,9 +135,17 @@ def _find(record: CorpusRecord, directory: str) -> str:
 
 
 def _is_in(data_path: str, kind: str) -> bool:
-    if kind == "embedded":
-        return os.path.isdir(data_path)
-    return all(os.path.isfile(split_file(data_path, kind, split)) for split in SPLITS)
+    paths = [data_path]
+    if kind != "embedded":
+        paths = [split_file(data_path, kind, split) for split in SPLITS]
+    for path in paths:
+        try:
+            os.stat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError as error:  # which os.path.isfile would take for the same
+            raise kind_of(error)(f"cannot read {path}: {error.strerror}") from error
+    return True
 
 
 def load_run_corpus(

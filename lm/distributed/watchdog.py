@@ -130,7 +130,9 @@ class Watchdog:
             idle += min(now - before, 2 * _TICK_SECONDS)
             stop = self._stop_requested()
             if stop and seen.stoppable and idle > _GRACE_SECONDS + 3 * longest:
-                os._exit(128 + stop)
+                # Without a word, which would follow that of a rank that has failed: mpirun signals
+                # the others. And not with the signal's code, which means that all is saved.
+                os._exit(1)
             if self._timeout and idle > self._timeout:
                 self._give_up(seen, idle)
 

@@ -139,6 +139,12 @@ class LogFiles:
         if logger.level == logging.NOTSET:  # no command, but a caller that has set up no logging
             logger.setLevel(logging.INFO)
 
+    def write(self, message: str) -> None:
+        """Write what the console is told when the files are closed."""
+        record = logger.makeRecord(logger.name, logging.ERROR, __file__, 0, message, (), None)
+        for file in self._files:
+            file.handle(record)
+
     def close(self) -> None:
         """Write no more lines."""
         logger.removeHandler(_unwritten)

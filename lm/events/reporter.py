@@ -17,7 +17,7 @@ from typing import Any, Optional
 from tqdm import tqdm
 
 from lm import run_files
-from lm.errors import RunError
+from lm.errors import Ending, RunError, Stopped
 from lm.events.logs import LogFiles, may_be_gone
 from lm.events.tensorboard import TensorBoardWriter
 from lm.files import PatientFile, write_atomically
@@ -86,17 +86,19 @@ class Reporter:
     def __enter__(self) -> Reporter:
         return self
 
-    def __exit__(self, kind: Optional[type], *_: object) -> None:
-        """End the run's report.
+    def __exit__(self, kind: Optional[type], error: Optional[Exception], _: object) -> None:
+        """End the run's report; the last line of its log is why it has ended.
 
         Raises:
           RunError: There was no room for all events; not in the place of another error.
         """
+        if isinstance(error, Ending) and self._logs:
+            self._logs.write(str(error))
         for part in (self._metrics, self._tensorboard, self._logs):
             if part:
                 part.close()
         failure = self._metrics and (self._metrics.failure or self._metrics.loss)
-        if failure and kind is None:
+        if failure and kind in (None, Stopped):
             raise RunError(f"{failure}; the events after its last line are lost")
 
 

@@ -64,13 +64,18 @@ class Loop:
             cannot be written.
           Stopped: A signal has stopped the run.
         """
+        is_saved = False  # in the test the session may have the best weights, not the last ones
         try:
             self._run_epochs()
             self.saving.finish()
+            is_saved = True
             if self.options.eval and self.options.test:
                 self._test()
         except Interrupted as interruption:
-            self._stop(interruption.number)
+            if not is_saved:
+                self.saving.save(self.position)
+                self.saving.finish()
+            raise self._stopped(interruption.number) from None
         except EveryRankError:
             # To exit in the middle of a write would abort this process, and lose the checkpoint.
             self.saving.wait()
@@ -178,10 +183,8 @@ class Loop:
             self.signals.saved()
             self.saving.save(self.position)
 
-    def _stop(self, number: int) -> None:
-        self.saving.save(self.position)
-        self.saving.finish()
-        raise Stopped(
+    def _stopped(self, number: int) -> Stopped:
+        return Stopped(
             f"stopped by {signal.Signals(number).name} after step {self.position.step}, which is"
             " saved; continue with the same command and --resume --output_dir"
             f" {shlex.quote(str(self.reporter.output_dir))}",
@@ -194,7 +197,6 @@ class Loop:
 
     def _finish_epoch(self, epoch: int) -> None:
         at = self.position
-        self.saving.check_in_sync(at)
         record = dict(
             step=at.step,
             epoch=epoch,

@@ -95,7 +95,7 @@ def prepare(
             threads=threads,
             session_config=sessions,
             profile_steps=parse_steps(options.profile_steps),
-            # Last, so that a run that cannot start leaves nothing behind.
+            # Last: what cannot start makes no directory.
             run_dir=open_run_dir(identity, options.output_dir, options.resume, stack)
             if comm.is_rank_0
             else None,

@@ -50,16 +50,17 @@ class Safekeeping:
         """Tell whether rank 0 wants to save at this step; to be asked once at each."""
         return self._saver is not None and self._saver.is_due(step)
 
-    def save(self, position: Position, in_sync: bool = True) -> None:
+    def save(self, position: Position) -> None:
         """Copy what a checkpoint holds, and let rank 0 write it in the background.
 
-        Args:
-          position: Where the run is.
-          in_sync: Whether the ranks hold the same weights, as far as is known.
-
         Raises:
-          EveryRankError: A number of it is NaN or infinite, so that nothing can go on from it.
+          EveryRankError: The ranks' weights differ, or a number is NaN or infinite, so that nothing
+            can go on from it.
         """
+        self.check_in_sync(position)  # else those from before they parted would be pushed out
+        self._save(position, in_sync=True)
+
+    def _save(self, position: Position, in_sync: bool) -> None:
         self.wait()
         phase = f"the save at step {position.step}"
         self._beat(phase)
@@ -80,6 +81,8 @@ class Safekeeping:
         Raises:
           EveryRankError: They differ; what rank 0 has is saved, and marked.
         """
+        if self._comm.size == 1:
+            return
         self._beat("the comparison of the weights")
         difference = first_divergence(variables.read_variables(self._session), self._comm.gather)
         if difference:
@@ -88,7 +91,7 @@ class Safekeeping:
     def _part(self, position: Position, difference: str) -> NoReturn:
         try:
             # What goes on with them is not the run that any other number of ranks would have been.
-            self.save(dataclasses.replace(position, exact_with=None), in_sync=False)
+            self._save(dataclasses.replace(position, exact_with=None), in_sync=False)
             self.finish()
             outcome = "rank 0's are saved, and --resume gives them to all ranks"
         except EveryRankError as error:

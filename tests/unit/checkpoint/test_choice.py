@@ -78,6 +78,12 @@ def test_what_cannot_be_read_for_a_moment_is_no_damage(tmp_path, monkeypatch, ca
     with pytest.raises(RunError, match="can be read: see the warnings") as raised:
         choice.newest(str(tmp_path))
     assert not isinstance(raised.value, UserError)  # which no job tries again after
+    with pytest.raises(RunError, match="cannot be read") as raised:
+        choice.checked(str(best))  # as of --init_from
+    assert not isinstance(raised.value, UserError)
+    with pytest.raises(RunError, match="cannot be read"):
+        save(tmp_path, 2, 7.0)  # of which there is one
+    assert steps(tmp_path) == [1, 2, 3]
     failing = set()
     monkeypatch.setattr(verification, "_found", {})  # the next start looks again
     save(tmp_path, 4, 9.0, keep=1)

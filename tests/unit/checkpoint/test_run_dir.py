@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import errno
-import json
 import os
 import shutil
 
@@ -63,7 +62,10 @@ def test_runs_of_the_same_second_have_directories_of_their_own(made, tmp_path, m
     identity = Identity(config, corpus.vocabulary.checksum, corpus.checksum)
     with contextlib.ExitStack() as stack:
         paths = [open_run_dir(identity, None, False, stack).path for _ in range(3)]
+        (tmp_path / paths[1] / "metrics.jsonl").touch()
     assert paths == [f"runs/{config.name}-now{suffix}" for suffix in ("", "-2", "-3")]
+    # Of those that did not get as far as their first event nothing is left.
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == [f"{config.name}-now-2"]
 
 
 @pytest.mark.parametrize("number, passes", [(errno.EDQUOT, True), (errno.EROFS, False)])
@@ -84,25 +86,26 @@ def test_a_disk_without_room_is_no_mistake_of_the_users(
 
 
 @pytest.mark.parametrize(
-    "epochs, link, message",
+    "out_of_sight, message",
     [
-        (3, False, "has no checkpoint, but epochs in metrics.jsonl: put its checkpoints back"),
-        (0, True, "checkpoints leads nowhere: mount what it is on"),
-        (2, False, None),  # killed before its checkpoint was written
+        (shutil.rmtree, "has had checkpoints, and has none now: put them back, or remove .saved"),
+        (lambda path: path.rename(path.parent / "elsewhere"), "has had checkpoints"),
+        (lambda path: (shutil.rmtree(path), path.symlink_to("/not/mounted")), "leads nowhere: mou"),
+        # Killed before the first one was written.
+        (lambda path: (shutil.rmtree(path), (path.parent / ".saved").unlink()), None),
     ],
 )
 def test_a_run_whose_checkpoints_are_out_of_sight_is_not_begun_anew(
-    made, tmp_path, epochs, link, message
+    made, tmp_path, out_of_sight, message
 ):
-    _, config, corpus = made
-    events = [json.dumps({"event": "epoch", "epoch": epoch}) for epoch in range(1, epochs + 1)]
-    (tmp_path / "metrics.jsonl").write_text("".join(f"{event}\n" for event in events))
-    if link:
-        (tmp_path / "checkpoints").symlink_to(tmp_path / "not_mounted")
+    directory, config, corpus = made
+    copy = tmp_path / "copy"
+    shutil.copytree(directory, copy)
+    out_of_sight(copy / "checkpoints")
     identity = Identity(config, corpus.vocabulary.checksum, corpus.checksum)
     refused = pytest.raises(RunError, match=message) if message else contextlib.nullcontext()
     with contextlib.ExitStack() as stack, refused:
-        assert open_run_dir(identity, str(tmp_path), True, stack).checkpoint_dir is None
+        assert open_run_dir(identity, str(copy), True, stack).checkpoint_dir is None
 
 
 def test_the_rows_of_validation_may_change_unless_the_run_goes_by_it(resume):

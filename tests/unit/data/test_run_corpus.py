@@ -9,7 +9,7 @@ from lm.cli.flags import parse_training_flags
 from lm.config import Config
 from lm.data.run_corpus import CorpusRecord, find_data_path, load_run_corpus, read_record
 from lm.distributed.communicator import OneProcess
-from lm.errors import UserError
+from lm.errors import RunError, UserError
 from lm.inference.run import open_run
 from lm.inference.texts import load_text
 from lm.training.prepare import prepare
@@ -91,6 +91,22 @@ def test_training_on_finds_the_corpus_of_the_run_that_it_goes_on_from(tmp_path, 
         with contextlib.ExitStack() as stack:
             run = prepare(config, options, OneProcess(), stack)
         assert run.corpus_record == record._replace(checksum=run.corpus.checksum)
+
+
+def test_a_text_that_is_out_of_sight_is_waited_for(tmp_path, own_text):
+    """Such as on a node whose disk is not mounted: PTB must not come in its place."""
+    make_run(tmp_path / "run", own_text, corpus="files")
+    own_text.rename(tmp_path / "moved")
+    flags = ["--corpus", "files", "--resume", "--output_dir", tmp_path / "run"]
+    flags = ["lm.train", "--config", "config_test", *map(str, flags), "--data_path", str(own_text)]
+    config, options, _ = parse_training_flags(flags)
+    with (
+        contextlib.ExitStack() as stack,
+        pytest.raises(RunError, match="own: mount what") as raised,
+    ):
+        prepare(config, options, OneProcess(), stack)
+    assert not isinstance(raised.value, UserError)  # which no job tries again after
+    assert not own_text.exists()
 
 
 def test_a_split_is_read_from_where_the_run_was_trained(tmp_path, own_text):

@@ -30,7 +30,7 @@ def run(*phases, timeout=600):
 
 def test_a_step_that_does_not_end_after_a_stop_signal_ends_the_rank():
     result = run(STEP, "time.sleep(1)", STOP, "time.sleep(30)")
-    assert result.returncode == 128 + 15 and "alive" not in result.stdout
+    assert (result.returncode, result.stdout, result.stderr) == (1, "", "")
 
 
 @pytest.mark.parametrize(

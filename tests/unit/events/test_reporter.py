@@ -6,7 +6,7 @@ import math
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from lm.errors import RunError
+from lm.errors import RunError, Stopped
 from lm.events.reporter import Reporter
 
 
@@ -26,13 +26,23 @@ def test_events_are_json_lines_even_when_a_number_is_not_finite(tmp_path):
     ]
 
 
-def test_a_full_disk_is_one_line_that_names_the_file(tmp_path, caplog):
+@pytest.mark.parametrize("end", [None, Stopped("stopped", 15)])
+def test_a_full_disk_is_one_line_that_names_the_file(tmp_path, caplog, end):
     (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
     with pytest.raises(RunError, match=r"cannot write .*metrics.jsonl: No space left on device"):
         with Reporter(str(tmp_path)) as reporter:
             for step in (1, 2):  # it stops no step
                 reporter.event("step", step=step)
+            if end:
+                raise end
     assert len(caplog.records) == 1 and "metrics.jsonl: No space" in caplog.text
+
+
+def test_the_last_line_of_the_log_is_why_the_run_has_ended(tmp_path):
+    with pytest.raises(Stopped), Reporter(str(tmp_path)) as reporter:
+        reporter.open_logs([str(tmp_path / "log.txt")], "master", 0)
+        raise Stopped("stopped by SIGTERM", 15)
+    assert (tmp_path / "log.txt").read_text().endswith(" ERROR stopped by SIGTERM\n")
 
 
 def test_other_ranks_write_nothing(tmp_path, monkeypatch):
