@@ -73,6 +73,7 @@ def load_config_file(name_or_path: str) -> ConfigFile:
         # What it draws in Python is the same in each process: constants are part of a network.
         with seeded(0):
             module = _module(path, source)
+        _check_classes(module)
         get_config = getattr(module, "get_config", None)
         if not callable(get_config):
             raise UserError("there is no function get_config()")
@@ -160,15 +161,20 @@ def _find_config(name_or_path: str) -> str:
     return path
 
 
+def _check_classes(module: types.ModuleType) -> None:
+    """Refuse a subclass of Config that is no dataclass: its options would be no fields."""
+    for cls in vars(module).values():
+        if isinstance(cls, type) and issubclass(cls, Config):
+            for name, value in vars(cls).items():
+                if isinstance(value, dataclasses.Field):  # else its default, or nothing
+                    raise UserError(
+                        f"{cls.__name__} needs @dataclasses.dataclass(frozen=True) above it: else"
+                        f" {name} is no field"
+                    )
+
+
 def _check_fields(cls: type[Config]) -> None:
-    """Refuse fields of a subclass that cannot be flags, and those that are none."""
-    for base in cls.__mro__:
-        for name, value in vars(base).items():
-            if isinstance(value, dataclasses.Field):  # else its default, or nothing
-                raise UserError(
-                    f"{base.__name__} needs @dataclasses.dataclass(frozen=True) above it: else"
-                    f" {name} is no field"
-                )
+    """Refuse fields of a subclass that cannot be flags."""
     taken = {"config", "help", *(field.name for field in dataclasses.fields(RunOptions))}
     for field in dataclasses.fields(cls):
         if field.name in taken:

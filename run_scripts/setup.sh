@@ -264,23 +264,26 @@ fi
 # optimisation with a pure TensorFlow fallback, so a failure here is only a warning.
 load_kernels='import sys, tensorflow as tf; tf.load_op_library(sys.argv[1])'
 build_kernels() {
-    local compiler kept library
+    local compiler kept library before
     compiler=$("${CXX:-g++}" --version 2>/dev/null || true)
     # Not "$base", which names this directory and Python.
     kept=$(sha256sum <<<"$tensorflow $tensorflow_version | $(uname -m) | $compiler | $kernel_sources")
     kept=$cache/kernels/${kept%% *}
     library=$(compgen -G "$kept/*.so" || true)
-    # One that is there may be in use, also on other nodes, where a file that is replaced is gone.
-    if [[ -n $library && ! -e lm/kernels/_build/${library##*/} ]] &&
-        keep "$library" lm/kernels/_build; then
+    # The same one is not replaced: it may be in use, also on other nodes, which would lose it.
+    if [[ -n $library ]] && { cmp -s "$library" "lm/kernels/_build/${library##*/}" ||
+        keep "$library" lm/kernels/_build; }; then
         library=lm/kernels/_build/${library##*/}
         ! .venv/bin/python -c "$load_kernels" "$library" || return 0
         rm "$library"
     fi
     say "compiling lm/kernels"
+    before=$(compgen -G "lm/kernels/_build/*.so" || true)
     library=$(.venv/bin/python -m lm.kernels.build) || return
     # One without all instruction sets is not shared: its compiler may have died for want of memory.
-    grep -q '^warning: left out' .venv/kernels-build.log || keep "$library" "$kept" || true
+    # Of one that was there already nobody knows.
+    [[ $before == *"${library##*/}"* ]] || grep -q '^warning: left out' .venv/kernels-build.log ||
+        keep "$library" "$kept" || true
 }
 if [[ -f lm/kernels/build.py ]]; then
     kernel_sources=$(find lm/kernels -name '*.py' -o -name '*.cc' -o -name '*.h' |

@@ -13,7 +13,7 @@ from lm.checkpoint import manifest as manifests
 from lm.checkpoint.format import list_checkpoints, remove
 from lm.checkpoint.manifest import Manifest
 from lm.checkpoint.verification import State, examine, state_of, verify
-from lm.errors import RunError, UserError
+from lm.errors import RunError, UserError, kind_of
 
 logger = logging.getLogger("lm")
 
@@ -50,9 +50,10 @@ def checked(checkpoint_dir: str) -> str:
     """
     try:
         verify(checkpoint_dir)
-    except manifests.Unreadable:
-        raise
     except RunError as error:
+        cause = error.__cause__
+        if isinstance(cause, OSError) and kind_of(cause) is RunError:
+            raise
         raise UserError(f"{checkpoint_dir} is not a usable checkpoint: {error}") from error
     return checkpoint_dir
 

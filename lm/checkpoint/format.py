@@ -122,13 +122,18 @@ def save(run_dir: str, arrays: Mapping[str, np.ndarray], manifest: Manifest) -> 
         _write_manifest(temporary, manifest)
         _publish(temporary, final)
         remember_whole(final)
-        with contextlib.suppress(OSError):  # it is for a day when the checkpoints cannot be seen
-            pathlib.Path(run_dir, run_files.SAVED).touch()
+        mark_as_saved(run_dir)
         return final
     except (OSError, tf.errors.OpError) as error:
         shutil.rmtree(temporary, ignore_errors=True)  # gives its space back
         reason = error.strerror if isinstance(error, OSError) else _reason(error.message, temporary)
         raise RunError(f"cannot write the checkpoint {final}: {reason}") from error
+
+
+def mark_as_saved(run_dir: str) -> None:
+    """Note that a run has had a checkpoint, for a day when its disk is not mounted."""
+    with contextlib.suppress(OSError):
+        pathlib.Path(run_dir, run_files.SAVED).touch()
 
 
 def _reason(message: str, path: str) -> str:

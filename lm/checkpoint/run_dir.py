@@ -90,6 +90,7 @@ def open_run_dir(
     checkpoint_dir = choice.newest(path)
     if checkpoint_dir:
         _check_resumable(checkpoint_dir, identity)
+        checkpoint.mark_as_saved(path)  # also of an older version, or copied without
     else:
         _check_new(path)
     return RunDir(path, checkpoint_dir)
@@ -122,8 +123,8 @@ def _make_new(stem: str) -> str:
 
 def _remove_unused(path: str) -> None:
     """Remove the new directory of a run that could not start."""
-    if os.listdir(path) == [run_files.LOCK]:
-        with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):
+        if os.listdir(path) == [run_files.LOCK]:
             os.remove(os.path.join(path, run_files.LOCK))
             os.rmdir(path)
 

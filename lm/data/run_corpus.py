@@ -13,7 +13,7 @@ from lm.config import Config, RunOptions
 from lm.data import embedded
 from lm.data.corpus import Corpus, load_corpus, split_file
 from lm.data.encoding import SPLITS
-from lm.errors import RunError, UserError, kind_of
+from lm.errors import Ending, RunError, UserError, kind_of
 
 _DEFAULT_DATA_PATH = "data"
 
@@ -68,7 +68,9 @@ def load_corpus_to_train(
     Raises:
       UserError, RunError: As `find_data_path` and `load_corpus`.
     """
-    data_path = options.data_path or find_data_path(config, _earlier_runs(options))
+    # A job that starts itself again may find a disk mounted that is not now.
+    gone = RunError if options.resume else UserError
+    data_path = options.data_path or find_data_path(config, _earlier_runs(options), gone)
     if options.resume and options.output_dir and config.corpus == "files":
         _check_in_sight(options.output_dir, data_path)
     return data_path, *load_run_corpus(config, data_path, options.data_url)
@@ -87,7 +89,7 @@ def _check_in_sight(run_directory: str, data_path: str) -> None:
     """Do not put PTB in the place of a text that cannot be seen.
 
     Raises:
-      RunError: It cannot; a disk that is not mounted may come back.
+      RunError: It cannot.
     """
     record = read_record(run_directory)
     if record and record.kind == "text" and not _is_in(data_path, "text"):
@@ -97,28 +99,32 @@ def _check_in_sight(run_directory: str, data_path: str) -> None:
         )
 
 
-def find_data_path(config: Config, run_directories: Iterable[str]) -> str:
+def find_data_path(
+    config: Config, run_directories: Iterable[str], gone: type[Ending] = UserError
+) -> str:
     """Tell where a corpus is when no --data_path says so.
 
     Args:
       config: Whose corpus is looked for.
       run_directories: Runs that may remember it, the first that does counts.
+      gone: What to raise where it is not there any more.
 
     Returns:
       The directory that the run remembers; the default where none does.
 
     Raises:
-      UserError: The corpus is not there any more.
+      UserError: The corpus is not there any more, or what a run remembers is damaged.
+      RunError: A file cannot be read, at least now.
     """
     for directory in run_directories:
         record = read_record(directory)
         # A config of the other kind has another corpus, of which the run knows nothing.
         if record and (record.kind == "embedded") == (config.corpus == "embedded"):
-            return _find(record, directory)
+            return _find(record, directory, gone)
     return _DEFAULT_DATA_PATH
 
 
-def _find(record: CorpusRecord, directory: str) -> str:
+def _find(record: CorpusRecord, directory: str, gone: type[Ending]) -> str:
     # The default too: a project's directory is moved, or copied to another host, as a whole.
     for data_path in (record.data_path, _DEFAULT_DATA_PATH):
         if _is_in(data_path, record.kind):
@@ -128,7 +134,7 @@ def _find(record: CorpusRecord, directory: str) -> str:
     is_default = record.data_path == os.path.abspath(_DEFAULT_DATA_PATH)
     if record.kind == "embedded" or (record.kind == "ptb" and is_default):
         return _DEFAULT_DATA_PATH
-    raise UserError(
+    raise gone(
         f"the corpus of {directory} is not in {record.data_path} any more: give its directory with"
         " --data_path"
     )
@@ -141,10 +147,10 @@ def _is_in(data_path: str, kind: str) -> bool:
     for path in paths:
         try:
             os.stat(path)
-        except (FileNotFoundError, NotADirectoryError):
+        except OSError as error:
+            if kind_of(error) is RunError:  # which os.path.isfile would take for a missing file
+                raise RunError(f"cannot read {path}: {error.strerror}") from error
             return False
-        except OSError as error:  # which os.path.isfile would take for the same
-            raise kind_of(error)(f"cannot read {path}: {error.strerror}") from error
     return True
 
 

@@ -105,7 +105,8 @@ def _leave_zero(session: tf.Session, random: np.random.Generator, scale: float) 
     for variable in tf.trainable_variables():
         value = session.run(variable)
         # None below zero: there may be a root of them.
-        variable.load(np.where(value == 0, random.uniform(0, scale, value.shape), value), session)
+        value = np.where(value == 0, random.uniform(0, scale, value.shape), value)
+        session.run(variable.initializer, {variable.initializer.inputs[1]: value})
 
 
 def _check_window(

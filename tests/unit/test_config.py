@@ -232,7 +232,11 @@ def test_fields_of_a_config_file_are_flags_and_the_file_is_part_of_the_run(tmp_p
             )
             for hint in ("tuple", "list", "Optional[bytes] or Optional")
         ],
-        (OWN_FIELDS.replace("@dataclasses.dataclass(frozen=True)", ""), "num_heads is no field$"),
+        (
+            OWN_FIELDS.replace("@dataclasses.dataclass(frozen=True)", "")
+            + "def get_config():\n    return Mine(num_heads=2)\n",
+            "num_heads is no field$",
+        ),
         (
             OWN_FIELDS + BUILD + "def get_config():\n    return Mine(num_stesp=7)\n",
             "mine.py, line 16: TypeError: .*'num_stesp'",

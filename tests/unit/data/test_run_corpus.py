@@ -57,6 +57,14 @@ def test_a_corpus_that_is_gone_is_one_line_with_the_flag(tmp_path, monkeypatch, 
     assert find_data_path(OWN, ["run"]) == "data"
 
 
+def test_a_directory_that_leads_nowhere_is_one_without_the_corpus(tmp_path, monkeypatch):
+    """As one that is closed, such as the home of who has trained a run that was copied."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "home").symlink_to(tmp_path / "home")
+    remember(tmp_path / "run", "embedded", tmp_path / "home/data")
+    assert find_data_path(Config(corpus="embedded"), ["run"]) == "data"
+
+
 def test_a_perfect_models_perplexity_is_told_of_its_own_words_only(corpora):
     assert load_run_corpus(Config(corpus="embedded"), str(corpora))[1].test_perplexity > 1
     assert load_run_corpus(Config(corpus="embedded", vocab_size=5), str(corpora))[1] is None
@@ -107,6 +115,10 @@ def test_a_text_that_is_out_of_sight_is_waited_for(tmp_path, own_text):
         prepare(config, options, OneProcess(), stack)
     assert not isinstance(raised.value, UserError)  # which no job tries again after
     assert not own_text.exists()
+    config, options, _ = parse_training_flags(flags[:-2])  # without --data_path
+    with contextlib.ExitStack() as stack, pytest.raises(RunError, match="any more") as raised:
+        prepare(config, options, OneProcess(), stack)
+    assert not isinstance(raised.value, UserError)
 
 
 def test_a_split_is_read_from_where_the_run_was_trained(tmp_path, own_text):
