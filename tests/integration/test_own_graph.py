@@ -117,6 +117,7 @@ def test_the_first_lines_of_tf1_change_nothing(tmp_path, corpora):
 
 def test_a_run_that_began_anew_without_its_file_needs_none(bigram, corpora):
     shutil.rmtree(bigram / "checkpoints")  # as if it had been killed before the first one
+    (bigram / ".saved").unlink()
     flags = ("--config", "config_test", "--hidden_size", 8, "--max_steps", 2, "--noeval")
     train_here(bigram, *flags, "--data_path", corpora, "--resume")
     assert open_run(bigram).config.name == "test"
