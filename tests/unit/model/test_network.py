@@ -1,7 +1,6 @@
 """Networks of config files: what they are told, and one line for each mistake."""
 
 import dataclasses
-import importlib.util
 
 import numpy as np
 import pytest
@@ -16,7 +15,7 @@ from lm.model.context import Context
 from lm.model.network import Network
 from lm.model.ops import fastest
 from lm.training.step import build_step, run_step
-from tests.unit.model.networks import CLASSIC, GOOD, HEADER, V, train_and_evaluate
+from tests.unit.model.networks import GOOD, HEADER, V, train_and_evaluate
 
 MISTAKES = {
     "    return x\n": "must return (outputs, new_state), not a tensor of shape (5, 3, 4)",
@@ -174,38 +173,6 @@ def test_what_is_made_at_the_top_of_a_file_is_told_where_it_belongs(load):
     text = HEADER.replace("\ndef get_config", "SCALE = tf.constant([2.0])\n\ndef get_config", 1)
     with pytest.raises(UserError, match=r"make in the function what is made at the top of the f"):
         train_and_evaluate(load(text + "    x *= SCALE\n" + GOOD))
-
-
-def test_layers_of_classic_code_need_scopes_of_their_own(load):
-    if not importlib.util.find_spec("tf_keras"):
-        pytest.skip("needs tf_keras: run_scripts/setup.sh --dev installs it")
-    layer = (
-        "    cell = tf.nn.rnn_cell.BasicLSTMCell(config.hidden_size)\n"
-        "    outputs, _ = tf.nn.dynamic_rnn(cell, outputs, dtype=tf.float32, time_major=True%s)\n"
-    )
-    layers = [layer % scope for scope in ("", ", scope='other'", "")]
-    losses = train_and_evaluate(load(CLASSIC.replace("    # ---\n", "".join(layers[:2]))))
-    assert losses[-1] < losses[0]
-    with pytest.raises(UserError, match=r"variable rnn/basic_lstm_cell/kernel is made twice"):
-        train_and_evaluate(load(CLASSIC.replace("    # ---\n", "".join(layers))))
-
-
-def test_a_mistake_in_a_cell_of_ones_own_is_told_with_its_line(load):
-    if not importlib.util.find_spec("tf_keras"):
-        pytest.skip("needs tf_keras: run_scripts/setup.sh --dev installs it")
-    cell = (
-        "class Cell(tf.nn.rnn_cell.BasicLSTMCell):\n"
-        "    def call(self, inputs, state):\n"
-        "        tf.matmul(inputs, state[0])\n"
-        "        return super().call(inputs, state)\n\n\n"
-    )
-    text = CLASSIC.replace("def get_config", cell + "def get_config")
-    text = text.replace("[tf.nn.rnn_cell.BasicLSTMCell(", "[Cell(")
-    line = text.splitlines().index("        tf.matmul(inputs, state[0])") + 1
-    with pytest.raises(
-        UserError, match=rf"mine.py, line {line}, in build_outputs: ValueError: Dim"
-    ):
-        train_and_evaluate(load(text))
 
 
 REUSED = {
@@ -389,17 +356,3 @@ def test_what_would_do_nothing_is_refused(load, body, fields, message):
     config = dataclasses.replace(file.config, **fields)
     with tf.Graph().as_default(), pytest.raises(UserError, match=message):
         build_step(Network(config, V, file), OneProcess())
-
-
-def test_classic_cells_without_tf_keras_say_what_is_missing(load, monkeypatch):
-    def gone(*arguments, **options):
-        raise AttributeError("`BasicLSTMCell` is not available with Keras 3.")
-
-    file = load(CLASSIC)
-    monkeypatch.setattr("tensorflow.compat.v1.nn.rnn_cell.BasicLSTMCell", gone, raising=False)
-    minor = ".".join(tf.__version__.split(".")[:2])
-    missing = rf"pip install --no-deps 'tf_keras=={minor}\.\*'$"
-    with pytest.raises(UserError, match=missing):
-        train_and_evaluate(file)
-    with pytest.raises(UserError, match=rf"mine.py, line \d+: AttributeError: .*{missing}"):
-        load(HEADER + "tf.nn.rnn_cell.BasicLSTMCell()\n")
