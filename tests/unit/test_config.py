@@ -1,21 +1,15 @@
 """Settings: types, ranges, files and flags."""
 
 import dataclasses
-import hashlib
 import math
-import subprocess
 import sys
 
-import numpy as np
-import optuna
 import pytest
 
-from lm.cli.flags import Flags, config_flags, parse_training_flags
+from lm.cli.flags import parse_training_flags
 from lm.config import Config, RunOptions
 from lm.config_file import load_config_file
 from lm.errors import HelpRequested, UserError
-from lm.search.options import SearchOptions
-from lm.search.space import config_of, parse_space
 
 PLATEAU = 20 / 35, "plateau", 0.25
 CONSTANT = "decay", 1.0, 5
@@ -96,49 +90,10 @@ def test_a_whole_number_is_a_good_float():
     assert isinstance(Config(learning_rate=1).learning_rate, float)
 
 
-def write(tmp_path, text):
-    path = tmp_path / "mine.py"
-    path.write_text(text)
-    return str(path)
-
-
 def test_infinity_is_kept_as_a_number_that_json_has():
     config = Config(max_grad_norm=math.inf)
     assert config.max_grad_norm == sys.float_info.max
     assert dataclasses.replace(config) == config
-
-
-def test_a_path_loads_the_users_own_config(tmp_path):
-    text = "from lm.config import Config\ndef get_config():\n    return Config(hidden_size=7)\n"
-    assert load_config_file(write(tmp_path, text)).config.hidden_size == 7
-
-
-@pytest.mark.parametrize(
-    "text, message",
-    [
-        ("x = 1\n", "no function get_config"),
-        ("def get_config(:\n", "line 1"),
-        ("def get_config():\n    return 3\n", "must return"),
-        ("def get_config():\n    return 1 / 0\n", "ZeroDivisionError"),
-        ("import no_such_module\n", "no_such_module"),
-        ("raise ValueError('one\\ntwo')\n", "line 1: ValueError: one$"),
-        ("raise SystemExit('no')\n", "line 1: SystemExit: no$"),
-        (
-            "from lm.config import Config\nget_config = lambda: Config(num_steps=0)\n",
-            "line 2: num_steps must be at least 1",
-        ),
-    ],
-)
-def test_a_broken_config_file_is_an_error_that_names_it(tmp_path, text, message):
-    path = write(tmp_path, text)
-    with pytest.raises(UserError, match=message) as error:
-        load_config_file(path)
-    assert path in str(error.value)
-
-
-def test_an_unknown_config_lists_the_known_ones():
-    with pytest.raises(UserError, match="config_small, config_small_tied, config_test"):
-        load_config_file("config_huge")
 
 
 def parse(*arguments):
@@ -178,172 +133,3 @@ def test_help_documents_every_field():
     for field in (*dataclasses.fields(Config), *dataclasses.fields(RunOptions)):
         assert field.name in str(help_text.value)
         assert field.metadata["help"] in str(help_text.value)
-
-
-OWN_FIELDS = """
-from __future__ import annotations
-import dataclasses
-from typing import Optional
-from lm.config import Config, option
-
-@dataclasses.dataclass(frozen=True)
-class Mine(Config):
-    num_heads: Optional[int] = option(4, "heads of the attention", low=1)
-
-def get_config():
-    return Mine(hidden_size=7)
-"""
-BUILD = "def build_outputs(inputs_TB, state, context):\n    return inputs_TB, state\n"
-
-
-def test_fields_of_a_config_file_are_flags_and_the_file_is_part_of_the_run(tmp_path):
-    path = write(tmp_path, OWN_FIELDS)
-    config, _, file = parse("--hidden_size", "9", "--config", path, "--num_heads", "2")
-    assert (config.num_heads, config.hidden_size, file.config.num_heads) == (2, 9, 4)
-    assert file.checksum == hashlib.sha256(OWN_FIELDS.encode()).hexdigest()
-    with pytest.raises(HelpRequested, match="heads of the attention"):
-        parse("--config", path, "--help")
-    with pytest.raises(UserError, match="num_heads must be at least 1"):
-        parse("--config", path, "--num_heads", "0")
-    # A file that brings nothing but settings is not asked for again; one with a network is.
-    plain = "from lm.config import Config\ndef get_config():\n    return Config()\n"
-    assert parse("--config", write(tmp_path, plain))[2] is None
-    assert set(parse("--config", write(tmp_path, plain + BUILD))[2].functions) == {"build_outputs"}
-
-
-@pytest.mark.parametrize(
-    "text, message",
-    [
-        (OWN_FIELDS + BUILD + "build_logits = build_outputs\n", "either build_outputs or build_l"),
-        (OWN_FIELDS + "def state_shapes(config):\n    return {}\n", "not state_shapes$"),
-        (OWN_FIELDS + "build_outputs = 3\n", "build_outputs must be a function"),
-        (OWN_FIELDS.replace("num_heads", "resume"), "--resume is a flag already"),
-        (OWN_FIELDS.replace('option(4, "heads of the attention", low=1)', "4"), "declared as opt"),
-        (
-            OWN_FIELDS.replace("Optional[int]", "bytes")
-            .replace('4, "heads', "b'', 'heads")
-            .replace('attention", low=1', "attention'"),
-            "num_heads must be an int, float, bool or str",
-        ),
-        *[
-            (
-                OWN_FIELDS.replace("Optional[", f"{hint}["),
-                "num_heads must be an int, float, bool or",
-            )
-            for hint in ("tuple", "list", "Optional[bytes] or Optional")
-        ],
-        (
-            OWN_FIELDS.replace("@dataclasses.dataclass(frozen=True)", "")
-            + "def get_config():\n    return Mine(num_heads=2)\n",
-            "num_heads is no field$",
-        ),
-        (
-            OWN_FIELDS + BUILD + "def get_config():\n    return Mine(num_stesp=7)\n",
-            "mine.py, line 16: TypeError: .*'num_stesp'",
-        ),
-    ],
-)
-def test_a_config_file_that_cannot_bring_what_it_brings_is_an_error(tmp_path, text, message):
-    with pytest.raises(UserError, match=message):
-        load_config_file(write(tmp_path, text))
-
-
-def test_a_check_of_a_config_files_own_is_told_in_one_line(tmp_path):
-    check = (
-        "    def __post_init__(self):\n"
-        "        super().__post_init__()\n"
-        "        if self.num_heads and self.hidden_size % self.num_heads:\n"
-        "            raise ValueError('num_heads must divide hidden_size')\n\n"
-        "def get_config"
-    )
-    path = write(tmp_path, OWN_FIELDS.replace("7)", "8)").replace("def get_config", check))
-    assert parse("--config", path, "--num_heads", "2")[0].num_heads == 2
-    with pytest.raises(UserError, match=r"^Mine: ValueError: num_heads must divide hidden_size$"):
-        parse("--config", path, "--num_heads", "3")
-    space = parse_space("num_heads=4|8, hidden_size=8|12", load_config_file(path).config)
-    trial = optuna.trial.FixedTrial({"num_heads": 8, "hidden_size": 12})
-    with pytest.raises(UserError, match=r"^Mine: ValueError"):
-        config_of(space, trial, load_config_file(path).config)
-
-
-def test_a_check_of_a_config_files_own_does_not_replace_ours(tmp_path):
-    check = "    def __post_init__(self):\n        pass\n\ndef get_config"
-    text = OWN_FIELDS.replace("def get_config", check)
-    with pytest.raises(UserError, match="hidden_size must be at least 1"):
-        parse("--config", write(tmp_path, text), "--hidden_size", "0")
-    with pytest.raises(UserError, match="hidden_size must be at least 1"):
-        load_config_file(write(tmp_path, text.replace("7)", "0)")))
-
-
-def test_a_config_file_finds_what_is_beside_it_first(tmp_path, monkeypatch):
-    for place, units in (("elsewhere", 3), ("beside", 7)):
-        (tmp_path / place).mkdir()
-        (tmp_path / place / "helper_of_mine.py").write_text(f"UNITS = {units}\n")
-    monkeypatch.setattr("sys.path", [str(tmp_path / "elsewhere"), *sys.path])
-    text = "from helper_of_mine import UNITS\nfrom lm.config import Config\n"
-    text += "def get_config():\n    return Config(hidden_size=UNITS)\n"
-    (tmp_path / "beside" / "uses_helper.py").write_text(text)
-    path = str(tmp_path / "beside" / "uses_helper.py")
-    assert load_config_file(path).config.hidden_size == 7
-    (tmp_path / "beside" / "broken_helper.py").write_text("x = (\n")
-    (tmp_path / "beside" / "uses_helper.py").write_text("import broken_helper\n")
-    with pytest.raises(UserError, match=r"broken_helper.py, line 1: .* never closed"):
-        load_config_file(path)
-
-
-def test_a_directory_of_the_users_called_configs_hides_none_of_ours(tmp_path):
-    (tmp_path / "configs").mkdir()
-    command = "from lm.config_file import load_config_file; load_config_file('config_small')"
-    subprocess.run([sys.executable, "-c", command], cwd=tmp_path, check=True, timeout=60)
-
-
-def test_the_choices_of_a_config_files_field_may_be_numbers(tmp_path):
-    path = write(tmp_path, OWN_FIELDS.replace("low=1", "choices=(2, 4)"))
-    with pytest.raises(HelpRequested, match=r"heads of the attention \(one of: 2, 4\)"):
-        parse("--config", path, "--help")
-    with pytest.raises(UserError, match="num_heads must be one of 2, 4, not 3"):
-        parse("--config", path, "--num_heads", "3")
-
-
-DRAWS = """
-import random
-import numpy as np
-from lm.config import Config
-DRAWN = random.randint(1, 10**6) + np.random.randint(1, 10**6)
-
-def get_config():
-    return Config(hidden_size=DRAWN, seed=np.random.randint(1, 10**6))
-"""
-
-
-def test_what_a_config_file_draws_is_the_same_in_each_process(tmp_path):
-    path = write(tmp_path, DRAWS)
-    first = load_config_file(path).config
-    assert load_config_file(path).config == first
-    own = np.random.randint(2**31)
-    assert load_config_file(write(tmp_path, DRAWS + "# another checksum\n")).config == first
-    assert np.random.randint(2**31) != own  # those of the program are not touched
-
-
-def test_a_config_file_is_run_once_and_finds_the_modules_beside_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    (tmp_path / "lm_test_layers.py").write_text("SIZES = []\n")
-    text = (
-        "from lm_test_layers import SIZES\nfrom lm.config import Config\nSIZES.append(5)\n"
-        "def get_config():\n    return Config(hidden_size=sum(SIZES))\n"
-    )
-    path = write(tmp_path, text)
-    assert [load_config_file(path).config.hidden_size for _ in range(2)] == [5, 5]
-    # Of the same bytes, but with other files beside it.
-    elsewhere = tmp_path / "other"
-    elsewhere.mkdir()
-    assert load_config_file(write(elsewhere, text)).config.hidden_size == 10
-
-
-def test_a_field_of_a_config_file_with_the_name_of_a_commands_flag_is_an_error(tmp_path):
-    flags = Flags("A search.")
-    config_flags(
-        flags, ["search", "--config", write(tmp_path, OWN_FIELDS.replace("num_heads", "trials"))]
-    )
-    with pytest.raises(UserError, match="--trials is a flag of this command already: rename"):
-        flags.define_fields(SearchOptions)
