@@ -56,14 +56,14 @@ def measure(config: Config, options: AdviceOptions) -> dict[str, Any]:
     predictor = Predictor(config, vocab_size, compute, costs)
     here = {kind: [] for kind in cluster_ranks}
     for (ranks, kind), seconds in together.items():
-        row = predictor.predict(ranks, kind, Link(), "ring")
+        row = predictor.predict(ranks, kind, Link())
         row["measured_step_ms"] = 1000 * seconds
         ratio = row["step_ms"] / row["measured_step_ms"]
         row["measured_speedup"] = row["speedup"] * ratio
         row["error"] = ratio - 1
         here[kind].append(row)
     cluster = {
-        kind: [predictor.predict(n, kind, link, options.algorithm) for n in ranks]
+        kind: [predictor.predict(n, kind, link) for n in ranks]
         for kind, ranks in cluster_ranks.items()
     }
     return {
@@ -72,7 +72,6 @@ def measure(config: Config, options: AdviceOptions) -> dict[str, Any]:
         "threads_per_rank": options.threads,
         "hosts": options.hosts,
         "link": link,
-        "algorithm": options.algorithm,
         "exchange_costs": costs,
         "here": here,
         "cluster": cluster,
@@ -159,7 +158,7 @@ def show(record: dict[str, Any]) -> None:
     link = record["link"]
     print(
         f"\nPredicted, one rank per host, {1e6 * link.latency:g} us and"
-        f" {8e-9 / link.seconds_per_byte:g} Gbit/s, {record['algorithm']} allreduce"
+        f" {8e-9 / link.seconds_per_byte:g} Gbit/s"
     )
     print_table(_CLUSTER_COLUMNS, _rows(record["cluster"]))
     for warning in record["warnings"]:

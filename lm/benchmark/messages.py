@@ -18,7 +18,7 @@ class Message(NamedTuple):
     bytes: int  # of its result, the same on all ranks
 
     def bytes_sent(self, ranks: int) -> float:
-        """Return what each rank sends in a ring: (N - 1) / N of the bytes, twice to allreduce."""
+        """Return what each rank sends: (N - 1) / N of the bytes, twice to allreduce."""
         passes = 2 if self.collective == "allreduce" else 1
         return passes * (ranks - 1) / ranks * self.bytes
 

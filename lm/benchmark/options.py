@@ -11,7 +11,6 @@ import os
 from collections.abc import Sequence
 from typing import Optional
 
-from lm.benchmark.prediction import ALGORITHMS
 from lm.cli.flags import Flags
 from lm.config import Config
 from lm.config_file import load_config_file
@@ -135,10 +134,6 @@ class AdviceOptions(ScalingOptions):
     hosts: Optional[str] = option(None, "as mpirun's -H, one host: host1:2 (default: this host)")
     link_latency_us: float = option(25.0, "latency between hosts", low=0)
     link_gbps: float = option(10.0, "bandwidth between hosts, 10^9 bit/s", above=0)
-    algorithm: str = option(
-        "ring", "the cluster's allreduce; halving takes fewer hops on many ranks",
-        choices=ALGORITHMS,
-    )  # fmt: skip
     max_ranks: int = option(4096, "largest cluster to predict", low=1)
 
     def check(self, config: Config) -> None:

@@ -5,13 +5,12 @@
       per_message + (2 ceil(log2 N) + hops(N)) alpha + bytes_sent(N) (per_byte_sent + beta))
 
 with alpha the latency of a link, beta its seconds per byte, and the others `HostCosts`. In the
-2 ceil(log2 N) hops all ranks tell each other that they have the message. Ring allreduce (Patarasu
-and Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations"): 2 (N - 1)
-hops, and each rank sends 2 (N - 1) / N of the message. Recursive halving and doubling (Thakur,
-Rabenseifner and Gropp 2005, "Optimization of collective communication operations in MPICH"): as
-many bytes in 2 ceil(log2 N) hops. Allgather has half of both. Computation and exchange do not
-overlap in the model; on a host whose every core computes they hardly do, on a cluster it is the
-worst case.
+2 ceil(log2 N) hops all ranks tell each other that they have the message. An allreduce is by
+recursive halving and doubling (Thakur, Rabenseifner and Gropp 2005, "Optimization of collective
+communication operations in MPICH"), as lm/distributed/open_mpi_rules.conf asks: 2 ceil(log2 N)
+hops, and each rank sends 2 (N - 1) / N of the message. An allgather is a ring, the slowest that
+MPI may choose: N - 1 hops, half of the bytes. Computation and exchange do not overlap in the model;
+on a host whose every core computes they hardly do, on a cluster it is the worst case.
 """
 
 from __future__ import annotations
@@ -23,8 +22,6 @@ from typing import NamedTuple
 
 from lm.benchmark.messages import Message, messages_of_step
 from lm.config import Config
-
-ALGORITHMS = ("ring", "halving")
 
 
 class HostCosts(NamedTuple):
@@ -59,14 +56,13 @@ def fit_host_costs(
     return HostCosts(max(one - per_message, 0.0), per_message, per_byte_sent)
 
 
-def hops(message: Message, ranks: int, algorithm: str) -> int:
+def hops(message: Message, ranks: int) -> int:
     """Return how many times in turn a message crosses a link."""
-    phases = 2 if message.collective == "allreduce" else 1
-    return phases * (ranks - 1 if algorithm == "ring" else math.ceil(math.log2(ranks)))
+    return 2 * math.ceil(math.log2(ranks)) if message.collective == "allreduce" else ranks - 1
 
 
 def predict_exchange(
-    messages: Sequence[Message], ranks: int, costs: HostCosts, link: Link, algorithm: str = "ring"
+    messages: Sequence[Message], ranks: int, costs: HostCosts, link: Link
 ) -> float:
     """Return the seconds of a step's exchange, 0 for one rank.
 
@@ -75,7 +71,6 @@ def predict_exchange(
       ranks: N.
       costs: Of the host's software and memory.
       link: The network; the default one costs nothing, for ranks on one host.
-      algorithm: One of ALGORITHMS.
     """
     if ranks == 1:
         return 0.0
@@ -84,7 +79,7 @@ def predict_exchange(
     return costs.fixed + sum(
         costs.per_message
         + negotiation
-        + hops(message, ranks, algorithm) * link.latency
+        + hops(message, ranks) * link.latency
         + message.bytes_sent(ranks) * (costs.per_byte_sent + link.seconds_per_byte)
         for message in messages
     )
@@ -98,14 +93,13 @@ class Predictor(NamedTuple):
     compute: Mapping[int, float]  # rows of a rank -> measured seconds of its step alone
     costs: HostCosts  # of the exchange on this host
 
-    def predict(self, ranks: int, kind: str, link: Link, algorithm: str) -> dict[str, float]:
+    def predict(self, ranks: int, kind: str, link: Link) -> dict[str, float]:
         """Predict N ranks.
 
         Args:
           ranks: N.
           kind: "strong" or "weak".
           link: The network.
-          algorithm: Of the allreduce.
 
         Returns:
           `compute_ms`, `exchange_ms`, `step_ms`, `speedup` and `efficiency`.
@@ -115,7 +109,7 @@ class Predictor(NamedTuple):
         work = ranks if kind == "weak" else 1
         sized = dataclasses.replace(self.config, batch_size=work * batch_size)
         messages = messages_of_step(sized, self.vocab_size)
-        exchange = predict_exchange(messages, ranks, self.costs, link, algorithm)
+        exchange = predict_exchange(messages, ranks, self.costs, link)
         step = self.compute[rows] + exchange
         speedup = work * self.compute[batch_size] / step
         return {

@@ -9,7 +9,10 @@ ROOT = pathlib.Path(__file__).parents[2]
 CODE = {".py", ".sh", ".sbatch", ".cc", ".h", ".conf"}
 FOLDERS = "lm|docs|configs|tests|run_scripts"
 KINDS = "py|sh|sbatch|cc|h|conf|md|png"
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "data/README.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 
 
 def test_the_flags_are_documented_as_they_are():
@@ -22,8 +25,15 @@ def test_the_flags_are_documented_as_they_are():
 def test_links_lead_somewhere():
     for document in DOCUMENTS:
         text = document.read_text()
-        for target in re.findall(r"\]\((?!http)([^)#]+)", text):
-            assert (document.parent / target).exists(), f"{document.name}: {target}"
+        for target, anchor in re.findall(r"\]\((?!http)([^)#]*)#?([^)]*)\)", text):
+            path = document.parent / target if target else document
+            assert path.exists(), f"{document.name}: {target}"
+            assert not anchor or anchor in _anchors(path), f"{document.name}: {target}#{anchor}"
+
+
+def _anchors(path):
+    titles = re.findall(r"^#+ (.*)", path.read_text(), flags=re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
 def test_files_that_are_named_exist():

@@ -91,7 +91,7 @@ class TestArithmetic:
         tied = dataclasses.replace(small, tie_weights=True)
         assert step_flops(tied, 10_000) == step_flops(small, 10_000)
 
-    def test_ring_sends(self):
+    def test_bytes_sent(self):
         assert Message("allreduce", 1000).bytes_sent(4) == 1500
         assert Message("allgather", 1000).bytes_sent(4) == 750
         assert Message("allreduce", 1000).bytes_sent(1) == 0
@@ -132,21 +132,13 @@ class TestPrediction:
     def test_one_rank_exchanges_nothing(self):
         assert predict_exchange(self.MESSAGES, 1, self.COSTS, Link()) == 0
 
-    def test_ring_by_hand(self):
+    def test_four_ranks_by_hand(self):
         link = Link(latency=1e-5, seconds_per_byte=1e-9)
         seconds = predict_exchange(self.MESSAGES, 4, self.COSTS, link)
         negotiation = 2 * (2 * 2 * 1e-5)
-        hops = (6 + 3) * 1e-5
+        hops = (2 * 2 + 3) * 1e-5
         sent = 2 * 0.75 * 8e6 + 0.75 * 2e6
         assert seconds == pytest.approx(1e-3 + 2e-4 + negotiation + hops + sent * 2e-9)
-
-    def test_halving_sends_as_much_in_fewer_hops(self):
-        link = Link(latency=1e-5)
-        ring, halving = (
-            predict_exchange(self.MESSAGES, 1024, self.COSTS, link, algorithm)
-            for algorithm in ("ring", "halving")
-        )
-        assert ring - halving == pytest.approx(3 * (1023 - 10) * 1e-5)
 
     def test_costs_are_recovered_from_what_they_predict(self):
         sent = sum(message.bytes_sent(2) for message in self.MESSAGES)
@@ -163,19 +155,17 @@ class TestPrediction:
     def test_speedup(self):
         compute = {4: 0.1, 2: 0.06}
         predictor = Predictor(CONFIG, VOCAB_SIZE, compute, HostCosts(0.04, 0.0, 0.0))
-        strong = predictor.predict(2, "strong", Link(), "ring")
+        strong = predictor.predict(2, "strong", Link())
         assert strong["step_ms"] == pytest.approx(100)
         assert strong["speedup"] == pytest.approx(1.0)
-        weak = predictor.predict(2, "weak", Link(), "ring")
+        weak = predictor.predict(2, "weak", Link())
         assert weak["speedup"] == pytest.approx(2 * 0.1 / 0.14)
-        assert predictor.predict(1, "weak", Link(), "ring")["speedup"] == 1.0
+        assert predictor.predict(1, "weak", Link())["speedup"] == 1.0
 
     def test_more_ranks_never_raise_weak_efficiency(self):
         predictor = Predictor(CONFIG, VOCAB_SIZE, {4: 0.1}, self.COSTS)
         link = Link(latency=1e-5, seconds_per_byte=1e-9)
-        found = [
-            predictor.predict(2**power, "weak", link, "ring")["efficiency"] for power in range(13)
-        ]
+        found = [predictor.predict(2**power, "weak", link)["efficiency"] for power in range(13)]
         assert found == sorted(found, reverse=True)
 
 
@@ -227,7 +217,6 @@ class TestOptions:
             (options.ExchangeOptions, ["--max_mb", "0"], "max_mb"),
             (options.AdviceOptions, ["--ranks", "1"], "largest of ranks"),
             (options.AdviceOptions, ["--link_gbps", "0"], "link_gbps"),
-            (options.AdviceOptions, ["--algorithm", "tree"], "algorithm must be one of"),
         ],
     )
     def test_bad_flags(self, kind, arguments, message, tmp_path):
