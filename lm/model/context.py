@@ -11,7 +11,7 @@ import tensorflow.compat.v1 as tf
 from lm.config import Config
 from lm.data.batches import Rows
 from lm.errors import UserError
-from lm.model.ops import PLAIN, Ops
+from lm.model.ops import Ops, plain_ops
 from lm.model.variables import Uniform
 
 _NO_ROWS = Rows(0, 0)
@@ -30,13 +30,12 @@ class Context:
     """What `build_outputs` or `build_logits` is told of one use of the network.
 
     Shapes: T time steps, B rows, V words. The first two and the methods are for every network.
-    `ops`, `precision` and `rows` are what the built-in one computes with.
+    `ops` and `rows` are what the built-in one computes with.
     """
 
     config: Config
     vocab_size: int
-    ops: Ops = PLAIN
-    precision: str = "float32"  # of the factors of matrix products
+    ops: Ops = dataclasses.field(default_factory=plain_ops)
     rows: Rows = _NO_ROWS  # in training: which ones of the global batch B are
     step: Optional[tf.Tensor] = None  # int64 scalar in training, which keys the dropout masks
     sites: int = 0  # sets of masks so far
@@ -102,9 +101,24 @@ class Context:
         return self.training and keep_prob != 1
 
     def _dropped(self, x_TBH: tf.Tensor, keep_prob: float, site: int, first_row: int) -> tf.Tensor:
+        """Drop units with masks that depend on (seed, step, site, global row) alone.
+
+        So the same rows get the same masks however many ranks share them, and after a resume. Each
+        row owns a range of the counters of the Philox generator (Salmon et al. 2011, "Parallel
+        random numbers: as easy as 1, 2, 3"), whose every counter gives four numbers.
+        """
         if site >= _MAX_SITES:
             raise UserError(f"dropout has more than {_MAX_SITES} sites in a step")
-        return dropout(x_TBH, keep_prob, self.config.seed, self.step, site, first_row, self.ops)
+        num_steps, _, units = x_TBH.shape.as_list()
+        counters_per_row = -(-num_steps * units // 4)
+        key = tf.constant([self.config.seed], tf.uint64)
+        counter = tf.stack(
+            [
+                tf.constant(first_row * counters_per_row, tf.uint64),
+                tf.cast(self.step, tf.uint64) * _MAX_SITES + site,
+            ]
+        )
+        return self.ops.dropout(x_TBH, keep_prob, key, counter)
 
     def drop_weights(self, weights: tf.Tensor, keep_prob: float) -> tf.Tensor:
         """Drop weights in training, the same ones on all ranks and for all rows and time steps.
@@ -222,42 +236,3 @@ def _refuse_in_loop(what: str) -> None:
         raise UserError(
             f"{what} is for weights and outputs of all time steps: call it outside the loop"
         )
-
-
-def dropout(
-    x_TBH: tf.Tensor,
-    keep_prob: float,
-    seed: int,
-    step: tf.Tensor,
-    site: int,
-    first_row: int,
-    ops: Ops,
-) -> tf.Tensor:
-    """Drop units with masks that depend on (seed, step, site, global row) alone.
-
-    So the same rows get the same masks however many ranks share them, and after a resume. Each
-    row owns a range of the counters of the Philox generator (Salmon et al. 2011, "Parallel
-    random numbers: as easy as 1, 2, 3"), whose every counter gives four numbers.
-
-    Args:
-      x_TBH: Activations.
-      keep_prob: Probability of keeping a unit; kept ones are divided by it.
-      seed: The run's seed.
-      step: int64 scalar, the global step.
-      site: Which dropout of the model this is; the sites get independent masks.
-      first_row: Global index of the first of the B rows.
-      ops: What computes it.
-
-    Returns:
-      [T, B, H].
-    """
-    num_steps, _, units = x_TBH.shape.as_list()
-    counters_per_row = -(-num_steps * units // 4)
-    key = tf.constant([seed], tf.uint64)
-    counter = tf.stack(
-        [
-            tf.constant(first_row * counters_per_row, tf.uint64),
-            tf.cast(step, tf.uint64) * _MAX_SITES + site,
-        ]
-    )
-    return ops.dropout(x_TBH, keep_prob, key, counter)

@@ -8,8 +8,8 @@ Shapes: T time steps, B rows, I inputs of a layer, H hidden units. Gates are ord
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Optional
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -58,23 +58,17 @@ def build_outputs(
     """
     config, after = context.config, {}
     x_TBH = context.embed(inputs_TB)
-    x_TBH = context.dropout(x_TBH, _first(config.embedding_keep_prob, config.keep_prob))
+    x_TBH = context.dropout(x_TBH, config.embedding_keep_prob or config.keep_prob)
     for layer in range(config.num_layers):
         before = LSTMState(*(state[f"{layer}/{part}"] for part in LSTMState._fields))
         weights = _layer_weights(layer, x_TBH.shape.as_list()[2], context)
-        h_TBH, last = lstm_layer(
-            x_TBH, before, weights, context.ops, context.precision, context.rows.shares
-        )
+        h_TBH, last = lstm_layer(x_TBH, before, weights, context.ops)
         after.update({f"{layer}/{part}": value for part, value in last._asdict().items()})
         is_top = layer == config.num_layers - 1
-        keep_prob = _first(config.output_keep_prob if is_top else None, config.keep_prob)
+        keep_prob = (is_top and config.output_keep_prob) or config.keep_prob
         x_TBH = context.dropout(h_TBH, keep_prob)
     context.penalize(h_TBH, x_TBH)
     return x_TBH, after
-
-
-def _first(value: Optional[float], default: float) -> float:
-    return default if value is None else value
 
 
 def _layer_weights(layer: int, inputs: int, context: Context) -> LSTMWeights:
@@ -93,12 +87,7 @@ def _layer_weights(layer: int, inputs: int, context: Context) -> LSTMWeights:
 
 
 def lstm_layer(
-    x_TBI: tf.Tensor,
-    initial: LSTMState,
-    weights: LSTMWeights,
-    ops: Ops,
-    precision: str,
-    shares: Sequence[int] = (),
+    x_TBI: tf.Tensor, initial: LSTMState, weights: LSTMWeights, ops: Ops
 ) -> tuple[tf.Tensor, LSTMState]:
     """Run one LSTM layer over a window (Zaremba et al. 2014, section 3; no peepholes).
 
@@ -110,21 +99,17 @@ def lstm_layer(
       initial: State before the window; no gradient flows into it (truncated BPTT).
       weights: The layer's weights.
       ops: What computes it.
-      precision: Of the products: float32 or bfloat16.
-      shares: Of the sums over T and B in the gradients of the weights; see `Rows`.
 
     Returns:
       Outputs [T, B, H], and the state after the window.
     """
     num_steps, _, inputs = x_TBI.shape.as_list()
-    projected = ops.matmul(tf.reshape(x_TBI, [-1, inputs]), weights.input, precision, shares)
-    projected = ops.add_bias(projected, weights.bias, shares)
+    projected = ops.matmul(tf.reshape(x_TBI, [-1, inputs]), weights.input)
+    projected = ops.add_bias(projected, weights.bias)
     h_TBH, h_last, c_last = ops.recurrence(
         tf.reshape(projected, [num_steps, -1, projected.shape[1]]),
         weights.recurrent,
         tf.stop_gradient(initial.h),
         tf.stop_gradient(initial.c),
-        precision,
-        shares,
     )
     return h_TBH, LSTMState(h_last, c_last)

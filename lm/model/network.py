@@ -205,10 +205,8 @@ class Network:
             *self._output_layer(top_NX, context),
             targets_N,
             scale_N,
-            context.precision,
-            context.training,
-            context.rows.shares,
-            self.config.tie_weights,
+            training=context.training,
+            transposed=self.config.tie_weights,
         )
 
     def log_probs(self, top_BX: tf.Tensor, context: Context) -> tf.Tensor:
@@ -243,9 +241,7 @@ class Network:
                 units = self._table.shape.as_list()[1]
                 if hidden != units:
                     projection_HE = tf.get_variable("projection", [hidden, units])
-                    top_NH = context.ops.matmul(
-                        top_NH, projection_HE, context.precision, context.rows.shares
-                    )
+                    top_NH = context.ops.matmul(top_NH, projection_HE)
             return top_NH, weights, tf.get_variable("bias", [self.vocab_size])
 
 

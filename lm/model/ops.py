@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Callable, NamedTuple
 
 from lm import kernels
@@ -9,7 +11,7 @@ from lm.model import plain
 
 
 class Ops(NamedTuple):
-    """What a model is made of; `lm/model/plain.py` documents each."""
+    """What a model is made of, at one precision; `lm/model/plain.py` documents each."""
 
     matmul: Callable
     add_bias: Callable
@@ -20,26 +22,38 @@ class Ops(NamedTuple):
     global_norm: Callable
 
 
-PLAIN = Ops(
-    plain.matmul,
-    plain.add_bias,
-    plain.recurrence,
-    plain.dropout,
-    plain.cross_entropy,
-    plain.column_sums,
-    plain.global_norm,
-)
-COMPILED = Ops(
-    kernels.matmul,
-    kernels.add_bias,
-    kernels.lstm_recurrence,
-    kernels.dropout,
-    kernels.softmax_cross_entropy,
-    kernels.column_sums,
-    kernels.global_norm,
-)
+def plain_ops(precision: str = "float32") -> Ops:
+    """Return the operations in plain TensorFlow.
+
+    Args:
+      precision: Of the factors of all products: float32 or bfloat16.
+    """
+    return Ops(
+        matmul=partial(plain.matmul, precision=precision),
+        add_bias=plain.add_bias,
+        recurrence=partial(plain.recurrence, precision=precision),
+        dropout=plain.dropout,
+        cross_entropy=partial(plain.cross_entropy, precision=precision),
+        column_sums=plain.column_sums,
+        global_norm=plain.global_norm,
+    )
 
 
-def fastest() -> Ops:
-    """Return the operations that are fastest on this process's device."""
-    return COMPILED if kernels.available() else PLAIN
+def fastest(precision: str = "float32", shares: Sequence[int] = ()) -> Ops:
+    """Return the operations that are fastest on this process's device.
+
+    Args:
+      precision: Of the factors of all products: float32 or bfloat16.
+      shares: Of all sums over rows, but for those of `column_sums`, which is told; see `Rows`.
+    """
+    if not kernels.available():
+        return plain_ops(precision)
+    return Ops(
+        matmul=partial(kernels.matmul, precision=precision, shares=shares),
+        add_bias=partial(kernels.add_bias, shares=shares),
+        recurrence=partial(kernels.lstm_recurrence, precision=precision, shares=shares),
+        dropout=kernels.dropout,
+        cross_entropy=partial(kernels.softmax_cross_entropy, precision=precision, shares=shares),
+        column_sums=kernels.column_sums,
+        global_norm=kernels.global_norm,
+    )

@@ -2,8 +2,8 @@
 
 `lm/kernels` computes the same, faster, on CPUs; `lm/model/ops.py` chooses.
 
-Shapes: T time steps, B rows, H hidden units, G = 4H gates, V words, N = T * B tokens. `shares` are
-those of `lm.kernels`, and not used: TensorFlow adds in an order of its own.
+Shapes: T time steps, B rows, H hidden units, G = 4H gates, V words, N = T * B tokens. There are no
+shares, as `lm.kernels` has them: TensorFlow adds in an order of its own.
 """
 
 from __future__ import annotations
@@ -14,13 +14,7 @@ from typing import NamedTuple
 import tensorflow.compat.v1 as tf
 
 
-def matmul(
-    a: tf.Tensor,
-    b: tf.Tensor,
-    precision: str,
-    shares: Sequence[int] = (),
-    transpose_a: bool = False,
-) -> tf.Tensor:
+def matmul(a: tf.Tensor, b: tf.Tensor, precision: str, transpose_a: bool = False) -> tf.Tensor:
     """Multiply two float32 matrices. Differentiable, with products of the same precision.
 
     No stock product of bfloat16 tensors would do: its result is rounded, too. In float32 the
@@ -31,7 +25,6 @@ def matmul(
       b: Right factor.
       precision: float32, or bfloat16, which rounds both factors to bfloat16 and adds up in
         float32.
-      shares: Not used.
       transpose_a: Whether to transpose a first.
 
     Returns:
@@ -58,13 +51,13 @@ def _rounded_gradient(x):
     return tf.identity(x), _to_bfloat16  # it is a factor of the products that follow
 
 
-def add_bias(x_NM: tf.Tensor, bias_M: tf.Tensor, shares: Sequence[int] = ()) -> tf.Tensor:
+def add_bias(x_NM: tf.Tensor, bias_M: tf.Tensor) -> tf.Tensor:
     """Add a bias to each row, [N, M]."""
     return tf.nn.bias_add(x_NM, bias_M)
 
 
 def column_sums(x_NM: tf.Tensor, shares: Sequence[int] = ()) -> tf.Tensor:
-    """Return the sum of the rows, [M]."""
+    """Return the sum of the rows, [M]; the shares of `kernels.column_sums` are not used."""
     return tf.reduce_sum(x_NM, axis=0)
 
 
@@ -74,7 +67,6 @@ def recurrence(
     h_0: tf.Tensor,
     c_0: tf.Tensor,
     precision: str,
-    shares: Sequence[int] = (),
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Run an LSTM layer over a window, given its input projection.
 
@@ -86,7 +78,6 @@ def recurrence(
       h_0: Output before the window, [B, H].
       c_0: Memory cell before the window, [B, H].
       precision: Of the products: float32 or bfloat16.
-      shares: Not used.
 
     Returns:
       Outputs [T, B, H], and h and c after the last step, each [B, H].
@@ -195,7 +186,6 @@ def cross_entropy(
     scale_N: tf.Tensor,
     precision: str,
     training: bool,
-    shares: Sequence[int] = (),
     transposed: bool = False,
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Return loss = sum_n scale_n nll_n, with nll_n = -log softmax(hidden_n W + b)[target_n].
@@ -208,7 +198,6 @@ def cross_entropy(
       scale_N: Factor of each token in the loss.
       precision: Of the products: float32 or bfloat16.
       training: Whether the loss will be differentiated; here it makes no difference.
-      shares: Not used.
       transposed: Whether the weights are [V, H].
 
     Returns:

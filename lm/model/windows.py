@@ -12,9 +12,9 @@ from typing import NamedTuple, Optional
 import tensorflow.compat.v1 as tf
 
 from lm.data.batches import Rows
-from lm.model import ops as operations
 from lm.model.context import Context, Cut
 from lm.model.network import Network, State
+from lm.model.ops import fastest
 
 
 class Model(NamedTuple):
@@ -51,9 +51,9 @@ def build_model(
     Raises:
       UserError: The network of the config file cannot be used.
     """
-    config, ops = network.config, operations.fastest()
-    precision = config.precision
-    context = Context(config, network.vocab_size, ops, precision, rows, dropout_step)
+    config = network.config
+    ops = fastest(config.precision, rows.shares)
+    context = Context(config, network.vocab_size, ops, rows, dropout_step)
     with tf.variable_scope(name):
         shape = [config.num_steps, rows.count]
         inputs_ph = tf.placeholder(tf.int32, shape, "inputs")

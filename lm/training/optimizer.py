@@ -7,11 +7,12 @@ from typing import Callable, NamedTuple, Optional
 
 import tensorflow.compat.v1 as tf
 
+from lm import kernels
 from lm.config import Config
 from lm.distributed.communicator import Communicator
 from lm.distributed.gradients import Gradient, exchange_gradients, is_sparse, values_of
 from lm.model.context import Cut
-from lm.model.ops import COMPILED, fastest
+from lm.model.ops import fastest
 from lm.perplexity import MAX_MEAN_NLL
 
 
@@ -147,11 +148,10 @@ def _dense(gradient: Gradient, variable: tf.Variable) -> tf.Tensor:
 
 
 def _global_norm(tensors: Sequence[tf.Tensor], comm: Communicator) -> tf.Tensor:
-    ops = fastest()
-    norm = ops.global_norm(tensors)
+    norm = fastest().global_norm(tensors)
     # Ranks that clip by factors one bit apart would part: where it is not the same on all, they
     # take rank 0's.
-    return norm if ops is COMPILED else comm.broadcast(norm, "grad_norm")
+    return norm if kernels.available() else comm.broadcast(norm, "grad_norm")
 
 
 def _zero_after(op: tf.Operation) -> tf.Tensor:

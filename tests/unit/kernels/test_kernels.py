@@ -8,9 +8,11 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from lm import kernels
+from lm.config import Config
+from lm.data.batches import Rows
 from lm.errors import UserError
 from lm.kernels import build
-from lm.model.context import dropout
+from lm.model.context import Context
 from lm.model.ops import fastest
 from lm.model.plain import matmul as product
 
@@ -249,7 +251,9 @@ def test_dropout_and_its_gradient_have_tensorflows_bits(T, B, H, keep_prob, monk
 
     def fetch(x):
         step = tf.constant(2**40 + 5, tf.int64)
-        y = dropout(x, keep_prob, 2**33 + 1, step, site=3, first_row=7, ops=fastest())
+        config, rows = Config(seed=2**33 + 1), Rows(7, B)
+        context = Context(config, 1, ops=fastest(), rows=rows, step=step, sites=3)
+        y = context.dropout(tf.ensure_shape(x, [T, B, H]), keep_prob)
         return [y, tf.gradients(y, x, dy)[0]]
 
     own = run(fetch, [x])

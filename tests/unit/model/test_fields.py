@@ -11,7 +11,7 @@ from lm.data.batches import Rows
 from lm.distributed.communicator import OneProcess
 from lm.distributed.gradients import exchange_gradients
 from lm.model import stepwise
-from lm.model.context import Context, dropout
+from lm.model.context import Context
 from lm.model.network import Network
 from lm.model.ops import fastest
 from lm.model.shape import weight_shapes
@@ -36,7 +36,9 @@ FIELDS = {
 
 
 def mask(config, shape, keep_prob, site):
-    return dropout(tf.ones(shape), keep_prob, config.seed, tf.constant(STEP), site, 0, fastest())
+    config, rows = Config(seed=config.seed), Rows(0, shape[1])
+    context = Context(config, V, ops=fastest(), rows=rows, step=tf.constant(STEP), sites=site)
+    return context.dropout(tf.ones(shape), keep_prob)
 
 
 def dropped(config, x, keep_prob, site):

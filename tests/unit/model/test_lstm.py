@@ -5,9 +5,10 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from lm.config import Config
+from lm.data.batches import Rows
 from lm.errors import UserError
 from lm.model import lstm
-from lm.model.context import Context, Rows, dropout
+from lm.model.context import Context
 from lm.model.ops import fastest
 
 T, B, I, H = 4, 3, 5, 6
@@ -29,7 +30,7 @@ def inputs():
 
 
 def layer(x, state, weights):
-    return lstm.lstm_layer(x, state, weights, fastest(), "float32")
+    return lstm.lstm_layer(x, state, weights, fastest())
 
 
 def plain_lstm(x, state, weights):
@@ -100,7 +101,9 @@ def masks(keep_prob=0.5, seed=1, step=7, site=0, first_row=0, rows=8, units=10):
     with tf.Graph().as_default(), tf.Session() as session:
         ones = tf.ones([T, rows, units])
         step = tf.constant(step, tf.int64)
-        return session.run(dropout(ones, keep_prob, seed, step, site, first_row, fastest()))
+        rows = Rows(first_row, rows)
+        context = Context(Config(seed=seed), 10, ops=fastest(), rows=rows, step=step, sites=site)
+        return session.run(context.dropout(ones, keep_prob))
 
 
 @pytest.mark.parametrize("units", [1, 7, 10, 64])  # rows of a length that 4 divides, or not
@@ -124,7 +127,7 @@ def test_no_site_of_dropout_shares_a_mask_with_the_next_step():
     assert (last != next_first).mean() > 0.4
     with tf.Graph().as_default():
         step = tf.constant(0, tf.int64)
-        context = Context(Config(), 10, True, rows=Rows(0, B, [B]), step=step, sites=1024)
+        context = Context(Config(), 10, rows=Rows(0, B, [B]), step=step, sites=1024)
         with pytest.raises(UserError, match="more than 1024 sites"):
             context.dropout(tf.ones([T, B, H]), 0.5)
 

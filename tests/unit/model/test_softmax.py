@@ -15,13 +15,13 @@ def run(make, scale=1.0):
         weights = tf.constant(random.normal(size=(H, V)), tf.float32)
         bias = tf.constant(random.normal(size=V), tf.float32)
         targets = tf.constant(random.integers(0, V, N), tf.int32)
-        token_weights = tf.constant(random.uniform(size=N), tf.float32)
-        loss, nll = make(hidden, weights, bias, targets, token_weights)
+        scale_N = tf.constant(random.uniform(size=N), tf.float32)
+        loss, nll = make(hidden, weights, bias, targets, scale_N)
         return session.run([nll, *tf.gradients(loss, [hidden, weights, bias])])
 
 
 def ours(hidden, weights, bias, targets, scale):
-    return fastest().cross_entropy(hidden, weights, bias, targets, scale, "float32", True)
+    return fastest().cross_entropy(hidden, weights, bias, targets, scale, training=True)
 
 
 def stock(hidden, weights, bias, targets, scale):
