@@ -6,7 +6,7 @@ smaller job would have to reproduce.
 
 from __future__ import annotations
 
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,6 +21,11 @@ class Rows(NamedTuple):
     # How many of them each virtual rank of this one has; () where there are none. Sums over rows
     # are made virtual rank by virtual rank, so that their bits depend on no number of real ones.
     shares: tuple[int, ...] = ()
+
+    @property
+    def slice(self) -> slice:
+        """The rows of the global batch that these are."""
+        return slice(self.first, self.first + self.count)
 
 
 def rows_of_rank(batch_size: int, rank: int, size: int, virtual_ranks: int = 1) -> Rows:
@@ -87,7 +92,7 @@ class TrainBatches:
 
     Attributes:
       steps_per_epoch: Number of windows.
-      rows: The rows, as a slice of the global batch.
+      rows: The rows.
 
     Raises:
       UserError: The split is too short for one window.
@@ -102,8 +107,7 @@ class TrainBatches:
                 f" x num_steps {num_steps}: it needs at least {batch_size * (num_steps + 1)}"
             )
         self._streams = ids[: batch_size * self._row_length].reshape(batch_size, self._row_length)
-        self.rows = slice(rows.first, rows.first + rows.count)
-        self._num_steps = num_steps
+        self.rows, self._num_steps = rows, num_steps
 
     def window(self, step: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the inputs and targets of a step of an epoch.
@@ -116,7 +120,7 @@ class TrainBatches:
         """
         assert 0 <= step < self.steps_per_epoch
         start = step * self._num_steps
-        tokens = self._streams[self.rows, start : start + self._num_steps + 1]
+        tokens = self._streams[self.rows.slice, start : start + self._num_steps + 1]
         return tokens[:, :-1].T, tokens[:, 1:].T
 
 
@@ -129,22 +133,14 @@ class EvalBatches:
 
     Args:
       ids: The split, int32 [tokens], at least one.
-      batch_size: Number of streams; fewer are used when there are fewer tokens.
+      batch_size: Number of streams; where there are fewer tokens, some are empty.
       num_steps: Time steps of a window.
       eos_id: Id of `<eos>`.
-      rows: The streams to return, at least one; default: all of them.
+      rows: The streams to return, at least one.
     """
 
-    def __init__(
-        self,
-        ids: np.ndarray,
-        batch_size: int,
-        num_steps: int,
-        eos_id: int,
-        rows: Optional[Rows] = None,
-    ):
+    def __init__(self, ids: np.ndarray, batch_size: int, num_steps: int, eos_id: int, rows: Rows):
         self._ids, self._num_steps, self._eos_id = ids, num_steps, eos_id
-        rows = rows or Rows(0, batch_size)
         bounds = np.arange(batch_size + 1, dtype=np.int64) * len(ids) // batch_size
         bounds = bounds[rows.first : rows.first + rows.count + 1]
         self._starts, self._ends = bounds[:-1], bounds[1:]
@@ -152,10 +148,10 @@ class EvalBatches:
         self.num_windows = -(-longest // num_steps)
 
     def window(self, index: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return inputs, targets (int32) and mask (float32, 0 or 1), [num_steps, rows]."""
+        """Return inputs and targets (int32), and which of them count (bool), [num_steps, rows]."""
         assert 0 <= index < self.num_windows
         at = self._starts + index * self._num_steps + np.arange(self._num_steps)[:, None]
         inside = at < self._ends
         at = np.minimum(at, len(self._ids) - 1)
         inputs = np.where(at > 0, self._ids[np.maximum(at - 1, 0)], self._eos_id)
-        return inputs.astype(np.int32), self._ids[at], inside.astype(np.float32)
+        return inputs.astype(np.int32), self._ids[at], inside

@@ -46,8 +46,8 @@ def exchange_gradients(
     loss: tf.Tensor,
     comm: Communicator,
     column_sums: Callable,
-    shares: Sequence[int] = (),
-    cuts: Sequence[tuple[tf.Tensor, tf.Tensor]] = (),
+    shares: Sequence[int],
+    cuts: Sequence[tuple[tf.Tensor, tf.Tensor]],
 ) -> Exchange:
     """Sum the gradients of all trained variables over the ranks.
 
@@ -82,7 +82,8 @@ def exchange_gradients(
     reached = [(made, g) for (made, _), g in zip(cuts, of_cuts) if g is not None]
     if reached:
         made, of_made = map(list, zip(*reached))
-        gradients = map(_total, gradients, tf.gradients(made, variables, of_made))
+        by_cuts = map(_whole, tf.gradients(made, variables, of_made), variables)
+        gradients = map(_total, gradients, by_cuts)
     return Exchange(list(map(_used, gradients, variables)), seconds)
 
 
@@ -93,6 +94,14 @@ def _total(direct: Optional[Gradient], by_cuts: Optional[tf.Tensor]) -> Optional
     if is_sparse(direct):  # with each row once, so that no order matters
         return tf.tensor_scatter_nd_add(by_cuts, direct.indices[:, None], direct.values)
     return direct + by_cuts
+
+
+def _whole(gradient: Optional[Gradient], variable: tf.Variable) -> Optional[tf.Tensor]:
+    """Make a list of rows, of a cut of rows of a table, dense: their norm is that of their sums."""
+    if not is_sparse(gradient):
+        return gradient
+    with tf.device("cpu:0"):  # see _merge_duplicates
+        return tf.math.unsorted_segment_sum(gradient.values, gradient.indices, variable.shape[0])
 
 
 def _used(gradient: Optional[Gradient], variable: tf.Variable) -> Gradient:

@@ -11,7 +11,6 @@ from typing import Any, Optional
 from lm import kernels
 from lm.checkpoint import manifest
 from lm.config_file import ConfigFile
-from lm.data.batches import Rows, eval_rows_of_rank
 from lm.distributed.agreement import check_agreement, platform_facts, together
 from lm.distributed.communicator import Communicator
 from lm.distributed.devices import start_tensorflow
@@ -19,9 +18,8 @@ from lm.errors import EveryRankError
 from lm.inference.run import Run, open_run
 from lm.inference.session import ALONE, open_session
 from lm.inference.texts import Text, load_text
-from lm.model import evaluation
+from lm.model.evaluation import Evaluator
 from lm.model.guard import one_line
-from lm.model.windows import build_model
 from lm.options import replaced
 from lm.perplexity import NllSum
 
@@ -66,13 +64,13 @@ def evaluate(
         config = replaced(run.config, **changes)
         run = run._replace(config=config)
         texts = [load_text(run, split, data_path) for split in splits]
-        own = eval_rows_of_rank(config.eval_batch_size, comm.rank, comm.size, distributed)
-        # A rank without rows builds what it never runs: networks may not take one row.
-        rows = own if own.count else Rows(0, config.eval_batch_size)
-        session, model = open_session(run, lambda network: build_model(network, rows, "eval"), comm)
-        return run, texts, own, session, model
+        ranks = comm.rank, comm.size, distributed
+        session, evaluator = open_session(
+            run, lambda network: Evaluator(network, run.vocabulary.eos_id, *ranks), comm
+        )
+        return run, texts, session, evaluator
 
-    run, texts, rows, session, model = together(comm, prepare)
+    run, texts, session, evaluator = together(comm, prepare)
     check_agreement(_facts(run, texts), comm.gather)
     if len(set(comm.gather(kernels.description()))) > 1:
         logger.warning(
@@ -81,10 +79,7 @@ def evaluate(
     results = []
     with session, one_line(run.file, runs=True):
         for text in texts:
-            logger.info("evaluating %s: %s tokens", text.name, f"{len(text.ids):,}")
-            nll = evaluation.evaluate(
-                session, model, text.ids, run.config, run.vocabulary.eos_id, rows, comm.gather
-            )
+            nll = evaluator.run(session, text.name, text.ids, comm.gather)
             if not math.isfinite(nll.perplexity):
                 raise EveryRankError(
                     f"the loss of {text.name} is {nll.mean:.4g}, of which no perplexity can be"

@@ -22,23 +22,14 @@ from lm.model import lstm
 from lm.model.context import Context
 from lm.model.guard import call, checked_result, checked_shapes
 from lm.model.plain import logits_cross_entropy
-from lm.model.rules import (
-    operations,
-    placeholders,
-    refuse_assignments,
-    refuse_collected,
-    refuse_data,
-    refuse_global_step,
-    refuse_graph_seed,
-    warn_of_python,
-    warn_of_random_numbers,
-)
-from lm.model.variables import operations_behind, operations_of_initial_value, shared_variables
+from lm.model.rules import operations, placeholders, refuse, warn
+from lm.model.variables import operations_behind, shared_variables
 
 logger = logging.getLogger("lm")
 
 State = Mapping[str, tf.Tensor]  # by name, float32 [B, ...]: what passes from window to window
 
+_OUTPUT_LAYER = ("weights", "bias", "projection")  # its variables, in the scope softmax
 _BUILT_IN: Mapping[str, Callable] = {
     "state_shapes": lstm.state_shapes,
     "build_outputs": lstm.build_outputs,
@@ -119,19 +110,13 @@ class Network:
             self._table = self._tied_table(where, tables)
         if not self.is_built_in:
             made = {name: node for name, node in operations().items() if name not in there}
-            refuse_assignments(where, made, used)
-            refuse_data(where, made)
+            refuse(where, made, used, context.training)
             if context.training:
-                refuse_collected(where)
-                refuse_graph_seed(where)
-                refuse_global_step(where, made, used)
                 self._refuse_unused(where, context)
                 _refuse_cuts_of_others(where, context, [inputs_TB, *state.values()])
             if is_first:  # later ones make initial values again, which nothing draws
                 _warn_of_unread_state(where, state)
-                initial = {op.name for v in used.values() for op in operations_of_initial_value(v)}
-                warn_of_random_numbers(where, made, initial)
-                warn_of_python(where, made)
+                warn(where, made, used)
         return outputs
 
     def _refuse_unused(self, where: str, context: Context) -> None:
@@ -172,6 +157,12 @@ class Network:
             raise UserError(
                 f"{where} makes {anew[0]} anew at each call: make it with tf.get_variable,"
                 " which finds it again"
+            )
+        ours = set() if self._makes_logits else {f"softmax/{part}" for part in _OUTPUT_LAYER}
+        for name in sorted(used.keys() & ours):
+            raise UserError(
+                f"{where} has the variable {name}, which is one of the output layer's: call it"
+                " something else"
             )
         saved_state = sorted(used.keys() & {f"state/{part}" for part in self.state_shapes})
         if saved_state:

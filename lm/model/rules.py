@@ -10,8 +10,11 @@ import tensorflow.compat.v1 as tf
 from tensorflow.core.framework import node_def_pb2
 
 from lm.errors import UserError
+from lm.model.variables import operations_of_initial_value
 
 logger = logging.getLogger("lm")
+
+Nodes = Mapping[str, node_def_pb2.NodeDef]  # operations by name
 
 _COLLECTED = {
     tf.GraphKeys.REGULARIZATION_LOSSES: "--weight_decay, in the place of a regularizer",
@@ -35,30 +38,7 @@ def placeholders() -> set[str]:
     return {op.name for op in graph.get_operations() if op.type.startswith("Placeholder")}
 
 
-def refuse_collected(where: str) -> None:
-    """Refuse losses and updates that TensorFlow collects, for training loops of other kinds.
-
-    Raises:
-      UserError: There are some; the message says what to use instead.
-    """
-    for name, instead in _COLLECTED.items():
-        if tf.get_collection(name):
-            raise UserError(
-                f"{where} adds to the collection {name}, which nothing uses here: {instead}"
-            )
-
-
-def refuse_graph_seed(where: str) -> None:
-    """Refuse `tf.set_random_seed`, with which initial values would not depend on `--seed`.
-
-    Raises:
-      UserError: The graph has a seed.
-    """
-    if tf.get_default_graph().seed is not None:
-        raise UserError(f"{where} sets TensorFlow's seed: leave it out, --seed decides everything")
-
-
-def operations() -> dict[str, node_def_pb2.NodeDef]:
+def operations() -> Nodes:
     """Return the current graph's operations by name, with those of its loops and conditions."""
     graph = tf.get_default_graph().as_graph_def()
     found = {node.name: node for node in graph.node}
@@ -67,19 +47,50 @@ def operations() -> dict[str, node_def_pb2.NodeDef]:
     return found
 
 
-def refuse_assignments(
-    where: str, made: Mapping[str, node_def_pb2.NodeDef], used: Mapping[str, tf.Variable]
-) -> None:
-    """Refuse a network that changes variables: each validation would, and each rank for itself.
+def refuse(where: str, made: Nodes, used: Mapping[str, tf.Variable], training: bool) -> None:
+    """Refuse what would make a run wrong, or another on other ranks.
 
     Args:
       where: The file and the function.
       made: The operations of the network, from `operations`.
       used: Its variables.
+      training: Whether this use of the network is for training.
 
     Raises:
-      UserError: An operation assigns to a variable; the message names it.
+      UserError: There is something; the message names it, and says what to do instead.
     """
+    _refuse_assignments(where, made, used)
+    _refuse_data(where, made)
+    if training:
+        _refuse_collected(where)
+        _refuse_graph_seed(where)
+        _refuse_global_step(where, made, used)
+
+
+def warn(where: str, made: Nodes, used: Mapping[str, tf.Variable]) -> None:
+    """Warn of what may make a run another on other ranks, or after a resume; as `refuse`."""
+    initial = {op.name for v in used.values() for op in operations_of_initial_value(v)}
+    _warn_of_random_numbers(where, made, initial)
+    _warn_of_python(where, made)
+
+
+def _refuse_collected(where: str) -> None:
+    """Refuse losses and updates that TensorFlow collects, for training loops of other kinds."""
+    for name, instead in _COLLECTED.items():
+        if tf.get_collection(name):
+            raise UserError(
+                f"{where} adds to the collection {name}, which nothing uses here: {instead}"
+            )
+
+
+def _refuse_graph_seed(where: str) -> None:
+    """Refuse `tf.set_random_seed`, with which initial values would not depend on `--seed`."""
+    if tf.get_default_graph().seed is not None:
+        raise UserError(f"{where} sets TensorFlow's seed: leave it out, --seed decides everything")
+
+
+def _refuse_assignments(where: str, made: Nodes, used: Mapping[str, tf.Variable]) -> None:
+    """Refuse a network that changes variables: each validation would, and each rank for itself."""
     # Of a variable that starts from a checkpoint, TensorFlow has replaced the first one.
     initializers = {variable.initializer.name for variable in used.values()}
     initializers |= {f"{name}/Assign" for name in used}
@@ -91,16 +102,8 @@ def refuse_assignments(
             )
 
 
-def refuse_data(where: str, made: Mapping[str, node_def_pb2.NodeDef]) -> None:
-    """Refuse a network that reads data of its own: each rank would read the same, for other rows.
-
-    Args:
-      where: The file and the function.
-      made: The operations of the network, from `operations`.
-
-    Raises:
-      UserError: There is an iterator, a queue or a table that changes; the message names it.
-    """
+def _refuse_data(where: str, made: Nodes) -> None:
+    """Refuse a network that reads data of its own: each rank would read the same for other rows."""
     for name, node in made.items():
         if _OWN_DATA.fullmatch(node.op):
             raise UserError(
@@ -109,17 +112,8 @@ def refuse_data(where: str, made: Mapping[str, node_def_pb2.NodeDef]) -> None:
             )
 
 
-def refuse_global_step(where: str, made: Container[str], used: Mapping[str, tf.Variable]) -> None:
-    """Refuse a network that goes by the global step, which there is none of after training.
-
-    Args:
-      where: The file and the function.
-      made: Names of the operations of the network.
-      used: Its variables.
-
-    Raises:
-      UserError: It reads or makes the variable.
-    """
+def _refuse_global_step(where: str, made: Nodes, used: Mapping[str, tf.Variable]) -> None:
+    """Refuse a network that goes by the global step, which there is none of after training."""
     step, graph = tf.train.get_global_step(), tf.get_default_graph()
     if step is None:
         return
@@ -133,18 +127,12 @@ def refuse_global_step(where: str, made: Container[str], used: Mapping[str, tf.V
         )
 
 
-def warn_of_random_numbers(
-    where: str, made: Mapping[str, node_def_pb2.NodeDef], initial: Container[str]
-) -> None:
+def _warn_of_random_numbers(where: str, made: Nodes, initial: Container[str]) -> None:
     """Warn of operations that draw other numbers in the next run, on other ranks, after a resume.
 
     A seed of their own helps with the first only: what they draw depends on how often they have,
-    and they draw the same on each rank, for other rows.
-
-    Args:
-      where: The file and the function.
-      made: The operations of the network, from `operations`.
-      initial: Names of the operations of initial values, which are drawn once.
+    and they draw the same on each rank, for other rows. `initial` are those of initial values,
+    which are drawn once.
     """
     for name, node in made.items():
         if "seed2" in node.attr and name not in initial:
@@ -157,13 +145,8 @@ def warn_of_random_numbers(
             return
 
 
-def warn_of_python(where: str, made: Mapping[str, node_def_pb2.NodeDef]) -> None:
-    """Warn of Python in the graph, which may draw numbers, or remember.
-
-    Args:
-      where: The file and the function.
-      made: The operations of the network, from `operations`.
-    """
+def _warn_of_python(where: str, made: Nodes) -> None:
+    """Warn of Python in the graph, which may draw numbers, or remember."""
     for node in made.values():
         # One without a state has promised to be a function.
         if node.op in PYTHON_OPS and not node.op.endswith("Stateless"):

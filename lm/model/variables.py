@@ -63,47 +63,8 @@ def shared_variables(config: Config, training: bool) -> Iterator[dict[str, tf.Va
                 " reuse=tf.AUTO_REUSE where they are to be one"
             )
         asked.add(name)
-        if isinstance(options.get("initializer"), Uniform):
-            seed, scale = [config.seed, zlib.crc32(name.encode())], options["initializer"].scale
-            is_floating = tf.as_dtype(options.get("dtype") or tf.float32).is_floating
-            # What counts or tells yes from no starts with zeros, as TensorFlow has it.
-            options["initializer"] = _stateless_uniform(seed, scale) if is_floating else None
-        # All that a trained network needs, also what is not trained, and wherever its author puts
-        # it: the ranks start with the same values, and a checkpoint has them.
-        others = set(options.get("collections") or []) - {tf.GraphKeys.LOCAL_VARIABLES, *_KEPT}
-        options["collections"] = [*_KEPT, *sorted(others)]
-        if options.get("regularizer"):
-            raise UserError(
-                f"variable {name} has a regularizer, which nothing uses here: --weight_decay, in"
-                " its place"
-            )
-        # A variable in parts is for parameter servers; one of the old kind is updated by operations
-        # of the optimizers that here are not used.
-        options.update(use_resource=True, partitioner=None)
-        # Other uses of the network in this graph have made it, or will. (The first one of a program
-        # that does not train makes all.)
-        if not (training and options.get("reuse") is True):
-            options["reuse"] = tf.AUTO_REUSE
-        variable = getter(name, shape=shape, **options)
-        if variable.trainable and variable.dtype.base_dtype != tf.float32:
-            raise UserError(
-                f"variable {variable.op.name} is {variable.dtype.base_dtype.name}: what is trained"
-                " must be float32"
-            )
-        if variable.dtype.base_dtype not in _DTYPES or not variable.shape.num_elements():
-            raise UserError(
-                f"variable {variable.op.name} is {variable.dtype.base_dtype.name} of the shape"
-                f" {variable.shape}: what is kept must be numbers, and at least one, of"
-                f" {', '.join(dtype.name for dtype in _DTYPES)}"
-            )
-        if variable.op.name != name:
-            made = tf.get_collection(tf.GraphKeys.MODEL_VARIABLES)  # not the global step, nor slots
-            # Where one has the name, but for its case, this gets the same other in each graph.
-            if name.lower() not in {v.op.name.lower() for v in made if v is not variable}:
-                raise UserError(
-                    f"variable {name}: an operation of the training has this name: call it"
-                    " something else"
-                )
+        variable = getter(name, shape=shape, **_settled(name, options, config.seed, training))
+        _check(variable, name)
         _seed_initial_value(variable, config.seed)
         used[variable.op.name] = variable
         return variable
@@ -114,6 +75,54 @@ def shared_variables(config: Config, training: bool) -> Iterator[dict[str, tf.Va
     with seeded(config.seed), tf.variable_scope(root, auxiliary_name_scope=False):
         yield used
     is_over = True
+
+
+def _settled(name: str, options: dict, seed: int, training: bool) -> dict:
+    """Return the options of `tf.get_variable` as they are for each variable of a network."""
+    if options.get("regularizer"):
+        raise UserError(
+            f"variable {name} has a regularizer, which nothing uses here: --weight_decay, in its"
+            " place"
+        )
+    # All that a trained network needs, also what is not trained, and wherever its author puts it:
+    # the ranks start with the same values, and a checkpoint has them.
+    others = set(options.get("collections") or []) - {tf.GraphKeys.LOCAL_VARIABLES, *_KEPT}
+    # A variable in parts is for parameter servers; one of the old kind is updated by operations of
+    # the optimizers that here are not used.
+    settled = {**options, "use_resource": True, "partitioner": None}
+    settled["collections"] = [*_KEPT, *sorted(others)]
+    if isinstance(options.get("initializer"), Uniform):
+        key, scale = [seed, zlib.crc32(name.encode())], options["initializer"].scale
+        is_floating = tf.as_dtype(options.get("dtype") or tf.float32).is_floating
+        # What counts or tells yes from no starts with zeros, as TensorFlow has it.
+        settled["initializer"] = _stateless_uniform(key, scale) if is_floating else None
+    # Other uses of the network in this graph have made it, or will. (The first one of a program
+    # that does not train makes all.)
+    if not (training and options.get("reuse") is True):
+        settled["reuse"] = tf.AUTO_REUSE
+    return settled
+
+
+def _check(variable: tf.Variable, name: str) -> None:
+    """Refuse what cannot be trained, broadcast or saved under the name that was asked for."""
+    dtype = variable.dtype.base_dtype
+    if variable.trainable and dtype != tf.float32:
+        raise UserError(
+            f"variable {variable.op.name} is {dtype.name}: what is trained must be float32"
+        )
+    if dtype not in _DTYPES or not variable.shape.num_elements():
+        raise UserError(
+            f"variable {variable.op.name} is {dtype.name} of the shape {variable.shape}: what is"
+            f" kept must be numbers, and at least one, of {', '.join(d.name for d in _DTYPES)}"
+        )
+    if variable.op.name != name:
+        made = tf.get_collection(tf.GraphKeys.MODEL_VARIABLES)  # not the global step, nor slots
+        # Where one has the name, but for its case, this gets the same other in each graph.
+        if name.lower() not in {v.op.name.lower() for v in made if v is not variable}:
+            raise UserError(
+                f"variable {name}: an operation of the training has this name: call it something"
+                " else"
+            )
 
 
 def _stateless_uniform(seed: list[int], scale: float):

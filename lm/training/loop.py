@@ -30,7 +30,7 @@ from lm.training.averaging import Average
 from lm.training.progress import Position
 from lm.training.saving import Safekeeping
 from lm.training.schedule import has_stalled, learning_rate_at
-from lm.training.step import Step, StepResult, run_step
+from lm.training.step import Requests, Step, StepResult, run_step
 from lm.training.validation import Validation
 
 logger = logging.getLogger("lm")
@@ -131,7 +131,7 @@ class Loop:
             self.step,
             *self.batches.window(at.step % self.batches.steps_per_epoch),
             learning_rate,
-            [stop == signal.SIGTERM, stop == signal.SIGINT, save],
+            Requests(stop == signal.SIGTERM, stop == signal.SIGINT, save),
         )
         if result.is_sound:
             return result
@@ -171,15 +171,14 @@ class Loop:
         )
         at.event_nll, at.event_seconds, at.event_exchange_seconds = NllSum(), 0.0, 0.0
 
-    def _serve(self, requests: list[bool]) -> None:
+    def _serve(self, requests: Requests) -> None:
         """Do what a rank has asked for, at the same step on all ranks."""
-        terminate, interrupt, save = requests
-        if terminate or interrupt:
-            raise Interrupted(signal.SIGTERM if terminate else signal.SIGINT)
+        if requests.terminate or requests.interrupt:
+            raise Interrupted(signal.SIGTERM if requests.terminate else signal.SIGINT)
         check_sync_steps = self.options.check_sync_steps
         if check_sync_steps and self.position.step % check_sync_steps == 0:
             self.saving.check_in_sync(self.position)
-        if save:
+        if requests.save:
             self.signals.saved()
             self.saving.save(self.position)
 

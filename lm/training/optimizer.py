@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Callable, NamedTuple, Optional
+from typing import Callable, NamedTuple
 
 import tensorflow.compat.v1 as tf
 
@@ -64,10 +64,11 @@ def build_update(
     learning_rate: tf.Tensor,
     global_step: tf.Variable,
     comm: Communicator,
-    mean_nll: Optional[tf.Tensor] = None,
-    skip_unsound: bool = False,
-    shares: Sequence[int] = (),
-    cuts: Sequence[Cut] = (),
+    *,
+    mean_nll: tf.Tensor,
+    skip_unsound: bool,
+    shares: Sequence[int],
+    cuts: Sequence[Cut],
 ) -> Update:
     """Build the ops that reduce the gradients over the ranks, THEN clip, then apply them.
 
@@ -81,8 +82,7 @@ def build_update(
       learning_rate: Scalar.
       global_step: Incremented by one at each update.
       comm: The ranks.
-      mean_nll: Scalar; the global batch's, in nats per token, the same on all ranks. None takes
-        every loss for sound.
+      mean_nll: Scalar; the global batch's, in nats per token, the same on all ranks.
       skip_unsound: Whether an update that is not sound only counts the step. It costs a branch.
       shares: Rows of this rank's shares; see `exchange_gradients`.
       cuts: Uses of weights whose gradients are exchanged by themselves; see `Context.cut`.
@@ -96,9 +96,7 @@ def build_update(
     exchange = exchange_gradients(config, loss, comm, fastest().column_sums, shares, cuts)
     variables, gradients = tf.trainable_variables(), exchange.gradients
     grad_norm = _global_norm([values_of(gradient) for gradient in gradients], comm)
-    is_sound = tf.is_finite(grad_norm)
-    if mean_nll is not None:
-        is_sound &= mean_nll <= MAX_MEAN_NLL  # false for NaN
+    is_sound = tf.is_finite(grad_norm) & (mean_nll <= MAX_MEAN_NLL)  # false for NaN
     clip = _clip_factor(grad_norm, config.max_grad_norm)
 
     def apply() -> tf.Operation:

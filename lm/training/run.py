@@ -117,7 +117,7 @@ def _train(
         with contextlib.closing(monitored):
             session = monitored.raw_session()
             if position.step:
-                variables.load_state(session, arrays, run.batches.rows, comm.concat)
+                variables.load_state(session, arrays, run.batches.rows.slice, comm.concat)
             del arrays  # as large as a checkpoint
             if options.timeline:
                 comm.start_timeline(options.timeline)

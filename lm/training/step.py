@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from typing import Any, Callable, NamedTuple
 
 import numpy as np
@@ -16,9 +15,17 @@ from lm.model.windows import Model, build_model
 from lm.perplexity import NllSum
 from lm.training.optimizer import Update, build_update
 
-# What a rank asks of all ranks: to stop for SIGTERM, to stop for SIGINT, to save.
-NO_REQUESTS = (False, False, False)
-NUM_SUMS = 1 + len(NO_REQUESTS)  # what is exchanged besides the gradients: those, and the loss
+
+class Requests(NamedTuple):
+    """What a rank asks of all ranks."""
+
+    terminate: bool = False  # to stop for SIGTERM
+    interrupt: bool = False  # to stop for SIGINT
+    save: bool = False
+
+
+NO_REQUESTS = Requests()
+NUM_SUMS = 1 + len(Requests._fields)  # what is exchanged besides the gradients: the loss, and those
 
 
 class Step(NamedTuple):
@@ -29,7 +36,6 @@ class Step(NamedTuple):
     learning_rate_ph: tf.Tensor
     requests_ph: tf.Tensor  # float32 [3]: 1 for what this rank asks
     sums: tf.Tensor  # float32 [4]: nll of the global batch, in nats; requests
-    train_op: tf.Operation
     words: int  # of the global batch
 
 
@@ -39,7 +45,7 @@ class StepResult(NamedTuple):
     nll: NllSum  # of the global batch
     grad_norm: float  # before clipping
     is_sound: bool  # whether the loss and the gradient are those of a model; see Update
-    requests: Sequence[bool]  # of all ranks together
+    requests: Requests  # of all ranks together
     exchange_seconds: float  # of the gradients' exchange, what no computation hides
 
 
@@ -61,7 +67,7 @@ def build_step(
     global_step = tf.train.get_or_create_global_step()
     with tf.name_scope("lm_step"):  # as in lm/inference/session.py
         learning_rate_ph = tf.placeholder(tf.float32, [], "learning_rate")
-        requests_ph = tf.placeholder(tf.float32, [len(NO_REQUESTS)], "requests")
+        requests_ph = tf.placeholder(tf.float32, [len(Requests._fields)], "requests")
         dropout_step = tf.identity(global_step)
     rows = rows_of_rank(config.batch_size, comm.rank, comm.size, config.virtual_ranks)
     model = build_model(network, rows, name, dropout_step)
@@ -82,8 +88,8 @@ def build_step(
         mean_nll=sums[0] / words,
         skip_unsound=skip_unsound,
     )
-    train_op = tf.group(update.train_op, model.keep_state_op)
-    return Step(model, update, learning_rate_ph, requests_ph, sums, train_op, words)
+    update = update._replace(train_op=tf.group(update.train_op, model.keep_state_op))
+    return Step(model, update, learning_rate_ph, requests_ph, sums, words)
 
 
 def graph_facts(comm: Communicator, model: Model) -> dict[str, Any]:
@@ -120,7 +126,7 @@ def run_step(
     inputs: np.ndarray,
     targets: np.ndarray,
     learning_rate: float,
-    requests: Sequence[bool] = NO_REQUESTS,
+    requests: Requests = NO_REQUESTS,
 ) -> StepResult:
     """Train on one window.
 
@@ -134,7 +140,7 @@ def run_step(
     """
     update = step.update
     (nats, *asked), grad_norm, is_sound, exchange_seconds, _ = run(
-        [step.sums, update.grad_norm, update.is_sound, update.exchange_seconds, step.train_op],
+        [step.sums, update.grad_norm, update.is_sound, update.exchange_seconds, update.train_op],
         {
             step.model.inputs_ph: inputs,
             step.model.targets_ph: targets,
@@ -146,6 +152,6 @@ def run_step(
         nll=NllSum(float(nats), step.words),
         grad_norm=float(grad_norm),
         is_sound=bool(is_sound),
-        requests=[request > 0 for request in asked],
+        requests=Requests(*(request > 0 for request in asked)),
         exchange_seconds=float(exchange_seconds),
     )

@@ -57,7 +57,7 @@ def _facts(run: Prepared, position: Position, output_dir: str) -> dict[str, Any]
     own = dict(
         hosts=socket.gethostname(),
         devices=device_name(comm.local_rank),
-        local_rows=run.batches.rows.stop - run.batches.rows.start,
+        local_rows=run.batches.rows.count,
         intra_op_threads=run.threads.intra_op,
         inter_op_threads=run.threads.inter_op,
         compiled_ops=kernels.description(),
@@ -67,12 +67,12 @@ def _facts(run: Prepared, position: Position, output_dir: str) -> dict[str, Any]
         memory_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     )
     ranks = comm.gather(own)
-    by_rank = {name: [rank[name] for rank in ranks] for name in own}
-    most = {name: max(by_rank[name]) for name in ("start_seconds", "memory_mb")}
+    gathered = {name: [rank[name] for rank in ranks] for name in own}
+    most = {name: max(gathered[name]) for name in ("start_seconds", "memory_mb")}
     return dict(
         name=config.name,
         world_size=comm.size,
-        **(by_rank | most),
+        **(gathered | most),
         backend=comm.backend,
         exchange_settings=comm.settings,
         python=platform.python_version(),
@@ -141,8 +141,8 @@ def _precision(run: Prepared) -> str:
     functions, precision = run.file.functions if run.file else {}, run.config.precision
     if not functions or precision == "float32":
         return precision
-    logits = "build_logits" in functions
-    return f"{precision} {'where build_logits asks for it' if logits else 'in the output layer'}"
+    layer = "" if "build_logits" in functions else "in the output layer and "
+    return f"{precision} {layer}where context.ops is used"
 
 
 def _counted(number: int, noun: str) -> str:

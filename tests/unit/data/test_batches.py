@@ -80,14 +80,14 @@ def test_the_shares_of_all_ranks_make_the_global_window(tokens, batch_size, num_
 @given(tokens=st.integers(1, 200), batch_size=st.integers(1, 9), num_steps=st.integers(1, 8))
 def test_evaluation_counts_every_token_once_after_its_predecessor(tokens, batch_size, num_steps):
     ids, eos = np.arange(tokens, dtype=np.int32), 999
-    batches = EvalBatches(ids, batch_size, num_steps, eos)
+    batches = EvalBatches(ids, batch_size, num_steps, eos, Rows(0, batch_size))
     counted = []
     for index in range(batches.num_windows):
-        inputs, targets, weights = batches.window(index)
-        assert inputs.shape == targets.shape == weights.shape == (num_steps, batch_size)
-        counted.extend(targets[weights == 1])
+        inputs, targets, mask = batches.window(index)
+        assert inputs.shape == targets.shape == mask.shape == (num_steps, batch_size)
+        counted.extend(targets[mask])
         expected = np.where(targets == 0, eos, targets - 1)
-        np.testing.assert_array_equal(inputs[weights == 1], expected[weights == 1])
+        np.testing.assert_array_equal(inputs[mask], expected[mask])
     assert sorted(counted) == list(range(tokens))
 
 
@@ -104,9 +104,9 @@ def test_the_ranks_together_evaluate_each_token_once(tokens, batch_size, num_ste
         rows = eval_rows_of_rank(batch_size, rank, size, shared=True)
         if rows.count:
             batches = EvalBatches(ids, batch_size, num_steps, 999, rows)
-            for _, targets, weights in map(batches.window, range(batches.num_windows)):
-                assert weights.shape == (num_steps, rows.count)
-                counted.extend(targets[weights == 1])
+            for _, targets, mask in map(batches.window, range(batches.num_windows)):
+                assert mask.shape == (num_steps, rows.count)
+                counted.extend(targets[mask])
     assert sorted(counted) == list(range(tokens))
 
 

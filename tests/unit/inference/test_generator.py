@@ -74,8 +74,7 @@ def test_unk_comes_only_if_it_may(generator):
     assert "<unk>" in text(generator, num_words=300, allow_unk=True)
 
 
-def test_prompts_are_encoded_and_unknown_words_reported(caplog, monkeypatch):
-    monkeypatch.setattr("lm.inference.generator.logger.propagate", True)
+def test_prompts_are_encoded_and_unknown_words_reported(caplog):
     ids = encode_prompt("a zebra\nbcd yak zebra", Vocabulary(WORDS))
     assert [WORDS[i] for i in ids] == ["a", "<unk>", "<eos>", "bcd", "<unk>", "<unk>"]
     assert caplog.messages == ["not in the vocabulary, read as <unk>: zebra, yak"]

@@ -69,8 +69,7 @@ WITHIN_THE_WINDOW = {
 
 
 @pytest.mark.parametrize("body", WITHIN_THE_WINDOW.values(), ids=WITHIN_THE_WINDOW.keys())
-def test_a_network_that_reads_words_otherwise_than_windows_is_told(load, caplog, monkeypatch, body):
-    monkeypatch.setattr("lm.model.axes.logger.propagate", True)
+def test_a_network_that_reads_words_otherwise_than_windows_is_told(load, caplog, body):
     file = load(HEADER + body)
     check_axes(file.config, V, file)
     assert "mine.py reads single words otherwise than windows of 5: lm.score" in caplog.text
@@ -79,8 +78,7 @@ def test_a_network_that_reads_words_otherwise_than_windows_is_told(load, caplog,
 @pytest.mark.parametrize(
     "text", ["config_gru", "config_transformer", CLASSIC], ids=["gru", "transformer", "classic"]
 )
-def test_a_network_reads_windows_as_it_reads_words(load, text, caplog, monkeypatch):
-    monkeypatch.setattr("lm.model.axes.logger.propagate", True)
+def test_a_network_reads_windows_as_it_reads_words(load, text, caplog):
     if text == CLASSIC and not importlib.util.find_spec("tf_keras"):
         pytest.skip("needs tf_keras: run_scripts/setup.sh --dev installs it")
     file = load(text)

@@ -92,7 +92,7 @@ def test_loss_and_gradients_are_those_of_the_papers_equations(path, fields):
     with tf.Graph().as_default(), tf.Session() as session:
         model = build_model(Network(config, V), Rows(0, B), "train", tf.constant(STEP, tf.int64))
         column_sums = fastest().column_sums
-        found = exchange_gradients(config, model.loss, OneProcess(), column_sums, cuts=model.cuts)
+        found = exchange_gradients(config, model.loss, OneProcess(), column_sums, (), model.cuts)
         weights = {variable.op.name: variable for variable in tf.trainable_variables()}
         assert {n: tuple(v.shape) for n, v in weights.items()} == weight_shapes(config, V)
         loss, nll = plain_loss(config, weights, words[:-1], words[1:])
@@ -156,6 +156,19 @@ def test_locked_masks_are_those_of_the_global_row_at_all_time_steps():
     assert (whole == whole[:1]).all()
     assert 0.4 < np.mean(whole[0, 0] != whole[0, 1]) < 0.6
     assert 0.4 < np.mean(whole != later) < 0.6
+
+
+def test_rows_of_a_table_that_are_dropped_as_weights_have_one_gradient_each():
+    with tf.Graph().as_default(), tf.Session() as session:
+        table = tf.get_variable("table", [4, 2], initializer=tf.ones_initializer())
+        step = tf.constant(STEP, tf.int64)
+        context = Context(CONFIG, V, ops=fastest(), rows=Rows(0, B), step=step)
+        kept = context.drop_weights(tf.gather(table, [0, 0, 2]), 0.5)
+        column_sums, loss = fastest().column_sums, tf.reduce_sum(kept)
+        found = exchange_gradients(CONFIG, loss, OneProcess(), column_sums, (), context.cuts)
+        session.run(tf.global_variables_initializer())
+        (gradient,), mask = session.run([found.gradients, kept])
+    np.testing.assert_array_equal(gradient, [mask[0] + mask[1], [0, 0], mask[2], [0, 0]])
 
 
 def test_dropped_weights_are_the_same_for_all_rows_and_other_ones_at_each_step_and_site():

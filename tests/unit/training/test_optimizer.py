@@ -13,6 +13,9 @@ from lm.training.optimizer import build_update
 WORDS = [2, 0, 2]
 
 
+OPTIONS = {"mean_nll": 0.0, "skip_unsound": False, "shares": (), "cuts": ()}
+
+
 def one_update(max_grad_norm=math.inf, factor=1.0, **options):
     """Step once on sum(factor * (rows of WORDS)), from zeros; returns all that came of it."""
     with tf.Graph().as_default() as graph, tf.Session() as session:
@@ -20,6 +23,7 @@ def one_update(max_grad_norm=math.inf, factor=1.0, **options):
         loss = factor * tf.reduce_sum(tf.gather(table, WORDS))
         config = Config(max_grad_norm=max_grad_norm, batch_size=1, num_steps=1)
         step = tf.train.get_or_create_global_step()
+        options = {**OPTIONS, **options}
         update = build_update(config, loss, tf.constant(0.5), step, OneProcess(), **options)
         session.run(tf.global_variables_initializer())
         norm, is_sound, _ = session.run([update.grad_norm, update.is_sound, update.train_op])
@@ -117,7 +121,8 @@ def test_updates_are_those_of_the_papers_also_for_rows_without_a_word(rule, fiel
         step = tf.train.get_or_create_global_step()
         loss = tf.cast(step + 1, tf.float32) * tf.reduce_sum(tf.gather(table, words_ph))
         rate = tf.constant(RATE)
-        update = build_update(config, loss, rate, step, OneProcess(), skip_unsound=skip_unsound)
+        options = {**OPTIONS, "skip_unsound": skip_unsound}
+        update = build_update(config, loss, rate, step, OneProcess(), **options)
         session.run(tf.global_variables_initializer())
         for words in BATCHES:
             session.run(update.train_op, {words_ph: words})
@@ -139,7 +144,7 @@ def test_an_update_has_the_same_bits_whatever_the_threads(optimizer):
             weights = tf.get_variable("weights", initializer=start, use_resource=True)
             step = tf.train.get_or_create_global_step()
             loss = tf.reduce_sum(weights * gradient)
-            update = build_update(config, loss, tf.constant(0.1), step, OneProcess())
+            update = build_update(config, loss, tf.constant(0.1), step, OneProcess(), **OPTIONS)
             session.run(tf.global_variables_initializer())
             for _ in range(3):
                 session.run(update.train_op)
