@@ -6,10 +6,8 @@ import contextlib
 import logging
 from collections.abc import Iterator, Mapping
 
-import matplotlib
-
-matplotlib.use("Agg")  # hosts of clusters have no display
-from matplotlib import pyplot
+from matplotlib.figure import Figure  # not pyplot, which looks for a display
+from matplotlib.ticker import FormatStrFormatter
 
 from lm.benchmark.statistics import Summary
 
@@ -28,7 +26,8 @@ def plot(stem: str, title: str, num_axes: int = 1) -> Iterator[list]:
     Yields:
       The axes.
     """
-    figure, grid = pyplot.subplots(1, num_axes, figsize=(5 * num_axes, 3.6), squeeze=False)
+    figure = Figure(figsize=(5 * num_axes, 3.6))
+    grid = figure.subplots(1, num_axes, squeeze=False)
     yield list(grid[0])
     for axes in grid[0]:
         axes.spines[["top", "right"]].set_visible(False)
@@ -40,7 +39,6 @@ def plot(stem: str, title: str, num_axes: int = 1) -> Iterator[list]:
     figure.tight_layout()
     for suffix in ("png", "pdf"):
         figure.savefig(f"{stem}.{suffix}", dpi=150)
-    pyplot.close(figure)
     logger.info("wrote %s.png and .pdf", stem)
 
 
@@ -60,6 +58,6 @@ def lines(axes, ranks: list[int], series: Mapping[str, list], x_label: str, y_la
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter(matplotlib.ticker.FormatStrFormatter("%g"))
+        axis.set_major_formatter(FormatStrFormatter("%g"))
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)

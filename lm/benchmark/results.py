@@ -16,6 +16,7 @@ from typing import Any
 
 from lm.cli.tables import markdown_table
 from lm.distributed.cores import count_cores
+from lm.files import write_atomically
 
 logger = logging.getLogger("lm")
 
@@ -60,9 +61,7 @@ def print_table(columns: Sequence[tuple[str, str]], rows: Iterable[Mapping[str, 
 def write_json(stem: str, record: dict[str, Any]) -> None:
     """Write a record to `stem.json`."""
     path = f"{stem}.json"
-    with open(path, "w", encoding="utf-8") as file:
-        json.dump(_plain(record), file, indent=2)
-        file.write("\n")
+    write_atomically(path, (json.dumps(_plain(record), indent=2) + "\n").encode())
     logger.info("wrote %s", path)
 
 

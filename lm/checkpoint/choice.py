@@ -31,6 +31,7 @@ def find(run_dir: str, which: str = "last") -> str:
     Raises:
       UserError: There is none, or none that can be used, or one that only a newer version of
         this program can read: an older one must not silently take its place.
+      RunError: One cannot be read, at least now.
     """
     if which not in ("last", "best"):
         return checked(which)

@@ -72,7 +72,7 @@ def load_corpus_to_train(
     gone = RunError if options.resume else UserError
     data_path = options.data_path or find_data_path(config, _earlier_runs(options), gone)
     if options.resume and options.output_dir and config.corpus == "files":
-        _check_in_sight(options.output_dir, data_path)
+        check_in_sight(options.output_dir, data_path, gone)
     return data_path, *load_run_corpus(config, data_path, options.data_url)
 
 
@@ -85,15 +85,21 @@ def _earlier_runs(options: RunOptions) -> list[str]:
     return directories
 
 
-def _check_in_sight(run_directory: str, data_path: str) -> None:
+def check_in_sight(run_directory: str, data_path: str, gone: type[Ending] = UserError) -> None:
     """Do not put PTB in the place of a text that cannot be seen.
 
+    Args:
+      run_directory: Of the run that was trained on the text.
+      data_path: Where it is to be.
+      gone: What to raise where it is not.
+
     Raises:
-      RunError: It cannot.
+      UserError: The text is not there.
+      RunError: A file cannot be read, at least now.
     """
     record = read_record(run_directory)
     if record and record.kind == "text" and not _is_in(data_path, "text"):
-        raise RunError(
+        raise gone(
             f"the text of {run_directory} is not in {data_path}: mount what it is on, or give its"
             " directory with --data_path"
         )

@@ -10,6 +10,7 @@ import tensorflow.compat.v1 as tf
 from tensorflow.python.client.timeline import Timeline
 
 from lm.errors import UserError
+from lm.files import write_atomically
 
 logger = logging.getLogger("lm")
 
@@ -53,8 +54,7 @@ class StepTracer:
         trace = Timeline(metadata.step_stats).generate_chrome_trace_format()
         path = os.path.join(self._directory, f"trace-{step}.json")
         try:
-            with open(path, "w") as file:
-                file.write(trace)
+            write_atomically(path, trace.encode())
         except OSError as error:  # no reason to end a run
             logger.warning("cannot write %s: %s", path, error.strerror)
         return values

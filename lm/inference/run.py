@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
-from typing import NamedTuple, Optional
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Optional
 
 from lm import run_files
 from lm.checkpoint import choice, manifest
 from lm.checkpoint.records import refuse_unknown_fields
-from lm.config import Config
+from lm.config import NOT_OF_STEPS, Config
 from lm.config_file import ConfigFile, check_belongs, check_unchanged
 from lm.data.vocabulary import Vocabulary
 from lm.errors import UserError, first_line
+
+_MAY_DIFFER = NOT_OF_STEPS | {"eval_batch_size"}  # a resume may change it
 
 
 class Run(NamedTuple):
@@ -40,8 +44,9 @@ def open_run(
       allow_changed_network: Whether the file may have changed since.
 
     Raises:
-      UserError: There is no such run or checkpoint, its files are damaged, or its config file is
-        another one.
+      UserError: There is no such run or checkpoint, its files are damaged, its config file is
+        another one, or the checkpoint is of a run with other settings.
+      RunError: The checkpoint cannot be read, at least now.
     """
     check_belongs(directory, file)
     config = _load_config(directory, file)
@@ -51,9 +56,23 @@ def open_run(
     saved = manifest.read(found)
     if saved.vocabulary != vocabulary.checksum:
         raise UserError(f"{found} is a checkpoint of another vocabulary than that of {directory}")
+    _check_config(config, saved.config, found, directory)
     if file and saved.config_file and not allow_changed_network:
         check_unchanged(file, saved.config_file, found)
     return Run(directory, config, vocabulary, found, file)
+
+
+def _check_config(config: Config, saved: Mapping[str, Any], checkpoint: str, run: str) -> None:
+    """Refuse the weights of another run: settings such as forget_bias are in no shape."""
+    for field in dataclasses.fields(config):
+        of_run, name = getattr(config, field.name), field.name
+        # A field that the checkpoint does not know is newer: the run was trained without.
+        of_checkpoint = saved.get(name, field.default)
+        if of_run != of_checkpoint and name not in _MAY_DIFFER:
+            raise UserError(
+                f"{checkpoint} was trained with {name} {of_checkpoint!r}, and {run} with"
+                f" {of_run!r}: give --run the run that it is of"
+            )
 
 
 def _load_config(directory: str, file: Optional[ConfigFile]) -> Config:

@@ -17,6 +17,7 @@ from lm.errors import RunError, UserError
 from lm.inference.run import Run
 from lm.inference.session import open_session
 from lm.model import stepwise
+from lm.model.guard import message_of
 from lm.model.network import Network
 from lm.model.rules import PYTHON_OPS, operations
 
@@ -51,7 +52,8 @@ def export(run: Run, to: str) -> None:
         _write(run, model)
         os.rename(model, to)
     except (OSError, tf.errors.OpError) as error:
-        raise RunError(f"cannot write {to}: {error}") from error
+        reason = error.strerror if isinstance(error, OSError) else message_of(error)
+        raise RunError(f"cannot write {to}: {reason}") from error
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     logger.info("wrote %s; load it with tf.saved_model.load(%r)", to, to)

@@ -10,9 +10,9 @@ from typing import NamedTuple, Optional
 import numpy as np
 
 from lm.data.encoding import ID_DTYPE, SPLITS, encode_file
-from lm.data.run_corpus import find_data_path, load_run_corpus, read_record
+from lm.data.run_corpus import check_in_sight, find_data_path, load_run_corpus, read_record
 from lm.data.vocabulary import EOS, UNK, Vocabulary
-from lm.errors import UserError
+from lm.errors import RunError, UserError
 from lm.inference.run import Run
 
 
@@ -36,6 +36,7 @@ def load_text(run: Run, split: str, data_path: Optional[str] = None) -> Text:
     Raises:
       UserError: There is no such split or file, it is not text, or it is of another vocabulary
         than the run's, or the corpus has changed since.
+      RunError: There is no room for its word ids.
     """
     if split in SPLITS:
         ids, unknown = _split_of_corpus(run, split, data_path)
@@ -49,6 +50,8 @@ def load_text(run: Run, split: str, data_path: Optional[str] = None) -> Text:
 def _split_of_corpus(run: Run, split: str, data_path: Optional[str]) -> tuple[np.ndarray, int]:
     remembered = None if data_path else read_record(run.directory)
     data_path = data_path or find_data_path(run.config, [run.directory])
+    if run.config.corpus == "files":
+        check_in_sight(run.directory, data_path)
     corpus, _ = load_run_corpus(run.config, data_path)
     # The ids of another vocabulary would give a number that looks like a result.
     if corpus.vocabulary.checksum != run.vocabulary.checksum:
@@ -70,6 +73,11 @@ def _encode(path: str, vocabulary: Vocabulary) -> tuple[np.ndarray, int]:
         id_path = os.path.join(directory, "ids")
         unknown, _ = encode_file(path, vocabulary, id_path)
         ids = np.memmap(id_path, ID_DTYPE, mode="r")
+    except OSError as error:
+        raise RunError(
+            f"cannot write the word ids of {path} to {directory}: {error.strerror}; TMPDIR may name"
+            " a directory with more room"
+        ) from error
     finally:
         # Its mapped content goes when the array does. On NFS both stay until then.
         shutil.rmtree(directory, ignore_errors=True)

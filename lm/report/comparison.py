@@ -167,7 +167,9 @@ def _by_steps(run: RunMetrics) -> dict[tuple, Event]:
     for event in run.events:
         kind, step = event["event"], event["step"]
         # A loss is a mean over the steps since the last: over others it is another number.
-        found[kind, event.get("epoch"), before if kind == "step" else None, step] = event
+        since = before if kind == "step" else None
+        weights = event.get("test_on", "last")
+        found[kind, event.get("epoch"), since, step, weights] = event
         if kind == "step":
             before = step
     return found

@@ -23,6 +23,8 @@ from lm.report.tables import run_title
 
 logger = logging.getLogger("lm")
 
+_STYLES = [style for style in ("-", "--", ":", "-.") for _ in range(10)]  # there are 10 colours
+
 
 def draw_sections(sections: Sequence[Section], prefix: Optional[str]) -> list[Optional[bytes]]:
     """Draw the learning curves of each section, and write them as .png and .pdf.
@@ -47,7 +49,7 @@ def draw_sections(sections: Sequence[Section], prefix: Optional[str]) -> list[Op
             continue
         labels = [run_title(run, group.label) for group, run in runs]
         figure = draw_curves([run for _, run in runs], labels, title=section.corpus)
-        pngs.append(png_of(figure, dpi=150))
+        pngs.append(drawn(figure, "png", dpi=150))
         if prefix:
             path = f"{prefix}-{number}" if len(sections) > 1 else prefix
             _write(path, pngs[-1], figure)
@@ -58,7 +60,7 @@ def _write(path: str, png: bytes, figure: Figure) -> None:
     try:
         os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
         write_atomically(f"{path}.png", png)
-        figure.savefig(f"{path}.pdf")
+        write_atomically(f"{path}.pdf", drawn(figure, "pdf"))
     except OSError as error:
         raise UserError(
             f"cannot write {path}.png and .pdf: {error.strerror}; choose another name with --curves"
@@ -66,15 +68,16 @@ def _write(path: str, png: bytes, figure: Figure) -> None:
     logger.info("wrote %s.png and %s.pdf", path, path)
 
 
-def png_of(figure: Figure, **options: Any) -> bytes:
-    """Return a figure as a PNG file.
+def drawn(figure: Figure, form: str, **options: Any) -> bytes:
+    """Return a figure as a file.
 
     Args:
       figure: Any.
+      form: "png" or "pdf".
       **options: Of `Figure.savefig`.
     """
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", **options)
+    figure.savefig(buffer, format=form, **options)
     return buffer.getvalue()
 
 
@@ -89,16 +92,17 @@ def draw_curves(runs: Sequence[RunMetrics], labels: Sequence[str], title: str) -
     Returns:
       A figure of two by two panels, one line per run; perplexity is on a logarithmic axis.
     """
-    figure = Figure(figsize=(10, 7))
+    legend_inches = 0.21 * -(-len(labels) // 2)
+    figure = Figure(figsize=(10, 6.8 + legend_inches))
     axes = figure.subplots(2, 2, sharex="col", sharey="row")
-    for run in runs:
+    for run, style in zip(runs, itertools.cycle(_STYLES)):
         numbers = [epoch["epoch"] for epoch in run.epochs]
         seconds = list(itertools.accumulate(epoch["epoch_seconds"] for epoch in run.epochs))
         for row, split in enumerate(["train", "valid"]):
             # None, of a run without evaluation or with an infinite value, leaves a gap.
             values = [epoch.get(f"{split}_perplexity") or float("nan") for epoch in run.epochs]
             for column, where in enumerate([numbers, seconds]):
-                axes[row, column].plot(where, values, marker="o", markersize=3)
+                axes[row, column].plot(where, values, style, marker="o", markersize=3)
     for row, split in enumerate(["train", "validation"]):
         axes[row, 0].set_ylabel(f"{split} perplexity")
         for panel in axes[row]:
@@ -112,7 +116,7 @@ def draw_curves(runs: Sequence[RunMetrics], labels: Sequence[str], title: str) -
     axes[1, 1].set_xlabel("training time, seconds")
     figure.suptitle(title, fontsize="medium", parse_math=False)
     _add_legend(figure, axes[0, 0].lines, labels)
-    figure.tight_layout(rect=(0, 0.03 + 0.03 * -(-len(labels) // 2), 1, 1))
+    figure.tight_layout(rect=(0, (0.2 + legend_inches) / figure.get_figheight(), 1, 1))
     return figure
 
 

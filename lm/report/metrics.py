@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Optional
@@ -42,9 +43,17 @@ class RunMetrics(NamedTuple):
         return [event for event in self.events if event["event"] == "epoch"]
 
     @property
+    def tested_epoch(self) -> Event:
+        """The last epoch; the best one, where it is what was tested (`--test_on best`)."""
+        if self.last("test", "test_on") == "best":
+            return min(self.epochs, key=lambda epoch: epoch.get("valid_perplexity") or math.inf)
+        return self.epochs[-1] if self.epochs else {}
+
+    @property
     def num_ranks(self) -> int:
-        """How many ranks the run had when it was last started."""
-        return self.start.get("world_size", 1)
+        """How many ranks the run had in its last epoch."""
+        epochs = self.epochs
+        return epochs[-1]["world_size"] if epochs else self.start.get("world_size", 1)
 
     @property
     def ranks_in_turn(self) -> list[int]:
@@ -75,7 +84,7 @@ class RunMetrics(NamedTuple):
         speed = self.words_per_second
         return words / speed if words and speed else None
 
-    def last(self, kind: str, field: str) -> Optional[float]:
+    def last(self, kind: str, field: str) -> Optional[Any]:
         """Return a field of the last event of a kind, or None."""
         told = [event for event in self.events if event["event"] == kind]
         return told[-1].get(field) if told else None

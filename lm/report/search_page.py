@@ -19,7 +19,7 @@ from optuna.importance import PedAnovaImportanceEvaluator
 from optuna.trial import FrozenTrial, TrialState
 
 from lm import run_files
-from lm.report.curves import draw_curves, png_of
+from lm.report.curves import draw_curves, drawn
 from lm.report.metrics import read_run
 from lm.report.page import CURVES, details_html, image_html, line_html, page_html, table_html
 from lm.report.search import FoundSearch, best_trials, search_tables, summary
@@ -79,7 +79,7 @@ def _plot(draw: Callable[..., Axes], study: optuna.Study) -> Optional[bytes]:
         warnings.simplefilter("ignore")  # that they are experimental
         figure = draw(study, target_name="valid perplexity").figure
         figure.set_size_inches(10, 5)
-        png = png_of(figure, dpi=110, bbox_inches="tight")
+        png = drawn(figure, "png", dpi=110, bbox_inches="tight")
         pyplot.close(figure)
     return png
 
@@ -95,4 +95,4 @@ def _learning_curves(search: FoundSearch) -> Optional[bytes]:
     if not runs:
         return None
     labels = [f"trial {os.path.basename(run.directory)}" for run in runs]
-    return png_of(draw_curves(runs, labels, title=""), dpi=110)
+    return drawn(draw_curves(runs, labels, title=""), "png", dpi=110)

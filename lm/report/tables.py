@@ -57,7 +57,8 @@ def _results(groups: Sequence[Group]) -> Table:
     times = [f"time/epoch, {num_ranks_text(size)}" for size in sizes]
     return Table(
         "Results",
-        "Perplexities of the run with the most ranks; seconds per epoch of training.",
+        "Perplexities of the run with the most ranks after its last epoch, or after its best one"
+        " with --test_on best; seconds per epoch of training.",
         ["config", "epochs", "train", "valid", "test", *times],
         rows,
     )
@@ -112,8 +113,8 @@ def run_title(run: RunMetrics, *details: str) -> str:
 
 def _results_of(run: RunMetrics) -> list[str]:
     perplexities = (
-        run.last("epoch", "train_perplexity"),
-        run.last("epoch", "valid_perplexity"),
+        run.tested_epoch.get("train_perplexity"),
+        run.tested_epoch.get("valid_perplexity"),
         run.last("test", "test_perplexity"),
     )
     return [str(len(run.epochs)), *(_number(value, ".2f") for value in perplexities)]

@@ -33,7 +33,6 @@ logger = logging.getLogger("lm")
 _TICK_SECONDS = 0.5
 _MOST_JOBS = 3  # of a trial: it is tried again twice
 _MOST_ALIKE = 3  # trials that fail alike, while none ends well
-_USER_ERROR = UserError.exit_code
 # Exit codes of a training that was asked to stop: one that has saved; one that was about to begin
 # or to end, which the signal kills, alone or under mpirun.
 _STOPPED = 128 + signal.SIGTERM, -signal.SIGUSR2, 128 + signal.SIGUSR2
@@ -125,7 +124,7 @@ class Driver:
             job = Job(trial, config, self._search, directory, self._free[-1])
         except UserError as error:
             self._study.add_failure(trial, str(error))
-            self._finish(trial, TrialState.FAIL)
+            self._fail(trial, str(error), directory)
             return True
         trial.set_user_attr("config", dataclasses.asdict(config))
         if _IS_BAD in trial.user_attrs:  # and its driver ended before it had said so
@@ -179,7 +178,7 @@ class Driver:
         if any(text in reason for text in _NO_ROOM):
             # No fault of the trial, and the next ones would meet the same.
             raise RunError(f"trial {job.trial.number}: {reason}; make room, then {self._go_on}")
-        is_users = job.exit_code() == _USER_ERROR
+        is_users = job.exit_code() == UserError.exit_code
         gone = [] if is_users else lost_hosts(job.place)
         if gone:
             logger.warning(
@@ -191,20 +190,25 @@ class Driver:
             return
         count = self._study.add_failure(job.trial, reason)
         if is_users or count >= _MOST_JOBS:
-            self._failed_alike[reason] += 1
-            if self._failed_alike[reason] == _MOST_ALIKE:  # most likely no fault of theirs
-                raise RunError(
-                    f"{_MOST_ALIKE} trials have failed alike: {reason}; mend that, then"
-                    f" {self._go_on}"
-                )
             self._leave(job)
-            self._finish(job.trial, TrialState.FAIL)
+            self._fail(job.trial, reason, job.directory)
         else:
             logger.warning(
                 "trial %d has failed (%s): tried again, %d of %d",
                 job.trial.number, reason, count, _MOST_JOBS - 1,
             )  # fmt: skip
             job.again()
+
+    def _fail(self, trial: optuna.Trial, reason: str, directory: str) -> None:
+        """Finish a trial that has failed, unless others have failed alike."""
+        alike = reason.replace(directory, "")
+        self._failed_alike[alike] += 1
+        if self._failed_alike[alike] == _MOST_ALIKE:  # most likely no fault of theirs
+            self._study.release(trial)
+            raise RunError(
+                f"{_MOST_ALIKE} trials have failed alike: {reason}; mend that, then {self._go_on}"
+            )
+        self._finish(trial, TrialState.FAIL)
 
     def _finish(
         self, trial: optuna.Trial, state: TrialState, value: Optional[float] = None

@@ -17,7 +17,7 @@ import optuna
 from lm import run_files
 from lm.config import Config
 from lm.distributed import mpirun
-from lm.errors import Ending, UserError
+from lm.errors import Ending
 from lm.files import locked
 from lm.processes import ends_with_this_process
 from lm.report.metrics import read_run
@@ -190,9 +190,6 @@ def _flags(base: Config, config: Config) -> list[str]:
     """Return the flags that make a config of the one in the config file."""
     values, before = dataclasses.asdict(config), dataclasses.asdict(base)
     changed = {name: value for name, value in values.items() if value != before[name]}
-    for name, value in changed.items():
-        if value is None:
-            raise UserError(f"a trial cannot unset {name}, which the config file sets")
     return [flag(name, value) for name, value in changed.items()]
 
 

@@ -66,9 +66,11 @@ def prepare(
     given = given._replace(run={**given.run, **paths})  # --resume may come from another directory
     if not _exists(directory):
         found = _new(given)
-        if "?" in directory and not found.settings.options.storage:
+        special = set("?{}") & set(directory)
+        if special and not found.settings.options.storage:
             raise UserError(
-                f"output_dir {directory} has a ?, where the name of a study's file ends"
+                f"output_dir {directory} has a {special.pop()}, which the address of a study's file"
+                " cannot have"
             )
     elif resume:
         found = _old(directory, given)
@@ -146,7 +148,7 @@ def _checked(settings: Settings, file: ConfigFile, flags: Mapping[str, Any] = {}
     if options.sampler == "grid":
         if options.space is None:
             raise UserError("sampler grid needs --space: suggest() says no combinations")
-        options = dataclasses.replace(options, trials=min(options.trials, len(combinations(space))))
+        options = dataclasses.replace(options, trials=len(combinations(space, options.trials)))
         settings = settings._replace(options=options)
     if options.sampler == "cmaes" and options.space is not None:
         check_ranges(space)

@@ -64,8 +64,8 @@ def parse_space(text: str, config: Config) -> dict[str, BaseDistribution]:
     return space
 
 
-def combinations(space: Space) -> list[dict[str, Any]]:
-    """Return all combinations of a space of choices, for `--sampler grid`.
+def combinations(space: Space, most: int) -> list[dict[str, Any]]:
+    """Return the first combinations of a space of choices, for `--sampler grid`.
 
     Raises:
       UserError: A field has a range, not choices.
@@ -74,7 +74,7 @@ def combinations(space: Space) -> list[dict[str, Any]]:
         if not isinstance(distribution, CategoricalDistribution):
             raise UserError(f"space: grid needs choices for {name}: write {name}=a|b|c")
     values = itertools.product(*(distribution.choices for distribution in space.values()))
-    return [dict(zip(space, each)) for each in values]
+    return [dict(zip(space, each)) for each in itertools.islice(values, most)]
 
 
 def check_ranges(space: Space) -> None:
@@ -133,6 +133,9 @@ def config_of(space: Union[Space, Suggest], trial: optuna.Trial, config: Config)
     for name in _NOT_SEARCHED:
         if getattr(suggested, name) != getattr(config, name):
             raise UserError(f"suggest(): {_not_searched(name)}")
+    for field in dataclasses.fields(config):  # no flag of lm.train says None
+        if getattr(suggested, field.name) is None and getattr(config, field.name) is not None:
+            raise UserError(f"suggest() cannot unset {field.name}, which the config file sets")
     return suggested
 
 

@@ -73,8 +73,8 @@ class Study:
         self._interval = settings.options.heartbeat_seconds if self._is_shared else None
         self._last_beat = -math.inf
         is_grid = settings.options.sampler == "grid"
-        self._grid = combinations(space) if is_grid else None
         self.num_trials = settings.options.trials
+        self._grid = combinations(space, self.num_trials) if is_grid else None
         url = storage_url(directory, settings.options.storage)
         self._storage = RDBStorage(
             url,

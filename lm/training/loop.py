@@ -244,7 +244,8 @@ class Loop:
             variables.set_shared_weights(self.session, arrays, self.comm.concat)
             averaged = False
         perplexity = self._perplexity(self.validation.run(self.session, "test", averaged), "test")
-        self.reporter.event("test", step=self.position.step, test_perplexity=perplexity)
+        step, test_on = self.position.step, self.options.test_on
+        self.reporter.event("test", step=step, test_on=test_on, test_perplexity=perplexity)
         logger.info(f"test perplexity {perplexity:.2f}{self._true_value('test_perplexity')}")
         self.reporter.collect_logs(self.comm.gather)
 

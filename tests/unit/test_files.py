@@ -59,6 +59,16 @@ def test_a_disk_that_is_full_when_it_is_asked_to_keep_what_it_took_is_told(
     assert "what was added last may be lost" in caplog.text
 
 
+def test_a_link_stays_one_and_what_is_no_file_is_not_replaced(tmp_path):
+    (tmp_path / "link").symlink_to("file")
+    write_atomically(str(tmp_path / "link"), b"a")
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "file").read_bytes() == b"a"
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="it is not a file"):
+        write_atomically(str(tmp_path / "pipe"), b"a")
+    assert (tmp_path / "pipe").is_fifo()
+
+
 def test_a_full_disk_is_told_with_the_name_of_the_file(tmp_path):
     path = str(tmp_path / "file")
     with file_size_limit(17), pytest.raises(OSError, match=r"File too large: .*/file'"):

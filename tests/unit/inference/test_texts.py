@@ -10,9 +10,10 @@ from lm.checkpoint import format as checkpoint
 from lm.cli.flags import run_flags
 from lm.config import Config
 from lm.data.vocabulary import Vocabulary
-from lm.errors import UserError
+from lm.errors import RunError, UserError
 from lm.inference.run import Run, open_run
 from lm.inference.texts import count_characters, load_text
+from tests.limits import file_size_limit
 from tests.untrained import make_run, write_run
 
 WITH_UNK = Vocabulary(("<eos>", "<unk>", "a", "bcd", "é"))
@@ -54,6 +55,34 @@ def test_the_split_of_another_corpus_is_refused(tmp_path, corpora):
     assert len(load_text(run, "valid", str(corpora)).ids) > 20_000
     with pytest.raises(UserError, match="is not the one that"):
         load_text(run._replace(vocabulary=WITH_UNK), "valid", str(corpora))
+
+
+def test_ptb_is_not_downloaded_in_the_place_of_a_text_that_is_gone(tmp_path):
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    for split in ("train", "valid", "test"):
+        (corpus / f"{split}.txt").write_text("a b\n" * 50)
+    make_run(tmp_path / "run", corpus, corpus="files")
+    run = open_run(tmp_path / "run")
+    assert len(load_text(run, "test", str(corpus)).ids) == 150
+    with pytest.raises(UserError, match=r"the text of .*/run is not in .*/typo: mount what it is"):
+        load_text(run, "test", str(tmp_path / "typo"))
+    assert not (tmp_path / "typo").exists()
+
+
+def test_a_text_without_room_for_its_ids_is_one_line(tmp_path, monkeypatch):
+    (tmp_path / "text").write_text("a <eos> " * 100)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with file_size_limit(17), pytest.raises(RunError, match=r"to .*/lm-.*: File too large; TMPDIR"):
+        load_text(run_of(WITH_UNK), str(tmp_path / "text"))
+
+
+def test_weights_of_other_settings_are_refused(tmp_path):
+    write_run(tmp_path / "run", Config(hidden_size=3), WITH_UNK)
+    write_run(tmp_path / "other", Config(hidden_size=3, forget_bias=1.0, num_epochs=9), WITH_UNK)
+    found = tmp_path / "other/checkpoints/step-00000007"
+    with pytest.raises(UserError, match=r"was trained with forget_bias 1.0, and .*/run with 0.0"):
+        open_run(tmp_path / "run", str(found))
 
 
 def test_a_run_opens_with_its_config_vocabulary_and_weights(tmp_path):

@@ -143,6 +143,28 @@ def test_a_run_that_was_resumed_on_other_ranks_is_timed_by_the_last(tmp_path):
     assert row[2] == "1, then 2" and row[7:] == ["6.7", "150", "-", "-"]
 
 
+def test_a_run_that_was_resumed_on_other_ranks_for_its_test_alone_keeps_its_times(tmp_path):
+    write_run(tmp_path / "a", ranks=2, test=None)
+    path = tmp_path / "a/metrics.jsonl"
+    start = {"event": "start", "world_size": 1, "steps_per_epoch": 10, "resumed_from_step": 15}
+    test = {"event": "test", "test_perplexity": 50.0}
+    path.write_text(path.read_text() + "\n".join(map(json.dumps, [start, test])) + "\n")
+    run = read_run(str(tmp_path / "a"))
+    assert run.num_ranks == 2 and run.words_per_second == 100
+
+
+def test_perplexities_are_of_the_epoch_that_was_tested(tmp_path):
+    write_run(tmp_path / "a", test=None)
+    path = tmp_path / "a/metrics.jsonl"
+    worse = {"event": "epoch", "epoch": 3, "train_perplexity": 1.0, "valid_perplexity": 99.0,
+             "words_per_second": 1.0, "epoch_seconds": 1.0}  # fmt: skip
+    for test_on, expected in {"best": ["90.00", "80.50"], "last": ["1.00", "99.00"]}.items():
+        test = {"event": "test", "step": 30, "test_perplexity": 50.0, "test_on": test_on}
+        path.write_text(path.read_text() + "\n".join(map(json.dumps, [worse, test])) + "\n")
+        (row,) = build_tables(group_by_config([read_run(str(tmp_path / "a"))]))[0].rows
+        assert row[2:5] == [*expected, "50.00"]
+
+
 def test_without_a_run_of_one_rank_there_is_no_speed_up(tmp_path):
     tables = build_tables(group_by_config([write_run(tmp_path / "a", ranks=2)]))
     assert tables[1].rows[0][-2:] == ["-", "-"]
@@ -220,6 +242,12 @@ def test_the_first_number_that_differs_is_named(tmp_path, index, field, value, s
     for later in other[index:]:
         later[field] = value
     assert said in compare(tmp_path, events_to(12), other)
+
+
+def test_tests_of_other_weights_are_not_compared(tmp_path):
+    other = events_to(12)
+    other[-1].update(test_on="best", test_perplexity=1.0)
+    assert compare(tmp_path, events_to(12), other).startswith("equal, bit for bit, in 8 events")
 
 
 def test_only_what_both_runs_have_is_compared(tmp_path):
@@ -302,6 +330,15 @@ def test_names_are_drawn_as_they_are(tmp_path):
     assert [text.get_text() for text in legend.get_texts()] == names
     sections = group_by_corpus([write_run(tmp_path / "line\nend", config={"name": "\udcff"})])
     build_page(sections, [None]).encode()
+
+
+def test_many_runs_have_room_and_lines_of_their_own(tmp_path):
+    runs = [write_run(tmp_path / str(index)) for index in range(60)]
+    figure = draw_curves(runs, [run.name for run in runs], title="")
+    panel = figure.axes[0]
+    assert len({(line.get_color(), line.get_linestyle()) for line in panel.lines}) == 40
+    inches = panel.get_position().height * figure.get_figheight()
+    assert inches > 2
 
 
 def test_runs_without_validation_have_curves_too(tmp_path):

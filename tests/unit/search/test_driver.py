@@ -182,9 +182,10 @@ def test_the_name_of_its_directory_need_not_be_utf8(search, caplog):
     assert b"search/\xe4/trials/0000" in console
 
 
-def test_a_directory_whose_name_sqlite_would_cut_off_is_refused(search):
-    search.directory = search.directory / "a?b"
-    with pytest.raises(UserError, match=r"a\?b has a \?"):
+@pytest.mark.parametrize("name", ["a?b", "lr{0.1"])
+def test_a_directory_whose_name_an_address_cannot_have_is_refused(search, name):
+    search.directory = search.directory / name
+    with pytest.raises(UserError, match=r"has a [?{], which the address"):
         search()
     assert not search.directory.parent.exists()
 
@@ -376,6 +377,25 @@ def test_a_fault_that_meets_all_trials_ends_the_search(search):
     found = search(rates="1|2|4|8|9")
     done, failed = TrialState.COMPLETE, TrialState.FAIL
     assert states(found) == [done, failed, failed, done, done]
+
+
+def test_reasons_that_name_the_trial_are_alike(search):
+    with pytest.raises(RunError, match=r"3 trials have failed alike: cannot write .*trials/000"):
+        search(rates="1|2|4|8|9", body='fail "cannot write $PWD/x" 2')
+
+
+def test_a_suggest_that_fails_for_all_trials_ends_the_search(search, tmp_path):
+    config = tmp_path / "mine.py"
+    config.write_text(
+        "from lm.config import Config\ncalls = []\n"
+        "def get_config():\n    return Config(corpus='embedded')\n"
+        "def suggest(trial, config):\n    calls.append(trial)\n"
+        "    if len(calls) > 20:\n        raise ValueError('late')\n"  # after the rehearsals
+        "    return config\n"
+    )
+    late = r"3 trials have failed alike: suggest\(\) failed: ValueError: late; mend that"
+    with pytest.raises(RunError, match=late):
+        search(config=str(config), space=None, sampler="random")
 
 
 def test_processes_that_are_killed_have_failed_alike(search):

@@ -59,14 +59,20 @@ def test_a_bad_space_is_refused_in_one_line(text, message):
 
 def test_all_combinations_of_choices_and_only_of_those():
     space = parse_space("hidden_size=100|200, keep_prob=0.5|1", Config())
-    assert combinations(space) == [
+    assert combinations(space, 100) == [
         {"hidden_size": 100, "keep_prob": 0.5}, {"hidden_size": 100, "keep_prob": 1.0},
         {"hidden_size": 200, "keep_prob": 0.5}, {"hidden_size": 200, "keep_prob": 1.0},
     ]  # fmt: skip
     with pytest.raises(UserError, match="grid needs choices for keep_prob"):
-        combinations(parse_space("keep_prob=0.5:1", Config()))
+        combinations(parse_space("keep_prob=0.5:1", Config()), 100)
     with pytest.raises(UserError, match="cmaes needs a range for hidden_size"):
         check_ranges(parse_space("keep_prob=0.5:1, hidden_size=100|200", Config()))
+
+
+def test_of_more_combinations_than_memory_holds_only_the_first_are_made():
+    choices = dict.fromkeys(map(str, range(40)), CategoricalDistribution([1, 2, 3]))
+    first, second = combinations(choices, 2)
+    assert set(first.values()) == {1} and second == {**first, "39": 2}
 
 
 def test_values_stay_in_the_space_and_the_rest_of_the_config_stays():
@@ -92,10 +98,11 @@ class OtherConfig(Config):
         (lambda trial, config: sys.exit("two\nlines"), "failed: SystemExit: two lines"),
         (lambda trial, config: config.nonsense, "suggest() failed: AttributeError"),
         (lambda trial, config: Config(vocab_size=9), "vocab_size is not searched"),
+        (lambda trial, config: Config(), "cannot unset embedding_size, which the config file sets"),
         (lambda trial, config: Config(keep_prob=trial.suggest_float("k", 0.9, 2)), "at most 1"),
     ],
 )
 def test_a_bad_suggest_is_found_before_the_first_job(suggest, message):
     with pytest.raises(UserError) as caught:
-        suggest_of(types.SimpleNamespace(suggest=suggest, path="mine.py"), Config())
+        suggest_of(types.SimpleNamespace(suggest=suggest, path="mine.py"), Config(embedding_size=9))
     assert message in str(caught.value) and "\n" not in str(caught.value)
