@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 
+ERROR = "lm: error: "  # what the line begins with
+
 
 class Ending(Exception):
     """The end of a program; its message is all that the user reads."""

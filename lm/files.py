@@ -6,12 +6,13 @@ import contextlib
 import errno
 import fcntl
 import hashlib
+import json
 import logging
 import os
 import socket
 import tempfile
 from collections.abc import Iterator
-from typing import Optional
+from typing import Any, Optional
 
 logger = logging.getLogger("lm")
 
@@ -139,6 +140,11 @@ def write_atomically(path: str, content: bytes) -> None:
         if isinstance(error, OSError):
             error.filename = path  # a full disk has named none
         raise
+
+
+def write_json(path: str, value: Any) -> None:
+    """Write a value as JSON for people too, whole or not at all; see `write_atomically`."""
+    write_atomically(path, (json.dumps(value, indent=2) + "\n").encode())
 
 
 @contextlib.contextmanager

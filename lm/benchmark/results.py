@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import importlib.metadata
-import json
 import logging
 import math
 import os
@@ -14,9 +13,9 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from lm import files
 from lm.cli.tables import markdown_table
 from lm.distributed.cores import count_cores
-from lm.files import write_atomically
 
 logger = logging.getLogger("lm")
 
@@ -61,7 +60,7 @@ def print_table(columns: Sequence[tuple[str, str]], rows: Iterable[Mapping[str, 
 def write_json(stem: str, record: dict[str, Any]) -> None:
     """Write a record to `stem.json`."""
     path = f"{stem}.json"
-    write_atomically(path, (json.dumps(_plain(record), indent=2) + "\n").encode())
+    files.write_json(path, _plain(record))
     logger.info("wrote %s", path)
 
 

@@ -14,7 +14,7 @@ import tempfile
 
 from lm.check.checklist import FAIL, FAILURE, OK, WARN, Checklist
 from lm.distributed import mpirun
-from lm.errors import RunError, UserError
+from lm.errors import ERROR, RunError, UserError
 
 _NUM_LOCAL_RANKS = 2
 _SETUP = "run run_scripts/setup.sh, then run this again with .venv/bin first in PATH"
@@ -91,7 +91,7 @@ def _run(checklist: Checklist, command: list[str], timeout_seconds: int) -> None
         said = [line.rstrip() for line in errors if line.strip(" -\n")]
     if code == 0:
         return
-    ours = [line for line in said if line.startswith("lm: error: ")]
+    ours = [line for line in said if line.startswith(ERROR)]
     if any(FAILURE in line for line in ours):  # the ranks have said what
         raise RunError(FAILURE)
     first = [*ours, *said, "mpirun printed nothing"][0]

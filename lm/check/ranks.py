@@ -78,6 +78,7 @@ def _own_facts(comm: Communicator) -> dict[str, Any]:
         "no_gpu": why_no_gpu(),
         "build": build,
         "kernels": kernels.description(),
+        "lacks_kernels": kernels.is_missing(),
         "versions": {
             "python": platform.python_version(),
             "tensorflow": tf.__version__,
@@ -152,7 +153,7 @@ def _check_devices(checklist: Checklist, facts: Facts) -> None:
 
 def _check_kernels(checklist: Checklist, facts: Facts) -> None:
     descriptions = [rank["kernels"] for rank in facts]
-    lacking = [found for found in descriptions if "not built" in found or "not load" in found]
+    lacking = [rank["kernels"] for rank in facts if rank["lacks_kernels"]]
     status, found, remedy = OK, descriptions[0], ""
     if lacking:
         status, found = WARN, lacking[0]

@@ -20,7 +20,7 @@ from lm.distributed.agreement import together
 from lm.distributed.communicator import Communicator, OneProcess
 from lm.distributed.signals import ignore_save_requests
 from lm.distributed.watchdog import end_with_launcher, mpirun_above
-from lm.errors import Ending, HelpRequested, Stopped, UserError
+from lm.errors import ERROR, Ending, HelpRequested, Stopped, UserError
 from lm.events.logs import may_be_gone, start_console
 
 Parsed = TypeVar("Parsed")
@@ -153,6 +153,6 @@ def _say(message: str, code: int) -> None:
     stream = sys.stderr if code else sys.stdout
     if code:
         # Codes above 128 are signals': stopping for one is no error.
-        message = f"lm: {'error: ' if code < 128 else ''}{message}"
+        message = f"{ERROR if code < 128 else 'lm: '}{message}"
     with may_be_gone(stream):
         print(message, file=stream, flush=True)

@@ -21,8 +21,8 @@ from pathlib import Path
 
 import numpy as np
 
+from lm import files
 from lm.errors import UserError
-from lm.files import write_atomically
 
 EOS = 0  # the state of `<eos>`; states 1, 2, ... are the words, roughly from common to rare
 
@@ -184,10 +184,9 @@ def _write_files(directory: Path, texts: dict[str, bytes], truth: Truth) -> None
         if name in present and not mark.exists():
             raise UserError(f"{directory / name} is another corpus, which is not overwritten")
     for name in changed:
-        write_atomically(str(directory / name), texts[name])
+        files.write_atomically(str(directory / name), texts[name])
     if changed or not _tells(mark, truth):
-        text = json.dumps(dataclasses.asdict(truth), indent=2) + "\n"
-        write_atomically(str(mark), text.encode())
+        files.write_json(str(mark), dataclasses.asdict(truth))
 
 
 def _tells(path: Path, truth: Truth) -> bool:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, NoReturn, Optional
 
 from lm.distributed.naming import name_ranks
+from lm.errors import ERROR
 from lm.processes import stat_fields
 
 _TICK_SECONDS = 0.5
@@ -188,5 +189,5 @@ def _is_running(pid: int) -> bool:
 def _say(message: str) -> None:
     # No print: its lock may be held by the thread that hangs. And the terminal may be gone.
     with contextlib.suppress(OSError):
-        os.write(sys.stderr.fileno(), f"lm: error: {message}\n".encode())
+        os.write(sys.stderr.fileno(), f"{ERROR}{message}\n".encode())
     time.sleep(1)  # the launcher, which ends with this rank, passes on all ranks' lines first

@@ -20,7 +20,7 @@ from lm import run_files
 from lm.errors import Ending, RunError, Stopped
 from lm.events.logs import LogFiles, may_be_gone
 from lm.events.tensorboard import TensorBoardWriter
-from lm.files import PatientFile, write_atomically
+from lm.files import PatientFile, write_json
 
 logger = logging.getLogger("lm")
 
@@ -76,8 +76,7 @@ class Reporter:
         """Write a JSON file into the run's directory."""
         if self.output_dir:
             # Whole or not at all: a kill, or a full disk, must not cost what a resumed run reads.
-            text = json.dumps(value, indent=2) + "\n"
-            write_atomically(os.path.join(self.output_dir, name), text.encode())
+            write_json(os.path.join(self.output_dir, name), value)
 
     def progress(self, epoch: int, done: int, total: int) -> Progress:
         """Start showing the progress of an epoch of `total` steps, `done` of them done."""

@@ -20,103 +20,22 @@ of build.INSTRUCTION_SETS than the CPU's best.
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import functools
-import logging
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import tensorflow.compat.v1 as tf
 
-from lm.errors import UserError
+from lm.kernels.library import available, description, is_missing, load, subnormals_are_zero
 
-logger = logging.getLogger("lm")
-
-
-@functools.cache
-def _load():
-    """Load the library once; return (its ops or None, "" or why it is None)."""
-    from lm.kernels.build import INSTRUCTION_SETS  # not above: `-m lm.kernels.build` imports this
-
-    wanted = os.environ.get("LM_KERNELS_ISA")
-    if wanted and wanted not in INSTRUCTION_SETS:
-        raise UserError(f"LM_KERNELS_ISA is {wanted!r}, not one of {', '.join(INSTRUCTION_SETS)}")
-    if os.environ.get("LM_KERNELS", "1") == "0":
-        return None, "switched off by LM_KERNELS=0"
-    if tf.config.list_physical_devices("GPU"):
-        return None, "they are for CPUs, and there is a GPU"
-    path = _library_path()
-    if not path.exists():
-        return None, "not built; run `python -m lm.kernels.build`"
-    try:
-        ops = tf.load_op_library(str(path))
-    except (tf.errors.OpError, OSError) as error:
-        return None, f"{path} does not load: {error}"
-    found = _told("lm_kernels_isa")
-    if wanted and wanted != found:
-        logger.warning("LM_KERNELS_ISA is %s, which is not to be had here: %s", wanted, found)
-    tf.RegisterGradient("LmLstm")(_lstm_gradient)
-    tf.RegisterGradient("LmDropout")(_dropout_gradient)
-    return ops, ""
-
-
-def available() -> bool:
-    """Return whether the compiled ops can be used in this process."""
-    return _load()[0] is not None
-
-
-def description() -> str:
-    """Return, in a few words for the log, what runs here, or why the compiled ops do not.
-
-    Where it is the same, so are the bits: it names the instruction set, the sources (by the first
-    digits of the library's name) and the compiler, whose version may choose other roundings.
-    """
-    ops, reason = _load()
-    if ops is None:
-        return f"no compiled ops: {reason}"
-    sources, compiler = _library_path().stem[:8], _told("lm_kernels_compiler")
-    return f"compiled ops for {_told('lm_kernels_isa')} ({sources}, compiler {compiler})"
-
-
-def _told(name: str) -> str:
-    """Return what a function of the library says of it."""
-    function = getattr(ctypes.CDLL(str(_library_path())), name)
-    function.restype = ctypes.c_char_p
-    return function().decode()
-
-
-@contextlib.contextmanager
-def subnormals_are_zero() -> Iterator[None]:
-    """Compute in this thread, and for ever in those that it starts meanwhile, as TensorFlow's do.
-
-    Its threads take numbers below 1.2e-38 for zeros. A thread that adds up for them and does not
-    would make other bits. Nothing changes without the compiled ops.
-    """
-    if not available():
-        yield
-        return
-    flush = ctypes.CDLL(str(_library_path())).lm_flush_subnormals
-    flush.argtypes = [ctypes.c_bool]
-    flush(True)
-    try:
-        yield
-    finally:
-        flush(False)
-
-
-@functools.cache  # sources that change meanwhile are not those that were loaded
-def _library_path():
-    from lm.kernels.build import library_path  # not above, as INSTRUCTION_SETS
-
-    return library_path()
+__all__ = [
+    "add_bias", "available", "column_sums", "description", "dropout", "global_norm", "is_missing",
+    "lstm_recurrence", "matmul", "softmax_cross_entropy", "subnormals_are_zero",
+]  # fmt: skip
 
 
 def _ops():
-    ops, reason = _load()
-    if ops is None:
-        raise RuntimeError(f"no compiled ops: {reason}")
-    return ops
+    if not available():
+        raise RuntimeError(description())
+    return load().ops
 
 
 def _is_bfloat16(precision: str) -> bool:
@@ -226,6 +145,7 @@ def lstm_recurrence(
     return h, h_last, c_last
 
 
+@tf.RegisterGradient("LmLstm")
 def _lstm_gradient(op, dh, dh_last, dc_last, *_):
     _, weights, h0, c0 = op.inputs
     h, _, _, c, gates = op.outputs
@@ -255,6 +175,7 @@ def dropout(x_TBH: tf.Tensor, keep_prob: float, key: tf.Tensor, counter: tf.Tens
     return _ops().lm_dropout(x_TBH, key, counter, keep_prob=keep_prob, scale=1 / keep_prob)
 
 
+@tf.RegisterGradient("LmDropout")
 def _dropout_gradient(op, dy):
     _, key, counter = op.inputs
     attributes = {name: op.get_attr(name) for name in ("keep_prob", "scale")}

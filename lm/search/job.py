@@ -17,14 +17,14 @@ import optuna
 from lm import run_files
 from lm.config import Config
 from lm.distributed import mpirun
-from lm.errors import Ending
+from lm.errors import ERROR, Ending
 from lm.files import locked
 from lm.processes import ends_with_this_process
 from lm.report.metrics import read_run
 from lm.search.places import Place, environment
 from lm.search.prepare import Prepared
 
-_ERROR = re.compile(r"^lm: error: (.*)$", re.MULTILINE)
+_ERROR = re.compile(rf"^{ERROR}(.*)$", re.MULTILINE)
 # What a traceback ends with; it may tell of several.
 _EXCEPTION = re.compile(r"^([\w.]*(?:Error|Exception|Exit|Interrupt)\b.*)$", re.MULTILINE)
 _KILLED = re.compile(r"^mpirun noticed that (.*)$", re.MULTILINE)

@@ -12,7 +12,7 @@ from lm import run_files
 from lm.checkpoint.records import refuse_unknown_fields
 from lm.config import Config, RunOptions
 from lm.errors import UserError
-from lm.files import write_atomically
+from lm.files import write_json
 from lm.options import Checked, option, replaced
 
 # Of the training's options, what the search decides itself, or what would be one file for all.
@@ -79,8 +79,7 @@ class Settings(NamedTuple):
     def save(self, directory: str) -> None:
         """Write it into the directory of the search."""
         content = {**self._asdict(), "options": dataclasses.asdict(self.options)}
-        path = os.path.join(directory, run_files.SEARCH)
-        write_atomically(path, (json.dumps(content, indent=2) + "\n").encode())
+        write_json(os.path.join(directory, run_files.SEARCH), content)
 
     def changed(
         self, begun_with: Config, config: Mapping, options: Mapping, run: Mapping

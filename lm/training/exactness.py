@@ -5,8 +5,8 @@ from __future__ import annotations
 import tensorflow.compat.v1 as tf
 
 from lm import kernels
+from lm.training.position import Position
 from lm.training.prepare import Prepared
-from lm.training.progress import Position
 from lm.training.step import NUM_SUMS
 
 

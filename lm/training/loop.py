@@ -27,7 +27,7 @@ from lm.events.reporter import Reporter
 from lm.events.tracing import StepTracer
 from lm.perplexity import MAX_MEAN_NLL, NllSum
 from lm.training.averaging import Average
-from lm.training.progress import Position
+from lm.training.position import Position
 from lm.training.saving import Safekeeping
 from lm.training.schedule import has_stalled, learning_rate_at
 from lm.training.step import Requests, Step, StepResult, run_step

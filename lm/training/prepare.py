@@ -23,7 +23,7 @@ from lm.errors import UserError
 from lm.events.logs import worker_path
 from lm.events.tracing import parse_steps
 from lm.files import check_writable
-from lm.model.axes import check_axes
+from lm.model.check import check_network
 
 _FUSION = "HOROVOD_FUSION_THRESHOLD"
 
@@ -82,7 +82,7 @@ def prepare(
         _check_files(options, comm)
         sessions = session_config(threads, comm)
         if options.check_network:
-            check_axes(config, len(corpus.vocabulary), file, sessions)
+            check_network(config, len(corpus.vocabulary), file, sessions)
         return Prepared(
             config=config,
             options=options,

@@ -18,7 +18,7 @@ from lm.checkpoint.variables import check_fits, load_variables, saved_shapes, we
 from lm.config import RunOptions
 from lm.data.vocabulary import Vocabulary
 from lm.errors import UserError
-from lm.training.progress import Position
+from lm.training.position import Position
 
 logger = logging.getLogger("lm")
 

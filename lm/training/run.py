@@ -26,8 +26,8 @@ from lm.model.network import Network
 from lm.training.averaging import Average
 from lm.training.exactness import find_exactness
 from lm.training.loop import Loop
+from lm.training.position import Position
 from lm.training.prepare import Prepared, config_file_checksum, facts_of, prepare
-from lm.training.progress import Position
 from lm.training.restore import RestoreHook, starting_arrays, starting_position
 from lm.training.saving import Safekeeping
 from lm.training.step import Step, build_step, graph_facts

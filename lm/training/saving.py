@@ -17,7 +17,7 @@ from lm.distributed.agreement import first_divergence
 from lm.distributed.communicator import Communicator
 from lm.distributed.waiting import WaitingRoom
 from lm.errors import EveryRankError
-from lm.training.progress import Position
+from lm.training.position import Position
 
 logger = logging.getLogger("lm")
 

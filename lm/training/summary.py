@@ -21,8 +21,8 @@ from lm.distributed.horovod import horovod_version
 from lm.distributed.naming import by_rank
 from lm.events.reporter import Reporter
 from lm.startup import seconds_since_start
+from lm.training.position import Position
 from lm.training.prepare import Prepared
-from lm.training.progress import Position
 
 logger = logging.getLogger("lm")
 

@@ -67,7 +67,8 @@ def facts(**changes):
     good = {
         "host": "host1", "sharers": 1, "backend": "MPI", "cores": 2, "gpus": 0,
         "device": "CPU:0", "device_error": None, "no_gpu": "", "build": build,
-        "kernels": "compiled ops for avx2", "versions": VERSIONS, "same": {"code": "c0de"},
+        "kernels": "compiled ops for avx2", "lacks_kernels": False,
+        "versions": VERSIONS, "same": {"code": "c0de"},
     }  # fmt: skip
     return {**good, **changes}
 
@@ -82,7 +83,7 @@ def facts(**changes):
         ("devices", {"device_error": "2 ranks but 1 visible GPUs"}, "FAIL", "1 visible GPUs"),
         ("devices", {"no_gpu": "they are hidden"}, "WARN", "no GPU on host1: they are hidden"),
         ("devices", {"sharers": 3}, "WARN", "more ranks than cores on host1"),
-        ("kernels", {"kernels": "no compiled ops: not built; run x"}, "WARN", "slower"),
+        ("kernels", {"kernels": "no compiled ops: x", "lacks_kernels": True}, "WARN", "slower"),
         ("kernels", {"kernels": "compiled ops for avx2"}, "OK", "avx2"),
         ("kernels", {"kernels": "compiled ops for generic"}, "WARN", "generic on rank 0; "),
     ],

@@ -12,7 +12,7 @@ from lm.checkpoint.run_dir import Identity, RunDir, open_run_dir
 from lm.data.run_corpus import load_run_corpus
 from lm.errors import Ending, RunError, UserError
 from lm.perplexity import NllSum
-from lm.training.progress import Position
+from lm.training.position import Position
 from lm.training.restore import starting_position
 from tests.untrained import make_run, rewrite_manifest
 

@@ -11,6 +11,7 @@ import multiprocessing
 import numpy as np
 import pytest
 
+from lm import files
 from lm.data import embedded
 from lm.errors import UserError
 
@@ -201,7 +202,7 @@ def test_another_cpu_which_rounds_otherwise_writes_nothing(tmp_path, monkeypatch
 @pytest.mark.parametrize("num_written", range(4))
 def test_interrupted_writing_is_completed(tmp_path, monkeypatch, num_written, then_seed):
     embedded.write_corpus(tmp_path, **SMALL)
-    paths, write = sorted(tmp_path.iterdir()), embedded.write_atomically
+    paths, write = sorted(tmp_path.iterdir()), files.write_atomically
 
     def be_killed(path, content):
         if len(written) == num_written:
@@ -210,10 +211,10 @@ def test_interrupted_writing_is_completed(tmp_path, monkeypatch, num_written, th
         write(path, content)
 
     written = []
-    monkeypatch.setattr(embedded, "write_atomically", be_killed)
+    monkeypatch.setattr(files, "write_atomically", be_killed)
     with pytest.raises(KeyboardInterrupt):
         embedded.write_corpus(tmp_path, seed=2, **SMALL)
-    monkeypatch.setattr(embedded, "write_atomically", write)
+    monkeypatch.setattr(files, "write_atomically", write)
     for seed in (then_seed, 2):
         embedded.write_corpus(tmp_path, seed=seed, **SMALL)
         whole = tmp_path / f"whole-{seed}"

@@ -15,6 +15,14 @@ def test_python_and_the_run_scripts_give_the_same_options():
     assert mpirun.command(3) == echoed.stdout.split()
 
 
+def test_python_and_the_run_scripts_pass_the_same_variables_on(monkeypatch):
+    for name in ("LD_LIBRARY_PATH", "PYTHONPATH", "OPAL_PREFIX", "NCCL_DEBUG", "HOME"):
+        monkeypatch.setenv(name, "x")
+    script = f'source {ROOT}/run_scripts/env.sh; echo "${{pass_on[@]}}"'
+    echoed = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=30)
+    assert mpirun.ranks_on(3, "a:3")[4:] == echoed.stdout.split()
+
+
 def test_other_hosts_are_told_what_they_need(monkeypatch):
     for name in ("LD_LIBRARY_PATH", "OPAL_PREFIX", "NCCL_DEBUG"):
         monkeypatch.delenv(name, raising=False)

@@ -31,7 +31,7 @@ def test_a_misspelt_instruction_set_is_refused(monkeypatch):
     """Another one in its place would make other bits, and nobody would see it."""
     monkeypatch.setenv("LM_KERNELS_ISA", "avx-512")
     with pytest.raises(UserError, match="'avx-512', not one of generic, avx2"):
-        kernels._load.__wrapped__()
+        kernels.load.__wrapped__()
 
 
 def numbers(*shape, seed=0):

@@ -10,7 +10,7 @@ from lm.config_file import load_config_file
 from lm.data.batches import Rows
 from lm.distributed.communicator import OneProcess
 from lm.errors import UserError
-from lm.model.axes import check_axes
+from lm.model.check import check_network
 from lm.model.context import Context
 from lm.model.network import Network
 from lm.model.ops import fastest
@@ -326,14 +326,14 @@ def test_random_numbers_in_the_graph_are_told(load, caplog, seed):
     train_and_evaluate(file)
     assert "draws numbers with RandomUniform: the next run, or this one on other" in caplog.text
     with pytest.raises(UserError, match="computes other numbers each time"):
-        check_axes(file.config, V, file)
+        check_network(file.config, V, file)
 
 
 def test_dropout_of_the_context_and_random_initial_values_are_no_random_numbers(load, caplog):
     start = "    x *= tf.get_variable('w', initializer=tf.random_uniform([4], seed=3))\n"
     file = load(HEADER + start + "    x = context.dropout(x, 0.5)\n" + GOOD)
     train_and_evaluate(file)
-    check_axes(file.config, V, file)
+    check_network(file.config, V, file)
     assert "draws numbers" not in caplog.text
 
 

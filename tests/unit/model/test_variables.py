@@ -12,7 +12,7 @@ from lm.checkpoint.manifest import Manifest
 from lm.data.batches import Rows
 from lm.distributed.communicator import OneProcess
 from lm.model import stepwise
-from lm.model.axes import check_axes
+from lm.model.check import check_network
 from lm.model.network import Network
 from lm.model.windows import build_model
 from lm.training.step import build_step
@@ -73,7 +73,7 @@ def test_a_variable_has_its_name_whatever_scopes_of_names_there_are(load):
         "        x *= tf.get_variable('weights', [4])\n"
     )
     file = load(HEADER.replace("    x = context.embed(inputs_TB)\n", text) + GOOD)
-    check_axes(file.config, V, file)
+    check_network(file.config, V, file)
     names = []
     for build in ("windows", "words"):
         with tf.Graph().as_default():

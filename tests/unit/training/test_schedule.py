@@ -7,8 +7,8 @@ import pytest
 from lm.config import Config, RunOptions
 from lm.distributed.communicator import OneProcess
 from lm.errors import UserError
+from lm.training.position import Position
 from lm.training.prepare import prepare
-from lm.training.progress import Position
 from lm.training.schedule import has_stalled, learning_rate_at
 
 

@@ -10,7 +10,7 @@ import tensorflow.compat.v1 as tf
 from lm.data.batches import Rows
 from lm.errors import UserError
 from lm.model import stepwise
-from lm.model.axes import check_axes
+from lm.model.check import check_network
 from lm.model.network import Network
 from lm.model.windows import build_model
 from tests.unit.model.networks import CLASSIC, GOOD, HEADER, V, train_and_evaluate
@@ -58,7 +58,7 @@ AHEAD = """
 def test_rows_and_times_that_are_mixed_up_are_found(load, body, message):
     train_and_evaluate(load(HEADER + body))  # nothing else shows it
     with pytest.raises(UserError, match=message):
-        check_axes(load(HEADER).config, V, load(HEADER + body))
+        check_network(load(HEADER).config, V, load(HEADER + body))
 
 
 WITHIN_THE_WINDOW = {
@@ -71,7 +71,7 @@ WITHIN_THE_WINDOW = {
 @pytest.mark.parametrize("body", WITHIN_THE_WINDOW.values(), ids=WITHIN_THE_WINDOW.keys())
 def test_a_network_that_reads_words_otherwise_than_windows_is_told(load, caplog, body):
     file = load(HEADER + body)
-    check_axes(file.config, V, file)
+    check_network(file.config, V, file)
     assert "mine.py reads single words otherwise than windows of 5: lm.score" in caplog.text
 
 
@@ -83,7 +83,7 @@ def test_a_network_reads_windows_as_it_reads_words(load, text, caplog):
         pytest.skip("needs tf_keras: run_scripts/setup.sh --dev installs it")
     file = load(text)
     config = dataclasses.replace(file.config, hidden_size=4, num_steps=5, init_scale=0.8)
-    check_axes(config, V, file)
+    check_network(config, V, file)
     assert "reads single words" not in caplog.text
     words = np.random.default_rng(5).integers(0, V, [11, 2]).astype(np.int32)
     with tf.Graph().as_default(), tf.Session() as session:
@@ -123,7 +123,7 @@ def test_a_network_reads_windows_as_it_reads_words(load, text, caplog):
 def test_what_trains_is_scored_too(load, body):
     file = load(HEADER + body)
     assert np.isfinite(train_and_evaluate(file)).all()
-    check_axes(file.config, V, file)
+    check_network(file.config, V, file)
     with tf.Graph().as_default(), tf.Session() as session:
         words = tf.zeros([6, 2], tf.int32)
         log_probs = stepwise.target_log_probs(Network(file.config, V, file), words, words)

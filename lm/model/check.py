@@ -28,7 +28,7 @@ _ROUNDING = 1e-2
 _LEAST_NATS = 1e-5  # what float32 rounds of a log-probability
 
 
-def check_axes(
+def check_network(
     config: Config,
     vocab_size: int,
     file: Optional[ConfigFile],
