@@ -118,13 +118,12 @@ def write_atomically(path: str, content: bytes) -> None:
     """Write a file that other processes see whole or not at all.
 
     Args:
-      path: Where the file goes; an older one is replaced, and a link stays one.
+      path: Where the file goes; an older one is replaced, be it a link.
       content: Its bytes.
 
     Raises:
       OSError: The file cannot be written; nothing is left behind.
     """
-    path = os.path.realpath(path)
     if os.path.exists(path) and not os.path.isfile(path):  # /dev/null would be one from then on
         raise OSError(errno.EINVAL, "it is not a file", path)
     temporary = private_name(f"{path}.{os.getpid()}.tmp")

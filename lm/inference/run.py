@@ -17,6 +17,7 @@ from lm.data.vocabulary import Vocabulary
 from lm.errors import UserError, first_line
 
 _MAY_DIFFER = NOT_OF_STEPS | {"eval_batch_size"}  # a resume may change it
+_DEFAULTS = {field.name: field.default for field in dataclasses.fields(Config)}
 
 
 class Run(NamedTuple):
@@ -49,36 +50,37 @@ def open_run(
       RunError: The checkpoint cannot be read, at least now.
     """
     check_belongs(directory, file)
-    config = _load_config(directory, file)
+    path = os.path.join(directory, run_files.CONFIG)
+    fields = _read_fields(path, directory)
+    config = _config_of(fields, path, file)
     vocabulary = Vocabulary.load(os.path.join(directory, run_files.VOCABULARY))
     found = choice.find(directory, checkpoint)
     # The words would be those of other ids, and nothing else would show it.
     saved = manifest.read(found)
     if saved.vocabulary != vocabulary.checksum:
         raise UserError(f"{found} is a checkpoint of another vocabulary than that of {directory}")
-    _check_config(config, saved.config, found, directory)
+    _check_settings(fields, saved.config, found, directory)
     if file and saved.config_file and not allow_changed_network:
         check_unchanged(file, saved.config_file, found)
     return Run(directory, config, vocabulary, found, file)
 
 
-def _check_config(config: Config, saved: Mapping[str, Any], checkpoint: str, run: str) -> None:
+def _check_settings(
+    of_run: Mapping[str, Any], of_checkpoint: Mapping[str, Any], checkpoint: str, directory: str
+) -> None:
     """Refuse the weights of another run: settings such as forget_bias are in no shape."""
-    for field in dataclasses.fields(config):
-        of_run, name = getattr(config, field.name), field.name
-        # A field that the checkpoint does not know is newer: the run was trained without.
-        of_checkpoint = saved.get(name, field.default)
-        if of_run != of_checkpoint and name not in _MAY_DIFFER:
+    # A field that the checkpoint does not know is newer: the run was trained without.
+    before = {**_DEFAULTS, **of_checkpoint}
+    for name in sorted(of_run.keys() & before.keys() - _MAY_DIFFER):
+        ours, theirs = of_run[name], before[name]
+        if ours != theirs and ours == ours:  # NaN is not equal to itself
             raise UserError(
-                f"{checkpoint} was trained with {name} {of_checkpoint!r}, and {run} with"
-                f" {of_run!r}: give --run the run that it is of"
+                f"{checkpoint} was trained with {name} {theirs!r}, and {directory} with {ours!r}:"
+                " give --run the run that it is of"
             )
 
 
-def _load_config(directory: str, file: Optional[ConfigFile]) -> Config:
-    """Read a run's config; fields that it lacks, being newer, get their defaults."""
-    cls = type(file.config) if file else Config
-    path = os.path.join(directory, run_files.CONFIG)
+def _read_fields(path: str, directory: str) -> dict[str, Any]:
     try:
         with open(path, encoding="utf-8") as text:
             fields = json.load(text)
@@ -89,6 +91,12 @@ def _load_config(directory: str, file: Optional[ConfigFile]) -> Config:
         raise UserError(f"{path} is not JSON: {error}") from error
     if not isinstance(fields, dict):
         raise UserError(f"{path} does not hold a JSON object")
+    return fields
+
+
+def _config_of(fields: Mapping[str, Any], path: str, file: Optional[ConfigFile]) -> Config:
+    """Make a run's config; fields that it lacks, being newer, get their defaults."""
+    cls = type(file.config) if file else Config
     refuse_unknown_fields(cls, fields, path, by_file=file is not None)
     try:
         return cls(**fields)

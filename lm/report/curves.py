@@ -59,8 +59,8 @@ def draw_sections(sections: Sequence[Section], prefix: Optional[str]) -> list[Op
 def _write(path: str, png: bytes, figure: Figure) -> None:
     try:
         os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
-        write_atomically(f"{path}.png", png)
-        write_atomically(f"{path}.pdf", drawn(figure, "pdf"))
+        for suffix, content in {"png": png, "pdf": drawn(figure, "pdf")}.items():
+            write_atomically(os.path.realpath(f"{path}.{suffix}"), content)  # a link stays one
     except OSError as error:
         raise UserError(
             f"cannot write {path}.png and .pdf: {error.strerror}; choose another name with --curves"

@@ -46,7 +46,7 @@ class RunMetrics(NamedTuple):
     def tested_epoch(self) -> Event:
         """The last epoch; the best one, where it is what was tested (`--test_on best`)."""
         if self.last("test", "test_on") == "best":
-            return min(self.epochs, key=lambda epoch: epoch.get("valid_perplexity") or math.inf)
+            return min(self.epochs, key=_valid_perplexity, default={})
         return self.epochs[-1] if self.epochs else {}
 
     @property
@@ -88,6 +88,10 @@ class RunMetrics(NamedTuple):
         """Return a field of the last event of a kind, or None."""
         told = [event for event in self.events if event["event"] == kind]
         return told[-1].get(field) if told else None
+
+
+def _valid_perplexity(epoch: Event) -> float:
+    return epoch.get("valid_perplexity") or math.inf
 
 
 def read_run(directory: str) -> RunMetrics:

@@ -43,7 +43,7 @@ def write_page(path: str, page: str) -> None:
     """
     try:
         os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
-        write_atomically(path, page.encode())
+        write_atomically(os.path.realpath(path), page.encode())  # a link stays one
     except OSError as error:
         raise UserError(
             f"cannot write {path}: {error.strerror}; choose another file with --html"

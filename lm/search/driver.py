@@ -24,7 +24,7 @@ from lm.report.search import best_table, best_trials, progress_line
 from lm.search.job import Job, valid_perplexities
 from lm.search.places import lost_hosts
 from lm.search.prepare import Prepared
-from lm.search.space import config_of
+from lm.search.space import SuggestFailed, config_of
 from lm.search.study import Study, storage_errors
 from lm.search.winner import write_best
 
@@ -124,7 +124,10 @@ class Driver:
             job = Job(trial, config, self._search, directory, self._free[-1])
         except UserError as error:
             self._study.add_failure(trial, str(error))
-            self._fail(trial, str(error), directory)
+            if isinstance(error, SuggestFailed):
+                self._fail(trial, str(error), directory)
+            else:  # these values cannot be used: others can
+                self._finish(trial, TrialState.FAIL)
             return True
         trial.set_user_attr("config", dataclasses.asdict(config))
         if _IS_BAD in trial.user_attrs:  # and its driver ended before it had said so

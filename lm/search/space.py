@@ -21,6 +21,11 @@ from lm.config_file import ConfigFile
 from lm.errors import UserError
 from lm.options import field_type, replaced
 
+
+class SuggestFailed(UserError):
+    """`suggest` of the config file has failed, whatever the values."""
+
+
 Space = Mapping[str, BaseDistribution]
 Suggest = Callable[[optuna.Trial, Config], Config]
 
@@ -126,7 +131,7 @@ def config_of(space: Union[Space, Suggest], trial: optuna.Trial, config: Config)
         raise
     except (Exception, SystemExit) as error:
         reason = " ".join(str(error).split())
-        raise UserError(f"suggest() failed: {type(error).__name__}: {reason}") from error
+        raise SuggestFailed(f"suggest() failed: {type(error).__name__}: {reason}") from error
     if type(suggested) is not type(config):
         wanted, given = type(config).__name__, type(suggested).__name__
         raise UserError(f"suggest() must return {wanted}, as get_config() does, not {given}")
@@ -135,7 +140,7 @@ def config_of(space: Union[Space, Suggest], trial: optuna.Trial, config: Config)
             raise UserError(f"suggest(): {_not_searched(name)}")
     for field in dataclasses.fields(config):  # no flag of lm.train says None
         if getattr(suggested, field.name) is None and getattr(config, field.name) is not None:
-            raise UserError(f"suggest() cannot unset {field.name}, which the config file sets")
+            raise UserError(f"suggest() cannot unset {field.name}, which is set for all trials")
     return suggested
 
 

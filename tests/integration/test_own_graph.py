@@ -176,7 +176,7 @@ def test_commands_take_the_file(run, tmp_path):
 @pytest.mark.parametrize(
     "old, new, message",
     [
-        ("gates/bias", "softmax/bias", "broken.py: ValueError: Trying to share variable softmax/"),
+        ("gates/bias", "softmax/bias", "broken.py: build_outputs has the variable softmax/bias"),
         ("embed(inputs_TB)", "embed(inputs_TB + 9999)", "line 28: InvalidArgumentError: indices"),
         # Which TensorFlow takes for the end of the data, and the run for done.
         (

@@ -158,6 +158,11 @@ def test_perplexities_are_of_the_epoch_that_was_tested(tmp_path):
     path = tmp_path / "a/metrics.jsonl"
     worse = {"event": "epoch", "epoch": 3, "train_perplexity": 1.0, "valid_perplexity": 99.0,
              "words_per_second": 1.0, "epoch_seconds": 1.0}  # fmt: skip
+    told = path.read_text()
+    best = {"event": "test", "test_perplexity": 50.0, "test_on": "best"}
+    path.write_text(json.dumps(best) + "\n")  # of a run whose other events are lost
+    assert read_run(str(tmp_path / "a")).tested_epoch == {}
+    path.write_text(told)
     for test_on, expected in {"best": ["90.00", "80.50"], "last": ["1.00", "99.00"]}.items():
         test = {"event": "test", "step": 30, "test_perplexity": 50.0, "test_on": test_on}
         path.write_text(path.read_text() + "\n".join(map(json.dumps, [worse, test])) + "\n")
@@ -319,6 +324,12 @@ def test_runs_on_different_corpora_do_not_share_a_table(tmp_path):
     page = build_page(sections, [b"png", b"png", None])
     assert page.count("<h2>Corpus: text, 1,000 words") == 3 and page.count("<img") == 2
     assert page.count("<table>") == 3 + 2 + 2  # loss curves are compared on the same text only
+
+
+def test_a_page_goes_where_a_link_leads(tmp_path):
+    (tmp_path / "link").symlink_to("file")
+    write_page(str(tmp_path / "link"), "page")
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "file").read_text() == "page"
 
 
 def test_names_are_drawn_as_they_are(tmp_path):

@@ -384,18 +384,29 @@ def test_reasons_that_name_the_trial_are_alike(search):
         search(rates="1|2|4|8|9", body='fail "cannot write $PWD/x" 2')
 
 
-def test_a_suggest_that_fails_for_all_trials_ends_the_search(search, tmp_path):
+def suggests_until_the_first_job(tmp_path, error):
     config = tmp_path / "mine.py"
     config.write_text(
-        "from lm.config import Config\ncalls = []\n"
+        "from lm.config import Config\nfrom lm.errors import UserError\ncalls = []\n"
         "def get_config():\n    return Config(corpus='embedded')\n"
         "def suggest(trial, config):\n    calls.append(trial)\n"
-        "    if len(calls) > 20:\n        raise ValueError('late')\n"  # after the rehearsals
+        f"    if len(calls) > 20:\n        raise {error}('late')\n"  # after the rehearsals
         "    return config\n"
     )
+    return str(config)
+
+
+def test_a_suggest_that_fails_for_all_trials_ends_the_search(search, tmp_path):
+    config = suggests_until_the_first_job(tmp_path, "ValueError")
     late = r"3 trials have failed alike: suggest\(\) failed: ValueError: late; mend that"
     with pytest.raises(RunError, match=late):
-        search(config=str(config), space=None, sampler="random")
+        search(config=config, space=None, sampler="random")
+
+
+def test_values_that_cannot_be_used_cost_their_trial_alone(search, tmp_path):
+    config = suggests_until_the_first_job(tmp_path, "UserError")
+    study = search(config=config, space=None, sampler="random", trials=5)
+    assert states(study) == [TrialState.FAIL] * 5
 
 
 def test_processes_that_are_killed_have_failed_alike(search):

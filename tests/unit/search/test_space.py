@@ -98,7 +98,10 @@ class OtherConfig(Config):
         (lambda trial, config: sys.exit("two\nlines"), "failed: SystemExit: two lines"),
         (lambda trial, config: config.nonsense, "suggest() failed: AttributeError"),
         (lambda trial, config: Config(vocab_size=9), "vocab_size is not searched"),
-        (lambda trial, config: Config(), "cannot unset embedding_size, which the config file sets"),
+        (
+            lambda trial, config: Config(),
+            "cannot unset embedding_size, which is set for all trials",
+        ),
         (lambda trial, config: Config(keep_prob=trial.suggest_float("k", 0.9, 2)), "at most 1"),
     ],
 )
