@@ -51,32 +51,25 @@ def make_places(
       UserError: There are too few slots, cores or GPUs.
     """
     if hosts is None:
-        if ranks_per_trial > 1:
-            mpirun.command(ranks_per_trial)  # which says if there is no mpirun
-        places = parallel_trials or 1
-        _check_this_host(places, ranks_per_trial)
-        slots = places * ranks_per_trial
-        return [
-            (Share(None, place * ranks_per_trial, ranks_per_trial, slots),)
-            for place in range(places)
-        ]
+        return _places_here(ranks_per_trial, parallel_trials or 1)
+    return _places_on(hosts, ranks_per_trial, parallel_trials)
+
+
+def _places_here(ranks_per_trial: int, places: int) -> list[Place]:
+    if ranks_per_trial > 1:
+        mpirun.command(ranks_per_trial)  # which says if there is no mpirun
+    _check_this_host(places, ranks_per_trial)
+    slots = places * ranks_per_trial
+    return [(Share(None, n * ranks_per_trial, ranks_per_trial, slots),) for n in range(places)]
+
+
+def _places_on(hosts: str, ranks_per_trial: int, parallel_trials: Optional[int]) -> list[Place]:
     mpirun.command(1)  # which says if there is none
     names = [part.partition(":")[0] for part in hosts.split(",")]
     if len(set(names)) < len(names):
         raise UserError(f"hosts {hosts} name a host twice: write host:slots once for each")
     totals = dict(zip(names, mpirun.slots(hosts)))
-    gpus = named_gpus()
-    if gpus and not all(name.isdigit() for name in gpus):
-        raise UserError(
-            f"CUDA_VISIBLE_DEVICES={','.join(gpus)} names GPUs of this host: with --hosts give"
-            " their numbers, which are the same on all"
-        )
-    if gpus and len(gpus) < max(totals.values()):
-        raise UserError(
-            f"hosts {hosts} have up to {max(totals.values())} slots, and CUDA_VISIBLE_DEVICES names"
-            f" {len(gpus)} GPUs: a slot needs one; name fewer slots or more GPUs, or hide the GPUs"
-            " with CUDA_VISIBLE_DEVICES="
-        )
+    _check_gpus(hosts, max(totals.values()))
     slots_of_all = [(name, slot) for name, total in totals.items() for slot in range(total)]
     fit = len(slots_of_all) // ranks_per_trial
     if fit < (parallel_trials or 1):
@@ -90,6 +83,21 @@ def make_places(
         of_host = {name: [slot for host, slot in own if host == name] for name, _ in own}
         places.append(tuple(Share(name, s[0], len(s), totals[name]) for name, s in of_host.items()))
     return places
+
+
+def _check_gpus(hosts: str, most_slots: int) -> None:
+    gpus = named_gpus()
+    if gpus and not all(name.isdigit() for name in gpus):
+        raise UserError(
+            f"CUDA_VISIBLE_DEVICES={','.join(gpus)} names GPUs of this host: with --hosts give"
+            " their numbers, which are the same on all"
+        )
+    if gpus and len(gpus) < most_slots:
+        raise UserError(
+            f"hosts {hosts} have up to {most_slots} slots, and CUDA_VISIBLE_DEVICES names"
+            f" {len(gpus)} GPUs: a slot needs one; name fewer slots or more GPUs, or hide the GPUs"
+            " with CUDA_VISIBLE_DEVICES="
+        )
 
 
 def lost_hosts(place: Place) -> list[str]:

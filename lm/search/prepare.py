@@ -58,45 +58,11 @@ def prepare(
       UserError: Something given cannot be used; nothing has been made.
       RunError: Another driver uses the directory, or the storage cannot be used.
     """
-    paths = {
-        name: os.path.abspath(os.path.expanduser(given.run[name]))
-        for name in ("data_path", "data_url", "init_from")
-        if given.run.get(name) and ":/" not in given.run[name]  # an address
-    }
-    given = given._replace(run={**given.run, **paths})  # --resume may come from another directory
-    if not _exists(directory):
-        found = _new(given)
-        special = set("?{}") & set(directory)
-        if special and not found.settings.options.storage:
-            raise UserError(
-                f"output_dir {directory} has a {special.pop()}, which the address of a study's file"
-                " cannot have"
-            )
-    elif resume:
-        found = _old(directory, given)
-    else:
-        raise UserError(
-            f"output_dir {directory} already holds a search: continue it with --resume, or choose"
-            " another one"
-        )
+    given = _absolute(given)
+    found = _find(directory, resume, given)
     corpus = _corpus_of(found)
-    is_shared = found.settings.options.storage is not None
-    waiting = "making the search" if is_shared else None
     try:
-        os.makedirs(directory, exist_ok=True)
-        with contextlib.ExitStack() as turn:
-            # Drivers that share a storage take turns; one with a file of its own stays alone.
-            holder = turn if is_shared else stack
-            holder.enter_context(locked(os.path.join(directory, run_files.LOCK), waiting))
-            # Once more: another driver may have made it meanwhile.
-            is_new = not _exists(directory)
-            found = _make(directory, found) if is_new else _old(directory, given)
-            found = _with_corpus(found, directory, corpus)
-            with storage_errors(f"nothing has begun or changed in {directory}"):
-                study = Study(found.settings, directory, found.space, is_new)
-            # Last of all: it says that a search is here, and with which storage it goes on.
-            found.settings.save(directory)
-            return found, study
+        return _begin(directory, given, found, corpus, stack)
     except BlockingIOError:
         raise RunError(
             f"another driver is running the search in {directory}; several can share one with"
@@ -104,6 +70,56 @@ def prepare(
         ) from None
     except OSError as error:
         raise UserError(f"cannot write to output_dir {directory}: {error}") from error
+
+
+def _absolute(given: Given) -> Given:
+    """Make its paths absolute: --resume may come from another directory."""
+    paths = {
+        name: os.path.abspath(os.path.expanduser(given.run[name]))
+        for name in ("data_path", "data_url", "init_from")
+        if given.run.get(name) and ":/" not in given.run[name]  # an address
+    }
+    return given._replace(run={**given.run, **paths})
+
+
+def _find(directory: str, resume: bool, given: Given) -> Prepared:
+    """Check a search that is new, or the one that is there."""
+    if _exists(directory):
+        if resume:
+            return _old(directory, given)
+        raise UserError(
+            f"output_dir {directory} already holds a search: continue it with --resume, or choose"
+            " another one"
+        )
+    found = _new(given)
+    special = set("?{}") & set(directory)
+    if special and not found.settings.options.storage:
+        raise UserError(
+            f"output_dir {directory} has a {special.pop()}, which the address of a study's file"
+            " cannot have"
+        )
+    return found
+
+
+def _begin(
+    directory: str, given: Given, found: Prepared, corpus: str, stack: contextlib.ExitStack
+) -> tuple[Prepared, Study]:
+    """Make the directory and the study, or open them, when it is this driver's turn."""
+    os.makedirs(directory, exist_ok=True)
+    is_shared = found.settings.options.storage is not None
+    with contextlib.ExitStack() as turn:
+        # Drivers that share a storage take turns; one with a file of its own stays alone.
+        holder, waiting = (turn, "making the search") if is_shared else (stack, None)
+        holder.enter_context(locked(os.path.join(directory, run_files.LOCK), waiting))
+        # Once more: another driver may have made it meanwhile.
+        is_new = not _exists(directory)
+        found = _make(directory, found) if is_new else _old(directory, given)
+        found = _with_corpus(found, directory, corpus)
+        with storage_errors(f"nothing has begun or changed in {directory}"):
+            study = Study(found.settings, directory, found.space, is_new)
+        # Last of all: it says that a search is here, and with which storage it goes on.
+        found.settings.save(directory)
+        return found, study
 
 
 def _exists(directory: str) -> bool:
