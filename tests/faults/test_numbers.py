@@ -84,7 +84,7 @@ def test_ranks_that_part_are_found_and_can_go_on(start, tmp_path, corpora, caplo
 
 
 @pytest.mark.parametrize("compiled", ["1", "0"])
-def test_ranks_with_unlike_threads_stay_together(start, tmp_path, compiled):
+def test_ranks_with_unlike_threads_stay_together(start, tmp_path, monkeypatch, compiled):
     """The norm that all clip by is the same; without compiled ops, as on GPUs, it is rank 0's."""
     flags = ("--config", "config_test", "--data_path", tmp_path / "data", "--noeval")
     # With TensorFlow's own norm these parted within 30 steps.
@@ -98,6 +98,18 @@ def test_ranks_with_unlike_threads_stay_together(start, tmp_path, compiled):
     )  # fmt: skip
     code, output = job.finish()
     assert code == 0, output
+    ((exact,),) = [[event["exact"] for event in events(tmp_path / "run", "start")]]
+    if compiled == "0":
+        assert exact.startswith("no: sums of plain TensorFlow")
+        monkeypatch.setattr(kernels, "available", lambda: False)
+    elif kernels.available():
+        assert exact.startswith("yes: ")
+    train_here(tmp_path / "alone", *flags, "--max_steps", 5)
+    alone, together = (
+        [event["loss"] for event in events(tmp_path / name, "step")] for name in ("alone", "run")
+    )
+    # The first ones: such weights make of a rounding 5 % within 10 steps.
+    assert together[:5] == pytest.approx(alone, rel=1e-4)
 
 
 def different(tmp_path, corpora, name):

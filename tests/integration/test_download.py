@@ -161,10 +161,9 @@ def test_a_server_that_cannot_resume_starts_over(server, target):
 
 def test_a_stalled_server_ends_in_an_error(server, target):
     url = server.serve("/a.tgz", GOOD, stall_after=1000)
-    start = time.monotonic()
     with pytest.raises(RunError, match=r"no data for 0\.3 seconds"):
         download(target, url, patience=IMPATIENT)
-    assert time.monotonic() - start < 10
+    assert len(server.requests) == IMPATIENT.attempts
     assert visible(target) == {}
 
 
@@ -189,14 +188,12 @@ def test_a_busy_server_is_tried_again(server, target):
     assert len(server.requests) == 3
 
 
-def test_nothing_that_answers_is_an_error_within_seconds(target):
+def test_nothing_that_answers_is_an_error(target):
     """With the patience of real runs: two addresses, one of which has no name."""
     with socket.create_server(("127.0.0.1", 0)) as closed:
         refused = f"http://127.0.0.1:{closed.getsockname()[1]}/a.tgz"
-    start = time.monotonic()
     with pytest.raises(RunError) as caught:
         download_ptb(str(target), None, (refused, "http://no-such-host.invalid/raw/"))
-    assert time.monotonic() - start < 10
     message = str(caught.value)
     assert "a.tgz: Connection refused" in message
     assert "no-such-host.invalid/raw/: " in message

@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 
+from lm import kernels
 from lm.errors import UserError
 from lm.inference.evaluator import evaluate
 from tests.commands import events, run_module
@@ -35,8 +36,8 @@ def stream(trained, corpora):
 def test_the_numbers_are_those_that_training_reported(trained, alone):
     valid, test, _ = alone
     (epoch,), (tested,) = events(trained, "epoch"), events(trained, "test")
-    assert valid["perplexity"] == pytest.approx(epoch["valid_perplexity"], rel=1e-9)
-    assert test["perplexity"] == pytest.approx(tested["test_perplexity"], rel=1e-9)
+    assert valid["perplexity"] == epoch["valid_perplexity"]
+    assert test["perplexity"] == tested["test_perplexity"]
 
 
 def test_units_and_counts_agree(alone, corpora):
@@ -60,7 +61,6 @@ def test_units_and_counts_agree(alone, corpora):
     ],
 )
 def test_ranks_together_get_the_number_of_one(trained, num_ranks, rows):
-    """But for the last bits, which products of other sizes may round."""
     splits = ["valid", "test"]
     together = run_evaluate(
         trained, "--split", ",".join(splits), "--eval_batch_size", rows, "--distributed",
@@ -68,7 +68,9 @@ def test_ranks_together_get_the_number_of_one(trained, num_ranks, rows):
     )  # fmt: skip
     for one, many in zip(evaluate(str(trained), splits, eval_batch_size=rows), together):
         assert many["world_size"] == num_ranks and many["tokens"] == one["tokens"]
-        assert many["nll"] == pytest.approx(one["nll"], rel=1e-9)
+        # TensorFlow's own products of other sizes may round otherwise.
+        tolerance = 0 if kernels.available() else 1e-9
+        assert many["nll"] == pytest.approx(one["nll"], rel=tolerance, abs=0)
 
 
 def test_rows_cost_little_and_a_file_counts_like_a_split(alone, stream):

@@ -10,6 +10,7 @@ import pytest
 
 from lm import kernels
 from lm.kernels import build
+from tests import machine
 from tests.commands import ROOT
 
 
@@ -20,14 +21,6 @@ def _built():
         pytest.skip(kernels.description())
 
 
-NEEDED = {
-    "generic": set(),
-    "avx2": {"avx2", "fma"},
-    "avx512": {"avx512f", "avx512bw", "avx512dq", "avx512vl"},
-    "avx512bf16": {"avx512_bf16"},
-}
-
-
 @pytest.mark.parametrize(
     "isa", ["generic", "avx2", pytest.param("avx512", marks=pytest.mark.soak), "avx512bf16"]
 )
@@ -35,8 +28,7 @@ def test_other_instruction_sets(isa):
     """The tests of the ops once more, in a process told to use a lesser CPU."""
     if f" {isa} " in kernels.description():
         pytest.skip("what this process uses")
-    cpu = next(line for line in open("/proc/cpuinfo") if line.startswith(("flags", "Features")))
-    if not NEEDED[isa] <= set(cpu.split()):
+    if not machine.has(isa):
         pytest.skip("not on this CPU")
     assert f" {isa} " in description_in_new_process(env={**os.environ, "LM_KERNELS_ISA": isa})
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]

@@ -162,6 +162,17 @@ def test_evaluate_score_generate_and_export_say_the_same(
     np.testing.assert_allclose(log_probs, score.log_probs, rtol=1e-4)
 
 
+def test_a_network_with_python_is_not_exported(tmp_path, corpora):
+    file, run, to = tmp_path / "python.py", tmp_path / "run", tmp_path / "exported"
+    python = "tf.ensure_shape(tf.py_func(lambda x: x, [inputs_TB], tf.int32), inputs_TB.shape)"
+    file.write_text(GRU.read_text().replace("embed(inputs_TB)", f"embed({python})"))
+    flags = ("--config", file, "--corpus", "embedded", "--data_path", corpora, "--max_steps", 1)
+    train_here(run, *flags, "--noeval")
+    with pytest.raises(UserError, match=r"python\.py runs Python \(PyFunc\), which an exported"):
+        export(open_run(run, file=load_config_file(str(file))), str(to))
+    assert not to.exists()
+
+
 def test_commands_take_the_file(run, tmp_path):
     (tmp_path / "one.txt").write_text("ba ta\n")
     command = ("lm.evaluate", "--run", run, "--split", tmp_path / "one.txt", "--json")

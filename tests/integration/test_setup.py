@@ -11,7 +11,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -331,7 +330,7 @@ def test_a_finished_setup_does_nothing_and_says_nothing(active):
     def stamps():
         return {path: path.stat().st_mtime_ns for path in (ROOT / ".venv").glob(".done-*")}
 
-    before, start = stamps(), time.monotonic()
+    before = stamps()
     result = subprocess.run(
         [str(ROOT / "run_scripts/setup.sh"), "--dev"],
         # Should a build be due after all, it must fail here rather than run for minutes.
@@ -344,5 +343,3 @@ def test_a_finished_setup_does_nothing_and_says_nothing(active):
     said = result.stdout.replace("setup: waiting for another set-up in this directory\n", "")
     assert (result.returncode, said, result.stderr) == (0, "", "")
     assert stamps() == before
-    # Measured at 0.05 s; the rest is for a busy host.
-    assert time.monotonic() - start < 5

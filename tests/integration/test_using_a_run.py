@@ -4,7 +4,6 @@ import json
 import re
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
@@ -101,13 +100,11 @@ def test_each_line_is_answered_before_the_next_one_comes(trained, scores):
 
 def test_head_ends_it_without_a_word(trained, sentences):
     command = f"yes ba be | {sys.executable} -m lm.score --run {trained} | head -n 2"
-    start = time.monotonic()
     result = subprocess.run(
         ["bash", "-c", command], cwd=ROOT, env=environment(), capture_output=True, text=True,
         timeout=60,
     )  # fmt: skip
     assert len(result.stdout.splitlines()) == 2 and result.stderr == ""
-    assert time.monotonic() - start < 30
 
 
 LOAD = """

@@ -3,6 +3,7 @@
 Each program asserts on its own rank; a failure there ends the job with a non-zero exit code.
 """
 
+import os
 import resource
 import sys
 
@@ -84,6 +85,13 @@ def weights(comm):
             np.testing.assert_array_equal(found, values[name], strict=True)
 
 
+def fusion(comm):
+    """Fused buffers depend on timing, which no probe can see: such a run is not called exact."""
+    os.environ["HOROVOD_FUSION_THRESHOLD"] = "1"  # read when it is asked
+    assert "a matter of timing" in comm.why_inexact([4])
+    os.environ["HOROVOD_FUSION_THRESHOLD"] = "0"
+
+
 def files(comm):
     """A rank may open as many files as its host allows: each connection of rank 0 is one."""
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == (MOST_FILES, MOST_FILES)
@@ -92,7 +100,8 @@ def files(comm):
 if __name__ == "__main__":
     tf.disable_eager_execution()
     programs = {
-        each.__name__: each for each in (gather, update, large_sum, broadcast, weights, files)
+        each.__name__: each
+        for each in (gather, update, large_sum, broadcast, weights, fusion, files)
     }
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, MOST_FILES))  # as a user's shell may do
     comm = connect()

@@ -12,7 +12,7 @@ from tests.commands import ROOT, environment, run_module
     "programs, num_ranks",
     [
         (["files", "gather", "large_sum", "broadcast", "weights"], 2),
-        (["gather", "update", "large_sum"], 3),
+        (["gather", "update", "large_sum", "fusion"], 3),
     ],
 )
 def test_ranks(programs, num_ranks):

@@ -1,7 +1,9 @@
 """When a rank without progress is ended: real processes, which need no TensorFlow."""
 
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -56,6 +58,19 @@ def test_what_is_no_progress_does_not_put_off_the_timeout():
     result = run(SAVE, "time.sleep(0.5)", again, timeout=1)
     assert result.returncode == 1
     assert "no progress for 1 s in a write (--step_timeout_seconds)" in result.stderr
+
+
+def test_time_in_which_the_whole_job_was_suspended_does_not_count():
+    wait = "print('begun', flush=True); input(); time.sleep(1.5)"
+    program = PROGRAM.format(timeout=2, phases=f"{STEP}\n{wait}")
+    command, pipes = [sys.executable, "-c", program], dict.fromkeys(("stdin", "stdout"), -1)
+    with subprocess.Popen(command, text=True, **pipes) as process:
+        assert process.stdout.readline() == "begun\n"
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(3)  # the fault itself
+        process.send_signal(signal.SIGCONT)
+        output, _ = process.communicate("\n", timeout=30)
+    assert (process.returncode, output) == (0, "alive\n")
 
 
 def test_what_is_waited_for_is_named_briefly_on_many_hosts():

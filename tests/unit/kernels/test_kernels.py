@@ -1,7 +1,6 @@
 """The compiled ops against the equations in float64, for every instruction set of this CPU."""
 
 import itertools
-import multiprocessing
 
 import numpy as np
 import pytest
@@ -15,6 +14,7 @@ from lm.kernels import build
 from lm.model.context import Context
 from lm.model.ops import fastest
 from lm.model.plain import matmul as product
+from tests.machine import in_new_processes
 
 # Products of factors rounded to bfloat16, 8 bits each, against exact ones.
 TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2}
@@ -422,12 +422,8 @@ def all_ops(threads):
 
 
 def test_same_bits_each_time_and_on_any_number_of_threads():
-    # Processes of their own, because the first session of one sizes the threads of all others;
-    # forked from one that has TensorFlow loaded, because that takes seconds.
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
-    with context.Pool(1, maxtasksperchild=1) as pool:
-        first, *others = pool.map(all_ops, [1, 2, 3, 4, 3, 4], chunksize=1)
+    calls = [(threads,) for threads in (1, 2, 3, 4, 3, 4)]
+    first, *others = in_new_processes(all_ops, calls)
     for other in others:
         for a, b in zip(first, other):
             np.testing.assert_array_equal(a, b)
@@ -447,13 +443,21 @@ def norm_in_the_documented_order(arrays):
     return np.float32(np.sqrt(total))
 
 
-def test_the_norm_is_the_same_on_any_number_of_threads_and_any_cpu():
+def arrays_of_a_norm():
     shapes = [(3, 100_003), (650, 2600), (1,), (0, 5), (16,), (1 << 14,)]
-    arrays = [numbers(*shape, seed=4) for shape in shapes]
+    return [numbers(*shape, seed=4) for shape in shapes]
+
+
+def norm_on(threads):
+    return run(lambda *xs: kernels.global_norm(xs), arrays_of_a_norm(), threads)
+
+
+def test_the_norm_is_the_same_on_any_number_of_threads_and_any_cpu():
+    arrays = arrays_of_a_norm()
     expected = norm_in_the_documented_order([array for array in arrays if array.size])
     assert expected == pytest.approx(np.sqrt(sum(np.sum(np.square(a, dtype="d")) for a in arrays)))
-    for threads in (1, 2, 3, 4):
-        assert run(lambda *xs: kernels.global_norm(xs), arrays, threads) == expected
+    calls = [(threads,) for threads in (1, 2, 3, 4)]
+    assert in_new_processes(norm_on, calls) == [expected] * 4
     for wild in (np.inf, np.nan):
         wrong = run(lambda *xs: kernels.global_norm(xs), [np.float32([1, wild]), numbers(5)])
         np.testing.assert_equal(wrong, np.float32(wild))

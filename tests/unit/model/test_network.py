@@ -17,6 +17,7 @@ from lm.model.ops import fastest
 from lm.training.step import build_step, run_step
 from tests.unit.model.networks import GOOD, HEADER, V, train_and_evaluate
 
+CONFIG = load_config_file("config_test").config
 MISTAKES = {
     "    return x\n": "must return (outputs, new_state), not a tensor of shape (5, 3, 4)",
     "    return tf.transpose(x, [1, 0, 2]), {'h': x[-1]}\n":
@@ -278,9 +279,8 @@ def test_masks_of_a_split_batch_are_those_of_the_whole(shape, batch_axis):
 
     def masks(rows, calls=1):
         own = [rows.count if size == 6 else size for size in shape]
-        config = load_config_file("config_test").config
         step = tf.constant(3, tf.int64)
-        context = Context(config, V, ops=fastest(), rows=rows, step=step)
+        context = Context(CONFIG, V, ops=fastest(), rows=rows, step=step)
         with tf.Session() as session:
             for _ in range(calls):
                 result = context.dropout(tf.ones(own), 0.5, batch_axis)
@@ -291,6 +291,29 @@ def test_masks_of_a_split_batch_are_those_of_the_whole(shape, batch_axis):
         parts = [masks(Rows(0, 2)), masks(Rows(2, 1)), masks(Rows(3, 3))]
         np.testing.assert_array_equal(whole, np.concatenate(parts, axis))
         assert (whole != masks(Rows(0, 6), calls=2)).mean() > 0.3
+
+
+def test_in_a_loop_all_time_steps_share_a_mask_and_ranks_have_their_rows_of_it():
+    def masks(rows):
+        step = tf.constant(3, tf.int64)
+        context = Context(CONFIG, V, ops=fastest(), rows=rows, step=step)
+        ones_TBH = tf.ones([5, rows.count, 64])
+        with tf.Session() as session:
+            return session.run(tf.map_fn(lambda row: context.dropout(row, 0.5), ones_TBH))
+
+    with tf.Graph().as_default():
+        whole = masks(Rows(0, 6))
+        assert (whole == whole[:1]).all() and set(np.unique(whole)) == {0, 2}
+        parts = [masks(Rows(0, 2)), masks(Rows(2, 4))]
+        np.testing.assert_array_equal(whole, np.concatenate(parts, axis=1))
+
+
+@pytest.mark.parametrize("stateful", [True, False])
+def test_python_in_the_graph_is_told_unless_it_has_no_state(load, caplog, stateful):
+    python = f"tf.py_func(lambda: np.float32(1), [], tf.float32, stateful={stateful})"
+    body = f"    import numpy as np\n    x *= tf.ensure_shape({python}, [])\n"
+    train_and_evaluate(load(HEADER + body + GOOD))
+    assert ("runs Python (PyFunc)" in caplog.text) == stateful
 
 
 # A state that the loss does not need, and that is slow to come.
