@@ -118,3 +118,8 @@ class Checked:
             raise UserError(f"{name} must be at most {rules['high']}, not {value}")
         if rules["below"] is not None and not value < rules["below"]:
             raise UserError(f"{name} must be less than {rules['below']}, not {value}")
+
+
+def defaults(cls: type) -> dict[str, Any]:
+    """Return the defaults of a class of settings: what those mean that an older version lacked."""
+    return {field.name: field.default for field in dataclasses.fields(cls)}

@@ -35,9 +35,7 @@ def messages_of_step(config: Config, vocab_size: int) -> list[Message]:
     from lm.training.step import NUM_SUMS
 
     tokens = config.batch_size * config.num_steps
-    messages = [
-        Message("allreduce", NUM_SUMS * _FLOAT_BYTES)
-    ]  # the loss, and what ranks ask of all
+    messages = [Message("allreduce", NUM_SUMS * _FLOAT_BYTES)]
     shapes = weight_shapes(config, vocab_size)
     if config.tie_weights:
         messages.append(Message("allreduce", math.prod(shapes["embedding"]) * _FLOAT_BYTES))

@@ -9,7 +9,7 @@ import logging
 import os
 import tempfile
 import time
-from typing import Any, NamedTuple, Optional
+from typing import NamedTuple, Optional
 
 from lm import run_files
 from lm.checkpoint import choice
@@ -19,12 +19,13 @@ from lm.checkpoint.records import refuse_unknown_fields
 from lm.config import NOT_OF_STEPS, Config
 from lm.errors import RunError, UserError, kind_of
 from lm.files import locked, write_atomically
+from lm.options import defaults
 
 logger = logging.getLogger("lm")
 
-# Besides NOT_OF_STEPS a resumed run may differ in these, as long as perplexities decide nothing:
-# they would be of rows that are cut otherwise.
-_MAY_CHANGE_EVALUATION = {"eval_batch_size"}
+# In what a resumed run may differ: in eval_batch_size as long as perplexities decide nothing, which
+# would be of rows that are cut otherwise.
+MAY_CHANGE = NOT_OF_STEPS | {"eval_batch_size"}
 
 
 class Identity(NamedTuple):
@@ -170,9 +171,9 @@ def _check_config_file(manifest: manifests.Manifest, identity: Identity) -> None
 
 def _check_fits(manifest: manifests.Manifest, identity: Identity) -> None:
     # A field that the checkpoint does not know is newer: the run was trained without.
-    before = {**_defaults(type(identity.config)), **manifest.config}
+    before = {**defaults(type(identity.config)), **manifest.config}
     follows = identity.config.follows_validation or identity.ends_by_validation
-    may_change = NOT_OF_STEPS if follows else NOT_OF_STEPS | _MAY_CHANGE_EVALUATION
+    may_change = NOT_OF_STEPS if follows else MAY_CHANGE
     for name, value in dataclasses.asdict(identity.config).items():
         if name not in may_change and value != before[name]:
             raise UserError(
@@ -186,10 +187,6 @@ def _check_fits(manifest: manifests.Manifest, identity: Identity) -> None:
             "cannot resume: the corpus is not the one that this run began with; give its directory"
             " with --data_path"
         )
-
-
-def _defaults(cls: type[Config]) -> dict[str, Any]:
-    return {field.name: field.default for field in dataclasses.fields(cls)}
 
 
 def _is_before(line: bytes, step: int, epochs_done: int) -> bool:

@@ -82,7 +82,10 @@ def exchange_gradients(
     reached = [(made, g) for (made, _), g in zip(cuts, of_cuts) if g is not None]
     if reached:
         made, of_made = map(list, zip(*reached))
-        by_cuts = map(_whole, tf.gradients(made, variables, of_made), variables)
+        by_cuts = [  # with the rows of a table that are one summed first, in one order
+            dense(_merge_duplicates(gradient), variable) if is_sparse(gradient) else gradient
+            for gradient, variable in zip(tf.gradients(made, variables, of_made), variables)
+        ]
         gradients = map(_total, gradients, by_cuts)
     return Exchange(list(map(_used, gradients, variables)), seconds)
 
@@ -94,14 +97,6 @@ def _total(direct: Optional[Gradient], by_cuts: Optional[tf.Tensor]) -> Optional
     if is_sparse(direct):  # with each row once, so that no order matters
         return tf.tensor_scatter_nd_add(by_cuts, direct.indices[:, None], direct.values)
     return direct + by_cuts
-
-
-def _whole(gradient: Optional[Gradient], variable: tf.Variable) -> Optional[tf.Tensor]:
-    """Make a list of rows, of a cut of rows of a table, dense: their norm is that of their sums."""
-    if not is_sparse(gradient):
-        return gradient
-    with tf.device("cpu:0"):  # see _merge_duplicates
-        return tf.math.unsorted_segment_sum(gradient.values, gradient.indices, variable.shape[0])
 
 
 def _used(gradient: Optional[Gradient], variable: tf.Variable) -> Gradient:
@@ -121,6 +116,13 @@ def is_sparse(gradient: Optional[Gradient]) -> bool:
 def values_of(gradient: Gradient) -> tf.Tensor:
     """Return a gradient's numbers."""
     return gradient.values if is_sparse(gradient) else gradient
+
+
+def dense(gradient: Gradient, variable: tf.Variable) -> tf.Tensor:
+    """Return a variable's gradient with all its rows, of a list with each row once."""
+    if not is_sparse(gradient):
+        return gradient
+    return tf.math.unsorted_segment_sum(gradient.values, gradient.indices, variable.shape[0])
 
 
 def _seconds_between(before: list, after: list) -> tf.Tensor:

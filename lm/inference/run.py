@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 from collections.abc import Mapping
@@ -11,13 +10,12 @@ from typing import Any, NamedTuple, Optional
 from lm import run_files
 from lm.checkpoint import choice, manifest
 from lm.checkpoint.records import refuse_unknown_fields
-from lm.config import NOT_OF_STEPS, Config
+from lm.checkpoint.run_dir import MAY_CHANGE
+from lm.config import Config
 from lm.config_file import ConfigFile, check_belongs, check_unchanged
 from lm.data.vocabulary import Vocabulary
 from lm.errors import UserError, first_line
-
-_MAY_DIFFER = NOT_OF_STEPS | {"eval_batch_size"}  # a resume may change it
-_DEFAULTS = {field.name: field.default for field in dataclasses.fields(Config)}
+from lm.options import defaults
 
 
 class Run(NamedTuple):
@@ -70,8 +68,8 @@ def _check_settings(
 ) -> None:
     """Refuse the weights of another run: settings such as forget_bias are in no shape."""
     # A field that the checkpoint does not know is newer: the run was trained without.
-    before = {**_DEFAULTS, **of_checkpoint}
-    for name in sorted(of_run.keys() & before.keys() - _MAY_DIFFER):
+    before = {**defaults(Config), **of_checkpoint}
+    for name in sorted(of_run.keys() & before.keys() - MAY_CHANGE):
         ours, theirs = of_run[name], before[name]
         if ours != theirs and ours == ours:  # NaN is not equal to itself
             raise UserError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 import math
@@ -15,10 +14,9 @@ from lm.cli.tables import printable
 from lm.config import Config
 from lm.data.run_corpus import CorpusRecord, read_record
 from lm.errors import UserError
+from lm.options import defaults
 
 Event = Mapping[str, Any]  # a line of metrics.jsonl
-# Of fields that the version which wrote a run did not know: they mean "as before".
-_DEFAULTS = {field.name: field.default for field in dataclasses.fields(Config)}
 
 
 class RunMetrics(NamedTuple):
@@ -104,7 +102,7 @@ def read_run(directory: str) -> RunMetrics:
     corpus = read_record(directory)
     try:
         with open(os.path.join(directory, run_files.CONFIG), encoding="utf-8") as file:
-            config = {**_DEFAULTS, **json.load(file)}
+            config = {**defaults(Config), **json.load(file)}
         with open(path, encoding="utf-8") as file:
             # The last line may be cut off, by a kill or because it is being written.
             events = _last_told(map(json.loads, file.read().split("\n")[:-1]))

@@ -10,7 +10,7 @@ import tensorflow.compat.v1 as tf
 from lm import kernels
 from lm.config import Config
 from lm.distributed.communicator import Communicator
-from lm.distributed.gradients import Gradient, exchange_gradients, is_sparse, values_of
+from lm.distributed.gradients import Gradient, dense, exchange_gradients, values_of
 from lm.model.context import Cut
 from lm.model.ops import fastest
 from lm.perplexity import MAX_MEAN_NLL
@@ -106,7 +106,7 @@ def build_update(
             # all gradients. Rows of words that the batch has not are left alone.
             rate = learning_rate * clip
             # TensorFlow applies a constraint to whole variables alone.
-            prepared = [_dense(g, v) if v.constraint else g for g, v in zip(gradients, variables)]
+            prepared = [dense(g, v) if v.constraint else g for g, v in zip(gradients, variables)]
         else:
             prepared = [_whole(g, v, clip, config) for g, v in zip(gradients, variables)]
         optimizer = _UPDATES[config.optimizer](config, rate)
@@ -133,16 +133,10 @@ def _clip_factor(grad_norm: tf.Tensor, max_grad_norm: float) -> tf.Tensor:
 def _whole(gradient: Gradient, variable: tf.Variable, clip: tf.Tensor, config: Config) -> tf.Tensor:
     """Return the clipped gradient of all rows, also of those that the batch has not: their
     velocity, their means and their weight decay go on, as they do in torch.optim."""
-    gradient = _dense(gradient, variable)
+    gradient = dense(gradient, variable)
     if config.optimizer == "adam" or not config.weight_decay:
         return gradient * clip
     return gradient * clip + config.weight_decay * variable
-
-
-def _dense(gradient: Gradient, variable: tf.Variable) -> tf.Tensor:
-    if not is_sparse(gradient):
-        return gradient
-    return tf.math.unsorted_segment_sum(gradient.values, gradient.indices, variable.shape[0])
 
 
 def _global_norm(tensors: Sequence[tf.Tensor], comm: Communicator) -> tf.Tensor:

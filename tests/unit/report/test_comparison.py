@@ -1,11 +1,9 @@
 """Runs side by side, from hand-written metrics."""
 
-import io
 import json
 
 import pytest
 
-from lm.cli.tables import markdown_table
 from lm.errors import UserError
 from lm.report.comparison import (
     exact_comparison,
@@ -14,42 +12,9 @@ from lm.report.comparison import (
     loss_difference,
     pairs_of,
 )
-from lm.report.curves import draw_curves, draw_sections
 from lm.report.metrics import read_run
-from lm.report.page import build_page, table_html, write_page
-from lm.report.tables import Table, build_tables, run_title
-
-CONFIG = {"name": "small", "seed": 1, "batch_size": 20, "num_steps": 5}
-
-
-def write_run(
-    directory, ranks=1, speed=100.0, losses=(), test=50.0, config=CONFIG, tail="", corpus=None,
-    network=None,
-):  # fmt: skip
-    """Write a run of one whole epoch of 10 steps, 1000 words, and of half a second one."""
-    directory.mkdir()
-    if corpus:
-        (directory / "corpus.json").write_text(json.dumps(corpus))
-    (directory / "config.json").write_text(json.dumps(config))
-    epoch = {"event": "epoch", "train_perplexity": 90.0, "valid_perplexity": 80.5,
-             "words_per_second": speed, "world_size": ranks}  # fmt: skip
-    events = [
-        {
-            "event": "start",
-            "world_size": ranks,
-            "steps_per_epoch": 10,
-            "corpus": "text",
-            "vocab_size": 1000,
-            "config_file": network and {"path": "mine.py", "sha256": network * 64},
-        },
-        *({"event": "step", "step": step, "loss": loss} for step, loss in losses),
-        {**epoch, "epoch": 1, "epoch_seconds": 1000 / speed},
-        {**epoch, "epoch": 2, "epoch_seconds": 500 / speed},
-    ]
-    if test:
-        events.append({"event": "test", "test_perplexity": test})
-    (directory / "metrics.jsonl").write_text("\n".join(map(json.dumps, events)) + "\n" + tail)
-    return read_run(str(directory))
+from lm.report.tables import build_tables, run_title
+from tests.unit.report.runs import CONFIG, write_run
 
 
 def test_time_of_an_epoch_is_that_of_a_whole_one(tmp_path):
@@ -292,88 +257,6 @@ def test_runs_of_the_same_steps_are_compared_if_one_has_more_epochs(tmp_path):
     assert list(pairs_of(section.groups)) == [(runs[0], runs[1])]
 
 
-def test_the_page_shows_all_and_asks_for_nothing(tmp_path):
-    config = {**CONFIG, "name": "<script>alert(1)</script>"}
-    sections = group_by_corpus([write_run(tmp_path / "a & b", config=config)])
-    page = build_page(sections, [b"png"])
-    assert "<script" not in page and "&lt;script&gt;" in page and "a &amp; b" in page
-    assert 'src="data:image/png;base64,cG5n"' in page
-    assert "http" not in page and "<link" not in page
-    assert build_page(sections, [None]).count("<img") == 0
-    with pytest.raises(UserError, match=r"^cannot write /dev/null/x: File exists; .* --html$"):
-        write_page("/dev/null/x", page)
-
-
-def test_runs_on_different_corpora_do_not_share_a_table(tmp_path):
-    own = {"kind": "text", "data_path": "/own", "checksum": "12345678" * 8}
-    other = {**own, "checksum": "9" * 64}  # the same place, another text or vocabulary
-    moved = {**own, "data_path": "/elsewhere"}
-    runs = [
-        write_run(tmp_path / name, ranks=ranks, corpus=corpus, losses=[(1, 6.0)])
-        for name, ranks, corpus in [
-            ("one", 1, own), ("other", 2, other), ("old", 2, None), ("moved", 2, moved)
-        ]
-    ]  # fmt: skip
-    sections = group_by_corpus(runs)
-    assert [section.corpus for section in sections] == [
-        "text, 1,000 words, /own, checksum 12345678",
-        "text, 1,000 words, /own, checksum 99999999",
-        "text, 1,000 words",
-    ]
-    assert [len(section.groups[0].runs) for section in sections] == [2, 1, 1]
-    page = build_page(sections, [b"png", b"png", None])
-    assert page.count("<h2>Corpus: text, 1,000 words") == 3 and page.count("<img") == 2
-    assert page.count("<table>") == 3 + 2 + 2  # loss curves are compared on the same text only
-
-
-def test_a_page_goes_where_a_link_leads(tmp_path):
-    (tmp_path / "link").symlink_to("file")
-    write_page(str(tmp_path / "link"), "page")
-    assert (tmp_path / "link").is_symlink() and (tmp_path / "file").read_text() == "page"
-
-
-def test_names_are_drawn_as_they_are(tmp_path):
-    names = ["_x", "x$\\frac$y", "a|b"]
-    runs = [write_run(tmp_path / str(index)) for index in range(len(names))]
-    figure = draw_curves(runs, names, title="$\\frac$")
-    figure.savefig(io.BytesIO(), format="png")
-    (legend,) = figure.legends
-    assert [text.get_text() for text in legend.get_texts()] == names
-    sections = group_by_corpus([write_run(tmp_path / "line\nend", config={"name": "\udcff"})])
-    build_page(sections, [None]).encode()
-
-
-def test_many_runs_have_room_and_lines_of_their_own(tmp_path):
-    runs = [write_run(tmp_path / str(index)) for index in range(60)]
-    figure = draw_curves(runs, [run.name for run in runs], title="")
-    panel = figure.axes[0]
-    assert len({(line.get_color(), line.get_linestyle()) for line in panel.lines}) == 40
-    inches = panel.get_position().height * figure.get_figheight()
-    assert inches > 2
-
-
-def test_runs_without_validation_have_curves_too(tmp_path):
-    write_run(tmp_path / "a")
-    path = tmp_path / "a/metrics.jsonl"
-    path.write_text(path.read_text().replace("valid_perplexity", "other"))
-    sections = group_by_corpus([read_run(str(tmp_path / "a"))])
-    (png,) = draw_sections(sections, str(tmp_path / "curves"))
-    assert png == (tmp_path / "curves.png").read_bytes()
-    with pytest.raises(UserError, match=r"^cannot write /dev/null/x.png and .pdf: .* --curves$"):
-        draw_sections(sections, "/dev/null/x")
-
-
-def test_a_bar_or_a_line_end_in_a_cell_does_not_end_it():
-    table = markdown_table(["name"], [["a|b"], ["a\nb\udcff"]])
-    assert table.splitlines()[2:] == ["| a\\|b |", "| a\ufffdb\ufffd |"]
-
-
-def test_markdown_tables_set_numbers_to_the_right():
-    assert markdown_table(["name", "x"], [["a", "1.5"], ["long", "-"]]) == (
-        "| name |   x |\n| ---- | --: |\n| a    | 1.5 |\n| long |   - |"
-    )
-
-
 def test_epochs_are_compared_however_often_steps_are_told(tmp_path):
     """As runs since then know the steps of their epochs and tests."""
     with_steps = [
@@ -383,7 +266,3 @@ def test_epochs_are_compared_however_often_steps_are_told(tmp_path):
     # Of the steps 6 alone both tell; their losses are means over other steps.
     said = compare(tmp_path, *with_steps)
     assert said == "equal, bit for bit, in 3 events (the first has 9, the second 7)"
-
-
-def test_a_table_without_rows_has_its_header():
-    assert "<th>trial</th>" in table_html(Table("Best", "", ["trial", "valid"], []))
