@@ -32,8 +32,18 @@ def test_links_lead_somewhere():
 
 
 def _anchors(path):
-    titles = re.findall(r"^#+ (.*)", path.read_text(), flags=re.MULTILINE)
-    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in _titles(path)}
+
+
+def _titles(path):
+    prose = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
+    return re.findall(r"^#+ (.*)", prose, flags=re.MULTILINE)
+
+
+def test_no_section_comes_twice():
+    for document in DOCUMENTS:
+        titles = _titles(document)
+        assert len(titles) == len(set(titles)), f"{document.name}: {titles}"
 
 
 def test_files_that_are_named_exist():
