@@ -1,8 +1,8 @@
 """Small, tied: one matrix for the words that are read and predicted. 200 units, 40 epochs.
 
-That of pytorch/examples, word_language_model, whose README at bcea1f5 has test perplexity
-87.17. Its loss is a mean over words, ours a sum over the 35 time
-steps of a row: its learning rate of 20 and clip of 0.25 are 20 / 35 and 0.25 * 35 here.
+The recipe of pytorch/examples, word_language_model, whose README at bcea1f5 has test perplexity
+87.17. Its loss is a mean over words, ours a sum over the 35 time steps of a row: its learning rate
+of 20 and clip of 0.25 are 20 / 35 and 0.25 * 35 here.
 """
 
 from lm.config import Config

@@ -15,9 +15,9 @@
 #              OUTPUT_DIR  where both runs and the report go (runs/baseline-<config>-<time>)
 #              LOG_EVERY_STEPS   steps between two points of the loss curves (10)
 # Cost: twice the training; config_test a minute or two on 2 cores.
-# Result: the report on the console, and OUTPUT_DIR/{report.html,learning_curves.png,.pdf}.
+# Result: the report on the console, and in OUTPUT_DIR report.html, learning_curves.png and .pdf.
 set -euo pipefail
-scripts=$(dirname "${BASH_SOURCE[0]}")
+scripts=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
 "$scripts/setup.sh" --keep
 source "$scripts/env.sh"
 source run_scripts/mpirun_job.sh
