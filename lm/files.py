@@ -20,6 +20,7 @@ _BLOCK_BYTES = 1 << 20
 # Some cluster file systems (Lustre mounted without flock, a few FUSE ones) have no locks at all.
 _NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP}
 _OF_THE_HOST = "/tmp"  # not TMPDIR, of which each job may have one of its own
+_GONE = {errno.ESTALE, errno.ENOTCONN}  # of a descriptor whose disk went, and may be mounted again
 _NO_SYNC = {errno.EINVAL, errno.ENOTSUP}  # of a pipe or a terminal
 
 
@@ -64,7 +65,7 @@ class PatientFile:
     def __init__(self, path: str):
         self._path = path
         self._file = open(path, "ab", buffering=0)
-        self._waiting, self._complaints = b"", set()
+        self._waiting, self._complaints, self._is_gone = b"", set(), False
         self.failure: Optional[str] = None  # why something is waiting
         self.loss: Optional[str] = None  # why something that was taken may be lost
 
@@ -72,10 +73,14 @@ class PatientFile:
         """Add what has waited, and this."""
         self._waiting += content
         try:
+            if self._is_gone:
+                self._file = open(self._path, "ab", buffering=0, opener=_open_existing)
+                self._is_gone = False
             while self._waiting:
                 self._waiting = self._waiting[self._file.write(self._waiting) :]
             self.failure = None
         except OSError as error:
+            self._is_gone = self._is_gone or error.errno in _GONE
             self.failure = self._complain(error, "what is to be added waits in memory")
 
     def sync(self) -> None:
@@ -100,6 +105,10 @@ class PatientFile:
             self._complaints.add(outcome)  # first: the log may come back to this very file
             logger.error("%s; %s", reason, outcome)
         return reason
+
+
+def _open_existing(path: str, flags: int) -> int:
+    return os.open(path, flags & ~os.O_CREAT)  # the bare mount point must not get a file of its own
 
 
 def check_writable(path: str) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import logging
 import math
+import os
 from collections.abc import Iterable
 from typing import Optional
 
@@ -79,6 +80,35 @@ def newest(run_dir: str) -> Optional[str]:
     if states:
         raise UserError(f"all {len(states)} checkpoints in {run_dir} are damaged")
     return None
+
+
+def set_aside_unread(run_dir: str, taken: str) -> None:
+    """Rename the checkpoints that `newest` could not read and passed over.
+
+    They may be whole. The next start would go on from one of them, without the events of the steps
+    before it, which this one removes.
+
+    Args:
+      run_dir: The run's output_dir.
+      taken: The checkpoint that the run goes on from.
+
+    Raises:
+      RunError: One cannot be renamed.
+    """
+    found = list_checkpoints(run_dir)
+    for checkpoint_dir in found[found.index(taken) + 1 :]:
+        if state_of(checkpoint_dir) is State.DAMAGED:
+            continue  # the save of its step replaces it
+        parent, name = os.path.split(checkpoint_dir)
+        kept = os.path.join(parent, f"unread-{name}")
+        try:
+            os.rename(checkpoint_dir, kept)
+        except OSError as error:
+            raise RunError(
+                f"{checkpoint_dir} cannot be read, nor renamed ({error.strerror}): move it away to"
+                f" go on from {taken}"
+            ) from error
+        logger.warning("%s is kept as %s; the run goes on from %s", checkpoint_dir, kept, taken)
 
 
 def _best(run_dir: str) -> Optional[str]:

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import logging
 import os
+import pathlib
 import tempfile
 import time
 from typing import NamedTuple, Optional
@@ -45,8 +46,14 @@ class RunDir(NamedTuple):
     path: str
     checkpoint_dir: Optional[str]  # to resume from; None starts afresh
 
-    def forget_events_after(self, step: int, epochs_done: int) -> None:
-        """Remove the events of steps that will be done again; each is then there exactly once."""
+    def forget_after(self, step: int, epochs_done: int) -> None:
+        """Have each event and each checkpoint of the steps that will be done again exactly once.
+
+        Raises:
+          RunError: A checkpoint that could not be read is still in its place.
+        """
+        if self.checkpoint_dir:
+            choice.set_aside_unread(self.path, self.checkpoint_dir)
         path = _metrics(self.path)
         with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
             lines = file.readlines()
@@ -99,12 +106,16 @@ def open_run_dir(
 
 def _make(output_dir: Optional[str], name: str) -> str:
     path = output_dir or os.path.join("runs", f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")
+    for place in (os.path.join(path, run_files.CHECKPOINTS), path, *pathlib.Path(path).parents):
+        if os.path.islink(place) and not os.path.exists(place):
+            raise RunError(f"{place} leads nowhere: mount what it is on, or remove it")
     try:
         if output_dir:
             os.makedirs(path, exist_ok=True)
         else:
             path = _make_new(path)
-        tempfile.TemporaryFile(dir=path).close()  # found out now, not after the first epoch
+        for place in filter(os.path.exists, (path, os.path.join(path, run_files.CHECKPOINTS))):
+            tempfile.TemporaryFile(dir=place).close()  # found out now, not after the first epoch
     except OSError as error:
         raise kind_of(error)(f"cannot write to output_dir {path}: {error.strerror}") from error
     return path
@@ -136,9 +147,6 @@ def _check_new(path: str) -> None:
     Raises:
       RunError: It is one; a disk that is not mounted may come back.
     """
-    checkpoints = os.path.join(path, run_files.CHECKPOINTS)
-    if os.path.islink(checkpoints) and not os.path.exists(checkpoints):
-        raise RunError(f"{checkpoints} leads nowhere: mount what it is on, or remove it")
     if os.path.exists(os.path.join(path, run_files.SAVED)):
         raise RunError(
             f"{path} has had checkpoints, and has none now: put them back, or remove"

@@ -28,7 +28,7 @@ def code_checksum(package: pathlib.Path = _PACKAGE) -> str:
     """Return a SHA-256 over the package: its Python, its compiled ops' sources, its MPI rules."""
     digest = hashlib.sha256()
     for path in sorted(package.rglob("*")):
-        if path.suffix in _SOURCES:
+        if path.suffix in _SOURCES and path.is_file():  # Emacs leaves links that lead nowhere
             digest.update(str(path.relative_to(package)).encode())
             digest.update(path.read_bytes())
     return digest.hexdigest()

@@ -71,7 +71,7 @@ def build_model(
             loss += penalty
         nll_sum = ops.column_sums(nll_N[:, None], rows.shares)[0]
         # The state must not be overwritten before everything that reads it has run.
-        with tf.control_dependencies([nll_sum]):
+        with tf.control_dependencies([nll_sum, *state.values()]):
             keep_state_op = _assign(before, after)
         reset_state_op = _assign(before, {name: tf.zeros_like(s) for name, s in before.items()})
     return Model(

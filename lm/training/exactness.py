@@ -27,6 +27,8 @@ def find_exactness(run: Prepared, position: Position) -> str:
         how = f"were computed with {before}" if before else "are not exact"
         why = f"the steps up to {position.step:,} {how}"
     position.exact_with = None if why else compiled_ops[0]
+    if why and run.config.scale_lr_by_worker != "none":
+        return "no: the learning rate depends on the number of ranks"
     if why:
         rounding = "equal to runs on other numbers of ranks up to rounding"
         if run.file and run.file.functions and not run.options.check_network:

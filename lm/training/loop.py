@@ -218,8 +218,11 @@ class Loop:
         self.reporter.collect_logs(self.comm.gather)
 
     def _perplexity(self, nll: NllSum, split: str) -> float:
-        """Return it; without one a run has diverged, also if no training step shows it."""
-        if not math.isfinite(nll.perplexity):
+        """Return it; without one a run has diverged, also if no training step shows it.
+
+        Of no words, where all updates were skipped, it is NaN.
+        """
+        if nll.tokens and not math.isfinite(nll.perplexity):
             raise EveryRankError(
                 f"the loss of {split} is {nll.mean:.4g} after step {self.position.step}, learning"
                 f" rate {self._learning_rate(self.position.step - 1):.4g}: lower learning_rate or"

@@ -157,7 +157,7 @@ def _build(
 
 def _forget_later_events(run: Prepared, position: Position) -> None:
     if run.run_dir:
-        run.run_dir.forget_events_after(position.step, position.epochs_done)
+        run.run_dir.forget_after(position.step, position.epochs_done)
 
 
 def _saver(run: Prepared, reporter: Reporter) -> Optional[Saver]:

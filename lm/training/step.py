@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Callable, NamedTuple
 
 import numpy as np
@@ -114,10 +115,23 @@ def graph_facts(comm: Communicator, model: Model) -> dict[str, Any]:
     facts = {**variables, **exchanges}
     if len(set(comm.gather(model.inputs_ph.shape.as_list()[1]))) == 1:
         scope = model.inputs_ph.op.name.removesuffix("inputs")
-        # Not their attributes: a constant may be the rank's first row.
-        operations = [f"{n.name} {n.op} {n.input}" for n in graph.node if n.name.startswith(scope)]
-        facts["network (SHA-256)"] = hashlib.sha256("\n".join(operations).encode()).hexdigest()
+        nodes = [node for node in graph.node if node.name.startswith(scope)]
+        wiring = "\n".join(_wiring(nodes, {f.signature.name: f for f in graph.library.function}))
+        facts["network (SHA-256)"] = hashlib.sha256(wiring.encode()).hexdigest()
     return facts
+
+
+def _wiring(nodes: Iterable[Any], functions: Mapping[str, Any]) -> Iterator[str]:
+    """Yield which operation reads what, also within loops and conditions, which are functions."""
+    for node in nodes:
+        yield f"{node.name} {node.op} {node.input}"
+        # No more of the attributes: a constant may be the rank's first row, and the names of
+        # functions have numbers that each process counts for itself.
+        for _, value in sorted(node.attr.items()):
+            called = (functions.get(f.name) for f in (value.func, *value.list.func))
+            for function in filter(None, called):
+                yield from _wiring(function.node_def, functions)
+                yield f"{sorted(function.ret.items())}"
 
 
 def run_step(

@@ -36,6 +36,14 @@ def test_nan_on_one_rank_is_skipped_by_all(start, tmp_path):
     assert code == 1 and "than --max_skipped_updates 0 allows" in output
 
 
+def test_an_epoch_whose_updates_are_all_skipped_is_saved(start, tmp_path):
+    flags = ("--hidden_size", 8, "--max_steps", 1, "--on_nan", "skip")
+    run(start, tmp_path, *flags, fault="nan:0:1")
+    (epoch,) = events(tmp_path, "epoch")
+    assert "train_perplexity" not in epoch and epoch["valid_perplexity"] > 1
+    assert saved_steps(tmp_path) == [1]
+
+
 def test_a_model_that_is_too_large_is_one_line(start, tmp_path):
     flags = ("--hidden_size", 4000, "--max_steps", 2)  # four matrices of a quarter GB
     code, output = start(tmp_path, *flags, fault="little_memory:600").finish()

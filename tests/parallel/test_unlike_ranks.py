@@ -71,11 +71,21 @@ def build_outputs(inputs_TB, state, context):
         x += context.embed(inputs_TB[:1, :1])
     if os.environ["OWN"] == "an operation":
         x = tf.tanh(x)
-    return x, {}
+
+    def gate(x_BH):
+        first, second = tf.split(x_BH, 2, axis=1)
+        if os.environ["OWN"] == "a loop":
+            first, second = second, first
+        return tf.concat([tf.tanh(first), second], axis=1)
+
+    return tf.map_fn(gate, x), {}
 """
 
 
-@pytest.mark.parametrize("own, told", [("an exchange", "exchange "), ("an operation", "network ")])
+@pytest.mark.parametrize(
+    "own, told",
+    [("an exchange", "exchange "), ("an operation", "network "), ("a loop", "network ")],
+)
 def test_ranks_with_unlike_graphs_are_refused_before_they_wait_for_each_other(
     tmp_path, corpora, own, told
 ):

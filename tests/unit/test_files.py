@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import socket
 
 import pytest
 
@@ -38,6 +39,28 @@ def test_what_finds_no_room_is_written_when_there_is(tmp_path, caplog):
     file.write(lines[8])
     assert path.read_bytes() == b"".join(lines)
     assert len(caplog.records) == 1
+
+
+def test_what_a_mount_has_lost_is_written_when_it_is_back(tmp_path):
+    path, moved = tmp_path / "file", tmp_path / "moved"
+    file = PatientFile(str(path))
+    file.write(b"1\n")
+    with socket.socket(socket.AF_UNIX) as dead:  # writing to it fails as to a dead mount's file
+        os.dup2(dead.fileno(), _descriptor_of(path))
+    path.rename(moved)
+    for line in (b"2\n", b"3\n"):
+        file.write(line)
+        assert file.failure and not path.exists()
+    moved.rename(path)
+    file.write(b"4\n")
+    assert file.failure is None and path.read_bytes() == b"1\n2\n3\n4\n"
+
+
+def _descriptor_of(path):
+    opened = {
+        os.path.realpath(f"/proc/self/fd/{fd}"): int(fd) for fd in os.listdir("/proc/self/fd")
+    }
+    return opened[str(path)]
 
 
 def test_a_disk_that_is_full_when_it_is_asked_to_keep_what_it_took_is_told(

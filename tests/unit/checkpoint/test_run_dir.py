@@ -8,6 +8,7 @@ import shutil
 
 import pytest
 
+import lm.files
 from lm.checkpoint.run_dir import Identity, RunDir, open_run_dir
 from lm.data.run_corpus import load_run_corpus
 from lm.errors import Ending, RunError, UserError
@@ -91,6 +92,7 @@ def test_a_disk_without_room_is_no_mistake_of_the_users(
         (shutil.rmtree, "has had checkpoints, and has none now: put them back, or remove .saved"),
         (lambda path: path.rename(path.parent / "elsewhere"), "has had checkpoints"),
         (lambda path: (shutil.rmtree(path), path.symlink_to("/not/mounted")), "leads nowhere: mou"),
+        (lambda path: (shutil.rmtree(path.parent), path.parent.symlink_to("/no")), "copy leads no"),
         # Killed before the first one was written.
         (lambda path: (shutil.rmtree(path), (path.parent / ".saved").unlink()), None),
     ],
@@ -106,6 +108,46 @@ def test_a_run_whose_checkpoints_are_out_of_sight_is_not_begun_anew(
     refused = pytest.raises(RunError, match=message) if message else contextlib.nullcontext()
     with contextlib.ExitStack() as stack, refused:
         assert open_run_dir(identity, str(copy), True, stack).checkpoint_dir is None
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_checkpoints_that_could_not_be_written_are_found_out_at_once(made, tmp_path, resume):
+    _, config, corpus = made
+    identity = Identity(config, corpus.vocabulary.checksum, corpus.checksum)
+    checkpoints = tmp_path / "checkpoints"
+    for spoil, kind, message in (
+        (lambda: checkpoints.symlink_to("/not/mounted"), RunError, "checkpoints leads nowhere"),
+        (lambda: (checkpoints.unlink(), checkpoints.touch()), UserError, ": Not a directory"),
+    ):
+        spoil()
+        with contextlib.ExitStack() as stack, pytest.raises(kind, match=message):
+            open_run_dir(identity, str(tmp_path), resume, stack)
+
+
+def test_what_was_passed_over_does_not_come_back(made, tmp_path, monkeypatch, caplog):
+    directory, config, corpus = made
+    copy = tmp_path / "run"
+    shutil.copytree(directory, copy)
+    old, newer = copy / "checkpoints/step-00000007", copy / "checkpoints/step-00000009"
+    shutil.copytree(old, newer)
+    unreadable = str(newer / "model.data-00000-of-00001")
+
+    def fail_to_open(path, *arguments):
+        if path == unreadable:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return open(path, *arguments)
+
+    monkeypatch.setattr(lm.files, "open", fail_to_open, raising=False)
+    identity = Identity(config, corpus.vocabulary.checksum, corpus.checksum)
+    with contextlib.ExitStack() as stack:
+        run_dir = open_run_dir(identity, str(copy), True, stack)
+        assert run_dir.checkpoint_dir == str(old) and newer.exists()
+        run_dir.forget_after(7, 0)
+    monkeypatch.undo()  # it can be read again
+    assert newer.with_name("unread-step-00000009").exists()
+    with contextlib.ExitStack() as stack:
+        assert open_run_dir(identity, str(copy), True, stack).checkpoint_dir == str(old)
+    assert "is kept as" in caplog.text
 
 
 def test_the_rows_of_validation_may_change_unless_the_run_goes_by_it(resume):
@@ -128,7 +170,7 @@ def test_fields_of_a_newer_version_are_refused(resume, part):
 def test_a_line_without_its_end_is_not_kept(tmp_path):
     whole = b'{"event": "step", "step": 1}\n'
     (tmp_path / "metrics.jsonl").write_bytes(whole + b'{"event": "step", "step": 2}')
-    RunDir(str(tmp_path), None).forget_events_after(5, 0)
+    RunDir(str(tmp_path), None).forget_after(5, 0)
     assert (tmp_path / "metrics.jsonl").read_bytes() == whole  # else the next one would be glued
 
 

@@ -22,6 +22,7 @@ def test_the_code_is_all_that_a_step_is_made_of(tmp_path):
         assert code_checksum(package) != before, name
     before = code_checksum(package)
     (package / "kernels" / "c0de.so").touch()
+    (package / ".#loop.py").symlink_to("user@host.123")  # of Emacs, while a buffer is not saved
     assert code_checksum(package) == before
 
 
