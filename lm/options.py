@@ -101,6 +101,8 @@ class Checked:
                 object.__setattr__(self, field.name, value)
             if type(value) is not expected:
                 raise UserError(f"{field.name} must be {expected.__name__}, not {value!r}")
+            if value != value:  # NaN: a resumed run's would not be equal to it
+                raise UserError(f"{field.name} must be a number, not {value}")
             self._check_range(field.name, value, field.metadata)
 
     @staticmethod

@@ -12,12 +12,14 @@ float32, whatever the run's --precision.
 
 With --json one object per line: {"log_probability": -9.1, "tokens": 3, "unknown": 0, "sentence":
 "the company"}, and with --per_word also "words": [{"word": "the", "log_probability": -3.0}, ...,
-{"word": "<eos>", "log_probability": -2.2}].
+{"word": "<eos>", "log_probability": -2.2}]. A log-probability of minus infinity is null.
 """
 
 import json
+import math
 import signal
 import sys
+from typing import Optional
 
 from lm.cli import program
 from lm.cli.flags import opened_run, run_flags
@@ -66,17 +68,21 @@ def format_score(score, per_word: bool, as_json: bool) -> str:
         by_word = [" ".join(f"{value:.6f}" for value in score.log_probs)] if per_word else []
         return "\t".join([*numbers, sentence, *by_word])
     record = {
-        "log_probability": round(score.log_prob, 6),
+        "log_probability": _number(score.log_prob),
         "tokens": len(score.log_probs),
         "unknown": score.unknown,
         "sentence": sentence,
     }
     if per_word:
         record["words"] = [
-            {"word": word, "log_probability": round(float(value), 6)}
+            {"word": word, "log_probability": _number(value)}
             for word, value in zip([*score.words, EOS], score.log_probs)
         ]
     return json.dumps(record)
+
+
+def _number(log_prob: float) -> Optional[float]:
+    return round(float(log_prob), 6) if math.isfinite(log_prob) else None  # JSON has no infinity
 
 
 if __name__ == "__main__":

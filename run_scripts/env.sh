@@ -34,7 +34,11 @@ whole_number() { # WHAT VALUE
 }
 
 slots_of() { # host1:2,host2 -> 3
-    local host slots total=0
+    local host slots total=0 script=${0##*/}
+    if [[ $1 == *[[:space:]]* ]]; then
+        echo "${script%.*}: commas alone separate hosts, not '$1'" >&2
+        exit 2
+    fi
     for host in ${1//,/ }; do
         [[ $host == *:* ]] && slots=${host##*:} || slots=1
         whole_number "the number after the colon of $host" "$slots"

@@ -10,7 +10,7 @@
 # Result: the files; a version that a file has and that still fits is kept. To support another
 #   pair, add it below, then run the tests on it (run_scripts/test_pair.sh).
 set -euo pipefail
-source "$(dirname "${BASH_SOURCE[0]}")/root.sh"
+source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/root.sh"
 
 # Of each Python the oldest and the newest TensorFlow that Horovod builds with.
 pairs=(

@@ -9,7 +9,7 @@
 # Result: valid and test perplexity beside the corpus's true perplexity, on the console and in
 #   runs/quickstart-<time>/; the exit status of the training.
 set -euo pipefail
-scripts=$(dirname "${BASH_SOURCE[0]}")
+scripts=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
 "$scripts/setup.sh" --keep
 source "$scripts/env.sh"
 source run_scripts/mpirun_job.sh

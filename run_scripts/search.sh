@@ -18,7 +18,7 @@ case " $* " in *' --output_dir'* | *' --config'*)
     exit 2
     ;;
 esac
-scripts=$(dirname "${BASH_SOURCE[0]}")
+scripts=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
 "$scripts/setup.sh" --keep
 source "$scripts/env.sh"
 source run_scripts/mpirun_job.sh

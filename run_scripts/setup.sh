@@ -20,7 +20,7 @@
 # Result: .venv, with one stamp (.done-NAME) for each finished step. A stamp holds what its step
 #   was built from and is written last: an interrupted or outdated step therefore runs again.
 set -euo pipefail
-source "$(dirname "${BASH_SOURCE[0]}")/root.sh"
+source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/root.sh"
 root=$PWD
 
 say() { echo "setup: $*"; }

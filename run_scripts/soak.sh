@@ -14,7 +14,7 @@
 #   a search that several drivers share root and postgresql; they skip without.
 # Result: exit status 0 if all pass.
 set -euo pipefail
-scripts=$(dirname "${BASH_SOURCE[0]}")
+scripts=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
 "$scripts/setup.sh" --dev
 # shellcheck source=run_scripts/env.sh
 source "$scripts/env.sh"

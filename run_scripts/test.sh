@@ -12,7 +12,7 @@
 # Cost: 11 minutes on 2 cores, both of which it uses, plus the set-up (see setup.sh) the first time.
 # Result: exit status 0 if all pass.
 set -euo pipefail
-scripts=$(dirname "${BASH_SOURCE[0]}")
+scripts=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
 "$scripts/setup.sh" --dev
 source "$scripts/env.sh"
 

@@ -8,7 +8,7 @@
 # SIGUSR1 does nothing: horovodrun does not pass it on, so there is no save between steps on demand.
 # Cost: Gloo's exchange takes 2 to 4 times as long as MPI's. Result: a run in runs/.
 set -euo pipefail
-scripts=$(dirname "${BASH_SOURCE[0]}")
+scripts=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
 "$scripts/setup.sh" --keep
 source "$scripts/env.sh"
 source run_scripts/mpirun_job.sh

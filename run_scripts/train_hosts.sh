@@ -12,7 +12,7 @@
 # Needs: this directory, with its .venv, at the same path on all hosts; ssh without a password.
 # Cost: see docs/results.md. Result: a run in runs/ on the first host; the training's exit status.
 set -euo pipefail
-scripts=$(dirname "${BASH_SOURCE[0]}")
+scripts=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
 [[ -n ${HOSTS:-}${HOSTFILE:-} ]] || {
     echo "train_hosts: set HOSTS=host1:1,host2:1 or HOSTFILE=FILE" >&2
     exit 2

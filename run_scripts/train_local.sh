@@ -9,7 +9,7 @@
 #   after SIGTERM or SIGHUP, 130 after SIGINT, 140 after SIGUSR2, with everything saved. A second
 #   SIGINT ends the job at once.
 set -euo pipefail
-scripts=$(dirname "${BASH_SOURCE[0]}")
+scripts=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
 "$scripts/setup.sh" --keep
 source "$scripts/env.sh"
 source run_scripts/mpirun_job.sh

@@ -23,7 +23,7 @@
 #   for a mistake in the command line or in these variables, which no restart mends; else the code of
 #   the last attempt.
 set -euo pipefail
-scripts=$(dirname "${BASH_SOURCE[0]}")
+scripts=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
 # shellcheck source=run_scripts/env.sh
 source "$scripts/env.sh"
 # shellcheck source=run_scripts/mpirun_job.sh
@@ -53,7 +53,7 @@ slots_of "${HOSTS:-}" >/dev/null
 placement() {
     local hosts=${HOSTS:-} slots
     if [[ -n ${DISCOVER_HOSTS:-} ]]; then
-        hosts=$("$DISCOVER_HOSTS" | grep -v '^[[:space:]]*$' | paste -sd,) || true
+        hosts=$("$DISCOVER_HOSTS" | tr -d ' \t\r' | grep . | paste -sd,) || true
         [[ -n $hosts ]] || return 1
     fi
     if [[ -z $hosts ]]; then
@@ -70,7 +70,7 @@ placement() {
 # All of them, not the newest: a damaged one stays the newest while the run, resumed from an older
 # one, gets on.
 checkpoints() {
-    { find "$OUTPUT_DIR/checkpoints" -maxdepth 1 -name 'step-*' 2>/dev/null || true; } | sort
+    { find "$OUTPUT_DIR/checkpoints/" -maxdepth 1 -name 'step-*' 2>/dev/null || true; } | sort
 }
 
 # Also an empty one, which hides the GPUs of all hosts.

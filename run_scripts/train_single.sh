@@ -7,7 +7,7 @@
 # Environment: CONFIG (config_small).
 # Cost: see docs/results.md. Result: a run in runs/; the exit status of the training.
 set -euo pipefail
-scripts=$(dirname "${BASH_SOURCE[0]}")
+scripts=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
 "$scripts/setup.sh" --keep
 source "$scripts/env.sh"
 

@@ -78,7 +78,7 @@ class Flags:
         self._values.set_gnu_getopt(True)  # the values of unknown flags are no end of the flags
         try:
             self._values(list(argv), known_only=True)
-        except absl_flags.Error as error:
+        except (absl_flags.Error, ValueError) as error:  # ValueError: --noflag=value
             raise UserError(f"{first_line(error)} (see --help)") from error
         return self[name]
 
@@ -99,7 +99,7 @@ class Flags:
         self._values.set_gnu_getopt(positional)  # else flags end at the first other argument
         try:
             rest = self._values(list(argv))
-        except absl_flags.Error as error:
+        except (absl_flags.Error, ValueError) as error:  # ValueError: --noflag=value
             raise UserError(f"{first_line(error)} (see --help)") from error
         if self["help"]:
             raise HelpRequested(self.help_text())

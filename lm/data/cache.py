@@ -200,5 +200,8 @@ def _open_entry(entry: str, directories: Sequence[str]) -> EncodedCorpus | None:
     # Not of another OSError: what cannot be read for a moment must stay, other jobs may be training
     # from it.
     except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
+        cause = error.__cause__
+        if isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError):
+            raise cause from None  # of the vocabulary
         logger.info("the encoded corpus in %s is damaged (%s)", entry, error)
         return None

@@ -8,6 +8,7 @@ from typing import Optional
 
 import numpy as np
 
+from lm.errors import UserError
 from lm.options import Checked, option
 
 
@@ -54,10 +55,19 @@ def next_word_distribution(
 
     Returns:
       Probabilities, float64 [V].
+
+    Raises:
+      UserError: The network gives no word that may come a probability.
     """
     scores = np.array(log_probs, np.float64)
     scores[list(banned)] = -np.inf
-    scores -= scores.max()
+    best = scores.max()
+    if not np.isfinite(best):  # a network of the user's, in windows of one word
+        raise UserError(
+            f"no word can be drawn: the greatest log-probability is {best}; train with"
+            " --check_network, which looks at single words too"
+        )
+    scores -= best
     if sampling.temperature > 0:
         with np.errstate(over="ignore"):  # minus infinity is the right limit
             scores /= sampling.temperature

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import itertools
+import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -78,8 +79,8 @@ class Scorer:
         """Score sentences, each from an empty state after an `<eos>` to its closing one.
 
         Raises:
-          UserError: A word is unknown and the vocabulary has no `<unk>`; after the scores of the
-            sentences before it.
+          UserError: A word is unknown and the vocabulary has no `<unk>`, or the network gives it
+            no number; after the scores of the sentences before it.
         """
         sentences = iter(sentences)
         while batch := [s.split() for s in itertools.islice(sentences, self._rows)]:
@@ -102,7 +103,13 @@ class Scorer:
             log_probs = self._session.run(self._log_probs, feed).astype(np.float64)
         for row, words in enumerate(batch[: len(ids)]):
             unknown = sum(word not in self._vocabulary.ids for word in words)
-            yield Score(words, log_probs[: len(words) + 1, row], unknown)
+            score = Score(words, log_probs[: len(words) + 1, row], unknown)
+            if math.isnan(score.log_prob):  # a network of the user's, in windows of one word
+                raise UserError(
+                    "the network gives log-probabilities that are nan; train with --check_network,"
+                    " which looks at single words too"
+                )
+            yield score
         if failure:
             raise failure
 

@@ -51,7 +51,7 @@ def _flags(argv):
         bool, "resume", False, "go on with the search in --output_dir, or start if there is none"
     )
     name = flags.peek(argv, "config")
-    config_class = type(load_config_file(name).config) if name else Config
+    config_class = type(load_config_file(name).config) if name is not None else Config
     flags.define_fields(SearchOptions)
     flags.define_fields(config_class, show_defaults=False)
     flags.define_fields(RunOptions, leave_out=NOT_FOR_TRIALS)
@@ -68,7 +68,7 @@ def _run(flags, config_class, stack):
     from lm.search.study import storage_errors
     from lm.search.winner import report_winner
 
-    directory = flags["output_dir"]
+    directory = os.path.expanduser(flags["output_dir"])  # the shell leaves that after "=" alone
     config, options, run = map(flags.given, (config_class, SearchOptions, RunOptions))
     run = {name: value for name, value in run.items() if name not in NOT_FOR_TRIALS}
     given = Given(flags["config"], config, options, run)

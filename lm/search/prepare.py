@@ -127,7 +127,7 @@ def _exists(directory: str) -> bool:
 
 
 def _new(given: Given) -> Prepared:
-    file = load_config_file(given.config_name or "config_small")
+    file = load_config_file("config_small" if given.config_name is None else given.config_name)
     RunOptions(**given.run)
     config = dataclasses.asdict(replaced(file.config, **given.config))
     name = f"{config['name']}-{uuid.uuid4().hex[:8]}"  # other searches may share the storage
@@ -137,7 +137,7 @@ def _new(given: Given) -> Prepared:
 
 def _old(directory: str, given: Given) -> Prepared:
     path = os.path.join(directory, run_files.SEARCH_CONFIG)
-    file = load_config_file(given.config_name or path)
+    file = load_config_file(path if given.config_name is None else given.config_name)
     if file.checksum != sha256_of(path):
         raise UserError(
             f"cannot resume: this search did not begin with {given.config_name} as it is now;"

@@ -137,8 +137,8 @@ def _test(run_dir: str, search: Prepared, stop_if_asked: Callable[[], None]) -> 
     if process.returncode:
         reason = reason_in(errors) or f"exit code {process.returncode}"
         raise RunError(f"the best trial could not be tested: {reason}")
-    lines = output.splitlines()
-    return json.loads(next(line for line in lines if line.startswith("{")))["perplexity"]
+    lines = [line for line in output.splitlines() if line.startswith("{")]
+    return json.loads(lines[-1])["perplexity"]  # a config file may have printed others before
 
 
 def _communicate(process: subprocess.Popen, stop_if_asked: Callable[[], None]) -> list[str]:

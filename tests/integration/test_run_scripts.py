@@ -130,6 +130,13 @@ def test_the_resilient_script_gives_up_where_nothing_gets_on(launch):
     assert (mistake.returncode, mistake.stderr) == (2, "")
 
 
+def test_a_script_may_be_called_by_a_link_to_it(launch, tmp_path):
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home/train").symlink_to("../run_scripts/train_local.sh")
+    result = launch("../home/train", cwd=tmp_path / "home")
+    assert result.returncode == 0 and "-m lm.train" in result.stdout, result.stderr
+
+
 @pytest.mark.parametrize(
     "name, variable, value, message",
     [
@@ -141,6 +148,7 @@ def test_the_resilient_script_gives_up_where_nothing_gets_on(launch):
         ),
         ("train_resilient.sh", "DISCOVER_HOSTS", "lm/distributed/mpirun_options.conf", "not exec"),
         ("train_resilient.sh", "HOSTS", "host1:two", "colon of host1:two must be a whole number"),
+        ("train_hosts.sh", "HOSTS", "host1:1, host2:1", "train_hosts: commas alone separate hosts"),
         ("train_resilient.sh", "BACKOFF", "0.5", "BACKOFF must be a whole number, not '0.5'"),
         ("train_resilient.sh", "NP", "x", "NP must be a whole number, not 'x'"),
         ("train_resilient.sh", "MAX_RESTARTS", "08", "MAX_RESTARTS must be a whole number"),
@@ -292,7 +300,9 @@ def test_only_a_missing_pmix_keeps_srun_from_a_requeue(launch, said, code, reque
 
 def test_the_resilient_script_sees_progress_at_any_step(tmp_path):
     """A new checkpoint begins the count anew, past step 10^8 and below a newer, damaged one."""
-    (tmp_path / "run/checkpoints/step-300000000").mkdir(parents=True)
+    (tmp_path / "disk/step-300000000").mkdir(parents=True)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/checkpoints").symlink_to(tmp_path / "disk")
     trainer = tmp_path / "python"
     trainer.write_text(
         f"""#!/bin/bash

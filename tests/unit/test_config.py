@@ -86,6 +86,13 @@ def test_the_value_of_a_flag_may_not_be_empty():
         RunOptions(init_from="")
 
 
+def test_paths_may_begin_with_the_home_directory(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    _, options, _ = parse("--data_path=~/text", "--output_dir=~/runs/a", "--log_path", "a~")
+    found = options.data_path, options.output_dir, options.log_path
+    assert found == ("/home/me/text", "/home/me/runs/a", "a~")
+
+
 def test_a_whole_number_is_a_good_float():
     assert isinstance(Config(learning_rate=1).learning_rate, float)
 
@@ -119,6 +126,7 @@ def test_flags_override_the_config():
         (["--batch_size", "0"], "batch_size"),
         (["--max_steps", "-1"], "max_steps"),
         (["--keep_prob"], "keep_prob"),
+        (["--noeval=true"], "--noeval=true does not take an argument"),
         (["stray"], "stray"),
     ],
 )

@@ -133,6 +133,23 @@ def test_what_cannot_be_read_for_a_moment_is_left_to_others(tmp_path, monkeypatc
     assert path.is_symlink() and len(list((tmp_path / "cache").glob("**/train.ids"))) == 1
 
 
+def test_nor_is_a_vocabulary_whose_checksum_is_remembered(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    data_path = write(tmp_path / "d")
+    words = words_of(load_corpus(data_path), "train")
+    [path] = (tmp_path / "d" / ".cache").glob("*/vocabulary.txt")
+    known = json.loads((path.parent / "entry.json").read_text())["sha256"]
+    path.unlink()
+    path.symlink_to("/proc/self/mem")
+
+    def remembered(path, _):
+        return known.get(os.path.basename(path)) or lm.files.sha256_of(path)
+
+    monkeypatch.setattr(lm.data.cache, "checksum_of", remembered)
+    assert words_of(load_corpus(data_path), "train") == words
+    assert path.is_symlink() and len(list((tmp_path / "cache").glob("**/train.ids"))) == 1
+
+
 def test_what_a_faster_host_has_made_stays(tmp_path, monkeypatch):
     """Where locks do not reach other hosts, it trains from it already."""
     data_path = write(tmp_path / "d")

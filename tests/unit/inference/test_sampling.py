@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lm.errors import UserError
 from lm.inference.sampling import Sampling, draw, next_word_distribution
 
 LOG_PROBS = np.log([0.1, 0.4, 0.05, 0.25, 0.2])
@@ -70,6 +71,12 @@ def test_any_limits_leave_a_distribution_without_the_banned(
     assert (found >= 0).all() and not found[banned].any()
     assert np.count_nonzero(found) <= (top_k or len(found))
     assert found[draw(found, random)] > 0
+
+
+@pytest.mark.parametrize("log_probs", [[-1.0, np.nan, -1.0], [0.0, -np.inf, -np.inf]])
+def test_where_no_word_may_come_it_is_told(log_probs):
+    with pytest.raises(UserError, match=r"no word can be drawn: .* is (nan|-inf); train with"):
+        next_word_distribution(np.array(log_probs), Sampling(), banned=[0])
 
 
 def test_the_largest_random_number_draws_a_word_that_may_come():

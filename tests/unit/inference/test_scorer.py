@@ -1,16 +1,19 @@
 """Reading sentences as they come, and scoring them."""
 
+import dataclasses
 import json
 import os
 
 import numpy as np
 import pytest
 
+from lm.checkpoint import format as checkpoint
+from lm.checkpoint import manifest
 from lm.config import Config
 from lm.data.vocabulary import Vocabulary
 from lm.errors import UserError
 from lm.inference.run import open_run
-from lm.inference.scorer import Scorer, read_lines
+from lm.inference.scorer import Score, Scorer, read_lines
 from lm.score import format_score
 from tests.untrained import write_run
 
@@ -79,6 +82,19 @@ def test_formats(run):
     assert [each["word"] for each in record["words"]] == ["w1", "zebra", "<eos>"]
     assert record["log_probability"] == float(cells[0])
     assert "words" not in json.loads(format_score(score, False, True))
+
+
+def test_no_number_is_an_error_and_minus_infinity_is_null(tmp_path):
+    score = Score(("w1",), np.array([-1.0, -np.inf]), 0)
+    found = json.loads(format_score(score, True, True))
+    assert found["log_probability"] is None and found["words"][1]["log_probability"] is None
+    write_run(tmp_path / "run", Config(hidden_size=4), Vocabulary(WORDS))
+    (trained,) = checkpoint.list_checkpoints(str(tmp_path / "run"))
+    nothing = {n: np.full_like(a, np.nan) for n, a in checkpoint.load_arrays(trained).items()}
+    spoilt = dataclasses.replace(manifest.read(trained), step=8)
+    checkpoint.save(str(tmp_path / "run"), nothing, spoilt)
+    with pytest.raises(UserError, match="the network gives log-probabilities that are nan; train"):
+        list(Scorer(open_run(tmp_path / "run")).score(["w1"]))
 
 
 def test_lines_come_as_soon_as_they_are_whole():

@@ -344,6 +344,16 @@ def test_the_winners_test_says_why_it_fails_and_can_be_stopped(search, tmp_path)
         report()
     assert caught.value.exit_code == 143 and "test" not in study.optuna.user_attrs
     assert not os.path.exists(f"/proc/{pid.read_text().strip()}")
+    pid.unlink()
+    told = "echo \"{'heads': 4}\"; echo '{\"perplexity\": 3.5}'"  # the first by a config file
+    search.trainer.write_text(f"#!/bin/bash\n{told}")
+    report()
+    assert study.optuna.user_attrs["test"]["perplexity"] == 3.5
+
+
+def test_an_empty_name_is_no_config(search):
+    with pytest.raises(UserError, match="unknown config ''"):
+        search(config="")
 
 
 def test_a_full_disk_ends_the_search_not_the_trials(search):
