@@ -16,7 +16,7 @@ words there are; an `<unk>` in the text itself is a word like others.
 import json
 
 from lm.cli import program
-from lm.cli.flags import opened_run, run_flags
+from lm.cli.flags import run_arguments, run_flags
 from lm.cli.tables import markdown_table
 from lm.startup import import_tensorflow
 
@@ -52,7 +52,7 @@ def _parse(argv):
     )
     flags.define(bool, "json", False, "print JSON, one object per line, instead of a table")
     flags.parse(argv)
-    return flags, opened_run(flags)
+    return flags, run_arguments(flags)
 
 
 def _evaluate(parsed, comm):
@@ -61,7 +61,7 @@ def _evaluate(parsed, comm):
     from lm.inference.evaluator import evaluate
 
     options = {name: flags[name] for name in ("data_path", "eval_batch_size", "distributed")}
-    results = evaluate(flags["run"], flags["split"].split(","), comm=comm, **options, **run)
+    results = evaluate(splits=flags["split"].split(","), comm=comm, **options, **run)
     if comm.is_rank_0 and flags["json"]:
         print(*map(json.dumps, results), sep="\n")
     elif comm.is_rank_0:

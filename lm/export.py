@@ -29,7 +29,7 @@ the vocabulary has none, it is an error.
 """
 
 from lm.cli import program
-from lm.cli.flags import opened_run, run_flags
+from lm.cli.flags import run_arguments, run_flags
 from lm.startup import import_tensorflow
 
 USAGE = """\
@@ -54,7 +54,7 @@ def _export(argv):
     from lm.inference.run import open_run
     from lm.inference.saved_model import export
 
-    export(open_run(flags["run"], **opened_run(flags)), flags["to"])
+    export(open_run(**run_arguments(flags)), flags["to"])
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import logging
 import signal
 
 from lm.cli import program
-from lm.cli.flags import opened_run, run_flags
+from lm.cli.flags import run_arguments, run_flags
 from lm.startup import import_tensorflow
 
 USAGE = """\
@@ -43,7 +43,7 @@ def _generate(argv):
     from lm.inference.generator import Generator
     from lm.inference.run import open_run
 
-    run = open_run(flags["run"], **opened_run(flags))
+    run = open_run(**run_arguments(flags))
     if flags["seed"] is None:  # told, so that a text worth keeping can be had again
         logging.getLogger("lm").info("seed %d", sampling.seed)
     for number, words in enumerate(Generator(run).texts(sampling), 1):

@@ -22,7 +22,7 @@ import sys
 from typing import Optional
 
 from lm.cli import program
-from lm.cli.flags import opened_run, run_flags
+from lm.cli.flags import run_arguments, run_flags
 from lm.data.vocabulary import EOS
 from lm.errors import UserError
 from lm.startup import import_tensorflow
@@ -54,7 +54,7 @@ def _score(argv):
     from lm.inference.run import open_run
     from lm.inference.scorer import Scorer
 
-    scorer = Scorer(open_run(flags["run"], **opened_run(flags)), flags["batch_size"])
+    scorer = Scorer(open_run(**run_arguments(flags)), flags["batch_size"])
     for score in scorer.score_stream(sys.stdin.fileno()):
         # Whoever wrote this line may wait for the answer.
         print(format_score(score, flags["per_word"], flags["json"]), flush=True)

@@ -180,6 +180,6 @@ def draw(stem: str, record: dict[str, Any]) -> None:
                 series = {f"{kind}, predicted": [row["speedup"] for row in rows]}
                 if place == "here":
                     series[f"{kind}, measured"] = [row["measured_speedup"] for row in rows]
-                lines(axes, ranks, series, label, "speed-up over one rank")
+                lines(axes, ranks, series, label)
             # Weak scaling, which comes last, goes on to more ranks than strong.
-            lines(axes, ranks, {"ideal": ranks}, label, "speed-up over one rank")
+            lines(axes, ranks, {"ideal": ranks}, label)

@@ -46,8 +46,8 @@ def message_sizes(max_mb: float) -> list[int]:
 
 def start_exchange(options: Options, ranks: int) -> Worker:
     """Start ranks that exchange buffers."""
-    places = dict(ranks=ranks, threads=options.threads, hosts=options.hosts)
-    return Worker("ExchangeServer", {}, **places)
+    hosts = options.hosts
+    return Worker("ExchangeServer", {}, ranks=ranks, threads=options.threads, hosts=hosts)
 
 
 def measure_horovod(worker: Worker, sizes: Sequence[int]) -> float:

@@ -51,8 +51,8 @@ def bars(axes, values: Mapping[str, Summary], label: str) -> None:
     axes.set_xlabel(label)
 
 
-def lines(axes, ranks: list[int], series: Mapping[str, list], x_label: str, y_label: str) -> None:
-    """Draw one line for each named series over the numbers of ranks, in logarithmic scales."""
+def lines(axes, ranks: list[int], series: Mapping[str, list], x_label: str) -> None:
+    """Draw speed-ups over the numbers of ranks, a line for each series, in logarithmic scales."""
     for name, values in series.items():
         axes.plot(ranks, values, ":" if name == "ideal" else "o-", markersize=4, label=name)
     axes.set_xscale("log", base=2)
@@ -60,4 +60,4 @@ def lines(axes, ranks: list[int], series: Mapping[str, list], x_label: str, y_la
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(FormatStrFormatter("%g"))
     axes.set_xlabel(x_label)
-    axes.set_ylabel(y_label)
+    axes.set_ylabel("speed-up over one rank")

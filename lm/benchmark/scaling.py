@@ -145,7 +145,7 @@ def draw(stem: str, record: dict[str, Any]) -> None:
     ranks = [row["ranks"] for row in rows]
     with plot(stem, title, num_axes=2) as (speed, split):
         series = {kind: [row[kind]["speedup"].value for row in rows] for kind in _KINDS}
-        lines(speed, ranks, {**series, "ideal": ranks}, "ranks", "speed-up over one rank")
+        lines(speed, ranks, {**series, "ideal": ranks}, "ranks")
         names = [f"{kind}, {row['ranks']}" for kind in _KINDS for row in rows]
         left = [0.0] * len(names)
         for part in _PARTS:

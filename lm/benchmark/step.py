@@ -79,8 +79,9 @@ def _start(
     contestant = name.removesuffix("-float32")
     if contestant != name:
         config = dataclasses.replace(config, precision="float32")
-    trainer = Trainer(config, options, [config.batch_size], contestant=contestant)
-    stack.callback(trainer.close)
+    trainer = stack.enter_context(
+        Trainer(config, options, [config.batch_size], contestant=contestant)
+    )
     steps = partial(trainer.ask, "steps", batch_size=config.batch_size, untimed=0)
     first = steps(count=1)[0]
     seconds = time.perf_counter() - start

@@ -99,7 +99,7 @@ def _check_versions(checklist: Checklist, facts: Facts) -> None:
     checklist.add(
         OK if good else WARN,
         "versions",
-        _list(versions),
+        ", ".join(f"{name} {version}" for name, version in versions.items()),
         "this program is tested with Python 3.9 to 3.13, "
         f"tensorflow {', '.join(TENSORFLOWS)}, horovod {_HOROVOD}: {_SETUP}",
     )
@@ -115,10 +115,6 @@ def _check_versions(checklist: Checklist, facts: Facts) -> None:
         f"built with {built or 'nothing'}; the ranks use {facts[0]['backend']}",
         f"without NCCL, GPUs exchange through the host's memory: USE_GPU=1, and {_SETUP}",
     )
-
-
-def _list(versions: Mapping[str, str]) -> str:
-    return ", ".join(f"{name} {version}" for name, version in versions.items())
 
 
 def _check_sameness(checklist: Checklist, facts: Facts) -> None:

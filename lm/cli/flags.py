@@ -63,7 +63,7 @@ class Flags:
             if field.name in leave_out:
                 continue
             plain_type, _ = field_type(cls, field.name)
-            text = _help_text(field)
+            text = field_help(field)
             if show_defaults and field.default not in (None, ""):
                 text += f" (default: {field.default})"
             self.define(plain_type, field.name, None, text)
@@ -127,7 +127,8 @@ class Flags:
         return "\n".join(lines)
 
 
-def _help_text(field: dataclasses.Field) -> str:
+def field_help(field: dataclasses.Field) -> str:
+    """Return the help text of a field, with its choices."""
     choices = ", ".join(map(str, field.metadata["choices"]))
     return field.metadata["help"] + (f" (one of: {choices})" if choices else "")
 
@@ -152,14 +153,15 @@ def run_flags(usage: str) -> Flags:
     return flags
 
 
-def opened_run(flags: Flags) -> dict[str, Any]:
-    """Return what the flags of `run_flags` say, but for the directory, as `open_run` takes it.
+def run_arguments(flags: Flags) -> dict[str, Any]:
+    """Return what the flags of `run_flags` say, as `open_run` takes it.
 
     Raises:
       UserError: The config file cannot be used.
     """
     path = flags["config"]
     return {
+        "directory": flags["run"],
         "checkpoint": flags["checkpoint"],
         "file": load_config_file(path) if path else None,
         "allow_changed_network": flags["allow_changed_network"],
@@ -212,23 +214,3 @@ def parse_training_flags(
     config = replaced(file.config, **flags.given(type(file.config)))
     options = RunOptions(**flags.given(RunOptions))
     return config, options, file if file.is_part_of_run else None
-
-
-def flags_document() -> str:
-    """Return docs/flags.md: every field of Config and RunOptions, as the flag it is."""
-    lines = [
-        "# The flags of lm.train",
-        "",
-        "Made by `python -m lm.flags > docs/flags.md` from `lm/config.py`; `--help` says the same.",
-        "A flag of the first table overrides the config's field; the defaults are those of a",
-        "config that does not set the field.",
-    ]
-    for title, cls in (("What is trained: Config", Config), ("How: RunOptions", RunOptions)):
-        lines += ["", f"## {title}", "", "| flag | default | what |", "|---|---|---|"]
-        for field in dataclasses.fields(cls):
-            plain_type, _ = field_type(cls, field.name)
-            name = f"--[no]{field.name}" if plain_type is bool else f"--{field.name}"
-            text = _help_text(field).replace("<", "&lt;")  # Markdown would take <unk> for HTML
-            default = "" if field.default is None else field.default
-            lines.append(f"| `{name}` | {default} | {text} |")
-    return "\n".join(lines) + "\n"

@@ -94,7 +94,7 @@ def check_in_sight(run_directory: str, data_path: str, gone: type[Ending] = User
       gone: What to raise where it is not.
 
     Raises:
-      UserError: The text is not there.
+      `gone`: The text is not there.
       RunError: A file cannot be read, at least now.
     """
     if _is_in(data_path, "text") or _is_in(data_path, "ptb"):  # nothing is downloaded
@@ -121,7 +121,8 @@ def find_data_path(
       The directory that the run remembers; the default where none does.
 
     Raises:
-      UserError: The corpus is not there any more, or what a run remembers is damaged.
+      `gone`: The corpus is not there any more.
+      UserError: What a run remembers is damaged.
       RunError: A file cannot be read, at least now.
     """
     for directory in run_directories:

@@ -33,6 +33,9 @@ def start_tensorflow(
       local_size: Ranks on this host, which share its cores out.
       intra_op: The user's choice, or None.
       inter_op: The user's choice, or None.
+
+    Returns:
+      The threads that it has.
     """
     unbind_from_core()
     threads = Threads(intra_op or cores_of_rank(local_size), inter_op or 1)
@@ -47,7 +50,7 @@ def start_tensorflow(
 
 
 def session_config(threads: Threads, comm: Communicator) -> tf.ConfigProto:
-    """Pin this process to its own GPU, if there are any, and set its threads.
+    """Return a config with this process's own GPU, if there are any, and its threads.
 
     Args:
       threads: From `start_tensorflow`.

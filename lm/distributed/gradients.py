@@ -61,6 +61,9 @@ def exchange_gradients(
       cuts: Tensors made of variables alone, each with the one that the loss depends on in its
         place: its gradient is exchanged, and flows on into the former after that.
 
+    Returns:
+      The gradients, summed, and how long that took.
+
     Raises:
       UserError: The loss does not depend on a variable.
     """
@@ -76,14 +79,12 @@ def exchange_gradients(
     summed = [g for g, _ in comm.distribute(local).compute_gradients(loss, sources)]
     seconds = _seconds_between([gradient for gradient, _ in local.local_gradients], summed)
     direct, of_cuts = summed[: len(variables)], summed[len(variables) :]
-    gradients = [
-        _merge_duplicates(gradient) if is_sparse(gradient) else gradient for gradient in direct
-    ]
+    gradients = list(map(_merge_duplicates, direct))
     reached = [(made, g) for (made, _), g in zip(cuts, of_cuts) if g is not None]
     if reached:
         made, of_made = map(list, zip(*reached))
         by_cuts = [  # with the rows of a table that are one summed first, in one order
-            dense(_merge_duplicates(gradient), variable) if is_sparse(gradient) else gradient
+            dense(_merge_duplicates(gradient), variable)
             for gradient, variable in zip(tf.gradients(made, variables, of_made), variables)
         ]
         gradients = map(_total, gradients, by_cuts)
@@ -118,7 +119,7 @@ def values_of(gradient: Gradient) -> tf.Tensor:
     return gradient.values if is_sparse(gradient) else gradient
 
 
-def dense(gradient: Gradient, variable: tf.Variable) -> tf.Tensor:
+def dense(gradient: Optional[Gradient], variable: tf.Variable) -> Optional[tf.Tensor]:
     """Return a variable's gradient with all its rows, of a list with each row once."""
     if not is_sparse(gradient):
         return gradient
@@ -158,23 +159,25 @@ def _add_up(
     return tf.reshape(total, shape)
 
 
-def _merge_duplicates(slices: tf.IndexedSlices) -> tf.IndexedSlices:
-    """Sum the slices of the same row: un-merged, their norm would depend on how the words of
-    the global batch are spread over the ranks.
+def _merge_duplicates(gradient: Optional[Gradient]) -> Optional[Gradient]:
+    """Sum the slices of the same row of a list: un-merged, their norm would depend on how the words
+    of the global batch are spread over the ranks.
 
     On the CPU, also where there is a GPU: there each row is summed by one thread, in the order of
     the slices. A GPU adds atomically, in any order, and the ranks' weights would part.
     """
+    if not is_sparse(gradient):
+        return gradient
     with tf.device("cpu:0"):
-        rows, position = tf.unique(slices.indices)
-        values = tf.math.unsorted_segment_sum(slices.values, position, tf.size(rows))
-    return tf.IndexedSlices(values, rows, slices.dense_shape)
+        rows, position = tf.unique(gradient.indices)
+        values = tf.math.unsorted_segment_sum(gradient.values, position, tf.size(rows))
+    return tf.IndexedSlices(values, rows, gradient.dense_shape)
 
 
 def dense_is_smaller(config: Config, rows: int) -> bool:
     """Whether the gradient of a table, such as the embedding, has fewer bytes as a dense tensor.
 
-    Sparse: each rank receives the rows of all tokens of the global batch. Dense: a ring
-    allreduce moves every row twice.
+    Sparse: each rank receives the rows of all tokens of the global batch. Dense: an allreduce
+    moves every row twice.
     """
     return config.batch_size * config.num_steps >= 2 * rows

@@ -40,8 +40,8 @@ class Signals:
     """
 
     def __init__(self) -> None:
-        self._stop = 0
-        self._save = False
+        self.stop = 0  # the number of the first signal that asked this rank to stop
+        self.save = False  # whether it has been asked to save since its last save
         self._saved_at = -_SAME_REQUEST_SECONDS
         self._num_interrupts = 0
         self._before: dict[int, Any] = {}
@@ -72,19 +72,9 @@ class Signals:
         self._thread.join()
         self._reader.close()
 
-    @property
-    def stop(self) -> int:
-        """The number of the first signal that asked this rank to stop, or 0."""
-        return self._stop
-
-    @property
-    def save(self) -> bool:
-        """Whether this rank has been asked to save since its last save."""
-        return self._save
-
     def saved(self) -> None:
         """Forget the requests to save."""
-        self._save, self._saved_at = False, time.monotonic()
+        self.save, self._saved_at = False, time.monotonic()
 
     def _read(self) -> None:
         while numbers := self._reader.recv(64):
@@ -93,9 +83,9 @@ class Signals:
 
     def _note(self, number: int) -> None:
         if number == signal.SIGUSR1:
-            self._save = time.monotonic() - self._saved_at > _SAME_REQUEST_SECONDS
+            self.save = time.monotonic() - self._saved_at > _SAME_REQUEST_SECONDS
         elif number in _STOP:
-            self._stop = self._stop or int(_STOP[number])
+            self.stop = self.stop or int(_STOP[number])
             self._num_interrupts += number == signal.SIGINT
             if self._num_interrupts == 2:
                 with contextlib.suppress(OSError):

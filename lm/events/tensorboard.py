@@ -14,6 +14,7 @@ from tensorboard.plugins.hparams import summary as hparams
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from lm.files import PatientFile
+from lm.perplexity import MAX_MEAN_NLL
 
 # The tag that each number of an event is shown under; perplexities share a chart's name.
 _TAGS = {
@@ -57,7 +58,7 @@ class TensorBoardWriter:
             if value is not None:
                 summary.value.add(tag=tag, simple_value=value)
         if kind == "step":
-            perplexity = math.exp(min(fields["loss"], 700.0))  # as far as a float goes
+            perplexity = math.exp(min(fields["loss"], MAX_MEAN_NLL))
             summary.value.add(tag="perplexity/step", simple_value=perplexity)
         if summary.value:
             self._add(summary=summary, step=fields["step"])

@@ -1,4 +1,4 @@
-"""Compiled CPU ops for the training step, and the choice of what computes each product.
+"""Compiled CPU ops for the training step.
 
 ``python -m lm.kernels.build`` compiles the library; ``available()`` says whether it can be used
 here. Where it cannot, lm/model/plain.py computes the same from stock ops.
@@ -69,7 +69,6 @@ def matmul(
       [N, M].
     """
     bf16 = _is_bfloat16(precision)
-    _ops()  # an error here rather than in the middle of the graph
 
     @tf.custom_gradient
     def product(a, b):
@@ -92,7 +91,6 @@ def add_bias(x_NM: tf.Tensor, bias_M: tf.Tensor, shares: Sequence[int] = ()) -> 
     Returns:
       [N, M].
     """
-    _ops()
 
     @tf.custom_gradient
     def add(x, bias):

@@ -9,7 +9,6 @@ Shapes: T time steps, B rows, H units of the outputs, V words, N = T * B.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from typing import Callable, Optional
 
@@ -22,10 +21,8 @@ from lm.model import lstm
 from lm.model.context import Context
 from lm.model.guard import call, checked_result, checked_shapes
 from lm.model.plain import logits_cross_entropy
-from lm.model.rules import operations, placeholders, refuse, warn
-from lm.model.variables import operations_behind, shared_variables
-
-logger = logging.getLogger("lm")
+from lm.model.rules import operations, placeholders, refuse, refuse_cuts_of_others, warn
+from lm.model.variables import shared_variables
 
 State = Mapping[str, tf.Tensor]  # by name, float32 [B, ...]: what passes from window to window
 
@@ -113,10 +110,9 @@ class Network:
             refuse(where, made, used, context.training)
             if context.training:
                 self._refuse_unused(where, context)
-                _refuse_cuts_of_others(where, context, [inputs_TB, *state.values()])
+                refuse_cuts_of_others(where, context.cuts, [inputs_TB, *state.values()])
             if is_first:  # later ones make initial values again, which nothing draws
-                _warn_of_unread_state(where, state)
-                warn(where, made, used)
+                warn(where, made, used, state)
         return outputs
 
     def _refuse_unused(self, where: str, context: Context) -> None:
@@ -234,25 +230,3 @@ class Network:
                     projection_HE = tf.get_variable("projection", [hidden, units])
                     top_NH = context.ops.matmul(top_NH, projection_HE)
             return top_NH, weights, tf.get_variable("bias", [self.vocab_size])
-
-
-def _warn_of_unread_state(where: str, state: State) -> None:
-    unread = [name for name, before in state.items() if not before.consumers()]
-    if unread:
-        logger.warning(
-            "%s does not read state[%r]: nothing of it passes from window to window, nor from word"
-            " to word in lm.score, lm.generate and lm.export",
-            where,
-            unread[0],
-        )
-
-
-def _refuse_cuts_of_others(where: str, context: Context, given: Sequence[tf.Tensor]) -> None:
-    """Refuse a cut of what is not made of variables alone: ranks would get other gradients."""
-    used = [cut.used for cut in context.cuts]
-    for cut in context.cuts:
-        if operations_behind(cut.weights) & {tensor.op for tensor in [*given, *used]}:
-            raise UserError(
-                f"{where} calls context.drop_weights with {cut.weights.op.name}, which depends on"
-                " the words, the state or dropped weights: it must be made of variables alone"
-            )

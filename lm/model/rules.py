@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 
 import tensorflow.compat.v1 as tf
 from tensorflow.core.framework import node_def_pb2
 
 from lm.errors import UserError
-from lm.model.variables import operations_of_initial_value
+from lm.model.context import Cut
+from lm.model.variables import operations_behind, operations_of_initial_value
 
 logger = logging.getLogger("lm")
 
@@ -67,8 +68,31 @@ def refuse(where: str, made: Nodes, used: Mapping[str, tf.Variable], training: b
         _refuse_global_step(where, made, used)
 
 
-def warn(where: str, made: Nodes, used: Mapping[str, tf.Variable]) -> None:
-    """Warn of what may make a run another on other ranks, or after a resume; as `refuse`."""
+def refuse_cuts_of_others(where: str, cuts: Sequence[Cut], given: Sequence[tf.Tensor]) -> None:
+    """Refuse a cut of what is not made of variables alone: ranks would get other gradients.
+
+    Args:
+      where: The file and the function.
+      cuts: Of the network's context.
+      given: The words and the state.
+
+    Raises:
+      UserError: There is one.
+    """
+    used = [cut.used for cut in cuts]
+    for cut in cuts:
+        if operations_behind(cut.weights) & {tensor.op for tensor in [*given, *used]}:
+            raise UserError(
+                f"{where} calls context.drop_weights with {cut.weights.op.name}, which depends on"
+                " the words, the state or dropped weights: it must be made of variables alone"
+            )
+
+
+def warn(
+    where: str, made: Nodes, used: Mapping[str, tf.Variable], state: Mapping[str, tf.Tensor]
+) -> None:
+    """Warn of what may make a run, or what reads its words one by one, another; as `refuse`."""
+    _warn_of_unread_state(where, state)
     initial = {op.name for v in used.values() for op in operations_of_initial_value(v)}
     _warn_of_random_numbers(where, made, initial)
     _warn_of_python(where, made)
@@ -143,6 +167,17 @@ def _warn_of_random_numbers(where: str, made: Nodes, initial: Container[str]) ->
                 node.op,
             )
             return
+
+
+def _warn_of_unread_state(where: str, state: Mapping[str, tf.Tensor]) -> None:
+    unread = [name for name, before in state.items() if not before.consumers()]
+    if unread:
+        logger.warning(
+            "%s does not read state[%r]: nothing of it passes from window to window, nor from word"
+            " to word in lm.score, lm.generate and lm.export",
+            where,
+            unread[0],
+        )
 
 
 def _warn_of_python(where: str, made: Nodes) -> None:

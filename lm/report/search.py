@@ -82,11 +82,6 @@ def best_trials(study: optuna.Study, count: int = NUM_BEST) -> list[FrozenTrial]
     return sorted(finished, key=lambda trial: trial.value)[:count]
 
 
-def best_table(study: optuna.Study) -> str:
-    """Return the table of the best trials, for the console."""
-    return _best(study).text
-
-
 def progress_line(study: optuna.Study, number: int, num_trials: int) -> str:
     """Say what has become of a trial that has just ended."""
     trials = study.get_trials(deepcopy=False)
@@ -125,7 +120,7 @@ def search_tables(search: FoundSearch) -> list[Table]:
         ["trial", "outcome", "valid", "epochs", *names, "why it failed"],
         rows,
     )
-    return [_best(search.study), everything]
+    return [best_table(search.study), everything]
 
 
 def summary(search: FoundSearch) -> list[str]:
@@ -150,7 +145,8 @@ def summary(search: FoundSearch) -> list[str]:
     return lines
 
 
-def _best(study: optuna.Study) -> Table:
+def best_table(study: optuna.Study) -> Table:
+    """Return the table of the best trials."""
     trials = best_trials(study)
     names = _names(trials)
     rows = [

@@ -77,7 +77,7 @@ def _run(flags, config_class, stack):
     with storage_errors(f"go on with: {resume_command(directory)}"):
         driver = Driver(directory, search, study, signals)
         driver.run()
-        print(best_table(study.optuna))
+        print(best_table(study.optuna).text)
         report_winner(study, search, directory, driver.stop_if_asked)
 
 

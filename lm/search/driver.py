@@ -227,7 +227,7 @@ class Driver:
             write_best(best[0], self._search, self._directory)
         finished = self._study.trials(TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
         if len(finished) % _TABLE_EVERY == 0:
-            logger.info("%s", best_table(study))
+            logger.info("%s", best_table(study).text)
 
     def _leave(self, job: Job) -> None:
         self._jobs.remove(job)

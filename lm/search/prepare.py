@@ -54,15 +54,19 @@ def prepare(
       given: The command line.
       stack: Frees the directory when it is closed.
 
+    Returns:
+      The search and its study.
+
     Raises:
       UserError: Something given cannot be used; nothing has been made.
       RunError: Another driver uses the directory, or the storage cannot be used.
     """
     given = _absolute(given)
     found = _find(directory, resume, given)
-    corpus = _corpus_of(found)
+    # As each trial will: a corpus that is not there would fail them all, one by one.
+    _, corpus, _ = load_corpus_to_train(found.config, RunOptions(**found.settings.run))
     try:
-        return _begin(directory, given, found, corpus, stack)
+        return _begin(directory, given, found, corpus.checksum, stack)
     except BlockingIOError:
         raise RunError(
             f"another driver is running the search in {directory}; several can share one with"
@@ -171,16 +175,6 @@ def _checked(settings: Settings, file: ConfigFile, flags: Mapping[str, Any] = {}
     check_storage(options)
     places = make_places(options.ranks_per_trial, options.parallel_trials, options.hosts)
     return Prepared(settings, file, config, space, places)
-
-
-def _corpus_of(found: Prepared) -> str:
-    """Load what each trial will: a corpus that is not there would fail them all, one by one.
-
-    Returns:
-      Its checksum.
-    """
-    _, corpus, _ = load_corpus_to_train(found.config, RunOptions(**found.settings.run))
-    return corpus.checksum
 
 
 def _with_corpus(found: Prepared, directory: str, checksum: str) -> Prepared:

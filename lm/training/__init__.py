@@ -2,5 +2,5 @@
 
 `run.train` is what others call: it prepares what the ranks must agree on, builds the step and
 hands both to the `loop`. What the loop does now and then has a module for each thing: `saving`,
-`validation`; `progress` is how far the run is, which checkpoints carry and `restore` brings back.
+`validation`; `position` is how far the run is, which checkpoints carry and `restore` brings back.
 """

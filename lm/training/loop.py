@@ -10,7 +10,6 @@ import signal
 import time
 from typing import Callable, Optional
 
-import numpy as np
 import tensorflow.compat.v1 as tf
 
 from lm.checkpoint import choice, variables
@@ -243,7 +242,11 @@ class Loop:
         averaged = self.position.averaged > 0
         if self.options.test_on == "best":
             self.beat("the reading of the best weights", alone=self.comm.is_rank_0)
-            arrays = together(self.comm, self._best_weights)
+            arrays = together(
+                self.comm,
+                lambda: checkpoint.load_weights(choice.find(self.reporter.output_dir, "best")),
+                takes_part=self.comm.is_rank_0,
+            )
             variables.set_shared_weights(self.session, arrays, self.comm.concat)
             averaged = False
         perplexity = self._perplexity(self.validation.run(self.session, "test", averaged), "test")
@@ -251,11 +254,6 @@ class Loop:
         self.reporter.event("test", step=step, test_on=test_on, test_perplexity=perplexity)
         logger.info(f"test perplexity {perplexity:.2f}{self._true_value('test_perplexity')}")
         self.reporter.collect_logs(self.comm.gather)
-
-    def _best_weights(self) -> Optional[dict[str, np.ndarray]]:
-        if not self.comm.is_rank_0:
-            return None
-        return checkpoint.load_weights(choice.find(self.reporter.output_dir, "best"))
 
     def _true_value(self, name: str) -> str:
         return f" (true: {getattr(self.truth, name):.2f})" if self.truth else ""

@@ -75,7 +75,7 @@ def prepare(
             config,
             corpus.vocabulary.checksum,
             corpus.checksum,
-            config_file_checksum(file),
+            file.checksum if file else None,
             options.allow_changed_network,
             options.early_stopping_epochs is not None or options.test_on == "best",
         )
@@ -142,11 +142,6 @@ def _check_files(options: RunOptions, comm: Communicator) -> None:
             ) from error
 
 
-def config_file_checksum(file: Optional[ConfigFile]) -> Optional[str]:
-    """Return the checksum of the config file where it is part of the run, else None."""
-    return file.checksum if file else None
-
-
 def facts_of(run: Prepared) -> dict[str, Any]:
     """Return what must be the same on all ranks, by name."""
     options_of_all = {
@@ -159,7 +154,7 @@ def facts_of(run: Prepared) -> dict[str, Any]:
         **options_of_all,
         "vocabulary": run.corpus.vocabulary.checksum,
         "corpus": run.corpus.checksum,
-        "config file (SHA-256)": config_file_checksum(run.file),
+        "config file (SHA-256)": run.file.checksum if run.file else None,
         # mpirun hands it to the ranks of its own host alone, and Horovod would crash (signal 11).
         _FUSION: run.comm.settings.get(_FUSION),
         **platform_facts(),

@@ -57,25 +57,23 @@ def starting_position(run_dir: Optional[RunDir]) -> Position:
 
 
 def starting_arrays(
-    run_dir: Optional[RunDir], options: RunOptions, vocabulary: Vocabulary
+    run_dir: RunDir, options: RunOptions, vocabulary: Vocabulary
 ) -> Optional[dict[str, np.ndarray]]:
     """Read what a run starts with, for the variables of the current graph.
 
     Args:
-      run_dir: Of rank 0, with the checkpoint to resume from; None on the others.
+      run_dir: With the checkpoint to resume from.
       options: For `init_from`, the checkpoint whose weights, and nothing else, to start with, and
         `init_partly`, whether those that do not fit are left out.
       vocabulary: Of the run.
 
     Returns:
-      Arrays by variable name; None where the run starts afresh, and on other ranks than 0.
+      Arrays by variable name; None where the run starts afresh.
 
     Raises:
       UserError: The checkpoint does not fit the model.
       RunError: It cannot be read.
     """
-    if run_dir is None:
-        return None
     if run_dir.checkpoint_dir:
         arrays = checkpoint.load_arrays(run_dir.checkpoint_dir)
         needed = saved_shapes()

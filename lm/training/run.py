@@ -27,7 +27,7 @@ from lm.training.averaging import Average
 from lm.training.exactness import find_exactness
 from lm.training.loop import Loop
 from lm.training.position import Position
-from lm.training.prepare import Prepared, config_file_checksum, facts_of, prepare
+from lm.training.prepare import Prepared, facts_of, prepare
 from lm.training.restore import RestoreHook, starting_arrays, starting_position
 from lm.training.saving import Safekeeping
 from lm.training.step import Step, build_step, graph_facts
@@ -96,11 +96,17 @@ def _train(
         step, average, validation = together(comm, lambda: _build(run, signals, watchdog))
         check_agreement(graph_facts(comm, step.model), comm.gather)
         arrays = together(
-            comm, lambda: starting_arrays(run.run_dir, options, run.corpus.vocabulary)
+            comm,
+            lambda: starting_arrays(run.run_dir, options, run.corpus.vocabulary),
+            takes_part=comm.is_rank_0,
         )
         # From here on there is a run: one that cannot be built, or goes on from what does not fit,
         # leaves and changes nothing.
-        together(comm, lambda: _forget_later_events(run, position))
+        together(
+            comm,
+            lambda: run.run_dir.forget_after(position.step, position.epochs_done),
+            takes_part=comm.is_rank_0,
+        )
         output_dir = run.run_dir.path if run.run_dir else None
         reporter = stack.enter_context(Reporter(output_dir, options.tensorboard))
         saver = _saver(run, reporter)
@@ -155,11 +161,6 @@ def _build(
     return step, average, validation
 
 
-def _forget_later_events(run: Prepared, position: Position) -> None:
-    if run.run_dir:
-        run.run_dir.forget_after(position.step, position.epochs_done)
-
-
 def _saver(run: Prepared, reporter: Reporter) -> Optional[Saver]:
     if run.run_dir is None:
         return None
@@ -185,5 +186,5 @@ def _manifest(run: Prepared) -> Manifest:
         corpus=run.corpus.checksum,
         position={},
         weights=variables.weight_names(),
-        config_file=config_file_checksum(run.file),
+        config_file=run.file.checksum if run.file else None,
     )

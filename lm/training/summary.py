@@ -99,7 +99,7 @@ def _summary(run: Prepared, facts: dict[str, Any]) -> list[str]:
     visible = facts["cuda_visible_devices"][rank]
     places = [f"{host} {d.split(':')[0]}" for host, d in zip(facts["hosts"], facts["devices"])]
     threads = [
-        f"{intra_op} inside an operation, {_counted(inter_op, 'operation')} at a time"
+        f"{intra_op} inside an operation, {inter_op} operation{'s' * (inter_op != 1)} at a time"
         for intra_op, inter_op in zip(facts["intra_op_threads"], facts["inter_op_threads"])
     ]
     lines = [
@@ -143,10 +143,6 @@ def _precision(run: Prepared) -> str:
         return precision
     layer = "" if "build_logits" in functions else "in the output layer and "
     return f"{precision} {layer}where context.ops is used"
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def _same_or_by_rank(values: list[str], consequence: str) -> str:

@@ -3,7 +3,7 @@
 import pathlib
 import re
 
-from lm.cli.flags import flags_document
+from lm.flags import flags_document
 
 ROOT = pathlib.Path(__file__).parents[2]
 CODE = {".py", ".sh", ".sbatch", ".cc", ".h", ".conf"}
