@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 from typing import Optional
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 
 from lm.checkpoint import variables
@@ -95,23 +96,10 @@ def _train(
     with tf.Graph().as_default():
         step, average, validation = together(comm, lambda: _build(run, signals, watchdog))
         check_agreement(graph_facts(comm, step.model), comm.gather)
-        arrays = together(
-            comm,
-            lambda: starting_arrays(run.run_dir, options, run.corpus.vocabulary),
-            takes_part=comm.is_rank_0,
-        )
-        # From here on there is a run: one that cannot be built, or goes on from what does not fit,
-        # leaves and changes nothing.
-        together(
-            comm,
-            lambda: run.run_dir.forget_after(position.step, position.epochs_done),
-            takes_part=comm.is_rank_0,
-        )
+        arrays = together(comm, lambda: _begin(run, position), takes_part=comm.is_rank_0)
         output_dir = run.run_dir.path if run.run_dir else None
         reporter = stack.enter_context(Reporter(output_dir, options.tensorboard))
-        saver = _saver(run, reporter)
-        if saver:  # whatever ends the run: the directory is not another's while it is written to
-            stack.callback(saver.wait)
+        saver = _saver(run, reporter, stack)
         report_start(run, position, reporter, find_exactness(run, position))
         manifest = _manifest(run)
         # Not MonitoredTrainingSession: it recovers from errors by making a new session, on one
@@ -161,16 +149,27 @@ def _build(
     return step, average, validation
 
 
-def _saver(run: Prepared, reporter: Reporter) -> Optional[Saver]:
+def _begin(run: Prepared, position: Position) -> Optional[dict[str, np.ndarray]]:
+    """Return what the variables start with, and take the place of what was there; for rank 0."""
+    arrays = starting_arrays(run.run_dir, run.options, run.corpus.vocabulary)
+    # Last of all: a run that cannot be built, or goes on from what does not fit, changes nothing.
+    run.run_dir.forget_after(position.step, position.epochs_done)
+    return arrays
+
+
+def _saver(run: Prepared, reporter: Reporter, stack: contextlib.ExitStack) -> Optional[Saver]:
     if run.run_dir is None:
         return None
-    return Saver(
+    saver = Saver(
         run.run_dir.path,
         run.options.keep_checkpoints,
         run.options.checkpoint_every_steps,
         run.options.checkpoint_every_minutes,
         reporter.sync,
     )
+    # Whatever ends the run: the directory is not another's while it is written to.
+    stack.callback(saver.wait)
+    return saver
 
 
 def _manifest(run: Prepared) -> Manifest:
