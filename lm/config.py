@@ -7,7 +7,6 @@ command-line flags and their `--help` are generated from here (`lm/cli/flags.py`
 from __future__ import annotations
 
 import dataclasses
-import os
 from typing import Optional
 
 from lm.options import Checked, option
@@ -267,11 +266,3 @@ class RunOptions(Checked):
         high=_MOST_THREADS,
         per_host=True,
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            # After "=" the shell leaves ~ alone, and a directory of that name would be made.
-            if isinstance(value, str) and field.metadata["per_host"]:
-                object.__setattr__(self, field.name, os.path.expanduser(value))

@@ -88,7 +88,10 @@ class PatientFile:
         try:
             os.fsync(self._file.fileno())
         except OSError as error:  # NFS tells of a full disk here
-            if error.errno not in _NO_SYNC:
+            if error.errno in _GONE:
+                self._is_gone = True
+                self._complain(error, "what was added last may be lost")
+            elif error.errno not in _NO_SYNC:
                 self.loss = self._complain(error, "what was added last may be lost")
 
     def close(self) -> None:

@@ -14,7 +14,7 @@ unset CDPATH # with it, cd may enter another directory
 export PYTHON=$1 TENSORFLOW_VERSION=$2
 shift 2
 clone=$(mktemp -d "${TMPDIR:-/tmp}/test-pair.XXXXXX")
-git clone --quiet "$(dirname "${BASH_SOURCE[0]}")/.." "$clone"
+git clone --quiet "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/.." "$clone"
 echo "testing $PYTHON with TensorFlow $TENSORFLOW_VERSION in $clone"
 "$clone/run_scripts/test.sh" "$@"
 rm -rf "$clone"

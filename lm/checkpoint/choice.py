@@ -100,7 +100,9 @@ def set_aside_unread(run_dir: str, taken: str) -> None:
         if state_of(checkpoint_dir) is State.DAMAGED:
             continue  # the save of its step replaces it
         parent, name = os.path.split(checkpoint_dir)
-        kept = os.path.join(parent, f"unread-{name}")
+        stem = os.path.join(parent, f"unread-{name}")
+        names = itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2)))
+        kept = next(name for name in names if not os.path.lexists(name))
         try:
             os.rename(checkpoint_dir, kept)
         except OSError as error:

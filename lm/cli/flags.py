@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Container, Sequence
 from typing import Any, Optional
 
@@ -111,7 +112,10 @@ class Flags:
         return rest[1:]
 
     def __getitem__(self, name: str) -> Any:
-        return self._values[name].value
+        value = self._values[name].value
+        if isinstance(value, str) and value.startswith("~/"):  # which the shell leaves after "="
+            return os.path.expanduser(value)
+        return value
 
     def given(self, cls: type) -> dict[str, Any]:
         """Return the fields of a dataclass that the user gave as flags."""

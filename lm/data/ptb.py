@@ -94,7 +94,7 @@ def _usable(data_url: str) -> str:
             f"file:///PATH and plain paths are known"
         )
     else:
-        path = os.path.expanduser(data_url)
+        path = data_url
     if not os.path.isfile(path):
         raise UserError(f"data_url {data_url}: there is no file {path}")
     if not os.access(path, os.R_OK):

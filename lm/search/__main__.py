@@ -68,7 +68,7 @@ def _run(flags, config_class, stack):
     from lm.search.study import storage_errors
     from lm.search.winner import report_winner
 
-    directory = os.path.expanduser(flags["output_dir"])  # the shell leaves that after "=" alone
+    directory = flags["output_dir"]
     config, options, run = map(flags.given, (config_class, SearchOptions, RunOptions))
     run = {name: value for name, value in run.items() if name not in NOT_FOR_TRIALS}
     given = Given(flags["config"], config, options, run)

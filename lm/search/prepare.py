@@ -79,7 +79,7 @@ def prepare(
 def _absolute(given: Given) -> Given:
     """Make its paths absolute: --resume may come from another directory."""
     paths = {
-        name: os.path.abspath(os.path.expanduser(given.run[name]))
+        name: os.path.abspath(given.run[name])
         for name in ("data_path", "data_url", "init_from")
         if given.run.get(name) and ":/" not in given.run[name]  # an address
     }

@@ -21,14 +21,15 @@ def find_exactness(run: Prepared, position: Position) -> str:
       position: Where it starts; told what computes its steps.
     """
     compiled_ops = run.comm.gather(kernels.description())
+    if run.config.scale_lr_by_worker != "none":
+        position.exact_with = None
+        return "no: the learning rate depends on the number of ranks"
     why = _why_inexact(run, compiled_ops)
     if not why and position.step and position.exact_with != compiled_ops[0]:
         before = position.exact_with
         how = f"were computed with {before}" if before else "are not exact"
         why = f"the steps up to {position.step:,} {how}"
     position.exact_with = None if why else compiled_ops[0]
-    if why and run.config.scale_lr_by_worker != "none":
-        return "no: the learning rate depends on the number of ranks"
     if why:
         rounding = "equal to runs on other numbers of ranks up to rounding"
         if run.file and run.file.functions and not run.options.check_network:
@@ -47,7 +48,5 @@ def _why_inexact(run: Prepared, compiled_ops: list[str]) -> str:
         return "the ranks' compiled ops differ"
     if config.virtual_ranks % comm.size:
         return f"{comm.size} ranks do not divide virtual_ranks {config.virtual_ranks}"
-    if config.scale_lr_by_worker != "none":
-        return "the learning rate depends on the number of ranks"
     sizes = [v.shape.num_elements() for v in tf.trainable_variables()]
     return comm.why_inexact([*sizes, NUM_SUMS])

@@ -18,7 +18,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 REAL_PYTHON = os.path.realpath(sys.executable)
 # What setup.sh may take for granted on a bare host, up to the first step.
-HOST_TOOLS = "bash cat cksum dirname flock rm sed sort tail uname".split()
+HOST_TOOLS = "bash cat cksum dirname flock readlink rm sed sort tail uname".split()
 NO_COMPILER = "setup: no C++ compiler (g++): install g++"
 
 

@@ -48,12 +48,13 @@ def test_what_a_mount_has_lost_is_written_when_it_is_back(tmp_path):
     with socket.socket(socket.AF_UNIX) as dead:  # writing to it fails as to a dead mount's file
         os.dup2(dead.fileno(), _descriptor_of(path))
     path.rename(moved)
+    file.sync()
     for line in (b"2\n", b"3\n"):
         file.write(line)
         assert file.failure and not path.exists()
     moved.rename(path)
     file.write(b"4\n")
-    assert file.failure is None and path.read_bytes() == b"1\n2\n3\n4\n"
+    assert file.failure is file.loss is None and path.read_bytes() == b"1\n2\n3\n4\n"
 
 
 def _descriptor_of(path):
