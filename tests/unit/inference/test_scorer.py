@@ -36,9 +36,12 @@ def sentences():
 def test_a_score_does_not_depend_on_the_sentences_beside_it(run, sentences):
     scorer = Scorer(run, batch_size=8)
     together = list(scorer.score(sentences))
-    alone = [score for sentence in sentences for score in scorer.score([sentence])]
-    assert list(map(str, together)) == list(map(str, alone))
-    assert [len(score.log_probs) for score in together] == [len(s.split()) + 1 for s in sentences]
+    assert len(together) == len(sentences)
+    for score, sentence in zip(together, sentences):
+        (alone,) = scorer.score([sentence])
+        assert (score.words, score.unknown) == (alone.words, alone.unknown)
+        np.testing.assert_allclose(score.log_probs, alone.log_probs, rtol=1e-5)
+        assert len(score.log_probs) == len(sentence.split()) + 1
 
 
 def test_nor_on_the_size_of_the_batch(run, sentences):
