@@ -27,8 +27,9 @@ import tensorflow.compat.v1 as tf
 from lm.kernels.library import available, description, is_missing, load, subnormals_are_zero
 
 __all__ = [
-    "add_bias", "available", "column_sums", "description", "dropout", "global_norm", "is_missing",
-    "lstm_recurrence", "matmul", "softmax_cross_entropy", "subnormals_are_zero",
+    "add_bias", "add_to_average", "available", "column_sums", "description", "dropout",
+    "global_norm", "is_missing", "lstm_recurrence", "matmul", "softmax_cross_entropy",
+    "subnormals_are_zero",
 ]  # fmt: skip
 
 
@@ -254,3 +255,8 @@ def global_norm(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
       A scalar, without a gradient.
     """
     return _ops().lm_global_norm(tensors)
+
+
+def add_to_average(average: tf.Variable, weight: tf.Variable, share: tf.Tensor) -> tf.Operation:
+    """Move an average towards a weight, in one pass over both; see `lm/model/plain.py`."""
+    return _ops().lm_add_to_average(average.handle, weight.handle, share)

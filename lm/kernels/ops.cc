@@ -14,6 +14,7 @@
 #include "parallel.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/resource_mgr.h"
 #include "tensorflow/core/framework/resource_var.h"
 #include "tensorflow/core/framework/shape_inference.h"
 
@@ -695,6 +696,47 @@ class GlobalNormOp : public OpKernel {
   }
 };
 REGISTER_KERNEL_BUILDER(Name("LmGlobalNorm").Device(DEVICE_CPU), GlobalNormOp);
+
+// ---- Average ------------------------------------------------------------------------------------
+
+REGISTER_OP("LmAddToAverage")
+    .Input("average: resource")  // float32 variables of one shape
+    .Input("weight: resource")
+    .Input("share: float")  // of the weight in the average
+    .SetShapeFn(shape_inference::NoOutputs);
+
+class AddToAverageOp : public OpKernel {
+ public:
+  explicit AddToAverageOp(OpKernelConstruction* ctx) : OpKernel(ctx) {}
+
+  void Compute(OpKernelContext* ctx) override {
+    core::RefCountPtr<Var> average, weight;
+    OP_REQUIRES_OK(ctx, LookupResource(ctx, HandleFromInput(ctx, 0), &average));
+    OP_REQUIRES_OK(ctx, LookupResource(ctx, HandleFromInput(ctx, 1), &weight));
+    OP_REQUIRES_OK(ctx, CheckShape("share", ctx->input(2), {}));
+    const float share = *Floats(ctx->input(2));
+    mutex_lock average_lock(*average->mu());
+    tf_shared_lock weight_lock(*weight->mu());
+    Tensor* before = average->tensor();
+    OP_REQUIRES_OK(ctx, CheckShape("the average", *before, weight->tensor()->shape()));
+    Tensor after;
+    if (before->RefCountIsOne())
+      after = *before;
+    else  // someone reads it still
+      OP_REQUIRES_OK(ctx, ctx->allocate_temp(DT_FLOAT, before->shape(), &after));
+    const float *w = Floats(*weight->tensor()), *a = Floats(*before);
+    float* out = Floats(&after);
+    const int64_t n = before->NumElements();
+    constexpr int64_t kBlock = 1 << 16;
+    ParallelFor(ctx, 1, (n + kBlock - 1) / kBlock, [&](int64_t, int64_t block) {
+      // Here, and not in isa.cc, as no multiply-add is fused: the bits are those of plain.py.
+      const int64_t end = std::min(n, (block + 1) * kBlock);
+      for (int64_t i = block * kBlock; i < end; ++i) out[i] = a[i] + (w[i] - a[i]) * share;
+    });
+    *before = after;
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("LmAddToAverage").Device(DEVICE_CPU), AddToAverageOp);
 
 }  // namespace
 }  // namespace lm

@@ -20,6 +20,7 @@ class Ops(NamedTuple):
     cross_entropy: Callable
     column_sums: Callable
     global_norm: Callable
+    add_to_average: Callable
 
 
 def plain_ops(precision: str = "float32") -> Ops:
@@ -36,6 +37,7 @@ def plain_ops(precision: str = "float32") -> Ops:
         cross_entropy=partial(plain.cross_entropy, precision=precision),
         column_sums=plain.column_sums,
         global_norm=plain.global_norm,
+        add_to_average=plain.add_to_average,
     )
 
 
@@ -56,4 +58,5 @@ def fastest(precision: str = "float32", shares: Sequence[int] = ()) -> Ops:
         cross_entropy=partial(kernels.softmax_cross_entropy, precision=precision, shares=shares),
         column_sums=kernels.column_sums,
         global_norm=kernels.global_norm,
+        add_to_average=kernels.add_to_average,
     )

@@ -248,3 +248,17 @@ def global_norm(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
       tensors: float32, of any shapes.
     """
     return tf.linalg.global_norm(tensors)
+
+
+def add_to_average(average: tf.Variable, weight: tf.Variable, share: tf.Tensor) -> tf.Operation:
+    """Move an average towards a weight: average + (weight - average) share.
+
+    Args:
+      average: Changed in place.
+      weight: float32 variable of its shape.
+      share: Of the weight in the average, float32 scalar.
+
+    Returns:
+      The operation that does it.
+    """
+    return average.assign_add((weight - average) * share).op

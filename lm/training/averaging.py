@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import tensorflow.compat.v1 as tf
 
 from lm.checkpoint.manifest import average_name
+from lm.model.ops import fastest
 
 
 class Average:
@@ -21,9 +22,10 @@ class Average:
         weights = tf.trainable_variables()
         averages = [_beside(weight) for weight in weights]
         pairs = list(zip(weights, averages))
+        add = fastest().add_to_average
         self._share_ph = tf.placeholder(tf.float32, [], "share_in_average")
         self._add_op = tf.group(
-            *[average.assign_add((weight - average) * self._share_ph) for weight, average in pairs]
+            *[add(average, weight, self._share_ph) for weight, average in pairs]
         )
         values = [(weight.read_value(), average.read_value()) for weight, average in pairs]
         with tf.control_dependencies([value for pair in values for value in pair]):

@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
+from lm import kernels
+from lm.model import plain
 from lm.training.averaging import Average
 
 
@@ -30,3 +32,38 @@ def test_it_is_the_mean_and_changes_places_with_the_weights_bit_for_bit():
             raise KeyError
         np.testing.assert_array_equal(session.run(table), every[-1])
         np.testing.assert_array_equal(session.run(stored["table/average"]), mean)
+
+
+@pytest.mark.parametrize("size", [0, 1, 13, (1 << 17) + 5])  # none, and two blocks and some
+def test_one_pass_has_the_bits_of_three(size):
+    if not kernels.available():
+        pytest.skip(kernels.description())
+    start, weight = np.random.default_rng(size).normal(size=[2, size]).astype("f")
+    share = np.float32(1 / 7)
+    with tf.Graph().as_default(), tf.Session() as session:
+        weight_var = tf.get_variable("weight", initializer=weight, use_resource=True)
+        averages = [
+            tf.get_variable(name, initializer=start, use_resource=True) for name in ("one", "three")
+        ]
+        session.run(tf.global_variables_initializer())
+        before = averages[0].read_value()
+        with tf.control_dependencies([before]):
+            added = kernels.add_to_average(averages[0], weight_var, share)
+        # Who has read it before has what it was.
+        found, _ = session.run([before, added])
+        np.testing.assert_array_equal(found, start)
+        session.run(plain.add_to_average(averages[1], weight_var, share))
+        one, three = session.run(averages)
+        np.testing.assert_array_equal(one, three)
+        np.testing.assert_array_equal(one, start + (weight - start) * share)
+        np.testing.assert_array_equal(session.run(weight_var), weight)
+
+
+def test_variables_of_two_shapes_have_no_average():
+    if not kernels.available():
+        pytest.skip(kernels.description())
+    with tf.Graph().as_default(), tf.Session() as session:
+        three, two = [tf.get_variable(f"of_{n}", [n], use_resource=True) for n in (3, 2)]
+        session.run(tf.global_variables_initializer())
+        with pytest.raises(tf.errors.InvalidArgumentError, match=r"has shape \[3\], not \[2\]"):
+            session.run(kernels.add_to_average(three, two, 0.5))
