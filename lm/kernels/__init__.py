@@ -24,12 +24,19 @@ from collections.abc import Sequence
 
 import tensorflow.compat.v1 as tf
 
-from lm.kernels.library import available, description, is_missing, load, subnormals_are_zero
+from lm.kernels.library import (
+    available,
+    description,
+    is_missing,
+    load,
+    multiplies_bfloat16,
+    subnormals_are_zero,
+)
 
 __all__ = [
     "add_bias", "add_to_average", "available", "column_sums", "description", "dropout",
-    "global_norm", "is_missing", "lstm_recurrence", "matmul", "softmax_cross_entropy",
-    "subnormals_are_zero",
+    "global_norm", "is_missing", "lstm_recurrence", "matmul", "multiplies_bfloat16",
+    "softmax_cross_entropy", "subnormals_are_zero",
 ]  # fmt: skip
 
 

@@ -77,6 +77,13 @@ def description() -> str:
     return f"compiled ops for {_told('lm_kernels_isa')} ({sources}, compiler {compiler})"
 
 
+def multiplies_bfloat16() -> bool:
+    """Return whether they run here, on a CPU that multiplies bfloat16, which is what it is for."""
+    from lm.kernels.build import INSTRUCTION_SETS  # not above: `-m lm.kernels.build` imports this
+
+    return available() and "-mavx512bf16" in INSTRUCTION_SETS[_told("lm_kernels_isa")]
+
+
 @contextlib.contextmanager
 def subnormals_are_zero() -> Iterator[None]:
     """Compute in this thread, and for ever in those that it starts meanwhile, as TensorFlow's do.

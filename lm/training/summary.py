@@ -139,10 +139,14 @@ def _summary(run: Prepared, facts: dict[str, Any]) -> list[str]:
 
 def _precision(run: Prepared) -> str:
     functions, precision = run.file.functions if run.file else {}, run.config.precision
-    if not functions or precision == "float32":
+    if precision == "float32":
         return precision
-    layer = "" if "build_logits" in functions else "in the output layer and "
-    return f"{precision} {layer}where context.ops is used"
+    if functions:
+        layer = "" if "build_logits" in functions else "in the output layer and "
+        precision += f" {layer}where context.ops is used"
+    if kernels.available() and not kernels.multiplies_bfloat16():
+        precision += " (float32 is faster here: no bfloat16 instructions)"
+    return precision
 
 
 def _same_or_by_rank(values: list[str], consequence: str) -> str:

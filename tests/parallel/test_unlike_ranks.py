@@ -29,19 +29,24 @@ def run_ranks(settings, *arguments):
     return result.returncode, result.stdout + result.stderr
 
 
-def train(settings, tmp_path, corpora):
-    flags = ("--config", "config_test", "--hidden_size", 16, "--data_path", corpora, "--noeval")
+def train(settings, tmp_path, corpora, *flags):
+    flags += ("--config", "config_test", "--hidden_size", 16, "--data_path", corpora, "--noeval")
     steps = ("--max_steps", 40, "--check_sync_steps", 10, "--output_dir", tmp_path / "run")
     return run_ranks(settings, "lm.train", *flags, *steps)
 
 
-def test_unlike_instruction_sets_run_together_and_are_told(tmp_path, corpora):
+@pytest.mark.parametrize(
+    "precision, hint",
+    [("float32", ""), ("bfloat16", r" \(float32 is faster here: no bfloat16 instructions\)")],
+)
+def test_unlike_instruction_sets_run_together_and_are_told(tmp_path, corpora, precision, hint):
     if not machine.has("avx2"):
         pytest.skip("this CPU has one instruction set only")
-    code, output = train(UNLIKE, tmp_path, corpora)
+    code, output = train(UNLIKE, tmp_path, corpora, "--precision", precision)
     assert code == 0, output
     told = r"compiled ops for avx2\b.* on rank 0; compiled ops for generic\b.* on rank 1"
-    assert re.search(f"arithmetic  float32, {told}: results depend on which rank has", output)
+    arithmetic = f"arithmetic  {precision}{hint}, {told}"
+    assert re.search(f"{arithmetic}: results depend on which rank has", output)
 
 
 def test_a_fusion_that_one_host_alone_has_is_refused_before_horovod_crashes(tmp_path, corpora):
