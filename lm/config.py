@@ -85,7 +85,7 @@ class Config(Checked):
     precision: str = option(
         "float32",
         "bfloat16: the factors of matrix products are rounded to it; all else is float32. Faster on"
-        " CPUs that multiply it (AVX512_BF16, AMX), slower on others",
+        " CPUs that multiply it (AVX512_BF16, AMX), not on others",
         choices=("float32", "bfloat16"),
     )
 

@@ -71,7 +71,7 @@ def build():
     BUILD_DIR.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=BUILD_DIR) as work:
         compile_flags = ["-w", *tf.sysconfig.get_compile_flags()]
-        jobs = {"ops": ["ops.cc", *_FLAGS, *compile_flags]}
+        jobs = {"ops": ["ops.cc", *_FLAGS, "-ffp-contract=off", *compile_flags]}
         for isa, flags in _isas().items():
             jobs[isa] = ["isa.cc", *_FLAGS, "-std=c++17", *flags, f"-DLM_ISA={isa}"]
         running = [

@@ -78,7 +78,7 @@ def description() -> str:
 
 
 def multiplies_bfloat16() -> bool:
-    """Return whether they run here, on a CPU that multiplies bfloat16, which is what it is for."""
+    """Return whether the instruction set in use multiplies bfloat16: without, it gains nothing."""
     from lm.kernels.build import INSTRUCTION_SETS  # not above: `-m lm.kernels.build` imports this
 
     return available() and "-mavx512bf16" in INSTRUCTION_SETS[_told("lm_kernels_isa")]

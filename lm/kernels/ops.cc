@@ -1,4 +1,5 @@
-// The TensorFlow ops: shapes, checks, memory and threads. The arithmetic is isa.cc's.
+// The TensorFlow ops: shapes, checks, memory and threads. The arithmetic is isa.cc's, but for the
+// average's.
 //
 // CPU kernels only. Results do not depend on the number of threads.
 #if defined(__x86_64__)
@@ -729,7 +730,7 @@ class AddToAverageOp : public OpKernel {
     const int64_t n = before->NumElements();
     constexpr int64_t kBlock = 1 << 16;
     ParallelFor(ctx, 1, (n + kBlock - 1) / kBlock, [&](int64_t, int64_t block) {
-      // Here, and not in isa.cc, as no multiply-add is fused: the bits are those of plain.py.
+      // Here, where build.py lets no multiply-add be fused: the bits are those of plain.py.
       const int64_t end = std::min(n, (block + 1) * kBlock);
       for (int64_t i = block * kBlock; i < end; ++i) out[i] = a[i] + (w[i] - a[i]) * share;
     });

@@ -26,6 +26,7 @@ _COLLECTED = {
 _ASSIGNS = re.compile(
     r"Assign.*|ResourceScatter.*|(Resource)?StridedSliceAssign"
     r"|Scatter(Nd)?(Add|Sub|Mul|Div|Min|Max|Update)|(Resource)?((Sparse)?Apply.*|CountUpTo)"
+    r"|LmAddToAverage"
 )
 _OWN_DATA = re.compile(r".*Iterator(V[23])?|.*Queue(V[23])?|Mutable.*Table.*")
 PYTHON_OPS = {"PyFunc", "EagerPyFunc", "PyFuncStateless"}

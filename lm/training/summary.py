@@ -145,7 +145,7 @@ def _precision(run: Prepared) -> str:
         layer = "" if "build_logits" in functions else "in the output layer and "
         precision += f" {layer}where context.ops is used"
     if kernels.available() and not kernels.multiplies_bfloat16():
-        precision += " (float32 is faster here: no bfloat16 instructions)"
+        precision += " (no faster than float32, for want of instructions)"
     return precision
 
 

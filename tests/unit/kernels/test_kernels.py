@@ -34,6 +34,11 @@ def test_a_misspelt_instruction_set_is_refused(monkeypatch):
         kernels.load.__wrapped__()
 
 
+def test_bfloat16_is_worth_it_where_instructions_multiply_it():
+    isa = kernels.description().split()[3]
+    assert kernels.multiplies_bfloat16() == (isa in ("avx512bf16", "amx"))
+
+
 def numbers(*shape, seed=0):
     return np.random.default_rng([seed, *shape]).uniform(-1, 1, shape).astype(np.float32)
 

@@ -56,6 +56,10 @@ def test_one_pass_has_the_bits_of_three(size):
         one, three = session.run(averages)
         np.testing.assert_array_equal(one, three)
         np.testing.assert_array_equal(one, start + (weight - start) * share)
+        # Read by nobody, it is changed where it lies.
+        session.run([kernels.add_to_average(averages[0], weight_var, share)])
+        session.run([plain.add_to_average(averages[1], weight_var, share)])
+        np.testing.assert_array_equal(*session.run(averages))
         np.testing.assert_array_equal(session.run(weight_var), weight)
 
 
