@@ -38,9 +38,9 @@ class Score(NamedTuple):
 class Scorer:
     """A model with a session, for one batch of sentences after another.
 
-    A sentence's score does not depend on its neighbours but for rounding: TensorFlow's products on
-    CPUs without AVX-512 round the last rows of a batch in an order of their own. Every batch has
-    the same number of rows, those without a sentence being empty: other sizes round differently.
+    Every batch has the same number of rows, those without a sentence being empty: products of
+    other sizes round differently, so a sentence's score would depend on its neighbours. It depends
+    on its row, up to rounding: without AVX-512, TensorFlow adds up the last rows in another order.
 
     Args:
       run: The run to load.

@@ -36,12 +36,19 @@ def sentences():
 def test_a_score_does_not_depend_on_the_sentences_beside_it(run, sentences):
     scorer = Scorer(run, batch_size=8)
     together = list(scorer.score(sentences))
-    assert len(together) == len(sentences)
-    for score, sentence in zip(together, sentences):
-        (alone,) = scorer.score([sentence])
-        assert (score.words, score.unknown) == (alone.words, alone.unknown)
-        np.testing.assert_allclose(score.log_probs, alone.log_probs, rtol=1e-5)
-        assert len(score.log_probs) == len(sentence.split()) + 1
+    assert [len(score.log_probs) for score in together] == [len(s.split()) + 1 for s in sentences]
+    for place, (score, sentence) in enumerate(zip(together, sentences)):
+        # In its row, with empty sentences before it and none after.
+        alone = list(scorer.score([""] * (place % 8) + [sentence]))[-1]
+        assert str(alone) == str(score)
+
+
+def test_nor_on_its_row_but_for_rounding(run, sentences):
+    scorer = Scorer(run, batch_size=8)
+    for score, sentence in zip(scorer.score(sentences), sentences):
+        (first,) = scorer.score([sentence])
+        assert (first.words, first.unknown) == (score.words, score.unknown)
+        np.testing.assert_allclose(first.log_probs, score.log_probs, rtol=1e-5)
 
 
 def test_nor_on_the_size_of_the_batch(run, sentences):
