@@ -35,22 +35,22 @@ def losses(run):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory, corpora):
-    """A run of 100 steps on one rank."""
+    """A run of 120 steps on one rank."""
     directory = tmp_path_factory.mktemp("gru") / "run"
-    run_gru(directory, corpora, 100)
+    run_gru(directory, corpora, 120)
     return directory
 
 
 def test_two_ranks_and_a_resume_on_one_have_the_losses_of_one_rank(run, tmp_path, corpora):
     changed = tmp_path / "changed.py"
     changed.write_text(GRU.read_text() + "# another comment\n")
-    result = run_gru(tmp_path / "run", corpora, 60, 2, GRU, "--check_network")
+    result = run_gru(tmp_path / "run", corpora, 100, 2, GRU, "--check_network")
     assert "exact       no: " in result.stderr
-    again = ("--config", changed, "--output_dir", tmp_path / "run", "--resume", "--max_steps", 100)
+    again = ("--config", changed, "--output_dir", tmp_path / "run", "--resume", "--max_steps", 120)
     refused = run_module("lm.train", *again, "--corpus", "embedded", "--data_path", corpora)
     assert refused.returncode == 2 and "say so with --allow_changed_network" in refused.stderr
-    run_gru(tmp_path / "run", corpora, 100, 1, changed, "--resume", "--allow_changed_network")
-    assert len(losses(run)) == 100
+    run_gru(tmp_path / "run", corpora, 120, 1, changed, "--resume", "--allow_changed_network")
+    assert len(losses(run)) == 120
     np.testing.assert_allclose(losses(tmp_path / "run"), losses(run), atol=1e-4)
 
 
@@ -60,7 +60,7 @@ def test_a_run_is_used_with_its_file_only(run, tmp_path):
     with pytest.raises(UserError, match=f"give it with --config, as in --config {GRU}$"):
         open_run(run)
     # Each checkpoint has its own: a run may have gone on with a file that has changed.
-    with pytest.raises(UserError, match=r"is not the file that .*step-00000100 was trained with"):
+    with pytest.raises(UserError, match=r"is not the file that .*step-00000120 was trained with"):
         open_run(run, file=load_config_file(str(other)))
     assert open_run(run, file=load_config_file(str(other)), allow_changed_network=True)
     shutil.copytree(run, tmp_path / "plain")
@@ -188,21 +188,23 @@ def test_commands_take_the_file(run, tmp_path):
     "old, new, message",
     [
         ("gates/bias", "softmax/bias", "broken.py: build_outputs has the variable softmax/bias"),
-        ("embed(inputs_TB)", "embed(inputs_TB + 9999)", "line 28: InvalidArgumentError: indices"),
+        ("embed(inputs_TB)", "embed(inputs_TB + 9999)", "line {}: InvalidArgumentError: indices"),
         # Which TensorFlow takes for the end of the data, and the run for done.
         (
             "embed(inputs_TB)",
             "embed(inputs_TB + tf.reshape(tf.py_func(lambda: next(iter([])), [], tf.int32), []))",
-            "line 28: OutOfRangeError: ",
+            "line {}: OutOfRangeError: ",
         ),
     ],
     ids=["built", "run", "run out"],
 )
 def test_what_fails_around_a_network_is_one_line(tmp_path, corpora, old, new, message):
     file = tmp_path / "broken.py"
-    file.write_text(GRU.read_text().replace(old, new))
+    text = GRU.read_text().replace(old, new)
+    file.write_text(text)
+    line = text[: text.index(new)].count("\n") + 1
     flags = ("--config", file, "--corpus", "embedded", "--data_path", corpora, "--max_steps", 1)
-    with pytest.raises(UserError, match=message) as error:
+    with pytest.raises(UserError, match=message.format(line)) as error:
         train_here(tmp_path / "run", *flags)
     assert "\n" not in str(error.value)
     # What cannot be built leaves no run that would be in the way.
