@@ -12,7 +12,8 @@ def flags_document() -> str:
     lines = [
         "# The flags of lm.train",
         "",
-        "Made by `python -m lm.flags > docs/flags.md` from `lm/config.py`; `--help` says the same.",
+        "`--config` names a config of `configs/` or a file of one's own. The others, made from",
+        "`lm/config.py` by `python -m lm.flags > docs/flags.md`, are in `--help`, too.",
         "A flag of the first table overrides the config's field; the defaults are those of a",
         "config that does not set the field.",
     ]

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Makes .venv: pinned TensorFlow, Open MPI where the host has none, Horovod built against both,
-# and this project itself. Everything lands in .venv; neither root nor a system MPI is needed.
+# and this project itself. Neither root nor a system MPI is needed. All lands in .venv,
+# but for compiled ops (lm/kernels/_build) and what is kept of compiling (~/.cache/lm-compiled).
 #
 #   run_scripts/setup.sh          what training needs
 #   run_scripts/setup.sh --dev    also pytest, hypothesis and ruff

@@ -4,13 +4,14 @@
   exchange(N) = fixed + sum over messages (
       per_message + (2 ceil(log2 N) + hops(N)) alpha + bytes_sent(N) (per_byte_sent + beta))
 
-with alpha the latency of a link, beta its seconds per byte, and the others `HostCosts`. In the
-2 ceil(log2 N) hops all ranks tell each other that they have the message. An allreduce is by
+with alpha the latency of a link, beta its seconds per byte, and the others `HostCosts`. In the 2
+ceil(log2 N) hops all ranks tell each other that they have the message. Each allreduce is taken for
 recursive halving and doubling (Thakur, Rabenseifner and Gropp 2005, "Optimization of collective
-communication operations in MPICH"), as lm/distributed/open_mpi_rules.conf asks: 2 ceil(log2 N)
-hops, and each rank sends 2 (N - 1) / N of the message. An allgather is a ring, the slowest that
-MPI may choose: N - 1 hops, half of the bytes. Computation and exchange do not overlap in the model;
-on a host whose every core computes they hardly do, on a cluster it is the worst case.
+communication operations in MPICH"): 2 ceil(log2 N) hops, and each rank sends 2 (N - 1) / N of the
+message. lm/distributed/open_mpi_rules.conf asks for it on three ranks and more, from 64 KB on; a
+smaller message is sent whole, in half of the hops. An allgather is a ring, the slowest that MPI may
+choose: N - 1 hops, half of the bytes. Computation and exchange do not overlap in the model; on a
+host whose every core computes they hardly do, on a cluster it is the worst case.
 """
 
 from __future__ import annotations

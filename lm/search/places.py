@@ -1,4 +1,7 @@
-"""Where trials run: places that never share a core, a GPU or a rank's slot on a host."""
+"""Where trials run: places that never share a GPU or a rank's slot on a host.
+
+Nor do they share a core, but on hosts of `--hosts` that have fewer cores than slots.
+"""
 
 from __future__ import annotations
 
