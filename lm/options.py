@@ -37,7 +37,7 @@ def option(
       high: Largest allowed value.
       below: The value must be less than this.
       choices: The allowed values, if they are few.
-      per_host: Whether ranks may differ in it (paths, threads).
+      per_host: Of RunOptions: whether ranks may differ in it (paths, threads).
 
     Returns:
       A dataclass field.

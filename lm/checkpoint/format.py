@@ -59,7 +59,8 @@ def load_weights(checkpoint_dir: str) -> dict[str, np.ndarray]:
     stored = {name: name for name in manifest.weights}
     if manifest.averaged:  # of what is trained; the others, such as fixed embeddings, have none
         averages = {name: average_name(name) for name in stored}
-        stored.update({name: found for name, found in averages.items() if found in arrays})
+        kept = arrays.keys() - stored.keys()  # one of its weights may have such a name
+        stored.update({name: found for name, found in averages.items() if found in kept})
     missing = [name for name in stored.values() if name not in arrays]
     if missing:
         raise RunError(f"{checkpoint_dir} has no {missing[0]}, which its manifest names")

@@ -7,6 +7,7 @@ import math
 from typing import NamedTuple, Optional
 
 import tensorflow.compat.v1 as tf
+from tensorflow.python.ops.control_flow_util_v2 import in_defun
 
 from lm.config import Config
 from lm.data.batches import Rows
@@ -67,12 +68,18 @@ class Context:
 
         Raises:
           UserError: The batch axis has not as many rows as the batch, keep_prob is out of range,
-            there are too many calls, or locked_dropout finds no time steps to lock.
+            there are too many calls, it is in a tf.function, or locked_dropout finds no time
+            steps to lock.
         """
         site, self.sites = self.sites, self.sites + 1
         if not self._drops(keep_prob):
             return x
         self._refuse_late("context.dropout")
+        if in_defun():
+            raise UserError(
+                "context.dropout is called in a tf.function, which is traced once: all its calls"
+                " would have one mask; leave @tf.function out"
+            )
         shape = x.shape.as_list()
         if batch_axis is None:
             batch_axis = 0 if len(shape) == 2 else 1

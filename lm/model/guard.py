@@ -15,6 +15,10 @@ from lm.errors import Ending, UserError
 from lm.model.rules import PYTHON_OPS
 
 _MOST_CHARACTERS = 300  # of a message: TensorFlow's go on with the whole graph
+_OF_OPERANDS = (
+    tf.errors.InvalidArgumentError, tf.errors.OutOfRangeError, tf.errors.UnimplementedError,
+)  # fmt: skip
+_STACK = "Traceback (most recent call last)"
 _NAME = re.compile(r"[A-Za-z0-9.][\w./-]*", re.ASCII)  # as TensorFlow names variables
 
 
@@ -63,10 +67,12 @@ def one_line(file: Optional[ConfigFile], runs: bool = False) -> Iterator[None]:
 
 
 def _is_of_file(error: Exception) -> bool:
-    if isinstance(error, (tf.errors.InvalidArgumentError, tf.errors.OutOfRangeError)):
+    if isinstance(error, _OF_OPERANDS):
         return True
-    # Not all that its operations raise: a device that fails may do so for a moment.
-    return getattr(getattr(error, "op", None), "type", None) in PYTHON_OPS
+    # Not all that its operations raise: a device that fails may do so for a moment. Of a loop's
+    # operation TensorFlow tells the message alone, in which no other one has Python's stack.
+    is_python = getattr(getattr(error, "op", None), "type", None) in PYTHON_OPS
+    return is_python or (isinstance(error, tf.errors.OpError) and _STACK in error.message)
 
 
 def message_of(error: Exception) -> str:

@@ -9,6 +9,7 @@ Shapes: T time steps, B rows, H units of the outputs, V words, N = T * B.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Callable, Optional
 
@@ -21,8 +22,10 @@ from lm.model import lstm
 from lm.model.context import Context
 from lm.model.guard import call, checked_result, checked_shapes
 from lm.model.plain import logits_cross_entropy
-from lm.model.rules import operations, placeholders, refuse, refuse_cuts_of_others, warn
+from lm.model.rules import operations, placeholders, refuse, refuse_cuts_of_others, warnings_of
 from lm.model.variables import shared_variables
+
+logger = logging.getLogger("lm")
 
 State = Mapping[str, tf.Tensor]  # by name, float32 [B, ...]: what passes from window to window
 
@@ -49,6 +52,7 @@ class Network:
         self._makes_logits = "build_logits" in self._functions
         self._build = "build_logits" if self._makes_logits else "build_outputs"
         self._names: Optional[set[str]] = None  # of the variables of its first use
+        self._warnings: set[str] = set()  # that were given
         self._table: Optional[tf.Variable] = None  # the embedding, where it is the softmax's too
 
     @property
@@ -83,13 +87,12 @@ class Network:
         Raises:
           UserError: The config file's function fails or makes something else; in one line, which.
         """
-        is_first = self._names is None
         before, fed = set(tf.global_variables()), placeholders()
         there = {} if self.is_built_in else operations()
         # A scope of ours: else one of the network's, made where the graph has none around it, may
         # take the name of a variable, which would get another one there.
         with shared_variables(self.config, context.training) as used, tf.name_scope("lm_network"):
-            found = call(self._where, self._functions[self._build], inputs_TB, state, context)
+            found = call(self._where, self._functions[self._build], inputs_TB, dict(state), context)
         context.is_built = True
         where = f"{self._where}: {self._build}"
         for name in sorted(placeholders() - fed):
@@ -111,8 +114,10 @@ class Network:
             if context.training:
                 self._refuse_unused(where, context)
                 refuse_cuts_of_others(where, context.cuts, [inputs_TB, *state.values()])
-            if is_first:  # later ones make initial values again, which nothing draws
-                warn(where, made, used, state)
+            for line in warnings_of(where, made, state, outputs):
+                if line not in self._warnings:  # of another use
+                    self._warnings.add(line)
+                    logger.warning(line)
         return outputs
 
     def _refuse_unused(self, where: str, context: Context) -> None:
@@ -171,7 +176,8 @@ class Network:
         if not_always:
             raise UserError(
                 f"{where} uses the variable {not_always[0]} in some calls only (training, or"
-                " evaluation, or single words): all must use the same"
+                " evaluation, or single words): all must use the same (one that a tf.function at"
+                " the top of the file makes is of the first call: write it inside)"
             )
 
     def cross_entropy(

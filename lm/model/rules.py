@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 import re
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import tensorflow.compat.v1 as tf
 from tensorflow.core.framework import node_def_pb2
 
 from lm.errors import UserError
 from lm.model.context import Cut
-from lm.model.variables import operations_behind, operations_of_initial_value
-
-logger = logging.getLogger("lm")
+from lm.model.variables import operations_behind
 
 Nodes = Mapping[str, node_def_pb2.NodeDef]  # operations by name
+State = Mapping[str, tf.Tensor]
 
 _COLLECTED = {
     tf.GraphKeys.REGULARIZATION_LOSSES: "--weight_decay, in the place of a regularizer",
@@ -89,14 +87,52 @@ def refuse_cuts_of_others(where: str, cuts: Sequence[Cut], given: Sequence[tf.Te
             )
 
 
-def warn(
-    where: str, made: Nodes, used: Mapping[str, tf.Variable], state: Mapping[str, tf.Tensor]
-) -> None:
-    """Warn of what may make a run, or what reads its words one by one, another; as `refuse`."""
-    _warn_of_unread_state(where, state)
-    initial = {op.name for v in used.values() for op in operations_of_initial_value(v)}
-    _warn_of_random_numbers(where, made, initial)
-    _warn_of_python(where, made)
+def warnings_of(
+    where: str, made: Nodes, state: State, results: tuple[tf.Tensor, State]
+) -> Iterator[str]:
+    """Tell what may make a run, or what reads its words one by one, another.
+
+    Args:
+      where: The file and the function.
+      made: The operations of the network, from `operations`.
+      state: What it was given.
+      results: What it has returned.
+
+    Yields:
+      A line for each.
+    """
+    unread = [name for name, before in state.items() if not before.consumers()]
+    if unread:
+        yield (
+            f"{where} does not read state[{unread[0]!r}]: nothing of it passes from window to"
+            " window, nor from word to word in lm.score, lm.generate and lm.export"
+        )
+    computed = _computed(made, [results[0], *results[1].values()])
+    # A seed of their own helps with the next run only: what they draw depends on how often they
+    # have, and they draw the same on each rank, for other rows.
+    draws = [node.op for node in computed if "seed2" in node.attr]
+    if draws:
+        yield (
+            f"{where} draws numbers with {draws[0]}: the next run, or this one on other ranks or"
+            " resumed, may draw others; for dropout use context.dropout"
+        )
+    # Python without a state has promised to be a function.
+    python = [node.op for node in computed if node.op in PYTHON_OPS - {"PyFuncStateless"}]
+    if python:
+        yield (
+            f"{where} runs Python ({python[0]}): if it draws numbers or remembers, the next run, or"
+            " this one on other ranks or resumed, is another; if it does not, say stateful=False"
+        )
+
+
+def _computed(made: Nodes, results: Sequence[tf.Tensor]) -> list[node_def_pb2.NodeDef]:
+    """Return the operations that results are made of, with all of loops and conditions.
+
+    Without those of initial values, which are drawn once, or by later calls never.
+    """
+    behind = {op.name for tensor in results for op in operations_behind(tensor)}
+    here = {op.name for op in tf.get_default_graph().get_operations()}
+    return [node for name, node in made.items() if name in behind or name not in here]
 
 
 def _refuse_collected(where: str) -> None:
@@ -150,46 +186,3 @@ def _refuse_global_step(where: str, made: Nodes, used: Mapping[str, tf.Variable]
         raise UserError(
             f"{where} uses the global step: context.step is that of training, and None elsewhere"
         )
-
-
-def _warn_of_random_numbers(where: str, made: Nodes, initial: Container[str]) -> None:
-    """Warn of operations that draw other numbers in the next run, on other ranks, after a resume.
-
-    A seed of their own helps with the first only: what they draw depends on how often they have,
-    and they draw the same on each rank, for other rows. `initial` are those of initial values,
-    which are drawn once.
-    """
-    for name, node in made.items():
-        if "seed2" in node.attr and name not in initial:
-            logger.warning(
-                "%s draws numbers with %s: the next run, or this one on other ranks or resumed, may"
-                " draw others; for dropout use context.dropout",
-                where,
-                node.op,
-            )
-            return
-
-
-def _warn_of_unread_state(where: str, state: Mapping[str, tf.Tensor]) -> None:
-    unread = [name for name, before in state.items() if not before.consumers()]
-    if unread:
-        logger.warning(
-            "%s does not read state[%r]: nothing of it passes from window to window, nor from word"
-            " to word in lm.score, lm.generate and lm.export",
-            where,
-            unread[0],
-        )
-
-
-def _warn_of_python(where: str, made: Nodes) -> None:
-    """Warn of Python in the graph, which may draw numbers, or remember."""
-    for node in made.values():
-        # One without a state has promised to be a function.
-        if node.op in PYTHON_OPS and not node.op.endswith("Stateless"):
-            logger.warning(
-                "%s runs Python (%s): if it draws numbers or remembers, the next run, or this one"
-                " on other ranks or resumed, is another; if it does not, say stateful=False",
-                where,
-                node.op,
-            )
-            return

@@ -132,11 +132,6 @@ def _stateless_uniform(seed: list[int], scale: float):
     return initial_value
 
 
-def operations_of_initial_value(variable: tf.Variable) -> set[tf.Operation]:
-    """Return the operations that a variable's initial value is made of."""
-    return operations_behind(variable.initializer.inputs[1])
-
-
 def operations_behind(tensor: tf.Tensor) -> set[tf.Operation]:
     """Return the operations that a tensor is made of."""
     found: set[tf.Operation] = set()
@@ -155,7 +150,7 @@ def _seed_initial_value(variable: tf.Variable, seed: int) -> None:
     Without, they draw other numbers on each rank and in each run. TensorFlow's own way, a seed of
     the graph, counts the operations before them too.
     """
-    for op in operations_of_initial_value(variable):
+    for op in operations_behind(variable.initializer.inputs[1]):
         if "seed2" in op.node_def.attr and not (op.get_attr("seed") or op.get_attr("seed2")):
             place = op.name.rpartition("/")[2]  # of two in one initial value
             key = zlib.crc32(f"{variable.op.name}/{place}".encode())

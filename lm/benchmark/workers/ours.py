@@ -13,6 +13,7 @@ from lm.benchmark.workers.workload import Step, initial_weight
 from lm.config import Config
 from lm.config_file import ConfigFile
 from lm.distributed.communicator import Communicator, OneProcess
+from lm.model.guard import one_line
 from lm.model.network import Network
 from lm.training.step import build_step, run_step
 
@@ -58,7 +59,8 @@ def build_steps(
 
     def take(batch_size: int, exchange: bool, inputs: np.ndarray, targets: np.ndarray):
         step = built[batch_size, exchange]
-        result = run_step(session.run, step, inputs, targets, config.learning_rate)
+        with one_line(file, runs=True):
+            result = run_step(session.run, step, inputs, targets, config.learning_rate)
         return result.nll.nats / batch_size, result.grad_norm
 
     return {key: functools.partial(take, *key) for key in built}

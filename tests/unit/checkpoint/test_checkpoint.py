@@ -1,5 +1,6 @@
 """Checkpoints: read by stock TensorFlow, whole or not at all, and damage is found."""
 
+import dataclasses
 import errno
 import os
 import subprocess
@@ -64,6 +65,15 @@ def test_an_average_is_the_result_where_there_is_one(tmp_path):
         path = checkpoint.save(str(tmp_path), arrays, manifest(step, averaged=averaged))
         (found,) = checkpoint.load_weights(path).values()
         np.testing.assert_array_equal(found, ARRAYS["embedding"] + averaged)
+
+
+def test_a_weight_that_is_called_as_an_average_is_none(tmp_path):
+    arrays = {**ARRAYS, "embedding/average": ARRAYS["embedding"] + 1}
+    described = dataclasses.replace(manifest(1, averaged=True), weights=tuple(sorted(arrays)))
+    path = checkpoint.save(str(tmp_path), arrays, described)
+    found = checkpoint.load_weights(path)
+    np.testing.assert_array_equal(found["embedding"], ARRAYS["embedding"])
+    np.testing.assert_array_equal(found["embedding/average"], arrays["embedding/average"])
 
 
 def test_saving_a_step_again_changes_its_manifest_only(tmp_path):

@@ -114,6 +114,14 @@ MISTAKES = {
     "    y = tf.py_func(lambda words: {}[int(words[0, 0])], [inputs_TB], tf.float32)\n"
     "    x *= tf.ensure_shape(y, [])\n" + GOOD:
         "mine.py, line 13: UnknownError: KeyError: ",
+    "    count = lambda row: tf.py_func(lambda words: {}[int(words[0])], [row], tf.float32)\n"
+    "    x *= tf.reshape(tf.map_fn(count, inputs_TB, dtype=tf.float32), [-1, 1, 1])\n" + GOOD:
+        "mine.py: UnknownError: KeyError: ",
+    "    y = tf.ones([1, 2, 1, 2, 1, 2]) * x[0, 0, 0] + tf.ones([2, 1, 2, 1, 2, 1]) * x[0, 0, 1]\n"
+    "    x += tf.stop_gradient(tf.reduce_sum(y))\n" + GOOD:
+        "mine.py, line 13: UnimplementedError: Broadcast between",
+    "    x = tf.function(lambda row: context.dropout(row, 0.5))(x)\n" + GOOD:
+        "context.dropout is called in a tf.function, which is traced once",
 }  # fmt: skip
 
 
@@ -204,6 +212,19 @@ def test_a_state_that_is_not_read_is_told(load, caplog):
     assert "does not read" not in caplog.text
     train_and_evaluate(load(HEADER + "    return x, {'h': x[-1]}\n"))
     assert caplog.text.count("mine.py: build_outputs does not read state['h']: nothing of it") == 1
+
+
+def test_a_network_may_change_the_state_it_is_given(load, caplog):
+    file = load(HEADER + "    y = x + state['h']\n    state['h'] = x[-1]\n    return y, state\n")
+    assert train_and_evaluate(file) == train_and_evaluate(load(HEADER + GOOD))
+    check_network(file.config, V, file)
+    assert "does not read" not in caplog.text
+
+
+def test_numbers_that_evaluation_alone_draws_are_told_once(load, caplog):
+    noise = "    x += 0.0 if context.training else tf.random.normal(tf.shape(x))\n"
+    train_and_evaluate(load(HEADER + noise + GOOD))
+    assert caplog.text.count("draws numbers with RandomStandardNormal") == 1
 
 
 def test_the_table_of_another_size_is_tied_too(load):
