@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from typing import Callable, Union
 
 _SET_DEATH_SIGNAL = 1  # prctl's PR_SET_PDEATHSIG
+_M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8  # of malloc.h
+_KEEP = {_M_TRIM_THRESHOLD: 2**31 - 1, _M_MMAP_MAX: 0, _M_ARENA_MAX: 1}
 _libc = ctypes.CDLL(None)
 
 
@@ -34,6 +36,18 @@ def ends_with_this_process(signal_number: int) -> Callable[[], None]:
             os._exit(1)
 
     return follow
+
+
+def keep_freed_memory() -> None:
+    """Have glibc's malloc keep what is freed, for the next step, which needs as much.
+
+    Memory that was given back to the system comes again with a page fault for each 4 KiB, and in a
+    virtual machine these may cost a quarter of a step (docs/performance.md). All is in one arena:
+    the others, of threads, hold no piece above 64 MiB. To be called before there are threads.
+    """
+    if hasattr(_libc, "mallopt"):
+        for parameter, value in _KEEP.items():
+            _libc.mallopt(parameter, value)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,29 @@
+"""What a process asks of the system for itself."""
+
+import subprocess
+import sys
+
+# How many page faults each of two buffers costs, the second in the place of the first.
+FAULTS = """
+import ctypes, resource
+import lm  # noqa: F401
+
+def faults(size):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    buffer = libc.malloc(ctypes.c_size_t(size))
+    ctypes.memset(buffer, 1, size)
+    libc.free(ctypes.c_void_p(buffer))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+
+print(faults(2**27), faults(2**27))
+"""
+
+
+def test_freed_memory_is_kept_for_the_next_step():
+    command = [sys.executable, "-c", FAULTS]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    first, second = map(int, result.stdout.split())
+    assert second < first / 10
