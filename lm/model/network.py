@@ -103,7 +103,7 @@ class Network:
         units = self.vocab_size if self._makes_logits else None
         shape = [*inputs_TB.shape.as_list(), units]
         what = "logits" if self._makes_logits else "outputs"
-        outputs = checked_result(where, found, what, shape, self.state_shapes)
+        top, after = checked_result(where, found, what, shape, self.state_shapes)
         self._check_variables(where, used, set(tf.global_variables()) - before)
         if self.config.tie_weights:
             tables = [used["embedding"]] if "embedding" in used else list(context.tables.values())
@@ -114,11 +114,12 @@ class Network:
             if context.training:
                 self._refuse_unused(where, context)
                 refuse_cuts_of_others(where, context.cuts, [inputs_TB, *state.values()])
-            for line in warnings_of(where, made, state, outputs):
+            results = [top, *after.values(), *context.penalties]
+            for line in warnings_of(where, made, state, results):
                 if line not in self._warnings:  # of another use
                     self._warnings.add(line)
                     logger.warning(line)
-        return outputs
+        return top, after
 
     def _refuse_unused(self, where: str, context: Context) -> None:
         config = self.config

@@ -13,7 +13,6 @@ from lm.model.context import Cut
 from lm.model.variables import operations_behind
 
 Nodes = Mapping[str, node_def_pb2.NodeDef]  # operations by name
-State = Mapping[str, tf.Tensor]
 
 _COLLECTED = {
     tf.GraphKeys.REGULARIZATION_LOSSES: "--weight_decay, in the place of a regularizer",
@@ -88,7 +87,7 @@ def refuse_cuts_of_others(where: str, cuts: Sequence[Cut], given: Sequence[tf.Te
 
 
 def warnings_of(
-    where: str, made: Nodes, state: State, results: tuple[tf.Tensor, State]
+    where: str, made: Nodes, state: Mapping[str, tf.Tensor], results: Sequence[tf.Tensor]
 ) -> Iterator[str]:
     """Tell what may make a run, or what reads its words one by one, another.
 
@@ -96,7 +95,7 @@ def warnings_of(
       where: The file and the function.
       made: The operations of the network, from `operations`.
       state: What it was given.
-      results: What it has returned.
+      results: What it has returned, and its penalties.
 
     Yields:
       A line for each.
@@ -107,7 +106,7 @@ def warnings_of(
             f"{where} does not read state[{unread[0]!r}]: nothing of it passes from window to"
             " window, nor from word to word in lm.score, lm.generate and lm.export"
         )
-    computed = _computed(made, [results[0], *results[1].values()])
+    computed = _computed(made, results)
     # A seed of their own helps with the next run only: what they draw depends on how often they
     # have, and they draw the same on each rank, for other rows.
     draws = [node.op for node in computed if "seed2" in node.attr]
@@ -130,7 +129,7 @@ def _computed(made: Nodes, results: Sequence[tf.Tensor]) -> list[node_def_pb2.No
 
     Without those of initial values, which are drawn once, or by later calls never.
     """
-    behind = {op.name for tensor in results for op in operations_behind(tensor)}
+    behind = {op.name for op in operations_behind(*results)}
     here = {op.name for op in tf.get_default_graph().get_operations()}
     return [node for name, node in made.items() if name in behind or name not in here]
 

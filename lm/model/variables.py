@@ -132,10 +132,10 @@ def _stateless_uniform(seed: list[int], scale: float):
     return initial_value
 
 
-def operations_behind(tensor: tf.Tensor) -> set[tf.Operation]:
-    """Return the operations that a tensor is made of."""
+def operations_behind(*tensors: tf.Tensor) -> set[tf.Operation]:
+    """Return the operations that tensors are made of."""
     found: set[tf.Operation] = set()
-    stack = [tensor.op]
+    stack = [tensor.op for tensor in tensors]
     while stack:
         op = stack.pop()
         if op not in found:

@@ -29,6 +29,7 @@ def state_shapes(config):
 def build_outputs(inputs_TB, state, context):
     x = context.embed(inputs_TB)
 """
+SCOPED = HEADER.replace("    x = context", "    with tf.variable_scope('a'):\n        x = context")
 GOOD = "    return x + state['h'], {'h': x[-1]}\n"
 
 (CLASSIC,) = (

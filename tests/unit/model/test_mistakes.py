@@ -1,0 +1,237 @@
+"""Networks of config files: one line for each mistake, and for what makes a run another."""
+
+import dataclasses
+
+import pytest
+import tensorflow.compat.v1 as tf
+
+from lm.distributed.communicator import OneProcess
+from lm.errors import UserError
+from lm.model.check import check_network
+from lm.model.network import Network
+from lm.training.step import build_step
+from tests.unit.model.networks import GOOD, HEADER, SCOPED, V, train_and_evaluate
+
+MISTAKES = {
+    "    return x\n": "must return (outputs, new_state), not a tensor of shape (5, 3, 4)",
+    "    return tf.transpose(x, [1, 0, 2]), {'h': x[-1]}\n":
+        "outputs must have the shape (5, 3, any), not (3, 5, 4)",
+    "    return tf.cast(x, tf.float64), {'h': x[-1]}\n": "outputs must be float32, not float64",
+    "    return x, {}\n": "new_state has [], but state_shapes has ['h']",
+    "    return x, {'c': x[-1]}\n": "new_state has ['c'], but state_shapes has ['h']",
+    "    return x, {'h': x[-1], 'c': x[-1]}\n": "new_state has ['c', 'h'], but",
+    "    return x, {'h': x}\n": "new_state['h'] must have the shape (3, 4), not (5, 3, 4)",
+    "    return x, {'h': x[-1]}, x\n": "must return (outputs, new_state), not 3 values",
+    "    x *= tf.get_variable('w', [4])\n    x += tf.get_variable('w', [4])\n" + GOOD:
+        "line 14, in build_outputs: variable w is made twice: each needs a tf.variable_scope",
+    "    x = tf.map_fn(lambda row: tf.matmul(row, row), x)\n" + GOOD:
+        "line 13, in build_outputs: ValueError: Dimensions must be equal",
+    "    x = tf.map_fn(lambda row: context.dropout(row, 1.5), x)\n" + GOOD:
+        "line 13, in build_outputs: UserError: keep_prob must be above 0 and at most 1",
+    "    return x, {'h': None}\n": "new_state['h'] must be a tensor, not a NoneType",
+    "    y = tf.matmul(x[0], x[1])\n": "line 13, in build_outputs: ValueError: Dimensions must be",
+    "    with tf.variable_scope('state'):\n        x *= tf.get_variable('h', [4])\n" + GOOD:
+        "has the variable state/h, which is the name of the recurrent state in a checkpoint",
+    "    y = state['c']\n": "line 13, in build_outputs: KeyError: 'c'",
+    "    w = tf.get_variable('w', [4], tf.float64)\n" + GOOD: "variable w is float64",
+    "    w = tf.Variable(tf.zeros([4]))\n" + GOOD:
+        "/Variable anew at each call: make it with tf.get_variable",
+    "    w = tf.get_variable('w', [4]) if context.training else 0.0\n    x += w\n" + GOOD:
+        "uses the variable w in some calls only",
+    "    w = tf.get_variable('w', [4])\n" + GOOD: "does not depend on the variable w",
+    "    x = context.dropout(tf.transpose(x, [1, 0, 2]), 0.5)\n" + GOOD:
+        "axis 1 of [3, 5, 4] is not the batch of 3 rows: give batch_axis=0",
+    "    w = tf.get_variable('w', [0], trainable=False)\n" + GOOD:
+        "variable w is float32 of the shape (0,): what is kept must be numbers",
+    "    w = tf.get_variable('w', initializer='a', trainable=False)\n" + GOOD: "w is string of",
+    "    w = tf.get_variable('w', [4], tf.bfloat16, trainable=False)\n" + GOOD:
+        "variable w is bfloat16 of the shape (4,): what is kept must be numbers",
+    "    with tf.variable_scope('softmax'):\n        x += tf.get_variable('bias', [4])\n" + GOOD:
+        "has the variable softmax/bias, which is one of the output layer's: call it something else",
+    "    x *= tf.placeholder(tf.float32, [])\n" + GOOD:
+        "makes the placeholder train/lm_network/Placeholder, which nothing feeds: use context",
+    "    x *= tf.placeholder_with_default(1.0, [])\n" + GOOD:
+        "makes the placeholder train/lm_network/PlaceholderWithDefault, which nothing feeds",
+    "    data = tf.data.Dataset.from_tensors(tf.ones([4])).repeat()\n"
+    "    x *= tf.data.make_one_shot_iterator(data).get_next()\n" + GOOD:
+        "Iterator): each rank would read the same from it, and a resumed run from its start",
+    "    x = tf.recompute_grad(lambda x: context.dropout(x, 0.5))(x)\n" + GOOD:
+        "context.dropout is called anew for the gradient, as tf.recompute_grad does",
+    "    context.penalize(*2 * [tf.transpose(x, [1, 0, 2])])\n" + GOOD:
+        "must be [T, B, H] of 3 rows, not (3, 5, 4) and (3, 5, 4)",
+    "    return tf.sparse.from_dense(x), {'h': x[-1]}\n": "must be a tensor, not a SparseTensor",
+    "    x = context.dropout(x, 1.5)\n" + GOOD: "keep_prob must be above 0 and at most 1, not 1.5",
+    "    x = context.drop_weights(x[0], 0.0)\n" + GOOD: "keep_prob must be above 0 and at most 1",
+    "    x *= tf.get_variable('w', [4], regularizer=tf.nn.l2_loss)\n" + GOOD:
+        "line 13, in build_outputs: variable w has a regularizer, which nothing uses here",
+    "    tf.add_to_collection(tf.GraphKeys.REGULARIZATION_LOSSES, tf.nn.l2_loss(x))\n" + GOOD:
+        "adds to the collection regularization_losses, which nothing uses here: --weight_decay",
+    "    step = lambda h, x: h + x * tf.get_variable('w', [4], regularizer=tf.nn.l2_loss)\n"
+    "    x = tf.scan(step, x, state['h'])\n" + GOOD: "variable w has a regularizer",
+    "    start = tf.lookup.KeyValueTensorInitializer([1], [2], tf.int32, tf.int32)\n"
+    "    table = tf.lookup.StaticHashTable(start, 0)\n"
+    "    x *= tf.cast(table.lookup(inputs_TB), tf.float32)[:, :, None]\n" + GOOD:
+        "which nothing uses here: tf.gather, from a constant, in the place of a lookup table",
+    "    n = tf.get_variable('n', [], initializer=tf.ones_initializer(), trainable=False)\n"
+    "    with tf.control_dependencies([n.assign_add(1.0)]):\n"
+    "        x *= n\n" + GOOD: "assigns to a variable (train/lm_network/AssignAddVariableOp)",
+    "    n = tf.get_variable('n', [], initializer=tf.ones_initializer(), trainable=False)\n"
+    "    with tf.control_dependencies([] if context.training else [n.assign_add(1.0)]):\n"
+    "        x *= n\n" + GOOD: "assigns to a variable (eval/lm_network/AssignAddVariableOp)",
+    "    n = tf.get_variable('n', [], initializer=tf.ones_initializer(), trainable=False)\n"
+    "    x = tf.scan(lambda h, x: h + x * n.assign_add(1.0), x, state['h'])\n" + GOOD:
+        "assigns to a variable (",
+    "    x *= tf.cast(tf.train.get_or_create_global_step(), tf.float32)\n" + GOOD:
+        "uses the global step: context.step is that of training, and None elsewhere",
+    "    w = tf.get_variable('w', [4, 4])\n"
+    "    step = lambda h, x: h + tf.matmul(x, context.drop_weights(w, 0.5))\n"
+    "    x = tf.scan(step, x, state['h'])\n" + GOOD:
+        "line 14, in build_outputs: context.drop_weights is for weights and outputs of all time",
+    "    x += context.drop_weights(x[0], 0.5)\n" + GOOD:
+        "which depends on the words, the state or dropped weights",
+    "    w = context.drop_weights(tf.get_variable('w', [4, 4]), 0.5)\n"
+    "    x = tf.tensordot(x, context.drop_weights(w, 0.5), 1)\n" + GOOD:
+        "context.drop_weights with",
+    "    x *= tf.get_variable('train', [4])\n" + GOOD:
+        "line 13, in build_outputs: variable train: an operation of the training",
+    "    tf.add_to_collection('update_ops', tf.no_op('moving'))\n" + GOOD:
+        "adds to the collection update_ops",
+    # Rows that only a run can count.
+    "    rows = tf.reshape(x, [-1, 4])\n"
+    "    return x, {'h': tf.boolean_mask(rows, rows[:, 0] < 9)}\n":
+        "[15,4] is not compatible with expected shape [3,4]",
+    "    y = tf.boolean_mask(tf.transpose(x, [1, 0, 2]), inputs_TB[0] >= 0)\n"
+    "    y = tf.boolean_mask(y, inputs_TB[:, 0] >= 0, axis=1)\n    return y, {'h': x[-1]}\n":
+        "[3,5,4] is not compatible with expected shape [5,3,4]",
+    "    x += tf.gather(state['h'], inputs_TB + 9)\n" + GOOD:
+        "mine.py, line 13: InvalidArgumentError: indices[",
+    "    y = tf.py_func(lambda words: {}[int(words[0, 0])], [inputs_TB], tf.float32)\n"
+    "    x *= tf.ensure_shape(y, [])\n" + GOOD:
+        "mine.py, line 13: UnknownError: KeyError: ",
+    "    count = lambda row: tf.py_func(lambda words: {}[int(words[0])], [row], tf.float32)\n"
+    "    x *= tf.reshape(tf.map_fn(count, inputs_TB, dtype=tf.float32), [-1, 1, 1])\n" + GOOD:
+        "mine.py: UnknownError: KeyError: ",
+    "    y = tf.ones([1, 2, 1, 2, 1, 2]) * x[0, 0, 0] + tf.ones([2, 1, 2, 1, 2, 1]) * x[0, 0, 1]\n"
+    "    x += tf.stop_gradient(tf.reduce_sum(y))\n" + GOOD:
+        "mine.py, line 13: UnimplementedError: Broadcast between",
+    "    x = tf.function(lambda row: context.dropout(row, 0.5))(x)\n" + GOOD:
+        "context.dropout is called in a tf.function, which is traced once",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("body", MISTAKES, ids=[text[:40] for text in MISTAKES.values()])
+def test_a_mistake_is_one_line(load, body):
+    with pytest.raises(UserError) as error:
+        train_and_evaluate(load(HEADER + body))
+    assert MISTAKES[body] in str(error.value) and "\n" not in str(error.value)
+
+
+LOGITS = HEADER.replace("outputs", "logits").replace("inputs_TB)\n", "inputs_TB, 11)\n")
+OTHER = HEADER.replace("inputs_TB)\n", "inputs_TB, name='words')\n")
+LARGER = HEADER.replace(
+    "context.embed(inputs_TB)", "tf.gather(tf.get_variable('embedding', [12, 4]), inputs_TB)"
+)
+CONSTANT = HEADER.replace("outputs", "logits").replace(
+    "context.embed(inputs_TB)", "tf.one_hot(inputs_TB, context.vocab_size)"
+)
+STATE_ONLY = "    return x, {'h': state['h']}\n"
+TAKEN = "    x += tf.get_variable('%s', [4])\n" + GOOD
+
+
+@pytest.mark.parametrize(
+    "text, fields, message",
+    [
+        (LOGITS + STATE_ONLY, {"tie_weights": True}, "makes its output layer itself"),
+        (OTHER + GOOD, {"tie_weights": True}, "of which there must be one, not none"),
+        (
+            SCOPED + "    with tf.variable_scope('b'):\n        context.embed(inputs_TB)\n" + GOOD,
+            {"tie_weights": True},
+            "there must be one, not a/embedding, b/embedding: give others a name",
+        ),
+        (LARGER + GOOD, {"tie_weights": True}, "must have the shape (11, any), not (12, 4)"),
+        (CONSTANT + STATE_ONLY, {}, "mine.py: ValueError: No variables to optimize"),
+        (HEADER + TAKEN % "embedding/Adam", {"optimizer": "adam"}, "mine.py: ValueError: "),
+        (
+            HEADER + TAKEN.replace("x +=", "x += tf.get_variable('v', [4]) *") % "v/average",
+            {"asgd_trigger_epochs": 1},
+            "mine.py: ValueError: Variable v/average already exists",
+        ),
+        (
+            HEADER + "    context.dropout(tf.transpose(x, [1, 0, 2]), 0.5, batch_axis=0)\n" + GOOD,
+            {"locked_dropout": True},
+            "locked_dropout is for [T, B, ...], not for [3, 5, 4] with batch_axis=0",
+        ),
+    ],
+    ids=["logits", "no table", "two tables", "size", "no variables", "adam's name",
+         "average's name", "lock"],
+)  # fmt: skip
+def test_settings_that_do_not_go_with_a_network_are_one_line(load, text, fields, message):
+    with pytest.raises(UserError) as error:
+        train_and_evaluate(load(text), **fields)
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_what_is_made_at_the_top_of_a_file_is_told_where_it_belongs(load):
+    text = HEADER.replace("\ndef get_config", "SCALE = tf.constant([2.0])\n\ndef get_config", 1)
+    with pytest.raises(UserError, match=r"make in the function what is made at the top of the f"):
+        train_and_evaluate(load(text + "    x *= SCALE\n" + GOOD))
+
+
+def test_a_state_that_is_not_read_is_told(load, caplog):
+    train_and_evaluate(load(HEADER + GOOD))
+    assert "does not read" not in caplog.text
+    train_and_evaluate(load(HEADER + "    return x, {'h': x[-1]}\n"))
+    assert caplog.text.count("mine.py: build_outputs does not read state['h']: nothing of it") == 1
+
+
+def test_numbers_that_a_penalty_alone_draws_are_told(load, caplog):
+    body = "    context.penalize(x, x + tf.random.normal(tf.shape(x)))\n"
+    train_and_evaluate(load(HEADER + body + GOOD), activation_penalty=1.0)
+    assert caplog.text.count("draws numbers with RandomStandardNormal") == 1
+
+
+def test_numbers_that_evaluation_alone_draws_are_told_once(load, caplog):
+    noise = "    x += 0.0 if context.training else tf.random.normal(tf.shape(x))\n"
+    train_and_evaluate(load(HEADER + noise + GOOD))
+    assert caplog.text.count("draws numbers with RandomStandardNormal") == 1
+
+
+@pytest.mark.parametrize("stateful", [True, False])
+def test_python_in_the_graph_is_told_unless_it_has_no_state(load, caplog, stateful):
+    python = f"tf.py_func(lambda: np.float32(1), [], tf.float32, stateful={stateful})"
+    body = f"    import numpy as np\n    x *= tf.ensure_shape({python}, [])\n"
+    train_and_evaluate(load(HEADER + body + GOOD))
+    assert ("runs Python (PyFunc)" in caplog.text) == stateful
+
+
+@pytest.mark.parametrize("seed", ["None", "1"])
+def test_random_numbers_in_the_graph_are_told(load, caplog, seed):
+    file = load(HEADER + f"    x = tf.nn.dropout(x, rate=0.5, seed={seed})\n" + GOOD)
+    train_and_evaluate(file)
+    assert "draws numbers with RandomUniform: the next run, or this one on other" in caplog.text
+    with pytest.raises(UserError, match="computes other numbers each time"):
+        check_network(file.config, V, file)
+
+
+def test_dropout_of_the_context_and_random_initial_values_are_no_random_numbers(load, caplog):
+    start = "    x *= tf.get_variable('w', initializer=tf.random_uniform([4], seed=3))\n"
+    file = load(HEADER + start + "    x = context.dropout(x, 0.5)\n" + GOOD)
+    train_and_evaluate(file)
+    check_network(file.config, V, file)
+    assert "draws numbers" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    "body, fields, message",
+    [
+        ("    tf.set_random_seed(7)\n" + GOOD, {}, "sets TensorFlow's seed: leave it out"),
+        (GOOD, {"activation_penalty": 2.0}, "does not call context.penalize"),
+        (GOOD, {"temporal_activation_penalty": 1.0}, "does not call context.penalize"),
+        (GOOD, {"recurrent_keep_prob": 0.5}, "does not call context.drop_weights"),
+    ],
+)
+def test_what_would_do_nothing_is_refused(load, body, fields, message):
+    file = load(HEADER + body)
+    config = dataclasses.replace(file.config, **fields)
+    with tf.Graph().as_default(), pytest.raises(UserError, match=message):
+        build_step(Network(config, V, file), OneProcess())
