@@ -1,7 +1,7 @@
-"""Token ids -> windows of [num_steps, rows], and which rows of the global batch a rank owns.
+"""Cut token IDs into windows [num_steps, rows], and assign rows of the global batch to ranks.
 
-Every window is a pure function of (ids, step): nothing here has a state that a resumed or a
-smaller job would have to reproduce.
+Every window is a pure function of (ids, step). No state has to be restored when a job resumes or
+continues on a different number of ranks.
 """
 
 from __future__ import annotations
@@ -14,80 +14,81 @@ from lm.errors import UserError
 
 
 class Rows(NamedTuple):
-    """The contiguous rows [first, first + count) of the global batch that a rank owns."""
+    """The contiguous rows [first, first + count) of the global batch that one rank processes."""
 
     first: int
     count: int
-    # How many of them each virtual rank of this one has; () where there are none. Sums over rows
-    # are made virtual rank by virtual rank, so that their bits depend on no number of real ones.
-    shares: tuple[int, ...] = ()
+    # The number of rows of each virtual rank, or () without virtual ranks. Sums over rows are
+    # computed per micro-batch, so that their bits do not depend on the number of real ranks.
+    micro_batches: tuple[int, ...] = ()
 
     @property
     def slice(self) -> slice:
-        """The rows of the global batch that these are."""
+        """These rows as a slice of the global batch."""
         return slice(self.first, self.first + self.count)
 
 
 def rows_of_rank(batch_size: int, rank: int, size: int, virtual_ranks: int = 1) -> Rows:
-    """Share the rows of the global batch over the ranks, differing by at most one row.
+    """Return the rows of a rank. The row counts of two ranks differ by at most one.
 
     Args:
-      batch_size: Rows of the global batch.
-      rank: This rank, from 0.
+      batch_size: Number of rows in the global batch.
+      rank: Index of this rank, starting at 0.
       size: Number of ranks.
-      virtual_ranks: Into how many shares the sums over rows are divided. Where `size` divides it,
-        a rank has as many whole neighbouring shares as the others; else one of its own.
+      virtual_ranks: Number of micro-batches in the global batch. If it is a multiple of `size`,
+        each rank gets the same number of neighboring micro-batches. Otherwise, the rows of each
+        rank are one micro-batch.
 
     Returns:
-      The rows of `rank`; those of all ranks are contiguous, in order, and disjoint.
+      The rows of `rank`. The rows of all ranks are disjoint, in order, and cover the batch.
 
     Raises:
-      UserError: There are more ranks than rows.
+      UserError: If there are more ranks than rows.
     """
     if size > batch_size:
         raise UserError(
-            f"batch_size is {batch_size} but there are {size} ranks: each rank needs a row, so"
-            " raise batch_size or start fewer ranks"
+            f"batch_size is {batch_size} but there are {size} ranks; each rank needs at least"
+            " one row, so raise batch_size or start fewer ranks"
         )
     if virtual_ranks % size:
         virtual_ranks = size
     each = virtual_ranks // size
     bounds = [v * batch_size // virtual_ranks for v in range(rank * each, (rank + 1) * each + 1)]
-    shares = tuple(end - start for start, end in zip(bounds, bounds[1:]))
-    return Rows(bounds[0], bounds[-1] - bounds[0], shares)
+    micro_batches = tuple(end - start for start, end in zip(bounds, bounds[1:]))
+    return Rows(bounds[0], bounds[-1] - bounds[0], micro_batches)
 
 
 def eval_rows_of_rank(
     eval_batch_size: int, rank: int = 0, size: int = 1, shared: bool = False
 ) -> Rows:
-    """Tell which rows of an evaluation a rank runs: its share, or all of them on rank 0.
+    """Return the rows of an evaluation that a rank runs.
 
-    Unlike in training, a rank may have no row: the result is a sum, to which it adds nothing.
+    Unlike in training, a rank may have no rows. It then adds nothing to the sum over the ranks.
 
     Args:
-      eval_batch_size: Rows of the evaluation.
-      rank: This rank, from 0.
+      eval_batch_size: Number of rows in the evaluation.
+      rank: Index of this rank, starting at 0.
       size: Number of ranks.
-      shared: Whether the ranks share the rows.
+      shared: Whether the rows are distributed over the ranks. Otherwise, rank 0 runs all rows.
     """
-    runners = min(size, eval_batch_size) if shared else 1
-    if rank >= runners:
+    num_active = min(size, eval_batch_size) if shared else 1
+    if rank >= num_active:
         return Rows(0, 0)
-    return rows_of_rank(eval_batch_size, rank, runners)._replace(shares=())
+    return rows_of_rank(eval_batch_size, rank, num_active)._replace(micro_batches=())
 
 
 class TrainBatches:
-    """Windows for truncated back-propagation through time over one rank's rows.
+    """Training windows for truncated back-propagation through time, for the rows of one rank.
 
-    The split is cut into `batch_size` equal streams, one per row of the global batch; window s
-    holds the tokens [s * num_steps, (s + 1) * num_steps) of each stream, and its targets are
-    the tokens that follow. As in the published runs, the tokens left over at the end of the
-    streams, fewer than num_steps + 1 of each row, are not trained on.
+    The split is cut into `batch_size` equal streams, one per row of the global batch. Window s
+    contains the tokens [s * num_steps, (s + 1) * num_steps) of each stream. Its targets are the
+    next tokens. As in the published runs, the tokens at the end of each stream that do not fill a
+    window are not used.
 
     Args:
-      ids: The training split, int32 [tokens].
-      batch_size: Rows of the global batch.
-      num_steps: Time steps of a window.
+      ids: Token IDs of the training split, int32 [tokens].
+      batch_size: Number of rows in the global batch.
+      num_steps: Number of time steps in a window.
       rows: The rows to return.
 
     Attributes:
@@ -95,7 +96,7 @@ class TrainBatches:
       rows: The rows.
 
     Raises:
-      UserError: The split is too short for one window.
+      UserError: If the split is too short for one window.
     """
 
     def __init__(self, ids: np.ndarray, batch_size: int, num_steps: int, rows: Rows):
@@ -104,19 +105,19 @@ class TrainBatches:
         if self.steps_per_epoch == 0:
             raise UserError(
                 f"the training split has {len(ids)} tokens, too few for batch_size {batch_size}"
-                f" x num_steps {num_steps}: it needs at least {batch_size * (num_steps + 1)}"
+                f" x num_steps {num_steps}; it needs at least {batch_size * (num_steps + 1)}"
             )
         self._streams = ids[: batch_size * self._row_length].reshape(batch_size, self._row_length)
         self.rows, self._num_steps = rows, num_steps
 
     def window(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the inputs and targets of a step of an epoch.
+        """Return the inputs and targets of one step.
 
         Args:
-          step: From 0 to steps_per_epoch - 1.
+          step: Step within the epoch, from 0 to steps_per_epoch - 1.
 
         Returns:
-          Two int32 arrays [num_steps, rows]: the tokens, and the tokens after them.
+          Two int32 arrays [num_steps, rows]: the tokens and the next tokens.
         """
         assert 0 <= step < self.steps_per_epoch
         start = step * self._num_steps
@@ -125,17 +126,17 @@ class TrainBatches:
 
 
 class EvalBatches:
-    """Windows that count every token of a split as a target exactly once.
+    """Evaluation windows, in which every token of a split is a target exactly once.
 
-    The split is cut into `batch_size` streams whose lengths differ by at most one; the short
-    ends are padded with mask 0. The input before a token is the token before it, and `<eos>`
-    before the first one, as if a sentence had just ended.
+    The split is cut into `batch_size` streams. Their lengths differ by at most one, and the last
+    window is padded with mask 0. The input for a target is the previous token. The input for the
+    first token is `<eos>`, as if a sentence had just ended.
 
     Args:
-      ids: The split, int32 [tokens], at least one.
-      batch_size: Number of streams; where there are fewer tokens, some are empty.
-      num_steps: Time steps of a window.
-      eos_id: Id of `<eos>`.
+      ids: Token IDs of the split, int32 [tokens], at least one.
+      batch_size: Number of streams. Some streams are empty if there are fewer tokens.
+      num_steps: Number of time steps in a window.
+      eos_id: Token ID of `<eos>`.
       rows: The streams to return, at least one.
     """
 
@@ -148,7 +149,7 @@ class EvalBatches:
         self.num_windows = -(-longest // num_steps)
 
     def window(self, index: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return inputs and targets (int32), and which of them count (bool), [num_steps, rows]."""
+        """Return inputs, targets (int32) and the mask of targets that count, [num_steps, rows]."""
         assert 0 <= index < self.num_windows
         at = self._starts + index * self._num_steps + np.arange(self._num_steps)[:, None]
         inside = at < self._ends

@@ -52,7 +52,7 @@ def build_model(
       UserError: The network of the config file cannot be used.
     """
     config = network.config
-    ops = fastest(config.precision, rows.shares)
+    ops = fastest(config.precision, rows.micro_batches)
     context = Context(config, network.vocab_size, ops, rows, dropout_step)
     with tf.variable_scope(name):
         shape = [config.num_steps, rows.count]
@@ -69,7 +69,7 @@ def build_model(
         loss, nll_N = network.cross_entropy(top_TBX, targets_N, scale_N, context)
         for penalty in context.penalties:
             loss += penalty
-        nll_sum = ops.column_sums(nll_N[:, None], rows.shares)[0]
+        nll_sum = ops.column_sums(nll_N[:, None], rows.micro_batches)[0]
         # The state must not be overwritten before everything that reads it has run.
         with tf.control_dependencies([nll_sum, *state.values()]):
             keep_state_op = _assign(before, after)

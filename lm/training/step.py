@@ -84,7 +84,7 @@ def build_step(
         learning_rate,
         global_step,
         comm=comm,
-        shares=rows.shares,
+        shares=rows.micro_batches,
         cuts=model.cuts,
         mean_nll=sums[0] / words,
         skip_unsound=skip_unsound,

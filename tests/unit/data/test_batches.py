@@ -1,4 +1,4 @@
-"""Windows and shares of rows."""
+"""Windows, and the rows of each rank."""
 
 import numpy as np
 import pytest
@@ -10,26 +10,26 @@ from lm.errors import UserError
 
 
 @given(batch_size=st.integers(1, 200), data=st.data())
-def test_shares_are_contiguous_disjoint_and_even(batch_size, data):
+def test_rows_of_ranks_are_contiguous_disjoint_and_even(batch_size, data):
     size = data.draw(st.integers(1, batch_size))
-    shares = [rows_of_rank(batch_size, rank, size) for rank in range(size)]
-    assert shares[0].first == 0
-    for before, after in zip(shares, shares[1:]):
+    ranks = [rows_of_rank(batch_size, rank, size) for rank in range(size)]
+    assert ranks[0].first == 0
+    for before, after in zip(ranks, ranks[1:]):
         assert after.first == before.first + before.count
-    assert shares[-1].first + shares[-1].count == batch_size
-    assert max(share.count for share in shares) - min(share.count for share in shares) <= 1
+    assert ranks[-1].first + ranks[-1].count == batch_size
+    assert max(rows.count for rows in ranks) - min(rows.count for rows in ranks) <= 1
 
 
 @given(batch_size=st.integers(8, 200))
-def test_ranks_have_neighbouring_shares_of_one(batch_size):
-    shares = rows_of_rank(batch_size, 0, 1, virtual_ranks=8).shares
-    assert sum(shares) == batch_size and max(shares) - min(shares) <= 1
+def test_ranks_have_neighboring_micro_batches(batch_size):
+    whole = rows_of_rank(batch_size, 0, 1, virtual_ranks=8).micro_batches
+    assert sum(whole) == batch_size and max(whole) - min(whole) <= 1
     for size in (2, 4, 8):
         ranks = [rows_of_rank(batch_size, rank, size, virtual_ranks=8) for rank in range(size)]
-        assert sum((rows.shares for rows in ranks), ()) == shares
-        assert all(sum(rows.shares) == rows.count for rows in ranks)
-    # Where the ranks do not divide them, each has one share: its own rows.
-    assert rows_of_rank(batch_size, 1, 3, virtual_ranks=8).shares == (
+        assert sum((rows.micro_batches for rows in ranks), ()) == whole
+        assert all(sum(rows.micro_batches) == rows.count for rows in ranks)
+    # 3 ranks do not divide 8 virtual ranks: the rows of each rank are one micro-batch.
+    assert rows_of_rank(batch_size, 1, 3, virtual_ranks=8).micro_batches == (
         rows_of_rank(batch_size, 1, 3).count,
     )
 
@@ -54,7 +54,7 @@ def test_windows_follow_the_streams():
     num_steps=st.integers(1, 7),
     data=st.data(),
 )
-def test_the_shares_of_all_ranks_make_the_global_window(tokens, batch_size, num_steps, data):
+def test_the_windows_of_all_ranks_form_the_global_window(tokens, batch_size, num_steps, data):
     ids = np.arange(tokens, dtype=np.int32)
     if tokens < batch_size * (num_steps + 1):
         with pytest.raises(UserError, match="too few for batch_size"):
@@ -62,7 +62,7 @@ def test_the_shares_of_all_ranks_make_the_global_window(tokens, batch_size, num_
         return
     size = data.draw(st.integers(1, batch_size))
     whole = TrainBatches(ids, batch_size, num_steps, Rows(0, batch_size))
-    shares = [
+    ranks = [
         TrainBatches(ids, batch_size, num_steps, rows_of_rank(batch_size, rank, size))
         for rank in range(size)
     ]
@@ -70,7 +70,7 @@ def test_the_shares_of_all_ranks_make_the_global_window(tokens, batch_size, num_
     for step in range(whole.steps_per_epoch):
         inputs, targets = whole.window(step)
         np.testing.assert_array_equal(
-            inputs, np.concatenate([share.window(step)[0] for share in shares], axis=1)
+            inputs, np.concatenate([rank.window(step)[0] for rank in ranks], axis=1)
         )
         np.testing.assert_array_equal(targets, inputs + 1)
         trained.extend(targets.ravel())
@@ -78,7 +78,7 @@ def test_the_shares_of_all_ranks_make_the_global_window(tokens, batch_size, num_
 
 
 @given(tokens=st.integers(1, 200), batch_size=st.integers(1, 9), num_steps=st.integers(1, 8))
-def test_evaluation_counts_every_token_once_after_its_predecessor(tokens, batch_size, num_steps):
+def test_evaluation_counts_every_token_once(tokens, batch_size, num_steps):
     ids, eos = np.arange(tokens, dtype=np.int32), 999
     batches = EvalBatches(ids, batch_size, num_steps, eos, Rows(0, batch_size))
     counted = []
@@ -97,7 +97,7 @@ def test_evaluation_counts_every_token_once_after_its_predecessor(tokens, batch_
     num_steps=st.integers(1, 8),
     size=st.integers(1, 12),
 )
-def test_the_ranks_together_evaluate_each_token_once(tokens, batch_size, num_steps, size):
+def test_ranks_together_evaluate_each_token_once(tokens, batch_size, num_steps, size):
     ids = np.arange(tokens, dtype=np.int32)
     counted = []
     for rank in range(size):
@@ -110,6 +110,6 @@ def test_the_ranks_together_evaluate_each_token_once(tokens, batch_size, num_ste
     assert sorted(counted) == list(range(tokens))
 
 
-def test_unless_shared_rank_0_evaluates_all_rows():
+def test_only_rank_0_evaluates_unless_rows_are_shared():
     assert eval_rows_of_rank(7) == eval_rows_of_rank(7, 0, 3) == Rows(0, 7)
     assert eval_rows_of_rank(7, 2, 3).count == 0
