@@ -1,8 +1,8 @@
-"""Config files: the settings that they return, and the network that they may bring.
+"""Load a config file: its config, and the functions of the network that it may define.
 
-They are code, and are run. So they come from the command line alone, but for the copy in the
-directory of a search: what a run's directory holds of one is its path and its SHA-256, which tell
-the right file from another.
+Config files are Python code, and loading one runs it. Therefore, config files are only taken from
+the command line, and from the copy in a search directory. A run directory stores the path and the
+SHA-256 of the file, but not the file itself.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import os
 import sys
 import traceback
 import types
-from collections.abc import Iterable, Mapping
-from typing import Callable, Optional
+from collections.abc import Iterable
+from typing import Callable, Literal
 
 from lm import run_files
 from lm.config import Config, RunOptions
@@ -27,29 +27,52 @@ from lm.startup import import_tensorflow
 
 # Not as a module: a user's own directory `configs` may come first in sys.path.
 _CONFIGS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "configs")
-_BUILD = ("build_outputs", "build_logits")
+_BUILDERS = {"build_outputs": "outputs", "build_logits": "logits"}
+
+
+def _no_state(config: Config) -> dict[str, list[int]]:
+    return {}
+
+
+@dataclasses.dataclass(frozen=True)
+class NetworkFunctions:
+    """The functions that build a network, and the config file that they come from.
+
+    The default is the built-in network, whose functions are in `lm/model/lstm.py`.
+    """
+
+    where: str = "the built-in network"  # for messages: the path of the config file
+    state_shapes: Callable = _no_state  # config -> shapes of the recurrent state by name
+    build: Callable | None = None  # (inputs_TB, state, context) -> (outputs or logits, new state)
+    kind: Literal["built-in", "outputs", "logits"] = "built-in"
+    sha256: str | None = None  # of the config file; None if runs do not depend on the file
+    config_class: type[Config] = Config
+
+    @property
+    def is_built_in(self) -> bool:
+        """Whether no config file defines the network."""
+        return self.kind == "built-in"
+
+    @property
+    def file_record(self) -> dict[str, str] | None:
+        """The path and the SHA-256 of the config file; None if runs do not depend on it."""
+        if self.sha256 is None:
+            return None
+        return {"path": os.path.abspath(self.where), "sha256": self.sha256}
+
+
+BUILT_IN = NetworkFunctions()
 
 
 @dataclasses.dataclass(frozen=True)
 class ConfigFile:
-    """A config file that was run."""
+    """The contents of a config file."""
 
     path: str
-    checksum: str  # SHA-256 of its bytes
-    config: Config  # what get_config() returned, a Config or of a subclass of it
-    functions: Mapping[str, Callable]  # of the network; {} where it brings none
-    suggest: Optional[Callable] = None  # (trial, config) -> config, for lm.search
-
-    @property
-    def is_part_of_run(self) -> bool:
-        """Whether a run that was trained with it needs it ever after: for its network, or for the
-        fields of its config."""
-        return bool(self.functions) or type(self.config) is not Config
-
-    @property
-    def record(self) -> dict[str, str]:
-        """What a run's directory keeps of it."""
-        return {"path": os.path.abspath(self.path), "sha256": self.checksum}
+    sha256: str
+    config: Config  # returned by get_config(); may be an instance of a subclass of Config
+    functions: NetworkFunctions
+    suggest: Callable | None = None  # (trial, config) -> config, for lm.search
 
 
 def load_config_file(name_or_path: str) -> ConfigFile:
@@ -64,7 +87,7 @@ def load_config_file(name_or_path: str) -> ConfigFile:
             source = file.read()
     except OSError as error:
         raise kind_of(error)(f"config file {path} cannot be read: {error.strerror}") from error
-    checksum = hashlib.sha256(source).hexdigest()
+    sha256 = hashlib.sha256(source).hexdigest()
     if importlib.util.find_spec("tf_keras"):  # without, classic layers and cells are gone
         os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
     if b"tensorflow" in source:  # a plain import of it takes twice as long, and has things to say
@@ -91,8 +114,8 @@ def load_config_file(name_or_path: str) -> ConfigFile:
     except (Exception, SystemExit) as error:
         line = f"{type(error).__name__}: {first_line(error)}{keras_hint(error)}"
         raise UserError(f"config {_place(path, error)}: {line}") from error
-    functions = _network_functions(module, path)
-    return ConfigFile(path, checksum, config, functions, getattr(module, "suggest", None))
+    functions = _network_functions(module, path, sha256, type(config))
+    return ConfigFile(path, sha256, config, functions, getattr(module, "suggest", None))
 
 
 def _place(path: str, error: BaseException) -> str:
@@ -181,11 +204,12 @@ def _check_fields(cls: type[Config]) -> None:
             raise UserError(f"--{field.name} is a flag already: rename that field")
 
 
-def _network_functions(module: types.ModuleType, path: str) -> dict[str, Callable]:
-    found = {
-        name: getattr(module, name) for name in ("state_shapes", *_BUILD) if hasattr(module, name)
-    }
-    builders = [name for name in _BUILD if name in found]
+def _network_functions(
+    module: types.ModuleType, path: str, sha256: str, config_class: type[Config]
+) -> NetworkFunctions:
+    names = ("state_shapes", *_BUILDERS)
+    found = {name: getattr(module, name) for name in names if hasattr(module, name)}
+    builders = [name for name in _BUILDERS if name in found]
     if len(builders) > 1 or (found and not builders):
         raise UserError(
             f"config {path}: a network is either build_outputs or build_logits, not"
@@ -194,55 +218,62 @@ def _network_functions(module: types.ModuleType, path: str) -> dict[str, Callabl
     for name, value in found.items():
         if not callable(value):
             raise UserError(f"config {path}: {name} must be a function")
-    return found
+    if builders:
+        (builder,) = builders
+        state_shapes = found.get("state_shapes", _no_state)
+        kind = _BUILDERS[builder]
+        return NetworkFunctions(path, state_shapes, found[builder], kind, sha256, config_class)
+    if config_class is not Config:
+        return NetworkFunctions(path, sha256=sha256, config_class=config_class)
+    return BUILT_IN
 
 
-def check_belongs(directory: str, file: Optional[ConfigFile]) -> None:
+def check_belongs(directory: str, functions: NetworkFunctions) -> None:
     """Check that a run is used with a config file where it was trained with one, and only there.
 
     Args:
-      directory: Of the run.
-      file: What the user gave.
+      directory: The directory of the run.
+      functions: The functions of the config file that the user gave, or the built-in ones.
 
     Raises:
-      UserError: It is missing, or not needed.
+      UserError: If the config file is missing or not needed.
     """
     recorded = _recorded_path(directory)
     if recorded is None:
-        if file is not None:
+        if functions.sha256 is not None:
             raise UserError(
                 f"{directory} was trained without a network or fields of a config file: leave out"
-                f" --config {file.path}"
+                f" --config {functions.where}"
             )
         return
-    if file is None:
+    if functions.sha256 is None:
         raise UserError(
             f"{directory} was trained with the network or fields of a config file: give it with"
             f" --config, as in --config {recorded}"
         )
 
 
-def check_unchanged(file: ConfigFile, trained_with: str, source: str) -> None:
+def check_unchanged(functions: NetworkFunctions, trained_with: str, source: str) -> None:
     """Check that a config file is the one that a checkpoint was trained with.
 
     Args:
-      file: What the user gave.
-      trained_with: SHA-256 of the one that it was trained with.
+      functions: The functions of the config file that the user gave.
+      trained_with: The SHA-256 of the config file of the training.
       source: The checkpoint.
 
     Raises:
-      UserError: It is another one.
+      UserError: If the files differ.
     """
-    if file.checksum != trained_with:
+    if functions.sha256 != trained_with:
         raise UserError(
-            f"{file.path} is not the file that {source} was trained with (its SHA-256 is"
-            f" {file.checksum[:12]}..., not {trained_with[:12]}...): give that one, or"
+            f"{functions.where} is not the file that {source} was trained with (its SHA-256 is"
+            f" {functions.sha256[:12]}..., not {trained_with[:12]}...): give that one, or"
             " --allow_changed_network"
         )
 
 
-def _recorded_path(directory: str) -> Optional[str]:
-    """Return where the config file of a run was; None for a run that has none."""
+def _recorded_path(directory: str) -> str | None:
+    """Return the path of a run's config file; None if the run does not depend on one."""
     path = os.path.join(directory, run_files.CONFIG_FILE)
     try:
         with open(path, encoding="utf-8") as file:

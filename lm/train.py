@@ -14,8 +14,8 @@ def _train(parsed, comm):
     import_tensorflow()
     from lm.training.run import train
 
-    config, options, file = parsed
-    train(config, options, comm, file)
+    config, options, functions = parsed
+    train(config, options, comm, functions)
 
 
 if __name__ == "__main__":

@@ -103,8 +103,8 @@ def train_here(output_dir, *arguments: object) -> None:
     from lm.training.run import train  # a test that only starts processes needs no TensorFlow
 
     flags = ["--output_dir", output_dir, *arguments]
-    config, options, file = parse_training_flags(["lm.train", *map(str, flags)])
-    train(config, options, OneProcess(), file)
+    config, options, functions = parse_training_flags(["lm.train", *map(str, flags)])
+    train(config, options, OneProcess(), functions)
 
 
 def events(output_dir, kind: str) -> list[dict]:

@@ -183,7 +183,7 @@ def parse(argv: Sequence[str], kind: type[Options]) -> tuple[Config, Options]:
     if file:
         config = replaced(file.config, **flags.given(type(file.config)))
     options = kind(**flags.given(kind))
-    if file and file.functions and (kind is not StepOptions or options.peers):
+    if file and not file.functions.is_built_in and (kind is not StepOptions or options.peers):
         raise UserError(f"{file.path} brings a network: only `step`, without --peers, measures it")
     options.check(config)
     try:

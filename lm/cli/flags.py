@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Container, Sequence
-from typing import Any, Optional
+from typing import Any
 
 from absl import flags as absl_flags
 
 from lm.config import Config, RunOptions
-from lm.config_file import ConfigFile, load_config_file
+from lm.config_file import BUILT_IN, ConfigFile, NetworkFunctions, load_config_file
 from lm.errors import HelpRequested, UserError, first_line
 from lm.options import field_type, replaced
 
@@ -167,7 +167,7 @@ def run_arguments(flags: Flags) -> dict[str, Any]:
     return {
         "directory": flags["run"],
         "checkpoint": flags["checkpoint"],
-        "file": load_config_file(path) if path else None,
+        "functions": load_config_file(path).functions if path else BUILT_IN,
         "allow_changed_network": flags["allow_changed_network"],
     }
 
@@ -190,15 +190,15 @@ def config_flags(flags: Flags, argv: Sequence[str]) -> ConfigFile:
 
 def parse_training_flags(
     argv: Sequence[str],
-) -> tuple[Config, RunOptions, Optional[ConfigFile]]:
+) -> tuple[Config, RunOptions, NetworkFunctions]:
     """Turn the command line of `lm.train` into what `lm.training.run.train` takes.
 
     Args:
       argv: The command line, program name first.
 
     Returns:
-      The config that `--config` names with the given flags put over it, the options, and the config
-      file where it brings a network or fields of its own.
+      The config that `--config` names with the given flags put over it, the options, and the
+      functions of the network.
 
     Raises:
       UserError: Bad flags, config or values; the message names the field.
@@ -217,4 +217,4 @@ def parse_training_flags(
     flags.parse(argv)
     config = replaced(file.config, **flags.given(type(file.config)))
     options = RunOptions(**flags.given(RunOptions))
-    return config, options, file if file.is_part_of_run else None
+    return config, options, file.functions

@@ -10,7 +10,7 @@ from typing import Any, Optional
 
 from lm import kernels
 from lm.checkpoint import manifest
-from lm.config_file import ConfigFile
+from lm.config_file import BUILT_IN, NetworkFunctions
 from lm.distributed.agreement import check_agreement, platform_facts, together
 from lm.distributed.communicator import Communicator
 from lm.distributed.devices import start_tensorflow
@@ -34,7 +34,7 @@ def evaluate(
     data_path: Optional[str] = None,
     eval_batch_size: Optional[int] = None,
     distributed: bool = False,
-    file: Optional[ConfigFile] = None,
+    functions: NetworkFunctions = BUILT_IN,
     allow_changed_network: bool = False,
 ) -> list[dict[str, Any]]:
     """Evaluate a run on texts; all ranks call it together.
@@ -47,7 +47,7 @@ def evaluate(
       data_path: Directory of the corpus; None for the one that the run remembers.
       eval_batch_size: Rows that each text is cut into; None for as many as the config says.
       distributed: Whether the ranks share the rows out; otherwise rank 0 has all of them.
-      file: As `open_run`.
+      functions: As `open_run`.
       allow_changed_network: As `open_run`.
 
     Returns:
@@ -59,7 +59,7 @@ def evaluate(
 
     def prepare():
         start_tensorflow(comm.local_size)  # first: an exchange of errors runs a session too
-        run = open_run(directory, checkpoint, file, allow_changed_network)
+        run = open_run(directory, checkpoint, functions, allow_changed_network)
         changes = {} if eval_batch_size is None else {"eval_batch_size": eval_batch_size}
         config = replaced(run.config, **changes)
         run = run._replace(config=config)
@@ -77,7 +77,7 @@ def evaluate(
             "the ranks' compiled ops differ: the result depends on which rank has which rows"
         )
     results = []
-    with session, one_line(run.file, runs=True):
+    with session, one_line(run.functions, runs=True):
         for text in texts:
             nll = evaluator.run(session, text.name, text.ids, comm.gather)
             if not math.isfinite(nll.perplexity):
@@ -94,7 +94,7 @@ def _facts(run: Run, texts: Sequence[Text]) -> dict[str, Any]:
     return {
         **dataclasses.asdict(run.config),
         "checkpoint": manifest.read(run.checkpoint).files,
-        "config file (SHA-256)": run.file.checksum if run.file else None,
+        "config file (SHA-256)": run.functions.sha256,
         "vocabulary": run.vocabulary.checksum,
         "tokens": [len(text.ids) for text in texts],
         **platform_facts(),

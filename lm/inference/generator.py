@@ -28,7 +28,7 @@ class Generator:
     """
 
     def __init__(self, run: Run):
-        self._vocabulary, self._file = run.vocabulary, run.file
+        self._vocabulary, self._functions = run.vocabulary, run.functions
         self._session, self._step = open_session(run, self._build)
 
     def _build(self, network: Network) -> tuple:
@@ -63,7 +63,7 @@ class Generator:
         while True:
             for word in unread:
                 feed = {self._words_ph: [word], self._state_ph: state}
-                with one_line(self._file, runs=True):
+                with one_line(self._functions, runs=True):
                     log_probs, state = self._session.run(self._step, feed)
             word = draw(next_word_distribution(log_probs[0], sampling, banned), random())
             yield word

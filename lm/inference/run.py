@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 from lm import run_files
 from lm.checkpoint import choice, manifest
 from lm.checkpoint.records import refuse_unknown_fields
 from lm.checkpoint.run_dir import MAY_CHANGE
 from lm.config import Config
-from lm.config_file import ConfigFile, check_belongs, check_unchanged
+from lm.config_file import BUILT_IN, NetworkFunctions, check_belongs, check_unchanged
 from lm.data.vocabulary import Vocabulary
 from lm.errors import UserError, first_line
 from lm.options import defaults
@@ -25,13 +25,13 @@ class Run(NamedTuple):
     config: Config
     vocabulary: Vocabulary
     checkpoint: str  # directory of the checkpoint
-    file: Optional[ConfigFile] = None  # that it was trained with, where it is part of the run
+    functions: NetworkFunctions = BUILT_IN
 
 
 def open_run(
     directory: str,
     checkpoint: str = "last",
-    file: Optional[ConfigFile] = None,
+    functions: NetworkFunctions = BUILT_IN,
     allow_changed_network: bool = False,
 ) -> Run:
     """Open a run at one of its checkpoints.
@@ -39,7 +39,7 @@ def open_run(
     Args:
       directory: What `--output_dir` was in training.
       checkpoint: "last"; "best", by validation perplexity; or a checkpoint's directory.
-      file: The config file, for a run whose network or fields it has brought.
+      functions: The functions of the config file that the run was trained with.
       allow_changed_network: Whether the file may have changed since.
 
     Raises:
@@ -47,10 +47,10 @@ def open_run(
         another one, or the checkpoint is of a run with other settings.
       RunError: The checkpoint cannot be read, at least now.
     """
-    check_belongs(directory, file)
+    check_belongs(directory, functions)
     path = os.path.join(directory, run_files.CONFIG)
     fields = _read_fields(path, directory)
-    config = _config_of(fields, path, file)
+    config = _config_of(fields, path, functions)
     vocabulary = Vocabulary.load(os.path.join(directory, run_files.VOCABULARY))
     found = choice.find(directory, checkpoint)
     # The words would be those of other ids, and nothing else would show it.
@@ -58,9 +58,9 @@ def open_run(
     if saved.vocabulary != vocabulary.checksum:
         raise UserError(f"{found} is a checkpoint of another vocabulary than that of {directory}")
     _check_settings(fields, saved.config, found, directory)
-    if file and saved.config_file and not allow_changed_network:
-        check_unchanged(file, saved.config_file, found)
-    return Run(directory, config, vocabulary, found, file)
+    if functions.sha256 and saved.config_file and not allow_changed_network:
+        check_unchanged(functions, saved.config_file, found)
+    return Run(directory, config, vocabulary, found, functions)
 
 
 def _check_settings(
@@ -92,10 +92,10 @@ def _read_fields(path: str, directory: str) -> dict[str, Any]:
     return fields
 
 
-def _config_of(fields: Mapping[str, Any], path: str, file: Optional[ConfigFile]) -> Config:
+def _config_of(fields: Mapping[str, Any], path: str, functions: NetworkFunctions) -> Config:
     """Make a run's config; fields that it lacks, being newer, get their defaults."""
-    cls = type(file.config) if file else Config
-    refuse_unknown_fields(cls, fields, path, by_file=file is not None)
+    cls = functions.config_class
+    refuse_unknown_fields(cls, fields, path, by_file=functions.sha256 is not None)
     try:
         return cls(**fields)
     except Exception as error:  # also of a check of a config file's own

@@ -65,8 +65,8 @@ def _write(run: Run, directory: str) -> None:
         python = sorted({node.op for node in operations().values()} & PYTHON_OPS)
     if python:
         raise UserError(
-            f"{run.file.path} runs Python ({python[0]}), which an exported model has not: export"
-            " needs a network of TensorFlow's operations"
+            f"{run.functions.where} runs Python ({python[0]}), which an exported model has"
+            " not: export needs a network of TensorFlow's operations"
         )
     with session:
         builder = tf.saved_model.Builder(directory)

@@ -53,7 +53,7 @@ class Scorer:
     def __init__(self, run: Run, batch_size: int = 16):
         if batch_size < 1:
             raise UserError(f"batch_size must be at least 1, not {batch_size}")
-        self._vocabulary, self._rows, self._file = run.vocabulary, batch_size, run.file
+        self._vocabulary, self._rows, self._functions = run.vocabulary, batch_size, run.functions
         self._session, self._log_probs = open_session(run, self._build)
 
     def _build(self, network: Network) -> tf.Tensor:
@@ -100,7 +100,7 @@ class Scorer:
             targets[: len(sentence), row] = sentence
         inputs = np.concatenate([np.full_like(targets[:1], eos_id), targets[:-1]])
         feed = {self._inputs_ph: inputs, self._targets_ph: targets}
-        with one_line(self._file, runs=True):
+        with one_line(self._functions, runs=True):
             log_probs = self._session.run(self._log_probs, feed).astype(np.float64)
         for row, words in enumerate(batch[: len(ids)]):
             unknown = sum(word not in self._vocabulary.ids for word in words)

@@ -38,8 +38,8 @@ def open_session(
     threads = start_tensorflow(comm.local_size)
     with tf.Graph().as_default():
         # A scope of ours: no operation takes the name of a variable, which would get another one.
-        with one_line(run.file), tf.name_scope("lm_use"):
-            built = build(Network(run.config, len(run.vocabulary), run.file))
+        with one_line(run.functions), tf.name_scope("lm_use"):
+            built = build(Network(run.config, len(run.vocabulary), run.functions))
         session = tf.Session(config=session_config(threads, comm))
         session.run(tf.local_variables_initializer())
         set_weights(session, load_weights(run.checkpoint))

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from lm.config import Config
-from lm.config_file import ConfigFile
+from lm.config_file import BUILT_IN, NetworkFunctions
 from lm.data.batches import Rows
 from lm.errors import UserError
 from lm.model import stepwise
@@ -31,7 +31,7 @@ _LEAST_NATS = 1e-5  # what float32 rounds of a log-probability
 def check_network(
     config: Config,
     vocab_size: int,
-    file: Optional[ConfigFile],
+    functions: NetworkFunctions = BUILT_IN,
     session_config: Optional[tf.ConfigProto] = None,
 ) -> None:
     """Check that each row's numbers depend on that row alone, and no output on a later word.
@@ -44,22 +44,22 @@ def check_network(
     Args:
       config: Sizes.
       vocab_size: Words.
-      file: The config file, which may bring the network.
+      functions: The functions of the network.
       session_config: Threads and device.
 
     Raises:
       UserError: They depend on more, or the network cannot be used; the message says where.
     """
-    where = file.path if file else "the built-in network"
+    where = functions.where
     steps, random = config.num_steps, np.random.default_rng(config.seed)
     rows = 3 if steps != 3 else 4  # axes that can be told from each other
     with (
-        one_line(file),
+        one_line(functions),
         tf.Graph().as_default(),
         tf.name_scope("lm_check"),  # as in lm/inference/session.py
         tf.Session(config=session_config) as session,
     ):
-        network = Network(config, vocab_size, file)
+        network = Network(config, vocab_size, functions)
         windows = _Windows(session, network, rows)
         words_ph = tf.placeholder(tf.int32, [None, None])
         by_word = stepwise.target_log_probs(network, words_ph, words_ph)  # any B, and T of 1

@@ -10,7 +10,7 @@ from typing import Any, Callable, Optional
 
 import tensorflow.compat.v1 as tf
 
-from lm.config_file import ConfigFile, keras_hint, place
+from lm.config_file import NetworkFunctions, keras_hint, place
 from lm.errors import Ending, UserError
 from lm.model.rules import PYTHON_OPS
 
@@ -45,11 +45,11 @@ def call(path: str, function: Callable, *arguments: Any) -> Any:
 
 
 @contextlib.contextmanager
-def one_line(file: Optional[ConfigFile], runs: bool = False) -> Iterator[None]:
+def one_line(functions: NetworkFunctions, runs: bool = False) -> Iterator[None]:
     """Tell in one line what fails where a graph with a config file's network is built or run.
 
     Args:
-      file: The config file; None, or one without a network, changes nothing.
+      functions: The functions of the network; for the built-in ones, nothing changes.
       runs: Whether the graph is run: only failures of what operations are given, and of the
         file's Python, are then its own.
 
@@ -61,9 +61,9 @@ def one_line(file: Optional[ConfigFile], runs: bool = False) -> Iterator[None]:
     except Ending:
         raise
     except Exception as error:
-        if not (file and file.functions) or (runs and not _is_of_file(error)):
+        if functions.is_built_in or (runs and not _is_of_file(error)):
             raise
-        raise UserError(f"{_line(file.path, error)}: {message_of(error)}") from error
+        raise UserError(f"{_line(functions.where, error)}: {message_of(error)}") from error
 
 
 def _is_of_file(error: Exception) -> bool:

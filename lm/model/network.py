@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Callable, Optional
+from typing import Optional
 
 import tensorflow.compat.v1 as tf
 
 from lm.config import Config
-from lm.config_file import ConfigFile
+from lm.config_file import BUILT_IN, NetworkFunctions
 from lm.errors import UserError
 from lm.model import lstm
 from lm.model.context import Context
@@ -30,10 +30,6 @@ logger = logging.getLogger("lm")
 State = Mapping[str, tf.Tensor]  # by name, float32 [B, ...]: what passes from window to window
 
 _OUTPUT_LAYER = ("weights", "bias", "projection")  # its variables, in the scope softmax
-_BUILT_IN: Mapping[str, Callable] = {
-    "state_shapes": lstm.state_shapes,
-    "build_outputs": lstm.build_outputs,
-}
 
 
 class Network:
@@ -42,23 +38,19 @@ class Network:
     Args:
       config: Sizes and seed.
       vocab_size: V.
-      file: The config file, which may bring the network; None: the built-in one.
+      functions: The functions of the network.
     """
 
-    def __init__(self, config: Config, vocab_size: int, file: Optional[ConfigFile] = None):
+    def __init__(self, config: Config, vocab_size: int, functions: NetworkFunctions = BUILT_IN):
         self.config, self.vocab_size = config, vocab_size
-        self._functions = file.functions if file and file.functions else _BUILT_IN
-        self._where = file.path if file else "the built-in network"
-        self._makes_logits = "build_logits" in self._functions
-        self._build = "build_logits" if self._makes_logits else "build_outputs"
+        self.is_built_in = functions.is_built_in
+        self._where, self._makes_logits = functions.where, functions.kind == "logits"
+        self._state_shapes, self._build = functions.state_shapes, functions.build
+        if self.is_built_in:
+            self._state_shapes, self._build = lstm.state_shapes, lstm.build_outputs
         self._names: Optional[set[str]] = None  # of the variables of its first use
         self._warnings: set[str] = set()  # that were given
         self._table: Optional[tf.Variable] = None  # the embedding, where it is the softmax's too
-
-    @property
-    def is_built_in(self) -> bool:
-        """Whether no config file has brought it."""
-        return self._functions is _BUILT_IN
 
     @property
     def state_shapes(self) -> dict[str, list[int]]:
@@ -67,9 +59,7 @@ class Network:
         Raises:
           UserError: The config file's function fails, or returns something else.
         """
-        if "state_shapes" not in self._functions:
-            return {}
-        found = call(self._where, self._functions["state_shapes"], self.config)
+        found = call(self._where, self._state_shapes, self.config)
         return checked_shapes(self._where, found)
 
     def run(self, inputs_TB: tf.Tensor, state: State, context: Context) -> tuple[tf.Tensor, State]:
@@ -92,9 +82,9 @@ class Network:
         # A scope of ours: else one of the network's, made where the graph has none around it, may
         # take the name of a variable, which would get another one there.
         with shared_variables(self.config, context.training) as used, tf.name_scope("lm_network"):
-            found = call(self._where, self._functions[self._build], inputs_TB, dict(state), context)
+            found = call(self._where, self._build, inputs_TB, dict(state), context)
         context.is_built = True
-        where = f"{self._where}: {self._build}"
+        where = f"{self._where}: {'build_logits' if self._makes_logits else 'build_outputs'}"
         for name in sorted(placeholders() - fed):
             raise UserError(
                 f"{where} makes the placeholder {name}, which nothing feeds: use context.training,"

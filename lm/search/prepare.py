@@ -142,14 +142,15 @@ def _new(given: Given) -> Prepared:
 def _old(directory: str, given: Given) -> Prepared:
     path = os.path.join(directory, run_files.SEARCH_CONFIG)
     file = load_config_file(path if given.config_name is None else given.config_name)
-    if file.checksum != sha256_of(path):
+    if file.sha256 != sha256_of(path):
         raise UserError(
             f"cannot resume: this search did not begin with {given.config_name} as it is now;"
             f" without --config it goes on with its copy, {path}"
         )
     settings = load_settings(directory)
     source = os.path.join(directory, run_files.SEARCH)
-    refuse_unknown_fields(type(file.config), settings.config, source, file.is_part_of_run)
+    by_file = file.functions.sha256 is not None
+    refuse_unknown_fields(type(file.config), settings.config, source, by_file)
     begun_with = replaced(file.config, **settings.config)
     settings = settings.changed(begun_with, given.config, given.options, given.run)
     return _checked(settings, dataclasses.replace(file, path=path))

@@ -74,7 +74,7 @@ def write_best(trial: FrozenTrial, search: Prepared, directory: str) -> None:
         # Within a string of Python's.
         command=command.replace("\\", "\\\\").replace('"', '\\"'),
     )
-    if search.file.is_part_of_run:
+    if search.file.functions.sha256:
         with open(search.file.path, "rb") as file:
             content = file.read()
         encoding, _ = tokenize.detect_encoding(io.BytesIO(content).readline)
@@ -126,7 +126,7 @@ def _test(run_dir: str, search: Prepared, stop_if_asked: Callable[[], None]) -> 
     ]  # fmt: skip
     if "data_path" in search.settings.run:
         command += ["--data_path", search.settings.run["data_path"]]
-    if search.file.is_part_of_run:
+    if search.file.functions.sha256:
         command += ["--config", search.file.path]
     logger.info("testing the best trial")
     with launch(command, environment(), subprocess.PIPE) as process:

@@ -32,16 +32,16 @@ def find_exactness(run: Prepared, position: Position) -> str:
     position.exact_with = None if why else compiled_ops[0]
     if why:
         rounding = "equal to runs on other numbers of ranks up to rounding"
-        if run.file and run.file.functions and not run.options.check_network:
+        if not run.functions.is_built_in and not run.options.check_network:
             rounding += ", if no row depends on another one (--check_network)"
         return f"no: {why}; {rounding}"
     return f"yes: the same bits on any power of two up to {run.config.virtual_ranks} ranks"
 
 
 def _why_inexact(run: Prepared, compiled_ops: list[str]) -> str:
-    config, comm, file = run.config, run.comm, run.file
-    if file and file.functions:
-        return f"{file.path} computes with TensorFlow's own operations"
+    config, comm, functions = run.config, run.comm, run.functions
+    if not functions.is_built_in:
+        return f"{functions.where} computes with TensorFlow's own operations"
     if not kernels.available():  # here, or on any rank: they have agreed on that
         return "sums of plain TensorFlow depend on threads and ranks"
     if len(set(compiled_ops)) > 1:

@@ -11,7 +11,7 @@ import tensorflow.compat.v1 as tf
 
 from lm.checkpoint.run_dir import Identity, RunDir, open_run_dir
 from lm.config import Config, RunOptions
-from lm.config_file import ConfigFile
+from lm.config_file import NetworkFunctions
 from lm.data.batches import Rows, TrainBatches, rows_of_rank
 from lm.data.corpus import Corpus
 from lm.data.embedded import Truth
@@ -34,7 +34,7 @@ class Prepared(NamedTuple):
     config: Config
     options: RunOptions
     comm: Communicator
-    file: Optional[ConfigFile]  # where it is part of the run
+    functions: NetworkFunctions
     corpus: Corpus
     corpus_record: CorpusRecord
     truth: Optional[Truth]  # of the embedded corpus
@@ -50,7 +50,7 @@ def prepare(
     options: RunOptions,
     comm: Communicator,
     stack: contextlib.ExitStack,
-    file: Optional[ConfigFile] = None,
+    functions: NetworkFunctions,
 ) -> Prepared:
     """Check and load what a run needs, on all ranks together.
 
@@ -59,7 +59,7 @@ def prepare(
       options: How and where.
       comm: The ranks.
       stack: Frees the run's directory when it is closed.
-      file: The config file, where it is part of the run.
+      functions: The functions of the network.
 
     Raises:
       UserError, RunError: A rank cannot start, and why.
@@ -75,19 +75,19 @@ def prepare(
             config,
             corpus.vocabulary.checksum,
             corpus.checksum,
-            file.checksum if file else None,
+            functions.sha256,
             options.allow_changed_network,
             options.early_stopping_epochs is not None or options.test_on == "best",
         )
         _check_files(options, comm)
         sessions = session_config(threads, comm)
         if options.check_network:
-            check_network(config, len(corpus.vocabulary), file, sessions)
+            check_network(config, len(corpus.vocabulary), functions, sessions)
         return Prepared(
             config=config,
             options=options,
             comm=comm,
-            file=file,
+            functions=functions,
             corpus=corpus,
             corpus_record=record_of(data_path, corpus),
             truth=truth,
@@ -154,7 +154,7 @@ def facts_of(run: Prepared) -> dict[str, Any]:
         **options_of_all,
         "vocabulary": run.corpus.vocabulary.checksum,
         "corpus": run.corpus.checksum,
-        "config file (SHA-256)": run.file.checksum if run.file else None,
+        "config file (SHA-256)": run.functions.sha256,
         # mpirun hands it to the ranks of its own host alone, and Horovod would crash (signal 11).
         _FUSION: run.comm.settings.get(_FUSION),
         **platform_facts(),

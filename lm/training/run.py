@@ -14,7 +14,7 @@ from lm.checkpoint.manifest import Manifest
 from lm.checkpoint.records import load_record
 from lm.checkpoint.writer import Saver
 from lm.config import Config, RunOptions
-from lm.config_file import ConfigFile
+from lm.config_file import BUILT_IN, NetworkFunctions
 from lm.distributed.agreement import check_agreement, together
 from lm.distributed.communicator import Communicator
 from lm.distributed.signals import Signals
@@ -40,7 +40,7 @@ def train(
     config: Config,
     options: RunOptions,
     comm: Communicator,
-    file: Optional[ConfigFile] = None,
+    functions: NetworkFunctions = BUILT_IN,
 ) -> None:
     """Train, validate after each epoch, save, and test at the end.
 
@@ -51,14 +51,14 @@ def train(
       config: What is trained.
       options: How and where.
       comm: The ranks, from `lm.distributed.launch.connect`.
-      file: The config file, where it brings a network or fields of its own.
+      functions: The functions of the network.
 
     Raises:
       UserError: Something given cannot be used; on all ranks.
       RunError: The run has failed or was stopped by a signal; see its kinds in lm/errors.py.
     """
     with contextlib.ExitStack() as stack:
-        run = prepare(config, options, comm, stack, file)
+        run = prepare(config, options, comm, stack, functions)
         check_agreement(facts_of(run), comm.gather)
         _start(run, stack)
 
@@ -74,7 +74,7 @@ def _start(run: Prepared, stack: contextlib.ExitStack) -> None:
     # Rank 0 alone reads checkpoints: other hosts need not see its disk.
     position = load_record(Position, comm.gather(dataclasses.asdict(position))[0], "rank 0")
     try:
-        with one_line(run.file, runs=True):
+        with one_line(run.functions, runs=True):
             _train(run, position, signals, watchdog, stack)
     except tf.errors.ResourceExhaustedError as error:
         raise RunError(
@@ -140,8 +140,8 @@ def _build(
     run: Prepared, signals: Signals, watchdog: Watchdog
 ) -> tuple[Step, Optional[Average], Validation]:
     config, options, comm = run.config, run.options, run.comm
-    with one_line(run.file):
-        network = Network(config, len(run.corpus.vocabulary), run.file)
+    with one_line(run.functions):
+        network = Network(config, len(run.corpus.vocabulary), run.functions)
         step = build_step(network, comm, skip_unsound=options.on_nan == "skip")
         average = Average() if config.asgd_trigger_epochs else None
         shared, stop = options.distributed_eval, lambda: signals.stop
@@ -185,5 +185,5 @@ def _manifest(run: Prepared) -> Manifest:
         corpus=run.corpus.checksum,
         position={},
         weights=variables.weight_names(),
-        config_file=run.file.checksum if run.file else None,
+        config_file=run.functions.sha256,
     )

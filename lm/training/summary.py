@@ -39,8 +39,8 @@ def report_start(run: Prepared, position: Position, reporter: Reporter, exact: s
     if comm.is_rank_0:
         reporter.describe(config)
         reporter.write_json(run_files.CONFIG, config)
-        if run.file:
-            reporter.write_json(run_files.CONFIG_FILE, run.file.record)
+        if run.functions.file_record:
+            reporter.write_json(run_files.CONFIG_FILE, run.functions.file_record)
         else:  # of an earlier start
             pathlib.Path(output_dir, run_files.CONFIG_FILE).unlink(missing_ok=True)
         reporter.write_json(run_files.CORPUS, run.corpus_record._asdict())
@@ -81,7 +81,7 @@ def _facts(run: Prepared, position: Position, output_dir: str) -> dict[str, Any]
         numpy=np.__version__,
         precision=config.precision,
         batch_size=config.batch_size,
-        config_file=run.file.record if run.file else None,
+        config_file=run.functions.file_record,
         parameters=sum(v.shape.num_elements() for v in tf.trainable_variables()),
         corpus=run.corpus.name,
         vocab_size=len(run.corpus.vocabulary),
@@ -124,8 +124,7 @@ def _summary(run: Prepared, facts: dict[str, Any]) -> list[str]:
         f"  start       {facts['start_seconds']:.1f} s on the slowest rank; up to"
         f" {facts['memory_mb']:.0f} MB per rank",
     ]
-    if run.file:
-        record = run.file.record
+    if record := run.functions.file_record:
         lines.append(f"  config file {record['path']}, SHA-256 {record['sha256'][:12]}...")
     if size > 1:
         lines.append(
@@ -138,11 +137,11 @@ def _summary(run: Prepared, facts: dict[str, Any]) -> list[str]:
 
 
 def _precision(run: Prepared) -> str:
-    functions, precision = run.file.functions if run.file else {}, run.config.precision
+    functions, precision = run.functions, run.config.precision
     if precision == "float32":
         return precision
-    if functions:
-        layer = "" if "build_logits" in functions else "in the output layer and "
+    if not functions.is_built_in:
+        layer = "" if functions.kind == "logits" else "in the output layer and "
         precision += f" {layer}where context.ops is used"
     if kernels.available() and not kernels.multiplies_bfloat16():
         precision += " (no faster than float32, for want of instructions)"

@@ -60,13 +60,14 @@ def test_a_run_is_used_with_its_file_only(run, tmp_path):
     with pytest.raises(UserError, match=f"give it with --config, as in --config {GRU}$"):
         open_run(run)
     # Each checkpoint has its own: a run may have gone on with a file that has changed.
+    changed = load_config_file(str(other)).functions
     with pytest.raises(UserError, match=r"is not the file that .*step-00000120 was trained with"):
-        open_run(run, file=load_config_file(str(other)))
-    assert open_run(run, file=load_config_file(str(other)), allow_changed_network=True)
+        open_run(run, functions=changed)
+    assert open_run(run, functions=changed, allow_changed_network=True)
     shutil.copytree(run, tmp_path / "plain")
     (tmp_path / "plain/config_file.json").unlink()
     with pytest.raises(UserError, match="leave out --config"):
-        open_run(tmp_path / "plain", file=load_config_file(str(GRU)))
+        open_run(tmp_path / "plain", functions=load_config_file(str(GRU)).functions)
 
 
 BIGRAM = """
@@ -132,7 +133,7 @@ def test_a_refused_resume_leaves_a_run_as_it_is(bigram, tmp_path, corpora):
     with pytest.raises(UserError, match="the checkpoint has const, which this network"):
         train_here(bigram, *flags, "--resume", "--allow_changed_network", "--max_steps", 4)
     assert (bigram / "metrics.jsonl").read_bytes().startswith(before + b'{"event": "test", ')
-    assert open_run(bigram, file=load_config_file(str(tmp_path / "bigram.py")))
+    assert open_run(bigram, functions=load_config_file(str(tmp_path / "bigram.py")).functions)
 
 
 @pytest.mark.parametrize("name, state_size", [("run", 32), ("bigram", 0)])
@@ -140,11 +141,12 @@ def test_evaluate_score_generate_and_export_say_the_same(
     name, state_size, request, tmp_path, corpora
 ):
     run = request.getfixturevalue(name)
-    file = load_config_file(str(GRU if name == "run" else tmp_path / "bigram.py"))
-    opened = open_run(run, file=file)
+    functions = load_config_file(str(GRU if name == "run" else tmp_path / "bigram.py")).functions
+    opened = open_run(run, functions=functions)
     sentence = (corpora / "embedded/test.txt").read_text().splitlines()[0]
     (tmp_path / "one.txt").write_text(sentence + "\n")
-    (evaluated,) = evaluate(str(run), [str(tmp_path / "one.txt")], eval_batch_size=1, file=file)
+    texts = [str(tmp_path / "one.txt")]
+    (evaluated,) = evaluate(str(run), texts, eval_batch_size=1, functions=functions)
     (score,) = Scorer(opened, 2).score([sentence])
     assert -evaluated["nll"] * evaluated["tokens"] == pytest.approx(score.log_prob, rel=1e-5)
     how = Sampling(num_words=8, top_k=1, seed=1, allow_unk=True, prompt=sentence)
@@ -169,7 +171,7 @@ def test_a_network_with_python_is_not_exported(tmp_path, corpora):
     flags = ("--config", file, "--corpus", "embedded", "--data_path", corpora, "--max_steps", 1)
     train_here(run, *flags, "--noeval")
     with pytest.raises(UserError, match=r"python\.py runs Python \(PyFunc\), which an exported"):
-        export(open_run(run, file=load_config_file(str(file))), str(to))
+        export(open_run(run, functions=load_config_file(str(file)).functions), str(to))
     assert not to.exists()
 
 

@@ -108,14 +108,14 @@ def parse(*arguments):
 
 
 def test_flags_override_the_config():
-    config, options, file = parse(
+    config, options, functions = parse(
         "--config", "config_medium", "--batch_size", "40", "--keep_prob=0.25", "--noeval"
     )
     expected = dataclasses.replace(
         load_config_file("config_medium").config, batch_size=40, keep_prob=0.25
     )
     assert config == expected
-    assert options == RunOptions(eval=False) and file is None
+    assert options == RunOptions(eval=False) and functions.is_built_in
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import optuna
 import pytest
 
 from lm.cli.flags import Flags, config_flags, parse_training_flags
-from lm.config_file import load_config_file
+from lm.config_file import BUILT_IN, load_config_file
 from lm.errors import HelpRequested, UserError
 from lm.search.options import SearchOptions
 from lm.search.space import config_of, parse_space
@@ -76,17 +76,17 @@ BUILD = "def build_outputs(inputs_TB, state, context):\n    return inputs_TB, st
 
 def test_fields_of_a_config_file_are_flags_and_the_file_is_part_of_the_run(tmp_path):
     path = write(tmp_path, OWN_FIELDS)
-    config, _, file = parse("--hidden_size", "9", "--config", path, "--num_heads", "2")
-    assert (config.num_heads, config.hidden_size, file.config.num_heads) == (2, 9, 4)
-    assert file.checksum == hashlib.sha256(OWN_FIELDS.encode()).hexdigest()
+    config, _, functions = parse("--hidden_size", "9", "--config", path, "--num_heads", "2")
+    assert (config.num_heads, config.hidden_size, functions.kind) == (2, 9, "built-in")
+    assert functions.sha256 == hashlib.sha256(OWN_FIELDS.encode()).hexdigest()
     with pytest.raises(HelpRequested, match="heads of the attention"):
         parse("--config", path, "--help")
     with pytest.raises(UserError, match="num_heads must be at least 1"):
         parse("--config", path, "--num_heads", "0")
     # A file that brings nothing but settings is not asked for again; one with a network is.
     plain = "from lm.config import Config\ndef get_config():\n    return Config()\n"
-    assert parse("--config", write(tmp_path, plain))[2] is None
-    assert set(parse("--config", write(tmp_path, plain + BUILD))[2].functions) == {"build_outputs"}
+    assert parse("--config", write(tmp_path, plain))[2] == BUILT_IN
+    assert parse("--config", write(tmp_path, plain + BUILD))[2].kind == "outputs"
 
 
 @pytest.mark.parametrize(

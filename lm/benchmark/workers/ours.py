@@ -11,7 +11,7 @@ import tensorflow.compat.v1 as tf
 
 from lm.benchmark.workers.workload import Step, initial_weight
 from lm.config import Config
-from lm.config_file import ConfigFile
+from lm.config_file import NetworkFunctions
 from lm.distributed.communicator import Communicator, OneProcess
 from lm.model.guard import one_line
 from lm.model.network import Network
@@ -20,7 +20,7 @@ from lm.training.step import build_step, run_step
 
 def build_steps(
     config: Config,
-    file: ConfigFile,
+    functions: NetworkFunctions,
     vocab_size: int,
     batch_sizes: Sequence[int],
     comm: Communicator,
@@ -30,7 +30,7 @@ def build_steps(
 
     Args:
       config: The model; its own batch_size is not used.
-      file: The config file, which may bring the network.
+      functions: The functions of the network.
       vocab_size: Number of words.
       batch_sizes: Global batches; each rank trains its share of their rows.
       comm: The ranks.
@@ -43,7 +43,7 @@ def build_steps(
     with tf.Graph().as_default():
         for batch_size in batch_sizes:
             sized = dataclasses.replace(config, batch_size=batch_size)
-            network = Network(sized, vocab_size, file)
+            network = Network(sized, vocab_size, functions)
             built[batch_size, True] = build_step(network, comm, f"batch_{batch_size}")
             if comm.size > 1:
                 built[batch_size, False] = build_step(
@@ -53,13 +53,13 @@ def build_steps(
         session = tf.train.SingularMonitoredSession(
             hooks=comm.hooks(), config=session_config
         ).raw_session()
-        for variable in tf.trainable_variables() if not file.functions else []:
+        for variable in tf.trainable_variables() if functions.is_built_in else []:
             name, shape = variable.op.name, variable.shape.as_list()
             variable.load(initial_weight(config, name, shape), session)
 
     def take(batch_size: int, exchange: bool, inputs: np.ndarray, targets: np.ndarray):
         step = built[batch_size, exchange]
-        with one_line(file, runs=True):
+        with one_line(functions, runs=True):
             result = run_step(session.run, step, inputs, targets, config.learning_rate)
         return result.nll.nats / batch_size, result.grad_norm
 

@@ -61,7 +61,7 @@ class StepServer:
 
             return ours.build_steps(
                 self._config,
-                self._file,
+                self._file.functions,
                 self._vocab_size,
                 batch_sizes,
                 self._comm,
@@ -98,7 +98,9 @@ class StepServer:
 
     def step_flops(self) -> Optional[int]:
         """Return the operations of a step's matrix products; None for a config file's network."""
-        return None if self._file.functions else step_flops(self._config, self._vocab_size)
+        if not self._file.functions.is_built_in:
+            return None
+        return step_flops(self._config, self._vocab_size)
 
     def steps(
         self, batch_size: int, count: int, untimed: int, exchange: bool = True

@@ -44,13 +44,13 @@ def train_and_evaluate(file, **fields):
     config = dataclasses.replace(file.config, **fields)
     words = np.random.default_rng(0).integers(0, V, [config.num_steps + 1, config.batch_size])
     with tf.Graph().as_default(), tf.Session() as session:
-        network = Network(config, V, file)
-        with one_line(file):
+        network = Network(config, V, file.functions)
+        with one_line(file.functions):
             step = build_step(network, OneProcess())
             build_model(network, Rows(0, 2), "eval")
             if config.asgd_trigger_epochs:
                 Average()
         session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
         windows = words[:-1].astype(np.int32), words[1:].astype(np.int32)
-        with one_line(file, runs=True):
+        with one_line(file.functions, runs=True):
             return [run_step(session.run, step, *windows, 0.1).nll.nats for _ in range(5)]

@@ -58,7 +58,7 @@ AHEAD = """
 def test_rows_and_times_that_are_mixed_up_are_found(load, body, message):
     train_and_evaluate(load(HEADER + body))  # nothing else shows it
     with pytest.raises(UserError, match=message):
-        check_network(load(HEADER).config, V, load(HEADER + body))
+        check_network(load(HEADER).config, V, load(HEADER + body).functions)
 
 
 WITHIN_THE_WINDOW = {
@@ -71,7 +71,7 @@ WITHIN_THE_WINDOW = {
 @pytest.mark.parametrize("body", WITHIN_THE_WINDOW.values(), ids=WITHIN_THE_WINDOW.keys())
 def test_a_network_that_reads_words_otherwise_than_windows_is_told(load, caplog, body):
     file = load(HEADER + body)
-    check_network(file.config, V, file)
+    check_network(file.config, V, file.functions)
     assert "mine.py reads single words otherwise than windows of 5: lm.score" in caplog.text
 
 
@@ -83,11 +83,11 @@ def test_a_network_reads_windows_as_it_reads_words(load, text, caplog):
         pytest.skip("needs tf_keras: run_scripts/setup.sh --dev installs it")
     file = load(text)
     config = dataclasses.replace(file.config, hidden_size=4, num_steps=5, init_scale=0.8)
-    check_network(config, V, file)
+    check_network(config, V, file.functions)
     assert "reads single words" not in caplog.text
     words = np.random.default_rng(5).integers(0, V, [11, 2]).astype(np.int32)
     with tf.Graph().as_default(), tf.Session() as session:
-        network = Network(config, V, file)
+        network = Network(config, V, file.functions)
         model = build_model(network, Rows(0, 2), "eval")
         by_word = stepwise.target_log_probs(network, *map(tf.constant, (words[:-1], words[1:])))
         session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
@@ -123,9 +123,9 @@ def test_a_network_reads_windows_as_it_reads_words(load, text, caplog):
 def test_what_trains_is_scored_too(load, body):
     file = load(HEADER + body)
     assert np.isfinite(train_and_evaluate(file)).all()
-    check_network(file.config, V, file)
+    check_network(file.config, V, file.functions)
     with tf.Graph().as_default(), tf.Session() as session:
         words = tf.zeros([6, 2], tf.int32)
-        log_probs = stepwise.target_log_probs(Network(file.config, V, file), words, words)
+        log_probs = stepwise.target_log_probs(Network(file.config, V, file.functions), words, words)
         session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
         assert session.run(log_probs).shape == (6, 2)

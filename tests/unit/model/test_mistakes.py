@@ -210,14 +210,14 @@ def test_random_numbers_in_the_graph_are_told(load, caplog, seed):
     train_and_evaluate(file)
     assert "draws numbers with RandomUniform: the next run, or this one on other" in caplog.text
     with pytest.raises(UserError, match="computes other numbers each time"):
-        check_network(file.config, V, file)
+        check_network(file.config, V, file.functions)
 
 
 def test_dropout_of_the_context_and_random_initial_values_are_no_random_numbers(load, caplog):
     start = "    x *= tf.get_variable('w', initializer=tf.random_uniform([4], seed=3))\n"
     file = load(HEADER + start + "    x = context.dropout(x, 0.5)\n" + GOOD)
     train_and_evaluate(file)
-    check_network(file.config, V, file)
+    check_network(file.config, V, file.functions)
     assert "draws numbers" not in caplog.text
 
 
@@ -234,4 +234,4 @@ def test_what_would_do_nothing_is_refused(load, body, fields, message):
     file = load(HEADER + body)
     config = dataclasses.replace(file.config, **fields)
     with tf.Graph().as_default(), pytest.raises(UserError, match=message):
-        build_step(Network(config, V, file), OneProcess())
+        build_step(Network(config, V, file.functions), OneProcess())

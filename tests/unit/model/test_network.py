@@ -43,7 +43,7 @@ def test_a_variable_may_be_used_again_where_that_is_said(load, body):
 def test_a_network_may_change_the_state_it_is_given(load, caplog):
     file = load(HEADER + "    y = x + state['h']\n    state['h'] = x[-1]\n    return y, state\n")
     assert train_and_evaluate(file) == train_and_evaluate(load(HEADER + GOOD))
-    check_network(file.config, V, file)
+    check_network(file.config, V, file.functions)
     assert "does not read" not in caplog.text
 
 
@@ -72,7 +72,7 @@ def test_the_table_at_the_top_is_tied_whatever_scopes_have(load):
     )
     file = load(text + others + GOOD)
     with tf.Graph().as_default():
-        network = Network(dataclasses.replace(file.config, tie_weights=True), V, file)
+        network = Network(dataclasses.replace(file.config, tie_weights=True), V, file.functions)
         build_step(network, OneProcess())
         assert network._table.op.name == "embedding"
 
@@ -89,8 +89,8 @@ def test_a_constraint_holds_for_a_table_of_words_too(load):
     text = HEADER.replace("context.embed(inputs_TB)", f"tf.gather({whole}, inputs_TB)")
     file = load(text + GOOD)
     with tf.Graph().as_default(), tf.Session() as session:
-        step = build_step(Network(dataclasses.replace(file.config, batch_size=1), V, file),
-                          OneProcess())  # fmt: skip
+        config = dataclasses.replace(file.config, batch_size=1)
+        step = build_step(Network(config, V, file.functions), OneProcess())
         session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
         (table,) = [v for v in tf.trainable_variables() if v.op.name == "embedding"]
         assert (session.run(table) < 0).any()
@@ -165,7 +165,7 @@ def test_a_state_reads_the_weights_before_they_change(load, optimizer):
     config = dataclasses.replace(file.config, optimizer=optimizer)
     threads = tf.ConfigProto(inter_op_parallelism_threads=2, use_per_session_threads=True)
     with tf.Graph().as_default(), tf.Session(config=threads) as session:
-        step = build_step(Network(config, V, file), OneProcess())
+        step = build_step(Network(config, V, file.functions), OneProcess())
         session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
         (table,) = [v for v in tf.trainable_variables() if v.op.name == "embedding"]
         (state,) = tf.local_variables()

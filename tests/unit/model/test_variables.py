@@ -39,7 +39,7 @@ def test_initial_values_depend_on_the_seed_and_the_name_alone(load, initializer)
         file = load(text)
         config = dataclasses.replace(file.config, seed=seed)
         with tf.Graph().as_default(), tf.Session() as session:
-            build_model(Network(config, V, file), Rows(0, 1), "eval")
+            build_model(Network(config, V, file.functions), Rows(0, 1), "eval")
             session.run(tf.global_variables_initializer())
             return session.run({v.op.name: v for v in tf.global_variables()}[name])
 
@@ -58,7 +58,7 @@ def test_what_is_not_trained_is_a_weight_too_and_stays(load):
     )
     file = load(text)
     with tf.Graph().as_default():
-        build_step(Network(file.config, V, file), OneProcess())
+        build_step(Network(file.config, V, file.functions), OneProcess())
         weights = {v.op.name for v in tf.get_collection(tf.GraphKeys.MODEL_VARIABLES)}
         assert weights == {"embedding", "w", "softmax/weights", "softmax/bias"}
         assert "w" not in {v.op.name for v in tf.trainable_variables()}
@@ -73,11 +73,11 @@ def test_a_variable_has_its_name_whatever_scopes_of_names_there_are(load):
         "        x *= tf.get_variable('weights', [4])\n"
     )
     file = load(HEADER.replace("    x = context.embed(inputs_TB)\n", text) + GOOD)
-    check_network(file.config, V, file)
+    check_network(file.config, V, file.functions)
     names = []
     for build in ("windows", "words"):
         with tf.Graph().as_default():
-            network = Network(file.config, V, file)
+            network = Network(file.config, V, file.functions)
             if build == "windows":
                 build_model(network, Rows(0, 2), "eval")
             else:
@@ -115,7 +115,7 @@ def test_a_variable_may_start_from_a_checkpoint(load, tmp_path):
     text += "        tf.train.init_from_checkpoint(path, {'old': 'embedding'})\n"
     file = load(HEADER + text + GOOD)
     with tf.Graph().as_default(), tf.Session() as session:
-        build_step(Network(file.config, V, file), OneProcess())
+        build_step(Network(file.config, V, file.functions), OneProcess())
         session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
         np.testing.assert_array_equal(variables.read_variables(session)["embedding"], table)
 
@@ -128,7 +128,7 @@ def test_variables_that_start_from_one_tensor_are_loaded_one_by_one(load):
     )
     file = load(HEADER + text + GOOD)
     with tf.Graph().as_default() as graph, tf.Session() as session:
-        build_model(Network(file.config, V, file), Rows(0, 1), "eval")
+        build_model(Network(file.config, V, file.functions), Rows(0, 1), "eval")
         session.run(tf.global_variables_initializer())
         graph.finalize()
         values = variables.read_variables(session)
@@ -149,7 +149,7 @@ def test_what_its_author_made_infinite_is_no_reason_to_stop(load):
     )
     file = load("import numpy as np\n" + HEADER + text + GOOD)
     with tf.Graph().as_default(), tf.Session() as session:
-        build_model(Network(file.config, V, file), Rows(0, 1), "eval")
+        build_model(Network(file.config, V, file.functions), Rows(0, 1), "eval")
         session.run(tf.global_variables_initializer())
         values = variables.read_variables(session)
         assert np.isinf(values["mask"]).any()
@@ -167,7 +167,7 @@ def test_the_table_of_words_starts_as_its_scope_says_unless_the_config_does(load
     file = load(HEADER + text + GOOD)
     config = dataclasses.replace(file.config, embedding_init_scale=scale)
     with tf.Graph().as_default(), tf.Session() as session:
-        build_model(Network(config, V, file), Rows(0, 1), "eval")
+        build_model(Network(config, V, file.functions), Rows(0, 1), "eval")
         session.run(tf.global_variables_initializer())
         table = variables.read_variables(session)["own/embedding"]
     if scale is None:
@@ -181,7 +181,7 @@ def test_ranks_and_checkpoints_share_a_variable_wherever_it_is_put(load, collect
     text = f"    x *= tf.get_variable('w', [4], collections=['{collection}'])\n" + GOOD
     file = load(HEADER + text)
     with tf.Graph().as_default():
-        build_step(Network(file.config, V, file), OneProcess())
+        build_step(Network(file.config, V, file.functions), OneProcess())
         assert "w" in {v.op.name for v in tf.global_variables()}
         assert "w" not in {v.op.name for v in tf.local_variables()}
         assert "w" in {v.op.name for v in tf.get_collection(collection)} or "local" in collection

@@ -10,7 +10,7 @@ import tensorflow.compat.v1 as tf
 from lm.checkpoint import format as checkpoint
 from lm.checkpoint.run_dir import RunDir
 from lm.config import RunOptions
-from lm.config_file import load_config_file
+from lm.config_file import BUILT_IN, load_config_file
 from lm.data.batches import Rows
 from lm.data.vocabulary import Vocabulary
 from lm.errors import UserError
@@ -81,14 +81,14 @@ def build_outputs(inputs_TB, state, context):
 def test_a_fixed_embedding_is_taken_too(other, tmp_path):
     path, config, words = other
     (tmp_path / "fixed.py").write_text(FIXED)
-    file = load_config_file(str(tmp_path / "fixed.py"))
-    arrays = start_from(path, config, words, file)
+    functions = load_config_file(str(tmp_path / "fixed.py")).functions
+    arrays = start_from(path, config, words, functions)
     assert arrays.keys() == {"embedding", "softmax/weights", "softmax/bias"}
 
 
-def start_from(path, config, words, file=None):
+def start_from(path, config, words, functions=BUILT_IN):
     vocabulary = Vocabulary(words)
     with tf.Graph().as_default():
-        build_model(Network(config, len(vocabulary), file), Rows(0, 1), "eval")
+        build_model(Network(config, len(vocabulary), functions), Rows(0, 1), "eval")
         options = RunOptions(init_from=path, init_partly=True)
         return starting_arrays(RunDir("", None), options, vocabulary)
