@@ -204,7 +204,7 @@ def _is_before(line: bytes, step: int, epochs_done: int) -> bool:
         event = json.loads(line)
         if event["event"] == "epoch":
             return event["epoch"] <= epochs_done
-        return event["event"] != "test" and event.get("step", 0) <= step
+        return event["event"] not in ("test", "end") and event.get("step", 0) <= step
     except (ValueError, KeyError, TypeError, AttributeError):
         return False  # no event
 

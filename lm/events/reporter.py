@@ -93,12 +93,23 @@ class Reporter:
         """
         if isinstance(error, Ending) and self._logs:
             self._logs.write(str(error))
+        self._report_end(error)
         for part in (self._metrics, self._tensorboard, self._logs):
             if part:
                 part.close()
         failure = self._metrics and (self._metrics.failure or self._metrics.loss)
         if failure and kind in (None, Stopped):
             raise RunError(f"{failure}; the events after its last line are lost")
+
+    def _report_end(self, error: Exception | None) -> None:
+        """Write the last event. Programs read it instead of the log and the exit code."""
+        if error is None:
+            self.event("end", outcome="finished")
+        elif isinstance(error, Stopped):
+            self.event("end", outcome="stopped")
+        else:
+            prefix = "" if isinstance(error, Ending) else f"{type(error).__name__}: "
+            self.event("end", outcome="failed", reason=f"{prefix}{error}".partition("\n")[0])
 
 
 class Progress:

@@ -126,6 +126,8 @@ def _last_told(events: Iterable[Event]) -> dict[tuple[str, Optional[int]], Event
     step, world_size, ranks_since = 0, 1, 0
     for event in events:
         kind = event["event"]
+        if kind == "end":
+            continue
         key = kind, event[kind] if kind in ("step", "epoch") else None
         step = event["step"] if kind == "step" else step
         if kind == "start" and event.get("world_size", 1) != world_size:

@@ -1,5 +1,6 @@
 """Events and log lines, read back from the files by their own readers."""
 
+import contextlib
 import json
 import math
 
@@ -43,6 +44,24 @@ def test_the_last_line_of_the_log_is_why_the_run_has_ended(tmp_path):
         reporter.open_logs([str(tmp_path / "log.txt")], "master", 0)
         raise Stopped("stopped by SIGTERM", 15)
     assert (tmp_path / "log.txt").read_text().endswith(" ERROR stopped by SIGTERM\n")
+
+
+@pytest.mark.parametrize(
+    "error, end",
+    [
+        (None, {"outcome": "finished"}),
+        (Stopped("stopped by SIGTERM", 15), {"outcome": "stopped"}),
+        (RunError("the loss is nan"), {"outcome": "failed", "reason": "the loss is nan"}),
+        (KeyError("a"), {"outcome": "failed", "reason": "KeyError: 'a'"}),
+    ],
+)
+def test_the_last_event_is_the_outcome_of_the_run(tmp_path, error, end):
+    with pytest.raises(type(error)) if error else contextlib.nullcontext():
+        with Reporter(str(tmp_path)):
+            if error:
+                raise error
+    (line,) = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(line) == {"event": "end", **end}
 
 
 def test_other_ranks_write_nothing(tmp_path, monkeypatch):
