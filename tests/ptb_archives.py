@@ -1,27 +1,23 @@
-"""Archives like PTB's, good and bad, and their download into a directory."""
+"""Archives like PTB's, correct and corrupt, and their download into a directory."""
 
 from __future__ import annotations
 
-import dataclasses
 import gzip
 import hashlib
 import io
 import random
 import tarfile
 
-from lm.data.download import Patience
 from lm.data.ptb import download_ptb
 
-# Incompressible, so that a part of the archive is a part of the files; the same in each process, as
-# the workers of pytest must collect the same tests.
+# Incompressible, so that a part of the archive is a part of the files. Every process generates the
+# same bytes, because the workers of pytest must collect the same tests.
 RANDOM = random.Random(1)
 FILES = {
     f"ptb.{split}.txt": RANDOM.randbytes(150_000).hex().encode()
     for split in ("train", "valid", "test")
 }
 CHECKSUMS = {name: hashlib.sha256(content).hexdigest() for name, content in FILES.items()}
-HASTY = Patience(connect_seconds=10, read_seconds=10, attempts=3, backoff_seconds=0.01)
-IMPATIENT = dataclasses.replace(HASTY, read_seconds=0.3)  # for servers that stall
 
 
 def member(name, content=b"", kind=tarfile.REGTYPE, linkname=""):
@@ -36,7 +32,7 @@ def archive(*members) -> bytes:
     with tarfile.open(fileobj=buffer, mode="w") as tar:
         for info, content in members:
             tar.addfile(info, io.BytesIO(content))
-    # Without a time: two workers of pytest must collect the same tests.
+    # No timestamp: all workers of pytest must collect the same tests.
     return gzip.compress(buffer.getvalue(), 1, mtime=0)
 
 
@@ -50,8 +46,8 @@ def ptb_members(prefix="simple-examples/data/", **replaced):
 GOOD = archive(member("simple-examples/README", b"x"), *ptb_members())
 
 
-def download(target, *addresses, data_url=None, patience=HASTY):
-    download_ptb(str(target), data_url, addresses, CHECKSUMS, patience)
+def download(target, *addresses, data_url=None):
+    download_ptb(str(target), data_url, addresses, CHECKSUMS)
 
 
 def visible(directory) -> dict:
@@ -59,5 +55,5 @@ def visible(directory) -> dict:
 
 
 def leftovers(directory) -> list:
-    """What is left of downloads, apart from the lock."""
+    """List the files that a download left behind, except the lock."""
     return [path for path in directory.glob(".cache/**/*") if path.suffix != ".lock"]

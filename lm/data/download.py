@@ -1,178 +1,167 @@
-"""Fetch one address into one file: retries, time-outs, resuming, a progress bar."""
+"""Read files from addresses and archives that may be slow, broken or malicious."""
 
 from __future__ import annotations
 
 import contextlib
-import logging
-import os
-import time
+import gzip
+import tarfile
 import urllib.parse
-from collections.abc import Iterator
-from dataclasses import dataclass
+import zlib
+from collections.abc import Collection, Iterator
+from typing import BinaryIO
 
 import requests
 import tqdm
 import urllib3
 
-from lm.errors import RunError
-
-logger = logging.getLogger("lm")
-
-_BLOCK_BYTES = 1 << 14
-_BUSY = (408, 425, 429, 500, 502, 503, 504)  # HTTP answers that another try may better
-
-
-@dataclass(frozen=True)
-class Patience:
-    """How long a download waits for a server, and how often it tries again.
-
-    The defaults give up on an address that refuses connections after 3.5 seconds, so that a
-    cluster without internet gets its error message soon.
-    """
-
-    connect_seconds: float = 4.0
-    read_seconds: float = 20.0  # between two blocks of data, not for the whole
-    attempts: int = 4
-    backoff_seconds: float = 0.5  # doubles after each attempt
-
-
-PATIENCE = Patience()
+CONNECT_SECONDS = 4.0
+READ_SECONDS = 20.0  # the longest pause between two blocks of data
+RETRIES = urllib3.Retry(
+    total=3,
+    connect=1,  # a cluster without internet gets its error message within seconds
+    read=1,
+    status_forcelist=(408, 425, 429, 500, 502, 503, 504),
+    raise_on_status=False,
+    respect_retry_after_header=False,  # a server may ask for hours
+    backoff_factor=0.5,
+)
+_BLOCK_BYTES = 1 << 16
+_MAX_UNPACKED_BYTES = 1 << 30  # a small archive of zeros may unpack to terabytes
 
 
 class SourceError(Exception):
-    """One address did not give the file; the message is one line. Another address may do."""
+    """A source did not provide the file. The message is one line."""
 
 
-class _PassingError(SourceError):
-    """A failure that may be gone at the next attempt."""
-
-
-def shown(address: str) -> str:
-    """Strip passwords and query (signed links) from an address, for logs and messages."""
+def without_secrets(address: str) -> str:
+    """Remove the password and the query (signed links) from an address, for logs and messages."""
     parts = urllib.parse.urlsplit(address)
     host = parts.netloc.rpartition("@")[2]
     return urllib.parse.urlunsplit((parts.scheme, host, parts.path, "", ""))
 
 
 @contextlib.contextmanager
-def writing(directory: str) -> Iterator[None]:
-    """Turn the disk errors of a block (disk full, quota, no permission) into one clear line.
-
-    Raises:
-      RunError: Anything in the block raised a plain OSError.
-    """
-    try:
-        yield
-    except OSError as error:
-        # Errors of the network are no reason to speak of the disk.
-        if isinstance(error, (requests.RequestException, urllib3.exceptions.HTTPError)):
-            raise
-        raise RunError(
-            f"cannot write into {directory}: {error.strerror}; free some space, or "
-            f"choose another directory with --data_path"
-        ) from error
-
-
-def fetch(url: str, path: str, max_bytes: int, patience: Patience = PATIENCE) -> None:
-    """Download an address, going on from what an interrupted download left in the file.
-
-    The content is not checked here: a server may have another file now than at the first part.
+def open_source(source: str, max_bytes: int) -> Iterator[BinaryIO]:
+    """Open a file for sequential reading, with timeouts, retries and a progress bar.
 
     Args:
-      url: An http or https address.
-      path: The file; what is in it already counts as the first part.
-      max_bytes: Refuse anything larger.
-      patience: Time-outs and retries.
+      source: An http or https address, or the path of a local file.
+      max_bytes: The largest accepted size of a download.
 
     Raises:
-      SourceError: The address does not give a complete file; what came stays in `path`.
-      RunError: The disk is full or not writable.
+      SourceError: If the source cannot be read, here or inside the `with` block.
     """
-    started, size_before = time.monotonic(), _size(path)
-    for attempt in range(1, patience.attempts + 1):
+    if "://" not in source:
         try:
-            _fetch_once(url, path, max_bytes, patience)
-            return
-        except (requests.RequestException, urllib3.exceptions.HTTPError, _PassingError) as error:
-            reason = _reason(error, patience)
-            unreachable = (
-                isinstance(error, requests.ConnectionError)
-                and time.monotonic() - started > patience.connect_seconds
-                and _size(path) == size_before
-            )
-        if unreachable or attempt == patience.attempts:
-            raise SourceError(reason)
-        logger.info("%s: %s; trying again", shown(url), reason)
-        time.sleep(patience.backoff_seconds * 2 ** (attempt - 1))
+            with open(source, "rb") as file:
+                yield file
+        except OSError as error:
+            raise SourceError(error.strerror or str(error)) from error
+        return
+    try:
+        with requests.Session() as session:
+            for scheme in ("http://", "https://"):
+                session.mount(scheme, requests.adapters.HTTPAdapter(max_retries=RETRIES))
+            yield from _stream(session, source, max_bytes)
+    except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
+        raise SourceError(_reason(error)) from error
 
 
-def _size(path: str) -> int:
-    return os.path.getsize(path) if os.path.exists(path) else 0
-
-
-def _fetch_once(url: str, path: str, max_bytes: int, patience: Patience) -> None:
-    offset = _size(path)
-    # Compressed in transit, the file would have other bytes and Content-Length be of no use.
+def _stream(session: requests.Session, url: str, max_bytes: int) -> Iterator[BinaryIO]:
+    # Without this header, a server may compress the file again and send a different length.
     headers = {"Accept-Encoding": "identity"}
-    if offset:
-        headers["Range"] = f"bytes={offset}-"
-    with requests.get(
-        url, headers=headers, stream=True, timeout=(patience.connect_seconds, patience.read_seconds)
-    ) as response:
-        if offset and not _can_resume(response, offset):
-            with writing(os.path.dirname(path)):
-                os.remove(path)
-            raise _PassingError("the download cannot be resumed, it starts over")
-        if response.status_code not in (200, 206):
-            kind = _PassingError if response.status_code in _BUSY else SourceError
-            raise kind(f"HTTP {response.status_code} {response.reason}")
-        if response.status_code == 200:  # the whole file, whatever part was asked for
-            offset = 0
+    timeouts = (CONNECT_SECONDS, READ_SECONDS)
+    with session.get(url, headers=headers, stream=True, timeout=timeouts) as response:
+        if response.status_code != 200:
+            raise SourceError(f"HTTP {response.status_code} {response.reason}")
         length = response.headers.get("Content-Length", "")
-        total = offset + int(length) if length.isdigit() else None
+        total = int(length) if length.isdigit() else None
         if total is not None and total > max_bytes:
-            raise SourceError(f"{total} bytes, where at most {max_bytes} are expected")
-        with writing(os.path.dirname(path)), open(path, "ab" if offset else "wb") as file:
-            _copy(response, file, offset, total, max_bytes)
-    size = os.path.getsize(path)
-    if total is not None and size != total:
-        raise _PassingError(f"the connection closed after {size} of {total} bytes")
-
-
-def _can_resume(response: requests.Response, offset: int) -> bool:
-    if response.status_code == 206:
-        return response.headers.get("Content-Range", "").startswith(f"bytes {offset}-")
-    return response.status_code != 416  # 416: the part is longer than the server's file
-
-
-def _copy(
-    response: requests.Response, file, offset: int, total: int | None, max_bytes: int
-) -> None:
-    style = {"unit": "B", "unit_scale": True, "leave": False, "desc": "downloading"}
-    # disable=None: no bar where stderr is not a terminal, such as the log of a batch job.
-    with tqdm.tqdm(total=total, initial=offset, disable=None, **style) as bar:
+            raise SourceError(f"the size is {total} bytes; at most {max_bytes} are expected")
         # The raw stream: some servers label a .tgz "Content-Encoding: gzip", and requests would
         # then unpack it.
-        for block in response.raw.stream(_BLOCK_BYTES, decode_content=False):
-            file.write(block)
-            bar.update(len(block))
-            if file.tell() > max_bytes:  # a server that sends no Content-Length
-                raise SourceError(f"more than the expected {max_bytes} bytes")
+        limited = _LimitedReader(response.raw, max_bytes, "the download has")
+        # disable=None: show no bar if stderr is not a terminal, as in the log of a batch job.
+        with tqdm.tqdm.wrapattr(
+            limited, "read", total=total, desc="downloading", leave=False, disable=None
+        ) as reader:
+            yield reader
 
 
-def _reason(error: BaseException, patience: Patience) -> str:
-    """Find the one useful line in the nested exceptions of requests and urllib3."""
-    if isinstance(error, _PassingError):
-        return str(error)
-    if isinstance(error, requests.ConnectTimeout):
-        return f"no connection within {patience.connect_seconds:g} seconds"
-    if isinstance(error, (requests.Timeout, urllib3.exceptions.ReadTimeoutError)):
-        return f"no data for {patience.read_seconds:g} seconds"
-    reason, cause = type(error).__name__, error
-    while cause is not None:
-        if isinstance(cause, OSError) and cause.strerror:
-            reason = cause.strerror  # the innermost one wins: "Connection refused"
-        elif isinstance(cause, urllib3.exceptions.IncompleteRead):
-            reason = "the connection closed too early"
-        cause = cause.__cause__ or cause.__context__
-    return reason
+def _reason(error: BaseException) -> str:
+    """Return the message of the innermost error: "Connection refused", "timed out", ..."""
+    while error.__cause__ or error.__context__:
+        error = error.__cause__ or error.__context__
+    # The messages of these classes contain the address, with its password.
+    if isinstance(error, (requests.RequestException, urllib3.exceptions.LocationValueError)):
+        return type(error).__name__
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+
+
+def read_all(file: BinaryIO) -> bytes:
+    """Read a file to its end, in blocks, so that the progress bar moves."""
+    return b"".join(iter(lambda: file.read(_BLOCK_BYTES), b""))
+
+
+def read_members(archive: BinaryIO, names: Collection[str], max_bytes: int) -> dict[str, bytes]:
+    """Read members of an untrusted .tgz.
+
+    Other members are not read. Paths in the archive are not used, links are not followed, and
+    sparse files are rejected, so that the content of a malicious archive stays in the archive.
+
+    Args:
+      archive: The .tgz, which is read sequentially.
+      names: The members to read, without a leading "./".
+      max_bytes: The largest accepted size of a member. It is checked before the member is read.
+
+    Returns:
+      The content of each member.
+
+    Raises:
+      SourceError: If the archive is corrupt, or if a member is missing or not a regular file.
+    """
+    contents: dict[str, bytes] = {}
+    try:
+        with (
+            gzip.GzipFile(fileobj=archive, mode="rb") as unzipped,
+            tarfile.open(
+                fileobj=_LimitedReader(unzipped, _MAX_UNPACKED_BYTES, "the archive unpacks to"),
+                mode="r|",
+            ) as tar,
+        ):
+            for member in tar:
+                name = member.name.removeprefix("./")
+                if name not in names or name in contents:
+                    continue
+                # A sparse file of 200 bytes in the archive may be terabytes of zeros in memory.
+                if not member.isreg() or member.issparse():
+                    raise SourceError(f"{member.name} in the archive is not a regular file")
+                if member.size > max_bytes:
+                    raise SourceError(
+                        f"the size of {member.name} in the archive is {member.size} bytes; at most"
+                        f" {max_bytes} are expected"
+                    )
+                contents[name] = tar.extractfile(member).read()
+                if len(contents) == len(names):
+                    return contents
+    # gzip and tarfile raise these for bytes of other formats. BadGzipFile is an OSError. A bad
+    # number in a header raises ValueError, and a long chain of headers raises RecursionError.
+    except (tarfile.TarError, EOFError, zlib.error, OSError, ValueError, RecursionError) as error:
+        raise SourceError(f"not a complete .tgz archive ({error})") from error
+    missing = [name for name in names if name not in contents]
+    raise SourceError(f"{', '.join(missing)} is not in the archive")
+
+
+class _LimitedReader:
+    """A reader that fails at the first byte beyond a limit."""
+
+    def __init__(self, file: BinaryIO, max_bytes: int, subject: str) -> None:
+        self._file, self._max_bytes, self._subject = file, max_bytes, subject
+        self._num_read = 0
+
+    def read(self, size: int) -> bytes:
+        data = self._file.read(size)
+        self._num_read += len(data)
+        if self._num_read > self._max_bytes:
+            raise SourceError(f"{self._subject} more than {self._max_bytes} bytes")
+        return data
