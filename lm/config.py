@@ -168,13 +168,16 @@ class RunOptions(Checked):
 
     data_path: Optional[str] = option(
         None, "directory of the corpus (default: that of the run that --resume or --init_from"
-        " names, else data)", per_host=True,
+        " names, else data)", per_host=True, is_path=True,
     )  # fmt: skip
     data_url: Optional[str] = option(
-        None, "address or path of the PTB .tgz (default: the public ones)", per_host=True
+        None,
+        "address or path of the PTB .tgz (default: the public ones)",
+        per_host=True,
+        is_path=True,
     )
     output_dir: Optional[str] = option(
-        None, "directory of the run (default: runs/<config>-<time>)", per_host=True
+        None, "directory of the run (default: runs/<config>-<time>)", per_host=True, is_path=True
     )
     resume: bool = option(
         False, "go on from the newest checkpoint in --output_dir, or start if it has none"
@@ -183,6 +186,7 @@ class RunOptions(Checked):
         None,
         "start with the weights, and only the weights, of this checkpoint directory",
         per_host=True,
+        is_path=True,
     )
     init_partly: bool = option(
         False, "--init_from: take the weights that fit the model and the vocabulary, and start the"
@@ -240,7 +244,7 @@ class RunOptions(Checked):
     log_every_steps: int = option(100, "steps between two step events in metrics.jsonl", low=1)
     log_path: Optional[str] = option(
         None, "write the log to this file too, besides log.txt in the run's directory",
-        per_host=True,
+        per_host=True, is_path=True,
     )  # fmt: skip
     mpi_log: str = option(
         "master",
@@ -250,7 +254,7 @@ class RunOptions(Checked):
     )
     timeline: Optional[str] = option(
         None, "write Horovod's timeline of the exchanges to this file, for chrome://tracing",
-        per_host=True,
+        per_host=True, is_path=True,
     )  # fmt: skip
     profile_steps: Optional[str] = option(
         None, "FIRST:LAST: write TensorFlow's trace of these steps into the run's directory"

@@ -20,7 +20,7 @@ from typing import Callable, Literal
 
 from lm import run_files
 from lm.config import Config, RunOptions
-from lm.errors import UserError, first_line, kind_of
+from lm.errors import UserError, error_class, first_line
 from lm.options import Checked
 from lm.seeding import seeded
 from lm.startup import import_tensorflow
@@ -86,7 +86,7 @@ def load_config_file(name_or_path: str) -> ConfigFile:
         with open(path, "rb") as file:
             source = file.read()
     except OSError as error:
-        raise kind_of(error)(f"config file {path} cannot be read: {error.strerror}") from error
+        raise error_class(error)(f"config file {path} cannot be read: {error.strerror}") from error
     sha256 = hashlib.sha256(source).hexdigest()
     if importlib.util.find_spec("tf_keras"):  # without, classic layers and cells are gone
         os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")

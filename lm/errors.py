@@ -1,32 +1,32 @@
-"""What ends a program with one line instead of a stack trace."""
+"""Exceptions that end a program with one line instead of a stack trace."""
 
 from __future__ import annotations
 
 import errno
 
-ERROR = "lm: error: "  # what the line begins with
+ERROR = "lm: error: "  # the start of an error line
 
 
-class Ending(Exception):
-    """The end of a program; its message is all that the user reads."""
+class ProgramExit(Exception):
+    """The end of a program. The user sees only the message."""
 
     exit_code = 1
-    on_every_rank = False  # whether all ranks raise it at the same point: one speaks for all
+    on_every_rank = False  # whether all ranks raise it at the same point, so that one rank reports
 
 
-class HelpRequested(Ending):
-    """The user asked for `--help`; the text is the message."""
+class InfoRequested(ProgramExit):
+    """The command line asks for information, such as `--help`. The message is the answer."""
 
     exit_code = 0
 
 
-class UserError(Ending, ValueError):
-    """What a user gave cannot be used."""
+class UserError(ProgramExit, ValueError):
+    """The user's input is invalid."""
 
     exit_code = 2
 
 
-class RunError(Ending, RuntimeError):
+class RunError(ProgramExit, RuntimeError):
     """A run failed for a reason outside the program."""
 
 
@@ -37,11 +37,11 @@ class EveryRankError(RunError):
 
 
 class Stopped(EveryRankError):
-    """A signal has asked the ranks to stop, and all have, at the same step.
+    """A signal asked the ranks to stop, and all ranks stopped at the same step.
 
     Args:
-      message: What the user reads.
-      number: The signal's.
+      message: The line for the user.
+      number: The number of the signal.
     """
 
     def __init__(self, message: str, number: int):
@@ -49,21 +49,20 @@ class Stopped(EveryRankError):
         self.exit_code = 128 + number
 
 
-_OF_A_PATH = {
+_PATH_ERRORS = {
     errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.EROFS,
     errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL, errno.EEXIST,
 }  # fmt: skip
 
 
-def kind_of(error: OSError) -> type[Ending]:
-    """Return UserError where the path that a user gave is at fault, else RunError.
+def error_class(error: OSError) -> type[ProgramExit]:
+    """Return UserError if the path is wrong, and RunError if the disk or network failed.
 
-    A job that starts itself again does so unless the fault is the user's, which stays: a disk or a
-    network that fails, or has no room, may do so for a moment.
+    A job restarts itself after a RunError, because disks and networks may recover.
     """
-    return UserError if error.errno in _OF_A_PATH else RunError
+    return UserError if error.errno in _PATH_ERRORS else RunError
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of the message of an error that is not ours, and may have several."""
+    """Return the first line of the message of an error from another library."""
     return str(error).partition("\n")[0]

@@ -26,6 +26,8 @@ def option(
     below: Optional[float] = None,
     choices: Sequence[Any] = (),
     per_host: bool = False,
+    is_path: bool = False,
+    required: bool = False,
 ) -> Any:
     """Declare a field of a `Checked` dataclass: of `Config`, `RunOptions` or a command's options.
 
@@ -38,12 +40,15 @@ def option(
       below: The value must be less than this.
       choices: The allowed values, if they are few.
       per_host: Of RunOptions: whether ranks may differ in it (paths, threads).
+      is_path: Whether the value is a path, in which the command line expands `~/`.
+      required: Whether the command line must set the field.
 
     Returns:
       A dataclass field.
     """
     rules = dict(low=low, above=above, high=high, below=below, choices=tuple(choices))
-    return dataclasses.field(default=default, metadata=dict(help=help, per_host=per_host, **rules))
+    marks = dict(per_host=per_host, is_path=is_path, required=required)
+    return dataclasses.field(default=default, metadata=dict(help=help, **marks, **rules))
 
 
 def field_type(cls: type, name: str) -> tuple[type, bool]:

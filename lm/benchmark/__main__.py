@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from lm.benchmark import options, results
 from lm.cli import program
-from lm.errors import HelpRequested, UserError
+from lm.errors import InfoRequested, UserError
 
 _COMMANDS = {
     "step": options.StepOptions,
@@ -25,7 +25,7 @@ def _run(argv: Sequence[str]) -> None:
     )
     command = argv[1] if len(argv) > 1 else "--help"
     if command in ("--help", "-h", "help"):
-        raise HelpRequested(usage)
+        raise InfoRequested(usage)
     if command not in _COMMANDS:
         raise UserError(f"{command!r} is not one of the commands {', '.join(_COMMANDS)}")
     # Only this one: each brings libraries that the others do without.

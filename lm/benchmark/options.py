@@ -169,7 +169,7 @@ def parse(argv: Sequence[str], kind: type[Options]) -> tuple[Config, Options]:
 
     Raises:
       UserError: Bad flags, config or values; or the directory of the results cannot be made.
-      HelpRequested: The command line has `--help`.
+      InfoRequested: The command line has `--help`.
     """
     flags = Flags(inspect.cleandoc(kind.__doc__))
     trains = issubclass(kind, TrainingOptions)

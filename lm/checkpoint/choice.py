@@ -14,7 +14,7 @@ from lm.checkpoint import manifest as manifests
 from lm.checkpoint.format import list_checkpoints, remove
 from lm.checkpoint.manifest import Manifest
 from lm.checkpoint.verification import State, examine, state_of, verify
-from lm.errors import RunError, UserError, kind_of
+from lm.errors import RunError, UserError, error_class
 
 logger = logging.getLogger("lm")
 
@@ -54,7 +54,7 @@ def checked(checkpoint_dir: str) -> str:
         verify(checkpoint_dir)
     except RunError as error:
         cause = error.__cause__
-        if isinstance(cause, OSError) and kind_of(cause) is RunError:
+        if isinstance(cause, OSError) and error_class(cause) is RunError:
             raise
         raise UserError(f"{checkpoint_dir} is not a usable checkpoint: {error}") from error
     return checkpoint_dir

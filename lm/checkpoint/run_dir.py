@@ -18,7 +18,7 @@ from lm.checkpoint import format as checkpoint
 from lm.checkpoint import manifest as manifests
 from lm.checkpoint.records import refuse_unknown_fields
 from lm.config import NOT_OF_STEPS, Config
-from lm.errors import RunError, UserError, kind_of
+from lm.errors import RunError, UserError, error_class
 from lm.files import locked, write_atomically
 from lm.options import defaults
 
@@ -117,7 +117,7 @@ def _make(output_dir: Optional[str], name: str) -> str:
         for place in filter(os.path.exists, (path, os.path.join(path, run_files.CHECKPOINTS))):
             tempfile.TemporaryFile(dir=place).close()  # found out now, not after the first epoch
     except OSError as error:
-        raise kind_of(error)(f"cannot write to output_dir {path}: {error.strerror}") from error
+        raise error_class(error)(f"cannot write to output_dir {path}: {error.strerror}") from error
     return path
 
 

@@ -11,7 +11,7 @@ from absl import flags as absl_flags
 
 from lm.config import Config, RunOptions
 from lm.config_file import BUILT_IN, ConfigFile, NetworkFunctions, load_config_file
-from lm.errors import HelpRequested, UserError, first_line
+from lm.errors import InfoRequested, UserError, first_line
 from lm.options import field_type, replaced
 
 _DEFINE = {
@@ -95,7 +95,7 @@ class Flags:
 
         Raises:
           UserError: A flag is unknown, ill-typed or missing, or an argument is not a flag.
-          HelpRequested: The command line has `--help`.
+          InfoRequested: The command line has `--help`.
         """
         self._values.set_gnu_getopt(positional)  # else flags end at the first other argument
         try:
@@ -103,7 +103,7 @@ class Flags:
         except (absl_flags.Error, ValueError) as error:  # ValueError: --noflag=value
             raise UserError(f"{first_line(error)} (see --help)") from error
         if self["help"]:
-            raise HelpRequested(self.help_text())
+            raise InfoRequested(self.help_text())
         if len(rest) > 1 and not positional:
             raise UserError(f"{rest[1]!r} is not a flag: write --flag value (see --help)")
         for name, what_to_do in self._required.items():
@@ -202,7 +202,7 @@ def parse_training_flags(
 
     Raises:
       UserError: Bad flags, config or values; the message names the field.
-      HelpRequested: The command line has `--help`.
+      InfoRequested: The command line has `--help`.
     """
     flags = Flags(
         "Train a language model, on one process or under mpirun on many.\n"

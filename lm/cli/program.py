@@ -20,7 +20,7 @@ from lm.distributed.agreement import together
 from lm.distributed.communicator import Communicator, OneProcess
 from lm.distributed.signals import ignore_save_requests
 from lm.distributed.watchdog import end_with_launcher, mpirun_above
-from lm.errors import ERROR, Ending, HelpRequested, Stopped, UserError
+from lm.errors import ERROR, InfoRequested, ProgramExit, Stopped, UserError
 from lm.events.logs import may_be_gone, start_console
 
 Parsed = TypeVar("Parsed")
@@ -49,15 +49,15 @@ def run(
     parsed, failure = None, None
     try:
         parsed = parse(sys.argv)
-    except (Ending, OSError) as error:
+    except (ProgramExit, OSError) as error:
         failure = error
     except KeyboardInterrupt:
         _end_unconnected(_INTERRUPTED)
-    if failure and (launch.launched_size() == 1 or isinstance(failure, HelpRequested)):
+    if failure and (launch.launched_size() == 1 or isinstance(failure, InfoRequested)):
         _end_unconnected(failure)  # at once: what ranks need to exchange takes seconds to import
     try:
         comm = launch.connect(failure is None and timeline(parsed))
-    except (Ending, OSError) as error:
+    except (ProgramExit, OSError) as error:
         _end_unconnected(error)
     except KeyboardInterrupt:
         _end_unconnected(_INTERRUPTED)
@@ -119,7 +119,7 @@ def _end_unconnected(error: Exception) -> NoReturn:
 def _finish(comm: Communicator, work: Callable[[], None]) -> NoReturn:
     try:
         work()
-    except (Ending, OSError) as error:
+    except (ProgramExit, OSError) as error:
         if comm.size > 1 and not getattr(error, "on_every_rank", False):
             _end_alone(comm, str(error), _exit_code(error))
         if comm.is_rank_0:
@@ -146,7 +146,7 @@ def _end_alone(comm: Communicator, message: str, code: int) -> NoReturn:
 
 
 def _exit_code(error: Exception) -> int:
-    return error.exit_code if isinstance(error, Ending) else 1
+    return error.exit_code if isinstance(error, ProgramExit) else 1
 
 
 def _say(message: str, code: int) -> None:

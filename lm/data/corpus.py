@@ -14,7 +14,7 @@ from lm.data.cache import cache_directories, checksum_of, load_encoded
 from lm.data.encoding import SPLITS
 from lm.data.ptb import PTB_SHA256, download_ptb
 from lm.data.vocabulary import Vocabulary
-from lm.errors import UserError, kind_of
+from lm.errors import UserError, error_class
 
 logger = logging.getLogger("lm")
 
@@ -86,7 +86,7 @@ def _find_or_download(data_path: str, data_url: str | None) -> str:
     except FileNotFoundError:
         present = []  # the download makes it
     except OSError as error:
-        raise kind_of(error)(
+        raise error_class(error)(
             f"cannot read the data directory {data_path}: {error.strerror}; choose "
             f"another one with --data_path"
         ) from error
@@ -123,7 +123,7 @@ def _checksums(files: Mapping[str, str], directories: list[str]) -> dict[str, st
                 raise UserError(f"{path} is not a file")
             checksums[split] = checksum_of(path, directories)
         except OSError as error:
-            raise kind_of(error)(f"cannot read {path}: {error.strerror}") from error
+            raise error_class(error)(f"cannot read {path}: {error.strerror}") from error
     return checksums
 
 

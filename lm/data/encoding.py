@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from lm.data.vocabulary import EOS, UNK, Vocabulary
-from lm.errors import RunError, UserError, kind_of
+from lm.errors import RunError, UserError, error_class
 
 SPLITS = ("train", "valid", "test")
 ID_DTYPE = np.dtype("<i4")  # in files; little-endian, whatever the machine
@@ -74,7 +74,7 @@ def _read_blocks(path: str) -> Iterator[bytes]:
         with open(path, "rb") as file:
             yield from iter(lambda: file.read(_BLOCK_BYTES), b"")
     except OSError as error:
-        raise kind_of(error)(f"cannot read {path}: {error.strerror}") from error
+        raise error_class(error)(f"cannot read {path}: {error.strerror}") from error
 
 
 def _decoded(block: bytes, path: str, line: int) -> str:

@@ -10,7 +10,7 @@ import urllib.parse
 from collections.abc import Collection, Mapping, Sequence
 
 from lm.data.download import SourceError, open_source, read_all, read_members, without_secrets
-from lm.errors import RunError, UserError, kind_of
+from lm.errors import RunError, UserError, error_class
 from lm.files import locked, sha256_of, write_atomically
 
 PTB_SHA256 = {
@@ -59,7 +59,7 @@ def download_ptb(
             lock = os.path.join(directory, ".cache", "download.lock")
             stack.enter_context(locked(lock, "downloading PTB"))
         except OSError as error:
-            raise kind_of(error)(
+            raise error_class(error)(
                 f"PTB is not in {directory} and cannot be written there:"
                 f" {error.strerror}; choose a writable directory with --data_path"
             ) from error
@@ -109,7 +109,7 @@ def _missing_files(directory: str, checksums: Mapping[str, str]) -> list[str]:
         try:
             differs = sha256_of(path) != checksums[name]
         except OSError as error:
-            raise kind_of(error)(f"cannot read {path}: {error.strerror}") from error
+            raise error_class(error)(f"cannot read {path}: {error.strerror}") from error
         if differs:
             raise UserError(
                 f"{directory} lacks {', '.join(missing)}, and its {name} is not the published"

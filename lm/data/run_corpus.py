@@ -13,7 +13,7 @@ from lm.config import Config, RunOptions
 from lm.data import embedded
 from lm.data.corpus import Corpus, load_corpus, split_file
 from lm.data.encoding import SPLITS
-from lm.errors import Ending, RunError, UserError, kind_of
+from lm.errors import ProgramExit, RunError, UserError, error_class
 
 _DEFAULT_DATA_PATH = "data"
 
@@ -48,7 +48,7 @@ def read_record(directory: str) -> Optional[CorpusRecord]:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise kind_of(error)(f"cannot read {path}: {error.strerror}") from error
+        raise error_class(error)(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, TypeError) as error:
         raise UserError(f"cannot read {path} ({error}): remove it, and give --data_path") from error
 
@@ -85,7 +85,7 @@ def _earlier_runs(options: RunOptions) -> list[str]:
     return directories
 
 
-def check_in_sight(run_directory: str, data_path: str, gone: type[Ending] = UserError) -> None:
+def check_in_sight(run_directory: str, data_path: str, gone: type[ProgramExit] = UserError) -> None:
     """Do not put PTB in the place of a text that cannot be seen.
 
     Args:
@@ -108,7 +108,7 @@ def check_in_sight(run_directory: str, data_path: str, gone: type[Ending] = User
 
 
 def find_data_path(
-    config: Config, run_directories: Iterable[str], gone: type[Ending] = UserError
+    config: Config, run_directories: Iterable[str], gone: type[ProgramExit] = UserError
 ) -> str:
     """Tell where a corpus is when no --data_path says so.
 
@@ -133,7 +133,7 @@ def find_data_path(
     return _DEFAULT_DATA_PATH
 
 
-def _find(record: CorpusRecord, directory: str, gone: type[Ending]) -> str:
+def _find(record: CorpusRecord, directory: str, gone: type[ProgramExit]) -> str:
     # The default too: a project's directory is moved, or copied to another host, as a whole.
     for data_path in (record.data_path, _DEFAULT_DATA_PATH):
         if _is_in(data_path, record.kind):
@@ -157,7 +157,7 @@ def _is_in(data_path: str, kind: str) -> bool:
         try:
             os.stat(path)
         except OSError as error:
-            if kind_of(error) is RunError:  # which os.path.isfile would take for a missing file
+            if error_class(error) is RunError:  # which os.path.isfile would take for a missing file
                 raise RunError(f"cannot read {path}: {error.strerror}") from error
             return False
     return True
@@ -185,7 +185,7 @@ def load_run_corpus(
     try:
         truth = embedded.write_corpus(directory)
     except OSError as error:
-        raise kind_of(error)(
+        raise error_class(error)(
             f"cannot write the embedded corpus to {directory}: {error.strerror}; choose another"
             " directory with --data_path"
         ) from error

@@ -14,7 +14,7 @@ import numpy as np
 
 from lm.distributed.communicator import Communicator
 from lm.distributed.naming import by_rank
-from lm.errors import Ending, RunError, UserError
+from lm.errors import ProgramExit, RunError, UserError
 
 T = TypeVar("T")
 Gather = Callable[[Any], list]
@@ -72,7 +72,7 @@ def together(comm: Communicator, work: Callable[[], T], takes_part: bool = True)
     try:
         if takes_part:
             result = work()
-    except (Ending, OSError) as error:
+    except (ProgramExit, OSError) as error:
         kind = UserError if isinstance(error, UserError) else RunError
         outcome = {"kind": kind.__name__, "message": str(error), "host": socket.gethostname()}
     outcomes = comm.gather(outcome)
@@ -86,7 +86,7 @@ def together(comm: Communicator, work: Callable[[], T], takes_part: bool = True)
     return result
 
 
-def _on_every_rank(error: Ending) -> Ending:
+def _on_every_rank(error: ProgramExit) -> ProgramExit:
     error.on_every_rank = True
     return error
 

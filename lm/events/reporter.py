@@ -17,7 +17,7 @@ from typing import Any, Optional
 from tqdm import tqdm
 
 from lm import run_files
-from lm.errors import Ending, RunError, Stopped
+from lm.errors import ProgramExit, RunError, Stopped
 from lm.events.logs import LogFiles, may_be_gone
 from lm.events.tensorboard import TensorBoardWriter
 from lm.files import PatientFile, write_json
@@ -91,7 +91,7 @@ class Reporter:
         Raises:
           RunError: There was no room for all events; not in the place of another error.
         """
-        if isinstance(error, Ending) and self._logs:
+        if isinstance(error, ProgramExit) and self._logs:
             self._logs.write(str(error))
         self._report_end(error)
         for part in (self._metrics, self._tensorboard, self._logs):
@@ -108,7 +108,7 @@ class Reporter:
         elif isinstance(error, Stopped):
             self.event("end", outcome="stopped")
         else:
-            prefix = "" if isinstance(error, Ending) else f"{type(error).__name__}: "
+            prefix = "" if isinstance(error, ProgramExit) else f"{type(error).__name__}: "
             self.event("end", outcome="failed", reason=f"{prefix}{error}".partition("\n")[0])
 
 

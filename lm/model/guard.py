@@ -11,7 +11,7 @@ from typing import Any, Callable, Optional
 import tensorflow.compat.v1 as tf
 
 from lm.config_file import NetworkFunctions, keras_hint, place
-from lm.errors import Ending, UserError
+from lm.errors import ProgramExit, UserError
 from lm.model.rules import PYTHON_OPS
 
 _MOST_CHARACTERS = 300  # of a message: TensorFlow's go on with the whole graph
@@ -35,7 +35,7 @@ def call(path: str, function: Callable, *arguments: Any) -> Any:
     """
     try:
         return function(*arguments)
-    except Ending as error:
+    except ProgramExit as error:
         raise UserError(f"{_place(path, function, error)}: {error}") from error
     except Exception as error:
         message = message_of(error) + keras_hint(error)
@@ -58,7 +58,7 @@ def one_line(functions: NetworkFunctions, runs: bool = False) -> Iterator[None]:
     """
     try:
         yield
-    except Ending:
+    except ProgramExit:
         raise
     except Exception as error:
         if functions.is_built_in or (runs and not _is_of_file(error)):

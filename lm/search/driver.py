@@ -19,7 +19,7 @@ from optuna.trial import TrialState
 
 from lm import run_files
 from lm.distributed.signals import Signals
-from lm.errors import Ending, RunError, Stopped, UserError
+from lm.errors import ProgramExit, RunError, Stopped, UserError
 from lm.report.search import best_table, best_trials, progress_line
 from lm.search.job import Job, valid_perplexities
 from lm.search.places import lost_hosts
@@ -173,7 +173,7 @@ class Driver:
     def _values(job: Job) -> dict[int, float]:
         try:
             return valid_perplexities(job.directory)
-        except Ending:
+        except ProgramExit:
             return {}
 
     def _settle_failure(self, job: Job) -> None:

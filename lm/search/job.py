@@ -17,7 +17,7 @@ import optuna
 from lm import run_files
 from lm.config import Config
 from lm.distributed import mpirun
-from lm.errors import ERROR, Ending
+from lm.errors import ERROR, ProgramExit
 from lm.files import locked
 from lm.processes import ends_with_this_process
 from lm.report.metrics import read_run
@@ -111,7 +111,7 @@ class Job:
             if seen == self._metrics_seen:
                 return {}
             found = valid_perplexities(self.directory)
-        except (OSError, Ending):  # it is about to be written, or cannot be read for a moment
+        except (OSError, ProgramExit):  # it is about to be written, or cannot be read for a moment
             return {}
         self._metrics_seen = seen
         return found

@@ -19,7 +19,7 @@ from lm.data.run_corpus import CorpusRecord, load_corpus_to_train, record_of
 from lm.distributed.agreement import platform_facts, together
 from lm.distributed.communicator import Communicator
 from lm.distributed.devices import Threads, session_config, start_tensorflow
-from lm.errors import UserError, kind_of
+from lm.errors import UserError, error_class
 from lm.events.logs import worker_path
 from lm.events.tracing import parse_steps
 from lm.files import check_writable
@@ -137,7 +137,7 @@ def _check_files(options: RunOptions, comm: Communicator) -> None:
         try:
             check_writable(path)
         except OSError as error:
-            raise kind_of(error)(
+            raise error_class(error)(
                 f"cannot write --{name} {path}: {error.strerror}; choose another file"
             ) from error
 

@@ -9,7 +9,7 @@ import pytest
 from lm.cli.flags import parse_training_flags
 from lm.config import Config, RunOptions
 from lm.config_file import load_config_file
-from lm.errors import HelpRequested, UserError
+from lm.errors import InfoRequested, UserError
 
 PLATEAU = 20 / 35, "plateau", 0.25
 CONSTANT = "decay", 1.0, 5
@@ -136,7 +136,7 @@ def test_a_bad_flag_is_an_error_that_names_it(arguments, message):
 
 
 def test_help_documents_every_field():
-    with pytest.raises(HelpRequested) as help_text:
+    with pytest.raises(InfoRequested) as help_text:
         parse("--help")
     for field in (*dataclasses.fields(Config), *dataclasses.fields(RunOptions)):
         assert field.name in str(help_text.value)

@@ -10,7 +10,7 @@ import pytest
 
 from lm.cli.flags import Flags, config_flags, parse_training_flags
 from lm.config_file import BUILT_IN, load_config_file
-from lm.errors import HelpRequested, UserError
+from lm.errors import InfoRequested, UserError
 from lm.search.options import SearchOptions
 from lm.search.space import config_of, parse_space
 
@@ -79,7 +79,7 @@ def test_fields_of_a_config_file_are_flags_and_the_file_is_part_of_the_run(tmp_p
     config, _, functions = parse("--hidden_size", "9", "--config", path, "--num_heads", "2")
     assert (config.num_heads, config.hidden_size, functions.kind) == (2, 9, "built-in")
     assert functions.sha256 == hashlib.sha256(OWN_FIELDS.encode()).hexdigest()
-    with pytest.raises(HelpRequested, match="heads of the attention"):
+    with pytest.raises(InfoRequested, match="heads of the attention"):
         parse("--config", path, "--help")
     with pytest.raises(UserError, match="num_heads must be at least 1"):
         parse("--config", path, "--num_heads", "0")
@@ -177,7 +177,7 @@ def test_a_directory_of_the_users_called_configs_hides_none_of_ours(tmp_path):
 
 def test_the_choices_of_a_config_files_field_may_be_numbers(tmp_path):
     path = write(tmp_path, OWN_FIELDS.replace("low=1", "choices=(2, 4)"))
-    with pytest.raises(HelpRequested, match=r"heads of the attention \(one of: 2, 4\)"):
+    with pytest.raises(InfoRequested, match=r"heads of the attention \(one of: 2, 4\)"):
         parse("--config", path, "--help")
     with pytest.raises(UserError, match="num_heads must be one of 2, 4, not 3"):
         parse("--config", path, "--num_heads", "3")

@@ -11,7 +11,7 @@ import pytest
 import lm.files
 from lm.checkpoint.run_dir import Identity, RunDir, open_run_dir
 from lm.data.run_corpus import load_run_corpus
-from lm.errors import Ending, RunError, UserError
+from lm.errors import ProgramExit, RunError, UserError
 from lm.perplexity import NllSum
 from lm.training.position import Position
 from lm.training.restore import starting_position
@@ -80,7 +80,7 @@ def test_a_disk_without_room_is_no_mistake_of_the_users(
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr("tempfile.TemporaryFile", fail)
-    with contextlib.ExitStack() as stack, pytest.raises(Ending) as raised:
+    with contextlib.ExitStack() as stack, pytest.raises(ProgramExit) as raised:
         open_run_dir(identity, str(tmp_path / "run"), True, stack)
     assert str(raised.value) == f"cannot write to output_dir {tmp_path}/run: {os.strerror(number)}"
     assert isinstance(raised.value, RunError if passes else UserError)
