@@ -21,7 +21,7 @@ from lm.data.batches import Rows
 from lm.data.run_corpus import load_run_corpus, record_of
 from lm.data.vocabulary import Vocabulary
 from lm.model.network import Network
-from lm.model.windows import build_model
+from lm.model.windows import build_window_graph
 
 
 def make_run(directory: os.PathLike, data_path: os.PathLike, **fields) -> Config:
@@ -54,7 +54,7 @@ def write_run(
     with open(os.path.join(directory, run_files.CONFIG), "w") as file:
         json.dump(dataclasses.asdict(config), file)
     with tf.Graph().as_default(), tf.Session() as session:
-        build_model(Network(config, len(vocabulary)), Rows(0, 1), "eval")
+        build_window_graph(Network(config, len(vocabulary)), Rows(0, 1), "eval")
         session.run(tf.global_variables_initializer())
         weights = {variable.op.name: session.run(variable) for variable in tf.global_variables()}
     biases = np.random.default_rng(0)

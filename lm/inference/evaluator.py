@@ -18,8 +18,8 @@ from lm.errors import EveryRankError
 from lm.inference.run import Run, open_run
 from lm.inference.session import ALONE, open_session
 from lm.inference.texts import Text, load_text
-from lm.model.evaluation import Evaluator
-from lm.model.guard import one_line
+from lm.model.user_errors import one_line_errors
+from lm.model.windows import Evaluator
 from lm.options import replaced
 from lm.perplexity import NllSum
 
@@ -77,7 +77,7 @@ def evaluate(
             "the ranks' compiled ops differ: the result depends on which rank has which rows"
         )
     results = []
-    with session, one_line(run.functions, runs=True):
+    with session, one_line_errors(run.functions, running=True):
         for text in texts:
             nll = evaluator.run(session, text.name, text.ids, comm.gather)
             if not math.isfinite(nll.perplexity):

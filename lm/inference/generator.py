@@ -13,9 +13,9 @@ from lm.data.vocabulary import EOS, UNK, Vocabulary
 from lm.inference.run import Run
 from lm.inference.sampling import Sampling, draw, next_word_distribution
 from lm.inference.session import open_session
-from lm.model import stepwise
-from lm.model.guard import one_line
+from lm.model import decoding
 from lm.model.network import Network
+from lm.model.user_errors import one_line_errors
 
 logger = logging.getLogger("lm")
 
@@ -32,10 +32,10 @@ class Generator:
         self._session, self._step = open_session(run, self._build)
 
     def _build(self, network: Network) -> tuple:
-        self._state_shape = [1, stepwise.state_size(network)]
+        self._state_shape = [1, decoding.state_size(network)]
         self._words_ph = tf.placeholder(tf.int32, [1])
         self._state_ph = tf.placeholder(tf.float32, self._state_shape)
-        return stepwise.next_word(network, self._words_ph, self._state_ph)
+        return decoding.next_word(network, self._words_ph, self._state_ph)
 
     def texts(self, sampling: Sampling) -> Iterator[Iterator[str]]:
         """Draw texts, a row at a time: none depends on the others.
@@ -63,7 +63,7 @@ class Generator:
         while True:
             for word in unread:
                 feed = {self._words_ph: [word], self._state_ph: state}
-                with one_line(self._functions, runs=True):
+                with one_line_errors(self._functions, running=True):
                     log_probs, state = self._session.run(self._step, feed)
             word = draw(next_word_distribution(log_probs[0], sampling, banned), random())
             yield word

@@ -16,10 +16,10 @@ from lm import run_files
 from lm.errors import RunError, UserError
 from lm.inference.run import Run
 from lm.inference.session import open_session
-from lm.model import stepwise
-from lm.model.guard import message_of
+from lm.model import decoding
 from lm.model.network import Network
-from lm.model.rules import PYTHON_OPS, operations
+from lm.model.network_rules import PYTHON_OPS, operations
+from lm.model.user_errors import short_message
 
 logger = logging.getLogger("lm")
 
@@ -52,7 +52,7 @@ def export(run: Run, to: str) -> None:
         _write(run, model)
         os.rename(model, to)
     except (OSError, tf.errors.OpError) as error:
-        reason = error.strerror if isinstance(error, OSError) else message_of(error)
+        reason = error.strerror if isinstance(error, OSError) else short_message(error)
         raise RunError(f"cannot write {to}: {reason}") from error
     finally:
         shutil.rmtree(staging, ignore_errors=True)
@@ -107,7 +107,7 @@ def build_signatures(run: Run, network: Network) -> dict:
     ids_ph = tf.placeholder(tf.int32, [None, None], "score_ids")
     word_ph = tf.placeholder(tf.string, [None], "next_word_words")
     id_ph = tf.placeholder(tf.int32, [None], "next_word_ids")
-    state_ph = tf.placeholder(tf.float32, [None, stepwise.state_size(network)], "state")
+    state_ph = tf.placeholder(tf.float32, [None, decoding.state_size(network)], "state")
     signature = tf.saved_model.predict_signature_def
     return {
         "score": signature({"words": words_ph}, _score(network, ids_of(words_ph), eos_id)),
@@ -128,7 +128,7 @@ def _score(network: Network, ids_BT: tf.Tensor, eos_id: int) -> dict[str, tf.Ten
     lengths = tf.reduce_sum(tf.cast(is_word, tf.int32), axis=1)
     words = tf.where_v2(is_word, ids_BT, eos_id)
     eos = tf.fill([tf.shape(words)[0], 1], eos_id)
-    log_probs_TB = stepwise.target_log_probs(
+    log_probs_TB = decoding.target_log_probs(
         network,
         tf.transpose(tf.concat([eos, words], axis=1)),
         tf.transpose(tf.concat([words, eos], axis=1)),
@@ -150,5 +150,5 @@ def _known(ids: tf.Tensor, network: Network, lowest: int) -> tf.Tensor:
 
 
 def _next_word(network: Network, ids_B: tf.Tensor, state: tf.Tensor) -> dict[str, tf.Tensor]:
-    log_probs_BV, state = stepwise.next_word(network, _known(ids_B, network, 0), state)
+    log_probs_BV, state = decoding.next_word(network, _known(ids_B, network, 0), state)
     return {"log_probabilities": log_probs_BV, "state": state}

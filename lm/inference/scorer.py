@@ -15,9 +15,9 @@ import tensorflow.compat.v1 as tf
 from lm.errors import UserError
 from lm.inference.run import Run
 from lm.inference.session import open_session
-from lm.model import stepwise
-from lm.model.guard import one_line
+from lm.model import decoding
 from lm.model.network import Network
+from lm.model.user_errors import one_line_errors
 
 _BLOCK_BYTES = 1 << 16
 
@@ -59,7 +59,7 @@ class Scorer:
     def _build(self, network: Network) -> tf.Tensor:
         self._inputs_ph = tf.placeholder(tf.int32, [None, self._rows])
         self._targets_ph = tf.placeholder(tf.int32, [None, self._rows])
-        return stepwise.target_log_probs(network, self._inputs_ph, self._targets_ph)
+        return decoding.target_log_probs(network, self._inputs_ph, self._targets_ph)
 
     def score_stream(self, descriptor: int) -> Iterator[Score]:
         """Score the lines of a file, a pipe or a terminal, each as soon as it is whole.
@@ -100,7 +100,7 @@ class Scorer:
             targets[: len(sentence), row] = sentence
         inputs = np.concatenate([np.full_like(targets[:1], eos_id), targets[:-1]])
         feed = {self._inputs_ph: inputs, self._targets_ph: targets}
-        with one_line(self._functions, runs=True):
+        with one_line_errors(self._functions, running=True):
             log_probs = self._session.run(self._log_probs, feed).astype(np.float64)
         for row, words in enumerate(batch[: len(ids)]):
             unknown = sum(word not in self._vocabulary.ids for word in words)

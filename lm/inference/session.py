@@ -11,8 +11,8 @@ from lm.checkpoint.variables import set_weights
 from lm.distributed.communicator import Communicator, OneProcess
 from lm.distributed.devices import session_config, start_tensorflow
 from lm.inference.run import Run
-from lm.model.guard import one_line
 from lm.model.network import Network
+from lm.model.user_errors import one_line_errors
 
 ALONE = OneProcess()
 Built = TypeVar("Built")
@@ -38,7 +38,7 @@ def open_session(
     threads = start_tensorflow(comm.local_size)
     with tf.Graph().as_default():
         # A scope of ours: no operation takes the name of a variable, which would get another one.
-        with one_line(run.functions), tf.name_scope("lm_use"):
+        with one_line_errors(run.functions), tf.name_scope("lm_use"):
             built = build(Network(run.config, len(run.vocabulary), run.functions))
         session = tf.Session(config=session_config(threads, comm))
         session.run(tf.local_variables_initializer())

@@ -1,8 +1,8 @@
-"""From word ids to the loss: the network as a graph, and what it costs.
+"""The network as a TensorFlow graph, from token IDs to the loss.
 
-`windows.build_model` builds it for windows of text, as training and evaluation need it, and
-`stepwise` for one word at a time. Both go through `network`: to `lstm`, the built-in one, or to a
-config file's, which `guard`, `rules` and `check` look after. `context` is what it is told,
-`variables` how its weights are shared. `ops` is the one place that chooses between the compiled ops
-and `plain` TensorFlow; `shape` knows the sizes of the built-in weights.
+`windows` builds the graphs of training and evaluation, and `decoding` builds the graph that reads
+one word at a time. Both use `network`, which calls the functions of the built-in network (`lstm`)
+or of a config file with a `context`. `variables` shares the weights between these graphs.
+`network_rules`, `network_check` and `user_errors` find mistakes in the functions of a config file.
+`ops` chooses between the compiled ops of `lm.kernels` and TensorFlow's own ops (`plain`).
 """

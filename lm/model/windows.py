@@ -1,55 +1,59 @@
-"""The network over windows of a fixed size, for training and evaluation: feeds, loss, state.
+"""Graphs of the network over windows of a fixed size, for training and evaluation.
 
-Shapes: T time steps, B rows, H hidden units, N = T * B tokens.
+Shapes: T time steps, B rows, H hidden units, V words, N = T * B tokens.
 """
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Optional
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 
-from lm.data.batches import Rows
-from lm.model.context import Context, Cut
+from lm.data.batches import EvalBatches, Rows, eval_rows_of_rank
+from lm.model.context import Context, SeparateReduction
 from lm.model.network import Network, State
 from lm.model.ops import fastest
+from lm.perplexity import NllSum
+
+logger = logging.getLogger("lm")
+
+_UNITS_PER_NAT = 2.0**40
 
 
-class Model(NamedTuple):
-    """What to feed and run to push a window through the network."""
+class WindowGraph(NamedTuple):
+    """The placeholders, results and state operations of a window."""
 
     inputs_ph: tf.Tensor  # int32 [T, B]
     targets_ph: tf.Tensor  # int32 [T, B]
-    loss: tf.Tensor  # float32 scalar, to be differentiated: nll_sum / batch_size, and penalties
-    nll_sum: tf.Tensor  # float32 scalar: summed over the tokens, in nats
-    nll_N: tf.Tensor  # float32 [N]: of each token, in nats
-    keep_state_op: tf.Operation  # carries the recurrent state over to the next window
-    reset_state_op: tf.Operation  # forgets it
-    cuts: Sequence[Cut]  # uses of weights whose gradients are exchanged by themselves
+    loss: tf.Tensor  # float32 scalar to differentiate: nll_sum / batch_size, plus penalties
+    nll_sum: tf.Tensor  # float32 scalar: sum over the tokens, in nats
+    nll_N: tf.Tensor  # float32: value of each token, in nats
+    carry_state_op: tf.Operation  # carries the recurrent state to the next window
+    reset_state_op: tf.Operation  # sets the recurrent state to zero
+    separate_reductions: Sequence[SeparateReduction]
 
 
-def build_model(
-    network: Network, rows: Rows, name: str, dropout_step: Optional[tf.Tensor] = None
-) -> Model:
+def build_window_graph(
+    network: Network, rows: Rows, name: str, dropout_step: tf.Tensor | None = None
+) -> WindowGraph:
     """Build the network for windows of `rows.count` rows and `num_steps` time steps.
 
-    The recurrent state lives in local variables: each rank has that of its own rows, and a
-    broadcast of the global variables leaves it alone.
+    The recurrent state is stored in local variables: each rank has the state of its own rows, and
+    a broadcast of the global variables does not change it.
 
     Args:
-      network: Of the current graph; may be shared by several models.
-      rows: Which rows of the global batch are fed.
-      name: Scope of the model's ops and local variables.
-      dropout_step: int64 scalar, the global step that keys the dropout masks; None builds the
-        model without dropout, for evaluation.
-
-    Returns:
-      The model's placeholders, loss and state ops.
+      network: A network of the current graph. Several window graphs may share it.
+      rows: The rows of the global batch that this rank feeds.
+      name: Scope of the operations and the local variables.
+      dropout_step: The global step, an int64 scalar that keys the dropout masks. None builds the
+        network without dropout, for evaluation.
 
     Raises:
-      UserError: The network of the config file cannot be used.
+      UserError: If the network functions of the config file are invalid.
     """
     config = network.config
     ops = fastest(config.precision, rows.micro_batches)
@@ -59,30 +63,30 @@ def build_model(
         inputs_ph = tf.placeholder(tf.int32, shape, "inputs")
         targets_ph = tf.placeholder(tf.int32, shape, "targets")
         before = _build_state(network.state_shapes, rows.count)
-        # Read once: a network that reads it twice must not read what `keep_state_op` has written.
+        # Read once: a network that reads the state twice must not see what `carry_state_op` writes.
         state = {part: tf.convert_to_tensor(variable) for part, variable in before.items()}
-        top_TBX, after = network.run(inputs_ph, state, context)
-        # Divided by the GLOBAL batch size: the losses of all ranks add up to the loss, so that
-        # shares of different sizes weigh as they should.
+        outputs_or_logits, after = network.build(inputs_ph, state, context)
+        # Divide by the GLOBAL batch size: the losses of all ranks then add up to the loss, even if
+        # ranks have different numbers of rows.
         scale_N = tf.fill([math.prod(shape)], 1 / config.batch_size)
         targets_N = tf.reshape(targets_ph, [-1])
-        loss, nll_N = network.cross_entropy(top_TBX, targets_N, scale_N, context)
+        loss, nll_N = network.cross_entropy(outputs_or_logits, targets_N, scale_N, context)
         for penalty in context.penalties:
             loss += penalty
         nll_sum = ops.column_sums(nll_N[:, None], rows.micro_batches)[0]
-        # The state must not be overwritten before everything that reads it has run.
+        # Overwrite the state only after everything that reads it has run.
         with tf.control_dependencies([nll_sum, *state.values()]):
-            keep_state_op = _assign(before, after)
+            carry_state_op = _assign(before, after)
         reset_state_op = _assign(before, {name: tf.zeros_like(s) for name, s in before.items()})
-    return Model(
+    return WindowGraph(
         inputs_ph,
         targets_ph,
         loss,
         nll_sum,
         nll_N,
-        keep_state_op,
+        carry_state_op,
         reset_state_op,
-        context.cuts,
+        context.separate_reductions,
     )
 
 
@@ -102,3 +106,81 @@ def _build_state(shapes: Mapping[str, Sequence[int]], rows: int) -> Mapping[str,
 
 def _assign(variables: Mapping[str, tf.Variable], values: State) -> tf.Operation:
     return tf.group(*[variable.assign(values[name]).op for name, variable in variables.items()])
+
+
+class Evaluator:
+    """The evaluation graph of a network, and this rank's rows of it.
+
+    Args:
+      network: A network of the current graph. Its config has `eval_batch_size` and `num_steps`.
+      eos_id: Token ID of `<eos>`.
+      rank: This rank.
+      size: Number of ranks.
+      shared: Whether all ranks evaluate rows. Otherwise, only rank 0 does.
+    """
+
+    def __init__(self, network: Network, eos_id: int, rank: int, size: int, shared: bool):
+        self._config, self._eos_id = network.config, eos_id
+        self._rows = eval_rows_of_rank(self._config.eval_batch_size, rank, size, shared)
+        # A rank without rows builds the graph too, but never runs it. Some networks reject one row.
+        built = self._rows if self._rows.count else Rows(0, self._config.eval_batch_size)
+        self._graph = build_window_graph(network, built, "eval")
+
+    def run(
+        self,
+        session: tf.Session,
+        name: str,
+        ids: np.ndarray,
+        gather: Callable[[Any], list],
+        poll: Callable[[], None] = lambda: None,
+    ) -> NllSum:
+        """Evaluate a text on all ranks. Each row starts with an empty recurrent state.
+
+        Args:
+          session: A session of the graph.
+          name: Name of the text, for the log.
+          ids: Token IDs of the text, int32 [tokens].
+          gather: Returns the values of all ranks. Ranks without rows wait in it.
+          poll: Called after each window.
+
+        Returns:
+          The sum over all tokens of the text. It is the same on all ranks.
+        """
+        logger.info("evaluating %s: %s tokens", name, f"{len(ids):,}")
+        own, config = (0, 0), self._config
+        if self._rows.count:
+            sizes = config.eval_batch_size, config.num_steps
+            batches = EvalBatches(ids, *sizes, self._eos_id, self._rows)
+            own = run_evaluation(session, self._graph, batches, poll)
+        units, tokens = map(sum, zip(*gather(own)))
+        return NllSum(units / _UNITS_PER_NAT, tokens)
+
+
+def run_evaluation(
+    session: tf.Session, graph: WindowGraph, batches: EvalBatches, poll: Callable[[], None]
+) -> tuple[int, int]:
+    """Run an evaluation graph over windows, starting with an empty recurrent state.
+
+    Args:
+      session: A session of the graph.
+      graph: A graph without dropout.
+      batches: Windows with as many rows as the graph.
+      poll: Called after each window.
+
+    Returns:
+      The summed negative log-likelihood in units of 2^-40 nats, and the number of tokens. The sum
+      of integers is the same in any order, so it does not depend on which rank has which rows.
+    """
+    session.run(graph.reset_state_op)
+    units = tokens = 0
+    for index in range(batches.num_windows):
+        inputs, targets, mask = batches.window(index)
+        feed = {graph.inputs_ph: inputs, graph.targets_ph: targets}
+        nll_N, _ = session.run([graph.nll_N, graph.carry_state_op], feed)
+        counted = nll_N[mask.ravel()].astype(np.float64)
+        # A value that is not finite becomes so large that the perplexity is not finite either.
+        counted = np.nan_to_num(counted, nan=_UNITS_PER_NAT, posinf=_UNITS_PER_NAT)
+        units += sum(map(int, np.rint(counted * _UNITS_PER_NAT)))
+        tokens += len(counted)
+        poll()
+    return units, tokens

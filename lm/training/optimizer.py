@@ -11,7 +11,7 @@ from lm import kernels
 from lm.config import Config
 from lm.distributed.communicator import Communicator
 from lm.distributed.gradients import Gradient, dense, exchange_gradients, values_of
-from lm.model.context import Cut
+from lm.model.context import SeparateReduction
 from lm.model.ops import fastest
 from lm.perplexity import MAX_MEAN_NLL
 
@@ -68,7 +68,7 @@ def build_update(
     mean_nll: tf.Tensor,
     skip_unsound: bool,
     shares: Sequence[int],
-    cuts: Sequence[Cut],
+    cuts: Sequence[SeparateReduction],
 ) -> Update:
     """Build the ops that reduce the gradients over the ranks, THEN clip, then apply them.
 

@@ -23,7 +23,7 @@ from lm.errors import UserError, error_class
 from lm.events.logs import worker_path
 from lm.events.tracing import parse_steps
 from lm.files import check_writable
-from lm.model.check import check_network
+from lm.model.network_check import check_network
 
 _FUSION = "HOROVOD_FUSION_THRESHOLD"
 

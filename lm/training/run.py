@@ -22,8 +22,8 @@ from lm.distributed.watchdog import Process, Watchdog, own_process
 from lm.errors import RunError
 from lm.events.reporter import Reporter
 from lm.events.tracing import StepTracer
-from lm.model.guard import message_of, one_line
 from lm.model.network import Network
+from lm.model.user_errors import one_line_errors, short_message
 from lm.training.averaging import Average
 from lm.training.exactness import find_exactness
 from lm.training.loop import Loop
@@ -74,12 +74,12 @@ def _start(run: Prepared, stack: contextlib.ExitStack) -> None:
     # Rank 0 alone reads checkpoints: other hosts need not see its disk.
     position = load_record(Position, comm.gather(dataclasses.asdict(position))[0], "rank 0")
     try:
-        with one_line(run.functions, runs=True):
+        with one_line_errors(run.functions, running=True):
             _train(run, position, signals, watchdog, stack)
     except tf.errors.ResourceExhaustedError as error:
         raise RunError(
-            f"out of memory ({message_of(error)}): make the model or batch_size smaller, or share"
-            " batch_size out over more ranks"
+            f"out of memory ({short_message(error)}): reduce the model or batch_size, or use more"
+            " ranks"
         ) from error
     # While the watchdog still watches: a rank that is stopped in its last step must end the job.
     comm.barrier()
@@ -140,7 +140,7 @@ def _build(
     run: Prepared, signals: Signals, watchdog: Watchdog
 ) -> tuple[Step, Optional[Average], Validation]:
     config, options, comm = run.config, run.options, run.comm
-    with one_line(run.functions):
+    with one_line_errors(run.functions):
         network = Network(config, len(run.corpus.vocabulary), run.functions)
         step = build_step(network, comm, skip_unsound=options.on_nan == "skip")
         average = Average() if config.asgd_trigger_epochs else None

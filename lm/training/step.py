@@ -12,7 +12,7 @@ import tensorflow.compat.v1 as tf
 from lm.data.batches import rows_of_rank
 from lm.distributed.communicator import Communicator
 from lm.model.network import Network
-from lm.model.windows import Model, build_model
+from lm.model.windows import WindowGraph, build_window_graph
 from lm.perplexity import NllSum
 from lm.training.optimizer import Update, build_update
 
@@ -32,7 +32,7 @@ NUM_SUMS = 1 + len(Requests._fields)  # what is exchanged besides the gradients:
 class Step(NamedTuple):
     """The tensors and ops of a step."""
 
-    model: Model
+    model: WindowGraph
     update: Update
     learning_rate_ph: tf.Tensor
     requests_ph: tf.Tensor  # float32 [3]: 1 for what this rank asks
@@ -71,12 +71,12 @@ def build_step(
         requests_ph = tf.placeholder(tf.float32, [len(Requests._fields)], "requests")
         dropout_step = tf.identity(global_step)
     rows = rows_of_rank(config.batch_size, comm.rank, comm.size, config.virtual_ranks)
-    model = build_model(network, rows, name, dropout_step)
+    model = build_window_graph(network, rows, name, dropout_step)
     # Requests travel with the loss, so that all ranks learn of them at the same step.
     sums = comm.sum(tf.concat([model.nll_sum[None], requests_ph], axis=0), f"{name}/sums")
     words = config.batch_size * config.num_steps
     # A network's state may read a weight that its loss does not: before it changes, in every run.
-    with tf.control_dependencies([model.keep_state_op]):
+    with tf.control_dependencies([model.carry_state_op]):
         learning_rate = tf.identity(learning_rate_ph)
     update = build_update(
         config,
@@ -85,15 +85,15 @@ def build_step(
         global_step,
         comm=comm,
         shares=rows.micro_batches,
-        cuts=model.cuts,
+        cuts=model.separate_reductions,
         mean_nll=sums[0] / words,
         skip_unsound=skip_unsound,
     )
-    update = update._replace(train_op=tf.group(update.train_op, model.keep_state_op))
+    update = update._replace(train_op=tf.group(update.train_op, model.carry_state_op))
     return Step(model, update, learning_rate_ph, requests_ph, sums, words)
 
 
-def graph_facts(comm: Communicator, model: Model) -> dict[str, Any]:
+def graph_facts(comm: Communicator, model: WindowGraph) -> dict[str, Any]:
     """Return what of the current graph must be the same on all ranks, by name.
 
     Exchanges find each other by their names: ranks whose graphs differ in one would wait for ever.

@@ -11,8 +11,8 @@ import tensorflow.compat.v1 as tf
 from lm.data.corpus import Corpus
 from lm.distributed.communicator import Communicator
 from lm.distributed.waiting import WaitingRoom
-from lm.model.evaluation import Evaluator
 from lm.model.network import Network
+from lm.model.windows import Evaluator
 from lm.perplexity import NllSum
 from lm.training.averaging import Average
 

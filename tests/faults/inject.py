@@ -158,9 +158,9 @@ def spoil(step):
 @fault
 def slow_evaluation(seconds):
     """Each window of an evaluation takes so long."""
-    import lm.model.evaluation
+    import lm.model.windows
 
-    original = lm.model.evaluation.run_evaluation
+    original = lm.model.windows.run_evaluation
 
     def slow(session, model, batches, at_work):
         def late():
@@ -169,7 +169,7 @@ def slow_evaluation(seconds):
 
         return original(session, model, batches, late)
 
-    lm.model.evaluation.run_evaluation = slow
+    lm.model.windows.run_evaluation = slow
 
 
 @fault

@@ -13,8 +13,8 @@ from lm.benchmark.workers.workload import Step, initial_weight
 from lm.config import Config
 from lm.config_file import NetworkFunctions
 from lm.distributed.communicator import Communicator, OneProcess
-from lm.model.guard import one_line
 from lm.model.network import Network
+from lm.model.user_errors import one_line_errors
 from lm.training.step import build_step, run_step
 
 
@@ -59,7 +59,7 @@ def build_steps(
 
     def take(batch_size: int, exchange: bool, inputs: np.ndarray, targets: np.ndarray):
         step = built[batch_size, exchange]
-        with one_line(functions, runs=True):
+        with one_line_errors(functions, running=True):
             result = run_step(session.run, step, inputs, targets, config.learning_rate)
         return result.nll.nats / batch_size, result.grad_norm
 

@@ -19,7 +19,7 @@ from lm.data.batches import Rows
 from lm.errors import UserError
 from lm.model.network import Network
 from lm.model.shape import step_flops, weight_shapes
-from lm.model.windows import build_model
+from lm.model.windows import build_window_graph
 
 CONFIG = Config(hidden_size=12, num_layers=3, num_steps=5, batch_size=4)
 VOCAB_SIZE = 50
@@ -63,7 +63,7 @@ class TestStatistics:
 class TestArithmetic:
     def test_shapes_are_those_of_the_graph(self):
         with tf.Graph().as_default():
-            build_model(Network(CONFIG, VOCAB_SIZE), Rows(0, 4), "eval")
+            build_window_graph(Network(CONFIG, VOCAB_SIZE), Rows(0, 4), "eval")
             found = {v.op.name: tuple(v.shape.as_list()) for v in tf.trainable_variables()}
         assert weight_shapes(CONFIG, VOCAB_SIZE) == found
 

@@ -257,7 +257,7 @@ def test_dropout_and_its_gradient_have_tensorflows_bits(T, B, H, keep_prob, monk
     def fetch(x):
         step = tf.constant(2**40 + 5, tf.int64)
         config, rows = Config(seed=2**33 + 1), Rows(7, B)
-        context = Context(config, 1, ops=fastest(), rows=rows, step=step, sites=3)
+        context = Context(config, 1, ops=fastest(), rows=rows, step=step, num_masks=3)
         y = context.dropout(tf.ensure_shape(x, [T, B, H]), keep_prob)
         return [y, tf.gradients(y, x, dy)[0]]
 

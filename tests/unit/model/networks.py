@@ -8,9 +8,9 @@ import tensorflow.compat.v1 as tf
 
 from lm.data.batches import Rows
 from lm.distributed.communicator import OneProcess
-from lm.model.guard import one_line
 from lm.model.network import Network
-from lm.model.windows import build_model
+from lm.model.user_errors import one_line_errors
+from lm.model.windows import build_window_graph
 from lm.training.averaging import Average
 from lm.training.step import build_step, run_step
 from tests.commands import ROOT
@@ -45,12 +45,12 @@ def train_and_evaluate(file, **fields):
     words = np.random.default_rng(0).integers(0, V, [config.num_steps + 1, config.batch_size])
     with tf.Graph().as_default(), tf.Session() as session:
         network = Network(config, V, file.functions)
-        with one_line(file.functions):
+        with one_line_errors(file.functions):
             step = build_step(network, OneProcess())
-            build_model(network, Rows(0, 2), "eval")
+            build_window_graph(network, Rows(0, 2), "eval")
             if config.asgd_trigger_epochs:
                 Average()
         session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
         windows = words[:-1].astype(np.int32), words[1:].astype(np.int32)
-        with one_line(file.functions, runs=True):
+        with one_line_errors(file.functions, running=True):
             return [run_step(session.run, step, *windows, 0.1).nll.nats for _ in range(5)]

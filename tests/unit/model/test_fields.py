@@ -10,12 +10,12 @@ from lm.config import Config
 from lm.data.batches import Rows
 from lm.distributed.communicator import OneProcess
 from lm.distributed.gradients import exchange_gradients
-from lm.model import stepwise
+from lm.model import decoding
 from lm.model.context import Context
 from lm.model.network import Network
 from lm.model.ops import fastest
 from lm.model.shape import weight_shapes
-from lm.model.windows import build_model
+from lm.model.windows import build_window_graph
 
 T, B, H, E, V = 4, 3, 6, 5, 11
 STEP = 7
@@ -37,7 +37,7 @@ FIELDS = {
 
 def mask(config, shape, keep_prob, site):
     config, rows = Config(seed=config.seed), Rows(0, shape[1])
-    context = Context(config, V, ops=fastest(), rows=rows, step=tf.constant(STEP), sites=site)
+    context = Context(config, V, ops=fastest(), rows=rows, step=tf.constant(STEP), num_masks=site)
     return context.dropout(tf.ones(shape), keep_prob)
 
 
@@ -90,9 +90,13 @@ def test_loss_and_gradients_are_those_of_the_papers_equations(path, fields):
     config = dataclasses.replace(CONFIG, **fields)
     words = np.random.default_rng(0).integers(0, V, [T + 1, B]).astype(np.int32)
     with tf.Graph().as_default(), tf.Session() as session:
-        model = build_model(Network(config, V), Rows(0, B), "train", tf.constant(STEP, tf.int64))
+        model = build_window_graph(
+            Network(config, V), Rows(0, B), "train", tf.constant(STEP, tf.int64)
+        )
         column_sums = fastest().column_sums
-        found = exchange_gradients(config, model.loss, OneProcess(), column_sums, (), model.cuts)
+        found = exchange_gradients(
+            config, model.loss, OneProcess(), column_sums, (), model.separate_reductions
+        )
         weights = {variable.op.name: variable for variable in tf.trainable_variables()}
         assert {n: tuple(v.shape) for n, v in weights.items()} == weight_shapes(config, V)
         loss, nll = plain_loss(config, weights, words[:-1], words[1:])
@@ -113,7 +117,7 @@ def test_the_embedding_alone_starts_in_a_range_of_its_own():
     def initial_values(**fields):
         config = dataclasses.replace(CONFIG, init_scale=0.05, **fields)
         with tf.Graph().as_default(), tf.Session() as session:
-            build_model(Network(config, V), Rows(0, B), "eval")
+            build_window_graph(Network(config, V), Rows(0, B), "eval")
             session.run(tf.global_variables_initializer())
             return session.run({v.op.name: v for v in tf.trainable_variables()})
 
@@ -132,8 +136,8 @@ def test_windows_and_words_are_read_alike(path):
     words = np.random.default_rng(5).integers(0, V, [T + 1, B]).astype(np.int32)
     with tf.Graph().as_default(), tf.Session() as session:
         network = Network(config, V)
-        model = build_model(network, Rows(0, B), "eval")
-        by_word = stepwise.target_log_probs(network, *map(tf.constant, (words[:-1], words[1:])))
+        model = build_window_graph(network, Rows(0, B), "eval")
+        by_word = decoding.target_log_probs(network, *map(tf.constant, (words[:-1], words[1:])))
         session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
         feed = {model.inputs_ph: words[:-1], model.targets_ph: words[1:]}
         nll, loss, log_probs = session.run([model.nll_N, model.loss, by_word], feed)
@@ -165,7 +169,9 @@ def test_rows_of_a_table_that_are_dropped_as_weights_have_one_gradient_each():
         context = Context(CONFIG, V, ops=fastest(), rows=Rows(0, B), step=step)
         kept = context.drop_weights(tf.gather(table, [0, 0, 2]), 0.5)
         column_sums, loss = fastest().column_sums, tf.reduce_sum(kept)
-        found = exchange_gradients(CONFIG, loss, OneProcess(), column_sums, (), context.cuts)
+        found = exchange_gradients(
+            CONFIG, loss, OneProcess(), column_sums, (), context.separate_reductions
+        )
         session.run(tf.global_variables_initializer())
         (gradient,), mask = session.run([found.gradients, kept])
     np.testing.assert_array_equal(gradient, [mask[0] + mask[1], [0, 0], mask[2], [0, 0]])

@@ -102,7 +102,9 @@ def masks(keep_prob=0.5, seed=1, step=7, site=0, first_row=0, rows=8, units=10):
         ones = tf.ones([T, rows, units])
         step = tf.constant(step, tf.int64)
         rows = Rows(first_row, rows)
-        context = Context(Config(seed=seed), 10, ops=fastest(), rows=rows, step=step, sites=site)
+        context = Context(
+            Config(seed=seed), 10, ops=fastest(), rows=rows, step=step, num_masks=site
+        )
         return session.run(context.dropout(ones, keep_prob))
 
 
@@ -127,8 +129,8 @@ def test_no_site_of_dropout_shares_a_mask_with_the_next_step():
     assert (last != next_first).mean() > 0.4
     with tf.Graph().as_default():
         step = tf.constant(0, tf.int64)
-        context = Context(Config(), 10, rows=Rows(0, B, [B]), step=step, sites=1024)
-        with pytest.raises(UserError, match="more than 1024 sites"):
+        context = Context(Config(), 10, rows=Rows(0, B, [B]), step=step, num_masks=1024)
+        with pytest.raises(UserError, match="more than 1024 masks"):
             context.dropout(tf.ones([T, B, H]), 0.5)
 
 

@@ -7,8 +7,8 @@ import tensorflow.compat.v1 as tf
 
 from lm.distributed.communicator import OneProcess
 from lm.errors import UserError
-from lm.model.check import check_network
 from lm.model.network import Network
+from lm.model.network_check import check_network
 from lm.training.step import build_step
 from tests.unit.model.networks import GOOD, HEADER, SCOPED, V, train_and_evaluate
 
@@ -31,11 +31,11 @@ MISTAKES = {
     "    return x, {'h': None}\n": "new_state['h'] must be a tensor, not a NoneType",
     "    y = tf.matmul(x[0], x[1])\n": "line 13, in build_outputs: ValueError: Dimensions must be",
     "    with tf.variable_scope('state'):\n        x *= tf.get_variable('h', [4])\n" + GOOD:
-        "has the variable state/h, which is the name of the recurrent state in a checkpoint",
+        "has the variable state/h, a name of the recurrent state in a checkpoint: rename it",
     "    y = state['c']\n": "line 13, in build_outputs: KeyError: 'c'",
     "    w = tf.get_variable('w', [4], tf.float64)\n" + GOOD: "variable w is float64",
     "    w = tf.Variable(tf.zeros([4]))\n" + GOOD:
-        "/Variable anew at each call: make it with tf.get_variable",
+        "/Variable again at each call: create it with tf.get_variable",
     "    w = tf.get_variable('w', [4]) if context.training else 0.0\n    x += w\n" + GOOD:
         "uses the variable w in some calls only",
     "    w = tf.get_variable('w', [4])\n" + GOOD: "does not depend on the variable w",
@@ -47,31 +47,31 @@ MISTAKES = {
     "    w = tf.get_variable('w', [4], tf.bfloat16, trainable=False)\n" + GOOD:
         "variable w is bfloat16 of the shape (4,): what is kept must be numbers",
     "    with tf.variable_scope('softmax'):\n        x += tf.get_variable('bias', [4])\n" + GOOD:
-        "has the variable softmax/bias, which is one of the output layer's: call it something else",
+        "has the variable softmax/bias, a name of the output layer: rename it",
     "    x *= tf.placeholder(tf.float32, [])\n" + GOOD:
-        "makes the placeholder train/lm_network/Placeholder, which nothing feeds: use context",
+        "creates the placeholder train/lm_network/Placeholder, which nothing feeds: use context",
     "    x *= tf.placeholder_with_default(1.0, [])\n" + GOOD:
-        "makes the placeholder train/lm_network/PlaceholderWithDefault, which nothing feeds",
+        "creates the placeholder train/lm_network/PlaceholderWithDefault, which nothing feeds",
     "    data = tf.data.Dataset.from_tensors(tf.ones([4])).repeat()\n"
     "    x *= tf.data.make_one_shot_iterator(data).get_next()\n" + GOOD:
-        "Iterator): each rank would read the same from it, and a resumed run from its start",
+        "Iterator): each rank would read the same data from it, and a resumed run would",
     "    x = tf.recompute_grad(lambda x: context.dropout(x, 0.5))(x)\n" + GOOD:
-        "context.dropout is called anew for the gradient, as tf.recompute_grad does",
+        "context.dropout is called again for the gradient, as tf.recompute_grad does",
     "    context.penalize(*2 * [tf.transpose(x, [1, 0, 2])])\n" + GOOD:
-        "must be [T, B, H] of 3 rows, not (3, 5, 4) and (3, 5, 4)",
+        "must be [T, B, H] with 3 rows, not (3, 5, 4) and (3, 5, 4)",
     "    return tf.sparse.from_dense(x), {'h': x[-1]}\n": "must be a tensor, not a SparseTensor",
     "    x = context.dropout(x, 1.5)\n" + GOOD: "keep_prob must be above 0 and at most 1, not 1.5",
     "    x = context.drop_weights(x[0], 0.0)\n" + GOOD: "keep_prob must be above 0 and at most 1",
     "    x *= tf.get_variable('w', [4], regularizer=tf.nn.l2_loss)\n" + GOOD:
         "line 13, in build_outputs: variable w has a regularizer, which nothing uses here",
     "    tf.add_to_collection(tf.GraphKeys.REGULARIZATION_LOSSES, tf.nn.l2_loss(x))\n" + GOOD:
-        "adds to the collection regularization_losses, which nothing uses here: --weight_decay",
+        "adds to the collection regularization_losses, which is not used: use --weight_decay",
     "    step = lambda h, x: h + x * tf.get_variable('w', [4], regularizer=tf.nn.l2_loss)\n"
     "    x = tf.scan(step, x, state['h'])\n" + GOOD: "variable w has a regularizer",
     "    start = tf.lookup.KeyValueTensorInitializer([1], [2], tf.int32, tf.int32)\n"
     "    table = tf.lookup.StaticHashTable(start, 0)\n"
     "    x *= tf.cast(table.lookup(inputs_TB), tf.float32)[:, :, None]\n" + GOOD:
-        "which nothing uses here: tf.gather, from a constant, in the place of a lookup table",
+        "which is not used: use tf.gather from a constant instead of a lookup table",
     "    n = tf.get_variable('n', [], initializer=tf.ones_initializer(), trainable=False)\n"
     "    with tf.control_dependencies([n.assign_add(1.0)]):\n"
     "        x *= n\n" + GOOD: "assigns to a variable (train/lm_network/AssignAddVariableOp)",
@@ -82,7 +82,7 @@ MISTAKES = {
     "    x = tf.scan(lambda h, x: h + x * n.assign_add(1.0), x, state['h'])\n" + GOOD:
         "assigns to a variable (",
     "    x *= tf.cast(tf.train.get_or_create_global_step(), tf.float32)\n" + GOOD:
-        "uses the global step: context.step is that of training, and None elsewhere",
+        "uses the global step, which exists only in training: use context.step",
     "    w = tf.get_variable('w', [4, 4])\n"
     "    step = lambda h, x: h + tf.matmul(x, context.drop_weights(w, 0.5))\n"
     "    x = tf.scan(step, x, state['h'])\n" + GOOD:
@@ -141,14 +141,14 @@ TAKEN = "    x += tf.get_variable('%s', [4])\n" + GOOD
 @pytest.mark.parametrize(
     "text, fields, message",
     [
-        (LOGITS + STATE_ONLY, {"tie_weights": True}, "makes its output layer itself"),
-        (OTHER + GOOD, {"tie_weights": True}, "of which there must be one, not none"),
+        (LOGITS + STATE_ONLY, {"tie_weights": True}, "builds its own output layer, so"),
+        (OTHER + GOOD, {"tie_weights": True}, "table of context.embed(inputs_TB), not none"),
         (
             SCOPED + "    with tf.variable_scope('b'):\n        context.embed(inputs_TB)\n" + GOOD,
             {"tie_weights": True},
-            "there must be one, not a/embedding, b/embedding: give others a name",
+            "not a/embedding, b/embedding: give the other tables a name",
         ),
-        (LARGER + GOOD, {"tie_weights": True}, "must have the shape (11, any), not (12, 4)"),
+        (LARGER + GOOD, {"tie_weights": True}, "embedding of shape (11, any), not (12, 4)"),
         (CONSTANT + STATE_ONLY, {}, "mine.py: ValueError: No variables to optimize"),
         (HEADER + TAKEN % "embedding/Adam", {"optimizer": "adam"}, "mine.py: ValueError: "),
         (
@@ -159,7 +159,7 @@ TAKEN = "    x += tf.get_variable('%s', [4])\n" + GOOD
         (
             HEADER + "    context.dropout(tf.transpose(x, [1, 0, 2]), 0.5, batch_axis=0)\n" + GOOD,
             {"locked_dropout": True},
-            "locked_dropout is for [T, B, ...], not for [3, 5, 4] with batch_axis=0",
+            "locked_dropout needs [T, B, ...], not [3, 5, 4] with batch_axis=0",
         ),
     ],
     ids=["logits", "no table", "two tables", "size", "no variables", "adam's name",
@@ -173,7 +173,7 @@ def test_settings_that_do_not_go_with_a_network_are_one_line(load, text, fields,
 
 def test_what_is_made_at_the_top_of_a_file_is_told_where_it_belongs(load):
     text = HEADER.replace("\ndef get_config", "SCALE = tf.constant([2.0])\n\ndef get_config", 1)
-    with pytest.raises(UserError, match=r"make in the function what is made at the top of the f"):
+    with pytest.raises(UserError, match="create tensors inside the function"):
         train_and_evaluate(load(text + "    x *= SCALE\n" + GOOD))
 
 
@@ -181,7 +181,7 @@ def test_a_state_that_is_not_read_is_told(load, caplog):
     train_and_evaluate(load(HEADER + GOOD))
     assert "does not read" not in caplog.text
     train_and_evaluate(load(HEADER + "    return x, {'h': x[-1]}\n"))
-    assert caplog.text.count("mine.py: build_outputs does not read state['h']: nothing of it") == 1
+    assert caplog.text.count("mine.py: build_outputs does not read state['h']: it carries") == 1
 
 
 def test_numbers_that_a_penalty_alone_draws_are_told(load, caplog):
@@ -208,7 +208,7 @@ def test_python_in_the_graph_is_told_unless_it_has_no_state(load, caplog, statef
 def test_random_numbers_in_the_graph_are_told(load, caplog, seed):
     file = load(HEADER + f"    x = tf.nn.dropout(x, rate=0.5, seed={seed})\n" + GOOD)
     train_and_evaluate(file)
-    assert "draws numbers with RandomUniform: the next run, or this one on other" in caplog.text
+    assert "draws numbers with RandomUniform: they may differ in the next run" in caplog.text
     with pytest.raises(UserError, match="computes other numbers each time"):
         check_network(file.config, V, file.functions)
 
@@ -224,7 +224,7 @@ def test_dropout_of_the_context_and_random_initial_values_are_no_random_numbers(
 @pytest.mark.parametrize(
     "body, fields, message",
     [
-        ("    tf.set_random_seed(7)\n" + GOOD, {}, "sets TensorFlow's seed: leave it out"),
+        ("    tf.set_random_seed(7)\n" + GOOD, {}, "sets TensorFlow's seed: remove it"),
         (GOOD, {"activation_penalty": 2.0}, "does not call context.penalize"),
         (GOOD, {"temporal_activation_penalty": 1.0}, "does not call context.penalize"),
         (GOOD, {"recurrent_keep_prob": 0.5}, "does not call context.drop_weights"),

@@ -9,9 +9,9 @@ import tensorflow.compat.v1 as tf
 from lm.config_file import load_config_file
 from lm.data.batches import Rows
 from lm.distributed.communicator import OneProcess
-from lm.model.check import check_network
 from lm.model.context import Context
 from lm.model.network import Network
+from lm.model.network_check import check_network
 from lm.model.ops import fastest
 from lm.training.step import build_step, run_step
 from tests.unit.model.networks import GOOD, HEADER, SCOPED, V, train_and_evaluate

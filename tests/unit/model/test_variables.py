@@ -11,10 +11,10 @@ from lm.checkpoint.format import save
 from lm.checkpoint.manifest import Manifest
 from lm.data.batches import Rows
 from lm.distributed.communicator import OneProcess
-from lm.model import stepwise
-from lm.model.check import check_network
+from lm.model import decoding
 from lm.model.network import Network
-from lm.model.windows import build_model
+from lm.model.network_check import check_network
+from lm.model.windows import build_window_graph
 from lm.training.step import build_step
 from tests.unit.model.networks import GOOD, HEADER, V, train_and_evaluate
 
@@ -39,7 +39,7 @@ def test_initial_values_depend_on_the_seed_and_the_name_alone(load, initializer)
         file = load(text)
         config = dataclasses.replace(file.config, seed=seed)
         with tf.Graph().as_default(), tf.Session() as session:
-            build_model(Network(config, V, file.functions), Rows(0, 1), "eval")
+            build_window_graph(Network(config, V, file.functions), Rows(0, 1), "eval")
             session.run(tf.global_variables_initializer())
             return session.run({v.op.name: v for v in tf.global_variables()}[name])
 
@@ -79,9 +79,9 @@ def test_a_variable_has_its_name_whatever_scopes_of_names_there_are(load):
         with tf.Graph().as_default():
             network = Network(file.config, V, file.functions)
             if build == "windows":
-                build_model(network, Rows(0, 2), "eval")
+                build_window_graph(network, Rows(0, 2), "eval")
             else:
-                stepwise.target_log_probs(network, *[tf.zeros([3, 2], tf.int32)] * 2)
+                decoding.target_log_probs(network, *[tf.zeros([3, 2], tf.int32)] * 2)
             names.append(variables.weight_names())
     assert names[0] == names[1]
     assert names[0] == ("embedding", "out/weights", "softmax/weights", "softmax/bias")
@@ -128,7 +128,7 @@ def test_variables_that_start_from_one_tensor_are_loaded_one_by_one(load):
     )
     file = load(HEADER + text + GOOD)
     with tf.Graph().as_default() as graph, tf.Session() as session:
-        build_model(Network(file.config, V, file.functions), Rows(0, 1), "eval")
+        build_window_graph(Network(file.config, V, file.functions), Rows(0, 1), "eval")
         session.run(tf.global_variables_initializer())
         graph.finalize()
         values = variables.read_variables(session)
@@ -149,7 +149,7 @@ def test_what_its_author_made_infinite_is_no_reason_to_stop(load):
     )
     file = load("import numpy as np\n" + HEADER + text + GOOD)
     with tf.Graph().as_default(), tf.Session() as session:
-        build_model(Network(file.config, V, file.functions), Rows(0, 1), "eval")
+        build_window_graph(Network(file.config, V, file.functions), Rows(0, 1), "eval")
         session.run(tf.global_variables_initializer())
         values = variables.read_variables(session)
         assert np.isinf(values["mask"]).any()
@@ -167,7 +167,7 @@ def test_the_table_of_words_starts_as_its_scope_says_unless_the_config_does(load
     file = load(HEADER + text + GOOD)
     config = dataclasses.replace(file.config, embedding_init_scale=scale)
     with tf.Graph().as_default(), tf.Session() as session:
-        build_model(Network(config, V, file.functions), Rows(0, 1), "eval")
+        build_window_graph(Network(config, V, file.functions), Rows(0, 1), "eval")
         session.run(tf.global_variables_initializer())
         table = variables.read_variables(session)["own/embedding"]
     if scale is None:

@@ -15,7 +15,7 @@ from lm.data.batches import Rows
 from lm.data.vocabulary import Vocabulary
 from lm.errors import UserError
 from lm.model.network import Network
-from lm.model.windows import build_model
+from lm.model.windows import build_window_graph
 from lm.training.restore import starting_arrays
 from tests.untrained import make_run
 
@@ -60,7 +60,7 @@ def test_a_resumed_run_loses_no_weight(other):
     path, config, words = other
     config = dataclasses.replace(config, num_layers=1)
     with tf.Graph().as_default():
-        build_model(Network(config, len(words)), Rows(0, 1), "eval")
+        build_window_graph(Network(config, len(words)), Rows(0, 1), "eval")
         with pytest.raises(UserError, match="the checkpoint has lstm_1/bias, which this"):
             starting_arrays(RunDir("", path), RunOptions(), Vocabulary(words))
 
@@ -89,6 +89,6 @@ def test_a_fixed_embedding_is_taken_too(other, tmp_path):
 def start_from(path, config, words, functions=BUILT_IN):
     vocabulary = Vocabulary(words)
     with tf.Graph().as_default():
-        build_model(Network(config, len(vocabulary), functions), Rows(0, 1), "eval")
+        build_window_graph(Network(config, len(vocabulary), functions), Rows(0, 1), "eval")
         options = RunOptions(init_from=path, init_partly=True)
         return starting_arrays(RunDir("", None), options, vocabulary)

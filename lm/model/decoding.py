@@ -35,13 +35,13 @@ def next_word(
       The log-probabilities (natural) of the word after it, float32 [B, V], and the state.
     """
     context = Context(network.config, network.vocab_size)
-    top_TBX, after = network.run(words_B[None], _unpack(network, state_BS), context)
+    outputs_or_logits_TBX, after = network.build(words_B[None], _unpack(network, state_BS), context)
     parts = [
         tf.reshape(after[name], [-1, math.prod(shape)])
         for name, shape in network.state_shapes.items()
     ]
     state_BS = tf.concat(parts, axis=1) if parts else state_BS
-    return network.log_probs(top_TBX[0], context), state_BS
+    return network.log_probs(outputs_or_logits_TBX[0], context), state_BS
 
 
 def _unpack(network: Network, state_BS: tf.Tensor) -> State:

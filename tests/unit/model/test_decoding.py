@@ -8,9 +8,9 @@ from lm.checkpoint.variables import set_weights
 from lm.config import Config
 from lm.data.batches import Rows
 from lm.errors import UserError
-from lm.model import stepwise
+from lm.model import decoding
 from lm.model.network import Network
-from lm.model.windows import build_model
+from lm.model.windows import build_window_graph
 
 CONFIG = Config(hidden_size=7, num_layers=3, num_steps=6, init_scale=0.8)
 VOCAB_SIZE = 11
@@ -25,7 +25,7 @@ def session():
 @pytest.fixture
 def network(session):
     network = Network(CONFIG, VOCAB_SIZE)
-    build_model(network, Rows(0, 4), "first")
+    build_window_graph(network, Rows(0, 4), "first")
     session.run(tf.global_variables_initializer())
     for variable in tf.global_variables():  # zero at first; a forgotten one must show
         if variable.op.name.endswith("/bias") and variable.op.name.startswith("lstm"):
@@ -42,20 +42,20 @@ def windows():
 
 def test_target_log_probs_equal_those_of_the_evaluation_graph(session, network, windows):
     inputs, targets = windows
-    model = build_model(network, Rows(0, 4), "eval")
+    model = build_window_graph(network, Rows(0, 4), "eval")
     session.run(tf.local_variables_initializer())
     nll = session.run(model.nll_N, {model.inputs_ph: inputs, model.targets_ph: targets})
-    found = session.run(stepwise.target_log_probs(network, *map(tf.constant, windows)))
+    found = session.run(decoding.target_log_probs(network, *map(tf.constant, windows)))
     np.testing.assert_allclose(found.ravel(), -nll, rtol=1e-5)
 
 
 def test_reading_word_by_word_equals_reading_a_sentence(session, network, windows):
     inputs, targets = windows
-    state_ph = tf.placeholder(tf.float32, [None, stepwise.state_size(network)])
+    state_ph = tf.placeholder(tf.float32, [None, decoding.state_size(network)])
     words_ph = tf.placeholder(tf.int32, [None])
-    step = stepwise.next_word(network, words_ph, state_ph)
+    step = decoding.next_word(network, words_ph, state_ph)
     state = np.zeros([4, CONFIG.num_layers * 2 * CONFIG.hidden_size])
-    whole = session.run(stepwise.target_log_probs(network, *map(tf.constant, windows)))
+    whole = session.run(decoding.target_log_probs(network, *map(tf.constant, windows)))
     for words, after, expected in zip(inputs, targets, whole):
         log_probs, state = session.run(step, {words_ph: words, state_ph: state})
         np.testing.assert_allclose(np.exp(log_probs).sum(axis=1), 1, rtol=1e-5)

@@ -14,10 +14,10 @@ from lm.config import Config
 from lm.config_file import BUILT_IN, NetworkFunctions
 from lm.data.batches import Rows
 from lm.errors import UserError
-from lm.model import stepwise
+from lm.model import decoding
 from lm.model.context import Context
-from lm.model.guard import one_line
 from lm.model.network import Network
+from lm.model.user_errors import one_line_errors
 
 logger = logging.getLogger("lm")
 
@@ -54,7 +54,7 @@ def check_network(
     steps, random = config.num_steps, np.random.default_rng(config.seed)
     rows = 3 if steps != 3 else 4  # axes that can be told from each other
     with (
-        one_line(functions),
+        one_line_errors(functions),
         tf.Graph().as_default(),
         tf.name_scope("lm_check"),  # as in lm/inference/session.py
         tf.Session(config=session_config) as session,
@@ -62,7 +62,7 @@ def check_network(
         network = Network(config, vocab_size, functions)
         windows = _Windows(session, network, rows)
         words_ph = tf.placeholder(tf.int32, [None, None])
-        by_word = stepwise.target_log_probs(network, words_ph, words_ph)  # any B, and T of 1
+        by_word = decoding.target_log_probs(network, words_ph, words_ph)  # any B, and T of 1
         session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
         _check_finite(where, session.run(by_word, {words_ph: np.zeros([2, 2])}))
         _leave_zero(session, random, config.init_scale)
@@ -85,14 +85,14 @@ class _Windows:
         self.zeros: _State = {name: np.zeros(shape) for name, shape in shapes.items()}
         # As in a run, training comes first: it makes the variables with their initial values.
         context = Context(config, vocab_size, rows=Rows(0, rows), step=step)
-        self.training = network.run(self._inputs_ph, self._state_phs, context)
+        self.training = network.build(self._inputs_ph, self._state_phs, context)
         context = Context(config, vocab_size, rows=Rows(0, rows))
-        self.evaluation = network.run(self._inputs_ph, self._state_phs, context)
+        self.evaluation = network.build(self._inputs_ph, self._state_phs, context)
         self.ends = [network.log_probs(self.evaluation[0][t], context) for t in (0, -1)]
         # What a rank trains that has all rows but the first.
         context = Context(config, vocab_size, rows=Rows(1, rows - 1), step=step)
         state = {name: state_ph[1:] for name, state_ph in self._state_phs.items()}
-        self.share = network.run(self._inputs_ph[:, 1:], state, context)
+        self.share = network.build(self._inputs_ph[:, 1:], state, context)
 
     def run(self, window: Any, inputs: np.ndarray, state: _State) -> Any:
         """Return the values of tensors of a window."""
@@ -181,9 +181,9 @@ def _check_words(
 def _read(session: tf.Session, network: Network, words_TB: np.ndarray) -> list:
     """Read a window twice, a word at a time; returns what follows the first and the last word of
     the second one, as log-probabilities."""
-    (steps, rows), size = words_TB.shape, stepwise.state_size(network)
+    (steps, rows), size = words_TB.shape, decoding.state_size(network)
     word_ph, state_ph = tf.placeholder(tf.int32, [rows]), tf.placeholder(tf.float32, [rows, size])
-    step = stepwise.next_word(network, word_ph, state_ph)
+    step = decoding.next_word(network, word_ph, state_ph)
     found, state = [], np.zeros([rows, size])
     for read, words in enumerate([*words_TB, *words_TB], start=1):
         log_probs, state = session.run(step, {word_ph: words, state_ph: state})

@@ -9,10 +9,10 @@ import tensorflow.compat.v1 as tf
 
 from lm.data.batches import Rows
 from lm.errors import UserError
-from lm.model import stepwise
-from lm.model.check import check_network
+from lm.model import decoding
 from lm.model.network import Network
-from lm.model.windows import build_model
+from lm.model.network_check import check_network
+from lm.model.windows import build_window_graph
 from tests.unit.model.networks import CLASSIC, GOOD, HEADER, V, train_and_evaluate
 
 # Each first word of a pair sees the second one.
@@ -88,14 +88,14 @@ def test_a_network_reads_windows_as_it_reads_words(load, text, caplog):
     words = np.random.default_rng(5).integers(0, V, [11, 2]).astype(np.int32)
     with tf.Graph().as_default(), tf.Session() as session:
         network = Network(config, V, file.functions)
-        model = build_model(network, Rows(0, 2), "eval")
-        by_word = stepwise.target_log_probs(network, *map(tf.constant, (words[:-1], words[1:])))
+        model = build_window_graph(network, Rows(0, 2), "eval")
+        by_word = decoding.target_log_probs(network, *map(tf.constant, (words[:-1], words[1:])))
         session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
         nll = []
         for start in (0, 5):
             inputs, targets = words[start : start + 5], words[start + 1 : start + 6]
             feed = {model.inputs_ph: inputs, model.targets_ph: targets}
-            nll.extend(session.run([model.nll_N, model.keep_state_op], feed)[0])
+            nll.extend(session.run([model.nll_N, model.carry_state_op], feed)[0])
         np.testing.assert_allclose(np.ravel(session.run(by_word)), -np.array(nll), rtol=1e-4)
 
 
@@ -126,6 +126,6 @@ def test_what_trains_is_scored_too(load, body):
     check_network(file.config, V, file.functions)
     with tf.Graph().as_default(), tf.Session() as session:
         words = tf.zeros([6, 2], tf.int32)
-        log_probs = stepwise.target_log_probs(Network(file.config, V, file.functions), words, words)
+        log_probs = decoding.target_log_probs(Network(file.config, V, file.functions), words, words)
         session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
         assert session.run(log_probs).shape == (6, 2)
