@@ -10,11 +10,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lm.data.cache import cache_directories, checksum_of, load_encoded
+from lm.data.cache import cache_directories, load_encoded
 from lm.data.encoding import SPLITS
 from lm.data.ptb import PTB_SHA256, download_ptb
 from lm.data.vocabulary import Vocabulary
 from lm.errors import UserError, error_class
+from lm.files import sha256_of
 
 logger = logging.getLogger("lm")
 
@@ -63,7 +64,7 @@ def load_corpus(
     name = _find_or_download(data_path, data_url)
     files = {split: split_file(data_path, name, split) for split in SPLITS}
     directories = cache_directories(data_path)
-    checksums = _checksums(files, directories)
+    checksums = _checksums(files)
     if name == "ptb":
         _warn_if_unpublished(files, checksums)
     encoded = load_encoded(files, checksums, vocab_size, directories)
@@ -114,14 +115,14 @@ def _find_or_download(data_path: str, data_url: str | None) -> str:
     return kind
 
 
-def _checksums(files: Mapping[str, str], directories: list[str]) -> dict[str, str]:
+def _checksums(files: Mapping[str, str]) -> dict[str, str]:
     checksums = {}
     for split, path in files.items():
         try:
             # A named pipe would block forever, and can be read only once.
             if os.path.exists(path) and not os.path.isfile(path):
                 raise UserError(f"{path} is not a file")
-            checksums[split] = checksum_of(path, directories)
+            checksums[split] = sha256_of(path)
         except OSError as error:
             raise error_class(error)(f"cannot read {path}: {error.strerror}") from error
     return checksums

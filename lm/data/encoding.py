@@ -1,4 +1,7 @@
-"""Text files to files of word ids, in a stream: memory holds the vocabulary and one block."""
+"""Convert text files to files of token IDs, in a stream.
+
+Memory contains only the vocabulary and one block of text.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from lm.data.vocabulary import EOS, UNK, Vocabulary
 from lm.errors import RunError, UserError, error_class
 
 SPLITS = ("train", "valid", "test")
-ID_DTYPE = np.dtype("<i4")  # in files; little-endian, whatever the machine
+ID_DTYPE = np.dtype("<i4")  # in files: little-endian on every machine
 
 logger = logging.getLogger("lm")
 
@@ -28,19 +31,20 @@ _SPACES = (_NEWLINE, b" ", b"\t", b"\r")
 
 
 def read_words(path: str, digest: Any = None) -> Iterator[list[str]]:
-    """Read the words of a text, with `<eos>` after each line, a block at a time.
+    """Read the words of a text file, with `<eos>` after each line, one block at a time.
 
-    Blocks end between words, not lines: some corpora are one line of a gigabyte.
+    Blocks end between words, not between lines, because some corpora are one line of a gigabyte.
 
     Args:
       path: A UTF-8 text file.
-      digest: A hashlib object that is fed the bytes of the file, or None.
+      digest: A hashlib object that is updated with the bytes of the file, or None.
 
     Yields:
       Lists of words, in order, without empty words.
 
     Raises:
-      UserError: Unreadable, not UTF-8, or without any word; names the file and the line.
+      UserError: If the file is unreadable, not UTF-8, or without any word. The message names the
+        file and the line.
     """
     line, has_words, rest, last = 1, False, b"", b""
     for block in _read_blocks(path):
@@ -50,26 +54,26 @@ def read_words(path: str, digest: Any = None) -> Iterator[list[str]]:
             block = block.removeprefix(codecs.BOM_UTF8)
         last = block[-1:] or last
         block = rest + block
-        # These bytes never occur inside a UTF-8 character, so that none is torn apart.
+        # These bytes never occur inside a UTF-8 character, so that no character is split.
         end = max(map(block.rfind, _SPACES)) + 1
         block, rest = block[:end], block[end:]
         if len(rest) > _MAX_WORD_BYTES:
             raise UserError(
-                f"{path}, line {line + block.count(_NEWLINE)}: a word of more than "
-                f"{_MAX_WORD_BYTES} bytes; is this a text file?"
+                f"{path}, line {line + block.count(_NEWLINE)}: a word has more than"
+                f" {_MAX_WORD_BYTES} bytes; is this a text file?"
             )
-        text = _decoded(block, path, line)
+        text = _decode(block, path, line)
         line += block.count(_NEWLINE)
         has_words = has_words or bool(text.strip())
         yield text.replace("\n", f" {EOS} ").split()
-    text = _decoded(rest, path, line)
+    text = _decode(rest, path, line)
     if not has_words and not text.strip():
-        raise UserError(f"{path}, line {line}: the file has not a single word")
+        raise UserError(f"{path}, line {line}: the file does not contain any words")
     yield text.split() + ([] if last == _NEWLINE else [EOS])
 
 
 def _read_blocks(path: str) -> Iterator[bytes]:
-    # Reading is wrapped on its own: an error of the caller's own output is not this file's fault.
+    # A generator of its own: an OSError of the caller's output is not an error of this file.
     try:
         with open(path, "rb") as file:
             yield from iter(lambda: file.read(_BLOCK_BYTES), b"")
@@ -77,31 +81,32 @@ def _read_blocks(path: str) -> Iterator[bytes]:
         raise error_class(error)(f"cannot read {path}: {error.strerror}") from error
 
 
-def _decoded(block: bytes, path: str, line: int) -> str:
+def _decode(block: bytes, path: str, line: int) -> str:
     try:
         return block.decode("utf-8")
     except UnicodeDecodeError as error:
         line += block.count(_NEWLINE, 0, error.start)
         raise UserError(
-            f"{path}, line {line}: byte 0x{block[error.start]:02x} is not valid "
-            f"UTF-8; convert the file to UTF-8"
+            f"{path}, line {line}: byte 0x{block[error.start]:02x} is not valid UTF-8; convert the"
+            " file to UTF-8"
         ) from error
 
 
 def encode_file(path: str, vocabulary: Vocabulary, id_path: str) -> tuple[int, str]:
-    """Write the ids of a text's words to a file of little-endian int32.
+    """Write the token IDs of a text file to a file of little-endian int32.
 
     Args:
-      path: The text.
-      vocabulary: If it has no `<unk>`, unknown words get the first free id, len(vocabulary).
+      path: The text file.
+      vocabulary: The vocabulary. If it does not contain `<unk>`, unknown words get the first
+        unused ID, len(vocabulary).
       id_path: The file to write.
 
     Returns:
-      How many words are not in the vocabulary, and the SHA-256 of the text that was read.
+      The number of words that are not in the vocabulary, and the SHA-256 of the text file.
 
     Raises:
-      UserError: See read_words.
-      OSError: id_path cannot be written.
+      UserError: If the text is invalid; see `read_words`.
+      OSError: If id_path cannot be written.
     """
     id_of = vocabulary.ids.get
     unk_id = len(vocabulary) if vocabulary.unk_id is None else vocabulary.unk_id
@@ -117,38 +122,35 @@ def encode_file(path: str, vocabulary: Vocabulary, id_path: str) -> tuple[int, s
 
 
 def encode_corpus(
-    files: Mapping[str, str],
-    checksums: Mapping[str, str],
-    vocab_size: int | None,
-    directory: str,
-) -> tuple[Vocabulary, dict]:
+    files: Mapping[str, str], checksums: Mapping[str, str], vocab_size: int | None, directory: str
+) -> tuple[Vocabulary, dict[str, int]]:
     """Build the vocabulary from the training text, and write `<split>.ids` for each split.
 
-    `<unk>` joins the vocabulary where it is needed: a limit, or unknown words in valid or test.
-    It then comes last, which leaves the ids of the other words as they are.
+    Without a limit, `<unk>` joins the vocabulary only if valid or test contain unknown words. It
+    then gets the last ID, because it does not occur in the training text.
 
     Args:
-      files: Split -> text file.
-      checksums: Split -> SHA-256 that the text must have.
+      files: Maps each split to its text file.
+      checksums: Maps each split to the expected SHA-256 of its text file.
       vocab_size: Limit of the vocabulary, or None.
-      directory: Where the id files go.
+      directory: The directory for the ID files.
 
     Returns:
-      The vocabulary, and split -> number of words that became `<unk>`.
+      The vocabulary, and for each split the number of words that became `<unk>`.
 
     Raises:
-      UserError: See read_words and Vocabulary.from_counts.
-      RunError: A text changed while it was being read.
-      OSError: An id file cannot be written.
+      UserError: If a text is invalid; see `read_words`.
+      RunError: If a text changed while it was being read.
+      OSError: If an ID file cannot be written.
     """
     logger.info("building the vocabulary of %s", files["train"])
-    counts: collections.Counter = collections.Counter()
+    counts: collections.Counter[str] = collections.Counter()
     for words in read_words(files["train"]):
         counts.update(words)
     vocabulary = Vocabulary.from_counts(counts, vocab_size)
     del counts
     num_unknown = {}
-    # The long split comes last, so that a bad byte in the others shows in seconds.
+    # The long split comes last, so that invalid bytes in the short ones are found within seconds.
     for split in reversed(SPLITS):
         logger.info("encoding %s", files[split])
         id_path = os.path.join(directory, f"{split}.ids")

@@ -1,4 +1,4 @@
-"""Words to ids and back."""
+"""The vocabulary: converts words to token IDs and back."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from dataclasses import dataclass, field
 from lm.errors import UserError
 from lm.files import write_atomically
 
-EOS = "<eos>"  # stands at the end of every line
-UNK = "<unk>"  # stands for every word that is not in the vocabulary
+EOS = "<eos>"  # follows every line
+UNK = "<unk>"  # replaces every word that is not in the vocabulary
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The words that a model knows; a word's id is its place.
+    """The words that a model knows. The token ID of a word is its index.
 
     Args:
-      words: Distinct, without white space, `<eos>` among them.
+      words: Distinct words without whitespace. `<eos>` must be one of them.
 
     Raises:
-      UserError: The words break one of these rules.
+      UserError: If the words break one of these rules.
     """
 
     words: tuple[str, ...] = field(repr=False)
@@ -31,98 +31,100 @@ class Vocabulary:
         for i, word in enumerate(self.words):
             if word.split() != [word]:
                 raise UserError(
-                    f"word {i + 1} of the vocabulary is empty or has white space: {word!r}"
+                    f"word {i + 1} of the vocabulary is empty or contains whitespace: {word!r}"
                 )
             if self.ids[word] != i:
-                raise UserError(f"word {i + 1} of the vocabulary, {word!r}, is there twice")
+                raise UserError(f"word {i + 1} of the vocabulary, {word!r}, is a duplicate")
         if EOS not in self.ids:
-            raise UserError(f"the vocabulary has no {EOS}")
+            raise UserError(f"the vocabulary does not contain {EOS}")
 
     @classmethod
     def from_counts(cls, counts: Mapping[str, int], vocab_size: int | None = None) -> Vocabulary:
-        """Choose and order words by how often they occur, ties by the word itself.
+        """Select words and sort them by frequency. Ties are sorted by the word itself.
 
-        Nothing else decides (no hash order, no locale), so every rank gets the same ids.
+        The result depends only on the counts, so that all ranks get the same token IDs.
 
         Args:
-          counts: Word -> occurrences in the training text.
-          vocab_size: Keep so many words at most, the most frequent; `<eos>` and `<unk>` are
-              among them. None keeps every word, and adds no `<unk>` if the text has none.
+          counts: Maps each word of the training text to its number of occurrences.
+          vocab_size: The maximum number of words, including `<eos>` and `<unk>`. The most frequent
+            words are kept, and `<unk>` is ranked by the number of words that it replaces. None
+            keeps every word, and does not add `<unk>`.
         """
-        always = {EOS} if vocab_size is None else {EOS, UNK}
-        assert vocab_size is None or vocab_size >= len(always)
 
         def by_frequency(word: str) -> tuple[int, str]:
             return -counts.get(word, 0), word
 
-        words = sorted(set(counts) - always, key=by_frequency)
-        if vocab_size is not None:
-            words = words[: vocab_size - len(always)]
-        return cls(tuple(sorted(always.union(words), key=by_frequency)))
+        if vocab_size is None:
+            return cls(tuple(sorted({EOS, *counts}, key=by_frequency)))
+        assert vocab_size >= 2
+        words = sorted(set(counts) - {EOS, UNK}, key=by_frequency)
+        kept, replaced = words[: vocab_size - 2], words[vocab_size - 2 :]
+        counts = {**counts, UNK: counts.get(UNK, 0) + sum(counts[word] for word in replaced)}
+        return cls(tuple(sorted([EOS, UNK, *kept], key=by_frequency)))
 
     def __len__(self) -> int:
         return len(self.words)
 
     @property
     def eos_id(self) -> int:
-        """The id of `<eos>`."""
+        """The token ID of `<eos>`."""
         return self.ids[EOS]
 
     @property
     def unk_id(self) -> int | None:
-        """The id of `<unk>`, or None where every word of the corpus is known."""
+        """The token ID of `<unk>`, or None if the vocabulary contains every word of the corpus."""
         return self.ids.get(UNK)
 
     @functools.cached_property
     def ids(self) -> Mapping[str, int]:
-        """The id of each word; for loops over many words, where one call per word is too slow."""
+        """Maps each word to its ID, for loops in which one call per word is too slow."""
         return {word: i for i, word in enumerate(self.words)}
 
     @property
     def checksum(self) -> str:
         """The SHA-256 of the saved file, as 64 hexadecimal digits."""
-        return hashlib.sha256(self._saved()).hexdigest()
+        return hashlib.sha256(self._file_content()).hexdigest()
 
     def id_of(self, word: str) -> int:
-        """Look up a word; an unknown one gets the id of `<unk>`.
+        """Return the ID of a word, or the ID of `<unk>` if the word is unknown.
 
         Raises:
-          UserError: The word is unknown and the vocabulary has no `<unk>`.
+          UserError: If the word is unknown and the vocabulary does not contain `<unk>`.
         """
         found = self.ids.get(word, self.unk_id)
         if found is None:
-            raise UserError(f"{word!r} is not in the vocabulary, which has no {UNK} either")
+            raise UserError(f"neither {word!r} nor {UNK} is in the vocabulary")
         return found
 
     def encode(self, words: Iterable[str]) -> list[int]:
-        """Turn words into ids, as `id_of` does."""
+        """Convert words to token IDs, as `id_of` does."""
         return [self.id_of(word) for word in words]
 
     def save(self, path: str) -> None:
-        """Write one word per line, in the order of the ids.
+        """Write one word per line, in the order of the IDs.
 
         Raises:
-          OSError: The file cannot be written.
+          OSError: If the file cannot be written.
         """
-        write_atomically(path, self._saved())
+        write_atomically(path, self._file_content())
 
     @classmethod
     def load(cls, path: str) -> Vocabulary:
-        """Read what `save` wrote.
+        """Read a file written by `save`.
 
         Raises:
-          UserError: The file cannot be read or does not hold a vocabulary.
+          UserError: If the file is unreadable or not a vocabulary.
         """
         try:
             with open(path, "rb") as file:
                 text = file.read().decode("utf-8")
             if not text.endswith("\n"):
-                raise UserError("the last line is cut off")
+                raise UserError("the last line is incomplete")
             return cls(tuple(text[:-1].split("\n")))
         except OSError as error:
             raise UserError(f"cannot read the vocabulary {path}: {error.strerror}") from error
-        except ValueError as error:  # UserError and UnicodeDecodeError are both ValueErrors
-            raise UserError(f"{path} does not hold a vocabulary: {error}") from error
+        except ValueError as error:  # UserError and UnicodeDecodeError are ValueErrors
+            raise UserError(f"{path} is not a vocabulary: {error}") from error
 
-    def _saved(self) -> bytes:
+    def _file_content(self) -> bytes:
         return "".join(f"{word}\n" for word in self.words).encode("utf-8")

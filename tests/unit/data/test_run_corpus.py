@@ -95,9 +95,9 @@ def test_training_on_finds_the_corpus_of_the_run_that_it_goes_on_from(tmp_path, 
         ["--resume", "--output_dir", tmp_path / "run"],
         ["--init_from", tmp_path / "run/checkpoints/step-1/", "--output_dir", tmp_path / "next"],
     ):
-        config, options, _ = parse_training_flags([*arguments, *map(str, flags)])
+        config, options, functions = parse_training_flags([*arguments, *map(str, flags)])
         with contextlib.ExitStack() as stack:
-            run = prepare(config, options, OneProcess(), stack)
+            run = prepare(config, options, OneProcess(), stack, functions)
         assert run.corpus_record == record._replace(checksum=run.corpus.checksum)
 
 
@@ -107,17 +107,17 @@ def test_a_text_that_is_out_of_sight_is_waited_for(tmp_path, own_text):
     own_text.rename(tmp_path / "moved")
     flags = ["--corpus", "files", "--resume", "--output_dir", tmp_path / "run"]
     flags = ["lm.train", "--config", "config_test", *map(str, flags), "--data_path", str(own_text)]
-    config, options, _ = parse_training_flags(flags)
+    config, options, functions = parse_training_flags(flags)
     with (
         contextlib.ExitStack() as stack,
         pytest.raises(RunError, match="own: mount what") as raised,
     ):
-        prepare(config, options, OneProcess(), stack)
+        prepare(config, options, OneProcess(), stack, functions)
     assert not isinstance(raised.value, UserError)  # which no job tries again after
     assert not own_text.exists()
-    config, options, _ = parse_training_flags(flags[:-2])  # without --data_path
+    config, options, functions = parse_training_flags(flags[:-2])  # without --data_path
     with contextlib.ExitStack() as stack, pytest.raises(RunError, match="any more") as raised:
-        prepare(config, options, OneProcess(), stack)
+        prepare(config, options, OneProcess(), stack, functions)
     assert not isinstance(raised.value, UserError)
 
 

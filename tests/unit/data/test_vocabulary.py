@@ -1,4 +1,4 @@
-"""Words to ids and back, the order of the ids, and the file."""
+"""The order of token IDs, conversion to IDs and back, and the vocabulary file."""
 
 from __future__ import annotations
 
@@ -26,19 +26,22 @@ def test_frequent_words_come_first_and_ties_are_sorted():
     assert vocabulary.unk_id is None
 
 
-def test_a_limit_keeps_the_most_frequent_words_and_the_special_ones():
-    counts = {"a": 9, "b": 8, "c": 7, "d": 1, EOS: 2}
+@pytest.mark.parametrize(("in_text", "rank"), [(0, 1), (1, 0)])
+def test_unk_is_ranked_with_the_words_that_it_replaces(in_text, rank):
+    counts = {"a": 9, "b": 8, "c": 7, "d": 1, EOS: 2, UNK: in_text}
     vocabulary = Vocabulary.from_counts(counts, vocab_size=4)
-    assert vocabulary.words == ("a", "b", EOS, UNK)
-    assert vocabulary.id_of("c") == vocabulary.unk_id == 3
+    words = ["a", "b", EOS]
+    words.insert(rank, UNK)  # 8 occurrences, like "b", or 9 occurrences, like "a"; ties by spelling
+    assert vocabulary.words == tuple(words)
+    assert vocabulary.id_of("c") == vocabulary.unk_id == rank
 
 
 def test_a_limit_above_the_number_of_words_keeps_all():
-    assert set(Vocabulary.from_counts({"a": 1, EOS: 1}, 100).words) == {"a", EOS, UNK}
+    assert Vocabulary.from_counts({"a": 1, EOS: 1}, 100).words == (EOS, "a", UNK)
 
 
 @given(COUNTS, st.one_of(st.none(), st.integers(2, 20)), st.randoms())
-def test_ids_do_not_depend_on_the_order_in_which_words_were_counted(counts, vocab_size, random):
+def test_ids_do_not_depend_on_the_order_of_counting(counts, vocab_size, random):
     counts = {**counts, EOS: 5}
     shuffled = list(counts.items())
     random.shuffle(shuffled)
@@ -61,7 +64,7 @@ def test_unknown_words_become_unk_and_none_is_dropped(counts, words):
     assert known == [word if word in counts else UNK for word in words]
 
 
-def test_an_unknown_word_without_unk_is_a_user_error():
+def test_an_unknown_word_is_a_user_error_without_unk():
     vocabulary = Vocabulary(("a", EOS))
     with pytest.raises(UserError, match="'b'"):
         vocabulary.id_of("b")
@@ -71,19 +74,19 @@ def test_an_unknown_word_without_unk_is_a_user_error():
     ("words", "message"),
     [
         (("a", "b"), EOS),
-        (("a", EOS, "a"), "twice"),
-        (("a b", EOS), "white space"),
+        (("a", EOS, "a"), "duplicate"),
+        (("a b", EOS), "whitespace"),
         (("", EOS), "empty"),
-        (("a\n", EOS), "white space"),
+        (("a\n", EOS), "whitespace"),
     ],
 )
-def test_words_that_cannot_be_a_vocabulary_are_refused(words, message):
+def test_invalid_words_are_rejected(words, message):
     with pytest.raises(UserError, match=message):
         Vocabulary(words)
 
 
 @given(COUNTS)
-def test_a_saved_vocabulary_loads_as_the_same(tmp_path_factory, counts):
+def test_a_saved_vocabulary_loads_unchanged(tmp_path_factory, counts):
     path = str(tmp_path_factory.mktemp("vocabulary") / "words.txt")
     vocabulary = Vocabulary.from_counts({**counts, EOS: 5}, 1000)
     vocabulary.save(path)
@@ -92,20 +95,20 @@ def test_a_saved_vocabulary_loads_as_the_same(tmp_path_factory, counts):
     assert loaded.checksum == vocabulary.checksum
 
 
-def test_the_checksum_tells_the_order_apart():
+def test_the_checksum_depends_on_the_order():
     assert Vocabulary(("a", "b", EOS)).checksum != Vocabulary(("b", "a", EOS)).checksum
 
 
 @pytest.mark.parametrize(
     "content", [b"", b"a\n<eos>", b"a\n\n<eos>\n", b"a\na\n<eos>\n", b"a\n", b"\xff\n<eos>\n"]
 )
-def test_a_damaged_file_is_refused_by_name(tmp_path, content):
+def test_a_corrupt_file_is_named(tmp_path, content):
     path = tmp_path / "words.txt"
     path.write_bytes(content)
     with pytest.raises(UserError, match=r"words\.txt"):
         Vocabulary.load(str(path))
 
 
-def test_a_missing_file_is_refused_by_name(tmp_path):
+def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(UserError, match=r"none\.txt"):
         Vocabulary.load(str(tmp_path / "none.txt"))
