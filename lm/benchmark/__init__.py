@@ -1,7 +1,7 @@
-"""How fast a training step is, what it is compared with, and whether more ranks pay off.
+"""Measurements of training steps: speed, comparison with other programs, and scaling.
 
-One module for each command (`step`, `scaling`, `exchange`, `advise`), which `measure`s a record,
-`show`s it as a table and `draw`s it; their flags are in `options`. Measurements are made in
-processes of their own (`workers/`), in turn, so that drift of the machine meets all contestants
-alike; other programs that train the same model are in `peers/`.
+Each command (`step`, `scaling`, `advise`) is a module with `measure` and `show`. Every measurement
+runs in a new process (`worker`), and the measurements of a command take turns (`turns`), so that a
+slow minute of the machine affects all of them alike. A `peer_NAME` module is another program that
+trains the same model: it defines `build_step`, and `step.PEERS` lists its variants.
 """

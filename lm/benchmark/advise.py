@@ -1,23 +1,36 @@
-"""`advise`: what more ranks will bring, on this host and on a cluster, before the launch."""
+"""`advise`: the predicted speedup of more ranks, on this host and on a cluster.
+
+The prediction is an alpha-beta model of the gradient exchange:
+
+  step(N)     = compute(rows of a rank) + exchange(N)
+  exchange(N) = fixed + sum over messages (
+      4 ceil(log2 N) alpha + 2 (N - 1) / N bytes (seconds_per_byte + beta))
+
+alpha is the latency of a link, and beta its seconds per byte. `fixed` and `seconds_per_byte` are
+measured on this host. Ranks first agree in 2 ceil(log2 N) hops that all have the message. Each
+exchange is modeled as recursive halving and doubling (Thakur, Rabenseifner and Gropp 2005,
+"Optimization of collective communication operations in MPICH"), again with 2 ceil(log2 N) hops.
+lm/distributed/open_mpi_rules.conf selects this algorithm for three or more ranks and messages of at
+least 64 KB. The model does not overlap computation with the exchange. Nearly no overlap is possible
+on a host where every core computes, and this is the worst case on a cluster.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from lm.benchmark.exchange import measure_horovod, start_exchange
-from lm.benchmark.messages import messages_of_step
+from lm.benchmark import worker
 from lm.benchmark.options import AdviceOptions
-from lm.benchmark.plots import lines, plot
-from lm.benchmark.prediction import HostCosts, Link, Predictor, fit_host_costs
-from lm.benchmark.results import print_table
-from lm.benchmark.statistics import summarize
-from lm.benchmark.trainer import Trainer, in_turn
+from lm.benchmark.scaling import KINDS, bytes_sent, message_bytes, scaled_config
+from lm.benchmark.turns import print_table, take_turns
 from lm.config import Config
 
-STEM = "advise-{config[name]}-{precision}"
+_CLUSTER_RANKS = 4096  # of the largest predicted cluster
 _TIME_COLUMNS = [
     ("ranks", "{ranks}"),
     ("compute ms", "{compute_ms:.2f}"),
@@ -29,53 +42,106 @@ _HERE_COLUMNS = [
     *_TIME_COLUMNS,
     ("measured ms", "{measured_step_ms:.2f}"),
     ("error", "{error:.0%}"),
-    ("speed-up", "{speedup:.2f}"),
+    ("speedup", "{speedup:.2f}"),
     ("measured", "{measured_speedup:.2f}"),
 ]
 _CLUSTER_COLUMNS = [
     ("cluster", "{kind}"),
     *_TIME_COLUMNS,
-    ("speed-up", "{speedup:.2f}"),
+    ("speedup", "{speedup:.2f}"),
     ("efficiency", "{efficiency:.3f}"),
 ]
-_EMPTY = 4  # bytes; Horovod has no smaller message
+
+
+@dataclass(frozen=True)
+class ExchangeCosts:
+    """Costs of the gradient exchange, of the host or of a link."""
+
+    fixed: float = 0.0  # seconds per step: Horovod's cycle, and the work for each message
+    latency: float = 0.0  # seconds per hop
+    seconds_per_byte: float = 0.0  # of the bytes that a rank sends
+
+    def seconds(self, sizes: Sequence[int], ranks: int) -> float:
+        """Return the seconds in which N ranks exchange messages of these sizes in bytes."""
+        if ranks == 1:
+            return 0.0
+        hops = 4 * math.ceil(math.log2(ranks)) * len(sizes)
+        sent = bytes_sent(sum(sizes), ranks)
+        return self.fixed + hops * self.latency + sent * self.seconds_per_byte
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """Predicts steps on several ranks from measurements."""
+
+    config: Config
+    shapes: Mapping[str, Sequence[int]]  # of the trainable variables
+    compute: Mapping[int, float]  # rows -> seconds of a step on one rank
+
+    def predict(self, kind: str, ranks: int, costs: ExchangeCosts) -> dict[str, Any]:
+        """Predict the step of N ranks with "strong" or "weak" scaling."""
+        sized = scaled_config(self.config, kind, ranks)
+        compute = self.compute[-(-sized.batch_size // ranks)]
+        exchange = costs.seconds(message_bytes(sized, self.shapes), ranks)
+        work = sized.batch_size / self.config.batch_size
+        speedup = work * self.compute[self.config.batch_size] / (compute + exchange)
+        return {
+            "kind": kind,
+            "ranks": ranks,
+            "compute_ms": 1000 * compute,
+            "exchange_ms": 1000 * exchange,
+            "step_ms": 1000 * (compute + exchange),
+            "speedup": speedup,
+            "efficiency": speedup / ranks,
+        }
 
 
 def measure(config: Config, options: AdviceOptions) -> dict[str, Any]:
-    """Measure, predict, and check the predictions."""
-    batch_size = config.batch_size
-    cluster_ranks = {
-        "strong": _powers_of_two(min(options.max_ranks, batch_size)),
-        "weak": _powers_of_two(options.max_ranks),
+    """Measure steps and the exchange, predict, and compare predictions with measurements."""
+    counts = [ranks for ranks in options.rank_counts if ranks > 1]
+    cluster_counts = {
+        "strong": _powers_of_two(min(_CLUSTER_RANKS, config.batch_size)),
+        "weak": _powers_of_two(_CLUSTER_RANKS),
     }
-    counts = {*options.rank_counts, *cluster_ranks["strong"]}
-    shares = sorted({-(-batch_size // ranks) for ranks in counts} | {batch_size})
-    vocab_size, compute, together = _measure_steps(config, options, shares)
-    costs = _measure_exchange(config, options, vocab_size)
-    link = Link(options.link_latency_us * 1e-6, 8e-9 / options.link_gbps)
-    predictor = Predictor(config, vocab_size, compute, costs)
-    here = {kind: [] for kind in cluster_ranks}
-    for (ranks, kind), seconds in together.items():
-        row = predictor.predict(ranks, kind, Link())
-        row["measured_step_ms"] = 1000 * seconds
-        ratio = row["step_ms"] / row["measured_step_ms"]
-        row["measured_speedup"] = row["speedup"] * ratio
-        row["error"] = ratio - 1
-        here[kind].append(row)
-    cluster = {
-        kind: [predictor.predict(n, kind, link) for n in ranks]
-        for kind, ranks in cluster_ranks.items()
+    shapes = worker.run(config, options)["shapes"]
+    sizes = message_bytes(config, shapes)
+    measurements: dict[Any, Callable[[], dict]] = {
+        "exchange": partial(worker.run, config, options, "exchange", counts[0], sizes)
     }
+    rows = {-(-config.batch_size // ranks) for ranks in [*counts, *cluster_counts["strong"]]}
+    for count in rows:
+        measurements[count] = partial(worker.run, replace(config, batch_size=count), options)
+    for ranks in counts:
+        for kind in KINDS:
+            sized = scaled_config(config, kind, ranks)
+            measurements[kind, ranks] = partial(worker.run, sized, options, ranks=ranks)
+    results = take_turns(options.repeats, measurements)
+    exchanges = results.pop("exchange")
+    empty, full = (statistics.median(run[name] for run in exchanges) for name in ("empty", "full"))
+    medians = {
+        name: statistics.median(run["seconds"] for run in runs) for name, runs in results.items()
+    }
+    per_byte = max(full - empty, 0.0) / bytes_sent(sum(sizes), counts[0])
+    host = ExchangeCosts(empty, 0.0, per_byte)
+    beta = 8e-9 / options.link_gbps
+    cluster_costs = ExchangeCosts(empty, options.link_latency_us * 1e-6, per_byte + beta)
+    predictor = Predictor(config, shapes, {count: medians[count] for count in rows})
+    here = [
+        _compared(predictor.predict(kind, ranks, host), medians[kind, ranks])
+        for kind in KINDS
+        for ranks in counts
+    ]
+    cluster = [
+        predictor.predict(kind, ranks, cluster_costs)
+        for kind in KINDS
+        for ranks in cluster_counts[kind]
+    ]
     return {
-        "config": dataclasses.asdict(config),
-        "precision": config.precision,
         "threads_per_rank": options.threads,
-        "hosts": options.hosts,
-        "link": link,
-        "exchange_costs": costs,
+        "exchange_costs": host,
         "here": here,
         "cluster": cluster,
-        "warnings": _warnings(here, cluster),
+        "warnings": [*_warnings("on this host", here), *_warnings("on the cluster", cluster)],
     }
 
 
@@ -83,103 +149,49 @@ def _powers_of_two(limit: int) -> list[int]:
     return [2**power for power in range(limit.bit_length())]
 
 
-def _measure_steps(
-    config: Config, options: AdviceOptions, shares: list[int]
-) -> tuple[int, dict[int, float], dict[tuple[int, str], float]]:
-    """Measure one rank with all shares of the batch, and beside it the ranks to check.
-
-    Returns:
-      The vocabulary's size; rows -> seconds of a step alone; (ranks, kind) -> seconds of a step.
-    """
-    batch_size = config.batch_size
-    with contextlib.ExitStack() as stack:
-        alone = stack.enter_context(Trainer(config, options, shares))
-        measurements = {rows: partial(alone.measure, rows) for rows in shares}
-        for ranks in options.rank_counts:
-            weak = ranks * batch_size
-            group = alone
-            if ranks > 1:
-                group = stack.enter_context(Trainer(config, options, [batch_size, weak], ranks))
-            measurements[ranks, "strong"] = partial(group.measure, batch_size)
-            measurements[ranks, "weak"] = partial(group.measure, weak)
-        found = in_turn(options.repeats, measurements, "steps")
-        vocab_size = alone.ask("vocab_size")[0]
-    medians = {
-        name: summarize([each["seconds"] for each in runs]).median for name, runs in found.items()
+def _compared(row: dict[str, Any], seconds: float) -> dict[str, Any]:
+    """Add the measured seconds of a step to its prediction."""
+    ratio = row["step_ms"] / (1000 * seconds)
+    return {
+        **row,
+        "measured_step_ms": 1000 * seconds,
+        "measured_speedup": row["speedup"] * ratio,
+        "error": ratio - 1,
     }
-    compute = {rows: medians.pop(rows) for rows in shares}
-    return vocab_size, compute, medians
 
 
-def _measure_exchange(config: Config, options: AdviceOptions, vocab_size: int) -> HostCosts:
-    ranks = min(n for n in options.rank_counts if n > 1)
-    messages = messages_of_step(config, vocab_size)
-    # An allreduce of half the bytes sends as many as an allgather.
-    sizes = [each.bytes // (2 if each.collective == "allgather" else 1) for each in messages]
-    plans = {"one": [_EMPTY], "many": [_EMPTY] * len(sizes), "step": sizes}
-    with start_exchange(options, ranks) as worker:
-        measurements = {
-            name: partial(measure_horovod, worker, plan) for name, plan in plans.items()
-        }
-        found = in_turn(options.repeats, measurements, "exchange")
-    medians = {name: summarize(seconds).median for name, seconds in found.items()}
-    bytes_sent = sum(message.bytes_sent(ranks) for message in messages)
-    return fit_host_costs(**medians, num_messages=len(messages), bytes_sent=bytes_sent)
-
-
-def _warnings(here: dict[str, list], cluster: dict[str, list]) -> list[str]:
-    """Say where one rank wins, and where more ranks than some only cost."""
+def _warnings(where: str, rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Report the rank counts that are slower than one rank, or slower than fewer ranks."""
     found = []
-    for place, predictions in (("on this host", here), ("on the cluster", cluster)):
-        for kind, rows in predictions.items():
-            slower = [row["ranks"] for row in rows if row["ranks"] > 1 and row["speedup"] <= 1]
-            best = max(rows, key=lambda row: row["speedup"])
-            if slower:
-                named = ", ".join(map(str, slower))
-                found.append(f"{place}, {kind} scaling: ONE RANK WINS against {named} ranks")
-            if best["ranks"] < rows[-1]["ranks"]:
-                found.append(
-                    f"{place}, {kind} scaling: {best['ranks']} rank(s) are the fastest,"
-                    f" {best['speedup']:.2f}x one"
-                )
+    for kind in KINDS:
+        predicted = [row for row in rows if row["kind"] == kind]
+        slower = [str(row["ranks"]) for row in predicted if row["ranks"] > 1 >= row["speedup"]]
+        best = max(predicted, key=lambda row: row["speedup"])
+        if slower:
+            found.append(
+                f"{where}, {kind} scaling: ONE RANK WINS against {', '.join(slower)} ranks"
+            )
+        if best["ranks"] < predicted[-1]["ranks"]:
+            found.append(
+                f"{where}, {kind} scaling: {best['ranks']} rank(s) are the fastest,"
+                f" {best['speedup']:.2f} times as fast as one"
+            )
     return found
 
 
-def show(record: dict[str, Any]) -> None:
-    """Print the predictions here beside what was measured, those for the cluster, and warnings."""
-    config, costs = record["config"], record["exchange_costs"]
+def show(config: Config, options: AdviceOptions, record: dict[str, Any]) -> None:
+    """Print predictions and measurements on this host, predictions for the cluster, warnings."""
+    costs = record["exchange_costs"]
     print(
-        f"\n{config['name']}, {record['precision']}, {record['threads_per_rank']} thread(s) per"
-        f" rank. Exchange here: {1e3 * costs.fixed:.2f} ms per step,"
-        f" {1e3 * costs.per_message:.2f} ms per message,"
-        f" {1e9 * costs.per_byte_sent:.2f} ms per MB sent"
+        f"\n{config.name}, {config.precision}, {options.threads} thread(s) per rank. Exchange on"
+        f" this host: {1e3 * costs.fixed:.2f} ms per step,"
+        f" {1e9 * costs.seconds_per_byte:.2f} ms per MB sent"
     )
-    print_table(_HERE_COLUMNS, _rows(record["here"]))
-    link = record["link"]
+    print_table(_HERE_COLUMNS, record["here"])
     print(
-        f"\nPredicted, one rank per host, {1e6 * link.latency:g} us and"
-        f" {8e-9 / link.seconds_per_byte:g} Gbit/s"
+        f"\nPredicted for one rank per host, {options.link_latency_us:g} us and"
+        f" {options.link_gbps:g} Gbit/s"
     )
-    print_table(_CLUSTER_COLUMNS, _rows(record["cluster"]))
+    print_table(_CLUSTER_COLUMNS, record["cluster"])
     for warning in record["warnings"]:
         print(f"warning: {warning}")
-
-
-def _rows(predictions: dict[str, list[dict]]) -> list[dict]:
-    return [{"kind": kind, **row} for kind, rows in predictions.items() for row in rows]
-
-
-def draw(stem: str, record: dict[str, Any]) -> None:
-    """Plot the speed-ups, predicted and measured, into `stem.png` and `stem.pdf`."""
-    title = f"{record['config']['name']}, {record['precision']}: predicted speed-up"
-    labels = {"here": "ranks on this host", "cluster": "ranks of the cluster"}
-    with plot(stem, title, num_axes=2) as panels:
-        for axes, (place, label) in zip(panels, labels.items()):
-            for kind, rows in record[place].items():
-                ranks = [row["ranks"] for row in rows]
-                series = {f"{kind}, predicted": [row["speedup"] for row in rows]}
-                if place == "here":
-                    series[f"{kind}, measured"] = [row["measured_speedup"] for row in rows]
-                lines(axes, ranks, series, label)
-            # Weak scaling, which comes last, goes on to more ranks than strong.
-            lines(axes, ranks, {"ideal": ranks}, label)

@@ -1,156 +1,137 @@
-"""`scaling`: several ranks against one, and where the time of a step goes."""
+"""`scaling`: several ranks compared with one rank, and the parts of a step."""
 
 from __future__ import annotations
 
 import dataclasses
-import logging
+import math
+import statistics
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from lm.benchmark.messages import messages_of_step
+from lm.benchmark import worker
 from lm.benchmark.options import ScalingOptions
-from lm.benchmark.plots import lines, plot
-from lm.benchmark.results import print_table
-from lm.benchmark.statistics import paired_ratio, summarize
-from lm.benchmark.trainer import Trainer, in_turn
+from lm.benchmark.turns import paired_ratio, print_table, summarize, take_turns
 from lm.config import Config
+from lm.startup import import_tensorflow
 
-STEM = "scaling-{config[name]}-{precision}"
-_KINDS = ("strong", "weak")
-_PARTS = ("compute", "exchange", "input")  # of a step
-
+_FLOAT_BYTES = 4
+KINDS = ("strong", "weak")
 _COLUMNS = [
     ("scaling", "{kind}"),
     ("ranks", "{ranks}"),
     ("rows", "{batch_size}"),
-    ("words/s", "{words_per_second.mean:.0f}"),
-    ("std", "{words_per_second.std:.0f}"),
-    ("speed-up [95 %]", "{speedup}"),
+    ("words/s", "{words_per_second.median:.0f}"),
+    ("best", "{words_per_second.best:.0f}"),
+    ("speedup [95 %]", "{speedup}"),
     ("efficiency", "{efficiency.value:.2f}"),
     ("MB sent per rank", "{mb_sent_per_rank:.2f}"),
-    *((f"{part} ms", f"{{split_ms[{part}]:.2f}}") for part in _PARTS),
+    ("compute ms", "{compute_ms:.2f}"),
+    ("exchange ms", "{exchange_ms:.2f}"),
+    ("input ms", "{input_ms:.2f}"),
 ]
-
-logger = logging.getLogger("lm")
 
 
 def measure(config: Config, options: ScalingOptions) -> dict[str, Any]:
-    """Measure each number of ranks beside one rank."""
-    shares = {n: -(-config.batch_size // n) for n in options.rank_counts}  # of the busiest rank
-    logger.info("starting 1 rank")
-    with Trainer(config, options, [config.batch_size, *shares.values()]) as alone:
-        vocab_size = alone.ask("vocab_size")[0]
-        ranks = [
-            _rank_record(config, vocab_size, n, _measure_ranks(config, options, n, alone, share))
-            for n, share in shares.items()
-        ]
+    """Measure each rank count in turn with one rank."""
+    measurements = {"one": partial(worker.run, config, options)}
+    counts = [ranks for ranks in options.rank_counts if ranks > 1]
+    for ranks in counts:
+        rows = dataclasses.replace(config, batch_size=-(-config.batch_size // ranks))
+        measurements["alone", ranks] = partial(worker.run, rows, options)
+        for kind in KINDS:
+            sized = scaled_config(config, kind, ranks)
+            measurements[kind, ranks] = partial(worker.run, sized, options, ranks=ranks)
+    results = take_turns(options.repeats, measurements)
+    results |= {(kind, 1): results["one"] for kind in KINDS if 1 in options.rank_counts}
+    times = {name: [run["seconds"] for run in runs] for name, runs in results.items()}
     return {
-        "config": dataclasses.asdict(config),
-        "precision": config.precision,
         "threads_per_rank": options.threads,
-        "hosts": options.hosts,
-        "vocab_size": vocab_size,
-        "repeats": options.repeats,
-        "ranks": ranks,
+        "vocab_size": results["one"][0]["vocab_size"],
+        "rows": [
+            _row(config, kind, ranks, results) for kind in KINDS for ranks in options.rank_counts
+        ],
+        # Compares with a rank that has the same rows, exchanges nothing and is not disturbed.
+        "efficiency_against_compute": {
+            ranks: paired_ratio(times["alone", ranks], times["strong", ranks]) for ranks in counts
+        },
+        "seconds_per_step": {str(name): each for name, each in times.items()},
     }
 
 
-def _measure_ranks(
-    config: Config, options: ScalingOptions, ranks: int, alone: Trainer, share: int
-) -> dict[str, list[dict]]:
-    one = partial(alone.measure, config.batch_size)
-    if ranks == 1:
-        found = in_turn(options.repeats, {"one": one}, "1 rank(s)")["one"]
-        return dict.fromkeys(["one", "share", *_KINDS, *(f"{k}_compute" for k in _KINDS)], found)
-    strong, weak = config.batch_size, ranks * config.batch_size
-    logger.info("starting %d ranks", ranks)
-    with Trainer(config, options, [strong, weak], ranks) as together:
-        measurements = {
-            "one": one,
-            "strong": partial(together.measure, strong),
-            "share": partial(alone.measure, share),
-            "weak": partial(together.measure, weak),
-            "strong_compute": partial(together.measure, strong, exchange=False),
-            "weak_compute": partial(together.measure, weak, exchange=False),
-        }
-        return in_turn(options.repeats, measurements, f"{ranks} rank(s)")
+def scaled_config(config: Config, kind: str, ranks: int) -> Config:
+    """Return the config with the global batch of N ranks: "strong" keeps it, "weak" grows it."""
+    work = ranks if kind == "weak" else 1
+    return dataclasses.replace(config, batch_size=work * config.batch_size)
 
 
-def _rank_record(config: Config, vocab_size: int, ranks: int, found: dict[str, list]) -> dict:
-    seconds = {name: [each["seconds"] for each in runs] for name, runs in found.items()}
-    record: dict[str, Any] = {
-        "ranks": ranks,
-        # What each rank would need if the exchange took no time and the others did not disturb.
-        "efficiency_against_compute": paired_ratio(seconds["share"], seconds["strong"]),
-        "seconds_per_step": seconds,
-    }
-    for kind in _KINDS:
-        batch_size = config.batch_size * (ranks if kind == "weak" else 1)
-        words = batch_size * config.num_steps
-        sized = dataclasses.replace(config, batch_size=batch_size)
-        messages = messages_of_step(sized, vocab_size) if ranks > 1 else []
-        work = batch_size / config.batch_size
-        speedup = paired_ratio(seconds["one"], seconds[kind]).scaled(work)
-        step = summarize(seconds[kind]).median
-        inputs = summarize([each["input_seconds"] for each in found[kind]]).median
-        compute = summarize(seconds[f"{kind}_compute"]).median - inputs
-        record[kind] = {
-            "batch_size": batch_size,
-            "words_per_second": summarize([words / each for each in seconds[kind]]),
-            "speedup": speedup,
-            "efficiency": speedup.scaled(1 / ranks),
-            "bytes_in_messages": sum(message.bytes for message in messages),
-            "bytes_sent_per_rank": sum(message.bytes_sent(ranks) for message in messages),
-            # Compute: the same ranks at the same time, without the exchange.
-            "split_ms": {
-                "input": 1000 * inputs,
-                "compute": 1000 * compute,
-                "exchange": 1000 * max(step - compute - inputs, 0.0),
-            },
-        }
-    return record
+def message_bytes(config: Config, shapes: Mapping[str, Sequence[int]]) -> list[int]:
+    """Return the sizes of the gradients that the ranks exchange in a step.
+
+    The gradient of the embedding is dense, or consists of the rows and IDs of all tokens of the
+    global batch. A tied embedding also receives a dense gradient from the output layer. Ranks sum
+    dense gradients (allreduce) and collect rows (allgather), which sends half as many bytes: for
+    rows, the result is the size of an allreduce that sends as many bytes.
+
+    Args:
+      config: The model and its global batch.
+      shapes: Shapes of the trainable variables, by name.
+    """
+    import_tensorflow()  # not at the top of the module: `--help` needs no TensorFlow
+    from lm.distributed.gradients import dense_is_smaller
+
+    tokens = config.batch_size * config.num_steps
+    sizes = []
+    for name, shape in shapes.items():
+        dense = math.prod(shape) * _FLOAT_BYTES
+        if name == "embedding" and not dense_is_smaller(config, shape[0]):
+            sizes += [tokens * shape[1] * _FLOAT_BYTES // 2, tokens * _FLOAT_BYTES // 2]
+        else:
+            sizes.append(dense)
+        if name == "embedding" and config.tie_weights:
+            sizes.append(dense)
+    return sizes
 
 
-def show(record: dict[str, Any]) -> None:
-    """Print one row per kind of scaling and number of ranks."""
-    config = record["config"]
-    print(
-        f"\n{config['name']}, {record['precision']}, {record['threads_per_rank']} thread(s) per"
-        f" rank, global batch {config['batch_size']} x {config['num_steps']},"
-        f" {record['repeats']} repeats"
+def bytes_sent(size: float, ranks: int) -> float:
+    """Return the bytes that each of N ranks sends in an allreduce: 2 (N - 1) / N of its size."""
+    return 2 * (ranks - 1) / ranks * size
+
+
+def _row(
+    config: Config, kind: str, ranks: int, results: Mapping[Any, list[dict]]
+) -> dict[str, Any]:
+    runs, one = results[kind, ranks], results["one"]
+    sized = scaled_config(config, kind, ranks)
+    words = sized.batch_size * sized.num_steps
+    size = sum(message_bytes(sized, one[0]["shapes"]))
+    seconds = [run["seconds"] for run in runs]
+    speedup = paired_ratio([run["seconds"] for run in one], seconds)
+    speedup = speedup.scaled(sized.batch_size / config.batch_size)
+    step_ms, exchange_ms, input_ms = (
+        1000 * statistics.median(run[name] for run in runs)
+        for name in ("seconds", "exchange_seconds", "input_seconds")
     )
-    rows = [
-        {
-            "kind": kind,
-            "ranks": each["ranks"],
-            "mb_sent_per_rank": each[kind]["bytes_sent_per_rank"] / 1e6,
-            **each[kind],
-        }
-        for kind in _KINDS
-        for each in record["ranks"]
-    ]
-    print_table(_COLUMNS, rows)
-    for each in record["ranks"]:
-        if each["ranks"] > 1:
-            print(
-                f"strong scaling, {each['ranks']} ranks: efficiency against compute alone"
-                f" {each['efficiency_against_compute']}"
-            )
+    return {
+        "kind": kind,
+        "ranks": ranks,
+        "batch_size": sized.batch_size,
+        "words_per_second": summarize([words / each for each in seconds], max),
+        "speedup": speedup,
+        "efficiency": speedup.scaled(1 / ranks),
+        "mb_sent_per_rank": bytes_sent(size, ranks) / 1e6,
+        "compute_ms": step_ms - exchange_ms - input_ms,
+        "exchange_ms": exchange_ms,
+        "input_ms": input_ms,
+    }
 
 
-def draw(stem: str, record: dict[str, Any]) -> None:
-    """Plot the speed-ups and the parts of a step into `stem.png` and `stem.pdf`."""
-    title = f"{record['config']['name']}, {record['precision']}: strong and weak scaling"
-    rows = record["ranks"]
-    ranks = [row["ranks"] for row in rows]
-    with plot(stem, title, num_axes=2) as (speed, split):
-        series = {kind: [row[kind]["speedup"].value for row in rows] for kind in _KINDS}
-        lines(speed, ranks, {**series, "ideal": ranks}, "ranks")
-        names = [f"{kind}, {row['ranks']}" for kind in _KINDS for row in rows]
-        left = [0.0] * len(names)
-        for part in _PARTS:
-            widths = [row[kind]["split_ms"][part] for kind in _KINDS for row in rows]
-            split.barh(names, widths, left=left, label=part, height=0.6)
-            left = [a + b for a, b in zip(left, widths)]
-        split.invert_yaxis()
-        split.set_xlabel("ms per step")
+def show(config: Config, options: ScalingOptions, record: dict[str, Any]) -> None:
+    """Print one row for each kind of scaling and rank count."""
+    print(
+        f"\n{config.name}, {config.precision}, {options.threads} thread(s) per rank, global batch"
+        f" {config.batch_size} x {config.num_steps}, {options.repeats} repeats"
+    )
+    print_table(_COLUMNS, record["rows"])
+    for ranks, ratio in record["efficiency_against_compute"].items():
+        print(f"strong scaling, {ranks} ranks: efficiency against compute alone {ratio}")

@@ -1,37 +1,41 @@
-"""`step`: how fast one process trains, beside the GEMM peak and beside others' programs."""
+"""`step`: the speed of one process, compared with the GEMM peak and with other programs."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import importlib.util
 import logging
 import math
-import statistics
-import time
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from lm.benchmark import worker
 from lm.benchmark.options import StepOptions
-from lm.benchmark.plots import bars, plot
-from lm.benchmark.results import print_table
-from lm.benchmark.statistics import paired_ratio, summarize
-from lm.benchmark.trainer import Trainer, in_turn
+from lm.benchmark.turns import paired_ratio, print_table, summarize, take_turns
 from lm.config import Config
 from lm.errors import RunError
 
-STEM = "step-{config[name]}-{precision}"
-_GEMM_PRODUCTS = 5
-_COMPARED_STEPS = 4  # without dropout, the first losses of all contestants should be the same
+# The variants of each peer by precision. The first word of a variant is the Python package that
+# it needs, and the name of its module: peer_torch.py builds "torch" and "torch-compile".
+PEERS: Mapping[str, Mapping[str, Sequence[str]]] = {
+    "tensorflow": {"float32": ["tensorflow"]},
+    "torch": {
+        "float32": ["torch", "torch-compile"],
+        "bfloat16": [
+            "torch-autocast", "torch-autocast-compile", "torch-bfloat16", "torch-bfloat16-compile",
+        ],
+    },
+}  # fmt: skip
 
 _COLUMNS = [
     ("", "{name}"),
-    ("words/s", "{words_per_second.mean:.0f}"),
+    ("words/s", "{words_per_second.median:.0f}"),
+    ("best", "{words_per_second.best:.0f}"),
     ("std", "{words_per_second.std:.0f}"),
-    ("median", "{words_per_second.median:.0f}"),
     ("ms/step", "{ms_per_step.median:.1f}"),
-    ("GFLOP/s", "{gflops.median:.1f}"),
-    ("time/ours [95 %]", "{ratio}"),
+    ("GFLOP/s", "{gflops:.1f}"),
+    ("time/ours [95 %]", "{time_over_ours}"),
     ("peak MB", "{peak_mb:.0f}"),
     ("first step s", "{first_step_seconds:.1f}"),
     ("first loss", "{first_losses[0]:.4f}"),
@@ -41,148 +45,99 @@ logger = logging.getLogger("lm")
 
 
 def measure(config: Config, options: StepOptions) -> dict[str, Any]:
-    """Measure all contestants, and the peak beside ours.
+    """Measure all implementations in turn, and the GEMM peak with them.
 
     Raises:
-      RunError: This project's own step fails.
+      RunError: If this project's own step fails.
     """
-    with contextlib.ExitStack() as stack:
-        trainers, starts = {}, {}
-        for name in _names(options.peers, config.precision):
-            try:
-                trainers[name], starts[name] = _start(name, config, options, stack)
-            except RunError as error:
-                if name == "ours":
-                    raise
-                logger.warning("left out: %s", error)
-        ours = trainers["ours"]
-        gemm = partial(ours.ask, "gemm", size=options.gemm_size, count=_GEMM_PRODUCTS)
-        measurements = {}
-        for name, trainer in trainers.items():
-            measurements[name] = partial(trainer.measure, config.batch_size)
-            if trainer is ours:
-                measurements["gemm"] = gemm
-        found = in_turn(options.repeats, measurements)
-        vocab_size, kernels = ours.ask("vocab_size")[0], ours.ask("kernels")[0]
-        flops = ours.ask("step_flops")[0] or math.nan  # not known of a config file's network
-    peaks = [by_rank[0] for by_rank in found.pop("gemm")]
-    record = _record(config, options, vocab_size, flops, starts, found, peaks)
-    return {"kernels": kernels, **record}
-
-
-def _start(
-    name: str, config: Config, options: StepOptions, stack: contextlib.ExitStack
-) -> tuple[Trainer, dict[str, Any]]:
-    """Start a contestant; return what its first steps have told, too."""
-    logger.info("starting %s", name)
-    start = time.perf_counter()
-    contestant = name.removesuffix("-float32")
-    if contestant != name:
-        config = dataclasses.replace(config, precision="float32")
-    trainer = stack.enter_context(
-        Trainer(config, options, [config.batch_size], contestant=contestant)
-    )
-    steps = partial(trainer.ask, "steps", batch_size=config.batch_size, untimed=0)
-    first = steps(count=1)[0]
-    seconds = time.perf_counter() - start
-    after = steps(count=_COMPARED_STEPS - 1)[0]
-    return trainer, {
-        "first_step_seconds": seconds,
-        "first_losses": first["losses"] + after["losses"],
-        "first_grad_norms": first["grad_norms"] + after["grad_norms"],
-    }
-
-
-def _names(peers: bool, precision: str) -> list[str]:
-    if not peers:
-        return ["ours"]
-    if precision == "bfloat16":
-        ours = ["ours", "ours-float32"]
-        torch = ["torch-autocast", "torch-autocast-compile"]
-        torch += ["torch-bfloat16", "torch-bfloat16-compile"]
-    else:
-        ours, torch = ["ours", "tensorflow"], ["torch", "torch-compile"]
-    if importlib.util.find_spec("torch") is None:
-        logger.warning("PyTorch is not installed and left out: pip install -e '.[bench]'")
-        torch = []
-    return ours + torch
-
-
-def _record(
-    config: Config,
-    options: StepOptions,
-    vocab_size: int,
-    flops: float,
-    starts: dict[str, dict],
-    found: dict[str, list[dict]],
-    peaks: list[float],
-) -> dict[str, Any]:
+    measurements = {"ours": partial(worker.run, config, options)}
+    if options.peers and config.precision == "bfloat16":
+        float32 = dataclasses.replace(config, precision="float32")
+        measurements["ours-float32"] = partial(worker.run, float32, options)
+    peers = _variants(config.precision) if options.peers else []
+    for name in peers:
+        run = partial(worker.run, config, options, name)
+        try:
+            run()  # also fills the caches of torch.compile
+        except RunError as error:
+            logger.warning("left out: %s", error)
+        else:
+            measurements[name] = run
+    measurements["gemm"] = partial(worker.run, config, options, "gemm")
+    results = take_turns(options.repeats, measurements)
+    peaks = [result["flops_per_second"] for result in results.pop("gemm")]
+    ours = results["ours"][0]
+    flops = _step_flops(config, ours["shapes"]) if ours["shapes"] else None
     words = config.batch_size * config.num_steps
-    seconds = {name: [each["seconds"] for each in runs] for name, runs in found.items()}
-    medians = {name: statistics.median(times) for name, times in seconds.items()}
+    times = {name: [run["seconds"] for run in runs] for name, runs in results.items()}
     return {
-        "config": dataclasses.asdict(config),
-        "precision": config.precision,
-        "threads": options.threads,
-        "vocab_size": vocab_size,
-        "repeats": options.repeats,
-        "mflops_per_word": flops / words / 1e6,
-        "gemm_gflops": summarize([peak / 1e9 for peak in peaks]),
-        "share_of_gemm_peak": summarize(
-            [flops / each / peak for each, peak in zip(seconds["ours"], peaks)]
-        ),
-        "best_torch": min(
-            (name for name in seconds if name.startswith("torch")), key=medians.get, default=None
-        ),
-        "contestants": {
+        "kernels": ours["kernels"],
+        "vocab_size": ours["vocab_size"],
+        "mflops_per_word": flops and flops / words / 1e6,
+        "gemm_gflops": summarize([peak / 1e9 for peak in peaks], max),
+        "share_of_gemm_peak": flops
+        and summarize([flops / each / peak for each, peak in zip(times["ours"], peaks)], max),
+        "implementations": {
             name: {
-                "words_per_second": summarize([words / each for each in times]),
-                "ms_per_step": summarize([1000 * each for each in times]),
-                "gflops": summarize([flops / each / 1e9 for each in times]),
-                "time_over_ours": paired_ratio(times, seconds["ours"]),
-                # The first only: the matrices of the GEMM peak are not a program's memory.
-                "peak_rss_bytes": found[name][0]["peak_rss"],
-                **starts[name],
-                "seconds_per_step": times,
+                "words_per_second": summarize([words / each for each in times[name]], max),
+                "ms_per_step": summarize([1000 * each for each in times[name]]),
+                "gflops": flops and flops / summarize(times[name]).median / 1e9,
+                "time_over_ours": paired_ratio(times[name], times["ours"]),
+                "peak_mb": runs[0]["peak_rss"] / 1e6,
+                "first_step_seconds": summarize([run["first_step_seconds"] for run in runs]).median,
+                "first_losses": runs[0]["losses"],
+                "first_grad_norms": runs[0]["grad_norms"],
+                "seconds_per_step": times[name],
             }
-            for name, times in seconds.items()
+            for name, runs in results.items()
         },
     }
 
 
-def show(record: dict[str, Any]) -> None:
-    """Print one row per contestant, then the peak."""
-    config = record["config"]
+def _variants(precision: str) -> list[str]:
+    """Return the variants of all peers whose package is installed."""
+    found = []
+    for package, variants in PEERS.items():
+        if importlib.util.find_spec(package):
+            found += variants.get(precision, [])
+        else:
+            logger.warning(
+                "%s is not installed, so it is left out: pip install -e '.[bench]'", package
+            )
+    return found
+
+
+def _step_flops(config: Config, shapes: Mapping[str, Sequence[int]]) -> int:
+    """Count the operations in the matrix products of a step; a multiply-add counts as two.
+
+    Each weight matrix except the embedding is used in three products per token: in the forward
+    pass, for the gradient of its input and for its own gradient. A tied embedding is a factor of
+    these products too. Recomputation, elementwise operations and the optimizer do not count, as
+    in the model FLOPs utilization of Chowdhery et al. 2022, "PaLM", appendix B.
+    """
+    weights = sum(
+        math.prod(shape)
+        for name, shape in shapes.items()
+        if len(shape) == 2 and (name != "embedding" or config.tie_weights)
+    )
+    return 6 * config.num_steps * config.batch_size * weights
+
+
+def show(config: Config, options: StepOptions, record: dict[str, Any]) -> None:
+    """Print one row for each implementation, and the GEMM peak."""
     print(
-        f"\n{config['name']}, {record['precision']}, {record['threads']} thread(s), batch"
-        f" {config['batch_size']} x {config['num_steps']}, {record['repeats']} repeats; ours:"
+        f"\n{config.name}, {config.precision}, {options.threads} thread(s), batch"
+        f" {config.batch_size} x {config.num_steps}, {options.repeats} repeats; ours:"
         f" {record['kernels']}"
     )
-    rows = [
-        {
-            **found,
-            "name": name + ("  *" if name == record["best_torch"] else ""),
-            "ratio": found["time_over_ours"] if name != "ours" else "1",
-            "peak_mb": found["peak_rss_bytes"] / 1e6,
-        }
-        for name, found in record["contestants"].items()
-    ]
-    counted = not math.isnan(record["mflops_per_word"])
+    rows = [{"name": name, **found} for name, found in record["implementations"].items()]
+    counted = record["mflops_per_word"] is not None
     print_table([each for each in _COLUMNS if counted or each[0] != "GFLOP/s"], rows)
-    if record["best_torch"]:
-        print("* the fastest PyTorch")
-    peak, share = record["gemm_gflops"], record["share_of_gemm_peak"]
-    print(f"GEMM peak {peak.median:.1f} GFLOP/s (std {peak.std:.1f})")
+    peak = record["gemm_gflops"]
+    print(f"GEMM peak {peak.median:.1f} GFLOP/s (best {peak.best:.1f})")
     if counted:
+        share = record["share_of_gemm_peak"]
         print(
             f"{record['mflops_per_word']:.1f} MFLOP per word: ours reaches"
-            f" {100 * share.median:.1f} % of the peak (std {100 * share.std:.1f})"
+            f" {share.median:.1%} of the peak (best {share.best:.1%})"
         )
-
-
-def draw(stem: str, record: dict[str, Any]) -> None:
-    """Plot the speeds into `stem.png` and `stem.pdf`."""
-    title = f"Training step, {record['config']['name']}, {record['precision']}"
-    with plot(stem, f"{title}, {record['threads']} thread(s)") as (axes,):
-        speeds = {name: found["words_per_second"] for name, found in record["contestants"].items()}
-        bars(axes, speeds, "words/s (mean and standard deviation)")

@@ -110,14 +110,14 @@ def test_unlike_hosts_with_nothing_in_common_train_and_are_told_apart(start, hos
         assert "exact       no: the ranks' compiled ops differ" in output
 
 
-def test_the_link_between_hosts_is_measured(hosts, tmp_path):
+def test_scaling_over_two_hosts_is_measured(hosts, tmp_path):
     ssh = mpirun_options(hosts)[2]
-    command = [*hosts("run", "lmhost1"), sys.executable, "-m", "lm.benchmark", "exchange",
-               "--hosts", "lmhost1:1,lmhost2:1", "--max_mb", 0.02, "--repeats", 1,
-               "--out", tmp_path]  # fmt: skip
+    command = [*hosts("run", "lmhost1"), sys.executable, "-m", "lm.benchmark", "scaling",
+               "--hosts", "lmhost1:1,lmhost2:1", "--ranks", 2, "--config", "config_test",
+               "--repeats", 1, "--out", tmp_path]  # fmt: skip
     done = run_command(command, environment(OMPI_MCA_plm_rsh_args=ssh), timeout=120, cwd=ROOT)
     assert done.returncode == 0, done.stderr
-    assert re.search(r"^\| +16384 ", done.stdout, re.MULTILINE)
+    assert re.search(r"^\| strong +\| +2 ", done.stdout, re.MULTILINE)
 
 
 def test_a_cut_network_ends_the_job_and_it_resumes(start, hosts, tmp_path):

@@ -1,9 +1,9 @@
-"""The training step as TensorFlow's PTB tutorial wrote it.
+"""The training step of TensorFlow's PTB tutorial.
 
 A static unroll of BasicLSTMCell ([x, h] concatenated, one kernel), the stock sparse softmax
 cross-entropy, plain tf.gradients, clip_by_global_norm and GradientDescentOptimizer
-(tensorflow/models, tutorials/rnn/ptb/ptb_word_lm.py). Its cell is written out here because
-TensorFlow 2.18 no longer has it; the equations and the order of the gates are the cell's.
+(tensorflow/models, tutorials/rnn/ptb/ptb_word_lm.py). TensorFlow 2.18 no longer has this cell, so
+its equations are written out here, with the same order of gates.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from lm.benchmark.workers.workload import Step, initial_weight
+from lm.benchmark.workload import Step, StepResult, initial_weight
 from lm.config import Config
+from lm.distributed.communicator import OneProcess
+from lm.distributed.devices import session_config, start_tensorflow
 
 
 class TutorialGraph:
@@ -36,7 +38,7 @@ class TutorialGraph:
         self.loss = tf.reduce_sum(nll) / config.batch_size
         variables = tf.trainable_variables()
         gradients = tf.gradients(self.loss, variables)
-        # An infinite one makes all gradients NaN; one whose inverse is subnormal makes them all 0.
+        # An infinite limit makes all gradients NaN, and one near float32's maximum makes them 0.
         limit = min(config.max_grad_norm, 1e30)
         clipped, self.grad_norm = tf.clip_by_global_norm(gradients, limit)
         optimizer = tf.train.GradientDescentOptimizer(config.learning_rate)
@@ -56,7 +58,7 @@ class TutorialGraph:
                 initializer=tf.zeros([2, config.batch_size, hidden]),
                 trainable=False,
             )
-            # Read once: a variable read at each step might see the next window's value.
+            # Read the state once: a later read might return the state of the next window.
             before = tf.identity(state)
             outputs, after = _unroll(outputs, *tf.unstack(before), kernel, bias)
             with tf.control_dependencies([before]):
@@ -83,35 +85,36 @@ def _unroll(inputs: Sequence[tf.Tensor], c, h, kernel, bias):
     return outputs, (c, h)
 
 
-def build_step(config: Config, vocab_size: int, session_config: tf.ConfigProto) -> Step:
-    """Build the graph and its session.
+def build_step(config: Config, vocab_size: int, name: str, threads: int) -> Step:
+    """Build the training step, with our initial weights.
 
     Args:
       config: The model and its batch.
       vocab_size: Number of words.
-      session_config: Threads.
-
-    Returns:
-      The step.
+      name: Not used: there is only one variant.
+      threads: Threads inside an operation, and operations at the same time. The tutorial left
+        both to TensorFlow, which uses all cores.
     """
+    alone = OneProcess()
+    sessions = session_config(start_tensorflow(1, threads, threads), alone)
     with tf.Graph().as_default():
         graph = TutorialGraph(config, vocab_size)
-        session = tf.Session(config=session_config)
+        session = tf.Session(config=sessions)
         session.run(tf.global_variables_initializer())
         for variable in tf.trainable_variables():
             variable.load(_initial(config, variable), session)
     fetches = [graph.loss, graph.grad_norm, graph.train_op]
 
-    def step(inputs: np.ndarray, targets: np.ndarray) -> tuple[float, float]:
+    def step(inputs: np.ndarray, targets: np.ndarray) -> StepResult:
         feed = {graph.inputs_ph: inputs, graph.targets_ph: targets}
         loss, grad_norm, _ = session.run(fetches, feed)
-        return float(loss), float(grad_norm)
+        return StepResult(float(loss), float(grad_norm))
 
     return step
 
 
 def _initial(config: Config, variable: tf.Variable) -> np.ndarray:
-    """The kernel is our input weights above our recurrent weights."""
+    """Return the initial value of a variable; a kernel stacks our input and recurrent weights."""
     name, shape = variable.op.name, tuple(variable.shape.as_list())
     if not name.endswith("/kernel"):
         return initial_weight(config, name, shape)

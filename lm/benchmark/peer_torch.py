@@ -1,4 +1,4 @@
-"""The training step as a PyTorch user writes it: nn.LSTM, autograd, torch.optim.SGD."""
+"""The training step in PyTorch: nn.LSTM, autograd and torch.optim.SGD."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from lm.benchmark.workers.workload import Step, initial_weight
+from lm.benchmark.workload import Step, StepResult, initial_weight
 from lm.config import Config
 
 
@@ -28,7 +28,7 @@ class LanguageModel(nn.Module):
         self.projection = nn.Linear(hidden, vocab_size)
 
     def forward(self, inputs, targets, state):
-        """Return the loss, a sum over time and a mean over rows, and the state after it."""
+        """Return the loss, summed over time and averaged over rows, and the final state."""
         outputs, state = self.lstm(self.dropout(self.embedding(inputs)), state)
         logits = self.projection(self.dropout(outputs)).flatten(0, 1)
         nll = nn.functional.cross_entropy(logits, targets.flatten(), reduction="sum")
@@ -36,17 +36,14 @@ class LanguageModel(nn.Module):
 
 
 def build_step(config: Config, vocab_size: int, name: str, threads: int) -> Step:
-    """Build the model, equal to ours at the start.
+    """Build the training step, with our initial weights.
 
     Args:
       config: The model and its batch.
       vocab_size: Number of words.
-      name: "torch" for float32, "torch-autocast" for products in bfloat16, "torch-bfloat16" for
-        weights in it too; each may end in "-compile".
+      name: "torch" for float32, "torch-autocast" for products in bfloat16, or "torch-bfloat16" for
+        weights in bfloat16 too; each may end in "-compile".
       threads: Threads inside an operation.
-
-    Returns:
-      The step.
     """
     _, *variant = name.split("-")
     torch.set_num_threads(threads)
@@ -60,7 +57,7 @@ def build_step(config: Config, vocab_size: int, name: str, threads: int) -> Step
     shape = (config.num_layers, config.batch_size, config.hidden_size)
     state = (torch.zeros(shape, dtype=dtype), torch.zeros(shape, dtype=dtype))
 
-    def step(inputs: np.ndarray, targets: np.ndarray) -> tuple[float, float]:
+    def step(inputs: np.ndarray, targets: np.ndarray) -> StepResult:
         nonlocal state
         inputs, targets = (torch.from_numpy(ids).long() for ids in (inputs, targets))
         with torch.autocast("cpu", torch.bfloat16, enabled="autocast" in variant):
@@ -70,7 +67,7 @@ def build_step(config: Config, vocab_size: int, name: str, threads: int) -> Step
         loss.backward()
         grad_norm = nn.utils.clip_grad_norm_(parameters, config.max_grad_norm)
         optimizer.step()
-        return loss.item(), grad_norm.item()
+        return StepResult(loss.item(), grad_norm.item())
 
     return step
 
@@ -81,7 +78,7 @@ def _load_weights(model: LanguageModel, config: Config) -> None:
         shape = tuple(parameter.shape)
         value = initial_weight(config, name, shape[::-1] if transposed else shape)
         value = torch.from_numpy(value.T if transposed else value)
-        if gates:  # ours are i, j, f, o along the rows; PyTorch's are i, f, j, o
+        if gates:  # our order is i, j, f, o, and PyTorch's is i, f, j, o
             i, j, f, o = value.chunk(4)
             value = torch.cat([i, f, j, o])
         parameter.copy_(value)
@@ -97,5 +94,5 @@ def _load_weights(model: LanguageModel, config: Config) -> None:
         copy(parameters["weight_ih"], f"lstm_{layer}/input_weights", True, True)
         copy(parameters["weight_hh"], f"lstm_{layer}/recurrent_weights", True, True)
         copy(parameters["bias_ih"], f"lstm_{layer}/bias", gates=True)
-        # PyTorch adds a second bias. Trained too, it would double the bias's learning rate.
+        # PyTorch adds a second bias. Training both would double the learning rate of the bias.
         parameters["bias_hh"].zero_().requires_grad_(False)

@@ -1,0 +1,106 @@
+"""Measurements of this project's TensorFlow graph: its training step, products and exchange."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from lm import kernels
+from lm.benchmark.workload import Step, StepResult, initial_weight
+from lm.config import Config
+from lm.config_file import NetworkFunctions
+from lm.distributed.communicator import Communicator
+from lm.distributed.devices import session_config, start_tensorflow
+from lm.model.network import Network
+from lm.model.user_errors import one_line_errors
+from lm.training import step as training
+
+_GEMM_SIZE = 2048  # large enough that only arithmetic limits the product
+_GEMM_PRODUCTS = 5
+_UNTIMED, _TIMED = 3, 20  # exchanges
+_EMPTY = 4  # bytes of the smallest message
+
+
+def build_step(
+    config: Config, functions: NetworkFunctions, vocab_size: int, threads: int, comm: Communicator
+) -> tuple[Step, dict[str, Any]]:
+    """Build the training step of `lm.train`.
+
+    Returns:
+      The step, and facts about it: the `kernels`, and the `shapes` of the trainable variables of
+      the built-in network. A user-defined network has no `shapes`: its products are unknown.
+    """
+    sessions = session_config(start_tensorflow(comm.local_size, threads), comm)
+    with tf.Graph().as_default():
+        graph = training.build_step(Network(config, vocab_size, functions), comm)
+        # Like lm.train, finalize the graph and broadcast the weights.
+        session = tf.train.SingularMonitoredSession(
+            hooks=comm.hooks(), config=sessions
+        ).raw_session()
+        weights = tf.trainable_variables() if functions.is_built_in else []
+        shapes = {weight.op.name: weight.shape.as_list() for weight in weights}
+        for weight in weights:
+            weight.load(initial_weight(config, weight.op.name, weight.shape), session)
+
+    def step(inputs: np.ndarray, targets: np.ndarray) -> StepResult:
+        with one_line_errors(functions, runs=True):
+            result = training.run_step(session.run, graph, inputs, targets, config.learning_rate)
+        loss = result.nll.nats / config.batch_size
+        return StepResult(loss, result.grad_norm, result.exchange_seconds)
+
+    return step, {"kernels": kernels.description(), "shapes": shapes}
+
+
+def measure_gemm(precision: str, threads: int, comm: Communicator) -> dict[str, float]:
+    """Return the `flops_per_second` of the fastest product of two large square matrices."""
+    sessions = session_config(start_tensorflow(comm.local_size, threads), comm)
+    with tf.Graph().as_default(), tf.Session(config=sessions) as session:
+        # Variables, because TensorFlow computes a product of constants only once.
+        a, b = (
+            tf.get_variable(
+                name, initializer=tf.cast(tf.random.uniform([_GEMM_SIZE] * 2), precision)
+            )
+            for name in "ab"
+        )
+        product_op = tf.matmul(a, b).op  # fetching the op does not copy the result to Python
+        session.run(tf.global_variables_initializer())
+        seconds = [_seconds(session, product_op) for _ in range(_GEMM_PRODUCTS)]
+    return {"flops_per_second": 2 * _GEMM_SIZE**3 / min(seconds)}
+
+
+def measure_exchange(
+    message_bytes: Sequence[int], threads: int, comm: Communicator
+) -> dict[str, float]:
+    """Time allreduces that start at the same time.
+
+    Returns:
+      The mean seconds on the slowest rank, with messages of these sizes (`full`) and with as many
+      empty messages (`empty`).
+    """
+    sessions = session_config(start_tensorflow(comm.local_size, threads), comm)
+    plans = {"full": message_bytes, "empty": [_EMPTY] * len(message_bytes)}
+    with tf.Graph().as_default(), tf.Session(config=sessions) as session:
+        sum_ops: dict[str, list[tf.Operation]] = {name: [] for name in plans}
+        for plan, sizes in plans.items():
+            for index, size in enumerate(sizes):
+                name = f"{plan}_{index}"
+                buffer = tf.get_variable(name, initializer=tf.zeros([size // 4]))
+                # Not in a tf.group: TensorFlow's optimizer would remove the exchanges.
+                sum_ops[plan].append(comm.sum(tf.identity(buffer), f"exchange_{name}").op)
+        session.run(tf.global_variables_initializer())
+        means = {}
+        for plan, ops in sum_ops.items():
+            seconds = [_seconds(session, ops) for _ in range(_UNTIMED + _TIMED)]
+            means[plan] = max(comm.gather(statistics.fmean(seconds[_UNTIMED:])))
+    return means
+
+
+def _seconds(session: tf.Session, fetches: Any) -> float:
+    start = time.perf_counter()
+    session.run(fetches)
+    return time.perf_counter() - start

@@ -1,0 +1,110 @@
+"""Measurements that take turns, and the best, the median and the ratios of their repeats."""
+
+from __future__ import annotations
+
+import logging
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from lm.cli.tables import markdown_table
+
+# Two-sided 95 % quantiles of Student's t distribution for 1, 2, ... degrees of freedom.
+_T_95 = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
+    2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
+    2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
+)  # fmt: skip
+
+Result = TypeVar("Result")
+logger = logging.getLogger("lm")
+
+
+def take_turns(
+    repeats: int, measurements: Mapping[Any, Callable[[], Result]]
+) -> dict[Any, list[Result]]:
+    """Run all measurements one after the other, and repeat this round.
+
+    A machine gets slower and faster within minutes. In each round, all measurements see the same
+    state of the machine.
+
+    Args:
+      repeats: Number of rounds.
+      measurements: Functions by name, such as `worker.run` with its arguments.
+
+    Returns:
+      The results of each measurement, by round.
+    """
+    results: dict[Any, list[Result]] = {name: [] for name in measurements}
+    for repeat in range(repeats):
+        for name, measure in measurements.items():
+            results[name].append(measure())
+        logger.info("repeat %d of %d", repeat + 1, repeats)
+    return results
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A measurement over its repeats."""
+
+    best: float
+    median: float
+    std: float  # of one repeat, with n - 1 in the denominator; 0 for a single repeat
+
+
+def summarize(values: Sequence[float], best: Callable = min) -> Summary:
+    """Summarize at least one value; `best` is min for times and max for speeds."""
+    std = statistics.stdev(values) if len(values) > 1 else 0.0
+    return Summary(best(values), statistics.median(values), std)
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A ratio and its 95 % confidence interval, which is None for a single pair."""
+
+    value: float
+    interval: tuple[float, float] | None = None
+
+    def scaled(self, factor: float) -> Ratio:
+        """Return the ratio and its interval times a factor."""
+        low_high = self.interval and (factor * self.interval[0], factor * self.interval[1])
+        return Ratio(factor * self.value, low_high)
+
+    def __str__(self) -> str:
+        low_high = f" [{self.interval[0]:.2f}, {self.interval[1]:.2f}]" if self.interval else ""
+        return f"{self.value:.2f}{low_high}"
+
+
+def paired_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Ratio:
+    """Compare two measurements that took turns.
+
+    The two values of a round saw the same state of the machine, so drift cancels in their ratio.
+    The value is the geometric mean of these ratios. (Fleming and Wallace 1986, "How not to lie
+    with statistics", explain why the mean of ratios must be geometric.) The interval is Student's
+    t interval for the mean of their logarithms.
+
+    Args:
+      numerators: A positive value for each round.
+      denominators: The values of the other measurement.
+    """
+    logs = [math.log(a / b) for a, b in zip(numerators, denominators)]
+    mean = statistics.fmean(logs)
+    if len(logs) < 2:
+        return Ratio(math.exp(mean))
+    degrees = len(logs) - 1
+    t = _T_95[degrees - 1] if degrees <= len(_T_95) else 1.96 + 2.4 / degrees
+    margin = t * statistics.stdev(logs) / math.sqrt(len(logs))
+    return Ratio(math.exp(mean), (math.exp(mean - margin), math.exp(mean + margin)))
+
+
+def print_table(columns: Sequence[tuple[str, str]], rows: Iterable[Mapping[str, Any]]) -> None:
+    """Print a table.
+
+    Args:
+      columns: The header of each column, and a format string of the names in a row.
+      rows: Values by name.
+    """
+    cells = [[form.format_map(row) for _, form in columns] for row in rows]
+    print(markdown_table([header for header, _ in columns], cells))
