@@ -7,34 +7,35 @@ setup(
     version="0.1.0",
     description="Distributed training of language models, TF1-style graphs, with Horovod",
     packages=find_packages(include=["lm", "lm.*", "configs", "configs.*"]),
-    # Sources of the compiled operations, which are built on the host that runs them, and the rules
-    # that Open MPI reads.
+    # The sources of the compiled operations, which are built on the host that runs them, and the
+    # settings of Open MPI.
     package_data={"": ["*.cc", "*.h", "*.conf"]},
-    python_requires=">=3.9,<3.14",
+    python_requires=">=3.10,<3.14",
     install_requires=[
         "absl-py",
-        "cmaes",
-        "matplotlib",
         "numpy",
-        "optuna",
         "requests",
-        "sqlalchemy",
-        "tensorboard",
+        # lm/events/tensorboard.py uses its RecordWriter, which has no stable API.
+        "tensorboard>=2.18,<2.22",
         "tqdm",
         "urllib3",
     ],
-    # Horovod is in none of these lists: it must be compiled against the installed TensorFlow,
-    # outside pip's build isolation, or it builds without TensorFlow support and says nothing.
+    # Horovod is missing from these lists on purpose. It must be compiled against the installed
+    # TensorFlow, without pip's build isolation. Otherwise it silently lacks TensorFlow support.
     extras_require={
         "cpu": ["tensorflow-cpu>=2.18.1,<2.22"],
         "gpu": ["tensorflow[and-cuda]>=2.18.1,<2.22"],
-        # Cells and layers of the TF 1.x days, for config files that use them; of the version of
-        # TensorFlow, and beside tensorflow-cpu not by this extra (docs/own_graph.md).
-        "legacy": ["tf_keras>=2.18,<2.22"],
-        # The rival that lm.benchmark measures itself against; it has no part in training.
-        "bench": ["torch==2.13.0"],
-        # Of lm.search, to share a study between several drivers.
+        # lm.search. It uses experimental features of Optuna.
+        "search": ["cmaes", "optuna>=5.0,<6", "sqlalchemy>=2.0,<2.1"],
+        # Lets several drivers of lm.search share one study.
         "postgresql": ["psycopg2-binary"],
+        # The plots of lm.report.
+        "report": ["matplotlib"],
+        # TF 1.x cells and layers, for config files that use them. The version must match that of
+        # TensorFlow. Next to tensorflow-cpu, install it as docs/own_graph.md describes.
+        "legacy": ["tf_keras>=2.18,<2.22"],
+        # PyTorch, which lm.benchmark compares with. Training does not use it.
+        "bench": ["torch==2.13.0"],
         "dev": [
             "hypothesis",
             "psycopg2-binary",

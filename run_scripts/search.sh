@@ -1,27 +1,25 @@
 #!/usr/bin/env bash
-# Searches hyper-parameters: each trial is a training on RANKS ranks, PARALLEL of them at a time.
+# Searches hyperparameters. Each trial trains on RANKS ranks, and PARALLEL trials run at a time.
 #
 #   run_scripts/search.sh
 #   SPACE="learning_rate=0.3:3:log, keep_prob=0.5:1.0" TRIALS=40 run_scripts/search.sh --num_epochs 3
-#   OUTPUT_DIR=searches/a run_scripts/search.sh --resume        goes on with one
+#   OUTPUT_DIR=searches/a run_scripts/search.sh --resume        continues a search
 #
-# Environment: CONFIG (config_small), SPACE (learning_rate and keep_prob; where CONFIG is a .py file
-#   its suggest()), TRIALS (20), RANKS (2), PARALLEL (1), OUTPUT_DIR (searches/<config>-<time>). Of
-#   these a search that is there takes OUTPUT_DIR alone: change the others by flags (--trials 60).
+# Environment: CONFIG (config_small), SPACE (learning_rate and keep_prob; for a CONFIG that is a .py file,
+#   its suggest()), TRIALS (20), RANKS (2), PARALLEL (1), OUTPUT_DIR (searches/<config>-<time>). An existing
+#   search only uses OUTPUT_DIR: change the other settings by flags (--trials 60).
 # Cost: TRIALS trainings, fewer with pruning; see docs/search.md.
-# Result: OUTPUT_DIR/best.py and OUTPUT_DIR/report.html; the exit status of the search; 143 after
-#   SIGTERM or SIGHUP, 130 after SIGINT, 140 after SIGUSR2, with everything saved. A second SIGINT
-#   ends the search at once; the kernel has the running trials save and end (docs/search.md).
+# Result: OUTPUT_DIR/best.py and OUTPUT_DIR/report.html; the exit code of the search. After a signal,
+#   everything is saved and the exit code is that of train.sh.
 set -euo pipefail
 case " $* " in *' --output_dir'* | *' --config'*)
     echo "search.sh: set OUTPUT_DIR and CONFIG, not --output_dir and --config" >&2
     exit 2
     ;;
 esac
-scripts=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
-"$scripts/setup.sh" --keep
-source "$scripts/env.sh"
-source run_scripts/mpirun_job.sh
+# shellcheck source=run_scripts/launch.sh
+source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/launch.sh"
+run_scripts/setup.sh
 
 config=${CONFIG:-config_small}
 output_dir=${OUTPUT_DIR:-searches/$(basename "$config" .py)-$(date +%Y%m%d-%H%M%S)}

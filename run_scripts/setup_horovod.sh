@@ -1,20 +1,18 @@
 # shellcheck shell=bash disable=SC2154
-# Sourced by setup.sh: installs Horovod into .venv, from the user's cache or built.
+# Sourced by setup.sh: installs Horovod into .venv, from the user's cache or from source.
 
 build_log=.venv/horovod-build.log
 
 # Builds the wheel into .venv/wheels.
 build_horovod() (
-    # CMake and Ninja come from the pins, so that neither make nor the host's CMake matters.
-    # Some of Horovod's files use std::string and uint8_t without including them, which gcc >= 13
-    # refuses. Without --no-build-isolation Horovod builds, silently, without TensorFlow; without
-    # --quiet its setup.py passes make's VERBOSE=1 to Ninja.
+    # The pinned CMake and Ninja are used, so the host's versions do not matter. With gcc >= 13, some of
+    # Horovod's files lack includes. With build isolation, Horovod silently builds without TensorFlow.
+    # Without --quiet, Horovod's setup.py passes make's VERBOSE=1 to Ninja.
     export PATH=$root/.venv/bin:$PATH CMAKE_GENERATOR=Ninja MAKEFLAGS="-j$(nproc)" CXX=${CXX:-g++}
     export CXXFLAGS="-include stdexcept -include string -include cstdint ${CXXFLAGS:-}"
     export HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1
     export HOROVOD_WITH_MPI=1 HOROVOD_WITH_GLOO=1
-    # CMake looks into MPI_HOME, I_MPI_ROOT and CMAKE_PREFIX_PATH, which modules of other MPIs set,
-    # before PATH; but first of all into this.
+    # CMake searches MPI_ROOT before the variables that modules of other MPIs set.
     MPI_ROOT=$(dirname "$(dirname "$(command -v mpicxx)")")
     export MPI_ROOT
     [[ $USE_GPU == 0 ]] || export_cuda
@@ -29,8 +27,7 @@ build_horovod() (
         rm -rf $source
 ) >$build_log 2>&1
 
-# Prints all that the wheel depends on: what it is built from, with what and how, and for which
-# machine. Horovod uses those three features of a CPU where the one that builds it has them.
+# Prints everything that the wheel depends on. Horovod uses three CPU features if the building host has them.
 wheel_key() {
     echo "$tensorflow | $mpi | $pins | ${CXXFLAGS:-} | ${LDFLAGS:-}"
     .venv/bin/python -c "import platform, sysconfig
@@ -47,7 +44,7 @@ print(sysconfig.get_config_var('SOABI'), platform.machine(), *platform.libc_ver(
     cat run_scripts/horovod.sed
 }
 
-# Installs a wheel, also over one of the same version; fails if it does not load.
+# Installs a wheel, even over the same version. Fails if the wheel does not load.
 try_wheel() {
     local built="hvd.mpi_built()"
     [[ $USE_GPU == 0 ]] || built+=" and hvd.nccl_built()"
@@ -61,18 +58,14 @@ install_horovod() {
     kept=$cache/horovod/${key%% *}
     if [[ -d $kept ]]; then
         say "installing Horovod from $cache"
-        if try_wheel "$kept"/horovod-*.whl; then
-            return
-        fi
-        say "that wheel does not load ($build_log says why)"
+        ! try_wheel "$kept"/horovod-*.whl || return 0
+        say "the cached wheel does not load (see $build_log)"
     fi
-    if [[ $USE_GPU == 1 && -z $nvcc ]]; then
-        install nvidia-cuda-nvcc nvidia-cuda-cccl
-    fi
+    [[ $USE_GPU == 0 || -n $nvcc ]] || install nvidia-cuda-nvcc nvidia-cuda-cccl
     say "building Horovod with $mpi (about 2 minutes on 2 cores)"
-    saying $build_log "building Horovod" build_horovod || {
+    build_horovod || {
         grep -E 'error:|Error' $build_log | head -n 8 >&2 || true
-        die "Horovod did not build; the whole log is $build_log"
+        die "Horovod did not build; see $build_log"
     }
     try_wheel .venv/wheels/horovod-*.whl || die "Horovod does not load; see the end of $build_log"
     keep .venv/wheels/horovod-*.whl "$kept" 2>>$build_log ||

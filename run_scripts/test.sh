@@ -1,27 +1,31 @@
 #!/usr/bin/env bash
-# Sets up with the test tools, then runs ruff and the tests: unit, parallel (under mpirun),
-# integration, faults.
+# Sets up with the test tools, then runs ruff and the tests: unit, parallel (under mpirun), integration,
+# faults.
 #
-#   run_scripts/test.sh                         everything but the tests marked soak
+#   run_scripts/test.sh                         everything except the tests marked soak
 #   run_scripts/test.sh tests/unit -k batches   arguments go to pytest
 #   run_scripts/test.sh -n 2 --dist loadscope tests/faults   two modules at a time, as without arguments
-#   run_scripts/test.sh -m soak                 the long ones
+#   run_scripts/test.sh -m soak -s              the long tests: 50 rounds of kill and resume, two hosts,
+#       Slurm, all variants of each fault, and 300 steps of each config (-k "not 300_steps" skips these)
 #
-# Environment: PTB_ARCHIVE, the PTB .tgz; without it the tests that need PTB skip and say so.
-#   TMPDIR, a directory where programs may be run (/tmp).
-# Cost: 11 minutes on 2 cores, both of which it uses, plus the set-up (see setup.sh) the first time.
-# Result: exit status 0 if all pass.
+# Environment: PTB_ARCHIVE, the PTB .tgz. Without it, the tests that need PTB are skipped.
+#   TMPDIR, a directory that allows execution (/tmp). SOAK_ROUNDS (50); SOAK_SEED repeats a failed soak,
+#   which prints its seed.
+# Cost: 10 minutes on 2 cores, plus the setup (see setup.sh) the first time. The long tests take half an
+#   hour, and the 300 steps take two hours. The long tests need root. Two hosts also need iproute2 and
+#   openssh-server, Slurm needs slurm-wlm, munge and libpmix-dev, and shared searches need postgresql.
+#   Otherwise they are skipped.
+# Result: exit code 0 if all tests pass.
 set -euo pipefail
 scripts=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
 "$scripts/setup.sh" --dev
+# shellcheck source=run_scripts/env.sh
 source "$scripts/env.sh"
 
 ruff check .
 ruff format --check .
-# The whole suite: a module of tests on each core, since most of a test is the start of TensorFlow,
-# which keeps one core busy; the long modules first, so that no core is idle at the end (by itself
-# xdist begins with those of many tests). For a few tests more processes would only cost their own
-# start.
+# The whole suite runs one module of tests per core, because most of a test is the start of TensorFlow,
+# which uses one core. Directories with long modules come first, so that no core is idle at the end.
 (($#)) || set -- --numprocesses "$(nproc)" --maxprocesses 8 --dist loadscope \
     --no-loadscope-reorder tests/{integration,faults,parallel,unit}
 python -m pytest "$@"

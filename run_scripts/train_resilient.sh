@@ -1,95 +1,74 @@
 #!/usr/bin/env bash
-# Trains until it is done: runs mpirun again with --resume when the job has failed, with the hosts
-# that are there. Any number of ranks continues the same run, so a lost host costs time only.
+# Trains until the training is done: if the job fails, mpirun starts again with --resume on the hosts
+# that are available. Any number of ranks can continue the run, so a lost host only costs time.
 #
 #   OUTPUT_DIR=runs/a HOSTS=host1:1,host2:1 run_scripts/train_resilient.sh
 #   OUTPUT_DIR=runs/a NP=2 run_scripts/train_resilient.sh      2 ranks on this host
 #
-# Arguments go to lm.train, in the project's root; only variables know where the user is. Environment:
-#   OUTPUT_DIR       the run's directory; needed
-#   CONFIG           the config (config_small)
-#   HOSTS            host:slots,... ; or
-#   DISCOVER_HOSTS   a program that prints the hosts that are there now, one host:slots a line, as
-#                    Horovod Elastic's discovery script does; asked before each start. List the
-#                    host with OUTPUT_DIR first: rank 0 alone reads and writes it.
-#   NP               the most ranks to start (default: all slots; without hosts, 1 here)
-#   MAX_RESTARTS     how often to start again before giving up (default 10)
-#   BACKOFF          seconds before the first restart, then twice as long each time, up to 5
-#                    minutes (default 5); progress since the last start begins both counts anew
-#   MPIRUN_FLAGS     more options for mpirun
-#   PYTHON           the Python of the ranks (default: that of .venv, at the same path on all hosts)
-# Cost: that of the training. Result: exit code 0 when it is done; 143 after SIGTERM or SIGHUP, 130
-#   after SIGINT, 140 after SIGUSR2, with everything saved (a second SIGINT ends the job at once); 2
-#   for a mistake in the command line or in these variables, which no restart mends; else the code of
-#   the last attempt.
+# Arguments go to lm.train. Environment, besides CONFIG, HOSTS, INTERFACE, SSH_FLAGS and MPIRUN_FLAGS
+# (see train.sh):
+#   OUTPUT_DIR       the run's directory; required
+#   DISCOVER_HOSTS   a program that prints the available hosts, one host:slots per line, like Horovod
+#                    Elastic's discovery script. It runs before each start. It must list the host
+#                    with OUTPUT_DIR first, because only rank 0 reads and writes this directory.
+#   NP               the largest number of ranks (default: all slots; without hosts, 1)
+#   MAX_RESTARTS     restarts without progress before giving up (10)
+#   BACKOFF          seconds before the first restart; doubled each time, up to 5 minutes (5). A new
+#                    checkpoint resets both counts.
+#   PYTHON           the Python of the ranks (default: .venv's, at the same path on all hosts)
+# Cost: that of the training. Result: exit code 0 when the training is done; 2 for a mistake in the
+#   command line or in these variables, which a restart cannot fix; after a signal as train.sh;
+#   otherwise the code of the last attempt.
 set -euo pipefail
-scripts=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
-# shellcheck source=run_scripts/env.sh
-source "$scripts/env.sh"
-# shellcheck source=run_scripts/mpirun_job.sh
-source run_scripts/mpirun_job.sh
-[[ -n ${OUTPUT_DIR:-} ]] || {
-    echo "train_resilient: set OUTPUT_DIR to the directory of the run" >&2
+# shellcheck source=run_scripts/launch.sh
+source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/launch.sh"
+fail() {
+    echo "train_resilient: $1" >&2
     exit 2
 }
-# By its path, the same on all hosts: what is first in PATH there need not be .venv's.
-python=${PYTHON:-$PWD/.venv/bin/python}
-command -v "$python" >/dev/null || {
-    echo "train_resilient: there is no $python: run run_scripts/setup.sh, or set PYTHON" >&2
-    exit 2
-}
-
-# Mistakes that no restart mends.
+[[ -n ${OUTPUT_DIR:-} ]] || fail "set OUTPUT_DIR to the directory of the run"
+python=${PYTHON:-$python}
+command -v "$python" >/dev/null || fail "$python is missing: run run_scripts/setup.sh, or set PYTHON"
 whole_number NP "${NP:-1}"
 whole_number MAX_RESTARTS "${MAX_RESTARTS:-10}"
 whole_number BACKOFF "${BACKOFF:-5}"
-slots_of "${HOSTS:-}" >/dev/null
-[[ -z ${DISCOVER_HOSTS:-} ]] || command -v "$DISCOVER_HOSTS" >/dev/null || {
-    echo "train_resilient: DISCOVER_HOSTS=$DISCOVER_HOSTS is not there, or is not executable" >&2
-    exit 2
-}
+[[ -z ${HOSTS:-} ]] || slots_of "$HOSTS" >/dev/null
+[[ -z ${DISCOVER_HOSTS:-} ]] || command -v "$DISCOVER_HOSTS" >/dev/null ||
+    fail "DISCOVER_HOSTS=$DISCOVER_HOSTS does not exist, or is not executable"
 
-# Prints the mpirun arguments that say where and how many.
-placement() {
-    local hosts=${HOSTS:-} slots
+# Sets hosts and ranks for the next start.
+choose_hosts() {
+    hosts=${HOSTS:-}
     if [[ -n ${DISCOVER_HOSTS:-} ]]; then
         hosts=$("$DISCOVER_HOSTS" | tr -d ' \t\r' | grep . | paste -sd,) || true
-        [[ -n $hosts ]] || return 1
+        [[ -n $hosts ]] || return
     fi
-    if [[ -z $hosts ]]; then
-        echo "-np ${NP:-1}"
-        return
+    ranks=${NP:-1}
+    if [[ -n $hosts ]]; then
+        ranks=$(slots_of "$hosts") || return
+        [[ -z ${NP:-} ]] || ((NP >= ranks)) || ranks=$NP
     fi
-    slots=$(slots_of "$hosts") || return
-    if [[ -n ${NP:-} ]] && ((NP < slots)); then
-        slots=$NP
-    fi
-    echo "-np $slots -H $hosts"
 }
 
-# All of them, not the newest: a damaged one stays the newest while the run, resumed from an older
-# one, gets on.
+# Lists all checkpoints, not only the newest. A corrupt one stays the newest while the run, resumed from
+# an older one, makes progress.
 checkpoints() {
     { find "$OUTPUT_DIR/checkpoints/" -maxdepth 1 -name 'step-*' 2>/dev/null || true; } | sort
 }
 
-# Also an empty one, which hides the GPUs of all hosts.
-[[ -z ${CUDA_VISIBLE_DEVICES+set} ]] || pass_on+=(-x CUDA_VISIBLE_DEVICES)
 restarts=0 code=1
 backoff=${BACKOFF:-5}
 while true; do
     before=$(checkpoints)
-    if where=$(placement); then
+    if choose_hosts; then
         code=0
-        # shellcheck disable=SC2086  # MPIRUN_FLAGS is a list
-        run_job mpirun $where "${mpirun_options[@]}" "${pass_on[@]}" ${MPIRUN_FLAGS:-} \
-            "$python" -m lm.train --config "${CONFIG:-config_small}" --output_dir "$OUTPUT_DIR" \
-            --resume "$@" || code=$?
+        LAUNCHER=mpirun NP=$ranks HOSTS=$hosts HOSTFILE='' \
+            run_training --output_dir "$OUTPUT_DIR" --resume "$@" || code=$?
         if ((code == 0 || code == 2 || stopped_by)); then
             exit "$code"
         fi
     else
-        echo "train_resilient: DISCOVER_HOSTS names no hosts to start on" >&2
+        echo "train_resilient: DISCOVER_HOSTS names no valid hosts" >&2
     fi
     if [[ $(checkpoints) != "$before" ]]; then
         restarts=0 backoff=${BACKOFF:-5}

@@ -92,7 +92,7 @@ def _own_facts(comm: Communicator) -> dict[str, Any]:
 def _check_versions(checklist: Checklist, facts: Facts) -> None:
     versions, build = facts[0]["versions"], facts[0]["build"]
     good = (
-        (3, 9) <= sys.version_info[:2] <= (3, 13)
+        (3, 10) <= sys.version_info[:2] <= (3, 13)
         and versions["tensorflow"] in TENSORFLOWS
         and versions["horovod"] == _HOROVOD
     )
@@ -100,7 +100,7 @@ def _check_versions(checklist: Checklist, facts: Facts) -> None:
         OK if good else WARN,
         "versions",
         ", ".join(f"{name} {version}" for name, version in versions.items()),
-        "this program is tested with Python 3.9 to 3.13, "
+        "this program is tested with Python 3.10 to 3.13, "
         f"tensorflow {', '.join(TENSORFLOWS)}, horovod {_HOROVOD}: {_SETUP}",
     )
     unlike = first_disagreement([rank["versions"] for rank in facts])

@@ -11,9 +11,9 @@ from typing import Optional
 
 from lm.errors import UserError
 
+# run_scripts/env.sh reads the same files.
 _OPTIONS = pathlib.Path(__file__).with_name("mpirun_options.conf")
-# What the ranks need of this process's environment; Open MPI passes nothing unless told to.
-_PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "OPAL_PREFIX", "NCCL_DEBUG")
+_PASSED_ON = pathlib.Path(__file__).with_name("passed_on.conf")
 _HOST = re.compile(r"[^:\s]+(?::([1-9][0-9]*))?")
 _ROOT_MAY = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
@@ -30,8 +30,7 @@ def command(num_ranks: int, hosts: Optional[str] = None) -> list[str]:
     """
     if not shutil.which("mpirun"):
         raise UserError("mpirun is not in PATH: source run_scripts/env.sh, or activate .venv")
-    lines = _OPTIONS.read_text().splitlines()
-    options = [word for line in lines if not line.startswith("#") for word in line.split()]
+    options = _read_words(_OPTIONS)
     if hosts:
         return ["mpirun", *options, *ranks_on(num_ranks, hosts)]
     return ["mpirun", "-np", str(num_ranks), *options]
@@ -42,8 +41,15 @@ def ranks_on(num_ranks: int, hosts: str) -> list[str]:
 
     Open MPI takes -x, too, for the ranks up to the next colon only.
     """
-    passed_on = [word for name in _PASSED_ON if name in os.environ for word in ("-x", name)]
-    return ["-np", str(num_ranks), "-H", hosts, *passed_on]
+    passed_on = [name for name in _read_words(_PASSED_ON) if os.environ.get(name)]
+    options = [word for name in passed_on for word in ("-x", name)]
+    return ["-np", str(num_ranks), "-H", hosts, *options]
+
+
+def _read_words(path: pathlib.Path) -> list[str]:
+    """Return the words of a file without its comments."""
+    lines = path.read_text().splitlines()
+    return [word for line in lines if not line.startswith("#") for word in line.split()]
 
 
 def environment(**changes: str) -> dict[str, str]:

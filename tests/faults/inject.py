@@ -108,7 +108,7 @@ def nan(rank, step):
     from lm.checkpoint import variables
 
     def action(loop):
-        state = variables._state_variables(loop.session)
+        state = variables._state_variables(loop.session.graph)
         values = {name: np.full(v.shape.as_list(), np.nan, "f") for name, v in state.items()}
         variables._assign(loop.session, state, values)
 

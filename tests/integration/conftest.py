@@ -2,6 +2,7 @@
 
 import fcntl
 import shutil
+import sys
 
 import pytest
 
@@ -26,11 +27,12 @@ def trained(session_dir, corpora):
 
 @pytest.fixture
 def project(tmp_path):
-    """A copy of the project whose set-up, which has tests of its own, does nothing."""
+    """A copy of the project that uses this Python environment and whose setup.sh does nothing."""
     copy = tmp_path / "project"
     shutil.copytree(ROOT / "run_scripts", copy / "run_scripts")
     for name in ("lm", "configs"):
         (copy / name).symlink_to(ROOT / name)
+    (copy / ".venv").symlink_to(sys.prefix)
     (copy / "run_scripts/setup.sh").write_text("#!/bin/sh\n")
     return copy
 

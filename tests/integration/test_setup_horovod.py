@@ -1,6 +1,6 @@
-"""run_scripts/setup_horovod.sh: when Horovod's wheel is built, kept and taken from the cache.
+"""run_scripts/setup_horovod.sh builds, caches and installs Horovod's wheel.
 
-The real script and the real pip; only the build itself, which takes minutes, makes a tiny wheel.
+The script and pip are real. Only the build, which takes minutes, is replaced by a tiny wheel.
 """
 
 import os
@@ -17,7 +17,6 @@ WHEEL = "horovod-0.28.1-py3-none-any.whl"
 SET_UP = """
 set -euo pipefail
 say() { echo "setup: $*"; }
-saying() { shift 2; "$@"; }
 die() { say "$*" >&2; exit 1; }
 cache=$XDG_CACHE_HOME
 keep() { mkdir -p "$2" && cp "$1" "$2"; }
@@ -31,7 +30,7 @@ build_horovod() { mkdir -p .venv/wheels && cp built/*.whl .venv/wheels; }
 install_horovod
 .venv/bin/python -c "import horovod.tensorflow as hvd; print('installed:', hvd.made_for)"
 """
-# Of wheels that must not be taken for each other.
+# The keys of wheels that must not be confused.
 KEYS = """
 key() { wheel_key | sha256sum; }
 key
@@ -70,7 +69,7 @@ def venv(tmp_path_factory):
 
 @pytest.fixture
 def set_up(venv, tmp_path):
-    """Install Horovod into a checkout; the wheel that it builds, if it does, says for which one."""
+    """Install Horovod into a checkout. A wheel names the checkout that built it."""
 
     def run(name, cache=tmp_path / "cache", commands=INSTALL):
         checkout = tmp_path / name
@@ -79,7 +78,7 @@ def set_up(venv, tmp_path):
             make_wheel(checkout / "built" / WHEEL, name)
             shutil.copytree(ROOT / "run_scripts", checkout / "run_scripts")
             (checkout / ".venv").mkdir()
-            # Without pyvenv.cfg its Python would be the host's, and pip would install there.
+            # Without pyvenv.cfg, this is the host's Python, and pip installs there.
             for part in ("bin", "lib", "pyvenv.cfg"):
                 (checkout / ".venv" / part).symlink_to(venv / part)
         return subprocess.run(
@@ -99,18 +98,18 @@ def kept(tmp_path):
     return wheel
 
 
-def test_a_wheel_is_built_once_for_all_checkouts_that_are_alike(set_up):
+def test_similar_checkouts_share_one_wheel(set_up):
     first, second = set_up("first"), set_up("second")
     assert "building Horovod" in first.stdout and "installed: first" in first.stdout
     assert "building" not in second.stdout and "installed: first" in second.stdout
 
 
-def test_what_a_wheel_is_built_from_tells_it_apart(set_up):
+def test_the_cache_key_depends_on_all_inputs_of_a_wheel(set_up):
     keys = [set_up(name, commands=KEYS).stdout.splitlines() for name in ("first", "second")]
     assert keys[0] == keys[1] and len(set(keys[0])) == 9
 
 
-def test_a_kept_wheel_that_does_not_load_is_built_again_and_replaced(set_up, tmp_path):
+def test_a_cached_wheel_that_does_not_load_is_replaced(set_up, tmp_path):
     set_up("first")
     make_wheel(kept(tmp_path), "nothing", loads=False)
     second = set_up("second")
@@ -120,14 +119,14 @@ def test_a_kept_wheel_that_does_not_load_is_built_again_and_replaced(set_up, tmp
     assert kept(tmp_path).stat().st_size > 100
 
 
-def test_a_cache_that_cannot_be_written_is_no_error(set_up, tmp_path):
+def test_a_read_only_cache_is_not_an_error(set_up, tmp_path):
     (tmp_path / "file").write_text("in the way of a directory")
     result = set_up("first", cache=tmp_path / "file")
     assert result.returncode == 0 and result.stderr == ""
     assert "installed: first" in result.stdout and "could not be kept" in result.stdout
 
 
-def test_a_new_wheel_that_does_not_load_is_one_line_and_is_not_kept(set_up, tmp_path):
+def test_a_new_wheel_that_does_not_load_is_one_line_and_is_not_cached(set_up, tmp_path):
     set_up("first", cache=tmp_path / "other")
     make_wheel(tmp_path / "first/built" / WHEEL, "nothing", loads=False)
     result = set_up("first")
