@@ -48,7 +48,7 @@ def build_step(
             weight.load(initial_weight(config, weight.op.name, weight.shape), session)
 
     def step(inputs: np.ndarray, targets: np.ndarray) -> StepResult:
-        with one_line_errors(functions, runs=True):
+        with one_line_errors(functions, running=True):
             result = training.run_step(session.run, graph, inputs, targets, config.learning_rate)
         loss = result.nll.nats / config.batch_size
         return StepResult(loss, result.grad_norm, result.exchange_seconds)
