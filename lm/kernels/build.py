@@ -1,9 +1,9 @@
-"""Compiles the TensorFlow ops of this package: ``python -m lm.kernels.build``.
+"""Compile the TensorFlow ops of this package: ``python -m lm.kernels.build``.
 
-One library serves every CPU of its architecture: the arithmetic is compiled once per instruction
-set and chosen when the library is loaded, so that a home directory may be shared by unlike nodes.
-An instruction set that the compiler is too old for is left out, with a warning; the library's name
-does not tell, so remove ``_build`` to build it again with a newer compiler.
+One library serves all CPUs of an architecture, so nodes with different CPUs may share a home
+directory. The arithmetic is compiled once per instruction set, and loading the library selects one.
+If the compiler is too old for an instruction set, the build omits it with a warning. After
+installing a newer compiler, remove ``_build`` to build the library again.
 """
 
 import hashlib
@@ -17,10 +17,10 @@ import tempfile
 _HERE = pathlib.Path(__file__).resolve().parent
 BUILD_DIR = _HERE / "_build"
 
-# -fwrapv: the bit tricks on vectors of integers may overflow. No -ffast-math: it hides NaN.
+# -fwrapv: bit manipulation of integer vectors may overflow. Not -ffast-math: it hides NaN.
 _FLAGS = ["-O3", "-fPIC", "-fwrapv", "-ffp-contract=fast", "-fvisibility=hidden", "-Wall"]
 _AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma"]
-# Of each instruction set, the compiler's flags; all but the first are of x86-64.
+# The compiler flags of each instruction set. All except the first are for x86-64.
 INSTRUCTION_SETS = {
     "generic": [],
     "avx2": ["-mavx2", "-mfma"],
@@ -40,9 +40,9 @@ def _isas():
 
 
 def library_path():
-    """Return the path of the library for these sources and this TensorFlow, built or not.
+    """Return the path of the library for these sources and this TensorFlow; it may not exist yet.
 
-    It does not depend on the compiler, so that a node without one can load what another built.
+    The path does not depend on the compiler, so a node without a compiler can use the library.
     """
     import tensorflow as tf
 
@@ -54,14 +54,10 @@ def library_path():
 
 
 def build():
-    """Compile the library unless it is up to date.
-
-    Returns:
-      The path of the library.
+    """Compile the library if it is missing, and return its path.
 
     Raises:
-      RuntimeError: The compiler is missing or cannot compile what every CPU needs; the message
-        ends with what it said.
+      RuntimeError: If the compiler is missing, or fails to compile the parts that all CPUs need.
     """
     import tensorflow as tf
 
@@ -77,21 +73,22 @@ def build():
         running = [
             _start([*arguments, "-c", "-o", f"{work}/{name}.o"]) for name, arguments in jobs.items()
         ]
-        complaints = {name: _finish(process) for name, process in zip(jobs, running)}
-        # What serves every CPU must compile; ops.cc does without the other instruction sets.
-        for name in ("ops", "generic"):
-            if complaints[name]:
-                raise RuntimeError(complaints[name])
-        for name, complaint in complaints.items():
-            if complaint:
-                print(f"warning: left out {name}: {_gist(complaint)}", file=sys.stderr)
-        objects = [f"{work}/{name}.o" for name, complaint in complaints.items() if not complaint]
+        errors = {name: _finish(process) for name, process in zip(jobs, running)}
+        for name in ("ops", "generic"):  # ops.cc works without the other instruction sets
+            if errors[name]:
+                raise RuntimeError(errors[name])
+        for name, error in errors.items():
+            if error:
+                lines = error.splitlines()
+                reason = next((line for line in lines if "error:" in line), lines[-1])
+                print(f"warning: omitted {name}: {reason}", file=sys.stderr)
+        objects = [f"{work}/{name}.o" for name, error in errors.items() if not error]
         library = f"{work}/library.so"
         link = ["-shared", *objects, "-o", library, *tf.sysconfig.get_link_flags()]
-        if complaint := _finish(_start(link)):
-            raise RuntimeError(complaint)
-        # Renamed into place at once: another process never loads half a library. But not over one
-        # that another node has made meanwhile: where it has loaded that, it would lose it.
+        if error := _finish(_start(link)):
+            raise RuntimeError(error)
+        # Rename atomically, so that no process loads a partial library. Do not replace a library
+        # that another node has built in the meantime, because that node may have loaded it.
         if not path.exists():
             os.replace(library, path)
     return path
@@ -107,19 +104,13 @@ def _start(arguments):
 
 
 def _finish(process):
-    """Wait for a compiler; return "", or its command and what it said if it has failed."""
-    said = process.communicate()[0].decode(errors="replace").strip()
-    return f"{' '.join(map(str, process.args))} failed:\n{said}" if process.returncode else ""
-
-
-def _gist(complaint):
-    """Return the line of a compiler's output that says what it refuses."""
-    lines = complaint.splitlines()
-    return next((line for line in lines if "error:" in line), lines[-1])
+    """Wait for the compiler, and return its command and output if it failed, otherwise ""."""
+    output = process.communicate()[0].decode(errors="replace").strip()
+    return f"{' '.join(map(str, process.args))} failed:\n{output}" if process.returncode else ""
 
 
 def main():
-    """Build the library and print its path; exit with 1 and one line if that fails."""
+    """Build the library and print its path; if it fails, print one line and exit with code 1."""
     try:
         print(build())
     except (RuntimeError, OSError) as error:

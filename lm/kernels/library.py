@@ -1,4 +1,4 @@
-"""The compiled library of this process: whether it can be used, and what it is."""
+"""The compiled library in this process: whether it can be used, and its properties."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ logger = logging.getLogger("lm")
 
 
 class Library(NamedTuple):
-    """The ops, or why there are none."""
+    """The compiled ops, or the reason why this process does not use them."""
 
-    ops: Any = None  # a module with a function for each op
-    reason: str = ""  # why it is None
-    is_missing: bool = False  # they are wanted, and could be had
+    ops: Any = None  # a module with one function per op
+    reason: str = ""  # why `ops` is None
+    is_missing: bool = False  # whether building the library would help
 
 
 @functools.cache
 def load() -> Library:
-    """Load the library, once.
+    """Load the library once.
 
     Raises:
-      UserError: LM_KERNELS_ISA is no instruction set.
+      UserError: If LM_KERNELS_ISA is not an instruction set.
     """
-    from lm.kernels.build import INSTRUCTION_SETS  # not above: `-m lm.kernels.build` imports this
+    from lm.kernels.build import INSTRUCTION_SETS  # here: `-m lm.kernels.build` imports this module
 
     wanted = os.environ.get("LM_KERNELS_ISA")
     if wanted and wanted not in INSTRUCTION_SETS:
         raise UserError(f"LM_KERNELS_ISA is {wanted!r}, not one of {', '.join(INSTRUCTION_SETS)}")
     if os.environ.get("LM_KERNELS", "1") == "0":
-        return Library(reason="switched off by LM_KERNELS=0")
+        return Library(reason="disabled by LM_KERNELS=0")
     if tf.config.list_physical_devices("GPU"):
         return Library(reason="they are for CPUs, and there is a GPU")
     path = _path()
@@ -48,48 +48,48 @@ def load() -> Library:
     try:
         ops = tf.load_op_library(str(path))
     except (tf.errors.OpError, OSError) as error:
-        return Library(reason=f"{path} does not load: {error}", is_missing=True)
-    found = _told("lm_kernels_isa")
+        return Library(reason=f"cannot load {path}: {error}", is_missing=True)
+    found = _property("lm_kernels_isa")
     if wanted and wanted != found:
-        logger.warning("LM_KERNELS_ISA is %s, which is not to be had here: %s", wanted, found)
+        logger.warning("LM_KERNELS_ISA %s is not available here; using %s", wanted, found)
     return Library(ops)
 
 
 def available() -> bool:
-    """Return whether the compiled ops can be used in this process."""
+    """Return whether this process can use the compiled ops."""
     return load().ops is not None
 
 
 def is_missing() -> bool:
-    """Return whether they cannot, and could if they were built."""
+    """Return whether building the library would make the compiled ops available."""
     return load().is_missing
 
 
 def description() -> str:
-    """Return, in a few words for the log, what runs here, or why the compiled ops do not.
+    """Describe the compiled ops for the log, or explain why they are not used.
 
-    Where it is the same, so are the bits: it names the instruction set, the sources (by the first
-    digits of the library's name) and the compiler, whose version may choose other roundings.
+    Processes with the same description compute bitwise identical results. It contains the
+    instruction set, a checksum of the sources, and the compiler, whose version may affect rounding.
     """
     if not available():
         return f"no compiled ops: {load().reason}"
-    sources, compiler = _path().stem[:8], _told("lm_kernels_compiler")
-    return f"compiled ops for {_told('lm_kernels_isa')} ({sources}, compiler {compiler})"
+    sources, compiler = _path().stem[:8], _property("lm_kernels_compiler")
+    return f"compiled ops for {_property('lm_kernels_isa')} ({sources}, compiler {compiler})"
 
 
 def multiplies_bfloat16() -> bool:
-    """Return whether the instruction set in use multiplies bfloat16: without, it gains nothing."""
-    from lm.kernels.build import INSTRUCTION_SETS  # not above: `-m lm.kernels.build` imports this
+    """Return whether the CPU has bfloat16 products. Otherwise, bfloat16 is not faster."""
+    from lm.kernels.build import INSTRUCTION_SETS  # here, as in `load`
 
-    return available() and "-mavx512bf16" in INSTRUCTION_SETS[_told("lm_kernels_isa")]
+    return available() and "-mavx512bf16" in INSTRUCTION_SETS[_property("lm_kernels_isa")]
 
 
 @contextlib.contextmanager
 def subnormals_are_zero() -> Iterator[None]:
-    """Compute in this thread, and for ever in those that it starts meanwhile, as TensorFlow's do.
+    """Treat subnormal numbers as zero, as TensorFlow does, in this thread.
 
-    Its threads take numbers below 1.2e-38 for zeros. A thread that adds up for them and does not
-    would make other bits. Nothing changes without the compiled ops.
+    Threads that start inside this context keep the setting. A thread that adds gradients without it
+    would compute different bits. Nothing changes without the compiled ops.
     """
     if not available():
         yield
@@ -103,15 +103,15 @@ def subnormals_are_zero() -> Iterator[None]:
         flush(False)
 
 
-def _told(name: str) -> str:
-    """Return what a function of the library says of it."""
+def _property(name: str) -> str:
+    """Return a text that the library contains."""
     function = getattr(ctypes.CDLL(str(_path())), name)
     function.restype = ctypes.c_char_p
     return function().decode()
 
 
-@functools.cache  # sources that change meanwhile are not those that were loaded
+@functools.cache  # the sources may change after the library was loaded
 def _path() -> pathlib.Path:
-    from lm.kernels.build import library_path  # not above, as INSTRUCTION_SETS
+    from lm.kernels.build import library_path  # here, as in `load`
 
     return library_path()

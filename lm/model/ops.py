@@ -1,4 +1,4 @@
-"""The one choice between compiled operations and plain TensorFlow."""
+"""The choice between the compiled ops and TensorFlow's own ops."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lm.model import plain
 
 
 class Ops(NamedTuple):
-    """What a model is made of, at one precision; `lm/model/plain.py` documents each."""
+    """The operations of a network and its training; see `lm/model/plain.py` for their arguments."""
 
     matmul: Callable
     add_bias: Callable
@@ -24,11 +24,7 @@ class Ops(NamedTuple):
 
 
 def plain_ops(precision: str = "float32") -> Ops:
-    """Return the operations in plain TensorFlow.
-
-    Args:
-      precision: Of the factors of all products: float32 or bfloat16.
-    """
+    """Return the operations in plain TensorFlow, with products of the given precision."""
     return Ops(
         matmul=partial(plain.matmul, precision=precision),
         add_bias=plain.add_bias,
@@ -41,21 +37,24 @@ def plain_ops(precision: str = "float32") -> Ops:
     )
 
 
-def fastest(precision: str = "float32", shares: Sequence[int] = ()) -> Ops:
-    """Return the operations that are fastest on this process's device.
+def fastest(precision: str = "float32", micro_batches: Sequence[int] = ()) -> Ops:
+    """Return the fastest operations on this process's device.
 
     Args:
-      precision: Of the factors of all products: float32 or bfloat16.
-      shares: Of all sums over rows, but for those of `column_sums`, which is told; see `Rows`.
+      precision: Precision of the factors of all products, float32 or bfloat16.
+      micro_batches: Rows of each micro-batch, for all sums except `column_sums`, which receives
+        them as an argument; see `lm.data.batches.Rows`.
     """
     if not kernels.available():
         return plain_ops(precision)
+    sums = dict(micro_batches=micro_batches)
+    products = dict(precision=precision, **sums)
     return Ops(
-        matmul=partial(kernels.matmul, precision=precision, shares=shares),
-        add_bias=partial(kernels.add_bias, shares=shares),
-        recurrence=partial(kernels.lstm_recurrence, precision=precision, shares=shares),
+        matmul=partial(kernels.matmul, **products),
+        add_bias=partial(kernels.add_bias, **sums),
+        recurrence=partial(kernels.lstm_recurrence, **products),
         dropout=kernels.dropout,
-        cross_entropy=partial(kernels.softmax_cross_entropy, precision=precision, shares=shares),
+        cross_entropy=partial(kernels.softmax_cross_entropy, **products),
         column_sums=kernels.column_sums,
         global_norm=kernels.global_norm,
         add_to_average=kernels.add_to_average,

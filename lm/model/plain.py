@@ -1,9 +1,11 @@
-"""The model's operations in plain TensorFlow: for GPUs, for exported graphs, for any machine.
+"""The operations of a network in plain TensorFlow, for GPUs and exported graphs.
 
-`lm/kernels` computes the same, faster, on CPUs; `lm/model/ops.py` chooses.
+`lm/kernels` computes the same results faster on CPUs, and `lm/model/ops.py` chooses. Here, the
+summation order is TensorFlow's own and does not depend on micro-batches.
 
-Shapes: T time steps, B rows, H hidden units, G = 4H gates, V words, N = T * B tokens. There are no
-shares, as `lm.kernels` has them: TensorFlow adds in an order of its own.
+Shapes: T time steps, B rows, H hidden units, G = 4H gates, V words, N = T * B tokens. The precision
+"bfloat16" rounds the factors of all products, including those of the gradient, to bfloat16, and
+sums in float32.
 """
 
 from __future__ import annotations
@@ -15,20 +17,10 @@ import tensorflow.compat.v1 as tf
 
 
 def matmul(a: tf.Tensor, b: tf.Tensor, precision: str, transpose_a: bool = False) -> tf.Tensor:
-    """Multiply two float32 matrices. Differentiable, with products of the same precision.
+    """Multiply two float32 matrices. Differentiable.
 
-    No stock product of bfloat16 tensors would do: its result is rounded, too. In float32 the
-    product of two rounded factors is exact, also in the TF32 that GPUs multiply float32 in.
-
-    Args:
-      a: Left factor.
-      b: Right factor.
-      precision: float32, or bfloat16, which rounds both factors to bfloat16 and adds up in
-        float32.
-      transpose_a: Whether to transpose a first.
-
-    Returns:
-      The float32 product.
+    A product of bfloat16 tensors would also round the result. In float32, and even in the TF32 of
+    GPUs, the product of two rounded factors is exact.
     """
     if precision == "bfloat16":
         a, b = _rounded_factor(a), _rounded_factor(b)
@@ -37,27 +29,27 @@ def matmul(a: tf.Tensor, b: tf.Tensor, precision: str, transpose_a: bool = False
 
 
 def _to_bfloat16(x):
-    """The float32 values nearest to x that bfloat16 has, ties to even."""
+    """Round float32 values to the nearest bfloat16 values, ties to even."""
     return tf.cast(tf.cast(x, tf.bfloat16), tf.float32)
 
 
 @tf.custom_gradient
 def _rounded_factor(x):
-    return _to_bfloat16(x), lambda dx: dx  # the gradient is a sum, and stays float32
+    return _to_bfloat16(x), lambda dx: dx  # the gradient is a sum, which stays float32
 
 
 @tf.custom_gradient
 def _rounded_gradient(x):
-    return tf.identity(x), _to_bfloat16  # it is a factor of the products that follow
+    return tf.identity(x), _to_bfloat16  # the gradient is a factor of more products
 
 
 def add_bias(x_NM: tf.Tensor, bias_M: tf.Tensor) -> tf.Tensor:
-    """Add a bias to each row, [N, M]."""
+    """Add a bias to each row."""
     return tf.nn.bias_add(x_NM, bias_M)
 
 
-def column_sums(x_NM: tf.Tensor, shares: Sequence[int] = ()) -> tf.Tensor:
-    """Return the sum of the rows, [M]; the shares of `kernels.column_sums` are not used."""
+def column_sums(x_NM: tf.Tensor, micro_batches: Sequence[int] = ()) -> tf.Tensor:
+    """Return the sum of the rows, [M]. The micro-batches are not used."""
     return tf.reduce_sum(x_NM, axis=0)
 
 
@@ -77,7 +69,7 @@ def recurrence(
       recurrent_weights: W, [H, 4H].
       h_0: Output before the window, [B, H].
       c_0: Memory cell before the window, [B, H].
-      precision: Of the products: float32 or bfloat16.
+      precision: float32 or bfloat16.
 
     Returns:
       Outputs [T, B, H], and h and c after the last step, each [B, H].
@@ -98,7 +90,7 @@ def _recurrence_and_gradient(projected_TBG, recurrent_weights, h_0, c_0, precisi
             projected + matmul(h, recurrent_weights, precision), 4, axis=1
         )
         i, j, f, o = tf.sigmoid(z_i), tf.tanh(z_j), tf.sigmoid(z_f), tf.sigmoid(z_o)
-        step = _Step(h_before=h, c_before=c, i=i, j=j, f=f, o=o, tanh_c=None)
+        step = _TimeStep(h_before=h, c_before=c, i=i, j=j, f=f, o=o, tanh_c=None)
         c = f * c + i * j
         tanh_c = tf.tanh(c)
         h = o * tanh_c
@@ -111,7 +103,7 @@ def _recurrence_and_gradient(projected_TBG, recurrent_weights, h_0, c_0, precisi
     return (h_TBH, h, c), gradient
 
 
-class _Step(NamedTuple):
+class _TimeStep(NamedTuple):
     h_before: tf.Tensor
     c_before: tf.Tensor
     i: tf.Tensor
@@ -122,11 +114,11 @@ class _Step(NamedTuple):
 
 
 def _recurrence_gradient(
-    steps: Sequence[_Step], recurrent_weights, dh_TBH, dh_last, dc_last, precision
+    steps: Sequence[_TimeStep], recurrent_weights, dh_TBH, dh_last, dc_last, precision
 ):
-    """Back-propagate through time; the weight gradient is ONE product over all time steps."""
-    # A skinny product with a transposed weight is 5 to 10 times slower in oneDNN; the copy
-    # keeps TensorFlow's optimizer from folding this transpose back into the products below.
+    """Backpropagate through time. The weight gradient is ONE product over all time steps."""
+    # A skinny product with a transposed weight is 5 to 10 times slower in oneDNN. The copy prevents
+    # TensorFlow's optimizer from folding this transpose back into the products below.
     transposed_weights = tf.raw_ops.Snapshot(input=tf.transpose(recurrent_weights))
     dh_step, dc = tf.unstack(dh_TBH), dc_last
     dh = dh_last
@@ -153,16 +145,14 @@ def _recurrence_gradient(
 
 
 def dropout(x_TBH: tf.Tensor, keep_prob: float, key: tf.Tensor, counter: tf.Tensor) -> tf.Tensor:
-    """Drop units by the numbers that Philox makes of the counters.
+    """Drop units with random numbers that Philox computes from counters.
 
     Args:
       x_TBH: Activations.
-      keep_prob: Probability of keeping a unit; kept ones are divided by it.
-      key: uint64 [1], of the generator.
-      counter: uint64 [2], low and high half of the first one; each row owns ceil(T * H / 4).
-
-    Returns:
-      [T, B, H].
+      keep_prob: Probability of keeping a unit. Kept units are divided by it.
+      key: Key of the generator, uint64 [1].
+      counter: Low and high half of the first counter, uint64 [2]. Each row owns ceil(T * H / 4)
+        counters.
     """
     num_steps, rows, units = x_TBH.shape.as_list()
     numbers_per_row = 4 * -(-num_steps * units // 4)
@@ -170,7 +160,7 @@ def dropout(x_TBH: tf.Tensor, keep_prob: float, key: tf.Tensor, counter: tf.Tens
         shape=[rows, numbers_per_row],
         key=key,
         counter=counter,
-        alg=1,  # Philox, whose numbers are the same on every device
+        alg=1,  # Philox, which yields the same numbers on all devices
         dtype=tf.float32,
     )
     uniform_BTH = tf.reshape(uniform[:, : num_steps * units], [rows, num_steps, units])
@@ -194,15 +184,15 @@ def cross_entropy(
       hidden_NH: Outputs of the top layer.
       weights_HV: Projection.
       bias_V: Bias of the projection.
-      targets_N: int32 ids of the words to predict.
+      targets_N: int32 IDs of the tokens to predict.
       scale_N: Factor of each token in the loss.
-      precision: Of the products: float32 or bfloat16.
-      training: Whether the loss will be differentiated; here it makes no difference.
+      precision: float32 or bfloat16.
+      training: Whether the loss will be differentiated; not used here.
       transposed: Whether the weights are [V, H].
 
     Returns:
-      The loss, whose gradient flows to hidden, weights and bias, and the nll of each token [N],
-      in nats, which has none.
+      The loss, whose gradient flows to hidden, weights and bias, and the nll of each token [N] in
+      nats, without a gradient.
     """
     if transposed:
         weights_HV = tf.transpose(weights_HV)
@@ -213,16 +203,16 @@ def cross_entropy(
 def logits_cross_entropy(
     logits_NV: tf.Tensor, targets_N: tf.Tensor, scale_N: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Do as `cross_entropy`, given the logits."""
+    """Return the results of `cross_entropy`, given the logits."""
     nll_N = _cross_entropy(logits_NV, targets_N)
     return tf.reduce_sum(scale_N * nll_N), tf.stop_gradient(nll_N)
 
 
 @tf.custom_gradient
 def _cross_entropy(logits_NV, targets_N):
-    """nll = log sum exp(logits) - logits[target], shifted by the maximum against overflow.
+    """Return nll = log sum exp(logits) - logits[target], shifted by the maximum to avoid overflow.
 
-    The stock op takes twice as long on [400, 10000] as these plain ones.
+    TensorFlow's own op takes twice as long for [400, 10000].
     """
     shifted_NV = logits_NV - tf.reduce_max(logits_NV, axis=1, keepdims=True)
     exp_NV = tf.exp(shifted_NV)
@@ -231,7 +221,7 @@ def _cross_entropy(logits_NV, targets_N):
     nll_N = tf.log(sum_N1[:, 0]) - tf.gather_nd(shifted_NV, at_target)
 
     def gradient(dnll_N):
-        """d nll / d logits = softmax - onehot(target)."""
+        """Return d nll / d logits = softmax - onehot(target)."""
         scaled_NV = exp_NV * (dnll_N[:, None] / sum_N1)
         return tf.tensor_scatter_sub(scaled_NV, at_target, dnll_N), None
 
@@ -241,24 +231,17 @@ def _cross_entropy(logits_NV, targets_N):
 def global_norm(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     """Return the square root of the sum of all squares.
 
-    TensorFlow adds these up in an order that depends on the threads or the GPU: ranks that compute
-    it from the same numbers may differ in the last bit.
-
-    Args:
-      tensors: float32, of any shapes.
+    The summation order depends on the threads or the GPU, so the last bit may differ between ranks.
     """
     return tf.linalg.global_norm(tensors)
 
 
 def add_to_average(average: tf.Variable, weight: tf.Variable, share: tf.Tensor) -> tf.Operation:
-    """Move an average towards a weight: average + (weight - average) share.
+    """Return an operation that sets the average to average + (weight - average) * share.
 
     Args:
-      average: Changed in place.
-      weight: float32 variable of its shape.
-      share: Of the weight in the average, float32 scalar.
-
-    Returns:
-      The operation that does it.
+      average: A float32 variable.
+      weight: A float32 variable of the same shape.
+      share: float32 scalar.
     """
     return average.assign_add((weight - average) * share).op

@@ -314,7 +314,7 @@ def test_cross_entropy_with_transposed_weights_has_the_same_bits(precision):
 
     def losses(*placeholders, transposed=False):
         loss, nll = kernels.softmax_cross_entropy(
-            *placeholders, targets, scale, precision, shares=[2, 0, 3], transposed=transposed
+            *placeholders, targets, scale, precision, micro_batches=[2, 0, 3], transposed=transposed
         )
         return [loss, nll, *tf.gradients(loss, placeholders)]
 
@@ -394,15 +394,15 @@ def test_unknown_precision_is_an_error():
 def all_ops(threads):
     """The results of all ops in both precisions, as one list of arrays."""
     T, B, V = 5, 12, 1000
-    shares = (3, 0, 4, 5)
+    micro_batches = (3, 0, 4, 5)
 
     def step(*variables):
         x, input_weights, bias, weights, h, c, output_weights = variables
         results = []
         for precision in ("float32", "bfloat16"):
-            projected = kernels.matmul(x, input_weights, precision, shares)
-            projected = tf.reshape(kernels.add_bias(projected, bias, shares), [T, B, -1])
-            outputs = kernels.lstm_recurrence(projected, weights, h, c, precision, shares)
+            projected = kernels.matmul(x, input_weights, precision, micro_batches)
+            projected = tf.reshape(kernels.add_bias(projected, bias, micro_batches), [T, B, -1])
+            outputs = kernels.lstm_recurrence(projected, weights, h, c, precision, micro_batches)
             loss, nll = kernels.softmax_cross_entropy(
                 tf.reshape(outputs[0], [T * B, -1]),
                 output_weights,
@@ -410,7 +410,7 @@ def all_ops(threads):
                 tf.range(T * B),
                 tf.ones(T * B),
                 precision,
-                shares=shares,
+                micro_batches=micro_batches,
             )
             results += [loss, nll, *tf.gradients([loss, lstm_loss(outputs)], variables)]
         return results
