@@ -11,8 +11,6 @@ from typing import Optional
 
 from lm.options import Checked, option
 
-# Fields of Config on which no step depends: a resumed run may differ in them.
-NOT_OF_STEPS = frozenset({"name", "num_epochs"})
 _INT32 = 2**31 - 1  # more than that is no size of a tensor
 _MOST_THREADS = 4096  # far beyond, the process ends when they are started
 
@@ -25,17 +23,20 @@ class Config(Checked):
     field, for a value of the wrong type or out of range.
     """
 
-    name: str = option("custom", "short name of the config, for run directories and tables")
+    name: str = option(
+        "custom", "short name of the config, for run directories and tables", may_change=["resume"]
+    )
 
     # Data.
     corpus: str = option(
         "files",
         "files: PTB or own text in --data_path; embedded: a small generated language",
-        choices=("files", "embedded"),
-    )
+        choices=("files", "embedded"), may_change=(),
+    )  # fmt: skip
     vocab_size: Optional[int] = option(
-        None, "keep at most this many words; the others become <unk> (default: all)", low=3
-    )
+        None, "keep at most this many words; the others become <unk> (default: all)", low=3,
+        may_change=(),
+    )  # fmt: skip
 
     # Model: Zaremba, Sutskever, Vinyals (2014), https://arxiv.org/abs/1409.2329.
     init_scale: float = option(0.1, "weights start uniform in +-init_scale", above=0, high=10)
@@ -93,7 +94,9 @@ class Config(Checked):
     batch_size: int = option(
         20, "rows of the GLOBAL batch, shared out over all ranks", low=1, high=_INT32
     )
-    num_epochs: int = option(13, "passes over the training split", low=1, high=_INT32)
+    num_epochs: int = option(
+        13, "passes over the training split", low=1, high=_INT32, may_change=["resume", "search"]
+    )
     optimizer: str = option(
         "sgd", "sgd; momentum: classic, not Nesterov's; adam: bias-corrected",
         choices=("sgd", "momentum", "adam"),
@@ -140,7 +143,9 @@ class Config(Checked):
     seed: int = option(1, "seed of the weights and the dropout masks", low=0, high=2**62)
 
     # Evaluation.
-    eval_batch_size: int = option(20, "rows in validation and test", low=1, high=_INT32)
+    eval_batch_size: int = option(
+        20, "rows in validation and test", low=1, high=_INT32, may_change=["evaluate", "search"]
+    )
 
     # How the sums of a step are made.
     virtual_ranks: int = option(
@@ -158,30 +163,29 @@ class Config(Checked):
 
 @dataclasses.dataclass(frozen=True)
 class RunOptions(Checked):
-    """How and where a Config is trained; nothing here changes the trained weights, except that
-    `data_path` may have another text, `init_from` starts with others, `allow_changed_network` may
-    go on with another network, `max_steps` and `early_stopping_epochs` end early and `on_nan` may
-    skip an update.
+    """How and where a Config is trained.
 
+    Only these options change the trained weights: `data_path`, `init_from`,
+    `allow_changed_config_file`, `max_steps`, `early_stopping_epochs` and `on_nan`.
     Raises UserError, naming the field, for a value of the wrong type or out of range.
     """
 
     data_path: Optional[str] = option(
         None, "directory of the corpus (default: that of the run that --resume or --init_from"
-        " names, else data)", per_host=True, is_path=True,
+        " names, else data)", per_host=True, is_path=True, may_change=["resume", "search"],
     )  # fmt: skip
     data_url: Optional[str] = option(
-        None,
-        "address or path of the PTB .tgz (default: the public ones)",
-        per_host=True,
-        is_path=True,
-    )
+        None, "address or path of the PTB .tgz (default: the public ones)", per_host=True,
+        is_path=True, may_change=["resume", "search"],
+    )  # fmt: skip
     output_dir: Optional[str] = option(
-        None, "directory of the run (default: runs/<config>-<time>)", per_host=True, is_path=True
-    )
+        None, "directory of the run (default: runs/<config>-<time>)", per_host=True, is_path=True,
+        may_change=(),
+    )  # fmt: skip
     resume: bool = option(
-        False, "go on from the newest checkpoint in --output_dir, or start if it has none"
-    )
+        False, "resume from the newest checkpoint in --output_dir, or start if it has none",
+        may_change=(),
+    )  # fmt: skip
     init_from: Optional[str] = option(
         None,
         "start with the weights, and only the weights, of this checkpoint directory",
@@ -203,16 +207,14 @@ class RunOptions(Checked):
     )
     test_on: str = option(
         "last", "weights to test: the last, or those of the best validation perplexity",
-        choices=("last", "best"),
+        choices=("last", "best"), may_change=(),
     )  # fmt: skip
     on_nan: str = option(
         "stop", "what to do when the loss or gradient is not finite: stop, or skip that update",
         choices=("stop", "skip"),
     )  # fmt: skip
-    allow_changed_network: bool = option(
-        False,
-        "resume with a config file that has changed since, where it brings a network"
-        " or fields of its own",
+    allow_changed_config_file: bool = option(
+        False, "resume although the config file, which defines a network or fields, has changed"
     )
     check_network: bool = option(
         False, "first check the network of a config file: no row of the batch must depend on"
@@ -236,38 +238,41 @@ class RunOptions(Checked):
     early_stopping_epochs: Optional[int] = option(
         None, "stop training after so many epochs without a new best validation perplexity", low=1
     )
-    eval: bool = option(True, "validate after each epoch and test at the end")
-    test: bool = option(True, "test at the end; --notest validates only")
+    eval: bool = option(True, "validate after each epoch and test at the end", may_change=())
+    test: bool = option(True, "test at the end; --notest validates only", may_change=())
     distributed_eval: bool = option(
         False, "share the rows of validation and test over the ranks, instead of rank 0 alone"
     )
     log_every_steps: int = option(100, "steps between two step events in metrics.jsonl", low=1)
     log_path: Optional[str] = option(
         None, "write the log to this file too, besides log.txt in the run's directory",
-        per_host=True, is_path=True,
+        per_host=True, is_path=True, may_change=(),
     )  # fmt: skip
     mpi_log: str = option(
         "master",
         "whose log lines go to the files: master: rank 0's; collect: all ranks', in rank 0's file"
         " after each epoch, each line with its rank; workers: each rank's, in a file of its own",
-        choices=("master", "collect", "workers"),
-    )
+        choices=("master", "collect", "workers"), may_change=(),
+    )  # fmt: skip
     timeline: Optional[str] = option(
         None, "write Horovod's timeline of the exchanges to this file, for chrome://tracing",
-        per_host=True, is_path=True,
+        per_host=True, is_path=True, may_change=(),
     )  # fmt: skip
     profile_steps: Optional[str] = option(
-        None, "FIRST:LAST: write TensorFlow's trace of these steps into the run's directory"
-    )
+        None, "FIRST:LAST: write TensorFlow's trace of these steps into the run's directory",
+        may_change=(),
+    )  # fmt: skip
     tensorboard: bool = option(True, "write event files for TensorBoard into the run's directory")
     intra_op_threads: Optional[int] = option(
         None, "threads inside an operation (default: cores / ranks of the host)", low=1,
-        high=_MOST_THREADS, per_host=True,
+        high=_MOST_THREADS, per_host=True, may_change=["resume", "search"],
     )  # fmt: skip
     inter_op_threads: Optional[int] = option(
-        None,
-        "operations run at the same time (default: 1)",
-        low=1,
-        high=_MOST_THREADS,
-        per_host=True,
-    )
+        None, "operations run at the same time (default: 1)", low=1, high=_MOST_THREADS,
+        per_host=True, may_change=["resume", "search"],
+    )  # fmt: skip
+
+    @property
+    def follows_validation(self) -> bool:
+        """Whether validation perplexities decide when training ends or which weights are tested."""
+        return self.early_stopping_epochs is not None or self.test_on == "best"

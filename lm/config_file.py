@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import importlib.util
-import json
 import os
 import sys
 import traceback
@@ -18,10 +17,10 @@ import types
 from collections.abc import Iterable
 from typing import Callable, Literal
 
-from lm import run_files
 from lm.config import Config, RunOptions
 from lm.errors import UserError, error_class, first_line
 from lm.options import Checked
+from lm.record import FileRecord
 from lm.seeding import seeded
 from lm.startup import import_tensorflow
 
@@ -54,11 +53,9 @@ class NetworkFunctions:
         return self.kind == "built-in"
 
     @property
-    def file_record(self) -> dict[str, str] | None:
-        """The path and the SHA-256 of the config file; None if runs do not depend on it."""
-        if self.sha256 is None:
-            return None
-        return {"path": os.path.abspath(self.where), "sha256": self.sha256}
+    def file_record(self) -> FileRecord | None:
+        """The record of the config file; None if runs do not depend on it."""
+        return FileRecord(os.path.abspath(self.where), self.sha256) if self.sha256 else None
 
 
 BUILT_IN = NetworkFunctions()
@@ -226,59 +223,3 @@ def _network_functions(
     if config_class is not Config:
         return NetworkFunctions(path, sha256=sha256, config_class=config_class)
     return BUILT_IN
-
-
-def check_belongs(directory: str, functions: NetworkFunctions) -> None:
-    """Check that a run is used with a config file where it was trained with one, and only there.
-
-    Args:
-      directory: The directory of the run.
-      functions: The functions of the config file that the user gave, or the built-in ones.
-
-    Raises:
-      UserError: If the config file is missing or not needed.
-    """
-    recorded = _recorded_path(directory)
-    if recorded is None:
-        if functions.sha256 is not None:
-            raise UserError(
-                f"{directory} was trained without a network or fields of a config file: leave out"
-                f" --config {functions.where}"
-            )
-        return
-    if functions.sha256 is None:
-        raise UserError(
-            f"{directory} was trained with the network or fields of a config file: give it with"
-            f" --config, as in --config {recorded}"
-        )
-
-
-def check_unchanged(functions: NetworkFunctions, trained_with: str, source: str) -> None:
-    """Check that a config file is the one that a checkpoint was trained with.
-
-    Args:
-      functions: The functions of the config file that the user gave.
-      trained_with: The SHA-256 of the config file of the training.
-      source: The checkpoint.
-
-    Raises:
-      UserError: If the files differ.
-    """
-    if functions.sha256 != trained_with:
-        raise UserError(
-            f"{functions.where} is not the file that {source} was trained with (its SHA-256 is"
-            f" {functions.sha256[:12]}..., not {trained_with[:12]}...): give that one, or"
-            " --allow_changed_network"
-        )
-
-
-def _recorded_path(directory: str) -> str | None:
-    """Return the path of a run's config file; None if the run does not depend on one."""
-    path = os.path.join(directory, run_files.CONFIG_FILE)
-    try:
-        with open(path, encoding="utf-8") as file:
-            return str(json.load(file)["path"])
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"cannot read {path}: {error}") from error

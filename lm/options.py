@@ -28,6 +28,7 @@ def option(
     per_host: bool = False,
     is_path: bool = False,
     required: bool = False,
+    may_change: Sequence[str] = ("search",),
 ) -> Any:
     """Declare a field of a `Checked` dataclass: of `Config`, `RunOptions` or a command's options.
 
@@ -39,16 +40,26 @@ def option(
       high: Largest allowed value.
       below: The value must be less than this.
       choices: The allowed values, if they are few.
-      per_host: Of RunOptions: whether ranks may differ in it (paths, threads).
+      per_host: Whether ranks may have different values, such as paths and threads.
       is_path: Whether the value is a path, in which the command line expands `~/`.
       required: Whether the command line must set the field.
+      may_change: When the value may differ within one run or search. "resume": when the run or the
+        search is resumed. "evaluate": when the weights are used, or when the run is resumed and no
+        decision depends on validation. "search": `lm.search` may set it.
 
     Returns:
       A dataclass field.
     """
     rules = dict(low=low, above=above, high=high, below=below, choices=tuple(choices))
     marks = dict(per_host=per_host, is_path=is_path, required=required)
+    marks["may_change"] = frozenset(may_change)
     return dataclasses.field(default=default, metadata=dict(help=help, **marks, **rules))
+
+
+def may_change(cls: type, *occasions: str) -> set[str]:
+    """Return the names of the fields that may change on one of the occasions; see `option`."""
+    fields = dataclasses.fields(cls)
+    return {field.name for field in fields if field.metadata["may_change"] & {*occasions}}
 
 
 def field_type(cls: type, name: str) -> tuple[type, bool]:

@@ -2,15 +2,12 @@
 
 import os
 
-CONFIG = "config.json"  # what is trained, a Config
-CONFIG_FILE = "config_file.json"  # which file brought the network or fields, where one did
-CORPUS = "corpus.json"  # where the corpus was, and its checksum
+RUN = "run.json"  # the RunRecord, and whether there has been a checkpoint
 VOCABULARY = "vocabulary.txt"  # a word's id is its line, from 0
 METRICS = "metrics.jsonl"  # the events, one per line
 LOG = "log.txt"  # rank 0's; those of other ranks are named after it
 TENSORBOARD = "tensorboard"
 CHECKPOINTS = "checkpoints"
-SAVED = ".saved"  # empty: there has been a checkpoint
 LOCK = ".lock"  # held by the job that writes here
 
 # Of a search: one directory for each trial's run, by the trial's number, and beside them

@@ -22,6 +22,9 @@ from lm.data.run_corpus import load_run_corpus, record_of
 from lm.data.vocabulary import Vocabulary
 from lm.model.network import Network
 from lm.model.windows import build_window_graph
+from lm.record import CorpusRecord, RunRecord
+
+CORPUS = CorpusRecord(kind="text", path="/nowhere", sha256="")
 
 
 def make_run(directory: os.PathLike, data_path: os.PathLike, **fields) -> Config:
@@ -39,20 +42,18 @@ def make_run(directory: os.PathLike, data_path: os.PathLike, **fields) -> Config
     )
     config = dataclasses.replace(config, **fields)
     corpus, _ = load_run_corpus(config, str(data_path))
-    write_run(directory, config, corpus.vocabulary, corpus.checksum)
-    with open(os.path.join(directory, run_files.CORPUS), "w") as file:
-        json.dump(record_of(str(data_path), corpus)._asdict(), file)
+    write_run(directory, config, corpus.vocabulary, record_of(str(data_path), corpus))
     return config
 
 
 def write_run(
-    directory: os.PathLike, config: Config, vocabulary: Vocabulary, corpus_checksum: str = ""
+    directory: os.PathLike, config: Config, vocabulary: Vocabulary, corpus: CorpusRecord = CORPUS
 ) -> None:
     """Write a run of any config and vocabulary with random weights, at step 7."""
     os.makedirs(directory)
     vocabulary.save(os.path.join(directory, run_files.VOCABULARY))
-    with open(os.path.join(directory, run_files.CONFIG), "w") as file:
-        json.dump(dataclasses.asdict(config), file)
+    record = RunRecord(dataclasses.asdict(config), vocabulary.checksum, corpus)
+    record.write(str(directory), has_checkpoints=True)
     with tf.Graph().as_default(), tf.Session() as session:
         build_window_graph(Network(config, len(vocabulary)), Rows(0, 1), "eval")
         session.run(tf.global_variables_initializer())
@@ -62,9 +63,8 @@ def write_run(
         if name.endswith("bias"):  # zero at first; a wrong one must show
             weights[name] = biases.normal(size=weights[name].shape).astype(np.float32)
     facts = Manifest(
-        step=7, epoch=1, steps_per_epoch=10, world_size=1, seed=config.seed,
-        config=dataclasses.asdict(config), vocabulary=vocabulary.checksum,
-        corpus=corpus_checksum, position={}, weights=tuple(weights), valid_perplexity=100.0,
+        step=7, epoch=1, steps_per_epoch=10, world_size=1, record=record, position={},
+        weights=tuple(weights), valid_perplexity=100.0,
     )  # fmt: skip
     checkpoint.save(str(directory), weights, facts)
 

@@ -67,7 +67,7 @@ def newest(run_dir: str) -> Optional[str]:
     silently throw away what may be days of training.
 
     Raises:
-      UserError: There are checkpoints, but all are damaged, or a newer version has written one.
+      UserError: There are checkpoints, but all are corrupt, or a newer version has written one.
       RunError: None can be read, at least now.
     """
     states = []
@@ -78,7 +78,7 @@ def newest(run_dir: str) -> Optional[str]:
     if State.UNREADABLE in states:  # not a UserError: a job that is started again may find it
         raise RunError(f"no checkpoint in {run_dir} can be read: see the warnings")
     if states:
-        raise UserError(f"all {len(states)} checkpoints in {run_dir} are damaged")
+        raise UserError(f"all {len(states)} checkpoints in {run_dir} are corrupt")
     return None
 
 

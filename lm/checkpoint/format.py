@@ -15,7 +15,6 @@ import contextlib
 import dataclasses
 import errno
 import os
-import pathlib
 import re
 import shutil
 from collections.abc import Mapping
@@ -53,7 +52,7 @@ def load_weights(checkpoint_dir: str) -> dict[str, np.ndarray]:
     """Read the trained weights of a checkpoint, by variable name: the average, where there is one.
 
     Raises:
-      RunError: The checkpoint is damaged.
+      RunError: The checkpoint is corrupt.
     """
     arrays, manifest = load_arrays(checkpoint_dir), manifests.read(checkpoint_dir)
     stored = {name: name for name in manifest.weights}
@@ -71,7 +70,7 @@ def load_arrays(checkpoint_dir: str) -> dict[str, np.ndarray]:
     """Read all that a checkpoint holds: variables, and the recurrent state of all rows.
 
     Raises:
-      RunError: The checkpoint is damaged.
+      RunError: The checkpoint is corrupt.
     """
     try:
         # As bytes: a path need not be UTF-8.
@@ -121,20 +120,15 @@ def save(run_dir: str, arrays: Mapping[str, np.ndarray], manifest: Manifest) -> 
         os.mkdir(temporary)
         _write_tensors(temporary, arrays)
         _write_manifest(temporary, manifest)
+        if not list_checkpoints(run_dir):
+            manifest.record.write(run_dir, has_checkpoints=True)  # the run never starts over now
         _publish(temporary, final)
         remember_whole(final)
-        mark_as_saved(run_dir)
         return final
     except (OSError, tf.errors.OpError) as error:
         shutil.rmtree(temporary, ignore_errors=True)  # gives its space back
         reason = error.strerror if isinstance(error, OSError) else _reason(error.message, temporary)
         raise RunError(f"cannot write the checkpoint {final}: {reason}") from error
-
-
-def mark_as_saved(run_dir: str) -> None:
-    """Note that a run has had a checkpoint, for a day when its disk is not mounted."""
-    with contextlib.suppress(OSError):
-        pathlib.Path(run_dir, run_files.SAVED).touch()
 
 
 def _reason(message: str, path: str) -> str:

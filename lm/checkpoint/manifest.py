@@ -11,9 +11,9 @@ import stat
 from collections.abc import Mapping
 from typing import Any, Optional
 
-from lm.checkpoint.records import load_record, newer_version
 from lm.errors import RunError
 from lm.files import sha256_of, write_atomically
+from lm.record import RunRecord, from_json, newer_version
 
 NAME = "manifest.json"
 _FORMAT = 1
@@ -35,13 +35,9 @@ class Manifest:
     epoch: int  # of the last update, from 1
     steps_per_epoch: int
     world_size: int
-    seed: int
-    config: Mapping[str, Any]  # dataclasses.asdict(Config)
-    vocabulary: str  # SHA-256 of vocabulary.txt
-    corpus: str  # SHA-256 of the corpus
+    record: RunRecord
     position: Mapping[str, Any]  # dataclasses.asdict(Position)
     weights: tuple[str, ...]  # names of the trained variables
-    config_file: Optional[str] = None  # SHA-256, where one brought a network or fields of its own
     valid_perplexity: Optional[float] = None  # of these weights, if it is known
     averaged: bool = False  # True: it holds an average of each weight too, which is the result
     in_sync: bool = True  # False: the ranks' weights had parted, and these are rank 0's
@@ -93,10 +89,10 @@ def read(directory: str) -> Manifest:
     number = content.pop("format", None)
     if number != _FORMAT:
         raise newer_version(path, f"format {number}")
-    manifest = load_record(Manifest, content, path)
+    manifest = from_json(Manifest, content, path)
     wrong = _first_wrong(manifest)
     if wrong:
-        raise RunError(f"{path} is damaged: {wrong}")
+        raise RunError(f"{path} is corrupt: {wrong}")
     return manifest
 
 
@@ -114,7 +110,7 @@ def _read_checked(path: str) -> dict[str, Any]:
     except OSError as error:
         raise _unreadable(path, error) from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise RunError(f"{path} is damaged: {error}") from error
+        raise RunError(f"{path} is corrupt: {error}") from error
 
 
 def _first_wrong(manifest: Manifest) -> Optional[str]:
@@ -143,7 +139,7 @@ def check_files(directory: str, manifest: Manifest) -> None:
             if size != described["bytes"]:
                 raise RunError(f"{path} has {size} bytes instead of {described['bytes']}")
             if sha256_of(path) != described["sha256"]:
-                raise RunError(f"{path} is damaged: its SHA-256 does not match the manifest's")
+                raise RunError(f"{path} is corrupt: its SHA-256 does not match the manifest's")
         except OSError as error:
             raise _unreadable(path, error) from error
 

@@ -16,28 +16,13 @@ from lm import run_files
 from lm.checkpoint import choice
 from lm.checkpoint import format as checkpoint
 from lm.checkpoint import manifest as manifests
-from lm.checkpoint.records import refuse_unknown_fields
-from lm.config import NOT_OF_STEPS, Config
+from lm.config import Config, RunOptions
 from lm.errors import RunError, UserError, error_class
 from lm.files import locked, write_atomically
-from lm.options import defaults
+from lm.options import defaults, may_change
+from lm.record import CONFIG_FILE, Difference, RunRecord, first_difference, has_checkpoints
 
 logger = logging.getLogger("lm")
-
-# In what a resumed run may differ: in eval_batch_size as long as perplexities decide nothing, which
-# would be of rows that are cut otherwise.
-MAY_CHANGE = NOT_OF_STEPS | {"eval_batch_size"}
-
-
-class Identity(NamedTuple):
-    """What must be the same for a run to go on."""
-
-    config: Config
-    vocabulary: str  # checksums
-    corpus: str
-    config_file: Optional[str] = None  # where it is part of the run
-    may_change: bool = False  # whether another config file is taken for the same
-    ends_by_validation: bool = False  # whether its perplexities decide when to end, or what to test
 
 
 class RunDir(NamedTuple):
@@ -63,23 +48,24 @@ class RunDir(NamedTuple):
 
 
 def open_run_dir(
-    identity: Identity, output_dir: Optional[str], resume: bool, stack: contextlib.ExitStack
+    config: Config, options: RunOptions, record: RunRecord, stack: contextlib.ExitStack
 ) -> RunDir:
-    """Make and lock the directory of a run, and if it is resumed find where it goes on.
+    """Create and lock the directory of a run; if the run is resumed, find its newest checkpoint.
 
     Args:
-      identity: What is to be trained.
-      output_dir: The directory; None makes a new one in runs/.
-      resume: Whether to go on from the newest checkpoint, if there is one.
-      stack: Frees the directory when it is closed.
+      config: The config of the run.
+      options: `output_dir`, which is a new directory in runs/ by default, and `resume`.
+      record: The identity of the run, which a resumed run must share.
+      stack: Releases the directory when it is closed.
 
     Raises:
       UserError: It cannot be written, it holds a run already, or what it holds cannot be resumed.
       RunError: Another job uses it, or it fails in a way that may pass.
     """
+    output_dir, resume = options.output_dir, options.resume
     if resume and not output_dir:
         raise UserError("--resume needs --output_dir, the directory of the run to continue")
-    path = _make(output_dir, identity.config.name)
+    path = _make(output_dir, config.name)
     if not output_dir:
         stack.callback(_remove_unused, path)
     try:
@@ -97,8 +83,7 @@ def open_run_dir(
     checkpoint.remove_temporary(path)
     checkpoint_dir = choice.newest(path)
     if checkpoint_dir:
-        _check_resumable(checkpoint_dir, identity)
-        checkpoint.mark_as_saved(path)  # also of an older version, or copied without
+        _check_resumable(checkpoint_dir, config, options, record)
     else:
         _check_new(path)
     return RunDir(path, checkpoint_dir)
@@ -147,54 +132,58 @@ def _check_new(path: str) -> None:
     Raises:
       RunError: It is one; a disk that is not mounted may come back.
     """
-    if os.path.exists(os.path.join(path, run_files.SAVED)):
+    if has_checkpoints(path):
         raise RunError(
             f"{path} has had checkpoints, and has none now: put them back, or remove"
-            f" {run_files.SAVED} there to start again"
+            f" {run_files.RUN} there to start again"
         )
 
 
-def _check_resumable(checkpoint_dir: str, identity: Identity) -> None:
+def _check_resumable(
+    checkpoint_dir: str, config: Config, options: RunOptions, record: RunRecord
+) -> None:
     manifest = manifests.read(checkpoint_dir)
-    source = os.path.join(checkpoint_dir, manifests.NAME)
-    _check_config_file(manifest, identity)
-    by_file = identity.config_file is not None
-    refuse_unknown_fields(type(identity.config), manifest.config, source, by_file)
-    _check_fits(manifest, identity)
+    # A field that the class has got since then had its default.
+    begun = {**defaults(type(config)), **manifest.record.config}
+    before = dataclasses.replace(manifest.record, config=begun)
+    decides = config.follows_validation or options.follows_validation
+    ignored = may_change(Config, "resume", *([] if decides else ["evaluate"]))
+    if options.allow_changed_config_file:
+        ignored.add(CONFIG_FILE)
+    difference = first_difference(before, record, ignored)
+    if difference:
+        raise UserError(f"cannot resume: {_explain(difference, record)}")
     if not manifest.in_sync:
         logger.warning(
-            "%s was saved when the ranks' weights had parted: all ranks go on with rank 0's;"
-            " to go on from an older checkpoint, move it away",
+            "%s was saved when the ranks' weights had diverged: all ranks continue with the weights"
+            " of rank 0; to continue from an older checkpoint, move this one away",
             checkpoint_dir,
         )
 
 
-def _check_config_file(manifest: manifests.Manifest, identity: Identity) -> None:
-    if manifest.config_file != identity.config_file and not identity.may_change:
-        raise UserError(
-            "cannot resume: the config file is not the one that this run began with, and brings its"
-            " network or fields; if it still means the same, say so with --allow_changed_network"
+def _explain(difference: Difference, record: RunRecord) -> str:
+    name, before, now = difference
+    if name not in record.facts:
+        return (
+            f"this run has the setting {name}, which neither this version of the program nor its"
+            " config file knows: update the program, or define that field again"
         )
-
-
-def _check_fits(manifest: manifests.Manifest, identity: Identity) -> None:
-    # A field that the checkpoint does not know is newer: the run was trained without.
-    before = {**defaults(type(identity.config)), **manifest.config}
-    follows = identity.config.follows_validation or identity.ends_by_validation
-    may_change = NOT_OF_STEPS if follows else MAY_CHANGE
-    for name, value in dataclasses.asdict(identity.config).items():
-        if name not in may_change and value != before[name]:
-            raise UserError(
-                f"cannot resume: {name} was {before[name]!r} in this run and is {value!r} now; to"
-                " train on with other settings, start a new run with --init_from"
-            )
-    if manifest.vocabulary != identity.vocabulary:
-        raise UserError("cannot resume: the vocabulary is not the one that this run began with")
-    if manifest.corpus != identity.corpus:
-        raise UserError(
-            "cannot resume: the corpus is not the one that this run began with; give its directory"
-            " with --data_path"
+    if name == CONFIG_FILE:
+        return (
+            "the config file, which defines a network or fields, has changed since this run began;"
+            " if it still means the same, add --allow_changed_config_file"
         )
+    if name == "vocabulary":
+        return "the vocabulary is not the one that this run began with"
+    if name == "corpus":
+        return (
+            "the corpus is not the one that this run began with; give its directory with"
+            " --data_path"
+        )
+    return (
+        f"{name} was {before!r} in this run and is {now!r} now; to train with different settings,"
+        " start a new run with --init_from"
+    )
 
 
 def _is_before(line: bytes, step: int, epochs_done: int) -> bool:

@@ -64,7 +64,7 @@ def examine(checkpoint_dir: str) -> State:
         logger.warning("skipping a checkpoint: %s", error)
         state = State.UNREADABLE
     except RunError as error:
-        logger.warning("skipping a damaged checkpoint: %s", error)
+        logger.warning("skipping a corrupt checkpoint: %s", error)
         state = State.DAMAGED
     _found[checkpoint_dir] = (files, state)
     return state

@@ -153,7 +153,9 @@ def run_flags(usage: str) -> Flags:
         str, "config", None, "the config file that the run was trained with, which is run; only"
         " where it brought a network or fields of its own",
     )  # fmt: skip
-    flags.define(bool, "allow_changed_network", False, "use --config although it has changed since")
+    flags.define(
+        bool, "allow_changed_config_file", False, "use --config although the file has changed"
+    )
     return flags
 
 
@@ -168,7 +170,7 @@ def run_arguments(flags: Flags) -> dict[str, Any]:
         "directory": flags["run"],
         "checkpoint": flags["checkpoint"],
         "functions": load_config_file(path).functions if path else BUILT_IN,
-        "allow_changed_network": flags["allow_changed_network"],
+        "allow_changed_config_file": flags["allow_changed_config_file"],
     }
 
 

@@ -1,56 +1,25 @@
-"""The corpus of a run: loaded, and remembered in the run's directory as `corpus.json`."""
+"""The corpus of a run: loaded, and found again from the run's record."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from collections.abc import Iterable
-from typing import NamedTuple, Optional
+from typing import Optional
 
-from lm import run_files
 from lm.config import Config, RunOptions
 from lm.data import embedded
 from lm.data.corpus import Corpus, load_corpus, split_file
 from lm.data.encoding import SPLITS
 from lm.errors import ProgramExit, RunError, UserError, error_class
+from lm.record import CorpusRecord, load_record
 
 _DEFAULT_DATA_PATH = "data"
-
-
-class CorpusRecord(NamedTuple):
-    """What a run was trained on. The path tells where to look, the checksum whether it is that."""
-
-    kind: str  # as `Corpus.name`
-    data_path: str  # absolute; what --data_path was, on rank 0's host
-    checksum: str  # as `Corpus.checksum`
 
 
 def record_of(data_path: str, corpus: Corpus) -> CorpusRecord:
     """Return what a run has to remember of the corpus that it loaded from a directory."""
     return CorpusRecord(corpus.name, os.path.abspath(data_path), corpus.checksum)
-
-
-def read_record(directory: str) -> Optional[CorpusRecord]:
-    """Read the corpus.json of a run; None where there is none, as in runs of older versions.
-
-    Raises:
-      UserError: It is damaged.
-      RunError: It cannot be read, at least now.
-    """
-    path = os.path.join(directory, run_files.CORPUS)
-    try:
-        with open(path, encoding="utf-8") as file:
-            record = CorpusRecord(**json.load(file))
-        if not all(isinstance(value, str) for value in record):
-            raise ValueError("a value is not a string")
-        return record
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError as error:
-        raise error_class(error)(f"cannot read {path}: {error.strerror}") from error
-    except (ValueError, TypeError) as error:
-        raise UserError(f"cannot read {path} ({error}): remove it, and give --data_path") from error
 
 
 def load_corpus_to_train(
@@ -99,8 +68,8 @@ def check_in_sight(run_directory: str, data_path: str, gone: type[ProgramExit] =
     """
     if _is_in(data_path, "text") or _is_in(data_path, "ptb"):  # nothing is downloaded
         return
-    record = read_record(run_directory)
-    if record and record.kind == "text":
+    record = load_record(run_directory)
+    if record and record.corpus.kind == "text":
         raise gone(
             f"the text of {run_directory} is not in {data_path}: mount what it is on, or give its"
             " directory with --data_path"
@@ -126,25 +95,25 @@ def find_data_path(
       RunError: A file cannot be read, at least now.
     """
     for directory in run_directories:
-        record = read_record(directory)
+        record = load_record(directory)
         # A config of the other kind has another corpus, of which the run knows nothing.
-        if record and (record.kind == "embedded") == (config.corpus == "embedded"):
-            return _find(record, directory, gone)
+        if record and (record.corpus.kind == "embedded") == (config.corpus == "embedded"):
+            return _find(record.corpus, directory, gone)
     return _DEFAULT_DATA_PATH
 
 
 def _find(record: CorpusRecord, directory: str, gone: type[ProgramExit]) -> str:
     # The default too: a project's directory is moved, or copied to another host, as a whole.
-    for data_path in (record.data_path, _DEFAULT_DATA_PATH):
+    for data_path in (record.path, _DEFAULT_DATA_PATH):
         if _is_in(data_path, record.kind):
             return data_path
     # What can be had again goes where it went the first time, so that a job in a fresh container
     # resumes. PTB comes by a download of minutes, which only the default directory gets unasked.
-    is_default = record.data_path == os.path.abspath(_DEFAULT_DATA_PATH)
+    is_default = record.path == os.path.abspath(_DEFAULT_DATA_PATH)
     if record.kind == "embedded" or (record.kind == "ptb" and is_default):
         return _DEFAULT_DATA_PATH
     raise gone(
-        f"the corpus of {directory} is not in {record.data_path} any more: give its directory with"
+        f"the corpus of {directory} is not in {record.path} any more: give its directory with"
         " --data_path"
     )
 

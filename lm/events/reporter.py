@@ -20,7 +20,7 @@ from lm import run_files
 from lm.errors import ProgramExit, RunError, Stopped
 from lm.events.logs import LogFiles, may_be_gone
 from lm.events.tensorboard import TensorBoardWriter
-from lm.files import PatientFile, write_json
+from lm.files import PatientFile
 
 logger = logging.getLogger("lm")
 
@@ -71,12 +71,6 @@ class Reporter:
         """Show the run's settings in TensorBoard."""
         if self._tensorboard:
             self._tensorboard.describe(settings)
-
-    def write_json(self, name: str, value: Any) -> None:
-        """Write a JSON file into the run's directory."""
-        if self.output_dir:
-            # Whole or not at all: a kill, or a full disk, must not cost what a resumed run reads.
-            write_json(os.path.join(self.output_dir, name), value)
 
     def progress(self, epoch: int, done: int, total: int) -> Progress:
         """Start showing the progress of an epoch of `total` steps, `done` of them done."""

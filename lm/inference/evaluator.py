@@ -35,7 +35,7 @@ def evaluate(
     eval_batch_size: Optional[int] = None,
     distributed: bool = False,
     functions: NetworkFunctions = BUILT_IN,
-    allow_changed_network: bool = False,
+    allow_changed_config_file: bool = False,
 ) -> list[dict[str, Any]]:
     """Evaluate a run on texts; all ranks call it together.
 
@@ -48,7 +48,7 @@ def evaluate(
       eval_batch_size: Rows that each text is cut into; None for as many as the config says.
       distributed: Whether the ranks share the rows out; otherwise rank 0 has all of them.
       functions: As `open_run`.
-      allow_changed_network: As `open_run`.
+      allow_changed_config_file: As `open_run`.
 
     Returns:
       For each text, the fields that `lm/evaluate.py` explains; the same on all ranks.
@@ -59,7 +59,7 @@ def evaluate(
 
     def prepare():
         start_tensorflow(comm.local_size)  # first: an exchange of errors runs a session too
-        run = open_run(directory, checkpoint, functions, allow_changed_network)
+        run = open_run(directory, checkpoint, functions, allow_changed_config_file)
         changes = {} if eval_batch_size is None else {"eval_batch_size": eval_batch_size}
         config = replaced(run.config, **changes)
         run = run._replace(config=config)

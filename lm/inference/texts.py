@@ -10,7 +10,7 @@ from typing import NamedTuple, Optional
 import numpy as np
 
 from lm.data.encoding import ID_DTYPE, SPLITS, encode_file
-from lm.data.run_corpus import check_in_sight, find_data_path, load_run_corpus, read_record
+from lm.data.run_corpus import check_in_sight, find_data_path, load_run_corpus
 from lm.data.vocabulary import EOS, UNK, Vocabulary
 from lm.errors import RunError, UserError
 from lm.inference.run import Run
@@ -48,7 +48,7 @@ def load_text(run: Run, split: str, data_path: Optional[str] = None) -> Text:
 
 
 def _split_of_corpus(run: Run, split: str, data_path: Optional[str]) -> tuple[np.ndarray, int]:
-    remembered = None if data_path else read_record(run.directory)
+    is_given = data_path is not None
     data_path = data_path or find_data_path(run.config, [run.directory])
     if run.config.corpus == "files":
         check_in_sight(run.directory, data_path)
@@ -59,7 +59,7 @@ def _split_of_corpus(run: Run, split: str, data_path: Optional[str]) -> tuple[np
             f"the corpus in {data_path} is not the one that {run.directory} was trained on: set"
             " --data_path, or name the text file with --split"
         )
-    if remembered and corpus.checksum != remembered.checksum:
+    if not is_given and corpus.checksum != run.record.corpus.sha256:
         raise UserError(
             f"the corpus in {data_path} has changed since {run.directory} was trained on it: to"
             f" use it as it is, say so with --data_path {data_path}"

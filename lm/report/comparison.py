@@ -8,7 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
 from lm.cli.tables import printable
-from lm.config import NOT_OF_STEPS
+from lm.config import Config
+from lm.options import may_change
+from lm.record import first_difference
 from lm.report.metrics import Event, RunMetrics
 
 # What must be equal in two runs of a config; times, speeds and hosts need not be.
@@ -47,22 +49,18 @@ def group_by_corpus(runs: Sequence[RunMetrics]) -> list[Section]:
     """Put runs on the same corpus together, in the order in which corpora first appear."""
     sections: dict[str, list[RunMetrics]] = {}
     for run in runs:
-        # The checksum is also one of the vocabulary. Without one, the name is all that is known.
-        key = run.corpus.checksum if run.corpus else _corpus_name(run)
-        sections.setdefault(key, []).append(run)
+        sections.setdefault(run.record.corpus.sha256, []).append(run)
     return [
         Section(_corpus_name(members[0]), group_by_config(members)) for members in sections.values()
     ]
 
 
 def _corpus_name(run: RunMetrics) -> str:
-    kind = run.corpus.kind if run.corpus else run.start.get("corpus", "?")
-    parts = [kind]
+    corpus = run.record.corpus
+    parts = [corpus.kind]
     if "vocab_size" in run.start:
         parts.append(f"{run.start['vocab_size']:,} words")
-    if run.corpus:
-        parts += [run.corpus.data_path, f"checksum {run.corpus.checksum[:8]}"]
-    return printable(", ".join(parts))
+    return printable(", ".join([*parts, corpus.path, f"SHA-256 {corpus.sha256[:8]}"]))
 
 
 def group_by_config(runs: Sequence[RunMetrics]) -> list[Group]:
@@ -72,8 +70,8 @@ def group_by_config(runs: Sequence[RunMetrics]) -> list[Group]:
     """
     groups: dict[str, list[RunMetrics]] = {}
     for run in runs:
-        groups.setdefault(json.dumps(run.config, sort_keys=True), []).append(run)
-    labels = _labels([members[0].config for members in groups.values()])
+        groups.setdefault(json.dumps(run.identity, sort_keys=True), []).append(run)
+    labels = _labels([members[0].identity for members in groups.values()])
     return [
         Group(label, sorted(members, key=lambda run: run.num_ranks))
         for label, members in zip(labels, groups.values())
@@ -97,13 +95,10 @@ def _labels(configs: Sequence[Mapping[str, Any]]) -> list[str]:
 def pairs_of(groups: Sequence[Group]) -> Iterator[tuple[RunMetrics, RunMetrics]]:
     """Return each two runs that do the same steps, one of them perhaps more."""
     runs = [run for group in groups for run in group.runs]
+    ignored = may_change(Config, "resume")
     for first, second in itertools.combinations(runs, 2):
-        if _steps_config(first) == _steps_config(second):
+        if first_difference(first.record, second.record, ignored) is None:
             yield first, second
-
-
-def _steps_config(run: RunMetrics) -> dict[str, Any]:
-    return {name: value for name, value in run.config.items() if name not in NOT_OF_STEPS}
 
 
 class Difference(NamedTuple):

@@ -11,10 +11,8 @@ from typing import Any, NamedTuple, Optional
 
 from lm import run_files
 from lm.cli.tables import printable
-from lm.config import Config
-from lm.data.run_corpus import CorpusRecord, read_record
 from lm.errors import UserError
-from lm.options import defaults
+from lm.record import RunRecord, load_record
 
 Event = Mapping[str, Any]  # a line of metrics.jsonl
 
@@ -23,12 +21,22 @@ class RunMetrics(NamedTuple):
     """A run, as its directory has it; the directory of an unfinished run says less."""
 
     directory: str
-    config: Mapping[str, Any]
+    record: RunRecord
     start: Event  # the last start event: world_size, hosts, versions
     # Step, epoch and test events in order, each with its step, its number of ranks (world_size),
     # and the step from which on it has been that (ranks_since).
     events: Sequence[Event]
-    corpus: Optional[CorpusRecord]  # None for runs of older versions
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The fields of the run's Config."""
+        return self.record.config
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What a run of a group shares: the fields of the Config, and the config file if any."""
+        file = self.record.config_file
+        return {**self.config, **({"config_file": file.sha256[:12]} if file else {})}
 
     @property
     def name(self) -> str:
@@ -93,27 +101,25 @@ def _valid_perplexity(epoch: Event) -> float:
 
 
 def read_run(directory: str) -> RunMetrics:
-    """Read config.json, corpus.json and metrics.jsonl of a run.
+    """Read run.json and metrics.jsonl of a run.
 
     Raises:
       UserError: The directory holds no run, or a file in it is damaged.
     """
     path = os.path.join(directory, run_files.METRICS)
-    corpus = read_record(directory)
+    record = load_record(directory)
+    if record is None:
+        raise UserError(f"{directory} is not a run: it has no {run_files.RUN}")
     try:
-        with open(os.path.join(directory, run_files.CONFIG), encoding="utf-8") as file:
-            config = {**defaults(Config), **json.load(file)}
         with open(path, encoding="utf-8") as file:
             # The last line may be cut off, by a kill or because it is being written.
             events = _last_told(map(json.loads, file.read().split("\n")[:-1]))
         start = events.pop(("start", None), {})
-        if start.get("config_file"):  # another file may be another network
-            config["config_file"] = start["config_file"]["sha256"][:12]
-        return RunMetrics(directory, config, start, list(events.values()), corpus)
+        return RunMetrics(directory, record, start, list(events.values()))
     except OSError as error:
         raise UserError(f"{directory} is not a run: {error.filename}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{path} or config.json is damaged: {error!r}") from error
+        raise UserError(f"{path} is damaged: {error!r}") from error
 
 
 def _last_told(events: Iterable[Event]) -> dict[tuple[str, Optional[int]], Event]:

@@ -1,6 +1,7 @@
 """Search hyper-parameters: `python -m lm.search --config config_small --space ...`."""
 
 import contextlib
+import dataclasses
 import os
 
 from lm.cli import program
@@ -36,7 +37,8 @@ def _flags(argv):
     from lm.cli.flags import Flags
     from lm.config import Config, RunOptions
     from lm.config_file import load_config_file
-    from lm.search.options import NOT_FOR_TRIALS, SearchOptions
+    from lm.options import may_change
+    from lm.search.options import SearchOptions
 
     flags = Flags(USAGE)
     flags.define(
@@ -54,23 +56,25 @@ def _flags(argv):
     config_class = type(load_config_file(name).config) if name is not None else Config
     flags.define_fields(SearchOptions)
     flags.define_fields(config_class, show_defaults=False)
-    flags.define_fields(RunOptions, leave_out=NOT_FOR_TRIALS)
+    names = {field.name for field in dataclasses.fields(RunOptions)}
+    flags.define_fields(RunOptions, leave_out=names - may_change(RunOptions, "search"))
     return flags, config_class
 
 
 def _run(flags, config_class, stack):
     from lm.config import RunOptions
     from lm.distributed.signals import Signals
+    from lm.options import may_change
     from lm.report.search import best_table
     from lm.search.driver import Driver, resume_command
-    from lm.search.options import NOT_FOR_TRIALS, SearchOptions
+    from lm.search.options import SearchOptions
     from lm.search.prepare import Given, prepare
     from lm.search.study import storage_errors
     from lm.search.winner import report_winner
 
     directory = flags["output_dir"]
     config, options, run = map(flags.given, (config_class, SearchOptions, RunOptions))
-    run = {name: value for name, value in run.items() if name not in NOT_FOR_TRIALS}
+    run = {name: run[name] for name in run.keys() & may_change(RunOptions, "search")}
     given = Given(flags["config"], config, options, run)
     search, study = prepare(directory, flags["resume"], given, stack)
     signals = stack.enter_context(contextlib.closing(Signals()))

@@ -9,21 +9,13 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, Optional
 
 from lm import run_files
-from lm.checkpoint.records import refuse_unknown_fields
 from lm.config import Config, RunOptions
 from lm.errors import UserError
 from lm.files import write_json
-from lm.options import Checked, option, replaced
+from lm.options import Checked, may_change, option, replaced
+from lm.record import from_json
 
-# Of the training's options, what the search decides itself, or what would be one file for all.
-NOT_FOR_TRIALS = frozenset({
-    "output_dir", "resume", "eval", "test", "test_on", "log_path", "mpi_log", "timeline",
-    "profile_steps",
-})  # fmt: skip
-# A search that goes on may differ in these alone: they change no trial, only how many, and where.
-_MAY_CHANGE = (
-    "trials", "ranks_per_trial", "parallel_trials", "hosts", "storage", "heartbeat_seconds",
-)  # fmt: skip
+_RESUME = ["resume"]  # changes no trial, only how many there are, and where
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +30,9 @@ class SearchOptions(Checked):
         "what to try: 'learning_rate=0.3:3:log, keep_prob=0.5:1.0, hidden_size=100|200|300';"
         " without it the config file has suggest(trial, config)",
     )
-    trials: int = option(20, "how many trials, those that are pruned or fail included", low=1)
+    trials: int = option(
+        20, "how many trials, those that are pruned or fail included", low=1, may_change=_RESUME
+    )
     sampler: str = option(
         "tpe", "how the next values are chosen; grid tries combinations of choices, in their order",
         choices=("tpe", "cmaes", "nsgaii", "random", "grid"),
@@ -50,21 +44,24 @@ class SearchOptions(Checked):
         choices=("median", "hyperband", "none"),
     )
     search_seed: int = option(1, "seed of the sampler", low=0, high=2**31)
-    ranks_per_trial: int = option(1, "ranks that train one trial", low=1)
+    ranks_per_trial: int = option(1, "ranks that train one trial", low=1, may_change=_RESUME)
     parallel_trials: Optional[int] = option(
-        None, "trials at a time (default: 1; with --hosts as many as fit)", low=1
-    )
+        None, "trials at a time (default: 1; with --hosts as many as fit)", low=1,
+        may_change=_RESUME,
+    )  # fmt: skip
     hosts: Optional[str] = option(
-        None, "host1:2,host2:2: the hosts and how many ranks each takes (default: this host)"
-    )
+        None, "host1:2,host2:2: the hosts and how many ranks each takes (default: this host)",
+        may_change=_RESUME,
+    )  # fmt: skip
     storage: Optional[str] = option(
         None,
         "postgresql://USER@HOST/DATABASE that several drivers share (default: a SQLite file in"
-        " --output_dir, for one driver)",
-    )
+        " --output_dir, for one driver)", may_change=_RESUME,
+    )  # fmt: skip
     heartbeat_seconds: int = option(
-        60, "with --storage: a driver that is silent for three times as long is dead", low=1
-    )
+        60, "with --storage: a driver that is silent for three times as long is dead", low=1,
+        may_change=_RESUME,
+    )  # fmt: skip
 
 
 class Settings(NamedTuple):
@@ -95,14 +92,13 @@ class Settings(NamedTuple):
         Raises:
           UserError: A flag would make another search of it.
         """
-        per_host = {f.name for f in dataclasses.fields(RunOptions) if f.metadata["per_host"]}
-        may_change = {*_MAY_CHANGE, *per_host} - {"init_from"}  # where all trials start from
+        changeable = may_change(SearchOptions, "resume") | may_change(RunOptions, "resume")
         given = (begun_with, config), (self.options, options), (RunOptions(**self.run), run)
         for old, flags in given:
             new = replaced(old, **flags)
             for name in flags:
                 before, after = getattr(old, name), getattr(new, name)
-                if name not in may_change and after != before:
+                if name not in changeable and after != before:
                     raise UserError(
                         f"cannot resume: {name} was {before!r} in this search and is {after!r}"
                         " now; to search otherwise, start a new search"
@@ -122,10 +118,9 @@ def load_settings(directory: str) -> Settings:
     try:
         with open(path, encoding="utf-8") as file:
             content = json.load(file)
-        refuse_unknown_fields(SearchOptions, content["options"], path)
-        refuse_unknown_fields(RunOptions, content["run"], path)
         known = {name: content[name] for name in Settings._fields if name in content}
-        known["options"] = SearchOptions(**content["options"])
+        known["options"] = from_json(SearchOptions, content["options"], path)
+        from_json(RunOptions, content["run"], path)
         return Settings(**{**known, "config": dict(content["config"])})
     except OSError as error:
         raise UserError(f"{directory} holds no search: {path}: {error.strerror}") from error

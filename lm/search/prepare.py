@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import glob
 import os
 import uuid
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Optional, Union
 
 from lm import run_files
-from lm.checkpoint.records import refuse_unknown_fields
 from lm.config import Config, RunOptions
 from lm.config_file import ConfigFile, load_config_file
-from lm.data.run_corpus import load_corpus_to_train, read_record
+from lm.data.run_corpus import load_corpus_to_train
 from lm.errors import RunError, UserError
 from lm.files import locked, sha256_of, write_atomically
 from lm.options import replaced
@@ -118,7 +116,7 @@ def _begin(
         # Once more: another driver may have made it meanwhile.
         is_new = not _exists(directory)
         found = _make(directory, found) if is_new else _old(directory, given)
-        found = _with_corpus(found, directory, corpus)
+        found = _with_corpus(found, corpus)
         with storage_errors(f"nothing has begun or changed in {directory}"):
             study = Study(found.settings, directory, found.space, is_new)
         # Last of all: it says that a search is here, and with which storage it goes on.
@@ -148,9 +146,6 @@ def _old(directory: str, given: Given) -> Prepared:
             f" without --config it goes on with its copy, {path}"
         )
     settings = load_settings(directory)
-    source = os.path.join(directory, run_files.SEARCH)
-    by_file = file.functions.sha256 is not None
-    refuse_unknown_fields(type(file.config), settings.config, source, by_file)
     begun_with = replaced(file.config, **settings.config)
     settings = settings.changed(begun_with, given.config, given.options, given.run)
     return _checked(settings, dataclasses.replace(file, path=path))
@@ -178,13 +173,9 @@ def _checked(settings: Settings, file: ConfigFile, flags: Mapping[str, Any] = {}
     return Prepared(settings, file, config, space, places)
 
 
-def _with_corpus(found: Prepared, directory: str, checksum: str) -> Prepared:
+def _with_corpus(found: Prepared, checksum: str) -> Prepared:
     """Keep the corpus of the first trials: another one's perplexities do not compare with it."""
-    known = found.settings.corpus
-    if known is None:  # of a search that begins, or of an older version
-        runs = sorted(glob.glob(os.path.join(glob.escape(directory), run_files.TRIALS, "*")))
-        known = next((record.checksum for record in map(read_record, runs) if record), checksum)
-    if known != checksum:
+    if found.settings.corpus not in (None, checksum):
         raise UserError(
             "cannot resume: the corpus is not the one that this search began with: give its"
             " directory with --data_path, or start a new search"

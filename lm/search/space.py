@@ -19,7 +19,7 @@ from optuna.distributions import (
 from lm.config import Config
 from lm.config_file import ConfigFile
 from lm.errors import UserError
-from lm.options import field_type, replaced
+from lm.options import field_type, may_change, replaced
 
 
 class SuggestFailed(UserError):
@@ -29,8 +29,6 @@ class SuggestFailed(UserError):
 Space = Mapping[str, BaseDistribution]
 Suggest = Callable[[optuna.Trial, Config], Config]
 
-# A perplexity is of a corpus and a vocabulary: between two of them, smaller is not better.
-_NOT_SEARCHED = ("corpus", "vocab_size")
 _EXAMPLE = "write learning_rate=0.3:3:log, keep_prob=0.5:1.0, hidden_size=100|200|300"
 # How often suggest() is tried on random values before the first job.
 _REHEARSALS = 20
@@ -47,6 +45,7 @@ def parse_space(text: str, config: Config) -> dict[str, BaseDistribution]:
       UserError: The text, a field or a value cannot be used; the message names it.
     """
     known = {field.name for field in dataclasses.fields(config)} - {"name"}
+    searched = may_change(type(config), "search")
     space: dict[str, BaseDistribution] = {}
     for part in filter(None, map(str.strip, text.split(","))):
         name, is_given, values = map(str.strip, part.partition("="))
@@ -54,7 +53,7 @@ def parse_space(text: str, config: Config) -> dict[str, BaseDistribution]:
             raise UserError(f"space: {part!r} is no field=values: {_EXAMPLE}")
         if name not in known:
             raise UserError(f"space: {name!r} is no field of Config (see docs/flags.md)")
-        if name in _NOT_SEARCHED:
+        if name not in searched:
             raise UserError(f"space: {_not_searched(name)}")
         if name in space:
             raise UserError(f"space: {name} is given twice")
@@ -135,12 +134,12 @@ def config_of(space: Union[Space, Suggest], trial: optuna.Trial, config: Config)
     if type(suggested) is not type(config):
         wanted, given = type(config).__name__, type(suggested).__name__
         raise UserError(f"suggest() must return {wanted}, as get_config() does, not {given}")
-    for name in _NOT_SEARCHED:
-        if getattr(suggested, name) != getattr(config, name):
+    searched = may_change(type(config), "search") | {"name"}
+    for name, value in dataclasses.asdict(config).items():
+        if name not in searched and getattr(suggested, name) != value:
             raise UserError(f"suggest(): {_not_searched(name)}")
-    for field in dataclasses.fields(config):  # no flag of lm.train says None
-        if getattr(suggested, field.name) is None and getattr(config, field.name) is not None:
-            raise UserError(f"suggest() cannot unset {field.name}, which is set for all trials")
+        if getattr(suggested, name) is None and value is not None:  # lm.train has no such flag
+            raise UserError(f"suggest() cannot unset {name}, which is set for all trials")
     return suggested
 
 

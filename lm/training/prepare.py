@@ -9,13 +9,13 @@ from typing import Any, NamedTuple, Optional
 
 import tensorflow.compat.v1 as tf
 
-from lm.checkpoint.run_dir import Identity, RunDir, open_run_dir
+from lm.checkpoint.run_dir import RunDir, open_run_dir
 from lm.config import Config, RunOptions
 from lm.config_file import NetworkFunctions
 from lm.data.batches import Rows, TrainBatches, rows_of_rank
 from lm.data.corpus import Corpus
 from lm.data.embedded import Truth
-from lm.data.run_corpus import CorpusRecord, load_corpus_to_train, record_of
+from lm.data.run_corpus import load_corpus_to_train, record_of
 from lm.distributed.agreement import platform_facts, together
 from lm.distributed.communicator import Communicator
 from lm.distributed.devices import Threads, session_config, start_tensorflow
@@ -24,6 +24,7 @@ from lm.events.logs import worker_path
 from lm.events.tracing import parse_steps
 from lm.files import check_writable
 from lm.model.network_check import check_network
+from lm.record import RunRecord
 
 _FUSION = "HOROVOD_FUSION_THRESHOLD"
 
@@ -36,7 +37,7 @@ class Prepared(NamedTuple):
     comm: Communicator
     functions: NetworkFunctions
     corpus: Corpus
-    corpus_record: CorpusRecord
+    record: RunRecord
     truth: Optional[Truth]  # of the embedded corpus
     batches: TrainBatches
     threads: Threads
@@ -71,13 +72,11 @@ def prepare(
 
     def rest() -> Prepared:
         data_path, corpus, truth = early or load_corpus_to_train(config, options)
-        identity = Identity(
-            config,
-            corpus.vocabulary.checksum,
-            corpus.checksum,
-            functions.sha256,
-            options.allow_changed_network,
-            options.early_stopping_epochs is not None or options.test_on == "best",
+        record = RunRecord(
+            config=dataclasses.asdict(config),
+            vocabulary=corpus.vocabulary.checksum,
+            corpus=record_of(data_path, corpus),
+            config_file=functions.file_record,
         )
         _check_files(options, comm)
         sessions = session_config(threads, comm)
@@ -89,16 +88,14 @@ def prepare(
             comm=comm,
             functions=functions,
             corpus=corpus,
-            corpus_record=record_of(data_path, corpus),
+            record=record,
             truth=truth,
             batches=TrainBatches(corpus.train, config.batch_size, config.num_steps, rows),
             threads=threads,
             session_config=sessions,
             profile_steps=parse_steps(options.profile_steps),
             # Last: what cannot start makes no directory.
-            run_dir=open_run_dir(identity, options.output_dir, options.resume, stack)
-            if comm.is_rank_0
-            else None,
+            run_dir=open_run_dir(config, options, record, stack) if comm.is_rank_0 else None,
         )
 
     return together(comm, rest)
@@ -150,11 +147,8 @@ def facts_of(run: Prepared) -> dict[str, Any]:
         if not field.metadata["per_host"]
     }
     return {
-        **dataclasses.asdict(run.config),
+        **run.record.facts,
         **options_of_all,
-        "vocabulary": run.corpus.vocabulary.checksum,
-        "corpus": run.corpus.checksum,
-        "config file (SHA-256)": run.functions.sha256,
         # mpirun hands it to the ranks of its own host alone, and Horovod would crash (signal 11).
         _FUSION: run.comm.settings.get(_FUSION),
         **platform_facts(),

@@ -12,12 +12,12 @@ import tensorflow.compat.v1 as tf
 
 from lm.checkpoint import choice, manifest
 from lm.checkpoint import format as checkpoint
-from lm.checkpoint.records import load_record
 from lm.checkpoint.run_dir import RunDir
 from lm.checkpoint.variables import check_fits, load_variables, saved_shapes, weight_names
 from lm.config import RunOptions
 from lm.data.vocabulary import Vocabulary
 from lm.errors import UserError
+from lm.record import from_json
 from lm.training.position import Position
 
 logger = logging.getLogger("lm")
@@ -53,7 +53,7 @@ def starting_position(run_dir: Optional[RunDir]) -> Position:
         return Position()
     position = manifest.read(run_dir.checkpoint_dir).position
     source = os.path.join(run_dir.checkpoint_dir, manifest.NAME)
-    return load_record(Position, position, source)
+    return from_json(Position, position, source)
 
 
 def starting_arrays(
@@ -78,7 +78,7 @@ def starting_arrays(
         arrays = checkpoint.load_arrays(run_dir.checkpoint_dir)
         needed = saved_shapes()
         gone = set(manifest.read(run_dir.checkpoint_dir).weights).difference(weight_names())
-        if gone:  # with --allow_changed_network
+        if gone:  # with --allow_changed_config_file
             raise UserError(
                 f"cannot resume: the checkpoint has {min(gone)}, which this network does not use:"
                 " that is another one; start a new run with --init_from and --init_partly"
@@ -98,7 +98,7 @@ def _foreign_weights(
     path: str, vocabulary: Vocabulary, needed: Mapping[str, Sequence]
 ) -> dict[str, np.ndarray]:
     checkpoint_dir = choice.checked(path)
-    if manifest.read(checkpoint_dir).vocabulary != vocabulary.checksum:
+    if manifest.read(checkpoint_dir).record.vocabulary != vocabulary.checksum:
         raise UserError(
             f"--init_from {path}: it was trained with another vocabulary, so its words have"
             " other ids; --init_partly takes the layers alone"
@@ -117,7 +117,7 @@ def _fitting_weights(path: str, vocabulary: Vocabulary) -> dict[str, np.ndarray]
     """Read the weights of this model that another one has too, in the same shape."""
     checkpoint_dir = choice.checked(path)
     arrays = checkpoint.load_weights(checkpoint_dir)
-    same_words = manifest.read(checkpoint_dir).vocabulary == vocabulary.checksum
+    same_words = manifest.read(checkpoint_dir).record.vocabulary == vocabulary.checksum
     shapes = _weight_shapes()
     taken = [
         name

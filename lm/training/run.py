@@ -11,7 +11,6 @@ import tensorflow.compat.v1 as tf
 
 from lm.checkpoint import variables
 from lm.checkpoint.manifest import Manifest
-from lm.checkpoint.records import load_record
 from lm.checkpoint.writer import Saver
 from lm.config import Config, RunOptions
 from lm.config_file import BUILT_IN, NetworkFunctions
@@ -24,6 +23,7 @@ from lm.events.reporter import Reporter
 from lm.events.tracing import StepTracer
 from lm.model.network import Network
 from lm.model.user_errors import one_line_errors, short_message
+from lm.record import from_json
 from lm.training.averaging import Average
 from lm.training.exactness import find_exactness
 from lm.training.loop import Loop
@@ -72,7 +72,7 @@ def _start(run: Prepared, stack: contextlib.ExitStack) -> None:
     stack.enter_context(contextlib.closing(watchdog))
     position = together(comm, lambda: starting_position(run.run_dir))
     # Rank 0 alone reads checkpoints: other hosts need not see its disk.
-    position = load_record(Position, comm.gather(dataclasses.asdict(position))[0], "rank 0")
+    position = from_json(Position, comm.gather(dataclasses.asdict(position))[0], "rank 0")
     try:
         with one_line_errors(run.functions, running=True):
             _train(run, position, signals, watchdog, stack)
@@ -179,11 +179,7 @@ def _manifest(run: Prepared) -> Manifest:
         epoch=0,
         steps_per_epoch=run.batches.steps_per_epoch,
         world_size=run.comm.size,
-        seed=run.config.seed,
-        config=dataclasses.asdict(run.config),
-        vocabulary=run.corpus.vocabulary.checksum,
-        corpus=run.corpus.checksum,
+        record=run.record,
         position={},
         weights=variables.weight_names(),
-        config_file=run.functions.sha256,
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-import pathlib
 import platform
 import resource
 import socket
@@ -38,12 +37,7 @@ def report_start(run: Prepared, position: Position, reporter: Reporter, exact: s
     together(comm, lambda: reporter.open_logs(paths, run.options.mpi_log, comm.rank))
     if comm.is_rank_0:
         reporter.describe(config)
-        reporter.write_json(run_files.CONFIG, config)
-        if run.functions.file_record:
-            reporter.write_json(run_files.CONFIG_FILE, run.functions.file_record)
-        else:  # of an earlier start
-            pathlib.Path(output_dir, run_files.CONFIG_FILE).unlink(missing_ok=True)
-        reporter.write_json(run_files.CORPUS, run.corpus_record._asdict())
+        run.record.write(output_dir, has_checkpoints=run.run_dir.checkpoint_dir is not None)
         run.corpus.vocabulary.save(os.path.join(output_dir, run_files.VOCABULARY))
     facts = _facts(run, position, output_dir) | {"exact": exact}
     reporter.event("start", **facts)
@@ -81,7 +75,7 @@ def _facts(run: Prepared, position: Position, output_dir: str) -> dict[str, Any]
         numpy=np.__version__,
         precision=config.precision,
         batch_size=config.batch_size,
-        config_file=run.functions.file_record,
+        config_file=dataclasses.asdict(run.record)["config_file"],
         parameters=sum(v.shape.num_elements() for v in tf.trainable_variables()),
         corpus=run.corpus.name,
         vocab_size=len(run.corpus.vocabulary),
@@ -124,8 +118,8 @@ def _summary(run: Prepared, facts: dict[str, Any]) -> list[str]:
         f"  start       {facts['start_seconds']:.1f} s on the slowest rank; up to"
         f" {facts['memory_mb']:.0f} MB per rank",
     ]
-    if record := run.functions.file_record:
-        lines.append(f"  config file {record['path']}, SHA-256 {record['sha256'][:12]}...")
+    if record := run.record.config_file:
+        lines.append(f"  config file {record.path}, SHA-256 {record.sha256[:12]}...")
     if size > 1:
         lines.append(
             "  exchange    "

@@ -38,7 +38,7 @@ while [[ $1 != --output_dir ]]; do
 done
 cd $2
 exec 9>.lock; flock -n 9 || { echo "lm: error: another job is here"; exit 1; }
-echo '{}' >config.json
+echo '{"config": {}, "vocabulary": "", "corpus": {"kind": "", "path": "", "sha256": ""}}' >run.json
 trap 'exit 143' USR2
 for ((epoch = $(cat metrics.jsonl 2>/dev/null | wc -l) + 1; epoch <= 5; epoch++)); do
     sleep 0.1

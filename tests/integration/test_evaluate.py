@@ -99,7 +99,7 @@ def test_bad_input_is_one_line():
     result = run_module("lm.evaluate", "--run", "nowhere")
     assert result.returncode == 2 and result.stdout == ""
     (line,) = [line for line in result.stderr.splitlines() if line.startswith("lm: error: ")]
-    assert "nowhere is not a run: cannot read nowhere/config.json" in line
+    assert "nowhere is not a run: it has no run.json" in line
     assert "Traceback" not in result.stderr
 
 

@@ -29,6 +29,11 @@ def run_gru(output_dir, corpora, max_steps, num_ranks=1, file=GRU, *arguments):
     )  # fmt: skip
 
 
+def change_record(run, **fields):
+    record = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps({**record, **fields}))
+
+
 def losses(run):
     return [event["loss"] for event in events(run, "step")]
 
@@ -48,8 +53,8 @@ def test_two_ranks_and_a_resume_on_one_have_the_losses_of_one_rank(run, tmp_path
     assert "exact       no: " in result.stderr
     again = ("--config", changed, "--output_dir", tmp_path / "run", "--resume", "--max_steps", 120)
     refused = run_module("lm.train", *again, "--corpus", "embedded", "--data_path", corpora)
-    assert refused.returncode == 2 and "say so with --allow_changed_network" in refused.stderr
-    run_gru(tmp_path / "run", corpora, 120, 1, changed, "--resume", "--allow_changed_network")
+    assert refused.returncode == 2 and "add --allow_changed_config_file" in refused.stderr
+    run_gru(tmp_path / "run", corpora, 120, 1, changed, "--resume", "--allow_changed_config_file")
     assert len(losses(run)) == 120
     np.testing.assert_allclose(losses(tmp_path / "run"), losses(run), atol=1e-4)
 
@@ -63,9 +68,9 @@ def test_a_run_is_used_with_its_file_only(run, tmp_path):
     changed = load_config_file(str(other)).functions
     with pytest.raises(UserError, match=r"is not the file that .*step-00000120 was trained with"):
         open_run(run, functions=changed)
-    assert open_run(run, functions=changed, allow_changed_network=True)
+    assert open_run(run, functions=changed, allow_changed_config_file=True)
     shutil.copytree(run, tmp_path / "plain")
-    (tmp_path / "plain/config_file.json").unlink()
+    change_record(tmp_path / "plain", config_file=None)
     with pytest.raises(UserError, match="leave out --config"):
         open_run(tmp_path / "plain", functions=load_config_file(str(GRU)).functions)
 
@@ -118,7 +123,7 @@ def test_the_first_lines_of_tf1_change_nothing(tmp_path, corpora):
 
 def test_a_run_that_began_anew_without_its_file_needs_none(bigram, corpora):
     shutil.rmtree(bigram / "checkpoints")  # as if it had been killed before the first one
-    (bigram / ".saved").unlink()
+    change_record(bigram, has_checkpoints=False)
     flags = ("--config", "config_test", "--hidden_size", 8, "--max_steps", 2, "--noeval")
     train_here(bigram, *flags, "--data_path", corpora, "--resume")
     assert open_run(bigram).config.name == "test"
@@ -131,7 +136,7 @@ def test_a_refused_resume_leaves_a_run_as_it_is(bigram, tmp_path, corpora):
     with open(bigram / "metrics.jsonl", "a") as file:
         file.write('{"event": "test", "step": 3, "test_perplexity": 9.0}\n')
     with pytest.raises(UserError, match="the checkpoint has const, which this network"):
-        train_here(bigram, *flags, "--resume", "--allow_changed_network", "--max_steps", 4)
+        train_here(bigram, *flags, "--resume", "--allow_changed_config_file", "--max_steps", 4)
     assert (bigram / "metrics.jsonl").read_bytes().startswith(before + b'{"event": "test", ')
     assert open_run(bigram, functions=load_config_file(str(tmp_path / "bigram.py")).functions)
 

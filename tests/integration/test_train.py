@@ -37,9 +37,9 @@ def one_error(result, code, num_ranks=1):
 def test_a_run_leaves_its_config_log_and_metrics(tmp_path, corpora):
     output_dir = tmp_path / "run"
     result = train(output_dir, *TINY, "--data_path", corpora, "--log_every_steps", 10, "--seed", 5)
-    assert json.loads((output_dir / "config.json").read_text())["seed"] == 5
-    corpus = json.loads((output_dir / "corpus.json").read_text())
-    assert (corpus["kind"], corpus["data_path"]) == ("embedded", str(corpora))
+    record = json.loads((output_dir / "run.json").read_text())
+    assert record["config"]["seed"] == 5 and record["has_checkpoints"]
+    assert (record["corpus"]["kind"], record["corpus"]["path"]) == ("embedded", str(corpora))
     assert "test perplexity" in result.stderr
     assert "test perplexity" in (output_dir / "log.txt").read_text()
     (start,) = events(output_dir, "start")

@@ -7,7 +7,9 @@ import numpy as np
 from lm.checkpoint import choice
 from lm.checkpoint import format as checkpoint
 from lm.checkpoint.manifest import Manifest
+from lm.record import CorpusRecord, RunRecord
 
+RECORD = RunRecord(config={"seed": 1}, vocabulary="v", corpus=CorpusRecord("text", "/", "c"))
 ARRAYS = {
     "embedding": np.arange(600, dtype="f").reshape(30, 20),
     "global_step": np.int64(7),
@@ -17,9 +19,8 @@ ARRAYS = {
 
 def manifest(step, perplexity=None, **fields):
     return Manifest(
-        step=step, epoch=1, steps_per_epoch=100, world_size=2, seed=1, config={"seed": 1},
-        vocabulary="v", corpus="c", position={"step": step}, weights=("embedding",),
-        valid_perplexity=perplexity, **fields,
+        step=step, epoch=1, steps_per_epoch=100, world_size=2, record=RECORD,
+        position={"step": step}, weights=("embedding",), valid_perplexity=perplexity, **fields,
     )  # fmt: skip
 
 

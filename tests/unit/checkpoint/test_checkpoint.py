@@ -123,7 +123,7 @@ def test_a_made_up_manifest_is_one_clear_line(tmp_path):
         rewrite_manifest(path, lambda content, changes=changes: content.update(changes))
         with pytest.raises(RunError) as raised:
             checkpoint.verify(str(path))
-        assert str(raised.value).startswith(f"{path}/manifest.json is damaged: ")
+        assert str(raised.value).startswith(f"{path}/manifest.json is corrupt: ")
         assert words in str(raised.value) and "\n" not in str(raised.value)
 
 

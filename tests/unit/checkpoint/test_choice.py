@@ -54,7 +54,7 @@ def test_damaged_checkpoints_never_push_out_whole_ones(tmp_path, caplog):
         save(tmp_path, step, keep=2)
     assert steps(tmp_path) == [10, 40, 50]
     # By pruning and by `newest`, not at each save.
-    assert caplog.text.count("damaged checkpoint") == 4
+    assert caplog.text.count("corrupt checkpoint") == 4
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "model.data-00000-of-00001"])
@@ -187,5 +187,5 @@ def test_where_all_are_damaged_or_none_is_there(tmp_path):
         choice.find(str(tmp_path))
     for step in (1, 2):
         (save(tmp_path, step) / "manifest.json").unlink()
-    with pytest.raises(UserError, match=r"all 2 checkpoints in .* are damaged"):
+    with pytest.raises(UserError, match=r"all 2 checkpoints in .* are corrupt"):
         choice.newest(str(tmp_path))

@@ -9,10 +9,12 @@ import shutil
 import pytest
 
 import lm.files
-from lm.checkpoint.run_dir import Identity, RunDir, open_run_dir
-from lm.data.run_corpus import load_run_corpus
+from lm.checkpoint.run_dir import RunDir, open_run_dir
+from lm.config import RunOptions
+from lm.data.run_corpus import load_run_corpus, record_of
 from lm.errors import ProgramExit, RunError, UserError
 from lm.perplexity import NllSum
+from lm.record import RunRecord
 from lm.training.position import Position
 from lm.training.restore import starting_position
 from tests.untrained import make_run, rewrite_manifest
@@ -31,23 +33,30 @@ def resume(made, tmp_path):
     """Resume a copy of the run, with a changed manifest and other fields of the config."""
     directory, config, corpus = made
 
-    def resume(change, config_file=None, ends_by_validation=False, **fields):
+    def resume(change, *, options=(), **fields):
         copy = tmp_path / str(len(list(tmp_path.iterdir())))
         shutil.copytree(directory, copy)
         rewrite_manifest(copy / "checkpoints/step-00000007", change)
         config_now = dataclasses.replace(config, **fields)
-        checksums = corpus.vocabulary.checksum, corpus.checksum
-        identity = Identity(config_now, *checksums, config_file, True, ends_by_validation)
-        with contextlib.ExitStack() as stack:
-            run_dir = open_run_dir(identity, str(copy), True, stack)
+        with open_directory(copy, config_now, corpus, **dict(options)) as run_dir:
             return run_dir.checkpoint_dir, starting_position(run_dir)
 
     return resume
 
 
+@contextlib.contextmanager
+def open_directory(path, config, corpus, resume=True, **options):
+    options = RunOptions(output_dir=path and str(path), resume=resume, **options)
+    record = RunRecord(
+        dataclasses.asdict(config), corpus.vocabulary.checksum, record_of("/", corpus)
+    )
+    with contextlib.ExitStack() as stack:
+        yield open_run_dir(config, options, record, stack)
+
+
 def test_a_config_field_that_an_old_checkpoint_does_not_know_had_its_default(resume):
     def forget(manifest):
-        del manifest["config"]["warmup_steps"]
+        del manifest["record"]["config"]["warmup_steps"]
 
     assert resume(forget)[0].endswith("step-00000007")
     with pytest.raises(UserError, match=r"cannot resume: warmup_steps was 0 .* and is 5 now"):
@@ -60,9 +69,9 @@ def test_runs_of_the_same_second_have_directories_of_their_own(made, tmp_path, m
     _, config, corpus = made
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("time.strftime", lambda _: "now")
-    identity = Identity(config, corpus.vocabulary.checksum, corpus.checksum)
     with contextlib.ExitStack() as stack:
-        paths = [open_run_dir(identity, None, False, stack).path for _ in range(3)]
+        opened = [open_directory(None, config, corpus, resume=False) for _ in range(3)]
+        paths = [stack.enter_context(each).path for each in opened]
         (tmp_path / paths[1] / "metrics.jsonl").touch()
     assert paths == [f"runs/{config.name}-now{suffix}" for suffix in ("", "-2", "-3")]
     # Of those that did not get as far as their first event nothing is left.
@@ -74,14 +83,13 @@ def test_a_disk_without_room_is_no_mistake_of_the_users(
     made, tmp_path, monkeypatch, number, passes
 ):
     _, config, corpus = made
-    identity = Identity(config, corpus.vocabulary.checksum, corpus.checksum)
 
     def fail(**_):
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr("tempfile.TemporaryFile", fail)
-    with contextlib.ExitStack() as stack, pytest.raises(ProgramExit) as raised:
-        open_run_dir(identity, str(tmp_path / "run"), True, stack)
+    with pytest.raises(ProgramExit) as raised, open_directory(tmp_path / "run", config, corpus):
+        pass
     assert str(raised.value) == f"cannot write to output_dir {tmp_path}/run: {os.strerror(number)}"
     assert isinstance(raised.value, RunError if passes else UserError)
 
@@ -89,12 +97,12 @@ def test_a_disk_without_room_is_no_mistake_of_the_users(
 @pytest.mark.parametrize(
     "out_of_sight, message",
     [
-        (shutil.rmtree, "has had checkpoints, and has none now: put them back, or remove .saved"),
+        (shutil.rmtree, "has had checkpoints, and has none now: put them back, or remove run.json"),
         (lambda path: path.rename(path.parent / "elsewhere"), "has had checkpoints"),
         (lambda path: (shutil.rmtree(path), path.symlink_to("/not/mounted")), "leads nowhere: mou"),
         (lambda path: (shutil.rmtree(path.parent), path.parent.symlink_to("/no")), "copy leads no"),
         # Killed before the first one was written.
-        (lambda path: (shutil.rmtree(path), (path.parent / ".saved").unlink()), None),
+        (lambda path: (shutil.rmtree(path), (path.parent / "run.json").unlink()), None),
     ],
 )
 def test_a_run_whose_checkpoints_are_out_of_sight_is_not_begun_anew(
@@ -104,24 +112,23 @@ def test_a_run_whose_checkpoints_are_out_of_sight_is_not_begun_anew(
     copy = tmp_path / "copy"
     shutil.copytree(directory, copy)
     out_of_sight(copy / "checkpoints")
-    identity = Identity(config, corpus.vocabulary.checksum, corpus.checksum)
     refused = pytest.raises(RunError, match=message) if message else contextlib.nullcontext()
-    with contextlib.ExitStack() as stack, refused:
-        assert open_run_dir(identity, str(copy), True, stack).checkpoint_dir is None
+    with refused, open_directory(copy, config, corpus) as run_dir:
+        assert run_dir.checkpoint_dir is None
 
 
 @pytest.mark.parametrize("resume", [False, True])
 def test_checkpoints_that_could_not_be_written_are_found_out_at_once(made, tmp_path, resume):
     _, config, corpus = made
-    identity = Identity(config, corpus.vocabulary.checksum, corpus.checksum)
     checkpoints = tmp_path / "checkpoints"
     for spoil, kind, message in (
         (lambda: checkpoints.symlink_to("/not/mounted"), RunError, "checkpoints leads nowhere"),
         (lambda: (checkpoints.unlink(), checkpoints.touch()), UserError, ": Not a directory"),
     ):
         spoil()
-        with contextlib.ExitStack() as stack, pytest.raises(kind, match=message):
-            open_run_dir(identity, str(tmp_path), resume, stack)
+        opened = open_directory(tmp_path, config, corpus, resume)
+        with pytest.raises(kind, match=message), opened:
+            pass
 
 
 def test_what_was_passed_over_does_not_come_back(made, tmp_path, monkeypatch, caplog):
@@ -138,9 +145,7 @@ def test_what_was_passed_over_does_not_come_back(made, tmp_path, monkeypatch, ca
         return open(path, *arguments)
 
     monkeypatch.setattr(lm.files, "open", fail_to_open, raising=False)
-    identity = Identity(config, corpus.vocabulary.checksum, corpus.checksum)
-    with contextlib.ExitStack() as stack:
-        run_dir = open_run_dir(identity, str(copy), True, stack)
+    with open_directory(copy, config, corpus) as run_dir:
         assert run_dir.checkpoint_dir == str(old) and newer.exists()
         run_dir.forget_after(7, 0)
         shutil.copytree(old, newer)  # as the next save of that step
@@ -148,26 +153,31 @@ def test_what_was_passed_over_does_not_come_back(made, tmp_path, monkeypatch, ca
     monkeypatch.undo()  # they can be read again
     for name in ("unread-step-00000009", "unread-step-00000009-2"):
         assert newer.with_name(name).exists()
-    with contextlib.ExitStack() as stack:
-        assert open_run_dir(identity, str(copy), True, stack).checkpoint_dir == str(old)
+    with open_directory(copy, config, corpus) as run_dir:
+        assert run_dir.checkpoint_dir == str(old)
     assert "is kept as" in caplog.text
 
 
 def test_the_rows_of_validation_may_change_unless_the_run_goes_by_it(resume):
     assert resume(lambda manifest: None, eval_batch_size=7)[0].endswith("step-00000007")
     with pytest.raises(UserError, match=r"cannot resume: eval_batch_size was 20 .* is 7 now"):
-        resume(lambda manifest: None, ends_by_validation=True, eval_batch_size=7)
+        resume(lambda manifest: None, options={"test_on": "best"}, eval_batch_size=7)
     with pytest.raises(UserError, match=r"cannot resume: eval_batch_size was 20 .* is 7 now"):
         plateau = {"lr_schedule": "plateau"}
-        resume(lambda manifest: manifest["config"].update(plateau), eval_batch_size=7, **plateau)
+        resume(
+            lambda manifest: manifest["record"]["config"].update(plateau),
+            eval_batch_size=7,
+            **plateau,
+        )
 
 
-@pytest.mark.parametrize("part", ["position", "config"])
-def test_fields_of_a_newer_version_are_refused(resume, part):
+def test_fields_of_a_newer_version_are_rejected(resume):
     with pytest.raises(
         UserError, match=r"manifest.json was written by a newer .*\(unknown field flux\); update it"
     ):
-        resume(lambda manifest: manifest[part].update(flux=1))
+        resume(lambda manifest: manifest["position"].update(flux=1))
+    with pytest.raises(UserError, match="has the setting flux, which neither this version of the"):
+        resume(lambda manifest: manifest["record"]["config"].update(flux=1))
 
 
 def test_a_line_without_its_end_is_not_kept(tmp_path):
@@ -177,14 +187,9 @@ def test_a_line_without_its_end_is_not_kept(tmp_path):
     assert (tmp_path / "metrics.jsonl").read_bytes() == whole  # else the next one would be glued
 
 
-def test_a_field_that_a_config_file_has_lost_is_not_blamed_on_a_newer_version(resume):
-    with pytest.raises(UserError, match="has the field flux, which neither Config of the config f"):
-        resume(lambda manifest: manifest["config"].update(flux=1), config_file="its checksum")
-
-
 def test_a_position_of_other_types_is_damage(resume):
     for position in ({"step": "7"}, {"event_nll": 1.5}, {"event_nll": {"nats": "1"}}):
-        with pytest.raises(RunError, match=r"manifest.json is damaged: \w+ is a (str|float)"):
+        with pytest.raises(RunError, match=r"manifest.json is corrupt: \w+ is a (str|float)"):
             resume(lambda manifest, position=position: manifest.update(position=position))
 
 

@@ -1,17 +1,18 @@
 """Where a run's corpus is looked for, and what a run remembers of it."""
 
 import contextlib
-import json
+import dataclasses
 
 import pytest
 
 from lm.cli.flags import parse_training_flags
 from lm.config import Config
-from lm.data.run_corpus import CorpusRecord, find_data_path, load_run_corpus, read_record
+from lm.data.run_corpus import find_data_path, load_run_corpus
 from lm.distributed.communicator import OneProcess
 from lm.errors import RunError, UserError
 from lm.inference.run import open_run
 from lm.inference.texts import load_text
+from lm.record import CorpusRecord, RunRecord
 from lm.training.prepare import prepare
 from tests.unit.data.texts import decoded
 from tests.untrained import make_run
@@ -30,17 +31,15 @@ def own_text(tmp_path):
 
 def remember(directory, kind, data_path):
     directory.mkdir()
-    record = CorpusRecord(kind, str(data_path), "0" * 64)
-    (directory / "corpus.json").write_text(json.dumps(record._asdict()))
-    return record
+    record = RunRecord({}, "", CorpusRecord(kind, str(data_path), "0" * 64))
+    record.write(str(directory), has_checkpoints=False)
+    return record.corpus
 
 
 def test_the_corpus_is_where_the_first_run_that_remembers_it_says(tmp_path, own_text):
-    record = remember(tmp_path / "run", "text", own_text)
-    assert read_record(tmp_path / "run") == record
-    (tmp_path / "old").mkdir()  # of a version that kept nothing
-    assert find_data_path(OWN, [tmp_path / "old", tmp_path / "run"]) == str(own_text)
-    assert find_data_path(OWN, [tmp_path / "old"]) == "data"
+    remember(tmp_path / "run", "text", own_text)
+    assert find_data_path(OWN, [tmp_path / "none", tmp_path / "run"]) == str(own_text)
+    assert find_data_path(OWN, [tmp_path / "none"]) == "data"
     assert find_data_path(Config(corpus="embedded"), [tmp_path / "run"]) == "data"
 
 
@@ -79,15 +78,6 @@ def test_what_can_be_made_again_needs_no_flag(tmp_path, monkeypatch):
     assert find_data_path(Config(corpus="embedded"), ["embedded"]) == "data"
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"kind": "text"}', '{"kind": 1, "data_path": 2}'])
-def test_a_damaged_record_is_one_line(tmp_path, content):
-    (tmp_path / "corpus.json").write_text(content)
-    with pytest.raises(
-        UserError, match=r"cannot read .*corpus.json .*: remove it, and give --data"
-    ):
-        read_record(tmp_path)
-
-
 def test_training_on_finds_the_corpus_of_the_run_that_it_goes_on_from(tmp_path, own_text):
     record = remember(tmp_path / "run", "text", own_text)
     arguments = ["lm.train", "--config", "config_test", "--corpus", "files"]
@@ -98,7 +88,7 @@ def test_training_on_finds_the_corpus_of_the_run_that_it_goes_on_from(tmp_path, 
         config, options, functions = parse_training_flags([*arguments, *map(str, flags)])
         with contextlib.ExitStack() as stack:
             run = prepare(config, options, OneProcess(), stack, functions)
-        assert run.corpus_record == record._replace(checksum=run.corpus.checksum)
+        assert run.record.corpus == dataclasses.replace(record, sha256=run.corpus.checksum)
 
 
 def test_a_text_that_is_out_of_sight_is_waited_for(tmp_path, own_text):

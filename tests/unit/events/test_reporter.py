@@ -68,7 +68,6 @@ def test_other_ranks_write_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with Reporter(None, tensorboard=True) as reporter:
         reporter.event("step", step=1, loss=1.0)
-        reporter.write_json("config.json", {})
         reporter.describe({"seed": 1})
     assert list(tmp_path.iterdir()) == []
 

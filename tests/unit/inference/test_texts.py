@@ -21,7 +21,7 @@ WITHOUT_UNK = Vocabulary(("<eos>", "a"))
 
 
 def run_of(vocabulary):
-    return Run("runs/x", Config(), vocabulary, "runs/x/checkpoints/step-00000001")
+    return Run("runs/x", Config(), vocabulary, "runs/x/checkpoints/step-00000001", record=None)
 
 
 def test_characters_are_those_of_the_words_and_one_after_each():
@@ -95,28 +95,30 @@ def test_a_run_opens_with_its_config_vocabulary_and_weights(tmp_path):
         assert run.checkpoint == choice.find(str(tmp_path / "run"))
 
 
-def test_older_configs_get_defaults_and_newer_ones_are_refused(tmp_path):
+def change_record(run, change):
+    content = json.loads((run / "run.json").read_text())
+    change(content)
+    (run / "run.json").write_text(json.dumps(content))
+
+
+def test_older_configs_get_defaults_and_newer_ones_are_rejected(tmp_path):
     write_run(tmp_path / "run", Config(hidden_size=3), WITH_UNK)
-    path = tmp_path / "run/config.json"
-    fields = json.loads(path.read_text())
-    del fields["warmup_steps"]
-    path.write_text(json.dumps(fields))
-    run = open_run(tmp_path / "run")
-    assert run.config.warmup_steps == Config().warmup_steps
-    path.write_text(json.dumps({**fields, "flux": 1}))
-    with pytest.raises(UserError, match=r"config.json was written by a newer .*unknown field flux"):
+    change_record(tmp_path / "run", lambda record: record["config"].pop("warmup_steps"))
+    assert open_run(tmp_path / "run").config.warmup_steps == Config().warmup_steps
+    change_record(tmp_path / "run", lambda record: record["config"].update(flux=1))
+    with pytest.raises(UserError, match=r"run.json was written by a newer .*unknown field flux"):
         open_run(tmp_path / "run")
 
 
 @pytest.mark.parametrize(
     "name, content, message",
     [
-        ("config.json", None, "is not a run: cannot read .*config.json"),
-        ("config.json", "{", "is not JSON"),
-        ("config.json", "[]", "does not hold a JSON object"),
-        ("config.json", '{"batch_size": 0}', "batch_size must be at least 1"),
+        ("run.json", None, "is not a run: it has no run.json"),
+        ("run.json", "{", "run.json is corrupt: Expecting"),
+        ("run.json", "[]", "it must be a JSON object"),
+        ("run.json", '{"config": {}}', "run.json is corrupt: .*missing 2 required"),
         ("vocabulary.txt", None, "cannot read the vocabulary"),
-        ("vocabulary.txt", "<eos>\nother\n", "is a checkpoint of another vocabulary"),
+        ("vocabulary.txt", "<eos>\nother\n", "does not have the vocabulary of"),
     ],
 )
 def test_a_damaged_run_is_an_error(tmp_path, name, content, message):
@@ -125,6 +127,13 @@ def test_a_damaged_run_is_an_error(tmp_path, name, content, message):
     if content is not None:
         (tmp_path / "run" / name).write_text(content)
     with pytest.raises(UserError, match=message):
+        open_run(tmp_path / "run")
+
+
+def test_a_value_out_of_range_is_an_error(tmp_path):
+    write_run(tmp_path / "run", Config(hidden_size=3), WITH_UNK)
+    change_record(tmp_path / "run", lambda record: record["config"].update(batch_size=0))
+    with pytest.raises(UserError, match="batch_size must be at least 1"):
         open_run(tmp_path / "run")
 
 

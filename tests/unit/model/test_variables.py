@@ -8,7 +8,6 @@ import tensorflow.compat.v1 as tf
 
 from lm.checkpoint import variables
 from lm.checkpoint.format import save
-from lm.checkpoint.manifest import Manifest
 from lm.data.batches import Rows
 from lm.distributed.communicator import OneProcess
 from lm.model import decoding
@@ -16,6 +15,7 @@ from lm.model.network import Network
 from lm.model.network_check import check_network
 from lm.model.windows import build_window_graph
 from lm.training.step import build_step
+from tests.unit.checkpoint.saved import manifest
 from tests.unit.model.networks import GOOD, HEADER, V, train_and_evaluate
 
 
@@ -106,11 +106,7 @@ def test_a_scope_may_say_how_variables_are_made(load, scope):
 def test_a_variable_may_start_from_a_checkpoint(load, tmp_path):
     """As fine-tuning does with TensorFlow's own means."""
     table = np.arange(4 * V, dtype="f").reshape(V, 4)
-    manifest = Manifest(
-        step=1, epoch=1, steps_per_epoch=1, world_size=1, seed=1, config={}, vocabulary="v",
-        corpus="c", position={}, weights=("old",),
-    )  # fmt: skip
-    saved = save(str(tmp_path), {"old": table}, manifest)
+    saved = save(str(tmp_path), {"old": table}, manifest(1))
     text = f"    if context.training:\n        path = {saved!r} + '/model'\n"
     text += "        tf.train.init_from_checkpoint(path, {'old': 'embedding'})\n"
     file = load(HEADER + text + GOOD)

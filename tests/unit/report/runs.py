@@ -2,9 +2,17 @@
 
 import json
 
+from lm.record import CorpusRecord, FileRecord, RunRecord
 from lm.report.metrics import read_run
 
 CONFIG = {"name": "small", "seed": 1, "batch_size": 20, "num_steps": 5}
+
+CORPUS = CorpusRecord("text", "/data", "0" * 64)
+
+
+def write_record(directory, config=CONFIG, corpus=CORPUS, network=None):
+    file = FileRecord("mine.py", network * 64) if network else None
+    RunRecord(config, "vocabulary", corpus, file).write(str(directory), has_checkpoints=False)
 
 
 def write_run(
@@ -13,9 +21,7 @@ def write_run(
 ):  # fmt: skip
     """Write a run of one whole epoch of 10 steps, 1000 words, and of half a second one."""
     directory.mkdir()
-    if corpus:
-        (directory / "corpus.json").write_text(json.dumps(corpus))
-    (directory / "config.json").write_text(json.dumps(config))
+    write_record(directory, config, corpus or CORPUS, network)
     epoch = {"event": "epoch", "train_perplexity": 90.0, "valid_perplexity": 80.5,
              "words_per_second": speed, "world_size": ranks}  # fmt: skip
     events = [
@@ -25,7 +31,6 @@ def write_run(
             "steps_per_epoch": 10,
             "corpus": "text",
             "vocab_size": 1000,
-            "config_file": network and {"path": "mine.py", "sha256": network * 64},
         },
         *({"event": "step", "step": step, "loss": loss} for step, loss in losses),
         {**epoch, "epoch": 1, "epoch_seconds": 1000 / speed},

@@ -14,7 +14,7 @@ from lm.report.comparison import (
 )
 from lm.report.metrics import read_run
 from lm.report.tables import build_tables, run_title
-from tests.unit.report.runs import CONFIG, write_run
+from tests.unit.report.runs import CONFIG, write_record, write_run
 
 
 def test_time_of_an_epoch_is_that_of_a_whole_one(tmp_path):
@@ -62,11 +62,11 @@ def test_a_field_that_an_older_version_did_not_know_means_its_default(tmp_path):
     "name, content, message",
     [
         ("metrics.jsonl", None, "is not a run: .*metrics.jsonl: No such file"),
-        ("config.json", None, "is not a run: .*config.json: No such file"),
+        ("run.json", None, "is not a run: it has no run.json"),
         ("metrics.jsonl", "{\n", "damaged"),
         ("metrics.jsonl", '{"event": "epoch"}\n', "damaged"),
         ("metrics.jsonl", "[]\n", "damaged"),
-        ("config.json", "[1]", "damaged"),
+        ("run.json", "[1]", "it must be a JSON object"),
     ],
 )
 def test_what_is_not_a_run_is_an_error(tmp_path, name, content, message):
@@ -183,7 +183,7 @@ def compare(tmp_path, *runs):
     """Write two runs of such events; return how they compare."""
     for name, events in zip("ab", runs):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "config.json").write_text(json.dumps(CONFIG))
+        write_record(tmp_path / name)
         lines = [json.dumps({**event, "words_per_second": id(event)}) + "\n" for event in events]
         (tmp_path / name / "metrics.jsonl").write_text("".join(lines))
     return exact_comparison(read_run(str(tmp_path / "a")), read_run(str(tmp_path / "b")))

@@ -1,11 +1,13 @@
 """Pages, curves and tables, of runs from hand-written metrics."""
 
+import dataclasses
 import io
 
 import pytest
 
 from lm.cli.tables import markdown_table
 from lm.errors import UserError
+from lm.record import CorpusRecord
 from lm.report.comparison import (
     group_by_corpus,
 )
@@ -29,25 +31,24 @@ def test_the_page_shows_all_and_asks_for_nothing(tmp_path):
 
 
 def test_runs_on_different_corpora_do_not_share_a_table(tmp_path):
-    own = {"kind": "text", "data_path": "/own", "checksum": "12345678" * 8}
-    other = {**own, "checksum": "9" * 64}  # the same place, another text or vocabulary
-    moved = {**own, "data_path": "/elsewhere"}
+    own = CorpusRecord("text", "/own", "12345678" * 8)
+    other = dataclasses.replace(own, sha256="9" * 64)  # a different text in the same place
+    moved = dataclasses.replace(own, path="/elsewhere")
     runs = [
         write_run(tmp_path / name, ranks=ranks, corpus=corpus, losses=[(1, 6.0)])
         for name, ranks, corpus in [
-            ("one", 1, own), ("other", 2, other), ("old", 2, None), ("moved", 2, moved)
+            ("one", 1, own), ("other", 2, other), ("moved", 2, moved)
         ]
     ]  # fmt: skip
     sections = group_by_corpus(runs)
     assert [section.corpus for section in sections] == [
-        "text, 1,000 words, /own, checksum 12345678",
-        "text, 1,000 words, /own, checksum 99999999",
-        "text, 1,000 words",
+        "text, 1,000 words, /own, SHA-256 12345678",
+        "text, 1,000 words, /own, SHA-256 99999999",
     ]
-    assert [len(section.groups[0].runs) for section in sections] == [2, 1, 1]
-    page = build_page(sections, [b"png", b"png", None])
-    assert page.count("<h2>Corpus: text, 1,000 words") == 3 and page.count("<img") == 2
-    assert page.count("<table>") == 3 + 2 + 2  # loss curves are compared on the same text only
+    assert [len(section.groups[0].runs) for section in sections] == [2, 1]
+    page = build_page(sections, [b"png", b"png"])
+    assert page.count("<h2>Corpus: text, 1,000 words") == 2 and page.count("<img") == 2
+    assert page.count("<table>") == 3 + 2  # loss curves are compared on the same text only
 
 
 def test_a_page_goes_where_a_link_leads(tmp_path):

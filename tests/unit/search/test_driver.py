@@ -33,7 +33,8 @@ done
 cd $2
 echo start >>starts
 trap 'echo saved >>starts; exit 143' USR2
-echo '{{}}' >config.json
+echo '{{"config": {{}}, "vocabulary": "", "corpus": {{"kind": "", "path": "", "sha256": ""}}}}' \
+    >run.json
 epoch() {{
     local value='"valid_perplexity": '$((1000 / ${{rate%.*}}))
     echo '{{"event": "epoch", "epoch": '"$1, $value}}" >>metrics.jsonl
@@ -145,16 +146,6 @@ def test_trials_of_another_corpus_are_not_compared(search, tmp_path):
     (tmp_path / "valid.txt").write_text("a b b\n" * 500)
     with pytest.raises(UserError, match="cannot resume: the corpus is not the one that this"):
         search(rates="1|2", fields=fields, training=training)
-    path = search.directory / "search.json"
-    settings = json.loads(path.read_text())
-    record = {"kind": "text", "data_path": str(tmp_path), "checksum": settings.pop("corpus")}
-    path.write_text(json.dumps(settings))  # as older versions
-    (search.directory / "trials/0001/corpus.json").write_text(json.dumps(record))
-    with pytest.raises(UserError, match="cannot resume: the corpus is not the one that this"):
-        search(rates="1|2", fields=fields, training=training)
-    (tmp_path / "valid.txt").write_text("a b\n" * 500)
-    assert states(search(rates="1|2", fields=fields, training=training))
-    assert json.loads(path.read_text())["corpus"] == record["checksum"]
 
 
 @pytest.mark.parametrize(
@@ -169,7 +160,7 @@ def test_a_search_of_another_version_goes_on_unless_that_was_newer(search, part,
     assert states(search(fields={"warmup_steps": 0})) == [TrialState.COMPLETE] * 3
     settings[part]["spin"] = 1
     path.write_text(json.dumps(settings))
-    with pytest.raises(UserError, match="unknown field spin"):
+    with pytest.raises(UserError, match="spin"):
         search()
 
 

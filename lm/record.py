@@ -1,0 +1,188 @@
+"""The record of a run: the settings, corpus, vocabulary and config file that identify it.
+
+`run.json` holds the record from the start of a run, and the manifest of each checkpoint repeats
+it. `first_difference` compares two records when a run is resumed, used or reported.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import types
+import typing
+from collections.abc import Container, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+from lm import run_files
+from lm.config import Config
+from lm.errors import RunError, UserError, error_class
+from lm.files import write_json
+from lm.options import defaults
+
+CONFIG_FILE = "config file (SHA-256)"  # its name in `RunRecord.facts`
+
+Record = TypeVar("Record")
+
+
+@dataclasses.dataclass(frozen=True)
+class CorpusRecord:
+    """The corpus of a run. The checksum identifies it, and the path tells where to look first."""
+
+    kind: str  # "text", "ptb" or "embedded"
+    path: str  # absolute path of --data_path on rank 0
+    sha256: str
+
+
+@dataclasses.dataclass(frozen=True)
+class FileRecord:
+    """The config file of a run. The checksum identifies it."""
+
+    path: str
+    sha256: str
+
+
+@dataclasses.dataclass(frozen=True)
+class RunRecord:
+    """The identity of a run. Fields that an older version did not record have their defaults."""
+
+    config: Mapping[str, Any]  # dataclasses.asdict(Config)
+    vocabulary: str  # SHA-256
+    corpus: CorpusRecord
+    config_file: FileRecord | None = None  # None unless the file defines a network or fields
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "config", {**defaults(Config), **self.config})
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Everything that identifies the run, by name. Paths are not part of the identity."""
+        return {
+            **self.config,
+            "vocabulary": self.vocabulary,
+            "corpus": self.corpus.sha256,
+            CONFIG_FILE: self.config_file and self.config_file.sha256,
+        }
+
+    def write(self, run_dir: str, has_checkpoints: bool) -> None:
+        """Write run.json atomically.
+
+        Args:
+          run_dir: The run directory.
+          has_checkpoints: Whether the run has had a checkpoint. If it has, it never starts over.
+
+        Raises:
+          OSError: If the file cannot be written.
+        """
+        content = {"has_checkpoints": has_checkpoints, **dataclasses.asdict(self)}
+        write_json(os.path.join(run_dir, run_files.RUN), content)
+
+
+class Difference(NamedTuple):
+    """A fact in which two records differ."""
+
+    name: str
+    first: Any
+    second: Any
+
+
+def first_difference(
+    first: RunRecord, second: RunRecord, ignored: Container[str] = ()
+) -> Difference | None:
+    """Return the first fact in which two records differ, or None if they are equal.
+
+    Args:
+      first: A record.
+      second: The record to compare it with. A fact that only one of them has is None in the other.
+      ignored: Names of facts that may differ.
+    """
+    facts, others = first.facts, second.facts
+    for name in {**facts, **others}:
+        if name not in ignored and facts.get(name) != others.get(name):
+            return Difference(name, facts.get(name), others.get(name))
+    return None
+
+
+def load_record(run_dir: str) -> RunRecord | None:
+    """Read the record of a run; return None if the directory has no run.json.
+
+    Raises:
+      UserError: If run.json is corrupt, or if a newer version of this program wrote it.
+      RunError: If run.json is temporarily unreadable.
+    """
+    path, content = os.path.join(run_dir, run_files.RUN), _read(run_dir)
+    if content is None:
+        return None
+    content.pop("has_checkpoints", None)
+    try:
+        return from_json(RunRecord, content, path)
+    except RunError as error:
+        raise UserError(str(error)) from error
+
+
+def has_checkpoints(run_dir: str) -> bool:
+    """Return whether run.json says that the run has had a checkpoint.
+
+    Raises:
+      UserError, RunError: See `load_record`.
+    """
+    return bool((_read(run_dir) or {}).get("has_checkpoints"))
+
+
+def _read(run_dir: str) -> dict[str, Any] | None:
+    path = os.path.join(run_dir, run_files.RUN)
+    try:
+        with open(path, encoding="utf-8") as file:
+            content = json.load(file)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise error_class(error)(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise UserError(f"{path} is corrupt: {error}") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{path} is corrupt: it must be a JSON object")
+    return content
+
+
+def from_json(cls: type[Record], values: Mapping[str, Any], source: str) -> Record:
+    """Create a dataclass from the JSON form of `dataclasses.asdict`.
+
+    Args:
+      cls: The dataclass. A missing field gets its default.
+      values: Values by field name.
+      source: Origin of the values, for error messages.
+
+    Raises:
+      UserError: If a field is unknown, because a newer version of this program wrote it.
+      RunError: If a field is missing or has the wrong type.
+    """
+    unknown = sorted(values.keys() - {field.name for field in dataclasses.fields(cls)})
+    if unknown:
+        raise newer_version(source, f"unknown field {unknown[0]}")
+    hints = typing.get_type_hints(cls)
+    try:
+        return cls(**{name: _value(hints[name], name, v, source) for name, v in values.items()})
+    except TypeError as error:
+        raise RunError(f"{source} is corrupt: {error}") from error
+
+
+def newer_version(source: str, evidence: str) -> UserError:
+    """Return the error for a file that a newer version of this program wrote."""
+    return UserError(
+        f"{source} was written by a newer version of this program ({evidence}); update it"
+    )
+
+
+def _value(hint: Any, name: str, value: Any, source: str) -> Any:
+    """Check a value against the type of its field, and restore dataclasses and tuples."""
+    is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    for kind in typing.get_args(hint) if is_union else (hint,):
+        plain = typing.get_origin(kind) or kind
+        if dataclasses.is_dataclass(kind) and isinstance(value, dict):
+            return from_json(kind, value, f"{name} of {source}")
+        if plain is tuple and isinstance(value, list):
+            return tuple(value)
+        if isinstance(value, plain):
+            return value
+    raise TypeError(f"{name} is a {type(value).__name__}")
