@@ -5,6 +5,7 @@ import contextlib
 import pytest
 
 from lm.config import Config, RunOptions
+from lm.config_file import BUILT_IN
 from lm.distributed.communicator import OneProcess
 from lm.errors import UserError
 from lm.training.position import Position
@@ -67,4 +68,4 @@ def test_epochs_without_validation_leave_no_perplexity():
 )
 def test_what_needs_another_option_is_refused_without(fields, options, message):
     with contextlib.ExitStack() as stack, pytest.raises(UserError, match=message):
-        prepare(Config(**fields), RunOptions(**options), OneProcess(), stack)
+        prepare(Config(**fields), RunOptions(**options), OneProcess(), stack, BUILT_IN)
