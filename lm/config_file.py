@@ -21,8 +21,7 @@ from lm.config import Config, RunOptions
 from lm.errors import UserError, error_class, first_line
 from lm.options import Checked
 from lm.record import FileRecord
-from lm.seeding import seeded
-from lm.startup import import_tensorflow
+from lm.system import import_tensorflow, seeded
 
 # Not as a module: a user's own directory `configs` may come first in sys.path.
 _CONFIGS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "configs")

@@ -18,7 +18,7 @@ import json
 from lm.cli import program
 from lm.cli.flags import run_arguments, run_flags
 from lm.cli.tables import markdown_table
-from lm.startup import import_tensorflow
+from lm.system import import_tensorflow
 
 USAGE = """\
 Measure the perplexity of a trained model, on one process or under mpirun on many.

@@ -30,7 +30,7 @@ the vocabulary has none, it is an error.
 
 from lm.cli import program
 from lm.cli.flags import run_arguments, run_flags
-from lm.startup import import_tensorflow
+from lm.system import import_tensorflow
 
 USAGE = """\
 Write a trained model as a SavedModel, which plain TensorFlow loads without this project.

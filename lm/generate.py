@@ -14,7 +14,7 @@ import signal
 
 from lm.cli import program
 from lm.cli.flags import run_arguments, run_flags
-from lm.startup import import_tensorflow
+from lm.system import import_tensorflow
 
 USAGE = """\
 Generate text with a trained model.

@@ -25,7 +25,7 @@ from lm.cli import program
 from lm.cli.flags import run_arguments, run_flags
 from lm.data.vocabulary import EOS
 from lm.errors import UserError
-from lm.startup import import_tensorflow
+from lm.system import import_tensorflow
 
 USAGE = """\
 Print the log-probability of each sentence on stdin, one sentence per line.

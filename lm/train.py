@@ -1,13 +1,22 @@
 """Train a language model: `python -m lm.train --config config_small`."""
 
+import os
+
 from lm.cli import program
 from lm.cli.flags import parse_training_flags
-from lm.startup import import_tensorflow
+from lm.system import import_tensorflow
 
 
 def main() -> None:
-    """Run the command line on this process, one of one or of many under mpirun."""
-    program.run(parse_training_flags, _train, timeline=lambda parsed: bool(parsed[1].timeline))
+    """Run the command line on this process, which may be one of many under mpirun."""
+    program.run(_parse, _train)
+
+
+def _parse(argv):
+    config, options, functions = parse_training_flags(argv)
+    if options.timeline:  # Horovod reads it when the ranks connect
+        os.environ["HOROVOD_TIMELINE"] = options.timeline
+    return config, options, functions
 
 
 def _train(parsed, comm):

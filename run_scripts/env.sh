@@ -1,7 +1,7 @@
 # shellcheck shell=bash disable=SC2034
 # Source this file to enter the project's root and use .venv, whose mpirun Horovod was built with.
 # It sets mpirun_options, the options of every mpirun, and pass_on, the options that pass environment
-# variables to other hosts. lm/distributed/mpirun.py does the same for Python.
+# variables to other hosts. lm/distributed/launch.py does the same for Python.
 # shellcheck source=run_scripts/root.sh
 source "$(dirname "${BASH_SOURCE[0]}")/root.sh"
 [[ $PATH == "$PWD/.venv/bin":* ]] || export PATH=$PWD/.venv/bin:$PATH

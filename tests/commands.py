@@ -15,9 +15,9 @@ from collections.abc import Mapping, Sequence
 from typing import Optional
 
 from lm.cli.flags import parse_training_flags
-from lm.distributed import mpirun as launcher
+from lm.distributed import launch
 from lm.distributed.communicator import OneProcess
-from lm.distributed.mpirun import environment
+from lm.distributed.launch import mpirun_environment as environment
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -30,7 +30,7 @@ def mpirun(num_ranks: int, end_seconds: int = 1) -> list[str]:
       end_seconds: Between the SIGTERM and the SIGKILL with which mpirun ends its ranks. It lets
         them go by twice, even if all ranks have ended: fewer than users' are, for speed.
     """
-    command = launcher.command(num_ranks)
+    command = launch.mpirun_command(num_ranks)
     command[command.index("odls_base_sigkill_timeout") + 1] = str(end_seconds)
     return command
 

@@ -18,7 +18,7 @@ from typing import Any
 from lm import files
 from lm.benchmark import options
 from lm.cli import program
-from lm.distributed.cores import count_cores
+from lm.distributed.devices import count_cores
 from lm.errors import InfoRequested, UserError
 
 _COMMANDS = {

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from lm.cli.flags import Flags
 from lm.config import Config
 from lm.config_file import load_config_file
-from lm.distributed import mpirun
-from lm.distributed.cores import count_cores
+from lm.distributed import launch
+from lm.distributed.devices import count_cores
 from lm.errors import UserError
 from lm.options import Checked, option, replaced
 
@@ -68,7 +68,7 @@ class Options(Checked):
         """Threads of each rank: the user's choice, or the cores divided by the ranks of a host."""
         ranks = self.rank_counts[-1]
         if self.hosts:
-            ranks = min(ranks, max(mpirun.slots(self.hosts)))
+            ranks = min(ranks, max(launch.slots_of_hosts(self.hosts)))
         return self.intra_op_threads or max(count_cores() // ranks, 1)
 
     def check(self, config: Config) -> None:
@@ -134,7 +134,8 @@ class AdviceOptions(ScalingOptions):
         super().check(config)
         if self.rank_counts[-1] < 2:
             raise UserError("the largest of ranks must be at least 2, not 1")
-        if self.hosts and len(mpirun.slots(self.hosts)) > 1:  # would count the network twice
+        if self.hosts and len(launch.slots_of_hosts(self.hosts)) > 1:
+            # The network would be counted twice.
             raise UserError(
                 f"advise measures one host, not {self.hosts}: describe the network between hosts"
                 " with --link_gbps and --link_latency_us"

@@ -35,7 +35,7 @@ def build_step(
       The step, and facts about it: the `kernels`, and the `shapes` of the trainable variables of
       the built-in network. A user-defined network has no `shapes`: its products are unknown.
     """
-    sessions = session_config(start_tensorflow(comm.local_size, threads), comm)
+    sessions = session_config(start_tensorflow(comm, threads))
     with tf.Graph().as_default():
         graph = training.build_step(Network(config, vocab_size, functions), comm)
         # Like lm.train, finalize the graph and broadcast the weights.
@@ -58,7 +58,7 @@ def build_step(
 
 def measure_gemm(precision: str, threads: int, comm: Communicator) -> dict[str, float]:
     """Return the `flops_per_second` of the fastest product of two large square matrices."""
-    sessions = session_config(start_tensorflow(comm.local_size, threads), comm)
+    sessions = session_config(start_tensorflow(comm, threads))
     with tf.Graph().as_default(), tf.Session(config=sessions) as session:
         # Variables, because TensorFlow computes a product of constants only once.
         a, b = (
@@ -82,7 +82,7 @@ def measure_exchange(
       The mean seconds on the slowest rank, with messages of these sizes (`full`) and with as many
       empty messages (`empty`).
     """
-    sessions = session_config(start_tensorflow(comm.local_size, threads), comm)
+    sessions = session_config(start_tensorflow(comm, threads))
     plans = {"full": message_bytes, "empty": [_EMPTY] * len(message_bytes)}
     with tf.Graph().as_default(), tf.Session(config=sessions) as session:
         sum_ops: dict[str, list[tf.Operation]] = {name: [] for name in plans}

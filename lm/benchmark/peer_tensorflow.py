@@ -95,8 +95,7 @@ def build_step(config: Config, vocab_size: int, name: str, threads: int) -> Step
       threads: Threads inside an operation, and operations at the same time. The tutorial left
         both to TensorFlow, which uses all cores.
     """
-    alone = OneProcess()
-    sessions = session_config(start_tensorflow(1, threads, threads), alone)
+    sessions = session_config(start_tensorflow(OneProcess(), threads, threads))
     with tf.Graph().as_default():
         graph = TutorialGraph(config, vocab_size)
         session = tf.Session(config=sessions)

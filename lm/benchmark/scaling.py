@@ -13,7 +13,7 @@ from lm.benchmark import worker
 from lm.benchmark.options import ScalingOptions
 from lm.benchmark.turns import paired_ratio, print_table, summarize, take_turns
 from lm.config import Config
-from lm.startup import import_tensorflow
+from lm.system import import_tensorflow
 
 _FLOAT_BYTES = 4
 KINDS = ("strong", "weak")
@@ -78,7 +78,7 @@ def message_bytes(config: Config, shapes: Mapping[str, Sequence[int]]) -> list[i
       shapes: Shapes of the trainable variables, by name.
     """
     import_tensorflow()  # not at the top of the module: `--help` needs no TensorFlow
-    from lm.distributed.gradients import dense_is_smaller
+    from lm.training.gradients import dense_is_smaller
 
     tokens = config.batch_size * config.num_steps
     sizes = []

@@ -26,11 +26,10 @@ from lm.cli import program
 from lm.config import Config
 from lm.config_file import load_config_file
 from lm.data.batches import TrainBatches, rows_of_rank
-from lm.distributed import mpirun
+from lm.distributed import launch
 from lm.distributed.communicator import Communicator
 from lm.errors import ERROR, RunError
-from lm.processes import ends_with_this_process
-from lm.startup import import_tensorflow, seconds_since_start
+from lm.system import ends_with_this_process, import_tensorflow, seconds_since_start
 
 _RESULT = "benchmark result: "  # starts the line of the result: libraries print to stdout too
 _TIMEOUT_SECONDS = 1800
@@ -69,7 +68,7 @@ def run(
         "data_path": options.data_path,
         "message_bytes": message_bytes,
     }
-    launcher = mpirun.command(ranks, options.hosts) if ranks > 1 else []
+    launcher = launch.mpirun_command(ranks, options.hosts) if ranks > 1 else []
     worker = [sys.executable, "-m", "lm.benchmark.worker", json.dumps(task)]
     name = f"{implementation} on {ranks} rank{'s' * (ranks > 1)}"
     try:
@@ -92,7 +91,7 @@ def run(
 
 
 def _environment(threads: str) -> dict[str, str]:
-    return mpirun.environment(
+    return launch.mpirun_environment(
         OMP_NUM_THREADS=threads,
         MKL_NUM_THREADS=threads,
         # Horovod runs sessions before the worker chooses its threads.

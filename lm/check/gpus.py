@@ -9,7 +9,7 @@ from pathlib import Path
 
 import tensorflow.compat.v1 as tf
 
-from lm.distributed.gpus import named_gpus
+from lm.distributed.devices import named_gpus
 
 _DRIVER = Path("/proc/driver/nvidia/version")
 _OLDEST_DRIVER = 525  # of CUDA 12: https://docs.nvidia.com/deploy/cuda-compatibility/

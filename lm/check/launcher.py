@@ -13,7 +13,7 @@ import sys
 import tempfile
 
 from lm.check.checklist import FAIL, FAILURE, OK, WARN, Checklist
-from lm.distributed import mpirun
+from lm.distributed import launch
 from lm.errors import ERROR, RunError, UserError
 
 _NUM_LOCAL_RANKS = 2
@@ -43,7 +43,7 @@ def start_ranks(hosts: str, output_dir: str, mpirun_flags: str, timeout_seconds:
     else:
         launcher = launch_command(hosts, mpirun_flags)
         checklist.add(OK, "mpirun", shlex.join(launcher))
-        for_root = mpirun.root_permission()
+        for_root = launch.root_permission()
         if for_root:
             remedy = "export " + " ".join(f"{name}={value}" for name, value in for_root.items())
             checklist.add(WARN, "root", "Open MPI does not start ranks for root", remedy)
@@ -64,10 +64,10 @@ def launch_command(hosts: str, mpirun_flags: str) -> list[str]:
         more = shlex.split(mpirun_flags)
     except ValueError as error:
         raise UserError(f"mpirun_flags must be like a command line: {error}") from error
-    num_ranks = sum(mpirun.slots(hosts)) if hosts else _NUM_LOCAL_RANKS
+    num_ranks = sum(launch.slots_of_hosts(hosts)) if hosts else _NUM_LOCAL_RANKS
     if num_ranks < 2:
         raise UserError(f"hosts: a check-up needs two ranks or more, such as {hosts},other:1")
-    return [*mpirun.command(num_ranks, hosts), *more]
+    return [*launch.mpirun_command(num_ranks, hosts), *more]
 
 
 def _run(checklist: Checklist, command: list[str], timeout_seconds: int) -> None:
@@ -75,7 +75,7 @@ def _run(checklist: Checklist, command: list[str], timeout_seconds: int) -> None
     with tempfile.TemporaryFile(mode="w+", errors="replace") as errors:
         process = subprocess.Popen(
             command,
-            env=mpirun.environment(),
+            env=launch.mpirun_environment(),
             stdin=subprocess.DEVNULL,
             stderr=errors,
             start_new_session=True,  # so that nothing of it outlives the check-up

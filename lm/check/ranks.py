@@ -18,13 +18,17 @@ from lm import kernels
 from lm.check.checklist import FAIL, FAILURE, OK, WARN, Checklist
 from lm.check.exchange import check_exchange, check_scaling
 from lm.check.gpus import why_no_gpu
-from lm.distributed.agreement import first_disagreement, platform_facts, together
+from lm.distributed.agreement import by_rank, first_mismatch, platform_facts
 from lm.distributed.communicator import Communicator
-from lm.distributed.cores import count_cores, count_sharers
-from lm.distributed.devices import device_name, session_config, start_tensorflow
+from lm.distributed.devices import (
+    Device,
+    count_cores,
+    count_sharers,
+    session_config,
+    start_tensorflow,
+)
 from lm.distributed.horovod import horovod_build
-from lm.distributed.naming import by_rank
-from lm.errors import EveryRankError, UserError
+from lm.errors import EveryRankError
 
 _SETUP = "run run_scripts/setup.sh on every host"
 TENSORFLOWS = ("2.18.1", "2.20.0", "2.21.0")  # of constraints/; Horovod may not build with others
@@ -41,20 +45,11 @@ def check_ranks(output_dir: str, comm: Communicator) -> None:
       EveryRankError: A check has failed.
     """
     checklist = Checklist(silent=not comm.is_rank_0)
-    # `together` first: a rank whose command line is wrong says so there.
-    threads = together(comm, lambda: start_tensorflow(comm.local_size))
-    device_error = None
-    try:
-        config = session_config(threads, comm)
-    except UserError as error:
-        device_error = str(error)
-    facts = comm.gather({**_own_facts(comm), "device_error": device_error})
-    if any(rank["device_error"] for rank in facts):
-        # The same decision on all ranks: a rank on the CPU and one on a GPU cannot exchange.
-        config = tf.ConfigProto(device_count={"GPU": 0})
+    device = start_tensorflow(comm)
+    facts = comm.gather(_own_facts(comm, device))
     for check in (_check_versions, _check_sameness, _check_devices, _check_kernels):
         check(checklist, facts)
-    with tf.Graph().as_default(), tf.Session(config=config) as session:
+    with tf.Graph().as_default(), tf.Session(config=session_config(device)) as session:
         values_ph = tf.placeholder(tf.float32, [None])
         summed = comm.sum(values_ph, "readiness")
         check_exchange(checklist, comm, lambda values: session.run(summed, {values_ph: values}))
@@ -66,7 +61,7 @@ def check_ranks(output_dir: str, comm: Communicator) -> None:
         raise EveryRankError(FAILURE)
 
 
-def _own_facts(comm: Communicator) -> dict[str, Any]:
+def _own_facts(comm: Communicator, device: Device) -> dict[str, Any]:
     build = horovod_build()
     return {
         "host": socket.gethostname(),
@@ -74,7 +69,7 @@ def _own_facts(comm: Communicator) -> dict[str, Any]:
         "backend": comm.backend,
         "cores": count_cores(),
         "gpus": len(tf.config.list_physical_devices("GPU")),
-        "device": device_name(comm.local_rank),
+        "device": device.name,
         "no_gpu": why_no_gpu(),
         "build": build,
         "kernels": kernels.description(),
@@ -103,7 +98,7 @@ def _check_versions(checklist: Checklist, facts: Facts) -> None:
         "this program is tested with Python 3.10 to 3.13, "
         f"tensorflow {', '.join(TENSORFLOWS)}, horovod {_HOROVOD}: {_SETUP}",
     )
-    unlike = first_disagreement([rank["versions"] for rank in facts])
+    unlike = first_mismatch([rank["versions"] for rank in facts])
     if unlike:
         remedy = f"training may work, but this mixture is not tested: {_SETUP}"
         checklist.add(WARN, "versions", unlike, remedy)
@@ -118,7 +113,7 @@ def _check_versions(checklist: Checklist, facts: Facts) -> None:
 
 
 def _check_sameness(checklist: Checklist, facts: Facts) -> None:
-    unlike = first_disagreement([rank["same"] for rank in facts])
+    unlike = first_mismatch([rank["same"] for rank in facts])
     found = f"all {len(facts)} ranks have the same code and packages"
     checklist.add(
         FAIL if unlike else OK,
@@ -132,13 +127,10 @@ def _check_devices(checklist: Checklist, facts: Facts) -> None:
     hosts = by_rank([rank["host"] for rank in facts])
     checklist.add(OK, "ranks", f"{len(facts)} ranks are connected: {hosts}")
     devices = by_rank([rank["device"] for rank in facts])
-    errors = [rank["device_error"] for rank in facts if rank["device_error"]]
     unused = [f"{rank['host']}: {rank['no_gpu']}" for rank in facts if rank["no_gpu"]]
     crowded = sorted({rank["host"] for rank in facts if rank["sharers"] > rank["cores"]})
     status, remedy = OK, ""
-    if errors:
-        status, remedy = FAIL, errors[0]
-    elif unused:
+    if unused:
         status, remedy = WARN, f"no GPU on {unused[0]}"
     elif crowded:
         status = WARN

@@ -16,12 +16,12 @@ from collections.abc import Sequence
 from typing import Callable, NoReturn, TypeVar
 
 from lm.distributed import launch
-from lm.distributed.agreement import together
+from lm.distributed.agreement import raise_on_all_ranks
 from lm.distributed.communicator import Communicator, OneProcess
 from lm.distributed.signals import ignore_save_requests
-from lm.distributed.watchdog import end_with_launcher, mpirun_above
 from lm.errors import ERROR, InfoRequested, ProgramExit, Stopped, UserError
 from lm.events.logs import may_be_gone, start_console
+from lm.system import keep_freed_memory
 
 Parsed = TypeVar("Parsed")
 
@@ -33,19 +33,17 @@ _INTERRUPTED = Stopped("interrupted", signal.SIGINT)
 def run(
     parse: Callable[[Sequence[str]], Parsed],
     work: Callable[[Parsed, Communicator], None],
-    timeline: Callable[[Parsed], bool] = lambda parsed: False,
 ) -> NoReturn:
     """Parse the command line, join the other ranks and work; then exit.
 
     Args:
       parse: Turns the command line into what is to be done. It needs neither the other ranks nor
         TensorFlow, so that `--help`, and on one process a typing error, answer at once.
-      work: Does it, on all ranks; its first exchange is that of `together`.
-      timeline: Whether the exchanges will be recorded.
+      work: Does it, on all ranks; its first exchange is that of `raise_on_all_ranks`.
     """
     _start(launch.launched_rank())
-    if launch.launched_size() > 1 or mpirun_above():
-        end_with_launcher()
+    if launch.launched_size() > 1 or launch.mpirun_above():
+        launch.end_with_launcher()
     parsed, failure = None, None
     try:
         parsed = parse(sys.argv)
@@ -56,7 +54,7 @@ def run(
     if failure and (launch.launched_size() == 1 or isinstance(failure, InfoRequested)):
         _end_unconnected(failure)  # at once: what ranks need to exchange takes seconds to import
     try:
-        comm = launch.connect(failure is None and timeline(parsed))
+        comm = launch.connect()
     except (ProgramExit, OSError) as error:
         _end_unconnected(error)
     except KeyboardInterrupt:
@@ -67,7 +65,7 @@ def run(
 
     # On this rank alone, if its host lacks a file that --config names: the others are told where
     # they first meet.
-    _finish(comm, lambda: together(comm, fail) if failure else work(parsed, comm))
+    _finish(comm, lambda: raise_on_all_ranks(comm, fail) if failure else work(parsed, comm))
 
 
 def run_alone(work: Callable[[Sequence[str]], None]) -> NoReturn:
@@ -84,6 +82,7 @@ def run_alone(work: Callable[[Sequence[str]], None]) -> NoReturn:
 
 def _start(rank: int) -> None:
     _open_closed_streams()
+    keep_freed_memory()  # before NumPy and TensorFlow start threads
     # Texts are UTF-8 in and out, whatever the locale: a word leaves as it came in. What is no
     # UTF-8, in the name of a file, leaves as the bytes that it is.
     sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")

@@ -1,7 +1,7 @@
-"""The ranks: how they are started, what passes between them, and how none waits for ever.
+"""The ranks: how they start, exchange values, agree on a run, and end if one of them hangs.
 
-`launch.connect` returns this process's `Communicator`, with Horovod behind it where there are
-several ranks; the rest of the program has no other way to exchange. `mpirun` starts ranks,
-`agreement` keeps them at the same run, `waiting`, `watchdog` and `signals` end what cannot go on,
-and `devices`, `cores` and `gpus` tell what each rank computes on.
+`launch.connect` returns the `Communicator` of this process, the only way to exchange values. The
+communicator of several ranks uses `horovod`. `agreement` compares the ranks' settings and weights,
+`devices` chooses cores and GPUs, `signals` records requests to stop or save, and `supervisor` ends
+ranks that hang.
 """

@@ -1,74 +1,44 @@
-"""All ranks do the same run, or none does: from their settings to the bits of their weights."""
+"""Agreement: either all ranks do the same run, with the same code and settings, or none does."""
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import pathlib
 import socket
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Optional, TypeVar
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from lm.distributed.communicator import Communicator
-from lm.distributed.naming import by_rank
 from lm.errors import ProgramExit, RunError, UserError
 
-T = TypeVar("T")
-Gather = Callable[[Any], list]
-_KINDS = {kind.__name__: kind for kind in (UserError, RunError)}
+if TYPE_CHECKING:
+    import numpy as np
 
+T = TypeVar("T")
+_ERRORS = {kind.__name__: kind for kind in (UserError, RunError)}
+_MOST_SHOWN = 8  # values, and ranges of ranks, in a message
 _SOURCES = {".py", ".cc", ".h", ".conf"}
 _PACKAGE = pathlib.Path(__file__).parents[1]
 
 
-def code_checksum(package: pathlib.Path = _PACKAGE) -> str:
-    """Return a SHA-256 over the package: its Python, its compiled ops' sources, its MPI rules."""
-    digest = hashlib.sha256()
-    for path in sorted(package.rglob("*")):
-        if path.suffix in _SOURCES and path.is_file():  # Emacs leaves links that lead nowhere
-            digest.update(str(path.relative_to(package)).encode())
-            digest.update(path.read_bytes())
-    return digest.hexdigest()
-
-
-def platform_facts() -> dict[str, Any]:
-    """Return what of this rank's software and device must be the same on all ranks, by name.
-
-    The CPU's instruction set is not of it: the graph is the same, only results depend on it.
-    """
-    import tensorflow as tf
-
-    from lm import kernels
-    from lm.distributed.horovod import horovod_version
-
-    return {
-        "code": code_checksum(),
-        "tensorflow": tf.__version__,
-        "horovod": horovod_version(),
-        # Ranks with and without them build different graphs, whose exchanges would not match.
-        "compiled_ops": kernels.available(),
-        "device": "GPU" if tf.config.list_physical_devices("GPU") else "CPU",
-    }
-
-
-def together(comm: Communicator, work: Callable[[], T], takes_part: bool = True) -> T:
-    """Do on each rank what may fail on some of them only; then it fails on all.
+def raise_on_all_ranks(comm: Communicator, work: Callable[[], T], takes_part: bool = True) -> T:
+    """Do work that may fail on some ranks. If it fails on any rank, raise its error on all ranks.
 
     Args:
       comm: The ranks.
-      work: Exchanges nothing.
-      takes_part: Whether this rank does it.
+      work: A function that exchanges nothing.
+      takes_part: Whether this rank does the work.
 
     Returns:
-      What `work` returned on this rank; None where it takes no part.
+      The result of `work` on this rank. None if this rank does not take part.
 
     Raises:
-      UserError, RunError: It has failed on some rank; the same on all ranks.
+      UserError, RunError: If `work` failed on any rank; all ranks raise the same error.
     """
-    result, outcome = None, takes_part  # or what went wrong
+    result, outcome = None, takes_part
     try:
         if takes_part:
             result = work()
@@ -80,33 +50,33 @@ def together(comm: Communicator, work: Callable[[], T], takes_part: bool = True)
     if failed:
         first = outcomes[failed[0]]
         message = first["message"]
-        if True in outcomes:  # it went well on others
+        if True in outcomes:  # the work succeeded on other ranks
             message = f"rank {failed[0]} on {first['host']}: {message}"
-        raise _on_every_rank(_KINDS[first["kind"]](message))
+        raise _of_all_ranks(_ERRORS[first["kind"]](message))
     return result
 
 
-def _on_every_rank(error: ProgramExit) -> ProgramExit:
+def _of_all_ranks(error: ProgramExit) -> ProgramExit:
     error.on_every_rank = True
     return error
 
 
-def check_agreement(facts: Mapping[str, Any], gather: Gather) -> None:
-    """Check that all ranks hold the same facts.
+def check_agreement(comm: Communicator, facts: Mapping[str, Any]) -> None:
+    """Check that the facts are equal on all ranks.
 
-    Ranks that differ in a size would deadlock or crash in the first exchange; ranks that differ
-    in a seed or a corpus would train something that nobody asked for.
+    Ranks with different sizes would deadlock or crash in their first exchange. Ranks with different
+    seeds or corpora would train a run that nobody requested.
 
     Args:
-      facts: What this rank is about to train, the same names on each.
-      gather: Returns the values of all ranks, by rank.
+      comm: The ranks.
+      facts: This rank's JSON-serializable facts. All ranks use the same names.
 
     Raises:
-      UserError: Names the first fact that differs, its values and their ranks.
+      UserError: If a fact differs; the message contains its values and their ranks.
     """
-    difference = _difference(facts, gather)
+    difference = _mismatch(comm, facts)
     if difference:
-        raise _on_every_rank(
+        raise _of_all_ranks(
             UserError(
                 f"the ranks disagree on {difference}: start all with the same code, packages, data"
                 " and settings"
@@ -114,22 +84,36 @@ def check_agreement(facts: Mapping[str, Any], gather: Gather) -> None:
         )
 
 
-def _difference(facts: Mapping[str, Any], gather: Gather) -> Optional[str]:
-    # The facts of 1,000 ranks are megabytes, for each of them to receive and to read: they are
-    # exchanged only where their checksums differ.
-    text = json.dumps(facts, sort_keys=True)
-    checksums = gather(hashlib.sha256(text.encode()).hexdigest())
-    return first_disagreement(gather(facts)) if len(set(checksums)) > 1 else None
-
-
-def first_disagreement(facts_by_rank: Sequence[Mapping[str, Any]]) -> Optional[str]:
-    """Name the first fact that is not the same on all ranks, its values and their ranks.
+def weights_mismatch(comm: Communicator, variables: Mapping[str, np.ndarray]) -> str | None:
+    """Compare the variables of all ranks bitwise.
 
     Args:
-      facts_by_rank: JSON-serializable facts by name, by rank.
+      comm: The ranks.
+      variables: This rank's variables by name.
 
     Returns:
-      Such as "seed: 1 on ranks 0, 2; 3 on rank 1", or None where all agree.
+      The first variable that differs, and its checksum on each rank; None if no variable differs.
+      The result is the same on all ranks.
+    """
+    checksums = {n: f"{zlib.crc32(v.reshape(-1)):08x}" for n, v in variables.items()}
+    return _mismatch(comm, checksums)
+
+
+def _mismatch(comm: Communicator, facts: Mapping[str, Any]) -> str | None:
+    # The facts of 1,000 ranks are megabytes. Exchange them only if their checksums differ.
+    text = json.dumps(facts, sort_keys=True)
+    checksums = comm.gather(hashlib.sha256(text.encode()).hexdigest())
+    return first_mismatch(comm.gather(facts)) if len(set(checksums)) > 1 else None
+
+
+def first_mismatch(facts_by_rank: Sequence[Mapping[str, Any]]) -> str | None:
+    """Describe the first fact that differs between ranks.
+
+    Args:
+      facts_by_rank: JSON-serializable facts by name, for each rank.
+
+    Returns:
+      A text such as "seed: 1 on ranks 0, 2; 3 on rank 1", or None if all facts are equal.
     """
     for name in dict.fromkeys(name for facts in facts_by_rank for name in facts):
         values = [facts.get(name) for facts in facts_by_rank]
@@ -138,16 +122,64 @@ def first_disagreement(facts_by_rank: Sequence[Mapping[str, Any]]) -> Optional[s
     return None
 
 
-def first_divergence(variables: Mapping[str, np.ndarray], gather: Gather) -> Optional[str]:
-    """Compare the variables of all ranks, bit by bit.
+def by_rank(values: Sequence[Any]) -> str:
+    """Describe which ranks have which value, such as "1 on ranks 0, 2; 3 on rank 1".
 
     Args:
-      variables: Those of this rank, by name.
-      gather: Returns the values of all ranks, by rank.
-
-    Returns:
-      The same on all ranks: the first variable that differs, and the ranks by what they hold; None
-      where all agree.
+      values: One JSON-serializable value per rank.
     """
-    checksums = {n: f"{zlib.crc32(np.ascontiguousarray(v)):08x}" for n, v in variables.items()}
-    return _difference(checksums, gather)
+    ranks_by_value: dict[str, list[int]] = {}
+    for rank, value in enumerate(values):
+        shown = value if isinstance(value, str) else json.dumps(value)
+        ranks_by_value.setdefault(shown, []).append(rank)
+    parts = [f"{value} on {name_ranks(ranks)}" for value, ranks in ranks_by_value.items()]
+    if len(parts) > _MOST_SHOWN:
+        parts[_MOST_SHOWN:] = [f"{len(parts) - _MOST_SHOWN} other values"]
+    return "; ".join(parts)
+
+
+def name_ranks(ranks: Sequence[int]) -> str:
+    """Name ranks briefly, such as "rank 3" or "ranks 0 to 14, 16".
+
+    Args:
+      ranks: Ranks in ascending order.
+    """
+    ranges = []
+    # In consecutive ranks, the difference between rank and index is constant.
+    for _, group in itertools.groupby(enumerate(ranks), lambda each: each[1] - each[0]):
+        found = [rank for _, rank in group]
+        ranges += [f"{found[0]} to {found[-1]}"] if len(found) > 2 else map(str, found)
+    shown = ", ".join(ranges[:_MOST_SHOWN])
+    if len(ranges) > _MOST_SHOWN:
+        shown += f" and others, {len(ranks)} in total"
+    return f"rank{'s' * (len(ranks) > 1)} {shown}"
+
+
+def code_checksum(package: pathlib.Path = _PACKAGE) -> str:
+    """Return a SHA-256 of the package's Python code, C++ sources and MPI rules."""
+    digest = hashlib.sha256()
+    for path in sorted(package.rglob("*")):
+        if path.suffix in _SOURCES and path.is_file():  # Emacs creates broken symlinks
+            digest.update(str(path.relative_to(package)).encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def platform_facts() -> dict[str, Any]:
+    """Return the facts about software and devices that must be equal on all ranks.
+
+    The instruction set of the CPU may differ: it changes the results, but not the graph.
+    """
+    import tensorflow as tf
+
+    from lm import kernels
+    from lm.distributed.horovod import horovod_version
+
+    return {
+        "code": code_checksum(),
+        "tensorflow": tf.__version__,
+        "horovod": horovod_version(),
+        # The graphs of ranks with and without compiled ops have different exchanges.
+        "compiled_ops": kernels.available(),
+        "device": "GPU" if tf.config.list_physical_devices("GPU") else "CPU",
+    }

@@ -1,27 +1,25 @@
-"""What passes between the ranks of a run: the interface, and the case of one process.
-
-The rest of the program is handed a Communicator and reads as one for a single process.
-"""
+"""Exchanges between the ranks of a run: the interface, and its implementation for one process."""
 
 from __future__ import annotations
 
 import abc
-import logging
 from collections.abc import Collection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np
 
 
 class Communicator(abc.ABC):
-    """The ranks of a run. Every method is to be called by all of them, in the same order.
+    """The ranks of a run. All ranks must call each method, in the same order.
 
     Attributes:
-      rank: This rank, from 0.
+      rank: This rank, starting at 0.
       size: Number of ranks.
-      local_rank: This rank among those of its host.
-      local_size: Ranks on this host.
-      backend: How they exchange, for the log.
+      local_rank: This rank among the ranks on its host.
+      local_size: Number of ranks on this host.
+      backend: Name of the exchange mechanism, for the log.
+      settings: Environment variables that configure the exchange.
     """
 
     rank: int
@@ -29,26 +27,22 @@ class Communicator(abc.ABC):
     local_rank: int
     local_size: int
     backend: str
+    settings: dict[str, str]
 
     @property
     def is_rank_0(self) -> bool:
-        """Whether this is rank 0, which evaluates, writes files and talks to the user."""
+        """Whether this is rank 0, which writes the files and prints the messages."""
         return self.rank == 0
-
-    @property
-    @abc.abstractmethod
-    def settings(self) -> dict[str, str]:
-        """The environment variables that the exchange is set by: defaults or the user's."""
 
     @abc.abstractmethod
     def why_inexact(self, sizes: Collection[int]) -> str:
-        """Tell why sums over the ranks are not made as a tree, neighbours first.
+        """Explain why the sums over the ranks are not computed as a tree of neighbors.
 
         Args:
-          sizes: Of the arrays that will be summed.
+          sizes: Sizes of the arrays that the training will sum.
 
         Returns:
-          "" where they are.
+          The reason, or "" if the sums are computed as a tree of neighbors.
         """
 
     @abc.abstractmethod
@@ -57,44 +51,36 @@ class Communicator(abc.ABC):
 
     @abc.abstractmethod
     def sum(self, tensor, name: str):
-        """Return the graph's tensor summed over the ranks; `name` must be the same on all."""
+        """Return the sum of a graph tensor over the ranks. All ranks must use the same name."""
 
     @abc.abstractmethod
     def broadcast(self, tensor, name: str):
-        """Return rank 0's value of the graph's tensor; `name` must be the same on all ranks."""
+        """Return rank 0's value of a graph tensor. All ranks must use the same name."""
 
     @abc.abstractmethod
     def hooks(self) -> list:
-        """Return the session hooks that make the ranks start equal."""
+        """Return the session hooks that give all ranks the initial variables of rank 0."""
 
     @abc.abstractmethod
     def concat(self, array: np.ndarray) -> np.ndarray:
-        """Return the arrays of all ranks, joined along axis 0 in the order of the ranks."""
+        """Return the arrays of all ranks, concatenated along axis 0 in rank order."""
 
     @abc.abstractmethod
     def gather(self, value: Any) -> list:
-        """Return the JSON-serializable values of all ranks, by rank; waits for all of them."""
-
-    @abc.abstractmethod
-    def start_timeline(self, path: str) -> None:
-        """Record the exchanges in a file of rank 0."""
-
-    @abc.abstractmethod
-    def stop_timeline(self) -> None:
-        """Complete the timeline's file."""
+        """Wait for all ranks, and return their JSON-serializable values in rank order."""
 
     def barrier(self) -> None:
-        """Wait until all ranks are here."""
+        """Wait for all ranks."""
         self.gather(None)
 
 
 class OneProcess(Communicator):
-    """A run of one process: every exchange is with itself."""
+    """A run with one process, which exchanges nothing."""
 
     rank, size = 0, 1
     local_rank, local_size = 0, 1
     backend = "none"
-    settings: dict[str, str] = {}  # noqa: RUF012 - nothing changes it
+    settings: dict[str, str] = {}  # noqa: RUF012 - never modified
 
     def why_inexact(self, sizes: Collection[int]) -> str:
         return ""
@@ -116,9 +102,3 @@ class OneProcess(Communicator):
 
     def gather(self, value: Any) -> list:
         return [value]
-
-    def start_timeline(self, path: str) -> None:
-        logging.getLogger("lm").warning("one process exchanges nothing: no timeline is written")
-
-    def stop_timeline(self) -> None:
-        pass

@@ -1,82 +1,267 @@
-"""How TensorFlow uses this process's device and threads."""
+"""The cores, threads and GPU that this process uses."""
 
 from __future__ import annotations
 
-from typing import NamedTuple, Optional
+import contextlib
+import ctypes
+import itertools
+import math
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
-import tensorflow.compat.v1 as tf
-
+from lm.distributed.agreement import raise_on_all_ranks
 from lm.distributed.communicator import Communicator
-from lm.distributed.cores import cores_of_rank, unbind_from_core
 from lm.errors import UserError
-from lm.processes import without_stderr
+from lm.system import stat_fields, without_stderr
+
+if TYPE_CHECKING:
+    import tensorflow.compat.v1 as tf
+
+_CORES_AT_START = os.sched_getaffinity(0)
+# More cores than any host has. The kernel keeps the cores that exist and that the container may
+# use. os.cpu_count() would not do: if cores are offline, or if a container has its own /proc
+# (lxcfs), the cores are not numbered from 0 to the count.
+_ALL_CORES = frozenset(range(8192))
+# The slots of a job that shares its hosts with other jobs: "FIRST:COUNT:TOTAL".
+HOST_SLOTS = "LM_HOST_SLOTS"
+_NO_GPU = {"", "-1", "NoDevFiles"}  # values in CUDA_VISIBLE_DEVICES; Slurm writes the last one
 
 
-class Threads(NamedTuple):
-    """Threads inside one operation, and operations at a time."""
+class Device(NamedTuple):
+    """The threads and the GPU of this process."""
 
-    intra_op: int
-    inter_op: int
+    intra_op: int  # threads per operation
+    inter_op: int  # operations that run at the same time
+    gpu: int | None  # index among the GPUs that this process sees; None on a CPU
+
+    @property
+    def name(self) -> str:
+        """TensorFlow's name of the device that computes."""
+        return "CPU:0" if self.gpu is None else f"GPU:{self.gpu}"
 
 
 def start_tensorflow(
-    local_size: int, intra_op: Optional[int] = None, inter_op: Optional[int] = None
-) -> Threads:
-    """Take this process's share of the host's cores; nothing of TensorFlow may run before.
-
-    The thread pools of a process's first session serve all later ones, whatever their configs
-    say: without this one, something as small as making a Saver gives each rank as many threads as
-    the host has cores. And it prints three lines about MLIR, on every rank, which no log level
-    suppresses: they go nowhere.
+    comm: Communicator, intra_op: int | None = None, inter_op: int | None = None
+) -> Device:
+    """Claim this rank's part of its host; all ranks call this before they use TensorFlow.
 
     Args:
-      local_size: Ranks on this host, which share its cores out.
+      comm: The ranks. The ranks of a host share its cores and GPUs.
       intra_op: The user's choice, or None.
       inter_op: The user's choice, or None.
 
-    Returns:
-      The threads that it has.
+    Raises:
+      UserError: If a host has GPUs, but fewer GPUs than ranks.
     """
-    unbind_from_core()
-    threads = Threads(intra_op or cores_of_rank(local_size), inter_op or 1)
-    config = tf.ConfigProto(
-        intra_op_parallelism_threads=threads.intra_op,
-        inter_op_parallelism_threads=threads.inter_op,
-        device_count={"GPU": 0},
-    )
-    with without_stderr(), tf.Graph().as_default() as graph:
-        tf.Session(graph=graph, config=config).run(tf.no_op())
-    return threads
+    import tensorflow.compat.v1 as tf
+
+    def start_threads() -> tuple[int, int]:
+        unbind_from_core()
+        threads = intra_op or cores_of_rank(comm.local_size), inter_op or 1
+        # The thread pools of the first session serve all later sessions, even if their configs
+        # differ. Without this session, creating a Saver would give each rank one thread per core of
+        # the host. The first session also prints three lines about MLIR at every log level.
+        config = _threads_config(*threads)
+        config.device_count["GPU"] = 0
+        with without_stderr(), tf.Graph().as_default() as graph:
+            tf.Session(graph=graph, config=config).run(tf.no_op())
+        # TensorFloat-32 would round the factors of float32 products to 10 bits.
+        tf.config.experimental.enable_tensor_float_32_execution(False)
+        return threads
+
+    # The first exchange also reports the errors of ranks that did not get this far.
+    threads = raise_on_all_ranks(comm, start_threads)
+    num_gpus = len(tf.config.list_physical_devices("GPU"))
+    host = socket.gethostname()
+    found = comm.gather({"host": host, "uuid": _gpu_uuid() if num_gpus else None})
+    uuids = [rank["uuid"] for rank in found if rank["host"] == host]
+    gpu = raise_on_all_ranks(comm, lambda: _choose_gpu(comm, num_gpus, uuids))
+    return Device(*threads, gpu)
 
 
-def session_config(threads: Threads, comm: Communicator) -> tf.ConfigProto:
-    """Return a config with this process's own GPU, if there are any, and its threads.
+def _choose_gpu(comm: Communicator, num_visible: int, uuids: Sequence[str | None]) -> int | None:
+    """Return the index of this rank's GPU among its visible GPUs.
 
     Args:
-      threads: From `start_tensorflow`.
       comm: The ranks.
-
-    Raises:
-      UserError: The host has GPUs, but fewer than ranks.
+      num_visible: Number of GPUs that this rank sees.
+      uuids: The first visible GPU of each rank on this host.
     """
-    config = tf.ConfigProto(
-        intra_op_parallelism_threads=threads.intra_op,
-        inter_op_parallelism_threads=threads.inter_op,
+    if not num_visible:
+        return None
+    # One process per GPU: two processes would compete for the memory of the GPU.
+    if comm.local_size <= num_visible:
+        return comm.local_rank
+    # Slurm's --gpus-per-task and similar settings show each rank only its own GPU.
+    if None not in uuids and len(set(uuids)) == len(uuids):
+        return 0
+    raise UserError(
+        f"{comm.local_size} ranks on this host but {num_visible} visible GPUs: start one rank per"
+        " GPU, or hide the GPUs with CUDA_VISIBLE_DEVICES= to train on the CPU"
     )
-    num_gpus = len(tf.config.list_physical_devices("GPU"))
-    if num_gpus:
-        if comm.local_size > num_gpus:
-            raise UserError(
-                f"{comm.local_size} ranks on this host but {num_gpus} visible GPUs: start one rank"
-                " per GPU, each of which sees all (under Slurm without --gpus-per-task), or hide"
-                " the GPUs with CUDA_VISIBLE_DEVICES= to train on the CPU"
-            )
-        # One process per GPU: two in one GPU's memory would fail or thrash.
-        config.gpu_options.visible_device_list = str(comm.local_rank)
+
+
+def _gpu_uuid() -> str | None:
+    """Return the UUID of the first visible GPU, or None if the driver does not report it."""
+    device, uuid = ctypes.c_int(), ctypes.create_string_buffer(16)
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+        calls = cuda.cuInit, cuda.cuDeviceGet, cuda.cuDeviceGetUuid_v2
+    except (OSError, AttributeError):
+        return None
+    init, get, get_uuid = calls
+    failed = init(0) or get(ctypes.byref(device), 0) or get_uuid(uuid, device)
+    return None if failed else uuid.raw.hex()
+
+
+def session_config(device: Device) -> tf.ConfigProto:
+    """Return the config of a session on this process's device."""
+    config = _threads_config(device.intra_op, device.inter_op)
+    if device.gpu is not None:
+        config.gpu_options.visible_device_list = str(device.gpu)
         config.gpu_options.allow_growth = True
     return config
 
 
-def device_name(local_rank: int) -> str:
-    """Return the device that this process computes on, as TensorFlow names it."""
-    return f"GPU:{local_rank}" if tf.config.list_physical_devices("GPU") else "CPU:0"
+def _threads_config(intra_op: int, inter_op: int) -> tf.ConfigProto:
+    import tensorflow.compat.v1 as tf
+
+    return tf.ConfigProto(
+        intra_op_parallelism_threads=intra_op, inter_op_parallelism_threads=inter_op
+    )
+
+
+def named_gpus() -> list[str] | None:
+    """Return the GPUs in CUDA_VISIBLE_DEVICES, or None if the variable is not set."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return None
+    # CUDA ignores everything from the first invalid entry on.
+    return list(itertools.takewhile(lambda name: name not in _NO_GPU, visible.split(",")))
+
+
+def count_gpus() -> int:
+    """Return the number of GPUs on this host, according to the driver."""
+    if not shutil.which("nvidia-smi"):
+        return 0
+    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=60)
+    # "GPU 0: NVIDIA RTX 4060 Laptop GPU (UUID: ...)". Indented lines are partitions of a GPU.
+    return sum(line.startswith("GPU ") for line in listed.stdout.splitlines())
+
+
+def unbind_from_core() -> None:
+    """Let this process use all cores that it was given, before TensorFlow starts threads.
+
+    Open MPI binds each of one or two ranks to a single core, so most of the host would be idle. A
+    binding that the user requested (taskset, srun, mpirun --bind-to) stays. If the system rejects
+    the change, as some sandboxes do, the binding stays too.
+    """
+    with contextlib.suppress(OSError):
+        os.sched_setaffinity(0, _given_cores())
+        os.sched_setaffinity(0, cores_of_slots(sorted(os.sched_getaffinity(0)), *_host_slots()))
+
+
+def _given_cores() -> Collection[int]:
+    bound = "OMPI_MCA_orte_bound_at_launch" in os.environ
+    if not bound or "OMPI_MCA_hwloc_base_binding_policy" in os.environ:
+        return _CORES_AT_START
+    # Open MPI bound this process without being asked. Use the cores of the launcher: the first
+    # ancestor outside the job. A container may hide the launcher.
+    with contextlib.suppress(OSError, IndexError):
+        parent = os.getppid()
+        while b"OMPI_COMM_WORLD_RANK=" in Path(f"/proc/{parent}/environ").read_bytes():
+            parent = int(stat_fields(parent)[1])
+        return os.sched_getaffinity(parent)
+    return _ALL_CORES
+
+
+def cores_of_slots(cores: Sequence[int], first: int, count: int, total: int) -> Sequence[int]:
+    """Return the cores of a job that has `count` of the `total` slots of its host, from `first` on.
+
+    Jobs in other slots get other cores. If the host has fewer cores than slots, jobs share cores.
+    """
+    low, high = (len(cores) * slot // total for slot in (first, first + count))
+    return cores[low : max(high, low + 1)]
+
+
+def _host_slots() -> tuple[int, int, int]:
+    first, count, total = map(int, os.environ.get(HOST_SLOTS, "0:1:1").split(":"))
+    return first, count, total
+
+
+def count_cores() -> int:
+    """Return the number of cores that this process was given, even if it is bound to fewer."""
+    bound_to = os.sched_getaffinity(0)
+    unbind_from_core()
+    cores = len(os.sched_getaffinity(0))
+    with contextlib.suppress(OSError):
+        os.sched_setaffinity(0, bound_to)
+    _, count, total = _host_slots()
+    # Round up: one thread cannot use the time of 1.5 cores.
+    return math.ceil(min(cores, cpu_quota() * count / total))
+
+
+def cores_of_rank(local_size: int) -> int:
+    """Return the number of cores that this rank may use.
+
+    Args:
+      local_size: Number of ranks on this host. They share its cores, unless a launcher that was
+        asked for it (srun, mpirun --bind-to) gave each rank its own cores.
+    """
+    return max(count_cores() // count_sharers(local_size), 1)
+
+
+def count_sharers(local_size: int) -> int:
+    """Return the number of ranks on this host that share this rank's cores, including itself."""
+    given, parent, shares = set(_given_cores()), os.getppid(), []
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        with contextlib.suppress(OSError, IndexError):  # the process just exited
+            if int(stat_fields(pid)[1]) == parent:
+                shares.append(not given.isdisjoint(os.sched_getaffinity(pid)))
+    if len(shares) < local_size:  # each rank is the child of its own script
+        return local_size
+    return max(1, min(sum(shares), local_size))
+
+
+def cpu_quota(root: str = "/") -> float:
+    """Return the number of cores whose time the control groups grant this process, or infinity.
+
+    A container may see all cores of its host, but stand still for the rest of each 0.1 s once its
+    quota is used up. With one thread per core, all threads would wait most of the time.
+
+    Args:
+      root: The directory that contains /proc and /sys.
+    """
+    quotas = [math.inf]
+    with contextlib.suppress(OSError):
+        for line in Path(root, "proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers and "cpu" not in controllers.split(","):
+                continue
+            mount = Path(root, "sys/fs/cgroup", "cpu" if controllers else "")
+            group = mount / path.lstrip("/")
+            # The limits of all parent groups apply too. A container sees its own group as the
+            # mount, and its path may be a path of the host that does not exist here.
+            for directory in (group, *group.parents):
+                quotas.append(_quota(directory, controllers))
+                if directory == mount:
+                    break
+    return min(quotas)
+
+
+def _quota(group: Path, controllers: str) -> float:
+    """Return the quota of one group. Control groups of version 2 list no controllers."""
+    try:
+        if controllers:
+            words = [(group / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period")]
+        else:
+            words = (group / "cpu.max").read_text().split()
+        quota, period = map(int, words)
+    except (OSError, ValueError):  # the group does not exist, or its quota is "max"
+        return math.inf
+    return quota / period if quota > 0 else math.inf

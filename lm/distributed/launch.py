@@ -1,47 +1,154 @@
-"""What the launcher started (mpirun, srun, horovodrun or none), and joining it."""
+"""Launchers (mpirun, srun, horovodrun): what they started, and the command lines to start ranks."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pathlib
+import re
+import shutil
+import sys
+import threading
+import time
 
 from lm.distributed.communicator import Communicator, OneProcess
-from lm.distributed.cores import unbind_from_core
+from lm.distributed.devices import unbind_from_core
+from lm.errors import UserError
 
-# The launchers' variables for the number of processes and the rank of this one. The first that is
-# there counts: an mpirun within an srun's step inherits the numbers of that one.
+# Each launcher's variables for the number of processes and the rank. The first launcher whose
+# variables are set counts: an mpirun inside a Slurm job step inherits Slurm's variables.
 _LAUNCHERS = (
     ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),  # Open MPI's mpirun
     ("HOROVOD_SIZE", "HOROVOD_RANK"),  # horovodrun with Gloo
     ("PMI_SIZE", "PMI_RANK"),  # MPICH, Intel MPI
     ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),  # srun
 )
+_OPEN_MPI = ("mpirun", "mpiexec", "orterun", "orted")
+# run_scripts/env.sh reads the same files.
+_OPTIONS = pathlib.Path(__file__).with_name("mpirun_options.conf")
+_PASSED_ON = pathlib.Path(__file__).with_name("passed_on.conf")
+_HOST = re.compile(r"[^:\s]+(?::([1-9][0-9]*))?")
+_FOR_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+_TICK_SECONDS = 0.5
 
 
 def launched_size() -> int:
-    """Return the number of processes that the launcher says it started, 1 without one."""
+    """Return the number of processes that the launcher started, or 1 without a launcher."""
     return next((int(os.environ[size]) for size, _ in _LAUNCHERS if size in os.environ), 1)
 
 
 def launched_rank() -> int:
-    """Return this process's rank according to the launcher, 0 without one."""
+    """Return this process's rank according to the launcher, or 0 without a launcher."""
     ranks = (os.environ.get(rank, "0") for size, rank in _LAUNCHERS if size in os.environ)
     return int(next(ranks, "0"))
 
 
-def connect(timeline: bool = False) -> Communicator:
-    """Join the other ranks of the launch, if there are any; to be called once in a process.
-
-    Args:
-      timeline: Whether `start_timeline` will be called.
+def connect() -> Communicator:
+    """Connect to the other ranks, if there are any. Call this function once per process.
 
     Raises:
-      UserError: The launcher started several processes, but they cannot exchange.
+      UserError: If the launcher started several processes that cannot communicate.
     """
     size = launched_size()
     if size == 1:
         return OneProcess()
-    unbind_from_core()  # Horovod's thread will have the cores of this one
-    # Not above: one process trains without Horovod.
+    unbind_from_core()  # Horovod's thread inherits the cores of this thread
+    find_open_mpi()
+    # Not at the top of the module: one process needs no Horovod.
     from lm.distributed.horovod import HorovodCommunicator
 
-    return HorovodCommunicator(size, timeline)
+    return HorovodCommunicator(size)
+
+
+def find_open_mpi() -> None:
+    """Tell the Open MPI of this Python environment, if there is one, where its files are.
+
+    Its mpirun tells only the ranks that it starts itself: neither srun nor an mpirun on another
+    host does.
+    """
+    if os.path.exists(os.path.join(sys.prefix, "bin", "orted")):
+        os.environ.setdefault("OPAL_PREFIX", sys.prefix)
+
+
+def mpirun_above() -> int | None:
+    """Return the process ID of the mpirun, or its daemon, that started this process."""
+    # The environment does not tell: the children of a rank inherit it.
+    parent = os.getppid()
+    with contextlib.suppress(OSError):
+        with open(f"/proc/{parent}/cmdline", encoding="utf-8", errors="replace") as file:
+            if os.path.basename(file.read().split("\0")[0]) in _OPEN_MPI:
+                return parent
+    return None
+
+
+def end_with_launcher() -> None:
+    """End this process when its launcher dies: a killed launcher cannot end its ranks."""
+    launcher = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == launcher:
+            time.sleep(_TICK_SECONDS)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="launcher", daemon=True).start()
+
+
+def mpirun_command(num_ranks: int, hosts: str | None = None) -> list[str]:
+    """Return the mpirun part of a command line.
+
+    Args:
+      num_ranks: Number of ranks.
+      hosts: Hosts in the format of mpirun's -H ("host1:1,host2:1"), or None for this host.
+
+    Raises:
+      UserError: If mpirun is missing.
+    """
+    if not shutil.which("mpirun"):
+        raise UserError("mpirun is not in PATH: source run_scripts/env.sh, or activate .venv")
+    options = _read_words(_OPTIONS)
+    if hosts:
+        return ["mpirun", *options, *ranks_on(num_ranks, hosts)]
+    return ["mpirun", "-np", str(num_ranks), *options]
+
+
+def ranks_on(num_ranks: int, hosts: str) -> list[str]:
+    """Return the mpirun arguments that start ranks on the given hosts.
+
+    mpirun accepts several such groups, separated by colons. Each group needs its own -x.
+    """
+    names = [name for name in _read_words(_PASSED_ON) if os.environ.get(name)]
+    return ["-np", str(num_ranks), "-H", hosts, *(word for name in names for word in ("-x", name))]
+
+
+def _read_words(path: pathlib.Path) -> list[str]:
+    """Return the words of a file without its comments."""
+    lines = path.read_text().splitlines()
+    return [word for line in lines if not line.startswith("#") for word in line.split()]
+
+
+def mpirun_environment(**changes: str) -> dict[str, str]:
+    """Return this process's environment with changes, for mpirun; see run_scripts/env.sh."""
+    found = {**os.environ, **root_permission(), **changes}
+    if not (shutil.which("ssh") or shutil.which("rsh") or "SLURM_JOB_ID" in found):
+        # Without ssh and rsh, Open MPI would not even start ranks on this host. In a Slurm job,
+        # srun reaches the other hosts.
+        found.setdefault("OMPI_MCA_plm", "isolated")
+    return found
+
+
+def root_permission() -> dict[str, str]:
+    """Return the variables that root must still set before Open MPI starts ranks."""
+    needed = _FOR_ROOT if os.geteuid() == 0 else {}
+    return {name: value for name, value in needed.items() if name not in os.environ}
+
+
+def slots_of_hosts(hosts: str) -> list[int]:
+    """Return the number of ranks per host: [2, 1] for "host1:2,host2".
+
+    Raises:
+      UserError: If the format is invalid.
+    """
+    found = [_HOST.fullmatch(host) for host in hosts.split(",")]
+    if not all(found):
+        raise UserError(f"hosts must be like host1:1,host2:1, not {hosts!r}")
+    return [int(host[1] or 1) for host in found]

@@ -11,7 +11,7 @@ from typing import Any, Optional
 from lm import kernels
 from lm.checkpoint import manifest
 from lm.config_file import BUILT_IN, NetworkFunctions
-from lm.distributed.agreement import check_agreement, platform_facts, together
+from lm.distributed.agreement import check_agreement, platform_facts, raise_on_all_ranks
 from lm.distributed.communicator import Communicator
 from lm.distributed.devices import start_tensorflow
 from lm.errors import EveryRankError
@@ -57,8 +57,9 @@ def evaluate(
       UserError, RunError: A text or the run cannot be used, or the ranks disagree on them.
     """
 
+    device = start_tensorflow(comm)
+
     def prepare():
-        start_tensorflow(comm.local_size)  # first: an exchange of errors runs a session too
         run = open_run(directory, checkpoint, functions, allow_changed_config_file)
         changes = {} if eval_batch_size is None else {"eval_batch_size": eval_batch_size}
         config = replaced(run.config, **changes)
@@ -66,12 +67,12 @@ def evaluate(
         texts = [load_text(run, split, data_path) for split in splits]
         ranks = comm.rank, comm.size, distributed
         session, evaluator = open_session(
-            run, lambda network: Evaluator(network, run.vocabulary.eos_id, *ranks), comm
+            run, lambda network: Evaluator(network, run.vocabulary.eos_id, *ranks), device
         )
         return run, texts, session, evaluator
 
-    run, texts, session, evaluator = together(comm, prepare)
-    check_agreement(_facts(run, texts), comm.gather)
+    run, texts, session, evaluator = raise_on_all_ranks(comm, prepare)
+    check_agreement(comm, _facts(run, texts))
     if len(set(comm.gather(kernels.description()))) > 1:
         logger.warning(
             "the ranks' compiled ops differ: the result depends on which rank has which rows"

@@ -13,7 +13,7 @@ from tensorflow.python.ops.control_flow_util_v2 import in_defun
 
 from lm.config import Config
 from lm.errors import UserError
-from lm.seeding import seeded
+from lm.system import seeded
 
 _KEPT = [tf.GraphKeys.GLOBAL_VARIABLES, tf.GraphKeys.MODEL_VARIABLES]
 # What Horovod can broadcast.

@@ -16,13 +16,13 @@ import optuna
 
 from lm import run_files
 from lm.config import Config
-from lm.distributed import mpirun
+from lm.distributed.launch import mpirun_command, ranks_on
 from lm.errors import ERROR, ProgramExit
 from lm.files import locked
-from lm.processes import ends_with_this_process
 from lm.report.metrics import read_run
 from lm.search.places import Place, environment
 from lm.search.prepare import Prepared
+from lm.system import ends_with_this_process
 
 _ERROR = re.compile(rf"^{ERROR}(.*)$", re.MULTILINE)
 # What a traceback ends with; it may tell of several.
@@ -169,15 +169,13 @@ def _command(place: Place, program: Sequence[str]) -> tuple[list[str], dict[str,
     """Return the command line of a job in a place, and its environment."""
     if place[0].host is None:
         ranks = place[0].count
-        launcher = mpirun.command(ranks) if ranks > 1 else []
+        launcher = mpirun_command(ranks) if ranks > 1 else []
         return [*launcher, *program], environment(**place[0].variables())
     command: list[str] = []
     for share in place:
         hosts = f"{share.host}:{share.count}"
         command += (
-            [":", *mpirun.ranks_on(share.count, hosts)]
-            if command
-            else mpirun.command(share.count, hosts)
+            [":", *ranks_on(share.count, hosts)] if command else mpirun_command(share.count, hosts)
         )
         # Each host has cores and GPUs of its own to keep to.
         for name, value in share.variables().items():

@@ -8,9 +8,8 @@ from __future__ import annotations
 import subprocess
 from typing import NamedTuple, Optional
 
-from lm.distributed import mpirun
-from lm.distributed.cores import HOST_SHARE, count_cores
-from lm.distributed.gpus import count_gpus, named_gpus
+from lm.distributed import launch
+from lm.distributed.devices import HOST_SLOTS, count_cores, count_gpus, named_gpus
 from lm.errors import UserError
 
 _PROBE_SECONDS = 30
@@ -26,7 +25,7 @@ class Share(NamedTuple):
 
     def variables(self) -> dict[str, str]:
         """Return what tells the ranks to keep to this share."""
-        found = {HOST_SHARE: f"{self.first}:{self.count}:{self.total}"}
+        found = {HOST_SLOTS: f"{self.first}:{self.count}:{self.total}"}
         gpus = named_gpus()
         if gpus is None:
             numbers = range(count_gpus() if self.host is None else self.total)
@@ -60,18 +59,18 @@ def make_places(
 
 def _places_here(ranks_per_trial: int, places: int) -> list[Place]:
     if ranks_per_trial > 1:
-        mpirun.command(ranks_per_trial)  # which says if there is no mpirun
+        launch.mpirun_command(ranks_per_trial)  # which says if there is no mpirun
     _check_this_host(places, ranks_per_trial)
     slots = places * ranks_per_trial
     return [(Share(None, n * ranks_per_trial, ranks_per_trial, slots),) for n in range(places)]
 
 
 def _places_on(hosts: str, ranks_per_trial: int, parallel_trials: Optional[int]) -> list[Place]:
-    mpirun.command(1)  # which says if there is none
+    launch.mpirun_command(1)  # which says if there is none
     names = [part.partition(":")[0] for part in hosts.split(",")]
     if len(set(names)) < len(names):
         raise UserError(f"hosts {hosts} name a host twice: write host:slots once for each")
-    totals = dict(zip(names, mpirun.slots(hosts)))
+    totals = dict(zip(names, launch.slots_of_hosts(hosts)))
     _check_gpus(hosts, max(totals.values()))
     slots_of_all = [(name, slot) for name, total in totals.items() for slot in range(total)]
     fit = len(slots_of_all) // ranks_per_trial
@@ -109,7 +108,7 @@ def lost_hosts(place: Place) -> list[str]:
 
 
 def _answers(host: str) -> bool:
-    command = [*mpirun.command(1, f"{host}:1"), "true"]
+    command = [*launch.mpirun_command(1, f"{host}:1"), "true"]
     try:
         result = subprocess.run(
             command, env=environment(), stdin=subprocess.DEVNULL, capture_output=True,
@@ -126,7 +125,7 @@ def environment(**changes: str) -> dict[str, str]:
     Without what a launcher told this process: it would take the new ranks for its own.
     """
     theirs = ("PMIX_", "ORTE_", "OMPI_COMM_")
-    found = mpirun.environment(**changes)
+    found = launch.mpirun_environment(**changes)
     return {name: value for name, value in found.items() if not name.startswith(theirs)}
 
 

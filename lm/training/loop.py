@@ -8,7 +8,7 @@ import math
 import shlex
 import signal
 import time
-from typing import Callable, Optional
+from typing import Optional
 
 import tensorflow.compat.v1 as tf
 
@@ -17,10 +17,9 @@ from lm.checkpoint import format as checkpoint
 from lm.config import Config, RunOptions
 from lm.data.batches import TrainBatches
 from lm.data.embedded import Truth
-from lm.distributed.agreement import together
+from lm.distributed.agreement import raise_on_all_ranks
 from lm.distributed.communicator import Communicator
-from lm.distributed.signals import Signals
-from lm.distributed.waiting import Interrupted
+from lm.distributed.supervisor import Interrupted, Supervisor
 from lm.errors import EveryRankError, Stopped
 from lm.events.reporter import Reporter
 from lm.events.tracing import StepTracer
@@ -51,8 +50,7 @@ class Loop:
     saving: Safekeeping
     validation: Validation
     reporter: Reporter
-    signals: Signals
-    beat: Callable[..., None]  # Watchdog.beat
+    supervisor: Supervisor
     truth: Optional[Truth]  # what a perfect model reaches, where it is known
 
     def run(self) -> None:
@@ -122,9 +120,9 @@ class Loop:
 
     def _run_step(self, learning_rate: float) -> StepResult:
         at = self.position
-        self.beat(f"step {at.step + 1}", stoppable=True)
-        stop = self.signals.stop
-        save = self.signals.save or self.saving.is_due(at.step + 1)
+        self.supervisor.enter(f"step {at.step + 1}", stoppable=True)
+        stop = self.supervisor.signals.stop
+        save = self.supervisor.signals.save or self.saving.is_due(at.step + 1)
         result = run_step(
             self.tracer.run_of(at.step + 1),
             self.step,
@@ -178,7 +176,7 @@ class Loop:
         if check_sync_steps and self.position.step % check_sync_steps == 0:
             self.saving.check_in_sync(self.position)
         if requests.save:
-            self.signals.saved()
+            self.supervisor.signals.saved()
             self.saving.save(self.position)
 
     def _stopped(self, number: int) -> Stopped:
@@ -241,8 +239,8 @@ class Loop:
     def _test(self) -> None:
         averaged = self.position.averaged > 0
         if self.options.test_on == "best":
-            self.beat("the reading of the best weights", alone=self.comm.is_rank_0)
-            arrays = together(
+            self.supervisor.enter("the reading of the best weights", alone=self.comm.is_rank_0)
+            arrays = raise_on_all_ranks(
                 self.comm,
                 lambda: checkpoint.load_weights(choice.find(self.reporter.output_dir, "best")),
                 takes_part=self.comm.is_rank_0,

@@ -10,10 +10,10 @@ import tensorflow.compat.v1 as tf
 from lm import kernels
 from lm.config import Config
 from lm.distributed.communicator import Communicator
-from lm.distributed.gradients import Gradient, dense, exchange_gradients, values_of
 from lm.model.context import SeparateReduction
 from lm.model.ops import fastest
 from lm.perplexity import MAX_MEAN_NLL
+from lm.training.gradients import Gradient, dense, exchange_gradients, values_of
 
 
 class Update(NamedTuple):

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import os
 from typing import Any, NamedTuple, Optional
-
-import tensorflow.compat.v1 as tf
 
 from lm.checkpoint.run_dir import RunDir, open_run_dir
 from lm.config import Config, RunOptions
@@ -16,15 +15,17 @@ from lm.data.batches import Rows, TrainBatches, rows_of_rank
 from lm.data.corpus import Corpus
 from lm.data.embedded import Truth
 from lm.data.run_corpus import load_corpus_to_train, record_of
-from lm.distributed.agreement import platform_facts, together
+from lm.distributed.agreement import platform_facts, raise_on_all_ranks
 from lm.distributed.communicator import Communicator
-from lm.distributed.devices import Threads, session_config, start_tensorflow
+from lm.distributed.devices import Device, session_config, start_tensorflow
 from lm.errors import UserError, error_class
 from lm.events.logs import worker_path
 from lm.events.tracing import parse_steps
 from lm.files import check_writable
 from lm.model.network_check import check_network
 from lm.record import RunRecord
+
+logger = logging.getLogger("lm")
 
 _FUSION = "HOROVOD_FUSION_THRESHOLD"
 
@@ -40,8 +41,7 @@ class Prepared(NamedTuple):
     record: RunRecord
     truth: Optional[Truth]  # of the embedded corpus
     batches: TrainBatches
-    threads: Threads
-    session_config: tf.ConfigProto
+    device: Device
     profile_steps: range
     run_dir: Optional[RunDir]  # of rank 0, which alone reads and writes it
 
@@ -65,10 +65,13 @@ def prepare(
     Raises:
       UserError, RunError: A rank cannot start, and why.
     """
-    threads, rows = together(comm, lambda: _start(config, options, comm))
+    device = start_tensorflow(comm, options.intra_op_threads, options.inter_op_threads)
+    rows = raise_on_all_ranks(comm, lambda: _start(config, options, comm))
     # One rank of each host first: a download that fails does so once, not on one after the other.
     is_first = comm.local_rank == 0
-    early = together(comm, lambda: load_corpus_to_train(config, options), takes_part=is_first)
+    early = raise_on_all_ranks(
+        comm, lambda: load_corpus_to_train(config, options), takes_part=is_first
+    )
 
     def rest() -> Prepared:
         data_path, corpus, truth = early or load_corpus_to_train(config, options)
@@ -79,9 +82,8 @@ def prepare(
             config_file=functions.file_record,
         )
         _check_files(options, comm)
-        sessions = session_config(threads, comm)
         if options.check_network:
-            check_network(config, len(corpus.vocabulary), functions, sessions)
+            check_network(config, len(corpus.vocabulary), functions, session_config(device))
         return Prepared(
             config=config,
             options=options,
@@ -91,20 +93,18 @@ def prepare(
             record=record,
             truth=truth,
             batches=TrainBatches(corpus.train, config.batch_size, config.num_steps, rows),
-            threads=threads,
-            session_config=sessions,
+            device=device,
             profile_steps=parse_steps(options.profile_steps),
             # Last: what cannot start makes no directory.
             run_dir=open_run_dir(config, options, record, stack) if comm.is_rank_0 else None,
         )
 
-    return together(comm, rest)
+    return raise_on_all_ranks(comm, rest)
 
 
-def _start(config: Config, options: RunOptions, comm: Communicator) -> tuple[Threads, Rows]:
-    threads = start_tensorflow(comm.local_size, options.intra_op_threads, options.inter_op_threads)
+def _start(config: Config, options: RunOptions, comm: Communicator) -> Rows:
     _check_options(config, options)
-    return threads, rows_of_rank(config.batch_size, comm.rank, comm.size, config.virtual_ranks)
+    return rows_of_rank(config.batch_size, comm.rank, comm.size, config.virtual_ranks)
 
 
 def _check_options(config: Config, options: RunOptions) -> None:
@@ -123,7 +123,9 @@ def _check_options(config: Config, options: RunOptions) -> None:
 
 def _check_files(options: RunOptions, comm: Communicator) -> None:
     paths = {}
-    if options.timeline and comm.is_rank_0:
+    if options.timeline and comm.size == 1:
+        logger.warning("--timeline: one process exchanges nothing; no timeline is written")
+    elif options.timeline and comm.is_rank_0:
         paths["timeline"] = options.timeline
     if options.log_path and (comm.is_rank_0 or options.mpi_log == "workers"):
         paths["log_path"] = worker_path(options.log_path, comm.rank)

@@ -14,25 +14,25 @@ from lm.checkpoint.manifest import Manifest
 from lm.checkpoint.writer import Saver
 from lm.config import Config, RunOptions
 from lm.config_file import BUILT_IN, NetworkFunctions
-from lm.distributed.agreement import check_agreement, together
+from lm.distributed.agreement import check_agreement, raise_on_all_ranks
 from lm.distributed.communicator import Communicator
-from lm.distributed.signals import Signals
-from lm.distributed.watchdog import Process, Watchdog, own_process
+from lm.distributed.devices import session_config
+from lm.distributed.supervisor import Supervisor
 from lm.errors import RunError
 from lm.events.reporter import Reporter
 from lm.events.tracing import StepTracer
 from lm.model.network import Network
 from lm.model.user_errors import one_line_errors, short_message
 from lm.record import from_json
+from lm.system import keep_freed_memory
 from lm.training.averaging import Average
-from lm.training.exactness import find_exactness
 from lm.training.loop import Loop
 from lm.training.position import Position
 from lm.training.prepare import Prepared, facts_of, prepare
 from lm.training.restore import RestoreHook, starting_arrays, starting_position
 from lm.training.saving import Safekeeping
 from lm.training.step import Step, build_step, graph_facts
-from lm.training.summary import report_start
+from lm.training.summary import find_exactness, report_start
 from lm.training.validation import Validation
 
 
@@ -57,46 +57,42 @@ def train(
       UserError: Something given cannot be used; on all ranks.
       RunError: The run has failed or was stopped by a signal; see its kinds in lm/errors.py.
     """
+    keep_freed_memory()
     with contextlib.ExitStack() as stack:
         run = prepare(config, options, comm, stack, functions)
-        check_agreement(facts_of(run), comm.gather)
+        check_agreement(comm, facts_of(run))
         _start(run, stack)
 
 
 def _start(run: Prepared, stack: contextlib.ExitStack) -> None:
     comm = run.comm
-    signals = stack.enter_context(contextlib.closing(Signals()))
-    ranks = [Process(*process) for process in comm.gather(own_process())]
-    timeout = run.options.step_timeout_seconds
-    watchdog = Watchdog(timeout, ranks, comm.rank, lambda: signals.stop)
-    stack.enter_context(contextlib.closing(watchdog))
-    position = together(comm, lambda: starting_position(run.run_dir))
+    supervisor = stack.enter_context(Supervisor(comm, run.options.step_timeout_seconds))
+    position = raise_on_all_ranks(comm, lambda: starting_position(run.run_dir))
     # Rank 0 alone reads checkpoints: other hosts need not see its disk.
     position = from_json(Position, comm.gather(dataclasses.asdict(position))[0], "rank 0")
     try:
         with one_line_errors(run.functions, running=True):
-            _train(run, position, signals, watchdog, stack)
+            _train(run, position, supervisor, stack)
     except tf.errors.ResourceExhaustedError as error:
         raise RunError(
             f"out of memory ({short_message(error)}): reduce the model or batch_size, or use more"
             " ranks"
         ) from error
-    # While the watchdog still watches: a rank that is stopped in its last step must end the job.
+    # The supervisor is still watching: a rank that is stopped in its last step must end the job.
     comm.barrier()
 
 
 def _train(
     run: Prepared,
     position: Position,
-    signals: Signals,
-    watchdog: Watchdog,
+    supervisor: Supervisor,
     stack: contextlib.ExitStack,
 ) -> None:
     options, comm = run.options, run.comm
     with tf.Graph().as_default():
-        step, average, validation = together(comm, lambda: _build(run, signals, watchdog))
-        check_agreement(graph_facts(comm, step.model), comm.gather)
-        arrays = together(comm, lambda: _begin(run, position), takes_part=comm.is_rank_0)
+        step, average, validation = raise_on_all_ranks(comm, lambda: _build(run, supervisor))
+        check_agreement(comm, graph_facts(comm, step.model))
+        arrays = raise_on_all_ranks(comm, lambda: _begin(run, position), takes_part=comm.is_rank_0)
         output_dir = run.run_dir.path if run.run_dir else None
         reporter = stack.enter_context(Reporter(output_dir, options.tensorboard))
         saver = _saver(run, reporter, stack)
@@ -106,15 +102,13 @@ def _train(
         # rank alone, which would then wait for ever for the others' broadcast. And closing: as a
         # context manager it takes OutOfRangeError for the end of the data, and the run for done.
         monitored = tf.train.SingularMonitoredSession(
-            hooks=[RestoreHook(arrays), *comm.hooks()], config=run.session_config
+            hooks=[RestoreHook(arrays), *comm.hooks()], config=session_config(run.device)
         )
         with contextlib.closing(monitored):
             session = monitored.raw_session()
             if position.step:
                 variables.load_state(session, arrays, run.batches.rows.slice, comm.concat)
             del arrays  # as large as a checkpoint
-            if options.timeline:
-                comm.start_timeline(options.timeline)
             Loop(
                 config=run.config,
                 options=options,
@@ -125,27 +119,22 @@ def _train(
                 average=average,
                 tracer=StepTracer(session, run.profile_steps, reporter.output_dir),
                 position=position,
-                saving=Safekeeping(saver, manifest, comm, session, watchdog.beat),
+                saving=Safekeeping(saver, manifest, comm, session, supervisor),
                 validation=validation,
                 reporter=reporter,
-                signals=signals,
-                beat=watchdog.beat,
+                supervisor=supervisor,
                 truth=run.truth,
             ).run()
-            if options.timeline:
-                comm.stop_timeline()
 
 
-def _build(
-    run: Prepared, signals: Signals, watchdog: Watchdog
-) -> tuple[Step, Optional[Average], Validation]:
+def _build(run: Prepared, supervisor: Supervisor) -> tuple[Step, Optional[Average], Validation]:
     config, options, comm = run.config, run.options, run.comm
     with one_line_errors(run.functions):
         network = Network(config, len(run.corpus.vocabulary), run.functions)
         step = build_step(network, comm, skip_unsound=options.on_nan == "skip")
         average = Average() if config.asgd_trigger_epochs else None
-        shared, stop = options.distributed_eval, lambda: signals.stop
-        validation = Validation(network, run.corpus, comm, average, shared, watchdog.beat, stop)
+        shared = options.distributed_eval
+        validation = Validation(network, run.corpus, comm, average, shared, supervisor)
     return step, average, validation
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-from collections.abc import Callable
 from typing import NoReturn, Optional
 
 import tensorflow.compat.v1 as tf
@@ -13,9 +12,9 @@ import tensorflow.compat.v1 as tf
 from lm.checkpoint import variables
 from lm.checkpoint.manifest import Manifest
 from lm.checkpoint.writer import Saver
-from lm.distributed.agreement import first_divergence
+from lm.distributed.agreement import weights_mismatch
 from lm.distributed.communicator import Communicator
-from lm.distributed.waiting import WaitingRoom
+from lm.distributed.supervisor import Supervisor
 from lm.errors import EveryRankError
 from lm.training.position import Position
 
@@ -32,7 +31,7 @@ class Safekeeping:
       manifest: What is the same in all checkpoints of this run.
       comm: The ranks.
       session: The training session.
-      beat: `Watchdog.beat`: told the phase that begins.
+      supervisor: Keeps the ranks in touch.
     """
 
     def __init__(
@@ -41,10 +40,10 @@ class Safekeeping:
         manifest: Manifest,
         comm: Communicator,
         session: tf.Session,
-        beat: Callable[..., None],
+        supervisor: Supervisor,
     ):
         self._saver, self._template = saver, manifest
-        self._comm, self._session, self._beat = comm, session, beat
+        self._comm, self._session, self._supervisor = comm, session, supervisor
 
     def is_due(self, step: int) -> bool:
         """Tell whether rank 0 wants to save at this step; to be asked once at each."""
@@ -63,7 +62,7 @@ class Safekeeping:
     def _save(self, position: Position, in_sync: bool) -> None:
         self.wait()
         phase = f"the save at step {position.step}"
-        self._beat(phase)
+        self._supervisor.enter(phase)
         state = variables.read_state(self._session, self._comm.concat)
         arrays = {**variables.read_variables(self._session), **state} if self._saver else {}
         wild = self._comm.gather(variables.first_not_finite(self._session, arrays))[0]
@@ -83,8 +82,8 @@ class Safekeeping:
         """
         if self._comm.size == 1:
             return
-        self._beat("the comparison of the weights")
-        difference = first_divergence(variables.read_variables(self._session), self._comm.gather)
+        self._supervisor.enter("the comparison of the weights")
+        difference = weights_mismatch(self._comm, variables.read_variables(self._session))
         if difference:
             self._part(position, difference)
 
@@ -114,25 +113,20 @@ class Safekeeping:
 
     def wait(self) -> Optional[str]:
         """Wait until the last save is over, and return why it failed, or None."""
-        # All ranks are in touch meanwhile: else their watchdogs would end them, and the save.
+        # All ranks stay in touch meanwhile: otherwise their supervisors would end them.
         phase = "the writing of a checkpoint"
-        self._beat(phase)
         # While rank 0 writes, to be in touch is no progress: a disk that never answers must not
         # keep the job for ever. Not to be interrupted: a signal to stop must not leave the save
         # that it asks for.
-        room = WaitingRoom(
-            self._comm.gather,
-            beat=lambda: self._beat(phase, progress=not self._is_writing),
-            stop_requested=lambda: 0,
-        )
+        waiting = self._supervisor.waiting(phase, stoppable=False)
         if self._is_writing:
             logger.info("waiting until the last checkpoint is written")
         while self._is_writing:
-            self._beat(phase, alone=True, progress=False)
+            self._supervisor.enter(phase, alone=True, progress=False)
             self._saver.wait(_POLL_SECONDS)
-            room.at_work()
+            waiting.poll(progress=False)
         failure = self._saver.failure if self._saver else None
-        return room.gather(str(failure) if failure else None)[0]
+        return waiting.gather(str(failure) if failure else None)[0]
 
     @property
     def _is_writing(self) -> bool:

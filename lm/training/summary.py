@@ -14,14 +14,13 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from lm import kernels, run_files
-from lm.distributed.agreement import together
-from lm.distributed.devices import device_name
+from lm.distributed.agreement import by_rank, raise_on_all_ranks
 from lm.distributed.horovod import horovod_version
-from lm.distributed.naming import by_rank
 from lm.events.reporter import Reporter
-from lm.startup import seconds_since_start
+from lm.system import seconds_since_start
 from lm.training.position import Position
 from lm.training.prepare import Prepared
+from lm.training.step import NUM_SUMS
 
 logger = logging.getLogger("lm")
 
@@ -34,7 +33,7 @@ def report_start(run: Prepared, position: Position, reporter: Reporter, exact: s
     paths = [os.path.join(output_dir, run_files.LOG)]
     if run.options.log_path:
         paths.append(run.options.log_path)
-    together(comm, lambda: reporter.open_logs(paths, run.options.mpi_log, comm.rank))
+    raise_on_all_ranks(comm, lambda: reporter.open_logs(paths, run.options.mpi_log, comm.rank))
     if comm.is_rank_0:
         reporter.describe(config)
         run.record.write(output_dir, has_checkpoints=run.run_dir.checkpoint_dir is not None)
@@ -50,10 +49,10 @@ def _facts(run: Prepared, position: Position, output_dir: str) -> dict[str, Any]
     config, comm = run.config, run.comm
     own = dict(
         hosts=socket.gethostname(),
-        devices=device_name(comm.local_rank),
+        devices=run.device.name,
         local_rows=run.batches.rows.count,
-        intra_op_threads=run.threads.intra_op,
-        inter_op_threads=run.threads.inter_op,
+        intra_op_threads=run.device.intra_op,
+        inter_op_threads=run.device.inter_op,
         compiled_ops=kernels.description(),
         visible_gpus=len(tf.config.list_physical_devices("GPU")),
         cuda_visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
@@ -144,3 +143,45 @@ def _precision(run: Prepared) -> str:
 
 def _same_or_by_rank(values: list[str], consequence: str) -> str:
     return values[0] if len(set(values)) == 1 else f"{by_rank(values)}: {consequence}"
+
+
+def find_exactness(run: Prepared, position: Position) -> str:
+    """Tell whether a run is the one of any other number of ranks, or why not.
+
+    Each start of a run decides for its steps; the position remembers whether those before were
+    exact too. To be called on all ranks, in the graph of the training.
+
+    Args:
+      run: What is about to be trained.
+      position: Where it starts; told what computes its steps.
+    """
+    compiled_ops = run.comm.gather(kernels.description())
+    if run.config.scale_lr_by_worker != "none":
+        position.exact_with = None
+        return "no: the learning rate depends on the number of ranks"
+    why = _why_inexact(run, compiled_ops)
+    if not why and position.step and position.exact_with != compiled_ops[0]:
+        before = position.exact_with
+        how = f"were computed with {before}" if before else "are not exact"
+        why = f"the steps up to {position.step:,} {how}"
+    position.exact_with = None if why else compiled_ops[0]
+    if why:
+        rounding = "equal to runs on other numbers of ranks up to rounding"
+        if not run.functions.is_built_in and not run.options.check_network:
+            rounding += ", if no row depends on another one (--check_network)"
+        return f"no: {why}; {rounding}"
+    return f"yes: the same bits on any power of two up to {run.config.virtual_ranks} ranks"
+
+
+def _why_inexact(run: Prepared, compiled_ops: list[str]) -> str:
+    config, comm, functions = run.config, run.comm, run.functions
+    if not functions.is_built_in:
+        return f"{functions.where} computes with TensorFlow's own operations"
+    if not kernels.available():  # here, or on any rank: they have agreed on that
+        return "sums of plain TensorFlow depend on threads and ranks"
+    if len(set(compiled_ops)) > 1:
+        return "the ranks' compiled ops differ"
+    if config.virtual_ranks % comm.size:
+        return f"{comm.size} ranks do not divide virtual_ranks {config.virtual_ranks}"
+    sizes = [v.shape.num_elements() for v in tf.trainable_variables()]
+    return comm.why_inexact([*sizes, NUM_SUMS])

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from typing import Optional
 
 import tensorflow.compat.v1 as tf
 
 from lm.data.corpus import Corpus
 from lm.distributed.communicator import Communicator
-from lm.distributed.waiting import WaitingRoom
+from lm.distributed.supervisor import Supervisor
 from lm.model.network import Network
 from lm.model.windows import Evaluator
 from lm.perplexity import NllSum
@@ -26,8 +25,7 @@ class Validation:
       comm: The ranks.
       average: Of the weights, where the config asks for one.
       shared: Whether they share the rows, instead of rank 0 alone.
-      beat: `Watchdog.beat`: told the phase that begins.
-      stop_requested: Returns the number of the signal that asked this rank to stop, or 0.
+      supervisor: Keeps the ranks in touch.
     """
 
     def __init__(
@@ -37,11 +35,10 @@ class Validation:
         comm: Communicator,
         average: Optional[Average],
         shared: bool,
-        beat: Callable[..., None],
-        stop_requested: Callable[[], int],
+        supervisor: Supervisor,
     ):
-        self._corpus, self._comm, self._shared = corpus, comm, shared
-        self._average, self._beat, self._stop_requested = average, beat, stop_requested
+        self._corpus, self._shared = corpus, shared
+        self._average, self._supervisor = average, supervisor
         eos_id = corpus.vocabulary.eos_id
         self._evaluator = Evaluator(network, eos_id, comm.rank, comm.size, shared)
 
@@ -58,10 +55,6 @@ class Validation:
         """
         ids = getattr(self._corpus, split)
         phase = f"the evaluation of {split}" + ("" if self._shared else " on rank 0")
-        room = WaitingRoom(
-            self._comm.gather,
-            beat=lambda: self._beat(phase, stoppable=True),
-            stop_requested=self._stop_requested,
-        )
+        waiting = self._supervisor.waiting(phase)
         with self._average.in_place(session) if averaged else contextlib.nullcontext():
-            return self._evaluator.run(session, split, ids, room.gather, room.at_work)
+            return self._evaluator.run(session, split, ids, waiting.gather, waiting.poll)

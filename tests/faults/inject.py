@@ -15,7 +15,8 @@ import time
 
 import numpy as np
 
-from lm.startup import import_tensorflow
+from lm.distributed.launch import launched_rank
+from lm.system import import_tensorflow
 from lm.train import main
 
 FAULTS = {}
@@ -180,7 +181,7 @@ def stop_in_test(rank):
     slow_evaluation(0.025)
 
     def act(validation, session, split, *_):
-        if split == "test" and validation._comm.rank == int(rank):
+        if split == "test" and launched_rank() == int(rank):
             threading.Timer(1, os.kill, (os.getpid(), signal.SIGSTOP)).start()
 
     around(lm.training.loop.Validation, "run", before=act)

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from lm import kernels
-from lm.distributed.cores import count_cores
+from lm.distributed.devices import count_cores
 from tests import machine
 from tests.commands import ROOT, environment, run_command
 from tests.faults.jobs import events, final_tensors, last_step, losses, run, saved_steps
@@ -84,7 +84,7 @@ def test_unlike_hosts_with_nothing_in_common_train_and_are_told_apart(start, hos
     host.write_text(
         "#!/bin/bash\nif [[ $(hostname) == lmhost1 ]]; then\n"
         f"  export HOME={homes[0]} LM_KERNELS_ISA=avx2\nelse\n"
-        f"  export HOME={homes[1]} LM_KERNELS_ISA=generic LM_HOST_SHARE=0:1:2\nfi\n"
+        f"  export HOME={homes[1]} LM_KERNELS_ISA=generic LM_HOST_SLOTS=0:1:2\nfi\n"
         'exec bash -c "exec $*"\n'
     )
     host.chmod(0o755)

@@ -44,7 +44,7 @@ def test_other_instruction_sets(isa):
 
 
 # As a program starts, which is cheaper than a plain import of TensorFlow.
-START = "from lm.startup import import_tensorflow; import_tensorflow()\n"
+START = "from lm.system import import_tensorflow; import_tensorflow()\n"
 
 
 def description_in_new_process(**options):

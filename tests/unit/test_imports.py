@@ -19,10 +19,8 @@ BASE = {
     "config_file",
     "record",
     "run_files",
-    "processes",
-    "seeding",
-    "startup",
     "perplexity",
+    "system",
 }
 # What each part of lm/ may import, besides itself and the base.
 MAY_IMPORT = {
@@ -33,10 +31,8 @@ MAY_IMPORT = {
     "config_file": set(),
     "record": set(),
     "run_files": set(),
-    "processes": set(),
-    "seeding": set(),
-    "startup": set(),
     "perplexity": set(),
+    "system": set(),
     "kernels": set(),
     "data": set(),
     "events": set(),
@@ -52,7 +48,7 @@ MAY_IMPORT = {
     "benchmark": {"cli", "kernels", "data", "distributed", "model", "training"},
 }
 COMMANDS = {"train", "evaluate", "generate", "score", "export", "flags"}
-WITHOUT_TENSORFLOW = {*BASE, "data", "report", "cli", "search"} - {"startup"}
+WITHOUT_TENSORFLOW = {*BASE, "data", "report", "cli", "search"} - {"system"}
 
 
 def part_of(path):

@@ -66,7 +66,7 @@ def facts(**changes):
     build = {"version": "0.28.1", "MPI": True, "Gloo": True, "NCCL": False, "CUDA": False}
     good = {
         "host": "host1", "sharers": 1, "backend": "MPI", "cores": 2, "gpus": 0,
-        "device": "CPU:0", "device_error": None, "no_gpu": "", "build": build,
+        "device": "CPU:0", "no_gpu": "", "build": build,
         "kernels": "compiled ops for avx2", "lacks_kernels": False,
         "versions": VERSIONS, "same": {"code": "c0de"},
     }  # fmt: skip
@@ -80,7 +80,6 @@ def facts(**changes):
         ("versions", {"gpus": 1}, "WARN", "without NCCL"),
         ("versions", {"versions": {**VERSIONS, "tensorflow": "2.15.1"}}, "WARN", "tested with"),
         ("versions", {"versions": {**VERSIONS, "numpy": "1.26.4"}}, "WARN", "1.26.4 on rank 0"),
-        ("devices", {"device_error": "2 ranks but 1 visible GPUs"}, "FAIL", "1 visible GPUs"),
         ("devices", {"no_gpu": "they are hidden"}, "WARN", "no GPU on host1: they are hidden"),
         ("devices", {"sharers": 3}, "WARN", "more ranks than cores on host1"),
         ("kernels", {"kernels": "no compiled ops: x", "lacks_kernels": True}, "WARN", "slower"),

@@ -3,8 +3,11 @@
 import shutil
 from pathlib import Path
 
+import pytest
+
 import lm
-from lm.distributed.agreement import check_agreement, code_checksum
+from lm.distributed.agreement import by_rank, check_agreement, code_checksum, name_ranks
+from lm.distributed.communicator import OneProcess
 from lm.errors import UserError
 from tests.meeting import on_ranks
 
@@ -35,8 +38,10 @@ def agree(facts_by_rank):
             told.extend([value] if rank == 0 else [])
             return gather(value)
 
+        comm = OneProcess()
+        comm.gather = tell
         try:
-            check_agreement(facts_by_rank[rank], tell)
+            check_agreement(comm, facts_by_rank[rank])
         except UserError as error:
             return str(error)
 
@@ -54,3 +59,23 @@ def test_ranks_that_agree_exchange_a_checksum_alone():
     errors, told = agree([{"weights": "x" * 10_000, "clip": float("nan")}] * 3)
     assert errors == [None] * 3
     assert [len(value) for value in told] == [64]
+
+
+@pytest.mark.parametrize(
+    "ranks, name",
+    [
+        ([3], "rank 3"),
+        ([0, 1], "ranks 0, 1"),
+        ([*range(15), 16], "ranks 0 to 14, 16"),
+        ([2, 3, 5, 7, 8, 9], "ranks 2, 3, 5, 7 to 9"),
+        (range(0, 1000, 2), "ranks 0, 2, 4, 6, 8, 10, 12, 14 and others, 500 in total"),
+    ],
+)
+def test_ranks_are_named_by_their_stretches(ranks, name):
+    assert name_ranks(ranks) == name
+
+
+def test_values_are_told_with_their_ranks():
+    assert by_rank(["a", None, "a", 2]) == "a on ranks 0, 2; null on rank 1; 2 on rank 3"
+    assert by_rank([1] * 700 + [2] + [1] * 299) == "1 on ranks 0 to 699, 701 to 999; 2 on rank 700"
+    assert by_rank(range(1000)).endswith("; 7 on rank 7; 992 other values")

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from lm.distributed import cores
+from lm.distributed import devices
 
 
 @pytest.mark.parametrize(
@@ -44,13 +44,13 @@ def test_the_quota_of_the_control_groups(tmp_path, groups, files, quota):
         (tmp_path / "sys/fs/cgroup").mkdir(parents=True, exist_ok=True)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content)
-    assert cores.cpu_quota(str(tmp_path)) == quota
+    assert devices.cpu_quota(str(tmp_path)) == quota
 
 
 RANK = """
 import os, sys
 os.sched_setaffinity(0, {int(core) for core in sys.argv[1].split(",")})
-from lm.distributed.cores import cores_of_rank, count_sharers
+from lm.distributed.devices import cores_of_rank, count_sharers
 print("ready", flush=True)
 sys.stdin.readline()
 print(f"[{cores_of_rank(2)}, {count_sharers(2)}]", flush=True)
@@ -79,7 +79,7 @@ for rank in ranks:
 
 def test_ranks_with_cores_of_their_own_do_not_share_them_out():
     every = sorted(os.sched_getaffinity(0))
-    if min(len(every), cores.cpu_quota()) < len(every) or len(every) < 2:
+    if min(len(every), devices.cpu_quota()) < len(every) or len(every) < 2:
         pytest.skip("needs two cores, and all of those it sees")
 
     def of_two(*bindings):
@@ -92,14 +92,14 @@ def test_ranks_with_cores_of_their_own_do_not_share_them_out():
 
 
 def test_cores_are_counted_up_to_the_quota(monkeypatch):
-    all_cores = cores.count_cores()
+    all_cores = devices.count_cores()
     assert 1 <= all_cores <= os.cpu_count()
     for quota, count in ((0.3, 1), (all_cores - 0.5, all_cores), (math.inf, all_cores)):
-        monkeypatch.setattr(cores, "cpu_quota", lambda quota=quota: quota)
-        assert cores.count_cores() == count
+        monkeypatch.setattr(devices, "cpu_quota", lambda quota=quota: quota)
+        assert devices.count_cores() == count
 
 
-COUNT = "from lm.distributed.cores import count_cores; print(count_cores())"
+COUNT = "from lm.distributed.devices import count_cores; print(count_cores())"
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ COUNT = "from lm.distributed.cores import count_cores; print(count_cores())"
 )
 def test_the_binding_that_somebody_asked_for_is_kept(launch, counted):
     """Of the launchers, Open MPI alone binds unasked; a shell between it and us changes nothing."""
-    if len(os.sched_getaffinity(0)) < os.cpu_count() or cores.cpu_quota() < os.cpu_count():
+    if len(os.sched_getaffinity(0)) < os.cpu_count() or devices.cpu_quota() < os.cpu_count():
         pytest.skip("not all cores are ours")
     launch = launch.format(core=max(os.sched_getaffinity(0)))
     command = [*shlex.split(launch), sys.executable, "-c", COUNT]
@@ -129,5 +129,7 @@ def test_a_system_that_refuses_to_unbind_is_no_error(monkeypatch):
         raise OSError(22, "Invalid argument")
 
     monkeypatch.setattr(os, "sched_setaffinity", refuse)
-    cores.unbind_from_core()
-    assert cores.count_cores() == math.ceil(min(len(os.sched_getaffinity(0)), cores.cpu_quota()))
+    devices.unbind_from_core()
+    assert devices.count_cores() == math.ceil(
+        min(len(os.sched_getaffinity(0)), devices.cpu_quota())
+    )

@@ -22,12 +22,12 @@ import tensorflow.compat.v1 as tf
 from lm.distributed.communicator import OneProcess
 from lm.distributed.devices import session_config, start_tensorflow
 
-threads = start_tensorflow(1, intra_op=int(sys.argv[1]))
+device = start_tensorflow(OneProcess(), intra_op=int(sys.argv[1]))
 with tf.Graph().as_default():
     product = tf.matmul(*[tf.random.uniform([500, 500])] * 2)
     tf.get_variable("v", [])
     tf.train.Saver()
-    config = session_config(threads, OneProcess())
+    config = session_config(device)
     with tf.Session() as other, tf.Session(config=config) as session:
         other.run(product)
         session.run(product)
@@ -47,13 +47,35 @@ def test_a_process_has_as_many_threads_as_it_was_told():
     assert count_threads(7) - count_threads(2) == 5
 
 
-def test_each_rank_of_a_host_has_a_gpu_of_its_own(monkeypatch):
-    """Only the number of GPUs is made up: no test has one."""
-    monkeypatch.setattr(devices.tf.config, "list_physical_devices", lambda kind: ["GPU"] * 2)
+@pytest.mark.parametrize(
+    "num_visible, uuids, gpu",
+    [
+        (0, [None, None], None),
+        (2, ["a", "a"], 1),  # both ranks see both GPUs
+        (1, ["a", "b"], 0),  # each rank sees only its own GPU
+    ],
+)
+def test_each_rank_of_a_host_has_its_own_gpu(num_visible, uuids, gpu):
+    """No test machine has a GPU, so the GPUs are made up."""
     comm = OneProcess()
     comm.local_rank, comm.local_size = 1, 2
-    config = devices.session_config(devices.Threads(1, 1), comm)
-    assert config.gpu_options.visible_device_list == "1" and devices.device_name(1) == "GPU:1"
-    comm.local_size = 3
-    with pytest.raises(UserError, match="3 ranks on this host but 2 visible GPUs: start one rank"):
-        devices.session_config(devices.Threads(1, 1), comm)
+    assert devices._choose_gpu(comm, num_visible, uuids) == gpu
+    device = devices.Device(1, 1, gpu)
+    config = devices.session_config(device)
+    assert config.gpu_options.visible_device_list == ("" if gpu is None else str(gpu))
+    assert device.name == ("CPU:0" if gpu is None else f"GPU:{gpu}")
+
+
+@pytest.mark.parametrize("uuids", [["a", "b", "a"], ["a", "b", None]])
+def test_ranks_that_share_a_gpu_are_rejected(uuids):
+    comm = OneProcess()
+    comm.local_rank, comm.local_size = 1, 3
+    with pytest.raises(UserError, match="3 ranks on this host but 1 visible GPUs: start one rank"):
+        devices._choose_gpu(comm, 1, uuids)
+
+
+def test_tensorfloat_32_is_off():
+    import tensorflow as tf
+
+    devices.start_tensorflow(OneProcess())
+    assert not tf.config.experimental.tensor_float_32_execution_enabled()

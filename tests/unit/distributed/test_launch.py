@@ -1,8 +1,12 @@
-"""What the launchers' variables say."""
+"""The variables of the launchers, and the command line of mpirun."""
+
+import subprocess
 
 import pytest
 
 from lm.distributed import launch
+from lm.errors import UserError
+from tests.commands import ROOT
 
 
 @pytest.mark.parametrize(
@@ -26,3 +30,63 @@ def test_the_launcher_that_is_nearest_counts(variables, size, rank, monkeypatch)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert (launch.launched_size(), launch.launched_rank()) == (size, rank)
+
+
+def test_python_and_the_run_scripts_give_the_same_options():
+    script = f'source {ROOT}/run_scripts/env.sh; echo mpirun -np 3 "${{mpirun_options[@]}}"'
+    echoed = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=30)
+    assert launch.mpirun_command(3) == echoed.stdout.split()
+
+
+def test_python_and_the_run_scripts_pass_the_same_variables_on(monkeypatch):
+    for name in ("LD_LIBRARY_PATH", "PYTHONPATH", "OPAL_PREFIX", "NCCL_DEBUG", "HOME"):
+        monkeypatch.setenv(name, "x")
+    script = f'source {ROOT}/run_scripts/env.sh; echo "${{pass_on[@]}}"'
+    echoed = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=30)
+    assert launch.ranks_on(3, "a:3")[4:] == echoed.stdout.split()
+
+
+def test_other_hosts_are_told_what_they_need(monkeypatch):
+    for name in ("LD_LIBRARY_PATH", "OPAL_PREFIX", "NCCL_DEBUG"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PYTHONPATH", "/somewhere")
+    command = " ".join(launch.mpirun_command(3, "host1:2,host2"))
+    assert " -H host1:2,host2 " in command and " -mca btl ^openib " in command
+    assert command.endswith("-x PATH -x PYTHONPATH")
+    assert launch.ranks_on(1, "host3")[-4:] == ["-x", "PATH", "-x", "PYTHONPATH"]
+    assert "-x" not in launch.mpirun_command(2)
+
+
+def test_without_mpirun_there_is_a_remedy(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UserError, match=r"source run_scripts/env\.sh"):
+        launch.mpirun_command(2)
+
+
+def test_environment_lets_root_and_hosts_without_ssh_start_ranks(monkeypatch, tmp_path):
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for name in (
+        "OMPI_ALLOW_RUN_AS_ROOT",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM",
+        "OMPI_MCA_plm",
+        "SLURM_JOB_ID",
+    ):
+        monkeypatch.delenv(name, raising=False)
+    found = launch.mpirun_environment(MINE="1")
+    assert found["OMPI_ALLOW_RUN_AS_ROOT"] == found["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] == "1"
+    assert (found["OMPI_MCA_plm"], found["MINE"]) == ("isolated", "1")
+    # There srun starts the other hosts' daemons; "isolated" would keep mpirun on its own.
+    assert "OMPI_MCA_plm" not in launch.mpirun_environment(SLURM_JOB_ID="7")
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    assert launch.root_permission() == {}
+
+
+def test_slots():
+    assert launch.slots_of_hosts("host1:2,host2") == [2, 1]
+
+
+@pytest.mark.parametrize("hosts", ["a:many", "a:2,", ":2", "", "a:-1,b:2", "a:0", "a:1 b:1"])
+def test_bad_hosts_are_refused(hosts):
+    with pytest.raises(UserError, match="hosts must be like"):
+        launch.slots_of_hosts(hosts)

@@ -1,5 +1,5 @@
 """TensorFlow as the commands import it: the run for each instruction set starts it anew."""
 
-from lm.startup import import_tensorflow
+from lm.system import import_tensorflow
 
 import_tensorflow()

@@ -9,12 +9,12 @@ import tensorflow.compat.v1 as tf
 from lm.config import Config
 from lm.data.batches import Rows
 from lm.distributed.communicator import OneProcess
-from lm.distributed.gradients import exchange_gradients
 from lm.model import decoding
 from lm.model.context import Context
 from lm.model.network import Network
 from lm.model.ops import fastest
 from lm.model.windows import build_window_graph
+from lm.training.gradients import exchange_gradients
 
 T, B, H, E, V = 4, 3, 6, 5, 11
 STEP = 7

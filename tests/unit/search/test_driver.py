@@ -14,7 +14,7 @@ import pytest
 from optuna.trial import TrialState
 
 from lm.config_file import load_config_file
-from lm.distributed.cores import count_cores
+from lm.distributed.devices import count_cores
 from lm.errors import RunError, Stopped, UserError
 from lm.report.search import FAILURES, load_search, summary
 from lm.search import driver, prepare

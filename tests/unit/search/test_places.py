@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from lm.distributed.cores import HOST_SHARE, cores_of_share, unbind_from_core
+from lm.distributed.devices import HOST_SLOTS, cores_of_slots, unbind_from_core
 from lm.errors import UserError
 from lm.search import places
 from lm.search.places import Share, make_places
@@ -34,7 +34,7 @@ def test_a_place_may_span_hosts():
 @pytest.mark.parametrize("num_cores, num_places, ranks", [(2, 2, 2), (7, 3, 1), (8, 2, 3)])
 def test_the_cores_of_a_host_are_divided(num_cores, num_places, ranks):
     cores, total = list(range(10, 10 + num_cores)), num_places * ranks
-    shares = [cores_of_share(cores, p * ranks, ranks, total) for p in range(num_places)]
+    shares = [cores_of_slots(cores, p * ranks, ranks, total) for p in range(num_places)]
     assert list(itertools.chain(*shares)) == cores and all(shares)
 
 
@@ -45,7 +45,7 @@ def test_a_process_keeps_to_its_share(monkeypatch):
     try:
         halves = []
         for first in range(2):
-            monkeypatch.setenv(HOST_SHARE, f"{first}:1:2")
+            monkeypatch.setenv(HOST_SLOTS, f"{first}:1:2")
             unbind_from_core()
             halves.append(os.sched_getaffinity(0))
         assert all(halves) and not halves[0] & halves[1]

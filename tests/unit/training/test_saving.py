@@ -3,11 +3,13 @@
 import errno
 import os
 import threading
+import types
 
 from lm.checkpoint import choice
 from lm.checkpoint import format as checkpoint
 from lm.checkpoint.writer import Saver
 from lm.distributed.communicator import OneProcess
+from lm.distributed.supervisor import Waiting
 from lm.training.saving import Safekeeping
 
 
@@ -37,13 +39,15 @@ def test_a_failed_run_waits_for_its_save_and_gets_on_only_when_that_is_done(monk
     saver = Saver("run", keep=1)
     saver.start({}, None)
 
-    def beat(phase, alone=False, progress=True):
+    def beat(phase, stoppable=False, alone=False, progress=True):
         assert phase == "the writing of a checkpoint"
         beats.append((alone, progress))
         if len(beats) == 5:
             end.set()
 
-    Safekeeping(saver, None, OneProcess(), None, beat).wait()
+    watched = types.SimpleNamespace(enter=beat, signals=types.SimpleNamespace(stop=0))
+    watched.waiting = lambda phase, stoppable: Waiting(OneProcess(), watched, phase, stoppable)
+    Safekeeping(saver, None, OneProcess(), None, watched).wait()
     assert not saver.is_busy
     assert beats[0] == (False, True) and beats[-1] == (False, True)  # as it begins, and ends
     assert (True, False) in beats and (True, True) not in beats

@@ -1,4 +1,4 @@
-"""What a process asks of the system for itself."""
+"""The memory of a process."""
 
 import subprocess
 import sys
@@ -6,7 +6,7 @@ import sys
 # How many page faults each of two buffers costs, the second in the place of the first.
 FAULTS = """
 import ctypes, resource
-import lm  # noqa: F401
+from lm.system import keep_freed_memory
 
 def faults(size):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -15,6 +15,7 @@ def faults(size):
     libc.free(ctypes.c_void_p(buffer))
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
+keep_freed_memory()
 libc = ctypes.CDLL(None)
 libc.malloc.restype = ctypes.c_void_p
 
