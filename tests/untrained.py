@@ -18,7 +18,7 @@ from lm.checkpoint.manifest import Manifest
 from lm.config import Config
 from lm.config_file import load_config_file
 from lm.data.batches import Rows
-from lm.data.run_corpus import load_run_corpus, record_of
+from lm.data.corpus import load_corpus
 from lm.data.vocabulary import Vocabulary
 from lm.model.network import Network
 from lm.model.windows import build_window_graph
@@ -41,8 +41,8 @@ def make_run(directory: os.PathLike, data_path: os.PathLike, **fields) -> Config
         load_config_file("config_test").config, hidden_size=24, init_scale=0.7
     )
     config = dataclasses.replace(config, **fields)
-    corpus, _ = load_run_corpus(config, str(data_path))
-    write_run(directory, config, corpus.vocabulary, record_of(str(data_path), corpus))
+    corpus = load_corpus(str(data_path), config.vocab_size, config.corpus)
+    write_run(directory, config, corpus.vocabulary, corpus.record)
     return config
 
 

@@ -1,7 +1,6 @@
-"""From texts to windows of word ids, without TensorFlow: the same on every rank.
+"""Convert text files to windows of token IDs, without TensorFlow and identically on all ranks.
 
-`run_corpus.load_run_corpus` gives the corpus that a config names: PTB (`ptb`, by `download` and
-`archive`), the user's own text, or the `embedded` one; `encoding` turns it into ids of a
-`vocabulary`, once per host, which `cache` keeps. `batches` cuts the ids into the windows of a
-rank.
+`corpus` finds and loads the corpus of a run: PTB (`ptb`, `download`), the user's own text, or the
+generated language (`embedded`). `encoding` converts text to IDs of a `vocabulary`, and `cache`
+keeps the result, once per host. `batches` cuts the IDs into the windows of a rank.
 """

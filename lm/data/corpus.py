@@ -1,158 +1,256 @@
-"""The corpus of a data directory: three splits as word ids, and their vocabulary."""
+"""The corpus of a run: found, loaded, and encoded as token IDs."""
 
 from __future__ import annotations
 
 import hashlib
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from lm.data.cache import cache_directories, load_encoded
+from lm.config import Config, RunOptions
+from lm.data.cache import EncodedCorpus, cache_directories, load_encoded
+from lm.data.embedded import KnownPerplexity, write_corpus
 from lm.data.encoding import SPLITS
 from lm.data.ptb import PTB_SHA256, download_ptb
 from lm.data.vocabulary import Vocabulary
-from lm.errors import UserError, error_class
+from lm.errors import ProgramExit, RunError, UserError, error_class
 from lm.files import sha256_of
+from lm.record import CorpusRecord, load_record
 
 logger = logging.getLogger("lm")
+
+_DEFAULT_DATA_PATH = "data"
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Three splits of a text, `<eos>` after each line, and what tells them from other corpora."""
+    """Three splits of a text, with `<eos>` after each line, and their vocabulary."""
 
-    train: np.ndarray  # int32 word ids, memory-mapped, [tokens]
+    record: CorpusRecord  # kind, directory and SHA-256 (of the three files and the vocabulary)
+    vocabulary: Vocabulary
+    train: np.ndarray  # memory-mapped int32 token IDs [tokens]
     valid: np.ndarray
     test: np.ndarray
-    vocabulary: Vocabulary
-    checksum: str  # SHA-256 over the checksums of the three files and of the vocabulary
-    # Per split, the words that became <unk>; a literal <unk> in the text is an ordinary word.
+    # Per split, the words that became <unk>. A literal <unk> in the text is an ordinary word.
     num_unknown: Mapping[str, int]
-    name: str  # "ptb", "text" or "embedded"
+    known_perplexity: KnownPerplexity | None = None  # of the embedded corpus
 
 
-def split_file(data_path: str, name: str, split: str) -> str:
-    """Tell which file of a data directory holds a split.
+def load_corpus_to_train(config: Config, options: RunOptions) -> Corpus:
+    """Find and load the corpus of a training run.
 
     Args:
-      data_path: The directory.
-      name: "ptb" or "text".
-      split: "train", "valid" or "test".
+      config: The `corpus` and `vocab_size` to load.
+      options: The `data_path` and `data_url`, and the runs to continue from.
+
+    Raises:
+      UserError, RunError: See `find_data_path` and `load_corpus`.
     """
-    return os.path.join(data_path, f"{'ptb.' if name == 'ptb' else ''}{split}.txt")
+    run_dirs = [options.output_dir] if options.resume and options.output_dir else []
+    if options.init_from and not options.data_path:  # RUN/checkpoints/step-00001000
+        run_dirs.append(os.path.dirname(os.path.dirname(os.path.abspath(options.init_from))))
+    # A job that restarts automatically may find the disk of the corpus mounted later.
+    missing_error = RunError if options.resume else UserError
+    data_path = find_data_path(config.corpus, run_dirs, options.data_path, missing_error)
+    return load_corpus(data_path, config.vocab_size, config.corpus, options.data_url)
+
+
+def find_data_path(
+    corpus: str,
+    run_dirs: Iterable[str],
+    data_path: str | None = None,
+    missing_error: type[ProgramExit] = UserError,
+) -> str:
+    """Return the directory of a corpus.
+
+    Args:
+      corpus: "files" or "embedded", as in `Config.corpus`.
+      run_dirs: Run directories. The first one with a record of such a corpus counts.
+      data_path: The directory given by the user. It must not lack the text of the run.
+      missing_error: The error to raise if the corpus of the run is missing.
+
+    Returns:
+      The given directory, the recorded one, or the default if there is no record.
+
+    Raises:
+      `missing_error`: If the corpus of the run is missing.
+      UserError: If a record is corrupt.
+      RunError: If a file is temporarily unreadable.
+    """
+    for run_dir in run_dirs:
+        record = load_record(run_dir)
+        if record and (record.corpus.kind == "embedded") == (corpus == "embedded"):
+            return _locate(record.corpus, run_dir, data_path, missing_error)
+    return data_path or _DEFAULT_DATA_PATH
+
+
+def _locate(
+    recorded: CorpusRecord, run_dir: str, data_path: str | None, missing_error: type[ProgramExit]
+) -> str:
+    if data_path:
+        # PTB must not be downloaded in place of a text whose disk is not mounted.
+        if recorded.kind != "text" or any(_is_in(data_path, kind) for kind in ("text", "ptb")):
+            return data_path
+        raise missing_error(
+            f"the text of {run_dir} is not in {data_path}; mount its disk, or give its directory"
+            " with --data_path"
+        )
+    # The default directory too: a project may be moved, or copied to a different host, as a whole.
+    for directory in (recorded.path, _DEFAULT_DATA_PATH):
+        if _is_in(directory, recorded.kind):
+            return directory
+    # Jobs in a new container resume with a corpus that can be created again. PTB takes minutes to
+    # download, and only the default directory gets it without being asked.
+    is_default = recorded.path == os.path.abspath(_DEFAULT_DATA_PATH)
+    if recorded.kind == "embedded" or (recorded.kind == "ptb" and is_default):
+        return _DEFAULT_DATA_PATH
+    raise missing_error(
+        f"the corpus of {run_dir} is no longer in {recorded.path}; give its directory with"
+        " --data_path"
+    )
+
+
+def _is_in(directory: str, kind: str) -> bool:
+    paths = [directory]
+    if kind != "embedded":
+        paths = [os.path.join(directory, name) for name in _file_names(kind)]
+    for path in paths:
+        try:
+            os.stat(path)  # os.path.exists does not distinguish missing and unreadable files
+        except OSError as error:
+            if error_class(error) is RunError:
+                raise RunError(f"cannot read {path}: {error.strerror}") from error
+            return False
+    return True
+
+
+def _file_names(kind: str) -> list[str]:
+    return [f"{'ptb.' if kind == 'ptb' else ''}{split}.txt" for split in SPLITS]
 
 
 def load_corpus(
-    data_path: str, vocab_size: int | None = None, data_url: str | None = None
+    data_path: str,
+    vocab_size: int | None = None,
+    corpus: str = "files",
+    data_url: str | None = None,
 ) -> Corpus:
-    """Read the user's own text or PTB from a directory; download PTB where neither is there.
+    """Load a corpus, and encode it if necessary.
 
     Args:
       data_path: A directory with train.txt, valid.txt and test.txt, or with
-          ptb.{train,valid,test}.txt, or with neither.
-      vocab_size: Keep only so many words, the most frequent of train; None keeps all.
-      data_url: Where PTB comes from instead of its public addresses: http(s), file:// or the
-          path of a .tgz.
+        ptb.{train,valid,test}.txt. PTB is downloaded if the directory has neither.
+      vocab_size: The maximum number of words, or None for all words.
+      corpus: "files", or "embedded" for the generated language.
+      data_url: The source of PTB instead of its public addresses: an http(s) or file address, or
+        the path of a .tgz.
 
     Raises:
-      UserError: The directory, a text in it, vocab_size or data_url cannot be used.
-      RunError: PTB cannot be downloaded, or the encoded form cannot be written anywhere.
+      UserError: If the directory, a text in it, vocab_size or data_url is invalid.
+      RunError: If PTB cannot be downloaded, or if the encoded form cannot be written.
     """
-    name = _find_or_download(data_path, data_url)
-    files = {split: split_file(data_path, name, split) for split in SPLITS}
-    directories = cache_directories(data_path)
-    checksums = _checksums(files)
-    if name == "ptb":
+    known_perplexity, directory = None, data_path
+    if corpus == "embedded":
+        kind, directory = "embedded", os.path.join(data_path, "embedded")
+        known_perplexity = _write_embedded(directory)
+    else:
+        kind = _find_or_download(data_path, data_url)
+    files = dict(zip(SPLITS, (os.path.join(directory, name) for name in _file_names(kind))))
+    checksums = {split: _checksum(path) for split, path in files.items()}
+    if kind == "ptb":
         _warn_if_unpublished(files, checksums)
-    encoded = load_encoded(files, checksums, vocab_size, directories)
+    encoded = load_encoded(files, checksums, vocab_size, cache_directories(directory))
     identity = "\n".join([*(checksums[split] for split in SPLITS), encoded.vocabulary.checksum])
-    corpus = Corpus(
-        vocabulary=encoded.vocabulary,
-        num_unknown=encoded.num_unknown,
-        name=name,
-        checksum=hashlib.sha256(identity.encode()).hexdigest(),
+    sha256 = hashlib.sha256(identity.encode()).hexdigest()
+    _log_sizes(kind, directory, encoded)
+    return Corpus(
+        CorpusRecord(kind, os.path.abspath(data_path), sha256),
+        encoded.vocabulary,
         **encoded.splits,
+        num_unknown=encoded.num_unknown,
+        # Words that became <unk> are easier to predict: the perplexity is then not known.
+        known_perplexity=None if any(encoded.num_unknown.values()) else known_perplexity,
     )
-    _log_sizes(data_path, corpus)
-    return corpus
+
+
+def _write_embedded(directory: str) -> KnownPerplexity:
+    try:
+        return write_corpus(directory)
+    except OSError as error:
+        raise error_class(error)(
+            f"cannot write the embedded corpus to {directory}: {error.strerror}; choose a"
+            " different directory with --data_path"
+        ) from error
 
 
 def _find_or_download(data_path: str, data_url: str | None) -> str:
-    """Return "text" or "ptb", whose three files are there when this returns."""
+    """Return "text" or "ptb". The three files exist afterwards."""
     try:
         present = os.listdir(data_path)
     except FileNotFoundError:
-        present = []  # the download makes it
+        present = []  # the download creates the directory
     except OSError as error:
         raise error_class(error)(
-            f"cannot read the data directory {data_path}: {error.strerror}; choose "
-            f"another one with --data_path"
+            f"cannot read the data directory {data_path}: {error.strerror}; choose a different"
+            " directory with --data_path"
         ) from error
-    needed, ptb_needed = (
-        [split_file("", name, split) for split in SPLITS] for name in ("text", "ptb")
-    )
-    own, ptb = ([n for n in names if n in present] for names in (needed, ptb_needed))
+    own, ptb = ([n for n in _file_names(kind) if n in present] for kind in ("text", "ptb"))
     if own and ptb:
         raise UserError(
-            f"{data_path} holds both a text of your own ({', '.join(own)}) and PTB "
-            f"({', '.join(ptb)}); move one of them elsewhere"
+            f"{data_path} contains both a text of your own ({', '.join(own)}) and PTB"
+            f" ({', '.join(ptb)}); move one of them elsewhere"
         )
-    if own and own != needed:
+    missing = [name for name in _file_names("text" if own else "ptb") if name not in present]
+    if own and missing:
         raise UserError(
-            f"{data_path} holds {', '.join(own)} but not"
-            f" {', '.join(n for n in needed if n not in own)};"
-            f" a text of your own needs train.txt, valid.txt and test.txt"
+            f"{data_path} contains {', '.join(own)} but lacks {', '.join(missing)}; a text of your"
+            " own needs train.txt, valid.txt and test.txt"
         )
-    kind = "text" if own else "ptb"
-    if kind == "ptb" and ptb != ptb_needed:
+    if missing:
         download_ptb(data_path, data_url)
     elif data_url:
         what = "a text of your own" if own else "PTB"
-        logger.info("%s is in %s already: --data_url is not used", what, data_path)
-    return kind
+        logger.info("%s already contains %s; --data_url is not used", data_path, what)
+    return "text" if own else "ptb"
 
 
-def _checksums(files: Mapping[str, str]) -> dict[str, str]:
-    checksums = {}
-    for split, path in files.items():
-        try:
-            # A named pipe would block forever, and can be read only once.
-            if os.path.exists(path) and not os.path.isfile(path):
-                raise UserError(f"{path} is not a file")
-            checksums[split] = sha256_of(path)
-        except OSError as error:
-            raise error_class(error)(f"cannot read {path}: {error.strerror}") from error
-    return checksums
+def _checksum(path: str) -> str:
+    try:
+        # A named pipe would block forever, and can be read only once.
+        if os.path.exists(path) and not os.path.isfile(path):
+            raise UserError(f"{path} is not a file")
+        return sha256_of(path)
+    except OSError as error:
+        raise error_class(error)(f"cannot read {path}: {error.strerror}") from error
 
 
 def _warn_if_unpublished(files: Mapping[str, str], checksums: Mapping[str, str]) -> None:
-    published = {s: PTB_SHA256[os.path.basename(path)] for s, path in files.items()}
-    other = [files[split] for split in files if checksums[split] != published[split]]
-    if other:
+    changed = [
+        path for s, path in files.items() if checksums[s] != PTB_SHA256[os.path.basename(path)]
+    ]
+    if changed:
         logger.warning(
-            "not the published PTB: %s has another checksum; perplexities cannot "
-            "be compared with published ones",
-            ", ".join(other),
+            "not the published PTB: the checksum of %s differs; perplexities cannot be compared"
+            " with published ones",
+            ", ".join(changed),
         )
 
 
-def _log_sizes(data_path: str, corpus: Corpus) -> None:
-    sizes = {split: f"{len(getattr(corpus, split)):,}" for split in SPLITS}
+def _log_sizes(kind: str, directory: str, encoded: EncodedCorpus) -> None:
     logger.info(
         "%s corpus in %s: vocabulary of %s words; tokens: %s",
-        corpus.name,
-        data_path,
-        f"{len(corpus.vocabulary):,}",
-        ", ".join(f"{split} {size}" for split, size in sizes.items()),
+        kind,
+        directory,
+        f"{len(encoded.vocabulary):,}",
+        ", ".join(f"{split} {len(ids):,}" for split, ids in encoded.splits.items()),
     )
-    for split, unknown in corpus.num_unknown.items():
-        if unknown:
+    for split, num_unknown in encoded.num_unknown.items():
+        if num_unknown:
             logger.info(
                 "%s: %s of %s tokens are not in the vocabulary and became <unk>",
                 split,
-                f"{unknown:,}",
-                sizes[split],
+                f"{num_unknown:,}",
+                f"{len(encoded.splits[split]):,}",
             )

@@ -1,12 +1,12 @@
-"""The embedded corpus: a random language whose perplexity is known exactly.
+"""Generate the embedded corpus, a random language whose perplexity is known exactly.
 
-Whether a model learned has a number here. The text is a first-order Markov chain over a few
-hundred words with `<eos>` as one of its states, so a line ends when the chain visits `<eos>`, and
-no model can expect to beat the perplexity exp(H), where H is the chain's entropy rate.
+The corpus shows whether a model learns. Its text is a first-order Markov chain over a few hundred
+words. `<eos>` is one of the states, so that a line ends when the chain visits `<eos>`. The lowest
+perplexity that a model can expect is exp(H), where H is the entropy rate of the chain.
 
-Text must not differ between machines or numpy versions, so everything that decides a word uses
-PCG64's `random()`, the four operations of arithmetic (IEEE exact) and sequential sums alone:
-no `choice`, no `log` or `pow`, no pairwise `sum`.
+The text must be the same on all machines and with all versions of NumPy. Everything that decides a
+word therefore uses only PCG64's `random()`, the four IEEE operations of arithmetic and sequential
+sums: no `choice`, no `log` or `pow`, no pairwise `sum`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import itertools
 import json
 import math
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -24,39 +25,39 @@ import numpy as np
 from lm import files
 from lm.errors import UserError
 
-EOS = 0  # the state of `<eos>`; states 1, 2, ... are the words, roughly from common to rare
+EOS = 0  # the state of `<eos>`; states 1, 2, ... are the words, roughly from frequent to rare
 
 
 @dataclasses.dataclass(frozen=True)
-class Truth:
-    """What a perfect model reaches on a corpus, every token counted, `<eos>` included."""
+class KnownPerplexity:
+    """The perplexities of a perfect model, over all tokens including `<eos>`."""
 
-    entropy_rate_nats: float  # H, nats per token
-    perplexity: float  # exp(H), the limit for an endless text
-    valid_perplexity: float  # of the very text in valid.txt, which being finite differs from exp(H)
-    test_perplexity: float  # of the very text in test.txt
+    entropy_rate_nats: float  # H, in nats per token
+    perplexity: float  # exp(H), the limit for infinite text
+    valid_perplexity: float  # of the finite text in valid.txt, which differs slightly from exp(H)
+    test_perplexity: float  # of the finite text in test.txt
 
 
 def transition_matrix(seed: int, num_words: int, num_successors: int) -> np.ndarray:
-    """Draw a random language: which words may follow each word, and how probably.
+    """Draw the transition probabilities of a random language.
 
     Args:
       seed: Seed of the language.
-      num_words: Words besides `<eos>`.
-      num_successors: Tokens that may follow each token, at least 2, at most `num_words`.
+      num_words: Number of words, without `<eos>`.
+      num_successors: Number of tokens that may follow each token, from 2 to `num_words`.
 
     Returns:
-      P, float64 [num_words + 1, num_words + 1]; P[i, j] is the probability of state j after i.
+      P, float64 [num_words + 1, num_words + 1]. P[i, j] is the probability of state j after i.
     """
     assert 2 <= num_successors <= num_words
     random = np.random.Generator(np.random.PCG64(seed)).random
     num_states = num_words + 1
-    # Zipf-like popularity, flattened at the head, gives common and rare words; `<eos>` is made
-    # the commonest token, so that sentences have about fifteen.
+    # Zipf-like popularity, flattened at the head, creates frequent and rare words. `<eos>` is the
+    # most frequent token, so that sentences have about fifteen tokens.
     popularity = 1.0 / (np.arange(num_states) + 20.0)
     popularity[EOS] *= 6.0
     popularity = np.cumsum(popularity).tolist()
-    # One cycle through all states, in random order, makes every word reachable from every other.
+    # A cycle through all states, in random order, makes every word reachable from every word.
     cycle = np.argsort(random(num_states), kind="stable")
     next_on_cycle = dict(zip(cycle.tolist(), np.roll(cycle, -1).tolist()))
     transitions = np.zeros((num_states, num_states))
@@ -67,7 +68,7 @@ def transition_matrix(seed: int, num_words: int, num_successors: int) -> np.ndar
             if drawn not in successors and not drawn == state == EOS:  # no empty lines
                 successors.append(drawn)
         weights = random(num_successors) + 0.1
-        weights[0] += 0.5  # the cycle may be the only way to a rare word: keep it from vanishing
+        weights[0] += 0.5  # the cycle may be the only path to a rare word
         transitions[state, successors] = weights / np.cumsum(weights)[-1]
     return transitions
 
@@ -76,12 +77,12 @@ def stationary_distribution(transitions: np.ndarray) -> np.ndarray:
     """Return the pi [S] with pi P = pi and sum(pi) = 1 of an irreducible chain P [S, S]."""
     num_states = len(transitions)
     equations = transitions.T - np.eye(num_states)
-    equations[-1] = 1.0  # any one balance equation follows from the others; sum(pi) = 1 replaces it
+    equations[-1] = 1.0  # one balance equation is redundant; sum(pi) = 1 replaces it
     return np.linalg.solve(equations, np.eye(num_states)[-1])
 
 
 def entropy_rate(transitions: np.ndarray) -> float:
-    """Return H = -sum_i pi_i sum_j P_ij log P_ij, nats per token, of a chain P [S, S].
+    """Return H = -sum_i pi_i sum_j P_ij log P_ij, in nats per token, of a chain P [S, S].
 
     Source: Cover and Thomas, Elements of Information Theory, 2nd edition, theorem 4.2.4.
     """
@@ -90,17 +91,17 @@ def entropy_rate(transitions: np.ndarray) -> float:
 
 
 def sample_states(transitions: np.ndarray, rng: np.random.Generator, min_tokens: int) -> list[int]:
-    """Walk the chain from `<eos>`, ending at the first `<eos>` after `min_tokens` tokens.
+    """Sample the chain from `<eos>` to the first `<eos>` after `min_tokens` tokens.
 
     Returns:
-      The states visited after the start, the last of them EOS.
+      The visited states, without the initial `<eos>`.
     """
     successors = [np.flatnonzero(row).tolist() for row in transitions]
-    # Inverse CDF per state; the last bound is left out, so that rounding cannot step past it.
+    # The inverse CDF of each state, without the last bound, which rounding could exceed.
     bounds = [np.cumsum(row[row > 0])[:-1].tolist() for row in transitions]
     states, state = [], EOS
     while True:
-        # In blocks, which are the numbers of as many single draws in a quarter of the time.
+        # A block has the same numbers as single draws, and takes a quarter of the time.
         for draw in rng.random(10_000).tolist():
             state = successors[state][bisect.bisect_right(bounds[state], draw)]
             states.append(state)
@@ -114,7 +115,7 @@ def text_perplexity(transitions: np.ndarray, states: list[int]) -> float:
 
 
 def word_names(num_words: int) -> list[str]:
-    """Return distinct pronounceable words, short ones first: `ba`, `be`, ..., `baba`, ..."""
+    """Return distinct pronounceable words, shortest first: `ba`, `be`, ..., `baba`, ..."""
     syllables = ["".join(pair) for pair in itertools.product("bdfgklmnprstvz", "aeiou")]
     lengths = itertools.count(1)
     names = ("".join(w) for n in lengths for w in itertools.product(syllables, repeat=n))
@@ -128,71 +129,70 @@ def write_corpus(
     num_successors: int = 8,
     train_tokens: int = 400_000,
     eval_tokens: int = 20_000,
-) -> Truth:
-    """Write the three splits and `truth.json` of a language, one sentence per line.
+) -> KnownPerplexity:
+    """Write the three splits of a language, one sentence per line, and `truth.json`.
 
-    The texts depend on the arguments alone and each file appears whole or not at all, so any
-    number of processes may make the same call at once, and repeating it changes nothing.
+    The texts depend only on the arguments, and each file is written atomically. Several processes
+    may therefore make the same call at the same time, and a repeated call does not change anything.
 
     Args:
-      directory: Made if missing.
+      directory: The directory. It is created if it does not exist.
       seed: Seed of the language and of its texts, at least 0.
-      num_words: Words besides `<eos>`.
-      num_successors: Tokens that may follow each token, 2 to `num_words`.
-      train_tokens: Least length of the training text, in tokens, `<eos>` included; enough for
-          every word to appear in it.
-      eval_tokens: Least length of the validation text and of the test text, likewise.
+      num_words: Number of words, without `<eos>`.
+      num_successors: Number of tokens that may follow each token, from 2 to `num_words`.
+      train_tokens: Minimum number of tokens in the training text, including `<eos>`. It must be
+        large enough for every word to occur.
+      eval_tokens: Minimum number of tokens in the validation text and in the test text.
 
     Returns:
-      The true perplexities, which `truth.json` holds too.
+      The known perplexities, which `truth.json` contains too.
 
     Raises:
-      OSError: The directory cannot be written.
-      UserError: The directory holds a corpus that this function did not write.
+      OSError: If the directory is not writable.
+      UserError: If the directory contains a different corpus that this function did not write.
     """
     transitions = transition_matrix(seed, num_words, num_successors)
-    # A generator for each text, so that the length of one does not change another.
+    # Each text has its own generator, so that its length does not change the other texts.
     rngs = [np.random.Generator(np.random.PCG64([seed, stream])) for stream in (1, 2, 3)]
     train, valid, test = (
         sample_states(transitions, rng, min_tokens)
         for rng, min_tokens in zip(rngs, (train_tokens, eval_tokens, eval_tokens))
     )
-    assert len(set(train)) == num_words + 1, "train_tokens is too few for all words"
+    assert len(set(train)) == num_words + 1, "train_tokens is too small for all words"
     rate = entropy_rate(transitions)
-    truth = Truth(
+    known = KnownPerplexity(
         entropy_rate_nats=rate,
         perplexity=math.exp(rate),
         valid_perplexity=text_perplexity(transitions, valid),
         test_perplexity=text_perplexity(transitions, test),
     )
     names = ["\n", *word_names(num_words)]
-    texts = {
-        f"{split}.txt": " ".join(names[s] for s in states).replace(" \n", "\n").replace("\n ", "\n")
-        for split, states in (("train", train), ("valid", valid), ("test", test))
-    }
-    encoded = {name: text.encode("ascii") for name, text in texts.items()}
-    _write_files(Path(directory), encoded, truth)
-    return truth
+    texts = {}
+    for split, states in (("train", train), ("valid", valid), ("test", test)):
+        text = " ".join(names[s] for s in states).replace(" \n", "\n").replace("\n ", "\n")
+        texts[f"{split}.txt"] = text.encode("ascii")
+    _write_files(Path(directory), texts, dataclasses.asdict(known))
+    return known
 
 
-def _write_files(directory: Path, texts: dict[str, bytes], truth: Truth) -> None:
+def _write_files(directory: Path, texts: Mapping[str, bytes], known: Mapping[str, float]) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     present = {n: (directory / n).read_bytes() for n in texts if (directory / n).exists()}
     changed = [name for name in texts if present.get(name) != texts[name]]
-    mark = directory / "truth.json"
+    json_path = directory / "truth.json"
     for name in changed:
-        if name in present and not mark.exists():
-            raise UserError(f"{directory / name} is another corpus, which is not overwritten")
+        if name in present and not json_path.exists():
+            raise UserError(f"{directory / name} is a different corpus and is not overwritten")
     for name in changed:
         files.write_atomically(str(directory / name), texts[name])
-    if changed or not _tells(mark, truth):
-        files.write_json(str(mark), dataclasses.asdict(truth))
+    if changed or not _contains(json_path, known):
+        files.write_json(str(json_path), known)
 
 
-def _tells(path: Path, truth: Truth) -> bool:
-    """Whether a file holds these numbers, but for their last digits, which depend on the CPU."""
+def _contains(path: Path, known: Mapping[str, float]) -> bool:
+    """Return whether a file contains these numbers. Their last digits depend on the CPU."""
     try:
         stored = json.loads(path.read_bytes())
-        return all(math.isclose(stored[n], v) for n, v in dataclasses.asdict(truth).items())
+        return all(math.isclose(stored[name], value) for name, value in known.items())
     except (OSError, ValueError, KeyError, TypeError):
         return False

@@ -93,7 +93,7 @@ class Vocabulary:
         """
         found = self.ids.get(word, self.unk_id)
         if found is None:
-            raise UserError(f"neither {word!r} nor {UNK} is in the vocabulary")
+            raise UserError(f"{word!r} is not in the vocabulary, and neither is {UNK}")
         return found
 
     def encode(self, words: Iterable[str]) -> list[int]:

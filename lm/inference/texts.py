@@ -9,8 +9,8 @@ from typing import NamedTuple, Optional
 
 import numpy as np
 
+from lm.data.corpus import find_data_path, load_corpus
 from lm.data.encoding import ID_DTYPE, SPLITS, encode_file
-from lm.data.run_corpus import check_in_sight, find_data_path, load_run_corpus
 from lm.data.vocabulary import EOS, UNK, Vocabulary
 from lm.errors import RunError, UserError
 from lm.inference.run import Run
@@ -49,17 +49,15 @@ def load_text(run: Run, split: str, data_path: Optional[str] = None) -> Text:
 
 def _split_of_corpus(run: Run, split: str, data_path: Optional[str]) -> tuple[np.ndarray, int]:
     is_given = data_path is not None
-    data_path = data_path or find_data_path(run.config, [run.directory])
-    if run.config.corpus == "files":
-        check_in_sight(run.directory, data_path)
-    corpus, _ = load_run_corpus(run.config, data_path)
+    data_path = find_data_path(run.config.corpus, [run.directory], data_path)
+    corpus = load_corpus(data_path, run.config.vocab_size, run.config.corpus)
     # The ids of another vocabulary would give a number that looks like a result.
     if corpus.vocabulary.checksum != run.vocabulary.checksum:
         raise UserError(
             f"the corpus in {data_path} is not the one that {run.directory} was trained on: set"
             " --data_path, or name the text file with --split"
         )
-    if not is_given and corpus.checksum != run.record.corpus.sha256:
+    if not is_given and corpus.record.sha256 != run.record.corpus.sha256:
         raise UserError(
             f"the corpus in {data_path} has changed since {run.directory} was trained on it: to"
             f" use it as it is, say so with --data_path {data_path}"

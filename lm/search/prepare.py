@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Optional, Union
 from lm import run_files
 from lm.config import Config, RunOptions
 from lm.config_file import ConfigFile, load_config_file
-from lm.data.run_corpus import load_corpus_to_train
+from lm.data.corpus import load_corpus_to_train
 from lm.errors import RunError, UserError
 from lm.files import locked, sha256_of, write_atomically
 from lm.options import replaced
@@ -62,9 +62,9 @@ def prepare(
     given = _absolute(given)
     found = _find(directory, resume, given)
     # As each trial will: a corpus that is not there would fail them all, one by one.
-    _, corpus, _ = load_corpus_to_train(found.config, RunOptions(**found.settings.run))
+    corpus = load_corpus_to_train(found.config, RunOptions(**found.settings.run))
     try:
-        return _begin(directory, given, found, corpus.checksum, stack)
+        return _begin(directory, given, found, corpus.record.sha256, stack)
     except BlockingIOError:
         raise RunError(
             f"another driver is running the search in {directory}; several can share one with"

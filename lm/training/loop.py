@@ -16,7 +16,7 @@ from lm.checkpoint import choice, variables
 from lm.checkpoint import format as checkpoint
 from lm.config import Config, RunOptions
 from lm.data.batches import TrainBatches
-from lm.data.embedded import Truth
+from lm.data.embedded import KnownPerplexity
 from lm.distributed.agreement import raise_on_all_ranks
 from lm.distributed.communicator import Communicator
 from lm.distributed.supervisor import Interrupted, Supervisor
@@ -51,7 +51,7 @@ class Loop:
     validation: Validation
     reporter: Reporter
     supervisor: Supervisor
-    truth: Optional[Truth]  # what a perfect model reaches, where it is known
+    known_perplexity: Optional[KnownPerplexity]  # of a perfect model
 
     def run(self) -> None:
         """Run the epochs that are still to be done, and the test.
@@ -254,4 +254,5 @@ class Loop:
         self.reporter.collect_logs(self.comm.gather)
 
     def _true_value(self, name: str) -> str:
-        return f" (true: {getattr(self.truth, name):.2f})" if self.truth else ""
+        known = self.known_perplexity
+        return f" (true: {getattr(known, name):.2f})" if known else ""

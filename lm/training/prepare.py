@@ -12,9 +12,7 @@ from lm.checkpoint.run_dir import RunDir, open_run_dir
 from lm.config import Config, RunOptions
 from lm.config_file import NetworkFunctions
 from lm.data.batches import Rows, TrainBatches, rows_of_rank
-from lm.data.corpus import Corpus
-from lm.data.embedded import Truth
-from lm.data.run_corpus import load_corpus_to_train, record_of
+from lm.data.corpus import Corpus, load_corpus_to_train
 from lm.distributed.agreement import platform_facts, raise_on_all_ranks
 from lm.distributed.communicator import Communicator
 from lm.distributed.devices import Device, session_config, start_tensorflow
@@ -39,7 +37,6 @@ class Prepared(NamedTuple):
     functions: NetworkFunctions
     corpus: Corpus
     record: RunRecord
-    truth: Optional[Truth]  # of the embedded corpus
     batches: TrainBatches
     device: Device
     profile_steps: range
@@ -74,11 +71,11 @@ def prepare(
     )
 
     def rest() -> Prepared:
-        data_path, corpus, truth = early or load_corpus_to_train(config, options)
+        corpus = early or load_corpus_to_train(config, options)
         record = RunRecord(
             config=dataclasses.asdict(config),
             vocabulary=corpus.vocabulary.checksum,
-            corpus=record_of(data_path, corpus),
+            corpus=corpus.record,
             config_file=functions.file_record,
         )
         _check_files(options, comm)
@@ -91,7 +88,6 @@ def prepare(
             functions=functions,
             corpus=corpus,
             record=record,
-            truth=truth,
             batches=TrainBatches(corpus.train, config.batch_size, config.num_steps, rows),
             device=device,
             profile_steps=parse_steps(options.profile_steps),

@@ -123,7 +123,7 @@ def _train(
                 validation=validation,
                 reporter=reporter,
                 supervisor=supervisor,
-                truth=run.truth,
+                known_perplexity=run.corpus.known_perplexity,
             ).run()
 
 

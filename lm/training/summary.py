@@ -76,7 +76,7 @@ def _facts(run: Prepared, position: Position, output_dir: str) -> dict[str, Any]
         batch_size=config.batch_size,
         config_file=dataclasses.asdict(run.record)["config_file"],
         parameters=sum(v.shape.num_elements() for v in tf.trainable_variables()),
-        corpus=run.corpus.name,
+        corpus=run.corpus.record.kind,
         vocab_size=len(run.corpus.vocabulary),
         steps_per_epoch=run.batches.steps_per_epoch,
         words_per_epoch=run.batches.steps_per_epoch * config.batch_size * config.num_steps,

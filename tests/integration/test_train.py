@@ -227,7 +227,7 @@ def test_the_embedded_corpus_is_learned_to_within_5_percent(tmp_path, corpora):
         tmp_path / "run", "--config", "config_test", "--data_path", corpora,
         "--intra_op_threads", 1, timeout=300,
     )  # fmt: skip
-    truth = json.loads((corpora / "embedded" / "truth.json").read_text())
+    known = json.loads((corpora / "embedded" / "truth.json").read_text())
     perplexity = events(tmp_path / "run", "test")[0]["test_perplexity"]
-    assert truth["test_perplexity"] < perplexity < 1.05 * truth["test_perplexity"]
-    assert f"(true: {truth['test_perplexity']:.2f})" in result.stderr
+    assert known["test_perplexity"] < perplexity < 1.05 * known["test_perplexity"]
+    assert f"(true: {known['test_perplexity']:.2f})" in result.stderr

@@ -11,7 +11,7 @@ import pytest
 import lm.files
 from lm.checkpoint.run_dir import RunDir, open_run_dir
 from lm.config import RunOptions
-from lm.data.run_corpus import load_run_corpus, record_of
+from lm.data.corpus import load_corpus
 from lm.errors import ProgramExit, RunError, UserError
 from lm.perplexity import NllSum
 from lm.record import RunRecord
@@ -25,7 +25,7 @@ def made(tmp_path_factory, corpora):
     """An untrained run: its directory, config and corpus."""
     directory = tmp_path_factory.mktemp("made") / "run"
     config = make_run(directory, corpora)
-    return directory, config, load_run_corpus(config, str(corpora))[0]
+    return directory, config, load_corpus(str(corpora), config.vocab_size, config.corpus)
 
 
 @pytest.fixture
@@ -47,9 +47,7 @@ def resume(made, tmp_path):
 @contextlib.contextmanager
 def open_directory(path, config, corpus, resume=True, **options):
     options = RunOptions(output_dir=path and str(path), resume=resume, **options)
-    record = RunRecord(
-        dataclasses.asdict(config), corpus.vocabulary.checksum, record_of("/", corpus)
-    )
+    record = RunRecord(dataclasses.asdict(config), corpus.vocabulary.checksum, corpus.record)
     with contextlib.ExitStack() as stack:
         yield open_run_dir(config, options, record, stack)
 

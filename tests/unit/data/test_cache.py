@@ -78,7 +78,7 @@ def test_the_second_start_does_not_encode(tmp_path, encodings):
     data_path = write(tmp_path / "d", valid="cow\n")
     first, second = load_corpus(data_path), load_corpus(data_path)
     assert len(encodings) == 1
-    assert second.checksum == first.checksum
+    assert second.record == first.record
     assert second.num_unknown == first.num_unknown
     assert np.array_equal(second.train, first.train)
     load_corpus(data_path, vocab_size=3)
@@ -176,7 +176,7 @@ def test_many_processes_encode_once(tmp_path):
     data_path = write(tmp_path / "d", train="a b c d e f g\n" * 20_000)
     code = (
         "import sys, logging; logging.basicConfig(level=logging.INFO)\n"
-        "from lm.data.corpus import load_corpus; print(load_corpus(sys.argv[1]).checksum)"
+        "from lm.data.corpus import load_corpus; print(load_corpus(sys.argv[1]).record.sha256)"
     )
     command = [sys.executable, "-c", code, data_path]
     ranks = [subprocess.Popen(command, cwd=ROOT, stdout=-1, stderr=-1, text=True) for _ in range(6)]

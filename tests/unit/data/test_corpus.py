@@ -1,4 +1,4 @@
-"""Reading a data directory: what is found, and what is refused."""
+"""Loading a data directory: accepted and rejected texts."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from tests.unit.data.texts import TEXTS, load_obeying_permissions, words_of, wri
 pytestmark = pytest.mark.timeout(60)
 
 
-def test_each_line_is_split_on_white_space_and_ends_in_eos(tmp_path):
+def test_lines_are_split_on_whitespace_and_end_in_eos(tmp_path):
     corpus = load_corpus(write(tmp_path / "d", valid="the  cat\t\n\ndog\r\nsat"))
     assert words_of(corpus, "valid") == ["the", "cat", EOS, EOS, "dog", EOS, "sat", EOS]
-    assert corpus.name == "text"
+    assert (corpus.record.kind, corpus.record.path) == ("text", str(tmp_path / "d"))
     assert corpus.vocabulary.words == (EOS, "sat", "the", "cat", "dog")
     for split in ("train", "valid", "test"):
         ids = getattr(corpus, split)
@@ -41,7 +41,7 @@ def test_unknown_words_become_unk_and_are_counted(tmp_path, caplog):
     assert words_of(corpus, "valid") == ["the", UNK, EOS]
     assert words_of(corpus, "test") == [UNK, UNK, "sat", EOS]
     assert corpus.num_unknown == {"train": 0, "valid": 1, "test": 2}
-    assert corpus.vocabulary.words[-1] == UNK  # the other ids are as without it
+    assert corpus.vocabulary.words[-1] == UNK  # the other IDs do not change
     assert "test: 2 of 4 tokens" in caplog.text
 
 
@@ -58,26 +58,25 @@ def test_vocab_size_keeps_the_most_frequent_words(tmp_path):
     assert corpus.num_unknown == {"train": 2, "valid": 1, "test": 1}
 
 
-def test_the_checksum_tells_texts_and_vocabularies_apart(tmp_path):
+def test_the_checksum_depends_on_texts_and_vocabulary(tmp_path):
     corpora = [
         load_corpus(write(tmp_path / "a")),
         load_corpus(write(tmp_path / "b", test="the\n")),
         load_corpus(write(tmp_path / "c"), vocab_size=4),
     ]
-    assert len({corpus.checksum for corpus in corpora}) == 3
-    assert load_corpus(write(tmp_path / "other")).checksum == corpora[0].checksum
+    assert len({corpus.record.sha256 for corpus in corpora}) == 3
+    assert load_corpus(write(tmp_path / "other")).record.sha256 == corpora[0].record.sha256
 
 
-# White space of every kind that str.split() knows, within and between lines.
+# All kinds of whitespace that str.split() knows, within and between lines.
 TEXT = st.text(st.sampled_from("aé漢🙂<> \t\r\n\x0b\x1c\x85\u00a0\u2028"), max_size=60)
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=TEXT, block=st.integers(1, 9))
 def test_any_text_survives_encode_and_decode(tmp_path, monkeypatch, text, block):
-    monkeypatch.setattr(
-        lm.data.encoding, "_BLOCK_BYTES", block
-    )  # cut words and characters anywhere
+    # Small blocks cut words and characters anywhere.
+    monkeypatch.setattr(lm.data.encoding, "_BLOCK_BYTES", block)
     path = tmp_path / "text.txt"
     path.write_bytes(("word " + text).encode())
     lines = ("word " + text).split("\n")
@@ -87,47 +86,49 @@ def test_any_text_survives_encode_and_decode(tmp_path, monkeypatch, text, block)
     assert words == expected
 
 
-def test_a_byte_order_mark_is_no_part_of_the_first_word(tmp_path):
+def test_a_byte_order_mark_is_not_part_of_the_first_word(tmp_path):
     corpus = load_corpus(write(tmp_path / "d", valid=b"\xef\xbb\xbfthe cat\n"))
     assert words_of(corpus, "valid") == ["the", "cat", EOS]
 
 
 @pytest.mark.parametrize("split", ["train", "valid", "test"])
 @pytest.mark.parametrize("text", [b"", b"\n \n\t\n"])
-def test_an_empty_split_is_refused_by_file_and_line(tmp_path, split, text):
+def test_an_empty_split_is_rejected_with_file_and_line(tmp_path, split, text):
     data_path = write(tmp_path / "d", **{split: text})
     with pytest.raises(UserError, match=rf"{split}\.txt, line {1 + text.count(10)}: .*word"):
         load_corpus(data_path)
 
 
 @pytest.mark.parametrize("block", [1 << 18, 3])
-def test_bytes_that_are_not_utf8_are_refused_by_file_and_line(tmp_path, monkeypatch, block):
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"the cat\nsat\na caf\xe9 here\n", "line 3: byte 0xe9"),
+        (b"the\ncat \xe6\xbc", "line 2: byte 0xe6"),  # the file ends within a character
+    ],
+)
+def test_invalid_utf8_is_rejected_with_file_and_line(tmp_path, monkeypatch, block, text, message):
     monkeypatch.setattr(lm.data.encoding, "_BLOCK_BYTES", block)
-    data_path = write(tmp_path / "d", valid=b"the cat\nsat\n" + b"a caf\xe9 here\n")
-    with pytest.raises(UserError, match=r"valid\.txt, line 3: byte 0xe9"):
+    data_path = write(tmp_path / "d", valid=text)
+    with pytest.raises(UserError, match=rf"valid\.txt, {message}"):
         load_corpus(data_path)
 
 
-def test_a_character_cut_off_by_the_end_of_the_file_is_refused(tmp_path):
-    with pytest.raises(UserError, match=r"test\.txt, line 2"):
-        load_corpus(write(tmp_path / "d", test=b"the\ncat \xe6\xbc"))
-
-
-def test_a_file_without_white_space_is_refused(tmp_path):
+def test_a_file_without_whitespace_is_rejected(tmp_path):
     with pytest.raises(UserError, match=r"train\.txt, line 1: .*text file"):
         load_corpus(write(tmp_path / "d", train=bytes(2_000_000)))
 
 
 @pytest.mark.parametrize("space", ["\t", "\r"])
-def test_words_may_stand_between_tabs_alone(tmp_path, space):
+def test_words_may_be_separated_by_tabs_or_carriage_returns_only(tmp_path, space):
     corpus = load_corpus(write(tmp_path / "d", train=f"a{space}bb{space}" * 300_000))
     assert len(corpus.train) == 600_001
 
 
-def test_a_text_that_cannot_be_read_for_a_moment_is_no_mistake_of_the_users(tmp_path):
+def test_a_text_that_is_unreadable_for_a_moment_is_not_a_user_error(tmp_path):
     data_path = write(tmp_path / "d")
     (tmp_path / "d/train.txt").unlink()
-    (tmp_path / "d/train.txt").symlink_to("/proc/self/mem")  # whose first byte cannot be read
+    (tmp_path / "d/train.txt").symlink_to("/proc/self/mem")  # reading its first byte is an error
     with pytest.raises(RunError, match=r"cannot read .*train\.txt: Input/output error"):
         load_corpus(data_path)
 
@@ -135,25 +136,25 @@ def test_a_text_that_cannot_be_read_for_a_moment_is_no_mistake_of_the_users(tmp_
 def test_a_missing_split_is_named(tmp_path):
     data_path = write(tmp_path / "d")
     os.remove(tmp_path / "d" / "valid.txt")
-    with pytest.raises(UserError, match=r"not valid\.txt"):
+    with pytest.raises(UserError, match=r"lacks valid\.txt"):
         load_corpus(data_path)
 
 
-def test_two_corpora_in_a_directory_are_refused(tmp_path):
+def test_two_corpora_in_a_directory_are_rejected(tmp_path):
     data_path = write(tmp_path / "d")
     write(data_path, prefix="ptb.")
     with pytest.raises(UserError, match=r"both.*train\.txt.*ptb\.train\.txt"):
         load_corpus(data_path)
 
 
-def test_ptb_files_of_another_kind_are_accepted_with_a_warning(tmp_path, caplog):
+def test_unpublished_ptb_files_are_accepted_with_a_warning(tmp_path, caplog):
     corpus = load_corpus(write(tmp_path / "d", prefix="ptb."))
-    assert corpus.name == "ptb"
+    assert corpus.record.kind == "ptb"
     assert "ptb.train.txt" in caplog.text
     assert "not the published PTB" in caplog.text
 
 
-def test_an_incomplete_set_of_other_ptb_files_is_not_completed(tmp_path):
+def test_an_incomplete_set_of_unpublished_ptb_files_is_not_completed(tmp_path):
     data_path = write(tmp_path / "d", prefix="ptb.")
     os.remove(tmp_path / "d" / "ptb.test.txt")
     with pytest.raises(UserError, match=r"lacks ptb\.test\.txt, and its ptb\.train\.txt"):
@@ -161,14 +162,14 @@ def test_an_incomplete_set_of_other_ptb_files_is_not_completed(tmp_path):
     assert (tmp_path / "d" / "ptb.train.txt").read_text() == TEXTS["train"]
 
 
-def test_a_data_path_that_is_a_file_is_refused(tmp_path):
+def test_a_data_path_that_is_a_file_is_rejected(tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(UserError, match=r"cannot read the data directory .*file.*--data_path"):
         load_corpus(str(tmp_path / "file"))
 
 
 @pytest.mark.parametrize("make", [os.mkdir, os.mkfifo, lambda p: os.symlink("/nowhere", p)])
-def test_a_split_that_is_no_file_is_refused_by_name(tmp_path, make):
+def test_a_split_that_is_not_a_file_is_named(tmp_path, make):
     data_path = write(tmp_path / "d")
     os.remove(tmp_path / "d" / "test.txt")
     make(tmp_path / "d" / "test.txt")
@@ -176,24 +177,21 @@ def test_a_split_that_is_no_file_is_refused_by_name(tmp_path, make):
         load_corpus(data_path)
 
 
-def test_a_text_without_read_permission_is_refused_by_name(tmp_path):
+def test_missing_permissions_are_user_errors(tmp_path):
     data_path = write(tmp_path / "d")
     os.chmod(tmp_path / "d" / "valid.txt", 0)
     result = load_obeying_permissions(data_path)
     assert "UserError: cannot read" in result.stderr
     assert "valid.txt: Permission denied" in result.stderr
-
-
-def test_a_directory_without_write_permission_cannot_take_ptb(tmp_path):
-    (tmp_path / "d").mkdir(mode=0o555)
-    result = load_obeying_permissions(tmp_path / "d")
+    (tmp_path / "read-only").mkdir(mode=0o555)
+    result = load_obeying_permissions(tmp_path / "read-only")
     assert "UserError: PTB is not in" in result.stderr
     assert "Permission denied; choose a writable directory" in result.stderr
 
 
 @pytest.mark.parametrize("separator", ["\n", " "], ids=["lines", "one-line"])
 def test_memory_does_not_grow_with_the_corpus(tmp_path, separator):
-    """24 MB of ids; a process that held them, or their words, would need 24 to 400 MB more."""
+    """With all 24 MB of IDs or all words in memory, a process would need 24 to 400 MB more."""
     words = np.array([f"word{i}" for i in range(1000)])
     block = separator.join(words[np.random.default_rng(1).integers(0, 1000, 100_000)]) + separator
     data_path = write(tmp_path / "d", train=block * 30)
@@ -214,7 +212,7 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path, separator):
 def test_ptb_has_its_published_size(ptb_archive, tmp_path, monkeypatch):
     data_path = str(tmp_path / "ptb")
     first = load_corpus(data_path, data_url=ptb_archive)
-    assert first.name == "ptb"
+    assert first.record.kind == "ptb"
     assert len(first.vocabulary) == 10_000
     assert first.vocabulary.words[:4] == ("the", UNK, EOS, "N")
     sizes = {"train": 929_589, "valid": 73_760, "test": 82_430}
@@ -223,7 +221,7 @@ def test_ptb_has_its_published_size(ptb_archive, tmp_path, monkeypatch):
     lines = (tmp_path / "ptb" / "ptb.valid.txt").read_text().splitlines()
     assert words_of(first, "valid") == [w for line in lines for w in [*line.split(), EOS]]
     encode = "lm.data.cache.encode_corpus"
-    monkeypatch.setattr(encode, lambda *_: pytest.fail("it is encoded again"))
+    monkeypatch.setattr(encode, lambda *_: pytest.fail("the corpus is encoded again"))
     second = load_corpus(data_path)
     assert dataclasses.replace(second, train=0, valid=0, test=0) == dataclasses.replace(
         first, train=0, valid=0, test=0

@@ -1,4 +1,4 @@
-"""The embedded corpus: its perplexity is the true one, and its text the same everywhere."""
+"""The embedded corpus: its known perplexity is correct, and its text is the same everywhere."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _rng(seed=0):
 
 
 def _tokens(path):
-    """Read a text as the corpus loader does: split on blanks, `<eos>` at each line's end."""
+    """Read a text as the corpus loader does, with `<eos>` at the end of each line."""
     return [t for line in path.read_text("utf-8").splitlines() for t in [*line.split(), "<eos>"]]
 
 
@@ -38,7 +38,7 @@ def transitions():
     return embedded.transition_matrix(seed=1, num_words=200, num_successors=8)
 
 
-def test_two_state_chain_has_its_closed_form():
+def test_entropy_rate_of_two_states_equals_the_closed_form():
     # Cover and Thomas, example 4.2.1: pi = (b, a) / (a + b), H = (b h(a) + a h(b)) / (a + b).
     a, b = 0.3, 0.8
     chain = np.array([[1 - a, a], [b, 1 - b]])
@@ -51,14 +51,16 @@ def test_two_state_chain_has_its_closed_form():
     assert embedded.entropy_rate(chain) == pytest.approx(expected, rel=1e-12)
 
 
-def test_uniform_chain_is_as_perplexing_as_it_has_states():
+def test_perplexity_of_a_uniform_chain_is_its_number_of_states():
     assert math.exp(embedded.entropy_rate(np.full((7, 7), 1 / 7))) == pytest.approx(7)
 
 
 def test_entropy_rate_agrees_with_power_iteration(transitions):
     pi = np.full(len(transitions), 1 / len(transitions))
     for _ in range(2000):
-        pi = pi @ (transitions + np.eye(len(pi))) / 2  # lazy walk: converges if periodic, too
+        pi = (
+            pi @ (transitions + np.eye(len(pi))) / 2
+        )  # a lazy walk converges even for periodic chains
     np.testing.assert_allclose(embedded.stationary_distribution(transitions), pi, rtol=1e-9)
     brute_force = -sum(
         pi[i] * p * math.log(p) for i, row in enumerate(transitions) for p in row if p > 0
@@ -68,7 +70,7 @@ def test_entropy_rate_agrees_with_power_iteration(transitions):
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize(("num_words", "num_successors"), [(2, 2), (5, 5), (40, 3), (300, 8)])
-def test_transitions_are_a_sparse_irreducible_chain(seed, num_words, num_successors):
+def test_transitions_form_a_sparse_irreducible_chain(seed, num_words, num_successors):
     chain = embedded.transition_matrix(seed, num_words, num_successors)
     assert chain.shape == (num_words + 1, num_words + 1)
     np.testing.assert_allclose(chain.sum(axis=1), 1.0, rtol=1e-12)
@@ -87,11 +89,11 @@ def test_bigram_frequencies_approach_the_transitions():
     counts = np.zeros_like(chain)
     np.add.at(counts, ([embedded.EOS, *states[:-1]], states), 1)
     visits = counts.sum(axis=1, keepdims=True)
-    # Six standard deviations of a binomial proportion, and no bigram outside the language.
+    # Within six standard deviations of a binomial proportion, and without impossible bigrams.
     assert (np.abs(counts / visits - chain) <= 6 * np.sqrt(chain * (1 - chain) / visits)).all()
 
 
-def test_sample_ends_with_the_sentence_that_reaches_the_length(transitions):
+def test_sample_ends_with_the_sentence_that_reaches_the_minimum_length(transitions):
     states = embedded.sample_states(transitions, _rng(), 1000)
     assert len(states) >= 1000
     assert states[-1] == embedded.EOS
@@ -105,34 +107,29 @@ def test_text_perplexity_conditions_the_first_token_on_eos():
     )
 
 
-def test_perplexity_of_the_texts_is_near_the_true_one(corpus):
-    _, truth = corpus
-    assert truth.perplexity == pytest.approx(math.exp(truth.entropy_rate_nats))
-    assert 5 < truth.perplexity < 10
-    assert truth.valid_perplexity == pytest.approx(truth.perplexity, rel=0.02)
-    assert truth.test_perplexity == pytest.approx(truth.perplexity, rel=0.02)
-
-
-def test_true_perplexity_follows_from_the_text_read_back(corpus, transitions):
-    directory, truth = corpus
+def test_known_perplexity_equals_the_perplexity_of_the_text_files(corpus, transitions):
+    directory, known = corpus
+    assert known.perplexity == pytest.approx(math.exp(known.entropy_rate_nats))
+    assert 5 < known.perplexity < 10
     states = {name: i for i, name in enumerate(["<eos>", *embedded.word_names(200)])}
-    for split, expected in (("valid", truth.valid_perplexity), ("test", truth.test_perplexity)):
+    for split, expected in (("valid", known.valid_perplexity), ("test", known.test_perplexity)):
+        assert expected == pytest.approx(known.perplexity, rel=0.02)
         tokens = [states[token] for token in _tokens(directory / f"{split}.txt")]
         assert embedded.text_perplexity(transitions, tokens) == pytest.approx(expected, rel=1e-12)
 
 
-def test_bigram_model_counted_on_train_reaches_the_truth(corpus):
-    # The text alone suffices to learn the language: no word of test is new, no bigram too rare.
-    directory, truth = corpus
+def test_a_bigram_model_counted_on_train_reaches_the_known_perplexity(corpus):
+    """The training text is sufficient to learn the language."""
+    directory, known = corpus
     train = ["<eos>", *_tokens(directory / "train.txt")]
     test = ["<eos>", *_tokens(directory / "test.txt")]
     bigrams, words = collections.Counter(zip(train, train[1:])), collections.Counter(train[:-1])
     assert min(words.values()) >= 100
     nll = -sum(math.log((bigrams[pair] + 0.01) / words[pair[0]]) for pair in zip(test, test[1:]))
-    assert math.exp(nll / (len(test) - 1)) == pytest.approx(truth.test_perplexity, rel=0.01)
+    assert math.exp(nll / (len(test) - 1)) == pytest.approx(known.test_perplexity, rel=0.01)
 
 
-def test_texts_are_plain_lines_with_the_asked_sizes(corpus):
+def test_texts_are_plain_lines_of_the_requested_size(corpus):
     directory, _ = corpus
     for split, size in (("train", 400_000), ("valid", 20_000), ("test", 20_000)):
         text = (directory / f"{split}.txt").read_bytes()
@@ -155,20 +152,14 @@ def test_texts_are_the_same_on_every_machine(corpus):
     }
 
 
-def test_word_names_are_distinct_and_common_ones_short():
+def test_word_names_are_distinct_and_sorted_by_length():
     names = embedded.word_names(6000)
     assert len(set(names)) == 6000
     assert [len(name) for name in names] == sorted(len(name) for name in names)
     assert all(name.isalpha() and name.isascii() for name in names)
 
 
-def test_truth_is_stored_beside_the_texts(tmp_path):
-    truth = embedded.write_corpus(tmp_path / "a" / "b", **SMALL)
-    stored = json.loads((tmp_path / "a" / "b" / "truth.json").read_text("utf-8"))
-    assert embedded.Truth(**stored) == truth
-
-
-def test_length_of_one_text_does_not_change_another(tmp_path):
+def test_length_of_a_text_does_not_change_the_other_texts(tmp_path):
     embedded.write_corpus(tmp_path / "a", **SMALL)
     embedded.write_corpus(tmp_path / "b", **{**SMALL, "train_tokens": 6000})
     a, b = ((tmp_path / name / "train.txt").read_bytes() for name in "ab")
@@ -177,25 +168,24 @@ def test_length_of_one_text_does_not_change_another(tmp_path):
     assert (tmp_path / "a/test.txt").read_bytes() == (tmp_path / "b/test.txt").read_bytes()
 
 
-def test_second_call_touches_nothing_and_another_seed_replaces_all(tmp_path):
+def _contents(directory):
+    return {path: (path.stat().st_ino, path.read_bytes()) for path in directory.iterdir()}
+
+
+def test_second_call_writes_nothing_and_a_new_seed_replaces_all_files(tmp_path, monkeypatch):
     first = embedded.write_corpus(tmp_path, **SMALL)
-    before = {path: (path.stat().st_ino, path.read_bytes()) for path in tmp_path.iterdir()}
+    assert embedded.KnownPerplexity(**json.loads((tmp_path / "truth.json").read_text())) == first
+    before = _contents(tmp_path)
     assert len(before) == 4
     assert embedded.write_corpus(tmp_path, **SMALL) == first
-    assert {path: (path.stat().st_ino, path.read_bytes()) for path in tmp_path.iterdir()} == before
-    embedded.write_corpus(tmp_path, seed=2, **SMALL)
-    assert set(tmp_path.iterdir()) == set(before)
-    assert all(path.read_bytes() != content for path, (_, content) in before.items())
-
-
-def test_another_cpu_which_rounds_otherwise_writes_nothing(tmp_path, monkeypatch):
-    """The directory may be read-only there."""
-    embedded.write_corpus(tmp_path, **SMALL)
-    before = {path: (path.stat().st_ino, path.read_bytes()) for path in tmp_path.iterdir()}
+    # Rounding differs on other CPUs, where the directory may be read-only.
     rate = embedded.entropy_rate
     monkeypatch.setattr(embedded, "entropy_rate", lambda chain: math.nextafter(rate(chain), 9))
     embedded.write_corpus(tmp_path, **SMALL)
-    assert {path: (path.stat().st_ino, path.read_bytes()) for path in tmp_path.iterdir()} == before
+    assert _contents(tmp_path) == before
+    embedded.write_corpus(tmp_path, seed=2, **SMALL)
+    assert set(tmp_path.iterdir()) == set(before)
+    assert all(path.read_bytes() != content for path, (_, content) in before.items())
 
 
 @pytest.mark.parametrize("then_seed", [1, 2])
@@ -204,14 +194,14 @@ def test_interrupted_writing_is_completed(tmp_path, monkeypatch, num_written, th
     embedded.write_corpus(tmp_path, **SMALL)
     paths, write = sorted(tmp_path.iterdir()), files.write_atomically
 
-    def be_killed(path, content):
+    def interrupt(path, content):
         if len(written) == num_written:
             raise KeyboardInterrupt
         written.append(path)
         write(path, content)
 
     written = []
-    monkeypatch.setattr(files, "write_atomically", be_killed)
+    monkeypatch.setattr(files, "write_atomically", interrupt)
     with pytest.raises(KeyboardInterrupt):
         embedded.write_corpus(tmp_path, seed=2, **SMALL)
     monkeypatch.setattr(files, "write_atomically", write)
@@ -224,7 +214,7 @@ def test_interrupted_writing_is_completed(tmp_path, monkeypatch, num_written, th
         ]
 
 
-def test_corpus_of_the_user_is_not_overwritten(tmp_path):
+def test_a_corpus_of_the_user_is_not_overwritten(tmp_path):
     (tmp_path / "valid.txt").write_text("my own words\n")
     with pytest.raises(UserError, match=r"valid\.txt"):
         embedded.write_corpus(tmp_path, **SMALL)
@@ -232,7 +222,7 @@ def test_corpus_of_the_user_is_not_overwritten(tmp_path):
     assert (tmp_path / "valid.txt").read_text() == "my own words\n"
 
 
-def test_reader_of_a_replaced_text_keeps_the_whole_old_one(tmp_path):
+def test_a_reader_of_a_replaced_text_still_sees_the_old_text(tmp_path):
     embedded.write_corpus(tmp_path, **SMALL)
     old = (tmp_path / "train.txt").read_bytes()
     with open(tmp_path / "train.txt", "rb") as reader:
@@ -243,7 +233,7 @@ def test_reader_of_a_replaced_text_keeps_the_whole_old_one(tmp_path):
 @pytest.mark.parametrize(
     "changed", [{"num_successors": 1}, {"num_successors": 31}, {"train_tokens": 20}]
 )
-def test_with_sizes_out_of_range_nothing_is_written(tmp_path, changed):
+def test_invalid_sizes_write_nothing(tmp_path, changed):
     with pytest.raises(AssertionError):
         embedded.write_corpus(tmp_path / "new", **{**SMALL, **changed})
     assert not (tmp_path / "new").exists()
@@ -251,15 +241,15 @@ def test_with_sizes_out_of_range_nothing_is_written(tmp_path, changed):
 
 def _write_and_read(directory, barrier, queue):
     barrier.wait()
-    truth = embedded.write_corpus(directory, **SMALL)
-    # What this process reads right after its own call must be whole, whoever else is writing.
+    known = embedded.write_corpus(directory, **SMALL)
+    # The files must be complete even while other processes write them.
     texts = [(directory / f"{split}.txt").read_bytes() for split in ("train", "valid", "test")]
-    queue.put((truth, hashlib.sha256(b"".join(texts)).hexdigest()))
+    queue.put((known, hashlib.sha256(b"".join(texts)).hexdigest()))
 
 
 @pytest.mark.timeout(60)
 def test_concurrent_writers_agree(tmp_path):
-    context = multiprocessing.get_context("spawn")  # no fork of a process that may hold threads
+    context = multiprocessing.get_context("spawn")  # this process may have threads
     barrier, queue = context.Barrier(6), context.Queue()
     processes = [
         context.Process(target=_write_and_read, args=(tmp_path / "corpus", barrier, queue))
