@@ -1,34 +1,34 @@
-"""The lines of a check-up: OK, WARN or FAIL, what was found, and the remedy."""
+"""The lines of a check: OK, WARN or FAIL, the result, and how to fix a problem."""
 
 from __future__ import annotations
 
-OK, WARN, FAIL = "OK", "WARN", "FAIL"  # as it should be; works, but not well; must be mended
-FAILURE = "not ready to train: see the remedies above"
+OK, WARN, FAIL = "OK", "WARN", "FAIL"
+FAILURE = "not ready to train: see the lines marked FAIL above"
 
 
 class Checklist:
-    """Prints findings as they are made, and counts them.
+    """Prints results immediately and counts them.
 
     Args:
-      silent: Print nothing: for the ranks that are not to speak.
+      silent: Whether to print nothing, on all ranks except rank 0.
     """
 
     def __init__(self, silent: bool = False):
         self._silent = silent
         self.counts = {OK: 0, WARN: 0, FAIL: 0}
 
-    def add(self, status: str, name: str, found: str, remedy: str = "") -> None:
-        """Print what was found, and the remedy unless the status is OK."""
+    def add(self, status: str, name: str, result: str, fix: str = "") -> None:
+        """Print a result, and its fix unless the status is OK."""
         self.counts[status] += 1
-        self._say(f"{status:4}  {name:10}  {found}")
+        self._print(f"{status:4}  {name:10}  {result}")
         if status != OK:
-            self._say(f"{'':18}-> {remedy}")
+            self._print(f"{'':18}-> {fix}")
 
     def conclude(self) -> None:
-        """Print the last line: whether all is ready."""
+        """Print the last line: whether training can start."""
         verdict = "not ready" if self.counts[FAIL] else "ready"
-        self._say(f"{verdict}: {self.counts[FAIL]} FAIL, {self.counts[WARN]} WARN")
+        self._print(f"{verdict}: {self.counts[FAIL]} FAIL, {self.counts[WARN]} WARN")
 
-    def _say(self, line: str) -> None:
+    def _print(self, line: str) -> None:
         if not self._silent:
             print(line, flush=True)

@@ -1,4 +1,4 @@
-"""What ranks check together before a training: versions, devices, exchange, speed, disk."""
+"""The checks that all ranks run together before a training."""
 
 from __future__ import annotations
 
@@ -20,39 +20,33 @@ from lm.check.exchange import check_exchange, check_scaling
 from lm.check.gpus import why_no_gpu
 from lm.distributed.agreement import by_rank, first_mismatch, platform_facts
 from lm.distributed.communicator import Communicator
-from lm.distributed.devices import (
-    Device,
-    count_cores,
-    count_sharers,
-    session_config,
-    start_tensorflow,
-)
+from lm.distributed.devices import count_cores, count_sharers, session_config, start_tensorflow
 from lm.distributed.horovod import horovod_build
 from lm.errors import EveryRankError
 
 _SETUP = "run run_scripts/setup.sh on every host"
-TENSORFLOWS = ("2.18.1", "2.20.0", "2.21.0")  # of constraints/; Horovod may not build with others
+TENSORFLOWS = ("2.18.1", "2.21.0")  # the versions in constraints/
 _HOROVOD = "0.28.1"
-_MIN_FREE_BYTES = 2 << 30  # checkpoints of config_large, several of them
+_MIN_FREE_BYTES = 2 << 30  # several checkpoints of config_large
 
 Facts = Sequence[Mapping[str, Any]]  # by rank
 
 
 def check_ranks(output_dir: str, comm: Communicator) -> None:
-    """Check all ranks; rank 0 prints the lines.
+    """Run all checks; rank 0 prints the results.
 
     Raises:
-      EveryRankError: A check has failed.
+      UserError: If a host has GPUs, but fewer GPUs than ranks.
+      EveryRankError: If a check failed.
     """
     checklist = Checklist(silent=not comm.is_rank_0)
     device = start_tensorflow(comm)
-    facts = comm.gather(_own_facts(comm, device))
-    for check in (_check_versions, _check_sameness, _check_devices, _check_kernels):
-        check(checklist, facts)
-    with tf.Graph().as_default(), tf.Session(config=session_config(device)) as session:
-        values_ph = tf.placeholder(tf.float32, [None])
-        summed = comm.sum(values_ph, "readiness")
-        check_exchange(checklist, comm, lambda values: session.run(summed, {values_ph: values}))
+    facts = comm.gather({**_own_facts(comm), "device": device.name})
+    check_versions(checklist, facts)
+    check_equal_software(checklist, facts)
+    check_devices(checklist, facts)
+    check_kernels(checklist, facts)
+    check_exchange(checklist, comm, session_config(device))
     check_scaling(checklist, comm)
     if comm.is_rank_0:
         check_output_dir(checklist, output_dir)
@@ -61,7 +55,7 @@ def check_ranks(output_dir: str, comm: Communicator) -> None:
         raise EveryRankError(FAILURE)
 
 
-def _own_facts(comm: Communicator, device: Device) -> dict[str, Any]:
+def _own_facts(comm: Communicator) -> dict[str, Any]:
     build = horovod_build()
     return {
         "host": socket.gethostname(),
@@ -69,7 +63,6 @@ def _own_facts(comm: Communicator, device: Device) -> dict[str, Any]:
         "backend": comm.backend,
         "cores": count_cores(),
         "gpus": len(tf.config.list_physical_devices("GPU")),
-        "device": device.name,
         "no_gpu": why_no_gpu(),
         "build": build,
         "kernels": kernels.description(),
@@ -80,96 +73,99 @@ def _own_facts(comm: Communicator, device: Device) -> dict[str, Any]:
             "horovod": build["version"],
             "numpy": np.__version__,
         },
-        "same": platform_facts(),
+        "software": platform_facts(),
     }
 
 
-def _check_versions(checklist: Checklist, facts: Facts) -> None:
+def check_versions(checklist: Checklist, facts: Facts) -> None:
+    """Check that the versions are tested and equal, and how Horovod was built."""
     versions, build = facts[0]["versions"], facts[0]["build"]
-    good = (
+    tested = (
         (3, 10) <= sys.version_info[:2] <= (3, 13)
         and versions["tensorflow"] in TENSORFLOWS
         and versions["horovod"] == _HOROVOD
     )
     checklist.add(
-        OK if good else WARN,
+        OK if tested else WARN,
         "versions",
         ", ".join(f"{name} {version}" for name, version in versions.items()),
-        "this program is tested with Python 3.10 to 3.13, "
-        f"tensorflow {', '.join(TENSORFLOWS)}, horovod {_HOROVOD}: {_SETUP}",
+        "this program is tested with Python 3.10 to 3.13,"
+        f" tensorflow {', '.join(TENSORFLOWS)}, horovod {_HOROVOD}: {_SETUP}",
     )
-    unlike = first_mismatch([rank["versions"] for rank in facts])
-    if unlike:
-        remedy = f"training may work, but this mixture is not tested: {_SETUP}"
-        checklist.add(WARN, "versions", unlike, remedy)
+    mismatch = first_mismatch([rank["versions"] for rank in facts])
+    if mismatch:
+        fix = f"training may work, but this combination is not tested: {_SETUP}"
+        checklist.add(WARN, "versions", mismatch, fix)
     built = ", ".join(name for name, value in build.items() if value is True)
     lacks_nccl = any(rank["gpus"] for rank in facts) and not build["NCCL"]
     checklist.add(
         WARN if lacks_nccl else OK,
         "horovod",
         f"built with {built or 'nothing'}; the ranks use {facts[0]['backend']}",
-        f"without NCCL, GPUs exchange through the host's memory: USE_GPU=1, and {_SETUP}",
+        f"without NCCL, GPUs exchange through the memory of the host: USE_GPU=1, and {_SETUP}",
     )
 
 
-def _check_sameness(checklist: Checklist, facts: Facts) -> None:
-    unlike = first_mismatch([rank["same"] for rank in facts])
-    found = f"all {len(facts)} ranks have the same code and packages"
+def check_equal_software(checklist: Checklist, facts: Facts) -> None:
+    """Check that all ranks have the same code, packages and kind of device."""
+    mismatch = first_mismatch([rank["software"] for rank in facts])
     checklist.add(
-        FAIL if unlike else OK,
+        FAIL if mismatch else OK,
         "same",
-        f"the ranks disagree on {unlike}" if unlike else found,
+        f"the ranks disagree on {mismatch}"
+        if mismatch
+        else f"all {len(facts)} ranks have the same code and packages",
         f"copy the same checkout to every host and {_SETUP}",
     )
 
 
-def _check_devices(checklist: Checklist, facts: Facts) -> None:
+def check_devices(checklist: Checklist, facts: Facts) -> None:
+    """List hosts, devices and cores, and check for unused GPUs and too many ranks."""
     hosts = by_rank([rank["host"] for rank in facts])
     checklist.add(OK, "ranks", f"{len(facts)} ranks are connected: {hosts}")
-    devices = by_rank([rank["device"] for rank in facts])
     unused = [f"{rank['host']}: {rank['no_gpu']}" for rank in facts if rank["no_gpu"]]
     crowded = sorted({rank["host"] for rank in facts if rank["sharers"] > rank["cores"]})
-    status, remedy = OK, ""
+    fix = ""
     if unused:
-        status, remedy = WARN, f"no GPU on {unused[0]}"
+        fix = f"no GPU on {unused[0]}"
     elif crowded:
-        status = WARN
-        remedy = f"there are more ranks than cores on {', '.join(crowded)}: start fewer there"
+        fix = f"there are more ranks than cores on {', '.join(crowded)}: start fewer ranks there"
+    devices = by_rank([rank["device"] for rank in facts])
     cores = by_rank([rank["cores"] for rank in facts])
-    checklist.add(status, "devices", f"{devices}; cores: {cores}", remedy)
+    checklist.add(WARN if fix else OK, "devices", f"{devices}; cores: {cores}", fix)
 
 
-def _check_kernels(checklist: Checklist, facts: Facts) -> None:
+def check_kernels(checklist: Checklist, facts: Facts) -> None:
+    """Check that all ranks have the same compiled operations."""
     descriptions = [rank["kernels"] for rank in facts]
-    lacking = [rank["kernels"] for rank in facts if rank["lacks_kernels"]]
-    status, found, remedy = OK, descriptions[0], ""
-    if lacking:
-        status, found = WARN, lacking[0]
-        remedy = f"training works, but slower than with them: {_SETUP}"
+    missing = [rank["kernels"] for rank in facts if rank["lacks_kernels"]]
+    result, fix = descriptions[0], ""
+    if missing:
+        result, fix = missing[0], f"training works, but more slowly: {_SETUP}"
     elif len(set(descriptions)) > 1:
-        status, found = WARN, by_rank(descriptions)
-        remedy = (
-            "training works, but its results depend on which rank has which: set LM_KERNELS_ISA"
-            " to an instruction set that all hosts have, and build them with one compiler"
+        result = by_rank(descriptions)
+        fix = (
+            "training works, but results depend on the placement of the ranks: set LM_KERNELS_ISA"
+            " to an instruction set that all hosts have, and use the same compiler"
         )
-    checklist.add(status, "kernels", found, remedy)
+    checklist.add(WARN if fix else OK, "kernels", result, fix)
 
 
 def check_output_dir(checklist: Checklist, output_dir: str) -> None:
-    """Check, on the host of rank 0, which alone writes, that there is a place for runs."""
+    """Check that this host, which is the host of rank 0, can write runs."""
     existing = os.path.abspath(output_dir)
-    while not os.path.exists(existing):  # it need not be there yet
+    while not os.path.exists(existing):
         existing = os.path.dirname(existing)
     try:
         tempfile.TemporaryFile(dir=existing).close()
         free = shutil.disk_usage(existing).free
     except OSError as error:
-        found = f"cannot write to {existing}: {error.strerror}"
-        checklist.add(FAIL, "output_dir", found, "choose another directory with --output_dir")
+        result = f"cannot write to {existing}: {error.strerror}"
+        checklist.add(FAIL, "output_dir", result, "choose another directory with --output_dir")
         return
     checklist.add(
         OK if free >= _MIN_FREE_BYTES else WARN,
         "output_dir",
         f"{existing} is writable; {free / 2**30:.1f} GiB free",
-        "checkpoints of the large config need up to 2 GiB: free some space",
+        "checkpoints of config_large need up to 2 GiB: free some space",
     )

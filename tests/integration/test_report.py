@@ -1,15 +1,13 @@
-"""`lm.report`, `lm.check` and compare_baseline.sh as a user runs them."""
+"""`lm.report` and compare_baseline.sh as a user runs them."""
 
-import os
 import re
 import shutil
 import subprocess
-import sys
 
 import pytest
 
 from lm import kernels
-from tests.commands import ROOT, environment, mpirun, run_command, run_module
+from tests.commands import environment, run_command, run_module
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
@@ -84,58 +82,6 @@ def test_bad_input_is_one_line(arguments, message, tmp_path):
     assert result.returncode == 2
     (line,) = result.stderr.splitlines()
     assert line.startswith("lm: error: ") and message in line
-
-
-def test_this_machine_is_ready(tmp_path):
-    result = run_module("lm.check", "--output_dir", tmp_path, timeout=240)
-    assert result.returncode == 0, result.stdout + result.stderr
-    lines = result.stdout.splitlines()
-    names = [line.split()[1] for line in lines[:-1] if not line.startswith(" ")]
-    assert names == [
-        "mpirun", "versions", "horovod", "same", "ranks", "devices", "kernels", "allreduce",
-        "bandwidth", "scaling", "output_dir",
-    ]  # fmt: skip
-    assert "the sum of ones over the ranks is 2" in result.stdout
-    assert lines[-1].startswith("ready: 0 FAIL")
-
-
-def test_a_wrong_flag_on_one_rank_of_a_check_up_is_told():
-    check = [sys.executable, "-m", "lm.check"]
-    command = [*mpirun(1), *check, ":", *mpirun(1)[1:], *check, "--typo"]
-    result = run_command(command, environment(), timeout=240, cwd=ROOT)
-    assert result.returncode == 2
-    assert len(re.findall("lm: error: rank 1 on .*typo", result.stderr)) == 1, result.stderr
-    assert "Traceback" not in result.stderr
-
-
-def test_hosts_that_cannot_be_reached_are_a_failure_with_a_remedy():
-    result = run_module("lm.check", "--hosts", "host.invalid:1,other.invalid:1")
-    assert result.returncode == 1
-    assert re.search(r"FAIL  ranks .*\n +-> each host must be reachable", result.stdout)
-    assert result.stderr == "lm: error: not ready to train: see the remedies above\n"
-
-
-@pytest.mark.parametrize("hosts, num_ranks", [("here:1", None), (None, 1)])
-def test_a_check_up_of_one_rank_is_refused(hosts, num_ranks):
-    check = [sys.executable, "-m", "lm.check", *(["--hosts", hosts] if hosts else [])]
-    launcher = mpirun(num_ranks) if num_ranks else []
-    result = run_command([*launcher, *check], environment(), timeout=60, cwd=ROOT)
-    assert result.returncode == 2 and "a check-up needs two ranks or more" in result.stderr
-
-
-def test_a_broken_launch_is_told_in_bounded_time(tmp_path):
-    """Stands in for hosts that never answer: an mpirun that hangs."""
-    (tmp_path / "mpirun").write_text("#!/bin/sh\nexec sleep 1000\n")
-    (tmp_path / "mpirun").chmod(0o755)
-    path = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
-    result = run_module("lm.check", "--timeout_seconds", 2, env=path, timeout=30)
-    assert result.returncode == 1 and "no answer within 2 s" in result.stdout
-
-
-def test_without_mpirun_the_remedy_is_the_set_up(tmp_path):
-    result = run_module("lm.check", env={"PATH": str(tmp_path)})
-    assert result.returncode == 1
-    assert "FAIL  mpirun" in result.stdout and "run_scripts/setup.sh" in result.stdout
 
 
 def test_compare_baseline_trains_twice_and_reports(project, tmp_path, corpora):

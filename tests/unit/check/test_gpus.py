@@ -1,4 +1,4 @@
-"""What a check-up says of GPUs that TensorFlow does not take. No test here has a GPU."""
+"""Why TensorFlow sees no GPU, on simulated hosts."""
 
 import pytest
 
@@ -8,29 +8,30 @@ DRIVER = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  {}  Tue Mar  5 22:23:5
 NEW, OLD = DRIVER.format("580.65.06"), DRIVER.format("470.223.02")
 
 
-def test_a_library_that_tensorflow_cannot_load_is_named():
+def test_library_that_tensorflow_cannot_load_is_named():
     (error,) = gpus.load_errors(["libc.so.6", "libnowhere.so.1"])
     assert error.startswith("libnowhere.so.1: cannot open shared object file")
 
 
 @pytest.mark.parametrize(
-    "for_gpus, driver, missing, visible, said",
+    "for_gpus, driver, missing, visible, message",
     [
         (False, "", ["libcuda.so.1"], None, ""),
-        (False, NEW, [], None, "is for CPUs, and there is an NVIDIA driver: run USE_GPU=1"),
-        (False, "", [], None, "is for CPUs, and there is an NVIDIA driver"),
-        (True, "", ["libcuda.so.1"], None, "for GPUs, and there is no NVIDIA driver: install"),
+        (False, NEW, [], None, "but TensorFlow was built for CPUs: run USE_GPU=1"),
+        (False, "", [], None, "but TensorFlow was built for CPUs"),
+        (True, "", ["libcuda.so.1"], None, "but there is no NVIDIA driver: install"),
         (True, NEW, ["libcuda.so.1"], None, "libcuda.so.1 is missing: start the container"),
         (True, NEW, [], "", "CUDA_VISIBLE_DEVICES= hides the GPUs"),
-        (True, NEW, [], "NoDevFiles", "CUDA_VISIBLE_DEVICES=NoDevFiles hides the GPUs"),
         (True, NEW, [], "-1,0", "CUDA_VISIBLE_DEVICES=-1,0 hides the GPUs"),
         (True, NEW, ["libcudnn.so.9"], None, "libcudnn.so.9 is missing: remove .venv, and run"),
         (True, OLD, [], "0", "the NVIDIA driver is 470.223: CUDA 12 needs 525 or later"),
-        (True, NEW, [], "7", "change CUDA_VISIBLE_DEVICES (7), or see what TensorFlow says"),
-        (True, "", [], "7", "change CUDA_VISIBLE_DEVICES (7)"),  # Windows' kernel, under WSL
+        (True, "", [], "7", "change CUDA_VISIBLE_DEVICES (7)"),  # as under WSL
     ],
 )
-def test_each_obstacle_has_its_remedy(monkeypatch, for_gpus, driver, missing, visible, said):
+def test_each_problem_has_a_fix(monkeypatch, tmp_path, for_gpus, driver, missing, visible, message):
+    if driver:
+        (tmp_path / "version").write_text(driver)
+    monkeypatch.setattr(gpus, "_DRIVER", tmp_path / "version")
     monkeypatch.setattr(gpus.tf.test, "is_built_with_cuda", lambda: for_gpus)
 
     def load_errors(names):
@@ -40,5 +41,5 @@ def test_each_obstacle_has_its_remedy(monkeypatch, for_gpus, driver, missing, vi
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    obstacle = gpus._obstacle(driver)
-    assert said in obstacle and bool(said) == bool(obstacle)
+    found = gpus.why_no_gpu()
+    assert message in found and bool(message) == bool(found)
