@@ -166,7 +166,7 @@ class RunOptions(Checked):
     """How and where a Config is trained.
 
     Only these options change the trained weights: `data_path`, `init_from`,
-    `allow_changed_config_file`, `max_steps`, `early_stopping_epochs` and `on_nan`.
+    `allow_changed_config_file`, `max_steps` and `early_stopping_epochs`.
     Raises UserError, naming the field, for a value of the wrong type or out of range.
     """
 
@@ -206,12 +206,8 @@ class RunOptions(Checked):
         3, "how many of the last checkpoints to keep, besides the best", low=1
     )
     test_on: str = option(
-        "last", "weights to test: the last, or those of the best validation perplexity",
-        choices=("last", "best"), may_change=(),
-    )  # fmt: skip
-    on_nan: str = option(
-        "stop", "what to do when the loss or gradient is not finite: stop, or skip that update",
-        choices=("stop", "skip"),
+        "last", "weights to test at the end: the last weights, the weights with the best validation"
+        " perplexity, or none", choices=("last", "best", "none"), may_change=(),
     )  # fmt: skip
     allow_changed_config_file: bool = option(
         False, "resume although the config file, which defines a network or fields, has changed"
@@ -220,14 +216,6 @@ class RunOptions(Checked):
         False, "first check the network of a config file: no row of the batch must depend on"
         " another one, nor a time step on a later one",
     )  # fmt: skip
-    max_skipped_updates: int = option(
-        10, "stop when more than so many updates have been skipped", low=0
-    )
-    check_sync_steps: Optional[int] = option(
-        None,
-        "compare the ranks' weights every so many steps, besides at each save",
-        low=1,
-    )
     step_timeout_seconds: float = option(
         600.0,
         "end the job when a rank has waited for the others, or rank 0 for the disk, for so long"
@@ -239,7 +227,6 @@ class RunOptions(Checked):
         None, "stop training after so many epochs without a new best validation perplexity", low=1
     )
     eval: bool = option(True, "validate after each epoch and test at the end", may_change=())
-    test: bool = option(True, "test at the end; --notest validates only", may_change=())
     distributed_eval: bool = option(
         False, "share the rows of validation and test over the ranks, instead of rank 0 alone"
     )

@@ -54,7 +54,8 @@ class Job:
         self._program = [
             sys.executable, "-m", "lm.train", "--config", search.file.path,
             *_flags(search.file.config, config),
-            *(flag(name, value) for name, value in search.settings.run.items()), "--notest",
+            *(flag(name, value) for name, value in search.settings.run.items()),
+            "--test_on", "none",
             "--output_dir", directory, "--resume",
         ]  # fmt: skip
         self._console = os.path.join(directory, run_files.CONSOLE)

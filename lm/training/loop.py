@@ -66,7 +66,7 @@ class Loop:
             self._run_epochs()
             self.saving.finish()
             is_saved = True
-            if self.options.eval and self.options.test:
+            if self.options.eval and self.options.test_on != "none":
                 self._test()
         except Interrupted as interruption:
             if not is_saved:
@@ -110,8 +110,7 @@ class Loop:
             at.add(result.nll, now - before, result.exchange_seconds)
             if at.averaged:
                 self.average.add(self.session, at.averaged)
-            # Not at a skipped step, which has no numbers: its event's come with the next.
-            if result.nll.tokens and at.step % self.options.log_every_steps == 0:
+            if at.step % self.options.log_every_steps == 0:
                 self._report_step(epoch, learning_rate, result.grad_norm)
             speed = at.epoch_nll.tokens / at.epoch_seconds
             progress.update(at.step - first_step, at.epoch_nll.perplexity, learning_rate, speed)
@@ -130,29 +129,16 @@ class Loop:
             learning_rate,
             Requests(stop == signal.SIGTERM, stop == signal.SIGINT, save),
         )
-        if result.is_sound:
-            return result
-        # The sums over the ranks are the same on all of them, and so is this decision.
-        self._skip_update(result, learning_rate)
-        return result._replace(nll=NllSum())
-
-    def _skip_update(self, result: StepResult, learning_rate: float) -> None:
-        at, limit = self.position, self.options.max_skipped_updates
-        at.skipped_updates += 1
-        mean = result.nll.mean
-        is_gradient = mean <= MAX_MEAN_NLL
-        what = f"the gradient is {result.grad_norm}" if is_gradient else f"the loss is {mean:.4g}"
-        message = f"{what} at step {at.step + 1}, learning rate {learning_rate:.4g}"
-        if self.options.on_nan == "stop":
-            raise EveryRankError(f"{message}: lower learning_rate or max_grad_norm")
-        if at.skipped_updates > limit:
+        if not result.is_finite:
+            # The loss and the gradient are the same on all ranks, so all ranks stop.
+            mean = result.nll.mean
+            loss_is_finite = mean <= MAX_MEAN_NLL
+            found = f"gradient is {result.grad_norm}" if loss_is_finite else f"loss is {mean:.4g}"
             raise EveryRankError(
-                f"{message}: more updates are skipped than --max_skipped_updates {limit} allows;"
-                " lower learning_rate or max_grad_norm"
+                f"the {found} at step {at.step + 1}, learning rate {learning_rate:.4g}: lower"
+                " learning_rate or max_grad_norm"
             )
-        logger.info(f"{message}: this update is skipped")
-        # A state that is not finite would spoil all later steps too.
-        self.session.run(self.step.model.reset_state_op)
+        return result
 
     def _report_step(self, epoch: int, learning_rate: float, grad_norm: float) -> None:
         at = self.position
@@ -172,9 +158,6 @@ class Loop:
         """Do what a rank has asked for, at the same step on all ranks."""
         if requests.terminate or requests.interrupt:
             raise Interrupted(signal.SIGTERM if requests.terminate else signal.SIGINT)
-        check_sync_steps = self.options.check_sync_steps
-        if check_sync_steps and self.position.step % check_sync_steps == 0:
-            self.saving.check_in_sync(self.position)
         if requests.save:
             self.supervisor.signals.saved()
             self.saving.save(self.position)
@@ -215,11 +198,12 @@ class Loop:
         self.reporter.collect_logs(self.comm.gather)
 
     def _perplexity(self, nll: NllSum, split: str) -> float:
-        """Return it; without one a run has diverged, also if no training step shows it.
+        """Return the perplexity.
 
-        Of no words, where all updates were skipped, it is NaN.
+        Raises:
+          EveryRankError: If the perplexity is not finite; the loss of each step may still be.
         """
-        if nll.tokens and not math.isfinite(nll.perplexity):
+        if not math.isfinite(nll.perplexity):
             raise EveryRankError(
                 f"the loss of {split} is {nll.mean:.4g} after step {self.position.step}, learning"
                 f" rate {self._learning_rate(self.position.step - 1):.4g}: lower learning_rate or"

@@ -12,7 +12,6 @@ from lm.config import Config
 from lm.distributed.communicator import Communicator
 from lm.model.context import SeparateReduction
 from lm.model.ops import fastest
-from lm.perplexity import MAX_MEAN_NLL
 from lm.training.gradients import Gradient, dense, exchange_gradients, values_of
 
 
@@ -21,7 +20,6 @@ class Update(NamedTuple):
 
     train_op: tf.Operation
     grad_norm: tf.Tensor  # float32 scalar: norm of the global batch's gradient, before clipping
-    is_sound: tf.Tensor  # bool scalar: the loss is one of a model, and the norm is finite
     exchange_seconds: tf.Tensor  # float64 scalar: from the last local gradient to the last sum
 
 
@@ -65,8 +63,6 @@ def build_update(
     global_step: tf.Variable,
     comm: Communicator,
     *,
-    mean_nll: tf.Tensor,
-    skip_unsound: bool,
     shares: Sequence[int],
     cuts: Sequence[SeparateReduction],
 ) -> Update:
@@ -82,8 +78,6 @@ def build_update(
       learning_rate: Scalar.
       global_step: Incremented by one at each update.
       comm: The ranks.
-      mean_nll: Scalar; the global batch's, in nats per token, the same on all ranks.
-      skip_unsound: Whether an update that is not sound only counts the step. It costs a branch.
       shares: Rows of this rank's shares; see `exchange_gradients`.
       cuts: Uses of weights whose gradients are exchanged by themselves; see `Context.cut`.
 
@@ -96,30 +90,19 @@ def build_update(
     exchange = exchange_gradients(config, loss, comm, fastest().column_sums, shares, cuts)
     variables, gradients = tf.trainable_variables(), exchange.gradients
     grad_norm = _global_norm([values_of(gradient) for gradient in gradients], comm)
-    is_sound = tf.is_finite(grad_norm) & (mean_nll <= MAX_MEAN_NLL)  # false for NaN
     clip = _clip_factor(grad_norm, config.max_grad_norm)
 
-    def apply() -> tf.Operation:
-        rate, prepared = learning_rate, gradients
-        if config.optimizer == "sgd" and not config.weight_decay:
-            # g * clip * rate = g * (clip * rate): clipping by way of the rate saves a pass over
-            # all gradients. Rows of words that the batch has not are left alone.
-            rate = learning_rate * clip
-            # TensorFlow applies a constraint to whole variables alone.
-            prepared = [dense(g, v) if v.constraint else g for g, v in zip(gradients, variables)]
-        else:
-            prepared = [_whole(g, v, clip, config) for g, v in zip(gradients, variables)]
-        optimizer = _UPDATES[config.optimizer](config, rate)
-        return optimizer.apply_gradients(zip(prepared, variables), global_step)
-
-    if not skip_unsound:
-        return Update(apply(), grad_norm, is_sound, exchange.seconds)
-    train_op = tf.cond(
-        is_sound,
-        lambda: _zero_after(apply()),
-        lambda: _zero_after(tf.assign_add(global_step, 1)),
-    ).op
-    return Update(train_op, grad_norm, is_sound, exchange.seconds)
+    if config.optimizer == "sgd" and not config.weight_decay:
+        # (g * clip) * rate = g * (clip * rate): scaling the rate saves a pass over all gradients.
+        # Rows of words outside the batch stay unchanged. TensorFlow applies constraints only to
+        # whole variables.
+        learning_rate *= clip
+        gradients = [dense(g, v) if v.constraint else g for g, v in zip(gradients, variables)]
+    else:
+        gradients = [_whole(g, v, clip, config) for g, v in zip(gradients, variables)]
+    optimizer = _UPDATES[config.optimizer](config, learning_rate)
+    train_op = optimizer.apply_gradients(zip(gradients, variables), global_step)
+    return Update(train_op, grad_norm, exchange.seconds)
 
 
 def _clip_factor(grad_norm: tf.Tensor, max_grad_norm: float) -> tf.Tensor:
@@ -144,9 +127,3 @@ def _global_norm(tensors: Sequence[tf.Tensor], comm: Communicator) -> tf.Tensor:
     # Ranks that clip by factors one bit apart would part: where it is not the same on all, they
     # take rank 0's.
     return norm if kernels.available() else comm.broadcast(norm, "grad_norm")
-
-
-def _zero_after(op: tf.Operation) -> tf.Tensor:
-    # The branches of a condition return tensors; an op alone would not be run.
-    with tf.control_dependencies([op]):
-        return tf.constant(0)

@@ -23,7 +23,6 @@ class Position:
     event_nll: NllSum = NllSum()  # of the steps since the last step event
     event_seconds: float = 0.0
     event_exchange_seconds: float = 0.0  # what of them went into the exchange of gradients
-    skipped_updates: int = 0  # dropped by --on_nan skip
     valid_perplexity: Optional[float] = None  # of the weights after this step, where known
     valid_perplexities: tuple[float, ...] = ()  # of the finished epochs
     averages_from: Optional[int] = None  # the weights after the steps past this one are averaged

@@ -131,7 +131,7 @@ def _build(run: Prepared, supervisor: Supervisor) -> tuple[Step, Optional[Averag
     config, options, comm = run.config, run.options, run.comm
     with one_line_errors(run.functions):
         network = Network(config, len(run.corpus.vocabulary), run.functions)
-        step = build_step(network, comm, skip_unsound=options.on_nan == "skip")
+        step = build_step(network, comm)
         average = Average() if config.asgd_trigger_epochs else None
         shared = options.distributed_eval
         validation = Validation(network, run.corpus, comm, average, shared, supervisor)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Callable, NamedTuple
 
@@ -13,7 +14,7 @@ from lm.data.batches import rows_of_rank
 from lm.distributed.communicator import Communicator
 from lm.model.network import Network
 from lm.model.windows import WindowGraph, build_window_graph
-from lm.perplexity import NllSum
+from lm.perplexity import MAX_MEAN_NLL, NllSum
 from lm.training.optimizer import Update, build_update
 
 
@@ -45,16 +46,19 @@ class StepResult(NamedTuple):
 
     nll: NllSum  # of the global batch
     grad_norm: float  # before clipping
-    is_sound: bool  # whether the loss and the gradient are those of a model; see Update
     requests: Requests  # of all ranks together
     exchange_seconds: float  # of the gradients' exchange, what no computation hides
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether the perplexity and the norm of the gradient are finite."""
+        return self.nll.mean <= MAX_MEAN_NLL and math.isfinite(self.grad_norm)
 
 
 def build_step(
     network: Network,
     comm: Communicator,
     name: str = "train",
-    skip_unsound: bool = False,
 ) -> Step:
     """Build the graph of a step; the same on every rank, since op names are Horovod's protocol.
 
@@ -62,7 +66,6 @@ def build_step(
       network: Of the current graph; its config has the batch and the clipping too.
       comm: The ranks, each of which trains its share of the rows.
       name: Scope of the model, and of the exchanges.
-      skip_unsound: See `build_update`.
     """
     config = network.config
     global_step = tf.train.get_or_create_global_step()
@@ -86,8 +89,6 @@ def build_step(
         comm=comm,
         shares=rows.micro_batches,
         cuts=model.separate_reductions,
-        mean_nll=sums[0] / words,
-        skip_unsound=skip_unsound,
     )
     update = update._replace(train_op=tf.group(update.train_op, model.carry_state_op))
     return Step(model, update, learning_rate_ph, requests_ph, sums, words)
@@ -153,8 +154,8 @@ def run_step(
       requests: What this rank asks of all.
     """
     update = step.update
-    (nats, *asked), grad_norm, is_sound, exchange_seconds, _ = run(
-        [step.sums, update.grad_norm, update.is_sound, update.exchange_seconds, update.train_op],
+    (nats, *asked), grad_norm, exchange_seconds, _ = run(
+        [step.sums, update.grad_norm, update.exchange_seconds, update.train_op],
         {
             step.model.inputs_ph: inputs,
             step.model.targets_ph: targets,
@@ -165,7 +166,6 @@ def run_step(
     return StepResult(
         nll=NllSum(float(nats), step.words),
         grad_norm=float(grad_norm),
-        is_sound=bool(is_sound),
         requests=Requests(*(request > 0 for request in asked)),
         exchange_seconds=float(exchange_seconds),
     )

@@ -154,7 +154,7 @@ def test_init_from_takes_the_weights_only(start, tmp_path, corpora):
 
 def test_the_best_weights_can_be_tested(tmp_path, corpora):
     flags = (*config_flags(corpora), "--hidden_size", 8, "--checkpoint_every_steps", 20)
-    train_here(tmp_path, *flags, "--max_steps", 40, "--notest")
+    train_here(tmp_path, *flags, "--max_steps", 40, "--test_on", "none")
     first = checkpoint.list_checkpoints(str(tmp_path))[0]
     rewrite_manifest(first, lambda content: content.update(valid_perplexity=1.5))
     train_here(tmp_path, *flags, "--max_steps", 60, "--resume", "--test_on", "best")

@@ -66,7 +66,7 @@ def launcher(hosts, slots=1):
 
 def test_four_ranks_on_two_hosts_are_as_one_bit_for_bit(start, hosts, tmp_path):
     # Weights of more than 64 KB are added up by another algorithm than those of fewer.
-    flags = (*FLAGS, "--hidden_size", 128, "--keep_prob", 0.7, "--check_sync_steps", 50)
+    flags = (*FLAGS, "--hidden_size", 128, "--keep_prob", 0.7, "--checkpoint_every_steps", 50)
     run(start, tmp_path / "run", *flags, launcher=launcher(hosts, slots=2))
     run(start, tmp_path / "alone", *flags)
     assert losses(tmp_path / "run") == losses(tmp_path / "alone")
@@ -89,7 +89,7 @@ def test_unlike_hosts_with_nothing_in_common_train_and_are_told_apart(start, hos
     )
     host.chmod(0o755)
     flags = ("--config", "config_test", "--data_path", "$HOME/corpora", "--hidden_size", 16)
-    flags += ("--noeval", "--check_sync_steps", 10, "--resume")
+    flags += ("--noeval", "--checkpoint_every_steps", 10, "--resume")
     for steps in (20, 40):  # resumed, too
         job = start(
             "$HOME/run", *flags, "--max_steps", steps, config=False,

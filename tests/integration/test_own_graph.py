@@ -25,7 +25,7 @@ def run_gru(output_dir, corpora, max_steps, num_ranks=1, file=GRU, *arguments):
     return train(
         output_dir, "--config", file, "--corpus", "embedded", "--data_path", corpora, "--noeval",
         "--hidden_size", 32, "--keep_prob", 0.8, "--log_every_steps", 1, "--max_steps", max_steps,
-        "--check_sync_steps", 50, *arguments, num_ranks=num_ranks, timeout=200,
+        "--checkpoint_every_steps", 50, *arguments, num_ranks=num_ranks, timeout=200,
     )  # fmt: skip
 
 

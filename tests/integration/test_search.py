@@ -90,7 +90,15 @@ def test_a_search_that_is_killed_goes_on_and_its_winner_can_be_trained(project, 
     assert refused.returncode == 2 and "--curves is of runs" in refused.stderr
 
     # One rank gives what two gave, also from the winner's config on its own.
-    train(tmp_path / "again", "--config", directory / "best.py", "--data_path", corpora, "--notest")
+    train(
+        tmp_path / "again",
+        "--config",
+        directory / "best.py",
+        "--data_path",
+        corpora,
+        "--test_on",
+        "none",
+    )
     assert values(tmp_path / "again") == values(runs[best.number])
     assert events(tmp_path / "again", "test") == []
 

@@ -36,7 +36,7 @@ def update(comm):
     step = tf.train.get_or_create_global_step()
     update = build_update(
         config, loss, tf.constant(1.0), step, comm,
-        mean_nll=tf.constant(0.0), skip_unsound=False, shares=(), cuts=(),
+        shares=(), cuts=(),
     )  # fmt: skip
     with tf.Session() as session:
         session.run(tf.global_variables_initializer())

@@ -31,7 +31,7 @@ def run_ranks(settings, *arguments):
 
 def train(settings, tmp_path, corpora, *flags):
     flags += ("--config", "config_test", "--hidden_size", 16, "--data_path", corpora, "--noeval")
-    steps = ("--max_steps", 40, "--check_sync_steps", 10, "--output_dir", tmp_path / "run")
+    steps = ("--max_steps", 40, "--checkpoint_every_steps", 10, "--output_dir", tmp_path / "run")
     return run_ranks(settings, "lm.train", *flags, *steps)
 
 

@@ -1,4 +1,4 @@
-"""One optimizer step: what is clipped, what is skipped, and where the rows are merged."""
+"""One optimizer step: what is clipped, and where the rows are merged."""
 
 import math
 
@@ -8,33 +8,34 @@ import tensorflow.compat.v1 as tf
 
 from lm.config import Config
 from lm.distributed.communicator import OneProcess
+from lm.perplexity import NllSum
 from lm.training.optimizer import build_update
+from lm.training.step import NO_REQUESTS, StepResult
 from tests.machine import in_new_processes
 
 WORDS = [2, 0, 2]
 
 
-OPTIONS = {"mean_nll": 0.0, "skip_unsound": False, "shares": (), "cuts": ()}
+OPTIONS = {"shares": (), "cuts": ()}
 
 
-def one_update(max_grad_norm=math.inf, factor=1.0, **options):
-    """Step once on sum(factor * (rows of WORDS)), from zeros; returns all that came of it."""
+def one_update(max_grad_norm=math.inf):
+    """Update a zero table once by the gradient of its summed rows WORDS."""
     with tf.Graph().as_default() as graph, tf.Session() as session:
         table = tf.get_variable("table", initializer=np.zeros([4, 2], "f"), use_resource=True)
-        loss = factor * tf.reduce_sum(tf.gather(table, WORDS))
+        loss = tf.reduce_sum(tf.gather(table, WORDS))
         config = Config(max_grad_norm=max_grad_norm, batch_size=1, num_steps=1)
         step = tf.train.get_or_create_global_step()
-        options = {**OPTIONS, **options}
-        update = build_update(config, loss, tf.constant(0.5), step, OneProcess(), **options)
+        update = build_update(config, loss, tf.constant(0.5), step, OneProcess(), **OPTIONS)
         session.run(tf.global_variables_initializer())
-        norm, is_sound, _ = session.run([update.grad_norm, update.is_sound, update.train_op])
-        return graph, norm, is_sound, session.run(table), session.run(step)
+        norm, _ = session.run([update.grad_norm, update.train_op])
+        return graph, norm, session.run(table)
 
 
 @pytest.mark.parametrize("max_grad_norm", [math.inf, 1e39, 1e38, 100.0, 1.0])
 def test_the_norm_is_clipped_unless_its_maximum_is_no_float32(path, max_grad_norm):
-    _, norm, is_sound, table, _ = one_update(max_grad_norm)
-    assert is_sound and norm == pytest.approx(math.sqrt(2 * 4 + 2 * 1))
+    _, norm, table = one_update(max_grad_norm)
+    assert norm == pytest.approx(math.sqrt(2 * 4 + 2 * 1))
     expected = (
         -0.5 * np.array([[1, 1], [0, 0], [2, 2], [0, 0]]) * min(1, max_grad_norm / float(norm))
     )
@@ -42,19 +43,20 @@ def test_the_norm_is_clipped_unless_its_maximum_is_no_float32(path, max_grad_nor
 
 
 @pytest.mark.parametrize(
-    "mean_nll, factor, sound",
+    "mean_nll, grad_norm, is_finite",
     [
         (5.0, 1.0, True),
         (708.0, 1.0, True),
-        (710.0, 1.0, False),  # its perplexity is no float64
+        (710.0, 1.0, False),  # the perplexity is too large for a float64
         (math.nan, 1.0, False),
         (math.inf, 1.0, False),
         (5.0, math.inf, False),
+        (5.0, math.nan, False),
     ],
 )
-def test_an_update_that_is_not_sound_is_skipped_and_counted(path, mean_nll, factor, sound):
-    _, _, is_sound, table, step = one_update(factor=factor, mean_nll=mean_nll, skip_unsound=True)
-    assert is_sound == sound and np.any(table) == sound and step == 1
+def test_a_step_without_a_finite_perplexity_and_norm_is_detected(mean_nll, grad_norm, is_finite):
+    result = StepResult(NllSum(mean_nll, 1), grad_norm, NO_REQUESTS, exchange_seconds=0.0)
+    assert result.is_finite == is_finite
 
 
 def test_rows_are_merged_on_the_cpu_and_so_in_a_fixed_order(path):
@@ -99,7 +101,6 @@ def adam_rule(weights, config):
     return weights
 
 
-@pytest.mark.parametrize("skip_unsound", [False, True])
 @pytest.mark.parametrize(
     "rule, fields",
     [
@@ -113,7 +114,7 @@ def adam_rule(weights, config):
         ),
     ],
 )
-def test_updates_are_those_of_the_papers_also_for_rows_without_a_word(rule, fields, skip_unsound):
+def test_updates_are_those_of_the_papers_also_for_rows_without_a_word(rule, fields):
     config = Config(max_grad_norm=NORM, batch_size=1, num_steps=1, **fields)
     start = np.arange(8, dtype="f").reshape(4, 2) / 4
     with tf.Graph().as_default(), tf.Session() as session:
@@ -122,8 +123,7 @@ def test_updates_are_those_of_the_papers_also_for_rows_without_a_word(rule, fiel
         step = tf.train.get_or_create_global_step()
         loss = tf.cast(step + 1, tf.float32) * tf.reduce_sum(tf.gather(table, words_ph))
         rate = tf.constant(RATE)
-        options = {**OPTIONS, "skip_unsound": skip_unsound}
-        update = build_update(config, loss, rate, step, OneProcess(), **options)
+        update = build_update(config, loss, rate, step, OneProcess(), **OPTIONS)
         session.run(tf.global_variables_initializer())
         for words in BATCHES:
             session.run(update.train_op, {words_ph: words})
