@@ -13,11 +13,13 @@ word, and for a word that is not in the vocabulary the five of `<unk>`. unknown:
 words there are; an `<unk>` in the text itself is a word like others.
 """
 
+import dataclasses
 import json
 
 from lm.cli import program
-from lm.cli.flags import run_arguments, run_flags
+from lm.cli.flags import RunChoice, parse
 from lm.cli.tables import markdown_table
+from lm.options import Checked, option
 from lm.system import import_tensorflow
 
 USAGE = """\
@@ -25,10 +27,26 @@ Measure the perplexity of a trained model, on one process or under mpirun on man
 
   python -m lm.evaluate --run runs/small --split test
   python -m lm.evaluate --run runs/small --split my.txt --checkpoint best --json
-  mpirun -np 2 python -m lm.evaluate --run runs/small --split valid,test --distributed
+  mpirun -np 2 python -m lm.evaluate --run runs/small --split valid,test
 
 Every token counts once, whatever --eval_batch_size. The text is cut into that many rows, each
 of which starts with an empty state; --eval_batch_size 1 is the number of one unbroken stream."""
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluateOptions(Checked):
+    """The texts to evaluate, and the output format."""
+
+    split: str = option(
+        "valid", "valid, test, train, a text file, or a comma-separated list of these", is_path=True
+    )
+    data_path: str | None = option(
+        None, "directory of the corpus (default: the corpus of the run)", is_path=True
+    )
+    eval_batch_size: int | None = option(
+        None, "rows to cut each text into (default: eval_batch_size of the run's config)"
+    )
+    json: bool = option(False, "print JSON, one object per line, instead of a table")
 
 
 def main() -> None:
@@ -37,32 +55,23 @@ def main() -> None:
 
 
 def _parse(argv):
-    flags = run_flags(USAGE)
-    flags.define(
-        str, "split", "valid", "valid, test, train, a text file, or several with commas between"
-        " (default: valid)",
-    )  # fmt: skip
-    flags.define(
-        str, "data_path", None, "directory of the corpus (default: the one that the run was"
-        " trained on)",
-    )  # fmt: skip
-    flags.define(int, "eval_batch_size", None, "rows (default: those of the run's config)")
-    flags.define(
-        bool, "distributed", False, "share the rows over the ranks; without it rank 0 does all"
-    )
-    flags.define(bool, "json", False, "print JSON, one object per line, instead of a table")
-    flags.parse(argv)
-    return flags, run_arguments(flags)
+    arguments = parse(argv, USAGE, RunChoice, EvaluateOptions)
+    return arguments[RunChoice].open_arguments(), arguments[EvaluateOptions]
 
 
 def _evaluate(parsed, comm):
-    flags, run = parsed
+    run, options = parsed
     import_tensorflow()
     from lm.inference.evaluator import evaluate
 
-    options = {name: flags[name] for name in ("data_path", "eval_batch_size", "distributed")}
-    results = evaluate(splits=flags["split"].split(","), comm=comm, **options, **run)
-    if comm.is_rank_0 and flags["json"]:
+    results = evaluate(
+        splits=options.split.split(","),
+        comm=comm,
+        data_path=options.data_path,
+        eval_batch_size=options.eval_batch_size,
+        **run,
+    )
+    if comm.is_rank_0 and options.json:
         print(*map(json.dumps, results), sep="\n")
     elif comm.is_rank_0:
         _print_table(results)

@@ -28,8 +28,11 @@ A word's id is its line, from 0, in assets/vocabulary.txt. An unknown word is re
 the vocabulary has none, it is an error.
 """
 
+import dataclasses
+
 from lm.cli import program
-from lm.cli.flags import run_arguments, run_flags
+from lm.cli.flags import RunChoice, parse
+from lm.options import Checked, option
 from lm.system import import_tensorflow
 
 USAGE = """\
@@ -38,23 +41,27 @@ Write a trained model as a SavedModel, which plain TensorFlow loads without this
   python -m lm.export --run runs/small --to exported/small"""
 
 
+@dataclasses.dataclass(frozen=True)
+class ExportOptions(Checked):
+    """The destination."""
+
+    to: str = option(
+        "", "directory to create, which must not exist yet", required=True, is_path=True
+    )
+
+
 def main() -> None:
     """Run the command line."""
     program.run_alone(_export)
 
 
 def _export(argv):
-    flags = run_flags(USAGE)
-    flags.define(
-        str, "to", None, "directory to write, which must not exist",
-        required="name the directory to write",
-    )  # fmt: skip
-    flags.parse(argv)
+    arguments = parse(argv, USAGE, RunChoice, ExportOptions)
     import_tensorflow()
     from lm.inference.run import open_run
     from lm.inference.saved_model import export
 
-    export(open_run(**run_arguments(flags)), flags["to"])
+    export(open_run(**arguments[RunChoice].open_arguments()), arguments[ExportOptions].to)
 
 
 if __name__ == "__main__":

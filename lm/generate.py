@@ -8,12 +8,15 @@ said", "words": ["it", "will", "<eos>"], "text": "the company said it will\\n"}.
 The model computes in float32, whatever the run's --precision.
 """
 
+import dataclasses
 import json
 import logging
 import signal
 
 from lm.cli import program
-from lm.cli.flags import run_arguments, run_flags
+from lm.cli.flags import RunChoice, parse
+from lm.inference.sampling import Sampling
+from lm.options import Checked, option
 from lm.system import import_tensorflow
 
 USAGE = """\
@@ -25,6 +28,13 @@ Generate text with a trained model.
 The same flags give the same text, given a --seed."""
 
 
+@dataclasses.dataclass(frozen=True)
+class OutputFormat(Checked):
+    """The output format."""
+
+    json: bool = option(False, "print JSON, one object per line for each text")
+
+
 def main() -> None:
     """Run the command line."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends it as it ends other tools
@@ -32,22 +42,17 @@ def main() -> None:
 
 
 def _generate(argv):
-    from lm.inference.sampling import Sampling
-
-    flags = run_flags(USAGE)
-    flags.define_fields(Sampling)
-    flags.define(bool, "json", False, "print JSON, one object per line for each text")
-    flags.parse(argv)
-    sampling = Sampling(**flags.given(Sampling))
+    arguments = parse(argv, USAGE, RunChoice, Sampling, OutputFormat)
+    sampling = arguments[Sampling]
     import_tensorflow()
     from lm.inference.generator import Generator
     from lm.inference.run import open_run
 
-    run = open_run(**run_arguments(flags))
-    if flags["seed"] is None:  # told, so that a text worth keeping can be had again
+    run = open_run(**arguments[RunChoice].open_arguments())
+    if "seed" not in arguments.given(Sampling):  # so that the user can repeat the text
         logging.getLogger("lm").info("seed %d", sampling.seed)
     for number, words in enumerate(Generator(run).texts(sampling), 1):
-        _print(number, words, sampling, flags["json"])
+        _print(number, words, sampling, arguments[OutputFormat].json)
 
 
 def _print(number, words, sampling, as_json):

@@ -15,6 +15,7 @@ With --json one object per line: {"log_probability": -9.1, "tokens": 3, "unknown
 {"word": "<eos>", "log_probability": -2.2}]. A log-probability of minus infinity is null.
 """
 
+import dataclasses
 import json
 import math
 import signal
@@ -22,9 +23,10 @@ import sys
 from typing import Optional
 
 from lm.cli import program
-from lm.cli.flags import run_arguments, run_flags
+from lm.cli.flags import RunChoice, parse
 from lm.data.vocabulary import EOS
 from lm.errors import UserError
+from lm.options import Checked, option
 from lm.system import import_tensorflow
 
 USAGE = """\
@@ -36,6 +38,15 @@ Print the log-probability of each sentence on stdin, one sentence per line.
 TSV: log-probability (natural), tokens (with <eos>), unknown words, sentence."""
 
 
+@dataclasses.dataclass(frozen=True)
+class ScoreOptions(Checked):
+    """The output format and the batch size."""
+
+    per_word: bool = option(False, "print the log-probability of each word too")
+    json: bool = option(False, "print JSON, one object per line, instead of TSV")
+    batch_size: int = option(16, "sentences scored at a time", low=1)
+
+
 def main() -> None:
     """Run the command line."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends it as it ends other tools
@@ -43,21 +54,18 @@ def main() -> None:
 
 
 def _score(argv):
-    flags = run_flags(USAGE)
-    flags.define(bool, "per_word", False, "print the log-probability of each word too")
-    flags.define(bool, "json", False, "print JSON, one object per line, instead of TSV")
-    flags.define(int, "batch_size", 16, "sentences scored at a time (default: 16)")
-    flags.parse(argv)
+    arguments = parse(argv, USAGE, RunChoice, ScoreOptions)
+    run, options = arguments[RunChoice].open_arguments(), arguments[ScoreOptions]
     if sys.stdin is None:
         raise UserError("stdin is closed: give it the sentences, one a line")
     import_tensorflow()
     from lm.inference.run import open_run
     from lm.inference.scorer import Scorer
 
-    scorer = Scorer(open_run(**run_arguments(flags)), flags["batch_size"])
+    scorer = Scorer(open_run(**run), options.batch_size)
     for score in scorer.score_stream(sys.stdin.fileno()):
         # Whoever wrote this line may wait for the answer.
-        print(format_score(score, flags["per_word"], flags["json"]), flush=True)
+        print(format_score(score, options.per_word, options.json), flush=True)
 
 
 def format_score(score, per_word: bool, as_json: bool) -> str:

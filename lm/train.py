@@ -1,22 +1,47 @@
 """Train a language model: `python -m lm.train --config config_small`."""
 
+import dataclasses
 import os
 
 from lm.cli import program
-from lm.cli.flags import parse_training_flags
+from lm.cli.flags import parse
+from lm.config import Config, RunOptions
+from lm.options import Checked, option
 from lm.system import import_tensorflow
+
+USAGE = """\
+Train a language model, in one process or under mpirun in several.
+
+  python -m lm.train --config config_small
+  mpirun -np 2 -H host1:1,host2:1 python -m lm.train --config config_small
+
+A flag overrides the config field of the same name."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ConfigChoice(Checked):
+    """The config to train."""
+
+    config: str = option(
+        "config_small",
+        "a config in configs/, or the path of a .py file that defines get_config(); the file is"
+        " executed",
+        is_path=True,
+    )
 
 
 def main() -> None:
-    """Run the command line on this process, which may be one of many under mpirun."""
-    program.run(_parse, _train)
+    """Run the command line in this process, which may be one of several ranks."""
+    program.run(parse_flags, _train)
 
 
-def _parse(argv):
-    config, options, functions = parse_training_flags(argv)
+def parse_flags(argv):
+    """Return the config, the options and the network functions for `lm.training.run.train`."""
+    arguments = parse(argv, USAGE, ConfigChoice, Config, RunOptions)
+    options = arguments[RunOptions]
     if options.timeline:  # Horovod reads it when the ranks connect
         os.environ["HOROVOD_TIMELINE"] = options.timeline
-    return config, options, functions
+    return arguments[Config], options, arguments.config_file.functions
 
 
 def _train(parsed, comm):

@@ -14,10 +14,10 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Optional
 
-from lm.cli.flags import parse_training_flags
 from lm.distributed import launch
 from lm.distributed.communicator import OneProcess
 from lm.distributed.launch import mpirun_environment as environment
+from lm.train import parse_flags
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -103,7 +103,7 @@ def train_here(output_dir, *arguments: object) -> None:
     from lm.training.run import train  # a test that only starts processes needs no TensorFlow
 
     flags = ["--output_dir", output_dir, *arguments]
-    config, options, functions = parse_training_flags(["lm.train", *map(str, flags)])
+    config, options, functions = parse_flags(["lm.train", *map(str, flags)])
     train(config, options, OneProcess(), functions)
 
 

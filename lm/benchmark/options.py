@@ -10,13 +10,12 @@ import inspect
 import os
 from collections.abc import Sequence
 
-from lm.cli.flags import Flags
+from lm.cli.flags import parse as parse_flags
 from lm.config import Config
-from lm.config_file import load_config_file
 from lm.distributed import launch
 from lm.distributed.devices import count_cores
 from lm.errors import UserError
-from lm.options import Checked, option, replaced
+from lm.options import Checked, option
 
 _NOT_IN_PEERS = (  # fields of Config that the peers do not implement
     "embedding_init_scale", "embedding_size", "tie_weights", "embedding_keep_prob",
@@ -155,16 +154,10 @@ def parse(argv: Sequence[str], kind: type[Options]) -> tuple[Config, Options]:
     Raises:
       UserError: If a flag, the config or a value is invalid.
       OSError: If the directory --out cannot be created.
-      InfoRequested: If the command line has `--help`.
+      InfoRequested: See `lm.cli.flags.parse`.
     """
-    flags = Flags(inspect.cleandoc(kind.__doc__))
-    flags.define_fields(kind)
-    name = flags.peek(argv, "config")
-    file = load_config_file(kind.config if name is None else name)
-    flags.define_fields(type(file.config), show_defaults=False)
-    flags.parse(argv)
-    config = replaced(file.config, **flags.given(type(file.config)))
-    options = kind(**flags.given(kind))
+    arguments = parse_flags(argv, inspect.cleandoc(kind.__doc__), kind, Config)
+    config, options, file = arguments[Config], arguments[kind], arguments.config_file
     if not file.functions.is_built_in and (kind is not StepOptions or options.peers):
         raise UserError(
             f"{file.path} defines a network: only `step` without --peers can measure it"

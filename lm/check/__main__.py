@@ -20,7 +20,7 @@ from collections.abc import Sequence
 
 from lm.check.checklist import FAIL, FAILURE, OK, WARN, Checklist
 from lm.cli import program
-from lm.cli.flags import Flags
+from lm.cli.flags import parse
 from lm.distributed import launch
 from lm.distributed.communicator import Communicator
 from lm.errors import ERROR, RunError, UserError
@@ -53,10 +53,7 @@ def main() -> None:
 
 
 def _parse(argv: Sequence[str]) -> CheckOptions:
-    flags = Flags(_USAGE)
-    flags.define_fields(CheckOptions)
-    flags.parse(argv)
-    return CheckOptions(**flags.given(CheckOptions))
+    return parse(argv, _USAGE, CheckOptions)[CheckOptions]
 
 
 def _check(options: CheckOptions, comm: Communicator) -> None:

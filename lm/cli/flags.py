@@ -1,18 +1,25 @@
-"""Command-line flags, generated from dataclasses of settings (`lm/options.py`)."""
+"""The command line: one parser for all commands.
+
+A command has option classes: dataclasses of `lm.options.option` fields. The fields become flags.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import importlib.metadata
 import os
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 from absl import flags as absl_flags
 
+import lm
+from lm.cli.tables import markdown_table
 from lm.config import Config, RunOptions
-from lm.config_file import BUILT_IN, ConfigFile, NetworkFunctions, load_config_file
+from lm.config_file import BUILT_IN, ConfigFile, load_config_file
 from lm.errors import InfoRequested, UserError, first_line
-from lm.options import field_type, replaced
+from lm.options import Checked, field_type, option, replaced
 
 _DEFINE = {
     int: absl_flags.DEFINE_integer,
@@ -22,113 +29,142 @@ _DEFINE = {
 }
 
 
-class Flags:
-    """A program's flags, with `--help`.
+@dataclasses.dataclass(frozen=True)
+class CommonFlags(Checked):
+    """Flags of every command."""
 
-    A set of its own, not absl's global one: libraries define dozens of flags there, which would
-    show in our `--help` and clash with the fields of a Config.
+    help: bool = option(False, "show this help")
+    version: bool = option(False, "show the versions of this project and its libraries")
+    print_config: bool = option(
+        False, "show all values and their sources: default, config file or command line"
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class RunChoice(Checked):
+    """The run that a command uses."""
+
+    run: str = option(
+        "", "directory of the run: the --output_dir of lm.train", required=True, is_path=True
+    )
+    checkpoint: str = option(
+        "last", "last, best (by validation perplexity), or a checkpoint's directory", is_path=True
+    )
+    config: str | None = option(
+        None,
+        "the config file of the run, which is executed; only for a run whose config file defines a"
+        " network or its own fields",
+        is_path=True,
+    )
+    allow_changed_config_file: bool = option(False, "use --config even if the file has changed")
+
+    def open_arguments(self) -> dict[str, Any]:
+        """Return the arguments of `lm.inference.run.open_run`.
+
+        Raises:
+          UserError: If the config file is invalid.
+        """
+        return {
+            "directory": self.run,
+            "checkpoint": self.checkpoint,
+            "functions": load_config_file(self.config).functions if self.config else BUILT_IN,
+            "allow_changed_config_file": self.allow_changed_config_file,
+        }
+
+
+class Arguments:
+    """A parsed command line. `arguments[cls]` is the object of an option class.
 
     Args:
-      usage: The program's description, shown by `--help`.
+      given: The values of the flags that the user gave.
+      config_file: The file that `--config` names; None if the command does not load one.
+      positional: The arguments that are not flags.
     """
 
-    def __init__(self, usage: str):
-        self._usage = usage
-        self._values = absl_flags.FlagValues()
-        self._required: dict[str, str] = {}
-        self.define(bool, "help", False, "show this help")
-
-    def define(
-        self, plain_type: type, name: str, default: Any, help: str, required: str = ""
-    ) -> None:
-        """Define one flag of type int, float, bool or str; `required` tells who leaves it out what
-        to do.
-
-        Raises:
-          UserError: A field of a config file has this name.
-        """
-        if required:
-            self._required[name] = required
-        try:
-            _DEFINE[plain_type](name, default, help, flag_values=self._values)
-        except absl_flags.DuplicateFlagError as error:
-            raise UserError(
-                f"--{name} is a flag of this command already: rename that field of the config file"
-            ) from error
-
-    def define_fields(
-        self, cls: type, show_defaults: bool = True, leave_out: Container[str] = ()
-    ) -> None:
-        """Define one flag for each field of a dataclass, all unset until the user gives them."""
-        for field in dataclasses.fields(cls):
-            if field.name in leave_out:
-                continue
-            plain_type, _ = field_type(cls, field.name)
-            text = field_help(field)
-            if show_defaults and field.default not in (None, ""):
-                text += f" (default: {field.default})"
-            self.define(plain_type, field.name, None, text)
-
-    def peek(self, argv: Sequence[str], name: str) -> Any:
-        """Return the value of one flag, before all flags are defined that the command line may
-        have.
-
-        Raises:
-          UserError: It is ill-typed.
-        """
-        self._values.set_gnu_getopt(True)  # the values of unknown flags are no end of the flags
-        try:
-            self._values(list(argv), known_only=True)
-        except (absl_flags.Error, ValueError) as error:  # ValueError: --noflag=value
-            raise UserError(f"{first_line(error)} (see --help)") from error
-        return self[name]
-
-    def parse(self, argv: Sequence[str], positional: bool = False) -> Sequence[str]:
-        """Parse a command line, program name first.
-
-        Args:
-          argv: The command line.
-          positional: Whether there may be arguments that are not flags.
-
-        Returns:
-          The arguments that are not flags.
-
-        Raises:
-          UserError: A flag is unknown, ill-typed or missing, or an argument is not a flag.
-          InfoRequested: The command line has `--help`.
-        """
-        self._values.set_gnu_getopt(positional)  # else flags end at the first other argument
-        try:
-            rest = self._values(list(argv))
-        except (absl_flags.Error, ValueError) as error:  # ValueError: --noflag=value
-            raise UserError(f"{first_line(error)} (see --help)") from error
-        if self["help"]:
-            raise InfoRequested(self.help_text())
-        if len(rest) > 1 and not positional:
-            raise UserError(f"{rest[1]!r} is not a flag: write --flag value (see --help)")
-        for name, what_to_do in self._required.items():
-            if not self[name]:
-                raise UserError(f"--{name} is missing: {what_to_do} (see --help)")
-        return rest[1:]
-
-    def __getitem__(self, name: str) -> Any:
-        value = self._values[name].value
-        if isinstance(value, str) and value.startswith("~/"):  # which the shell leaves after "="
-            return os.path.expanduser(value)
-        return value
+    def __init__(
+        self, given: Mapping[str, Any], config_file: ConfigFile | None, positional: Sequence[str]
+    ):
+        self._given, self.config_file, self.positional = given, config_file, positional
 
     def given(self, cls: type) -> dict[str, Any]:
-        """Return the fields of a dataclass that the user gave as flags."""
-        names = [field.name for field in dataclasses.fields(cls) if field.name in self._values]
-        return {name: self[name] for name in names if self[name] is not None}
+        """Return the fields of an option class that the user gave as flags."""
+        names = [field.name for field in dataclasses.fields(_actual(cls, self.config_file))]
+        return {name: self._given[name] for name in names if name in self._given}
 
-    def help_text(self) -> str:
-        """Return the usage, then each flag with its documentation."""
-        lines = [self._usage, ""]
-        for name in self._values:
-            flag = self._values[name]
-            lines += [f"  --{'[no]' if flag.boolean else ''}{name}", f"      {flag.help}"]
-        return "\n".join(lines)
+    def __getitem__(self, cls: type) -> Any:
+        given = self.given(cls)
+        if cls is Config and self.config_file:
+            return replaced(self.config_file.config, **given)
+        return cls(**given)
+
+    def sources(self, cls: type) -> list[list[str]]:
+        """Return the name, the value and the source of each field of an option class."""
+        options, rows = self[cls], []
+        for field in dataclasses.fields(options):
+            value, source = getattr(options, field.name), "default"
+            if field.name in self._given:
+                source = "command line"
+            elif cls is Config and value != field.default:
+                source = "config file"
+            rows.append([field.name, str(value), source])
+        return rows
+
+
+def parse(
+    argv: Sequence[str],
+    usage: str,
+    *option_classes: type,
+    positional: bool = False,
+    leave_out: Container[str] = (),
+) -> Arguments:
+    """Parse a command line.
+
+    Args:
+      argv: The command line, program name first.
+      usage: The description of the command, for `--help`.
+      *option_classes: Dataclasses whose fields become flags. `Config` stands for the config of the
+        file that `--config` names, and another class must have the field `config`.
+      positional: Whether the command accepts arguments that are not flags.
+      leave_out: Fields of `RunOptions` that the command does not accept.
+
+    Raises:
+      UserError: If a flag is unknown, ill-typed or missing, or the config file is invalid.
+      InfoRequested: If the user asks for the help, the versions or the values of the options.
+    """
+    file = _load_config_file(argv, option_classes) if Config in option_classes else None
+    # Not absl's global flags: libraries define dozens of flags there.
+    flags, fields = absl_flags.FlagValues(), {}
+    for cls in (CommonFlags, *option_classes):
+        actual = _actual(cls, file)
+        for field in dataclasses.fields(actual):
+            if cls is RunOptions and field.name in leave_out:
+                continue
+            if field.name in fields:
+                raise UserError(
+                    f"--{field.name} is already a flag of this command: rename that field of the"
+                    " config file"
+                )
+            fields[field.name] = field
+            _define(flags, actual, field)
+    flags.set_gnu_getopt(positional)  # otherwise, flags end at the first positional argument
+    rest = _read(flags, argv)[1:]
+    given = {name: flags[name].value for name in fields if flags[name].value is not None}
+    if given.get("help"):
+        raise InfoRequested(_help_text(usage, flags))
+    if given.get("version"):
+        raise InfoRequested(_versions())
+    if rest and not positional:
+        raise UserError(f"{rest[0]!r} is not a flag: write --flag value (see --help)")
+    for name, field in fields.items():
+        if field.metadata["required"] and not given.get(name):
+            raise UserError(f"--{name} is missing: {field.metadata['help']} (see --help)")
+        if field.metadata["is_path"] and given.get(name, "").startswith("~/"):
+            given[name] = os.path.expanduser(given[name])  # the shell does not do it after "="
+    arguments = Arguments(given, file, rest)
+    if given.get("print_config"):
+        rows = [row for cls in option_classes for row in arguments.sources(cls)]
+        raise InfoRequested(markdown_table(["option", "value", "source"], rows))
+    return arguments
 
 
 def field_help(field: dataclasses.Field) -> str:
@@ -137,86 +173,50 @@ def field_help(field: dataclasses.Field) -> str:
     return field.metadata["help"] + (f" (one of: {choices})" if choices else "")
 
 
-def run_flags(usage: str) -> Flags:
-    """Return the flags of a program that uses a run: `--run`, `--checkpoint`, `--config`; more may
-    follow."""
-    flags = Flags(usage)
-    flags.define(
-        str, "run", None, "directory of the run: what --output_dir was in training",
-        required="give the directory of a run",
-    )  # fmt: skip
-    flags.define(
-        str, "checkpoint", "last",
-        "last, best (by validation perplexity), or a checkpoint's directory (default: last)",
-    )  # fmt: skip
-    flags.define(
-        str, "config", None, "the config file that the run was trained with, which is run; only"
-        " where it brought a network or fields of its own",
-    )  # fmt: skip
-    flags.define(
-        bool, "allow_changed_config_file", False, "use --config although the file has changed"
-    )
-    return flags
+def _actual(cls: type, file: ConfigFile | None) -> type:
+    return type(file.config) if cls is Config and file else cls
 
 
-def run_arguments(flags: Flags) -> dict[str, Any]:
-    """Return what the flags of `run_flags` say, as `open_run` takes it.
-
-    Raises:
-      UserError: The config file cannot be used.
-    """
-    path = flags["config"]
-    return {
-        "directory": flags["run"],
-        "checkpoint": flags["checkpoint"],
-        "functions": load_config_file(path).functions if path else BUILT_IN,
-        "allow_changed_config_file": flags["allow_changed_config_file"],
-    }
+def _load_config_file(argv: Sequence[str], option_classes: Sequence[type]) -> ConfigFile | None:
+    """Load the file that `--config` names. Its config class determines which flags exist."""
+    cls = next(cls for cls in option_classes if "config" in cls.__dataclass_fields__)
+    flags = absl_flags.FlagValues()
+    _define(flags, cls, cls.__dataclass_fields__["config"])
+    flags.set_gnu_getopt(True)  # continue after the values of unknown flags
+    _read(flags, argv, known_only=True)
+    name = flags["config"].value if flags["config"].present else cls.config
+    return None if name is None else load_config_file(os.path.expanduser(name))
 
 
-def config_flags(flags: Flags, argv: Sequence[str]) -> ConfigFile:
-    """Define `--config` and a flag for each field of the config that it names.
-
-    Raises:
-      UserError: The config file cannot be used.
-    """
-    flags.define(
-        str, "config", "config_small",
-        "a config in configs/, or a path to a .py file with get_config(), which is run"
-        " (default: config_small)",
-    )  # fmt: skip
-    file = load_config_file(flags.peek(argv, "config"))
-    flags.define_fields(type(file.config), show_defaults=False)
-    return file
+def _define(flags: absl_flags.FlagValues, cls: type, field: dataclasses.Field) -> None:
+    plain_type, _ = field_type(cls, field.name)
+    text = field_help(field)
+    # The defaults of a Config depend on its config file.
+    if field.default not in (None, "") and not issubclass(cls, Config):
+        text += f" (default: {field.default})"
+    _DEFINE[plain_type](field.name, None, text, flag_values=flags)
 
 
-def parse_training_flags(
-    argv: Sequence[str],
-) -> tuple[Config, RunOptions, NetworkFunctions]:
-    """Turn the command line of `lm.train` into what `lm.training.run.train` takes.
+def _read(
+    flags: absl_flags.FlagValues, argv: Sequence[str], known_only: bool = False
+) -> Sequence[str]:
+    try:
+        return flags(list(argv), known_only=known_only)
+    except (absl_flags.Error, ValueError) as error:  # ValueError: --noflag=value
+        raise UserError(f"{first_line(error)} (see --help)") from error
 
-    Args:
-      argv: The command line, program name first.
 
-    Returns:
-      The config that `--config` names with the given flags put over it, the options, and the
-      functions of the network.
+def _help_text(usage: str, flags: absl_flags.FlagValues) -> str:
+    lines = [usage, ""]
+    for name in flags:
+        flag = flags[name]
+        lines += [f"  --{'[no]' if flag.boolean else ''}{name}", f"      {flag.help}"]
+    return "\n".join(lines)
 
-    Raises:
-      UserError: Bad flags, config or values; the message names the field.
-      InfoRequested: The command line has `--help`.
-    """
-    flags = Flags(
-        "Train a language model, on one process or under mpirun on many.\n"
-        "\n"
-        "  python -m lm.train --config config_small\n"
-        "  mpirun -np 2 -H host1:1,host2:1 python -m lm.train --config config_small\n"
-        "\n"
-        "A flag given here overrides the config's field of the same name."
-    )
-    file = config_flags(flags, argv)
-    flags.define_fields(RunOptions)
-    flags.parse(argv)
-    config = replaced(file.config, **flags.given(type(file.config)))
-    options = RunOptions(**flags.given(RunOptions))
-    return config, options, file.functions
+
+def _versions() -> str:
+    lines = [f"lm {lm.__version__}"]
+    for library in ("tensorflow", "tensorflow-cpu", "horovod", "numpy"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            lines.append(f"{library} {importlib.metadata.version(library)}")
+    return "\n".join(lines)

@@ -33,7 +33,6 @@ def evaluate(
     comm: Communicator = ALONE,
     data_path: Optional[str] = None,
     eval_batch_size: Optional[int] = None,
-    distributed: bool = False,
     functions: NetworkFunctions = BUILT_IN,
     allow_changed_config_file: bool = False,
 ) -> list[dict[str, Any]]:
@@ -43,10 +42,9 @@ def evaluate(
       directory: Of the run.
       splits: Splits of the run's corpus, or text files; as `load_text`.
       checkpoint: As `open_run`.
-      comm: The ranks.
+      comm: The ranks, which divide the rows among themselves.
       data_path: Directory of the corpus; None for the one that the run remembers.
       eval_batch_size: Rows that each text is cut into; None for as many as the config says.
-      distributed: Whether the ranks share the rows out; otherwise rank 0 has all of them.
       functions: As `open_run`.
       allow_changed_config_file: As `open_run`.
 
@@ -65,7 +63,7 @@ def evaluate(
         config = replaced(run.config, **changes)
         run = run._replace(config=config)
         texts = [load_text(run, split, data_path) for split in splits]
-        ranks = comm.rank, comm.size, distributed
+        ranks = comm.rank, comm.size, True
         session, evaluator = open_session(
             run, lambda network: Evaluator(network, run.vocabulary.eos_id, *ranks), device
         )

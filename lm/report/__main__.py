@@ -13,12 +13,15 @@ A run that is still going on, or was stopped, is shown as far as it got.
 trials and all; --html adds Optuna's plots and the best trials' learning curves.
 """
 
+import dataclasses
 import os
 import signal
 
 from lm import run_files
 from lm.cli import program
+from lm.cli.flags import parse
 from lm.errors import UserError
+from lm.options import Checked, option
 
 USAGE = """\
 Compare runs: results, speed, loss curves, and whether their numbers are equal bit for bit.
@@ -31,6 +34,21 @@ Or show a search:
   python -m lm.report searches/a --html search.html"""
 
 
+@dataclasses.dataclass(frozen=True)
+class ReportOptions(Checked):
+    """The files to write."""
+
+    html: str | None = option(
+        None, "write the whole report to this file, as one page", is_path=True
+    )
+    curves: str | None = option(
+        None,
+        "write the learning curves to this name with .png and .pdf (default: learning_curves beside"
+        " the page, none without --html)",
+        is_path=True,
+    )
+
+
 def main() -> None:
     """Run the command line."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends it as it ends other tools
@@ -38,30 +56,24 @@ def main() -> None:
 
 
 def _report(argv):
-    from lm.cli.flags import Flags
     from lm.report.comparison import group_by_corpus
     from lm.report.metrics import read_run
     from lm.report.page import build_page, write_page
     from lm.report.tables import section_text
 
-    flags = Flags(USAGE)
-    flags.define(str, "html", None, "write the whole report to this file, as one page")
-    flags.define(
-        str, "curves", None, "write the learning curves to this name with .png and .pdf; '' for"
-        " none (default: learning_curves beside the page, none without --html)",
-    )  # fmt: skip
-    directories = flags.parse(argv, positional=True)
+    arguments = parse(argv, USAGE, ReportOptions, positional=True)
+    directories, options = arguments.positional, arguments[ReportOptions]
     if not directories:
         raise UserError("no run to report on: give one or more directories (see --help)")
     if os.path.exists(os.path.join(directories[0], run_files.SEARCH)):
-        if flags["curves"]:
+        if options.curves:
             raise UserError("--curves is of runs: a search's curves are in its page, --html")
-        _report_search(directories, flags["html"])
+        _report_search(directories, options.html)
         return
     sections = group_by_corpus([read_run(directory) for directory in directories])
     for section in sections:
         print(section_text(section))
-    page, curves = flags["html"], flags["curves"]
+    page, curves = options.html, options.curves
     if page and curves is None:
         curves = os.path.join(os.path.dirname(page), "learning_curves")
     if not page and not curves:

@@ -6,6 +6,7 @@ import os
 
 from lm.cli import program
 from lm.errors import UserError
+from lm.options import Checked, may_change, option
 
 USAGE = """\
 Search hyper-parameters: each trial is a run of lm.train on one rank or more.
@@ -19,52 +20,44 @@ Search hyper-parameters: each trial is a run of lm.train on one rank or more.
 Flags of lm.train hold for all trials. See docs/search.md."""
 
 
+@dataclasses.dataclass(frozen=True)
+class SearchDirectory(Checked):
+    """The search to start or to resume."""
+
+    config: str | None = option(
+        None,
+        "a config in configs/, or the path of a .py file that defines get_config(), and suggest()"
+        " unless --space is given (default: config_small)",
+        is_path=True,
+    )
+    output_dir: str = option("", "directory of the search", required=True, is_path=True)
+    resume: bool = option(False, "resume the search in --output_dir, or start one if there is none")
+
+
 def main() -> None:
     """Run the command line."""
     program.run_alone(_search)
 
 
 def _search(argv):
-    flags, config_class = _flags(argv)
-    flags.parse(argv)
+    from lm.cli.flags import parse
+    from lm.config import Config, RunOptions
+    from lm.search.options import SearchOptions
+
+    names = {field.name for field in dataclasses.fields(RunOptions)}
+    leave_out = names - may_change(RunOptions, "search")
+    arguments = parse(
+        argv, USAGE, SearchDirectory, SearchOptions, Config, RunOptions, leave_out=leave_out
+    )
     if "OMPI_COMM_WORLD_SIZE" in os.environ:
         raise UserError("lm.search starts the ranks of its trials itself: run it without mpirun")
     with contextlib.ExitStack() as stack:
-        _run(flags, config_class, stack)
+        _run(arguments, stack)
 
 
-def _flags(argv):
-    from lm.cli.flags import Flags
+def _run(arguments, stack):
     from lm.config import Config, RunOptions
-    from lm.config_file import load_config_file
-    from lm.options import may_change
-    from lm.search.options import SearchOptions
-
-    flags = Flags(USAGE)
-    flags.define(
-        str, "config", None, "a config in configs/, or a path to a .py file with get_config(), and"
-        " suggest() where there is no --space (default: config_small)",
-    )  # fmt: skip
-    flags.define(
-        str, "output_dir", None, "directory of the search",
-        required="give the directory of the search",
-    )  # fmt: skip
-    flags.define(
-        bool, "resume", False, "go on with the search in --output_dir, or start if there is none"
-    )
-    name = flags.peek(argv, "config")
-    config_class = type(load_config_file(name).config) if name is not None else Config
-    flags.define_fields(SearchOptions)
-    flags.define_fields(config_class, show_defaults=False)
-    names = {field.name for field in dataclasses.fields(RunOptions)}
-    flags.define_fields(RunOptions, leave_out=names - may_change(RunOptions, "search"))
-    return flags, config_class
-
-
-def _run(flags, config_class, stack):
-    from lm.config import RunOptions
     from lm.distributed.signals import Signals
-    from lm.options import may_change
     from lm.report.search import best_table
     from lm.search.driver import Driver, resume_command
     from lm.search.options import SearchOptions
@@ -72,11 +65,11 @@ def _run(flags, config_class, stack):
     from lm.search.study import storage_errors
     from lm.search.winner import report_winner
 
-    directory = flags["output_dir"]
-    config, options, run = map(flags.given, (config_class, SearchOptions, RunOptions))
+    place = arguments[SearchDirectory]
+    config, options, run = map(arguments.given, (Config, SearchOptions, RunOptions))
     run = {name: run[name] for name in run.keys() & may_change(RunOptions, "search")}
-    given = Given(flags["config"], config, options, run)
-    search, study = prepare(directory, flags["resume"], given, stack)
+    directory, given = place.output_dir, Given(place.config, config, options, run)
+    search, study = prepare(directory, place.resume, given, stack)
     signals = stack.enter_context(contextlib.closing(Signals()))
     with storage_errors(f"go on with: {resume_command(directory)}"):
         driver = Driver(directory, search, study, signals)

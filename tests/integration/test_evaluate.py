@@ -63,7 +63,7 @@ def test_units_and_counts_agree(alone, corpora):
 def test_ranks_together_get_the_number_of_one(trained, num_ranks, rows):
     splits = ["valid", "test"]
     together = run_evaluate(
-        trained, "--split", ",".join(splits), "--eval_batch_size", rows, "--distributed",
+        trained, "--split", ",".join(splits), "--eval_batch_size", rows,
         num_ranks=num_ranks, timeout=240,
     )  # fmt: skip
     for one, many in zip(evaluate(str(trained), splits, eval_batch_size=rows), together):

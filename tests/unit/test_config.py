@@ -6,10 +6,10 @@ import sys
 
 import pytest
 
-from lm.cli.flags import parse_training_flags
 from lm.config import Config, RunOptions
 from lm.config_file import load_config_file
 from lm.errors import InfoRequested, UserError
+from lm.train import parse_flags
 
 PLATEAU = 20 / 35, "plateau", 0.25
 CONSTANT = "decay", 1.0, 5
@@ -88,9 +88,9 @@ def test_the_value_of_a_flag_may_not_be_empty():
 
 def test_paths_may_begin_with_the_home_directory(monkeypatch):
     monkeypatch.setenv("HOME", "/home/me")
-    _, options, _ = parse("--data_path=~/text", "--output_dir=~/runs/a", "--log_path", "a~")
-    found = options.data_path, options.output_dir, options.log_path
-    assert found == ("/home/me/text", "/home/me/runs/a", "a~")
+    config, options, _ = parse("--data_path=~/text", "--log_path", "a~", "--name=~/name")
+    found = options.data_path, options.log_path, config.name
+    assert found == ("/home/me/text", "a~", "~/name")
 
 
 def test_a_whole_number_is_a_good_float():
@@ -104,7 +104,7 @@ def test_infinity_is_kept_as_a_number_that_json_has():
 
 
 def parse(*arguments):
-    return parse_training_flags(["lm.train", *arguments])
+    return parse_flags(["lm.train", *arguments])
 
 
 def test_flags_override_the_config():

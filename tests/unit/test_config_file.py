@@ -8,11 +8,14 @@ import numpy as np
 import optuna
 import pytest
 
-from lm.cli.flags import Flags, config_flags, parse_training_flags
+from lm.cli.flags import parse as parse_command_line
+from lm.config import Config
 from lm.config_file import BUILT_IN, load_config_file
 from lm.errors import InfoRequested, UserError
+from lm.search.__main__ import SearchDirectory
 from lm.search.options import SearchOptions
 from lm.search.space import config_of, parse_space
+from lm.train import parse_flags
 
 
 def write(tmp_path, text):
@@ -55,7 +58,7 @@ def test_an_unknown_config_lists_the_known_ones():
 
 
 def parse(*arguments):
-    return parse_training_flags(["lm.train", *arguments])
+    return parse_flags(["lm.train", *arguments])
 
 
 OWN_FIELDS = """
@@ -225,9 +228,6 @@ def test_a_config_file_is_run_once_and_finds_the_modules_beside_it(tmp_path, mon
 
 
 def test_a_field_of_a_config_file_with_the_name_of_a_commands_flag_is_an_error(tmp_path):
-    flags = Flags("A search.")
-    config_flags(
-        flags, ["search", "--config", write(tmp_path, OWN_FIELDS.replace("num_heads", "trials"))]
-    )
-    with pytest.raises(UserError, match="--trials is a flag of this command already: rename"):
-        flags.define_fields(SearchOptions)
+    path = write(tmp_path, OWN_FIELDS.replace("num_heads", "trials"))
+    with pytest.raises(UserError, match="--trials is already a flag of this command: rename"):
+        parse_command_line(["search", "--config", path], "", SearchDirectory, SearchOptions, Config)

@@ -5,13 +5,13 @@ import dataclasses
 
 import pytest
 
-from lm.cli.flags import parse_training_flags
 from lm.data.corpus import find_data_path, load_corpus
 from lm.distributed.communicator import OneProcess
 from lm.errors import RunError, UserError
 from lm.inference.run import open_run
 from lm.inference.texts import load_text
 from lm.record import CorpusRecord, RunRecord
+from lm.train import parse_flags
 from lm.training.prepare import prepare
 from tests.unit.data.texts import decoded, write
 from tests.untrained import make_run
@@ -73,7 +73,7 @@ def test_a_corpus_that_can_be_created_again_needs_no_flag(tmp_path, monkeypatch)
 
 def prepared(*flags):
     arguments = ["lm.train", "--config", "config_test", "--corpus", "files", *map(str, flags)]
-    config, options, functions = parse_training_flags(arguments)
+    config, options, functions = parse_flags(arguments)
     with contextlib.ExitStack() as stack:
         return prepare(config, options, OneProcess(), stack, functions)
 

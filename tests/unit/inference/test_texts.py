@@ -7,7 +7,6 @@ import pytest
 
 from lm.checkpoint import choice
 from lm.checkpoint import format as checkpoint
-from lm.cli.flags import run_flags
 from lm.config import Config
 from lm.data.vocabulary import Vocabulary
 from lm.errors import RunError, UserError
@@ -135,8 +134,3 @@ def test_a_value_out_of_range_is_an_error(tmp_path):
     change_record(tmp_path / "run", lambda record: record["config"].update(batch_size=0))
     with pytest.raises(UserError, match="batch_size must be at least 1"):
         open_run(tmp_path / "run")
-
-
-def test_run_is_needed():
-    with pytest.raises(UserError, match="--run is missing: give the directory of a run"):
-        run_flags("test").parse(["program"])

@@ -1,0 +1,63 @@
+"""The command line: flags from option classes, and the flags that all commands share."""
+
+import dataclasses
+
+import pytest
+
+import lm
+from lm.cli.flags import RunChoice, parse
+from lm.errors import InfoRequested, UserError
+from lm.inference.sampling import Sampling
+from lm.options import Checked, option
+from lm.train import parse_flags
+
+
+@dataclasses.dataclass(frozen=True)
+class Options(Checked):
+    input: str = option("", "the file to read", required=True, is_path=True)
+    text: str | None = option(None, "some text")
+    lines: int = option(3, "number of lines", low=1)
+    fast: bool = option(False, "skip the checks")
+
+
+def test_flags_set_the_fields_of_several_option_classes():
+    arguments = parse(["x", "--input", "a", "--lines=7", "--top_k", "2"], "", Options, Sampling)
+    assert arguments[Options] == Options(input="a", lines=7)
+    assert arguments[Sampling].top_k == 2
+    assert arguments.given(Sampling) == {"top_k": 2}
+
+
+def test_home_directory_is_expanded_only_in_paths(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    options = parse(["x", "--input=~/a", "--text=~/b"], "", Options)[Options]
+    assert (options.input, options.text) == ("/home/me/a", "~/b")
+
+
+def test_positional_arguments_are_rejected_unless_the_command_accepts_them():
+    argv = ["x", "a", "--input", "b", "c"]
+    assert parse(argv, "", Options, positional=True).positional == ["a", "c"]
+    with pytest.raises(UserError, match="'a' is not a flag: write --flag value"):
+        parse(argv, "", Options)
+
+
+def test_a_missing_required_flag_is_an_error_that_describes_it():
+    with pytest.raises(UserError, match=r"^--run is missing: directory of the run"):
+        parse(["x", "--run="], "", RunChoice)
+
+
+def test_version_lists_the_project_and_its_libraries():
+    with pytest.raises(InfoRequested, match=rf"^lm {lm.__version__}\n(.*\n)*numpy \d"):
+        parse(["x", "--version"], "", Options)
+
+
+def test_print_config_shows_the_source_of_each_value():
+    argv = ["lm.train", "--config", "config_medium", "--seed", "7", "--noeval", "--print_config"]
+    with pytest.raises(InfoRequested) as printed:
+        parse_flags(argv)
+    rows = [line.strip("| ").split() for line in str(printed.value).splitlines()]
+    found = {row[0]: (row[2], " ".join(row[4:])) for row in rows}
+    assert found["hidden_size"] == ("650", "config file")
+    assert found["seed"] == ("7", "command line")
+    assert found["forget_bias"] == ("0.0", "default")
+    assert found["eval"] == ("False", "command line")
+    assert found["max_steps"] == ("None", "default")
