@@ -1,6 +1,6 @@
-"""What a run tells: numbers for programs and sentences for people.
+"""Events (numbers for programs) and log lines (sentences for people) of a run.
 
-Others call `reporter.Reporter`: its events go to metrics.jsonl and, by `tensorboard`, to
-TensorBoard; its lines go to the console and to the log files of the ranks, by `logs`. `tracing`
-writes where the time of single steps goes.
+The rest of the program calls `reporter.Reporter`. It writes events to metrics.jsonl and to
+TensorBoard (`tensorboard`), and log lines to the console and to log files (`logs`). `tracing` shows
+how single steps spend their time.
 """

@@ -1,11 +1,10 @@
-"""Where log lines go: the console, and files of one rank or of all (`--mpi_log`)."""
+"""Destinations of log lines: the console, and the log files of the ranks (`--mpi_log`)."""
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import logging
-import logging.handlers
-import math
 import os
 import sys
 import threading
@@ -18,29 +17,30 @@ from lm.files import PatientFile
 
 logger = logging.getLogger("lm")
 _FORMATTER = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
-# One for all files: a file that finds no room says so in the others, and two threads that each held
-# one file and waited for the other's would wait for ever.
+_MAX_EARLY_LINES = 1000
+# One lock for all files: a failing file logs an error, which goes to the other files. With one lock
+# per file, two threads could each hold one lock and wait forever for the other.
 _files_lock = threading.RLock()
 
 
 @contextlib.contextmanager
 def may_be_gone(stream: TextIO) -> Iterator[None]:
-    """Let a write to the console fail: a closed terminal must not end a run, nor its last save.
+    """Let a write to the console fail: a closed terminal must not end a run.
 
     Args:
-      stream: sys.stdout or sys.stderr; from its first failure on it leads nowhere.
+      stream: sys.stdout or sys.stderr. After the first failure, it leads to /dev/null.
     """
     try:
         yield
     except OSError:
-        # Not only this write: what is still buffered would fail again when Python exits.
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, stream.fileno())
-        os.close(nowhere)
+        # The buffered text would fail again when Python exits.
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, stream.fileno())
+        os.close(null)
 
 
 class _ConsoleHandler(logging.Handler):
-    """Writes lines above a progress bar instead of through it."""
+    """Writes lines above the progress bar instead of through it."""
 
     def emit(self, record: logging.LogRecord) -> None:
         with may_be_gone(sys.stderr):
@@ -48,7 +48,7 @@ class _ConsoleHandler(logging.Handler):
 
 
 class _FileHandler(logging.Handler):
-    """Writes lines to a file, which may be on a full disk."""
+    """Writes lines to a file, whose disk may be full."""
 
     def __init__(self, path: str):
         super().__init__()
@@ -56,111 +56,124 @@ class _FileHandler(logging.Handler):
         self.setFormatter(_FORMATTER)
 
     def createLock(self) -> None:
-        """Called by logging, which holds the lock in `emit`."""
-        self.lock = _files_lock
+        self.lock = _files_lock  # logging holds it during `emit`
 
     def emit(self, record: logging.LogRecord) -> None:
         self.write([self.format(record)])
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
         super().close()
 
     def write(self, lines: Sequence[str]) -> None:
-        """Write lines that are formatted."""
+        """Write formatted lines."""
         text = "".join(f"{line}\n" for line in lines)
-        with self.lock:  # `collect` comes here past logging, the writer of checkpoints through it
+        with self.lock:
             self._file.write(text.encode("utf-8", "backslashreplace"))
 
 
-class _Keep(logging.handlers.BufferingHandler):
-    """Keeps lines until somebody takes them."""
+class _Buffer(logging.Handler):
+    """Keeps formatted lines in memory.
+
+    Args:
+      lines: The first lines.
+      limit: The number of lines to keep; None for all.
+    """
+
+    def __init__(self, lines: Sequence[str] = (), limit: int | None = None):
+        super().__init__()
+        self._lines = collections.deque(lines, maxlen=limit)
+        self.setFormatter(_FORMATTER)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._lines.append(self.format(record))
 
     def take(self) -> list[str]:
-        """Return the lines kept since the last call."""
-        records, self.buffer = self.buffer, []
-        return [_FORMATTER.format(record) for record in records]
+        """Remove the lines and return them."""
+        with self.lock:
+            lines = list(self._lines)
+            self._lines.clear()
+        return lines
 
 
-# What was said before the run's directory was known and, where rank 0 collects the lines of the
-# others, what they have said since.
-_unwritten = _Keep(math.inf)
+# The lines before the log files are open. Commands without log files never take them.
+_early = _Buffer(limit=_MAX_EARLY_LINES)
 
 
 def start_console(rank: int) -> None:
-    """Send rank 0's log lines, and all ranks' errors, to stderr, without time stamps."""
+    """Send the log lines of rank 0, and the errors of all ranks, to stderr without timestamps."""
     handler = _ConsoleHandler()
-    # Ranks warn of the same corpus and the same network: 1,000 of them would say it 1,000 times.
+    # Most warnings concern the corpus or the network, and 1,000 ranks would repeat them.
     handler.setLevel(logging.ERROR if rank else logging.INFO)
     handler.setFormatter(logging.Formatter("%(message)s"))
     logger.addHandler(handler)
-    logger.addHandler(_unwritten)
+    logger.addHandler(_early)
     logger.setLevel(logging.INFO)
     logger.propagate = False
 
 
 def worker_path(path: str, rank: int) -> str:
-    """Return the file of a rank beside rank 0's: log.txt, log.1.txt, log.2.txt."""
+    """Return the log file of a rank, named after rank 0's: log.txt, log.1.txt, log.2.txt."""
     stem, extension = os.path.splitext(path)
     return f"{stem}.{rank}{extension}" if rank else path
 
 
 class LogFiles:
-    """This rank's part in a run's log files, from the lines before it was made on.
+    """The log files of this rank. They include the lines logged before the files were opened.
 
     Args:
-      paths: The files, as rank 0 names them.
-      mode: master: rank 0 alone writes. workers: each rank writes files of its own, named by
-        `worker_path`. collect: the ranks keep their lines until `collect`, when rank 0 writes
-        them, each with its rank; lines since the last `collect` are lost when a job is killed.
+      paths: The files of rank 0.
+      mode: "master": only rank 0 writes. "workers": each rank writes its own files, named by
+        `worker_path`. "collect": the ranks keep their lines until `collect`, and rank 0 writes
+        them with a prefix. Lines since the last `collect` are lost if the job is killed.
       rank: This rank.
 
     Raises:
-      OSError: A file cannot be opened.
+      OSError: If a file cannot be opened.
     """
 
     def __init__(self, paths: Sequence[str], mode: str, rank: int):
         self._collects = mode == "collect"
-        self._files: list[_FileHandler] = []
+        files: list[_FileHandler] = []
         if rank == 0 or mode == "workers":
-            for path in paths:  # rank 0 alone has made the run's directory: hosts may share none
+            for path in paths:  # on another host, the run directory may not exist
                 os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-            # All of them before the first is in use: one that cannot be opened leaves none behind.
-            self._files = [_FileHandler(worker_path(path, rank)) for path in paths]
-            early = _unwritten.take()
-            for handler in self._files:
-                handler.write(early)
-                logger.addHandler(handler)
+            files = [_FileHandler(worker_path(path, rank)) for path in paths]
+        logger.removeHandler(_early)
+        early = _early.take()
+        self._files, self._buffer = files, _Buffer(early if rank else ())
+        for file in files:
+            file.write(early)
+            logger.addHandler(file)
         if rank and self._collects:
-            logger.addHandler(_unwritten)
-        else:
-            logger.removeHandler(_unwritten)
-        if logger.level == logging.NOTSET:  # no command, but a caller that has set up no logging
+            logger.addHandler(self._buffer)
+        if logger.level == logging.NOTSET:  # the caller did not configure logging
             logger.setLevel(logging.INFO)
 
     def write(self, message: str) -> None:
-        """Write what the console is told when the files are closed."""
+        """Write an error line to the files only: the console shows it when the program ends."""
         record = logger.makeRecord(logger.name, logging.ERROR, __file__, 0, message, (), None)
         for file in self._files:
             file.handle(record)
 
-    def close(self) -> None:
-        """Write no more lines."""
-        logger.removeHandler(_unwritten)
-        for file in self._files:
-            logger.removeHandler(file)
-            file.close()
-
     def collect(self, gather: Callable[[list[str]], list[list[str]]]) -> None:
-        """Bring the ranks' lines to rank 0's files; all ranks must call it together.
+        """Write the lines of all ranks to rank 0's files in mode "collect".
+
+        All ranks must call it at the same point.
 
         Args:
-          gather: Returns the argument of each rank, by rank, as `Communicator.gather`.
+          gather: Returns the argument of each rank, by rank, like `Communicator.gather`.
         """
         if not self._collects:
             return
-        by_rank = gather(_unwritten.take())
+        by_rank = gather(self._buffer.take())
         for file in self._files:
             for rank, lines in enumerate(by_rank):
                 file.write([f"[rank {rank}] {line}" for line in lines])
+
+    def close(self) -> None:
+        """Stop logging to the files."""
+        logger.removeHandler(self._buffer)
+        for file in self._files:
+            logger.removeHandler(file)
+            file.close()

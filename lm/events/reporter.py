@@ -1,8 +1,4 @@
-"""What a run tells: `metrics.jsonl`, TensorBoard and its progress.
-
-A run has events (numbers, for programs) and log lines (sentences, for people). Events go to
-`metrics.jsonl` and TensorBoard, on rank 0 alone; log lines where `lm/events/logs.py` sends them.
-"""
+"""The reports of a run: `metrics.jsonl`, TensorBoard, log files and progress."""
 
 from __future__ import annotations
 
@@ -12,7 +8,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, Optional
+from typing import Any
 
 from tqdm import tqdm
 
@@ -26,64 +22,60 @@ logger = logging.getLogger("lm")
 
 
 class Reporter:
-    """Writes a run's events and log lines on rank 0; on the other ranks it writes nothing.
+    """Writes the events of a run on rank 0, and its log lines on the ranks that have log files.
 
     Args:
-      output_dir: The run's directory, which exists; None on all ranks but 0, so that they
-        cannot corrupt its files.
-      tensorboard: Whether to write TensorBoard's event files too.
+      output_dir: The run directory, which exists; None on all ranks except rank 0.
+      tensorboard: Whether to write TensorBoard event files too.
     """
 
-    def __init__(self, output_dir: Optional[str], tensorboard: bool = False):
+    def __init__(self, output_dir: str | None, tensorboard: bool = False):
         self.output_dir = output_dir
         self._metrics, self._tensorboard, self._logs = None, None, None
         if output_dir:
-            path = os.path.join(output_dir, run_files.METRICS)
-            self._metrics = PatientFile(path)
+            self._metrics = PatientFile(os.path.join(output_dir, run_files.METRICS))
             if tensorboard:
-                self._tensorboard = TensorBoardWriter(
-                    os.path.join(output_dir, run_files.TENSORBOARD)
-                )
+                directory = os.path.join(output_dir, run_files.TENSORBOARD)
+                self._tensorboard = TensorBoardWriter(directory)
 
     def open_logs(self, paths: Sequence[str], mode: str, rank: int) -> None:
-        """Start this rank's log files; the arguments are those of `LogFiles`."""
+        """Open the log files of this rank; see `LogFiles`."""
         self._logs = LogFiles(paths, mode, rank)
 
     def collect_logs(self, gather: Callable[[list[str]], list[list[str]]]) -> None:
-        """Bring the ranks' lines to rank 0, if `--mpi_log collect`; all ranks call it together."""
+        """Write the lines of all ranks to rank 0's log files; see `LogFiles.collect`."""
         self._logs.collect(gather)
 
     def event(self, kind: str, **fields: Any) -> None:
-        """Append one JSON object to metrics.jsonl, and its numbers to TensorBoard."""
+        """Append a JSON object to metrics.jsonl, and its numbers to TensorBoard."""
         if self._metrics:
-            # JSON has no NaN and no infinity, and null is no number: such a field is left out.
-            finite = {name: value for name, value in fields.items() if _is_json(value)}
+            # JSON has neither NaN nor infinity, so these fields are omitted.
+            finite = {
+                name: value
+                for name, value in fields.items()
+                if not isinstance(value, float) or math.isfinite(value)
+            }
             self._metrics.write(json.dumps({"event": kind, **finite}).encode() + b"\n")
         if self._tensorboard:
             self._tensorboard.write(kind, fields)
 
     def sync(self) -> None:
-        """Bring the events so far to the disk, so that a power cut does not take them."""
+        """Flush the events to disk, so that they survive a power failure."""
         if self._metrics:
             self._metrics.sync()
 
-    def describe(self, settings: dict[str, Any]) -> None:
-        """Show the run's settings in TensorBoard."""
-        if self._tensorboard:
-            self._tensorboard.describe(settings)
-
     def progress(self, epoch: int, done: int, total: int) -> Progress:
-        """Start showing the progress of an epoch of `total` steps, `done` of them done."""
+        """Show the progress of an epoch with `total` steps, of which `done` are finished."""
         return Progress(self, epoch, done, total)
 
     def __enter__(self) -> Reporter:
         return self
 
-    def __exit__(self, kind: Optional[type], error: Optional[Exception], _: object) -> None:
-        """End the run's report; the last line of its log is why it has ended.
+    def __exit__(self, kind: type | None, error: Exception | None, _: object) -> None:
+        """Write the reason why the run ended as the last log line, and close all files.
 
         Raises:
-          RunError: There was no room for all events; not in the place of another error.
+          RunError: If events could not be written, and no other error is being raised.
         """
         if isinstance(error, ProgramExit) and self._logs:
             self._logs.write(str(error))
@@ -107,10 +99,7 @@ class Reporter:
 
 
 class Progress:
-    """An epoch's progress: a bar on a terminal, else about ten lines per epoch.
-
-    Schedulers' logs and pipes get lines: a bar would fill them with carriage returns.
-    """
+    """The progress of an epoch: a bar on a terminal, otherwise about ten log lines per epoch."""
 
     def __init__(self, reporter: Reporter, epoch: int, done: int, total: int):
         self._epoch, self._total = epoch, total
@@ -122,13 +111,13 @@ class Progress:
                 )
 
     def update(self, done: int, perplexity: float, learning_rate: float, speed: float) -> None:
-        """Show the state after a step.
+        """Show the progress after a step.
 
         Args:
-          done: Steps of this epoch that are done.
+          done: Finished steps of this epoch.
           perplexity: Training perplexity of the epoch so far.
-          learning_rate: Of the last step.
-          speed: Words per second, all ranks together.
+          learning_rate: Learning rate of the last step.
+          speed: Words per second of all ranks.
         """
         if self._bar is not None:
             text = f"perplexity {perplexity:.2f}, {speed:.0f} words/s"
@@ -142,11 +131,7 @@ class Progress:
             )
 
     def close(self) -> None:
-        """Take the bar off the terminal."""
+        """Remove the bar from the terminal."""
         if self._bar is not None:
             with may_be_gone(sys.stderr):
                 self._bar.close()
-
-
-def _is_json(value: Any) -> bool:
-    return not isinstance(value, float) or math.isfinite(value)

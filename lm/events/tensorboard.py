@@ -1,4 +1,4 @@
-"""A run's numbers for TensorBoard, made from the events of `metrics.jsonl`."""
+"""The numbers of a run for TensorBoard, from the events of `metrics.jsonl`."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import tensorflow.compat.v1 as tf
-from tensorboard.plugins.hparams import summary as hparams
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from lm.files import PatientFile
 from lm.perplexity import MAX_MEAN_NLL
 
-# The tag that each number of an event is shown under; perplexities share a chart's name.
+# The tag for each number of an event. Tags with the same prefix share a section.
 _TAGS = {
     "step": {
         "loss": "loss/train",
@@ -35,12 +34,12 @@ _TAGS = {
 
 
 class TensorBoardWriter:
-    """Writes an event file, each event at once: a run that is killed keeps its numbers.
+    """Writes each event immediately, so that a killed run keeps its numbers.
 
-    Not tf.summary.FileWriter: it keeps them for a while, and has its own ways to fail.
+    tf.summary.FileWriter would buffer events, and it handles full disks differently.
 
     Args:
-      log_dir: Its directory, for `tensorboard --logdir`.
+      log_dir: The directory for `tensorboard --logdir`.
     """
 
     def __init__(self, log_dir: str):
@@ -51,7 +50,7 @@ class TensorBoardWriter:
         self._add(file_version="brain.Event:2")
 
     def write(self, kind: str, fields: Mapping[str, Any]) -> None:
-        """Write the numbers of an event at its step; an event without numbers is left out."""
+        """Write the numbers of an event, if it has any."""
         summary = tf.Summary()
         for name, tag in _TAGS.get(kind, {}).items():
             value = fields.get(name)
@@ -66,17 +65,6 @@ class TensorBoardWriter:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
-
-    def describe(self, settings: Mapping[str, Any]) -> None:
-        """Write a run's settings, as text and for the hparams dashboard."""
-        plain = {name: value for name, value in settings.items() if value is not None}
-        rows = "".join(f"|{name}|{value}|\n" for name, value in plain.items())
-        text = tf.make_tensor_proto(f"|setting|value|\n|---|---|\n{rows}")
-        summary = tf.Summary()
-        value = summary.value.add(tag="config", tensor=text)
-        value.metadata.plugin_data.plugin_name = "text"
-        self._add(summary=summary)
-        self._add(summary=hparams.session_start_pb(plain))
 
     def _add(self, **fields: Any) -> None:
         self._records.write(tf.Event(wall_time=time.time(), **fields).SerializeToString())

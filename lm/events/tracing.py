@@ -1,10 +1,10 @@
-"""Traces of single steps, for Chrome's trace viewer (chrome://tracing) and Perfetto."""
+"""Traces of single steps, for Perfetto and chrome://tracing."""
 
 from __future__ import annotations
 
 import logging
 import os
-from typing import Any, Callable, Optional
+from typing import Any, Callable
 
 import tensorflow.compat.v1 as tf
 from tensorflow.python.client.timeline import Timeline
@@ -15,11 +15,11 @@ from lm.files import write_atomically
 logger = logging.getLogger("lm")
 
 
-def parse_steps(text: Optional[str]) -> range:
-    """Turn "A:B" into the steps A to B, both included; None into no steps.
+def parse_steps(text: str | None) -> range:
+    """Return the steps that "FIRST:LAST" names, including both; None names no steps.
 
     Raises:
-      UserError: The text is not two step numbers in order.
+      UserError: If the text does not consist of two step numbers in ascending order.
     """
     if text is None:
         return range(0)
@@ -30,24 +30,25 @@ def parse_steps(text: Optional[str]) -> range:
 
 
 class StepTracer:
-    """Runs steps, and writes a trace of the chosen ones.
+    """Runs steps, and writes a trace of the selected ones.
 
     Args:
-      session: Runs them.
+      session: The session of the run.
       steps: The global steps to trace, counted from 1.
-      directory: Where trace-STEP.json goes; None traces nothing.
+      directory: The directory for trace-STEP.json; None disables tracing.
     """
 
-    def __init__(self, session: tf.Session, steps: range, directory: Optional[str]):
-        self._session, self._steps, self._directory = session, steps, directory
+    def __init__(self, session: tf.Session, steps: range, directory: str | None):
+        self._session, self._directory = session, directory
+        self._steps = range(0) if directory is None else steps
 
     def run_of(self, step: int) -> Callable[[Any, dict], Any]:
-        """Return what runs a step as `session.run(fetches, feed)` does, traced if it was chosen."""
-        if self._directory is None or step not in self._steps:
+        """Return a replacement of `session.run` for a step, which writes its trace if selected."""
+        if step not in self._steps:
             return self._session.run
-        return lambda fetches, feed: self._traced(step, fetches, feed)
+        return lambda fetches, feed: self._run_traced(step, fetches, feed)
 
-    def _traced(self, step: int, fetches: Any, feed: dict) -> Any:
+    def _run_traced(self, step: int, fetches: Any, feed: dict) -> Any:
         metadata = tf.RunMetadata()
         options = tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE)
         values = self._session.run(fetches, feed, options=options, run_metadata=metadata)
@@ -55,6 +56,6 @@ class StepTracer:
         path = os.path.join(self._directory, f"trace-{step}.json")
         try:
             write_atomically(path, trace.encode())
-        except OSError as error:  # no reason to end a run
+        except OSError as error:  # training continues without the trace
             logger.warning("cannot write %s: %s", path, error.strerror)
         return values

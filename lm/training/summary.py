@@ -28,14 +28,13 @@ logger = logging.getLogger("lm")
 def report_start(run: Prepared, position: Position, reporter: Reporter, exact: str) -> None:
     """Open the log files, and write the start event, the summary and the files that describe
     the run; all ranks must call it together, in the graph of the training."""
-    config, comm = dataclasses.asdict(run.config), run.comm
+    comm = run.comm
     output_dir = comm.gather(reporter.output_dir)[0]
     paths = [os.path.join(output_dir, run_files.LOG)]
     if run.options.log_path:
         paths.append(run.options.log_path)
     raise_on_all_ranks(comm, lambda: reporter.open_logs(paths, run.options.mpi_log, comm.rank))
     if comm.is_rank_0:
-        reporter.describe(config)
         run.record.write(output_dir, has_checkpoints=run.run_dir.checkpoint_dir is not None)
         run.corpus.vocabulary.save(os.path.join(output_dir, run_files.VOCABULARY))
     facts = _facts(run, position, output_dir) | {"exact": exact}

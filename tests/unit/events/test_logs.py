@@ -1,4 +1,4 @@
-"""Log lines to a console or a file that cannot be written."""
+"""Log lines, and consoles and files that cannot be written."""
 
 import logging
 import os
@@ -11,7 +11,7 @@ import pytest
 
 from lm.events.logs import LogFiles
 
-TALK = """
+PROGRAM = """
 import logging, os, sys
 from lm.events.logs import LogFiles, start_console
 from lm.events.reporter import Reporter
@@ -30,8 +30,8 @@ print("the end")
 """
 
 
-def talk(directory, log, console="/dev/stderr"):
-    program = TALK.format(directory=directory, log=log, console=console)
+def run_program(directory, log, console="/dev/stderr"):
+    program = PROGRAM.format(directory=directory, log=log, console=console)
     result = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
     )
@@ -39,26 +39,26 @@ def talk(directory, log, console="/dev/stderr"):
     return result.stderr
 
 
-def test_a_console_that_fails_stops_nothing(tmp_path):
-    text = talk(tmp_path, tmp_path / "log", console="/dev/full")
+def test_a_failing_console_does_not_stop_the_program(tmp_path):
+    text = run_program(tmp_path, tmp_path / "log", console="/dev/full")
     assert "line 50\n" in text and "line 51\n" not in text
     assert len((tmp_path / "log").read_text().splitlines()) == 100
 
 
-def test_a_log_file_that_fails_is_one_line(tmp_path):
-    text = talk(tmp_path, "/dev/full")
+def test_a_failing_log_file_is_reported_once(tmp_path):
+    text = run_program(tmp_path, "/dev/full")
     assert text.count("cannot write /dev/full: No space left on device") == 1
     assert "line 100\n" in text and "Traceback" not in text
 
 
-def test_lines_of_two_threads_are_there_once(tmp_path):
-    path = tmp_path / "fifo"  # which holds up its writers until it is read
+def test_lines_of_two_threads_are_written_once(tmp_path):
+    path = tmp_path / "fifo"  # writers block until it is read
     os.mkfifo(path)
     reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     files = LogFiles([str(path)], "collect", 0)
     collect = threading.Thread(target=files.collect, args=(lambda _: [["x" * (1 << 20)]],))
     collect.start()
-    select.select([reader], [], [])  # it is held up in the midst of its lines
+    select.select([reader], [], [])  # the writer is blocked in the middle of its lines
     log = threading.Thread(target=logging.getLogger("lm").warning, args=("beside",))
     log.start()
     os.set_blocking(reader, True)
@@ -72,14 +72,14 @@ def test_lines_of_two_threads_are_there_once(tmp_path):
     assert text.count(b"x") == 1 << 20 and text.count(b"beside") == 1
 
 
-def test_a_worker_without_rank_0s_directory_makes_its_own(tmp_path):
+def test_a_worker_on_another_host_creates_the_directory(tmp_path):
     path = tmp_path / "runs/one/log.txt"
     LogFiles([str(path)], "workers", 1).close()
     assert [file.name for file in path.parent.iterdir()] == ["log.1.txt"]
 
 
-@pytest.mark.parametrize("rank, said", [(0, "same\nlost\n"), (3, "lost\n")])
-def test_a_warning_is_said_by_rank_0_and_an_error_by_all(rank, said):
+@pytest.mark.parametrize("rank, shown", [(0, "same\nlost\n"), (3, "lost\n")])
+def test_rank_0_shows_warnings_and_all_ranks_show_errors(rank, shown):
     program = f"""
 import logging
 from lm.events.logs import start_console
@@ -89,4 +89,19 @@ logging.getLogger("lm").error("lost")
 """
     command = [sys.executable, "-c", program]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert (result.returncode, result.stderr) == (0, said)
+    assert (result.returncode, result.stderr) == (0, shown)
+
+
+def test_lines_before_the_log_files_are_kept_up_to_a_limit(tmp_path):
+    program = f"""
+import logging
+from lm.events.logs import LogFiles, start_console
+start_console(1)
+for line in range(1500):
+    logging.getLogger("lm").info(f"line {{line}}")
+LogFiles(["{tmp_path}/log.txt"], "workers", 1)
+logging.getLogger("lm").info("later")
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    lines = [line.split("INFO ")[1] for line in (tmp_path / "log.1.txt").read_text().splitlines()]
+    assert lines == [*(f"line {line}" for line in range(500, 1500)), "later"]
