@@ -77,8 +77,7 @@ def find_data_path(
 
     Raises:
       `missing_error`: If the corpus of the run is missing.
-      UserError: If a record is corrupt.
-      RunError: If a file is temporarily unreadable.
+      UserError, RunError: If a record is unreadable; see `load_record`.
     """
     for run_dir in run_dirs:
         record = load_record(run_dir)
@@ -114,17 +113,8 @@ def _locate(
 
 
 def _is_in(directory: str, kind: str) -> bool:
-    paths = [directory]
-    if kind != "embedded":
-        paths = [os.path.join(directory, name) for name in _file_names(kind)]
-    for path in paths:
-        try:
-            os.stat(path)  # os.path.exists does not distinguish missing and unreadable files
-        except OSError as error:
-            if error_class(error) is RunError:
-                raise RunError(f"cannot read {path}: {error.strerror}") from error
-            return False
-    return True
+    names = [""] if kind == "embedded" else _file_names(kind)
+    return all(os.path.exists(os.path.join(directory, name)) for name in names)
 
 
 def _file_names(kind: str) -> list[str]:

@@ -77,27 +77,21 @@ def download_ptb(
 
 
 def _checked_source(data_url: str) -> str:
-    """Return an http(s) address or the path of an existing file."""
+    """Return an http(s) address or the path of a readable file."""
     try:
         parts = urllib.parse.urlsplit(data_url)
     except ValueError as error:
         raise UserError(f"data_url {data_url} is not an address: {error}") from error
     if parts.scheme in ("http", "https") and parts.hostname:
         return data_url
-    if parts.scheme == "file" and parts.netloc in ("", "localhost"):
-        path = urllib.parse.unquote(parts.path)
-    elif parts.scheme and data_url.startswith(f"{parts.scheme}:/"):
-        raise UserError(
-            f"data_url {without_secrets(data_url)} is not supported; use http://HOST/...,"
-            " https://HOST/..., file:///PATH or a plain path"
-        )
-    else:
-        path = data_url
-    if not os.path.isfile(path):
-        raise UserError(f"data_url {data_url}: the file {path} does not exist")
-    if not os.access(path, os.R_OK):
-        raise UserError(f"data_url {data_url}: no permission to read {path}")
-    return path
+    is_file_url = parts.scheme == "file" and parts.netloc in ("", "localhost")
+    path = urllib.parse.unquote(parts.path) if is_file_url else data_url
+    if os.path.isfile(path) and os.access(path, os.R_OK):
+        return path
+    raise UserError(
+        f"data_url {without_secrets(data_url)}: there is no file {path}, or it is not readable; use"
+        " a path, file:///PATH, http://HOST/... or https://HOST/..."
+    )
 
 
 def _missing_files(directory: str, checksums: Mapping[str, str]) -> list[str]:

@@ -133,39 +133,28 @@ def test_a_text_that_is_unreadable_for_a_moment_is_not_a_user_error(tmp_path):
         load_corpus(data_path)
 
 
-def test_a_missing_split_is_named(tmp_path):
-    data_path = write(tmp_path / "d")
-    os.remove(tmp_path / "d" / "valid.txt")
-    with pytest.raises(UserError, match=r"lacks valid\.txt"):
-        load_corpus(data_path)
-
-
-def test_two_corpora_in_a_directory_are_rejected(tmp_path):
+def test_incomplete_or_mixed_corpora_are_rejected(tmp_path):
     data_path = write(tmp_path / "d")
     write(data_path, prefix="ptb.")
     with pytest.raises(UserError, match=r"both.*train\.txt.*ptb\.train\.txt"):
         load_corpus(data_path)
+    data_path = write(tmp_path / "own")
+    os.remove(tmp_path / "own" / "valid.txt")
+    with pytest.raises(UserError, match=r"lacks valid\.txt"):
+        load_corpus(data_path)
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(UserError, match=r"cannot read the data directory .*file.*--data_path"):
+        load_corpus(str(tmp_path / "file"))
 
 
-def test_unpublished_ptb_files_are_accepted_with_a_warning(tmp_path, caplog):
-    corpus = load_corpus(write(tmp_path / "d", prefix="ptb."))
-    assert corpus.record.kind == "ptb"
-    assert "ptb.train.txt" in caplog.text
-    assert "not the published PTB" in caplog.text
-
-
-def test_an_incomplete_set_of_unpublished_ptb_files_is_not_completed(tmp_path):
+def test_unpublished_ptb_files_are_accepted_with_a_warning_but_not_completed(tmp_path, caplog):
     data_path = write(tmp_path / "d", prefix="ptb.")
+    assert load_corpus(data_path).record.kind == "ptb"
+    assert "ptb.train.txt" in caplog.text and "not the published PTB" in caplog.text
     os.remove(tmp_path / "d" / "ptb.test.txt")
     with pytest.raises(UserError, match=r"lacks ptb\.test\.txt, and its ptb\.train\.txt"):
         load_corpus(data_path)
     assert (tmp_path / "d" / "ptb.train.txt").read_text() == TEXTS["train"]
-
-
-def test_a_data_path_that_is_a_file_is_rejected(tmp_path):
-    (tmp_path / "file").write_text("x")
-    with pytest.raises(UserError, match=r"cannot read the data directory .*file.*--data_path"):
-        load_corpus(str(tmp_path / "file"))
 
 
 @pytest.mark.parametrize("make", [os.mkdir, os.mkfifo, lambda p: os.symlink("/nowhere", p)])

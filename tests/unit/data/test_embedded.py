@@ -51,10 +51,6 @@ def test_entropy_rate_of_two_states_equals_the_closed_form():
     assert embedded.entropy_rate(chain) == pytest.approx(expected, rel=1e-12)
 
 
-def test_perplexity_of_a_uniform_chain_is_its_number_of_states():
-    assert math.exp(embedded.entropy_rate(np.full((7, 7), 1 / 7))) == pytest.approx(7)
-
-
 def test_entropy_rate_agrees_with_power_iteration(transitions):
     pi = np.full(len(transitions), 1 / len(transitions))
     for _ in range(2000):
@@ -129,7 +125,7 @@ def test_a_bigram_model_counted_on_train_reaches_the_known_perplexity(corpus):
     assert math.exp(nll / (len(test) - 1)) == pytest.approx(known.test_perplexity, rel=0.01)
 
 
-def test_texts_are_plain_lines_of_the_requested_size(corpus):
+def test_texts_are_plain_lines_and_the_same_on_every_machine(corpus):
     directory, _ = corpus
     for split, size in (("train", 400_000), ("valid", 20_000), ("test", 20_000)):
         text = (directory / f"{split}.txt").read_bytes()
@@ -137,10 +133,6 @@ def test_texts_are_plain_lines_of_the_requested_size(corpus):
         assert all(line and line == line.strip() for line in text[:-1].split(b"\n"))
         assert size <= len(_tokens(directory / f"{split}.txt")) < size + 500
     assert len(set(_tokens(directory / "train.txt"))) == 201
-
-
-def test_texts_are_the_same_on_every_machine(corpus):
-    directory, _ = corpus
     digests = {
         split: hashlib.sha256((directory / f"{split}.txt").read_bytes()).hexdigest()
         for split in ("train", "valid", "test")
@@ -150,22 +142,6 @@ def test_texts_are_the_same_on_every_machine(corpus):
         "valid": "92b666b6eadbfe3a55bccdf47cbad6fd7495c6ab5329c1caf57143ae15fc5767",
         "test": "e2cd92a90875475fc2662b988ff4d24d23e81382dd67e235400111b1514f8fc7",
     }
-
-
-def test_word_names_are_distinct_and_sorted_by_length():
-    names = embedded.word_names(6000)
-    assert len(set(names)) == 6000
-    assert [len(name) for name in names] == sorted(len(name) for name in names)
-    assert all(name.isalpha() and name.isascii() for name in names)
-
-
-def test_length_of_a_text_does_not_change_the_other_texts(tmp_path):
-    embedded.write_corpus(tmp_path / "a", **SMALL)
-    embedded.write_corpus(tmp_path / "b", **{**SMALL, "train_tokens": 6000})
-    a, b = ((tmp_path / name / "train.txt").read_bytes() for name in "ab")
-    assert b.startswith(a)
-    assert len(b) > len(a)
-    assert (tmp_path / "a/test.txt").read_bytes() == (tmp_path / "b/test.txt").read_bytes()
 
 
 def _contents(directory):
@@ -220,23 +196,6 @@ def test_a_corpus_of_the_user_is_not_overwritten(tmp_path):
         embedded.write_corpus(tmp_path, **SMALL)
     assert [path.name for path in tmp_path.iterdir()] == ["valid.txt"]
     assert (tmp_path / "valid.txt").read_text() == "my own words\n"
-
-
-def test_a_reader_of_a_replaced_text_still_sees_the_old_text(tmp_path):
-    embedded.write_corpus(tmp_path, **SMALL)
-    old = (tmp_path / "train.txt").read_bytes()
-    with open(tmp_path / "train.txt", "rb") as reader:
-        embedded.write_corpus(tmp_path, seed=2, **SMALL)
-        assert reader.read() == old
-
-
-@pytest.mark.parametrize(
-    "changed", [{"num_successors": 1}, {"num_successors": 31}, {"train_tokens": 20}]
-)
-def test_invalid_sizes_write_nothing(tmp_path, changed):
-    with pytest.raises(AssertionError):
-        embedded.write_corpus(tmp_path / "new", **{**SMALL, **changed})
-    assert not (tmp_path / "new").exists()
 
 
 def _write_and_read(directory, barrier, queue):
