@@ -64,12 +64,8 @@ class Context:
           keep_prob: Probability of keeping a unit. Kept units are divided by it.
           batch_axis: Axis of the rows, 0 or 1. The default is 0 for two axes, otherwise 1.
 
-        Returns:
-          A tensor of the same shape as x.
-
         Raises:
-          UserError: If the batch axis or `keep_prob` is invalid, if there are too many calls, or if
-            the call is inside a tf.function.
+          UserError: If an argument is invalid, or if the call is inside a tf.function.
         """
         mask_index, self.num_masks = self.num_masks, self.num_masks + 1
         if not self._drops(keep_prob):
@@ -144,12 +140,8 @@ class Context:
           weights: float32 matrix, computed from variables only.
           keep_prob: Probability of keeping a weight. Kept weights are divided by it.
 
-        Returns:
-          A matrix of the same shape.
-
         Raises:
-          UserError: If `keep_prob` is invalid, if there are too many calls, or if the call is
-            inside a loop.
+          UserError: If `keep_prob` is invalid, or if the call is inside a loop.
         """
         if not self._drops(keep_prob):
             return weights
@@ -164,13 +156,7 @@ class Context:
 
         A mask on the weights is then applied to the sum over the ranks, and the gradients of two
         uses of a variable are added after each is a sum over the ranks. Otherwise, the number of
-        ranks would change the rounding.
-
-        Args:
-          weights: A tensor computed from variables only. It is the same on all ranks.
-
-        Returns:
-          The same weights.
+        ranks would change the rounding. The weights must be computed from variables only.
         """
         if not self.training:
             return weights
@@ -187,9 +173,6 @@ class Context:
         Args:
           outputs_TBH: Outputs of the top layer.
           dropped_TBH: The same outputs after dropout.
-
-        Raises:
-          UserError: If the shapes differ from [T, B, H], or if the call is inside a loop.
         """
         if not self.training:
             return
@@ -221,15 +204,12 @@ class Context:
     def embed(
         self, inputs_TB: tf.Tensor, units: int | None = None, name: str = "embedding"
     ) -> tf.Tensor:
-        """Look up token IDs in the table [V, units] with this name.
+        """Look up token IDs in the table [V, units] with this name, as float32 [T, B, units].
 
         Args:
           inputs_TB: int32 token IDs. T must be known, but B may be unknown.
           units: Units per word. The default is `embedding_size`, or `hidden_size`.
           name: Name of the variable.
-
-        Returns:
-          float32 [T, B, units].
         """
         config = self.config
         units = units or config.embedding_size or config.hidden_size

@@ -1,9 +1,9 @@
-"""The network a word at a time, for any number of rows: generation, scoring, export.
+"""Graphs that read one word at a time, for any number of rows: generation, scoring, export.
 
-In plain TensorFlow and float32, so that its graphs load where nothing of this project is installed.
+They use plain TensorFlow in float32, so exported graphs load without this project.
 
 Shapes: T time steps, B rows, V words, S numbers of a row's state. A state is float32 [B, S]: the
-parts that `state_shapes` names, each flattened, one after the other; zeros are the empty state.
+flattened parts of `state_shapes`, concatenated. The initial state is zero.
 """
 
 from __future__ import annotations
@@ -27,21 +27,22 @@ def next_word(
     """Read one word in each row.
 
     Args:
-      network: The model.
-      words_B: int32 ids.
+      network: The network.
+      words_B: int32 token IDs.
       state_BS: State before the word.
 
     Returns:
-      The log-probabilities (natural) of the word after it, float32 [B, V], and the state.
+      The natural log-probabilities of the following word, float32 [B, V], and the new state.
     """
     context = Context(network.config, network.vocab_size)
-    outputs_or_logits_TBX, after = network.build(words_B[None], _unpack(network, state_BS), context)
+    words_1B = words_B[None]
+    outputs_or_logits_1BX, after = network.build(words_1B, _unpack(network, state_BS), context)
     parts = [
         tf.reshape(after[name], [-1, math.prod(shape)])
         for name, shape in network.state_shapes.items()
     ]
     state_BS = tf.concat(parts, axis=1) if parts else state_BS
-    return network.log_probs(outputs_or_logits_TBX[0], context), state_BS
+    return network.log_probs(outputs_or_logits_1BX[0], context), state_BS
 
 
 def _unpack(network: Network, state_BS: tf.Tensor) -> State:
@@ -56,34 +57,31 @@ def _unpack(network: Network, state_BS: tf.Tensor) -> State:
 def target_log_probs(network: Network, inputs_TB: tf.Tensor, targets_TB: tf.Tensor) -> tf.Tensor:
     """Return the natural log-probability of each target, float32 [T, B].
 
-    Each row starts with an empty state. One step's softmax is held at a time, so that memory
-    does not grow with T * V.
+    Each row starts with an empty state. The loop computes the softmax of one time step at a time,
+    so the memory does not grow with T * V.
 
     Args:
-      network: The model.
-      inputs_TB: int32 ids of the words that are read.
-      targets_TB: int32 ids of the words after them.
+      network: The network.
+      inputs_TB: int32 IDs of the tokens to read.
+      targets_TB: int32 IDs of the tokens that follow them.
     """
     num_steps, size = tf.shape(inputs_TB)[0], state_size(network)
     known_rows = inputs_TB.shape.as_list()[1]
     rows = tf.shape(inputs_TB)[1] if known_rows is None else known_rows
-    # Makes the variables: an initial value that is a tensor would be one of the loop's in there.
+    # Create the variables outside of the loop: initial values that are tensors must not be in it.
     next_word(network, inputs_TB[0], tf.zeros([rows, size]))
 
     def step(t, state_BS, found):
         log_probs_BV, state_BS = next_word(network, inputs_TB[t], state_BS)
-        at_targets = tf.gather(log_probs_BV, targets_TB[t], batch_dims=1)
-        return t + 1, state_BS, found.write(t, at_targets)
+        at_targets_B = tf.gather(log_probs_BV, targets_TB[t], batch_dims=1)
+        return t + 1, state_BS, found.write(t, at_targets_B)
 
+    state_shape = tf.TensorShape([known_rows, size])
     _, _, found = tf.while_loop(
         lambda t, *_: t < num_steps,
         step,
         (0, tf.zeros([rows, size]), tf.TensorArray(tf.float32, num_steps)),
-        shape_invariants=(
-            tf.TensorShape([]),
-            tf.TensorShape([known_rows, size]),
-            tf.TensorShape([]),
-        ),
+        shape_invariants=(tf.TensorShape([]), state_shape, tf.TensorShape([])),
         back_prop=False,
     )
     return found.stack()

@@ -1,9 +1,9 @@
-"""The built-in network: embedding, LSTM layers (Zaremba et al. 2014), and its recurrent layer.
+"""The built-in network: an embedding and LSTM layers (Zaremba et al. 2014).
 
-It comes through the same door as those of users' config files: `state_shapes`, `build_outputs`.
+It has the same interface as user-defined networks: `state_shapes` and `build_outputs`.
 
-Shapes: T time steps, B rows, I inputs of a layer, H hidden units. Gates are ordered i, j, f, o
-(input, candidate, forget, output), as in TensorFlow's BasicLSTMCell.
+Shapes: T time steps, B rows, N = T * B, I inputs of a layer, H hidden units, G = 4H gates. Gates
+are ordered i, j, f, o (input, candidate, forget, output), as in TensorFlow's BasicLSTMCell.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class LSTMWeights(NamedTuple):
 
 
 def state_shapes(config: Config) -> dict[str, list[int]]:
-    """Return the shapes of a row's recurrent state, by name; it is zero at the start."""
+    """Return the shapes of a row's recurrent state by name."""
     return {
         f"{layer}/{part}": [config.hidden_size]
         for layer in range(config.num_layers)
@@ -46,12 +46,12 @@ def state_shapes(config: Config) -> dict[str, list[int]]:
 def build_outputs(
     inputs_TB: tf.Tensor, state: Mapping[str, tf.Tensor], context: Context
 ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-    """Run the embedding and the layers over a window.
+    """Build the embedding and the layers for a window.
 
     Args:
-      inputs_TB: int32 ids; T must be known, B need not.
-      state: Before the window; no gradient flows into it (truncated BPTT).
-      context: Settings and operations.
+      inputs_TB: int32 token IDs. T must be known, but B may be unknown.
+      state: State before the window. No gradient flows into it (truncated BPTT).
+      context: The context of this use of the network.
 
     Returns:
       The outputs of the top layer, [T, B, H], and the state after the window.
@@ -71,11 +71,11 @@ def build_outputs(
     return x_TBH, after
 
 
-def _layer_weights(layer: int, inputs: int, context: Context) -> LSTMWeights:
+def _layer_weights(layer: int, num_inputs: int, context: Context) -> LSTMWeights:
     config, hidden = context.config, context.config.hidden_size
     with tf.variable_scope(f"lstm_{layer}"):
         weights = LSTMWeights(
-            input=tf.get_variable("input_weights", [inputs, 4 * hidden]),
+            input=tf.get_variable("input_weights", [num_inputs, 4 * hidden]),
             recurrent=tf.get_variable("recurrent_weights", [hidden, 4 * hidden]),
             bias=tf.get_variable("bias", [4 * hidden], initializer=tf.zeros_initializer()),
         )
@@ -92,22 +92,18 @@ def lstm_layer(
     """Run one LSTM layer over a window (Zaremba et al. 2014, section 3; no peepholes).
 
     The input projection does not depend on the recurrence, so it is one product for all time
-    steps; only the recurrent product is left inside.
+    steps.
 
-    Args:
-      x_TBI: Inputs.
-      initial: State before the window; no gradient flows into it (truncated BPTT).
-      weights: The layer's weights.
-      ops: What computes it.
+    No gradient flows into the initial state (truncated BPTT).
 
     Returns:
       Outputs [T, B, H], and the state after the window.
     """
-    num_steps, _, inputs = x_TBI.shape.as_list()
-    projected = ops.matmul(tf.reshape(x_TBI, [-1, inputs]), weights.input)
-    projected = ops.add_bias(projected, weights.bias)
+    num_steps, _, num_inputs = x_TBI.shape.as_list()
+    projected_NG = ops.matmul(tf.reshape(x_TBI, [-1, num_inputs]), weights.input)
+    projected_NG = ops.add_bias(projected_NG, weights.bias)
     h_TBH, h_last, c_last = ops.recurrence(
-        tf.reshape(projected, [num_steps, -1, projected.shape[1]]),
+        tf.reshape(projected_NG, [num_steps, -1, projected_NG.shape[1]]),
         weights.recurrent,
         tf.stop_gradient(initial.h),
         tf.stop_gradient(initial.c),

@@ -52,11 +52,7 @@ class Network:
 
     @property
     def state_shapes(self) -> dict[str, list[int]]:
-        """The shapes of a row's recurrent state by name. The initial state is zero.
-
-        Raises:
-          UserError: If the function of the config file fails or returns an invalid value.
-        """
+        """The shapes of a row's recurrent state by name. The initial state is zero."""
         found = call(self._where, self._state_shapes, self.config)
         return network_rules.checked_shapes(self._where, found)
 
@@ -76,7 +72,7 @@ class Network:
         Raises:
           UserError: If the function of the config file fails or breaks a rule.
         """
-        variables_before, fed = set(tf.global_variables()), network_rules.placeholders()
+        variables_before = set(tf.global_variables())
         there = {} if self._is_built_in else network_rules.operations()
         # A separate name scope: an operation of the network must not take the name of a variable,
         # because the variable would then get another name in this graph.
@@ -84,7 +80,6 @@ class Network:
             found = call(self._where, self._build, inputs_TB, dict(state), context)
         context.is_built = True
         where = f"{self._where}: {'build_logits' if self._makes_logits else 'build_outputs'}"
-        network_rules.check_placeholders(where, network_rules.placeholders() - fed)
         what, units = ("logits", self.vocab_size) if self._makes_logits else ("outputs", None)
         shape = [*inputs_TB.shape.as_list(), units]
         outputs_or_logits_TBX, after = network_rules.checked_result(
@@ -128,13 +123,9 @@ class Network:
         scale_N: tf.Tensor,
         context: Context,
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Return the loss and the negative log-likelihood of each token; see `plain.cross_entropy`.
+        """Return the loss and the negative log-likelihood of each token.
 
-        Args:
-          outputs_or_logits_TBX: From `build`.
-          targets_N: int32 IDs of the tokens to predict.
-          scale_N: Factor of each token in the loss.
-          context: As for `build`.
+        See `lm.kernels.softmax_cross_entropy`. The context is that of `build`.
         """
         units = outputs_or_logits_TBX.shape.as_list()[2]
         outputs_or_logits_NX = tf.reshape(outputs_or_logits_TBX, [-1, units])
@@ -151,9 +142,7 @@ class Network:
     def log_probs(self, outputs_or_logits_BX: tf.Tensor, context: Context) -> tf.Tensor:
         """Return the natural log-probabilities of the next word, float32 [B, V].
 
-        Args:
-          outputs_or_logits_BX: From `build`, at one time step.
-          context: As for `build`.
+        The outputs or logits are those of `build` at one time step.
         """
         if self._makes_logits:
             return tf.nn.log_softmax(outputs_or_logits_BX)

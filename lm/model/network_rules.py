@@ -1,4 +1,8 @@
-"""Rules that the functions and the graph of a user's network must follow."""
+"""Rules that the functions and the graph of a user's network must follow.
+
+The checks raise a UserError that names the file and the function (`where`). `made` contains the
+operations of the network, and `used` contains its variables.
+"""
 
 from __future__ import annotations
 
@@ -33,11 +37,7 @@ _OWN_DATA = re.compile(r".*Iterator(V[23])?|.*Queue(V[23])?|Mutable.*Table.*")
 
 
 def checked_shapes(path: str, found: Any) -> dict[str, list[int]]:
-    """Return the result of `state_shapes`.
-
-    Raises:
-      UserError: If the result is not a dictionary from names to lists of sizes.
-    """
+    """Return the result of `state_shapes`: a dictionary from names to lists of sizes."""
     where = f"{path}: state_shapes must return names with lists of sizes, such as {{'h': [200]}}"
     if not isinstance(found, Mapping):
         raise UserError(f"{where}, not {found!r}")
@@ -60,16 +60,14 @@ def checked_result(
 ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
     """Return the result of `build_outputs` or `build_logits`, with known shapes.
 
+    If only a run can tell the shape, the graph checks it.
+
     Args:
       where: The file and the function.
       found: The result.
       what: "outputs" or "logits".
-      shape: The expected shape of the outputs or logits. None stands for any known size, and for
-        an unknown B.
+      shape: The expected shape. None stands for any known number of units, and for an unknown B.
       state_shapes: The expected shapes of the state.
-
-    Raises:
-      UserError: If the result differs. (If only a run can tell, the graph checks the shape.)
     """
     if not isinstance(found, (tuple, list)) or len(found) != 2:
         raise UserError(f"{where} must return ({what}, new_state), not {_described(found)}")
@@ -113,14 +111,6 @@ def _described(value: Any) -> str:
     return f"{len(value)} values" if many else f"a {type(value).__name__}"
 
 
-def placeholders() -> set[str]:
-    """Return the names of the current graph's placeholders; none inside a loop."""
-    graph = tf.get_default_graph()
-    if graph.building_function:
-        return set()
-    return {op.name for op in graph.get_operations() if op.type.startswith("Placeholder")}
-
-
 def operations() -> Nodes:
     """Return the current graph's operations by name, including those of loops and conditions."""
     graph = tf.get_default_graph().as_graph_def()
@@ -130,35 +120,18 @@ def operations() -> Nodes:
     return found
 
 
-def check_placeholders(where: str, made: set[str]) -> None:
-    """Reject placeholders, because nothing would feed them."""
-    for name in sorted(made):
-        raise UserError(
-            f"{where} creates the placeholder {name}, which nothing feeds: use context.training,"
-            " or a field of context.config"
-        )
-
-
 def check_variables(
-    where: str, used: Mapping[str, tf.Variable], made: set[tf.Variable], reserved: set[str]
+    where: str, used: Mapping[str, tf.Variable], created: set[tf.Variable], reserved: set[str]
 ) -> None:
-    """Reject variables that were not created by tf.get_variable, and names of other variables.
-
-    Args:
-      where: The file and the function.
-      used: The variables of the network by name.
-      made: The variables that the network function created.
-      reserved: Names of the variables of the output layer and the recurrent state.
-    """
-    for name in sorted({variable.op.name for variable in made} - used.keys()):
+    """Reject variables that were not created by tf.get_variable, and reserved names."""
+    for name in sorted({variable.op.name for variable in created} - used.keys()):
         raise UserError(
             f"{where} creates {name} again at each call: create it with tf.get_variable, which"
             " finds it again"
         )
     for name in sorted(used.keys() & reserved):
-        owner = "the recurrent state in a checkpoint" if name.startswith("state/") else (
-            "the output layer"
-        )  # fmt: skip
+        is_state = name.startswith("state/")
+        owner = "the recurrent state in a checkpoint" if is_state else "the output layer"
         raise UserError(f"{where} has the variable {name}, a name of {owner}: rename it")
 
 
@@ -194,13 +167,9 @@ def tied_table(
 
 
 def check_graph(where: str, made: Nodes, used: Mapping[str, tf.Variable]) -> None:
-    """Reject assignments and the network's own data, in any use of the network.
-
-    Args:
-      where: The file and the function.
-      made: The operations of the network, from `operations`.
-      used: Its variables.
-    """
+    """Reject assignments, placeholders and the network's own data, in any use of the network."""
+    # Inside a loop, the inputs of the loop are placeholders too.
+    in_loop = tf.get_default_graph().building_function
     # tf.train.init_from_checkpoint replaces the first initializer of a variable.
     initializers = {variable.initializer.name for variable in used.values()}
     initializers |= {f"{name}/Assign" for name in used}
@@ -210,6 +179,11 @@ def check_graph(where: str, made: Nodes, used: Mapping[str, tf.Variable]) -> Non
             raise UserError(
                 f"{where} assigns to a variable ({name}): only trainable variables change; use the"
                 " state to carry values from window to window"
+            )
+        if node.op.startswith("Placeholder") and not in_loop:
+            raise UserError(
+                f"{where} creates the placeholder {name}, which nothing feeds: use"
+                " context.training, or a field of context.config"
             )
         if _OWN_DATA.fullmatch(node.op):
             raise UserError(
@@ -221,14 +195,9 @@ def check_graph(where: str, made: Nodes, used: Mapping[str, tf.Variable]) -> Non
 def check_training(
     where: str, made: Nodes, used: Mapping[str, tf.Variable], context: Context, given: Sequence
 ) -> None:
-    """Reject a network that cannot be trained, or ignores a setting.
+    """Reject a network that cannot be trained, or that ignores a setting.
 
-    Args:
-      where: The file and the function.
-      made: The operations of the network, from `operations`.
-      used: Its variables.
-      context: The context of the call.
-      given: The token IDs and the state.
+    `given` contains the token IDs and the state that the network received.
     """
     for name, instead in _COLLECTED.items():
         if tf.get_collection(name):
@@ -259,14 +228,14 @@ def _check_global_step(where: str, made: Nodes, used: Mapping[str, tf.Variable])
         for tensor in op.inputs
     )
     if reads or step.op.name in used:
-        raise UserError(f"{where} uses the global step, which exists only in training: use"
-                        " context.step")  # fmt: skip
+        raise UserError(
+            f"{where} uses the global step, which exists only in training: use context.step"
+        )
 
 
 def _check_calls(where: str, config: Config, context: Context) -> None:
-    penalty = config.activation_penalty or (
-        config.num_steps > 1 and config.temporal_activation_penalty
-    )
+    has_changes = config.num_steps > 1  # from one time step to the next
+    penalty = config.activation_penalty or (has_changes and config.temporal_activation_penalty)
     if penalty and not context.penalties:
         raise UserError(
             f"{where} does not call context.penalize, which activation_penalty and"
@@ -283,11 +252,7 @@ def warnings_of(
 ) -> Iterator[str]:
     """Yield a warning for each reason why results may not be reproducible.
 
-    Args:
-      where: The file and the function.
-      made: The operations of the network, from `operations`.
-      state: The state that the function received.
-      results: The results of the function, and its penalties.
+    `state` is the state that the network received, and `results` includes the penalties.
     """
     unread = [name for name, before in state.items() if not before.consumers()]
     if unread:
@@ -314,9 +279,9 @@ def warnings_of(
 
 
 def _computed(made: Nodes, results: Sequence[tf.Tensor]) -> list[node_def_pb2.NodeDef]:
-    """Return the operations behind the results, including all operations of loops and conditions.
+    """Return the operations behind the results, except operations of initial values.
 
-    Operations of initial values are not included.
+    All operations of loops and conditions are included.
     """
     behind = {op.name for op in operations_behind(*results)}
     here = {op.name for op in tf.get_default_graph().get_operations()}

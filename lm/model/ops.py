@@ -11,7 +11,7 @@ from lm.model import plain
 
 
 class Ops(NamedTuple):
-    """The operations of a network and its training; see `lm/model/plain.py` for their arguments."""
+    """The operations of a network and its training; see `lm.kernels` for their arguments."""
 
     matmul: Callable
     add_bias: Callable

@@ -60,20 +60,7 @@ def recurrence(
     c_0: tf.Tensor,
     precision: str,
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Run an LSTM layer over a window, given its input projection.
-
-    z_t = projected_t + h_{t-1} W;  c_t = f c_{t-1} + i j;  h_t = o tanh(c_t).
-
-    Args:
-      projected_TBG: x Wx + b, for the gates i, j, f, o.
-      recurrent_weights: W, [H, 4H].
-      h_0: Output before the window, [B, H].
-      c_0: Memory cell before the window, [B, H].
-      precision: float32 or bfloat16.
-
-    Returns:
-      Outputs [T, B, H], and h and c after the last step, each [B, H].
-    """
+    """Run an LSTM layer over a window; see `lm.kernels.lstm_recurrence`."""
 
     @tf.custom_gradient
     def with_gradient(*inputs):
@@ -178,21 +165,9 @@ def cross_entropy(
     training: bool,
     transposed: bool = False,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return loss = sum_n scale_n nll_n, with nll_n = -log softmax(hidden_n W + b)[target_n].
+    """Project to the vocabulary, and return the loss and the negative log-likelihood of each token.
 
-    Args:
-      hidden_NH: Outputs of the top layer.
-      weights_HV: Projection.
-      bias_V: Bias of the projection.
-      targets_N: int32 IDs of the tokens to predict.
-      scale_N: Factor of each token in the loss.
-      precision: float32 or bfloat16.
-      training: Whether the loss will be differentiated; not used here.
-      transposed: Whether the weights are [V, H].
-
-    Returns:
-      The loss, whose gradient flows to hidden, weights and bias, and the nll of each token [N] in
-      nats, without a gradient.
+    See `lm.kernels.softmax_cross_entropy`. `training` is not used here.
     """
     if transposed:
         weights_HV = tf.transpose(weights_HV)
@@ -203,7 +178,7 @@ def cross_entropy(
 def logits_cross_entropy(
     logits_NV: tf.Tensor, targets_N: tf.Tensor, scale_N: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return the results of `cross_entropy`, given the logits."""
+    """Return the loss and the negative log-likelihood of each token, given the logits."""
     nll_N = _cross_entropy(logits_NV, targets_N)
     return tf.reduce_sum(scale_N * nll_N), tf.stop_gradient(nll_N)
 

@@ -22,12 +22,7 @@ _STACK = "Traceback (most recent call last)"
 
 
 def call(path: str, function: Callable, *arguments: Any) -> Any:
-    """Call a function of a config file.
-
-    Args:
-      path: Path of the config file.
-      function: The function.
-      *arguments: The arguments of the function.
+    """Call a function of the config file with this path.
 
     Raises:
       UserError: If the function fails; the message names the line of the config file.

@@ -1,4 +1,4 @@
-"""The variables of a network: made once, found again, and the same for the same seed."""
+"""The variables of a network: created once per graph, and initialized from the seed."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from lm.config import Config
 from lm.errors import UserError
 from lm.system import seeded
 
-_KEPT = [tf.GraphKeys.GLOBAL_VARIABLES, tf.GraphKeys.MODEL_VARIABLES]
-# What Horovod can broadcast.
+_SAVED = [tf.GraphKeys.GLOBAL_VARIABLES, tf.GraphKeys.MODEL_VARIABLES]
+# The types that Horovod can broadcast.
 _DTYPES = [tf.float32, tf.float64, tf.float16, tf.int8, tf.int16, tf.int32, tf.int64, tf.uint8,
            tf.uint16, tf.bool]  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
 class Uniform:
-    """An initializer: uniform in +-scale, of numbers that the seed and the variable's name decide.
+    """Mark a variable to be initialized uniformly in [-scale, scale].
 
-    `shared_variables` puts what draws them in its place: an initializer is not told the name.
+    `shared_variables` replaces this mark, because an initializer does not know the variable's name.
     """
 
     scale: float
@@ -36,34 +36,34 @@ class Uniform:
 
 @contextlib.contextmanager
 def shared_variables(config: Config, training: bool) -> Iterator[dict[str, tf.Variable]]:
-    """Let `tf.get_variable` make each variable of a network once in a graph, and find it again.
+    """Let `tf.get_variable` create each variable of a network once per graph, and find it again.
 
-    As in TF 1.x, a name that is asked for twice, and not with `reuse`, is a mistake: two layers
-    would be one. Names do not depend on where in the graph that is. Initial values depend on the
-    seed and the variable's name only, so all ranks start equal: those without an initializer are
-    uniform in +-init_scale, and random operations without a seed get one of the name. Initializers
-    of Keras have drawn theirs in Python, before there is a name: they depend on their order, too.
+    As in TF 1.x, requesting a name twice without `reuse` is an error, because two layers would
+    share their weights. Names do not depend on the surrounding scopes. Initial values only depend
+    on the seed and the variable's name, so all ranks start equal: variables without an initializer
+    are uniform in [-init_scale, init_scale], and random operations without a seed get a seed.
+    (Keras initializers draw in Python, without a name, so their values also depend on their order.)
 
     Args:
-      config: For `init_scale` and `seed`.
-      training: Whether this use is for training.
+      config: Contains `init_scale` and `seed`.
+      training: Whether this use of the network is for training.
 
     Yields:
-      The variables that are asked for, by name, as they are.
+      The requested variables by name. Variables are added when they are requested.
     """
     used: dict[str, tf.Variable] = {}
-    asked: set[str] = set()
+    requested: set[str] = set()
     is_over = False
 
     def get(getter, name: str, shape=None, **options) -> tf.Variable:
-        # The same code is run again for a gradient (tf.recompute_grad), and by tf.function.
-        if name in asked and not (options.get("reuse") or is_over or in_defun()):
+        # tf.recompute_grad and tf.function run the same code again.
+        if name in requested and not (options.get("reuse") or is_over or in_defun()):
             raise UserError(
-                f"variable {name} is made twice: each needs a tf.variable_scope of its own, or"
-                " reuse=tf.AUTO_REUSE where they are to be one"
+                f"variable {name} is created twice: use a separate tf.variable_scope for each, or"
+                " reuse=tf.AUTO_REUSE to share it"
             )
-        asked.add(name)
-        variable = getter(name, shape=shape, **_settled(name, options, config.seed, training))
+        requested.add(name)
+        variable = getter(name, shape=shape, **_options(name, options, config.seed, training))
         _check(variable, name)
         _seed_initial_value(variable, config.seed)
         used[variable.op.name] = variable
@@ -77,52 +77,47 @@ def shared_variables(config: Config, training: bool) -> Iterator[dict[str, tf.Va
     is_over = True
 
 
-def _settled(name: str, options: dict, seed: int, training: bool) -> dict:
-    """Return the options of `tf.get_variable` as they are for each variable of a network."""
+def _options(name: str, options: dict, seed: int, training: bool) -> dict:
+    """Return the options of `tf.get_variable`, with the choices that hold for all variables."""
     if options.get("regularizer"):
         raise UserError(
-            f"variable {name} has a regularizer, which nothing uses here: --weight_decay, in its"
-            " place"
+            f"variable {name} has a regularizer, which is not used: use --weight_decay instead"
         )
-    # All that a trained network needs, also what is not trained, and wherever its author puts it:
-    # the ranks start with the same values, and a checkpoint has them.
-    others = set(options.get("collections") or []) - {tf.GraphKeys.LOCAL_VARIABLES, *_KEPT}
-    # A variable in parts is for parameter servers; one of the old kind is updated by operations of
-    # the optimizers that here are not used.
-    settled = {**options, "use_resource": True, "partitioner": None}
-    settled["collections"] = [*_KEPT, *sorted(others)]
+    # Broadcast and save all variables, even if they are not trainable or if the network puts them
+    # into other collections.
+    collections = set(options.get("collections") or []) - {tf.GraphKeys.LOCAL_VARIABLES, *_SAVED}
+    # Partitions are for parameter servers. The optimizers only update resource variables.
+    options = {**options, "use_resource": True, "partitioner": None}
+    options["collections"] = [*_SAVED, *sorted(collections)]
     if isinstance(options.get("initializer"), Uniform):
         key, scale = [seed, zlib.crc32(name.encode())], options["initializer"].scale
         is_floating = tf.as_dtype(options.get("dtype") or tf.float32).is_floating
-        # What counts or tells yes from no starts with zeros, as TensorFlow has it.
-        settled["initializer"] = _stateless_uniform(key, scale) if is_floating else None
-    # Other uses of the network in this graph have made it, or will. (The first one of a program
-    # that does not train makes all.)
+        # TensorFlow initializes integers and booleans with zero.
+        options["initializer"] = _stateless_uniform(key, scale) if is_floating else None
+    # Another use of the network in this graph may have created the variable. (In a program that
+    # does not train, the first use creates all variables.)
     if not (training and options.get("reuse") is True):
-        settled["reuse"] = tf.AUTO_REUSE
-    return settled
+        options["reuse"] = tf.AUTO_REUSE
+    return options
 
 
 def _check(variable: tf.Variable, name: str) -> None:
-    """Refuse what cannot be trained, broadcast or saved under the name that was asked for."""
+    """Reject a variable that cannot be trained, broadcast, or saved under the requested name."""
     dtype = variable.dtype.base_dtype
     if variable.trainable and dtype != tf.float32:
         raise UserError(
-            f"variable {variable.op.name} is {dtype.name}: what is trained must be float32"
+            f"variable {variable.op.name} is {dtype.name}: trainable variables must be float32"
         )
     if dtype not in _DTYPES or not variable.shape.num_elements():
         raise UserError(
-            f"variable {variable.op.name} is {dtype.name} of the shape {variable.shape}: what is"
-            f" kept must be numbers, and at least one, of {', '.join(d.name for d in _DTYPES)}"
+            f"variable {variable.op.name} is {dtype.name} of the shape {variable.shape}: variables"
+            f" must not be empty, and must be one of {', '.join(d.name for d in _DTYPES)}"
         )
     if variable.op.name != name:
-        made = tf.get_collection(tf.GraphKeys.MODEL_VARIABLES)  # not the global step, nor slots
-        # Where one has the name, but for its case, this gets the same other in each graph.
+        made = tf.get_collection(tf.GraphKeys.MODEL_VARIABLES)  # without global step and slots
+        # If two names only differ in case, TensorFlow renames one of them, equally in each graph.
         if name.lower() not in {v.op.name.lower() for v in made if v is not variable}:
-            raise UserError(
-                f"variable {name}: an operation of the training has this name: call it something"
-                " else"
-            )
+            raise UserError(f"variable {name} has the name of a training operation: rename it")
 
 
 def _stateless_uniform(seed: list[int], scale: float):
@@ -133,7 +128,7 @@ def _stateless_uniform(seed: list[int], scale: float):
 
 
 def operations_behind(*tensors: tf.Tensor) -> set[tf.Operation]:
-    """Return the operations that tensors are made of."""
+    """Return the operations that tensors are computed from."""
     found: set[tf.Operation] = set()
     stack = [tensor.op for tensor in tensors]
     while stack:
@@ -145,14 +140,14 @@ def operations_behind(*tensors: tf.Tensor) -> set[tf.Operation]:
 
 
 def _seed_initial_value(variable: tf.Variable, seed: int) -> None:
-    """Give the random operations of a variable's initial value seeds that its name decides.
+    """Seed the random operations of an initial value by the variable's name.
 
-    Without, they draw other numbers on each rank and in each run. TensorFlow's own way, a seed of
-    the graph, counts the operations before them too.
+    Without a seed, the numbers would differ between ranks and between runs. With TensorFlow's graph
+    seed, they would depend on the number of previous operations.
     """
     for op in operations_behind(variable.initializer.inputs[1]):
         if "seed2" in op.node_def.attr and not (op.get_attr("seed") or op.get_attr("seed2")):
-            place = op.name.rpartition("/")[2]  # of two in one initial value
+            place = op.name.rpartition("/")[2]  # differs if an initial value has two operations
             key = zlib.crc32(f"{variable.op.name}/{place}".encode())
             op._set_attr("seed", attr_value_pb2.AttrValue(i=seed % 2**63))
             op._set_attr("seed2", attr_value_pb2.AttrValue(i=key))

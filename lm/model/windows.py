@@ -78,16 +78,9 @@ def build_window_graph(
         with tf.control_dependencies([nll_sum, *state.values()]):
             carry_state_op = _assign(before, after)
         reset_state_op = _assign(before, {name: tf.zeros_like(s) for name, s in before.items()})
-    return WindowGraph(
-        inputs_ph,
-        targets_ph,
-        loss,
-        nll_sum,
-        nll_N,
-        carry_state_op,
-        reset_state_op,
-        context.separate_reductions,
-    )
+    state_ops = carry_state_op, reset_state_op
+    reductions = context.separate_reductions
+    return WindowGraph(inputs_ph, targets_ph, loss, nll_sum, nll_N, *state_ops, reductions)
 
 
 def _build_state(shapes: Mapping[str, Sequence[int]], rows: int) -> Mapping[str, tf.Variable]:
@@ -134,17 +127,14 @@ class Evaluator:
         gather: Callable[[Any], list],
         poll: Callable[[], None] = lambda: None,
     ) -> NllSum:
-        """Evaluate a text on all ranks. Each row starts with an empty recurrent state.
+        """Evaluate a text, and return the sum over all ranks.
 
         Args:
           session: A session of the graph.
           name: Name of the text, for the log.
-          ids: Token IDs of the text, int32 [tokens].
+          ids: Token IDs of the text, int32.
           gather: Returns the values of all ranks. Ranks without rows wait in it.
           poll: Called after each window.
-
-        Returns:
-          The sum over all tokens of the text. It is the same on all ranks.
         """
         logger.info("evaluating %s: %s tokens", name, f"{len(ids):,}")
         own, config = (0, 0), self._config
@@ -160,12 +150,6 @@ def run_evaluation(
     session: tf.Session, graph: WindowGraph, batches: EvalBatches, poll: Callable[[], None]
 ) -> tuple[int, int]:
     """Run an evaluation graph over windows, starting with an empty recurrent state.
-
-    Args:
-      session: A session of the graph.
-      graph: A graph without dropout.
-      batches: Windows with as many rows as the graph.
-      poll: Called after each window.
 
     Returns:
       The summed negative log-likelihood in units of 2^-40 nats, and the number of tokens. The sum

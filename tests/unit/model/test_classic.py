@@ -23,7 +23,7 @@ def test_layers_of_classic_code_need_scopes_of_their_own(load):
     layers = [layer % scope for scope in ("", ", scope='other'", "")]
     losses = train_and_evaluate(load(CLASSIC.replace("    # ---\n", "".join(layers[:2]))))
     assert losses[-1] < losses[0]
-    with pytest.raises(UserError, match=r"variable rnn/basic_lstm_cell/kernel is made twice"):
+    with pytest.raises(UserError, match=r"variable rnn/basic_lstm_cell/kernel is created twice"):
         train_and_evaluate(load(CLASSIC.replace("    # ---\n", "".join(layers))))
 
 

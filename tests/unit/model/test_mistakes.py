@@ -23,7 +23,7 @@ MISTAKES = {
     "    return x, {'h': x}\n": "new_state['h'] must have the shape (3, 4), not (5, 3, 4)",
     "    return x, {'h': x[-1]}, x\n": "must return (outputs, new_state), not 3 values",
     "    x *= tf.get_variable('w', [4])\n    x += tf.get_variable('w', [4])\n" + GOOD:
-        "line 14, in build_outputs: variable w is made twice: each needs a tf.variable_scope",
+        "line 14, in build_outputs: variable w is created twice: use a separate",
     "    x = tf.map_fn(lambda row: tf.matmul(row, row), x)\n" + GOOD:
         "line 13, in build_outputs: ValueError: Dimensions must be equal",
     "    x = tf.map_fn(lambda row: context.dropout(row, 1.5), x)\n" + GOOD:
@@ -42,10 +42,10 @@ MISTAKES = {
     "    x = context.dropout(tf.transpose(x, [1, 0, 2]), 0.5)\n" + GOOD:
         "axis 1 of [3, 5, 4] is not the batch of 3 rows: give batch_axis=0",
     "    w = tf.get_variable('w', [0], trainable=False)\n" + GOOD:
-        "variable w is float32 of the shape (0,): what is kept must be numbers",
+        "variable w is float32 of the shape (0,): variables must not be empty",
     "    w = tf.get_variable('w', initializer='a', trainable=False)\n" + GOOD: "w is string of",
     "    w = tf.get_variable('w', [4], tf.bfloat16, trainable=False)\n" + GOOD:
-        "variable w is bfloat16 of the shape (4,): what is kept must be numbers",
+        "variable w is bfloat16 of the shape (4,): variables must not be empty",
     "    with tf.variable_scope('softmax'):\n        x += tf.get_variable('bias', [4])\n" + GOOD:
         "has the variable softmax/bias, a name of the output layer: rename it",
     "    x *= tf.placeholder(tf.float32, [])\n" + GOOD:
@@ -63,7 +63,7 @@ MISTAKES = {
     "    x = context.dropout(x, 1.5)\n" + GOOD: "keep_prob must be above 0 and at most 1, not 1.5",
     "    x = context.drop_weights(x[0], 0.0)\n" + GOOD: "keep_prob must be above 0 and at most 1",
     "    x *= tf.get_variable('w', [4], regularizer=tf.nn.l2_loss)\n" + GOOD:
-        "line 13, in build_outputs: variable w has a regularizer, which nothing uses here",
+        "line 13, in build_outputs: variable w has a regularizer, which is not used",
     "    tf.add_to_collection(tf.GraphKeys.REGULARIZATION_LOSSES, tf.nn.l2_loss(x))\n" + GOOD:
         "adds to the collection regularization_losses, which is not used: use --weight_decay",
     "    step = lambda h, x: h + x * tf.get_variable('w', [4], regularizer=tf.nn.l2_loss)\n"
@@ -93,7 +93,7 @@ MISTAKES = {
     "    x = tf.tensordot(x, context.drop_weights(w, 0.5), 1)\n" + GOOD:
         "context.drop_weights with",
     "    x *= tf.get_variable('train', [4])\n" + GOOD:
-        "line 13, in build_outputs: variable train: an operation of the training",
+        "line 13, in build_outputs: variable train has the name of a training operation",
     "    tf.add_to_collection('update_ops', tf.no_op('moving'))\n" + GOOD:
         "adds to the collection update_ops",
     # Rows that only a run can count.
@@ -209,7 +209,7 @@ def test_random_numbers_in_the_graph_are_told(load, caplog, seed):
     file = load(HEADER + f"    x = tf.nn.dropout(x, rate=0.5, seed={seed})\n" + GOOD)
     train_and_evaluate(file)
     assert "draws numbers with RandomUniform: they may differ in the next run" in caplog.text
-    with pytest.raises(UserError, match="computes other numbers each time"):
+    with pytest.raises(UserError, match="computes different results each time"):
         check_network(file.config, V, file.functions)
 
 
