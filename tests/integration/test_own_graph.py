@@ -51,8 +51,9 @@ def test_two_ranks_and_a_resume_on_one_have_the_losses_of_one_rank(run, tmp_path
     changed.write_text(GRU.read_text() + "# another comment\n")
     result = run_gru(tmp_path / "run", corpora, 100, 2, GRU, "--check_network")
     assert "exact       no: " in result.stderr
-    again = ("--config", changed, "--output_dir", tmp_path / "run", "--resume", "--max_steps", 120)
-    refused = run_module("lm.train", *again, "--corpus", "embedded", "--data_path", corpora)
+    again = ("--config", changed, "--output_dir", tmp_path / "run", "--resume", "--hidden_size", 32)
+    settings = ("--keep_prob", 0.8, "--corpus", "embedded", "--data_path", corpora)
+    refused = run_module("lm.train", *again, *settings)
     assert refused.returncode == 2 and "add --allow_changed_config_file" in refused.stderr
     run_gru(tmp_path / "run", corpora, 120, 1, changed, "--resume", "--allow_changed_config_file")
     assert len(losses(run)) == 120
