@@ -161,21 +161,16 @@ def _compared(row: dict[str, Any], seconds: float) -> dict[str, Any]:
 
 
 def _warnings(where: str, rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Report the rank counts that are slower than one rank, or slower than fewer ranks."""
+    """Report the rank counts that are slower than one rank, and the fastest rank count."""
     found = []
     for kind in KINDS:
         predicted = [row for row in rows if row["kind"] == kind]
         slower = [str(row["ranks"]) for row in predicted if row["ranks"] > 1 >= row["speedup"]]
-        best = max(predicted, key=lambda row: row["speedup"])
         if slower:
-            found.append(
-                f"{where}, {kind} scaling: ONE RANK WINS against {', '.join(slower)} ranks"
-            )
-        if best["ranks"] < predicted[-1]["ranks"]:
-            found.append(
-                f"{where}, {kind} scaling: {best['ranks']} rank(s) are the fastest,"
-                f" {best['speedup']:.2f} times as fast as one"
-            )
+            found.append(f"{where}, {kind} scaling: ONE RANK WINS against {', '.join(slower)}")
+        best = max(predicted, key=lambda row: row["speedup"])["ranks"]
+        if 1 < best < predicted[-1]["ranks"]:
+            found.append(f"{where}, {kind} scaling: {best} ranks are the fastest")
     return found
 
 

@@ -114,7 +114,7 @@ class ScalingOptions(Options):
 
 
 @dataclasses.dataclass(frozen=True)
-class AdviceOptions(ScalingOptions):
+class AdviceOptions(Options):
     """Predict the speedup of more ranks, on this host and on a cluster.
 
     The prediction is based on the step of one rank and on the gradient exchange, both measured on
@@ -125,7 +125,7 @@ class AdviceOptions(ScalingOptions):
     """
 
     repeats: int = option(4, "measurements of each kind", low=1)
-    hosts: str | None = option(None, "like mpirun -H, one host: host1:2 (default: this host)")
+    ranks: str = option("1,2", "comma-separated rank counts to measure on this host")
     link_latency_us: float = option(25.0, "latency between hosts in microseconds", low=0)
     link_gbps: float = option(10.0, "bandwidth between hosts in 10^9 bit/s", above=0)
 
@@ -133,12 +133,6 @@ class AdviceOptions(ScalingOptions):
         super().check(config)
         if self.rank_counts[-1] < 2:
             raise UserError("the largest of ranks must be at least 2, not 1")
-        if self.hosts and len(launch.slots_of_hosts(self.hosts)) > 1:
-            # The network would be counted twice.
-            raise UserError(
-                f"advise measures one host, not {self.hosts}: describe the network between hosts"
-                " with --link_gbps and --link_latency_us"
-            )
 
 
 def parse(argv: Sequence[str], kind: type[Options]) -> tuple[Config, Options]:

@@ -20,12 +20,7 @@ from lm.distributed.devices import session_config, start_tensorflow
 
 
 class TutorialGraph:
-    """The tutorial's graph for one process.
-
-    Args:
-      config: The model and its batch.
-      vocab_size: Number of words.
-    """
+    """The tutorial's graph for one process."""
 
     def __init__(self, config: Config, vocab_size: int):
         shape = [config.num_steps, config.batch_size]
@@ -85,16 +80,9 @@ def _unroll(inputs: Sequence[tf.Tensor], c, h, kernel, bias):
     return outputs, (c, h)
 
 
-def build_step(config: Config, vocab_size: int, name: str, threads: int) -> Step:
-    """Build the training step, with our initial weights.
-
-    Args:
-      config: The model and its batch.
-      vocab_size: Number of words.
-      name: Not used: there is only one variant.
-      threads: Threads inside an operation, and operations at the same time. The tutorial left
-        both to TensorFlow, which uses all cores.
-    """
+def build_step(config: Config, vocab_size: int, variant: str, threads: int) -> Step:
+    """Build the step of the only variant."""
+    # The tutorial left the number of parallel operations to TensorFlow, which uses all cores.
     sessions = session_config(start_tensorflow(OneProcess(), threads, threads))
     with tf.Graph().as_default():
         graph = TutorialGraph(config, vocab_size)

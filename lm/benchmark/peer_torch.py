@@ -11,12 +11,7 @@ from lm.config import Config
 
 
 class LanguageModel(nn.Module):
-    """Embedding, LSTM layers and projection, with dropout on the non-recurrent connections.
-
-    Args:
-      config: The model's sizes.
-      vocab_size: Number of words.
-    """
+    """Embedding, LSTM layers and projection, with dropout on the non-recurrent connections."""
 
     def __init__(self, config: Config, vocab_size: int):
         super().__init__()
@@ -35,32 +30,28 @@ class LanguageModel(nn.Module):
         return nll / inputs.shape[1], state
 
 
-def build_step(config: Config, vocab_size: int, name: str, threads: int) -> Step:
-    """Build the training step, with our initial weights.
+def build_step(config: Config, vocab_size: int, variant: str, threads: int) -> Step:
+    """Build the step of a variant.
 
-    Args:
-      config: The model and its batch.
-      vocab_size: Number of words.
-      name: "torch" for float32, "torch-autocast" for products in bfloat16, or "torch-bfloat16" for
-        weights in bfloat16 too; each may end in "-compile".
-      threads: Threads inside an operation.
+    "torch" computes in float32, "torch-autocast" has products in bfloat16, and "torch-bfloat16" has
+    weights in bfloat16 too. Each variant may end in "-compile".
     """
-    _, *variant = name.split("-")
+    features = variant.split("-")
     torch.set_num_threads(threads)
     model = LanguageModel(config, vocab_size)
     _load_weights(model, config)
-    dtype = torch.bfloat16 if "bfloat16" in variant else torch.float32
+    dtype = torch.bfloat16 if "bfloat16" in features else torch.float32
     model = model.to(dtype)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.SGD(parameters, lr=config.learning_rate, fused=True)
-    forward = torch.compile(model) if "compile" in variant else model
+    forward = torch.compile(model) if "compile" in features else model
     shape = (config.num_layers, config.batch_size, config.hidden_size)
     state = (torch.zeros(shape, dtype=dtype), torch.zeros(shape, dtype=dtype))
 
     def step(inputs: np.ndarray, targets: np.ndarray) -> StepResult:
         nonlocal state
         inputs, targets = (torch.from_numpy(ids).long() for ids in (inputs, targets))
-        with torch.autocast("cpu", torch.bfloat16, enabled="autocast" in variant):
+        with torch.autocast("cpu", torch.bfloat16, enabled="autocast" in features):
             loss, state = forward(inputs, targets, state)
         state = tuple(part.detach() for part in state)
         optimizer.zero_grad(set_to_none=True)

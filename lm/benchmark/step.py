@@ -6,6 +6,7 @@ import dataclasses
 import importlib.util
 import logging
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -69,28 +70,35 @@ def measure(config: Config, options: StepOptions) -> dict[str, Any]:
     ours = results["ours"][0]
     flops = _step_flops(config, ours["shapes"]) if ours["shapes"] else None
     words = config.batch_size * config.num_steps
-    times = {name: [run["seconds"] for run in runs] for name, runs in results.items()}
+    times = [run["seconds"] for run in results["ours"]]
     return {
         "kernels": ours["kernels"],
         "vocab_size": ours["vocab_size"],
         "mflops_per_word": flops and flops / words / 1e6,
         "gemm_gflops": summarize([peak / 1e9 for peak in peaks], max),
         "share_of_gemm_peak": flops
-        and summarize([flops / each / peak for each, peak in zip(times["ours"], peaks)], max),
+        and summarize([flops / each / peak for each, peak in zip(times, peaks)], max),
         "implementations": {
-            name: {
-                "words_per_second": summarize([words / each for each in times[name]], max),
-                "ms_per_step": summarize([1000 * each for each in times[name]]),
-                "gflops": flops and flops / summarize(times[name]).median / 1e9,
-                "time_over_ours": paired_ratio(times[name], times["ours"]),
-                "peak_mb": runs[0]["peak_rss"] / 1e6,
-                "first_step_seconds": summarize([run["first_step_seconds"] for run in runs]).median,
-                "first_losses": runs[0]["losses"],
-                "first_grad_norms": runs[0]["grad_norms"],
-                "seconds_per_step": times[name],
-            }
-            for name, runs in results.items()
+            name: _row(runs, times, words, flops) for name, runs in results.items()
         },
+    }
+
+
+def _row(
+    runs: Sequence[dict[str, Any]], times_of_ours: Sequence[float], words: int, flops: int | None
+) -> dict[str, Any]:
+    """Return the results of an implementation, whose steps have `words` and `flops`."""
+    times = [run["seconds"] for run in runs]
+    return {
+        "words_per_second": summarize([words / each for each in times], max),
+        "ms_per_step": summarize([1000 * each for each in times]),
+        "gflops": flops and flops / statistics.median(times) / 1e9,
+        "time_over_ours": paired_ratio(times, times_of_ours),
+        "peak_mb": statistics.median(run["peak_mb"] for run in runs),
+        "first_step_seconds": statistics.median(run["first_step_seconds"] for run in runs),
+        "first_losses": runs[0]["losses"],
+        "first_grad_norms": runs[0]["grad_norms"],
+        "seconds_per_step": times,
     }
 
 
@@ -101,9 +109,7 @@ def _variants(precision: str) -> list[str]:
         if importlib.util.find_spec(package):
             found += variants.get(precision, [])
         else:
-            logger.warning(
-                "%s is not installed, so it is left out: pip install -e '.[bench]'", package
-            )
+            logger.warning("%s is missing and left out: pip install -e '.[bench]'", package)
     return found
 
 

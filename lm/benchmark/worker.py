@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import json
-import re
 import signal
 import statistics
 import subprocess
@@ -29,7 +28,12 @@ from lm.data.batches import TrainBatches, rows_of_rank
 from lm.distributed import launch
 from lm.distributed.communicator import Communicator
 from lm.errors import ERROR, RunError
-from lm.system import ends_with_this_process, import_tensorflow, seconds_since_start
+from lm.system import (
+    ends_with_this_process,
+    import_tensorflow,
+    peak_memory_mb,
+    seconds_since_start,
+)
 
 _RESULT = "benchmark result: "  # starts the line of the result: libraries print to stdout too
 _TIMEOUT_SECONDS = 1800
@@ -139,8 +143,8 @@ def _measure_steps(
 
     Returns:
       The mean `seconds`, `input_seconds` and `exchange_seconds` of a step; the `losses` and
-      `grad_norms` of the first steps; `first_step_seconds` since the start of the process; and
-      `peak_rss` in bytes.
+      `grad_norms` of the first steps; `first_step_seconds` since the start of the process; and the
+      memory `peak_mb`.
     """
     rows = rows_of_rank(config.batch_size, comm.rank, comm.size)
     batches = TrainBatches(ids, config.batch_size, config.num_steps, rows)
@@ -168,14 +172,8 @@ def _measure_steps(
         "first_step_seconds": first_step_seconds,
         "losses": [result.loss for result, *_ in untimed],
         "grad_norms": [result.grad_norm for result, *_ in untimed],
-        "peak_rss": max(comm.gather(_peak_rss())),
+        "peak_mb": max(comm.gather(peak_memory_mb())),
     }
-
-
-def _peak_rss() -> int:
-    # getrusage would return the peak of the parent process if that is larger.
-    with open("/proc/self/status") as status:
-        return int(re.search(r"VmHWM:\s+(\d+) kB", status.read())[1]) * 1024
 
 
 if __name__ == "__main__":

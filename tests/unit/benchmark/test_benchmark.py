@@ -194,7 +194,6 @@ class TestOptions:
             (options.ScalingOptions, ["--config", "config_gru"], "defines a network"),
             (options.AdviceOptions, ["--ranks", "1"], "largest of ranks"),
             (options.AdviceOptions, ["--link_gbps", "0"], "link_gbps"),
-            (options.AdviceOptions, ["--hosts", "a:1,b:1"], "measures one host, not a:1,b:1"),
         ],
     )
     def test_invalid_flags(self, kind, arguments, message, tmp_path):
