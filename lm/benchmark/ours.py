@@ -14,6 +14,7 @@ from lm import kernels
 from lm.benchmark.workload import Step, StepResult, initial_weight
 from lm.config import Config
 from lm.config_file import NetworkFunctions
+from lm.data.batches import rows_of_rank
 from lm.distributed.communicator import Communicator
 from lm.distributed.devices import session_config, start_tensorflow
 from lm.model.network import Network
@@ -36,8 +37,9 @@ def build_step(
       the built-in network. A user-defined network has no `shapes`: its products are unknown.
     """
     sessions = session_config(start_tensorflow(comm, threads))
+    rows = rows_of_rank(config.batch_size, comm.rank, comm.size, config.virtual_ranks)
     with tf.Graph().as_default():
-        graph = training.build_step(Network(config, vocab_size, functions), comm)
+        graph = training.build_train_graph(Network(config, vocab_size, functions), comm, rows)
         # Like lm.train, finalize the graph and broadcast the weights.
         session = tf.train.SingularMonitoredSession(
             hooks=comm.hooks(), config=sessions

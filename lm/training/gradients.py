@@ -1,35 +1,38 @@
-"""The gradients of a step: each rank's, their exchange, and what becomes of them after it."""
+"""The gradients of the global batch: local gradients, and their sums over the ranks."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Callable, NamedTuple, Optional, Union
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Union
 
 import tensorflow.compat.v1 as tf
 
 from lm.config import Config
 from lm.distributed.communicator import Communicator
 from lm.errors import UserError
+from lm.model.context import SeparateReduction
+from lm.model.ops import fastest
 
+# A sparse gradient (IndexedSlices) lists rows of a table, such as the embedding.
 Gradient = Union[tf.Tensor, tf.IndexedSlices]
 
 
 class Exchange(NamedTuple):
     """The gradients of the global batch."""
 
-    gradients: Sequence[Gradient]  # of each variable; of a list of rows, each row is there once
+    gradients: Sequence[Gradient]  # one per trainable variable; sparse ones list each row once
     seconds: tf.Tensor  # float64 scalar: from the last local gradient to the last sum
 
 
 class _LocalGradients(tf.train.Optimizer):
-    """Prepares gradients for their exchange, and keeps them, so that it can be timed.
+    """Prepares the local gradients for the exchange, and keeps them to time the exchange.
 
     Args:
-      prepare: Applied to each gradient that there is, and its variable.
+      prepare: A function of a gradient and its variable; not called without a gradient.
     """
 
-    def __init__(self, prepare: Callable):
+    def __init__(self, prepare: Callable[[Gradient, tf.Variable], Gradient]):
         super().__init__(use_locking=False, name="LocalGradients")
         self._prepare_gradient = prepare
 
@@ -45,126 +48,121 @@ def exchange_gradients(
     config: Config,
     loss: tf.Tensor,
     comm: Communicator,
-    column_sums: Callable,
-    shares: Sequence[int],
-    cuts: Sequence[tuple[tf.Tensor, tf.Tensor]],
+    micro_batches: Sequence[int],
+    separate_reductions: Sequence[SeparateReduction],
 ) -> Exchange:
-    """Sum the gradients of all trained variables over the ranks.
+    """Sum the gradients of all trainable variables over the ranks.
 
     Args:
-      config: For the size of the batch.
-      loss: Scalar; this rank's part of the global loss, so that the sum over the ranks is it.
+      config: The size of the global batch.
+      loss: This rank's part of the global loss, a scalar. The sum over the ranks is the loss.
       comm: The ranks.
-      column_sums: Of `lm.model.ops`.
-      shares: Rows of this rank's shares; see `Rows`. Gradients that are lists of rows, such as the
-        embedding's, are added up share by share where they are listed row by row.
-      cuts: Tensors made of variables alone, each with the one that the loss depends on in its
-        place: its gradient is exchanged, and flows on into the former after that.
-
-    Returns:
-      The gradients, summed, and how long that took.
+      micro_batches: Rows of each micro-batch of this rank; see `Rows`. A sparse gradient with one
+        entry per token is summed micro-batch by micro-batch.
+      separate_reductions: Uses of weights whose gradients are summed over the ranks first, and
+        then flow into the weights.
 
     Raises:
-      UserError: The loss does not depend on a variable.
+      UserError: If the loss does not depend on a variable.
     """
+
+    def prepare(gradient: Gradient, variable: tf.Variable) -> Gradient:
+        shape = variable.shape.as_list()
+        if is_sparse(gradient) and dense_is_smaller(config, shape[0]):
+            return _sum_rows(gradient, shape, micro_batches)
+        return gradient
+
     variables = tf.trainable_variables()
-    local = _LocalGradients(
-        lambda gradient, variable: (
-            _add_up(gradient, variable.shape.as_list(), shares, column_sums)
-            if is_sparse(gradient) and dense_is_smaller(config, variable.shape.as_list()[0])
-            else gradient
-        )
-    )
-    sources = [*variables, *(used for _, used in cuts)]
+    local = _LocalGradients(prepare)
+    sources = [*variables, *(reduction.used for reduction in separate_reductions)]
     summed = [g for g, _ in comm.distribute(local).compute_gradients(loss, sources)]
     seconds = _seconds_between([gradient for gradient, _ in local.local_gradients], summed)
-    direct, of_cuts = summed[: len(variables)], summed[len(variables) :]
-    gradients = list(map(_merge_duplicates, direct))
-    reached = [(made, g) for (made, _), g in zip(cuts, of_cuts) if g is not None]
+    gradients = [_merge_duplicates(gradient) for gradient in summed[: len(variables)]]
+    used = zip(separate_reductions, summed[len(variables) :])
+    reached = [(reduction.weights, g) for reduction, g in used if g is not None]
     if reached:
-        made, of_made = map(list, zip(*reached))
-        by_cuts = [  # with the rows of a table that are one summed first, in one order
+        weights, upstream = map(list, zip(*reached))
+        # Each row occurs once before rows are summed, so the order of the sum is fixed.
+        separate = [
             dense(_merge_duplicates(gradient), variable)
-            for gradient, variable in zip(tf.gradients(made, variables, of_made), variables)
+            for gradient, variable in zip(tf.gradients(weights, variables, upstream), variables)
         ]
-        gradients = map(_total, gradients, by_cuts)
-    return Exchange(list(map(_used, gradients, variables)), seconds)
+        gradients = list(map(_add, gradients, separate))
+    for gradient, variable in zip(gradients, variables):
+        if gradient is None:
+            raise UserError(
+                f"the loss does not depend on the variable {variable.op.name}: use it, or create it"
+                " with trainable=False"
+            )
+    return Exchange(gradients, seconds)
 
 
-def _total(direct: Optional[Gradient], by_cuts: Optional[tf.Tensor]) -> Optional[Gradient]:
-    """Add the two parts of a variable's gradient, each the sum over the ranks."""
-    if direct is None or by_cuts is None:
-        return by_cuts if direct is None else direct
-    if is_sparse(direct):  # with each row once, so that no order matters
-        return tf.tensor_scatter_nd_add(by_cuts, direct.indices[:, None], direct.values)
-    return direct + by_cuts
+def _add(gradient: Gradient | None, separate: tf.Tensor | None) -> Gradient | None:
+    """Add the two parts of a variable's gradient, which are already summed over the ranks."""
+    if gradient is None or separate is None:
+        return separate if gradient is None else gradient
+    if is_sparse(gradient):  # lists each row once, so the order does not matter
+        return tf.tensor_scatter_nd_add(separate, gradient.indices[:, None], gradient.values)
+    return gradient + separate
 
 
-def _used(gradient: Optional[Gradient], variable: tf.Variable) -> Gradient:
-    if gradient is None:
-        raise UserError(
-            f"the loss does not depend on the variable {variable.op.name}: use it, or make it with"
-            " trainable=False"
-        )
-    return gradient
-
-
-def is_sparse(gradient: Optional[Gradient]) -> bool:
-    """Whether a gradient is a list of rows."""
+def is_sparse(gradient: Gradient | None) -> bool:
+    """Return whether a gradient is a list of rows."""
     return isinstance(gradient, tf.IndexedSlices)
 
 
 def values_of(gradient: Gradient) -> tf.Tensor:
-    """Return a gradient's numbers."""
+    """Return the values of a gradient."""
     return gradient.values if is_sparse(gradient) else gradient
 
 
-def dense(gradient: Optional[Gradient], variable: tf.Variable) -> Optional[tf.Tensor]:
-    """Return a variable's gradient with all its rows, of a list with each row once."""
+def dense(gradient: Gradient | None, variable: tf.Variable) -> tf.Tensor | None:
+    """Return the gradient of a whole variable; a sparse gradient must list each row once."""
     if not is_sparse(gradient):
         return gradient
     return tf.math.unsorted_segment_sum(gradient.values, gradient.indices, variable.shape[0])
 
 
-def _seconds_between(before: list, after: list) -> tf.Tensor:
-    """Return the time from when all of some tensors are there until all of others are."""
+def _seconds_between(before: Sequence[Gradient | None], after: Sequence[Gradient | None]):
+    """Return the time from the last of some gradients to the last of other gradients."""
 
-    def time_of(gradients: list) -> tf.Tensor:
-        with tf.control_dependencies([values_of(g) for g in gradients if g is not None]):
+    def time_of(values: Sequence[tf.Tensor]) -> tf.Tensor:
+        with tf.control_dependencies(values):
             return tf.timestamp()
 
-    start = time_of(before)
-    # One process exchanges nothing, and would read its two clocks in any order: below zero.
-    return time_of([*after, start]) - start
+    start = time_of([values_of(g) for g in before if g is not None])
+    # One process exchanges nothing. Without the dependency on `start`, it might read the end first.
+    return time_of([*(values_of(g) for g in after if g is not None), start]) - start
 
 
-def _add_up(
-    slices: tf.IndexedSlices, shape: Sequence[int], shares: Sequence[int], column_sums: Callable
+def _sum_rows(
+    slices: tf.IndexedSlices, shape: Sequence[int], micro_batches: Sequence[int]
 ) -> tf.Tensor:
-    """Make a dense gradient of one that is listed row by row, share by share, as a tree."""
-    listed = slices.values.shape.as_list()[0]
+    """Return a sparse gradient as a dense gradient, summed micro-batch by micro-batch as a tree."""
+    num_slices = slices.values.shape.as_list()[0]
+    rows = sum(micro_batches)
     with tf.device("cpu:0"):  # see _merge_duplicates
-        if not shares or not listed or listed % sum(shares):  # of another list, in its own order
+        if not rows or not num_slices or num_slices % rows:  # not one entry per token
             return tf.math.unsorted_segment_sum(slices.values, slices.indices, shape[0])
-        sizes = [listed // sum(shares) * share for share in shares]
+        sizes = [num_slices // rows * size for size in micro_batches]
         parts = [
             tf.math.unsorted_segment_sum(values, indices, shape[0])
             for values, indices in zip(
                 tf.split(slices.values, sizes), tf.split(slices.indices, sizes)
             )
         ]
-        # Not with +: TensorFlow's optimizer makes one sum of a tree, in another order.
+        # Not with `+`: TensorFlow's optimizer would change the order of the sum.
         flat = tf.reshape(tf.stack(parts), [len(parts), math.prod(shape)])
-        total = column_sums(flat, [1] * len(parts))
+        total = fastest().column_sums(flat, [1] * len(parts))
     return tf.reshape(total, shape)
 
 
-def _merge_duplicates(gradient: Optional[Gradient]) -> Optional[Gradient]:
-    """Sum the slices of the same row of a list: un-merged, their norm would depend on how the words
-    of the global batch are spread over the ranks.
+def _merge_duplicates(gradient: Gradient | None) -> Gradient | None:
+    """Sum the entries of a sparse gradient that belong to the same row.
 
-    On the CPU, also where there is a GPU: there each row is summed by one thread, in the order of
-    the slices. A GPU adds atomically, in any order, and the ranks' weights would part.
+    Otherwise, the norm would depend on how the words are distributed over the ranks. The CPU sums
+    each row in the order of the entries. A GPU would sum them in any order, and the weights of the
+    ranks would diverge.
     """
     if not is_sparse(gradient):
         return gradient
@@ -175,9 +173,9 @@ def _merge_duplicates(gradient: Optional[Gradient]) -> Optional[Gradient]:
 
 
 def dense_is_smaller(config: Config, rows: int) -> bool:
-    """Whether the gradient of a table, such as the embedding, has fewer bytes as a dense tensor.
+    """Return whether a table's gradient has fewer bytes as a dense tensor than as a list of rows.
 
-    Sparse: each rank receives the rows of all tokens of the global batch. Dense: an allreduce
-    moves every row twice.
+    In an exchange of lists, each rank receives one row per token of the global batch. An allreduce
+    of the dense tensor moves each row of the table twice.
     """
     return config.batch_size * config.num_steps >= 2 * rows

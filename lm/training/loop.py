@@ -28,7 +28,7 @@ from lm.training.averaging import Average
 from lm.training.position import Position
 from lm.training.saving import Safekeeping
 from lm.training.schedule import has_stalled, learning_rate_at
-from lm.training.step import Requests, Step, StepResult, run_step
+from lm.training.step import Requests, StepResult, TrainGraph, run_step
 from lm.training.validation import Validation
 
 logger = logging.getLogger("lm")
@@ -43,7 +43,7 @@ class Loop:
     comm: Communicator
     batches: TrainBatches
     session: tf.Session
-    step: Step
+    step: TrainGraph
     average: Optional[Average]  # where the config asks for one
     tracer: StepTracer
     position: Position  # where the run is; each step moves it

@@ -31,7 +31,7 @@ from lm.training.position import Position
 from lm.training.prepare import Prepared, facts_of, prepare
 from lm.training.restore import RestoreHook, starting_arrays, starting_position
 from lm.training.saving import Safekeeping
-from lm.training.step import Step, build_step, graph_facts
+from lm.training.step import TrainGraph, build_train_graph, graph_facts
 from lm.training.summary import find_exactness, report_start
 from lm.training.validation import Validation
 
@@ -127,11 +127,13 @@ def _train(
             ).run()
 
 
-def _build(run: Prepared, supervisor: Supervisor) -> tuple[Step, Optional[Average], Validation]:
+def _build(
+    run: Prepared, supervisor: Supervisor
+) -> tuple[TrainGraph, Optional[Average], Validation]:
     config, options, comm = run.config, run.options, run.comm
     with one_line_errors(run.functions):
         network = Network(config, len(run.corpus.vocabulary), run.functions)
-        step = build_step(network, comm)
+        step = build_train_graph(network, comm, run.batches.rows)
         average = Average() if config.asgd_trigger_epochs else None
         shared = options.distributed_eval
         validation = Validation(network, run.corpus, comm, average, shared, supervisor)

@@ -1,16 +1,16 @@
-"""One training step: its graph, the same on every rank, and a run of it."""
+"""One training step: its graph, which is the same on all ranks, and its execution."""
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Callable, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from lm.data.batches import rows_of_rank
+from lm.data.batches import Rows
 from lm.distributed.communicator import Communicator
 from lm.model.network import Network
 from lm.model.windows import WindowGraph, build_window_graph
@@ -19,35 +19,35 @@ from lm.training.optimizer import Update, build_update
 
 
 class Requests(NamedTuple):
-    """What a rank asks of all ranks."""
+    """Requests of one rank to all ranks."""
 
-    terminate: bool = False  # to stop for SIGTERM
-    interrupt: bool = False  # to stop for SIGINT
+    terminate: bool = False  # stop because of SIGTERM
+    interrupt: bool = False  # stop because of SIGINT
     save: bool = False
 
 
 NO_REQUESTS = Requests()
-NUM_SUMS = 1 + len(Requests._fields)  # what is exchanged besides the gradients: the loss, and those
+NUM_SUMS = 1 + len(Requests._fields)  # the loss and the requests are summed in one allreduce
 
 
-class Step(NamedTuple):
-    """The tensors and ops of a step."""
+class TrainGraph(NamedTuple):
+    """The tensors and operations of a training step."""
 
     model: WindowGraph
     update: Update
     learning_rate_ph: tf.Tensor
-    requests_ph: tf.Tensor  # float32 [3]: 1 for what this rank asks
-    sums: tf.Tensor  # float32 [4]: nll of the global batch, in nats; requests
-    words: int  # of the global batch
+    requests_ph: tf.Tensor  # float32 [3]: 1 for each request of this rank
+    sums: tf.Tensor  # float32 [4]: negative log-likelihood of the global batch in nats; requests
+    words: int  # number of words in the global batch
 
 
 class StepResult(NamedTuple):
-    """What a step tells; the same on all ranks, but for the seconds."""
+    """Results of one step; equal on all ranks except for the seconds."""
 
     nll: NllSum  # of the global batch
     grad_norm: float  # before clipping
-    requests: Requests  # of all ranks together
-    exchange_seconds: float  # of the gradients' exchange, what no computation hides
+    requests: Requests  # the requests of all ranks
+    exchange_seconds: float  # the part of the gradient exchange that no computation hides
 
     @property
     def is_finite(self) -> bool:
@@ -55,55 +55,92 @@ class StepResult(NamedTuple):
         return self.nll.mean <= MAX_MEAN_NLL and math.isfinite(self.grad_norm)
 
 
-def build_step(
-    network: Network,
-    comm: Communicator,
-    name: str = "train",
-) -> Step:
-    """Build the graph of a step; the same on every rank, since op names are Horovod's protocol.
+def build_train_graph(
+    network: Network, comm: Communicator, rows: Rows, name: str = "train"
+) -> TrainGraph:
+    """Build the graph of a training step.
+
+    All ranks must build the same graph, because Horovod matches exchanges by their names.
 
     Args:
-      network: Of the current graph; its config has the batch and the clipping too.
-      comm: The ranks, each of which trains its share of the rows.
-      name: Scope of the model, and of the exchanges.
+      network: A network of the current graph.
+      comm: The ranks.
+      rows: This rank's rows of the global batch.
+      name: Scope of the window graph and of the exchanges.
     """
     config = network.config
     global_step = tf.train.get_or_create_global_step()
-    with tf.name_scope("lm_step"):  # as in lm/inference/session.py
+    with tf.name_scope("lm_step"):  # keeps these names apart from the variables of user networks
         learning_rate_ph = tf.placeholder(tf.float32, [], "learning_rate")
         requests_ph = tf.placeholder(tf.float32, [len(Requests._fields)], "requests")
         dropout_step = tf.identity(global_step)
-    rows = rows_of_rank(config.batch_size, comm.rank, comm.size, config.virtual_ranks)
-    model = build_window_graph(network, rows, name, dropout_step)
-    # Requests travel with the loss, so that all ranks learn of them at the same step.
-    sums = comm.sum(tf.concat([model.nll_sum[None], requests_ph], axis=0), f"{name}/sums")
-    words = config.batch_size * config.num_steps
-    # A network's state may read a weight that its loss does not: before it changes, in every run.
-    with tf.control_dependencies([model.carry_state_op]):
+    window = build_window_graph(network, rows, name, dropout_step)
+    # The requests are summed with the loss, so all ranks receive them at the same step.
+    sums = comm.sum(tf.concat([window.nll_sum[None], requests_ph], axis=0), f"{name}/sums")
+    # The state of a network may depend on weights that its loss does not use. The state must read
+    # these weights before the update changes them.
+    with tf.control_dependencies([window.carry_state_op]):
         learning_rate = tf.identity(learning_rate_ph)
     update = build_update(
         config,
-        model.loss,
+        window.loss,
         learning_rate,
         global_step,
-        comm=comm,
-        shares=rows.micro_batches,
-        cuts=model.separate_reductions,
+        comm,
+        rows.micro_batches,
+        window.separate_reductions,
     )
-    update = update._replace(train_op=tf.group(update.train_op, model.carry_state_op))
-    return Step(model, update, learning_rate_ph, requests_ph, sums, words)
+    update = update._replace(train_op=tf.group(update.train_op, window.carry_state_op))
+    words = config.batch_size * config.num_steps
+    return TrainGraph(window, update, learning_rate_ph, requests_ph, sums, words)
 
 
-def graph_facts(comm: Communicator, model: WindowGraph) -> dict[str, Any]:
-    """Return what of the current graph must be the same on all ranks, by name.
+def run_step(
+    run: Callable[[Any, dict], Any],
+    graph: TrainGraph,
+    inputs: np.ndarray,
+    targets: np.ndarray,
+    learning_rate: float,
+    requests: Requests = NO_REQUESTS,
+) -> StepResult:
+    """Train on one window.
 
-    Exchanges find each other by their names: ranks whose graphs differ in one would wait for ever.
-    Ranks whose networks differ would train something that nobody asked for. (Where they have not
-    as many rows, operations may differ: of small tensors TensorFlow makes constants.)
+    Args:
+      run: `session.run` or a replacement.
+      graph: The graph from `build_train_graph`.
+      inputs: This rank's rows, int32 [T, B].
+      targets: The next words, int32 [T, B].
+      learning_rate: The learning rate of this step.
+      requests: The requests of this rank.
+    """
+    update = graph.update
+    (nats, *requested), grad_norm, exchange_seconds, _ = run(
+        [graph.sums, update.grad_norm, update.exchange_seconds, update.train_op],
+        {
+            graph.model.inputs_ph: inputs,
+            graph.model.targets_ph: targets,
+            graph.learning_rate_ph: learning_rate,
+            graph.requests_ph: requests,
+        },
+    )
+    return StepResult(
+        nll=NllSum(float(nats), graph.words),
+        grad_norm=float(grad_norm),
+        requests=Requests(*(count > 0 for count in requested)),
+        exchange_seconds=float(exchange_seconds),
+    )
+
+
+def graph_facts(comm: Communicator, window: WindowGraph) -> dict[str, Any]:
+    """Return the facts about the current graph that must be equal on all ranks.
+
+    If the name of an exchange differed, the ranks would wait forever. If the network differed, they
+    would train a run that nobody requested. Operations may differ between ranks with different
+    numbers of rows, because TensorFlow turns small tensors into constants.
 
     Args:
       comm: The ranks.
-      model: That is trained.
+      window: The window graph that is trained.
     """
     variables = {f"variable {v.op.name}": v.shape.as_list() for v in tf.global_variables()}
     graph = tf.get_default_graph().as_graph_def()
@@ -114,8 +151,8 @@ def graph_facts(comm: Communicator, model: WindowGraph) -> dict[str, Any]:
         if node.op.startswith("Horovod")
     }
     facts = {**variables, **exchanges}
-    if len(set(comm.gather(model.inputs_ph.shape.as_list()[1]))) == 1:
-        scope = model.inputs_ph.op.name.removesuffix("inputs")
+    if len(set(comm.gather(window.inputs_ph.shape.as_list()[1]))) == 1:
+        scope = window.inputs_ph.op.name.removesuffix("inputs")
         nodes = [node for node in graph.node if node.name.startswith(scope)]
         wiring = "\n".join(_wiring(nodes, {f.signature.name: f for f in graph.library.function}))
         facts["network (SHA-256)"] = hashlib.sha256(wiring.encode()).hexdigest()
@@ -123,49 +160,13 @@ def graph_facts(comm: Communicator, model: WindowGraph) -> dict[str, Any]:
 
 
 def _wiring(nodes: Iterable[Any], functions: Mapping[str, Any]) -> Iterator[str]:
-    """Yield which operation reads what, also within loops and conditions, which are functions."""
+    """Yield each operation and its inputs, including the functions of loops and conditions."""
     for node in nodes:
         yield f"{node.name} {node.op} {node.input}"
-        # No more of the attributes: a constant may be the rank's first row, and the names of
-        # functions have numbers that each process counts for itself.
+        # Ignore other attributes: a constant may be the first row of the rank, and the names of
+        # functions contain numbers that each process counts on its own.
         for _, value in sorted(node.attr.items()):
             called = (functions.get(f.name) for f in (value.func, *value.list.func))
             for function in filter(None, called):
                 yield from _wiring(function.node_def, functions)
                 yield f"{sorted(function.ret.items())}"
-
-
-def run_step(
-    run: Callable[[Any, dict], Any],
-    step: Step,
-    inputs: np.ndarray,
-    targets: np.ndarray,
-    learning_rate: float,
-    requests: Requests = NO_REQUESTS,
-) -> StepResult:
-    """Train on one window.
-
-    Args:
-      run: `session.run`, or what stands for it.
-      step: From `build_step`.
-      inputs: int32 [T, B], the rows of this rank.
-      targets: int32 [T, B], the words after them.
-      learning_rate: Of this step.
-      requests: What this rank asks of all.
-    """
-    update = step.update
-    (nats, *asked), grad_norm, exchange_seconds, _ = run(
-        [step.sums, update.grad_norm, update.exchange_seconds, update.train_op],
-        {
-            step.model.inputs_ph: inputs,
-            step.model.targets_ph: targets,
-            step.learning_rate_ph: learning_rate,
-            step.requests_ph: requests,
-        },
-    )
-    return StepResult(
-        nll=NllSum(float(nats), step.words),
-        grad_norm=float(grad_norm),
-        requests=Requests(*(request > 0 for request in asked)),
-        exchange_seconds=float(exchange_seconds),
-    )

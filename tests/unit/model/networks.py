@@ -6,13 +6,13 @@ import re
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from lm.data.batches import Rows
+from lm.data.batches import Rows, rows_of_rank
 from lm.distributed.communicator import OneProcess
 from lm.model.network import Network
 from lm.model.user_errors import one_line_errors
 from lm.model.windows import build_window_graph
 from lm.training.averaging import Average
-from lm.training.step import build_step, run_step
+from lm.training.step import build_train_graph, run_step
 from tests.commands import ROOT
 
 V = 11
@@ -39,6 +39,13 @@ GOOD = "    return x + state['h'], {'h': x[-1]}\n"
 )
 
 
+def train_graph(network):
+    """Build the graph of a training step on one process."""
+    config = network.config
+    rows = rows_of_rank(config.batch_size, 0, 1, config.virtual_ranks)
+    return build_train_graph(network, OneProcess(), rows)
+
+
 def train_and_evaluate(file, **fields):
     """Build the graph of a training run, and take a step; returns the losses of five."""
     config = dataclasses.replace(file.config, **fields)
@@ -46,7 +53,7 @@ def train_and_evaluate(file, **fields):
     with tf.Graph().as_default(), tf.Session() as session:
         network = Network(config, V, file.functions)
         with one_line_errors(file.functions):
-            step = build_step(network, OneProcess())
+            step = train_graph(network)
             build_window_graph(network, Rows(0, 2), "eval")
             if config.asgd_trigger_epochs:
                 Average()

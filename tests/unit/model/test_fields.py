@@ -92,10 +92,7 @@ def test_loss_and_gradients_are_those_of_the_papers_equations(path, fields):
         model = build_window_graph(
             Network(config, V), Rows(0, B), "train", tf.constant(STEP, tf.int64)
         )
-        column_sums = fastest().column_sums
-        found = exchange_gradients(
-            config, model.loss, OneProcess(), column_sums, (), model.separate_reductions
-        )
+        found = exchange_gradients(config, model.loss, OneProcess(), (), model.separate_reductions)
         weights = {variable.op.name: variable for variable in tf.trainable_variables()}
         loss, nll = plain_loss(config, weights, words[:-1], words[1:])
         expected = tf.gradients(loss, list(weights.values()))
@@ -166,10 +163,8 @@ def test_rows_of_a_table_that_are_dropped_as_weights_have_one_gradient_each():
         step = tf.constant(STEP, tf.int64)
         context = Context(CONFIG, V, ops=fastest(), rows=Rows(0, B), step=step)
         kept = context.drop_weights(tf.gather(table, [0, 0, 2]), 0.5)
-        column_sums, loss = fastest().column_sums, tf.reduce_sum(kept)
-        found = exchange_gradients(
-            CONFIG, loss, OneProcess(), column_sums, (), context.separate_reductions
-        )
+        loss = tf.reduce_sum(kept)
+        found = exchange_gradients(CONFIG, loss, OneProcess(), (), context.separate_reductions)
         session.run(tf.global_variables_initializer())
         (gradient,), mask = session.run([found.gradients, kept])
     np.testing.assert_array_equal(gradient, [mask[0] + mask[1], [0, 0], mask[2], [0, 0]])

@@ -5,12 +5,10 @@ import dataclasses
 import pytest
 import tensorflow.compat.v1 as tf
 
-from lm.distributed.communicator import OneProcess
 from lm.errors import UserError
 from lm.model.network import Network
 from lm.model.network_check import check_network
-from lm.training.step import build_step
-from tests.unit.model.networks import GOOD, HEADER, SCOPED, V, train_and_evaluate
+from tests.unit.model.networks import GOOD, HEADER, SCOPED, V, train_and_evaluate, train_graph
 
 MISTAKES = {
     "    return x\n": "must return (outputs, new_state), not a tensor of shape (5, 3, 4)",
@@ -234,4 +232,4 @@ def test_what_would_do_nothing_is_refused(load, body, fields, message):
     file = load(HEADER + body)
     config = dataclasses.replace(file.config, **fields)
     with tf.Graph().as_default(), pytest.raises(UserError, match=message):
-        build_step(Network(config, V, file.functions), OneProcess())
+        train_graph(Network(config, V, file.functions))

@@ -8,13 +8,12 @@ import tensorflow.compat.v1 as tf
 
 from lm.config_file import load_config_file
 from lm.data.batches import Rows
-from lm.distributed.communicator import OneProcess
 from lm.model.context import Context
 from lm.model.network import Network
 from lm.model.network_check import check_network
 from lm.model.ops import fastest
-from lm.training.step import build_step, run_step
-from tests.unit.model.networks import GOOD, HEADER, SCOPED, V, train_and_evaluate
+from lm.training.step import run_step
+from tests.unit.model.networks import GOOD, HEADER, SCOPED, V, train_and_evaluate, train_graph
 
 CONFIG = load_config_file("config_test").config
 REUSED = {
@@ -73,7 +72,7 @@ def test_the_table_at_the_top_is_tied_whatever_scopes_have(load):
     file = load(text + others + GOOD)
     with tf.Graph().as_default():
         network = Network(dataclasses.replace(file.config, tie_weights=True), V, file.functions)
-        build_step(network, OneProcess())
+        train_graph(network)
         assert network._table.op.name == "embedding"
 
 
@@ -90,7 +89,7 @@ def test_a_constraint_holds_for_a_table_of_words_too(load):
     file = load(text + GOOD)
     with tf.Graph().as_default(), tf.Session() as session:
         config = dataclasses.replace(file.config, batch_size=1)
-        step = build_step(Network(config, V, file.functions), OneProcess())
+        step = train_graph(Network(config, V, file.functions))
         session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
         (table,) = [v for v in tf.trainable_variables() if v.op.name == "embedding"]
         assert (session.run(table) < 0).any()
@@ -165,7 +164,7 @@ def test_a_state_reads_the_weights_before_they_change(load, optimizer):
     config = dataclasses.replace(file.config, optimizer=optimizer)
     threads = tf.ConfigProto(inter_op_parallelism_threads=2, use_per_session_threads=True)
     with tf.Graph().as_default(), tf.Session(config=threads) as session:
-        step = build_step(Network(config, V, file.functions), OneProcess())
+        step = train_graph(Network(config, V, file.functions))
         session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
         (table,) = [v for v in tf.trainable_variables() if v.op.name == "embedding"]
         (state,) = tf.local_variables()

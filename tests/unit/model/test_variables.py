@@ -9,14 +9,12 @@ import tensorflow.compat.v1 as tf
 from lm.checkpoint import variables
 from lm.checkpoint.format import save
 from lm.data.batches import Rows
-from lm.distributed.communicator import OneProcess
 from lm.model import decoding
 from lm.model.network import Network
 from lm.model.network_check import check_network
 from lm.model.windows import build_window_graph
-from lm.training.step import build_step
 from tests.unit.checkpoint.saved import manifest
-from tests.unit.model.networks import GOOD, HEADER, V, train_and_evaluate
+from tests.unit.model.networks import GOOD, HEADER, V, train_and_evaluate, train_graph
 
 
 @pytest.mark.parametrize(
@@ -58,7 +56,7 @@ def test_what_is_not_trained_is_a_weight_too_and_stays(load):
     )
     file = load(text)
     with tf.Graph().as_default():
-        build_step(Network(file.config, V, file.functions), OneProcess())
+        train_graph(Network(file.config, V, file.functions))
         weights = {v.op.name for v in tf.get_collection(tf.GraphKeys.MODEL_VARIABLES)}
         assert weights == {"embedding", "w", "softmax/weights", "softmax/bias"}
         assert "w" not in {v.op.name for v in tf.trainable_variables()}
@@ -111,7 +109,7 @@ def test_a_variable_may_start_from_a_checkpoint(load, tmp_path):
     text += "        tf.train.init_from_checkpoint(path, {'old': 'embedding'})\n"
     file = load(HEADER + text + GOOD)
     with tf.Graph().as_default(), tf.Session() as session:
-        build_step(Network(file.config, V, file.functions), OneProcess())
+        train_graph(Network(file.config, V, file.functions))
         session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
         np.testing.assert_array_equal(variables.read_variables(session)["embedding"], table)
 
@@ -177,7 +175,7 @@ def test_ranks_and_checkpoints_share_a_variable_wherever_it_is_put(load, collect
     text = f"    x *= tf.get_variable('w', [4], collections=['{collection}'])\n" + GOOD
     file = load(HEADER + text)
     with tf.Graph().as_default():
-        build_step(Network(file.config, V, file.functions), OneProcess())
+        train_graph(Network(file.config, V, file.functions))
         assert "w" in {v.op.name for v in tf.global_variables()}
         assert "w" not in {v.op.name for v in tf.local_variables()}
         assert "w" in {v.op.name for v in tf.get_collection(collection)} or "local" in collection

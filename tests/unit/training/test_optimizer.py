@@ -16,9 +16,6 @@ from tests.machine import in_new_processes
 WORDS = [2, 0, 2]
 
 
-OPTIONS = {"shares": (), "cuts": ()}
-
-
 def one_update(max_grad_norm=math.inf):
     """Update a zero table once by the gradient of its summed rows WORDS."""
     with tf.Graph().as_default() as graph, tf.Session() as session:
@@ -26,7 +23,7 @@ def one_update(max_grad_norm=math.inf):
         loss = tf.reduce_sum(tf.gather(table, WORDS))
         config = Config(max_grad_norm=max_grad_norm, batch_size=1, num_steps=1)
         step = tf.train.get_or_create_global_step()
-        update = build_update(config, loss, tf.constant(0.5), step, OneProcess(), **OPTIONS)
+        update = build_update(config, loss, tf.constant(0.5), step, OneProcess())
         session.run(tf.global_variables_initializer())
         norm, _ = session.run([update.grad_norm, update.train_op])
         return graph, norm, session.run(table)
@@ -123,7 +120,7 @@ def test_updates_are_those_of_the_papers_also_for_rows_without_a_word(rule, fiel
         step = tf.train.get_or_create_global_step()
         loss = tf.cast(step + 1, tf.float32) * tf.reduce_sum(tf.gather(table, words_ph))
         rate = tf.constant(RATE)
-        update = build_update(config, loss, rate, step, OneProcess(), **OPTIONS)
+        update = build_update(config, loss, rate, step, OneProcess())
         session.run(tf.global_variables_initializer())
         for words in BATCHES:
             session.run(update.train_op, {words_ph: words})
@@ -142,7 +139,7 @@ def updated(optimizer, threads):
         weights = tf.get_variable("weights", initializer=start, use_resource=True)
         step = tf.train.get_or_create_global_step()
         loss = tf.reduce_sum(weights * gradient)
-        update = build_update(config, loss, tf.constant(0.1), step, OneProcess(), **OPTIONS)
+        update = build_update(config, loss, tf.constant(0.1), step, OneProcess())
         session.run(tf.global_variables_initializer())
         for _ in range(3):
             session.run(update.train_op)
