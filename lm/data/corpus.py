@@ -217,30 +217,23 @@ def _checksum(path: str) -> str:
 
 
 def _warn_if_unpublished(files: Mapping[str, str], checksums: Mapping[str, str]) -> None:
-    changed = [
-        path for s, path in files.items() if checksums[s] != PTB_SHA256[os.path.basename(path)]
-    ]
-    if changed:
-        logger.warning(
-            "not the published PTB: the checksum of %s differs; perplexities cannot be compared"
-            " with published ones",
-            ", ".join(changed),
-        )
+    for split, path in files.items():
+        if checksums[split] != PTB_SHA256[os.path.basename(path)]:
+            logger.warning(
+                f"{path} is not the published PTB; its perplexity cannot be compared with published"
+                " ones"
+            )
 
 
 def _log_sizes(kind: str, directory: str, encoded: EncodedCorpus) -> None:
+    sizes = {split: f"{len(ids):,}" for split, ids in encoded.splits.items()}
     logger.info(
-        "%s corpus in %s: vocabulary of %s words; tokens: %s",
-        kind,
-        directory,
-        f"{len(encoded.vocabulary):,}",
-        ", ".join(f"{split} {len(ids):,}" for split, ids in encoded.splits.items()),
+        f"{kind} corpus in {directory}: vocabulary of {len(encoded.vocabulary):,} words; tokens: "
+        + ", ".join(f"{split} {size}" for split, size in sizes.items())
     )
     for split, num_unknown in encoded.num_unknown.items():
         if num_unknown:
             logger.info(
-                "%s: %s of %s tokens are not in the vocabulary and became <unk>",
-                split,
-                f"{num_unknown:,}",
-                f"{len(encoded.splits[split]):,}",
+                f"{split}: {num_unknown:,} of {sizes[split]} tokens are not in the vocabulary and"
+                " became <unk>"
             )

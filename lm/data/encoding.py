@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import codecs
 import collections
-import hashlib
 import itertools
 import logging
 import os
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import numpy as np
 
 from lm.data.vocabulary import EOS, UNK, Vocabulary
 from lm.errors import RunError, UserError, error_class
+from lm.files import sha256_of
 
 SPLITS = ("train", "valid", "test")
 ID_DTYPE = np.dtype("<i4")  # in files: little-endian on every machine
@@ -30,14 +29,13 @@ _NEWLINE = b"\n"
 _SPACES = (_NEWLINE, b" ", b"\t", b"\r")
 
 
-def read_words(path: str, digest: Any = None) -> Iterator[list[str]]:
+def read_words(path: str) -> Iterator[list[str]]:
     """Read the words of a text file, with `<eos>` after each line, one block at a time.
 
     Blocks end between words, not between lines, because some corpora are one line of a gigabyte.
 
     Args:
       path: A UTF-8 text file.
-      digest: A hashlib object that is updated with the bytes of the file, or None.
 
     Yields:
       Lists of words, in order, without empty words.
@@ -48,8 +46,6 @@ def read_words(path: str, digest: Any = None) -> Iterator[list[str]]:
     """
     line, has_words, rest, last = 1, False, b"", b""
     for block in _read_blocks(path):
-        if digest is not None:
-            digest.update(block)
         if not last:
             block = block.removeprefix(codecs.BOM_UTF8)
         last = block[-1:] or last
@@ -92,7 +88,7 @@ def _decode(block: bytes, path: str, line: int) -> str:
         ) from error
 
 
-def encode_file(path: str, vocabulary: Vocabulary, id_path: str) -> tuple[int, str]:
+def encode_file(path: str, vocabulary: Vocabulary, id_path: str) -> int:
     """Write the token IDs of a text file to a file of little-endian int32.
 
     Args:
@@ -102,7 +98,7 @@ def encode_file(path: str, vocabulary: Vocabulary, id_path: str) -> tuple[int, s
       id_path: The file to write.
 
     Returns:
-      The number of words that are not in the vocabulary, and the SHA-256 of the text file.
+      The number of words that are not in the vocabulary.
 
     Raises:
       UserError: If the text is invalid; see `read_words`.
@@ -110,15 +106,15 @@ def encode_file(path: str, vocabulary: Vocabulary, id_path: str) -> tuple[int, s
     """
     id_of = vocabulary.ids.get
     unk_id = len(vocabulary) if vocabulary.unk_id is None else vocabulary.unk_id
-    num_unknown, digest = 0, hashlib.sha256()
+    num_unknown = 0
     with open(id_path, "wb") as file:
-        for words in read_words(path, digest):
+        for words in read_words(path):
             ids = np.fromiter(map(id_of, words, itertools.repeat(-1)), ID_DTYPE, len(words))
             unknown = ids < 0
             num_unknown += int(np.count_nonzero(unknown))
             ids[unknown] = unk_id
             file.write(ids.tobytes())
-    return num_unknown, digest.hexdigest()
+    return num_unknown
 
 
 def encode_corpus(
@@ -154,8 +150,8 @@ def encode_corpus(
     for split in reversed(SPLITS):
         logger.info("encoding %s", files[split])
         id_path = os.path.join(directory, f"{split}.ids")
-        num_unknown[split], checksum = encode_file(files[split], vocabulary, id_path)
-        if checksum != checksums[split]:
+        num_unknown[split] = encode_file(files[split], vocabulary, id_path)
+        if sha256_of(files[split]) != checksums[split]:
             raise RunError(f"{files[split]} changed while it was being read; start again")
     if any(num_unknown.values()) and vocabulary.unk_id is None:
         vocabulary = Vocabulary((*vocabulary.words, UNK))

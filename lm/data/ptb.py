@@ -119,13 +119,13 @@ def _load_first(
     failures = []
     for source in sources:
         shown = without_secrets(source)
-        logger.info("loading PTB from %s into %s", shown, directory)
+        logger.info(f"loading PTB from {shown} into {directory}")
         try:
             contents = _load(source, checksums)
             _verify(contents, checksums)
             return contents
         except SourceError as error:
-            logger.info("%s: %s", shown, error)
+            logger.info(f"{shown}: {error}")
             failures.append(f"{shown}: {error}")
     raise RunError(
         f"no source provided the PTB corpus ({'; '.join(failures)}); give a different source with"

@@ -69,7 +69,7 @@ def _encode(path: str, vocabulary: Vocabulary) -> tuple[np.ndarray, int]:
     directory = tempfile.mkdtemp(prefix="lm-")
     try:
         id_path = os.path.join(directory, "ids")
-        unknown, _ = encode_file(path, vocabulary, id_path)
+        unknown = encode_file(path, vocabulary, id_path)
         ids = np.memmap(id_path, ID_DTYPE, mode="r")
     except OSError as error:
         raise RunError(
