@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+from collections.abc import Iterator
 
 ERROR = "lm: error: "  # the start of an error line
 
@@ -66,3 +68,21 @@ def error_class(error: OSError) -> type[ProgramExit]:
 def first_line(error: BaseException) -> str:
     """Return the first line of the message of an error from another library."""
     return str(error).partition("\n")[0]
+
+
+@contextlib.contextmanager
+def needs_extra(extra: str) -> Iterator[None]:
+    """Turn a missing package into one line.
+
+    Args:
+      extra: The extra of this project that installs the packages.
+
+    Raises:
+      UserError: If a package is not installed.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"{error.name} is not installed; install the extra: pip install '.[{extra}]'"
+        ) from error

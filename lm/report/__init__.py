@@ -1,6 +1,6 @@
-"""Runs side by side: what `python -m lm.report` prints, draws and writes, from files alone.
+"""Reports: the tables, figures and pages of `python -m lm.report`, from the files of runs alone.
 
-`metrics.read_run` reads a run's directory; `comparison.group_by_corpus` puts runs together that
-can be compared. These two are what a notebook calls; `tables`, `curves` and `page` show the result
-as text, as figures and as HTML. `search` and `search_page` do the same for a search.
+A notebook can use the readers: `metrics.read_run` reads a run directory, and
+`comparison.group_by_corpus` groups comparable runs. `tables`, `curves` and `page` present them as
+text, figures and HTML. `lm/search/results.py` reports a search.
 """

@@ -1,16 +1,15 @@
-"""Runs side by side: `python -m lm.report RUN [RUN ...] [--html FILE]`.
+"""Compare runs: `python -m lm.report RUN [RUN ...] [--html FILE]`.
 
-Prints Markdown tables: the results of each config as published tables have them, "config |
-epochs | train | valid | test | time/epoch" with a column for each number of ranks; the speed,
-speed-up over one rank and efficiency of each run; how far the loss curves of runs of the same
-config are apart, and whether their numbers are equal, bit for bit, or which is the first that
-differs. Runs on different corpora or vocabularies, whose perplexities cannot be compared, get
-tables and curves of their own. --html writes the same as a page and, beside it,
-learning_curves.png and .pdf (with several corpora: learning_curves-1, learning_curves-2, ...).
-A run that is still going on, or was stopped, is shown as far as it got.
+Prints Markdown tables: the results of each config in the format of published tables; the speed,
+speedup and efficiency of each run; the differences between the loss curves of runs of the same
+config; and whether their numbers are bitwise equal, or the first number that differs. Runs with
+different corpora or vocabularies have separate tables, because their perplexities are not
+comparable. --html writes a page, with learning_curves.png and .pdf beside it (if there are several
+corpora: learning_curves-1, learning_curves-2, ...). An unfinished run is reported up to its last
+event.
 
-`python -m lm.report SEARCH [--html FILE]`, with the directory of an lm.search, prints its best
-trials and all; --html adds Optuna's plots and the best trials' learning curves.
+`python -m lm.report SEARCH [--html FILE]` prints the trials of an lm.search. With --html, the page
+also shows plots and the learning curves of the best trials.
 """
 
 import dataclasses
@@ -20,16 +19,16 @@ import signal
 from lm import run_files
 from lm.cli import program
 from lm.cli.flags import parse
-from lm.errors import UserError
+from lm.errors import UserError, needs_extra
 from lm.options import Checked, option
 
 USAGE = """\
-Compare runs: results, speed, loss curves, and whether their numbers are equal bit for bit.
+Compare runs: results, speed, loss curves, and whether their numbers are bitwise equal.
 
   python -m lm.report runs/small
   python -m lm.report runs/one_rank runs/two_ranks --html report.html
 
-Or show a search:
+Or report a search:
 
   python -m lm.report searches/a --html search.html"""
 
@@ -39,64 +38,59 @@ class ReportOptions(Checked):
     """The files to write."""
 
     html: str | None = option(
-        None, "write the whole report to this file, as one page", is_path=True
-    )
-    curves: str | None = option(
         None,
-        "write the learning curves to this name with .png and .pdf (default: learning_curves beside"
-        " the page, none without --html)",
+        "write a page to this file, and the learning curves of runs beside it",
         is_path=True,
     )
 
 
 def main() -> None:
     """Run the command line."""
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends it as it ends other tools
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends this program silently
     program.run_alone(_report)
 
 
 def _report(argv):
+    arguments = parse(argv, USAGE, ReportOptions, positional=True)
+    directories, page = arguments.positional, arguments[ReportOptions].html
+    if not directories:
+        raise UserError("no run to report; give one or more run directories (see --help)")
+    searches = [d for d in directories if os.path.exists(os.path.join(d, run_files.SEARCH))]
+    if searches and len(directories) > 1:
+        raise UserError(f"{searches[0]} is a search; report it separately")
+    if searches:
+        _report_search(searches[0], page)
+    else:
+        _report_runs(directories, page)
+
+
+def _report_runs(directories, page):
     from lm.report.comparison import group_by_corpus
     from lm.report.metrics import read_run
-    from lm.report.page import build_page, write_page
     from lm.report.tables import section_text
 
-    arguments = parse(argv, USAGE, ReportOptions, positional=True)
-    directories, options = arguments.positional, arguments[ReportOptions]
-    if not directories:
-        raise UserError("no run to report on: give one or more directories (see --help)")
-    if os.path.exists(os.path.join(directories[0], run_files.SEARCH)):
-        if options.curves:
-            raise UserError("--curves is of runs: a search's curves are in its page, --html")
-        _report_search(directories, options.html)
-        return
     sections = group_by_corpus([read_run(directory) for directory in directories])
     for section in sections:
         print(section_text(section))
-    page, curves = options.html, options.curves
-    if page and curves is None:
-        curves = os.path.join(os.path.dirname(page), "learning_curves")
-    if not page and not curves:
-        return
-    from lm.report.curves import draw_sections  # here: matplotlib takes its time
-
-    pngs = draw_sections(sections, curves)
     if page:
+        with needs_extra("report"):
+            from lm.report.curves import draw_sections  # importing matplotlib takes time
+        from lm.report.page import build_page, write_page
+
+        pngs = draw_sections(sections, os.path.join(os.path.dirname(page), "learning_curves"))
         write_page(page, build_page(sections, pngs))
 
 
-def _report_search(directories, page):
-    from lm.report.search import load_search, search_text
+def _report_search(directory, page):
+    with needs_extra("search"):
+        from lm.search.results import load_search, search_text
 
-    if len(directories) > 1:
-        raise UserError(
-            f"{directories[0]} is a search, which has a report of its own: give it alone"
-        )
-    search = load_search(directories[0])
+    search = load_search(directory)
     print(search_text(search))
     if page:
+        with needs_extra("report"):
+            from lm.search.page import build_search_page
         from lm.report.page import write_page
-        from lm.report.search_page import build_search_page
 
         write_page(page, build_search_page(search))
 

@@ -1,11 +1,11 @@
-"""Runs side by side: which of them can be compared, and how far they differ."""
+"""Comparison of runs: which runs are comparable, and how much they differ."""
 
 from __future__ import annotations
 
 import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 from lm.cli.tables import printable
 from lm.config import Config
@@ -13,7 +13,7 @@ from lm.options import may_change
 from lm.record import first_difference
 from lm.report.metrics import Event, RunMetrics
 
-# What must be equal in two runs of a config; times, speeds and hosts need not be.
+# Fields that are bitwise equal in two equal runs. Times, speeds and hosts may differ.
 _EXACT_FIELDS = (
     "loss", "gradient_norm", "learning_rate", "train_perplexity", "valid_perplexity",
     "test_perplexity",
@@ -21,32 +21,32 @@ _EXACT_FIELDS = (
 
 
 class Group(NamedTuple):
-    """Runs of one config, fewest ranks first."""
+    """Runs of the same config, sorted by their number of ranks."""
 
     label: str
     runs: Sequence[RunMetrics]
 
-    def seconds_per_epoch(self, num_ranks: int) -> Optional[float]:
-        """Mean over the runs with so many ranks, or None if none of them has an epoch."""
+    def seconds_per_epoch(self, num_ranks: int) -> float | None:
+        """Return the mean over the runs on `num_ranks` ranks, or None if they have no epoch."""
         found = [r.seconds_per_epoch for r in self.runs if r.num_ranks == num_ranks]
         found = [seconds for seconds in found if seconds is not None]
         return sum(found) / len(found) if found else None
 
-    def speed_up(self, run: RunMetrics) -> Optional[float]:
-        """Time per epoch with one rank over that of a run; None without a run of one rank."""
+    def speedup(self, run: RunMetrics) -> float | None:
+        """Return the time per epoch on one rank divided by the time of a run; None if unknown."""
         alone, seconds = self.seconds_per_epoch(1), run.seconds_per_epoch
         return alone / seconds if alone and seconds else None
 
 
 class Section(NamedTuple):
-    """Runs on one corpus and vocabulary: those whose perplexities can be compared."""
+    """Runs with the same corpus and vocabulary, whose perplexities are comparable."""
 
-    corpus: str  # how a report calls it
+    corpus: str  # the name in a report
     groups: Sequence[Group]
 
 
 def group_by_corpus(runs: Sequence[RunMetrics]) -> list[Section]:
-    """Put runs on the same corpus together, in the order in which corpora first appear."""
+    """Group runs by corpus, in the order in which the corpora first appear."""
     sections: dict[str, list[RunMetrics]] = {}
     for run in runs:
         sections.setdefault(run.record.corpus.sha256, []).append(run)
@@ -64,9 +64,9 @@ def _corpus_name(run: RunMetrics) -> str:
 
 
 def group_by_config(runs: Sequence[RunMetrics]) -> list[Group]:
-    """Put runs of the same config together, in the order in which configs first appear.
+    """Group runs by config, in the order in which the configs first appear.
 
-    Configs of the same name get the fields that tell them apart in their label.
+    The labels of configs with the same name contain the fields in which they differ.
     """
     groups: dict[str, list[RunMetrics]] = {}
     for run in runs:
@@ -92,8 +92,8 @@ def _labels(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     return labels
 
 
-def pairs_of(groups: Sequence[Group]) -> Iterator[tuple[RunMetrics, RunMetrics]]:
-    """Return each two runs that do the same steps, one of them perhaps more."""
+def comparable_pairs(groups: Sequence[Group]) -> Iterator[tuple[RunMetrics, RunMetrics]]:
+    """Return all pairs of runs with the same steps, although one run may have more steps."""
     runs = [run for group in groups for run in group.runs]
     ignored = may_change(Config, "resume")
     for first, second in itertools.combinations(runs, 2):
@@ -102,16 +102,16 @@ def pairs_of(groups: Sequence[Group]) -> Iterator[tuple[RunMetrics, RunMetrics]]
 
 
 class Difference(NamedTuple):
-    """How far the loss curves of two runs are apart."""
+    """The difference between the loss curves of two runs."""
 
-    num_points: int  # of the curves, that both runs have
+    num_points: int  # steps that both curves have
     absolute: float  # the largest |loss - loss|, in nats per token
     relative: float  # the largest |loss - loss| / loss
-    step: int  # where that is
+    step: int  # the step of the largest relative difference
 
 
-def loss_difference(first: RunMetrics, second: RunMetrics) -> Optional[Difference]:
-    """Compare the loss curves of two runs at the points that both have; None if there is none."""
+def loss_difference(first: RunMetrics, second: RunMetrics) -> Difference | None:
+    """Compare two loss curves at the steps that both have; None if there are no such steps."""
     gaps = {}
     for event, other in _shared_events(first, second):
         loss, other_loss = event.get("loss"), other.get("loss")
@@ -126,20 +126,20 @@ def loss_difference(first: RunMetrics, second: RunMetrics) -> Optional[Differenc
 
 
 def exact_comparison(first: RunMetrics, second: RunMetrics) -> str:
-    """Say whether all numbers of two runs are equal, in the events that both have.
+    """Compare all numbers of two runs bitwise, in the events that both have.
 
     Returns:
-      Such as "equal, bit for bit, in 30 events", or the first event and field that differ.
+      Text such as "equal, bit for bit, in 30 events", or the first event and field that differ.
     """
     shared = _shared_events(first, second)
     if not shared:
-        return "nothing to compare: they have no event of the same steps"
+        return "not comparable, because they have no event with the same steps"
     for number, (event, other) in enumerate(shared, start=1):
         for field in _EXACT_FIELDS:
             value, other_value = event.get(field), other.get(field)
             if field == "valid_perplexity" and None in (value, other_value):
-                continue  # --noeval: one has none
-            if value != other_value:  # JSON carries floats exactly: equal numbers are equal bits
+                continue  # a run with --noeval has none
+            if value != other_value:  # JSON preserves floats exactly
                 kind = event["event"]
                 name = f"{kind} {event[kind]}" if kind in event else f"the {kind}"
                 return (
@@ -148,23 +148,22 @@ def exact_comparison(first: RunMetrics, second: RunMetrics) -> str:
                 )
     counts = len(first.events), len(second.events)
     rest = "" if max(counts) == len(shared) else " (the first has {}, the second {})"
-    shared_text = f"{len(shared)} event{'s' * (len(shared) > 1)}"
-    return f"equal, bit for bit, in {shared_text}{rest.format(*counts)}"
+    text = f"{len(shared)} event{'s' * (len(shared) > 1)}"
+    return f"equal, bit for bit, in {text}{rest.format(*counts)}"
 
 
 def _shared_events(first: RunMetrics, second: RunMetrics) -> list[tuple[Event, Event]]:
-    events, others = _by_steps(first), _by_steps(second)
+    events, others = _events_by_steps(first), _events_by_steps(second)
     return [(event, others[key]) for key, event in events.items() if key in others]
 
 
-def _by_steps(run: RunMetrics) -> dict[tuple, Event]:
-    found, before = {}, 0
+def _events_by_steps(run: RunMetrics) -> dict[tuple, Event]:
+    found, previous = {}, 0
     for event in run.events:
         kind, step = event["event"], event["step"]
-        # A loss is a mean over the steps since the last: over others it is another number.
-        since = before if kind == "step" else None
-        weights = event.get("test_on", "last")
-        found[kind, event.get("epoch"), since, step, weights] = event
+        # A loss is the mean over the steps since the previous step event.
+        since = previous if kind == "step" else None
+        found[kind, event.get("epoch"), since, step, event.get("test_on", "last")] = event
         if kind == "step":
-            before = step
+            previous = step
     return found

@@ -1,13 +1,12 @@
-"""What the files of a run say about it."""
+"""The metrics of a run, from the files in its run directory."""
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Optional
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from lm import run_files
 from lm.cli.tables import printable
@@ -18,30 +17,28 @@ Event = Mapping[str, Any]  # a line of metrics.jsonl
 
 
 class RunMetrics(NamedTuple):
-    """A run, as its directory has it; the directory of an unfinished run says less."""
+    """A run, as far as its files describe it. A run may be unfinished."""
 
     directory: str
     record: RunRecord
-    start: Event  # the last start event: world_size, hosts, versions
-    # Step, epoch and test events in order, each with its step, its number of ranks (world_size),
-    # and the step from which on it has been that (ranks_since).
-    events: Sequence[Event]
-
-    @property
-    def config(self) -> Mapping[str, Any]:
-        """The fields of the run's Config."""
-        return self.record.config
+    starts: Sequence[Event]  # one for each start of the run
+    events: Sequence[Event]  # step, epoch and test events, with the start that they belong to
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What a run of a group shares: the fields of the Config, and the config file if any."""
+        """The common facts of a group of runs: the config, and the config file if it matters."""
         file = self.record.config_file
-        return {**self.config, **({"config_file": file.sha256[:12]} if file else {})}
+        return {**self.record.config, **({"config_file": file.sha256[:12]} if file else {})}
 
     @property
     def name(self) -> str:
-        """How a report calls it: by its directory, as it was given, on one line."""
+        """The name in a report: the directory as the user wrote it."""
         return printable(self.directory.rstrip("/"))
+
+    @property
+    def start(self) -> Event:
+        """The last start event, with the number of ranks, the hosts and the versions."""
+        return self.starts[-1] if self.starts else {}
 
     @property
     def epochs(self) -> list[Event]:
@@ -49,51 +46,60 @@ class RunMetrics(NamedTuple):
         return [event for event in self.events if event["event"] == "epoch"]
 
     @property
+    def test(self) -> Event:
+        """The last test event; empty if the run has none."""
+        return next((e for e in reversed(self.events) if e["event"] == "test"), {})
+
+    @property
     def tested_epoch(self) -> Event:
-        """The last epoch; the best one, where it is what was tested (`--test_on best`)."""
-        if self.last("test", "test_on") == "best":
+        """The last epoch, or the best epoch if the run tested its weights (`--test_on best`)."""
+        if self.test.get("test_on") == "best":
             return min(self.epochs, key=_valid_perplexity, default={})
         return self.epochs[-1] if self.epochs else {}
 
     @property
     def num_ranks(self) -> int:
-        """How many ranks the run had in its last epoch."""
-        epochs = self.epochs
-        return epochs[-1]["world_size"] if epochs else self.start.get("world_size", 1)
+        """The number of ranks in the last epoch."""
+        start = self.epochs[-1]["start"] if self.epochs else self.start
+        return start.get("world_size", 1)
 
     @property
-    def ranks_in_turn(self) -> list[int]:
-        """How many ranks it had, and on how many others it was resumed, in order."""
-        sizes = [event["world_size"] for event in self.events] or [self.num_ranks]
-        return [size for size, _ in itertools.groupby(sizes)]
+    def ranks_text(self) -> str:
+        """The number of ranks for tables, such as "2 ranks" or "1 to 4 ranks, 9 starts"."""
+        sizes = {start["world_size"] for start in self.starts} or {1}
+        if len(sizes) == 1:
+            return num_ranks_text(*sizes)
+        return f"{min(sizes)} to {num_ranks_text(max(sizes))}, {len(self.starts)} starts"
 
     @property
-    def words_per_second(self) -> Optional[float]:
-        """Mean training speed of all `num_ranks` together, or None before the end of an epoch."""
-        # Epochs on other numbers of ranks, also in part, before it was resumed on these.
-        length = self.start.get("steps_per_epoch", 0)
-        epochs = [
-            epoch
-            for epoch in self.epochs
-            if epoch["world_size"] == self.num_ranks
-            and epoch["ranks_since"] <= (epoch["epoch"] - 1) * length
-        ]
+    def words_per_second(self) -> float | None:
+        """The mean training speed of all `num_ranks` ranks, or None before the first epoch."""
+        epochs = [epoch for epoch in self.epochs if self._is_on_last_ranks(epoch)]
         seconds = sum(epoch["epoch_seconds"] for epoch in epochs)
         words = sum(epoch["epoch_seconds"] * epoch["words_per_second"] for epoch in epochs)
         return words / seconds if seconds else None
 
+    def _is_on_last_ranks(self, epoch: Event) -> bool:
+        """Return whether all steps of an epoch ran on `num_ranks` ranks."""
+        first_step = (epoch["epoch"] - 1) * self.start.get("steps_per_epoch", 0)
+        since = epoch["start"].get("resumed_from_step", 0)
+        on_other_ranks = [s for s in self.starts if s.get("world_size") != self.num_ranks]
+        return epoch["start"].get("world_size", 1) == self.num_ranks and (
+            since <= first_step or not on_other_ranks
+        )
+
     @property
-    def seconds_per_epoch(self) -> Optional[float]:
-        """Training time of a whole epoch at the mean speed, also where --max_steps cut one off."""
-        words_per_step = self.config.get("batch_size", 0) * self.config.get("num_steps", 0)
+    def seconds_per_epoch(self) -> float | None:
+        """The time of a full epoch at the mean speed. `--max_steps` may have cut the last epoch."""
+        words_per_step = self.record.config["batch_size"] * self.record.config["num_steps"]
         words = self.start.get("steps_per_epoch", 0) * words_per_step
         speed = self.words_per_second
         return words / speed if words and speed else None
 
-    def last(self, kind: str, field: str) -> Optional[Any]:
-        """Return a field of the last event of a kind, or None."""
-        told = [event for event in self.events if event["event"] == kind]
-        return told[-1].get(field) if told else None
+
+def num_ranks_text(count: int) -> str:
+    """Return "1 rank" or "2 ranks"."""
+    return f"{count} rank{'s' * (count > 1)}"
 
 
 def _valid_perplexity(epoch: Event) -> float:
@@ -101,10 +107,10 @@ def _valid_perplexity(epoch: Event) -> float:
 
 
 def read_run(directory: str) -> RunMetrics:
-    """Read run.json and metrics.jsonl of a run.
+    """Read the record and the events of a run.
 
     Raises:
-      UserError: The directory holds no run, or a file in it is damaged.
+      UserError: If the directory does not contain a run, or if a file is corrupt.
     """
     path = os.path.join(directory, run_files.METRICS)
     record = load_record(directory)
@@ -112,32 +118,18 @@ def read_run(directory: str) -> RunMetrics:
         raise UserError(f"{directory} is not a run: it has no {run_files.RUN}")
     try:
         with open(path, encoding="utf-8") as file:
-            # The last line may be cut off, by a kill or because it is being written.
-            events = _last_told(map(json.loads, file.read().split("\n")[:-1]))
-        start = events.pop(("start", None), {})
-        return RunMetrics(directory, record, start, list(events.values()))
+            # A kill may cut off the last line, or the run may be writing it.
+            lines = file.read().split("\n")[:-1]
+        starts: list[Event] = []
+        events: list[Event] = []
+        for event in map(json.loads, lines):
+            if event["event"] == "start":
+                starts.append(event)
+            elif event["event"] != "end":
+                event["step"] = int(event["step"])
+                events.append({**event, "start": starts[-1] if starts else {}})
     except OSError as error:
         raise UserError(f"{directory} is not a run: {error.filename}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{path} is damaged: {error!r}") from error
-
-
-def _last_told(events: Iterable[Event]) -> dict[tuple[str, Optional[int]], Event]:
-    """Return the events by kind and number; resumed runs of old versions told some of them twice.
-
-    An epoch or a test event of an older version gets the step of the last step event before it.
-    All get the number of ranks of their start.
-    """
-    told: dict[tuple[str, Optional[int]], Event] = {}
-    step, world_size, ranks_since = 0, 1, 0
-    for event in events:
-        kind = event["event"]
-        if kind == "end":
-            continue
-        key = kind, event[kind] if kind in ("step", "epoch") else None
-        step = event["step"] if kind == "step" else step
-        if kind == "start" and event.get("world_size", 1) != world_size:
-            world_size, ranks_since = event.get("world_size", 1), event.get("resumed_from_step", 0)
-        told.pop(key, None)  # it counts where it was told last
-        told[key] = {"step": step, "world_size": world_size, "ranks_since": ranks_since, **event}
-    return told
+        raise UserError(f"{path} is corrupt: {error!r}") from error
+    return RunMetrics(directory, record, starts, events)

@@ -1,4 +1,4 @@
-"""A report as one HTML page that needs nothing else: no script, no file, no network."""
+"""A report as a self-contained HTML page without scripts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import html
 import logging
 import os
 from collections.abc import Sequence
-from typing import Optional
 
 from lm.cli.tables import is_numeric
 from lm.errors import UserError
@@ -36,14 +35,14 @@ pre { background: #f5f5f5; padding: .7rem; overflow-x: auto; font-size: 13px; }
 
 
 def write_page(path: str, page: str) -> None:
-    """Write a page to a file, whose directory is made if missing.
+    """Write a page to a file, and create its directory if it is missing.
 
     Raises:
-      UserError: It cannot be written.
+      UserError: If the file cannot be written.
     """
     try:
         os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
-        write_atomically(os.path.realpath(path), page.encode())  # a link stays one
+        write_atomically(os.path.realpath(path), page.encode())  # follow a link
     except OSError as error:
         raise UserError(
             f"cannot write {path}: {error.strerror}; choose another file with --html"
@@ -51,12 +50,12 @@ def write_page(path: str, page: str) -> None:
     logger.info("wrote %s", path)
 
 
-def build_page(sections: Sequence[Section], curves_pngs: Sequence[Optional[bytes]]) -> str:
+def build_page(sections: Sequence[Section], curves_pngs: Sequence[bytes | None]) -> str:
     """Return the page of a comparison of runs.
 
     Args:
       sections: The runs, by corpus.
-      curves_pngs: The learning curves of each section as a PNG file, or None if there are none.
+      curves_pngs: The learning curves of each section as a PNG file, or None.
     """
     names = [run.name for section in sections for group in section.groups for run in group.runs]
     parts = []
@@ -70,7 +69,12 @@ def build_page(sections: Sequence[Section], curves_pngs: Sequence[Optional[bytes
 
 
 def page_html(title: str, parts: Sequence[str]) -> str:
-    """Return a page of parts that are HTML, under a title that is text."""
+    """Return a page.
+
+    Args:
+      title: The title; any text.
+      parts: The parts of the page, in HTML.
+    """
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -85,7 +89,7 @@ def line_html(text: str) -> str:
 
 
 def image_html(title: str, description: str, png: bytes) -> str:
-    """Return a picture that is part of the page, with a heading."""
+    """Return an embedded image with a heading."""
     return (
         f'<h3>{html.escape(title)}</h3>\n<img alt="{html.escape(description)}"\n'
         f' src="data:image/png;base64,{base64.b64encode(png).decode()}">'
@@ -93,14 +97,14 @@ def image_html(title: str, description: str, png: bytes) -> str:
 
 
 def details_html(title: str, text: str) -> str:
-    """Return text as it is, folded up."""
+    """Return collapsible preformatted text."""
     return (
         f"<details><summary>{html.escape(title)}</summary><pre>{html.escape(text)}</pre></details>"
     )
 
 
 def table_html(table: Table) -> str:
-    """Return a table with its title and its note."""
+    """Return a table with its title and note."""
     numeric = [is_numeric(column) for column in zip(*table.rows)] or [False] * len(table.header)
 
     def row(cells: Sequence[str], tag: str) -> str:
@@ -119,8 +123,8 @@ def table_html(table: Table) -> str:
 
 
 def _settings(group: Group) -> str:
-    """Return the config, and where each run ran: to be looked up when a number surprises."""
-    config = "\n".join(f"{name} = {value!r}" for name, value in group.runs[0].config.items())
+    """Return the config, and the machines and versions of each run."""
+    config = "\n".join(f"{name} = {value!r}" for name, value in group.runs[0].record.config.items())
     machines = "\n".join(
         f"{run.name}: "
         + ", ".join(f"{k} = {v!r}" for k, v in run.start.items() if k not in ("event", "step"))
@@ -129,5 +133,5 @@ def _settings(group: Group) -> str:
     return (
         f"<h3>Settings of {html.escape(group.label)}</h3>"
         + details_html("config", config)
-        + details_html("where it ran", machines)
+        + details_html("machines and versions", machines)
     )

@@ -1,17 +1,23 @@
-"""The tables of a report: header and cells, for the console and for the page."""
+"""The tables of a report: headers and cells, for the console and for the page."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 from lm.cli.tables import markdown_table
-from lm.report.comparison import Group, Section, exact_comparison, loss_difference, pairs_of
-from lm.report.metrics import RunMetrics
+from lm.report.comparison import (
+    Group,
+    Section,
+    comparable_pairs,
+    exact_comparison,
+    loss_difference,
+)
+from lm.report.metrics import RunMetrics, num_ranks_text
 
 
 class Table(NamedTuple):
-    """A table with its title, and a note on how to read it."""
+    """A table with a title and a note that explains it."""
 
     title: str
     note: str
@@ -32,32 +38,43 @@ def section_text(section: Section) -> str:
 
 
 def exact_lines(groups: Sequence[Group]) -> list[str]:
-    """Say of each two runs that do the same steps, in a line, whether their numbers are equal."""
+    """Return a line for each pair of comparable runs: whether their numbers are bitwise equal."""
     return [
         f"{run_title(first)} and {run_title(second)}: {exact_comparison(first, second)}"
-        for first, second in pairs_of(groups)
+        for first, second in comparable_pairs(groups)
     ]
 
 
 def build_tables(groups: Sequence[Group]) -> list[Table]:
-    """Return the tables of a report; the last one only if two runs can be compared."""
-    tables = [_results(groups), _runs(groups)]
+    """Return the tables of a section. For a single run, tables that compare runs are left out."""
+    if len(groups) == len(groups[0].runs) == 1:
+        return [_single_run(groups[0])]
     differences = _differences(groups)
-    return [*tables, differences] if differences.rows else tables
+    return [_results(groups), _runs(groups), *([differences] if differences.rows else [])]
+
+
+def _single_run(group: Group) -> Table:
+    (run,) = group.runs
+    return Table(
+        "Results",
+        "Perplexities after the last epoch, or after the best epoch with --test_on best; seconds"
+        " per epoch of training.",
+        ["config", "ranks", "epochs", "train", "valid", "test", "time/epoch", "words/s"],
+        [[group.label, run.ranks_text, *_perplexities(run), *_speeds(run)]],
+    )
 
 
 def _results(groups: Sequence[Group]) -> Table:
-    """One row per config, as the published table has it."""
+    """Return one row per config, in the format of published tables."""
     sizes = sorted({run.num_ranks for group in groups for run in group.runs}, reverse=True)
     rows = []
     for group in groups:
-        most_ranks = group.runs[-1]
         times = [_number(group.seconds_per_epoch(size), ".1f") for size in sizes]
-        rows.append([group.label, *_results_of(most_ranks), *times])
+        rows.append([group.label, *_perplexities(group.runs[-1]), *times])
     times = [f"time/epoch, {num_ranks_text(size)}" for size in sizes]
     return Table(
         "Results",
-        "Perplexities of the run with the most ranks after its last epoch, or after its best one"
+        "Perplexities of the run with the most ranks after its last epoch, or after its best epoch"
         " with --test_on best; seconds per epoch of training.",
         ["config", "epochs", "train", "valid", "test", *times],
         rows,
@@ -65,32 +82,30 @@ def _results(groups: Sequence[Group]) -> Table:
 
 
 def _runs(groups: Sequence[Group]) -> Table:
-    """One row per run, with what its ranks gained."""
+    """Return one row per run, with its speedup over one rank."""
     rows = []
     for group in groups:
         for run in group.runs:
-            speed_up = group.speed_up(run)
+            speedup = group.speedup(run)
+            efficiency = speedup and speedup / run.num_ranks
             rows.append([
-                run.name, group.label, ", then ".join(map(str, run.ranks_in_turn)),
-                *_results_of(run),
-                _number(run.seconds_per_epoch, ".1f"), _number(run.words_per_second, ",.0f"),
-                _number(speed_up, ".2f"),
-                _number(speed_up and speed_up / run.num_ranks, ".0%"),
+                run.name, group.label, run.ranks_text, *_perplexities(run), *_speeds(run),
+                _number(speedup, ".2f"), _number(efficiency, ".0%"),
             ])  # fmt: skip
     return Table(
         "Runs",
-        "Speed-up: the time per epoch with 1 rank divided by that of the run, same config."
-        " Efficiency: speed-up divided by the number of ranks. A run that was resumed on other"
-        " ranks is timed by its epochs on the last.",
+        "Speedup: the time per epoch on 1 rank divided by the time of the run, for the same config."
+        " Efficiency: speedup divided by the number of ranks. A run that was resumed on a different"
+        " number of ranks is timed by its epochs on the last number.",
         ["run", "config", "ranks", "epochs", "train", "valid", "test", "time/epoch", "words/s",
-         "speed-up", "efficiency"],
+         "speedup", "efficiency"],
         rows,
     )  # fmt: skip
 
 
 def _differences(groups: Sequence[Group]) -> Table:
     rows = []
-    for first, second in pairs_of(groups):
+    for first, second in comparable_pairs(groups):
         found = loss_difference(first, second)
         if found:
             rows.append([
@@ -99,31 +114,29 @@ def _differences(groups: Sequence[Group]) -> Table:
             ])  # fmt: skip
     return Table(
         "Largest difference between the loss curves",
-        "Between runs that do the same steps, over the step events that both have; nats per token.",
+        "For runs with the same steps, over the step events that both have, in nats per token.",
         ["run", "other run", "points", "largest", "relative", "at step"],
         rows,
     )
 
 
 def run_title(run: RunMetrics, *details: str) -> str:
-    """Return the name of a run with its number of ranks, and with details before that."""
-    ranks = ", then ".join(map(num_ranks_text, run.ranks_in_turn))
-    return f"{run.name} ({', '.join([*details, ranks])})"
+    """Return the name of a run, followed by details and the number of ranks."""
+    return f"{run.name} ({', '.join([*details, run.ranks_text])})"
 
 
-def _results_of(run: RunMetrics) -> list[str]:
+def _perplexities(run: RunMetrics) -> list[str]:
     perplexities = (
         run.tested_epoch.get("train_perplexity"),
         run.tested_epoch.get("valid_perplexity"),
-        run.last("test", "test_perplexity"),
+        run.test.get("test_perplexity"),
     )
     return [str(len(run.epochs)), *(_number(value, ".2f") for value in perplexities)]
 
 
-def num_ranks_text(count: int) -> str:
-    """Return "1 rank" or "2 ranks"."""
-    return f"{count} rank{'s' * (count > 1)}"
+def _speeds(run: RunMetrics) -> list[str]:
+    return [_number(run.seconds_per_epoch, ".1f"), _number(run.words_per_second, ",.0f")]
 
 
-def _number(value: Optional[float], form: str) -> str:
+def _number(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)

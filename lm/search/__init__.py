@@ -1,6 +1,7 @@
-"""Hyper-parameter search: `python -m lm.search`.
+"""Hyperparameter search: `python -m lm.search`.
 
-Optuna chooses what to try; each trial is a run of `lm.train` of its own, on one rank or more, on
-slots and GPUs of its own. `driver.py` is the loop; it reads the trials'
-`metrics.jsonl` and speaks to them by signals alone.
+Optuna chooses the values of each trial and runs the trials in threads. Each trial is a job of its
+own: `lm.train` on one or more ranks, with its own run directory, cores and GPUs. `prepare.py`
+checks the command line, `driver.py` runs the trials, `study.py` stores them, and `results.py`
+reports them.
 """

@@ -1,4 +1,4 @@
-"""The loop of a search: start trials where there is room, watch them, and tell Optuna."""
+"""The driver: runs the trials of a study in Optuna's loop, one thread for each running trial."""
 
 from __future__ import annotations
 
@@ -10,242 +10,287 @@ import logging
 import os
 import shlex
 import signal
+import threading
 import time
-from collections.abc import Mapping
-from typing import Optional
+from collections.abc import Iterator
+from typing import NoReturn
 
 import optuna
-from optuna.trial import TrialState
+from optuna.exceptions import UpdateFinishedTrialError
+from optuna.trial import FrozenTrial, TrialState
 
 from lm import run_files
+from lm.config import Config
 from lm.distributed.signals import Signals
-from lm.errors import ProgramExit, RunError, Stopped, UserError
-from lm.report.search import best_table, best_trials, progress_line
-from lm.search.job import Job, valid_perplexities
-from lm.search.places import lost_hosts
-from lm.search.prepare import Prepared
-from lm.search.space import SuggestFailed, config_of
-from lm.search.study import Study, storage_errors
-from lm.search.winner import write_best
+from lm.errors import RunError, Stopped, UserError
+from lm.files import locked
+from lm.search.best import write_best
+from lm.search.places import TrialSlots, lost_hosts
+from lm.search.prepare import Search
+from lm.search.results import best_table, progress_line
+from lm.search.space import SuggestError, config_of
+from lm.search.study import CONFIG, FAILURE, RUN, best_runs, requeue, runs, storage_errors
+from lm.search.trial import Outcome, TrialJob
 
 logger = logging.getLogger("lm")
 
 _TICK_SECONDS = 0.5
-_MOST_JOBS = 3  # of a trial: it is tried again twice
-_MOST_ALIKE = 3  # trials that fail alike, while none ends well
-# Exit codes of a training that was asked to stop: one that has saved; one that was about to begin
-# or to end, which the signal kills, alone or under mpirun.
-_STOPPED = 128 + signal.SIGTERM, -signal.SIGUSR2, 128 + signal.SIGUSR2
-_NO_ROOM = [os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT)]
+_MAX_JOBS = 3  # a failed trial is retried twice
+_MAX_SAME_FAILURES = 3  # while no trial succeeds
+_DISK_FULL = [os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT)]
 _TABLE_EVERY = 10  # finished trials
-_IS_BAD = "is bad"  # attribute of a trial that is to be pruned
+
+
+class _Interrupted(Exception):
+    """Ends a trial whose run continues later, here or in another driver."""
+
+
+class _Failed(Exception):
+    """Ends a trial whose run has failed."""
 
 
 class Driver:
     """Runs the trials of a study until all are finished.
 
     Args:
-      directory: Of the search.
-      search: What is tried, and where.
-      study: Its trials.
-      signals: What has asked this process to stop.
+      directory: The search directory.
+      search: The search.
+      study: The study of the search.
+      signals: The signals that this process has received.
     """
 
-    def __init__(self, directory: str, search: Prepared, study: Study, signals: Signals):
+    def __init__(self, directory: str, search: Search, study: optuna.Study, signals: Signals):
         self._directory, self._search = directory, search
         self._study, self._signals = study, signals
-        self._free = list(search.places)
-        self._jobs: list[Job] = []
-        self._failed_alike: collections.Counter = collections.Counter()  # by the reason
-        self._go_on = f"go on with: {resume_command(directory)}"
+        self._num_runs = search.settings.options.trials
+        self._slots = list(search.slots)  # on hosts that respond
+        self._free = list(search.slots)
+        self._lock = threading.Lock()  # for the attributes of this object, and best.py
+        self._same_failures: collections.Counter = collections.Counter()  # by reason
+        self._error: Exception | None = None  # ends the search
+        self._resume = f"resume with: {resume_command(directory)}"
 
     def run(self) -> None:
-        """Run trials until there are enough.
+        """Run trials until the search is complete.
 
         Raises:
-          Stopped: A signal has asked for it; the trials that ran have saved.
-          RunError: The storage, the disk or the last host is gone; likewise.
+          Stopped: If a signal has arrived. The running trials are saved.
+          RunError: If the storage, the disk or the last host is lost. The running trials are saved.
         """
         logger.info(
             "searching: %d trials, %d at a time; their runs: %s",
-            self._study.num_trials,
-            len(self._free),
-            os.path.join(self._directory, run_files.TRIALS),
-        )
-        try:
-            with storage_errors(f"the running trials have saved; {self._go_on}"):
-                while self._turn():
+            self._num_runs, len(self._slots), os.path.join(self._directory, run_files.TRIALS),
+        )  # fmt: skip
+        with storage_errors(f"the running trials are saved; {self._resume}"):
+            while states := self._unfinished():
+                num_ready = sum(state != TrialState.RUNNING for state in states)
+                if num_ready:
+                    self._optimize(num_ready)
+                else:  # Other drivers run the last trials. If one dies, this driver takes over.
+                    self.raise_if_stopped()
                     time.sleep(_TICK_SECONDS)
-        finally:
-            self._stop_jobs()
+                    optuna.storages.fail_stale_trials(self._study)
 
-    def stop_if_asked(self) -> None:
-        """End the search if a signal has asked for it.
-
-        Raises:
-          Stopped: One has; the trials that ran have saved.
-        """
+    def raise_if_stopped(self) -> None:
+        """Raise Stopped if a signal has asked this process to stop."""
         if self._signals.stop:
-            self._stop_jobs()
             raise Stopped(
-                f"stopped by {signal.Signals(self._signals.stop).name}; the running trials have"
-                f" saved; {self._go_on}",
+                f"stopped by {signal.Signals(self._signals.stop).name}; the running trials are"
+                f" saved; {self._resume}",
                 self._signals.stop,
             )
 
-    def _turn(self) -> bool:
-        """Do what there is to do; returns whether there will be more."""
-        self.stop_if_asked()
-        for job in list(self._jobs):
-            if not job.has_started:
-                job.start()
-            elif job.exit_code() is None:
-                self._watch(job)
-            else:
-                self._settle(job)
-        self._study.beat([job.trial for job in self._jobs])
-        while self._free and self._start_next():
-            pass
-        if self._jobs:
-            return True
-        # Those of other drivers too: should one of those die, its trials are taken over.
-        unfinished = bool(self._study.trials(TrialState.RUNNING, TrialState.WAITING))
-        if unfinished and not self._free:
-            raise RunError(f"no host is left to run trials on; {self._go_on}")
-        return unfinished
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[None]:
+        """Exclude other threads, and other drivers that share the study."""
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self._lock)
+            if self._search.settings.options.storage:
+                path = os.path.join(self._directory, run_files.LOCK)
+                stack.enter_context(locked(path, "updating the search"))
+            yield
 
-    def _start_next(self) -> bool:
-        trial = self._study.claim()
-        if trial is None:
-            return False
-        directory = run_files.trial_dir(self._directory, trial.number)
+    def _unfinished(self) -> list[TrialState]:
+        """Return the states of the unfinished runs; runs that do not exist yet are WAITING."""
+        trials = runs(self._study)
+        states = [trial.state for trial in trials if not trial.state.is_finished()]
+        return states + [TrialState.WAITING] * (self._num_runs - len(trials))
+
+    def _optimize(self, num_trials: int) -> None:
+        # With too few hosts left, the trials of the other threads wait for a slot.
+        num_jobs = min(num_trials, len(self._search.slots))
+        try:
+            self._study.optimize(
+                self._objective, n_trials=num_trials, n_jobs=num_jobs,
+                catch=(_Interrupted, _Failed), callbacks=[self._after_trial],
+            )  # fmt: skip
+        except Exception as error:
+            if not self._error:
+                runs(self._study)  # raises the error of a lost storage, which Optuna may hide
+                if not isinstance(error, (ValueError, UpdateFinishedTrialError)):
+                    raise
+                # This driver was suspended, and another driver took over one of its trials.
+                logger.warning("another driver took over a trial (%s)", error)
+        if self._error:
+            raise self._error
+
+    def _objective(self, trial: optuna.Trial) -> float:
+        """Train a run to its end and return its best validation perplexity."""
+        try:
+            return self._train(trial)
+        except (_Interrupted, _Failed, optuna.TrialPruned):
+            raise
+        except UpdateFinishedTrialError as error:  # another driver took over
+            raise _Interrupted from error
+        except Exception as error:
+            # Optuna loses the errors of the threads that end last.
+            self._error = self._error or error
+            self._study.stop()
+            raise _Interrupted from error
+
+    def _train(self, trial: optuna.Trial) -> float:
+        directory = run_files.trial_dir(self._directory, self._number_of(trial))
+        job = TrialJob(self._search, directory, self._config_of(trial, directory))
+        num_failures = 0
+        while True:
+            outcome = self._run_job(trial, job)
+            if outcome.kind == "finished":
+                return min(job.perplexities().values())
+            if outcome.kind == "stopped":
+                raise optuna.TrialPruned
+            if outcome.kind == "lost":
+                continue
+            num_failures += 1
+            if outcome.is_user_error or num_failures == _MAX_JOBS:
+                self._fail(trial, outcome.reason, directory)
+            logger.warning(
+                "trial %d failed (%s); retrying, %d of %d",
+                trial.user_attrs[RUN], outcome.reason, num_failures, _MAX_JOBS - 1,
+            )  # fmt: skip
+
+    def _number_of(self, trial: optuna.Trial) -> int:
+        """Return the number of the trial's run. A new run gets the next number."""
+        self._check()
+        if RUN not in trial.user_attrs:
+            with self.turn():
+                number = len(runs(self._study))
+                if number < self._num_runs:
+                    trial.set_user_attr(RUN, number)
+        if RUN not in trial.user_attrs:  # other drivers have started the last runs
+            self._study.stop()
+            raise _Interrupted
+        return trial.user_attrs[RUN]
+
+    def _config_of(self, trial: optuna.Trial, directory: str) -> Config:
         try:
             config = config_of(self._search.space, trial, self._search.config)
-            job = Job(trial, config, self._search, directory, self._free[-1])
-        except UserError as error:
-            self._study.add_failure(trial, str(error))
-            if isinstance(error, SuggestFailed):
-                self._fail(trial, str(error), directory)
-            else:  # these values cannot be used: others can
-                self._finish(trial, TrialState.FAIL)
-            return True
-        trial.set_user_attr("config", dataclasses.asdict(config))
-        if _IS_BAD in trial.user_attrs:  # and its driver ended before it had said so
-            self._finish(trial, TrialState.PRUNED)
-            return True
-        self._free.pop()
-        self._jobs.append(job)
-        job.start()
-        return True
+        except SuggestError as error:
+            self._fail(trial, str(error), directory)
+        except UserError as error:  # these values are invalid, but others may be valid
+            trial.set_user_attr(FAILURE, str(error))
+            raise _Failed from error
+        trial.set_user_attr(CONFIG, dataclasses.asdict(config))
+        return config
 
-    def _watch(self, job: Job) -> None:
-        """Report the epochs that are new, and stop the job if they are bad."""
-        for epoch, perplexity in self._unknown(job, job.new_metrics()):
-            self._study.report(job.trial, perplexity, epoch)
-            is_last = epoch >= job.config.num_epochs
-            if not job.asked_to_stop and not is_last and job.trial.should_prune():
-                # A pruner need not say it twice.
-                self._study.mark(job.trial, _IS_BAD, True)
-                job.stop()
+    def _run_job(self, trial: optuna.Trial, job: TrialJob) -> Outcome:
+        """Run the job of a trial until it ends or the pruner stops it.
 
-    def _unknown(self, job: Job, metrics: Mapping[int, float]) -> list[tuple[int, float]]:
-        """Return the epochs that the study does not have yet."""
-        if not metrics:
-            return []
-        known = self._study.reported(job.trial)
-        return sorted((epoch, value) for epoch, value in metrics.items() if epoch not in known)
-
-    def _settle(self, job: Job) -> None:
-        """Say what has come of a job that has ended."""
-        values = self._values(job)  # anew: of a file on NFS one may be told old times
-        for epoch, perplexity in self._unknown(job, values):
-            self._study.report(job.trial, perplexity, epoch)
-        if values and job.exit_code() == 0:
-            self._leave(job)
-            self._finish(job.trial, TrialState.COMPLETE, min(values.values()))
-        elif job.asked_to_stop and job.exit_code() in _STOPPED:
-            self._leave(job)
-            self._finish(job.trial, TrialState.PRUNED)
-        else:
-            self._settle_failure(job)
-
-    @staticmethod
-    def _values(job: Job) -> dict[int, float]:
+        Raises:
+          RunError: If the disk is full. The next trials would fail too.
+        """
+        slots = self._take_slots()
         try:
-            return valid_perplexities(job.directory)
-        except ProgramExit:
-            return {}
-
-    def _settle_failure(self, job: Job) -> None:
-        reason = job.failure()
-        if any(text in reason for text in _NO_ROOM):
-            # No fault of the trial, and the next ones would meet the same.
-            raise RunError(f"trial {job.trial.number}: {reason}; make room, then {self._go_on}")
-        is_users = job.exit_code() == UserError.exit_code
-        gone = [] if is_users else lost_hosts(job.place)
-        if gone:
-            logger.warning(
-                "%s no longer answers: trial %d goes on elsewhere (%s)",
-                " and ".join(gone), job.trial.number, reason,
-            )  # fmt: skip
-            self._jobs.remove(job)  # and its place is not used again
-            self._study.release(job.trial)
-            return
-        count = self._study.add_failure(job.trial, reason)
-        if is_users or count >= _MOST_JOBS:
-            self._leave(job)
-            self._fail(job.trial, reason, job.directory)
-        else:
-            logger.warning(
-                "trial %d has failed (%s): tried again, %d of %d",
-                job.trial.number, reason, count, _MOST_JOBS - 1,
-            )  # fmt: skip
-            job.again()
-
-    def _fail(self, trial: optuna.Trial, reason: str, directory: str) -> None:
-        """Finish a trial that has failed, unless others have failed alike."""
-        alike = reason.replace(directory, "")
-        self._failed_alike[alike] += 1
-        if self._failed_alike[alike] == _MOST_ALIKE:  # most likely no fault of theirs
-            self._study.release(trial)
-            raise RunError(
-                f"{_MOST_ALIKE} trials have failed alike: {reason}; mend that, then {self._go_on}"
-            )
-        self._finish(trial, TrialState.FAIL)
-
-    def _finish(
-        self, trial: optuna.Trial, state: TrialState, value: Optional[float] = None
-    ) -> None:
-        self._study.tell(trial, state, value)
-        if state != TrialState.FAIL:
-            self._failed_alike.clear()
-        study = self._study.optuna
-        logger.info("%s", progress_line(study, trial.number, self._study.num_trials))
-        # A driver that has taken the trial over may have told otherwise of it.
-        best = best_trials(study, 1)
-        if state == TrialState.COMPLETE and best and best[0].number == trial.number:
-            write_best(best[0], self._search, self._directory)
-        finished = self._study.trials(TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
-        if len(finished) % _TABLE_EVERY == 0:
-            logger.info("%s", best_table(study).text)
-
-    def _leave(self, job: Job) -> None:
-        self._jobs.remove(job)
-        self._free.append(job.place)
-
-    def _stop_jobs(self) -> None:
-        """Have the running trials save; they wait for the next driver."""
-        for job in self._jobs:
+            # The previous driver may have been killed before it could prune the trial.
+            if self._report(trial, job):
+                raise optuna.TrialPruned
+            while not job.start(slots):
+                self._tick()
+            while job.is_running():
+                self._tick()
+                if self._report(trial, job):
+                    job.stop()
+            self._report(trial, job)
+            outcome = job.outcome()
+            if any(text in outcome.reason for text in _DISK_FULL):
+                raise RunError(
+                    f"trial {trial.user_attrs[RUN]}: {outcome.reason}; free some space, then"
+                    f" {self._resume}"
+                )
+            if outcome.kind == "failed" and not outcome.is_user_error:
+                lost = lost_hosts(slots)
+                if lost:
+                    logger.warning(
+                        "%s no longer responds; trial %d continues elsewhere (%s)",
+                        " and ".join(lost), trial.user_attrs[RUN], outcome.reason,
+                    )  # fmt: skip
+                    self._slots.remove(slots)
+                    return Outcome("lost")
+            return outcome
+        finally:
             job.stop()
-        for job in self._jobs:
             job.wait()
-        jobs, self._jobs = self._jobs, []
-        # Without a storage they stay marked as running, which the next driver sees.
-        with contextlib.suppress(RunError), storage_errors(""):
-            for job in jobs:
-                self._study.release(job.trial)
+            if slots in self._slots:
+                self._free.append(slots)
+
+    def _take_slots(self) -> TrialSlots:
+        while True:
+            with self._lock:
+                if self._free:
+                    return self._free.pop()
+            if not self._slots:
+                raise RunError(f"no host is left to run trials on; {self._resume}")
+            self._tick()
+
+    def _report(self, trial: optuna.Trial, job: TrialJob) -> bool:
+        """Report new epochs to the study; return whether the pruner asks to stop the trial."""
+        perplexities = job.perplexities()
+        if len(perplexities) == job.num_reported:
+            return False
+        for epoch, perplexity in sorted(perplexities.items()):
+            trial.report(perplexity, epoch)  # a second report of an epoch has no effect
+        job.num_reported = len(perplexities)
+        return max(perplexities) < job.config.num_epochs and trial.should_prune()
+
+    def _fail(self, trial: optuna.Trial, reason: str, directory: str) -> NoReturn:
+        """Fail a run, or the whole search if its runs fail with the same error."""
+        with self._lock:
+            same = reason.replace(directory, "")
+            self._same_failures[same] += 1
+            count = self._same_failures[same]
+        if count >= _MAX_SAME_FAILURES:
+            raise RunError(
+                f"{count} trials failed with the same error: {reason}; fix it, then {self._resume}"
+            )
+        trial.set_user_attr(FAILURE, reason)
+        raise _Failed(reason)
+
+    def _tick(self) -> None:
+        time.sleep(_TICK_SECONDS)
+        self._check()
+
+    def _check(self) -> None:
+        """End this trial if the search ends."""
+        self.raise_if_stopped()
+        if self._error:
+            raise _Interrupted
+
+    def _after_trial(self, study: optuna.Study, trial: FrozenTrial) -> None:
+        if trial.state == TrialState.FAIL and FAILURE not in trial.user_attrs:
+            if RUN in trial.user_attrs:
+                requeue(study, trial)
+            return
+        with self._lock:
+            if trial.state != TrialState.FAIL:
+                self._same_failures.clear()
+            logger.info("%s", progress_line(study, trial, self._num_runs))
+            best = best_runs(study, 1)
+            if best and best[0].number == trial.number:
+                write_best(best[0], self._search, self._directory)
+            num_finished = sum(each.state.is_finished() for each in runs(study))
+            if num_finished % _TABLE_EVERY == 0:
+                logger.info("%s", best_table(study).text)
 
 
 def resume_command(directory: str) -> str:
-    """Return the command line that goes on with a search."""
+    """Return the command line that resumes a search."""
     return f"python -m lm.search --output_dir {shlex.quote(directory)} --resume"

@@ -1,4 +1,4 @@
-"""How a search is done, and the file that keeps it."""
+"""The options of a search, and `search.json`, which stores its settings."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 import json
 import os
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 from lm import run_files
 from lm.config import Config, RunOptions
@@ -15,85 +15,80 @@ from lm.files import write_json
 from lm.options import Checked, may_change, option, replaced
 from lm.record import from_json
 
-_RESUME = ["resume"]  # changes no trial, only how many there are, and where
+_RESUME = ["resume"]  # decides only how many trials there are, and where they run
 
 
 @dataclasses.dataclass(frozen=True)
 class SearchOptions(Checked):
-    """How a space is searched, and where.
+    """What a search tries, and where it runs its trials.
 
-    Raises UserError, naming the field, for a value of the wrong type or out of range.
+    Raises:
+      UserError: If a value has the wrong type or is out of range. The message names the field.
     """
 
-    space: Optional[str] = option(
+    space: str | None = option(
         None,
-        "what to try: 'learning_rate=0.3:3:log, keep_prob=0.5:1.0, hidden_size=100|200|300';"
-        " without it the config file has suggest(trial, config)",
+        "what to try: 'learning_rate=0.3:3:log, keep_prob=0.5:1.0, hidden_size=100|200|300'"
+        " (default: suggest(trial, config) in the config file)",
     )
     trials: int = option(
-        20, "how many trials, those that are pruned or fail included", low=1, may_change=_RESUME
+        20, "number of trials, including pruned and failed trials", low=1, may_change=_RESUME
     )
     sampler: str = option(
-        "tpe", "how the next values are chosen; grid tries combinations of choices, in their order",
+        "tpe", "how the values are chosen; grid tries combinations of choices in their order",
         choices=("tpe", "cmaes", "nsgaii", "random", "grid"),
     )  # fmt: skip
     pruner: str = option(
         "median",
-        "which trials to stop early: those worse than the median of the others at the same epoch,"
-        " those that lose a round of hyperband, or none",
+        "which trials to stop early: median: those worse than the median of the other trials at the"
+        " same epoch; hyperband: those that lose a round",
         choices=("median", "hyperband", "none"),
     )
     search_seed: int = option(1, "seed of the sampler", low=0, high=2**31)
-    ranks_per_trial: int = option(1, "ranks that train one trial", low=1, may_change=_RESUME)
-    parallel_trials: Optional[int] = option(
-        None, "trials at a time (default: 1; with --hosts as many as fit)", low=1,
+    ranks_per_trial: int = option(1, "ranks of each trial", low=1, may_change=_RESUME)
+    parallel_trials: int | None = option(
+        None, "trials at a time (default: 1, or with --hosts as many as fit)", low=1,
         may_change=_RESUME,
     )  # fmt: skip
-    hosts: Optional[str] = option(
-        None, "host1:2,host2:2: the hosts and how many ranks each takes (default: this host)",
+    hosts: str | None = option(
+        None, "host1:2,host2:2: hosts and the number of ranks on each (default: this host)",
         may_change=_RESUME,
     )  # fmt: skip
-    storage: Optional[str] = option(
+    storage: str | None = option(
         None,
-        "postgresql://USER@HOST/DATABASE that several drivers share (default: a SQLite file in"
-        " --output_dir, for one driver)", may_change=_RESUME,
-    )  # fmt: skip
-    heartbeat_seconds: int = option(
-        60, "with --storage: a driver that is silent for three times as long is dead", low=1,
-        may_change=_RESUME,
+        "postgresql://USER@HOST/DATABASE: a database that several drivers share (default: a SQLite"
+        " file in --output_dir, for one driver)", may_change=_RESUME,
     )  # fmt: skip
 
 
 class Settings(NamedTuple):
-    """A search: what it tries, and how."""
+    """The settings of a search, as stored in search.json."""
 
-    study: str  # its name in the storage
-    config: Mapping[str, Any]  # fields of the config that all trials have in common
+    study: str  # name of the study in the storage
+    config: Mapping[str, Any]  # the common config of all trials
     options: SearchOptions
     run: Mapping[str, Any]  # RunOptions of the trials
-    corpus: Optional[str] = None  # its checksum
+    corpus: str | None = None  # SHA-256; None before the search has started
 
     def save(self, directory: str) -> None:
-        """Write it into the directory of the search."""
+        """Write search.json."""
         content = {**self._asdict(), "options": dataclasses.asdict(self.options)}
         write_json(os.path.join(directory, run_files.SEARCH), content)
 
-    def changed(
-        self, begun_with: Config, config: Mapping, options: Mapping, run: Mapping
-    ) -> Settings:
-        """Return it with the flags of a command line that goes on with the search.
+    def changed(self, common: Config, config: Mapping, options: Mapping, run: Mapping) -> Settings:
+        """Return the settings of a resumed search.
 
         Args:
-          begun_with: What all trials have in common, `config` of this search.
-          config: Fields of it that the flags set.
-          options: Those of SearchOptions.
-          run: Those of RunOptions.
+          common: The common config of all trials.
+          config: Fields of Config on the command line.
+          options: Fields of SearchOptions on the command line.
+          run: Fields of RunOptions on the command line.
 
         Raises:
-          UserError: A flag would make another search of it.
+          UserError: If the command line changes the trials.
         """
         changeable = may_change(SearchOptions, "resume") | may_change(RunOptions, "resume")
-        given = (begun_with, config), (self.options, options), (RunOptions(**self.run), run)
+        given = (common, config), (self.options, options), (RunOptions(**self.run), run)
         for old, flags in given:
             new = replaced(old, **flags)
             for name in flags:
@@ -101,7 +96,7 @@ class Settings(NamedTuple):
                 if name not in changeable and after != before:
                     raise UserError(
                         f"cannot resume: {name} was {before!r} in this search and is {after!r}"
-                        " now; to search otherwise, start a new search"
+                        " now; start a new search to change it"
                     )
         return self._replace(
             options=dataclasses.replace(self.options, **options), run={**self.run, **run}
@@ -109,22 +104,23 @@ class Settings(NamedTuple):
 
 
 def load_settings(directory: str) -> Settings:
-    """Read the settings of the search in a directory.
+    """Read search.json.
 
     Raises:
-      UserError: There is none, or its file is damaged.
+      UserError: If the directory does not contain a search, or if the file is corrupt.
     """
     path = os.path.join(directory, run_files.SEARCH)
     try:
         with open(path, encoding="utf-8") as file:
             content = json.load(file)
-        known = {name: content[name] for name in Settings._fields if name in content}
-        known["options"] = from_json(SearchOptions, content["options"], path)
+        options = from_json(SearchOptions, content["options"], path)
         from_json(RunOptions, content["run"], path)
-        return Settings(**{**known, "config": dict(content["config"])})
+        return Settings(**{**content, "options": options})
     except OSError as error:
-        raise UserError(f"{directory} holds no search: {path}: {error.strerror}") from error
+        raise UserError(
+            f"{directory} does not contain a search: {path}: {error.strerror}"
+        ) from error
     except UserError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{path} is damaged: {error!r}") from error
+        raise UserError(f"{path} is corrupt: {error!r}") from error

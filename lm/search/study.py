@@ -1,40 +1,118 @@
-"""The study: which trials there are, kept by Optuna in SQLite or PostgreSQL."""
+"""The study: Optuna's record of the trials, in SQLite or PostgreSQL.
+
+A run has one choice of values and one run directory. If a run is interrupted, Optuna's trial fails,
+and a new trial with the same values continues the run. Therefore a run has one or more trials, and
+the number of the run differs from the numbers of its trials.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import math
+import copy
 import os
-import time
 import warnings
 import zlib
-from collections.abc import Collection, Iterator, Sequence
-from typing import Any, Optional, Union
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import optuna
-import sqlalchemy.exc
+import sqlalchemy
 from optuna.distributions import BaseDistribution
-from optuna.storages import RDBStorage
+from optuna.samplers import BaseSampler
+from optuna.storages import RDBStorage, RetryHeartbeatStaleTrialCallback
 from optuna.trial import FrozenTrial, TrialState
 
 from lm import run_files
 from lm.errors import RunError, UserError, first_line
-from lm.files import locked
-from lm.report.search import FAILURES, storage_url
 from lm.search.options import SearchOptions, Settings
-from lm.search.space import Space, Suggest, combinations
 
-_SILENT_BEATS = 3  # without a heartbeat, and a driver is dead
-# A trial that was taken over, and is finished, while this driver was held up, stays as it is.
-_unless_finished = contextlib.suppress(optuna.exceptions.UpdateFinishedTrialError)
+# User attributes of a trial.
+RUN = "run"  # number of the run
+CONFIG = "config"  # the fields of its config
+FAILURE = "failure"  # why the run failed; an interrupted trial has no such attribute
 
-# Of what is experimental there, and that its heartbeat must be recorded, which is done here.
+_HEARTBEAT_SECONDS = 60
+_GRACE_SECONDS = 180
+
+optuna.logging.set_verbosity(optuna.logging.ERROR)
+# Heartbeats are experimental, and an epoch may be reported twice.
 warnings.filterwarnings("ignore", module="optuna")
+warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+
+# Adds a trial that continues the run of a failed trial.
+requeue = RetryHeartbeatStaleTrialCallback()
+
+
+def storage_url(directory: str, storage: str | None) -> str:
+    """Return the address of the study: `--storage`, or a SQLite file in the search directory."""
+    path = os.path.join(directory, run_files.STUDY)
+    return storage or sqlalchemy.URL.create("sqlite", database=path).render_as_string()
+
+
+def open_study(
+    settings: Settings, directory: str, grid: Sequence[Mapping[str, Any]] | None, is_new: bool
+) -> optuna.Study:
+    """Create the study of a search, or open it.
+
+    Args:
+      settings: The settings of the search.
+      directory: The search directory.
+      grid: The values of each run, for `--sampler grid`; otherwise None.
+      is_new: Whether to create the study.
+
+    Raises:
+      UserError: If the storage does not contain the study.
+    """
+    options = settings.options
+    url = storage_url(directory, options.storage)
+    storage = _Storage(
+        url,
+        # A study in a file has one driver, whose lock shows whether it is alive.
+        heartbeat_interval=_HEARTBEAT_SECONDS if options.storage else None,
+        grace_period=_GRACE_SECONDS,
+        heartbeat_stale_trial_callback=requeue,
+    )
+    if is_new:
+        optuna.create_study(study_name=settings.study, storage=storage)
+    try:
+        return optuna.load_study(
+            study_name=settings.study,
+            storage=storage,
+            sampler=_RunSampler(options, grid),
+            pruner=_pruner(settings),
+        )
+    except KeyError:
+        raise UserError(
+            f"{url} does not contain the study {settings.study}; give the --storage in which this"
+            " search was created"
+        ) from None
+
+
+def runs(study: optuna.Study) -> list[FrozenTrial]:
+    """Return the newest trial of each run, in the order of the runs."""
+    trials = study.get_trials(deepcopy=False)
+    newest = {trial.user_attrs[RUN]: trial for trial in trials if RUN in trial.user_attrs}
+    return [newest[number] for number in sorted(newest)]
+
+
+def best_runs(study: optuna.Study, count: int) -> list[FrozenTrial]:
+    """Return the finished runs with the lowest validation perplexity, best first."""
+    finished = [trial for trial in runs(study) if trial.state == TrialState.COMPLETE]
+    return sorted(finished, key=lambda trial: trial.value)[:count]
+
+
+def requeue_interrupted(study: optuna.Study) -> None:
+    """Requeue the runs of a driver that was killed. No driver may be running."""
+    for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+        study.tell(trial.number, state=TrialState.FAIL)
+    for trial in runs(study):
+        if trial.state == TrialState.FAIL and FAILURE not in trial.user_attrs:
+            requeue(study, trial)
 
 
 @contextlib.contextmanager
 def storage_errors(what_to_do: str) -> Iterator[None]:
-    """Turn what a vanished storage, or a full disk, raises into one line."""
+    """Turn the errors of a lost storage or a full disk into one line."""
     try:
         yield
     except OSError as error:
@@ -43,179 +121,64 @@ def storage_errors(what_to_do: str) -> Iterator[None]:
     except (optuna.exceptions.StorageInternalError, sqlalchemy.exc.SQLAlchemyError) as error:
         cause = error.__cause__ or error
         line = first_line(getattr(cause, "orig", None) or cause)
-        raise RunError(f"the study cannot be used: {line}; {what_to_do}") from error
-
-
-class Study:
-    """The trials of a search, as this driver sees and changes them.
-
-    Without `--storage` the driver is alone, and the caller holds the lock of the directory. With
-    it, drivers take turns at choosing trials, and take over those of a driver that is silent.
-
-    Args:
-      settings: Of the search.
-      directory: Of the search.
-      space: What is tried.
-      is_new: Whether the study is to be made; else it must be there.
-
-    Attributes:
-      optuna: The study itself.
-
-    Raises:
-      UserError: The storage does not have the study.
-    """
-
-    def __init__(
-        self, settings: Settings, directory: str, space: Union[Space, Suggest], is_new: bool
-    ):
-        self._options, self._lock = settings.options, os.path.join(directory, run_files.LOCK)
-        self._is_shared = settings.options.storage is not None
-        self._interval = settings.options.heartbeat_seconds if self._is_shared else None
-        self._last_beat = -math.inf
-        is_grid = settings.options.sampler == "grid"
-        self.num_trials = settings.options.trials
-        self._grid = combinations(space, self.num_trials) if is_grid else None
-        url = storage_url(directory, settings.options.storage)
-        self._storage = RDBStorage(
-            url,
-            heartbeat_interval=self._interval,
-            grace_period=_SILENT_BEATS * settings.options.heartbeat_seconds,
-        )
-        if is_new:
-            optuna.create_study(study_name=settings.study, storage=self._storage)
-        try:
-            self.optuna = optuna.load_study(
-                study_name=settings.study, storage=self._storage, pruner=_pruner(settings)
-            )
-        except KeyError:
-            raise UserError(
-                f"{url} does not have the study {settings.study}: give the --storage in which"
-                " this search was made"
-            ) from None
-        if not self._is_shared:  # the lock says that no other driver lives
-            for trial in self.trials(TrialState.RUNNING):
-                self._let_wait(trial._trial_id)
-
-    def trials(self, *states: TrialState) -> list[FrozenTrial]:
-        """Return the trials that are in one of these states."""
-        return self.optuna.get_trials(deepcopy=False, states=states or None)
-
-    def claim(self) -> Optional[optuna.Trial]:
-        """Return a trial for this driver to run, one that was interrupted first, or None."""
-        with self.turn():
-            if self._is_shared:
-                # Silent ones go back to those that wait, with a heartbeat, so that it is once.
-                for trial_id in self._storage._get_stale_trial_ids(self.optuna._study_id):
-                    self._storage.record_heartbeat(trial_id)
-                    self._let_wait(trial_id)
-            waiting = self.trials(TrialState.WAITING)
-            number = waiting[0].number if waiting else len(self.trials())
-            if number >= self.num_trials and not waiting:
-                return None
-            if not waiting:
-                self.optuna.enqueue_trial(self._grid[number] if self._grid else {})
-                waiting = self.trials(TrialState.WAITING)
-            if self._is_shared:  # before it runs: without one it would run for ever after a kill
-                self._storage.record_heartbeat(waiting[0]._trial_id)
-            # Seeded anew for each trial: a search that is resumed must neither draw the numbers of
-            # its first trials again, nor others than it would have drawn.
-            self.optuna.sampler = _SeedByName(self._options, self._options.search_seed + number)
-            return self.optuna.ask()
-
-    def reported(self, trial: optuna.Trial) -> Collection[int]:
-        """Return the epochs whose perplexity is in the study."""
-        return self._storage.get_trial(trial._trial_id).intermediate_values.keys()
-
-    def release(self, trial: optuna.Trial) -> None:
-        """Let a trial that has been stopped be claimed again, here or by another driver."""
-        self._let_wait(trial._trial_id)
-
-    def _let_wait(self, trial_id: int) -> None:
-        with _unless_finished:
-            self._storage.set_trial_state_values(trial_id, TrialState.WAITING)
-
-    def report(self, trial: optuna.Trial, perplexity: float, epoch: int) -> None:
-        """Note the validation perplexity of an epoch of a trial."""
-        with _unless_finished:
-            trial.report(perplexity, epoch)
-
-    def tell(self, trial: optuna.Trial, state: TrialState, value: Optional[float] = None) -> None:
-        """Finish a trial; one that another driver has finished stays as it is."""
-        # Taken over while this driver was held up: whoever runs it next finds its run finished.
-        with _unless_finished, contextlib.suppress(ValueError):
-            self.optuna.tell(trial, value, state, skip_if_finished=True)
-
-    def add_failure(self, trial: optuna.Trial, reason: str) -> int:
-        """Note why a job of a trial has failed; returns how many have."""
-        failures = [*trial.user_attrs.get(FAILURES, []), reason]
-        self.mark(trial, FAILURES, failures)
-        return len(failures)
-
-    def mark(self, trial: optuna.Trial, name: str, value: Any) -> None:
-        """Set an attribute of a trial."""
-        with _unless_finished:
-            trial.set_user_attr(name, value)
-
-    def beat(self, trials: Sequence[optuna.Trial]) -> None:
-        """Say, when it is time, that this driver lives and runs these trials."""
-        if self._is_shared and time.monotonic() - self._last_beat >= self._interval:
-            self._last_beat = time.monotonic()
-            for trial in trials:
-                self._storage.record_heartbeat(trial._trial_id)
-
-    @contextlib.contextmanager
-    def turn(self) -> Iterator[None]:
-        """Let no other driver choose a trial meanwhile, nor end the search."""
-        with contextlib.ExitStack() as stack:
-            if self._is_shared:
-                stack.enter_context(locked(self._lock, "choosing a trial"))
-            yield
+        raise RunError(f"cannot use the study: {line}; {what_to_do}") from error
 
 
 def check_storage(options: SearchOptions) -> None:
-    """Refuse a storage that cannot be used, before anything is made.
+    """Check `--storage` before anything is created.
 
     Raises:
-      UserError: It is none for several drivers, or its driver is not installed.
+      UserError: If the storage does not support several drivers, or if its package is missing.
     """
     if options.storage is None:
         return
     try:
         url = sqlalchemy.make_url(options.storage)
         if url.get_backend_name() != "postgresql":
-            raise ValueError("another database")
+            raise ValueError("not PostgreSQL")
         sqlalchemy.create_engine(url)
     except (ValueError, sqlalchemy.exc.ArgumentError) as error:
         raise UserError(
-            f"storage must be like postgresql://USER@HOST/DATABASE, not {options.storage!r}; for"
-            " one driver leave it out"
+            f"storage must be like postgresql://USER@HOST/DATABASE, not {options.storage!r}; omit"
+            " it to use one driver"
         ) from error
     except ImportError as error:
         raise UserError(
-            f"storage {options.storage} cannot be used ({error}): pip install psycopg2-binary"
+            f"cannot use storage {options.storage} ({error}); run pip install psycopg2-binary"
         ) from error
-    if url.password:  # which ps would show to all users of the host
+    if url.password:  # ps would show it to all users of the host
         raise UserError("storage: put the password into ~/.pgpass or PGPASSWORD, not the address")
 
 
-class _SeedByName(optuna.samplers.BaseSampler):
-    """A sampler with a seed for each parameter, which its name decides.
+class _Storage(RDBStorage):
+    """A storage whose heartbeats survive a short loss of the database."""
 
-    With one seed for all, a trial whose driver was killed between two of its values would go on
-    with another second one: what is in the study already is not drawn again.
+    def record_heartbeat(self, trial_id: int) -> None:
+        with contextlib.suppress(
+            optuna.exceptions.StorageInternalError, sqlalchemy.exc.SQLAlchemyError
+        ):
+            super().record_heartbeat(trial_id)
+
+
+class _RunSampler(BaseSampler):
+    """One of Optuna's samplers, with a seed for each value of each run.
+
+    A resumed search must neither repeat the values of its first runs nor choose different values
+    than an uninterrupted search. A driver may be killed between two values of a run.
     """
 
-    def __init__(self, options: SearchOptions, seed: int):
-        self._options, self._seed = options, seed
-        self._of_trial = _sampler(options, seed)
+    def __init__(self, options: SearchOptions, grid: Sequence[Mapping[str, Any]] | None):
+        self._options, self._grid = options, grid
 
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict:
-        return self._of_trial.infer_relative_search_space(study, trial)
+        return self._seeded(trial).infer_relative_search_space(study, trial)
 
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict
     ) -> dict[str, Any]:
-        return self._of_trial.sample_relative(study, trial, search_space)
+        numbered = copy.copy(trial)
+        numbered.number = trial.user_attrs[RUN]  # CMA-ES adds the number of the trial to its seed
+        return self._seeded(trial).sample_relative(study, numbered, search_space)
 
     def sample_independent(
         self,
@@ -224,28 +187,31 @@ class _SeedByName(optuna.samplers.BaseSampler):
         param_name: str,
         param_distribution: BaseDistribution,
     ) -> Any:
-        seed = (self._seed + zlib.crc32(param_name.encode())) % 2**32
-        sampler = _sampler(self._options, seed)
+        if self._grid:
+            return self._grid[trial.user_attrs[RUN]][param_name]
+        sampler = self._seeded(trial, param_name)
         return sampler.sample_independent(study, trial, param_name, param_distribution)
 
+    def _seeded(self, trial: FrozenTrial, name: str = "") -> BaseSampler:
+        seed = self._options.search_seed + trial.user_attrs[RUN] + zlib.crc32(name.encode())
+        return _sampler(self._options, seed % 2**32)
 
-def _sampler(options: SearchOptions, seed: int) -> optuna.samplers.BaseSampler:
-    samplers: dict[str, Any] = {
-        # Trials that still run count as bad: the next one is to be tried elsewhere.
-        "tpe": lambda: optuna.samplers.TPESampler(constant_liar=True, seed=seed),
-        "cmaes": lambda: optuna.samplers.CmaEsSampler(seed=seed),
-        "nsgaii": lambda: optuna.samplers.NSGAIISampler(
-            population_size=max(4, options.trials // 5), seed=seed
-        ),
-        "random": lambda: optuna.samplers.RandomSampler(seed=seed),
-        "grid": lambda: optuna.samplers.RandomSampler(seed=seed),  # all values are given
-    }
-    return samplers[options.sampler]()
+
+def _sampler(options: SearchOptions, seed: int) -> BaseSampler:
+    if options.sampler == "tpe":
+        # Running trials count as bad, so that the next trial tries other values.
+        return optuna.samplers.TPESampler(constant_liar=True, seed=seed)
+    if options.sampler == "cmaes":
+        return optuna.samplers.CmaEsSampler(seed=seed)
+    if options.sampler == "nsgaii":
+        population_size = max(4, options.trials // 5)
+        return optuna.samplers.NSGAIISampler(population_size=population_size, seed=seed)
+    return optuna.samplers.RandomSampler(seed=seed)
 
 
 def _pruner(settings: Settings) -> optuna.pruners.BasePruner:
     if settings.options.pruner == "median":
-        # A short search would be over before Optuna's five have shown what is usual.
+        # A short search would end before Optuna's default of five trials have finished.
         return optuna.pruners.MedianPruner(min(5, settings.options.trials // 4))
     if settings.options.pruner == "hyperband":
         return optuna.pruners.HyperbandPruner(max_resource=settings.config["num_epochs"])

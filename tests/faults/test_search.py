@@ -1,4 +1,4 @@
-"""A search over two hosts, and one that two drivers share, with what they need cut off."""
+"""Searches on two hosts and with two drivers that lose a driver, a host or the database."""
 
 import contextlib
 import os
@@ -15,7 +15,8 @@ import pytest
 from optuna.trial import TrialState
 
 from lm.checkpoint import format as checkpoint
-from lm.report.search import load_search
+from lm.search.results import load_search
+from lm.search.study import runs
 from tests.commands import ROOT, environment, kill_marked, marked_processes, new_mark
 from tests.faults.jobs import events
 from tests.faults.test_slurm import cluster
@@ -29,7 +30,7 @@ pytestmark = [
 ]
 
 ROUNDS = int(os.environ.get("SOAK_ROUNDS", "50"))
-# Trains in no time, and goes on from where it was; as lm.evaluate, it says what that prints.
+# Trains and resumes in no time, and prints a result in place of lm.evaluate.
 TRAINER = """#!/bin/bash
 [[ $2 != lm.evaluate ]] || { echo '{"perplexity": 7}'; exit; }
 while [[ $1 != --output_dir ]]; do
@@ -39,11 +40,19 @@ done
 cd $2
 exec 9>.lock; flock -n 9 || { echo "lm: error: another job is here"; exit 1; }
 echo '{"config": {}, "vocabulary": "", "corpus": {"kind": "", "path": "", "sha256": ""}}' >run.json
-trap 'exit 143' USR2
-for ((epoch = $(cat metrics.jsonl 2>/dev/null | wc -l) + 1; epoch <= 5; epoch++)); do
+end() { echo '{"event": "end", "outcome": "'$1'"}' >>metrics.jsonl; }
+trap 'end stopped; exit 143' USR2
+for ((epoch = $(grep -c valid metrics.jsonl 2>/dev/null) + 1; epoch <= 5; epoch++)); do
     sleep 0.1
     echo '{"event": "epoch", "epoch": '$epoch', "valid_perplexity": 1'$epoch$rate'}' >>metrics.jsonl
 done
+end finished
+"""
+# `python -m lm.search` with short heartbeats.
+PROGRAM = """
+from lm.search import __main__, study
+study._HEARTBEAT_SECONDS, study._GRACE_SECONDS = 1, 3
+__main__.main()
 """
 FLAGS = (
     "--config", "config_test", "--hidden_size", 8, "--num_steps", 5, "--batch_size", 400,
@@ -54,13 +63,13 @@ FLAGS = (
 
 @pytest.fixture
 def drive(corpora, tmp_path):
-    """Start drivers of one search; what they leave is killed when the test ends."""
+    """Start drivers of one search; kill their processes when the test ends."""
     marks = []
 
     def start(*flags, prefix=(), **env):
         marks.append(new_mark())
         command = [
-            *prefix, sys.executable, "-m", "lm.search", *FLAGS, "--data_path", corpora,
+            *prefix, sys.executable, "-c", PROGRAM, *FLAGS, "--data_path", corpora,
             "--output_dir", tmp_path / "search", *flags,
         ]  # fmt: skip
         return subprocess.Popen(
@@ -74,7 +83,7 @@ def drive(corpora, tmp_path):
 
 
 @pytest.mark.timeout(1800)
-def test_a_driver_killed_at_any_moment_ends_as_if_it_never_had_been(corpora, tmp_path):
+def test_a_driver_killed_at_any_moment_does_not_change_the_results(corpora, tmp_path):
     trainer = tmp_path / "python"
     trainer.write_text(TRAINER)
     trainer.chmod(0o755)
@@ -93,7 +102,7 @@ def test_a_driver_killed_at_any_moment_ends_as_if_it_never_had_been(corpora, tmp
         )  # fmt: skip
 
     def trials(directory):
-        found = load_search(str(tmp_path / directory)).study.trials
+        found = runs(load_search(str(tmp_path / directory)).study)
         return [(each.state, each.params, each.value) for each in found]
 
     whole = start("whole")
@@ -123,7 +132,7 @@ def test_a_driver_killed_at_any_moment_ends_as_if_it_never_had_been(corpora, tmp
 
 @pytest.fixture
 def database(tmp_path):
-    """A PostgreSQL of this test's own; returns its address, and what shuts it down."""
+    """A PostgreSQL server of this test; return its address, and a function that shuts it down."""
     programs = sorted(pathlib.Path("/usr/lib/postgresql").glob("*/bin"))
     if not programs or not shutil.which("runuser"):
         pytest.skip("needs PostgreSQL (Debian: apt install postgresql)")
@@ -169,8 +178,8 @@ def has_begun(tmp_path, number):
 
 
 def check_finished(tmp_path, count=4):
-    """Check that all trials are finished, and that each step of each was done once."""
-    trials = load_search(str(tmp_path / "search")).study.trials
+    """Check that all runs are finished, and that each epoch was trained once."""
+    trials = runs(load_search(str(tmp_path / "search")).study)
     assert [trial.state for trial in trials] == [TrialState.COMPLETE] * count
     for number in range(count):
         epochs = [event["epoch"] for event in events(trial_dir(tmp_path, number), "epoch")]
@@ -178,10 +187,10 @@ def check_finished(tmp_path, count=4):
 
 
 @pytest.mark.timeout(900)
-def test_drivers_share_a_study_and_take_over_from_one_that_dies(drive, database, tmp_path):
+def test_drivers_share_a_study_and_continue_the_trials_of_a_dead_driver(drive, database, tmp_path):
     pytest.importorskip("psycopg2", reason="needs psycopg2-binary (setup.sh --dev)")
     address, shut_down = database
-    shared = ("--storage", address, "--heartbeat_seconds", 1)
+    shared = ("--storage", address)
     first = drive(*shared)
     wait_for(lambda: has_begun(tmp_path, 0), first)
     second = drive(*shared)
@@ -199,7 +208,8 @@ def test_drivers_share_a_study_and_take_over_from_one_that_dies(drive, database,
     output = third.communicate(timeout=120)[0]
     assert third.returncode == 1
     (line,) = [line for line in output.splitlines() if line.startswith("lm: error: ")]
-    assert "the study cannot be used: " in line and line.endswith("--resume")
+    assert "cannot use the study: " in line, output
+    assert line.endswith("--resume")
 
 
 @pytest.mark.timeout(900)
@@ -215,8 +225,8 @@ def test_the_tasks_of_a_job_array_share_a_study(cluster, database, corpora, tmp_
         ).stdout.strip()  # fmt: skip
 
     program = [
-        sys.executable, "-m", "lm.search", *FLAGS, "--ranks_per_trial", 2, "--storage", database[0],
-        "--heartbeat_seconds", 1, "--data_path", corpora, "--output_dir", tmp_path / "search",
+        sys.executable, "-c", PROGRAM, *FLAGS, "--ranks_per_trial", 2, "--storage", database[0],
+        "--data_path", corpora, "--output_dir", tmp_path / "search",
     ]  # fmt: skip
     consoles = [tmp_path / f"task-{task}.out" for task in (1, 2)]
     array = slurm(
@@ -249,7 +259,7 @@ def test_the_tasks_of_a_job_array_share_a_study(cluster, database, corpora, tmp_
     not (shutil.which("ip") and os.path.exists("/usr/sbin/sshd")),
     reason="needs iproute2 and openssh-server",
 )
-def test_a_trial_goes_on_elsewhere_when_its_host_is_gone(drive, hosts, tmp_path):
+def test_a_trial_continues_elsewhere_if_its_host_is_lost(drive, hosts, tmp_path):
     words = mpirun_options(hosts)
     options = {f"OMPI_MCA_{name}": value for name, value in zip(words[1::3], words[2::3])}
 
@@ -265,7 +275,7 @@ def test_a_trial_goes_on_elsewhere_when_its_host_is_gone(drive, hosts, tmp_path)
     subprocess.run(hosts("cut"), check=True)
     output = driver.communicate(timeout=600)[0]
     assert driver.returncode == 0, output
-    assert output.count("lmhost2 no longer answers") == 1
+    assert output.count("lmhost2 no longer responds") == 1
     check_finished(tmp_path)
     moved = trial_dir(tmp_path, machines.index(["lmhost2"]))
     assert [event["hosts"] for event in events(moved, "start")] == [["lmhost2"], ["lmhost1"]]

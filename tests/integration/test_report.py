@@ -20,35 +20,36 @@ def browser():
     pytest.skip(f"needs a browser: install one of {', '.join(BROWSERS)}")
 
 
-def test_a_report_of_one_run_writes_where_it_is_told(trained, tmp_path):
+def test_the_report_of_one_run_has_one_table_and_its_curves(trained, tmp_path):
     run, here = tmp_path / "_é$\\frac$|", tmp_path / "here"
     shutil.copytree(trained, run)
     here.mkdir()
     result = run_module(
-        "lm.report", run, "--curves", tmp_path / "out/curves", cwd=here,
+        "lm.report", run, "--html", tmp_path / "out/report.html", cwd=here,
         env={"PYTHONIOENCODING": "ascii"},
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith("Corpus: embedded, 201 words, ")
-    assert "| config" in result.stdout and f"{tmp_path}/_é$\\frac$\\|" in result.stdout
-    assert (tmp_path / "out/curves.png").read_bytes().startswith(b"\x89PNG")
-    assert (tmp_path / "out/curves.pdf").read_bytes().startswith(b"%PDF")
+    assert result.stdout.count("| config") == 1
+    assert "_é$\\frac$|" in (tmp_path / "out/report.html").read_text()
+    assert (tmp_path / "out/learning_curves.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "out/learning_curves.pdf").read_bytes().startswith(b"%PDF")
     assert list(here.iterdir()) == []
 
 
-def test_the_page_is_whole_in_a_browser(trained, tmp_path, browser):
+def test_a_browser_shows_the_whole_page(trained, tmp_path, browser):
     shutil.copytree(trained, tmp_path / "again")
     page, shot = tmp_path / "out/report.html", tmp_path / "shot.png"
     result = run_module("lm.report", trained, tmp_path / "again", "--html", page)
     assert result.returncode == 0, result.stderr
     assert {path.suffix for path in page.parent.iterdir()} == {".html", ".png", ".pdf"}
     (tmp_path / "alone").mkdir()
-    moved = page.rename(tmp_path / "alone/report.html")  # away from anything it could lean on
+    moved = page.rename(tmp_path / "alone/report.html")  # away from all other files
     options = [
         browser, "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1200,1600",
         f"--user-data-dir={tmp_path / 'profile'}",
     ]  # fmt: skip
-    # What the browser made of it, the size of the drawn image included.
+    # The browser reports the size of the image.
     probe = moved.with_name("probe.html")
     probe.write_text(
         moved.read_text().replace(
@@ -60,7 +61,7 @@ def test_the_page_is_whole_in_a_browser(trained, tmp_path, browser):
         [*options, "--dump-dom", probe.as_uri()], capture_output=True, text=True, timeout=90
     ).stdout
     assert int(re.search(r"<title>(\d+) pixels</title>", dom).group(1)) > 1000
-    assert dom.count("<table>") == 3 and "0.00e+00" in dom  # the same run: no difference
+    assert dom.count("<table>") == 3 and "0.00e+00" in dom  # the same run
     assert (
         "again (1 rank): equal, bit for bit, in 17 events" in dom
         and "in 17 events" in result.stdout
@@ -74,10 +75,10 @@ def test_the_page_is_whole_in_a_browser(trained, tmp_path, browser):
 
 @pytest.mark.parametrize(
     "arguments, message",
-    [([], "no run to report on"), (["nowhere"], "nowhere is not a run"),
+    [([], "no run to report"), (["nowhere"], "nowhere is not a run"),
      (["x", "--nonsense"], "Unknown command line flag 'nonsense'")],
 )  # fmt: skip
-def test_bad_input_is_one_line(arguments, message, tmp_path):
+def test_invalid_input_is_one_line(arguments, message, tmp_path):
     result = run_module("lm.report", *arguments)
     assert result.returncode == 2
     (line,) = result.stderr.splitlines()

@@ -19,7 +19,7 @@ def write_run(
     directory, ranks=1, speed=100.0, losses=(), test=50.0, config=CONFIG, tail="", corpus=None,
     network=None,
 ):  # fmt: skip
-    """Write a run of one whole epoch of 10 steps, 1000 words, and of half a second one."""
+    """Write a run with one full epoch of 10 steps and 1000 words, and half a second epoch."""
     directory.mkdir()
     write_record(directory, config, corpus or CORPUS, network)
     epoch = {"event": "epoch", "train_perplexity": 90.0, "valid_perplexity": 80.5,
@@ -33,10 +33,10 @@ def write_run(
             "vocab_size": 1000,
         },
         *({"event": "step", "step": step, "loss": loss} for step, loss in losses),
-        {**epoch, "epoch": 1, "epoch_seconds": 1000 / speed},
-        {**epoch, "epoch": 2, "epoch_seconds": 500 / speed},
+        {**epoch, "step": 10, "epoch": 1, "epoch_seconds": 1000 / speed},
+        {**epoch, "step": 15, "epoch": 2, "epoch_seconds": 500 / speed},
     ]
     if test:
-        events.append({"event": "test", "test_perplexity": test})
+        events.append({"event": "test", "step": 15, "test_perplexity": test})
     (directory / "metrics.jsonl").write_text("\n".join(map(json.dumps, events)) + "\n" + tail)
     return read_run(str(directory))

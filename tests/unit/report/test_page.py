@@ -1,4 +1,4 @@
-"""Pages, curves and tables, of runs from hand-written metrics."""
+"""Pages, curves and tables of runs, from hand-written metrics."""
 
 import dataclasses
 import io
@@ -8,9 +8,7 @@ import pytest
 from lm.cli.tables import markdown_table
 from lm.errors import UserError
 from lm.record import CorpusRecord
-from lm.report.comparison import (
-    group_by_corpus,
-)
+from lm.report.comparison import group_by_corpus
 from lm.report.curves import draw_curves, draw_sections
 from lm.report.metrics import read_run
 from lm.report.page import build_page, table_html, write_page
@@ -18,7 +16,7 @@ from lm.report.tables import Table
 from tests.unit.report.runs import CONFIG, write_run
 
 
-def test_the_page_shows_all_and_asks_for_nothing(tmp_path):
+def test_the_page_is_self_contained(tmp_path):
     config = {**CONFIG, "name": "<script>alert(1)</script>"}
     sections = group_by_corpus([write_run(tmp_path / "a & b", config=config)])
     page = build_page(sections, [b"png"])
@@ -32,7 +30,7 @@ def test_the_page_shows_all_and_asks_for_nothing(tmp_path):
 
 def test_runs_on_different_corpora_do_not_share_a_table(tmp_path):
     own = CorpusRecord("text", "/own", "12345678" * 8)
-    other = dataclasses.replace(own, sha256="9" * 64)  # a different text in the same place
+    other = dataclasses.replace(own, sha256="9" * 64)  # a different text at the same path
     moved = dataclasses.replace(own, path="/elsewhere")
     runs = [
         write_run(tmp_path / name, ranks=ranks, corpus=corpus, losses=[(1, 6.0)])
@@ -48,16 +46,16 @@ def test_runs_on_different_corpora_do_not_share_a_table(tmp_path):
     assert [len(section.groups[0].runs) for section in sections] == [2, 1]
     page = build_page(sections, [b"png", b"png"])
     assert page.count("<h2>Corpus: text, 1,000 words") == 2 and page.count("<img") == 2
-    assert page.count("<table>") == 3 + 2  # loss curves are compared on the same text only
+    assert page.count("<table>") == 3 + 1  # runs are compared only on the same text
 
 
-def test_a_page_goes_where_a_link_leads(tmp_path):
+def test_a_page_follows_a_link(tmp_path):
     (tmp_path / "link").symlink_to("file")
     write_page(str(tmp_path / "link"), "page")
     assert (tmp_path / "link").is_symlink() and (tmp_path / "file").read_text() == "page"
 
 
-def test_names_are_drawn_as_they_are(tmp_path):
+def test_names_are_drawn_as_plain_text(tmp_path):
     names = ["_x", "x$\\frac$y", "a|b"]
     runs = [write_run(tmp_path / str(index)) for index in range(len(names))]
     figure = draw_curves(runs, names, title="$\\frac$")
@@ -68,7 +66,7 @@ def test_names_are_drawn_as_they_are(tmp_path):
     build_page(sections, [None]).encode()
 
 
-def test_many_runs_have_room_and_lines_of_their_own(tmp_path):
+def test_many_runs_have_different_lines_and_enough_space(tmp_path):
     runs = [write_run(tmp_path / str(index)) for index in range(60)]
     figure = draw_curves(runs, [run.name for run in runs], title="")
     panel = figure.axes[0]
@@ -77,23 +75,23 @@ def test_many_runs_have_room_and_lines_of_their_own(tmp_path):
     assert inches > 2
 
 
-def test_runs_without_validation_have_curves_too(tmp_path):
+def test_runs_without_validation_have_curves(tmp_path):
     write_run(tmp_path / "a")
     path = tmp_path / "a/metrics.jsonl"
     path.write_text(path.read_text().replace("valid_perplexity", "other"))
     sections = group_by_corpus([read_run(str(tmp_path / "a"))])
     (png,) = draw_sections(sections, str(tmp_path / "curves"))
     assert png == (tmp_path / "curves.png").read_bytes()
-    with pytest.raises(UserError, match=r"^cannot write /dev/null/x.png and .pdf: .* --curves$"):
+    with pytest.raises(UserError, match=r"^cannot write /dev/null/x.png and .pdf: .* --html$"):
         draw_sections(sections, "/dev/null/x")
 
 
-def test_a_bar_or_a_line_end_in_a_cell_does_not_end_it():
+def test_a_cell_may_contain_a_bar_or_a_line_end():
     table = markdown_table(["name"], [["a|b"], ["a\nb\udcff"]])
     assert table.splitlines()[2:] == ["| a\\|b |", "| a\ufffdb\ufffd |"]
 
 
-def test_markdown_tables_set_numbers_to_the_right():
+def test_markdown_tables_align_numbers_to_the_right():
     assert markdown_table(["name", "x"], [["a", "1.5"], ["long", "-"]]) == (
         "| name |   x |\n| ---- | --: |\n| a    | 1.5 |\n| long |   - |"
     )

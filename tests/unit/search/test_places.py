@@ -1,4 +1,4 @@
-"""Places: never two trials on one core, GPU or slot of a host."""
+"""Trial slots: two trials never share a core, a GPU or a slot of a host."""
 
 import itertools
 import os
@@ -8,27 +8,27 @@ import pytest
 from lm.distributed.devices import HOST_SLOTS, cores_of_slots, unbind_from_core
 from lm.errors import UserError
 from lm.search import places
-from lm.search.places import Share, make_places
+from lm.search.places import HostSlots, divide_hosts
 
 
-def slots(place):
-    return {(s.host, slot) for s in place for slot in range(s.first, s.first + s.count)}
+def numbers(slots):
+    return {(s.host, slot) for s in slots for slot in range(s.first, s.first + s.count)}
 
 
 @pytest.mark.parametrize("ranks, trials, hosts", [
     (2, None, "a:2,b:2"), (3, None, "a:2,b:4"), (1, None, "a:3,b:2"), (4, None, "a:2,b:2"),
     (2, 1, "a:2,b:2"),
 ])  # fmt: skip
-def test_each_slot_is_in_one_place(ranks, trials, hosts):
-    made = make_places(ranks, trials, hosts)
-    assert all(len(slots(place)) == ranks for place in made)
-    assert not any(slots(a) & slots(b) for a, b in itertools.combinations(made, 2))
+def test_each_slot_belongs_to_one_trial(ranks, trials, hosts):
+    made = divide_hosts(ranks, trials, hosts)
+    assert all(len(numbers(slots)) == ranks for slots in made)
+    assert not any(numbers(a) & numbers(b) for a, b in itertools.combinations(made, 2))
     total = sum(int(part[2:]) for part in hosts.split(","))
     assert len(made) == (trials or total // ranks)
 
 
-def test_a_place_may_span_hosts():
-    assert make_places(3, None, "a:2,b:4")[0] == (Share("a", 0, 2, 2), Share("b", 0, 1, 4))
+def test_a_trial_may_span_hosts():
+    assert divide_hosts(3, None, "a:2,b:4")[0] == (HostSlots("a", 0, 2, 2), HostSlots("b", 0, 1, 4))
 
 
 @pytest.mark.parametrize("num_cores, num_places, ranks", [(2, 2, 2), (7, 3, 1), (8, 2, 3)])
@@ -38,7 +38,7 @@ def test_the_cores_of_a_host_are_divided(num_cores, num_places, ranks):
     assert list(itertools.chain(*shares)) == cores and all(shares)
 
 
-def test_a_process_keeps_to_its_share(monkeypatch):
+def test_a_process_uses_only_its_cores(monkeypatch):
     before = os.sched_getaffinity(0)
     if len(before) < 2:
         pytest.skip("needs two cores")
@@ -53,32 +53,32 @@ def test_a_process_keeps_to_its_share(monkeypatch):
         os.sched_setaffinity(0, before)
 
 
-def test_each_rank_has_a_gpu_of_those_that_are_visible(monkeypatch):
+def test_each_rank_has_a_visible_gpu(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
     monkeypatch.setattr(places, "count_cores", lambda: 8)
-    shown = [place[0].variables()["CUDA_VISIBLE_DEVICES"] for place in make_places(2, 2, None)]
+    shown = [slots[0].variables()["CUDA_VISIBLE_DEVICES"] for slots in divide_hosts(2, 2, None)]
     assert shown == ["4,5", "6,7"]
-    with pytest.raises(UserError, match="need 6 GPUs, and this host shows 4"):
-        make_places(2, 3, None)
+    with pytest.raises(UserError, match="need 6 GPUs, and this host has 4"):
+        divide_hosts(2, 3, None)
 
 
-def test_ranks_on_other_hosts_have_the_gpus_that_are_visible_here(monkeypatch):
+def test_ranks_on_other_hosts_use_the_gpus_visible_here(monkeypatch):
     def shown(hosts):
-        places = make_places(1, None, hosts)
-        return [place[0].variables().get("CUDA_VISIBLE_DEVICES") for place in places]
+        divided = divide_hosts(1, None, hosts)
+        return [slots[0].variables().get("CUDA_VISIBLE_DEVICES") for slots in divided]
 
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert shown("a:2,b:1") == ["0", "1", "0"]  # where one has none, there is nothing to see
+    assert shown("a:2,b:1") == ["0", "1", "0"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
     assert shown("a:2,b:1") == ["2", "3", "2"]
-    with pytest.raises(UserError, match="3 slots, and CUDA_VISIBLE_DEVICES names 2 GPUs"):
+    with pytest.raises(UserError, match="3 slots, and CUDA_VISIBLE_DEVICES names only 2 GPUs"):
         shown("a:3,b:1")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-8c1b,GPU-9d2e")
     with pytest.raises(UserError, match="names GPUs of this host"):
         shown("a:2,b:1")
 
 
-def test_each_gpu_of_the_host_counts_once(monkeypatch, tmp_path):
+def test_gpus_of_this_host_are_counted_once(monkeypatch, tmp_path):
     listed = """GPU 0: NVIDIA GeForce RTX 4060 Laptop GPU (UUID: GPU-1d5f)
 GPU 1: NVIDIA A100-SXM4-40GB (UUID: GPU-8c1b)
   MIG 1g.5gb      Device  0: (UUID: MIG-6a2f)
@@ -88,10 +88,10 @@ GPU 1: NVIDIA A100-SXM4-40GB (UUID: GPU-8c1b)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(places, "count_cores", lambda: 8)
-    shown = [place[0].variables()["CUDA_VISIBLE_DEVICES"] for place in make_places(1, 2, None)]
+    shown = [slots[0].variables()["CUDA_VISIBLE_DEVICES"] for slots in divide_hosts(1, 2, None)]
     assert shown == ["0", "1"]
-    with pytest.raises(UserError, match="need 3 GPUs, and this host shows 2"):
-        make_places(1, 3, None)
+    with pytest.raises(UserError, match="need 3 GPUs, and this host has 2"):
+        divide_hosts(1, 3, None)
 
 
 @pytest.mark.parametrize("hidden", ["", "-1", "-1,0", "NoDevFiles"])
@@ -99,8 +99,8 @@ def test_hidden_gpus_stay_hidden(monkeypatch, hidden):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
     monkeypatch.setattr(places, "count_cores", lambda: 8)
     for hosts in (None, "a:4,b:4"):
-        for (share,) in make_places(2, 3, hosts):
-            assert share.variables()["CUDA_VISIBLE_DEVICES"] == ""
+        for (own,) in divide_hosts(2, 3, hosts):
+            assert own.variables()["CUDA_VISIBLE_DEVICES"] == ""
 
 
 @pytest.mark.parametrize(
@@ -109,6 +109,6 @@ def test_hidden_gpus_stay_hidden(monkeypatch, hidden):
      ((1, 3, "a:1,b:1"), "2 slots, too few"), ((1, None, "a:2,"), "hosts must be like"),
      ((1, None, "a:1,a:1"), "name a host twice")],
 )  # fmt: skip
-def test_too_little_room_is_said_in_one_line(arguments, message):
+def test_too_few_slots_are_one_line(arguments, message):
     with pytest.raises(UserError, match=message):
-        make_places(*arguments)
+        divide_hosts(*arguments)

@@ -1,4 +1,4 @@
-"""What is tried: the grammar of --space, its checks against Config, and suggest()."""
+"""The search space: the syntax of --space, its checks against Config, and suggest()."""
 
 import sys
 import types
@@ -12,7 +12,7 @@ from lm.errors import UserError
 from lm.search.space import check_ranges, combinations, config_of, parse_space, suggest_of
 
 
-def test_ranges_and_choices_get_the_types_of_their_fields():
+def test_ranges_and_choices_have_the_types_of_their_fields():
     text = "learning_rate=0.3:3:log, keep_prob=0.5:1, hidden_size=100|200,num_steps=5:20:log"
     assert parse_space(text, Config()) == {
         "learning_rate": FloatDistribution(0.3, 3.0, log=True),
@@ -25,19 +25,19 @@ def test_ranges_and_choices_get_the_types_of_their_fields():
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("", "it is empty"),
-        ("learning_rate", "no field=values"),
-        ("learning_rate=", "no field=values"),
-        ("learning_speed=1:2", "no field of Config"),
-        ("name=a|b", "no field of Config"),
-        ("vocab_size=10|200", "vocab_size is not searched: trials are ranked by perplexities on"),
-        ("corpus=files|embedded", "corpus is not searched"),
-        ("num_steps=5:9, num_steps=5:9", "given twice"),
+        ("", "is empty"),
+        ("learning_rate", "not field=values"),
+        ("learning_rate=", "not field=values"),
+        ("learning_speed=1:2", "not a Config field"),
+        ("name=a|b", "not a Config field"),
+        ("vocab_size=10|200", "cannot search vocab_size; perplexities on different"),
+        ("corpus=files|embedded", "cannot search corpus"),
+        ("num_steps=5:9, num_steps=5:9", "occurs twice"),
         ("hidden_size=1.5:3", "hidden_size must be int, not '1.5'"),
         ("learning_rate=low:high", "must be float, not 'low'"),
-        ("learning_rate=1:2:lin", "no range"),
-        ("learning_rate=1:2:3:log", "no range"),
-        ("precision=float32:bfloat16", "no range"),
+        ("learning_rate=1:2:lin", "not a range"),
+        ("learning_rate=1:2:3:log", "not a range"),
+        ("precision=float32:bfloat16", "not a range"),
         ("learning_rate=3:0.3", "is empty"),
         ("learning_rate=1:1", "is empty"),
         ("learning_rate=1:inf", "is empty"),
@@ -51,13 +51,13 @@ def test_ranges_and_choices_get_the_types_of_their_fields():
         ("virtual_ranks=4|6", "virtual_ranks must be one of 1, 2, 4, 8"),
     ],
 )
-def test_a_bad_space_is_refused_in_one_line(text, message):
-    with pytest.raises(UserError, match=r"^space: ") as caught:
+def test_an_invalid_space_is_one_line(text, message):
+    with pytest.raises(UserError, match=r"^space") as caught:
         parse_space(text, Config())
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_all_combinations_of_choices_and_only_of_those():
+def test_grid_and_cmaes_check_the_space():
     space = parse_space("hidden_size=100|200, keep_prob=0.5|1", Config())
     assert combinations(space, 100) == [
         {"hidden_size": 100, "keep_prob": 0.5}, {"hidden_size": 100, "keep_prob": 1.0},
@@ -69,13 +69,13 @@ def test_all_combinations_of_choices_and_only_of_those():
         check_ranges(parse_space("keep_prob=0.5:1, hidden_size=100|200", Config()))
 
 
-def test_of_more_combinations_than_memory_holds_only_the_first_are_made():
+def test_a_huge_grid_creates_only_the_first_combinations():
     choices = dict.fromkeys(map(str, range(40)), CategoricalDistribution([1, 2, 3]))
     first, second = combinations(choices, 2)
     assert set(first.values()) == {1} and second == {**first, "39": 2}
 
 
-def test_values_stay_in_the_space_and_the_rest_of_the_config_stays():
+def test_only_searched_values_change_and_stay_in_the_space():
     space = parse_space("learning_rate=0.3:3:log, hidden_size=100:300", Config())
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=1))
     configs = [config_of(space, study.ask(), Config(seed=7)) for _ in range(50)]
@@ -86,18 +86,18 @@ def test_values_stay_in_the_space_and_the_rest_of_the_config_stays():
 
 
 class OtherConfig(Config):
-    """With a network of its own, as in configs/config_transformer.py."""
+    """A subclass, as in configs/config_transformer.py."""
 
 
 @pytest.mark.parametrize(
     "suggest, message",
     [
         (None, "nothing to search"),
-        (lambda trial, config: None, "must return Config, as get_config() does, not NoneType"),
-        (lambda trial, config: OtherConfig(), "must return Config, as get_config() does, not Oth"),
+        (lambda trial, config: None, "must return Config like get_config(), not NoneType"),
+        (lambda trial, config: OtherConfig(), "must return Config like get_config(), not Oth"),
         (lambda trial, config: sys.exit("two\nlines"), "failed: SystemExit: two lines"),
         (lambda trial, config: config.nonsense, "suggest() failed: AttributeError"),
-        (lambda trial, config: Config(vocab_size=9), "vocab_size is not searched"),
+        (lambda trial, config: Config(vocab_size=9), "cannot search vocab_size"),
         (
             lambda trial, config: Config(),
             "cannot unset embedding_size, which is set for all trials",
@@ -105,7 +105,7 @@ class OtherConfig(Config):
         (lambda trial, config: Config(keep_prob=trial.suggest_float("k", 0.9, 2)), "at most 1"),
     ],
 )
-def test_a_bad_suggest_is_found_before_the_first_job(suggest, message):
+def test_an_invalid_suggest_is_found_before_the_first_job(suggest, message):
     with pytest.raises(UserError) as caught:
         suggest_of(types.SimpleNamespace(suggest=suggest, path="mine.py"), Config(embedding_size=9))
     assert message in str(caught.value) and "\n" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""The study: which values a trial has, and where it is kept."""
+"""The study: the values of each run, and its storage."""
 
 import sys
 
@@ -9,31 +9,49 @@ from lm.config import Config
 from lm.errors import UserError
 from lm.search.options import SearchOptions, Settings
 from lm.search.space import config_of, parse_space
-from lm.search.study import Study, check_storage
+from lm.search.study import RUN, check_storage, open_study, requeue_interrupted, runs
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "random", "nsgaii", "cmaes"])
-def test_a_trial_has_the_same_values_if_its_driver_dies_between_them(tmp_path, sampler):
-    def values_of(study, cut):
-        space = parse_space("learning_rate=1:8, keep_prob=0.5:1", Config())
-        for number in range(3):
-            trial = study.claim()
-            if cut:
-                (name, each), _ = space.items()
-                trial.suggest_float(name, each.low, each.high)
-                study.release(trial)
-                trial = study.claim()
-            config_of(space, trial, Config())
-            study.tell(trial, TrialState.COMPLETE, float(number))
-        return [trial.params for trial in study.trials()]
+def test_a_run_has_the_same_values_if_its_driver_dies_between_two_values(tmp_path, sampler):
+    space = parse_space("learning_rate=1:8, keep_prob=0.5:1", Config())
 
-    options = SearchOptions(space="learning_rate=1:8", sampler=sampler)
+    def ask(study, number):
+        trial = study.ask()
+        if RUN not in trial.user_attrs:
+            trial.set_user_attr(RUN, number)
+        return trial
+
+    def values(study, is_interrupted):
+        for number in range(8):
+            trial = ask(study, number)
+            if is_interrupted:
+                trial.suggest_float("learning_rate", 1, 8)
+                requeue_interrupted(study)
+                trial = ask(study, number)
+            config_of(space, trial, Config())
+            study.tell(trial, float(number))
+        return [trial.params for trial in runs(study)]
+
     found = []
-    for name in ("whole", "cut"):
+    for name in ("whole", "interrupted"):
         (tmp_path / name).mkdir()
+        options = SearchOptions(space="learning_rate=1:8", sampler=sampler)
         settings = Settings(name, {"num_epochs": 2}, options, {})
-        found.append(values_of(Study(settings, str(tmp_path / name), {}, True), name == "cut"))
-    assert found[0] == found[1] and len({str(params) for params in found[0]}) == 3
+        study = open_study(settings, str(tmp_path / name), None, True)
+        found.append(values(study, name == "interrupted"))
+    assert found[0] == found[1] and len({str(params) for params in found[0]}) >= 6
+
+
+def test_a_failed_run_is_not_requeued(tmp_path):
+    settings = Settings("name", {"num_epochs": 2}, SearchOptions(), {})
+    study = open_study(settings, str(tmp_path), None, True)
+    for number, attributes in enumerate([{}, {"failure": "nan"}]):
+        trial = study.ask()
+        for name, value in {RUN: number, **attributes}.items():
+            trial.set_user_attr(name, value)
+    requeue_interrupted(study)
+    assert [trial.state for trial in runs(study)] == [TrialState.WAITING, TrialState.FAIL]
 
 
 @pytest.mark.parametrize(
@@ -44,12 +62,12 @@ def test_a_trial_has_the_same_values_if_its_driver_dies_between_them(tmp_path, s
         ("postgresql:", "must be like"),
         ("postgresqlfoo://host/db", "must be like"),
         ("postgresql+foo://host/db", "must be like"),
-        ("sqlite:///study.db", "for one driver leave it out"),
+        ("sqlite:///study.db", "omit it to use one driver"),
         ("postgresql+asyncpg://host/db", "pip install psycopg2-binary"),
     ],
 )
-def test_a_storage_that_cannot_be_used_is_one_line(storage, message, monkeypatch):
-    monkeypatch.setitem(sys.modules, "asyncpg", None)  # as where it is not installed
+def test_an_invalid_storage_is_one_line(storage, message, monkeypatch):
+    monkeypatch.setitem(sys.modules, "asyncpg", None)  # as if it were not installed
     with pytest.raises(UserError, match=message) as caught:
         check_storage(SearchOptions(storage=storage))
     assert "\n" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""best.py: a config file that stands alone, also where the search's file brings a network."""
+"""best.py: a self-contained config file, even if the config file of the search has a network."""
 
 import ast
 import dataclasses
@@ -9,33 +9,35 @@ import optuna
 import pytest
 
 from lm.config_file import load_config_file
+from lm.search.best import write_best
 from lm.search.options import SearchOptions, Settings
-from lm.search.prepare import Prepared
-from lm.search.winner import write_best
+from lm.search.prepare import Search
+from lm.search.study import CONFIG, RUN
 from tests.commands import ROOT
 
 
 def best_of(directory, file, config):
     """Write best.py of a search whose best trial had this config, and load it."""
-    trial = optuna.trial.create_trial(value=3.0, user_attrs={"config": dataclasses.asdict(config)})
+    attributes = {RUN: 7, CONFIG: dataclasses.asdict(config)}
+    trial = optuna.trial.create_trial(value=3.0, user_attrs=attributes)
     run = {"data_path": str(directory)}
     settings = Settings("study", dataclasses.asdict(file.config), SearchOptions(), run)
-    write_best(trial, Prepared(settings, file, file.config, {}, []), str(directory))
+    write_best(trial, Search(settings, file, file.config, {}, None, []), str(directory))
     best = load_config_file(str(directory / "best.py"))
     assert dataclasses.asdict(best.config) == dataclasses.asdict(config)
-    assert best.functions.keys() == file.functions.keys()
+    assert best.functions.kind == file.functions.kind
     return best
 
 
 @pytest.mark.parametrize("name", ["config_small", "config_gru", "config_transformer"])
-def test_best_gives_the_config_and_the_network_of_the_trial(tmp_path, name):
+def test_best_has_the_config_and_the_network_of_the_trial(tmp_path, name):
     file = load_config_file(name)
     best = best_of(tmp_path, file, dataclasses.replace(file.config, hidden_size=12))
     assert dataclasses.fields(best.config)[-1].name == dataclasses.fields(file.config)[-1].name
 
 
 @pytest.mark.parametrize("name", ["config_small", "config_gru"])
-def test_its_directory_may_be_called_anything(tmp_path, name):
+def test_the_directory_may_have_any_name(tmp_path, name):
     directory = tmp_path / 'a \\u "b" """'
     directory.mkdir()
     file = load_config_file(name)
@@ -51,7 +53,7 @@ def test_its_directory_may_be_called_anything(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ["config_small", "config_gru"])
-def test_neither_the_file_nor_its_path_need_be_utf8(tmp_path, name):
+def test_the_file_and_its_path_may_not_be_utf8(tmp_path, name):
     path, directory = tmp_path / "mine.py", tmp_path / os.fsdecode(b"\xe4")
     directory.mkdir()
     source = (ROOT / "configs" / f"{name}.py").read_bytes()
