@@ -75,7 +75,7 @@ def load_config_file(name_or_path: str) -> ConfigFile:
     """Run `configs/<name>.py` or a user's Python file.
 
     Raises:
-      UserError: No such config, or the file fails, or what it defines cannot be used.
+      UserError: If the file does not exist, fails, or defines something invalid.
     """
     path = _find_config(name_or_path)
     try:
@@ -84,27 +84,27 @@ def load_config_file(name_or_path: str) -> ConfigFile:
     except OSError as error:
         raise error_class(error)(f"config file {path} cannot be read: {error.strerror}") from error
     sha256 = hashlib.sha256(source).hexdigest()
-    if importlib.util.find_spec("tf_keras"):  # without, classic layers and cells are gone
+    if importlib.util.find_spec("tf_keras"):  # enables classic layers and cells
         os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
-    if b"tensorflow" in source:  # a plain import of it takes twice as long, and has things to say
+    if b"tensorflow" in source:  # faster than a plain import, and without its messages
         import_tensorflow()
     try:
-        # What it draws in Python is the same in each process: constants are part of a network.
+        # All processes must draw the same numbers, because constants are part of a network.
         with seeded(0):
             module = _module(path, source)
         _check_classes(module)
         get_config = getattr(module, "get_config", None)
         if not callable(get_config):
-            raise UserError("there is no function get_config()")
+            raise UserError("get_config() is not defined")
         with seeded(0):
             config = get_config()
         if not isinstance(config, Config):
             raise UserError("get_config() must return lm.config.Config")
         _check_fields(type(config))
-        Checked.__post_init__(config)  # also where that of a subclass does not call it
+        Checked.__post_init__(config)  # in case a subclass does not call it
     except UserError as error:
         raise UserError(f"config {_place(path, error)}: {error}") from error
-    except SyntaxError as error:  # also in a module that it imports
+    except SyntaxError as error:  # in the file, or in a module that it imports
         where = f"{error.filename or path}, line {error.lineno}"
         raise UserError(f"config {where}: {error.msg}") from error
     except (Exception, SystemExit) as error:
@@ -119,26 +119,25 @@ def _place(path: str, error: BaseException) -> str:
 
 
 def place(path: str, frames: Iterable[traceback.FrameSummary]) -> str:
-    """Return a file and, if some of the frames are in it, the line of the last of them."""
+    """Return the path, and the line of the last frame in that file if there is one."""
     whole = os.path.abspath(path)
     lines = [frame.lineno for frame in frames if os.path.abspath(frame.filename) == whole]
     return f"{path}, line {lines[-1]}" if lines else path
 
 
 def keras_hint(error: BaseException) -> str:
-    """Return what to install where an error is that of a classic layer or cell; else nothing."""
+    """Return the package to install if a classic layer or cell is missing, otherwise ""."""
     if "Keras 3" not in str(error):
         return ""
-    # Of the same version. Without what it needs: that is all of tensorflow, which pip would
-    # install over tensorflow-cpu.
+    # --no-deps: pip would install its dependency tensorflow over tensorflow-cpu.
     version = sys.modules["tensorflow"].__version__.rpartition(".")[0]
     install = f"pip install --no-deps 'tf_keras=={version}.*'"
     return f"; classic layers and cells need tf_keras: {install}"
 
 
 def _module(path: str, source: bytes) -> types.ModuleType:
-    # Known by its name, as dataclasses expect of the module of a class. Run once: what it registers
-    # in TensorFlow, such as a gradient, cannot be registered again.
+    # Register the module: dataclasses look up the module of a class. Run it only once: it may
+    # register gradients in TensorFlow, which fails the second time.
     key = hashlib.sha256(os.fsencode(os.path.abspath(path)) + b"\n" + source).hexdigest()
     name = f"lm_config_{key[:16]}"
     if name in sys.modules:
@@ -148,9 +147,9 @@ def _module(path: str, source: bytes) -> types.ModuleType:
     sys.modules[name] = module
     beside = os.path.dirname(os.path.abspath(path))
     if beside not in sys.path:
-        sys.path.insert(0, beside)  # modules beside it come first, as those beside a program
+        sys.path.insert(0, beside)  # as for a script that Python runs
     try:
-        # These bytes, not what Python may have kept of an older file: the checksum is theirs.
+        # Compile the bytes that were hashed, not a cached version of the file.
         exec(compile(source, path, "exec", dont_inherit=True), module.__dict__)
     except BaseException:
         del sys.modules[name]
@@ -159,14 +158,6 @@ def _module(path: str, source: bytes) -> types.ModuleType:
 
 
 def _find_config(name_or_path: str) -> str:
-    """Return the path of a config's file.
-
-    Args:
-      name_or_path: As for `load_config_file`.
-
-    Raises:
-      UserError: There is no such config.
-    """
     if name_or_path.endswith(".py") or os.sep in name_or_path:
         if not os.path.isfile(name_or_path):
             raise UserError(f"config file {name_or_path} does not exist")
@@ -181,23 +172,23 @@ def _find_config(name_or_path: str) -> str:
 
 
 def _check_classes(module: types.ModuleType) -> None:
-    """Refuse a subclass of Config that is no dataclass: its options would be no fields."""
+    """Reject subclasses of Config that are not dataclasses: their options would be ignored."""
     for cls in vars(module).values():
         if isinstance(cls, type) and issubclass(cls, Config):
             for name, value in vars(cls).items():
-                if isinstance(value, dataclasses.Field):  # else its default, or nothing
+                if isinstance(value, dataclasses.Field):  # @dataclass replaces it by its default
                     raise UserError(
-                        f"{cls.__name__} needs @dataclasses.dataclass(frozen=True) above it: else"
-                        f" {name} is no field"
+                        f"{cls.__name__} needs @dataclasses.dataclass(frozen=True), otherwise"
+                        f" {name} is not a field"
                     )
 
 
 def _check_fields(cls: type[Config]) -> None:
-    """Refuse fields of a subclass that cannot be flags."""
+    """Reject fields whose names are flags of the training."""
     taken = {"config", "help", *(field.name for field in dataclasses.fields(RunOptions))}
     for field in dataclasses.fields(cls):
         if field.name in taken:
-            raise UserError(f"--{field.name} is a flag already: rename that field")
+            raise UserError(f"--{field.name} is already a flag: rename the field")
 
 
 def _network_functions(

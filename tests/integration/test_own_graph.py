@@ -1,4 +1,4 @@
-"""configs/config_gru.py, a network of stock operations, through all that a run is for."""
+"""A user-defined network, configs/config_gru.py, with all commands."""
 
 import json
 import pathlib
@@ -46,7 +46,7 @@ def run(tmp_path_factory, corpora):
     return directory
 
 
-def test_two_ranks_and_a_resume_on_one_have_the_losses_of_one_rank(run, tmp_path, corpora):
+def test_losses_on_two_ranks_and_after_a_resume_equal_one_rank(run, tmp_path, corpora):
     changed = tmp_path / "changed.py"
     changed.write_text(GRU.read_text() + "# another comment\n")
     result = run_gru(tmp_path / "run", corpora, 100, 2, GRU, "--check_network")
@@ -60,12 +60,12 @@ def test_two_ranks_and_a_resume_on_one_have_the_losses_of_one_rank(run, tmp_path
     np.testing.assert_allclose(losses(tmp_path / "run"), losses(run), atol=1e-4)
 
 
-def test_a_run_is_used_with_its_file_only(run, tmp_path):
+def test_commands_need_the_config_file_of_the_run(run, tmp_path):
     other = tmp_path / "other.py"
     other.write_text(GRU.read_text() + "# changed\n")
     with pytest.raises(UserError, match=f"give it with --config, as in --config {GRU}$"):
         open_run(run)
-    # Each checkpoint has its own: a run may have gone on with a file that has changed.
+    # Each checkpoint records its config file, because a resume may have changed it.
     changed = load_config_file(str(other)).functions
     with pytest.raises(UserError, match=r"is not the file that .*step-00000120 was trained with"):
         open_run(run, functions=changed)
@@ -84,7 +84,7 @@ def get_config():
     return Config(name="bigram", corpus="embedded")
 
 def build_logits(inputs_TB, state, context):
-    for name in ("eval", "state", "split", "const", "identity"):  # as operations of the program
+    for name in ("eval", "state", "split", "const", "identity"):  # as operations
         tf.get_variable(name, [1], trainable=False)
     start = tf.random_uniform([context.vocab_size, context.vocab_size])
     return tf.gather(tf.get_variable("table", initializer=start), inputs_TB), {}
@@ -93,14 +93,14 @@ def build_logits(inputs_TB, state, context):
 
 @pytest.fixture
 def bigram(tmp_path, corpora):
-    """A run of logits of its own, without a state, whose weight starts from a tensor."""
+    """A run with build_logits, without a state, and with a tensor as initial value."""
     (tmp_path / "bigram.py").write_text(BIGRAM)
     flags = ("--config", tmp_path / "bigram.py", "--data_path", corpora, "--max_steps", 3)
     train_here(tmp_path / "bigram", *flags, "--noeval", "--check_network")
     return tmp_path / "bigram"
 
 
-def test_a_network_that_mixes_rows_up_is_found_before_there_is_a_run(tmp_path, corpora):
+def test_check_network_fails_before_the_run_directory_is_created(tmp_path, corpora):
     mixed = BIGRAM.replace("inputs_TB), {}", "tf.reverse(inputs_TB, [1])), {}")
     (tmp_path / "mixed.py").write_text(mixed)
     flags = ("--config", tmp_path / "mixed.py", "--data_path", corpora, "--max_steps", 3)
@@ -109,7 +109,7 @@ def test_a_network_that_mixes_rows_up_is_found_before_there_is_a_run(tmp_path, c
     assert not (tmp_path / "run").exists()
 
 
-def test_the_first_lines_of_tf1_change_nothing(tmp_path, corpora):
+def test_disable_v2_behavior_changes_nothing(tmp_path, corpora):
     old = BIGRAM.replace("as tf\n", "as tf\ntf.disable_v2_behavior()\n")
     flags = ("--data_path", corpora, "--max_steps", 3, "--noeval")
     text = old.replace("return tf", "x = tf").replace("inputs_TB), {}", "inputs_TB)\n")
@@ -122,7 +122,7 @@ def test_the_first_lines_of_tf1_change_nothing(tmp_path, corpora):
     assert result.returncode == 2 and "build_logits uses the global step" in result.stderr
 
 
-def test_a_run_that_began_anew_without_its_file_needs_none(bigram, corpora):
+def test_a_run_that_starts_over_without_its_config_file_does_not_need_it(bigram, corpora):
     shutil.rmtree(bigram / "checkpoints")  # as if it had been killed before the first one
     change_record(bigram, has_checkpoints=False)
     flags = ("--config", "config_test", "--hidden_size", 8, "--max_steps", 2, "--noeval")
@@ -130,7 +130,7 @@ def test_a_run_that_began_anew_without_its_file_needs_none(bigram, corpora):
     assert open_run(bigram).config.name == "test"
 
 
-def test_a_refused_resume_leaves_a_run_as_it_is(bigram, tmp_path, corpora):
+def test_a_failed_resume_does_not_change_a_run(bigram, tmp_path, corpora):
     (tmp_path / "misspelt.py").write_text(BIGRAM.replace("build_logits", "build_logit"))
     flags = ("--config", tmp_path / "misspelt.py", "--data_path", corpora, "--noeval")
     before = (bigram / "metrics.jsonl").read_bytes()
@@ -143,9 +143,7 @@ def test_a_refused_resume_leaves_a_run_as_it_is(bigram, tmp_path, corpora):
 
 
 @pytest.mark.parametrize("name, state_size", [("run", 32), ("bigram", 0)])
-def test_evaluate_score_generate_and_export_say_the_same(
-    name, state_size, request, tmp_path, corpora
-):
+def test_evaluate_score_generate_and_export_agree(name, state_size, request, tmp_path, corpora):
     run = request.getfixturevalue(name)
     functions = load_config_file(str(GRU if name == "run" else tmp_path / "bigram.py")).functions
     opened = open_run(run, functions=functions)
@@ -181,7 +179,7 @@ def test_a_network_with_python_is_not_exported(tmp_path, corpora):
     assert not to.exists()
 
 
-def test_commands_take_the_file(run, tmp_path):
+def test_commands_accept_the_config_file(run, tmp_path):
     (tmp_path / "one.txt").write_text("ba ta\n")
     command = ("lm.evaluate", "--run", run, "--split", tmp_path / "one.txt", "--json")
     result = run_module(*command, "--config", GRU)
@@ -197,7 +195,7 @@ def test_commands_take_the_file(run, tmp_path):
     [
         ("gates/bias", "softmax/bias", "broken.py: build_outputs has the variable softmax/bias"),
         ("embed(inputs_TB)", "embed(inputs_TB + 9999)", "line {}: InvalidArgumentError: indices"),
-        # Which TensorFlow takes for the end of the data, and the run for done.
+        # TensorFlow treats this error as the end of the data.
         (
             "embed(inputs_TB)",
             "embed(inputs_TB + tf.reshape(tf.py_func(lambda: next(iter([])), [], tf.int32), []))",
@@ -206,7 +204,7 @@ def test_commands_take_the_file(run, tmp_path):
     ],
     ids=["built", "run", "run out"],
 )
-def test_what_fails_around_a_network_is_one_line(tmp_path, corpora, old, new, message):
+def test_errors_of_a_network_in_a_run_are_one_line(tmp_path, corpora, old, new, message):
     file = tmp_path / "broken.py"
     text = GRU.read_text().replace(old, new)
     file.write_text(text)
@@ -215,11 +213,11 @@ def test_what_fails_around_a_network_is_one_line(tmp_path, corpora, old, new, me
     with pytest.raises(UserError, match=message.format(line)) as error:
         train_here(tmp_path / "run", *flags)
     assert "\n" not in str(error.value)
-    # What cannot be built leaves no run that would be in the way.
+    # A network that cannot be built leaves no run behind.
     assert (tmp_path / "run/metrics.jsonl").exists() == ("line" in message)
 
 
-def test_its_step_is_measured(tmp_path, corpora):
+def test_the_benchmark_measures_a_user_defined_network(tmp_path, corpora):
     result = run_module(
         "lm.benchmark", "step", "--config", GRU, "--hidden_size", 16, "--vocab_size", 50,
         "--repeats", 1, "--out", tmp_path,

@@ -1,4 +1,4 @@
-"""Config files: what they may bring, and one line for each mistake in them."""
+"""Config files: settings, networks, and one-line errors for mistakes."""
 
 import hashlib
 import subprocess
@@ -24,7 +24,7 @@ def write(tmp_path, text):
     return str(path)
 
 
-def test_a_path_loads_the_users_own_config(tmp_path):
+def test_a_path_loads_a_users_config(tmp_path):
     text = "from lm.config import Config\ndef get_config():\n    return Config(hidden_size=7)\n"
     assert load_config_file(write(tmp_path, text)).config.hidden_size == 7
 
@@ -32,7 +32,7 @@ def test_a_path_loads_the_users_own_config(tmp_path):
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("x = 1\n", "no function get_config"),
+        ("x = 1\n", "get_config\\(\\) is not defined"),
         ("def get_config(:\n", "line 1"),
         ("def get_config():\n    return 3\n", "must return"),
         ("def get_config():\n    return 1 / 0\n", "ZeroDivisionError"),
@@ -77,7 +77,7 @@ def get_config():
 BUILD = "def build_outputs(inputs_TB, state, context):\n    return inputs_TB, state\n"
 
 
-def test_fields_of_a_config_file_are_flags_and_the_file_is_part_of_the_run(tmp_path):
+def test_fields_of_a_config_file_are_flags(tmp_path):
     path = write(tmp_path, OWN_FIELDS)
     config, _, functions = parse("--hidden_size", "9", "--config", path, "--num_heads", "2")
     assert (config.num_heads, config.hidden_size, functions.kind) == (2, 9, "built-in")
@@ -86,7 +86,7 @@ def test_fields_of_a_config_file_are_flags_and_the_file_is_part_of_the_run(tmp_p
         parse("--config", path, "--help")
     with pytest.raises(UserError, match="num_heads must be at least 1"):
         parse("--config", path, "--num_heads", "0")
-    # A file that brings nothing but settings is not asked for again; one with a network is.
+    # Runs do not depend on a file that only contains settings.
     plain = "from lm.config import Config\ndef get_config():\n    return Config()\n"
     assert parse("--config", write(tmp_path, plain))[2] == BUILT_IN
     assert parse("--config", write(tmp_path, plain + BUILD))[2].kind == "outputs"
@@ -98,7 +98,7 @@ def test_fields_of_a_config_file_are_flags_and_the_file_is_part_of_the_run(tmp_p
         (OWN_FIELDS + BUILD + "build_logits = build_outputs\n", "either build_outputs or build_l"),
         (OWN_FIELDS + "def state_shapes(config):\n    return {}\n", "not state_shapes$"),
         (OWN_FIELDS + "build_outputs = 3\n", "build_outputs must be a function"),
-        (OWN_FIELDS.replace("num_heads", "resume"), "--resume is a flag already"),
+        (OWN_FIELDS.replace("num_heads", "resume"), "--resume is already a flag"),
         (OWN_FIELDS.replace('option(4, "heads of the attention", low=1)', "4"), "declared as opt"),
         (
             OWN_FIELDS.replace("Optional[int]", "bytes")
@@ -116,7 +116,7 @@ def test_fields_of_a_config_file_are_flags_and_the_file_is_part_of_the_run(tmp_p
         (
             OWN_FIELDS.replace("@dataclasses.dataclass(frozen=True)", "")
             + "def get_config():\n    return Mine(num_heads=2)\n",
-            "num_heads is no field$",
+            "num_heads is not a field$",
         ),
         (
             OWN_FIELDS + BUILD + "def get_config():\n    return Mine(num_stesp=7)\n",
@@ -124,12 +124,12 @@ def test_fields_of_a_config_file_are_flags_and_the_file_is_part_of_the_run(tmp_p
         ),
     ],
 )
-def test_a_config_file_that_cannot_bring_what_it_brings_is_an_error(tmp_path, text, message):
+def test_invalid_networks_and_fields_are_an_error(tmp_path, text, message):
     with pytest.raises(UserError, match=message):
         load_config_file(write(tmp_path, text))
 
 
-def test_a_check_of_a_config_files_own_is_told_in_one_line(tmp_path):
+def test_a_failed_check_of_a_config_file_is_one_line(tmp_path):
     check = (
         "    def __post_init__(self):\n"
         "        super().__post_init__()\n"
@@ -147,7 +147,7 @@ def test_a_check_of_a_config_files_own_is_told_in_one_line(tmp_path):
         config_of(space, trial, load_config_file(path).config)
 
 
-def test_a_check_of_a_config_files_own_does_not_replace_ours(tmp_path):
+def test_a_check_of_a_config_file_does_not_replace_our_checks(tmp_path):
     check = "    def __post_init__(self):\n        pass\n\ndef get_config"
     text = OWN_FIELDS.replace("def get_config", check)
     with pytest.raises(UserError, match="hidden_size must be at least 1"):
@@ -156,7 +156,7 @@ def test_a_check_of_a_config_files_own_does_not_replace_ours(tmp_path):
         load_config_file(write(tmp_path, text.replace("7)", "0)")))
 
 
-def test_a_config_file_finds_what_is_beside_it_first(tmp_path, monkeypatch):
+def test_modules_next_to_a_config_file_come_first(tmp_path, monkeypatch):
     for place, units in (("elsewhere", 3), ("beside", 7)):
         (tmp_path / place).mkdir()
         (tmp_path / place / "helper_of_mine.py").write_text(f"UNITS = {units}\n")
@@ -172,13 +172,13 @@ def test_a_config_file_finds_what_is_beside_it_first(tmp_path, monkeypatch):
         load_config_file(path)
 
 
-def test_a_directory_of_the_users_called_configs_hides_none_of_ours(tmp_path):
+def test_a_users_directory_configs_does_not_hide_our_configs(tmp_path):
     (tmp_path / "configs").mkdir()
     command = "from lm.config_file import load_config_file; load_config_file('config_small')"
     subprocess.run([sys.executable, "-c", command], cwd=tmp_path, check=True, timeout=60)
 
 
-def test_the_choices_of_a_config_files_field_may_be_numbers(tmp_path):
+def test_choices_of_a_field_may_be_numbers(tmp_path):
     path = write(tmp_path, OWN_FIELDS.replace("low=1", "choices=(2, 4)"))
     with pytest.raises(InfoRequested, match=r"heads of the attention \(one of: 2, 4\)"):
         parse("--config", path, "--help")
@@ -186,7 +186,7 @@ def test_the_choices_of_a_config_files_field_may_be_numbers(tmp_path):
         parse("--config", path, "--num_heads", "3")
 
 
-def test_a_field_of_a_config_files_own_may_not_be_nan(tmp_path):
+def test_a_field_of_a_config_file_must_not_be_nan(tmp_path):
     path = write(tmp_path, OWN_FIELDS.replace(", low=1", "").replace("Optional[int]", "float"))
     with pytest.raises(UserError, match="num_heads must be a number, not nan"):
         parse("--config", path, "--num_heads", "nan")
@@ -203,16 +203,16 @@ def get_config():
 """
 
 
-def test_what_a_config_file_draws_is_the_same_in_each_process(tmp_path):
+def test_random_numbers_of_a_config_file_are_reproducible(tmp_path):
     path = write(tmp_path, DRAWS)
     first = load_config_file(path).config
     assert load_config_file(path).config == first
     own = np.random.randint(2**31)
     assert load_config_file(write(tmp_path, DRAWS + "# another checksum\n")).config == first
-    assert np.random.randint(2**31) != own  # those of the program are not touched
+    assert np.random.randint(2**31) != own  # the random state of the program does not change
 
 
-def test_a_config_file_is_run_once_and_finds_the_modules_beside_it(tmp_path, monkeypatch):
+def test_a_config_file_is_run_once(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "lm_test_layers.py").write_text("SIZES = []\n")
     text = (
@@ -221,13 +221,13 @@ def test_a_config_file_is_run_once_and_finds_the_modules_beside_it(tmp_path, mon
     )
     path = write(tmp_path, text)
     assert [load_config_file(path).config.hidden_size for _ in range(2)] == [5, 5]
-    # Of the same bytes, but with other files beside it.
+    # A copy in another directory is a different file.
     elsewhere = tmp_path / "other"
     elsewhere.mkdir()
     assert load_config_file(write(elsewhere, text)).config.hidden_size == 10
 
 
-def test_a_field_of_a_config_file_with_the_name_of_a_commands_flag_is_an_error(tmp_path):
+def test_a_field_with_the_name_of_a_flag_is_an_error(tmp_path):
     path = write(tmp_path, OWN_FIELDS.replace("num_heads", "trials"))
     with pytest.raises(UserError, match="--trials is already a flag of this command: rename"):
         parse_command_line(["search", "--config", path], "", SearchDirectory, SearchOptions, Config)

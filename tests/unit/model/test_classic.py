@@ -1,4 +1,4 @@
-"""Networks of classic code: the cells and layers of TF 1.x."""
+"""Networks with the cells and layers of TF 1.x."""
 
 import importlib.util
 
@@ -28,7 +28,7 @@ def test_layers_of_classic_code_need_scopes_of_their_own(load):
 
 
 @needs_tf_keras
-def test_a_mistake_in_a_cell_of_ones_own_is_told_with_its_line(load):
+def test_an_error_in_a_user_defined_cell_names_its_line(load):
     cell = (
         "class Cell(tf.nn.rnn_cell.BasicLSTMCell):\n"
         "    def call(self, inputs, state):\n"
@@ -44,7 +44,7 @@ def test_a_mistake_in_a_cell_of_ones_own_is_told_with_its_line(load):
         train_and_evaluate(load(text))
 
 
-def test_classic_cells_without_tf_keras_say_what_is_missing(load, monkeypatch):
+def test_missing_tf_keras_is_an_error_that_names_the_package(load, monkeypatch):
     def gone(*arguments, **options):
         raise AttributeError("`BasicLSTMCell` is not available with Keras 3.")
 

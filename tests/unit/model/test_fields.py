@@ -1,4 +1,4 @@
-"""The fields of the built-in network, against the equations of their papers in plain TensorFlow."""
+"""The fields of the built-in network, compared with the equations of the papers."""
 
 import dataclasses
 
@@ -34,31 +34,38 @@ FIELDS = {
 }  # fmt: skip
 
 
-def mask(config, shape, keep_prob, site):
+def mask(config, shape, keep_prob, mask_index):
     config, rows = Config(seed=config.seed), Rows(0, shape[1])
-    context = Context(config, V, ops=fastest(), rows=rows, step=tf.constant(STEP), num_masks=site)
+    context = Context(
+        config, V, ops=fastest(), rows=rows, step=tf.constant(STEP), num_masks=mask_index
+    )
     return context.dropout(tf.ones(shape), keep_prob)
 
 
-def dropped(config, x, keep_prob, site):
-    """Dropout of activations [T, B, ...]; locked: with one mask for all time steps."""
+def dropped(config, x, keep_prob, mask_index):
+    """Drop activations [T, B, ...]. If locked, all time steps share a mask."""
     steps = 1 if config.locked_dropout else T
-    return x * mask(config, [steps, *x.shape[1:]], keep_prob, site)
+    return x * mask(config, [steps, *x.shape[1:]], keep_prob, mask_index)
 
 
 def plain_loss(config, weights, inputs, targets):
-    """Return the loss that is differentiated, as the papers write it, and the nll alone."""
+    """Return the differentiated loss as in the papers, and the negative log-likelihood."""
     first_keep = config.embedding_keep_prob or config.keep_prob
     x = dropped(config, tf.gather(weights["embedding"], inputs), first_keep, 0)
-    # Weight-drop takes a site of each layer.
-    sites = 1 + (config.recurrent_keep_prob < 1)
+    # Weight-drop uses one more mask per layer.
+    masks_per_layer = 1 + (config.recurrent_keep_prob < 1)
     for layer in range(config.num_layers):
         w, u, b = (
             weights[f"lstm_{layer}/{name}"]
             for name in ("input_weights", "recurrent_weights", "bias")
         )
         if config.recurrent_keep_prob < 1:
-            u = u * mask(config, [1, *u.shape], config.recurrent_keep_prob, 1 + layer * sites)[0]
+            u = (
+                u
+                * mask(
+                    config, [1, *u.shape], config.recurrent_keep_prob, 1 + layer * masks_per_layer
+                )[0]
+            )
         h = c = tf.zeros([B, H])
         outputs = []
         for x_t in tf.unstack(x):
@@ -68,7 +75,7 @@ def plain_loss(config, weights, inputs, targets):
             outputs.append(h)
         raw = tf.stack(outputs)
         keep = (layer == 1 and config.output_keep_prob) or config.keep_prob
-        x = dropped(config, raw, keep, sites * (layer + 1))
+        x = dropped(config, raw, keep, masks_per_layer * (layer + 1))
     top = tf.reshape(x, [T * B, H])
     if "softmax/projection" in weights:
         top = top @ weights["softmax/projection"]
@@ -78,14 +85,14 @@ def plain_loss(config, weights, inputs, targets):
     nll = tf.nn.sparse_softmax_cross_entropy_with_logits(
         labels=tf.reshape(targets, [-1]), logits=top @ projection + weights["softmax/bias"]
     )
-    # In means over all words, as the code of the papers has it; here the loss is T times that.
+    # As in the code of the papers, these are means over all words. Our loss is T times as large.
     loss = tf.reduce_mean(nll) + config.activation_penalty * tf.reduce_mean(x**2)
     loss += config.temporal_activation_penalty * tf.reduce_mean((raw[1:] - raw[:-1]) ** 2)
     return T * loss, tf.reduce_sum(nll)
 
 
 @pytest.mark.parametrize("fields", FIELDS.values(), ids=FIELDS)
-def test_loss_and_gradients_are_those_of_the_papers_equations(path, fields):
+def test_loss_and_gradients_equal_the_equations_of_the_papers(path, fields):
     config = dataclasses.replace(CONFIG, **fields)
     words = np.random.default_rng(0).integers(0, V, [T + 1, B]).astype(np.int32)
     with tf.Graph().as_default(), tf.Session() as session:
@@ -108,7 +115,7 @@ def test_loss_and_gradients_are_those_of_the_papers_equations(path, fields):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
 
 
-def test_the_embedding_alone_starts_in_a_range_of_its_own():
+def test_embedding_init_scale_only_changes_the_embedding():
     def initial_values(**fields):
         config = dataclasses.replace(CONFIG, init_scale=0.05, **fields)
         with tf.Graph().as_default(), tf.Session() as session:
@@ -126,7 +133,7 @@ def test_the_embedding_alone_starts_in_a_range_of_its_own():
         assert np.abs(values).max() <= 0.05
 
 
-def test_windows_and_words_are_read_alike(path):
+def test_windows_and_single_words_have_the_same_loss(path):
     config = dataclasses.replace(CONFIG, **FIELDS["all"])
     words = np.random.default_rng(5).integers(0, V, [T + 1, B]).astype(np.int32)
     with tf.Graph().as_default(), tf.Session() as session:
@@ -140,7 +147,7 @@ def test_windows_and_words_are_read_alike(path):
     np.testing.assert_allclose(loss, nll.sum() / B, rtol=1e-5)  # no penalty
 
 
-def test_locked_masks_are_those_of_the_global_row_at_all_time_steps():
+def test_locked_masks_depend_on_the_global_row_but_not_on_the_time_step():
     def masks(rows, step=STEP, **fields):
         context = Context(
             Config(locked_dropout=True), V, ops=fastest(), rows=rows,
@@ -157,7 +164,7 @@ def test_locked_masks_are_those_of_the_global_row_at_all_time_steps():
     assert 0.4 < np.mean(whole != later) < 0.6
 
 
-def test_rows_of_a_table_that_are_dropped_as_weights_have_one_gradient_each():
+def test_dropping_rows_of_a_table_adds_the_gradients_of_each_row():
     with tf.Graph().as_default(), tf.Session() as session:
         table = tf.get_variable("table", [4, 2], initializer=tf.ones_initializer())
         step = tf.constant(STEP, tf.int64)
@@ -170,16 +177,16 @@ def test_rows_of_a_table_that_are_dropped_as_weights_have_one_gradient_each():
     np.testing.assert_array_equal(gradient, [mask[0] + mask[1], [0, 0], mask[2], [0, 0]])
 
 
-def test_dropped_weights_are_the_same_for_all_rows_and_other_ones_at_each_step_and_site():
+def test_dropped_weights_depend_on_step_and_index_but_not_on_the_row():
     def dropped_weights(rows, step):
         context = Context(CONFIG, V, ops=fastest(), rows=rows, step=tf.constant(step, tf.int64))
         return [context.drop_weights(tf.ones([32, 32]), 0.5) for _ in range(2)]
 
     with tf.Graph().as_default(), tf.Session() as session:
-        (one, site), (two, _), (step, _) = session.run(
+        (one, mask_index), (two, _), (step, _) = session.run(
             [dropped_weights(*use) for use in ((Rows(0, 3), 1), (Rows(3, 5), 1), (Rows(0, 3), 2))]
         )
     np.testing.assert_array_equal(one, two)
-    for other in (site, step):
+    for other in (mask_index, step):
         assert 0.4 < np.mean(one != other) < 0.6
     assert set(np.unique(one)) == {0, 2}

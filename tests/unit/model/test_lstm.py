@@ -1,4 +1,4 @@
-"""The recurrent layer against plain autodiff, finite differences, and itself in two parts."""
+"""The recurrent layer, compared with TensorFlow's automatic differentiation, and dropout masks."""
 
 import numpy as np
 import pytest
@@ -34,7 +34,7 @@ def layer(x, state, weights):
 
 
 def plain_lstm(x, state, weights):
-    """The equations as written in the paper, one step at a time, left to TF's autodiff."""
+    """The equations of the paper, one time step at a time."""
     h, c = state
     outputs = []
     for x_t in tf.unstack(x):
@@ -55,7 +55,7 @@ def loss_of(run, x, state, weights):
     )
 
 
-def test_outputs_and_gradients_equal_plain_autodiff(path):
+def test_outputs_and_gradients_equal_automatic_differentiation(path):
     with tf.Graph().as_default(), tf.Session() as session:
         x, state, weights = inputs()
         ours = loss_of(layer, x, state, weights)
@@ -86,7 +86,7 @@ def test_gradient_equals_finite_differences(path, index):
     )
 
 
-def test_two_windows_with_carried_state_equal_one(path):
+def test_two_windows_with_a_carried_state_equal_one_window(path):
     with tf.Graph().as_default(), tf.Session() as session:
         x, state, weights = inputs()
         whole, last = layer(x, state, weights)
@@ -97,18 +97,18 @@ def test_two_windows_with_carried_state_equal_one(path):
     np.testing.assert_allclose(results[2], results[3], rtol=1e-6)
 
 
-def masks(keep_prob=0.5, seed=1, step=7, site=0, first_row=0, rows=8, units=10):
+def masks(keep_prob=0.5, seed=1, step=7, mask_index=0, first_row=0, rows=8, units=10):
     with tf.Graph().as_default(), tf.Session() as session:
         ones = tf.ones([T, rows, units])
         step = tf.constant(step, tf.int64)
         rows = Rows(first_row, rows)
         context = Context(
-            Config(seed=seed), 10, ops=fastest(), rows=rows, step=step, num_masks=site
+            Config(seed=seed), 10, ops=fastest(), rows=rows, step=step, num_masks=mask_index
         )
         return session.run(context.dropout(ones, keep_prob))
 
 
-@pytest.mark.parametrize("units", [1, 7, 10, 64])  # rows of a length that 4 divides, or not
+@pytest.mark.parametrize("units", [1, 7, 10, 64])  # row lengths that are and are not divisible by 4
 def test_dropout_masks_depend_on_the_global_row(units):
     whole = masks(units=units)
     for first_row, rows in [(0, 3), (3, 3), (6, 2)]:
@@ -116,16 +116,16 @@ def test_dropout_masks_depend_on_the_global_row(units):
         np.testing.assert_array_equal(part, whole[:, first_row : first_row + rows])
 
 
-def test_dropout_masks_differ_by_seed_step_site_and_row():
+def test_dropout_masks_depend_on_seed_step_index_and_row():
     base = masks(units=64)
-    for other in (masks(units=64, seed=2), masks(units=64, step=8), masks(units=64, site=1)):
+    for other in (masks(units=64, seed=2), masks(units=64, step=8), masks(units=64, mask_index=1)):
         assert 0.4 < np.mean(base != other) < 0.6
     assert 0.4 < np.mean(base[:, 0] != base[:, 1]) < 0.6
     assert 0.4 < np.mean(base[0] != base[1]) < 0.6
 
 
-def test_no_site_of_dropout_shares_a_mask_with_the_next_step():
-    last, next_first = masks(units=64, site=1023), masks(units=64, step=8, site=0)
+def test_dropout_masks_do_not_repeat_in_the_next_step():
+    last, next_first = masks(units=64, mask_index=1023), masks(units=64, step=8, mask_index=0)
     assert (last != next_first).mean() > 0.4
     with tf.Graph().as_default():
         step = tf.constant(0, tf.int64)

@@ -1,4 +1,4 @@
-"""Networks of config files: one line for each mistake, and for what makes a run another."""
+"""Mistakes in networks of config files are reported in one line."""
 
 import dataclasses
 
@@ -16,10 +16,7 @@ MISTAKES = {
         "outputs must have the shape (5, 3, any), not (3, 5, 4)",
     "    return tf.cast(x, tf.float64), {'h': x[-1]}\n": "outputs must be float32, not float64",
     "    return x, {}\n": "new_state has [], but state_shapes has ['h']",
-    "    return x, {'c': x[-1]}\n": "new_state has ['c'], but state_shapes has ['h']",
-    "    return x, {'h': x[-1], 'c': x[-1]}\n": "new_state has ['c', 'h'], but",
     "    return x, {'h': x}\n": "new_state['h'] must have the shape (3, 4), not (5, 3, 4)",
-    "    return x, {'h': x[-1]}, x\n": "must return (outputs, new_state), not 3 values",
     "    x *= tf.get_variable('w', [4])\n    x += tf.get_variable('w', [4])\n" + GOOD:
         "line 14, in build_outputs: variable w is created twice: use a separate",
     "    x = tf.map_fn(lambda row: tf.matmul(row, row), x)\n" + GOOD:
@@ -30,7 +27,6 @@ MISTAKES = {
     "    y = tf.matmul(x[0], x[1])\n": "line 13, in build_outputs: ValueError: Dimensions must be",
     "    with tf.variable_scope('state'):\n        x *= tf.get_variable('h', [4])\n" + GOOD:
         "has the variable state/h, a name of the recurrent state in a checkpoint: rename it",
-    "    y = state['c']\n": "line 13, in build_outputs: KeyError: 'c'",
     "    w = tf.get_variable('w', [4], tf.float64)\n" + GOOD: "variable w is float64",
     "    w = tf.Variable(tf.zeros([4]))\n" + GOOD:
         "/Variable again at each call: create it with tf.get_variable",
@@ -41,15 +37,10 @@ MISTAKES = {
         "axis 1 of [3, 5, 4] is not the batch of 3 rows: give batch_axis=0",
     "    w = tf.get_variable('w', [0], trainable=False)\n" + GOOD:
         "variable w is float32 of the shape (0,): variables must not be empty",
-    "    w = tf.get_variable('w', initializer='a', trainable=False)\n" + GOOD: "w is string of",
-    "    w = tf.get_variable('w', [4], tf.bfloat16, trainable=False)\n" + GOOD:
-        "variable w is bfloat16 of the shape (4,): variables must not be empty",
     "    with tf.variable_scope('softmax'):\n        x += tf.get_variable('bias', [4])\n" + GOOD:
         "has the variable softmax/bias, a name of the output layer: rename it",
     "    x *= tf.placeholder(tf.float32, [])\n" + GOOD:
         "creates the placeholder train/lm_network/Placeholder, which nothing feeds: use context",
-    "    x *= tf.placeholder_with_default(1.0, [])\n" + GOOD:
-        "creates the placeholder train/lm_network/PlaceholderWithDefault, which nothing feeds",
     "    data = tf.data.Dataset.from_tensors(tf.ones([4])).repeat()\n"
     "    x *= tf.data.make_one_shot_iterator(data).get_next()\n" + GOOD:
         "Iterator): each rank would read the same data from it, and a resumed run would",
@@ -59,7 +50,6 @@ MISTAKES = {
         "must be [T, B, H] with 3 rows, not (3, 5, 4) and (3, 5, 4)",
     "    return tf.sparse.from_dense(x), {'h': x[-1]}\n": "must be a tensor, not a SparseTensor",
     "    x = context.dropout(x, 1.5)\n" + GOOD: "keep_prob must be above 0 and at most 1, not 1.5",
-    "    x = context.drop_weights(x[0], 0.0)\n" + GOOD: "keep_prob must be above 0 and at most 1",
     "    x *= tf.get_variable('w', [4], regularizer=tf.nn.l2_loss)\n" + GOOD:
         "line 13, in build_outputs: variable w has a regularizer, which is not used",
     "    tf.add_to_collection(tf.GraphKeys.REGULARIZATION_LOSSES, tf.nn.l2_loss(x))\n" + GOOD:
@@ -94,7 +84,7 @@ MISTAKES = {
         "line 13, in build_outputs: variable train has the name of a training operation",
     "    tf.add_to_collection('update_ops', tf.no_op('moving'))\n" + GOOD:
         "adds to the collection update_ops",
-    # Rows that only a run can count.
+    # The number of rows is only known in a run.
     "    rows = tf.reshape(x, [-1, 4])\n"
     "    return x, {'h': tf.boolean_mask(rows, rows[:, 0] < 9)}\n":
         "[15,4] is not compatible with expected shape [3,4]",
@@ -163,39 +153,43 @@ TAKEN = "    x += tf.get_variable('%s', [4])\n" + GOOD
     ids=["logits", "no table", "two tables", "size", "no variables", "adam's name",
          "average's name", "lock"],
 )  # fmt: skip
-def test_settings_that_do_not_go_with_a_network_are_one_line(load, text, fields, message):
+def test_incompatible_settings_are_one_line(load, text, fields, message):
     with pytest.raises(UserError) as error:
         train_and_evaluate(load(text), **fields)
     assert message in str(error.value) and "\n" not in str(error.value)
 
 
-def test_what_is_made_at_the_top_of_a_file_is_told_where_it_belongs(load):
+def test_tensors_at_the_top_of_the_file_are_an_error(load):
     text = HEADER.replace("\ndef get_config", "SCALE = tf.constant([2.0])\n\ndef get_config", 1)
     with pytest.raises(UserError, match="create tensors inside the function"):
         train_and_evaluate(load(text + "    x *= SCALE\n" + GOOD))
 
 
-def test_a_state_that_is_not_read_is_told(load, caplog):
+def test_an_unread_state_is_a_warning(load, caplog):
     train_and_evaluate(load(HEADER + GOOD))
     assert "does not read" not in caplog.text
     train_and_evaluate(load(HEADER + "    return x, {'h': x[-1]}\n"))
     assert caplog.text.count("mine.py: build_outputs does not read state['h']: it carries") == 1
 
 
-def test_numbers_that_a_penalty_alone_draws_are_told(load, caplog):
-    body = "    context.penalize(x, x + tf.random.normal(tf.shape(x)))\n"
-    train_and_evaluate(load(HEADER + body + GOOD), activation_penalty=1.0)
-    assert caplog.text.count("draws numbers with RandomStandardNormal") == 1
-
-
-def test_numbers_that_evaluation_alone_draws_are_told_once(load, caplog):
-    noise = "    x += 0.0 if context.training else tf.random.normal(tf.shape(x))\n"
-    train_and_evaluate(load(HEADER + noise + GOOD))
+@pytest.mark.parametrize(
+    "body, fields",
+    [
+        (
+            "    context.penalize(x, x + tf.random.normal(tf.shape(x)))\n",
+            {"activation_penalty": 1.0},
+        ),
+        ("    x += 0.0 if context.training else tf.random.normal(tf.shape(x))\n", {}),
+    ],
+    ids=["in a penalty", "in evaluation"],
+)
+def test_random_numbers_are_one_warning(load, caplog, body, fields):
+    train_and_evaluate(load(HEADER + body + GOOD), **fields)
     assert caplog.text.count("draws numbers with RandomStandardNormal") == 1
 
 
 @pytest.mark.parametrize("stateful", [True, False])
-def test_python_in_the_graph_is_told_unless_it_has_no_state(load, caplog, stateful):
+def test_stateful_python_in_the_graph_is_a_warning(load, caplog, stateful):
     python = f"tf.py_func(lambda: np.float32(1), [], tf.float32, stateful={stateful})"
     body = f"    import numpy as np\n    x *= tf.ensure_shape({python}, [])\n"
     train_and_evaluate(load(HEADER + body + GOOD))
@@ -203,7 +197,7 @@ def test_python_in_the_graph_is_told_unless_it_has_no_state(load, caplog, statef
 
 
 @pytest.mark.parametrize("seed", ["None", "1"])
-def test_random_numbers_in_the_graph_are_told(load, caplog, seed):
+def test_random_numbers_fail_the_network_check(load, caplog, seed):
     file = load(HEADER + f"    x = tf.nn.dropout(x, rate=0.5, seed={seed})\n" + GOOD)
     train_and_evaluate(file)
     assert "draws numbers with RandomUniform: they may differ in the next run" in caplog.text
@@ -211,7 +205,7 @@ def test_random_numbers_in_the_graph_are_told(load, caplog, seed):
         check_network(file.config, V, file.functions)
 
 
-def test_dropout_of_the_context_and_random_initial_values_are_no_random_numbers(load, caplog):
+def test_dropout_and_random_initial_values_are_not_warned_about(load, caplog):
     start = "    x *= tf.get_variable('w', initializer=tf.random_uniform([4], seed=3))\n"
     file = load(HEADER + start + "    x = context.dropout(x, 0.5)\n" + GOOD)
     train_and_evaluate(file)
@@ -228,7 +222,7 @@ def test_dropout_of_the_context_and_random_initial_values_are_no_random_numbers(
         (GOOD, {"recurrent_keep_prob": 0.5}, "does not call context.drop_weights"),
     ],
 )
-def test_what_would_do_nothing_is_refused(load, body, fields, message):
+def test_settings_without_effect_are_an_error(load, body, fields, message):
     file = load(HEADER + body)
     config = dataclasses.replace(file.config, **fields)
     with tf.Graph().as_default(), pytest.raises(UserError, match=message):

@@ -1,4 +1,4 @@
-"""Networks of config files: what they may do, and what they are told."""
+"""Networks of config files: variables, state, tied weights and dropout."""
 
 import dataclasses
 
@@ -16,7 +16,7 @@ from lm.training.step import run_step
 from tests.unit.model.networks import GOOD, HEADER, SCOPED, V, train_and_evaluate, train_graph
 
 CONFIG = load_config_file("config_test").config
-REUSED = {
+VALID = {
     "a scope": "    for _ in range(2):\n"
     "        with tf.variable_scope('a', reuse=tf.AUTO_REUSE):\n"
     "            x *= tf.get_variable('w', [4])\n",
@@ -30,36 +30,37 @@ REUSED = {
     "    def scaled(x):\n"
     "        return x * tf.get_variable('w', [4])\n"
     "    x = scaled(x)\n",
+    "names that only differ in case": "".join(
+        f"    x *= tf.get_variable('{name}', [4])\n" for name in ("W", "w", "Softmax/bias")
+    ),
 }
 
 
-@pytest.mark.parametrize("body", REUSED.values(), ids=REUSED.keys())
-def test_a_variable_may_be_used_again_where_that_is_said(load, body):
+@pytest.mark.parametrize("body", VALID.values(), ids=VALID.keys())
+def test_valid_uses_of_variables_are_trained(load, body):
     losses = train_and_evaluate(load(HEADER + body + GOOD))
     assert losses[-1] < losses[0]
 
 
-def test_a_network_may_change_the_state_it_is_given(load, caplog):
+SMALLER = HEADER.replace("inputs_TB)\n", "inputs_TB, 3)\n") + (
+    "    x = tf.concat([x, x[:, :, :1]], 2)\n"
+)
+
+
+@pytest.mark.parametrize("text", [SMALLER, SCOPED], ids=["another size", "in a scope"])
+def test_the_embedding_can_be_tied(load, text):
+    losses = train_and_evaluate(load(text + GOOD), tie_weights=True)
+    assert losses[-1] < losses[0]
+
+
+def test_a_network_may_change_the_dictionary_of_its_state(load, caplog):
     file = load(HEADER + "    y = x + state['h']\n    state['h'] = x[-1]\n    return y, state\n")
     assert train_and_evaluate(file) == train_and_evaluate(load(HEADER + GOOD))
     check_network(file.config, V, file.functions)
     assert "does not read" not in caplog.text
 
 
-def test_the_table_of_another_size_is_tied_too(load):
-    text = HEADER.replace("inputs_TB)\n", "inputs_TB, 3)\n") + (
-        "    x = tf.concat([x, x[:, :, :1]], 2)\n" + GOOD
-    )
-    losses = train_and_evaluate(load(text), tie_weights=True)
-    assert losses[-1] < losses[0]
-
-
-def test_the_table_is_tied_in_a_scope_too(load):
-    losses = train_and_evaluate(load(SCOPED + GOOD), tie_weights=True)
-    assert losses[-1] < losses[0]
-
-
-def test_the_table_at_the_top_is_tied_whatever_scopes_have(load):
+def test_the_embedding_outside_of_all_scopes_is_tied(load):
     others = (
         "    with tf.variable_scope('positions'):\n"
         "        x += tf.get_variable('embedding', [5, 1, 4])\n"
@@ -76,14 +77,7 @@ def test_the_table_at_the_top_is_tied_whatever_scopes_have(load):
         assert network._table.op.name == "embedding"
 
 
-def test_names_may_differ_in_their_case_alone(load):
-    names = ["W", "w", "Softmax/bias"]  # the last is in our output layer, too
-    text = HEADER + "".join(f"    x *= tf.get_variable('{name}', [4])\n" for name in names)
-    losses = train_and_evaluate(load(text + GOOD))
-    assert losses[-1] < losses[0]
-
-
-def test_a_constraint_holds_for_a_table_of_words_too(load):
+def test_a_constraint_applies_to_an_embedding(load):
     whole = "tf.get_variable('embedding', [11, 4], constraint=tf.abs)"
     text = HEADER.replace("context.embed(inputs_TB)", f"tf.gather({whole}, inputs_TB)")
     file = load(text + GOOD)
@@ -98,7 +92,7 @@ def test_a_constraint_holds_for_a_table_of_words_too(load):
         assert (session.run(table) >= 0).all()
 
 
-def test_logits_and_the_same_output_layer_of_ones_own_have_the_same_losses(load):
+def test_build_logits_with_the_same_output_layer_has_the_same_losses(load):
     file = load(HEADER + GOOD)
     own = HEADER.replace("build_outputs", "build_logits") + (
         "    y = x + state['h']\n"
@@ -114,7 +108,7 @@ def test_logits_and_the_same_output_layer_of_ones_own_have_the_same_losses(load)
 @pytest.mark.parametrize(
     "shape, batch_axis", [([6, 5], None), ([4, 6, 5], None), ([6, 4, 2, 3], 0)]
 )
-def test_masks_of_a_split_batch_are_those_of_the_whole(shape, batch_axis):
+def test_masks_do_not_depend_on_the_number_of_ranks(shape, batch_axis):
     axis = shape.index(6)
 
     def masks(rows, calls=1):
@@ -133,7 +127,7 @@ def test_masks_of_a_split_batch_are_those_of_the_whole(shape, batch_axis):
         assert (whole != masks(Rows(0, 6), calls=2)).mean() > 0.3
 
 
-def test_in_a_loop_all_time_steps_share_a_mask_and_ranks_have_their_rows_of_it():
+def test_in_a_loop_all_time_steps_share_a_mask():
     def masks(rows):
         step = tf.constant(3, tf.int64)
         context = Context(CONFIG, V, ops=fastest(), rows=rows, step=step)
@@ -159,7 +153,7 @@ LATE = """
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
-def test_a_state_reads_the_weights_before_they_change(load, optimizer):
+def test_the_state_is_computed_before_the_weights_change(load, optimizer):
     file = load(HEADER + LATE)
     config = dataclasses.replace(file.config, optimizer=optimizer)
     threads = tf.ConfigProto(inter_op_parallelism_threads=2, use_per_session_threads=True)

@@ -1,4 +1,4 @@
-"""What `--check_network` finds, and what it lets through."""
+"""Networks that `--check_network` rejects or accepts."""
 
 import dataclasses
 import importlib.util
@@ -15,7 +15,7 @@ from lm.model.network_check import check_network
 from lm.model.windows import build_window_graph
 from tests.unit.model.networks import CLASSIC, GOOD, HEADER, V, train_and_evaluate
 
-# Each first word of a pair sees the second one.
+# The first word of each pair sees the second word.
 AHEAD = """
     T = inputs_TB.shape[0]
     x = tf.gather(x, [min(t + 1 - t % 2, T - 1) for t in range(T)])
@@ -55,8 +55,8 @@ AHEAD = """
         ),
     ],
 )
-def test_rows_and_times_that_are_mixed_up_are_found(load, body, message):
-    train_and_evaluate(load(HEADER + body))  # nothing else shows it
+def test_mixed_rows_and_times_are_an_error(load, body, message):
+    train_and_evaluate(load(HEADER + body))  # training alone does not reveal the mistake
     with pytest.raises(UserError, match=message):
         check_network(load(HEADER).config, V, load(HEADER + body).functions)
 
@@ -69,7 +69,7 @@ WITHIN_THE_WINDOW = {
 
 
 @pytest.mark.parametrize("body", WITHIN_THE_WINDOW.values(), ids=WITHIN_THE_WINDOW.keys())
-def test_a_network_that_reads_words_otherwise_than_windows_is_told(load, caplog, body):
+def test_different_results_for_words_and_windows_are_a_warning(load, caplog, body):
     file = load(HEADER + body)
     check_network(file.config, V, file.functions)
     assert "mine.py computes different results for single words and for windows of 5" in caplog.text
@@ -78,7 +78,7 @@ def test_a_network_that_reads_words_otherwise_than_windows_is_told(load, caplog,
 @pytest.mark.parametrize(
     "text", ["config_gru", "config_transformer", CLASSIC], ids=["gru", "transformer", "classic"]
 )
-def test_a_network_reads_windows_as_it_reads_words(load, text, caplog):
+def test_words_and_windows_have_the_same_results(load, text, caplog):
     if text == CLASSIC and not importlib.util.find_spec("tf_keras"):
         pytest.skip("needs tf_keras: run_scripts/setup.sh --dev installs it")
     file = load(text)
@@ -120,7 +120,7 @@ def test_a_network_reads_windows_as_it_reads_words(load, text, caplog):
     ids=["a tensor as initial value", "a state whose rows are not known", "a local variable",
          "variables that count", "reuse after training", "words as state", "probabilities of 0"],
 )  # fmt: skip
-def test_what_trains_is_scored_too(load, body):
+def test_networks_that_train_can_be_scored(load, body):
     file = load(HEADER + body)
     assert np.isfinite(train_and_evaluate(file)).all()
     check_network(file.config, V, file.functions)

@@ -1,4 +1,4 @@
-"""The output layer against TensorFlow's own op and plain autodiff."""
+"""The output layer, compared with TensorFlow's own op and automatic differentiation."""
 
 import numpy as np
 import tensorflow.compat.v1 as tf

@@ -1,4 +1,4 @@
-"""Variables of networks of config files: names, first values, and how checkpoints have them."""
+"""Variables of networks of config files: names, initial values, and checkpoints."""
 
 import dataclasses
 
@@ -25,7 +25,7 @@ from tests.unit.model.networks import GOOD, HEADER, V, train_and_evaluate, train
      "tf2.keras.initializers.GlorotUniform()",
      "lambda shape, dtype, partition_info=None: tf.constant(np.random.normal(size=shape), dtype)"],
 )  # fmt: skip
-def test_initial_values_depend_on_the_seed_and_the_name_alone(load, initializer):
+def test_initial_values_only_depend_on_the_seed_and_the_name(load, initializer):
     def values(before="", name="w", seed=1):
         text = (
             "import numpy as np\nimport tensorflow as tf2\n"
@@ -45,11 +45,11 @@ def test_initial_values_depend_on_the_seed_and_the_name_alone(load, initializer)
     np.testing.assert_array_equal(first, values())
     np.testing.assert_array_equal(first, values("    tf.random.normal([3])\n"))
     assert (first != values(seed=2)).any()
-    if "tf2" not in initializer and "np" not in initializer:  # whose seeds know no name
+    if "tf2" not in initializer and "np" not in initializer:  # they draw without a name
         assert (first != values(name="v")).any()
 
 
-def test_what_is_not_trained_is_a_weight_too_and_stays(load):
+def test_variables_that_are_not_trainable_are_saved(load):
     text = HEADER + (
         "    w = tf.get_variable('w', [4], initializer=tf.ones_initializer(), trainable=False)\n"
         "    return x * w, {'h': x[-1]}\n"
@@ -62,8 +62,7 @@ def test_what_is_not_trained_is_a_weight_too_and_stays(load):
         assert "w" not in {v.op.name for v in tf.trainable_variables()}
 
 
-def test_a_variable_has_its_name_whatever_scopes_of_names_there_are(load):
-    """Also where its graph is of single words, and nothing is around the network."""
+def test_name_scopes_do_not_change_variable_names(load):
     text = (
         "    with tf.name_scope('embedding'):\n"
         "        x = context.embed(inputs_TB)\n"
@@ -90,9 +89,9 @@ def test_a_variable_has_its_name_whatever_scopes_of_names_there_are(load):
     ["use_resource=False, partitioner=tf.fixed_size_partitioner(2)",
      "custom_getter=lambda get, name, shape=None, initializer=None, **_: get("
      "name, shape, initializer=initializer)"],
-    ids=["the old kind, in parts", "a getter of its own"],
+    ids=["partitioned", "custom getter"],
 )  # fmt: skip
-def test_a_scope_may_say_how_variables_are_made(load, scope):
+def test_a_scope_may_define_how_variables_are_created(load, scope):
     def losses(scope):
         text = f"    with tf.variable_scope('m', {scope}):\n"
         file = load(HEADER + text + "        x *= tf.get_variable('w', [4])\n" + GOOD)
@@ -102,7 +101,6 @@ def test_a_scope_may_say_how_variables_are_made(load, scope):
 
 
 def test_a_variable_may_start_from_a_checkpoint(load, tmp_path):
-    """As fine-tuning does with TensorFlow's own means."""
     table = np.arange(4 * V, dtype="f").reshape(V, 4)
     saved = save(str(tmp_path), {"old": table}, manifest(1))
     text = f"    if context.training:\n        path = {saved!r} + '/model'\n"
@@ -114,7 +112,7 @@ def test_a_variable_may_start_from_a_checkpoint(load, tmp_path):
         np.testing.assert_array_equal(variables.read_variables(session)["embedding"], table)
 
 
-def test_variables_that_start_from_one_tensor_are_loaded_one_by_one(load):
+def test_variables_with_a_common_initial_tensor_are_loaded_separately(load):
     text = (
         "    start = tf.eye(4)\n"
         "    for i in range(2):\n"
@@ -135,7 +133,7 @@ def test_variables_that_start_from_one_tensor_are_loaded_one_by_one(load):
         np.testing.assert_array_equal(loaded[name], value)
 
 
-def test_what_its_author_made_infinite_is_no_reason_to_stop(load):
+def test_a_constant_that_is_infinite_does_not_count_as_diverged(load):
     text = (
         "    mask = tf.constant([0, -np.inf, 0, 0])\n"
         "    mask = tf.get_variable('mask', initializer=mask, trainable=False)\n"
@@ -153,7 +151,7 @@ def test_what_its_author_made_infinite_is_no_reason_to_stop(load):
 
 
 @pytest.mark.parametrize("scale", [None, 0.5])
-def test_the_table_of_words_starts_as_its_scope_says_unless_the_config_does(load, scale):
+def test_embedding_init_scale_overrides_the_initializer_of_a_scope(load, scale):
     text = (
         "    with tf.variable_scope('own', initializer=tf.ones_initializer()):\n"
         "        x += context.embed(inputs_TB)\n"
@@ -171,7 +169,7 @@ def test_the_table_of_words_starts_as_its_scope_says_unless_the_config_does(load
 
 
 @pytest.mark.parametrize("collection", ["local_variables", "mine", "global_variables"])
-def test_ranks_and_checkpoints_share_a_variable_wherever_it_is_put(load, collection):
+def test_variables_in_any_collection_are_saved_and_broadcast(load, collection):
     text = f"    x *= tf.get_variable('w', [4], collections=['{collection}'])\n" + GOOD
     file = load(HEADER + text)
     with tf.Graph().as_default():
