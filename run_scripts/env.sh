@@ -19,22 +19,17 @@ for name in $(grep -v '^#' lm/distributed/passed_on.conf); do
     [[ -z ${!name:-} ]] || pass_on+=(-x "$name")
 done
 
-script=${0##*/} script=${script%.*}
+script=${0##*/}
+fail() { echo "${script%.*}: $*" >&2; exit 2; } # for mistakes of the user
 
-# Ends the script if a value is not a whole number. Bash arithmetic would take it for a variable name.
-whole_number() { # WHAT VALUE
-    [[ $2 =~ ^(0|[1-9][0-9]*)$ ]] || {
-        echo "$script: $1 must be a whole number, not '$2'" >&2
-        exit 2
-    }
+# Bash arithmetic would take other values for variable names.
+whole_number() { # NAME VALUE
+    [[ $2 =~ ^(0|[1-9][0-9]*)$ ]] || fail "$1 must be a whole number, not '$2'"
 }
 
 slots_of() { # host1:2,host2 -> 3
     local host total=0
-    [[ $1, =~ ^([^:,[:space:]]+(:[1-9][0-9]*)?,)+$ ]] || {
-        echo "$script: hosts must be like host1:1,host2:1, not '$1'" >&2
-        exit 2
-    }
+    [[ $1, =~ ^([^:,[:space:]]+(:[1-9][0-9]*)?,)+$ ]] || fail "hosts must be like host1:1,host2:1, not '$1'"
     for host in ${1//,/ }; do
         [[ $host == *:* ]] && ((total += ${host##*:})) || ((total += 1))
     done

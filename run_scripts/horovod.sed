@@ -4,8 +4,7 @@
 # would only name the directories of the .venv that built it.
 /^set(TF_TARGET_LIB/i set(CMAKE_BUILD_RPATH "$ORIGIN/../../../.." "$ORIGIN/../../nvidia/nccl/lib")
 
-# Skip the XLA operations, because TensorFlow's wheels after 2.18 lack their headers. Only the allreduce
-# inside XLA-compiled code is lost. It is off unless HOROVOD_ENABLE_XLA_OPS=1.
+# Skip the XLA operations (HOROVOD_ENABLE_XLA_OPS=1): TensorFlow's wheels after 2.18 lack their headers.
 /xla_mpi_ops\.cc/ {
     i if(Tensorflow_VERSION VERSION_LESS 2.19)
     a endif()

@@ -8,46 +8,21 @@ source run_scripts/mpirun_job.sh
 # The path is the same on all hosts. The first python in PATH may be a different one there.
 python=$PWD/.venv/bin/python
 
-# Sets the array placement to the options that tell mpirun and horovodrun the ranks and their hosts.
-place_ranks() {
-    local slots=2
-    placement=()
+run_training() {
+    local slots=2 placement=() train
+    train=("$python" -m lm.train --config "${CONFIG:-config_small}" "$@")
     if [[ -n ${HOSTS:-} ]]; then
         slots=$(slots_of "$HOSTS") || return
         placement=(-H "$HOSTS")
     elif [[ -n ${HOSTFILE:-} ]]; then
-        [[ -n ${NP:-} ]] || { echo "$script: with HOSTFILE, set NP too" >&2; return 2; }
+        [[ -n ${NP:-} ]] || fail "with HOSTFILE, set NP too"
         placement=(-hostfile "$HOSTFILE")
     fi
     whole_number NP "${NP:-$slots}"
     placement=(-np "${NP:-$slots}" "${placement[@]}")
-}
-
-# Sets the array network to the mpirun options for several hosts.
-configure_network() {
-    network=("${pass_on[@]}")
-    if [[ -n ${INTERFACE:-} ]]; then
-        export HOROVOD_GLOO_IFACE=$INTERFACE NCCL_SOCKET_IFNAME=$INTERFACE
-        network+=(-mca btl_tcp_if_include "$INTERFACE" -mca oob_tcp_if_include "$INTERFACE"
-            -x HOROVOD_GLOO_IFACE -x NCCL_SOCKET_IFNAME)
-    fi
-    # An empty value hides the GPUs of all hosts. Under Slurm, each host has its own value.
-    [[ -z ${CUDA_VISIBLE_DEVICES+set} || -n ${SLURM_JOB_ID:-} ]] || network+=(-x CUDA_VISIBLE_DEVICES)
-    [[ -z ${SSH_FLAGS:-} ]] || network+=(-mca plm_rsh_args "$SSH_FLAGS")
-}
-
-run_training() {
-    local placement network train
-    train=("$python" -m lm.train --config "${CONFIG:-config_small}" "$@")
-    place_ranks || return
     case ${LAUNCHER:-mpirun} in
         none) run_job "${train[@]}" ;;
-        mpirun)
-            configure_network
-            # shellcheck disable=SC2086  # MPIRUN_FLAGS is a list
-            run_job mpirun "${placement[@]}" "${mpirun_options[@]}" "${network[@]}" \
-                ${MPIRUN_FLAGS:-} "${train[@]}"
-            ;;
+        mpirun) run_mpirun "${placement[@]}" "${train[@]}" ;;
         horovodrun)
             # horovodrun loads TensorFlow, which would print several lines.
             export TF_CPP_MIN_LOG_LEVEL=${TF_CPP_MIN_LOG_LEVEL:-2}
@@ -55,6 +30,20 @@ run_training() {
             run_job horovodrun --gloo "${placement[@]}" \
                 ${INTERFACE:+--network-interfaces "$INTERFACE"} "${train[@]}"
             ;;
-        *) echo "$script: LAUNCHER must be mpirun, horovodrun or none, not '$LAUNCHER'" >&2; return 2 ;;
+        *) fail "LAUNCHER must be mpirun, horovodrun or none, not '$LAUNCHER'" ;;
     esac
+}
+
+run_mpirun() {
+    local options=("${mpirun_options[@]}" "${pass_on[@]}")
+    if [[ -n ${INTERFACE:-} ]]; then
+        export HOROVOD_GLOO_IFACE=$INTERFACE NCCL_SOCKET_IFNAME=$INTERFACE
+        options+=(-mca btl_tcp_if_include "$INTERFACE" -mca oob_tcp_if_include "$INTERFACE"
+            -x HOROVOD_GLOO_IFACE -x NCCL_SOCKET_IFNAME)
+    fi
+    # An empty value hides the GPUs of all hosts. Under Slurm, each host has its own value.
+    [[ -z ${CUDA_VISIBLE_DEVICES+set} || -n ${SLURM_JOB_ID:-} ]] || options+=(-x CUDA_VISIBLE_DEVICES)
+    [[ -z ${SSH_FLAGS:-} ]] || options+=(-mca plm_rsh_args "$SSH_FLAGS")
+    # shellcheck disable=SC2086  # MPIRUN_FLAGS is a list
+    run_job mpirun "${options[@]}" ${MPIRUN_FLAGS:-} "$@"
 }

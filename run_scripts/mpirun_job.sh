@@ -5,10 +5,10 @@
 # forwards SIGUSR2 immediately and waits. Its own SIGTERM would reach the ranks late, and kill them soon
 # after. SIGUSR1 (save and continue) is forwarded unchanged, and ignored while no job runs. horovodrun only
 # forwards SIGTERM, and SIGUSR1 would kill it: set stop_signal=TERM for it. srun forwards all signals.
-# A second SIGINT is for a job that hangs: it kills the job's process group. The ranks of mpirun are in
-# other process groups, but they end because mpirun, or its daemon on their host, is gone.
-# Returns the job's exit code, or 143 if SIGTERM or SIGHUP stopped the job, 130 for SIGINT, and 140 for
-# SIGUSR2. $stopped_by is this number, or 0, whatever the job returns.
+# A second SIGINT is for a job that hangs: it kills the job's process group. mpirun's ranks have their own
+# groups. They end because mpirun, or its daemon on their host, is gone.
+# Returns the job's exit code, or 143 (SIGTERM, SIGHUP), 130 (SIGINT) or 140 (SIGUSR2) if a signal stopped the
+# job. $stopped_by is this number, or 0, whatever the job returns.
 stopped_by=0
 stop_signal=USR2
 trap : USR1

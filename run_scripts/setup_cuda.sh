@@ -1,16 +1,6 @@
 # shellcheck shell=bash disable=SC2154
 # Sourced by setup.sh: everything that is specific to GPUs (docs/gpu.md).
 
-# Succeeds if the setup is for GPUs by default. An existing .venv decides, because hosts with and without
-# GPUs may share it.
-for_gpus() {
-    if [[ -e .venv ]]; then
-        [[ $(<.venv/.done-packages) == *"[and-cuda]"* ]]
-    else
-        [[ $(nvidia-smi -L 2>/dev/null) == GPU* ]]
-    fi
-}
-
 # Prints the compiler of the host's CUDA toolkit, or nothing.
 host_nvcc() { PATH=${CUDA_HOME:+$CUDA_HOME/bin:}$PATH:/usr/local/cuda/bin command -v nvcc || true; }
 
@@ -22,12 +12,6 @@ need_cuda() {
     driver=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null || true)
     [[ ! $driver =~ ^[0-9]+ ]] || ((BASH_REMATCH >= 580)) ||
         die "the NVIDIA driver $BASH_REMATCH is too old for PyPI's CUDA 13: update it to 580, or install a CUDA 12 toolkit and set CUDA_HOME (docs/gpu.md)"
-}
-
-# TensorFlow 2.21 does not use GPUs unless cuSOLVER is in the directory of the other CUDA libraries.
-link_cusolver() {
-    ln -sf ../../cusolver/lib/libcusolver.so.11 \
-        .venv/lib/python3*/site-packages/nvidia/cuda_runtime/lib
 }
 
 # Sets the environment for building Horovod.

@@ -5,9 +5,8 @@ build_log=.venv/horovod-build.log
 
 # Builds the wheel into .venv/wheels.
 build_horovod() (
-    # The pinned CMake and Ninja are used, so the host's versions do not matter. With gcc >= 13, some of
-    # Horovod's files lack includes. With build isolation, Horovod silently builds without TensorFlow.
-    # Without --quiet, Horovod's setup.py passes make's VERBOSE=1 to Ninja.
+    # With gcc >= 13, some of Horovod's files lack includes. With build isolation, Horovod silently builds
+    # without TensorFlow. Without --quiet, Horovod's setup.py passes make's VERBOSE=1 to Ninja.
     export PATH=$root/.venv/bin:$PATH CMAKE_GENERATOR=Ninja MAKEFLAGS="-j$(nproc)" CXX=${CXX:-g++}
     export CXXFLAGS="-include stdexcept -include string -include cstdint ${CXXFLAGS:-}"
     export HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1
@@ -56,17 +55,12 @@ install_horovod() {
     local key kept
     key=$(wheel_key | sha256sum)
     kept=$cache/horovod/${key%% *}
-    if [[ -d $kept ]]; then
-        say "installing Horovod from $cache"
-        ! try_wheel "$kept"/horovod-*.whl || return 0
-        say "the cached wheel does not load (see $build_log)"
+    if [[ -d $kept ]] && try_wheel "$kept"/horovod-*.whl; then
+        return
     fi
     [[ $USE_GPU == 0 || -n $nvcc ]] || install nvidia-cuda-nvcc nvidia-cuda-cccl
     say "building Horovod with $mpi (about 2 minutes on 2 cores)"
-    build_horovod || {
-        grep -E 'error:|Error' $build_log | head -n 8 >&2 || true
-        die "Horovod did not build; see $build_log"
-    }
+    build_horovod || die "Horovod did not build: $(grep -m 1 -E 'error:|Error' $build_log) (see $build_log)"
     try_wheel .venv/wheels/horovod-*.whl || die "Horovod does not load; see the end of $build_log"
     keep .venv/wheels/horovod-*.whl "$kept" 2>>$build_log ||
         say "the wheel could not be kept in $cache; the next checkout builds it again"

@@ -4,17 +4,14 @@
 #
 #   run_scripts/test.sh                         everything except the tests marked soak
 #   run_scripts/test.sh tests/unit -k batches   arguments go to pytest
-#   run_scripts/test.sh -n 2 --dist loadscope tests/faults   two modules at a time, as without arguments
 #   run_scripts/test.sh -m soak -s              the long tests: 50 rounds of kill and resume, two hosts,
 #       Slurm, all variants of each fault, and 300 steps of each config (-k "not 300_steps" skips these)
 #
-# Environment: PTB_ARCHIVE, the PTB .tgz. Without it, the tests that need PTB are skipped.
-#   TMPDIR, a directory that allows execution (/tmp). SOAK_ROUNDS (50); SOAK_SEED repeats a failed soak,
-#   which prints its seed.
-# Cost: 10 minutes on 2 cores, plus the setup (see setup.sh) the first time. The long tests take half an
-#   hour, and the 300 steps take two hours. The long tests need root. Two hosts also need iproute2 and
-#   openssh-server, Slurm needs slurm-wlm, munge and libpmix-dev, and shared searches need postgresql.
-#   Otherwise they are skipped.
+# Environment: PTB_ARCHIVE, the PTB .tgz, without which some tests are skipped; TMPDIR (/tmp), which must allow
+#   execution; SOAK_ROUNDS (50); SOAK_SEED, to repeat a failed soak, which prints its seed.
+# Cost: 10 minutes on 2 cores, plus the setup the first time. The long tests take half an hour, and the 300
+#   steps two hours. The long tests need root, and iproute2 and openssh-server (two hosts), slurm-wlm, munge
+#   and libpmix-dev (Slurm), or postgresql (shared searches). Otherwise they are skipped.
 # Result: exit code 0 if all tests pass.
 set -euo pipefail
 scripts=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")

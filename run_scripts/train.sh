@@ -11,8 +11,7 @@
 #   LAUNCHER      mpirun (default); horovodrun (Gloo instead of MPI: 2 to 4 times slower exchange, and
 #                 SIGUSR1 does not save); none (one process)
 #   NP            number of ranks (default: all slots of HOSTS, otherwise 2)
-#   HOSTS         host:slots,...; or HOSTFILE, a file with one line "host slots=N" per host. NP is
-#                 required with HOSTFILE.
+#   HOSTS         host:slots,...; or HOSTFILE, a file with one line "host slots=N" per host, and NP
 #   INTERFACE     network interface between the hosts, such as eth0. Open MPI's own choice fails if the
 #                 hosts have interfaces with equal private addresses, such as docker0.
 #   SSH_FLAGS     more options for ssh (mpirun only)

@@ -5,27 +5,20 @@
 #   OUTPUT_DIR=runs/a HOSTS=host1:1,host2:1 run_scripts/train_resilient.sh
 #   OUTPUT_DIR=runs/a NP=2 run_scripts/train_resilient.sh      2 ranks on this host
 #
-# Arguments go to lm.train. Environment, besides CONFIG, HOSTS, INTERFACE, SSH_FLAGS and MPIRUN_FLAGS
-# (see train.sh):
+# Environment, besides CONFIG, HOSTS, INTERFACE, SSH_FLAGS and MPIRUN_FLAGS of train.sh:
 #   OUTPUT_DIR       the run's directory; required
 #   DISCOVER_HOSTS   a program that prints the available hosts, one host:slots per line, like Horovod
-#                    Elastic's discovery script. It runs before each start. It must list the host
-#                    with OUTPUT_DIR first, because only rank 0 reads and writes this directory.
+#                    Elastic's discovery script. It runs before each start, and must list the host with
+#                    OUTPUT_DIR first, because only rank 0 uses this directory.
 #   NP               the largest number of ranks (default: all slots; without hosts, 1)
-#   MAX_RESTARTS     restarts without progress before giving up (10)
-#   BACKOFF          seconds before the first restart; doubled each time, up to 5 minutes (5). A new
-#                    checkpoint resets both counts.
+#   MAX_RESTARTS     restarts without a new checkpoint before giving up (10)
+#   BACKOFF          seconds before the first restart (5); doubled each time, up to 5 minutes
 #   PYTHON           the Python of the ranks (default: .venv's, at the same path on all hosts)
-# Cost: that of the training. Result: exit code 0 when the training is done; 2 for a mistake in the
-#   command line or in these variables, which a restart cannot fix; after a signal as train.sh;
-#   otherwise the code of the last attempt.
+# Result: exit code 0 when the training is done; 2 for a mistake in the command line or in these variables,
+#   which a restart cannot fix; after a signal as train.sh; otherwise the code of the last attempt.
 set -euo pipefail
 # shellcheck source=run_scripts/launch.sh
 source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/launch.sh"
-fail() {
-    echo "train_resilient: $1" >&2
-    exit 2
-}
 [[ -n ${OUTPUT_DIR:-} ]] || fail "set OUTPUT_DIR to the directory of the run"
 python=${PYTHON:-$python}
 command -v "$python" >/dev/null || fail "$python is missing: run run_scripts/setup.sh, or set PYTHON"
@@ -56,8 +49,7 @@ checkpoints() {
     { find "$OUTPUT_DIR/checkpoints/" -maxdepth 1 -name 'step-*' 2>/dev/null || true; } | sort
 }
 
-restarts=0 code=1
-backoff=${BACKOFF:-5}
+restarts=0 code=1 backoff=${BACKOFF:-5}
 while true; do
     before=$(checkpoints)
     if choose_hosts; then

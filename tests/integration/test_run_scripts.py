@@ -171,7 +171,7 @@ def test_relative_paths_in_variables_refer_to_the_users_directory(launch, tmp_pa
         f" {user}/../user/python -m lm.train --config config_small --output_dir {user}/a --resume "
         in said
     )
-    assert said.startswith("-np 3 -H host1:3 ")
+    assert " -np 3 -H host1:3 " in said
     for given, meant in {
         "mine.py": f"{user}/mine.py", "a/b.py": f"{user}/a/b.py", "/c.py": "/c.py", "d": "d"
     }.items():  # fmt: skip
@@ -194,7 +194,7 @@ def test_named_or_hidden_gpus_apply_to_all_hosts(launch, name):
 def test_hostfile_and_interface(launch, tmp_path):
     env = {"HOSTFILE": "hosts.txt", "NP": "3", "INTERFACE": "eth0"}
     said = launch("train.sh", **env).stdout
-    assert f"-np 3 -hostfile {tmp_path}/hosts.txt " in said
+    assert f" -np 3 -hostfile {tmp_path}/hosts.txt " in said
     assert " -mca btl_tcp_if_include eth0 -mca oob_tcp_if_include eth0 " in said
     env["LAUNCHER"] = "horovodrun"
     said = launch("train.sh", others={"horovodrun": 'echo "$@"'}, **env).stdout

@@ -105,6 +105,7 @@ def test_a_killed_search_is_resumed_and_its_best_config_can_be_trained(project, 
     ],
 )
 def test_the_script_sets_no_space_for_config_files_with_suggest(project, env, space):
+    (project / ".venv").unlink()  # a link to this Python environment
     python = project / ".venv/bin/python"
     python.parent.mkdir(parents=True)
     python.write_text("#!/bin/sh\nprintf '%s\\n' \"$@\"\n")

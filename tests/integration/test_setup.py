@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 REAL_PYTHON = os.path.realpath(sys.executable)
 # The tools that setup.sh needs before the first step.
-HOST_TOOLS = "bash cat cksum dirname flock readlink rm sed sort tail touch uname".split()
+HOST_TOOLS = "bash cat cksum dirname flock head readlink rm sed sort tail touch uname".split()
 NO_COMPILER = "setup: no C++ compiler (g++): install g++"
 
 
@@ -188,8 +188,9 @@ def test_a_pip_configured_with_user_installs_into_the_environment(project, host,
     "files, message",
     [
         ({}, "the installation into .venv was interrupted: delete .venv"),
-        ({".done-packages": "x", ".installing": ""}, "was interrupted: delete .venv"),
-        ({".done-packages": "an older MPI\n"}, ".venv was made for 'an older MPI', not for '1 | "),
+        ({".done-base": "x", ".installing": ""}, "was interrupted: delete .venv"),
+        ({".done-base": "an older MPI\n"}, ".venv was made for 'an older MPI', not for '1 | "),
+        ({".done-base": "x", "choices.sh": ': "${TENSORFLOW_VERSION:=2.18.1}"'}, "flow==2.18.1"),
     ],
 )
 def test_an_unusable_venv_is_one_line_and_is_kept(project, host, files, message):
