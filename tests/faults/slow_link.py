@@ -1,8 +1,8 @@
 """A slow network between the two hosts of two_hosts.sh: python slow_link.py MBIT_PER_S MICROSECONDS
 
-It takes the place of their cable until it is killed. Each direction is a queue of its own, as on a
-real line: a packet leaves when those before it have, and arrives so many microseconds later.
-(`tc netem` does the same, where the kernel has it.)
+This program replaces their cable until it is killed. Each direction has a queue, as on a real line:
+a packet leaves after the packets before it, and arrives after the latency in microseconds. If the
+kernel has `tc netem`, it does the same.
 """
 
 import collections
@@ -21,7 +21,7 @@ _PR_SET_TIMERSLACK = 29
 
 
 def open_device(host: int) -> int:
-    """Move a host's address to a device whose packets this process carries; returns its file."""
+    """Move a host's address to a device whose packets this process carries; return the device."""
     file = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
     name, namespace = f"lmslow{host}", f"lmhost{host}"
     fcntl.ioctl(file, _TUNSETIFF, struct.pack("16sH22x", name.encode(), _IFF_TUN | _IFF_NO_PI))
@@ -36,8 +36,8 @@ def open_device(host: int) -> int:
 
 
 def main(megabits: float, microseconds: float) -> None:
-    """Carry packets for ever."""
-    # Sleeps end 50 us late by default. To spin instead would take a core from the ranks.
+    """Carry packets forever."""
+    # By default, sleeps end 50 us late. Spinning instead would use a core of the ranks.
     ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
     devices = [open_device(1), open_device(2)]
     seconds_per_byte, latency = 8e-6 / megabits, microseconds * 1e-6

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # A Slurm cluster on one machine: a controller and two nodes, n1 and n2, one daemon each.
 #
-#   slurm.sh up DIR             starts them; all they write goes to DIR
+#   slurm.sh up DIR             starts the daemons, which write to DIR
 #   slurm.sh start DIR NODE     starts the daemon of a node again
 #   slurm.sh down DIR           ends the jobs and the daemons
 #
-# With SLURM_CONF=DIR/slurm.conf sbatch, scontrol and so on speak to this cluster.
-# Needs root, munge and slurm-wlm; for srun --mpi=pmix also libpmix-dev, whose libpmix.so Slurm loads.
+# With SLURM_CONF=DIR/slurm.conf, Slurm's commands use this cluster.
+# Needs root, munge and slurm-wlm; srun --mpi=pmix also needs libpmix-dev.
 set -euo pipefail
 action=$1 dir=$2
 export SLURM_CONF=$dir/slurm.conf
@@ -17,17 +17,17 @@ ClusterName=lm
 SlurmctldHost=$(hostname)
 SlurmctldPort=17000
 SlurmUser=root
-# A requeued job waits for as long as credentials are valid: 120 s, if one does not say.
+# A requeued job waits until credentials expire. The default is 120 s.
 AuthInfo=socket=$dir/munge.socket,cred_expire=10
 StateSaveLocation=$dir/state
 SlurmctldPidFile=$dir/slurmctld.pid
 SlurmctldLogFile=$dir/slurmctld.log
 SlurmdSpoolDir=$dir/spool-%n
-# Where a node's PMIx server and its ranks meet.
+# The PMIx server of a node and its ranks communicate here.
 TmpFS=$dir/tmp-%n
 SlurmdPidFile=$dir/slurmd-%n.pid
 SlurmdLogFile=$dir/slurmd-%n.log
-# No control groups: the machine may itself be a container. Tasks are bound to their cores.
+# No control groups, because the machine may be a container. Tasks are bound to their cores.
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/affinity
 SelectType=select/cons_tres
@@ -48,7 +48,7 @@ up() {
     configure
     dd if=/dev/urandom of="$dir/munge.key" bs=1024 count=1 status=none
     chmod 400 "$dir/munge.key"
-    # --force: others need not reach the socket, since all is root's.
+    # --force: only root uses the socket.
     munged --force --socket "$dir/munge.socket" --key-file "$dir/munge.key" \
         --pid-file "$dir/munged.pid" --log-file "$dir/munged.log" --seed-file "$dir/munge.seed"
     slurmctld
@@ -61,7 +61,7 @@ up() {
 
 down() {
     local pid_file pid
-    # The steps' own daemons outlive slurmd.
+    # The daemons of job steps outlive slurmd.
     scancel --user=root || true
     for pid_file in "$dir"/{slurmd-n1,slurmd-n2,slurmctld,munged}.pid; do
         pid=$(cat "$pid_file" 2>/dev/null) && kill "$pid" || continue

@@ -1,4 +1,4 @@
-"""A real Slurm of two nodes on one machine (see slurm.sh)."""
+"""train_slurm.sbatch in a real Slurm cluster of two nodes on one machine (see slurm.sh)."""
 
 import contextlib
 import os
@@ -75,7 +75,7 @@ class SlurmJob:
         self.wait_for(lambda: self.fact("Restarts") == str(count))
 
     def ends(self) -> tuple[str, str]:
-        """Wait for the end; returns state and exit code. No process may be left of the job."""
+        """Wait for the end; returns state and exit code. Fails if a process of the job is left."""
         over = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
         self.wait_for(lambda: self.fact("JobState") in over)
         self.wait_for(lambda: not marked_processes(self._mark), timeout=10)
@@ -85,21 +85,21 @@ class SlurmJob:
         self.slurm("scontrol", "update", f"JobId={self.id}", f"TimeLimit={minutes}")
 
     def kill(self, variable):
-        """SIGKILL to the processes with this in their environment."""
+        """Send SIGKILL to the processes with this variable in their environment."""
         for pid in marked_processes(self._mark):
             variables = pathlib.Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
             if variable.encode() in variables:
                 os.kill(pid, signal.SIGKILL)
 
     def remove(self):
-        with contextlib.suppress(subprocess.CalledProcessError):  # it has ended
+        with contextlib.suppress(subprocess.CalledProcessError):  # the job has ended
             self.slurm("scancel", self.id)
         kill_marked(self._mark)
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
-    """The directory of a running Slurm."""
+    """The directory of a running Slurm cluster."""
     if os.geteuid() != 0:
         pytest.skip("needs root for Slurm's daemons")
     if not all(map(shutil.which, ("munged", "slurmctld", "slurmd", "sbatch"))):
@@ -116,7 +116,7 @@ def cluster(tmp_path_factory):
 
 @pytest.fixture
 def submit(cluster, corpora, tmp_path):
-    """Submit a job with flags of lm.train; it is cancelled when the test ends."""
+    """Submit jobs with flags of lm.train. They are cancelled when the test ends."""
     jobs = []
 
     def submit_job(*flags, **options):
@@ -135,9 +135,7 @@ def assert_is_the_run_of_one_process(start, job, tmp_path):
 
 
 @both_launchers
-def test_a_job_trains_on_two_nodes_also_after_the_death_of_a_rank(
-    start, submit, tmp_path, launcher
-):
+def test_a_job_resumes_after_the_death_of_a_rank(start, submit, tmp_path, launcher):
     job = submit(*WHOLE, LAUNCHER=launcher, sbatch=["--cpus-per-task", 2])
     job.wait_for(lambda: saved_steps(job.output_dir))
     job.kill("PMIX_RANK=1")
@@ -145,11 +143,11 @@ def test_a_job_trains_on_two_nodes_also_after_the_death_of_a_rank(
     assert job.ends() == ("COMPLETED", "0")
     started, resumed = events(job.output_dir, "start")
     assert (started["world_size"], started["backend"]) == (2, "MPI")
-    assert resumed["intra_op_threads"] == [2, 2]  # the cores of a task, not one of them
+    assert resumed["intra_op_threads"] == [2, 2]  # all cores of a task
     assert_is_the_run_of_one_process(start, job, tmp_path)
 
 
-def test_a_job_goes_on_when_a_dead_node_is_back(start, submit, cluster, tmp_path):
+def test_a_job_resumes_when_a_dead_node_returns(start, submit, cluster, tmp_path):
     job = submit(*WHOLE)
     job.wait_for(lambda: saved_steps(job.output_dir))
     os.kill(int(pathlib.Path(cluster, "slurmd-n2.pid").read_text()), signal.SIGKILL)
@@ -172,13 +170,13 @@ def drained_node(job):
         job.slurm("scontrol", "update", "NodeName=n2", "State=RESUME")
 
 
-def test_a_job_waits_for_a_drained_node_and_goes_on(start, submit, tmp_path):
+def test_a_job_waits_for_a_drained_node_and_resumes(start, submit, tmp_path):
     job = submit(*WHOLE)
     job.wait_for_step(10)
     with drained_node(job):
         job.wait_for_step(20)
         assert job.fact("JobState") == "RUNNING"
-        # What the time limit sends.
+        # The signal of the time limit.
         job.slurm("scancel", "--batch", "--signal=USR2", job.id)
         job.wait_for(lambda: "DRAINED" in job.fact("Reason"))
         step = last_step(job.output_dir)
@@ -189,14 +187,14 @@ def test_a_job_waits_for_a_drained_node_and_goes_on(start, submit, tmp_path):
 
 
 @both_launchers
-def test_the_time_limit_requeues_a_job_so_often_and_no_more(submit, launcher):
+def test_the_time_limit_requeues_a_job_at_most_max_requeues_times(submit, launcher):
     job = submit(*ENDLESS, LAUNCHER=launcher, MAX_REQUEUES="1")
     step = 0
     for restarts in (0, 1):
         job.wait_for_restart(restarts)
         job.set_time_limit(60)
         job.wait_for_step(step + 10)
-        # The script's warning, 120 s before, is due; Slurm looks twice a minute.
+        # The signal 120 s before the limit is due. Slurm checks twice a minute.
         job.set_time_limit(2)
         job.wait_for(lambda n=restarts: job.console().count("which is saved") > n)
         step = last_step(job.output_dir)
@@ -207,14 +205,14 @@ def test_the_time_limit_requeues_a_job_so_often_and_no_more(submit, launcher):
 
 
 @both_launchers
-def test_a_job_that_is_preempted_is_saved_and_comes_back(start, submit, tmp_path, launcher):
+def test_a_preempted_job_is_saved_and_requeued(start, submit, tmp_path, launcher):
     job = submit(*WHOLE, "--checkpoint_every_steps", 10**6, LAUNCHER=launcher)
     job.wait_for_step(10)
     others = ("--partition", "urgent", "--nodes", 2, "--output", "/dev/null", "--wrap", "true")
     job.slurm("sbatch", "--exclusive", *others)
     job.wait_for_restart(1)
     told = job.slurm("scontrol", "show", "job", job.id)
-    assert " PreemptTime=2" not in told  # so that a later scancel ends it
+    assert " PreemptTime=2" not in told  # otherwise scancel would requeue the job later
     step = last_step(job.output_dir)
     assert saved_steps(job.output_dir)[-1] == step < 250
     assert job.ends() == ("COMPLETED", "0")
@@ -222,7 +220,7 @@ def test_a_job_that_is_preempted_is_saved_and_comes_back(start, submit, tmp_path
 
 
 @both_launchers
-def test_a_cancelled_job_is_saved_and_stays_away(submit, launcher):
+def test_a_cancelled_job_is_saved_and_not_requeued(submit, launcher):
     job = submit(*ENDLESS, "--checkpoint_every_steps", 10**6, LAUNCHER=launcher)
     job.wait_for_step(10)
     job.slurm("scancel", job.id)

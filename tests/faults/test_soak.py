@@ -1,5 +1,5 @@
-"""The long one: killed again and again at random moments, and resumed on other numbers of ranks,
-a run ends as one of one rank that was never stopped."""
+"""A long test: a run is killed at random moments and resumed on random numbers of ranks. It ends
+like a run of one rank that was never stopped."""
 
 import os
 import random
@@ -11,7 +11,7 @@ import pytest
 from tests.faults.jobs import events, final_tensors, last_step, losses, run
 
 ROUNDS = int(os.environ.get("SOAK_ROUNDS", "50"))
-NUM_RANKS = (1, 2, 4, 8)  # of each round, by chance
+NUM_RANKS = (1, 2, 4, 8)  # each round chooses one
 FLAGS = (
     "--hidden_size", 16, "--keep_prob", 0.7, "--batch_size", 50, "--num_epochs", 10,
     "--checkpoint_every_steps", 40,
@@ -29,11 +29,11 @@ def test_kill_and_resume_many_times(start, tmp_path):
     for turn in range(ROUNDS):
         num_ranks = chance.choice(NUM_RANKS)
         job = start(resumed, *FLAGS, "--resume", num_ranks=num_ranks)
-        # Each round may end anywhere between the last checkpoint and an even share of the run.
+        # Spread the rounds evenly over the run.
         target = min(last * (turn + 1) // (ROUNDS + 1), last - 1)
         job.wait_for_step(max(target, 1))
         time.sleep(chance.uniform(0, 0.3))  # between steps, in a save, in an evaluation
-        # A rank, or mpirun, which of one rank is that rank.
+        # A rank, or mpirun. With one rank, they are the same process.
         pid = chance.choice([*job.ranks(), job.process.pid])
         started = time.monotonic()
         os.kill(pid, signal.SIGKILL)

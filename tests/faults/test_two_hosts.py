@@ -30,7 +30,7 @@ FLAGS = ("--hidden_size", 16, "--noeval", "--max_steps", 250, "--checkpoint_ever
 
 @pytest.fixture
 def hosts(tmp_path):
-    """Call it with cut, mend, or run and a command."""
+    """Return the command line of two_hosts.sh for an action (cut, mend, or run and a command)."""
     directory = str(tmp_path / "hosts")
     os.mkdir(directory)
 
@@ -64,23 +64,23 @@ def launcher(hosts, slots=1):
     ]  # fmt: skip
 
 
-def test_four_ranks_on_two_hosts_are_as_one_bit_for_bit(start, hosts, tmp_path):
-    # Weights of more than 64 KB are added up by another algorithm than those of fewer.
-    flags = (*FLAGS, "--hidden_size", 128, "--keep_prob", 0.7, "--checkpoint_every_steps", 50)
+def test_four_ranks_on_two_hosts_are_bitwise_identical_to_one(start, hosts, tmp_path):
+    # Weights of more than 64 KB are exchanged by a different algorithm.
+    flags = (*FLAGS, "--hidden_size", 128, "--keep_prob", 0.7)
     run(start, tmp_path / "run", *flags, launcher=launcher(hosts, slots=2))
     run(start, tmp_path / "alone", *flags)
     assert losses(tmp_path / "run") == losses(tmp_path / "alone")
     assert final_tensors(tmp_path / "run") == final_tensors(tmp_path / "alone")
 
 
-def test_unlike_hosts_with_nothing_in_common_train_and_are_told_apart(start, hosts, tmp_path):
-    """Other instruction sets, numbers of cores, homes and paths; one command for both."""
+def test_hosts_that_differ_in_everything_train_together(start, hosts, tmp_path):
+    """They have different instruction sets, core counts, home directories and paths."""
     if count_cores() < 2 or not kernels.available():
         pytest.skip("needs two cores and the compiled ops")
     homes = [tmp_path / "home1", tmp_path / "home2"]
     for home in homes:
         home.mkdir()
-    host = tmp_path / "host.sh"  # what is so on each host by itself; and a shell, as in the docs
+    host = tmp_path / "host.sh"  # the settings of each host; and a shell, as in the docs
     host.write_text(
         "#!/bin/bash\nif [[ $(hostname) == lmhost1 ]]; then\n"
         f"  export HOME={homes[0]} LM_KERNELS_ISA=avx2\nelse\n"
@@ -90,7 +90,7 @@ def test_unlike_hosts_with_nothing_in_common_train_and_are_told_apart(start, hos
     host.chmod(0o755)
     flags = ("--config", "config_test", "--data_path", "$HOME/corpora", "--hidden_size", 16)
     flags += ("--noeval", "--checkpoint_every_steps", 10, "--resume")
-    for steps in (20, 40):  # resumed, too
+    for steps in (20, 40):  # the second job resumes
         job = start(
             "$HOME/run", *flags, "--max_steps", steps, config=False,
             launcher=[*launcher(hosts), host],
@@ -105,7 +105,7 @@ def test_unlike_hosts_with_nothing_in_common_train_and_are_told_apart(start, hos
     assert (many, few) == (count_cores(), count_cores() // 2)
     threads = "inside an operation, 1 operation at a time on rank"
     assert f"threads     {many} {threads} 0; {few} {threads} 1: the fastest wait" in output
-    if machine.has("avx2"):  # else there is one instruction set only
+    if machine.has("avx2"):  # otherwise both hosts use the same instruction set
         assert re.search(r"compiled ops for avx2\b.* on rank 0; .*generic\b.* on rank 1: ", output)
         assert "exact       no: the ranks' compiled ops differ" in output
 
@@ -138,7 +138,7 @@ def test_a_cut_network_ends_the_job_and_it_resumes(start, hosts, tmp_path):
     assert final_tensors(tmp_path / "run") == final_tensors(tmp_path / "alone")
 
 
-def test_the_resilient_script_goes_on_without_the_lost_host(start, hosts, corpora, tmp_path):
+def test_the_resilient_script_continues_without_the_lost_host(start, hosts, corpora, tmp_path):
     discover = tmp_path / "discover.sh"
     discover.write_text(
         "#!/bin/bash\necho lmhost1:1\n"

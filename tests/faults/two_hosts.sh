@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # Two hosts on one machine: network namespaces, each with its own host name and sshd.
 #
-#   two_hosts.sh up DIR      makes lmhost1 and lmhost2; keys, logs and process ids go to DIR
+#   two_hosts.sh up DIR      creates lmhost1 and lmhost2; keys, logs and process ids go to DIR
 #   two_hosts.sh run DIR HOST COMMAND...      runs a command in a host
-#   two_hosts.sh cut|mend DIR                 takes the cable out, or puts it back
-#   two_hosts.sh down DIR                     ends and removes them
+#   two_hosts.sh cut|mend DIR                 unplugs or plugs in the network cable
+#   two_hosts.sh down DIR                     stops and removes the hosts
 #
-# Needs root, iproute2 and openssh-server. As on any host, ssh finds a PATH there without .venv.
+# Needs root, iproute2 and openssh-server. As usual, PATH does not include .venv over ssh.
 set -euo pipefail
 action=$1 dir=$2
 hosts=(lmhost1 lmhost2)
@@ -54,14 +54,14 @@ wait_for_ssh() {
 in_host() {
     local host=$1
     shift
-    # nsenter leaves us in "/", where Python would find another lm, or none.
+    # nsenter changes to "/", where Python does not find lm.
     nsenter -t "$(<"$dir/$host.pid")" --net --uts --mount \
         bash -c 'cd "$0" && exec "$@"' "$PWD" "$@"
 }
 
 down() {
     for host in "${hosts[@]}"; do
-        # Everything that runs in the namespace, and nothing else.
+        # Kill everything in the namespace.
         ip netns pids "$host" 2>/dev/null | xargs -r kill -9 || true
         ip netns del "$host" 2>/dev/null || true
     done
@@ -74,6 +74,6 @@ up)
     ;;
 run) shift 2 && in_host "$@" ;;
 cut) ip -n lmhost2 link set lmveth2 down ;;
-mend) ip -n lmhost2 link set lmveth2 up && wait_for_ssh ;; # a route is back a while later
+mend) ip -n lmhost2 link set lmveth2 up && wait_for_ssh ;; # the route returns with a delay
 down) down ;;
 esac
