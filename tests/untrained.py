@@ -12,9 +12,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from lm import run_files
-from lm.checkpoint import format as checkpoint
-from lm.checkpoint import manifest
-from lm.checkpoint.manifest import Manifest
+from lm.checkpoint import store
 from lm.config import Config
 from lm.config_file import load_config_file
 from lm.data.batches import Rows
@@ -62,17 +60,17 @@ def write_run(
     for name in weights:
         if name.endswith("bias"):  # zero at first; a wrong one must show
             weights[name] = biases.normal(size=weights[name].shape).astype(np.float32)
-    facts = Manifest(
-        step=7, epoch=1, steps_per_epoch=10, world_size=1, record=record, position={},
-        weights=tuple(weights), valid_perplexity=100.0,
+    facts = store.Manifest(
+        step=7, world_size=1, record=record, progress={}, weights=tuple(weights),
+        valid_perplexity=100.0,
     )  # fmt: skip
-    checkpoint.save(str(directory), weights, facts)
+    store.save(str(directory), weights, facts)
 
 
 def rewrite_manifest(checkpoint_dir: os.PathLike, change: Callable[[dict], object]) -> None:
     """Let a function change the manifest of a checkpoint; its checksum fits again."""
-    path = pathlib.Path(checkpoint_dir, manifest.NAME)
+    path = pathlib.Path(checkpoint_dir, store.MANIFEST)
     content = json.loads(path.read_text())
     del content["checksum"]
     change(content)
-    path.write_text(json.dumps({**content, "checksum": manifest._checksum(content)}))
+    path.write_text(json.dumps({**content, "checksum": store._checksum(content)}))

@@ -1,7 +1,5 @@
-"""What a run leaves on disk so that it can go on, or be used, after anything that may happen.
+"""Checkpoints: how a run survives a fault, and how its weights are used later.
 
-`writer` saves checkpoints in the background, and `run_dir.open_run_dir` finds the one to resume
-from. `format` writes and reads the files of one checkpoint, `manifest` says what they hold,
-`verification` whether they are whole, `choice` which of a run to use or to keep, and `variables`
-moves arrays in and out of a session.
+`store` writes, verifies, finds and prunes the checkpoints of a run. `run_dir` opens the directory
+of a run and finds the checkpoint to resume from. `variables` copies arrays from a session and back.
 """

@@ -1,4 +1,4 @@
-"""The directory of a run: one job at a time, and never a second run over a first one."""
+"""The directory of a run: used by one job at a time, and never by a second run."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ import os
 import pathlib
 import tempfile
 import time
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 from lm import run_files
-from lm.checkpoint import choice
-from lm.checkpoint import format as checkpoint
-from lm.checkpoint import manifest as manifests
+from lm.checkpoint import store
 from lm.config import Config, RunOptions
 from lm.errors import RunError, UserError, error_class
 from lm.files import locked, write_atomically
@@ -26,19 +24,13 @@ logger = logging.getLogger("lm")
 
 
 class RunDir(NamedTuple):
-    """A directory that this process alone may write to, and where its run goes on."""
+    """The directory of a run, which only this process may write to."""
 
     path: str
-    checkpoint_dir: Optional[str]  # to resume from; None starts afresh
+    checkpoint: str | None  # the checkpoint to resume from; None starts a new run
 
-    def forget_after(self, step: int, epochs_done: int) -> None:
-        """Have each event and each checkpoint of the steps that will be done again exactly once.
-
-        Raises:
-          RunError: A checkpoint that could not be read is still in its place.
-        """
-        if self.checkpoint_dir:
-            choice.set_aside_unread(self.path, self.checkpoint_dir)
+    def drop_events_after(self, step: int, epochs_done: int) -> None:
+        """Remove the events of steps that will be done again, so that each event occurs once."""
         path = _metrics(self.path)
         with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
             lines = file.readlines()
@@ -59,8 +51,8 @@ def open_run_dir(
       stack: Releases the directory when it is closed.
 
     Raises:
-      UserError: It cannot be written, it holds a run already, or what it holds cannot be resumed.
-      RunError: Another job uses it, or it fails in a way that may pass.
+      UserError: If the directory cannot be written, already holds a run, or cannot be resumed.
+      RunError: If another job uses the directory, or if the disk fails.
     """
     output_dir, resume = options.output_dir, options.resume
     if resume and not output_dir:
@@ -71,43 +63,46 @@ def open_run_dir(
     try:
         stack.enter_context(locked(os.path.join(path, run_files.LOCK)))
     except BlockingIOError:
-        # Not a UserError: after a crash it may be the last of the old job, and pass.
+        # Not a UserError: after a crash, the old job may still be ending.
         raise RunError(f"another job is using output_dir {path}") from None
     if not resume:
-        if checkpoint.list_checkpoints(path) or os.path.exists(_metrics(path)):
+        if store.list_checkpoints(path) or os.path.exists(_metrics(path)):
             raise UserError(
                 f"output_dir {path} already holds a run: continue it with --resume, or choose"
                 " another one"
             )
         return RunDir(path, None)
-    checkpoint.remove_temporary(path)
-    checkpoint_dir = choice.newest(path)
-    if checkpoint_dir:
-        _check_resumable(checkpoint_dir, config, options, record)
-    else:
-        _check_new(path)
-    return RunDir(path, checkpoint_dir)
+    store.remove_temporary(path)
+    checkpoint = store.find_newest(path)
+    if checkpoint:
+        _check_resumable(checkpoint, config, options, record)
+    elif has_checkpoints(path):  # they are on a disk that is not mounted, for example
+        raise RunError(
+            f"{path} has had checkpoints, and has none now: put them back, or remove"
+            f" {run_files.RUN} there to start again"
+        )
+    return RunDir(path, checkpoint)
 
 
-def _make(output_dir: Optional[str], name: str) -> str:
+def _make(output_dir: str | None, name: str) -> str:
     path = output_dir or os.path.join("runs", f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")
     for place in (os.path.join(path, run_files.CHECKPOINTS), path, *pathlib.Path(path).parents):
         if os.path.islink(place) and not os.path.exists(place):
-            raise RunError(f"{place} leads nowhere: mount what it is on, or remove it")
+            raise RunError(f"{place} is a broken symlink; mount its target or remove it")
     try:
         if output_dir:
             os.makedirs(path, exist_ok=True)
         else:
             path = _make_new(path)
         for place in filter(os.path.exists, (path, os.path.join(path, run_files.CHECKPOINTS))):
-            tempfile.TemporaryFile(dir=place).close()  # found out now, not after the first epoch
+            tempfile.TemporaryFile(dir=place).close()  # fail now, not after the first epoch
     except OSError as error:
         raise error_class(error)(f"cannot write to output_dir {path}: {error.strerror}") from error
     return path
 
 
 def _make_new(stem: str) -> str:
-    """Make a directory that no other run has, also of those that start in the same second."""
+    """Create a new directory, even if several runs start in the same second."""
     path, number = stem, 1
     while True:
         try:
@@ -126,24 +121,11 @@ def _remove_unused(path: str) -> None:
             os.rmdir(path)
 
 
-def _check_new(path: str) -> None:
-    """Do not take for a run that has yet to begin one whose checkpoints cannot be seen.
-
-    Raises:
-      RunError: It is one; a disk that is not mounted may come back.
-    """
-    if has_checkpoints(path):
-        raise RunError(
-            f"{path} has had checkpoints, and has none now: put them back, or remove"
-            f" {run_files.RUN} there to start again"
-        )
-
-
 def _check_resumable(
-    checkpoint_dir: str, config: Config, options: RunOptions, record: RunRecord
+    checkpoint: str, config: Config, options: RunOptions, record: RunRecord
 ) -> None:
-    manifest = manifests.read(checkpoint_dir)
-    # A field that the class has got since then had its default.
+    manifest = store.read_manifest(checkpoint)
+    # Fields that a config file's class has gained since then had their defaults.
     begun = {**defaults(type(config)), **manifest.record.config}
     before = dataclasses.replace(manifest.record, config=begun)
     decides = config.follows_validation or options.follows_validation
@@ -157,7 +139,7 @@ def _check_resumable(
         logger.warning(
             "%s was saved when the ranks' weights had diverged: all ranks continue with the weights"
             " of rank 0; to continue from an older checkpoint, move this one away",
-            checkpoint_dir,
+            checkpoint,
         )
 
 
@@ -187,7 +169,7 @@ def _explain(difference: Difference, record: RunRecord) -> str:
 
 
 def _is_before(line: bytes, step: int, epochs_done: int) -> bool:
-    if not line.endswith(b"\n"):  # cut off when the job was killed
+    if not line.endswith(b"\n"):  # the job was killed while it wrote the line
         return False
     try:
         event = json.loads(line)
@@ -195,7 +177,7 @@ def _is_before(line: bytes, step: int, epochs_done: int) -> bool:
             return event["epoch"] <= epochs_done
         return event["event"] not in ("test", "end") and event.get("step", 0) <= step
     except (ValueError, KeyError, TypeError, AttributeError):
-        return False  # no event
+        return False  # not an event
 
 
 def _metrics(path: str) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, Optional
 
 from lm import kernels
-from lm.checkpoint import manifest
+from lm.checkpoint import store
 from lm.config_file import BUILT_IN, NetworkFunctions
 from lm.distributed.agreement import check_agreement, platform_facts, raise_on_all_ranks
 from lm.distributed.communicator import Communicator
@@ -92,7 +92,7 @@ def _facts(run: Run, texts: Sequence[Text]) -> dict[str, Any]:
     """Return what must be the same on all ranks, by name."""
     return {
         **dataclasses.asdict(run.config),
-        "checkpoint": manifest.read(run.checkpoint).files,
+        "checkpoint": store.read_manifest(run.checkpoint).files,
         "config file (SHA-256)": run.functions.sha256,
         "vocabulary": run.vocabulary.checksum,
         "tokens": [len(text.ids) for text in texts],

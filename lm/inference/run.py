@@ -7,7 +7,7 @@ import os
 from typing import NamedTuple
 
 from lm import run_files
-from lm.checkpoint import choice, manifest
+from lm.checkpoint import store
 from lm.config import Config
 from lm.config_file import BUILT_IN, NetworkFunctions
 from lm.data.vocabulary import Vocabulary
@@ -61,7 +61,7 @@ def open_run(
     used = dataclasses.replace(
         record, vocabulary=vocabulary.checksum, config_file=functions.file_record
     )
-    found = choice.find(directory, checkpoint)
+    found = store.find(directory, checkpoint)
     _check_same_run(found, directory, used, allow_changed_config_file)
     return Run(directory, config, vocabulary, found, record, functions)
 
@@ -87,7 +87,7 @@ def _check_same_run(
     ignored = may_change(Config, "resume", "evaluate") | {"corpus"}
     if allow_changed_config_file:
         ignored.add(CONFIG_FILE)
-    difference = first_difference(manifest.read(checkpoint).record, used, ignored)
+    difference = first_difference(store.read_manifest(checkpoint).record, used, ignored)
     if difference is None:
         return
     name, trained, given = difference

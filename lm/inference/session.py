@@ -6,7 +6,7 @@ from typing import Callable, TypeVar
 
 import tensorflow.compat.v1 as tf
 
-from lm.checkpoint.format import load_weights
+from lm.checkpoint.store import load_weights
 from lm.checkpoint.variables import set_weights
 from lm.distributed.communicator import OneProcess
 from lm.distributed.devices import Device, session_config, start_tensorflow

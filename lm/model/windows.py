@@ -35,6 +35,7 @@ class WindowGraph(NamedTuple):
     carry_state_op: tf.Operation  # carries the recurrent state to the next window
     reset_state_op: tf.Operation  # sets the recurrent state to zero
     separate_reductions: Sequence[SeparateReduction]
+    state: Mapping[str, tf.Variable]  # the recurrent state
 
 
 def build_window_graph(
@@ -80,7 +81,7 @@ def build_window_graph(
         reset_state_op = _assign(before, {name: tf.zeros_like(s) for name, s in before.items()})
     state_ops = carry_state_op, reset_state_op
     reductions = context.separate_reductions
-    return WindowGraph(inputs_ph, targets_ph, loss, nll_sum, nll_N, *state_ops, reductions)
+    return WindowGraph(inputs_ph, targets_ph, loss, nll_sum, nll_N, *state_ops, reductions, before)
 
 
 def _build_state(shapes: Mapping[str, Sequence[int]], rows: int) -> Mapping[str, tf.Variable]:

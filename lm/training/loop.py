@@ -12,8 +12,7 @@ from typing import Optional
 
 import tensorflow.compat.v1 as tf
 
-from lm.checkpoint import choice, variables
-from lm.checkpoint import format as checkpoint
+from lm.checkpoint import store, variables
 from lm.config import Config, RunOptions
 from lm.data.batches import TrainBatches
 from lm.data.embedded import KnownPerplexity
@@ -25,8 +24,8 @@ from lm.events.reporter import Reporter
 from lm.events.tracing import StepTracer
 from lm.perplexity import MAX_MEAN_NLL, NllSum
 from lm.training.averaging import Average
+from lm.training.checkpointer import Checkpointer
 from lm.training.position import Position
-from lm.training.saving import Safekeeping
 from lm.training.schedule import has_stalled, learning_rate_at
 from lm.training.step import Requests, StepResult, TrainGraph, run_step
 from lm.training.validation import Validation
@@ -47,7 +46,7 @@ class Loop:
     average: Optional[Average]  # where the config asks for one
     tracer: StepTracer
     position: Position  # where the run is; each step moves it
-    saving: Safekeeping
+    checkpointer: Checkpointer
     validation: Validation
     reporter: Reporter
     supervisor: Supervisor
@@ -64,18 +63,18 @@ class Loop:
         is_saved = False  # in the test the session may have the best weights, not the last ones
         try:
             self._run_epochs()
-            self.saving.finish()
+            self.checkpointer.finish()
             is_saved = True
             if self.options.eval and self.options.test_on != "none":
                 self._test()
         except Interrupted as interruption:
             if not is_saved:
-                self.saving.save(self.position)
-                self.saving.finish()
+                self.checkpointer.save(self.position)
+                self.checkpointer.finish()
             raise self._stopped(interruption.number) from None
         except EveryRankError:
             # To exit in the middle of a write would abort this process, and lose the checkpoint.
-            self.saving.wait()
+            self.checkpointer.wait()
             raise
 
     def _run_epochs(self) -> None:
@@ -121,7 +120,7 @@ class Loop:
         at = self.position
         self.supervisor.enter(f"step {at.step + 1}", stoppable=True)
         stop = self.supervisor.signals.stop
-        save = self.supervisor.signals.save or self.saving.is_due(at.step + 1)
+        save = self.supervisor.signals.save or self.checkpointer.is_due(at.step + 1)
         result = run_step(
             self.tracer.run_of(at.step + 1),
             self.step,
@@ -160,7 +159,7 @@ class Loop:
             raise Interrupted(signal.SIGTERM if requests.terminate else signal.SIGINT)
         if requests.save:
             self.supervisor.signals.saved()
-            self.saving.save(self.position)
+            self.checkpointer.save(self.position)
 
     def _stopped(self, number: int) -> Stopped:
         return Stopped(
@@ -186,7 +185,9 @@ class Loop:
             world_size=self.comm.size,
         )
         if self.options.eval:
-            self.saving.save(at)  # it is being written during the evaluation, which may be long
+            self.checkpointer.save(
+                at
+            )  # it is being written during the evaluation, which may be long
             nll = self.validation.run(self.session, "valid", at.averaged > 0)
             record["valid_perplexity"] = at.valid_perplexity = self._perplexity(nll, "valid")
         self._report_epoch(**record)
@@ -194,7 +195,7 @@ class Loop:
             at.finish_epoch(epoch, self.config.asgd_trigger_epochs)
         if at.averages_from == at.step:
             logger.info("validation has stalled: from here on the weights are averaged")
-        self.saving.save(at)
+        self.checkpointer.save(at)
         self.reporter.collect_logs(self.comm.gather)
 
     def _perplexity(self, nll: NllSum, split: str) -> float:
@@ -226,7 +227,7 @@ class Loop:
             self.supervisor.enter("the reading of the best weights", alone=self.comm.is_rank_0)
             arrays = raise_on_all_ranks(
                 self.comm,
-                lambda: checkpoint.load_weights(choice.find(self.reporter.output_dir, "best")),
+                lambda: store.load_weights(store.find(self.reporter.output_dir, "best")),
                 takes_part=self.comm.is_rank_0,
             )
             variables.set_shared_weights(self.session, arrays, self.comm.concat)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from collections.abc import Mapping
 from typing import Optional
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
 from lm.checkpoint import variables
-from lm.checkpoint.manifest import Manifest
-from lm.checkpoint.writer import Saver
 from lm.config import Config, RunOptions
 from lm.config_file import BUILT_IN, NetworkFunctions
 from lm.distributed.agreement import check_agreement, raise_on_all_ranks
@@ -26,11 +25,11 @@ from lm.model.user_errors import one_line_errors, short_message
 from lm.record import from_json
 from lm.system import keep_freed_memory
 from lm.training.averaging import Average
+from lm.training.checkpointer import BackgroundWriter, Checkpointer
 from lm.training.loop import Loop
 from lm.training.position import Position
 from lm.training.prepare import Prepared, facts_of, prepare
-from lm.training.restore import RestoreHook, starting_arrays, starting_position
-from lm.training.saving import Safekeeping
+from lm.training.restore import RestoreHook, initial_arrays, initial_progress
 from lm.training.step import TrainGraph, build_train_graph, graph_facts
 from lm.training.summary import find_exactness, report_start
 from lm.training.validation import Validation
@@ -67,7 +66,7 @@ def train(
 def _start(run: Prepared, stack: contextlib.ExitStack) -> None:
     comm = run.comm
     supervisor = stack.enter_context(Supervisor(comm, run.options.step_timeout_seconds))
-    position = raise_on_all_ranks(comm, lambda: starting_position(run.run_dir))
+    position = raise_on_all_ranks(comm, lambda: initial_progress(run.run_dir))
     # Rank 0 alone reads checkpoints: other hosts need not see its disk.
     position = from_json(Position, comm.gather(dataclasses.asdict(position))[0], "rank 0")
     try:
@@ -92,12 +91,14 @@ def _train(
     with tf.Graph().as_default():
         step, average, validation = raise_on_all_ranks(comm, lambda: _build(run, supervisor))
         check_agreement(comm, graph_facts(comm, step.model))
-        arrays = raise_on_all_ranks(comm, lambda: _begin(run, position), takes_part=comm.is_rank_0)
+        state = step.model.state
+        arrays = raise_on_all_ranks(
+            comm, lambda: _begin(run, position, state), takes_part=comm.is_rank_0
+        )
         output_dir = run.run_dir.path if run.run_dir else None
         reporter = stack.enter_context(Reporter(output_dir, options.tensorboard))
-        saver = _saver(run, reporter, stack)
+        writer = _writer(run, reporter, stack)
         report_start(run, position, reporter, find_exactness(run, position))
-        manifest = _manifest(run)
         # Not MonitoredTrainingSession: it recovers from errors by making a new session, on one
         # rank alone, which would then wait for ever for the others' broadcast. And closing: as a
         # context manager it takes OutOfRangeError for the end of the data, and the run for done.
@@ -107,7 +108,8 @@ def _train(
         with contextlib.closing(monitored):
             session = monitored.raw_session()
             if position.step:
-                variables.load_state(session, arrays, run.batches.rows.slice, comm.concat)
+                rows = run.batches.rows.slice
+                variables.load_state(session, state, arrays, rows, comm.concat)
             del arrays  # as large as a checkpoint
             Loop(
                 config=run.config,
@@ -119,7 +121,9 @@ def _train(
                 average=average,
                 tracer=StepTracer(session, run.profile_steps, reporter.output_dir),
                 position=position,
-                saving=Safekeeping(saver, manifest, comm, session, supervisor),
+                checkpointer=Checkpointer(
+                    writer, run.record, options, comm, session, state, supervisor
+                ),
                 validation=validation,
                 reporter=reporter,
                 supervisor=supervisor,
@@ -140,37 +144,22 @@ def _build(
     return step, average, validation
 
 
-def _begin(run: Prepared, position: Position) -> Optional[dict[str, np.ndarray]]:
+def _begin(
+    run: Prepared, position: Position, state: Mapping[str, tf.Variable]
+) -> Optional[dict[str, np.ndarray]]:
     """Return what the variables start with, and take the place of what was there; for rank 0."""
-    arrays = starting_arrays(run.run_dir, run.options, run.corpus.vocabulary)
+    arrays = initial_arrays(run.run_dir, run.options, run.corpus.vocabulary, state)
     # Last of all: a run that cannot be built, or goes on from what does not fit, changes nothing.
-    run.run_dir.forget_after(position.step, position.epochs_done)
+    run.run_dir.drop_events_after(position.step, position.epochs_done)
     return arrays
 
 
-def _saver(run: Prepared, reporter: Reporter, stack: contextlib.ExitStack) -> Optional[Saver]:
+def _writer(
+    run: Prepared, reporter: Reporter, stack: contextlib.ExitStack
+) -> BackgroundWriter | None:
     if run.run_dir is None:
         return None
-    saver = Saver(
-        run.run_dir.path,
-        run.options.keep_checkpoints,
-        run.options.checkpoint_every_steps,
-        run.options.checkpoint_every_minutes,
-        reporter.sync,
-    )
-    # Whatever ends the run: the directory is not another's while it is written to.
-    stack.callback(saver.wait)
-    return saver
-
-
-def _manifest(run: Prepared) -> Manifest:
-    """Return what is the same in all checkpoints of a run; call it in the training graph."""
-    return Manifest(
-        step=0,
-        epoch=0,
-        steps_per_epoch=run.batches.steps_per_epoch,
-        world_size=run.comm.size,
-        record=run.record,
-        position={},
-        weights=variables.weight_names(),
-    )
+    writer = BackgroundWriter(run.run_dir.path, run.options.keep_checkpoints, reporter.sync)
+    # However the run ends, do not release the directory while it is written to.
+    stack.callback(writer.wait)
+    return writer

@@ -35,7 +35,7 @@ def report_start(run: Prepared, position: Position, reporter: Reporter, exact: s
         paths.append(run.options.log_path)
     raise_on_all_ranks(comm, lambda: reporter.open_logs(paths, run.options.mpi_log, comm.rank))
     if comm.is_rank_0:
-        run.record.write(output_dir, has_checkpoints=run.run_dir.checkpoint_dir is not None)
+        run.record.write(output_dir, has_checkpoints=run.run_dir.checkpoint is not None)
         run.corpus.vocabulary.save(os.path.join(output_dir, run_files.VOCABULARY))
     facts = _facts(run, position, output_dir) | {"exact": exact}
     reporter.event("start", **facts)

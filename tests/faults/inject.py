@@ -75,7 +75,7 @@ def power_cut(step):
         flushed[path] = os.path.getsize(path)
 
     def cut(loop):
-        loop.saving.wait()
+        loop.checkpointer.wait()
         path = os.path.realpath(os.path.join(loop.reporter.output_dir, "metrics.jsonl"))
         os.truncate(path, flushed.get(path, 0))
         kill_self()
@@ -109,7 +109,7 @@ def nan(rank, step):
     from lm.checkpoint import variables
 
     def action(loop):
-        state = variables._state_variables(loop.session.graph)
+        state = loop.step.model.state
         values = {name: np.full(v.shape.as_list(), np.nan, "f") for name, v in state.items()}
         variables._assign(loop.session, state, values)
 
@@ -190,23 +190,23 @@ def stop_in_test(rank):
 @fault
 def slow_copy(seconds):
     """The weights of a checkpoint take so long to copy."""
-    import lm.training.saving
+    import lm.training.checkpointer
 
-    original = lm.training.saving.Safekeeping.save
-    variables = lm.training.saving.variables
+    original = lm.training.checkpointer.Checkpointer.save
+    variables = lm.training.checkpointer.variables
 
     def save(*args):
         around(variables, "read_variables", before=lambda *_: time.sleep(float(seconds)))
         original(*args)
 
-    lm.training.saving.Safekeeping.save = save
+    lm.training.checkpointer.Checkpointer.save = save
 
 
 @fault
 def slow_disk(seconds):
-    import lm.checkpoint.format
+    import lm.checkpoint.store
 
-    around(lm.checkpoint.format, "_write_tensors", after=lambda *_: time.sleep(float(seconds)))
+    around(lm.checkpoint.store, "_write_tensors", after=lambda *_: time.sleep(float(seconds)))
 
 
 @fault

@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from lm.checkpoint import choice, manifest
-from lm.checkpoint import format as checkpoint
+from lm.checkpoint import store
 from tests.commands import ROOT, environment, kill_marked, marked_processes, mpirun, new_mark
 
 GONE_SECONDS = 10  # a job must be gone so long after the fault
@@ -133,10 +132,10 @@ def losses(output_dir) -> list[tuple[int, float]]:
 
 
 def saved_steps(output_dir) -> list[int]:
-    return [int(path[-8:]) for path in checkpoint.list_checkpoints(str(output_dir))]
+    return [int(path[-8:]) for path in store.list_checkpoints(str(output_dir))]
 
 
 def final_tensors(output_dir) -> str:
     """Checksum of the last checkpoint's weights and recurrent state."""
-    files = manifest.read(choice.newest(str(output_dir))).files
+    files = store.read_manifest(store.find_newest(str(output_dir))).files
     return files["model.data-00000-of-00001"]["sha256"]

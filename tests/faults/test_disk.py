@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from lm.checkpoint import choice
+from lm.checkpoint import store
 from tests.commands import train_here
 from tests.faults.jobs import config_flags, events, last_step, run, saved_steps
 
@@ -28,10 +28,10 @@ def test_no_space_for_a_checkpoint(start, tmp_path, corpora):
     code, output = start(tmp_path, *flags, preexec_fn=limit_files).finish()
     # It went on without, and tried again, in silence; that the last one failed is an error.
     assert last_step(tmp_path) == 200
-    assert output.count("File too large; training goes on\n") == 1
+    assert output.count("File too large; training continues\n") == 1
     assert code == 1 and output.count("lm: error: cannot write the checkpoint") == 1
     assert saved_steps(tmp_path) == [30, 40]
-    assert choice.newest(str(tmp_path)).endswith("40")
+    assert store.find_newest(str(tmp_path)).endswith("40")
     train_here(tmp_path, *config_flags(corpora), *flags)  # with space, it goes on from there
     assert saved_steps(tmp_path)[-1] == 200
 
@@ -64,7 +64,7 @@ def test_a_full_disk_is_one_line_a_file(start, small_disk):
     # The log has so few lines that the last block of its file may have room for them.
     assert counts in ([1, 1, 1, 0], [1, 1, 1, 1]) and len(failures) == sum(counts), output
     assert "epoch 1  step 1000/1000" in output  # it went on to the end
-    assert choice.newest(str(output_dir)).endswith("60")
+    assert store.find_newest(str(output_dir)).endswith("60")
 
 
 def test_a_power_cut_takes_no_event_of_a_saved_step(start, tmp_path, corpora):
@@ -83,7 +83,7 @@ def test_the_output_dir_vanishes(start, tmp_path):
     shutil.move(output_dir, tmp_path / "elsewhere")
     code, output = job.finish()
     assert code == 1 and output.count("lm: error: cannot write the checkpoint") == 1
-    assert not output_dir.exists() and choice.newest(str(tmp_path / "elsewhere"))
+    assert not output_dir.exists() and store.find_newest(str(tmp_path / "elsewhere"))
 
 
 @pytest.mark.soak

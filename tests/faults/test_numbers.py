@@ -6,8 +6,7 @@ import sys
 import pytest
 
 from lm import kernels
-from lm.checkpoint import choice, manifest
-from lm.checkpoint import format as checkpoint
+from lm.checkpoint import store
 from lm.data import embedded
 from lm.errors import EveryRankError
 from lm.inference.evaluator import evaluate
@@ -49,7 +48,7 @@ def test_weights_that_are_not_finite_are_never_saved(start, tmp_path):
     assert code == 1 and output.count("lm: error: ") == 1
     assert output.count("embedding is not finite after step 50, which is not saved") == 1
     assert saved_steps(tmp_path) == [25]
-    checkpoint.verify(checkpoint.list_checkpoints(str(tmp_path))[0])
+    store.verify(store.list_checkpoints(str(tmp_path))[0])
 
 
 def test_ranks_that_part_are_found_and_can_go_on(start, tmp_path, corpora, caplog):
@@ -60,11 +59,11 @@ def test_ranks_that_part_are_found_and_can_go_on(start, tmp_path, corpora, caplo
     assert "on ranks 0, 2, 3;" in output and "on rank 1" in output
     # All ranks go on with rank 0's weights.
     assert saved_steps(tmp_path) == [25]
-    assert not manifest.read(choice.newest(str(tmp_path))).in_sync
+    assert not store.read_manifest(store.find_newest(str(tmp_path))).in_sync
     with caplog.at_level("WARNING", "lm"):
         train_here(tmp_path, *config_flags(corpora), *flags, "--resume")
     assert caplog.text.count("was saved when the ranks' weights had diverged") == 1
-    assert manifest.read(choice.newest(str(tmp_path))).in_sync
+    assert store.read_manifest(store.find_newest(str(tmp_path))).in_sync
     exact = [event["exact"] for event in events(tmp_path, "start")]
     if kernels.available():
         assert exact[0].startswith("yes: ")

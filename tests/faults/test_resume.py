@@ -5,8 +5,7 @@ import shutil
 import numpy as np
 import pytest
 
-from lm.checkpoint import choice, manifest
-from lm.checkpoint import format as checkpoint
+from lm.checkpoint import store
 from lm.errors import RunError, UserError
 from lm.inference.evaluator import evaluate
 from lm.training.schedule import has_stalled
@@ -76,17 +75,17 @@ def test_what_optimizer_schedule_and_average_remember_is_resumed_too(start, tmp_
     )  # fmt: skip
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     output = run(start, whole, *flags).output
-    saved = manifest.read(choice.newest(str(whole)))
+    saved = store.read_manifest(store.find_newest(str(whole)))
     # To stop after 3 epochs without a best one is to have averaged over the last at least.
-    assert saved.averaged and events(whole, "epoch")[-1]["learning_rate"] < 10
-    perplexities = saved.position["valid_perplexities"]
+    assert saved.has_average and events(whole, "epoch")[-1]["learning_rate"] < 10
+    perplexities = saved.progress["valid_perplexities"]
     assert len(perplexities) == 12 or has_stalled(perplexities, 3)
     assert has_stalled(perplexities, 3) == ("training ends" in output)
     # What was validated and tested is what the checkpoint gives: the average, not the weights.
     valid, test = evaluate(str(whole), ["valid", "test"], data_path=str(corpora))
     assert valid["perplexity"] == events(whole, "epoch")[-1]["valid_perplexity"]
     assert test["perplexity"] == events(whole, "test")[0]["test_perplexity"]
-    arrays = checkpoint.load_arrays(choice.newest(str(whole)))
+    arrays = store.load_arrays(store.find_newest(str(whole)))
     assert not np.allclose(arrays["embedding"], arrays["embedding/average"], rtol=1e-2)
 
     fault = f"kill:1:{saved.step - 5}"
@@ -113,14 +112,14 @@ def test_a_checkpoint_resumes_on_any_number_of_ranks(start, tmp_path, before, af
         shutil.copytree(whole, resumed)
         for step in later:
             shutil.rmtree(resumed / f"checkpoints/step-{step:08d}")
-        saved = manifest.read(choice.newest(str(resumed)))
-        words = 4 * saved.config["batch_size"] * saved.config["num_steps"]
+        saved = store.read_manifest(store.find_newest(str(resumed)))
+        words = 4 * saved.record.config["batch_size"] * saved.record.config["num_steps"]
         run(start, resumed, *flags, "--resume", num_ranks=num_ranks)
         rtol = 1e-4 if 3 in (before, num_ranks) else 0  # three ranks own no whole shares
         np.testing.assert_allclose(losses(resumed), losses(whole), rtol=rtol)
         (event,) = [event for event in events(resumed) if event["step"] == 32]
         exchange_seconds = event["exchange_share"] * words / event["words_per_second"]
-        assert exchange_seconds >= 0.999 * saved.position["event_exchange_seconds"] > 0
+        assert exchange_seconds >= 0.999 * saved.progress["event_exchange_seconds"] > 0
 
 
 def test_a_second_job_in_the_same_directory_is_refused(start, tmp_path, corpora):
@@ -155,7 +154,7 @@ def test_init_from_takes_the_weights_only(start, tmp_path, corpora):
 def test_the_best_weights_can_be_tested(tmp_path, corpora):
     flags = (*config_flags(corpora), "--hidden_size", 8, "--checkpoint_every_steps", 20)
     train_here(tmp_path, *flags, "--max_steps", 40, "--test_on", "none")
-    first = checkpoint.list_checkpoints(str(tmp_path))[0]
+    first = store.list_checkpoints(str(tmp_path))[0]
     rewrite_manifest(first, lambda content: content.update(valid_perplexity=1.5))
     train_here(tmp_path, *flags, "--max_steps", 60, "--resume", "--test_on", "best")
     best, last = (

@@ -14,7 +14,7 @@ import time
 import pytest
 from optuna.trial import TrialState
 
-from lm.checkpoint import format as checkpoint
+from lm.checkpoint import store
 from lm.search.results import load_search
 from lm.search.study import runs
 from tests.commands import ROOT, environment, kill_marked, marked_processes, new_mark
@@ -174,7 +174,7 @@ def trial_dir(tmp_path, number):
 
 def has_begun(tmp_path, number):
     """Whether a trial has a checkpoint of the middle of its training."""
-    return bool(checkpoint.list_checkpoints(str(trial_dir(tmp_path, number))))
+    return bool(store.list_checkpoints(str(trial_dir(tmp_path, number))))
 
 
 def check_finished(tmp_path, count=4):

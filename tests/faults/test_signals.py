@@ -8,8 +8,7 @@ import termios
 
 import pytest
 
-from lm.checkpoint import choice
-from lm.checkpoint import format as checkpoint
+from lm.checkpoint import store
 from tests.commands import train_here
 from tests.faults.jobs import GONE_SECONDS, config_flags, events, last_step, saved_steps
 
@@ -33,7 +32,7 @@ def check_stopped(job, code, name, number_of_lines=1, timeout=GONE_SECONDS):
     assert f"--resume --output_dir {job.output_dir}" in output
     (step,) = saved_steps(job.output_dir)
     assert step == last_step(job.output_dir)
-    assert choice.newest(str(job.output_dir))
+    assert store.find_newest(str(job.output_dir))
 
 
 @pytest.mark.parametrize(
@@ -134,7 +133,7 @@ def test_sigterm_during_a_save_lets_it_end(start, tmp_path):
     returned, _ = job.ends()
     assert returned == 128 + signal.SIGTERM
     assert saved_steps(tmp_path) == [20, last_step(tmp_path)]
-    assert choice.newest(str(tmp_path)) == checkpoint.list_checkpoints(str(tmp_path))[-1]
+    assert store.find_newest(str(tmp_path)) == store.list_checkpoints(str(tmp_path))[-1]
 
 
 def test_a_second_sigint_kills_the_ranks_of_a_run_script(start, tmp_path):

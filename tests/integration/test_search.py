@@ -10,8 +10,7 @@ import time
 import pytest
 from optuna.trial import TrialState
 
-from lm.checkpoint import choice
-from lm.checkpoint import format as checkpoint
+from lm.checkpoint import store
 from lm.search.results import load_search
 from lm.search.study import runs
 from tests.commands import (
@@ -51,14 +50,14 @@ def test_a_killed_search_is_resumed_and_its_best_config_can_be_trained(project, 
             stdout=file, stderr=file,
         )  # fmt: skip
     trial = directory / "trials/0000"
-    while not checkpoint.list_checkpoints(str(trial)):
+    while not store.list_checkpoints(str(trial)):
         assert first.poll() is None, log.read_text()
         time.sleep(0.05)
     first.send_signal(signal.SIGKILL)
     first.wait()
     while marked_processes(mark):  # the jobs of the trials save and exit
         time.sleep(0.05)
-    reached = int(choice.newest(str(trial))[-8:])
+    reached = int(store.find_newest(str(trial))[-8:])
     assert reached == max(event["step"] for event in events(trial, "step"))
 
     script = project / "run_scripts/search.sh"
@@ -74,7 +73,7 @@ def test_a_killed_search_is_resumed_and_its_best_config_can_be_trained(project, 
     assert steps == list(range(1, steps[-1] + 1)) and len(values(trial)) == 3
     assert reached < steps[-1] and len(events(trial, "start")) == 2
     pruned = directory / "trials/0001"
-    assert 1 <= len(values(pruned)) < 3 and choice.newest(str(pruned))
+    assert 1 <= len(values(pruned)) < 3 and store.find_newest(str(pruned))
     # Only the best run uses the test split.
     directories = [directory / f"trials/000{number}" for number in range(3)]
     assert not any(events(run, "test") for run in directories)

@@ -1,12 +1,10 @@
-"""Checkpoints of a few numbers, and what may become of them."""
+"""Small checkpoints, and helpers to damage them."""
 
 import pathlib
 
 import numpy as np
 
-from lm.checkpoint import choice
-from lm.checkpoint import format as checkpoint
-from lm.checkpoint.manifest import Manifest
+from lm.checkpoint import store
 from lm.record import CorpusRecord, RunRecord
 
 RECORD = RunRecord(config={"seed": 1}, vocabulary="v", corpus=CorpusRecord("text", "/", "c"))
@@ -15,24 +13,25 @@ ARRAYS = {
     "global_step": np.int64(7),
     "state/0/h": np.ones([4, 20], "f"),
 }
+VERIFIED = {}  # as of a running job; clear it as if the job were started again
 
 
 def manifest(step, perplexity=None, **fields):
-    return Manifest(
-        step=step, epoch=1, steps_per_epoch=100, world_size=2, record=RECORD,
-        position={"step": step}, weights=("embedding",), valid_perplexity=perplexity, **fields,
-    )  # fmt: skip
+    fields = {"weights": ("embedding",), "progress": {"step": step}, **fields}
+    return store.Manifest(step, 2, RECORD, valid_perplexity=perplexity, **fields)
 
 
-def save(run_dir, step, perplexity=None, keep=None, **fields):
-    path = checkpoint.save(str(run_dir), ARRAYS, manifest(step, perplexity, **fields))
+def save(run_dir, step, perplexity=None, keep=None, arrays=ARRAYS, **fields):
+    facts = manifest(step, perplexity, **fields)
+    path = store.save(str(run_dir), arrays, facts)
+    VERIFIED[path] = facts
     if keep:
-        choice.prune(str(run_dir), keep)
+        store.prune(str(run_dir), keep, VERIFIED)
     return pathlib.Path(path)
 
 
 def steps(run_dir):
-    return [int(path.rpartition("-")[2]) for path in checkpoint.list_checkpoints(str(run_dir))]
+    return [int(path.rpartition("-")[2]) for path in store.list_checkpoints(str(run_dir))]
 
 
 def truncate(path):

@@ -8,7 +8,6 @@ import shutil
 
 import pytest
 
-import lm.files
 from lm.checkpoint.run_dir import RunDir, open_run_dir
 from lm.config import RunOptions
 from lm.data.corpus import load_corpus
@@ -16,7 +15,7 @@ from lm.errors import ProgramExit, RunError, UserError
 from lm.perplexity import NllSum
 from lm.record import RunRecord
 from lm.training.position import Position
-from lm.training.restore import starting_position
+from lm.training.restore import initial_progress
 from tests.untrained import make_run, rewrite_manifest
 
 
@@ -39,7 +38,7 @@ def resume(made, tmp_path):
         rewrite_manifest(copy / "checkpoints/step-00000007", change)
         config_now = dataclasses.replace(config, **fields)
         with open_directory(copy, config_now, corpus, **dict(options)) as run_dir:
-            return run_dir.checkpoint_dir, starting_position(run_dir)
+            return run_dir.checkpoint, initial_progress(run_dir)
 
     return resume
 
@@ -97,8 +96,11 @@ def test_a_disk_without_room_is_no_mistake_of_the_users(
     [
         (shutil.rmtree, "has had checkpoints, and has none now: put them back, or remove run.json"),
         (lambda path: path.rename(path.parent / "elsewhere"), "has had checkpoints"),
-        (lambda path: (shutil.rmtree(path), path.symlink_to("/not/mounted")), "leads nowhere: mou"),
-        (lambda path: (shutil.rmtree(path.parent), path.parent.symlink_to("/no")), "copy leads no"),
+        (lambda path: (shutil.rmtree(path), path.symlink_to("/not/mounted")), "broken symlink"),
+        (
+            lambda path: (shutil.rmtree(path.parent), path.parent.symlink_to("/no")),
+            "copy is a broken",
+        ),
         # Killed before the first one was written.
         (lambda path: (shutil.rmtree(path), (path.parent / "run.json").unlink()), None),
     ],
@@ -112,7 +114,7 @@ def test_a_run_whose_checkpoints_are_out_of_sight_is_not_begun_anew(
     out_of_sight(copy / "checkpoints")
     refused = pytest.raises(RunError, match=message) if message else contextlib.nullcontext()
     with refused, open_directory(copy, config, corpus) as run_dir:
-        assert run_dir.checkpoint_dir is None
+        assert run_dir.checkpoint is None
 
 
 @pytest.mark.parametrize("resume", [False, True])
@@ -120,40 +122,17 @@ def test_checkpoints_that_could_not_be_written_are_found_out_at_once(made, tmp_p
     _, config, corpus = made
     checkpoints = tmp_path / "checkpoints"
     for spoil, kind, message in (
-        (lambda: checkpoints.symlink_to("/not/mounted"), RunError, "checkpoints leads nowhere"),
+        (
+            lambda: checkpoints.symlink_to("/not/mounted"),
+            RunError,
+            "checkpoints is a broken symlink",
+        ),
         (lambda: (checkpoints.unlink(), checkpoints.touch()), UserError, ": Not a directory"),
     ):
         spoil()
         opened = open_directory(tmp_path, config, corpus, resume)
         with pytest.raises(kind, match=message), opened:
             pass
-
-
-def test_what_was_passed_over_does_not_come_back(made, tmp_path, monkeypatch, caplog):
-    directory, config, corpus = made
-    copy = tmp_path / "run"
-    shutil.copytree(directory, copy)
-    old, newer = copy / "checkpoints/step-00000007", copy / "checkpoints/step-00000009"
-    shutil.copytree(old, newer)
-    unreadable = str(newer / "model.data-00000-of-00001")
-
-    def fail_to_open(path, *arguments):
-        if path == unreadable:
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return open(path, *arguments)
-
-    monkeypatch.setattr(lm.files, "open", fail_to_open, raising=False)
-    with open_directory(copy, config, corpus) as run_dir:
-        assert run_dir.checkpoint_dir == str(old) and newer.exists()
-        run_dir.forget_after(7, 0)
-        shutil.copytree(old, newer)  # as the next save of that step
-        run_dir.forget_after(7, 0)
-    monkeypatch.undo()  # they can be read again
-    for name in ("unread-step-00000009", "unread-step-00000009-2"):
-        assert newer.with_name(name).exists()
-    with open_directory(copy, config, corpus) as run_dir:
-        assert run_dir.checkpoint_dir == str(old)
-    assert "is kept as" in caplog.text
 
 
 def test_the_rows_of_validation_may_change_unless_the_run_goes_by_it(resume):
@@ -173,7 +152,7 @@ def test_fields_of_a_newer_version_are_rejected(resume):
     with pytest.raises(
         UserError, match=r"manifest.json was written by a newer .*\(unknown field flux\); update it"
     ):
-        resume(lambda manifest: manifest["position"].update(flux=1))
+        resume(lambda manifest: manifest["progress"].update(flux=1))
     with pytest.raises(UserError, match="has the setting flux, which neither this version of the"):
         resume(lambda manifest: manifest["record"]["config"].update(flux=1))
 
@@ -181,14 +160,14 @@ def test_fields_of_a_newer_version_are_rejected(resume):
 def test_a_line_without_its_end_is_not_kept(tmp_path):
     whole = b'{"event": "step", "step": 1}\n'
     (tmp_path / "metrics.jsonl").write_bytes(whole + b'{"event": "step", "step": 2}')
-    RunDir(str(tmp_path), None).forget_after(5, 0)
+    RunDir(str(tmp_path), None).drop_events_after(5, 0)
     assert (tmp_path / "metrics.jsonl").read_bytes() == whole  # else the next one would be glued
 
 
 def test_a_position_of_other_types_is_damage(resume):
     for position in ({"step": "7"}, {"event_nll": 1.5}, {"event_nll": {"nats": "1"}}):
         with pytest.raises(RunError, match=r"manifest.json is corrupt: \w+ is a (str|float)"):
-            resume(lambda manifest, position=position: manifest.update(position=position))
+            resume(lambda manifest, position=position: manifest.update(progress=position))
 
 
 def test_a_position_comes_back_and_an_older_one_has_the_defaults(resume):
@@ -198,7 +177,7 @@ def test_a_position_comes_back_and_an_older_one_has_the_defaults(resume):
     expected = Position(
         7, 1, NllSum(12.5, 6), 3.0, NllSum(2.5, 1), 2.0, 0.5, valid_perplexity=8.0
     )  # fmt: skip
-    assert resume(lambda manifest: manifest.update(position=whole))[1] == expected
+    assert resume(lambda manifest: manifest.update(progress=whole))[1] == expected
     del whole["event_exchange_seconds"]
     expected.event_exchange_seconds = 0.0
-    assert resume(lambda manifest: manifest.update(position=whole))[1] == expected
+    assert resume(lambda manifest: manifest.update(progress=whole))[1] == expected

@@ -7,8 +7,7 @@ import os
 import numpy as np
 import pytest
 
-from lm.checkpoint import format as checkpoint
-from lm.checkpoint import manifest
+from lm.checkpoint import store
 from lm.config import Config
 from lm.data.vocabulary import Vocabulary
 from lm.errors import UserError
@@ -99,10 +98,10 @@ def test_no_number_is_an_error_and_minus_infinity_is_null(tmp_path):
     found = json.loads(format_score(score, True, True))
     assert found["log_probability"] is None and found["words"][1]["log_probability"] is None
     write_run(tmp_path / "run", Config(hidden_size=4), Vocabulary(WORDS))
-    (trained,) = checkpoint.list_checkpoints(str(tmp_path / "run"))
-    nothing = {n: np.full_like(a, np.nan) for n, a in checkpoint.load_arrays(trained).items()}
-    spoilt = dataclasses.replace(manifest.read(trained), step=8)
-    checkpoint.save(str(tmp_path / "run"), nothing, spoilt)
+    (trained,) = store.list_checkpoints(str(tmp_path / "run"))
+    nothing = {n: np.full_like(a, np.nan) for n, a in store.load_arrays(trained).items()}
+    spoilt = dataclasses.replace(store.read_manifest(trained), step=8)
+    store.save(str(tmp_path / "run"), nothing, spoilt)
     with pytest.raises(UserError, match="the network gives log-probabilities that are nan; train"):
         list(Scorer(open_run(tmp_path / "run")).score(["w1"]))
 

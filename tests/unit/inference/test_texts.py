@@ -5,8 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from lm.checkpoint import choice
-from lm.checkpoint import format as checkpoint
+from lm.checkpoint import store
 from lm.config import Config
 from lm.data.vocabulary import Vocabulary
 from lm.errors import RunError, UserError
@@ -90,8 +89,8 @@ def test_a_run_opens_with_its_config_vocabulary_and_weights(tmp_path):
     for which in ["last", "best", str(tmp_path / "run/checkpoints/step-00000007")]:
         run = open_run(tmp_path / "run", which)
         assert (run.config, run.vocabulary) == (config, WITH_UNK)
-        assert checkpoint.load_weights(run.checkpoint)["embedding"].shape == (5, 3)
-        assert run.checkpoint == choice.find(str(tmp_path / "run"))
+        assert store.load_weights(run.checkpoint)["embedding"].shape == (5, 3)
+        assert run.checkpoint == store.find(str(tmp_path / "run"))
 
 
 def change_record(run, change):

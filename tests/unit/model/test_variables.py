@@ -7,7 +7,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from lm.checkpoint import variables
-from lm.checkpoint.format import save
+from lm.checkpoint.store import save
 from lm.data.batches import Rows
 from lm.model import decoding
 from lm.model.network import Network
@@ -79,7 +79,7 @@ def test_name_scopes_do_not_change_variable_names(load):
                 build_window_graph(network, Rows(0, 2), "eval")
             else:
                 decoding.target_log_probs(network, *[tf.zeros([3, 2], tf.int32)] * 2)
-            names.append(variables.weight_names())
+            names.append(variables.weight_names(tf.get_default_graph()))
     assert names[0] == names[1]
     assert names[0] == ("embedding", "out/weights", "softmax/weights", "softmax/bias")
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from lm.checkpoint import format as checkpoint
+from lm.checkpoint import store
 from lm.checkpoint.run_dir import RunDir
 from lm.config import RunOptions
 from lm.config_file import BUILT_IN, load_config_file
@@ -16,7 +16,7 @@ from lm.data.vocabulary import Vocabulary
 from lm.errors import UserError
 from lm.model.network import Network
 from lm.model.windows import build_window_graph
-from lm.training.restore import starting_arrays
+from lm.training.restore import initial_arrays
 from tests.untrained import make_run
 
 OF_WORDS = "embedding, softmax/weights, softmax/bias"
@@ -43,8 +43,8 @@ def test_what_fits_is_taken_and_the_rest_starts_afresh(other, caplog, fields, wo
     path, config, words = other
     caplog.set_level(logging.INFO, "lm")
     arrays = start_from(path, dataclasses.replace(config, **fields), words_of(words))
-    assert f"started afresh: {afresh}" in caplog.text
-    theirs = checkpoint.load_weights(path)
+    assert f"initialized {afresh}" in caplog.text
+    theirs = store.load_weights(path)
     assert {"lstm_0/bias", "lstm_1/recurrent_weights"} <= arrays.keys() < {*theirs, "lstm_2/bias"}
     for name, array in arrays.items():
         np.testing.assert_array_equal(array, theirs[name])
@@ -62,7 +62,7 @@ def test_a_resumed_run_loses_no_weight(other):
     with tf.Graph().as_default():
         build_window_graph(Network(config, len(words)), Rows(0, 1), "eval")
         with pytest.raises(UserError, match="the checkpoint has lstm_1/bias, which this"):
-            starting_arrays(RunDir("", path), RunOptions(), Vocabulary(words))
+            initial_arrays(RunDir("", path), RunOptions(), Vocabulary(words), {})
 
 
 FIXED = """
@@ -91,4 +91,4 @@ def start_from(path, config, words, functions=BUILT_IN):
     with tf.Graph().as_default():
         build_window_graph(Network(config, len(vocabulary), functions), Rows(0, 1), "eval")
         options = RunOptions(init_from=path, init_partly=True)
-        return starting_arrays(RunDir("", None), options, vocabulary)
+        return initial_arrays(RunDir("", None), options, vocabulary, {})

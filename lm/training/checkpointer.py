@@ -1,0 +1,209 @@
+"""When and how a running job saves: all ranks copy, and rank 0 writes in the background."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import NoReturn
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from lm.checkpoint import store, variables
+from lm.checkpoint.store import Manifest
+from lm.config import RunOptions
+from lm.distributed.agreement import weights_mismatch
+from lm.distributed.communicator import Communicator
+from lm.distributed.supervisor import Supervisor
+from lm.errors import EveryRankError, RunError
+from lm.record import RunRecord
+from lm.training.position import Position
+
+logger = logging.getLogger("lm")
+
+_POLL_SECONDS = 0.2
+
+
+class BackgroundWriter:
+    """Writes the checkpoints of a run in a thread of rank 0, one at a time.
+
+    If a checkpoint cannot be written, training continues: the previous checkpoint is intact, and
+    the next one may find room.
+
+    Args:
+      run_dir: The run directory.
+      keep: Number of checkpoints to keep, besides the best.
+      sync_events: Flushes the events of the run to the disk. It is called before each save, so
+        that a run resumed from the checkpoint has all earlier events, even after a power cut.
+    """
+
+    def __init__(self, run_dir: str, keep: int, sync_events: Callable[[], None] = lambda: None):
+        self._run_dir, self._keep, self._sync_events = run_dir, keep, sync_events
+        self._verified: dict[str, Manifest | None] = {}
+        self._thread: threading.Thread | None = None
+        self.failure: RunError | None = None  # of the last save
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a checkpoint is being written."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def wait(self, seconds: float | None = None) -> None:
+        """Wait until no checkpoint is being written, or until the time is over."""
+        if self._thread:
+            self._thread.join(seconds)
+
+    def start(self, arrays: Mapping[str, np.ndarray], manifest: Manifest) -> None:
+        """Begin to write a checkpoint. The caller must not change the arrays any more."""
+        assert not self.is_busy
+        self._thread = threading.Thread(
+            target=self._write, args=(arrays, manifest), name="checkpoint writer", daemon=True
+        )
+        self._thread.start()
+
+    def _write(self, arrays: Mapping[str, np.ndarray], manifest: Manifest) -> None:
+        try:
+            self._sync_events()
+            saved = store.save(self._run_dir, arrays, manifest)
+            self._verified[saved] = manifest
+            if self.failure:
+                logger.info("checkpoints can be written again")
+            self.failure = None
+        except Exception as error:  # no error may end this thread silently
+            failed_before = self.failure is not None
+            self.failure = error if isinstance(error, RunError) else RunError(repr(error))
+            if not failed_before:  # warn once: the disk stays full
+                logger.warning("%s; training continues", self.failure)
+            return
+        try:
+            store.prune(self._run_dir, self._keep, self._verified)
+        except Exception as error:  # the next save tries again
+            logger.warning("old checkpoints are not removed: %s", error)
+
+
+class Checkpointer:
+    """Saves a run. All ranks must call each method, except `is_due`, at the same point.
+
+    Args:
+      writer: The writer of rank 0; None on the other ranks.
+      record: The identity of the run.
+      options: When to save.
+      comm: The ranks.
+      session: The training session.
+      state: The variables of the recurrent state, by name.
+      supervisor: Keeps the ranks in touch.
+    """
+
+    def __init__(
+        self,
+        writer: BackgroundWriter | None,
+        record: RunRecord,
+        options: RunOptions,
+        comm: Communicator,
+        session: tf.Session,
+        state: Mapping[str, tf.Variable],
+        supervisor: Supervisor,
+    ):
+        self._writer, self._record, self._options = writer, record, options
+        self._comm, self._session, self._state = comm, session, state
+        self._supervisor = supervisor
+        self._overdue, self._saved_at = False, time.monotonic()
+
+    def is_due(self, step: int) -> bool:
+        """Return whether rank 0 wants to save at this step. Call it once per step.
+
+        While a checkpoint is being written, the next one is postponed.
+        """
+        if self._writer is None:
+            return False
+        every_steps = self._options.checkpoint_every_steps
+        if every_steps and step % every_steps == 0:
+            self._overdue = True
+        if time.monotonic() - self._saved_at > 60 * self._options.checkpoint_every_minutes:
+            self._overdue = True
+        return self._overdue and not self._writer.is_busy
+
+    def save(self, progress: Position) -> None:
+        """Copy the contents of a checkpoint, which rank 0 then writes in the background.
+
+        Raises:
+          EveryRankError: If the weights of the ranks differ, or if a value is not finite.
+        """
+        if self._comm.size > 1:  # before the copy: weights that differ get a mark
+            self._supervisor.enter("the comparison of the weights")
+            weights = variables.read_variables(self._session)
+            mismatch = weights_mismatch(self._comm, weights)
+            if mismatch:
+                self._fail_diverged(progress, mismatch)
+        self._save(progress, in_sync=True)
+
+    def _fail_diverged(self, progress: Position, mismatch: str) -> NoReturn:
+        try:
+            # A run that continues with these weights is not exact.
+            self._save(dataclasses.replace(progress, exact_with=None), in_sync=False)
+            self.finish()
+            outcome = "rank 0's are saved, and --resume gives them to all ranks"
+        except EveryRankError as error:
+            outcome = str(error)
+        raise EveryRankError(
+            f"at step {progress.step} the ranks disagree on the weights: checksum of {mismatch};"
+            f" {outcome}; look for hosts with different processors, devices or libraries, for a bug"
+            " in the last change, or for bad memory if one rank differs"
+        )
+
+    def _save(self, progress: Position, in_sync: bool) -> None:
+        self.wait()
+        self._supervisor.enter(f"the save at step {progress.step}")
+        arrays = variables.read_state(self._session, self._state, self._comm.concat)
+        if self._writer:
+            arrays = {**variables.read_variables(self._session), **arrays}
+        wild = self._comm.gather(variables.first_not_finite(self._session, arrays))[0]
+        if wild:
+            raise EveryRankError(
+                f"{wild} is not finite after step {progress.step}, which is not saved: start a new"
+                " run with --init_from an older checkpoint, and a lower learning_rate"
+            )
+        self._overdue, self._saved_at = False, time.monotonic()
+        if self._writer:
+            self._writer.start(arrays, self._manifest(progress, in_sync))
+
+    def _manifest(self, progress: Position, in_sync: bool) -> Manifest:
+        return Manifest(
+            step=progress.step,
+            world_size=self._comm.size,
+            record=self._record,
+            progress=dataclasses.asdict(progress),
+            weights=variables.weight_names(self._session.graph),
+            valid_perplexity=progress.valid_perplexity,
+            has_average=progress.averaged > 0,
+            in_sync=in_sync,
+        )
+
+    def finish(self) -> None:
+        """Wait until the last checkpoint is on the disk.
+
+        Raises:
+          EveryRankError: If it could not be written.
+        """
+        failure = self.wait()
+        if failure:
+            raise EveryRankError(failure)
+
+    def wait(self) -> str | None:
+        """Wait until no checkpoint is being written; return why the last save failed, or None."""
+        phase = "the writing of a checkpoint"
+        # Staying in touch is not progress: a disk that never answers must not block the job
+        # forever. A stop signal must not interrupt the save that it asks for.
+        waiting = self._supervisor.waiting(phase, stoppable=False)
+        writer = self._writer
+        if writer and writer.is_busy:
+            logger.info("waiting until the last checkpoint is written")
+        while writer and writer.is_busy:
+            self._supervisor.enter(phase, alone=True, progress=False)
+            writer.wait(_POLL_SECONDS)
+            waiting.poll(progress=False)
+        failure = str(writer.failure) if writer and writer.failure else None
+        return waiting.gather(failure)[0]

@@ -1,0 +1,365 @@
+"""Checkpoints: written atomically, verified, found, kept, and readable by stock TensorFlow."""
+
+import errno
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+import lm.files
+from lm.checkpoint import store
+from lm.errors import RunError, UserError
+from lm.record import has_checkpoints
+from tests.unit.checkpoint.saved import ARRAYS, VERIFIED, save, steps, truncate
+from tests.untrained import rewrite_manifest
+
+
+def test_the_path_need_not_be_utf8(tmp_path):
+    run_dir = tmp_path / os.fsdecode(b"\xe4")
+    run_dir.mkdir()
+    path = save(run_dir, 40)
+    assert store.verify(str(path)).step == 40
+    loaded = store.load_arrays(str(path))["embedding"]
+    np.testing.assert_array_equal(loaded, ARRAYS["embedding"])
+
+
+def test_a_file_system_without_fsync_of_directories_is_accepted(tmp_path, monkeypatch):
+    def fsync(descriptor):
+        if os.path.isdir(f"/proc/self/fd/{descriptor}"):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        if failing:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    failing = []
+    monkeypatch.setattr(os, "fsync", fsync)
+    assert store.verify(str(save(tmp_path, 40))).step == 40
+    failing.append(True)
+    with pytest.raises(RunError, match="Input/output error"):
+        save(tmp_path, 41)
+
+
+def test_stock_tensorflow_reads_it(tmp_path):
+    path = save(tmp_path, 40)
+    assert path == tmp_path / "checkpoints" / "step-00000040"
+    reader = tf.train.load_checkpoint(str(path / "model"))
+    assert set(reader.get_variable_to_shape_map()) == set(ARRAYS)
+    for name, array in ARRAYS.items():
+        np.testing.assert_array_equal(reader.get_tensor(name), array)
+    assert list(store.load_weights(str(path))) == ["embedding"]
+    with tf.Graph().as_default(), tf.Session() as session:
+        variable = tf.get_variable("embedding", [30, 20], use_resource=True)
+        tf.train.Saver([variable]).restore(session, str(path / "model"))
+        np.testing.assert_array_equal(session.run(variable), ARRAYS["embedding"])
+
+
+def test_weights_are_averages_if_the_checkpoint_has_them(tmp_path):
+    arrays = {**ARRAYS, "embedding/average": ARRAYS["embedding"] + 1}
+    for step, has_average in [(1, False), (2, True)]:
+        path = save(tmp_path, step, arrays=arrays, has_average=has_average)
+        (found,) = store.load_weights(str(path)).values()
+        np.testing.assert_array_equal(found, ARRAYS["embedding"] + has_average)
+    # A weight that has the name of an average is not an average.
+    weights = ("embedding", "embedding/average")
+    path = save(tmp_path, 3, arrays=arrays, has_average=True, weights=weights)
+    for name, array in store.load_weights(str(path)).items():
+        np.testing.assert_array_equal(array, arrays[name])
+
+
+def test_saving_a_step_again_changes_only_its_manifest(tmp_path):
+    path = save(tmp_path, 3)
+    before = (path / "model.data-00000-of-00001").stat()
+    save(tmp_path, 3, 4.5)
+    assert store.verify(str(path)).valid_perplexity == 4.5
+    after = (path / "model.data-00000-of-00001").stat()
+    assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
+
+
+def test_every_flipped_bit_of_a_manifest_is_detected(tmp_path):
+    path = save(tmp_path, 1) / "manifest.json"
+    whole = path.read_bytes()
+    for place in range(0, len(whole), 7):
+        path.write_bytes(bytes([*whole[:place], whole[place] ^ 1, *whole[place + 1 :]]))
+        with pytest.raises(RunError):
+            store.verify(str(path.parent))
+
+
+FORGED = [
+    ({"files": {"../../dev/zero": {"bytes": 0, "sha256": ""}}}, "'../../dev/zero'"),
+    ({"files": {"/dev/zero": {"bytes": 0, "sha256": ""}}}, "'/dev/zero'"),
+    ({"files": {"model.\0": {"bytes": 0, "sha256": ""}}}, r"'model.\x00'"),
+    ({"files": {"model.index": 1}}, "'int' object"),
+    ({"files": []}, "files is a list"),
+    ({"weights": "embedding"}, "weights is a str"),
+    ({"valid_perplexity": "9"}, "valid_perplexity is a str"),
+    ({"step": None}, "step is a NoneType"),
+]
+
+
+@pytest.mark.timeout(20)  # /dev/zero has no end
+def test_a_forged_manifest_is_a_one_line_error(tmp_path):
+    path = save(tmp_path, 1)
+    whole = (path / "manifest.json").read_bytes()
+    for changes, words in FORGED:
+        (path / "manifest.json").write_bytes(whole)
+        rewrite_manifest(path, lambda content, changes=changes: content.update(changes))
+        with pytest.raises(store.CorruptCheckpoint) as raised:
+            store.verify(str(path))
+        assert str(raised.value).startswith(f"{path}/manifest.json is corrupt: ")
+        assert words in str(raised.value) and "\n" not in str(raised.value)
+    os.truncate(path / "manifest.json", 1 << 40)  # sparse: takes no space
+    with pytest.raises(store.CorruptCheckpoint, match=r"manifest.json is corrupt: .* too large"):
+        store.verify(str(path))
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("name", ["manifest.json", "model.index"])
+def test_only_plain_files_are_read(tmp_path, name):
+    path = save(tmp_path, 1)
+    for make in (lambda: os.mkfifo(path / name), lambda: (path / name).symlink_to("/dev/zero")):
+        (path / name).unlink()
+        make()
+        with pytest.raises(store.CorruptCheckpoint, match=f"{name} is corrupt: not a plain file"):
+            store.verify(str(path))
+
+
+def test_a_missing_weight_is_named(tmp_path):
+    path = save(tmp_path, 1, weights=("embedding", "flux"))
+    with pytest.raises(RunError, match=r"step-00000001 has no flux, which its manifest names"):
+        store.load_weights(str(path))
+
+
+def test_a_failed_save_leaves_the_other_checkpoints_and_nothing_else(tmp_path, monkeypatch):
+    save(tmp_path, 1)
+
+    def no_space(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(store, "_write_manifest", no_space)
+    with pytest.raises(RunError, match=r"cannot write .*step-00000002: No space left"):
+        save(tmp_path, 2)
+    assert os.listdir(tmp_path / "checkpoints") == ["step-00000001"]
+
+
+def test_a_vanished_run_directory_is_not_created_again(tmp_path):
+    with pytest.raises(RunError, match=r"No such file"):
+        save(tmp_path / "gone", 1)
+    assert not (tmp_path / "gone").exists()
+
+
+def test_the_first_checkpoint_is_recorded_before_it_exists(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(store, "_publish", lambda *_: seen.append(has_checkpoints(str(tmp_path))))
+    save(tmp_path, 1)
+    assert seen == [True]
+
+
+KILL = """
+import os, signal, sys
+from lm.checkpoint import store
+from tests.unit.checkpoint import test_store as t
+
+run_dir = sys.argv[1]
+places = [
+    ("_write_tensors", "before"), ("_write_tensors", "after"), ("_write_manifest", "before"),
+    ("_write_manifest", "after"), ("_publish", "before"), ("_publish", "after"),
+    ("_remove", "before"), ("_remove", "after"),
+]
+for step, (name, when) in enumerate(places, start=3):
+    child = os.fork()
+    if not child:
+        original = getattr(store, name)
+
+        def deadly(*args):
+            if when == "after":
+                original(*args)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        setattr(store, name, deadly)
+        t.save(run_dir, step, keep=2)
+    _, status = os.waitpid(child, 0)
+    assert os.WTERMSIG(status) == signal.SIGKILL, (name, when)
+    complete = name == "_remove" or (name, when) == ("_publish", "after")
+    newest = store.find_newest(run_dir)
+    assert newest.endswith(f"{step:08d}") == complete, (name, when, newest)
+    for path in store.list_checkpoints(run_dir):
+        store.verify(path)
+    store.remove_temporary(run_dir)
+    assert all(name.startswith("step-") for name in os.listdir(f"{run_dir}/checkpoints"))
+"""
+
+
+def test_a_kill_in_any_phase_of_a_save_leaves_only_complete_checkpoints(tmp_path):
+    save(tmp_path, 1)
+    save(tmp_path, 2)
+    # A separate process: fork is safe only before TensorFlow has started threads.
+    command = [sys.executable, "-c", KILL, tmp_path]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+
+
+def test_the_last_checkpoints_and_the_best_are_kept(tmp_path):
+    for step, perplexity in [(1, 9.0), (2, 5.0), (3, None), (4, 7.0), (5, 8.0), (6, float("inf"))]:
+        save(tmp_path, step, perplexity, keep=3)
+    assert steps(tmp_path) == [2, 4, 5, 6]
+    assert store.find(str(tmp_path)).endswith("step-00000006")
+    assert store.find(str(tmp_path), "best").endswith("step-00000002")
+    path = str(tmp_path / "checkpoints" / "step-00000004")
+    assert store.find(str(tmp_path), path) == path
+
+
+def test_a_best_epoch_without_a_checkpoint_is_a_warning(tmp_path, caplog):
+    progress = {"valid_perplexities": [9.0, 5.0, 7.0]}
+    for step, perplexity in [(1, 9.0), (3, 7.0)]:
+        save(tmp_path, step, perplexity, progress=progress)
+    assert store.find(str(tmp_path), "best").endswith("step-00000003")
+    assert "best validation perplexity, 5.00, has no usable checkpoint" in caplog.text
+    assert "using step 3, with 7.00" in caplog.text
+
+
+def test_steps_are_ordered_as_numbers(tmp_path):
+    for step in (99_999_999, 100_000_000, 100_000_001):
+        save(tmp_path, step, keep=2)
+    assert steps(tmp_path) == [100_000_000, 100_000_001]
+    assert store.find_newest(str(tmp_path)).endswith("step-100000001")
+
+
+def test_corrupt_checkpoints_never_displace_intact_ones(tmp_path, caplog):
+    for step, perplexity in [(10, 7.0), (20, 9.0), (30, 1.0), (40, None)]:
+        path = save(tmp_path, step, perplexity)
+        if step >= 30:
+            truncate(path)
+    VERIFIED.clear()
+    for step in (21, 22, 23):  # resumed from step 20
+        save(tmp_path, step, keep=2)
+    # The corrupt step 30 is not the best. Checkpoints newer than the intact ones are not removed.
+    assert steps(tmp_path) == [10, 22, 23, 30, 40]
+    assert store.find_newest(str(tmp_path)).endswith("23")
+    for step in (40, 50):  # 40 is written again, and 30 becomes old
+        save(tmp_path, step, keep=2)
+    assert steps(tmp_path) == [10, 40, 50]
+    # Two warnings by `prune`, which verifies each checkpoint once, and two by `find_newest`.
+    assert caplog.text.count("corrupt checkpoint") == 4
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "model.data-00000-of-00001"])
+def test_a_disk_that_fails_for_a_moment_is_not_corruption(tmp_path, monkeypatch, name):
+    save(tmp_path, 1, 2.0)
+    newest = save(tmp_path, 2, 8.0)
+
+    def fail_to_open(path, *arguments):
+        if path == str(newest / name):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return open(path, *arguments)
+
+    for module in (store, lm.files):
+        monkeypatch.setattr(module, "open", fail_to_open, raising=False)
+    VERIFIED.clear()
+    for read in (
+        lambda: store.find_newest(str(tmp_path)),
+        lambda: store.check(str(newest)),
+        lambda: store.prune(str(tmp_path), 1, VERIFIED),
+        lambda: save(tmp_path, 2, 7.0),
+    ):
+        with pytest.raises(RunError, match=f"{name} cannot be read: Input/output error") as raised:
+            read()
+        # A job does not restart after a UserError.
+        assert not isinstance(raised.value, (UserError, store.CorruptCheckpoint))
+    assert steps(tmp_path) == [1, 2]
+    monkeypatch.undo()
+    assert store.find_newest(str(tmp_path)) == str(newest)
+
+
+def test_checkpoints_of_diverged_ranks_displace_only_each_other(tmp_path):
+    for step in (1, 2):
+        save(tmp_path, step, keep=1)
+    for step in (3, 4, 5):
+        save(tmp_path, step, keep=1, in_sync=False)
+    assert steps(tmp_path) == [2, 5]
+    save(tmp_path, 6, keep=1)
+    assert steps(tmp_path) == [6]
+
+
+def test_pruning_hashes_each_checkpoint_once(tmp_path, monkeypatch):
+    hashed = []
+
+    def counting(path, original=store.sha256_of):
+        hashed.append(path)
+        return original(path)
+
+    for step in (1, 2, 3):
+        save(tmp_path, step, 9.0 - step)
+    monkeypatch.setattr(store, "sha256_of", counting)
+    store.prune(str(tmp_path), 2, VERIFIED)
+    assert steps(tmp_path) == [2, 3] and not hashed  # this job wrote them
+    VERIFIED.clear()
+    for _ in range(2):
+        store.prune(str(tmp_path), 2, VERIFIED)
+    assert len(hashed) == 4  # two files of each of two checkpoints
+
+
+FILES = ["manifest.json", "model.index", "model.data-00000-of-00001"]
+DAMAGES = {
+    "truncated": lambda path: path.write_bytes(path.read_bytes()[:-2]),
+    "a bit flipped": lambda path: path.write_bytes(
+        bytes([*(d := path.read_bytes())[: len(d) // 2], d[len(d) // 2] ^ 1, *d[len(d) // 2 + 1 :]])
+    ),
+    "missing": lambda path: path.unlink(),
+    "empty": lambda path: path.write_bytes(b""),
+    "not JSON": lambda path: path.write_bytes(b"x" * path.stat().st_size),
+    "another JSON": lambda path: path.write_bytes(b"[1]"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("name", FILES)
+def test_a_corrupt_newest_checkpoint_is_skipped_with_a_warning(tmp_path, caplog, name, damage):
+    older, newer = save(tmp_path, 1, 3.0), save(tmp_path, 2, 2.0)
+    DAMAGES[damage](newer / name)
+    with pytest.raises(store.CorruptCheckpoint, match=name):
+        store.verify(str(newer))
+    with caplog.at_level("WARNING", "lm"):
+        assert store.find_newest(str(tmp_path)) == str(older)
+        assert name in caplog.text
+        caplog.clear()
+        assert store.find(str(tmp_path), "best") == str(older)
+        assert name in caplog.text
+    with pytest.raises(UserError, match=r"not a usable checkpoint"):
+        store.find(str(tmp_path), str(newer))
+    save(tmp_path, 2)
+    assert store.find_newest(str(tmp_path)) == str(newer)
+
+
+@pytest.mark.parametrize(
+    "changes, how", [({"format": 2}, "format 2"), ({"novelty": 1}, "unknown field novelty")]
+)
+def test_a_checkpoint_of_a_newer_version_is_rejected_and_not_called_corrupt(tmp_path, changes, how):
+    save(tmp_path, 1, 9.0)
+    newer = save(tmp_path, 2, 8.0)
+    rewrite_manifest(newer, lambda content: content.update(changes))
+    VERIFIED.clear()
+    message = f"manifest.json was written by a newer version of this program .{how}.; update it"
+    for choose in ("last", "best", str(newer)):  # no older checkpoint replaces it
+        with pytest.raises(UserError, match=message):
+            store.find(str(tmp_path), choose)
+    with pytest.raises(UserError, match=message):
+        save(tmp_path, 3, keep=1)
+    assert steps(tmp_path) == [1, 2, 3]
+
+
+def test_no_checkpoint_and_only_corrupt_checkpoints(tmp_path):
+    assert store.find_newest(str(tmp_path)) is None
+    with pytest.raises(UserError, match=r"has no checkpoint"):
+        store.find(str(tmp_path))
+    for step in (1, 2):
+        (save(tmp_path, step) / "manifest.json").unlink()
+    with pytest.raises(UserError, match=r"all 2 checkpoints in .* are corrupt"):
+        store.find_newest(str(tmp_path))
+
+
+def test_a_manifest_holds_the_record_of_the_run(tmp_path):
+    content = json.loads((save(tmp_path, 1) / "manifest.json").read_text())
+    assert content["record"]["config"]["seed"] == 1 and content["record"]["vocabulary"] == "v"

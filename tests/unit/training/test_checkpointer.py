@@ -1,0 +1,68 @@
+"""When a running job saves, and how it waits for a save."""
+
+import errno
+import os
+import threading
+
+import pytest
+
+from lm.checkpoint import store
+from lm.config import RunOptions
+from lm.distributed.communicator import OneProcess
+from lm.distributed.supervisor import Supervisor
+from lm.training.checkpointer import BackgroundWriter, Checkpointer
+
+
+@pytest.fixture
+def checkpointer():
+    """A checkpointer of one process with an idle writer."""
+    with Supervisor(OneProcess(), 0) as supervisor:
+
+        def make(writer=None, **options):
+            writer = writer or BackgroundWriter("run", keep=1)
+            options = RunOptions(**options)
+            return Checkpointer(writer, None, options, OneProcess(), None, {}, supervisor)
+
+        yield make
+
+
+def test_a_save_is_due_after_steps_or_minutes(checkpointer):
+    every_four = [
+        step for step in range(1, 9) if checkpointer(checkpoint_every_steps=4).is_due(step)
+    ]
+    assert every_four == [4, 8]
+    assert checkpointer(checkpoint_every_minutes=1e-9).is_due(1)
+    assert not checkpointer(checkpoint_every_minutes=60).is_due(1)
+
+
+def test_old_checkpoints_that_cannot_be_removed_do_not_fail_a_save(monkeypatch, caplog):
+    def fail(*_):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(store, "save", lambda *_: None)
+    monkeypatch.setattr(store, "prune", fail)
+    writer = BackgroundWriter("run", keep=1)
+    writer.start({}, None)
+    writer.wait()
+    assert writer.failure is None
+    assert "old checkpoints are not removed: [Errno 5] Input/output error" in caplog.text
+
+
+def test_a_failed_run_waits_for_its_save_without_reporting_progress(monkeypatch, checkpointer):
+    phases, end = [], threading.Event()
+    monkeypatch.setattr(store, "save", lambda *_: end.wait(30))
+    monkeypatch.setattr(store, "prune", lambda *_: None)
+    writer = BackgroundWriter("run", keep=1)
+    writer.start({}, None)
+
+    def enter(self, phase, stoppable=False, alone=False, progress=True):
+        assert phase == "the writing of a checkpoint" and not stoppable
+        phases.append((alone, progress))
+        if len(phases) == 5:
+            end.set()
+
+    monkeypatch.setattr(Supervisor, "enter", enter)
+    checkpointer(writer).wait()
+    assert not writer.is_busy
+    assert phases[0] == (False, True) and phases[-1] == (False, True)  # the first and the last
+    assert (True, False) in phases and (True, True) not in phases
