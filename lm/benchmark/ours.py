@@ -33,10 +33,12 @@ def build_step(
     """Build the training step of `lm.train`.
 
     Returns:
-      The step, and facts about it: the `kernels`, and the `shapes` of the trainable variables of
-      the built-in network. A user-defined network has no `shapes`: its products are unknown.
+      The step, and facts about it: the `device`, the `kernels`, and the `shapes` of the trainable
+      variables of the built-in network. A user-defined network has no `shapes`: its products are
+      unknown.
     """
-    sessions = session_config(start_tensorflow(comm, threads))
+    device = start_tensorflow(comm, threads)
+    sessions = session_config(device)
     rows = rows_of_rank(config.batch_size, comm.rank, comm.size, config.virtual_ranks)
     with tf.Graph().as_default():
         graph = training.build_train_graph(Network(config, vocab_size, functions), comm, rows)
@@ -55,7 +57,7 @@ def build_step(
         loss = result.nll.nats / config.batch_size
         return StepResult(loss, result.grad_norm, result.exchange_seconds)
 
-    return step, {"kernels": kernels.description(), "shapes": shapes}
+    return step, {"device": device.name, "kernels": kernels.description(), "shapes": shapes}
 
 
 def measure_gemm(precision: str, threads: int, comm: Communicator) -> dict[str, float]:

@@ -26,6 +26,8 @@ _COLUMNS = [
     ("speedup [95 %]", "{speedup}"),
     ("efficiency", "{efficiency.value:.2f}"),
     ("MB sent per rank", "{mb_sent_per_rank:.2f}"),
+]
+_PART_COLUMNS = [
     ("compute ms", "{compute_ms:.2f}"),
     ("exchange ms", "{exchange_ms:.2f}"),
     ("input ms", "{input_ms:.2f}"),
@@ -47,6 +49,7 @@ def measure(config: Config, options: ScalingOptions) -> dict[str, Any]:
     times = {name: [run["seconds"] for run in runs] for name, runs in results.items()}
     return {
         "threads_per_rank": options.threads,
+        "device": results["one"][0]["device"],
         "vocab_size": results["one"][0]["vocab_size"],
         "rows": [
             _row(config, kind, ranks, results) for kind in KINDS for ranks in options.rank_counts
@@ -132,6 +135,8 @@ def show(config: Config, options: ScalingOptions, record: dict[str, Any]) -> Non
         f"\n{config.name}, {config.precision}, {options.threads} thread(s) per rank, global batch"
         f" {config.batch_size} x {config.num_steps}, {options.repeats} repeats"
     )
-    print_table(_COLUMNS, record["rows"])
+    # A GPU computes after its operations were started, so the times of the parts mean nothing.
+    on_gpu = record["device"].startswith("GPU")
+    print_table(_COLUMNS + ([] if on_gpu else _PART_COLUMNS), record["rows"])
     for ranks, ratio in record["efficiency_against_compute"].items():
         print(f"strong scaling, {ranks} ranks: efficiency against compute alone {ratio}")
