@@ -85,7 +85,9 @@ class Network:
         outputs_or_logits_TBX, after = network_rules.checked_result(
             where, found, what, shape, self.state_shapes
         )
-        self._check_variables(where, used, set(tf.global_variables()) - variables_before)
+        created = {variable.op.name for variable in set(tf.global_variables()) - variables_before}
+        self._names = set(used) if self._names is None else self._names
+        network_rules.check_variables(where, used, created, self._reserved_names(), self._names)
         if self.config.tie_weights:
             tables = [used["embedding"]] if "embedding" in used else list(context.tables.values())
             self._table = network_rules.tied_table(
@@ -99,22 +101,15 @@ class Network:
                 given = [inputs_TB, *state.values()]
                 network_rules.check_training(where, made, used, context, given)
             results = [outputs_or_logits_TBX, *after.values(), *context.penalties]
-            self._warn(network_rules.warnings_of(where, made, state, results))
+            for line in network_rules.warnings_of(where, made, state, results):
+                if line not in self._warnings:
+                    self._warnings.add(line)
+                    logger.warning(line)
         return outputs_or_logits_TBX, after
 
-    def _check_variables(self, where: str, used: Mapping[str, tf.Variable], made: set) -> None:
-        reserved = {f"state/{part}" for part in self.state_shapes}
-        if not self._makes_logits:
-            reserved |= {f"softmax/{part}" for part in _OUTPUT_LAYER}
-        network_rules.check_variables(where, used, made, reserved)
-        self._names = set(used) if self._names is None else self._names
-        network_rules.check_same_variables(where, self._names, set(used))
-
-    def _warn(self, lines) -> None:
-        for line in lines:
-            if line not in self._warnings:
-                self._warnings.add(line)
-                logger.warning(line)
+    def _reserved_names(self) -> set[str]:
+        output_layer = set() if self._makes_logits else {f"softmax/{v}" for v in _OUTPUT_LAYER}
+        return output_layer | {f"state/{part}" for part in self.state_shapes}
 
     def cross_entropy(
         self,

@@ -121,10 +121,14 @@ def operations() -> Nodes:
 
 
 def check_variables(
-    where: str, used: Mapping[str, tf.Variable], created: set[tf.Variable], reserved: set[str]
+    where: str,
+    used: Mapping[str, tf.Variable],
+    created: set[str],
+    reserved: set[str],
+    first_used: set[str],
 ) -> None:
-    """Reject variables that were not created by tf.get_variable, and reserved names."""
-    for name in sorted({variable.op.name for variable in created} - used.keys()):
+    """Check that all uses of a network get the same variables, by tf.get_variable."""
+    for name in sorted(created - used.keys()):
         raise UserError(
             f"{where} creates {name} again at each call: create it with tf.get_variable, which"
             " finds it again"
@@ -133,11 +137,7 @@ def check_variables(
         is_state = name.startswith("state/")
         owner = "the recurrent state in a checkpoint" if is_state else "the output layer"
         raise UserError(f"{where} has the variable {name}, a name of {owner}: rename it")
-
-
-def check_same_variables(where: str, first: set[str], used: set[str]) -> None:
-    """Reject a network whose uses have different variables."""
-    for name in sorted(first.symmetric_difference(used)):
+    for name in sorted(first_used.symmetric_difference(used)):
         raise UserError(
             f"{where} uses the variable {name} in some calls only (training, evaluation or single"
             " words): all calls must use the same variables (create the variables of a tf.function"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Sequence
 from functools import partial
-from typing import Callable, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 from lm import kernels
 from lm.model import plain
@@ -25,16 +26,7 @@ class Ops(NamedTuple):
 
 def plain_ops(precision: str = "float32") -> Ops:
     """Return the operations in plain TensorFlow, with products of the given precision."""
-    return Ops(
-        matmul=partial(plain.matmul, precision=precision),
-        add_bias=plain.add_bias,
-        recurrence=partial(plain.recurrence, precision=precision),
-        dropout=plain.dropout,
-        cross_entropy=partial(plain.cross_entropy, precision=precision),
-        column_sums=plain.column_sums,
-        global_norm=plain.global_norm,
-        add_to_average=plain.add_to_average,
-    )
+    return _ops(plain, products=dict(precision=precision), sums={})
 
 
 def fastest(precision: str = "float32", micro_batches: Sequence[int] = ()) -> Ops:
@@ -48,14 +40,17 @@ def fastest(precision: str = "float32", micro_batches: Sequence[int] = ()) -> Op
     if not kernels.available():
         return plain_ops(precision)
     sums = dict(micro_batches=micro_batches)
-    products = dict(precision=precision, **sums)
+    return _ops(kernels, products=dict(precision=precision, **sums), sums=sums)
+
+
+def _ops(module: types.ModuleType, products: dict[str, Any], sums: dict[str, Any]) -> Ops:
     return Ops(
-        matmul=partial(kernels.matmul, **products),
-        add_bias=partial(kernels.add_bias, **sums),
-        recurrence=partial(kernels.lstm_recurrence, **products),
-        dropout=kernels.dropout,
-        cross_entropy=partial(kernels.softmax_cross_entropy, **products),
-        column_sums=kernels.column_sums,
-        global_norm=kernels.global_norm,
-        add_to_average=kernels.add_to_average,
+        matmul=partial(module.matmul, **products),
+        add_bias=partial(module.add_bias, **sums),
+        recurrence=partial(module.lstm_recurrence, **products),
+        dropout=module.dropout,
+        cross_entropy=partial(module.softmax_cross_entropy, **products),
+        column_sums=module.column_sums,
+        global_norm=module.global_norm,
+        add_to_average=module.add_to_average,
     )

@@ -53,7 +53,7 @@ def column_sums(x_NM: tf.Tensor, micro_batches: Sequence[int] = ()) -> tf.Tensor
     return tf.reduce_sum(x_NM, axis=0)
 
 
-def recurrence(
+def lstm_recurrence(
     projected_TBG: tf.Tensor,
     recurrent_weights: tf.Tensor,
     h_0: tf.Tensor,
@@ -155,7 +155,7 @@ def dropout(x_TBH: tf.Tensor, keep_prob: float, key: tf.Tensor, counter: tf.Tens
     return tf.where(uniform_TBH < keep_prob, x_TBH * (1 / keep_prob), tf.zeros_like(x_TBH))
 
 
-def cross_entropy(
+def softmax_cross_entropy(
     hidden_NH: tf.Tensor,
     weights_HV: tf.Tensor,
     bias_V: tf.Tensor,
