@@ -83,6 +83,7 @@ def needs_extra(extra: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
+        package = (error.name or str(error)).partition(".")[0]
         raise UserError(
-            f"{error.name} is not installed; install the extra: pip install '.[{extra}]'"
+            f"{package} is not installed; install the extra: pip install '.[{extra}]'"
         ) from error

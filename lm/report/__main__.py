@@ -1,15 +1,8 @@
 """Compare runs: `python -m lm.report RUN [RUN ...] [--html FILE]`.
 
-Prints Markdown tables: the results of each config in the format of published tables; the speed,
-speedup and efficiency of each run; the differences between the loss curves of runs of the same
-config; and whether their numbers are bitwise equal, or the first number that differs. Runs with
-different corpora or vocabularies have separate tables, because their perplexities are not
-comparable. --html writes a page, with learning_curves.png and .pdf beside it (if there are several
-corpora: learning_curves-1, learning_curves-2, ...). An unfinished run is reported up to its last
-event.
-
-`python -m lm.report SEARCH [--html FILE]` prints the trials of an lm.search. With --html, the page
-also shows plots and the learning curves of the best trials.
+Prints Markdown tables of the results, the speed and the differences of runs. --html writes the same
+as a page, with learning_curves.png and .pdf beside it (if there are several corpora:
+learning_curves-1, learning_curves-2, ...). `python -m lm.report SEARCH` reports an lm.search.
 """
 
 import dataclasses

@@ -115,9 +115,13 @@ def _test(run_dir: str, search: Search, raise_if_stopped: Callable[[], None]) ->
     if search.file.functions.sha256:
         command += ["--config", search.file.path]
     logger.info("testing the best trial")
+    output = None
     with launch(command, environment(), subprocess.PIPE) as process:
         try:
-            output, errors = _communicate(process, raise_if_stopped)
+            while output is None:
+                raise_if_stopped()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    output, errors = process.communicate(timeout=_TICK_SECONDS)
         finally:
             process.kill()  # no effect if the process has ended
     if process.returncode:
@@ -126,12 +130,3 @@ def _test(run_dir: str, search: Search, raise_if_stopped: Callable[[], None]) ->
     # A config file may print other lines.
     lines = [line for line in output.decode(errors="replace").splitlines() if line.startswith("{")]
     return json.loads(lines[-1])["perplexity"]
-
-
-def _communicate(
-    process: subprocess.Popen, raise_if_stopped: Callable[[], None]
-) -> tuple[bytes, bytes]:
-    while True:
-        raise_if_stopped()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return process.communicate(timeout=_TICK_SECONDS)

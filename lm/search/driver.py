@@ -41,12 +41,8 @@ _DISK_FULL = [os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT)]
 _TABLE_EVERY = 10  # finished trials
 
 
-class _Interrupted(Exception):
-    """Ends a trial whose run continues later, here or in another driver."""
-
-
-class _Failed(Exception):
-    """Ends a trial whose run has failed."""
+class _TrialEnded(Exception):
+    """Ends a trial. The run continues later, unless the trial has a FAILURE."""
 
 
 class Driver:
@@ -122,7 +118,7 @@ class Driver:
         try:
             self._study.optimize(
                 self._objective, n_trials=num_trials, n_jobs=num_jobs,
-                catch=(_Interrupted, _Failed), callbacks=[self._after_trial],
+                catch=(_TrialEnded,), callbacks=[self._after_trial],
             )  # fmt: skip
         except Exception as error:
             if not self._error:
@@ -138,15 +134,15 @@ class Driver:
         """Train a run to its end and return its best validation perplexity."""
         try:
             return self._train(trial)
-        except (_Interrupted, _Failed, optuna.TrialPruned):
+        except (_TrialEnded, optuna.TrialPruned):
             raise
         except UpdateFinishedTrialError as error:  # another driver took over
-            raise _Interrupted from error
+            raise _TrialEnded from error
         except Exception as error:
             # Optuna loses the errors of the threads that end last.
             self._error = self._error or error
             self._study.stop()
-            raise _Interrupted from error
+            raise _TrialEnded from error
 
     def _train(self, trial: optuna.Trial) -> float:
         directory = run_files.trial_dir(self._directory, self._number_of(trial))
@@ -178,7 +174,7 @@ class Driver:
                     trial.set_user_attr(RUN, number)
         if RUN not in trial.user_attrs:  # other drivers have started the last runs
             self._study.stop()
-            raise _Interrupted
+            raise _TrialEnded
         return trial.user_attrs[RUN]
 
     def _config_of(self, trial: optuna.Trial, directory: str) -> Config:
@@ -188,7 +184,7 @@ class Driver:
             self._fail(trial, str(error), directory)
         except UserError as error:  # these values are invalid, but others may be valid
             trial.set_user_attr(FAILURE, str(error))
-            raise _Failed from error
+            raise _TrialEnded from error
         trial.set_user_attr(CONFIG, dataclasses.asdict(config))
         return config
 
@@ -262,7 +258,7 @@ class Driver:
                 f"{count} trials failed with the same error: {reason}; fix it, then {self._resume}"
             )
         trial.set_user_attr(FAILURE, reason)
-        raise _Failed(reason)
+        raise _TrialEnded
 
     def _tick(self) -> None:
         time.sleep(_TICK_SECONDS)
@@ -272,7 +268,7 @@ class Driver:
         """End this trial if the search ends."""
         self.raise_if_stopped()
         if self._error:
-            raise _Interrupted
+            raise _TrialEnded
 
     def _after_trial(self, study: optuna.Study, trial: FrozenTrial) -> None:
         if trial.state == TrialState.FAIL and FAILURE not in trial.user_attrs:

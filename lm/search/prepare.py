@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import pathlib
 import uuid
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -102,7 +103,12 @@ def _open(
         holder, activity = (turn, "creating the search") if is_shared else (stack, None)
         holder.enter_context(locked(os.path.join(directory, run_files.LOCK), activity))
         is_new = not _exists(directory)  # another driver may just have created the search
-        search = _with_copied_config(search, directory) if is_new else _load(directory, given)
+        if is_new:  # the user may change or delete the original config file
+            path = os.path.join(directory, run_files.SEARCH_CONFIG)
+            write_atomically(path, pathlib.Path(search.file.path).read_bytes())
+            search = search._replace(file=dataclasses.replace(search.file, path=path))
+        else:
+            search = _load(directory, given)
         if search.settings.corpus not in (None, corpus):
             raise UserError(
                 "cannot resume: the corpus is not the corpus of this search; give its directory"
@@ -172,11 +178,3 @@ def _check(settings: Settings, file: ConfigFile, flags: Mapping[str, Any] = {}) 
     check_storage(options)
     slots = divide_hosts(options.ranks_per_trial, options.parallel_trials, options.hosts)
     return Search(settings._replace(options=options), file, config, space, grid, slots)
-
-
-def _with_copied_config(search: Search, directory: str) -> Search:
-    """Copy the config file, because the user may change or delete the original."""
-    path = os.path.join(directory, run_files.SEARCH_CONFIG)
-    with open(search.file.path, "rb") as file:
-        write_atomically(path, file.read())
-    return search._replace(file=dataclasses.replace(search.file, path=path))

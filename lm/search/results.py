@@ -12,9 +12,9 @@ from optuna.trial import FrozenTrial, TrialState
 
 from lm import run_files
 from lm.cli.tables import printable
-from lm.errors import UserError, first_line
+from lm.errors import UserError
 from lm.report.tables import Table
-from lm.search.study import FAILURE, RUN, best_runs, runs, storage_url
+from lm.search.study import FAILURE, RUN, best_runs, runs, storage_errors, storage_url
 
 NUM_BEST = 10  # rows in the table of the best trials
 TEST = "test"  # user attribute of the study: the tested run and its perplexity
@@ -45,26 +45,24 @@ def load_search(directory: str) -> FoundSearch:
     """Read a search, which may be running.
 
     Raises:
-      UserError: If search.json is corrupt, or if the storage cannot be read.
+      UserError: If search.json is corrupt, or if the study does not exist.
+      RunError: If the storage cannot be read.
     """
     path = os.path.join(directory, run_files.SEARCH)
     try:
         with open(path, encoding="utf-8") as file:
             settings = json.load(file)
-        storage, file = settings["options"]["storage"], os.path.join(directory, run_files.STUDY)
-        if not storage and not os.path.exists(file):  # SQLite would create it
-            raise UserError(f"{file} does not exist; no trial has started")
-        url, name = storage_url(directory, storage), settings["study"]
+        storage, name = settings["options"]["storage"], settings["study"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} is corrupt: {error!r}") from error
+    file = os.path.join(directory, run_files.STUDY)
+    if not storage and not os.path.exists(file):  # SQLite would create it
+        raise UserError(f"{file} does not exist; no trial has started")
+    url = storage_url(directory, storage)
+    with storage_errors(f"cannot report {directory}"):
         if name not in optuna.get_all_study_names(url):
             raise UserError(f"{url} does not contain the study {name}; no trial has started")
         return FoundSearch(directory, settings, optuna.load_study(study_name=name, storage=url))
-    except UserError:
-        raise
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path} or its study is corrupt: {error!r}") from error
-    except Exception as error:  # raised by SQLAlchemy or the driver of the database
-        line = first_line(error.__cause__ or error)
-        raise UserError(f"cannot read the study of {directory}: {line}") from error
 
 
 def progress_line(study: optuna.Study, trial: FrozenTrial, num_runs: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import optuna
@@ -58,7 +58,9 @@ def parse_space(text: str, config: Config) -> dict[str, BaseDistribution]:
         if name in space:
             raise UserError(f"space: {name} occurs twice")
         space[name] = _distribution(name, field_type(type(config), name)[0], values)
-        for value in _ends(space[name]):
+        each = space[name]
+        is_choice = isinstance(each, CategoricalDistribution)
+        for value in each.choices if is_choice else (each.low, each.high):
             try:
                 replaced(config, **{name: value})
             except UserError as error:
@@ -127,7 +129,7 @@ def config_of(space: Space | Suggest, trial: optuna.Trial, config: Config) -> Co
         suggested = space(trial, config)
     except UserError as error:
         raise UserError(f"suggest(): {error}") from error
-    except optuna.exceptions.StorageInternalError:
+    except optuna.exceptions.OptunaError:  # of the storage
         raise
     except (Exception, SystemExit) as error:
         reason = " ".join(str(error).split())
@@ -188,9 +190,3 @@ def _value(name: str, plain_type: type, text: str) -> Any:
     except ValueError:
         pass
     raise UserError(f"space: {name} must be {plain_type.__name__}, not {text!r}")
-
-
-def _ends(distribution: BaseDistribution) -> Sequence[Any]:
-    if isinstance(distribution, CategoricalDistribution):
-        return distribution.choices
-    return distribution.low, distribution.high

@@ -1,0 +1,48 @@
+"""Missing optional packages."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.commands import ROOT
+from tests.unit.report.runs import write_run
+
+SEARCH = ["--space", "learning_rate=1|2", "--corpus", "embedded", "--output_dir", "search"]
+
+
+def run_without(packages, command, arguments, cwd):
+    """Run a command as if some packages were not installed."""
+    code = (
+        f"import sys; sys.modules.update(dict.fromkeys({packages}))\n"
+        f"from {command}.__main__ import main; sys.argv = {[command, *arguments]}; main()"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", code], cwd=cwd, capture_output=True, text=True, timeout=60,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "package, command, arguments, extra",
+    [
+        ("optuna", "lm.search", SEARCH, "search"),
+        ("sqlalchemy", "lm.search", SEARCH, "search"),
+        ("optuna", "lm.report", ["old"], "search"),
+        ("matplotlib", "lm.report", ["run", "--html", "report.html"], "report"),
+    ],
+)
+def test_a_missing_package_is_one_line(tmp_path, package, command, arguments, extra):
+    write_run(tmp_path / "run")
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old/search.json").write_text("{}")
+    result = run_without([package], command, arguments, tmp_path)
+    message = f"{package} is not installed; install the extra: pip install '.[{extra}]'"
+    assert result.stderr == f"lm: error: {message}\n" and result.returncode == 2
+
+
+def test_the_tables_of_a_run_need_no_extra(tmp_path):
+    write_run(tmp_path / "run")
+    result = run_without(["matplotlib", "optuna"], "lm.report", ["run"], tmp_path)
+    assert result.returncode == 0 and "| config" in result.stdout
