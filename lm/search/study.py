@@ -40,7 +40,7 @@ warnings.filterwarnings("ignore", module="optuna")
 warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
 
 # Adds a trial that continues the run of a failed trial.
-requeue = RetryHeartbeatStaleTrialCallback()
+requeue = RetryHeartbeatStaleTrialCallback(inherit_intermediate_values=True)
 
 
 def storage_url(directory: str, storage: str | None) -> str:

@@ -53,32 +53,37 @@ def test_a_process_uses_only_its_cores(monkeypatch):
         os.sched_setaffinity(0, before)
 
 
-def test_each_rank_has_a_visible_gpu(monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+@pytest.fixture
+def shown(monkeypatch):
+    """Return a function: the GPUs that each trial sees, given CUDA_VISIBLE_DEVICES."""
     monkeypatch.setattr(places, "count_cores", lambda: 8)
-    shown = [slots[0].variables()["CUDA_VISIBLE_DEVICES"] for slots in divide_hosts(2, 2, None)]
-    assert shown == ["4,5", "6,7"]
+
+    def gpus(visible, *arguments):
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        if visible is not None:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        divided = divide_hosts(*arguments)
+        return [own.variables().get("CUDA_VISIBLE_DEVICES") for slots in divided for own in slots]
+
+    return gpus
+
+
+def test_each_rank_has_a_visible_gpu(shown):
+    assert shown("4,5,6,7", 2, 2, None) == ["4,5", "6,7"]
     with pytest.raises(UserError, match="need 6 GPUs, and this host has 4"):
-        divide_hosts(2, 3, None)
+        shown("4,5,6,7", 2, 3, None)
 
 
-def test_ranks_on_other_hosts_use_the_gpus_visible_here(monkeypatch):
-    def shown(hosts):
-        divided = divide_hosts(1, None, hosts)
-        return [slots[0].variables().get("CUDA_VISIBLE_DEVICES") for slots in divided]
-
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert shown("a:2,b:1") == ["0", "1", "0"]
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
-    assert shown("a:2,b:1") == ["2", "3", "2"]
+def test_ranks_on_other_hosts_use_the_gpus_visible_here(shown):
+    assert shown(None, 1, None, "a:2,b:1") == ["0", "1", "0"]
+    assert shown("2,3", 1, None, "a:2,b:1") == ["2", "3", "2"]
     with pytest.raises(UserError, match="3 slots, and CUDA_VISIBLE_DEVICES names only 2 GPUs"):
-        shown("a:3,b:1")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-8c1b,GPU-9d2e")
+        shown("2,3", 1, None, "a:3,b:1")
     with pytest.raises(UserError, match="names GPUs of this host"):
-        shown("a:2,b:1")
+        shown("GPU-8c1b,GPU-9d2e", 1, None, "a:2,b:1")
 
 
-def test_gpus_of_this_host_are_counted_once(monkeypatch, tmp_path):
+def test_gpus_of_this_host_are_counted_once(shown, monkeypatch, tmp_path):
     listed = """GPU 0: NVIDIA GeForce RTX 4060 Laptop GPU (UUID: GPU-1d5f)
 GPU 1: NVIDIA A100-SXM4-40GB (UUID: GPU-8c1b)
   MIG 1g.5gb      Device  0: (UUID: MIG-6a2f)
@@ -86,21 +91,15 @@ GPU 1: NVIDIA A100-SXM4-40GB (UUID: GPU-8c1b)
     (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\ncat <<END\n{listed}END\n")
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(places, "count_cores", lambda: 8)
-    shown = [slots[0].variables()["CUDA_VISIBLE_DEVICES"] for slots in divide_hosts(1, 2, None)]
-    assert shown == ["0", "1"]
+    assert shown(None, 1, 2, None) == ["0", "1"]
     with pytest.raises(UserError, match="need 3 GPUs, and this host has 2"):
-        divide_hosts(1, 3, None)
+        shown(None, 1, 3, None)
 
 
 @pytest.mark.parametrize("hidden", ["", "-1", "-1,0", "NoDevFiles"])
-def test_hidden_gpus_stay_hidden(monkeypatch, hidden):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
-    monkeypatch.setattr(places, "count_cores", lambda: 8)
+def test_hidden_gpus_stay_hidden(shown, hidden):
     for hosts in (None, "a:4,b:4"):
-        for (own,) in divide_hosts(2, 3, hosts):
-            assert own.variables()["CUDA_VISIBLE_DEVICES"] == ""
+        assert set(shown(hidden, 2, 3, hosts)) == {""}
 
 
 @pytest.mark.parametrize(

@@ -43,15 +43,17 @@ def test_a_run_has_the_same_values_if_its_driver_dies_between_two_values(tmp_pat
     assert found[0] == found[1] and len({str(params) for params in found[0]}) >= 6
 
 
-def test_a_failed_run_is_not_requeued(tmp_path):
+def test_an_interrupted_run_is_requeued_but_a_failed_run_is_not(tmp_path):
     settings = Settings("name", {"num_epochs": 2}, SearchOptions(), {})
     study = open_study(settings, str(tmp_path), None, True)
     for number, attributes in enumerate([{}, {"failure": "nan"}]):
         trial = study.ask()
         for name, value in {RUN: number, **attributes}.items():
             trial.set_user_attr(name, value)
+        trial.report(90.0, 3)
     requeue_interrupted(study)
     assert [trial.state for trial in runs(study)] == [TrialState.WAITING, TrialState.FAIL]
+    assert [trial.last_step for trial in runs(study)] == [3, 3]
 
 
 @pytest.mark.parametrize(
