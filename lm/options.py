@@ -1,39 +1,46 @@
-"""Settings: how a field of one is declared, and checked."""
+"""Options: dataclass fields with a help text, a range and checks."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 import sys
 import typing
-from collections.abc import Sequence
-from typing import Any, Optional, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 
 from lm.errors import UserError, first_line
 
 Settings = TypeVar("Settings")
 
 _PLAIN_TYPES: tuple[type, ...] = (int, float, bool, str)
+_RANGE_CHECKS = {
+    "low": (operator.ge, "at least"),
+    "above": (operator.gt, "greater than"),
+    "high": (operator.le, "at most"),
+    "below": (operator.lt, "less than"),
+}
 
 
 def option(
     default: Any,
     help: str,
     *,
-    low: Optional[float] = None,
-    above: Optional[float] = None,
-    high: Optional[float] = None,
-    below: Optional[float] = None,
+    low: float | None = None,
+    above: float | None = None,
+    high: float | None = None,
+    below: float | None = None,
     choices: Sequence[Any] = (),
     per_host: bool = False,
     is_path: bool = False,
     required: bool = False,
     may_change: Sequence[str] = ("search",),
 ) -> Any:
-    """Declare a field of a `Checked` dataclass: of `Config`, `RunOptions` or a command's options.
+    """Declare a field of a `Checked` dataclass, such as `Config` or `RunOptions`.
 
     Args:
-      default: The value when neither a config file nor a flag sets it.
+      default: The value if neither a config file nor a flag sets the field.
       help: One line for `--help`.
       low: Smallest allowed value.
       above: The value must be greater than this.
@@ -63,81 +70,74 @@ def may_change(cls: type, *occasions: str) -> set[str]:
 
 
 def field_type(cls: type, name: str) -> tuple[type, bool]:
-    """Tell a field's plain type and whether None is allowed.
+    """Return the plain type of a field, and whether None is allowed.
 
     Raises:
-      UserError: It is another than int, float, bool, str or Optional of one of these.
+      UserError: If the type is not int, float, bool or str, or one of them or None.
     """
     hint = typing.get_type_hints(cls)[name]
-    plain_types = [plain for plain in _PLAIN_TYPES if hint in (plain, Optional[plain])]
-    if not plain_types:
-        raise UserError(f"{name} must be an int, float, bool or str, or Optional[...] of one")
-    return plain_types[0], hint is not plain_types[0]
+    for plain in _PLAIN_TYPES:
+        if hint in (plain, plain | None):
+            return plain, hint is not plain
+    raise UserError(f"{name} must be an int, float, bool or str, or one of them | None")
 
 
 def replaced(settings: Settings, **fields: Any) -> Settings:
-    """Return settings with other values, as `dataclasses.replace`.
+    """Return settings with different values, as `dataclasses.replace` does.
 
     Args:
-      settings: A dataclass, perhaps a config file's subclass with checks of its own.
+      settings: A dataclass, possibly a config file's subclass with its own checks.
       **fields: The values.
 
     Raises:
-      UserError: They are refused.
+      UserError: If a value is invalid.
     """
     try:
         changed = dataclasses.replace(settings, **fields)
-        Checked.__post_init__(changed)  # also where that of a subclass does not call it
+        Checked.__post_init__(changed)  # a subclass may have replaced it
         return changed
     except UserError:
         raise
-    except Exception as error:  # of the subclass
+    except Exception as error:  # from the subclass
         name = type(settings).__name__
         raise UserError(f"{name}: {type(error).__name__}: {first_line(error)}") from error
 
 
 class Checked:
-    """Checks the type and range of every field; a dataclass inherits it."""
+    """Base of dataclasses whose fields are checked for type and range."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            if "help" not in field.metadata:  # of a user's subclass
+            if "help" not in field.metadata:  # in a user's subclass
                 raise UserError(f"{field.name} must be declared as option(default, help)")
             value = getattr(self, field.name)
-            expected, optional = field_type(type(self), field.name)
-            if value is None and optional:
+            expected, is_optional = field_type(type(self), field.name)
+            if value is None and is_optional:
                 continue
-            if value == "" and optional:  # of a shell's variable that is not set
+            if value == "" and is_optional:  # from an unset shell variable
                 raise UserError(f"{field.name} is empty: give a value, or leave it out")
             if expected is float and type(value) is int:
                 value = float(value)
-                object.__setattr__(self, field.name, value)
-            if value == math.inf:  # no JSON number, and configs are kept in JSON
+            if value == math.inf:  # JSON, which stores configs, has no infinity
                 value = sys.float_info.max
-                object.__setattr__(self, field.name, value)
+            object.__setattr__(self, field.name, value)
             if type(value) is not expected:
                 raise UserError(f"{field.name} must be {expected.__name__}, not {value!r}")
-            if value != value:  # NaN: a resumed run's would not be equal to it
+            if value != value:
                 raise UserError(f"{field.name} must be a number, not {value}")
-            self._check_range(field.name, value, field.metadata)
+            _check_range(field.name, value, field.metadata)
 
-    @staticmethod
-    def _check_range(name: str, value: Any, rules: typing.Mapping[str, Any]) -> None:
-        if rules["choices"] and value not in rules["choices"]:
-            raise UserError(
-                f"{name} must be one of {', '.join(map(str, rules['choices']))}, not {value!r}"
-            )
-        # Written so that NaN, for which every comparison is false, is refused too.
-        if rules["low"] is not None and not value >= rules["low"]:
-            raise UserError(f"{name} must be at least {rules['low']}, not {value}")
-        if rules["above"] is not None and not value > rules["above"]:
-            raise UserError(f"{name} must be greater than {rules['above']}, not {value}")
-        if rules["high"] is not None and not value <= rules["high"]:
-            raise UserError(f"{name} must be at most {rules['high']}, not {value}")
-        if rules["below"] is not None and not value < rules["below"]:
-            raise UserError(f"{name} must be less than {rules['below']}, not {value}")
+
+def _check_range(name: str, value: Any, rules: Mapping[str, Any]) -> None:
+    if rules["choices"] and value not in rules["choices"]:
+        choices = ", ".join(map(str, rules["choices"]))
+        raise UserError(f"{name} must be one of {choices}, not {value!r}")
+    for rule, (is_valid, words) in _RANGE_CHECKS.items():
+        bound = rules[rule]
+        if bound is not None and not is_valid(value, bound):
+            raise UserError(f"{name} must be {words} {bound}, not {value}")
 
 
 def defaults(cls: type) -> dict[str, Any]:
-    """Return the defaults of a class of settings: what those mean that an older version lacked."""
+    """Return the default of each field."""
     return {field.name: field.default for field in dataclasses.fields(cls)}

@@ -13,7 +13,7 @@ from typing import TextIO
 
 from tqdm import tqdm
 
-from lm.files import PatientFile
+from lm.files import RetryingAppend
 
 logger = logging.getLogger("lm")
 _FORMATTER = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
@@ -52,7 +52,7 @@ class _FileHandler(logging.Handler):
 
     def __init__(self, path: str):
         super().__init__()
-        self._file = PatientFile(path)
+        self._file = RetryingAppend(path)
         self.setFormatter(_FORMATTER)
 
     def createLock(self) -> None:

@@ -16,7 +16,7 @@ from lm import run_files
 from lm.errors import ProgramExit, RunError, Stopped
 from lm.events.logs import LogFiles, may_be_gone
 from lm.events.tensorboard import TensorBoardWriter
-from lm.files import PatientFile
+from lm.files import RetryingAppend
 
 logger = logging.getLogger("lm")
 
@@ -33,7 +33,7 @@ class Reporter:
         self.output_dir = output_dir
         self._metrics, self._tensorboard, self._logs = None, None, None
         if output_dir:
-            self._metrics = PatientFile(os.path.join(output_dir, run_files.METRICS))
+            self._metrics = RetryingAppend(os.path.join(output_dir, run_files.METRICS))
             if tensorboard:
                 directory = os.path.join(output_dir, run_files.TENSORBOARD)
                 self._tensorboard = TensorBoardWriter(directory)

@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from lm.files import PatientFile
+from lm.files import RetryingAppend
 from lm.perplexity import MAX_MEAN_NLL
 
 # The tag for each number of an event. Tags with the same prefix share a section.
@@ -45,7 +45,7 @@ class TensorBoardWriter:
     def __init__(self, log_dir: str):
         os.makedirs(log_dir, exist_ok=True)
         name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}"
-        self._file = PatientFile(os.path.join(log_dir, name))
+        self._file = RetryingAppend(os.path.join(log_dir, name))
         self._records = RecordWriter(self._file)
         self._add(file_version="brain.Event:2")
 

@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from lm.files import PatientFile, check_writable, locked, write_atomically
+from lm.files import RetryingAppend, check_writable, locked, write_atomically
 from tests.limits import file_size_limit
 
 
@@ -25,7 +25,7 @@ def test_what_can_be_written_is_found_out_without_a_trace(tmp_path):
 
 def test_what_finds_no_room_is_written_when_there_is(tmp_path, caplog):
     path = tmp_path / "file"
-    file = PatientFile(str(path))
+    file = RetryingAppend(str(path))
     lines = [f"line {number}\n".encode() for number in range(9)]
     with file_size_limit(17):
         for line in lines[:5]:
@@ -43,7 +43,7 @@ def test_what_finds_no_room_is_written_when_there_is(tmp_path, caplog):
 
 def test_what_a_mount_has_lost_is_written_when_it_is_back(tmp_path):
     path, moved = tmp_path / "file", tmp_path / "moved"
-    file = PatientFile(str(path))
+    file = RetryingAppend(str(path))
     file.write(b"1\n")
     with socket.socket(socket.AF_UNIX) as dead:  # writing to it fails as to a dead mount's file
         os.dup2(dead.fileno(), _descriptor_of(path))
@@ -70,7 +70,7 @@ def test_a_disk_that_is_full_when_it_is_asked_to_keep_what_it_took_is_told(
     def full(descriptor):
         raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))  # as on NFS
 
-    file = PatientFile(str(tmp_path / "file"))
+    file = RetryingAppend(str(tmp_path / "file"))
     file.write(b"line\n")
     file.sync()
     assert file.failure is None
@@ -80,12 +80,12 @@ def test_a_disk_that_is_full_when_it_is_asked_to_keep_what_it_took_is_told(
     file.write(b"another line\n")  # for which there is room
     file.close()
     assert "file: Disk quota exceeded" in file.loss and file.failure is None
-    assert "what was added last may be lost" in caplog.text
+    assert "the last lines may be lost" in caplog.text
 
 
 def test_what_is_no_file_is_not_replaced(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(OSError, match="it is not a file"):
+    with pytest.raises(OSError, match="not a regular file"):
         write_atomically(str(tmp_path / "pipe"), b"a")
     assert (tmp_path / "pipe").is_fifo()
 
@@ -108,7 +108,7 @@ def test_locks_fall_back_to_the_host_where_the_file_system_has_none(tmp_path, mo
 
     monkeypatch.setattr(fcntl, "flock", no_locks_here)
     (tmp_path / "host").mkdir()
-    monkeypatch.setattr("lm.files._OF_THE_HOST", str(tmp_path / "host"))
+    monkeypatch.setattr("lm.files._HOST_DIRECTORY", str(tmp_path / "host"))
     path = str(tmp_path / "lock")
     with locked(path, "testing"):
         monkeypatch.setattr("tempfile.tempdir", str(tmp_path))  # of another job of this host
