@@ -1,26 +1,25 @@
-"""The settings of a run: what is trained (`Config`) and how (`RunOptions`).
+"""The settings of a run: what to train (`Config`), and how and where (`RunOptions`).
 
-Each field is declared once, with its default, its help text and its allowed range; the
-command-line flags and their `--help` are generated from here (`lm/cli/flags.py`).
+Each field is declared once, with its default, help text and range. The command-line flags are
+generated from these declarations.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Optional
 
 from lm.options import Checked, option
 
-_INT32 = 2**31 - 1  # more than that is no size of a tensor
-_MOST_THREADS = 4096  # far beyond, the process ends when they are started
+_INT32 = 2**31 - 1  # the largest valid tensor dimension
+_MOST_THREADS = 4096  # with many more, the process fails when it starts them
 
 
 @dataclasses.dataclass(frozen=True)
 class Config(Checked):
-    """What is trained: the model, its schedule, its data and its seed.
+    """The model, its schedule, its data and its seed.
 
-    The same Config gives the same run on any number of ranks. Raises UserError, naming the
-    field, for a value of the wrong type or out of range.
+    The same Config gives the same run on any number of ranks. Raises UserError if a value has the
+    wrong type or is out of range.
     """
 
     name: str = option(
@@ -29,38 +28,38 @@ class Config(Checked):
 
     # Data.
     corpus: str = option(
-        "files",
-        "files: PTB or own text in --data_path; embedded: a small generated language",
+        "files", "files: PTB or your own text in --data_path; embedded: a small synthetic corpus",
         choices=("files", "embedded"), may_change=(),
     )  # fmt: skip
-    vocab_size: Optional[int] = option(
+    vocab_size: int | None = option(
         None, "keep at most this many words; the others become <unk> (default: all)", low=3,
         may_change=(),
     )  # fmt: skip
 
     # Model: Zaremba, Sutskever, Vinyals (2014), https://arxiv.org/abs/1409.2329.
-    init_scale: float = option(0.1, "weights start uniform in +-init_scale", above=0, high=10)
-    embedding_init_scale: Optional[float] = option(
-        None, "the embedding starts uniform in +-embedding_init_scale (default: init_scale)",
-        above=0, high=10,
-    )  # fmt: skip
+    init_scale: float = option(
+        0.1, "initialize weights uniformly in +-init_scale", above=0, high=10
+    )
+    embedding_init_scale: float | None = option(
+        None, "init_scale of the embedding (default: init_scale)", above=0, high=10
+    )
     hidden_size: int = option(200, "units of each LSTM layer", low=1, high=_INT32)
-    embedding_size: Optional[int] = option(
+    embedding_size: int | None = option(
         None, "units of the embedding (default: hidden_size)", low=1, high=_INT32
     )
     tie_weights: bool = option(
-        False, "let the embedding be the output layer's weights too; outputs of another size are"
-        " projected down to it",
+        False, "use the embedding as the weights of the output layer; outputs of a different size"
+        " are projected to it",
     )  # fmt: skip
     num_layers: int = option(2, "number of LSTM layers", low=1, high=1000)
     num_steps: int = option(20, "time steps of truncated back-propagation", low=1, high=_INT32)
     keep_prob: float = option(
         1.0, "probability of keeping a unit in dropout (1: no dropout)", above=0, high=1
     )
-    embedding_keep_prob: Optional[float] = option(
+    embedding_keep_prob: float | None = option(
         None, "keep_prob of the embedding's outputs (default: keep_prob)", above=0, high=1
     )
-    output_keep_prob: Optional[float] = option(
+    output_keep_prob: float | None = option(
         None, "keep_prob of the top layer's outputs (default: keep_prob)", above=0, high=1
     )
     recurrent_keep_prob: float = option(
@@ -84,15 +83,13 @@ class Config(Checked):
     )  # fmt: skip
 
     precision: str = option(
-        "float32",
-        "bfloat16: the factors of matrix products are rounded to it; all else is float32. Faster on"
-        " CPUs that multiply it (AVX512_BF16, AMX), not on others",
-        choices=("float32", "bfloat16"),
-    )
+        "float32", "bfloat16 rounds the factors of matrix products; everything else uses float32."
+        " It is faster only on CPUs with AVX512_BF16 or AMX", choices=("float32", "bfloat16"),
+    )  # fmt: skip
 
-    # Optimization; docs/optimization.md says which published recipe each field is for.
+    # Optimization. docs/optimization.md lists the published recipe of each field.
     batch_size: int = option(
-        20, "rows of the GLOBAL batch, shared out over all ranks", low=1, high=_INT32
+        20, "rows of the GLOBAL batch, which the ranks divide", low=1, high=_INT32
     )
     num_epochs: int = option(
         13, "passes over the training split", low=1, high=_INT32, may_change=["resume", "search"]
@@ -101,9 +98,7 @@ class Config(Checked):
         "sgd", "sgd; momentum: classic, not Nesterov's; adam: bias-corrected",
         choices=("sgd", "momentum", "adam"),
     )  # fmt: skip
-    momentum: float = option(
-        0.9, "momentum: share of the velocity that is kept at each step", low=0, below=1
-    )
+    momentum: float = option(0.9, "momentum: factor on the velocity at each step", low=0, below=1)
     adam_beta1: float = option(0.9, "adam: decay of the running mean of gradients", low=0, below=1)
     adam_beta2: float = option(
         0.999, "adam: decay of the running mean of squared gradients", low=0, below=1
@@ -114,9 +109,9 @@ class Config(Checked):
     weight_decay: float = option(
         0.0, "added to the gradient, times the weights; adam: decoupled, as AdamW", low=0, high=1e38
     )
-    asgd_trigger_epochs: Optional[int] = option(
-        None, "use the weights' average from when an epoch's validation perplexity is worse than"
-        " the best of those more than so many epochs ago (NT-ASGD)", low=1,
+    asgd_trigger_epochs: int | None = option(
+        None, "start to average the weights when the validation perplexity is worse than the best"
+        " one from more than N epochs ago (NT-ASGD)", low=1,
     )  # fmt: skip
     learning_rate: float = option(1.0, "learning rate before decay", above=0, high=1e38)
     lr_schedule: str = option(
@@ -134,12 +129,10 @@ class Config(Checked):
         5.0, "clip the gradient's global norm to this (inf: no clipping)", above=0
     )
     scale_lr_by_worker: str = option(
-        "none",
-        "multiply the learning rate by 1, sqrt(ranks) or ranks; the global batch does not"
-        " grow with the ranks, so none is right unless you raise batch_size too",
-        choices=("none", "sqrt", "linear"),
-    )
-    warmup_steps: int = option(0, "raise the learning rate linearly from 0 over these steps", low=0)
+        "none", "multiply the learning rate by 1, sqrt(ranks) or ranks; use none unless batch_size"
+        " grows with the number of ranks", choices=("none", "sqrt", "linear"),
+    )  # fmt: skip
+    warmup_steps: int = option(0, "increase the learning rate linearly from 0 over N steps", low=0)
     seed: int = option(1, "seed of the weights and the dropout masks", low=0, high=2**62)
 
     # Evaluation.
@@ -147,38 +140,35 @@ class Config(Checked):
         20, "rows in validation and test", low=1, high=_INT32, may_change=["evaluate", "search"]
     )
 
-    # How the sums of a step are made.
+    # The summation order of a step.
     virtual_ranks: int = option(
-        8,
-        "add up over rows as this many ranks would: runs on 1, 2, 4, ... up to so many ranks are"
-        " equal, bit for bit",
-        choices=(1, 2, 4, 8, 16, 32, 64, 128, 256),
-    )
+        8, "sum over rows in the order of N ranks: runs on 1, 2, 4, ..., N ranks are bitwise"
+        " identical", choices=(1, 2, 4, 8, 16, 32, 64, 128, 256),
+    )  # fmt: skip
 
     @property
     def follows_validation(self) -> bool:
-        """Whether what is trained depends on the validation perplexities."""
+        """Whether the training depends on the validation perplexities."""
         return self.lr_schedule == "plateau" or self.asgd_trigger_epochs is not None
 
 
 @dataclasses.dataclass(frozen=True)
 class RunOptions(Checked):
-    """How and where a Config is trained.
+    """How and where to train a Config.
 
-    Only these options change the trained weights: `data_path`, `init_from`,
-    `allow_changed_config_file`, `max_steps` and `early_stopping_epochs`.
-    Raises UserError, naming the field, for a value of the wrong type or out of range.
+    Only these options change the trained weights: `data_path`, `init_from`, `max_steps`,
+    `allow_changed_config_file` and `early_stopping_epochs`. Raises UserError as `Config` does.
     """
 
-    data_path: Optional[str] = option(
-        None, "directory of the corpus (default: that of the run that --resume or --init_from"
-        " names, else data)", per_host=True, is_path=True, may_change=["resume", "search"],
+    data_path: str | None = option(
+        None, "directory of the corpus (default: the one of the run of --resume or --init_from,"
+        " otherwise data)", per_host=True, is_path=True, may_change=["resume", "search"],
     )  # fmt: skip
-    data_url: Optional[str] = option(
-        None, "address or path of the PTB .tgz (default: the public ones)", per_host=True,
+    data_url: str | None = option(
+        None, "address or path of the PTB .tgz (default: public addresses)", per_host=True,
         is_path=True, may_change=["resume", "search"],
     )  # fmt: skip
-    output_dir: Optional[str] = option(
+    output_dir: str | None = option(
         None, "directory of the run (default: runs/<config>-<time>)", per_host=True, is_path=True,
         may_change=(),
     )  # fmt: skip
@@ -186,24 +176,21 @@ class RunOptions(Checked):
         False, "resume from the newest checkpoint in --output_dir, or start if it has none",
         may_change=(),
     )  # fmt: skip
-    init_from: Optional[str] = option(
-        None,
-        "start with the weights, and only the weights, of this checkpoint directory",
-        per_host=True,
-        is_path=True,
-    )
-    init_partly: bool = option(
-        False, "--init_from: take the weights that fit the model and the vocabulary, and start the"
-        " others afresh, instead of refusing",
+    init_from: str | None = option(
+        None, "start with the weights, but nothing else, of this checkpoint directory",
+        per_host=True, is_path=True,
     )  # fmt: skip
-    checkpoint_every_steps: Optional[int] = option(
-        None, "save every so many steps, besides at the end of each epoch", low=1
+    init_partly: bool = option(
+        False, "--init_from: load only the weights that fit the model and the vocabulary"
+    )
+    checkpoint_every_steps: int | None = option(
+        None, "save every N steps, in addition to the end of each epoch", low=1
     )
     checkpoint_every_minutes: float = option(
-        10.0, "save when this many minutes have passed since the last save (inf: never)", above=0
+        10.0, "save when the last save is N minutes old (inf: never)", above=0
     )
     keep_checkpoints: int = option(
-        3, "how many of the last checkpoints to keep, besides the best", low=1
+        3, "number of recent checkpoints to keep, in addition to the best", low=1
     )
     test_on: str = option(
         "last", "weights to test at the end: the last weights, the weights with the best validation"
@@ -213,49 +200,44 @@ class RunOptions(Checked):
         False, "resume although the config file, which defines a network or fields, has changed"
     )
     check_network: bool = option(
-        False, "first check the network of a config file: no row of the batch must depend on"
-        " another one, nor a time step on a later one",
+        False, "check the network of a config file before training: rows must be independent, and"
+        " no time step may depend on a later one",
     )  # fmt: skip
     step_timeout_seconds: float = option(
-        600.0,
-        "end the job when a rank has waited for the others, or rank 0 for the disk, for so long"
-        " (0: never)",
-        low=0,
-    )
-    max_steps: Optional[int] = option(None, "stop training after so many steps", low=1)
-    early_stopping_epochs: Optional[int] = option(
-        None, "stop training after so many epochs without a new best validation perplexity", low=1
+        600.0, "end the job if a rank waits for other ranks, or rank 0 for the disk, for N seconds"
+        " (0: never)", low=0,
+    )  # fmt: skip
+    max_steps: int | None = option(None, "stop training after N steps", low=1)
+    early_stopping_epochs: int | None = option(
+        None, "stop training after N epochs without a new best validation perplexity", low=1
     )
     eval: bool = option(True, "validate after each epoch and test at the end", may_change=())
-    distributed_eval: bool = option(
-        False, "share the rows of validation and test over the ranks, instead of rank 0 alone"
-    )
+    distributed_eval: bool = option(False, "evaluate on all ranks instead of only on rank 0")
     log_every_steps: int = option(100, "steps between two step events in metrics.jsonl", low=1)
-    log_path: Optional[str] = option(
-        None, "write the log to this file too, besides log.txt in the run's directory",
-        per_host=True, is_path=True, may_change=(),
-    )  # fmt: skip
-    mpi_log: str = option(
-        "master",
-        "whose log lines go to the files: master: rank 0's; collect: all ranks', in rank 0's file"
-        " after each epoch, each line with its rank; workers: each rank's, in a file of its own",
-        choices=("master", "collect", "workers"), may_change=(),
-    )  # fmt: skip
-    timeline: Optional[str] = option(
-        None, "write Horovod's timeline of the exchanges to this file, for chrome://tracing",
-        per_host=True, is_path=True, may_change=(),
-    )  # fmt: skip
-    profile_steps: Optional[str] = option(
-        None, "FIRST:LAST: write TensorFlow's trace of these steps into the run's directory",
+    log_path: str | None = option(
+        None, "write the log to this file in addition to log.txt", per_host=True, is_path=True,
         may_change=(),
     )  # fmt: skip
-    tensorboard: bool = option(True, "write event files for TensorBoard into the run's directory")
-    intra_op_threads: Optional[int] = option(
-        None, "threads inside an operation (default: cores / ranks of the host)", low=1,
+    mpi_log: str = option(
+        "master", "which ranks write log files: master: rank 0; workers: each rank writes its own;"
+        " collect: rank 0 writes the lines of all ranks after each epoch",
+        choices=("master", "collect", "workers"), may_change=(),
+    )  # fmt: skip
+    timeline: str | None = option(
+        None, "write Horovod's timeline to this file, for chrome://tracing",
+        per_host=True, is_path=True, may_change=(),
+    )  # fmt: skip
+    profile_steps: str | None = option(
+        None, "FIRST:LAST: write TensorFlow's trace of these steps to the run directory",
+        may_change=(),
+    )  # fmt: skip
+    tensorboard: bool = option(True, "write event files for TensorBoard to the run directory")
+    intra_op_threads: int | None = option(
+        None, "threads per operation (default: cores of the host / its ranks)", low=1,
         high=_MOST_THREADS, per_host=True, may_change=["resume", "search"],
     )  # fmt: skip
-    inter_op_threads: Optional[int] = option(
-        None, "operations run at the same time (default: 1)", low=1, high=_MOST_THREADS,
+    inter_op_threads: int | None = option(
+        None, "number of concurrent operations (default: 1)", low=1, high=_MOST_THREADS,
         per_host=True, may_change=["resume", "search"],
     )  # fmt: skip
 
