@@ -68,10 +68,10 @@ def _report_runs(directories, page):
     if page:
         with needs_extra("report"):
             from lm.report.curves import draw_sections  # importing matplotlib takes time
-        from lm.report.page import build_page, write_page
+        from lm.report.page import build_page, write_file
 
         pngs = draw_sections(sections, os.path.join(os.path.dirname(page), "learning_curves"))
-        write_page(page, build_page(sections, pngs))
+        write_file(page, build_page(sections, pngs).encode())
 
 
 def _report_search(directory, page):
@@ -83,9 +83,9 @@ def _report_search(directory, page):
     if page:
         with needs_extra("report"):
             from lm.search.page import build_search_page
-        from lm.report.page import write_page
+        from lm.report.page import write_file
 
-        write_page(page, build_search_page(search))
+        write_file(page, build_search_page(search).encode())
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import itertools
 import logging
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,10 +13,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure  # not pyplot, which looks for a display
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
-from lm.errors import UserError
-from lm.files import write_atomically
 from lm.report.comparison import Section
 from lm.report.metrics import RunMetrics
+from lm.report.page import write_file
 from lm.report.tables import run_title
 
 logger = logging.getLogger("lm")
@@ -49,18 +47,9 @@ def draw_sections(sections: Sequence[Section], prefix: str) -> list[bytes | None
         labels = [run_title(run, group.label) for group, run in runs]
         figure = draw_curves([run for _, run in runs], labels, title=section.corpus)
         path = f"{prefix}-{number}" if len(sections) > 1 else prefix
-        files = {form: rendered(figure, form) for form in ("png", "pdf")}
-        try:
-            os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
-            for form, content in files.items():
-                write_atomically(os.path.realpath(f"{path}.{form}"), content)  # follow a link
-        except OSError as error:
-            raise UserError(
-                f"cannot write {path}.png and .pdf: {error.strerror}; choose another directory with"
-                " --html"
-            ) from error
-        logger.info("wrote %s.png and %s.pdf", path, path)
-        pngs.append(files["png"])
+        pngs.append(rendered(figure, "png"))
+        write_file(f"{path}.png", pngs[-1])
+        write_file(f"{path}.pdf", rendered(figure, "pdf"))
     return pngs
 
 

@@ -6,7 +6,8 @@ import base64
 import html
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from lm.cli.tables import is_numeric
 from lm.errors import UserError
@@ -15,8 +16,6 @@ from lm.report.comparison import Group, Section
 from lm.report.tables import Table, build_tables, exact_lines
 
 logger = logging.getLogger("lm")
-
-CURVES = "Train and validation perplexity against epoch and against time"
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 75rem; margin: 2rem auto;
@@ -34,18 +33,18 @@ pre { background: #f5f5f5; padding: .7rem; overflow-x: auto; font-size: 13px; }
 """
 
 
-def write_page(path: str, page: str) -> None:
-    """Write a page to a file, and create its directory if it is missing.
+def write_file(path: str, content: bytes) -> None:
+    """Write a file of a report, and create its directory if it is missing.
 
     Raises:
       UserError: If the file cannot be written.
     """
     try:
         os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
-        write_atomically(os.path.realpath(path), page.encode())  # follow a link
+        write_atomically(os.path.realpath(path), content)  # follow a link
     except OSError as error:
         raise UserError(
-            f"cannot write {path}: {error.strerror}; choose another file with --html"
+            f"cannot write {path}: {error.strerror}; choose another place with --html"
         ) from error
     logger.info("wrote %s", path)
 
@@ -63,7 +62,7 @@ def build_page(sections: Sequence[Section], curves_pngs: Sequence[bytes | None])
         parts.append(f"<h2>Corpus: {html.escape(section.corpus)}</h2>")
         parts += map(table_html, build_tables(section.groups))
         parts += map(line_html, exact_lines(section.groups))
-        parts += [image_html("Learning curves", CURVES, png)] if png else []
+        parts += [image_html("Learning curves", png)] if png else []
         parts += map(_settings, section.groups)
     return page_html(f"Runs compared: {', '.join(names)}", parts)
 
@@ -88,19 +87,18 @@ def line_html(text: str) -> str:
     return f"<p>{html.escape(text)}</p>"
 
 
-def image_html(title: str, description: str, png: bytes) -> str:
+def image_html(title: str, png: bytes) -> str:
     """Return an embedded image with a heading."""
     return (
-        f'<h3>{html.escape(title)}</h3>\n<img alt="{html.escape(description)}"\n'
+        f'<h3>{html.escape(title)}</h3>\n<img alt="{html.escape(title)}"\n'
         f' src="data:image/png;base64,{base64.b64encode(png).decode()}">'
     )
 
 
-def details_html(title: str, text: str) -> str:
-    """Return collapsible preformatted text."""
-    return (
-        f"<details><summary>{html.escape(title)}</summary><pre>{html.escape(text)}</pre></details>"
-    )
+def details_html(title: str, values: Mapping[str, Any]) -> str:
+    """Return a collapsible list of names and values."""
+    text = html.escape("\n".join(f"{name} = {value!r}" for name, value in values.items()))
+    return f"<details><summary>{html.escape(title)}</summary><pre>{text}</pre></details>"
 
 
 def table_html(table: Table) -> str:
@@ -124,14 +122,8 @@ def table_html(table: Table) -> str:
 
 def _settings(group: Group) -> str:
     """Return the config, and the machines and versions of each run."""
-    config = "\n".join(f"{name} = {value!r}" for name, value in group.runs[0].record.config.items())
-    machines = "\n".join(
-        f"{run.name}: "
-        + ", ".join(f"{k} = {v!r}" for k, v in run.start.items() if k not in ("event", "step"))
-        for run in group.runs
-    )
     return (
         f"<h3>Settings of {html.escape(group.label)}</h3>"
-        + details_html("config", config)
-        + details_html("machines and versions", machines)
+        + details_html("config", group.runs[0].record.config)
+        + details_html("machines and versions", {run.name: run.start for run in group.runs})
     )

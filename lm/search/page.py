@@ -14,7 +14,7 @@ from matplotlib import pyplot
 from lm import run_files
 from lm.report.curves import draw_curves, rendered
 from lm.report.metrics import read_run
-from lm.report.page import CURVES, details_html, image_html, line_html, page_html, table_html
+from lm.report.page import details_html, image_html, line_html, page_html, table_html
 from lm.search.results import FoundSearch, search_tables, summary
 from lm.search.study import RUN, best_runs
 
@@ -31,20 +31,16 @@ def build_search_page(search: FoundSearch) -> str:
     finished = best_runs(search.study, _MAX_CURVES)
     parts = [*map(line_html, summary(search)), best_trials]
     if len(finished) > 1:  # otherwise, the plots would be empty
-        parts += [image_html(title, title, _plot(search, title)) for title in _PLOTS]
+        parts += [image_html(title, _plot(search, title)) for title in _PLOTS]
     directories = [run_files.trial_dir(search.directory, t.user_attrs[RUN]) for t in finished]
     curves = [read_run(directory) for directory in directories if os.path.isdir(directory)]
     if curves:
         labels = [f"trial {os.path.basename(run.directory)}" for run in curves]
         png = rendered(draw_curves(curves, labels, title=""), "png")
-        parts.append(image_html("Learning curves of the best trials", CURVES, png))
+        parts.append(image_html("Learning curves of the best trials", png))
     options = {**search.settings["options"], **search.settings["run"]}
-    for title, values in [
-        ("Options of the search", options),
-        ("Common config of the trials", search.settings["config"]),
-    ]:
-        lines = [f"{name} = {value!r}" for name, value in values.items() if value is not None]
-        parts.append(details_html(title, "\n".join(lines)))
+    parts.append(details_html("Options of the search", options))
+    parts.append(details_html("Common config of the trials", search.settings["config"]))
     return page_html(search.title, [*parts, all_trials])
 
 

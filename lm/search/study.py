@@ -17,7 +17,6 @@ from typing import Any
 
 import optuna
 import sqlalchemy
-from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler
 from optuna.storages import RDBStorage, RetryHeartbeatStaleTrialCallback
 from optuna.trial import FrozenTrial, TrialState
@@ -170,23 +169,15 @@ class _RunSampler(BaseSampler):
     def __init__(self, options: SearchOptions, grid: Sequence[Mapping[str, Any]] | None):
         self._options, self._grid = options, grid
 
-    def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict:
+    def infer_relative_search_space(self, study, trial):
         return self._seeded(trial).infer_relative_search_space(study, trial)
 
-    def sample_relative(
-        self, study: optuna.Study, trial: FrozenTrial, search_space: dict
-    ) -> dict[str, Any]:
+    def sample_relative(self, study, trial, search_space):
         numbered = copy.copy(trial)
         numbered.number = trial.user_attrs[RUN]  # CMA-ES adds the number of the trial to its seed
         return self._seeded(trial).sample_relative(study, numbered, search_space)
 
-    def sample_independent(
-        self,
-        study: optuna.Study,
-        trial: FrozenTrial,
-        param_name: str,
-        param_distribution: BaseDistribution,
-    ) -> Any:
+    def sample_independent(self, study, trial, param_name, param_distribution):
         if self._grid:
             return self._grid[trial.user_attrs[RUN]][param_name]
         sampler = self._seeded(trial, param_name)

@@ -11,7 +11,7 @@ from lm.record import CorpusRecord
 from lm.report.comparison import group_by_corpus
 from lm.report.curves import draw_curves, draw_sections
 from lm.report.metrics import read_run
-from lm.report.page import build_page, table_html, write_page
+from lm.report.page import build_page, table_html, write_file
 from lm.report.tables import Table
 from tests.unit.report.runs import CONFIG, write_run
 
@@ -25,7 +25,7 @@ def test_the_page_is_self_contained(tmp_path):
     assert "http" not in page and "<link" not in page
     assert build_page(sections, [None]).count("<img") == 0
     with pytest.raises(UserError, match=r"^cannot write /dev/null/x: File exists; .* --html$"):
-        write_page("/dev/null/x", page)
+        write_file("/dev/null/x", page.encode())
 
 
 def test_runs_on_different_corpora_do_not_share_a_table(tmp_path):
@@ -51,7 +51,7 @@ def test_runs_on_different_corpora_do_not_share_a_table(tmp_path):
 
 def test_a_page_follows_a_link(tmp_path):
     (tmp_path / "link").symlink_to("file")
-    write_page(str(tmp_path / "link"), "page")
+    write_file(str(tmp_path / "link"), b"page")
     assert (tmp_path / "link").is_symlink() and (tmp_path / "file").read_text() == "page"
 
 
@@ -82,7 +82,7 @@ def test_runs_without_validation_have_curves(tmp_path):
     sections = group_by_corpus([read_run(str(tmp_path / "a"))])
     (png,) = draw_sections(sections, str(tmp_path / "curves"))
     assert png == (tmp_path / "curves.png").read_bytes()
-    with pytest.raises(UserError, match=r"^cannot write /dev/null/x.png and .pdf: .* --html$"):
+    with pytest.raises(UserError, match=r"^cannot write /dev/null/x.png: .* --html$"):
         draw_sections(sections, "/dev/null/x")
 
 
