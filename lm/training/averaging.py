@@ -1,4 +1,4 @@
-"""The average of the weights over the steps: what is validated, tested and used in their place."""
+"""The average of the weights over steps, which is validated, tested and used instead of them."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from lm.model.ops import fastest
 
 
 class Average:
-    """The mean of the weights after each of the last steps, in variables beside the weights.
+    """The mean of the weights after each of the last steps.
 
-    They are global variables: in the checkpoints, and the same on all ranks. Polyak & Juditsky
-    1992; Merity et al. 2018, algorithm 1. To be made in the training graph.
+    The average is stored in global variables, so checkpoints contain it and all ranks have the
+    same. Create it in the training graph. See Polyak & Juditsky 1992, and algorithm 1 of Merity et
+    al. 2018.
     """
 
     def __init__(self) -> None:
         weights = tf.trainable_variables()
-        averages = [_beside(weight) for weight in weights]
+        averages = [_average_variable(weight) for weight in weights]
         pairs = list(zip(weights, averages))
         add = fastest().add_to_average
-        self._share_ph = tf.placeholder(tf.float32, [], "share_in_average")
+        self._factor_ph = tf.placeholder(tf.float32, [], "factor_in_average")
         self._add_op = tf.group(
-            *[add(average, weight, self._share_ph) for weight, average in pairs]
+            *[add(average, weight, self._factor_ph) for weight, average in pairs]
         )
         values = [(weight.read_value(), average.read_value()) for weight, average in pairs]
         with tf.control_dependencies([value for pair in values for value in pair]):
@@ -35,12 +36,12 @@ class Average:
             )
 
     def add(self, session: tf.Session, count: int) -> None:
-        """Take the weights in, as the last of `count`; the first is copied, bit for bit."""
-        session.run(self._add_op, {self._share_ph: 1 / count})
+        """Add the weights as the last of `count` weights. The first weights are copied bitwise."""
+        session.run(self._add_op, {self._factor_ph: 1 / count})
 
     @contextlib.contextmanager
     def in_place(self, session: tf.Session) -> Iterator[None]:
-        """Put the average in the place of the weights, and take it out again, whatever happens."""
+        """Swap the average and the weights, and swap them back at the end or after an error."""
         session.run(self._swap_op)
         try:
             yield
@@ -48,7 +49,7 @@ class Average:
             session.run(self._swap_op)
 
 
-def _beside(weight: tf.Variable) -> tf.Variable:
+def _average_variable(weight: tf.Variable) -> tf.Variable:
     return tf.get_variable(
         average_name(weight.op.name),
         weight.shape,
