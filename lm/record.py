@@ -107,7 +107,7 @@ def load_record(run_dir: str) -> RunRecord | None:
     """Read the record of a run; return None if the directory has no run.json.
 
     Raises:
-      UserError: If run.json is corrupt, or if a newer version of this program wrote it.
+      UserError: If run.json is corrupt, or if a different version of this program wrote it.
       RunError: If run.json is temporarily unreadable.
     """
     path, content = os.path.join(run_dir, run_files.RUN), _read(run_dir)
@@ -154,12 +154,12 @@ def from_json(cls: type[Record], values: Mapping[str, Any], source: str) -> Reco
       source: Origin of the values, for error messages.
 
     Raises:
-      UserError: If a field is unknown, because a newer version of this program wrote it.
+      UserError: If a field is unknown, because a different version of this program wrote it.
       RunError: If a field is missing or has the wrong type.
     """
     unknown = sorted(values.keys() - {field.name for field in dataclasses.fields(cls)})
     if unknown:
-        raise newer_version(source, f"unknown field {unknown[0]}")
+        raise different_version(source, f"unknown field {unknown[0]}")
     hints = typing.get_type_hints(cls)
     try:
         return cls(**{name: _value(hints[name], name, v, source) for name, v in values.items()})
@@ -167,10 +167,10 @@ def from_json(cls: type[Record], values: Mapping[str, Any], source: str) -> Reco
         raise RunError(f"{source} is corrupt: {error}") from error
 
 
-def newer_version(source: str, evidence: str) -> UserError:
-    """Return the error for a file that a newer version of this program wrote."""
+def different_version(source: str, evidence: str) -> UserError:
+    """Return the error for a file of a version of this program that this version cannot read."""
     return UserError(
-        f"{source} was written by a newer version of this program ({evidence}); update it"
+        f"{source} was written by a different version of this program ({evidence}); use that one"
     )
 
 

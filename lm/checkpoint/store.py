@@ -31,12 +31,12 @@ import tensorflow.compat.v1 as tf
 from lm import run_files
 from lm.errors import ProgramExit, RunError, UserError
 from lm.files import sha256_of, write_atomically
-from lm.record import RunRecord, from_json, newer_version
+from lm.record import RunRecord, different_version, from_json
 
 logger = logging.getLogger("lm")
 
 MANIFEST = "manifest.json"
-_FORMAT = 1
+_FORMAT = 2
 _FILE_NAME = re.compile(r"model\.[\w.-]+", re.ASCII)  # no other name, such as a path elsewhere
 _MAX_MANIFEST_BYTES = 1 << 24  # a manifest has a few thousand bytes
 _STEP = "step-"
@@ -103,7 +103,7 @@ def find(run_dir: str, which: str = "last") -> str:
       which: "last", "best" by validation perplexity, or the path of a checkpoint.
 
     Raises:
-      UserError: If there is no such checkpoint, if it is corrupt, or if a newer version of this
+      UserError: If there is no such checkpoint, if it is corrupt, or if a different version of this
         program wrote it. An older checkpoint must not silently replace that one.
       RunError: If a checkpoint cannot be read. A disk or a network may recover.
     """
@@ -231,7 +231,7 @@ def verify(checkpoint: str) -> Manifest:
     Raises:
       CorruptCheckpoint: If a file is missing or corrupt.
       RunError: If a file cannot be read.
-      UserError: If a newer version of this program wrote the checkpoint.
+      UserError: If a different version of this program wrote the checkpoint.
     """
     manifest = read_manifest(checkpoint)
     for name, facts in manifest.files.items():
@@ -259,11 +259,11 @@ def read_manifest(checkpoint: str) -> Manifest:
             content = json.loads(file.read())
         if content.pop("checksum") != _checksum(content):
             raise ValueError("checksum mismatch")
-    # Every later format must keep `format` and `checksum`. A valid checksum distinguishes a newer
+    # Every later format must keep `format` and `checksum`. A valid checksum distinguishes another
     # format from a flipped bit.
     number = content.pop("format", None)
     if number != _FORMAT:
-        raise newer_version(path, f"format {number}")
+        raise different_version(path, f"format {number}")
     try:
         manifest = from_json(Manifest, content, path)
     except RunError as error:

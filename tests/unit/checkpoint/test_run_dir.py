@@ -148,9 +148,9 @@ def test_the_rows_of_validation_may_change_unless_the_run_goes_by_it(resume):
         )
 
 
-def test_fields_of_a_newer_version_are_rejected(resume):
+def test_fields_of_a_different_version_are_rejected(resume):
     with pytest.raises(
-        UserError, match=r"manifest.json was written by a newer .*\(unknown field flux\); update it"
+        UserError, match=r"manifest.json was written by a different .*\(unknown field flux\); use"
     ):
         resume(lambda manifest: manifest["progress"].update(flux=1))
     with pytest.raises(UserError, match="has the setting flux, which neither this version of the"):

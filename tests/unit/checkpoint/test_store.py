@@ -334,14 +334,21 @@ def test_a_corrupt_newest_checkpoint_is_skipped_with_a_warning(tmp_path, caplog,
 
 
 @pytest.mark.parametrize(
-    "changes, how", [({"format": 2}, "format 2"), ({"novelty": 1}, "unknown field novelty")]
+    "changes, how",
+    [
+        ({"format": 1}, "format 1"),
+        ({"format": 3}, "format 3"),
+        ({"novelty": 1}, "unknown field novelty"),
+    ],
 )
-def test_a_checkpoint_of_a_newer_version_is_rejected_and_not_called_corrupt(tmp_path, changes, how):
+def test_a_checkpoint_of_a_different_version_is_rejected_and_not_called_corrupt(
+    tmp_path, changes, how
+):
     save(tmp_path, 1, 9.0)
     newer = save(tmp_path, 2, 8.0)
     rewrite_manifest(newer, lambda content: content.update(changes))
     VERIFIED.clear()
-    message = f"manifest.json was written by a newer version of this program .{how}.; update it"
+    message = f"manifest.json was written by a different version of this program .{how}.; use"
     for choose in ("last", "best", str(newer)):  # no older checkpoint replaces it
         with pytest.raises(UserError, match=message):
             store.find(str(tmp_path), choose)

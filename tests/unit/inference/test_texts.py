@@ -104,7 +104,9 @@ def test_older_configs_get_defaults_and_newer_ones_are_rejected(tmp_path):
     change_record(tmp_path / "run", lambda record: record["config"].pop("warmup_steps"))
     assert open_run(tmp_path / "run").config.warmup_steps == Config().warmup_steps
     change_record(tmp_path / "run", lambda record: record["config"].update(flux=1))
-    with pytest.raises(UserError, match=r"run.json was written by a newer .*unknown field flux"):
+    with pytest.raises(
+        UserError, match=r"run.json was written by a different .*unknown field flux"
+    ):
         open_run(tmp_path / "run")
 
 
