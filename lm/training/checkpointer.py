@@ -20,7 +20,7 @@ from lm.distributed.communicator import Communicator
 from lm.distributed.supervisor import Supervisor
 from lm.errors import EveryRankError, RunError
 from lm.record import RunRecord
-from lm.training.position import Position
+from lm.training.progress import TrainProgress
 
 logger = logging.getLogger("lm")
 
@@ -126,7 +126,7 @@ class Checkpointer:
             self._overdue = True
         return self._overdue and not self._writer.is_busy
 
-    def save(self, progress: Position) -> None:
+    def save(self, progress: TrainProgress) -> None:
         """Copy the contents of a checkpoint, which rank 0 then writes in the background.
 
         Raises:
@@ -140,7 +140,7 @@ class Checkpointer:
                 self._fail_diverged(progress, mismatch)
         self._save(progress, in_sync=True)
 
-    def _fail_diverged(self, progress: Position, mismatch: str) -> NoReturn:
+    def _fail_diverged(self, progress: TrainProgress, mismatch: str) -> NoReturn:
         try:
             # A run that continues with these weights is not exact.
             self._save(dataclasses.replace(progress, exact_with=None), in_sync=False)
@@ -154,7 +154,7 @@ class Checkpointer:
             " in the last change, or for bad memory if one rank differs"
         )
 
-    def _save(self, progress: Position, in_sync: bool) -> None:
+    def _save(self, progress: TrainProgress, in_sync: bool) -> None:
         self.wait()
         self._supervisor.enter(f"the save at step {progress.step}")
         arrays = variables.read_state(self._session, self._state, self._comm.concat)
@@ -170,7 +170,7 @@ class Checkpointer:
         if self._writer:
             self._writer.start(arrays, self._manifest(progress, in_sync))
 
-    def _manifest(self, progress: Position, in_sync: bool) -> Manifest:
+    def _manifest(self, progress: TrainProgress, in_sync: bool) -> Manifest:
         return Manifest(
             step=progress.step,
             world_size=self._comm.size,
@@ -178,7 +178,7 @@ class Checkpointer:
             progress=dataclasses.asdict(progress),
             weights=variables.weight_names(self._session.graph),
             valid_perplexity=progress.valid_perplexity,
-            has_average=progress.averaged > 0,
+            has_average=progress.num_averaged > 0,
             in_sync=in_sync,
         )
 

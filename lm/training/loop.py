@@ -25,7 +25,7 @@ from lm.events.tracing import StepTracer
 from lm.perplexity import MAX_MEAN_NLL, NllSum
 from lm.training.averaging import Average
 from lm.training.checkpointer import Checkpointer
-from lm.training.position import Position
+from lm.training.progress import TrainProgress
 from lm.training.schedule import has_stalled, learning_rate_at
 from lm.training.step import Requests, StepResult, TrainGraph, run_step
 from lm.training.validation import Validation
@@ -45,7 +45,7 @@ class Loop:
     step: TrainGraph
     average: Optional[Average]  # where the config asks for one
     tracer: StepTracer
-    position: Position  # where the run is; each step moves it
+    position: TrainProgress  # where the run is; each step moves it
     checkpointer: Checkpointer
     validation: Validation
     reporter: Reporter
@@ -107,8 +107,8 @@ class Loop:
             result = self._run_step(learning_rate)
             before, now = now, time.perf_counter()
             at.add(result.nll, now - before, result.exchange_seconds)
-            if at.averaged:
-                self.average.add(self.session, at.averaged)
+            if at.num_averaged:
+                self.average.add(self.session, at.num_averaged)
             if at.step % self.options.log_every_steps == 0:
                 self._report_step(epoch, learning_rate, result.grad_norm)
             speed = at.epoch_nll.tokens / at.epoch_seconds
@@ -188,7 +188,7 @@ class Loop:
             self.checkpointer.save(
                 at
             )  # it is being written during the evaluation, which may be long
-            nll = self.validation.run(self.session, "valid", at.averaged > 0)
+            nll = self.validation.run(self.session, "valid", at.num_averaged > 0)
             record["valid_perplexity"] = at.valid_perplexity = self._perplexity(nll, "valid")
         self._report_epoch(**record)
         if at.step == epoch * self.batches.steps_per_epoch:  # --max_steps may end within an epoch
@@ -222,7 +222,7 @@ class Loop:
         logger.info(f"{line}  {record['epoch_seconds']:.1f} s  {speed:.0f} words/s")
 
     def _test(self) -> None:
-        averaged = self.position.averaged > 0
+        averaged = self.position.num_averaged > 0
         if self.options.test_on == "best":
             self.supervisor.enter("the reading of the best weights", alone=self.comm.is_rank_0)
             arrays = raise_on_all_ranks(

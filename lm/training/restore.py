@@ -16,7 +16,7 @@ from lm.config import RunOptions
 from lm.data.vocabulary import Vocabulary
 from lm.errors import UserError
 from lm.record import from_json
-from lm.training.position import Position
+from lm.training.progress import TrainProgress
 
 logger = logging.getLogger("lm")
 
@@ -34,16 +34,16 @@ class RestoreHook(tf.train.SessionRunHook):
         self._arrays = None  # frees the memory
 
 
-def initial_progress(run_dir: RunDir | None) -> Position:
+def initial_progress(run_dir: RunDir | None) -> TrainProgress:
     """Return the progress to resume from. Ranks without the run directory get a new one.
 
     Raises:
       UserError, RunError: If the manifest of the checkpoint is invalid.
     """
     if run_dir is None or run_dir.checkpoint is None:
-        return Position()
+        return TrainProgress()
     source = os.path.join(run_dir.checkpoint, store.MANIFEST)
-    return from_json(Position, store.read_manifest(run_dir.checkpoint).progress, source)
+    return from_json(TrainProgress, store.read_manifest(run_dir.checkpoint).progress, source)
 
 
 def initial_arrays(

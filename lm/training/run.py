@@ -27,8 +27,8 @@ from lm.system import keep_freed_memory
 from lm.training.averaging import Average
 from lm.training.checkpointer import BackgroundWriter, Checkpointer
 from lm.training.loop import Loop
-from lm.training.position import Position
 from lm.training.prepare import Prepared, facts_of, prepare
+from lm.training.progress import TrainProgress
 from lm.training.restore import RestoreHook, initial_arrays, initial_progress
 from lm.training.step import TrainGraph, build_train_graph, graph_facts
 from lm.training.summary import find_exactness, report_start
@@ -68,7 +68,7 @@ def _start(run: Prepared, stack: contextlib.ExitStack) -> None:
     supervisor = stack.enter_context(Supervisor(comm, run.options.step_timeout_seconds))
     position = raise_on_all_ranks(comm, lambda: initial_progress(run.run_dir))
     # Rank 0 alone reads checkpoints: other hosts need not see its disk.
-    position = from_json(Position, comm.gather(dataclasses.asdict(position))[0], "rank 0")
+    position = from_json(TrainProgress, comm.gather(dataclasses.asdict(position))[0], "rank 0")
     try:
         with one_line_errors(run.functions, running=True):
             _train(run, position, supervisor, stack)
@@ -83,7 +83,7 @@ def _start(run: Prepared, stack: contextlib.ExitStack) -> None:
 
 def _train(
     run: Prepared,
-    position: Position,
+    position: TrainProgress,
     supervisor: Supervisor,
     stack: contextlib.ExitStack,
 ) -> None:
@@ -145,7 +145,7 @@ def _build(
 
 
 def _begin(
-    run: Prepared, position: Position, state: Mapping[str, tf.Variable]
+    run: Prepared, position: TrainProgress, state: Mapping[str, tf.Variable]
 ) -> Optional[dict[str, np.ndarray]]:
     """Return what the variables start with, and take the place of what was there; for rank 0."""
     arrays = initial_arrays(run.run_dir, run.options, run.corpus.vocabulary, state)

@@ -18,14 +18,14 @@ from lm.distributed.agreement import by_rank, raise_on_all_ranks
 from lm.distributed.horovod import horovod_version
 from lm.events.reporter import Reporter
 from lm.system import seconds_since_start
-from lm.training.position import Position
 from lm.training.prepare import Prepared
+from lm.training.progress import TrainProgress
 from lm.training.step import NUM_SUMS
 
 logger = logging.getLogger("lm")
 
 
-def report_start(run: Prepared, position: Position, reporter: Reporter, exact: str) -> None:
+def report_start(run: Prepared, position: TrainProgress, reporter: Reporter, exact: str) -> None:
     """Open the log files, and write the start event, the summary and the files that describe
     the run; all ranks must call it together, in the graph of the training."""
     comm = run.comm
@@ -43,7 +43,7 @@ def report_start(run: Prepared, position: Position, reporter: Reporter, exact: s
         logger.info(line)
 
 
-def _facts(run: Prepared, position: Position, output_dir: str) -> dict[str, Any]:
+def _facts(run: Prepared, position: TrainProgress, output_dir: str) -> dict[str, Any]:
     """Return what the start event tells; the same on all ranks, but for what is this rank's."""
     config, comm = run.config, run.comm
     own = dict(
@@ -144,7 +144,7 @@ def _same_or_by_rank(values: list[str], consequence: str) -> str:
     return values[0] if len(set(values)) == 1 else f"{by_rank(values)}: {consequence}"
 
 
-def find_exactness(run: Prepared, position: Position) -> str:
+def find_exactness(run: Prepared, position: TrainProgress) -> str:
     """Tell whether a run is the one of any other number of ranks, or why not.
 
     Each start of a run decides for its steps; the position remembers whether those before were

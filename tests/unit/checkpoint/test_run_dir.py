@@ -14,7 +14,7 @@ from lm.data.corpus import load_corpus
 from lm.errors import ProgramExit, RunError, UserError
 from lm.perplexity import NllSum
 from lm.record import RunRecord
-from lm.training.position import Position
+from lm.training.progress import TrainProgress
 from lm.training.restore import initial_progress
 from tests.untrained import make_run, rewrite_manifest
 
@@ -174,7 +174,7 @@ def test_a_position_comes_back_and_an_older_one_has_the_defaults(resume):
     sums = {"epoch_nll": {"nats": 12.5, "tokens": 6}, "event_nll": {"nats": 2.5, "tokens": 1}}
     seconds = {"epoch_seconds": 3.0, "event_seconds": 2.0, "event_exchange_seconds": 0.5}
     whole = {"step": 7, "epochs_done": 1, **sums, **seconds, "valid_perplexity": 8.0}
-    expected = Position(
+    expected = TrainProgress(
         7, 1, NllSum(12.5, 6), 3.0, NllSum(2.5, 1), 2.0, 0.5, valid_perplexity=8.0
     )  # fmt: skip
     assert resume(lambda manifest: manifest.update(progress=whole))[1] == expected

@@ -8,8 +8,8 @@ from lm.config import Config, RunOptions
 from lm.config_file import BUILT_IN
 from lm.distributed.communicator import OneProcess
 from lm.errors import UserError
-from lm.training.position import Position
 from lm.training.prepare import prepare
+from lm.training.progress import TrainProgress
 from lm.training.schedule import has_stalled, learning_rate_at
 
 
@@ -41,18 +41,18 @@ def test_a_run_has_stalled_after_so_many_epochs_without_a_best_one(epochs, stall
 def test_averaging_starts_when_an_epoch_is_worse_than_one_more_than_n_epochs_ago():
     """The condition of the authors' code, of which algorithm 1 has a typing error: the last n
     epochs do not count."""
-    position, started = Position(), []
+    position, started = TrainProgress(), []
     for epoch, perplexity in enumerate([9, 5, 7, 4, 6, 3, 8], start=1):
         position.step, position.valid_perplexity = 10 * epoch, perplexity
         position.finish_epoch(epoch, asgd_trigger_epochs=2)
         started.append(position.averages_from)
     # Epoch 4: 4 is below 9. Epoch 5: 6 is above 5, the best of the first two.
     assert started == [None] * 4 + [50] * 3
-    assert position.averaged == 20 and Position(step=20).averaged == 0
+    assert position.num_averaged == 20 and TrainProgress(step=20).num_averaged == 0
 
 
 def test_epochs_without_validation_leave_no_perplexity():
-    position = Position(step=10)
+    position = TrainProgress(step=10)
     position.finish_epoch(1, asgd_trigger_epochs=None)
     assert position.epochs_done == 1 and position.valid_perplexities == ()
 

@@ -8,7 +8,7 @@ from lm.perplexity import NllSum
 
 
 @dataclasses.dataclass
-class Position:
+class TrainProgress:
     """The state of a run besides its variables.
 
     The window of the corpus and the learning rate follow from the step. The sums are saved so that
@@ -28,7 +28,7 @@ class Position:
     exact_with: str | None = None  # what computed all steps, if they are exact
 
     @property
-    def averaged(self) -> int:
+    def num_averaged(self) -> int:
         """Number of averaged weights; 0 if there is no average yet."""
         return 0 if self.averages_from is None else self.step - self.averages_from
 
