@@ -1,16 +1,16 @@
-"""Perplexity of a run on its corpus or on any text: `python -m lm.evaluate --run DIR`.
+"""Evaluate a run on its corpus or on any text: `python -m lm.evaluate --run DIR`.
 
-With --json, one object per line for each split:
+With --json, the output has one object per line for each split:
 
     {"run": "runs/x", "checkpoint": "runs/x/checkpoints/step-00000300", "split": "valid",
      "nll": 4.78, "perplexity": 119.1, "bits_per_word": 6.9, "bits_per_character": 1.29,
      "tokens": 73760, "characters": 393042, "unknown": 0, "eval_batch_size": 20, "world_size": 1}
 
-nll: mean negative log-likelihood of a token in nats (natural logarithm), `<eos>` at the end of
-each line included, as in perplexity = exp(nll). bits_per_word: nll / ln 2. bits_per_character:
-the same sum over the characters of the text, counting one for the space or line end after each
-word, and for a word that is not in the vocabulary the five of `<unk>`. unknown: how many such
-words there are; an `<unk>` in the text itself is a word like others.
+nll is the mean negative log-likelihood of a token in nats, including the `<eos>` at the end of each
+line, and perplexity = exp(nll). bits_per_word is nll / ln 2. bits_per_character divides by the
+characters of the text instead. The space or line end after each word counts as a character, and an
+unknown word counts as the five characters of `<unk>`. unknown is the number of words that are not
+in the vocabulary; a literal `<unk>` in the text is an ordinary word.
 """
 
 import dataclasses
@@ -23,14 +23,14 @@ from lm.options import Checked, option
 from lm.system import import_tensorflow
 
 USAGE = """\
-Measure the perplexity of a trained model, on one process or under mpirun on many.
+Measure the perplexity of a trained model, in one process or under mpirun in several.
 
   python -m lm.evaluate --run runs/small --split test
   python -m lm.evaluate --run runs/small --split my.txt --checkpoint best --json
   mpirun -np 2 python -m lm.evaluate --run runs/small --split valid,test
 
-Every token counts once, whatever --eval_batch_size. The text is cut into that many rows, each
-of which starts with an empty state; --eval_batch_size 1 is the number of one unbroken stream."""
+Each text is cut into --eval_batch_size rows, and each row starts with an empty recurrent state.
+With --eval_batch_size 1, the model reads each text as one stream."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +50,7 @@ class EvaluateOptions(Checked):
 
 
 def main() -> None:
-    """Run the command line on this process, one of one or of many under mpirun."""
+    """Run the command line in this process, which may be one of several ranks."""
     program.run(_parse, _evaluate)
 
 

@@ -1,31 +1,30 @@
-"""A run as a TensorFlow SavedModel: `python -m lm.export --run DIR --to DIR`.
+"""Export a run as a TensorFlow SavedModel: `python -m lm.export --run DIR --to DIR`.
 
-It loads where nothing of this project is installed, and computes in float32, whatever the run's
---precision:
+TensorFlow loads the SavedModel without this project. The network computes in float32, regardless of
+the run's --precision:
 
     import tensorflow as tf
     model = tf.saved_model.load("exported")
     score = model.signatures["score"]
     scores = score(words=tf.constant([["the", "company", "said"], ["yes", "", ""]]))
 
-Signatures (B sentences or rows, T words, S numbers of a row's state, V words; logarithms are
-natural):
+Signatures (B sentences or rows, T words, S numbers in the state of a row, V words
+in the vocabulary; natural logarithms):
 
     score       words: string [B, T], "" after the end of a sentence
-                -> log_probabilities: float32 [B, T + 1], of each word and then of the closing
-                   <eos>, 0 after it; log_probability: float32 [B], their sum
-    next_word   words: string [B]; state: float32 [B, S], zeros to start, where the first word
-                to read is "<eos>"
-                -> log_probabilities: float32 [B, V], of the word that comes next; state: for
-                   the next call
+                -> log_probabilities: float32 [B, T + 1], of each word and of the closing <eos>,
+                   followed by zeros; log_probability: float32 [B], their sum
+    next_word   words: string [B]; state: float32 [B, S]. A text starts with the word "<eos>" and
+                a state of zeros.
+                -> log_probabilities: float32 [B, V], of the next word; state: for the next call
     score_ids, next_word_ids
-                the same with ids: int32, and -1 for "" in `score`
+                the same with ids: int32, and -1 instead of "" in `score`
 
-The state of the LSTM has S = layers * 2 * hidden_size numbers: h and c of each layer in turn. That
-of a config file's network has the parts of its state_shapes, each flattened, one after the other.
+The state of the LSTM has S = layers * 2 * hidden_size numbers: h and c of each layer in turn. The
+state of a user-defined network consists of the flattened parts of its state_shapes.
 
-A word's id is its line, from 0, in assets/vocabulary.txt. An unknown word is read as <unk>; if
-the vocabulary has none, it is an error.
+The ID of a word is its line, counted from 0, in assets/vocabulary.txt. An unknown word is read as
+<unk>. If the vocabulary does not contain <unk>, an unknown word is an error.
 """
 
 import dataclasses
@@ -36,7 +35,7 @@ from lm.options import Checked, option
 from lm.system import import_tensorflow
 
 USAGE = """\
-Write a trained model as a SavedModel, which plain TensorFlow loads without this project.
+Export a trained model as a SavedModel, which TensorFlow loads without this project.
 
   python -m lm.export --run runs/small --to exported/small"""
 

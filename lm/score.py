@@ -1,26 +1,27 @@
-"""Log-probabilities of sentences on stdin: `python -m lm.score --run DIR < sentences.txt`.
+"""Score sentences on stdin: `python -m lm.score --run DIR < sentences.txt`.
 
-One line out for each line in, as soon as it can be had. TSV columns, without a header:
+Each input line produces one output line immediately. The TSV columns, without a header, are:
 
     log-probability, tokens, unknown words, sentence [, log-probabilities of its tokens]
 
-All logarithms are natural. A sentence starts after an `<eos>` with an empty state, and its
-closing `<eos>` is one of its tokens. A word that is not in the vocabulary counts as unknown and
-is scored as `<unk>`. The last column, of --per_word, has a number for each token, separated by
-spaces. The sentence is printed with single spaces between its words. The model computes in
-float32, whatever the run's --precision.
+All logarithms are natural. A sentence starts with an empty recurrent state, and its closing `<eos>`
+is one of its tokens. A word that is not in the vocabulary counts as unknown and is scored as
+`<unk>`. The last column requires --per_word; spaces separate its numbers. The words of the sentence
+are separated by single spaces. The network computes in float32, regardless of the run's
+--precision.
 
-With --json one object per line: {"log_probability": -9.1, "tokens": 3, "unknown": 0, "sentence":
-"the company"}, and with --per_word also "words": [{"word": "the", "log_probability": -3.0}, ...,
-{"word": "<eos>", "log_probability": -2.2}]. A log-probability of minus infinity is null.
+With --json, each line is an object: {"log_probability": -9.1, "tokens": 3, "unknown": 0,
+"sentence": "the company"}. With --per_word, it also has "words": [{"word": "the",
+"log_probability": -3.0}, ..., {"word": "<eos>", "log_probability": -2.2}]. A log-probability of
+minus infinity is null.
 """
 
+import contextlib
 import dataclasses
 import json
 import math
 import signal
 import sys
-from typing import Optional
 
 from lm.cli import program
 from lm.cli.flags import RunChoice, parse
@@ -49,7 +50,7 @@ class ScoreOptions(Checked):
 
 def main() -> None:
     """Run the command line."""
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends it as it ends other tools
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # stop silently if stdout is closed, as by head
     program.run_alone(_score)
 
 
@@ -57,19 +58,19 @@ def _score(argv):
     arguments = parse(argv, USAGE, RunChoice, ScoreOptions)
     run, options = arguments[RunChoice].open_arguments(), arguments[ScoreOptions]
     if sys.stdin is None:
-        raise UserError("stdin is closed: give it the sentences, one a line")
+        raise UserError("stdin is closed: pipe in one sentence per line")
     import_tensorflow()
     from lm.inference.run import open_run
     from lm.inference.scorer import Scorer
 
-    scorer = Scorer(open_run(**run), options.batch_size)
-    for score in scorer.score_stream(sys.stdin.fileno()):
-        # Whoever wrote this line may wait for the answer.
-        print(format_score(score, options.per_word, options.json), flush=True)
+    with contextlib.closing(Scorer(open_run(**run), options.batch_size)) as scorer:
+        for score in scorer.score_stream(sys.stdin.fileno()):
+            # Flush: the process that wrote this sentence may be waiting for its score.
+            print(format_score(score, options.per_word, options.json), flush=True)
 
 
 def format_score(score, per_word: bool, as_json: bool) -> str:
-    """Return the line that is printed for a sentence."""
+    """Return the output line of a sentence."""
     sentence = " ".join(score.words)
     if not as_json:
         numbers = [f"{score.log_prob:.6f}", str(len(score.log_probs)), str(score.unknown)]
@@ -89,7 +90,7 @@ def format_score(score, per_word: bool, as_json: bool) -> str:
     return json.dumps(record)
 
 
-def _number(log_prob: float) -> Optional[float]:
+def _number(log_prob: float) -> float | None:
     return round(float(log_prob), 6) if math.isfinite(log_prob) else None  # JSON has no infinity
 
 

@@ -1,4 +1,4 @@
-"""Text from a model, a word at a time."""
+"""Text generation, one word at a time."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from lm.data.vocabulary import EOS, UNK, Vocabulary
-from lm.inference.run import Run
+from lm.inference.run import Run, open_session
 from lm.inference.sampling import Sampling, draw, next_word_distribution
-from lm.inference.session import open_session
 from lm.model import decoding
 from lm.model.network import Network
 from lm.model.user_errors import one_line_errors
@@ -21,10 +20,10 @@ logger = logging.getLogger("lm")
 
 
 class Generator:
-    """A model with a session, for texts one after another.
+    """Generates texts with the network of a run.
 
     Args:
-      run: The run to load.
+      run: The run.
     """
 
     def __init__(self, run: Run):
@@ -37,29 +36,34 @@ class Generator:
         self._state_ph = tf.placeholder(tf.float32, self._state_shape)
         return decoding.next_word(network, self._words_ph, self._state_ph)
 
-    def texts(self, sampling: Sampling) -> Iterator[Iterator[str]]:
-        """Draw texts, a row at a time: none depends on the others.
+    def texts(self, sampling: Sampling) -> Iterator[tuple[list[str], Iterator[str]]]:
+        """Generate texts. Each text depends only on the seed and on its index.
 
         Args:
-          sampling: How they are drawn; its seed and the place of a text decide it.
+          sampling: The prompt, the number of texts and their length, and the distribution.
 
         Yields:
-          The words of each text, as they are drawn: the prompt's, as the model reads them, then
-          `num_words` more.
+          For each text, the words of the prompt as the model reads them, and an iterator that
+          generates the words after the prompt.
 
         Raises:
-          UserError: A word of the prompt is unknown and the vocabulary has no `<unk>`.
+          UserError: If a word of the prompt is unknown and the vocabulary has no `<unk>`.
         """
         prompt = encode_prompt(sampling.prompt, self._vocabulary)
+        words = self._vocabulary.words
         for sample in range(sampling.num_samples):
             drawn = itertools.islice(self._draw(prompt, sampling, sample), sampling.num_words)
-            yield map(self._vocabulary.words.__getitem__, itertools.chain(prompt, drawn))
+            yield [words[word] for word in prompt], (words[word] for word in drawn)
+
+    def close(self) -> None:
+        """Close the session."""
+        self._session.close()
 
     def _draw(self, prompt: Sequence[int], sampling: Sampling, sample: int) -> Iterator[int]:
-        unk = self._vocabulary.unk_id
-        banned = [] if sampling.allow_unk or unk is None else [unk]
+        eos_id, unk_id = self._vocabulary.eos_id, self._vocabulary.unk_id
+        banned = [] if sampling.allow_unk or unk_id is None else [unk_id]
         random = np.random.Generator(np.random.PCG64([sampling.seed, sample])).random
-        unread, state = [self._vocabulary.eos_id, *prompt], np.zeros(self._state_shape)
+        unread, state = [eos_id, *prompt], np.zeros(self._state_shape)
         while True:
             for word in unread:
                 feed = {self._words_ph: [word], self._state_ph: state}
@@ -67,25 +71,27 @@ class Generator:
                     log_probs, state = self._session.run(self._step, feed)
             word = draw(next_word_distribution(log_probs[0], sampling, banned), random())
             yield word
+            if word == eos_id and sampling.stop_at_eos:
+                return
             unread = [word]
 
 
 def encode_prompt(prompt: str, vocabulary: Vocabulary) -> list[int]:
-    """Turn a prompt into ids; line ends become `<eos>`, and unknown words are reported.
+    """Return the token IDs of a prompt, and log its unknown words. Line ends become `<eos>`.
 
     Raises:
-      UserError: A word is unknown and the vocabulary has no `<unk>`.
+      UserError: If a word is unknown and the vocabulary has no `<unk>`.
     """
     words = prompt.replace("\n", f" {EOS} ").split()
-    unknown = [word for word in dict.fromkeys(words) if word not in vocabulary.ids]
     ids = vocabulary.encode(words)
+    unknown = [word for word in dict.fromkeys(words) if word not in vocabulary.ids]
     if unknown:
         logger.warning("not in the vocabulary, read as %s: %s", UNK, ", ".join(unknown))
     return ids
 
 
 def spaced(words: Iterable[str]) -> Iterator[str]:
-    """Yield the pieces of a text: words with spaces between them, and line ends for `<eos>`."""
+    """Yield the pieces of a text: words separated by spaces, and a line end for each `<eos>`."""
     space = ""
     for word in words:
         yield "\n" if word == EOS else space + word

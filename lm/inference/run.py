@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from typing import NamedTuple
+from typing import Callable, NamedTuple, TypeVar
+
+import tensorflow.compat.v1 as tf
 
 from lm import run_files
 from lm.checkpoint import store
+from lm.checkpoint.variables import set_weights
 from lm.config import Config
 from lm.config_file import BUILT_IN, NetworkFunctions
 from lm.data.vocabulary import Vocabulary
+from lm.distributed.communicator import OneProcess
+from lm.distributed.devices import Device, session_config, start_tensorflow
 from lm.errors import UserError, first_line
+from lm.model.network import Network
+from lm.model.user_errors import one_line_errors
 from lm.options import may_change
 from lm.record import CONFIG_FILE, RunRecord, first_difference, from_json, load_record
+
+Built = TypeVar("Built")
 
 
 class Run(NamedTuple):
@@ -102,3 +111,35 @@ def _check_same_run(
         f"{checkpoint} was trained with {name} {trained!r}, and {directory} with {given!r}: give"
         " the run of the checkpoint with --run"
     )
+
+
+def open_session(
+    run: Run, build: Callable[[Network], Built], device: Device | None = None
+) -> tuple[tf.Session, Built]:
+    """Build a graph with the network of a run, and open a session with its weights.
+
+    Args:
+      run: The run.
+      build: Builds the rest of the graph for the network.
+      device: The device of this rank; None if the program is a single process.
+
+    Returns:
+      The session, and the return value of `build`.
+
+    Raises:
+      UserError: If the checkpoint does not fit the config, or the host has too few GPUs.
+      RunError: If the weights cannot be read.
+    """
+    device = device or start_tensorflow(OneProcess())
+    with tf.Graph().as_default():
+        # The scope keeps operations from taking the name of a variable and renaming it.
+        with one_line_errors(run.functions), tf.name_scope("lm_use"):
+            built = build(Network(run.config, len(run.vocabulary), run.functions))
+        session = tf.Session(config=session_config(device))
+        try:
+            session.run(tf.local_variables_initializer())
+            set_weights(session, store.load_weights(run.checkpoint))
+        except BaseException:
+            session.close()
+            raise
+    return session, built

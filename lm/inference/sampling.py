@@ -1,10 +1,9 @@
-"""Which word comes next: truncated distributions, and draws that a seed repeats."""
+"""The choice of the next word: truncated distributions and reproducible draws."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Optional
 
 import numpy as np
 
@@ -14,69 +13,70 @@ from lm.options import Checked, option
 
 @dataclasses.dataclass(frozen=True)
 class Sampling(Checked):
-    """What texts are drawn, and how; see `next_word_distribution`.
+    """The texts to generate, and the distribution of their words."""
 
-    Raises UserError, naming the field, for a value out of range.
-    """
-
-    prompt: str = option("", "words to go on from (default: the start of a sentence)")
+    prompt: str = option("", "words to continue (default: the start of a sentence)")
     num_words: int = option(100, "words of each text", low=1)
-    num_samples: int = option(1, "texts", low=1)
-    temperature: float = option(1.0, "below 1: safer words; 0: always the most probable", low=0)
-    top_k: int = option(0, "draw from so many most probable words; 0: from all", low=0)
-    top_p: float = option(
-        1.0, "draw from the fewest words of this probability together", above=0, high=1
+    num_samples: int = option(1, "number of texts", low=1)
+    stop_at_eos: bool = option(False, "end a text at the first generated line end (<eos>)")
+    temperature: float = option(
+        1.0, "values below 1 prefer probable words; 0 always selects the most probable word", low=0
     )
-    seed: Optional[int] = option(None, "of the draws (default: a new one, which is told)", low=0)
+    top_k: int = option(0, "draw from the K most probable words; 0 for all words", low=0)
+    top_p: float = option(
+        1.0, "draw from the fewest words whose total probability reaches P", above=0, high=1
+    )
+    seed: int | None = option(
+        None, "seed of the draws (default: a new seed, which is logged)", low=0
+    )
     allow_unk: bool = option(False, "generate <unk> too")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.seed is None:
-            new = int(np.random.SeedSequence().generate_state(1)[0])
-            object.__setattr__(self, "seed", new)  # the way to set a field of a frozen dataclass
+            seed = int(np.random.SeedSequence().generate_state(1)[0])
+            object.__setattr__(self, "seed", seed)  # the dataclass is frozen
 
 
 def next_word_distribution(
     log_probs: np.ndarray, sampling: Sampling, banned: Sequence[int] = ()
 ) -> np.ndarray:
-    """Return the distribution that a word is drawn from.
+    """Return the distribution of the next word.
 
-    In this order: banned words get probability 0; p becomes proportional to p^(1/temperature);
-    the `top_k` most probable words are kept; of these the fewest whose probabilities reach
-    `top_p` (Holtzman et al. 2020, "The curious case of neural text degeneration"). Of words
-    that are equally probable, those with the lower ids are kept.
+    First, banned words get probability 0. Second, p becomes proportional to p^(1/temperature).
+    Third, only the `top_k` most probable words are kept. Fourth, only the fewest of these words
+    whose total probability reaches `top_p` are kept (Holtzman et al. 2020, "The curious case of
+    neural text degeneration"). Among equally probable words, lower IDs are kept.
 
     Args:
       log_probs: Natural log-probabilities of the words, [V].
-      sampling: With a temperature of 0 all probability goes to the most probable word; a `top_k`
-        of 0 and a `top_p` of 1 keep all words.
-      banned: Ids of words that must not come, fewer than V.
+      sampling: The temperature, `top_k` and `top_p`.
+      banned: IDs of words that must not be drawn, fewer than V.
 
     Returns:
       Probabilities, float64 [V].
 
     Raises:
-      UserError: The network gives no word that may come a probability.
+      UserError: If the network assigns no probability to any allowed word.
     """
     scores = np.array(log_probs, np.float64)
     scores[list(banned)] = -np.inf
     best = scores.max()
-    if not np.isfinite(best):  # a network of the user's, in windows of one word
+    if not np.isfinite(best):  # possible if a user-defined network fails on single words
         raise UserError(
-            f"no word can be drawn: the greatest log-probability is {best}; train with"
-            " --check_network, which looks at single words too"
+            f"no word can be drawn: the largest log-probability is {best}; train with"
+            " --check_network, which also checks single words"
         )
     scores -= best
     if sampling.temperature > 0:
-        with np.errstate(over="ignore"):  # minus infinity is the right limit
+        with np.errstate(over="ignore"):  # minus infinity is the correct limit
             scores /= sampling.temperature
     order = np.argsort(-scores, kind="stable")
     kept = order[: sampling.top_k or len(order)] if sampling.temperature > 0 else order[:1]
     probabilities = np.exp(scores[kept])
     probabilities /= probabilities.sum()
     if sampling.top_p < 1:
-        before = np.cumsum(probabilities) - probabilities  # a word stays if these are too few
+        before = np.cumsum(probabilities) - probabilities  # of the more probable words
         probabilities = np.where(before < sampling.top_p, probabilities, 0.0)
         probabilities /= probabilities.sum()
     distribution = np.zeros(len(scores))
@@ -88,12 +88,12 @@ def draw(distribution: np.ndarray, random: float) -> int:
     """Draw a word by inverting the cumulative distribution.
 
     Args:
-      distribution: Probabilities [V].
-      random: Uniform in [0, 1).
+      distribution: Probabilities, [V].
+      random: A uniform random number in [0, 1).
 
     Returns:
-      An id, of a word whose probability is not 0.
+      The ID of a word with a positive probability.
     """
     cumulative = np.cumsum(distribution)
-    # The sum may fall short of 1 by rounding; scaled, no random number is beyond the last word.
+    # Scale by the sum, which rounding may leave below 1: otherwise, no word might be selected.
     return int(np.searchsorted(cumulative, random * cumulative[-1], side="right"))

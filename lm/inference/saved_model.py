@@ -1,4 +1,4 @@
-"""A run's model as a SavedModel that plain TensorFlow loads, without this project.
+"""Export of a run as a SavedModel, which TensorFlow loads without this project.
 
 Shapes: B sentences or rows, T words of the longest sentence, V words.
 """
@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import tempfile
 
 import tensorflow.compat.v1 as tf
 
 from lm import run_files
-from lm.errors import RunError, UserError
-from lm.inference.run import Run
-from lm.inference.session import open_session
+from lm.errors import RunError, UserError, error_class
+from lm.inference.run import Run, open_session
 from lm.model import decoding
 from lm.model.network import Network
 from lm.model.network_rules import PYTHON_OPS, operations
@@ -23,52 +21,46 @@ from lm.model.user_errors import short_message
 
 logger = logging.getLogger("lm")
 
-_PADDING = -1  # the id in the place of a word after the end of a sentence
+_PADDING = -1  # the ID after the end of a sentence
 
 
 def export(run: Run, to: str) -> None:
-    """Write a run's model as a SavedModel, whole or not at all.
+    """Write the network and the weights of a run as a SavedModel, atomically.
 
     Args:
-      run: The run, at the checkpoint to export.
-      to: The directory; it must not exist.
+      run: The run.
+      to: The directory to create.
 
     Raises:
-      UserError: The directory exists, or cannot be made.
-      RunError: The model cannot be written.
+      UserError: If the directory exists or cannot be created, or the network calls Python code.
+      RunError: If the SavedModel cannot be written.
     """
     if os.path.exists(to):
-        raise UserError(f"--to {to} exists already: choose another directory, or remove it")
+        raise UserError(f"--to {to} already exists: choose a different directory, or remove it")
     parent = os.path.dirname(os.path.abspath(to))
+    tf.logging.set_verbosity(tf.logging.ERROR)  # hide the deprecation of graphs in SavedModels
     try:
         os.makedirs(parent, exist_ok=True)
-        staging = tempfile.mkdtemp(prefix=".export-", dir=parent)
+        with tempfile.TemporaryDirectory(prefix=".export-", dir=parent) as staging:
+            model = os.path.join(staging, "model")
+            _write(run, model)
+            os.rename(model, to)
     except OSError as error:
-        raise UserError(f"cannot write to {parent}: {error.strerror}") from error
-    # That SavedModels of graphs are deprecated is not the user's concern.
-    tf.logging.set_verbosity(tf.logging.ERROR)
-    try:
-        model = os.path.join(staging, "model")
-        _write(run, model)
-        os.rename(model, to)
-    except (OSError, tf.errors.OpError) as error:
-        reason = error.strerror if isinstance(error, OSError) else short_message(error)
-        raise RunError(f"cannot write {to}: {reason}") from error
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
+        raise error_class(error)(f"cannot write {to}: {error.strerror}") from error
+    except tf.errors.OpError as error:
+        raise RunError(f"cannot write {to}: {short_message(error)}") from error
     logger.info("wrote %s; load it with tf.saved_model.load(%r)", to, to)
 
 
 def _write(run: Run, directory: str) -> None:
     session, signatures = open_session(run, lambda network: build_signatures(run, network))
-    with session.graph.as_default():
-        python = sorted({node.op for node in operations().values()} & PYTHON_OPS)
-    if python:
-        raise UserError(
-            f"{run.functions.where} runs Python ({python[0]}), which an exported model has"
-            " not: export needs a network of TensorFlow's operations"
-        )
-    with session:
+    with session, session.graph.as_default():
+        python_ops = sorted({node.op for node in operations().values()} & PYTHON_OPS)
+        if python_ops:
+            raise UserError(
+                f"{run.functions.where} calls Python code ({python_ops[0]}), which a SavedModel"
+                " cannot contain: use only TensorFlow operations"
+            )
         builder = tf.saved_model.Builder(directory)
         builder.add_meta_graph_and_variables(
             session,
@@ -81,10 +73,10 @@ def _write(run: Run, directory: str) -> None:
 
 
 def build_signatures(run: Run, network: Network) -> dict:
-    """Build the exported graph: `score` and `next_word`, each for words and for ids.
+    """Build the exported graph.
 
     Returns:
-      Signature name -> its definition, as `lm/export.py` documents them.
+      The definition of each signature by name; see `lm/export.py`.
     """
     eos_id, unk_id = run.vocabulary.eos_id, run.vocabulary.unk_id
     table = tf.lookup.StaticHashTable(
@@ -95,7 +87,7 @@ def build_signatures(run: Run, network: Network) -> dict:
             value_dtype=tf.int64,
             value_index=tf.lookup.TextFileIndex.LINE_NUMBER,
         ),
-        # Without <unk> an unknown word has no id: one too large, which `_known` refuses.
+        # Without <unk>, unknown words get an ID that `_known` rejects.
         default_value=len(run.vocabulary) if unk_id is None else unk_id,
     )
 
@@ -122,7 +114,7 @@ def build_signatures(run: Run, network: Network) -> dict:
 
 
 def _score(network: Network, ids_BT: tf.Tensor, eos_id: int) -> dict[str, tf.Tensor]:
-    """Log-probabilities of each word and of the closing <eos>, 0 in the places after it."""
+    """Return the log-probabilities of each word and of the closing <eos>, followed by zeros."""
     ids_BT = _known(ids_BT, network, _PADDING)
     is_word = tf.not_equal(ids_BT, _PADDING)
     lengths = tf.reduce_sum(tf.cast(is_word, tf.int32), axis=1)
@@ -139,7 +131,7 @@ def _score(network: Network, ids_BT: tf.Tensor, eos_id: int) -> dict[str, tf.Ten
 
 
 def _known(ids: tf.Tensor, network: Network, lowest: int) -> tf.Tensor:
-    # Not left to the embedding: on a GPU it would return zeros for an id that it does not have.
+    # On a GPU, the embedding would return zeros for an invalid ID.
     message = "not in the vocabulary"
     checks = [
         tf.debugging.assert_greater_equal(ids, lowest, message=message),

@@ -1,8 +1,7 @@
-"""Log-probabilities of sentences, as they come in."""
+"""Log-probabilities of sentences, computed as soon as the sentences arrive."""
 
 from __future__ import annotations
 
-import codecs
 import itertools
 import math
 import os
@@ -13,8 +12,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from lm.errors import UserError
-from lm.inference.run import Run
-from lm.inference.session import open_session
+from lm.inference.run import Run, open_session
 from lm.model import decoding
 from lm.model.network import Network
 from lm.model.user_errors import one_line_errors
@@ -23,36 +21,36 @@ _BLOCK_BYTES = 1 << 16
 
 
 class Score(NamedTuple):
-    """What a model thinks of a sentence."""
+    """The score of a sentence."""
 
     words: Sequence[str]  # without the closing <eos>
     log_probs: np.ndarray  # float64, natural, of each word and of the closing <eos>
-    unknown: int  # words that are not in the vocabulary, scored as <unk>
+    unknown: int  # words that are not in the vocabulary and are scored as <unk>
 
     @property
     def log_prob(self) -> float:
-        """The sentence's natural log-probability, its closing `<eos>` included."""
+        """The natural log-probability of the sentence, including its closing `<eos>`."""
         return float(self.log_probs.sum())
 
 
 class Scorer:
-    """A model with a session, for one batch of sentences after another.
+    """Scores sentences with the network of a run.
 
-    Every batch has the same number of rows, those without a sentence being empty: products of
-    other sizes round differently, so a sentence's score would depend on its neighbours. It depends
-    on its row, up to rounding: without AVX-512, TensorFlow adds up the last rows in another order.
+    Every batch has the same number of rows, some of which may be empty. Products of different sizes
+    are rounded differently, so a score would otherwise depend on the other sentences of its batch.
+    The score still depends on the row up to rounding: without AVX-512, TensorFlow sums the last
+    rows in a different order.
 
     Args:
-      run: The run to load.
-      batch_size: Sentences scored at a time.
+      run: The run.
+      batch_size: Number of sentences in a batch.
 
     Raises:
-      UserError: `batch_size` is out of range, or the checkpoint does not fit the run's config.
+      UserError: If the checkpoint does not fit the config of the run.
     """
 
     def __init__(self, run: Run, batch_size: int = 16):
-        if batch_size < 1:
-            raise UserError(f"batch_size must be at least 1, not {batch_size}")
+        assert batch_size > 0
         self._vocabulary, self._rows, self._functions = run.vocabulary, batch_size, run.functions
         self._session, self._log_probs = open_session(run, self._build)
 
@@ -62,90 +60,88 @@ class Scorer:
         return decoding.target_log_probs(network, self._inputs_ph, self._targets_ph)
 
     def score_stream(self, descriptor: int) -> Iterator[Score]:
-        """Score the lines of a file, a pipe or a terminal, each as soon as it is whole.
+        """Score the lines of a file, a pipe or a terminal, each as soon as it is complete.
 
         Raises:
-          UserError: As `score`, or a line is not UTF-8; it names the line.
+          UserError: See `score`; or if a line is not UTF-8. The message names the line.
         """
-        number = 1
+        number = 0
         for lines in read_lines(descriptor):
             try:
-                for score in self.score(lines):
+                for score in self.score(map(_decode, lines, itertools.count(number))):
                     yield score
                     number += 1
             except UserError as error:
-                raise UserError(f"line {number} of the input: {error}") from error
+                raise UserError(f"line {number + 1} of the input: {error}") from error
 
     def score(self, sentences: Iterable[str]) -> Iterator[Score]:
-        """Score sentences, each from an empty state after an `<eos>` to its closing one.
+        """Score sentences, each from an empty recurrent state to its closing `<eos>`.
 
         Raises:
-          UserError: A word is unknown and the vocabulary has no `<unk>`, or the network gives it
-            no number; after the scores of the sentences before it.
+          UserError: If a word is unknown and the vocabulary has no `<unk>`, or if the network
+            returns NaN. The scores of the sentences before this sentence are yielded first.
         """
-        sentences = iter(sentences)
-        while batch := [s.split() for s in itertools.islice(sentences, self._rows)]:
-            yield from self._score_batch(batch)
+        sentences, failure = iter(sentences), None
+        while failure is None:
+            batch, ids = [], []
+            try:
+                for sentence in itertools.islice(sentences, self._rows):
+                    words = sentence.split()
+                    ids.append(self._vocabulary.encode(words))
+                    batch.append(words)
+            except UserError as error:
+                failure = error
+            if batch:
+                yield from self._score_batch(batch, ids)
+            elif failure is None:
+                return
+        raise failure
 
-    def _score_batch(self, batch: Sequence[Sequence[str]]) -> Iterator[Score]:
+    def close(self) -> None:
+        """Close the session."""
+        self._session.close()
+
+    def _score_batch(
+        self, batch: Sequence[Sequence[str]], ids: Sequence[Sequence[int]]
+    ) -> Iterator[Score]:
         eos_id = self._vocabulary.eos_id
-        ids, failure = [], None
-        try:
-            for words in batch:
-                ids.append(self._vocabulary.encode(words))
-        except UserError as error:
-            failure = error
-        targets = np.full([1 + max(map(len, ids), default=0), self._rows], eos_id, np.int32)
+        targets = np.full([1 + max(map(len, ids)), self._rows], eos_id, np.int32)
         for row, sentence in enumerate(ids):
             targets[: len(sentence), row] = sentence
         inputs = np.concatenate([np.full_like(targets[:1], eos_id), targets[:-1]])
         feed = {self._inputs_ph: inputs, self._targets_ph: targets}
         with one_line_errors(self._functions, running=True):
             log_probs = self._session.run(self._log_probs, feed).astype(np.float64)
-        for row, words in enumerate(batch[: len(ids)]):
+        for row, words in enumerate(batch):
             unknown = sum(word not in self._vocabulary.ids for word in words)
             score = Score(words, log_probs[: len(words) + 1, row], unknown)
-            if math.isnan(score.log_prob):  # a network of the user's, in windows of one word
+            if math.isnan(score.log_prob):  # possible if a user-defined network fails on one word
                 raise UserError(
-                    "the network gives log-probabilities that are nan; train with --check_network,"
-                    " which looks at single words too"
+                    "the network returns NaN; train with --check_network, which also checks single"
+                    " words"
                 )
             yield score
-        if failure:
-            raise failure
 
 
-def read_lines(descriptor: int) -> Iterator[list[str]]:
-    """Read lines as they come: waits only while there is no whole line.
+def read_lines(descriptor: int) -> Iterator[list[bytes]]:
+    """Read complete lines, and wait for input only if there is no complete line.
 
     Args:
-      descriptor: Of a file, a pipe or a terminal.
+      descriptor: File descriptor of a file, a pipe or a terminal.
 
     Yields:
-      Lists of the lines at hand, without their ends, at most some tens of kilobytes together,
-      unless a single line is longer.
-
-    Raises:
-      UserError: A line is not UTF-8; it names the line, after those before it were yielded.
+      The available lines without their ends.
     """
-    rest, number = b"", 0
-    while True:
-        block = os.read(descriptor, _BLOCK_BYTES)
+    rest = b""
+    while block := os.read(descriptor, _BLOCK_BYTES):
         *lines, rest = (rest + block).split(b"\n")
-        if not block and rest:
-            lines.append(rest)  # the last line has no end
-        good = []
-        for line in lines:
-            number += 1
-            if number == 1:
-                line = line.removeprefix(codecs.BOM_UTF8)  # as of a corpus
-            try:
-                good.append(line.decode("utf-8"))
-            except UnicodeDecodeError as error:
-                yield good
-                raise UserError(
-                    f"line {number} of the input is not UTF-8: byte 0x{line[error.start]:02x}"
-                ) from error
-        yield good
-        if not block:
-            return
+        yield lines
+    if rest:
+        yield [rest]
+
+
+def _decode(line: bytes, index: int) -> str:
+    try:
+        return line.decode("utf-8" if index else "utf-8-sig")  # without a byte order mark
+    except UnicodeDecodeError as error:
+        raise UserError(f"not UTF-8: byte 0x{line[error.start]:02x}") from error

@@ -174,7 +174,7 @@ def test_a_network_with_python_is_not_exported(tmp_path, corpora):
     file.write_text(GRU.read_text().replace("embed(inputs_TB)", f"embed({python})"))
     flags = ("--config", file, "--corpus", "embedded", "--data_path", corpora, "--max_steps", 1)
     train_here(run, *flags, "--noeval")
-    with pytest.raises(UserError, match=r"python\.py runs Python \(PyFunc\), which an exported"):
+    with pytest.raises(UserError, match=r"python\.py calls Python code \(PyFunc\), which a Saved"):
         export(open_run(run, functions=load_config_file(str(file)).functions), str(to))
     assert not to.exists()
 

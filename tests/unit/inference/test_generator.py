@@ -1,4 +1,4 @@
-"""Texts from a model: seeds, limits, prompts."""
+"""Generated texts: seeds, limits and prompts."""
 
 import numpy as np
 import pytest
@@ -29,52 +29,60 @@ def generator(run):
 
 
 def text(generator, sample=0, num_words=40, seed=1, **sampling):
-    """Return the words that are drawn, without the prompt."""
+    """Return the generated words without the prompt."""
     how = Sampling(num_samples=sample + 1, num_words=num_words, seed=seed, **sampling)
-    *_, words = generator.texts(how)
-    return list(words)[-num_words:]
+    *_, (_, words) = generator.texts(how)
+    return list(words)
 
 
 def log_probs_after(run, prompt):
-    """Log-probabilities of the word after a prompt, by way of scoring."""
+    """Return the log-probabilities of the next word after a prompt, computed by scoring."""
     scores = list(Scorer(run, 8).score(" ".join([*prompt, word]) for word in WORDS[1:]))
     (ending,) = Scorer(run, 8).score([" ".join(prompt)])
     return np.array([ending.log_probs[-1], *(score.log_probs[-2] for score in scores)])
 
 
-def test_seed_and_sample_make_the_text(generator):
+def test_seed_and_sample_determine_the_text(generator):
     assert text(generator) == text(generator)
     assert text(generator) != text(generator, seed=2)
     assert text(generator) != text(generator, sample=1)
 
 
-def test_greedy_words_are_those_with_the_best_score(run, generator):
+def test_greedy_words_have_the_best_score(run, generator):
     prompt = ["a", "f"]
     for length in range(5):
         words = text(generator, num_words=length + 1, prompt="a f", top_k=1, allow_unk=True)
         context = [*prompt, *words[:-1]]
-        if "<eos>" in context:  # scoring has one sentence only
+        if "<eos>" in context:  # a scored sentence ends here
             break
         assert words[-1] == WORDS[np.argmax(log_probs_after(run, context))]
     assert text(generator, top_k=1, seed=3) == text(generator, temperature=0.0, seed=4)
 
 
-def test_first_words_come_as_often_as_the_model_says(run, generator):
-    """Chi-square: with 5 degrees of freedom, 25.7 is exceeded once in ten thousand times."""
+def test_first_words_follow_the_distribution_of_the_model(run, generator):
+    """With 5 degrees of freedom, chi-square exceeds 25.7 once in 10,000 times."""
     draws = 1000
     how = Sampling(prompt="bcd", num_words=1, num_samples=draws, seed=1, allow_unk=True)
-    first = [WORDS.index(list(words)[-1]) for words in generator.texts(how)]
+    first = [WORDS.index(*words) for _, words in generator.texts(how)]
     expected = draws * np.exp(log_probs_after(run, ["bcd"]))
     counts = np.bincount(first, minlength=len(WORDS))
     assert ((counts - expected) ** 2 / expected).sum() < 25.7
 
 
-def test_unk_comes_only_if_it_may(generator):
+def test_unk_is_generated_only_if_allowed(generator):
     assert "<unk>" not in text(generator, num_words=300)
     assert "<unk>" in text(generator, num_words=300, allow_unk=True)
 
 
-def test_prompts_are_encoded_and_unknown_words_reported(caplog):
+def test_a_text_may_stop_at_the_first_generated_line_end(generator):
+    whole = text(generator, num_words=300)
+    stopped = text(generator, num_words=300, stop_at_eos=True, prompt="")
+    assert stopped == whole[: whole.index("<eos>") + 1]
+    ((prompt, _),) = generator.texts(Sampling(prompt="a\nf", seed=1, stop_at_eos=True))
+    assert prompt == ["a", "<eos>", "f"]
+
+
+def test_unknown_words_of_prompts_are_logged(caplog):
     ids = encode_prompt("a zebra\nbcd yak zebra", Vocabulary(WORDS))
     assert [WORDS[i] for i in ids] == ["a", "<unk>", "<eos>", "bcd", "<unk>", "<unk>"]
     assert caplog.messages == ["not in the vocabulary, read as <unk>: zebra, yak"]
@@ -82,7 +90,7 @@ def test_prompts_are_encoded_and_unknown_words_reported(caplog):
         encode_prompt("zebra", WITHOUT_UNK)
 
 
-def test_generated_text_has_spaces_and_line_ends():
+def test_words_are_separated_by_spaces_and_line_ends():
     words = ["a", "b", "<eos>", "c", "<eos>", "<eos>", "d"]
     assert "".join(spaced(words)) == "a b\nc\n\nd"
 
@@ -94,6 +102,24 @@ def test_generated_text_has_spaces_and_line_ends():
         ("top_p", 1.1), ("num_words", 0), ("num_samples", 0), ("seed", -1),
     ],
 )  # fmt: skip
-def test_bad_values_name_the_flag(flag, value):
+def test_invalid_values_are_errors_that_name_the_flag(flag, value):
     with pytest.raises(UserError, match=f"^{flag} must be"):
         Sampling(**{flag: value})
+
+
+def test_sessions_are_closed_after_use_and_after_errors(run, monkeypatch):
+    sessions = []
+
+    def fail(session, weights):
+        sessions.append(session)
+        raise UserError("different shapes")
+
+    for user in Generator(run), Scorer(run):
+        user.close()
+        sessions.append(user._session)
+    monkeypatch.setattr("lm.inference.run.set_weights", fail)
+    with pytest.raises(UserError, match="different shapes"):
+        Generator(run)
+    for session in sessions:
+        with pytest.raises(RuntimeError, match="closed Session"):
+            session.run([])

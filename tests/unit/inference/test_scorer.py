@@ -1,4 +1,4 @@
-"""Reading sentences as they come, and scoring them."""
+"""Reading and scoring sentences."""
 
 import dataclasses
 import json
@@ -32,17 +32,17 @@ def sentences():
     return [" ".join(random.choice(WORDS[2:], length)) for length in random.integers(0, 40, 50)]
 
 
-def test_a_score_does_not_depend_on_the_sentences_beside_it(run, sentences):
+def test_a_score_does_not_depend_on_other_sentences(run, sentences):
     scorer = Scorer(run, batch_size=8)
     together = list(scorer.score(sentences))
     assert [len(score.log_probs) for score in together] == [len(s.split()) + 1 for s in sentences]
     for place, (score, sentence) in enumerate(zip(together, sentences)):
-        # In its row, with empty sentences before it and none after.
+        # The sentence stays in its row. The rows before it are empty.
         alone = list(scorer.score([""] * (place % 8) + [sentence]))[-1]
         assert str(alone) == str(score)
 
 
-def test_nor_on_its_row_but_for_rounding(run, sentences):
+def test_a_score_depends_on_its_row_only_by_rounding(run, sentences):
     scorer = Scorer(run, batch_size=8)
     for score, sentence in zip(scorer.score(sentences), sentences):
         (first,) = scorer.score([sentence])
@@ -50,7 +50,7 @@ def test_nor_on_its_row_but_for_rounding(run, sentences):
         np.testing.assert_allclose(first.log_probs, score.log_probs, rtol=1e-5)
 
 
-def test_nor_on_the_size_of_the_batch(run, sentences):
+def test_a_score_depends_on_the_batch_size_only_by_rounding(run, sentences):
     for one, other in zip(Scorer(run, 1).score(sentences), Scorer(run, 16).score(sentences)):
         np.testing.assert_allclose(one.log_probs, other.log_probs, rtol=1e-5)
 
@@ -67,9 +67,7 @@ def test_unknown_words_are_scored_as_unk_and_counted(run):
     assert (known.unknown, unknown.unknown) == (0, 1)
 
 
-def test_without_unk_the_lines_before_an_unknown_word_are_scored_and_its_line_is_named(
-    tmp_path,
-):
+def test_without_unk_an_unknown_word_is_an_error_after_the_lines_before_it(tmp_path):
     write_run(tmp_path / "run", Config(hidden_size=4), Vocabulary(("<eos>", "a")))
     (tmp_path / "text").write_text("a\n\na a\na zebra\na\n")
     for batch_size in (1, 2, 3, 8):
@@ -80,7 +78,7 @@ def test_without_unk_the_lines_before_an_unknown_word_are_scored_and_its_line_is
         assert [score.words for score in found] == [["a"], [], ["a", "a"]]
 
 
-def test_formats(run):
+def test_output_formats(run):
     (score,) = Scorer(run, 4).score(["w1 zebra"])
     cells = format_score(score, True, False).split("\t")
     assert float(cells[0]) == pytest.approx(score.log_prob, abs=1e-6)
@@ -93,7 +91,7 @@ def test_formats(run):
     assert "words" not in json.loads(format_score(score, False, True))
 
 
-def test_no_number_is_an_error_and_minus_infinity_is_null(tmp_path):
+def test_nan_is_an_error_and_minus_infinity_is_null(tmp_path):
     score = Score(("w1",), np.array([-1.0, -np.inf]), 0)
     found = json.loads(format_score(score, True, True))
     assert found["log_probability"] is None and found["words"][1]["log_probability"] is None
@@ -102,34 +100,28 @@ def test_no_number_is_an_error_and_minus_infinity_is_null(tmp_path):
     nothing = {n: np.full_like(a, np.nan) for n, a in store.load_arrays(trained).items()}
     spoilt = dataclasses.replace(store.read_manifest(trained), step=8)
     store.save(str(tmp_path / "run"), nothing, spoilt)
-    with pytest.raises(UserError, match="the network gives log-probabilities that are nan; train"):
+    with pytest.raises(UserError, match="the network returns NaN; train"):
         list(Scorer(open_run(tmp_path / "run")).score(["w1"]))
 
 
-def test_lines_come_as_soon_as_they_are_whole():
+def test_lines_are_returned_as_soon_as_they_are_complete():
     read_end, write_end = os.pipe()
     lines = read_lines(read_end)
     os.write(write_end, b"one\ntwo\nthr")
-    assert next(lines) == ["one", "two"]
-    os.write(write_end, "ée\n\nlast".encode())
-    assert next(lines) == ["thrée", ""]
+    assert next(lines) == [b"one", b"two"]
+    os.write(write_end, b"ee\n\nlast")
+    assert next(lines) == [b"three", b""]
     os.close(write_end)
-    assert list(lines) == [["last"]]
+    assert list(lines) == [[b"last"]]
     os.close(read_end)
 
 
-def test_a_byte_order_mark_is_no_part_of_the_first_word(tmp_path):
-    for text in ("one\ntwo", "one"):
-        (tmp_path / "text").write_text(text, encoding="utf-8-sig")
-        with open(tmp_path / "text", "rb") as file:
-            lines = [line for lines in read_lines(file.fileno()) for line in lines]
-            assert lines == text.split()
-
-
-def test_a_line_that_is_not_utf8_is_an_error_after_the_lines_before_it(tmp_path):
-    (tmp_path / "text").write_bytes(b"good\nbad \xff\nnever read\n")
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_invalid_utf8_is_an_error_after_the_lines_before_it(run, tmp_path, batch_size):
+    """A byte order mark is not part of the first word."""
+    (tmp_path / "text").write_bytes(b"\xef\xbb\xbfw1 w2\nw3 \xff\nnever read\n")
+    found = []
     with open(tmp_path / "text", "rb") as file:
-        lines = read_lines(file.fileno())
-        assert next(lines) == ["good"]
-        with pytest.raises(UserError, match="line 2 of the input is not UTF-8: byte 0xff"):
-            next(lines)
+        with pytest.raises(UserError, match="line 2 of the input: not UTF-8: byte 0xff"):
+            found.extend(Scorer(run, batch_size).score_stream(file.fileno()))
+    assert [(score.words, score.unknown) for score in found] == [(["w1", "w2"], 0)]

@@ -1,4 +1,4 @@
-"""Texts as a run's model reads them, and the runs themselves."""
+"""Texts in the vocabulary of a run, and the opening of runs."""
 
 import json
 
@@ -22,18 +22,18 @@ def run_of(vocabulary):
     return Run("runs/x", Config(), vocabulary, "runs/x/checkpoints/step-00000001", record=None)
 
 
-def test_characters_are_those_of_the_words_and_one_after_each():
+def test_characters_include_one_after_each_word():
     ids = np.array(WITH_UNK.encode(["a", "bcd", "<eos>", "é", "<eos>", "<eos>"]))
     assert count_characters(ids, WITH_UNK) == len("a bcd\né\n")
     assert count_characters(np.array(WITH_UNK.encode(["zebra"])), WITH_UNK) == len("<unk> ")
 
 
-def test_a_file_is_read_in_the_runs_vocabulary(tmp_path):
+def test_a_file_is_encoded_with_the_vocabulary_of_the_run(tmp_path):
     path = tmp_path / "text"
     path.write_text(" a  zebra \n<unk> é", encoding="utf-8")
     text = load_text(run_of(WITH_UNK), str(path))
     assert [WITH_UNK.words[i] for i in text.ids] == ["a", "<unk>", "<eos>", "<unk>", "é", "<eos>"]
-    assert text.unknown == 1  # an <unk> in the text is a word like others
+    assert text.unknown == 1  # a literal <unk> is an ordinary word
 
 
 def test_unknown_words_without_unk_are_an_error(tmp_path):
@@ -42,20 +42,20 @@ def test_unknown_words_without_unk_are_an_error(tmp_path):
         load_text(run_of(WITHOUT_UNK), str(tmp_path / "text"))
 
 
-def test_a_split_that_is_neither_is_an_error():
+def test_an_unknown_split_is_an_error():
     with pytest.raises(UserError, match="--split dev: neither train, valid, test nor a file"):
         load_text(run_of(WITH_UNK), "dev")
 
 
-def test_the_split_of_another_corpus_is_refused(tmp_path, corpora):
+def test_a_split_of_a_different_corpus_is_rejected(tmp_path, corpora):
     make_run(tmp_path / "run", corpora)
     run = open_run(tmp_path / "run")
     assert len(load_text(run, "valid", str(corpora)).ids) > 20_000
-    with pytest.raises(UserError, match="is not the one that"):
+    with pytest.raises(UserError, match="is not the corpus of"):
         load_text(run._replace(vocabulary=WITH_UNK), "valid", str(corpora))
 
 
-def test_ptb_is_not_downloaded_in_the_place_of_a_text_that_is_gone(tmp_path):
+def test_ptb_is_not_downloaded_in_place_of_a_missing_text(tmp_path):
     corpus = tmp_path / "corpus"
     corpus.mkdir()
     for split in ("train", "valid", "test"):
@@ -68,14 +68,14 @@ def test_ptb_is_not_downloaded_in_the_place_of_a_text_that_is_gone(tmp_path):
     assert not (tmp_path / "typo").exists()
 
 
-def test_a_text_without_room_for_its_ids_is_one_line(tmp_path, monkeypatch):
+def test_a_full_disk_is_an_error_that_suggests_tmpdir(tmp_path, monkeypatch):
     (tmp_path / "text").write_text("a <eos> " * 100)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with file_size_limit(17), pytest.raises(RunError, match=r"to .*/lm-.*: File too large; TMPDIR"):
+    with file_size_limit(17), pytest.raises(RunError, match=r"File too large; set TMPDIR"):
         load_text(run_of(WITH_UNK), str(tmp_path / "text"))
 
 
-def test_weights_of_other_settings_are_refused(tmp_path):
+def test_weights_with_different_settings_are_rejected(tmp_path):
     write_run(tmp_path / "run", Config(hidden_size=3), WITH_UNK)
     write_run(tmp_path / "other", Config(hidden_size=3, forget_bias=1.0, num_epochs=9), WITH_UNK)
     found = tmp_path / "other/checkpoints/step-00000007"
@@ -121,7 +121,7 @@ def test_older_configs_get_defaults_and_newer_ones_are_rejected(tmp_path):
         ("vocabulary.txt", "<eos>\nother\n", "does not have the vocabulary of"),
     ],
 )
-def test_a_damaged_run_is_an_error(tmp_path, name, content, message):
+def test_a_corrupt_run_is_an_error(tmp_path, name, content, message):
     write_run(tmp_path / "run", Config(hidden_size=3), WITH_UNK)
     (tmp_path / "run" / name).unlink()
     if content is not None:
