@@ -1,4 +1,4 @@
-"""The documentation of `lm.train`'s flags: `python -m lm.flags > docs/flags.md`."""
+"""The documentation of the flags of lm.train: `python -m lm.flags > docs/flags.md`."""
 
 import dataclasses
 
@@ -8,21 +8,25 @@ from lm.options import field_type
 
 
 def flags_document() -> str:
-    """Return docs/flags.md: every field of Config and RunOptions, as the flag it is."""
+    """Return docs/flags.md, with a table row for each field of Config and RunOptions."""
     lines = [
         "# The flags of lm.train",
         "",
-        "`--config` names a config of `configs/` or a file of one's own. The others, made from",
-        "`lm/config.py` by `python -m lm.flags > docs/flags.md`, are in `--help`, too.",
-        "A flag of the first table overrides the config's field; the defaults are those of a",
-        "config that does not set the field.",
+        "`python -m lm.flags > docs/flags.md` generates this file from `lm/config.py`.",
+        "`--config` names a config in `configs/` or the path of a config file. Each flag of the",
+        "first table overrides the config field of the same name. The default applies if the",
+        "config does not set the field.",
+        "",
+        "`--help` shows the flags, `--print_config` shows all values and their sources, and",
+        "`--version` shows the versions of the project and its libraries.",
     ]
-    for title, cls in (("What is trained: Config", Config), ("How: RunOptions", RunOptions)):
-        lines += ["", f"## {title}", "", "| flag | default | what |", "|---|---|---|"]
+    sections = {"Config: the model and its training": Config, "RunOptions: the run": RunOptions}
+    for title, cls in sections.items():
+        lines += ["", f"## {title}", "", "| flag | default | meaning |", "|---|---|---|"]
         for field in dataclasses.fields(cls):
             plain_type, _ = field_type(cls, field.name)
             name = f"--[no]{field.name}" if plain_type is bool else f"--{field.name}"
-            text = field_help(field).replace("<", "&lt;")  # Markdown would take <unk> for HTML
+            text = field_help(field).replace("<", "&lt;")  # in Markdown, <unk> is HTML
             default = "" if field.default is None else field.default
             lines.append(f"| `{name}` | {default} | {text} |")
     return "\n".join(lines) + "\n"

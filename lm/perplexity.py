@@ -1,20 +1,19 @@
-"""Sums that can be added over batches and ranks, and the numbers people read."""
+"""Sums of negative log-likelihoods, and the perplexity."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 
-# In nats per token. exp of more is no float64: no perplexity can be made of it, and a run that gets
-# there has diverged as surely as one that gets to NaN.
+# In nats per token. Above it, the perplexity overflows float64: the run has diverged.
 MAX_MEAN_NLL = 709.0
 
 
 @dataclasses.dataclass(frozen=True)
 class NllSum:
-    """A summed negative log-likelihood and its number of tokens.
+    """The summed negative log-likelihood of some tokens.
 
-    Sums, not means, are what may be added over windows and ranks of different sizes.
+    Sums, unlike means, can be added over windows and ranks of different sizes.
     """
 
     nats: float = 0.0
@@ -25,12 +24,12 @@ class NllSum:
 
     @property
     def mean(self) -> float:
-        """Mean negative log-likelihood, in nats per token; NaN where there is no token."""
+        """Mean negative log-likelihood in nats per token, or NaN if there are no tokens."""
         return self.nats / self.tokens if self.tokens else math.nan
 
     @property
     def perplexity(self) -> float:
-        """exp(mean), or infinity where that is too large for a float."""
+        """exp(mean), or infinity if it overflows."""
         try:
             return math.exp(self.mean)
         except OverflowError:

@@ -1,5 +1,5 @@
-"""What the commands have in common: flags, the start and the end of a program, tables of text.
+"""Shared parts of the commands: the parser, the start and end of a program, and text tables.
 
-A command makes its `flags.Flags`, and hands its work to `program.run`, on all ranks, or to
-`program.run_alone`, on one process.
+A command parses its flags with `flags.parse`. It passes its work to `program.run` if it runs on
+several ranks, and to `program.run_alone` if it is a single process.
 """

@@ -1,7 +1,7 @@
-"""Start and end of a program on all ranks: one clear line for an error, one exit code.
+"""Start and end of a command: one error line and one exit code, on any number of ranks.
 
-A rank that fails alone would leave the others waiting for it, and N ranks that fail together
-would say the same thing N times; both are settled here, so that no other module has to.
+If one rank fails, the other ranks must not wait for it. If all ranks fail with the same error, only
+one rank reports it.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ from lm.system import keep_freed_memory
 
 Parsed = TypeVar("Parsed")
 
-# Within them mpirun, which waits for 4, has killed the ranks of a job that has failed.
-_KILLED_SECONDS = 10
+_KILLED_SECONDS = 10  # mpirun kills the ranks of a failed job within 4 seconds
 _INTERRUPTED = Stopped("interrupted", signal.SIGINT)
 
 
@@ -34,12 +33,12 @@ def run(
     parse: Callable[[Sequence[str]], Parsed],
     work: Callable[[Parsed, Communicator], None],
 ) -> NoReturn:
-    """Parse the command line, join the other ranks and work; then exit.
+    """Parse the command line, connect the ranks, do the work, and exit.
 
     Args:
-      parse: Turns the command line into what is to be done. It needs neither the other ranks nor
-        TensorFlow, so that `--help`, and on one process a typing error, answer at once.
-      work: Does it, on all ranks; its first exchange is that of `raise_on_all_ranks`.
+      parse: Parses the command line. It must not need the other ranks or TensorFlow, so that
+        `--help` and errors in a single process appear immediately.
+      work: Runs on all ranks. Its first exchange must be `raise_on_all_ranks`.
     """
     _start(launch.launched_rank())
     if launch.launched_size() > 1 or launch.mpirun_above():
@@ -48,70 +47,67 @@ def run(
     try:
         parsed = parse(sys.argv)
     except (ProgramExit, OSError) as error:
+        # In a job, only this host may lack a file: report it at the first exchange.
         failure = error
+        if launch.launched_size() == 1 or isinstance(error, InfoRequested):
+            _exit_unconnected(error)
     except KeyboardInterrupt:
-        _end_unconnected(_INTERRUPTED)
-    if failure and (launch.launched_size() == 1 or isinstance(failure, InfoRequested)):
-        _end_unconnected(failure)  # at once: what ranks need to exchange takes seconds to import
+        _exit_unconnected(_INTERRUPTED)
     try:
         comm = launch.connect()
     except (ProgramExit, OSError) as error:
-        _end_unconnected(error)
+        _exit_unconnected(error)
     except KeyboardInterrupt:
-        _end_unconnected(_INTERRUPTED)
+        _exit_unconnected(_INTERRUPTED)
 
     def fail() -> NoReturn:
         raise failure
 
-    # On this rank alone, if its host lacks a file that --config names: the others are told where
-    # they first meet.
     _finish(comm, lambda: raise_on_all_ranks(comm, fail) if failure else work(parsed, comm))
 
 
 def run_alone(work: Callable[[Sequence[str]], None]) -> NoReturn:
-    """Run a program of one process on its command line; then exit.
+    """Run a command that is a single process, and exit.
 
     Args:
-      work: The program; its errors become one line and an exit code, as in `run`.
+      work: The command, which receives the command line.
     """
     _start(0)
     if launch.launched_size() > 1:
-        _end_unconnected(UserError("this program is one process: start it without mpirun"))
+        _exit_unconnected(UserError("this command is a single process: start it without mpirun"))
     _finish(OneProcess(), lambda: work(sys.argv))
 
 
 def _start(rank: int) -> None:
     _open_closed_streams()
     keep_freed_memory()  # before NumPy and TensorFlow start threads
-    # Texts are UTF-8 in and out, whatever the locale: a word leaves as it came in. What is no
-    # UTF-8, in the name of a file, leaves as the bytes that it is.
+    # Print words unchanged in any locale, and file names that are not UTF-8 as their bytes.
     sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")
     start_console(rank)
-    # TensorFlow's own start-up messages would bury the program's.
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # hide TensorFlow's startup messages
     ignore_save_requests()
 
 
 def _open_closed_streams() -> None:
-    # Else the first file that is opened gets the number of stderr, and what C++ says goes into it.
+    # Otherwise, the first opened file would become stderr, and C++ messages would go into it.
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free: this
+            os.open(os.devnull, os.O_RDWR)  # opens the lowest free descriptor, which is `number`
             os.set_inheritable(number, True)
     sys.stdout = sys.stdout or open(1, "w", closefd=False)
     sys.stderr = sys.stderr or open(2, "w", errors="backslashreplace", closefd=False)
 
 
-def _end_unconnected(error: Exception) -> NoReturn:
-    # The ranks cannot talk to each other, and most likely all meet the same error. The launcher
-    # kills all when the first one ends: rank 0 speaks, and another one if rank 0 is well.
+def _exit_unconnected(error: Exception) -> NoReturn:
+    """Exit before the ranks are connected. Usually, all ranks have the same error."""
     code = _exit_code(error)
-    if code and launch.launched_rank() != 0:
-        time.sleep(_KILLED_SECONDS)
-    if code or launch.launched_rank() == 0:
-        _say(str(error), code)
+    is_rank_0 = launch.launched_rank() == 0
+    if code and not is_rank_0:
+        time.sleep(_KILLED_SECONDS)  # if rank 0 fails too, the launcher kills this rank first
+    if code or is_rank_0:
+        _print_message(str(error), code)
     sys.exit(code)
 
 
@@ -120,27 +116,26 @@ def _finish(comm: Communicator, work: Callable[[], None]) -> NoReturn:
         work()
     except (ProgramExit, OSError) as error:
         if comm.size > 1 and not getattr(error, "on_every_rank", False):
-            _end_alone(comm, str(error), _exit_code(error))
+            _abort(comm, str(error), _exit_code(error))
         if comm.is_rank_0:
-            _say(str(error), _exit_code(error))
-        # No rank exits before the line is out: the launcher kills the others when one does.
-        comm.barrier()
+            _print_message(str(error), _exit_code(error))
+        comm.barrier()  # the launcher kills all ranks when one exits, so print the message first
         sys.exit(_exit_code(error))
     except KeyboardInterrupt:
-        _end_alone(comm, str(_INTERRUPTED), _INTERRUPTED.exit_code)
+        _abort(comm, str(_INTERRUPTED), _INTERRUPTED.exit_code)
     except Exception:
-        _end_alone(comm, traceback.format_exc(), 1)
+        _abort(comm, traceback.format_exc(), 1)
     comm.barrier()
     sys.exit(0)
 
 
-def _end_alone(comm: Communicator, message: str, code: int) -> NoReturn:
+def _abort(comm: Communicator, message: str, code: int) -> NoReturn:
+    """Exit without Horovod's shutdown, which would wait for the other ranks."""
     with may_be_gone(sys.stdout):
         sys.stdout.flush()
     if comm.size > 1:
         message = f"rank {comm.rank} on {socket.gethostname()}: {message}"
-    _say(message, code)
-    # At once, without Horovod's shutdown, which waits for ranks that wait for this one.
+    _print_message(message, code)
     os._exit(code)
 
 
@@ -148,10 +143,10 @@ def _exit_code(error: Exception) -> int:
     return error.exit_code if isinstance(error, ProgramExit) else 1
 
 
-def _say(message: str, code: int) -> None:
+def _print_message(message: str, code: int) -> None:
     stream = sys.stderr if code else sys.stdout
     if code:
-        # Codes above 128 are signals': stopping for one is no error.
-        message = f"{ERROR if code < 128 else 'lm: '}{message}"
+        is_signal = code > 128  # a signal that stops a run is not an error
+        message = f"{'lm: ' if is_signal else ERROR}{message}"
     with may_be_gone(stream):
         print(message, file=stream, flush=True)

@@ -1,4 +1,4 @@
-"""Tables as text."""
+"""Text tables."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from collections.abc import Sequence
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Lay out a table in aligned columns that are Markdown too.
+    """Return a Markdown table with aligned columns.
 
     Args:
-      header: A title for each column.
-      rows: The cells of each row; columns of numbers are set to the right. A `|` or a line end in
-        a cell does not end it.
+      header: The title of each column.
+      rows: The cells of each row. Numeric columns are aligned to the right.
     """
     rows = [[printable(cell).replace("|", "\\|") for cell in row] for row in rows]
     columns = list(zip(header, *rows))
@@ -31,13 +30,10 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def is_numeric(column: Sequence[str]) -> bool:
-    """Tell whether the cells of a column are numbers, or dashes in their place."""
+    """Return whether the cells of a column are numbers, or dashes for missing numbers."""
     return all(re.fullmatch(r"-|-?[\d,.]+(e[+-]?\d+)?%?", cell) for cell in column)
 
 
 def printable(text: str) -> str:
-    """Return a text on one line that any encoding of Unicode can hold.
-
-    Names of files may have control characters, and bytes that are no UTF-8.
-    """
+    """Replace the unprintable characters of a text, such as a file name that is not UTF-8."""
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)

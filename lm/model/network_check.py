@@ -49,7 +49,7 @@ def check_network(
     with (
         one_line_errors(functions),
         tf.Graph().as_default(),
-        tf.name_scope("lm_check"),  # as in lm/inference/session.py
+        tf.name_scope("lm_check"),  # as in lm/inference/run.py
         tf.Session(config=session_config) as session,
     ):
         network = Network(config, vocab_size, functions)

@@ -62,7 +62,7 @@ def test_bad_values_are_one_line(trained):
 def test_one_process_programs_are_refused_under_mpirun(trained):
     result = run_module("lm.generate", "--run", trained, num_ranks=2)
     assert result.returncode == 2 and result.stdout == ""
-    assert "this program is one process: start it without mpirun" in result.stderr
+    assert "this command is a single process: start it without mpirun" in result.stderr
 
 
 def test_a_sentence_scores_as_evaluate_says(trained, scores, sentences, tmp_path):
