@@ -86,28 +86,30 @@ class Arguments:
     ):
         self._given, self.config_file, self.positional = given, config_file, positional
 
-    def given(self, cls: type) -> dict[str, Any]:
-        """Return the fields of an option class that the user gave as flags."""
-        names = [field.name for field in dataclasses.fields(_actual(cls, self.config_file))]
-        return {name: self._given[name] for name in names if name in self._given}
-
     def __getitem__(self, cls: type) -> Any:
         given = self.given(cls)
         if cls is Config and self.config_file:
             return replaced(self.config_file.config, **given)
         return cls(**given)
 
-    def sources(self, cls: type) -> list[list[str]]:
-        """Return the name, the value and the source of each field of an option class."""
-        options, rows = self[cls], []
-        for field in dataclasses.fields(options):
-            value, source = getattr(options, field.name), "default"
-            if field.name in self._given:
-                source = "command line"
-            elif cls is Config and value != field.default:
-                source = "config file"
-            rows.append([field.name, str(value), source])
-        return rows
+    def given(self, cls: type) -> dict[str, Any]:
+        """Return the fields of an option class that the user gave as flags."""
+        names = [field.name for field in dataclasses.fields(_actual(cls, self.config_file))]
+        return {name: self._given[name] for name in names if name in self._given}
+
+    def table(self, option_classes: Sequence[type]) -> str:
+        """Return a table of the values of options and their sources, for `--print_config`."""
+        rows = []
+        for cls in option_classes:
+            options, given = self[cls], self.given(cls)
+            for field in dataclasses.fields(options):
+                value, source = getattr(options, field.name), "default"
+                if field.name in given:
+                    source = "command line"
+                elif cls is Config and value != field.default:
+                    source = "config file"
+                rows.append([field.name, str(value), source])
+        return markdown_table(["option", "value", "source"], rows)
 
 
 def parse(
@@ -135,17 +137,11 @@ def parse(
     # Not absl's global flags: libraries define dozens of flags there.
     flags, fields = absl_flags.FlagValues(), {}
     for cls in (CommonFlags, *option_classes):
-        actual = _actual(cls, file)
+        actual, skipped = _actual(cls, file), leave_out if cls is RunOptions else ()
         for field in dataclasses.fields(actual):
-            if cls is RunOptions and field.name in leave_out:
-                continue
-            if field.name in fields:
-                raise UserError(
-                    f"--{field.name} is already a flag of this command: rename that field of the"
-                    " config file"
-                )
-            fields[field.name] = field
-            _define(flags, actual, field)
+            if field.name not in skipped:
+                _define(flags, actual, field)
+                fields[field.name] = field
     flags.set_gnu_getopt(positional)  # otherwise, flags end at the first positional argument
     rest = _read(flags, argv)[1:]
     given = {name: flags[name].value for name in fields if flags[name].value is not None}
@@ -158,12 +154,11 @@ def parse(
     for name, field in fields.items():
         if field.metadata["required"] and not given.get(name):
             raise UserError(f"--{name} is missing: {field.metadata['help']} (see --help)")
-        if field.metadata["is_path"] and given.get(name, "").startswith("~/"):
-            given[name] = os.path.expanduser(given[name])  # the shell does not do it after "="
+        if field.metadata["is_path"] and name in given:
+            given[name] = _expand_home(given[name])
     arguments = Arguments(given, file, rest)
     if given.get("print_config"):
-        rows = [row for cls in option_classes for row in arguments.sources(cls)]
-        raise InfoRequested(markdown_table(["option", "value", "source"], rows))
+        raise InfoRequested(arguments.table(option_classes))
     return arguments
 
 
@@ -185,7 +180,7 @@ def _load_config_file(argv: Sequence[str], option_classes: Sequence[type]) -> Co
     flags.set_gnu_getopt(True)  # continue after the values of unknown flags
     _read(flags, argv, known_only=True)
     name = flags["config"].value if flags["config"].present else cls.config
-    return None if name is None else load_config_file(os.path.expanduser(name))
+    return None if name is None else load_config_file(_expand_home(name))
 
 
 def _define(flags: absl_flags.FlagValues, cls: type, field: dataclasses.Field) -> None:
@@ -194,7 +189,12 @@ def _define(flags: absl_flags.FlagValues, cls: type, field: dataclasses.Field) -
     # The defaults of a Config depend on its config file.
     if field.default not in (None, "") and not issubclass(cls, Config):
         text += f" (default: {field.default})"
-    _DEFINE[plain_type](field.name, None, text, flag_values=flags)
+    try:
+        _DEFINE[plain_type](field.name, None, text, flag_values=flags)
+    except absl_flags.DuplicateFlagError as error:
+        raise UserError(
+            f"--{field.name} is already a flag of this command: rename this config field"
+        ) from error
 
 
 def _read(
@@ -204,6 +204,11 @@ def _read(
         return flags(list(argv), known_only=known_only)
     except (absl_flags.Error, ValueError) as error:  # ValueError: --noflag=value
         raise UserError(f"{first_line(error)} (see --help)") from error
+
+
+def _expand_home(path: str) -> str:
+    # The shell does not expand "~" after "=".
+    return os.path.expanduser(path) if path.startswith("~/") else path
 
 
 def _help_text(usage: str, flags: absl_flags.FlagValues) -> str:

@@ -7,8 +7,7 @@ import contextlib
 import logging
 import os
 import sys
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TextIO
 
 from tqdm import tqdm
@@ -18,9 +17,6 @@ from lm.files import RetryingAppend
 logger = logging.getLogger("lm")
 _FORMATTER = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
 _MAX_EARLY_LINES = 1000
-# One lock for all files: a failing file logs an error, which goes to the other files. With one lock
-# per file, two threads could each hold one lock and wait forever for the other.
-_files_lock = threading.RLock()
 
 
 @contextlib.contextmanager
@@ -47,57 +43,19 @@ class _ConsoleHandler(logging.Handler):
             tqdm.write(self.format(record), file=sys.stderr)
 
 
-class _FileHandler(logging.Handler):
-    """Writes lines to a file, whose disk may be full."""
+class _EarlyLines(logging.Handler):
+    """Keeps the last lines before the log files are open. Many commands never open log files."""
 
-    def __init__(self, path: str):
+    def __init__(self):
         super().__init__()
-        self._file = RetryingAppend(path)
-        self.setFormatter(_FORMATTER)
-
-    def createLock(self) -> None:
-        self.lock = _files_lock  # logging holds it during `emit`
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.write([self.format(record)])
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
-
-    def write(self, lines: Sequence[str]) -> None:
-        """Write formatted lines."""
-        text = "".join(f"{line}\n" for line in lines)
-        with self.lock:
-            self._file.write(text.encode("utf-8", "backslashreplace"))
-
-
-class _Buffer(logging.Handler):
-    """Keeps formatted lines in memory.
-
-    Args:
-      lines: The first lines.
-      limit: The number of lines to keep; None for all.
-    """
-
-    def __init__(self, lines: Sequence[str] = (), limit: int | None = None):
-        super().__init__()
-        self._lines = collections.deque(lines, maxlen=limit)
+        self.lines = collections.deque(maxlen=_MAX_EARLY_LINES)
         self.setFormatter(_FORMATTER)
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._lines.append(self.format(record))
-
-    def take(self) -> list[str]:
-        """Remove the lines and return them."""
-        with self.lock:
-            lines = list(self._lines)
-            self._lines.clear()
-        return lines
+        self.lines.append(self.format(record))
 
 
-# The lines before the log files are open. Commands without log files never take them.
-_early = _Buffer(limit=_MAX_EARLY_LINES)
+_early = _EarlyLines()
 
 
 def start_console(rank: int) -> None:
@@ -118,8 +76,10 @@ def worker_path(path: str, rank: int) -> str:
     return f"{stem}.{rank}{extension}" if rank else path
 
 
-class LogFiles:
+class LogFiles(logging.Handler):
     """The log files of this rank. They include the lines logged before the files were opened.
+
+    A file on a full disk logs an error, which this handler writes to the other files.
 
     Args:
       paths: The files of rank 0.
@@ -133,28 +93,26 @@ class LogFiles:
     """
 
     def __init__(self, paths: Sequence[str], mode: str, rank: int):
-        self._collects = mode == "collect"
-        files: list[_FileHandler] = []
+        super().__init__()
+        self.setFormatter(_FORMATTER)
+        self._collects, self._files, self._kept = mode == "collect", [], []
         if rank == 0 or mode == "workers":
             for path in paths:  # on another host, the run directory may not exist
                 os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-            files = [_FileHandler(worker_path(path, rank)) for path in paths]
+            self._files = [RetryingAppend(worker_path(path, rank)) for path in paths]
         logger.removeHandler(_early)
-        early = _early.take()
-        self._files, self._buffer = files, _Buffer(early if rank else ())
-        for file in files:
-            file.write(early)
-            logger.addHandler(file)
-        if rank and self._collects:
-            logger.addHandler(self._buffer)
+        self._append(_early.lines)
+        _early.lines.clear()
+        logger.addHandler(self)
         if logger.level == logging.NOTSET:  # the caller did not configure logging
             logger.setLevel(logging.INFO)
 
+    def emit(self, record: logging.LogRecord) -> None:
+        self._append([self.format(record)])
+
     def write(self, message: str) -> None:
         """Write an error line to the files only: the console shows it when the program ends."""
-        record = logger.makeRecord(logger.name, logging.ERROR, __file__, 0, message, (), None)
-        for file in self._files:
-            file.handle(record)
+        self.handle(logger.makeRecord(logger.name, logging.ERROR, __file__, 0, message, (), None))
 
     def collect(self, gather: Callable[[list[str]], list[list[str]]]) -> None:
         """Write the lines of all ranks to rank 0's files in mode "collect".
@@ -166,14 +124,25 @@ class LogFiles:
         """
         if not self._collects:
             return
-        by_rank = gather(self._buffer.take())
-        for file in self._files:
-            for rank, lines in enumerate(by_rank):
-                file.write([f"[rank {rank}] {line}" for line in lines])
+        with self.lock:
+            kept, self._kept = self._kept, []
+        by_rank = gather(kept)
+        if self._files:
+            self._append(
+                f"[rank {rank}] {line}" for rank, lines in enumerate(by_rank) for line in lines
+            )
 
     def close(self) -> None:
         """Stop logging to the files."""
-        logger.removeHandler(self._buffer)
+        logger.removeHandler(self)
         for file in self._files:
-            logger.removeHandler(file)
             file.close()
+        super().close()
+
+    def _append(self, lines: Iterable[str]) -> None:
+        with self.lock:
+            if self._collects and not self._files:
+                self._kept.extend(lines)
+            text = "".join(f"{line}\n" for line in lines).encode("utf-8", "backslashreplace")
+            for file in self._files:
+                file.write(text)

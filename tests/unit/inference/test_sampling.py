@@ -1,4 +1,4 @@
-"""Truncated distributions and draws from them."""
+"""Truncated distributions and draws."""
 
 import numpy as np
 import pytest
@@ -13,45 +13,38 @@ LOG_PROBS = np.log([0.1, 0.4, 0.05, 0.25, 0.2])
 vocabularies = st.lists(st.floats(-20, 5), min_size=2, max_size=30).map(np.array)
 
 
-def test_without_limits_it_is_the_models_softmax():
-    np.testing.assert_allclose(next_word_distribution(LOG_PROBS, Sampling()), np.exp(LOG_PROBS))
+@pytest.mark.parametrize(
+    "limits, expected",
+    [
+        ({}, np.exp(LOG_PROBS)),
+        ({"top_k": 1}, [0, 1, 0, 0, 0]),
+        ({"temperature": 0.0}, [0, 1, 0, 0, 0]),
+        ({"top_p": 1e-9}, [0, 1, 0, 0, 0]),
+        ({"top_k": 2}, [0, 0.4 / 0.65, 0, 0.25 / 0.65, 0]),
+        # After top_k, the most probable word alone reaches 0.6.
+        ({"top_k": 2, "top_p": 0.6}, [0, 1, 0, 0, 0]),
+    ],
+)
+def test_limits_truncate_the_distribution_of_the_network(limits, expected):
+    np.testing.assert_allclose(next_word_distribution(LOG_PROBS, Sampling(**limits)), expected)
 
 
-@pytest.mark.parametrize("limits", [{"top_k": 1}, {"temperature": 0.0}, {"top_p": 1e-9}])
-def test_the_tightest_limits_are_greedy(limits):
-    np.testing.assert_array_equal(
-        next_word_distribution(LOG_PROBS, Sampling(**limits)), [0, 1, 0, 0, 0]
-    )
-
-
-def test_top_k_keeps_the_most_probable_and_of_equals_the_first():
-    found = next_word_distribution(LOG_PROBS, Sampling(top_k=2))
-    np.testing.assert_allclose(found, [0, 0.4 / 0.65, 0, 0.25 / 0.65, 0])
-    np.testing.assert_allclose(
-        next_word_distribution(np.log([0.25] * 4), Sampling(top_k=3)), [1 / 3, 1 / 3, 1 / 3, 0]
-    )
+def test_top_k_prefers_the_first_of_equally_probable_words():
+    found = next_word_distribution(np.log([0.25] * 4), Sampling(top_k=3))
+    np.testing.assert_allclose(found, [1 / 3, 1 / 3, 1 / 3, 0])
 
 
 @pytest.mark.parametrize("top_p, kept", [(0.39, 1), (0.41, 2), (0.64, 2), (0.7, 3), (0.99, 5)])
 def test_top_p_keeps_the_fewest_words_that_reach_it(top_p, kept):
     found = next_word_distribution(LOG_PROBS, Sampling(top_p=top_p))
-    assert np.count_nonzero(found) == kept
     assert set(np.flatnonzero(found)) == set(np.argsort(-LOG_PROBS)[:kept])
-
-
-def test_top_p_counts_the_probability_that_top_k_and_temperature_leave():
-    # Of 0.4 and 0.25, the first has 0.615: alone enough for 0.6, though not of the whole.
-    assert np.count_nonzero(next_word_distribution(LOG_PROBS, Sampling(top_k=2, top_p=0.6))) == 1
 
 
 @given(log_probs=vocabularies, temperature=st.floats(0.05, 20))
 def test_temperature_is_a_power_of_the_probabilities(log_probs, temperature):
     powers = np.exp((log_probs - log_probs.max()) / temperature)
-    np.testing.assert_allclose(
-        next_word_distribution(log_probs, Sampling(temperature=temperature)),
-        powers / powers.sum(),
-        atol=1e-12,
-    )
+    found = next_word_distribution(log_probs, Sampling(temperature=temperature))
+    np.testing.assert_allclose(found, powers / powers.sum(), atol=1e-12)
 
 
 @given(
@@ -62,7 +55,7 @@ def test_temperature_is_a_power_of_the_probabilities(log_probs, temperature):
     random=st.floats(0, 1, exclude_max=True),
     banned=st.sampled_from([[], [0], [1]]),
 )
-def test_any_limits_leave_a_distribution_without_the_banned(
+def test_any_limits_give_a_distribution_without_banned_words(
     log_probs, temperature, top_k, top_p, random, banned
 ):
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
@@ -74,25 +67,24 @@ def test_any_limits_leave_a_distribution_without_the_banned(
 
 
 @pytest.mark.parametrize("log_probs", [[-1.0, np.nan, -1.0], [0.0, -np.inf, -np.inf]])
-def test_where_no_word_may_come_it_is_told(log_probs):
+def test_a_network_without_probabilities_is_an_error(log_probs):
     with pytest.raises(UserError, match=r"no word can be drawn: .* is (nan|-inf); train with"):
         next_word_distribution(np.array(log_probs), Sampling(), banned=[0])
 
 
-def test_the_largest_random_number_draws_a_word_that_may_come():
+def test_the_largest_random_number_draws_a_possible_word():
     distribution = np.array([0.0, 0.1 + 0.2, 0.7 - 1e-16, 0.0])
     assert draw(distribution, np.nextafter(1, 0)) == 2
     assert draw(distribution, 0.0) == 1
 
 
 @pytest.mark.parametrize("limits", [{}, {"temperature": 0.6}, {"top_k": 3, "temperature": 1.5}])
-def test_frequencies_of_draws_match_the_distribution(limits):
-    """Chi-square: with 4 degrees of freedom, 23.5 is exceeded once in ten thousand times."""
+def test_draws_follow_the_distribution(limits):
+    """With 4 degrees of freedom, chi-square exceeds 23.5 once in 10,000 times."""
     distribution = next_word_distribution(LOG_PROBS, Sampling(**limits))
     random = np.random.Generator(np.random.PCG64([1, 0])).random
-    draws = 20_000
-    counts = np.bincount([draw(distribution, random()) for _ in range(draws)], minlength=5)
+    counts = np.bincount([draw(distribution, random()) for _ in range(20_000)], minlength=5)
     possible = distribution > 0
     assert not counts[~possible].any()
-    expected = draws * distribution[possible]
+    expected = 20_000 * distribution[possible]
     assert ((counts[possible] - expected) ** 2 / expected).sum() < 23.5

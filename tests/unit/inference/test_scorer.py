@@ -34,25 +34,19 @@ def sentences():
 
 def test_a_score_does_not_depend_on_other_sentences(run, sentences):
     scorer = Scorer(run, batch_size=8)
-    together = list(scorer.score(sentences))
-    assert [len(score.log_probs) for score in together] == [len(s.split()) + 1 for s in sentences]
-    for place, (score, sentence) in enumerate(zip(together, sentences)):
+    scores = list(scorer.score(sentences))
+    assert [len(score.log_probs) for score in scores] == [len(s.split()) + 1 for s in sentences]
+    for index, (score, sentence) in enumerate(zip(scores, sentences)):
         # The sentence stays in its row. The rows before it are empty.
-        alone = list(scorer.score([""] * (place % 8) + [sentence]))[-1]
+        alone = list(scorer.score([""] * (index % 8) + [sentence]))[-1]
         assert str(alone) == str(score)
 
 
-def test_a_score_depends_on_its_row_only_by_rounding(run, sentences):
-    scorer = Scorer(run, batch_size=8)
-    for score, sentence in zip(scorer.score(sentences), sentences):
-        (first,) = scorer.score([sentence])
-        assert (first.words, first.unknown) == (score.words, score.unknown)
-        np.testing.assert_allclose(first.log_probs, score.log_probs, rtol=1e-5)
-
-
-def test_a_score_depends_on_the_batch_size_only_by_rounding(run, sentences):
-    for one, other in zip(Scorer(run, 1).score(sentences), Scorer(run, 16).score(sentences)):
-        np.testing.assert_allclose(one.log_probs, other.log_probs, rtol=1e-5)
+def test_a_score_depends_on_row_and_batch_size_only_by_rounding(run, sentences):
+    single = Scorer(run, batch_size=1)
+    for score, one in zip(Scorer(run, batch_size=8).score(sentences), single.score(sentences)):
+        assert (one.words, one.unknown) == (score.words, score.unknown)
+        np.testing.assert_allclose(one.log_probs, score.log_probs, rtol=1e-5)
 
 
 def test_probabilities_of_all_continuations_sum_to_one(run):
