@@ -1,4 +1,4 @@
-"""`python -m lm.evaluate` as a user runs it, alone and under mpirun."""
+"""lm.evaluate in one process and under mpirun."""
 
 import json
 import math
@@ -20,28 +20,28 @@ def run_evaluate(run, *arguments, **options):
 
 
 @pytest.fixture(scope="module")
-def alone(trained, corpora):
-    """Both splits, and the validation text given as a file."""
+def single(trained, corpora):
+    """Results of both splits, and of the validation text as a file."""
     path = corpora / "embedded/valid.txt"
     return run_evaluate(trained, "--split", f"valid,test,{path}")
 
 
 @pytest.fixture(scope="module")
 def stream(trained, corpora):
-    """The validation text, given as a file, as one unbroken stream."""
+    """The result of the validation text as one stream."""
     path = corpora / "embedded/valid.txt"
     return evaluate(str(trained), [str(path)], eval_batch_size=1)[0]
 
 
-def test_the_numbers_are_those_that_training_reported(trained, alone):
-    valid, test, _ = alone
+def test_perplexities_agree_with_training(trained, single):
+    valid, test, _ = single
     (epoch,), (tested,) = events(trained, "epoch"), events(trained, "test")
     assert valid["perplexity"] == epoch["valid_perplexity"]
     assert test["perplexity"] == tested["test_perplexity"]
 
 
-def test_units_and_counts_agree(alone, corpora):
-    for record in alone[:2]:
+def test_units_and_counts_are_consistent(single, corpora):
+    for record in single[:2]:
         text = (corpora / "embedded" / f"{record['split']}.txt").read_text()
         bits = record["nll"] / math.log(2)
         assert record["tokens"] == len(text.split()) + text.count("\n")
@@ -55,32 +55,32 @@ def test_units_and_counts_agree(alone, corpora):
 @pytest.mark.parametrize(
     "num_ranks, rows",
     [
-        (3, 2),  # a rank is left with nothing to do
+        (3, 2),  # one rank has no rows
         pytest.param(3, 20, marks=pytest.mark.soak),
         pytest.param(2, 20, marks=pytest.mark.soak),
     ],
 )
-def test_ranks_together_get_the_number_of_one(trained, num_ranks, rows):
+def test_several_ranks_compute_the_result_of_one(trained, num_ranks, rows):
     splits = ["valid", "test"]
-    together = run_evaluate(
+    several = run_evaluate(
         trained, "--split", ",".join(splits), "--eval_batch_size", rows,
         num_ranks=num_ranks, timeout=240,
     )  # fmt: skip
-    for one, many in zip(evaluate(str(trained), splits, eval_batch_size=rows), together):
+    for one, many in zip(evaluate(str(trained), splits, eval_batch_size=rows), several):
         assert many["world_size"] == num_ranks and many["tokens"] == one["tokens"]
-        # TensorFlow's own products of other sizes may round otherwise.
+        # TensorFlow's products of different sizes are rounded differently.
         tolerance = 0 if kernels.available() else 1e-9
         assert many["nll"] == pytest.approx(one["nll"], rel=tolerance, abs=0)
 
 
-def test_rows_cost_little_and_a_file_counts_like_a_split(alone, stream):
-    whole = alone[2]
-    assert whole["nll"] == alone[0]["nll"]
-    assert stream["tokens"] == alone[0]["tokens"]
+def test_a_file_counts_like_a_split_and_the_row_count_matters_little(single, stream):
+    whole = single[2]
+    assert whole["nll"] == single[0]["nll"]
+    assert stream["tokens"] == single[0]["tokens"]
     assert stream["nll"] != whole["nll"] and stream["nll"] == pytest.approx(whole["nll"], rel=0.01)
 
 
-def test_a_table_is_printed_and_unknown_words_are_counted(tmp_path, corpora):
+def test_the_table_counts_unknown_words(tmp_path, corpora):
     make_run(tmp_path / "run", corpora, vocab_size=50)
     shutil.copy(corpora / "embedded/valid.txt", tmp_path / "é|.txt")
     result = run_module(
@@ -88,14 +88,14 @@ def test_a_table_is_printed_and_unknown_words_are_counted(tmp_path, corpora):
         f"valid,{tmp_path}/é|.txt", env={"PYTHONIOENCODING": "ascii"},
     )  # fmt: skip
     header, _, row, of_file = result.stdout.splitlines()[-4:]
-    # The same text and numbers; the name is not taken for the end of a cell.
+    # The | in the name does not end the cell.
     assert of_file.split()[1] == f"{tmp_path}/é\\|.txt" and of_file.split()[2:] == row.split()[2:]
     cells = [cell.strip() for cell in row.strip("|").split("|")]
     assert header.replace("|", " ").split()[:2] == ["split", "perplexity"]
     assert cells[0] == "valid" and int(cells[-1].replace(",", "")) > 1000
 
 
-def test_bad_input_is_one_line():
+def test_a_missing_run_is_one_line():
     result = run_module("lm.evaluate", "--run", "nowhere")
     assert result.returncode == 2 and result.stdout == ""
     (line,) = [line for line in result.stderr.splitlines() if line.startswith("lm: error: ")]
@@ -103,14 +103,14 @@ def test_bad_input_is_one_line():
     assert "Traceback" not in result.stderr
 
 
-def test_a_checkpoint_that_is_not_there_is_an_error(trained):
+def test_a_missing_checkpoint_is_an_error(trained):
     with pytest.raises(UserError, match="nowhere is not a usable checkpoint"):
         evaluate(str(trained), ["valid"], checkpoint="nowhere")
 
 
-def test_damaged_weights_are_an_error(trained, tmp_path):
+def test_corrupt_weights_are_an_error(trained, tmp_path):
     shutil.copytree(trained, tmp_path / "run")
     (data,) = (tmp_path / "run").glob("checkpoints/*/model.data*")
     data.write_bytes(data.read_bytes()[:-1])
-    with pytest.raises(UserError, match="damaged"):
+    with pytest.raises(UserError, match="corrupt"):
         evaluate(str(tmp_path / "run"), ["valid"])

@@ -1,4 +1,4 @@
-"""`lm.generate`, `lm.score` and `lm.export` as a user runs them."""
+"""The commands lm.generate, lm.score and lm.export."""
 
 import json
 import re
@@ -37,7 +37,7 @@ def scores(trained, sentences):
     return [json.loads(line) for line in lines]
 
 
-def test_text_is_printed_for_people_and_its_seed_gives_it_again(trained):
+def test_the_logged_seed_generates_the_same_text_again(trained):
     arguments = ("--run", trained, "--prompt", PROMPT, "--num_words", 30, "--temperature", 0.9)
     arguments += ("--num_samples", 2)
     printed = run_module("lm.generate", *arguments)
@@ -48,24 +48,28 @@ def test_text_is_printed_for_people_and_its_seed_gives_it_again(trained):
     assert (first["sample"], second["sample"]) == (1, 2)
     assert len(first["words"]) == 30 and "<unk>" not in first["words"]
     assert first["words"] != second["words"]
-    assert re.match(rf"{PROMPT}\s", first["text"])  # a line may end after it
+    assert re.match(rf"{PROMPT}\s", first["text"])  # a space or a line end
     one, two = (text["text"].removesuffix("\n") for text in (first, second))
     assert printed.stdout == f"== 1 of 2\n{one}\n== 2 of 2\n{two}\n"
 
 
-def test_bad_values_are_one_line(trained):
+def test_an_invalid_value_is_one_line(trained):
     result = run_module("lm.generate", "--run", trained, "--top_p", 0)
     assert result.returncode == 2 and result.stdout == ""
     assert result.stderr == "lm: error: top_p must be greater than 0, not 0.0\n"
 
 
-def test_one_process_programs_are_refused_under_mpirun(trained):
+def test_commands_that_are_a_single_process_are_rejected_under_mpirun(trained):
     result = run_module("lm.generate", "--run", trained, num_ranks=2)
     assert result.returncode == 2 and result.stdout == ""
     assert "this command is a single process: start it without mpirun" in result.stderr
 
 
-def test_a_sentence_scores_as_evaluate_says(trained, scores, sentences, tmp_path):
+def test_scores_agree_with_evaluate_and_sum_over_words(trained, scores, sentences, tmp_path):
+    assert [each["sentence"] for each in scores] == sentences
+    for each in scores:
+        words = [word["log_probability"] for word in each["words"]]
+        assert sum(words) == pytest.approx(each["log_probability"], abs=1e-4)
     (tmp_path / "one.txt").write_text(sentences[3] + "\n")
     (result,) = evaluate(str(trained), [str(tmp_path / "one.txt")], eval_batch_size=1)
     assert scores[3]["tokens"] == result["tokens"]
@@ -73,14 +77,7 @@ def test_a_sentence_scores_as_evaluate_says(trained, scores, sentences, tmp_path
     assert scores[3]["log_probability"] == pytest.approx(total, rel=1e-5)
 
 
-def test_lines_in_are_lines_out(scores, sentences):
-    assert [each["sentence"] for each in scores] == sentences
-    for each in scores:
-        words = [word["log_probability"] for word in each["words"]]
-        assert sum(words) == pytest.approx(each["log_probability"], abs=1e-4)
-
-
-def test_each_line_is_answered_before_the_next_one_comes(trained, scores):
+def test_each_line_is_scored_before_the_next_line_arrives(trained, scores):
     process = subprocess.Popen(
         [sys.executable, "-m", "lm.score", "--run", str(trained)],
         cwd=ROOT, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
@@ -92,14 +89,14 @@ def test_each_line_is_answered_before_the_next_one_comes(trained, scores):
             answer = process.stdout.readline()
             assert answer.endswith(f"\t{line}\n")
         assert float(answer.split("\t")[0]) == scores[0]["log_probability"]
-        last, _ = process.communicate(scores[1]["sentence"], timeout=30)  # without its end
+        last, _ = process.communicate(scores[1]["sentence"], timeout=30)  # without a line end
         assert float(last.split("\t")[0]) == scores[1]["log_probability"]
         assert last.endswith(f"\t{scores[1]['sentence']}\n") and process.returncode == 0
     finally:
         process.kill()
 
 
-def test_head_ends_it_without_a_word(trained, sentences):
+def test_head_stops_the_command_silently(trained, sentences):
     command = f"yes ba be | {sys.executable} -m lm.score --run {trained} | head -n 2"
     result = subprocess.run(
         ["bash", "-c", command], cwd=ROOT, env=environment(), capture_output=True, text=True,
@@ -136,13 +133,13 @@ print(json.dumps({
 """
 
 
-def test_the_export_loads_in_plain_tensorflow_with_the_same_numbers(
+def test_tensorflow_loads_the_export_and_computes_the_same_numbers(
     trained, tmp_path, sentences, scores
 ):
     exported = tmp_path / "exported"
     result = run_module("lm.export", "--run", trained, "--to", exported)
     assert result.returncode == 0, result.stderr
-    # Isolated, in another directory: the import of this project would fail.
+    # Isolated, in a different directory: importing this project would fail.
     loaded = subprocess.run(
         [sys.executable, "-I", "-c", LOAD, str(exported), json.dumps(sentences)],
         cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=90,
@@ -154,11 +151,11 @@ def test_the_export_loads_in_plain_tensorflow_with_the_same_numbers(
     first = [word["log_probability"] for word in scores[0]["words"]]
     np.testing.assert_allclose(found["steps"], first, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(found["words"][0][: len(first)], first, rtol=1e-4, atol=1e-5)
-    assert not any(found["words"][0][len(first) :])  # nothing after the closing <eos>
+    assert not any(found["words"][0][len(first) :])  # zeros after the closing <eos>
     np.testing.assert_allclose(found["sums"], 1, rtol=1e-5)
 
 
-def test_an_export_never_overwrites_and_leaves_nothing_half_written(trained, tmp_path):
+def test_an_export_is_atomic_and_never_overwrites(trained, tmp_path):
     (tmp_path / "mine").mkdir()
     with pytest.raises(UserError, match="already exists"):
         export(open_run(trained), str(tmp_path / "mine"))

@@ -1,4 +1,4 @@
-"""--mpi_log: whose lines go where."""
+"""The modes of --mpi_log."""
 
 import pytest
 
@@ -13,7 +13,7 @@ from tests.commands import train
         pytest.param("workers", marks=pytest.mark.soak),  # of train_twice.py too
     ],
 )
-def test_log_lines_go_where_the_mode_says(tmp_path, corpora, mode):
+def test_the_mode_selects_the_ranks_and_files_of_log_lines(tmp_path, corpora, mode):
     result = train(
         tmp_path / "run",
         *("--config", "config_test", "--data_path", corpora, "--max_steps", 10, "--noeval"),
@@ -27,7 +27,7 @@ def test_log_lines_go_where_the_mode_says(tmp_path, corpora, mode):
     ]:
         lines = path.read_text().splitlines()
         assert any("(this is rank 0)" in line for line in lines)
-        assert any("vocabulary of 201 words" in line for line in lines)  # from before the file
+        assert any("vocabulary of 201 words" in line for line in lines)  # an early line
         collected = [line for line in lines if line.startswith("[rank 1]")]
         assert any("(this is rank 1)" in line for line in collected) == (mode == "collect")
         assert other.exists() == (mode == "workers")
