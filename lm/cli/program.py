@@ -45,15 +45,12 @@ def run(
         launch.end_with_launcher()
     parsed, failure = None, None
     try:
-        parsed = parse(sys.argv)
-    except (ProgramExit, OSError) as error:
-        # In a job, only this host may lack a file: report it at the first exchange.
-        failure = error
-        if launch.launched_size() == 1 or isinstance(error, InfoRequested):
-            _exit_unconnected(error)
-    except KeyboardInterrupt:
-        _exit_unconnected(_INTERRUPTED)
-    try:
+        try:
+            parsed = parse(sys.argv)
+        except (ProgramExit, OSError) as error:
+            if launch.launched_size() == 1 or isinstance(error, InfoRequested):
+                raise
+            failure = error  # maybe only this host lacks a file: report it at the first exchange
         comm = launch.connect()
     except (ProgramExit, OSError) as error:
         _exit_unconnected(error)
