@@ -86,13 +86,6 @@ def test_the_value_of_a_flag_may_not_be_empty():
         RunOptions(init_from="")
 
 
-def test_paths_may_begin_with_the_home_directory(monkeypatch):
-    monkeypatch.setenv("HOME", "/home/me")
-    config, options, _ = parse("--data_path=~/text", "--log_path", "a~", "--name=~/name")
-    found = options.data_path, options.log_path, config.name
-    assert found == ("/home/me/text", "a~", "~/name")
-
-
 def test_a_whole_number_is_a_good_float():
     assert isinstance(Config(learning_rate=1).learning_rate, float)
 

@@ -33,14 +33,11 @@ def test_home_directory_is_expanded_only_in_paths(monkeypatch):
     assert (options.input, options.text) == ("/home/me/a", "~/b")
 
 
-def test_positional_arguments_are_rejected_unless_the_command_accepts_them():
+def test_positional_arguments_and_missing_flags_are_errors():
     argv = ["x", "a", "--input", "b", "c"]
     assert parse(argv, "", Options, positional=True).positional == ["a", "c"]
     with pytest.raises(UserError, match="'a' is not a flag: write --flag value"):
         parse(argv, "", Options)
-
-
-def test_a_missing_required_flag_is_an_error_that_describes_it():
     with pytest.raises(UserError, match=r"^--run is missing: directory of the run"):
         parse(["x", "--run="], "", RunChoice)
 

@@ -95,18 +95,6 @@ def test_words_are_separated_by_spaces_and_line_ends():
     assert "".join(spaced(words)) == "a b\nc\n\nd"
 
 
-@pytest.mark.parametrize(
-    "flag, value",
-    [
-        ("temperature", -1.0), ("temperature", float("nan")), ("top_k", -1), ("top_p", 0.0),
-        ("top_p", 1.1), ("num_words", 0), ("num_samples", 0), ("seed", -1),
-    ],
-)  # fmt: skip
-def test_invalid_values_are_errors_that_name_the_flag(flag, value):
-    with pytest.raises(UserError, match=f"^{flag} must be"):
-        Sampling(**{flag: value})
-
-
 def test_sessions_are_closed_after_use_and_after_errors(run, monkeypatch):
     sessions = []
 
