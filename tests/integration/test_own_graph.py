@@ -154,8 +154,8 @@ def test_evaluate_score_generate_and_export_agree(name, state_size, request, tmp
     (score,) = Scorer(opened, 2).score([sentence])
     assert -evaluated["nll"] * evaluated["tokens"] == pytest.approx(score.log_prob, rel=1e-5)
     how = Sampling(num_words=8, top_k=1, seed=1, allow_unk=True, prompt=sentence)
-    (words,) = Generator(opened).texts(how)
-    assert len(list(words)) == 8 + len(sentence.split())
+    ((prompt, words),) = Generator(opened).texts(how)
+    assert prompt == sentence.split() and len(list(words)) == 8
     export(opened, str(tmp_path / "exported"))
     model = tf2.saved_model.load(str(tmp_path / "exported"))
     found = model.signatures["score"](words=tf2.constant([sentence.split()]))
