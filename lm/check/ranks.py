@@ -1,4 +1,4 @@
-"""The checks that all ranks run together before a training."""
+"""The checks that all ranks run together: software, devices, sums, bandwidth and scaling."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ import shutil
 import socket
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
 from lm import kernels
-from lm.check.checklist import FAIL, FAILURE, OK, WARN, Checklist
-from lm.check.exchange import check_exchange, check_scaling
 from lm.check.gpus import why_no_gpu
 from lm.distributed.agreement import by_rank, first_mismatch, platform_facts
 from lm.distributed.communicator import Communicator
@@ -28,8 +27,37 @@ _SETUP = "run run_scripts/setup.sh on every host"
 TENSORFLOWS = ("2.18.1", "2.21.0")  # the versions in constraints/
 _HOROVOD = "0.28.1"
 _MIN_FREE_BYTES = 2 << 30  # several checkpoints of config_large
+_EXCHANGED_BYTES = 16 << 20  # about the size of config_small's gradients
+_MIN_BYTES_PER_SECOND = 100e6  # about 1 Gbit/s Ethernet
+_NUMBERS = 8_000_000  # the computation on them takes a few tenths of a second
+_MIN_EFFICIENCY = 0.6
 
-Facts = Sequence[Mapping[str, Any]]  # by rank
+OK, WARN, FAIL = "OK", "WARN", "FAIL"
+Facts = Sequence[Mapping[str, Any]]  # one mapping per rank
+
+
+class Checklist:
+    """Prints the results of checks, unless it is silent, and counts them."""
+
+    def __init__(self, silent: bool = False):
+        self._silent = silent
+        self.counts = {OK: 0, WARN: 0, FAIL: 0}
+
+    def add(self, status: str, name: str, result: str, fix: str = "") -> None:
+        """Print a result, and its fix unless the status is OK."""
+        self.counts[status] += 1
+        self._print(f"{status:4}  {name:10}  {result}")
+        if status != OK:
+            self._print(f"{'':18}-> {fix}")
+
+    def conclude(self) -> None:
+        """Print the last line: whether training can start."""
+        verdict = "not ready" if self.counts[FAIL] else "ready"
+        self._print(f"{verdict}: {self.counts[FAIL]} FAIL, {self.counts[WARN]} WARN")
+
+    def _print(self, line: str) -> None:
+        if not self._silent:
+            print(line, flush=True)
 
 
 def check_ranks(output_dir: str, comm: Communicator) -> None:
@@ -52,7 +80,7 @@ def check_ranks(output_dir: str, comm: Communicator) -> None:
         check_output_dir(checklist, output_dir)
     checklist.conclude()
     if comm.gather(checklist.counts[FAIL])[0]:
-        raise EveryRankError(FAILURE)
+        raise EveryRankError("not ready to train: see the lines marked FAIL above")
 
 
 def _own_facts(comm: Communicator) -> dict[str, Any]:
@@ -109,14 +137,11 @@ def check_versions(checklist: Checklist, facts: Facts) -> None:
 def check_equal_software(checklist: Checklist, facts: Facts) -> None:
     """Check that all ranks have the same code, packages and kind of device."""
     mismatch = first_mismatch([rank["software"] for rank in facts])
-    checklist.add(
-        FAIL if mismatch else OK,
-        "same",
-        f"the ranks disagree on {mismatch}"
-        if mismatch
-        else f"all {len(facts)} ranks have the same code and packages",
-        f"copy the same checkout to every host and {_SETUP}",
-    )
+    if mismatch:
+        fix = f"copy the same checkout to every host, and {_SETUP}"
+        checklist.add(FAIL, "same", f"the ranks disagree on {mismatch}", fix)
+    else:
+        checklist.add(OK, "same", f"all {len(facts)} ranks have the same code and packages")
 
 
 def check_devices(checklist: Checklist, facts: Facts) -> None:
@@ -136,7 +161,7 @@ def check_devices(checklist: Checklist, facts: Facts) -> None:
 
 
 def check_kernels(checklist: Checklist, facts: Facts) -> None:
-    """Check that all ranks have the same compiled operations."""
+    """Check that all ranks have compiled operations for the same instruction set."""
     descriptions = [rank["kernels"] for rank in facts]
     missing = [rank["kernels"] for rank in facts if rank["lacks_kernels"]]
     result, fix = descriptions[0], ""
@@ -151,8 +176,69 @@ def check_kernels(checklist: Checklist, facts: Facts) -> None:
     checklist.add(WARN if fix else OK, "kernels", result, fix)
 
 
+def check_exchange(checklist: Checklist, comm: Communicator, config: tf.ConfigProto) -> None:
+    """Check that the ranks compute correct sums, and measure latency and bandwidth."""
+    with tf.Graph().as_default(), tf.Session(config=config) as session:
+        values_ph = tf.placeholder(tf.float32, [None])
+        sum_op = comm.sum(values_ph, "check")
+
+        def allreduce(values: np.ndarray) -> np.ndarray:
+            return session.run(sum_op, {values_ph: values})
+
+        result = allreduce(np.ones(1000, np.float32))
+        latency = _best_seconds(comm, lambda: allreduce(np.ones(1, np.float32)))
+        values = np.ones(_EXCHANGED_BYTES // 4, np.float32)
+        seconds = _best_seconds(comm, lambda: allreduce(values))
+    barrier = _best_seconds(comm, comm.barrier)
+    checklist.add(
+        OK if (result == comm.size).all() else FAIL,
+        "allreduce",
+        f"the sum of ones over the ranks is {result[0]:g}, and must be {comm.size}",
+        "Horovod was built for a different MPI: run run_scripts/setup.sh on every host",
+    )
+    speed = _EXCHANGED_BYTES / seconds
+    checklist.add(
+        OK if speed >= _MIN_BYTES_PER_SECOND else WARN,
+        "bandwidth",
+        f"the ranks sum {_EXCHANGED_BYTES >> 20} MiB in {1000 * seconds:.1f} ms"
+        f" ({speed / 1e6:.0f} MB/s), and one number in {1000 * latency:.2f} ms; a barrier takes"
+        f" {1000 * barrier:.2f} ms",
+        "the network is slow, or MPI uses the wrong interface: select an interface with"
+        " -mca btl_tcp_if_include",
+    )
+
+
+def check_scaling(checklist: Checklist, comm: Communicator) -> None:
+    """Compare the time of a computation on only rank 0 with its time on all ranks at once."""
+    alone = _best_seconds(comm, lambda: comm.is_rank_0 and _compute())
+    efficiency = alone / _best_seconds(comm, _compute)
+    checklist.add(
+        OK if efficiency >= _MIN_EFFICIENCY else WARN,
+        "scaling",
+        f"{comm.size} ranks compute {comm.size * efficiency:.1f} times as fast as one rank"
+        f" (efficiency {efficiency:.0%})",
+        "the ranks compete for cores: start mpirun with --bind-to none or with fewer ranks, or"
+        " stop other jobs on the hosts",
+    )
+
+
+def _compute() -> None:
+    np.sqrt(np.random.default_rng(0).random(_NUMBERS, np.float32)).sum()
+
+
+def _best_seconds(comm: Communicator, work: Callable) -> float:
+    """Return the seconds until the slowest rank finishes, the best of three attempts."""
+    times = []
+    for _ in range(3):
+        comm.barrier()
+        start = time.perf_counter()
+        work()
+        times.append(max(comm.gather(time.perf_counter() - start)))
+    return min(times)
+
+
 def check_output_dir(checklist: Checklist, output_dir: str) -> None:
-    """Check that this host, which is the host of rank 0, can write runs."""
+    """Check that rank 0 can write to the directory of future runs."""
     existing = os.path.abspath(output_dir)
     while not os.path.exists(existing):
         existing = os.path.dirname(existing)

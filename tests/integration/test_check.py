@@ -16,7 +16,7 @@ def test_this_machine_is_ready(tmp_path):
     lines = result.stdout.splitlines()
     names = [line.split()[1] for line in lines[:-1] if not line.startswith(" ")]
     assert names == [
-        "mpirun", "versions", "horovod", "same", "ranks", "devices", "kernels", "allreduce",
+        "versions", "horovod", "same", "ranks", "devices", "kernels", "allreduce",
         "bandwidth", "scaling", "output_dir",
     ]  # fmt: skip
     assert "the sum of ones over the ranks is 2" in result.stdout
@@ -31,22 +31,20 @@ def test_invalid_flag_on_one_rank_is_reported():
     assert "Traceback" not in result.stderr
 
 
-def test_unreachable_hosts_fail_with_a_fix():
+def test_unreachable_hosts_are_a_one_line_error():
     result = run_module("lm.check", "--hosts", "host.invalid:1,other.invalid:1")
     assert result.returncode == 1
-    assert re.search(r"FAIL  ranks .*\n +-> each host must be reachable", result.stdout)
-    assert result.stderr == "lm: error: not ready to train: see the lines marked FAIL above\n"
+    assert re.fullmatch("lm: error: mpirun ended .* each host must accept ssh.*\n", result.stderr)
 
 
 @pytest.mark.parametrize("hosts, num_ranks", [("here:1", None), (None, 1)])
-def test_one_rank_is_an_error(hosts, num_ranks):
+def test_a_single_rank_is_rejected(hosts, num_ranks):
     launcher = mpirun(num_ranks) if num_ranks else []
     flags = ["--hosts", hosts] if hosts else []
     result = run_command([*launcher, *CHECK, *flags], environment(), timeout=60, cwd=ROOT)
     assert result.returncode == 2 and "the check needs two or more ranks" in result.stderr
 
 
-def test_missing_mpirun_is_fixed_by_setup(tmp_path):
+def test_missing_mpirun_is_an_error(tmp_path):
     result = run_module("lm.check", env={"PATH": str(tmp_path)})
-    assert result.returncode == 1
-    assert "FAIL  mpirun" in result.stdout and "run_scripts/setup.sh" in result.stdout
+    assert result.returncode == 2 and "mpirun is not in PATH" in result.stderr

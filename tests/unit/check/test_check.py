@@ -1,13 +1,12 @@
-"""How lm.check starts its ranks, and how it judges their facts."""
+"""The ranks that `lm.check` starts, and the results of its checks."""
 
 import pathlib
-import re
 
 import pytest
 
 import lm.check.__main__ as command
 from lm.check import ranks
-from lm.check.checklist import FAIL, OK, WARN, Checklist
+from lm.check.ranks import FAIL, OK, WARN, Checklist
 from lm.errors import RunError, UserError
 
 
@@ -26,22 +25,19 @@ def test_invalid_hosts_are_errors(hosts, message):
 
 
 @pytest.mark.parametrize(
-    "script, result, fix",
+    "script, message",
     [
-        ("exec sleep 1000", "no answer within 1 s; mpirun printed nothing", "open the firewall"),
-        ("echo no route >&2; exit 3", "mpirun ended with exit code 3: no route", "by ssh"),
+        ("exec sleep 1000", "not answer within 1 s .mpirun printed no error.: open the firewall"),
+        ("echo no route >&2; exit 3", "ended with exit code 3 .no route.: each host must accept"),
     ],
 )
-def test_failed_launch_is_reported_in_bounded_time(
-    script, result, fix, tmp_path, monkeypatch, capsys
-):
+def test_failed_launch_is_reported_in_bounded_time(script, message, tmp_path, monkeypatch):
     (tmp_path / "mpirun").write_text(f"#!/bin/sh\n{script}\n")
     (tmp_path / "mpirun").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.setattr(command, "_TIMEOUT_SECONDS", 1)
-    with pytest.raises(RunError, match="not ready"):
+    with pytest.raises(RunError, match=message):
         command.start_ranks(command.CheckOptions())
-    assert re.search(rf"FAIL  ranks +{result}\n +-> .*{fix}", capsys.readouterr().out)
 
 
 def test_lines_have_a_status_and_a_fix(capsys):

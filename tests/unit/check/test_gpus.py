@@ -1,4 +1,4 @@
-"""Why TensorFlow sees no GPU, on simulated hosts."""
+"""The reasons why TensorFlow sees no GPU, on simulated hosts."""
 
 import pytest
 
@@ -9,8 +9,9 @@ NEW, OLD = DRIVER.format("580.65.06"), DRIVER.format("470.223.02")
 
 
 def test_library_that_tensorflow_cannot_load_is_named():
-    (error,) = gpus.load_errors(["libc.so.6", "libnowhere.so.1"])
-    assert error.startswith("libnowhere.so.1: cannot open shared object file")
+    assert gpus.load_error("libc.so.6") is None
+    message = "libnowhere.so.1: cannot open shared object file"
+    assert gpus.load_error("libnowhere.so.1").startswith(message)
 
 
 @pytest.mark.parametrize(
@@ -19,13 +20,13 @@ def test_library_that_tensorflow_cannot_load_is_named():
         (False, "", ["libcuda.so.1"], None, ""),
         (False, NEW, [], None, "but TensorFlow was built for CPUs: run USE_GPU=1"),
         (False, "", [], None, "but TensorFlow was built for CPUs"),
-        (True, "", ["libcuda.so.1"], None, "but there is no NVIDIA driver: install"),
+        (True, "", ["libcuda.so.1"], None, "there is no NVIDIA driver: install"),
         (True, NEW, ["libcuda.so.1"], None, "libcuda.so.1 is missing: start the container"),
         (True, NEW, [], "", "CUDA_VISIBLE_DEVICES= hides the GPUs"),
         (True, NEW, [], "-1,0", "CUDA_VISIBLE_DEVICES=-1,0 hides the GPUs"),
         (True, NEW, ["libcudnn.so.9"], None, "libcudnn.so.9 is missing: remove .venv, and run"),
         (True, OLD, [], "0", "the NVIDIA driver is 470.223: CUDA 12 needs 525 or later"),
-        (True, "", [], "7", "change CUDA_VISIBLE_DEVICES (7)"),  # as under WSL
+        (True, "", [], "7", "change CUDA_VISIBLE_DEVICES (7)"),  # WSL has no driver file
     ],
 )
 def test_each_problem_has_a_fix(monkeypatch, tmp_path, for_gpus, driver, missing, visible, message):
@@ -34,10 +35,10 @@ def test_each_problem_has_a_fix(monkeypatch, tmp_path, for_gpus, driver, missing
     monkeypatch.setattr(gpus, "_DRIVER", tmp_path / "version")
     monkeypatch.setattr(gpus.tf.test, "is_built_with_cuda", lambda: for_gpus)
 
-    def load_errors(names):
-        return [f"{name} is missing" for name in names if name in missing]
+    def load_error(name):
+        return f"{name} is missing" if name in missing else None
 
-    monkeypatch.setattr(gpus, "load_errors", load_errors)
+    monkeypatch.setattr(gpus, "load_error", load_error)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
