@@ -4,71 +4,80 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import importlib
 import importlib.metadata
+import inspect
 import json
 import logging
 import os
 import platform
-import socket
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 from lm import files
-from lm.benchmark import options
-from lm.cli import program
+from lm.benchmark import advise, scaling, step, worker
+from lm.cli import flags, program
+from lm.config import Config
 from lm.distributed.devices import count_cores
 from lm.errors import InfoRequested, UserError
 
 _COMMANDS = {
-    "step": options.StepOptions,
-    "scaling": options.ScalingOptions,
-    "advise": options.AdviceOptions,
+    "step": (step, step.StepOptions),
+    "scaling": (scaling, scaling.ScalingOptions),
+    "advise": (advise, advise.AdviceOptions),
 }
 
 logger = logging.getLogger("lm")
 
 
 def _run(argv: Sequence[str]) -> None:
-    usage = "\n".join(
-        ["Measure training.", "", "  python -m lm.benchmark COMMAND [--help] [--flags]", ""]
-        + [f"  {name:10} {kind.__doc__.splitlines()[0]}" for name, kind in _COMMANDS.items()]
-    )
     command = argv[1] if len(argv) > 1 else "--help"
     if command in ("--help", "-h", "help"):
-        raise InfoRequested(usage)
+        lines = ["Measure training.", "", "  python -m lm.benchmark COMMAND [--help] [--flags]", ""]
+        for name, (_, kind) in _COMMANDS.items():
+            lines.append(f"  {name:10} {kind.__doc__.splitlines()[0]}")
+        raise InfoRequested("\n".join(lines))
     if command not in _COMMANDS:
         raise UserError(f"{command!r} is not one of the commands {', '.join(_COMMANDS)}")
-    config, chosen = options.parse(argv[1:], _COMMANDS[command])
-    module = importlib.import_module(f"lm.benchmark.{command}")
+    module, kind = _COMMANDS[command]
+    config, options = parse(argv[1:], kind)
     # Read the load average before the first measurement raises it.
-    facts = {"benchmark": command, **_environment_facts(), "options": dataclasses.asdict(chosen)}
-    facts["config"] = dataclasses.asdict(config)
-    record = module.measure(config, chosen)
-    module.show(config, chosen, record)
+    facts = {"benchmark": command, **_environment_facts(), "options": options, "config": config}
+    record = module.measure(config, options)
+    module.show(config, options, record)
     # A config name may contain a slash, which must not become a directory of --out.
     name = f"{command}-{config.name}-{config.precision}.json".replace("/", "-")
-    path = os.path.join(chosen.out, name)
+    path = os.path.join(options.out, name)
     text = json.dumps({**facts, **record}, default=dataclasses.asdict, indent=2)
     files.write_atomically(path, f"{text}\n".encode())
     logger.info("wrote %s", path)
 
 
+def parse(argv: Sequence[str], kind: type[worker.Options]) -> tuple[Config, worker.Options]:
+    """Parse the flags of a command into its config and options, and create the directory --out."""
+    arguments = flags.parse(argv, inspect.cleandoc(kind.__doc__), kind, Config)
+    config, options, file = arguments[Config], arguments[kind], arguments.config_file
+    if not file.functions.is_built_in and (kind is not step.StepOptions or options.peers):
+        raise UserError(
+            f"{file.path} defines a network: only `step` without --peers can measure it"
+        )
+    options.check(config)
+    os.makedirs(options.out, exist_ok=True)  # fail before hours of measurements
+    return config, options
+
+
 def _environment_facts() -> dict[str, Any]:
     """Return the facts that a reader needs to repeat a measurement: command, machine, versions."""
     versions = {"python": platform.python_version()}
-    for package in ("tensorflow", "tensorflow-cpu", "horovod", "torch", "numpy"):
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
+    for package in importlib.metadata.distributions():
+        if package.name in ("tensorflow", "tensorflow-cpu", "horovod", "torch", "numpy"):
+            versions[package.name] = package.version
     with open("/proc/cpuinfo") as file:
         models = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
     return {
         "command": " ".join(["python -m lm.benchmark", *sys.argv[1:]]),
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "host": socket.gethostname(),
+        "host": platform.node(),
         "cpu": models[0] if models else platform.machine(),
         "cores": count_cores(),
         # A load above 0 before the start means that other programs used the cores.
@@ -78,4 +87,7 @@ def _environment_facts() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    program.run_alone(_run)
+    if sys.argv[1:2] == ["worker"]:
+        program.run(lambda argv: json.loads(argv[2]), worker.work)
+    else:
+        program.run_alone(_run)

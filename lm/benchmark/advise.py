@@ -1,4 +1,4 @@
-"""`advise`: the predicted speedup of more ranks, on this host and on a cluster.
+"""`advise`: predict the speedup of more ranks, on this host and on a cluster.
 
 The prediction is an alpha-beta model of the gradient exchange:
 
@@ -7,12 +7,11 @@ The prediction is an alpha-beta model of the gradient exchange:
       4 ceil(log2 N) alpha + 2 (N - 1) / N bytes (seconds_per_byte + beta))
 
 alpha is the latency of a link, and beta its seconds per byte. `fixed` and `seconds_per_byte` are
-measured on this host. Ranks first agree in 2 ceil(log2 N) hops that all have the message. Each
-exchange is modeled as recursive halving and doubling (Thakur, Rabenseifner and Gropp 2005,
-"Optimization of collective communication operations in MPICH"), again with 2 ceil(log2 N) hops.
-lm/distributed/open_mpi_rules.conf selects this algorithm for three or more ranks and messages of at
-least 64 KB. The model does not overlap computation with the exchange. Nearly no overlap is possible
-on a host where every core computes, and this is the worst case on a cluster.
+measured on this host. Horovod needs 2 ceil(log2 N) hops until the ranks agree on a message. The
+exchange needs as many hops with recursive halving and doubling (Thakur, Rabenseifner and Gropp,
+"Optimization of collective communication operations in MPICH", 2005). open_mpi_rules.conf selects
+this algorithm for three or more ranks and messages of at least 64 KB. The model assumes that
+computation and exchange do not overlap, which is the worst case on a cluster.
 """
 
 from __future__ import annotations
@@ -25,12 +24,13 @@ from functools import partial
 from typing import Any
 
 from lm.benchmark import worker
-from lm.benchmark.options import AdviceOptions
 from lm.benchmark.scaling import KINDS, bytes_sent, message_bytes, scaled_config
 from lm.benchmark.turns import print_table, take_turns
 from lm.config import Config
+from lm.errors import UserError
+from lm.options import option
 
-_CLUSTER_RANKS = 4096  # of the largest predicted cluster
+_CLUSTER_RANKS = 4096  # size of the largest predicted cluster
 _TIME_COLUMNS = [
     ("ranks", "{ranks}"),
     ("compute ms", "{compute_ms:.2f}"),
@@ -54,15 +54,37 @@ _CLUSTER_COLUMNS = [
 
 
 @dataclass(frozen=True)
+class AdviceOptions(worker.Options):
+    """Predict the speedup of more ranks, on this host and on a cluster.
+
+    The prediction is based on the step of one rank and on the gradient exchange, both measured on
+    this host. It is compared with measurements of --ranks, and extended to a cluster with one rank
+    per host.
+
+    python -m lm.benchmark advise --config config_small --ranks 1,2 --link_gbps 25
+    """
+
+    repeats: int = option(4, "measurements of each kind", low=1)
+    ranks: str = option("1,2", "comma-separated rank counts to measure on this host")
+    link_latency_us: float = option(25.0, "latency between hosts in microseconds", low=0)
+    link_gbps: float = option(10.0, "bandwidth between hosts in 10^9 bit/s", above=0)
+
+    def check(self, config: Config) -> None:
+        super().check(config)
+        if self.rank_counts[-1] < 2:
+            raise UserError("the largest of ranks must be at least 2, not 1")
+
+
+@dataclass(frozen=True)
 class ExchangeCosts:
-    """Costs of the gradient exchange, of the host or of a link."""
+    """Costs of the gradient exchange on this host or on a cluster."""
 
     fixed: float = 0.0  # seconds per step: Horovod's cycle, and the work for each message
     latency: float = 0.0  # seconds per hop
-    seconds_per_byte: float = 0.0  # of the bytes that a rank sends
+    seconds_per_byte: float = 0.0  # per byte that a rank sends
 
     def seconds(self, sizes: Sequence[int], ranks: int) -> float:
-        """Return the seconds in which N ranks exchange messages of these sizes in bytes."""
+        """Return the time in which N ranks exchange messages with these sizes in bytes."""
         if ranks == 1:
             return 0.0
         hops = 4 * math.ceil(math.log2(ranks)) * len(sizes)
@@ -72,14 +94,14 @@ class ExchangeCosts:
 
 @dataclass(frozen=True)
 class Predictor:
-    """Predicts steps on several ranks from measurements."""
+    """Predicts steps on several ranks from the measured steps of one rank."""
 
     config: Config
-    shapes: Mapping[str, Sequence[int]]  # of the trainable variables
+    shapes: Mapping[str, Sequence[int]]  # variable name -> shape
     compute: Mapping[int, float]  # rows -> seconds of a step on one rank
 
     def predict(self, kind: str, ranks: int, costs: ExchangeCosts) -> dict[str, Any]:
-        """Predict the step of N ranks with "strong" or "weak" scaling."""
+        """Predict the step time of N ranks with "strong" or "weak" scaling."""
         sized = scaled_config(self.config, kind, ranks)
         compute = self.compute[-(-sized.batch_size // ranks)]
         exchange = costs.seconds(message_bytes(sized, self.shapes), ranks)
@@ -97,7 +119,7 @@ class Predictor:
 
 
 def measure(config: Config, options: AdviceOptions) -> dict[str, Any]:
-    """Measure steps and the exchange, predict, and compare predictions with measurements."""
+    """Measure steps and the exchange, predict step times, and compare both on this host."""
     counts = [ranks for ranks in options.rank_counts if ranks > 1]
     cluster_counts = {
         "strong": _powers_of_two(min(_CLUSTER_RANKS, config.batch_size)),
@@ -150,7 +172,7 @@ def _powers_of_two(limit: int) -> list[int]:
 
 
 def _compared(row: dict[str, Any], seconds: float) -> dict[str, Any]:
-    """Add the measured seconds of a step to its prediction."""
+    """Add the measured seconds of a step, and the error, to a prediction."""
     ratio = row["step_ms"] / (1000 * seconds)
     return {
         **row,
@@ -161,7 +183,7 @@ def _compared(row: dict[str, Any], seconds: float) -> dict[str, Any]:
 
 
 def _warnings(where: str, rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Report the rank counts that are slower than one rank, and the fastest rank count."""
+    """Name the rank counts that are slower than one rank, and the fastest rank count."""
     found = []
     for kind in KINDS:
         predicted = [row for row in rows if row["kind"] == kind]
@@ -175,7 +197,7 @@ def _warnings(where: str, rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def show(config: Config, options: AdviceOptions, record: dict[str, Any]) -> None:
-    """Print predictions and measurements on this host, predictions for the cluster, warnings."""
+    """Print the predictions for this host and for the cluster, and the warnings."""
     costs = record["exchange_costs"]
     print(
         f"\n{config.name}, {config.precision}, {options.threads} thread(s) per rank. Exchange on"

@@ -1,4 +1,4 @@
-"""Measurements of this project's TensorFlow graph: its training step, products and exchange."""
+"""Measurements in TensorFlow: the training step of `lm.train`, the GEMM peak and the exchange."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from lm import kernels
-from lm.benchmark.workload import Step, StepResult, initial_weight
+from lm.benchmark.worker import Step, StepResult, initial_weight
 from lm.config import Config
 from lm.config_file import NetworkFunctions
 from lm.data.batches import rows_of_rank
@@ -23,19 +23,17 @@ from lm.training import step as training
 
 _GEMM_SIZE = 2048  # large enough that only arithmetic limits the product
 _GEMM_PRODUCTS = 5
-_UNTIMED, _TIMED = 3, 20  # exchanges
-_EMPTY = 4  # bytes of the smallest message
+_UNTIMED_EXCHANGES, _TIMED_EXCHANGES = 3, 20
+_SMALLEST_BYTES = 4
 
 
 def build_step(
     config: Config, functions: NetworkFunctions, vocab_size: int, threads: int, comm: Communicator
 ) -> tuple[Step, dict[str, Any]]:
-    """Build the training step of `lm.train`.
+    """Build the training step of `lm.train`, and return the step and facts about it.
 
-    Returns:
-      The step, and facts about it: the `device`, the `kernels`, and the `shapes` of the trainable
-      variables of the built-in network. A user-defined network has no `shapes`: its products are
-      unknown.
+    The facts are the `device`, the `kernels` and the `shapes` of the trainable variables. The
+    shapes are empty for a user-defined network, whose products are unknown.
     """
     device = start_tensorflow(comm, threads)
     sessions = session_config(device)
@@ -82,12 +80,11 @@ def measure_exchange(
 ) -> dict[str, float]:
     """Time allreduces that start at the same time.
 
-    Returns:
-      The mean seconds on the slowest rank, with messages of these sizes (`full`) and with as many
-      empty messages (`empty`).
+    Return the mean seconds on the slowest rank for messages of these sizes (`full`), and for the
+    same number of messages of the smallest size (`empty`).
     """
     sessions = session_config(start_tensorflow(comm, threads))
-    plans = {"full": message_bytes, "empty": [_EMPTY] * len(message_bytes)}
+    plans = {"full": message_bytes, "empty": [_SMALLEST_BYTES] * len(message_bytes)}
     with tf.Graph().as_default(), tf.Session(config=sessions) as session:
         sum_ops: dict[str, list[tf.Operation]] = {name: [] for name in plans}
         for plan, sizes in plans.items():
@@ -99,8 +96,8 @@ def measure_exchange(
         session.run(tf.global_variables_initializer())
         means = {}
         for plan, ops in sum_ops.items():
-            seconds = [_seconds(session, ops) for _ in range(_UNTIMED + _TIMED)]
-            means[plan] = max(comm.gather(statistics.fmean(seconds[_UNTIMED:])))
+            seconds = [_seconds(session, ops) for _ in range(_UNTIMED_EXCHANGES + _TIMED_EXCHANGES)]
+            means[plan] = max(comm.gather(statistics.fmean(seconds[_UNTIMED_EXCHANGES:])))
     return means
 
 

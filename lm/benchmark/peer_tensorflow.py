@@ -1,9 +1,8 @@
 """The training step of TensorFlow's PTB tutorial.
 
-A static unroll of BasicLSTMCell ([x, h] concatenated, one kernel), the stock sparse softmax
-cross-entropy, plain tf.gradients, clip_by_global_norm and GradientDescentOptimizer
-(tensorflow/models, tutorials/rnn/ptb/ptb_word_lm.py). TensorFlow 2.18 no longer has this cell, so
-its equations are written out here, with the same order of gates.
+The tutorial (tensorflow/models, tutorials/rnn/ptb/ptb_word_lm.py) unrolls BasicLSTMCell and uses
+the stock softmax cross-entropy, gradients and optimizer. TensorFlow 2.18 lacks BasicLSTMCell, so
+this module contains the equations of the cell, with the same order of gates.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from lm.benchmark.workload import Step, StepResult, initial_weight
+from lm.benchmark.worker import Step, StepResult, initial_weight
 from lm.config import Config
 from lm.distributed.communicator import OneProcess
 from lm.distributed.devices import session_config, start_tensorflow
@@ -81,7 +80,7 @@ def _unroll(inputs: Sequence[tf.Tensor], c, h, kernel, bias):
 
 
 def build_step(config: Config, vocab_size: int, variant: str, threads: int) -> Step:
-    """Build the step of the only variant."""
+    """Build the training step; there is only one variant."""
     # The tutorial left the number of parallel operations to TensorFlow, which uses all cores.
     sessions = session_config(start_tensorflow(OneProcess(), threads, threads))
     with tf.Graph().as_default():
@@ -101,7 +100,7 @@ def build_step(config: Config, vocab_size: int, variant: str, threads: int) -> S
 
 
 def _initial(config: Config, variable: tf.Variable) -> np.ndarray:
-    """Return the initial value of a variable; a kernel stacks our input and recurrent weights."""
+    """Return the initial value. A kernel stacks the input weights and the recurrent weights."""
     name, shape = variable.op.name, tuple(variable.shape.as_list())
     if not name.endswith("/kernel"):
         return initial_weight(config, name, shape)

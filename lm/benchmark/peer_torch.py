@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from lm.benchmark.workload import Step, StepResult, initial_weight
+from lm.benchmark.worker import Step, StepResult, initial_weight
 from lm.config import Config
 
 
@@ -31,10 +31,10 @@ class LanguageModel(nn.Module):
 
 
 def build_step(config: Config, vocab_size: int, variant: str, threads: int) -> Step:
-    """Build the step of a variant.
+    """Build the training step of a variant.
 
-    "torch" computes in float32, "torch-autocast" has products in bfloat16, and "torch-bfloat16" has
-    weights in bfloat16 too. Each variant may end in "-compile".
+    "torch" computes in float32, "torch-autocast" computes products in bfloat16, and
+    "torch-bfloat16" also stores weights in bfloat16. Each variant may end in "-compile".
     """
     features = variant.split("-")
     torch.set_num_threads(threads)
@@ -69,7 +69,7 @@ def _load_weights(model: LanguageModel, config: Config) -> None:
         shape = tuple(parameter.shape)
         value = initial_weight(config, name, shape[::-1] if transposed else shape)
         value = torch.from_numpy(value.T if transposed else value)
-        if gates:  # our order is i, j, f, o, and PyTorch's is i, f, j, o
+        if gates:  # lm.kernels orders the gates i, j, f, o, and PyTorch orders them i, f, j, o
             i, j, f, o = value.chunk(4)
             value = torch.cat([i, f, j, o])
         parameter.copy_(value)

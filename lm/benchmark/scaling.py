@@ -1,4 +1,4 @@
-"""`scaling`: several ranks compared with one rank, and the parts of a step."""
+"""`scaling`: compare several ranks with one rank, and measure the parts of a step."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from functools import partial
 from typing import Any
 
 from lm.benchmark import worker
-from lm.benchmark.options import ScalingOptions
 from lm.benchmark.turns import paired_ratio, print_table, summarize, take_turns
 from lm.config import Config
+from lm.options import option
 from lm.system import import_tensorflow
 
 _FLOAT_BYTES = 4
@@ -34,19 +34,30 @@ _PART_COLUMNS = [
 ]
 
 
+@dataclasses.dataclass(frozen=True)
+class ScalingOptions(worker.Options):
+    """Compare several ranks with one rank: strong and weak scaling, and the parts of a step.
+
+    Strong scaling keeps the global batch. Weak scaling keeps the rows of each rank. Each rank has
+    the same number of threads. The exchange is the time that no computation hides.
+
+    python -m lm.benchmark scaling --config config_small --ranks 1,2,4
+    python -m lm.benchmark scaling --ranks 1,2 --hosts host1:1,host2:1
+    """
+
+    ranks: str = option("1,2", "comma-separated rank counts")
+    hosts: str | None = option(None, "like mpirun -H: host1:1,host2:1 (default: this host)")
+
+
 def measure(config: Config, options: ScalingOptions) -> dict[str, Any]:
-    """Measure each rank count in turn with one rank."""
+    """Measure one rank and each rank count in turn."""
     measurements = {"one": partial(worker.run, config, options)}
-    counts = [ranks for ranks in options.rank_counts if ranks > 1]
-    for ranks in counts:
-        rows = dataclasses.replace(config, batch_size=-(-config.batch_size // ranks))
-        measurements["alone", ranks] = partial(worker.run, rows, options)
-        for kind in KINDS:
+    for ranks in options.rank_counts:
+        for kind in KINDS if ranks > 1 else ():
             sized = scaled_config(config, kind, ranks)
             measurements[kind, ranks] = partial(worker.run, sized, options, ranks=ranks)
     results = take_turns(options.repeats, measurements)
     results |= {(kind, 1): results["one"] for kind in KINDS if 1 in options.rank_counts}
-    times = {name: [run["seconds"] for run in runs] for name, runs in results.items()}
     return {
         "threads_per_rank": options.threads,
         "device": results["one"][0]["device"],
@@ -54,11 +65,6 @@ def measure(config: Config, options: ScalingOptions) -> dict[str, Any]:
         "rows": [
             _row(config, kind, ranks, results) for kind in KINDS for ranks in options.rank_counts
         ],
-        # Compares with a rank that has the same rows, exchanges nothing and is not disturbed.
-        "efficiency_against_compute": {
-            ranks: paired_ratio(times["alone", ranks], times["strong", ranks]) for ranks in counts
-        },
-        "seconds_per_step": {str(name): each for name, each in times.items()},
     }
 
 
@@ -71,16 +77,12 @@ def scaled_config(config: Config, kind: str, ranks: int) -> Config:
 def message_bytes(config: Config, shapes: Mapping[str, Sequence[int]]) -> list[int]:
     """Return the sizes of the gradients that the ranks exchange in a step.
 
-    The gradient of the embedding is dense, or consists of the rows and IDs of all tokens of the
-    global batch. A tied embedding also receives a dense gradient from the output layer. Ranks sum
-    dense gradients (allreduce) and collect rows (allgather), which sends half as many bytes: for
-    rows, the result is the size of an allreduce that sends as many bytes.
-
-    Args:
-      config: The model and its global batch.
-      shapes: Shapes of the trainable variables, by name.
+    `shapes` are the shapes of the trainable variables. The embedding's gradient is dense, or
+    contains the rows and IDs of all tokens of the global batch. A tied embedding also receives a
+    dense gradient from the output layer. Ranks sum dense gradients (allreduce) and gather rows
+    (allgather). An allgather sends half as many bytes, so the sizes of rows and IDs are halved.
     """
-    import_tensorflow()  # not at the top of the module: `--help` needs no TensorFlow
+    import_tensorflow()  # imported here, because `--help` does not need TensorFlow
     from lm.training.gradients import dense_is_smaller
 
     tokens = config.batch_size * config.num_steps
@@ -120,6 +122,7 @@ def _row(
         "ranks": ranks,
         "batch_size": sized.batch_size,
         "words_per_second": summarize([words / each for each in seconds], max),
+        "seconds_per_step": seconds,
         "speedup": speedup,
         "efficiency": speedup.scaled(1 / ranks),
         "mb_sent_per_rank": bytes_sent(size, ranks) / 1e6,
@@ -130,13 +133,11 @@ def _row(
 
 
 def show(config: Config, options: ScalingOptions, record: dict[str, Any]) -> None:
-    """Print one row for each kind of scaling and rank count."""
+    """Print a table of strong and weak scaling."""
     print(
         f"\n{config.name}, {config.precision}, {options.threads} thread(s) per rank, global batch"
         f" {config.batch_size} x {config.num_steps}, {options.repeats} repeats"
     )
-    # A GPU computes after its operations were started, so the times of the parts mean nothing.
+    # A GPU computes after TensorFlow has started its operations, so its parts cannot be timed.
     on_gpu = record["device"].startswith("GPU")
     print_table(_COLUMNS + ([] if on_gpu else _PART_COLUMNS), record["rows"])
-    for ranks, ratio in record["efficiency_against_compute"].items():
-        print(f"strong scaling, {ranks} ranks: efficiency against compute alone {ratio}")

@@ -12,10 +12,10 @@ from functools import partial
 from typing import Any
 
 from lm.benchmark import worker
-from lm.benchmark.options import StepOptions
 from lm.benchmark.turns import paired_ratio, print_table, summarize, take_turns
 from lm.config import Config
-from lm.errors import RunError
+from lm.errors import RunError, UserError
+from lm.options import option
 
 # The variants of each peer by precision. The first word of a variant is the Python package that
 # it needs, and the name of its module: peer_torch.py builds "torch" and "torch-compile".
@@ -42,15 +42,35 @@ _COLUMNS = [
     ("first loss", "{first_losses[0]:.4f}"),
 ]
 
+_NOT_IN_PEERS = (  # fields of Config that the peers do not implement
+    "embedding_init_scale", "embedding_size", "tie_weights", "embedding_keep_prob",
+    "output_keep_prob", "locked_dropout", "recurrent_keep_prob", "forget_bias",
+    "activation_penalty", "temporal_activation_penalty", "optimizer", "weight_decay",
+    "asgd_trigger_epochs",
+)  # fmt: skip
+
 logger = logging.getLogger("lm")
 
 
-def measure(config: Config, options: StepOptions) -> dict[str, Any]:
-    """Measure all implementations in turn, and the GEMM peak with them.
+@dataclasses.dataclass(frozen=True)
+class StepOptions(worker.Options):
+    """Measure a training step of one process: words/s, GFLOP/s, share of the GEMM peak.
 
-    Raises:
-      RunError: If this project's own step fails.
+    python -m lm.benchmark step --config config_small --peers
     """
+
+    peers: bool = option(False, "measure PyTorch and the TensorFlow tutorial too")
+
+    def check(self, config: Config) -> None:
+        super().check(config)
+        plain = Config()
+        changed = [name for name in _NOT_IN_PEERS if getattr(config, name) != getattr(plain, name)]
+        if self.peers and changed:
+            raise UserError(f"the peers do not support {', '.join(changed)}: leave out --peers")
+
+
+def measure(config: Config, options: StepOptions) -> dict[str, Any]:
+    """Measure all implementations and the GEMM peak in turn."""
     measurements = {"ours": partial(worker.run, config, options)}
     if options.peers and config.precision == "bfloat16":
         float32 = dataclasses.replace(config, precision="float32")
@@ -59,7 +79,7 @@ def measure(config: Config, options: StepOptions) -> dict[str, Any]:
     for name in peers:
         run = partial(worker.run, config, options, name)
         try:
-            run()  # also fills the caches of torch.compile
+            run()  # this run also fills the caches of torch.compile
         except RunError as error:
             logger.warning("left out: %s", error)
         else:
@@ -87,7 +107,7 @@ def measure(config: Config, options: StepOptions) -> dict[str, Any]:
 def _row(
     runs: Sequence[dict[str, Any]], times_of_ours: Sequence[float], words: int, flops: int | None
 ) -> dict[str, Any]:
-    """Return the results of an implementation, whose steps have `words` and `flops`."""
+    """Return the results of an implementation. `words` and `flops` are those of one step."""
     times = [run["seconds"] for run in runs]
     return {
         "words_per_second": summarize([words / each for each in times], max),
@@ -116,10 +136,9 @@ def _variants(precision: str) -> list[str]:
 def _step_flops(config: Config, shapes: Mapping[str, Sequence[int]]) -> int:
     """Count the operations in the matrix products of a step; a multiply-add counts as two.
 
-    Each weight matrix except the embedding is used in three products per token: in the forward
-    pass, for the gradient of its input and for its own gradient. A tied embedding is a factor of
-    these products too. Recomputation, elementwise operations and the optimizer do not count, as
-    in the model FLOPs utilization of Chowdhery et al. 2022, "PaLM", appendix B.
+    Each weight matrix has three products per token: the forward product, the gradient of its input
+    and its own gradient. An embedding that is not tied has no products. Other operations do not
+    count, as in Chowdhery et al. 2022, "PaLM", appendix B.
     """
     weights = sum(
         math.prod(shape)
@@ -130,7 +149,7 @@ def _step_flops(config: Config, shapes: Mapping[str, Sequence[int]]) -> int:
 
 
 def show(config: Config, options: StepOptions, record: dict[str, Any]) -> None:
-    """Print one row for each implementation, and the GEMM peak."""
+    """Print a table of the implementations, and the GEMM peak."""
     print(
         f"\n{config.name}, {config.precision}, {options.threads} thread(s), batch"
         f" {config.batch_size} x {config.num_steps}, {options.repeats} repeats; ours:"

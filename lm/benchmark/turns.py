@@ -1,4 +1,4 @@
-"""Measurements that take turns, and the best, the median and the ratios of their repeats."""
+"""Measurements that take turns, and the statistics of their repeats."""
 
 from __future__ import annotations
 
@@ -25,17 +25,10 @@ logger = logging.getLogger("lm")
 def take_turns(
     repeats: int, measurements: Mapping[Any, Callable[[], Result]]
 ) -> dict[Any, list[Result]]:
-    """Run all measurements one after the other, and repeat this round.
+    """Run rounds of all measurements, and return the results of each measurement.
 
-    A machine gets slower and faster within minutes. In each round, all measurements see the same
+    The speed of a machine changes within minutes. In each round, all measurements see the same
     state of the machine.
-
-    Args:
-      repeats: Number of rounds.
-      measurements: Functions by name, such as `worker.run` with its arguments.
-
-    Returns:
-      The results of each measurement, by round.
     """
     results: dict[Any, list[Result]] = {name: [] for name in measurements}
     for repeat in range(repeats):
@@ -47,15 +40,15 @@ def take_turns(
 
 @dataclass(frozen=True)
 class Summary:
-    """A measurement over its repeats."""
+    """Statistics of the repeats of a measurement."""
 
     best: float
     median: float
-    std: float  # of one repeat, with n - 1 in the denominator; 0 for a single repeat
+    std: float  # the sample standard deviation, or 0 for a single repeat
 
 
 def summarize(values: Sequence[float], best: Callable = min) -> Summary:
-    """Summarize at least one value; `best` is min for times and max for speeds."""
+    """Summarize one or more values. `best` is min for times and max for speeds."""
     std = statistics.stdev(values) if len(values) > 1 else 0.0
     return Summary(best(values), statistics.median(values), std)
 
@@ -68,7 +61,7 @@ class Ratio:
     interval: tuple[float, float] | None = None
 
     def scaled(self, factor: float) -> Ratio:
-        """Return the ratio and its interval times a factor."""
+        """Multiply the ratio and its interval by a factor."""
         low_high = self.interval and (factor * self.interval[0], factor * self.interval[1])
         return Ratio(factor * self.value, low_high)
 
@@ -80,14 +73,9 @@ class Ratio:
 def paired_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Ratio:
     """Compare two measurements that took turns.
 
-    The two values of a round saw the same state of the machine, so drift cancels in their ratio.
-    The value is the geometric mean of these ratios. (Fleming and Wallace 1986, "How not to lie
-    with statistics", explain why the mean of ratios must be geometric.) The interval is Student's
-    t interval for the mean of their logarithms.
-
-    Args:
-      numerators: A positive value for each round.
-      denominators: The values of the other measurement.
+    Drift cancels in the ratio of two values of the same round. The result is the geometric mean of
+    these ratios (Fleming and Wallace 1986, "How not to lie with statistics"). The interval is
+    Student's t interval for the mean of the logarithms.
     """
     logs = [math.log(a / b) for a, b in zip(numerators, denominators)]
     mean = statistics.fmean(logs)
@@ -100,11 +88,6 @@ def paired_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> 
 
 
 def print_table(columns: Sequence[tuple[str, str]], rows: Iterable[Mapping[str, Any]]) -> None:
-    """Print a table.
-
-    Args:
-      columns: The header of each column, and a format string of the names in a row.
-      rows: Values by name.
-    """
+    """Print a table. Each column has a header and a format string for the values of a row."""
     cells = [[form.format_map(row) for _, form in columns] for row in rows]
     print(markdown_table([header for header, _ in columns], cells))

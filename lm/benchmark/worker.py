@@ -1,7 +1,7 @@
-"""One measurement in a new process: `run` starts this module as a program.
+"""One measurement in a new process: `run` starts the process, and `work` measures in it.
 
 No other process of the benchmark exists during a measurement, so none can take cores or memory.
-A task is passed on the command line, and rank 0 prints the result as a line of JSON.
+The task is passed on the command line, and rank 0 prints the result as a line of JSON.
 """
 
 from __future__ import annotations
@@ -9,25 +9,27 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import json
+import os
 import signal
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from typing import Any
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from lm.benchmark.options import Options
-from lm.benchmark.workload import Step, StepResult, load_words
-from lm.cli import program
 from lm.config import Config
 from lm.config_file import load_config_file
 from lm.data.batches import TrainBatches, rows_of_rank
+from lm.data.corpus import load_corpus
 from lm.distributed import launch
 from lm.distributed.communicator import Communicator
-from lm.errors import ERROR, RunError
+from lm.distributed.devices import count_cores
+from lm.errors import ERROR, RunError, UserError
+from lm.options import Checked, option
 from lm.system import (
     ends_with_this_process,
     import_tensorflow,
@@ -35,11 +37,77 @@ from lm.system import (
     seconds_since_start,
 )
 
-_RESULT = "benchmark result: "  # starts the line of the result: libraries print to stdout too
+_RESULT = "benchmark result: "  # marks the line of the result: libraries print to stdout too
 _TIMEOUT_SECONDS = 1800
-_COMPARED_STEPS = 4  # the losses of these steps are reported, and they are not timed
+_COMPARED_STEPS = 4  # the losses of these steps are reported, and these steps are not timed
 _REPEAT_SECONDS = 2.0
 _MIN_STEPS = 3
+_PTB_VOCAB_SIZE = 10_000
+_WINDOWS = 64  # length of the random corpus
+
+
+@dataclasses.dataclass(frozen=True)
+class Options(Checked):
+    """The options that all commands share."""
+
+    config: str = option(
+        "config_small", "a config in configs/, or a path to a .py file", is_path=True
+    )
+    data_path: str | None = option(
+        None,
+        "directory of a corpus (default: random words of a 10,000-word vocabulary)",
+        is_path=True,
+    )
+    repeats: int = option(8, "measurements of each kind", low=1)
+    intra_op_threads: int | None = option(
+        None, "threads of each rank (default: cores / ranks of a host)", low=1
+    )
+    out: str = option("benchmarks", "directory of the JSON file with the results", is_path=True)
+
+    # The commands that start several ranks replace these two attributes with flags.
+    ranks = "1"
+    hosts = None
+
+    @property
+    def rank_counts(self) -> list[int]:
+        """The rank counts in ascending order."""
+        try:
+            counts = sorted({int(part) for part in self.ranks.split(",")})
+        except ValueError:
+            counts = []
+        if not counts or counts[0] < 1:
+            raise UserError(f"ranks must be positive integers like 1,2,4, not {self.ranks!r}")
+        return counts
+
+    @property
+    def threads(self) -> int:
+        """Threads of each rank: the user's choice, or the cores divided by the ranks of a host."""
+        ranks = self.rank_counts[-1]
+        if self.hosts:
+            ranks = min(ranks, max(launch.slots_of_hosts(self.hosts)))
+        return self.intra_op_threads or max(count_cores() // ranks, 1)
+
+    def check(self, config: Config) -> None:
+        """Raise a UserError if options contradict each other or the config."""
+        if self.data_path and not os.path.isdir(self.data_path):
+            raise UserError(f"data_path {self.data_path} is not a directory")
+        if self.rank_counts[-1] > config.batch_size:
+            raise UserError(
+                f"batch_size is {config.batch_size} but there are {self.rank_counts[-1]} ranks"
+            )
+        _ = self.threads  # raises if hosts is invalid
+
+
+class StepResult(NamedTuple):
+    """Results of one training step."""
+
+    loss: float  # summed over time, averaged over rows
+    grad_norm: float  # before clipping
+    exchange_seconds: float = 0.0
+
+
+# A training step on inputs [T, B] and targets [T, B], both int32.
+Step = Callable[[np.ndarray, np.ndarray], StepResult]
 
 
 def run(
@@ -55,14 +123,11 @@ def run(
       config: The model and its global batch.
       options: Threads, hosts and data.
       implementation: "ours", "gemm", "exchange", or a variant in `step.PEERS`.
-      ranks: Number of ranks, which must be 1 for a peer.
+      ranks: Number of ranks. A peer runs on one rank.
       message_bytes: Sizes of the messages of "exchange".
 
     Returns:
       The result of `_measure_steps`, `ours.measure_gemm` or `ours.measure_exchange`.
-
-    Raises:
-      RunError: If the process fails or does not end.
     """
     task = {
         "implementation": implementation,
@@ -73,12 +138,21 @@ def run(
         "message_bytes": message_bytes,
     }
     launcher = launch.mpirun_command(ranks, options.hosts) if ranks > 1 else []
-    worker = [sys.executable, "-m", "lm.benchmark.worker", json.dumps(task)]
+    worker = [sys.executable, "-m", "lm.benchmark", "worker", json.dumps(task)]
     name = f"{implementation} on {ranks} rank{'s' * (ranks > 1)}"
+    threads = str(options.threads)
+    environment = launch.mpirun_environment(
+        OMP_NUM_THREADS=threads,
+        MKL_NUM_THREADS=threads,
+        # Horovod runs sessions before the worker sets its threads.
+        TF_NUM_INTRAOP_THREADS=threads,
+        TF_NUM_INTEROP_THREADS="1",
+        TF_CPP_MIN_LOG_LEVEL="3",
+    )
     try:
         done = subprocess.run(
             [*launcher, *worker],
-            env=_environment(str(options.threads)),
+            env=environment,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             encoding="utf-8",
@@ -94,25 +168,15 @@ def run(
     return json.loads(results[0].removeprefix(_RESULT))
 
 
-def _environment(threads: str) -> dict[str, str]:
-    return launch.mpirun_environment(
-        OMP_NUM_THREADS=threads,
-        MKL_NUM_THREADS=threads,
-        # Horovod runs sessions before the worker chooses its threads.
-        TF_NUM_INTRAOP_THREADS=threads,
-        TF_NUM_INTEROP_THREADS="1",
-        TF_CPP_MIN_LOG_LEVEL="3",
-    )
-
-
 def _error_line(stderr: str) -> str:
-    """Return the error message of a failed process: mpirun prints a banner after it."""
+    """Return the last error message. mpirun prints a banner after the message."""
     lines = [line.strip() for line in stderr.splitlines() if line.strip(" -")]
     errors = [line for line in lines if "Error" in line or "error:" in line]
-    return (errors or lines or ["it printed nothing"])[-1].removeprefix(ERROR)
+    return (errors or lines or ["no error message"])[-1].removeprefix(ERROR)
 
 
-def _work(task: dict[str, Any], comm: Communicator) -> None:
+def work(task: dict[str, Any], comm: Communicator) -> None:
+    """Run the task of this process, and print the result on rank 0."""
     file = load_config_file(task["config_file"])
     config = type(file.config)(**task["config"])
     implementation, threads = task["implementation"], task["threads"]
@@ -139,13 +203,7 @@ def _work(task: dict[str, Any], comm: Communicator) -> None:
 def _measure_steps(
     config: Config, step: Step, ids: np.ndarray, comm: Communicator
 ) -> dict[str, Any]:
-    """Time a training step.
-
-    Returns:
-      The mean `seconds`, `input_seconds` and `exchange_seconds` of a step; the `losses` and
-      `grad_norms` of the first steps; `first_step_seconds` since the start of the process; and the
-      memory `peak_mb`.
-    """
+    """Return the mean seconds of a step and its parts, the first losses, and the peak memory."""
     rows = rows_of_rank(config.batch_size, comm.rank, comm.size)
     batches = TrainBatches(ids, config.batch_size, config.num_steps, rows)
 
@@ -163,18 +221,41 @@ def _measure_steps(
     count = comm.gather(max(_MIN_STEPS, round(_REPEAT_SECONDS / fastest)))[0]
     timed = [take_step(_COMPARED_STEPS + index) for index in range(count)]
     results, seconds, input_seconds = zip(*timed)
-    # A rank that is ahead waits for the others: only the shortest time is the exchange itself.
+    # A fast rank waits for slow ranks: only the shortest time is the exchange itself.
     exchanges = comm.gather([result.exchange_seconds for result in results])
     return {
         "seconds": max(comm.gather(statistics.fmean(seconds))),
         "input_seconds": max(comm.gather(statistics.fmean(input_seconds))),
         "exchange_seconds": float(np.min(exchanges, axis=0).mean()),
-        "first_step_seconds": first_step_seconds,
+        "first_step_seconds": first_step_seconds,  # since the start of the process
         "losses": [result.loss for result, *_ in untimed],
         "grad_norms": [result.grad_norm for result, *_ in untimed],
         "peak_mb": max(comm.gather(peak_memory_mb())),
     }
 
 
-if __name__ == "__main__":
-    program.run(lambda argv: json.loads(argv[1]), _work)
+def load_words(config: Config, data_path: str | None) -> tuple[np.ndarray, int]:
+    """Return int32 training IDs and the vocabulary size, of a corpus or of random words.
+
+    Random words follow Zipf's law, p ~ 1 / rank, as in a natural language. Repeated words within a
+    batch determine how sparse the gradient of the embedding is.
+    """
+    if data_path:
+        corpus = load_corpus(data_path, config.vocab_size)
+        return corpus.train, len(corpus.vocabulary)
+    vocab_size = config.vocab_size or _PTB_VOCAB_SIZE
+    count = config.batch_size * (_WINDOWS * config.num_steps + 1)
+    # Inverse of the continuous distribution function: ln(x) is uniform.
+    uniform = np.random.default_rng(config.seed).random(count)
+    ids = np.exp(uniform * np.log(vocab_size + 1)).astype(np.int32) - 1
+    return np.minimum(ids, vocab_size - 1), vocab_size
+
+
+def initial_weight(config: Config, name: str, shape: Sequence[int]) -> np.ndarray:
+    """Return the initial value of a weight or LSTM bias, uniform in +-init_scale.
+
+    NumPy draws the value, so that different frameworks start with equal weights.
+    """
+    rng = np.random.default_rng([config.seed, zlib.crc32(name.encode())])
+    uniform = rng.random(shape, dtype=np.float32)
+    return config.init_scale * (2 * uniform - 1)

@@ -25,7 +25,7 @@ def benchmark(out, command, *arguments):
 
 
 def test_all_implementations_train_the_same_model(tmp_path):
-    record, result = benchmark(tmp_path, "step", "--repeats", 2, "--peers")
+    record, result = benchmark(tmp_path, "step", "--repeats", 1, "--peers")
     implementations = record["implementations"]
     ours = implementations["ours"]
     assert len(ours["first_losses"]) == 4
@@ -40,8 +40,8 @@ def test_all_implementations_train_the_same_model(tmp_path):
         assert found["first_losses"] == pytest.approx(ours["first_losses"], rel=1e-4)
         assert found["first_grad_norms"] == pytest.approx(ours["first_grad_norms"], rel=1e-4)
         seconds = found["seconds_per_step"]
-        assert len(seconds) == 2 and min(seconds) > 0
-        assert found["words_per_second"]["best"] == pytest.approx(4 * 5 / min(seconds))
+        assert len(seconds) == 1 and seconds[0] > 0
+        assert found["words_per_second"]["best"] == pytest.approx(4 * 5 / seconds[0])
         assert found["peak_mb"] > 100
     assert ours["time_over_ours"]["value"] == 1
     assert record["gemm_gflops"]["median"] > 0 and record["share_of_gemm_peak"]["median"] > 0
@@ -68,7 +68,7 @@ def test_scaling(tmp_path):
         assert row["efficiency"]["value"] == pytest.approx(row["speedup"]["value"] / 2)
         for part in ("mb_sent_per_rank", "compute_ms", "exchange_ms", "input_ms"):
             assert row[part] > 0
-    assert record["efficiency_against_compute"]["2"]["value"] > 0
+        assert len(row["seconds_per_step"]) == 1
     assert result.stdout.count("| strong") == 2
 
 

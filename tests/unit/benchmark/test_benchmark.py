@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from lm.benchmark import options
-from lm.benchmark.advise import ExchangeCosts, Predictor
+from lm.benchmark.__main__ import parse
+from lm.benchmark.advise import AdviceOptions, ExchangeCosts, Predictor
 from lm.benchmark.peer_tensorflow import TutorialGraph
-from lm.benchmark.scaling import bytes_sent, message_bytes
-from lm.benchmark.step import PEERS, _step_flops
+from lm.benchmark.scaling import ScalingOptions, bytes_sent, message_bytes
+from lm.benchmark.step import PEERS, StepOptions, _step_flops
 from lm.benchmark.turns import paired_ratio, summarize, take_turns
-from lm.benchmark.workload import initial_weight, load_words
+from lm.benchmark.worker import initial_weight, load_words
 from lm.config import Config
 from lm.data.batches import Rows
 from lm.errors import UserError
@@ -176,33 +176,33 @@ class TestOptions:
     def test_cores_are_divided_by_the_ranks_of_a_host(self, monkeypatch):
         monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8))
         for ranks, hosts, threads in (("4", None, 2), ("4", "a:2,b:2", 4), ("2,1,2", "a,b", 8)):
-            assert options.ScalingOptions(ranks=ranks, hosts=hosts).threads == threads
+            assert ScalingOptions(ranks=ranks, hosts=hosts).threads == threads
 
     @pytest.mark.parametrize(
         "kind, arguments, message",
         [
-            (options.StepOptions, ["--config", ""], "unknown config ''"),
-            (options.StepOptions, ["--repeats", "0"], "repeats must be at least 1"),
-            (options.StepOptions, ["--hidden_size", "0"], "hidden_size"),
-            (options.StepOptions, ["--peers", "--optimizer", "adam"], "do not support optimizer"),
-            (options.StepOptions, ["--ranks", "2"], "Unknown command line flag"),
-            (options.StepOptions, ["--data_path", "no/such"], "is not a directory"),
-            (options.ScalingOptions, ["--ranks", "two"], "ranks must be positive integers"),
-            (options.ScalingOptions, ["--ranks", "0,1"], "ranks must be positive integers"),
-            (options.ScalingOptions, ["--ranks", "1,21"], "batch_size is 20 but there are 21"),
-            (options.ScalingOptions, ["--hosts", "a:x"], "hosts must be"),
-            (options.ScalingOptions, ["--config", "config_gru"], "defines a network"),
-            (options.AdviceOptions, ["--ranks", "1"], "largest of ranks"),
-            (options.AdviceOptions, ["--link_gbps", "0"], "link_gbps"),
+            (StepOptions, ["--config", ""], "unknown config ''"),
+            (StepOptions, ["--repeats", "0"], "repeats must be at least 1"),
+            (StepOptions, ["--hidden_size", "0"], "hidden_size"),
+            (StepOptions, ["--peers", "--optimizer", "adam"], "do not support optimizer"),
+            (StepOptions, ["--ranks", "2"], "Unknown command line flag"),
+            (StepOptions, ["--data_path", "no/such"], "is not a directory"),
+            (ScalingOptions, ["--ranks", "two"], "ranks must be positive integers"),
+            (ScalingOptions, ["--ranks", "0,1"], "ranks must be positive integers"),
+            (ScalingOptions, ["--ranks", "1,21"], "batch_size is 20 but there are 21"),
+            (ScalingOptions, ["--hosts", "a:x"], "hosts must be"),
+            (ScalingOptions, ["--config", "config_gru"], "defines a network"),
+            (AdviceOptions, ["--ranks", "1"], "largest of ranks"),
+            (AdviceOptions, ["--link_gbps", "0"], "link_gbps"),
         ],
     )
     def test_invalid_flags(self, kind, arguments, message, tmp_path):
         with pytest.raises(UserError, match=message):
-            options.parse(["benchmark", *arguments, "--out", str(tmp_path)], kind)
+            parse(["benchmark", *arguments, "--out", str(tmp_path)], kind)
 
     def test_flags_override_the_config(self, tmp_path):
         arguments = ["--config", "config_test", "--batch_size", "7", "--out", str(tmp_path / "new")]
-        config, chosen = options.parse(["step", *arguments], options.StepOptions)
+        config, chosen = parse(["step", *arguments], StepOptions)
         assert (config.name, config.batch_size) == ("test", 7)
         assert (chosen.rank_counts, chosen.hosts) == ([1], None)
         assert (tmp_path / "new").is_dir()
