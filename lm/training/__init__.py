@@ -1,6 +1,6 @@
-"""A run from its first step to its test.
+"""A training run, from its config to its test.
 
-`run.train` is what others call: it prepares what the ranks must agree on, builds the step and
-hands both to the `loop`. What the loop does now and then has a module for each thing: `saving`,
-`validation`; `position` is how far the run is, which checkpoints carry and `restore` brings back.
+`run.train` is the entry point: `prepare` creates a `Job` on which all ranks agree, `step` builds
+the training graph, and `loop` trains. `progress` is the position of a run, `checkpointer` saves it,
+and `restore` loads it.
 """

@@ -1,4 +1,4 @@
-"""From a config to a run that is ready to start: all that can fail before step 1."""
+"""The preparation of a run: everything that can fail before the graph is built."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import contextlib
 import dataclasses
 import logging
 import os
-from typing import Any, NamedTuple, Optional
+from typing import Any
 
 from lm.checkpoint.run_dir import RunDir, open_run_dir
 from lm.config import Config, RunOptions
 from lm.config_file import NetworkFunctions
-from lm.data.batches import Rows, TrainBatches, rows_of_rank
+from lm.data.batches import TrainBatches, rows_of_rank
 from lm.data.corpus import Corpus, load_corpus_to_train
-from lm.distributed.agreement import platform_facts, raise_on_all_ranks
+from lm.distributed.agreement import check_agreement, platform_facts, raise_on_all_ranks
 from lm.distributed.communicator import Communicator
 from lm.distributed.devices import Device, session_config, start_tensorflow
 from lm.errors import UserError, error_class
@@ -28,7 +28,8 @@ logger = logging.getLogger("lm")
 _FUSION = "HOROVOD_FUSION_THRESHOLD"
 
 
-class Prepared(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Job:
     """A run that is ready to start on this rank."""
 
     config: Config
@@ -36,11 +37,10 @@ class Prepared(NamedTuple):
     comm: Communicator
     functions: NetworkFunctions
     corpus: Corpus
+    batches: TrainBatches  # of this rank
     record: RunRecord
-    batches: TrainBatches
-    device: Device
-    profile_steps: range
-    run_dir: Optional[RunDir]  # of rank 0, which alone reads and writes it
+    device: Device  # of this rank
+    run_dir: RunDir | None  # only on rank 0, which alone reads and writes it
 
 
 def prepare(
@@ -49,29 +49,30 @@ def prepare(
     comm: Communicator,
     stack: contextlib.ExitStack,
     functions: NetworkFunctions,
-) -> Prepared:
-    """Check and load what a run needs, on all ranks together.
+) -> Job:
+    """Check and load everything that a run needs; all ranks call this together.
 
     Args:
-      config: What is trained.
-      options: How and where.
+      config: What to train.
+      options: How and where to train.
       comm: The ranks.
-      stack: Frees the run's directory when it is closed.
+      stack: Releases the run directory when it is closed.
       functions: The functions of the network.
 
     Raises:
-      UserError, RunError: A rank cannot start, and why.
+      UserError, RunError: If a rank cannot start, or if the ranks disagree.
     """
     device = start_tensorflow(comm, options.intra_op_threads, options.inter_op_threads)
-    rows = raise_on_all_ranks(comm, lambda: _start(config, options, comm))
-    # One rank of each host first: a download that fails does so once, not on one after the other.
+    raise_on_all_ranks(comm, lambda: _check_options(config, options, comm))
+    # First on one rank per host: a failing download fails once, not on each rank in turn.
     is_first = comm.local_rank == 0
     early = raise_on_all_ranks(
         comm, lambda: load_corpus_to_train(config, options), takes_part=is_first
     )
 
-    def rest() -> Prepared:
+    def create_job() -> Job:
         corpus = early or load_corpus_to_train(config, options)
+        rows = rows_of_rank(config.batch_size, comm.rank, comm.size, config.virtual_ranks)
         record = RunRecord(
             config=dataclasses.asdict(config),
             vocabulary=corpus.vocabulary.checksum,
@@ -81,40 +82,38 @@ def prepare(
         _check_files(options, comm)
         if options.check_network:
             check_network(config, len(corpus.vocabulary), functions, session_config(device))
-        return Prepared(
+        return Job(
             config=config,
             options=options,
             comm=comm,
             functions=functions,
             corpus=corpus,
-            record=record,
             batches=TrainBatches(corpus.train, config.batch_size, config.num_steps, rows),
+            record=record,
             device=device,
-            profile_steps=parse_steps(options.profile_steps),
-            # Last: what cannot start makes no directory.
+            # Last: a run that cannot start must not create a directory.
             run_dir=open_run_dir(config, options, record, stack) if comm.is_rank_0 else None,
         )
 
-    return raise_on_all_ranks(comm, rest)
+    job = raise_on_all_ranks(comm, create_job)
+    check_agreement(comm, _facts(job))
+    return job
 
 
-def _start(config: Config, options: RunOptions, comm: Communicator) -> Rows:
-    _check_options(config, options)
-    return rows_of_rank(config.batch_size, comm.rank, comm.size, config.virtual_ranks)
-
-
-def _check_options(config: Config, options: RunOptions) -> None:
+def _check_options(config: Config, options: RunOptions, comm: Communicator) -> None:
+    rows_of_rank(config.batch_size, comm.rank, comm.size, config.virtual_ranks)
+    parse_steps(options.profile_steps)
     if options.init_partly and not options.init_from:
-        raise UserError("--init_partly needs --init_from, the checkpoint to take weights of")
-    wanted = {
+        raise UserError("--init_partly needs --init_from, the checkpoint to load weights from")
+    needs_validation = {
         "lr_schedule plateau": config.lr_schedule == "plateau",
         "asgd_trigger_epochs": config.asgd_trigger_epochs,
         "early_stopping_epochs": options.early_stopping_epochs,
         "test_on best": options.test_on == "best",
     }
-    for name, is_wanted in wanted.items():
-        if is_wanted and not options.eval:
-            raise UserError(f"{name} goes by the validation perplexity: leave out --noeval")
+    for name, is_set in needs_validation.items():
+        if is_set and not options.eval:
+            raise UserError(f"{name} needs the validation perplexity: remove --noeval")
 
 
 def _check_files(options: RunOptions, comm: Communicator) -> None:
@@ -128,7 +127,7 @@ def _check_files(options: RunOptions, comm: Communicator) -> None:
     for name, path in paths.items():
         directory = os.path.dirname(os.path.abspath(path))
         if options.output_dir and directory == os.path.abspath(options.output_dir):
-            continue  # which need not be there yet
+            continue  # may not exist yet
         try:
             check_writable(path)
         except OSError as error:
@@ -137,17 +136,18 @@ def _check_files(options: RunOptions, comm: Communicator) -> None:
             ) from error
 
 
-def facts_of(run: Prepared) -> dict[str, Any]:
-    """Return what must be the same on all ranks, by name."""
+def _facts(job: Job) -> dict[str, Any]:
+    """Return the facts that must be equal on all ranks, by name."""
     options_of_all = {
-        field.name: getattr(run.options, field.name)
-        for field in dataclasses.fields(run.options)
+        field.name: getattr(job.options, field.name)
+        for field in dataclasses.fields(job.options)
         if not field.metadata["per_host"]
     }
     return {
-        **run.record.facts,
+        **job.record.facts,
         **options_of_all,
-        # mpirun hands it to the ranks of its own host alone, and Horovod would crash (signal 11).
-        _FUSION: run.comm.settings.get(_FUSION),
+        # mpirun passes variables only to the ranks on its own host. If this one differs, Horovod
+        # crashes with signal 11.
+        _FUSION: job.comm.settings.get(_FUSION),
         **platform_facts(),
     }

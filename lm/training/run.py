@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Mapping
-from typing import Optional
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -19,20 +17,19 @@ from lm.distributed.devices import session_config
 from lm.distributed.supervisor import Supervisor
 from lm.errors import RunError
 from lm.events.reporter import Reporter
-from lm.events.tracing import StepTracer
 from lm.model.network import Network
 from lm.model.user_errors import one_line_errors, short_message
+from lm.model.windows import Evaluator
 from lm.record import from_json
 from lm.system import keep_freed_memory
 from lm.training.averaging import Average
 from lm.training.checkpointer import BackgroundWriter, Checkpointer
-from lm.training.loop import Loop
-from lm.training.prepare import Prepared, facts_of, prepare
+from lm.training.loop import Graphs, Loop
+from lm.training.prepare import Job, prepare
 from lm.training.progress import TrainProgress
 from lm.training.restore import RestoreHook, initial_arrays, initial_progress
-from lm.training.step import TrainGraph, build_train_graph, graph_facts
-from lm.training.summary import find_exactness, report_start
-from lm.training.validation import Validation
+from lm.training.step import build_train_graph, graph_facts
+from lm.training.summary import report_start
 
 
 def train(
@@ -43,123 +40,100 @@ def train(
 ) -> None:
     """Train, validate after each epoch, save, and test at the end.
 
-    To be called on all ranks. It leaves no threads, signal handlers, log files or locks behind, so
-    that it can be called again.
+    All ranks call this function. It leaves no threads, signal handlers, log files or locks behind,
+    so it can be called again.
 
     Args:
-      config: What is trained.
-      options: How and where.
+      config: What to train.
+      options: How and where to train.
       comm: The ranks, from `lm.distributed.launch.connect`.
       functions: The functions of the network.
 
     Raises:
-      UserError: Something given cannot be used; on all ranks.
-      RunError: The run has failed or was stopped by a signal; see its kinds in lm/errors.py.
+      UserError: If an argument is invalid; on all ranks.
+      RunError: If the run fails or a signal stops it; see lm/errors.py for the subclasses.
     """
     keep_freed_memory()
     with contextlib.ExitStack() as stack:
-        run = prepare(config, options, comm, stack, functions)
-        check_agreement(comm, facts_of(run))
-        _start(run, stack)
+        job = prepare(config, options, comm, stack, functions)
+        supervisor = stack.enter_context(Supervisor(comm, options.step_timeout_seconds))
+        progress = _initial_progress(job)
+        try:
+            with one_line_errors(functions, running=True), tf.Graph().as_default():
+                _train(job, progress, supervisor, stack)
+        except tf.errors.ResourceExhaustedError as error:
+            raise RunError(
+                f"out of memory ({short_message(error)}): reduce the model or batch_size, or use"
+                " more ranks"
+            ) from error
+        # The supervisor still watches: if a rank is stopped in its last step, the job must end.
+        comm.barrier()
 
 
-def _start(run: Prepared, stack: contextlib.ExitStack) -> None:
-    comm = run.comm
-    supervisor = stack.enter_context(Supervisor(comm, run.options.step_timeout_seconds))
-    position = raise_on_all_ranks(comm, lambda: initial_progress(run.run_dir))
-    # Rank 0 alone reads checkpoints: other hosts need not see its disk.
-    position = from_json(TrainProgress, comm.gather(dataclasses.asdict(position))[0], "rank 0")
-    try:
-        with one_line_errors(run.functions, running=True):
-            _train(run, position, supervisor, stack)
-    except tf.errors.ResourceExhaustedError as error:
-        raise RunError(
-            f"out of memory ({short_message(error)}): reduce the model or batch_size, or use more"
-            " ranks"
-        ) from error
-    # The supervisor is still watching: a rank that is stopped in its last step must end the job.
-    comm.barrier()
+def _initial_progress(job: Job) -> TrainProgress:
+    progress = raise_on_all_ranks(job.comm, lambda: initial_progress(job.run_dir))
+    # Only rank 0 reads checkpoints: the other hosts may not see its disk.
+    return from_json(TrainProgress, job.comm.gather(dataclasses.asdict(progress))[0], "rank 0")
 
 
 def _train(
-    run: Prepared,
-    position: TrainProgress,
-    supervisor: Supervisor,
-    stack: contextlib.ExitStack,
+    job: Job, progress: TrainProgress, supervisor: Supervisor, stack: contextlib.ExitStack
 ) -> None:
-    options, comm = run.options, run.comm
-    with tf.Graph().as_default():
-        step, average, validation = raise_on_all_ranks(comm, lambda: _build(run, supervisor))
-        check_agreement(comm, graph_facts(comm, step.model))
-        state = step.model.state
-        arrays = raise_on_all_ranks(
-            comm, lambda: _begin(run, position, state), takes_part=comm.is_rank_0
+    comm = job.comm
+    graphs = raise_on_all_ranks(comm, lambda: _build_graphs(job))
+    window = graphs.train.window
+    check_agreement(comm, graph_facts(comm, window))
+    arrays = raise_on_all_ranks(
+        comm, lambda: _initial_arrays(job, graphs, progress), takes_part=comm.is_rank_0
+    )
+    output_dir = job.run_dir.path if job.run_dir else None
+    reporter = stack.enter_context(Reporter(output_dir, job.options.tensorboard))
+    writer = _writer(job, reporter, stack)
+    report_start(job, progress, reporter)
+    # Not MonitoredTrainingSession: after an error it would create a new session on one rank, which
+    # would then wait forever for the other ranks' broadcast.
+    monitored = tf.train.SingularMonitoredSession(
+        hooks=[RestoreHook(arrays), *comm.hooks()], config=session_config(job.device)
+    )
+    # Not `with monitored`, which would interpret OutOfRangeError as the end of the data.
+    with contextlib.closing(monitored):
+        session = monitored.raw_session()
+        if progress.step:
+            rows = job.batches.rows.slice
+            variables.load_state(session, window.state, arrays, rows, comm.concat)
+        del arrays  # as large as a checkpoint
+        checkpointer = Checkpointer(
+            writer, job.record, job.options, comm, session, window.state, supervisor
         )
-        output_dir = run.run_dir.path if run.run_dir else None
-        reporter = stack.enter_context(Reporter(output_dir, options.tensorboard))
-        writer = _writer(run, reporter, stack)
-        report_start(run, position, reporter, find_exactness(run, position))
-        # Not MonitoredTrainingSession: it recovers from errors by making a new session, on one
-        # rank alone, which would then wait for ever for the others' broadcast. And closing: as a
-        # context manager it takes OutOfRangeError for the end of the data, and the run for done.
-        monitored = tf.train.SingularMonitoredSession(
-            hooks=[RestoreHook(arrays), *comm.hooks()], config=session_config(run.device)
-        )
-        with contextlib.closing(monitored):
-            session = monitored.raw_session()
-            if position.step:
-                rows = run.batches.rows.slice
-                variables.load_state(session, state, arrays, rows, comm.concat)
-            del arrays  # as large as a checkpoint
-            Loop(
-                config=run.config,
-                options=options,
-                comm=comm,
-                batches=run.batches,
-                session=session,
-                step=step,
-                average=average,
-                tracer=StepTracer(session, run.profile_steps, reporter.output_dir),
-                position=position,
-                checkpointer=Checkpointer(
-                    writer, run.record, options, comm, session, state, supervisor
-                ),
-                validation=validation,
-                reporter=reporter,
-                supervisor=supervisor,
-                known_perplexity=run.corpus.known_perplexity,
-            ).run()
+        Loop(job, graphs, session, supervisor, checkpointer, reporter, progress).run()
 
 
-def _build(
-    run: Prepared, supervisor: Supervisor
-) -> tuple[TrainGraph, Optional[Average], Validation]:
-    config, options, comm = run.config, run.options, run.comm
-    with one_line_errors(run.functions):
-        network = Network(config, len(run.corpus.vocabulary), run.functions)
-        step = build_train_graph(network, comm, run.batches.rows)
+def _build_graphs(job: Job) -> Graphs:
+    config, comm = job.config, job.comm
+    with one_line_errors(job.functions):
+        network = Network(config, len(job.corpus.vocabulary), job.functions)
+        train_graph = build_train_graph(network, comm, job.batches.rows)
         average = Average() if config.asgd_trigger_epochs else None
-        shared = options.distributed_eval
-        validation = Validation(network, run.corpus, comm, average, shared, supervisor)
-    return step, average, validation
+        eos_id, shared = job.corpus.vocabulary.eos_id, job.options.distributed_eval
+        evaluator = Evaluator(network, eos_id, comm.rank, comm.size, shared)
+    return Graphs(train_graph, evaluator, average)
 
 
-def _begin(
-    run: Prepared, position: TrainProgress, state: Mapping[str, tf.Variable]
-) -> Optional[dict[str, np.ndarray]]:
-    """Return what the variables start with, and take the place of what was there; for rank 0."""
-    arrays = initial_arrays(run.run_dir, run.options, run.corpus.vocabulary, state)
-    # Last of all: a run that cannot be built, or goes on from what does not fit, changes nothing.
-    run.run_dir.drop_events_after(position.step, position.epochs_done)
+def _initial_arrays(
+    job: Job, graphs: Graphs, progress: TrainProgress
+) -> dict[str, np.ndarray] | None:
+    """Load the initial values of the variables on rank 0, and drop events that will be repeated."""
+    state, vocabulary = graphs.train.window.state, job.corpus.vocabulary
+    arrays = initial_arrays(job.run_dir, job.options, vocabulary, state)
+    # Last: a run that cannot start must not change anything.
+    job.run_dir.drop_events_after(progress.step, progress.epochs_done)
     return arrays
 
 
-def _writer(
-    run: Prepared, reporter: Reporter, stack: contextlib.ExitStack
-) -> BackgroundWriter | None:
-    if run.run_dir is None:
+def _writer(job: Job, reporter: Reporter, stack: contextlib.ExitStack) -> BackgroundWriter | None:
+    if job.run_dir is None:
         return None
-    writer = BackgroundWriter(run.run_dir.path, run.options.keep_checkpoints, reporter.sync)
-    # However the run ends, do not release the directory while it is written to.
+    writer = BackgroundWriter(job.run_dir.path, job.options.keep_checkpoints, reporter.sync)
+    # However the run ends, do not release the directory during a write.
     stack.callback(writer.wait)
     return writer

@@ -33,7 +33,7 @@ NUM_SUMS = 1 + len(Requests._fields)  # the loss and the requests are summed in 
 class TrainGraph(NamedTuple):
     """The tensors and operations of a training step."""
 
-    model: WindowGraph
+    window: WindowGraph
     update: Update
     learning_rate_ph: tf.Tensor
     requests_ph: tf.Tensor  # float32 [3]: 1 for each request of this rank
@@ -117,8 +117,8 @@ def run_step(
     (nats, *requested), grad_norm, exchange_seconds, _ = run(
         [graph.sums, update.grad_norm, update.exchange_seconds, update.train_op],
         {
-            graph.model.inputs_ph: inputs,
-            graph.model.targets_ph: targets,
+            graph.window.inputs_ph: inputs,
+            graph.window.targets_ph: targets,
             graph.learning_rate_ph: learning_rate,
             graph.requests_ph: requests,
         },

@@ -45,7 +45,7 @@ def at_step(rank, step, action, when="before"):
     from lm.training.loop import Loop
 
     def act(loop, *_):
-        if loop.comm.rank == int(rank) and loop.position.step + 1 == int(step):
+        if loop.job.comm.rank == int(rank) and loop.progress.step + 1 == int(step):
             action(loop)
 
     around(Loop, "_run_step", **{when: act})
@@ -180,11 +180,11 @@ def stop_in_test(rank):
 
     slow_evaluation(0.025)
 
-    def act(validation, session, split, *_):
+    def act(loop, split, *_):
         if split == "test" and launched_rank() == int(rank):
             threading.Timer(1, os.kill, (os.getpid(), signal.SIGSTOP)).start()
 
-    around(lm.training.loop.Validation, "run", before=act)
+    around(lm.training.loop.Loop, "_evaluate", before=act)
 
 
 @fault

@@ -137,7 +137,7 @@ def test_a_log_may_be_in_the_new_runs_own_directory(tmp_path, corpora):
         (["--log_path", "/no/such/log"], "cannot write --log_path /no/such/log: No such file"),
         (["--log_path", "/"], "cannot write --log_path /: Is a directory; choose another file"),
         (["--timeline", "/no/such/trace"], "cannot write --timeline /no/such/trace: No such"),
-        (["--noeval", "--test_on", "best"], "test_on best goes by the validation perplexity"),
+        (["--noeval", "--test_on", "best"], "test_on best needs the validation perplexity"),
     ],
 )
 def test_what_cannot_be_trained_leaves_no_run(tmp_path, corpora, arguments, message):

@@ -60,9 +60,9 @@ def test_epochs_without_validation_leave_no_perplexity():
 @pytest.mark.parametrize(
     "fields, options, message",
     [
-        ({"lr_schedule": "plateau"}, {"eval": False}, "lr_schedule plateau goes by"),
-        ({"asgd_trigger_epochs": 5}, {"eval": False}, "asgd_trigger_epochs goes by"),
-        ({}, {"early_stopping_epochs": 2, "eval": False}, "early_stopping_epochs goes by"),
+        ({"lr_schedule": "plateau"}, {"eval": False}, "lr_schedule plateau needs"),
+        ({"asgd_trigger_epochs": 5}, {"eval": False}, "asgd_trigger_epochs needs"),
+        ({}, {"early_stopping_epochs": 2, "eval": False}, "early_stopping_epochs needs"),
         ({}, {"init_partly": True}, "--init_partly needs --init_from"),
     ],
 )
