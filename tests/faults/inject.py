@@ -109,7 +109,7 @@ def nan(rank, step):
     from lm.checkpoint import variables
 
     def action(loop):
-        state = loop.step.model.state
+        state = loop.graphs.train.window.state
         values = {name: np.full(v.shape.as_list(), np.nan, "f") for name, v in state.items()}
         variables._assign(loop.session, state, values)
 
