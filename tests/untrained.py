@@ -50,7 +50,7 @@ def write_run(
     """Write a run of any config and vocabulary with random weights, at step 7."""
     os.makedirs(directory)
     vocabulary.save(os.path.join(directory, run_files.VOCABULARY))
-    record = RunRecord(dataclasses.asdict(config), vocabulary.checksum, corpus)
+    record = RunRecord(dataclasses.asdict(config), vocabulary.sha256, corpus)
     record.write(str(directory), has_checkpoints=True)
     with tf.Graph().as_default(), tf.Session() as session:
         build_window_graph(Network(config, len(vocabulary)), Rows(0, 1), "eval")

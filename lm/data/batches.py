@@ -29,18 +29,11 @@ class Rows(NamedTuple):
 
 
 def rows_of_rank(batch_size: int, rank: int, size: int, virtual_ranks: int = 1) -> Rows:
-    """Return the rows of a rank. The row counts of two ranks differ by at most one.
+    """Return the rows of one of `size` ranks. The row counts of two ranks differ by at most one.
 
-    Args:
-      batch_size: Number of rows in the global batch.
-      rank: Index of this rank, starting at 0.
-      size: Number of ranks.
-      virtual_ranks: Number of micro-batches in the global batch. If it is a multiple of `size`,
-        each rank gets the same number of neighboring micro-batches. Otherwise, the rows of each
-        rank are one micro-batch.
-
-    Returns:
-      The rows of `rank`. The rows of all ranks are disjoint, in order, and cover the batch.
+    If virtual_ranks, the number of micro-batches in the global batch, is a multiple of `size`,
+    each rank gets the same number of neighboring micro-batches. Otherwise, the rows of each rank
+    are one micro-batch.
 
     Raises:
       UserError: If there are more ranks than rows.
@@ -63,13 +56,7 @@ def eval_rows_of_rank(
 ) -> Rows:
     """Return the rows of an evaluation that a rank runs.
 
-    Unlike in training, a rank may have no rows. It then adds nothing to the sum over the ranks.
-
-    Args:
-      eval_batch_size: Number of rows in the evaluation.
-      rank: Index of this rank, starting at 0.
-      size: Number of ranks.
-      shared: Whether the rows are distributed over the ranks. Otherwise, rank 0 runs all rows.
+    If the rows are not shared, rank 0 runs all rows. Unlike in training, a rank may have no rows.
     """
     num_active = min(size, eval_batch_size) if shared else 1
     if rank >= num_active:
@@ -80,20 +67,10 @@ def eval_rows_of_rank(
 class TrainBatches:
     """Training windows for truncated back-propagation through time, for the rows of one rank.
 
-    The split is cut into `batch_size` equal streams, one per row of the global batch. Window s
-    contains the tokens [s * num_steps, (s + 1) * num_steps) of each stream. Its targets are the
-    next tokens. As in the published runs, the tokens at the end of each stream that do not fill a
-    window are not used.
-
-    Args:
-      ids: Token IDs of the training split, int32 [tokens].
-      batch_size: Number of rows in the global batch.
-      num_steps: Number of time steps in a window.
-      rows: The rows to return.
-
-    Attributes:
-      steps_per_epoch: Number of windows.
-      rows: The rows.
+    The split (int32 [tokens]) is cut into `batch_size` equal streams, one per row of the global
+    batch. Window s contains the tokens [s * num_steps, (s + 1) * num_steps) of each stream. Its
+    targets are the next tokens. As in the published runs, the tokens at the end of each stream
+    that do not fill a window are not used.
 
     Raises:
       UserError: If the split is too short for one window.
@@ -111,14 +88,7 @@ class TrainBatches:
         self.rows, self._num_steps = rows, num_steps
 
     def window(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the inputs and targets of one step.
-
-        Args:
-          step: Step within the epoch, from 0 to steps_per_epoch - 1.
-
-        Returns:
-          Two int32 arrays [num_steps, rows]: the tokens and the next tokens.
-        """
+        """Return the inputs and targets, int32 [num_steps, rows], of a step within the epoch."""
         assert 0 <= step < self.steps_per_epoch
         start = step * self._num_steps
         tokens = self._streams[self.rows.slice, start : start + self._num_steps + 1]
@@ -128,16 +98,9 @@ class TrainBatches:
 class EvalBatches:
     """Evaluation windows, in which every token of a split is a target exactly once.
 
-    The split is cut into `batch_size` streams. Their lengths differ by at most one, and the last
-    window is padded with mask 0. The input for a target is the previous token. The input for the
-    first token is `<eos>`, as if a sentence had just ended.
-
-    Args:
-      ids: Token IDs of the split, int32 [tokens], at least one.
-      batch_size: Number of streams. Some streams are empty if there are fewer tokens.
-      num_steps: Number of time steps in a window.
-      eos_id: Token ID of `<eos>`.
-      rows: The streams to return, at least one.
+    The split (int32 [tokens], not empty) is cut into `batch_size` streams. Their lengths differ by
+    at most one, and the last window is padded with mask 0. The input for a target is the previous
+    token. The input for the first token is `<eos>`, as if a sentence had just ended.
     """
 
     def __init__(self, ids: np.ndarray, batch_size: int, num_steps: int, eos_id: int, rows: Rows):

@@ -7,7 +7,6 @@ import json
 import logging
 import os
 import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -33,38 +32,28 @@ class EncodedCorpus(NamedTuple):
 
 
 def cache_directories(data_path: str) -> list[str]:
-    """List the directories for the encoded form of a corpus, the best one first.
+    """List the directories for the encoded form of a corpus, in the order in which to try them.
 
     The first directory is next to the text files, so that all users and hosts of a shared
-    directory find the encoded corpus. Data directories of clusters are often read-only. The other
-    choices are the user's cache and a temporary directory.
+    directory find the encoded corpus. Data directories of clusters are often read-only, so the
+    second directory is in the user's cache.
     """
+    user_cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     name = short_name(os.path.realpath(data_path))
-    directories = [os.path.join(data_path, ".cache")]
-    user_cache = os.environ.get("XDG_CACHE_HOME", "")
-    if not os.path.isabs(user_cache):  # the XDG specification: ignore relative paths
-        user_cache = os.path.join(os.path.expanduser("~"), ".cache")
-    if os.path.isabs(user_cache):  # the path is relative if the user has no home directory
-        directories.append(os.path.join(user_cache, "lm-corpus", name))
-    with contextlib.suppress(OSError):  # a container may not have any writable directory
-        temporary = os.path.join(tempfile.gettempdir(), f"lm-corpus-{os.getuid()}")
-        # Anyone can create a directory of this name. Do not read IDs written by other users.
-        if not os.path.lexists(temporary) or os.lstat(temporary).st_uid == os.getuid():
-            directories.append(os.path.join(temporary, name))
-    return directories
+    return [os.path.join(data_path, ".cache"), os.path.join(user_cache, "lm-corpus", name)]
 
 
 def load_encoded(
     files: Mapping[str, str],
-    checksums: Mapping[str, str],
+    sha256: Mapping[str, str],
     vocab_size: int | None,
     directories: Sequence[str],
 ) -> EncodedCorpus:
     """Open the encoded form of three text files. Encode them first if necessary.
 
     Args:
-      files: Maps each split to its text file.
-      checksums: Maps each split to the SHA-256 of its text file.
+      files: The text file of each split.
+      sha256: The SHA-256 of each text file.
       vocab_size: Limit of the vocabulary, or None.
       directories: The directories to search, and then to encode into, in order.
 
@@ -73,7 +62,7 @@ def load_encoded(
       RunError: If no directory is usable, or if a text file changed in the meantime.
     """
     limit = "all" if vocab_size is None else str(vocab_size)
-    key = "-".join([f"v{FORMAT}", *(checksums[split][:16] for split in SPLITS), limit])
+    key = "-".join([f"v{FORMAT}", *(sha256[split][:16] for split in SPLITS), limit])
     for directory in directories:
         with contextlib.suppress(OSError):  # reported below if the error persists
             encoded = _open_entry(os.path.join(directory, key))
@@ -87,7 +76,7 @@ def load_encoded(
             with locked(os.path.join(directory, "encoding.lock"), "encoding a corpus"):
                 encoded = _open_entry(entry)  # another process may have created the entry
                 if encoded is None:
-                    _create_entry(entry, files, checksums, vocab_size)
+                    _create_entry(entry, files, sha256, vocab_size)
                     encoded = _open_entry(entry)
             if encoded is not None:
                 logger.info("the encoded corpus is in %s", entry)
@@ -104,7 +93,7 @@ def load_encoded(
 
 
 def _create_entry(
-    entry: str, files: Mapping[str, str], checksums: Mapping[str, str], vocab_size: int | None
+    entry: str, files: Mapping[str, str], sha256: Mapping[str, str], vocab_size: int | None
 ) -> None:
     # Written under a temporary name and renamed, so that a killed process never leaves half an
     # entry. The caller's lock makes it safe to remove the files of a killed process.
@@ -112,7 +101,7 @@ def _create_entry(
     shutil.rmtree(staging, ignore_errors=True)
     try:
         os.mkdir(staging)
-        vocabulary, num_unknown = encode_corpus(files, checksums, vocab_size, staging)
+        vocabulary, num_unknown = encode_corpus(files, sha256, vocab_size, staging)
         vocabulary.save(os.path.join(staging, "vocabulary.txt"))
         written = {name: sha256_of(os.path.join(staging, name)) for name in _ENTRY_FILES}
         record = {"sha256": written, "num_unknown": num_unknown}

@@ -40,15 +40,7 @@ class Corpus:
 
 
 def load_corpus_to_train(config: Config, options: RunOptions) -> Corpus:
-    """Find and load the corpus of a training run.
-
-    Args:
-      config: The `corpus` and `vocab_size` to load.
-      options: The `data_path` and `data_url`, and the runs to continue from.
-
-    Raises:
-      UserError, RunError: See `find_data_path` and `load_corpus`.
-    """
+    """Find and load the corpus of a training run."""
     run_dirs = [options.output_dir] if options.resume and options.output_dir else []
     if options.init_from and not options.data_path:  # RUN/checkpoints/step-00001000
         run_dirs.append(os.path.dirname(os.path.dirname(os.path.abspath(options.init_from))))
@@ -64,20 +56,13 @@ def find_data_path(
     data_path: str | None = None,
     missing_error: type[ProgramExit] = UserError,
 ) -> str:
-    """Return the directory of a corpus.
+    """Return the given directory of a corpus, the recorded directory, or the default.
 
     Args:
       corpus: "files" or "embedded", as in `Config.corpus`.
       run_dirs: Run directories. The first one with a record of such a corpus counts.
       data_path: The directory given by the user. It must not lack the text of the run.
       missing_error: The error to raise if the corpus of the run is missing.
-
-    Returns:
-      The given directory, the recorded one, or the default if there is no record.
-
-    Raises:
-      `missing_error`: If the corpus of the run is missing.
-      UserError, RunError: If a record is unreadable; see `load_record`.
     """
     for run_dir in run_dirs:
         record = load_record(run_dir)
@@ -134,8 +119,7 @@ def load_corpus(
         ptb.{train,valid,test}.txt. PTB is downloaded if the directory has neither.
       vocab_size: The maximum number of words, or None for all words.
       corpus: "files", or "embedded" for the generated language.
-      data_url: The source of PTB instead of its public addresses: an http(s) or file address, or
-        the path of a .tgz.
+      data_url: The source of PTB; see `download_ptb`.
 
     Raises:
       UserError: If the directory, a text in it, vocab_size or data_url is invalid.
@@ -148,11 +132,15 @@ def load_corpus(
     else:
         kind = _find_or_download(data_path, data_url)
     files = dict(zip(SPLITS, (os.path.join(directory, name) for name in _file_names(kind))))
-    checksums = {split: _checksum(path) for split, path in files.items()}
-    if kind == "ptb":
-        _warn_if_unpublished(files, checksums)
-    encoded = load_encoded(files, checksums, vocab_size, cache_directories(directory))
-    identity = "\n".join([*(checksums[split] for split in SPLITS), encoded.vocabulary.checksum])
+    sha256_by_split = {split: _text_sha256(path) for split, path in files.items()}
+    for split, path in files.items() if kind == "ptb" else ():
+        if sha256_by_split[split] != PTB_SHA256[os.path.basename(path)]:
+            logger.warning(
+                f"{path} is not the published PTB; its perplexity cannot be compared with published"
+                " ones"
+            )
+    encoded = load_encoded(files, sha256_by_split, vocab_size, cache_directories(directory))
+    identity = "\n".join([*sha256_by_split.values(), encoded.vocabulary.sha256])
     sha256 = hashlib.sha256(identity.encode()).hexdigest()
     _log_sizes(kind, directory, encoded)
     return Corpus(
@@ -206,7 +194,7 @@ def _find_or_download(data_path: str, data_url: str | None) -> str:
     return "text" if own else "ptb"
 
 
-def _checksum(path: str) -> str:
+def _text_sha256(path: str) -> str:
     try:
         # A named pipe would block forever, and can be read only once.
         if os.path.exists(path) and not os.path.isfile(path):
@@ -214,15 +202,6 @@ def _checksum(path: str) -> str:
         return sha256_of(path)
     except OSError as error:
         raise error_class(error)(f"cannot read {path}: {error.strerror}") from error
-
-
-def _warn_if_unpublished(files: Mapping[str, str], checksums: Mapping[str, str]) -> None:
-    for split, path in files.items():
-        if checksums[split] != PTB_SHA256[os.path.basename(path)]:
-            logger.warning(
-                f"{path} is not the published PTB; its perplexity cannot be compared with published"
-                " ones"
-            )
 
 
 def _log_sizes(kind: str, directory: str, encoded: EncodedCorpus) -> None:

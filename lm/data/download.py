@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import gzip
+import io
 import tarfile
 import urllib.parse
 import zlib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from typing import BinaryIO
 
 import requests
@@ -40,34 +40,25 @@ def without_secrets(address: str) -> str:
     return urllib.parse.urlunsplit((parts.scheme, host, parts.path, "", ""))
 
 
-@contextlib.contextmanager
-def open_source(source: str, max_bytes: int) -> Iterator[BinaryIO]:
-    """Open a file for sequential reading, with timeouts, retries and a progress bar.
-
-    Args:
-      source: An http or https address, or the path of a local file.
-      max_bytes: The largest accepted size of a download.
+def read_source(source: str, max_bytes: int) -> bytes:
+    """Read an http(s) address or a local file, with timeouts, retries and a progress bar.
 
     Raises:
-      SourceError: If the source cannot be read, here or inside the `with` block.
+      SourceError: If the source is unreadable, or if a download has more than max_bytes.
     """
-    if "://" not in source:
-        try:
-            with open(source, "rb") as file:
-                yield file
-        except OSError as error:
-            raise SourceError(error.strerror or str(error)) from error
-        return
     try:
+        if "://" not in source:
+            with open(source, "rb") as file:
+                return file.read()
         with requests.Session() as session:
             for scheme in ("http://", "https://"):
                 session.mount(scheme, requests.adapters.HTTPAdapter(max_retries=RETRIES))
-            yield from _stream(session, source, max_bytes)
-    except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
+            return _download(session, source, max_bytes)
+    except (OSError, urllib3.exceptions.HTTPError) as error:  # RequestException is an OSError
         raise SourceError(_reason(error)) from error
 
 
-def _stream(session: requests.Session, url: str, max_bytes: int) -> Iterator[BinaryIO]:
+def _download(session: requests.Session, url: str, max_bytes: int) -> bytes:
     # Without this header, a server may compress the file again and send a different length.
     headers = {"Accept-Encoding": "identity"}
     timeouts = (CONNECT_SECONDS, READ_SECONDS)
@@ -78,14 +69,18 @@ def _stream(session: requests.Session, url: str, max_bytes: int) -> Iterator[Bin
         total = int(length) if length.isdigit() else None
         if total is not None and total > max_bytes:
             raise SourceError(f"the size is {total} bytes; at most {max_bytes} are expected")
-        # The raw stream: some servers label a .tgz "Content-Encoding: gzip", and requests would
-        # then unpack it.
-        limited = _LimitedReader(response.raw, max_bytes, "the download has")
+        content = bytearray()
         # disable=None: show no bar if stderr is not a terminal, as in the log of a batch job.
-        with tqdm.tqdm.wrapattr(
-            limited, "read", total=total, desc="downloading", leave=False, disable=None
-        ) as reader:
-            yield reader
+        with tqdm.tqdm(
+            total=total, desc="downloading", unit="B", unit_scale=True, leave=False, disable=None
+        ) as bar:
+            # Some servers label a .tgz "Content-Encoding: gzip". It must not be unpacked here.
+            for block in response.raw.stream(_BLOCK_BYTES, decode_content=False):
+                content += block
+                if len(content) > max_bytes:
+                    raise SourceError(f"the download has more than {max_bytes} bytes")
+                bar.update(len(block))
+    return bytes(content)
 
 
 def _reason(error: BaseException) -> str:
@@ -98,24 +93,11 @@ def _reason(error: BaseException) -> str:
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
-def read_all(file: BinaryIO) -> bytes:
-    """Read a file to its end, in blocks, so that the progress bar moves."""
-    return b"".join(iter(lambda: file.read(_BLOCK_BYTES), b""))
-
-
-def read_members(archive: BinaryIO, names: Collection[str], max_bytes: int) -> dict[str, bytes]:
-    """Read members of an untrusted .tgz.
+def read_members(archive: bytes, names: Collection[str], max_bytes: int) -> dict[str, bytes]:
+    """Read members of an untrusted .tgz, each with at most max_bytes.
 
     Other members are not read. Paths in the archive are not used, links are not followed, and
     sparse files are rejected, so that the content of a malicious archive stays in the archive.
-
-    Args:
-      archive: The .tgz, which is read sequentially.
-      names: The members to read, without a leading "./".
-      max_bytes: The largest accepted size of a member. It is checked before the member is read.
-
-    Returns:
-      The content of each member.
 
     Raises:
       SourceError: If the archive is corrupt, or if a member is missing or not a regular file.
@@ -123,9 +105,9 @@ def read_members(archive: BinaryIO, names: Collection[str], max_bytes: int) -> d
     contents: dict[str, bytes] = {}
     try:
         with (
-            gzip.GzipFile(fileobj=archive, mode="rb") as unzipped,
+            gzip.GzipFile(fileobj=io.BytesIO(archive)) as unzipped,
             tarfile.open(
-                fileobj=_LimitedReader(unzipped, _MAX_UNPACKED_BYTES, "the archive unpacks to"),
+                fileobj=_LimitedReader(unzipped, _MAX_UNPACKED_BYTES),
                 mode="r|",
             ) as tar,
         ):
@@ -155,13 +137,12 @@ def read_members(archive: BinaryIO, names: Collection[str], max_bytes: int) -> d
 class _LimitedReader:
     """A reader that fails at the first byte beyond a limit."""
 
-    def __init__(self, file: BinaryIO, max_bytes: int, subject: str) -> None:
-        self._file, self._max_bytes, self._subject = file, max_bytes, subject
-        self._num_read = 0
+    def __init__(self, file: BinaryIO, max_bytes: int) -> None:
+        self._file, self._max_bytes, self._num_read = file, max_bytes, 0
 
     def read(self, size: int) -> bytes:
         data = self._file.read(size)
         self._num_read += len(data)
         if self._num_read > self._max_bytes:
-            raise SourceError(f"{self._subject} more than {self._max_bytes} bytes")
+            raise SourceError(f"the archive unpacks to more than {self._max_bytes} bytes")
         return data

@@ -41,11 +41,6 @@ class KnownPerplexity:
 def transition_matrix(seed: int, num_words: int, num_successors: int) -> np.ndarray:
     """Draw the transition probabilities of a random language.
 
-    Args:
-      seed: Seed of the language.
-      num_words: Number of words, without `<eos>`.
-      num_successors: Number of tokens that may follow each token, from 2 to `num_words`.
-
     Returns:
       P, float64 [num_words + 1, num_words + 1]. P[i, j] is the probability of state j after i.
     """
@@ -91,11 +86,7 @@ def entropy_rate(transitions: np.ndarray) -> float:
 
 
 def sample_states(transitions: np.ndarray, rng: np.random.Generator, min_tokens: int) -> list[int]:
-    """Sample the chain from `<eos>` to the first `<eos>` after `min_tokens` tokens.
-
-    Returns:
-      The visited states, without the initial `<eos>`.
-    """
+    """Sample the chain from `<eos>`, not included, to the first `<eos>` after `min_tokens`."""
     successors = [np.flatnonzero(row).tolist() for row in transitions]
     # The inverse CDF of each state, without the last bound, which rounding could exceed.
     bounds = [np.cumsum(row[row > 0])[:-1].tolist() for row in transitions]
@@ -137,15 +128,11 @@ def write_corpus(
 
     Args:
       directory: The directory. It is created if it does not exist.
-      seed: Seed of the language and of its texts, at least 0.
+      seed: Seed of the language and of its texts.
       num_words: Number of words, without `<eos>`.
       num_successors: Number of tokens that may follow each token, from 2 to `num_words`.
-      train_tokens: Minimum number of tokens in the training text, including `<eos>`. It must be
-        large enough for every word to occur.
+      train_tokens: Minimum number of tokens, including `<eos>`. Every word must occur.
       eval_tokens: Minimum number of tokens in the validation text and in the test text.
-
-    Returns:
-      The known perplexities, which `truth.json` contains too.
 
     Raises:
       OSError: If the directory is not writable.

@@ -34,15 +34,8 @@ def read_words(path: str) -> Iterator[list[str]]:
 
     Blocks end between words, not between lines, because some corpora are one line of a gigabyte.
 
-    Args:
-      path: A UTF-8 text file.
-
-    Yields:
-      Lists of words, in order, without empty words.
-
     Raises:
-      UserError: If the file is unreadable, not UTF-8, or without any word. The message names the
-        file and the line.
+      UserError: If the file is unreadable, not UTF-8, or without any word.
     """
     line, has_words, rest, last = 1, False, b"", b""
     for block in _read_blocks(path):
@@ -89,20 +82,10 @@ def _decode(block: bytes, path: str, line: int) -> str:
 
 
 def encode_file(path: str, vocabulary: Vocabulary, id_path: str) -> int:
-    """Write the token IDs of a text file to a file of little-endian int32.
+    """Write the token IDs of a text file to a file of ID_DTYPE, and count the unknown words.
 
-    Args:
-      path: The text file.
-      vocabulary: The vocabulary. If it does not contain `<unk>`, unknown words get the first
-        unused ID, len(vocabulary).
-      id_path: The file to write.
-
-    Returns:
-      The number of words that are not in the vocabulary.
-
-    Raises:
-      UserError: If the text is invalid; see `read_words`.
-      OSError: If id_path cannot be written.
+    If the vocabulary does not contain `<unk>`, unknown words get the first unused ID,
+    len(vocabulary).
     """
     id_of = vocabulary.ids.get
     unk_id = len(vocabulary) if vocabulary.unk_id is None else vocabulary.unk_id
@@ -118,26 +101,18 @@ def encode_file(path: str, vocabulary: Vocabulary, id_path: str) -> int:
 
 
 def encode_corpus(
-    files: Mapping[str, str], checksums: Mapping[str, str], vocab_size: int | None, directory: str
+    files: Mapping[str, str], sha256: Mapping[str, str], vocab_size: int | None, directory: str
 ) -> tuple[Vocabulary, dict[str, int]]:
     """Build the vocabulary from the training text, and write `<split>.ids` for each split.
 
     Without a limit, `<unk>` joins the vocabulary only if valid or test contain unknown words. It
     then gets the last ID, because it does not occur in the training text.
 
-    Args:
-      files: Maps each split to its text file.
-      checksums: Maps each split to the expected SHA-256 of its text file.
-      vocab_size: Limit of the vocabulary, or None.
-      directory: The directory for the ID files.
-
     Returns:
       The vocabulary, and for each split the number of words that became `<unk>`.
 
     Raises:
-      UserError: If a text is invalid; see `read_words`.
-      RunError: If a text changed while it was being read.
-      OSError: If an ID file cannot be written.
+      RunError: If a text no longer has its expected SHA-256.
     """
     logger.info("building the vocabulary of %s", files["train"])
     counts: collections.Counter[str] = collections.Counter()
@@ -151,7 +126,7 @@ def encode_corpus(
         logger.info("encoding %s", files[split])
         id_path = os.path.join(directory, f"{split}.ids")
         num_unknown[split] = encode_file(files[split], vocabulary, id_path)
-        if sha256_of(files[split]) != checksums[split]:
+        if sha256_of(files[split]) != sha256[split]:
             raise RunError(f"{files[split]} changed while it was being read; start again")
     if any(num_unknown.values()) and vocabulary.unk_id is None:
         vocabulary = Vocabulary((*vocabulary.words, UNK))

@@ -1,4 +1,4 @@
-"""Download the Penn Treebank corpus (PTB): addresses, checksums, and installation."""
+"""Download the Penn Treebank corpus (PTB): addresses, sha256, and installation."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import hashlib
 import logging
 import os
 import urllib.parse
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from lm.data.download import SourceError, open_source, read_all, read_members, without_secrets
+from lm.data.download import SourceError, read_members, read_source, without_secrets
 from lm.errors import RunError, UserError, error_class
 from lm.files import locked, sha256_of, write_atomically
 
@@ -35,7 +35,7 @@ def download_ptb(
     directory: str,
     data_url: str | None = None,
     addresses: Sequence[str] = PTB_ADDRESSES,
-    checksums: Mapping[str, str] = PTB_SHA256,
+    sha256: Mapping[str, str] = PTB_SHA256,
 ) -> None:
     """Add the missing files of PTB to a directory, after all of them have been verified.
 
@@ -43,9 +43,9 @@ def download_ptb(
 
     Args:
       directory: The directory. It is created if it does not exist.
-      data_url: An http, https or file address, or the path of a .tgz, instead of the addresses.
+      data_url: An http(s) or file address, or the path of a .tgz, instead of the addresses.
       addresses: Addresses to try, in order.
-      checksums: Maps the name of each file to its SHA-256.
+      sha256: The expected SHA-256 of each file.
 
     Raises:
       UserError: If the directory is not writable, if data_url is not usable, or if a file that
@@ -63,9 +63,9 @@ def download_ptb(
                 f"PTB is not in {directory} and cannot be written there:"
                 f" {error.strerror}; choose a writable directory with --data_path"
             ) from error
-        missing = _missing_files(directory, checksums)
+        missing = _missing_files(directory, sha256)
         if missing:  # otherwise, another process was faster
-            contents = _load_first(sources, directory, checksums)
+            contents = _load_first(sources, directory, sha256)
             try:
                 for name in missing:
                     write_atomically(os.path.join(directory, name), contents[name])
@@ -94,14 +94,14 @@ def _checked_source(data_url: str) -> str:
     )
 
 
-def _missing_files(directory: str, checksums: Mapping[str, str]) -> list[str]:
+def _missing_files(directory: str, sha256: Mapping[str, str]) -> list[str]:
     """List the files to add. Reject a directory whose other files are not the published ones."""
-    missing = [n for n in checksums if not os.path.exists(os.path.join(directory, n))]
-    present = [name for name in checksums if name not in missing]
+    missing = [n for n in sha256 if not os.path.exists(os.path.join(directory, n))]
+    present = [name for name in sha256 if name not in missing]
     for name in present if missing else ():
         path = os.path.join(directory, name)
         try:
-            differs = sha256_of(path) != checksums[name]
+            differs = sha256_of(path) != sha256[name]
         except OSError as error:
             raise error_class(error)(f"cannot read {path}: {error.strerror}") from error
         if differs:
@@ -113,7 +113,7 @@ def _missing_files(directory: str, checksums: Mapping[str, str]) -> list[str]:
 
 
 def _load_first(
-    sources: Sequence[str], directory: str, checksums: Mapping[str, str]
+    sources: Sequence[str], directory: str, sha256: Mapping[str, str]
 ) -> dict[str, bytes]:
     """Return the verified content of all files, from the first source that provides them."""
     failures = []
@@ -121,37 +121,30 @@ def _load_first(
         shown = without_secrets(source)
         logger.info(f"loading PTB from {shown} into {directory}")
         try:
-            contents = _load(source, checksums)
-            _verify(contents, checksums)
-            return contents
+            return _load(source, sha256)
         except SourceError as error:
             logger.info(f"{shown}: {error}")
             failures.append(f"{shown}: {error}")
     raise RunError(
         f"no source provided the PTB corpus ({'; '.join(failures)}); give a different source with"
         f" --data_url (an address or the path of simple-examples.tgz), or put"
-        f" {', '.join(checksums)} into {directory}"
+        f" {', '.join(sha256)} into {directory}"
     )
 
 
-def _load(source: str, names: Collection[str]) -> dict[str, bytes]:
-    if not source.endswith("/"):
-        members = [_MEMBER_DIRECTORY + name for name in names]
-        with open_source(source, _MAX_ARCHIVE_BYTES) as archive:
-            contents = read_members(archive, members, _MAX_FILE_BYTES)
-        return {name: contents[_MEMBER_DIRECTORY + name] for name in names}
-    contents = {}
-    for name in names:
-        with open_source(source + name, _MAX_FILE_BYTES) as file:
-            contents[name] = read_all(file)
-    return contents
-
-
-def _verify(contents: Mapping[str, bytes], checksums: Mapping[str, str]) -> None:
-    for name, checksum in checksums.items():
+def _load(source: str, sha256: Mapping[str, str]) -> dict[str, bytes]:
+    if source.endswith("/"):
+        contents = {name: read_source(source + name, _MAX_FILE_BYTES) for name in sha256}
+    else:
+        archive = read_source(source, _MAX_ARCHIVE_BYTES)
+        members = [_MEMBER_DIRECTORY + name for name in sha256]
+        members = read_members(archive, members, _MAX_FILE_BYTES)
+        contents = {name: members[_MEMBER_DIRECTORY + name] for name in sha256}
+    for name, expected in sha256.items():
         actual = hashlib.sha256(contents[name]).hexdigest()
-        if actual != checksum:
+        if actual != expected:
             raise SourceError(
                 f"{name} has the wrong checksum (SHA-256 {actual[:12]}..., expected"
-                f" {checksum[:12]}...)"
+                f" {expected[:12]}...)"
             )
+    return contents

@@ -18,11 +18,8 @@ UNK = "<unk>"  # replaces every word that is not in the vocabulary
 class Vocabulary:
     """The words that a model knows. The token ID of a word is its index.
 
-    Args:
-      words: Distinct words without whitespace. `<eos>` must be one of them.
-
     Raises:
-      UserError: If the words break one of these rules.
+      UserError: If a word is a duplicate or contains whitespace, or if `<eos>` is missing.
     """
 
     words: tuple[str, ...] = field(repr=False)
@@ -45,10 +42,9 @@ class Vocabulary:
         The result depends only on the counts, so that all ranks get the same token IDs.
 
         Args:
-          counts: Maps each word of the training text to its number of occurrences.
-          vocab_size: The maximum number of words, including `<eos>` and `<unk>`. The most frequent
-            words are kept, and `<unk>` is ranked by the number of words that it replaces. None
-            keeps every word, and does not add `<unk>`.
+          counts: The number of occurrences of each word in the training text.
+          vocab_size: The maximum number of words, including `<eos>` and `<unk>`. `<unk>` is ranked
+            by the number of words that it replaces. None keeps every word and adds no `<unk>`.
         """
 
         def by_frequency(word: str) -> tuple[int, str]:
@@ -77,12 +73,12 @@ class Vocabulary:
 
     @functools.cached_property
     def ids(self) -> Mapping[str, int]:
-        """Maps each word to its ID, for loops in which one call per word is too slow."""
+        """The ID of each word."""
         return {word: i for i, word in enumerate(self.words)}
 
     @property
-    def checksum(self) -> str:
-        """The SHA-256 of the saved file, as 64 hexadecimal digits."""
+    def sha256(self) -> str:
+        """The SHA-256 of the saved file, in hexadecimal digits."""
         return hashlib.sha256(self._file_content()).hexdigest()
 
     def id_of(self, word: str) -> int:
@@ -101,11 +97,7 @@ class Vocabulary:
         return [self.id_of(word) for word in words]
 
     def save(self, path: str) -> None:
-        """Write one word per line, in the order of the IDs.
-
-        Raises:
-          OSError: If the file cannot be written.
-        """
+        """Write one word per line, in the order of the IDs."""
         write_atomically(path, self._file_content())
 
     @classmethod

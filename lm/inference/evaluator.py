@@ -86,7 +86,7 @@ def _facts(run: Run, texts: Sequence[Text]) -> dict[str, Any]:
         **dataclasses.asdict(run.config),
         "checkpoint": store.read_manifest(run.checkpoint).files,
         "config file (SHA-256)": run.functions.sha256,
-        "vocabulary": run.vocabulary.checksum,
+        "vocabulary": run.vocabulary.sha256,
         "tokens": [len(text.ids) for text in texts],
         **platform_facts(),
     }

@@ -68,7 +68,7 @@ def open_run(
         raise UserError(f"{path}: {first_line(error)}") from error
     vocabulary = Vocabulary.load(os.path.join(directory, run_files.VOCABULARY))
     used = dataclasses.replace(
-        record, vocabulary=vocabulary.checksum, config_file=functions.file_record
+        record, vocabulary=vocabulary.sha256, config_file=functions.file_record
     )
     found = store.find(directory, checkpoint)
     _check_same_run(found, directory, used, allow_changed_config_file)

@@ -51,7 +51,7 @@ def _load_split(run: Run, split: str, data_path: str | None) -> tuple[np.ndarray
     data_path = find_data_path(run.config.corpus, [run.directory], data_path)
     corpus = load_corpus(data_path, run.config.vocab_size, run.config.corpus)
     # With a different vocabulary, the perplexity would be wrong but plausible.
-    if corpus.vocabulary.checksum != run.vocabulary.checksum:
+    if corpus.vocabulary.sha256 != run.vocabulary.sha256:
         raise UserError(
             f"the corpus in {data_path} is not the corpus of {run.directory}: set --data_path, or"
             " give the path of the text file with --split"

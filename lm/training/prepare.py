@@ -75,7 +75,7 @@ def prepare(
         rows = rows_of_rank(config.batch_size, comm.rank, comm.size, config.virtual_ranks)
         record = RunRecord(
             config=dataclasses.asdict(config),
-            vocabulary=corpus.vocabulary.checksum,
+            vocabulary=corpus.vocabulary.sha256,
             corpus=corpus.record,
             config_file=functions.file_record,
         )

@@ -84,7 +84,7 @@ def _weights_of(
 ) -> dict[str, np.ndarray]:
     """Read the weights of --init_from."""
     path = store.check(options.init_from)
-    same_words = store.read_manifest(path).record.vocabulary == vocabulary.checksum
+    same_words = store.read_manifest(path).record.vocabulary == vocabulary.sha256
     arrays, source = store.load_weights(path), f"--init_from {options.init_from}"
     if options.init_partly:
         return _fitting_weights(arrays, source, shapes, same_words, len(vocabulary))

@@ -45,16 +45,6 @@ def test_the_user_cache_is_used_for_a_read_only_directory(tmp_path):
     assert "building" not in load_obeying_permissions(data_path).stderr
 
 
-def test_a_temporary_directory_is_used_without_a_user_cache(tmp_path):
-    data_path = write(tmp_path / "d")
-    for read_only in (data_path, tmp_path / "user-cache"):
-        os.makedirs(read_only, exist_ok=True)
-        os.chmod(read_only, 0o555)
-    (tmp_path / "temporary").mkdir()
-    result = load_obeying_permissions(data_path, TMPDIR=str(tmp_path / "temporary"))
-    assert result.stdout.startswith(str(tmp_path / "temporary" / "lm-corpus-")), result.stderr
-
-
 def test_no_place_for_the_cache_is_one_clear_error(tmp_path, monkeypatch):
     data_path = write(tmp_path / "d")
     (tmp_path / "file").write_text("not a directory")
@@ -62,16 +52,6 @@ def test_no_place_for_the_cache_is_one_clear_error(tmp_path, monkeypatch):
     monkeypatch.setattr(lm.data.corpus, "cache_directories", lambda _: places)
     with pytest.raises(RunError, match=r"file/cache: Not a directory; /proc/nothing: .*XDG_CACHE"):
         load_corpus(data_path)
-
-
-def test_a_temporary_directory_of_a_different_user_is_not_used(tmp_path, monkeypatch):
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    planted = tmp_path / f"lm-corpus-{os.getuid()}"
-    planted.mkdir()
-    assert str(planted) in lm.data.cache.cache_directories("d")[-1]
-    monkeypatch.setattr(os, "getuid", lambda: 12345)
-    planted.rename(tmp_path / "lm-corpus-12345")
-    assert "lm-corpus-12345" not in lm.data.cache.cache_directories("d")[-1]
 
 
 def test_the_second_start_does_not_encode(tmp_path, encodings):

@@ -83,8 +83,8 @@ def test_a_saved_vocabulary_loads_unchanged(tmp_path_factory, counts):
     vocabulary.save(path)
     loaded = Vocabulary.load(path)
     assert loaded == vocabulary
-    assert loaded.checksum == vocabulary.checksum
-    assert loaded.checksum != Vocabulary((*loaded.words[1:], loaded.words[0])).checksum
+    assert loaded.sha256 == vocabulary.sha256
+    assert loaded.sha256 != Vocabulary((*loaded.words[1:], loaded.words[0])).sha256
 
 
 @pytest.mark.parametrize(
