@@ -31,25 +31,19 @@ from lm.errors import UserError
 from lm.options import option
 
 _CLUSTER_RANKS = 4096  # size of the largest predicted cluster
-_TIME_COLUMNS = [
+_COLUMNS = [
+    ("scaling", "{kind}"),
     ("ranks", "{ranks}"),
     ("compute ms", "{compute_ms:.2f}"),
     ("exchange ms", "{exchange_ms:.2f}"),
     ("step ms", "{step_ms:.2f}"),
-]
-_HERE_COLUMNS = [
-    ("here", "{kind}"),
-    *_TIME_COLUMNS,
-    ("measured ms", "{measured_step_ms:.2f}"),
-    ("error", "{error:.0%}"),
-    ("speedup", "{speedup:.2f}"),
-    ("measured", "{measured_speedup:.2f}"),
-]
-_CLUSTER_COLUMNS = [
-    ("cluster", "{kind}"),
-    *_TIME_COLUMNS,
     ("speedup", "{speedup:.2f}"),
     ("efficiency", "{efficiency:.3f}"),
+]
+_MEASURED_COLUMNS = [
+    ("measured ms", "{measured_step_ms:.2f}"),
+    ("error", "{error:.0%}"),
+    ("measured speedup", "{measured_speedup:.2f}"),
 ]
 
 
@@ -183,16 +177,13 @@ def _compared(row: dict[str, Any], seconds: float) -> dict[str, Any]:
 
 
 def _warnings(where: str, rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Name the rank counts that are slower than one rank, and the fastest rank count."""
+    """Name the rank counts that are slower than one rank."""
     found = []
     for kind in KINDS:
         predicted = [row for row in rows if row["kind"] == kind]
         slower = [str(row["ranks"]) for row in predicted if row["ranks"] > 1 >= row["speedup"]]
         if slower:
             found.append(f"{where}, {kind} scaling: ONE RANK WINS against {', '.join(slower)}")
-        best = max(predicted, key=lambda row: row["speedup"])["ranks"]
-        if 1 < best < predicted[-1]["ranks"]:
-            found.append(f"{where}, {kind} scaling: {best} ranks are the fastest")
     return found
 
 
@@ -204,11 +195,11 @@ def show(config: Config, options: AdviceOptions, record: dict[str, Any]) -> None
         f" this host: {1e3 * costs.fixed:.2f} ms per step,"
         f" {1e9 * costs.seconds_per_byte:.2f} ms per MB sent"
     )
-    print_table(_HERE_COLUMNS, record["here"])
+    print_table([*_COLUMNS, *_MEASURED_COLUMNS], record["here"])
     print(
         f"\nPredicted for one rank per host, {options.link_latency_us:g} us and"
         f" {options.link_gbps:g} Gbit/s"
     )
-    print_table(_CLUSTER_COLUMNS, record["cluster"])
+    print_table(_COLUMNS, record["cluster"])
     for warning in record["warnings"]:
         print(f"warning: {warning}")

@@ -50,7 +50,7 @@ class ScalingOptions(worker.Options):
 
 
 def measure(config: Config, options: ScalingOptions) -> dict[str, Any]:
-    """Measure one rank and each rank count in turn."""
+    """Measure all rank counts in turn."""
     measurements = {"one": partial(worker.run, config, options)}
     for ranks in options.rank_counts:
         for kind in KINDS if ranks > 1 else ():

@@ -107,7 +107,7 @@ def measure(config: Config, options: StepOptions) -> dict[str, Any]:
 def _row(
     runs: Sequence[dict[str, Any]], times_of_ours: Sequence[float], words: int, flops: int | None
 ) -> dict[str, Any]:
-    """Return the results of an implementation. `words` and `flops` are those of one step."""
+    """Return the results of an implementation whose step has `words` words and `flops` FLOPs."""
     times = [run["seconds"] for run in runs]
     return {
         "words_per_second": summarize([words / each for each in times], max),

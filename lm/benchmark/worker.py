@@ -119,15 +119,9 @@ def run(
 ) -> dict[str, Any]:
     """Run one measurement in a new process, or in several ranks under mpirun.
 
-    Args:
-      config: The model and its global batch.
-      options: Threads, hosts and data.
-      implementation: "ours", "gemm", "exchange", or a variant in `step.PEERS`.
-      ranks: Number of ranks. A peer runs on one rank.
-      message_bytes: Sizes of the messages of "exchange".
-
-    Returns:
-      The result of `_measure_steps`, `ours.measure_gemm` or `ours.measure_exchange`.
+    The implementation is "ours", "gemm", "exchange", or a variant in `step.PEERS`. Peers need one
+    rank. Only "exchange" uses `message_bytes`. Return the result of `_measure_steps`,
+    `ours.measure_gemm` or `ours.measure_exchange`.
     """
     task = {
         "implementation": implementation,
@@ -169,7 +163,7 @@ def run(
 
 
 def _error_line(stderr: str) -> str:
-    """Return the last error message. mpirun prints a banner after the message."""
+    # Search for the message, because mpirun prints a banner after the message.
     lines = [line.strip() for line in stderr.splitlines() if line.strip(" -")]
     errors = [line for line in lines if "Error" in line or "error:" in line]
     return (errors or lines or ["no error message"])[-1].removeprefix(ERROR)
@@ -180,8 +174,8 @@ def work(task: dict[str, Any], comm: Communicator) -> None:
     file = load_config_file(task["config_file"])
     config = type(file.config)(**task["config"])
     implementation, threads = task["implementation"], task["threads"]
-    ours = None
-    if implementation in ("ours", "gemm", "exchange"):
+    is_peer = implementation not in ("ours", "gemm", "exchange")
+    if not is_peer:
         import_tensorflow()
         from lm.benchmark import ours
     if implementation == "gemm":
@@ -190,11 +184,11 @@ def work(task: dict[str, Any], comm: Communicator) -> None:
         result = ours.measure_exchange(task["message_bytes"], threads, comm)
     else:
         ids, vocab_size = load_words(config, task["data_path"])
-        if ours:
-            step, facts = ours.build_step(config, file.functions, vocab_size, threads, comm)
-        else:
+        if is_peer:
             peer = importlib.import_module(f"lm.benchmark.peer_{implementation.split('-')[0]}")
             step, facts = peer.build_step(config, vocab_size, implementation, threads), {}
+        else:
+            step, facts = ours.build_step(config, file.functions, vocab_size, threads, comm)
         result = {"vocab_size": vocab_size, **facts, **_measure_steps(config, step, ids, comm)}
     if comm.is_rank_0:
         print(f"{_RESULT}{json.dumps(result)}", flush=True)

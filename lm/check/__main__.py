@@ -30,6 +30,11 @@ Check that this machine or cluster is ready to train; each line is OK, WARN or F
   python -m lm.check --hosts host1:1,host2:1
   mpirun -np 2 -H host1:1,host2:1 python -m lm.check"""
 _TIMEOUT_SECONDS = 180
+_FIX = (
+    "each host must accept ssh without a password, have the same checkout and .venv at the same"
+    " path, and reach the other hosts; export OMPI_MCA_btl_tcp_if_include=eth0"
+    " OMPI_MCA_oob_tcp_if_include=eth0 selects a network interface"
+)
 
 logger = logging.getLogger("lm")
 
@@ -61,12 +66,7 @@ def _check(options: CheckOptions, comm: Communicator) -> None:
 
 
 def start_ranks(options: CheckOptions) -> None:
-    """Run the checks in new ranks under mpirun.
-
-    Raises:
-      UserError: If mpirun is missing, or if there would be only one rank.
-      RunError: If a check failed or could not run.
-    """
+    """Run the checks in new ranks under mpirun."""
     if "OMPI_COMM_WORLD_SIZE" in os.environ:  # Open MPI does not start mpirun inside mpirun
         raise UserError("the check needs two or more ranks: use mpirun -np 2, or no mpirun")
     launcher = launch_command(options.hosts)
@@ -77,29 +77,17 @@ def start_ranks(options: CheckOptions) -> None:
     output_dir = os.path.abspath(options.output_dir)
     worker = [sys.executable, "-m", "lm.check", "--output_dir", output_dir]
     code, lines = _run([*launcher, *worker])
+    if code == 0:
+        return
     errors = [line.removeprefix(ERROR) for line in lines if line.startswith(ERROR)]
-    first = [*errors, *lines, "mpirun printed no error"][0]
-    if code is None:
-        raise RunError(
-            f"the ranks did not answer within {_TIMEOUT_SECONDS} s ({first}): open the firewall"
-            " between the hosts, and select the network interface with export"
-            " OMPI_MCA_btl_tcp_if_include=eth0 OMPI_MCA_oob_tcp_if_include=eth0"
-        )
-    if code and errors:
-        raise RunError(first)
-    if code:
-        raise RunError(
-            f"mpirun ended with exit code {code} ({first}): each host must accept ssh without a"
-            " password, and have the same checkout and .venv at the same path"
-        )
+    if errors:
+        raise RunError(errors[0])
+    ending = f"ended with exit code {code}" if code else f"ran over {_TIMEOUT_SECONDS} s"
+    raise RunError(f"mpirun {ending} ({lines[0] if lines else 'no message'}): {_FIX}")
 
 
 def launch_command(hosts: str | None) -> list[str]:
-    """Return the mpirun command for hosts such as "host1:1,host2:1", or for two local ranks.
-
-    Raises:
-      UserError: If there is only one rank.
-    """
+    """Return the mpirun command for hosts such as "host1:1,host2:1", or for two local ranks."""
     num_ranks = sum(launch.slots_of_hosts(hosts)) if hosts else 2
     if num_ranks < 2:
         raise UserError(f"hosts: the check needs two or more ranks, such as {hosts},other:1")

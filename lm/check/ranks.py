@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,7 @@ class Checklist:
     """Prints the results of checks, unless it is silent, and counts them."""
 
     def __init__(self, silent: bool = False):
-        self._silent = silent
+        self._print = (lambda line: None) if silent else partial(print, flush=True)
         self.counts = {OK: 0, WARN: 0, FAIL: 0}
 
     def add(self, status: str, name: str, result: str, fix: str = "") -> None:
@@ -55,18 +56,9 @@ class Checklist:
         verdict = "not ready" if self.counts[FAIL] else "ready"
         self._print(f"{verdict}: {self.counts[FAIL]} FAIL, {self.counts[WARN]} WARN")
 
-    def _print(self, line: str) -> None:
-        if not self._silent:
-            print(line, flush=True)
-
 
 def check_ranks(output_dir: str, comm: Communicator) -> None:
-    """Run all checks; rank 0 prints the results.
-
-    Raises:
-      UserError: If a host has GPUs, but fewer GPUs than ranks.
-      EveryRankError: If a check failed.
-    """
+    """Run all checks. Rank 0 prints the results."""
     checklist = Checklist(silent=not comm.is_rank_0)
     device = start_tensorflow(comm)
     facts = comm.gather({**_own_facts(comm), "device": device.name})
@@ -163,16 +155,16 @@ def check_devices(checklist: Checklist, facts: Facts) -> None:
 def check_kernels(checklist: Checklist, facts: Facts) -> None:
     """Check that all ranks have compiled operations for the same instruction set."""
     descriptions = [rank["kernels"] for rank in facts]
-    missing = [rank["kernels"] for rank in facts if rank["lacks_kernels"]]
-    result, fix = descriptions[0], ""
-    if missing:
-        result, fix = missing[0], f"training works, but more slowly: {_SETUP}"
-    elif len(set(descriptions)) > 1:
-        result = by_rank(descriptions)
+    differ = len(set(descriptions)) > 1
+    fix = ""
+    if any(rank["lacks_kernels"] for rank in facts):
+        fix = f"training works, but more slowly: {_SETUP}"
+    elif differ:
         fix = (
             "training works, but results depend on the placement of the ranks: set LM_KERNELS_ISA"
             " to an instruction set that all hosts have, and use the same compiler"
         )
+    result = by_rank(descriptions) if differ else descriptions[0]
     checklist.add(WARN if fix else OK, "kernels", result, fix)
 
 
@@ -209,7 +201,7 @@ def check_exchange(checklist: Checklist, comm: Communicator, config: tf.ConfigPr
 
 
 def check_scaling(checklist: Checklist, comm: Communicator) -> None:
-    """Compare the time of a computation on only rank 0 with its time on all ranks at once."""
+    """Compare the time of a computation on only rank 0 with its time on all ranks together."""
     alone = _best_seconds(comm, lambda: comm.is_rank_0 and _compute())
     efficiency = alone / _best_seconds(comm, _compute)
     checklist.add(
