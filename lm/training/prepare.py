@@ -120,7 +120,7 @@ def _check_files(options: RunOptions, comm: Communicator) -> None:
     paths = {}
     if options.timeline and comm.size == 1:
         logger.warning("--timeline: one process exchanges nothing; no timeline is written")
-    elif options.timeline and comm.is_rank_0:
+    if options.timeline and comm.is_rank_0:
         paths["timeline"] = options.timeline
     if options.log_path and (comm.is_rank_0 or options.mpi_log == "workers"):
         paths["log_path"] = worker_path(options.log_path, comm.rank)
