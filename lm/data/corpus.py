@@ -11,9 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from lm.config import Config, RunOptions
-from lm.data.cache import EncodedCorpus, cache_directories, load_encoded
 from lm.data.embedded import KnownPerplexity, write_corpus
-from lm.data.encoding import SPLITS
+from lm.data.encoding import SPLITS, EncodedCorpus, cache_directories, load_encoded
 from lm.data.ptb import PTB_SHA256, download_ptb
 from lm.data.vocabulary import Vocabulary
 from lm.errors import ProgramExit, RunError, UserError, error_class

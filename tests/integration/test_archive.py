@@ -9,7 +9,6 @@ import tarfile
 
 import pytest
 
-import lm.data.download
 import lm.data.ptb
 from lm.errors import RunError
 from tests.limits import file_size_limit
@@ -65,7 +64,7 @@ def test_members_in_a_different_directory_are_ignored(server, target):
 
 
 def test_an_archive_that_unpacks_to_a_huge_size_is_rejected(server, target, monkeypatch):
-    monkeypatch.setattr(lm.data.download, "_MAX_UNPACKED_BYTES", 1 << 20)
+    monkeypatch.setattr(lm.data.ptb, "_MAX_UNPACKED_BYTES", 1 << 20)
     bomb = archive(member("zeros", bytes(8 << 20)), *ptb_members())
     with pytest.raises(RunError, match="unpacks to more than"):
         download(target, server.serve("/a.tgz", bomb))

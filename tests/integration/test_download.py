@@ -15,7 +15,6 @@ import termios
 import pytest
 
 import lm.data.ptb
-from lm.data import download as downloads
 from lm.data.corpus import load_corpus
 from lm.data.ptb import download_ptb
 from lm.errors import RunError, UserError
@@ -38,8 +37,8 @@ pytestmark = pytest.mark.timeout(60)
 @pytest.fixture
 def impatient(monkeypatch):
     """Short timeouts, for servers that stall."""
-    monkeypatch.setattr(downloads, "READ_SECONDS", 0.3)
-    monkeypatch.setattr(downloads, "RETRIES", downloads.RETRIES.new(backoff_factor=0.01))
+    monkeypatch.setattr(lm.data.ptb, "READ_SECONDS", 0.3)
+    monkeypatch.setattr(lm.data.ptb, "RETRIES", lm.data.ptb.RETRIES.new(backoff_factor=0.01))
 
 
 def start_download(target, url, **options) -> subprocess.Popen:
@@ -208,7 +207,7 @@ def test_secrets_in_an_address_are_not_shown(server, target, path):
     with pytest.raises(RunError) as caught:
         download(target, data_url=url)
     assert "SECRET" not in str(caught.value) and "PASSWORD" not in str(caught.value)
-    assert downloads.without_secrets("/plain/path.tgz") == "/plain/path.tgz"
+    assert lm.data.ptb.without_secrets("/plain/path.tgz") == "/plain/path.tgz"
 
 
 # Wrong content

@@ -1,4 +1,4 @@
-"""The real corpus: one epoch of the small model, and its beginning on other ranks."""
+"""The real corpus: one epoch of the small model, and its first steps on two ranks."""
 
 import pytest
 
@@ -6,9 +6,9 @@ from tests.commands import events, train
 
 pytestmark = [pytest.mark.ptb, pytest.mark.timeout(1200)]
 
-# One thread: two would wait for each other where the other tests keep the cores busy.
+# Two threads would wait for each other while other tests keep the cores busy.
 FLAGS = ("--config", "config_small", "--num_epochs", 1, "--intra_op_threads", 1)
-LIMIT = 600  # seconds of a run, which shares the cores with other tests
+LIMIT = 600  # seconds per run, while other tests share the cores
 
 
 @pytest.fixture
@@ -16,7 +16,7 @@ def corpus(tmp_path, ptb_archive):
     return ("--data_path", tmp_path / "data", "--data_url", ptb_archive)
 
 
-# The longest of the tests: the precision that takes longer is among the soak tests.
+# This is the longest test. The slower precision is a soak test.
 @pytest.mark.parametrize("precision", ["bfloat16", pytest.param("float32", marks=pytest.mark.soak)])
 def test_one_epoch_reaches_the_published_validation_perplexity(precision, corpus, tmp_path):
     train(tmp_path / "run", *FLAGS, *corpus, "--precision", precision, timeout=LIMIT)
@@ -24,9 +24,11 @@ def test_one_epoch_reaches_the_published_validation_perplexity(precision, corpus
     assert 100 < epoch["valid_perplexity"] <= 185
 
 
-def test_a_run_that_moves_from_two_ranks_to_one_is_that_of_one_bit_for_bit(corpus, tmp_path):
-    """In the chaotic first steps at learning rate 1.0, which double a difference in the last bit
-    every three or four steps."""
+def test_a_run_that_moves_from_two_ranks_to_one_is_bitwise_identical(corpus, tmp_path):
+    """The first steps at learning rate 1.0 are chaotic.
+
+    They double a difference in the last bit every three or four steps.
+    """
     flags = (*FLAGS, *corpus, "--log_every_steps", 20, "--noeval")
     alone, moved = tmp_path / "alone", tmp_path / "moved"
     train(alone, *flags, "--max_steps", 160, timeout=LIMIT)

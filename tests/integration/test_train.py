@@ -1,4 +1,4 @@
-"""`python -m lm.train` as a user runs it: what a run leaves, and how bad input ends."""
+"""`python -m lm.train` as a user runs it: the files of a run, and the errors for bad input."""
 
 import json
 import os
@@ -34,7 +34,7 @@ def one_error(result, code, num_ranks=1):
     return lines[0]
 
 
-def test_a_run_leaves_its_config_log_and_metrics(tmp_path, corpora):
+def test_a_run_writes_its_config_log_and_metrics(tmp_path, corpora):
     output_dir = tmp_path / "run"
     result = train(output_dir, *TINY, "--data_path", corpora, "--log_every_steps", 10, "--seed", 5)
     record = json.loads((output_dir / "run.json").read_text())
@@ -64,13 +64,13 @@ def test_a_run_leaves_its_config_log_and_metrics(tmp_path, corpora):
     assert last.step == 30 and last.value == pytest.approx(test["test_perplexity"])
 
 
-def test_noeval_neither_evaluates_nor_lets_another_run_in(tmp_path, corpora):
+def test_noeval_skips_evaluation_and_a_second_run_is_rejected(tmp_path, corpora):
     arguments = (*TINY, "--data_path", corpora, "--noeval", "--output_dir", tmp_path)
     assert run_module("lm.train", *arguments).returncode == 0
     (epoch,) = events(tmp_path, "epoch")
     assert "valid_perplexity" not in epoch and epoch["step"] == 30
     assert events(tmp_path, "test") == []
-    # And a directory that holds a run is refused.
+    # A directory that contains a run is rejected.
     before = (tmp_path / "metrics.jsonl").read_bytes()
     for flags, words in [
         ((), "already holds a run: continue it with --resume"),
@@ -80,8 +80,8 @@ def test_noeval_neither_evaluates_nor_lets_another_run_in(tmp_path, corpora):
         assert (tmp_path / "metrics.jsonl").read_bytes() == before
 
 
-def test_without_stderr_a_run_is_as_with_it(tmp_path, corpora):
-    """No file of the run gets the number of stderr, into which C++ writes."""
+def test_a_run_succeeds_without_stderr(tmp_path, corpora):
+    """No file of the run may get file descriptor 2, because C++ code writes to it."""
     flags = (*TINY, "--data_path", corpora, "--noeval", "--output_dir", tmp_path)
     command = shlex.join(map(str, [sys.executable, "-m", "lm.train", *flags]))
     result = run_command(["sh", "-c", f"exec {command} 2>&-"], environment(), 120, cwd=ROOT)
@@ -90,7 +90,7 @@ def test_without_stderr_a_run_is_as_with_it(tmp_path, corpora):
     assert "epoch 1" in (tmp_path / "log.txt").read_text()
 
 
-def test_without_stdout_an_error_is_as_with_it(tmp_path):
+def test_an_error_is_reported_without_stdout(tmp_path):
     code = "from lm.cli.program import run_alone; run_alone(lambda argv: 1 / 0)"
     command = shlex.join([sys.executable, "-c", code])
     result = run_command(["sh", "-c", f"exec {command} >&-"], environment(), 120, cwd=ROOT)
@@ -98,8 +98,8 @@ def test_without_stdout_an_error_is_as_with_it(tmp_path):
     assert result.stderr.rstrip().endswith("ZeroDivisionError: division by zero")
 
 
-def test_help_needs_no_tensorflow_and_documents_the_flags(tmp_path):
-    (tmp_path / "tensorflow.py").write_text("raise SystemExit('help waits for TensorFlow')\n")
+def test_help_documents_the_flags_without_tensorflow(tmp_path):
+    (tmp_path / "tensorflow.py").write_text("raise SystemExit('help imports TensorFlow')\n")
     result = run_module("lm.train", "--help", env={"PYTHONPATH": str(tmp_path)})
     assert result.returncode == 0
     assert "--batch_size" in result.stdout and "--data_url" in result.stdout
@@ -123,7 +123,7 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path, corpora, arguments, mes
     assert not os.path.exists(tmp_path / "run" / "metrics.jsonl")
 
 
-def test_a_log_may_be_in_the_new_runs_own_directory(tmp_path, corpora):
+def test_the_log_may_be_in_the_directory_of_the_new_run(tmp_path, corpora):
     log = tmp_path / "run/mine.log"
     train_here(tmp_path / "run", *TINY, "--data_path", corpora, "--noeval", "--log_path", log)
     assert "epoch 1" in log.read_text()
@@ -140,7 +140,7 @@ def test_a_log_may_be_in_the_new_runs_own_directory(tmp_path, corpora):
         (["--noeval", "--test_on", "best"], "test_on best needs the validation perplexity"),
     ],
 )
-def test_what_cannot_be_trained_leaves_no_run(tmp_path, corpora, arguments, message):
+def test_invalid_flags_do_not_create_a_run(tmp_path, corpora, arguments, message):
     data_path = tmp_path if "--data_url" in arguments else corpora
     with pytest.raises(UserError, match=message):
         train_here(tmp_path / "run", *TINY, "--data_path", data_path, *arguments)
@@ -163,7 +163,7 @@ def test_bad_input_ends_all_ranks_with_one_line(tmp_path, corpora, arguments, me
     assert message in one_error(result, 2, num_ranks=2)
 
 
-def test_help_is_said_once():
+def test_only_one_rank_prints_the_help():
     result = run_module("lm.train", "--help", num_ranks=2)
     assert result.returncode == 0 and result.stdout.count("--max_steps") == 1
 
@@ -177,7 +177,7 @@ def run_with_different_arguments(*by_rank, timeout=120):
     return run_command(command, environment(), timeout, cwd=ROOT)
 
 
-def test_one_rank_with_a_bad_file_ends_all_and_is_named(tmp_path, corpora):
+def test_an_invalid_file_on_one_rank_ends_all_ranks(tmp_path, corpora):
     broken = tmp_path / "broken.py"
     broken.write_text("def get_config(:\n")
     common = (*TINY[2:], "--data_path", corpora, "--output_dir", tmp_path / "run")
@@ -191,12 +191,12 @@ def test_one_rank_with_a_bad_file_ends_all_and_is_named(tmp_path, corpora):
 @pytest.mark.parametrize(
     "flag, other",
     [
-        ("--seed", 9),  # of the config
-        ("--max_steps", 31),  # of how it is trained
+        ("--seed", 9),  # a field of Config
+        ("--max_steps", 31),  # a field of RunOptions
         pytest.param("--num_steps", 10, marks=pytest.mark.soak),
     ],
 )
-def test_ranks_that_disagree_are_refused_before_the_first_step(tmp_path, corpora, flag, other):
+def test_ranks_with_different_flags_are_rejected(tmp_path, corpora, flag, other):
     common = (*TINY, "--data_path", corpora, "--output_dir", tmp_path / "run")
     result = run_with_different_arguments(common, (*common, flag, other))
     line = one_error(result, 2, num_ranks=2)
@@ -205,7 +205,7 @@ def test_ranks_that_disagree_are_refused_before_the_first_step(tmp_path, corpora
 
 
 def test_the_counting_sequence_is_learned(tmp_path):
-    """A text in which each word tells the next: the loss must fall to almost nothing."""
+    """Each word of the text determines the next word, so the loss must approach 0."""
     words = " ".join(f"w{i}" for i in range(10))
     data = tmp_path / "data"
     data.mkdir()
@@ -221,8 +221,8 @@ def test_the_counting_sequence_is_learned(tmp_path):
     assert events(tmp_path / "run", "test")[0]["test_perplexity"] < 1.1
 
 
-def test_the_embedded_corpus_is_learned_to_within_5_percent(tmp_path, corpora):
-    # On one rank and thread, where it costs least: any number would train the same.
+def test_the_embedded_corpus_is_learned_within_5_percent(tmp_path, corpora):
+    # One rank with one thread uses the least CPU time. Other numbers give the same result.
     result = train(
         tmp_path / "run", "--config", "config_test", "--data_path", corpora,
         "--intra_op_threads", 1, timeout=300,

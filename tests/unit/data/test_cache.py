@@ -11,7 +11,6 @@ import sys
 import numpy as np
 import pytest
 
-import lm.data.cache
 import lm.data.corpus
 import lm.data.encoding
 from lm.data.corpus import load_corpus
@@ -26,13 +25,13 @@ pytestmark = pytest.mark.timeout(60)
 @pytest.fixture
 def encodings(monkeypatch):
     """The directories into which a corpus was encoded."""
-    done = []
+    done, encode = [], lm.data.encoding.encode_corpus
 
     def spy(*arguments):
         done.append(arguments[-1])
-        return lm.data.encoding.encode_corpus(*arguments)
+        return encode(*arguments)
 
-    monkeypatch.setattr(lm.data.cache, "encode_corpus", spy)
+    monkeypatch.setattr(lm.data.encoding, "encode_corpus", spy)
     return done
 
 
@@ -114,17 +113,17 @@ def test_an_entry_that_is_unreadable_for_a_moment_is_not_replaced(tmp_path, monk
 def test_the_entry_of_a_faster_host_is_kept(tmp_path, monkeypatch):
     """If locks do not reach other hosts, the faster host already trains from its entry."""
     data_path = write(tmp_path / "d")
-    created, encode = [], lm.data.cache.encode_corpus
+    created, encode = [], lm.data.encoding.encode_corpus
 
     def encode_slowly(*arguments):
-        monkeypatch.setattr(lm.data.cache, "encode_corpus", encode)
-        monkeypatch.setattr(lm.data.cache, "locked", lambda *_: contextlib.nullcontext())
-        monkeypatch.setattr(lm.data.cache, "private_name", lambda name: f"{name}-other-host")
+        monkeypatch.setattr(lm.data.encoding, "encode_corpus", encode)
+        monkeypatch.setattr(lm.data.encoding, "locked", lambda *_: contextlib.nullcontext())
+        monkeypatch.setattr(lm.data.encoding, "private_name", lambda name: f"{name}-other-host")
         load_corpus(data_path)
         created.extend(path.stat().st_ino for path in (tmp_path / "d/.cache").glob("*/train.ids"))
         return encode(*arguments)
 
-    monkeypatch.setattr(lm.data.cache, "encode_corpus", encode_slowly)
+    monkeypatch.setattr(lm.data.encoding, "encode_corpus", encode_slowly)
     load_corpus(data_path)
     [ids] = (tmp_path / "d/.cache").glob("*/train.ids")
     assert created == [ids.stat().st_ino]
@@ -132,7 +131,7 @@ def test_the_entry_of_a_faster_host_is_kept(tmp_path, monkeypatch):
 
 def test_files_of_a_killed_process_are_removed(tmp_path):
     data_path = write(tmp_path / "d")
-    left = pathlib.Path(lm.data.cache.private_name(f"{data_path}/.cache/encoding"))
+    left = pathlib.Path(lm.data.encoding.private_name(f"{data_path}/.cache/encoding"))
     left.mkdir(parents=True)
     (left / "train.ids").write_bytes(b"half")
     load_corpus(data_path)
@@ -140,13 +139,13 @@ def test_files_of_a_killed_process_are_removed(tmp_path):
 
 
 def test_a_file_that_changes_while_it_is_encoded_is_an_error(tmp_path, monkeypatch):
-    data_path = write(tmp_path / "d")
+    data_path, encode = write(tmp_path / "d"), lm.data.encoding.encode_corpus
 
-    def encode(*arguments):
+    def change_and_encode(*arguments):
         write(data_path, train="something else entirely\n")
-        return lm.data.encoding.encode_corpus(*arguments)
+        return encode(*arguments)
 
-    monkeypatch.setattr(lm.data.cache, "encode_corpus", encode)
+    monkeypatch.setattr(lm.data.encoding, "encode_corpus", change_and_encode)
     with pytest.raises(RunError, match=r"train\.txt changed"):
         load_corpus(data_path)
     assert not list((tmp_path / "d" / ".cache").glob("v*-*"))

@@ -209,7 +209,7 @@ def test_ptb_has_its_published_size(ptb_archive, tmp_path, monkeypatch):
     assert not any(first.num_unknown.values())
     lines = (tmp_path / "ptb" / "ptb.valid.txt").read_text().splitlines()
     assert words_of(first, "valid") == [w for line in lines for w in [*line.split(), EOS]]
-    encode = "lm.data.cache.encode_corpus"
+    encode = "lm.data.encoding.encode_corpus"
     monkeypatch.setattr(encode, lambda *_: pytest.fail("the corpus is encoded again"))
     second = load_corpus(data_path)
     assert dataclasses.replace(second, train=0, valid=0, test=0) == dataclasses.replace(
