@@ -155,9 +155,12 @@ def cache_directories(data_path: str) -> list[str]:
     directory find the encoded corpus. Data directories of clusters are often read-only, so the
     second directory is in the user's cache.
     """
+    directories = [os.path.join(data_path, ".cache")]
     user_cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    name = short_name(os.path.realpath(data_path))
-    return [os.path.join(data_path, ".cache"), os.path.join(user_cache, "lm-corpus", name)]
+    if os.path.isabs(user_cache):  # the path is relative if the user has no home directory
+        name = short_name(os.path.realpath(data_path))
+        directories.append(os.path.join(user_cache, "lm-corpus", name))
+    return directories
 
 
 def load_encoded(

@@ -1,4 +1,4 @@
-"""Shared by the tests of data directories."""
+"""Fixtures for the tests of data directories."""
 
 import pytest
 

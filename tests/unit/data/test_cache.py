@@ -151,6 +151,12 @@ def test_a_file_that_changes_while_it_is_encoded_is_an_error(tmp_path, monkeypat
     assert not list((tmp_path / "d" / ".cache").glob("v*-*"))
 
 
+def test_a_user_without_a_home_directory_has_no_user_cache(monkeypatch):
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)
+    assert lm.data.encoding.cache_directories("d") == ["d/.cache"]
+
+
 def test_many_processes_encode_once(tmp_path):
     data_path = write(tmp_path / "d", train="a b c d e f g\n" * 20_000)
     code = (

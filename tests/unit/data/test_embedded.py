@@ -54,9 +54,7 @@ def test_entropy_rate_of_two_states_equals_the_closed_form():
 def test_entropy_rate_agrees_with_power_iteration(transitions):
     pi = np.full(len(transitions), 1 / len(transitions))
     for _ in range(2000):
-        pi = (
-            pi @ (transitions + np.eye(len(pi))) / 2
-        )  # a lazy walk converges even for periodic chains
+        pi = pi @ (transitions + np.eye(len(pi))) / 2  # a lazy walk, for periodic chains
     np.testing.assert_allclose(embedded.stationary_distribution(transitions), pi, rtol=1e-9)
     brute_force = -sum(
         pi[i] * p * math.log(p) for i, row in enumerate(transitions) for p in row if p > 0

@@ -14,7 +14,7 @@ TEXTS = {"train": "the cat sat\nthe dog sat\n", "valid": "the cat\n", "test": "d
 
 
 def write(directory, prefix="", **texts) -> str:
-    """Write splits as text or bytes; those not given get small defaults."""
+    """Write the splits as text or bytes. Splits that are not given contain small defaults."""
     os.makedirs(directory, exist_ok=True)
     for split, text in {**TEXTS, **texts}.items():
         content = text if isinstance(text, bytes) else text.encode()
@@ -31,7 +31,7 @@ def decoded(vocabulary, ids) -> list:
 
 
 def load_obeying_permissions(data_path, **env: str) -> subprocess.CompletedProcess:
-    """Load a corpus in a process that permission bits stop, which they do not for root."""
+    """Load a corpus in a process that obeys permission bits, even if the user is root."""
 
     def drop_privileges():
         if os.getuid() == 0:
