@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import importlib.metadata
 import inspect
 import json
 import logging
@@ -68,10 +67,6 @@ def parse(argv: Sequence[str], kind: type[worker.Options]) -> tuple[Config, work
 
 def _environment_facts() -> dict[str, Any]:
     """Return the facts that a reader needs to repeat a measurement: command, machine, versions."""
-    versions = {"python": platform.python_version()}
-    for package in importlib.metadata.distributions():
-        if package.name in ("tensorflow", "tensorflow-cpu", "horovod", "torch", "numpy"):
-            versions[package.name] = package.version
     with open("/proc/cpuinfo") as file:
         models = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
     return {
@@ -82,7 +77,7 @@ def _environment_facts() -> dict[str, Any]:
         "cores": count_cores(),
         # A load above 0 before the start means that other programs used the cores.
         "load_average_before": os.getloadavg()[0],
-        "versions": versions,
+        "versions": [f"python {platform.python_version()}", *flags.versions().splitlines()],
     }
 
 

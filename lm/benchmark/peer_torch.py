@@ -78,12 +78,9 @@ def _load_weights(model: LanguageModel, config: Config) -> None:
     copy(model.projection.weight, "softmax/weights", transposed=True)
     copy(model.projection.bias, "softmax/bias")
     for layer in range(config.num_layers):
-        parameters = {
-            name: getattr(model.lstm, f"{name}_l{layer}")
-            for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-        }
-        copy(parameters["weight_ih"], f"lstm_{layer}/input_weights", True, True)
-        copy(parameters["weight_hh"], f"lstm_{layer}/recurrent_weights", True, True)
-        copy(parameters["bias_ih"], f"lstm_{layer}/bias", gates=True)
-        # PyTorch adds a second bias. Training both would double the learning rate of the bias.
-        parameters["bias_hh"].zero_().requires_grad_(False)
+        input_weights, recurrent_weights, bias, second_bias = model.lstm.all_weights[layer]
+        copy(input_weights, f"lstm_{layer}/input_weights", True, True)
+        copy(recurrent_weights, f"lstm_{layer}/recurrent_weights", True, True)
+        copy(bias, f"lstm_{layer}/bias", gates=True)
+        # Training both biases would double the learning rate of their sum.
+        second_bias.zero_().requires_grad_(False)

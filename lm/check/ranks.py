@@ -140,13 +140,13 @@ def check_devices(checklist: Checklist, facts: Facts) -> None:
     """List hosts, devices and cores, and check for unused GPUs and too many ranks."""
     hosts = by_rank([rank["host"] for rank in facts])
     checklist.add(OK, "ranks", f"{len(facts)} ranks are connected: {hosts}")
-    unused = [f"{rank['host']}: {rank['no_gpu']}" for rank in facts if rank["no_gpu"]]
-    crowded = sorted({rank["host"] for rank in facts if rank["sharers"] > rank["cores"]})
-    fix = ""
-    if unused:
-        fix = f"no GPU on {unused[0]}"
-    elif crowded:
-        fix = f"there are more ranks than cores on {', '.join(crowded)}: start fewer ranks there"
+    problems = [f"no GPU on {rank['host']}: {rank['no_gpu']}" for rank in facts if rank["no_gpu"]]
+    problems += [
+        f"there are more ranks than cores on {rank['host']}: start fewer ranks there"
+        for rank in facts
+        if rank["sharers"] > rank["cores"]
+    ]
+    fix = problems[0] if problems else ""
     devices = by_rank([rank["device"] for rank in facts])
     cores = by_rank([rank["cores"] for rank in facts])
     checklist.add(WARN if fix else OK, "devices", f"{devices}; cores: {cores}", fix)

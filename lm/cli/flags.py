@@ -148,7 +148,7 @@ def parse(
     if given.get("help"):
         raise InfoRequested(_help_text(usage, flags))
     if given.get("version"):
-        raise InfoRequested(_versions())
+        raise InfoRequested(versions())
     if rest and not positional:
         raise UserError(f"{rest[0]!r} is not a flag: write --flag value (see --help)")
     for name, field in fields.items():
@@ -219,9 +219,10 @@ def _help_text(usage: str, flags: absl_flags.FlagValues) -> str:
     return "\n".join(lines)
 
 
-def _versions() -> str:
+def versions() -> str:
+    """Return the versions of this project and of the installed libraries, one per line."""
     lines = [f"lm {lm.__version__}"]
-    for library in ("tensorflow", "tensorflow-cpu", "horovod", "numpy"):
+    for library in ("tensorflow", "tensorflow-cpu", "horovod", "numpy", "torch"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             lines.append(f"{library} {importlib.metadata.version(library)}")
     return "\n".join(lines)
