@@ -12,11 +12,10 @@ import numpy as np
 
 from lm.config import Config, RunOptions
 from lm.data.embedded import KnownPerplexity, write_corpus
-from lm.data.encoding import SPLITS, EncodedCorpus, cache_directories, load_encoded
+from lm.data.encoding import SPLITS, EncodedCorpus, load_encoded, sha256_of_text
 from lm.data.ptb import PTB_SHA256, download_ptb
 from lm.data.vocabulary import Vocabulary
 from lm.errors import ProgramExit, RunError, UserError, error_class
-from lm.files import sha256_of
 from lm.record import CorpusRecord, load_record
 
 logger = logging.getLogger("lm")
@@ -119,10 +118,6 @@ def load_corpus(
       vocab_size: The maximum number of words, or None for all words.
       corpus: "files", or "embedded" for the generated language.
       data_url: The source of PTB; see `download_ptb`.
-
-    Raises:
-      UserError: If the directory, a text in it, vocab_size or data_url is invalid.
-      RunError: If PTB cannot be downloaded, or if the encoded form cannot be written.
     """
     known_perplexity, directory = None, data_path
     if corpus == "embedded":
@@ -130,15 +125,16 @@ def load_corpus(
         known_perplexity = _write_embedded(directory)
     else:
         kind = _find_or_download(data_path, data_url)
-    files = dict(zip(SPLITS, (os.path.join(directory, name) for name in _file_names(kind))))
-    sha256_by_split = {split: _text_sha256(path) for split, path in files.items()}
+    paths = [os.path.join(directory, name) for name in _file_names(kind)]
+    files = dict(zip(SPLITS, paths))
+    sha256_by_split = {split: sha256_of_text(path) for split, path in files.items()}
     for split, path in files.items() if kind == "ptb" else ():
         if sha256_by_split[split] != PTB_SHA256[os.path.basename(path)]:
             logger.warning(
                 f"{path} is not the published PTB; its perplexity cannot be compared with published"
                 " ones"
             )
-    encoded = load_encoded(files, sha256_by_split, vocab_size, cache_directories(directory))
+    encoded = load_encoded(files, sha256_by_split, vocab_size)
     identity = "\n".join([*sha256_by_split.values(), encoded.vocabulary.sha256])
     sha256 = hashlib.sha256(identity.encode()).hexdigest()
     _log_sizes(kind, directory, encoded)
@@ -193,25 +189,10 @@ def _find_or_download(data_path: str, data_url: str | None) -> str:
     return "text" if own else "ptb"
 
 
-def _text_sha256(path: str) -> str:
-    try:
-        # A named pipe would block forever, and can be read only once.
-        if os.path.exists(path) and not os.path.isfile(path):
-            raise UserError(f"{path} is not a file")
-        return sha256_of(path)
-    except OSError as error:
-        raise error_class(error)(f"cannot read {path}: {error.strerror}") from error
-
-
 def _log_sizes(kind: str, directory: str, encoded: EncodedCorpus) -> None:
-    sizes = {split: f"{len(ids):,}" for split, ids in encoded.splits.items()}
-    logger.info(
-        f"{kind} corpus in {directory}: vocabulary of {len(encoded.vocabulary):,} words; tokens: "
-        + ", ".join(f"{split} {size}" for split, size in sizes.items())
-    )
+    num_words = len(encoded.vocabulary)
+    sizes = ", ".join(f"{split} {len(ids):,}" for split, ids in encoded.splits.items())
+    logger.info(f"{kind} corpus in {directory}: vocabulary of {num_words:,} words; tokens: {sizes}")
     for split, num_unknown in encoded.num_unknown.items():
         if num_unknown:
-            logger.info(
-                f"{split}: {num_unknown:,} of {sizes[split]} tokens are not in the vocabulary and"
-                " became <unk>"
-            )
+            logger.info(f"{split}: {num_unknown:,} unknown words became <unk>")

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import codecs
 import collections
-import contextlib
+import errno
 import itertools
 import json
 import logging
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -68,6 +68,21 @@ def read_words(path: str) -> Iterator[list[str]]:
     yield text.split() + ([] if last == _NEWLINE else [EOS])
 
 
+def sha256_of_text(path: str) -> str:
+    """Return the SHA-256 of a text file.
+
+    Raises:
+      ProgramExit: If the file is unreadable or not a regular file.
+    """
+    try:
+        # A named pipe would block forever, and can be read only once.
+        if os.path.exists(path) and not os.path.isfile(path):
+            raise UserError(f"{path} is not a file")
+        return sha256_of(path)
+    except OSError as error:
+        raise error_class(error)(f"cannot read {path}: {error.strerror}") from error
+
+
 def _read_blocks(path: str) -> Iterator[bytes]:
     # A generator of its own: an OSError of the caller's output is not an error of this file.
     try:
@@ -91,8 +106,7 @@ def _decode(block: bytes, path: str, line: int) -> str:
 def encode_file(path: str, vocabulary: Vocabulary, id_path: str) -> int:
     """Write the token IDs of a text file to a file of ID_DTYPE, and count the unknown words.
 
-    If the vocabulary does not contain `<unk>`, unknown words get the first unused ID,
-    len(vocabulary).
+    If the vocabulary does not contain `<unk>`, unknown words get the ID len(vocabulary).
     """
     id_of = vocabulary.ids.get
     unk_id = len(vocabulary) if vocabulary.unk_id is None else vocabulary.unk_id
@@ -164,18 +178,14 @@ def cache_directories(data_path: str) -> list[str]:
 
 
 def load_encoded(
-    files: Mapping[str, str],
-    sha256: Mapping[str, str],
-    vocab_size: int | None,
-    directories: Sequence[str],
+    files: Mapping[str, str], sha256: Mapping[str, str], vocab_size: int | None
 ) -> EncodedCorpus:
     """Open the encoded form of three text files. Encode them first if necessary.
 
     Args:
-      files: The text file of each split.
+      files: The text file of each split, all in one directory.
       sha256: The SHA-256 of each text file.
       vocab_size: Limit of the vocabulary, or None.
-      directories: The directories to search, and then to encode into, in order.
 
     Raises:
       UserError: If a text file is unreadable, empty or not UTF-8.
@@ -183,29 +193,21 @@ def load_encoded(
     """
     limit = "all" if vocab_size is None else str(vocab_size)
     key = "-".join([f"v{FORMAT}", *(sha256[split][:16] for split in SPLITS), limit])
-    for directory in directories:
-        with contextlib.suppress(OSError):  # reported below if the error persists
-            encoded = _open_entry(os.path.join(directory, key))
-            if encoded is not None:
-                return encoded
     failures = []
-    for directory in directories:
+    for directory in cache_directories(os.path.dirname(files["train"])):
         entry = os.path.join(directory, key)
         try:
-            os.makedirs(directory, exist_ok=True)
-            with locked(os.path.join(directory, "encoding.lock"), "encoding a corpus"):
-                encoded = _open_entry(entry)  # another process may have created the entry
-                if encoded is None:
-                    _create_entry(entry, files, sha256, vocab_size)
-                    encoded = _open_entry(entry)
-            if encoded is not None:
+            encoded = _open_entry(entry)
+            if encoded is None:
+                os.makedirs(directory, exist_ok=True)
+                with locked(os.path.join(directory, "encoding.lock"), "encoding a corpus"):
+                    # Another process may have created the entry.
+                    encoded = _open_entry(entry) or _create_entry(entry, files, sha256, vocab_size)
                 logger.info("the encoded corpus is in %s", entry)
-                return encoded
-            reason = "the written files are corrupt"
+            return encoded
         except OSError as error:
-            reason = error.strerror or str(error)
-        logger.info("cannot write the encoded corpus to %s: %s", directory, reason)
-        failures.append(f"{directory}: {reason}")
+            logger.info("cannot write the encoded corpus to %s: %s", directory, error.strerror)
+            failures.append(f"{directory}: {error.strerror}")
     raise RunError(
         f"cannot write the encoded corpus ({'; '.join(failures)}); free some space, or"
         " set XDG_CACHE_HOME to a writable directory"
@@ -214,7 +216,7 @@ def load_encoded(
 
 def _create_entry(
     entry: str, files: Mapping[str, str], sha256: Mapping[str, str], vocab_size: int | None
-) -> None:
+) -> EncodedCorpus:
     # Written under a temporary name and renamed, so that a killed process never leaves half an
     # entry. The caller's lock makes it safe to remove the files of a killed process.
     staging = private_name(os.path.join(os.path.dirname(entry), "encoding"))
@@ -227,9 +229,14 @@ def _create_entry(
         record = {"sha256": written, "num_unknown": num_unknown}
         write_atomically(os.path.join(staging, "entry.json"), json.dumps(record).encode())
         # If locks do not reach other hosts, a faster host may already train from its own entry.
-        if _open_entry(entry) is None:
+        encoded = _open_entry(entry)
+        if encoded is None:
             shutil.rmtree(entry, ignore_errors=True)  # a corrupt entry
             os.rename(staging, entry)
+            encoded = _open_entry(entry)
+        if encoded is None:
+            raise OSError(errno.EIO, "the written files are corrupt")
+        return encoded
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 

@@ -81,20 +81,18 @@ class Vocabulary:
         """The SHA-256 of the saved file, in hexadecimal digits."""
         return hashlib.sha256(self._file_content()).hexdigest()
 
-    def id_of(self, word: str) -> int:
-        """Return the ID of a word, or the ID of `<unk>` if the word is unknown.
+    def encode(self, words: Iterable[str]) -> list[int]:
+        """Convert words to token IDs. Unknown words get the ID of `<unk>`.
 
         Raises:
-          UserError: If the word is unknown and the vocabulary does not contain `<unk>`.
+          UserError: If a word is unknown and the vocabulary does not contain `<unk>`.
         """
-        found = self.ids.get(word, self.unk_id)
-        if found is None:
+        words = list(words)
+        ids = [self.ids.get(word, self.unk_id) for word in words]
+        if None in ids:
+            word = words[ids.index(None)]
             raise UserError(f"{word!r} is not in the vocabulary, and neither is {UNK}")
-        return found
-
-    def encode(self, words: Iterable[str]) -> list[int]:
-        """Convert words to token IDs, as `id_of` does."""
-        return [self.id_of(word) for word in words]
+        return ids
 
     def save(self, path: str) -> None:
         """Write one word per line, in the order of the IDs."""

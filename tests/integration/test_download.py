@@ -197,7 +197,9 @@ def test_a_download_larger_than_the_corpus_is_rejected(server, target, monkeypat
     monkeypatch.setattr(lm.data.ptb, "_MAX_ARCHIVE_BYTES", 10_000)
     server.serve("/long.tgz", GOOD)
     server.serve("/endless.tgz", GOOD, with_length=False)
-    with pytest.raises(RunError, match=r"at most 10000.*download has more than 10000"):
+    with pytest.raises(
+        RunError, match=r"long.*has more than 10000 bytes; .*endless.*has more than 10000"
+    ):
         download(target, server.url("/long.tgz"), server.url("/endless.tgz"))
 
 
@@ -306,7 +308,7 @@ def test_a_full_disk_is_one_clear_error(server, tmp_path, kilobytes):
         timeout=40,
     )
     message, left = result.stdout.splitlines() or [result.stderr, ""]
-    assert message.startswith(f"cannot write to {disk}")
+    assert message.startswith(f"PTB is not in {disk} and cannot be written there")
     assert "No space left on device; free some space" in message
     assert left == "['other', 'download.lock']"
 

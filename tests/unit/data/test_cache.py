@@ -48,7 +48,7 @@ def test_no_place_for_the_cache_is_one_clear_error(tmp_path, monkeypatch):
     data_path = write(tmp_path / "d")
     (tmp_path / "file").write_text("not a directory")
     places = [str(tmp_path / "file" / "cache"), "/proc/nothing"]
-    monkeypatch.setattr(lm.data.corpus, "cache_directories", lambda _: places)
+    monkeypatch.setattr(lm.data.encoding, "cache_directories", lambda _: places)
     with pytest.raises(RunError, match=r"file/cache: Not a directory; /proc/nothing: .*XDG_CACHE"):
         load_corpus(data_path)
 

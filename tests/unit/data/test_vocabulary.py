@@ -33,7 +33,7 @@ def test_unk_is_ranked_with_the_words_that_it_replaces(in_text, rank):
     words = ["a", "b", EOS]
     words.insert(rank, UNK)  # 8 occurrences, like "b", or 9 occurrences, like "a"; ties by spelling
     assert vocabulary.words == tuple(words)
-    assert vocabulary.id_of("c") == vocabulary.unk_id == rank
+    assert vocabulary.encode(["c"]) == [vocabulary.unk_id] == [rank]
     assert Vocabulary.from_counts({"a": 1, EOS: 1}, 100).words == (EOS, "a", UNK)
 
 
@@ -58,7 +58,7 @@ def test_unknown_words_become_unk_and_none_is_dropped(counts, words):
 def test_an_unknown_word_is_a_user_error_without_unk():
     vocabulary = Vocabulary(("a", EOS))
     with pytest.raises(UserError, match="'b'"):
-        vocabulary.id_of("b")
+        vocabulary.encode(["a", "b"])
 
 
 @pytest.mark.parametrize(
