@@ -42,13 +42,15 @@ Export a trained model as a SavedModel, which TensorFlow loads without this proj
 
 @dataclasses.dataclass(frozen=True)
 class ExportOptions(Checked):
-    """The flag of this command."""
+    """The destination."""
 
-    to: str = option("", "new directory for the SavedModel", required=True, is_path=True)
+    to: str = option(
+        "", "directory to create, which must not exist yet", required=True, is_path=True
+    )
 
 
 def main() -> None:
-    """Run the command."""
+    """Run the command line."""
     program.run_alone(_export)
 
 

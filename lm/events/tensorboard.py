@@ -1,4 +1,4 @@
-"""TensorBoard event files with the numbers of a run."""
+"""The numbers of a run for TensorBoard, from the events of `metrics.jsonl`."""
 
 from __future__ import annotations
 
@@ -34,9 +34,12 @@ _TAGS = {
 
 
 class TensorBoardWriter:
-    """Writes events immediately, so that they survive if the run is killed.
+    """Writes each event immediately, so that a killed run keeps its numbers.
 
-    tf.summary.FileWriter would buffer events, and it does not retry if the disk is full.
+    tf.summary.FileWriter would buffer events, and it handles full disks differently.
+
+    Args:
+      log_dir: The directory for `tensorboard --logdir`.
     """
 
     def __init__(self, log_dir: str):
@@ -47,7 +50,7 @@ class TensorBoardWriter:
         self._add(file_version="brain.Event:2")
 
     def write(self, kind: str, fields: Mapping[str, Any]) -> None:
-        """Write the numbers of an event of `metrics.jsonl`."""
+        """Write the numbers of an event, if it has any."""
         summary = tf.Summary()
         for name, tag in _TAGS.get(kind, {}).items():
             value = fields.get(name)

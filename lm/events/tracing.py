@@ -16,7 +16,11 @@ logger = logging.getLogger("lm")
 
 
 def parse_steps(text: str | None) -> range:
-    """Parse "FIRST:LAST" into a range that includes both steps; None means no steps."""
+    """Return the steps that "FIRST:LAST" names, including both; None names no steps.
+
+    Raises:
+      UserError: If the text does not consist of two step numbers in ascending order.
+    """
     if text is None:
         return range(0)
     first, colon, last = text.partition(":")
@@ -26,12 +30,12 @@ def parse_steps(text: str | None) -> range:
 
 
 class StepTracer:
-    """Runs steps, and writes trace-STEP.json for the selected steps.
+    """Runs steps, and writes a trace of the selected ones.
 
     Args:
       session: The session of the run.
       steps: The global steps to trace, counted from 1.
-      directory: The directory for the traces; None disables tracing.
+      directory: The directory for trace-STEP.json; None disables tracing.
     """
 
     def __init__(self, session: tf.Session, steps: range, directory: str | None):
@@ -39,7 +43,7 @@ class StepTracer:
         self._steps = range(0) if directory is None else steps
 
     def run_of(self, step: int) -> Callable[[Any, dict], Any]:
-        """Return `session.run` for a step, or a replacement that traces the step if selected."""
+        """Return a replacement of `session.run` for a step, which writes its trace if selected."""
         if step not in self._steps:
             return self._session.run
         return lambda fetches, feed: self._run_traced(step, fetches, feed)
@@ -52,6 +56,6 @@ class StepTracer:
         path = os.path.join(self._directory, f"trace-{step}.json")
         try:
             write_atomically(path, trace.encode())
-        except OSError as error:
-            logger.warning("cannot write %s: %s; training continues", path, error.strerror)
+        except OSError as error:  # training continues without the trace
+            logger.warning("cannot write %s: %s", path, error.strerror)
         return values

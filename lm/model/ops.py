@@ -32,8 +32,10 @@ def plain_ops(precision: str = "float32") -> Ops:
 def fastest(precision: str = "float32", micro_batches: Sequence[int] = ()) -> Ops:
     """Return the fastest operations on this process's device.
 
-    All sums are computed by micro-batches (see `lm.kernels`). `column_sums` receives the
-    micro-batches as an argument instead.
+    Args:
+      precision: Precision of the factors of all products, float32 or bfloat16.
+      micro_batches: Rows of each micro-batch, for all sums except `column_sums`, which receives
+        them as an argument; see `lm.data.batches.Rows`.
     """
     if not kernels.available():
         return plain_ops(precision)

@@ -1,9 +1,4 @@
-"""Compare runs: `python -m lm.report RUN [RUN ...] [--html FILE]`.
-
-Prints Markdown tables of the results, the speed and the differences of runs. --html writes the same
-as a page, with learning_curves.png and .pdf beside it (if there are several corpora:
-learning_curves-1, learning_curves-2, ...). `python -m lm.report SEARCH` reports an lm.search.
-"""
+"""Report runs: `python -m lm.report RUN [RUN ...] [--html FILE]`, or a search."""
 
 import dataclasses
 import os
@@ -32,7 +27,8 @@ class ReportOptions(Checked):
 
     html: str | None = option(
         None,
-        "write a page to this file, and the learning curves of runs beside it",
+        "write a page to this file, and the learning curves of runs to learning_curves.png and .pdf"
+        " in the same directory (with several corpora: learning_curves-1, learning_curves-2, ...)",
         is_path=True,
     )
 
@@ -45,47 +41,44 @@ def main() -> None:
 
 def _report(argv):
     arguments = parse(argv, USAGE, ReportOptions, positional=True)
-    directories, page = arguments.positional, arguments[ReportOptions].html
+    directories, path = arguments.positional, arguments[ReportOptions].html
     if not directories:
         raise UserError("no run to report; give one or more run directories (see --help)")
     searches = [d for d in directories if os.path.exists(os.path.join(d, run_files.SEARCH))]
     if searches and len(directories) > 1:
         raise UserError(f"{searches[0]} is a search; report it separately")
-    if searches:
-        _report_search(searches[0], page)
-    else:
-        _report_runs(directories, page)
+    page = _report_search(searches[0], path) if searches else _report_runs(directories, path)
+    if page:
+        from lm.report.page import write_file
+
+        write_file(path, page.encode())
 
 
-def _report_runs(directories, page):
-    from lm.report.comparison import group_by_corpus
-    from lm.report.metrics import read_run
+def _report_runs(directories, path):
+    from lm.report.comparison import group_by_corpus, read_run
     from lm.report.tables import section_text
 
     sections = group_by_corpus([read_run(directory) for directory in directories])
     for section in sections:
         print(section_text(section))
-    if page:
-        with needs_extra("report"):
-            from lm.report.curves import draw_sections  # importing matplotlib takes time
-        from lm.report.page import build_page, write_file
+    if path is None:
+        return None
+    with needs_extra("report"):
+        from lm.report.curves import draw_sections  # imports matplotlib, which takes time
+    from lm.report.page import build_page
 
-        pngs = draw_sections(sections, os.path.join(os.path.dirname(page), "learning_curves"))
-        write_file(page, build_page(sections, pngs).encode())
+    pngs = draw_sections(sections, os.path.join(os.path.dirname(path), "learning_curves"))
+    return build_page(sections, pngs)
 
 
-def _report_search(directory, page):
+def _report_search(directory, path):
     with needs_extra("search"):
-        from lm.search.results import load_search, search_text
+        from lm.search.results import build_search_page, load_search, search_text
 
     search = load_search(directory)
     print(search_text(search))
-    if page:
-        with needs_extra("report"):
-            from lm.search.page import build_search_page
-        from lm.report.page import write_file
-
-        write_file(page, build_search_page(search).encode())
+    with needs_extra("report"):
+        return build_search_page(search) if path else None
 
 
 if __name__ == "__main__":

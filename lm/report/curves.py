@@ -10,32 +10,29 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure  # not pyplot, which looks for a display
+from matplotlib.figure import Figure  # pyplot would look for a display
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
-from lm.report.comparison import Section
-from lm.report.metrics import RunMetrics
+from lm.report.comparison import RunMetrics, Section
 from lm.report.page import write_file
 from lm.report.tables import run_title
 
 logger = logging.getLogger("lm")
 
-_STYLES = [style for style in ("-", "--", ":", "-.") for _ in range(10)]  # there are 10 colors
+# The style changes after the ten colors of Matplotlib.
+_STYLES = [style for style in ("-", "--", ":", "-.") for _ in range(10)]
 
 
 def draw_sections(sections: Sequence[Section], prefix: str) -> list[bytes | None]:
     """Draw the learning curves of each section, and write them as .png and .pdf files.
 
     Args:
-      sections: The runs, by corpus.
+      sections: The runs of each corpus.
       prefix: Path of the files without .png and .pdf. With several sections, "-1", "-2", ... are
         appended.
 
     Returns:
-      The PNG file of each section; None if no run of the section has finished an epoch.
-
-    Raises:
-      UserError: If a file cannot be written.
+      The PNG file of each section, or None if no run of the section has finished an epoch.
     """
     pngs: list[bytes | None] = []
     for number, section in enumerate(sections, start=1):
@@ -65,11 +62,8 @@ def draw_curves(runs: Sequence[RunMetrics], labels: Sequence[str], title: str) -
 
     Args:
       runs: Runs with at least one epoch.
-      labels: The name of each run in the legend; any text.
-      title: The title of the figure; any text.
-
-    Returns:
-      A figure of two by two panels with one line per run, on logarithmic perplexity axes.
+      labels: The name of each run in the legend.
+      title: The title of the figure.
     """
     legend_inches = 0.21 * -(-len(labels) // 2)
     figure = Figure(figsize=(10, 6.8 + legend_inches))
@@ -106,7 +100,7 @@ def draw_curves(runs: Sequence[RunMetrics], labels: Sequence[str], title: str) -
 
 
 def _label_log_axis(panel: Axes) -> None:
-    # Powers of ten alone would label nothing between 80 and 90.
+    # The default labels are powers of ten. An axis from 80 to 90 would have no label.
     low, high = panel.get_ylim()
     is_narrow = high < 4 * low
     panel.yaxis.set_major_locator(MaxNLocator(6) if is_narrow else LogLocator(subs=(1, 2, 5)))

@@ -34,28 +34,19 @@ pre { background: #f5f5f5; padding: .7rem; overflow-x: auto; font-size: 13px; }
 
 
 def write_file(path: str, content: bytes) -> None:
-    """Write a file of a report, and create its directory if it is missing.
-
-    Raises:
-      UserError: If the file cannot be written.
-    """
+    """Write a file of a report, and create its directory if it is missing."""
     try:
         os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
         write_atomically(os.path.realpath(path), content)  # follow a link
     except OSError as error:
         raise UserError(
-            f"cannot write {path}: {error.strerror}; choose another place with --html"
+            f"cannot write {path}: {error.strerror}; choose a different path with --html"
         ) from error
     logger.info("wrote %s", path)
 
 
 def build_page(sections: Sequence[Section], curves_pngs: Sequence[bytes | None]) -> str:
-    """Return the page of a comparison of runs.
-
-    Args:
-      sections: The runs, by corpus.
-      curves_pngs: The learning curves of each section as a PNG file, or None.
-    """
+    """Return the page of a comparison of runs, with the learning curves of each section."""
     names = [run.name for section in sections for group in section.groups for run in group.runs]
     parts = []
     for section, png in zip(sections, curves_pngs):
@@ -68,12 +59,7 @@ def build_page(sections: Sequence[Section], curves_pngs: Sequence[bytes | None])
 
 
 def page_html(title: str, parts: Sequence[str]) -> str:
-    """Return a page.
-
-    Args:
-      title: The title; any text.
-      parts: The parts of the page, in HTML.
-    """
+    """Return a page. The title is plain text, and the parts are HTML."""
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -83,7 +69,7 @@ def page_html(title: str, parts: Sequence[str]) -> str:
 
 
 def line_html(text: str) -> str:
-    """Return a paragraph."""
+    """Return a text as a paragraph."""
     return f"<p>{html.escape(text)}</p>"
 
 
@@ -121,7 +107,6 @@ def table_html(table: Table) -> str:
 
 
 def _settings(group: Group) -> str:
-    """Return the config, and the machines and versions of each run."""
     return (
         f"<h3>Settings of {html.escape(group.label)}</h3>"
         + details_html("config", group.runs[0].record.config)

@@ -8,12 +8,13 @@ from typing import NamedTuple
 from lm.cli.tables import markdown_table
 from lm.report.comparison import (
     Group,
+    RunMetrics,
     Section,
     comparable_pairs,
     exact_comparison,
     loss_difference,
+    num_ranks_text,
 )
-from lm.report.metrics import RunMetrics, num_ranks_text
 
 
 class Table(NamedTuple):
@@ -65,7 +66,7 @@ def _single_run(group: Group) -> Table:
 
 
 def _results(groups: Sequence[Group]) -> Table:
-    """Return one row per config, in the format of published tables."""
+    """Return a table with one row per config, in the format of published tables."""
     sizes = sorted({run.num_ranks for group in groups for run in group.runs}, reverse=True)
     rows = []
     for group in groups:
@@ -82,7 +83,6 @@ def _results(groups: Sequence[Group]) -> Table:
 
 
 def _runs(groups: Sequence[Group]) -> Table:
-    """Return one row per run, with its speedup over one rank."""
     rows = []
     for group in groups:
         for run in group.runs:

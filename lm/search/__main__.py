@@ -2,10 +2,9 @@
 
 import contextlib
 import dataclasses
-import os
 
 from lm.cli import program
-from lm.errors import UserError, needs_extra
+from lm.errors import needs_extra
 from lm.options import Checked, may_change, option
 
 USAGE = """\
@@ -31,7 +30,7 @@ class SearchDirectory(Checked):
         is_path=True,
     )
     output_dir: str = option("", "directory of the search", required=True, is_path=True)
-    resume: bool = option(False, "resume the search in --output_dir, or start one if there is none")
+    resume: bool = option(False, "resume the search in --output_dir, or start it if it is missing")
 
 
 def main() -> None:
@@ -44,39 +43,22 @@ def _search(argv):
     from lm.config import Config, RunOptions
     from lm.search.options import SearchOptions
 
-    names = {field.name for field in dataclasses.fields(RunOptions)}
-    leave_out = names - may_change(RunOptions, "search")
+    for_trials = may_change(RunOptions, "search")
+    leave_out = {field.name for field in dataclasses.fields(RunOptions)} - for_trials
     arguments = parse(
         argv, USAGE, SearchDirectory, SearchOptions, Config, RunOptions, leave_out=leave_out
     )
-    if "OMPI_COMM_WORLD_SIZE" in os.environ:
-        raise UserError("lm.search starts the ranks of its trials; run it without mpirun")
-    with contextlib.ExitStack() as stack, needs_extra("search"):
-        _run(arguments, stack)
-
-
-def _run(arguments, stack):
-    from lm.config import Config, RunOptions
-    from lm.distributed.signals import Signals
-    from lm.search.best import report_best
-    from lm.search.driver import Driver, resume_command
-    from lm.search.options import SearchOptions
-    from lm.search.prepare import Given, prepare
-    from lm.search.results import best_table
-    from lm.search.study import storage_errors
-
     where = arguments[SearchDirectory]
     config, options, run = map(arguments.given, (Config, SearchOptions, RunOptions))
-    run = {name: run[name] for name in run.keys() & may_change(RunOptions, "search")}
-    directory, given = where.output_dir, Given(where.config, config, options, run)
-    search, study = prepare(directory, where.resume, given, stack)
-    signals = stack.enter_context(contextlib.closing(Signals()))
-    with storage_errors(f"resume with: {resume_command(directory)}"):
-        driver = Driver(directory, search, study, signals)
-        driver.run()
-        print(best_table(study).text)
-        with driver.turn():
-            report_best(study, search, directory, driver.raise_if_stopped)
+    run = {name: run[name] for name in run.keys() & for_trials}
+    with contextlib.ExitStack() as stack, needs_extra("search"):
+        from lm.distributed.signals import Signals
+        from lm.search.driver import Driver
+        from lm.search.study import Given, open_search
+
+        given = Given(where.config, config, options, run)
+        search = open_search(where.output_dir, where.resume, given, stack)
+        Driver(search, stack.enter_context(contextlib.closing(Signals()))).run()
 
 
 if __name__ == "__main__":

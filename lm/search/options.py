@@ -15,33 +15,29 @@ from lm.files import write_json
 from lm.options import Checked, may_change, option, replaced
 from lm.record import from_json
 
-_RESUME = ["resume"]  # decides only how many trials there are, and where they run
+_RESUME = ["resume"]  # only options that do not influence the values of a trial
 
 
 @dataclasses.dataclass(frozen=True)
 class SearchOptions(Checked):
-    """What a search tries, and where it runs its trials.
-
-    Raises:
-      UserError: If a value has the wrong type or is out of range. The message names the field.
-    """
+    """The values to try, and the hosts that run the trials."""
 
     space: str | None = option(
         None,
-        "what to try: 'learning_rate=0.3:3:log, keep_prob=0.5:1.0, hidden_size=100|200|300'"
+        "values to try: 'learning_rate=0.3:3:log, keep_prob=0.5:1.0, hidden_size=100|200|300'"
         " (default: suggest(trial, config) in the config file)",
     )
     trials: int = option(
         20, "number of trials, including pruned and failed trials", low=1, may_change=_RESUME
     )
     sampler: str = option(
-        "tpe", "how the values are chosen; grid tries combinations of choices in their order",
+        "tpe", "method that chooses the values; grid tries combinations of choices in their order",
         choices=("tpe", "cmaes", "nsgaii", "random", "grid"),
     )  # fmt: skip
     pruner: str = option(
         "median",
-        "which trials to stop early: median: those worse than the median of the other trials at the"
-        " same epoch; hyperband: those that lose a round",
+        "trials to stop early; median: trials worse than the median trial at the same epoch;"
+        " hyperband: trials that lose a round",
         choices=("median", "hyperband", "none"),
     )
     search_seed: int = option(1, "seed of the sampler", low=0, high=2**31)
@@ -76,51 +72,37 @@ class Settings(NamedTuple):
         write_json(os.path.join(directory, run_files.SEARCH), content)
 
     def changed(self, common: Config, config: Mapping, options: Mapping, run: Mapping) -> Settings:
-        """Return the settings of a resumed search.
+        """Return the settings of a resumed search, after a check of the flags of the command line.
 
         Args:
           common: The common config of all trials.
-          config: Fields of Config on the command line.
-          options: Fields of SearchOptions on the command line.
-          run: Fields of RunOptions on the command line.
-
-        Raises:
-          UserError: If the command line changes the trials.
+          config: Flags for fields of Config.
+          options: Flags for fields of SearchOptions.
+          run: Flags for fields of RunOptions.
         """
         changeable = may_change(SearchOptions, "resume") | may_change(RunOptions, "resume")
         given = (common, config), (self.options, options), (RunOptions(**self.run), run)
         for old, flags in given:
             new = replaced(old, **flags)
-            for name in flags:
+            for name in flags.keys() - changeable:
                 before, after = getattr(old, name), getattr(new, name)
-                if name not in changeable and after != before:
+                if after != before:
                     raise UserError(
                         f"cannot resume: {name} was {before!r} in this search and is {after!r}"
                         " now; start a new search to change it"
                     )
-        return self._replace(
-            options=dataclasses.replace(self.options, **options), run={**self.run, **run}
-        )
+        return self._replace(options=replaced(self.options, **options), run={**self.run, **run})
 
 
 def load_settings(directory: str) -> Settings:
-    """Read search.json.
-
-    Raises:
-      UserError: If the directory does not contain a search, or if the file is corrupt.
-    """
+    """Read search.json."""
     path = os.path.join(directory, run_files.SEARCH)
     try:
         with open(path, encoding="utf-8") as file:
-            content = json.load(file)
-        options = from_json(SearchOptions, content["options"], path)
-        from_json(RunOptions, content["run"], path)
-        return Settings(**{**content, "options": options})
+            settings = Settings(**json.load(file))
     except OSError as error:
-        raise UserError(
-            f"{directory} does not contain a search: {path}: {error.strerror}"
-        ) from error
-    except UserError:
-        raise
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{directory} does not contain a search: {error.strerror}") from error
+    except (ValueError, TypeError) as error:
         raise UserError(f"{path} is corrupt: {error!r}") from error
+    from_json(RunOptions, settings.run, path)  # rejects fields of a different version
+    return settings._replace(options=from_json(SearchOptions, settings.options, path))

@@ -30,11 +30,11 @@ pytestmark = [
 ]
 
 ROUNDS = int(os.environ.get("SOAK_ROUNDS", "50"))
-# Trains and resumes in no time, and prints a result in place of lm.evaluate.
+# Trains, resumes and tests faster than lm.train.
 TRAINER = """#!/bin/bash
-[[ $2 != lm.evaluate ]] || { echo '{"perplexity": 7}'; exit; }
 while [[ $1 != --output_dir ]]; do
     [[ $1 != --learning_rate=* ]] || rate=${1#*=}
+    [[ $1 != --test_on ]] || test_on=$2
     shift
 done
 cd $2
@@ -46,6 +46,7 @@ for ((epoch = $(grep -c valid metrics.jsonl 2>/dev/null) + 1; epoch <= 5; epoch+
     sleep 0.1
     echo '{"event": "epoch", "epoch": '$epoch', "valid_perplexity": 1'$epoch$rate'}' >>metrics.jsonl
 done
+[[ $test_on == none ]] || echo '{"event": "test", "test_perplexity": 7}' >>metrics.jsonl
 end finished
 """
 # `python -m lm.search` with short heartbeats.
@@ -132,11 +133,12 @@ def test_a_driver_killed_at_any_moment_does_not_change_the_results(corpora, tmp_
 
 @pytest.fixture
 def database(tmp_path):
-    """A PostgreSQL server of this test; return its address, and a function that shuts it down."""
+    """Start a PostgreSQL server; return its address, and a function that shuts down the server."""
     programs = sorted(pathlib.Path("/usr/lib/postgresql").glob("*/bin"))
     if not programs or not shutil.which("runuser"):
         pytest.skip("needs PostgreSQL (Debian: apt install postgresql)")
-    directory = f"/tmp/lm-postgresql-{os.getpid()}"  # its user cannot enter pytest's
+    # The user postgres cannot read the temporary directories of pytest.
+    directory = f"/tmp/lm-postgresql-{os.getpid()}"
     as_user = ["runuser", "-u", "postgres", "--"]
     subprocess.run(
         [*as_user, programs[-1] / "initdb", "-D", directory, "-A", "trust"],
@@ -152,7 +154,7 @@ def database(tmp_path):
     def shut_down():
         if server.poll() is None:
             pid = pathlib.Path(directory, "postmaster.pid").read_text().split()[0]
-            os.kill(int(pid), signal.SIGINT)  # at once, whoever is connected
+            os.kill(int(pid), signal.SIGINT)  # shuts down immediately, even with connected clients
             server.wait()
 
     yield f"postgresql://postgres@/postgres?host={directory}", shut_down
@@ -178,7 +180,7 @@ def has_begun(tmp_path, number):
 
 
 def check_finished(tmp_path, count=4):
-    """Check that all runs are finished, and that each epoch was trained once."""
+    """Check that all runs are finished, and that they trained each epoch once."""
     trials = runs(load_search(str(tmp_path / "search")).study)
     assert [trial.state for trial in trials] == [TrialState.COMPLETE] * count
     for number in range(count):
@@ -199,7 +201,7 @@ def test_drivers_share_a_study_and_continue_the_trials_of_a_dead_driver(drive, d
     output = second.communicate(timeout=600)[0]
     assert second.returncode == 0, output
     check_finished(tmp_path)
-    assert len(events(trial_dir(tmp_path, 0), "start")) == 2
+    assert len(events(trial_dir(tmp_path, 0), "start")) >= 2
     assert output.count("test perplexity") == 1
 
     third = drive(*shared, "--trials", 6)
@@ -250,7 +252,8 @@ def test_the_tasks_of_a_job_array_share_a_study(cluster, database, corpora, tmp_
     check_finished(tmp_path)
     assert "test perplexity" in consoles[1].read_text()
     starts = [events(trial_dir(tmp_path, number), "start") for number in range(4)]
-    assert sorted(len(started) for started in starts) == [1, 1, 1, 2]  # the cancelled one goes on
+    # The canceled trial was continued, and the best trial was tested.
+    assert sum(len(started) for started in starts) == 6
     assert all(start["world_size"] == 2 for started in starts for start in started)
 
 
@@ -278,7 +281,7 @@ def test_a_trial_continues_elsewhere_if_its_host_is_lost(drive, hosts, tmp_path)
     assert output.count("lmhost2 no longer responds") == 1
     check_finished(tmp_path)
     moved = trial_dir(tmp_path, machines.index(["lmhost2"]))
-    assert [event["hosts"] for event in events(moved, "start")] == [["lmhost2"], ["lmhost1"]]
+    assert [event["hosts"] for event in events(moved, "start")][:2] == [["lmhost2"], ["lmhost1"]]
 
     subprocess.run(hosts("mend"), check=True)
     # A trial on both hosts has the driver's environment on both.
@@ -287,6 +290,6 @@ def test_a_trial_continues_elsewhere_if_its_host_is_lost(drive, hosts, tmp_path)
     both = search("--trials", 5, "--ranks_per_trial", 2, path=tmp_path)
     output = both.communicate(timeout=600)[0]
     assert both.returncode == 0, output
-    (start,) = events(trial_dir(tmp_path, 4), "start")
+    start = events(trial_dir(tmp_path, 4), "start")[0]
     assert start["hosts"] == ["lmhost1", "lmhost2"] and (tmp_path / "lmhost2").exists()
     check_finished(tmp_path, 5)

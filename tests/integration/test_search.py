@@ -68,16 +68,16 @@ def test_a_killed_search_is_resumed_and_its_best_config_can_be_trained(project, 
     trials = runs(load_search(str(directory)).study)
     states = [TrialState.COMPLETE, TrialState.PRUNED, TrialState.COMPLETE]
     assert [each.state for each in trials] == states
+    directories = [directory / f"trials/000{number}" for number in range(3)]
+    best, number = min((each.value, number) for number, each in enumerate(trials) if number != 1)
+    # Only the best run uses the test split.
+    assert [len(events(run, "test")) for run in directories] == [n == number for n in range(3)]
     # The first run was resumed from its checkpoint, and the bad run was saved.
     steps = [event["step"] for event in events(trial, "step")]
     assert steps == list(range(1, steps[-1] + 1)) and len(values(trial)) == 3
-    assert reached < steps[-1] and len(events(trial, "start")) == 2
+    assert reached < steps[-1] and len(events(trial, "start")) == 2 + (number == 0)
     pruned = directory / "trials/0001"
     assert 1 <= len(values(pruned)) < 3 and store.find_newest(str(pruned))
-    # Only the best run uses the test split.
-    directories = [directory / f"trials/000{number}" for number in range(3)]
-    assert not any(events(run, "test") for run in directories)
-    best, number = min((each.value, number) for number, each in enumerate(trials) if number != 1)
     assert best == min(values(directories[number]))
     tested = float(re.search(r"test perplexity ([\d.]+)", second.stderr).group(1))
     assert 1 < tested < 300
@@ -86,7 +86,7 @@ def test_a_killed_search_is_resumed_and_its_best_config_can_be_trained(project, 
     html = (directory / "report.html").read_text()
     assert html.count("<img") == 3 and html.count("<table>") == 2 and 'src="http' not in html
 
-    # One rank reaches the perplexities of two ranks, from best.py alone.
+    # With best.py, one rank reaches the perplexities of two ranks.
     flags = ("--config", directory / "best.py", "--data_path", corpora, "--test_on", "none")
     train(tmp_path / "again", *flags)
     assert values(tmp_path / "again") == values(directories[number])

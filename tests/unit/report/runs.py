@@ -3,7 +3,7 @@
 import json
 
 from lm.record import CorpusRecord, FileRecord, RunRecord
-from lm.report.metrics import read_run
+from lm.report.comparison import read_run
 
 CONFIG = {"name": "small", "seed": 1, "batch_size": 20, "num_steps": 5}
 

@@ -11,8 +11,8 @@ from lm.report.comparison import (
     group_by_config,
     group_by_corpus,
     loss_difference,
+    read_run,
 )
-from lm.report.metrics import read_run
 from lm.report.tables import build_tables, run_title
 from tests.unit.report.runs import CONFIG, write_record, write_run
 
@@ -137,7 +137,7 @@ def test_the_largest_difference_of_loss_curves(tmp_path):
         tmp_path / "b", ranks=2, losses=[(1, 6.0), (2, 5.5), (3, 2.3), (4, 1.0), (5, 1.0), (9, 7.0)]
     )
     difference = loss_difference(one, two)
-    # Not compared: the infinite loss of step 4, and that of step 9, a mean over different steps.
+    # Step 4 has an infinite loss, and the losses of step 9 are means over different steps.
     assert difference.num_points == 3
     assert difference.absolute == pytest.approx(0.5)
     assert difference.relative == pytest.approx(0.15) and difference.step == 3

@@ -8,9 +8,8 @@ import pytest
 from lm.cli.tables import markdown_table
 from lm.errors import UserError
 from lm.record import CorpusRecord
-from lm.report.comparison import group_by_corpus
+from lm.report.comparison import group_by_corpus, read_run
 from lm.report.curves import draw_curves, draw_sections
-from lm.report.metrics import read_run
 from lm.report.page import build_page, table_html, write_file
 from lm.report.tables import Table
 from tests.unit.report.runs import CONFIG, write_run

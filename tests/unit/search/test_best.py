@@ -1,18 +1,17 @@
 """best.py: a self-contained config file, even if the config file of the search has a network."""
 
-import ast
 import dataclasses
 import os
+import re
 import shlex
 
 import optuna
 import pytest
 
 from lm.config_file import load_config_file
-from lm.search.best import write_best
 from lm.search.options import SearchOptions, Settings
-from lm.search.prepare import Search
-from lm.search.study import CONFIG, RUN
+from lm.search.results import write_best
+from lm.search.study import CONFIG, RUN, Search
 from tests.commands import ROOT
 
 
@@ -22,8 +21,8 @@ def best_of(directory, file, config):
     trial = optuna.trial.create_trial(value=3.0, user_attrs=attributes)
     run = {"data_path": str(directory)}
     settings = Settings("study", dataclasses.asdict(file.config), SearchOptions(), run)
-    write_best(trial, Search(settings, file, file.config, {}, None, []), str(directory))
-    best = load_config_file(str(directory / "best.py"))
+    path = write_best(Search(str(directory), settings, file, file.config, {}, []), trial)
+    best = load_config_file(path)
     assert dataclasses.asdict(best.config) == dataclasses.asdict(config)
     assert best.functions.kind == file.functions.kind
     return best
@@ -43,12 +42,7 @@ def test_the_directory_may_have_any_name(tmp_path, name):
     file = load_config_file(name)
     best_of(directory, file, file.config)
     source = (directory / "best.py").read_text()
-    title = next(
-        node.value.value
-        for node in ast.parse(source).body[::-1]
-        if isinstance(node, ast.Expr) and isinstance(node.value.value, str)
-    )
-    command = shlex.split(title.split("\n\n")[1])
+    command = shlex.split(re.search("# (python .*)", source).group(1))
     assert command[3:] == ["--config", f"{directory}/best.py", f"--data_path={directory}"]
 
 

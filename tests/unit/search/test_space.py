@@ -9,7 +9,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 
 from lm.config import Config
 from lm.errors import UserError
-from lm.search.space import check_ranges, combinations, config_of, parse_space, suggest_of
+from lm.search.space import combinations, config_of, parse_space, suggest_of
 
 
 def test_ranges_and_choices_have_the_types_of_their_fields():
@@ -25,26 +25,21 @@ def test_ranges_and_choices_have_the_types_of_their_fields():
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("", "is empty"),
+        ("", "not field=values"),
         ("learning_rate", "not field=values"),
         ("learning_rate=", "not field=values"),
         ("learning_speed=1:2", "not a Config field"),
         ("name=a|b", "not a Config field"),
         ("vocab_size=10|200", "cannot search vocab_size; perplexities on different"),
         ("corpus=files|embedded", "cannot search corpus"),
-        ("num_steps=5:9, num_steps=5:9", "occurs twice"),
-        ("hidden_size=1.5:3", "hidden_size must be int, not '1.5'"),
-        ("learning_rate=low:high", "must be float, not 'low'"),
+        ("hidden_size=1.5:3", "invalid literal for int() with base 10: '1.5'"),
+        ("learning_rate=low:high", "could not convert string to float: 'low'"),
         ("learning_rate=1:2:lin", "not a range"),
         ("learning_rate=1:2:3:log", "not a range"),
         ("precision=float32:bfloat16", "not a range"),
-        ("learning_rate=3:0.3", "is empty"),
-        ("learning_rate=1:1", "is empty"),
-        ("learning_rate=1:inf", "is empty"),
-        ("learning_rate=nan:1", "is empty"),
-        ("warmup_steps=0:100:log", "no logarithm"),
-        ("hidden_size=100", "two or more"),
-        ("hidden_size=100|100", "two or more"),
+        ("learning_rate=3:0.3", "`low <= high` must hold"),
+        ("learning_rate=nan:1", "must be a number"),
+        ("warmup_steps=0:100:log", "must hold for `log=True`"),
         ("keep_prob=0:1", "keep_prob must be greater than 0, not 0.0"),
         ("keep_prob=0.5:1.5", "keep_prob must be at most 1, not 1.5"),
         ("precision=float32|float16", "precision must be one of float32, bfloat16"),
@@ -57,7 +52,7 @@ def test_an_invalid_space_is_one_line(text, message):
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_grid_and_cmaes_check_the_space():
+def test_a_grid_needs_choices():
     space = parse_space("hidden_size=100|200, keep_prob=0.5|1", Config())
     assert combinations(space, 100) == [
         {"hidden_size": 100, "keep_prob": 0.5}, {"hidden_size": 100, "keep_prob": 1.0},
@@ -65,8 +60,6 @@ def test_grid_and_cmaes_check_the_space():
     ]  # fmt: skip
     with pytest.raises(UserError, match="grid needs choices for keep_prob"):
         combinations(parse_space("keep_prob=0.5:1", Config()), 100)
-    with pytest.raises(UserError, match="cmaes needs a range for hidden_size"):
-        check_ranges(parse_space("keep_prob=0.5:1, hidden_size=100|200", Config()))
 
 
 def test_a_huge_grid_creates_only_the_first_combinations():
@@ -92,16 +85,12 @@ class OtherConfig(Config):
 @pytest.mark.parametrize(
     "suggest, message",
     [
-        (None, "nothing to search"),
+        (None, "no search space"),
         (lambda trial, config: None, "must return Config like get_config(), not NoneType"),
         (lambda trial, config: OtherConfig(), "must return Config like get_config(), not Oth"),
         (lambda trial, config: sys.exit("two\nlines"), "failed: SystemExit: two lines"),
         (lambda trial, config: config.nonsense, "suggest() failed: AttributeError"),
         (lambda trial, config: Config(vocab_size=9), "cannot search vocab_size"),
-        (
-            lambda trial, config: Config(),
-            "cannot unset embedding_size, which is set for all trials",
-        ),
         (lambda trial, config: Config(keep_prob=trial.suggest_float("k", 0.9, 2)), "at most 1"),
     ],
 )

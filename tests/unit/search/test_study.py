@@ -1,5 +1,6 @@
 """The study: the values of each run, and its storage."""
 
+import contextlib
 import sys
 
 import pytest
@@ -9,7 +10,7 @@ from lm.config import Config
 from lm.errors import UserError
 from lm.search.options import SearchOptions, Settings
 from lm.search.space import config_of, parse_space
-from lm.search.study import RUN, check_storage, open_study, requeue_interrupted, runs
+from lm.search.study import RUN, Given, open_search, open_study, requeue_interrupted, runs
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "random", "nsgaii", "cmaes"])
@@ -38,14 +39,14 @@ def test_a_run_has_the_same_values_if_its_driver_dies_between_two_values(tmp_pat
         (tmp_path / name).mkdir()
         options = SearchOptions(space="learning_rate=1:8", sampler=sampler)
         settings = Settings(name, {"num_epochs": 2}, options, {})
-        study = open_study(settings, str(tmp_path / name), None, True)
+        study = open_study(settings, str(tmp_path / name), space, True)
         found.append(values(study, name == "interrupted"))
     assert found[0] == found[1] and len({str(params) for params in found[0]}) >= 6
 
 
 def test_an_interrupted_run_is_requeued_but_a_failed_run_is_not(tmp_path):
     settings = Settings("name", {"num_epochs": 2}, SearchOptions(), {})
-    study = open_study(settings, str(tmp_path), None, True)
+    study = open_study(settings, str(tmp_path), {}, True)
     for number, attributes in enumerate([{}, {"failure": "nan"}]):
         trial = study.ask()
         for name, value in {RUN: number, **attributes}.items():
@@ -60,16 +61,15 @@ def test_an_interrupted_run_is_requeued_but_a_failed_run_is_not(tmp_path):
     "storage, message",
     [
         ("postgresql://me:secret@host/db", "PGPASSWORD"),
-        ("postgresql://host:abc/db", "must be like postgresql://USER@HOST/DATABASE"),
-        ("postgresql:", "must be like"),
-        ("postgresqlfoo://host/db", "must be like"),
-        ("postgresql+foo://host/db", "must be like"),
-        ("sqlite:///study.db", "omit it to use one driver"),
+        ("postgresql://host:abc/db", "write postgresql://USER@HOST/DATABASE"),
+        ("postgresql:", "write postgresql:"),
+        ("postgresqlfoo://host/db", "write postgresql:"),
         ("postgresql+asyncpg://host/db", "pip install psycopg2-binary"),
     ],
 )
-def test_an_invalid_storage_is_one_line(storage, message, monkeypatch):
-    monkeypatch.setitem(sys.modules, "asyncpg", None)  # as if it were not installed
-    with pytest.raises(UserError, match=message) as caught:
-        check_storage(SearchOptions(storage=storage))
-    assert "\n" not in str(caught.value)
+def test_an_invalid_storage_is_one_line(storage, message, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "asyncpg", None)  # a package that is not installed
+    given = Given("config_test", {}, {"space": "seed=1|2", "storage": storage}, {})
+    with pytest.raises(UserError, match=message) as caught, contextlib.ExitStack() as stack:
+        open_search(str(tmp_path / "search"), False, given, stack)
+    assert "\n" not in str(caught.value) and not list(tmp_path.iterdir())

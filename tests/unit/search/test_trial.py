@@ -1,8 +1,115 @@
-"""The outcome of a job."""
+"""The job of a trial, and its slots: two trials never share a core, a GPU or a slot of a host."""
+
+import itertools
+import os
 
 import pytest
 
-from lm.search.trial import last_error
+from lm.distributed.devices import HOST_SLOTS, cores_of_slots, unbind_from_core
+from lm.errors import UserError
+from lm.search import trial
+from lm.search.trial import HostSlots, divide_hosts, last_error
+
+
+def numbers(slots):
+    return {(s.host, slot) for s in slots for slot in range(s.first, s.first + s.count)}
+
+
+@pytest.mark.parametrize("ranks, trials, hosts", [
+    (2, None, "a:2,b:2"), (3, None, "a:2,b:4"), (1, None, "a:3,b:2"), (4, None, "a:2,b:2"),
+    (2, 1, "a:2,b:2"),
+])  # fmt: skip
+def test_each_slot_belongs_to_one_trial(ranks, trials, hosts):
+    made = divide_hosts(ranks, trials, hosts)
+    assert all(len(numbers(slots)) == ranks for slots in made)
+    assert not any(numbers(a) & numbers(b) for a, b in itertools.combinations(made, 2))
+    total = sum(int(part[2:]) for part in hosts.split(","))
+    assert len(made) == (trials or total // ranks)
+
+
+def test_a_trial_may_span_hosts():
+    assert divide_hosts(3, None, "a:2,b:4")[0] == (HostSlots("a", 0, 2, 2), HostSlots("b", 0, 1, 4))
+
+
+@pytest.mark.parametrize("num_cores, num_places, ranks", [(2, 2, 2), (7, 3, 1), (8, 2, 3)])
+def test_the_cores_of_a_host_are_divided(num_cores, num_places, ranks):
+    cores, total = list(range(10, 10 + num_cores)), num_places * ranks
+    shares = [cores_of_slots(cores, p * ranks, ranks, total) for p in range(num_places)]
+    assert list(itertools.chain(*shares)) == cores and all(shares)
+
+
+def test_a_process_uses_only_its_cores(monkeypatch):
+    before = os.sched_getaffinity(0)
+    if len(before) < 2:
+        pytest.skip("needs two cores")
+    try:
+        halves = []
+        for first in range(2):
+            monkeypatch.setenv(HOST_SLOTS, f"{first}:1:2")
+            unbind_from_core()
+            halves.append(os.sched_getaffinity(0))
+        assert all(halves) and not halves[0] & halves[1]
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+@pytest.fixture
+def shown(monkeypatch):
+    """Return a function: the GPUs that each trial sees, given CUDA_VISIBLE_DEVICES."""
+    monkeypatch.setattr(trial, "count_cores", lambda: 8)
+
+    def gpus(visible, *arguments):
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        if visible is not None:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        divided = divide_hosts(*arguments)
+        return [own.variables().get("CUDA_VISIBLE_DEVICES") for slots in divided for own in slots]
+
+    return gpus
+
+
+def test_each_rank_has_a_visible_gpu(shown):
+    assert shown("4,5,6,7", 2, 2, None) == ["4,5", "6,7"]
+    with pytest.raises(UserError, match="need 6 GPUs, and 4 are visible"):
+        shown("4,5,6,7", 2, 3, None)
+
+
+def test_ranks_on_other_hosts_use_the_gpus_visible_here(shown):
+    assert shown(None, 1, None, "a:2,b:1") == ["0", "1", "0"]
+    assert shown("2,3", 1, None, "a:2,b:1") == ["2", "3", "2"]
+    with pytest.raises(UserError, match="3 ranks on a need 3 GPUs, and 2 are visible"):
+        shown("2,3", 1, None, "a:3,b:1")
+    with pytest.raises(UserError, match="names GPUs of this host"):
+        shown("GPU-8c1b,GPU-9d2e", 1, None, "a:2,b:1")
+
+
+def test_gpus_of_this_host_are_counted_once(shown, monkeypatch, tmp_path):
+    listed = """GPU 0: NVIDIA GeForce RTX 4060 Laptop GPU (UUID: GPU-1d5f)
+GPU 1: NVIDIA A100-SXM4-40GB (UUID: GPU-8c1b)
+  MIG 1g.5gb      Device  0: (UUID: MIG-6a2f)
+"""
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\ncat <<END\n{listed}END\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert shown(None, 1, 2, None) == ["0", "1"]
+    with pytest.raises(UserError, match="need 3 GPUs, and 2 are visible"):
+        shown(None, 1, 3, None)
+
+
+@pytest.mark.parametrize("hidden", ["", "-1", "-1,0", "NoDevFiles"])
+def test_hidden_gpus_stay_hidden(shown, hidden):
+    for hosts in (None, "a:4,b:4"):
+        assert set(shown(hidden, 2, 3, hosts)) == {""}
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [((1, 10**6, None), "cores"), ((3, None, "a:1,b:1"), "2 slots, too few"),
+     ((1, 3, "a:1,b:1"), "2 slots, too few"), ((1, None, "a:2,"), "hosts must be like")],
+)  # fmt: skip
+def test_too_few_slots_are_one_line(arguments, message):
+    with pytest.raises(UserError, match=message):
+        divide_hosts(*arguments)
 
 
 @pytest.mark.parametrize(
@@ -13,5 +120,5 @@ from lm.search.trial import last_error
         (b"", None),
     ],
 )
-def test_the_last_error_of_a_program_is_found(output, error):
+def test_the_last_error_of_a_job_is_found(output, error):
     assert last_error(output) == error
