@@ -1,8 +1,8 @@
-// Products of bfloat16 factors by the tiles of AMX, eight registers of 16 rows of 64 bytes.
+// Products of bfloat16 factors with AMX tiles: eight registers of 16 rows of 64 bytes.
 //
-// A tile of A is 16 rows of 16 units, a tile of B 16 units of one vector of columns: as gemm.h packs
-// them. A group of 32 rows and a pair of vectors are four tiles of sums. The order of each sum is
-// fixed here too: tiles of 16 units one after another, the last filled up with zeros.
+// A tile of A has 16 rows of 16 units. A tile of B has 16 units of one vector of columns. gemm.h
+// packs both. A group of 32 rows and a pair of vectors form four tiles of sums. The summation order
+// is fixed here too: tiles of 16 units in order. The last tile is padded with zeros.
 #ifndef LM_KERNELS_AMX_H_
 #define LM_KERNELS_AMX_H_
 
@@ -18,18 +18,18 @@ struct TileConfig {
   uint8_t rows[16] = {};
 };
 
-// GCC does not know that tiles are loaded from memory: what was stored must be there by then.
+// GCC does not know that tiles are loaded from memory, so all stores must be complete here.
 LM_INLINE void StoresAreDone() { asm volatile("" ::: "memory"); }
 
 struct AmxGemm : Gemm<Bfloat16> {
   static constexpr int64_t kTile = 16;  // rows or units of a tile
   static constexpr int64_t kGroup = 2 * kTile;
-  // Tiles multiply faster than memory sends A, so a row of A is loaded for more columns.
+  // Tiles multiply faster than memory delivers A, so a row of A is loaded for more columns.
   static constexpr int64_t kWidest = 32;
 
   static int64_t WholeTiles(int64_t units) { return (units + kTile - 1) / kTile * kTile; }
 
-  // Whole cache lines, and an odd number: the 16 rows of a tile lie in 16 sets of the L1 cache.
+  // An odd number of whole cache lines: the 16 rows of a tile then use 16 sets of the L1 cache.
   static int64_t RowUnits(int64_t K) { return WholeTiles(Units<Bfloat16>(K)) | kTile; }
 
   static int64_t PanelFloats(int64_t K, int64_t vectors) {
@@ -53,7 +53,7 @@ struct AmxGemm : Gemm<Bfloat16> {
         if (rows != configured) Configure(rows);
         configured = rows;
         const float* here = a + r0 * lda + u0;
-        float last[kGroup * kTile] = {};  // the units that fill no tile
+        float last[kGroup * kTile] = {};  // the units of an incomplete tile
         if (whole < units)
           for (int64_t m = 0; m < rows; ++m)
             Store(last + m * kTile, Load(here + m * lda + whole, units - whole));
@@ -71,7 +71,7 @@ struct AmxGemm : Gemm<Bfloat16> {
     _tile_release();
   }
 
-  // Tiles 0 to 3: the sums, row by row; 4 and 5: A's; 6 and 7: B's.
+  // Tiles 0 to 3 hold the sums, row by row. Tiles 4 and 5 hold A. Tiles 6 and 7 hold B.
   static void Configure(int64_t rows) {
     TileConfig config;
     for (int tile = 0; tile < 8; ++tile) {
@@ -85,7 +85,7 @@ struct AmxGemm : Gemm<Bfloat16> {
     _tile_loadconfig(&config);
   }
 
-  // As Gemm's, for `rows` <= kGroup.
+  // Like Gemm, for `rows` <= kGroup.
   template <int NV>
   static void Columns(int64_t rows, const float* a, int64_t lda, const float* last,
                       const float* panel, int64_t units, float* c, int64_t ldc, int64_t width,
@@ -155,8 +155,8 @@ struct AmxGemm : Gemm<Bfloat16> {
   template <int NM, int NV>
   LM_INLINE void AddProduct(const float* a, int64_t lda, const float* panel) {
     const int64_t lda_bytes = lda * sizeof(float), row_bytes = NV * kLanes * sizeof(float);
-    // As a stream: the panel, which passes once for each group of rows, should not drive A and the
-    // sums of a tree (tokens.h) from the L1 cache. 8 % of a product.
+    // Non-temporal load: each group of rows reads the panel once. The panel should not evict A and
+    // the sums of a tree (tokens.h) from the L1 cache. This saves 8 % of a product.
     _tile_stream_loadd(6, panel, row_bytes);
     _tile_loadd(4, a, lda_bytes);
     _tile_dpbf16ps(0, 4, 6);
@@ -172,8 +172,8 @@ struct AmxGemm : Gemm<Bfloat16> {
   }
 };
 
-// As VectorProducts, for at most kRows rows at a time. `units` fill whole tiles: the caller ends rows
-// of A and panels with zeros.
+// Like VectorProducts, for at most kRows rows at a time. `units` are whole tiles: the caller pads
+// the rows of A and the panels with zeros.
 struct TileProducts {
   using Format = Bfloat16;
   static constexpr int64_t kRows = AmxGemm::kGroup;

@@ -17,7 +17,7 @@ import tempfile
 _HERE = pathlib.Path(__file__).resolve().parent
 BUILD_DIR = _HERE / "_build"
 
-# -fwrapv: bit manipulation of integer vectors may overflow. Not -ffast-math: it hides NaN.
+# -fwrapv: bit manipulation of integer vectors may overflow. -ffast-math would hide NaN.
 _FLAGS = ["-O3", "-fPIC", "-fwrapv", "-ffp-contract=fast", "-fvisibility=hidden", "-Wall"]
 _AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma"]
 # The compiler flags of each instruction set. All except the first are for x86-64.
@@ -40,7 +40,7 @@ def _isas():
 
 
 def library_path():
-    """Return the path of the library for these sources and this TensorFlow; it may not exist yet.
+    """Return the path of the library for these sources and this TensorFlow version.
 
     The path does not depend on the compiler, so a node without a compiler can use the library.
     """
@@ -57,7 +57,7 @@ def build():
     """Compile the library if it is missing, and return its path.
 
     Raises:
-      RuntimeError: If the compiler is missing, or fails to compile the parts that all CPUs need.
+      RuntimeError: If the compiler is missing or fails.
     """
     import tensorflow as tf
 
@@ -110,7 +110,7 @@ def _finish(process):
 
 
 def main():
-    """Build the library and print its path; if it fails, print one line and exit with code 1."""
+    """Build the library and print its path, or print the error and exit with code 1."""
     try:
         print(build())
     except (RuntimeError, OSError) as error:

@@ -1,4 +1,4 @@
-// What ops.cc (TensorFlow, baseline CPU) may ask of isa.cc (arithmetic, one build per CPU type).
+// Interface between ops.cc (TensorFlow, baseline CPU) and isa.cc (arithmetic per instruction set).
 #ifndef LM_KERNELS_CPU_H_
 #define LM_KERNELS_CPU_H_
 
@@ -7,7 +7,7 @@
 namespace lm {
 
 // One LSTM layer over one window. Row-major; T time, B rows, H hidden units, gates i, j, f, o.
-// A "unit" is the 4 bytes that one broadcast of the inner loop takes: one float32 or two bfloat16.
+// A "unit" is the 4 bytes of one broadcast in the inner loop: one float32 or two bfloat16.
 struct Lstm {
   int64_t T, B, H;
   const float* weights;  // [H, 4H], recurrent
@@ -26,8 +26,8 @@ struct Lstm {
   float* dc;             // [B, H]: d loss / d c_last on entry, d loss / d c0 on return
 };
 
-// One direction of the recurrence. Step(t, block, row0, row1) may run in parallel for distinct
-// blocks and rows; step t needs all blocks of its rows of step t - 1 (backward: t + 1).
+// One direction of the recurrence. Step(t, block, row0, row1) may run in parallel for different
+// blocks and rows. Step t needs all blocks of its rows at step t - 1 (backward: t + 1).
 struct LstmDirection {
   int64_t (*Blocks)(int64_t H);
   int64_t (*PanelFloats)(int64_t H);
@@ -37,8 +37,8 @@ struct LstmDirection {
   void (*Step)(const Lstm&, int64_t t, int64_t block, int64_t row0, int64_t row1);
 };
 
-// C[M, N] = A[M, K] B[K, N], all dense. A(m, k) lies at a[m * lda + k]; B(k, n) at
-// b[n * ldb + k], or b[k * ldb + n] if b_across.
+// C[M, N] = A[M, K] B[K, N], all dense. A(m, k) is at a[m * lda + k]. B(k, n) is at
+// b[n * ldb + k], or at b[k * ldb + n] if b_across.
 struct Gemm {
   int64_t M, N, K;
   const void* a;
@@ -48,24 +48,24 @@ struct Gemm {
   int64_t ldb;
   bool b_bf16, b_across;
   float* c;
-  float* a_units;    // [M, ld_units] if NeedsPackRows, else nullptr
+  float* a_units;    // [M, ld_units] if NeedsPackRows, otherwise nullptr
   int64_t ld_units;  // RowUnits(K)
 };
 
 struct GemmFormat {
   int64_t widest;  // this many vectors of columns at most should be one block
   int64_t (*RowUnits)(int64_t K);
-  int64_t (*Vectors)(int64_t N);  // how many vectors N columns are
+  int64_t (*Vectors)(int64_t N);  // number of vectors of N columns
   int64_t (*PanelFloats)(int64_t K, int64_t vectors);
   bool (*NeedsPackRows)(const Gemm&);
   void (*PackRows)(const Gemm&, int64_t row0, int64_t row1);
   void (*Block)(const Gemm&, int64_t row0, int64_t row1, int64_t v0, int64_t v1, float* panels);
 };
 
-// An order to add up tokens, or rows of a matrix, in: share by share; see tokens.h.
+// The summation order of tokens, or of rows of a matrix: micro-batch by micro-batch (tokens.h).
 struct Shares {
-  const int64_t* tokens;  // their numbers; -1: none, which adds nothing
-  const int64_t* ends;    // [count]: where each share's tokens end
+  const int64_t* tokens;  // token indices; -1 is a missing token (zero)
+  const int64_t* ends;    // [count]: end of each share's tokens
   int64_t count;          // 1 to kMostShares
 };
 constexpr int kShareLevels = 8;
@@ -74,7 +74,7 @@ constexpr int64_t kMostShares = int64_t{1} << kShareLevels;
 // C[M, N] = A^T B, summed over tokens: the gradient of weights.
 struct TokenSum {
   int64_t M, N;
-  Shares shares;  // each with a multiple of TokenSumFormat::multiple tokens
+  Shares shares;  // each has a multiple of TokenSumFormat::multiple tokens
   const void* a;  // [tokens, M]
   bool a_bf16;
   const void* b;  // [tokens, N]
@@ -94,7 +94,7 @@ struct TokenSumFormat {
   void (*Block)(const TokenSum&, int64_t row0, int64_t row1, int64_t v0, int64_t v1, float* panels);
 };
 
-// Cross-entropy of rows of logits + bias, and its gradient scale * (softmax - onehot).
+// Cross-entropy of rows of logits + bias, and the gradient scale * (softmax - onehot).
 struct Softmax {
   int64_t V;
   const float* logits;     // [N, V]
@@ -102,16 +102,16 @@ struct Softmax {
   const int64_t* targets;  // [N]
   const float* scale;      // [N]
   float* nll;              // [N]
-  void* dlogits;           // [N, V], maybe the logits themselves; nullptr: no gradient
+  void* dlogits;           // [N, V], may alias the logits; nullptr if no gradient
   bool bf16;               // dlogits are bfloat16
 };
 
-// y = x * scale where the unit's number is below keep_prob, else 0. Each row of the batch owns
-// ceil(T H / 4) of the generator's counters, whose low half starts at counter_low for row 0.
+// y = x * scale if the random number of the unit is below keep_prob, otherwise 0. Each row of the
+// batch owns ceil(T H / 4) counters of the generator. The low half of row 0 is counter_low.
 struct Dropout {
   int64_t T, B, H;
   const float* x;  // [T, B, H]
-  float* y;        // [T, B, H], maybe x itself
+  float* y;        // [T, B, H], may alias x
   float keep_prob, scale;
   uint64_t key, counter_low, counter_high;
 };
@@ -121,13 +121,13 @@ struct Kernels {
   GemmFormat gemm[2];  // [0] float32, [1] bfloat16 products
   TokenSumFormat token_sum[2];
   LstmDirection lstm_forward[2], lstm_backward[2];
-  // Does `count` rows. bias_sum[V]: the column sums of their dlogits. buffer[V] is lent.
+  // Processes `count` rows. bias_sum[V]: column sums of their dlogits. buffer[V] is scratch.
   void (*SoftmaxRows)(const Softmax&, const int64_t* rows, int64_t count, float* bias_sum,
                       float* buffer);
   void (*DropoutRow)(const Dropout&, int64_t row);
-  // The sums of n columns of x, whose rows lie ld apart; the same bits on every CPU.
+  // The sums of n columns of x with row stride ld. Bitwise identical on every CPU.
   void (*ColumnSums)(const float* x, int64_t ld, const Shares&, int64_t n, float* sums);
-  double (*SumOfSquares)(const float* x, int64_t n);  // the same bits on every CPU
+  double (*SumOfSquares)(const float* x, int64_t n);  // bitwise identical on every CPU
 };
 
 }  // namespace lm

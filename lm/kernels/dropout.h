@@ -1,4 +1,4 @@
-// Dropout whose mask is a function of counters: made here, used and forgotten, in either direction.
+// Dropout with a mask that is a function of counters, so that the gradient recomputes the mask.
 #ifndef LM_KERNELS_DROPOUT_H_
 #define LM_KERNELS_DROPOUT_H_
 
@@ -8,11 +8,11 @@
 namespace LM_ISA {
 
 typedef uint64_t Wide __attribute__((vector_size(4 * LM_LANES)));
-constexpr int kCounters = kLanes / 2;  // that are turned into numbers at a time
+constexpr int kCounters = kLanes / 2;  // processed at a time
 
-// The four numbers of each of the counters (low, high), (low + 1, high), ...: Philox4x32-10
+// Return the four random numbers of each counter (low, high), (low + 1, high), ...: Philox4x32-10
 // (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3", section 3.3 and table 2).
-// In vectors by hand: GCC 12 leaves the plain loop scalar, and dropout three times slower.
+// Vectorized by hand: GCC 12 does not vectorize the plain loop, and dropout is three times slower.
 LM_INLINE void Philox(uint64_t key, uint64_t low, uint64_t high, uint32_t* out) {
   constexpr uint64_t kLow = 0xffffffff;
   Wide counter;
@@ -34,11 +34,11 @@ LM_INLINE void Philox(uint64_t key, uint64_t low, uint64_t high, uint32_t* out) 
   }
 }
 
-// Row b of the batch at all time steps; see cpu.h. Its numbers are those of its T H units in order,
-// in [0, 1) from the low 23 bits, as TensorFlow makes them.
+// Process row b of the batch at all time steps (cpu.h). The random numbers of the T H units follow
+// in order. The low 23 bits become a number in [0, 1), as in TensorFlow.
 static void DropoutRow(const lm::Dropout& d, int64_t b) {
   const uint64_t first = d.counter_low + (uint64_t)(b * ((d.T * d.H + 3) / 4));
-  uint32_t bits[3 * kLanes];  // one vector more than is made: the last load may reach past it
+  uint32_t bits[3 * kLanes];  // one more vector: the last load may exceed the data
   for (int64_t t = 0; t < d.T; ++t) {
     const int64_t row = (t * d.B + b) * d.H;
     for (int64_t u = 0, n; u < d.H; u += n) {

@@ -1,10 +1,10 @@
-// The inner loop of every matrix product here, and its two number formats.
+// The inner loop of every matrix product, and the two number formats.
 //
 // A product C[M, N] += A[M, K] B[K, N] reads B from a panel: the values of NV vectors of columns
-// for k = 0, 1, ... one after another, so that the loop streams through memory, whatever the
-// layout of B was. A is read row-major, one broadcast at a time. Each element of C is summed over k
-// in one fixed order: the result depends neither on the threads nor on how rows are grouped.
-// amx.h multiplies the same panels and rows by tiles, where the CPU has them.
+// for k = 0, 1, ... in order. The loop therefore streams through memory for every layout of B. A is
+// read row by row, one broadcast at a time. Each element of C is summed over k in one fixed order.
+// The result does not depend on the threads or on the grouping of rows.
+// amx.h multiplies the same panels and rows with tiles if the CPU has AMX.
 #ifndef LM_KERNELS_GEMM_H_
 #define LM_KERNELS_GEMM_H_
 
@@ -13,14 +13,14 @@
 
 namespace LM_ISA {
 
-// Formats. Both are streams of 4-byte units, held in float pointers: one float32, or the bfloat16
-// of values 2u and 2u + 1 of a sum. Units(n) values take that many units.
-//   Along: the units of consecutive values p[0], p[1], ... of which n exist.
-//   Across: one unit of each of n columns; `first` and `second` are rows of its values, and null
-//           where there is none.
+// Formats. Both are streams of 4-byte units in float pointers: one float32, or the bfloat16 values
+// 2u and 2u + 1 of a sum. Units(n) is the number of units of n values.
+//   Along: the units of consecutive values p[0], p[1], ... (n values exist).
+//   Across: one unit of each of n columns. `first` and `second` are rows of values, or null for
+//           missing rows.
 struct Float32 {
   static constexpr int kDepth = 1;         // values of a unit
-  static constexpr bool kConverts = false;  // units differ from float32 values
+  static constexpr bool kConverts = false;  // whether units differ from float32 values
   LM_INLINE Vec MulAdd(Vec a, Vec b, Vec c) { return LM_ISA::MulAdd(a, b, c); }
   template <class T>
   LM_INLINE Vec Along(const T* p, int64_t n) { return Load(p, n); }
@@ -51,7 +51,7 @@ struct Bfloat16 {
   }
 };
 #else
-struct Bfloat16 {  // the same numbers where the CPU cannot multiply them: rounded float32
+struct Bfloat16 {  // rounded float32 if the CPU has no bfloat16 products
   static constexpr int kDepth = 1;
   static constexpr bool kConverts = true;
   LM_INLINE Vec MulAdd(Vec a, Vec b, Vec c) { return LM_ISA::MulAdd(a, b, c); }
@@ -69,7 +69,7 @@ LM_INLINE int64_t Units(int64_t values) {
   return (values + Format::kDepth - 1) / Format::kDepth;
 }
 
-// The values of matrix elements: (row, k) lies at p[row * ld + k], or p[k * ld + row] if `across`.
+// The values of matrix elements: (row, k) is at p[row * ld + k], or at p[k * ld + row] if `across`.
 template <class T>
 struct Source {
   const T* p;
@@ -77,8 +77,8 @@ struct Source {
   bool across;
 };
 
-// kLanes rows (`rows` of them exist) of units [u0, u0 + n) of sums over K values, lane = row:
-// out[i * ldo], i < n, is a vector. This is how a panel of B is packed, a row being a column of B.
+// Pack kLanes rows (`rows` of them exist) of units [u0, u0 + n) of sums over K values, lane = row:
+// out[i * ldo], i < n, is a vector. Panels of B are packed this way: a row is a column of B.
 template <class Format, class T>
 static void PackPanel(Source<T> s, int64_t rows, int64_t K, int64_t u0, int64_t n, float* out,
                       int64_t ldo) {
@@ -100,7 +100,7 @@ static void PackPanel(Source<T> s, int64_t rows, int64_t K, int64_t u0, int64_t 
   }
 }
 
-// The units of `rows` rows of K values, ld apart: out[r * ldo + u]. How A is packed.
+// Pack the units of `rows` rows of K values with stride ld: out[r * ldo + u]. A is packed this way.
 template <class Format, class T>
 static void PackRows(const T* p, int64_t ld, int64_t rows, int64_t K, float* out, int64_t ldo) {
   constexpr int D = Format::kDepth;
@@ -110,14 +110,14 @@ static void PackRows(const T* p, int64_t ld, int64_t rows, int64_t K, float* out
       Store(out + r * ldo + u, Format::Along(p + r * ld + u * D, K - u * D), units - u);
 }
 
-// How many rows of C fit in the registers beside NV vectors of columns.
+// The number of rows of C that fit in registers together with NV vectors of columns.
 template <int NV>
 constexpr int MaxRows() {
   return kLanes == 16 ? (NV == 4 ? 6 : 12) : (NV == 4 ? 3 : 6);
 }
 
-// sum[MR, NV vectors] += a[MR, units] * panel. The loops over m and v unroll into registers. Unless
-// null, `next` is what will be read soon: one cache line of it is fetched per unit.
+// sum[MR, NV vectors] += a[MR, units] * panel. The loops over m and v unroll into registers. If not
+// null, `next` points to data that will be read soon: one cache line is prefetched per unit.
 template <class Format, int NV, int MR>
 LM_INLINE void AddProducts(Vec* sum, const float* a, int64_t lda, const float* panel,
                            int64_t units, const float* next) {
@@ -135,8 +135,8 @@ LM_INLINE void AddProducts(Vec* sum, const float* a, int64_t lda, const float* p
   }
 }
 
-// c[MR, NV vectors] = from[MR, NV vectors] + a[MR, units] * panel; `from` may be c itself, or one
-// row for all (ldf == 0).
+// c[MR, NV vectors] = from[MR, NV vectors] + a[MR, units] * panel. `from` may be c itself, or one
+// row for all rows (ldf == 0).
 template <class Format, int NV, int MR>
 static void Tile(const float* a, int64_t lda, const float* panel, int64_t units, const float* from,
                  int64_t ldf, float* c, int64_t ldc, const float* next) {
@@ -164,31 +164,31 @@ static void TileOf(int64_t rows, const float* a, int64_t lda, const float* panel
   Tile<Format, NV, MR>(a, lda, panel, units, from, ldf, c, ldc, next);
 }
 
-// Sums are taken in pieces of this many units, so that a piece of a panel stays in the L1 / L2
-// cache while all rows pass over it.
+// Sums are computed in pieces of this many units, so that a piece of a panel stays in the L1 / L2
+// cache while all rows use it.
 constexpr int64_t kPiece = 512;
 
-// How the recurrence multiplies: few rows, by panels that are packed once for all its steps.
+// Products of the recurrence: few rows, and panels that are packed once for all time steps.
 template <class Numbers>
 struct VectorProducts {
   using Format = Numbers;
-  static constexpr int64_t kRows = 24;     // of C, that are best computed at a time
-  static constexpr int kPanelVectors = 4;  // of columns, at most, side by side in a panel
+  static constexpr int64_t kRows = 24;     // rows of C per pass
+  static constexpr int kPanelVectors = 4;  // maximum vectors of columns per panel
 
-  // How far apart rows of A are, and how long a panel is, for sums over `units` units.
+  // The stride of rows of A, and the length of a panel, for sums over `units` units.
   static int64_t RowUnits(int64_t units) { return units; }
   static int64_t PanelUnits(int64_t units) { return units; }
 
-  // c[rows, NV vectors] += a[rows, units] * panel, for any number of rows. Few rows are over before
-  // memory has sent the next piece of the panel, so that is asked for meanwhile.
+  // c[rows, NV vectors] += a[rows, units] * panel, for any number of rows. With few rows, the
+  // computation is faster than memory, so the next piece of the panel is prefetched.
   template <int NV>
   static void Multiply(int64_t rows, const float* a, int64_t lda, const float* panel,
                        int64_t units, float* c, int64_t ldc) {
-    constexpr int64_t kLongest = kPiece / NV;  // 32 KiB at most, which stay in the L1 cache
+    constexpr int64_t kLongest = kPiece / NV;  // at most 32 KiB, to stay in the L1 cache
     const int64_t pieces = (units + kLongest - 1) / kLongest;
     const int64_t groups = (rows + MaxRows<NV>() - 1) / MaxRows<NV>();
-    // Pieces and groups of equal size: what is asked for is as long as what is at hand, and 20 rows
-    // are 10 + 10, not 12 + 8.
+    // Pieces and groups of equal size: the prefetched piece is as long as the current piece, and 20
+    // rows are 10 + 10 instead of 12 + 8.
     for (int64_t p = 0; p < pieces; ++p)
       for (int64_t g = 0; g < groups; ++g) {
         const int64_t r0 = rows * g / groups, r1 = rows * (g + 1) / groups;
@@ -200,7 +200,7 @@ struct VectorProducts {
   }
 };
 
-// One whole product, C[M, N] = A[M, K] B[K, N]; see cpu.h.
+// One whole product, C[M, N] = A[M, K] B[K, N] (cpu.h).
 template <class Format>
 struct Gemm {
   static constexpr int64_t kWidest = 8;
@@ -225,7 +225,7 @@ struct Gemm {
       LM_ISA::PackRows<Format>((const float*)p.a + first, p.lda, rows, p.K, out, p.ld_units);
   }
 
-  // Columns [column, end), two vectors a panel; `padded` units long, those after `units` zeros.
+  // Pack columns [column, end), two vectors per panel. Units after `units` are zero up to `padded`.
   template <class T>
   static void PackPanels(const lm::Gemm& p, int64_t column, int64_t end, int64_t u0, int64_t units,
                          float* out, int64_t padded) {
@@ -240,7 +240,7 @@ struct Gemm {
     }
   }
 
-  // C's rows [row0, row1) and columns of vectors [v0, v1); `panels` is the caller's to lend.
+  // Compute rows [row0, row1) and vectors [v0, v1) of C. The caller provides `panels`.
   static void Block(const lm::Gemm& p, int64_t row0, int64_t row1, int64_t v0, int64_t v1,
                     float* panels) {
     const int64_t all = Units<Format>(p.K), begin = v0 * kLanes, end = Least(v1 * kLanes, p.N);
@@ -267,7 +267,7 @@ struct Gemm {
     }
   }
 
-  // One tile of C at column n. The last columns of C go through a buffer if they end in mid-vector.
+  // One tile of C at column n. If the last columns of C end within a vector, they use a buffer.
   template <int NV>
   static void Columns(const lm::Gemm& p, int64_t r0, int64_t r1, int64_t n, const float* a,
                       int64_t lda, const float* panel, int64_t units, bool first) {

@@ -1,5 +1,5 @@
-// The arithmetic for one instruction set: build.py compiles this file once for each, with
-// -DLM_ISA=<name> and the compiler's flags for it. ops.cc picks one at run time.
+// The arithmetic for one instruction set. build.py compiles this file once per instruction set with
+// -DLM_ISA=<name> and the matching compiler flags. ops.cc selects one at run time.
 #include "amx.h"
 #include "cpu.h"
 #include "dropout.h"

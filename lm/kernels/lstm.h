@@ -1,7 +1,7 @@
 // The recurrence of an LSTM layer without peepholes (Zaremba et al., arXiv:1409.2329, eq. 4):
 //   z_t = x_t Wx + b + h_{t-1} Wh;  i, f, o = sigmoid(z_i, z_f, z_o);  j = tanh(z_j)
 //   c_t = f c_{t-1} + i j;  h_t = o tanh(c_t)
-// Each block computes a few hidden units from the product to h, so that z never leaves the cache.
+// Each block computes a few hidden units from the product to h, so that z stays in the cache.
 #ifndef LM_KERNELS_LSTM_H_
 #define LM_KERNELS_LSTM_H_
 
@@ -12,7 +12,7 @@ namespace LM_ISA {
 
 using lm::Lstm;
 
-// Writes the first n values of v as the units from value number `first` (even) of a row.
+// Write the first n values of v as the units from value number `first` (even) of a row.
 template <class Format>
 LM_INLINE void PutUnits(float* row, int64_t first, Vec v, int64_t n) {
   float values[kLanes];
@@ -25,14 +25,14 @@ LM_INLINE void PutUnits(float* row, int64_t first, Vec v, int64_t n) {
     Store(row, units, Units<Format>(n));
 }
 
-// Zeros for what fills up each of `rows` rows of `units` units.
+// Set the padding of each of `rows` rows of `units` units to zero.
 template <class Products>
 LM_INLINE void FillUp(float* row, int64_t rows, int64_t units) {
   const int64_t ld = Products::RowUnits(units);
   for (int64_t r = 0; r < rows; ++r) memset(row + r * ld + units, 0, (ld - units) * sizeof *row);
 }
 
-// Forward: block n is the units [n kLanes, (n + 1) kLanes), with all four of their gates.
+// Forward: block n is the units [n kLanes, (n + 1) kLanes) with all four gates.
 template <class Products>
 struct Forward {
   using Format = typename Products::Format;
@@ -42,7 +42,7 @@ struct Forward {
   static int64_t PanelUnits(int64_t H) { return Products::PanelUnits(Units<Format>(H)); }
   static int64_t Blocks(int64_t H) { return (H + kLanes - 1) / kLanes; }
   static int64_t PanelFloats(int64_t H) { return Blocks(H) * PanelUnits(H) * kWidth; }
-  // h_{t-1} and h_t in units, by turns.
+  // The units of h_{t-1} and h_t alternate between two buffers.
   static int64_t ScratchFloats(int64_t B, int64_t H) {
     return Format::kConverts ? 2 * B * RowUnits(H) : 0;
   }
@@ -58,7 +58,7 @@ struct Forward {
     }
   }
 
-  // h_{-1} = h0 in units, where step 0 will look for it.
+  // The units of h_{-1} = h0, in the buffer that step 0 reads.
   static void Start(const Lstm& s, int64_t row0, int64_t row1) {
     if constexpr (Format::kConverts) {
       const int64_t ld = RowUnits(s.H);
@@ -108,8 +108,8 @@ struct Forward {
   }
 };
 
-// Backward: block n is the units [2 n kLanes, 2 (n + 1) kLanes); the last may hold one vector only.
-// The product runs over the 4H gates, each of which starts a unit of its own: 4 * Units(H) in all.
+// Backward: block n is the units [2 n kLanes, 2 (n + 1) kLanes). The last may have one vector.
+// The product runs over the 4H gates. Each gate starts a new unit: 4 * Units(H) units in total.
 template <class Products>
 struct Backward {
   using Format = typename Products::Format;
@@ -123,7 +123,7 @@ struct Backward {
     return H - block * kWidth > kLanes ? kWidth : kLanes;
   }
   static int64_t PanelFloats(int64_t H) { return Blocks(H) * PanelUnits(H) * kWidth; }
-  // dz_{t+1} and dz_t in units, by turns.
+  // The units of dz_{t+1} and dz_t alternate between two buffers.
   static int64_t ScratchFloats(int64_t B, int64_t H) {
     return Format::kConverts ? 2 * B * RowUnits(H) : 0;
   }
@@ -151,7 +151,7 @@ struct Backward {
     return s.scratch + (t & 1) * s.B * RowUnits(s.H);
   }
 
-  // Steps t = T - 1 .. 0, then t = -1, which leaves d loss / d h0.
+  // Steps t = T - 1 .. 0, followed by t = -1, which computes d loss / d h0.
   static void Step(const Lstm& s, int64_t t, int64_t block, int64_t row0, int64_t row1) {
     const int64_t H = s.H, lda = RowUnits(H), units = PanelUnits(H);
     const int64_t u0 = block * kWidth, width = Width(H, block);
@@ -181,7 +181,7 @@ struct Backward {
     }
   }
 
-  // From d loss / d h_t of row b, units u ..., to dz_t and d loss / d c_{t-1}.
+  // Compute dz_t and d loss / d c_{t-1} from d loss / d h_t of row b, starting at unit u.
   LM_INLINE void Gates(const Lstm& s, int64_t t, int64_t b, int64_t u, Vec dh) {
     const int64_t H = s.H, at = b * H + u, n = H - u;
     if (t < 0) return Store(s.dh0 + at, dh, n);

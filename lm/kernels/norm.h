@@ -1,4 +1,4 @@
-// Sums of squares whose bits depend on the numbers alone.
+// Sums of squares that are bitwise identical on all CPUs.
 #ifndef LM_KERNELS_NORM_H_
 #define LM_KERNELS_NORM_H_
 
@@ -6,9 +6,9 @@
 
 namespace LM_ISA {
 
-// In double precision the square of a float32 is exact, so that a fused multiply-add and a separate
-// one round alike, and no square overflows. With the same sixteen partial sums for every instruction
-// set, all CPUs get the same bits.
+// In double precision, the square of a float32 is exact. A fused multiply-add therefore rounds like
+// a separate multiplication and addition, and no square overflows. Every instruction set uses the
+// same sixteen partial sums, so the results are bitwise identical on all CPUs.
 static double SumOfSquares(const float* x, int64_t n) {
   constexpr int kSums = 16, kWidth = kLanes / 2, kVectors = kSums / kWidth;
   typedef float Narrow __attribute__((vector_size(2 * LM_LANES)));

@@ -1,5 +1,5 @@
-// The TensorFlow ops: shapes, checks, memory and threads. The arithmetic is isa.cc's, but for the
-// average's.
+// The TensorFlow ops: shapes, checks, memory and threads. Except for the average, isa.cc contains
+// the arithmetic.
 //
 // CPU kernels only. Results do not depend on the number of threads.
 #if defined(__x86_64__)
@@ -21,7 +21,7 @@
 
 namespace generic { extern const lm::Kernels kernels; }
 #if defined(__x86_64__)
-// Weak: null where the compiler was too old for the instruction set and build.py left it out.
+// Weak: null if the compiler did not support the instruction set, so that build.py omitted it.
 #define LM_IF_BUILT __attribute__((weak)) extern const lm::Kernels kernels
 namespace avx2 { LM_IF_BUILT; }
 namespace avx512 { LM_IF_BUILT; }
@@ -37,13 +37,13 @@ using shape_inference::InferenceContext;
 using shape_inference::ShapeHandle;
 
 #if defined(__x86_64__)
-// By cpuid, leaf 7.1: g++ before 10 has no __builtin_cpu_supports("avx512bf16").
+// Uses cpuid, leaf 7.1: g++ before 10 does not have __builtin_cpu_supports("avx512bf16").
 bool HasAvx512Bf16() {
   unsigned eax, ebx, ecx, edx;
   return __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax & 1 << 5);
 }
 
-// Linux lets a process use tiles, 8 KB more to save for each thread, only after it has asked.
+// Linux requires a request before a process uses tiles, which add 8 KB of state per thread.
 bool MayUseAmx() {
   unsigned eax, ebx, ecx, edx;
   constexpr unsigned kBf16 = 1 << 22, kTiles = 1 << 24;
@@ -53,7 +53,7 @@ bool MayUseAmx() {
 }
 #endif
 
-// The best build for this CPU, or the one that LM_KERNELS_ISA names if the CPU has it.
+// Return the best build for this CPU, or the build that LM_KERNELS_ISA names if the CPU can run it.
 const Kernels& Cpu() {
   static const Kernels* const chosen = [] {
     std::vector<const Kernels*> usable = {&generic::kernels};
@@ -97,14 +97,14 @@ Status CheckShape(const char* name, const Tensor& tensor, const TensorShape& sha
 const float* Floats(const Tensor& tensor) { return tensor.flat<float>().data(); }
 float* Floats(Tensor* tensor) { return tensor->flat<float>().data(); }
 
-// The tokens of some rows, [T, rows], share by share and within one time step by time step.
+// The tokens of some rows, [T, rows], share by share. Within a share, time step by time step.
 struct TokenOrder {
   std::vector<int64_t> tokens, ends;
   Shares shares() const { return {tokens.data(), ends.data(), static_cast<int64_t>(ends.size())}; }
 };
 
-// `rows`: those of each share, in order; none: all tokens are one share. Each is filled up with
-// tokens that are none to a multiple of `multiple`.
+// `rows` contains the rows of each share in order. If empty, all tokens are one share. Each share
+// is padded to a multiple of `multiple` with missing tokens.
 Status OrderTokens(int64_t tokens, const std::vector<int64_t>& rows, int64_t multiple,
                    TokenOrder* order) {
   const std::vector<int64_t> shares = rows.empty() ? std::vector<int64_t>{tokens} : rows;
@@ -125,10 +125,10 @@ Status OrderTokens(int64_t tokens, const std::vector<int64_t>& rows, int64_t mul
   return OkStatus();
 }
 
-// Runs fn(row0, row1, v0, v1, panels) for blocks of a matrix of M rows and `vectors` vectors of
-// columns, in parallel: `widest` vectors or fewer, so that a row is loaded for many, but their
-// panels stay in the L2 cache; pairs of vectors, as many for each thread. Where the columns do not
-// suffice for all threads, the rows are divided too. Returns whether there was memory.
+// Run fn(row0, row1, v0, v1, panels) in parallel for blocks of a matrix of M rows and `vectors`
+// vectors of columns. A block has at most `widest` vectors, so that a row is used for many vectors
+// while the panels stay in the L2 cache. All threads get the same number of pairs of vectors. If
+// there are too few columns, the rows are divided too. Return false if out of memory.
 template <class Fn>
 bool RunBlocks(OpKernelContext* ctx, int64_t M, int64_t vectors, int64_t widest,
                int64_t (*panel_floats)(int64_t, int64_t), int64_t K, const Fn& fn) {
@@ -152,7 +152,7 @@ bool RunBlocks(OpKernelContext* ctx, int64_t M, int64_t vectors, int64_t widest,
   return !out_of_memory;
 }
 
-// Runs fn(first, end) for blocks of 32 rows or tokens, in parallel: to pack them.
+// Run fn(first, end) in parallel for blocks of 32 rows or tokens, to pack them.
 template <class Fn>
 void RunRows(OpKernelContext* ctx, int64_t M, const Fn& fn) {
   constexpr int64_t kRows = 32;
@@ -239,7 +239,7 @@ REGISTER_OP("LmTokenSum")
     .Input("b: B")  // [N, M]
     .Attr("A: {float, bfloat16}")
     .Attr("B: {float, bfloat16}")
-    .Attr("shares: list(int) = []")  // rows of each share; the tokens lie as [T, rows]
+    .Attr("shares: list(int) = []")  // rows of each share; tokens are [T, rows]
     .Attr("bf16: bool = false")      // round a and b to bfloat16
     .Output("c: float")              // [K, M]: a^T b
     .SetShapeFn([](InferenceContext* c) {
@@ -344,8 +344,8 @@ REGISTER_KERNEL_BUILDER(Name("LmColumnSums").Device(DEVICE_CPU), ColumnSumsOp);
 
 // ---- The recurrence -----------------------------------------------------------------------------
 
-// Weights of at most this many bytes stay in one core's L2 cache. Then each thread takes rows of
-// the batch, which do not depend on each other, through all steps; else units, step by step.
+// Weights of at most this many bytes stay in one core's L2 cache. If the weights fit, each thread
+// processes independent rows of the batch at all steps. Otherwise, units are divided in each step.
 constexpr int64_t kCacheFloats = (768 << 10) / sizeof(float);
 
 void RunLstm(OpKernelContext* ctx, const LstmDirection& direction, Lstm s, int64_t first_t,
@@ -380,7 +380,7 @@ REGISTER_OP("LmLstm")
     .Input("h0: float")          // [B, H]
     .Input("c0: float")          // [B, H]
     .Attr("bf16: bool = false")
-    .Attr("shares: list(int) = []")  // of the sum in the gradient of the weights
+    .Attr("shares: list(int) = []")  // for the gradient of the weights
     .Output("h: float")       // [T, B, H]
     .Output("h_last: float")  // [B, H]
     .Output("c_last: float")  // [B, H]
@@ -446,7 +446,7 @@ class LstmOp : public OpKernel {
 REGISTER_KERNEL_BUILDER(Name("LmLstm").Device(DEVICE_CPU), LstmOp);
 
 REGISTER_OP("LmLstmGrad")
-    .Input("weights: float")  // as for LmLstm, and its outputs
+    .Input("weights: float")  // inputs and outputs of LmLstm
     .Input("c0: float")
     .Input("c: float")
     .Input("gates: float")
@@ -511,9 +511,9 @@ REGISTER_KERNEL_BUILDER(Name("LmLstmGrad").Device(DEVICE_CPU), LstmGradOp);
 REGISTER_OP("LmDropout")
     .Input("x: float")         // [T, B, H]
     .Input("key: uint64")      // [1]
-    .Input("counter: uint64")  // [2]: low and high half of the first row's first
+    .Input("counter: uint64")  // [2]: low and high half of the first counter
     .Attr("keep_prob: float")
-    .Attr("scale: float")  // 1 / keep_prob, divided before either was rounded to float32
+    .Attr("scale: float")  // 1 / keep_prob, computed before rounding to float32
     .Output("y: float")
     .SetShapeFn([](InferenceContext* c) {
       c->set_output(0, c->input(0));
@@ -563,10 +563,10 @@ REGISTER_OP("LmSoftmax")
     .Attr("Index: {int32, int64}")
     .Attr("D: {float, bfloat16} = DT_FLOAT")
     .Attr("gradient: bool")
-    .Attr("shares: list(int) = []")  // of the sum in dbias
+    .Attr("shares: list(int) = []")  // for dbias
     .Output("nll: float")    // [N], not scaled
-    .Output("dlogits: D")    // [N, V] if gradient, else [0]: d sum(scale * nll) / d logits
-    .Output("dbias: float")  // [V] if gradient, else [0]
+    .Output("dlogits: D")    // [N, V] or [0] without gradient: d sum(scale * nll) / d logits
+    .Output("dbias: float")  // [V] or [0] without gradient
     .SetShapeFn([](InferenceContext* c) {
       bool gradient;
       TF_RETURN_IF_ERROR(c->GetAttr("gradient", &gradient));
@@ -617,12 +617,12 @@ class SoftmaxOp : public OpKernel {
     s.nll = Floats(nll);
     s.dlogits = gradient_ ? dlogits->data() : nullptr;
     s.bf16 = dlogits->dtype() == DT_BFLOAT16;
-    // Each share in groups of a fixed size, whose sums are added in order: d bias has the same bits
-    // on any number of threads.
+    // Each share is divided into groups of a fixed size, and the sums of the groups are added in
+    // order: d bias is bitwise identical on any number of threads.
     constexpr int64_t kRows = 8;
     TokenOrder order;
     OP_REQUIRES_OK(ctx, OrderTokens(N, shares_, 1, &order));
-    TokenOrder groups;  // `tokens`: the number of each group
+    TokenOrder groups;  // `tokens`: the index of each group
     std::vector<int64_t> firsts;
     int64_t first = 0;
     for (const int64_t end : order.ends) {
@@ -672,8 +672,8 @@ class GlobalNormOp : public OpKernel {
   explicit GlobalNormOp(OpKernelConstruction* ctx) : OpKernel(ctx) {}
 
   void Compute(OpKernelContext* ctx) override {
-    // Blocks of a fixed size, summed in a fixed order: neither the number of threads nor the CPU
-    // can change the result, so that ranks that differ in them clip by the same factor.
+    // Blocks of a fixed size are summed in a fixed order. The result does not depend on the number
+    // of threads or the CPU, so ranks that differ in these clip by the same factor.
     constexpr int64_t kBlock = 1 << 14;
     struct Block {
       const float* x;
@@ -703,7 +703,7 @@ REGISTER_KERNEL_BUILDER(Name("LmGlobalNorm").Device(DEVICE_CPU), GlobalNormOp);
 REGISTER_OP("LmAddToAverage")
     .Input("average: resource")  // float32 variables of one shape
     .Input("weight: resource")
-    .Input("share: float")  // of the weight in the average
+    .Input("share: float")  // contribution of the weight
     .SetShapeFn(shape_inference::NoOutputs);
 
 class AddToAverageOp : public OpKernel {
@@ -723,14 +723,14 @@ class AddToAverageOp : public OpKernel {
     Tensor after;
     if (before->RefCountIsOne())
       after = *before;
-    else  // someone reads it still
+    else  // other readers remain
       OP_REQUIRES_OK(ctx, ctx->allocate_temp(DT_FLOAT, before->shape(), &after));
     const float *w = Floats(*weight->tensor()), *a = Floats(*before);
     float* out = Floats(&after);
     const int64_t n = before->NumElements();
     constexpr int64_t kBlock = 1 << 16;
     ParallelFor(ctx, 1, (n + kBlock - 1) / kBlock, [&](int64_t, int64_t block) {
-      // Here, where build.py lets no multiply-add be fused: the bits are those of plain.py.
+      // build.py disables fused multiply-adds for this file: the bits equal the bits of plain.py.
       const int64_t end = std::min(n, (block + 1) * kBlock);
       for (int64_t i = block * kBlock; i < end; ++i) out[i] = a[i] + (w[i] - a[i]) * share;
     });
@@ -742,7 +742,7 @@ REGISTER_KERNEL_BUILDER(Name("LmAddToAverage").Device(DEVICE_CPU), AddToAverageO
 }  // namespace
 }  // namespace lm
 
-// Whether this thread, and those that it starts, take subnormal numbers for zeros, as TensorFlow's do.
+// Whether this thread and its child threads treat subnormals as zeros, like TensorFlow's threads.
 extern "C" __attribute__((visibility("default"))) void lm_flush_subnormals(bool flush) {
 #if defined(__x86_64__)
   constexpr unsigned kFlush = 0x8040;  // FTZ: results, DAZ: operands
@@ -755,7 +755,7 @@ extern "C" __attribute__((visibility("default"))) void lm_flush_subnormals(bool 
 #endif
 }
 
-// For the log: which build runs here, and whose it is.
+// For the log: the selected build and its compiler.
 extern "C" __attribute__((visibility("default"))) const char* lm_kernels_isa() {
   return lm::Cpu().name;
 }

@@ -1,4 +1,4 @@
-// Parallel loops on TensorFlow's intra-op threads, and memory that outlives a step.
+// Parallel loops on TensorFlow's intra-op threads, and buffers that are reused in later steps.
 #ifndef LM_KERNELS_PARALLEL_H_
 #define LM_KERNELS_PARALLEL_H_
 
@@ -22,14 +22,14 @@ inline void Pause() {
 #endif
 }
 
-// Runs fn(step, block) for all steps in order and, within a step, for all blocks in any order on
-// up to `threads` threads; a step starts when the step before has ended on all of them.
+// Run fn(step, block) for all steps in order. Within a step, the blocks run in any order on up to
+// `threads` threads. A step starts when all threads have finished the previous step.
 //
-// Threads meet in a spin-wait, because a step may be 10 us of work, too short to put a thread to
-// sleep and wake it. That cannot deadlock: a block belongs to whoever claims it first, so the
-// calling thread waits for running threads alone, never for one that the pool has yet to start.
+// Threads wait for each other in a spin loop: a step may take only 10 us, which is too short for
+// sleeping and waking. The loop cannot deadlock: a block belongs to the first thread that claims
+// it, so the calling thread only waits for running threads, never for a thread that must start.
 //
-// `pool` has Schedule(std::function<void()>), as tensorflow::thread::ThreadPool.
+// `pool` has the method Schedule(std::function<void()>), like tensorflow::thread::ThreadPool.
 template <class Pool, class Fn>
 void RunSteps(Pool* pool, int64_t threads, int64_t steps, int64_t blocks, const Fn& fn) {
   threads = std::min(threads, blocks);
@@ -41,9 +41,9 @@ void RunSteps(Pool* pool, int64_t threads, int64_t steps, int64_t blocks, const 
 
   struct Team {
     explicit Team(int64_t blocks) : claimed(blocks) {}
-    std::vector<std::atomic<int64_t>> claimed;  // per block: how many of its steps are taken
+    std::vector<std::atomic<int64_t>> claimed;  // per block: number of claimed steps
     std::atomic<int64_t> done{0};               // blocks finished, over all steps
-    std::atomic<int64_t> helpers{0};            // at work now; kClosed once the loop has ended
+    std::atomic<int64_t> helpers{0};            // running now; kClosed after the end of the loop
   };
   constexpr int64_t kClosed = int64_t{1} << 32;
   auto team = std::make_shared<Team>(blocks);
@@ -51,9 +51,9 @@ void RunSteps(Pool* pool, int64_t threads, int64_t steps, int64_t blocks, const 
   const auto work = [steps, blocks, threads, &fn](Team& team, int64_t thread) {
     const int64_t first = blocks * thread / threads;
     for (int64_t step = 0; step < steps; ++step) {
-      // Own blocks first, the same ones each step, because their weights are in this core's cache;
-      // then those that others have not begun. Every other step runs backwards, so that what the
-      // last one left in a shared cache too small for all the weights is met again.
+      // Own blocks first: they are the same in each step, so their weights are in the core's cache.
+      // Then blocks that no other thread has started. Every other step runs backwards, so that the
+      // last weights in a shared cache that is too small for all weights are used again.
       for (int64_t i = 0; i < blocks; ++i) {
         const int64_t offset = step & 1 ? blocks - 1 - i : i;
         const int64_t block = (first + offset) % blocks;
@@ -71,19 +71,19 @@ void RunSteps(Pool* pool, int64_t threads, int64_t steps, int64_t blocks, const 
   };
   for (int64_t thread = 1; thread < threads; ++thread) {
     pool->Schedule([team, &work, thread] {
-      // A helper that starts after the end must not touch `work`, which is gone by then.
+      // A helper that starts after the end must not access `work`, which no longer exists.
       if (team->helpers.fetch_add(1) < kClosed) work(*team, thread);
       team->helpers.fetch_sub(1);
     });
   }
   work(*team, 0);
   team->helpers.fetch_add(kClosed);
-  // Late helpers may come and go while this waits: they leave at once.
+  // Late helpers may enter during this wait. They leave immediately.
   while (team->helpers.load() != kClosed) Pause();
 }
 
-// A buffer that a step borrows and hands back, so that the next step finds its pages mapped:
-// fresh memory costs a page fault per 4 KiB. Shared by all ops, which run one after another.
+// A buffer that a step borrows and returns, so that its pages stay mapped for the next step: new
+// memory costs a page fault per 4 KiB. All ops share the buffers, because ops run sequentially.
 class Scratch {
  public:
   explicit Scratch(int64_t floats) {
@@ -93,7 +93,7 @@ class Scratch {
     {
       std::lock_guard<std::mutex> lock(Mutex());
       for (auto it = Free().begin(); it != Free().end(); ++it) {
-        // Not one several times too large: another op will need it.
+        // Not a buffer that is several times too large: a different op will need that buffer.
         if (it->second >= size && it->second / 4 <= size) {
           buffer_ = *it;
           Free().erase(it);

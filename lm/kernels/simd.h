@@ -1,8 +1,8 @@
-// Vectors of the instruction set this file is compiled for, and the functions an LSTM needs.
+// Vectors of the instruction set that this file is compiled for, and functions that an LSTM needs.
 //
-// isa.cc is compiled once per instruction set. Everything here lives in a namespace named after it,
-// and nothing here includes a C++ library header: an inline function shared with code built for an
-// older CPU could otherwise be linked in its AVX-512 version and crash there.
+// isa.cc is compiled once per instruction set. All code here is in a namespace that is named after
+// the instruction set, and no C++ library header is included. Otherwise, the linker could use the
+// AVX-512 version of a shared inline function in code for an older CPU, which would crash.
 #ifndef LM_KERNELS_SIMD_H_
 #define LM_KERNELS_SIMD_H_
 
@@ -30,17 +30,17 @@ constexpr int kLanes = LM_LANES;
 
 LM_INLINE int64_t Least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-// GCC's vector types: arithmetic and comparison are elementwise, and lower to whatever the target
-// has (NEON included). `a * b + c` becomes a fused multiply-add where there is one; in a sum over
-// many, see MulAdd.
+// GCC's vector types: arithmetic and comparison are elementwise, and compile to instructions of the
+// target (including NEON). `a * b + c` becomes a fused multiply-add if the target has one. Sums of
+// many products use MulAdd.
 typedef float Vec __attribute__((vector_size(4 * LM_LANES)));
 typedef int32_t IVec __attribute__((vector_size(4 * LM_LANES)));
 
 LM_INLINE Vec Set(float x) { return x - Vec{}; }
 
-// a * b + c, rounded once where the CPU can. By name: newer compilers split it in loops that add to
-// one sum (GCC 13's tuning "avoid_fma256_chains"), which a tile of one row is and one of six is not,
-// and a row's bits would depend on how many rows are beside it.
+// a * b + c, rounded once if the CPU has a fused multiply-add. Explicit: new compilers split it in
+// loops that add to one sum ("avoid_fma256_chains" in the tuning of GCC 13). A tile of one row is
+// such a loop, but a tile of six rows is not, so a row's bits would depend on the number of rows.
 LM_INLINE Vec MulAdd(Vec a, Vec b, Vec c) {
 #if defined(__AVX512F__)
   return (Vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
@@ -59,7 +59,7 @@ LM_INLINE Vec Load(const float* p) {
 
 LM_INLINE void Store(float* p, Vec v) { memcpy(p, &v, sizeof v); }
 
-// The first n lanes; the others read as zero. n == kLanes is the fast, usual case.
+// The first n lanes; the remaining lanes are zero. n == kLanes is the fast, common case.
 LM_INLINE Vec Load(const float* p, int64_t n) {
   if (n >= kLanes) return Load(p);
   Vec v = {};
@@ -72,12 +72,12 @@ LM_INLINE void Store(float* p, Vec v, int64_t n) {
   for (int64_t i = 0; i < n; ++i) p[i] = v[i];
 }
 
-// A lane of `a` where the mask (all ones or all zeros a lane) is set, of `b` elsewhere.
+// Lanes of `a` where the mask is set (each lane is all ones or all zeros), otherwise lanes of `b`.
 LM_INLINE Vec Select(IVec mask, Vec a, Vec b) {
   return mask ? a : b;
 }
 
-// NaN in x survives: a comparison with NaN is false, so x itself is kept.
+// NaN in x is kept: a comparison with NaN is false, so x is selected.
 LM_INLINE Vec Clamp(Vec x, float low, float high) {
   x = Select(x < Set(low), Set(low), x);
   return Select(x > Set(high), Set(high), x);
@@ -97,11 +97,11 @@ LM_INLINE float Max(Vec v) {
   return m;
 }
 
-// exp(x) within 2 ulp, for results that are normal float32 numbers; beyond, the nearest of those.
-// 2^n * p(r), r = x - n ln 2 in two parts, p the Cephes library's minimax polynomial (expf.c).
+// exp(x) within 2 ulp if the result is a normal float32. Otherwise, the nearest normal number.
+// 2^n * p(r), r = x - n ln 2 in two parts, with the Cephes library's minimax polynomial p (expf.c).
 LM_INLINE Vec Exp(Vec x) {
   x = Clamp(x, -87.3f, 88.3f);
-  // Adding 1.5 * 2^23 leaves the nearest integer in the low bits of the sum.
+  // Adding 1.5 * 2^23 puts the nearest integer into the low bits of the sum.
   const Vec shift = Set(12582912.f);
   const Vec shifted = x * 1.44269504088896341f + shift;
   const Vec n = shifted - shift;
@@ -120,7 +120,7 @@ LM_INLINE Vec Exp(Vec x) {
 
 LM_INLINE Vec Sigmoid(Vec x) { return 1.f / (1.f + Exp(-x)); }
 
-// tanh(x): the Cephes polynomial (tanhf.c) near zero, where 1 - 2 / (e^2x + 1) would cancel.
+// tanh(x): the Cephes polynomial (tanhf.c) near zero, because 1 - 2 / (e^2x + 1) would cancel.
 LM_INLINE Vec Tanh(Vec x) {
   const Vec z = x * x;
   Vec p = Set(-5.70498872745e-3f);
@@ -133,7 +133,7 @@ LM_INLINE Vec Tanh(Vec x) {
   return Select((x < 0.625f) & (x > -0.625f), p, e);
 }
 
-// To the nearest bfloat16, ties to even; NaN stays NaN.
+// Round to the nearest bfloat16, ties to even. NaN stays NaN.
 LM_INLINE Vec RoundToBf16(Vec x) {
   const IVec bits = (IVec)x;
   const IVec rounded = (bits + 0x7fff + ((bits >> 16) & 1)) & (int32_t)0xffff0000;
@@ -154,7 +154,7 @@ LM_INLINE void StoreBf16(uint16_t* p, Vec v, int64_t n) {
   for (int64_t i = 0; i < n; ++i) p[i] = h[i];
 }
 
-// The first n of the values at p as float32; p may hold bfloat16 too.
+// The first n of the values at p as float32. The values at p may be bfloat16.
 LM_INLINE Vec Load(const uint16_t* p, int64_t n) {
   IVec bits = {};
   if (n >= kLanes) {
@@ -168,11 +168,11 @@ LM_INLINE Vec Load(const uint16_t* p, int64_t n) {
   return (Vec)(bits << 16);
 }
 
-// Swaps rows and columns of kLanes vectors: blocks of 1, then 2, 4, ... lanes across the diagonal.
+// Transpose kLanes vectors: swap blocks of 1, then 2, 4, ... lanes across the diagonal.
 LM_INLINE void Transpose(Vec* rows) {
 #pragma GCC unroll 4
   for (int s = 1; s < kLanes; s *= 2) {
-    IVec low, high;  // lanes kLanes and up are the second vector's
+    IVec low, high;  // lanes kLanes and up belong to the second vector
     for (int j = 0; j < kLanes; ++j) {
       low[j] = j & s ? kLanes + j - s : j;
       high[j] = j & s ? kLanes + j : j + s;

@@ -1,4 +1,4 @@
-// Softmax cross-entropy and its gradient, row by row while the row lies in the L1 / L2 cache.
+// Softmax cross-entropy and its gradient, row by row while the row is in the L1 / L2 cache.
 #ifndef LM_KERNELS_SOFTMAX_H_
 #define LM_KERNELS_SOFTMAX_H_
 
@@ -8,7 +8,7 @@
 namespace LM_ISA {
 
 // See cpu.h. nll = log(sum_v exp(x_v - max)) + (max - x_target), for x = logits + bias. NaN and
-// +Inf in a row make its nll NaN: they reach the sum through exp(x - max).
+// +Inf in a row make the nll NaN: they reach the sum through exp(x - max).
 static void SoftmaxRows(const lm::Softmax& s, const int64_t* rows, int64_t count, float* bias_sum,
                         float* buffer) {
   const int64_t V = s.V, whole = V / kLanes * kLanes;
@@ -28,7 +28,7 @@ static void SoftmaxRows(const lm::Softmax& s, const int64_t* rows, int64_t count
     float max = Max(Max(max0, max1));
     for (; v < V; ++v) max = logits[v] + bias[v] > max ? logits[v] + bias[v] : max;
 
-    // Where the gradient lies over the logits, their exponentials go there too.
+    // If the gradient overwrites the logits, the exponentials overwrite the logits too.
     float* e = s.bf16 || !s.dlogits ? buffer : (float*)s.dlogits + r * V;
     Vec sums = {};
     const auto exponentials = [&](int64_t v, int64_t n) LM_LAMBDA {
@@ -46,7 +46,7 @@ static void SoftmaxRows(const lm::Softmax& s, const int64_t* rows, int64_t count
     if (!s.dlogits) continue;
 
     const float factor = s.scale[r] / sum;
-    e[target] -= sum;  // times the factor: softmax - 1
+    e[target] -= sum;  // softmax - 1, times the factor
     const auto gradients = [&](int64_t v, int64_t n) LM_LAMBDA {
       const Vec d = Load(e + v, n) * factor;
       if (s.bf16)

@@ -1,13 +1,13 @@
-// Sums over tokens, in an order that does not depend on how the batch is spread over ranks.
+// Sums over tokens, in an order that does not depend on the distribution of the batch over ranks.
 //
-// The rows of the global batch are dealt out to a fixed number of shares, of which a rank has some
-// neighbouring ones. Each share is summed from zero, time step by time step and row by row; the
-// shares' sums are added as a binary tree, ((s0 + s1) + (s2 + s3)) + ((s4 + s5) + (s6 + s7)). One
-// rank with all shares, two with four each, or eight with one: each makes its part of the same
-// tree, and the exchange between the ranks makes the rest.
+// The rows of the global batch form a fixed number of micro-batches ("shares" in the code). A rank
+// has some consecutive micro-batches. Each micro-batch is summed from zero, time step by time step
+// and row by row. The sums are added as a binary tree: ((s0 + s1) + (s2 + s3)) + ((s4 + s5) + ...).
+// Each rank computes its part of the tree: all of it on one rank, half of it on each of two ranks.
+// The gradient exchange between the ranks computes the rest of the tree.
 //
-// The tree grows where the sums are made, tile by tile of the result: sums that wait for their
-// neighbour's lie in the L1 cache.
+// The tree is computed during the product, tile by tile of the result. Sums that wait for their
+// sibling stay in the L1 cache.
 #ifndef LM_KERNELS_TOKENS_H_
 #define LM_KERNELS_TOKENS_H_
 
@@ -19,19 +19,19 @@ namespace LM_ISA {
 
 using lm::Shares;
 
-// The levels of the tree, a bit each, at which sums wait for that of `share`. Shares 0 to 7 find 0,
-// 1, 0, 3, 0, 1, 0 and 7: as a counter carries. The last share takes all that are left, so that
-// numbers other than powers of two end in one sum, too.
+// The levels of the tree at which sums wait for the sum of `share`, as bits. They follow carries
+// of a counter: shares 0 to 7 find 0, 1, 0, 3, 0, 1, 0 and 7. The last share takes all remaining
+// sums, so that numbers of shares other than powers of two lead to one sum, too.
 LM_INLINE int64_t Waiting(int64_t share, bool last) { return last ? share : share & ~(share + 1); }
 
-// Where the sum of `share` and those that waited for it waits in turn.
+// The level at which the sum of `share`, including the sums that waited for it, waits next.
 LM_INLINE int Level(int64_t share) { return __builtin_ctzll(~share); }
 
 template <int N>
 struct Tree {
-  alignas(64) float sums[lm::kShareLevels][N * kLanes];  // those that wait
+  alignas(64) float sums[lm::kShareLevels][N * kLanes];  // waiting sums
 
-  // Adds to the sum of a share, N vectors, those that wait for it, then lets it wait if not last.
+  // Add the sums that wait for a share to the share's sum (N vectors). Store it if not the last.
   __attribute__((always_inline)) void Add(Vec* sum, int64_t share, bool last) {
     const int64_t waiting = Waiting(share, last);
     for (int level = 0; waiting >> level; ++level) {
@@ -69,7 +69,7 @@ static void ColumnSums(const float* x, int64_t ld, const Shares& shares, int64_t
   if (i < columns) add_up(x + i, columns - i, sums + i);
 }
 
-// c[MR, NV vectors] = a[MR, units] * panel, the units being those of the shares' tokens.
+// c[MR, NV vectors] = a[MR, units] * panel. The units are the units of the shares' tokens.
 template <class Format, int NV, int MR>
 static void ShareTile(const float* a, int64_t lda, const float* panel, const Shares& shares,
                       float* c, int64_t ldc) {
@@ -100,15 +100,15 @@ static void ShareTileOf(int64_t rows, const float* a, int64_t lda, const float* 
   ShareTile<Format, NV, MR>(a, lda, panel, shares, c, ldc);
 }
 
-// The most vectors whose panel, which holds all tokens, is no larger than a product's of `most`.
+// The largest number of vectors whose panel (all tokens) is at most as large as `most` in Gemm.
 template <class Format>
 static int64_t WidestPanel(int64_t tokens, int64_t most) {
   const int64_t widest = most * kPiece / (Units<Format>(tokens) + 1);
   return widest < 2 ? 2 : Least(widest, most);
 }
 
-// One whole sum of products, C[M, N] = A^T B; see cpu.h. Both factors are packed in the order of
-// the shares. A panel holds all tokens: a sum that were broken off would need its tree kept.
+// One whole sum of products, C[M, N] = A^T B (cpu.h). Both factors are packed in the order of the
+// shares. A panel contains all tokens: an interrupted sum would require storing its tree.
 template <class Format>
 struct TokenSum {
   static constexpr int64_t kMultiple = Format::kDepth;
@@ -116,7 +116,7 @@ struct TokenSum {
   static int64_t CountUnits(const Shares& shares) {
     return Units<Format>(shares.ends[shares.count - 1]);
   }
-  // Whole cache lines, and an odd number: rows side by side lie in different sets of the cache.
+  // An odd number of whole cache lines: neighboring rows then use different sets of the cache.
   static int64_t RowUnits(int64_t tokens) { return (Units<Format>(tokens) + 15) / 16 * 16 | 16; }
   static int64_t Vectors(int64_t N) { return Gemm<Format>::Vectors(N); }
   static int64_t Widest(int64_t tokens) {
@@ -126,13 +126,13 @@ struct TokenSum {
     return Units<Format>(tokens) * vectors * kLanes;
   }
 
-  // The row of x that is value i of the sums, null if none.
+  // The row of x that is value i of the sums, or null if it does not exist.
   template <class T>
   LM_INLINE const T* Row(const T* x, int64_t ld, const Shares& shares, int64_t i) {
     return shares.tokens[i] < 0 ? nullptr : x + shares.tokens[i] * ld;
   }
 
-  // Calls fn(u, first, second) for units [u0, u1): its one or two rows of x.
+  // Call fn(u, first, second) for units [u0, u1) with one or two rows of x.
   template <class T, class Fn>
   LM_INLINE void ForUnits(const T* x, int64_t ld, const Shares& shares, int64_t u0, int64_t u1,
                           const Fn& fn) {
@@ -157,7 +157,7 @@ struct TokenSum {
       }
   }
 
-  // Values [token0, token1) of all rows of A^T; token0 is a multiple of 32.
+  // Pack values [token0, token1) of all rows of A^T. token0 is a multiple of 32.
   static void PackRows(const lm::TokenSum& p, int64_t token0, int64_t token1) {
     if (p.a_bf16)
       PackRowsOf((const uint16_t*)p.a, p, token0, token1);
@@ -165,7 +165,7 @@ struct TokenSum {
       PackRowsOf((const float*)p.a, p, token0, token1);
   }
 
-  // Columns [begin, end), two vectors a panel.
+  // Pack columns [begin, end), two vectors per panel.
   template <class T>
   static void PackPanelsOf(const T* b, const lm::TokenSum& p, int64_t begin, int64_t end,
                            float* panels) {
@@ -196,7 +196,7 @@ struct TokenSum {
       PackPanelsOf((const float*)p.b, p, begin, end, panels);
   }
 
-  // C's rows [row0, row1) and columns of vectors [v0, v1); `panels` is the caller's to lend.
+  // Compute rows [row0, row1) and vectors [v0, v1) of C. The caller provides `panels`.
   static void Block(const lm::TokenSum& p, int64_t row0, int64_t row1, int64_t v0, int64_t v1,
                     float* panels) {
     const int64_t begin = v0 * kLanes, end = Least(v1 * kLanes, p.N);
@@ -216,7 +216,7 @@ struct TokenSum {
     }
   }
 
-  // One tile of C at column n. The last columns of C go through a buffer if they end in mid-vector.
+  // One tile of C at column n. If the last columns of C end within a vector, they use a buffer.
   template <int NV>
   static void Columns(const lm::TokenSum& p, int64_t r0, int64_t r1, int64_t n,
                       const float* panel) {
@@ -234,7 +234,7 @@ struct TokenSum {
 
 #if defined(__AMX_BF16__)
 
-// Each share fills whole tiles of units, so that no tile adds up tokens of two.
+// Each share is padded to whole tiles of units, so that no tile contains tokens of two shares.
 struct AmxTokenSum : TokenSum<Bfloat16> {
   static constexpr int64_t kTile = AmxGemm::kTile, kGroup = AmxGemm::kGroup;
   static constexpr int64_t kMultiple = kTile * Bfloat16::kDepth;
@@ -285,8 +285,8 @@ struct AmxTokenSum : TokenSum<Bfloat16> {
       Sums<1, NV>(p, r0, rows, panel, c, ldc);
   }
 
-  // Tiles reach vector registers by way of memory only: a share's sums that others wait for go to a
-  // buffer first.
+  // Data moves from tiles to vector registers only through memory. Sums of a share that others
+  // wait for are stored in a buffer first.
   template <int NM, int NV>
   static void Sums(const lm::TokenSum& p, int64_t r0, int64_t rows, const float* panel, float* c,
                    int64_t ldc) {
@@ -315,7 +315,7 @@ struct AmxTokenSum : TokenSum<Bfloat16> {
     }
   }
 
-  // out = ((sum + terms[0]) + terms[1]) + ..., in one pass: this is what the tree costs.
+  // out = ((sum + terms[0]) + terms[1]) + ..., in one pass. This is the overhead of the tree.
   template <int kTerms, int W>
   static void Add(int64_t rows, const float* sum, const float* const* terms, float* out,
                   int64_t ldo) {
