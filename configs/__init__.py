@@ -1,1 +1,1 @@
-"""The ready-made configs: one file each, with one function `get_config()`."""
+"""The built-in configs: each file defines `get_config()`."""

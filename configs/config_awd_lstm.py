@@ -1,22 +1,24 @@
 """AWD-LSTM: averaged SGD and weight-drop, Merity et al. (2018), https://arxiv.org/abs/1708.02182.
 
-The published test perplexity is 58.8 after 500 epochs. Not here: windows of random length, dropout
-of whole words, and the fine-tuning after it. The top layer has 1150 units like the others, and its
-outputs are projected down to the 400 of the embedding; there it is an LSTM layer of 400.
+The published test perplexity is 58.8 after 500 epochs. This config does not include windows of
+random length, dropout of whole words, or fine-tuning. All layers have 1150 units, and the outputs
+of the top layer are projected to the 400 units of the embedding. In the paper, the top layer is an
+LSTM layer with 400 units.
 """
 
 from lm.config import Config
 
 
 def get_config() -> Config:
-    """Return the model and schedule of their main.py for PTB, in this project's units.
+    """Return the model and the schedule of the authors' main.py for PTB.
 
-    Its loss is a mean over words, ours a sum over the 70 time steps of a row: the learning rate of
-    30 is 30 / 70 here, the clip of 0.25 and the weight decay of 1.2e-6 are 70 times that.
+    The authors' loss is a mean over words, but the loss of this trainer is a sum over the 70 time
+    steps of a row. Therefore, the published learning rate (30) is divided by 70. The published
+    clip (0.25) and weight decay (1.2e-6) are multiplied by 70.
     """
     return Config(
         name="awd_lstm",
-        init_scale=0.0294884,  # 1 / sqrt(1150), as nn.LSTM
+        init_scale=0.0294884,  # 1 / sqrt(1150), as in nn.LSTM
         embedding_init_scale=0.1,
         hidden_size=1150,
         embedding_size=400,

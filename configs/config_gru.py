@@ -1,10 +1,10 @@
-"""GRU: a network of one's own, in TensorFlow's stock operations. The example to copy.
+"""GRU: a user-defined network in TensorFlow's stock operations. Copy this example.
 
 python -m lm.train --config configs/config_gru.py --output_dir runs/gru
 mpirun -np 2 python -m lm.train --config configs/config_gru.py --check_network
 python -m lm.evaluate --config configs/config_gru.py --run runs/gru
 
-docs/own_graph.md says what the three functions may do. T time steps, B rows, H hidden units.
+docs/own_graph.md describes the three functions. Shapes: T time steps, B rows, H hidden units.
 """
 
 import tensorflow.compat.v1 as tf
@@ -13,9 +13,10 @@ from lm.config import Config
 
 
 def get_config():
-    """Return a small model for PTB, or with --corpus embedded for a corpus of this project.
+    """Return a small model for PTB, or for the synthetic corpus with --corpus embedded.
 
-    With Adam (docs/results.md): by sgd at the rate of config_small its loss jumps, then diverges.
+    The optimizer is Adam. With SGD and the learning rate of config_small, the loss jumps and then
+    diverges (docs/results.md).
     """
     return Config(
         name="gru", hidden_size=200, keep_prob=0.8,
@@ -24,15 +25,15 @@ def get_config():
 
 
 def state_shapes(config):
-    """Return the shape of each part of a row's recurrent state, which starts as zeros."""
+    """Return the shape of each part of a row's recurrent state. The initial state is zero."""
     return {"h": [config.hidden_size]}
 
 
 def build_outputs(inputs_TB, state, context):
-    """Run one layer of gated recurrent units (Cho et al. 2014, arXiv:1406.1078) over a window."""
+    """Build a layer of gated recurrent units (Cho et al. 2014, arXiv:1406.1078) for a window."""
     config, units = context.config, context.config.hidden_size
     x_TBH = context.dropout(context.embed(inputs_TB), config.keep_prob)
-    inputs = x_TBH.shape[2] + units  # of a word, and of the state
+    inputs = x_TBH.shape[2] + units  # the units of a word plus the units of the state
     gates = tf.get_variable("gates/weights", [inputs, 2 * units])
     gates_bias = tf.get_variable("gates/bias", [2 * units], initializer=tf.ones_initializer())
     candidate = tf.get_variable("candidate/weights", [inputs, units])

@@ -1,19 +1,17 @@
 """Large: dropout 0.65. Published test perplexity 78.72 after 55 epochs.
 
-Not theirs: the learning rate rises to 1 over the first epoch of PTB, 1327 steps. With 1 from the
-first step the loss jumps to 20 and more, here, in TensorFlow's tutorial and in PyTorch, and some
-seeds do not come back from there within the epoch: "The start of config_large" in docs/results.md.
-With averaged weights (--lr_decay 1 --asgd_trigger_epochs 1, from its best ones after 24 epochs) it
-has 76.93 after 32 in all: the same section.
-A run that was begun with the clip of 5 that stood here before goes on with --max_grad_norm 5
---warmup_steps 0.
+In contrast to the paper, the learning rate rises to 1 over the first epoch of PTB (1327 steps). If
+the learning rate is 1 from the first step, the loss jumps to 20 and more, also in TensorFlow's
+tutorial and in PyTorch. With some seeds, the loss does not recover within the epoch: see "The start
+of config_large" in docs/results.md. The same section describes how averaged weights (--lr_decay 1
+--asgd_trigger_epochs 1, from the best weights after 24 epochs) reach 76.93 after 32 epochs in all.
 """
 
 from lm.config import Config
 
 
 def get_config() -> Config:
-    """Return the large model of Zaremba et al. (2014), with a warm-up of an epoch."""
+    """Return the large model of Zaremba et al. (2014), with a warmup of one epoch."""
     return Config(
         name="large",
         init_scale=0.04,

@@ -1,10 +1,10 @@
-"""Test: a tiny model that learns the embedded corpus in about a minute, offline."""
+"""Test: a tiny model that learns the synthetic corpus in about a minute, offline."""
 
 from lm.config import Config
 
 
 def get_config() -> Config:
-    """Return the model of the quickstart and the tests."""
+    """Return the model that the quickstart and the tests use."""
     return Config(
         name="test",
         corpus="embedded",

@@ -2,12 +2,12 @@
 
 python -m lm.train --config configs/config_transformer.py
 
-Each layer remembers its inputs of the previous window, as in Transformer-XL (Dai et al. 2019,
-arXiv:1901.02860): the recurrent state of this network. Every word sees as many words before it,
-wherever the windows are cut, so that perplexities in windows and word by word are the same. Adam
-is that of Vaswani et al. (2017, arXiv:1706.03762).
+The recurrent state contains the inputs of each layer in the previous window, as in Transformer-XL
+(Dai et al. 2019, arXiv:1901.02860). Every word attends to the same number of previous words, so
+windows and single words lead to the same perplexity. The settings of Adam are from Vaswani et al.
+(2017, arXiv:1706.03762).
 
-Shapes: T time steps, B rows, H hidden units, A heads, M remembered words, S = M + T.
+Shapes: T time steps, B rows, H hidden units, A heads, M words in memory, S = M + T.
 """
 
 import dataclasses
@@ -20,9 +20,9 @@ from lm.config import Config, option
 
 @dataclasses.dataclass(frozen=True)
 class TransformerConfig(Config):
-    """The settings of this file; its fields are flags too."""
+    """The settings of this network. Each new field becomes a flag."""
 
-    num_heads: int = option(4, "heads of the attention; they divide hidden_size", low=1)
+    num_heads: int = option(4, "number of attention heads; must divide hidden_size", low=1)
 
 
 def get_config():
@@ -35,13 +35,13 @@ def get_config():
 
 
 def state_shapes(config):
-    """Return the shapes of the memory: each layer's inputs, and which of them are there (1)."""
+    """Return the shapes of the inputs of each layer, and of a mask of valid inputs (1)."""
     shape = [config.num_steps, config.hidden_size]
     return {"is_there": shape[:1], **{f"layer_{i}": shape for i in range(config.num_layers)}}
 
 
 def build_outputs(inputs_TB, state, context):
-    """Run the layers (Vaswani et al. 2017, normalized before each part) over a window."""
+    """Build the layers (Vaswani et al. 2017, with normalization first) for a window."""
     config, T = context.config, inputs_TB.shape.as_list()[0]
     x_BTH = tf.transpose(context.embed(inputs_TB), [1, 0, 2]) * config.hidden_size**0.5
     x_BTH = _dropout(x_BTH, context)
@@ -68,7 +68,7 @@ def _attention(x_BTH, seen_BSH, is_there_BS, config):
 
     query, key, value = heads(seen_BSH[:, M:], "q"), heads(seen_BSH, "k"), heads(seen_BSH, "v")
     score_BATS = tf.matmul(query, key, transpose_b=True) * (H // A) ** -0.5
-    # How far back a word is, 0 to M, has a learned weight in each head; further ones are not seen.
+    # Each head learns a bias for each distance from 0 to M. More distant words are masked.
     back_TS = M + np.arange(T)[:, None] - np.arange(S)
     is_near_TS = (back_TS >= 0) & (back_TS <= M)
     distance_MA = tf.get_variable("distance", [M + 1, A])
