@@ -1,4 +1,4 @@
-"""How the compiled ops are built, and which of them a CPU and its system get."""
+"""The build of the compiled ops, and the selection of an instruction set."""
 
 import ctypes
 import os
@@ -24,12 +24,11 @@ def _built():
 @pytest.mark.parametrize(
     "isa", ["generic", "avx2", pytest.param("avx512", marks=pytest.mark.soak), "avx512bf16"]
 )
-def test_other_instruction_sets(isa):
-    """The tests of the ops once more, in a process told to use a lesser CPU."""
+def test_the_tests_of_the_ops_pass_with_each_instruction_set(isa):
     if f" {isa} " in kernels.description():
-        pytest.skip("what this process uses")
+        pytest.skip("this process already uses this instruction set")
     if not machine.has(isa):
-        pytest.skip("not on this CPU")
+        pytest.skip("this CPU does not have this instruction set")
     assert f" {isa} " in description_in_new_process(env={**os.environ, "LM_KERNELS_ISA": isa})
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
     done = subprocess.run(
@@ -43,7 +42,7 @@ def test_other_instruction_sets(isa):
     assert done.returncode == 0 and " passed" in done.stdout, done.stdout[-5000:]
 
 
-# As a program starts, which is cheaper than a plain import of TensorFlow.
+# Commands import TensorFlow this way, which is faster than a plain import.
 START = "from lm.system import import_tensorflow; import_tensorflow()\n"
 
 
@@ -55,21 +54,21 @@ def description_in_new_process(**options):
     return done.stdout.strip()
 
 
-def test_switched_off():
-    said = description_in_new_process(env={**os.environ, "LM_KERNELS": "0"})
-    assert said == "False no compiled ops: disabled by LM_KERNELS=0"
+def test_an_environment_variable_disables_the_ops():
+    description = description_in_new_process(env={**os.environ, "LM_KERNELS": "0"})
+    assert description == "False no compiled ops: disabled by LM_KERNELS=0"
 
 
-def test_without_amx_where_the_system_refuses_it():
-    """As an old kernel or a sandbox does: without permission the first tile kills the process."""
+def test_amx_is_not_used_if_the_system_does_not_allow_it():
+    """An old kernel or a sandbox may not allow AMX. The first tile would then kill the process."""
     if not kernels.description().startswith("compiled ops for amx "):
         pytest.skip(kernels.description())
-    said = description_in_new_process(preexec_fn=refuse_amx)
-    assert said.startswith("True compiled ops for avx512bf16 (")
+    description = description_in_new_process(preexec_fn=forbid_amx)
+    assert description.startswith("True compiled ops for avx512bf16 (")
 
 
-def refuse_amx():
-    """Have seccomp answer EPERM to arch_prctl(ARCH_REQ_XCOMP_PERM) in this process, for good."""
+def forbid_amx():
+    """Make arch_prctl(ARCH_REQ_XCOMP_PERM) fail with EPERM in this process, with seccomp."""
     load, jump_if_equal, answer = 0x20, 0x15, 0x06
     instructions = [  # code, jump if true, jump if false, operand
         (load, 0, 0, 0),  # the number of the system call
@@ -93,11 +92,11 @@ def test_build_without_a_compiler(tmp_path, monkeypatch):
     monkeypatch.setattr(build, "BUILD_DIR", tmp_path)
     with pytest.raises(RuntimeError, match="no-such-compiler"):
         build.build()
-    assert list(tmp_path.iterdir()) == []  # nothing half-made
+    assert list(tmp_path.iterdir()) == []  # no partial library remains
 
 
-def test_every_instruction_set_that_the_compiler_knows_is_built():
-    """One left out for a mistake in our own sources would only be a warning."""
+def test_all_instruction_sets_that_the_compiler_supports_are_built():
+    """The build only prints a warning if a mistake in the sources prevents an instruction set."""
     library = build.build().read_bytes()
     for isa, flags in build._isas().items():
         probe = [build._compiler(), *flags, "-E", "-x", "c++", os.devnull]
@@ -105,8 +104,8 @@ def test_every_instruction_set_that_the_compiler_knows_is_built():
             assert f"\0{isa}\0".encode() in library, isa
 
 
-def test_a_compiler_too_old_for_some_instruction_sets_builds_the_others(tmp_path):
-    """A g++ that knows neither AVX-512 nor AMX, as of long ago; unoptimized, to be quick."""
+def test_an_old_compiler_builds_the_instruction_sets_that_it_supports(tmp_path):
+    """The compiler is a g++ without AVX-512 and AMX. It does not optimize, to save time."""
     compiler = tmp_path / "g++"
     compiler.write_text(
         '#!/bin/sh\ncase "$*" in *-mavx512*|*-mamx*) echo "g++: error: too new" >&2; exit 1; esac\n'

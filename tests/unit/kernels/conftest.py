@@ -1,4 +1,4 @@
-"""TensorFlow as the commands import it: the run for each instruction set starts it anew."""
+"""Import TensorFlow with the settings of the commands: the tests also run in new processes."""
 
 from lm.system import import_tensorflow
 

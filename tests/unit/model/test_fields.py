@@ -36,9 +36,7 @@ FIELDS = {
 
 def mask(config, shape, keep_prob, mask_index):
     config, rows = Config(seed=config.seed), Rows(0, shape[1])
-    context = Context(
-        config, V, ops=fastest(), rows=rows, step=tf.constant(STEP), num_masks=mask_index
-    )
+    context = Context(config, V, fastest(), rows, tf.constant(STEP), mask_index)
     return context.dropout(tf.ones(shape), keep_prob)
 
 
@@ -60,12 +58,8 @@ def plain_loss(config, weights, inputs, targets):
             for name in ("input_weights", "recurrent_weights", "bias")
         )
         if config.recurrent_keep_prob < 1:
-            u = (
-                u
-                * mask(
-                    config, [1, *u.shape], config.recurrent_keep_prob, 1 + layer * masks_per_layer
-                )[0]
-            )
+            mask_index = 1 + layer * masks_per_layer
+            u = u * mask(config, [1, *u.shape], config.recurrent_keep_prob, mask_index)[0]
         h = c = tf.zeros([B, H])
         outputs = []
         for x_t in tf.unstack(x):
@@ -148,11 +142,9 @@ def test_windows_and_single_words_have_the_same_loss(path):
 
 
 def test_locked_masks_depend_on_the_global_row_but_not_on_the_time_step():
-    def masks(rows, step=STEP, **fields):
-        context = Context(
-            Config(locked_dropout=True), V, ops=fastest(), rows=rows,
-            step=tf.constant(step, tf.int64),
-        )  # fmt: skip
+    def masks(rows, step=STEP):
+        step = tf.constant(step, tf.int64)
+        context = Context(Config(locked_dropout=True), V, fastest(), rows, step)
         return context.dropout(tf.ones([T, rows.count, 64]), 0.5)
 
     with tf.Graph().as_default(), tf.Session() as session:

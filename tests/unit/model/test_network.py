@@ -106,7 +106,7 @@ def test_build_logits_with_the_same_output_layer_has_the_same_losses(load):
 
 
 @pytest.mark.parametrize(
-    "shape, batch_axis", [([6, 5], None), ([4, 6, 5], None), ([6, 4, 2, 3], 0)]
+    "shape, batch_axis", [([6, 5], None), ([3, 6, 5], None), ([4, 6, 5], None), ([6, 4, 2, 3], 0)]
 )
 def test_masks_do_not_depend_on_the_number_of_ranks(shape, batch_axis):
     axis = shape.index(6)
