@@ -16,8 +16,8 @@ by time step. The sums of the micro-batches are then added as a binary tree, (s0
 Therefore, the sum of the sums of two ranks equals the sum of one rank that has all micro-batches.
 By default, all rows are one micro-batch.
 
-Environment: LM_KERNELS=0 disables the ops. LM_KERNELS_ISA selects one of build.INSTRUCTION_SETS
-instead of the best one of this CPU.
+Environment: LM_KERNELS=0 disables the ops. LM_KERNELS_ISA selects an instruction set
+(build.INSTRUCTION_SETS) instead of the best set for this CPU.
 """
 
 from __future__ import annotations
@@ -42,33 +42,21 @@ __all__ = [
 ]  # fmt: skip
 
 
-def _ops():
-    if not available():
-        raise RuntimeError(description())
-    return load().ops
-
-
-def _is_bfloat16(precision: str) -> bool:
-    if precision not in ("float32", "bfloat16"):
-        raise ValueError(f"precision must be 'float32' or 'bfloat16', not {precision!r}")
-    return precision == "bfloat16"
-
-
 def _product(a, b, bf16, transpose_b=False):
-    """Multiply two matrices, each float32 or bfloat16, with a float32 result."""
-    return _ops().lm_mat_mul(a, b, bf16=bf16, transpose_b=transpose_b)
+    """Multiply two matrices, each float32 or bfloat16. The result is float32."""
+    return load().ops.lm_mat_mul(a, b, bf16=bf16, transpose_b=transpose_b)
 
 
 def _token_sum(a, b, bf16, micro_batches):
     """Return the sum over tokens of the outer products of their rows in a and b."""
-    return _ops().lm_token_sum(a, b, bf16=bf16, shares=micro_batches)
+    return load().ops.lm_token_sum(a, b, bf16=bf16, shares=micro_batches)
 
 
 def matmul(
     a_NK: tf.Tensor, b_KM: tf.Tensor, precision: str = "float32", micro_batches: Sequence[int] = ()
 ) -> tf.Tensor:
     """Multiply the inputs of a layer at all time steps by its weights. Differentiable."""
-    bf16 = _is_bfloat16(precision)
+    bf16 = precision == "bfloat16"
 
     @tf.custom_gradient
     def product(a, b):
@@ -92,7 +80,7 @@ def add_bias(x_NM: tf.Tensor, bias_M: tf.Tensor, micro_batches: Sequence[int] = 
 
 def column_sums(x_NM: tf.Tensor, micro_batches: Sequence[int] = ()) -> tf.Tensor:
     """Return the sum over tokens, [M], without a gradient. It is the same on every CPU."""
-    return _ops().lm_column_sums(x_NM, shares=micro_batches)
+    return load().ops.lm_column_sums(x_NM, shares=micro_batches)
 
 
 def lstm_recurrence(
@@ -106,22 +94,15 @@ def lstm_recurrence(
     """Run an LSTM layer over a window, given its input projection, with gates i, j, f, o.
 
     z_t = projected_t + h_{t-1} W; c_t = sigmoid(f) c_{t-1} + sigmoid(i) tanh(j);
-    h_t = sigmoid(o) tanh(c_t) (Zaremba et al., arXiv:1409.2329, eq. 4). Differentiable with respect
-    to all inputs. For truncated backpropagation, stop the gradient of the carried state.
-
-    Args:
-      projected_TBG: x Wx + b.
-      weights_HG: Recurrent weights.
-      h0_BH: Output before the window.
-      c0_BH: Memory cell before the window.
-      precision: Precision of the recurrent products.
-      micro_batches: Rows of each micro-batch.
+    h_t = sigmoid(o) tanh(c_t) (Zaremba et al., arXiv:1409.2329, eq. 4), with projected = x Wx + b.
+    Differentiable with respect to all inputs. For truncated backpropagation, stop the gradient of
+    the carried state.
 
     Returns:
       Outputs [T, B, H], and h and c after the last step, each [B, H].
     """
-    bf16 = _is_bfloat16(precision)
-    h_TBH, h_last_BH, c_last_BH, _, _ = _ops().lm_lstm(
+    bf16 = precision == "bfloat16"
+    h_TBH, h_last_BH, c_last_BH, _, _ = load().ops.lm_lstm(
         projected_TBG, weights_HG, h0_BH, c0_BH, bf16=bf16, shares=micro_batches
     )
     return h_TBH, h_last_BH, c_last_BH
@@ -132,7 +113,7 @@ def _lstm_gradient(op, dh, dh_last, dc_last, *_):
     _, weights, h0, c0 = op.inputs
     h, _, _, c, gates = op.outputs
     bf16 = op.get_attr("bf16")
-    dz, dh0, dc0 = _ops().lm_lstm_grad(weights, c0, c, gates, dh, dh_last, dc_last, bf16=bf16)
+    dz, dh0, dc0 = load().ops.lm_lstm_grad(weights, c0, c, gates, dh, dh_last, dc_last, bf16=bf16)
     hidden = tf.shape(h0)[1]
     h_before = tf.reshape(tf.concat([h0[None], h[:-1]], 0), [-1, hidden])
     # One product over all time steps, instead of one product per step.
@@ -145,14 +126,14 @@ def dropout(x_TBH: tf.Tensor, keep_prob: float, key: tf.Tensor, counter: tf.Tens
 
     Differentiable. The gradient computes the mask again, which is cheaper than storing it.
     """
-    return _ops().lm_dropout(x_TBH, key, counter, keep_prob=keep_prob, scale=1 / keep_prob)
+    return load().ops.lm_dropout(x_TBH, key, counter, keep_prob=keep_prob, scale=1 / keep_prob)
 
 
 @tf.RegisterGradient("LmDropout")
 def _dropout_gradient(op, dy):
     _, key, counter = op.inputs
     attributes = {name: op.get_attr(name) for name in ("keep_prob", "scale")}
-    return _ops().lm_dropout(dy, key, counter, **attributes), None, None
+    return load().ops.lm_dropout(dy, key, counter, **attributes), None, None
 
 
 def softmax_cross_entropy(
@@ -174,32 +155,29 @@ def softmax_cross_entropy(
 
     Args:
       hidden_NH: Outputs of the top layer.
-      weights_HV: Weights of the projection.
+      weights_HV: Weights of the projection, or [V, H] if `transposed`, like an embedding.
       bias_V: Bias of the projection.
       targets_N: int32 or int64 token IDs. An ID outside [0, V) raises InvalidArgumentError.
       scale_N: Factor of each token in the loss, such as 1 / batch_size, or 0 for padding.
-      precision: Precision of the three products.
-      training: False omits the work for the gradient; the loss then has no gradient.
-      micro_batches: Rows of each micro-batch.
-      transposed: Whether the weights are [V, H], as an embedding is.
+      training: False omits the gradient.
 
     Returns:
       The loss, a scalar, and the nll of each token in nats, [N], without a gradient.
     """
-    bf16 = _is_bfloat16(precision)
+    bf16 = precision == "bfloat16"
     targets_N, scale_N = tf.convert_to_tensor(targets_N), tf.convert_to_tensor(scale_N)
     dlogits_type = tf.bfloat16 if bf16 and training else tf.float32
 
     def cross_entropy(hidden, weights, bias):
         logits = _product(hidden, weights, bf16, transpose_b=transposed)
-        nll, dlogits, dbias = _ops().lm_softmax(
+        nll, dlogits, dbias = load().ops.lm_softmax(
             logits, bias, targets_N, scale_N, D=dlogits_type, gradient=training,
             shares=micro_batches,
         )  # fmt: skip
         loss = column_sums((scale_N * nll)[:, None], micro_batches)[0]
 
         def gradient(dloss, _):
-            # Multiply by dloss where it is cheap: [N, H] instead of [N, V] or [H, V].
+            # Multiply the smallest factor by dloss: [N, H] instead of [N, V] or [H, V].
             dweights = _token_sum(dloss * hidden, dlogits, bf16, micro_batches)
             if transposed:  # faster than the sum with exchanged factors
                 dweights = tf.transpose(dweights)
@@ -223,9 +201,9 @@ def global_norm(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     The result does not depend on the number of threads or the CPU, because all ranks must compute
     the same norm. The sum is float64, so it does not overflow if the norm fits into float32.
     """
-    return _ops().lm_global_norm(tensors)
+    return load().ops.lm_global_norm(tensors)
 
 
 def add_to_average(average: tf.Variable, weight: tf.Variable, share: tf.Tensor) -> tf.Operation:
     """Move an average towards a weight in one pass over both; see `lm.model.plain`."""
-    return _ops().lm_add_to_average(average.handle, weight.handle, share)
+    return load().ops.lm_add_to_average(average.handle, weight.handle, share)

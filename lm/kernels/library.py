@@ -28,11 +28,7 @@ class Library(NamedTuple):
 
 @functools.cache
 def load() -> Library:
-    """Load the library once.
-
-    Raises:
-      UserError: If LM_KERNELS_ISA is not an instruction set.
-    """
+    """Load the library once."""
     from lm.kernels.build import INSTRUCTION_SETS  # here: `-m lm.kernels.build` imports this module
 
     wanted = os.environ.get("LM_KERNELS_ISA")
@@ -88,8 +84,9 @@ def multiplies_bfloat16() -> bool:
 def subnormals_are_zero() -> Iterator[None]:
     """Treat subnormal numbers as zero, as TensorFlow does, in this thread.
 
-    Threads that start inside this context keep the setting. A thread that adds gradients without it
-    would compute different bits. Nothing changes without the compiled ops.
+    Threads that start inside this context inherit the setting. Without it, the sums of a thread
+    that adds gradients would not be bitwise identical. Without the compiled ops, this context has
+    no effect.
     """
     if not available():
         yield

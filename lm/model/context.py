@@ -31,11 +31,7 @@ class SeparateReduction(NamedTuple):
 
 @dataclasses.dataclass
 class Context:
-    """What `build_outputs` or `build_logits` receives for one use of the network.
-
-    The first two fields and the methods are for every network. `ops` and `rows` serve the built-in
-    network.
-    """
+    """The argument of `build_outputs` or `build_logits` in one use of the network."""
 
     config: Config
     vocab_size: int
@@ -63,9 +59,6 @@ class Context:
           x: float32 [T, B, ...], or [B, H].
           keep_prob: Probability of keeping a unit. Kept units are divided by it.
           batch_axis: Axis of the rows, 0 or 1. The default is 0 for two axes, otherwise 1.
-
-        Raises:
-          UserError: If an argument is invalid, or if the call is inside a tf.function.
         """
         mask_index, self.num_masks = self.num_masks, self.num_masks + 1
         if not self._drops(keep_prob):
@@ -79,19 +72,7 @@ class Context:
         shape = x.shape.as_list()
         if batch_axis is None:
             batch_axis = 0 if len(shape) == 2 else 1
-        self._check_shape(shape, batch_axis)
-        steps = shape[0] if batch_axis else 1
         rows, first_row = self.rows.count, self.rows.first
-        x_TBH = tf.reshape(x, [steps, rows, math.prod(shape[batch_axis + 1 :])])
-        if self.config.locked_dropout:
-            ones_1BH = tf.ones([1, *x_TBH.shape[1:]])
-            x_TBH *= self._dropped(ones_1BH, keep_prob, mask_index, first_row)
-        else:
-            x_TBH = self._dropped(x_TBH, keep_prob, mask_index, first_row)
-        return tf.reshape(x_TBH, shape)
-
-    def _check_shape(self, shape: list[int | None], batch_axis: int) -> None:
-        rows = self.rows.count
         if batch_axis >= len(shape) or shape[batch_axis] != rows or None in shape:
             raise UserError(
                 f"context.dropout: axis {batch_axis} of {shape} is not the batch of {rows} rows:"
@@ -99,9 +80,16 @@ class Context:
             )
         if self.config.locked_dropout and batch_axis == 0 and len(shape) > 2:
             raise UserError(
-                f"context.dropout: locked_dropout needs [T, B, ...], not {shape} with"
-                " batch_axis=0, whose time steps are not known"
+                f"context.dropout: locked_dropout needs [T, B, ...], not {shape} with batch_axis=0"
             )
+        steps = shape[0] if batch_axis else 1
+        x_TBH = tf.reshape(x, [steps, rows, math.prod(shape[batch_axis + 1 :])])
+        if self.config.locked_dropout:
+            ones_1BH = tf.ones([1, *x_TBH.shape[1:]])
+            x_TBH *= self._dropped(ones_1BH, keep_prob, mask_index, first_row)
+        else:
+            x_TBH = self._dropped(x_TBH, keep_prob, mask_index, first_row)
+        return tf.reshape(x_TBH, shape)
 
     def _drops(self, keep_prob: float) -> bool:
         if not 0 < keep_prob <= 1:
@@ -113,9 +101,8 @@ class Context:
     ) -> tf.Tensor:
         """Drop units with a mask that only depends on (seed, step, mask index, global row).
 
-        A row therefore has the same mask on any number of ranks, and after a resume. Each row owns
-        a range of the counters of the Philox generator (Salmon et al. 2011, "Parallel random
-        numbers: as easy as 1, 2, 3"). Each counter yields four numbers.
+        Each row owns a range of the counters of the Philox generator (Salmon et al. 2011,
+        "Parallel random numbers: as easy as 1, 2, 3"). Each counter yields four numbers.
         """
         if mask_index >= _MAX_MASKS:
             raise UserError(f"dropout has more than {_MAX_MASKS} masks in a step")
@@ -133,15 +120,9 @@ class Context:
     def drop_weights(self, weights: tf.Tensor, keep_prob: float) -> tf.Tensor:
         """Drop weights in training, with the same mask on all ranks and for all rows.
 
-        DropConnect (Wan et al. 2013) on recurrent weights is the weight-drop of Merity et al.
-        (2018), arXiv:1708.02182, section 2.
-
-        Args:
-          weights: float32 matrix, computed from variables only.
-          keep_prob: Probability of keeping a weight. Kept weights are divided by it.
-
-        Raises:
-          UserError: If `keep_prob` is invalid, or if the call is inside a loop.
+        This is DropConnect (Wan et al. 2013). On recurrent weights, it is the weight-drop of Merity
+        et al. (2018), arXiv:1708.02182, section 2. The weights, a float32 matrix, must be computed
+        from variables only. Kept weights are divided by `keep_prob`.
         """
         if not self._drops(keep_prob):
             return weights
@@ -154,9 +135,9 @@ class Context:
     def reduce_separately(self, weights: tf.Tensor) -> tf.Tensor:
         """Sum the gradient of this use of the weights over the ranks before it flows into them.
 
-        A mask on the weights is then applied to the sum over the ranks, and the gradients of two
-        uses of a variable are added after each is a sum over the ranks. Otherwise, the number of
-        ranks would change the rounding. The weights must be computed from variables only.
+        Otherwise, the number of ranks would change the rounding when a mask is applied to the
+        gradient, or when the gradients of two uses of a variable are added. The weights must be
+        computed from variables only.
         """
         if not self.training:
             return weights
@@ -166,13 +147,10 @@ class Context:
     def penalize(self, outputs_TBH: tf.Tensor, dropped_TBH: tf.Tensor) -> None:
         """Add the activation penalties of the config to the differentiated loss.
 
-        These are AR and TAR of Merity et al. (2017), arXiv:1708.01009. As in their code, the
-        penalties are means of squares over the units of the global batch. Here they are multiplied
-        by T, because the loss is a sum over the time steps of a row.
-
-        Args:
-          outputs_TBH: Outputs of the top layer.
-          dropped_TBH: The same outputs after dropout.
+        These are AR and TAR of Merity et al. (2017), arXiv:1708.01009, of the outputs of the top
+        layer before and after dropout. As in their code, the penalties are means of squares over
+        the units of the global batch. Here they are multiplied by T, because the loss is a sum over
+        the time steps of a row.
         """
         if not self.training:
             return
@@ -206,10 +184,7 @@ class Context:
     ) -> tf.Tensor:
         """Look up token IDs in the table [V, units] with this name, as float32 [T, B, units].
 
-        Args:
-          inputs_TB: int32 token IDs. T must be known, but B may be unknown.
-          units: Units per word. The default is `embedding_size`, or `hidden_size`.
-          name: Name of the variable.
+        T must be known. The default for `units` is `embedding_size`, or `hidden_size`.
         """
         config = self.config
         units = units or config.embedding_size or config.hidden_size
@@ -221,8 +196,8 @@ class Context:
         if name == "embedding":  # in any scope
             self.tables[table_VH.op.name] = table_VH
         # Look up row by row: the gradient then lists the words in the order of the global rows, and
-        # concatenating the lists of the ranks yields the list of one rank.
-        # (Not tf.transpose: for int32, oneDNN prints a warning about it.)
+        # concatenating the lists of the ranks yields the list of one rank. tf.transpose of int32
+        # would print a oneDNN warning.
         inputs_BT = tf.stack(tf.unstack(inputs_TB), axis=1)
         return tf.transpose(tf.gather(table_VH, inputs_BT), [1, 0, 2])
 

@@ -17,19 +17,14 @@ from lm.model.network import Network, State
 
 
 def state_size(network: Network) -> int:
-    """Return S."""
+    """Return S, the size of a row's state."""
     return sum(map(math.prod, network.state_shapes.values()))
 
 
 def next_word(
     network: Network, words_B: tf.Tensor, state_BS: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Read one word in each row.
-
-    Args:
-      network: The network.
-      words_B: int32 token IDs.
-      state_BS: State before the word.
+    """Read one word (an int32 token ID) in each row.
 
     Returns:
       The natural log-probabilities of the following word, float32 [B, V], and the new state.
@@ -58,12 +53,7 @@ def target_log_probs(network: Network, inputs_TB: tf.Tensor, targets_TB: tf.Tens
     """Return the natural log-probability of each target, float32 [T, B].
 
     Each row starts with an empty state. The loop computes the softmax of one time step at a time,
-    so the memory does not grow with T * V.
-
-    Args:
-      network: The network.
-      inputs_TB: int32 IDs of the tokens to read.
-      targets_TB: int32 IDs of the tokens that follow them.
+    so the memory does not grow with T * V. Inputs and targets are int32 token IDs.
     """
     num_steps, size = tf.shape(inputs_TB)[0], state_size(network)
     known_rows = inputs_TB.shape.as_list()[1]

@@ -46,15 +46,10 @@ def state_shapes(config: Config) -> dict[str, list[int]]:
 def build_outputs(
     inputs_TB: tf.Tensor, state: Mapping[str, tf.Tensor], context: Context
 ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-    """Build the embedding and the layers for a window.
+    """Return the outputs of the top layer, [T, B, H], and the state after the window.
 
-    Args:
-      inputs_TB: int32 token IDs. T must be known, but B may be unknown.
-      state: State before the window. No gradient flows into it (truncated BPTT).
-      context: The context of this use of the network.
-
-    Returns:
-      The outputs of the top layer, [T, B, H], and the state after the window.
+    T must be known, but B may be unknown. No gradient flows into the state before the window
+    (truncated BPTT).
     """
     config, after = context.config, {}
     x_TBH = context.embed(inputs_TB)
@@ -92,12 +87,7 @@ def lstm_layer(
     """Run one LSTM layer over a window (Zaremba et al. 2014, section 3; no peepholes).
 
     The input projection does not depend on the recurrence, so it is one product for all time
-    steps.
-
-    No gradient flows into the initial state (truncated BPTT).
-
-    Returns:
-      Outputs [T, B, H], and the state after the window.
+    steps. No gradient flows into the initial state (truncated BPTT).
     """
     num_steps, _, num_inputs = x_TBI.shape.as_list()
     projected_NG = ops.matmul(tf.reshape(x_TBI, [-1, num_inputs]), weights.input)

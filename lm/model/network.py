@@ -1,8 +1,8 @@
 """A network, built-in or user-defined: from token IDs to the loss.
 
 A network consists of two functions (docs/own_graph.md). They are called once for each use of the
-network: windows of training, windows of evaluation, and single words. All uses share the variables.
-This module adds the output layer of `build_outputs`, and the loss.
+network: training windows, evaluation windows and single words. All uses share the variables. This
+module adds the loss, and the output layer of networks with `build_outputs`.
 
 Shapes: T time steps, B rows, H units of the outputs, E units of the embedding, V words, N = T * B.
 X is H for outputs and V for logits.
@@ -27,17 +27,11 @@ logger = logging.getLogger("lm")
 
 State = Mapping[str, tf.Tensor]  # recurrent state by name, float32 [B, ...]
 
-_OUTPUT_LAYER = ("weights", "bias", "projection")  # its variables, in the scope softmax
+_OUTPUT_LAYER = {"softmax/weights", "softmax/bias", "softmax/projection"}  # variable names
 
 
 class Network:
-    """A network in the current graph. The first use creates its variables.
-
-    Args:
-      config: Sizes and seed.
-      vocab_size: V.
-      functions: The functions of the network.
-    """
+    """A network in the current graph. The first use creates its variables."""
 
     def __init__(self, config: Config, vocab_size: int, functions: NetworkFunctions = BUILT_IN):
         self.config, self.vocab_size = config, vocab_size
@@ -59,12 +53,7 @@ class Network:
     def build(
         self, inputs_TB: tf.Tensor, state: State, context: Context
     ) -> tuple[tf.Tensor, State]:
-        """Build the network for a window.
-
-        Args:
-          inputs_TB: int32 token IDs. T must be known, but B may be unknown.
-          state: The state before the window.
-          context: The context of this use of the network.
+        """Build the network for a window of int32 token IDs; T must be known.
 
         Returns:
           The outputs or logits [T, B, X], and the state after the window.
@@ -87,7 +76,10 @@ class Network:
         )
         created = {variable.op.name for variable in set(tf.global_variables()) - variables_before}
         self._names = set(used) if self._names is None else self._names
-        network_rules.check_variables(where, used, created, self._reserved_names(), self._names)
+        reserved = {f"state/{part}" for part in self.state_shapes}
+        if not self._makes_logits:
+            reserved |= _OUTPUT_LAYER
+        network_rules.check_variables(where, used, created, reserved, self._names)
         if self.config.tie_weights:
             tables = [used["embedding"]] if "embedding" in used else list(context.tables.values())
             self._table = network_rules.tied_table(
@@ -106,10 +98,6 @@ class Network:
                     self._warnings.add(line)
                     logger.warning(line)
         return outputs_or_logits_TBX, after
-
-    def _reserved_names(self) -> set[str]:
-        output_layer = set() if self._makes_logits else {f"softmax/{v}" for v in _OUTPUT_LAYER}
-        return output_layer | {f"state/{part}" for part in self.state_shapes}
 
     def cross_entropy(
         self,

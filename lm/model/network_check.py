@@ -1,4 +1,4 @@
-"""Check a network by experiment: which inputs its outputs depend on."""
+"""Check by experiment that the outputs of a network depend on the right inputs."""
 
 from __future__ import annotations
 
@@ -35,10 +35,9 @@ def check_network(
 ) -> None:
     """Check that results of a row only depend on that row, and that no output sees later words.
 
-    If a network mixes rows, or depends on the place of a row within a rank, training depends on
+    If a network mixes rows, or depends on the position of a row within a rank, training depends on
     the number of ranks. If a network sees the words that it predicts, its perplexity is
-    meaningless. The check also builds the uses of a network that otherwise only follow after the
-    training, and warns if single words and windows lead to different results.
+    meaningless. The check warns if single words and windows lead to different results.
 
     Raises:
       UserError: If the check fails or if the network cannot be built.
@@ -90,7 +89,6 @@ class _Windows:
         self.other_rank = network.build(self._inputs_ph[:, 1:], state, context)
 
     def run(self, window: Any, inputs: np.ndarray, state: _State) -> Any:
-        """Return the values of the tensors of a window."""
         feed = {self._state_phs[name]: value for name, value in state.items()}
         return self._session.run(window, {self._inputs_ph: inputs, **feed})
 
@@ -140,7 +138,6 @@ def _check_window(
 
 
 def _pairs(top: np.ndarray, after: _State, other_top: np.ndarray, other_after: _State) -> list:
-    """Return the name, the axis of the rows and the values of each result of two windows."""
     states = [(f"the state {name!r}", 0, after[name], other_after[name]) for name in after]
     return [("the outputs", 1, top, other_top), *states]
 

@@ -21,7 +21,6 @@ from lm.model.variables import operations_behind
 
 Nodes = Mapping[str, node_def_pb2.NodeDef]  # operations by name
 
-_NAME = re.compile(r"[A-Za-z0-9.][\w./-]*", re.ASCII)  # TensorFlow's rule for variables
 _COLLECTED = {
     tf.GraphKeys.REGULARIZATION_LOSSES: "use --weight_decay instead of a regularizer",
     tf.GraphKeys.TABLE_INITIALIZERS: "use tf.gather from a constant instead of a lookup table",
@@ -33,7 +32,6 @@ _ASSIGNS = re.compile(
     r"|Scatter(Nd)?(Add|Sub|Mul|Div|Min|Max|Update)|(Resource)?((Sparse)?Apply.*|CountUpTo)"
     r"|LmAddToAverage"
 )
-_OWN_DATA = re.compile(r".*Iterator(V[23])?|.*Queue(V[23])?|Mutable.*Table.*")
 
 
 def checked_shapes(path: str, found: Any) -> dict[str, list[int]]:
@@ -42,8 +40,6 @@ def checked_shapes(path: str, found: Any) -> dict[str, list[int]]:
     if not isinstance(found, Mapping):
         raise UserError(f"{where}, not {found!r}")
     for name, shape in found.items():
-        if not (isinstance(name, str) and _NAME.fullmatch(name)):
-            raise UserError(f"{where}; {name!r} is not a valid name")
         if not isinstance(shape, (list, tuple)) or not all(
             type(size) is int and size > 0 for size in shape
         ):
@@ -58,16 +54,10 @@ def checked_result(
     shape: Sequence[int | None],
     state_shapes: Mapping[str, Sequence[int]],
 ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-    """Return the result of `build_outputs` or `build_logits`, with known shapes.
+    """Return the result of `build_outputs` or `build_logits` with known shapes.
 
-    If only a run can tell the shape, the graph checks it.
-
-    Args:
-      where: The file and the function.
-      found: The result.
-      what: "outputs" or "logits".
-      shape: The expected shape. None stands for any known number of units, and for an unknown B.
-      state_shapes: The expected shapes of the state.
+    If a shape is unknown before the run, the graph checks it. `what` is "outputs" or "logits".
+    `shape` is the expected shape. None means an unknown B, or any known number of units.
     """
     if not isinstance(found, (tuple, list)) or len(found) != 2:
         raise UserError(f"{where} must return ({what}, new_state), not {_described(found)}")
@@ -94,8 +84,6 @@ def _checked_tensor(where: str, what: str, found: Any, shape: Sequence[int | Non
     text = f"({', '.join('any' if size is None else str(size) for size in shape)})"
     if not found.shape.is_compatible_with(shape):
         raise UserError(f"{where}: {what} must have the shape {text}, not {found.shape}")
-    if found.shape.rank is None:
-        raise UserError(f"{where}: {what} must have the shape {text}, not an unknown one")
     known = found.shape.merge_with(shape)
     return found if known.as_list() == found.shape.as_list() else tf.ensure_shape(found, known)
 
@@ -127,7 +115,7 @@ def check_variables(
     reserved: set[str],
     first_used: set[str],
 ) -> None:
-    """Check that all uses of a network get the same variables, by tf.get_variable."""
+    """Check that all uses of a network use the same variables, from tf.get_variable."""
     for name in sorted(created - used.keys()):
         raise UserError(
             f"{where} creates {name} again at each call: create it with tf.get_variable, which"
@@ -167,7 +155,7 @@ def tied_table(
 
 
 def check_graph(where: str, made: Nodes, used: Mapping[str, tf.Variable]) -> None:
-    """Reject assignments, placeholders and the network's own data, in any use of the network."""
+    """Reject assignments and placeholders in any use of the network."""
     # Inside a loop, the inputs of the loop are placeholders too.
     in_loop = tf.get_default_graph().building_function
     # tf.train.init_from_checkpoint replaces the first initializer of a variable.
@@ -185,17 +173,12 @@ def check_graph(where: str, made: Nodes, used: Mapping[str, tf.Variable]) -> Non
                 f"{where} creates the placeholder {name}, which nothing feeds: use"
                 " context.training, or a field of context.config"
             )
-        if _OWN_DATA.fullmatch(node.op):
-            raise UserError(
-                f"{where} has {node.op} ({name}): each rank would read the same data from it, and"
-                " a resumed run would start over; inputs_TB is the only input of a network"
-            )
 
 
 def check_training(
     where: str, made: Nodes, used: Mapping[str, tf.Variable], context: Context, given: Sequence
 ) -> None:
-    """Reject a network that cannot be trained, or that ignores a setting.
+    """Reject a network that cannot be trained or that ignores a setting.
 
     `given` contains the token IDs and the state that the network received.
     """
@@ -261,8 +244,8 @@ def warnings_of(
             " or from word to word in lm.score, lm.generate and lm.export"
         )
     computed = _computed(made, results)
-    # Even with a seed, the numbers depend on how often the operation has run, and are the same on
-    # all ranks, for different rows.
+    # Even with a seed, the numbers depend on the number of previous runs of the operation, and all
+    # ranks draw the same numbers for different rows.
     draws = [node.op for node in computed if "seed2" in node.attr]
     if draws:
         yield (

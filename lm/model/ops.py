@@ -32,10 +32,8 @@ def plain_ops(precision: str = "float32") -> Ops:
 def fastest(precision: str = "float32", micro_batches: Sequence[int] = ()) -> Ops:
     """Return the fastest operations on this process's device.
 
-    Args:
-      precision: Precision of the factors of all products, float32 or bfloat16.
-      micro_batches: Rows of each micro-batch, for all sums except `column_sums`, which receives
-        them as an argument; see `lm.data.batches.Rows`.
+    All sums are computed by micro-batches (see `lm.kernels`). `column_sums` receives the
+    micro-batches as an argument instead.
     """
     if not kernels.available():
         return plain_ops(precision)

@@ -11,7 +11,6 @@ sums in float32.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import tensorflow.compat.v1 as tf
 
@@ -63,83 +62,56 @@ def lstm_recurrence(
     """Run an LSTM layer over a window; see `lm.kernels.lstm_recurrence`."""
 
     @tf.custom_gradient
-    def with_gradient(*inputs):
-        return _recurrence_and_gradient(*inputs, precision)
+    def recurrence(projected_TBG, weights, h, c):
+        steps, h_steps = [], [h]
+        for projected in tf.unstack(projected_TBG):
+            z = projected + matmul(h, weights, precision)
+            z_i, z_j, z_f, z_o = tf.split(z, 4, axis=1)
+            i, j, f, o = tf.sigmoid(z_i), tf.tanh(z_j), tf.sigmoid(z_f), tf.sigmoid(z_o)
+            c_before = c
+            c = f * c + i * j
+            tanh_c = tf.tanh(c)
+            h = o * tanh_c
+            steps.append((c_before, i, j, f, o, tanh_c))
+            h_steps.append(h)
 
-    return with_gradient(projected_TBG, recurrent_weights, h_0, c_0)
+        def gradient(*dh_and_dc):
+            return _recurrence_gradient(steps, h_steps[:-1], weights, *dh_and_dc, precision)
 
+        return (tf.stack(h_steps[1:]), h, c), gradient
 
-def _recurrence_and_gradient(projected_TBG, recurrent_weights, h_0, c_0, precision):
-    steps = []
-    h, c = h_0, c_0
-    for projected in tf.unstack(projected_TBG):
-        z_i, z_j, z_f, z_o = tf.split(
-            projected + matmul(h, recurrent_weights, precision), 4, axis=1
-        )
-        i, j, f, o = tf.sigmoid(z_i), tf.tanh(z_j), tf.sigmoid(z_f), tf.sigmoid(z_o)
-        step = _TimeStep(h_before=h, c_before=c, i=i, j=j, f=f, o=o, tanh_c=None)
-        c = f * c + i * j
-        tanh_c = tf.tanh(c)
-        h = o * tanh_c
-        steps.append(step._replace(tanh_c=tanh_c))
-    h_TBH = tf.stack([step.h_before for step in steps[1:]] + [h])
-
-    def gradient(dh_TBH, dh_last, dc_last):
-        return _recurrence_gradient(steps, recurrent_weights, dh_TBH, dh_last, dc_last, precision)
-
-    return (h_TBH, h, c), gradient
+    return recurrence(projected_TBG, recurrent_weights, h_0, c_0)
 
 
-class _TimeStep(NamedTuple):
-    h_before: tf.Tensor
-    c_before: tf.Tensor
-    i: tf.Tensor
-    j: tf.Tensor
-    f: tf.Tensor
-    o: tf.Tensor
-    tanh_c: tf.Tensor
-
-
-def _recurrence_gradient(
-    steps: Sequence[_TimeStep], recurrent_weights, dh_TBH, dh_last, dc_last, precision
-):
+def _recurrence_gradient(steps, h_steps, recurrent_weights, dh_TBH, dh_last, dc_last, precision):
     """Backpropagate through time. The weight gradient is ONE product over all time steps."""
     # A skinny product with a transposed weight is 5 to 10 times slower in oneDNN. The copy prevents
     # TensorFlow's optimizer from folding this transpose back into the products below.
     transposed_weights = tf.raw_ops.Snapshot(input=tf.transpose(recurrent_weights))
-    dh_step, dc = tf.unstack(dh_TBH), dc_last
-    dh = dh_last
+    dh_step, dh, dc = tf.unstack(dh_TBH), dh_last, dc_last
     dz_steps = []
-    for step, dh_above in zip(reversed(steps), reversed(dh_step)):
+    for (c_before, i, j, f, o, tanh_c), dh_above in zip(reversed(steps), reversed(dh_step)):
         dh = dh + dh_above
-        dc = dc + dh * step.o * (1 - tf.square(step.tanh_c))
-        dz = tf.concat(
-            [
-                dc * step.j * step.i * (1 - step.i),
-                dc * step.i * (1 - tf.square(step.j)),
-                dc * step.c_before * step.f * (1 - step.f),
-                dh * step.tanh_c * step.o * (1 - step.o),
-            ],
-            axis=1,
-        )
+        dc = dc + dh * o * (1 - tf.square(tanh_c))
+        dz_i = dc * j * i * (1 - i)
+        dz_j = dc * i * (1 - tf.square(j))
+        dz_f = dc * c_before * f * (1 - f)
+        dz_o = dh * tanh_c * o * (1 - o)
+        dz = tf.concat([dz_i, dz_j, dz_f, dz_o], axis=1)
         dz_steps.append(dz)
-        dc = dc * step.f
+        dc = dc * f
         dh = matmul(dz, transposed_weights, precision)
     dz_TBG = tf.stack(dz_steps[::-1])
-    h_before = tf.concat([step.h_before for step in steps], axis=0)
-    dweights = matmul(h_before, tf.concat(dz_steps[::-1], axis=0), precision, transpose_a=True)
+    h_before, dz_all = tf.concat(h_steps, axis=0), tf.concat(dz_steps[::-1], axis=0)
+    dweights = matmul(h_before, dz_all, precision, transpose_a=True)
     return dz_TBG, dweights, dh, dc
 
 
 def dropout(x_TBH: tf.Tensor, keep_prob: float, key: tf.Tensor, counter: tf.Tensor) -> tf.Tensor:
-    """Drop units with random numbers that Philox computes from counters.
+    """Drop units with random numbers that the Philox generator computes from counters.
 
-    Args:
-      x_TBH: Activations.
-      keep_prob: Probability of keeping a unit. Kept units are divided by it.
-      key: Key of the generator, uint64 [1].
-      counter: Low and high half of the first counter, uint64 [2]. Each row owns ceil(T * H / 4)
-        counters.
+    The key is uint64 [1]. The counter is uint64 [2], the low and high half of the first counter.
+    Each row owns ceil(T * H / 4) counters.
     """
     num_steps, rows, units = x_TBH.shape.as_list()
     numbers_per_row = 4 * -(-num_steps * units // 4)
@@ -165,9 +137,9 @@ def softmax_cross_entropy(
     training: bool,
     transposed: bool = False,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Project to the vocabulary, and return the loss and the negative log-likelihood of each token.
+    """Project to the vocabulary and return the cross-entropy; see `lm.kernels`.
 
-    See `lm.kernels.softmax_cross_entropy`. `training` is not used here.
+    `training` is not used here.
     """
     if transposed:
         weights_HV = tf.transpose(weights_HV)
@@ -212,11 +184,5 @@ def global_norm(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
 
 
 def add_to_average(average: tf.Variable, weight: tf.Variable, share: tf.Tensor) -> tf.Operation:
-    """Return an operation that sets the average to average + (weight - average) * share.
-
-    Args:
-      average: A float32 variable.
-      weight: A float32 variable of the same shape.
-      share: float32 scalar.
-    """
+    """Return an operation that sets the average to average + (weight - average) * share."""
     return average.assign_add((weight - average) * share).op

@@ -22,11 +22,7 @@ _STACK = "Traceback (most recent call last)"
 
 
 def call(path: str, function: Callable, *arguments: Any) -> Any:
-    """Call a function of the config file with this path.
-
-    Raises:
-      UserError: If the function fails; the message names the line of the config file.
-    """
+    """Call a function of a config file; if it fails, the error names the line of the file."""
     try:
         return function(*arguments)
     except ProgramExit as error:
@@ -41,15 +37,10 @@ def call(path: str, function: Callable, *arguments: Any) -> Any:
 
 @contextlib.contextmanager
 def one_line_errors(functions: NetworkFunctions, running: bool = False) -> Iterator[None]:
-    """Report errors of a user's network in one line while a graph that contains it is built or run.
+    """Replace errors of a user-defined network by a UserError that names the config file.
 
-    Args:
-      functions: The functions of the network. Errors of the built-in network are not changed.
-      running: Whether the graph is run. Then only errors that are caused by the operands of an
-        operation, or by the user's Python, are attributed to the network.
-
-    Raises:
-      UserError: If an error is attributed to the network; the message names the config file.
+    If the graph is running, only errors that are caused by the operands of an operation, or by the
+    user's Python code, are attributed to the network.
     """
     try:
         yield
@@ -64,8 +55,8 @@ def one_line_errors(functions: NetworkFunctions, running: bool = False) -> Itera
 def _is_of_network(error: Exception) -> bool:
     if isinstance(error, _CAUSED_BY_OPERANDS):
         return True
-    # Other errors may have other causes, such as a device that fails. For an operation in a loop,
-    # TensorFlow only passes on the message. Only errors of Python contain Python's stack.
+    # Other errors may have other causes, such as a device failure. For an operation in a loop,
+    # TensorFlow only reports the message. Only errors of Python code contain a Python stack.
     is_python = getattr(getattr(error, "op", None), "type", None) in PYTHON_OPS
     return is_python or (isinstance(error, tf.errors.OpError) and _STACK in error.message)
 
@@ -73,7 +64,7 @@ def _is_of_network(error: Exception) -> bool:
 def short_message(error: Exception) -> str:
     """Return the class of an error, and the line of its message that states the problem."""
     rewritten = getattr(error, "ag_error_metadata", None)
-    if rewritten:  # from Python that TensorFlow rewrote: the message begins with its stack
+    if rewritten:  # from Python code that TensorFlow rewrote: the message begins with a stack
         return rewritten.cause_message.partition("\n")[0][:_MAX_CHARACTERS]
     # The message of an operation ends with the problem, followed by the node.
     text = str(error).partition("\n\t [[")[0]

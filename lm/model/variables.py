@@ -16,22 +16,17 @@ from lm.errors import UserError
 from lm.system import seeded
 
 _SAVED = [tf.GraphKeys.GLOBAL_VARIABLES, tf.GraphKeys.MODEL_VARIABLES]
-# The types that Horovod can broadcast.
-_DTYPES = [tf.float32, tf.float64, tf.float16, tf.int8, tf.int16, tf.int32, tf.int64, tf.uint8,
-           tf.uint16, tf.bool]  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
 class Uniform:
-    """Mark a variable to be initialized uniformly in [-scale, scale].
-
-    `shared_variables` replaces this mark, because an initializer does not know the variable's name.
-    """
+    """Initialize a variable uniformly in [-scale, scale]. `shared_variables` sets the seed."""
 
     scale: float
+    seed: tuple[int, int] = (0, 0)
 
-    def __call__(self, shape, dtype=None, partition_info=None):
-        raise NotImplementedError
+    def __call__(self, shape, dtype=tf.float32, partition_info=None):
+        return tf.random.stateless_uniform(shape, self.seed, -self.scale, self.scale, dtype)
 
 
 @contextlib.contextmanager
@@ -40,13 +35,10 @@ def shared_variables(config: Config, training: bool) -> Iterator[dict[str, tf.Va
 
     As in TF 1.x, requesting a name twice without `reuse` is an error, because two layers would
     share their weights. Names do not depend on the surrounding scopes. Initial values only depend
-    on the seed and the variable's name, so all ranks start equal: variables without an initializer
-    are uniform in [-init_scale, init_scale], and random operations without a seed get a seed.
-    (Keras initializers draw in Python, without a name, so their values also depend on their order.)
-
-    Args:
-      config: Contains `init_scale` and `seed`.
-      training: Whether this use of the network is for training.
+    on the seed and the variable's name, so they are identical on all ranks: variables without an
+    initializer are uniform in [-init_scale, init_scale], and random operations without a seed get a
+    seed. Keras initializers draw in Python, without a name, so their values also depend on their
+    order.
 
     Yields:
       The requested variables by name. Variables are added when they are requested.
@@ -78,7 +70,7 @@ def shared_variables(config: Config, training: bool) -> Iterator[dict[str, tf.Va
 
 
 def _options(name: str, options: dict, seed: int, training: bool) -> dict:
-    """Return the options of `tf.get_variable`, with the choices that hold for all variables."""
+    """Return the options of `tf.get_variable` with the settings that hold for all variables."""
     if options.get("regularizer"):
         raise UserError(
             f"variable {name} has a regularizer, which is not used: use --weight_decay instead"
@@ -86,14 +78,14 @@ def _options(name: str, options: dict, seed: int, training: bool) -> dict:
     # Broadcast and save all variables, even if they are not trainable or if the network puts them
     # into other collections.
     collections = set(options.get("collections") or []) - {tf.GraphKeys.LOCAL_VARIABLES, *_SAVED}
-    # Partitions are for parameter servers. The optimizers only update resource variables.
+    # Partitions are only for parameter servers. The optimizers only update resource variables.
     options = {**options, "use_resource": True, "partitioner": None}
     options["collections"] = [*_SAVED, *sorted(collections)]
     if isinstance(options.get("initializer"), Uniform):
-        key, scale = [seed, zlib.crc32(name.encode())], options["initializer"].scale
+        uniform = Uniform(options["initializer"].scale, (seed, zlib.crc32(name.encode())))
         is_floating = tf.as_dtype(options.get("dtype") or tf.float32).is_floating
         # TensorFlow initializes integers and booleans with zero.
-        options["initializer"] = _stateless_uniform(key, scale) if is_floating else None
+        options["initializer"] = uniform if is_floating else None
     # Another use of the network in this graph may have created the variable. (In a program that
     # does not train, the first use creates all variables.)
     if not (training and options.get("reuse") is True):
@@ -108,23 +100,11 @@ def _check(variable: tf.Variable, name: str) -> None:
         raise UserError(
             f"variable {variable.op.name} is {dtype.name}: trainable variables must be float32"
         )
-    if dtype not in _DTYPES or not variable.shape.num_elements():
-        raise UserError(
-            f"variable {variable.op.name} is {dtype.name} of the shape {variable.shape}: variables"
-            f" must not be empty, and must be one of {', '.join(d.name for d in _DTYPES)}"
-        )
     if variable.op.name != name:
         made = tf.get_collection(tf.GraphKeys.MODEL_VARIABLES)  # without global step and slots
         # If two names only differ in case, TensorFlow renames one of them, equally in each graph.
         if name.lower() not in {v.op.name.lower() for v in made if v is not variable}:
             raise UserError(f"variable {name} has the name of a training operation: rename it")
-
-
-def _stateless_uniform(seed: list[int], scale: float):
-    def initial_value(shape, dtype=tf.float32, partition_info=None):
-        return tf.random.stateless_uniform(shape, seed, -scale, scale, dtype)
-
-    return initial_value
 
 
 def operations_behind(*tensors: tf.Tensor) -> set[tf.Operation]:
@@ -142,8 +122,7 @@ def operations_behind(*tensors: tf.Tensor) -> set[tf.Operation]:
 def _seed_initial_value(variable: tf.Variable, seed: int) -> None:
     """Seed the random operations of an initial value by the variable's name.
 
-    Without a seed, the numbers would differ between ranks and between runs. With TensorFlow's graph
-    seed, they would depend on the number of previous operations.
+    With TensorFlow's graph seed, the numbers would depend on the number of previous operations.
     """
     for op in operations_behind(variable.initializer.inputs[1]):
         if "seed2" in op.node_def.attr and not (op.get_attr("seed") or op.get_attr("seed2")):

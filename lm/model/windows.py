@@ -48,13 +48,10 @@ def build_window_graph(
 
     Args:
       network: A network of the current graph. Several window graphs may share it.
-      rows: The rows of the global batch that this rank feeds.
+      rows: The local rows of the global batch.
       name: Scope of the operations and the local variables.
-      dropout_step: The global step, an int64 scalar that keys the dropout masks. None builds the
-        network without dropout, for evaluation.
-
-    Raises:
-      UserError: If the network functions of the config file are invalid.
+      dropout_step: The global step (int64) in training, which keys the dropout masks. Otherwise,
+        None.
     """
     config = network.config
     ops = fastest(config.precision, rows.micro_batches)
@@ -103,14 +100,9 @@ def _assign(variables: Mapping[str, tf.Variable], values: State) -> tf.Operation
 
 
 class Evaluator:
-    """The evaluation graph of a network, and this rank's rows of it.
+    """The evaluation graph of a network for the local rows.
 
-    Args:
-      network: A network of the current graph. Its config has `eval_batch_size` and `num_steps`.
-      eos_id: Token ID of `<eos>`.
-      rank: This rank.
-      size: Number of ranks.
-      shared: Whether all ranks evaluate rows. Otherwise, only rank 0 does.
+    If `shared`, the rows are distributed over all ranks. Otherwise, rank 0 evaluates all rows.
     """
 
     def __init__(self, network: Network, eos_id: int, rank: int, size: int, shared: bool):
@@ -128,14 +120,10 @@ class Evaluator:
         gather: Callable[[Any], list],
         poll: Callable[[], None] = lambda: None,
     ) -> NllSum:
-        """Evaluate a text, and return the sum over all ranks.
+        """Evaluate a text (int32 token IDs), and return the sum over all ranks.
 
-        Args:
-          session: A session of the graph.
-          name: Name of the text, for the log.
-          ids: Token IDs of the text, int32.
-          gather: Returns the values of all ranks. Ranks without rows wait in it.
-          poll: Called after each window.
+        Ranks without rows wait in `gather`, which returns the values of all ranks. `poll` is called
+        after each window. `name` is the name of the text in the log.
         """
         logger.info("evaluating %s: %s tokens", name, f"{len(ids):,}")
         own, config = (0, 0), self._config

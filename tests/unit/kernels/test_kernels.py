@@ -191,7 +191,7 @@ def test_products_in_all_layouts(dtype, bf16, transpose_b):
     with tf.Graph().as_default(), tf.Session() as session:
         a_ph, b_ph = (tf.placeholder(tf.float32, [None, None]) for _ in range(2))
         a_op, b_op = tf.cast(a_ph, dtype), tf.cast(b_ph, dtype)
-        c_op = kernels._ops().lm_mat_mul(a_op, b_op, bf16=bf16, transpose_b=transpose_b)
+        c_op = kernels.load().ops.lm_mat_mul(a_op, b_op, bf16=bf16, transpose_b=transpose_b)
         for M, K, N in SHAPES:
             a, b = numbers(M, K), numbers(K, N)
             c = session.run(c_op, {a_ph: a, b_ph: b.T if transpose_b else b})
@@ -205,7 +205,7 @@ def products_of(rows, bf16, threads):
     def products(a, wide, narrow):
         a = tf.gather(a, rows)
         return [
-            kernels._ops().lm_mat_mul(a, b, bf16=bf16, transpose_b=transpose_b)
+            kernels.load().ops.lm_mat_mul(a, b, bf16=bf16, transpose_b=transpose_b)
             for b in (wide, narrow)
             for transpose_b, b in ((False, b), (True, tf.transpose(b)))
         ]
@@ -345,15 +345,10 @@ def test_wrong_shapes_are_errors():
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"c0 has shape \[2,4\]"):
         run(kernels.lstm_recurrence, [*inputs[:3], inputs[3][:2]])
     with pytest.raises(tf.errors.InvalidArgumentError, match="cannot multiply"):
-        run(lambda a, b: kernels._ops().lm_mat_mul(a, b), [numbers(2, 3), numbers(2, 3)])
+        run(lambda a, b: kernels.load().ops.lm_mat_mul(a, b), [numbers(2, 3), numbers(2, 3)])
     softmax, targets, scale = softmax_inputs(3, 4, 7)
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"scale has shape \[2\]"):
         run(lambda *p: kernels.softmax_cross_entropy(*p, targets, scale[:2]), softmax)
-
-
-def test_unknown_precision_is_an_error():
-    with pytest.raises(ValueError, match="float16"):
-        kernels.matmul(numbers(1, 1), numbers(1, 1), "float16")
 
 
 def all_ops(threads):

@@ -35,15 +35,10 @@ MISTAKES = {
     "    w = tf.get_variable('w', [4])\n" + GOOD: "does not depend on the variable w",
     "    x = context.dropout(tf.transpose(x, [1, 0, 2]), 0.5)\n" + GOOD:
         "axis 1 of [3, 5, 4] is not the batch of 3 rows: give batch_axis=0",
-    "    w = tf.get_variable('w', [0], trainable=False)\n" + GOOD:
-        "variable w is float32 of the shape (0,): variables must not be empty",
     "    with tf.variable_scope('softmax'):\n        x += tf.get_variable('bias', [4])\n" + GOOD:
         "has the variable softmax/bias, a name of the output layer: rename it",
     "    x *= tf.placeholder(tf.float32, [])\n" + GOOD:
         "creates the placeholder train/lm_network/Placeholder, which nothing feeds: use context",
-    "    data = tf.data.Dataset.from_tensors(tf.ones([4])).repeat()\n"
-    "    x *= tf.data.make_one_shot_iterator(data).get_next()\n" + GOOD:
-        "Iterator): each rank would read the same data from it, and a resumed run would",
     "    x = tf.recompute_grad(lambda x: context.dropout(x, 0.5))(x)\n" + GOOD:
         "context.dropout is called again for the gradient, as tf.recompute_grad does",
     "    context.penalize(*2 * [tf.transpose(x, [1, 0, 2])])\n" + GOOD:
