@@ -1,7 +1,6 @@
-"""The settings of a run: what to train (`Config`), and how and where (`RunOptions`).
+"""The settings of a run: `Config` determines the result, and `RunOptions` controls the execution.
 
-Each field is declared once, with its default, help text and range. The command-line flags are
-generated from these declarations.
+The command-line flags are generated from these fields.
 """
 
 from __future__ import annotations
@@ -11,15 +10,14 @@ import dataclasses
 from lm.options import Checked, option
 
 _INT32 = 2**31 - 1  # the largest valid tensor dimension
-_MOST_THREADS = 4096  # with many more, the process fails when it starts them
+_MAX_THREADS = 4096  # A process with many more threads fails.
 
 
 @dataclasses.dataclass(frozen=True)
 class Config(Checked):
     """The model, its schedule, its data and its seed.
 
-    The same Config gives the same run on any number of ranks. Raises UserError if a value has the
-    wrong type or is out of range.
+    The same Config gives the same run on any number of ranks.
     """
 
     name: str = option(
@@ -28,12 +26,12 @@ class Config(Checked):
 
     # Data.
     corpus: str = option(
-        "files", "files: PTB or your own text in --data_path; embedded: a small synthetic corpus",
+        "files", "files (PTB or your own text in --data_path) or embedded (a synthetic corpus)",
         choices=("files", "embedded"), may_change=(),
     )  # fmt: skip
     vocab_size: int | None = option(
-        None, "keep at most this many words; the others become <unk> (default: all)", low=3,
-        may_change=(),
+        None, "keep the N most frequent words and replace all others by <unk> (default: keep all)",
+        low=3, may_change=(),
     )  # fmt: skip
 
     # Model: Zaremba, Sutskever, Vinyals (2014), https://arxiv.org/abs/1409.2329.
@@ -49,10 +47,10 @@ class Config(Checked):
     )
     tie_weights: bool = option(
         False, "use the embedding as the weights of the output layer; outputs of a different size"
-        " are projected to it",
+        " are projected to the size of the embedding",
     )  # fmt: skip
     num_layers: int = option(2, "number of LSTM layers", low=1, high=1000)
-    num_steps: int = option(20, "time steps of truncated back-propagation", low=1, high=_INT32)
+    num_steps: int = option(20, "time steps of truncated backpropagation", low=1, high=_INT32)
     keep_prob: float = option(
         1.0, "probability of keeping a unit in dropout (1: no dropout)", above=0, high=1
     )
@@ -67,7 +65,7 @@ class Config(Checked):
         above=0, high=1,
     )  # fmt: skip
     locked_dropout: bool = option(
-        False, "drop the same units of a row at all time steps of a window (variational dropout)"
+        False, "drop the same units of a row in all time steps of a window (variational dropout)"
     )
     forget_bias: float = option(
         0.0, "added to the LSTM's forget gates; TensorFlow's BasicLSTMCell adds 1",
@@ -84,7 +82,7 @@ class Config(Checked):
 
     precision: str = option(
         "float32", "bfloat16 rounds the factors of matrix products; everything else uses float32."
-        " It is faster only on CPUs with AVX512_BF16 or AMX", choices=("float32", "bfloat16"),
+        " bfloat16 is faster only on CPUs with AVX512_BF16 or AMX", choices=("float32", "bfloat16"),
     )  # fmt: skip
 
     # Optimization. docs/optimization.md lists the published recipe of each field.
@@ -95,7 +93,7 @@ class Config(Checked):
         13, "passes over the training split", low=1, high=_INT32, may_change=["resume", "search"]
     )
     optimizer: str = option(
-        "sgd", "sgd; momentum: classic, not Nesterov's; adam: bias-corrected",
+        "sgd", "sgd, momentum (classic momentum, not Nesterov's) or adam (bias-corrected)",
         choices=("sgd", "momentum", "adam"),
     )  # fmt: skip
     momentum: float = option(0.9, "momentum: factor on the velocity at each step", low=0, below=1)
@@ -107,7 +105,7 @@ class Config(Checked):
         1e-8, "adam: added to the root of the squared gradient's mean", above=0, high=1e38
     )
     weight_decay: float = option(
-        0.0, "added to the gradient, times the weights; adam: decoupled, as AdamW", low=0, high=1e38
+        0.0, "add N times the weights to the gradient (adam: decoupled, as AdamW)", low=0, high=1e38
     )
     asgd_trigger_epochs: int | None = option(
         None, "start to average the weights when the validation perplexity is worse than the best"
@@ -115,8 +113,8 @@ class Config(Checked):
     )  # fmt: skip
     learning_rate: float = option(1.0, "learning rate before decay", above=0, high=1e38)
     lr_schedule: str = option(
-        "decay", "decay: by lr_decay per epoch; plateau: by lr_plateau_factor after each epoch"
-        " without a new best validation perplexity", choices=("decay", "plateau"),
+        "decay", "decay multiplies the rate by lr_decay per epoch; plateau by lr_plateau_factor"
+        " after each epoch without a new best validation perplexity", choices=("decay", "plateau"),
     )  # fmt: skip
     lr_plateau_factor: float = option(
         0.25, "plateau: factor on the learning rate", above=0, below=1
@@ -154,15 +152,16 @@ class Config(Checked):
 
 @dataclasses.dataclass(frozen=True)
 class RunOptions(Checked):
-    """How and where to train a Config.
+    """Options of one job of a run.
 
     Only these options change the trained weights: `data_path`, `init_from`, `max_steps`,
-    `allow_changed_config_file` and `early_stopping_epochs`. Raises UserError as `Config` does.
+    `allow_changed_config_file` and `early_stopping_epochs`.
     """
 
     data_path: str | None = option(
-        None, "directory of the corpus (default: the one of the run of --resume or --init_from,"
-        " otherwise data)", per_host=True, is_path=True, may_change=["resume", "search"],
+        None, "directory of the corpus (default: the recorded directory if the run resumes or uses"
+        " --init_from, otherwise data)", per_host=True, is_path=True,
+        may_change=["resume", "search"],
     )  # fmt: skip
     data_url: str | None = option(
         None, "address or path of the PTB .tgz (default: public addresses)", per_host=True,
@@ -173,11 +172,11 @@ class RunOptions(Checked):
         may_change=(),
     )  # fmt: skip
     resume: bool = option(
-        False, "resume from the newest checkpoint in --output_dir, or start if it has none",
+        False, "resume from the newest checkpoint in --output_dir if there is one, otherwise start",
         may_change=(),
     )  # fmt: skip
     init_from: str | None = option(
-        None, "start with the weights, but nothing else, of this checkpoint directory",
+        None, "initialize the weights from this checkpoint directory",
         per_host=True, is_path=True,
     )  # fmt: skip
     init_partly: bool = option(
@@ -193,15 +192,15 @@ class RunOptions(Checked):
         3, "number of recent checkpoints to keep, in addition to the best", low=1
     )
     test_on: str = option(
-        "last", "weights to test at the end: the last weights, the weights with the best validation"
-        " perplexity, or none", choices=("last", "best", "none"), may_change=(),
+        "last", "weights to test at the end: last, best (by validation perplexity) or none",
+        choices=("last", "best", "none"), may_change=(),
     )  # fmt: skip
     allow_changed_config_file: bool = option(
         False, "resume although the config file, which defines a network or fields, has changed"
     )
     check_network: bool = option(
         False, "check the network of a config file before training: rows must be independent, and"
-        " no time step may depend on a later one",
+        " time steps must not depend on later time steps",
     )  # fmt: skip
     step_timeout_seconds: float = option(
         600.0, "end the job if a rank waits for other ranks, or rank 0 for the disk, for N seconds"
@@ -219,8 +218,8 @@ class RunOptions(Checked):
         may_change=(),
     )  # fmt: skip
     mpi_log: str = option(
-        "master", "which ranks write log files: master: rank 0; workers: each rank writes its own;"
-        " collect: rank 0 writes the lines of all ranks after each epoch",
+        "master", "ranks that write log files: only rank 0 (master), all ranks (workers), or rank 0"
+        " for all ranks after each epoch (collect)",
         choices=("master", "collect", "workers"), may_change=(),
     )  # fmt: skip
     timeline: str | None = option(
@@ -234,10 +233,10 @@ class RunOptions(Checked):
     tensorboard: bool = option(True, "write event files for TensorBoard to the run directory")
     intra_op_threads: int | None = option(
         None, "threads per operation (default: cores of the host / its ranks)", low=1,
-        high=_MOST_THREADS, per_host=True, may_change=["resume", "search"],
+        high=_MAX_THREADS, per_host=True, may_change=["resume", "search"],
     )  # fmt: skip
     inter_op_threads: int | None = option(
-        None, "number of concurrent operations (default: 1)", low=1, high=_MOST_THREADS,
+        None, "number of concurrent operations (default: 1)", low=1, high=_MAX_THREADS,
         per_host=True, may_change=["resume", "search"],
     )  # fmt: skip
 

@@ -1,8 +1,7 @@
-"""Load a config file: its config, and the functions of the network that it may define.
+"""Load config files, which contain a config and may define a network.
 
-Config files are Python code, and loading one runs it. Therefore, config files are only taken from
-the command line, and from the copy in a search directory. A run directory stores the path and the
-SHA-256 of the file, but not the file itself.
+Loading a config file executes Python code. Therefore, config files come only from the command line
+or from the copy in a search directory. A run directory stores only the path and the SHA-256.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ import types
 from collections.abc import Iterable
 from typing import Callable, Literal
 
-from lm.config import Config, RunOptions
+from lm.config import Config
 from lm.errors import UserError, error_class, first_line
 from lm.options import Checked
 from lm.record import FileRecord
 from lm.system import import_tensorflow, seeded
 
-# Not as a module: a user's own directory `configs` may come first in sys.path.
+# Importing `configs` could find a user's directory of the same name.
 _CONFIGS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "configs")
 _BUILDERS = {"build_outputs": "outputs", "build_logits": "logits"}
 
@@ -34,16 +33,16 @@ def _no_state(config: Config) -> dict[str, list[int]]:
 
 @dataclasses.dataclass(frozen=True)
 class NetworkFunctions:
-    """The functions that build a network, and the config file that they come from.
+    """The functions that build a network; by default, the built-in network of `lm/model/lstm.py`.
 
-    The default is the built-in network, whose functions are in `lm/model/lstm.py`.
+    A run depends on its config file if the file defines a network or a subclass of Config.
     """
 
-    where: str = "the built-in network"  # for messages: the path of the config file
+    where: str = "the built-in network"  # path of the config file, for messages
     state_shapes: Callable = _no_state  # config -> shapes of the recurrent state by name
     build: Callable | None = None  # (inputs_TB, state, context) -> (outputs or logits, new state)
     kind: Literal["built-in", "outputs", "logits"] = "built-in"
-    sha256: str | None = None  # of the config file; None if runs do not depend on the file
+    sha256: str | None = None  # checksum of the config file if runs depend on the file
     config_class: type[Config] = Config
 
     @property
@@ -53,7 +52,7 @@ class NetworkFunctions:
 
     @property
     def file_record(self) -> FileRecord | None:
-        """The record of the config file; None if runs do not depend on it."""
+        """The record of the config file if runs depend on the file."""
         return FileRecord(os.path.abspath(self.where), self.sha256) if self.sha256 else None
 
 
@@ -86,13 +85,12 @@ def load_config_file(name_or_path: str) -> ConfigFile:
     sha256 = hashlib.sha256(source).hexdigest()
     if importlib.util.find_spec("tf_keras"):  # enables classic layers and cells
         os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
-    if b"tensorflow" in source:  # faster than a plain import, and without its messages
+    if b"tensorflow" in source:  # faster and quieter than a plain import
         import_tensorflow()
     try:
         # All processes must draw the same numbers, because constants are part of a network.
         with seeded(0):
             module = _module(path, source)
-        _check_classes(module)
         get_config = getattr(module, "get_config", None)
         if not callable(get_config):
             raise UserError("get_config() is not defined")
@@ -100,44 +98,43 @@ def load_config_file(name_or_path: str) -> ConfigFile:
             config = get_config()
         if not isinstance(config, Config):
             raise UserError("get_config() must return lm.config.Config")
-        _check_fields(type(config))
-        Checked.__post_init__(config)  # in case a subclass does not call it
-    except UserError as error:
-        raise UserError(f"config {_place(path, error)}: {error}") from error
-    except SyntaxError as error:  # in the file, or in a module that it imports
-        where = f"{error.filename or path}, line {error.lineno}"
-        raise UserError(f"config {where}: {error.msg}") from error
+        _check_decorator(type(config))
+        Checked.__post_init__(config)  # A subclass may not call it.
+        functions = _network_functions(module, path, sha256, type(config))
     except (Exception, SystemExit) as error:
-        line = f"{type(error).__name__}: {first_line(error)}{keras_hint(error)}"
-        raise UserError(f"config {_place(path, error)}: {line}") from error
-    functions = _network_functions(module, path, sha256, type(config))
+        raise UserError(f"config {_explain(path, error)}") from error
     return ConfigFile(path, sha256, config, functions, getattr(module, "suggest", None))
 
 
-def _place(path: str, error: BaseException) -> str:
-    return place(path, traceback.extract_tb(error.__traceback__))
+def _explain(path: str, error: BaseException) -> str:
+    if isinstance(error, SyntaxError):  # A module that the file imports may be invalid too.
+        return f"{error.filename or path}, line {error.lineno}: {error.msg}"
+    where = place(path, traceback.extract_tb(error.__traceback__))
+    if isinstance(error, UserError):
+        return f"{where}: {error}"
+    return f"{where}: {type(error).__name__}: {first_line(error)}{keras_hint(error)}"
 
 
 def place(path: str, frames: Iterable[traceback.FrameSummary]) -> str:
-    """Return the path, and the line of the last frame in that file if there is one."""
+    """Return the path of a file, with the line number of the last frame in the file."""
     whole = os.path.abspath(path)
     lines = [frame.lineno for frame in frames if os.path.abspath(frame.filename) == whole]
     return f"{path}, line {lines[-1]}" if lines else path
 
 
 def keras_hint(error: BaseException) -> str:
-    """Return the package to install if a classic layer or cell is missing, otherwise ""."""
+    """Return a hint if a classic layer or cell is missing, otherwise an empty string."""
     if "Keras 3" not in str(error):
         return ""
-    # --no-deps: pip would install its dependency tensorflow over tensorflow-cpu.
+    # Otherwise, pip would install the dependency tensorflow over tensorflow-cpu.
     version = sys.modules["tensorflow"].__version__.rpartition(".")[0]
     install = f"pip install --no-deps 'tf_keras=={version}.*'"
     return f"; classic layers and cells need tf_keras: {install}"
 
 
 def _module(path: str, source: bytes) -> types.ModuleType:
-    # Register the module: dataclasses look up the module of a class. Run it only once: it may
-    # register gradients in TensorFlow, which fails the second time.
+    # Dataclasses look up the module of their class. Execute the file only once, because registering
+    # a gradient in TensorFlow fails the second time.
     key = hashlib.sha256(os.fsencode(os.path.abspath(path)) + b"\n" + source).hexdigest()
     name = f"lm_config_{key[:16]}"
     if name in sys.modules:
@@ -147,9 +144,9 @@ def _module(path: str, source: bytes) -> types.ModuleType:
     sys.modules[name] = module
     beside = os.path.dirname(os.path.abspath(path))
     if beside not in sys.path:
-        sys.path.insert(0, beside)  # as for a script that Python runs
+        sys.path.insert(0, beside)  # Python does this for scripts too.
     try:
-        # Compile the bytes that were hashed, not a cached version of the file.
+        # Python's import could execute a cached version instead of the hashed bytes.
         exec(compile(source, path, "exec", dont_inherit=True), module.__dict__)
     except BaseException:
         del sys.modules[name]
@@ -171,24 +168,13 @@ def _find_config(name_or_path: str) -> str:
     return path
 
 
-def _check_classes(module: types.ModuleType) -> None:
-    """Reject subclasses of Config that are not dataclasses: their options would be ignored."""
-    for cls in vars(module).values():
-        if isinstance(cls, type) and issubclass(cls, Config):
-            for name, value in vars(cls).items():
-                if isinstance(value, dataclasses.Field):  # @dataclass replaces it by its default
-                    raise UserError(
-                        f"{cls.__name__} needs @dataclasses.dataclass(frozen=True), otherwise"
-                        f" {name} is not a field"
-                    )
-
-
-def _check_fields(cls: type[Config]) -> None:
-    """Reject fields whose names are flags of the training."""
-    taken = {"config", "help", *(field.name for field in dataclasses.fields(RunOptions))}
-    for field in dataclasses.fields(cls):
-        if field.name in taken:
-            raise UserError(f"--{field.name} is already a flag: rename the field")
+def _check_decorator(cls: type[Config]) -> None:
+    """Reject a subclass of Config that is not a dataclass, because its options would be ignored."""
+    for name, value in vars(cls).items():
+        if isinstance(value, dataclasses.Field):  # The decorator replaces it by the default.
+            raise UserError(
+                f"{name} is not a field: add @dataclasses.dataclass(frozen=True) to {cls.__name__}"
+            )
 
 
 def _network_functions(
@@ -199,12 +185,11 @@ def _network_functions(
     builders = [name for name in _BUILDERS if name in found]
     if len(builders) > 1 or (found and not builders):
         raise UserError(
-            f"config {path}: a network is either build_outputs or build_logits, not"
-            f" {' and '.join(found)}"
+            f"a network is either build_outputs or build_logits, not {' and '.join(found)}"
         )
     for name, value in found.items():
         if not callable(value):
-            raise UserError(f"config {path}: {name} must be a function")
+            raise UserError(f"{name} must be a function")
     if builders:
         (builder,) = builders
         state_shapes = found.get("state_shapes", _no_state)

@@ -13,11 +13,11 @@ class ProgramExit(Exception):
     """The end of a program. The user sees only the message."""
 
     exit_code = 1
-    on_every_rank = False  # whether all ranks raise it at the same point, so that one rank reports
+    on_every_rank = False  # If all ranks raise the error at the same point, only rank 0 reports it.
 
 
 class InfoRequested(ProgramExit):
-    """The command line asks for information, such as `--help`. The message is the answer."""
+    """The answer to a flag such as `--help`."""
 
     exit_code = 0
 
@@ -29,26 +29,21 @@ class UserError(ProgramExit, ValueError):
 
 
 class RunError(ProgramExit, RuntimeError):
-    """A run failed for a reason outside the program."""
+    """A run failed for a reason outside the program, such as a full disk."""
 
 
 class EveryRankError(RunError):
-    """A failure that all ranks see at the same step."""
+    """A failure that all ranks detect at the same step."""
 
     on_every_rank = True
 
 
 class Stopped(EveryRankError):
-    """A signal asked the ranks to stop, and all ranks stopped at the same step.
+    """All ranks stopped at the same step after a signal."""
 
-    Args:
-      message: The line for the user.
-      number: The number of the signal.
-    """
-
-    def __init__(self, message: str, number: int):
+    def __init__(self, message: str, signal_number: int):
         super().__init__(message)
-        self.exit_code = 128 + number
+        self.exit_code = 128 + signal_number
 
 
 _PATH_ERRORS = {
@@ -58,9 +53,9 @@ _PATH_ERRORS = {
 
 
 def error_class(error: OSError) -> type[ProgramExit]:
-    """Return UserError if the path is wrong, and RunError if the disk or network failed.
+    """Return UserError if the path is wrong, and RunError if the disk or the network failed.
 
-    A job restarts itself after a RunError, because disks and networks may recover.
+    Jobs are restarted after a RunError, because disks and networks may recover.
     """
     return UserError if error.errno in _PATH_ERRORS else RunError
 
@@ -72,18 +67,9 @@ def first_line(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def needs_extra(extra: str) -> Iterator[None]:
-    """Turn a missing package into one line.
-
-    Args:
-      extra: The extra of this project that installs the packages.
-
-    Raises:
-      UserError: If a package is not installed.
-    """
+    """Raise UserError if a package that an extra of this project installs is missing."""
     try:
         yield
     except ModuleNotFoundError as error:
         package = (error.name or str(error)).partition(".")[0]
-        raise UserError(
-            f"{package} is not installed; install the extra: pip install '.[{extra}]'"
-        ) from error
+        raise UserError(f"{package} is not installed; run: pip install '.[{extra}]'") from error

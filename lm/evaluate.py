@@ -7,10 +7,10 @@ With --json, the output has one object per line for each split:
      "tokens": 73760, "characters": 393042, "unknown": 0, "eval_batch_size": 20, "world_size": 1}
 
 nll is the mean negative log-likelihood of a token in nats, including the `<eos>` at the end of each
-line, and perplexity = exp(nll). bits_per_word is nll / ln 2. bits_per_character divides by the
-characters of the text instead. The space or line end after each word counts as a character, and an
+line. perplexity = exp(nll), and bits_per_word = nll / ln 2. bits_per_character divides by the
+number of characters instead. The space or line end after each word counts as a character, and an
 unknown word counts as the five characters of `<unk>`. unknown is the number of words that are not
-in the vocabulary; a literal `<unk>` in the text is an ordinary word.
+in the vocabulary. A literal `<unk>` in the text is an ordinary word.
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ With --eval_batch_size 1, the model reads each text as one stream."""
 
 @dataclasses.dataclass(frozen=True)
 class EvaluateOptions(Checked):
-    """The texts to evaluate, and the output format."""
+    """The flags of this command."""
 
     split: str = option(
         "valid", "valid, test, train, a text file, or a comma-separated list of these", is_path=True
@@ -44,13 +44,13 @@ class EvaluateOptions(Checked):
         None, "directory of the corpus (default: the corpus of the run)", is_path=True
     )
     eval_batch_size: int | None = option(
-        None, "rows to cut each text into (default: eval_batch_size of the run's config)"
+        None, "number of rows of each text (default: eval_batch_size of the run's config)"
     )
     json: bool = option(False, "print JSON, one object per line, instead of a table")
 
 
 def main() -> None:
-    """Run the command line in this process, which may be one of several ranks."""
+    """Run the command on this rank."""
     program.run(_parse, _evaluate)
 
 

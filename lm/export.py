@@ -42,15 +42,13 @@ Export a trained model as a SavedModel, which TensorFlow loads without this proj
 
 @dataclasses.dataclass(frozen=True)
 class ExportOptions(Checked):
-    """The destination."""
+    """The flag of this command."""
 
-    to: str = option(
-        "", "directory to create, which must not exist yet", required=True, is_path=True
-    )
+    to: str = option("", "new directory for the SavedModel", required=True, is_path=True)
 
 
 def main() -> None:
-    """Run the command line."""
+    """Run the command."""
     program.run_alone(_export)
 
 

@@ -1,4 +1,4 @@
-"""Checksums, locks, atomic writes, and a file to append to that survives a full disk."""
+"""Files: checksums, locks, atomic writes, and appending in spite of a full disk."""
 
 from __future__ import annotations
 
@@ -17,19 +17,15 @@ from typing import Any
 logger = logging.getLogger("lm")
 
 _BLOCK_BYTES = 1 << 20
-# Some cluster file systems have no locks, such as Lustre mounted without flock.
+# Some cluster file systems do not support locks, such as Lustre mounted without flock.
 _NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP}
-_HOST_DIRECTORY = "/tmp"  # not TMPDIR, which may differ between jobs
-_STALE = {errno.ESTALE, errno.ENOTCONN}  # the disk was unmounted, and may be mounted again
+_HOST_DIRECTORY = "/tmp"  # TMPDIR may differ between jobs.
+_STALE = {errno.ESTALE, errno.ENOTCONN}  # The disk was unmounted, and may be mounted again.
 _NO_SYNC = {errno.EINVAL, errno.ENOTSUP}  # pipes and terminals
 
 
 def sha256_of(path: str) -> str:
-    """Return the SHA-256 of a file in hexadecimal digits.
-
-    Raises:
-      OSError: If the file cannot be read.
-    """
+    """Return the SHA-256 of a file in hexadecimal digits."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         for block in iter(lambda: file.read(_BLOCK_BYTES), b""):
@@ -38,25 +34,19 @@ def sha256_of(path: str) -> str:
 
 
 def short_name(text: str) -> str:
-    """Return a file name for a text, such as a path: 16 hexadecimal digits of its SHA-256."""
+    """Return a file name that identifies a string, such as a path."""
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
 def private_name(name: str) -> str:
-    """Add the name of the host: on file systems without locks, hosts must not share a file."""
+    """Add the name of the host to the name of a file that hosts must not share."""
     return f"{name}-{socket.gethostname()}"
 
 
 class RetryingAppend:
-    """A file to append to. If the disk is full or gone, content waits in memory for the next write.
+    """Appends to a file. If the disk is full or unmounted, content waits for the next write.
 
     Every byte is written exactly once and in order. Each kind of failure is logged once.
-
-    Args:
-      path: Path of the file, which is created if it is missing.
-
-    Raises:
-      OSError: If the file cannot be opened.
     """
 
     def __init__(self, path: str):
@@ -81,7 +71,7 @@ class RetryingAppend:
             self.failure = self._log(error, "new lines wait in memory")
 
     def sync(self) -> None:
-        """Flush the file to the disk. Any thread may call this."""
+        """Flush the file to the disk. Any thread may call this method."""
         try:
             os.fsync(self._file.fileno())
         except OSError as error:  # NFS reports a full disk here
@@ -104,47 +94,39 @@ class RetryingAppend:
     def _log(self, error: OSError, outcome: str) -> str:
         reason = f"cannot write {self._path}: {error.strerror}"
         if outcome not in self._logged:
-            self._logged.add(outcome)  # first, because the log may be this file
+            self._logged.add(outcome)  # Do this first, because the log may be this file.
             logger.error("%s; %s", reason, outcome)
         return reason
 
 
 def _open_existing(path: str, flags: int) -> int:
-    return os.open(path, flags & ~os.O_CREAT)  # do not create a file in an empty mount point
+    return os.open(path, flags & ~os.O_CREAT)  # Do not create a file in an empty mount point.
 
 
 def check_writable(path: str) -> None:
-    """Check that a file can be appended to or created, without changing anything.
-
-    Raises:
-      OSError: If the file cannot be written.
-    """
+    """Raise OSError if a file can be neither appended to nor created. Do not change the file."""
     if os.path.isfile(path) or os.path.isdir(path):
         open(path, "ab").close()
-    elif not os.path.exists(path):  # opening a pipe or a terminal could block
+    elif not os.path.exists(path):  # Opening a pipe or a terminal could block.
         tempfile.TemporaryFile(dir=os.path.dirname(path) or ".").close()
 
 
 def write_atomically(path: str, content: bytes) -> None:
-    """Write a file atomically. An existing file or link is replaced.
-
-    Raises:
-      OSError: If the file cannot be written. Nothing is left behind.
-    """
-    if os.path.exists(path) and not os.path.isfile(path):  # do not replace /dev/null
+    """Write a file atomically. Replace an existing file or link."""
+    if os.path.exists(path) and not os.path.isfile(path):  # Do not replace /dev/null.
         raise OSError(errno.EINVAL, "not a regular file", path)
     temporary = private_name(f"{path}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb") as file:
             file.write(content)
             file.flush()
-            os.fsync(file.fileno())  # otherwise a power cut could leave an empty file
+            os.fsync(file.fileno())  # Otherwise, a power failure could leave an empty file.
         os.replace(temporary, path)
     except BaseException as error:
         with contextlib.suppress(OSError):
             os.remove(temporary)
         if isinstance(error, OSError):
-            error.filename = path  # errors about full disks have no name
+            error.filename = path  # Errors about full disks do not contain the path.
         raise
 
 
@@ -159,15 +141,14 @@ def locked(path: str, activity: str | None = None) -> Iterator[None]:
 
     Args:
       path: The lock file, which is created if it is missing, and stays.
-      activity: The holder's activity ("downloading ..."), for the log of waiting processes. None
-        does not wait.
+      activity: The activity of the holder ("downloading ..."), for the log of waiting processes.
+        None does not wait.
 
     Raises:
       BlockingIOError: If another process holds the lock, and this process does not wait.
-      OSError: If the lock file cannot be opened.
     """
-    # Never remove the file: a process that waits for the removed file and a process that creates a
-    # new file would both hold "the" lock.
+    # If the file were removed, a process that waits for the removed file and a process that creates
+    # a new file would both hold the lock.
     with open(path, "ab") as file:
         try:
             _lock(file.fileno(), path, activity)
@@ -177,7 +158,7 @@ def locked(path: str, activity: str | None = None) -> Iterator[None]:
         else:
             yield
             return
-    # Fall back to a lock in a directory of this host: one process per host.
+    # Fall back to a lock file on this host, which excludes only processes of this host.
     name = f"lm-{os.getuid()}-{short_name(os.path.realpath(path))}.lock"
     directory = _HOST_DIRECTORY if os.access(_HOST_DIRECTORY, os.W_OK) else tempfile.gettempdir()
     with open(os.path.join(directory, name), "ab") as file:

@@ -1,4 +1,4 @@
-"""The documentation of the flags of lm.train: `python -m lm.flags > docs/flags.md`."""
+"""Generate the documentation of the flags of lm.train: `python -m lm.flags > docs/flags.md`."""
 
 import dataclasses
 
@@ -26,7 +26,7 @@ def flags_document() -> str:
         for field in dataclasses.fields(cls):
             plain_type, _ = field_type(cls, field.name)
             name = f"--[no]{field.name}" if plain_type is bool else f"--{field.name}"
-            text = field_help(field).replace("<", "&lt;")  # in Markdown, <unk> is HTML
+            text = field_help(field).replace("<", "&lt;")  # Markdown would read <unk> as HTML.
             default = "" if field.default is None else field.default
             lines.append(f"| `{name}` | {default} | {text} |")
     return "\n".join(lines) + "\n"

@@ -1,8 +1,8 @@
 """Generate text: `python -m lm.generate --run DIR --prompt "the company said"`.
 
-The text is printed while it is generated: the prompt, then --num_words words. A line end (`<eos>`)
-counts as a word. If --num_samples is above 1, each text follows a line like "== 2 of 5". With
---json, each text is a line {"sample": 1, "seed": 7, "prompt": "the company said", "words": ["it",
+The command prints the prompt, and then each generated word immediately. A line end (`<eos>`) counts
+as a word. If --num_samples is above 1, a line like "== 2 of 5" precedes each text. With --json,
+each line contains one text: {"sample": 1, "seed": 7, "prompt": "the company said", "words": ["it",
 "will", "<eos>"], "text": "the company said it will\\n"}.
 
 The network computes in float32, regardless of the run's --precision.
@@ -34,12 +34,12 @@ With the same --seed, the same flags generate the same text."""
 class OutputFormat(Checked):
     """The output format."""
 
-    json: bool = option(False, "print JSON, one object per line for each text")
+    json: bool = option(False, "print one JSON object per generated text")
 
 
 def main() -> None:
-    """Run the command line."""
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # stop silently if stdout is closed, as by head
+    """Run the command."""
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Stop silently when `| head` closes stdout.
     program.run_alone(_generate)
 
 
@@ -47,32 +47,26 @@ def _generate(argv):
     arguments = parse(argv, USAGE, RunChoice, Sampling, OutputFormat)
     run, sampling = arguments[RunChoice].open_arguments(), arguments[Sampling]
     import_tensorflow()
-    from lm.inference.generator import Generator
+    from lm.inference.generator import Generator, spaced
     from lm.inference.run import open_run
 
     with contextlib.closing(Generator(open_run(**run))) as generator:
-        if "seed" not in arguments.given(Sampling):  # the user may want to repeat the text
+        if "seed" not in arguments.given(Sampling):  # The user may want to repeat the text.
             logging.getLogger("lm").info("seed %d", sampling.seed)
         for number, (prompt, words) in enumerate(generator.texts(sampling), 1):
             if arguments[OutputFormat].json:
-                _print_json(number, prompt, list(words), sampling)
+                words = list(words)
+                text = "".join(spaced([*prompt, *words]))
+                record = {"sample": number, "seed": sampling.seed, "prompt": sampling.prompt}
+                print(json.dumps({**record, "words": words, "text": text}), flush=True)
             else:
-                _print_text(number, [prompt, words], sampling.num_samples)
+                if sampling.num_samples > 1:
+                    print(f"== {number} of {sampling.num_samples}")
+                _print_text(spaced(itertools.chain(prompt, words)))
 
 
-def _print_json(number, prompt, words, sampling):
-    from lm.inference.generator import spaced
-
-    record = {"sample": number, "seed": sampling.seed, "prompt": sampling.prompt, "words": words}
-    print(json.dumps({**record, "text": "".join(spaced([*prompt, *words]))}), flush=True)
-
-
-def _print_text(number, parts, num_samples):
-    from lm.inference.generator import spaced
-
-    if num_samples > 1:
-        print(f"== {number} of {num_samples}")
-    for piece in spaced(itertools.chain(*parts)):
+def _print_text(pieces):
+    for piece in pieces:
         print(piece, end="", flush=True)
     if piece != "\n":
         print()

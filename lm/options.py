@@ -1,4 +1,4 @@
-"""Options: dataclass fields with a help text, a range and checks."""
+"""Options: dataclass fields with a help text, and checks of their types and ranges."""
 
 from __future__ import annotations
 
@@ -27,40 +27,34 @@ def option(
     default: Any,
     help: str,
     *,
-    low: float | None = None,
-    above: float | None = None,
-    high: float | None = None,
-    below: float | None = None,
     choices: Sequence[Any] = (),
     per_host: bool = False,
     is_path: bool = False,
     required: bool = False,
+    low: float | None = None,
+    above: float | None = None,
+    high: float | None = None,
+    below: float | None = None,
     may_change: Sequence[str] = ("search",),
 ) -> Any:
     """Declare a field of a `Checked` dataclass, such as `Config` or `RunOptions`.
 
     Args:
-      default: The value if neither a config file nor a flag sets the field.
+      default: The value if a config file and the command line do not set the field.
       help: One line for `--help`.
-      low: Smallest allowed value.
-      above: The value must be greater than this.
-      high: Largest allowed value.
-      below: The value must be less than this.
-      choices: The allowed values, if they are few.
+      choices: The allowed values; empty for all values.
       per_host: Whether ranks may have different values, such as paths and threads.
       is_path: Whether the value is a path, in which the command line expands `~/`.
       required: Whether the command line must set the field.
       may_change: When the value may differ within one run or search. "resume": when the run or the
         search is resumed. "evaluate": when the weights are used, or when the run is resumed and no
-        decision depends on validation. "search": `lm.search` may set it.
-
-    Returns:
-      A dataclass field.
+        decision depends on validation. "search": when `lm.search` sets the field.
+      low, above, high, below: The range. The bounds `low` and `high` are allowed values.
     """
-    rules = dict(low=low, above=above, high=high, below=below, choices=tuple(choices))
-    marks = dict(per_host=per_host, is_path=is_path, required=required)
-    marks["may_change"] = frozenset(may_change)
-    return dataclasses.field(default=default, metadata=dict(help=help, **marks, **rules))
+    limits = dict(low=low, above=above, high=high, below=below)
+    metadata = dict(help=help, choices=choices, limits=limits, may_change={*may_change})
+    metadata.update(per_host=per_host, is_path=is_path, required=required)
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 def may_change(cls: type, *occasions: str) -> set[str]:
@@ -70,70 +64,59 @@ def may_change(cls: type, *occasions: str) -> set[str]:
 
 
 def field_type(cls: type, name: str) -> tuple[type, bool]:
-    """Return the plain type of a field, and whether None is allowed.
-
-    Raises:
-      UserError: If the type is not int, float, bool or str, or one of them or None.
-    """
+    """Return the type of a field without None, and whether None is allowed."""
     hint = typing.get_type_hints(cls)[name]
     for plain in _PLAIN_TYPES:
         if hint in (plain, plain | None):
             return plain, hint is not plain
-    raise UserError(f"{name} must be an int, float, bool or str, or one of them | None")
+    raise UserError(f"{name} must be an int, float, bool or str, optionally | None")
 
 
 def replaced(settings: Settings, **fields: Any) -> Settings:
-    """Return settings with different values, as `dataclasses.replace` does.
-
-    Args:
-      settings: A dataclass, possibly a config file's subclass with its own checks.
-      **fields: The values.
-
-    Raises:
-      UserError: If a value is invalid.
-    """
+    """Return settings with different values, or raise UserError if a value is invalid."""
     try:
         changed = dataclasses.replace(settings, **fields)
-        Checked.__post_init__(changed)  # a subclass may have replaced it
+        Checked.__post_init__(changed)  # A user's subclass may not call it.
         return changed
     except UserError:
         raise
-    except Exception as error:  # from the subclass
+    except Exception as error:  # The checks of a user's subclass may raise any error.
         name = type(settings).__name__
         raise UserError(f"{name}: {type(error).__name__}: {first_line(error)}") from error
 
 
 class Checked:
-    """Base of dataclasses whose fields are checked for type and range."""
+    """Base of dataclasses that raise UserError if a field has the wrong type or range."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            if "help" not in field.metadata:  # in a user's subclass
+            if "help" not in field.metadata:
                 raise UserError(f"{field.name} must be declared as option(default, help)")
             value = getattr(self, field.name)
             expected, is_optional = field_type(type(self), field.name)
             if value is None and is_optional:
                 continue
-            if value == "" and is_optional:  # from an unset shell variable
+            if value == "" and is_optional:  # The user's shell variable may be unset.
                 raise UserError(f"{field.name} is empty: give a value, or leave it out")
             if expected is float and type(value) is int:
                 value = float(value)
-            if value == math.inf:  # JSON, which stores configs, has no infinity
+            if value == math.inf:  # JSON cannot represent infinity.
                 value = sys.float_info.max
             object.__setattr__(self, field.name, value)
             if type(value) is not expected:
                 raise UserError(f"{field.name} must be {expected.__name__}, not {value!r}")
             if value != value:
                 raise UserError(f"{field.name} must be a number, not {value}")
-            _check_range(field.name, value, field.metadata)
+            _check_range(field.name, value, field.metadata["choices"], field.metadata["limits"])
 
 
-def _check_range(name: str, value: Any, rules: Mapping[str, Any]) -> None:
-    if rules["choices"] and value not in rules["choices"]:
-        choices = ", ".join(map(str, rules["choices"]))
-        raise UserError(f"{name} must be one of {choices}, not {value!r}")
-    for rule, (is_valid, words) in _RANGE_CHECKS.items():
-        bound = rules[rule]
+def _check_range(
+    name: str, value: Any, choices: Sequence[Any], limits: Mapping[str, float]
+) -> None:
+    if choices and value not in choices:
+        raise UserError(f"{name} must be one of {', '.join(map(str, choices))}, not {value!r}")
+    for rule, bound in limits.items():
+        is_valid, words = _RANGE_CHECKS[rule]
         if bound is not None and not is_valid(value, bound):
             raise UserError(f"{name} must be {words} {bound}, not {value}")
 

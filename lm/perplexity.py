@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-# In nats per token. Above it, the perplexity overflows float64: the run has diverged.
+# In nats per token. For larger values, the perplexity overflows float64: the run has diverged.
 MAX_MEAN_NLL = 709.0
 
 

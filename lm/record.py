@@ -1,7 +1,7 @@
-"""The record of a run: the settings, corpus, vocabulary and config file that identify it.
+"""The record of a run, which identifies its settings, corpus, vocabulary and config file.
 
-`run.json` holds the record from the start of a run, and the manifest of each checkpoint repeats
-it. `first_difference` compares two records when a run is resumed, used or reported.
+`run.json` stores the record from the start of a run, and the manifest of each checkpoint contains a
+copy. `first_difference` compares two records when a run is resumed, used or reported.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from lm.errors import RunError, UserError, error_class
 from lm.files import write_json
 from lm.options import defaults
 
-CONFIG_FILE = "config file (SHA-256)"  # its name in `RunRecord.facts`
+CONFIG_FILE = "config file (SHA-256)"  # a name in `RunRecord.facts`
 
 Record = TypeVar("Record")
 
 
 @dataclasses.dataclass(frozen=True)
 class CorpusRecord:
-    """The corpus of a run. The checksum identifies it, and the path tells where to look first."""
+    """The corpus of a run. Only the checksum identifies the corpus."""
 
     kind: str  # "text", "ptb" or "embedded"
     path: str  # absolute path of --data_path on rank 0
@@ -36,7 +36,7 @@ class CorpusRecord:
 
 @dataclasses.dataclass(frozen=True)
 class FileRecord:
-    """The config file of a run. The checksum identifies it."""
+    """The config file of a run. Only the checksum identifies the file."""
 
     path: str
     sha256: str
@@ -44,7 +44,7 @@ class FileRecord:
 
 @dataclasses.dataclass(frozen=True)
 class RunRecord:
-    """The identity of a run. Fields that an older version did not record have their defaults."""
+    """The identity of a run. Config fields of newer versions have their defaults."""
 
     config: Mapping[str, Any]  # dataclasses.asdict(Config)
     vocabulary: str  # SHA-256
@@ -56,7 +56,7 @@ class RunRecord:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Everything that identifies the run, by name. Paths are not part of the identity."""
+        """The facts that identify the run, by name."""
         return {
             **self.config,
             "vocabulary": self.vocabulary,
@@ -65,15 +65,7 @@ class RunRecord:
         }
 
     def write(self, run_dir: str, has_checkpoints: bool) -> None:
-        """Write run.json atomically.
-
-        Args:
-          run_dir: The run directory.
-          has_checkpoints: Whether the run has had a checkpoint. If it has, it never starts over.
-
-        Raises:
-          OSError: If the file cannot be written.
-        """
+        """Write run.json atomically. A run that has had a checkpoint never starts over."""
         content = {"has_checkpoints": has_checkpoints, **dataclasses.asdict(self)}
         write_json(os.path.join(run_dir, run_files.RUN), content)
 
@@ -89,13 +81,7 @@ class Difference(NamedTuple):
 def first_difference(
     first: RunRecord, second: RunRecord, ignored: Container[str] = ()
 ) -> Difference | None:
-    """Return the first fact in which two records differ, or None if they are equal.
-
-    Args:
-      first: A record.
-      second: The record to compare it with. A fact that only one of them has is None in the other.
-      ignored: Names of facts that may differ.
-    """
+    """Return the first difference, except in ignored facts. The value of a missing fact is None."""
     facts, others = first.facts, second.facts
     for name in {**facts, **others}:
         if name not in ignored and facts.get(name) != others.get(name):
@@ -104,7 +90,7 @@ def first_difference(
 
 
 def load_record(run_dir: str) -> RunRecord | None:
-    """Read the record of a run; return None if the directory has no run.json.
+    """Read the record of a run; return None if the directory does not contain run.json.
 
     Raises:
       UserError: If run.json is corrupt, or if a different version of this program wrote it.
@@ -121,11 +107,7 @@ def load_record(run_dir: str) -> RunRecord | None:
 
 
 def has_checkpoints(run_dir: str) -> bool:
-    """Return whether run.json says that the run has had a checkpoint.
-
-    Raises:
-      UserError, RunError: See `load_record`.
-    """
+    """Return whether the run has had a checkpoint, according to run.json; see `load_record`."""
     return bool((_read(run_dir) or {}).get("has_checkpoints"))
 
 
@@ -146,16 +128,11 @@ def _read(run_dir: str) -> dict[str, Any] | None:
 
 
 def from_json(cls: type[Record], values: Mapping[str, Any], source: str) -> Record:
-    """Create a dataclass from the JSON form of `dataclasses.asdict`.
-
-    Args:
-      cls: The dataclass. A missing field gets its default.
-      values: Values by field name.
-      source: Origin of the values, for error messages.
+    """Create a dataclass from the JSON form of `dataclasses.asdict`. Missing fields get defaults.
 
     Raises:
       UserError: If a field is unknown, because a different version of this program wrote it.
-      RunError: If a field is missing or has the wrong type.
+      RunError: If a field without default is missing, or a field has the wrong type.
     """
     unknown = sorted(values.keys() - {field.name for field in dataclasses.fields(cls)})
     if unknown:
@@ -168,9 +145,10 @@ def from_json(cls: type[Record], values: Mapping[str, Any], source: str) -> Reco
 
 
 def different_version(source: str, evidence: str) -> UserError:
-    """Return the error for a file of a version of this program that this version cannot read."""
+    """Return the error for a file that this version of the program cannot read."""
     return UserError(
-        f"{source} was written by a different version of this program ({evidence}); use that one"
+        f"{source} was written by a different version of this program ({evidence}); use that"
+        " version"
     )
 
 

@@ -4,11 +4,11 @@ Each input line produces one output line immediately. The TSV columns, without a
 
     log-probability, tokens, unknown words, sentence [, log-probabilities of its tokens]
 
-All logarithms are natural. A sentence starts with an empty recurrent state, and its closing `<eos>`
-is one of its tokens. A word that is not in the vocabulary counts as unknown and is scored as
-`<unk>`. The last column requires --per_word; spaces separate its numbers. The words of the sentence
-are separated by single spaces. The network computes in float32, regardless of the run's
---precision.
+All logarithms are natural. A sentence starts with an empty recurrent state, and the closing `<eos>`
+is a token of the sentence. A word that is not in the vocabulary counts as unknown and is scored as
+`<unk>`. The last column requires --per_word, and spaces separate the numbers in this column. The
+words of the sentence are separated by single spaces. The network computes in float32, regardless
+of the run's --precision.
 
 With --json, each line is an object: {"log_probability": -9.1, "tokens": 3, "unknown": 0,
 "sentence": "the company"}. With --per_word, it also has "words": [{"word": "the",
@@ -41,16 +41,16 @@ TSV: log-probability (natural), tokens (with <eos>), unknown words, sentence."""
 
 @dataclasses.dataclass(frozen=True)
 class ScoreOptions(Checked):
-    """The output format and the batch size."""
+    """The flags of this command."""
 
     per_word: bool = option(False, "print the log-probability of each word too")
     json: bool = option(False, "print JSON, one object per line, instead of TSV")
-    batch_size: int = option(16, "sentences scored at a time", low=1)
+    batch_size: int = option(16, "number of sentences to score together", low=1)
 
 
 def main() -> None:
-    """Run the command line."""
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # stop silently if stdout is closed, as by head
+    """Run the command."""
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Stop silently when `| head` closes stdout.
     program.run_alone(_score)
 
 
@@ -65,7 +65,7 @@ def _score(argv):
 
     with contextlib.closing(Scorer(open_run(**run), options.batch_size)) as scorer:
         for score in scorer.score_stream(sys.stdin.fileno()):
-            # Flush: the process that wrote this sentence may be waiting for its score.
+            # The process that wrote the sentence may wait for the score.
             print(format_score(score, options.per_word, options.json), flush=True)
 
 
@@ -91,7 +91,8 @@ def format_score(score, per_word: bool, as_json: bool) -> str:
 
 
 def _number(log_prob: float) -> float | None:
-    return round(float(log_prob), 6) if math.isfinite(log_prob) else None  # JSON has no infinity
+    # JSON cannot represent infinity.
+    return round(float(log_prob), 6) if math.isfinite(log_prob) else None
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ A flag overrides the config field of the same name."""
 
 @dataclasses.dataclass(frozen=True)
 class ConfigChoice(Checked):
-    """The config to train."""
+    """The flag that selects the config."""
 
     config: str = option(
         "config_small",
@@ -31,7 +31,7 @@ class ConfigChoice(Checked):
 
 
 def main() -> None:
-    """Run the command line in this process, which may be one of several ranks."""
+    """Run the command on this rank."""
     program.run(parse_flags, _train)
 
 
@@ -39,7 +39,7 @@ def parse_flags(argv):
     """Return the config, the options and the network functions for `lm.training.run.train`."""
     arguments = parse(argv, USAGE, ConfigChoice, Config, RunOptions)
     options = arguments[RunOptions]
-    if options.timeline:  # Horovod reads it when the ranks connect
+    if options.timeline:  # Horovod reads the variable when the ranks connect.
         os.environ["HOROVOD_TIMELINE"] = options.timeline
     return arguments[Config], options, arguments.config_file.functions
 

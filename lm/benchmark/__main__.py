@@ -36,6 +36,8 @@ def _run(argv: Sequence[str]) -> None:
         for name, (_, kind) in _COMMANDS.items():
             lines.append(f"  {name:10} {kind.__doc__.splitlines()[0]}")
         raise InfoRequested("\n".join(lines))
+    if command.startswith("--"):
+        flags.parse(argv[:2], "Measure training.")  # --version
     if command not in _COMMANDS:
         raise UserError(f"{command!r} is not one of the commands {', '.join(_COMMANDS)}")
     module, kind = _COMMANDS[command]

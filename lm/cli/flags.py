@@ -1,6 +1,6 @@
-"""The command line: one parser for all commands.
+"""One command-line parser for all commands.
 
-A command has option classes: dataclasses of `lm.options.option` fields. The fields become flags.
+The flags of a command are the fields of its option classes, which `lm.options.option` declares.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _DEFINE = {
 
 @dataclasses.dataclass(frozen=True)
 class CommonFlags(Checked):
-    """Flags of every command."""
+    """Flags of all commands."""
 
     help: bool = option(False, "show this help")
     version: bool = option(False, "show the versions of this project and its libraries")
@@ -42,28 +42,23 @@ class CommonFlags(Checked):
 
 @dataclasses.dataclass(frozen=True)
 class RunChoice(Checked):
-    """The run that a command uses."""
+    """Flags that select a run and a checkpoint."""
 
     run: str = option(
         "", "directory of the run: the --output_dir of lm.train", required=True, is_path=True
     )
     checkpoint: str = option(
-        "last", "last, best (by validation perplexity), or a checkpoint's directory", is_path=True
+        "last", "last, best (by validation perplexity), or the checkpoint's directory", is_path=True
     )
     config: str | None = option(
         None,
-        "the config file of the run, which is executed; only for a run whose config file defines a"
-        " network or its own fields",
+        "the config file of the run, if it defines a network or config fields; executes the file",
         is_path=True,
     )
     allow_changed_config_file: bool = option(False, "use --config even if the file has changed")
 
     def open_arguments(self) -> dict[str, Any]:
-        """Return the arguments of `lm.inference.run.open_run`.
-
-        Raises:
-          UserError: If the config file is invalid.
-        """
+        """Return the arguments of `lm.inference.run.open_run`, with the config file loaded."""
         return {
             "directory": self.run,
             "checkpoint": self.checkpoint,
@@ -73,13 +68,7 @@ class RunChoice(Checked):
 
 
 class Arguments:
-    """A parsed command line. `arguments[cls]` is the object of an option class.
-
-    Args:
-      given: The values of the flags that the user gave.
-      config_file: The file that `--config` names; None if the command does not load one.
-      positional: The arguments that are not flags.
-    """
+    """A parsed command line. `arguments[cls]` is an instance of the option class."""
 
     def __init__(
         self, given: Mapping[str, Any], config_file: ConfigFile | None, positional: Sequence[str]
@@ -93,12 +82,12 @@ class Arguments:
         return cls(**given)
 
     def given(self, cls: type) -> dict[str, Any]:
-        """Return the fields of an option class that the user gave as flags."""
+        """Return the fields of an option class that were set on the command line."""
         names = [field.name for field in dataclasses.fields(_actual(cls, self.config_file))]
         return {name: self._given[name] for name in names if name in self._given}
 
     def table(self, option_classes: Sequence[type]) -> str:
-        """Return a table of the values of options and their sources, for `--print_config`."""
+        """Return the output of `--print_config`."""
         rows = []
         for cls in option_classes:
             options, given = self[cls], self.given(cls)
@@ -124,17 +113,17 @@ def parse(
     Args:
       argv: The command line, program name first.
       usage: The description of the command, for `--help`.
-      *option_classes: Dataclasses whose fields become flags. `Config` stands for the config of the
-        file that `--config` names, and another class must have the field `config`.
+      *option_classes: Dataclasses whose fields become flags. `Config` stands for the class of the
+        config in the file that `--config` names, and another class must have the field `config`.
       positional: Whether the command accepts arguments that are not flags.
       leave_out: Fields of `RunOptions` that the command does not accept.
 
     Raises:
-      UserError: If a flag is unknown, ill-typed or missing, or the config file is invalid.
-      InfoRequested: If the user asks for the help, the versions or the values of the options.
+      UserError: If a flag or the config file is invalid.
+      InfoRequested: For `--help`, `--version` and `--print_config`.
     """
     file = _load_config_file(argv, option_classes) if Config in option_classes else None
-    # Not absl's global flags: libraries define dozens of flags there.
+    # Libraries define dozens of flags in absl's global FLAGS.
     flags, fields = absl_flags.FlagValues(), {}
     for cls in (CommonFlags, *option_classes):
         actual, skipped = _actual(cls, file), leave_out if cls is RunOptions else ()
@@ -142,7 +131,7 @@ def parse(
             if field.name not in skipped:
                 _define(flags, actual, field)
                 fields[field.name] = field
-    flags.set_gnu_getopt(positional)  # otherwise, flags end at the first positional argument
+    flags.set_gnu_getopt(positional)  # Otherwise, flags end at the first positional argument.
     rest = _read(flags, argv)[1:]
     given = {name: flags[name].value for name in fields if flags[name].value is not None}
     if given.get("help"):
@@ -177,7 +166,7 @@ def _load_config_file(argv: Sequence[str], option_classes: Sequence[type]) -> Co
     cls = next(cls for cls in option_classes if "config" in cls.__dataclass_fields__)
     flags = absl_flags.FlagValues()
     _define(flags, cls, cls.__dataclass_fields__["config"])
-    flags.set_gnu_getopt(True)  # continue after the values of unknown flags
+    flags.set_gnu_getopt(True)  # Continue after the values of unknown flags.
     _read(flags, argv, known_only=True)
     name = flags["config"].value if flags["config"].present else cls.config
     return None if name is None else load_config_file(_expand_home(name))
@@ -202,12 +191,12 @@ def _read(
 ) -> Sequence[str]:
     try:
         return flags(list(argv), known_only=known_only)
-    except (absl_flags.Error, ValueError) as error:  # ValueError: --noflag=value
+    except (absl_flags.Error, ValueError) as error:  # --noflag=value raises ValueError.
         raise UserError(f"{first_line(error)} (see --help)") from error
 
 
 def _expand_home(path: str) -> str:
-    # The shell does not expand "~" after "=".
+    # The shell does not expand ~ in --flag=~/path.
     return os.path.expanduser(path) if path.startswith("~/") else path
 
 

@@ -1,7 +1,7 @@
 """Start and end of a command: one error line and one exit code, on any number of ranks.
 
-If one rank fails, the other ranks must not wait for it. If all ranks fail with the same error, only
-one rank reports it.
+If a rank fails, the other ranks do not wait for the failed rank. If all ranks fail with the same
+error, only one rank reports the error.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from lm.system import keep_freed_memory
 
 Parsed = TypeVar("Parsed")
 
-_KILLED_SECONDS = 10  # mpirun kills the ranks of a failed job within 4 seconds
+_KILLED_SECONDS = 10  # mpirun kills the ranks of a failed job within 4 seconds.
 _INTERRUPTED = Stopped("interrupted", signal.SIGINT)
 
 
@@ -36,9 +36,9 @@ def run(
     """Parse the command line, connect the ranks, do the work, and exit.
 
     Args:
-      parse: Parses the command line. It must not need the other ranks or TensorFlow, so that
-        `--help` and errors in a single process appear immediately.
-      work: Runs on all ranks. Its first exchange must be `raise_on_all_ranks`.
+      parse: Parses the command line without TensorFlow and without the other ranks, so that
+        `--help` appears immediately.
+      work: Runs on all ranks. The first exchange must be `raise_on_all_ranks`.
     """
     _start(launch.launched_rank())
     if launch.launched_size() > 1 or launch.mpirun_above():
@@ -50,7 +50,8 @@ def run(
         except (ProgramExit, OSError) as error:
             if launch.launched_size() == 1 or isinstance(error, InfoRequested):
                 raise
-            failure = error  # maybe only this host lacks a file: report it at the first exchange
+            # The config file may be missing only on this host: report it at the first exchange.
+            failure = error
         comm = launch.connect()
     except (ProgramExit, OSError) as error:
         _exit_unconnected(error)
@@ -64,11 +65,7 @@ def run(
 
 
 def run_alone(work: Callable[[Sequence[str]], None]) -> NoReturn:
-    """Run a command that is a single process, and exit.
-
-    Args:
-      work: The command, which receives the command line.
-    """
+    """Run a command that is a single process, and exit."""
     _start(0)
     if launch.launched_size() > 1:
         _exit_unconnected(UserError("this command is a single process: start it without mpirun"))
@@ -77,21 +74,21 @@ def run_alone(work: Callable[[Sequence[str]], None]) -> NoReturn:
 
 def _start(rank: int) -> None:
     _open_closed_streams()
-    keep_freed_memory()  # before NumPy and TensorFlow start threads
-    # Print words unchanged in any locale, and file names that are not UTF-8 as their bytes.
+    keep_freed_memory()
+    # Print words unchanged in any locale, and file names that are not UTF-8 byte by byte.
     sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")
     start_console(rank)
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # hide TensorFlow's startup messages
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # Hide TensorFlow's startup messages.
     ignore_save_requests()
 
 
 def _open_closed_streams() -> None:
-    # Otherwise, the first opened file would become stderr, and C++ messages would go into it.
+    # Otherwise, C++ messages would go into the first opened file, which would become stderr.
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # opens the lowest free descriptor, which is `number`
+            os.open(os.devnull, os.O_RDWR)  # opens the lowest free number
             os.set_inheritable(number, True)
     sys.stdout = sys.stdout or open(1, "w", closefd=False)
     sys.stderr = sys.stderr or open(2, "w", errors="backslashreplace", closefd=False)
@@ -102,7 +99,7 @@ def _exit_unconnected(error: Exception) -> NoReturn:
     code = _exit_code(error)
     is_rank_0 = launch.launched_rank() == 0
     if code and not is_rank_0:
-        time.sleep(_KILLED_SECONDS)  # if rank 0 fails too, the launcher kills this rank first
+        time.sleep(_KILLED_SECONDS)  # If rank 0 fails too, the launcher kills this rank first.
     if code or is_rank_0:
         _print_message(str(error), code)
     sys.exit(code)
@@ -116,7 +113,7 @@ def _finish(comm: Communicator, work: Callable[[], None]) -> NoReturn:
             _abort(comm, str(error), _exit_code(error))
         if comm.is_rank_0:
             _print_message(str(error), _exit_code(error))
-        comm.barrier()  # the launcher kills all ranks when one exits, so print the message first
+        comm.barrier()  # The launcher kills all ranks when one exits, so print the message first.
         sys.exit(_exit_code(error))
     except KeyboardInterrupt:
         _abort(comm, str(_INTERRUPTED), _INTERRUPTED.exit_code)
@@ -142,8 +139,9 @@ def _exit_code(error: Exception) -> int:
 
 def _print_message(message: str, code: int) -> None:
     stream = sys.stderr if code else sys.stdout
-    if code:
-        is_signal = code > 128  # a signal that stops a run is not an error
-        message = f"{'lm: ' if is_signal else ERROR}{message}"
+    if code > 128:  # A signal that stops a run is not an error.
+        message = f"lm: {message}"
+    elif code:
+        message = f"{ERROR}{message}"
     with may_be_gone(stream):
         print(message, file=stream, flush=True)

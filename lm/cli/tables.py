@@ -7,12 +7,7 @@ from collections.abc import Sequence
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a Markdown table with aligned columns.
-
-    Args:
-      header: The title of each column.
-      rows: The cells of each row. Numeric columns are aligned to the right.
-    """
+    """Return a Markdown table. Columns with numbers are aligned to the right."""
     rows = [[printable(cell).replace("|", "\\|") for cell in row] for row in rows]
     columns = list(zip(header, *rows))
     widths = [max(map(len, column)) for column in columns]
@@ -35,5 +30,5 @@ def is_numeric(column: Sequence[str]) -> bool:
 
 
 def printable(text: str) -> str:
-    """Replace the unprintable characters of a text, such as a file name that is not UTF-8."""
+    """Replace unprintable characters, which file names may contain."""
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)

@@ -21,11 +21,7 @@ _MAX_EARLY_LINES = 1000
 
 @contextlib.contextmanager
 def may_be_gone(stream: TextIO) -> Iterator[None]:
-    """Let a write to the console fail: a closed terminal must not end a run.
-
-    Args:
-      stream: sys.stdout or sys.stderr. After the first failure, it leads to /dev/null.
-    """
+    """Let a write to the console fail, and redirect later writes: closed terminals end no runs."""
     try:
         yield
     except OSError:
@@ -44,7 +40,7 @@ class _ConsoleHandler(logging.Handler):
 
 
 class _EarlyLines(logging.Handler):
-    """Keeps the last lines before the log files are open. Many commands never open log files."""
+    """Keeps the last lines until the log files are open. Most commands never open log files."""
 
     def __init__(self):
         super().__init__()
@@ -61,7 +57,7 @@ _early = _EarlyLines()
 def start_console(rank: int) -> None:
     """Send the log lines of rank 0, and the errors of all ranks, to stderr without timestamps."""
     handler = _ConsoleHandler()
-    # Most warnings concern the corpus or the network, and 1,000 ranks would repeat them.
+    # Most warnings concern the corpus or the network, so all ranks would repeat them.
     handler.setLevel(logging.ERROR if rank else logging.INFO)
     handler.setFormatter(logging.Formatter("%(message)s"))
     logger.addHandler(handler)
@@ -71,15 +67,13 @@ def start_console(rank: int) -> None:
 
 
 def worker_path(path: str, rank: int) -> str:
-    """Return the log file of a rank, named after rank 0's: log.txt, log.1.txt, log.2.txt."""
+    """Return the path of a rank's log file: log.txt for rank 0, then log.1.txt, log.2.txt."""
     stem, extension = os.path.splitext(path)
     return f"{stem}.{rank}{extension}" if rank else path
 
 
 class LogFiles(logging.Handler):
-    """The log files of this rank. They include the lines logged before the files were opened.
-
-    A file on a full disk logs an error, which this handler writes to the other files.
+    """The log files of this rank, including the lines that were logged before they were opened.
 
     Args:
       paths: The files of rank 0.
@@ -87,9 +81,6 @@ class LogFiles(logging.Handler):
         `worker_path`. "collect": the ranks keep their lines until `collect`, and rank 0 writes
         them with a prefix. Lines since the last `collect` are lost if the job is killed.
       rank: This rank.
-
-    Raises:
-      OSError: If a file cannot be opened.
     """
 
     def __init__(self, paths: Sequence[str], mode: str, rank: int):
@@ -97,30 +88,27 @@ class LogFiles(logging.Handler):
         self.setFormatter(_FORMATTER)
         self._collects, self._files, self._kept = mode == "collect", [], []
         if rank == 0 or mode == "workers":
-            for path in paths:  # on another host, the run directory may not exist
+            for path in paths:  # The run directory may exist only on the host of rank 0.
                 os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
             self._files = [RetryingAppend(worker_path(path, rank)) for path in paths]
         logger.removeHandler(_early)
         self._append(_early.lines)
         _early.lines.clear()
         logger.addHandler(self)
-        if logger.level == logging.NOTSET:  # the caller did not configure logging
+        if logger.level == logging.NOTSET:
             logger.setLevel(logging.INFO)
 
     def emit(self, record: logging.LogRecord) -> None:
         self._append([self.format(record)])
 
     def write(self, message: str) -> None:
-        """Write an error line to the files only: the console shows it when the program ends."""
+        """Write an error only to the files. The console shows errors when the program ends."""
         self.handle(logger.makeRecord(logger.name, logging.ERROR, __file__, 0, message, (), None))
 
     def collect(self, gather: Callable[[list[str]], list[list[str]]]) -> None:
-        """Write the lines of all ranks to rank 0's files in mode "collect".
+        """Write the lines of all ranks to the files of rank 0 in mode "collect".
 
-        All ranks must call it at the same point.
-
-        Args:
-          gather: Returns the argument of each rank, by rank, like `Communicator.gather`.
+        All ranks must call this method at the same point, with `Communicator.gather`.
         """
         if not self._collects:
             return

@@ -1,4 +1,4 @@
-"""The reports of a run: `metrics.jsonl`, TensorBoard, log files and progress."""
+"""Reports of a run: events in `metrics.jsonl` and TensorBoard, and the progress of an epoch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import logging
 import math
 import os
 import sys
-from collections.abc import Callable, Sequence
 from typing import Any
 
 from tqdm import tqdm
@@ -22,34 +21,28 @@ logger = logging.getLogger("lm")
 
 
 class Reporter:
-    """Writes the events of a run on rank 0, and its log lines on the ranks that have log files.
+    """Writes the events of a run on rank 0, and closes its log files at the end.
 
     Args:
-      output_dir: The run directory, which exists; None on all ranks except rank 0.
+      output_dir: The run directory; None on all ranks except rank 0.
       tensorboard: Whether to write TensorBoard event files too.
     """
 
+    logs: LogFiles | None = None
+
     def __init__(self, output_dir: str | None, tensorboard: bool = False):
         self.output_dir = output_dir
-        self._metrics, self._tensorboard, self._logs = None, None, None
+        self._metrics, self._tensorboard = None, None
         if output_dir:
             self._metrics = RetryingAppend(os.path.join(output_dir, run_files.METRICS))
             if tensorboard:
                 directory = os.path.join(output_dir, run_files.TENSORBOARD)
                 self._tensorboard = TensorBoardWriter(directory)
 
-    def open_logs(self, paths: Sequence[str], mode: str, rank: int) -> None:
-        """Open the log files of this rank; see `LogFiles`."""
-        self._logs = LogFiles(paths, mode, rank)
-
-    def collect_logs(self, gather: Callable[[list[str]], list[list[str]]]) -> None:
-        """Write the lines of all ranks to rank 0's log files; see `LogFiles.collect`."""
-        self._logs.collect(gather)
-
     def event(self, kind: str, **fields: Any) -> None:
         """Append a JSON object to metrics.jsonl, and its numbers to TensorBoard."""
         if self._metrics:
-            # JSON has neither NaN nor infinity, so these fields are omitted.
+            # JSON cannot represent NaN and infinity.
             finite = {
                 name: value
                 for name, value in fields.items()
@@ -64,23 +57,19 @@ class Reporter:
         if self._metrics:
             self._metrics.sync()
 
-    def progress(self, epoch: int, done: int, total: int) -> Progress:
-        """Show the progress of an epoch with `total` steps, of which `done` are finished."""
-        return Progress(self, epoch, done, total)
-
     def __enter__(self) -> Reporter:
         return self
 
     def __exit__(self, kind: type | None, error: Exception | None, _: object) -> None:
-        """Write the reason why the run ended as the last log line, and close all files.
+        """Write the reason for the end as the last log line and event, and close all files.
 
         Raises:
-          RunError: If events could not be written, and no other error is being raised.
+          RunError: If events could not be written, and the run did not fail otherwise.
         """
-        if isinstance(error, ProgramExit) and self._logs:
-            self._logs.write(str(error))
+        if isinstance(error, ProgramExit) and self.logs:
+            self.logs.write(str(error))
         self._report_end(error)
-        for part in (self._metrics, self._tensorboard, self._logs):
+        for part in (self._metrics, self._tensorboard, self.logs):
             if part:
                 part.close()
         failure = self._metrics and (self._metrics.failure or self._metrics.loss)
@@ -88,7 +77,6 @@ class Reporter:
             raise RunError(f"{failure}; the events after its last line are lost")
 
     def _report_end(self, error: Exception | None) -> None:
-        """Write the last event. Programs read it instead of the log and the exit code."""
         if error is None:
             self.event("end", outcome="finished")
         elif isinstance(error, Stopped):
@@ -99,26 +87,26 @@ class Reporter:
 
 
 class Progress:
-    """The progress of an epoch: a bar on a terminal, otherwise about ten log lines per epoch."""
+    """The progress of an epoch: a bar on a terminal, otherwise about ten log lines per epoch.
 
-    def __init__(self, reporter: Reporter, epoch: int, done: int, total: int):
+    Args:
+      is_rank_0: Whether this rank may show a bar.
+      epoch: The epoch, counted from 1.
+      done: Number of finished steps of the epoch.
+      total: Number of steps of the epoch.
+    """
+
+    def __init__(self, is_rank_0: bool, epoch: int, done: int, total: int):
         self._epoch, self._total = epoch, total
         self._bar = None
-        if reporter.output_dir and sys.stderr.isatty():
+        if is_rank_0 and sys.stderr.isatty():
             with may_be_gone(sys.stderr):
                 self._bar = tqdm(
                     initial=done, total=total, desc=f"epoch {epoch}", unit="step", leave=False
                 )
 
     def update(self, done: int, perplexity: float, learning_rate: float, speed: float) -> None:
-        """Show the progress after a step.
-
-        Args:
-          done: Finished steps of this epoch.
-          perplexity: Training perplexity of the epoch so far.
-          learning_rate: Learning rate of the last step.
-          speed: Words per second of all ranks.
-        """
+        """Show the progress after a step, with the speed in words per second."""
         if self._bar is not None:
             text = f"perplexity {perplexity:.2f}, {speed:.0f} words/s"
             self._bar.set_postfix_str(text, refresh=False)

@@ -1,4 +1,4 @@
-"""The numbers of a run for TensorBoard, from the events of `metrics.jsonl`."""
+"""TensorBoard event files with the numbers of a run."""
 
 from __future__ import annotations
 
@@ -34,12 +34,9 @@ _TAGS = {
 
 
 class TensorBoardWriter:
-    """Writes each event immediately, so that a killed run keeps its numbers.
+    """Writes events immediately, so that they survive if the run is killed.
 
-    tf.summary.FileWriter would buffer events, and it handles full disks differently.
-
-    Args:
-      log_dir: The directory for `tensorboard --logdir`.
+    tf.summary.FileWriter would buffer events, and it does not retry if the disk is full.
     """
 
     def __init__(self, log_dir: str):
@@ -50,7 +47,7 @@ class TensorBoardWriter:
         self._add(file_version="brain.Event:2")
 
     def write(self, kind: str, fields: Mapping[str, Any]) -> None:
-        """Write the numbers of an event, if it has any."""
+        """Write the numbers of an event of `metrics.jsonl`."""
         summary = tf.Summary()
         for name, tag in _TAGS.get(kind, {}).items():
             value = fields.get(name)

@@ -16,11 +16,7 @@ logger = logging.getLogger("lm")
 
 
 def parse_steps(text: str | None) -> range:
-    """Return the steps that "FIRST:LAST" names, including both; None names no steps.
-
-    Raises:
-      UserError: If the text does not consist of two step numbers in ascending order.
-    """
+    """Parse "FIRST:LAST" into a range that includes both steps; None means no steps."""
     if text is None:
         return range(0)
     first, colon, last = text.partition(":")
@@ -30,12 +26,12 @@ def parse_steps(text: str | None) -> range:
 
 
 class StepTracer:
-    """Runs steps, and writes a trace of the selected ones.
+    """Runs steps, and writes trace-STEP.json for the selected steps.
 
     Args:
       session: The session of the run.
       steps: The global steps to trace, counted from 1.
-      directory: The directory for trace-STEP.json; None disables tracing.
+      directory: The directory for the traces; None disables tracing.
     """
 
     def __init__(self, session: tf.Session, steps: range, directory: str | None):
@@ -43,7 +39,7 @@ class StepTracer:
         self._steps = range(0) if directory is None else steps
 
     def run_of(self, step: int) -> Callable[[Any, dict], Any]:
-        """Return a replacement of `session.run` for a step, which writes its trace if selected."""
+        """Return `session.run` for a step, or a replacement that traces the step if selected."""
         if step not in self._steps:
             return self._session.run
         return lambda fetches, feed: self._run_traced(step, fetches, feed)
@@ -56,6 +52,6 @@ class StepTracer:
         path = os.path.join(self._directory, f"trace-{step}.json")
         try:
             write_atomically(path, trace.encode())
-        except OSError as error:  # training continues without the trace
-            logger.warning("cannot write %s: %s", path, error.strerror)
+        except OSError as error:
+            logger.warning("cannot write %s: %s; training continues", path, error.strerror)
         return values

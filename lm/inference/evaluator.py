@@ -1,22 +1,27 @@
-"""The perplexity of a run on texts, computed by one process or by several ranks."""
+"""Perplexity of a run on its corpus or on text files, computed by one or several ranks."""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
 import math
+import os
+import tempfile
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from lm import kernels
 from lm.checkpoint import store
-from lm.config_file import BUILT_IN, NetworkFunctions
+from lm.data.corpus import find_data_path, load_corpus
+from lm.data.encoding import ID_DTYPE, SPLITS, encode_file
+from lm.data.vocabulary import EOS, UNK, Vocabulary
 from lm.distributed.agreement import check_agreement, platform_facts, raise_on_all_ranks
 from lm.distributed.communicator import Communicator, OneProcess
 from lm.distributed.devices import start_tensorflow
-from lm.errors import EveryRankError
+from lm.errors import EveryRankError, RunError, UserError
 from lm.inference.run import Run, open_run, open_session
-from lm.inference.texts import Text, load_text
 from lm.model.user_errors import one_line_errors
 from lm.model.windows import Evaluator
 from lm.options import replaced
@@ -32,10 +37,9 @@ def evaluate(
     comm: Communicator | None = None,
     data_path: str | None = None,
     eval_batch_size: int | None = None,
-    functions: NetworkFunctions = BUILT_IN,
-    allow_changed_config_file: bool = False,
+    **open_options: Any,
 ) -> list[dict[str, Any]]:
-    """Evaluate a run on texts. All ranks must call it together.
+    """Evaluate a run on splits or text files. All ranks must call this function together.
 
     Args:
       directory: The run directory.
@@ -43,12 +47,11 @@ def evaluate(
       checkpoint: See `open_run`.
       comm: The ranks, which divide the rows among themselves; None for a single process.
       data_path: Directory of the corpus; None for the corpus of the run.
-      eval_batch_size: Rows to cut each text into; None for the value of the run's config.
-      functions: See `open_run`.
-      allow_changed_config_file: See `open_run`.
+      eval_batch_size: Number of rows of each text; None for the value of the run's config.
+      **open_options: Other arguments of `open_run`.
 
     Returns:
-      For each text, the fields that `lm/evaluate.py` documents. All ranks return the same values.
+      For each split, the fields that `lm/evaluate.py` documents. All ranks return the same values.
 
     Raises:
       UserError, RunError: If the run or a text is invalid, or differs between the ranks.
@@ -57,7 +60,7 @@ def evaluate(
     device = start_tensorflow(comm)
 
     def prepare():
-        run = open_run(directory, checkpoint, functions, allow_changed_config_file)
+        run = open_run(directory, checkpoint, **open_options)
         if eval_batch_size is not None:
             run = run._replace(config=replaced(run.config, eval_batch_size=eval_batch_size))
         texts = [load_text(run, split, data_path) for split in splits]
@@ -78,6 +81,79 @@ def evaluate(
             )
         sums = [evaluator.run(session, text.name, text.ids, comm.gather) for text in texts]
     return [_describe(run, text, nll, comm.size) for text, nll in zip(texts, sums)]
+
+
+class Text(NamedTuple):
+    """A text in the vocabulary of a run."""
+
+    name: str  # name of the split, or path of the file
+    ids: np.ndarray  # int32 [tokens], with an <eos> after each line
+    unknown: int  # number of words that are not in the vocabulary and are read as <unk>
+    characters: int
+
+
+def load_text(run: Run, split: str, data_path: str | None = None) -> Text:
+    """Load a split of the run's corpus, or a UTF-8 file with one sentence per line.
+
+    Raises:
+      UserError: If the split or the file is invalid, or if the corpus is not the corpus of the run.
+      RunError: If the disk has no space for the token IDs.
+    """
+    if split in SPLITS:
+        ids, unknown = _load_split(run, split, data_path)
+    elif os.path.exists(split):
+        ids, unknown = _encode(split, run.vocabulary)
+    else:
+        raise UserError(f"--split {split} must be {', '.join(SPLITS)} or the path of a text file")
+    return Text(split, ids, unknown, count_characters(ids, run.vocabulary))
+
+
+def _load_split(run: Run, split: str, data_path: str | None) -> tuple[np.ndarray, int]:
+    is_given = data_path is not None
+    data_path = find_data_path(run.config.corpus, [run.directory], data_path)
+    corpus = load_corpus(data_path, run.config.vocab_size, run.config.corpus)
+    # With a different vocabulary, the perplexity would be wrong but plausible.
+    if corpus.vocabulary.sha256 != run.vocabulary.sha256:
+        raise UserError(
+            f"the corpus in {data_path} is not the corpus of {run.directory}: set --data_path, or"
+            " give the path of the text file with --split"
+        )
+    if not is_given and corpus.record.sha256 != run.record.corpus.sha256:
+        raise UserError(
+            f"the corpus in {data_path} has changed since the training of {run.directory}: to use"
+            f" the changed corpus anyway, add --data_path {data_path}"
+        )
+    return getattr(corpus, split), corpus.num_unknown[split]
+
+
+def _encode(path: str, vocabulary: Vocabulary) -> tuple[np.ndarray, int]:
+    try:
+        # The mapping keeps the contents of the file after the directory is removed.
+        with tempfile.TemporaryDirectory(prefix="lm-", ignore_cleanup_errors=True) as directory:
+            id_path = os.path.join(directory, "ids")
+            unknown = encode_file(path, vocabulary, id_path)
+            ids = np.memmap(id_path, ID_DTYPE, mode="r")
+    except OSError as error:
+        raise RunError(
+            f"cannot write the token IDs of {path} to {tempfile.gettempdir()}: {error.strerror};"
+            " set TMPDIR to a directory with more space"
+        ) from error
+    if unknown and vocabulary.unk_id is None:
+        raise UserError(
+            f"{path} has {unknown:,} words that are not in the run's vocabulary, which does not"
+            f" contain {UNK}"
+        )
+    return ids, unknown
+
+
+def count_characters(ids: np.ndarray, vocabulary: Vocabulary) -> int:
+    """Count the characters of a text, including a space or a line end after each word.
+
+    An `<eos>` is the line end after the word before it. An unknown word has the five characters of
+    `<unk>`.
+    """
+    lengths = np.array([0 if word == EOS else len(word) + 1 for word in vocabulary.words])
+    return int(np.bincount(ids, minlength=len(lengths)) @ lengths)
 
 
 def _facts(run: Run, texts: Sequence[Text]) -> dict[str, Any]:
@@ -106,7 +182,7 @@ def _describe(run: Run, text: Text, nll: NllSum, world_size: int) -> dict[str, A
         "nll": nll.mean,
         "perplexity": nll.perplexity,
         "bits_per_word": bits / nll.tokens,
-        # A text that consists of empty lines has no characters.
+        # A text of empty lines does not have any characters.
         "bits_per_character": bits / text.characters if text.characters else None,
         "tokens": nll.tokens,
         "characters": text.characters,

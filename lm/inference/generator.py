@@ -20,11 +20,7 @@ logger = logging.getLogger("lm")
 
 
 class Generator:
-    """Generates texts with the network of a run.
-
-    Args:
-      run: The run.
-    """
+    """Generates texts with the network of a run."""
 
     def __init__(self, run: Run):
         self._vocabulary, self._functions = run.vocabulary, run.functions
@@ -39,15 +35,12 @@ class Generator:
     def texts(self, sampling: Sampling) -> Iterator[tuple[list[str], Iterator[str]]]:
         """Generate texts. Each text depends only on the seed and on its index.
 
-        Args:
-          sampling: The prompt, the number of texts and their length, and the distribution.
-
         Yields:
           For each text, the words of the prompt as the model reads them, and an iterator that
           generates the words after the prompt.
 
         Raises:
-          UserError: If a word of the prompt is unknown and the vocabulary has no `<unk>`.
+          UserError: If a word of the prompt is unknown and the vocabulary does not contain `<unk>`.
         """
         prompt = encode_prompt(sampling.prompt, self._vocabulary)
         words = self._vocabulary.words
@@ -77,11 +70,7 @@ class Generator:
 
 
 def encode_prompt(prompt: str, vocabulary: Vocabulary) -> list[int]:
-    """Return the token IDs of a prompt, and log its unknown words. Line ends become `<eos>`.
-
-    Raises:
-      UserError: If a word is unknown and the vocabulary has no `<unk>`.
-    """
+    """Return the token IDs of a prompt, and log its unknown words. Line ends become `<eos>`."""
     words = prompt.replace("\n", f" {EOS} ").split()
     ids = vocabulary.encode(words)
     unknown = [word for word in dict.fromkeys(words) if word not in vocabulary.ids]
@@ -91,7 +80,7 @@ def encode_prompt(prompt: str, vocabulary: Vocabulary) -> list[int]:
 
 
 def spaced(words: Iterable[str]) -> Iterator[str]:
-    """Yield the pieces of a text: words separated by spaces, and a line end for each `<eos>`."""
+    """Yield each word with the space before it, or a line end instead of `<eos>`."""
     space = ""
     for word in words:
         yield "\n" if word == EOS else space + word

@@ -1,4 +1,4 @@
-"""A trained run at one of its checkpoints: config, vocabulary and weights."""
+"""Opening a trained run at one of its checkpoints."""
 
 from __future__ import annotations
 
@@ -46,25 +46,33 @@ def open_run(
 
     Args:
       directory: The run directory (`--output_dir` of the training).
-      checkpoint: "last"; "best", by validation perplexity; or a checkpoint's directory.
+      checkpoint: "last", "best" (by validation perplexity), or the directory of a checkpoint.
       functions: The functions of the config file that the run was trained with.
       allow_changed_config_file: Whether the config file may have changed since the training.
 
     Raises:
-      UserError: If the run or the checkpoint does not exist or is corrupt, or if the config file or
-        the checkpoint does not belong to the run.
+      UserError: If the run, the checkpoint or the config file is missing or invalid.
       RunError: If the checkpoint is temporarily unreadable.
     """
     record = load_record(directory)
     if record is None:
         raise UserError(f"{directory} is not a run: it has no {run_files.RUN}")
-    _check_config_file(directory, record, functions)
+    if record.config_file and functions.sha256 is None:
+        raise UserError(
+            f"{directory} was trained with the network or fields of a config file: add --config"
+            f" {record.config_file.path}"
+        )
+    if functions.sha256 and not record.config_file:
+        raise UserError(
+            f"{directory} was trained without a network or fields of a config file: leave out"
+            f" --config {functions.where}"
+        )
     path = os.path.join(directory, run_files.RUN)
     try:
         config = from_json(functions.config_class, record.config, path)
     except UserError:
         raise
-    except Exception as error:  # a config file's own checks may raise any error
+    except Exception as error:  # The checks of a config file may raise any error.
         raise UserError(f"{path}: {first_line(error)}") from error
     vocabulary = Vocabulary.load(os.path.join(directory, run_files.VOCABULARY))
     used = dataclasses.replace(
@@ -73,20 +81,6 @@ def open_run(
     found = store.find(directory, checkpoint)
     _check_same_run(found, directory, used, allow_changed_config_file)
     return Run(directory, config, vocabulary, found, record, functions)
-
-
-def _check_config_file(directory: str, record: RunRecord, functions: NetworkFunctions) -> None:
-    """Check that a config file is given if and only if the run depends on one."""
-    if record.config_file and functions.sha256 is None:
-        raise UserError(
-            f"{directory} was trained with the network or fields of a config file: give it with"
-            f" --config, as in --config {record.config_file.path}"
-        )
-    if functions.sha256 and not record.config_file:
-        raise UserError(
-            f"{directory} was trained without a network or fields of a config file: leave out"
-            f" --config {functions.where}"
-        )
 
 
 def _check_same_run(
@@ -102,8 +96,8 @@ def _check_same_run(
     name, trained, given = difference
     if name == CONFIG_FILE:
         raise UserError(
-            f"{used.config_file.path} is not the file that {checkpoint} was trained with: give that"
-            " file, or --allow_changed_config_file"
+            f"{used.config_file.path} differs from the config file of {checkpoint}: restore the"
+            " file, or add --allow_changed_config_file"
         )
     if name == "vocabulary":
         raise UserError(f"{checkpoint} does not have the vocabulary of {directory}")
@@ -125,10 +119,6 @@ def open_session(
 
     Returns:
       The session, and the return value of `build`.
-
-    Raises:
-      UserError: If the checkpoint does not fit the config, or the host has too few GPUs.
-      RunError: If the weights cannot be read.
     """
     device = device or start_tensorflow(OneProcess())
     with tf.Graph().as_default():

@@ -1,4 +1,4 @@
-"""The choice of the next word: truncated distributions and reproducible draws."""
+"""Selection of the next word: truncated distributions and reproducible draws."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from lm.options import Checked, option
 
 @dataclasses.dataclass(frozen=True)
 class Sampling(Checked):
-    """The texts to generate, and the distribution of their words."""
+    """Flags of text generation."""
 
     prompt: str = option("", "words to continue (default: the start of a sentence)")
-    num_words: int = option(100, "words of each text", low=1)
+    num_words: int = option(100, "number of words in each text", low=1)
     num_samples: int = option(1, "number of texts", low=1)
     stop_at_eos: bool = option(False, "end a text at the first generated line end (<eos>)")
     temperature: float = option(
@@ -35,7 +35,7 @@ class Sampling(Checked):
         super().__post_init__()
         if self.seed is None:
             seed = int(np.random.SeedSequence().generate_state(1)[0])
-            object.__setattr__(self, "seed", seed)  # the dataclass is frozen
+            object.__setattr__(self, "seed", seed)
 
 
 def next_word_distribution(
@@ -55,29 +55,26 @@ def next_word_distribution(
 
     Returns:
       Probabilities, float64 [V].
-
-    Raises:
-      UserError: If the network assigns no probability to any allowed word.
     """
     scores = np.array(log_probs, np.float64)
     scores[list(banned)] = -np.inf
     best = scores.max()
-    if not np.isfinite(best):  # possible if a user-defined network fails on single words
+    if not np.isfinite(best):  # A user-defined network may fail on single words.
         raise UserError(
-            f"no word can be drawn: the largest log-probability is {best}; train with"
+            f"no word can be drawn, because the largest log-probability is {best}: train with"
             " --check_network, which also checks single words"
         )
     scores -= best
     if sampling.temperature > 0:
-        with np.errstate(over="ignore"):  # minus infinity is the correct limit
+        with np.errstate(over="ignore"):  # Minus infinity is the correct limit.
             scores /= sampling.temperature
     order = np.argsort(-scores, kind="stable")
     kept = order[: sampling.top_k or len(order)] if sampling.temperature > 0 else order[:1]
     probabilities = np.exp(scores[kept])
     probabilities /= probabilities.sum()
     if sampling.top_p < 1:
-        before = np.cumsum(probabilities) - probabilities  # of the more probable words
-        probabilities = np.where(before < sampling.top_p, probabilities, 0.0)
+        total_before = np.cumsum(probabilities) - probabilities
+        probabilities = np.where(total_before < sampling.top_p, probabilities, 0.0)
         probabilities /= probabilities.sum()
     distribution = np.zeros(len(scores))
     distribution[kept] = probabilities
@@ -85,15 +82,7 @@ def next_word_distribution(
 
 
 def draw(distribution: np.ndarray, random: float) -> int:
-    """Draw a word by inverting the cumulative distribution.
-
-    Args:
-      distribution: Probabilities, [V].
-      random: A uniform random number in [0, 1).
-
-    Returns:
-      The ID of a word with a positive probability.
-    """
+    """Return the ID of a word with a positive probability, given a random number in [0, 1)."""
     cumulative = np.cumsum(distribution)
-    # Scale by the sum, which rounding may leave below 1: otherwise, no word might be selected.
+    # Rounding may leave the sum below 1. Without scaling, no word might be selected.
     return int(np.searchsorted(cumulative, random * cumulative[-1], side="right"))

@@ -25,15 +25,11 @@ _PADDING = -1  # the ID after the end of a sentence
 
 
 def export(run: Run, to: str) -> None:
-    """Write the network and the weights of a run as a SavedModel, atomically.
-
-    Args:
-      run: The run.
-      to: The directory to create.
+    """Write the network and the weights of a run to a new directory, atomically.
 
     Raises:
       UserError: If the directory exists or cannot be created, or the network calls Python code.
-      RunError: If the SavedModel cannot be written.
+      RunError: If the disk is full.
     """
     if os.path.exists(to):
         raise UserError(f"--to {to} already exists: choose a different directory, or remove it")
@@ -53,7 +49,7 @@ def export(run: Run, to: str) -> None:
 
 
 def _write(run: Run, directory: str) -> None:
-    session, signatures = open_session(run, lambda network: build_signatures(run, network))
+    session, signatures = open_session(run, lambda network: _build_signatures(run, network))
     with session, session.graph.as_default():
         python_ops = sorted({node.op for node in operations().values()} & PYTHON_OPS)
         if python_ops:
@@ -72,12 +68,8 @@ def _write(run: Run, directory: str) -> None:
         builder.save()
 
 
-def build_signatures(run: Run, network: Network) -> dict:
-    """Build the exported graph.
-
-    Returns:
-      The definition of each signature by name; see `lm/export.py`.
-    """
+def _build_signatures(run: Run, network: Network) -> dict:
+    """Build the exported graph, and return its signatures, which `lm/export.py` documents."""
     eos_id, unk_id = run.vocabulary.eos_id, run.vocabulary.unk_id
     table = tf.lookup.StaticHashTable(
         tf.lookup.TextFileInitializer(
@@ -87,7 +79,7 @@ def build_signatures(run: Run, network: Network) -> dict:
             value_dtype=tf.int64,
             value_index=tf.lookup.TextFileIndex.LINE_NUMBER,
         ),
-        # Without <unk>, unknown words get an ID that `_known` rejects.
+        # If <unk> is missing, unknown words get an ID that `_known` rejects.
         default_value=len(run.vocabulary) if unk_id is None else unk_id,
     )
 
@@ -114,7 +106,7 @@ def build_signatures(run: Run, network: Network) -> dict:
 
 
 def _score(network: Network, ids_BT: tf.Tensor, eos_id: int) -> dict[str, tf.Tensor]:
-    """Return the log-probabilities of each word and of the closing <eos>, followed by zeros."""
+    """Build the log-probabilities of each word and of the closing <eos>, followed by zeros."""
     ids_BT = _known(ids_BT, network, _PADDING)
     is_word = tf.not_equal(ids_BT, _PADDING)
     lengths = tf.reduce_sum(tf.cast(is_word, tf.int32), axis=1)

@@ -23,9 +23,9 @@ _BLOCK_BYTES = 1 << 16
 class Score(NamedTuple):
     """The score of a sentence."""
 
-    words: Sequence[str]  # without the closing <eos>
+    words: Sequence[str]  # the words of the sentence, which do not include the closing <eos>
     log_probs: np.ndarray  # float64, natural, of each word and of the closing <eos>
-    unknown: int  # words that are not in the vocabulary and are scored as <unk>
+    unknown: int  # number of words that are not in the vocabulary and are scored as <unk>
 
     @property
     def log_prob(self) -> float:
@@ -36,17 +36,9 @@ class Score(NamedTuple):
 class Scorer:
     """Scores sentences with the network of a run.
 
-    Every batch has the same number of rows, some of which may be empty. Products of different sizes
-    are rounded differently, so a score would otherwise depend on the other sentences of its batch.
-    The score still depends on the row up to rounding: without AVX-512, TensorFlow sums the last
-    rows in a different order.
-
-    Args:
-      run: The run.
-      batch_size: Number of sentences in a batch.
-
-    Raises:
-      UserError: If the checkpoint does not fit the config of the run.
+    All batches have `batch_size` rows, and the last rows of a batch may be empty. If sizes varied,
+    rounding would make a score depend on the other sentences of the batch. A score still depends
+    on its row up to rounding: without AVX-512, TensorFlow sums the last rows in a different order.
     """
 
     def __init__(self, run: Run, batch_size: int = 16):
@@ -63,7 +55,8 @@ class Scorer:
         """Score the lines of a file, a pipe or a terminal, each as soon as it is complete.
 
         Raises:
-          UserError: See `score`; or if a line is not UTF-8. The message names the line.
+          UserError: See `score`. A line that is not UTF-8 is an error too. The message contains the
+            line number.
         """
         number = 0
         for lines in read_lines(descriptor):
@@ -78,60 +71,51 @@ class Scorer:
         """Score sentences, each from an empty recurrent state to its closing `<eos>`.
 
         Raises:
-          UserError: If a word is unknown and the vocabulary has no `<unk>`, or if the network
-            returns NaN. The scores of the sentences before this sentence are yielded first.
+          UserError: If a word is unknown and the vocabulary does not contain `<unk>`, or if the
+            network returns NaN. The scores of the preceding sentences are yielded first.
         """
-        sentences, failure = iter(sentences), None
-        while failure is None:
-            batch, ids = [], []
-            try:
-                for sentence in itertools.islice(sentences, self._rows):
-                    words = sentence.split()
-                    ids.append(self._vocabulary.encode(words))
-                    batch.append(words)
-            except UserError as error:
-                failure = error
-            if batch:
-                yield from self._score_batch(batch, ids)
-            elif failure is None:
-                return
-        raise failure
+        batch: list[tuple[list[str], list[int]]] = []
+        try:
+            for sentence in sentences:
+                words = sentence.split()
+                batch.append((words, self._vocabulary.encode(words)))
+                if len(batch) == self._rows:
+                    full, batch = batch, []
+                    yield from self._score_batch(full)
+        except UserError:
+            yield from self._score_batch(batch)
+            raise
+        yield from self._score_batch(batch)
 
     def close(self) -> None:
         """Close the session."""
         self._session.close()
 
-    def _score_batch(
-        self, batch: Sequence[Sequence[str]], ids: Sequence[Sequence[int]]
-    ) -> Iterator[Score]:
+    def _score_batch(self, batch: Sequence[tuple[list[str], list[int]]]) -> Iterator[Score]:
+        if not batch:
+            return
         eos_id = self._vocabulary.eos_id
-        targets = np.full([1 + max(map(len, ids)), self._rows], eos_id, np.int32)
-        for row, sentence in enumerate(ids):
-            targets[: len(sentence), row] = sentence
+        longest = max(len(ids) for _, ids in batch)
+        targets = np.full([longest + 1, self._rows], eos_id, np.int32)
+        for row, (_, ids) in enumerate(batch):
+            targets[: len(ids), row] = ids
         inputs = np.concatenate([np.full_like(targets[:1], eos_id), targets[:-1]])
         feed = {self._inputs_ph: inputs, self._targets_ph: targets}
         with one_line_errors(self._functions, running=True):
             log_probs = self._session.run(self._log_probs, feed).astype(np.float64)
-        for row, words in enumerate(batch):
+        for row, (words, _) in enumerate(batch):
             unknown = sum(word not in self._vocabulary.ids for word in words)
             score = Score(words, log_probs[: len(words) + 1, row], unknown)
-            if math.isnan(score.log_prob):  # possible if a user-defined network fails on one word
+            if math.isnan(score.log_prob):  # A user-defined network may fail on one word.
                 raise UserError(
-                    "the network returns NaN; train with --check_network, which also checks single"
+                    "the network returns NaN: train with --check_network, which also checks single"
                     " words"
                 )
             yield score
 
 
 def read_lines(descriptor: int) -> Iterator[list[bytes]]:
-    """Read complete lines, and wait for input only if there is no complete line.
-
-    Args:
-      descriptor: File descriptor of a file, a pipe or a terminal.
-
-    Yields:
-      The available lines without their ends.
-    """
+    """Yield the complete lines that are available, without their ends. Wait if there are none."""
     rest = b""
     while block := os.read(descriptor, _BLOCK_BYTES):
         *lines, rest = (rest + block).split(b"\n")
@@ -142,6 +126,7 @@ def read_lines(descriptor: int) -> Iterator[list[bytes]]:
 
 def _decode(line: bytes, index: int) -> str:
     try:
-        return line.decode("utf-8" if index else "utf-8-sig")  # without a byte order mark
+        # The first line may start with a byte order mark.
+        return line.decode("utf-8" if index else "utf-8-sig")
     except UnicodeDecodeError as error:
         raise UserError(f"not UTF-8: byte 0x{line[error.start]:02x}") from error

@@ -17,7 +17,7 @@ from lm.checkpoint import store, variables
 from lm.distributed.agreement import raise_on_all_ranks
 from lm.distributed.supervisor import Interrupted, Supervisor
 from lm.errors import EveryRankError, Stopped
-from lm.events.reporter import Reporter
+from lm.events.reporter import Progress, Reporter
 from lm.events.tracing import StepTracer, parse_steps
 from lm.model.windows import Evaluator
 from lm.perplexity import MAX_MEAN_NLL, NllSum
@@ -104,7 +104,7 @@ class Loop:
         at, first_step = self.progress, (epoch - 1) * self._steps_per_epoch
         if at.step == first_step:
             self.session.run(self.graphs.train.window.reset_state_op)
-        bar = self.reporter.progress(epoch, at.step - first_step, self._steps_per_epoch)
+        bar = Progress(self.job.comm.is_rank_0, epoch, at.step - first_step, self._steps_per_epoch)
         now = time.perf_counter()
         while at.step < last_step:
             learning_rate = self._learning_rate(at.step)
@@ -202,7 +202,7 @@ class Loop:
         if at.averages_from == at.step:
             logger.info("the validation perplexity stalls: from now on, weights are averaged")
         self.checkpointer.save(at)
-        self.reporter.collect_logs(comm.gather)
+        self.reporter.logs.collect(comm.gather)
 
     def _evaluate(self, split: str, use_average: bool) -> float:
         """Return the perplexity of "valid" or "test".
@@ -261,7 +261,7 @@ class Loop:
             "test", step=self.progress.step, test_on=test_on, test_perplexity=perplexity
         )
         logger.info(f"test perplexity {perplexity:.2f}{self._known_value('test_perplexity')}")
-        self.reporter.collect_logs(comm.gather)
+        self.reporter.logs.collect(comm.gather)
 
     def _known_value(self, name: str) -> str:
         known = self.job.corpus.known_perplexity

@@ -16,6 +16,7 @@ import tensorflow.compat.v1 as tf
 from lm import kernels, run_files
 from lm.distributed.agreement import by_rank, raise_on_all_ranks
 from lm.distributed.horovod import horovod_version
+from lm.events.logs import LogFiles
 from lm.events.reporter import Reporter
 from lm.system import seconds_since_start
 from lm.training.prepare import Job
@@ -35,7 +36,9 @@ def report_start(job: Job, progress: TrainProgress, reporter: Reporter) -> None:
     paths = [os.path.join(output_dir, run_files.LOG)]
     if job.options.log_path:
         paths.append(job.options.log_path)
-    raise_on_all_ranks(comm, lambda: reporter.open_logs(paths, job.options.mpi_log, comm.rank))
+    reporter.logs = raise_on_all_ranks(
+        comm, lambda: LogFiles(paths, job.options.mpi_log, comm.rank)
+    )
     if comm.is_rank_0:
         job.record.write(output_dir, has_checkpoints=job.run_dir.checkpoint is not None)
         job.corpus.vocabulary.save(os.path.join(output_dir, run_files.VOCABULARY))

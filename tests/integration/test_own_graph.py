@@ -67,7 +67,7 @@ def test_commands_need_the_config_file_of_the_run(run, tmp_path):
         open_run(run)
     # Each checkpoint records its config file, because a resume may have changed it.
     changed = load_config_file(str(other)).functions
-    with pytest.raises(UserError, match=r"is not the file that .*step-00000120 was trained with"):
+    with pytest.raises(UserError, match=r"differs from the config file of .*step-00000120"):
         open_run(run, functions=changed)
     assert open_run(run, functions=changed, allow_changed_config_file=True)
     shutil.copytree(run, tmp_path / "plain")

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 import lm
+from lm.benchmark.__main__ import _run as run_benchmark
 from lm.cli.flags import RunChoice, parse
 from lm.errors import InfoRequested, UserError
 from lm.inference.sampling import Sampling
@@ -43,8 +44,11 @@ def test_positional_arguments_and_missing_flags_are_errors():
 
 
 def test_version_lists_the_project_and_its_libraries():
-    with pytest.raises(InfoRequested, match=rf"^lm {lm.__version__}\n(.*\n)*numpy \d"):
+    expected = rf"^lm {lm.__version__}\n(.*\n)*numpy \d"
+    with pytest.raises(InfoRequested, match=expected):
         parse(["x", "--version"], "", Options)
+    with pytest.raises(InfoRequested, match=expected):
+        run_benchmark(["lm.benchmark", "--version"])
 
 
 def test_print_config_shows_the_source_of_each_value():

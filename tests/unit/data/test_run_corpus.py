@@ -8,8 +8,8 @@ import pytest
 from lm.data.corpus import find_data_path, load_corpus
 from lm.distributed.communicator import OneProcess
 from lm.errors import RunError, UserError
+from lm.inference.evaluator import load_text
 from lm.inference.run import open_run
-from lm.inference.texts import load_text
 from lm.record import CorpusRecord, RunRecord
 from lm.train import parse_flags
 from lm.training.prepare import prepare

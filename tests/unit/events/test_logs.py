@@ -14,12 +14,11 @@ from lm.events.logs import LogFiles
 PROGRAM = """
 import logging, os, sys
 from lm.events.logs import LogFiles, start_console
-from lm.events.reporter import Reporter
+from lm.events.reporter import Progress
 sys.stderr.isatty = lambda: True  # with a progress bar
 start_console(0)
 LogFiles(["{log}"], "master", 0)
-reporter = Reporter("{directory}")
-progress = reporter.progress(1, 0, 100)
+progress = Progress(True, 1, 0, 100)
 for step in range(1, 101):
     progress.update(step, 1.0, 1.0, 1.0)
     logging.getLogger("lm").info(f"line {{step}}")
@@ -30,8 +29,8 @@ print("the end")
 """
 
 
-def run_program(directory, log, console="/dev/stderr"):
-    program = PROGRAM.format(directory=directory, log=log, console=console)
+def run_program(log, console="/dev/stderr"):
+    program = PROGRAM.format(log=log, console=console)
     result = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
     )
@@ -40,13 +39,13 @@ def run_program(directory, log, console="/dev/stderr"):
 
 
 def test_a_failing_console_does_not_stop_the_program(tmp_path):
-    text = run_program(tmp_path, tmp_path / "log", console="/dev/full")
+    text = run_program(tmp_path / "log", console="/dev/full")
     assert "line 50\n" in text and "line 51\n" not in text
     assert len((tmp_path / "log").read_text().splitlines()) == 100
 
 
-def test_a_failing_log_file_is_reported_once(tmp_path):
-    text = run_program(tmp_path, "/dev/full")
+def test_a_failing_log_file_is_reported_once():
+    text = run_program("/dev/full")
     assert text.count("cannot write /dev/full: No space left on device") == 1
     assert "line 100\n" in text and "Traceback" not in text
 

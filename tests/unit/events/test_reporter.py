@@ -8,6 +8,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lm.errors import RunError, Stopped
+from lm.events.logs import LogFiles
 from lm.events.reporter import Reporter
 
 
@@ -41,7 +42,7 @@ def test_a_full_disk_is_one_error_line_that_names_the_file(tmp_path, caplog, end
 
 def test_the_last_log_line_is_the_reason_for_the_end_of_the_run(tmp_path):
     with pytest.raises(Stopped), Reporter(str(tmp_path)) as reporter:
-        reporter.open_logs([str(tmp_path / "log.txt")], "master", 0)
+        reporter.logs = LogFiles([str(tmp_path / "log.txt")], "master", 0)
         raise Stopped("stopped by SIGTERM", 15)
     assert (tmp_path / "log.txt").read_text().endswith(" ERROR stopped by SIGTERM\n")
 

@@ -9,8 +9,8 @@ from lm.checkpoint import store
 from lm.config import Config
 from lm.data.vocabulary import Vocabulary
 from lm.errors import RunError, UserError
+from lm.inference.evaluator import count_characters, load_text
 from lm.inference.run import Run, open_run
-from lm.inference.texts import count_characters, load_text
 from tests.limits import file_size_limit
 from tests.untrained import make_run, write_run
 
@@ -36,7 +36,7 @@ def test_a_file_is_encoded_with_the_vocabulary_of_the_run(tmp_path):
     assert text.unknown == 1  # a literal <unk> is an ordinary word
     with pytest.raises(UserError, match="3 words that are not in the run's vocabulary"):
         load_text(run_of(WITHOUT_UNK), str(path))
-    with pytest.raises(UserError, match="--split dev: neither train, valid, test nor a file"):
+    with pytest.raises(UserError, match="--split dev must be train, valid, test or the path of"):
         load_text(run_of(WITH_UNK), "dev")
 
 
