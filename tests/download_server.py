@@ -15,9 +15,9 @@ class Page:
     body: bytes
     status: int = 200
     with_length: bool = True
-    failures: int | None = None  # number of answers that misbehave; None: all
+    failures: int | None = None  # number of responses that misbehave, or None for all responses
     truncate_after: int | None = None  # close the connection after this many bytes
-    stall_after: int | None = None  # send this many bytes, then nothing
+    stall_after: int | None = None  # pause forever after this many bytes
     headers: Mapping[str, str] = field(default_factory=dict)  # additional headers
 
 

@@ -1,4 +1,4 @@
-"""Archives like PTB's, correct and corrupt, and their download into a directory."""
+"""Correct and corrupt archives in the format of PTB, and a download into a directory."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Cut token IDs into windows [num_steps, rows], and assign rows of the global batch to ranks.
 
-Every window is a pure function of (ids, step). No state has to be restored when a job resumes or
-continues on a different number of ranks.
+Every window is a pure function of (ids, step), so that a job can resume on a different number of
+ranks without any saved state.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def eval_rows_of_rank(
 
 
 class TrainBatches:
-    """Training windows for truncated back-propagation through time, for the rows of one rank.
+    """Training windows for truncated backpropagation through time, for the rows of one rank.
 
     The split (int32 [tokens]) is cut into `batch_size` equal streams, one per row of the global
     batch. Window s contains the tokens [s * num_steps, (s + 1) * num_steps) of each stream. Its

@@ -34,7 +34,7 @@ class Corpus:
     test: np.ndarray
     # Per split, the words that became <unk>. A literal <unk> in the text is an ordinary word.
     num_unknown: Mapping[str, int]
-    known_perplexity: KnownPerplexity | None = None  # of the embedded corpus
+    known_perplexity: KnownPerplexity | None = None  # only for the embedded corpus
 
 
 def load_corpus_to_train(config: Config, options: RunOptions) -> Corpus:
@@ -58,8 +58,9 @@ def find_data_path(
 
     Args:
       corpus: "files" or "embedded", as in `Config.corpus`.
-      run_dirs: Run directories. The first one with a record of such a corpus counts.
-      data_path: The directory given by the user. It must not lack the text of the run.
+      run_dirs: Run directories. The first record of such a corpus is used.
+      data_path: The directory given by the user. If the run was trained on a text, the directory
+        must contain a text.
       missing_error: The error to raise if the corpus of the run is missing.
     """
     for run_dir in run_dirs:
@@ -73,7 +74,7 @@ def _locate(
     recorded: CorpusRecord, run_dir: str, data_path: str | None, missing_error: type[ProgramExit]
 ) -> str:
     if data_path:
-        # PTB must not be downloaded in place of a text whose disk is not mounted.
+        # If the disk of a text is not mounted, PTB must not be downloaded instead.
         if recorded.kind != "text" or any(_is_in(data_path, kind) for kind in ("text", "ptb")):
             return data_path
         raise missing_error(
@@ -84,8 +85,8 @@ def _locate(
     for directory in (recorded.path, _DEFAULT_DATA_PATH):
         if _is_in(directory, recorded.kind):
             return directory
-    # Jobs in a new container resume with a corpus that can be created again. PTB takes minutes to
-    # download, and only the default directory gets it without being asked.
+    # In a new container, a job can create the embedded corpus and download PTB again. PTB is
+    # downloaded only into the default directory, because the download takes minutes.
     is_default = recorded.path == os.path.abspath(_DEFAULT_DATA_PATH)
     if recorded.kind == "embedded" or (recorded.kind == "ptb" and is_default):
         return _DEFAULT_DATA_PATH

@@ -34,8 +34,8 @@ class KnownPerplexity:
 
     entropy_rate_nats: float  # H, in nats per token
     perplexity: float  # exp(H), the limit for infinite text
-    valid_perplexity: float  # of the finite text in valid.txt, which differs slightly from exp(H)
-    test_perplexity: float  # of the finite text in test.txt
+    valid_perplexity: float  # for the finite text in valid.txt; not exactly exp(H)
+    test_perplexity: float  # for test.txt
 
 
 def transition_matrix(seed: int, num_words: int, num_successors: int) -> np.ndarray:
@@ -138,7 +138,7 @@ def write_corpus(
       UserError: If the directory contains a different corpus that this function did not write.
     """
     transitions = transition_matrix(seed, num_words, num_successors)
-    # Each text has its own generator, so that its length does not change the other texts.
+    # Each text has a separate generator, so that one length does not change the other texts.
     rngs = [np.random.Generator(np.random.PCG64([seed, stream])) for stream in (1, 2, 3)]
     train, valid, test = (
         sample_states(transitions, rng, min_tokens)
@@ -146,7 +146,7 @@ def write_corpus(
     )
     assert len(set(train)) == num_words + 1, "train_tokens is too small for all words"
     rate = entropy_rate(transitions)
-    # The last digits depend on the CPU. Without them, `truth.json` is the same on all machines.
+    # The last digits depend on the CPU. Rounding makes `truth.json` the same on all machines.
     known = KnownPerplexity(
         entropy_rate_nats=round(rate, 9),
         perplexity=round(math.exp(rate), 9),

@@ -24,7 +24,7 @@ from lm.errors import RunError, UserError, error_class
 from lm.files import locked, private_name, sha256_of, short_name, write_atomically
 
 SPLITS = ("train", "valid", "test")
-ID_DTYPE = np.dtype("<i4")  # in files: little-endian on every machine
+ID_DTYPE = np.dtype("<i4")  # files are little-endian on every machine
 FORMAT = 2  # part of the key: increase it whenever the same text would give different files
 _ENTRY_FILES = ("vocabulary.txt", *(f"{split}.ids" for split in SPLITS))
 
@@ -84,7 +84,7 @@ def sha256_of_text(path: str) -> str:
 
 
 def _read_blocks(path: str) -> Iterator[bytes]:
-    # A generator of its own: an OSError of the caller's output is not an error of this file.
+    # This is a separate generator, so that `except` does not catch errors of the caller's output.
     try:
         with open(path, "rb") as file:
             yield from iter(lambda: file.read(_BLOCK_BYTES), b"")
@@ -126,8 +126,8 @@ def encode_corpus(
 ) -> tuple[Vocabulary, dict[str, int]]:
     """Build the vocabulary from the training text, and write `<split>.ids` for each split.
 
-    Without a limit, `<unk>` joins the vocabulary only if valid or test contain unknown words. It
-    then gets the last ID, because it does not occur in the training text.
+    If vocab_size is None, `<unk>` joins the vocabulary only if valid or test contain unknown words.
+    Its ID is then the last one, because it does not occur in the training text.
 
     Returns:
       The vocabulary, and for each split the number of words that became `<unk>`.
@@ -180,7 +180,7 @@ def cache_directories(data_path: str) -> list[str]:
 def load_encoded(
     files: Mapping[str, str], sha256: Mapping[str, str], vocab_size: int | None
 ) -> EncodedCorpus:
-    """Open the encoded form of three text files. Encode them first if necessary.
+    """Open the encoded form of three text files, which are encoded first if necessary.
 
     Args:
       files: The text file of each split, all in one directory.

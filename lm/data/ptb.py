@@ -219,7 +219,7 @@ def _reason(error: BaseException) -> str:
 def read_members(archive: bytes, names: Collection[str], max_bytes: int) -> dict[str, bytes]:
     """Read members of an untrusted .tgz, each with at most max_bytes.
 
-    Nothing is written to the disk, and links and sparse files are rejected.
+    No files are written, and links and sparse files are rejected.
 
     Raises:
       SourceError: If the archive is corrupt, or if a member is missing or not a regular file.

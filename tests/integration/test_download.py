@@ -282,7 +282,7 @@ def test_a_killed_download_leaves_nothing_and_is_repeated(server, target):
 
 @pytest.mark.parametrize("kilobytes", [64, 128])
 def test_a_full_disk_is_one_clear_error(server, tmp_path, kilobytes):
-    """On a small file system of its own, with no space at all, and with too little space."""
+    """The disk is a small file system without any space, or with too little space."""
     disk = tmp_path / "disk"
     disk.mkdir()
     namespace = ["unshare", "--mount", "--map-root-user"]

@@ -70,7 +70,6 @@ def test_noeval_skips_evaluation_and_a_second_run_is_rejected(tmp_path, corpora)
     (epoch,) = events(tmp_path, "epoch")
     assert "valid_perplexity" not in epoch and epoch["step"] == 30
     assert events(tmp_path, "test") == []
-    # A directory that contains a run is rejected.
     before = (tmp_path / "metrics.jsonl").read_bytes()
     for flags, words in [
         ((), "already holds a run: continue it with --resume"),
@@ -169,7 +168,7 @@ def test_only_one_rank_prints_the_help():
 
 
 def run_with_different_arguments(*by_rank, timeout=120):
-    """Start one rank for each list of arguments, as mpirun's `:` does."""
+    """Start one rank for each list of arguments, separated by `:` in the mpirun command."""
     command = mpirun(1)
     for index, arguments in enumerate(by_rank):
         rank = [sys.executable, "-m", "lm.train", *map(str, arguments)]
