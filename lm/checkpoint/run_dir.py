@@ -44,11 +44,7 @@ def open_run_dir(
 ) -> RunDir:
     """Create and lock the directory of a run; if the run is resumed, find its newest checkpoint.
 
-    Args:
-      config: The config of the run.
-      options: `output_dir`, which is a new directory in runs/ by default, and `resume`.
-      record: The identity of the run, which a resumed run must share.
-      stack: Releases the directory when it is closed.
+    Closing `stack` releases the directory. A resumed run must have the same record.
 
     Raises:
       UserError: If the directory cannot be written, already holds a run, or cannot be resumed.
@@ -63,23 +59,23 @@ def open_run_dir(
     try:
         stack.enter_context(locked(os.path.join(path, run_files.LOCK)))
     except BlockingIOError:
-        # Not a UserError: after a crash, the old job may still be ending.
+        # This is not a user error: after a crash, the old job may still be running.
         raise RunError(f"another job is using output_dir {path}") from None
     if not resume:
         if store.list_checkpoints(path) or os.path.exists(_metrics(path)):
             raise UserError(
-                f"output_dir {path} already holds a run: continue it with --resume, or choose"
-                " another one"
+                f"output_dir {path} already contains a run: add --resume, or choose a"
+                " different directory"
             )
         return RunDir(path, None)
     store.remove_temporary(path)
     checkpoint = store.find_newest(path)
     if checkpoint:
         _check_resumable(checkpoint, config, options, record)
-    elif has_checkpoints(path):  # they are on a disk that is not mounted, for example
+    elif has_checkpoints(path):  # for example, their disk is not mounted
         raise RunError(
-            f"{path} has had checkpoints, and has none now: put them back, or remove"
-            f" {run_files.RUN} there to start again"
+            f"the checkpoints of {path} are missing: restore them, or remove {run_files.RUN} from"
+            " this directory to start again"
         )
     return RunDir(path, checkpoint)
 
@@ -137,8 +133,8 @@ def _check_resumable(
         raise UserError(f"cannot resume: {_explain(difference, record)}")
     if not manifest.in_sync:
         logger.warning(
-            "%s was saved when the ranks' weights had diverged: all ranks continue with the weights"
-            " of rank 0; to continue from an older checkpoint, move this one away",
+            "%s was saved after the weights of the ranks had diverged. All ranks continue with the"
+            " weights of rank 0. To continue from an older checkpoint, move this checkpoint away",
             checkpoint,
         )
 
@@ -147,21 +143,18 @@ def _explain(difference: Difference, record: RunRecord) -> str:
     name, before, now = difference
     if name not in record.facts:
         return (
-            f"this run has the setting {name}, which neither this version of the program nor its"
-            " config file knows: update the program, or define that field again"
+            f"this run has the unknown setting {name}; update the program, or define the field in"
+            " the config file again"
         )
     if name == CONFIG_FILE:
         return (
-            "the config file, which defines a network or fields, has changed since this run began;"
-            " if it still means the same, add --allow_changed_config_file"
+            "the config file has changed since this run began; if the network is still the same,"
+            " add --allow_changed_config_file"
         )
     if name == "vocabulary":
-        return "the vocabulary is not the one that this run began with"
+        return "the vocabulary differs from the vocabulary at the start of this run"
     if name == "corpus":
-        return (
-            "the corpus is not the one that this run began with; give its directory with"
-            " --data_path"
-        )
+        return "the corpus differs from the corpus at the start of this run; check --data_path"
     return (
         f"{name} was {before!r} in this run and is {now!r} now; to train with different settings,"
         " start a new run with --init_from"
@@ -177,7 +170,7 @@ def _is_before(line: bytes, step: int, epochs_done: int) -> bool:
             return event["epoch"] <= epochs_done
         return event["event"] not in ("test", "end") and event.get("step", 0) <= step
     except (ValueError, KeyError, TypeError, AttributeError):
-        return False  # not an event
+        return False  # the line is not an event
 
 
 def _metrics(path: str) -> str:

@@ -57,7 +57,7 @@ class Manifest:
     record: RunRecord
     progress: Mapping[str, Any]  # dataclasses.asdict(TrainProgress)
     weights: tuple[str, ...]  # names of the network's variables
-    valid_perplexity: float | None = None  # of these weights, if known
+    valid_perplexity: float | None = None  # validation perplexity of these weights, if known
     has_average: bool = False  # whether the average of each trained weight is stored too
     in_sync: bool = True  # False: the ranks had diverged, and these are the weights of rank 0
     files: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
@@ -98,9 +98,7 @@ def checkpoints_dir(run_dir: str) -> str:
 def find(run_dir: str, which: str = "last") -> str:
     """Return a verified checkpoint of a run. Skip corrupt checkpoints with a warning.
 
-    Args:
-      run_dir: The run directory.
-      which: "last", "best" by validation perplexity, or the path of a checkpoint.
+    `which` is "last", "best" by validation perplexity, or the path of a checkpoint.
 
     Raises:
       UserError: If there is no such checkpoint, if it is corrupt, or if a different version of this
@@ -152,7 +150,7 @@ def _find_best(run_dir: str) -> str:
     found = _first_intact(_by_perplexity(manifests))
     if found is None:
         raise UserError(f"{run_dir} has no checkpoint with a validation perplexity")
-    # The save of the best epoch may have failed, or its checkpoint is corrupt.
+    # The checkpoint of the best epoch may be missing or corrupt.
     *_, last = manifests.values()
     best = min(filter(math.isfinite, last.progress.get("valid_perplexities", ())), default=math.inf)
     if best < manifests[found].valid_perplexity:
@@ -197,13 +195,10 @@ def prune(run_dir: str, keep: int, verified: MutableMapping[str, Manifest | None
 
     Only intact checkpoints count. A checkpoint is removed only if it is older than `keep` intact
     ones, so corrupt checkpoints never displace intact ones. Checkpoints saved after the ranks
-    diverged displace only each other, because users may have to do without them.
+    diverged displace only checkpoints of the same kind, because users may not want them.
 
-    Args:
-      run_dir: The run directory.
-      keep: Number of checkpoints to keep.
-      verified: Manifests of the checkpoints that this job wrote or verified, and None for corrupt
-        ones. Verifies the others, and adds them.
+    `verified` has the manifests of the checkpoints that this job wrote or verified, and None for
+    corrupt ones. This function verifies the remaining checkpoints and adds them.
 
     Raises:
       UserError, RunError: If a checkpoint cannot be read. Nothing is removed.
@@ -310,7 +305,7 @@ def load_arrays(checkpoint: str) -> dict[str, np.ndarray]:
       RunError: If the checkpoint cannot be read.
     """
     try:
-        # As bytes, because a path need not be UTF-8.
+        # Pass bytes, because the path may not be valid UTF-8.
         reader = tf.train.NewCheckpointReader(os.fsencode(os.path.join(checkpoint, "model")))
         return {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
     except (tf.errors.OpError, RuntimeError, ValueError) as error:
@@ -341,14 +336,6 @@ def save(run_dir: str, arrays: Mapping[str, np.ndarray], manifest: Manifest) -> 
 
     The weights of a step never change. Only facts about them do, such as the validation perplexity.
 
-    Args:
-      run_dir: The run directory, which exists.
-      arrays: The contents by name.
-      manifest: The facts, without `files`.
-
-    Returns:
-      The directory of the checkpoint.
-
     Raises:
       RunError: If the checkpoint cannot be written. Older checkpoints stay intact.
     """
@@ -360,7 +347,7 @@ def save(run_dir: str, arrays: Mapping[str, np.ndarray], manifest: Manifest) -> 
             dataclasses.replace(manifest, files=verify(final).files).write(final)
             _fsync(final)
             return final
-        # Not makedirs: if output_dir has vanished (unmounted), do not create it again.
+        # Do not use makedirs: a directory that was unmounted must not be created again.
         with contextlib.suppress(FileExistsError):
             os.mkdir(parent)
             _fsync(run_dir)
@@ -369,7 +356,7 @@ def save(run_dir: str, arrays: Mapping[str, np.ndarray], manifest: Manifest) -> 
         _write_tensors(temporary, arrays)
         _write_manifest(temporary, manifest)
         if not list_checkpoints(run_dir):
-            manifest.record.write(run_dir, has_checkpoints=True)  # from now on, never start over
+            manifest.record.write(run_dir, has_checkpoints=True)  # --resume never starts over
         _publish(temporary, final)
         return final
     except (OSError, tf.errors.OpError) as error:
@@ -451,7 +438,7 @@ def _set_aside(checkpoint: str) -> str:
 
 
 def remove_temporary(run_dir: str) -> None:
-    """Remove what killed processes left unfinished; call it while holding the run's lock."""
+    """Remove unfinished checkpoints of killed processes. The caller must hold the run's lock."""
     parent = checkpoints_dir(run_dir)
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         for name in os.listdir(parent):

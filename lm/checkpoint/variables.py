@@ -9,8 +9,9 @@ import tensorflow.compat.v1 as tf
 
 from lm.errors import UserError
 
-Arrays = Mapping[str, np.ndarray]  # by name
-Variables = Mapping[str, tf.Variable]  # by name
+# Both mappings are indexed by the name of the variable.
+Arrays = Mapping[str, np.ndarray]
+Variables = Mapping[str, tf.Variable]
 Concat = Callable[[np.ndarray], np.ndarray]  # joins the arrays of all ranks along axis 0
 
 
@@ -27,11 +28,7 @@ def saved_shapes(graph: tf.Graph, state: Variables) -> dict[str, list]:
 
 
 def check_fits(arrays: Arrays, shapes: Mapping[str, Sequence]) -> None:
-    """Check that the arrays of a checkpoint have the required names and shapes.
-
-    Args:
-      arrays: The contents of the checkpoint.
-      shapes: The required shapes by name, with None for a first axis of any length.
+    """Check the arrays of a checkpoint against the required shapes; a first axis may be None.
 
     Raises:
       UserError: If an array is missing or has a different shape.
@@ -48,7 +45,7 @@ def check_fits(arrays: Arrays, shapes: Mapping[str, Sequence]) -> None:
 
 
 def read_variables(session: tf.Session) -> dict[str, np.ndarray]:
-    """Copy all variables that the ranks share: weights, optimizer state, global step."""
+    """Copy the variables that all ranks share: weights, optimizer slots, global step."""
     values = session.run(_global_variables(session.graph))
     # A real copy: a fetched array may share its memory with the variable, which the next update
     # changes in place while the copy is written to the disk.
@@ -92,13 +89,7 @@ def load_state(
 ) -> None:
     """Give each rank its rows of the recurrent state.
 
-    Args:
-      session: The training session.
-      state: The variables of the recurrent state, by name.
-      arrays: What `read_state` returned, on rank 0. None on other ranks, which need no access to
-        the checkpoint.
-      rows: The rows of this rank in the global batch.
-      concat: Joins the arrays of all ranks.
+    Only rank 0 passes the arrays of `read_state`, because other ranks may not see the checkpoint.
     """
     named = {_state_name(name): variable for name, variable in state.items()}
     every_row = _share(named, arrays, concat)
@@ -128,7 +119,7 @@ def set_weights(session: tf.Session, arrays: Arrays) -> None:
 
 
 def _share(variables: Variables, arrays: Arrays | None, concat: Concat) -> dict[str, np.ndarray]:
-    """Give all ranks the arrays of the one rank that has them."""
+    """Copy the arrays from one rank to all ranks."""
     shared = {}
     for name, variable in variables.items():
         nothing = np.zeros([0, *variable.shape[1:]], variable.dtype.as_numpy_dtype)

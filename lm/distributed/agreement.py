@@ -1,4 +1,4 @@
-"""Agreement: either all ranks do the same run, with the same code and settings, or none does."""
+"""Agreement of the ranks: errors on all ranks, and equal code, settings and weights."""
 
 from __future__ import annotations
 
@@ -25,18 +25,12 @@ _PACKAGE = pathlib.Path(__file__).parents[1]
 
 
 def raise_on_all_ranks(comm: Communicator, work: Callable[[], T], takes_part: bool = True) -> T:
-    """Do work that may fail on some ranks. If it fails on any rank, raise its error on all ranks.
+    """Do work that may fail on some ranks, and raise an error of any rank on all ranks.
 
     Args:
       comm: The ranks.
-      work: A function that exchanges nothing.
-      takes_part: Whether this rank does the work.
-
-    Returns:
-      The result of `work` on this rank. None if this rank does not take part.
-
-    Raises:
-      UserError, RunError: If `work` failed on any rank; all ranks raise the same error.
+      work: A function without exchanges.
+      takes_part: Whether this rank does the work. Otherwise, the result is None.
     """
     result, outcome = None, takes_part
     try:
@@ -65,14 +59,11 @@ def check_agreement(comm: Communicator, facts: Mapping[str, Any]) -> None:
     """Check that the facts are equal on all ranks.
 
     Ranks with different sizes would deadlock or crash in their first exchange. Ranks with different
-    seeds or corpora would train a run that nobody requested.
-
-    Args:
-      comm: The ranks.
-      facts: This rank's JSON-serializable facts. All ranks use the same names.
+    seeds or corpora would train the wrong run. Facts are JSON-serializable, and all ranks use the
+    same names.
 
     Raises:
-      UserError: If a fact differs; the message contains its values and their ranks.
+      UserError: If a fact differs.
     """
     difference = _mismatch(comm, facts)
     if difference:
@@ -85,16 +76,7 @@ def check_agreement(comm: Communicator, facts: Mapping[str, Any]) -> None:
 
 
 def weights_mismatch(comm: Communicator, variables: Mapping[str, np.ndarray]) -> str | None:
-    """Compare the variables of all ranks bitwise.
-
-    Args:
-      comm: The ranks.
-      variables: This rank's variables by name.
-
-    Returns:
-      The first variable that differs, and its checksum on each rank; None if no variable differs.
-      The result is the same on all ranks.
-    """
+    """Return the first variable that differs bitwise between ranks, with its checksums, or None."""
     checksums = {n: f"{zlib.crc32(v.reshape(-1)):08x}" for n, v in variables.items()}
     return _mismatch(comm, checksums)
 
@@ -107,14 +89,7 @@ def _mismatch(comm: Communicator, facts: Mapping[str, Any]) -> str | None:
 
 
 def first_mismatch(facts_by_rank: Sequence[Mapping[str, Any]]) -> str | None:
-    """Describe the first fact that differs between ranks.
-
-    Args:
-      facts_by_rank: JSON-serializable facts by name, for each rank.
-
-    Returns:
-      A text such as "seed: 1 on ranks 0, 2; 3 on rank 1", or None if all facts are equal.
-    """
+    """Describe the first fact that differs, as in "seed: 1 on ranks 0, 2; 3 on rank 1", or None."""
     for name in dict.fromkeys(name for facts in facts_by_rank for name in facts):
         values = [facts.get(name) for facts in facts_by_rank]
         if any(value != values[0] for value in values):
@@ -123,27 +98,19 @@ def first_mismatch(facts_by_rank: Sequence[Mapping[str, Any]]) -> str | None:
 
 
 def by_rank(values: Sequence[Any]) -> str:
-    """Describe which ranks have which value, such as "1 on ranks 0, 2; 3 on rank 1".
-
-    Args:
-      values: One JSON-serializable value per rank.
-    """
+    """Describe the JSON-serializable value of each rank, as in "1 on ranks 0, 2; 3 on rank 1"."""
     ranks_by_value: dict[str, list[int]] = {}
     for rank, value in enumerate(values):
         shown = value if isinstance(value, str) else json.dumps(value)
         ranks_by_value.setdefault(shown, []).append(rank)
     parts = [f"{value} on {name_ranks(ranks)}" for value, ranks in ranks_by_value.items()]
     if len(parts) > _MOST_SHOWN:
-        parts[_MOST_SHOWN:] = [f"{len(parts) - _MOST_SHOWN} other values"]
+        parts[_MOST_SHOWN:] = [f"{len(parts) - _MOST_SHOWN} more values"]
     return "; ".join(parts)
 
 
 def name_ranks(ranks: Sequence[int]) -> str:
-    """Name ranks briefly, such as "rank 3" or "ranks 0 to 14, 16".
-
-    Args:
-      ranks: Ranks in ascending order.
-    """
+    """Name ranks in ascending order, as in "rank 3" or "ranks 0 to 14, 16"."""
     ranges = []
     # In consecutive ranks, the difference between rank and index is constant.
     for _, group in itertools.groupby(enumerate(ranks), lambda each: each[1] - each[0]):

@@ -14,10 +14,7 @@ class Communicator(abc.ABC):
     """The ranks of a run. All ranks must call each method, in the same order.
 
     Attributes:
-      rank: This rank, starting at 0.
-      size: Number of ranks.
       local_rank: This rank among the ranks on its host.
-      local_size: Number of ranks on this host.
       backend: Name of the exchange mechanism, for the log.
       settings: Environment variables that configure the exchange.
     """
@@ -36,14 +33,7 @@ class Communicator(abc.ABC):
 
     @abc.abstractmethod
     def why_inexact(self, sizes: Collection[int]) -> str:
-        """Explain why the sums over the ranks are not computed as a tree of neighbors.
-
-        Args:
-          sizes: Sizes of the arrays that the training will sum.
-
-        Returns:
-          The reason, or "" if the sums are computed as a tree of neighbors.
-        """
+        """Explain why sums of arrays of these sizes are not trees of neighbors; "" if they are."""
 
     @abc.abstractmethod
     def distribute(self, optimizer):
@@ -75,7 +65,7 @@ class Communicator(abc.ABC):
 
 
 class OneProcess(Communicator):
-    """A run with one process, which exchanges nothing."""
+    """A run with one process and without exchanges."""
 
     rank, size = 0, 1
     local_rank, local_size = 0, 1

@@ -29,7 +29,7 @@ _CORES_AT_START = os.sched_getaffinity(0)
 _ALL_CORES = frozenset(range(8192))
 # The slots of a job that shares its hosts with other jobs: "FIRST:COUNT:TOTAL".
 HOST_SLOTS = "LM_HOST_SLOTS"
-_NO_GPU = {"", "-1", "NoDevFiles"}  # values in CUDA_VISIBLE_DEVICES; Slurm writes the last one
+_NO_GPU = {"", "-1", "NoDevFiles"}  # values in CUDA_VISIBLE_DEVICES; Slurm writes NoDevFiles
 
 
 class Device(NamedTuple):
@@ -48,12 +48,9 @@ class Device(NamedTuple):
 def start_tensorflow(
     comm: Communicator, intra_op: int | None = None, inter_op: int | None = None
 ) -> Device:
-    """Claim this rank's part of its host; all ranks call this before they use TensorFlow.
+    """Claim this rank's part of its host. All ranks call this function before using TensorFlow.
 
-    Args:
-      comm: The ranks. The ranks of a host share its cores and GPUs.
-      intra_op: The user's choice, or None.
-      inter_op: The user's choice, or None.
+    The ranks of a host share its cores and GPUs. The arguments override the numbers of threads.
 
     Raises:
       UserError: If a host has GPUs, but fewer GPUs than ranks.
@@ -87,10 +84,7 @@ def start_tensorflow(
 def _choose_gpu(comm: Communicator, num_visible: int, uuids: Sequence[str | None]) -> int | None:
     """Return the index of this rank's GPU among its visible GPUs.
 
-    Args:
-      comm: The ranks.
-      num_visible: Number of GPUs that this rank sees.
-      uuids: The first visible GPU of each rank on this host.
+    `uuids` has the first visible GPU of each rank on this host.
     """
     if not num_visible:
         return None
@@ -158,8 +152,7 @@ def unbind_from_core() -> None:
     """Let this process use all cores that it was given, before TensorFlow starts threads.
 
     Open MPI binds each of one or two ranks to a single core, so most of the host would be idle. A
-    binding that the user requested (taskset, srun, mpirun --bind-to) stays. If the system rejects
-    the change, as some sandboxes do, the binding stays too.
+    binding that the user requested (taskset, srun, mpirun --bind-to) stays.
     """
     with contextlib.suppress(OSError):
         os.sched_setaffinity(0, _given_cores())
@@ -170,7 +163,7 @@ def _given_cores() -> Collection[int]:
     bound = "OMPI_MCA_orte_bound_at_launch" in os.environ
     if not bound or "OMPI_MCA_hwloc_base_binding_policy" in os.environ:
         return _CORES_AT_START
-    # Open MPI bound this process without being asked. Use the cores of the launcher: the first
+    # Open MPI bound this process by default. Use the cores of the launcher: the first
     # ancestor outside the job. A container may hide the launcher.
     with contextlib.suppress(OSError, IndexError):
         parent = os.getppid()
@@ -209,9 +202,8 @@ def count_cores() -> int:
 def cores_of_rank(local_size: int) -> int:
     """Return the number of cores that this rank may use.
 
-    Args:
-      local_size: Number of ranks on this host. They share its cores, unless a launcher that was
-        asked for it (srun, mpirun --bind-to) gave each rank its own cores.
+    The ranks of a host share its cores, unless the launcher gave each rank separate cores (srun,
+    mpirun --bind-to).
     """
     return max(count_cores() // count_sharers(local_size), 1)
 
@@ -223,7 +215,7 @@ def count_sharers(local_size: int) -> int:
         with contextlib.suppress(OSError, IndexError):  # the process just exited
             if int(stat_fields(pid)[1]) == parent:
                 shares.append(not given.isdisjoint(os.sched_getaffinity(pid)))
-    if len(shares) < local_size:  # each rank is the child of its own script
+    if len(shares) < local_size:  # each rank has a separate parent process
         return local_size
     return max(1, min(sum(shares), local_size))
 
@@ -231,11 +223,8 @@ def count_sharers(local_size: int) -> int:
 def cpu_quota(root: str = "/") -> float:
     """Return the number of cores whose time the control groups grant this process, or infinity.
 
-    A container may see all cores of its host, but stand still for the rest of each 0.1 s once its
-    quota is used up. With one thread per core, all threads would wait most of the time.
-
-    Args:
-      root: The directory that contains /proc and /sys.
+    A container may see all cores of its host. When its quota is used up, the kernel stops its
+    threads for the rest of each 0.1 s. With one thread per core, they would wait most of the time.
     """
     quotas = [math.inf]
     with contextlib.suppress(OSError):

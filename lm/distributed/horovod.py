@@ -28,7 +28,7 @@ _DEFAULTS = {
     # the computation needs (58 instead of 42 ms per step on two ranks with one thread each).
     "OMPI_MCA_mpi_yield_when_idle": "1",
     # Exchange through shared memory between the ranks of a host. Open MPI's default, copies by the
-    # kernel from one process to the other, made a step of config_small 5% slower.
+    # kernel, made a step of config_small 5% slower.
     "OMPI_MCA_btl_vader_single_copy_mechanism": "none",
     # Open MPI's default without "put". With "put", acknowledgments queue behind all data in
     # flight, and the two directions of a slow network take turns: 274 instead of 143 ms for 16 MB
@@ -38,7 +38,7 @@ _DEFAULTS = {
     "HOROVOD_STALL_CHECK_DISABLE": "1",
 }
 # These defaults apply only if the user sets no variable with this prefix, because a rules file
-# overrides all other settings of this kind.
+# overrides all settings with this prefix.
 _TUNED = "OMPI_MCA_coll_tuned_"
 _TUNED_DEFAULTS = {
     _TUNED + "use_dynamic_rules": "1",
@@ -51,22 +51,19 @@ _LARGEST_PROBE = 1 << 24  # 64 MB: no known algorithm changes at a larger size
 
 
 class HorovodCommunicator(Communicator):
-    """The ranks of an MPI, Gloo or NCCL job.
-
-    Args:
-      size: Number of processes that the launcher started.
+    """The ranks of an MPI, Gloo or NCCL job with `size` processes.
 
     Raises:
       UserError: If Horovod is missing or reports a different number of processes, because the
-        processes would then train the same model side by side and overwrite each other's files; or
-        if Gloo was requested without a server where the ranks meet.
+        processes would then overwrite the same files; or if Gloo was requested without its
+        server.
     """
 
     def __init__(self, size: int) -> None:
         _check_gloo()
         _allow_many_files()
         hvd = _import_horovod(size)
-        # Not at the top of the module: they import TensorFlow.
+        # These modules import TensorFlow, so they are not imported at the top.
         import tensorflow as tf
 
         from lm import kernels

@@ -1,4 +1,4 @@
-"""Launchers (mpirun, srun, horovodrun): what they started, and the command lines to start ranks."""
+"""Launchers (mpirun, srun, horovodrun): their processes, and command lines that start ranks."""
 
 from __future__ import annotations
 
@@ -54,17 +54,16 @@ def connect() -> Communicator:
         return OneProcess()
     unbind_from_core()  # Horovod's thread inherits the cores of this thread
     find_open_mpi()
-    # Not at the top of the module: one process needs no Horovod.
+    # A single process does not need Horovod, so it is not imported at the top.
     from lm.distributed.horovod import HorovodCommunicator
 
     return HorovodCommunicator(size)
 
 
 def find_open_mpi() -> None:
-    """Tell the Open MPI of this Python environment, if there is one, where its files are.
+    """Set the location of Open MPI if it is installed in this Python environment.
 
-    Its mpirun tells only the ranks that it starts itself: neither srun nor an mpirun on another
-    host does.
+    Its mpirun sets the location only for ranks on its own host. srun never does.
     """
     if os.path.exists(os.path.join(sys.prefix, "bin", "orted")):
         os.environ.setdefault("OPAL_PREFIX", sys.prefix)
@@ -72,7 +71,7 @@ def find_open_mpi() -> None:
 
 def mpirun_above() -> int | None:
     """Return the process ID of the mpirun, or its daemon, that started this process."""
-    # The environment does not tell: the children of a rank inherit it.
+    # The environment does not show this, because the children of a rank inherit it.
     parent = os.getppid()
     with contextlib.suppress(OSError):
         with open(f"/proc/{parent}/cmdline", encoding="utf-8", errors="replace") as file:
@@ -94,11 +93,7 @@ def end_with_launcher() -> None:
 
 
 def mpirun_command(num_ranks: int, hosts: str | None = None) -> list[str]:
-    """Return the mpirun part of a command line.
-
-    Args:
-      num_ranks: Number of ranks.
-      hosts: Hosts in the format of mpirun's -H ("host1:1,host2:1"), or None for this host.
+    """Return the mpirun part of a command line, for this host or for "host1:1,host2:1".
 
     Raises:
       UserError: If mpirun is missing.

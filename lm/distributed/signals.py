@@ -36,12 +36,12 @@ class Signals:
 
     A thread receives the signals, because Python runs a handler only after the main thread returns
     from C code, and a rank that waits for a dead rank never returns. Outside the main thread,
-    Python allows no handlers, and the object receives nothing.
+    Python does not allow handlers, and no signals are recorded.
     """
 
     def __init__(self) -> None:
-        self.stop = 0  # number of the first signal that asked this rank to stop
-        self.save = False  # whether a signal asked this rank to save since the last save
+        self.stop = 0  # number of the first stop signal, or 0
+        self.save = False  # whether a save was requested since the last save
         self._saved_at = -_SAME_REQUEST_SECONDS
         self._num_interrupts = 0
         self._previous: dict[int, Any] = {}

@@ -30,11 +30,7 @@ _MOST_HOSTS = 8
 
 
 class Interrupted(Exception):
-    """A signal asked the ranks to stop; all ranks raise this at the same point.
-
-    Args:
-      number: The number of the signal.
-    """
+    """A stop signal was received. All ranks raise this error at the same point."""
 
     def __init__(self, number: int):
         super().__init__(number)
@@ -60,11 +56,7 @@ class _Phase(NamedTuple):
 class Supervisor:
     """Receives the signals of this rank, and ends it if it makes no progress, until closed.
 
-    All ranks must create it together.
-
-    Args:
-      comm: The ranks.
-      timeout_seconds: Longest duration of a phase; 0 means no limit.
+    All ranks must create it together. `timeout_seconds` limits each phase; 0 means no limit.
     """
 
     def __init__(self, comm: Communicator, timeout_seconds: float):
@@ -119,7 +111,7 @@ class Supervisor:
             # for hours.
             idle += min(now - before, 2 * _TICK_SECONDS)
             if self.signals.stop and current.stoppable and idle > _GRACE_SECONDS + 3 * longest:
-                # Another rank is probably dead. Print nothing: mpirun sends the signal after a
+                # A rank is probably dead. Do not print a message: mpirun sends the signal after a
                 # rank failed, and that rank printed the error. Do not exit with the code of the
                 # signal, which would mean that the run is saved.
                 os._exit(1)
@@ -148,14 +140,8 @@ class Waiting:
     """A phase in which some ranks work while the ranks that are done wait in `gather`.
 
     About once per second, all ranks meet in an exchange. Working ranks wait there for the slowest
-    rank's current piece of work. Waiting ranks learn that the others are alive, and all ranks learn
-    of a stop signal. A single long exchange could not tell long work from a dead host.
-
-    Args:
-      comm: The ranks.
-      supervisor: The supervisor of this rank.
-      phase: Name of the phase, for the user.
-      stoppable: Whether a stop signal interrupts the phase.
+    rank's current piece of work. Waiting ranks notice that the working ranks are alive, and all
+    ranks notice a stop signal. In a single long exchange, slow work would look like a dead host.
     """
 
     def __init__(self, comm: Communicator, supervisor: Supervisor, phase: str, stoppable: bool):
@@ -165,13 +151,10 @@ class Waiting:
         self._enter()
 
     def poll(self, progress: bool = True) -> None:
-        """Report, about once per second, that this rank is working.
-
-        Args:
-          progress: Whether the work advanced since the last call.
+        """Report, about once per second, that this rank is working, and whether work advanced.
 
         Raises:
-          Interrupted: If a rank was asked to stop.
+          Interrupted: If any rank received a stop signal.
         """
         self._enter(progress)
         if time.monotonic() > self._next_exchange or self._stop_requested():
@@ -181,7 +164,7 @@ class Waiting:
         """Wait until all ranks call this method, and return their values in rank order.
 
         Raises:
-          Interrupted: If a rank was asked to stop.
+          Interrupted: If any rank received a stop signal.
         """
         while True:
             reports = self._exchange({"done": True, "value": value}, progress=True)
@@ -205,7 +188,7 @@ class Waiting:
 
 
 def _waited_for(processes: Sequence[_Process], own_rank: int) -> str:
-    """Name the ranks that probably block the others, as far as this host can know."""
+    """Name the ranks that probably block this rank, as far as this host can know."""
     own_host = processes[own_rank].host
     others = {rank: process for rank, process in enumerate(processes) if rank != own_rank}
     stopped = [r for r, p in others.items() if p.host == own_host and not _is_running(p.pid)]
@@ -232,7 +215,7 @@ def _is_running(pid: int) -> bool:
 
 
 def _print_error(message: str) -> None:
-    # Not with print(), whose lock the hanging thread may hold. The terminal may be gone.
+    # Not with print(), whose lock the hanging thread may hold. The terminal may be closed.
     with contextlib.suppress(OSError):
         os.write(sys.stderr.fileno(), f"{ERROR}{message}\n".encode())
     time.sleep(1)  # the launcher ends with this rank, and must first forward the lines of all ranks

@@ -15,8 +15,8 @@ class Average:
     """The mean of the weights after each of the last steps.
 
     The average is stored in global variables, so checkpoints contain it and all ranks have the
-    same. Create it in the training graph. See Polyak & Juditsky 1992, and algorithm 1 of Merity et
-    al. 2018.
+    same. The training graph must be the default graph. See Polyak & Juditsky 1992, and algorithm 1
+    of Merity et al. 2018.
     """
 
     def __init__(self) -> None:

@@ -31,20 +31,15 @@ class BackgroundWriter:
     """Writes the checkpoints of a run in a thread of rank 0, one at a time.
 
     If a checkpoint cannot be written, training continues: the previous checkpoint is intact, and
-    the next one may find room.
-
-    Args:
-      run_dir: The run directory.
-      keep: Number of checkpoints to keep, besides the best.
-      sync_events: Flushes the events of the run to the disk. It is called before each save, so
-        that a run resumed from the checkpoint has all earlier events, even after a power cut.
+    a later save may succeed. `sync_events` flushes the events of the run before each save, so
+    that a run resumed from the checkpoint has all earlier events, even after a power failure.
     """
 
     def __init__(self, run_dir: str, keep: int, sync_events: Callable[[], None] = lambda: None):
         self._run_dir, self._keep, self._sync_events = run_dir, keep, sync_events
         self._verified: dict[str, Manifest | None] = {}
         self._thread: threading.Thread | None = None
-        self.failure: RunError | None = None  # of the last save
+        self.failure: RunError | None = None  # error of the last save
 
     @property
     def is_busy(self) -> bool:
@@ -87,14 +82,7 @@ class BackgroundWriter:
 class Checkpointer:
     """Saves a run. All ranks must call each method, except `is_due`, at the same point.
 
-    Args:
-      writer: The writer of rank 0; None on the other ranks.
-      record: The identity of the run.
-      options: When to save.
-      comm: The ranks.
-      session: The training session.
-      state: The variables of the recurrent state, by name.
-      supervisor: Keeps the ranks in touch.
+    Only rank 0 has a writer. `state` has the variables of the recurrent state by name.
     """
 
     def __init__(
@@ -113,9 +101,9 @@ class Checkpointer:
         self._overdue, self._saved_at = False, time.monotonic()
 
     def is_due(self, step: int) -> bool:
-        """Return whether rank 0 wants to save at this step. Call it once per step.
+        """Return whether rank 0 wants to save at this step. Call this method once per step.
 
-        While a checkpoint is being written, the next one is postponed.
+        While a checkpoint is being written, later saves are postponed.
         """
         if self._writer is None:
             return False
@@ -196,7 +184,7 @@ class Checkpointer:
         """Wait until no checkpoint is being written; return why the last save failed, or None."""
         phase = "the writing of a checkpoint"
         # Staying in touch is not progress: a disk that never answers must not block the job
-        # forever. A stop signal must not interrupt the save that it asks for.
+        # forever. A stop signal must not interrupt its own save.
         waiting = self._supervisor.waiting(phase, stoppable=False)
         writer = self._writer
         if writer and writer.is_busy:

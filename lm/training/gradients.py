@@ -131,7 +131,7 @@ def _seconds_between(before: Sequence[Gradient | None], after: Sequence[Gradient
             return tf.timestamp()
 
     start = time_of([values_of(g) for g in before if g is not None])
-    # One process exchanges nothing. Without the dependency on `start`, it might read the end first.
+    # The end depends on the start: a single process, without an exchange, might read the end first.
     return time_of([*(values_of(g) for g in after if g is not None), start]) - start
 
 
@@ -142,7 +142,7 @@ def _sum_rows(
     num_slices = slices.values.shape.as_list()[0]
     rows = sum(micro_batches)
     with tf.device("cpu:0"):  # see _merge_duplicates
-        if not rows or not num_slices or num_slices % rows:  # not one entry per token
+        if not rows or not num_slices or num_slices % rows:  # not one row per token
             return tf.math.unsorted_segment_sum(slices.values, slices.indices, shape[0])
         sizes = [num_slices // rows * size for size in micro_batches]
         parts = [
@@ -151,7 +151,7 @@ def _sum_rows(
                 tf.split(slices.values, sizes), tf.split(slices.indices, sizes)
             )
         ]
-        # Not with `+`: TensorFlow's optimizer would change the order of the sum.
+        # TensorFlow's graph optimizer would change the summation order of `+`.
         flat = tf.reshape(tf.stack(parts), [len(parts), math.prod(shape)])
         total = fastest().column_sums(flat, [1] * len(parts))
     return tf.reshape(total, shape)

@@ -37,7 +37,7 @@ class Graphs(NamedTuple):
 
     train: TrainGraph
     evaluator: Evaluator
-    average: Average | None  # of the weights, if the config requests it
+    average: Average | None  # average of the weights, if the config requests it
 
 
 @dataclasses.dataclass
@@ -195,7 +195,7 @@ class Loop:
             self.checkpointer.save(at)  # written in the background during the evaluation
             at.valid_perplexity = self._evaluate("valid", at.num_averaged > 0)
             record["valid_perplexity"] = at.valid_perplexity
-        record["memory_mb"] = max(comm.gather(peak_memory_mb()))  # of the largest rank
+        record["memory_mb"] = max(comm.gather(peak_memory_mb()))  # peak memory of the largest rank
         self._report_epoch(**record)
         if at.step == epoch * self._steps_per_epoch:  # --max_steps may end within an epoch
             at.finish_epoch(epoch, self.job.config.asgd_trigger_epochs)
@@ -208,7 +208,7 @@ class Loop:
         """Return the perplexity of "valid" or "test".
 
         Raises:
-          Interrupted: If a signal asked a rank to stop.
+          Interrupted: If any rank received a stop signal.
         """
         shared = self.job.options.distributed_eval
         waiting = self.supervisor.waiting(

@@ -122,6 +122,6 @@ def _whole(gradient: Gradient, variable: tf.Variable, clip: tf.Tensor, config: C
 
 def _global_norm(tensors: Sequence[tf.Tensor], comm: Communicator) -> tf.Tensor:
     norm = fastest().global_norm(tensors)
-    # Clip factors that differ in the last bit would make the weights of the ranks diverge. The
+    # If clip factors differed in the last bit, the weights of the ranks would diverge. The
     # compiled norm is identical on all ranks. Otherwise, all ranks use the norm of rank 0.
     return norm if kernels.available() else comm.broadcast(norm, "grad_norm")

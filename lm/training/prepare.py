@@ -37,10 +37,10 @@ class Job:
     comm: Communicator
     functions: NetworkFunctions
     corpus: Corpus
-    batches: TrainBatches  # of this rank
+    batches: TrainBatches  # batches with the rows of this rank
     record: RunRecord
-    device: Device  # of this rank
-    run_dir: RunDir | None  # only on rank 0, which alone reads and writes it
+    device: Device  # device of this rank
+    run_dir: RunDir | None  # None except on rank 0
 
 
 def prepare(
@@ -52,12 +52,7 @@ def prepare(
 ) -> Job:
     """Check and load everything that a run needs; all ranks call this together.
 
-    Args:
-      config: What to train.
-      options: How and where to train.
-      comm: The ranks.
-      stack: Releases the run directory when it is closed.
-      functions: The functions of the network.
+    Closing `stack` releases the run directory.
 
     Raises:
       UserError, RunError: If a rank cannot start, or if the ranks disagree.
@@ -119,7 +114,7 @@ def _check_options(config: Config, options: RunOptions, comm: Communicator) -> N
 def _check_files(options: RunOptions, comm: Communicator) -> None:
     paths = {}
     if options.timeline and comm.size == 1:
-        logger.warning("--timeline: one process exchanges nothing; no timeline is written")
+        logger.warning("--timeline has no effect, because one process has no exchange")
     if options.timeline and comm.is_rank_0:
         paths["timeline"] = options.timeline
     if options.log_path and (comm.is_rank_0 or options.mpi_log == "workers"):
@@ -132,12 +127,12 @@ def _check_files(options: RunOptions, comm: Communicator) -> None:
             check_writable(path)
         except OSError as error:
             raise error_class(error)(
-                f"cannot write --{name} {path}: {error.strerror}; choose another file"
+                f"cannot write --{name} {path}: {error.strerror}; choose a different file"
             ) from error
 
 
 def _facts(job: Job) -> dict[str, Any]:
-    """Return the facts that must be equal on all ranks, by name."""
+    """Return the named facts that must be equal on all ranks."""
     options_of_all = {
         field.name: getattr(job.options, field.name)
         for field in dataclasses.fields(job.options)

@@ -9,7 +9,7 @@ from lm.perplexity import NllSum
 
 @dataclasses.dataclass
 class TrainProgress:
-    """The state of a run besides its variables.
+    """The state of a run, except for its variables.
 
     The window of the corpus and the learning rate follow from the step. The sums are saved so that
     the events of a resumed run equal the events of an uninterrupted run.
@@ -22,10 +22,10 @@ class TrainProgress:
     event_nll: NllSum = NllSum()  # sum over the steps since the last step event
     event_seconds: float = 0.0
     event_exchange_seconds: float = 0.0  # time of the gradient exchange in `event_seconds`
-    valid_perplexity: float | None = None  # of the weights after this step, if known
-    valid_perplexities: tuple[float, ...] = ()  # of the finished epochs
+    valid_perplexity: float | None = None  # perplexity of the weights after this step
+    valid_perplexities: tuple[float, ...] = ()  # perplexities of the finished epochs
     averages_from: int | None = None  # the average starts after this step
-    exact_with: str | None = None  # what computed all steps, if they are exact
+    exact_with: str | None = None  # compiled ops of all steps, if the steps are exact
 
     @property
     def num_averaged(self) -> int:
@@ -33,7 +33,7 @@ class TrainProgress:
         return 0 if self.averages_from is None else self.step - self.averages_from
 
     def add(self, nll: NllSum, seconds: float, exchange_seconds: float) -> None:
-        """Add one step."""
+        """Add the results of one step."""
         self.step += 1
         self.epoch_nll += nll
         self.event_nll += nll

@@ -35,7 +35,7 @@ class RestoreHook(tf.train.SessionRunHook):
 
 
 def initial_progress(run_dir: RunDir | None) -> TrainProgress:
-    """Return the progress to resume from. Ranks without the run directory get a new one.
+    """Return the progress to resume from. Ranks without the run directory start at step 0.
 
     Raises:
       UserError, RunError: If the manifest of the checkpoint is invalid.
@@ -49,14 +49,7 @@ def initial_progress(run_dir: RunDir | None) -> TrainProgress:
 def initial_arrays(
     run_dir: RunDir, options: RunOptions, vocabulary: Vocabulary, state: Mapping[str, tf.Variable]
 ) -> dict[str, np.ndarray] | None:
-    """Read the initial values for the variables of the current graph; None initializes them anew.
-
-    Args:
-      run_dir: The run directory, with the checkpoint to resume from.
-      options: `init_from`, a checkpoint whose weights are used, and `init_partly`, whether weights
-        that do not fit are left out.
-      vocabulary: The vocabulary of the run.
-      state: The variables of the recurrent state.
+    """Read the initial values of the current graph from a checkpoint, or return None.
 
     Raises:
       UserError: If the checkpoint does not fit the model.
@@ -68,8 +61,8 @@ def initial_arrays(
         unused = set(store.read_manifest(run_dir.checkpoint).weights).difference(weights)
         if unused:  # possible with --allow_changed_config_file
             raise UserError(
-                f"cannot resume: the checkpoint has {min(unused)}, which this network does not use;"
-                " start a new run with --init_from and --init_partly"
+                f"cannot resume: this network does not use {min(unused)} of the checkpoint; start a"
+                " new run with --init_from and --init_partly"
             )
         arrays = store.load_arrays(run_dir.checkpoint)
         check_fits(arrays, shapes)
@@ -90,14 +83,14 @@ def _weights_of(
         return _fitting_weights(arrays, source, shapes, same_words, len(vocabulary))
     if not same_words:
         raise UserError(
-            f"{source}: it was trained with another vocabulary, so its words have different token"
-            " IDs; --init_partly loads only the layers"
+            f"{source}: the checkpoint has a different vocabulary, so its token IDs differ;"
+            " --init_partly loads only the layers"
         )
     unused = sorted(arrays.keys() - shapes.keys())
     if unused:
         raise UserError(
-            f"{source}: it has {unused[0]}, which this model does not use; --init_partly leaves out"
-            " weights that do not fit"
+            f"{source}: this model does not use {unused[0]}; --init_partly omits weights that"
+            " do not fit"
         )
     check_fits(arrays, shapes)
     return arrays
@@ -119,7 +112,7 @@ def _fitting_weights(
         and (same_words or vocab_size not in array.shape)
     }
     if not loaded:
-        raise UserError(f"{source}: no weight of it fits this model")
+        raise UserError(f"{source}: the checkpoint has no weights that fit this model")
     rest = ", ".join(name for name in shapes if name not in loaded) or "none"
     logger.info("--init_from: loaded %s; initialized %s", ", ".join(loaded), rest)
     return loaded

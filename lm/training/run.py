@@ -41,13 +41,7 @@ def train(
     """Train, validate after each epoch, save, and test at the end.
 
     All ranks call this function. It leaves no threads, signal handlers, log files or locks behind,
-    so it can be called again.
-
-    Args:
-      config: What to train.
-      options: How and where to train.
-      comm: The ranks, from `lm.distributed.launch.connect`.
-      functions: The functions of the network.
+    so it can be called again. `lm.distributed.launch.connect` returns the communicator.
 
     Raises:
       UserError: If an argument is invalid; on all ranks.
@@ -90,8 +84,8 @@ def _train(
     reporter = stack.enter_context(Reporter(output_dir, job.options.tensorboard))
     writer = _writer(job, reporter, stack)
     report_start(job, progress, reporter)
-    # Not MonitoredTrainingSession: after an error it would create a new session on one rank, which
-    # would then wait forever for the other ranks' broadcast.
+    # MonitoredTrainingSession would create a new session after an error. This rank would then wait
+    # forever for the broadcast of the other ranks.
     monitored = tf.train.SingularMonitoredSession(
         hooks=[RestoreHook(arrays), *comm.hooks()], config=session_config(job.device)
     )
@@ -101,7 +95,7 @@ def _train(
         if progress.step:
             rows = job.batches.rows.slice
             variables.load_state(session, window.state, arrays, rows, comm.concat)
-        del arrays  # as large as a checkpoint
+        del arrays  # frees as much memory as a checkpoint needs
         checkpointer = Checkpointer(
             writer, job.record, job.options, comm, session, window.state, supervisor
         )

@@ -1,10 +1,9 @@
-"""What the epochs before decide: the learning rate of each step, and whether to go on."""
+"""The learning rate of each step, and early stopping."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Optional
 
 from lm.config import Config
 
@@ -19,16 +18,16 @@ def learning_rate_at(
     """Return the learning rate of a global step.
 
     decay: learning_rate * lr_decay^max(epoch - lr_decay_start_epoch + 1, 0), epochs counted from 1.
-    plateau: learning_rate * lr_plateau_factor^n after n epochs whose validation perplexity was not
-    below all before it, as in pytorch/examples, word_language_model/main.py.
-    Either is raised linearly from 0 over the first `warmup_steps`.
+    plateau: learning_rate * lr_plateau_factor^n after n epochs without a new best validation
+    perplexity, as in pytorch/examples, word_language_model/main.py.
+    Both increase linearly from 0 over the first `warmup_steps`.
 
     Args:
       config: The schedule.
-      step: Global step, from 0.
-      steps_per_epoch: Steps of an epoch.
+      step: Global step, starting at 0.
+      steps_per_epoch: Number of steps per epoch.
       num_ranks: Number of ranks, for `scale_lr_by_worker`.
-      valid_perplexities: Of the epochs before the step's.
+      valid_perplexities: Validation perplexities of all earlier epochs.
     """
     if config.lr_schedule == "plateau":
         decay = config.lr_plateau_factor ** _bests(valid_perplexities).count(False)
@@ -40,13 +39,13 @@ def learning_rate_at(
     return config.learning_rate * scale[config.scale_lr_by_worker] * decay * warmup
 
 
-def has_stalled(valid_perplexities: Sequence[float], epochs: Optional[int]) -> bool:
-    """Tell whether so many epochs, the last ones, have brought no new best; None: never."""
+def has_stalled(valid_perplexities: Sequence[float], epochs: int | None) -> bool:
+    """Return whether the last `epochs` epochs have no new best perplexity; False for None."""
     return epochs is not None and not any([True, *_bests(valid_perplexities)][-epochs:])
 
 
 def _bests(perplexities: Sequence[float]) -> list[bool]:
-    """Tell of each whether it was below all before it."""
+    """Return for each perplexity whether it is below all earlier perplexities."""
     best, found = math.inf, []
     for perplexity in perplexities:
         found.append(perplexity < best)

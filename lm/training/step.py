@@ -1,4 +1,4 @@
-"""One training step: its graph, which is the same on all ranks, and its execution."""
+"""The graph of a training step, which is the same on all ranks, and its execution."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ class TrainGraph(NamedTuple):
     update: Update
     learning_rate_ph: tf.Tensor
     requests_ph: tf.Tensor  # float32 [3]: 1 for each request of this rank
-    sums: tf.Tensor  # float32 [4]: negative log-likelihood of the global batch in nats; requests
+    sums: tf.Tensor  # float32 [4]: nats of the global batch, and the requests
     words: int  # number of words in the global batch
 
 
 class StepResult(NamedTuple):
     """Results of one step; equal on all ranks except for the seconds."""
 
-    nll: NllSum  # of the global batch
+    nll: NllSum  # negative log-likelihood of the global batch
     grad_norm: float  # before clipping
     requests: Requests  # the requests of all ranks
     exchange_seconds: float  # the part of the gradient exchange that no computation hides
@@ -61,12 +61,6 @@ def build_train_graph(
     """Build the graph of a training step.
 
     All ranks must build the same graph, because Horovod matches exchanges by their names.
-
-    Args:
-      network: A network of the current graph.
-      comm: The ranks.
-      rows: This rank's rows of the global batch.
-      name: Scope of the window graph and of the exchanges.
     """
     config = network.config
     global_step = tf.train.get_or_create_global_step()
@@ -103,15 +97,9 @@ def run_step(
     learning_rate: float,
     requests: Requests = NO_REQUESTS,
 ) -> StepResult:
-    """Train on one window.
+    """Train on one window of this rank's rows: int32 [T, B] words and the next words.
 
-    Args:
-      run: `session.run` or a replacement.
-      graph: The graph from `build_train_graph`.
-      inputs: This rank's rows, int32 [T, B].
-      targets: The next words, int32 [T, B].
-      learning_rate: The learning rate of this step.
-      requests: The requests of this rank.
+    `run` is `session.run` or a replacement.
     """
     update = graph.update
     (nats, *requested), grad_norm, exchange_seconds, _ = run(
@@ -135,12 +123,8 @@ def graph_facts(comm: Communicator, window: WindowGraph) -> dict[str, Any]:
     """Return the facts about the current graph that must be equal on all ranks.
 
     If the name of an exchange differed, the ranks would wait forever. If the network differed, they
-    would train a run that nobody requested. Operations may differ between ranks with different
+    would train the wrong run. Operations may differ between ranks with different
     numbers of rows, because TensorFlow turns small tensors into constants.
-
-    Args:
-      comm: The ranks.
-      window: The window graph that is trained.
     """
     variables = {f"variable {v.op.name}": v.shape.as_list() for v in tf.global_variables()}
     graph = tf.get_default_graph().as_graph_def()

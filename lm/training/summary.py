@@ -135,7 +135,7 @@ def _precision(job: Job) -> str:
         layer = "" if functions.kind == "logits" else "in the output layer and "
         precision += f" {layer}where the network uses context.ops"
     if kernels.available() and not kernels.multiplies_bfloat16():
-        precision += " (no faster than float32, for want of instructions)"
+        precision += " (not faster than float32: this CPU lacks bfloat16 instructions)"
     return precision
 
 
@@ -144,9 +144,9 @@ def _one_or_by_rank(values: Sequence[str], consequence: str) -> str:
 
 
 def _find_exactness(job: Job, progress: TrainProgress, compiled_ops: Sequence[str]) -> str:
-    """Return whether the run equals the same run on other numbers of ranks, and otherwise why not.
+    """Return whether results are identical on all supported numbers of ranks, or why not.
 
-    Each start decides for the steps that it computes. `progress` remembers whether the steps before
+    Each start decides for the steps that it computes. `progress` records whether the earlier steps
     were exact.
     """
     if job.config.scale_lr_by_worker != "none":
@@ -159,11 +159,11 @@ def _find_exactness(job: Job, progress: TrainProgress, compiled_ops: Sequence[st
         why = f"the steps up to {progress.step:,} {how}"
     progress.exact_with = None if why else compiled_ops[0]
     if why:
-        rounding = "equal to runs on other numbers of ranks up to rounding"
+        rounding = "results on different numbers of ranks are equal up to rounding"
         if not job.functions.is_built_in and not job.options.check_network:
-            rounding += ", if rows do not depend on each other (--check_network)"
+            rounding += ", if rows are independent (--check_network)"
         return f"no: {why}; {rounding}"
-    return f"yes: the same bits on any power of two up to {job.config.virtual_ranks} ranks"
+    return f"yes: bitwise identical on any power of two up to {job.config.virtual_ranks} ranks"
 
 
 def _why_inexact(job: Job, compiled_ops: Sequence[str]) -> str:

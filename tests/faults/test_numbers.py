@@ -62,7 +62,7 @@ def test_ranks_that_part_are_found_and_can_go_on(start, tmp_path, corpora, caplo
     assert not store.read_manifest(store.find_newest(str(tmp_path))).in_sync
     with caplog.at_level("WARNING", "lm"):
         train_here(tmp_path, *config_flags(corpora), *flags, "--resume")
-    assert caplog.text.count("was saved when the ranks' weights had diverged") == 1
+    assert caplog.text.count("was saved after the weights of the ranks had diverged") == 1
     assert store.read_manifest(store.find_newest(str(tmp_path))).in_sync
     exact = [event["exact"] for event in events(tmp_path, "start")]
     if kernels.available():

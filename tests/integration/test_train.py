@@ -72,7 +72,7 @@ def test_noeval_skips_evaluation_and_a_second_run_is_rejected(tmp_path, corpora)
     assert events(tmp_path, "test") == []
     before = (tmp_path / "metrics.jsonl").read_bytes()
     for flags, words in [
-        ((), "already holds a run: continue it with --resume"),
+        ((), "already contains a run: add --resume"),
         (("--resume", "--seed", 9), "cannot resume: seed was 1 in this run and is 9 now"),
     ]:
         assert words in one_error(run_module("lm.train", *arguments, *flags), 2)
@@ -134,7 +134,7 @@ def test_the_log_may_be_in_the_directory_of_the_new_run(tmp_path, corpora):
         (["--num_steps", 100000], "the training split has"),
         (["--data_url", "/no/such/file.tgz", "--config", "config_small"], "/no/such/file.tgz"),
         (["--log_path", "/no/such/log"], "cannot write --log_path /no/such/log: No such file"),
-        (["--log_path", "/"], "cannot write --log_path /: Is a directory; choose another file"),
+        (["--log_path", "/"], "cannot write --log_path /: Is a directory; choose a different file"),
         (["--timeline", "/no/such/trace"], "cannot write --timeline /no/such/trace: No such"),
         (["--noeval", "--test_on", "best"], "test_on best needs the validation perplexity"),
     ],

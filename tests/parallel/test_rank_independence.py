@@ -40,7 +40,7 @@ def test_the_run_of_a_power_of_two_of_ranks_is_that_of_one_bit_for_bit(run, alon
     together = run(num_ranks)
     check_same_bits(together, alone)
     assert len(numbers(together)) == 100 + 1 + 1
-    assert events(together, "start")[0]["exact"].startswith("yes: the same bits")
+    assert events(together, "start")[0]["exact"].startswith("yes: bitwise identical")
 
 
 @pytest.mark.soak
@@ -163,8 +163,8 @@ def test_a_run_whose_first_steps_are_not_exact_never_is(tmp_path, corpora):
     train(tmp_path, *flags, *most, "--resume")
     found = [re.split(r"; | \(", event["exact"])[0] for event in events(tmp_path, "start")]
     assert found == [
-        "yes: the same bits on any power of two up to 8 ranks",
-        "yes: the same bits on any power of two up to 8 ranks",
+        "yes: bitwise identical on any power of two up to 8 ranks",
+        "yes: bitwise identical on any power of two up to 8 ranks",
         "no: the steps up to 3 were computed with compiled ops for generic",
         "no: the steps up to 4 are not exact",
     ]

@@ -42,7 +42,7 @@ def main(data_path, parent):
         train(CONFIG, options, comm)
         raise AssertionError("a run over a run")
     except UserError as error:
-        assert "already holds a run" in str(error) and error.on_every_rank
+        assert "already contains a run" in str(error) and error.on_every_rank
     assert traces() == before
     if comm.is_rank_0:
         losses = [

@@ -94,8 +94,8 @@ def test_a_disk_without_room_is_no_mistake_of_the_users(
 @pytest.mark.parametrize(
     "out_of_sight, message",
     [
-        (shutil.rmtree, "has had checkpoints, and has none now: put them back, or remove run.json"),
-        (lambda path: path.rename(path.parent / "elsewhere"), "has had checkpoints"),
+        (shutil.rmtree, "are missing: restore them, or remove run.json"),
+        (lambda path: path.rename(path.parent / "elsewhere"), "are missing"),
         (lambda path: (shutil.rmtree(path), path.symlink_to("/not/mounted")), "broken symlink"),
         (
             lambda path: (shutil.rmtree(path.parent), path.parent.symlink_to("/no")),
@@ -153,7 +153,7 @@ def test_fields_of_a_different_version_are_rejected(resume):
         UserError, match=r"manifest.json was written by a different .*\(unknown field flux\); use"
     ):
         resume(lambda manifest: manifest["progress"].update(flux=1))
-    with pytest.raises(UserError, match="has the setting flux, which neither this version of the"):
+    with pytest.raises(UserError, match="has the unknown setting flux"):
         resume(lambda manifest: manifest["record"]["config"].update(flux=1))
 
 

@@ -78,4 +78,4 @@ def test_ranks_are_named_by_their_stretches(ranks, name):
 def test_values_are_told_with_their_ranks():
     assert by_rank(["a", None, "a", 2]) == "a on ranks 0, 2; null on rank 1; 2 on rank 3"
     assert by_rank([1] * 700 + [2] + [1] * 299) == "1 on ranks 0 to 699, 701 to 999; 2 on rank 700"
-    assert by_rank(range(1000)).endswith("; 7 on rank 7; 992 other values")
+    assert by_rank(range(1000)).endswith("; 7 on rank 7; 992 more values")
