@@ -17,20 +17,19 @@ computation and exchange do not overlap, which is the worst case on a cluster.
 from __future__ import annotations
 
 import math
-import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from statistics import median
 from typing import Any
 
-from lm.benchmark import worker
-from lm.benchmark.scaling import KINDS, bytes_sent, message_bytes, scaled_config
+from lm.benchmark.scaling import KINDS, bytes_sent, message_bytes, scaled_config, scaling_tasks
 from lm.benchmark.turns import print_table, take_turns
+from lm.benchmark.worker import Options, Task, run
 from lm.config import Config
 from lm.errors import UserError
 from lm.options import option
 
-_CLUSTER_RANKS = 4096  # size of the largest predicted cluster
+_CLUSTERS = [2**power for power in range(13)]  # rank counts
 _COLUMNS = [
     ("scaling", "{kind}"),
     ("ranks", "{ranks}"),
@@ -48,7 +47,7 @@ _MEASURED_COLUMNS = [
 
 
 @dataclass(frozen=True)
-class AdviceOptions(worker.Options):
+class AdviceOptions(Options):
     """Predict the speedup of more ranks, on this host and on a cluster.
 
     The prediction is based on the step of one rank and on the gradient exchange, both measured on
@@ -92,7 +91,7 @@ class Predictor:
 
     config: Config
     shapes: Mapping[str, Sequence[int]]  # variable name -> shape
-    compute: Mapping[int, float]  # rows -> seconds of a step on one rank
+    compute: Mapping[Any, float]  # rows -> seconds of a step on one rank
 
     def predict(self, kind: str, ranks: int, costs: ExchangeCosts) -> dict[str, Any]:
         """Predict the step time of N ranks with "strong" or "weak" scaling."""
@@ -115,54 +114,37 @@ class Predictor:
 def measure(config: Config, options: AdviceOptions) -> dict[str, Any]:
     """Measure steps and the exchange, predict step times, and compare both on this host."""
     counts = [ranks for ranks in options.rank_counts if ranks > 1]
-    cluster_counts = {
-        "strong": _powers_of_two(min(_CLUSTER_RANKS, config.batch_size)),
-        "weak": _powers_of_two(_CLUSTER_RANKS),
-    }
-    shapes = worker.run(config, options)["shapes"]
+    clusters = {"strong": [n for n in _CLUSTERS if n <= config.batch_size], "weak": _CLUSTERS}
+    shapes = run(Task(config), options)["shapes"]
     sizes = message_bytes(config, shapes)
-    measurements: dict[Any, Callable[[], dict]] = {
-        "exchange": partial(worker.run, config, options, "exchange", counts[0], sizes)
-    }
-    rows = {-(-config.batch_size // ranks) for ranks in [*counts, *cluster_counts["strong"]]}
-    for count in rows:
-        measurements[count] = partial(worker.run, replace(config, batch_size=count), options)
-    for ranks in counts:
-        for kind in KINDS:
-            sized = scaled_config(config, kind, ranks)
-            measurements[kind, ranks] = partial(worker.run, sized, options, ranks=ranks)
-    results = take_turns(options.repeats, measurements)
-    exchanges = results.pop("exchange")
-    empty, full = (statistics.median(run[name] for run in exchanges) for name in ("empty", "full"))
-    medians = {
-        name: statistics.median(run["seconds"] for run in runs) for name, runs in results.items()
-    }
+    rows = {-(-config.batch_size // ranks) for ranks in [*counts, *clusters["strong"]]}
+    results = take_turns(
+        {
+            "exchange": Task(config, "exchange", counts[0], sizes),
+            **{count: Task(replace(config, batch_size=count)) for count in rows},
+            **scaling_tasks(config, counts),
+        },
+        options,
+    )
+    exchange = results.pop("exchange")
+    empty, full = median(exchange["empty"]), median(exchange["full"])
+    seconds = {name: median(result["seconds"]) for name, result in results.items()}
     per_byte = max(full - empty, 0.0) / bytes_sent(sum(sizes), counts[0])
-    host = ExchangeCosts(empty, 0.0, per_byte)
     beta = 8e-9 / options.link_gbps
-    cluster_costs = ExchangeCosts(empty, options.link_latency_us * 1e-6, per_byte + beta)
-    predictor = Predictor(config, shapes, {count: medians[count] for count in rows})
+    host = ExchangeCosts(empty, 0.0, per_byte)
+    cluster = ExchangeCosts(empty, options.link_latency_us * 1e-6, per_byte + beta)
+    predict = Predictor(config, shapes, seconds).predict
     here = [
-        _compared(predictor.predict(kind, ranks, host), medians[kind, ranks])
+        _compared(predict(kind, ranks, host), seconds[kind, ranks])
         for kind in KINDS
         for ranks in counts
-    ]
-    cluster = [
-        predictor.predict(kind, ranks, cluster_costs)
-        for kind in KINDS
-        for ranks in cluster_counts[kind]
     ]
     return {
         "threads_per_rank": options.threads,
         "exchange_costs": host,
         "here": here,
-        "cluster": cluster,
-        "warnings": [*_warnings("on this host", here), *_warnings("on the cluster", cluster)],
+        "cluster": [predict(kind, ranks, cluster) for kind in KINDS for ranks in clusters[kind]],
     }
-
-
-def _powers_of_two(limit: int) -> list[int]:
-    return [2**power for power in range(limit.bit_length())]
 
 
 def _compared(row: dict[str, Any], seconds: float) -> dict[str, Any]:
@@ -174,17 +156,6 @@ def _compared(row: dict[str, Any], seconds: float) -> dict[str, Any]:
         "measured_speedup": row["speedup"] * ratio,
         "error": ratio - 1,
     }
-
-
-def _warnings(where: str, rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Name the rank counts that are slower than one rank."""
-    found = []
-    for kind in KINDS:
-        predicted = [row for row in rows if row["kind"] == kind]
-        slower = [str(row["ranks"]) for row in predicted if row["ranks"] > 1 >= row["speedup"]]
-        if slower:
-            found.append(f"{where}, {kind} scaling: ONE RANK WINS against {', '.join(slower)}")
-    return found
 
 
 def show(config: Config, options: AdviceOptions, record: dict[str, Any]) -> None:
@@ -201,5 +172,10 @@ def show(config: Config, options: AdviceOptions, record: dict[str, Any]) -> None
         f" {options.link_gbps:g} Gbit/s"
     )
     print_table(_COLUMNS, record["cluster"])
-    for warning in record["warnings"]:
-        print(f"warning: {warning}")
+    for place, rows in (("on this host", record["here"]), ("on the cluster", record["cluster"])):
+        for kind in KINDS:
+            predicted = [row for row in rows if row["kind"] == kind]
+            slower = [str(row["ranks"]) for row in predicted if row["ranks"] > 1 >= row["speedup"]]
+            if slower:
+                names = ", ".join(slower)
+                print(f"warning: {place}, {kind} scaling: ONE RANK WINS against {names}")

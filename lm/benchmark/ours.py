@@ -23,8 +23,7 @@ from lm.training import step as training
 
 _GEMM_SIZE = 2048  # large enough that only arithmetic limits the product
 _GEMM_PRODUCTS = 5
-_UNTIMED_EXCHANGES, _TIMED_EXCHANGES = 3, 20
-_SMALLEST_BYTES = 4
+_UNTIMED_EXCHANGES, _EXCHANGES = 3, 20
 
 
 def build_step(
@@ -36,13 +35,12 @@ def build_step(
     shapes are empty for a user-defined network, whose products are unknown.
     """
     device = start_tensorflow(comm, threads)
-    sessions = session_config(device)
     rows = rows_of_rank(config.batch_size, comm.rank, comm.size, config.virtual_ranks)
     with tf.Graph().as_default():
         graph = training.build_train_graph(Network(config, vocab_size, functions), comm, rows)
         # Like lm.train, finalize the graph and broadcast the weights.
         session = tf.train.SingularMonitoredSession(
-            hooks=comm.hooks(), config=sessions
+            hooks=comm.hooks(), config=session_config(device)
         ).raw_session()
         weights = tf.trainable_variables() if functions.is_built_in else []
         shapes = {weight.op.name: weight.shape.as_list() for weight in weights}
@@ -62,13 +60,9 @@ def measure_gemm(precision: str, threads: int, comm: Communicator) -> dict[str, 
     """Return the `flops_per_second` of the fastest product of two large square matrices."""
     sessions = session_config(start_tensorflow(comm, threads))
     with tf.Graph().as_default(), tf.Session(config=sessions) as session:
+        values = tf.cast(tf.random.uniform([2, _GEMM_SIZE, _GEMM_SIZE]), precision)
         # Variables, because TensorFlow computes a product of constants only once.
-        a, b = (
-            tf.get_variable(
-                name, initializer=tf.cast(tf.random.uniform([_GEMM_SIZE] * 2), precision)
-            )
-            for name in "ab"
-        )
+        a, b = (tf.Variable(matrix) for matrix in tf.unstack(values))
         product_op = tf.matmul(a, b).op  # fetching the op does not copy the result to Python
         session.run(tf.global_variables_initializer())
         seconds = [_seconds(session, product_op) for _ in range(_GEMM_PRODUCTS)]
@@ -84,19 +78,17 @@ def measure_exchange(
     same number of messages of the smallest size (`empty`).
     """
     sessions = session_config(start_tensorflow(comm, threads))
-    plans = {"full": message_bytes, "empty": [_SMALLEST_BYTES] * len(message_bytes)}
+    means = {}
     with tf.Graph().as_default(), tf.Session(config=sessions) as session:
-        sum_ops: dict[str, list[tf.Operation]] = {name: [] for name in plans}
-        for plan, sizes in plans.items():
-            for index, size in enumerate(sizes):
-                name = f"{plan}_{index}"
-                buffer = tf.get_variable(name, initializer=tf.zeros([size // 4]))
-                # Not in a tf.group: TensorFlow's optimizer would remove the exchanges.
-                sum_ops[plan].append(comm.sum(tf.identity(buffer), f"exchange_{name}").op)
-        session.run(tf.global_variables_initializer())
-        means = {}
-        for plan, ops in sum_ops.items():
-            seconds = [_seconds(session, ops) for _ in range(_UNTIMED_EXCHANGES + _TIMED_EXCHANGES)]
+        for plan, sizes in (("full", message_bytes), ("empty", [4] * len(message_bytes))):
+            buffers = [tf.Variable(tf.zeros([size // 4])) for size in sizes]
+            # Not in a tf.group: TensorFlow's optimizer would remove the exchanges.
+            sum_ops = [
+                comm.sum(tf.identity(buffer), f"exchange_{plan}_{index}").op
+                for index, buffer in enumerate(buffers)
+            ]
+            session.run([buffer.initializer for buffer in buffers])
+            seconds = [_seconds(session, sum_ops) for _ in range(_UNTIMED_EXCHANGES + _EXCHANGES)]
             means[plan] = max(comm.gather(statistics.fmean(seconds[_UNTIMED_EXCHANGES:])))
     return means
 

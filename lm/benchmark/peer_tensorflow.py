@@ -42,7 +42,8 @@ class TutorialGraph:
     def _build_layers(self, config: Config, vocab_size: int):
         hidden = config.hidden_size
         embedding = tf.get_variable("embedding", [vocab_size, hidden])
-        outputs = tf.unstack(_dropout(tf.nn.embedding_lookup(embedding, self.inputs_ph), config))
+        inputs = tf.nn.embedding_lookup(embedding, self.inputs_ph)
+        outputs = tf.unstack(tf.nn.dropout(inputs, rate=1 - config.keep_prob))
         assignments = []
         for layer in range(config.num_layers):
             kernel = tf.get_variable(f"lstm_{layer}/kernel", [2 * hidden, 4 * hidden])
@@ -57,15 +58,11 @@ class TutorialGraph:
             outputs, after = _unroll(outputs, *tf.unstack(before), kernel, bias)
             with tf.control_dependencies([before]):
                 assignments.append(state.assign(tf.stack(after)).op)
-            outputs = [_dropout(output, config) for output in outputs]
+            outputs = [tf.nn.dropout(output, rate=1 - config.keep_prob) for output in outputs]
         weights = tf.get_variable("softmax/weights", [hidden, vocab_size])
         bias = tf.get_variable("softmax/bias", [vocab_size])
         logits = tf.nn.xw_plus_b(tf.concat(outputs, axis=0), weights, bias)
         return logits, tf.group(*assignments)
-
-
-def _dropout(x: tf.Tensor, config: Config) -> tf.Tensor:
-    return tf.nn.dropout(x, rate=1 - config.keep_prob) if config.keep_prob < 1 else x
 
 
 def _unroll(inputs: Sequence[tf.Tensor], c, h, kernel, bias):

@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import statistics
 from collections.abc import Mapping, Sequence
-from functools import partial
+from statistics import median
 from typing import Any
 
-from lm.benchmark import worker
-from lm.benchmark.turns import paired_ratio, print_table, summarize, take_turns
+from lm.benchmark.turns import paired_ratio, print_table, speeds, take_turns
+from lm.benchmark.worker import Options, Task
 from lm.config import Config
 from lm.options import option
 from lm.system import import_tensorflow
 
-_FLOAT_BYTES = 4
 KINDS = ("strong", "weak")
 _COLUMNS = [
     ("scaling", "{kind}"),
     ("ranks", "{ranks}"),
     ("rows", "{batch_size}"),
-    ("words/s", "{words_per_second.median:.0f}"),
-    ("best", "{words_per_second.best:.0f}"),
+    ("words/s", "{words_per_second:.0f}"),
+    ("best", "{best:.0f}"),
     ("speedup [95 %]", "{speedup}"),
-    ("efficiency", "{efficiency.value:.2f}"),
+    ("efficiency", "{efficiency:.2f}"),
     ("MB sent per rank", "{mb_sent_per_rank:.2f}"),
 ]
 _PART_COLUMNS = [
@@ -35,7 +33,7 @@ _PART_COLUMNS = [
 
 
 @dataclasses.dataclass(frozen=True)
-class ScalingOptions(worker.Options):
+class ScalingOptions(Options):
     """Compare several ranks with one rank: strong and weak scaling, and the parts of a step.
 
     Strong scaling keeps the global batch. Weak scaling keeps the rows of each rank. Each rank has
@@ -51,21 +49,24 @@ class ScalingOptions(worker.Options):
 
 def measure(config: Config, options: ScalingOptions) -> dict[str, Any]:
     """Measure all rank counts in turn."""
-    measurements = {"one": partial(worker.run, config, options)}
-    for ranks in options.rank_counts:
-        for kind in KINDS if ranks > 1 else ():
-            sized = scaled_config(config, kind, ranks)
-            measurements[kind, ranks] = partial(worker.run, sized, options, ranks=ranks)
-    results = take_turns(options.repeats, measurements)
-    results |= {(kind, 1): results["one"] for kind in KINDS if 1 in options.rank_counts}
+    tasks = {"one": Task(config), **scaling_tasks(config, options.rank_counts)}
+    results = take_turns(tasks, options)
+    one = results["one"]
+    results |= {(kind, 1): one for kind in KINDS}
     return {
         "threads_per_rank": options.threads,
-        "device": results["one"][0]["device"],
-        "vocab_size": results["one"][0]["vocab_size"],
+        "device": one["device"][0],
+        "vocab_size": one["vocab_size"][0],
         "rows": [
             _row(config, kind, ranks, results) for kind in KINDS for ranks in options.rank_counts
         ],
     }
+
+
+def scaling_tasks(config: Config, rank_counts: Sequence[int]) -> dict[Any, Task]:
+    """Return the steps of several ranks, by kind and rank count."""
+    pairs = [(kind, ranks) for ranks in rank_counts for kind in KINDS if ranks > 1]
+    return {pair: Task(scaled_config(config, *pair), ranks=pair[1]) for pair in pairs}
 
 
 def scaled_config(config: Config, kind: str, ranks: int) -> Config:
@@ -88,9 +89,9 @@ def message_bytes(config: Config, shapes: Mapping[str, Sequence[int]]) -> list[i
     tokens = config.batch_size * config.num_steps
     sizes = []
     for name, shape in shapes.items():
-        dense = math.prod(shape) * _FLOAT_BYTES
+        dense = 4 * math.prod(shape)
         if name == "embedding" and not dense_is_smaller(config, shape[0]):
-            sizes += [tokens * shape[1] * _FLOAT_BYTES // 2, tokens * _FLOAT_BYTES // 2]
+            sizes += [tokens * shape[1] * 4 // 2, tokens * 4 // 2]
         else:
             sizes.append(dense)
         if name == "embedding" and config.tie_weights:
@@ -104,29 +105,25 @@ def bytes_sent(size: float, ranks: int) -> float:
 
 
 def _row(
-    config: Config, kind: str, ranks: int, results: Mapping[Any, list[dict]]
+    config: Config, kind: str, ranks: int, results: Mapping[Any, dict[str, list]]
 ) -> dict[str, Any]:
-    runs, one = results[kind, ranks], results["one"]
+    one, result = results["one"], results[kind, ranks]
+    seconds = result["seconds"]
     sized = scaled_config(config, kind, ranks)
-    words = sized.batch_size * sized.num_steps
-    size = sum(message_bytes(sized, one[0]["shapes"]))
-    seconds = [run["seconds"] for run in runs]
-    speedup = paired_ratio([run["seconds"] for run in one], seconds)
-    speedup = speedup.scaled(sized.batch_size / config.batch_size)
-    step_ms, exchange_ms, input_ms = (
-        1000 * statistics.median(run[name] for run in runs)
-        for name in ("seconds", "exchange_seconds", "input_seconds")
-    )
+    speedup = paired_ratio(one["seconds"], seconds) * (sized.batch_size / config.batch_size)
+    exchange_ms = 1000 * median(result["exchange_seconds"])
+    input_ms = 1000 * median(result["input_seconds"])
+    size = sum(message_bytes(sized, one["shapes"][0]))
     return {
         "kind": kind,
         "ranks": ranks,
         "batch_size": sized.batch_size,
-        "words_per_second": summarize([words / each for each in seconds], max),
+        **speeds(sized.batch_size * sized.num_steps, seconds),
         "seconds_per_step": seconds,
         "speedup": speedup,
-        "efficiency": speedup.scaled(1 / ranks),
+        "efficiency": speedup.value / ranks,
         "mb_sent_per_rank": bytes_sent(size, ranks) / 1e6,
-        "compute_ms": step_ms - exchange_ms - input_ms,
+        "compute_ms": 1000 * median(seconds) - exchange_ms - input_ms,
         "exchange_ms": exchange_ms,
         "input_ms": input_ms,
     }

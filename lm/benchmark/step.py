@@ -6,13 +6,12 @@ import dataclasses
 import importlib.util
 import logging
 import math
-import statistics
 from collections.abc import Mapping, Sequence
-from functools import partial
+from statistics import median
 from typing import Any
 
-from lm.benchmark import worker
-from lm.benchmark.turns import paired_ratio, print_table, summarize, take_turns
+from lm.benchmark.turns import paired_ratio, print_table, speeds, take_turns
+from lm.benchmark.worker import Options, Task, run
 from lm.config import Config
 from lm.errors import RunError, UserError
 from lm.options import option
@@ -31,11 +30,10 @@ PEERS: Mapping[str, Mapping[str, Sequence[str]]] = {
 
 _COLUMNS = [
     ("", "{name}"),
-    ("words/s", "{words_per_second.median:.0f}"),
-    ("best", "{words_per_second.best:.0f}"),
-    ("std", "{words_per_second.std:.0f}"),
-    ("ms/step", "{ms_per_step.median:.1f}"),
-    ("GFLOP/s", "{gflops:.1f}"),
+    ("words/s", "{words_per_second:.0f}"),
+    ("best", "{best:.0f}"),
+    ("std", "{std:.0f}"),
+    ("ms/step", "{ms_per_step:.1f}"),
     ("time/ours [95 %]", "{time_over_ours}"),
     ("peak MB", "{peak_mb:.0f}"),
     ("first step s", "{first_step_seconds:.1f}"),
@@ -53,7 +51,7 @@ logger = logging.getLogger("lm")
 
 
 @dataclasses.dataclass(frozen=True)
-class StepOptions(worker.Options):
+class StepOptions(Options):
     """Measure a training step of one process: words/s, GFLOP/s, share of the GEMM peak.
 
     python -m lm.benchmark step --config config_small --peers
@@ -71,54 +69,49 @@ class StepOptions(worker.Options):
 
 def measure(config: Config, options: StepOptions) -> dict[str, Any]:
     """Measure all implementations and the GEMM peak in turn."""
-    measurements = {"ours": partial(worker.run, config, options)}
+    tasks = {"ours": Task(config), "gemm": Task(config, "gemm")}
     if options.peers and config.precision == "bfloat16":
-        float32 = dataclasses.replace(config, precision="float32")
-        measurements["ours-float32"] = partial(worker.run, float32, options)
-    peers = _variants(config.precision) if options.peers else []
-    for name in peers:
-        run = partial(worker.run, config, options, name)
+        tasks["ours-float32"] = Task(dataclasses.replace(config, precision="float32"))
+    for name in _variants(config.precision) if options.peers else []:
         try:
-            run()  # this run also fills the caches of torch.compile
+            run(Task(config, name), options)  # this run also fills the caches of torch.compile
+            tasks[name] = Task(config, name)
         except RunError as error:
             logger.warning("left out: %s", error)
-        else:
-            measurements[name] = run
-    measurements["gemm"] = partial(worker.run, config, options, "gemm")
-    results = take_turns(options.repeats, measurements)
-    peaks = [result["flops_per_second"] for result in results.pop("gemm")]
-    ours = results["ours"][0]
-    flops = _step_flops(config, ours["shapes"]) if ours["shapes"] else None
+    results = take_turns(tasks, options)
+    peaks = results.pop("gemm")["flops_per_second"]
+    ours = results["ours"]
     words = config.batch_size * config.num_steps
-    times = [run["seconds"] for run in results["ours"]]
-    return {
-        "kernels": ours["kernels"],
-        "vocab_size": ours["vocab_size"],
-        "mflops_per_word": flops and flops / words / 1e6,
-        "gemm_gflops": summarize([peak / 1e9 for peak in peaks], max),
-        "share_of_gemm_peak": flops
-        and summarize([flops / each / peak for each, peak in zip(times, peaks)], max),
+    record = {
+        "kernels": ours["kernels"][0],
+        "vocab_size": ours["vocab_size"][0],
+        "gemm_gflops": median(peaks) / 1e9,
         "implementations": {
-            name: _row(runs, times, words, flops) for name, runs in results.items()
+            name: _row(result, ours["seconds"], words) for name, result in results.items()
         },
     }
+    shapes = ours["shapes"][0]
+    if shapes:
+        flops = _step_flops(config, shapes)
+        shares = [flops / each / peak for each, peak in zip(ours["seconds"], peaks)]
+        record["mflops_per_word"] = flops / words / 1e6
+        record["gflops"] = flops / median(ours["seconds"]) / 1e9
+        record["share_of_gemm_peak"] = median(shares)
+    return record
 
 
-def _row(
-    runs: Sequence[dict[str, Any]], times_of_ours: Sequence[float], words: int, flops: int | None
-) -> dict[str, Any]:
-    """Return the results of an implementation whose step has `words` words and `flops` FLOPs."""
-    times = [run["seconds"] for run in runs]
+def _row(result: dict[str, list], seconds_of_ours: Sequence[float], words: int) -> dict[str, Any]:
+    """Return the results of an implementation whose step has `words` words."""
+    seconds = result["seconds"]
     return {
-        "words_per_second": summarize([words / each for each in times], max),
-        "ms_per_step": summarize([1000 * each for each in times]),
-        "gflops": flops and flops / statistics.median(times) / 1e9,
-        "time_over_ours": paired_ratio(times, times_of_ours),
-        "peak_mb": statistics.median(run["peak_mb"] for run in runs),
-        "first_step_seconds": statistics.median(run["first_step_seconds"] for run in runs),
-        "first_losses": runs[0]["losses"],
-        "first_grad_norms": runs[0]["grad_norms"],
-        "seconds_per_step": times,
+        **speeds(words, seconds),
+        "ms_per_step": 1000 * median(seconds),
+        "time_over_ours": paired_ratio(seconds, seconds_of_ours),
+        "peak_mb": median(result["peak_mb"]),
+        "first_step_seconds": median(result["first_step_seconds"]),
+        "first_losses": result["losses"][0],
+        "first_grad_norms": result["grad_norms"][0],
+        "seconds_per_step": seconds,
     }
 
 
@@ -156,13 +149,10 @@ def show(config: Config, options: StepOptions, record: dict[str, Any]) -> None:
         f" {record['kernels']}"
     )
     rows = [{"name": name, **found} for name, found in record["implementations"].items()]
-    counted = record["mflops_per_word"] is not None
-    print_table([each for each in _COLUMNS if counted or each[0] != "GFLOP/s"], rows)
-    peak = record["gemm_gflops"]
-    print(f"GEMM peak {peak.median:.1f} GFLOP/s (best {peak.best:.1f})")
-    if counted:
-        share = record["share_of_gemm_peak"]
+    print_table(_COLUMNS, rows)
+    print(f"GEMM peak {record['gemm_gflops']:.1f} GFLOP/s")
+    if "gflops" in record:  # the products of a user-defined network are unknown
         print(
-            f"{record['mflops_per_word']:.1f} MFLOP per word: ours reaches"
-            f" {share.median:.1%} of the peak (best {share.best:.1%})"
+            f"{record['mflops_per_word']:.1f} MFLOP per word: ours computes"
+            f" {record['gflops']:.1f} GFLOP/s, {record['share_of_gemm_peak']:.1%} of the peak"
         )

@@ -1,14 +1,16 @@
-"""Measurements that take turns, and the statistics of their repeats."""
+"""Tasks that take turns, and the statistics of their repeats."""
 
 from __future__ import annotations
 
 import logging
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
+from lm.benchmark import worker
+from lm.benchmark.worker import Options, Task
 from lm.cli.tables import markdown_table
 
 # Two-sided 95 % quantiles of Student's t distribution for 1, 2, ... degrees of freedom.
@@ -18,39 +20,30 @@ _T_95 = (
     2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
 )  # fmt: skip
 
-Result = TypeVar("Result")
 logger = logging.getLogger("lm")
 
 
-def take_turns(
-    repeats: int, measurements: Mapping[Any, Callable[[], Result]]
-) -> dict[Any, list[Result]]:
-    """Run rounds of all measurements, and return the results of each measurement.
+def take_turns(tasks: Mapping[Any, Task], options: Options) -> dict[Any, dict[str, list]]:
+    """Run rounds of all tasks, and return the results of each task as lists by round.
 
-    The speed of a machine changes within minutes. In each round, all measurements see the same
-    state of the machine.
+    The speed of a machine changes within minutes. In each round, all tasks see the same state of
+    the machine.
     """
-    results: dict[Any, list[Result]] = {name: [] for name in measurements}
-    for repeat in range(repeats):
-        for name, measure in measurements.items():
-            results[name].append(measure())
-        logger.info("repeat %d of %d", repeat + 1, repeats)
-    return results
+    rounds = []
+    for number in range(1, options.repeats + 1):
+        rounds.append({name: worker.run(task, options) for name, task in tasks.items()})
+        logger.info("repeat %d of %d", number, options.repeats)
+    return {
+        name: {key: [results[name][key] for results in rounds] for key in rounds[0][name]}
+        for name in tasks
+    }
 
 
-@dataclass(frozen=True)
-class Summary:
-    """Statistics of the repeats of a measurement."""
-
-    best: float
-    median: float
-    std: float  # the sample standard deviation, or 0 for a single repeat
-
-
-def summarize(values: Sequence[float], best: Callable = min) -> Summary:
-    """Summarize one or more values. `best` is min for times and max for speeds."""
-    std = statistics.stdev(values) if len(values) > 1 else 0.0
-    return Summary(best(values), statistics.median(values), std)
+def speeds(words: int, seconds: Sequence[float]) -> dict[str, float]:
+    """Return the median, the best and the standard deviation of the words per second."""
+    found = [words / each for each in seconds]
+    std = statistics.stdev(found) if len(found) > 1 else 0.0
+    return {"words_per_second": statistics.median(found), "best": max(found), "std": std}
 
 
 @dataclass(frozen=True)
@@ -60,8 +53,7 @@ class Ratio:
     value: float
     interval: tuple[float, float] | None = None
 
-    def scaled(self, factor: float) -> Ratio:
-        """Multiply the ratio and its interval by a factor."""
+    def __mul__(self, factor: float) -> Ratio:
         low_high = self.interval and (factor * self.interval[0], factor * self.interval[1])
         return Ratio(factor * self.value, low_high)
 
@@ -71,7 +63,7 @@ class Ratio:
 
 
 def paired_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Ratio:
-    """Compare two measurements that took turns.
+    """Compare two tasks that took turns.
 
     Drift cancels in the ratio of two values of the same round. The result is the geometric mean of
     these ratios (Fleming and Wallace 1986, "How not to lie with statistics"). The interval is

@@ -10,6 +10,7 @@ import dataclasses
 import importlib
 import json
 import os
+import re
 import signal
 import statistics
 import subprocess
@@ -71,13 +72,9 @@ class Options(Checked):
     @property
     def rank_counts(self) -> list[int]:
         """The rank counts in ascending order."""
-        try:
-            counts = sorted({int(part) for part in self.ranks.split(",")})
-        except ValueError:
-            counts = []
-        if not counts or counts[0] < 1:
+        if not re.fullmatch(r"[1-9][0-9]*(,[1-9][0-9]*)*", self.ranks):
             raise UserError(f"ranks must be positive integers like 1,2,4, not {self.ranks!r}")
-        return counts
+        return sorted({int(count) for count in self.ranks.split(",")})
 
     @property
     def threads(self) -> int:
@@ -91,10 +88,9 @@ class Options(Checked):
         """Raise a UserError if options contradict each other or the config."""
         if self.data_path and not os.path.isdir(self.data_path):
             raise UserError(f"data_path {self.data_path} is not a directory")
-        if self.rank_counts[-1] > config.batch_size:
-            raise UserError(
-                f"batch_size is {config.batch_size} but there are {self.rank_counts[-1]} ranks"
-            )
+        most = self.rank_counts[-1]
+        if most > config.batch_size:
+            raise UserError(f"batch_size is {config.batch_size} but there are {most} ranks")
         _ = self.threads  # raises if hosts is invalid
 
 
@@ -110,30 +106,31 @@ class StepResult(NamedTuple):
 Step = Callable[[np.ndarray, np.ndarray], StepResult]
 
 
-def run(
-    config: Config,
-    options: Options,
-    implementation: str = "ours",
-    ranks: int = 1,
-    message_bytes: Sequence[int] = (),
-) -> dict[str, Any]:
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """One measurement."""
+
+    config: Config
+    implementation: str = "ours"  # or "gemm", "exchange", or a variant in `step.PEERS`
+    ranks: int = 1  # peers need one rank
+    message_bytes: Sequence[int] = ()  # sizes of the messages of "exchange"
+
+
+def run(task: Task, options: Options) -> dict[str, Any]:
     """Run one measurement in a new process, or in several ranks under mpirun.
 
-    The implementation is "ours", "gemm", "exchange", or a variant in `step.PEERS`. Peers need one
-    rank. Only "exchange" uses `message_bytes`. Return the result of `_measure_steps`,
-    `ours.measure_gemm` or `ours.measure_exchange`.
+    Return the result of `_measure_steps`, `ours.measure_gemm` or `ours.measure_exchange`.
     """
-    task = {
-        "implementation": implementation,
-        "config_file": options.config,
-        "config": dataclasses.asdict(config),
-        "threads": options.threads,
-        "data_path": options.data_path,
-        "message_bytes": message_bytes,
-    }
-    launcher = launch.mpirun_command(ranks, options.hosts) if ranks > 1 else []
-    worker = [sys.executable, "-m", "lm.benchmark", "worker", json.dumps(task)]
-    name = f"{implementation} on {ranks} rank{'s' * (ranks > 1)}"
+    text = json.dumps(
+        {
+            **dataclasses.asdict(task),
+            "config_file": options.config,
+            "threads": options.threads,
+            "data_path": options.data_path,
+        }
+    )
+    launcher = launch.mpirun_command(task.ranks, options.hosts) if task.ranks > 1 else []
+    name = f"{task.implementation} on {task.ranks} rank{'s' * (task.ranks > 1)}"
     threads = str(options.threads)
     environment = launch.mpirun_environment(
         OMP_NUM_THREADS=threads,
@@ -145,7 +142,7 @@ def run(
     )
     try:
         done = subprocess.run(
-            [*launcher, *worker],
+            [*launcher, sys.executable, "-m", "lm.benchmark", "worker", text],
             env=environment,
             stdin=subprocess.DEVNULL,
             capture_output=True,

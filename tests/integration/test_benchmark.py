@@ -41,10 +41,10 @@ def test_all_implementations_train_the_same_model(tmp_path):
         assert found["first_grad_norms"] == pytest.approx(ours["first_grad_norms"], rel=1e-4)
         seconds = found["seconds_per_step"]
         assert len(seconds) == 1 and seconds[0] > 0
-        assert found["words_per_second"]["best"] == pytest.approx(4 * 5 / seconds[0])
+        assert found["best"] == pytest.approx(4 * 5 / seconds[0])
         assert found["peak_mb"] > 100
     assert ours["time_over_ours"]["value"] == 1
-    assert record["gemm_gflops"]["median"] > 0 and record["share_of_gemm_peak"]["median"] > 0
+    assert record["gemm_gflops"] > 0 and record["share_of_gemm_peak"] > 0
     assert "| tensorflow" in result.stdout
     assert any(line.startswith("tensorflow") for line in record["versions"])
 
@@ -66,7 +66,7 @@ def test_scaling(tmp_path):
     assert (rows["strong", 2]["batch_size"], rows["weak", 2]["batch_size"]) == (4, 8)
     for kind in ("strong", "weak"):
         row = rows[kind, 2]
-        assert row["efficiency"]["value"] == pytest.approx(row["speedup"]["value"] / 2)
+        assert row["efficiency"] == pytest.approx(row["speedup"]["value"] / 2)
         for part in ("mb_sent_per_rank", "compute_ms", "exchange_ms", "input_ms"):
             assert row[part] > 0
         assert len(row["seconds_per_step"]) == 1

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
+from lm.benchmark import worker
 from lm.benchmark.__main__ import parse
 from lm.benchmark.advise import AdviceOptions, ExchangeCosts, Predictor
 from lm.benchmark.peer_tensorflow import TutorialGraph
 from lm.benchmark.scaling import ScalingOptions, bytes_sent, message_bytes
 from lm.benchmark.step import PEERS, StepOptions, _step_flops
-from lm.benchmark.turns import paired_ratio, summarize, take_turns
+from lm.benchmark.turns import paired_ratio, speeds, take_turns
 from lm.benchmark.worker import initial_weight, load_words
 from lm.config import Config
 from lm.data.batches import Rows
@@ -33,21 +34,21 @@ def shapes(config, vocab_size=VOCAB_SIZE):
 
 
 class TestStatistics:
-    def test_measurements_take_turns(self):
-        calls = []
-        measurements = {name: lambda name=name: calls.append(name) or len(calls) for name in "ab"}
-        assert take_turns(2, measurements) == {"a": [1, 3], "b": [2, 4]}
-        assert calls == ["a", "b", "a", "b"]
+    def test_tasks_take_turns(self, monkeypatch):
+        numbers = iter(range(4))
+        monkeypatch.setattr(worker, "run", lambda task, options: {"seconds": next(numbers)})
+        found = take_turns({"a": None, "b": None}, StepOptions(repeats=2))
+        assert found == {"a": {"seconds": [0, 2]}, "b": {"seconds": [1, 3]}}
 
-    def test_summary(self):
-        assert summarize([1.0, 2.0, 6.0]) == summarize([6.0, 2.0, 1.0])
-        found = summarize([1.0, 2.0, 6.0], max)
-        assert (found.best, found.median, found.std) == (6.0, 2.0, pytest.approx(math.sqrt(7)))
-        assert summarize([5.0]).std == 0
+    def test_speeds(self):
+        found = speeds(6, [1.0, 3.0, 6.0])
+        std = pytest.approx(math.sqrt(7))
+        assert found == {"words_per_second": 2.0, "best": 6.0, "std": std}
+        assert speeds(5, [1.0])["std"] == 0
 
     def test_drift_cancels_in_pairs(self):
         drift = np.linspace(1, 9, 20)
-        ratio = paired_ratio(3 * drift, 2 * drift).scaled(2)
+        ratio = paired_ratio(3 * drift, 2 * drift) * 2
         assert (ratio.value, *ratio.interval) == pytest.approx((3, 3, 3))
         assert str(ratio) == "3.00 [3.00, 3.00]"
 
