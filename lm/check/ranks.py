@@ -100,22 +100,20 @@ def _own_facts(comm: Communicator) -> dict[str, Any]:
 def check_versions(checklist: Checklist, facts: Facts) -> None:
     """Check that the versions are tested and equal, and how Horovod was built."""
     versions, build = facts[0]["versions"], facts[0]["build"]
+    mismatch = first_mismatch([rank["versions"] for rank in facts])
     tested = (
-        (3, 10) <= sys.version_info[:2] <= (3, 13)
+        not mismatch
+        and (3, 10) <= sys.version_info[:2] <= (3, 13)
         and versions["tensorflow"] in TENSORFLOWS
         and versions["horovod"] == _HOROVOD
     )
     checklist.add(
         OK if tested else WARN,
         "versions",
-        ", ".join(f"{name} {version}" for name, version in versions.items()),
-        "this program is tested with Python 3.10 to 3.13,"
-        f" tensorflow {', '.join(TENSORFLOWS)}, horovod {_HOROVOD}: {_SETUP}",
+        mismatch or ", ".join(f"{name} {version}" for name, version in versions.items()),
+        "this program is tested with equal versions on all ranks, Python 3.10 to 3.13,"
+        f" tensorflow {' or '.join(TENSORFLOWS)}, and horovod {_HOROVOD}: {_SETUP}",
     )
-    mismatch = first_mismatch([rank["versions"] for rank in facts])
-    if mismatch:
-        fix = f"training may work, but this combination is not tested: {_SETUP}"
-        checklist.add(WARN, "versions", mismatch, fix)
     built = ", ".join(name for name, value in build.items() if value is True)
     lacks_nccl = any(rank["gpus"] for rank in facts) and not build["NCCL"]
     checklist.add(
@@ -173,20 +171,16 @@ def check_exchange(checklist: Checklist, comm: Communicator, config: tf.ConfigPr
     with tf.Graph().as_default(), tf.Session(config=config) as session:
         values_ph = tf.placeholder(tf.float32, [None])
         sum_op = comm.sum(values_ph, "check")
-
-        def allreduce(values: np.ndarray) -> np.ndarray:
-            return session.run(sum_op, {values_ph: values})
-
-        result = allreduce(np.ones(1000, np.float32))
-        latency = _best_seconds(comm, lambda: allreduce(np.ones(1, np.float32)))
-        values = np.ones(_EXCHANGED_BYTES // 4, np.float32)
-        seconds = _best_seconds(comm, lambda: allreduce(values))
+        one, many = (np.ones(size, np.float32) for size in (1, _EXCHANGED_BYTES // 4))
+        result = session.run(sum_op, {values_ph: many})
+        latency = _best_seconds(comm, lambda: session.run(sum_op, {values_ph: one}))
+        seconds = _best_seconds(comm, lambda: session.run(sum_op, {values_ph: many}))
     barrier = _best_seconds(comm, comm.barrier)
     checklist.add(
         OK if (result == comm.size).all() else FAIL,
         "allreduce",
         f"the sum of ones over the ranks is {result[0]:g}, and must be {comm.size}",
-        "Horovod was built for a different MPI: run run_scripts/setup.sh on every host",
+        f"Horovod was built for a different MPI: {_SETUP}",
     )
     speed = _EXCHANGED_BYTES / seconds
     checklist.add(
