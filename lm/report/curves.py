@@ -24,12 +24,9 @@ _STYLES = [style for style in ("-", "--", ":", "-.") for _ in range(10)]
 
 
 def draw_sections(sections: Sequence[Section], prefix: str) -> list[bytes | None]:
-    """Draw the learning curves of each section, and write them as .png and .pdf files.
+    """Draw the learning curves of each section, and write <prefix>.png and <prefix>.pdf.
 
-    Args:
-      sections: The runs of each corpus.
-      prefix: Path of the files without .png and .pdf. With several sections, "-1", "-2", ... are
-        appended.
+    With several sections, "-1", "-2", ... are appended to the prefix.
 
     Returns:
       The PNG file of each section, or None if no run of the section has finished an epoch.
@@ -58,12 +55,9 @@ def rendered(figure: Figure, form: str, **options: Any) -> bytes:
 
 
 def draw_curves(runs: Sequence[RunMetrics], labels: Sequence[str], title: str) -> Figure:
-    """Draw train and validation perplexity against epoch and against training time.
+    """Draw train and validation perplexity of labeled runs against epoch and training time.
 
-    Args:
-      runs: Runs with at least one epoch.
-      labels: The name of each run in the legend.
-      title: The title of the figure.
+    Each run has at least one epoch.
     """
     legend_inches = 0.21 * -(-len(labels) // 2)
     figure = Figure(figsize=(10, 6.8 + legend_inches))

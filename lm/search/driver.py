@@ -247,7 +247,7 @@ class Driver:
         self._check()
 
     def _check(self) -> None:
-        """End the current trial if a signal has arrived or the search has failed."""
+        """End the current trial if a signal arrived or the search failed."""
         if self._signals.stop:
             raise Stopped(
                 f"stopped by {signal.Signals(self._signals.stop).name}; the running trials are"

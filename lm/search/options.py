@@ -72,13 +72,9 @@ class Settings(NamedTuple):
         write_json(os.path.join(directory, run_files.SEARCH), content)
 
     def changed(self, common: Config, config: Mapping, options: Mapping, run: Mapping) -> Settings:
-        """Return the settings of a resumed search, after a check of the flags of the command line.
+        """Return the settings of a resumed search, after a check of the flags of each class.
 
-        Args:
-          common: The common config of all trials.
-          config: Flags for fields of Config.
-          options: Flags for fields of SearchOptions.
-          run: Flags for fields of RunOptions.
+        The common config of all trials has the values of `self.config`.
         """
         changeable = may_change(SearchOptions, "resume") | may_change(RunOptions, "resume")
         given = (common, config), (self.options, options), (RunOptions(**self.run), run)

@@ -78,13 +78,7 @@ class Search(NamedTuple):
 def open_search(directory: str, resume: bool, given: Given, stack: contextlib.ExitStack) -> Search:
     """Check a search, and create its directory and its study, or open them.
 
-    An invalid input changes nothing in the directory.
-
-    Args:
-      directory: The search directory.
-      resume: Whether the directory may contain a search.
-      given: The command line.
-      stack: Unlocks the directory when it is closed.
+    If an input is invalid, the directory stays unchanged. The stack unlocks the directory.
     """
     paths = {  # absolute, because --resume may run in another working directory
         name: os.path.abspath(given.run[name])

@@ -54,13 +54,7 @@ TrialSlots = tuple[HostSlots, ...]  # the slots of one trial, on one or more hos
 def divide_hosts(
     ranks_per_trial: int, parallel_trials: int | None, hosts: str | None
 ) -> list[TrialSlots]:
-    """Divide the hosts among the trials that run at the same time.
-
-    Args:
-      ranks_per_trial: Slots of each trial.
-      parallel_trials: Number of trials. None means 1, or with hosts as many as fit.
-      hosts: Hosts and slots in the form of mpirun's -H, or None for this host.
-    """
+    """Divide the hosts among the trials that run at the same time; see `SearchOptions`."""
     num_trials = parallel_trials or 1
     totals: collections.Counter = collections.Counter()  # slots of each host
     if hosts is None:
@@ -145,14 +139,7 @@ class Outcome(NamedTuple):
 
 
 class TrialJob:
-    """The job of a trial. After its end, the job can start again.
-
-    Args:
-      directory: The run directory of the trial.
-      config: The config to train.
-      search: The `lm.search.study.Search`.
-      test_on: The weights to test at the end, or "none".
-    """
+    """The job of a trial of an `lm.search.study.Search`. A job that ended can start again."""
 
     def __init__(self, directory: str, config: Config, search: Any, test_on: str):
         self.directory, self.config = directory, config
@@ -170,12 +157,9 @@ class TrialJob:
         self._process: subprocess.Popen | None = None
 
     def start(self, slots: TrialSlots) -> bool:
-        """Start the job, unless the previous job of the trial is still saving.
+        """Start the job and return True, unless the previous job of the trial is still saving.
 
         Call this on a thread that outlives the job: the kernel stops the job when the thread ends.
-
-        Returns:
-          Whether the job was started.
         """
         os.makedirs(self.directory, exist_ok=True)
         try:
