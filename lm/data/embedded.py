@@ -1,8 +1,8 @@
 """Generate the embedded corpus, a random language whose perplexity is known exactly.
 
 The corpus shows whether a model learns. Its text is a first-order Markov chain over a few hundred
-words. `<eos>` is one of the states, so that a line ends when the chain visits `<eos>`. The lowest
-perplexity that a model can expect is exp(H), where H is the entropy rate of the chain.
+words. `<eos>` is one of the states, so that a line ends when the chain visits `<eos>`. The true
+probabilities of the chain give the lowest perplexity that a model can expect.
 
 The text must be the same on all machines and with all versions of NumPy. Everything that decides a
 word therefore uses only PCG64's `random()`, the four IEEE operations of arithmetic and sequential
@@ -15,7 +15,6 @@ import bisect
 import dataclasses
 import itertools
 import json
-import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,10 +31,8 @@ EOS = 0  # the state of `<eos>`; states 1, 2, ... are the words, roughly from fr
 class KnownPerplexity:
     """The perplexities of a perfect model, over all tokens including `<eos>`."""
 
-    entropy_rate_nats: float  # H, in nats per token
-    perplexity: float  # exp(H), the limit for infinite text
-    valid_perplexity: float  # for the finite text in valid.txt; not exactly exp(H)
-    test_perplexity: float  # for test.txt
+    valid_perplexity: float
+    test_perplexity: float
 
 
 def transition_matrix(seed: int, num_words: int, num_successors: int) -> np.ndarray:
@@ -66,23 +63,6 @@ def transition_matrix(seed: int, num_words: int, num_successors: int) -> np.ndar
         weights[0] += 0.5  # the cycle may be the only path to a rare word
         transitions[state, successors] = weights / np.cumsum(weights)[-1]
     return transitions
-
-
-def stationary_distribution(transitions: np.ndarray) -> np.ndarray:
-    """Return the pi [S] with pi P = pi and sum(pi) = 1 of an irreducible chain P [S, S]."""
-    num_states = len(transitions)
-    equations = transitions.T - np.eye(num_states)
-    equations[-1] = 1.0  # one balance equation is redundant; sum(pi) = 1 replaces it
-    return np.linalg.solve(equations, np.eye(num_states)[-1])
-
-
-def entropy_rate(transitions: np.ndarray) -> float:
-    """Return H = -sum_i pi_i sum_j P_ij log P_ij, in nats per token, of a chain P [S, S].
-
-    Source: Cover and Thomas, Elements of Information Theory, 2nd edition, theorem 4.2.4.
-    """
-    logs = np.log(transitions, where=transitions > 0, out=np.zeros_like(transitions))
-    return float(-stationary_distribution(transitions) @ (transitions * logs).sum(axis=1))
 
 
 def sample_states(transitions: np.ndarray, rng: np.random.Generator, min_tokens: int) -> list[int]:
@@ -145,11 +125,8 @@ def write_corpus(
         for rng, min_tokens in zip(rngs, (train_tokens, eval_tokens, eval_tokens))
     )
     assert len(set(train)) == num_words + 1, "train_tokens is too small for all words"
-    rate = entropy_rate(transitions)
     # The last digits depend on the CPU. Rounding makes `truth.json` the same on all machines.
     known = KnownPerplexity(
-        entropy_rate_nats=round(rate, 9),
-        perplexity=round(math.exp(rate), 9),
         valid_perplexity=round(text_perplexity(transitions, valid), 9),
         test_perplexity=round(text_perplexity(transitions, test), 9),
     )
