@@ -90,7 +90,6 @@ def test_advice(tmp_path):
     [
         (["fly"], 1, "'fly' is not one of the commands step, scaling, advise"),
         (["step"], 2, "without mpirun"),
-        (["step", "--config", ""], 1, "unknown config ''"),
     ],
 )
 def test_errors_are_one_line(arguments, num_ranks, message):
