@@ -93,7 +93,7 @@ class Config(Checked):
         13, "passes over the training split", low=1, high=_INT32, may_change=["resume", "search"]
     )
     optimizer: str = option(
-        "sgd", "sgd, momentum (classic momentum, not Nesterov's) or adam (bias-corrected)",
+        "sgd", "sgd, momentum (classic, without Nesterov's change) or adam (bias-corrected)",
         choices=("sgd", "momentum", "adam"),
     )  # fmt: skip
     momentum: float = option(0.9, "momentum: factor on the velocity at each step", low=0, below=1)

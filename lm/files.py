@@ -104,7 +104,7 @@ def _open_existing(path: str, flags: int) -> int:
 
 
 def check_writable(path: str) -> None:
-    """Raise OSError if a file can be neither appended to nor created. Do not change the file."""
+    """Raise OSError if writing to a file would fail. The file does not change."""
     if os.path.isfile(path) or os.path.isdir(path):
         open(path, "ab").close()
     elif not os.path.exists(path):  # Opening a pipe or a terminal could block.

@@ -85,7 +85,7 @@ def import_tensorflow() -> None:
 
     TensorFlow imports Keras, which this program does not need, and Keras imports matplotlib. If
     this import fails, TensorFlow works without Keras, and users can still import Keras later. The
-    garbage collector need not scan the objects that the import creates, because they live forever.
+    objects that the import creates live forever, so the garbage collector should ignore them.
     """
     if "tensorflow" in sys.modules or _KERAS in sys.modules:
         return

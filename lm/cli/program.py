@@ -75,7 +75,7 @@ def run_alone(work: Callable[[Sequence[str]], None]) -> NoReturn:
 def _start(rank: int) -> None:
     _open_closed_streams()
     keep_freed_memory()
-    # Print words unchanged in any locale, and file names that are not UTF-8 byte by byte.
+    # Print words in any locale, and file names that are not UTF-8, without changing their bytes.
     sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")
     start_console(rank)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # Hide TensorFlow's startup messages.

@@ -21,11 +21,11 @@ _MAX_EARLY_LINES = 1000
 
 @contextlib.contextmanager
 def may_be_gone(stream: TextIO) -> Iterator[None]:
-    """Let a write to the console fail, and redirect later writes: closed terminals end no runs."""
+    """Ignore a failed write to the console, because a closed terminal must not end a run."""
     try:
         yield
     except OSError:
-        # The buffered text would fail again when Python exits.
+        # Redirect the stream: otherwise, the buffered text would fail again when Python exits.
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, stream.fileno())
         os.close(null)

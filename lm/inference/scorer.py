@@ -115,7 +115,7 @@ class Scorer:
 
 
 def read_lines(descriptor: int) -> Iterator[list[bytes]]:
-    """Yield the complete lines that are available, without their ends. Wait if there are none."""
+    """Yield the available complete lines without line ends, and wait if no line is complete."""
     rest = b""
     while block := os.read(descriptor, _BLOCK_BYTES):
         *lines, rest = (rest + block).split(b"\n")

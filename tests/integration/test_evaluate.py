@@ -103,12 +103,9 @@ def test_a_missing_run_is_one_line():
     assert "Traceback" not in result.stderr
 
 
-def test_a_missing_checkpoint_is_an_error(trained):
+def test_missing_checkpoints_and_corrupt_weights_are_errors(trained, tmp_path):
     with pytest.raises(UserError, match="nowhere is not a usable checkpoint"):
         evaluate(str(trained), ["valid"], checkpoint="nowhere")
-
-
-def test_corrupt_weights_are_an_error(trained, tmp_path):
     shutil.copytree(trained, tmp_path / "run")
     (data,) = (tmp_path / "run").glob("checkpoints/*/model.data*")
     data.write_bytes(data.read_bytes()[:-1])

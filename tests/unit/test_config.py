@@ -1,4 +1,4 @@
-"""Settings: types, ranges, files and flags."""
+"""Config and RunOptions: published values, types, ranges and flags."""
 
 import dataclasses
 import math
@@ -13,14 +13,14 @@ from lm.train import parse_flags
 
 PLATEAU = 20 / 35, "plateau", 0.25
 CONSTANT = "decay", 1.0, 5
-PUBLISHED = {  # Zaremba et al. (2014), the tutorial's starts of decay; and pytorch/examples
+PUBLISHED = {  # Zaremba et al. (2014) with the tutorial's decay, and pytorch/examples
     "config_small": (0.1, 200, 2, 20, 1.0, 20, 13, 5, False, 1.0, "decay", 0.5, 5),
     "config_medium": (0.05, 650, 2, 35, 0.5, 20, 39, 5, False, 1.0, "decay", 0.8, 7),
     "config_small_tied": (0.0707107, 200, 2, 35, 0.8, 20, 40, 8.75, True, *PLATEAU),
     "config_medium_tied": (0.0392232, 650, 2, 35, 0.5, 20, 40, 8.75, True, *PLATEAU),
     "config_large_tied": (0.0258199, 1500, 2, 35, 0.35, 20, 40, 8.75, True, *PLATEAU),
     "config_awd_lstm": (0.0294884, 1150, 3, 70, 0.75, 20, 500, 17.5, True, 30 / 70, *CONSTANT),
-    # With a warm-up that is not theirs.
+    # The warmup is not part of the published config.
     "config_large": (0.04, 1500, 2, 35, 0.35, 20, 55, 10, False, 1.0, "decay", 1 / 1.15, 15),
 }
 FIELDS = (
@@ -31,7 +31,7 @@ OF_SCHEDULE = {"decay": ["lr_decay", "lr_decay_start_epoch"], "plateau": ["lr_pl
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_configs_are_the_published_ones(name):
+def test_configs_have_the_published_values(name):
     config = load_config_file(name).config
     fields = [*FIELDS, *OF_SCHEDULE[config.lr_schedule]]
     assert tuple(getattr(config, field) for field in fields) == PUBLISHED[name]
@@ -46,14 +46,11 @@ def test_tied_weights_start_in_the_ranges_of_pytorch(name):
     assert config.init_scale == pytest.approx(config.hidden_size**-0.5, rel=1e-6)
 
 
-def test_the_averaged_lstm_has_all_fields_of_its_paper():
+def test_the_awd_lstm_has_the_values_of_its_paper():
     config = load_config_file("config_awd_lstm").config
     keep_probs = config.embedding_keep_prob, config.output_keep_prob, config.recurrent_keep_prob
-    assert (config.embedding_size, keep_probs, config.locked_dropout) == (
-        400,
-        (0.6, 0.6, 0.5),
-        True,
-    )
+    assert config.embedding_size == 400 and keep_probs == (0.6, 0.6, 0.5)
+    assert config.locked_dropout
     assert (config.activation_penalty, config.temporal_activation_penalty) == (2, 1)
     assert config.asgd_trigger_epochs == 5 and config.weight_decay == pytest.approx(8.4e-5)
 
@@ -75,22 +72,19 @@ def test_the_averaged_lstm_has_all_fields_of_its_paper():
         ("seed", -1),
     ],
 )
-def test_a_bad_value_is_an_error_that_names_the_field(field, value):
+def test_an_invalid_value_is_an_error_that_names_the_field(field, value):
     with pytest.raises(UserError, match=field):
         Config(**{field: value})
 
 
-def test_the_value_of_a_flag_may_not_be_empty():
-    """As --init_from "$CHECKPOINT" is where that is not set."""
+def test_an_empty_path_is_an_error():
+    """The variable in --init_from "$CHECKPOINT" may be unset."""
     with pytest.raises(UserError, match="init_from is empty"):
         RunOptions(init_from="")
 
 
-def test_a_whole_number_is_a_good_float():
+def test_integers_become_floats_and_infinity_becomes_the_largest_float():
     assert isinstance(Config(learning_rate=1).learning_rate, float)
-
-
-def test_infinity_is_kept_as_a_number_that_json_has():
     config = Config(max_grad_norm=math.inf)
     assert config.max_grad_norm == sys.float_info.max
     assert dataclasses.replace(config) == config
@@ -101,13 +95,10 @@ def parse(*arguments):
 
 
 def test_flags_override_the_config():
-    config, options, functions = parse(
-        "--config", "config_medium", "--batch_size", "40", "--keep_prob=0.25", "--noeval"
-    )
-    expected = dataclasses.replace(
-        load_config_file("config_medium").config, batch_size=40, keep_prob=0.25
-    )
-    assert config == expected
+    flags = ["--batch_size", "40", "--keep_prob=0.25", "--noeval"]
+    config, options, functions = parse("--config", "config_medium", *flags)
+    medium = load_config_file("config_medium").config
+    assert config == dataclasses.replace(medium, batch_size=40, keep_prob=0.25)
     assert options == RunOptions(eval=False) and functions.is_built_in
 
 
@@ -123,7 +114,7 @@ def test_flags_override_the_config():
         (["stray"], "stray"),
     ],
 )
-def test_a_bad_flag_is_an_error_that_names_it(arguments, message):
+def test_an_invalid_flag_is_an_error_that_names_the_flag(arguments, message):
     with pytest.raises(UserError, match=message):
         parse(*arguments)
 

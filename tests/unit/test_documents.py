@@ -1,4 +1,4 @@
-"""The documents say what the code says."""
+"""The documents name existing files, flags, tests and sections."""
 
 import pathlib
 import re
@@ -15,14 +15,12 @@ DOCUMENTS = [
 ]
 
 
-def test_the_flags_are_documented_as_they_are():
-    made = flags_document()
-    assert (ROOT / "docs" / "flags.md").read_text() == made, (
-        "run: python -m lm.flags > docs/flags.md"
-    )
+def test_the_document_of_the_flags_is_current():
+    message = "run: python -m lm.flags > docs/flags.md"
+    assert (ROOT / "docs/flags.md").read_text() == flags_document(), message
 
 
-def test_links_lead_somewhere():
+def test_link_targets_exist():
     for document in DOCUMENTS:
         text = document.read_text()
         for target, anchor in re.findall(r"\]\((?!http)([^)#]*)#?([^)]*)\)", text):
@@ -40,20 +38,20 @@ def _titles(path):
     return re.findall(r"^#+ (.*)", prose, flags=re.MULTILINE)
 
 
-def test_no_section_comes_twice():
+def test_titles_are_unique_in_each_document():
     for document in DOCUMENTS:
         titles = _titles(document)
         assert len(titles) == len(set(titles)), f"{document.name}: {titles}"
 
 
-def test_files_that_are_named_exist():
+def test_named_files_exist():
     code = [p for d in ("lm", "tests", "configs", "run_scripts") for p in (ROOT / d).rglob("*.*")]
     for path in [*DOCUMENTS, *(p for p in code if p.suffix in CODE)]:
         for name in re.findall(rf"\b(?:{FOLDERS})/[\w./-]+\.(?:{KINDS})\b", path.read_text()):
             assert (ROOT / name).exists(), f"{path.relative_to(ROOT)}: {name}"
 
 
-def test_tests_that_are_named_are_found():
+def test_named_tests_exist():
     text = (ROOT / "docs/reliability.md").read_text()
     found = re.findall(r"`((?:tests/)?[\w/]+(?:\.py)?) -k \"?(\w+(?: or \w+)*)\"?`", text)
     assert len(found) > 50
@@ -65,7 +63,7 @@ def test_tests_that_are_named_are_found():
             assert any(word in name for name in tests), f"{place} -k {word}"
 
 
-def test_modules_that_are_run_exist():
+def test_modules_in_commands_exist():
     for document in DOCUMENTS:
         for module in re.findall(r"python -m (lm[\w.]*)", document.read_text()):
             path = ROOT / module.replace(".", "/")

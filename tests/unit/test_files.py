@@ -1,4 +1,4 @@
-"""Files that several programs share, or that outlive a fault."""
+"""Appending, atomic writes and locks, with full and unmounted disks."""
 
 import errno
 import fcntl
@@ -11,9 +11,9 @@ from lm.files import RetryingAppend, check_writable, locked, write_atomically
 from tests.limits import file_size_limit
 
 
-def test_what_can_be_written_is_found_out_without_a_trace(tmp_path):
+def test_check_writable_changes_nothing(tmp_path):
     (tmp_path / "log").write_text("a")
-    os.mkfifo(tmp_path / "pipe")  # to open it would wait for a reader
+    os.mkfifo(tmp_path / "pipe")  # opening the pipe would wait for a reader
     for name in ("log", "new", "pipe"):
         check_writable(str(tmp_path / name))
     for name in (".", "none/new"):
@@ -23,7 +23,7 @@ def test_what_can_be_written_is_found_out_without_a_trace(tmp_path):
     assert (tmp_path / "log").read_text() == "a"
 
 
-def test_what_finds_no_room_is_written_when_there_is(tmp_path, caplog):
+def test_content_waits_until_the_disk_has_space(tmp_path, caplog):
     path = tmp_path / "file"
     file = RetryingAppend(str(path))
     lines = [f"line {number}\n".encode() for number in range(9)]
@@ -41,11 +41,11 @@ def test_what_finds_no_room_is_written_when_there_is(tmp_path, caplog):
     assert len(caplog.records) == 1
 
 
-def test_what_a_mount_has_lost_is_written_when_it_is_back(tmp_path):
+def test_content_waits_until_the_disk_is_mounted_again(tmp_path):
     path, moved = tmp_path / "file", tmp_path / "moved"
     file = RetryingAppend(str(path))
     file.write(b"1\n")
-    with socket.socket(socket.AF_UNIX) as dead:  # writing to it fails as to a dead mount's file
+    with socket.socket(socket.AF_UNIX) as dead:  # writing fails as on an unmounted disk
         os.dup2(dead.fileno(), _descriptor_of(path))
     path.rename(moved)
     file.sync()
@@ -64,9 +64,7 @@ def _descriptor_of(path):
     return opened[str(path)]
 
 
-def test_a_disk_that_is_full_when_it_is_asked_to_keep_what_it_took_is_told(
-    tmp_path, monkeypatch, caplog
-):
+def test_a_full_disk_that_fails_only_when_flushed_is_reported(tmp_path, monkeypatch, caplog):
     def full(descriptor):
         raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))  # as on NFS
 
@@ -77,27 +75,27 @@ def test_a_disk_that_is_full_when_it_is_asked_to_keep_what_it_took_is_told(
     monkeypatch.setattr(os, "fsync", full)
     file.sync()
     monkeypatch.undo()
-    file.write(b"another line\n")  # for which there is room
+    file.write(b"another line\n")
     file.close()
     assert "file: Disk quota exceeded" in file.loss and file.failure is None
     assert "the last lines may be lost" in caplog.text
 
 
-def test_what_is_no_file_is_not_replaced(tmp_path):
+def test_only_regular_files_are_replaced(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(OSError, match="not a regular file"):
         write_atomically(str(tmp_path / "pipe"), b"a")
     assert (tmp_path / "pipe").is_fifo()
 
 
-def test_a_full_disk_is_told_with_the_name_of_the_file(tmp_path):
+def test_an_error_about_a_full_disk_contains_the_path(tmp_path):
     path = str(tmp_path / "file")
     with file_size_limit(17), pytest.raises(OSError, match=r"File too large: .*/file'"):
         write_atomically(path, bytes(18))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_locks_fall_back_to_the_host_where_the_file_system_has_none(tmp_path, monkeypatch):
+def test_locks_fall_back_to_the_host_if_the_file_system_has_no_locks(tmp_path, monkeypatch):
     flock, inodes = fcntl.flock, []
 
     def no_locks_here(descriptor, flags):
@@ -111,7 +109,7 @@ def test_locks_fall_back_to_the_host_where_the_file_system_has_none(tmp_path, mo
     monkeypatch.setattr("lm.files._HOST_DIRECTORY", str(tmp_path / "host"))
     path = str(tmp_path / "lock")
     with locked(path, "testing"):
-        monkeypatch.setattr("tempfile.tempdir", str(tmp_path))  # of another job of this host
+        monkeypatch.setattr("tempfile.tempdir", str(tmp_path))  # another job on this host
         with pytest.raises(BlockingIOError), locked(path):
             pass
     with locked(path):

@@ -1,4 +1,4 @@
-"""The house: imports go one way, and Horovod is behind one door."""
+"""Import directions, and the size and purpose of packages."""
 
 import ast
 import pathlib
@@ -11,28 +11,10 @@ ROOT = pathlib.Path(__file__).parents[2]
 PACKAGE = ROOT / "lm"
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
 
-BASE = {
-    "errors",
-    "files",
-    "options",
-    "config",
-    "config_file",
-    "record",
-    "run_files",
-    "perplexity",
-    "system",
-}
+BASE = set("errors files options config config_file record run_files perplexity system".split())
 # What each part of lm/ may import, besides itself and the base.
 MAY_IMPORT = {
-    "errors": set(),
-    "files": set(),
-    "options": set(),
-    "config": set(),
-    "config_file": set(),
-    "record": set(),
-    "run_files": set(),
-    "perplexity": set(),
-    "system": set(),
+    **{module: set() for module in BASE},
     "kernels": set(),
     "data": set(),
     "events": set(),
@@ -54,7 +36,7 @@ WITHOUT_TENSORFLOW = {*BASE, "data", "report", "cli", "search"} - {"system"}
 
 
 def part_of(path):
-    """Return the package in lm/, or the module that stands in lm/ itself."""
+    """Return the name of the package or module in lm/."""
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
@@ -70,25 +52,25 @@ def imports_of(path):
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_imports_go_one_way(path):
     part = part_of(path)
-    assert part in MAY_IMPORT or part in COMMANDS, f"{part} has no place in the house"
+    assert part in MAY_IMPORT or part in COMMANDS, f"add {part} to MAY_IMPORT"
     imported = {name.split(".")[1] for name in imports_of(path) if name.startswith("lm.")}
-    assert not imported & (COMMANDS - {part}), "nothing imports a command"
+    assert not imported & (COMMANDS - {part}), "no module imports a command"
     if part in MAY_IMPORT:
         exceptions = EXCEPTIONS.get(str(path.relative_to(PACKAGE)), set())
         assert imported <= MAY_IMPORT[part] | BASE | {part} | exceptions
 
 
-def test_no_package_is_too_large_to_take_in():
+def test_packages_are_small():
     for package in {path.parent for path in MODULES} - {PACKAGE}:
         assert len(list(package.glob("[!_]*.py"))) <= 13, package
 
 
-def test_each_package_says_what_it_is_for():
+def test_each_package_states_its_purpose():
     for package in {path.parent for path in MODULES}:
         assert ast.get_docstring(ast.parse((package / "__init__.py").read_text())), package
 
 
-def test_horovod_is_imported_in_one_module_only():
+def test_only_one_module_imports_horovod():
     importers = {
         str(path.relative_to(PACKAGE))
         for path in MODULES
@@ -97,8 +79,8 @@ def test_horovod_is_imported_in_one_module_only():
     assert importers == {"distributed/horovod.py"}
 
 
-def test_it_does_without_tensorflow():
-    """Also what it imports: `--help` and typing errors take no seconds, a report no TensorFlow."""
+def test_parsing_and_reports_do_not_import_tensorflow():
+    """`--help` and errors in flags appear immediately."""
     without = [path for path in MODULES if part_of(path) in WITHOUT_TENSORFLOW]
     names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in without]
     modules = [name.removesuffix(".__init__") for name in names if not name.endswith("__main__")]

@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-# How many page faults each of two buffers costs, the second in the place of the first.
+# Prints the page faults of two buffers. The second buffer reuses the memory of the first.
 FAULTS = """
 import ctypes, resource
 from lm.system import keep_freed_memory

@@ -1,4 +1,4 @@
-"""Log lines, and consoles and files that cannot be written."""
+"""Log lines, and consoles and log files that fail."""
 
 import logging
 import os

@@ -21,7 +21,7 @@ vocabularies = st.lists(st.floats(-20, 5), min_size=2, max_size=30).map(np.array
         ({"temperature": 0.0}, [0, 1, 0, 0, 0]),
         ({"top_p": 1e-9}, [0, 1, 0, 0, 0]),
         ({"top_k": 2}, [0, 0.4 / 0.65, 0, 0.25 / 0.65, 0]),
-        # After top_k, the most probable word alone reaches 0.6.
+        # After top_k, the most probable word reaches 0.6.
         ({"top_k": 2, "top_p": 0.6}, [0, 1, 0, 0, 0]),
     ],
 )

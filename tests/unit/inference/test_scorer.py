@@ -111,8 +111,7 @@ def test_lines_are_returned_as_soon_as_they_are_complete():
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])
-def test_invalid_utf8_is_an_error_after_the_lines_before_it(run, tmp_path, batch_size):
-    """A byte order mark is not part of the first word."""
+def test_a_byte_order_mark_is_ignored_and_other_invalid_utf8_is_an_error(run, tmp_path, batch_size):
     (tmp_path / "text").write_bytes(b"\xef\xbb\xbfw1 w2\nw3 \xff\nnever read\n")
     found = []
     with open(tmp_path / "text", "rb") as file:

@@ -77,11 +77,10 @@ def test_weights_with_different_settings_are_rejected(tmp_path):
 
 
 def test_a_run_opens_with_its_config_vocabulary_and_weights(tmp_path):
-    config = Config(hidden_size=3, name="mine")
-    write_run(tmp_path / "run", config, WITH_UNK)
+    write_run(tmp_path / "run", Config(hidden_size=3), WITH_UNK)
     for which in ["last", "best", str(tmp_path / "run/checkpoints/step-00000007")]:
         run = open_run(tmp_path / "run", which)
-        assert (run.config, run.vocabulary) == (config, WITH_UNK)
+        assert (run.config.hidden_size, run.vocabulary) == (3, WITH_UNK)
         assert store.load_weights(run.checkpoint)["embedding"].shape == (5, 3)
         assert run.checkpoint == store.find(str(tmp_path / "run"))
 
@@ -97,9 +96,7 @@ def test_older_configs_get_defaults_and_newer_or_invalid_ones_are_rejected(tmp_p
     change_record(tmp_path / "run", lambda record: record["config"].pop("warmup_steps"))
     assert open_run(tmp_path / "run").config.warmup_steps == Config().warmup_steps
     change_record(tmp_path / "run", lambda record: record["config"].update(flux=1))
-    with pytest.raises(
-        UserError, match=r"run.json was written by a different .*unknown field flux"
-    ):
+    with pytest.raises(UserError, match=r"run.json was written by .*unknown field flux"):
         open_run(tmp_path / "run")
     change_record(tmp_path / "run", lambda record: record["config"].pop("flux"))
     change_record(tmp_path / "run", lambda record: record["config"].update(batch_size=0))
