@@ -14,11 +14,19 @@ import typing
 from collections.abc import Container, Mapping
 from typing import Any, NamedTuple, TypeVar
 
-from lm import run_files
 from lm.config import Config
 from lm.errors import RunError, UserError, error_class
 from lm.files import write_json
 from lm.options import defaults
+
+# The files and directories of a run.
+RUN_FILE = "run.json"
+VOCABULARY_FILE = "vocabulary.txt"
+METRICS_FILE = "metrics.jsonl"
+LOG_FILE = "log.txt"
+TENSORBOARD_DIR = "tensorboard"
+CHECKPOINTS_DIR = "checkpoints"
+LOCK_FILE = ".lock"  # held by the job that writes to the directory
 
 CONFIG_FILE = "config file (SHA-256)"  # a name in `RunRecord.facts`
 
@@ -67,7 +75,7 @@ class RunRecord:
     def write(self, run_dir: str, has_checkpoints: bool) -> None:
         """Write run.json atomically. A run that has had a checkpoint never starts over."""
         content = {"has_checkpoints": has_checkpoints, **dataclasses.asdict(self)}
-        write_json(os.path.join(run_dir, run_files.RUN), content)
+        write_json(os.path.join(run_dir, RUN_FILE), content)
 
 
 class Difference(NamedTuple):
@@ -96,7 +104,7 @@ def load_record(run_dir: str) -> RunRecord | None:
       UserError: If run.json is corrupt, or if a different version of this program wrote it.
       RunError: If run.json is temporarily unreadable.
     """
-    path, content = os.path.join(run_dir, run_files.RUN), _read(run_dir)
+    path, content = os.path.join(run_dir, RUN_FILE), _read(run_dir)
     if content is None:
         return None
     content.pop("has_checkpoints", None)
@@ -112,7 +120,7 @@ def has_checkpoints(run_dir: str) -> bool:
 
 
 def _read(run_dir: str) -> dict[str, Any] | None:
-    path = os.path.join(run_dir, run_files.RUN)
+    path = os.path.join(run_dir, RUN_FILE)
     try:
         with open(path, encoding="utf-8") as file:
             content = json.load(file)

@@ -11,7 +11,6 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from lm import run_files
 from lm.checkpoint import store
 from lm.config import Config
 from lm.config_file import load_config_file
@@ -20,7 +19,7 @@ from lm.data.corpus import load_corpus
 from lm.data.vocabulary import Vocabulary
 from lm.model.network import Network
 from lm.model.windows import build_window_graph
-from lm.record import CorpusRecord, RunRecord
+from lm.record import VOCABULARY_FILE, CorpusRecord, RunRecord
 
 CORPUS = CorpusRecord(kind="text", path="/nowhere", sha256="")
 
@@ -49,7 +48,7 @@ def write_run(
 ) -> None:
     """Write a run of any config and vocabulary with random weights, at step 7."""
     os.makedirs(directory)
-    vocabulary.save(os.path.join(directory, run_files.VOCABULARY))
+    vocabulary.save(os.path.join(directory, VOCABULARY_FILE))
     record = RunRecord(dataclasses.asdict(config), vocabulary.sha256, corpus)
     record.write(str(directory), has_checkpoints=True)
     with tf.Graph().as_default(), tf.Session() as session:

@@ -12,13 +12,22 @@ import tempfile
 import time
 from typing import NamedTuple
 
-from lm import run_files
 from lm.checkpoint import store
 from lm.config import Config, RunOptions
 from lm.errors import RunError, UserError, error_class
 from lm.files import locked, write_atomically
 from lm.options import defaults, may_change
-from lm.record import CONFIG_FILE, Difference, RunRecord, first_difference, has_checkpoints
+from lm.record import (
+    CHECKPOINTS_DIR,
+    CONFIG_FILE,
+    LOCK_FILE,
+    METRICS_FILE,
+    RUN_FILE,
+    Difference,
+    RunRecord,
+    first_difference,
+    has_checkpoints,
+)
 
 logger = logging.getLogger("lm")
 
@@ -57,7 +66,7 @@ def open_run_dir(
     if not output_dir:
         stack.callback(_remove_unused, path)
     try:
-        stack.enter_context(locked(os.path.join(path, run_files.LOCK)))
+        stack.enter_context(locked(os.path.join(path, LOCK_FILE)))
     except BlockingIOError:
         # This is not a user error: after a crash, the old job may still be running.
         raise RunError(f"another job is using output_dir {path}") from None
@@ -74,7 +83,7 @@ def open_run_dir(
         _check_resumable(checkpoint, config, options, record)
     elif has_checkpoints(path):  # for example, their disk is not mounted
         raise RunError(
-            f"the checkpoints of {path} are missing: restore them, or remove {run_files.RUN} from"
+            f"the checkpoints of {path} are missing: restore them, or remove {RUN_FILE} from"
             " this directory to start again"
         )
     return RunDir(path, checkpoint)
@@ -82,7 +91,7 @@ def open_run_dir(
 
 def _make(output_dir: str | None, name: str) -> str:
     path = output_dir or os.path.join("runs", f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")
-    for place in (os.path.join(path, run_files.CHECKPOINTS), path, *pathlib.Path(path).parents):
+    for place in (os.path.join(path, CHECKPOINTS_DIR), path, *pathlib.Path(path).parents):
         if os.path.islink(place) and not os.path.exists(place):
             raise RunError(f"{place} is a broken symlink; mount its target or remove it")
     try:
@@ -90,7 +99,7 @@ def _make(output_dir: str | None, name: str) -> str:
             os.makedirs(path, exist_ok=True)
         else:
             path = _make_new(path)
-        for place in filter(os.path.exists, (path, os.path.join(path, run_files.CHECKPOINTS))):
+        for place in filter(os.path.exists, (path, os.path.join(path, CHECKPOINTS_DIR))):
             tempfile.TemporaryFile(dir=place).close()  # fail now, not after the first epoch
     except OSError as error:
         raise error_class(error)(f"cannot write to output_dir {path}: {error.strerror}") from error
@@ -112,8 +121,8 @@ def _make_new(stem: str) -> str:
 def _remove_unused(path: str) -> None:
     """Remove the new directory of a run that could not start."""
     with contextlib.suppress(OSError):
-        if os.listdir(path) == [run_files.LOCK]:
-            os.remove(os.path.join(path, run_files.LOCK))
+        if os.listdir(path) == [LOCK_FILE]:
+            os.remove(os.path.join(path, LOCK_FILE))
             os.rmdir(path)
 
 
@@ -174,4 +183,4 @@ def _is_before(line: bytes, step: int, epochs_done: int) -> bool:
 
 
 def _metrics(path: str) -> str:
-    return os.path.join(path, run_files.METRICS)
+    return os.path.join(path, METRICS_FILE)

@@ -28,10 +28,9 @@ from typing import Any
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from lm import run_files
 from lm.errors import ProgramExit, RunError, UserError
 from lm.files import sha256_of, write_atomically
-from lm.record import RunRecord, different_version, from_json
+from lm.record import CHECKPOINTS_DIR, RunRecord, different_version, from_json
 
 logger = logging.getLogger("lm")
 
@@ -92,7 +91,7 @@ def list_checkpoints(run_dir: str) -> list[str]:
 
 def checkpoints_dir(run_dir: str) -> str:
     """Return the directory of a run's checkpoints."""
-    return os.path.join(run_dir, run_files.CHECKPOINTS)
+    return os.path.join(run_dir, CHECKPOINTS_DIR)
 
 
 def find(run_dir: str, which: str = "last") -> str:

@@ -11,11 +11,11 @@ from typing import Any
 
 from tqdm import tqdm
 
-from lm import run_files
 from lm.errors import ProgramExit, RunError, Stopped
 from lm.events.logs import LogFiles, may_be_gone
 from lm.events.tensorboard import TensorBoardWriter
 from lm.files import RetryingAppend
+from lm.record import METRICS_FILE, TENSORBOARD_DIR
 
 logger = logging.getLogger("lm")
 
@@ -34,9 +34,9 @@ class Reporter:
         self.output_dir = output_dir
         self._metrics, self._tensorboard = None, None
         if output_dir:
-            self._metrics = RetryingAppend(os.path.join(output_dir, run_files.METRICS))
+            self._metrics = RetryingAppend(os.path.join(output_dir, METRICS_FILE))
             if tensorboard:
-                directory = os.path.join(output_dir, run_files.TENSORBOARD)
+                directory = os.path.join(output_dir, TENSORBOARD_DIR)
                 self._tensorboard = TensorBoardWriter(directory)
 
     def event(self, kind: str, **fields: Any) -> None:

@@ -8,7 +8,6 @@ from typing import Callable, NamedTuple, TypeVar
 
 import tensorflow.compat.v1 as tf
 
-from lm import run_files
 from lm.checkpoint import store
 from lm.checkpoint.variables import set_weights
 from lm.config import Config
@@ -20,7 +19,15 @@ from lm.errors import UserError, first_line
 from lm.model.network import Network
 from lm.model.user_errors import one_line_errors
 from lm.options import may_change
-from lm.record import CONFIG_FILE, RunRecord, first_difference, from_json, load_record
+from lm.record import (
+    CONFIG_FILE,
+    RUN_FILE,
+    VOCABULARY_FILE,
+    RunRecord,
+    first_difference,
+    from_json,
+    load_record,
+)
 
 Built = TypeVar("Built")
 
@@ -56,7 +63,7 @@ def open_run(
     """
     record = load_record(directory)
     if record is None:
-        raise UserError(f"{directory} is not a run: it has no {run_files.RUN}")
+        raise UserError(f"{directory} is not a run: it has no {RUN_FILE}")
     if record.config_file and functions.sha256 is None:
         raise UserError(
             f"{directory} was trained with the network or fields of a config file: add --config"
@@ -67,14 +74,14 @@ def open_run(
             f"{directory} was trained without a network or fields of a config file: leave out"
             f" --config {functions.where}"
         )
-    path = os.path.join(directory, run_files.RUN)
+    path = os.path.join(directory, RUN_FILE)
     try:
         config = from_json(functions.config_class, record.config, path)
     except UserError:
         raise
     except Exception as error:  # The checks of a config file may raise any error.
         raise UserError(f"{path}: {first_line(error)}") from error
-    vocabulary = Vocabulary.load(os.path.join(directory, run_files.VOCABULARY))
+    vocabulary = Vocabulary.load(os.path.join(directory, VOCABULARY_FILE))
     used = dataclasses.replace(
         record, vocabulary=vocabulary.sha256, config_file=functions.file_record
     )

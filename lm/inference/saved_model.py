@@ -11,13 +11,13 @@ import tempfile
 
 import tensorflow.compat.v1 as tf
 
-from lm import run_files
 from lm.errors import RunError, UserError, error_class
 from lm.inference.run import Run, open_session
 from lm.model import decoding
 from lm.model.network import Network
 from lm.model.network_rules import PYTHON_OPS, operations
 from lm.model.user_errors import short_message
+from lm.record import VOCABULARY_FILE
 
 logger = logging.getLogger("lm")
 
@@ -73,7 +73,7 @@ def _build_signatures(run: Run, network: Network) -> dict:
     eos_id, unk_id = run.vocabulary.eos_id, run.vocabulary.unk_id
     table = tf.lookup.StaticHashTable(
         tf.lookup.TextFileInitializer(
-            os.path.join(run.directory, run_files.VOCABULARY),
+            os.path.join(run.directory, VOCABULARY_FILE),
             key_dtype=tf.string,
             key_index=tf.lookup.TextFileIndex.WHOLE_LINE,
             value_dtype=tf.int64,

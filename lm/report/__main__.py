@@ -4,11 +4,11 @@ import dataclasses
 import os
 import signal
 
-from lm import run_files
 from lm.cli import program
 from lm.cli.flags import parse
 from lm.errors import UserError, needs_extra
 from lm.options import Checked, option
+from lm.search.options import SEARCH_FILE
 
 USAGE = """\
 Compare runs: results, speed, loss curves, and whether their numbers are bitwise equal.
@@ -44,7 +44,7 @@ def _report(argv):
     directories, path = arguments.positional, arguments[ReportOptions].html
     if not directories:
         raise UserError("no run to report; give one or more run directories (see --help)")
-    searches = [d for d in directories if os.path.exists(os.path.join(d, run_files.SEARCH))]
+    searches = [d for d in directories if os.path.exists(os.path.join(d, SEARCH_FILE))]
     if searches and len(directories) > 1:
         raise UserError(f"{searches[0]} is a search; report it separately")
     page = _report_search(searches[0], path) if searches else _report_runs(directories, path)

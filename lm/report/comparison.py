@@ -9,12 +9,11 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from lm import run_files
 from lm.cli.tables import printable
 from lm.config import Config
 from lm.errors import UserError
 from lm.options import may_change
-from lm.record import RunRecord, first_difference, load_record
+from lm.record import METRICS_FILE, RUN_FILE, RunRecord, first_difference, load_record
 
 Event = Mapping[str, Any]  # a line of metrics.jsonl
 
@@ -121,10 +120,10 @@ def read_run(directory: str) -> RunMetrics:
     Raises:
       UserError: If the directory does not contain a run, or if a file is corrupt.
     """
-    path = os.path.join(directory, run_files.METRICS)
+    path = os.path.join(directory, METRICS_FILE)
     record = load_record(directory)
     if record is None:
-        raise UserError(f"{directory} is not a run: it has no {run_files.RUN}")
+        raise UserError(f"{directory} is not a run: it has no {RUN_FILE}")
     starts: list[Event] = []
     events: list[Event] = []
     try:

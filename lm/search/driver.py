@@ -19,11 +19,12 @@ import optuna
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, TrialState
 
-from lm import run_files
 from lm.config import Config
 from lm.distributed.signals import Signals
 from lm.errors import RunError, Stopped, UserError
 from lm.files import locked
+from lm.record import LOCK_FILE
+from lm.search.options import TRIALS_DIR, trial_dir
 from lm.search.results import TEST, best_table, progress_line, write_best
 from lm.search.space import SuggestError, config_of
 from lm.search.study import (
@@ -72,7 +73,7 @@ class Driver:
           Stopped: If a signal has arrived. The running trials are saved.
           RunError: If the storage, the disk or the last host is lost. The running trials are saved.
         """
-        directory = os.path.join(self._search.directory, run_files.TRIALS)
+        directory = os.path.join(self._search.directory, TRIALS_DIR)
         logger.info(
             "searching: %d trials, %d at a time, in %s", self._num_runs, len(self._slots), directory
         )
@@ -94,7 +95,7 @@ class Driver:
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._lock)
             if self._search.settings.options.storage:
-                path = os.path.join(self._search.directory, run_files.LOCK)
+                path = os.path.join(self._search.directory, LOCK_FILE)
                 stack.enter_context(locked(path, "updating the search"))
             yield
 
@@ -135,7 +136,7 @@ class Driver:
             raise _TrialEnded from error
 
     def _train(self, trial: optuna.Trial) -> float:
-        directory = run_files.trial_dir(self._search.directory, self._number_of(trial))
+        directory = trial_dir(self._search.directory, self._number_of(trial))
         job = TrialJob(directory, self._config_of(trial, directory), self._search, test_on="none")
         num_failures = 0
         while True:
@@ -287,7 +288,7 @@ class Driver:
         if tested.get("trial") != number:
             logger.info("testing the best trial")
             config = dataclasses.replace(self._search.file.config, **best.user_attrs[CONFIG])
-            directory = run_files.trial_dir(self._search.directory, number)
+            directory = trial_dir(self._search.directory, number)
             job = TrialJob(directory, config, self._search, test_on="best")
             outcome = self._run_job(job, lambda: None)
             if outcome.kind != "finished":

@@ -8,12 +8,19 @@ import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from lm import run_files
 from lm.config import Config, RunOptions
 from lm.errors import UserError
 from lm.files import write_json
 from lm.options import Checked, may_change, option, replaced
 from lm.record import from_json
+
+# The files and directories of a search.
+SEARCH_FILE = "search.json"
+CONFIG_COPY = "config.py"  # a copy of the config file that the search started with
+STUDY_FILE = "study.db"  # the trials, in SQLite
+BEST_FILE = "best.py"  # the config of the best trial
+TRIALS_DIR = "trials"
+CONSOLE_FILE = "console.txt"  # the console output of a trial, in the directory of its run
 
 _RESUME = ["resume"]  # only options that do not influence the values of a trial
 
@@ -69,7 +76,7 @@ class Settings(NamedTuple):
     def save(self, directory: str) -> None:
         """Write search.json."""
         content = {**self._asdict(), "options": dataclasses.asdict(self.options)}
-        write_json(os.path.join(directory, run_files.SEARCH), content)
+        write_json(os.path.join(directory, SEARCH_FILE), content)
 
     def changed(self, common: Config, config: Mapping, options: Mapping, run: Mapping) -> Settings:
         """Return the settings of a resumed search, after a check of the flags of each class.
@@ -92,7 +99,7 @@ class Settings(NamedTuple):
 
 def load_settings(directory: str) -> Settings:
     """Read search.json."""
-    path = os.path.join(directory, run_files.SEARCH)
+    path = os.path.join(directory, SEARCH_FILE)
     try:
         with open(path, encoding="utf-8") as file:
             settings = Settings(**json.load(file))
@@ -102,3 +109,8 @@ def load_settings(directory: str) -> Settings:
         raise UserError(f"{path} is corrupt: {error!r}") from error
     from_json(RunOptions, settings.run, path)  # rejects fields of a different version
     return settings._replace(options=from_json(SearchOptions, settings.options, path))
+
+
+def trial_dir(search_dir: str, number: int) -> str:
+    """Return the directory of the run of a trial."""
+    return os.path.join(search_dir, TRIALS_DIR, f"{number:04d}")

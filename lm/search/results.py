@@ -11,14 +11,13 @@ from typing import Any, NamedTuple
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
-from lm import run_files
 from lm.cli.tables import printable
 from lm.errors import UserError
 from lm.files import write_atomically
 from lm.report import page
 from lm.report.comparison import read_run
 from lm.report.tables import Table
-from lm.search.options import Settings, load_settings
+from lm.search.options import BEST_FILE, STUDY_FILE, TRIALS_DIR, Settings, load_settings, trial_dir
 from lm.search.study import (
     CONFIG,
     FAILURE,
@@ -76,7 +75,7 @@ class FoundSearch(NamedTuple):
 def load_search(directory: str) -> FoundSearch:
     """Read a search, which may be running."""
     settings = load_settings(directory)
-    file = os.path.join(directory, run_files.STUDY)
+    file = os.path.join(directory, STUDY_FILE)
     if not settings.options.storage and not os.path.exists(file):  # SQLite would create it
         raise UserError(f"{file} does not exist; no trial has started")
     url = storage_url(directory, settings.options.storage)
@@ -86,7 +85,7 @@ def load_search(directory: str) -> FoundSearch:
 
 def write_best(search: Search, trial: FrozenTrial) -> str:
     """Write best.py, a self-contained config file that reproduces a trial; return its path."""
-    path = os.path.join(search.directory, run_files.BEST)
+    path = os.path.join(search.directory, BEST_FILE)
     options = [flag(name, value) for name, value in search.settings.run.items()]
     values = trial.user_attrs[CONFIG].items()
     text = _BEST.format(
@@ -133,7 +132,7 @@ def all_table(study: optuna.Study) -> Table:
     """Return the table of all trials."""
     note = (
         "The perplexity of a pruned trial is its last perplexity. The run of each trial is in the"
-        f" directory {run_files.TRIALS}, and can be continued there."
+        f" directory {TRIALS_DIR}, and can be continued there."
     )
     return _table("All trials", note, runs(study))
 
@@ -184,7 +183,7 @@ def build_search_page(search: FoundSearch) -> str:
         parts += _plots(search.study)
     if finished:
         numbers = [trial.user_attrs[RUN] for trial in finished]
-        curves = [read_run(run_files.trial_dir(search.directory, number)) for number in numbers]
+        curves = [read_run(trial_dir(search.directory, number)) for number in numbers]
         labels = [f"trial {number:04d}" for number in numbers]
         png = rendered(draw_curves(curves, labels, title=""), "png")
         parts.append(page.image_html("Learning curves of the best trials", png))

@@ -25,15 +25,21 @@ from optuna.samplers import BaseSampler
 from optuna.storages import RDBStorage, RetryHeartbeatStaleTrialCallback
 from optuna.trial import FrozenTrial, TrialState
 
-from lm import run_files
 from lm.config import Config, RunOptions
 from lm.config_file import ConfigFile, load_config_file
 from lm.data.corpus import load_corpus_to_train
 from lm.errors import RunError, UserError, first_line
 from lm.files import locked, sha256_of, write_atomically
 from lm.options import replaced
-from lm.record import from_json
-from lm.search.options import SearchOptions, Settings, load_settings
+from lm.record import LOCK_FILE, from_json
+from lm.search.options import (
+    CONFIG_COPY,
+    SEARCH_FILE,
+    STUDY_FILE,
+    SearchOptions,
+    Settings,
+    load_settings,
+)
 from lm.search.space import Space, Suggest, combinations, parse_space, suggest_of
 from lm.search.trial import TrialSlots, divide_hosts
 
@@ -100,7 +106,7 @@ def open_search(directory: str, resume: bool, given: Given, stack: contextlib.Ex
         with contextlib.ExitStack() as turn:
             # Drivers that share a study take turns. The driver of a SQLite file keeps the lock.
             holder, activity = (turn, "creating the search") if is_shared else (stack, None)
-            holder.enter_context(locked(os.path.join(directory, run_files.LOCK), activity))
+            holder.enter_context(locked(os.path.join(directory, LOCK_FILE), activity))
             return _open(_check(directory, given), corpus.record.sha256)
     except BlockingIOError:
         raise RunError(
@@ -112,7 +118,7 @@ def open_search(directory: str, resume: bool, given: Given, stack: contextlib.Ex
 
 
 def _exists(directory: str) -> bool:
-    return os.path.exists(os.path.join(directory, run_files.SEARCH))
+    return os.path.exists(os.path.join(directory, SEARCH_FILE))
 
 
 def _check(directory: str, given: Given) -> Search:
@@ -145,7 +151,7 @@ def _check(directory: str, given: Given) -> Search:
 
 
 def _load(directory: str, given: Given) -> tuple[ConfigFile, Settings]:
-    path = os.path.join(directory, run_files.SEARCH_CONFIG)
+    path = os.path.join(directory, CONFIG_COPY)
     file = load_config_file(path if given.config_name is None else given.config_name)
     if file.sha256 != sha256_of(path):
         raise UserError(
@@ -153,7 +159,7 @@ def _load(directory: str, given: Given) -> tuple[ConfigFile, Settings]:
             f" --config to use the copy {path}"
         )
     settings = load_settings(directory)
-    common = from_json(type(file.config), settings.config, run_files.SEARCH)
+    common = from_json(type(file.config), settings.config, SEARCH_FILE)
     settings = settings.changed(common, given.config, given.options, given.run)
     return dataclasses.replace(file, path=path), settings
 
@@ -168,7 +174,7 @@ def _open(search: Search, corpus: str) -> Search:
             " with --data_path, or start a new search"
         )
     if is_new:  # the user may change or delete the original config file
-        path = os.path.join(directory, run_files.SEARCH_CONFIG)
+        path = os.path.join(directory, CONFIG_COPY)
         write_atomically(path, pathlib.Path(file.path).read_bytes())
         file = dataclasses.replace(file, path=path)
     with storage_errors(f"the search in {directory} is unchanged"):
@@ -193,7 +199,7 @@ def _check_storage(storage: str) -> None:
 
 def storage_url(directory: str, storage: str | None) -> str:
     """Return the address of the study: `--storage`, or a SQLite file in the search directory."""
-    path = os.path.join(directory, run_files.STUDY)
+    path = os.path.join(directory, STUDY_FILE)
     return storage or sqlalchemy.URL.create("sqlite", database=path).render_as_string()
 
 

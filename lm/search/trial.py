@@ -19,12 +19,13 @@ import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from lm import run_files
 from lm.config import Config
 from lm.distributed import launch
 from lm.distributed.devices import HOST_SLOTS, count_cores, count_gpus, named_gpus
 from lm.errors import ERROR, UserError
 from lm.files import locked
+from lm.record import LOCK_FILE, METRICS_FILE
+from lm.search.options import CONSOLE_FILE
 from lm.system import ends_with_this_process
 
 _PROBE_SECONDS = 30
@@ -152,8 +153,8 @@ class TrialJob:
             *itertools.starmap(flag, options.items()),
             "--test_on", test_on, "--output_dir", directory, "--resume",
         ]  # fmt: skip
-        self._console = os.path.join(directory, run_files.CONSOLE)
-        self._metrics = os.path.join(directory, run_files.METRICS)
+        self._console = os.path.join(directory, CONSOLE_FILE)
+        self._metrics = os.path.join(directory, METRICS_FILE)
         self._process: subprocess.Popen | None = None
 
     def start(self, slots: TrialSlots) -> bool:
@@ -163,7 +164,7 @@ class TrialJob:
         """
         os.makedirs(self.directory, exist_ok=True)
         try:
-            with locked(os.path.join(self.directory, run_files.LOCK)):
+            with locked(os.path.join(self.directory, LOCK_FILE)):
                 pass
         except BlockingIOError:
             return False
@@ -243,7 +244,7 @@ class TrialJob:
             error = last_error(file.read())
         if self._asked_to_stop and not error:
             return Outcome("stopped")
-        reason = error or f"exit code {exit_code}; see the trial's {run_files.CONSOLE}"
+        reason = error or f"exit code {exit_code}; see the trial's {CONSOLE_FILE}"
         return Outcome("failed", reason, is_user_error)
 
     def _events(self) -> list[dict[str, Any]]:

@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from lm import kernels, run_files
+from lm import kernels
 from lm.distributed.agreement import by_rank, raise_on_all_ranks
 from lm.distributed.horovod import horovod_version
 from lm.events.logs import LogFiles
 from lm.events.reporter import Reporter
+from lm.record import LOG_FILE, VOCABULARY_FILE
 from lm.system import seconds_since_start
 from lm.training.prepare import Job
 from lm.training.progress import TrainProgress
@@ -33,7 +34,7 @@ def report_start(job: Job, progress: TrainProgress, reporter: Reporter) -> None:
     """
     comm = job.comm
     output_dir = comm.gather(reporter.output_dir)[0]
-    paths = [os.path.join(output_dir, run_files.LOG)]
+    paths = [os.path.join(output_dir, LOG_FILE)]
     if job.options.log_path:
         paths.append(job.options.log_path)
     reporter.logs = raise_on_all_ranks(
@@ -41,7 +42,7 @@ def report_start(job: Job, progress: TrainProgress, reporter: Reporter) -> None:
     )
     if comm.is_rank_0:
         job.record.write(output_dir, has_checkpoints=job.run_dir.checkpoint is not None)
-        job.corpus.vocabulary.save(os.path.join(output_dir, run_files.VOCABULARY))
+        job.corpus.vocabulary.save(os.path.join(output_dir, VOCABULARY_FILE))
     facts = _facts(job, progress, output_dir)
     reporter.event("start", **facts)
     for line in _summary(job, facts):
