@@ -96,12 +96,12 @@ class HorovodCommunicator(Communicator):
         if self.backend != "MPI":
             return f"{self.backend} chooses its own summation order"
         if os.environ.get(_FUSION) != "0":
-            return f"with {_FUSION} the summation order depends on timing"
+            return f"with {_FUSION} the summation order is a matter of timing"
         # Test the sums instead of reading the settings: a parameter file, or a component that only
         # some builds of Open MPI have, may select a different algorithm.
         for size in sorted({min(size, _LARGEST_PROBE) for size in sizes}):
             if not self._sums_neighbors_first(size):
-                return f"the exchange sums {size:,} numbers in its own order"
+                return f"the exchange adds up {size:,} numbers in its own order"
         return ""
 
     def distribute(self, optimizer):
