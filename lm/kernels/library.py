@@ -84,9 +84,8 @@ def multiplies_bfloat16() -> bool:
 def subnormals_are_zero() -> Iterator[None]:
     """Treat subnormal numbers as zero, as TensorFlow does, in this thread.
 
-    Threads that start inside this context inherit the setting. Without it, the sums of a thread
-    that adds gradients would not be bitwise identical. Without the compiled ops, this context has
-    no effect.
+    Threads that start inside this context inherit the setting. A thread that adds gradients needs
+    the setting for bitwise identical sums. The context has no effect if there are no compiled ops.
     """
     if not available():
         yield

@@ -36,8 +36,8 @@ class Context:
     config: Config
     vocab_size: int
     ops: Ops = dataclasses.field(default_factory=plain_ops)
-    rows: Rows = _NO_ROWS  # in training: the rows of the global batch that this rank has
-    step: tf.Tensor | None = None  # in training: the global step, an int64 scalar
+    rows: Rows = _NO_ROWS  # the local rows of the global batch, which only training uses
+    step: tf.Tensor | None = None  # the global step (int64 scalar), or None in other uses
     num_masks: int = 0  # dropout masks used so far
     separate_reductions: list[SeparateReduction] = dataclasses.field(default_factory=list)
     penalties: list[tf.Tensor] = dataclasses.field(default_factory=list)  # added to the loss
@@ -66,8 +66,8 @@ class Context:
         self._check_not_built("context.dropout")
         if in_defun():
             raise UserError(
-                "context.dropout is called in a tf.function, which is traced once: all its calls"
-                " would have one mask; remove @tf.function"
+                "context.dropout is called in a tf.function, whose calls would all have the same"
+                " mask: remove @tf.function"
             )
         shape = x.shape.as_list()
         if batch_axis is None:
@@ -193,7 +193,7 @@ class Context:
         scope = tf.get_variable_scope()  # a second call in this scope finds the same table
         with tf.variable_scope(scope, reuse=tf.AUTO_REUSE, auxiliary_name_scope=False):
             table_VH = tf.get_variable(name, [self.vocab_size, units], initializer=initializer)
-        if name == "embedding":  # in any scope
+        if name == "embedding":  # the scope does not matter
             self.tables[table_VH.op.name] = table_VH
         # Look up row by row: the gradient then lists the words in the order of the global rows, and
         # concatenating the lists of the ranks yields the list of one rank. tf.transpose of int32

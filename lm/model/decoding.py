@@ -24,7 +24,7 @@ def state_size(network: Network) -> int:
 def next_word(
     network: Network, words_B: tf.Tensor, state_BS: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Read one word (an int32 token ID) in each row.
+    """Read a word (int32 token ID) in each row.
 
     Returns:
       The natural log-probabilities of the following word, float32 [B, V], and the new state.

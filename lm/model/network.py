@@ -40,9 +40,9 @@ class Network:
         self._is_built_in = functions.is_built_in
         if self._is_built_in:
             self._state_shapes, self._build = lstm.state_shapes, lstm.build_outputs
-        self._names: set[str] | None = None  # of the variables of the first use
+        self._names: set[str] | None = None  # names of the variables that the first use requested
         self._warnings: set[str] = set()  # already logged
-        self._table: tf.Variable | None = None  # the embedding, if it is also the output layer's
+        self._table: tf.Variable | None = None  # the embedding, if tied to the output layer
 
     @property
     def state_shapes(self) -> dict[str, list[int]]:
@@ -63,8 +63,8 @@ class Network:
         """
         variables_before = set(tf.global_variables())
         there = {} if self._is_built_in else network_rules.operations()
-        # A separate name scope: an operation of the network must not take the name of a variable,
-        # because the variable would then get another name in this graph.
+        # Use a separate name scope: if an operation took the name of a variable, the variable would
+        # have a different name in this graph.
         with shared_variables(self.config, context.training) as used, tf.name_scope("lm_network"):
             found = call(self._where, self._build, inputs_TB, dict(state), context)
         context.is_built = True
@@ -108,7 +108,7 @@ class Network:
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Return the loss and the negative log-likelihood of each token.
 
-        See `lm.kernels.softmax_cross_entropy`. The context is that of `build`.
+        See `lm.kernels.softmax_cross_entropy`. Pass the same context as to `build`.
         """
         units = outputs_or_logits_TBX.shape.as_list()[2]
         outputs_or_logits_NX = tf.reshape(outputs_or_logits_TBX, [-1, units])
@@ -125,7 +125,7 @@ class Network:
     def log_probs(self, outputs_or_logits_BX: tf.Tensor, context: Context) -> tf.Tensor:
         """Return the natural log-probabilities of the next word, float32 [B, V].
 
-        The outputs or logits are those of `build` at one time step.
+        The argument is the result of `build` at one time step.
         """
         if self._makes_logits:
             return tf.nn.log_softmax(outputs_or_logits_BX)

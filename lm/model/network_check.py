@@ -23,7 +23,7 @@ logger = logging.getLogger("lm")
 
 _State = Mapping[str, np.ndarray]
 _TOLERANCE = 1e-5  # relative to the largest number of a unit; most results are bitwise identical
-_ROUNDING = 1e-2  # if other shapes change the summation order; real differences are larger
+_ROUNDING = 1e-2  # if shapes, and therefore summation orders, differ; mistakes differ more
 _MIN_NATS = 1e-5  # the rounding of a log-probability in float32
 
 
@@ -48,7 +48,7 @@ def check_network(
     with (
         one_line_errors(functions),
         tf.Graph().as_default(),
-        tf.name_scope("lm_check"),  # as in lm/inference/run.py
+        tf.name_scope("lm_check"),  # lm/inference/run.py has a name scope, too
         tf.Session(config=session_config) as session,
     ):
         network = Network(config, vocab_size, functions)
@@ -97,7 +97,7 @@ def _replace_zeros(session: tf.Session, random: np.random.Generator, scale: floa
     """Replace initial weights of zero, which would hide the values that they are multiplied by."""
     for variable in tf.trainable_variables():
         value = session.run(variable)
-        # Not negative: the network may compute a square root of the weight.
+        # Use positive values: the network may compute a square root of the weight.
         value = np.where(value == 0, random.uniform(0, scale, value.shape), value)
         session.run(variable.initializer, {variable.initializer.inputs[1]: value})
 
@@ -149,8 +149,8 @@ def _check_other_rank(where: str, windows: _Windows, inputs: np.ndarray) -> None
     for what, axis, one, two in _pairs(top, after, *other):
         if _differ(np.delete(one, 0, axis), two, _ROUNDING):
             raise UserError(
-                f"{where}: {what} of a row depend on its place among the rows of a rank, which"
-                " changes with the number of ranks; use context.dropout for dropout"
+                f"{where}: {what} of a row depend on the position of the row within its rank;"
+                " use context.dropout for dropout"
             )
 
 
@@ -174,7 +174,7 @@ def _compare_words(
 
 
 def _read_words(session: tf.Session, network: Network, words_TB: np.ndarray) -> list[np.ndarray]:
-    """Read a window twice, word by word; return the first and last results of the second time."""
+    """Read a window twice, one word at a time, and return both ends of the second pass."""
     (steps, rows), size = words_TB.shape, decoding.state_size(network)
     word_ph, state_ph = tf.placeholder(tf.int32, [rows]), tf.placeholder(tf.float32, [rows, size])
     step = decoding.next_word(network, word_ph, state_ph)
@@ -196,8 +196,8 @@ def _differ(
 ) -> bool:
     if not first.size:
         return False
-    # Compare each unit (index of the last axis) on its own scale, but small units on the median
-    # scale: a unit with large numbers must not hide the others.
+    # Compare each unit (index of the last axis) on the scale of this unit, but small units on the
+    # median scale: a unit with large numbers must not hide the differences of small units.
     sizes = np.where(np.isfinite(first), np.abs(first), 0).max(axis=tuple(range(first.ndim - 1)))
     close = np.maximum(tolerance * np.maximum(sizes, np.median(sizes)), floor)
     with np.errstate(invalid="ignore"):  # differences of equal infinities

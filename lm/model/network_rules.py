@@ -89,7 +89,7 @@ def _checked_tensor(where: str, what: str, found: Any, shape: Sequence[int | Non
 
 
 def _is_tensor(value: Any) -> bool:
-    return isinstance(value, (tf.Tensor, tf.Variable))  # neither sparse nor ragged
+    return isinstance(value, (tf.Tensor, tf.Variable))  # excludes sparse and ragged tensors
 
 
 def _described(value: Any) -> str:
@@ -100,7 +100,7 @@ def _described(value: Any) -> str:
 
 
 def operations() -> Nodes:
-    """Return the current graph's operations by name, including those of loops and conditions."""
+    """Return all operations of the current graph, its loops and its conditions by name."""
     graph = tf.get_default_graph().as_graph_def()
     found = {node.name: node for node in graph.node}
     for body in graph.library.function:
@@ -118,8 +118,8 @@ def check_variables(
     """Check that all uses of a network use the same variables, from tf.get_variable."""
     for name in sorted(created - used.keys()):
         raise UserError(
-            f"{where} creates {name} again at each call: create it with tf.get_variable, which"
-            " finds it again"
+            f"{where} creates {name} again at each call: use tf.get_variable, which creates a"
+            " variable only once"
         )
     for name in sorted(used.keys() & reserved):
         is_state = name.startswith("state/")
@@ -170,7 +170,7 @@ def check_graph(where: str, made: Nodes, used: Mapping[str, tf.Variable]) -> Non
             )
         if node.op.startswith("Placeholder") and not in_loop:
             raise UserError(
-                f"{where} creates the placeholder {name}, which nothing feeds: use"
+                f"{where} creates the placeholder {name}, which receives no value: use"
                 " context.training, or a field of context.config"
             )
 
@@ -217,8 +217,9 @@ def _check_global_step(where: str, made: Nodes, used: Mapping[str, tf.Variable])
 
 
 def _check_calls(where: str, config: Config, context: Context) -> None:
-    has_changes = config.num_steps > 1  # from one time step to the next
-    penalty = config.activation_penalty or (has_changes and config.temporal_activation_penalty)
+    penalty = config.activation_penalty
+    if config.num_steps > 1:
+        penalty = penalty or config.temporal_activation_penalty
     if penalty and not context.penalties:
         raise UserError(
             f"{where} does not call context.penalize, which activation_penalty and"
@@ -240,8 +241,8 @@ def warnings_of(
     unread = [name for name, before in state.items() if not before.consumers()]
     if unread:
         yield (
-            f"{where} does not read state[{unread[0]!r}]: it carries nothing from window to window,"
-            " or from word to word in lm.score, lm.generate and lm.export"
+            f"{where} does not read state[{unread[0]!r}]: the network forgets it after each window,"
+            " and after each word in lm.score, lm.generate and lm.export"
         )
     computed = _computed(made, results)
     # Even with a seed, the numbers depend on the number of previous runs of the operation, and all
@@ -249,15 +250,14 @@ def warnings_of(
     draws = [node.op for node in computed if "seed2" in node.attr]
     if draws:
         yield (
-            f"{where} draws numbers with {draws[0]}: they may differ in the next run, after a"
-            " resume and on other numbers of ranks; use context.dropout for dropout"
+            f"{where} draws random numbers with {draws[0]}, which are not reproducible: use"
+            " context.dropout for dropout"
         )
     python = [node.op for node in computed if node.op in PYTHON_OPS - {"PyFuncStateless"}]
     if python:
         yield (
-            f"{where} runs Python ({python[0]}): if it draws numbers or has state, results may"
-            " differ in the next run, after a resume and on other numbers of ranks; otherwise,"
-            " declare it with stateful=False"
+            f"{where} runs Python code ({python[0]}), so results may not be reproducible: if the"
+            " code has no state and draws no random numbers, declare it with stateful=False"
         )
 
 

@@ -4,8 +4,8 @@
 summation order is TensorFlow's own and does not depend on micro-batches.
 
 Shapes: T time steps, B rows, H hidden units, G = 4H gates, V words, N = T * B tokens. The precision
-"bfloat16" rounds the factors of all products, including those of the gradient, to bfloat16, and
-sums in float32.
+"bfloat16" rounds the factors of all products, in results and in gradients, to bfloat16. Sums are
+float32.
 """
 
 from __future__ import annotations

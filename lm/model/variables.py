@@ -75,8 +75,8 @@ def _options(name: str, options: dict, seed: int, training: bool) -> dict:
         raise UserError(
             f"variable {name} has a regularizer, which is not used: use --weight_decay instead"
         )
-    # Broadcast and save all variables, even if they are not trainable or if the network puts them
-    # into other collections.
+    # Broadcast and save all variables, including variables that are not trainable or that the
+    # network puts into its own collections.
     collections = set(options.get("collections") or []) - {tf.GraphKeys.LOCAL_VARIABLES, *_SAVED}
     # Partitions are only for parameter servers. The optimizers only update resource variables.
     options = {**options, "use_resource": True, "partitioner": None}
@@ -101,10 +101,12 @@ def _check(variable: tf.Variable, name: str) -> None:
             f"variable {variable.op.name} is {dtype.name}: trainable variables must be float32"
         )
     if variable.op.name != name:
-        made = tf.get_collection(tf.GraphKeys.MODEL_VARIABLES)  # without global step and slots
+        made = tf.get_collection(tf.GraphKeys.MODEL_VARIABLES)  # the variables of networks
         # If two names only differ in case, TensorFlow renames one of them, equally in each graph.
         if name.lower() not in {v.op.name.lower() for v in made if v is not variable}:
-            raise UserError(f"variable {name} has the name of a training operation: rename it")
+            raise UserError(
+                f"variable {name} has the name of an operation of the trainer: rename it"
+            )
 
 
 def operations_behind(*tensors: tf.Tensor) -> set[tf.Operation]:

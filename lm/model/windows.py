@@ -43,8 +43,8 @@ def build_window_graph(
 ) -> WindowGraph:
     """Build the network for windows of `rows.count` rows and `num_steps` time steps.
 
-    The recurrent state is stored in local variables: each rank has the state of its own rows, and
-    a broadcast of the global variables does not change it.
+    The recurrent state is stored in local variables, because each rank has different rows: a
+    broadcast of the global variables must not change the state.
 
     Args:
       network: A network of the current graph. Several window graphs may share it.
@@ -142,7 +142,7 @@ def run_evaluation(
 
     Returns:
       The summed negative log-likelihood in units of 2^-40 nats, and the number of tokens. The sum
-      of integers is the same in any order, so it does not depend on which rank has which rows.
+      of integers is the same in any order, so it does not depend on the distribution of the rows.
     """
     session.run(graph.reset_state_op)
     units = tokens = 0

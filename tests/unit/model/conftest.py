@@ -1,4 +1,4 @@
-"""Shared by the tests of networks."""
+"""Fixtures for the tests of networks."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from lm.config_file import load_config_file
 
 @pytest.fixture
 def load(tmp_path):
-    """Load a config file of a text, or of the name of a config."""
+    """Return a function that loads a config by name, or a config file with the given contents."""
 
     def load(text):
         if "\n" not in text:

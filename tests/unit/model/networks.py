@@ -1,4 +1,4 @@
-"""Networks of config files: the text of one, and a few steps of its training."""
+"""Config files with user-defined networks, and functions that train them for a few steps."""
 
 import dataclasses
 import re
@@ -47,7 +47,7 @@ def train_graph(network):
 
 
 def train_and_evaluate(file, **fields):
-    """Build the graph of a training run, and take a step; returns the losses of five."""
+    """Build the graphs of a training run, and return the losses of five steps."""
     config = dataclasses.replace(file.config, **fields)
     words = np.random.default_rng(0).integers(0, V, [config.num_steps + 1, config.batch_size])
     with tf.Graph().as_default(), tf.Session() as session:

@@ -1,4 +1,4 @@
-"""Reading word by word leads to the same results as training and evaluation windows."""
+"""Reading one word at a time leads to the same results as reading windows."""
 
 import numpy as np
 import pytest

@@ -29,7 +29,7 @@ MISTAKES = {
         "has the variable state/h, a name of the recurrent state in a checkpoint: rename it",
     "    w = tf.get_variable('w', [4], tf.float64)\n" + GOOD: "variable w is float64",
     "    w = tf.Variable(tf.zeros([4]))\n" + GOOD:
-        "/Variable again at each call: create it with tf.get_variable",
+        "/Variable again at each call: use tf.get_variable",
     "    w = tf.get_variable('w', [4]) if context.training else 0.0\n    x += w\n" + GOOD:
         "uses the variable w in some calls only",
     "    w = tf.get_variable('w', [4])\n" + GOOD: "does not depend on the variable w",
@@ -38,7 +38,7 @@ MISTAKES = {
     "    with tf.variable_scope('softmax'):\n        x += tf.get_variable('bias', [4])\n" + GOOD:
         "has the variable softmax/bias, a name of the output layer: rename it",
     "    x *= tf.placeholder(tf.float32, [])\n" + GOOD:
-        "creates the placeholder train/lm_network/Placeholder, which nothing feeds: use context",
+        "creates the placeholder train/lm_network/Placeholder, which receives no value: use",
     "    x = tf.recompute_grad(lambda x: context.dropout(x, 0.5))(x)\n" + GOOD:
         "context.dropout is called again for the gradient, as tf.recompute_grad does",
     "    context.penalize(*2 * [tf.transpose(x, [1, 0, 2])])\n" + GOOD:
@@ -76,7 +76,7 @@ MISTAKES = {
     "    x = tf.tensordot(x, context.drop_weights(w, 0.5), 1)\n" + GOOD:
         "context.drop_weights with",
     "    x *= tf.get_variable('train', [4])\n" + GOOD:
-        "line 13, in build_outputs: variable train has the name of a training operation",
+        "line 13, in build_outputs: variable train has the name of an operation of the trainer",
     "    tf.add_to_collection('update_ops', tf.no_op('moving'))\n" + GOOD:
         "adds to the collection update_ops",
     # The number of rows is only known in a run.
@@ -98,7 +98,7 @@ MISTAKES = {
     "    x += tf.stop_gradient(tf.reduce_sum(y))\n" + GOOD:
         "mine.py, line 13: UnimplementedError: Broadcast between",
     "    x = tf.function(lambda row: context.dropout(row, 0.5))(x)\n" + GOOD:
-        "context.dropout is called in a tf.function, which is traced once",
+        "context.dropout is called in a tf.function, whose calls",
 }  # fmt: skip
 
 
@@ -167,11 +167,11 @@ PENALTY = "    context.penalize(x, x + tf.random.normal(tf.shape(x)))\n"
 @pytest.mark.parametrize(
     "body, warning",
     [
-        ("    return x, {'h': x[-1]}\n", "build_outputs does not read state['h']: it carries"),
-        (PENALTY, "draws numbers with RandomStandardNormal"),
+        ("    return x, {'h': x[-1]}\n", "build_outputs does not read state['h']: the network"),
+        (PENALTY, "draws random numbers with RandomStandardNormal"),
         ("    x += 0.0 if context.training else tf.random.normal(tf.shape(x))\n",
-         "draws numbers with RandomStandardNormal"),
-        (f"    x += tf.ensure_shape({PYTHON % True}, x.shape)\n", "runs Python (PyFunc)"),
+         "draws random numbers with RandomStandardNormal"),
+        (f"    x += tf.ensure_shape({PYTHON % True}, x.shape)\n", "runs Python code (PyFunc)"),
         (f"    x += tf.ensure_shape({PYTHON % False}, x.shape)\n", ""),
     ],
     ids=["state", "numbers in a penalty", "numbers in evaluation", "Python", "stateless Python"],
@@ -186,7 +186,7 @@ def test_results_that_may_not_be_reproducible_are_one_warning(load, caplog, body
 def test_random_numbers_fail_the_network_check(load, caplog, seed):
     file = load(HEADER + f"    x = tf.nn.dropout(x, rate=0.5, seed={seed})\n" + GOOD)
     train_and_evaluate(file)
-    assert "draws numbers with RandomUniform: they may differ in the next run" in caplog.text
+    assert "draws random numbers with RandomUniform, which are not reproducible" in caplog.text
     with pytest.raises(UserError, match="computes different results each time"):
         check_network(file.config, V, file.functions)
 
@@ -196,7 +196,7 @@ def test_dropout_and_random_initial_values_are_not_warned_about(load, caplog):
     file = load(HEADER + start + "    x = context.dropout(x, 0.5)\n" + GOOD)
     train_and_evaluate(file)
     check_network(file.config, V, file.functions)
-    assert "draws numbers" not in caplog.text
+    assert "draws random numbers" not in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ AHEAD = """
             "        key = tf.stack([7, tf.cast(context.step, tf.int32)])\n"
             "        mask = tf.random.stateless_uniform(tf.shape(x), key) < 0.5\n"
             "        x *= tf.cast(mask, tf.float32)\n" + GOOD,
-            "the outputs of a row depend on its place among the rows of a rank",
+            "the outputs of a row depend on the position of the row within its rank",
         ),
         (
             "    large = tf.constant([0.0, 0.0, 0.0, -1e9])\n"
@@ -56,7 +56,7 @@ AHEAD = """
     ],
 )
 def test_mixed_rows_and_times_are_an_error(load, body, message):
-    train_and_evaluate(load(HEADER + body))  # training alone does not reveal the mistake
+    train_and_evaluate(load(HEADER + body))  # training does not reveal the mistake
     with pytest.raises(UserError, match=message):
         check_network(load(HEADER).config, V, load(HEADER + body).functions)
 
