@@ -63,7 +63,7 @@ def test_losses_on_two_ranks_and_after_a_resume_equal_one_rank(run, tmp_path, co
 def test_commands_need_the_config_file_of_the_run(run, tmp_path):
     other = tmp_path / "other.py"
     other.write_text(GRU.read_text() + "# changed\n")
-    with pytest.raises(UserError, match=f"give it with --config, as in --config {GRU}$"):
+    with pytest.raises(UserError, match=f"config file: add --config {GRU}$"):
         open_run(run)
     # Each checkpoint records its config file, because a resume may have changed it.
     changed = load_config_file(str(other)).functions
@@ -189,7 +189,7 @@ def test_commands_accept_the_config_file(run, tmp_path):
     assert json.loads(result.stdout)["tokens"] == 3
     result = run_module(*command)
     assert result.returncode == 2 and result.stderr.count("\n") == 1
-    assert "give it with --config" in result.stderr
+    assert "add --config" in result.stderr
 
 
 @pytest.mark.parametrize(
