@@ -8,7 +8,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/root.sh"
 if ((EUID == 0)); then # Open MPI refuses to start ranks as root otherwise
     export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 fi
-# Without ssh, Open MPI refuses to start ranks even on this host. A Slurm job uses srun instead.
+# Open MPI rejects jobs on hosts without ssh, even local jobs. A Slurm job uses srun instead.
 if [[ -z ${SLURM_JOB_ID:-} ]] && ! command -v ssh >/dev/null && ! command -v rsh >/dev/null; then
     export OMPI_MCA_plm=isolated
 fi
@@ -20,9 +20,9 @@ for name in $(grep -v '^#' lm/distributed/passed_on.conf); do
 done
 
 script=${0##*/}
-fail() { echo "${script%.*}: $*" >&2; exit 2; } # for mistakes of the user
+fail() { echo "${script%.*}: $*" >&2; exit 2; } # for user mistakes
 
-# Bash arithmetic would take other values for variable names.
+# Bash arithmetic would interpret a word as the name of a variable.
 whole_number() { # NAME VALUE
     [[ $2 =~ ^(0|[1-9][0-9]*)$ ]] || fail "$1 must be a whole number, not '$2'"
 }

@@ -5,10 +5,10 @@
 # forwards SIGUSR2 immediately and waits. Its own SIGTERM would reach the ranks late, and kill them soon
 # after. SIGUSR1 (save and continue) is forwarded unchanged, and ignored while no job runs. horovodrun only
 # forwards SIGTERM, and SIGUSR1 would kill it: set stop_signal=TERM for it. srun forwards all signals.
-# A second SIGINT is for a job that hangs: it kills the job's process group. mpirun's ranks have their own
-# groups. They end because mpirun, or its daemon on their host, is gone.
+# A second SIGINT kills the process group of a job that hangs. mpirun's ranks are in separate process groups.
+# They end as soon as mpirun, or its daemon on their host, dies.
 # Returns the job's exit code, or 143 (SIGTERM, SIGHUP), 130 (SIGINT) or 140 (SIGUSR2) if a signal stopped the
-# job. $stopped_by is this number, or 0, whatever the job returns.
+# job. $stopped_by is this number, or 0 without a signal, even if the job returns a different exit code.
 stopped_by=0
 stop_signal=USR2
 trap : USR1
@@ -40,7 +40,7 @@ run_job() {
     "$@" </dev/null &
     eval "$restore"
     # Until the new process runs the command, it is a copy of this shell, which would swallow signals.
-    # (If Ctrl-C ended cmp, cmp's result means nothing.)
+    # (If Ctrl-C ended cmp, ignore its result and compare again.)
     while cmp -s /proc/$$/cmdline /proc/$!/cmdline 2>/dev/null || (($? > 128)); do :; done
     job=$!
     [[ -z $killed ]] || signal_job KILL -

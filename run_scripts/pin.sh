@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Pins every package that the setup installs, directly or indirectly, even on GPUs, in a file for each supported
-# pair of Python and TensorFlow. Otherwise, a fresh checkout would break some day without a change in its code.
+# Pins all packages that the setup installs, including dependencies and GPU packages. Writes one file for each
+# supported pair of Python and TensorFlow. Without pins, new releases could break a fresh checkout.
 #
 #   run_scripts/pin.sh               after changing setup.py or constraints/requirements.in
 #   run_scripts/pin.sh --upgrade     the newest versions; arguments go to uv
@@ -13,7 +13,7 @@ source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/root.sh"
 for file in constraints/python*-tensorflow*.txt; do
     [[ $file =~ python(.*)-tensorflow(.*).txt ]]
     python=${BASH_REMATCH[1]} tensorflow=${BASH_REMATCH[2]}
-    # Horovod has no wheel. Without PyTorch, it does not need cffi.
+    # Horovod has no wheel, so uv runs its setup.py. This variable avoids the dependency cffi.
     HOROVOD_WITHOUT_PYTORCH=1 uv pip compile --quiet --python-version "$python" --no-annotate \
         --custom-compile-command run_scripts/pin.sh \
         --constraint <(printf '%s\n' "tensorflow==$tensorflow" "tensorflow-cpu==$tensorflow") \

@@ -1,12 +1,12 @@
 # shellcheck shell=bash
-# Source this file to enter the project's root, where all run scripts work. Relative paths in the
+# Source this file to enter the project's root. All run scripts work in this directory. Relative paths in the
 # variables below keep referring to the user's directory. Paths in arguments refer to the root.
 unset CDPATH # otherwise cd may enter a different directory
 
 for name in OUTPUT_DIR DATA_PATH HOSTFILE PTB_ARCHIVE CUDA_HOME DISCOVER_HOSTS PYTHON CXX CONFIG; do
     value=${!name:-}
     case $name in
-        # Without a slash, these are found in PATH, and a config is found in configs/.
+        # A program name without a slash is searched for in PATH, and a config name in configs/.
         DISCOVER_HOSTS | PYTHON | CXX) [[ $value == */* ]] || continue ;;
         CONFIG) [[ $value == */* || $value == *.py ]] || continue ;;
     esac

@@ -5,11 +5,12 @@
 #   SPACE="learning_rate=0.3:3:log, keep_prob=0.5:1.0" TRIALS=40 run_scripts/search.sh --num_epochs 3
 #   OUTPUT_DIR=searches/a run_scripts/search.sh --resume        continues a search
 #
-# Environment: CONFIG (config_small), SPACE (learning_rate and keep_prob; for a CONFIG that is a .py file,
-#   its suggest()), TRIALS (20), RANKS (2), PARALLEL (1), OUTPUT_DIR (searches/<config>-<time>). An existing
-#   search only uses OUTPUT_DIR: change the other settings by flags (--trials 60).
-# Cost: TRIALS trainings, fewer with pruning; see docs/search.md.
-# Result: OUTPUT_DIR/best.py and OUTPUT_DIR/report.html; the exit code of the search, after a signal as train.sh.
+# Environment: CONFIG (config_small), SPACE (learning_rate and keep_prob, or the suggest() of a CONFIG that is
+#   a .py file), TRIALS (20), RANKS (2), PARALLEL (1), OUTPUT_DIR (searches/<config>-<time>). An existing
+#   search only uses OUTPUT_DIR. Change its settings with flags, such as --trials 60.
+# Cost: TRIALS trainings, or less with pruning (see docs/search.md).
+# Result: OUTPUT_DIR/best.py and OUTPUT_DIR/report.html. The exit code comes from lm.search. After a signal, it is
+#   the same as in train.sh.
 set -euo pipefail
 # shellcheck source=run_scripts/launch.sh
 source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/launch.sh"

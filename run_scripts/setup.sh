@@ -1,15 +1,19 @@
 #!/usr/bin/env bash
-# Creates .venv: pinned TensorFlow, Open MPI if the host has none, Horovod built against both, and this
-# project. Neither root nor a system MPI is needed. Everything goes into .venv, except the compiled ops
-# (lm/kernels/_build) and the cache of compiled files (~/.cache/lm-compiled).
+# Creates .venv with pinned TensorFlow, Open MPI (unless the host has it), Horovod built against both, and this
+# project. Root permissions and a system MPI are not required. Everything goes into .venv, except the compiled
+# ops (lm/kernels/_build) and the cache of compiled files (~/.cache/lm-compiled).
 #
 #   run_scripts/setup.sh          everything that training, search and reports need
 #   run_scripts/setup.sh --dev    also pytest, hypothesis and ruff
 #
 # Needs: Python 3.10 to 3.13 with venv, g++. For GPUs see docs/gpu.md.
-# Environment: PYTHON (python3, python3.13, ...); TENSORFLOW_VERSION, one of those in constraints/ (the newest
-#   for the Python; with GPUs 2.18.1); USE_GPU, 1 or 0 (1 if nvidia-smi lists a GPU); CXX (g++); CUDA_HOME, the
-#   CUDA toolkit (that of nvcc in PATH, otherwise /usr/local/cuda, otherwise PyPI's, installed into .venv).
+# Environment, with defaults in parentheses:
+#   PYTHON               interpreter (python3, python3.13, ...)
+#   TENSORFLOW_VERSION   a version in constraints/ (the newest version for this Python; 2.18.1 for GPUs)
+#   USE_GPU              1 or 0 (1 if nvidia-smi lists a GPU)
+#   CXX                  C++ compiler (g++)
+#   CUDA_HOME            CUDA toolkit (the toolkit of nvcc in PATH, otherwise /usr/local/cuda, otherwise the
+#                        toolkit from PyPI, which is installed into .venv)
 # An existing .venv keeps its choices. To change them, delete .venv.
 # Cost: about 4 minutes on 2 cores and 1.5 GB of disk (5 to 7 GB for GPUs). The next checkout takes a minute,
 #   because it uses the cache. A finished setup takes under a second: .venv/.done-NAME marks each step.
@@ -25,16 +29,16 @@ die() { echo "setup: $*" >&2; exit 1; }
 # Script headers, compiler flags and CMake lists break at spaces.
 [[ $root != *[[:space:]]* ]] || die "the path '$root' contains a space: move the project to a path without spaces"
 
-# Modules in PYTHONPATH must not pass for installed packages. pip rejects --user in a virtual environment.
+# pip must not treat modules in PYTHONPATH as installed packages. pip rejects --user in a virtual environment.
 unset PYTHONPATH PYTHONHOME
 export PIP_USER=0 PIP_DISABLE_PIP_VERSION_CHECK=1 PYTHONWARNINGS=ignore
 
-# Two setups in one directory would install over each other. A file system may lack locks.
+# Two setups in the same directory would overwrite each other's files. Some file systems lack locks.
 if command -v flock >/dev/null && { exec 9>.setup.lock; } 2>/dev/null; then
     flock --nonblock 9 || { say "waiting for another setup in this directory" && flock 9; } || true
 fi
 
-# A pip that was killed leaves incomplete packages behind, and later takes them for installed ones.
+# A killed pip leaves incomplete packages behind, which pip later treats as installed.
 [[ ! -e .venv || (-e .venv/.done-base && ! -e .venv/.installing) ]] ||
     die "the installation into .venv was interrupted: delete .venv and run this again"
 
@@ -86,7 +90,7 @@ base="1 | $root | $python | $tensorflow | $mpi | ${pins//$'\n'/ }"
 # Compiled files are kept for other checkouts, in a directory named by a checksum of everything that they
 # depend on. The cache may be deleted at any time.
 cache=${XDG_CACHE_HOME:-${HOME:-}/.cache}/lm-compiled
-# Copies file $1 into directory $2. The rename is atomic, so other checkouts never see half a file.
+# Copies file $1 into directory $2. The rename is atomic, so other checkouts never see an incomplete file.
 keep() { mkdir -p "$2" && cp "$1" "$2/.new.$$" && mv -f "$2/.new.$$" "$2/${1##*/}"; }
 
 try_install() {
@@ -142,7 +146,7 @@ fi
 if [[ $* == --dev ]] && ! finished dev "$package"; then
     say "installing the test tools"
     install --no-build-isolation --editable ".[search,report,dev]"
-    # Without dependencies: otherwise pip installs tensorflow over tensorflow-cpu.
+    # Skip dependencies. Otherwise, pip would install tensorflow over tensorflow-cpu.
     install --no-deps tf_keras
     finish dev "$package"
 fi

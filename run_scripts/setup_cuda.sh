@@ -1,7 +1,7 @@
 # shellcheck shell=bash disable=SC2154
-# Sourced by setup.sh: everything that is specific to GPUs (docs/gpu.md).
+# GPU-specific parts of setup.sh, which sources this file (see docs/gpu.md).
 
-# Prints the compiler of the host's CUDA toolkit, or nothing.
+# Prints the compiler of the host's CUDA toolkit if it exists.
 host_nvcc() { PATH=${CUDA_HOME:+$CUDA_HOME/bin:}$PATH:/usr/local/cuda/bin command -v nvcc || true; }
 
 need_cuda() {

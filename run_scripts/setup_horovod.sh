@@ -6,7 +6,7 @@ build_log=.venv/horovod-build.log
 # Builds the wheel into .venv/wheels.
 build_horovod() (
     # With gcc >= 13, some of Horovod's files lack includes. With build isolation, Horovod silently builds
-    # without TensorFlow. Without --quiet, Horovod's setup.py passes make's VERBOSE=1 to Ninja.
+    # without TensorFlow. --quiet stops Horovod's setup.py from passing make's VERBOSE=1 to Ninja.
     export PATH=$root/.venv/bin:$PATH CMAKE_GENERATOR=Ninja MAKEFLAGS="-j$(nproc)" CXX=${CXX:-g++}
     export CXXFLAGS="-include stdexcept -include string -include cstdint ${CXXFLAGS:-}"
     export HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1

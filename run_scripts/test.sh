@@ -7,8 +7,11 @@
 #   run_scripts/test.sh -m soak -s              the long tests: 50 rounds of kill and resume, two hosts,
 #       Slurm, all variants of each fault, and 300 steps of each config (-k "not 300_steps" skips these)
 #
-# Environment: PTB_ARCHIVE, the PTB .tgz, without which some tests are skipped; TMPDIR (/tmp), which must allow
-#   execution; SOAK_ROUNDS (50); SOAK_SEED, to repeat a failed soak, which prints its seed.
+# Environment, with defaults in parentheses:
+#   PTB_ARCHIVE   path of the PTB .tgz (if unset, some tests are skipped)
+#   TMPDIR        directory for temporary files; must allow execution (/tmp)
+#   SOAK_ROUNDS   rounds of kill and resume (50)
+#   SOAK_SEED     seed of these rounds, to repeat a failed test, which prints its seed (random)
 # Cost: 10 minutes on 2 cores, plus the setup the first time. The long tests take half an hour, and the 300
 #   steps two hours. The long tests need root, and iproute2 and openssh-server (two hosts), slurm-wlm, munge
 #   and libpmix-dev (Slurm), or postgresql (shared searches). Otherwise they are skipped.
@@ -21,8 +24,8 @@ source "$scripts/env.sh"
 
 ruff check .
 ruff format --check .
-# The whole suite runs one module of tests per core, because most of a test is the start of TensorFlow,
-# which uses one core. Directories with long modules come first, so that no core is idle at the end.
+# The whole suite runs one test module per core, because starting TensorFlow takes most of the time and uses
+# one core. Directories with long modules come first, so that no core is idle at the end.
 (($#)) || set -- --numprocesses "$(nproc)" --maxprocesses 8 --dist loadscope \
     --no-loadscope-reorder tests/{integration,faults,parallel,unit}
 python -m pytest "$@"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Trains a config: with 2 ranks on this host, or as the variables say.
+# Trains a config, by default with 2 ranks on this host.
 #
 #   run_scripts/train.sh
 #   NP=4 CONFIG=config_medium run_scripts/train.sh --num_epochs 1     arguments go to lm.train
@@ -8,16 +8,16 @@
 #
 # Environment:
 #   CONFIG        the config (config_small)
-#   LAUNCHER      mpirun (default); horovodrun (Gloo instead of MPI: 2 to 4 times slower exchange, and
-#                 SIGUSR1 does not save); none (one process)
+#   LAUNCHER      mpirun (default), horovodrun or none (one process). horovodrun uses Gloo instead of MPI.
+#                 Its exchange is 2 to 4 times slower, and SIGUSR1 does not save.
 #   NP            number of ranks (default: all slots of HOSTS, otherwise 2)
-#   HOSTS         host:slots,...; or HOSTFILE, a file with one line "host slots=N" per host, and NP
+#   HOSTS         host:slots,... Alternatively, set NP and HOSTFILE, a file with one line "host slots=N" per host.
 #   INTERFACE     network interface between the hosts, such as eth0. Open MPI's own choice fails if the
 #                 hosts have interfaces with equal private addresses, such as docker0.
 #   SSH_FLAGS     more options for ssh (mpirun only)
 #   MPIRUN_FLAGS  more options for mpirun
 # Several hosts need this directory, with its .venv, at the same path, and ssh without a password.
-# Cost: see docs/results.md. Result: a run in runs/; the exit code of the training. After a signal,
+# Cost: see docs/results.md. Result: a run in runs/, and the exit code of the training. After a signal,
 #   everything is saved and the exit code is 143 (SIGTERM, SIGHUP), 130 (SIGINT) or 140 (SIGUSR2).
 #   A second SIGINT ends the job immediately.
 set -euo pipefail

@@ -5,17 +5,18 @@
 #   OUTPUT_DIR=runs/a HOSTS=host1:1,host2:1 run_scripts/train_resilient.sh
 #   OUTPUT_DIR=runs/a NP=2 run_scripts/train_resilient.sh      2 ranks on this host
 #
-# Environment, besides CONFIG, HOSTS, INTERFACE, SSH_FLAGS and MPIRUN_FLAGS of train.sh:
-#   OUTPUT_DIR       the run's directory; required
+# Environment, in addition to CONFIG, HOSTS, INTERFACE, SSH_FLAGS and MPIRUN_FLAGS (see train.sh):
+#   OUTPUT_DIR       the run's directory (required)
 #   DISCOVER_HOSTS   a program that prints the available hosts, one host:slots per line, like Horovod
 #                    Elastic's discovery script. It runs before each start, and must list the host with
 #                    OUTPUT_DIR first, because only rank 0 uses this directory.
 #   NP               the largest number of ranks (default: all slots; without hosts, 1)
 #   MAX_RESTARTS     restarts without a new checkpoint before giving up (10)
-#   BACKOFF          seconds before the first restart (5); doubled each time, up to 5 minutes
-#   PYTHON           the Python of the ranks (default: .venv's, at the same path on all hosts)
-# Result: exit code 0 when the training is done; 2 for a mistake in the command line or in these variables,
-#   which a restart cannot fix; after a signal as train.sh; otherwise the code of the last attempt.
+#   BACKOFF          seconds before the first restart (5). They double each time, up to 5 minutes.
+#   PYTHON           the Python of the ranks (default: the Python in .venv, at the same path on all hosts)
+# Result: exit code 0 when the training is done, or 2 for a mistake in the command line or in these variables,
+#   which a restart cannot fix. After a signal, the exit code is the same as in train.sh. Otherwise, it is the
+#   exit code of the last attempt.
 set -euo pipefail
 # shellcheck source=run_scripts/launch.sh
 source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/launch.sh"
@@ -43,8 +44,8 @@ choose_hosts() {
     fi
 }
 
-# Lists all checkpoints, not only the newest. A corrupt one stays the newest while the run, resumed from
-# an older one, makes progress.
+# Lists all checkpoints, not only the newest. A corrupt checkpoint stays the newest while the run, resumed from
+# an older checkpoint, makes progress.
 checkpoints() {
     { find "$OUTPUT_DIR/checkpoints/" -maxdepth 1 -name 'step-*' 2>/dev/null || true; } | sort
 }

@@ -23,12 +23,12 @@ ROOT = pathlib.Path(__file__).parent.parent
 
 
 def mpirun(num_ranks: int, end_seconds: int = 1) -> list[str]:
-    """Return the launcher's part of a command line.
+    """Return an mpirun command without its program.
 
     Args:
       num_ranks: Number of ranks.
-      end_seconds: Between the SIGTERM and the SIGKILL with which mpirun ends its ranks. It lets
-        them go by twice, even if all ranks have ended: fewer than users' are, for speed.
+      end_seconds: Seconds between the SIGTERM and the SIGKILL with which mpirun ends its ranks.
+        mpirun waits twice this long even if all ranks have exited, so tests use a short time.
     """
     command = launch.mpirun_command(num_ranks)
     command[command.index("odls_base_sigkill_timeout") + 1] = str(end_seconds)
@@ -36,12 +36,12 @@ def mpirun(num_ranks: int, end_seconds: int = 1) -> list[str]:
 
 
 def new_mark() -> dict[str, str]:
-    """Return a variable for the environment of a command, by which all that it starts is known."""
+    """Return an environment variable that marks a command and all its child processes."""
     return {"LM_TEST_JOB": str(uuid.uuid4())}
 
 
 def marked_processes(mark: Mapping[str, str]) -> list[int]:
-    """Return the process ids of everything that was started with this mark."""
+    """Return the IDs of all processes with this mark."""
     ((name, value),) = mark.items()
     found = []
     for directory in pathlib.Path("/proc").iterdir():
@@ -53,7 +53,7 @@ def marked_processes(mark: Mapping[str, str]) -> list[int]:
 
 
 def kill_marked(mark: Mapping[str, str]) -> None:
-    """Kill everything that was started with this mark; returns when all of it is gone."""
+    """Kill all processes with this mark and return after all have exited."""
     while pids := marked_processes(mark):
         for pid in pids:
             with contextlib.suppress(OSError):
@@ -62,9 +62,9 @@ def kill_marked(mark: Mapping[str, str]) -> None:
 
 
 def run_command(command: Sequence[object], env: Mapping[str, str], timeout: float, **options):
-    """Run a command to its end, as `subprocess.run`; not in time, it and its ranks are killed.
+    """Run a command like `subprocess.run`, but kill its ranks too after a timeout.
 
-    Ranks are in process groups of their own: they would outlive an mpirun that is killed.
+    Each rank is in a separate process group, so it would outlive a killed mpirun.
     """
     mark = new_mark()
     try:
@@ -72,7 +72,7 @@ def run_command(command: Sequence[object], env: Mapping[str, str], timeout: floa
             [str(word) for word in command], env={**env, **mark}, timeout=timeout,
             stdin=subprocess.DEVNULL, capture_output=True, text=True, **options,
         )  # fmt: skip
-    except BaseException:  # this timeout, pytest's, or Ctrl-C
+    except BaseException:  # the timeout of this call, the timeout of pytest, or Ctrl-C
         kill_marked(mark)
         raise
 
@@ -85,7 +85,7 @@ def run_module(
     env: Optional[Mapping[str, str]] = None,
     cwd: Optional[os.PathLike] = None,
 ) -> subprocess.CompletedProcess:
-    """Run `python -m module` on some ranks; kills it, and fails, after `timeout` seconds."""
+    """Run `python -m module` on some ranks, and kill it and fail after `timeout` seconds."""
     ranks: Sequence[str] = mpirun(num_ranks) if num_ranks > 1 else []
     command = [*ranks, sys.executable, "-m", module, *arguments]
     return run_command(command, environment(**(env or {})), timeout, cwd=cwd or ROOT)
@@ -99,8 +99,8 @@ def train(output_dir, *arguments: object, **options) -> subprocess.CompletedProc
 
 
 def train_here(output_dir, *arguments: object) -> None:
-    """Do what `lm.train` does with these flags, in this process; it raises what goes wrong."""
-    from lm.training.run import train  # a test that only starts processes needs no TensorFlow
+    """Train with these flags of `lm.train` in this process, and raise its errors."""
+    from lm.training.run import train  # slow: most tests do not need TensorFlow
 
     flags = ["--output_dir", output_dir, *arguments]
     config, options, functions = parse_flags(["lm.train", *map(str, flags)])

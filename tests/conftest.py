@@ -1,28 +1,28 @@
-"""Shared by all tests."""
+"""Settings and fixtures for all tests."""
 
 import os
 
 import hypothesis
 import pytest
 
-# An example that is slow, because other processes have the cores, is no failure.
+# Examples may be slow because other processes use the cores. This must not fail a test.
 hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
 
-# Tests run on machines that have other work to do; TensorFlow's start-up lines help nobody.
+# Hide the messages that TensorFlow prints at startup.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 
 @pytest.fixture(scope="session")
 def session_dir(tmp_path_factory):
-    """A directory of this test session, one for all of pytest-xdist's workers."""
+    """Return a directory that all pytest-xdist workers of this test session share."""
     own = tmp_path_factory.getbasetemp()
     return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
 
 
 @pytest.fixture(scope="session")
 def corpora(session_dir):
-    """A data_path shared by the tests, so that the embedded corpus is made once."""
+    """Return a data_path that all tests share, so the synthetic corpus is generated only once."""
     path = session_dir / "data"
     path.mkdir(exist_ok=True)
     return path
@@ -30,7 +30,7 @@ def corpora(session_dir):
 
 @pytest.fixture(scope="session")
 def ptb_archive():
-    """Path of the PTB archive, which is licensed text and not part of this project."""
+    """Return the path of the PTB archive. Its license does not allow adding it to this project."""
     path = os.environ.get("PTB_ARCHIVE")
     if not path:
         pytest.skip("needs the PTB archive: set PTB_ARCHIVE to simple-examples.tgz")
@@ -39,7 +39,7 @@ def ptb_archive():
 
 @pytest.fixture(params=["compiled", "plain"])
 def path(request, monkeypatch):
-    """Run a test with the compiled ops, and with the plain TensorFlow that they fall back to."""
+    """Run a test with the compiled ops, and again with plain TensorFlow, their fallback."""
     from lm import kernels
 
     if request.param == "plain":

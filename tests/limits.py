@@ -1,4 +1,4 @@
-"""Limits of the system, for a while."""
+"""Temporary system limits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def file_size_limit(num_bytes: int) -> Iterator[None]:
-    """Fail writes beyond so many bytes of a file as a full disk does: what fits is written."""
+    """Let writes fail after the first num_bytes of each file, as on a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
     try:

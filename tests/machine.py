@@ -1,4 +1,4 @@
-"""What this machine's processor has, and processes of their own to compute in."""
+"""The instruction sets of this machine, and computations in new processes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import multiprocessing
 from collections.abc import Callable, Sequence
 from typing import Any
 
-# What the instruction sets of lm/kernels need, as /proc/cpuinfo calls it.
+# The flags in /proc/cpuinfo that each instruction set of lm/kernels requires.
 NEEDED = {
     "generic": set(),
     "avx2": {"avx2", "fma"},
@@ -16,17 +16,17 @@ NEEDED = {
 
 
 def has(isa: str) -> bool:
-    """Return whether the processor has an instruction set of NEEDED."""
+    """Return whether the processor supports an instruction set in NEEDED."""
     with open("/proc/cpuinfo") as file:
         flags = next(line for line in file if line.startswith(("flags", "Features")))
     return NEEDED[isa] <= set(flags.split())
 
 
 def in_new_processes(work: Callable, calls: Sequence[tuple]) -> list[Any]:
-    """Return what a function of a test module says to each call, each in a process of its own.
+    """Call a function of a test module several times, each in a new process; return the results.
 
-    The first session of a process sizes the threads of all others. Forked from one that has
-    TensorFlow loaded, because that takes seconds.
+    The first session of a process sets the thread count for all its sessions. The new processes
+    are forks of a process with TensorFlow loaded, because loading TensorFlow takes seconds.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([work.__module__])

@@ -1,11 +1,11 @@
-"""Threads that meet as ranks do."""
+"""Threads that exchange values like ranks."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 
 def on_ranks(num_ranks, work):
-    """Return what work(rank, gather) returns on each of some ranks, by rank."""
+    """Run work(rank, gather) on one thread per rank and return the results in rank order."""
     barrier = threading.Barrier(num_ranks, timeout=30)
     values = [None] * num_ranks
 
@@ -14,7 +14,7 @@ def on_ranks(num_ranks, work):
             values[rank] = value
             barrier.wait()
             every = list(values)
-            barrier.wait()  # nobody writes the next before all have read
+            barrier.wait()  # every rank reads the values before the next call overwrites them
             return every
 
         return work(rank, gather)

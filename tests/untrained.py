@@ -1,4 +1,4 @@
-"""Runs that were never trained: what uses a run needs its files, not its learning."""
+"""Runs with random weights, for tests that need the files of a run but no training."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ CORPUS = CorpusRecord(kind="text", path="/nowhere", sha256="")
 
 
 def make_run(directory: os.PathLike, data_path: os.PathLike, **fields) -> Config:
-    """Write a run of config_test with random weights, large enough to have opinions.
+    """Write a run of config_test with its corpus record and large random weights.
 
-    It remembers its corpus.
+    Large weights give words clearly different probabilities.
 
     Args:
-      directory: Of the run; made.
-      data_path: Where the corpus is; the embedded one is made there.
-      **fields: Of the config, other than config_test's.
+      directory: Run directory to create.
+      data_path: Data directory. If it lacks the synthetic corpus, the corpus is generated.
+      **fields: Config fields that replace the values of config_test.
     """
     config = dataclasses.replace(
         load_config_file("config_test").config, hidden_size=24, init_scale=0.7
@@ -57,7 +57,7 @@ def write_run(
         weights = {variable.op.name: session.run(variable) for variable in tf.global_variables()}
     biases = np.random.default_rng(0)
     for name in weights:
-        if name.endswith("bias"):  # zero at first; a wrong one must show
+        if name.endswith("bias"):  # zero initially, which would hide mistakes
             weights[name] = biases.normal(size=weights[name].shape).astype(np.float32)
     facts = store.Manifest(
         step=7, world_size=1, record=record, progress={}, weights=tuple(weights),
@@ -67,7 +67,7 @@ def write_run(
 
 
 def rewrite_manifest(checkpoint_dir: os.PathLike, change: Callable[[dict], object]) -> None:
-    """Let a function change the manifest of a checkpoint; its checksum fits again."""
+    """Change the manifest of a checkpoint with a function, and update its checksum."""
     path = pathlib.Path(checkpoint_dir, store.MANIFEST)
     content = json.loads(path.read_text())
     del content["checksum"]

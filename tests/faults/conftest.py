@@ -1,4 +1,4 @@
-"""Shared by the fault tests."""
+"""Fixtures for the fault tests."""
 
 from tests.faults.jobs import start
 

@@ -1,7 +1,7 @@
-"""Run `lm.train` with one fault built in: `python -m tests.faults.inject FAULT [flags]`.
+"""Run `lm.train` with one injected fault. Usage: python -m tests.faults.inject FAULT [flags]
 
-The program knows nothing of this: the fault is put around one of its functions, and a kill is a
-real SIGKILL. FAULT is a function below and its arguments: `kill:1:30` kills rank 1 at step 30.
+The fault wraps a function of the program, which has no test code itself. Kills are real SIGKILLs.
+FAULT is the name of a function below with its arguments: `kill:1:30` kills rank 1 at step 30.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def fault(function):
 
 
 def around(owner, name, before=lambda *args: None, after=lambda *args: None):
-    """Replace a function by one that calls `before` and `after` with its arguments."""
+    """Wrap a function with calls of `before` and `after` that get the same arguments."""
     original = getattr(owner, name)
 
     def replacement(*args, **kwargs):
@@ -41,7 +41,7 @@ def around(owner, name, before=lambda *args: None, after=lambda *args: None):
 
 
 def at_step(rank, step, action, when="before"):
-    """Call action(loop) on one rank before or after it runs one step."""
+    """Call action(loop) on one rank before or after a step."""
     from lm.training.loop import Loop
 
     def act(loop, *_):
@@ -67,7 +67,7 @@ def stop(rank, step):
 
 @fault
 def power_cut(step):
-    """What metrics.jsonl has had since it was last flushed to the disk is lost."""
+    """Discard all changes to metrics.jsonl since its last fsync, and kill the process."""
     flushed = {}
 
     def note(descriptor):
@@ -105,7 +105,7 @@ def fail_to_prepare(rank):
 
 @fault
 def nan(rank, step):
-    """The recurrent state of one rank becomes NaN."""
+    """Set the recurrent state of one rank to NaN."""
     from lm.checkpoint import variables
 
     def action(loop):
@@ -118,7 +118,7 @@ def nan(rank, step):
 
 @fault
 def little_memory(megabytes):
-    """From the summary on, the process gets no more than so much memory."""
+    """Limit the memory that the process can allocate after the startup summary."""
     import lm.training.run
 
     def limit(*_):
@@ -132,12 +132,12 @@ def little_memory(megabytes):
 
 @fault
 def flip(rank, step):
-    """One bit of one weight of one rank changes."""
+    """Flip one bit in one weight of one rank."""
     from lm.checkpoint import variables
 
     def action(loop):
         weights = variables.read_variables(loop.session)["lstm_1/bias"]
-        weights.view(np.uint32)[3] ^= 1 << 20  # a high one, so that no rounding hides it
+        weights.view(np.uint32)[3] ^= 1 << 20  # a high bit, because rounding could hide a low bit
         variables.load_variables(loop.session, {"lstm_1/bias": weights})
 
     at_step(rank, step, action)
@@ -145,7 +145,7 @@ def flip(rank, step):
 
 @fault
 def spoil(step):
-    """One weight of rank 0, that of a word which need not occur, becomes NaN."""
+    """Set a weight of rank 0 to NaN. Its word may not occur, so the loss may stay finite."""
     from lm.checkpoint import variables
 
     def action(loop):
@@ -158,7 +158,7 @@ def spoil(step):
 
 @fault
 def slow_evaluation(seconds):
-    """Each window of an evaluation takes so long."""
+    """Delay each window of an evaluation."""
     import lm.model.windows
 
     original = lm.model.windows.run_evaluation
@@ -175,7 +175,7 @@ def slow_evaluation(seconds):
 
 @fault
 def stop_in_test(rank):
-    """One rank is stopped in the middle of the test; each window takes 0.025 s."""
+    """Stop one rank during the evaluation of test. Each window takes 0.025 s."""
     import lm.training.loop
 
     slow_evaluation(0.025)
@@ -189,7 +189,7 @@ def stop_in_test(rank):
 
 @fault
 def slow_copy(seconds):
-    """The weights of a checkpoint take so long to copy."""
+    """Delay copying the weights of a checkpoint."""
     import lm.training.checkpointer
 
     original = lm.training.checkpointer.Checkpointer.save
@@ -211,7 +211,7 @@ def slow_disk(seconds):
 
 @fault
 def clock():
-    """The wall clock goes back by an hour whenever it is read."""
+    """Set the wall clock back by an hour at each read."""
     start, reads = time.time(), []
 
     def jumping():
@@ -222,7 +222,7 @@ def clock():
 
 
 if __name__ == "__main__":
-    import_tensorflow()  # as `lm.train` does, before the faults do
+    import_tensorflow()  # before the faults import it, with the settings of `lm.train`
     name, *arguments = sys.argv.pop(1).split(":")
     FAULTS[name](*arguments)
     main()

@@ -1,4 +1,4 @@
-"""Start a training job, wait for what it does, and see that nothing of it is left."""
+"""Start training jobs, wait for their progress, and check that no process is left."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ import pytest
 from lm.checkpoint import store
 from tests.commands import ROOT, environment, kill_marked, marked_processes, mpirun, new_mark
 
-GONE_SECONDS = 10  # a job must be gone so long after the fault
+GONE_SECONDS = 10  # time limit for a job to end after a fault
 
 
 class Job:
-    """A running `lm.train`, under mpirun if it has several ranks."""
+    """A running `lm.train`, under mpirun if there are several ranks."""
 
     def __init__(self, output_dir, *flags, num_ranks=1, fault=None, launcher=None, **popen):
         self.output_dir = pathlib.Path(output_dir)
         self._mark = new_mark()
         module = ["tests.faults.inject", fault] if fault else ["lm.train"]
-        # Two seconds are enough to save a small model in.
+        # Two seconds are enough to save a small model.
         launcher = launcher or (mpirun(num_ranks, end_seconds=2) if num_ranks > 1 else [])
         arguments = ["--output_dir", output_dir, "--log_every_steps", 1, *flags]
         self.process = subprocess.Popen(
@@ -37,7 +37,7 @@ class Job:
         self.output = ""
 
     def ranks(self) -> list[int]:
-        """Process ids of the ranks, by rank."""
+        """Return the process IDs of the ranks in rank order."""
         found = {}
         for pid in self.processes():
             variables = pathlib.Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
@@ -47,7 +47,7 @@ class Job:
         return [found[rank] for rank in sorted(found)] or [self.process.pid]
 
     def processes(self) -> list[int]:
-        """Process ids of everything that this job has started."""
+        """Return the IDs of all processes of this job."""
         return marked_processes(self._mark)
 
     def wait_for(self, condition: Callable[[], object], timeout: float = 60) -> None:
@@ -56,14 +56,14 @@ class Job:
             assert self.process.poll() is None, self.finish()[1]
             if time.monotonic() > deadline:
                 self.kill()
-                pytest.fail(f"the awaited moment never came: {self.process.communicate()[0]}")
+                pytest.fail(f"timed out while waiting for the job: {self.process.communicate()[0]}")
             time.sleep(0.02)
 
     def wait_for_step(self, step: int) -> None:
         self.wait_for(lambda: last_step(self.output_dir) >= step)
 
     def finish(self, timeout: float = 90) -> tuple[int, str]:
-        """Wait for the end; returns exit code and output. Nothing may be left of the job."""
+        """Wait for the end, check that no process is left, and return exit code and output."""
         try:
             self.output, _ = self.process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:
@@ -78,7 +78,7 @@ class Job:
         return self.process.returncode, self.output
 
     def ends(self) -> tuple[int, str]:
-        """Wait for the end after a fault, which must come soon."""
+        """Return exit code and output like `finish`, but allow only GONE_SECONDS."""
         return self.finish(timeout=GONE_SECONDS)
 
     def kill(self) -> None:
@@ -87,13 +87,13 @@ class Job:
 
 
 def config_flags(corpora) -> tuple:
-    """The flags of the tests' small config."""
+    """Return the flags that select the small config of the tests."""
     return ("--config", "config_test", "--data_path", corpora)
 
 
 @pytest.fixture
 def start(corpora) -> Iterator[Callable[..., Job]]:
-    """Start jobs of the test's small config; they are killed when the test ends."""
+    """Start jobs with the small config of the tests, and kill them when the test ends."""
     jobs = []
 
     def start_job(output_dir, *flags, config=True, **options):
@@ -107,7 +107,7 @@ def start(corpora) -> Iterator[Callable[..., Job]]:
 
 
 def run(start, output_dir, *flags, **options) -> Job:
-    """Run a job that must succeed."""
+    """Run a job and check that it succeeds."""
     job = start(output_dir, *flags, **options)
     code, output = job.finish()
     assert code == 0, output
@@ -115,7 +115,7 @@ def run(start, output_dir, *flags, **options) -> Job:
 
 
 def events(output_dir, kind="step") -> list[dict]:
-    """Events of a kind, without a line that is being written."""
+    """Return the events of a kind, except an incomplete last line."""
     with contextlib.suppress(FileNotFoundError):
         lines = pathlib.Path(output_dir, "metrics.jsonl").read_text().splitlines(keepends=True)
         found = [json.loads(line) for line in lines if line.endswith("\n")]
@@ -136,6 +136,6 @@ def saved_steps(output_dir) -> list[int]:
 
 
 def final_tensors(output_dir) -> str:
-    """Checksum of the last checkpoint's weights and recurrent state."""
+    """Return the checksum of the weights and recurrent state in the last checkpoint."""
     files = store.read_manifest(store.find_newest(str(output_dir))).files
     return files["model.data-00000-of-00001"]["sha256"]

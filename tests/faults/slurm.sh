@@ -65,7 +65,7 @@ down() {
     scancel --user=root || true
     for pid_file in "$dir"/{slurmd-n1,slurmd-n2,slurmctld,munged}.pid; do
         pid=$(cat "$pid_file" 2>/dev/null) && kill "$pid" || continue
-        while [[ $(ps -o stat= -p "$pid") == [^Z]* ]]; do # a zombie has ended
+        while [[ $(ps -o stat= -p "$pid") == [^Z]* ]]; do # a zombie is not running
             sleep 0.1
         done
     done

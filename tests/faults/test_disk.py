@@ -1,4 +1,4 @@
-"""A full, slow or vanished disk, a jumping clock, no /tmp: no crash, and nothing saved is lost."""
+"""Full, slow or missing disks, clock changes and a missing /tmp never lose saved data."""
 
 import contextlib
 import os
@@ -17,7 +17,7 @@ FLAGS = ("--hidden_size", 64, "--noeval", "--checkpoint_every_steps", 30)
 
 
 def limit_files():
-    """Fails writes beyond 200 KB of a file, as a full disk does: a checkpoint has 390 KB."""
+    """Let writes fail after 200 KB of a file, as on a full disk. A checkpoint needs 390 KB."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
 
 
@@ -26,19 +26,20 @@ def test_no_space_for_a_checkpoint(start, tmp_path, corpora):
     assert saved_steps(tmp_path) == [30, 40]
     flags = (*FLAGS, "--max_steps", 200, "--resume")
     code, output = start(tmp_path, *flags, preexec_fn=limit_files).finish()
-    # It went on without, and tried again, in silence; that the last one failed is an error.
+    # Training continued with only one warning, although later saves failed too. The failure of the
+    # last save is an error.
     assert last_step(tmp_path) == 200
     assert output.count("File too large; training continues\n") == 1
     assert code == 1 and output.count("lm: error: cannot write the checkpoint") == 1
     assert saved_steps(tmp_path) == [30, 40]
     assert store.find_newest(str(tmp_path)).endswith("40")
-    train_here(tmp_path, *config_flags(corpora), *flags)  # with space, it goes on from there
+    train_here(tmp_path, *config_flags(corpora), *flags)  # resumes now that there is space
     assert saved_steps(tmp_path)[-1] == 200
 
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A file system with room for two checkpoints and a half."""
+    """Mount a file system with space for two and a half checkpoints."""
     disk = tmp_path / "disk"
     disk.mkdir()
     mounted = ["mount", "-t", "tmpfs", "-o", "size=1000k", "tmpfs", disk]
@@ -48,7 +49,7 @@ def small_disk(tmp_path):
     subprocess.run(["umount", "--lazy", disk], check=True)
 
 
-def test_a_full_disk_is_one_line_a_file(start, small_disk):
+def test_a_full_disk_causes_one_warning_per_file(start, small_disk):
     output_dir = small_disk / "run"
     job = start(output_dir, *FLAGS, "--max_steps", 1000)
     job.wait_for(lambda: len(saved_steps(output_dir)) == 2)
@@ -61,13 +62,13 @@ def test_a_full_disk_is_one_line_a_file(start, small_disk):
     assert "lm: error: cannot write the checkpoint" in end
     files = ("metrics.jsonl", "events.out.tfevents", "checkpoints/step-", "log.txt")
     counts = [sum(name in line for line in failures) for name in files]
-    # The log has so few lines that the last block of its file may have room for them.
+    # The few lines of the log may fit into the last block of its file.
     assert counts in ([1, 1, 1, 0], [1, 1, 1, 1]) and len(failures) == sum(counts), output
-    assert "epoch 1  step 1000/1000" in output  # it went on to the end
+    assert "epoch 1  step 1000/1000" in output  # training reached the end
     assert store.find_newest(str(output_dir)).endswith("60")
 
 
-def test_a_power_cut_takes_no_event_of_a_saved_step(start, tmp_path, corpora):
+def test_a_power_cut_loses_no_event_of_a_saved_step(start, tmp_path, corpora):
     flags = (*FLAGS, "--log_every_steps", 1, "--max_steps", 50)
     assert start(tmp_path, *flags, fault="power_cut:40").finish()[0] != 0
     assert saved_steps(tmp_path) == [30]

@@ -1,4 +1,4 @@
-"""Ranks that are dead, stopped, or fail: the others end soon, and say whom they waited for."""
+"""If a rank dies, stops or fails, the other ranks end soon and name this rank."""
 
 import os
 import re
@@ -58,7 +58,7 @@ def test_a_stopped_rank_is_named_and_ends_the_job(start, tmp_path):
 
 
 @pytest.mark.soak
-def test_a_rank_that_is_stopped_for_a_short_time_goes_on(start, tmp_path):
+def test_a_rank_that_is_stopped_for_a_short_time_continues(start, tmp_path):
     job = start(tmp_path, *LONG[:-1], "--max_steps", 400, "--noeval", num_ranks=2)
     job.wait_for_step(20)
     victim = job.ranks()[1]
@@ -79,7 +79,7 @@ def test_a_rank_that_is_stopped_for_a_short_time_goes_on(start, tmp_path):
         pytest.param("fail_to_prepare:1", marks=pytest.mark.soak),
     ],
 )
-def test_an_exception_on_one_rank_is_read_once(start, tmp_path, fault):
+def test_an_exception_on_one_rank_is_printed_once(start, tmp_path, fault):
     job = start(tmp_path, *LONG, num_ranks=2, fault=fault)
     code, output = job.finish(timeout=40)
     assert code == 1
@@ -90,8 +90,8 @@ def test_an_exception_on_one_rank_is_read_once(start, tmp_path, fault):
     assert f"lm: error: rank {rank} on " in output
 
 
-def test_a_shared_evaluation_may_take_long_but_not_stand_still(start, tmp_path):
-    # Rank 1 has no row of one, and waits. In the test, rank 0 is stopped.
+def test_a_shared_evaluation_may_be_slow_but_not_stop(start, tmp_path):
+    # The batches have one row, so rank 1 has no work and waits. Rank 0 stops during the test.
     flags = ("--hidden_size", 8, "--max_steps", 10, "--step_timeout_seconds", 6)
     shared = ("--distributed_eval", "--eval_batch_size", 1, "--num_steps", 50)
     job = start(tmp_path, *flags, *shared, num_ranks=2, fault="stop_in_test:0")
@@ -102,8 +102,8 @@ def test_a_shared_evaluation_may_take_long_but_not_stand_still(start, tmp_path):
 
 
 @pytest.mark.soak
-def test_others_wait_quietly_while_rank_0_evaluates(start, tmp_path):
-    # Two splits of 51 windows each; the whole takes longer than a step may.
+def test_all_other_ranks_wait_quietly_while_rank_0_evaluates(start, tmp_path):
+    # Two splits of 51 windows take longer than the timeout.
     flags = ("--hidden_size", 8, "--max_steps", 10, "--step_timeout_seconds", 4)
     started = time.monotonic()
     job = run(start, tmp_path, *flags, num_ranks=2, fault="slow_evaluation:0.1")

@@ -1,4 +1,4 @@
-"""NaN, divergence, ranks that part in silence, and ranks that never agreed."""
+"""NaN, diverging losses, ranks whose weights diverge, and ranks that differ from the start."""
 
 import shutil
 import sys
@@ -24,7 +24,7 @@ def test_nan_on_one_rank_stops_all_at_that_step(start, tmp_path):
     assert last_step(tmp_path) == 29 and saved_steps(tmp_path) == [20]
 
 
-def test_a_model_that_is_too_large_is_one_line(start, tmp_path):
+def test_a_model_that_is_too_large_causes_a_one_line_error(start, tmp_path):
     flags = ("--hidden_size", 4000, "--max_steps", 2)  # four matrices of a quarter GB
     code, output = start(tmp_path, *flags, fault="little_memory:600").finish()
     assert code == 1 and "Traceback" not in output
@@ -32,7 +32,7 @@ def test_a_model_that_is_too_large_is_one_line(start, tmp_path):
 
 
 def test_a_diverged_run_fails(start, tmp_path, corpora):
-    """Its losses are numbers, but no perplexity can be made of them."""
+    """Its losses are finite, but its perplexities overflow."""
     flags = (*FLAGS, "--learning_rate", 1e30, "--checkpoint_every_steps", 1)
     code, output = start(tmp_path, *flags).finish()
     assert code == 1 and output.count("lm: error: ") == 1 and "Traceback" not in output
@@ -51,13 +51,13 @@ def test_weights_that_are_not_finite_are_never_saved(start, tmp_path):
     store.verify(store.list_checkpoints(str(tmp_path))[0])
 
 
-def test_ranks_that_part_are_found_and_can_go_on(start, tmp_path, corpora, caplog):
+def test_out_of_sync_ranks_are_detected_and_the_run_can_resume(start, tmp_path, corpora, caplog):
     flags = (*FLAGS, "--checkpoint_every_steps", 25)
     code, output = start(tmp_path, *flags, num_ranks=4, fault="flip:1:20").finish()
     assert code == 1
     assert "at step 25 the ranks disagree on the weights" in output
     assert "on ranks 0, 2, 3;" in output and "on rank 1" in output
-    # All ranks go on with rank 0's weights.
+    # All ranks continue with rank 0's weights.
     assert saved_steps(tmp_path) == [25]
     assert not store.read_manifest(store.find_newest(str(tmp_path))).in_sync
     with caplog.at_level("WARNING", "lm"):
@@ -71,10 +71,10 @@ def test_ranks_that_part_are_found_and_can_go_on(start, tmp_path, corpora, caplo
 
 
 @pytest.mark.parametrize("compiled", ["1", "0"])
-def test_ranks_with_unlike_threads_stay_together(start, tmp_path, monkeypatch, compiled):
-    """The norm that all clip by is the same; without compiled ops, as on GPUs, it is rank 0's."""
+def test_ranks_with_different_thread_counts_stay_identical(start, tmp_path, monkeypatch, compiled):
+    """All ranks clip by the same norm. Without compiled ops (as on GPUs), rank 0 computes it."""
     flags = ("--config", "config_test", "--data_path", tmp_path / "data", "--noeval")
-    # With TensorFlow's own norm these parted within 30 steps.
+    # With a norm that each rank computes in TensorFlow, these ranks diverged within 30 steps.
     flags += ("--hidden_size", 300, "--init_scale", 1, "--num_steps", 4, "--max_steps", 30)
     flags += ("--checkpoint_every_steps", 1, "--log_every_steps", 1)
     program = [sys.executable, "-m", "lm.train", "--output_dir", tmp_path / "run", *flags]
@@ -95,12 +95,12 @@ def test_ranks_with_unlike_threads_stay_together(start, tmp_path, monkeypatch, c
     alone, together = (
         [event["loss"] for event in events(tmp_path / name, "step")] for name in ("alone", "run")
     )
-    # The first ones: such weights make of a rounding 5 % within 10 steps.
+    # Only five steps: with these weights, a rounding error grows to 5 % within 10 steps.
     assert together[:5] == pytest.approx(alone, rel=1e-4)
 
 
 def different(tmp_path, corpora, name):
-    """The flags and the environment of a second rank that differs in one thing."""
+    """Return flags and environment of a second rank with a different seed, corpus or code."""
     if name == "seed":
         return ("--seed", 2), {}
     if name == "corpus":
@@ -110,13 +110,13 @@ def different(tmp_path, corpora, name):
         return ("--corpus", "files", "--data_path", tmp_path / "own"), {}
     shutil.copytree(ROOT / "lm", tmp_path / "code" / "lm")
     with open(tmp_path / "code" / "lm" / "train.py", "a") as file:
-        file.write("# another version\n")
+        file.write("# a different version\n")
     return (), {"PYTHONPATH": str(tmp_path / "code")}
 
 
-@pytest.mark.soak  # in flags alone: tests/integration/test_train.py
+@pytest.mark.soak  # tests/integration/test_train.py tests different flags
 @pytest.mark.parametrize("name", ["seed", "corpus", "code"])
-def test_ranks_that_differ_are_refused(start, tmp_path, corpora, name):
+def test_ranks_that_differ_are_rejected(start, tmp_path, corpora, name):
     embedded.write_corpus(corpora / "embedded")
     flags, env = different(tmp_path, corpora, name)
     own = ["--config", "config_test", "--log_every_steps", 1, *FLAGS]
@@ -124,7 +124,7 @@ def test_ranks_that_differ_are_refused(start, tmp_path, corpora, name):
         own += ["--corpus", "files", "--data_path", corpora / "embedded"]
     else:
         own += ["--data_path", corpora]
-    # The code: from PYTHONPATH, not from the current directory, which `python -m` puts before it.
+    # Import lm from PYTHONPATH. `python -m` would import it from the current directory.
     main = "import sys; sys.path.remove(''); from lm.train import main; main()"
     program = [sys.executable, "-c", main, "--output_dir", tmp_path / "run", *own]
     envs = [["env", f"PYTHONPATH={path}"] for path in (ROOT, env.get("PYTHONPATH", ROOT))]

@@ -1,4 +1,4 @@
-"""A run that was killed goes on as if it never had been."""
+"""A killed and resumed run equals an uninterrupted run."""
 
 import shutil
 
@@ -21,7 +21,7 @@ from tests.faults.jobs import (
 )
 from tests.untrained import rewrite_manifest
 
-# A small model, with dropout on; the gradient is clipped.
+# A small model with dropout and gradient clipping.
 FLAGS = ("--hidden_size", 16, "--keep_prob", 0.7, "--learning_rate", 0.5, "--seed", 3)
 NUM_STEPS = 300
 STEPS = ("--max_steps", NUM_STEPS, "--checkpoint_every_steps", 40)
@@ -40,7 +40,7 @@ def check_same_run(resumed, whole, num_steps=NUM_STEPS):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """Where the uninterrupted run of so many ranks is, or will be."""
+    """Return the directory for the uninterrupted run on a given number of ranks."""
     root = tmp_path_factory.mktemp("whole")
     return lambda num_ranks: root / str(num_ranks)
 
@@ -54,7 +54,7 @@ def test_killed_and_resumed_equals_uninterrupted(start, whole, tmp_path, victims
     for turn, victim in enumerate(victims):
         before = last_step(tmp_path)
         fault = None if victim == "mpirun" else f"kill:{victim}:{80 * turn + 120}"
-        # The same command line each time: the first starts the run.
+        # Each attempt uses the same command line. The first attempt starts the run.
         job = start(tmp_path, *FLAGS, *STEPS, "--resume", num_ranks=num_ranks, fault=fault)
         if victim == "mpirun":
             job.wait_for_step(before + 5)
@@ -65,8 +65,8 @@ def test_killed_and_resumed_equals_uninterrupted(start, whole, tmp_path, victims
     check_same_run(tmp_path, whole(num_ranks))
 
 
-def test_what_optimizer_schedule_and_average_remember_is_resumed_too(start, tmp_path, corpora):
-    # Adam at a rate that is far too high: validation soon stalls.
+def test_the_state_of_optimizer_schedule_and_average_is_resumed(start, tmp_path, corpora):
+    # The learning rate is far too high for Adam, so validation soon stalls.
     flags = (
         "--hidden_size", 8, "--batch_size", 800, "--num_epochs", 12, "--checkpoint_every_steps", 20,
         "--optimizer", "adam", "--learning_rate", 10, "--weight_decay", 0.01,
@@ -76,12 +76,12 @@ def test_what_optimizer_schedule_and_average_remember_is_resumed_too(start, tmp_
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     output = run(start, whole, *flags).output
     saved = store.read_manifest(store.find_newest(str(whole)))
-    # To stop after 3 epochs without a best one is to have averaged over the last at least.
+    # Averaging starts before 3 epochs without improvement have passed.
     assert saved.has_average and events(whole, "epoch")[-1]["learning_rate"] < 10
     perplexities = saved.progress["valid_perplexities"]
     assert len(perplexities) == 12 or has_stalled(perplexities, 3)
     assert has_stalled(perplexities, 3) == ("training ends" in output)
-    # What was validated and tested is what the checkpoint gives: the average, not the weights.
+    # Training and lm.evaluate both use the averaged weights.
     valid, test = evaluate(str(whole), ["valid", "test"], data_path=str(corpora))
     assert valid["perplexity"] == events(whole, "epoch")[-1]["valid_perplexity"]
     assert test["perplexity"] == events(whole, "test")[0]["test_perplexity"]
@@ -100,7 +100,7 @@ def test_what_optimizer_schedule_and_average_remember_is_resumed_too(start, tmp_
     [(2, [1, 3]), pytest.param(4, [1, 2, 3], marks=pytest.mark.soak)],
 )
 def test_a_checkpoint_resumes_on_any_number_of_ranks(start, tmp_path, before, after):
-    # The checkpoint comes in the middle of what an event sums up.
+    # The checkpoint is between two step events, so the sums of the next event are resumed.
     steps = ("--checkpoint_every_steps", 30, "--log_every_steps", 4, "--noeval")
     steps += ("--optimizer", "momentum", "--momentum", 0.5)
     whole, flags = tmp_path / "whole", (*FLAGS, *steps, "--max_steps", 130)
@@ -115,14 +115,14 @@ def test_a_checkpoint_resumes_on_any_number_of_ranks(start, tmp_path, before, af
         saved = store.read_manifest(store.find_newest(str(resumed)))
         words = 4 * saved.record.config["batch_size"] * saved.record.config["num_steps"]
         run(start, resumed, *flags, "--resume", num_ranks=num_ranks)
-        rtol = 1e-4 if 3 in (before, num_ranks) else 0  # three ranks own no whole shares
+        rtol = 1e-4 if 3 in (before, num_ranks) else 0  # 3 does not divide virtual_ranks
         np.testing.assert_allclose(losses(resumed), losses(whole), rtol=rtol)
         (event,) = [event for event in events(resumed) if event["step"] == 32]
         exchange_seconds = event["exchange_share"] * words / event["words_per_second"]
         assert exchange_seconds >= 0.999 * saved.progress["event_exchange_seconds"] > 0
 
 
-def test_a_second_job_in_the_same_directory_is_refused(start, tmp_path, corpora):
+def test_a_second_job_in_the_same_directory_is_rejected(start, tmp_path, corpora):
     first = start(tmp_path, "--hidden_size", 8, "--num_epochs", 100)
     first.wait_for_step(5)
     with pytest.raises(RunError, match="another job is using output_dir"):
@@ -130,7 +130,7 @@ def test_a_second_job_in_the_same_directory_is_refused(start, tmp_path, corpora)
     assert first.process.poll() is None
 
 
-def test_init_from_takes_the_weights_only(start, tmp_path, corpora):
+def test_init_from_loads_only_the_weights(start, tmp_path, corpora):
     few = ("--hidden_size", 8, "--log_every_steps", 1, "--noeval")
     train_here(tmp_path / "first", *config_flags(corpora), *few, "--max_steps", 300)
     (saved,) = (tmp_path / "first" / "checkpoints").iterdir()
@@ -164,8 +164,8 @@ def test_the_best_weights_can_be_tested(tmp_path, corpora):
     assert events(tmp_path, "test")[0]["test_perplexity"] == best != last
 
 
-def test_training_ends_after_epochs_without_a_best_one_and_goes_on_with_more(tmp_path, corpora):
-    # No weight changes, and as good as the best is not better.
+def test_training_ends_early_without_improvement_and_resumes_with_a_higher_limit(tmp_path, corpora):
+    # No weight changes. An equal perplexity is not an improvement.
     flags = (*config_flags(corpora), "--hidden_size", 8, "--batch_size", 800)
     flags += ("--num_epochs", 4, "--learning_rate", 1e-30)
     train_here(tmp_path, *flags, "--early_stopping_epochs", 1)

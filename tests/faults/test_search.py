@@ -1,4 +1,4 @@
-"""Searches on two hosts and with two drivers that lose a driver, a host or the database."""
+"""Searches that lose a driver, a host or the database."""
 
 import contextlib
 import os
@@ -30,7 +30,7 @@ pytestmark = [
 ]
 
 ROUNDS = int(os.environ.get("SOAK_ROUNDS", "50"))
-# Trains, resumes and tests faster than lm.train.
+# A fast replacement for lm.train that trains, resumes and tests.
 TRAINER = """#!/bin/bash
 while [[ $1 != --output_dir ]]; do
     [[ $1 != --learning_rate=* ]] || rate=${1#*=}
@@ -175,7 +175,7 @@ def trial_dir(tmp_path, number):
 
 
 def has_begun(tmp_path, number):
-    """Whether a trial has a checkpoint of the middle of its training."""
+    """Return whether a trial has saved a checkpoint."""
     return bool(store.list_checkpoints(str(trial_dir(tmp_path, number))))
 
 

@@ -1,4 +1,4 @@
-"""Signals: all ranks stop at the same step, with one checkpoint and the signal's exit code."""
+"""After a signal, all ranks stop at the same step, save once, and exit with its exit code."""
 
 import fcntl
 import os
@@ -12,11 +12,11 @@ from lm.checkpoint import store
 from tests.commands import train_here
 from tests.faults.jobs import GONE_SECONDS, config_flags, events, last_step, saved_steps
 
-# Epochs of 20,000 steps: the end of one saves, too.
+# Epochs have 20,000 steps, because the end of an epoch also saves.
 LONG = ("--hidden_size", 8, "--batch_size", 4, "--num_steps", 5, "--num_epochs", 200, "--noeval")
 
 
-# What a script of run_scripts/ does with its command line, on two ranks.
+# Run a command line on two ranks like the scripts in run_scripts/.
 RUN_JOB = [
     "bash", "-euc",
     "source run_scripts/env.sh; source run_scripts/mpirun_job.sh;"
@@ -81,7 +81,7 @@ def test_sigterm_to_mpirun_leaves_time_to_save(start, tmp_path):
     job.wait_for_step(20)
     job.process.terminate()
     returned, output = job.ends()
-    # Open MPI's own exit code for a job that it was told to end is 1, whatever the ranks return.
+    # After SIGTERM, mpirun exits with 1, regardless of the exit codes of the ranks.
     assert returned == 1 and "stopped by SIGTERM after step" in output
     assert saved_steps(tmp_path)[-1] == last_step(tmp_path)
 
@@ -95,8 +95,8 @@ def test_a_stop_signal_waits_for_a_copy_that_takes_long(start, tmp_path):
 
 def test_a_closed_terminal_stops_the_job_of_a_run_script(start, tmp_path):
     def own_terminal():
-        fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # the kernel's SIGHUP goes to it
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also where nohup has started the tests
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # the kernel sends SIGHUP to this session
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup may have started the tests
 
     ours, its = pty.openpty()
     job = start(
@@ -116,7 +116,7 @@ def test_a_closed_terminal_stops_the_job_of_a_run_script(start, tmp_path):
 def test_sigterm_during_an_evaluation_ends_it(start, tmp_path, corpora, shared):
     flags = ("--hidden_size", 8, "--max_steps", 30, *shared)
     job = start(tmp_path, *flags, num_ranks=2, fault="slow_evaluation:0.2")
-    job.wait_for(lambda: saved_steps(tmp_path))  # which comes just before
+    job.wait_for(lambda: saved_steps(tmp_path))  # the evaluation comes next
     os.kill(job.ranks()[1], signal.SIGTERM)
     check_stopped(job, 128 + signal.SIGTERM, "SIGTERM")
     assert events(tmp_path, "epoch") == []
@@ -125,7 +125,7 @@ def test_sigterm_during_an_evaluation_ends_it(start, tmp_path, corpora, shared):
 
 
 @pytest.mark.soak
-def test_sigterm_during_a_save_lets_it_end(start, tmp_path):
+def test_sigterm_during_a_save_waits_for_the_save(start, tmp_path):
     flags = (*LONG, "--checkpoint_every_steps", 20)
     job = start(tmp_path, *flags, fault="slow_disk:1")
     job.wait_for(lambda: (tmp_path / "checkpoints" / "tmp-00000020").exists())
@@ -145,7 +145,7 @@ def test_a_second_sigint_kills_the_ranks_of_a_run_script(start, tmp_path):
     assert job.ends()[0] == 128 + signal.SIGINT
 
 
-def test_a_second_sigint_stops_at_once(start, tmp_path):
+def test_a_second_sigint_stops_a_process_immediately(start, tmp_path):
     job = start(tmp_path, *LONG, fault="slow_disk:600")
     job.wait_for_step(5)
     job.process.send_signal(signal.SIGINT)

@@ -33,7 +33,7 @@ both_launchers = pytest.mark.parametrize("launcher", ["mpirun", "srun"])
 
 
 class SlurmJob:
-    """A submitted run_scripts/train_slurm.sbatch."""
+    """A submitted job of run_scripts/train_slurm.sbatch."""
 
     def __init__(self, directory, corpora, output_dir, *flags, sbatch=(), **env):
         self.output_dir, self._mark = output_dir, new_mark()
@@ -49,14 +49,14 @@ class SlurmJob:
         self.id = submitted.strip()
 
     def slurm(self, *command) -> str:
-        """Run one of Slurm's commands."""
+        """Run a Slurm command and return its output."""
         words = [str(word) for word in command]
         return subprocess.run(
             words, env=self._env, cwd=ROOT, check=True, capture_output=True, text=True, timeout=60
         ).stdout
 
     def fact(self, name) -> str:
-        """A field of `scontrol show job`."""
+        """Return a field of `scontrol show job`."""
         return re.search(rf"\b{name}=(\S+)", self.slurm("scontrol", "show", "job", self.id))[1]
 
     def console(self) -> str:
@@ -75,7 +75,7 @@ class SlurmJob:
         self.wait_for(lambda: self.fact("Restarts") == str(count))
 
     def ends(self) -> tuple[str, str]:
-        """Wait for the end; returns state and exit code. Fails if a process of the job is left."""
+        """Wait for the end, check that no process is left, and return state and exit code."""
         over = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
         self.wait_for(lambda: self.fact("JobState") in over)
         self.wait_for(lambda: not marked_processes(self._mark), timeout=10)
@@ -99,7 +99,7 @@ class SlurmJob:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
-    """The directory of a running Slurm cluster."""
+    """Start a Slurm cluster and return its directory."""
     if os.geteuid() != 0:
         pytest.skip("needs root for Slurm's daemons")
     if not all(map(shutil.which, ("munged", "slurmctld", "slurmd", "sbatch"))):
@@ -116,7 +116,7 @@ def cluster(tmp_path_factory):
 
 @pytest.fixture
 def submit(cluster, corpora, tmp_path):
-    """Submit jobs with flags of lm.train. They are cancelled when the test ends."""
+    """Submit jobs with flags of lm.train, and cancel them when the test ends."""
     jobs = []
 
     def submit_job(*flags, **options):
@@ -176,7 +176,7 @@ def test_a_job_waits_for_a_drained_node_and_resumes(start, submit, tmp_path):
     with drained_node(job):
         job.wait_for_step(20)
         assert job.fact("JobState") == "RUNNING"
-        # The signal of the time limit.
+        # Send the signal that Slurm sends before the time limit.
         job.slurm("scancel", "--batch", "--signal=USR2", job.id)
         job.wait_for(lambda: "DRAINED" in job.fact("Reason"))
         step = last_step(job.output_dir)
@@ -194,7 +194,7 @@ def test_the_time_limit_requeues_a_job_at_most_max_requeues_times(submit, launch
         job.wait_for_restart(restarts)
         job.set_time_limit(60)
         job.wait_for_step(step + 10)
-        # The signal 120 s before the limit is due. Slurm checks twice a minute.
+        # The signal comes 120 s before the limit, so now. Slurm checks twice a minute.
         job.set_time_limit(2)
         job.wait_for(lambda n=restarts: job.console().count("which is saved") > n)
         step = last_step(job.output_dir)

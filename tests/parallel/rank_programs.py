@@ -1,6 +1,6 @@
-"""What the tests of the Communicator run on each rank: `python -m ...rank_programs NAME...`.
+"""Test programs for the Communicator. Usage on each rank: python -m ...rank_programs NAME...
 
-Each program asserts on its own rank; a failure there ends the job with a non-zero exit code.
+A failed assertion on any rank ends the job with a nonzero exit code.
 """
 
 import os
@@ -19,18 +19,18 @@ _, MOST_FILES = resource.getrlimit(resource.RLIMIT_NOFILE)
 
 
 def gather(comm):
-    """Every rank gets what every rank gave, in order, again and again."""
+    """Each call returns the values of all ranks in rank order."""
     for _ in range(3):
         values = comm.gather({"rank": comm.rank, "text": "line\nbreak " * comm.rank})
         assert values == [{"rank": r, "text": "line\nbreak " * r} for r in range(comm.size)]
 
 
 def update(comm):
-    """Gradients are summed over the ranks, and the rows of a word merged before the norm."""
+    """Gradients are summed over ranks, and each word's rows are merged before the norm."""
     assert comm.size == 3
     table = tf.get_variable("table", initializer=np.zeros([4, 2], "f"), use_resource=True)
     dense = tf.get_variable("dense", initializer=np.zeros([2], "f"), use_resource=True)
-    words = [comm.rank, 3, 3]  # word 3 twice on each rank, the others on one
+    words = [comm.rank, 3, 3]  # all ranks use word 3 twice, and one other word
     loss = tf.reduce_sum(tf.gather(table, words)) + tf.reduce_sum(dense * (comm.rank + 1))
     config = Config(max_grad_norm=1e9, batch_size=1, num_steps=1)
     step = tf.train.get_or_create_global_step()
@@ -45,7 +45,7 @@ def update(comm):
 
 
 def large_sum(comm):
-    """Arrays that lm/distributed/open_mpi_rules.conf is for are summed in segments, and fully."""
+    """Arrays above the limit in lm/distributed/open_mpi_rules.conf are summed completely."""
     rank = tf.constant(comm.rank, tf.float32)
     values = tf.range(5_000_003, dtype=tf.float32) % 1000 + rank
     with tf.Session() as session:
@@ -56,7 +56,7 @@ def large_sum(comm):
 
 
 def broadcast(comm):
-    """All ranks start with rank 0's variables, and with their own recurrent state."""
+    """All ranks start with rank 0's weights and with their own recurrent state."""
     shared = tf.get_variable("shared", initializer=float(comm.rank + 5), use_resource=True)
     own = tf.get_variable(
         "own",
@@ -69,7 +69,7 @@ def broadcast(comm):
 
 
 def weights(comm):
-    """All ranks get the weights that one has read, also a number without axes."""
+    """All ranks get the weights that rank 0 has read, including a scalar."""
     kept = [tf.GraphKeys.GLOBAL_VARIABLES, tf.GraphKeys.MODEL_VARIABLES]
     values = {"scale": np.float32(3), "table": np.arange(6, dtype="f").reshape(3, 2)}
     for name, value in values.items():
@@ -83,14 +83,14 @@ def weights(comm):
 
 
 def fusion(comm):
-    """Fused buffers depend on timing, which no probe can see: such a run is not called exact."""
-    os.environ["HOROVOD_FUSION_THRESHOLD"] = "1"  # read when it is asked
+    """A run with fused buffers is not reported as exact, because fusion depends on timing."""
+    os.environ["HOROVOD_FUSION_THRESHOLD"] = "1"  # read at each call
     assert "a matter of timing" in comm.why_inexact([4])
     os.environ["HOROVOD_FUSION_THRESHOLD"] = "0"
 
 
 def files(comm):
-    """A rank may open as many files as its host allows: each connection of rank 0 is one."""
+    """Ranks raise their limit on open files, because each connection of rank 0 uses one."""
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == (MOST_FILES, MOST_FILES)
 
 
@@ -100,8 +100,8 @@ if __name__ == "__main__":
         each.__name__: each
         for each in (gather, update, large_sum, broadcast, weights, fusion, files)
     }
-    resource.setrlimit(resource.RLIMIT_NOFILE, (256, MOST_FILES))  # as a user's shell may do
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, MOST_FILES))  # a common shell limit
     comm = connect()
-    for name in sys.argv[1:]:  # one launch for all: it costs more than they do
+    for name in sys.argv[1:]:  # one launch for all: launching takes the longest
         with tf.Graph().as_default():
             programs[name](comm)

@@ -1,4 +1,4 @@
-"""What passes between ranks, under real mpirun."""
+"""Exchanges between ranks under real mpirun."""
 
 import subprocess
 import sys
@@ -20,8 +20,8 @@ def test_ranks(programs, num_ranks):
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-def test_a_launch_without_a_working_horovod_is_refused():
-    """A launcher's variables around a process that MPI believes to be alone."""
+def test_a_launch_without_a_working_horovod_is_rejected():
+    """The launcher's variables announce two processes, but MPI finds only one."""
     result = subprocess.run(
         [sys.executable, "-m", "tests.parallel.rank_programs", "gather"],
         cwd=ROOT,
@@ -35,7 +35,7 @@ def test_a_launch_without_a_working_horovod_is_refused():
 
 
 @pytest.mark.parametrize("name", ["HOROVOD_CPU_OPERATIONS", "HOROVOD_CONTROLLER"])
-def test_gloo_under_mpirun_is_refused_before_it_crashes(name):
+def test_gloo_under_mpirun_is_rejected_before_it_crashes(name):
     result = run_module("tests.parallel.rank_programs", "gather", num_ranks=2, env={name: "gloo"})
     assert result.returncode not in (0, 139)
     assert f"{name}=gloo, but HOROVOD_GLOO_RENDEZVOUS_ADDR is not set" in result.stderr

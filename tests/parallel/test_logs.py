@@ -10,7 +10,7 @@ from tests.commands import train
     [
         "collect",
         pytest.param("master", marks=pytest.mark.soak),
-        pytest.param("workers", marks=pytest.mark.soak),  # of train_twice.py too
+        pytest.param("workers", marks=pytest.mark.soak),  # also tested by train_twice.py
     ],
 )
 def test_the_mode_selects_the_ranks_and_files_of_log_lines(tmp_path, corpora, mode):

@@ -1,4 +1,4 @@
-"""Many more ranks than cores: what is right, and short, on 2 ranks is so on 32."""
+"""Jobs with 32 ranks, many more than cores: results are exact and messages stay short."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ from tests.faults.jobs import config_flags, final_tensors, last_step, losses, sa
 __all__ = ["start"]
 
 RANKS = 32
-START_SECONDS = 900  # so many imports of TensorFlow share the cores
+START_SECONDS = 900  # importing TensorFlow 32 times takes long on a few cores
 END_SECONDS = 60
 MEMORY_BYTES = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
@@ -26,7 +26,7 @@ pytestmark = [
 FLAGS = ("--batch_size", 64, "--virtual_ranks", RANKS, "--noeval", "--log_every_steps", 1)
 
 
-def test_a_run_of_32_ranks_is_stopped_and_goes_on_as_16_with_the_bits_of_one(
+def test_a_run_stopped_on_32_ranks_and_resumed_on_16_is_bitwise_identical_to_one_rank(
     start, corpora, tmp_path
 ):
     together, alone = tmp_path / "together", tmp_path / "alone"
@@ -46,7 +46,7 @@ def test_a_run_of_32_ranks_is_stopped_and_goes_on_as_16_with_the_bits_of_one(
     flags += ("--max_steps", stopped + 50)
     code, output = start(together, *flags, "--resume", num_ranks=RANKS // 2).finish(START_SECONDS)
     assert code == 0, output
-    # The summary of each rank is collected by rank 0, and no longer for their number.
+    # Rank 0 collects the summary of each rank. Its lines stay short on many ranks.
     text = (together / "log.txt").read_text()
     assert text.count(f"{RANKS // 2} ranks") >= RANKS // 2
     assert max(map(len, text.splitlines())) < 1000
@@ -56,7 +56,7 @@ def test_a_run_of_32_ranks_is_stopped_and_goes_on_as_16_with_the_bits_of_one(
     assert final_tensors(together) == final_tensors(alone)
 
 
-def test_an_error_on_one_rank_ends_all_with_its_message(start, tmp_path):
+def test_an_error_on_one_rank_ends_all_ranks_with_one_message(start, tmp_path):
     job = start(tmp_path, *FLAGS, num_ranks=RANKS, fault="fail:17:30:before")
     job.wait_for(lambda: last_step(tmp_path) >= 29, timeout=START_SECONDS)
     code, output = job.ends()
@@ -65,7 +65,7 @@ def test_an_error_on_one_rank_ends_all_with_its_message(start, tmp_path):
     assert output.count("RuntimeError: the injected cause\n") == 1
 
 
-def test_a_disagreement_is_one_line_that_names_the_ranks_briefly(corpora, tmp_path):
+def test_a_disagreement_is_one_line_with_ranges_of_ranks(corpora, tmp_path):
     program = [sys.executable, "-m", "lm.train", *config_flags(corpora), *FLAGS]
     program += ["--output_dir", tmp_path / "run"]
     launcher = mpirun(17)

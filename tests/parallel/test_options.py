@@ -1,4 +1,4 @@
-"""Traces of steps and of exchanges."""
+"""Traces, and learning rates that depend on the number of ranks."""
 
 import json
 
@@ -9,7 +9,7 @@ from lm.events.tracing import parse_steps
 from tests.commands import events, train
 
 
-def test_the_learning_rate_may_grow_with_the_ranks_and_traces_load(tmp_path, corpora):
+def test_the_learning_rate_scales_with_the_ranks_and_traces_load(tmp_path, corpora):
     train(
         tmp_path / "run",
         *("--config", "config_test", "--data_path", corpora, "--max_steps", 12, "--noeval"),
@@ -30,7 +30,7 @@ def test_the_learning_rate_may_grow_with_the_ranks_and_traces_load(tmp_path, cor
     assert any("ApplyGradientDescent" in str(event.get("name")) for event in operations)
 
 
-def test_bad_profile_steps_are_refused():
+def test_invalid_profile_steps_are_rejected():
     for steps in ("5", "6:5", "0:1", "a:b"):
         with pytest.raises(UserError, match="profile_steps must be FIRST:LAST"):
             parse_steps(steps)

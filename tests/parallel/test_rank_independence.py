@@ -1,4 +1,4 @@
-"""One run, any number of ranks: bit for bit on 1, 2, 4 and 8, up to rounding on others."""
+"""Runs are bitwise identical on 1, 2, 4 and 8 ranks, and equal up to rounding on 3."""
 
 import re
 import subprocess
@@ -10,8 +10,8 @@ import pytest
 from lm import kernels
 from tests.commands import ROOT, environment, events, mpirun, run_command, train, train_here
 
-# 4 does not divide 10, nor does 3; dropout is on; the norm is clipped at almost every step;
-# validation is shared, but on two ranks.
+# Neither 3 nor 4 divides the batch size of 10. Dropout is on. The norm is clipped at almost every
+# step. Validation is distributed, except on two ranks.
 CONFIG = (
     "--config", "config_test", "--batch_size", 10, "--keep_prob", 0.6, "--max_grad_norm", 2,
     "--learning_rate", 0.5, "--max_steps", 100, "--log_every_steps", 1,
@@ -36,7 +36,7 @@ def alone(run):
 
 
 @pytest.mark.parametrize("num_ranks", [2, pytest.param(4, marks=pytest.mark.soak), 8])
-def test_the_run_of_a_power_of_two_of_ranks_is_that_of_one_bit_for_bit(run, alone, num_ranks):
+def test_runs_on_a_power_of_two_of_ranks_are_bitwise_identical(run, alone, num_ranks):
     together = run(num_ranks)
     check_same_bits(together, alone)
     assert len(numbers(together)) == 100 + 1 + 1
@@ -48,7 +48,7 @@ def test_the_run_of_a_power_of_two_of_ranks_is_that_of_one_bit_for_bit(run, alon
 @pytest.mark.timeout(4 * 3600)
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("config", ["small", "medium", "large"])
-def test_so_are_300_steps_of_each_config(tmp_path, ptb_archive, config, precision):
+def test_300_steps_of_each_config_are_bitwise_identical(tmp_path, ptb_archive, config, precision):
     flags = (
         "--config", f"config_{config}", "--precision", precision, "--max_steps", 300,
         "--keep_prob", {"small": 0.5, "medium": 0.5, "large": 0.35}[config],
@@ -62,8 +62,8 @@ def test_so_are_300_steps_of_each_config(tmp_path, ptb_archive, config, precisio
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-def test_so_it_is_under_load_with_unlike_threads_every_time(tmp_path, corpora, alone):
-    """Neither timing, nor what Horovod has fused, nor who has how many threads matters."""
+def test_load_and_different_thread_counts_do_not_change_the_run(tmp_path, corpora, alone):
+    """Results do not depend on timing, tensor fusion or thread counts."""
     for turn in range(10):
         output_dir = tmp_path / str(turn)
         command = []
@@ -82,16 +82,16 @@ def test_so_it_is_under_load_with_unlike_threads_every_time(tmp_path, corpora, a
         check_same_bits(output_dir, alone)
 
 
-def test_so_is_one_whose_embedding_is_exchanged_as_a_table(tmp_path, corpora):
-    """With few words; TensorFlow's optimizer must not make one sum of the tree of the shares."""
+def test_a_run_that_exchanges_the_embedding_as_a_table_is_rank_independent(tmp_path, corpora):
+    """With a small vocabulary, TensorFlow's optimizer must keep the tree of sums."""
     few = (*CONFIG, "--vocab_size", 50, "--max_steps", 10, "--noeval", "--data_path", corpora)
     for num_ranks in (1, 2):
         train(tmp_path / str(num_ranks), *few, num_ranks=num_ranks)
     assert numbers(tmp_path / "2") == numbers(tmp_path / "1")
 
 
-def test_so_is_one_with_every_field_of_the_model(tmp_path, corpora):
-    """Masks on weights, and the two parts of a tied gradient, meet what all ranks have summed."""
+def test_all_model_fields_are_rank_independent(tmp_path, corpora):
+    """Weight masks and tied weights give the same gradients on any number of ranks."""
     flags = (
         *CONFIG, "--max_steps", 15, "--noeval", "--data_path", corpora, "--tie_weights",
         "--embedding_size", 24, "--embedding_keep_prob", 0.7, "--output_keep_prob", 0.8,
@@ -115,7 +115,7 @@ def check_same_bits(ours, theirs):
 
 
 def numbers(output_dir):
-    """What the events of a run say about the model, whole."""
+    """Return the losses, norms and perplexities in the events of a run, unrounded."""
     names = ("loss", "gradient_norm", "train_perplexity", "valid_perplexity", "test_perplexity")
     kinds = ("step", "epoch", "test")
     every = [event for kind in kinds for event in events(output_dir, kind)]
@@ -129,8 +129,8 @@ def test_three_ranks_are_equal_up_to_rounding(run, alone):
     assert "3 ranks do not divide virtual_ranks 8" in events(together, "start")[0]["exact"]
 
 
-def test_an_exchange_in_another_order_is_found_out(tmp_path, corpora):
-    """However it was chosen: the settings that this program knows are as they should be."""
+def test_a_different_summation_order_is_detected(tmp_path, corpora):
+    """Detection does not rely on settings: all settings that this program checks are correct."""
     flags = ("--config", "config_test", "--data_path", corpora, "--max_steps", 1, "--noeval")
     flags += ("--output_dir", tmp_path)
     command = [*mpirun(4), "-mca", "coll", "^tuned", sys.executable, "-m", "lm.train", *flags]
@@ -140,7 +140,7 @@ def test_an_exchange_in_another_order_is_found_out(tmp_path, corpora):
 
 
 def test_sums_of_subnormal_numbers_are_the_same_on_any_number_of_ranks(tmp_path, corpora):
-    # A saturated network, whose gradients are all but zero, before 4 ranks' last sum too.
+    # A saturated network has subnormal gradients, even before the last sum over 4 ranks.
     flags = (
         "--config", "config_test", "--data_path", corpora, "--max_steps", 4, "--noeval",
         "--optimizer", "momentum",
@@ -152,7 +152,7 @@ def test_sums_of_subnormal_numbers_are_the_same_on_any_number_of_ranks(tmp_path,
     check_same_bits(tmp_path / "4", tmp_path / "1")
 
 
-def test_a_run_whose_first_steps_are_not_exact_never_is(tmp_path, corpora):
+def test_a_run_with_inexact_first_steps_stays_inexact(tmp_path, corpora):
     if " generic " in kernels.description():
         pytest.skip("this CPU has one instruction set only")
     flags = ("--config", "config_test", "--data_path", corpora, "--noeval", "--num_steps", 5)
@@ -170,7 +170,7 @@ def test_a_run_whose_first_steps_are_not_exact_never_is(tmp_path, corpora):
     ]
 
 
-def test_the_seed_makes_the_run(run, alone, tmp_path, corpora):
+def test_the_seed_determines_the_run(run, alone, tmp_path, corpora):
     few = ("--max_steps", 20, "--noeval")
     train_here(tmp_path, *CONFIG, "--data_path", corpora, "--seed", 2, *few)
     ours, other = (events(each, "step")[19]["loss"] for each in (alone, tmp_path))

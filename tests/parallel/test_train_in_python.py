@@ -1,4 +1,4 @@
-"""`train` as a function."""
+"""Calls of `train` as a Python function."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Ranks on unlike CPUs: together where they build the same graph, refused where they do not."""
+"""Ranks on different CPUs train together if they build the same graph."""
 
 import re
 import sys
@@ -19,7 +19,7 @@ def _isas():
 
 
 def run_ranks(settings, *arguments):
-    """Run ranks, each with an argument of its own to env; returns code and output."""
+    """Run one rank per argument of env, and return the exit code and the output."""
     launcher = mpirun(1)
     command = []
     for setting in settings:
@@ -42,7 +42,7 @@ def train(settings, tmp_path, corpora, *flags):
         ("bfloat16", r" \(not faster than float32: this CPU lacks bfloat16 instructions\)"),
     ],
 )
-def test_unlike_instruction_sets_run_together_and_are_told(tmp_path, corpora, precision, hint):
+def test_different_instruction_sets_work_together_and_are_named(tmp_path, corpora, precision, hint):
     if not machine.has("avx2"):
         pytest.skip("this CPU has one instruction set only")
     code, output = train(UNLIKE, tmp_path, corpora, "--precision", precision)
@@ -52,14 +52,14 @@ def test_unlike_instruction_sets_run_together_and_are_told(tmp_path, corpora, pr
     assert re.search(f"{arithmetic}: results depend on which rank has", output)
 
 
-def test_a_fusion_that_one_host_alone_has_is_refused_before_horovod_crashes(tmp_path, corpora):
+def test_fusion_on_only_one_host_is_rejected_before_horovod_crashes(tmp_path, corpora):
     fusion = "HOROVOD_FUSION_THRESHOLD"
     code, output = train((f"{fusion}=1000000", *[f"{fusion}=0"] * 3), tmp_path, corpora)
     assert code == 2
     assert f"the ranks disagree on {fusion}: 1000000 on rank 0; 0 on ranks 1 to 3" in output
 
 
-def test_a_rank_without_the_compiled_ops_is_refused(tmp_path, corpora):
+def test_a_rank_without_the_compiled_ops_is_rejected(tmp_path, corpora):
     code, output = train(("LM_KERNELS=1", "LM_KERNELS=0"), tmp_path, corpora)
     found = "the ranks disagree on compiled_ops: true on rank 0; false on rank 1"
     assert code == 2 and output.count(f"lm: error: {found}") == 1
@@ -94,7 +94,7 @@ def build_outputs(inputs_TB, state, context):
     "own, told",
     [("an exchange", "exchange "), ("an operation", "network "), ("a loop", "network ")],
 )
-def test_ranks_with_unlike_graphs_are_refused_before_they_wait_for_each_other(
+def test_ranks_with_different_graphs_are_rejected_before_they_wait_for_each_other(
     tmp_path, corpora, own, told
 ):
     (tmp_path / "unlike.py").write_text(UNLIKE_GRAPHS)
@@ -105,7 +105,7 @@ def test_ranks_with_unlike_graphs_are_refused_before_they_wait_for_each_other(
     assert code == 2 and output.count(f"lm: error: the ranks disagree on {told}") == 1, output
 
 
-def test_ranks_with_unlike_config_files_are_refused(tmp_path, corpora):
+def test_ranks_with_different_config_files_are_rejected(tmp_path, corpora):
     text = (ROOT / "configs/config_gru.py").read_text()
     for rank, comment in enumerate(("", "# another comment\n")):
         (tmp_path / str(rank)).mkdir()

@@ -1,4 +1,4 @@
-"""Two runs in one process, as in a notebook: what test_train_in_python.py runs on each rank."""
+"""Two runs in one process, as in a notebook. test_train_in_python.py starts it on each rank."""
 
 import json
 import logging
@@ -17,16 +17,16 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.
 
 
 def traces():
-    """What a run could leave behind in its process."""
+    """Return the threads, signal handlers and log handlers of this process."""
     handlers = [signal.getsignal(number) for number in SIGNALS]
     return {t.name for t in threading.enumerate()}, handlers, list(logging.getLogger("lm").handlers)
 
 
 def main(data_path, parent):
     comm = connect()
-    from lm.training.run import train  # after `connect`, which imports TensorFlow in half the time
+    from lm.training.run import train  # after `connect`, which imports TensorFlow faster
 
-    comm.barrier()  # Horovod's own threads are there
+    comm.barrier()  # by now, Horovod has started its threads
     before = traces()
     for name in ("first", "second"):
         options = RunOptions(
@@ -37,7 +37,7 @@ def main(data_path, parent):
         assert traces() == before
         own_log = pathlib.Path(worker_path(options.log_path, comm.rank)).read_text()
         assert f"(this is rank {comm.rank})" in own_log
-    # The lock is free again, and an error is the same on all ranks.
+    # The lock was released, and all ranks raise the same error.
     try:
         train(CONFIG, options, comm)
         raise AssertionError("a run over a run")

@@ -13,7 +13,7 @@ ARRAYS = {
     "global_step": np.int64(7),
     "state/0/h": np.ones([4, 20], "f"),
 }
-VERIFIED = {}  # as of a running job; clear it as if the job were started again
+VERIFIED = {}  # the cache of a running job; clear it to simulate a new job
 
 
 def manifest(step, perplexity=None, **fields):

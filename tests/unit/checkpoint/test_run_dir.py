@@ -1,4 +1,4 @@
-"""Which runs go on, and which are refused with one line."""
+"""Runs that can be resumed, and runs that are rejected with one line."""
 
 import contextlib
 import dataclasses
@@ -21,7 +21,7 @@ from tests.untrained import make_run, rewrite_manifest
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory, corpora):
-    """An untrained run: its directory, config and corpus."""
+    """Create an untrained run; return its directory, config and corpus."""
     directory = tmp_path_factory.mktemp("made") / "run"
     config = make_run(directory, corpora)
     return directory, config, load_corpus(str(corpora), config.vocab_size, config.corpus)
@@ -29,7 +29,7 @@ def made(tmp_path_factory, corpora):
 
 @pytest.fixture
 def resume(made, tmp_path):
-    """Resume a copy of the run, with a changed manifest and other fields of the config."""
+    """Resume a copy of the run with a changed manifest and changed config fields."""
     directory, config, corpus = made
 
     def resume(change, *, options=(), **fields):
@@ -51,7 +51,7 @@ def open_directory(path, config, corpus, resume=True, **options):
         yield open_run_dir(config, options, record, stack)
 
 
-def test_a_config_field_that_an_old_checkpoint_does_not_know_had_its_default(resume):
+def test_a_config_field_missing_in_an_old_checkpoint_has_its_default(resume):
     def forget(manifest):
         del manifest["record"]["config"]["warmup_steps"]
 
@@ -62,7 +62,7 @@ def test_a_config_field_that_an_old_checkpoint_does_not_know_had_its_default(res
         resume(lambda manifest: None, vocab_size=50)
 
 
-def test_runs_of_the_same_second_have_directories_of_their_own(made, tmp_path, monkeypatch):
+def test_runs_that_start_in_the_same_second_have_different_directories(made, tmp_path, monkeypatch):
     _, config, corpus = made
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("time.strftime", lambda _: "now")
@@ -71,14 +71,12 @@ def test_runs_of_the_same_second_have_directories_of_their_own(made, tmp_path, m
         paths = [stack.enter_context(each).path for each in opened]
         (tmp_path / paths[1] / "metrics.jsonl").touch()
     assert paths == [f"runs/{config.name}-now{suffix}" for suffix in ("", "-2", "-3")]
-    # Of those that did not get as far as their first event nothing is left.
+    # Directories of runs that ended before their first event are removed.
     assert [path.name for path in (tmp_path / "runs").iterdir()] == [f"{config.name}-now-2"]
 
 
 @pytest.mark.parametrize("number, passes", [(errno.EDQUOT, True), (errno.EROFS, False)])
-def test_a_disk_without_room_is_no_mistake_of_the_users(
-    made, tmp_path, monkeypatch, number, passes
-):
+def test_a_full_disk_is_not_a_user_error(made, tmp_path, monkeypatch, number, passes):
     _, config, corpus = made
 
     def fail(**_):
@@ -101,11 +99,11 @@ def test_a_disk_without_room_is_no_mistake_of_the_users(
             lambda path: (shutil.rmtree(path.parent), path.parent.symlink_to("/no")),
             "copy is a broken",
         ),
-        # Killed before the first one was written.
+        # The run was killed before its first checkpoint was written.
         (lambda path: (shutil.rmtree(path), (path.parent / "run.json").unlink()), None),
     ],
 )
-def test_a_run_whose_checkpoints_are_out_of_sight_is_not_begun_anew(
+def test_a_run_whose_checkpoints_are_out_of_sight_is_not_restarted(
     made, tmp_path, out_of_sight, message
 ):
     directory, config, corpus = made
@@ -118,7 +116,7 @@ def test_a_run_whose_checkpoints_are_out_of_sight_is_not_begun_anew(
 
 
 @pytest.mark.parametrize("resume", [False, True])
-def test_checkpoints_that_could_not_be_written_are_found_out_at_once(made, tmp_path, resume):
+def test_an_unwritable_checkpoint_directory_is_found_out_immediately(made, tmp_path, resume):
     _, config, corpus = made
     checkpoints = tmp_path / "checkpoints"
     for spoil, kind, message in (
@@ -135,7 +133,7 @@ def test_checkpoints_that_could_not_be_written_are_found_out_at_once(made, tmp_p
             pass
 
 
-def test_the_rows_of_validation_may_change_unless_the_run_goes_by_it(resume):
+def test_eval_batch_size_may_change_unless_the_run_depends_on_validation(resume):
     assert resume(lambda manifest: None, eval_batch_size=7)[0].endswith("step-00000007")
     with pytest.raises(UserError, match=r"cannot resume: eval_batch_size was 20 .* is 7 now"):
         resume(lambda manifest: None, options={"test_on": "best"}, eval_batch_size=7)
@@ -157,20 +155,20 @@ def test_fields_of_a_different_version_are_rejected(resume):
         resume(lambda manifest: manifest["record"]["config"].update(flux=1))
 
 
-def test_a_line_without_its_end_is_not_kept(tmp_path):
+def test_an_incomplete_line_is_removed(tmp_path):
     whole = b'{"event": "step", "step": 1}\n'
     (tmp_path / "metrics.jsonl").write_bytes(whole + b'{"event": "step", "step": 2}')
     RunDir(str(tmp_path), None).drop_events_after(5, 0)
-    assert (tmp_path / "metrics.jsonl").read_bytes() == whole  # else the next one would be glued
+    assert (tmp_path / "metrics.jsonl").read_bytes() == whole  # ready for the next event
 
 
-def test_a_position_of_other_types_is_damage(resume):
+def test_wrong_types_in_the_progress_are_corruption(resume):
     for position in ({"step": "7"}, {"event_nll": 1.5}, {"event_nll": {"nats": "1"}}):
         with pytest.raises(RunError, match=r"manifest.json is corrupt: \w+ is a (str|float)"):
             resume(lambda manifest, position=position: manifest.update(progress=position))
 
 
-def test_a_position_comes_back_and_an_older_one_has_the_defaults(resume):
+def test_progress_is_loaded_and_missing_fields_have_defaults(resume):
     sums = {"epoch_nll": {"nats": 12.5, "tokens": 6}, "event_nll": {"nats": 2.5, "tokens": 1}}
     seconds = {"epoch_seconds": 3.0, "event_seconds": 2.0, "event_exchange_seconds": 0.5}
     whole = {"step": 7, "epochs_done": 1, **sums, **seconds, "valid_perplexity": 8.0}

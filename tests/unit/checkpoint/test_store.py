@@ -18,7 +18,7 @@ from tests.unit.checkpoint.saved import ARRAYS, VERIFIED, save, steps, truncate
 from tests.untrained import rewrite_manifest
 
 
-def test_the_path_need_not_be_utf8(tmp_path):
+def test_a_path_that_is_not_utf8_works(tmp_path):
     run_dir = tmp_path / os.fsdecode(b"\xe4")
     run_dir.mkdir()
     path = save(run_dir, 40)
@@ -42,7 +42,7 @@ def test_a_file_system_without_fsync_of_directories_is_accepted(tmp_path, monkey
         save(tmp_path, 41)
 
 
-def test_stock_tensorflow_reads_it(tmp_path):
+def test_stock_tensorflow_reads_a_checkpoint(tmp_path):
     path = save(tmp_path, 40)
     assert path == tmp_path / "checkpoints" / "step-00000040"
     reader = tf.train.load_checkpoint(str(path / "model"))
@@ -310,7 +310,7 @@ DAMAGES = {
     "missing": lambda path: path.unlink(),
     "empty": lambda path: path.write_bytes(b""),
     "not JSON": lambda path: path.write_bytes(b"x" * path.stat().st_size),
-    "another JSON": lambda path: path.write_bytes(b"[1]"),
+    "different JSON": lambda path: path.write_bytes(b"[1]"),
 }
 
 

@@ -1,4 +1,4 @@
-"""What ranks must have in common, and what they need not."""
+"""Facts that must agree on all ranks."""
 
 import shutil
 from pathlib import Path
@@ -14,7 +14,7 @@ from tests.meeting import on_ranks
 PACKAGE = Path(lm.__file__).parent
 
 
-def test_the_code_is_all_that_a_step_is_made_of(tmp_path):
+def test_the_code_checksum_covers_all_sources_but_no_build_products(tmp_path):
     package = tmp_path / "lm"
     shutil.copytree(PACKAGE, package, ignore=shutil.ignore_patterns("_build", "__pycache__"))
     assert code_checksum(package) == code_checksum()
@@ -25,12 +25,12 @@ def test_the_code_is_all_that_a_step_is_made_of(tmp_path):
         assert code_checksum(package) != before, name
     before = code_checksum(package)
     (package / "kernels" / "c0de.so").touch()
-    (package / ".#loop.py").symlink_to("user@host.123")  # of Emacs, while a buffer is not saved
+    (package / ".#loop.py").symlink_to("user@host.123")  # an Emacs lock file
     assert code_checksum(package) == before
 
 
 def agree(facts_by_rank):
-    """Let ranks compare facts; returns what went wrong on each, and what the first one told."""
+    """Let ranks compare facts; return the errors by rank, and the values that rank 0 sends."""
     told = []
 
     def work(rank, gather):
@@ -48,14 +48,14 @@ def agree(facts_by_rank):
     return on_ranks(len(facts_by_rank), work), told
 
 
-def test_a_disagreement_is_named_with_its_ranks_on_all_of_them():
+def test_all_ranks_report_a_disagreement_with_the_ranks():
     facts = [{"seed": 1, "corpus": "a"}, {"seed": 1, "corpus": "b"}, {"seed": 1, "corpus": "a"}]
     errors, _ = agree(facts)
     assert len(set(errors)) == 1
     assert "disagree on corpus: a on ranks 0, 2; b on rank 1: start all with" in errors[0]
 
 
-def test_ranks_that_agree_exchange_a_checksum_alone():
+def test_ranks_that_agree_exchange_only_a_checksum():
     errors, told = agree([{"weights": "x" * 10_000, "clip": float("nan")}] * 3)
     assert errors == [None] * 3
     assert [len(value) for value in told] == [64]
@@ -71,11 +71,11 @@ def test_ranks_that_agree_exchange_a_checksum_alone():
         (range(0, 1000, 2), "ranks 0, 2, 4, 6, 8, 10, 12, 14 and others, 500 in total"),
     ],
 )
-def test_ranks_are_named_by_their_stretches(ranks, name):
+def test_consecutive_ranks_are_named_as_ranges(ranks, name):
     assert name_ranks(ranks) == name
 
 
-def test_values_are_told_with_their_ranks():
+def test_values_are_listed_with_their_ranks():
     assert by_rank(["a", None, "a", 2]) == "a on ranks 0, 2; null on rank 1; 2 on rank 3"
     assert by_rank([1] * 700 + [2] + [1] * 299) == "1 on ranks 0 to 699, 701 to 999; 2 on rank 700"
     assert by_rank(range(1000)).endswith("; 7 on rank 7; 992 more values")

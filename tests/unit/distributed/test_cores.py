@@ -1,4 +1,4 @@
-"""How many cores a process counts: those it may use, and no more than its container is given."""
+"""A process counts the cores it may use, up to the CPU quota of its container."""
 
 import json
 import math
@@ -20,7 +20,7 @@ from lm.distributed import devices
         ("0::/\n", {"cpu.max": "150000 100000\n"}, 1.5),
         ("0::/a/b\n", {"a/cpu.max": "300000 100000\n", "a/b/cpu.max": "max 100000\n"}, 3),
         ("0::/a/b\n", {"a/cpu.max": "300000 100000\n", "a/b/cpu.max": "50000 100000\n"}, 0.5),
-        # A container that is told its path on the host, and sees its own group as the mount.
+        # In this container, the cgroup has its path on the host, but is mounted as the root.
         ("0::/docker/c0de\n", {"cpu.max": "200000 100000\n"}, 2),
         (
             "4:cpu,cpuacct:/docker/c0de\n1:name=systemd:/x\n0::/y\n",
@@ -56,7 +56,7 @@ sys.stdin.readline()
 print(f"[{cores_of_rank(2)}, {count_sharers(2)}]", flush=True)
 sys.stdin.readline()
 """
-# As mpirun: the parent of the ranks and of nothing else.
+# Like mpirun, this process is the parent of the ranks and has no other children.
 LAUNCHER = """
 import subprocess, sys
 program, *bindings = sys.argv[1:]
@@ -77,10 +77,10 @@ for rank in ranks:
 """
 
 
-def test_ranks_with_cores_of_their_own_do_not_share_them_out():
+def test_ranks_bound_to_different_cores_do_not_divide_them():
     every = sorted(os.sched_getaffinity(0))
     if min(len(every), devices.cpu_quota()) < len(every) or len(every) < 2:
-        pytest.skip("needs two cores, and all of those it sees")
+        pytest.skip("needs two cores, and no quota below its number of cores")
 
     def of_two(*bindings):
         command = [sys.executable, "-c", LAUNCHER, RANK, *(",".join(map(str, b)) for b in bindings)]
@@ -91,7 +91,7 @@ def test_ranks_with_cores_of_their_own_do_not_share_them_out():
     assert of_two(every[:1], every[1:]) == [[1, 1], [len(every) - 1, 1]]
 
 
-def test_cores_are_counted_up_to_the_quota(monkeypatch):
+def test_the_quota_limits_the_number_of_cores(monkeypatch):
     all_cores = devices.count_cores()
     assert 1 <= all_cores <= os.cpu_count()
     for quota, count in ((0.3, 1), (all_cores - 0.5, all_cores), (math.inf, all_cores)):
@@ -114,17 +114,17 @@ COUNT = "from lm.distributed.devices import count_cores; print(count_cores())"
         ("taskset -c {core} mpirun -np 2 --oversubscribe", 1),
     ],
 )
-def test_the_binding_that_somebody_asked_for_is_kept(launch, counted):
-    """Of the launchers, Open MPI alone binds unasked; a shell between it and us changes nothing."""
+def test_only_an_explicitly_requested_binding_is_kept(launch, counted):
+    """The default binding of Open MPI is undone, even if mpirun starts a shell in between."""
     if len(os.sched_getaffinity(0)) < os.cpu_count() or devices.cpu_quota() < os.cpu_count():
-        pytest.skip("not all cores are ours")
+        pytest.skip("needs all cores of the machine")
     launch = launch.format(core=max(os.sched_getaffinity(0)))
     command = [*shlex.split(launch), sys.executable, "-c", COUNT]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert set(result.stdout.split()) == {str(counted)}
 
 
-def test_a_system_that_refuses_to_unbind_is_no_error(monkeypatch):
+def test_a_system_that_rejects_unbinding_is_accepted(monkeypatch):
     def refuse(*_):
         raise OSError(22, "Invalid argument")
 

@@ -1,4 +1,4 @@
-"""TensorFlow's start: what it imports, its threads, and which GPU it has."""
+"""The imports, threads and GPU of TensorFlow."""
 
 import subprocess
 import sys
@@ -10,12 +10,12 @@ from lm.distributed.communicator import OneProcess
 from lm.errors import UserError
 from tests.commands import ROOT
 
-# A Saver, a session and an exchange each would make the pools of the process, if they came first.
+# The first Saver, session or exchange of a process creates its thread pools.
 _COUNT_THREADS = """
 import os, sys
 from lm.config_file import load_config_file
 
-load_config_file("config_gru")  # it imports TensorFlow, as silently as the programs do
+load_config_file("config_gru")  # imports TensorFlow without its log messages, like the programs
 assert not {"keras", "matplotlib"} & set(sys.modules)
 os.write(2, b"heard again")
 import tensorflow.compat.v1 as tf
@@ -32,7 +32,7 @@ with tf.Graph().as_default():
         other.run(product)
         session.run(product)
 print(len(os.listdir("/proc/self/task")))
-tf.keras.layers  # can still be had
+tf.keras.layers  # is still available
 """
 
 
@@ -43,7 +43,7 @@ def count_threads(intra_op: int) -> int:
     return int(result.stdout)
 
 
-def test_a_process_has_as_many_threads_as_it_was_told():
+def test_a_process_has_the_requested_number_of_threads():
     assert count_threads(7) - count_threads(2) == 5
 
 
@@ -56,7 +56,7 @@ def test_a_process_has_as_many_threads_as_it_was_told():
     ],
 )
 def test_each_rank_of_a_host_has_its_own_gpu(num_visible, uuids, gpu):
-    """No test machine has a GPU, so the GPUs are made up."""
+    """The GPUs are fake, so this test runs on any machine."""
     comm = OneProcess()
     comm.local_rank, comm.local_size = 1, 2
     assert devices._choose_gpu(comm, num_visible, uuids) == gpu

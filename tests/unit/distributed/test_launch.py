@@ -1,4 +1,4 @@
-"""The variables of the launchers, and the command line of mpirun."""
+"""Environment variables of the launchers, and the command line of mpirun."""
 
 import subprocess
 
@@ -15,15 +15,15 @@ from tests.commands import ROOT
         ({}, 1, 0),
         ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"}, 2, 1),
         ({"SLURM_STEP_NUM_TASKS": "7", "SLURM_PROCID": "5"}, 7, 5),
-        (  # mpirun in a shell that srun has started
+        (  # mpirun in a shell under srun
             {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0",
              "SLURM_STEP_NUM_TASKS": "7", "SLURM_PROCID": "5"},
             2, 0,
         ),
-        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, 1, 0),  # in the batch script itself
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, 1, 0),  # a batch script, outside srun
     ],
 )  # fmt: skip
-def test_the_launcher_that_is_nearest_counts(variables, size, rank, monkeypatch):
+def test_the_innermost_launcher_is_used(variables, size, rank, monkeypatch):
     for names in launch._LAUNCHERS:
         for name in names:
             monkeypatch.delenv(name, raising=False)
@@ -32,7 +32,7 @@ def test_the_launcher_that_is_nearest_counts(variables, size, rank, monkeypatch)
     assert (launch.launched_size(), launch.launched_rank()) == (size, rank)
 
 
-def test_python_and_the_run_scripts_give_the_same_options():
+def test_python_and_the_run_scripts_use_the_same_options():
     script = f'source {ROOT}/run_scripts/env.sh; echo mpirun -np 3 "${{mpirun_options[@]}}"'
     echoed = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=30)
     assert launch.mpirun_command(3) == echoed.stdout.split()
@@ -46,7 +46,7 @@ def test_python_and_the_run_scripts_pass_the_same_variables_on(monkeypatch):
     assert launch.ranks_on(3, "a:3")[4:] == echoed.stdout.split()
 
 
-def test_other_hosts_are_told_what_they_need(monkeypatch):
+def test_environment_variables_are_passed_to_other_hosts(monkeypatch):
     for name in ("LD_LIBRARY_PATH", "OPAL_PREFIX", "NCCL_DEBUG"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PYTHONPATH", "/somewhere")
@@ -57,7 +57,7 @@ def test_other_hosts_are_told_what_they_need(monkeypatch):
     assert "-x" not in launch.mpirun_command(2)
 
 
-def test_without_mpirun_there_is_a_remedy(monkeypatch, tmp_path):
+def test_a_missing_mpirun_is_an_error_with_a_fix(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UserError, match=r"source run_scripts/env\.sh"):
         launch.mpirun_command(2)
@@ -76,17 +76,17 @@ def test_environment_lets_root_and_hosts_without_ssh_start_ranks(monkeypatch, tm
     found = launch.mpirun_environment(MINE="1")
     assert found["OMPI_ALLOW_RUN_AS_ROOT"] == found["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] == "1"
     assert (found["OMPI_MCA_plm"], found["MINE"]) == ("isolated", "1")
-    # There srun starts the other hosts' daemons; "isolated" would keep mpirun on its own.
+    # Under Slurm, srun starts daemons on other hosts. "isolated" would limit mpirun to this host.
     assert "OMPI_MCA_plm" not in launch.mpirun_environment(SLURM_JOB_ID="7")
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     assert launch.root_permission() == {}
 
 
-def test_slots():
+def test_slots_are_read_from_the_list_of_hosts():
     assert launch.slots_of_hosts("host1:2,host2") == [2, 1]
 
 
 @pytest.mark.parametrize("hosts", ["a:many", "a:2,", ":2", "", "a:-1,b:2", "a:0", "a:1 b:1"])
-def test_bad_hosts_are_refused(hosts):
+def test_invalid_hosts_are_rejected(hosts):
     with pytest.raises(UserError, match="hosts must be like"):
         launch.slots_of_hosts(hosts)

@@ -1,4 +1,4 @@
-"""The average of the weights: its value, and where it stands."""
+"""The average of the weights: its value, and its exchange with the weights."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from lm.model import plain
 from lm.training.averaging import Average
 
 
-def test_it_is_the_mean_and_changes_places_with_the_weights_bit_for_bit():
+def test_the_average_is_the_mean_and_swaps_exactly_with_the_weights():
     random = np.random.default_rng(0)
     every = random.normal(size=[7, 5, 3]).astype("f")
     with tf.Graph().as_default(), tf.Session() as session:
@@ -26,7 +26,7 @@ def test_it_is_the_mean_and_changes_places_with_the_weights_bit_for_bit():
                 np.testing.assert_array_equal(session.run(stored["table/average"]), value)
         mean = session.run(stored["table/average"])
         np.testing.assert_allclose(mean, every.mean(axis=0), rtol=1e-5, atol=1e-6)
-        # As when a signal to stop comes during the validation.
+        # The exception simulates a stop signal during the validation.
         with pytest.raises(KeyError), average.in_place(session):
             np.testing.assert_array_equal(session.run(table), mean)
             raise KeyError
@@ -34,8 +34,8 @@ def test_it_is_the_mean_and_changes_places_with_the_weights_bit_for_bit():
         np.testing.assert_array_equal(session.run(stored["table/average"]), mean)
 
 
-@pytest.mark.parametrize("size", [0, 1, 13, (1 << 17) + 5])  # none, and two blocks and some
-def test_one_pass_has_the_bits_of_three(size):
+@pytest.mark.parametrize("size", [0, 1, 13, (1 << 17) + 5])  # the last is over two blocks
+def test_the_fused_update_equals_three_separate_operations(size):
     if not kernels.available():
         pytest.skip(kernels.description())
     start, weight = np.random.default_rng(size).normal(size=[2, size]).astype("f")
@@ -49,21 +49,21 @@ def test_one_pass_has_the_bits_of_three(size):
         before = averages[0].read_value()
         with tf.control_dependencies([before]):
             added = kernels.add_to_average(averages[0], weight_var, share)
-        # Who has read it before has what it was.
+        # A value that was read before the update stays unchanged.
         found, _ = session.run([before, added])
         np.testing.assert_array_equal(found, start)
         session.run(plain.add_to_average(averages[1], weight_var, share))
         one, three = session.run(averages)
         np.testing.assert_array_equal(one, three)
         np.testing.assert_array_equal(one, start + (weight - start) * share)
-        # Read by nobody, it is changed where it lies.
+        # Without such a reader, the op updates the average in place.
         session.run([kernels.add_to_average(averages[0], weight_var, share)])
         session.run([plain.add_to_average(averages[1], weight_var, share)])
         np.testing.assert_array_equal(*session.run(averages))
         np.testing.assert_array_equal(session.run(weight_var), weight)
 
 
-def test_variables_of_two_shapes_have_no_average():
+def test_averaging_variables_of_different_shapes_is_an_error():
     if not kernels.available():
         pytest.skip(kernels.description())
     with tf.Graph().as_default(), tf.Session() as session:

@@ -1,4 +1,4 @@
-"""When a running job saves, and how it waits for a save."""
+"""The times at which a job saves, and waiting for a save."""
 
 import errno
 import os
@@ -15,7 +15,7 @@ from lm.training.checkpointer import BackgroundWriter, Checkpointer
 
 @pytest.fixture
 def checkpointer():
-    """A checkpointer of one process with an idle writer."""
+    """Create checkpointers of one process, by default with an idle writer."""
     with Supervisor(OneProcess(), 0) as supervisor:
 
         def make(writer=None, **options):
@@ -64,5 +64,5 @@ def test_a_failed_run_waits_for_its_save_without_reporting_progress(monkeypatch,
     monkeypatch.setattr(Supervisor, "enter", enter)
     checkpointer(writer).wait()
     assert not writer.is_busy
-    assert phases[0] == (False, True) and phases[-1] == (False, True)  # the first and the last
+    assert phases[0] == (False, True) and phases[-1] == (False, True)  # on entry and at the end
     assert (True, False) in phases and (True, True) not in phases

@@ -1,4 +1,4 @@
-"""One optimizer step: what is clipped, and where the rows are merged."""
+"""Optimizer updates: clipping, merging rows and the update rules."""
 
 import math
 
@@ -17,7 +17,7 @@ WORDS = [2, 0, 2]
 
 
 def one_update(max_grad_norm=math.inf):
-    """Update a zero table once by the gradient of its summed rows WORDS."""
+    """Update a zero table once; the loss is the sum of its rows WORDS."""
     with tf.Graph().as_default() as graph, tf.Session() as session:
         table = tf.get_variable("table", initializer=np.zeros([4, 2], "f"), use_resource=True)
         loss = tf.reduce_sum(tf.gather(table, WORDS))
@@ -30,7 +30,7 @@ def one_update(max_grad_norm=math.inf):
 
 
 @pytest.mark.parametrize("max_grad_norm", [math.inf, 1e39, 1e38, 100.0, 1.0])
-def test_the_norm_is_clipped_unless_its_maximum_is_no_float32(path, max_grad_norm):
+def test_the_norm_is_clipped_unless_its_maximum_exceeds_float32(path, max_grad_norm):
     _, norm, table = one_update(max_grad_norm)
     assert norm == pytest.approx(math.sqrt(2 * 4 + 2 * 1))
     expected = (
@@ -56,20 +56,20 @@ def test_a_step_without_a_finite_perplexity_and_norm_is_detected(mean_nll, grad_
     assert result.is_finite == is_finite
 
 
-def test_rows_are_merged_on_the_cpu_and_so_in_a_fixed_order(path):
-    """On a GPU they would be added atomically, in any order, and the ranks would part."""
+def test_rows_are_merged_on_the_cpu_in_a_fixed_order(path):
+    """A GPU would add rows atomically in any order, and the ranks would diverge."""
     graph = one_update()[0]
     merging = [op for op in graph.get_operations() if op.type in ("Unique", "UnsortedSegmentSum")]
     assert len(merging) == 2
     assert {tf.DeviceSpec.from_string(op.device).device_type for op in merging} == {"CPU"}
 
 
-BATCHES = [[2, 0, 2], [0, 0, 0], [2, 2, 3]]  # no word is row 1; row 3 comes last
+BATCHES = [[2, 0, 2], [0, 0, 0], [2, 2, 3]]  # row 1 is never used; row 3 is used last
 RATE, NORM = 0.5, 2.0
 
 
 def gradients():
-    """Of sum(rows * (their step + 1)) by the rows of BATCHES, clipped to NORM."""
+    """Yield the clipped gradient of (step + 1) times the sum of the rows of each batch."""
     for step, words in enumerate(BATCHES):
         gradient = np.zeros([4, 2])
         np.add.at(gradient, words, step + 1.0)
@@ -77,7 +77,7 @@ def gradients():
 
 
 def momentum_rule(weights, config):
-    """torch.optim.SGD: d = gradient + decay * weights; b = momentum * b + d; weights -= rate b."""
+    """Update weights like torch.optim.SGD with momentum and weight decay."""
     velocity = 0.0
     for gradient in gradients():
         velocity = config.momentum * velocity + gradient + config.weight_decay * weights
@@ -86,7 +86,7 @@ def momentum_rule(weights, config):
 
 
 def adam_rule(weights, config):
-    """Kingma & Ba (2015), algorithm 1; weights decay as in Loshchilov & Hutter (2019)."""
+    """Update weights by algorithm 1 of Kingma & Ba (2015), with the decay of AdamW."""
     mean = square = 0.0
     beta1, beta2 = config.adam_beta1, config.adam_beta2
     for t, gradient in enumerate(gradients(), start=1):
@@ -111,7 +111,7 @@ def adam_rule(weights, config):
         ),
     ],
 )
-def test_updates_are_those_of_the_papers_also_for_rows_without_a_word(rule, fields):
+def test_updates_follow_the_papers_even_for_unused_rows(rule, fields):
     config = Config(max_grad_norm=NORM, batch_size=1, num_steps=1, **fields)
     start = np.arange(8, dtype="f").reshape(4, 2) / 4
     with tf.Graph().as_default(), tf.Session() as session:
@@ -129,7 +129,7 @@ def test_updates_are_those_of_the_papers_also_for_rows_without_a_word(rule, fiel
 
 
 def updated(optimizer, threads):
-    """All variables after three updates; odd sizes, and numbers that vanish, included."""
+    """Return all variables after three updates, for an odd size and subnormal numbers."""
     random = np.random.default_rng(1)
     scale = 10.0 ** random.integers(-44, 3, size=300_007)
     start, gradient = (random.normal(size=300_007) * scale).astype("f"), scale.astype("f")
@@ -147,7 +147,7 @@ def updated(optimizer, threads):
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
-def test_an_update_has_the_same_bits_whatever_the_threads(optimizer):
-    """Ranks may have other numbers of threads."""
+def test_an_update_is_bitwise_identical_for_any_number_of_threads(optimizer):
+    """Ranks may have different numbers of threads."""
     first, *others = in_new_processes(updated, [(optimizer, threads) for threads in (1, 2, 3)])
     assert others == [first, first]

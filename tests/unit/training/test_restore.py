@@ -1,4 +1,4 @@
-"""Which weights of another run a new one begins with."""
+"""Initializing a run with weights of an earlier run."""
 
 import dataclasses
 import logging
@@ -24,7 +24,7 @@ OF_WORDS = "embedding, softmax/weights, softmax/bias"
 
 @pytest.fixture(scope="module")
 def other(tmp_path_factory, corpora):
-    """An untrained run's checkpoint, its config and its words."""
+    """Create an untrained run; return its checkpoint, config and vocabulary words."""
     directory = tmp_path_factory.mktemp("other") / "run"
     config = make_run(directory, corpora)
     words = Vocabulary.load(directory / "vocabulary.txt").words
@@ -35,11 +35,13 @@ def other(tmp_path_factory, corpora):
     "fields, words_of, afresh",
     [
         ({"num_layers": 3}, lambda words: words, "lstm_2/input_weights, lstm_2/"),
-        ({}, lambda words: words[::-1], f"{OF_WORDS}\n"),  # as many, with other ids
+        ({}, lambda words: words[::-1], f"{OF_WORDS}\n"),  # the same words with different token IDs
         ({}, lambda words: words[:50], f"{OF_WORDS}\n"),
     ],
 )
-def test_what_fits_is_taken_and_the_rest_starts_afresh(other, caplog, fields, words_of, afresh):
+def test_matching_weights_are_loaded_and_the_rest_initialized(
+    other, caplog, fields, words_of, afresh
+):
     path, config, words = other
     caplog.set_level(logging.INFO, "lm")
     arrays = start_from(path, dataclasses.replace(config, **fields), words_of(words))
@@ -50,13 +52,13 @@ def test_what_fits_is_taken_and_the_rest_starts_afresh(other, caplog, fields, wo
         np.testing.assert_array_equal(array, theirs[name])
 
 
-def test_where_nothing_fits_it_is_refused(other):
+def test_a_checkpoint_without_matching_weights_is_rejected(other):
     path, config, words = other
     with pytest.raises(UserError, match="has no weights that fit this model"):
         start_from(path, dataclasses.replace(config, hidden_size=9), words[:50])
 
 
-def test_a_resumed_run_loses_no_weight(other):
+def test_a_resumed_run_must_use_all_weights(other):
     path, config, words = other
     config = dataclasses.replace(config, num_layers=1)
     with tf.Graph().as_default():
@@ -78,7 +80,7 @@ def build_outputs(inputs_TB, state, context):
 """
 
 
-def test_a_fixed_embedding_is_taken_too(other, tmp_path):
+def test_an_untrainable_embedding_is_loaded_too(other, tmp_path):
     path, config, words = other
     (tmp_path / "fixed.py").write_text(FIXED)
     functions = load_config_file(str(tmp_path / "fixed.py")).functions

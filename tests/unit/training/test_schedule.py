@@ -1,4 +1,4 @@
-"""What the epochs before decide: the learning rate, the average, the end."""
+"""Learning rates, averaging and early stopping."""
 
 import contextlib
 
@@ -13,34 +13,33 @@ from lm.training.progress import TrainProgress
 from lm.training.schedule import has_stalled, learning_rate_at
 
 
-def test_decay_goes_by_epochs_and_warmup_by_steps():
+def test_decay_depends_on_epochs_and_warmup_on_steps():
     config = Config(learning_rate=8, lr_decay=0.5, lr_decay_start_epoch=3, warmup_steps=20)
     rates = [learning_rate_at(config, step, 10) for step in (0, 5, 19, 20, 29, 30)]
     assert rates == [0, 2, 8 * 19 / 20, 4, 4, 2]
 
 
 @pytest.mark.parametrize("scale, rate", [("none", 8), ("sqrt", 16), ("linear", 32)])
-def test_the_rate_may_grow_with_the_ranks(scale, rate):
+def test_the_rate_scales_with_the_ranks(scale, rate):
     config = Config(learning_rate=8, scale_lr_by_worker=scale)
     assert learning_rate_at(config, 0, 10, num_ranks=4) == rate
 
 
-def test_plateau_divides_the_rate_after_each_epoch_that_is_not_the_best_yet():
+def test_plateau_lowers_the_rate_after_each_epoch_without_improvement():
     config = Config(learning_rate=8, lr_schedule="plateau", lr_plateau_factor=0.25)
-    perplexities = [9, 7, 7, 8, 6, 6.5]  # as good as the best is not better
+    perplexities = [9, 7, 7, 8, 6, 6.5]  # an equal perplexity is not an improvement
     rates = [learning_rate_at(config, 10 * n, 10, 1, perplexities[:n]) for n in range(7)]
     assert rates == [8, 8, 8, 2, 0.5, 0.5, 0.125]
 
 
 @pytest.mark.parametrize("epochs, stalled", [(1, [3, 4]), (2, [4]), (3, []), (None, [])])
-def test_a_run_has_stalled_after_so_many_epochs_without_a_best_one(epochs, stalled):
+def test_a_run_has_stalled_after_n_epochs_without_improvement(epochs, stalled):
     perplexities = [9, 7, 7, 8, 6]
     assert [n for n in range(6) if has_stalled(perplexities[:n], epochs)] == stalled
 
 
 def test_averaging_starts_when_an_epoch_is_worse_than_one_more_than_n_epochs_ago():
-    """The condition of the authors' code, of which algorithm 1 has a typing error: the last n
-    epochs do not count."""
+    """Follow the authors' code, which ignores the last n epochs. Algorithm 1 has a typing error."""
     position, started = TrainProgress(), []
     for epoch, perplexity in enumerate([9, 5, 7, 4, 6, 3, 8], start=1):
         position.step, position.valid_perplexity = 10 * epoch, perplexity
@@ -51,7 +50,7 @@ def test_averaging_starts_when_an_epoch_is_worse_than_one_more_than_n_epochs_ago
     assert position.num_averaged == 20 and TrainProgress(step=20).num_averaged == 0
 
 
-def test_epochs_without_validation_leave_no_perplexity():
+def test_epochs_without_validation_record_no_perplexity():
     position = TrainProgress(step=10)
     position.finish_epoch(1, asgd_trigger_epochs=None)
     assert position.epochs_done == 1 and position.valid_perplexities == ()
@@ -66,6 +65,6 @@ def test_epochs_without_validation_leave_no_perplexity():
         ({}, {"init_partly": True}, "--init_partly needs --init_from"),
     ],
 )
-def test_what_needs_another_option_is_refused_without(fields, options, message):
+def test_options_that_need_a_missing_option_are_rejected(fields, options, message):
     with contextlib.ExitStack() as stack, pytest.raises(UserError, match=message):
         prepare(Config(**fields), RunOptions(**options), OneProcess(), stack, BUILT_IN)
