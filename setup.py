@@ -31,8 +31,8 @@ setup(
         "postgresql": ["psycopg2-binary"],
         # The plots of lm.report.
         "report": ["matplotlib"],
-        # TF 1.x cells and layers, for config files that use them. The version must match that of
-        # TensorFlow. Next to tensorflow-cpu, install it as docs/own_graph.md describes.
+        # TF 1.x cells and layers, for config files that use them. The version must match the
+        # version of TensorFlow. Next to tensorflow-cpu, install it as docs/own_graph.md describes.
         "legacy": ["tf_keras>=2.18,<2.22"],
         # PyTorch, which lm.benchmark compares with. Training does not use it.
         "bench": ["torch==2.13.0"],

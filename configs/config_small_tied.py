@@ -1,4 +1,4 @@
-"""Small, tied: the embedding is also the output layer. 200 units, 40 epochs.
+"""Small, tied: the output layer uses the weights of the embedding. 200 units, 40 epochs.
 
 This is the recipe of word_language_model in pytorch/examples. Its README (bcea1f5) reports a
 test perplexity of 87.17. The loss in pytorch/examples is a mean over words, but the loss of this

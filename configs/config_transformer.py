@@ -35,7 +35,7 @@ def get_config():
 
 
 def state_shapes(config):
-    """Return the shapes of the inputs of each layer, and of a mask of valid inputs (1)."""
+    """Return the shapes of each layer's inputs and of a mask, which is 1 for valid inputs."""
     shape = [config.num_steps, config.hidden_size]
     return {"is_there": shape[:1], **{f"layer_{i}": shape for i in range(config.num_layers)}}
 

@@ -144,7 +144,7 @@ def _module(path: str, source: bytes) -> types.ModuleType:
     sys.modules[name] = module
     beside = os.path.dirname(os.path.abspath(path))
     if beside not in sys.path:
-        sys.path.insert(0, beside)  # Python does this for scripts too.
+        sys.path.insert(0, beside)  # Python also does this for scripts.
     try:
         # Python's import could execute a cached version instead of the hashed bytes.
         exec(compile(source, path, "exec", dont_inherit=True), module.__dict__)

@@ -1,7 +1,7 @@
 """Generate text: `python -m lm.generate --run DIR --prompt "the company said"`.
 
 The command prints the prompt, and then each generated word immediately. A line end (`<eos>`) counts
-as a word. If --num_samples is above 1, a line like "== 2 of 5" precedes each text. With --json,
+as a word. If --num_samples is above 1, a line like "== 2 of 5" precedes each sample. With --json,
 each line contains one text: {"sample": 1, "seed": 7, "prompt": "the company said", "words": ["it",
 "will", "<eos>"], "text": "the company said it will\\n"}.
 

@@ -64,7 +64,7 @@ class RunRecord:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The facts that identify the run, by name."""
+        """The facts that identify the run. The keys are their names."""
         return {
             **self.config,
             "vocabulary": self.vocabulary,

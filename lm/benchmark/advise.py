@@ -77,7 +77,7 @@ class ExchangeCosts:
     seconds_per_byte: float = 0.0  # per byte that a rank sends
 
     def seconds(self, sizes: Sequence[int], ranks: int) -> float:
-        """Return the time in which N ranks exchange messages with these sizes in bytes."""
+        """Return the time that N ranks need to exchange messages of these sizes in bytes."""
         if ranks == 1:
             return 0.0
         hops = 4 * math.ceil(math.log2(ranks)) * len(sizes)

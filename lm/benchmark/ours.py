@@ -74,8 +74,8 @@ def measure_exchange(
 ) -> dict[str, float]:
     """Time allreduces that start at the same time.
 
-    Return the mean seconds on the slowest rank for messages of these sizes (`full`), and for the
-    same number of messages of the smallest size (`empty`).
+    Return the mean seconds on the slowest rank. `full` is for messages of these sizes, and `empty`
+    is for the same number of messages of the smallest size.
     """
     sessions = session_config(start_tensorflow(comm, threads))
     means = {}

@@ -37,7 +37,8 @@ class ScalingOptions(Options):
     """Compare several ranks with one rank: strong and weak scaling, and the parts of a step.
 
     Strong scaling keeps the global batch. Weak scaling keeps the rows of each rank. Each rank has
-    the same number of threads. The exchange is the time that no computation hides.
+    the same number of threads. The time of the exchange excludes the part that overlaps with
+    computation.
 
     python -m lm.benchmark scaling --config config_small --ranks 1,2,4
     python -m lm.benchmark scaling --ranks 1,2 --hosts host1:1,host2:1

@@ -1,7 +1,7 @@
 """One measurement in a new process: `run` starts the process, and `work` measures in it.
 
-No other process of the benchmark exists during a measurement, so none can take cores or memory.
-The task is passed on the command line, and rank 0 prints the result as a line of JSON.
+The benchmark runs no other process during a measurement, so its processes do not compete for cores
+or memory. The task is passed on the command line, and rank 0 prints the result as a line of JSON.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Options(Checked):
 
     @property
     def threads(self) -> int:
-        """Threads of each rank: the user's choice, or the cores divided by the ranks of a host."""
+        """Threads of each rank. By default, the ranks of a host divide its cores."""
         ranks = self.rank_counts[-1]
         if self.hosts:
             ranks = min(ranks, max(launch.slots_of_hosts(self.hosts)))
@@ -117,7 +117,7 @@ class Task:
 
 
 def run(task: Task, options: Options) -> dict[str, Any]:
-    """Run one measurement in a new process, or in several ranks under mpirun.
+    """Run a measurement in a new process, or in several ranks under mpirun.
 
     Return the result of `_measure_steps`, `ours.measure_gemm` or `ours.measure_exchange`.
     """

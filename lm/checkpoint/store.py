@@ -4,9 +4,9 @@
         model.index, model.data-00000-of-00001   the arrays, in the format of tf.train.Saver
         manifest.json                             the facts, with a checksum of each file
 
-A checkpoint is written under a temporary name, and renamed when all of it is on the disk. So a
-directory named step-* is complete, even if the process was killed. Only a fault of the disk can
-make it corrupt, and `verify` detects that.
+A checkpoint is written under a temporary name, and renamed after all files are on the disk.
+Therefore, a directory named step-* is complete, even if the process was killed. Only a disk fault
+can corrupt it, and `verify` detects such faults.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ logger = logging.getLogger("lm")
 
 MANIFEST = "manifest.json"
 _FORMAT = 2
-_FILE_NAME = re.compile(r"model\.[\w.-]+", re.ASCII)  # no other name, such as a path elsewhere
+_FILE_NAME = re.compile(r"model\.[\w.-]+", re.ASCII)  # rejects names that contain a path
 _MAX_MANIFEST_BYTES = 1 << 24  # a manifest has a few thousand bytes
 _STEP = "step-"
 _STEP_NAME = re.compile(_STEP + r"\d+", re.ASCII)
@@ -100,8 +100,8 @@ def find(run_dir: str, which: str = "last") -> str:
     `which` is "last", "best" by validation perplexity, or the path of a checkpoint.
 
     Raises:
-      UserError: If there is no such checkpoint, if it is corrupt, or if a different version of this
-        program wrote it. An older checkpoint must not silently replace that one.
+      UserError: If the checkpoint is missing or corrupt, or if a different version of this program
+        wrote it. In the last case, an older checkpoint must not silently replace it.
       RunError: If a checkpoint cannot be read. A disk or a network may recover.
     """
     if which == "best":
@@ -193,14 +193,14 @@ def prune(run_dir: str, keep: int, verified: MutableMapping[str, Manifest | None
     """Remove old checkpoints, except the last `keep` and the best by validation perplexity.
 
     Only intact checkpoints count. A checkpoint is removed only if it is older than `keep` intact
-    ones, so corrupt checkpoints never displace intact ones. Checkpoints saved after the ranks
-    diverged displace only checkpoints of the same kind, because users may not want them.
+    checkpoints, so corrupt checkpoints never displace intact checkpoints. Checkpoints saved after
+    the ranks diverged displace only checkpoints of the same kind, because users may not want them.
 
-    `verified` has the manifests of the checkpoints that this job wrote or verified, and None for
-    corrupt ones. This function verifies the remaining checkpoints and adds them.
+    `verified` contains the manifest of each checkpoint that this job wrote or verified; None means
+    a corrupt checkpoint. This function verifies the remaining checkpoints and adds their manifests.
 
     Raises:
-      UserError, RunError: If a checkpoint cannot be read. Nothing is removed.
+      UserError, RunError: If a checkpoint cannot be read. In this case, all checkpoints are kept.
     """
     checkpoints = list_checkpoints(run_dir)
     for checkpoint in checkpoints:
@@ -333,7 +333,8 @@ def load_weights(checkpoint: str) -> dict[str, np.ndarray]:
 def save(run_dir: str, arrays: Mapping[str, np.ndarray], manifest: Manifest) -> str:
     """Write a checkpoint. If the step already has one, update only its manifest.
 
-    The weights of a step never change. Only facts about them do, such as the validation perplexity.
+    The weights of a step never change. Only facts about the weights change, such as the validation
+    perplexity.
 
     Raises:
       RunError: If the checkpoint cannot be written. Older checkpoints stay intact.

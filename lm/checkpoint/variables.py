@@ -12,7 +12,7 @@ from lm.errors import UserError
 # Both mappings are indexed by the name of the variable.
 Arrays = Mapping[str, np.ndarray]
 Variables = Mapping[str, tf.Variable]
-Concat = Callable[[np.ndarray], np.ndarray]  # joins the arrays of all ranks along axis 0
+Concat = Callable[[np.ndarray], np.ndarray]  # concatenates the arrays of all ranks along axis 0
 
 
 def weight_names(graph: tf.Graph) -> tuple[str, ...]:
@@ -55,7 +55,7 @@ def read_variables(session: tf.Session) -> dict[str, np.ndarray]:
 def first_not_finite(session: tf.Session, arrays: Arrays) -> str | None:
     """Return the name of the first array that training made NaN or infinite, or None."""
     trained = {v.op.name for v in session.graph.get_collection(tf.GraphKeys.TRAINABLE_VARIABLES)}
-    untrained = _weights(session.graph).keys() - trained  # may be a mask of -inf, for example
+    untrained = _weights(session.graph).keys() - trained  # for example, a mask may contain -inf
     for name, array in arrays.items():
         # A NaN anywhere makes both extremes NaN. A recurrent state may hold log-probabilities,
         # which may be -inf.

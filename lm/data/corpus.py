@@ -25,7 +25,7 @@ _DEFAULT_DATA_PATH = "data"
 
 @dataclass(frozen=True)
 class Corpus:
-    """Three splits of a text, with `<eos>` after each line, and their vocabulary."""
+    """The three splits of a corpus, with `<eos>` after each line, and their vocabulary."""
 
     record: CorpusRecord  # kind, directory and SHA-256 (of the three files and the vocabulary)
     vocabulary: Vocabulary
@@ -59,8 +59,8 @@ def find_data_path(
     Args:
       corpus: "files" or "embedded", as in `Config.corpus`.
       run_dirs: Run directories. The first record of such a corpus is used.
-      data_path: The directory given by the user. If the run was trained on a text, the directory
-        must contain a text.
+      data_path: The directory given by the user. If the run was trained on the user's own text
+        files, the directory must contain such files.
       missing_error: The error to raise if the corpus of the run is missing.
     """
     for run_dir in run_dirs:
@@ -81,7 +81,8 @@ def _locate(
             f"the text of {run_dir} is not in {data_path}; mount its disk, or give its directory"
             " with --data_path"
         )
-    # The default directory too: a project may be moved, or copied to a different host, as a whole.
+    # Try the default directory too: the whole project may have been moved, or copied to a different
+    # host.
     for directory in (recorded.path, _DEFAULT_DATA_PATH):
         if _is_in(directory, recorded.kind):
             return directory
@@ -144,7 +145,7 @@ def load_corpus(
         encoded.vocabulary,
         **encoded.splits,
         num_unknown=encoded.num_unknown,
-        # Words that became <unk> are easier to predict: the perplexity is then not known.
+        # Words that became <unk> are easier to predict, so the perplexity is no longer known.
         known_perplexity=None if any(encoded.num_unknown.values()) else known_perplexity,
     )
 

@@ -72,7 +72,7 @@ def sample_states(transitions: np.ndarray, rng: np.random.Generator, min_tokens:
     bounds = [np.cumsum(row[row > 0])[:-1].tolist() for row in transitions]
     states, state = [], EOS
     while True:
-        # A block has the same numbers as single draws, and takes a quarter of the time.
+        # A block of draws gives the same numbers as single draws, in a quarter of the time.
         for draw in rng.random(10_000).tolist():
             state = successors[state][bisect.bisect_right(bounds[state], draw)]
             states.append(state)
@@ -103,12 +103,13 @@ def write_corpus(
 ) -> KnownPerplexity:
     """Write the three splits of a language, one sentence per line, and `truth.json`.
 
-    The texts depend only on the arguments, and each file is written atomically. Several processes
-    may therefore make the same call at the same time, and a repeated call does not change anything.
+    The content depends only on the arguments, and each file is written atomically. Several
+    processes may therefore make the same call at the same time, and a repeated call does not change
+    anything.
 
     Args:
       directory: The directory, which is created if it is missing.
-      seed: Seed of the language and of its texts.
+      seed: Seed of the language and of the splits.
       num_words: Number of words, without `<eos>`.
       num_successors: Number of tokens that may follow each token, from 2 to `num_words`.
       train_tokens: Minimum number of tokens, including `<eos>`. Every word must occur.
@@ -118,7 +119,8 @@ def write_corpus(
       UserError: If the directory contains a different corpus that this function did not write.
     """
     transitions = transition_matrix(seed, num_words, num_successors)
-    # Each text has a separate generator, so that one length does not change the other texts.
+    # Each split has a separate generator, so that the length of one split does not change the other
+    # splits.
     rngs = [np.random.Generator(np.random.PCG64([seed, stream])) for stream in (1, 2, 3)]
     train, valid, test = (
         sample_states(transitions, rng, min_tokens)

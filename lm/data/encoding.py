@@ -25,7 +25,7 @@ from lm.files import locked, private_name, sha256_of, short_name, write_atomical
 
 SPLITS = ("train", "valid", "test")
 ID_DTYPE = np.dtype("<i4")  # files are little-endian on every machine
-FORMAT = 2  # part of the key: increase it whenever the same text would give different files
+FORMAT = 2  # part of the cache key; increase it whenever the same text gives different files
 _ENTRY_FILES = ("vocabulary.txt", *(f"{split}.ids" for split in SPLITS))
 
 logger = logging.getLogger("lm")
@@ -127,7 +127,7 @@ def encode_corpus(
     """Build the vocabulary from the training text, and write `<split>.ids` for each split.
 
     If vocab_size is None, `<unk>` joins the vocabulary only if valid or test contain unknown words.
-    Its ID is then the last one, because it does not occur in the training text.
+    The ID of `<unk>` is then the largest ID, because `<unk>` does not occur in the training text.
 
     Returns:
       The vocabulary, and for each split the number of words that became `<unk>`.
@@ -142,7 +142,7 @@ def encode_corpus(
     vocabulary = Vocabulary.from_counts(counts, vocab_size)
     del counts
     num_unknown = {}
-    # The long split comes last, so that invalid bytes in the short ones are found within seconds.
+    # The long split comes last, so that invalid bytes in the short splits are found within seconds.
     for split in reversed(SPLITS):
         logger.info("encoding %s", files[split])
         id_path = os.path.join(directory, f"{split}.ids")
@@ -217,8 +217,8 @@ def load_encoded(
 def _create_entry(
     entry: str, files: Mapping[str, str], sha256: Mapping[str, str], vocab_size: int | None
 ) -> EncodedCorpus:
-    # Written under a temporary name and renamed, so that a killed process never leaves half an
-    # entry. The caller's lock makes it safe to remove the files of a killed process.
+    # Write under a temporary name and rename, so that a killed process never leaves half an entry.
+    # The caller's lock makes it safe to remove the files of a killed process.
     staging = private_name(os.path.join(os.path.dirname(entry), "encoding"))
     shutil.rmtree(staging, ignore_errors=True)
     try:

@@ -95,7 +95,7 @@ class Vocabulary:
         return ids
 
     def save(self, path: str) -> None:
-        """Write one word per line, in the order of the IDs."""
+        """Write the words to a file, one per line, in the order of their IDs."""
         write_atomically(path, self._file_content())
 
     @classmethod

@@ -89,7 +89,7 @@ def _mismatch(comm: Communicator, facts: Mapping[str, Any]) -> str | None:
 
 
 def first_mismatch(facts_by_rank: Sequence[Mapping[str, Any]]) -> str | None:
-    """Describe the first fact that differs, as in "seed: 1 on ranks 0, 2; 3 on rank 1", or None."""
+    """Describe the first fact that differs, as in `seed: 1 on ranks 0, 2; 3 on rank 1`, or None."""
     for name in dict.fromkeys(name for facts in facts_by_rank for name in facts):
         values = [facts.get(name) for facts in facts_by_rank]
         if any(value != values[0] for value in values):

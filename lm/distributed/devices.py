@@ -149,7 +149,7 @@ def count_gpus() -> int:
 
 
 def unbind_from_core() -> None:
-    """Let this process use all cores that it was given, before TensorFlow starts threads.
+    """Let this process use all cores of its job, before TensorFlow starts threads.
 
     Open MPI binds each of one or two ranks to a single core, so most of the host would be idle. A
     binding that the user requested (taskset, srun, mpirun --bind-to) stays.
@@ -223,8 +223,9 @@ def count_sharers(local_size: int) -> int:
 def cpu_quota(root: str = "/") -> float:
     """Return the number of cores whose time the control groups grant this process, or infinity.
 
-    A container may see all cores of its host. When its quota is used up, the kernel stops its
-    threads for the rest of each 0.1 s. With one thread per core, they would wait most of the time.
+    A container may see all cores of its host. After a container has used its quota, the kernel
+    stops its threads for the rest of each 0.1 s. With one thread per core, the threads would wait
+    most of the time.
     """
     quotas = [math.inf]
     with contextlib.suppress(OSError):
@@ -234,8 +235,8 @@ def cpu_quota(root: str = "/") -> float:
                 continue
             mount = Path(root, "sys/fs/cgroup", "cpu" if controllers else "")
             group = mount / path.lstrip("/")
-            # The limits of all parent groups apply too. A container sees its own group as the
-            # mount, and its path may be a path of the host that does not exist here.
+            # The limits of all parent groups apply too. A container sees its own group at the mount
+            # point, and the listed path may exist only on the host.
             for directory in (group, *group.parents):
                 quotas.append(_quota(directory, controllers))
                 if directory == mount:

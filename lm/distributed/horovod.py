@@ -37,8 +37,8 @@ _DEFAULTS = {
     # Ranks wait while rank 0 evaluates. The stall check would warn after a minute.
     "HOROVOD_STALL_CHECK_DISABLE": "1",
 }
-# These defaults apply only if the user sets no variable with this prefix, because a rules file
-# overrides all settings with this prefix.
+# Set these defaults only if the user has not set any variable with this prefix, because a rules
+# file overrides all other settings with the prefix.
 _TUNED = "OMPI_MCA_coll_tuned_"
 _TUNED_DEFAULTS = {
     _TUNED + "use_dynamic_rules": "1",
@@ -189,7 +189,7 @@ def _set_environment(on_gpu: bool) -> None:
 
 
 def _check_gloo() -> None:
-    # Without the server, Horovod crashes with signal 11 and prints no message.
+    # If the server is missing, Horovod crashes with signal 11 and does not print a message.
     for name in ("HOROVOD_CPU_OPERATIONS", "HOROVOD_CONTROLLER"):
         if os.environ.get(name, "").lower() == "gloo" and _GLOO_SERVER not in os.environ:
             raise UserError(

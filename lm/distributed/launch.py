@@ -125,8 +125,8 @@ def mpirun_environment(**changes: str) -> dict[str, str]:
     """Return this process's environment with changes, for mpirun; see run_scripts/env.sh."""
     found = {**os.environ, **root_permission(), **changes}
     if not (shutil.which("ssh") or shutil.which("rsh") or "SLURM_JOB_ID" in found):
-        # Without ssh and rsh, Open MPI would not even start ranks on this host. In a Slurm job,
-        # srun reaches the other hosts.
+        # If ssh and rsh are missing, Open MPI does not even start ranks on this host. In a Slurm
+        # job, srun reaches the other hosts.
         found.setdefault("OMPI_MCA_plm", "isolated")
     return found
 

@@ -47,7 +47,8 @@ def evaluate(
       checkpoint: See `open_run`.
       comm: The ranks, which divide the rows among themselves; None for a single process.
       data_path: Directory of the corpus; None for the corpus of the run.
-      eval_batch_size: Number of rows of each text; None for the value of the run's config.
+      eval_batch_size: Number of rows per evaluated split or file; None for the value of the run's
+        config.
       **open_options: Other arguments of `open_run`.
 
     Returns:
@@ -147,7 +148,7 @@ def _encode(path: str, vocabulary: Vocabulary) -> tuple[np.ndarray, int]:
 
 
 def count_characters(ids: np.ndarray, vocabulary: Vocabulary) -> int:
-    """Count the characters of a text, including a space or a line end after each word.
+    """Count the characters of the words, including a space or a line end after each word.
 
     An `<eos>` is the line end after the word before it. An unknown word has the five characters of
     `<unk>`.

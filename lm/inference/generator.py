@@ -20,7 +20,7 @@ logger = logging.getLogger("lm")
 
 
 class Generator:
-    """Generates texts with the network of a run."""
+    """Generates text with the network of a run."""
 
     def __init__(self, run: Run):
         self._vocabulary, self._functions = run.vocabulary, run.functions
@@ -33,10 +33,10 @@ class Generator:
         return decoding.next_word(network, self._words_ph, self._state_ph)
 
     def texts(self, sampling: Sampling) -> Iterator[tuple[list[str], Iterator[str]]]:
-        """Generate texts. Each text depends only on the seed and on its index.
+        """Generate samples of text. A sample depends only on the seed and on its index.
 
         Yields:
-          For each text, the words of the prompt as the model reads them, and an iterator that
+          For each sample, the words of the prompt as the model reads them, and an iterator that
           generates the words after the prompt.
 
         Raises:

@@ -84,5 +84,5 @@ def next_word_distribution(
 def draw(distribution: np.ndarray, random: float) -> int:
     """Return the ID of a word with a positive probability, given a random number in [0, 1)."""
     cumulative = np.cumsum(distribution)
-    # Rounding may leave the sum below 1. Without scaling, no word might be selected.
+    # Rounding may leave the sum below 1. Scale the random number, so that it always selects a word.
     return int(np.searchsorted(cumulative, random * cumulative[-1], side="right"))

@@ -3,18 +3,18 @@
 ``python -m lm.kernels.build`` compiles the library, and ``available()`` says whether this process
 can use it. Otherwise, lm/model/plain.py computes the same results with TensorFlow's own ops.
 
-Shapes: T time steps, B rows, H hidden units, G = 4H gates, V words, N = T * B tokens; [N, K] times
-[K, M] are the factors of a product. All tensors are float32. The ``precision`` "bfloat16" rounds
-the factors of an op's matrix products, and of the products in its gradient, to bfloat16. Everything
-else stays float32.
+Shapes: T time steps, B rows, H hidden units, G = 4H gates, V words, N = T * B tokens. The factors
+of a product have the shapes [N, K] and [K, M]. All tensors are float32. The ``precision``
+"bfloat16" rounds the factors of an op's matrix products, and of the products in its gradient, to
+bfloat16. Everything else stays float32.
 
 Results are bitwise identical on any number of ranks and threads. A result that depends on one row
 (products, the recurrence, nll) does not depend on the other rows. Sums over tokens, in results and
-in gradients, take ``micro_batches``: the number of rows that this rank has of each micro-batch of
-the global batch, such as (2, 3, 2, 3) of 10 rows. Each micro-batch, [T, rows], is summed time step
-by time step. The sums of the micro-batches are then added as a binary tree, (s0 + s1) + (s2 + s3).
-Therefore, the sum of the sums of two ranks equals the sum of one rank that has all micro-batches.
-By default, all rows are one micro-batch.
+in gradients, take the argument ``micro_batches``: for each micro-batch of the global batch, the
+number of rows on this rank, such as (2, 3, 2, 3) for 10 rows. Each micro-batch, [T, rows], is
+summed time step by time step. The sums of the micro-batches are then added as a binary tree, (s0 +
+s1) + (s2 + s3). Therefore, the sum of the sums of two ranks equals the sum of one rank that has all
+micro-batches. By default, all rows are one micro-batch.
 
 Environment: LM_KERNELS=0 disables the ops. LM_KERNELS_ISA selects an instruction set
 (build.INSTRUCTION_SETS) instead of the best set for this CPU.

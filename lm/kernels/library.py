@@ -29,7 +29,7 @@ class Library(NamedTuple):
 @functools.cache
 def load() -> Library:
     """Load the library once."""
-    from lm.kernels.build import INSTRUCTION_SETS  # here: `-m lm.kernels.build` imports this module
+    from lm.kernels.build import INSTRUCTION_SETS  # `-m lm.kernels.build` imports this module
 
     wanted = os.environ.get("LM_KERNELS_ISA")
     if wanted and wanted not in INSTRUCTION_SETS:

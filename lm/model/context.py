@@ -41,7 +41,7 @@ class Context:
     num_masks: int = 0  # dropout masks used so far
     separate_reductions: list[SeparateReduction] = dataclasses.field(default_factory=list)
     penalties: list[tf.Tensor] = dataclasses.field(default_factory=list)  # added to the loss
-    tables: dict[str, tf.Variable] = dataclasses.field(default_factory=dict)  # tie_weights may tie
+    tables: dict[str, tf.Variable] = dataclasses.field(default_factory=dict)  # for tie_weights
     is_built: bool = False  # whether the network function has returned
 
     @property
@@ -195,9 +195,9 @@ class Context:
             table_VH = tf.get_variable(name, [self.vocab_size, units], initializer=initializer)
         if name == "embedding":  # the scope does not matter
             self.tables[table_VH.op.name] = table_VH
-        # Look up row by row: the gradient then lists the words in the order of the global rows, and
-        # concatenating the lists of the ranks yields the list of one rank. tf.transpose of int32
-        # would print a oneDNN warning.
+        # Look up the words of each row in turn. The gradient then lists the words in the order of
+        # the global rows, so the concatenated lists of several ranks equal the list of a single
+        # rank. tf.transpose of int32 would print a oneDNN warning.
         inputs_BT = tf.stack(tf.unstack(inputs_TB), axis=1)
         return tf.transpose(tf.gather(table_VH, inputs_BT), [1, 0, 2])
 

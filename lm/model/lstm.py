@@ -84,7 +84,7 @@ def _layer_weights(layer: int, num_inputs: int, context: Context) -> LSTMWeights
 def lstm_layer(
     x_TBI: tf.Tensor, initial: LSTMState, weights: LSTMWeights, ops: Ops
 ) -> tuple[tf.Tensor, LSTMState]:
-    """Run one LSTM layer over a window (Zaremba et al. 2014, section 3; no peepholes).
+    """Run an LSTM layer without peepholes over a window (Zaremba et al. 2014, section 3).
 
     The input projection does not depend on the recurrence, so it is one product for all time
     steps. No gradient flows into the initial state (truncated BPTT).

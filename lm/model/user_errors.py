@@ -64,7 +64,7 @@ def _is_of_network(error: Exception) -> bool:
 def short_message(error: Exception) -> str:
     """Return the class of an error, and the line of its message that states the problem."""
     rewritten = getattr(error, "ag_error_metadata", None)
-    if rewritten:  # from Python code that TensorFlow rewrote: the message begins with a stack
+    if rewritten:  # TensorFlow rewrote the Python code: the message begins with a stack
         return rewritten.cause_message.partition("\n")[0][:_MAX_CHARACTERS]
     # The message of an operation ends with the problem, followed by the node.
     text = str(error).partition("\n\t [[")[0]

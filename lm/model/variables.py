@@ -75,8 +75,8 @@ def _options(name: str, options: dict, seed: int, training: bool) -> dict:
         raise UserError(
             f"variable {name} has a regularizer, which is not used: use --weight_decay instead"
         )
-    # Broadcast and save all variables, including variables that are not trainable or that the
-    # network puts into its own collections.
+    # Broadcast and save all variables, even untrainable variables and variables that the network
+    # adds to other collections.
     collections = set(options.get("collections") or []) - {tf.GraphKeys.LOCAL_VARIABLES, *_SAVED}
     # Partitions are only for parameter servers. The optimizers only update resource variables.
     options = {**options, "use_resource": True, "partitioner": None}

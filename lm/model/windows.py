@@ -120,7 +120,7 @@ class Evaluator:
         gather: Callable[[Any], list],
         poll: Callable[[], None] = lambda: None,
     ) -> NllSum:
-        """Evaluate a text (int32 token IDs), and return the sum over all ranks.
+        """Evaluate int32 token IDs, and return the sum over all ranks.
 
         Ranks without rows wait in `gather`, which returns the values of all ranks. `poll` is called
         after each window. `name` is the name of the text in the log.

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure  # pyplot would look for a display
+from matplotlib.figure import Figure  # importing pyplot would look for a display
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from lm.report.comparison import RunMetrics, Section

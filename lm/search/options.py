@@ -22,7 +22,7 @@ BEST_FILE = "best.py"  # the config of the best trial
 TRIALS_DIR = "trials"
 CONSOLE_FILE = "console.txt"  # the console output of a trial, in the directory of its run
 
-_RESUME = ["resume"]  # only options that do not influence the values of a trial
+_RESUME = ["resume"]  # these options do not influence the values of a trial
 
 
 @dataclasses.dataclass(frozen=True)

@@ -193,7 +193,7 @@ def _check_storage(storage: str) -> None:
             f"cannot use storage {storage!r}: {first_line(error)}; write"
             " postgresql://USER@HOST/DATABASE, and run pip install psycopg2-binary"
         ) from error
-    if url.password:  # ps would show the password to all users of the host
+    if url.password:  # `ps` would show the password to all users of the host
         raise UserError("storage: put the password into ~/.pgpass or PGPASSWORD, not the address")
 
 

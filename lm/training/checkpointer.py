@@ -120,7 +120,7 @@ class Checkpointer:
         Raises:
           EveryRankError: If the weights of the ranks differ, or if a value is not finite.
         """
-        if self._comm.size > 1:  # before the copy: weights that differ get a mark
+        if self._comm.size > 1:  # compare first: a checkpoint records whether weights differ
             self._supervisor.enter("the comparison of the weights")
             weights = variables.read_variables(self._session)
             mismatch = weights_mismatch(self._comm, weights)

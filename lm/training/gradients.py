@@ -21,7 +21,7 @@ Gradient = Union[tf.Tensor, tf.IndexedSlices]
 class Exchange(NamedTuple):
     """The gradients of the global batch."""
 
-    gradients: Sequence[Gradient]  # one per trainable variable; sparse ones list each row once
+    gradients: Sequence[Gradient]  # one per trainable variable; sparse gradients list each row once
     seconds: tf.Tensor  # float64 scalar: from the last local gradient to the last sum
 
 
@@ -142,7 +142,7 @@ def _sum_rows(
     num_slices = slices.values.shape.as_list()[0]
     rows = sum(micro_batches)
     with tf.device("cpu:0"):  # see _merge_duplicates
-        if not rows or not num_slices or num_slices % rows:  # not one row per token
+        if not rows or not num_slices or num_slices % rows:  # the rows are not one per token
             return tf.math.unsorted_segment_sum(slices.values, slices.indices, shape[0])
         sizes = [num_slices // rows * size for size in micro_batches]
         parts = [

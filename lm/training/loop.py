@@ -133,7 +133,7 @@ class Loop:
             Requests(stop == signal.SIGTERM, stop == signal.SIGINT, save),
         )
         if not result.is_finite:
-            # The loss and the norm are the same on all ranks, so all ranks stop here.
+            # The loss and the norm are equal on all ranks, so every rank stops here.
             mean = result.nll.mean
             is_gradient = mean <= MAX_MEAN_NLL
             found = f"gradient is {result.grad_norm}" if is_gradient else f"loss is {mean:.4g}"

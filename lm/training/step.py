@@ -1,4 +1,4 @@
-"""The graph of a training step, which is the same on all ranks, and its execution."""
+"""The graph of a training step, which is equal on all ranks, and the execution of steps."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class StepResult(NamedTuple):
     nll: NllSum  # negative log-likelihood of the global batch
     grad_norm: float  # before clipping
     requests: Requests  # the requests of all ranks
-    exchange_seconds: float  # the part of the gradient exchange that no computation hides
+    exchange_seconds: float  # time of the exchange that does not overlap with computation
 
     @property
     def is_finite(self) -> bool:

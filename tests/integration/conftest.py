@@ -1,4 +1,4 @@
-"""Shared by the tests of the command lines."""
+"""Fixtures for the tests of the command lines."""
 
 import fcntl
 import shutil
@@ -12,10 +12,10 @@ from tests.download_server import DownloadServer
 
 @pytest.fixture(scope="session")
 def trained(session_dir, corpora):
-    """A run of lm.train, a few seconds of it, for the programs that use a run."""
+    """A short run of lm.train, for the programs that use a run."""
     run_dir = session_dir / "trained"
     with open(session_dir / "trained.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # the second worker waits for the first one's run
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the second worker waits for the run of the first worker
         if not run_dir.exists():
             train(
                 run_dir, "--config", "config_test", "--data_path", corpora, "--hidden_size", 24,
@@ -27,7 +27,7 @@ def trained(session_dir, corpora):
 
 @pytest.fixture
 def project(tmp_path):
-    """A copy of the project that uses this Python environment and whose setup.sh does nothing."""
+    """A copy of the project with this Python environment. Its setup.sh exits immediately."""
     copy = tmp_path / "project"
     shutil.copytree(ROOT / "run_scripts", copy / "run_scripts")
     for name in ("lm", "configs"):
@@ -39,7 +39,7 @@ def project(tmp_path):
 
 @pytest.fixture
 def no_proxy(monkeypatch):
-    """Loopback is reached without the proxy that the environment may name."""
+    """Connect to the loopback address directly, even if the environment names a proxy."""
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
 
 
@@ -52,5 +52,5 @@ def server(no_proxy):
 
 @pytest.fixture
 def target(no_proxy, tmp_path):
-    """A directory for PTB, not there yet."""
+    """A directory for PTB, which does not exist yet."""
     return tmp_path / "data"

@@ -172,7 +172,7 @@ def test_a_request_to_a_busy_server_is_repeated(server, target, impatient, failu
 
 
 def test_unreachable_addresses_are_one_error(target):
-    """With the timeouts of real runs, and two addresses. The second address does not resolve."""
+    """Uses the timeouts of real runs. The name in the second address does not resolve."""
     with socket.create_server(("127.0.0.1", 0)) as closed:
         refused = f"http://127.0.0.1:{closed.getsockname()[1]}/a.tgz"
     with pytest.raises(RunError) as caught:

@@ -73,7 +73,7 @@ def forbid_amx():
     instructions = [  # code, jump if true, jump if false, operand
         (load, 0, 0, 0),  # the number of the system call
         (jump_if_equal, 0, 3, 158),  # arch_prctl
-        (load, 0, 0, 16),  # its first argument
+        (load, 0, 0, 16),  # the first argument of the system call
         (jump_if_equal, 0, 1, 0x1023),  # ARCH_REQ_XCOMP_PERM
         (answer, 0, 0, 0x50001),  # EPERM
         (answer, 0, 0, 0x7FFF0000),  # allowed

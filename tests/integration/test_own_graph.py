@@ -123,9 +123,7 @@ def test_disable_v2_behavior_changes_nothing(tmp_path, corpora):
 
 
 def test_a_run_that_starts_over_without_its_config_file_does_not_need_it(bigram, corpora):
-    shutil.rmtree(
-        bigram / "checkpoints"
-    )  # as if the run had been killed before the first checkpoint
+    shutil.rmtree(bigram / "checkpoints")  # simulate a kill before the first checkpoint
     change_record(bigram, has_checkpoints=False)
     flags = ("--config", "config_test", "--hidden_size", 8, "--max_steps", 2, "--noeval")
     train_here(bigram, *flags, "--data_path", corpora, "--resume")

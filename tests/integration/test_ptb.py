@@ -27,7 +27,7 @@ def test_one_epoch_reaches_the_published_validation_perplexity(precision, corpus
 def test_a_run_that_moves_from_two_ranks_to_one_is_bitwise_identical(corpus, tmp_path):
     """The first steps at learning rate 1.0 are chaotic.
 
-    They double a difference in the last bit every three or four steps.
+    A difference in the last bit doubles every three or four steps.
     """
     flags = (*FLAGS, *corpus, "--log_every_steps", 20, "--noeval")
     alone, moved = tmp_path / "alone", tmp_path / "moved"

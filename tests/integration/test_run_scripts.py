@@ -1,6 +1,6 @@
 """The launch scripts: each runs the real training, and all ways to launch give the same run.
 
-train_slurm.sbatch needs a Slurm: tests/faults/test_slurm.py.
+tests/faults/test_slurm.py tests train_slurm.sbatch, which needs Slurm.
 """
 
 import re
@@ -241,7 +241,7 @@ def test_no_signal_is_lost_at_any_moment(moment, job):
         kill_marked(mark)
 
 
-# A job that hangs. When it should save, it makes the script receive a second SIGINT.
+# This job hangs. When the job should save, it sends the script a second SIGINT.
 HANGS = "trap 'kill -INT $PPID' USR2; kill -INT $PPID; while :; do sleep 0.05; done"
 SLURM = {"SLURM_SUBMIT_DIR": ".", "SLURM_JOB_ID": "7", "SLURM_NTASKS": "2"}
 

@@ -1,7 +1,7 @@
-"""run_scripts/setup.sh: its error messages and choices. A finished setup does nothing.
+"""run_scripts/setup.sh: its error messages and choices. A finished setup stays unchanged.
 
-These tests build nothing, because a build takes minutes and test.sh has just done one. A missing
-compiler stops the setup where a build would start.
+These tests never start a build. A build takes minutes, and test.sh has just completed one. A
+missing compiler stops the setup where a build would start.
 """
 
 import fcntl
@@ -42,7 +42,7 @@ def host(tmp_path):
 
 
 def add_python(host, name, patch):
-    """Put a Python on the host that runs `patch` before what it is asked to run by -c."""
+    """Put a Python on the host that runs `patch` before the code of -c."""
     script = f'#!/bin/sh\nexec "{REAL_PYTHON}" -c "import sys; {patch}; exec(sys.argv[1])" "$2"\n'
     (host / name).write_text(script)
     (host / name).chmod(0o755)
@@ -156,7 +156,7 @@ def test_a_path_with_a_space_is_rejected(project, host, tmp_path):
 
 @pytest.mark.parametrize("script", ["run_scripts/setup.sh", ".ci/run"])
 def test_an_exported_cdpath_does_not_change_the_directory(project, host, tmp_path, script):
-    """Otherwise `cd run_scripts/..` may enter a different checkout."""
+    """If CDPATH were used, `cd run_scripts/..` might enter a different checkout."""
     shutil.copytree(ROOT / ".ci", project / ".ci")
     other = tmp_path / "other"
     for name in (".ci", "run_scripts", ".venv"):
@@ -170,11 +170,11 @@ def test_an_exported_cdpath_does_not_change_the_directory(project, host, tmp_pat
         text=True,
         timeout=60,
     )
-    assert_refused(result, NO_COMPILER)  # not the interrupted setup of the other checkout
+    assert_refused(result, NO_COMPILER)  # the other checkout has an interrupted setup
 
 
 def test_a_pip_configured_with_user_installs_into_the_environment(project, host, tmp_path):
-    """The real pip in a real .venv rejects --user. Without an index, it stops."""
+    """The real pip in a real .venv rejects --user. It stops because there is no package index."""
     (host / "g++").symlink_to("/bin/true")
     config = tmp_path / "pip.conf"
     config.write_text("[install]\nuser = true\n")

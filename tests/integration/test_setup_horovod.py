@@ -78,7 +78,7 @@ def set_up(venv, tmp_path):
             make_wheel(checkout / "built" / WHEEL, name)
             shutil.copytree(ROOT / "run_scripts", checkout / "run_scripts")
             (checkout / ".venv").mkdir()
-            # Without pyvenv.cfg, this is the host's Python, and pip installs there.
+            # If pyvenv.cfg is missing, this is the host's Python, and pip installs packages there.
             for part in ("bin", "lib", "pyvenv.cfg"):
                 (checkout / ".venv" / part).symlink_to(venv / part)
         return subprocess.run(

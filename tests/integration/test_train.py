@@ -168,7 +168,7 @@ def test_only_one_rank_prints_the_help():
 
 
 def run_with_different_arguments(*by_rank, timeout=120):
-    """Start one rank for each list of arguments, separated by `:` in the mpirun command."""
+    """Start a rank for each list of arguments. The mpirun command separates the lists by `:`."""
     command = mpirun(1)
     for index, arguments in enumerate(by_rank):
         rank = [sys.executable, "-m", "lm.train", *map(str, arguments)]

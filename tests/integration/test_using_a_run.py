@@ -89,7 +89,7 @@ def test_each_line_is_scored_before_the_next_line_arrives(trained, scores):
             answer = process.stdout.readline()
             assert answer.endswith(f"\t{line}\n")
         assert float(answer.split("\t")[0]) == scores[0]["log_probability"]
-        last, _ = process.communicate(scores[1]["sentence"], timeout=30)  # without a line end
+        last, _ = process.communicate(scores[1]["sentence"], timeout=30)  # it has no line end
         assert float(last.split("\t")[0]) == scores[1]["log_probability"]
         assert last.endswith(f"\t{scores[1]['sentence']}\n") and process.returncode == 0
     finally:

@@ -20,7 +20,7 @@ PUBLISHED = {  # Zaremba et al. (2014) with the tutorial's decay, and pytorch/ex
     "config_medium_tied": (0.0392232, 650, 2, 35, 0.5, 20, 40, 8.75, True, *PLATEAU),
     "config_large_tied": (0.0258199, 1500, 2, 35, 0.35, 20, 40, 8.75, True, *PLATEAU),
     "config_awd_lstm": (0.0294884, 1150, 3, 70, 0.75, 20, 500, 17.5, True, 30 / 70, *CONSTANT),
-    # The warmup is not part of the published config.
+    # The published config has no warmup.
     "config_large": (0.04, 1500, 2, 35, 0.35, 20, 55, 10, False, 1.0, "decay", 1 / 1.15, 15),
 }
 FIELDS = (

@@ -66,7 +66,7 @@ def _descriptor_of(path):
 
 def test_a_full_disk_that_fails_only_when_flushed_is_reported(tmp_path, monkeypatch, caplog):
     def full(descriptor):
-        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))  # as on NFS
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))  # simulate NFS
 
     file = RetryingAppend(str(tmp_path / "file"))
     file.write(b"line\n")

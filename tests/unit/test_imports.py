@@ -12,7 +12,7 @@ PACKAGE = ROOT / "lm"
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
 
 BASE = set("errors files options config config_file record perplexity system".split())
-# What each part of lm/ may import, besides itself and the base.
+# The packages that each part of lm/ may import, in addition to itself and the base.
 MAY_IMPORT = {
     **{module: set() for module in BASE},
     "kernels": set(),

@@ -1,4 +1,4 @@
-"""Loading a data directory: accepted and rejected texts."""
+"""Loading a data directory: accepted and rejected text files."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def test_a_missing_corpus_is_one_line_with_the_flag(tmp_path, monkeypatch, kind)
 
 
 def test_an_invalid_directory_counts_as_a_missing_corpus(tmp_path, monkeypatch):
-    """An example is the closed home directory of the user who trained a copied run."""
+    """For example, the recorded directory may be in another user's private home directory."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "home").symlink_to(tmp_path / "home")
     write_record(tmp_path / "run", "embedded", tmp_path / "home/data")
@@ -90,7 +90,7 @@ def test_training_finds_the_corpus_of_the_run_that_it_continues(tmp_path, own_te
 
 
 def test_a_resumed_run_does_not_replace_an_unmounted_text(tmp_path, own_text):
-    """PTB must not be downloaded in its place, and the exit code must allow a restart."""
+    """PTB must not be downloaded instead, and the exit code must allow a restart."""
     make_run(tmp_path / "run", own_text, corpus="files")
     own_text.rename(tmp_path / "moved")
     flags = ["--resume", "--output_dir", tmp_path / "run"]

@@ -16,7 +16,7 @@ def test_events_are_json_lines_without_nonfinite_numbers(tmp_path):
     reporter = Reporter(str(tmp_path))
     reporter.event("step", step=1, loss=math.inf)
     reporter.event("epoch", train_perplexity=math.nan, note="ok")
-    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()  # not closed, like a killed run
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()  # still open, as in a killed run
 
     def reject(constant):
         raise AssertionError(f"{constant} is not JSON")
@@ -76,7 +76,7 @@ def test_tensorboard_shows_the_numbers_of_the_events(tmp_path):
     reporter = Reporter(str(tmp_path), tensorboard=True)
     reporter.event("step", step=100, epoch=1, loss=2.0, learning_rate=1.0, words_per_second=9.0)
     reporter.event("epoch", step=130, epoch=1, train_perplexity=8.0, valid_perplexity=9.0)
-    reporter.event("test", step=130, test_perplexity=10.0)  # not closed, like a killed run
+    reporter.event("test", step=130, test_perplexity=10.0)  # still open, as in a killed run
     read = EventAccumulator(str(tmp_path / "tensorboard"))
     read.Reload()
     scalars = {

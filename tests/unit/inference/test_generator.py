@@ -1,4 +1,4 @@
-"""Generated texts: seeds, limits and prompts."""
+"""Text generation: seeds, limits and prompts."""
 
 import numpy as np
 import pytest

@@ -17,7 +17,7 @@ from lm.model.ops import fastest
 from lm.model.plain import matmul as product
 from tests.machine import in_new_processes
 
-# Products of factors rounded to bfloat16, 8 bits each, against exact ones.
+# The error of products whose factors are rounded to bfloat16 (8 bits), relative to exact products.
 TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2}
 
 
@@ -275,7 +275,7 @@ def test_cross_entropy_and_its_gradient(N, H, V, index, precision):
         loss, nll = kernels.softmax_cross_entropy(
             *placeholders, targets.astype(index), scale, precision
         )
-        # Twice the loss: the incoming gradient must not be 1.
+        # Double the loss, so that the incoming gradient is not 1.
         return loss, nll, [g / 2 for g in tf.gradients(2 * loss, placeholders)]
 
     actual = run(ours, inputs)

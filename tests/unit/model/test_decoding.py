@@ -1,4 +1,4 @@
-"""Reading one word at a time leads to the same results as reading windows."""
+"""Results are the same for single words and for windows."""
 
 import numpy as np
 import pytest

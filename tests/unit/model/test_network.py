@@ -142,7 +142,7 @@ def test_in_a_loop_all_time_steps_share_a_mask():
         np.testing.assert_array_equal(whole, np.concatenate(parts, axis=1))
 
 
-# A state that the loss does not need, and that is slow to come.
+# The loss does not need this state, which takes long to compute.
 LATE = """
     z = tf.ones([300, 300]) * tf.cast(1 + 0 * inputs_TB[0, 0], tf.float32)
     for _ in range(20):

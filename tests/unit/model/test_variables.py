@@ -45,7 +45,7 @@ def test_initial_values_only_depend_on_the_seed_and_the_name(load, initializer):
     np.testing.assert_array_equal(first, values())
     np.testing.assert_array_equal(first, values("    tf.random.normal([3])\n"))
     assert (first != values(seed=2)).any()
-    if "tf2" not in initializer and "np" not in initializer:  # they draw without a name
+    if "tf2" not in initializer and "np" not in initializer:  # these do not use the name
         assert (first != values(name="v")).any()
 
 

@@ -108,7 +108,7 @@ def test_a_run_on_changing_ranks_is_timed_by_its_epochs_on_the_last_number(tmp_p
     run = append(tmp_path / "a", starts[0], alone, starts[1], partly, both, {"event": "end"})
     assert run.words_per_second == 150
     assert run_title(run).endswith("/a (1 to 2 ranks, 2 starts)")
-    # A later start on other ranks, only for the test, does not change the times.
+    # A later start on a different number of ranks, only for the test, does not change the times.
     run = append(tmp_path / "a", starts[2], {"event": "test", "step": 30, "test_perplexity": 5})
     assert (run.num_ranks, run.words_per_second) == (2, 150)
     assert run.ranks_text == "1 to 2 ranks, 3 starts"

@@ -155,7 +155,7 @@ def test_a_search_of_a_newer_version_is_rejected(search, part):
 
 
 def test_the_name_of_the_directory_may_not_be_utf8(search, caplog):
-    caplog.set_level("CRITICAL", "lm")  # pytest's workers cannot forward such a name
+    caplog.set_level("CRITICAL", "lm")  # pytest's workers cannot forward this name
     search.directory = search.directory / os.fsdecode(b"\xe4")
     assert states(search()) == [COMPLETE] * 3
     assert load_search(str(search.directory)).title.endswith("search/\N{REPLACEMENT CHARACTER}")
@@ -288,7 +288,7 @@ def test_the_test_of_the_best_trial_reports_failures_and_can_be_stopped(search):
         )  # fmt: skip
     assert caught.value.exit_code == 143
     assert search(rates="1|2").user_attrs["test"] == {"trial": 1, "perplexity": 3.5}
-    # The result is kept.
+    # The search keeps the result.
     search(rates="1|2", test="fail again")
 
 
