@@ -9,7 +9,7 @@
 #
 # Environment: CONFIG (config_test, unless it is the first argument), NP (2), MAX_STEPS (stops each run
 #   early), DATA_PATH (data), OUTPUT_DIR (runs/baseline-<config>-<time>), LOG_EVERY_STEPS (10).
-# Cost: two trainings. config_test takes a minute or two on 2 cores.
+# Cost: two training runs. config_test takes a minute or two on 2 cores.
 # Result: the report on the console, and report.html, learning_curves.png and .pdf in OUTPUT_DIR.
 set -euo pipefail
 # shellcheck source=run_scripts/launch.sh

@@ -1,5 +1,5 @@
 # shellcheck shell=bash disable=SC2034,SC2154
-# Source this file to start trainings: run_training ARGUMENTS... runs lm.train with the variables that
+# Source this file to start training jobs. run_training ARGUMENTS... runs lm.train with the variables that
 # train.sh documents, and returns the job's exit code (see mpirun_job.sh).
 # shellcheck source=run_scripts/env.sh
 source "$(dirname "${BASH_SOURCE[0]}")/env.sh"

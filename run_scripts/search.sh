@@ -8,7 +8,7 @@
 # Environment: CONFIG (config_small), SPACE (learning_rate and keep_prob, or the suggest() of a CONFIG that is
 #   a .py file), TRIALS (20), RANKS (2), PARALLEL (1), OUTPUT_DIR (searches/<config>-<time>). An existing
 #   search only uses OUTPUT_DIR. Change its settings with flags, such as --trials 60.
-# Cost: TRIALS trainings, or less with pruning (see docs/search.md).
+# Cost: TRIALS training runs, or less with pruning (see docs/search.md).
 # Result: OUTPUT_DIR/best.py and OUTPUT_DIR/report.html. The exit code comes from lm.search. After a signal, it is
 #   the same as in train.sh.
 set -euo pipefail

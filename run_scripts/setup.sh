@@ -33,7 +33,7 @@ die() { echo "setup: $*" >&2; exit 1; }
 unset PYTHONPATH PYTHONHOME
 export PIP_USER=0 PIP_DISABLE_PIP_VERSION_CHECK=1 PYTHONWARNINGS=ignore
 
-# Two setups in the same directory would overwrite each other's files. Some file systems lack locks.
+# Concurrent setups in the same directory would overwrite files. Some file systems lack locks.
 if command -v flock >/dev/null && { exec 9>.setup.lock; } 2>/dev/null; then
     flock --nonblock 9 || { say "waiting for another setup in this directory" && flock 9; } || true
 fi

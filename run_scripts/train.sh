@@ -16,7 +16,7 @@
 #                 hosts have interfaces with equal private addresses, such as docker0.
 #   SSH_FLAGS     more options for ssh (mpirun only)
 #   MPIRUN_FLAGS  more options for mpirun
-# Several hosts need this directory, with its .venv, at the same path, and ssh without a password.
+# Several hosts need ssh without a password, and this directory with its .venv at the same path on all hosts.
 # Cost: see docs/results.md. Result: a run in runs/, and the exit code of the training. After a signal,
 #   everything is saved and the exit code is 143 (SIGTERM, SIGHUP), 130 (SIGINT) or 140 (SIGUSR2).
 #   A second SIGINT ends the job immediately.

@@ -48,7 +48,7 @@ up() {
     configure
     dd if=/dev/urandom of="$dir/munge.key" bs=1024 count=1 status=none
     chmod 400 "$dir/munge.key"
-    # --force: only root uses the socket.
+    # --force skips permission checks of the directory. Only root uses the socket.
     munged --force --socket "$dir/munge.socket" --key-file "$dir/munge.key" \
         --pid-file "$dir/munged.pid" --log-file "$dir/munged.log" --seed-file "$dir/munge.seed"
     slurmctld

@@ -100,7 +100,7 @@ def test_a_slow_disk_delays_no_step(start, tmp_path):
 
 
 @pytest.mark.soak
-def test_the_clock_jumps(start, tmp_path):
+def test_a_jumping_clock_does_not_disturb_training_or_saving(start, tmp_path):
     flags = ("--hidden_size", 8, "--max_steps", 50, "--checkpoint_every_minutes", 0.001)
     run(start, tmp_path, *flags, fault="clock", num_ranks=2)
     assert events(tmp_path, "test") and len(saved_steps(tmp_path)) > 1
@@ -108,6 +108,6 @@ def test_the_clock_jumps(start, tmp_path):
 
 
 @pytest.mark.soak
-def test_without_a_directory_for_temporary_files(start, tmp_path):
+def test_training_works_without_a_directory_for_temporary_files(start, tmp_path):
     env = {name: "/nonexistent" for name in ("TMPDIR", "TEMP", "TMP")}
     run(start, tmp_path, "--hidden_size", 8, "--max_steps", 20, env=env)

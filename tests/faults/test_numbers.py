@@ -16,7 +16,7 @@ from tests.faults.jobs import config_flags, last_step, saved_steps
 FLAGS = ("--hidden_size", 8, "--max_steps", 60, "--noeval")
 
 
-def test_nan_on_one_rank_stops_all_at_that_step(start, tmp_path):
+def test_nan_on_one_rank_stops_all_ranks_at_that_step(start, tmp_path):
     flags = (*FLAGS, "--checkpoint_every_steps", 20)
     code, output = start(tmp_path, *flags, num_ranks=2, fault="nan:1:30").finish()
     assert code == 1 and "Traceback" not in output
@@ -72,7 +72,7 @@ def test_out_of_sync_ranks_are_detected_and_the_run_can_resume(start, tmp_path, 
 
 @pytest.mark.parametrize("compiled", ["1", "0"])
 def test_ranks_with_different_thread_counts_stay_identical(start, tmp_path, monkeypatch, compiled):
-    """All ranks clip by the same norm. Without compiled ops (as on GPUs), rank 0 computes it."""
+    """All ranks clip by the same norm. Rank 0 computes the norm if compiled ops are unavailable."""
     flags = ("--config", "config_test", "--data_path", tmp_path / "data", "--noeval")
     # With a norm that each rank computes in TensorFlow, these ranks diverged within 30 steps.
     flags += ("--hidden_size", 300, "--init_scale", 1, "--num_steps", 4, "--max_steps", 30)

@@ -180,7 +180,7 @@ def has_begun(tmp_path, number):
 
 
 def check_finished(tmp_path, count=4):
-    """Check that all runs are finished, and that they trained each epoch once."""
+    """Check that all runs are finished, and that each run trained each epoch once."""
     trials = runs(load_search(str(tmp_path / "search")).study)
     assert [trial.state for trial in trials] == [TrialState.COMPLETE] * count
     for number in range(count):

@@ -92,7 +92,7 @@ class SlurmJob:
                 os.kill(pid, signal.SIGKILL)
 
     def remove(self):
-        with contextlib.suppress(subprocess.CalledProcessError):  # the job has ended
+        with contextlib.suppress(subprocess.CalledProcessError):  # fails if the job already ended
             self.slurm("scancel", self.id)
         kill_marked(self._mark)
 

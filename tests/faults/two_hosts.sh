@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Two hosts on one machine: network namespaces, each with its own host name and sshd.
 #
-#   two_hosts.sh up DIR      creates lmhost1 and lmhost2; keys, logs and process ids go to DIR
+#   two_hosts.sh up DIR      creates lmhost1 and lmhost2, and writes keys, logs and process IDs to DIR
 #   two_hosts.sh run DIR HOST COMMAND...      runs a command in a host
 #   two_hosts.sh cut|mend DIR                 unplugs or plugs in the network cable
 #   two_hosts.sh down DIR                     stops and removes the hosts

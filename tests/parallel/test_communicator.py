@@ -15,7 +15,7 @@ from tests.commands import ROOT, environment, run_module
         (["gather", "update", "large_sum", "fusion"], 3),
     ],
 )
-def test_ranks(programs, num_ranks):
+def test_exchanges_give_correct_results_on_all_ranks(programs, num_ranks):
     result = run_module("tests.parallel.rank_programs", *programs, num_ranks=num_ranks)
     assert result.returncode == 0, result.stdout + result.stderr
 

@@ -357,7 +357,7 @@ def test_a_checkpoint_of_a_different_version_is_rejected_and_not_called_corrupt(
     assert steps(tmp_path) == [1, 2, 3]
 
 
-def test_no_checkpoint_and_only_corrupt_checkpoints(tmp_path):
+def test_missing_and_only_corrupt_checkpoints_are_reported(tmp_path):
     assert store.find_newest(str(tmp_path)) is None
     with pytest.raises(UserError, match=r"has no checkpoint"):
         store.find(str(tmp_path))

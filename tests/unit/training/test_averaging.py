@@ -56,7 +56,7 @@ def test_the_fused_update_equals_three_separate_operations(size):
         one, three = session.run(averages)
         np.testing.assert_array_equal(one, three)
         np.testing.assert_array_equal(one, start + (weight - start) * share)
-        # Without such a reader, the op updates the average in place.
+        # If nothing has read the average, the op updates it in place.
         session.run([kernels.add_to_average(averages[0], weight_var, share)])
         session.run([plain.add_to_average(averages[1], weight_var, share)])
         np.testing.assert_array_equal(*session.run(averages))
