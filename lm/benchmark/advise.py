@@ -74,7 +74,7 @@ class ExchangeCosts:
 
     fixed: float = 0.0  # seconds per step: Horovod's cycle, and the work for each message
     latency: float = 0.0  # seconds per hop
-    seconds_per_byte: float = 0.0  # per byte that a rank sends
+    seconds_per_byte: float = 0.0  # seconds per byte that a rank sends
 
     def seconds(self, sizes: Sequence[int], ranks: int) -> float:
         """Return the time that N ranks need to exchange messages of these sizes in bytes."""

@@ -61,7 +61,7 @@ def measure_gemm(precision: str, threads: int, comm: Communicator) -> dict[str, 
     sessions = session_config(start_tensorflow(comm, threads))
     with tf.Graph().as_default(), tf.Session(config=sessions) as session:
         values = tf.cast(tf.random.uniform([2, _GEMM_SIZE, _GEMM_SIZE]), precision)
-        # Variables, because TensorFlow computes a product of constants only once.
+        # Use variables, because TensorFlow computes a product of constants only once.
         a, b = (tf.Variable(matrix) for matrix in tf.unstack(values))
         product_op = tf.matmul(a, b).op  # fetching the op does not copy the result to Python
         session.run(tf.global_variables_initializer())
@@ -82,7 +82,7 @@ def measure_exchange(
     with tf.Graph().as_default(), tf.Session(config=sessions) as session:
         for plan, sizes in (("full", message_bytes), ("empty", [4] * len(message_bytes))):
             buffers = [tf.Variable(tf.zeros([size // 4])) for size in sizes]
-            # Not in a tf.group: TensorFlow's optimizer would remove the exchanges.
+            # Do not use tf.group, because TensorFlow's optimizer would remove the exchanges.
             sum_ops = [
                 comm.sum(tf.identity(buffer), f"exchange_{plan}_{index}").op
                 for index, buffer in enumerate(buffers)

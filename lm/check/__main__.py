@@ -96,7 +96,7 @@ def launch_command(hosts: str | None) -> list[str]:
 
 def _run(command: list[str]) -> tuple[int | None, list[str]]:
     """Return the exit code, or None after a timeout, and the lines of stderr."""
-    # A file, because processes that outlive mpirun would keep a pipe open.
+    # Use a file, because processes that outlive mpirun would keep a pipe open.
     with tempfile.TemporaryFile(mode="w+", errors="replace") as stderr:
         process = subprocess.Popen(
             command,

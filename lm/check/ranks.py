@@ -213,7 +213,7 @@ def _compute() -> None:
 
 
 def _best_seconds(comm: Communicator, work: Callable) -> float:
-    """Return the seconds until the slowest rank finishes, the best of three attempts."""
+    """Return the seconds until the slowest rank finishes, in the best of three attempts."""
     times = []
     for _ in range(3):
         comm.barrier()

@@ -197,7 +197,8 @@ def prune(run_dir: str, keep: int, verified: MutableMapping[str, Manifest | None
     the ranks diverged displace only checkpoints of the same kind, because users may not want them.
 
     `verified` contains the manifest of each checkpoint that this job wrote or verified; None means
-    a corrupt checkpoint. This function verifies the remaining checkpoints and adds their manifests.
+    that the checkpoint is corrupt. This function verifies the remaining checkpoints and adds their
+    manifests.
 
     Raises:
       UserError, RunError: If a checkpoint cannot be read. In this case, all checkpoints are kept.

@@ -47,8 +47,8 @@ def check_fits(arrays: Arrays, shapes: Mapping[str, Sequence]) -> None:
 def read_variables(session: tf.Session) -> dict[str, np.ndarray]:
     """Copy the variables that all ranks share: weights, optimizer slots, global step."""
     values = session.run(_global_variables(session.graph))
-    # A real copy: a fetched array may share its memory with the variable, which the next update
-    # changes in place while the copy is written to the disk.
+    # Make a real copy, because a fetched array may share its memory with the variable, which the
+    # next update changes in place while the copy is written to the disk.
     return {name: np.array(value) for name, value in values.items()}
 
 
@@ -136,7 +136,8 @@ def _weights(graph: tf.Graph) -> dict[str, tf.Variable]:
 
 
 def _global_variables(graph: tf.Graph) -> dict[str, tf.Variable]:
-    # Weights first, in the order of their creation: equal checkpoints have equal files.
+    # Put the weights first, in the order of their creation, so that equal checkpoints have equal
+    # files.
     rest = graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)
     return {**_weights(graph), **{v.op.name: v for v in rest}}
 

@@ -119,8 +119,8 @@ def write_corpus(
       UserError: If the directory contains a different corpus that this function did not write.
     """
     transitions = transition_matrix(seed, num_words, num_successors)
-    # Each split has a separate generator, so that the length of one split does not change the other
-    # splits.
+    # Each split has a separate generator, so that its content does not depend on the length of the
+    # previous split.
     rngs = [np.random.Generator(np.random.PCG64([seed, stream])) for stream in (1, 2, 3)]
     train, valid, test = (
         sample_states(transitions, rng, min_tokens)

@@ -224,8 +224,8 @@ def cpu_quota(root: str = "/") -> float:
     """Return the number of cores whose time the control groups grant this process, or infinity.
 
     A container may see all cores of its host. After a container has used its quota, the kernel
-    stops its threads for the rest of each 0.1 s. With one thread per core, the threads would wait
-    most of the time.
+    stops its threads for the rest of each 0.1 s. One thread per core would be too many, because
+    threads would wait most of the time.
     """
     quotas = [math.inf]
     with contextlib.suppress(OSError):

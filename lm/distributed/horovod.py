@@ -38,7 +38,7 @@ _DEFAULTS = {
     "HOROVOD_STALL_CHECK_DISABLE": "1",
 }
 # Set these defaults only if the user has not set any variable with this prefix, because a rules
-# file overrides all other settings with the prefix.
+# file overrides the user's settings with this prefix.
 _TUNED = "OMPI_MCA_coll_tuned_"
 _TUNED_DEFAULTS = {
     _TUNED + "use_dynamic_rules": "1",
@@ -105,8 +105,8 @@ class HorovodCommunicator(Communicator):
         return ""
 
     def distribute(self, optimizer):
-        # Sum, not Horovod's default Average: the loss of each rank is already divided by the size
-        # of the global batch, and ranks may have different numbers of rows.
+        # Use Sum instead of Horovod's default Average, because the loss of each rank is already
+        # divided by the size of the global batch, and ranks may have different numbers of rows.
         return self._hvd.DistributedOptimizer(optimizer, op=self._hvd.Sum)
 
     def sum(self, tensor, name: str):
@@ -149,8 +149,8 @@ class HorovodCommunicator(Communicator):
     def _concat_graph(self) -> tuple:
         import tensorflow.compat.v1 as tf
 
-        # A separate graph, because exchanges happen before the training graph exists and after it
-        # is finalized. It must not reserve GPU memory.
+        # Use a separate graph, because exchanges happen before the training graph exists and after
+        # it is finalized. Its session must not reserve GPU memory.
         with tf.Graph().as_default():
             payload_ph = tf.placeholder(tf.uint8, [None])
             with tf.device("cpu:0"):
@@ -168,7 +168,8 @@ def _broadcast_hook(hvd):
 
     class BroadcastHook(tf.train.SessionRunHook):
         def begin(self):
-            # Only global variables: the recurrent state is local and differs between ranks.
+            # Broadcast only global variables. The recurrent state is local and differs between
+            # ranks.
             self._broadcast_op = hvd.broadcast_variables(tf.global_variables(), root_rank=0)
 
         def after_create_session(self, session, coord):

@@ -215,7 +215,7 @@ def _is_running(pid: int) -> bool:
 
 
 def _print_error(message: str) -> None:
-    # Not with print(), whose lock the hanging thread may hold. The terminal may be closed.
+    # Do not use print(), because the hanging thread may hold its lock. The terminal may be closed.
     with contextlib.suppress(OSError):
         os.write(sys.stderr.fileno(), f"{ERROR}{message}\n".encode())
     time.sleep(1)  # the launcher ends with this rank, and must first forward the lines of all ranks

@@ -196,8 +196,8 @@ class Context:
         if name == "embedding":  # the scope does not matter
             self.tables[table_VH.op.name] = table_VH
         # Look up the words of each row in turn. The gradient then lists the words in the order of
-        # the global rows, so the concatenated lists of several ranks equal the list of a single
-        # rank. tf.transpose of int32 would print a oneDNN warning.
+        # the global rows. Therefore, the concatenated lists of several ranks equal the list of a
+        # single rank. tf.transpose of int32 would print a oneDNN warning.
         inputs_BT = tf.stack(tf.unstack(inputs_TB), axis=1)
         return tf.transpose(tf.gather(table_VH, inputs_BT), [1, 0, 2])
 

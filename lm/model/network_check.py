@@ -59,7 +59,7 @@ def check_network(
         _check_finite(where, session.run(by_word, {words_ph: np.zeros([2, 2])}))
         _replace_zeros(session, random, config.init_scale)
         inputs = random.integers(0, vocab_size, [steps, rows])
-        # Evaluation first: in most networks, only training draws random numbers.
+        # Check the evaluation first, because in most networks only training draws random numbers.
         for window in (windows.evaluation, windows.training):
             run = partial(windows.run, window)
             _check_window(where, run, inputs, windows.zeros, vocab_size)

@@ -61,7 +61,8 @@ def build_window_graph(
         inputs_ph = tf.placeholder(tf.int32, shape, "inputs")
         targets_ph = tf.placeholder(tf.int32, shape, "targets")
         before = _build_state(network.state_shapes, rows.count)
-        # Read once: a network that reads the state twice must not see what `carry_state_op` writes.
+        # Read the state once, so that a second read in the network cannot see the new state that
+        # `carry_state_op` writes.
         state = {part: tf.convert_to_tensor(variable) for part, variable in before.items()}
         outputs_or_logits, after = network.build(inputs_ph, state, context)
         # Divide by the GLOBAL batch size: the losses of all ranks then add up to the loss, even if

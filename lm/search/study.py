@@ -179,7 +179,7 @@ def _open(search: Search, corpus: str) -> Search:
         file = dataclasses.replace(file, path=path)
     with storage_errors(f"the search in {directory} is unchanged"):
         study = open_study(settings, directory, search.space, is_new)
-    # Written last, because it marks the directory as a search, and names its storage.
+    # Write this file last, because it marks the directory as a search, and names its storage.
     settings.save(directory)
     return search._replace(settings=settings, file=file, study=study)
 

@@ -59,7 +59,8 @@ def prepare(
     """
     device = start_tensorflow(comm, options.intra_op_threads, options.inter_op_threads)
     raise_on_all_ranks(comm, lambda: _check_options(config, options, comm))
-    # First on one rank per host: a failing download fails once, not on each rank in turn.
+    # Load the corpus on one rank per host first. Otherwise, a failing download would fail on each
+    # rank in turn.
     is_first = comm.local_rank == 0
     early = raise_on_all_ranks(
         comm, lambda: load_corpus_to_train(config, options), takes_part=is_first
@@ -86,7 +87,7 @@ def prepare(
             batches=TrainBatches(corpus.train, config.batch_size, config.num_steps, rows),
             record=record,
             device=device,
-            # Last: a run that cannot start must not create a directory.
+            # This comes last, because a run that cannot start must not create a directory.
             run_dir=open_run_dir(config, options, record, stack) if comm.is_rank_0 else None,
         )
 

@@ -108,7 +108,7 @@ def _fitting_weights(
         name: array
         for name, array in arrays.items()
         if list(array.shape) == shapes.get(name)
-        # A row or column per word is useful only if the words are the same.
+        # An array with a row or column per word is useful only if the words are the same.
         and (same_words or vocab_size not in array.shape)
     }
     if not loaded:

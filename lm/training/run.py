@@ -89,7 +89,7 @@ def _train(
     monitored = tf.train.SingularMonitoredSession(
         hooks=[RestoreHook(arrays), *comm.hooks()], config=session_config(job.device)
     )
-    # Not `with monitored`, which would interpret OutOfRangeError as the end of the data.
+    # Do not use `with monitored`, which would interpret OutOfRangeError as the end of the data.
     with contextlib.closing(monitored):
         session = monitored.raw_session()
         if progress.step:
@@ -119,7 +119,7 @@ def _initial_arrays(
     """Load the initial values of the variables on rank 0, and drop events that will be repeated."""
     state, vocabulary = graphs.train.window.state, job.corpus.vocabulary
     arrays = initial_arrays(job.run_dir, job.options, vocabulary, state)
-    # Last: a run that cannot start must not change anything.
+    # This comes last, because a run that cannot start must not change its files.
     job.run_dir.drop_events_after(progress.step, progress.epochs_done)
     return arrays
 
@@ -128,6 +128,6 @@ def _writer(job: Job, reporter: Reporter, stack: contextlib.ExitStack) -> Backgr
     if job.run_dir is None:
         return None
     writer = BackgroundWriter(job.run_dir.path, job.options.keep_checkpoints, reporter.sync)
-    # However the run ends, do not release the directory during a write.
+    # Do not release the directory during a write, even after an error.
     stack.callback(writer.wait)
     return writer

@@ -44,7 +44,7 @@ def test_a_browser_shows_the_whole_page(trained, tmp_path, browser):
     assert result.returncode == 0, result.stderr
     assert {path.suffix for path in page.parent.iterdir()} == {".html", ".png", ".pdf"}
     (tmp_path / "alone").mkdir()
-    moved = page.rename(tmp_path / "alone/report.html")  # in a directory without other files
+    moved = page.rename(tmp_path / "alone/report.html")  # the new directory has no other files
     options = [
         browser, "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1200,1600",
         f"--user-data-dir={tmp_path / 'profile'}",

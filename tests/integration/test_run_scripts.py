@@ -81,7 +81,7 @@ def launch(tmp_path):
 
 
 def test_the_resilient_script_starts_the_python_of_its_checkout(launch, tmp_path):
-    """Even if CDPATH is exported."""
+    """This holds even if CDPATH is exported."""
     (tmp_path / "other" / "run_scripts").mkdir(parents=True)
     env = {"HOSTS": "host1:1,host2:1", "CDPATH": str(tmp_path / "other")}
     nowhere = launch("train_resilient.sh")
@@ -272,7 +272,7 @@ def test_only_a_missing_pmix_prevents_a_requeue(launch, said, code, requeued):
 
 
 def test_any_new_checkpoint_is_progress_for_the_resilient_script(tmp_path):
-    """Even past step 10^8, and if a newer checkpoint is corrupt."""
+    """This holds even after step 10^8, and even if a newer checkpoint is corrupt."""
     (tmp_path / "disk/step-300000000").mkdir(parents=True)
     (tmp_path / "run").mkdir()
     (tmp_path / "run/checkpoints").symlink_to(tmp_path / "disk")

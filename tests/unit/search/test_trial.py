@@ -55,7 +55,7 @@ def test_a_process_uses_only_its_cores(monkeypatch):
 
 @pytest.fixture
 def shown(monkeypatch):
-    """Return a function: the GPUs that each trial sees, given CUDA_VISIBLE_DEVICES."""
+    """Return a function from CUDA_VISIBLE_DEVICES to the GPUs that each trial sees."""
     monkeypatch.setattr(trial, "count_cores", lambda: 8)
 
     def gpus(visible, *arguments):
