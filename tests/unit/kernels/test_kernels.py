@@ -200,7 +200,7 @@ def test_products_in_all_layouts(dtype, bf16, transpose_b):
 
 
 def products_of(rows, bf16, threads):
-    """Return products of some rows. Threads divide the columns of `wide` or the rows."""
+    """Return products of some rows. Threads divide `wide` by columns and `narrow` by rows."""
 
     def products(a, wide, narrow):
         a = tf.gather(a, rows)
