@@ -129,7 +129,7 @@ def keras_hint(error: BaseException) -> str:
     # Otherwise, pip would install the dependency tensorflow over tensorflow-cpu.
     version = sys.modules["tensorflow"].__version__.rpartition(".")[0]
     install = f"pip install --no-deps 'tf_keras=={version}.*'"
-    return f"; classic layers and cells need tf_keras: {install}"
+    return f"; classic layers and cells need tf_keras ({install})"
 
 
 def _module(path: str, source: bytes) -> types.ModuleType:

@@ -72,4 +72,4 @@ def needs_extra(extra: str) -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         package = (error.name or str(error)).partition(".")[0]
-        raise UserError(f"{package} is not installed; run: pip install '.[{extra}]'") from error
+        raise UserError(f"{package} is not installed; run pip install '.[{extra}]'") from error

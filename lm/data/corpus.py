@@ -155,7 +155,7 @@ def _write_embedded(directory: str) -> KnownPerplexity:
         return write_corpus(directory)
     except OSError as error:
         raise error_class(error)(
-            f"cannot write the embedded corpus to {directory}: {error.strerror}; choose a"
+            f"cannot write the embedded corpus to {directory} ({error.strerror}); choose a"
             " different directory with --data_path"
         ) from error
 
@@ -168,7 +168,7 @@ def _find_or_download(data_path: str, data_url: str | None) -> str:
         present = []  # the download creates the directory
     except OSError as error:
         raise error_class(error)(
-            f"cannot read the data directory {data_path}: {error.strerror}; choose a different"
+            f"cannot read the data directory {data_path} ({error.strerror}); choose a different"
             " directory with --data_path"
         ) from error
     own, ptb = ([n for n in _file_names(kind) if n in present] for kind in ("text", "ptb"))
@@ -194,7 +194,7 @@ def _find_or_download(data_path: str, data_url: str | None) -> str:
 def _log_sizes(kind: str, directory: str, encoded: EncodedCorpus) -> None:
     num_words = len(encoded.vocabulary)
     sizes = ", ".join(f"{split} {len(ids):,}" for split, ids in encoded.splits.items())
-    logger.info(f"{kind} corpus in {directory}: vocabulary of {num_words:,} words; tokens: {sizes}")
+    logger.info(f"{kind} corpus in {directory}: vocabulary of {num_words:,} words, tokens {sizes}")
     for split, num_unknown in encoded.num_unknown.items():
         if num_unknown:
             logger.info(f"{split}: {num_unknown:,} unknown words became <unk>")

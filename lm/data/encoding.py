@@ -56,7 +56,7 @@ def read_words(path: str) -> Iterator[list[str]]:
         if len(rest) > _MAX_WORD_BYTES:
             raise UserError(
                 f"{path}, line {line + block.count(_NEWLINE)}: a word has more than"
-                f" {_MAX_WORD_BYTES} bytes; is this a text file?"
+                f" {_MAX_WORD_BYTES} bytes, so this is probably not a text file"
             )
         text = _decode(block, path, line)
         line += block.count(_NEWLINE)
@@ -98,8 +98,8 @@ def _decode(block: bytes, path: str, line: int) -> str:
     except UnicodeDecodeError as error:
         line += block.count(_NEWLINE, 0, error.start)
         raise UserError(
-            f"{path}, line {line}: byte 0x{block[error.start]:02x} is not valid UTF-8; convert the"
-            " file to UTF-8"
+            f"{path}, line {line}: byte 0x{block[error.start]:02x} is not valid UTF-8, so convert"
+            " the file to UTF-8"
         ) from error
 
 

@@ -80,7 +80,7 @@ def download_ptb(
                     write_atomically(os.path.join(directory, name), contents[name])
     except OSError as error:
         raise error_class(error)(
-            f"PTB is not in {directory} and cannot be written there: {error.strerror}; free some"
+            f"PTB is not in {directory} and cannot be written there ({error.strerror}); free some"
             " space, or choose a writable directory with --data_path"
         ) from error
 
@@ -98,7 +98,7 @@ def _checked_source(data_url: str) -> str:
     if os.path.isfile(path) and os.access(path, os.R_OK):
         return path
     raise UserError(
-        f"data_url {without_secrets(data_url)}: there is no file {path}, or it is not readable; use"
+        f"data_url {without_secrets(data_url)} is not a readable file ({path}); use"
         " a path, file:///PATH, http://HOST/... or https://HOST/..."
     )
 

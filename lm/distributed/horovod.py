@@ -75,8 +75,9 @@ class HorovodCommunicator(Communicator):
             hvd.init()
         if hvd.size() != size:
             raise UserError(
-                f"the launcher started {size} processes, but Horovod sees {hvd.size()}: Horovod was"
-                " built for a different MPI; run run_scripts/setup.sh with this launcher in PATH"
+                f"the launcher started {size} processes, but Horovod sees {hvd.size()},"
+                " because it was built for a different MPI; run run_scripts/setup.sh with this"
+                " launcher in PATH"
             )
         self._hvd = hvd
         self.rank, self.size = hvd.rank(), hvd.size()

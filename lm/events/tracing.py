@@ -53,5 +53,5 @@ class StepTracer:
         try:
             write_atomically(path, trace.encode())
         except OSError as error:
-            logger.warning("cannot write %s: %s; training continues", path, error.strerror)
+            logger.warning("cannot write %s (%s); training continues", path, error.strerror)
         return values

@@ -136,7 +136,7 @@ def _encode(path: str, vocabulary: Vocabulary) -> tuple[np.ndarray, int]:
             ids = np.memmap(id_path, ID_DTYPE, mode="r")
     except OSError as error:
         raise RunError(
-            f"cannot write the token IDs of {path} to {tempfile.gettempdir()}: {error.strerror};"
+            f"cannot write the token IDs of {path} to {tempfile.gettempdir()} ({error.strerror});"
             " set TMPDIR to a directory with more space"
         ) from error
     if unknown and vocabulary.unk_id is None:
@@ -172,7 +172,7 @@ def _facts(run: Run, texts: Sequence[Text]) -> dict[str, Any]:
 def _describe(run: Run, text: Text, nll: NllSum, world_size: int) -> dict[str, Any]:
     if not math.isfinite(nll.perplexity):
         raise EveryRankError(
-            f"the loss of {text.name} is {nll.mean:.4g}, so its perplexity is not finite: this run"
+            f"the loss of {text.name} is {nll.mean:.4g}, so its perplexity is not finite. This run"
             " has diverged; evaluate an older checkpoint"
         )
     bits = nll.nats / math.log(2)

@@ -149,8 +149,8 @@ def _check_other_rank(where: str, windows: _Windows, inputs: np.ndarray) -> None
     for what, axis, one, two in _pairs(top, after, *other):
         if _differ(np.delete(one, 0, axis), two, _ROUNDING):
             raise UserError(
-                f"{where}: {what} of a row depend on the position of the row within its rank;"
-                " use context.dropout for dropout"
+                f"{where}: {what} of a row depend on the position of the row within its rank."
+                " For dropout, use context.dropout"
             )
 
 
@@ -164,7 +164,7 @@ def _compare_words(
         of_window, of_word = (x - x.mean(axis=1, keepdims=True) for x in (of_window, of_word))
         if _differ(of_window, of_word, _ROUNDING, floor=_MIN_NATS):
             logger.warning(
-                "%s computes different results for single words and for windows of %d: lm.score,"
+                "%s computes different results for single words and for windows of %d, so lm.score,"
                 " lm.generate and lm.export will differ from lm.evaluate; use the state for all"
                 " information about previous words",
                 where,

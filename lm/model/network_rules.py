@@ -165,8 +165,8 @@ def check_graph(where: str, made: Nodes, used: Mapping[str, tf.Variable]) -> Non
         # Each validation would assign too, and each rank separately.
         if _ASSIGNS.fullmatch(node.op) and name not in initializers:
             raise UserError(
-                f"{where} assigns to a variable ({name}): only trainable variables change; use the"
-                " state to carry values from window to window"
+                f"{where} assigns to a variable ({name}), but only trainable variables change; use"
+                " the state to carry values from window to window"
             )
         if node.op.startswith("Placeholder") and not in_loop:
             raise UserError(

@@ -40,7 +40,7 @@ def write_file(path: str, content: bytes) -> None:
         write_atomically(os.path.realpath(path), content)  # follow a link
     except OSError as error:
         raise UserError(
-            f"cannot write {path}: {error.strerror}; choose a different path with --html"
+            f"cannot write {path} ({error.strerror}); choose a different path with --html"
         ) from error
     logger.info("wrote %s", path)
 

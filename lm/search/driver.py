@@ -194,7 +194,8 @@ class Driver:
                 outcome = job.outcome()
                 if any(text in outcome.reason for text in _DISK_FULL):
                     raise RunError(
-                        f"{job.directory}: {outcome.reason}; free some space, then {self._resume}"
+                        f"{job.directory} failed ({outcome.reason}); free some space, then"
+                        f" {self._resume}"
                     )
                 if outcome.kind != "failed" or outcome.is_user_error:
                     return outcome
@@ -251,7 +252,7 @@ class Driver:
         """End the current trial if a signal arrived or the search failed."""
         if self._signals.stop:
             raise Stopped(
-                f"stopped by {signal.Signals(self._signals.stop).name}; the running trials are"
+                f"stopped by {signal.Signals(self._signals.stop).name}. The running trials are"
                 f" saved; {self._resume}",
                 self._signals.stop,
             )
@@ -292,7 +293,7 @@ class Driver:
             job = TrialJob(directory, config, self._search, test_on="best")
             outcome = self._run_job(job, lambda: None)
             if outcome.kind != "finished":
-                raise RunError(f"cannot test the best trial: {outcome.reason}; {self._resume}")
+                raise RunError(f"cannot test the best trial ({outcome.reason}); {self._resume}")
             tested = {"trial": number, "perplexity": job.test_perplexity()}
             self._study.set_user_attr(TEST, tested)
         logger.info(

@@ -43,8 +43,8 @@ class SearchOptions(Checked):
     )  # fmt: skip
     pruner: str = option(
         "median",
-        "trials to stop early; median: trials worse than the median trial at the same epoch;"
-        " hyperband: trials that lose a round",
+        "rule to stop trials early: median (worse than the median trial at the same epoch),"
+        " hyperband (loses a round) or none",
         choices=("median", "hyperband", "none"),
     )
     search_seed: int = option(1, "seed of the sampler", low=0, high=2**31)
@@ -92,7 +92,7 @@ class Settings(NamedTuple):
                 if after != before:
                     raise UserError(
                         f"cannot resume: {name} was {before!r} in this search and is {after!r}"
-                        " now; start a new search to change it"
+                        " now. Start a new search to change it"
                     )
         return self._replace(options=replaced(self.options, **options), run={**self.run, **run})
 

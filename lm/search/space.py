@@ -82,7 +82,7 @@ def combinations(space: Space, most: int) -> list[dict[str, Any]]:
     """Return the first `most` combinations of a space of choices, for `--sampler grid`."""
     for name, distribution in space.items():
         if not isinstance(distribution, CategoricalDistribution):
-            raise UserError(f"space: grid needs choices for {name}; write {name}=a|b|c")
+            raise UserError(f"space: grid needs choices for {name}, such as {name}=a|b|c")
     values = itertools.product(*(distribution.choices for distribution in space.values()))
     return [dict(zip(space, each)) for each in itertools.islice(values, most)]
 

@@ -155,7 +155,7 @@ def _load(directory: str, given: Given) -> tuple[ConfigFile, Settings]:
     file = load_config_file(path if given.config_name is None else given.config_name)
     if file.sha256 != sha256_of(path):
         raise UserError(
-            f"cannot resume: {given.config_name} differs from the config file of this search; omit"
+            f"cannot resume: {given.config_name} differs from the config file of this search. Omit"
             f" --config to use the copy {path}"
         )
     settings = load_settings(directory)
@@ -170,7 +170,7 @@ def _open(search: Search, corpus: str) -> Search:
     settings = search.settings._replace(corpus=corpus)
     if search.settings.corpus not in (None, corpus):
         raise UserError(
-            "cannot resume: the corpus is not the corpus of this search; give its directory"
+            "cannot resume: the corpus is not the corpus of this search. Give its directory"
             " with --data_path, or start a new search"
         )
     if is_new:  # the user may change or delete the original config file
@@ -190,7 +190,7 @@ def _check_storage(storage: str) -> None:
         sqlalchemy.create_engine(url)  # imports the package that connects to the database
     except (ValueError, ImportError, sqlalchemy.exc.ArgumentError) as error:
         raise UserError(
-            f"cannot use storage {storage!r}: {first_line(error)}; write"
+            f"cannot use storage {storage!r} ({first_line(error)}); write"
             " postgresql://USER@HOST/DATABASE, and run pip install psycopg2-binary"
         ) from error
     if url.password:  # `ps` would show the password to all users of the host
@@ -270,7 +270,7 @@ def storage_errors(what_to_do: str) -> Iterator[None]:
     except (optuna.exceptions.StorageInternalError, sqlalchemy.exc.SQLAlchemyError) as error:
         cause = error.__cause__ or error
         line = first_line(getattr(cause, "orig", None) or cause)
-        raise RunError(f"cannot use the study: {line}; {what_to_do}") from error
+        raise RunError(f"cannot use the study ({line}); {what_to_do}") from error
 
 
 class _Storage(RDBStorage):

@@ -133,12 +133,12 @@ class Checkpointer:
             # A run that continues with these weights is not exact.
             self._save(dataclasses.replace(progress, exact_with=None), in_sync=False)
             self.finish()
-            outcome = "rank 0's are saved, and --resume gives them to all ranks"
+            outcome = "the weights of rank 0 are saved, and --resume loads them on all ranks"
         except EveryRankError as error:
             outcome = str(error)
         raise EveryRankError(
-            f"at step {progress.step} the ranks disagree on the weights: checksum of {mismatch};"
-            f" {outcome}; look for hosts with different processors, devices or libraries, for a bug"
+            f"at step {progress.step} the ranks disagree on the weights (checksum of {mismatch});"
+            f" {outcome}. Look for hosts with different processors, devices or libraries, for a bug"
             " in the last change, or for bad memory if one rank differs"
         )
 

@@ -128,7 +128,7 @@ def _check_files(options: RunOptions, comm: Communicator) -> None:
             check_writable(path)
         except OSError as error:
             raise error_class(error)(
-                f"cannot write --{name} {path}: {error.strerror}; choose a different file"
+                f"cannot write --{name} {path} ({error.strerror}); choose a different file"
             ) from error
 
 

@@ -61,7 +61,7 @@ def initial_arrays(
         unused = set(store.read_manifest(run_dir.checkpoint).weights).difference(weights)
         if unused:  # possible with --allow_changed_config_file
             raise UserError(
-                f"cannot resume: this network does not use {min(unused)} of the checkpoint; start a"
+                f"cannot resume: this network does not use {min(unused)} of the checkpoint. Start a"
                 " new run with --init_from and --init_partly"
             )
         arrays = store.load_arrays(run_dir.checkpoint)
@@ -83,14 +83,14 @@ def _weights_of(
         return _fitting_weights(arrays, source, shapes, same_words, len(vocabulary))
     if not same_words:
         raise UserError(
-            f"{source}: the checkpoint has a different vocabulary, so its token IDs differ;"
+            f"{source} has a different vocabulary, so its token IDs differ;"
             " --init_partly loads only the layers"
         )
     unused = sorted(arrays.keys() - shapes.keys())
     if unused:
         raise UserError(
-            f"{source}: this model does not use {unused[0]}; --init_partly omits weights that"
-            " do not fit"
+            f"{source} has {unused[0]}, which this model does not use; --init_partly omits such"
+            " weights"
         )
     check_fits(arrays, shapes)
     return arrays

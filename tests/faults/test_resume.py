@@ -141,9 +141,9 @@ def test_init_from_loads_only_the_weights(start, tmp_path, corpora):
     assert warm[0][0] == 1 and warm[0][1] < untrained - 0.2
     for flags, words in [
         (("--hidden_size", 9), r"has the shape \[201, 8\] in the checkpoint, but \[201, 9\]"),
-        (("--vocab_size", 50), "the checkpoint has a different vocabulary"),
-        (("--num_layers", 1), "does not use lstm_1/bias; --init_partly"),
-        (("--tie_weights",), "does not use softmax/weights; --init_partly"),
+        (("--vocab_size", 50), "has a different vocabulary"),
+        (("--num_layers", 1), "has lstm_1/bias, which this model does not use; --init_partly"),
+        (("--tie_weights",), "has softmax/weights, which this model does not use; --init_partly"),
         (("--init_from", tmp_path), "is not a usable checkpoint"),
     ]:
         with pytest.raises(UserError, match=words):

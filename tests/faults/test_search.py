@@ -210,7 +210,7 @@ def test_drivers_share_a_study_and_continue_the_trials_of_a_dead_driver(drive, d
     output = third.communicate(timeout=120)[0]
     assert third.returncode == 1
     (line,) = [line for line in output.splitlines() if line.startswith("lm: error: ")]
-    assert "cannot use the study: " in line, output
+    assert "cannot use the study (" in line, output
     assert line.endswith("--resume")
 
 

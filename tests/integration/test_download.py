@@ -309,7 +309,7 @@ def test_a_full_disk_is_one_clear_error(server, tmp_path, kilobytes):
     )
     message, left = result.stdout.splitlines() or [result.stderr, ""]
     assert message.startswith(f"PTB is not in {disk} and cannot be written there")
-    assert "No space left on device; free some space" in message
+    assert "(No space left on device); free some space" in message
     assert left == "['other', 'download.lock']"
 
 

@@ -174,7 +174,7 @@ def test_missing_permissions_are_user_errors(tmp_path):
     (tmp_path / "read-only").mkdir(mode=0o555)
     result = load_obeying_permissions(tmp_path / "read-only")
     assert "UserError: PTB is not in" in result.stderr
-    assert "Permission denied; free some space, or choose a writable directory" in result.stderr
+    assert "(Permission denied); free some space, or choose a writable directory" in result.stderr
 
 
 @pytest.mark.parametrize("separator", ["\n", " "], ids=["lines", "one-line"])

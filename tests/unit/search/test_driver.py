@@ -278,10 +278,12 @@ def test_after_ctrl_c_trials_are_saved_and_the_next_driver_resumes_them(search):
 
 
 def test_the_test_of_the_best_trial_reports_failures_and_can_be_stopped(search):
-    with pytest.raises(RunError, match="cannot test the best trial: no checkpoint; resume with"):
+    with pytest.raises(
+        RunError, match=r"cannot test the best trial \(no checkpoint\); resume with"
+    ):
         search(rates="1|2", test="fail 'no checkpoint' 2")
     testing = search.directory / "trials/0001/testing"
-    with pytest.raises(Stopped, match=r"stopped by SIGTERM; .*--resume") as caught:
+    with pytest.raises(Stopped, match=r"stopped by SIGTERM\. .*--resume") as caught:
         search(
             rates="1|2", test=f"touch testing; {WAIT}",
             stop=lambda: signal.SIGTERM if testing.exists() else 0,
@@ -293,7 +295,7 @@ def test_the_test_of_the_best_trial_reports_failures_and_can_be_stopped(search):
 
 
 def test_a_full_disk_ends_the_search_but_not_the_trials(search):
-    with pytest.raises(RunError, match=r"No space left on device; free some space, then resume"):
+    with pytest.raises(RunError, match=r"No space left on device\); free some space, then resume"):
         search(body='fail "cannot save: No space left on device"')
     assert states(search()) == [COMPLETE] * 3
 
@@ -346,7 +348,9 @@ def test_a_suggest_that_fails_ends_the_search_but_invalid_values_do_not(search, 
 
 @pytest.mark.parametrize("parallel_trials", [1, min(2, count_cores())])
 def test_a_lost_storage_is_one_line(search, parallel_trials):
-    with pytest.raises(RunError, match=r"cannot use the study: .*; the running trials are saved"):
+    with pytest.raises(
+        RunError, match=r"cannot use the study \(.*\); the running trials are saved"
+    ):
         search(body="rm ../../study.db; mkdir ../../study.db", parallel_trials=parallel_trials)
 
 
@@ -383,7 +387,7 @@ def test_a_file_has_one_driver_at_a_time(search):
 def test_a_storage_without_the_study_is_rejected_and_not_kept(search, tmp_path):
     pytest.importorskip("psycopg2", reason="needs psycopg2-binary (setup.sh --dev)")
     search(rates="1|2")
-    with pytest.raises(RunError, match=r"cannot use the study: .* refused"):
+    with pytest.raises(RunError, match=r"cannot use the study \(.* refused"):
         search(rates="1|2", storage="postgresql://nobody@127.0.0.1:9/x")
     assert load_settings(str(search.directory)).options.storage is None
     study = (search.directory / "study.db").rename(tmp_path / "elsewhere.db")
