@@ -13,11 +13,14 @@ import sys
 import threading
 import time
 
-import numpy as np
+from lm.system import import_tensorflow, keep_freed_memory
 
-from lm.distributed.launch import launched_rank
-from lm.system import import_tensorflow
-from lm.train import main
+keep_freed_memory()  # `lm.train` also calls this before NumPy starts threads
+
+import numpy as np  # noqa: E402
+
+from lm.distributed.launch import launched_rank  # noqa: E402
+from lm.train import main  # noqa: E402
 
 FAULTS = {}
 

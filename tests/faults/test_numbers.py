@@ -38,7 +38,7 @@ def test_a_diverged_run_fails(start, tmp_path, corpora):
     assert code == 1 and output.count("lm: error: ") == 1 and "Traceback" not in output
     assert output.count("e+29 at step 2, learning rate 1e+30: lower") == 1
     assert last_step(tmp_path) == 1 and saved_steps(tmp_path) == [1]
-    with pytest.raises(EveryRankError, match="this run has diverged"):
+    with pytest.raises(EveryRankError, match="This run has diverged"):
         evaluate(str(tmp_path), ["valid"], data_path=str(corpora))
 
 

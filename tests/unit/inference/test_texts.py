@@ -64,7 +64,7 @@ def test_ptb_is_not_downloaded_in_place_of_a_missing_text(tmp_path):
 def test_a_full_disk_is_an_error_that_suggests_tmpdir(tmp_path, monkeypatch):
     (tmp_path / "text").write_text("a <eos> " * 100)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with file_size_limit(17), pytest.raises(RunError, match=r"File too large; set TMPDIR"):
+    with file_size_limit(17), pytest.raises(RunError, match=r"\(File too large\); set TMPDIR"):
         load_text(run_of(WITH_UNK), str(tmp_path / "text"))
 
 

@@ -51,7 +51,7 @@ def test_missing_tf_keras_is_an_error_that_names_the_package(load, monkeypatch):
     file = load(CLASSIC)
     monkeypatch.setattr("tensorflow.compat.v1.nn.rnn_cell.BasicLSTMCell", gone, raising=False)
     minor = ".".join(tf.__version__.split(".")[:2])
-    missing = rf"pip install --no-deps 'tf_keras=={minor}\.\*'$"
+    missing = rf"pip install --no-deps 'tf_keras=={minor}\.\*'\)?$"
     with pytest.raises(UserError, match=missing):
         train_and_evaluate(file)
     with pytest.raises(UserError, match=rf"mine.py, line \d+: AttributeError: .*{missing}"):
