@@ -48,7 +48,7 @@ _BLOCK_BYTES = 1 << 16
 _GZIP = 16 + zlib.MAX_WBITS  # the format for zlib
 _MAX_UNPACKED_BYTES = 1 << 30  # a small archive of zeros may unpack to terabytes
 _MEMBER_DIRECTORY = "simple-examples/data/"
-_MAX_ARCHIVE_BYTES = 256 << 20  # the original archive has 35 MB
+_MAX_ARCHIVE_BYTES = 256 << 20  # the original archive is 35 MB
 _MAX_FILE_BYTES = 16 << 20  # ptb.train.txt has 5 MB
 
 

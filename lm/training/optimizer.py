@@ -50,7 +50,7 @@ class _Adam(tf.train.AdamOptimizer):
 
 _OPTIMIZERS: dict[str, Callable[[Config, tf.Tensor], tf.train.Optimizer]] = {
     "sgd": lambda config, rate: tf.train.GradientDescentOptimizer(rate),
-    # velocity = momentum * velocity + gradient; weights -= rate * velocity, as torch.optim.SGD.
+    # velocity = momentum * velocity + gradient; weights -= rate * velocity, as in torch.optim.SGD.
     "momentum": lambda config, rate: tf.train.MomentumOptimizer(rate, config.momentum),
     "adam": _Adam,
 }

@@ -1,4 +1,4 @@
-"""`python -m lm.search` as a user runs it: killed, resumed and reported."""
+"""Searches with `python -m lm.search` that are killed, resumed and reported."""
 
 import os
 import re

@@ -19,7 +19,7 @@ def _isas():
 
 
 def run_ranks(settings, *arguments):
-    """Run one rank per argument of env, and return the exit code and the output."""
+    """Run one rank per environment, and return the exit code and the output."""
     launcher = mpirun(1)
     command = []
     for setting in settings:
