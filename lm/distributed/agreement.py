@@ -28,7 +28,6 @@ def raise_on_all_ranks(comm: Communicator, work: Callable[[], T], takes_part: bo
     """Do work that may fail on some ranks, and raise an error of any rank on all ranks.
 
     Args:
-      comm: The ranks.
       work: A function without exchanges.
       takes_part: Whether this rank does the work. Otherwise, the result is None.
     """

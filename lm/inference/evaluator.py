@@ -42,7 +42,6 @@ def evaluate(
     """Evaluate a run on splits or text files. All ranks must call this function together.
 
     Args:
-      directory: The run directory.
       splits: Splits of the run's corpus, or paths of text files; see `load_text`.
       checkpoint: See `open_run`.
       comm: The ranks, which divide the rows among themselves; None for a single process.

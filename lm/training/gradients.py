@@ -54,9 +54,7 @@ def exchange_gradients(
     """Sum the gradients of all trainable variables over the ranks.
 
     Args:
-      config: The size of the global batch.
       loss: This rank's part of the global loss, a scalar. The sum over the ranks is the loss.
-      comm: The ranks.
       micro_batches: Rows of each micro-batch of this rank; see `Rows`. A sparse gradient with one
         entry per token is summed micro-batch by micro-batch.
       separate_reductions: Uses of weights whose gradients are summed over the ranks first, and

@@ -74,9 +74,6 @@ def build_update(
     Args:
       config: The optimizer, `max_grad_norm` and the size of the global batch.
       loss: This rank's part of the global loss, a scalar. The sum over the ranks is the loss.
-      learning_rate: A scalar.
-      global_step: The variable that counts the updates.
-      comm: The ranks.
       micro_batches: See `exchange_gradients`.
       separate_reductions: See `exchange_gradients`.
 

@@ -63,8 +63,7 @@ def test_a_browser_shows_the_whole_page(trained, tmp_path, browser):
     assert int(re.search(r"<title>(\d+) pixels</title>", dom).group(1)) > 1000
     assert dom.count("<table>") == 3 and "0.00e+00" in dom  # the same run
     assert (
-        "again (1 rank): equal, bit for bit, in 17 events" in dom
-        and "in 17 events" in result.stdout
+        "again (1 rank): bitwise identical, in 17 events" in dom and "in 17 events" in result.stdout
     )
     subprocess.run(
         [*options, f"--screenshot={shot}", moved.as_uri()],
@@ -96,7 +95,7 @@ def test_compare_baseline_trains_twice_and_reports(project, tmp_path, corpora):
     row, line = [line for line in result.stdout.splitlines() if "1-rank (1 rank)" in line]
     cells = [cell.strip() for cell in row.strip("|").split("|")]
     assert cells[2] == "6" and float(cells[4]) < 1e-4  # one run, any number of ranks
-    found = "equal, bit for bit" if kernels.available() else "the first differ"
+    found = "bitwise identical" if kernels.available() else "the first differ"
     assert re.search(rf"\(1 rank\) and \S+ \(2 ranks\): {found}", line)
     made = {path.name for path in (tmp_path / "out").iterdir()}
     assert made == {
