@@ -252,7 +252,7 @@ def exact_comparison(first: RunMetrics, second: RunMetrics) -> str:
     """Compare all numbers of two runs bitwise, in the events that both have.
 
     Returns:
-      Text such as "bitwise identical, in 30 events", or the first event and field that differ.
+      Text such as "bitwise identical in 30 events", or the first event and field that differ.
     """
     shared = _shared_events(first, second)
     if not shared:
@@ -272,7 +272,7 @@ def exact_comparison(first: RunMetrics, second: RunMetrics) -> str:
     counts = len(first.events), len(second.events)
     rest = "" if max(counts) == len(shared) else " (the first has {}, the second {})"
     text = f"{len(shared)} event{'s' * (len(shared) > 1)}"
-    return f"bitwise identical, in {text}{rest.format(*counts)}"
+    return f"bitwise identical in {text}{rest.format(*counts)}"
 
 
 def _shared_events(first: RunMetrics, second: RunMetrics) -> list[tuple[Event, Event]]:

@@ -176,15 +176,15 @@ def without(events, field):
 @pytest.mark.parametrize(
     "other, text",
     [
-        ([{"event": "start", "world_size": 2}, *events_to(12)], "bitwise identical, in 9 events"),
-        (without(events_to(12), "valid_perplexity"), "bitwise identical, in 9 events"),
+        ([{"event": "start", "world_size": 2}, *events_to(12)], "bitwise identical in 9 events"),
+        (without(events_to(12), "valid_perplexity"), "bitwise identical in 9 events"),
         # The second epoch and the test of the shorter run have fewer steps.
-        (events_to(8), "bitwise identical, in 5 events (the first has 9, the second 7)"),
+        (events_to(8), "bitwise identical in 5 events (the first has 9, the second 7)"),
         # Losses are means over the steps since the previous event. Only epochs are comparable.
-        (events_to(12, 3), "bitwise identical, in 3 events (the first has 9, the second 7)"),
+        (events_to(12, 3), "bitwise identical in 3 events (the first has 9, the second 7)"),
         (
             [*events_to(12)[:-1], {"event": "test", "step": 12, "test_on": "best"}],
-            "bitwise identical, in 8 events (the first has 9, the second 9)",
+            "bitwise identical in 8 events (the first has 9, the second 9)",
         ),
         (events_to(3, 3), "not comparable, because they have no event with the same steps"),
     ],
