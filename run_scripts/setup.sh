@@ -160,7 +160,7 @@ build_kernels() {
     cp --no-clobber "$kept"/*.so lm/kernels/_build/ || true
     library=$(.venv/bin/python -m lm.kernels.build) || return
     # A library without all instruction sets is not shared: its compiler may have run out of memory.
-    grep -q '^warning: left out' $kernels_log || keep "$library" "$kept" || true
+    grep -q '^warning: omitted' $kernels_log || keep "$library" "$kept" || true
 }
 kernels="$base | $(find lm/kernels -name '*.cc' -o -name '*.h' -o -name build.py | LC_ALL=C sort | xargs cksum)"
 kernels_log=.venv/kernels-build.log
