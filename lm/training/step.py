@@ -55,9 +55,7 @@ class StepResult(NamedTuple):
         return self.nll.mean <= MAX_MEAN_NLL and math.isfinite(self.grad_norm)
 
 
-def build_train_graph(
-    network: Network, comm: Communicator, rows: Rows, name: str = "train"
-) -> TrainGraph:
+def build_train_graph(network: Network, comm: Communicator, rows: Rows) -> TrainGraph:
     """Build the graph of a training step.
 
     All ranks must build the same graph, because Horovod matches exchanges by their names.
@@ -68,9 +66,9 @@ def build_train_graph(
         learning_rate_ph = tf.placeholder(tf.float32, [], "learning_rate")
         requests_ph = tf.placeholder(tf.float32, [len(Requests._fields)], "requests")
         dropout_step = tf.identity(global_step)
-    window = build_window_graph(network, rows, name, dropout_step)
+    window = build_window_graph(network, rows, "train", dropout_step)
     # The requests are summed with the loss, so all ranks receive them at the same step.
-    sums = comm.sum(tf.concat([window.nll_sum[None], requests_ph], axis=0), f"{name}/sums")
+    sums = comm.sum(tf.concat([window.nll_sum[None], requests_ph], axis=0), "train/sums")
     # The state of a network may depend on weights that its loss does not use. The state must read
     # these weights before the update changes them.
     with tf.control_dependencies([window.carry_state_op]):
