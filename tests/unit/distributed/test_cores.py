@@ -99,7 +99,8 @@ def test_the_quota_limits_the_number_of_cores(monkeypatch):
         assert devices.count_cores() == count
 
 
-COUNT = "from lm.distributed.devices import count_cores; print(count_cores())"
+# One write per line: the lines of two ranks must not interleave, even with PYTHONUNBUFFERED=1.
+COUNT = "import os; from lm.distributed.devices import count_cores; os.write(1, b'%d\\n' % count_cores())"
 
 
 @pytest.mark.parametrize(
