@@ -100,7 +100,7 @@ def test_the_quota_limits_the_number_of_cores(monkeypatch):
 
 
 # One write per line: the lines of two ranks must not interleave, even with PYTHONUNBUFFERED=1.
-COUNT = "import os; from lm.distributed.devices import count_cores; os.write(1, b'%d\\n' % count_cores())"
+COUNT = "import os, lm.distributed.devices as d; os.write(1, b'%d\\n' % d.count_cores())"
 
 
 @pytest.mark.parametrize(
