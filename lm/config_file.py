@@ -7,17 +7,19 @@ or from the copy in a search directory. A run directory stores only the path and
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import importlib.util
 import os
 import sys
 import traceback
 import types
-from collections.abc import Iterable
-from typing import Callable, Literal
+from collections.abc import Callable, Iterable
+from typing import Literal
 
 from lm.config import Config
 from lm.errors import UserError, error_class, first_line
+from lm.files import short_name
 from lm.options import Checked
 from lm.record import FileRecord
 from lm.system import import_tensorflow, seeded
@@ -76,12 +78,7 @@ def load_config_file(name_or_path: str) -> ConfigFile:
     Raises:
       UserError: If the file does not exist, fails, or defines something invalid.
     """
-    path = _find_config(name_or_path)
-    try:
-        with open(path, "rb") as file:
-            source = file.read()
-    except OSError as error:
-        raise error_class(error)(f"config file {path} cannot be read: {error.strerror}") from error
+    path, source = _read(name_or_path)
     sha256 = hashlib.sha256(source).hexdigest()
     if importlib.util.find_spec("tf_keras"):  # enables classic layers and cells
         os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
@@ -90,12 +87,11 @@ def load_config_file(name_or_path: str) -> ConfigFile:
     try:
         # All processes must draw the same numbers, because constants are part of a network.
         with seeded(0):
-            module = _module(path, source)
-        get_config = getattr(module, "get_config", None)
-        if not callable(get_config):
+            module = _run_once(os.path.abspath(path), source)
+        if not hasattr(module, "get_config"):
             raise UserError("get_config() is not defined")
         with seeded(0):
-            config = get_config()
+            config = module.get_config()
         if not isinstance(config, Config):
             raise UserError("get_config() must return lm.config.Config")
         _check_decorator(type(config))
@@ -132,40 +128,31 @@ def keras_hint(error: BaseException) -> str:
     return f"; classic layers and cells need tf_keras ({install})"
 
 
-def _module(path: str, source: bytes) -> types.ModuleType:
-    # Dataclasses look up the module of their class. Execute the file only once, because registering
-    # a gradient in TensorFlow fails the second time.
-    key = hashlib.sha256(os.fsencode(os.path.abspath(path)) + b"\n" + source).hexdigest()
-    name = f"lm_config_{key[:16]}"
-    if name in sys.modules:
-        return sys.modules[name]
-    module = types.ModuleType(name)
-    module.__file__ = path
-    sys.modules[name] = module
-    beside = os.path.dirname(os.path.abspath(path))
+def _read(name_or_path: str) -> tuple[str, bytes]:
+    is_path = name_or_path.endswith(".py") or os.sep in name_or_path
+    path = name_or_path if is_path else os.path.join(_CONFIGS, f"{name_or_path}.py")
+    try:
+        with open(path, "rb") as file:
+            return path, file.read()
+    except OSError as error:
+        known = sorted(f[:-3] for f in os.listdir(_CONFIGS) if f.startswith("config_"))
+        raise error_class(error)(
+            f"cannot read config {name_or_path!r} ({error.strerror}): use one of"
+            f" {', '.join(known)}, or a path to a .py"
+        ) from error
+
+
+@functools.cache  # Registering a gradient in TensorFlow fails the second time.
+def _run_once(path: str, source: bytes) -> types.ModuleType:
+    beside = os.path.dirname(path)
     if beside not in sys.path:
         sys.path.insert(0, beside)  # Python also does this for scripts.
-    try:
-        # Python's import could execute a cached version instead of the hashed bytes.
-        exec(compile(source, path, "exec", dont_inherit=True), module.__dict__)
-    except BaseException:
-        del sys.modules[name]
-        raise
+    module = types.ModuleType(f"lm_config_{short_name(f'{path} {source}')}")
+    module.__file__ = path
+    sys.modules[module.__name__] = module  # Dataclasses look up the module of their class.
+    # Python's import could execute a cached version instead of the hashed bytes.
+    exec(compile(source, path, "exec", dont_inherit=True), module.__dict__)
     return module
-
-
-def _find_config(name_or_path: str) -> str:
-    if name_or_path.endswith(".py") or os.sep in name_or_path:
-        if not os.path.isfile(name_or_path):
-            raise UserError(f"config file {name_or_path} does not exist")
-        return name_or_path
-    path = os.path.join(_CONFIGS, f"{name_or_path}.py")
-    if not os.path.isfile(path):
-        known = sorted(f[:-3] for f in os.listdir(_CONFIGS) if f.startswith("config_"))
-        raise UserError(
-            f"unknown config {name_or_path!r}: use one of {', '.join(known)}, or a path to a .py"
-        )
-    return path
 
 
 def _check_decorator(cls: type[Config]) -> None:

@@ -182,7 +182,7 @@ class TestOptions:
     @pytest.mark.parametrize(
         "kind, arguments, message",
         [
-            (StepOptions, ["--config", ""], "unknown config ''"),
+            (StepOptions, ["--config", ""], "cannot read config ''"),
             (StepOptions, ["--repeats", "0"], "repeats must be at least 1"),
             (StepOptions, ["--hidden_size", "0"], "hidden_size"),
             (StepOptions, ["--peers", "--optimizer", "adam"], "do not support optimizer"),

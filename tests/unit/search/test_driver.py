@@ -166,7 +166,7 @@ def test_the_name_of_the_directory_may_not_be_utf8(search, caplog):
 @pytest.mark.parametrize(
     "name, options, error",
     [
-        ("a", {"config": ""}, "unknown config ''"),
+        ("a", {"config": ""}, "cannot read config ''"),
         (
             "a",
             {"config": "config_small", "training": {"data_url": "/none.tgz", "data_path": "/none"}},
