@@ -34,8 +34,8 @@ setup(
         # TF 1.x cells and layers, for config files that use them. The version must match the
         # version of TensorFlow. Next to tensorflow-cpu, install it as docs/own_graph.md describes.
         "legacy": ["tf_keras>=2.18,<2.22"],
-        # PyTorch, which lm.benchmark compares with. Training does not use it.
-        "bench": ["torch==2.13.0"],
+        # The programs that lm.benchmark compares with. Training does not use them.
+        "bench": ["jax>=0.6.2,<0.11", "torch==2.13.0"],
         "dev": [
             "hypothesis",
             "psycopg2-binary",

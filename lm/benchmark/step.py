@@ -26,6 +26,7 @@ PEERS: Mapping[str, Mapping[str, Sequence[str]]] = {
             "torch-autocast", "torch-autocast-compile", "torch-bfloat16", "torch-bfloat16-compile",
         ],
     },
+    "jax": {"float32": ["jax"], "bfloat16": ["jax-autocast"]},
 }  # fmt: skip
 
 _COLUMNS = [
@@ -57,7 +58,7 @@ class StepOptions(Options):
     python -m lm.benchmark step --config config_small --peers
     """
 
-    peers: bool = option(False, "measure PyTorch and the TensorFlow tutorial too")
+    peers: bool = option(False, "measure PyTorch, JAX and the TensorFlow tutorial too")
 
     def check(self, config: Config) -> None:
         super().check(config)

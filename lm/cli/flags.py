@@ -211,7 +211,7 @@ def _help_text(usage: str, flags: absl_flags.FlagValues) -> str:
 def versions() -> str:
     """Return the versions of this project and of the installed libraries, one per line."""
     lines = [f"lm {lm.__version__}"]
-    for library in ("tensorflow", "tensorflow-cpu", "horovod", "numpy", "torch"):
+    for library in ("tensorflow", "tensorflow-cpu", "horovod", "numpy", "torch", "jax"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             lines.append(f"{library} {importlib.metadata.version(library)}")
     return "\n".join(lines)

@@ -5,13 +5,13 @@ import json
 
 import pytest
 
+from lm.benchmark.step import PEERS
 from tests.commands import run_module
 
 TINY = (
     "--config", "config_test", "--hidden_size", 16, "--num_steps", 5, "--batch_size", 4,
     "--vocab_size", 60, "--intra_op_threads", 1,
 )  # fmt: skip
-HAS_TORCH = importlib.util.find_spec("torch") is not None
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -29,12 +29,12 @@ def test_all_implementations_train_the_same_model(tmp_path):
     implementations = record["implementations"]
     ours = implementations["ours"]
     assert len(ours["first_losses"]) == 4
-    assert "tensorflow" in implementations
-    if HAS_TORCH:
-        assert {"torch", "torch-compile"} <= implementations.keys()
-    else:
-        assert result.stderr.count("torch is missing") == 1
-        assert "pip install -e '.[bench]'" in result.stderr
+    for package, variants in PEERS.items():
+        if importlib.util.find_spec(package):
+            assert {*variants["float32"]} <= implementations.keys()
+        else:
+            assert result.stderr.count(f"{package} is missing") == 1
+            assert "pip install -e '.[bench]'" in result.stderr
     for found in implementations.values():
         # The updates, the clipping and the carried state agree too if four losses are equal.
         assert found["first_losses"] == pytest.approx(ours["first_losses"], rel=1e-4)
