@@ -1,16 +1,23 @@
-"""Evaluate a run on its corpus or on any text: `python -m lm.evaluate --run DIR`.
+"""Measure the perplexity of a trained model, in one process or under mpirun in several.
+
+  python -m lm.evaluate --run runs/small --split test
+  python -m lm.evaluate --run runs/small --split my.txt --checkpoint best --json
+  mpirun -np 2 python -m lm.evaluate --run runs/small --split valid,test
+
+Each text is cut into --eval_batch_size rows, and each row starts with an empty recurrent state.
+With --eval_batch_size 1, the model reads each text as one stream.
 
 With --json, the output has one object per line for each split:
 
-    {"run": "runs/x", "checkpoint": "runs/x/checkpoints/step-00000300", "split": "valid",
-     "nll": 4.78, "perplexity": 119.1, "bits_per_word": 6.9, "bits_per_character": 1.29,
-     "tokens": 73760, "characters": 393042, "unknown": 0, "eval_batch_size": 20, "world_size": 1}
+  {"run": "runs/x", "checkpoint": "runs/x/checkpoints/step-00000300", "split": "valid",
+   "nll": 4.78, "perplexity": 119.1, "bits_per_word": 6.9, "bits_per_character": 1.29,
+   "tokens": 73760, "characters": 393042, "unknown": 0, "eval_batch_size": 20, "world_size": 1}
 
-nll is the mean negative log-likelihood of a token in nats, including the `<eos>` at the end of each
+nll is the mean negative log-likelihood of a token in nats, including the <eos> at the end of each
 line. perplexity = exp(nll), and bits_per_word = nll / ln 2. bits_per_character divides by the
 number of characters instead. The space or line end after each word counts as a character, and an
-unknown word counts as the five characters of `<unk>`. unknown is the number of words that are not
-in the vocabulary. A literal `<unk>` in the text is an ordinary word.
+unknown word counts as the five characters of <unk>. unknown is the number of words that are not in
+the vocabulary. A literal <unk> in the text is an ordinary word.
 """
 
 import dataclasses
@@ -21,16 +28,6 @@ from lm.cli.flags import RunChoice, parse
 from lm.cli.tables import markdown_table
 from lm.options import Checked, option
 from lm.system import import_tensorflow
-
-USAGE = """\
-Measure the perplexity of a trained model, in one process or under mpirun in several.
-
-  python -m lm.evaluate --run runs/small --split test
-  python -m lm.evaluate --run runs/small --split my.txt --checkpoint best --json
-  mpirun -np 2 python -m lm.evaluate --run runs/small --split valid,test
-
-Each text is cut into --eval_batch_size rows, and each row starts with an empty recurrent state.
-With --eval_batch_size 1, the model reads each text as one stream."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,13 +46,8 @@ class EvaluateOptions(Checked):
     json: bool = option(False, "print JSON, one object per line, instead of a table")
 
 
-def main() -> None:
-    """Run the command on this rank."""
-    program.run(_parse, _evaluate)
-
-
 def _parse(argv):
-    arguments = parse(argv, USAGE, RunChoice, EvaluateOptions)
+    arguments = parse(argv, __doc__, RunChoice, EvaluateOptions)
     return arguments[RunChoice].open_arguments(), arguments[EvaluateOptions]
 
 
@@ -91,4 +83,4 @@ def _print_table(results):
 
 
 if __name__ == "__main__":
-    main()
+    program.run(_parse, _evaluate)

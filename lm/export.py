@@ -1,24 +1,25 @@
-"""Export a run as a TensorFlow SavedModel: `python -m lm.export --run DIR --to DIR`.
+"""Export a trained model as a SavedModel, which TensorFlow loads without this project.
 
-TensorFlow loads the SavedModel without this project. The network computes in float32, regardless of
-the run's --precision:
+  python -m lm.export --run runs/small --to exported/small
 
-    import tensorflow as tf
-    model = tf.saved_model.load("exported")
-    score = model.signatures["score"]
-    scores = score(words=tf.constant([["the", "company", "said"], ["yes", "", ""]]))
+The network computes in float32, regardless of the run's --precision:
+
+  import tensorflow as tf
+  model = tf.saved_model.load("exported/small")
+  score = model.signatures["score"]
+  scores = score(words=tf.constant([["the", "company", "said"], ["yes", "", ""]]))
 
 Signatures (B sentences or rows, T words, S numbers in the state of a row, V words
 in the vocabulary; natural logarithms):
 
-    score       words: string [B, T], "" after the end of a sentence
-                -> log_probabilities: float32 [B, T + 1], of each word and of the closing <eos>,
-                   followed by zeros; log_probability: float32 [B], their sum
-    next_word   words: string [B]; state: float32 [B, S]. A text starts with the word "<eos>" and
-                a state of zeros.
-                -> log_probabilities: float32 [B, V], of the next word; state: for the next call
-    score_ids, next_word_ids
-                the same with ids: int32, and -1 instead of "" in `score`
+  score       words: string [B, T], "" after the end of a sentence
+              -> log_probabilities: float32 [B, T + 1], of each word and of the closing <eos>,
+                 followed by zeros; log_probability: float32 [B], their sum
+  next_word   words: string [B]; state: float32 [B, S]. A text starts with the word "<eos>" and
+              a state of zeros.
+              -> log_probabilities: float32 [B, V], of the next word; state: for the next call
+  score_ids, next_word_ids
+              the same with ids: int32, and -1 instead of "" in `score`
 
 The state of the LSTM has S = layers * 2 * hidden_size numbers: h and c of each layer in turn. The
 state of a user-defined network consists of the flattened parts of its state_shapes.
@@ -34,11 +35,6 @@ from lm.cli.flags import RunChoice, parse
 from lm.options import Checked, option
 from lm.system import import_tensorflow
 
-USAGE = """\
-Export a trained model as a SavedModel, which TensorFlow loads without this project.
-
-  python -m lm.export --run runs/small --to exported/small"""
-
 
 @dataclasses.dataclass(frozen=True)
 class ExportOptions(Checked):
@@ -47,19 +43,15 @@ class ExportOptions(Checked):
     to: str = option("", "new directory for the SavedModel", required=True, is_path=True)
 
 
-def main() -> None:
-    """Run the command."""
-    program.run_alone(_export)
-
-
 def _export(argv):
-    arguments = parse(argv, USAGE, RunChoice, ExportOptions)
+    arguments = parse(argv, __doc__, RunChoice, ExportOptions)
+    run, to = arguments[RunChoice].open_arguments(), arguments[ExportOptions].to
     import_tensorflow()
     from lm.inference.run import open_run
     from lm.inference.saved_model import export
 
-    export(open_run(**arguments[RunChoice].open_arguments()), arguments[ExportOptions].to)
+    export(open_run(**run), to)
 
 
 if __name__ == "__main__":
-    main()
+    program.run_alone(_export)

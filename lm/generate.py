@@ -1,11 +1,14 @@
-"""Generate text: `python -m lm.generate --run DIR --prompt "the company said"`.
+"""Generate text with a trained model.
 
-The command prints the prompt, and then each generated word immediately. A line end (`<eos>`) counts
-as a word. If --num_samples is above 1, a line like "== 2 of 5" precedes each sample. With --json,
-each line contains one text: {"sample": 1, "seed": 7, "prompt": "the company said", "words": ["it",
-"will", "<eos>"], "text": "the company said it will\\n"}.
+  python -m lm.generate --run runs/small --prompt "the company said" --num_words 100
+  python -m lm.generate --run runs/small --temperature 0.8 --top_k 40 --top_p 0.9 --seed 1
 
-The network computes in float32, regardless of the run's --precision.
+With the same --seed, the same flags generate the same text. The network computes in float32,
+regardless of the run's --precision. Each generated word appears immediately. A line end (<eos>)
+counts as a word. With --json, each line contains one text:
+
+  {"sample": 1, "seed": 7, "prompt": "the company said", "words": ["it", "will", "<eos>"],
+   "text": "the company said it will\\n"}
 """
 
 import contextlib
@@ -21,14 +24,6 @@ from lm.inference.sampling import Sampling
 from lm.options import Checked, option
 from lm.system import import_tensorflow
 
-USAGE = """\
-Generate text with a trained model.
-
-  python -m lm.generate --run runs/small --prompt "the company said" --num_words 100
-  python -m lm.generate --run runs/small --temperature 0.8 --top_k 40 --top_p 0.9 --seed 1
-
-With the same --seed, the same flags generate the same text."""
-
 
 @dataclasses.dataclass(frozen=True)
 class OutputFormat(Checked):
@@ -37,22 +32,15 @@ class OutputFormat(Checked):
     json: bool = option(False, "print one JSON object per generated text")
 
 
-def main() -> None:
-    """Run the command."""
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Stop silently when `| head` closes stdout.
-    program.run_alone(_generate)
-
-
 def _generate(argv):
-    arguments = parse(argv, USAGE, RunChoice, Sampling, OutputFormat)
+    arguments = parse(argv, __doc__, RunChoice, Sampling, OutputFormat)
     run, sampling = arguments[RunChoice].open_arguments(), arguments[Sampling]
     import_tensorflow()
     from lm.inference.generator import Generator, spaced
     from lm.inference.run import open_run
 
     with contextlib.closing(Generator(open_run(**run))) as generator:
-        if "seed" not in arguments.given(Sampling):  # The user may want to repeat the text.
-            logging.getLogger("lm").info("seed %d", sampling.seed)
+        logging.getLogger("lm").info("seed %d", sampling.seed)  # for generating the text again
         for number, (prompt, words) in enumerate(generator.texts(sampling), 1):
             if arguments[OutputFormat].json:
                 words = list(words)
@@ -73,4 +61,5 @@ def _print_text(pieces):
 
 
 if __name__ == "__main__":
-    main()
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Stop silently when `| head` closes stdout.
+    program.run_alone(_generate)

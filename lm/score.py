@@ -1,19 +1,23 @@
-"""Score sentences on stdin: `python -m lm.score --run DIR < sentences.txt`.
+"""Print the log-probability of each sentence on stdin, one sentence per line.
+
+  python -m lm.score --run runs/small < sentences.txt > scores.tsv
+  nbest | python -m lm.score --run runs/small --per_word --json
 
 Each input line produces one output line immediately. The TSV columns, without a header, are:
 
-    log-probability, tokens, unknown words, sentence [, log-probabilities of its tokens]
+  log-probability, tokens, unknown words, sentence [, log-probabilities of its tokens]
 
-All logarithms are natural. A sentence starts with an empty recurrent state, and the closing `<eos>`
+All logarithms are natural. A sentence starts with an empty recurrent state, and the closing <eos>
 is a token of the sentence. A word that is not in the vocabulary counts as unknown and is scored as
-`<unk>`. The last column requires --per_word, and spaces separate the numbers in this column. The
+<unk>. The last column requires --per_word, and spaces separate the numbers in this column. The
 words of the sentence are separated by single spaces. The network computes in float32, regardless
 of the run's --precision.
 
-With --json, each line is an object: {"log_probability": -9.1, "tokens": 3, "unknown": 0,
-"sentence": "the company"}. With --per_word, it also has "words": [{"word": "the",
-"log_probability": -3.0}, ..., {"word": "<eos>", "log_probability": -2.2}]. A log-probability of
-minus infinity is null.
+With --json, each line is an object, which contains the words if --per_word is set. A
+log-probability of minus infinity is null:
+
+  {"log_probability": -9.1, "tokens": 3, "unknown": 0, "sentence": "the company",
+   "words": [{"word": "the", "log_probability": -3.0}, ..., {"word": "<eos>", ...}]}
 """
 
 import contextlib
@@ -21,22 +25,14 @@ import dataclasses
 import json
 import math
 import signal
-import sys
 
 from lm.cli import program
 from lm.cli.flags import RunChoice, parse
 from lm.data.vocabulary import EOS
-from lm.errors import UserError
 from lm.options import Checked, option
 from lm.system import import_tensorflow
 
-USAGE = """\
-Print the log-probability of each sentence on stdin, one sentence per line.
-
-  python -m lm.score --run runs/small < sentences.txt > scores.tsv
-  nbest | python -m lm.score --run runs/small --per_word --json
-
-TSV: log-probability (natural), tokens (with <eos>), unknown words, sentence."""
+_STDIN = 0  # the file descriptor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,23 +44,15 @@ class ScoreOptions(Checked):
     batch_size: int = option(16, "number of sentences to score together", low=1)
 
 
-def main() -> None:
-    """Run the command."""
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Stop silently when `| head` closes stdout.
-    program.run_alone(_score)
-
-
 def _score(argv):
-    arguments = parse(argv, USAGE, RunChoice, ScoreOptions)
+    arguments = parse(argv, __doc__, RunChoice, ScoreOptions)
     run, options = arguments[RunChoice].open_arguments(), arguments[ScoreOptions]
-    if sys.stdin is None:
-        raise UserError("stdin is closed: pipe in one sentence per line")
     import_tensorflow()
     from lm.inference.run import open_run
     from lm.inference.scorer import Scorer
 
     with contextlib.closing(Scorer(open_run(**run), options.batch_size)) as scorer:
-        for score in scorer.score_stream(sys.stdin.fileno()):
+        for score in scorer.score_stream(_STDIN):
             # The process that wrote the sentence may wait for the score.
             print(format_score(score, options.per_word, options.json), flush=True)
 
@@ -96,4 +84,5 @@ def _number(log_prob: float) -> float | None:
 
 
 if __name__ == "__main__":
-    main()
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Stop silently when `| head` closes stdout.
+    program.run_alone(_score)

@@ -1,4 +1,10 @@
-"""Train a language model: `python -m lm.train --config config_small`."""
+"""Train a language model, in one process or under mpirun in several.
+
+  python -m lm.train --config config_small
+  mpirun -np 2 -H host1:1,host2:1 python -m lm.train --config config_small
+
+A flag overrides the config field of the same name.
+"""
 
 import dataclasses
 import os
@@ -8,14 +14,6 @@ from lm.cli.flags import parse
 from lm.config import Config, RunOptions
 from lm.options import Checked, option
 from lm.system import import_tensorflow
-
-USAGE = """\
-Train a language model, in one process or under mpirun in several.
-
-  python -m lm.train --config config_small
-  mpirun -np 2 -H host1:1,host2:1 python -m lm.train --config config_small
-
-A flag overrides the config field of the same name."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +35,7 @@ def main() -> None:
 
 def parse_flags(argv):
     """Return the config, the options and the network functions for `lm.training.run.train`."""
-    arguments = parse(argv, USAGE, ConfigChoice, Config, RunOptions)
+    arguments = parse(argv, __doc__, ConfigChoice, Config, RunOptions)
     options = arguments[RunOptions]
     if options.timeline:  # Horovod reads the variable when the ranks connect.
         os.environ["HOROVOD_TIMELINE"] = options.timeline

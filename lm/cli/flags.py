@@ -67,30 +67,24 @@ class RunChoice(Checked):
         }
 
 
+@dataclasses.dataclass(frozen=True)
 class Arguments:
     """A parsed command line. `arguments[cls]` is an instance of the option class."""
 
-    def __init__(
-        self, given: Mapping[str, Any], config_file: ConfigFile | None, positional: Sequence[str]
-    ):
-        self._given, self.config_file, self.positional = given, config_file, positional
+    given: Mapping[type, Mapping[str, Any]]  # the fields of each option class that flags set
+    config_file: ConfigFile | None
+    positional: Sequence[str]
 
     def __getitem__(self, cls: type) -> Any:
-        given = self.given(cls)
         if cls is Config and self.config_file:
-            return replaced(self.config_file.config, **given)
-        return cls(**given)
+            return replaced(self.config_file.config, **self.given[cls])
+        return cls(**self.given[cls])
 
-    def given(self, cls: type) -> dict[str, Any]:
-        """Return the fields of an option class that were set on the command line."""
-        names = [field.name for field in dataclasses.fields(_actual(cls, self.config_file))]
-        return {name: self._given[name] for name in names if name in self._given}
-
-    def table(self, option_classes: Sequence[type]) -> str:
+    def table(self) -> str:
         """Return the output of `--print_config`."""
         rows = []
-        for cls in option_classes:
-            options, given = self[cls], self.given(cls)
+        for cls, given in self.given.items():
+            options = self[cls]
             for field in dataclasses.fields(options):
                 value, source = getattr(options, field.name), "default"
                 if field.name in given:
@@ -126,28 +120,24 @@ def parse(
     # Libraries define dozens of flags in absl's global FLAGS.
     flags, fields = absl_flags.FlagValues(), {}
     for cls in (CommonFlags, *option_classes):
-        actual, skipped = _actual(cls, file), leave_out if cls is RunOptions else ()
-        for field in dataclasses.fields(actual):
-            if field.name not in skipped:
-                _define(flags, actual, field)
-                fields[field.name] = field
+        actual, skipped = cls, leave_out if cls is RunOptions else ()
+        if cls is Config and file:
+            actual = type(file.config)
+        fields[cls] = [field for field in dataclasses.fields(actual) if field.name not in skipped]
+        for field in fields[cls]:
+            _define(flags, actual, field)
     flags.set_gnu_getopt(positional)  # Otherwise, flags end at the first positional argument.
     rest = _read(flags, argv)[1:]
-    given = {name: flags[name].value for name in fields if flags[name].value is not None}
-    if given.get("help"):
+    if flags["help"].value:
         raise InfoRequested(_help_text(usage, flags))
-    if given.get("version"):
+    if flags["version"].value:
         raise InfoRequested(versions())
     if rest and not positional:
         raise UserError(f"{rest[0]!r} is not a flag: write --flag value (see --help)")
-    for name, field in fields.items():
-        if field.metadata["required"] and not given.get(name):
-            raise UserError(f"--{name} is missing: {field.metadata['help']} (see --help)")
-        if field.metadata["is_path"] and name in given:
-            given[name] = _expand_home(given[name])
+    given = {cls: _given(flags, fields[cls]) for cls in option_classes}
     arguments = Arguments(given, file, rest)
-    if given.get("print_config"):
-        raise InfoRequested(arguments.table(option_classes))
+    if flags["print_config"].value:
+        raise InfoRequested(arguments.table())
     return arguments
 
 
@@ -155,10 +145,6 @@ def field_help(field: dataclasses.Field) -> str:
     """Return the help text of a field, with its choices."""
     choices = ", ".join(map(str, field.metadata["choices"]))
     return field.metadata["help"] + (f" (one of: {choices})" if choices else "")
-
-
-def _actual(cls: type, file: ConfigFile | None) -> type:
-    return type(file.config) if cls is Config and file else cls
 
 
 def _load_config_file(argv: Sequence[str], option_classes: Sequence[type]) -> ConfigFile | None:
@@ -169,7 +155,7 @@ def _load_config_file(argv: Sequence[str], option_classes: Sequence[type]) -> Co
     flags.set_gnu_getopt(True)  # Continue after the values of unknown flags.
     _read(flags, argv, known_only=True)
     name = flags["config"].value if flags["config"].present else cls.config
-    return None if name is None else load_config_file(_expand_home(name))
+    return None if name is None else load_config_file(os.path.expanduser(name))
 
 
 def _define(flags: absl_flags.FlagValues, cls: type, field: dataclasses.Field) -> None:
@@ -195,13 +181,21 @@ def _read(
         raise UserError(f"{first_line(error)} (see --help)") from error
 
 
-def _expand_home(path: str) -> str:
-    # The shell does not expand ~ in --flag=~/path.
-    return os.path.expanduser(path) if path.startswith("~/") else path
+def _given(flags: absl_flags.FlagValues, fields: Sequence[dataclasses.Field]) -> dict[str, Any]:
+    """Return the fields that were set on the command line."""
+    given = {}
+    for field in fields:
+        value = flags[field.name].value
+        if field.metadata["required"] and not value:
+            raise UserError(f"--{field.name} is missing: {field.metadata['help']} (see --help)")
+        if value is not None:
+            # The shell does not expand ~ in --flag=~/path.
+            given[field.name] = os.path.expanduser(value) if field.metadata["is_path"] else value
+    return given
 
 
 def _help_text(usage: str, flags: absl_flags.FlagValues) -> str:
-    lines = [usage, ""]
+    lines = [usage.strip(), ""]
     for name in flags:
         flag = flags[name]
         lines += [f"  --{'[no]' if flag.boolean else ''}{name}", f"      {flag.help}"]

@@ -49,7 +49,7 @@ def _search(argv):
         argv, USAGE, SearchDirectory, SearchOptions, Config, RunOptions, leave_out=leave_out
     )
     where = arguments[SearchDirectory]
-    config, options, run = map(arguments.given, (Config, SearchOptions, RunOptions))
+    config, options, run = map(arguments.given.get, (Config, SearchOptions, RunOptions))
     run = {name: run[name] for name in run.keys() & for_trials}
     with contextlib.ExitStack() as stack, needs_extra("search"):
         from lm.distributed.signals import Signals

@@ -25,7 +25,7 @@ def test_flags_set_the_fields_of_several_option_classes():
     arguments = parse(["x", "--input", "a", "--lines=7", "--top_k", "2"], "", Options, Sampling)
     assert arguments[Options] == Options(input="a", lines=7)
     assert arguments[Sampling].top_k == 2
-    assert arguments.given(Sampling) == {"top_k": 2}
+    assert arguments.given[Sampling] == {"top_k": 2}
 
 
 def test_home_directory_is_expanded_only_in_paths(monkeypatch):
