@@ -12,7 +12,7 @@ import os
 import socket
 import tempfile
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, BinaryIO
 
 logger = logging.getLogger("lm")
 
@@ -21,7 +21,8 @@ _BLOCK_BYTES = 1 << 20
 _NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP}
 _HOST_DIRECTORY = "/tmp"  # TMPDIR may differ between jobs.
 _STALE = {errno.ESTALE, errno.ENOTCONN}  # The disk was unmounted, and may be mounted again.
-_NO_SYNC = {errno.EINVAL, errno.ENOTSUP}  # pipes and terminals
+# Pipes and terminals cannot be flushed, and the next write reports an unmounted disk.
+_NO_SYNC = {errno.EINVAL, errno.ENOTSUP, *_STALE}
 
 
 def sha256_of(path: str) -> str:
@@ -74,21 +75,16 @@ class RetryingAppend:
         """Flush the file to the disk. Any thread may call this method."""
         try:
             os.fsync(self._file.fileno())
-        except OSError as error:  # NFS reports a full disk here
-            if error.errno in _NO_SYNC:
-                return
-            reason = self._log(error, "the last lines may be lost")
-            if error.errno in _STALE:
-                self._is_stale = True
-            else:
-                self.loss = reason
+        except OSError as error:  # NFS reports a full disk here.
+            if error.errno not in _NO_SYNC:
+                self.loss = self._log(error, "the last lines may be lost")
 
     def close(self) -> None:
         """Close the file after a last attempt to append the waiting content."""
         self.write(b"")
         try:
             self._file.close()
-        except OSError as error:  # NFS reports a full disk here
+        except OSError as error:  # NFS reports a full disk here.
             self.loss = self._log(error, "the last lines may be lost")
 
     def _log(self, error: OSError, outcome: str) -> str:
@@ -147,30 +143,27 @@ def locked(path: str, activity: str | None = None) -> Iterator[None]:
     Raises:
       BlockingIOError: If another process holds the lock, and this process does not wait.
     """
-    # If the file were removed, a process that waits for the removed file and a process that creates
-    # a new file would both hold the lock.
-    with open(path, "ab") as file:
+    with contextlib.ExitStack() as stack:
+        # If the file were removed, a process that waits for the removed file and a process that
+        # creates a new file would both hold the lock.
+        file = stack.enter_context(open(path, "ab"))
         try:
-            _lock(file.fileno(), path, activity)
+            _lock(file, activity)
         except OSError as error:
             if error.errno not in _NO_LOCKS:
                 raise
-        else:
-            yield
-            return
-    # Fall back to a lock file on this host, which excludes only processes of this host.
-    name = f"lm-{os.getuid()}-{short_name(os.path.realpath(path))}.lock"
-    directory = _HOST_DIRECTORY if os.access(_HOST_DIRECTORY, os.W_OK) else tempfile.gettempdir()
-    with open(os.path.join(directory, name), "ab") as file:
-        _lock(file.fileno(), path, activity)
+            # Fall back to a lock file on this host, which excludes only processes of this host.
+            name = f"lm-{os.getuid()}-{short_name(os.path.realpath(path))}.lock"
+            file = stack.enter_context(open(os.path.join(_HOST_DIRECTORY, name), "ab"))
+            _lock(file, activity)
         yield
 
 
-def _lock(descriptor: int, path: str, activity: str | None) -> None:
+def _lock(file: BinaryIO, activity: str | None) -> None:
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         if activity is None:
             raise
-        logger.info("waiting for another process that is %s (lock %s)", activity, path)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        logger.info("waiting for another process that is %s (lock %s)", activity, file.name)
+        fcntl.flock(file, fcntl.LOCK_EX)

@@ -7,7 +7,7 @@ import math
 import operator
 import sys
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from lm.errors import UserError, first_line
@@ -31,11 +31,8 @@ def option(
     per_host: bool = False,
     is_path: bool = False,
     required: bool = False,
-    low: float | None = None,
-    above: float | None = None,
-    high: float | None = None,
-    below: float | None = None,
     may_change: Sequence[str] = ("search",),
+    **limits: float,
 ) -> Any:
     """Declare a field of a `Checked` dataclass, such as `Config` or `RunOptions`.
 
@@ -49,9 +46,9 @@ def option(
       may_change: When the value may differ within one run or search. "resume": when the run or the
         search is resumed. "evaluate": when the weights are used, or when the run is resumed and no
         decision depends on validation. "search": when `lm.search` sets the field.
-      low, above, high, below: The range. The bounds `low` and `high` are allowed values.
+      **limits: The range, as `low` or `above` and `high` or `below`. The bounds `low` and `high`
+        are allowed values.
     """
-    limits = dict(low=low, above=above, high=high, below=below)
     metadata = dict(help=help, choices=choices, limits=limits, may_change={*may_change})
     metadata.update(per_host=per_host, is_path=is_path, required=required)
     return dataclasses.field(default=default, metadata=metadata)
@@ -105,20 +102,18 @@ class Checked:
             object.__setattr__(self, field.name, value)
             if type(value) is not expected:
                 raise UserError(f"{field.name} must be {expected.__name__}, not {value!r}")
-            if value != value:
-                raise UserError(f"{field.name} must be a number, not {value}")
-            _check_range(field.name, value, field.metadata["choices"], field.metadata["limits"])
+            _check_range(field, value)
 
 
-def _check_range(
-    name: str, value: Any, choices: Sequence[Any], limits: Mapping[str, float]
-) -> None:
+def _check_range(field: dataclasses.Field, value: Any) -> None:
+    choices = field.metadata["choices"]
     if choices and value not in choices:
-        raise UserError(f"{name} must be one of {', '.join(map(str, choices))}, not {value!r}")
-    for rule, bound in limits.items():
-        is_valid, words = _RANGE_CHECKS[rule]
-        if bound is not None and not is_valid(value, bound):
-            raise UserError(f"{name} must be {words} {bound}, not {value}")
+        allowed = ", ".join(map(str, choices))
+        raise UserError(f"{field.name} must be one of {allowed}, not {value!r}")
+    for limit, bound in field.metadata["limits"].items():
+        is_valid, words = _RANGE_CHECKS[limit]
+        if not is_valid(value, bound):
+            raise UserError(f"{field.name} must be {words} {bound}, not {value}")
 
 
 def defaults(cls: type) -> dict[str, Any]:

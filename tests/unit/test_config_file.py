@@ -173,12 +173,6 @@ def test_choices_of_a_field_may_be_numbers(tmp_path):
         parse("--config", path, "--num_heads", "3")
 
 
-def test_a_field_of_a_config_file_must_not_be_nan(tmp_path):
-    path = write(tmp_path, OWN_FIELDS.replace(", low=1", "").replace("Optional[int]", "float"))
-    with pytest.raises(UserError, match="num_heads must be a number, not nan"):
-        parse("--config", path, "--num_heads", "nan")
-
-
 DRAWS = """
 import random
 import numpy as np

@@ -96,21 +96,18 @@ def test_an_error_about_a_full_disk_contains_the_path(tmp_path):
 
 
 def test_locks_fall_back_to_the_host_if_the_file_system_has_no_locks(tmp_path, monkeypatch):
-    flock, inodes = fcntl.flock, []
+    flock, inodes, path = fcntl.flock, [], str(tmp_path / "lock")
 
-    def no_locks_here(descriptor, flags):
-        if os.fstat(descriptor).st_ino == (tmp_path / "lock").stat().st_ino:
+    def no_locks_here(file, flags):
+        if file.name == path:
             raise OSError(errno.ENOSYS, "Function not implemented")
-        inodes.append(os.fstat(descriptor).st_ino)
-        flock(descriptor, flags)
+        inodes.append(os.fstat(file.fileno()).st_ino)
+        flock(file, flags)
 
     monkeypatch.setattr(fcntl, "flock", no_locks_here)
     (tmp_path / "host").mkdir()
     monkeypatch.setattr("lm.files._HOST_DIRECTORY", str(tmp_path / "host"))
-    path = str(tmp_path / "lock")
-    with locked(path, "testing"):
-        monkeypatch.setattr("tempfile.tempdir", str(tmp_path))  # another job on this host
-        with pytest.raises(BlockingIOError), locked(path):
-            pass
+    with locked(path, "testing"), pytest.raises(BlockingIOError), locked(path):
+        pass
     with locked(path):
         assert len(inodes) == 3 and len(set(inodes)) == 1
