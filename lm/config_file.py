@@ -14,7 +14,7 @@ import os
 import sys
 import traceback
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Literal
 
 from lm.config import Config
@@ -23,6 +23,7 @@ from lm.files import short_name
 from lm.options import Checked
 from lm.record import FileRecord
 from lm.system import import_tensorflow, seeded
+from lm.user_code import hint, place
 
 # Importing `configs` could find a user's directory of the same name.
 _CONFIGS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "configs")
@@ -105,27 +106,11 @@ def load_config_file(name_or_path: str) -> ConfigFile:
 def _explain(path: str, error: BaseException) -> str:
     if isinstance(error, SyntaxError):  # A module that the file imports may be invalid too.
         return f"{error.filename or path}, line {error.lineno}: {error.msg}"
-    where = place(path, traceback.extract_tb(error.__traceback__))
+    frames = traceback.extract_tb(error.__traceback__)
+    where, message = place(path, frames), first_line(error)
     if isinstance(error, UserError):
         return f"{where}: {error}"
-    return f"{where}: {type(error).__name__}: {first_line(error)}{keras_hint(error)}"
-
-
-def place(path: str, frames: Iterable[traceback.FrameSummary]) -> str:
-    """Return the path of a file, with the line number of the last frame in the file."""
-    whole = os.path.abspath(path)
-    lines = [frame.lineno for frame in frames if os.path.abspath(frame.filename) == whole]
-    return f"{path}, line {lines[-1]}" if lines else path
-
-
-def keras_hint(error: BaseException) -> str:
-    """Return a hint if a classic layer or cell is missing, otherwise an empty string."""
-    if "Keras 3" not in str(error):
-        return ""
-    # Otherwise, pip would install the dependency tensorflow over tensorflow-cpu.
-    version = sys.modules["tensorflow"].__version__.rpartition(".")[0]
-    install = f"pip install --no-deps 'tf_keras=={version}.*'"
-    return f"; classic layers and cells need tf_keras ({install})"
+    return f"{where}: {type(error).__name__}: {message}{hint(path, frames, message)}"
 
 
 def _read(name_or_path: str) -> tuple[str, bytes]:

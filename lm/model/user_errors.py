@@ -1,4 +1,4 @@
-"""Report errors of a user's network functions in one line, with the line of the config file."""
+"""Report errors of a user's network functions in one line, with the line of the user's file."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Any, Callable
 
 import tensorflow.compat.v1 as tf
 
-from lm.config_file import NetworkFunctions, keras_hint, place
+from lm.config_file import NetworkFunctions
 from lm.errors import ProgramExit, UserError
+from lm.user_code import hint, place
 
 PYTHON_OPS = {"PyFunc", "EagerPyFunc", "PyFuncStateless"}
 
@@ -28,11 +29,22 @@ def call(path: str, function: Callable, *arguments: Any) -> Any:
     except ProgramExit as error:
         message, cause = str(error), error
     except Exception as error:
-        message, cause = short_message(error) + keras_hint(error), error
+        message, cause = short_message(error) + hint(path, _frames(error), str(error)), error
         if "EagerTensor" in str(error):  # a constant, or a variable from tf.Variable
             message += "; create tensors inside the function, not at the top of the file"
+        message += _hint_for_words(*arguments)
     name = getattr(function, "__name__", "a function")
-    raise UserError(f"{_place(path, cause)}, in {name}: {message}") from cause
+    raise UserError(f"{place(path, _frames(cause))}, in {name}: {message}") from cause
+
+
+def _hint_for_words(inputs: Any, *others: Any) -> str:
+    """Say that a call is for single words: the calls for windows come first and succeeded."""
+    if not others or not isinstance(inputs, tf.Tensor) or inputs.shape.as_list()[:1] != [1]:
+        return ""
+    num_steps = others[-1].config.num_steps  # of the context
+    if num_steps == 1:
+        return ""
+    return f"; this is the call for single words (T = 1, not num_steps = {num_steps})"
 
 
 @contextlib.contextmanager
@@ -49,7 +61,8 @@ def one_line_errors(functions: NetworkFunctions, running: bool = False) -> Itera
     except Exception as error:
         if functions.is_built_in or (running and not _is_of_network(error)):
             raise
-        raise UserError(f"{_place(functions.where, error)}: {short_message(error)}") from error
+        where = place(functions.where, _frames(error))
+        raise UserError(f"{where}: {short_message(error)}") from error
 
 
 def _is_of_network(error: Exception) -> bool:
@@ -73,9 +86,12 @@ def short_message(error: Exception) -> str:
     return f"{type(error).__name__}: {line[:_MAX_CHARACTERS]}"
 
 
-def _place(path: str, error: BaseException) -> str:
-    """Return the file, and its line that failed or that created the failed operation."""
-    created_at = getattr(getattr(error, "op", None), "traceback", ())
+def _frames(error: BaseException) -> list[traceback.FrameSummary]:
+    """Return the stack that created the failed operation, or the stack of the error."""
+    created_at = getattr(getattr(error, "op", None), "traceback", None)
     rewritten = getattr(error, "ag_error_metadata", None)  # see short_message
     translated = reversed(rewritten.translated_stack) if rewritten else ()  # innermost first
-    return place(path, [*created_at, *traceback.extract_tb(error.__traceback__), *translated])
+    return [
+        *(created_at or traceback.extract_tb(error.__traceback__)),
+        *(traceback.FrameSummary(f.filename, f.lineno, f.function_name) for f in translated),
+    ]

@@ -11,7 +11,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 PACKAGE = ROOT / "lm"
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
 
-BASE = set("errors files options config config_file record perplexity system".split())
+BASE = set("errors files options config config_file record perplexity system user_code".split())
 # The packages that each part of lm/ may import, in addition to itself and the base.
 MAY_IMPORT = {
     **{module: set() for module in BASE},

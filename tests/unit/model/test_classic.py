@@ -54,5 +54,5 @@ def test_missing_tf_keras_is_an_error_that_names_the_package(load, monkeypatch):
     missing = rf"pip install --no-deps 'tf_keras=={minor}\.\*'\)?$"
     with pytest.raises(UserError, match=missing):
         train_and_evaluate(file)
-    with pytest.raises(UserError, match=rf"mine.py, line \d+: AttributeError: .*{missing}"):
+    with pytest.raises(UserError, match=rf", line \d+: AttributeError: .*{missing}"):
         load(HEADER + "tf.nn.rnn_cell.BasicLSTMCell()\n")

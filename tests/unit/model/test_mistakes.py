@@ -213,3 +213,51 @@ def test_settings_without_effect_are_an_error(load, body, fields, message):
     config = dataclasses.replace(file.config, **fields)
     with tf.Graph().as_default(), pytest.raises(UserError, match=message):
         train_graph(Network(config, V, file.functions))
+
+
+HELPER = """
+import tensorflow.compat.v1 as tf
+
+def model(x):
+    return normalize(x)
+
+def normalize(x):
+    return tf.concat(1, [x, x])
+
+def units(x):
+    return x.shape[-1].value
+
+def slices(x):
+    return tf.split(1, 2, x)
+
+def fixed(x):
+    return tf.scatter_update(x, [0], [0.0])
+
+def recent(x):
+    return x[-2:] if x.shape[0] > 1 else tf.reshape(x, [7])
+"""
+
+
+@pytest.mark.parametrize(
+    "function, message",
+    [
+        ("model", "line 8, in build_outputs: .*TF 0.x; write tf.concat\\(values, axis\\)"),
+        ("units", "line 11, in build_outputs: .*'value'; .* tf1.load"),
+        ("slices", "line 14, in build_outputs: .* tf.split\\(value, count, axis\\)"),
+        ("fixed", "line 17, in build_outputs: .* use constraint= of tf.get_variable"),
+    ],
+)
+def test_an_error_names_the_innermost_line_of_the_users_files(load, tmp_path, function, message):
+    name = f"lm_test_{function}"
+    (tmp_path / f"{name}.py").write_text(HELPER)
+    with pytest.raises(UserError, match=rf"{name}.py, {message}") as error:
+        train_and_evaluate(load(f"import {name}\n" + HEADER + f"    {name}.{function}(x)\n" + GOOD))
+    assert "\n" not in str(error.value)
+
+
+def test_a_failure_only_for_single_words_says_so(load, tmp_path):
+    (tmp_path / "lm_test_recent.py").write_text(HELPER)
+    text = "import lm_test_recent\n" + HEADER + "    lm_test_recent.recent(x)\n" + GOOD
+    message = r"recent.py, line 20, .*; this is the call for single words \(T = 1, not num_steps ="
+    with pytest.raises(UserError, match=message):
+        check_network(load(text).config, V, load(text).functions)

@@ -1,0 +1,92 @@
+"""Errors in a user's code: the line that failed, and hints for known failures of TF 1.x code."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import sysconfig
+import traceback
+from collections.abc import Iterable
+
+_PROJECT = os.path.dirname(os.path.abspath(__file__))
+_LIBRARIES = tuple(
+    os.path.join(path, "")
+    for path in (_PROJECT, *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")))
+)
+_PACKAGES = re.compile(r"[/\\](site|dist)-packages[/\\]")
+_CALLERS = {"load_config_file", "call"}  # functions of this project that call a user's code
+_GENERATED = ("<", "__autograph_generated_file")  # the start of the names of generated files
+
+_LOAD = "load the file with tf1.load (docs/own_graph.md)"
+_HINTS = (  # patterns of the message and of the failed line
+    (r"has no attribute 'value'", "", f"sizes have .value in TF 1.x; {_LOAD}"),
+    (r"contrib", r"contrib", _LOAD),
+    ("", r"\bconcat\(\s*-?\d", "this is the order of TF 0.x; write tf.concat(values, axis)"),
+    ("", r"\bsplit\(\s*-?\d", "this is the order of TF 0.x; write tf.split(value, count, axis)"),
+    ("", r"scatter_update\(", "to fix rows of a variable, use constraint= of tf.get_variable"),
+)
+
+
+def place(path: str, frames: Iterable[traceback.FrameSummary]) -> str:
+    """Return the file and the innermost line of the user's files, or the config file.
+
+    Files of this project and of installed packages are not the user's files.
+
+    Args:
+      path: The path of the config file, as the user wrote it.
+      frames: A stack; the innermost frame is the last.
+    """
+    frame = _innermost(path, frames)
+    return f"{_shown(path, frame.filename)}, line {frame.lineno}" if frame else path
+
+
+def hint(path: str, frames: Iterable[traceback.FrameSummary], message: str) -> str:
+    """Return the fix of a known failure, after a semicolon; otherwise, an empty string.
+
+    The arguments are the arguments of `place`, and the message of the error.
+    """
+    if "Keras 3" in message:
+        # Otherwise, pip would install the dependency tensorflow over tensorflow-cpu.
+        version = sys.modules["tensorflow"].__version__.rpartition(".")[0]
+        install = f"pip install --no-deps 'tf_keras=={version}.*'"
+        return f"; classic layers and cells need tf_keras ({install})"
+    frame = _innermost(path, frames)
+    line = frame.line if frame else ""
+    for in_message, in_line, fix in _HINTS:
+        if re.search(in_message, message) and re.search(in_line, line):
+            return f"; {fix}"
+    return ""
+
+
+def _innermost(
+    path: str, frames: Iterable[traceback.FrameSummary]
+) -> traceback.FrameSummary | None:
+    frames, config_file = list(frames), os.path.abspath(path)
+    calls = [i for i, f in enumerate(frames) if f.name in _CALLERS and _is_in_project(f.filename)]
+    # Frames outside of a call belong to a program that uses this project.
+    inside = calls[-1] if calls else len(frames)
+    for i, frame in reversed(list(enumerate(frames))):
+        if os.path.abspath(frame.filename) == config_file:
+            return frame
+        if i > inside and _is_of_user(frame.filename):
+            return frame
+    return None
+
+
+def _is_in_project(filename: str) -> bool:
+    return filename.startswith(os.path.join(_PROJECT, ""))
+
+
+def _is_of_user(filename: str) -> bool:
+    if os.path.basename(filename).startswith(_GENERATED):
+        return False
+    return not (os.path.abspath(filename).startswith(_LIBRARIES) or _PACKAGES.search(filename))
+
+
+def _shown(path: str, filename: str) -> str:
+    """Return a filename as the user would write it."""
+    if os.path.abspath(filename) == os.path.abspath(path):
+        return path
+    relative = os.path.relpath(filename)
+    return filename if relative.startswith(os.pardir) else relative
