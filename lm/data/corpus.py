@@ -73,33 +73,22 @@ def find_data_path(
 def _locate(
     recorded: CorpusRecord, run_dir: str, data_path: str | None, missing_error: type[ProgramExit]
 ) -> str:
-    if data_path:
-        # If the disk of a text is not mounted, PTB must not be downloaded instead.
-        if recorded.kind != "text" or any(_is_in(data_path, kind) for kind in ("text", "ptb")):
-            return data_path
-        raise missing_error(
-            f"the text of {run_dir} is not in {data_path}; mount its disk, or give its directory"
-            " with --data_path"
-        )
-    # Try the default directory too: the whole project may have been moved, or copied to a different
-    # host.
-    for directory in (recorded.path, _DEFAULT_DATA_PATH):
-        if _is_in(directory, recorded.kind):
+    # The whole project may have been moved, or copied to a different host.
+    candidates = [data_path] if data_path else [recorded.path, _DEFAULT_DATA_PATH]
+    names = [""] if recorded.kind == "embedded" else _file_names(recorded.kind)
+    for directory in candidates:
+        if all(os.path.exists(os.path.join(directory, name)) for name in names):
             return directory
     # In a new container, a job can create the embedded corpus and download PTB again. PTB is
-    # downloaded only into the default directory, because the download takes minutes.
+    # downloaded only into a given or the default directory, because the download takes minutes. If
+    # the disk of a text is not mounted, PTB must not be downloaded instead.
     is_default = recorded.path == os.path.abspath(_DEFAULT_DATA_PATH)
-    if recorded.kind == "embedded" or (recorded.kind == "ptb" and is_default):
-        return _DEFAULT_DATA_PATH
+    if recorded.kind == "embedded" or (recorded.kind == "ptb" and (data_path or is_default)):
+        return candidates[-1]
     raise missing_error(
-        f"the corpus of {run_dir} is no longer in {recorded.path}; give its directory with"
-        " --data_path"
+        f"the corpus of {run_dir} is not in {candidates[0]}; mount its disk, or give its directory"
+        " with --data_path"
     )
-
-
-def _is_in(directory: str, kind: str) -> bool:
-    names = [""] if kind == "embedded" else _file_names(kind)
-    return all(os.path.exists(os.path.join(directory, name)) for name in names)
 
 
 def _file_names(kind: str) -> list[str]:
@@ -161,29 +150,17 @@ def _write_embedded(directory: str) -> KnownPerplexity:
 
 
 def _find_or_download(data_path: str, data_url: str | None) -> str:
-    """Return "text" or "ptb". The three files exist afterwards."""
-    try:
-        present = os.listdir(data_path)
-    except FileNotFoundError:
-        present = []  # the download creates the directory
-    except OSError as error:
-        raise error_class(error)(
-            f"cannot read the data directory {data_path} ({error.strerror}); choose a different"
-            " directory with --data_path"
-        ) from error
-    own, ptb = ([n for n in _file_names(kind) if n in present] for kind in ("text", "ptb"))
+    """Return "text" or "ptb", after a download if the directory contains neither."""
+    own, ptb = (
+        [name for name in _file_names(kind) if os.path.lexists(os.path.join(data_path, name))]
+        for kind in ("text", "ptb")
+    )
     if own and ptb:
         raise UserError(
             f"{data_path} contains both a text of your own ({', '.join(own)}) and PTB"
             f" ({', '.join(ptb)}); move one of them elsewhere"
         )
-    missing = [name for name in _file_names("text" if own else "ptb") if name not in present]
-    if own and missing:
-        raise UserError(
-            f"{data_path} contains {', '.join(own)} but lacks {', '.join(missing)}; a text of your"
-            " own needs train.txt, valid.txt and test.txt"
-        )
-    if missing:
+    if not own and len(ptb) < len(SPLITS):
         download_ptb(data_path, data_url)
     elif data_url:
         what = "a text of your own" if own else "PTB"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 import collections
 import errno
+import hashlib
 import itertools
 import json
 import logging
@@ -74,13 +75,13 @@ def sha256_of_text(path: str) -> str:
     Raises:
       ProgramExit: If the file is unreadable or not a regular file.
     """
-    try:
-        # A named pipe would block forever, and can be read only once.
-        if os.path.exists(path) and not os.path.isfile(path):
-            raise UserError(f"{path} is not a file")
-        return sha256_of(path)
-    except OSError as error:
-        raise error_class(error)(f"cannot read {path}: {error.strerror}") from error
+    # A named pipe would block forever, and can be read only once.
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise UserError(f"{path} is not a file")
+    digest = hashlib.sha256()
+    for block in _read_blocks(path):
+        digest.update(block)
+    return digest.hexdigest()
 
 
 def _read_blocks(path: str) -> Iterator[bytes]:
@@ -165,9 +166,8 @@ class EncodedCorpus(NamedTuple):
 def cache_directories(data_path: str) -> list[str]:
     """List the directories for the encoded form of a corpus, in the order in which to try them.
 
-    The first directory is next to the text files, so that all users and hosts of a shared
-    directory find the encoded corpus. Data directories of clusters are often read-only, so the
-    second directory is in the user's cache.
+    All users and hosts of a shared data directory find the encoded corpus next to the text files.
+    If the data directory is read-only, as on many clusters, the user's cache is used.
     """
     directories = [os.path.join(data_path, ".cache")]
     user_cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
@@ -221,6 +221,7 @@ def _create_entry(
     # The caller's lock makes it safe to remove the files of a killed process.
     staging = private_name(os.path.join(os.path.dirname(entry), "encoding"))
     shutil.rmtree(staging, ignore_errors=True)
+    shutil.rmtree(entry, ignore_errors=True)  # a corrupt entry
     try:
         os.mkdir(staging)
         vocabulary, num_unknown = encode_corpus(files, sha256, vocab_size, staging)
@@ -229,16 +230,14 @@ def _create_entry(
         record = {"sha256": written, "num_unknown": num_unknown}
         write_atomically(os.path.join(staging, "entry.json"), json.dumps(record).encode())
         # If locks do not reach other hosts, a faster host may already train from its own entry.
-        encoded = _open_entry(entry)
-        if encoded is None:
-            shutil.rmtree(entry, ignore_errors=True)  # a corrupt entry
+        if not os.path.exists(entry):
             os.rename(staging, entry)
-            encoded = _open_entry(entry)
-        if encoded is None:
-            raise OSError(errno.EIO, "the written files are corrupt")
-        return encoded
     finally:
         shutil.rmtree(staging, ignore_errors=True)
+    encoded = _open_entry(entry)
+    if encoded is None:
+        raise OSError(errno.EIO, "the written files are corrupt")
+    return encoded
 
 
 def _open_entry(entry: str) -> EncodedCorpus | None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import io
 import logging
 import os
+import re
 import tarfile
-import urllib.parse
 import zlib
 from collections.abc import Collection, Mapping, Sequence
 
@@ -15,7 +16,6 @@ import requests
 import tqdm
 import urllib3
 
-from lm.data.encoding import sha256_of_text
 from lm.errors import RunError, UserError, error_class
 from lm.files import locked, write_atomically
 
@@ -44,12 +44,15 @@ RETRIES = urllib3.Retry(
 
 logger = logging.getLogger("lm")
 
+_ARCHIVE_DIRECTORY = "simple-examples/data"
 _BLOCK_BYTES = 1 << 16
-_GZIP = 16 + zlib.MAX_WBITS  # the format for zlib
+_MAX_DOWNLOAD_BYTES = 256 << 20  # the original archive is 35 MB
 _MAX_UNPACKED_BYTES = 1 << 30  # a small archive of zeros may unpack to terabytes
-_MEMBER_DIRECTORY = "simple-examples/data/"
-_MAX_ARCHIVE_BYTES = 256 << 20  # the original archive is 35 MB
 _MAX_FILE_BYTES = 16 << 20  # ptb.train.txt has 5 MB
+
+
+class SourceError(Exception):
+    """A source did not provide the files. The message is one line."""
 
 
 def download_ptb(
@@ -68,16 +71,16 @@ def download_ptb(
       addresses: Addresses to try, in order.
       sha256: The expected SHA-256 of each file.
     """
-    sources = (_checked_source(data_url),) if data_url else addresses
+    sources = [_checked_source(data_url)] if data_url else addresses
     cache = os.path.join(directory, ".cache")
     try:
         os.makedirs(cache, exist_ok=True)
         with locked(os.path.join(cache, "download.lock"), "downloading PTB"):
-            missing = _missing_files(directory, sha256)
-            if missing:  # otherwise, another process was faster
-                contents = _load_first(sources, directory, sha256)
-                for name in missing:
-                    write_atomically(os.path.join(directory, name), contents[name])
+            missing = [n for n in sha256 if not os.path.exists(os.path.join(directory, n))]
+            # If nothing is missing, another process was faster.
+            contents = _load_first(sources, directory, sha256) if missing else {}
+            for name in missing:
+                write_atomically(os.path.join(directory, name), contents[name])
     except OSError as error:
         raise error_class(error)(
             f"PTB is not in {directory} and cannot be written there ({error.strerror}); free some"
@@ -86,34 +89,19 @@ def download_ptb(
 
 
 def _checked_source(data_url: str) -> str:
-    """Return an http(s) address or the path of a readable file."""
-    try:
-        parts = urllib.parse.urlsplit(data_url)
-    except ValueError as error:
-        raise UserError(f"data_url {data_url} is not an address: {error}") from error
-    if parts.scheme in ("http", "https") and parts.hostname:
-        return data_url
-    is_file_url = parts.scheme == "file" and parts.netloc in ("", "localhost")
-    path = urllib.parse.unquote(parts.path) if is_file_url else data_url
-    if os.path.isfile(path) and os.access(path, os.R_OK):
-        return path
-    raise UserError(
-        f"data_url {without_secrets(data_url)} is not a readable file ({path}); use"
-        " a path, file:///PATH, http://HOST/... or https://HOST/..."
-    )
+    """Return an http(s) address or the path of a file."""
+    source = data_url.removeprefix("file://")
+    if not source.startswith(("http://", "https://")) and not os.path.isfile(source):
+        raise UserError(
+            f"data_url {without_secrets(data_url)} is not a file; use a path, file:///PATH,"
+            " http://HOST/... or https://HOST/..."
+        )
+    return source
 
 
-def _missing_files(directory: str, sha256: Mapping[str, str]) -> list[str]:
-    """List the files to add. Reject a directory whose other files are not the published ones."""
-    missing = [n for n in sha256 if not os.path.exists(os.path.join(directory, n))]
-    present = [name for name in sha256 if name not in missing]
-    for name in present if missing else ():
-        if sha256_of_text(os.path.join(directory, name)) != sha256[name]:
-            raise UserError(
-                f"{directory} lacks {', '.join(missing)}, and its {name} is not the published"
-                f" file; add your missing files, or move {name} away to download all of PTB"
-            )
-    return missing
+def without_secrets(address: str) -> str:
+    """Remove the password and the query (signed links) from an address, for logs and messages."""
+    return re.sub("//[^/]*@", "//", address).partition("?")[0]
 
 
 def _load_first(
@@ -138,12 +126,9 @@ def _load_first(
 
 def _load(source: str, sha256: Mapping[str, str]) -> dict[str, bytes]:
     if source.endswith("/"):
-        contents = {name: read_source(source + name, _MAX_FILE_BYTES) for name in sha256}
+        contents = {name: _read(source + name, _MAX_FILE_BYTES) for name in sha256}
     else:
-        archive = read_source(source, _MAX_ARCHIVE_BYTES)
-        names = [_MEMBER_DIRECTORY + name for name in sha256]
-        members = read_members(archive, names, _MAX_FILE_BYTES)
-        contents = {name: members[_MEMBER_DIRECTORY + name] for name in sha256}
+        contents = _unpack(_read(source, _MAX_DOWNLOAD_BYTES), sha256)
     for name, expected in sha256.items():
         actual = hashlib.sha256(contents[name]).hexdigest()
         if actual != expected:
@@ -154,23 +139,8 @@ def _load(source: str, sha256: Mapping[str, str]) -> dict[str, bytes]:
     return contents
 
 
-class SourceError(Exception):
-    """A source did not provide the file. The message is one line."""
-
-
-def without_secrets(address: str) -> str:
-    """Remove the password and the query (signed links) from an address, for logs and messages."""
-    parts = urllib.parse.urlsplit(address)
-    host = parts.netloc.rpartition("@")[2]
-    return urllib.parse.urlunsplit((parts.scheme, host, parts.path, "", ""))
-
-
-def read_source(source: str, max_bytes: int) -> bytes:
-    """Read an http(s) address or a local file, with timeouts, retries and a progress bar.
-
-    Raises:
-      SourceError: If the source is unreadable, or if a download has more than max_bytes.
-    """
+def _read(source: str, max_bytes: int) -> bytes:
+    """Read an http(s) address or a local file."""
     try:
         if "://" not in source:
             with open(source, "rb") as file:
@@ -180,76 +150,57 @@ def read_source(source: str, max_bytes: int) -> bytes:
                 session.mount(scheme, requests.adapters.HTTPAdapter(max_retries=RETRIES))
             return _download(session, source, max_bytes)
     except (OSError, urllib3.exceptions.HTTPError) as error:  # RequestException is an OSError
-        raise SourceError(_reason(error)) from error
+        reason: BaseException = error
+        while reason.__context__:  # the messages of the outer errors contain the password
+            reason = reason.__context__
+        raise SourceError(getattr(reason, "strerror", None) or type(reason).__name__) from error
 
 
 def _download(session: requests.Session, url: str, max_bytes: int) -> bytes:
     # Without this header, a server may compress the file again and send a different length.
     headers = {"Accept-Encoding": "identity"}
     timeouts = (CONNECT_SECONDS, READ_SECONDS)
+    content = bytearray()
     with session.get(url, headers=headers, stream=True, timeout=timeouts) as response:
         if response.status_code != 200:
             raise SourceError(f"HTTP {response.status_code} {response.reason}")
-        length = response.headers.get("Content-Length", "")
-        total = int(length) if length.isdigit() else None
-        content = bytearray()
         # disable=None: show no bar if stderr is not a terminal, as in the log of a batch job.
+        total = response.raw.length_remaining
         with tqdm.tqdm(
             total=total, desc="downloading", unit="B", unit_scale=True, leave=False, disable=None
         ) as bar:
             # Some servers label a .tgz "Content-Encoding: gzip". It must not be unpacked here.
             for block in response.raw.stream(_BLOCK_BYTES, decode_content=False):
                 content += block
+                bar.update(len(block))
                 if len(content) > max_bytes:
                     raise SourceError(f"the download has more than {max_bytes} bytes")
-                bar.update(len(block))
     return bytes(content)
 
 
-def _reason(error: BaseException) -> str:
-    """Return the message of the innermost error: "Connection refused", "timed out", ..."""
-    while error.__cause__ or error.__context__:
-        error = error.__cause__ or error.__context__
-    # The messages of these classes contain the address, with its password.
-    if isinstance(error, (requests.RequestException, urllib3.exceptions.LocationValueError)):
-        return type(error).__name__
-    return getattr(error, "strerror", None) or str(error) or type(error).__name__
-
-
-def read_members(archive: bytes, names: Collection[str], max_bytes: int) -> dict[str, bytes]:
-    """Read members of an untrusted .tgz, each with at most max_bytes.
-
-    No files are written, and links and sparse files are rejected.
-
-    Raises:
-      SourceError: If the archive is corrupt, or if a member is missing or not a regular file.
-    """
-    contents: dict[str, bytes] = {}
+def _unpack(archive: bytes, names: Collection[str]) -> dict[str, bytes]:
+    """Read files of an untrusted .tgz. Links, sparse files and other members are not read."""
+    contents = {}
     try:
-        unzip = zlib.decompressobj(_GZIP)
-        unzipped = unzip.decompress(archive, _MAX_UNPACKED_BYTES)
-        if not unzip.eof:
-            raise SourceError(
-                f"not a complete .tgz archive of at most {_MAX_UNPACKED_BYTES} unpacked bytes"
-            )
-        with tarfile.open(fileobj=io.BytesIO(unzipped), mode="r:") as tar:
+        unpacked = gzip.GzipFile(fileobj=io.BytesIO(archive)).read(_MAX_UNPACKED_BYTES)
+        with tarfile.open(fileobj=io.BytesIO(unpacked)) as tar:
             for member in tar:
-                name = member.name.removeprefix("./")
-                if name not in names or name in contents:
+                directory, _, name = member.name.removeprefix("./").rpartition("/")
+                if directory != _ARCHIVE_DIRECTORY or name not in names:
                     continue
                 # A sparse file of 200 bytes in the archive may be terabytes of zeros in memory.
-                if not member.isreg() or member.issparse():
-                    raise SourceError(f"{member.name} in the archive is not a regular file")
-                if member.size > max_bytes:
+                is_small_file = member.isreg() and member.size <= _MAX_FILE_BYTES
+                if not is_small_file or member.issparse():
                     raise SourceError(
-                        f"{member.name} in the archive has more than {max_bytes} bytes"
+                        f"{name} in the archive is not a regular file of at most"
+                        f" {_MAX_FILE_BYTES} bytes"
                     )
                 contents[name] = tar.extractfile(member).read()
     # tarfile raises ValueError for a bad number in a header, and RecursionError for a long chain
     # of headers.
-    except (tarfile.TarError, EOFError, zlib.error, ValueError, RecursionError) as error:
+    except (OSError, EOFError, tarfile.TarError, zlib.error, ValueError, RecursionError) as error:
         raise SourceError(f"not a complete .tgz archive ({error})") from error
     missing = [name for name in names if name not in contents]
     if missing:
-        raise SourceError(f"{', '.join(missing)} is not in the archive")
+        raise SourceError(f"{', '.join(missing)} is not in {_ARCHIVE_DIRECTORY} of the archive")
     return contents

@@ -47,16 +47,12 @@ class Vocabulary:
             by the number of words that it replaces. None keeps every word and adds no `<unk>`.
         """
 
-        def by_frequency(word: str) -> tuple[int, str]:
-            return -counts.get(word, 0), word
-
-        if vocab_size is None:
-            return cls(tuple(sorted({EOS, *counts}, key=by_frequency)))
-        assert vocab_size >= 2
-        words = sorted(set(counts) - {EOS, UNK}, key=by_frequency)
-        kept, replaced = words[: vocab_size - 2], words[vocab_size - 2 :]
-        counts = {**counts, UNK: counts.get(UNK, 0) + sum(counts[word] for word in replaced)}
-        return cls(tuple(sorted([EOS, UNK, *kept], key=by_frequency)))
+        counts = {EOS: 0, **counts}
+        if vocab_size is not None:
+            assert vocab_size >= 2
+            rare = _by_frequency(set(counts) - {EOS, UNK}, counts)[vocab_size - 2 :]
+            counts[UNK] = counts.get(UNK, 0) + sum(counts.pop(word) for word in rare)
+        return cls(_by_frequency(counts, counts))
 
     def __len__(self) -> int:
         return len(self.words)
@@ -118,3 +114,7 @@ class Vocabulary:
 
     def _file_content(self) -> bytes:
         return "".join(f"{word}\n" for word in self.words).encode("utf-8")
+
+
+def _by_frequency(words: Iterable[str], counts: Mapping[str, int]) -> tuple[str, ...]:
+    return tuple(sorted(words, key=lambda word: (-counts[word], word)))

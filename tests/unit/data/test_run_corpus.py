@@ -42,7 +42,7 @@ def test_the_first_recorded_directory_is_used(tmp_path, own_text):
 def test_a_missing_corpus_is_one_line_with_the_flag(tmp_path, monkeypatch, kind):
     monkeypatch.chdir(tmp_path)
     write_record(tmp_path / "run", kind, tmp_path / "moved")
-    with pytest.raises(UserError, match=r"is no longer in .*/moved; .* with --data_path$"):
+    with pytest.raises(UserError, match=r"is not in .*/moved; .* with --data_path$"):
         find_data_path("files", ["run"])
     # The default directory of a project that was moved as a whole contains the corpus.
     write(tmp_path / "data", prefix="ptb." if kind == "ptb" else "")
@@ -94,7 +94,7 @@ def test_a_resumed_run_does_not_replace_an_unmounted_text(tmp_path, own_text):
     make_run(tmp_path / "run", own_text, corpus="files")
     own_text.rename(tmp_path / "moved")
     flags = ["--resume", "--output_dir", tmp_path / "run"]
-    for data_path, message in (([], "no longer"), (["--data_path", own_text], "mount its disk")):
+    for data_path, message in (([], "is not in"), (["--data_path", own_text], "mount its disk")):
         with pytest.raises(RunError, match=message) as raised:
             prepared(*flags, *data_path)
         assert not isinstance(raised.value, UserError)

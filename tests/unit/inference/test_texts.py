@@ -56,7 +56,7 @@ def test_ptb_is_not_downloaded_in_place_of_a_missing_text(tmp_path):
     make_run(tmp_path / "run", corpus, corpus="files")
     run = open_run(tmp_path / "run")
     assert len(load_text(run, "test", str(corpus)).ids) == 150
-    with pytest.raises(UserError, match=r"the text of .*/run is not in .*/typo; mount its disk"):
+    with pytest.raises(UserError, match=r"the corpus of .*/run is not in .*/typo; mount its disk"):
         load_text(run, "test", str(tmp_path / "typo"))
     assert not (tmp_path / "typo").exists()
 
