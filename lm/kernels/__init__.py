@@ -47,21 +47,32 @@ def _product(a, b, bf16, transpose_b=False):
     return load().ops.lm_mat_mul(a, b, bf16=bf16, transpose_b=transpose_b)
 
 
-def _token_sum(a, b, bf16, micro_batches):
+def _token_sum(a, b, bf16, micro_batches, ends=None):
     """Return the sum over tokens of the outer products of their rows in a and b."""
-    return load().ops.lm_token_sum(a, b, bf16=bf16, shares=micro_batches)
+    ends = tf.zeros([0], tf.int64) if ends is None else ends
+    return load().ops.lm_token_sum(a, b, ends, bf16=bf16, shares=micro_batches)
 
 
 def matmul(
-    a_NK: tf.Tensor, b_KM: tf.Tensor, precision: str = "float32", micro_batches: Sequence[int] = ()
+    a_NK: tf.Tensor,
+    b_KM: tf.Tensor,
+    precision: str = "float32",
+    micro_batches: Sequence[int] = (),
+    ends: tf.Tensor | None = None,
 ) -> tf.Tensor:
-    """Multiply the inputs of a layer at all time steps by its weights. Differentiable."""
+    """Multiply the inputs of a layer by its weights. Differentiable.
+
+    By default, the inputs are tokens at all time steps. If there are only some tokens, they must be
+    ordered by micro-batch, and `ends` (int64) contains the end of each micro-batch. Micro-batches
+    may be empty.
+    """
     bf16 = precision == "bfloat16"
 
     @tf.custom_gradient
     def product(a, b):
         def gradient(dc):
-            return _product(dc, b, bf16, transpose_b=True), _token_sum(a, dc, bf16, micro_batches)
+            db = _token_sum(a, dc, bf16, micro_batches, ends)
+            return _product(dc, b, bf16, transpose_b=True), db
 
         return _product(a, b, bf16), gradient
 

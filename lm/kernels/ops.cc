@@ -125,6 +125,25 @@ Status OrderTokens(int64_t tokens, const std::vector<int64_t>& rows, int64_t mul
   return OkStatus();
 }
 
+// The tokens [0, `tokens`) are already in the order of the shares. `ends` contains the end of each.
+Status OrderByEnds(int64_t tokens, const Tensor& ends, int64_t multiple, TokenOrder* order) {
+  if (ends.dims() != 1 || ends.NumElements() > kMostShares)
+    return errors::InvalidArgument("the ends of the shares have shape ",
+                                   ends.shape().DebugString(), ", not [1] to [", kMostShares, "]");
+  int64_t token = 0;
+  for (int64_t i = 0; i < ends.NumElements(); ++i) {
+    const int64_t end = ends.flat<int64_t>()(i);
+    if (end < token || end > tokens)
+      return errors::InvalidArgument("a share ends at ", end, ", not between ", token, " and ",
+                                     tokens);
+    while (token < end) order->tokens.push_back(token++);
+    while (order->tokens.size() % multiple != 0) order->tokens.push_back(-1);
+    order->ends.push_back(order->tokens.size());
+  }
+  if (token == tokens) return OkStatus();
+  return errors::InvalidArgument("the last share ends at ", token, ", not at ", tokens);
+}
+
 // Run fn(row0, row1, v0, v1, panels) in parallel for blocks of a matrix of M rows and `vectors`
 // vectors of columns. A block has at most `widest` vectors, so that a row is used for many vectors
 // while the panels stay in the L2 cache. All threads get the same number of pairs of vectors. If
@@ -237,9 +256,10 @@ REGISTER_KERNEL_BUILDER(Name("LmMatMul").Device(DEVICE_CPU), MatMulOp);
 REGISTER_OP("LmTokenSum")
     .Input("a: A")  // [N, K]
     .Input("b: B")  // [N, M]
+    .Input("ends: int64")  // the end of each share, if tokens are ordered by share; otherwise empty
     .Attr("A: {float, bfloat16}")
     .Attr("B: {float, bfloat16}")
-    .Attr("shares: list(int) = []")  // rows of each share; tokens are [T, rows]
+    .Attr("shares: list(int) = []")  // without ends: rows of each share; tokens are [T, rows]
     .Attr("bf16: bool = false")      // round a and b to bfloat16
     .Output("c: float")              // [K, M]: a^T b
     .SetShapeFn([](InferenceContext* c) {
@@ -264,7 +284,10 @@ class TokenSumOp : public OpKernel {
                                         " and ", b.shape().DebugString()));
     const TokenSumFormat& format = Cpu().token_sum[bf16_];
     TokenOrder order;
-    OP_REQUIRES_OK(ctx, OrderTokens(a.dim_size(0), shares_, format.multiple, &order));
+    const Tensor& ends = ctx->input(2);
+    OP_REQUIRES_OK(ctx, ends.NumElements()
+                            ? OrderByEnds(a.dim_size(0), ends, format.multiple, &order)
+                            : OrderTokens(a.dim_size(0), shares_, format.multiple, &order));
     lm::TokenSum p = {};
     p.M = a.dim_size(1);
     p.N = b.dim_size(1);

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 
 from lm.model.ops import Ops
@@ -53,6 +54,7 @@ def cross_entropy(
     scale_N: tf.Tensor,
     ops: Ops,
     training: bool,
+    micro_batches: Sequence[int] = (),
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Return the loss and the negative log-likelihood of each token.
 
@@ -64,16 +66,37 @@ def cross_entropy(
     loss, nll_N = ops.cross_entropy(
         outputs_NH, weights.head, weights.head_bias, head_targets_N, scale_N, training=training
     )
-    members = [tf.where(tf.equal(cluster_N, c))[:, 0] for c in range(len(cutoffs))]
-    inputs = _gather_parts(outputs_NH, members)
-    for cluster, first, tokens, x in zip(weights.clusters, cutoffs, members, inputs):
-        hidden = ops.matmul(x, cluster.projection_HK)
-        logits = ops.matmul(hidden, tf.transpose(cluster.words_WK))
+    order = _micro_batch_order(targets_N.shape.as_list()[0], micro_batches)
+    members = [_members(cluster_N, c, *order) for c in range(len(cutoffs))]
+    inputs = _gather_parts(outputs_NH, [tokens for tokens, _ in members])
+    for cluster, first, (tokens, ends), x in zip(weights.clusters, cutoffs, members, inputs):
+        hidden = ops.matmul(x, cluster.projection_HK, ends=ends)
+        logits = ops.matmul(hidden, tf.transpose(cluster.words_WK), ends=ends)
         targets, scale = tf.gather(targets_N, tokens) - first, tf.gather(scale_N, tokens)
         cluster_loss, nll = logits_cross_entropy(logits, targets, scale)
         loss += cluster_loss
         nll_N = tf.tensor_scatter_nd_add(nll_N, tokens[:, None], nll)
     return loss, nll_N
+
+
+def _micro_batch_order(
+    num_tokens: int, micro_batches: Sequence[int]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the tokens, [T, rows], ordered by micro-batch, and the end of each micro-batch."""
+    micro_batches = micro_batches or [num_tokens]
+    tokens_TB = np.arange(num_tokens, dtype=np.int32).reshape(-1, sum(micro_batches))
+    ends = np.cumsum(micro_batches)
+    parts = [part.ravel() for part in np.split(tokens_TB, ends[:-1], axis=1)]
+    return np.concatenate(parts), ends * len(tokens_TB)
+
+
+def _members(
+    cluster_N: tf.Tensor, cluster: int, order_N: np.ndarray, ends: np.ndarray
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Return the tokens of a cluster in the given order, and the end of each micro-batch's part."""
+    is_member_N = tf.equal(tf.gather(cluster_N, order_N), cluster)
+    count_N = tf.cumsum(tf.cast(is_member_N, tf.int64))
+    return tf.boolean_mask(order_N, is_member_N), tf.gather(tf.pad(count_N, [[1, 0]]), ends)
 
 
 def _gather_parts(x_NH: tf.Tensor, parts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -87,7 +110,7 @@ def _gather_parts(x_NH: tf.Tensor, parts: Sequence[tf.Tensor]) -> list[tf.Tensor
     def gather(x):
         def gradient(*dparts):
             indices = tf.concat(parts, axis=0)[:, None]
-            return tf.scatter_nd(indices, tf.concat(dparts, axis=0), tf.shape(x, out_type=tf.int64))
+            return tf.scatter_nd(indices, tf.concat(dparts, axis=0), tf.shape(x))
 
         return [tf.gather(x, part) for part in parts], gradient
 

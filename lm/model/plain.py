@@ -15,8 +15,14 @@ from collections.abc import Sequence
 import tensorflow.compat.v1 as tf
 
 
-def matmul(a: tf.Tensor, b: tf.Tensor, precision: str, transpose_a: bool = False) -> tf.Tensor:
-    """Multiply two float32 matrices. Differentiable.
+def matmul(
+    a: tf.Tensor,
+    b: tf.Tensor,
+    precision: str,
+    transpose_a: bool = False,
+    ends: tf.Tensor | None = None,
+) -> tf.Tensor:
+    """Multiply two float32 matrices. Differentiable. `ends` is not used.
 
     A product of bfloat16 tensors would also round the result. In float32, and even in the TF32 of
     GPUs, the product of two rounded factors is exact.

@@ -96,6 +96,32 @@ def test_invalid_micro_batches_are_an_error(micro_batches):
         run(lambda x: [kernels.column_sums(x, micro_batches)], [numbers(6, 2)])
 
 
+@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize("counts", [[3, 0, 70, 1, 0, 0, 9, 2], [0] * 7 + [5], [0] * 8])
+def test_tokens_ordered_by_micro_batch_can_be_summed(counts, bf16):
+    """The sums of the ranks add up to the sum of one rank. A micro-batch may have no tokens."""
+    a, b = numbers(sum(counts), 37), numbers(sum(counts), 83)
+    ends = np.cumsum(counts)
+
+    def sums(a, b, num_ranks):
+        for own in np.split(np.arange(COUNT), num_ranks):
+            first = ends[own[0]] - counts[own[0]]
+            part = slice(first, ends[own[-1]])
+            own_ends = tf.constant(ends[own] - first)
+            yield kernels._token_sum(a[part], b[part], bf16, (), own_ends)
+
+    whole, *spread = run(lambda a, b: [list(sums(a, b, n)) for n in (1, 2, 4, 8)], [a, b])
+    for ranks in spread:
+        np.testing.assert_array_equal(whole[0], tree(ranks))
+    np.testing.assert_allclose(whole[0], a.T @ b, atol=5e-2 if bf16 else 1e-5)
+
+
+@pytest.mark.parametrize("ends", [[3], [4, 6, 5], [5, 7], [[6]], [-1, 6]])
+def test_invalid_ends_of_micro_batches_are_an_error(ends):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="share"):
+        run(lambda x, e: kernels._token_sum(x, x, False, (), e), [numbers(6, 2), np.array(ends)])
+
+
 # Recurrent weights that fit into the cache of a core and that do not, and one row per rank.
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("T, B, H", [(3, 20, 24), (4, 8, 33), (2, 21, 330), (2, 4, 40)])
