@@ -1,10 +1,10 @@
 """Measurements of training steps: speed, comparison with other programs, and scaling.
 
-Each command (`step`, `scaling`, `advise`) is a module with `measure` and `show`. Every measurement
+Each command (`step`, `scaling`, `advise`) is a module with a function `measure`. Every measurement
 runs in a new process (`worker`), and the measurements of a command take turns (`turns`), so that a
 slow minute of the machine affects all measurements equally.
 
 A `peer_NAME` module trains the same model with a different program. Its function
-`build_step(config, vocab_size, variant, threads)` returns a `worker.Step` that starts with the
-weights of `worker.initial_weight`. A line in `step.PEERS` lists its variants.
+`build_step(config, vocab_size, variant, threads)` returns a `workload.Step` that starts with the
+weights of `workload.initial_weights`. `step.PEERS` lists its variants.
 """

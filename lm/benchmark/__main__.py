@@ -1,10 +1,16 @@
-"""Measure training: `python -m lm.benchmark step|scaling|advise --help`."""
+"""Measure training.
+
+  python -m lm.benchmark step       the training step of one process, and other programs
+  python -m lm.benchmark scaling    several ranks compared with one rank
+  python -m lm.benchmark advise     the predicted speedup of more ranks
+
+The flag --help of each command describes its flags.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import datetime
-import inspect
 import json
 import logging
 import os
@@ -15,10 +21,12 @@ from typing import Any
 
 from lm import files
 from lm.benchmark import advise, scaling, step, worker
+from lm.benchmark.turns import print_record
+from lm.benchmark.worker import Options
 from lm.cli import flags, program
 from lm.config import Config
 from lm.distributed.devices import count_cores
-from lm.errors import InfoRequested, UserError
+from lm.errors import UserError
 
 _COMMANDS = {
     "step": (step, step.StepOptions),
@@ -31,21 +39,19 @@ logger = logging.getLogger("lm")
 
 def _run(argv: Sequence[str]) -> None:
     command = argv[1] if len(argv) > 1 else "--help"
-    if command in ("--help", "-h", "help"):
-        lines = ["Measure training.", "", "  python -m lm.benchmark COMMAND [--help] [--flags]", ""]
-        for name, (_, kind) in _COMMANDS.items():
-            lines.append(f"  {name:10} {kind.__doc__.splitlines()[0]}")
-        raise InfoRequested("\n".join(lines))
-    if command.startswith("--"):
-        flags.parse(argv[:2], "Measure training.")  # --version
+    if command.startswith("-"):
+        flags.parse([argv[0], command], __doc__)  # raises for --help and --version
     if command not in _COMMANDS:
         raise UserError(f"{command!r} is not one of the commands {', '.join(_COMMANDS)}")
-    module, kind = _COMMANDS[command]
-    config, options = parse(argv[1:], kind)
+    config, options = parse(argv[1:], command)
     # Read the load average before the first measurement raises it.
     facts = {"benchmark": command, **_environment_facts(), "options": options, "config": config}
-    record = module.measure(config, options)
-    module.show(config, options, record)
+    record = _COMMANDS[command][0].measure(config, options)
+    print(
+        f"\n{config.name}, {config.precision}, {options.threads} thread(s) per rank, global batch"
+        f" {config.batch_size} x {config.num_steps}, {options.repeats} repeats"
+    )
+    print_record(record)
     # A config name may contain a slash, which must not become a directory of --out.
     name = f"{command}-{config.name}-{config.precision}.json".replace("/", "-")
     path = os.path.join(options.out, name)
@@ -54,11 +60,12 @@ def _run(argv: Sequence[str]) -> None:
     logger.info("wrote %s", path)
 
 
-def parse(argv: Sequence[str], kind: type[worker.Options]) -> tuple[Config, worker.Options]:
+def parse(argv: Sequence[str], command: str) -> tuple[Config, Options]:
     """Parse the flags of a command into its config and options, and create the directory --out."""
-    arguments = flags.parse(argv, inspect.cleandoc(kind.__doc__), kind, Config)
+    module, kind = _COMMANDS[command]
+    arguments = flags.parse(argv, module.__doc__, kind, Config)
     config, options, file = arguments[Config], arguments[kind], arguments.config_file
-    if not file.functions.is_built_in and (kind is not step.StepOptions or options.peers):
+    if not file.functions.is_built_in and (command != "step" or options.peers):
         raise UserError(
             f"{file.path} defines a network: only `step` without --peers can measure it"
         )

@@ -1,6 +1,9 @@
-"""`advise`: predict the speedup of more ranks, on this host and on a cluster.
+"""Predict the speedup of more ranks, on this host and on a cluster with one rank per host.
 
-The prediction is an alpha-beta model of the gradient exchange:
+  python -m lm.benchmark advise --config config_small --ranks 1,2 --link_gbps 25
+
+The prediction is based on the step of one rank and on the gradient exchange, both measured on this
+host, and is compared with measurements of --ranks. It is an alpha-beta model of the exchange:
 
   step(N)     = compute(rows of a rank) + exchange(N)
   exchange(N) = fixed + sum over messages (
@@ -16,6 +19,7 @@ computation and exchange do not overlap, which is the worst case on a cluster.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,39 +27,20 @@ from statistics import median
 from typing import Any
 
 from lm.benchmark.scaling import KINDS, bytes_sent, message_bytes, scaled_config, scaling_tasks
-from lm.benchmark.turns import print_table, take_turns
+from lm.benchmark.turns import take_turns
 from lm.benchmark.worker import Options, Task, run
 from lm.config import Config
 from lm.errors import UserError
 from lm.options import option
 
 _CLUSTERS = [2**power for power in range(13)]  # rank counts
-_COLUMNS = [
-    ("scaling", "{kind}"),
-    ("ranks", "{ranks}"),
-    ("compute ms", "{compute_ms:.2f}"),
-    ("exchange ms", "{exchange_ms:.2f}"),
-    ("step ms", "{step_ms:.2f}"),
-    ("speedup", "{speedup:.2f}"),
-    ("efficiency", "{efficiency:.3f}"),
-]
-_MEASURED_COLUMNS = [
-    ("measured ms", "{measured_step_ms:.2f}"),
-    ("error", "{error:.0%}"),
-    ("measured speedup", "{measured_speedup:.2f}"),
-]
+
+logger = logging.getLogger("lm")
 
 
 @dataclass(frozen=True)
 class AdviceOptions(Options):
-    """Predict the speedup of more ranks, on this host and on a cluster.
-
-    The prediction is based on the step of one rank and on the gradient exchange, both measured on
-    this host. It is compared with measurements of --ranks, and extended to a cluster with one rank
-    per host.
-
-    python -m lm.benchmark advise --config config_small --ranks 1,2 --link_gbps 25
-    """
+    """Options of `advise`."""
 
     repeats: int = option(4, "measurements of each kind", low=1)
     ranks: str = option("1,2", "comma-separated rank counts to measure on this host")
@@ -69,14 +54,17 @@ class AdviceOptions(Options):
 
 
 @dataclass(frozen=True)
-class ExchangeCosts:
-    """Costs of the gradient exchange on this host or on a cluster."""
+class Predictor:
+    """Predicts the steps of several ranks from the steps of one rank and an exchange."""
 
-    fixed: float = 0.0  # seconds per step: Horovod's cycle, and the work for each message
+    config: Config
+    shapes: Mapping[str, Sequence[int]]  # variable name -> shape
+    compute: Mapping[Any, float]  # rows -> seconds of a step on one rank
+    fixed: float  # seconds per exchange: Horovod's cycle, and the work for each message
+    seconds_per_byte: float  # seconds per byte that a rank sends
     latency: float = 0.0  # seconds per hop
-    seconds_per_byte: float = 0.0  # seconds per byte that a rank sends
 
-    def seconds(self, sizes: Sequence[int], ranks: int) -> float:
+    def exchange_seconds(self, sizes: Sequence[int], ranks: int) -> float:
         """Return the time that N ranks need to exchange messages of these sizes in bytes."""
         if ranks == 1:
             return 0.0
@@ -84,24 +72,15 @@ class ExchangeCosts:
         sent = bytes_sent(sum(sizes), ranks)
         return self.fixed + hops * self.latency + sent * self.seconds_per_byte
 
-
-@dataclass(frozen=True)
-class Predictor:
-    """Predicts steps on several ranks from the measured steps of one rank."""
-
-    config: Config
-    shapes: Mapping[str, Sequence[int]]  # variable name -> shape
-    compute: Mapping[Any, float]  # rows -> seconds of a step on one rank
-
-    def predict(self, kind: str, ranks: int, costs: ExchangeCosts) -> dict[str, Any]:
+    def predict(self, kind: str, ranks: int) -> dict[str, Any]:
         """Predict the step time of N ranks with "strong" or "weak" scaling."""
         sized = scaled_config(self.config, kind, ranks)
         compute = self.compute[-(-sized.batch_size // ranks)]
-        exchange = costs.seconds(message_bytes(sized, self.shapes), ranks)
+        exchange = self.exchange_seconds(message_bytes(sized, self.shapes), ranks)
         work = sized.batch_size / self.config.batch_size
         speedup = work * self.compute[self.config.batch_size] / (compute + exchange)
         return {
-            "kind": kind,
+            "scaling": kind,
             "ranks": ranks,
             "compute_ms": 1000 * compute,
             "exchange_ms": 1000 * exchange,
@@ -130,52 +109,37 @@ def measure(config: Config, options: AdviceOptions) -> dict[str, Any]:
     empty, full = median(exchange["empty"]), median(exchange["full"])
     seconds = {name: median(result["seconds"]) for name, result in results.items()}
     per_byte = max(full - empty, 0.0) / bytes_sent(sum(sizes), counts[0])
-    beta = 8e-9 / options.link_gbps
-    host = ExchangeCosts(empty, 0.0, per_byte)
-    cluster = ExchangeCosts(empty, options.link_latency_us * 1e-6, per_byte + beta)
-    predict = Predictor(config, shapes, seconds).predict
+    host = Predictor(config, shapes, seconds, empty, per_byte)
+    cluster = replace(
+        host,
+        seconds_per_byte=per_byte + 8e-9 / options.link_gbps,
+        latency=options.link_latency_us * 1e-6,
+    )
     here = [
-        _compared(predict(kind, ranks, host), seconds[kind, ranks])
+        _compared(host.predict(kind, ranks), 1000 * seconds[kind, ranks])
         for kind in KINDS
         for ranks in counts
     ]
+    on_cluster = [cluster.predict(kind, ranks) for kind in KINDS for ranks in clusters[kind]]
+    _warn_if_one_rank_wins("this host", here)
+    _warn_if_one_rank_wins("the cluster", on_cluster)
     return {
-        "threads_per_rank": options.threads,
-        "exchange_costs": host,
-        "here": here,
-        "cluster": [predict(kind, ranks, cluster) for kind in KINDS for ranks in clusters[kind]],
+        "exchange_ms_per_step": 1e3 * empty,
+        "exchange_ms_per_mb": 1e9 * per_byte,
+        "this_host": here,
+        "cluster_with_one_rank_per_host": on_cluster,
     }
 
 
-def _compared(row: dict[str, Any], seconds: float) -> dict[str, Any]:
-    """Add the measured seconds of a step, and the error, to a prediction."""
-    ratio = row["step_ms"] / (1000 * seconds)
-    return {
-        **row,
-        "measured_step_ms": 1000 * seconds,
-        "measured_speedup": row["speedup"] * ratio,
-        "error": ratio - 1,
-    }
+def _compared(row: dict[str, Any], measured_ms: float) -> dict[str, Any]:
+    """Add the measured time of a step, and the error, to a prediction."""
+    ratio = row["step_ms"] / measured_ms
+    measured = {"measured_step_ms": measured_ms, "measured_speedup": row["speedup"] * ratio}
+    return {**row, **measured, "error": ratio - 1}
 
 
-def show(config: Config, options: AdviceOptions, record: dict[str, Any]) -> None:
-    """Print the predictions for this host and for the cluster, and the warnings."""
-    costs = record["exchange_costs"]
-    print(
-        f"\n{config.name}, {config.precision}, {options.threads} thread(s) per rank. Exchange on"
-        f" this host: {1e3 * costs.fixed:.2f} ms per step,"
-        f" {1e9 * costs.seconds_per_byte:.2f} ms per MB sent"
-    )
-    print_table([*_COLUMNS, *_MEASURED_COLUMNS], record["here"])
-    print(
-        f"\nPredicted for one rank per host, {options.link_latency_us:g} us and"
-        f" {options.link_gbps:g} Gbit/s"
-    )
-    print_table(_COLUMNS, record["cluster"])
-    for place, rows in (("on this host", record["here"]), ("on the cluster", record["cluster"])):
-        for kind in KINDS:
-            predicted = [row for row in rows if row["kind"] == kind]
-            slower = [str(row["ranks"]) for row in predicted if row["ranks"] > 1 >= row["speedup"]]
-            if slower:
-                names = ", ".join(slower)
-                print(f"warning: {place}, {kind} scaling: ONE RANK WINS against {names}")
+def _warn_if_one_rank_wins(place: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    slower = [row for row in rows if row["ranks"] > 1 >= row["speedup"]]
+    if slower:
+        names = ", ".join(f"{row['ranks']} ({row['scaling']} scaling)" for row in slower)
+        logger.warning("on %s, ONE RANK WINS against %s", place, names)

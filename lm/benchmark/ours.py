@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from lm import kernels
-from lm.benchmark.worker import Step, StepResult, initial_weight
+from lm.benchmark.workload import Step, StepResult, initial_weight
 from lm.config import Config
 from lm.config_file import NetworkFunctions
 from lm.data.batches import rows_of_rank

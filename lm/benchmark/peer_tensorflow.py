@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from lm.benchmark.worker import Step, StepResult, initial_weight
+from lm.benchmark.workload import Step, StepResult, initial_weights
 from lm.config import Config
 from lm.distributed.communicator import OneProcess
 from lm.distributed.devices import session_config, start_tensorflow
@@ -25,7 +25,11 @@ class TutorialGraph:
         shape = [config.num_steps, config.batch_size]
         self.inputs_ph = tf.placeholder(tf.int32, shape)
         self.targets_ph = tf.placeholder(tf.int32, shape)
-        logits, keep_state_op = self._build_layers(config, vocab_size)
+        # The recurrent state (c, h) of each layer. The tutorial feeds the final state of a window
+        # to the next window.
+        state_shape = [config.num_layers, 2, config.batch_size, config.hidden_size]
+        self.state_ph = tf.placeholder(tf.float32, state_shape)
+        logits, self.final_state = self._build_layers(config, vocab_size)
         nll = tf.nn.sparse_softmax_cross_entropy_with_logits(
             labels=tf.reshape(self.targets_ph, [-1]), logits=logits
         )
@@ -36,33 +40,25 @@ class TutorialGraph:
         limit = min(config.max_grad_norm, 1e30)
         clipped, self.grad_norm = tf.clip_by_global_norm(gradients, limit)
         optimizer = tf.train.GradientDescentOptimizer(config.learning_rate)
-        update_op = optimizer.apply_gradients(zip(clipped, variables))
-        self.train_op = tf.group(update_op, keep_state_op)
+        self.train_op = optimizer.apply_gradients(zip(clipped, variables))
 
-    def _build_layers(self, config: Config, vocab_size: int):
+    def _build_layers(self, config: Config, vocab_size: int) -> tuple[tf.Tensor, tf.Tensor]:
+        """Return the logits and the final state."""
         hidden = config.hidden_size
         embedding = tf.get_variable("embedding", [vocab_size, hidden])
         inputs = tf.nn.embedding_lookup(embedding, self.inputs_ph)
         outputs = tf.unstack(tf.nn.dropout(inputs, rate=1 - config.keep_prob))
-        assignments = []
-        for layer in range(config.num_layers):
+        final_states = []
+        for layer, state in enumerate(tf.unstack(self.state_ph)):
             kernel = tf.get_variable(f"lstm_{layer}/kernel", [2 * hidden, 4 * hidden])
             bias = tf.get_variable(f"lstm_{layer}/bias", [4 * hidden])
-            state = tf.get_variable(
-                f"lstm_{layer}/state",
-                initializer=tf.zeros([2, config.batch_size, hidden]),
-                trainable=False,
-            )
-            # Read the state once: a later read might return the state of the next window.
-            before = tf.identity(state)
-            outputs, after = _unroll(outputs, *tf.unstack(before), kernel, bias)
-            with tf.control_dependencies([before]):
-                assignments.append(state.assign(tf.stack(after)).op)
+            outputs, final_state = _unroll(outputs, *tf.unstack(state), kernel, bias)
             outputs = [tf.nn.dropout(output, rate=1 - config.keep_prob) for output in outputs]
+            final_states.append(tf.stack(final_state))
         weights = tf.get_variable("softmax/weights", [hidden, vocab_size])
         bias = tf.get_variable("softmax/bias", [vocab_size])
         logits = tf.nn.xw_plus_b(tf.concat(outputs, axis=0), weights, bias)
-        return logits, tf.group(*assignments)
+        return logits, tf.stack(final_states)
 
 
 def _unroll(inputs: Sequence[tf.Tensor], c, h, kernel, bias):
@@ -80,27 +76,23 @@ def build_step(config: Config, vocab_size: int, variant: str, threads: int) -> S
     """Build the training step; there is only one variant."""
     # The tutorial left the number of parallel operations to TensorFlow, which uses all cores.
     sessions = session_config(start_tensorflow(OneProcess(), threads, threads))
+    weights = initial_weights(config, vocab_size)
+    for layer in range(config.num_layers):
+        parts = [weights[f"lstm_{layer}/{name}"] for name in ("input_weights", "recurrent_weights")]
+        weights[f"lstm_{layer}/kernel"] = np.concatenate(parts)
     with tf.Graph().as_default():
         graph = TutorialGraph(config, vocab_size)
         session = tf.Session(config=sessions)
         session.run(tf.global_variables_initializer())
         for variable in tf.trainable_variables():
-            variable.load(_initial(config, variable), session)
-    fetches = [graph.loss, graph.grad_norm, graph.train_op]
+            variable.load(weights[variable.op.name], session)
+    fetches = [graph.loss, graph.grad_norm, graph.final_state, graph.train_op]
+    state = np.zeros(graph.state_ph.shape)
 
     def step(inputs: np.ndarray, targets: np.ndarray) -> StepResult:
-        feed = {graph.inputs_ph: inputs, graph.targets_ph: targets}
-        loss, grad_norm, _ = session.run(fetches, feed)
+        nonlocal state
+        feed = {graph.inputs_ph: inputs, graph.targets_ph: targets, graph.state_ph: state}
+        loss, grad_norm, state, _ = session.run(fetches, feed)
         return StepResult(float(loss), float(grad_norm))
 
     return step
-
-
-def _initial(config: Config, variable: tf.Variable) -> np.ndarray:
-    """Return the initial value. A kernel stacks the input weights and the recurrent weights."""
-    name, shape = variable.op.name, tuple(variable.shape.as_list())
-    if not name.endswith("/kernel"):
-        return initial_weight(config, name, shape)
-    layer, half = name.split("/")[0], (shape[0] // 2, shape[1])
-    parts = ("input_weights", "recurrent_weights")
-    return np.concatenate([initial_weight(config, f"{layer}/{part}", half) for part in parts])

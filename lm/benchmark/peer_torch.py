@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import torch
 from torch import nn
 
-from lm.benchmark.worker import Step, StepResult, initial_weight
+from lm.benchmark.workload import LSTM_WEIGHTS, Step, StepResult, initial_weights
 from lm.config import Config
 
 
@@ -29,6 +31,20 @@ class LanguageModel(nn.Module):
         nll = nn.functional.cross_entropy(logits, targets.flatten(), reduction="sum")
         return nll / inputs.shape[1], state
 
+    @torch.no_grad()
+    def load(self, weights: Mapping[str, np.ndarray]) -> None:
+        """Set the weights. PyTorch stores matrices transposed, and orders the gates i, f, j, o."""
+        values = {name: torch.from_numpy(value.T) for name, value in weights.items()}
+        self.embedding.weight.copy_(values["embedding"].T)
+        self.projection.weight.copy_(values["softmax/weights"])
+        self.projection.bias.copy_(values["softmax/bias"])
+        for layer, (*trained, second_bias) in enumerate(self.lstm.all_weights):
+            for name, parameter in zip(LSTM_WEIGHTS, trained):
+                i, j, f, o = values[f"lstm_{layer}/{name}"].chunk(4)
+                parameter.copy_(torch.cat([i, f, j, o]))
+            # Training both biases would double the learning rate of their sum.
+            second_bias.zero_().requires_grad_(False)
+
 
 def build_step(config: Config, vocab_size: int, variant: str, threads: int) -> Step:
     """Build the training step of a variant.
@@ -39,7 +55,7 @@ def build_step(config: Config, vocab_size: int, variant: str, threads: int) -> S
     features = variant.split("-")
     torch.set_num_threads(threads)
     model = LanguageModel(config, vocab_size)
-    _load_weights(model, config)
+    model.load(initial_weights(config, vocab_size))
     dtype = torch.bfloat16 if "bfloat16" in features else torch.float32
     model = model.to(dtype)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -61,26 +77,3 @@ def build_step(config: Config, vocab_size: int, variant: str, threads: int) -> S
         return StepResult(loss.item(), grad_norm.item())
 
     return step
-
-
-@torch.no_grad()
-def _load_weights(model: LanguageModel, config: Config) -> None:
-    def copy(parameter: nn.Parameter, name: str, transposed: bool = False, gates: bool = False):
-        shape = tuple(parameter.shape)
-        value = initial_weight(config, name, shape[::-1] if transposed else shape)
-        value = torch.from_numpy(value.T if transposed else value)
-        if gates:  # lm.kernels orders the gates i, j, f, o, and PyTorch orders them i, f, j, o
-            i, j, f, o = value.chunk(4)
-            value = torch.cat([i, f, j, o])
-        parameter.copy_(value)
-
-    copy(model.embedding.weight, "embedding")
-    copy(model.projection.weight, "softmax/weights", transposed=True)
-    copy(model.projection.bias, "softmax/bias")
-    for layer in range(config.num_layers):
-        input_weights, recurrent_weights, bias, second_bias = model.lstm.all_weights[layer]
-        copy(input_weights, f"lstm_{layer}/input_weights", True, True)
-        copy(recurrent_weights, f"lstm_{layer}/recurrent_weights", True, True)
-        copy(bias, f"lstm_{layer}/bias", gates=True)
-        # Training both biases would double the learning rate of their sum.
-        second_bias.zero_().requires_grad_(False)

@@ -1,4 +1,11 @@
-"""`scaling`: compare several ranks with one rank, and measure the parts of a step."""
+"""Compare several ranks with one rank: strong and weak scaling, and the parts of a step.
+
+  python -m lm.benchmark scaling --config config_small --ranks 1,2,4
+  python -m lm.benchmark scaling --ranks 1,2 --hosts host1:1,host2:1
+
+Strong scaling keeps the global batch. Weak scaling keeps the rows of each rank. Each rank has the
+same number of threads. The time of the exchange excludes the part that overlaps with computation.
+"""
 
 from __future__ import annotations
 
@@ -8,41 +15,18 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from lm.benchmark.turns import paired_ratio, print_table, speeds, take_turns
+from lm.benchmark.turns import paired_ratio, speeds, take_turns
 from lm.benchmark.worker import Options, Task
 from lm.config import Config
 from lm.options import option
 from lm.system import import_tensorflow
 
 KINDS = ("strong", "weak")
-_COLUMNS = [
-    ("scaling", "{kind}"),
-    ("ranks", "{ranks}"),
-    ("rows", "{batch_size}"),
-    ("words/s", "{words_per_second:.0f}"),
-    ("best", "{best:.0f}"),
-    ("speedup [95 %]", "{speedup}"),
-    ("efficiency", "{efficiency:.2f}"),
-    ("MB sent per rank", "{mb_sent_per_rank:.2f}"),
-]
-_PART_COLUMNS = [
-    ("compute ms", "{compute_ms:.2f}"),
-    ("exchange ms", "{exchange_ms:.2f}"),
-    ("input ms", "{input_ms:.2f}"),
-]
 
 
 @dataclasses.dataclass(frozen=True)
 class ScalingOptions(Options):
-    """Compare several ranks with one rank: strong and weak scaling, and the parts of a step.
-
-    Strong scaling keeps the global batch. Weak scaling keeps the rows of each rank. Each rank has
-    the same number of threads. The time of the exchange excludes the part that overlaps with
-    computation.
-
-    python -m lm.benchmark scaling --config config_small --ranks 1,2,4
-    python -m lm.benchmark scaling --ranks 1,2 --hosts host1:1,host2:1
-    """
+    """Options of `scaling`."""
 
     ranks: str = option("1,2", "comma-separated rank counts")
     hosts: str | None = option(None, "like mpirun -H: host1:1,host2:1 (default: this host)")
@@ -50,17 +34,16 @@ class ScalingOptions(Options):
 
 def measure(config: Config, options: ScalingOptions) -> dict[str, Any]:
     """Measure all rank counts in turn."""
-    tasks = {"one": Task(config), **scaling_tasks(config, options.rank_counts)}
-    results = take_turns(tasks, options)
+    results = take_turns(
+        {"one": Task(config), **scaling_tasks(config, options.rank_counts)}, options
+    )
     one = results["one"]
     results |= {(kind, 1): one for kind in KINDS}
+    pairs = [(kind, ranks) for kind in KINDS for ranks in options.rank_counts]
     return {
-        "threads_per_rank": options.threads,
         "device": one["device"][0],
         "vocab_size": one["vocab_size"][0],
-        "rows": [
-            _row(config, kind, ranks, results) for kind in KINDS for ranks in options.rank_counts
-        ],
+        "rows": [_row(config, *pair, one, results[pair]) for pair in pairs],
     }
 
 
@@ -106,36 +89,27 @@ def bytes_sent(size: float, ranks: int) -> float:
 
 
 def _row(
-    config: Config, kind: str, ranks: int, results: Mapping[Any, dict[str, list]]
+    config: Config, kind: str, ranks: int, one: Mapping[str, list], result: Mapping[str, list]
 ) -> dict[str, Any]:
-    one, result = results["one"], results[kind, ranks]
+    """Return the results of N ranks, compared with the results of one rank."""
     seconds = result["seconds"]
     sized = scaled_config(config, kind, ranks)
-    speedup = paired_ratio(one["seconds"], seconds) * (sized.batch_size / config.batch_size)
-    exchange_ms = 1000 * median(result["exchange_seconds"])
-    input_ms = 1000 * median(result["input_seconds"])
-    size = sum(message_bytes(sized, one["shapes"][0]))
-    return {
-        "kind": kind,
+    speedup = paired_ratio(one["seconds"], seconds, sized.batch_size / config.batch_size)
+    exchanged = sum(message_bytes(sized, one["shapes"][0]))
+    row = {
+        "scaling": kind,
         "ranks": ranks,
         "batch_size": sized.batch_size,
         **speeds(sized.batch_size * sized.num_steps, seconds),
-        "seconds_per_step": seconds,
         "speedup": speedup,
         "efficiency": speedup.value / ranks,
-        "mb_sent_per_rank": bytes_sent(size, ranks) / 1e6,
-        "compute_ms": 1000 * median(seconds) - exchange_ms - input_ms,
-        "exchange_ms": exchange_ms,
-        "input_ms": input_ms,
+        "mb_sent_per_rank": bytes_sent(exchanged, ranks) / 1e6,
+        "seconds_per_step": seconds,
     }
-
-
-def show(config: Config, options: ScalingOptions, record: dict[str, Any]) -> None:
-    """Print a table of strong and weak scaling."""
-    print(
-        f"\n{config.name}, {config.precision}, {options.threads} thread(s) per rank, global batch"
-        f" {config.batch_size} x {config.num_steps}, {options.repeats} repeats"
-    )
     # A GPU computes after TensorFlow has started its operations, so its parts cannot be timed.
-    on_gpu = record["device"].startswith("GPU")
-    print_table(_COLUMNS + ([] if on_gpu else _PART_COLUMNS), record["rows"])
+    if one["device"][0].startswith("GPU"):
+        return row
+    exchange_ms = 1000 * median(result["exchange_seconds"])
+    input_ms = 1000 * median(result["input_seconds"])
+    compute_ms = 1000 * median(seconds) - exchange_ms - input_ms
+    return {**row, "compute_ms": compute_ms, "exchange_ms": exchange_ms, "input_ms": input_ms}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,12 +13,8 @@ from lm.benchmark import worker
 from lm.benchmark.worker import Options, Task
 from lm.cli.tables import markdown_table
 
-# Two-sided 95 % quantiles of Student's t distribution for 1, 2, ... degrees of freedom.
-_T_95 = (
-    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
-    2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
-    2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
-)  # fmt: skip
+# Two-sided 95% quantiles of Student's t distribution for 1, 2, ... degrees of freedom.
+_T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
 logger = logging.getLogger("lm")
 
@@ -53,33 +49,42 @@ class Ratio:
     value: float
     interval: tuple[float, float] | None = None
 
-    def __mul__(self, factor: float) -> Ratio:
-        low_high = self.interval and (factor * self.interval[0], factor * self.interval[1])
-        return Ratio(factor * self.value, low_high)
-
     def __str__(self) -> str:
         low_high = f" [{self.interval[0]:.2f}, {self.interval[1]:.2f}]" if self.interval else ""
         return f"{self.value:.2f}{low_high}"
 
 
-def paired_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Ratio:
-    """Compare two tasks that took turns.
+def paired_ratio(
+    numerators: Sequence[float], denominators: Sequence[float], factor: float = 1.0
+) -> Ratio:
+    """Compare two tasks that took turns; the ratios are multiplied by a factor.
 
     Drift cancels in the ratio of two values of the same round. The result is the geometric mean of
     these ratios (Fleming and Wallace 1986, "How not to lie with statistics"). The interval is
     Student's t interval for the mean of the logarithms.
     """
-    logs = [math.log(a / b) for a, b in zip(numerators, denominators)]
+    logs = [math.log(factor * a / b) for a, b in zip(numerators, denominators)]
     mean = statistics.fmean(logs)
     if len(logs) < 2:
         return Ratio(math.exp(mean))
     degrees = len(logs) - 1
-    t = _T_95[degrees - 1] if degrees <= len(_T_95) else 1.96 + 2.4 / degrees
+    t = _T_95[degrees - 1] if degrees <= len(_T_95) else 1.96 + 2.37 / degrees + 2.8 / degrees**2
     margin = t * statistics.stdev(logs) / math.sqrt(len(logs))
     return Ratio(math.exp(mean), (math.exp(mean - margin), math.exp(mean + margin)))
 
 
-def print_table(columns: Sequence[tuple[str, str]], rows: Iterable[Mapping[str, Any]]) -> None:
-    """Print a table. Each column has a header and a format string for the values of a row."""
-    cells = [[form.format_map(row) for _, form in columns] for row in rows]
-    print(markdown_table([header for header, _ in columns], cells))
+def print_record(record: Mapping[str, Any]) -> None:
+    """Print the names and numbers of a record, and a table for each list of rows."""
+    for name, value in record.items():
+        if isinstance(value, list):
+            names = [name for name, cell in value[0].items() if not isinstance(cell, list)]
+            table = markdown_table(names, [[_cell(row[name]) for name in names] for row in value])
+            print(f"\n{name}\n\n{table}")
+        else:
+            print(f"{name}: {_cell(value)}")
+
+
+def _cell(value: Any) -> str:
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.0f}" if value >= 1000 else f"{value:.4g}"

@@ -16,20 +16,19 @@ import statistics
 import subprocess
 import sys
 import time
-import zlib
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
+from lm.benchmark.workload import Step, StepResult, load_words
 from lm.config import Config
 from lm.config_file import load_config_file
 from lm.data.batches import TrainBatches, rows_of_rank
-from lm.data.corpus import load_corpus
 from lm.distributed import launch
 from lm.distributed.communicator import Communicator
 from lm.distributed.devices import count_cores
-from lm.errors import ERROR, RunError, UserError
+from lm.errors import ERROR, RunError, UserError, needs_extra
 from lm.options import Checked, option
 from lm.system import (
     ends_with_this_process,
@@ -43,8 +42,6 @@ _TIMEOUT_SECONDS = 1800
 _COMPARED_STEPS = 4  # the losses of these steps are reported, and these steps are not timed
 _REPEAT_SECONDS = 2.0
 _MIN_STEPS = 3
-_PTB_VOCAB_SIZE = 10_000
-_WINDOWS = 64  # length of the random corpus
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,18 +91,6 @@ class Options(Checked):
         _ = self.threads  # raises if hosts is invalid
 
 
-class StepResult(NamedTuple):
-    """Results of one training step."""
-
-    loss: float  # summed over time, averaged over rows
-    grad_norm: float  # before clipping
-    exchange_seconds: float = 0.0
-
-
-# A training step on inputs [T, B] and targets [T, B], both int32.
-Step = Callable[[np.ndarray, np.ndarray], StepResult]
-
-
 @dataclasses.dataclass(frozen=True)
 class Task:
     """One measurement."""
@@ -121,28 +106,16 @@ def run(task: Task, options: Options) -> dict[str, Any]:
 
     Return the result of `_measure_steps`, `ours.measure_gemm` or `ours.measure_exchange`.
     """
-    text = json.dumps(
-        {
-            **dataclasses.asdict(task),
-            "config_file": options.config,
-            "threads": options.threads,
-            "data_path": options.data_path,
-        }
-    )
+    facts = {**dataclasses.asdict(task), "config_file": options.config}
+    facts |= {"threads": options.threads, "data_path": options.data_path}
     launcher = launch.mpirun_command(task.ranks, options.hosts) if task.ranks > 1 else []
     name = f"{task.implementation} on {task.ranks} rank{'s' * (task.ranks > 1)}"
-    threads = str(options.threads)
     environment = launch.mpirun_environment(
-        OMP_NUM_THREADS=threads,
-        MKL_NUM_THREADS=threads,
-        # Horovod runs sessions before the worker sets its threads.
-        TF_NUM_INTRAOP_THREADS=threads,
-        TF_NUM_INTEROP_THREADS="1",
-        TF_CPP_MIN_LOG_LEVEL="3",
+        OMP_NUM_THREADS=str(options.threads), TF_CPP_MIN_LOG_LEVEL="3"
     )
     try:
         done = subprocess.run(
-            [*launcher, sys.executable, "-m", "lm.benchmark", "worker", text],
+            [*launcher, sys.executable, "-m", "lm.benchmark", "worker", json.dumps(facts)],
             env=environment,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -182,7 +155,8 @@ def work(task: dict[str, Any], comm: Communicator) -> None:
     else:
         ids, vocab_size = load_words(config, task["data_path"])
         if is_peer:
-            peer = importlib.import_module(f"lm.benchmark.peer_{implementation.split('-')[0]}")
+            with needs_extra("bench"):
+                peer = importlib.import_module(f"lm.benchmark.peer_{implementation.split('-')[0]}")
             step, facts = peer.build_step(config, vocab_size, implementation, threads), {}
         else:
             step, facts = ours.build_step(config, file.functions, vocab_size, threads, comm)
@@ -223,30 +197,3 @@ def _measure_steps(
         "grad_norms": [result.grad_norm for result, *_ in untimed],
         "peak_mb": max(comm.gather(peak_memory_mb())),
     }
-
-
-def load_words(config: Config, data_path: str | None) -> tuple[np.ndarray, int]:
-    """Return int32 training IDs and the vocabulary size, of a corpus or of random words.
-
-    Random words follow Zipf's law, p ~ 1 / rank, as in a natural language. Repeated words within a
-    batch determine how sparse the gradient of the embedding is.
-    """
-    if data_path:
-        corpus = load_corpus(data_path, config.vocab_size)
-        return corpus.train, len(corpus.vocabulary)
-    vocab_size = config.vocab_size or _PTB_VOCAB_SIZE
-    count = config.batch_size * (_WINDOWS * config.num_steps + 1)
-    # Inverse of the continuous distribution function: ln(x) is uniform.
-    uniform = np.random.default_rng(config.seed).random(count)
-    ids = np.exp(uniform * np.log(vocab_size + 1)).astype(np.int32) - 1
-    return np.minimum(ids, vocab_size - 1), vocab_size
-
-
-def initial_weight(config: Config, name: str, shape: Sequence[int]) -> np.ndarray:
-    """Return the initial value of a weight or LSTM bias, uniform in +-init_scale.
-
-    NumPy draws the value, so that different frameworks start with equal weights.
-    """
-    rng = np.random.default_rng([config.seed, zlib.crc32(name.encode())])
-    uniform = rng.random(shape, dtype=np.float32)
-    return config.init_scale * (2 * uniform - 1)

@@ -1,0 +1,73 @@
+"""What all implementations train on: the same words, the same first weights, the same step."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from lm.config import Config
+from lm.data.corpus import load_corpus
+
+LSTM_WEIGHTS = ("input_weights", "recurrent_weights", "bias")
+_PTB_VOCAB_SIZE = 10_000
+_WINDOWS = 64  # length of the random corpus
+
+
+class StepResult(NamedTuple):
+    """Results of one training step."""
+
+    loss: float  # summed over time, averaged over rows
+    grad_norm: float  # before clipping
+    exchange_seconds: float = 0.0
+
+
+# A training step on inputs [T, B] and targets [T, B], both int32.
+Step = Callable[[np.ndarray, np.ndarray], StepResult]
+
+
+def load_words(config: Config, data_path: str | None) -> tuple[np.ndarray, int]:
+    """Return int32 training IDs and the vocabulary size, of a corpus or of random words.
+
+    Random words follow Zipf's law, p ~ 1 / rank, as in a natural language. Repeated words within a
+    batch determine how sparse the gradient of the embedding is.
+    """
+    if data_path:
+        corpus = load_corpus(data_path, config.vocab_size)
+        return corpus.train, len(corpus.vocabulary)
+    vocab_size = config.vocab_size or _PTB_VOCAB_SIZE
+    count = config.batch_size * (_WINDOWS * config.num_steps + 1)
+    # Inverse of the continuous distribution function: ln(x) is uniform.
+    uniform = np.random.default_rng(config.seed).random(count)
+    ids = np.exp(uniform * np.log(vocab_size + 1)).astype(np.int32) - 1
+    return np.minimum(ids, vocab_size - 1), vocab_size
+
+
+def initial_weight(config: Config, name: str, shape: Sequence[int]) -> np.ndarray:
+    """Return the initial value of a weight or LSTM bias, uniform in +-init_scale.
+
+    NumPy draws the value, so that different frameworks start with equal weights.
+    """
+    rng = np.random.default_rng([config.seed, zlib.crc32(name.encode())])
+    uniform = rng.random(shape, dtype=np.float32)
+    return config.init_scale * (2 * uniform - 1)
+
+
+def initial_weights(config: Config, vocab_size: int) -> dict[str, np.ndarray]:
+    """Return the initial weights of a peer, by their names in the built-in network.
+
+    The gates of an LSTM layer are ordered i, j, f, o.
+    """
+    hidden = config.hidden_size
+    shapes = {
+        "embedding": [vocab_size, hidden],
+        "softmax/weights": [hidden, vocab_size],
+        "softmax/bias": [vocab_size],
+    }
+    for layer in range(config.num_layers):
+        for name in LSTM_WEIGHTS:
+            rows = [] if name == "bias" else [hidden]
+            shapes[f"lstm_{layer}/{name}"] = [*rows, 4 * hidden]
+    return {name: initial_weight(config, name, shape) for name, shape in shapes.items()}
