@@ -35,22 +35,20 @@ class Config(Checked):
     )  # fmt: skip
 
     # Model: Zaremba, Sutskever, Vinyals (2014), https://arxiv.org/abs/1409.2329.
-    init_scale: float = option(
-        0.1, "initialize weights uniformly in +-init_scale", above=0, high=10
-    )
+    init_scale: float = option(0.1, "weights start uniformly in +-init_scale", above=0, high=10)
     embedding_init_scale: float | None = option(
         None, "init_scale of the embedding (default: init_scale)", above=0, high=10
     )
     hidden_size: int = option(200, "units of each LSTM layer", low=1, high=_INT32)
     embedding_size: int | None = option(
-        None, "units of the embedding (default: hidden_size)", low=1, high=_INT32
+        None, "size of the embedding (default: hidden_size)", low=1, high=_INT32
     )
     tie_weights: bool = option(
         False, "use the embedding as the weights of the output layer; outputs of a different size"
         " are projected to the size of the embedding",
     )  # fmt: skip
     num_layers: int = option(2, "number of LSTM layers", low=1, high=1000)
-    num_steps: int = option(20, "time steps of truncated backpropagation", low=1, high=_INT32)
+    num_steps: int = option(20, "time steps of truncated backpropagation", low=1)
     keep_prob: float = option(
         1.0, "probability of keeping a unit in dropout (1: no dropout)", above=0, high=1
     )
@@ -61,24 +59,20 @@ class Config(Checked):
         None, "keep_prob of the top layer's outputs (default: keep_prob)", above=0, high=1
     )
     recurrent_keep_prob: float = option(
-        1.0, "probability of keeping a recurrent weight in a training step (weight-drop)",
-        above=0, high=1,
-    )  # fmt: skip
+        1.0, "probability of keeping a recurrent weight in a step (weight-drop)", above=0, high=1
+    )
     locked_dropout: bool = option(
         False, "drop the same units of a row in all time steps of a window (variational dropout)"
     )
     forget_bias: float = option(
-        0.0, "added to the LSTM's forget gates; TensorFlow's BasicLSTMCell adds 1",
-        low=-100, high=100,
-    )  # fmt: skip
+        0.0, "added to the forget gates (1 in TensorFlow's BasicLSTMCell)", low=-100, high=100
+    )
     activation_penalty: float = option(
-        0.0, "alpha of AR: penalty on the top layer's squared outputs after dropout",
-        low=0, high=1e38,
-    )  # fmt: skip
+        0.0, "alpha of AR: penalty on the top layer's squared outputs after dropout", low=0
+    )
     temporal_activation_penalty: float = option(
-        0.0, "beta of TAR: penalty on the top layer's squared changes from step to step",
-        low=0, high=1e38,
-    )  # fmt: skip
+        0.0, "beta of TAR: penalty on the top layer's squared changes from step to step", low=0
+    )
 
     precision: str = option(
         "float32", "bfloat16 rounds the factors of matrix products; everything else uses float32."
@@ -86,11 +80,9 @@ class Config(Checked):
     )  # fmt: skip
 
     # Optimization. docs/optimization.md lists the published recipe of each field.
-    batch_size: int = option(
-        20, "rows of the GLOBAL batch, which the ranks divide", low=1, high=_INT32
-    )
+    batch_size: int = option(20, "rows of the GLOBAL batch, which the ranks divide", low=1)
     num_epochs: int = option(
-        13, "passes over the training split", low=1, high=_INT32, may_change=["resume", "search"]
+        13, "passes over the training split", low=1, may_change=["resume", "search"]
     )
     optimizer: str = option(
         "sgd", "sgd, momentum (classic, without Nesterov's change) or adam (bias-corrected)",
@@ -102,10 +94,10 @@ class Config(Checked):
         0.999, "adam: decay of the running mean of squared gradients", low=0, below=1
     )
     adam_epsilon: float = option(
-        1e-8, "adam: added to the root of the squared gradient's mean", above=0, high=1e38
+        1e-8, "adam: added to the root of the squared gradient's mean", above=0
     )
     weight_decay: float = option(
-        0.0, "add N times the weights to the gradient (adam: decoupled, as AdamW)", low=0, high=1e38
+        0.0, "add N times the weights to the gradient (adam: decoupled, as AdamW)", low=0
     )
     asgd_trigger_epochs: int | None = option(
         None, "start to average the weights when the validation perplexity is worse than the best"
@@ -135,7 +127,7 @@ class Config(Checked):
 
     # Evaluation.
     eval_batch_size: int = option(
-        20, "rows in validation and test", low=1, high=_INT32, may_change=["evaluate", "search"]
+        20, "rows in validation and test", low=1, may_change=["evaluate", "search"]
     )
 
     # The summation order of a step.
@@ -160,25 +152,22 @@ class RunOptions(Checked):
 
     data_path: str | None = option(
         None, "directory of the corpus (default: the recorded directory if the run resumes or uses"
-        " --init_from, otherwise data)", per_host=True, is_path=True,
-        may_change=["resume", "search"],
+        " --init_from, otherwise data)", is_path=True, may_change=["resume", "search"],
     )  # fmt: skip
     data_url: str | None = option(
-        None, "address or path of the PTB .tgz (default: public addresses)", per_host=True,
-        is_path=True, may_change=["resume", "search"],
+        None, "address or path of the PTB .tgz (default: public addresses)", is_path=True,
+        may_change=["resume", "search"],
     )  # fmt: skip
     output_dir: str | None = option(
-        None, "directory of the run (default: runs/<config>-<time>)", per_host=True, is_path=True,
-        may_change=(),
-    )  # fmt: skip
+        None, "directory of the run (default: runs/<config>-<time>)", is_path=True, may_change=()
+    )
     resume: bool = option(
         False, "resume from the newest checkpoint in --output_dir if there is one, otherwise start",
         may_change=(),
     )  # fmt: skip
     init_from: str | None = option(
-        None, "initialize the weights from this checkpoint directory",
-        per_host=True, is_path=True,
-    )  # fmt: skip
+        None, "initialize the weights from this checkpoint directory", is_path=True
+    )
     init_partly: bool = option(
         False, "--init_from: load only the weights that fit the model and the vocabulary"
     )
@@ -214,17 +203,16 @@ class RunOptions(Checked):
     distributed_eval: bool = option(False, "evaluate on all ranks instead of only on rank 0")
     log_every_steps: int = option(100, "steps between two step events in metrics.jsonl", low=1)
     log_path: str | None = option(
-        None, "write the log to this file in addition to log.txt", per_host=True, is_path=True,
-        may_change=(),
-    )  # fmt: skip
+        None, "write the log to this file in addition to log.txt", is_path=True, may_change=()
+    )
     mpi_log: str = option(
         "master", "ranks that write log files: only rank 0 (master), all ranks (workers), or rank 0"
         " for all ranks after each epoch (collect)",
         choices=("master", "collect", "workers"), may_change=(),
     )  # fmt: skip
     timeline: str | None = option(
-        None, "write Horovod's timeline to this file, for chrome://tracing",
-        per_host=True, is_path=True, may_change=(),
+        None, "write Horovod's timeline to this file, for chrome://tracing", is_path=True,
+        may_change=(),
     )  # fmt: skip
     profile_steps: str | None = option(
         None, "FIRST:LAST: write TensorFlow's trace of these steps to the run directory",

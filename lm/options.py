@@ -40,8 +40,9 @@ def option(
       default: The value if a config file and the command line do not set the field.
       help: One line for `--help`.
       choices: The allowed values; empty for all values.
-      per_host: Whether ranks may have different values, such as paths and threads.
-      is_path: Whether the value is a path, in which the command line expands `~/`.
+      per_host: Whether ranks may have different values, such as numbers of threads.
+      is_path: Whether the value is a path, which may differ between ranks, and in which the command
+        line expands `~/`.
       required: Whether the command line must set the field.
       may_change: When the value may differ within one run or search. "resume": when the run or the
         search is resumed. "evaluate": when the weights are used, or when the run is resumed and no
@@ -50,7 +51,7 @@ def option(
         are allowed values.
     """
     metadata = dict(help=help, choices=choices, limits=limits, may_change={*may_change})
-    metadata.update(per_host=per_host, is_path=is_path, required=required)
+    metadata.update(per_host=per_host or is_path, is_path=is_path, required=required)
     return dataclasses.field(default=default, metadata=metadata)
 
 
