@@ -38,7 +38,7 @@ def test_ranges_and_choices_have_the_types_of_their_fields():
         ("learning_rate=1:2:3:log", "not a range"),
         ("precision=float32:bfloat16", "not a range"),
         ("learning_rate=3:0.3", "`low <= high` must hold"),
-        ("learning_rate=nan:1", "must be a number"),
+        ("learning_rate=nan:1", "must be greater than 0, not nan"),
         ("warmup_steps=0:100:log", "must hold for `log=True`"),
         ("keep_prob=0:1", "keep_prob must be greater than 0, not 0.0"),
         ("keep_prob=0.5:1.5", "keep_prob must be at most 1, not 1.5"),
