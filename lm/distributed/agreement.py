@@ -134,7 +134,7 @@ def code_checksum(package: pathlib.Path = _PACKAGE) -> str:
 def platform_facts() -> dict[str, Any]:
     """Return the facts about software and devices that must be equal on all ranks.
 
-    The instruction set of the CPU may differ: it changes the results, but not the graph.
+    The instruction set of the CPU may differ: it may change the results, but not the graph.
     """
     import tensorflow as tf
 

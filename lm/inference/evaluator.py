@@ -74,7 +74,7 @@ def evaluate(
     run, texts, session, evaluator = raise_on_all_ranks(comm, prepare)
     with session, one_line_errors(run.functions, running=True):
         check_agreement(comm, _facts(run, texts))
-        if len(set(comm.gather(kernels.description()))) > 1:
+        if len(set(comm.gather(kernels.arithmetic(run.config.precision)))) > 1:
             logger.warning(
                 "the compiled ops of the ranks differ: the last digits of the result depend on the"
                 " number of ranks"

@@ -27,6 +27,7 @@ from collections.abc import Sequence
 import tensorflow.compat.v1 as tf
 
 from lm.kernels.library import (
+    arithmetic,
     available,
     description,
     is_missing,
@@ -36,8 +37,8 @@ from lm.kernels.library import (
 )
 
 __all__ = [
-    "add_bias", "add_to_average", "available", "column_sums", "description", "dropout",
-    "global_norm", "is_missing", "lstm_recurrence", "matmul", "multiplies_bfloat16",
+    "add_bias", "add_to_average", "arithmetic", "available", "column_sums", "description",
+    "dropout", "global_norm", "is_missing", "lstm_recurrence", "matmul", "multiplies_bfloat16",
     "softmax_cross_entropy", "subnormals_are_zero",
 ]  # fmt: skip
 

@@ -17,8 +17,9 @@ import tempfile
 _HERE = pathlib.Path(__file__).resolve().parent
 BUILD_DIR = _HERE / "_build"
 
-# -fwrapv: bit manipulation of integer vectors may overflow. -ffast-math would hide NaN.
-_FLAGS = ["-O3", "-fPIC", "-fwrapv", "-ffp-contract=fast", "-fvisibility=hidden", "-Wall"]
+# -fwrapv: bit manipulation of integer vectors may overflow. -ffp-contract=off: see simd.h.
+# -ffast-math would hide NaN.
+_FLAGS = ["-O3", "-fPIC", "-fwrapv", "-ffp-contract=off", "-fvisibility=hidden", "-Wall"]
 _AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma"]
 # The compiler flags of each instruction set. All except the first are for x86-64.
 INSTRUCTION_SETS = {
@@ -67,7 +68,7 @@ def build():
     BUILD_DIR.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=BUILD_DIR) as work:
         compile_flags = ["-w", *tf.sysconfig.get_compile_flags()]
-        jobs = {"ops": ["ops.cc", *_FLAGS, "-ffp-contract=off", *compile_flags]}
+        jobs = {"ops": ["ops.cc", *_FLAGS, *compile_flags]}
         for isa, flags in _isas().items():
             jobs[isa] = ["isa.cc", *_FLAGS, "-std=c++17", *flags, f"-DLM_ISA={isa}"]
         running = [

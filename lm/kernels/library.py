@@ -64,20 +64,40 @@ def is_missing() -> bool:
 def description() -> str:
     """Describe the compiled ops for the log, or explain why they are not used.
 
-    Processes with the same description compute bitwise identical results. It contains the
-    instruction set, a checksum of the sources, and the compiler, whose version may affect rounding.
+    It contains the instruction set, a checksum of the sources, and the compiler.
+    """
+    return _description(_property("lm_kernels_isa")) if available() else _description()
+
+
+def arithmetic(precision: str) -> str:
+    """Describe the compiled ops. Equal descriptions mean bitwise identical results.
+
+    All instruction sets with a fused multiply-add compute the same float32 results. In bfloat16,
+    this holds for the instruction sets without bfloat16 products.
     """
     if not available():
+        return _description()
+    isa = _property("lm_kernels_isa")
+    same = _has(isa, "-mfma") and (precision == "float32" or not multiplies_bfloat16())
+    return _description("x86-64 with FMA" if same else isa)
+
+
+def _description(cpu: str = "") -> str:
+    if not cpu:
         return f"no compiled ops: {load().reason}"
     sources, compiler = _path().stem[:8], _property("lm_kernels_compiler")
-    return f"compiled ops for {_property('lm_kernels_isa')} ({sources}, compiler {compiler})"
+    return f"compiled ops for {cpu} ({sources}, compiler {compiler})"
 
 
 def multiplies_bfloat16() -> bool:
     """Return whether the CPU has bfloat16 products. Otherwise, bfloat16 is not faster."""
+    return available() and _has(_property("lm_kernels_isa"), "-mavx512bf16")
+
+
+def _has(isa: str, flag: str) -> bool:
     from lm.kernels.build import INSTRUCTION_SETS  # here, as in `load`
 
-    return available() and "-mavx512bf16" in INSTRUCTION_SETS[_property("lm_kernels_isa")]
+    return flag in INSTRUCTION_SETS[isa]
 
 
 @contextlib.contextmanager

@@ -93,7 +93,7 @@ struct Forward {
         const Vec i = Sigmoid(Load(zm)), j = Tanh(Load(zm + kLanes));
         const Vec f = Sigmoid(Load(zm + 2 * kLanes)), o = Sigmoid(Load(zm + 3 * kLanes));
         const int64_t at = (r0 + m) * H + u0;
-        const Vec c = f * Load(c_before + at, n) + i * j;
+        const Vec c = MulAdd(f, Load(c_before + at, n), i * j);
         const Vec h = o * Tanh(c);
         float* gates = s.gates + (t * s.B + r0 + m) * 4 * H + u0;
         Store(gates, i, n);
@@ -190,7 +190,7 @@ struct Backward {
     const Vec f = Load(gates + 2 * H, n), o = Load(gates + 3 * H, n);
     const Vec tanh_c = Tanh(Load(s.c + t * s.B * H + at, n));
     const Vec c_before = Load((t > 0 ? s.c + (t - 1) * s.B * H : s.c0) + at, n);
-    const Vec dc = Load(s.dc + at, n) + dh * o * (1.f - tanh_c * tanh_c);
+    const Vec dc = MulAdd(dh * o, 1.f - tanh_c * tanh_c, Load(s.dc + at, n));
     const Vec dz[4] = {dc * j * i * (1.f - i), dc * i * (1.f - j * j),
                        dc * c_before * f * (1.f - f), dh * tanh_c * o * (1.f - o)};
     Store(s.dc + at, dc * f, n);

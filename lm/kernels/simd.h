@@ -9,7 +9,8 @@
 #include <stdint.h>
 #include <string.h>
 
-#if defined(__AVX512F__)
+#if defined(LM_LANES)  // a test computes with 16 lanes on a CPU without AVX-512
+#elif defined(__AVX512F__)
 #define LM_LANES 16
 #elif defined(__AVX2__)
 #define LM_LANES 8
@@ -19,6 +20,8 @@
 
 #if defined(__FMA__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #define LM_INLINE static inline __attribute__((always_inline))
@@ -31,21 +34,28 @@ constexpr int kLanes = LM_LANES;
 LM_INLINE int64_t Least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 // GCC's vector types: arithmetic and comparison are elementwise, and compile to instructions of the
-// target (including NEON). `a * b + c` becomes a fused multiply-add if the target has one. Sums of
-// many products use MulAdd.
+// target (including NEON).
+//
+// In float32, all instruction sets with a fused multiply-add compute the same bits. Each element of
+// a result has one order of operations, and each operation is rounded once. The compiler never
+// forms a fused multiply-add itself (-ffp-contract=off): MulAdd says where they are. Sums over lanes
+// use Lanes16.
 typedef float Vec __attribute__((vector_size(4 * LM_LANES)));
 typedef int32_t IVec __attribute__((vector_size(4 * LM_LANES)));
 
 LM_INLINE Vec Set(float x) { return x - Vec{}; }
 
-// a * b + c, rounded once if the CPU has a fused multiply-add. Explicit: new compilers split it in
-// loops that add to one sum ("avoid_fma256_chains" in the tuning of GCC 13). A tile of one row is
-// such a loop, but a tile of six rows is not, so a row's bits would depend on the number of rows.
+// a * b + c, rounded once if the CPU has a fused multiply-add.
 LM_INLINE Vec MulAdd(Vec a, Vec b, Vec c) {
 #if defined(__AVX512F__)
   return (Vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
-#elif defined(__FMA__)
+#elif defined(__FMA__) && LM_LANES == 8
   return (Vec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__FMA__)
+  for (int i = 0; i < kLanes; ++i) c[i] = __builtin_fmaf(a[i], b[i], c[i]);
+  return c;
+#elif defined(__aarch64__)
+  return (Vec)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
 #else
   return a * b + c;
 #endif
@@ -85,10 +95,19 @@ LM_INLINE Vec Clamp(Vec x, float low, float high) {
 
 LM_INLINE Vec Max(Vec a, Vec b) { return Select(a > b, a, b); }
 
-LM_INLINE float Sum(Vec v) {
-  float s = 0;
-  for (int i = 0; i < kLanes; ++i) s += v[i];
-  return s;
+// Sixteen partial sums: lane l adds elements l, l + 16, ... of a row.
+struct Lanes16 {
+  static constexpr int kVectors = 16 / kLanes;
+  Vec sums[kVectors] = {};
+};
+
+// The sum of all lanes, in the same order for every number of lanes in a vector.
+LM_INLINE float Sum(const Lanes16& lanes) {
+  float tree[16];
+  memcpy(tree, lanes.sums, sizeof tree);
+  for (int half = 8; half > 0; half /= 2)
+    for (int i = 0; i < half; ++i) tree[i] += tree[i + half];
+  return tree[0];
 }
 
 LM_INLINE float Max(Vec v) {
@@ -103,19 +122,40 @@ LM_INLINE Vec Exp(Vec x) {
   x = Clamp(x, -87.3f, 88.3f);
   // Adding 1.5 * 2^23 puts the nearest integer into the low bits of the sum.
   const Vec shift = Set(12582912.f);
-  const Vec shifted = x * 1.44269504088896341f + shift;
+  const Vec shifted = MulAdd(x, Set(1.44269504088896341f), shift);
   const Vec n = shifted - shift;
-  Vec r = x - n * 0.693359375f;
-  r = r - n * -2.12194440e-4f;
+  Vec r = MulAdd(n, Set(-0.693359375f), x);
+  r = MulAdd(n, Set(2.12194440e-4f), r);
   Vec p = Set(1.9875691500e-4f);
-  p = p * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * (r * r) + r + 1.f;
+  p = MulAdd(p, r, Set(1.3981999507e-3f));
+  p = MulAdd(p, r, Set(8.3334519073e-3f));
+  p = MulAdd(p, r, Set(4.1665795894e-2f));
+  p = MulAdd(p, r, Set(1.6666665459e-1f));
+  p = MulAdd(p, r, Set(5.0000001201e-1f));
+  p = MulAdd(p, r * r, r) + 1.f;
   const IVec exponent = ((IVec)shifted - (IVec)shift + 127) << 23;
   return p * (Vec)exponent;
+}
+
+// log(x) within 1 ulp for a positive, normal x. NaN stays NaN. x = 2^n (1 + m), with the Cephes
+// library's polynomial for log(1 + m) (logf.c). Unlike logf, it does not depend on the C library.
+LM_INLINE Vec Log(Vec x) {
+  const IVec bits = (IVec)x - 0x3f3504f3;  // so that 1 + m is in [sqrt(1/2), sqrt(2))
+  const Vec n = __builtin_convertvector(bits >> 23, Vec);
+  const Vec m = (Vec)((bits & 0x7fffff) + 0x3f3504f3) - 1.f;
+  const Vec z = m * m;
+  Vec p = Set(7.0376836292e-2f);
+  p = MulAdd(p, m, Set(-1.1514610310e-1f));
+  p = MulAdd(p, m, Set(1.1676998740e-1f));
+  p = MulAdd(p, m, Set(-1.2420140846e-1f));
+  p = MulAdd(p, m, Set(1.4249322787e-1f));
+  p = MulAdd(p, m, Set(-1.6668057665e-1f));
+  p = MulAdd(p, m, Set(2.0000714765e-1f));
+  p = MulAdd(p, m, Set(-2.4999993993e-1f));
+  p = MulAdd(p, m, Set(3.3333331174e-1f));
+  p = MulAdd(n, Set(-2.12194440e-4f), p * m * z);
+  p = m + MulAdd(z, Set(-0.5f), p);
+  return Select(x == x, MulAdd(n, Set(0.693359375f), p), x);
 }
 
 LM_INLINE Vec Sigmoid(Vec x) { return 1.f / (1.f + Exp(-x)); }
@@ -124,11 +164,11 @@ LM_INLINE Vec Sigmoid(Vec x) { return 1.f / (1.f + Exp(-x)); }
 LM_INLINE Vec Tanh(Vec x) {
   const Vec z = x * x;
   Vec p = Set(-5.70498872745e-3f);
-  p = p * z + 2.06390887954e-2f;
-  p = p * z + -5.37397155531e-2f;
-  p = p * z + 1.33314422036e-1f;
-  p = p * z + -3.33332819422e-1f;
-  p = p * z * x + x;
+  p = MulAdd(p, z, Set(2.06390887954e-2f));
+  p = MulAdd(p, z, Set(-5.37397155531e-2f));
+  p = MulAdd(p, z, Set(1.33314422036e-1f));
+  p = MulAdd(p, z, Set(-3.33332819422e-1f));
+  p = MulAdd(p * z, x, x);
   const Vec e = 1.f - 2.f / (Exp(x + x) + 1.f);
   return Select((x < 0.625f) & (x > -0.625f), p, e);
 }

@@ -30,19 +30,22 @@ static void SoftmaxRows(const lm::Softmax& s, const int64_t* rows, int64_t count
 
     // If the gradient overwrites the logits, the exponentials overwrite the logits too.
     float* e = s.bf16 || !s.dlogits ? buffer : (float*)s.dlogits + r * V;
-    Vec sums = {};
+    Lanes16 sums;
     const auto exponentials = [&](int64_t v, int64_t n) LM_LAMBDA {
       const Vec x = Exp(Load(logits + v, n) + Load(bias + v, n) - Set(max));
       Store(e + v, x, n);
       return x;
     };
-    for (v = 0; v < whole; v += kLanes) sums = sums + exponentials(v, kLanes);
-    float sum = Sum(sums);
-    if (v < V) {
+    for (v = 0; v + 16 <= V; v += 16)
+#pragma GCC unroll 4
+      for (int i = 0; i < Lanes16::kVectors; ++i)
+        sums.sums[i] = sums.sums[i] + exponentials(v + i * kLanes, kLanes);
+    for (int i = 0; v < V; ++i, v += kLanes) {
       exponentials(v, V - v);
-      for (; v < V; ++v) sum += e[v];
+      sums.sums[i] = sums.sums[i] + Load(e + v, V - v);
     }
-    s.nll[r] = __builtin_logf(sum) + (max - target_logit);
+    const float sum = Sum(sums);
+    s.nll[r] = Log(Set(sum))[0] + (max - target_logit);
     if (!s.dlogits) continue;
 
     const float factor = s.scale[r] / sum;

@@ -59,6 +59,7 @@ def _facts(job: Job, progress: TrainProgress, output_dir: str) -> dict[str, Any]
         intra_op_threads=job.device.intra_op,
         inter_op_threads=job.device.inter_op,
         compiled_ops=kernels.description(),
+        arithmetic=kernels.arithmetic(config.precision),
         visible_gpus=len(tf.config.list_physical_devices("GPU")),
         cuda_visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
         start_seconds=seconds_since_start(),
@@ -70,7 +71,7 @@ def _facts(job: Job, progress: TrainProgress, output_dir: str) -> dict[str, Any]
         name=config.name,
         world_size=comm.size,
         **by_name,
-        exact=_find_exactness(job, progress, by_name["compiled_ops"]),
+        exact=_find_exactness(job, progress, by_name["arithmetic"]),
         backend=comm.backend,
         exchange_settings=comm.settings,
         python=platform.python_version(),
@@ -102,7 +103,9 @@ def _summary(job: Job, facts: dict[str, Any]) -> list[str]:
     ]
     local_rows = " or ".join(map(str, sorted(set(facts["local_rows"]))))
     threads = _one_or_by_rank(threads, "the fastest ranks wait for the slowest")
-    compiled_ops = _one_or_by_rank(facts["compiled_ops"], "results depend on which rank has which")
+    differ = len(set(facts["arithmetic"])) > 1
+    consequence = "results depend on which rank has which" if differ else "bitwise equal results"
+    compiled_ops = _one_or_by_rank(facts["compiled_ops"], consequence)
     lines = {
         "ranks": f"{by_rank(devices)} (this is rank {rank})",
         "GPUs": f"{facts['visible_gpus'][rank]} visible here, CUDA_VISIBLE_DEVICES {visible}",
@@ -144,7 +147,7 @@ def _one_or_by_rank(values: Sequence[str], consequence: str) -> str:
     return values[0] if len(set(values)) == 1 else f"{by_rank(values)}: {consequence}"
 
 
-def _find_exactness(job: Job, progress: TrainProgress, compiled_ops: Sequence[str]) -> str:
+def _find_exactness(job: Job, progress: TrainProgress, arithmetic: Sequence[str]) -> str:
     """Return whether results are identical on all supported numbers of ranks, or why not.
 
     Each start decides for the steps that it computes. `progress` records whether the earlier steps
@@ -153,12 +156,12 @@ def _find_exactness(job: Job, progress: TrainProgress, compiled_ops: Sequence[st
     if job.config.scale_lr_by_worker != "none":
         progress.exact_with = None
         return "no: the learning rate depends on the number of ranks"
-    why = _why_inexact(job, compiled_ops)
-    if not why and progress.step and progress.exact_with != compiled_ops[0]:
+    why = _why_inexact(job, arithmetic)
+    if not why and progress.step and progress.exact_with != arithmetic[0]:
         before = progress.exact_with
         how = f"were computed with {before}" if before else "are not exact"
         why = f"the steps up to {progress.step:,} {how}"
-    progress.exact_with = None if why else compiled_ops[0]
+    progress.exact_with = None if why else arithmetic[0]
     if why:
         rounding = "results on different numbers of ranks are equal up to rounding"
         if not job.functions.is_built_in and not job.options.check_network:
@@ -167,13 +170,13 @@ def _find_exactness(job: Job, progress: TrainProgress, compiled_ops: Sequence[st
     return f"yes: bitwise identical on any power of two up to {job.config.virtual_ranks} ranks"
 
 
-def _why_inexact(job: Job, compiled_ops: Sequence[str]) -> str:
+def _why_inexact(job: Job, arithmetic: Sequence[str]) -> str:
     config, comm, functions = job.config, job.comm, job.functions
     if not functions.is_built_in:
         return f"{functions.where} uses TensorFlow's own operations"
     if not kernels.available():  # on any rank: the ranks have agreed on this
         return "sums of plain TensorFlow depend on threads and ranks"
-    if len(set(compiled_ops)) > 1:
+    if len(set(arithmetic)) > 1:
         return "the ranks' compiled ops differ"
     if config.virtual_ranks % comm.size:
         return f"{comm.size} ranks do not divide virtual_ranks {config.virtual_ranks}"

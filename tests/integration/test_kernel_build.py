@@ -6,6 +6,7 @@ import struct
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from lm import kernels
@@ -52,6 +53,48 @@ def description_in_new_process(**options):
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=100, **options
     )
     return done.stdout.strip()
+
+
+# The lanes of AVX-512 without its instructions: a build that differs from avx2 in the order of all
+# sums over lanes, in the shapes of all tiles and in the code of the compiler.
+SIXTEEN_LANES = "sixteen lanes"
+
+
+def float32_results(tmp_path, isa):
+    """Return the float32 results of all ops in a new process."""
+    code = START + (
+        "import pathlib, sys, numpy as np\n"
+        "from lm import kernels; from lm.kernels import build\n"
+        "if sys.argv[2:]:\n"
+        " flags = [*build.INSTRUCTION_SETS['avx2'], '-DLM_LANES=16']\n"
+        " build.INSTRUCTION_SETS = {'generic': [], 'avx2': flags}\n"
+        " build.BUILD_DIR = pathlib.Path(sys.argv[2]); build.build()\n"
+        "from tests.unit.kernels.test_kernels import all_ops\n"
+        "print(kernels.description())\n"
+        "np.savez(sys.argv[1], *all_ops(2, ['float32']))"
+    )
+    arguments = [tmp_path / "results.npz", *([tmp_path / "built"] * (isa == SIXTEEN_LANES))]
+    name = "avx2" if isa == SIXTEEN_LANES else isa
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        cwd=ROOT,
+        env={**os.environ, "LM_KERNELS_ISA": name},
+        capture_output=True,
+        text=True,
+        timeout=250,
+    )
+    assert f"compiled ops for {name} " in done.stdout, done.stderr
+    with np.load(arguments[0]) as arrays:
+        return list(arrays.values())
+
+
+def test_float32_results_do_not_depend_on_the_instruction_set(tmp_path):
+    if not machine.has("avx2"):
+        pytest.skip("this CPU has one instruction set only")
+    expected = float32_results(tmp_path, "avx2")
+    for isa in (SIXTEEN_LANES, *filter(machine.has, ["avx512", "avx512bf16"])):
+        for result, array in zip(float32_results(tmp_path, isa), expected, strict=True):
+            np.testing.assert_array_equal(result, array)
 
 
 def test_an_environment_variable_disables_the_ops():

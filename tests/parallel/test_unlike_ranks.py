@@ -52,6 +52,19 @@ def test_different_instruction_sets_work_together_and_are_named(tmp_path, corpor
     assert re.search(f"{arithmetic}: results depend on which rank has", output)
 
 
+def test_float32_is_exact_on_ranks_with_and_without_avx512(tmp_path, corpora):
+    if not machine.has("avx512"):
+        pytest.skip("this CPU does not have AVX-512")
+    results = []
+    for number, isas in enumerate((["avx2"], ["avx2", "avx512"], ["avx512"])):
+        settings = [f"LM_KERNELS_ISA={isa}" for isa in isas]
+        code, output = train(settings, tmp_path / str(number), corpora)
+        assert code == 0 and "exact       yes: bitwise identical" in output, output
+        checkpoint = tmp_path / str(number) / "run/checkpoints/step-00000040"
+        results.append((checkpoint / "model.data-00000-of-00001").read_bytes())
+    assert results[1:] == results[:1] * 2
+
+
 def test_fusion_on_only_one_host_is_rejected_before_horovod_crashes(tmp_path, corpora):
     fusion = "HOROVOD_FUSION_THRESHOLD"
     code, output = train((f"{fusion}=1000000", *[f"{fusion}=0"] * 3), tmp_path, corpora)

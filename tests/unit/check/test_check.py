@@ -74,7 +74,8 @@ def facts(**changes):
     good = {
         "host": "host1", "sharers": 1, "backend": "MPI", "cores": 2, "gpus": 0,
         "device": "CPU:0", "no_gpu": "", "build": build, "kernels": "compiled ops for avx2",
-        "lacks_kernels": False, "versions": VERSIONS, "software": {"code": "c0de"},
+        "arithmetic": "x86-64 with FMA", "lacks_kernels": False, "versions": VERSIONS,
+        "software": {"code": "c0de"},
     }  # fmt: skip
     return {**good, **changes}
 
@@ -92,7 +93,8 @@ def facts(**changes):
         ("devices", {"sharers": 3}, "WARN", "more ranks than cores on host1"),
         ("kernels", {"kernels": "no compiled ops: x", "lacks_kernels": True}, "WARN", "slowly"),
         ("kernels", {}, "OK", "avx2"),
-        ("kernels", {"kernels": "compiled ops for generic"}, "WARN", "generic on rank 0; "),
+        ("kernels", {"kernels": "compiled ops for avx512"}, "OK", "avx512 on rank 0; "),
+        ("kernels", {"arithmetic": "generic"}, "WARN", "set LM_KERNELS_ISA"),
     ],
 )
 def test_facts_of_the_ranks_are_judged(check, change, status, message, capsys):

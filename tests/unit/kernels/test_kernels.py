@@ -351,15 +351,15 @@ def test_wrong_shapes_are_errors():
         run(lambda *p: kernels.softmax_cross_entropy(*p, targets, scale[:2]), softmax)
 
 
-def all_ops(threads):
-    """Return the results of all ops in both precisions, as one list of arrays."""
-    T, B, V = 5, 12, 1000
+def all_ops(threads, precisions=("float32", "bfloat16")):
+    """Return the results of all ops in some precisions, as one list of arrays."""
+    T, B, V = 5, 12, 1003
     micro_batches = (3, 0, 4, 5)
 
     def step(*variables):
         x, input_weights, bias, weights, h, c, output_weights = variables
         results = []
-        for precision in ("float32", "bfloat16"):
+        for precision in precisions:
             projected = kernels.matmul(x, input_weights, precision, micro_batches)
             projected = tf.reshape(kernels.add_bias(projected, bias, micro_batches), [T, B, -1])
             outputs = kernels.lstm_recurrence(projected, weights, h, c, precision, micro_batches)
@@ -375,7 +375,9 @@ def all_ops(threads):
             results += [loss, nll, *tf.gradients([loss, lstm_loss(outputs)], variables)]
         return results
 
-    results = [products_of(np.arange(101), bf16, threads) for bf16 in (False, True)]
+    results = [
+        products_of(np.arange(101), precision == "bfloat16", threads) for precision in precisions
+    ]
     for H in (40, 330):  # threads divide the rows, or the units
         factors = [numbers(T * B, 7), numbers(7, 4 * H), numbers(4 * H)]
         _, *recurrence = lstm_inputs(T, B, H)
