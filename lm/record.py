@@ -15,7 +15,7 @@ from collections.abc import Container, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from lm.config import Config
-from lm.errors import RunError, UserError, error_class
+from lm.errors import UserError, error_class
 from lm.files import write_json
 from lm.options import defaults
 
@@ -31,6 +31,10 @@ LOCK_FILE = ".lock"  # held by the job that writes to the directory
 CONFIG_FILE = "config file (SHA-256)"  # a name in `RunRecord.facts`
 
 Record = TypeVar("Record")
+
+
+class CorruptFile(UserError):
+    """A file of a run is missing or corrupt."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,10 +112,7 @@ def load_record(run_dir: str) -> RunRecord | None:
     if content is None:
         return None
     content.pop("has_checkpoints", None)
-    try:
-        return from_json(RunRecord, content, path)
-    except RunError as error:
-        raise UserError(str(error)) from error
+    return from_json(RunRecord, content, path)
 
 
 def has_checkpoints(run_dir: str) -> bool:
@@ -129,9 +130,9 @@ def _read(run_dir: str) -> dict[str, Any] | None:
     except OSError as error:
         raise error_class(error)(f"cannot read {path}: {error.strerror}") from error
     except ValueError as error:
-        raise UserError(f"{path} is corrupt: {error}") from error
+        raise CorruptFile(f"{path} is corrupt: {error}") from error
     if not isinstance(content, dict):
-        raise UserError(f"{path} is corrupt: it must be a JSON object")
+        raise CorruptFile(f"{path} is corrupt: it must be a JSON object")
     return content
 
 
@@ -140,7 +141,7 @@ def from_json(cls: type[Record], values: Mapping[str, Any], source: str) -> Reco
 
     Raises:
       UserError: If a field is unknown, because a different version of this program wrote it.
-      RunError: If a field without default is missing, or a field has the wrong type.
+      CorruptFile: If a field without default is missing, or a field has the wrong type.
     """
     unknown = sorted(values.keys() - {field.name for field in dataclasses.fields(cls)})
     if unknown:
@@ -149,7 +150,7 @@ def from_json(cls: type[Record], values: Mapping[str, Any], source: str) -> Reco
     try:
         return cls(**{name: _value(hints[name], name, v, source) for name, v in values.items()})
     except TypeError as error:
-        raise RunError(f"{source} is corrupt: {error}") from error
+        raise CorruptFile(f"{source} is corrupt: {error}") from error
 
 
 def different_version(source: str, evidence: str) -> UserError:

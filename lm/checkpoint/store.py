@@ -6,7 +6,8 @@
 
 A checkpoint is written under a temporary name, and renamed after all files are on the disk.
 Therefore, a directory named step-* is complete, even if the process was killed. Only a disk fault
-can corrupt it, and `verify` detects such faults.
+can corrupt it, and `verify` detects such faults. If a disk fails for a moment, functions that read
+raise OSError, which ends the job with exit code 1.
 """
 
 from __future__ import annotations
@@ -17,34 +18,28 @@ import errno
 import hashlib
 import json
 import logging
-import math
 import os
+import pathlib
 import re
 import shutil
 import stat
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from lm.errors import ProgramExit, RunError, UserError
-from lm.files import sha256_of, write_atomically
-from lm.record import CHECKPOINTS_DIR, RunRecord, different_version, from_json
+from lm.errors import RunError, UserError
+from lm.files import sha256_of, write_json
+from lm.record import CHECKPOINTS_DIR, CorruptFile, RunRecord, different_version, from_json
 
 logger = logging.getLogger("lm")
 
 MANIFEST = "manifest.json"
 _FORMAT = 2
-_FILE_NAME = re.compile(r"model\.[\w.-]+", re.ASCII)  # rejects names that contain a path
-_MAX_MANIFEST_BYTES = 1 << 24  # a manifest has a few thousand bytes
-_STEP = "step-"
-_STEP_NAME = re.compile(_STEP + r"\d+", re.ASCII)
+_MODEL_FILES = ("model.index", "model.data-00000-of-00001")
+_STEP_NAME = re.compile(r"step-\d+", re.ASCII)
 _TEMPORARY = "tmp-"
-
-
-class CorruptCheckpoint(RunError):
-    """A file of a checkpoint is missing or corrupt."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,17 +56,6 @@ class Manifest:
     in_sync: bool = True  # False: the ranks had diverged, and these are the weights of rank 0
     files: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
 
-    def write(self, directory: str) -> None:
-        """Write manifest.json atomically.
-
-        Raises:
-          OSError: If the file cannot be written.
-        """
-        content = {"format": _FORMAT, **dataclasses.asdict(self)}
-        content["checksum"] = _checksum(content)
-        text = json.dumps(content, indent=1) + "\n"
-        write_atomically(os.path.join(directory, MANIFEST), text.encode())
-
 
 def average_name(weight: str) -> str:
     """Return the name of the variable that holds the average of a weight."""
@@ -80,18 +64,10 @@ def average_name(weight: str) -> str:
 
 def list_checkpoints(run_dir: str) -> list[str]:
     """Return the checkpoint directories of a run, oldest first, without verifying them."""
-    parent, names = checkpoints_dir(run_dir), []
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        names = [name for name in os.listdir(parent) if _STEP_NAME.fullmatch(name)]
+    paths = pathlib.Path(run_dir, CHECKPOINTS_DIR).glob("step-*")
+    steps = {str(path): int(path.name[5:]) for path in paths if _STEP_NAME.fullmatch(path.name)}
     # Sort by number: a step of nine digits comes after the steps of eight digits.
-    return [
-        os.path.join(parent, name) for name in sorted(names, key=lambda n: int(n[len(_STEP) :]))
-    ]
-
-
-def checkpoints_dir(run_dir: str) -> str:
-    """Return the directory of a run's checkpoints."""
-    return os.path.join(run_dir, CHECKPOINTS_DIR)
+    return sorted(steps, key=steps.get)
 
 
 def find(run_dir: str, which: str = "last") -> str:
@@ -102,121 +78,92 @@ def find(run_dir: str, which: str = "last") -> str:
     Raises:
       UserError: If the checkpoint is missing or corrupt, or if a different version of this program
         wrote it. In the last case, an older checkpoint must not silently replace it.
-      RunError: If a checkpoint cannot be read. A disk or a network may recover.
     """
     if which == "best":
         return _find_best(run_dir)
     if which != "last":
-        return check(which)
+        verify(which)
+        return which
     found = find_newest(run_dir)
     if found is None:
         raise UserError(f"{run_dir} has no checkpoint")
     return found
 
 
-def check(checkpoint: str) -> str:
-    """Verify a checkpoint that the user named, and return it.
-
-    Raises:
-      UserError, RunError: See `find`.
-    """
-    try:
-        verify(checkpoint)
-    except CorruptCheckpoint as error:
-        raise UserError(f"{checkpoint} is not a usable checkpoint: {error}") from error
-    return checkpoint
-
-
 def find_newest(run_dir: str) -> str | None:
     """Return the newest checkpoint that is not corrupt, or None if a run has no checkpoints.
 
     Raises:
-      UserError, RunError: See `find`.
+      UserError: See `find`.
     """
     checkpoints = list_checkpoints(run_dir)
-    found = _first_intact(reversed(checkpoints))
-    if checkpoints and found is None:
-        # Starting over could silently discard days of training.
+    for checkpoint, _ in _intact(reversed(checkpoints)):
+        return checkpoint
+    if checkpoints:  # Starting over could silently discard days of training.
         raise UserError(f"all {len(checkpoints)} checkpoints in {run_dir} are corrupt")
-    return found
-
-
-def _find_best(run_dir: str) -> str:
-    manifests = {}
-    for checkpoint in list_checkpoints(run_dir):
-        with _warn_if_corrupt():
-            manifests[checkpoint] = read_manifest(checkpoint)
-    found = _first_intact(_by_perplexity(manifests))
-    if found is None:
-        raise UserError(f"{run_dir} has no checkpoint with a validation perplexity")
-    # The checkpoint of the best epoch may be missing or corrupt.
-    *_, last = manifests.values()
-    best = min(filter(math.isfinite, last.progress.get("valid_perplexities", ())), default=math.inf)
-    if best < manifests[found].valid_perplexity:
-        logger.warning(
-            "the epoch with the best validation perplexity, %.2f, has no usable checkpoint; using"
-            " step %d, with %.2f",
-            best,
-            manifests[found].step,
-            manifests[found].valid_perplexity,
-        )
-    return found
-
-
-def _first_intact(checkpoints: Iterable[str]) -> str | None:
-    for checkpoint in checkpoints:
-        with _warn_if_corrupt():
-            verify(checkpoint)
-            return checkpoint
     return None
 
 
-@contextlib.contextmanager
-def _warn_if_corrupt() -> Iterator[None]:
-    try:
-        yield
-    except CorruptCheckpoint as error:
-        logger.warning("skipping a corrupt checkpoint: %s", error)
+def _find_best(run_dir: str) -> str:
+    manifests = intact_manifests(run_dir)
+    best = _best(manifests)
+    if best is None:
+        raise UserError(f"{run_dir} has no checkpoint with a validation perplexity")
+    *_, last = manifests.values()
+    found = manifests[best].valid_perplexity
+    lowest = min(last.progress.get("valid_perplexities", ()), default=found)
+    if lowest < found:  # The checkpoint of the best epoch could not be saved, or is corrupt.
+        logger.warning(
+            "the epoch with the best validation perplexity, %.2f, has no usable checkpoint; using"
+            " step %d, with %.2f",
+            lowest,
+            manifests[best].step,
+            found,
+        )
+    return best
 
 
-def _by_perplexity(manifests: Mapping[str, Manifest]) -> list[str]:
-    """Return the checkpoints with a known validation perplexity, best first."""
-    known = []
-    for checkpoint, manifest in manifests.items():
-        perplexity = manifest.valid_perplexity
-        if perplexity is not None and math.isfinite(perplexity):
-            known.append((perplexity, checkpoint))
-    return [checkpoint for _, checkpoint in sorted(known)]
+def _best(manifests: Mapping[str, Manifest]) -> str | None:
+    known = {found: m.valid_perplexity for found, m in manifests.items() if m.valid_perplexity}
+    return min(known, key=known.get, default=None)
 
 
-def prune(run_dir: str, keep: int, verified: MutableMapping[str, Manifest | None]) -> None:
-    """Remove old checkpoints, except the last `keep` and the best by validation perplexity.
-
-    Only intact checkpoints count. A checkpoint is removed only if it is older than `keep` intact
-    checkpoints, so corrupt checkpoints never displace intact checkpoints. Checkpoints saved after
-    the ranks diverged displace only checkpoints of the same kind, because users may not want them.
-
-    `verified` contains the manifest of each checkpoint that this job wrote or verified; None means
-    that the checkpoint is corrupt. This function verifies the remaining checkpoints and adds their
-    manifests.
+def intact_manifests(run_dir: str) -> dict[str, Manifest]:
+    """Verify all checkpoints of a run, and return the manifests of the intact ones, oldest first.
 
     Raises:
-      UserError, RunError: If a checkpoint cannot be read. In this case, all checkpoints are kept.
+      UserError: If a different version of this program wrote a checkpoint.
+    """
+    return dict(_intact(list_checkpoints(run_dir)))
+
+
+def _intact(checkpoints: Iterable[str]) -> Iterator[tuple[str, Manifest]]:
+    for checkpoint in checkpoints:
+        try:
+            manifest = verify(checkpoint)
+        except CorruptFile as error:
+            logger.warning("skipping a corrupt checkpoint: %s", error)
+        else:
+            yield checkpoint, manifest
+
+
+def prune(run_dir: str, keep: int, intact: Mapping[str, Manifest]) -> None:
+    """Remove all checkpoints before the last `keep`, except the best by validation perplexity.
+
+    Only the checkpoints in `intact`, which this job wrote or verified, count. Corrupt checkpoints
+    therefore never displace intact checkpoints. Checkpoints saved after the ranks diverged do not
+    count either, because users may prefer an older checkpoint.
+
+    Raises:
+      OSError: If a checkpoint cannot be removed.
     """
     checkpoints = list_checkpoints(run_dir)
-    for checkpoint in checkpoints:
-        if checkpoint not in verified:
-            verified[checkpoint] = None
-            with _warn_if_corrupt():
-                verified[checkpoint] = verify(checkpoint)
-    intact = {found: verified[found] for found in checkpoints if verified[found]}
-    in_sync = [found for found, manifest in intact.items() if manifest.in_sync]
-    diverged = [found for found, manifest in intact.items() if not manifest.in_sync]
-    old = diverged[:-keep]
-    if len(in_sync) >= keep:
-        old += checkpoints[: checkpoints.index(in_sync[-keep])]
-    for checkpoint in set(old) - set(_by_perplexity(intact)[:1]):
-        with contextlib.suppress(OSError):
+    present = {found: intact[found] for found in checkpoints if found in intact}
+    counted = [found for found, manifest in present.items() if manifest.in_sync]
+    if len(counted) < keep:
+        return
+    for checkpoint in checkpoints[: checkpoints.index(counted[-keep])]:
+        if checkpoint != _best(present):
             _remove(checkpoint)
 
 
@@ -224,19 +171,15 @@ def verify(checkpoint: str) -> Manifest:
     """Compare every file of a checkpoint with its manifest, and return the manifest.
 
     Raises:
-      CorruptCheckpoint: If a file is missing or corrupt.
-      RunError: If a file cannot be read.
+      CorruptFile: If a file is missing or corrupt.
       UserError: If a different version of this program wrote the checkpoint.
     """
     manifest = read_manifest(checkpoint)
-    for name, facts in manifest.files.items():
+    for name in _MODEL_FILES:
         path = os.path.join(checkpoint, name)
-        with _reading(path):
-            size = _plain_size(path)
-            if size != facts["bytes"]:
-                raise CorruptCheckpoint(f"{path} has {size} bytes instead of {facts['bytes']}")
-            if sha256_of(path) != facts["sha256"]:
-                raise ValueError("SHA-256 mismatch")
+        with _corrupt_if_invalid(path):
+            if _file_facts(path) != manifest.files.get(name):
+                raise ValueError(f"its size or its SHA-256 differs from {MANIFEST}")
     return manifest
 
 
@@ -244,53 +187,42 @@ def read_manifest(checkpoint: str) -> Manifest:
     """Read the manifest of a checkpoint without verifying the other files.
 
     Raises:
-      CorruptCheckpoint, RunError, UserError: See `verify`.
+      CorruptFile, UserError: See `verify`.
     """
     path = os.path.join(checkpoint, MANIFEST)
-    with _reading(path):
-        if _plain_size(path) > _MAX_MANIFEST_BYTES:
-            raise ValueError("the file is too large")
+    with _corrupt_if_invalid(path):
+        _check_plain(path)
         with open(path, "rb") as file:
-            content = json.loads(file.read())
-        if content.pop("checksum") != _checksum(content):
+            content = json.load(file)
+        if not isinstance(content, dict) or content.pop("checksum", None) != _checksum(content):
             raise ValueError("checksum mismatch")
     # Every later format must keep `format` and `checksum`. A valid checksum distinguishes another
     # format from a flipped bit.
     number = content.pop("format", None)
     if number != _FORMAT:
         raise different_version(path, f"format {number}")
-    try:
-        manifest = from_json(Manifest, content, path)
-    except RunError as error:
-        raise CorruptCheckpoint(str(error)) from error
-    with _reading(path):
-        for name, facts in manifest.files.items():
-            if not _FILE_NAME.fullmatch(name) or not {"bytes", "sha256"} <= facts.keys():
-                raise ValueError(f"invalid entry {name!r} in files")
-    return manifest
+    return from_json(Manifest, content, path)
 
 
 @contextlib.contextmanager
-def _reading(path: str) -> Iterator[None]:
-    """Raise errors as one line. A missing file is corruption; other OSErrors may be temporary."""
+def _corrupt_if_invalid(path: str) -> Iterator[None]:
+    """Raise CorruptFile if the file is missing or invalid. Other OSErrors may be temporary."""
     try:
         yield
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise CorruptCheckpoint(f"{path} cannot be read: {error.strerror}") from error
-    except OSError as error:
-        raise RunError(f"{path} cannot be read: {error.strerror}") from error
-    except ProgramExit:
-        raise
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise CorruptCheckpoint(f"{path} is corrupt: {error}") from error
+        raise CorruptFile(f"{path} is missing") from error
+    except ValueError as error:
+        raise CorruptFile(f"{path} is corrupt: {error}") from error
 
 
-def _plain_size(path: str) -> int:
-    """Return the size of a file in bytes. Reject devices and pipes, which may have no end."""
-    status = os.lstat(path)
-    if not stat.S_ISREG(status.st_mode):
+def _check_plain(path: str) -> None:
+    if not stat.S_ISREG(os.lstat(path).st_mode):  # Devices and pipes may have no end.
         raise ValueError("not a plain file")
-    return status.st_size
+
+
+def _file_facts(path: str) -> dict[str, Any]:
+    _check_plain(path)
+    return {"bytes": os.path.getsize(path), "sha256": sha256_of(path)}
 
 
 def _checksum(content: Mapping[str, Any]) -> str:
@@ -319,15 +251,9 @@ def load_weights(checkpoint: str) -> dict[str, np.ndarray]:
       RunError: If the checkpoint cannot be read.
     """
     arrays, manifest = load_arrays(checkpoint), read_manifest(checkpoint)
-    weights = {}
-    for name in manifest.weights:
-        average = average_name(name)
-        # Weights that are not trained have no average. A weight may have the name of an average.
-        use_average = manifest.has_average and average in arrays.keys() - {*manifest.weights}
-        stored = average if use_average else name
-        if stored not in arrays:
-            raise RunError(f"{checkpoint} has no {stored}, which its manifest names")
-        weights[name] = arrays[stored]
+    weights = {name: arrays[name] for name in manifest.weights}
+    if manifest.has_average:  # Weights that are not trained have no average.
+        weights = {name: arrays.get(average_name(name), weights[name]) for name in weights}
     return weights
 
 
@@ -340,22 +266,21 @@ def save(run_dir: str, arrays: Mapping[str, np.ndarray], manifest: Manifest) -> 
     Raises:
       RunError: If the checkpoint cannot be written. Older checkpoints stay intact.
     """
-    parent = checkpoints_dir(run_dir)
-    final = os.path.join(parent, f"{_STEP}{manifest.step:08d}")
+    parent = os.path.join(run_dir, CHECKPOINTS_DIR)
+    final = os.path.join(parent, f"step-{manifest.step:08d}")
     temporary = os.path.join(parent, f"{_TEMPORARY}{manifest.step:08d}")
     try:
-        with contextlib.suppress(CorruptCheckpoint):
-            dataclasses.replace(manifest, files=verify(final).files).write(final)
-            _fsync(final)
+        with contextlib.suppress(CorruptFile):
+            _write_manifest(final, manifest, verify(final).files)
             return final
         # Do not use makedirs: a directory that was unmounted must not be created again.
         with contextlib.suppress(FileExistsError):
             os.mkdir(parent)
             _fsync(run_dir)
-        shutil.rmtree(temporary, ignore_errors=True)
         os.mkdir(temporary)
         _write_tensors(temporary, arrays)
-        _write_manifest(temporary, manifest)
+        files = {name: _file_facts(os.path.join(temporary, name)) for name in _MODEL_FILES}
+        _write_manifest(temporary, manifest, files)
         if not list_checkpoints(run_dir):
             manifest.record.write(run_dir, has_checkpoints=True)  # --resume never starts over
         _publish(temporary, final)
@@ -391,26 +316,26 @@ def _write_tensors(directory: str, arrays: Mapping[str, np.ndarray]) -> None:
         )
         with tf.Session(graph=graph, config=config) as session:
             session.run(save_op, dict(zip(placeholders, arrays.values())))
-    for name in os.listdir(directory):
+    for name in _MODEL_FILES:
         _fsync(os.path.join(directory, name))
 
 
-def _write_manifest(directory: str, manifest: Manifest) -> None:
-    files = {}
-    for name in sorted(os.listdir(directory)):
-        path = os.path.join(directory, name)
-        files[name] = {"bytes": os.path.getsize(path), "sha256": sha256_of(path)}
-    dataclasses.replace(manifest, files=files).write(directory)
+def _write_manifest(
+    directory: str, manifest: Manifest, files: Mapping[str, Mapping[str, Any]]
+) -> None:
+    manifest = dataclasses.replace(manifest, files=files)
+    content = {"format": _FORMAT, **dataclasses.asdict(manifest)}
+    content["checksum"] = _checksum(content)
+    write_json(os.path.join(directory, MANIFEST), content)
     _fsync(directory)
 
 
 def _publish(temporary: str, final: str) -> None:
-    corrupt = _set_aside(final) if os.path.exists(final) else None
+    if os.path.exists(final):  # It is corrupt.
+        _remove(final)
     os.rename(temporary, final)
     # A rename survives a power cut only when the parent directory is on the disk.
     _fsync(os.path.dirname(final))
-    if corrupt:
-        shutil.rmtree(corrupt, ignore_errors=True)
 
 
 def _fsync(path: str) -> None:
@@ -427,21 +352,13 @@ def _fsync(path: str) -> None:
 
 def _remove(checkpoint: str) -> None:
     # Rename first: a kill must not leave half of a directory that looks like a checkpoint.
-    shutil.rmtree(_set_aside(checkpoint), ignore_errors=True)
-
-
-def _set_aside(checkpoint: str) -> str:
     parent, name = os.path.split(checkpoint)
     doomed = os.path.join(parent, f"{_TEMPORARY}old-{name}")
-    shutil.rmtree(doomed, ignore_errors=True)
     os.rename(checkpoint, doomed)
-    return doomed
+    shutil.rmtree(doomed)
 
 
 def remove_temporary(run_dir: str) -> None:
     """Remove unfinished checkpoints of killed processes. The caller must hold the run's lock."""
-    parent = checkpoints_dir(run_dir)
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        for name in os.listdir(parent):
-            if name.startswith(_TEMPORARY):
-                shutil.rmtree(os.path.join(parent, name), ignore_errors=True)
+    for path in pathlib.Path(run_dir, CHECKPOINTS_DIR).glob(f"{_TEMPORARY}*"):
+        shutil.rmtree(path, ignore_errors=True)

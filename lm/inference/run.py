@@ -59,7 +59,6 @@ def open_run(
 
     Raises:
       UserError: If the run, the checkpoint or the config file is missing or invalid.
-      RunError: If the checkpoint is temporarily unreadable.
     """
     record = load_record(directory)
     if record is None:

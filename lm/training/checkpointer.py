@@ -37,7 +37,7 @@ class BackgroundWriter:
 
     def __init__(self, run_dir: str, keep: int, sync_events: Callable[[], None] = lambda: None):
         self._run_dir, self._keep, self._sync_events = run_dir, keep, sync_events
-        self._verified: dict[str, Manifest | None] = {}
+        self._intact: dict[str, Manifest] | None = None  # verified at the first save
         self._thread: threading.Thread | None = None
         self.failure: RunError | None = None  # error of the last save
 
@@ -63,7 +63,6 @@ class BackgroundWriter:
         try:
             self._sync_events()
             saved = store.save(self._run_dir, arrays, manifest)
-            self._verified[saved] = manifest
             if self.failure:
                 logger.info("checkpoints can be written again")
             self.failure = None
@@ -74,7 +73,10 @@ class BackgroundWriter:
                 logger.warning("%s; training continues", self.failure)
             return
         try:
-            store.prune(self._run_dir, self._keep, self._verified)
+            if self._intact is None:
+                self._intact = store.intact_manifests(self._run_dir)
+            self._intact[saved] = manifest
+            store.prune(self._run_dir, self._keep, self._intact)
         except Exception as error:  # the next save tries again
             logger.warning("old checkpoints are not removed: %s", error)
 

@@ -38,7 +38,7 @@ def initial_progress(run_dir: RunDir | None) -> TrainProgress:
     """Return the progress to resume from. Ranks without the run directory start at step 0.
 
     Raises:
-      UserError, RunError: If the manifest of the checkpoint is invalid.
+      UserError: If the manifest of the checkpoint is invalid.
     """
     if run_dir is None or run_dir.checkpoint is None:
         return TrainProgress()
@@ -76,9 +76,9 @@ def _weights_of(
     options: RunOptions, vocabulary: Vocabulary, shapes: Mapping[str, list]
 ) -> dict[str, np.ndarray]:
     """Read the weights of --init_from."""
-    path = store.check(options.init_from)
-    same_words = store.read_manifest(path).record.vocabulary == vocabulary.sha256
-    arrays, source = store.load_weights(path), f"--init_from {options.init_from}"
+    path = options.init_from
+    same_words = store.verify(path).record.vocabulary == vocabulary.sha256
+    arrays, source = store.load_weights(path), f"--init_from {path}"
     if options.init_partly:
         return _fitting_weights(arrays, source, shapes, same_words, len(vocabulary))
     if not same_words:

@@ -144,7 +144,7 @@ def test_init_from_loads_only_the_weights(start, tmp_path, corpora):
         (("--vocab_size", 50), "has a different vocabulary"),
         (("--num_layers", 1), "has lstm_1/bias, which this model does not use; --init_partly"),
         (("--tie_weights",), "has softmax/weights, which this model does not use; --init_partly"),
-        (("--init_from", tmp_path), "is not a usable checkpoint"),
+        (("--init_from", tmp_path), "manifest.json is missing"),
     ]:
         with pytest.raises(UserError, match=words):
             train_here(tmp_path / "bad", *config_flags(corpora), *few, *other, *flags)

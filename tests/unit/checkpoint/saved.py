@@ -13,7 +13,6 @@ ARRAYS = {
     "global_step": np.int64(7),
     "state/0/h": np.ones([4, 20], "f"),
 }
-VERIFIED = {}  # the cache of a running job; clear it to simulate a new job
 
 
 def manifest(step, perplexity=None, **fields):
@@ -22,11 +21,9 @@ def manifest(step, perplexity=None, **fields):
 
 
 def save(run_dir, step, perplexity=None, keep=None, arrays=ARRAYS, **fields):
-    facts = manifest(step, perplexity, **fields)
-    path = store.save(str(run_dir), arrays, facts)
-    VERIFIED[path] = facts
+    path = store.save(str(run_dir), arrays, manifest(step, perplexity, **fields))
     if keep:
-        store.prune(str(run_dir), keep, VERIFIED)
+        store.prune(str(run_dir), keep, store.intact_manifests(str(run_dir)))
     return pathlib.Path(path)
 
 

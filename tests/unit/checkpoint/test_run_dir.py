@@ -164,7 +164,7 @@ def test_an_incomplete_line_is_removed(tmp_path):
 
 def test_wrong_types_in_the_progress_are_corruption(resume):
     for position in ({"step": "7"}, {"event_nll": 1.5}, {"event_nll": {"nats": "1"}}):
-        with pytest.raises(RunError, match=r"manifest.json is corrupt: \w+ is a (str|float)"):
+        with pytest.raises(UserError, match=r"manifest.json is corrupt: \w+ is a (str|float)"):
             resume(lambda manifest, position=position: manifest.update(progress=position))
 
 

@@ -11,6 +11,7 @@ from lm.config import RunOptions
 from lm.distributed.communicator import OneProcess
 from lm.distributed.supervisor import Supervisor
 from lm.training.checkpointer import BackgroundWriter, Checkpointer
+from tests.unit.checkpoint.saved import ARRAYS, manifest, save, steps, truncate
 
 
 @pytest.fixture
@@ -46,6 +47,17 @@ def test_old_checkpoints_that_cannot_be_removed_do_not_fail_a_save(monkeypatch, 
     writer.wait()
     assert writer.failure is None
     assert "old checkpoints are not removed: [Errno 5] Input/output error" in caplog.text
+
+
+def test_old_checkpoints_are_verified_once(tmp_path, caplog):
+    save(tmp_path, 1)
+    truncate(save(tmp_path, 2))
+    writer = BackgroundWriter(str(tmp_path), keep=2)
+    for step in (3, 4, 5):
+        writer.start(ARRAYS, manifest(step))
+        writer.wait()
+    assert steps(tmp_path) == [4, 5]
+    assert caplog.text.count("skipping a corrupt checkpoint") == 1
 
 
 def test_a_failed_run_waits_for_its_save_without_reporting_progress(monkeypatch, checkpointer):
