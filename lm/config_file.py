@@ -14,7 +14,7 @@ import os
 import sys
 import traceback
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 from lm.config import Config
@@ -24,6 +24,7 @@ from lm.options import Checked
 from lm.record import FileRecord
 from lm.system import import_tensorflow, seeded
 from lm.user_code import hint, place
+from lm.user_files import LoadedFiles, collected_by
 
 # Importing `configs` could find a user's directory of the same name.
 _CONFIGS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "configs")
@@ -47,6 +48,8 @@ class NetworkFunctions:
     kind: Literal["built-in", "outputs", "logits"] = "built-in"
     sha256: str | None = None  # checksum of the config file if runs depend on the file
     config_class: type[Config] = Config
+    # SHA-256 of the files that the config file loads with lm.tf1, by name
+    loaded: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def is_built_in(self) -> bool:
@@ -56,7 +59,9 @@ class NetworkFunctions:
     @property
     def file_record(self) -> FileRecord | None:
         """The record of the config file if runs depend on the file."""
-        return FileRecord(os.path.abspath(self.where), self.sha256) if self.sha256 else None
+        if self.sha256 is None:
+            return None
+        return FileRecord(os.path.abspath(self.where), self.sha256, dict(self.loaded))
 
 
 BUILT_IN = NetworkFunctions()
@@ -70,6 +75,7 @@ class ConfigFile:
     sha256: str
     config: Config  # returned by get_config(); may be an instance of a subclass of Config
     functions: NetworkFunctions
+    loaded: LoadedFiles
     suggest: Callable | None = None  # (trial, config) -> config, for lm.search
 
 
@@ -88,19 +94,20 @@ def load_config_file(name_or_path: str) -> ConfigFile:
     try:
         # All processes must draw the same numbers, because constants are part of a network.
         with seeded(0):
-            module = _run_once(os.path.abspath(path), source)
+            module, loaded = _run_once(os.path.abspath(path), source)
         if not hasattr(module, "get_config"):
             raise UserError("get_config() is not defined")
-        with seeded(0):
+        with seeded(0), collected_by(loaded):
             config = module.get_config()
         if not isinstance(config, Config):
             raise UserError("get_config() must return lm.config.Config")
         _check_decorator(type(config))
         Checked.__post_init__(config)  # A subclass may not call it.
-        functions = _network_functions(module, path, sha256, type(config))
+        functions = _network_functions(module, path, sha256, type(config), loaded)
     except (Exception, SystemExit) as error:
         raise UserError(f"config {_explain(path, error)}") from error
-    return ConfigFile(path, sha256, config, functions, getattr(module, "suggest", None))
+    suggest = getattr(module, "suggest", None)
+    return ConfigFile(path, sha256, config, functions, loaded, suggest)
 
 
 def _explain(path: str, error: BaseException) -> str:
@@ -128,16 +135,18 @@ def _read(name_or_path: str) -> tuple[str, bytes]:
 
 
 @functools.cache  # Registering a gradient in TensorFlow fails the second time.
-def _run_once(path: str, source: bytes) -> types.ModuleType:
+def _run_once(path: str, source: bytes) -> tuple[types.ModuleType, LoadedFiles]:
     beside = os.path.dirname(path)
     if beside not in sys.path:
         sys.path.insert(0, beside)  # Python also does this for scripts.
     module = types.ModuleType(f"lm_config_{short_name(f'{path} {source}')}")
     module.__file__ = path
     sys.modules[module.__name__] = module  # Dataclasses look up the module of their class.
-    # Python's import could execute a cached version instead of the hashed bytes.
-    exec(compile(source, path, "exec", dont_inherit=True), module.__dict__)
-    return module
+    loaded = LoadedFiles(beside)
+    with collected_by(loaded):
+        # Python's import could execute a cached version instead of the hashed bytes.
+        exec(compile(source, path, "exec", dont_inherit=True), module.__dict__)
+    return module, loaded
 
 
 def _check_decorator(cls: type[Config]) -> None:
@@ -150,7 +159,11 @@ def _check_decorator(cls: type[Config]) -> None:
 
 
 def _network_functions(
-    module: types.ModuleType, path: str, sha256: str, config_class: type[Config]
+    module: types.ModuleType,
+    path: str,
+    sha256: str,
+    config_class: type[Config],
+    loaded: LoadedFiles,
 ) -> NetworkFunctions:
     names = ("state_shapes", *_BUILDERS)
     found = {name: getattr(module, name) for name in names if hasattr(module, name)}
@@ -164,9 +177,17 @@ def _network_functions(
             raise UserError(f"{name} must be a function")
     if builders:
         (builder,) = builders
-        state_shapes = found.get("state_shapes", _no_state)
-        kind = _BUILDERS[builder]
-        return NetworkFunctions(path, state_shapes, found[builder], kind, sha256, config_class)
+        return NetworkFunctions(
+            path,
+            loaded.adapt(found.get("state_shapes", _no_state)),
+            loaded.adapt(found[builder]),
+            _BUILDERS[builder],
+            sha256,
+            config_class,
+            loaded.sha256,
+        )
     if config_class is not Config:
-        return NetworkFunctions(path, sha256=sha256, config_class=config_class)
+        return NetworkFunctions(
+            path, sha256=sha256, config_class=config_class, loaded=loaded.sha256
+        )
     return BUILT_IN

@@ -28,7 +28,8 @@ TENSORBOARD_DIR = "tensorboard"
 CHECKPOINTS_DIR = "checkpoints"
 LOCK_FILE = ".lock"  # held by the job that writes to the directory
 
-CONFIG_FILE = "config file (SHA-256)"  # a name in `RunRecord.facts`
+_FILE = " (SHA-256)"  # the end of the name of a file in `RunRecord.facts`
+CONFIG_FILE = "config file" + _FILE
 
 Record = TypeVar("Record")
 
@@ -48,10 +49,11 @@ class CorpusRecord:
 
 @dataclasses.dataclass(frozen=True)
 class FileRecord:
-    """The config file of a run. Only the checksum identifies the file."""
+    """The config file of a run. Only the checksums identify the files."""
 
     path: str
     sha256: str
+    loaded: Mapping[str, str] = dataclasses.field(default_factory=dict)  # SHA-256; see lm/tf1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +76,17 @@ class RunRecord:
             "vocabulary": self.vocabulary,
             "corpus": self.corpus.sha256,
             CONFIG_FILE: self.config_file and self.config_file.sha256,
+            **{name + _FILE: sha256 for name, sha256 in self._loaded.items()},
         }
+
+    @property
+    def file_facts(self) -> set[str]:
+        """The names of the facts about the config file and its files."""
+        return {CONFIG_FILE, *(name + _FILE for name in self._loaded)}
+
+    @property
+    def _loaded(self) -> Mapping[str, str]:
+        return self.config_file.loaded if self.config_file else {}
 
     def write(self, run_dir: str, has_checkpoints: bool) -> None:
         """Write run.json atomically. A run that has had a checkpoint never starts over."""
@@ -99,6 +111,13 @@ def first_difference(
         if name not in ignored and facts.get(name) != others.get(name):
             return Difference(name, facts.get(name), others.get(name))
     return None
+
+
+def changed_file(difference: Difference) -> str | None:
+    """Return the file that a difference is about ("the config file" or a path), or None."""
+    if difference.name == CONFIG_FILE:
+        return "the config file"
+    return difference.name.removesuffix(_FILE) if difference.name.endswith(_FILE) else None
 
 
 def load_record(run_dir: str) -> RunRecord | None:

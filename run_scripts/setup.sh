@@ -147,7 +147,7 @@ if [[ $* == --dev ]] && ! finished dev "$package"; then
     say "installing the test tools"
     install --no-build-isolation --editable ".[search,report,dev]"
     # Skip dependencies. Otherwise, pip would install tensorflow over tensorflow-cpu.
-    install --no-deps tf_keras
+    install --no-deps tf_keras tf_slim
     finish dev "$package"
 fi
 

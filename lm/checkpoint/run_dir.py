@@ -19,12 +19,12 @@ from lm.files import locked, write_atomically
 from lm.options import defaults, may_change
 from lm.record import (
     CHECKPOINTS_DIR,
-    CONFIG_FILE,
     LOCK_FILE,
     METRICS_FILE,
     RUN_FILE,
     Difference,
     RunRecord,
+    changed_file,
     first_difference,
     has_checkpoints,
 )
@@ -136,7 +136,7 @@ def _check_resumable(
     decides = config.follows_validation or options.follows_validation
     ignored = may_change(Config, "resume", *([] if decides else ["evaluate"]))
     if options.allow_changed_config_file:
-        ignored.add(CONFIG_FILE)
+        ignored |= before.file_facts | record.file_facts
     difference = first_difference(before, record, ignored)
     if difference:
         raise UserError(f"cannot resume: {_explain(difference, record)}")
@@ -150,15 +150,15 @@ def _check_resumable(
 
 def _explain(difference: Difference, record: RunRecord) -> str:
     name, before, now = difference
+    if file := changed_file(difference):
+        return (
+            f"{file} has changed since this run began; if the network is still the same, add"
+            " --allow_changed_config_file"
+        )
     if name not in record.facts:
         return (
             f"this run has the unknown setting {name}; update the program, or define the field in"
             " the config file again"
-        )
-    if name == CONFIG_FILE:
-        return (
-            "the config file has changed since this run began; if the network is still the same,"
-            " add --allow_changed_config_file"
         )
     if name == "vocabulary":
         return "the vocabulary differs from the vocabulary at the start of this run"

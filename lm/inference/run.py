@@ -20,10 +20,10 @@ from lm.model.network import Network
 from lm.model.user_errors import one_line_errors
 from lm.options import may_change
 from lm.record import (
-    CONFIG_FILE,
     RUN_FILE,
     VOCABULARY_FILE,
     RunRecord,
+    changed_file,
     first_difference,
     from_json,
     load_record,
@@ -94,15 +94,16 @@ def _check_same_run(
 ) -> None:
     """Reject the weights of a different run: shapes do not show settings such as forget_bias."""
     ignored = may_change(Config, "resume", "evaluate") | {"corpus"}
+    before = store.read_manifest(checkpoint).record
     if allow_changed_config_file:
-        ignored.add(CONFIG_FILE)
-    difference = first_difference(store.read_manifest(checkpoint).record, used, ignored)
+        ignored |= before.file_facts | used.file_facts
+    difference = first_difference(before, used, ignored)
     if difference is None:
         return
     name, trained, given = difference
-    if name == CONFIG_FILE:
+    if file := changed_file(difference):
         raise UserError(
-            f"{used.config_file.path} differs from the config file of {checkpoint}: restore the"
+            f"{used.config_file.path}: {file} differs from {file} of {checkpoint}: restore the"
             " file, or add --allow_changed_config_file"
         )
     if name == "vocabulary":

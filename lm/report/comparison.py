@@ -36,7 +36,8 @@ class RunMetrics(NamedTuple):
     def identity(self) -> dict[str, Any]:
         """The common facts of a group of runs: the config, and the config file if it matters."""
         file = self.record.config_file
-        return {**self.record.config, **({"config_file": file.sha256[:12]} if file else {})}
+        files = {"config_file": file.sha256, **file.loaded} if file else {}
+        return {**self.record.config, **{name: value[:12] for name, value in files.items()}}
 
     @property
     def name(self) -> str:

@@ -153,7 +153,7 @@ def _check(directory: str, given: Given) -> Search:
 def _load(directory: str, given: Given) -> tuple[ConfigFile, Settings]:
     path = os.path.join(directory, CONFIG_COPY)
     file = load_config_file(path if given.config_name is None else given.config_name)
-    if file.sha256 != sha256_of(path):
+    if file.sha256 != sha256_of(path) or not file.loaded.is_copied_to(directory):
         raise UserError(
             f"cannot resume: {given.config_name} differs from the config file of this search. Omit"
             f" --config to use the copy {path}"
@@ -176,6 +176,7 @@ def _open(search: Search, corpus: str) -> Search:
     if is_new:  # the user may change or delete the original config file
         path = os.path.join(directory, CONFIG_COPY)
         write_atomically(path, pathlib.Path(file.path).read_bytes())
+        file.loaded.copy_to(directory)
         file = dataclasses.replace(file, path=path)
     with storage_errors(f"the search in {directory} is unchanged"):
         study = open_study(settings, directory, search.space, is_new)

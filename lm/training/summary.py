@@ -121,7 +121,8 @@ def _summary(job: Job, facts: dict[str, Any]) -> list[str]:
         "start": f"{facts['start_seconds']:.1f} s on the slowest rank",
     }
     if file := job.record.config_file:
-        lines["config file"] = f"{file.path}, SHA-256 {file.sha256[:12]}..."
+        files = {file.path: file.sha256, **file.loaded}
+        lines["config file"] = ", ".join(f"{f} (SHA-256 {s[:12]}...)" for f, s in files.items())
     if size > 1:
         settings = facts["exchange_settings"].items()
         lines["exchange"] = " ".join(f"{name}={value}" for name, value in settings)

@@ -11,7 +11,9 @@ ROOT = pathlib.Path(__file__).parents[2]
 PACKAGE = ROOT / "lm"
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
 
-BASE = set("errors files options config config_file record perplexity system user_code".split())
+BASE = set(
+    "errors files options config config_file record perplexity system user_code user_files".split()
+)
 # The packages that each part of lm/ may import, in addition to itself and the base.
 MAY_IMPORT = {
     **{module: set() for module in BASE},
@@ -22,6 +24,7 @@ MAY_IMPORT = {
     "distributed": {"kernels"},
     "cli": {"distributed", "events"},
     "model": {"kernels", "data"},
+    "tf1": {"model"},
     "training": {"kernels", "data", "events", "checkpoint", "distributed", "model"},
     "inference": {"kernels", "data", "checkpoint", "distributed", "model"},
     "report": {"cli", "data"},

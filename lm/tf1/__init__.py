@@ -1,0 +1,35 @@
+"""TF 1.x code without edits: modules in which `import tensorflow` means TensorFlow 1.
+
+A config file loads a module with `model = tf1.load("path/to/model.py")`. `modules.py` imports it,
+`tensorflow.py` and `contrib.py` are its TensorFlow, and `calls.py` prepares each call of a function
+of the config file.
+"""
+
+from __future__ import annotations
+
+import types
+
+from lm.system import import_tensorflow
+from lm.user_files import current_files
+
+
+def load(path: str) -> types.ModuleType:
+    """Load a Python file, in which `import tensorflow` means `tensorflow.compat.v1`.
+
+    The modules next to the file are loaded in the same way when it imports them. Flags of
+    `tf.flags` have their defaults. Assign to attributes of the returned module to replace its
+    functions or flags, such as `model.FLAGS.rnn_mode = "basic"`.
+
+    Args:
+      path: A path relative to the config file, or an absolute path.
+
+    Raises:
+      UserError: If the file does not exist, or the call is not at the top of a config file.
+    """
+    files = current_files()
+    import_tensorflow()  # silently; the following modules import it too
+    from lm.tf1 import calls, modules
+
+    files.adapt = calls.adapt
+    with calls.v1_behavior():
+        return modules.load(path, files)

@@ -1,0 +1,175 @@
+"""Calls of the functions of a config file that has loaded TF 1.x modules.
+
+During a call, sizes of shapes have `.value`, and TensorFlow's random operations draw from the seed
+of the network's context. So unedited dropout and noise depend only on the seed, the step, the call
+and the rows.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import functools
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+from tensorflow.python.framework import tensor_shape
+from tensorflow.python.ops import gen_random_ops, nn_ops
+
+from lm.model.context import Context
+from lm.model.variables import operations_behind
+
+_active: list[_Call] = []  # the calls of functions with a context
+
+
+class _Call:
+    """A call of a network function."""
+
+    def __init__(self, context: Context):
+        self.context = context
+        self.seeds: set[tf.Operation] = set()  # of the seeds that the call has drawn
+        self.names: collections.Counter = collections.Counter()  # of tf.Variable
+
+    def seed(self) -> tf.Tensor:
+        seed = self.context.seed()
+        self.seeds.add(seed.op)
+        return seed
+
+
+def active_context() -> Context | None:
+    """Return the context of the network function that is being called, or None."""
+    return _active[-1].context if _active else None
+
+
+def adapt(function: Callable) -> Callable:
+    """Adapt a function of a config file to TF 1.x modules."""
+
+    @functools.wraps(function)
+    def adapted(*arguments: Any) -> Any:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(v1_behavior())
+            if arguments and isinstance(arguments[-1], Context):
+                stack.enter_context(_draws_from(arguments[-1]))
+            return function(*arguments)
+
+    return adapted
+
+
+@contextlib.contextmanager
+def v1_behavior() -> Iterator[None]:
+    """Let the sizes of a shape be objects with `.value`, as in TF 1.x."""
+    with _replaced(tensor_shape, {"_TENSORSHAPE_V2_OVERRIDE": False}):
+        yield
+
+
+@contextlib.contextmanager
+def _draws_from(context: Context) -> Iterator[None]:
+    """Let random operations draw from the seed of a context, except in initial values."""
+    call = _Call(context)
+
+    def get_variable(getter: Callable, name: str, *arguments: Any, **options: Any) -> tf.Variable:
+        initializer = options.get("initializer")
+        if isinstance(initializer, tf.Tensor):
+            _seed_by_name(initializer, name, call)
+        with _replaced(gen_random_ops, originals):  # initializers have the seeds of variables
+            return getter(name, *arguments, **options)
+
+    stateless = _stateless_operations(call.seed) if hasattr(context, "seed") else {}
+    originals = {name: getattr(gen_random_ops, name) for name in stateless}
+    dropout = nn_ops._dropout
+    in_training = dropout if context.training else lambda x, *others, **options: x
+    _active.append(call)
+    try:
+        with (
+            _replaced(gen_random_ops, stateless),
+            _replaced(nn_ops, {"_dropout": in_training}),
+            tf.variable_scope(
+                tf.get_variable_scope(), custom_getter=get_variable, auxiliary_name_scope=False
+            ),
+        ):
+            yield
+    finally:
+        _active.pop()
+
+
+def _stateless_operations(seed: Callable[[], tf.Tensor]) -> dict[str, Callable]:
+    """Return replacements for the functions of `gen_random_ops`, by name."""
+
+    def uniform(shape, dtype, name=None, **seeds):
+        return tf.random.stateless_uniform(shape, seed(), dtype=dtype, name=name)
+
+    def uniform_int(shape, minval, maxval, name=None, **seeds):
+        dtype = tf.convert_to_tensor(minval).dtype
+        return tf.random.stateless_uniform(shape, seed(), minval, maxval, dtype, name)
+
+    def normal(shape, dtype, name=None, **seeds):
+        return tf.random.stateless_normal(shape, seed(), dtype=dtype, name=name)
+
+    def truncated_normal(shape, dtype, name=None, **seeds):
+        return tf.random.stateless_truncated_normal(shape, seed(), dtype=dtype, name=name)
+
+    def multinomial(logits, num_samples, output_dtype=tf.int64, name=None, **seeds):
+        return tf.random.stateless_categorical(logits, num_samples, seed(), output_dtype, name)
+
+    def shuffle(value, name=None, **seeds):
+        return tf.random.experimental.stateless_shuffle(value, seed(), name=name)
+
+    return {
+        "random_uniform": uniform,
+        "random_uniform_int": uniform_int,
+        "random_standard_normal": normal,
+        "truncated_normal": truncated_normal,
+        "multinomial": multinomial,
+        "random_shuffle": shuffle,
+    }
+
+
+def _seed_by_name(initial_value: tf.Tensor, name: str, call: _Call) -> None:
+    """Let an initial value that was drawn in a call depend only on the seed and its name."""
+    own = [zlib.crc32(name.encode()) >> 1, call.context.config.seed % 2**31]
+    for op in operations_behind(initial_value):
+        for index, tensor in enumerate(op.inputs):
+            if tensor.op in call.seeds:
+                op._update_input(index, tf.constant(own, tf.int32))
+
+
+@contextlib.contextmanager
+def _replaced(module: Any, values: Mapping[str, Any]) -> Iterator[None]:
+    """Replace attributes of a module."""
+    before = {name: getattr(module, name) for name in values}
+    vars(module).update(values)
+    try:
+        yield
+    finally:
+        vars(module).update(before)
+
+
+def create_variable(
+    initial_value: Any = None,
+    trainable: bool = True,
+    collections: Any = None,
+    validate_shape: bool = True,
+    caching_device: Any = None,
+    name: str | None = None,
+    variable_def: Any = None,
+    dtype: Any = None,
+    **options: Any,
+) -> tf.Variable:
+    """Create a `tf.Variable` with `tf.get_variable`, so that all calls of a network share it.
+
+    As in TF 1.x, a name that the scope has already used gets a suffix.
+    """
+    if not _active:
+        return tf.Variable(initial_value, trainable, name=name, dtype=dtype)
+    name = name or "Variable"
+    scoped = f"{tf.get_variable_scope().name}/{name}"
+    count = _active[-1].names[scoped]
+    _active[-1].names[scoped] += 1
+    value = initial_value() if callable(initial_value) else initial_value
+    return tf.get_variable(
+        f"{name}_{count}" if count else name,
+        initializer=tf.convert_to_tensor(value, dtype),
+        trainable=trainable,
+    )

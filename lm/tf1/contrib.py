@@ -1,0 +1,169 @@
+"""The frequent parts of `tf.contrib`; all other names raise an error that names a replacement.
+
+`tf_slim` contains the layers and the helpers of `tf.contrib.framework`.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+from tensorflow.python.util import nest
+
+from lm.errors import UserError
+from lm.tf1.namespace import Namespace
+
+_REPLACEMENTS = {  # of names, or of all names of a module
+    "contrib.layers.batch_norm": "layer_norm, because batch normalization mixes rows",
+    "contrib.layers.optimize_loss": "the flag --optimizer",
+    "contrib.layers.apply_regularization": "the flag --weight_decay",
+    "contrib.rnn.LSTMBlockFusedCell": "tf.nn.rnn_cell.LSTMCell and tf.nn.dynamic_rnn",
+    "contrib.rnn": "a cell of tf.nn.rnn_cell",
+    "contrib.cudnn_rnn": "tf.nn.rnn_cell.LSTMCell and tf.nn.dynamic_rnn",
+    "contrib.seq2seq": "tf.nn.static_rnn or tf.while_loop",
+    "contrib.opt": "the flag --optimizer",
+    "contrib.learn": "python -m lm.train",
+    "contrib.estimator": "python -m lm.train",
+    "contrib.tpu": "python -m lm.train",
+    "contrib.distribute": "mpirun python -m lm.train",
+    "contrib.training": "a field of Config",
+    "contrib.data": "the arguments of the network function",
+    "contrib.lookup": "tf.gather from a constant",
+    "contrib.losses": "the loss of the trainer",
+    "contrib.summary": "the files metrics.jsonl and tensorboard/ of the run",
+    "contrib.metrics": "the file metrics.jsonl of the run",
+    "contrib.memory_stats": "the file metrics.jsonl of the run",
+}
+_OTHERS = "stock operations, or replace the function that uses it, in the config file"
+_TINY = 1e-12  # as in tf.contrib, for rows whose weights are all zero
+
+
+class _Part(Namespace):
+    """A module of `tf.contrib`."""
+
+    def __getattr__(self, name: str) -> Any:
+        if f"{self.__name__}.{name}" in _REPLACEMENTS:
+            return self._missing(name)
+        return super().__getattr__(name)
+
+    def _missing(self, name: str) -> Any:
+        whole = f"{self.__name__}.{name}"
+        fix = _REPLACEMENTS.get(whole) or _REPLACEMENTS.get(self.__name__) or _OTHERS
+        raise UserError(f"tf.{whole} does not exist in TensorFlow 2; use {fix}")
+
+
+class Contrib(_Part):
+    """The module `tf.contrib` for the `tf.nn` of a program."""
+
+    def __init__(self, nn: types.ModuleType):
+        super().__init__(
+            "contrib",
+            rnn=_Part("contrib.rnn", nn.rnn_cell, nn, LSTMBlockCell=_lstm_block_cell),
+            seq2seq=_Part("contrib.seq2seq", sequence_loss=_sequence_loss),
+            legacy_seq2seq=legacy_seq2seq,
+            training=_Part("contrib.training", HParams=HParams),
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("layers", "framework", "slim"):
+            slim = _import_slim(name)
+            behind = {"slim": [], "layers": [slim.layers], "framework": [tf]}[name]
+            return _Part(f"contrib.{name}", slim, *behind, nest=nest)
+        if f"contrib.{name}" in _REPLACEMENTS:  # the replacement depends on the program's use
+            return _Part(f"contrib.{name}")
+        return super().__getattr__(name)
+
+
+def _import_slim(name: str) -> types.ModuleType:
+    try:
+        import tf_slim
+    except ModuleNotFoundError as error:
+        raise UserError(f"tf.contrib.{name} needs tf_slim; run pip install tf_slim") from error
+    return tf_slim
+
+
+class HParams:
+    """Hyperparameters as attributes; see tf.contrib.training.HParams."""
+
+    def __init__(self, **values: Any):
+        self.__dict__.update(values)
+
+    def values(self) -> dict[str, Any]:
+        return dict(self.__dict__)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self.__dict__.get(key, default)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.__dict__
+
+    def add_hparam(self, name: str, value: Any) -> None:
+        setattr(self, name, value)
+
+    set_hparam = add_hparam
+
+    def override_from_dict(self, values: Mapping[str, Any]) -> HParams:
+        self.__dict__.update(values)
+        return self
+
+
+def _lstm_block_cell(
+    num_units: int,
+    forget_bias: float = 1.0,
+    cell_clip: float | None = None,
+    use_peephole: bool = False,
+    dtype: Any = None,
+    reuse: bool | None = None,
+    name: str = "lstm_cell",
+) -> Any:
+    """Return a BasicLSTMCell, which computes the same with the same variables."""
+    if cell_clip is not None or use_peephole:
+        raise UserError(
+            "tf.contrib.rnn.LSTMBlockCell with cell_clip or use_peephole does not exist in"
+            " TensorFlow 2; use tf.nn.rnn_cell.LSTMCell"
+        )
+    return tf.nn.rnn_cell.BasicLSTMCell(num_units, forget_bias, reuse=reuse, name=name, dtype=dtype)
+
+
+def _cross_entropy(loss: Callable | None, logits: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
+    loss = loss or tf.nn.sparse_softmax_cross_entropy_with_logits
+    return loss(labels=targets, logits=logits)
+
+
+def _sequence_loss(
+    logits: tf.Tensor,
+    targets: tf.Tensor,
+    weights: tf.Tensor,
+    average_across_timesteps: bool = True,
+    average_across_batch: bool = True,
+    softmax_loss_function: Callable | None = None,
+    name: str | None = None,
+) -> tf.Tensor:
+    """Return the weighted cross entropy of logits [B, T, V], summed or averaged over axes."""
+    losses_BT = weights * _cross_entropy(softmax_loss_function, logits, targets)
+    axes = [0] * average_across_batch + [1] * average_across_timesteps
+    if not axes:
+        return losses_BT
+    return tf.reduce_sum(losses_BT, axes) / (tf.reduce_sum(weights, axes) + _TINY)
+
+
+def _loss_by_example(
+    logits: Sequence[tf.Tensor],
+    targets: Sequence[tf.Tensor],
+    weights: Sequence[tf.Tensor],
+    average_across_timesteps: bool = True,
+    softmax_loss_function: Callable | None = None,
+    name: str | None = None,
+) -> tf.Tensor:
+    """Return the weighted cross entropy [B] of a list of logits [B, V], one per time step."""
+    losses = [
+        weight * _cross_entropy(softmax_loss_function, *parts)
+        for *parts, weight in zip(logits, targets, weights)
+    ]
+    total = tf.add_n(losses)
+    return total / (tf.add_n(weights) + _TINY) if average_across_timesteps else total
+
+
+legacy_seq2seq = _Part("contrib.legacy_seq2seq", sequence_loss_by_example=_loss_by_example)

@@ -1,0 +1,130 @@
+"""Import the modules of TF 1.x programs.
+
+The directory of a loaded file becomes a package with a unique name, so programs whose modules have
+equal names can be loaded together. Its modules have a separate `__import__`, which resolves
+`tensorflow` and the modules of the directory. No other code is affected.
+"""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import os
+import sys
+import types
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lm.errors import UserError
+from lm.files import short_name
+from lm.tf1.tensorflow import TensorFlow
+from lm.user_files import LoadedFiles, current_files
+
+_programs: dict[str, _Program] = {}  # by the name of the package
+_RNN_CELLS = {"rnn_cell", "rnn_cell_impl", "core_rnn_cell", "core_rnn_cell_impl"}
+
+
+def load(path: str, files: LoadedFiles) -> types.ModuleType:
+    """Load the file with this path relative to the config file; see `lm.tf1.load`."""
+    found = files.find(path)
+    if not os.path.isfile(found):
+        raise UserError(f"tf1.load cannot find {found}; give a path relative to the config file")
+    directory, file = os.path.split(found)
+    package = f"lm_tf1_{short_name(directory)}"
+    if package not in _programs:
+        _programs[package] = _Program(package, directory)
+    return _programs[package].load(file.removesuffix(".py"), os.path.dirname(path), files)
+
+
+class _Program:
+    """The modules of a directory."""
+
+    def __init__(self, package: str, directory: str):
+        self.package, self._directory = package, directory
+        self._tensorflow = TensorFlow()
+        self._loaded: dict[str, tuple[str, bytes]] = {}  # path and source by relative path
+        module = types.ModuleType(package)
+        module.__path__ = [directory]
+        sys.modules[package] = module
+
+    def load(self, name: str, prefix: str, files: LoadedFiles) -> types.ModuleType:
+        module = importlib.import_module(f"{self.package}.{name}")
+        for relative, (path, source) in self._loaded.items():
+            files.add(os.path.normpath(os.path.join(prefix, relative)), path, source)
+        return module
+
+    def add(self, path: str, source: bytes) -> None:
+        self._loaded[os.path.relpath(path, self._directory)] = path, source
+
+    def import_(
+        self,
+        name: str,
+        globals: Mapping[str, Any] | None = None,
+        locals: Mapping[str, Any] | None = None,
+        fromlist: Sequence[str] | None = (),
+        level: int = 0,
+    ) -> types.ModuleType:
+        """Import a module for a module of the program; see Python's `__import__`."""
+        top = name.partition(".")[0]
+        if level == 0 and top in ("tensorflow", "absl"):
+            return self._import_tensorflow(name, fromlist)
+        if level == 0 and self._is_here(top):
+            module = builtins.__import__(f"{self.package}.{name}", globals, locals, fromlist or ())
+            return module if fromlist else sys.modules[f"{self.package}.{top}"]
+        return builtins.__import__(name, globals, locals, fromlist, level)
+
+    def _is_here(self, top: str) -> bool:
+        spec = importlib.machinery.PathFinder.find_spec(top, [self._directory])
+        if spec is None:
+            return False
+        # As in Python, a directory without __init__.py comes last.
+        return spec.loader is not None or importlib.util.find_spec(top) is None
+
+    def _import_tensorflow(self, name: str, fromlist: Sequence[str] | None) -> types.ModuleType:
+        if name.startswith("absl"):
+            is_flags = name == "absl.flags" or "flags" in (fromlist or ())
+            module = builtins.__import__(name, fromlist=fromlist or ())
+            return self._tensorflow.absl(module, name) if is_flags else module
+        module = self._tensorflow.find(name)
+        if module is None:
+            module = builtins.__import__(name, fromlist=("*",))
+            if _RNN_CELLS & {*(fromlist or ())}:  # moved to Keras
+                module = self._tensorflow.with_rnn_cells(module, fromlist)
+        return module if fromlist else self._tensorflow
+
+
+class _Loader(importlib.machinery.SourceFileLoader):
+    """Executes a module of a program."""
+
+    def __init__(self, name: str, path: str, program: _Program):
+        super().__init__(name, path)
+        self._program = program
+
+    def get_code(self, fullname: str) -> types.CodeType:
+        current_files(f"{os.path.basename(self.path)} is imported")
+        source = self.get_data(self.path)
+        self._program.add(self.path, source)
+        return compile(source, self.path, "exec", dont_inherit=True)  # not a cached version
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        module.__builtins__ = {**vars(builtins), "__import__": self._program.import_}
+        super().exec_module(module)
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds the modules of programs."""
+
+    def find_spec(self, fullname, path=None, target=None):
+        program = _programs.get(fullname.partition(".")[0])
+        if program is None:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        if spec and isinstance(spec.loader, importlib.machinery.SourceFileLoader):
+            spec.loader = _Loader(fullname, spec.origin, program)
+        return spec
+
+
+sys.meta_path.insert(0, _Finder())

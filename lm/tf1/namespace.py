@@ -1,0 +1,29 @@
+"""Modules that replace some names of other modules."""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+
+class Namespace(types.ModuleType):
+    """A module with some names, which finds all other names in other modules."""
+
+    def __init__(self, name: str, *behind: Any, **names: Any):
+        super().__init__(name)
+        self.__dict__.update(names)
+        self._behind = behind
+
+    def __getattr__(self, name: str) -> Any:
+        for module in self.__dict__["_behind"]:
+            try:
+                return getattr(module, name)
+            except AttributeError as error:
+                if "Keras 3" in str(error):  # tf_keras is missing
+                    raise
+        if name.startswith("__"):  # Python looks for optional names
+            raise AttributeError(name)
+        return self._missing(name)
+
+    def _missing(self, name: str) -> Any:
+        raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")

@@ -1,0 +1,127 @@
+"""The module `tensorflow` of TF 1.x: `tensorflow.compat.v1` with the names that it lost."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Sequence
+from typing import Any
+
+import absl.flags
+import tensorflow
+import tensorflow.compat.v1 as tf
+
+from lm.tf1 import calls
+from lm.tf1.contrib import Contrib, legacy_seq2seq
+from lm.tf1.namespace import Namespace
+
+_REAL = {"python", "core", "tools"}  # packages that still exist
+_RENAMED = {  # names of TF 0.x
+    "pack": tf.stack,
+    "unpack": tf.unstack,
+    "mul": tf.multiply,
+    "sub": tf.subtract,
+    "neg": tf.negative,
+    "select": tf.where,
+    "initialize_all_variables": tf.global_variables_initializer,
+    "all_variables": tf.global_variables,
+}
+
+
+class TensorFlow(Namespace):
+    """The module `tensorflow` of one program, which has its own flags."""
+
+    def __init__(self):
+        nn = Namespace(
+            "tensorflow.nn",
+            tf.nn,
+            dynamic_rnn=_dynamic_rnn,
+            rnn=tf.nn.static_rnn,
+            rnn_cell=Namespace("tensorflow.nn.rnn_cell", tf.nn.rnn_cell),
+            seq2seq=legacy_seq2seq,
+        )
+        self._flags = _flags()
+        super().__init__(
+            "tensorflow",
+            tf,
+            tensorflow,
+            **_RENAMED,
+            Variable=calls.create_variable,
+            nn=nn,
+            contrib=Contrib(nn),
+            flags=self._flags,
+            app=Namespace("tensorflow.app", tf.app, flags=self._flags),
+            models=types.SimpleNamespace(rnn=Namespace("rnn", nn, nn.rnn_cell, legacy_seq2seq)),
+        )
+        self.compat = Namespace("tensorflow.compat", tensorflow.compat, v1=self)
+
+    def find(self, name: str) -> Any:
+        """Return a module by its full name, or None if TensorFlow still contains it."""
+        _, *parts = name.split(".")
+        if parts[:1] and parts[0] in _REAL:
+            return None
+        try:
+            return functools.reduce(getattr, parts, self)
+        except AttributeError as error:
+            raise ModuleNotFoundError(f"No module named {name!r}") from error
+
+    def with_rnn_cells(self, module: types.ModuleType, names: Sequence[str]) -> types.ModuleType:
+        """Return a module with the cells, which moved to Keras, under some names."""
+        cells = {name: self.nn.rnn_cell for name in names if not hasattr(module, name)}
+        return Namespace(module.__name__, module, **cells)
+
+    def absl(self, module: types.ModuleType, name: str) -> types.ModuleType:
+        """Return `absl` or `absl.flags` with the flags of this program."""
+        if name == "absl.flags" and module is absl.flags:
+            return self._flags
+        return Namespace("absl", module, flags=self._flags)
+
+
+def _flags() -> Namespace:
+    """Return `absl.flags` with separate flags, which do not read the command line."""
+    values = absl.flags.FlagValues()
+    values.mark_as_parsed()  # the flags have their defaults
+    defines = {
+        name: functools.partial(define, flag_values=values)
+        for name, define in vars(absl.flags).items()
+        if name.startswith("DEFINE")
+    }
+    return Namespace(
+        "tensorflow.flags",
+        absl.flags,
+        FLAGS=values,
+        mark_flag_as_required=lambda *names, **options: None,
+        mark_flags_as_required=lambda *names, **options: None,
+        **defines,
+    )
+
+
+def _dynamic_rnn(
+    cell: Any,
+    inputs: tf.Tensor,
+    sequence_length: Any = None,
+    initial_state: Any = None,
+    dtype: Any = None,
+    parallel_iterations: int | None = None,
+    swap_memory: bool = False,
+    time_major: bool = False,
+    scope: Any = None,
+) -> tuple[tf.Tensor, Any]:
+    """Unroll `tf.nn.dynamic_rnn` if T is known, so that time steps have different dropout masks."""
+    axis = 0 if time_major else 1
+    is_tensor = isinstance(inputs, tf.Tensor) and inputs.shape.rank is not None
+    if sequence_length is None and is_tensor and inputs.shape.as_list()[axis] is not None:
+        steps = tf.unstack(inputs, axis=axis)
+        outputs, state = tf.nn.static_rnn(cell, steps, initial_state, dtype, scope=scope)
+        return tf.nest.map_structure(lambda *parts: tf.stack(parts, axis), *outputs), state
+    return tf.nn.dynamic_rnn(
+        cell,
+        inputs,
+        sequence_length,
+        initial_state,
+        dtype,
+        parallel_iterations,
+        swap_memory,
+        time_major,
+        scope,
+    )

@@ -1,0 +1,86 @@
+"""The files that a config file loads with `lm.tf1`: paths, checksums and copies.
+
+The name of a loaded file is its path relative to the directory of the config file. A copy of a
+config file finds copies of its files in the directory `loaded_files` next to it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import pathlib
+from collections.abc import Callable, Iterator
+
+from lm.errors import UserError
+from lm.files import sha256_of, write_atomically
+
+_COPIES = "loaded_files"
+
+
+class LoadedFiles:
+    """The files that a config file has loaded so far."""
+
+    def __init__(self, directory: str):
+        self._directory = directory  # of the config file
+        self._paths: dict[str, str] = {}  # absolute paths by name
+        self.sha256: dict[str, str] = {}  # checksums by name
+        # Adapts the functions of the config file to the loaded files.
+        self.adapt: Callable[[Callable], Callable] = lambda function: function
+
+    def find(self, name: str) -> str:
+        """Return the absolute path of a file, or of its copy next to a copied config file."""
+        copy = os.path.join(self._directory, _copy_of(name))
+        return (
+            copy if os.path.exists(copy) else os.path.abspath(os.path.join(self._directory, name))
+        )
+
+    def add(self, name: str, path: str, source: bytes) -> None:
+        """Record a file that is about to be executed."""
+        self._paths[name] = path
+        self.sha256[name] = hashlib.sha256(source).hexdigest()
+
+    def copy_to(self, directory: str) -> None:
+        """Copy the files for a copy of the config file in a directory."""
+        for name, path in self._paths.items():
+            copy = os.path.join(directory, _copy_of(name))
+            os.makedirs(os.path.dirname(copy), exist_ok=True)
+            write_atomically(copy, pathlib.Path(path).read_bytes())
+
+    def is_copied_to(self, directory: str) -> bool:
+        """Return whether a directory contains copies of the files."""
+        copies = {name: os.path.join(directory, _copy_of(name)) for name in self._paths}
+        return all(
+            os.path.exists(copy) and sha256_of(copy) == self.sha256[name]
+            for name, copy in copies.items()
+        )
+
+
+_loading: list[LoadedFiles] = []  # the files of the config file that is being loaded
+
+
+@contextlib.contextmanager
+def collected_by(files: LoadedFiles) -> Iterator[None]:
+    """Let the config file that is being loaded add its files to a collection."""
+    _loading.append(files)
+    try:
+        yield
+    finally:
+        _loading.pop()
+
+
+def current_files(what: str = "tf1.load is called") -> LoadedFiles:
+    """Return the files of the config file that is being loaded.
+
+    Raises:
+      UserError: If a config file is not being loaded, so that the record would lack the file.
+    """
+    if not _loading:
+        raise UserError(f"{what} in a function: move it to the top of the file")
+    return _loading[-1]
+
+
+def _copy_of(name: str) -> str:
+    """Return the path of a copy, relative to the copied config file."""
+    parts = ["up" if part == os.pardir else part for part in os.path.normpath(name).split(os.sep)]
+    return os.path.join(_COPIES, *parts)  # without the leading slash of an absolute path
