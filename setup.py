@@ -31,9 +31,9 @@ setup(
         "postgresql": ["psycopg2-binary"],
         # The plots of lm.report.
         "report": ["matplotlib"],
-        # TF 1.x cells and layers, for config files that use them. The version of tf_keras must match
-        # the version of TensorFlow. Next to tensorflow-cpu, install it as docs/own_graph.md describes.
-        # tf_slim contains the layers of tf.contrib.
+        # TF 1.x cells and layers, for config files that use them. tf_keras must have the version of
+        # TensorFlow. Next to tensorflow-cpu, install it as docs/own_graph.md describes. tf_slim
+        # contains the layers of tf.contrib.
         "legacy": ["tf_keras>=2.18,<2.22", "tf_slim==1.1.0"],
         # The programs that lm.benchmark compares with. Training does not use them.
         "bench": ["jax>=0.6.2,<0.11", "torch==2.13.0"],
