@@ -8,9 +8,21 @@ of the config file.
 from __future__ import annotations
 
 import types
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
 
 from lm.system import import_tensorflow
 from lm.user_files import current_files
+
+__all__ = ["fed", "load"]
+
+
+def fed(*placeholders: Any, zero_states: Sequence[Any] = ()) -> AbstractContextManager[None]:
+    """Feed the placeholders and initial states of a program; see `lm.tf1.calls.fed`."""
+    from lm.tf1 import calls
+
+    return calls.fed(*placeholders, zero_states=zero_states)
 
 
 def load(path: str) -> types.ModuleType:

@@ -10,14 +10,17 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
+import warnings
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow.compat.v1 as tf
 from tensorflow.python.framework import tensor_shape
 from tensorflow.python.ops import gen_random_ops, nn_ops
+from tensorflow.python.util import deprecation
 
+from lm.errors import UserError
 from lm.model.context import Context
 from lm.model.variables import operations_behind
 
@@ -31,6 +34,7 @@ class _Call:
         self.context = context
         self.seeds: set[tf.Operation] = set()  # of the seeds that the call has drawn
         self.names: collections.Counter = collections.Counter()  # of tf.Variable
+        self.placeholders: list[tf.Tensor] = []  # values of the next calls of tf.placeholder
 
     def seed(self) -> tf.Tensor:
         seed = self.context.seed()
@@ -59,8 +63,13 @@ def adapt(function: Callable) -> Callable:
 
 @contextlib.contextmanager
 def v1_behavior() -> Iterator[None]:
-    """Let the sizes of a shape be objects with `.value`, as in TF 1.x."""
-    with _replaced(tensor_shape, {"_TENSORSHAPE_V2_OVERRIDE": False}):
+    """Let the sizes of a shape be objects with `.value`, as in TF 1.x, without deprecations."""
+    with (
+        _replaced(tensor_shape, {"_TENSORSHAPE_V2_OVERRIDE": False}),
+        deprecation.silence(),
+        warnings.catch_warnings(),
+    ):
+        warnings.filterwarnings("ignore", message=".*is deprecated and will be removed")
         yield
 
 
@@ -139,11 +148,69 @@ def _seed_by_name(initial_value: tf.Tensor, name: str, call: _Call) -> None:
 def _replaced(module: Any, values: Mapping[str, Any]) -> Iterator[None]:
     """Replace attributes of a module."""
     before = {name: getattr(module, name) for name in values}
-    vars(module).update(values)
     try:
+        for name, value in values.items():
+            setattr(module, name, value)
         yield
     finally:
-        vars(module).update(before)
+        for name, value in before.items():
+            setattr(module, name, value)
+
+
+@contextlib.contextmanager
+def fed(*placeholders: tf.Tensor, zero_states: Sequence[Any] = ()) -> Iterator[None]:
+    """Feed the placeholders and the initial states of a TF 1.x program in a network function.
+
+    Args:
+      placeholders: The tensors that the next calls of `tf.placeholder` return, in their order.
+      zero_states: The states that the next calls of `zero_state` of cells return, in their order,
+        such as one tuple of LSTMStateTuple for a MultiRNNCell.
+
+    Raises:
+      UserError: If the program does not use all tensors or states.
+    """
+    if not _active:
+        raise UserError(
+            "tf1.fed is for network functions: call it in build_logits or build_outputs"
+        )
+    _active[-1].placeholders = list(placeholders)
+    states = list(zero_states)
+    originals = [(cls, vars(cls)["zero_state"]) for cls in _cell_classes()] if states else []
+
+    def zero_state(cell: Any, batch_size: Any, dtype: tf.DType) -> Any:
+        if states:
+            return states.pop(0)
+        original = next(f for cls, f in originals if isinstance(cell, cls))
+        return original(cell, batch_size, dtype)
+
+    with contextlib.ExitStack() as stack:
+        for cls, _ in originals:
+            stack.enter_context(_replaced(cls, {"zero_state": zero_state}))
+        yield
+    unused = len(_active[-1].placeholders), len(states)
+    if any(unused):
+        raise UserError(
+            f"tf1.fed: the program did not use the last {unused[0]} placeholders and {unused[1]}"
+            " states"
+        )
+
+
+def _cell_classes() -> list[type]:
+    """Return the classes that define `zero_state`; subclasses come first."""
+    cells = tf.nn.rnn_cell
+    return [cells.DropoutWrapper.__mro__[1], cells.MultiRNNCell, cells.RNNCell]
+
+
+def placeholder(dtype: Any, shape: Any = None, name: str | None = None) -> tf.Tensor:
+    """Return the next tensor of `fed`, or create a placeholder."""
+    if not _active or not _active[-1].placeholders:
+        return tf.placeholder(dtype, shape, name)
+    value = tf.cast(_active[-1].placeholders.pop(0), dtype)
+    if not value.shape.is_compatible_with(shape):
+        raise UserError(
+            f"tf1.fed: placeholder {name or ''} has the shape {shape}, not {value.shape}"
+        )
+    return value
 
 
 def create_variable(

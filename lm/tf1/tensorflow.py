@@ -11,6 +11,7 @@ import absl.flags
 import tensorflow
 import tensorflow.compat.v1 as tf
 
+from lm.errors import UserError
 from lm.tf1 import calls
 from lm.tf1.contrib import Contrib, legacy_seq2seq
 from lm.tf1.namespace import Namespace
@@ -47,6 +48,8 @@ class TensorFlow(Namespace):
             tensorflow,
             **_RENAMED,
             Variable=calls.create_variable,
+            placeholder=calls.placeholder,
+            scatter_update=_scatter_update,
             nn=nn,
             contrib=Contrib(nn),
             flags=self._flags,
@@ -75,6 +78,13 @@ class TensorFlow(Namespace):
         if name == "absl.flags" and module is absl.flags:
             return self._flags
         return Namespace("absl", module, flags=self._flags)
+
+
+def _scatter_update(*arguments: Any, **options: Any) -> None:
+    raise UserError(
+        "tf.scatter_update changes a variable outside of the optimizer; use constraint= of"
+        " tf.get_variable, or remove it with MODULE.tf.scatter_update = lambda *arguments: None"
+    )
 
 
 def _flags() -> Namespace:

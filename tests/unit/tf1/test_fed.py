@@ -1,0 +1,62 @@
+"""Placeholders and initial states of TF 1.x programs."""
+
+import pytest
+
+from lm.errors import UserError
+from tests.unit.model.networks import train_and_evaluate
+from tests.unit.tf1.test_load import needs_tf_keras
+
+MODEL = """
+import tensorflow as tf
+
+class Model:
+    def __init__(self, rows, steps, units):
+        self.x = tf.placeholder(tf.float32, [rows, steps, units], name="x")
+        self.scale = tf.placeholder(tf.float32, shape=())
+        cell = tf.contrib.rnn.MultiRNNCell([tf.contrib.rnn.BasicLSTMCell(units)] * 1)
+        cell = tf.contrib.rnn.DropoutWrapper(cell, 1.0)
+        self.initial_state = cell.zero_state(rows, tf.float32)
+        inputs = [tf.squeeze(x, [1]) for x in tf.split(self.x * self.scale, steps, 1)]
+        outputs, self.last = tf.contrib.rnn.static_rnn(cell, inputs, self.initial_state)
+        self.outputs = tf.stack(outputs)
+"""
+CONFIG = """
+import tensorflow.compat.v1 as tf
+from lm import tf1
+from lm.config import Config
+
+model = tf1.load("{path}")
+
+def get_config():
+    return Config(name="mine", hidden_size=4, num_steps=5, batch_size=4)
+
+def state_shapes(config):
+    return {{"c": [4], "h": [4]}}
+
+def build_outputs(inputs_TB, state, context):
+    x, (steps, rows) = tf.transpose(context.embed(inputs_TB), [1, 0, 2]), inputs_TB.shape
+    before = tf.nn.rnn_cell.LSTMStateTuple(state["c"], state["h"])
+    with tf1.fed(x, 2.0, zero_states=[(before,)]):
+        built = model.Model(rows, steps, 4)
+    return built.outputs, {{"c": built.last[0].c, "h": built.last[0].h}}
+"""
+
+
+@needs_tf_keras
+def test_placeholders_and_states_are_fed(load):
+    losses = train_and_evaluate(load(CONFIG, model=MODEL))
+    assert losses[-1] < losses[0]
+
+
+@needs_tf_keras
+@pytest.mark.parametrize(
+    "before, after, message",
+    [
+        ("x, 2.0,", "x, 2.0, 3.0,", "did not use the last 1 placeholders and 0 states"),
+        ("[(before,)]", "[(before,), 1]", "did not use the last 0 placeholders and 1 states"),
+        ("fed(x", "fed(x[0]", r"line 6, in build_outputs: .*placeholder x has the shape .*not \(5"),
+    ],
+)
+def test_what_does_not_fit_is_an_error(load, before, after, message):
+    with pytest.raises(UserError, match=message):
+        train_and_evaluate(load(CONFIG.replace(before, after), model=MODEL))
