@@ -33,6 +33,10 @@ class Config(Checked):
         None, "keep the N most frequent words and replace all others by <unk> (default: keep all)",
         low=3, may_change=(),
     )  # fmt: skip
+    min_count: int = option(
+        1, "replace words that occur fewer than N times in the training text by <unk>", low=1,
+        may_change=(),
+    )  # fmt: skip
 
     # Model: Zaremba, Sutskever, Vinyals (2014), https://arxiv.org/abs/1409.2329.
     init_scale: float = option(0.1, "weights start uniformly in +-init_scale", above=0, high=10)

@@ -35,7 +35,7 @@ def load_words(config: Config, data_path: str | None) -> tuple[np.ndarray, int]:
     batch determine how sparse the gradient of the embedding is.
     """
     if data_path:
-        corpus = load_corpus(data_path, config.vocab_size)
+        corpus = load_corpus(data_path, config.vocab_size, min_count=config.min_count)
         return corpus.train, len(corpus.vocabulary)
     vocab_size = config.vocab_size or _PTB_VOCAB_SIZE
     count = config.batch_size * (_WINDOWS * config.num_steps + 1)

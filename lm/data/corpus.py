@@ -14,7 +14,7 @@ from lm.config import Config, RunOptions
 from lm.data.embedded import KnownPerplexity, write_corpus
 from lm.data.encoding import SPLITS, EncodedCorpus, load_encoded, sha256_of_text
 from lm.data.ptb import PTB_SHA256, download_ptb
-from lm.data.vocabulary import Vocabulary
+from lm.data.vocabulary import Limits, Vocabulary
 from lm.errors import ProgramExit, RunError, UserError, error_class
 from lm.record import CorpusRecord, load_record
 
@@ -45,7 +45,9 @@ def load_corpus_to_train(config: Config, options: RunOptions) -> Corpus:
     # A job that restarts automatically may find the disk of the corpus mounted later.
     missing_error = RunError if options.resume else UserError
     data_path = find_data_path(config.corpus, run_dirs, options.data_path, missing_error)
-    return load_corpus(data_path, config.vocab_size, config.corpus, options.data_url)
+    return load_corpus(
+        data_path, config.vocab_size, config.corpus, options.data_url, config.min_count
+    )
 
 
 def find_data_path(
@@ -75,9 +77,11 @@ def _locate(
 ) -> str:
     # The whole project may have been moved, or copied to a different host.
     candidates = [data_path] if data_path else [recorded.path, _DEFAULT_DATA_PATH]
-    names = [""] if recorded.kind == "embedded" else _file_names(recorded.kind)
     for directory in candidates:
-        if all(os.path.exists(os.path.join(directory, name)) for name in names):
+        paths = [directory]
+        if recorded.kind != "embedded":
+            paths = _split_paths(directory, recorded.kind).values()
+        if all(os.path.exists(path) for path in paths):
             return directory
     # In a new container, a job can create the embedded corpus and download PTB again. PTB is
     # downloaded only into a given or the default directory, because the download takes minutes. If
@@ -91,8 +95,14 @@ def _locate(
     )
 
 
-def _file_names(kind: str) -> list[str]:
-    return [f"{'ptb.' if kind == 'ptb' else ''}{split}.txt" for split in SPLITS]
+def _split_paths(directory: str, kind: str) -> dict[str, str]:
+    """Return the path of each split. The user's own texts may be compressed."""
+    prefix = "ptb." if kind == "ptb" else ""
+    paths = {split: os.path.join(directory, f"{prefix}{split}.txt") for split in SPLITS}
+    for split, path in paths.items():
+        if kind == "text" and not os.path.lexists(path) and os.path.lexists(f"{path}.gz"):
+            paths[split] = f"{path}.gz"
+    return paths
 
 
 def load_corpus(
@@ -100,15 +110,17 @@ def load_corpus(
     vocab_size: int | None = None,
     corpus: str = "files",
     data_url: str | None = None,
+    min_count: int = 1,
 ) -> Corpus:
     """Load a corpus, and encode it if necessary.
 
     Args:
-      data_path: A directory with train.txt, valid.txt and test.txt, or with
+      data_path: A directory with train.txt, valid.txt and test.txt (or .txt.gz), or with
         ptb.{train,valid,test}.txt. PTB is downloaded if the directory has neither.
       vocab_size: The maximum number of words, or None for all words.
       corpus: "files", or "embedded" for the generated language.
       data_url: The source of PTB; see `download_ptb`.
+      min_count: The minimum number of occurrences of a word in the training text.
     """
     known_perplexity, directory = None, data_path
     if corpus == "embedded":
@@ -116,8 +128,7 @@ def load_corpus(
         known_perplexity = _write_embedded(directory)
     else:
         kind = _find_or_download(data_path, data_url)
-    paths = [os.path.join(directory, name) for name in _file_names(kind)]
-    files = dict(zip(SPLITS, paths))
+    files = _split_paths(directory, kind)
     sha256_by_split = {split: sha256_of_text(path) for split, path in files.items()}
     for split, path in files.items() if kind == "ptb" else ():
         if sha256_by_split[split] != PTB_SHA256[os.path.basename(path)]:
@@ -125,7 +136,7 @@ def load_corpus(
                 f"{path} is not the published PTB; its perplexity cannot be compared with published"
                 " ones"
             )
-    encoded = load_encoded(files, sha256_by_split, vocab_size)
+    encoded = load_encoded(files, sha256_by_split, Limits(vocab_size, min_count))
     identity = "\n".join([*sha256_by_split.values(), encoded.vocabulary.sha256])
     sha256 = hashlib.sha256(identity.encode()).hexdigest()
     _log_sizes(kind, directory, encoded)
@@ -152,7 +163,7 @@ def _write_embedded(directory: str) -> KnownPerplexity:
 def _find_or_download(data_path: str, data_url: str | None) -> str:
     """Return "text" or "ptb", after a download if the directory contains neither."""
     own, ptb = (
-        [name for name in _file_names(kind) if os.path.lexists(os.path.join(data_path, name))]
+        [os.path.basename(p) for p in _split_paths(data_path, kind).values() if os.path.lexists(p)]
         for kind in ("text", "ptb")
     )
     if own and ptb:

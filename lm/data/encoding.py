@@ -1,26 +1,32 @@
 """Convert text files to files of token IDs, and keep these files in a cache on disk.
 
-The text is read in a stream: memory contains only the vocabulary and one block of text. The cache
-is written once per host, verified at each start, and rebuilt if it is corrupt.
+Each text is read once, as a stream: memory contains only the distinct words and one block of text.
+The first pass writes provisional IDs, in the order in which words occur first, and the second pass
+replaces them with the IDs of the vocabulary. The cache is written once per host, verified at each
+start, and rebuilt if it is corrupt. All processes of a host map the same files into memory.
 """
 
 from __future__ import annotations
 
 import codecs
 import collections
+import contextlib
 import errno
+import gzip
 import hashlib
 import itertools
 import json
 import logging
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
 
-from lm.data.vocabulary import EOS, UNK, Vocabulary
+from lm.data.progress import ReadProgress
+from lm.data.vocabulary import EOS, UNK, Limits, Vocabulary
 from lm.errors import RunError, UserError, error_class
 from lm.files import locked, private_name, sha256_of, short_name, write_atomically
 
@@ -32,6 +38,7 @@ _ENTRY_FILES = ("vocabulary.txt", *(f"{split}.ids" for split in SPLITS))
 logger = logging.getLogger("lm")
 
 _BLOCK_BYTES = 1 << 18
+_ID_BLOCK_BYTES = 1 << 20
 _MAX_WORD_BYTES = 1 << 20
 _NEWLINE = b"\n"
 _SPACES = (_NEWLINE, b" ", b"\t", b"\r")
@@ -46,7 +53,7 @@ def read_words(path: str) -> Iterator[list[str]]:
       UserError: If the file is unreadable, not UTF-8, or without any word.
     """
     line, has_words, rest, last = 1, False, b"", b""
-    for block in _read_blocks(path):
+    for block in _read_blocks(path, f"encoding {os.path.basename(path)}"):
         if not last:
             block = block.removeprefix(codecs.BOM_UTF8)
         last = block[-1:] or last
@@ -70,7 +77,7 @@ def read_words(path: str) -> Iterator[list[str]]:
 
 
 def sha256_of_text(path: str) -> str:
-    """Return the SHA-256 of a text file.
+    """Return the SHA-256 of a text. A .gz file has the checksum of the text that it contains.
 
     Raises:
       ProgramExit: If the file is unreadable or not a regular file.
@@ -79,16 +86,26 @@ def sha256_of_text(path: str) -> str:
     if os.path.exists(path) and not os.path.isfile(path):
         raise UserError(f"{path} is not a file")
     digest = hashlib.sha256()
-    for block in _read_blocks(path):
+    for block in _read_blocks(path, f"verifying {os.path.basename(path)}"):
         digest.update(block)
     return digest.hexdigest()
 
 
-def _read_blocks(path: str) -> Iterator[bytes]:
+def _read_blocks(path: str, activity: str) -> Iterator[bytes]:
     # This is a separate generator, so that `except` does not catch errors of the caller's output.
     try:
-        with open(path, "rb") as file:
-            yield from iter(lambda: file.read(_BLOCK_BYTES), b"")
+        with (
+            open(path, "rb") as file,
+            contextlib.closing(ReadProgress(activity, os.path.getsize(path))) as progress,
+        ):
+            text = gzip.open(file) if path.endswith(".gz") else file
+            while block := text.read(_BLOCK_BYTES):
+                progress.update(file.tell())
+                yield block
+    except (gzip.BadGzipFile, zlib.error, EOFError) as error:
+        raise UserError(
+            f"{path} is not a complete .gz file ({error}); compress it again"
+        ) from error
     except OSError as error:
         raise error_class(error)(f"cannot read {path}: {error.strerror}") from error
 
@@ -109,26 +126,18 @@ def encode_file(path: str, vocabulary: Vocabulary, id_path: str) -> int:
 
     If the vocabulary does not contain `<unk>`, unknown words get the ID len(vocabulary).
     """
-    id_of = vocabulary.ids.get
-    unk_id = len(vocabulary) if vocabulary.unk_id is None else vocabulary.unk_id
-    num_unknown = 0
-    with open(id_path, "wb") as file:
-        for words in read_words(path):
-            ids = np.fromiter(map(id_of, words, itertools.repeat(-1)), ID_DTYPE, len(words))
-            unknown = ids < 0
-            num_unknown += int(np.count_nonzero(unknown))
-            ids[unknown] = unk_id
-            file.write(ids.tobytes())
-    return num_unknown
+    provisional_ids = _new_ids()
+    _write_ids(path, provisional_ids, id_path)
+    return _replace_ids(id_path, provisional_ids, vocabulary)
 
 
 def encode_corpus(
-    files: Mapping[str, str], sha256: Mapping[str, str], vocab_size: int | None, directory: str
+    files: Mapping[str, str], sha256: Mapping[str, str], limits: Limits, directory: str
 ) -> tuple[Vocabulary, dict[str, int]]:
     """Build the vocabulary from the training text, and write `<split>.ids` for each split.
 
-    If vocab_size is None, `<unk>` joins the vocabulary only if valid or test contain unknown words.
-    The ID of `<unk>` is then the largest ID, because `<unk>` does not occur in the training text.
+    Without limits, `<unk>` joins the vocabulary only if valid or test contain unknown words. The ID
+    of `<unk>` is then the largest ID, because `<unk>` does not occur in the training text.
 
     Returns:
       The vocabulary, and for each split the number of words that became `<unk>`.
@@ -136,23 +145,56 @@ def encode_corpus(
     Raises:
       RunError: If a text no longer has its expected SHA-256.
     """
-    logger.info("building the vocabulary of %s", files["train"])
-    counts: collections.Counter[str] = collections.Counter()
-    for words in read_words(files["train"]):
-        counts.update(words)
-    vocabulary = Vocabulary.from_counts(counts, vocab_size)
-    del counts
-    num_unknown = {}
+    provisional_ids = _new_ids()
+    id_paths = {split: os.path.join(directory, f"{split}.ids") for split in SPLITS}
     # The long split comes last, so that invalid bytes in the short splits are found within seconds.
     for split in reversed(SPLITS):
         logger.info("encoding %s", files[split])
-        id_path = os.path.join(directory, f"{split}.ids")
-        num_unknown[split] = encode_file(files[split], vocabulary, id_path)
-        if sha256_of(files[split]) != sha256[split]:
+        _write_ids(files[split], provisional_ids, id_paths[split])
+        if sha256_of_text(files[split]) != sha256[split]:
             raise RunError(f"{files[split]} changed while it was being read; start again")
+    counts = zip(provisional_ids, _count_ids(id_paths["train"], len(provisional_ids)))
+    vocabulary = Vocabulary.from_counts({word: n for word, n in counts if n}, limits)
+    num_unknown = {
+        split: _replace_ids(path, provisional_ids, vocabulary) for split, path in id_paths.items()
+    }
     if any(num_unknown.values()) and vocabulary.unk_id is None:
         vocabulary = Vocabulary((*vocabulary.words, UNK))
     return vocabulary, num_unknown
+
+
+def _new_ids() -> dict[str, int]:
+    """Return an empty dictionary that gives each new word the next ID."""
+    return collections.defaultdict(itertools.count().__next__)
+
+
+def _write_ids(path: str, ids: Mapping[str, int], id_path: str) -> None:
+    with open(id_path, "wb") as file:
+        for words in read_words(path):
+            file.write(np.fromiter(map(ids.__getitem__, words), ID_DTYPE, len(words)).tobytes())
+
+
+def _count_ids(id_path: str, num_ids: int) -> list[int]:
+    counts = np.zeros(num_ids, np.int64)
+    with open(id_path, "rb") as file:
+        while block := file.read(_ID_BLOCK_BYTES):
+            counts += np.bincount(np.frombuffer(block, ID_DTYPE), minlength=num_ids)
+    return counts.tolist()
+
+
+def _replace_ids(id_path: str, words: Iterable[str], vocabulary: Vocabulary) -> int:
+    """Replace the positions in `words` with IDs of the vocabulary, and count the unknown words."""
+    new_ids = np.array([vocabulary.ids.get(word, -1) for word in words], ID_DTYPE)
+    unk_id = len(vocabulary) if vocabulary.unk_id is None else vocabulary.unk_id
+    num_unknown = 0
+    with open(id_path, "r+b") as file:
+        while block := file.read(_ID_BLOCK_BYTES):
+            ids = new_ids[np.frombuffer(block, ID_DTYPE)]
+            num_unknown += int(np.count_nonzero(ids < 0))
+            ids[ids < 0] = unk_id
+            file.seek(-len(block), os.SEEK_CUR)
+            file.write(ids.tobytes())
+    return num_unknown
 
 
 class EncodedCorpus(NamedTuple):
@@ -178,20 +220,22 @@ def cache_directories(data_path: str) -> list[str]:
 
 
 def load_encoded(
-    files: Mapping[str, str], sha256: Mapping[str, str], vocab_size: int | None
+    files: Mapping[str, str], sha256: Mapping[str, str], limits: Limits
 ) -> EncodedCorpus:
     """Open the encoded form of three text files, which are encoded first if necessary.
 
     Args:
       files: The text file of each split, all in one directory.
       sha256: The SHA-256 of each text file.
-      vocab_size: Limit of the vocabulary, or None.
+      limits: Limits of the vocabulary.
 
     Raises:
       UserError: If a text file is unreadable, empty or not UTF-8.
       RunError: If no directory is usable, or if a text file changed in the meantime.
     """
-    limit = "all" if vocab_size is None else str(vocab_size)
+    limit = "all" if limits.vocab_size is None else str(limits.vocab_size)
+    if limits.min_count > 1:
+        limit += f"-min{limits.min_count}"
     key = "-".join([f"v{FORMAT}", *(sha256[split][:16] for split in SPLITS), limit])
     failures = []
     for directory in cache_directories(os.path.dirname(files["train"])):
@@ -202,7 +246,7 @@ def load_encoded(
                 os.makedirs(directory, exist_ok=True)
                 with locked(os.path.join(directory, "encoding.lock"), "encoding a corpus"):
                     # Another process may have created the entry.
-                    encoded = _open_entry(entry) or _create_entry(entry, files, sha256, vocab_size)
+                    encoded = _open_entry(entry) or _create_entry(entry, files, sha256, limits)
                 logger.info("the encoded corpus is in %s", entry)
             return encoded
         except OSError as error:
@@ -215,7 +259,7 @@ def load_encoded(
 
 
 def _create_entry(
-    entry: str, files: Mapping[str, str], sha256: Mapping[str, str], vocab_size: int | None
+    entry: str, files: Mapping[str, str], sha256: Mapping[str, str], limits: Limits
 ) -> EncodedCorpus:
     # Write under a temporary name and rename, so that a killed process never leaves half an entry.
     # The caller's lock makes it safe to remove the files of a killed process.
@@ -224,7 +268,7 @@ def _create_entry(
     shutil.rmtree(entry, ignore_errors=True)  # a corrupt entry
     try:
         os.mkdir(staging)
-        vocabulary, num_unknown = encode_corpus(files, sha256, vocab_size, staging)
+        vocabulary, num_unknown = encode_corpus(files, sha256, limits, staging)
         vocabulary.save(os.path.join(staging, "vocabulary.txt"))
         written = {name: sha256_of(os.path.join(staging, name)) for name in _ENTRY_FILES}
         record = {"sha256": written, "num_unknown": num_unknown}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import hashlib
 import io
@@ -13,9 +14,9 @@ import zlib
 from collections.abc import Collection, Mapping, Sequence
 
 import requests
-import tqdm
 import urllib3
 
+from lm.data.progress import ReadProgress
 from lm.errors import RunError, UserError, error_class
 from lm.files import locked, write_atomically
 
@@ -164,15 +165,12 @@ def _download(session: requests.Session, url: str, max_bytes: int) -> bytes:
     with session.get(url, headers=headers, stream=True, timeout=timeouts) as response:
         if response.status_code != 200:
             raise SourceError(f"HTTP {response.status_code} {response.reason}")
-        # disable=None: show no bar if stderr is not a terminal, as in the log of a batch job.
         total = response.raw.length_remaining
-        with tqdm.tqdm(
-            total=total, desc="downloading", unit="B", unit_scale=True, leave=False, disable=None
-        ) as bar:
+        with contextlib.closing(ReadProgress("downloading", total)) as progress:
             # Some servers label a .tgz "Content-Encoding: gzip". It must not be unpacked here.
             for block in response.raw.stream(_BLOCK_BYTES, decode_content=False):
                 content += block
-                bar.update(len(block))
+                progress.update(len(content))
                 if len(content) > max_bytes:
                     raise SourceError(f"the download has more than {max_bytes} bytes")
     return bytes(content)

@@ -6,12 +6,23 @@ import functools
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from lm.errors import UserError
 from lm.files import write_atomically
 
 EOS = "<eos>"  # follows every line
 UNK = "<unk>"  # replaces every word that is not in the vocabulary
+
+
+class Limits(NamedTuple):
+    """Limits of a vocabulary. A word that they exclude becomes `<unk>`."""
+
+    vocab_size: int | None = None  # the maximum number of words, including `<eos>` and `<unk>`
+    min_count: int = 1  # the minimum number of occurrences, except of `<eos>` and `<unk>`
+
+
+UNLIMITED = Limits()
 
 
 @dataclass(frozen=True)
@@ -36,23 +47,26 @@ class Vocabulary:
             raise UserError(f"the vocabulary does not contain {EOS}")
 
     @classmethod
-    def from_counts(cls, counts: Mapping[str, int], vocab_size: int | None = None) -> Vocabulary:
+    def from_counts(cls, counts: Mapping[str, int], limits: Limits = UNLIMITED) -> Vocabulary:
         """Select words and sort them by frequency. Ties are sorted by the word itself.
 
-        The result depends only on the counts, so that all ranks get the same token IDs.
+        The result depends only on the arguments, so that all ranks get the same token IDs.
 
         Args:
           counts: The number of occurrences of each word in the training text.
-          vocab_size: The maximum number of words, including `<eos>` and `<unk>`. `<unk>` is ranked
-            by the number of words that it replaces. None keeps every word and adds no `<unk>`.
+          limits: The limits. With a limit, `<unk>` is in the vocabulary, ranked by its number of
+            occurrences plus those of the words that it replaces. Without limits, all words are
+            kept, and `<unk>` is not added.
         """
-
         counts = {EOS: 0, **counts}
-        if vocab_size is not None:
-            assert vocab_size >= 2
-            rare = _by_frequency(set(counts) - {EOS, UNK}, counts)[vocab_size - 2 :]
-            counts[UNK] = counts.get(UNK, 0) + sum(counts.pop(word) for word in rare)
-        return cls(_by_frequency(counts, counts))
+        if limits != UNLIMITED:
+            counts.setdefault(UNK, 0)
+            words = [word for word in _by_frequency(counts) if word not in (EOS, UNK)]
+            num_frequent = sum(counts[word] >= limits.min_count for word in words)
+            max_words = num_frequent if limits.vocab_size is None else limits.vocab_size - 2
+            for word in words[min(num_frequent, max_words) :]:
+                counts[UNK] += counts.pop(word)
+        return cls(_by_frequency(counts))
 
     def __len__(self) -> int:
         return len(self.words)
@@ -116,5 +130,5 @@ class Vocabulary:
         return "".join(f"{word}\n" for word in self.words).encode("utf-8")
 
 
-def _by_frequency(words: Iterable[str], counts: Mapping[str, int]) -> tuple[str, ...]:
-    return tuple(sorted(words, key=lambda word: (-counts[word], word)))
+def _by_frequency(counts: Mapping[str, int]) -> tuple[str, ...]:
+    return tuple(sorted(counts, key=lambda word: (-counts[word], word)))

@@ -41,7 +41,7 @@ def test_the_user_cache_is_used_for_a_read_only_directory(tmp_path):
     result = load_obeying_permissions(data_path)
     assert result.stdout.startswith(str(tmp_path / "user-cache" / "lm-corpus")), result.stderr
     assert f"cannot write the encoded corpus to {data_path}" in result.stderr
-    assert "building" not in load_obeying_permissions(data_path).stderr
+    assert "encoding" not in load_obeying_permissions(data_path).stderr
 
 
 def test_no_place_for_the_cache_is_one_clear_error(tmp_path, monkeypatch):
@@ -60,8 +60,9 @@ def test_the_second_start_does_not_encode(tmp_path, encodings):
     assert second.record == first.record
     assert second.num_unknown == first.num_unknown
     assert np.array_equal(second.train, first.train)
-    load_corpus(data_path, vocab_size=3)
-    assert len(encodings) == 2
+    assert load_corpus(data_path, vocab_size=3).vocabulary != first.vocabulary
+    assert load_corpus(data_path, min_count=3).vocabulary != first.vocabulary
+    assert len(encodings) == 3
 
 
 def test_a_changed_file_is_encoded_again(tmp_path, encodings):
@@ -168,4 +169,4 @@ def test_many_processes_encode_once(tmp_path):
     outputs = [rank.communicate(timeout=40) for rank in ranks]
     assert len({out for out, _ in outputs}) == 1
     assert outputs[0][0].strip()
-    assert sum("building the vocabulary" in err for _, err in outputs) == 1
+    assert sum(f"encoding {data_path}/train.txt" in err for _, err in outputs) == 1

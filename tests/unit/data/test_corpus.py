@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
+import gzip
 import logging
 import os
+import pathlib
+import pty
+import struct
 import subprocess
 import sys
+import termios
 
 import numpy as np
 import pytest
@@ -13,6 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import lm.data.encoding
+import lm.data.progress
 from lm.data.corpus import load_corpus
 from lm.data.vocabulary import EOS, UNK
 from lm.errors import RunError, UserError
@@ -174,21 +181,90 @@ def test_missing_permissions_are_user_errors(tmp_path):
 
 @pytest.mark.parametrize("separator", ["\n", " "], ids=["lines", "one-line"])
 def test_memory_does_not_grow_with_the_corpus(tmp_path, separator):
-    """With all 24 MB of IDs or all words in memory, a process would need 24 to 400 MB more."""
+    """With all 24 MB of IDs or all words in memory, a process would need 24 to 400 MB more.
+
+    The ranks of a host share the pages of the mapped files, so only other pages count.
+    """
     words = np.array([f"word{i}" for i in range(1000)])
     block = separator.join(words[np.random.default_rng(1).integers(0, 1000, 100_000)]) + separator
-    data_path = write(tmp_path / "d", train=block * 30)
+    data_path = write(tmp_path / "d", train=block * 60)
     code = (
-        "import resource, sys; from lm.data.corpus import load_corpus\n"
-        "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
-        "load_corpus(sys.argv[2]); before = peak()\n"
-        "corpus = load_corpus(sys.argv[1]); print(len(corpus.train), peak() - before)"
+        "import sys, threading\n"
+        "from lm.data.batches import TrainBatches, rows_of_rank\n"
+        "from lm.data.corpus import load_corpus\n"
+        "def memory():\n"
+        "    status = dict(line.split(':') for line in open('/proc/self/status'))\n"
+        "    return int(status['RssAnon'].split()[0])\n"
+        "peak, done = 0, threading.Event()\n"
+        "def watch():\n"
+        "    global peak\n"
+        "    while not done.wait(0.01): peak = max(peak, memory())\n"
+        "load_corpus(sys.argv[2]); before = memory()\n"
+        "watcher = threading.Thread(target=watch); watcher.start()\n"
+        "corpus = load_corpus(sys.argv[1])\n"
+        "batches = TrainBatches(corpus.train, 20, 35, rows_of_rank(20, 0, 2))\n"
+        "total = sum(int(batches.window(s)[1].sum()) for s in range(batches.steps_per_epoch))\n"
+        "done.set(); watcher.join(); print(len(corpus.train), peak - before)"
     )
     command = [sys.executable, "-c", code, data_path, write(tmp_path / "small")]
     result = subprocess.run(command, cwd=ROOT, stdout=-1, text=True, timeout=50, check=True)
     tokens, kilobytes = map(int, result.stdout.split())
-    assert tokens >= 3_000_000
-    assert kilobytes < 10_000 < 4 * tokens / 1024
+    assert tokens >= 6_000_000
+    assert 0 < kilobytes < 16_000 < 4 * tokens / 1024
+
+
+def compress(data_path, split):
+    path = pathlib.Path(data_path, f"{split}.txt")
+    path.with_suffix(".txt.gz").write_bytes(gzip.compress(path.read_bytes()))
+    path.unlink()
+
+
+def test_a_compressed_text_is_the_same_corpus(tmp_path, monkeypatch):
+    data_path = write(tmp_path / "d", valid="the cow\n")
+    plain = load_corpus(data_path)
+    compress(data_path, "train")
+    compress(data_path, "valid")
+    monkeypatch.setattr(lm.data.encoding, "encode_corpus", lambda *_: pytest.fail("encoded again"))
+    compressed = load_corpus(data_path)
+    assert compressed.record == plain.record
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user-cache"))
+    assert words_of(load_corpus(data_path, vocab_size=4), "valid") == ["the", UNK, EOS]
+
+
+@pytest.mark.parametrize("harm", [lambda b: b[:-9], lambda b: b"text\n", lambda b: b[:30] + b[:9]])
+def test_an_invalid_compressed_text_is_one_line(tmp_path, harm):
+    data_path = write(tmp_path / "d", train="the cat sat on the mat\n" * 99)
+    compress(data_path, "train")
+    path = tmp_path / "d" / "train.txt.gz"
+    path.write_bytes(harm(path.read_bytes()))
+    with pytest.raises(
+        UserError, match=r"train\.txt\.gz is not a complete \.gz file \(.*; compress"
+    ):
+        load_corpus(data_path)
+
+
+def test_a_line_may_be_long_and_lack_its_end(tmp_path):
+    """The line has 100 times as many bytes as a block that is read."""
+    line = "the cat sat on " * (100 * lm.data.encoding._BLOCK_BYTES // 15)
+    corpus = load_corpus(write(tmp_path / "d", train=line + "the mat"))
+    assert words_of(corpus, "train")[-4:] == ["on", "the", "mat", EOS]
+    assert len(corpus.train) == len(line.split()) + 3
+
+
+def test_the_progress_is_logged_or_shown_on_a_terminal(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(lm.data.progress, "_LOG_SECONDS", 0.0)
+    caplog.set_level(logging.INFO, "lm")
+    data_path = write(tmp_path / "d", train="the cat sat\n" * 200_000)
+    load_corpus(data_path)
+    assert "encoding train.txt: 2 of 2 MB" in caplog.text
+    reader, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("4H", 24, 80, 0, 0))
+    code = "import sys; from lm.data.corpus import load_corpus; load_corpus(sys.argv[1], 3)"
+    subprocess.run([sys.executable, "-c", code, data_path], cwd=ROOT, stderr=terminal, check=True)
+    assert b"encoding train.txt: " in os.read(reader, 100_000)
+    os.close(reader)
+    os.close(terminal)
 
 
 @pytest.mark.ptb

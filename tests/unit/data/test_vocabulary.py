@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lm.data.vocabulary import EOS, UNK, Vocabulary
+from lm.data.vocabulary import EOS, UNK, Limits, Vocabulary
 from lm.errors import UserError
 from tests.unit.data.texts import decoded
 
@@ -29,12 +29,37 @@ def test_frequent_words_come_first_and_ties_are_sorted():
 @pytest.mark.parametrize(("in_text", "rank"), [(0, 1), (1, 0)])
 def test_unk_is_ranked_with_the_words_that_it_replaces(in_text, rank):
     counts = {"a": 9, "b": 8, "c": 7, "d": 1, EOS: 2, UNK: in_text}
-    vocabulary = Vocabulary.from_counts(counts, vocab_size=4)
+    vocabulary = Vocabulary.from_counts(counts, Limits(vocab_size=4))
     words = ["a", "b", EOS]
     words.insert(rank, UNK)  # 8 occurrences, like "b", or 9 occurrences, like "a"; ties by spelling
     assert vocabulary.words == tuple(words)
     assert vocabulary.encode(["c"]) == [vocabulary.unk_id] == [rank]
-    assert Vocabulary.from_counts({"a": 1, EOS: 1}, 100).words == (EOS, "a", UNK)
+    assert Vocabulary.from_counts({"a": 1, EOS: 1}, Limits(100)).words == (EOS, "a", UNK)
+
+
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [
+        (Limits(min_count=3), (UNK, "a", "b", EOS)),  # 12, 9, 3 and 2
+        (Limits(vocab_size=3, min_count=3), (UNK, "a", EOS)),
+        (Limits(vocab_size=5, min_count=3), (UNK, "a", "b", EOS)),
+        (Limits(min_count=100), (UNK, EOS)),
+        (Limits(), ("a", UNK, "b", EOS, "c", "d")),
+    ],
+)
+def test_rare_words_become_unk(limits, words):
+    counts = {"a": 9, "b": 3, "c": 2, "d": 2, EOS: 2, UNK: 8}
+    assert Vocabulary.from_counts(counts, limits).words == words
+
+
+@given(COUNTS, st.one_of(st.none(), st.integers(2, 20)), st.integers(1, 50))
+def test_ids_are_sorted_by_frequency_including_unk(counts, vocab_size, min_count):
+    """The bands of an adaptive softmax are ranges of IDs."""
+    counts = {**counts, EOS: 5, UNK: 3}
+    words = Vocabulary.from_counts(counts, Limits(vocab_size, min_count)).words
+    totals = {**counts, UNK: sum(counts.values()) - sum(counts[w] for w in words if w != UNK)}
+    assert [totals[word] for word in words] == sorted((totals[w] for w in words), reverse=True)
+    assert all(counts[word] >= min_count for word in words if word not in (EOS, UNK))
 
 
 @given(COUNTS, st.one_of(st.none(), st.integers(2, 20)), st.randoms())
@@ -42,14 +67,15 @@ def test_ids_do_not_depend_on_the_order_of_counting(counts, vocab_size, random):
     counts = {**counts, EOS: 5}
     shuffled = list(counts.items())
     random.shuffle(shuffled)
-    first = Vocabulary.from_counts(counts, vocab_size)
-    assert Vocabulary.from_counts(dict(shuffled), vocab_size).words == first.words
+    limits = Limits(vocab_size)
+    first = Vocabulary.from_counts(counts, limits)
+    assert Vocabulary.from_counts(dict(shuffled), limits).words == first.words
     assert vocab_size is None or len(first) <= vocab_size
 
 
 @given(COUNTS, st.lists(WORDS))
 def test_unknown_words_become_unk_and_none_is_dropped(counts, words):
-    vocabulary = Vocabulary.from_counts({**counts, EOS: 5}, 1000)
+    vocabulary = Vocabulary.from_counts({**counts, EOS: 5}, Limits(1000))
     words = [*counts, *words]
     known = decoded(vocabulary, vocabulary.encode(words))
     assert known == [word if word in counts else UNK for word in words]
@@ -79,7 +105,7 @@ def test_invalid_words_are_rejected(words, message):
 @given(COUNTS)
 def test_a_saved_vocabulary_loads_unchanged(tmp_path_factory, counts):
     path = str(tmp_path_factory.mktemp("vocabulary") / "words.txt")
-    vocabulary = Vocabulary.from_counts({**counts, EOS: 5}, 1000)
+    vocabulary = Vocabulary.from_counts({**counts, EOS: 5}, Limits(1000))
     vocabulary.save(path)
     loaded = Vocabulary.load(path)
     assert loaded == vocabulary
