@@ -168,13 +168,10 @@ def _network_functions(
     names = ("state_shapes", *_BUILDERS)
     found = {name: getattr(module, name) for name in names if hasattr(module, name)}
     builders = [name for name in _BUILDERS if name in found]
-    if len(builders) > 1 or (found and not builders):
+    if found and len(builders) != 1:
         raise UserError(
             f"a network is either build_outputs or build_logits, not {' and '.join(found)}"
         )
-    for name, value in found.items():
-        if not callable(value):
-            raise UserError(f"{name} must be a function")
     if builders:
         (builder,) = builders
         return NetworkFunctions(
