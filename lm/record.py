@@ -15,7 +15,7 @@ from collections.abc import Container, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from lm.config import Config
-from lm.errors import UserError, error_class
+from lm.errors import UserError, error_class, first_line
 from lm.files import write_json
 from lm.options import defaults
 
@@ -160,7 +160,7 @@ def from_json(cls: type[Record], values: Mapping[str, Any], source: str) -> Reco
 
     Raises:
       UserError: If a field is unknown, because a different version of this program wrote it.
-      CorruptFile: If a field without default is missing, or a field has the wrong type.
+      CorruptFile: If a field without default is missing, or a value is invalid.
     """
     unknown = sorted(values.keys() - {field.name for field in dataclasses.fields(cls)})
     if unknown:
@@ -168,8 +168,10 @@ def from_json(cls: type[Record], values: Mapping[str, Any], source: str) -> Reco
     hints = typing.get_type_hints(cls)
     try:
         return cls(**{name: _value(hints[name], name, v, source) for name, v in values.items()})
-    except TypeError as error:
-        raise CorruptFile(f"{source} is corrupt: {error}") from error
+    except UserError:
+        raise
+    except Exception as error:  # The checks of a config file may raise any error.
+        raise CorruptFile(f"{source} is corrupt: {first_line(error)}") from error
 
 
 def different_version(source: str, evidence: str) -> UserError:

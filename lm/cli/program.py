@@ -12,8 +12,8 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Sequence
-from typing import Callable, NoReturn, TypeVar
+from collections.abc import Callable, Sequence
+from typing import NoReturn, TypeVar
 
 from lm.distributed import launch
 from lm.distributed.agreement import raise_on_all_ranks

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import Any, Callable
+from collections.abc import Callable
+from typing import Any
 
 import tensorflow.compat.v1 as tf
 from tensorflow.python.client.timeline import Timeline

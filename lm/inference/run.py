@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from typing import Callable, NamedTuple, TypeVar
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
 
 import tensorflow.compat.v1 as tf
 
@@ -15,7 +16,7 @@ from lm.config_file import BUILT_IN, NetworkFunctions
 from lm.data.vocabulary import Vocabulary
 from lm.distributed.communicator import OneProcess
 from lm.distributed.devices import Device, session_config, start_tensorflow
-from lm.errors import UserError, first_line
+from lm.errors import UserError
 from lm.model.network import Network
 from lm.model.user_errors import one_line_errors
 from lm.options import may_change
@@ -73,13 +74,7 @@ def open_run(
             f"{directory} was trained without a network or fields of a config file: leave out"
             f" --config {functions.where}"
         )
-    path = os.path.join(directory, RUN_FILE)
-    try:
-        config = from_json(functions.config_class, record.config, path)
-    except UserError:
-        raise
-    except Exception as error:  # The checks of a config file may raise any error.
-        raise UserError(f"{path}: {first_line(error)}") from error
+    config = from_json(functions.config_class, record.config, os.path.join(directory, RUN_FILE))
     vocabulary = Vocabulary.load(os.path.join(directory, VOCABULARY_FILE))
     used = dataclasses.replace(
         record, vocabulary=vocabulary.sha256, config_file=functions.file_record

@@ -42,7 +42,6 @@ class Scorer:
     """
 
     def __init__(self, run: Run, batch_size: int = 16):
-        assert batch_size > 0
         self._vocabulary, self._rows, self._functions = run.vocabulary, batch_size, run.functions
         self._session, self._log_probs = open_session(run, self._build)
 

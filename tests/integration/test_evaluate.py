@@ -7,7 +7,6 @@ import shutil
 import pytest
 
 from lm import kernels
-from lm.errors import UserError
 from lm.inference.evaluator import evaluate
 from tests.commands import events, run_module
 from tests.untrained import make_run
@@ -101,13 +100,3 @@ def test_a_missing_run_is_one_line():
     (line,) = [line for line in result.stderr.splitlines() if line.startswith("lm: error: ")]
     assert "nowhere is not a run: it has no run.json" in line
     assert "Traceback" not in result.stderr
-
-
-def test_missing_checkpoints_and_corrupt_weights_are_errors(trained, tmp_path):
-    with pytest.raises(UserError, match=r"nowhere/manifest.json is missing"):
-        evaluate(str(trained), ["valid"], checkpoint="nowhere")
-    shutil.copytree(trained, tmp_path / "run")
-    (data,) = (tmp_path / "run").glob("checkpoints/*/model.data*")
-    data.write_bytes(data.read_bytes()[:-1])
-    with pytest.raises(UserError, match="corrupt"):
-        evaluate(str(tmp_path / "run"), ["valid"])

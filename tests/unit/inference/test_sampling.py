@@ -76,15 +76,3 @@ def test_the_largest_random_number_draws_a_possible_word():
     distribution = np.array([0.0, 0.1 + 0.2, 0.7 - 1e-16, 0.0])
     assert draw(distribution, np.nextafter(1, 0)) == 2
     assert draw(distribution, 0.0) == 1
-
-
-@pytest.mark.parametrize("limits", [{}, {"temperature": 0.6}, {"top_k": 3, "temperature": 1.5}])
-def test_draws_follow_the_distribution(limits):
-    """With 4 degrees of freedom, chi-square exceeds 23.5 once in 10,000 times."""
-    distribution = next_word_distribution(LOG_PROBS, Sampling(**limits))
-    random = np.random.Generator(np.random.PCG64([1, 0])).random
-    counts = np.bincount([draw(distribution, random()) for _ in range(20_000)], minlength=5)
-    possible = distribution > 0
-    assert not counts[~possible].any()
-    expected = 20_000 * distribution[possible]
-    assert ((counts[possible] - expected) ** 2 / expected).sum() < 23.5

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from lm.config import Config
 from lm.data.vocabulary import Vocabulary
 from lm.errors import UserError
 from lm.inference.run import open_run
-from lm.inference.scorer import Score, Scorer, read_lines
+from lm.inference.scorer import Score, Scorer
 from lm.score import format_score
 from tests.untrained import write_run
 
@@ -47,12 +46,6 @@ def test_a_score_depends_on_row_and_batch_size_only_by_rounding(run, sentences):
     for score, one in zip(Scorer(run, batch_size=8).score(sentences), single.score(sentences)):
         assert (one.words, one.unknown) == (score.words, score.unknown)
         np.testing.assert_allclose(one.log_probs, score.log_probs, rtol=1e-5)
-
-
-def test_probabilities_of_all_continuations_sum_to_one(run):
-    scores = Scorer(run, 16).score(f"w1 {word}" for word in WORDS[1:])
-    ending, *others = [s.log_probs for s in [*Scorer(run, 16).score(["w1"]), *scores]]
-    assert np.exp(ending[1]) + sum(np.exp(s[1]) for s in others) == pytest.approx(1, abs=1e-5)
 
 
 def test_unknown_words_are_scored_as_unk_and_counted(run):
@@ -96,18 +89,6 @@ def test_nan_is_an_error_and_minus_infinity_is_null(tmp_path):
     store.save(str(tmp_path / "run"), nothing, spoilt)
     with pytest.raises(UserError, match="the network returns NaN: train"):
         list(Scorer(open_run(tmp_path / "run")).score(["w1"]))
-
-
-def test_lines_are_returned_as_soon_as_they_are_complete():
-    read_end, write_end = os.pipe()
-    lines = read_lines(read_end)
-    os.write(write_end, b"one\ntwo\nthr")
-    assert next(lines) == [b"one", b"two"]
-    os.write(write_end, b"ee\n\nlast")
-    assert next(lines) == [b"three", b""]
-    os.close(write_end)
-    assert list(lines) == [[b"last"]]
-    os.close(read_end)
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])

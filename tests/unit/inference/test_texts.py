@@ -48,19 +48,6 @@ def test_a_split_of_a_different_corpus_is_rejected(tmp_path, corpora):
         load_text(run._replace(vocabulary=WITH_UNK), "valid", str(corpora))
 
 
-def test_ptb_is_not_downloaded_in_place_of_a_missing_text(tmp_path):
-    corpus = tmp_path / "corpus"
-    corpus.mkdir()
-    for split in ("train", "valid", "test"):
-        (corpus / f"{split}.txt").write_text("a b\n" * 50)
-    make_run(tmp_path / "run", corpus, corpus="files")
-    run = open_run(tmp_path / "run")
-    assert len(load_text(run, "test", str(corpus)).ids) == 150
-    with pytest.raises(UserError, match=r"the corpus of .*/run is not in .*/typo; mount its disk"):
-        load_text(run, "test", str(tmp_path / "typo"))
-    assert not (tmp_path / "typo").exists()
-
-
 def test_a_full_disk_is_an_error_that_suggests_tmpdir(tmp_path, monkeypatch):
     (tmp_path / "text").write_text("a <eos> " * 100)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
