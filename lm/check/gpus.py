@@ -11,9 +11,7 @@ import tensorflow.compat.v1 as tf
 from lm.distributed.devices import named_gpus
 
 _DRIVER = Path("/proc/driver/nvidia/version")
-_OLDEST_DRIVER = (
-    525  # the oldest driver for CUDA 12: https://docs.nvidia.com/deploy/cuda-compatibility/
-)
+_OLDEST_DRIVER = 525  # for CUDA 12: https://docs.nvidia.com/deploy/cuda-compatibility/
 _LIBRARIES = (  # TensorFlow 2.18 to 2.21 loads these before it uses a GPU
     "libcudart.so.12", "libcublas.so.12", "libcublasLt.so.12", "libcufft.so.11",
     "libcusolver.so.11", "libcusparse.so.12", "libcudnn.so.9",
@@ -29,17 +27,17 @@ def why_no_gpu() -> str:
     """
     if tf.config.list_physical_devices("GPU"):
         return ""
+    is_for_gpus = tf.test.is_built_with_cuda()
     driver = _DRIVER.read_text() if _DRIVER.exists() else ""  # WSL does not have this file
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     library_error = load_error("libcuda.so.1")  # the part of the driver outside the kernel
-    if not tf.test.is_built_with_cuda():
-        if library_error and not driver:
-            return ""
-        return f"there is an NVIDIA driver, but TensorFlow was built for CPUs: {_SETUP}"
     if library_error and not driver:
-        return f"there is no NVIDIA driver: install it, or {_SETUP.replace('=1', '=0')}"
+        fix = f"install it, or {_SETUP.replace('=1', '=0')}"
+        return f"there is no NVIDIA driver: {fix}" if is_for_gpus else ""
+    if not is_for_gpus:
+        return f"there is an NVIDIA driver, but TensorFlow was built for CPUs: {_SETUP}"
     if library_error:
         return f"{library_error}: start the container with its GPUs (docker run --gpus all)"
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if named_gpus() == []:
         return f"CUDA_VISIBLE_DEVICES={visible} hides the GPUs: unset it to train on them"
     missing = next(filter(None, map(load_error, _LIBRARIES)), None)

@@ -9,9 +9,8 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -33,46 +32,53 @@ _MIN_BYTES_PER_SECOND = 100e6  # about 1 Gbit/s Ethernet
 _NUMBERS = 8_000_000  # the computation on them takes a few tenths of a second
 _MIN_EFFICIENCY = 0.6
 
-OK, WARN, FAIL = "OK", "WARN", "FAIL"
 Facts = Sequence[Mapping[str, Any]]  # one mapping per rank
 
 
-class Checklist:
-    """Prints the results of checks, unless it is silent, and counts them."""
+class Result(NamedTuple):
+    """The result of a check. If there is a fix, the check found a problem."""
 
-    def __init__(self, silent: bool = False):
-        self._print = (lambda line: None) if silent else partial(print, flush=True)
-        self.counts = {OK: 0, WARN: 0, FAIL: 0}
+    name: str
+    text: str
+    fix: str = ""
+    prevents_training: bool = False
 
-    def add(self, status: str, name: str, result: str, fix: str = "") -> None:
-        """Print a result, and its fix unless the status is OK."""
-        self.counts[status] += 1
-        self._print(f"{status:4}  {name:10}  {result}")
-        if status != OK:
-            self._print(f"{'':18}-> {fix}")
+    @property
+    def status(self) -> str:
+        """OK, WARN or FAIL."""
+        if not self.fix:
+            return "OK"
+        return "FAIL" if self.prevents_training else "WARN"
 
-    def conclude(self) -> None:
-        """Print the last line: whether training can start."""
-        verdict = "not ready" if self.counts[FAIL] else "ready"
-        self._print(f"{verdict}: {self.counts[FAIL]} FAIL, {self.counts[WARN]} WARN")
+    def __str__(self) -> str:
+        fix = f"\n{'':18}-> {self.fix}" if self.fix else ""
+        return f"{self.status:4}  {self.name:10}  {self.text}{fix}"
 
 
 def check_ranks(output_dir: str, comm: Communicator) -> None:
     """Run all checks. Rank 0 prints the results."""
-    checklist = Checklist(silent=not comm.is_rank_0)
+    statuses = []
+    for result in _checks(output_dir, comm):
+        statuses.append(result.status)
+        if comm.is_rank_0:
+            print(result, flush=True)
+    failed = comm.gather(statuses.count("FAIL"))[0]
+    if comm.is_rank_0:
+        verdict = "not ready" if failed else "ready"
+        print(f"{verdict}: {failed} FAIL, {statuses.count('WARN')} WARN", flush=True)
+    if failed:
+        raise EveryRankError("not ready to train: see the lines marked FAIL above")
+
+
+def _checks(output_dir: str, comm: Communicator) -> Iterator[Result]:
     device = start_tensorflow(comm)
     facts = comm.gather({**_own_facts(comm), "device": device.name})
-    check_versions(checklist, facts)
-    check_equal_software(checklist, facts)
-    check_devices(checklist, facts)
-    check_kernels(checklist, facts)
-    check_exchange(checklist, comm, session_config(device))
-    check_scaling(checklist, comm)
-    if comm.is_rank_0:
-        check_output_dir(checklist, output_dir)
-    checklist.conclude()
-    if comm.gather(checklist.counts[FAIL])[0]:
-        raise EveryRankError("not ready to train: see the lines marked FAIL above")
+    yield from check_software(facts)
+    yield from check_devices(facts)
+    yield check_kernels(facts)
+    yield from check_exchange(comm, session_config(device))
+    yield check_scaling(comm)
+    yield check_output_dir(output_dir)
 
 
 def _own_facts(comm: Communicator) -> dict[str, Any]:
@@ -82,7 +88,6 @@ def _own_facts(comm: Communicator) -> dict[str, Any]:
         "sharers": count_sharers(comm.local_size),
         "backend": comm.backend,
         "cores": count_cores(),
-        "gpus": len(tf.config.list_physical_devices("GPU")),
         "no_gpu": why_no_gpu(),
         "build": build,
         "kernels": kernels.description(),
@@ -98,60 +103,51 @@ def _own_facts(comm: Communicator) -> dict[str, Any]:
     }
 
 
-def check_versions(checklist: Checklist, facts: Facts) -> None:
-    """Check that the versions are tested and equal, and how Horovod was built."""
+def check_software(facts: Facts) -> Iterator[Result]:
+    """Check that the versions are tested and equal on all ranks, and how Horovod was built."""
     versions, build = facts[0]["versions"], facts[0]["build"]
     mismatch = first_mismatch([rank["versions"] for rank in facts])
-    tested = (
+    is_tested = (
         not mismatch
         and (3, 10) <= sys.version_info[:2] <= (3, 13)
         and versions["tensorflow"] in TENSORFLOWS
         and versions["horovod"] == _HOROVOD
     )
-    checklist.add(
-        OK if tested else WARN,
-        "versions",
-        mismatch or ", ".join(f"{name} {version}" for name, version in versions.items()),
+    text = mismatch or ", ".join(f"{name} {version}" for name, version in versions.items())
+    fix = (
         "this program is tested with equal versions on all ranks, Python 3.10 to 3.13,"
-        f" tensorflow {' or '.join(TENSORFLOWS)}, and horovod {_HOROVOD}: {_SETUP}",
+        f" tensorflow {' or '.join(TENSORFLOWS)}, and horovod {_HOROVOD}: {_SETUP}"
     )
-    built = ", ".join(name for name, value in build.items() if value is True)
-    lacks_nccl = any(rank["gpus"] for rank in facts) and not build["NCCL"]
-    checklist.add(
-        WARN if lacks_nccl else OK,
-        "horovod",
-        f"built with {built or 'nothing'}; the ranks use {facts[0]['backend']}",
-        f"without NCCL, GPUs exchange through the memory of the host: USE_GPU=1, and {_SETUP}",
-    )
-
-
-def check_equal_software(checklist: Checklist, facts: Facts) -> None:
-    """Check that all ranks have the same code, packages and kind of device."""
+    yield Result("versions", text, "" if is_tested else fix)
+    built = ", ".join(name for name, value in build.items() if value is True) or "nothing"
+    lacks_nccl = any(rank["device"] != "CPU:0" for rank in facts) and not build["NCCL"]
+    fix = f"without NCCL, GPUs exchange through the memory of the host: USE_GPU=1, and {_SETUP}"
+    text = f"built with {built}; the ranks use {facts[0]['backend']}"
+    yield Result("horovod", text, fix if lacks_nccl else "")
     mismatch = first_mismatch([rank["software"] for rank in facts])
     if mismatch:
         fix = f"copy the same checkout to every host, and {_SETUP}"
-        checklist.add(FAIL, "same", f"the ranks disagree on {mismatch}", fix)
+        yield Result("same", f"the ranks disagree on {mismatch}", fix, prevents_training=True)
     else:
-        checklist.add(OK, "same", f"all {len(facts)} ranks have the same code and packages")
+        yield Result("same", f"all {len(facts)} ranks have the same code and packages")
 
 
-def check_devices(checklist: Checklist, facts: Facts) -> None:
+def check_devices(facts: Facts) -> Iterator[Result]:
     """List hosts, devices and cores, and check for unused GPUs and too many ranks."""
     hosts = by_rank([rank["host"] for rank in facts])
-    checklist.add(OK, "ranks", f"{len(facts)} ranks are connected: {hosts}")
+    yield Result("ranks", f"{len(facts)} ranks are connected: {hosts}")
     problems = [f"no GPU on {rank['host']}: {rank['no_gpu']}" for rank in facts if rank["no_gpu"]]
     problems += [
         f"there are more ranks than cores on {rank['host']}: start fewer ranks there"
         for rank in facts
         if rank["sharers"] > rank["cores"]
     ]
-    fix = problems[0] if problems else ""
     devices = by_rank([rank["device"] for rank in facts])
     cores = by_rank([rank["cores"] for rank in facts])
-    checklist.add(WARN if fix else OK, "devices", f"{devices}; cores: {cores}", fix)
+    yield Result("devices", f"{devices}; cores: {cores}", problems[0] if problems else "")
 
 
-def check_kernels(checklist: Checklist, facts: Facts) -> None:
+def check_kernels(facts: Facts) -> Result:
     """Check that the compiled operations of all ranks compute the same float32 results."""
     descriptions = [rank["kernels"] for rank in facts]
     fix = ""
@@ -162,11 +158,10 @@ def check_kernels(checklist: Checklist, facts: Facts) -> None:
             "training works, but results depend on the placement of the ranks: set LM_KERNELS_ISA"
             " to an instruction set that all hosts have, and use the same compiler"
         )
-    result = by_rank(descriptions) if len(set(descriptions)) > 1 else descriptions[0]
-    checklist.add(WARN if fix else OK, "kernels", result, fix)
+    return Result("kernels", by_rank(descriptions), fix)
 
 
-def check_exchange(checklist: Checklist, comm: Communicator, config: tf.ConfigProto) -> None:
+def check_exchange(comm: Communicator, config: tf.ConfigProto) -> Iterator[Result]:
     """Check that the ranks compute correct sums, and measure latency and bandwidth."""
     with tf.Graph().as_default(), tf.Session(config=config) as session:
         values_ph = tf.placeholder(tf.float32, [None])
@@ -176,36 +171,35 @@ def check_exchange(checklist: Checklist, comm: Communicator, config: tf.ConfigPr
         latency = _best_seconds(comm, lambda: session.run(sum_op, {values_ph: one}))
         seconds = _best_seconds(comm, lambda: session.run(sum_op, {values_ph: many}))
     barrier = _best_seconds(comm, comm.barrier)
-    checklist.add(
-        OK if (result == comm.size).all() else FAIL,
-        "allreduce",
-        f"the sum of ones over the ranks is {result[0]:g}, and must be {comm.size}",
-        f"Horovod was built for a different MPI: {_SETUP}",
-    )
+    text = f"the sum of ones over the ranks is {result[0]:g}, and must be {comm.size}"
+    fix = "" if (result == comm.size).all() else f"Horovod was built for a different MPI: {_SETUP}"
+    yield Result("allreduce", text, fix, prevents_training=True)
     speed = _EXCHANGED_BYTES / seconds
-    checklist.add(
-        OK if speed >= _MIN_BYTES_PER_SECOND else WARN,
-        "bandwidth",
+    text = (
         f"the ranks sum {_EXCHANGED_BYTES >> 20} MiB in {1000 * seconds:.1f} ms"
         f" ({speed / 1e6:.0f} MB/s), and one number in {1000 * latency:.2f} ms; a barrier takes"
-        f" {1000 * barrier:.2f} ms",
-        "the network is slow, or MPI uses the wrong interface: select an interface with"
-        " -mca btl_tcp_if_include",
+        f" {1000 * barrier:.2f} ms"
     )
+    fix = (
+        "the network is slow, or MPI uses the wrong interface: select an interface with"
+        " -mca btl_tcp_if_include"
+    )
+    yield Result("bandwidth", text, fix if speed < _MIN_BYTES_PER_SECOND else "")
 
 
-def check_scaling(checklist: Checklist, comm: Communicator) -> None:
+def check_scaling(comm: Communicator) -> Result:
     """Compare the time of a computation on only rank 0 with its time on all ranks together."""
     alone = _best_seconds(comm, lambda: comm.is_rank_0 and _compute())
     efficiency = alone / _best_seconds(comm, _compute)
-    checklist.add(
-        OK if efficiency >= _MIN_EFFICIENCY else WARN,
-        "scaling",
+    text = (
         f"{comm.size} ranks compute {comm.size * efficiency:.1f} times as fast as one rank"
-        f" (efficiency {efficiency:.0%})",
-        "the ranks compete for cores: start mpirun with --bind-to none or with fewer ranks, or"
-        " stop other jobs on the hosts",
+        f" (efficiency {efficiency:.0%})"
     )
+    fix = (
+        "the ranks compete for cores: start mpirun with --bind-to none or with fewer ranks, or"
+        " stop other jobs on the hosts"
+    )
+    return Result("scaling", text, fix if efficiency < _MIN_EFFICIENCY else "")
 
 
 def _compute() -> None:
@@ -223,8 +217,8 @@ def _best_seconds(comm: Communicator, work: Callable) -> float:
     return min(times)
 
 
-def check_output_dir(checklist: Checklist, output_dir: str) -> None:
-    """Check that rank 0 can write to the directory of future runs."""
+def check_output_dir(output_dir: str) -> Result:
+    """Check that this rank can write to the directory of future runs."""
     existing = os.path.abspath(output_dir)
     while not os.path.exists(existing):
         existing = os.path.dirname(existing)
@@ -232,12 +226,8 @@ def check_output_dir(checklist: Checklist, output_dir: str) -> None:
         tempfile.TemporaryFile(dir=existing).close()
         free = shutil.disk_usage(existing).free
     except OSError as error:
-        result = f"cannot write to {existing}: {error.strerror}"
-        checklist.add(FAIL, "output_dir", result, "choose another directory with --output_dir")
-        return
-    checklist.add(
-        OK if free >= _MIN_FREE_BYTES else WARN,
-        "output_dir",
-        f"{existing} is writable; {free / 2**30:.1f} GiB free",
-        "checkpoints of config_large need up to 2 GiB: free some space",
-    )
+        text = f"cannot write to {existing}: {error.strerror}"
+        return Result("output_dir", text, "choose another directory with --output_dir", True)
+    text = f"{existing} is writable; {free / 2**30:.1f} GiB free"
+    fix = "checkpoints of config_large need up to 2 GiB: free some space"
+    return Result("output_dir", text, fix if free < _MIN_FREE_BYTES else "")
