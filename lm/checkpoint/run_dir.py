@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import logging
 import os
@@ -40,7 +41,7 @@ class RunDir(NamedTuple):
 
     def drop_events_after(self, step: int, epochs_done: int) -> None:
         """Remove the events of steps that will be done again, so that each event occurs once."""
-        path = _metrics(self.path)
+        path = os.path.join(self.path, METRICS_FILE)
         with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
             lines = file.readlines()
             kept = [line for line in lines if _is_before(line, step, epochs_done)]
@@ -71,7 +72,7 @@ def open_run_dir(
         # This is not a user error: after a crash, the old job may still be running.
         raise RunError(f"another job is using output_dir {path}") from None
     if not resume:
-        if store.list_checkpoints(path) or os.path.exists(_metrics(path)):
+        if store.list_checkpoints(path) or os.path.exists(os.path.join(path, METRICS_FILE)):
             raise UserError(
                 f"output_dir {path} already contains a run: add --resume, or choose a"
                 " different directory"
@@ -108,14 +109,11 @@ def _make(output_dir: str | None, name: str) -> str:
 
 def _make_new(stem: str) -> str:
     """Create a new directory, even if several runs start in the same second."""
-    path, number = stem, 1
-    while True:
-        try:
+    for number in itertools.count(1):
+        path = stem if number == 1 else f"{stem}-{number}"
+        with contextlib.suppress(FileExistsError):
             os.makedirs(path)
             return path
-        except FileExistsError:
-            number += 1
-            path = f"{stem}-{number}"
 
 
 def _remove_unused(path: str) -> None:
@@ -139,7 +137,7 @@ def _check_resumable(
         ignored |= before.file_facts | record.file_facts
     difference = first_difference(before, record, ignored)
     if difference:
-        raise UserError(f"cannot resume: {_explain(difference, record)}")
+        raise _rejection(difference, record)
     if not manifest.in_sync:
         logger.warning(
             "%s was saved after the weights of the ranks had diverged. All ranks continue with the"
@@ -148,26 +146,20 @@ def _check_resumable(
         )
 
 
-def _explain(difference: Difference, record: RunRecord) -> str:
+def _rejection(difference: Difference, record: RunRecord) -> UserError:
     name, before, now = difference
     if file := changed_file(difference):
-        return (
-            f"{file} has changed since this run began; if the network is still the same, add"
-            " --allow_changed_config_file"
-        )
-    if name not in record.facts:
-        return (
-            f"this run has the unknown setting {name}; update the program, or define the field in"
-            " the config file again"
-        )
-    if name == "vocabulary":
-        return "the vocabulary differs from the vocabulary at the start of this run"
-    if name == "corpus":
-        return "the corpus differs from the corpus at the start of this run; check --data_path"
-    return (
-        f"{name} was {before!r} in this run and is {now!r} now; to train with different settings,"
-        " start a new run with --init_from"
-    )
+        reason = f"{file} has changed"
+        fix = "if the network is still the same, add --allow_changed_config_file"
+    elif name in ("corpus", "vocabulary"):
+        reason, fix = f"the {name} has changed", "check --data_path"
+    elif name not in record.facts:
+        reason = f"this run has the unknown setting {name}"
+        fix = "use the program and the config file that it began with"
+    else:
+        reason = f"{name} was {before!r} in this run and is {now!r} now"
+        fix = "to train with different settings, start a new run with --init_from"
+    return UserError(f"cannot resume: {reason}; {fix}")
 
 
 def _is_before(line: bytes, step: int, epochs_done: int) -> bool:
@@ -175,12 +167,8 @@ def _is_before(line: bytes, step: int, epochs_done: int) -> bool:
         return False
     try:
         event = json.loads(line)
-        if event["event"] == "epoch":
-            return event["epoch"] <= epochs_done
-        return event["event"] not in ("test", "end") and event.get("step", 0) <= step
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return False  # the line is not an event
-
-
-def _metrics(path: str) -> str:
-    return os.path.join(path, METRICS_FILE)
+    except ValueError:  # a power failure corrupted the line
+        return False
+    if event["event"] == "epoch":
+        return event["epoch"] <= epochs_done
+    return event["event"] not in ("test", "end") and event.get("step", 0) <= step
