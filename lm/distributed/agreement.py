@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     import numpy as np
 
 T = TypeVar("T")
-_ERRORS = {kind.__name__: kind for kind in (UserError, RunError)}
 _MOST_SHOWN = 8  # values, and ranges of ranks, in a message
 _SOURCES = {".py", ".cc", ".h", ".conf"}
 _PACKAGE = pathlib.Path(__file__).parents[1]
@@ -36,8 +35,8 @@ def raise_on_all_ranks(comm: Communicator, work: Callable[[], T], takes_part: bo
         if takes_part:
             result = work()
     except (ProgramExit, OSError) as error:
-        kind = UserError if isinstance(error, UserError) else RunError
-        outcome = {"kind": kind.__name__, "message": str(error), "host": socket.gethostname()}
+        is_user_error = isinstance(error, UserError)
+        outcome = {"user": is_user_error, "message": str(error), "host": socket.gethostname()}
     outcomes = comm.gather(outcome)
     failed = [rank for rank, found in enumerate(outcomes) if not isinstance(found, bool)]
     if failed:
@@ -45,7 +44,7 @@ def raise_on_all_ranks(comm: Communicator, work: Callable[[], T], takes_part: bo
         message = first["message"]
         if True in outcomes:  # the work succeeded on other ranks
             message = f"rank {failed[0]} on {first['host']}: {message}"
-        raise _of_all_ranks(_ERRORS[first["kind"]](message))
+        raise _of_all_ranks(UserError(message) if first["user"] else RunError(message))
     return result
 
 

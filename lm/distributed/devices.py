@@ -188,15 +188,11 @@ def _host_slots() -> tuple[int, int, int]:
 
 
 def count_cores() -> int:
-    """Return the number of cores that this process was given, even if it is bound to fewer."""
-    bound_to = os.sched_getaffinity(0)
+    """Return the number of cores that this process was given. Undo the default binding."""
     unbind_from_core()
-    cores = len(os.sched_getaffinity(0))
-    with contextlib.suppress(OSError):
-        os.sched_setaffinity(0, bound_to)
     _, count, total = _host_slots()
     # Round up: one thread cannot use the time of 1.5 cores.
-    return math.ceil(min(cores, cpu_quota() * count / total))
+    return math.ceil(min(len(os.sched_getaffinity(0)), cpu_quota() * count / total))
 
 
 def cores_of_rank(local_size: int) -> int:

@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tensorflow.compat.v1 as tf
 
+from lm import kernels
 from lm.distributed.communicator import Communicator
-from lm.errors import UserError
-from lm.system import import_tensorflow
+from lm.errors import UserError, first_line
 
 _FUSION = "HOROVOD_FUSION_THRESHOLD"
 _DEFAULTS = {
@@ -63,11 +64,6 @@ class HorovodCommunicator(Communicator):
         _check_gloo()
         _allow_many_files()
         hvd = _import_horovod(size)
-        # These modules import TensorFlow, so they are not imported at the top.
-        import tensorflow as tf
-
-        from lm import kernels
-
         self._on_gpu = bool(tf.config.list_physical_devices("GPU"))
         _set_environment(self._on_gpu)
         # Horovod starts the thread that sums the gradients.
@@ -117,7 +113,7 @@ class HorovodCommunicator(Communicator):
         return self._hvd.broadcast(tensor, root_rank=0, name=name)
 
     def hooks(self) -> list:
-        return [_broadcast_hook(self._hvd)]
+        return [_BroadcastHook(self._hvd)]
 
     def concat(self, array: np.ndarray) -> np.ndarray:
         session, payload_ph, joined = self._concat_graph
@@ -132,8 +128,6 @@ class HorovodCommunicator(Communicator):
 
     def _sums_neighbors_first(self, size: int) -> bool:
         """Whether the exchange sums random numbers as ((a0 + a1) + (a2 + a3)) + ..."""
-        import tensorflow.compat.v1 as tf
-
         random = np.random.default_rng(0)
         sums = random.standard_normal((self.size, min(size, _NUM_RANDOM)), np.float32)
         own = np.resize(sums[self.rank], size)
@@ -142,41 +136,41 @@ class HorovodCommunicator(Communicator):
         with tf.Graph().as_default(), tf.device("cpu:0"):
             own_ph = tf.placeholder(tf.float32, [size])
             total = self.sum(own_ph, f"probe_{size}")
-            with tf.Session(config=tf.ConfigProto(device_count={"GPU": 0})) as session:
+            with _cpu_session() as session:
                 found = session.run(total, {own_ph: own})
         return np.array_equal(found, np.resize(sums[0], size))
 
     @functools.cached_property
     def _concat_graph(self) -> tuple:
-        import tensorflow.compat.v1 as tf
-
         # Use a separate graph, because exchanges happen before the training graph exists and after
-        # it is finalized. Its session must not reserve GPU memory.
+        # it is finalized.
         with tf.Graph().as_default():
             payload_ph = tf.placeholder(tf.uint8, [None])
             with tf.device("cpu:0"):
                 joined = self._hvd.allgather(payload_ph, name="concat")
-            session = tf.Session(config=tf.ConfigProto(device_count={"GPU": 0}))
-        return session, payload_ph, joined
+            return _cpu_session(), payload_ph, joined
 
 
-def _broadcast_hook(hvd):
-    """Return a hook that gives all ranks the variables of rank 0 before the first step.
+class _BroadcastHook(tf.train.SessionRunHook):
+    """Gives all ranks the variables of rank 0 before the first step.
 
     Horovod's own hook does not exist in TensorFlow 2.16 and later.
     """
-    import tensorflow.compat.v1 as tf
 
-    class BroadcastHook(tf.train.SessionRunHook):
-        def begin(self):
-            # Broadcast only global variables. The recurrent state is local and differs between
-            # ranks.
-            self._broadcast_op = hvd.broadcast_variables(tf.global_variables(), root_rank=0)
+    def __init__(self, hvd: types.ModuleType):
+        self._hvd = hvd
 
-        def after_create_session(self, session, coord):
-            session.run(self._broadcast_op)
+    def begin(self) -> None:
+        # Broadcast only global variables. The recurrent state is local and differs between ranks.
+        self._broadcast_op = self._hvd.broadcast_variables(tf.global_variables(), root_rank=0)
 
-    return BroadcastHook()
+    def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
+        session.run(self._broadcast_op)
+
+
+def _cpu_session() -> tf.Session:
+    """Open a session that reserves no GPU memory."""
+    return tf.Session(config=tf.ConfigProto(device_count={"GPU": 0}))
 
 
 def _set_environment(on_gpu: bool) -> None:
@@ -207,22 +201,16 @@ def _allow_many_files() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def _import_horovod(size: int):
+def _import_horovod(size: int) -> types.ModuleType:
+    # This unused module of Horovod imports Keras, which takes long.
+    unused = types.SimpleNamespace(SyncBatchNormalization=None)
+    sys.modules.setdefault("horovod.tensorflow.sync_batch_norm", unused)
     try:
-        import_tensorflow()
-        import tensorflow as tf
-
-        # This unused module of Horovod imports Keras, which takes long.
-        unused = types.SimpleNamespace(SyncBatchNormalization=None)
-        sys.modules.setdefault("horovod.tensorflow.sync_batch_norm", unused)
-        try:
-            import horovod.tensorflow as hvd
-        except tf.errors.NotFoundError as error:  # a library that Horovod needs was removed
-            raise ImportError(error.message) from error
-    except ImportError as error:
+        import horovod.tensorflow as hvd
+    except (ImportError, tf.errors.NotFoundError) as error:  # Horovod or a library is missing
         raise UserError(
-            f"the launcher started {size} processes, but Horovod cannot be imported ({error}):"
-            " run run_scripts/setup.sh, or start one process"
+            f"the launcher started {size} processes, but Horovod cannot be imported"
+            f" ({first_line(error)}): run run_scripts/setup.sh, or start one process"
         ) from error
     return hvd
 

@@ -14,6 +14,7 @@ import time
 from lm.distributed.communicator import Communicator, OneProcess
 from lm.distributed.devices import unbind_from_core
 from lm.errors import UserError
+from lm.system import import_tensorflow
 
 # Each launcher's variables for the number of processes and the rank. The first launcher whose
 # variables are set counts: an mpirun inside a Slurm job step inherits Slurm's variables.
@@ -54,6 +55,7 @@ def connect() -> Communicator:
         return OneProcess()
     unbind_from_core()  # Horovod's thread inherits the cores of this thread
     find_open_mpi()
+    import_tensorflow()
     # A single process does not need Horovod, so it is not imported at the top.
     from lm.distributed.horovod import HorovodCommunicator
 
