@@ -107,14 +107,15 @@ def check_writable(path: str) -> None:
         tempfile.TemporaryFile(dir=os.path.dirname(path) or ".").close()
 
 
-def write_atomically(path: str, content: bytes) -> None:
-    """Write a file atomically. Replace an existing file or link."""
+@contextlib.contextmanager
+def open_atomically(path: str) -> Iterator[BinaryIO]:
+    """Open a file that replaces an existing file or link atomically if the block succeeds."""
     if os.path.exists(path) and not os.path.isfile(path):  # Do not replace /dev/null.
         raise OSError(errno.EINVAL, "not a regular file", path)
     temporary = private_name(f"{path}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb") as file:
-            file.write(content)
+            yield file
             file.flush()
             os.fsync(file.fileno())  # Otherwise, a power failure could leave an empty file.
         os.replace(temporary, path)
@@ -124,6 +125,12 @@ def write_atomically(path: str, content: bytes) -> None:
         if isinstance(error, OSError):
             error.filename = path  # Errors about full disks do not contain the path.
         raise
+
+
+def write_atomically(path: str, content: bytes) -> None:
+    """Write a file atomically; see `open_atomically`."""
+    with open_atomically(path) as file:
+        file.write(content)
 
 
 def write_json(path: str, value: Any) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lm.config import Config, RunOptions
-from lm.data.embedded import KnownPerplexity, write_corpus
+from lm.data.embedded import KnownPerplexity, load_known_perplexity, write_corpus
 from lm.data.encoding import SPLITS, EncodedCorpus, load_encoded, sha256_of_text
 from lm.data.ptb import PTB_SHA256, download_ptb
 from lm.data.vocabulary import Limits, Vocabulary
@@ -34,7 +34,7 @@ class Corpus:
     test: np.ndarray
     # Per split, the words that became <unk>. A literal <unk> in the text is an ordinary word.
     num_unknown: Mapping[str, int]
-    known_perplexity: KnownPerplexity | None = None  # only for the embedded corpus
+    known_perplexity: KnownPerplexity | None = None  # only for a synthetic corpus
 
 
 def load_corpus_to_train(config: Config, options: RunOptions) -> Corpus:
@@ -122,12 +122,11 @@ def load_corpus(
       data_url: The source of PTB; see `download_ptb`.
       min_count: The minimum number of occurrences of a word in the training text.
     """
-    known_perplexity, directory = None, data_path
     if corpus == "embedded":
         kind, directory = "embedded", os.path.join(data_path, "embedded")
-        known_perplexity = _write_embedded(directory)
+        _write_embedded(directory)
     else:
-        kind = _find_or_download(data_path, data_url)
+        kind, directory = _find_or_download(data_path, data_url), data_path
     files = _split_paths(directory, kind)
     sha256_by_split = {split: sha256_of_text(path) for split, path in files.items()}
     for split, path in files.items() if kind == "ptb" else ():
@@ -140,6 +139,7 @@ def load_corpus(
     identity = "\n".join([*sha256_by_split.values(), encoded.vocabulary.sha256])
     sha256 = hashlib.sha256(identity.encode()).hexdigest()
     _log_sizes(kind, directory, encoded)
+    known_perplexity = load_known_perplexity(directory, sha256_by_split)
     return Corpus(
         CorpusRecord(kind, os.path.abspath(data_path), sha256),
         encoded.vocabulary,
@@ -150,9 +150,9 @@ def load_corpus(
     )
 
 
-def _write_embedded(directory: str) -> KnownPerplexity:
+def _write_embedded(directory: str) -> None:
     try:
-        return write_corpus(directory)
+        write_corpus(directory)
     except OSError as error:
         raise error_class(error)(
             f"cannot write the embedded corpus to {directory} ({error.strerror}); choose a"

@@ -1,8 +1,11 @@
 """Generate the embedded corpus, a random language whose perplexity is known exactly.
 
-The corpus shows whether a model learns. Its text is a first-order Markov chain over a few hundred
+The corpus shows whether a model learns. Its text is a first-order Markov chain over any number of
 words. `<eos>` is one of the states, so that a line ends when the chain visits `<eos>`. The true
 probabilities of the chain give the lowest perplexity that a model can expect.
+
+The text is written as a stream, so that memory contains only the chain. `truth.json` records the
+perplexities and the checksums of the texts.
 
 The text must be the same on all machines and with all versions of NumPy. Everything that decides a
 word therefore uses only PCG64's `random()`, the four IEEE operations of arithmetic and sequential
@@ -12,19 +15,33 @@ sums: no `choice`, no `log` or `pow`, no pairwise `sum`.
 from __future__ import annotations
 
 import bisect
+import contextlib
 import dataclasses
+import hashlib
 import itertools
 import json
 import os
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from lm import files
+from lm.data.encoding import SPLITS
 from lm.errors import UserError
+from lm.files import open_atomically, sha256_of, write_json
+from lm.options import Checked, option
 
 EOS = 0  # the state of `<eos>`; states 1, 2, ... are the words, roughly from frequent to rare
+_TRUTH_FILE = "truth.json"
+_BLOCK_TOKENS = 10_000
+
+
+class Language(NamedTuple):
+    """A Markov chain with S states, each of which has K successors."""
+
+    successors: np.ndarray  # int64 [S, K], in increasing order
+    probabilities: np.ndarray  # float64 [S, K], of the successors
+    cycle: np.ndarray  # int64 [S]: a path from `<eos>`, not included, through all words to `<eos>`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,54 +52,99 @@ class KnownPerplexity:
     test_perplexity: float
 
 
-def transition_matrix(seed: int, num_words: int, num_successors: int) -> np.ndarray:
-    """Draw the transition probabilities of a random language.
+@dataclasses.dataclass(frozen=True)
+class LanguageOptions(Checked):
+    """The language and the lengths of its texts, which end with the first sentence after N."""
 
-    Returns:
-      P, float64 [num_words + 1, num_words + 1]. P[i, j] is the probability of state j after i.
-    """
-    assert 2 <= num_successors <= num_words
+    num_words: int = option(200, "number of words", low=2, high=10_000_000)
+    num_successors: int = option(8, "number of tokens that may follow each token", low=2)
+    num_tokens: int = option(400_000, "tokens of the training text, including <eos>", low=1)
+    eval_tokens: int = option(20_000, "tokens of the validation text and the test text", low=1)
+    seed: int = option(1, "seed of the language and of the texts", low=0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.num_successors > self.num_words:
+            raise UserError(
+                f"num_successors is {self.num_successors} but num_words is {self.num_words}; it"
+                " must be at most num_words"
+            )
+
+
+DEFAULT_OPTIONS = LanguageOptions()
+
+
+def random_language(seed: int, num_words: int, num_successors: int) -> Language:
+    """Draw the transition probabilities of a random language with num_words + 1 states."""
     random = np.random.Generator(np.random.PCG64(seed)).random
     num_states = num_words + 1
     # Zipf-like popularity, flattened at the head, creates frequent and rare words. `<eos>` is the
     # most frequent token, so that sentences have about fifteen tokens.
     popularity = 1.0 / (np.arange(num_states) + 20.0)
     popularity[EOS] *= 6.0
-    popularity = np.cumsum(popularity).tolist()
+    *bounds, total = np.cumsum(popularity).tolist()
     # A cycle through all states, in random order, makes every word reachable from every word.
     cycle = np.argsort(random(num_states), kind="stable")
     next_on_cycle = dict(zip(cycle.tolist(), np.roll(cycle, -1).tolist()))
-    transitions = np.zeros((num_states, num_states))
+    language = Language(
+        successors=np.empty((num_states, num_successors), np.int64),
+        probabilities=np.empty((num_states, num_successors)),
+        cycle=np.roll(cycle, -1 - np.flatnonzero(cycle == EOS)[0]),
+    )
     for state in range(num_states):
         successors = [next_on_cycle[state]]
         while len(successors) < num_successors:
-            drawn = bisect.bisect_right(popularity[:-1], random() * popularity[-1])
+            drawn = bisect.bisect_right(bounds, random() * total)
             if drawn not in successors and not drawn == state == EOS:  # no empty lines
                 successors.append(drawn)
         weights = random(num_successors) + 0.1
         weights[0] += 0.5  # the cycle may be the only path to a rare word
-        transitions[state, successors] = weights / np.cumsum(weights)[-1]
-    return transitions
+        order = np.argsort(successors)
+        language.successors[state] = np.array(successors)[order]
+        language.probabilities[state] = (weights / np.cumsum(weights)[-1])[order]
+    return language
 
 
-def sample_states(transitions: np.ndarray, rng: np.random.Generator, min_tokens: int) -> list[int]:
-    """Sample the chain from `<eos>`, not included, to the first `<eos>` after `min_tokens`."""
-    successors = [np.flatnonzero(row).tolist() for row in transitions]
+def sample_states(
+    language: Language, rng: np.random.Generator, min_tokens: int
+) -> Iterator[list[int]]:
+    """Sample the chain from `<eos>`, not included, to the first `<eos>` after `min_tokens`.
+
+    Yields:
+      Blocks of states.
+    """
+    successors = language.successors.tolist()
     # The inverse CDF of each state, without the last bound, which rounding could exceed.
-    bounds = [np.cumsum(row[row > 0])[:-1].tolist() for row in transitions]
-    states, state = [], EOS
+    bounds = np.cumsum(language.probabilities, axis=1)[:, :-1].tolist()
+    state, missing = EOS, min_tokens
     while True:
+        states: list[int] = []
         # A block of draws gives the same numbers as single draws, in a quarter of the time.
-        for draw in rng.random(10_000).tolist():
+        for draw in rng.random(_BLOCK_TOKENS).tolist():
             state = successors[state][bisect.bisect_right(bounds[state], draw)]
             states.append(state)
-            if state == EOS and len(states) >= min_tokens:
-                return states
+            if state == EOS and len(states) >= missing:
+                yield states
+                return
+        missing -= len(states)
+        yield states
 
 
-def text_perplexity(transitions: np.ndarray, states: list[int]) -> float:
-    """Return exp(mean -log P) of `states` under the chain P [S, S], starting from `<eos>`."""
-    return float(np.exp(-np.log(transitions[[EOS, *states[:-1]], states]).mean()))
+def with_every_word(blocks: Iterator[list[int]], language: Language) -> Iterator[list[int]]:
+    """Append the cycle to a sample if words are missing, so that no word is unknown."""
+    occurs = np.zeros(len(language.successors), bool)
+    for states in blocks:
+        occurs[states] = True
+        yield states
+    if not occurs.all():
+        yield language.cycle.tolist()
+
+
+def negative_log_likelihood(language: Language, states: Sequence[int]) -> float:
+    """Return the sum of -log P of all states except the first one, which is given."""
+    previous, following = np.array(states[:-1]), np.array(states[1:])
+    is_next = language.successors[previous] == following[:, None]
+    return -float(np.log(language.probabilities[previous][is_next]).sum())
 
 
 def word_names(num_words: int) -> list[str]:
@@ -94,60 +156,98 @@ def word_names(num_words: int) -> list[str]:
 
 
 def write_corpus(
-    directory: str | os.PathLike[str],
-    seed: int = 1,
-    num_words: int = 200,
-    num_successors: int = 8,
-    train_tokens: int = 400_000,
-    eval_tokens: int = 20_000,
+    directory: str | os.PathLike[str], options: LanguageOptions = DEFAULT_OPTIONS
 ) -> KnownPerplexity:
     """Write the three splits of a language, one sentence per line, and `truth.json`.
 
-    The content depends only on the arguments, and each file is written atomically. Several
-    processes may therefore make the same call at the same time, and a repeated call does not change
-    anything.
+    The content depends only on the options, and each file is written atomically. Several processes
+    may therefore make the same call at the same time. A repeated call does not change anything.
 
     Args:
       directory: The directory, which is created if it is missing.
-      seed: Seed of the language and of the splits.
-      num_words: Number of words, without `<eos>`.
-      num_successors: Number of tokens that may follow each token, from 2 to `num_words`.
-      train_tokens: Minimum number of tokens, including `<eos>`. Every word must occur.
-      eval_tokens: Minimum number of tokens in the validation text and in the test text.
+      options: The language and the lengths of the texts.
 
     Raises:
       UserError: If the directory contains a different corpus that this function did not write.
     """
-    transitions = transition_matrix(seed, num_words, num_successors)
-    # Each split has a separate generator, so that its content does not depend on the length of the
-    # previous split.
-    rngs = [np.random.Generator(np.random.PCG64([seed, stream])) for stream in (1, 2, 3)]
-    train, valid, test = (
-        sample_states(transitions, rng, min_tokens)
-        for rng, min_tokens in zip(rngs, (train_tokens, eval_tokens, eval_tokens))
-    )
-    assert len(set(train)) == num_words + 1, "train_tokens is too small for all words"
-    # The last digits depend on the CPU. Rounding makes `truth.json` the same on all machines.
-    known = KnownPerplexity(
-        valid_perplexity=round(text_perplexity(transitions, valid), 9),
-        test_perplexity=round(text_perplexity(transitions, test), 9),
-    )
-    names = ["\n", *word_names(num_words)]
-    contents = {}
-    for split, states in (("train", train), ("valid", valid), ("test", test)):
-        text = " ".join(names[s] for s in states).replace(" \n", "\n").replace("\n ", "\n")
-        contents[f"{split}.txt"] = text.encode("ascii")
-    contents["truth.json"] = (json.dumps(dataclasses.asdict(known), indent=2) + "\n").encode()
-    _write_files(Path(directory), contents)
+    written = _load_written(directory, options)
+    if written:
+        return written
+    os.makedirs(directory, exist_ok=True)
+    # If this process is killed, the file shows that the next call may overwrite the texts.
+    with contextlib.suppress(FileExistsError):
+        open(os.path.join(directory, _TRUTH_FILE), "x").close()
+    language = random_language(options.seed, options.num_words, options.num_successors)
+    sha256, perplexities = {}, {}
+    for stream, split in enumerate(SPLITS, 1):
+        # Each split has a separate generator, so that its content does not depend on the length of
+        # the previous split.
+        rng = np.random.Generator(np.random.PCG64([options.seed, stream]))
+        if split == "train":
+            sample = with_every_word(sample_states(language, rng, options.num_tokens), language)
+        else:
+            sample = sample_states(language, rng, options.eval_tokens)
+        path = os.path.join(directory, f"{split}.txt")
+        sha256[split], perplexities[split] = _write_text(path, language, sample)
+    known = KnownPerplexity(perplexities["valid"], perplexities["test"])
+    truth = {**dataclasses.asdict(known), "sha256": sha256, "options": dataclasses.asdict(options)}
+    write_json(os.path.join(directory, _TRUTH_FILE), truth)
     return known
 
 
-def _write_files(directory: Path, contents: Mapping[str, bytes]) -> None:
-    directory.mkdir(parents=True, exist_ok=True)
-    present = {n: (directory / n).read_bytes() for n in contents if (directory / n).exists()}
-    changed = [name for name in contents if present.get(name) != contents[name]]
-    for name in changed:
-        if name in present and "truth.json" not in present:
-            raise UserError(f"{directory / name} is a different corpus and is not overwritten")
-    for name in changed:
-        files.write_atomically(str(directory / name), contents[name])
+def load_known_perplexity(
+    directory: str | os.PathLike[str], sha256: Mapping[str, str]
+) -> KnownPerplexity | None:
+    """Return the known perplexity of texts, or None unless `write_corpus` wrote these texts.
+
+    Args:
+      directory: The directory of the texts.
+      sha256: The SHA-256 of the text of each split.
+    """
+    truth = _load_truth(directory)
+    if not truth or truth.get("sha256") != sha256:
+        return None
+    return KnownPerplexity(truth["valid_perplexity"], truth["test_perplexity"])
+
+
+def _load_written(
+    directory: str | os.PathLike[str], options: LanguageOptions
+) -> KnownPerplexity | None:
+    """Return the known perplexity if the whole corpus of these options is already written."""
+    paths = {split: os.path.join(directory, f"{split}.txt") for split in SPLITS}
+    present = [path for path in paths.values() if os.path.exists(path)]
+    truth = _load_truth(directory)
+    if truth is None and present:
+        raise UserError(f"{present[0]} is a different corpus and is not overwritten")
+    is_same = truth is not None and truth.get("options") == dataclasses.asdict(options)
+    if not is_same or len(present) < len(paths):
+        return None
+    return load_known_perplexity(directory, {s: sha256_of(path) for s, path in paths.items()})
+
+
+def _load_truth(directory: str | os.PathLike[str]) -> dict[str, Any] | None:
+    """Return the content of truth.json, {} if it is incomplete, or None if it is missing."""
+    try:
+        with open(os.path.join(directory, _TRUTH_FILE), "rb") as file:
+            truth = json.load(file)
+    except FileNotFoundError:
+        return None
+    except ValueError:
+        return {}
+    return truth if isinstance(truth, dict) else {}
+
+
+def _write_text(path: str, language: Language, sample: Iterator[list[int]]) -> tuple[str, float]:
+    """Write a text, and return its SHA-256 and its perplexity under the language."""
+    names = ["\n", *(f" {name}" for name in word_names(len(language.successors) - 1))]
+    digest, nll, num_tokens, last = hashlib.sha256(), 0.0, 0, EOS
+    with open_atomically(path) as file:
+        for states in sample:
+            text = "".join([names[state] for state in states]).replace("\n ", "\n")
+            block = (text.removeprefix(" ") if last == EOS else text).encode("ascii")
+            file.write(block)
+            digest.update(block)
+            nll += negative_log_likelihood(language, [last, *states])
+            num_tokens, last = num_tokens + len(states), states[-1]
+    # The last digits depend on the CPU. Rounding makes `truth.json` the same on all machines.
+    return digest.hexdigest(), round(float(np.exp(nll / num_tokens)), 9)

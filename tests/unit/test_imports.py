@@ -34,7 +34,7 @@ MAY_IMPORT = {
 }
 # `lm.report` reports searches too.
 EXCEPTIONS = {"report/__main__.py": {"search"}}
-COMMANDS = {"train", "evaluate", "generate", "score", "export", "flags"}
+COMMANDS = {"train", "evaluate", "generate", "score", "export", "synthesize", "flags"}
 WITHOUT_TENSORFLOW = {*BASE, "data", "report", "cli", "search"} - {"system"}
 
 

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import collections
-import json
+import contextlib
+import dataclasses
+import itertools
 import math
 import multiprocessing
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 
-from lm import files
 from lm.data import embedded
 from lm.data.encoding import SPLITS
 from lm.errors import UserError
 from lm.files import sha256_of
+from tests.commands import ROOT
 
-SMALL = {"num_words": 30, "num_successors": 4, "train_tokens": 3000, "eval_tokens": 500}
+SMALL = embedded.LanguageOptions(num_words=30, num_successors=4, num_tokens=3000, eval_tokens=500)
+pytestmark = pytest.mark.timeout(60)
 
-
-def _rng(seed=0):
-    return np.random.Generator(np.random.PCG64(seed))
+KNOWN = (7.033447, 7.055869)  # the perplexities of the default language
+OTHER = dataclasses.replace(SMALL, seed=2)
 
 
 def _tokens(path):
@@ -35,15 +39,27 @@ def corpus(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def transitions():
-    return embedded.transition_matrix(seed=1, num_words=200, num_successors=8)
+def language():
+    return embedded.random_language(seed=1, num_words=200, num_successors=8)
+
+
+def _transitions(language):
+    """Return P [S, S], where P[i, j] is the probability of state j after state i."""
+    chain = np.zeros((len(language.successors), len(language.successors)))
+    np.put_along_axis(chain, language.successors, language.probabilities, axis=1)
+    return chain
+
+
+def _sample(language, min_tokens, seed=0):
+    rng = np.random.Generator(np.random.PCG64(seed))
+    return list(itertools.chain.from_iterable(embedded.sample_states(language, rng, min_tokens)))
 
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize(("num_words", "num_successors"), [(2, 2), (5, 5), (40, 3), (300, 8)])
 def test_transitions_form_a_sparse_irreducible_chain(seed, num_words, num_successors):
-    chain = embedded.transition_matrix(seed, num_words, num_successors)
-    assert chain.shape == (num_words + 1, num_words + 1)
+    language = embedded.random_language(seed, num_words, num_successors)
+    chain = _transitions(language)
     np.testing.assert_allclose(chain.sum(axis=1), 1.0, rtol=1e-12)
     assert ((chain > 0).sum(axis=1) == num_successors).all()
     assert chain[embedded.EOS, embedded.EOS] == 0  # no empty lines
@@ -51,11 +67,14 @@ def test_transitions_form_a_sparse_irreducible_chain(seed, num_words, num_succes
     for _ in range(math.ceil(math.log2(num_words + 1))):
         reached = np.minimum(reached @ reached, 1.0)
     assert (reached > 0).all()
+    assert sorted(language.cycle) == list(range(num_words + 1))
+    assert (chain[np.roll(language.cycle, 1), language.cycle] > 0).all()
+    assert language.cycle[-1] == embedded.EOS
 
 
 def test_bigram_frequencies_approach_the_transitions():
-    chain = embedded.transition_matrix(seed=3, num_words=10, num_successors=4)
-    states = embedded.sample_states(chain, _rng(), 200_000)
+    language = embedded.random_language(seed=3, num_words=10, num_successors=4)
+    chain, states = _transitions(language), _sample(language, 200_000)
     counts = np.zeros_like(chain)
     np.add.at(counts, ([embedded.EOS, *states[:-1]], states), 1)
     visits = counts.sum(axis=1, keepdims=True)
@@ -63,27 +82,43 @@ def test_bigram_frequencies_approach_the_transitions():
     assert (np.abs(counts / visits - chain) <= 6 * np.sqrt(chain * (1 - chain) / visits)).all()
 
 
-def test_sample_ends_with_the_sentence_that_reaches_the_minimum_length(transitions):
-    states = embedded.sample_states(transitions, _rng(), 1000)
-    assert len(states) >= 1000
+@pytest.mark.parametrize("block", [10_000, 64])
+def test_sample_ends_with_the_sentence_that_reaches_the_minimum_length(
+    language, monkeypatch, block
+):
+    expected = _sample(language, 1000)
+    monkeypatch.setattr(embedded, "_BLOCK_TOKENS", block)
+    states = _sample(language, 1000)
+    assert states == expected and len(states) >= 1000
     assert states[-1] == embedded.EOS
     assert embedded.EOS not in states[999:-1]
 
 
-def test_text_perplexity_conditions_the_first_token_on_eos():
-    chain = np.array([[0.0, 0.25, 0.75], [0.5, 0.5, 0.0], [1.0, 0.0, 0.0]])
-    assert embedded.text_perplexity(chain, [1, 1, 0, 2, 0]) == pytest.approx(
-        (0.25 * 0.5 * 0.5 * 0.75 * 1.0) ** (-1 / 5)
-    )
+def test_a_sample_without_some_words_is_continued_with_all_words(language):
+    every_state = set(range(201))
+    for sample, continued in ((_sample(language, 10), True), (_sample(language, 400_000), False)):
+        blocks = list(embedded.with_every_word(iter([sample]), language))
+        assert (len(blocks) == 2) == continued
+        assert set(itertools.chain(*blocks)) == every_state
+        assert blocks[-1][-1] == embedded.EOS
 
 
-def test_known_perplexity_equals_the_perplexity_of_the_text_files(corpus, transitions):
+def test_likelihood_conditions_each_token_on_the_previous_token(language):
+    states = [embedded.EOS, *_sample(language, 100)]
+    probabilities = _transitions(language)[states[:-1], states[1:]]
+    nll = embedded.negative_log_likelihood(language, states)
+    assert nll == pytest.approx(-sum(map(math.log, probabilities)))
+
+
+def test_known_perplexity_equals_the_perplexity_of_the_text_files(corpus, language):
     directory, known = corpus
     states = {name: i for i, name in enumerate(["<eos>", *embedded.word_names(200)])}
     for split, expected in (("valid", known.valid_perplexity), ("test", known.test_perplexity)):
         assert 5 < expected < 10
-        tokens = [states[token] for token in _tokens(directory / f"{split}.txt")]
-        assert embedded.text_perplexity(transitions, tokens) == pytest.approx(expected, abs=1e-9)
+        tokens = [embedded.EOS, *(states[t] for t in _tokens(directory / f"{split}.txt"))]
+        nll = embedded.negative_log_likelihood(language, tokens)
+        assert math.exp(nll / (len(tokens) - 1)) == pytest.approx(expected, abs=1e-9)
+    assert (round(known.valid_perplexity, 6), round(known.test_perplexity, 6)) == KNOWN
 
 
 def test_a_bigram_model_counted_on_train_reaches_the_known_perplexity(corpus):
@@ -105,70 +140,103 @@ def test_texts_are_plain_lines_and_the_same_on_every_machine(corpus):
         assert all(line and line == line.strip() for line in text[:-1].split(b"\n"))
         assert size <= len(_tokens(directory / f"{split}.txt")) < size + 500
     assert len(set(_tokens(directory / "train.txt"))) == 201
-    assert {split: sha256_of(directory / f"{split}.txt") for split in SPLITS} == {
+    assert _checksums(directory) == {
         "train": "2417f5a8b384f63e3e670901510e6d0eca05fc1b7c8284358303f9d04b917703",
         "valid": "92b666b6eadbfe3a55bccdf47cbad6fd7495c6ab5329c1caf57143ae15fc5767",
         "test": "e2cd92a90875475fc2662b988ff4d24d23e81382dd67e235400111b1514f8fc7",
     }
 
 
+def _checksums(directory):
+    return {split: sha256_of(directory / f"{split}.txt") for split in SPLITS}
+
+
 def _contents(directory):
     return {path: (path.stat().st_ino, path.read_bytes()) for path in directory.iterdir()}
 
 
-def test_second_call_writes_nothing_and_a_new_seed_replaces_all_files(tmp_path, monkeypatch):
-    first = embedded.write_corpus(tmp_path, **SMALL)
-    assert embedded.KnownPerplexity(**json.loads((tmp_path / "truth.json").read_text())) == first
+def test_second_call_writes_nothing_and_a_new_seed_replaces_all_files(tmp_path):
+    first = embedded.write_corpus(tmp_path, SMALL)
+    assert first == embedded.load_known_perplexity(tmp_path, _checksums(tmp_path))
     before = _contents(tmp_path)
     assert len(before) == 4
-    assert embedded.write_corpus(tmp_path, **SMALL) == first
-    # The last bits differ on other CPUs, where the directory may be read-only.
-    exact = embedded.text_perplexity
-    monkeypatch.setattr(embedded, "text_perplexity", lambda *a: math.nextafter(exact(*a), 9))
-    embedded.write_corpus(tmp_path, **SMALL)
+    assert embedded.write_corpus(tmp_path, SMALL) == first
     assert _contents(tmp_path) == before
-    embedded.write_corpus(tmp_path, seed=2, **SMALL)
+    embedded.write_corpus(tmp_path, OTHER)
     assert set(tmp_path.iterdir()) == set(before)
     assert all(path.read_bytes() != content for path, (_, content) in before.items())
 
 
-@pytest.mark.parametrize("then_seed", [1, 2])
+@pytest.mark.parametrize("then", [SMALL, OTHER])
 @pytest.mark.parametrize("num_written", range(4))
-def test_interrupted_writing_is_completed(tmp_path, monkeypatch, num_written, then_seed):
-    embedded.write_corpus(tmp_path, **SMALL)
-    paths, write = sorted(tmp_path.iterdir()), files.write_atomically
+@pytest.mark.parametrize("first", [None, SMALL])
+def test_interrupted_writing_is_completed(tmp_path, monkeypatch, first, num_written, then):
+    directory, sample = tmp_path / "d", embedded.sample_states
+    if first:
+        embedded.write_corpus(directory, first)
 
-    def interrupt(path, content):
-        if len(written) == num_written:
+    def interrupt(*arguments):
+        if len(started) == num_written:
             raise KeyboardInterrupt
-        written.append(path)
-        write(path, content)
+        started.append(arguments)
+        return sample(*arguments)
 
-    written = []
-    monkeypatch.setattr(files, "write_atomically", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        embedded.write_corpus(tmp_path, seed=2, **SMALL)
-    monkeypatch.setattr(files, "write_atomically", write)
-    for seed in (then_seed, 2):
-        embedded.write_corpus(tmp_path, seed=seed, **SMALL)
-        whole = tmp_path / f"whole-{seed}"
-        embedded.write_corpus(whole, seed=seed, **SMALL)
-        assert all(path.read_bytes() == (whole / path.name).read_bytes() for path in paths)
+    started = []
+    with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
+        patch.setattr(embedded, "sample_states", interrupt)
+        embedded.write_corpus(directory, OTHER)
+    for options in (then, OTHER):
+        known = embedded.write_corpus(directory, options)
+        whole = tmp_path / f"whole-{options.seed}"
+        assert embedded.write_corpus(whole, options) == known
+        assert {p.name: p.read_bytes() for p in directory.iterdir()} == {
+            p.name: p.read_bytes() for p in whole.iterdir()
+        }
+
+
+def test_memory_does_not_grow_with_the_text(tmp_path):
+    """With the states or the text of 3 million tokens in memory, 10 MB or more would be needed."""
+    code = (
+        "import resource, sys\n"
+        "from lm.data.embedded import LanguageOptions, write_corpus\n"
+        "peaks = []\n"
+        "for tokens in (100_000, 3_000_000):\n"
+        "    write_corpus(sys.argv[1], LanguageOptions(num_tokens=tokens))\n"
+        "    peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)\n"
+        "print(peaks[1] - peaks[0])"
+    )
+    command = [sys.executable, "-c", code, tmp_path]
+    result = subprocess.run(command, cwd=ROOT, stdout=-1, text=True, timeout=60, check=True)
+    assert int(result.stdout) < 4000  # kilobytes
+    assert (tmp_path / "train.txt").stat().st_size > 10e6
+
+
+def test_the_perplexity_is_unknown_if_a_text_changed(tmp_path):
+    embedded.write_corpus(tmp_path, SMALL)
+    with open(tmp_path / "valid.txt", "a") as file:
+        file.write("ba\n")
+    assert embedded.load_known_perplexity(tmp_path, _checksums(tmp_path)) is None
+    for content in ("", "[]", "{}", None):
+        if content is None:
+            (tmp_path / "truth.json").unlink()
+        else:
+            (tmp_path / "truth.json").write_text(content)
+        assert embedded.load_known_perplexity(tmp_path, _checksums(tmp_path)) is None
 
 
 def test_a_corpus_of_the_user_is_not_overwritten(tmp_path):
     (tmp_path / "valid.txt").write_text("my own words\n")
     with pytest.raises(UserError, match=r"valid\.txt"):
-        embedded.write_corpus(tmp_path, **SMALL)
+        embedded.write_corpus(tmp_path, SMALL)
     assert [path.name for path in tmp_path.iterdir()] == ["valid.txt"]
     assert (tmp_path / "valid.txt").read_text() == "my own words\n"
 
 
 def _write_and_read(directory, barrier, queue):
     barrier.wait()
-    known = embedded.write_corpus(directory, **SMALL)
+    known = embedded.write_corpus(directory, SMALL)
     # The files must be complete even while other processes write them.
-    queue.put((known, *(sha256_of(directory / f"{split}.txt") for split in SPLITS)))
+    queue.put((known, *_checksums(directory).values()))
 
 
 @pytest.mark.timeout(60)

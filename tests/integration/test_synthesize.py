@@ -1,0 +1,35 @@
+"""The command that writes a synthetic corpus, and a run on this corpus."""
+
+import gzip
+
+import pytest
+
+from tests.commands import run_module
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def test_a_run_on_a_synthetic_corpus_reports_the_true_perplexity(tmp_path):
+    directory = tmp_path / "corpus"
+    flags = ["--num_words", 2000, "--num_tokens", "3_000", "--eval_tokens", 300]
+    result = run_module("lm.synthesize", "--output_dir", directory, *flags)
+    assert result.returncode == 0, result.stderr
+    true = result.stdout.split(" (test)")[0].split()[-1]
+    train = directory / "train.txt"
+    assert len(set(train.read_text().split())) == 2000
+    (directory / "train.txt.gz").write_bytes(gzip.compress(train.read_bytes()))
+    train.unlink()
+    result = run_module(
+        "lm.train", "--config", "config_test", "--corpus", "files", "--data_path", directory,
+        "--output_dir", tmp_path / "run", "--max_steps", 1,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert f"(true: {true})" in result.stdout + result.stderr
+    assert "vocabulary of 2,001 words" in result.stderr
+
+
+def test_a_text_of_the_user_is_not_overwritten(tmp_path):
+    (tmp_path / "test.txt").write_text("my own\n")
+    result = run_module("lm.synthesize", "--output_dir", tmp_path)
+    assert result.returncode == 2
+    assert "test.txt is a different corpus and is not overwritten" in result.stderr
