@@ -1,4 +1,12 @@
-"""Report runs: `python -m lm.report RUN [RUN ...] [--html FILE]`, or a search."""
+"""Compare runs: results, speed, loss curves, and whether their numbers are bitwise equal.
+
+  python -m lm.report runs/small
+  python -m lm.report runs/one_rank runs/two_ranks --html report.html
+
+Or report a search:
+
+  python -m lm.report searches/a --html search.html
+"""
 
 import dataclasses
 import os
@@ -9,16 +17,6 @@ from lm.cli.flags import parse
 from lm.errors import UserError, needs_extra
 from lm.options import Checked, option
 from lm.search.options import SEARCH_FILE
-
-USAGE = """\
-Compare runs: results, speed, loss curves, and whether their numbers are bitwise equal.
-
-  python -m lm.report runs/small
-  python -m lm.report runs/one_rank runs/two_ranks --html report.html
-
-Or report a search:
-
-  python -m lm.report searches/a --html search.html"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +38,7 @@ def main() -> None:
 
 
 def _report(argv):
-    arguments = parse(argv, USAGE, ReportOptions, positional=True)
+    arguments = parse(argv, __doc__, ReportOptions, positional=True)
     directories, path = arguments.positional, arguments[ReportOptions].html
     if not directories:
         raise UserError("no run to report; give one or more run directories (see --help)")

@@ -30,7 +30,7 @@ class RunMetrics(NamedTuple):
     directory: str
     record: RunRecord
     starts: Sequence[Event]  # one for each start of the run
-    events: Sequence[Event]  # step, epoch and test events, each with its start
+    events: Sequence[Event]  # step, epoch and test events
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -69,8 +69,8 @@ class RunMetrics(NamedTuple):
     @property
     def num_ranks(self) -> int:
         """The number of ranks in the last epoch."""
-        start = self.epochs[-1]["start"] if self.epochs else self.start
-        return start.get("world_size", 1)
+        last = self.epochs[-1] if self.epochs else self.start
+        return last.get("world_size", 1)
 
     @property
     def ranks_text(self) -> str:
@@ -82,20 +82,20 @@ class RunMetrics(NamedTuple):
 
     @property
     def words_per_second(self) -> float | None:
-        """The mean training speed of all `num_ranks` ranks, or None before the first epoch."""
-        epochs = [epoch for epoch in self.epochs if self._is_on_last_ranks(epoch)]
+        """The mean training speed of all `num_ranks` ranks, or None without such an epoch."""
+        epochs = [epoch for epoch in self.epochs if self._ran_on_last_ranks(epoch)]
         seconds = sum(epoch["epoch_seconds"] for epoch in epochs)
         words = sum(epoch["epoch_seconds"] * epoch["words_per_second"] for epoch in epochs)
         return words / seconds if seconds else None
 
-    def _is_on_last_ranks(self, epoch: Event) -> bool:
+    def _ran_on_last_ranks(self, epoch: Event) -> bool:
         """Return whether all steps of an epoch ran on `num_ranks` ranks."""
         first_step = (epoch["epoch"] - 1) * self.start.get("steps_per_epoch", 0)
-        since = epoch["start"].get("resumed_from_step", 0)
-        on_other_ranks = [s for s in self.starts if s.get("world_size") != self.num_ranks]
-        return epoch["start"].get("world_size", 1) == self.num_ranks and (
-            since <= first_step or not on_other_ranks
+        was_resumed = any(
+            first_step < start.get("resumed_from_step", 0) < epoch["step"] for start in self.starts
         )
+        changed = len({start["world_size"] for start in self.starts}) > 1
+        return epoch.get("world_size", 1) == self.num_ranks and not (was_resumed and changed)
 
     @property
     def seconds_per_epoch(self) -> float | None:
@@ -136,7 +136,7 @@ def read_run(directory: str) -> RunMetrics:
                 starts.append(event)
             elif event["event"] != "end":
                 event["step"] = int(event["step"])
-                events.append({**event, "start": starts[-1] if starts else {}})
+                events.append(event)
     except OSError as error:
         raise UserError(f"{directory} is not a run: {error.filename}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -225,35 +225,12 @@ def comparable_pairs(groups: Sequence[Group]) -> Iterator[tuple[RunMetrics, RunM
             yield first, second
 
 
-class Difference(NamedTuple):
-    """The difference between the loss curves of two runs."""
-
-    num_points: int  # steps that both curves have
-    absolute: float  # the largest |loss - loss|, in nats per token
-    relative: float  # the largest |loss - loss| / loss
-    step: int  # the step of the largest relative difference
-
-
-def loss_difference(first: RunMetrics, second: RunMetrics) -> Difference | None:
-    """Compare two loss curves at their common steps. Return None if they have no common step."""
-    gaps = {}
-    for event, other in _shared_events(first, second):
-        loss, other_loss = event.get("loss"), other.get("loss")
-        if loss is not None and other_loss is not None:
-            gap = abs(loss - other_loss)
-            gaps[event["step"]] = gap / max(loss, 1e-9), gap
-    if not gaps:
-        return None
-    worst = max(gaps, key=gaps.__getitem__)
-    largest = max(absolute for _, absolute in gaps.values())
-    return Difference(len(gaps), largest, relative=gaps[worst][0], step=worst)
-
-
-def exact_comparison(first: RunMetrics, second: RunMetrics) -> str:
+def compare(first: RunMetrics, second: RunMetrics) -> str:
     """Compare all numbers of two runs bitwise, in the events that both have.
 
     Returns:
-      Text such as "bitwise identical in 30 events", or the first event and field that differ.
+      Text such as "bitwise identical in 30 events", or the first event and field that differ, and
+      the largest difference of the losses.
     """
     shared = _shared_events(first, second)
     if not shared:
@@ -268,12 +245,21 @@ def exact_comparison(first: RunMetrics, second: RunMetrics) -> str:
                 name = f"{kind} {event[kind]}" if kind in event else f"the {kind}"
                 return (
                     f"the first difference, in event {number} of {len(shared)}, is {field} of"
-                    f" {name}: {value} and {other_value}"
+                    f" {name}: {value} and {other_value}{_largest_loss_difference(shared)}"
                 )
     counts = len(first.events), len(second.events)
     rest = "" if max(counts) == len(shared) else " (the first has {}, the second {})"
     text = f"{len(shared)} event{'s' * (len(shared) > 1)}"
     return f"bitwise identical in {text}{rest.format(*counts)}"
+
+
+def _largest_loss_difference(shared: Sequence[tuple[Event, Event]]) -> str:
+    losses = [(event.get("loss"), other.get("loss"), event["step"]) for event, other in shared]
+    gaps = [(abs(loss - other), step) for loss, other, step in losses if None not in (loss, other)]
+    if not gaps:
+        return ""
+    largest, step = max(gaps)
+    return f"; the losses differ by at most {largest:.2e} nats per token, at step {step}"
 
 
 def _shared_events(first: RunMetrics, second: RunMetrics) -> list[tuple[Event, Event]]:

@@ -13,7 +13,7 @@ from lm.cli.tables import is_numeric
 from lm.errors import UserError
 from lm.files import write_atomically
 from lm.report.comparison import Group, Section
-from lm.report.tables import Table, build_tables, exact_lines
+from lm.report.tables import Table, build_tables, comparison_lines
 
 logger = logging.getLogger("lm")
 
@@ -52,7 +52,7 @@ def build_page(sections: Sequence[Section], curves_pngs: Sequence[bytes | None])
     for section, png in zip(sections, curves_pngs):
         parts.append(f"<h2>Corpus: {html.escape(section.corpus)}</h2>")
         parts += map(table_html, build_tables(section.groups))
-        parts += map(line_html, exact_lines(section.groups))
+        parts += map(line_html, comparison_lines(section.groups))
         parts += [image_html("Learning curves", png)] if png else []
         parts += map(_settings, section.groups)
     return page_html(f"Runs compared: {', '.join(names)}", parts)

@@ -11,9 +11,13 @@ from lm.report.comparison import (
     RunMetrics,
     Section,
     comparable_pairs,
-    exact_comparison,
-    loss_difference,
+    compare,
     num_ranks_text,
+)
+
+_RESULTS_NOTE = (
+    "Perplexities after the last epoch, or after the best epoch with --test_on best; seconds per"
+    " epoch of training, from the epochs on the last number of ranks."
 )
 
 
@@ -34,35 +38,22 @@ class Table(NamedTuple):
 def section_text(section: Section) -> str:
     """Return the report of a section for the console."""
     tables = [table.text for table in build_tables(section.groups)]
-    lines = [f"{line}\n" for line in exact_lines(section.groups)]
+    lines = [f"{line}\n" for line in comparison_lines(section.groups)]
     return "\n".join([f"Corpus: {section.corpus}\n", *tables, *lines])
 
 
-def exact_lines(groups: Sequence[Group]) -> list[str]:
+def comparison_lines(groups: Sequence[Group]) -> list[str]:
     """Return a line for each pair of comparable runs: whether their numbers are bitwise equal."""
     return [
-        f"{run_title(first)} and {run_title(second)}: {exact_comparison(first, second)}"
+        f"{run_title(first)} and {run_title(second)}: {compare(first, second)}"
         for first, second in comparable_pairs(groups)
     ]
 
 
 def build_tables(groups: Sequence[Group]) -> list[Table]:
     """Return the tables of a section. For a single run, tables that compare runs are left out."""
-    if len(groups) == len(groups[0].runs) == 1:
-        return [_single_run(groups[0])]
-    differences = _differences(groups)
-    return [_results(groups), _runs(groups), *([differences] if differences.rows else [])]
-
-
-def _single_run(group: Group) -> Table:
-    (run,) = group.runs
-    return Table(
-        "Results",
-        "Perplexities after the last epoch, or after the best epoch with --test_on best; seconds"
-        " per epoch of training.",
-        ["config", "ranks", "epochs", "train", "valid", "test", "time/epoch", "words/s"],
-        [[group.label, run.ranks_text, *_perplexities(run), *_speeds(run)]],
-    )
+    runs = _runs(groups)
+    return [runs] if len(runs.rows) == 1 else [_results(groups), runs]
 
 
 def _results(groups: Sequence[Group]) -> Table:
@@ -75,8 +66,7 @@ def _results(groups: Sequence[Group]) -> Table:
     times = [f"time/epoch, {num_ranks_text(size)}" for size in sizes]
     return Table(
         "Results",
-        "Perplexities of the run with the most ranks after its last epoch, or after its best epoch"
-        " with --test_on best; seconds per epoch of training.",
+        f"The run with the most ranks. {_RESULTS_NOTE}",
         ["config", "epochs", "train", "valid", "test", *times],
         rows,
     )
@@ -89,33 +79,21 @@ def _runs(groups: Sequence[Group]) -> Table:
             speedup = group.speedup(run)
             efficiency = speedup and speedup / run.num_ranks
             rows.append([
-                run.name, group.label, run.ranks_text, *_perplexities(run), *_speeds(run),
+                run.name, group.label, run.ranks_text, *_perplexities(run),
+                _number(run.seconds_per_epoch, ".1f"), _number(run.words_per_second, ",.0f"),
                 _number(speedup, ".2f"), _number(efficiency, ".0%"),
             ])  # fmt: skip
+    header = [
+        "run", "config", "ranks", "epochs", "train", "valid", "test", "time/epoch", "words/s",
+        "speedup", "efficiency",
+    ]  # fmt: skip
+    if len(rows) == 1:
+        return Table("Results", _RESULTS_NOTE, header[:-2], [rows[0][:-2]])
     return Table(
         "Runs",
         "Speedup: the time per epoch on 1 rank divided by the time of the run, for the same config."
-        " Efficiency: speedup divided by the number of ranks. A run that was resumed on a different"
-        " number of ranks is timed by its epochs on the last number.",
-        ["run", "config", "ranks", "epochs", "train", "valid", "test", "time/epoch", "words/s",
-         "speedup", "efficiency"],
-        rows,
-    )  # fmt: skip
-
-
-def _differences(groups: Sequence[Group]) -> Table:
-    rows = []
-    for first, second in comparable_pairs(groups):
-        found = loss_difference(first, second)
-        if found:
-            rows.append([
-                run_title(first), run_title(second), str(found.num_points),
-                f"{found.absolute:.2e}", f"{found.relative:.2e}", str(found.step),
-            ])  # fmt: skip
-    return Table(
-        "Largest difference between the loss curves",
-        "For runs with the same steps, over the step events that both have, in nats per token.",
-        ["run", "other run", "points", "largest", "relative", "at step"],
+        " Efficiency: speedup divided by the number of ranks.",
+        header,
         rows,
     )
 
@@ -132,10 +110,6 @@ def _perplexities(run: RunMetrics) -> list[str]:
         run.test.get("test_perplexity"),
     )
     return [str(len(run.epochs)), *(_number(value, ".2f") for value in perplexities)]
-
-
-def _speeds(run: RunMetrics) -> list[str]:
-    return [_number(run.seconds_per_epoch, ".1f"), _number(run.words_per_second, ",.0f")]
 
 
 def _number(value: float | None, form: str) -> str:

@@ -30,7 +30,7 @@ def test_the_report_of_one_run_has_one_table_and_its_curves(trained, tmp_path):
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith("Corpus: embedded, 201 words, ")
-    assert result.stdout.count("| config") == 1
+    assert result.stdout.count("| run") == 1
     assert "_é$\\frac$|" in (tmp_path / "out/report.html").read_text()
     assert (tmp_path / "out/learning_curves.png").read_bytes().startswith(b"\x89PNG")
     assert (tmp_path / "out/learning_curves.pdf").read_bytes().startswith(b"%PDF")
@@ -61,7 +61,7 @@ def test_a_browser_shows_the_whole_page(trained, tmp_path, browser):
         [*options, "--dump-dom", probe.as_uri()], capture_output=True, text=True, timeout=90
     ).stdout
     assert int(re.search(r"<title>(\d+) pixels</title>", dom).group(1)) > 1000
-    assert dom.count("<table>") == 3 and "0.00e+00" in dom  # the same run
+    assert dom.count("<table>") == 2
     assert (
         "again (1 rank): bitwise identical in 17 events" in dom and "in 17 events" in result.stdout
     )
@@ -91,10 +91,7 @@ def test_compare_baseline_trains_twice_and_reports(project, tmp_path, corpora):
     )
     result = run_command([script, "config_test", "--hidden_size", "16"], env, timeout=240)
     assert result.returncode == 0, result.stderr
-    assert re.search(r"\| test +\|.*\|\n", result.stdout)
-    row, line = [line for line in result.stdout.splitlines() if "1-rank (1 rank)" in line]
-    cells = [cell.strip() for cell in row.strip("|").split("|")]
-    assert cells[2] == "6" and float(cells[4]) < 1e-4  # one run, any number of ranks
+    (line,) = [line for line in result.stdout.splitlines() if "-rank (1 rank) and" in line]
     found = "bitwise identical" if kernels.available() else "the first differ"
     assert re.search(rf"\(1 rank\) and \S+ \(2 ranks\): {found}", line)
     made = {path.name for path in (tmp_path / "out").iterdir()}
