@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import types
 import typing
 from collections.abc import Container, Mapping
 from typing import Any, NamedTuple, TypeVar
@@ -184,8 +183,8 @@ def different_version(source: str, evidence: str) -> UserError:
 
 def _value(hint: Any, name: str, value: Any, source: str) -> Any:
     """Check a value against the type of its field, and restore dataclasses and tuples."""
-    is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
-    for kind in typing.get_args(hint) if is_union else (hint,):
+    kinds = typing.get_args(hint)
+    for kind in kinds if type(None) in kinds else (hint,):
         plain = typing.get_origin(kind) or kind
         if dataclasses.is_dataclass(kind) and isinstance(value, dict):
             return from_json(kind, value, f"{name} of {source}")

@@ -92,11 +92,3 @@ def test_the_table_counts_unknown_words(tmp_path, corpora):
     cells = [cell.strip() for cell in row.strip("|").split("|")]
     assert header.replace("|", " ").split()[:2] == ["split", "perplexity"]
     assert cells[0] == "valid" and int(cells[-1].replace(",", "")) > 1000
-
-
-def test_a_missing_run_is_one_line():
-    result = run_module("lm.evaluate", "--run", "nowhere")
-    assert result.returncode == 2 and result.stdout == ""
-    (line,) = [line for line in result.stderr.splitlines() if line.startswith("lm: error: ")]
-    assert "nowhere is not a run: it has no run.json" in line
-    assert "Traceback" not in result.stderr

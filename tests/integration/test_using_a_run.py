@@ -53,12 +53,6 @@ def test_the_logged_seed_generates_the_same_text_again(trained):
     assert printed.stdout == f"== 1 of 2\n{one}\n== 2 of 2\n{two}\n"
 
 
-def test_an_invalid_value_is_one_line(trained):
-    result = run_module("lm.generate", "--run", trained, "--top_p", 0)
-    assert result.returncode == 2 and result.stdout == ""
-    assert result.stderr == "lm: error: top_p must be greater than 0, not 0.0\n"
-
-
 def test_commands_that_are_a_single_process_are_rejected_under_mpirun(trained):
     result = run_module("lm.generate", "--run", trained, num_ranks=2)
     assert result.returncode == 2 and result.stdout == ""
@@ -159,6 +153,4 @@ def test_an_export_is_atomic_and_never_overwrites(trained, tmp_path):
     (tmp_path / "mine").mkdir()
     with pytest.raises(UserError, match="already exists"):
         export(open_run(trained), str(tmp_path / "mine"))
-    result = run_module("lm.export", "--run", trained)
-    assert result.returncode == 2 and "--to is missing" in result.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
