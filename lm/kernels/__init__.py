@@ -37,8 +37,9 @@ from lm.kernels.library import (
 )
 
 __all__ = [
-    "add_bias", "add_to_average", "arithmetic", "available", "column_sums", "description",
-    "dropout", "global_norm", "is_missing", "lstm_recurrence", "matmul", "multiplies_bfloat16",
+    "add_bias", "add_to_average", "arithmetic", "available", "cluster_cross_entropy",
+    "column_sums", "description", "dropout", "global_norm", "is_missing", "lstm_recurrence",
+    "matmul", "multiplies_bfloat16",
     "softmax_cross_entropy", "subnormals_are_zero",
 ]  # fmt: skip
 
@@ -205,6 +206,42 @@ def softmax_cross_entropy(
         (loss, nll_N), _ = cross_entropy(*inputs)
         loss = tf.stop_gradient(loss)
     return loss, tf.stop_gradient(nll_N)
+
+
+def cluster_cross_entropy(
+    hidden_NK: tf.Tensor,
+    words_VK: tf.Tensor,
+    targets_N: tf.Tensor,
+    precision: str = "float32",
+    ends: tf.Tensor | None = None,
+) -> tf.Tensor:
+    """Return the negative log-likelihood of each token, [N], over the words of a cluster.
+
+    nll_n = -log softmax(hidden_n words^T)[target_n] in nats. Differentiable with respect to hidden
+    and words. The logits are never stored, so the memory does not depend on N * V.
+
+    Args:
+      hidden_NK: The projected outputs. N may be zero.
+      words_VK: The units of each word.
+      targets_N: int32 or int64 indices of words. An invalid index raises InvalidArgumentError.
+      ends: See `matmul`. The default is one micro-batch.
+    """
+    bf16 = precision == "bfloat16"
+    if ends is None:
+        ends = tf.shape(hidden_NK, out_type=tf.int64)[:1]
+
+    @tf.custom_gradient
+    def cross_entropy(hidden, words):
+        nll, log_sum = load().ops.lm_cluster(hidden, words, targets_N, bf16=bf16)
+
+        def gradient(dnll):
+            return load().ops.lm_cluster_grad(
+                hidden, words, targets_N, log_sum, dnll, ends, bf16=bf16
+            )
+
+        return nll, gradient
+
+    return cross_entropy(hidden_NK, words_VK)
 
 
 def global_norm(tensors: Sequence[tf.Tensor]) -> tf.Tensor:

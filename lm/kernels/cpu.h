@@ -106,6 +106,42 @@ struct Softmax {
   bool bf16;               // dlogits are bfloat16
 };
 
+// Cross-entropy of N tokens over the V words of a cluster (cluster.h). Logarithms have base 2.
+struct Cluster {
+  int64_t N, V, K;
+  bool bf16;               // round the factors of products to bfloat16
+  const float* hidden;     // [N, K], already rounded
+  const float* words;      // [V, K]
+  const int64_t* targets;  // [N], words of the cluster
+  // First pass: for each chunk of the words, the largest logit, and the sum relative to it.
+  float* max;      // [chunks, N]
+  float* sum;      // [chunks, N]
+  float* log_sum;  // [N]: the logarithm of the sum over all words
+  float* nll;      // [N]
+  // Second pass.
+  const float* hidden_units;  // [K, ld_units]: hidden, transposed
+  int64_t ld_units;
+  const float* scale;  // [N]: d loss / d nll
+  Shares shares;
+  float* dwords;   // [V, K]
+  float* dhidden;  // [chunks, N, K]
+};
+
+// The number of words of a chunk, which one thread processes. Results depend on this size.
+constexpr int64_t ClusterChunk(int64_t K) {
+  const int64_t words = 32768 / K / 256 * 256;
+  return words < 256 ? 256 : words > 4096 ? 4096 : words;
+}
+
+struct ClusterFormat {
+  int64_t (*ScratchFloats)(int64_t N, int64_t K);
+  void (*PackHidden)(const float* hidden, int64_t N, int64_t K, bool bf16, float* rounded,
+                     float* transposed, int64_t ld);
+  void (*LogSums)(const Cluster&, int64_t chunk, float* scratch);
+  void (*Losses)(const Cluster&, int64_t chunks);
+  void (*Gradients)(const Cluster&, int64_t chunk, float* scratch);
+};
+
 // y = x * scale if the random number of the unit is below keep_prob, otherwise 0. Each row of the
 // batch owns ceil(T H / 4) counters of the generator. The low half of row 0 is counter_low.
 struct Dropout {
@@ -124,6 +160,7 @@ struct Kernels {
   // Processes `count` rows. bias_sum[V]: column sums of their dlogits. buffer[V] is scratch.
   void (*SoftmaxRows)(const Softmax&, const int64_t* rows, int64_t count, float* bias_sum,
                       float* buffer);
+  ClusterFormat cluster;
   void (*DropoutRow)(const Dropout&, int64_t row);
   // The sums of n columns of x with row stride ld. Bitwise identical on every CPU.
   void (*ColumnSums)(const float* x, int64_t ld, const Shares&, int64_t n, float* sums);

@@ -1,6 +1,7 @@
 // The arithmetic for one instruction set. build.py compiles this file once per instruction set with
 // -DLM_ISA=<name> and the matching compiler flags. ops.cc selects one at run time.
 #include "amx.h"
+#include "cluster.h"
 #include "cpu.h"
 #include "dropout.h"
 #include "gemm.h"
@@ -39,6 +40,8 @@ const lm::Kernels kernels = {
     {Direction<Forward<VectorProducts<Float32>>>(), Direction<Forward<Bfloat16Products>>()},
     {Direction<Backward<VectorProducts<Float32>>>(), Direction<Backward<Bfloat16Products>>()},
     SoftmaxRows,
+    {Cluster::ScratchFloats, Cluster::PackHidden, Cluster::LogSums, Cluster::Losses,
+     Cluster::Gradients},
     DropoutRow,
     ColumnSums,
     SumOfSquares,

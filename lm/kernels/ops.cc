@@ -576,6 +576,19 @@ class DropoutOp : public OpKernel {
 };
 REGISTER_KERNEL_BUILDER(Name("LmDropout").Device(DEVICE_CPU), DropoutOp);
 
+// Read `count` token IDs, int32 or int64, in [0, V).
+Status ReadTargets(const Tensor& targets, int64_t count, int64_t V, std::vector<int64_t>* words) {
+  TF_RETURN_IF_ERROR(CheckShape("targets", targets, {count}));
+  for (int64_t n = 0; n < count; ++n) {
+    words->push_back(targets.dtype() == DT_INT32 ? static_cast<int64_t>(targets.flat<int32>()(n))
+                                                 : targets.flat<int64_t>()(n));
+    if (words->back() < 0 || words->back() >= V)
+      return errors::InvalidArgument("targets[", n, "] = ", words->back(),
+                                     " is not a word: the vocabulary has ", V);
+  }
+  return OkStatus();
+}
+
 // ---- Softmax cross-entropy ----------------------------------------------------------------------
 
 REGISTER_OP("LmSoftmax")
@@ -614,16 +627,9 @@ class SoftmaxOp : public OpKernel {
                                         ", not [N, V]"));
     const int64_t N = logits.dim_size(0), V = logits.dim_size(1);
     OP_REQUIRES_OK(ctx, CheckShape("bias", bias, {V}));
-    OP_REQUIRES_OK(ctx, CheckShape("targets", targets, {N}));
     OP_REQUIRES_OK(ctx, CheckShape("scale", scale, {N}));
-    std::vector<int64_t> words(N);
-    for (int64_t n = 0; n < N; ++n) {
-      words[n] = targets.dtype() == DT_INT32 ? static_cast<int64_t>(targets.flat<int32>()(n))
-                                             : targets.flat<int64_t>()(n);
-      OP_REQUIRES(ctx, words[n] >= 0 && words[n] < V,
-                  errors::InvalidArgument("targets[", n, "] = ", words[n],
-                                          " is not a word: the vocabulary has ", V));
-    }
+    std::vector<int64_t> words;
+    OP_REQUIRES_OK(ctx, ReadTargets(targets, N, V, &words));
     Tensor *nll, *dlogits, *dbias;
     const TensorShape none({0});
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, {N}, &nll));
@@ -678,6 +684,135 @@ class SoftmaxOp : public OpKernel {
   std::vector<int64_t> shares_;
 };
 REGISTER_KERNEL_BUILDER(Name("LmSoftmax").Device(DEVICE_CPU), SoftmaxOp);
+
+// ---- Clusters of an adaptive softmax ------------------------------------------------------------
+
+REGISTER_OP("LmCluster")
+    .Input("hidden: float")  // [N, K]
+    .Input("words: float")   // [V, K]
+    .Input("targets: T")     // [N]
+    .Attr("T: {int32, int64}")
+    .Attr("bf16: bool = false")
+    .Output("nll: float")      // [N]
+    .Output("log_sum: float")  // [N], for the gradient
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->input(2));
+      c->set_output(1, c->input(2));
+      return OkStatus();
+    });
+
+REGISTER_OP("LmClusterGrad")
+    .Input("hidden: float")  // inputs and outputs of LmCluster
+    .Input("words: float")
+    .Input("targets: T")
+    .Input("log_sum: float")
+    .Input("dnll: float")  // [N]: d loss / d nll
+    .Input("ends: int64")  // the end of each share; tokens are ordered by share
+    .Attr("T: {int32, int64}")
+    .Attr("bf16: bool = false")
+    .Output("dhidden: float")
+    .Output("dwords: float")
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->input(0));
+      c->set_output(1, c->input(1));
+      return OkStatus();
+    });
+
+class ClusterOp : public OpKernel {
+ public:
+  explicit ClusterOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("bf16", &bf16_));
+    is_gradient_ = num_inputs() > 3;
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    const Tensor &hidden = ctx->input(0), &words = ctx->input(1);
+    OP_REQUIRES(ctx, hidden.dims() == 2 && words.dims() == 2 && words.NumElements() > 0 &&
+                         hidden.dim_size(1) == words.dim_size(1),
+                errors::InvalidArgument("hidden and words have shapes ",
+                                        hidden.shape().DebugString(), " and ",
+                                        words.shape().DebugString(), ", not [N, K] and [V, K]"));
+    Cluster p = {};
+    p.N = hidden.dim_size(0);
+    p.V = words.dim_size(0);
+    p.K = words.dim_size(1);
+    p.bf16 = bf16_;
+    p.words = Floats(words);
+    std::vector<int64_t> targets;
+    OP_REQUIRES_OK(ctx, ReadTargets(ctx->input(2), p.N, p.V, &targets));
+    p.targets = targets.data();
+    p.ld_units = p.N;
+    const int64_t units = p.N * p.K;
+    Scratch rounded(units), transposed(is_gradient_ ? units : 0);
+    OP_REQUIRES(ctx, rounded.data() && transposed.data(),
+                errors::ResourceExhausted("no memory for a cluster"));
+    Cpu().cluster.PackHidden(Floats(hidden), p.N, p.K, bf16_, rounded.data(),
+                             is_gradient_ ? transposed.data() : nullptr, p.ld_units);
+    p.hidden = rounded.data();
+    p.hidden_units = transposed.data();
+    is_gradient_ ? Gradients(ctx, p) : Losses(ctx, p);
+  }
+
+ private:
+  void Losses(OpKernelContext* ctx, Cluster p) {
+    Tensor *nll, *log_sum;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, {p.N}, &nll));
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(1, {p.N}, &log_sum));
+    p.nll = Floats(nll);
+    p.log_sum = Floats(log_sum);
+    if (p.N == 0) return;
+    std::vector<float> max(Chunks(p) * p.N), sum(max.size());
+    p.max = max.data();
+    p.sum = sum.data();
+    if (RunChunks(ctx, p, Cpu().cluster.LogSums)) Cpu().cluster.Losses(p, Chunks(p));
+  }
+
+  void Gradients(OpKernelContext* ctx, Cluster p) {
+    const Tensor &log_sum = ctx->input(3), &scale = ctx->input(4);
+    OP_REQUIRES_OK(ctx, CheckShape("log_sum", log_sum, {p.N}));
+    OP_REQUIRES_OK(ctx, CheckShape("dnll", scale, {p.N}));
+    TokenOrder order;
+    OP_REQUIRES_OK(ctx, OrderByEnds(p.N, ctx->input(5), 1, &order));
+    p.shares = order.shares();
+    Tensor *dhidden, *dwords;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, {p.N, p.K}, &dhidden));
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(1, {p.V, p.K}, &dwords));
+    p.log_sum = const_cast<float*>(Floats(log_sum));
+    p.scale = Floats(scale);
+    p.dwords = Floats(dwords);
+    if (p.N == 0) {
+      std::fill_n(p.dwords, p.V * p.K, 0.f);
+      return;
+    }
+    Scratch parts(Chunks(p) * p.N * p.K);
+    OP_REQUIRES(ctx, parts.data(), errors::ResourceExhausted("no memory for a cluster"));
+    p.dhidden = parts.data();
+    if (!RunChunks(ctx, p, Cpu().cluster.Gradients)) return;
+    TokenOrder chunks;
+    OP_REQUIRES_OK(ctx, OrderTokens(Chunks(p), {}, 1, &chunks));
+    SumColumns(ctx, parts.data(), p.N * p.K, chunks.shares(), Floats(dhidden));
+  }
+
+  static int64_t Chunks(const Cluster& p) {
+    return (p.V + ClusterChunk(p.K) - 1) / ClusterChunk(p.K);
+  }
+
+  // Run fn(p, chunk, scratch) in parallel for chunks of the words. Return false if out of memory.
+  static bool RunChunks(OpKernelContext* ctx, const Cluster& p,
+                        void (*fn)(const Cluster&, int64_t, float*)) {
+    std::atomic<bool> out_of_memory{false};
+    ParallelFor(ctx, 1, Chunks(p), [&](int64_t, int64_t chunk) {
+      Scratch scratch(Cpu().cluster.ScratchFloats(p.N, p.K));
+      scratch.data() ? fn(p, chunk, scratch.data()) : (void)(out_of_memory = true);
+    });
+    if (out_of_memory) ctx->SetStatus(errors::ResourceExhausted("no memory for a cluster"));
+    return !out_of_memory;
+  }
+
+  bool bf16_, is_gradient_;
+};
+REGISTER_KERNEL_BUILDER(Name("LmCluster").Device(DEVICE_CPU), ClusterOp);
+REGISTER_KERNEL_BUILDER(Name("LmClusterGrad").Device(DEVICE_CPU), ClusterOp);
 
 // ---- Norm ---------------------------------------------------------------------------------------
 

@@ -21,7 +21,6 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from lm.model.ops import Ops
-from lm.model.plain import logits_cross_entropy
 
 
 class Cluster(NamedTuple):
@@ -71,11 +70,11 @@ def cross_entropy(
     inputs = _gather_parts(outputs_NH, [tokens for tokens, _ in members])
     for cluster, first, (tokens, ends), x in zip(weights.clusters, cutoffs, members, inputs):
         hidden = ops.matmul(x, cluster.projection_HK, ends=ends)
-        logits = ops.matmul(hidden, tf.transpose(cluster.words_WK), ends=ends)
-        targets, scale = tf.gather(targets_N, tokens) - first, tf.gather(scale_N, tokens)
-        cluster_loss, nll = logits_cross_entropy(logits, targets, scale)
-        loss += cluster_loss
-        nll_N = tf.tensor_scatter_nd_add(nll_N, tokens[:, None], nll)
+        nll = ops.cluster_cross_entropy(
+            hidden, cluster.words_WK, tf.gather(targets_N, tokens) - first, ends=ends
+        )
+        loss += tf.reduce_sum(tf.gather(scale_N, tokens) * nll)
+        nll_N = tf.tensor_scatter_nd_add(nll_N, tokens[:, None], tf.stop_gradient(nll))
     return loss, nll_N
 
 

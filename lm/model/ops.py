@@ -19,6 +19,7 @@ class Ops(NamedTuple):
     recurrence: Callable
     dropout: Callable
     cross_entropy: Callable
+    cluster_cross_entropy: Callable
     column_sums: Callable
     global_norm: Callable
     add_to_average: Callable
@@ -42,12 +43,14 @@ def fastest(precision: str = "float32", micro_batches: Sequence[int] = ()) -> Op
 
 
 def _ops(module: types.ModuleType, products: dict[str, Any], sums: dict[str, Any]) -> Ops:
+    precision = products["precision"]
     return Ops(
         matmul=partial(module.matmul, **products),
         add_bias=partial(module.add_bias, **sums),
         recurrence=partial(module.lstm_recurrence, **products),
         dropout=module.dropout,
         cross_entropy=partial(module.softmax_cross_entropy, **products),
+        cluster_cross_entropy=partial(module.cluster_cross_entropy, precision=precision),
         column_sums=module.column_sums,
         global_norm=module.global_norm,
         add_to_average=module.add_to_average,

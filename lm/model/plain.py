@@ -153,6 +153,18 @@ def softmax_cross_entropy(
     return logits_cross_entropy(logits_NV, targets_N, scale_N)
 
 
+def cluster_cross_entropy(
+    hidden_NK: tf.Tensor,
+    words_VK: tf.Tensor,
+    targets_N: tf.Tensor,
+    precision: str,
+    ends: tf.Tensor | None = None,
+) -> tf.Tensor:
+    """Return the negative log-likelihood of each token; see `lm.kernels`. `ends` is not used."""
+    logits_NV = matmul(hidden_NK, tf.transpose(words_VK), precision)
+    return _cross_entropy(logits_NV, targets_N)
+
+
 def logits_cross_entropy(
     logits_NV: tf.Tensor, targets_N: tf.Tensor, scale_N: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:

@@ -373,6 +373,17 @@ def all_ops(threads, precisions=("float32", "bfloat16")):
                 micro_batches=micro_batches,
             )
             results += [loss, nll, *tf.gradients([loss, lstm_loss(outputs)], variables)]
+            for units in (4, None):  # fewer than a vector, and all
+                hidden = tf.reshape(outputs[0], [T * B, -1])[:, :units]
+                words = tf.transpose(output_weights)[:, :units]
+                nll = kernels.cluster_cross_entropy(
+                    hidden,
+                    words,
+                    tf.range(T * B),
+                    precision,
+                    tf.constant([15, 15, 35, T * B], tf.int64),
+                )
+                results += [nll, *tf.gradients(nll, [hidden, words])]
         return results
 
     results = [
@@ -391,6 +402,87 @@ def test_results_do_not_depend_on_the_number_of_threads():
     for other in others:
         for a, b in zip(first, other):
             np.testing.assert_array_equal(a, b)
+
+
+# ---- Clusters of an adaptive softmax ----
+
+
+def cluster_inputs(N, V, K):
+    targets = np.random.default_rng(V).integers(V, size=N)
+    return [numbers(N, K), numbers(V, K), targets, numbers(N)]
+
+
+def cluster_results(precision, ends, hidden, words, targets, dnll):
+    ends = ends and tf.constant(ends, tf.int64)
+    nll = kernels.cluster_cross_entropy(hidden, words, targets, precision, ends)
+    return [nll, *tf.gradients(nll, [hidden, words], dnll)]
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "N, V, K", [(1, 1, 1), (3, 7, 2), (14, 300, 4), (23, 5000, 16), (50, 1100, 65), (7, 301, 170)]
+)
+def test_cluster_cross_entropy_and_its_gradient(N, V, K, precision):
+    inputs = cluster_inputs(N, V, K)
+    ends = [0, N // 2, N // 2, N]  # two of the micro-batches are empty
+    found = run(functools.partial(cluster_results, precision, ends), inputs)
+    hidden, words, targets, dnll = (x.astype(np.float64) for x in inputs)
+    targets = targets.astype(int)
+    logits = hidden @ words.T
+    exponentials = np.exp(logits)
+    sums = exponentials.sum(axis=1)
+    dlogits = exponentials / sums[:, None]
+    dlogits[np.arange(N), targets] -= 1
+    dlogits *= dnll[:, None]
+    nll = np.log(sums) - logits[np.arange(N), targets]
+    for one, other in zip(found, [nll, dlogits @ words, dlogits.T @ hidden]):
+        assert_near(one, other, precision)
+
+
+@pytest.mark.parametrize("scale", [1e3, 1e30])  # the second overflows
+def test_large_logits_of_a_cluster(scale):
+    hidden, words, targets, dnll = cluster_inputs(5, 600, 3)
+    hidden[2] *= scale
+    words[300:] *= 10  # the maximum changes between blocks
+    if scale > 1e10:
+        words *= 1e10
+    nll, dhidden, dwords = run(
+        functools.partial(cluster_results, "float32", None), [hidden, words, targets, dnll]
+    )
+    finite = scale < 1e10
+    assert np.isfinite(nll[2]) == np.isfinite(dhidden[2]).all() == finite
+    assert finite or np.isnan(dwords).any()
+
+
+def test_nan_in_a_word_of_a_cluster_shows_in_the_loss():
+    inputs = cluster_inputs(5, 600, 3)
+    inputs[1][430, 1] = np.nan
+    nll, _, _ = run(functools.partial(cluster_results, "float32", None), inputs)
+    assert np.isnan(nll).all()
+
+
+@pytest.mark.parametrize("K", [4, 40])
+def test_results_of_a_cluster_do_not_depend_on_other_tokens(K):
+    inputs = cluster_inputs(61, 1000, K)
+
+    def some(rows):
+        hidden, words, targets, dnll = inputs
+        feeds = [hidden[rows], words, targets[rows], dnll[rows]]
+        return run(functools.partial(cluster_results, "float32", None), feeds)[:2]
+
+    every = np.arange(61)
+    whole = some(every)
+    for rows in every[:1], every[1:18], every[16:49], every[3:59:2], every[::-1], every[:0]:
+        for found, all_rows in zip(some(rows), whole):
+            np.testing.assert_array_equal(found, all_rows[rows])
+
+
+@pytest.mark.parametrize("target", [-1, 600])
+def test_a_word_outside_of_a_cluster_is_an_error(target):
+    inputs = cluster_inputs(5, 600, 3)
+    inputs[2][1] = target
+    with pytest.raises(tf.errors.InvalidArgumentError, match=rf"targets\[1\] = {target}"):
+        run(functools.partial(cluster_results, "float32", None), inputs)
 
 
 def norm_in_the_documented_order(arrays):

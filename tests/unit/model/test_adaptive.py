@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
+from lm import kernels
 from lm.model import adaptive
 from lm.model.adaptive import AdaptiveWeights, Cluster
 from lm.model.ops import fastest
+from tests.unit.kernels.test_micro_batches import on_ranks, tree
 
 N, H, V = 23, 28, 97
 CUTOFFS, UNITS = [10, 30, 60], [9, 3, 1]  # the factor is 3
@@ -116,3 +118,42 @@ def test_loss_and_gradients_equal_pytorch(path):
         np.testing.assert_allclose(one, other, atol=1e-5)
     log_probs = run(all_log_probs, numbers(N, H), *arrays())
     np.testing.assert_allclose(log_probs, module.log_prob(outputs).detach().numpy(), atol=1e-5)
+
+
+@pytest.mark.parametrize("targets", TARGETS.values(), ids=TARGETS)
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_results_do_not_depend_on_the_number_of_ranks(targets, precision):
+    """The gradients of the ranks add up to the gradients of one rank, and rows are equal."""
+    if not kernels.available():
+        pytest.skip(kernels.description())
+    steps, batch = 3, 20
+    outputs = numbers(steps, batch, H)
+    targets = np.resize(targets, [steps, batch]).astype(np.int32)
+
+    def rank(micro_batches, outputs, targets):
+        ops = fastest(precision, micro_batches)
+        weights = [tf.constant(array) for array in arrays()]
+        outputs = tf.reshape(outputs, [-1, H])
+        loss, nll = adaptive.cross_entropy(
+            as_weights(weights),
+            outputs,
+            tf.reshape(targets, [-1]),
+            tf.fill(outputs.shape[:1], 1 / batch),
+            ops,
+            training=True,
+            micro_batches=micro_batches,
+        )
+        of_rows = [nll[:, None], tf.gradients(loss, outputs)[0]]
+        return tf.gradients(loss, weights), [
+            tf.reshape(x, [steps, -1, x.shape[1]]) for x in of_rows
+        ]
+
+    def ranks(*tensors):
+        return [on_ranks(num_ranks, rank, tensors) for num_ranks in (1, 2, 4, 8)]
+
+    (whole,), *spread = run(ranks, outputs, targets)
+    for found in spread:
+        for one, *many in zip(whole[0], *(gradients for gradients, _ in found)):
+            np.testing.assert_array_equal(one, tree(many))
+        for one, *many in zip(whole[1], *(of_rows for _, of_rows in found)):
+            np.testing.assert_array_equal(one, np.concatenate(many, axis=1))
