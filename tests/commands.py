@@ -12,7 +12,6 @@ import sys
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import Optional
 
 from lm.distributed import launch
 from lm.distributed.communicator import OneProcess
@@ -82,8 +81,8 @@ def run_module(
     *arguments: object,
     num_ranks: int = 1,
     timeout: float = 120,
-    env: Optional[Mapping[str, str]] = None,
-    cwd: Optional[os.PathLike] = None,
+    env: Mapping[str, str] | None = None,
+    cwd: os.PathLike | None = None,
 ) -> subprocess.CompletedProcess:
     """Run `python -m module` on some ranks, and kill it and fail after `timeout` seconds."""
     ranks: Sequence[str] = mpirun(num_ranks) if num_ranks > 1 else []

@@ -6,6 +6,7 @@ ranks without any saved state.
 
 from __future__ import annotations
 
+import itertools
 from typing import NamedTuple
 
 import numpy as np
@@ -47,7 +48,7 @@ def rows_of_rank(batch_size: int, rank: int, size: int, virtual_ranks: int = 1) 
         virtual_ranks = size
     each = virtual_ranks // size
     bounds = [v * batch_size // virtual_ranks for v in range(rank * each, (rank + 1) * each + 1)]
-    micro_batches = tuple(end - start for start, end in zip(bounds, bounds[1:]))
+    micro_batches = tuple(end - start for start, end in itertools.pairwise(bounds))
     return Rows(bounds[0], bounds[-1] - bounds[0], micro_batches)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Union
+from typing import NamedTuple
 
 import tensorflow.compat.v1 as tf
 
@@ -15,7 +15,7 @@ from lm.model.context import SeparateReduction
 from lm.model.ops import fastest
 
 # A sparse gradient (IndexedSlices) lists rows of a table, such as the embedding.
-Gradient = Union[tf.Tensor, tf.IndexedSlices]
+Gradient = tf.Tensor | tf.IndexedSlices
 
 
 class Exchange(NamedTuple):

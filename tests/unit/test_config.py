@@ -8,7 +8,7 @@ import pytest
 
 from lm.config import Config, RunOptions
 from lm.config_file import load_config_file
-from lm.errors import InfoRequested, UserError
+from lm.errors import UserError
 from lm.train import parse_flags
 
 PLATEAU = 20 / 35, "plateau", 0.25
@@ -107,8 +107,6 @@ def test_flags_override_the_config():
     [
         (["--no_such_flag", "1"], "no_such_flag"),
         (["--batch_size", "many"], "batch_size"),
-        (["--batch_size", "0"], "batch_size"),
-        (["--max_steps", "-1"], "max_steps"),
         (["--keep_prob"], "keep_prob"),
         (["--noeval=true"], "--noeval=true does not take an argument"),
         (["stray"], "stray"),
@@ -117,11 +115,3 @@ def test_flags_override_the_config():
 def test_an_invalid_flag_is_an_error_that_names_the_flag(arguments, message):
     with pytest.raises(UserError, match=message):
         parse(*arguments)
-
-
-def test_help_documents_every_field():
-    with pytest.raises(InfoRequested) as help_text:
-        parse("--help")
-    for field in (*dataclasses.fields(Config), *dataclasses.fields(RunOptions)):
-        assert field.name in str(help_text.value)
-        assert field.metadata["help"] in str(help_text.value)

@@ -1,5 +1,7 @@
 """Windows, and the rows of each rank."""
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -14,7 +16,7 @@ def test_rows_of_ranks_are_contiguous_disjoint_and_even(batch_size, data):
     size = data.draw(st.integers(1, batch_size))
     ranks = [rows_of_rank(batch_size, rank, size) for rank in range(size)]
     assert ranks[0].first == 0
-    for before, after in zip(ranks, ranks[1:]):
+    for before, after in itertools.pairwise(ranks):
         assert after.first == before.first + before.count
     assert ranks[-1].first + ranks[-1].count == batch_size
     assert max(rows.count for rows in ranks) - min(rows.count for rows in ranks) <= 1

@@ -126,9 +126,11 @@ def test_a_bigram_model_counted_on_train_reaches_the_known_perplexity(corpus):
     directory, known = corpus
     train = ["<eos>", *_tokens(directory / "train.txt")]
     test = ["<eos>", *_tokens(directory / "test.txt")]
-    bigrams, words = collections.Counter(zip(train, train[1:])), collections.Counter(train[:-1])
+    bigrams, words = collections.Counter(itertools.pairwise(train)), collections.Counter(train[:-1])
     assert min(words.values()) >= 100
-    nll = -sum(math.log((bigrams[pair] + 0.01) / words[pair[0]]) for pair in zip(test, test[1:]))
+    nll = -sum(
+        math.log((bigrams[pair] + 0.01) / words[pair[0]]) for pair in itertools.pairwise(test)
+    )
     assert math.exp(nll / (len(test) - 1)) == pytest.approx(known.test_perplexity, rel=0.01)
 
 
