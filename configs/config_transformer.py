@@ -93,4 +93,4 @@ def _normalize(x, name):
 
 
 def _dropout(x_BTH, context):
-    return context.dropout(x_BTH, context.config.keep_prob, batch_axis=0)
+    return context.dropout(x_BTH, context.config.keep_prob)

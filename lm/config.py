@@ -135,9 +135,10 @@ class Config(Checked):
     )
 
     # The summation order of a step.
-    virtual_ranks: int = option(
-        8, "sum over rows in the order of N ranks: runs on 1, 2, 4, ..., N ranks are bitwise"
-        " identical", choices=(1, 2, 4, 8, 16, 32, 64, 128, 256),
+    virtual_ranks: int | None = option(
+        None, "number of micro-batches in the global batch: runs on 1, 2, 4, ..., N ranks are"
+        " bitwise identical (default: 8; for the network of a config file, the largest power of two"
+        " up to 8 that divides batch_size)", choices=(1, 2, 4, 8, 16, 32, 64, 128, 256),
     )  # fmt: skip
 
     @property
@@ -223,8 +224,13 @@ class RunOptions(Checked):
         may_change=(),
     )  # fmt: skip
     tensorboard: bool = option(True, "write event files for TensorBoard to the run directory")
+    micro_batches_at_once: int | None = option(
+        None, "micro-batches to compute at the same time (default: all; for the network of a config"
+        " file, one per thread); fewer need less memory, with the same results", low=1,
+        high=_MAX_THREADS, per_host=True, may_change=["resume", "search"],
+    )  # fmt: skip
     intra_op_threads: int | None = option(
-        None, "threads per operation (default: cores of the host / its ranks)", low=1,
+        None, "threads of this rank (default: cores of the host / its ranks)", low=1,
         high=_MAX_THREADS, per_host=True, may_change=["resume", "search"],
     )  # fmt: skip
     inter_op_threads: int | None = option(

@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import hashlib
 import importlib.util
+import math
 import os
 import sys
 import traceback
@@ -20,7 +21,7 @@ from typing import Literal
 from lm.config import Config
 from lm.errors import UserError, error_class, first_line
 from lm.files import short_name
-from lm.options import Checked
+from lm.options import Checked, replaced
 from lm.record import FileRecord
 from lm.system import import_tensorflow, seeded
 from lm.user_code import hint, place
@@ -28,6 +29,7 @@ from lm.user_files import LoadedFiles, collected_by
 
 # Importing `configs` could find a user's directory of the same name.
 _CONFIGS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "configs")
+_VIRTUAL_RANKS = 8  # by default
 _BUILDERS = {"build_outputs": "outputs", "build_logits": "logits"}
 
 
@@ -62,6 +64,21 @@ class NetworkFunctions:
         if self.sha256 is None:
             return None
         return FileRecord(os.path.abspath(self.where), self.sha256, dict(self.loaded))
+
+    def resolve(self, config: Config) -> Config:
+        """Return the config with its default for `virtual_ranks`.
+
+        Raises:
+          UserError: If the batch of a user-defined network does not consist of equal micro-batches.
+        """
+        most = _VIRTUAL_RANKS if self.is_built_in else math.gcd(_VIRTUAL_RANKS, config.batch_size)
+        count = config.virtual_ranks or most
+        if not self.is_built_in and config.batch_size % count:
+            raise UserError(
+                f"virtual_ranks {count} does not divide batch_size {config.batch_size}, which the"
+                f" network of {self.where} needs: use virtual_ranks {most}"
+            )
+        return replaced(config, virtual_ranks=count)
 
 
 BUILT_IN = NetworkFunctions()

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import gc
 import os
+import platform
 import random
 import sys
 import time
@@ -36,6 +37,13 @@ def peak_memory_mb() -> float:
     with open("/proc/self/status") as file:
         peak = next(line for line in file if line.startswith("VmHWM:"))
     return int(peak.split()[1]) / 1024
+
+
+def cpu_model() -> str:
+    """Return the name of the processor."""
+    with open("/proc/cpuinfo") as file:
+        names = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
+    return names[0] if names else platform.machine()
 
 
 def ends_with_this_process(signal_number: int) -> Callable[[], None]:

@@ -19,6 +19,7 @@ from lm.distributed.communicator import Communicator
 from lm.distributed.devices import session_config, start_tensorflow
 from lm.model.network import Network
 from lm.model.user_errors import one_line_errors
+from lm.model.windows import WindowRunner
 from lm.training import step as training
 
 _GEMM_SIZE = 2048  # large enough that only arithmetic limits the product
@@ -34,22 +35,29 @@ def build_step(
     The facts are the `device`, the `kernels` and the `shapes` of the trainable variables. The
     shapes are empty for a user-defined network, whose products are unknown.
     """
-    device = start_tensorflow(comm, threads)
+    is_built_in = functions.is_built_in
+    device = start_tensorflow(comm, threads, divides_operations=is_built_in)
+    config = functions.resolve(config)
     rows = rows_of_rank(config.batch_size, comm.rank, comm.size, config.virtual_ranks)
+    division = training.divide_rows(rows, device, is_built_in)
     with tf.Graph().as_default():
-        graph = training.build_train_graph(Network(config, vocab_size, functions), comm, rows)
+        network = Network(config, vocab_size, functions)
+        graph = training.build_train_graph(network, comm, division)
+        runner = WindowRunner(graph.window, rows, division.num_threads)
         # Like lm.train, finalize the graph and broadcast the weights.
         session = tf.train.SingularMonitoredSession(
             hooks=comm.hooks(), config=session_config(device)
         ).raw_session()
-        weights = tf.trainable_variables() if functions.is_built_in else []
+        weights = tf.trainable_variables() if is_built_in else []
         shapes = {weight.op.name: weight.shape.as_list() for weight in weights}
         for weight in weights:
             weight.load(initial_weight(config, weight.op.name, weight.shape), session)
 
     def step(inputs: np.ndarray, targets: np.ndarray) -> StepResult:
         with one_line_errors(functions, running=True):
-            result = training.run_step(session.run, graph, inputs, targets, config.learning_rate)
+            result = training.run_step(
+                session.run, graph, runner, inputs, targets, config.learning_rate
+            )
         loss = result.nll.nats / config.batch_size
         return StepResult(loss, result.grad_norm, result.exchange_seconds)
 

@@ -20,10 +20,12 @@ def weight_names(graph: tf.Graph) -> tuple[str, ...]:
     return tuple(_weights(graph))
 
 
-def saved_shapes(graph: tf.Graph, state: Variables) -> dict[str, list]:
+def saved_shapes(
+    graph: tf.Graph, state_shapes: Mapping[str, Sequence[int]]
+) -> dict[str, list[int | None]]:
     """Return the shapes in a checkpoint by name, with None for the rows of the recurrent state."""
     shapes = {name: v.shape.as_list() for name, v in _global_variables(graph).items()}
-    rows = {_state_name(name): [None, *v.shape.as_list()[1:]] for name, v in state.items()}
+    rows = {_state_name(name): [None, *shape] for name, shape in state_shapes.items()}
     return {**shapes, **rows}
 
 
@@ -75,25 +77,26 @@ def load_variables(session: tf.Session, arrays: Arrays) -> None:
     _assign(session, found, arrays)
 
 
-def read_state(session: tf.Session, state: Variables, concat: Concat) -> dict[str, np.ndarray]:
+def gather_state(state: Arrays, concat: Concat) -> dict[str, np.ndarray]:
     """Gather the recurrent state of all ranks, so that any number of ranks can resume with it.
 
     Returns:
       [batch_size, ...] by name ("state/0/h"): one row for each row of the global batch.
     """
-    return {_state_name(name): concat(v) for name, v in session.run(dict(state)).items()}
+    return {_state_name(name): concat(array) for name, array in state.items()}
 
 
-def load_state(
-    session: tf.Session, state: Variables, arrays: Arrays | None, rows: slice, concat: Concat
-) -> None:
-    """Give each rank its rows of the recurrent state.
+def local_state(
+    state: Arrays, arrays: Arrays | None, rows: slice, concat: Concat
+) -> dict[str, np.ndarray]:
+    """Return this rank's rows of the recurrent state in a checkpoint.
 
-    Only rank 0 passes the arrays of `read_state`, because other ranks may not see the checkpoint.
+    Only rank 0 passes the arrays of the checkpoint, because other ranks may not see its disk. The
+    result has the names and the types of `state`.
     """
-    named = {_state_name(name): variable for name, variable in state.items()}
+    named = {_state_name(name): array for name, array in state.items()}
     every_row = _share(named, arrays, concat)
-    _assign(session, named, {name: value[rows] for name, value in every_row.items()})
+    return {name: every_row[_state_name(name)][rows] for name in state}
 
 
 def set_shared_weights(session: tf.Session, arrays: Arrays | None, concat: Concat) -> None:
@@ -118,11 +121,11 @@ def set_weights(session: tf.Session, arrays: Arrays) -> None:
     _assign(session, weights, arrays)
 
 
-def _share(variables: Variables, arrays: Arrays | None, concat: Concat) -> dict[str, np.ndarray]:
-    """Copy the arrays from one rank to all ranks."""
+def _share(like: Mapping, arrays: Arrays | None, concat: Concat) -> dict[str, np.ndarray]:
+    """Copy arrays from rank 0 to all ranks. `like` has their names, shapes and types."""
     shared = {}
-    for name, variable in variables.items():
-        nothing = np.zeros([0, *variable.shape[1:]], variable.dtype.as_numpy_dtype)
+    for name, array in like.items():
+        nothing = np.zeros([0, *array.shape[1:]], tf.as_dtype(array.dtype).as_numpy_dtype)
         shared[name] = concat(nothing if arrays is None else arrays[name])
     return shared
 

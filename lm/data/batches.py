@@ -28,6 +28,23 @@ class Rows(NamedTuple):
         """These rows as a slice of the global batch."""
         return slice(self.first, self.first + self.count)
 
+    def first_micro_batches(self, count: int) -> Rows:
+        """Return the first rows: as many micro-batches as are computed at once.
+
+        The count is rounded down to a power of two, because sums are binary trees of micro-batches.
+
+        Raises:
+          UserError: If the next rows of this size would have different micro-batches.
+        """
+        sizes = self.micro_batches
+        count = min(1 << count.bit_length() - 1, len(sizes))
+        if sizes != sizes[:count] * (len(sizes) // count):
+            raise UserError(
+                f"micro_batches_at_once {count} needs micro-batches of equal size, not of"
+                f" {min(sizes)} and {max(sizes)} rows: use a batch_size that virtual_ranks divides"
+            )
+        return Rows(self.first, sum(sizes[:count]), sizes[:count])
+
 
 def rows_of_rank(batch_size: int, rank: int, size: int, virtual_ranks: int = 1) -> Rows:
     """Return the rows of one of `size` ranks. The row counts of two ranks differ by at most one.
@@ -53,16 +70,19 @@ def rows_of_rank(batch_size: int, rank: int, size: int, virtual_ranks: int = 1) 
 
 
 def eval_rows_of_rank(
-    eval_batch_size: int, rank: int = 0, size: int = 1, shared: bool = False
+    eval_batch_size: int, rank: int = 0, size: int = 1, shared: bool = False, group: int = 1
 ) -> Rows:
-    """Return the rows of an evaluation that a rank runs.
+    """Return the rows of an evaluation that a rank runs: groups of `group` rows.
 
     If the rows are not shared, rank 0 runs all rows. Unlike in training, a rank may have no rows.
+    The last rank may have rows beyond the batch, which `EvalBatches` pads.
     """
-    num_active = min(size, eval_batch_size) if shared else 1
+    num_groups = -(-eval_batch_size // group)
+    num_active = min(size, num_groups) if shared else 1
     if rank >= num_active:
         return Rows(0, 0)
-    return rows_of_rank(eval_batch_size, rank, num_active)._replace(micro_batches=())
+    groups = rows_of_rank(num_groups, rank, num_active)
+    return Rows(groups.first * group, groups.count * group)
 
 
 class TrainBatches:
@@ -100,14 +120,15 @@ class EvalBatches:
     """Evaluation windows, in which every token of a split is a target exactly once.
 
     The split (int32 [tokens], not empty) is cut into `batch_size` streams. Their lengths differ by
-    at most one, and the last window is padded with mask 0. The input for a target is the previous
-    token. The input for the first token is `<eos>`, as if a sentence had just ended.
+    at most one, and the last window is padded with mask 0, as are rows beyond the batch. The input
+    for a target is the previous token. The input for the first token is `<eos>`, as if a sentence
+    had just ended.
     """
 
     def __init__(self, ids: np.ndarray, batch_size: int, num_steps: int, eos_id: int, rows: Rows):
         self._ids, self._num_steps, self._eos_id = ids, num_steps, eos_id
         bounds = np.arange(batch_size + 1, dtype=np.int64) * len(ids) // batch_size
-        bounds = bounds[rows.first : rows.first + rows.count + 1]
+        bounds = np.pad(bounds, (0, rows.count), mode="edge")[rows.first :][: rows.count + 1]
         self._starts, self._ends = bounds[:-1], bounds[1:]
         longest = int((self._ends - self._starts).max())
         self.num_windows = -(-longest // num_steps)

@@ -13,6 +13,12 @@ _LOG_SECONDS = 10.0
 logger = logging.getLogger("lm")
 
 
+class _Bar(tqdm.tqdm):
+    """A bar without a monitor thread, which would outlive the run."""
+
+    monitor_interval = 0
+
+
 class ReadProgress:
     """The number of bytes that have been read. The console shows only the log lines of rank 0.
 
@@ -25,7 +31,7 @@ class ReadProgress:
         self._activity, self._total = activity, total
         # disable=None: show no bar if stderr is not a terminal, as in the log of a batch job.
         # mpirun connects the ranks to pipes, so only a process without mpirun shows a bar.
-        self._bar = tqdm.tqdm(
+        self._bar = _Bar(
             total=total or None, desc=activity, unit="B", unit_scale=True, leave=False, disable=None
         )
         self._done, self._logged_at = 0, time.monotonic()

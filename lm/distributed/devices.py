@@ -46,11 +46,16 @@ class Device(NamedTuple):
 
 
 def start_tensorflow(
-    comm: Communicator, intra_op: int | None = None, inter_op: int | None = None
+    comm: Communicator,
+    intra_op: int | None = None,
+    inter_op: int | None = None,
+    divides_operations: bool = True,
 ) -> Device:
     """Claim this rank's part of its host. All ranks call this function before using TensorFlow.
 
     The ranks of a host share its cores and GPUs. The arguments override the numbers of threads.
+    Unless `divides_operations`, the threads compute different operations at the same time, because
+    the results of some of TensorFlow's operations depend on the number of their threads.
 
     Raises:
       UserError: If a host has GPUs, but fewer GPUs than ranks.
@@ -59,7 +64,8 @@ def start_tensorflow(
 
     def start_threads() -> tuple[int, int]:
         unbind_from_core()
-        threads = intra_op or cores_of_rank(comm.local_size), inter_op or 1
+        count = intra_op or cores_of_rank(comm.local_size)
+        threads = (count, inter_op or 1) if divides_operations else (1, inter_op or count)
         # The thread pools of the first session serve all later sessions, even if their configs
         # differ. Without this session, creating a Saver would give each rank one thread per core of
         # the host. The first session also prints three lines about MLIR at every log level.
@@ -124,10 +130,14 @@ def session_config(device: Device) -> tf.ConfigProto:
 
 def _threads_config(intra_op: int, inter_op: int) -> tf.ConfigProto:
     import tensorflow.compat.v1 as tf
+    from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig
 
-    return tf.ConfigProto(
+    config = tf.ConfigProto(
         intra_op_parallelism_threads=intra_op, inter_op_parallelism_threads=inter_op
     )
+    # With this optimization, results of some networks differ between runs of the same graph.
+    config.graph_options.rewrite_options.memory_optimization = RewriterConfig.NO_MEM_OPT
+    return config
 
 
 def named_gpus() -> list[str] | None:

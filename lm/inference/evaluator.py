@@ -14,6 +14,7 @@ import numpy as np
 
 from lm import kernels
 from lm.checkpoint import store
+from lm.config_file import BUILT_IN, NetworkFunctions
 from lm.data.corpus import find_data_path, load_corpus
 from lm.data.encoding import ID_DTYPE, SPLITS, encode_file
 from lm.data.vocabulary import EOS, UNK, Vocabulary
@@ -37,6 +38,7 @@ def evaluate(
     comm: Communicator | None = None,
     data_path: str | None = None,
     eval_batch_size: int | None = None,
+    functions: NetworkFunctions = BUILT_IN,
     **open_options: Any,
 ) -> list[dict[str, Any]]:
     """Evaluate a run on splits or text files. All ranks must call this function together.
@@ -48,6 +50,7 @@ def evaluate(
       data_path: Directory of the corpus; None for the corpus of the run.
       eval_batch_size: Number of rows per evaluated split or file; None for the value of the run's
         config.
+      functions: The functions of the config file that the run was trained with.
       **open_options: Other arguments of `open_run`.
 
     Returns:
@@ -57,16 +60,19 @@ def evaluate(
       UserError, RunError: If the run or a text is invalid, or differs between the ranks.
     """
     comm = comm or OneProcess()
-    device = start_tensorflow(comm)
+    device = start_tensorflow(comm, divides_operations=functions.is_built_in)
+    num_threads = 1 if functions.is_built_in else device.inter_op
 
     def prepare():
-        run = open_run(directory, checkpoint, **open_options)
+        run = open_run(directory, checkpoint, functions, **open_options)
         if eval_batch_size is not None:
             run = run._replace(config=replaced(run.config, eval_batch_size=eval_batch_size))
         texts = [load_text(run, split, data_path) for split in splits]
         session, evaluator = open_session(
             run,
-            lambda network: Evaluator(network, run.vocabulary.eos_id, comm.rank, comm.size, True),
+            lambda network: Evaluator(
+                network, run.vocabulary.eos_id, comm.rank, comm.size, True, num_threads
+            ),
             device,
         )
         return run, texts, session, evaluator

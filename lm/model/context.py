@@ -1,4 +1,4 @@
-"""The context of a network function: settings, dropout, embeddings and penalties.
+"""The context of a network function: settings, dropout, embeddings and added losses.
 
 Shapes: T time steps, B rows, H units, V words.
 """
@@ -13,13 +13,11 @@ import tensorflow.compat.v1 as tf
 from tensorflow.python.ops.control_flow_util_v2 import in_defun
 
 from lm.config import Config
-from lm.data.batches import Rows
 from lm.errors import UserError
 from lm.model.ops import Ops, plain_ops
 from lm.model.variables import Uniform
 
-_NO_ROWS = Rows(0, 0)
-_MAX_MASKS = 1024  # per step; a larger index would repeat a mask of the next step
+_MAX_DRAWS = 1024  # per step; a larger index would repeat a mask of the next step
 
 
 class SeparateReduction(NamedTuple):
@@ -29,6 +27,13 @@ class SeparateReduction(NamedTuple):
     used: tf.Tensor  # equal to the weights, but no gradient flows from it into the weights
 
 
+class VariableUpdate(NamedTuple):
+    """A change of an untrained variable, such as a moving average."""
+
+    variable: tf.Variable
+    change: tf.Tensor  # this computation's part of the mean change over the global batch
+
+
 @dataclasses.dataclass
 class Context:
     """The argument of `build_outputs` or `build_logits` in one use of the network."""
@@ -36,85 +41,104 @@ class Context:
     config: Config
     vocab_size: int
     ops: Ops = dataclasses.field(default_factory=plain_ops)
-    rows: Rows = _NO_ROWS  # the local rows of the global batch, which only training uses
-    step: tf.Tensor | None = None  # the global step (int64 scalar), or None in other uses
-    num_masks: int = 0  # dropout masks used so far
+    num_rows: int | None = None  # B, if it is known
+    first_row: tf.Tensor | int = 0  # index of the first row in the global batch
+    step: tf.Tensor | None = None  # the global step (int64 scalar), or None except in training
+    spans_micro_batches: bool = False  # whether the rows may belong to several micro-batches
+    num_draws: int = 0  # random draws (dropout masks and seeds) so far
     separate_reductions: list[SeparateReduction] = dataclasses.field(default_factory=list)
-    penalties: list[tf.Tensor] = dataclasses.field(default_factory=list)  # added to the loss
+    added_losses: list[tf.Tensor] = dataclasses.field(default_factory=list)  # parts of the loss
+    updates: list[VariableUpdate] = dataclasses.field(default_factory=list)
     tables: dict[str, tf.Variable] = dataclasses.field(default_factory=dict)  # for tie_weights
+    called: set[str] = dataclasses.field(default_factory=set)  # methods that settings depend on
     is_built: bool = False  # whether the network function has returned
 
     @property
     def training(self) -> bool:
-        """Whether this use is for training. Dropout and penalties apply only in training."""
+        """Whether this use is for training. Dropout and added losses apply only in training."""
         return self.step is not None
 
-    def dropout(self, x: tf.Tensor, keep_prob: float, batch_axis: int | None = None) -> tf.Tensor:
+    def dropout(self, x: tf.Tensor, keep_prob: float) -> tf.Tensor:
         """Drop units in training, with masks that do not depend on the number of ranks.
 
-        Masks depend on the seed, the step, the index of the call and the global row. With
-        `locked_dropout`, all time steps of an x of shape [T, B, ...] share a mask.
+        Masks depend on the seed, the step, the index of the call and the global row: axis 1 of
+        [T, B, ...], otherwise axis 0 of [B, ...]. If neither axis has B rows, the mask belongs to
+        the micro-batch. With `locked_dropout`, all time steps of [T, B, ...] share a mask.
 
         Args:
-          x: float32 [T, B, ...], or [B, H].
+          x: float32 tensor.
           keep_prob: Probability of keeping a unit. Kept units are divided by it.
-          batch_axis: Axis of the rows, 0 or 1. The default is 0 for two axes, otherwise 1.
         """
-        mask_index, self.num_masks = self.num_masks, self.num_masks + 1
+        draw = self._next_draw()
         if not self._drops(keep_prob):
             return x
-        self._check_not_built("context.dropout")
-        if in_defun():
-            raise UserError(
-                "context.dropout is called in a tf.function, whose calls would all have the same"
-                " mask: remove @tf.function"
-            )
-        shape = x.shape.as_list()
-        if batch_axis is None:
-            batch_axis = 0 if len(shape) == 2 else 1
-        rows, first_row = self.rows.count, self.rows.first
-        if batch_axis >= len(shape) or shape[batch_axis] != rows or None in shape:
-            raise UserError(
-                f"context.dropout: axis {batch_axis} of {shape} is not the batch of {rows} rows:"
-                " give batch_axis=0 or batch_axis=1"
-            )
-        if self.config.locked_dropout and batch_axis == 0 and len(shape) > 2:
-            raise UserError(
-                f"context.dropout: locked_dropout needs [T, B, ...], not {shape} with batch_axis=0"
-            )
-        steps = shape[0] if batch_axis else 1
-        x_TBH = tf.reshape(x, [steps, rows, math.prod(shape[batch_axis + 1 :])])
+        self._check_reproducible("context.dropout")
+        shape = x.shape.as_list() if x.shape.rank is not None else [None]
+        axis = self._batch_axis(shape)
+        if self.config.locked_dropout and axis != 1 and len(shape) > 2:
+            raise UserError(f"context.dropout: locked_dropout needs [T, B, ...], not {shape}")
+        if axis is None:
+            kept = tf.random.stateless_uniform(tf.shape(x), self._seed(draw)) < keep_prob
+            return x * tf.cast(kept, tf.float32) / keep_prob
+        num_steps = shape[0] if axis else 1
+        x_TBH = tf.reshape(x, [num_steps, self.num_rows, math.prod(shape[axis + 1 :])])
         if self.config.locked_dropout:
             ones_1BH = tf.ones([1, *x_TBH.shape[1:]])
-            x_TBH *= self._dropped(ones_1BH, keep_prob, mask_index, first_row)
+            x_TBH *= self._dropped(ones_1BH, keep_prob, self._counter(draw, ones_1BH))
         else:
-            x_TBH = self._dropped(x_TBH, keep_prob, mask_index, first_row)
+            x_TBH = self._dropped(x_TBH, keep_prob, self._counter(draw, x_TBH))
         return tf.reshape(x_TBH, shape)
+
+    def _batch_axis(self, shape: list[int | None]) -> int | None:
+        if None in shape:
+            return None
+        axes = (1, 0) if len(shape) > 2 else (0,)
+        return next((axis for axis in axes if shape[axis:][:1] == [self.num_rows]), None)
+
+    def seed(self) -> tf.Tensor:
+        """Return a seed, int32 [2], for operations such as `tf.random.stateless_uniform`.
+
+        It depends on the seed of the config, the step, the index of the call and the micro-batch.
+        Except in training, it only depends on the index of the call.
+        """
+        draw = self._next_draw()
+        self._check_reproducible("context.seed")
+        return self._seed(draw) if self.training else tf.constant([0, draw])
+
+    def _seed(self, draw: int) -> tf.Tensor:
+        # Each of the two draws mixes its seed, so that similar seeds lead to unrelated numbers.
+        of_step = tf.stack([tf.constant(self.config.seed, tf.int64), self._step_counter(draw)])
+        mixed = tf.random.stateless_uniform([2], of_step, None, None, tf.int64)
+        of_rows = tf.stack([mixed[0], mixed[1] + tf.cast(self.first_row, tf.int64)])
+        return tf.random.stateless_uniform([2], of_rows, None, None, tf.int32)
+
+    def _next_draw(self) -> int:
+        self.num_draws += 1
+        return self.num_draws - 1
+
+    def _step_counter(self, draw: int) -> tf.Tensor:
+        if draw >= _MAX_DRAWS:
+            raise UserError(f"the network draws random numbers more than {_MAX_DRAWS} times a step")
+        return self.step * _MAX_DRAWS + draw
 
     def _drops(self, keep_prob: float) -> bool:
         if not 0 < keep_prob <= 1:
             raise UserError(f"keep_prob must be above 0 and at most 1, not {keep_prob}")
         return self.training and keep_prob != 1
 
-    def _dropped(
-        self, x_TBH: tf.Tensor, keep_prob: float, mask_index: int, first_row: int
-    ) -> tf.Tensor:
-        """Drop units with a mask that only depends on (seed, step, mask index, global row).
+    def _counter(self, draw: int, x_TBH: tf.Tensor, first_row: tf.Tensor | int | None = None):
+        """Return the first counter of the Philox generator for x, uint64 [2].
 
-        Each row owns a range of the counters of the Philox generator (Salmon et al. 2011,
-        "Parallel random numbers: as easy as 1, 2, 3"). Each counter yields four numbers.
+        Each row owns a range of counters, and each counter yields four numbers (Salmon et al. 2011,
+        "Parallel random numbers: as easy as 1, 2, 3").
         """
-        if mask_index >= _MAX_MASKS:
-            raise UserError(f"dropout has more than {_MAX_MASKS} masks in a step")
         num_steps, _, units = x_TBH.shape.as_list()
-        counters_per_row = -(-num_steps * units // 4)
+        first_row = self.first_row if first_row is None else first_row
+        low = tf.cast(first_row, tf.uint64) * -(-num_steps * units // 4)
+        return tf.stack([low, tf.cast(self._step_counter(draw), tf.uint64)])
+
+    def _dropped(self, x_TBH: tf.Tensor, keep_prob: float, counter: tf.Tensor) -> tf.Tensor:
         key = tf.constant([self.config.seed], tf.uint64)
-        counter = tf.stack(
-            [
-                tf.constant(first_row * counters_per_row, tf.uint64),
-                tf.cast(self.step, tf.uint64) * _MAX_MASKS + mask_index,
-            ]
-        )
         return self.ops.dropout(x_TBH, keep_prob, key, counter)
 
     def drop_weights(self, weights: tf.Tensor, keep_prob: float) -> tf.Tensor:
@@ -124,22 +148,24 @@ class Context:
         et al. (2018), arXiv:1708.02182, section 2. The weights, a float32 matrix, must be computed
         from variables only. Kept weights are divided by `keep_prob`.
         """
+        self.called.add("drop_weights")
         if not self._drops(keep_prob):
             return weights
-        self._check_not_built("context.drop_weights")
+        self._check_reproducible("context.drop_weights")
         _check_not_in_loop("context.drop_weights")
-        mask_index, self.num_masks = self.num_masks, self.num_masks + 1
         stacked = tf.convert_to_tensor(weights)[None]
-        return self.reduce_separately(self._dropped(stacked, keep_prob, mask_index, 0)[0])
+        counter = self._counter(self._next_draw(), stacked, first_row=0)
+        return self.reduce_separately(self._dropped(stacked, keep_prob, counter)[0])
 
     def reduce_separately(self, weights: tf.Tensor) -> tf.Tensor:
         """Sum the gradient of this use of the weights over the ranks before it flows into them.
 
         Otherwise, the number of ranks would change the rounding when a mask is applied to the
-        gradient, or when the gradients of two uses of a variable are added. The weights must be
-        computed from variables only.
+        gradient, or when the gradients of two uses of a variable are added. If each micro-batch is
+        computed alone, nothing depends on the number of ranks. The weights must be computed from
+        variables only.
         """
-        if not self.training:
+        if not (self.training and self.spans_micro_batches):
             return weights
         self.separate_reductions.append(SeparateReduction(weights, tf.stop_gradient(weights)))
         return self.separate_reductions[-1].used
@@ -152,31 +178,59 @@ class Context:
         the units of the global batch. Here they are multiplied by T, because the loss is a sum over
         the time steps of a row.
         """
+        self.called.add("penalize")
         if not self.training:
             return
         _check_not_in_loop("context.penalize")
         shapes = [outputs_TBH.shape, dropped_TBH.shape]
-        if not all(shape.is_compatible_with([None, self.rows.count, None]) for shape in shapes):
+        if not all(shape.is_compatible_with([None, self.num_rows, None]) for shape in shapes):
             raise UserError(
                 f"context.penalize: the outputs before and after dropout must be [T, B, H] with"
-                f" {self.rows.count} rows, not {shapes[0]} and {shapes[1]}"
+                f" {self.num_rows} rows, not {shapes[0]} and {shapes[1]}"
             )
         config, (steps, _, units) = self.config, shapes[0].as_list()
         num_units = config.batch_size * units
         if config.activation_penalty:
             factor = config.activation_penalty / num_units
-            self.penalties.append(factor * tf.reduce_sum(tf.square(dropped_TBH)))
+            self.added_losses.append(factor * tf.reduce_sum(tf.square(dropped_TBH)))
         if config.temporal_activation_penalty and steps > 1:
             factor = config.temporal_activation_penalty * steps / (steps - 1) / num_units
             change_TBH = outputs_TBH[1:] - outputs_TBH[:-1]
-            self.penalties.append(factor * tf.reduce_sum(tf.square(change_TBH)))
+            self.added_losses.append(factor * tf.reduce_sum(tf.square(change_TBH)))
 
-    def _check_not_built(self, name: str) -> None:
+    def add_loss(self, loss: tf.Tensor) -> None:
+        """Add a float32 scalar to the differentiated loss in training.
+
+        The other part of the loss is the sum over the time steps, averaged over the rows. Each
+        micro-batch adds its own scalar, and the scalars are averaged over the micro-batches.
+        """
+        if not self.training:
+            return
+        _check_not_in_loop("context.add_loss")
+        loss = tf.convert_to_tensor(loss)
+        if loss.shape.rank != 0 or loss.dtype != tf.float32:
+            raise UserError(
+                f"context.add_loss needs a float32 scalar, not {loss.dtype.name} {loss.shape}: use"
+                " tf.reduce_mean"
+            )
+        self.added_losses.append(loss * self.share_of_batch)
+
+    @property
+    def share_of_batch(self) -> float:
+        """The number of rows, divided by the rows of the global batch."""
+        return self.num_rows / self.config.batch_size
+
+    def _check_reproducible(self, name: str) -> None:
         # A second call would use a different mask in the gradient than in the loss.
         if self.is_built:
             raise UserError(
                 f"{name} is called again for the gradient, as tf.recompute_grad does: call it"
                 " outside of the recomputed function"
+            )
+        if in_defun():
+            raise UserError(
+                f"{name} is called in a tf.function, whose calls would all draw the same numbers:"
+                " remove @tf.function"
             )
 
     def embed(

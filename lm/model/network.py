@@ -11,7 +11,7 @@ X is H for outputs and V for logits.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import tensorflow.compat.v1 as tf
 
@@ -34,15 +34,21 @@ class Network:
     """A network in the current graph. The first use creates its variables."""
 
     def __init__(self, config: Config, vocab_size: int, functions: NetworkFunctions = BUILT_IN):
-        self.config, self.vocab_size = config, vocab_size
+        self.config, self.vocab_size = functions.resolve(config), vocab_size
         self._where, self._makes_logits = functions.where, functions.kind == "logits"
         self._state_shapes, self._build = functions.state_shapes, functions.build
-        self._is_built_in = functions.is_built_in
-        if self._is_built_in:
+        self.is_built_in = functions.is_built_in
+        self.why_irreproducible = ""  # why results of the training differ between runs, or ""
+        if self.is_built_in:
             self._state_shapes, self._build = lstm.state_shapes, lstm.build_outputs
         self._names: set[str] | None = None  # names of the variables that the first use requested
         self._warnings: set[str] = set()  # already logged
         self._table: tf.Variable | None = None  # the embedding, if tied to the output layer
+
+    @property
+    def micro_batch_rows(self) -> int | None:
+        """The rows that operations of a user-defined network always have, or None."""
+        return None if self.is_built_in else self.config.batch_size // self.config.virtual_ranks
 
     @property
     def state_shapes(self) -> dict[str, list[int]]:
@@ -62,11 +68,12 @@ class Network:
           UserError: If the function of the config file fails or breaks a rule.
         """
         variables_before = set(tf.global_variables())
-        there = {} if self._is_built_in else network_rules.operations()
+        there = {} if self.is_built_in else network_rules.operations()
         # Use a separate name scope: if an operation took the name of a variable, the variable would
         # have a different name in this graph.
         with shared_variables(self.config, context.training) as used, tf.name_scope("lm_network"):
             found = call(self._where, self._build, inputs_TB, dict(state), context)
+            network_rules.add_regularization(context)
         context.is_built = True
         where = f"{self._where}: {'build_logits' if self._makes_logits else 'build_outputs'}"
         what, units = ("logits", self.vocab_size) if self._makes_logits else ("outputs", None)
@@ -75,6 +82,16 @@ class Network:
             where, found, what, shape, self.state_shapes
         )
         created = {variable.op.name for variable in set(tf.global_variables()) - variables_before}
+        self._check_variables(where, used, created, context)
+        if not self.is_built_in:
+            made = {n: node for n, node in network_rules.operations().items() if n not in there}
+            results = [outputs_or_logits_TBX, *after.values(), *context.added_losses]
+            self._check_graph(where, made, used, state, results, context)
+        return outputs_or_logits_TBX, after
+
+    def _check_variables(
+        self, where: str, used: Mapping[str, tf.Variable], created: set[str], context: Context
+    ) -> None:
         self._names = set(used) if self._names is None else self._names
         reserved = {f"state/{part}" for part in self.state_shapes}
         if not self._makes_logits:
@@ -85,19 +102,31 @@ class Network:
             self._table = network_rules.tied_table(
                 where, tables, self.vocab_size, self._makes_logits
             )
-        if not self._is_built_in:
-            found = network_rules.operations()
-            made = {name: node for name, node in found.items() if name not in there}
-            network_rules.check_graph(where, made, used)
-            if context.training:
-                given = [inputs_TB, *state.values()]
-                network_rules.check_training(where, made, used, context, given)
-            results = [outputs_or_logits_TBX, *after.values(), *context.penalties]
-            for line in network_rules.warnings_of(where, made, state, results):
-                if line not in self._warnings:
-                    self._warnings.add(line)
-                    logger.warning(line)
-        return outputs_or_logits_TBX, after
+
+    def _check_graph(
+        self,
+        where: str,
+        made: network_rules.Nodes,
+        used: Mapping[str, tf.Variable],
+        state: State,
+        results: Sequence[tf.Tensor],
+        context: Context,
+    ) -> None:
+        """Check the operations of a user-defined network."""
+        if context.training:
+            network_rules.check_training(where, made, used, context)
+            context.updates += network_rules.find_updates(where, made, used, context)
+        network_rules.check_operations(
+            where, made, used, [*results, *(u.change for u in context.updates)]
+        )
+        unread = network_rules.unread_state(where, state)
+        draws = network_rules.why_irreproducible(made, results)
+        if context.training:
+            self.why_irreproducible = f"{where} {draws}" if draws else ""
+        for line in filter(None, (unread, draws and f"{where} {draws}")):
+            if line not in self._warnings:
+                self._warnings.add(line)
+                logger.warning(line)
 
     def cross_entropy(
         self,

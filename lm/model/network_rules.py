@@ -7,7 +7,7 @@ operations of the network, and `used` contains its variables.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow.compat.v1 as tf
@@ -15,23 +15,27 @@ from tensorflow.core.framework import node_def_pb2
 
 from lm.config import Config
 from lm.errors import UserError
-from lm.model.context import Context
+from lm.model.context import Context, VariableUpdate
 from lm.model.user_errors import PYTHON_OPS
 from lm.model.variables import operations_behind
 
 Nodes = Mapping[str, node_def_pb2.NodeDef]  # operations by name
 
 _COLLECTED = {
-    tf.GraphKeys.REGULARIZATION_LOSSES: "use --weight_decay instead of a regularizer",
     tf.GraphKeys.TABLE_INITIALIZERS: "use tf.gather from a constant instead of a lookup table",
-    tf.GraphKeys.LOSSES: "the trainer computes the loss",
-    tf.GraphKeys.UPDATE_OPS: "only trainable variables change; batch normalization mixes rows",
+    tf.GraphKeys.LOSSES: "use context.add_loss",
 }
 _ASSIGNS = re.compile(
     r"Assign.*|ResourceScatter.*|(Resource)?StridedSliceAssign"
     r"|Scatter(Nd)?(Add|Sub|Mul|Div|Min|Max|Update)|(Resource)?((Sparse)?Apply.*|CountUpTo)"
     r"|LmAddToAverage"
 )
+# The change of a variable by an assignment of a value.
+_CHANGES = {
+    "AssignVariableOp": lambda variable, value: value - variable.read_value(),
+    "AssignAddVariableOp": lambda variable, value: value,
+    "AssignSubVariableOp": lambda variable, value: -value,
+}
 
 
 def checked_shapes(path: str, found: Any) -> dict[str, list[int]]:
@@ -154,19 +158,57 @@ def tied_table(
     return table
 
 
-def check_graph(where: str, made: Nodes, used: Mapping[str, tf.Variable]) -> None:
-    """Reject assignments and placeholders in any use of the network."""
+def add_regularization(context: Context) -> None:
+    """Add the losses of the regularizers of variables."""
+    for loss in tf.get_collection(tf.GraphKeys.REGULARIZATION_LOSSES):
+        context.add_loss(loss)
+
+
+def find_updates(
+    where: str, made: Nodes, used: Mapping[str, tf.Variable], context: Context
+) -> list[VariableUpdate]:
+    """Return the changes of untrained variables by the assignments in UPDATE_OPS.
+
+    The assignments themselves are never executed: the trainer averages the changes over the global
+    batch and applies them once per step.
+    """
+    variables = {variable.handle.op.name: variable for variable in used.values()}
+    found: dict[str, VariableUpdate] = {}
+    update_ops = tf.get_collection_ref(tf.GraphKeys.UPDATE_OPS)
+    for op in _assignments_behind(update_ops, made):
+        variable = variables.get(op.inputs[0].op.name)
+        name = op.inputs[0].op.name if variable is None else variable.op.name
+        if variable is None or variable.trainable or name in found or op.type not in _CHANGES:
+            raise UserError(
+                f"{where} adds {op.name} to UPDATE_OPS, which updates {name}: an update must be the"
+                " only assign, assign_add or assign_sub of an untrained variable"
+            )
+        change = _CHANGES[op.type](variable, op.inputs[1]) * context.share_of_batch
+        found[name] = VariableUpdate(variable, change)
+    update_ops.clear()  # the collection belongs to the graph, which may contain further uses
+    return list(found.values())
+
+
+def check_operations(
+    where: str, made: Nodes, used: Mapping[str, tf.Variable], results: Sequence[tf.Tensor]
+) -> None:
+    """Reject assignments that would be executed, and placeholders, in any use of the network."""
     # Inside a loop, the inputs of the loop are placeholders too.
     in_loop = tf.get_default_graph().building_function
+    executed = {op.name for op in operations_behind(*results, control_inputs=True)}
+    here = {op.name for op in tf.get_default_graph().get_operations()}
     # tf.train.init_from_checkpoint replaces the first initializer of a variable.
     initializers = {variable.initializer.name for variable in used.values()}
     initializers |= {f"{name}/Assign" for name in used}
     for name, node in made.items():
-        # Each validation would assign too, and each rank separately.
-        if _ASSIGNS.fullmatch(node.op) and name not in initializers:
+        # Each evaluation would assign too, and each rank separately. Functions of loops and
+        # conditions are not operations of the graph.
+        is_executed = name in executed or name not in here
+        if _ASSIGNS.fullmatch(node.op) and is_executed and name not in initializers:
             raise UserError(
-                f"{where} assigns to a variable ({name}), but only trainable variables change; use"
-                " the state to carry values from window to window"
+                f"{where} assigns to a variable ({name}): use the state to carry values from window"
+                " to window, or add the assignment to the collection UPDATE_OPS and let nothing"
+                " depend on it"
             )
         if node.op.startswith("Placeholder") and not in_loop:
             raise UserError(
@@ -176,12 +218,9 @@ def check_graph(where: str, made: Nodes, used: Mapping[str, tf.Variable]) -> Non
 
 
 def check_training(
-    where: str, made: Nodes, used: Mapping[str, tf.Variable], context: Context, given: Sequence
+    where: str, made: Nodes, used: Mapping[str, tf.Variable], context: Context
 ) -> None:
-    """Reject a network that cannot be trained or that ignores a setting.
-
-    `given` contains the token IDs and the state that the network received.
-    """
+    """Reject a network that cannot be trained or that ignores a setting."""
     for name, instead in _COLLECTED.items():
         if tf.get_collection(name):
             raise UserError(f"{where} adds to the collection {name}, which is not used: {instead}")
@@ -189,14 +228,6 @@ def check_training(
         raise UserError(f"{where} sets TensorFlow's seed: remove it, --seed decides everything")
     _check_global_step(where, made, used)
     _check_calls(where, context.config, context)
-    dropped = [reduction.used for reduction in context.separate_reductions]
-    for reduction in context.separate_reductions:
-        if operations_behind(reduction.weights) & {tensor.op for tensor in [*given, *dropped]}:
-            raise UserError(
-                f"{where} calls context.drop_weights with {reduction.weights.op.name}, which"
-                " depends on the words, the state or dropped weights: compute it from variables"
-                " only"
-            )
 
 
 def _check_global_step(where: str, made: Nodes, used: Mapping[str, tf.Variable]) -> None:
@@ -220,52 +251,51 @@ def _check_calls(where: str, config: Config, context: Context) -> None:
     penalty = config.activation_penalty
     if config.num_steps > 1:
         penalty = penalty or config.temporal_activation_penalty
-    if penalty and not context.penalties:
+    if penalty and "penalize" not in context.called:
         raise UserError(
             f"{where} does not call context.penalize, which activation_penalty and"
             " temporal_activation_penalty need"
         )
-    if config.recurrent_keep_prob < 1 and not context.separate_reductions:
+    if config.recurrent_keep_prob < 1 and "drop_weights" not in context.called:
         raise UserError(
             f"{where} does not call context.drop_weights, which recurrent_keep_prob needs"
         )
 
 
-def warnings_of(
-    where: str, made: Nodes, state: Mapping[str, tf.Tensor], results: Sequence[tf.Tensor]
-) -> Iterator[str]:
-    """Yield a warning for each reason why results may not be reproducible.
-
-    `state` is the state that the network received, and `results` includes the penalties.
-    """
-    unread = [name for name, before in state.items() if not before.consumers()]
-    if unread:
-        yield (
-            f"{where} does not read state[{unread[0]!r}]: the network forgets it after each window,"
-            " and after each word in lm.score, lm.generate and lm.export"
-        )
-    computed = _computed(made, results)
-    # Even with a seed, the numbers depend on the number of previous runs of the operation, and all
-    # ranks draw the same numbers for different rows.
-    draws = [node.op for node in computed if "seed2" in node.attr]
-    if draws:
-        yield (
-            f"{where} draws random numbers with {draws[0]}, which are not reproducible: use"
-            " context.dropout for dropout"
-        )
-    python = [node.op for node in computed if node.op in PYTHON_OPS - {"PyFuncStateless"}]
-    if python:
-        yield (
-            f"{where} runs Python code ({python[0]}), so results may not be reproducible: if the"
-            " code has no state and draws no random numbers, declare it with stateful=False"
-        )
+def unread_state(where: str, state: Mapping[str, tf.Tensor]) -> str:
+    """Return a warning if the network does not read the state that it received, or ""."""
+    for name, before in state.items():
+        if not before.consumers():
+            return (
+                f"{where} does not read state[{name!r}]: the network forgets it after each window,"
+                " and after each word in lm.score, lm.generate and lm.export"
+            )
+    return ""
 
 
-def _computed(made: Nodes, results: Sequence[tf.Tensor]) -> list[node_def_pb2.NodeDef]:
-    """Return the operations behind the results, except operations of initial values.
-
-    All operations of loops and conditions are included.
-    """
+def why_irreproducible(made: Nodes, results: Sequence[tf.Tensor]) -> str:
+    """Return why the results of operations differ between runs, or ""."""
     behind = {op.name for op in operations_behind(*results)}
     here = {op.name for op in tf.get_default_graph().get_operations()}
-    return [node for name, node in made.items() if name in behind or name not in here]
+    for name, node in made.items():
+        if name in here and name not in behind:
+            continue  # computes an initial value; loops and conditions have separate graphs
+        # Even with a seed, the numbers depend on the number of previous runs of the operation.
+        if "seed2" in node.attr:
+            return (
+                f"draws random numbers with {node.op}, which are not reproducible: use"
+                " context.dropout for dropout, or tf.random.stateless_* with context.seed()"
+            )
+        if node.op in PYTHON_OPS - {"PyFuncStateless"}:
+            return (
+                f"runs Python code ({node.op}), so results may not be reproducible: if the code has"
+                " no state and draws no random numbers, declare it with stateful=False"
+            )
+    return ""
+
+
+def _assignments_behind(ops: Sequence[tf.Operation | tf.Tensor], made: Nodes) -> list[tf.Operation]:
+    """Return the assignments that running the operations would execute."""
+    executed = operations_behind(*ops, control_inputs=True)
+    found = [op for op in executed if op.name in made and _ASSIGNS.fullmatch(op.type)]
+    return sorted(found, key=lambda op: op.name)

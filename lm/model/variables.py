@@ -71,10 +71,6 @@ def shared_variables(config: Config, training: bool) -> Iterator[dict[str, tf.Va
 
 def _options(name: str, options: dict, seed: int, training: bool) -> dict:
     """Return the options of `tf.get_variable` with the settings that hold for all variables."""
-    if options.get("regularizer"):
-        raise UserError(
-            f"variable {name} has a regularizer, which is not used: use --weight_decay instead"
-        )
     # Broadcast and save all variables, even untrainable variables and variables that the network
     # adds to other collections.
     collections = set(options.get("collections") or []) - {tf.GraphKeys.LOCAL_VARIABLES, *_SAVED}
@@ -109,15 +105,18 @@ def _check(variable: tf.Variable, name: str) -> None:
             )
 
 
-def operations_behind(*tensors: tf.Tensor) -> set[tf.Operation]:
-    """Return the operations that tensors are computed from."""
+def operations_behind(
+    *results: tf.Tensor | tf.Operation, control_inputs: bool = False
+) -> set[tf.Operation]:
+    """Return the operations that results are computed from, optionally with control inputs."""
     found: set[tf.Operation] = set()
-    stack = [tensor.op for tensor in tensors]
+    stack = [result if isinstance(result, tf.Operation) else result.op for result in results]
     while stack:
         op = stack.pop()
         if op not in found:
             found.add(op)
             stack += [tensor.op for tensor in op.inputs]
+            stack += op.control_inputs if control_inputs else []
     return found
 
 

@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from lm import kernels
 from lm.data.batches import EvalBatches, Rows, eval_rows_of_rank
-from lm.model.context import Context, SeparateReduction
-from lm.model.network import Network, State
+from lm.model.context import Context, SeparateReduction, VariableUpdate
+from lm.model.network import Network
 from lm.model.ops import fastest
 from lm.perplexity import NllSum
 
@@ -23,19 +26,23 @@ logger = logging.getLogger("lm")
 
 _UNITS_PER_NAT = 2.0**40
 
+Run = Callable[[Any, dict], Any]  # `session.run`, or a replacement
+Sum = TypeVar("Sum")
+
 
 class WindowGraph(NamedTuple):
-    """The placeholders, results and state operations of a window."""
+    """The placeholders and results of a window of B rows."""
 
     inputs_ph: tf.Tensor  # int32 [T, B]
     targets_ph: tf.Tensor  # int32 [T, B]
-    loss: tf.Tensor  # float32 scalar to differentiate: nll_sum / batch_size, plus penalties
+    first_row_ph: tf.Tensor  # int64 scalar: index of the first row in the global batch
+    state_phs: Mapping[str, tf.Tensor]  # the recurrent state before the window, [B, ...]
+    state: Mapping[str, tf.Tensor]  # the recurrent state after the window
+    loss: tf.Tensor  # float32 scalar to differentiate: nll_sum / batch_size, plus added losses
     nll_sum: tf.Tensor  # float32 scalar: sum over the tokens, in nats
-    nll_N: tf.Tensor  # float32: value of each token, in nats
-    carry_state_op: tf.Operation  # carries the recurrent state to the next window
-    reset_state_op: tf.Operation  # sets the recurrent state to zero
+    nll_TB: tf.Tensor  # float32: value of each token, in nats
     separate_reductions: Sequence[SeparateReduction]
-    state: Mapping[str, tf.Variable]  # the recurrent state
+    updates: Sequence[VariableUpdate]
 
 
 def build_window_graph(
@@ -43,61 +50,152 @@ def build_window_graph(
 ) -> WindowGraph:
     """Build the network for windows of `rows.count` rows and `num_steps` time steps.
 
-    The recurrent state is stored in local variables, because each rank has different rows: a
-    broadcast of the global variables must not change the state.
-
     Args:
       network: A network of the current graph. Several window graphs may share it.
-      rows: The local rows of the global batch.
-      name: Scope of the operations and the local variables.
+      rows: The rows of the first window. Later windows have the same micro-batches.
+      name: Scope of the operations.
       dropout_step: The global step (int64) in training, which keys the dropout masks. Otherwise,
         None.
     """
     config = network.config
     ops = fastest(config.precision, rows.micro_batches)
-    context = Context(config, network.vocab_size, ops, rows, dropout_step)
+    shape = [config.num_steps, rows.count]
     with tf.variable_scope(name):
-        shape = [config.num_steps, rows.count]
         inputs_ph = tf.placeholder(tf.int32, shape, "inputs")
         targets_ph = tf.placeholder(tf.int32, shape, "targets")
-        before = _build_state(network.state_shapes, rows.count)
-        # Read the state once, so that a second read in the network cannot see the new state that
-        # `carry_state_op` writes.
-        state = {part: tf.convert_to_tensor(variable) for part, variable in before.items()}
-        outputs_or_logits, after = network.build(inputs_ph, state, context)
-        # Divide by the GLOBAL batch size: the losses of all ranks then add up to the loss, even if
-        # ranks have different numbers of rows.
+        # A constant would be folded into other constants, differently for each value.
+        first_row_ph = tf.placeholder(tf.int64, [], "first_row")
+        state_phs = {
+            part: tf.placeholder(tf.float32, [rows.count, *sizes], f"state_{part}")
+            for part, sizes in network.state_shapes.items()
+        }
+        context = Context(
+            config,
+            network.vocab_size,
+            ops,
+            num_rows=rows.count,
+            first_row=first_row_ph,
+            step=dropout_step,
+            spans_micro_batches=network.is_built_in,
+        )
+        outputs_or_logits, state = network.build(inputs_ph, state_phs, context)
+        # Divide by the GLOBAL batch size: the losses of all windows of a step then add up to the
+        # loss, even if windows have different numbers of rows.
         scale_N = tf.fill([math.prod(shape)], 1 / config.batch_size)
         targets_N = tf.reshape(targets_ph, [-1])
         loss, nll_N = network.cross_entropy(outputs_or_logits, targets_N, scale_N, context)
-        for penalty in context.penalties:
-            loss += penalty
+        for added in context.added_losses:
+            loss += added
         nll_sum = ops.column_sums(nll_N[:, None], rows.micro_batches)[0]
-        # Overwrite the state only after everything that reads it has run.
-        with tf.control_dependencies([nll_sum, *state.values()]):
-            carry_state_op = _assign(before, after)
-        reset_state_op = _assign(before, {name: tf.zeros_like(s) for name, s in before.items()})
-    state_ops = carry_state_op, reset_state_op
-    reductions = context.separate_reductions
-    return WindowGraph(inputs_ph, targets_ph, loss, nll_sum, nll_N, *state_ops, reductions, before)
+        nll_TB = tf.reshape(nll_N, shape)
+    return WindowGraph(
+        inputs_ph,
+        targets_ph,
+        first_row_ph,
+        state_phs,
+        state,
+        loss,
+        nll_sum,
+        nll_TB,
+        context.separate_reductions,
+        context.updates,
+    )
 
 
-def _build_state(shapes: Mapping[str, Sequence[int]], rows: int) -> Mapping[str, tf.Variable]:
-    return {
-        name: tf.get_variable(
-            f"state_{name}",
-            [rows, *shape],
-            initializer=tf.zeros_initializer(),
-            collections=[tf.GraphKeys.LOCAL_VARIABLES],
-            trainable=False,
-            use_resource=True,
-        )
-        for name, shape in shapes.items()
-    }
+class WindowRunner:
+    """Runs a window graph over the local rows, and carries their recurrent state.
+
+    A graph may cover only a part of the rows, such as a micro-batch. The parts are then computed by
+    several threads at the same time. Results do not depend on the number of threads, because each
+    part is computed by the same operations with the same shapes.
+
+    Attributes:
+      state: The recurrent state of the local rows by name, float32 [local rows, ...].
+    """
+
+    def __init__(self, graph: WindowGraph, rows: Rows, num_threads: int = 1):
+        self.graph, self._rows, self._num_threads = graph, rows, num_threads
+        self._rows_of_part = graph.inputs_ph.shape.as_list()[1]
+        self._num_parts = rows.count // self._rows_of_part
+        self.reset_state()
+
+    def reset_state(self) -> None:
+        """Set the recurrent state to zero."""
+        shapes = {name: ph.shape.as_list()[1:] for name, ph in self.graph.state_phs.items()}
+        self.state = {
+            name: np.zeros([self._rows.count, *shape], np.float32) for name, shape in shapes.items()
+        }
+
+    def run(
+        self,
+        run: Run,
+        fetches: Any,
+        inputs: np.ndarray,
+        targets: np.ndarray,
+        feed: Mapping[tf.Tensor, Any],
+        add: Callable[[Any, Any], Any] | None = None,
+    ) -> Any:
+        """Run a window of the local rows, int32 [T, local rows], and carry the recurrent state.
+
+        Args:
+          run: `session.run` or a replacement; called by several threads at the same time.
+          fetches: The results of a part.
+          feed: Values of further placeholders, which are the same in all parts.
+          add: Adds the results of neighboring parts, as a binary tree; None if there is one part.
+        """
+        states: list = [None] * self._num_parts
+
+        def run_part(index: int) -> Any:
+            part = slice(index * self._rows_of_part, (index + 1) * self._rows_of_part)
+            values = {
+                self.graph.inputs_ph: inputs[:, part],
+                self.graph.targets_ph: targets[:, part],
+                self.graph.first_row_ph: self._rows.first + part.start,
+                **{ph: self.state[name][part] for name, ph in self.graph.state_phs.items()},
+                **feed,
+            }
+            states[index], found = run([self.graph.state, fetches], values)
+            return found
+
+        total = _sum_parts(run_part, self._num_parts, add, self._num_threads)
+        self.state = {name: np.concatenate([s[name] for s in states]) for name in self.state}
+        return total
 
 
-def _assign(variables: Mapping[str, tf.Variable], values: State) -> tf.Operation:
-    return tf.group(*[variable.assign(values[name]).op for name, variable in variables.items()])
+def _sum_parts(
+    run_part: Callable[[int], Sum],
+    num_parts: int,
+    add: Callable[[Sum, Sum], Sum] | None,
+    num_threads: int,
+) -> Sum:
+    """Add up the results of all parts as a binary tree of neighbors.
+
+    Threads take the parts in their order, so only a few partial sums exist at the same time.
+    """
+    partial: dict[tuple[int, int], Sum] = {}  # by (level, index) in the tree
+    lock = threading.Lock()
+
+    def work(index: int) -> None:
+        total, level = run_part(index), 0
+        while True:
+            with lock:
+                neighbor = partial.pop((level, index ^ 1), None)
+                if neighbor is None:
+                    partial[level, index] = total
+                    return
+            # Horovod's thread, which continues the tree, treats subnormal numbers as zero.
+            with kernels.subnormals_are_zero():
+                total = add(neighbor, total) if index % 2 else add(total, neighbor)
+            level, index = level + 1, index // 2
+
+    if min(num_parts, num_threads) == 1:
+        for index in range(num_parts):
+            work(index)
+    else:
+        with ThreadPoolExecutor(min(num_parts, num_threads)) as threads:
+            list(threads.map(work, range(num_parts)))
+    (total,) = partial.values()
+    return total
 
 
 class Evaluator:
@@ -106,11 +204,22 @@ class Evaluator:
     If `shared`, the rows are distributed over all ranks. Otherwise, rank 0 evaluates all rows.
     """
 
-    def __init__(self, network: Network, eos_id: int, rank: int, size: int, shared: bool):
-        self._config, self._eos_id = network.config, eos_id
-        self._rows = eval_rows_of_rank(self._config.eval_batch_size, rank, size, shared)
+    def __init__(
+        self,
+        network: Network,
+        eos_id: int,
+        rank: int,
+        size: int,
+        shared: bool,
+        num_threads: int = 1,
+    ):
+        self._config, self._eos_id, self._num_threads = network.config, eos_id, num_threads
+        # The operations of user-defined networks must have the same shapes on any number of ranks.
+        group = network.micro_batch_rows
+        num_rows = self._config.eval_batch_size
+        self._rows = eval_rows_of_rank(num_rows, rank, size, shared, group or 1)
         # A rank without rows builds the graph too, but never runs it. Some networks reject one row.
-        built = self._rows if self._rows.count else Rows(0, self._config.eval_batch_size)
+        built = Rows(0, group or self._rows.count or num_rows)
         self._graph = build_window_graph(network, built, "eval")
 
     def run(
@@ -131,27 +240,26 @@ class Evaluator:
         if self._rows.count:
             sizes = config.eval_batch_size, config.num_steps
             batches = EvalBatches(ids, *sizes, self._eos_id, self._rows)
-            own = run_evaluation(session, self._graph, batches, poll)
+            runner = WindowRunner(self._graph, self._rows, self._num_threads)
+            own = run_evaluation(session, runner, batches, poll)
         units, tokens = map(sum, zip(*gather(own)))
         return NllSum(units / _UNITS_PER_NAT, tokens)
 
 
 def run_evaluation(
-    session: tf.Session, graph: WindowGraph, batches: EvalBatches, poll: Callable[[], None]
+    session: tf.Session, runner: WindowRunner, batches: EvalBatches, poll: Callable[[], None]
 ) -> tuple[int, int]:
-    """Run an evaluation graph over windows, starting with an empty recurrent state.
+    """Run an evaluation over windows.
 
     Returns:
       The summed negative log-likelihood in units of 2^-40 nats, and the number of tokens. The sum
       of integers is the same in any order, so it does not depend on the distribution of the rows.
     """
-    session.run(graph.reset_state_op)
     units = tokens = 0
     for index in range(batches.num_windows):
         inputs, targets, mask = batches.window(index)
-        feed = {graph.inputs_ph: inputs, graph.targets_ph: targets}
-        nll_N, _ = session.run([graph.nll_N, graph.carry_state_op], feed)
-        counted = nll_N[mask.ravel()].astype(np.float64)
+        parts = runner.run(session.run, [runner.graph.nll_TB], inputs, targets, {}, list.__add__)
+        counted = np.concatenate(parts, axis=1)[mask].astype(np.float64)
         # A value that is not finite becomes so large that the perplexity is not finite either.
         counted = np.nan_to_num(counted, nan=_UNITS_PER_NAT, posinf=_UNITS_PER_NAT)
         units += sum(map(int, np.rint(counted * _UNITS_PER_NAT)))

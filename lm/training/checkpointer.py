@@ -19,6 +19,7 @@ from lm.distributed.agreement import weights_mismatch
 from lm.distributed.communicator import Communicator
 from lm.distributed.supervisor import Supervisor
 from lm.errors import EveryRankError, RunError
+from lm.model.windows import WindowRunner
 from lm.record import RunRecord
 from lm.training.progress import TrainProgress
 
@@ -84,7 +85,7 @@ class BackgroundWriter:
 class Checkpointer:
     """Saves a run. All ranks must call each method, except `is_due`, at the same point.
 
-    Only rank 0 has a writer. `state` has the variables of the recurrent state by name.
+    Only rank 0 has a writer. `runner` has the recurrent state.
     """
 
     def __init__(
@@ -94,11 +95,11 @@ class Checkpointer:
         options: RunOptions,
         comm: Communicator,
         session: tf.Session,
-        state: Mapping[str, tf.Variable],
+        runner: WindowRunner,
         supervisor: Supervisor,
     ):
         self._writer, self._record, self._options = writer, record, options
-        self._comm, self._session, self._state = comm, session, state
+        self._comm, self._session, self._runner = comm, session, runner
         self._supervisor = supervisor
         self._overdue, self._saved_at = False, time.monotonic()
 
@@ -147,7 +148,7 @@ class Checkpointer:
     def _save(self, progress: TrainProgress, in_sync: bool) -> None:
         self.wait()
         self._supervisor.enter(f"the save at step {progress.step}")
-        arrays = variables.read_state(self._session, self._state, self._comm.concat)
+        arrays = variables.gather_state(self._runner.state, self._comm.concat)
         if self._writer:
             arrays = {**variables.read_variables(self._session), **arrays}
         wild = self._comm.gather(variables.first_not_finite(self._session, arrays))[0]

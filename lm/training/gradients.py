@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 
 from lm.config import Config
@@ -23,6 +24,45 @@ class Exchange(NamedTuple):
 
     gradients: Sequence[Gradient]  # one per trainable variable; sparse gradients list each row once
     seconds: tf.Tensor  # float64 scalar: from the last local gradient to the last sum
+
+
+class LocalSums(NamedTuple):
+    """Tensors that are computed for each part of the local rows, and added up outside the graph.
+
+    Both lists have the same structure. A sparse gradient is a pair: values and indices.
+    """
+
+    of_part: list[tf.Tensor | tuple[tf.Tensor, tf.Tensor]]
+    sum_phs: list[tf.Tensor | tuple[tf.Tensor, tf.Tensor]]
+
+    def add(self, tensor: Gradient) -> Gradient:
+        """Add a tensor of a part, and return the placeholder of its sum."""
+        if not is_sparse(tensor):
+            self.of_part.append(tensor)
+            self.sum_phs.append(tf.placeholder(tensor.dtype, tensor.shape))
+            return self.sum_phs[-1]
+        self.of_part.append((tensor.values, tensor.indices))
+        values_ph = tf.placeholder(tensor.dtype, [None, *tensor.values.shape[1:]])
+        indices_ph = tf.placeholder(tensor.indices.dtype, [None])
+        self.sum_phs.append((values_ph, indices_ph))
+        return tf.IndexedSlices(values_ph, indices_ph, tensor.dense_shape)
+
+    def feed(self, sums: list) -> dict[tf.Tensor, np.ndarray]:
+        """Return the feed for the sums."""
+        pairs = zip(self.sum_phs, sums)
+        return {
+            placeholder: value
+            for ph, found in pairs
+            for placeholder, value in (zip(ph, found) if isinstance(ph, tuple) else [(ph, found)])
+        }
+
+
+def add_sums(first: list, second: list) -> list:
+    """Add the values of `LocalSums.of_part` of two parts: sparse gradients are concatenated."""
+    return [
+        tuple(map(np.concatenate, zip(one, two))) if isinstance(one, tuple) else one + two
+        for one, two in zip(first, second)
+    ]
 
 
 class _LocalGradients(tf.train.Optimizer):
@@ -50,6 +90,7 @@ def exchange_gradients(
     comm: Communicator,
     micro_batches: Sequence[int],
     separate_reductions: Sequence[SeparateReduction],
+    local_sums: LocalSums | None = None,
 ) -> Exchange:
     """Sum the gradients of all trainable variables over the ranks.
 
@@ -59,6 +100,7 @@ def exchange_gradients(
         entry per token is summed micro-batch by micro-batch.
       separate_reductions: Uses of weights whose gradients are summed over the ranks first, and
         then flow into the weights.
+      local_sums: Receives the local gradients if they are added up outside the graph.
 
     Raises:
       UserError: If the loss does not depend on a variable.
@@ -67,8 +109,8 @@ def exchange_gradients(
     def prepare(gradient: Gradient, variable: tf.Variable) -> Gradient:
         shape = variable.shape.as_list()
         if is_sparse(gradient) and dense_is_smaller(config, shape[0]):
-            return _sum_rows(gradient, shape, micro_batches)
-        return gradient
+            gradient = _sum_rows(gradient, shape, micro_batches)
+        return local_sums.add(gradient) if local_sums else gradient
 
     variables = tf.trainable_variables()
     local = _LocalGradients(prepare)

@@ -19,7 +19,8 @@ from lm.distributed.supervisor import Interrupted, Supervisor
 from lm.errors import EveryRankError, Stopped
 from lm.events.reporter import Progress, Reporter
 from lm.events.tracing import StepTracer, parse_steps
-from lm.model.windows import Evaluator
+from lm.model.network import Network
+from lm.model.windows import Evaluator, WindowRunner
 from lm.perplexity import MAX_MEAN_NLL, NllSum
 from lm.system import peak_memory_mb
 from lm.training.averaging import Average
@@ -35,7 +36,9 @@ logger = logging.getLogger("lm")
 class Graphs(NamedTuple):
     """The graphs of a run."""
 
+    network: Network
     train: TrainGraph
+    runner: WindowRunner  # runs the training windows of the local rows
     evaluator: Evaluator
     average: Average | None  # average of the weights, if the config requests it
 
@@ -103,7 +106,7 @@ class Loop:
         """Run the remaining steps of an epoch."""
         at, first_step = self.progress, (epoch - 1) * self._steps_per_epoch
         if at.step == first_step:
-            self.session.run(self.graphs.train.window.reset_state_op)
+            self.graphs.runner.reset_state()
         bar = Progress(self.job.comm.is_rank_0, epoch, at.step - first_step, self._steps_per_epoch)
         now = time.perf_counter()
         while at.step < last_step:
@@ -128,6 +131,7 @@ class Loop:
         result = run_step(
             self._tracer.run_of(step + 1),
             self.graphs.train,
+            self.graphs.runner,
             *self.job.batches.window(step % self._steps_per_epoch),
             learning_rate,
             Requests(stop == signal.SIGTERM, stop == signal.SIGINT, save),

@@ -12,7 +12,13 @@ from lm.config import Config
 from lm.distributed.communicator import Communicator
 from lm.model.context import SeparateReduction
 from lm.model.ops import fastest
-from lm.training.gradients import Gradient, dense, exchange_gradients, values_of
+from lm.training.gradients import (
+    Gradient,
+    LocalSums,
+    dense,
+    exchange_gradients,
+    values_of,
+)
 
 
 class Update(NamedTuple):
@@ -64,6 +70,7 @@ def build_update(
     comm: Communicator,
     micro_batches: Sequence[int] = (),
     separate_reductions: Sequence[SeparateReduction] = (),
+    local_sums: LocalSums | None = None,
 ) -> Update:
     """Build the operations that reduce the gradients over the ranks, THEN clip, then apply them.
 
@@ -76,11 +83,14 @@ def build_update(
       loss: This rank's part of the global loss, a scalar. The sum over the ranks is the loss.
       micro_batches: See `exchange_gradients`.
       separate_reductions: See `exchange_gradients`.
+      local_sums: See `exchange_gradients`.
 
     Raises:
       UserError: If the loss does not depend on a variable.
     """
-    exchange = exchange_gradients(config, loss, comm, micro_batches, separate_reductions)
+    exchange = exchange_gradients(
+        config, loss, comm, micro_batches, separate_reductions, local_sums
+    )
     variables, gradients = tf.trainable_variables(), exchange.gradients
     grad_norm = _global_norm([values_of(gradient) for gradient in gradients], comm)
     clip = _clip_factor(grad_norm, config.max_grad_norm)

@@ -57,7 +57,9 @@ def prepare(
     Raises:
       UserError, RunError: If a rank cannot start, or if the ranks disagree.
     """
-    device = start_tensorflow(comm, options.intra_op_threads, options.inter_op_threads)
+    threads = options.intra_op_threads, options.inter_op_threads
+    device = start_tensorflow(comm, *threads, divides_operations=functions.is_built_in)
+    config = raise_on_all_ranks(comm, lambda: functions.resolve(config))
     raise_on_all_ranks(comm, lambda: _check_options(config, options, comm))
     # Load the corpus on one rank per host first. Otherwise, a failing download would fail on each
     # rank in turn.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -47,7 +47,10 @@ def initial_progress(run_dir: RunDir | None) -> TrainProgress:
 
 
 def initial_arrays(
-    run_dir: RunDir, options: RunOptions, vocabulary: Vocabulary, state: Mapping[str, tf.Variable]
+    run_dir: RunDir,
+    options: RunOptions,
+    vocabulary: Vocabulary,
+    state_shapes: Mapping[str, Sequence[int]],
 ) -> dict[str, np.ndarray] | None:
     """Read the initial values of the current graph from a checkpoint, or return None.
 
@@ -56,7 +59,7 @@ def initial_arrays(
       RunError: If the checkpoint cannot be read.
     """
     graph = tf.get_default_graph()
-    shapes, weights = saved_shapes(graph, state), weight_names(graph)
+    shapes, weights = saved_shapes(graph, state_shapes), weight_names(graph)
     if run_dir.checkpoint:
         unused = set(store.read_manifest(run_dir.checkpoint).weights).difference(weights)
         if unused:  # possible with --allow_changed_config_file

@@ -19,7 +19,7 @@ from lm.errors import RunError
 from lm.events.reporter import Reporter
 from lm.model.network import Network
 from lm.model.user_errors import one_line_errors, short_message
-from lm.model.windows import Evaluator
+from lm.model.windows import Evaluator, WindowRunner
 from lm.record import from_json
 from lm.system import keep_freed_memory
 from lm.training.averaging import Average
@@ -28,7 +28,7 @@ from lm.training.loop import Graphs, Loop
 from lm.training.prepare import Job, prepare
 from lm.training.progress import TrainProgress
 from lm.training.restore import RestoreHook, initial_arrays, initial_progress
-from lm.training.step import build_train_graph, graph_facts
+from lm.training.step import build_train_graph, divide_rows, graph_facts
 from lm.training.summary import report_start
 
 
@@ -75,15 +75,14 @@ def _train(
 ) -> None:
     comm = job.comm
     graphs = raise_on_all_ranks(comm, lambda: _build_graphs(job))
-    window = graphs.train.window
-    check_agreement(comm, graph_facts(comm, window))
+    check_agreement(comm, graph_facts(comm, graphs.train.window))
     arrays = raise_on_all_ranks(
         comm, lambda: _initial_arrays(job, graphs, progress), takes_part=comm.is_rank_0
     )
     output_dir = job.run_dir.path if job.run_dir else None
     reporter = stack.enter_context(Reporter(output_dir, job.options.tensorboard))
     writer = _writer(job, reporter, stack)
-    report_start(job, progress, reporter)
+    report_start(job, graphs.network, progress, reporter)
     # MonitoredTrainingSession would create a new session after an error. This rank would then wait
     # forever for the broadcast of the other ranks.
     monitored = tf.train.SingularMonitoredSession(
@@ -94,31 +93,38 @@ def _train(
         session = monitored.raw_session()
         if progress.step:
             rows = job.batches.rows.slice
-            variables.load_state(session, window.state, arrays, rows, comm.concat)
+            graphs.runner.state = variables.local_state(
+                graphs.runner.state, arrays, rows, comm.concat
+            )
         del arrays  # frees as much memory as a checkpoint needs
         checkpointer = Checkpointer(
-            writer, job.record, job.options, comm, session, window.state, supervisor
+            writer, job.record, job.options, comm, session, graphs.runner, supervisor
         )
         Loop(job, graphs, session, supervisor, checkpointer, reporter, progress).run()
 
 
 def _build_graphs(job: Job) -> Graphs:
-    config, comm = job.config, job.comm
-    with one_line_errors(job.functions):
-        network = Network(config, len(job.corpus.vocabulary), job.functions)
-        train_graph = build_train_graph(network, comm, job.batches.rows)
+    config, comm, rows, functions = job.config, job.comm, job.batches.rows, job.functions
+    division = divide_rows(
+        rows, job.device, functions.is_built_in, job.options.micro_batches_at_once
+    )
+    with one_line_errors(functions):
+        network = Network(config, len(job.corpus.vocabulary), functions)
+        train_graph = build_train_graph(network, comm, division)
         average = Average() if config.asgd_trigger_epochs else None
         eos_id, shared = job.corpus.vocabulary.eos_id, job.options.distributed_eval
-        evaluator = Evaluator(network, eos_id, comm.rank, comm.size, shared)
-    return Graphs(train_graph, evaluator, average)
+        num_threads = division.num_threads
+        evaluator = Evaluator(network, eos_id, comm.rank, comm.size, shared, num_threads)
+    runner = WindowRunner(train_graph.window, rows, num_threads)
+    return Graphs(network, train_graph, runner, evaluator, average)
 
 
 def _initial_arrays(
     job: Job, graphs: Graphs, progress: TrainProgress
 ) -> dict[str, np.ndarray] | None:
     """Load the initial values of the variables on rank 0, and drop events that will be repeated."""
-    state, vocabulary = graphs.train.window.state, job.corpus.vocabulary
-    arrays = initial_arrays(job.run_dir, job.options, vocabulary, state)
+    state_shapes, vocabulary = graphs.network.state_shapes, job.corpus.vocabulary
+    arrays = initial_arrays(job.run_dir, job.options, vocabulary, state_shapes)
     # This comes last, because a run that cannot start must not change its files.
     job.run_dir.drop_events_after(progress.step, progress.epochs_done)
     return arrays

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,9 +12,11 @@ import tensorflow.compat.v1 as tf
 
 from lm.data.batches import Rows
 from lm.distributed.communicator import Communicator
+from lm.distributed.devices import Device
 from lm.model.network import Network
-from lm.model.windows import WindowGraph, build_window_graph
+from lm.model.windows import Run, WindowGraph, WindowRunner, build_window_graph
 from lm.perplexity import MAX_MEAN_NLL, NllSum
+from lm.training.gradients import LocalSums, add_sums
 from lm.training.optimizer import Update, build_update
 
 
@@ -30,10 +32,19 @@ NO_REQUESTS = Requests()
 NUM_SUMS = 1 + len(Requests._fields)  # the loss and the requests are summed in one allreduce
 
 
+class Division(NamedTuple):
+    """The division of the local rows into windows."""
+
+    rows: Rows  # of the first window; all windows have the same size
+    num_threads: int  # number of windows that are computed at the same time
+    sums_outside: bool  # whether gradients are added up outside of the graph
+
+
 class TrainGraph(NamedTuple):
     """The tensors and operations of a training step."""
 
-    window: WindowGraph
+    window: WindowGraph  # window of the rows that are computed at once
+    local_sums: LocalSums | None  # sums over the windows of the local rows; None for one window
     update: Update
     learning_rate_ph: tf.Tensor
     requests_ph: tf.Tensor  # float32 [3]: 1 for each request of this rank
@@ -55,7 +66,28 @@ class StepResult(NamedTuple):
         return self.nll.mean <= MAX_MEAN_NLL and math.isfinite(self.grad_norm)
 
 
-def build_train_graph(network: Network, comm: Communicator, rows: Rows) -> TrainGraph:
+def divide_rows(
+    rows: Rows, device: Device, is_built_in: bool, at_once: int | None = None
+) -> Division:
+    """Divide the local rows into windows.
+
+    The built-in network computes all rows in one window. Its operations divide the rows into
+    micro-batches. For a user-defined network, a window is a micro-batch, because the results of
+    TensorFlow's operations depend on their shapes. On a GPU, sums outside of the graph would be
+    slow, so a window has all rows.
+
+    Args:
+      rows: The local rows.
+      at_once: The option `micro_batches_at_once`.
+    """
+    if is_built_in or device.gpu is not None:
+        of_window = rows.first_micro_batches(at_once or len(rows.micro_batches))
+        return Division(of_window, num_threads=1, sums_outside=of_window != rows)
+    of_window = rows.first_micro_batches(1)
+    return Division(of_window, num_threads=at_once or device.inter_op, sums_outside=True)
+
+
+def build_train_graph(network: Network, comm: Communicator, division: Division) -> TrainGraph:
     """Build the graph of a training step.
 
     All ranks must build the same graph, because Horovod matches exchanges by their names.
@@ -66,12 +98,16 @@ def build_train_graph(network: Network, comm: Communicator, rows: Rows) -> Train
         learning_rate_ph = tf.placeholder(tf.float32, [], "learning_rate")
         requests_ph = tf.placeholder(tf.float32, [len(Requests._fields)], "requests")
         dropout_step = tf.identity(global_step)
-    window = build_window_graph(network, rows, "train", dropout_step)
+    window = build_window_graph(network, division.rows, "train", dropout_step)
+    local_sums = LocalSums([], []) if division.sums_outside else None
+    sum_locally = local_sums.add if local_sums else tf.identity
+    nll_sum = sum_locally(window.nll_sum)
+    changes = [sum_locally(update.change) for update in window.updates]
     # The requests are summed with the loss, so all ranks receive them at the same step.
-    sums = comm.sum(tf.concat([window.nll_sum[None], requests_ph], axis=0), "train/sums")
+    sums = comm.sum(tf.concat([nll_sum[None], requests_ph], axis=0), "train/sums")
     # The state of a network may depend on weights that its loss does not use. The state must read
     # these weights before the update changes them.
-    with tf.control_dependencies([window.carry_state_op]):
+    with tf.control_dependencies([] if local_sums else list(window.state.values())):
         learning_rate = tf.identity(learning_rate_ph)
     update = build_update(
         config,
@@ -79,17 +115,24 @@ def build_train_graph(network: Network, comm: Communicator, rows: Rows) -> Train
         learning_rate,
         global_step,
         comm,
-        rows.micro_batches,
+        division.rows.micro_batches,
         window.separate_reductions,
+        local_sums,
     )
-    update = update._replace(train_op=tf.group(update.train_op, window.carry_state_op))
+    with tf.control_dependencies([update.grad_norm]):  # all reads see the values before the update
+        averages = [
+            variable.assign_add(comm.sum(change, f"train/{variable.op.name}")).op
+            for (variable, _), change in zip(window.updates, changes)
+        ]
+    update = update._replace(train_op=tf.group(update.train_op, *averages))
     words = config.batch_size * config.num_steps
-    return TrainGraph(window, update, learning_rate_ph, requests_ph, sums, words)
+    return TrainGraph(window, local_sums, update, learning_rate_ph, requests_ph, sums, words)
 
 
 def run_step(
-    run: Callable[[Any, dict], Any],
+    run: Run,
     graph: TrainGraph,
+    runner: WindowRunner,
     inputs: np.ndarray,
     targets: np.ndarray,
     learning_rate: float,
@@ -99,16 +142,15 @@ def run_step(
 
     `run` is `session.run` or a replacement.
     """
-    update = graph.update
-    (nats, *requested), grad_norm, exchange_seconds, _ = run(
-        [graph.sums, update.grad_norm, update.exchange_seconds, update.train_op],
-        {
-            graph.window.inputs_ph: inputs,
-            graph.window.targets_ph: targets,
-            graph.learning_rate_ph: learning_rate,
-            graph.requests_ph: requests,
-        },
-    )
+    update, local_sums = graph.update, graph.local_sums
+    fetches = [graph.sums, update.grad_norm, update.exchange_seconds, update.train_op]
+    feed = {graph.learning_rate_ph: learning_rate, graph.requests_ph: requests}
+    if local_sums is None:
+        found = runner.run(run, fetches, inputs, targets, feed)
+    else:
+        sums = runner.run(run, local_sums.of_part, inputs, targets, {}, add_sums)
+        found = run(fetches, {**feed, **local_sums.feed(sums)})
+    (nats, *requested), grad_norm, exchange_seconds, _ = found
     return StepResult(
         nll=NllSum(float(nats), graph.words),
         grad_norm=float(grad_norm),
@@ -121,8 +163,8 @@ def graph_facts(comm: Communicator, window: WindowGraph) -> dict[str, Any]:
     """Return the facts about the current graph that must be equal on all ranks.
 
     If the name of an exchange differed, the ranks would wait forever. If the network differed, they
-    would train the wrong run. Operations may differ between ranks with different
-    numbers of rows, because TensorFlow turns small tensors into constants.
+    would train the wrong run. Operations may differ between ranks with different numbers of rows,
+    because TensorFlow turns small tensors into constants.
     """
     variables = {f"variable {v.op.name}": v.shape.as_list() for v in tf.global_variables()}
     graph = tf.get_default_graph().as_graph_def()
@@ -145,8 +187,8 @@ def _wiring(nodes: Iterable[Any], functions: Mapping[str, Any]) -> Iterator[str]
     """Yield each operation and its inputs, including the functions of loops and conditions."""
     for node in nodes:
         yield f"{node.name} {node.op} {node.input}"
-        # Ignore other attributes: a constant may be the first row of the rank, and the names of
-        # functions contain numbers that each process counts on its own.
+        # Ignore other attributes: the names of functions contain numbers that each process counts
+        # separately.
         for _, value in sorted(node.attr.items()):
             called = (functions.get(f.name) for f in (value.func, *value.list.func))
             for function in filter(None, called):

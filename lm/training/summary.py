@@ -18,16 +18,19 @@ from lm.distributed.agreement import by_rank, raise_on_all_ranks
 from lm.distributed.horovod import horovod_version
 from lm.events.logs import LogFiles
 from lm.events.reporter import Reporter
+from lm.model.network import Network
 from lm.record import LOG_FILE, VOCABULARY_FILE
-from lm.system import seconds_since_start
+from lm.system import cpu_model, seconds_since_start
 from lm.training.prepare import Job
 from lm.training.progress import TrainProgress
 from lm.training.step import NUM_SUMS
 
 logger = logging.getLogger("lm")
 
+_ONE_DNN = ("TF_ENABLE_ONEDNN_OPTS", "ONEDNN_MAX_CPU_ISA")
 
-def report_start(job: Job, progress: TrainProgress, reporter: Reporter) -> None:
+
+def report_start(job: Job, network: Network, progress: TrainProgress, reporter: Reporter) -> None:
     """Open the log files and write the start event, the summary, the record and the vocabulary.
 
     All ranks call this together, in the training graph.
@@ -43,13 +46,13 @@ def report_start(job: Job, progress: TrainProgress, reporter: Reporter) -> None:
     if comm.is_rank_0:
         job.record.write(output_dir, has_checkpoints=job.run_dir.checkpoint is not None)
         job.corpus.vocabulary.save(os.path.join(output_dir, VOCABULARY_FILE))
-    facts = _facts(job, progress, output_dir)
+    facts = _facts(job, network, progress, output_dir)
     reporter.event("start", **facts)
     for line in _summary(job, facts):
         logger.info(line)
 
 
-def _facts(job: Job, progress: TrainProgress, output_dir: str) -> dict[str, Any]:
+def _facts(job: Job, network: Network, progress: TrainProgress, output_dir: str) -> dict[str, Any]:
     """Return the fields of the start event. A field with one value per rank is a list."""
     config, comm = job.config, job.comm
     own = dict(
@@ -59,7 +62,7 @@ def _facts(job: Job, progress: TrainProgress, output_dir: str) -> dict[str, Any]
         intra_op_threads=job.device.intra_op,
         inter_op_threads=job.device.inter_op,
         compiled_ops=kernels.description(),
-        arithmetic=kernels.arithmetic(config.precision),
+        arithmetic=_arithmetic(job),
         visible_gpus=len(tf.config.list_physical_devices("GPU")),
         cuda_visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
         start_seconds=seconds_since_start(),
@@ -71,7 +74,7 @@ def _facts(job: Job, progress: TrainProgress, output_dir: str) -> dict[str, Any]
         name=config.name,
         world_size=comm.size,
         **by_name,
-        exact=_find_exactness(job, progress, by_name["arithmetic"]),
+        exact=_find_exactness(job, network, progress, by_name["arithmetic"]),
         backend=comm.backend,
         exchange_settings=comm.settings,
         python=platform.python_version(),
@@ -80,6 +83,7 @@ def _facts(job: Job, progress: TrainProgress, output_dir: str) -> dict[str, Any]
         numpy=np.__version__,
         precision=config.precision,
         batch_size=config.batch_size,
+        virtual_ranks=config.virtual_ranks,
         config_file=dataclasses.asdict(job.record)["config_file"],
         parameters=sum(v.shape.num_elements() for v in tf.trainable_variables()),
         corpus=job.corpus.record.kind,
@@ -148,7 +152,20 @@ def _one_or_by_rank(values: Sequence[str], consequence: str) -> str:
     return values[0] if len(set(values)) == 1 else f"{by_rank(values)}: {consequence}"
 
 
-def _find_exactness(job: Job, progress: TrainProgress, arithmetic: Sequence[str]) -> str:
+def _arithmetic(job: Job) -> str:
+    """Return everything that the last bits of a run depend on, in addition to its record."""
+    if job.functions.is_built_in:
+        return kernels.arithmetic(job.config.precision)
+    one_dnn = {name: os.environ[name] for name in _ONE_DNN if name in os.environ}
+    return (
+        f"{kernels.arithmetic(job.config.precision)}, TensorFlow {tf.__version__},"
+        f" {cpu_model()}, oneDNN {one_dnn or 'default'}"
+    )
+
+
+def _find_exactness(
+    job: Job, network: Network, progress: TrainProgress, arithmetic: Sequence[str]
+) -> str:
     """Return whether results are identical on all supported numbers of ranks, or why not.
 
     Each start decides for the steps that it computes. `progress` records whether the earlier steps
@@ -157,29 +174,28 @@ def _find_exactness(job: Job, progress: TrainProgress, arithmetic: Sequence[str]
     if job.config.scale_lr_by_worker != "none":
         progress.exact_with = None
         return "no: the learning rate depends on the number of ranks"
-    why = _why_inexact(job, arithmetic)
+    why = _why_inexact(job, network, arithmetic)
     if not why and progress.step and progress.exact_with != arithmetic[0]:
         before = progress.exact_with
         how = f"were computed with {before}" if before else "are not exact"
         why = f"the steps up to {progress.step:,} {how}"
+        logger.warning("%s", why)
     progress.exact_with = None if why else arithmetic[0]
     if why:
-        rounding = "results on different numbers of ranks are equal up to rounding"
-        if not job.functions.is_built_in and not job.options.check_network:
-            rounding += ", if rows are independent (--check_network)"
-        return f"no: {why}; {rounding}"
+        return f"no: {why}; results on different numbers of ranks are equal up to rounding"
     return f"yes: bitwise identical on any power of two up to {job.config.virtual_ranks} ranks"
 
 
-def _why_inexact(job: Job, arithmetic: Sequence[str]) -> str:
-    config, comm, functions = job.config, job.comm, job.functions
-    if not functions.is_built_in:
-        return f"{functions.where} uses TensorFlow's own operations"
+def _why_inexact(job: Job, network: Network, arithmetic: Sequence[str]) -> str:
+    config, comm = job.config, job.comm
     if not kernels.available():  # on any rank: the ranks have agreed on this
         return "sums of plain TensorFlow depend on threads and ranks"
     if len(set(arithmetic)) > 1:
-        return "the ranks' compiled ops differ"
+        return "the ranks' arithmetic differs"
+    if network.why_irreproducible:
+        return network.why_irreproducible
     if config.virtual_ranks % comm.size:
         return f"{comm.size} ranks do not divide virtual_ranks {config.virtual_ranks}"
-    sizes = [v.shape.num_elements() for v in tf.trainable_variables()]
+    variables = tf.get_collection(tf.GraphKeys.MODEL_VARIABLES)
+    sizes = {variable.shape.num_elements() for variable in variables}
     return comm.why_inexact([*sizes, NUM_SUMS])

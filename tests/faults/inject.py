@@ -109,12 +109,10 @@ def fail_to_prepare(rank):
 @fault
 def nan(rank, step):
     """Set the recurrent state of one rank to NaN."""
-    from lm.checkpoint import variables
 
     def action(loop):
-        state = loop.graphs.train.window.state
-        values = {name: np.full(v.shape.as_list(), np.nan, "f") for name, v in state.items()}
-        variables._assign(loop.session, state, values)
+        for array in loop.graphs.runner.state.values():
+            array[:] = np.nan
 
     at_step(rank, step, action)
 
@@ -166,12 +164,12 @@ def slow_evaluation(seconds):
 
     original = lm.model.windows.run_evaluation
 
-    def slow(session, model, batches, at_work):
+    def slow(session, runner, batches, at_work):
         def late():
             time.sleep(float(seconds))
             at_work()
 
-        return original(session, model, batches, late)
+        return original(session, runner, batches, late)
 
     lm.model.windows.run_evaluation = slow
 

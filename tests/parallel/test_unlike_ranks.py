@@ -88,8 +88,6 @@ def get_config():
 
 def build_outputs(inputs_TB, state, context):
     x = context.embed(inputs_TB)
-    if os.environ["OWN"] == "an exchange":
-        x += context.embed(inputs_TB[:1, :1])
     if os.environ["OWN"] == "an operation":
         x = tf.tanh(x)
 
@@ -103,19 +101,16 @@ def build_outputs(inputs_TB, state, context):
 """
 
 
-@pytest.mark.parametrize(
-    "own, told",
-    [("an exchange", "exchange "), ("an operation", "network "), ("a loop", "network ")],
-)
+@pytest.mark.parametrize("own", ["an operation", "a loop"])
 def test_ranks_with_different_graphs_are_rejected_before_they_wait_for_each_other(
-    tmp_path, corpora, own, told
+    tmp_path, corpora, own
 ):
     (tmp_path / "unlike.py").write_text(UNLIKE_GRAPHS)
     flags = ("--config", tmp_path / "unlike.py", "--data_path", corpora, "--noeval")
     code, output = run_ranks(
         ("OWN=nothing", f"OWN={own}"), "lm.train", *flags, "--output_dir", tmp_path / "run"
     )
-    assert code == 2 and output.count(f"lm: error: the ranks disagree on {told}") == 1, output
+    assert code == 2 and output.count("lm: error: the ranks disagree on network ") == 1, output
 
 
 def test_ranks_with_different_config_files_are_rejected(tmp_path, corpora):

@@ -9,7 +9,6 @@ import tensorflow.compat.v1 as tf
 
 from lm import kernels
 from lm.config import Config
-from lm.data.batches import Rows
 from lm.errors import UserError
 from lm.kernels import build
 from lm.model.context import Context
@@ -232,8 +231,9 @@ def test_dropout_and_its_gradient_are_bitwise_equal_to_tensorflow(T, B, H, keep_
 
     def fetch(x):
         step = tf.constant(2**40 + 5, tf.int64)
-        config, rows = Config(seed=2**33 + 1), Rows(7, B)
-        context = Context(config, 1, ops=fastest(), rows=rows, step=step, num_masks=3)
+        context = Context(
+            Config(seed=2**33 + 1), 1, fastest(), num_rows=B, first_row=7, step=step, num_draws=3
+        )
         y = context.dropout(tf.ensure_shape(x, [T, B, H]), keep_prob)
         return [y, tf.gradients(y, x, dy)[0]]
 

@@ -10,9 +10,9 @@ from lm.data.batches import Rows, rows_of_rank
 from lm.distributed.communicator import OneProcess
 from lm.model.network import Network
 from lm.model.user_errors import one_line_errors
-from lm.model.windows import build_window_graph
+from lm.model.windows import WindowRunner, build_window_graph
 from lm.training.averaging import Average
-from lm.training.step import build_train_graph, run_step
+from lm.training.step import Division, build_train_graph, run_step
 from tests.commands import ROOT
 
 V = 11
@@ -39,11 +39,14 @@ GOOD = "    return x + state['h'], {'h': x[-1]}\n"
 )
 
 
-def train_graph(network):
-    """Build the graph of a training step on one process."""
+def train_graph(network, threads=1):
+    """Build the graph of a training step on one process, and its runner."""
     config = network.config
     rows = rows_of_rank(config.batch_size, 0, 1, config.virtual_ranks)
-    return build_train_graph(network, OneProcess(), rows)
+    of_window = rows if network.is_built_in else rows.first_micro_batches(1)
+    division = Division(of_window, threads, sums_outside=not network.is_built_in)
+    graph = build_train_graph(network, OneProcess(), division)
+    return graph, WindowRunner(graph.window, rows, threads)
 
 
 def train_and_evaluate(file, **fields):
@@ -60,4 +63,4 @@ def train_and_evaluate(file, **fields):
         session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
         windows = words[:-1].astype(np.int32), words[1:].astype(np.int32)
         with one_line_errors(file.functions, running=True):
-            return [run_step(session.run, step, *windows, 0.1).nll.nats for _ in range(5)]
+            return [run_step(session.run, *step, *windows, 0.1).nll.nats for _ in range(5)]

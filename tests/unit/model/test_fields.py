@@ -34,9 +34,15 @@ FIELDS = {
 }  # fmt: skip
 
 
+def context_of(rows, config=CONFIG, step=STEP, **options):
+    step = tf.constant(step, tf.int64)
+    return Context(
+        config, V, fastest(), num_rows=rows.count, first_row=rows.first, step=step, **options
+    )
+
+
 def mask(config, shape, keep_prob, mask_index):
-    config, rows = Config(seed=config.seed), Rows(0, shape[1])
-    context = Context(config, V, fastest(), rows, tf.constant(STEP), mask_index)
+    context = context_of(Rows(0, shape[1]), Config(seed=config.seed), num_draws=mask_index)
     return context.dropout(tf.ones(shape), keep_prob)
 
 
@@ -85,6 +91,12 @@ def plain_loss(config, weights, inputs, targets):
     return T * loss, tf.reduce_sum(nll)
 
 
+def feed_of(graph, words):
+    state = {ph: np.zeros(ph.shape) for ph in graph.state_phs.values()}
+    words = {graph.inputs_ph: words[:-1], graph.targets_ph: words[1:]}
+    return {**words, **state, graph.first_row_ph: 0}
+
+
 @pytest.mark.parametrize("fields", FIELDS.values(), ids=FIELDS)
 def test_loss_and_gradients_equal_the_equations_of_the_papers(path, fields):
     config = dataclasses.replace(CONFIG, **fields)
@@ -103,7 +115,7 @@ def test_loss_and_gradients_equal_the_equations_of_the_papers(path, fields):
                 [model.loss, model.nll_sum, *map(tf.convert_to_tensor, found.gradients)],
                 [loss, nll, *map(tf.convert_to_tensor, expected)],
             ],
-            {model.inputs_ph: words[:-1], model.targets_ph: words[1:]},
+            feed_of(model, words),
         )
     for one, other in zip(ours, theirs):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
@@ -135,16 +147,15 @@ def test_windows_and_single_words_have_the_same_loss(path):
         model = build_window_graph(network, Rows(0, B), "eval")
         by_word = decoding.target_log_probs(network, *map(tf.constant, (words[:-1], words[1:])))
         session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
-        feed = {model.inputs_ph: words[:-1], model.targets_ph: words[1:]}
-        nll, loss, log_probs = session.run([model.nll_N, model.loss, by_word], feed)
-    np.testing.assert_allclose(log_probs.ravel(), -nll, rtol=1e-5)
+        feed = feed_of(model, words)
+        nll, loss, log_probs = session.run([model.nll_TB, model.loss, by_word], feed)
+    np.testing.assert_allclose(log_probs, -nll, rtol=1e-5)
     np.testing.assert_allclose(loss, nll.sum() / B, rtol=1e-5)  # no penalty
 
 
 def test_locked_masks_depend_on_the_global_row_but_not_on_the_time_step():
     def masks(rows, step=STEP):
-        step = tf.constant(step, tf.int64)
-        context = Context(Config(locked_dropout=True), V, fastest(), rows, step)
+        context = context_of(rows, Config(locked_dropout=True), step)
         return context.dropout(tf.ones([T, rows.count, 64]), 0.5)
 
     with tf.Graph().as_default(), tf.Session() as session:
@@ -159,8 +170,7 @@ def test_locked_masks_depend_on_the_global_row_but_not_on_the_time_step():
 def test_dropping_rows_of_a_table_adds_the_gradients_of_each_row():
     with tf.Graph().as_default(), tf.Session() as session:
         table = tf.get_variable("table", [4, 2], initializer=tf.ones_initializer())
-        step = tf.constant(STEP, tf.int64)
-        context = Context(CONFIG, V, ops=fastest(), rows=Rows(0, B), step=step)
+        context = context_of(Rows(0, B), spans_micro_batches=True)
         kept = context.drop_weights(tf.gather(table, [0, 0, 2]), 0.5)
         loss = tf.reduce_sum(kept)
         found = exchange_gradients(CONFIG, loss, OneProcess(), (), context.separate_reductions)
@@ -171,7 +181,7 @@ def test_dropping_rows_of_a_table_adds_the_gradients_of_each_row():
 
 def test_dropped_weights_depend_on_step_and_index_but_not_on_the_row():
     def dropped_weights(rows, step):
-        context = Context(CONFIG, V, ops=fastest(), rows=rows, step=tf.constant(step, tf.int64))
+        context = context_of(rows, step=step)
         return [context.drop_weights(tf.ones([32, 32]), 0.5) for _ in range(2)]
 
     with tf.Graph().as_default(), tf.Session() as session:

@@ -5,7 +5,6 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from lm.config import Config
-from lm.data.batches import Rows
 from lm.errors import UserError
 from lm.model import lstm
 from lm.model.context import Context
@@ -79,7 +78,9 @@ def test_two_windows_with_a_carried_state_equal_one_window(path):
 def masks(keep_prob=0.5, seed=1, step=7, mask_index=0, rows=8, units=64):
     with tf.Graph().as_default(), tf.Session() as session:
         step = tf.constant(step, tf.int64)
-        context = Context(Config(seed=seed), 10, fastest(), Rows(0, rows), step, mask_index)
+        context = Context(
+            Config(seed=seed), 10, fastest(), num_rows=rows, step=step, num_draws=mask_index
+        )
         return session.run(context.dropout(tf.ones([T, rows, units]), keep_prob))
 
 
@@ -95,8 +96,8 @@ def test_dropout_masks_do_not_repeat_in_the_next_step():
     assert (masks(mask_index=1023) != masks(step=8)).mean() > 0.4
     with tf.Graph().as_default():
         step = tf.constant(0, tf.int64)
-        context = Context(Config(), 10, rows=Rows(0, B, [B]), step=step, num_masks=1024)
-        with pytest.raises(UserError, match="more than 1024 masks"):
+        context = Context(Config(), 10, num_rows=B, step=step, num_draws=1024)
+        with pytest.raises(UserError, match="random numbers more than 1024 times a step"):
             context.dropout(tf.ones([T, B, H]), 0.5)
 
 

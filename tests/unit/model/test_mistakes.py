@@ -33,8 +33,6 @@ MISTAKES = {
     "    w = tf.get_variable('w', [4]) if context.training else 0.0\n    x += w\n" + GOOD:
         "uses the variable w in some calls only",
     "    w = tf.get_variable('w', [4])\n" + GOOD: "does not depend on the variable w",
-    "    x = context.dropout(tf.transpose(x, [1, 0, 2]), 0.5)\n" + GOOD:
-        "axis 1 of [3, 5, 4] is not the batch of 3 rows: give batch_axis=0",
     "    with tf.variable_scope('softmax'):\n        x += tf.get_variable('bias', [4])\n" + GOOD:
         "has the variable softmax/bias, a name of the output layer: rename it",
     "    x *= tf.placeholder(tf.float32, [])\n" + GOOD:
@@ -45,12 +43,9 @@ MISTAKES = {
         "must be [T, B, H] with 3 rows, not (3, 5, 4) and (3, 5, 4)",
     "    return tf.sparse.from_dense(x), {'h': x[-1]}\n": "must be a tensor, not a SparseTensor",
     "    x = context.dropout(x, 1.5)\n" + GOOD: "keep_prob must be above 0 and at most 1, not 1.5",
-    "    x *= tf.get_variable('w', [4], regularizer=tf.nn.l2_loss)\n" + GOOD:
-        "line 13, in build_outputs: variable w has a regularizer, which is not used",
-    "    tf.add_to_collection(tf.GraphKeys.REGULARIZATION_LOSSES, tf.nn.l2_loss(x))\n" + GOOD:
-        "adds to the collection regularization_losses, which is not used: use --weight_decay",
-    "    step = lambda h, x: h + x * tf.get_variable('w', [4], regularizer=tf.nn.l2_loss)\n"
-    "    x = tf.scan(step, x, state['h'])\n" + GOOD: "variable w has a regularizer",
+    "    tf.add_to_collection(tf.GraphKeys.LOSSES, tf.nn.l2_loss(x))\n" + GOOD:
+        "adds to the collection losses, which is not used: use context.add_loss",
+    "    context.add_loss(x[0])\n" + GOOD: "context.add_loss needs a float32 scalar, not",
     "    start = tf.lookup.KeyValueTensorInitializer([1], [2], tf.int32, tf.int32)\n"
     "    table = tf.lookup.StaticHashTable(start, 0)\n"
     "    x *= tf.cast(table.lookup(inputs_TB), tf.float32)[:, :, None]\n" + GOOD:
@@ -70,15 +65,11 @@ MISTAKES = {
     "    step = lambda h, x: h + tf.matmul(x, context.drop_weights(w, 0.5))\n"
     "    x = tf.scan(step, x, state['h'])\n" + GOOD:
         "line 14, in build_outputs: context.drop_weights is for weights and outputs of all time",
-    "    x += context.drop_weights(x[0], 0.5)\n" + GOOD:
-        "which depends on the words, the state or dropped weights",
-    "    w = context.drop_weights(tf.get_variable('w', [4, 4]), 0.5)\n"
-    "    x = tf.tensordot(x, context.drop_weights(w, 0.5), 1)\n" + GOOD:
-        "context.drop_weights with",
     "    x *= tf.get_variable('train', [4])\n" + GOOD:
         "line 13, in build_outputs: variable train has the name of an operation of the trainer",
-    "    tf.add_to_collection('update_ops', tf.no_op('moving'))\n" + GOOD:
-        "adds to the collection update_ops",
+    "    w = tf.get_variable('w', [4])\n"
+    "    tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, w.assign_add(x[0, 0]))\n"
+    "    x *= w\n" + GOOD: "to UPDATE_OPS, which updates w: an update must be the only assign",
     # The number of rows is only known in a run.
     "    rows = tf.reshape(x, [-1, 4])\n"
     "    return x, {'h': tf.boolean_mask(rows, rows[:, 0] < 9)}\n":
@@ -140,9 +131,9 @@ TAKEN = "    x += tf.get_variable('%s', [4])\n" + GOOD
             "mine.py: ValueError: Variable v/average already exists",
         ),
         (
-            HEADER + "    context.dropout(tf.transpose(x, [1, 0, 2]), 0.5, batch_axis=0)\n" + GOOD,
+            HEADER + "    context.dropout(tf.transpose(x, [1, 0, 2]), 0.5)\n" + GOOD,
             {"locked_dropout": True},
-            "locked_dropout needs [T, B, ...], not [3, 5, 4] with batch_axis=0",
+            "locked_dropout needs [T, B, ...], not [3, 5, 4]",
         ),
     ],
     ids=["logits", "no table", "two tables", "size", "no variables", "adam's name",

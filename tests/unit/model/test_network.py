@@ -88,7 +88,7 @@ def test_a_constraint_applies_to_an_embedding(load):
         (table,) = [v for v in tf.trainable_variables() if v.op.name == "embedding"]
         assert (session.run(table) < 0).any()
         words = np.zeros([6, 1], np.int32)
-        run_step(session.run, step, words[:-1], words[1:], 1.0)
+        run_step(session.run, *step, words[:-1], words[1:], 1.0)
         assert (session.run(table) >= 0).all()
 
 
@@ -105,19 +105,23 @@ def test_build_logits_with_the_same_output_layer_has_the_same_losses(load):
     assert expected[-1] < expected[0]
 
 
-@pytest.mark.parametrize(
-    "shape, batch_axis", [([6, 5], None), ([3, 6, 5], None), ([4, 6, 5], None), ([6, 4, 2, 3], 0)]
-)
-def test_masks_do_not_depend_on_the_number_of_ranks(shape, batch_axis):
+def context_of(rows, **options):
+    step = tf.constant(3, tf.int64)
+    return Context(
+        CONFIG, V, fastest(), num_rows=rows.count, first_row=rows.first, step=step, **options
+    )
+
+
+@pytest.mark.parametrize("shape", [[6, 5], [3, 6, 5], [4, 6, 5], [6, 4, 2, 3]])
+def test_masks_do_not_depend_on_the_number_of_ranks(shape):
     axis = shape.index(6)
 
     def masks(rows, calls=1):
         own = [rows.count if size == 6 else size for size in shape]
-        step = tf.constant(3, tf.int64)
-        context = Context(CONFIG, V, ops=fastest(), rows=rows, step=step)
+        context = context_of(rows)
         with tf.Session() as session:
             for _ in range(calls):
-                result = context.dropout(tf.ones(own), 0.5, batch_axis)
+                result = context.dropout(tf.ones(own), 0.5)
             return session.run(result)
 
     with tf.Graph().as_default():
@@ -129,8 +133,7 @@ def test_masks_do_not_depend_on_the_number_of_ranks(shape, batch_axis):
 
 def test_in_a_loop_all_time_steps_share_a_mask():
     def masks(rows):
-        step = tf.constant(3, tf.int64)
-        context = Context(CONFIG, V, ops=fastest(), rows=rows, step=step)
+        context = context_of(rows)
         ones_TBH = tf.ones([5, rows.count, 64])
         with tf.Session() as session:
             return session.run(tf.map_fn(lambda row: context.dropout(row, 0.5), ones_TBH))
@@ -161,9 +164,8 @@ def test_the_state_is_computed_before_the_weights_change(load, optimizer):
         step = train_graph(Network(config, V, file.functions))
         session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
         (table,) = [v for v in tf.trainable_variables() if v.op.name == "embedding"]
-        (state,) = tf.local_variables()
         words = np.arange(18, dtype=np.int32).reshape(6, 3) % V
         before = session.run(table)
-        run_step(session.run, step, words[:-1], words[1:], 1.0)
-        np.testing.assert_array_equal(session.run(state), before[words[-2]])
+        run_step(session.run, *step, words[:-1], words[1:], 1.0)
+        np.testing.assert_array_equal(step[1].state["h"], before[words[-2]])
         assert (session.run(table) != before).any()

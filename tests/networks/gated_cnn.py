@@ -1,0 +1,37 @@
+"""A gated convolutional network (Dauphin et al. 2017, arXiv:1612.08083)."""
+
+import tensorflow.compat.v1 as tf
+
+from lm.config import Config
+
+WIDTH = 3
+
+
+def get_config() -> Config:
+    """Return a small config on the synthetic corpus."""
+    return Config(
+        name="gated_cnn", corpus="embedded", hidden_size=16, num_layers=2, num_steps=10,
+        batch_size=16, learning_rate=0.5, keep_prob=0.9,
+    )  # fmt: skip
+
+
+def state_shapes(config: Config) -> dict[str, list[int]]:
+    """The state has the inputs of each layer before the window."""
+    return {f"layer_{layer}": [WIDTH - 1, config.hidden_size] for layer in range(config.num_layers)}
+
+
+def build_outputs(inputs_TB, state, context):
+    """Return the outputs [T, B, H] and the last inputs of each layer."""
+    units, after = context.config.hidden_size, {}
+    x_BTH = tf.transpose(context.embed(inputs_TB), [1, 0, 2])
+    for name, before_BKH in state.items():
+        x_BTH = context.dropout(x_BTH, context.config.keep_prob)
+        padded_BTH = tf.concat([before_BKH, x_BTH], axis=1)
+        after[name] = padded_BTH[:, -(WIDTH - 1) :]
+        with tf.variable_scope(name):
+            filters = tf.get_variable("filters", [WIDTH, units, 2 * units])
+            bias = tf.get_variable("bias", [2 * units], initializer=tf.zeros_initializer())
+        y_BTG = tf.nn.conv1d(padded_BTH, filters, stride=1, padding="VALID") + bias
+        linear_BTH, gate_BTH = tf.split(y_BTG, 2, axis=2)
+        x_BTH += linear_BTH * tf.sigmoid(gate_BTH)
+    return tf.transpose(x_BTH, [1, 0, 2]), after

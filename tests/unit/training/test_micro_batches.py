@@ -1,0 +1,173 @@
+"""Micro-batches: their sums, seeds, added losses and moving averages."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+from lm import kernels
+from lm.config import Config
+from lm.config_file import BUILT_IN, load_config_file
+from lm.data.batches import rows_of_rank
+from lm.distributed.communicator import OneProcess
+from lm.errors import UserError
+from lm.model.context import Context
+from lm.model.network import Network
+from lm.model.ops import fastest
+from lm.model.windows import WindowRunner
+from lm.training.step import Division, build_train_graph, run_step
+from tests.commands import ROOT
+from tests.unit.model.networks import GOOD, HEADER, V
+
+needs_kernels = pytest.mark.skipif(not kernels.available(), reason="needs the compiled ops")
+NETWORKS = ROOT / "tests/networks"
+
+
+def train(config, functions=BUILT_IN, threads=1, at_once=1, steps=3, vocab_size=V):
+    """Return all variables and the recurrent state after some steps on one process."""
+    config = functions.resolve(config)
+    words = np.random.default_rng(0).integers(0, vocab_size, [100, config.batch_size])
+    rows = rows_of_rank(config.batch_size, 0, 1, config.virtual_ranks)
+    windows = rows.first_micro_batches(at_once)
+    division = Division(windows, threads, not functions.is_built_in or windows != rows)
+    with tf.Graph().as_default():
+        graph = build_train_graph(Network(config, vocab_size, functions), OneProcess(), division)
+        runner = WindowRunner(graph.window, rows, threads)
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            for step in range(steps):
+                at = slice(step * config.num_steps, (step + 1) * config.num_steps + 1)
+                inputs, targets = words[at][:-1], words[at][1:]
+                result = run_step(session.run, graph, runner, inputs, targets, 0.5)
+            values = session.run({v.op.name: v for v in tf.global_variables()})
+    return {**values, **runner.state, "nats": np.array(result.nll.nats)}
+
+
+def assert_equal(found, expected, **tolerance):
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, err_msg=name, **tolerance)
+
+
+BUILT_IN_FIELDS = {
+    "dropout": dict(keep_prob=0.7),
+    "sparse embedding": dict(keep_prob=0.7, virtual_ranks=4),
+    "tied": dict(tie_weights=True, embedding_size=5, recurrent_keep_prob=0.6),
+    "penalties": dict(activation_penalty=2.0, temporal_activation_penalty=1.0, optimizer="adam"),
+}
+
+
+@needs_kernels
+@pytest.mark.parametrize("fields", BUILT_IN_FIELDS.values(), ids=BUILT_IN_FIELDS)
+def test_the_built_in_network_does_not_depend_on_micro_batches_at_once(fields):
+    config = Config(hidden_size=6, num_layers=2, num_steps=4, batch_size=16, **fields)
+    vocab_size = 200 if "virtual_ranks" in fields else V  # a large table has a sparse gradient
+    whole = train(config, at_once=8, vocab_size=vocab_size)
+    for at_once in (1, 2, 5):
+        assert_equal(train(config, at_once=at_once, vocab_size=vocab_size), whole, rtol=0)
+
+
+@needs_kernels
+@pytest.mark.parametrize("name", ["ngram", "gated_cnn"])
+def test_a_user_defined_network_does_not_depend_on_the_number_of_threads(name):
+    file = load_config_file(str(NETWORKS / f"{name}.py"))
+    one = train(file.config, file.functions, threads=1)
+    for threads in (2, 3):
+        assert_equal(train(file.config, file.functions, threads=threads), one, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        GOOD,
+        "    w = tf.get_variable('w', [4, 4])\n"
+        "    context.add_loss(tf.nn.l2_loss(w))\n"
+        "    return tf.tensordot(x, w, 1), {'h': x[-1]}\n",
+        "    n = tf.get_variable('n', [4], trainable=False, initializer=tf.ones_initializer())\n"
+        "    update_op = n.assign_sub(0.1 * (n - tf.reduce_mean(x, [0, 1])))\n"
+        "    if context.training:\n"
+        "        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, update_op)\n"
+        "    return x + n, {'h': x[-1]}\n",
+        "    context.penalize(x, x)\n" + GOOD,
+        "    x = context.dropout(x, 0.5)\n" + GOOD,
+    ],
+    ids=["plain", "added loss", "moving average", "penalty", "dropout of rows"],
+)
+def test_the_number_of_micro_batches_does_not_change_the_model(load, body):
+    functions = load(HEADER + body).functions
+    config = Config(
+        hidden_size=4, num_steps=5, batch_size=8, activation_penalty=0.5 * ("penalize" in body)
+    )
+    one = train(dataclasses.replace(config, virtual_ranks=1), functions)
+    assert_equal(train(config, functions), one, rtol=1e-4, atol=1e-6)
+
+
+def test_a_regularizer_is_an_added_loss(load):
+    config = Config(hidden_size=4, num_steps=5, batch_size=4)
+    variable = "    w = tf.get_variable('w', [4, 4]%s)\n%s    return x + w[0], {'h': x[-1]}\n"
+    regularizer = ", regularizer=tf.nn.l2_loss"
+    added = "    context.add_loss(tf.nn.l2_loss(w))\n"
+    found, expected, without = (
+        train(config, load(HEADER + variable % texts).functions)
+        for texts in ((regularizer, ""), ("", added), ("", ""))
+    )
+    assert_equal(found, expected, rtol=1e-6)
+    assert np.abs(found["w"] - without["w"]).max() > 0.01
+
+
+def test_moving_averages_are_updated_once_per_step(load):
+    body = (
+        "    n = tf.get_variable('n', [], trainable=False, initializer=tf.zeros_initializer())\n"
+        "    if context.training:\n"
+        "        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, n.assign_add(1.0))\n" + GOOD
+    )
+    config = Config(hidden_size=4, num_steps=5, batch_size=8)
+    assert train(config, load(HEADER + body).functions, steps=3)["n"] == 3
+
+
+def seeds(step=1, first_row=0, seed=1, training=True):
+    with tf.Graph().as_default(), tf.Session() as session:
+        step = tf.constant(step, tf.int64) if training else None
+        first_row = tf.constant(first_row, tf.int64)
+        context = Context(Config(seed=seed), V, num_rows=4, first_row=first_row, step=step)
+        return [tuple(session.run(context.seed())) for _ in range(2)]
+
+
+def test_seeds_depend_on_seed_step_call_and_micro_batch():
+    found = [seeds(), seeds(step=2), seeds(first_row=4), seeds(seed=2)]
+    assert len({value for values in found for value in values}) == 8 and seeds() == found[0]
+    evaluated = seeds(step=5, training=False)
+    assert evaluated == seeds(training=False) and len(set(evaluated)) == 2
+
+
+@pytest.mark.parametrize("shape", [[5], [2, 3, 7], [None, 3]])
+def test_a_mask_without_rows_belongs_to_the_micro_batch(shape):
+    def mask(first_row):
+        context = Context(
+            Config(), V, fastest(), num_rows=4, first_row=first_row, step=tf.constant(1, tf.int64)
+        )
+        x = tf.placeholder_with_default(tf.ones([64 if n is None else n for n in shape]), shape)
+        return context.dropout(tf.concat([x] * 40, 0), 0.5)
+
+    with tf.Graph().as_default(), tf.Session() as session:
+        one, same, other = session.run([mask(0), mask(0), mask(4)])
+    np.testing.assert_array_equal(one, same)
+    assert set(np.unique(one)) == {0, 2} and 0.3 < np.mean(one != other) < 0.7
+
+
+def test_virtual_ranks_must_divide_the_batch_of_a_user_defined_network(load):
+    functions = load(HEADER + GOOD).functions
+    found = {size: functions.resolve(Config(batch_size=size)).virtual_ranks for size in (3, 12, 64)}
+    assert found == {3: 1, 12: 4, 64: 8}
+    with pytest.raises(UserError, match=r"virtual_ranks 8 does not divide batch_size 12.*ranks 4"):
+        functions.resolve(Config(batch_size=12, virtual_ranks=8))
+    assert BUILT_IN.resolve(Config(batch_size=3)).virtual_ranks == 8
+
+
+def test_fewer_micro_batches_at_once_need_equal_micro_batches():
+    rows = rows_of_rank(20, 0, 1, 8)
+    assert rows.first_micro_batches(3).micro_batches == (2, 3)
+    assert rows.first_micro_batches(100) == rows
+    with pytest.raises(UserError, match="micro_batches_at_once 1 needs micro-batches of equal"):
+        rows.first_micro_batches(1)
