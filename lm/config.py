@@ -6,7 +6,9 @@ The command-line flags are generated from these fields.
 from __future__ import annotations
 
 import dataclasses
+import re
 
+from lm.errors import UserError
 from lm.options import Checked, option
 
 _INT32 = 2**31 - 1  # the largest valid tensor dimension
@@ -51,6 +53,13 @@ class Config(Checked):
         False, "use the embedding as the weights of the output layer; outputs of a different size"
         " are projected to the size of the embedding",
     )  # fmt: skip
+    adaptive_softmax_cutoffs: str = option(
+        "", "predict rare words with fewer units: the first word (by frequency) of each cluster,"
+        " such as 2000,20000,100000 (default: full softmax)",
+    )  # fmt: skip
+    adaptive_softmax_factor: int = option(
+        4, "adaptive softmax: each cluster has N times fewer units than the previous", low=2
+    )
     num_layers: int = option(2, "number of LSTM layers", low=1, high=1000)
     num_steps: int = option(20, "time steps of truncated backpropagation", low=1)
     keep_prob: float = option(
@@ -140,6 +149,21 @@ class Config(Checked):
         " bitwise identical (default: 8; for the network of a config file, the largest power of two"
         " up to 8 that divides batch_size)", choices=(1, 2, 4, 8, 16, 32, 64, 128, 256),
     )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        text = self.adaptive_softmax_cutoffs
+        is_list = re.fullmatch(r"(\d+(,\d+)*)?", text)
+        if not is_list or any(a >= b for a, b in zip((0, *self.cutoffs), self.cutoffs)):
+            raise UserError(
+                "adaptive_softmax_cutoffs must be increasing positive integers, such as"
+                f" 2000,20000, not {text!r}"
+            )
+
+    @property
+    def cutoffs(self) -> tuple[int, ...]:
+        """The first word of each cluster of the adaptive softmax, or ()."""
+        return tuple(map(int, filter(None, self.adaptive_softmax_cutoffs.split(","))))
 
     @property
     def follows_validation(self) -> bool:

@@ -32,6 +32,7 @@ PEERS = {
 
 _NOT_IN_PEERS = (  # fields of Config that the peers do not implement
     "embedding_init_scale", "embedding_size", "tie_weights", "embedding_keep_prob",
+    "adaptive_softmax_cutoffs",
     "output_keep_prob", "locked_dropout", "recurrent_keep_prob", "forget_bias",
     "activation_penalty", "temporal_activation_penalty", "optimizer", "weight_decay",
     "asgd_trigger_epochs",
@@ -98,7 +99,8 @@ def _row(
         "seconds_per_step": seconds,
     }
     shapes = ours["shapes"][0]
-    if not shapes:  # the products of a user-defined network are unknown
+    # The products of user-defined networks are unknown, and those of clusters depend on the words.
+    if not shapes or config.cutoffs:
         return row
     flops = _step_flops(config, shapes)
     shares = [flops / each / peak for each, peak in zip(seconds, peaks)]

@@ -20,6 +20,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from lm.config import Config
 from lm.model.ops import Ops
 
 
@@ -46,6 +47,19 @@ class AdaptiveWeights(NamedTuple):
         return firsts
 
 
+def get_weights(config: Config, hidden: int, vocab_size: int) -> AdaptiveWeights:
+    """Create the weights in the current variable scope, or find them again."""
+    cutoffs, clusters = config.cutoffs, []
+    for c, (first, end) in enumerate(zip(cutoffs, (*cutoffs[1:], vocab_size))):
+        units = max(hidden // config.adaptive_softmax_factor ** (c + 1), 1)
+        with tf.variable_scope(f"cluster_{c}"):
+            projection = tf.get_variable("projection", [hidden, units])
+            clusters.append(Cluster(projection, tf.get_variable("words", [end - first, units])))
+    size = cutoffs[0] + len(cutoffs)
+    head = tf.get_variable("weights", [hidden, size])
+    return AdaptiveWeights(head, tf.get_variable("bias", [size]), clusters)
+
+
 def cross_entropy(
     weights: AdaptiveWeights,
     outputs_NH: tf.Tensor,
@@ -53,7 +67,6 @@ def cross_entropy(
     scale_N: tf.Tensor,
     ops: Ops,
     training: bool,
-    micro_batches: Sequence[int] = (),
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Return the loss and the negative log-likelihood of each token.
 
@@ -65,7 +78,7 @@ def cross_entropy(
     loss, nll_N = ops.cross_entropy(
         outputs_NH, weights.head, weights.head_bias, head_targets_N, scale_N, training=training
     )
-    order = _micro_batch_order(targets_N.shape.as_list()[0], micro_batches)
+    order = _micro_batch_order(targets_N, ops.micro_batches)
     members = [_members(cluster_N, c, *order) for c in range(len(cutoffs))]
     inputs = _gather_parts(outputs_NH, [tokens for tokens, _ in members])
     for cluster, first, (tokens, ends), x in zip(weights.clusters, cutoffs, members, inputs):
@@ -79,18 +92,19 @@ def cross_entropy(
 
 
 def _micro_batch_order(
-    num_tokens: int, micro_batches: Sequence[int]
-) -> tuple[np.ndarray, np.ndarray]:
+    targets_N: tf.Tensor, micro_batches: Sequence[int]
+) -> tuple[tf.Tensor, tf.Tensor]:
     """Return the tokens, [T, rows], ordered by micro-batch, and the end of each micro-batch."""
-    micro_batches = micro_batches or [num_tokens]
-    tokens_TB = np.arange(num_tokens, dtype=np.int32).reshape(-1, sum(micro_batches))
+    if not micro_batches:  # one micro-batch, and N may be unknown
+        return tf.range(tf.size(targets_N)), tf.size(targets_N)[None]
+    tokens_TB = np.arange(targets_N.shape[0], dtype=np.int32).reshape(-1, sum(micro_batches))
     ends = np.cumsum(micro_batches)
     parts = [part.ravel() for part in np.split(tokens_TB, ends[:-1], axis=1)]
-    return np.concatenate(parts), ends * len(tokens_TB)
+    return tf.constant(np.concatenate(parts)), tf.constant(ends * len(tokens_TB))
 
 
 def _members(
-    cluster_N: tf.Tensor, cluster: int, order_N: np.ndarray, ends: np.ndarray
+    cluster_N: tf.Tensor, cluster: int, order_N: tf.Tensor, ends: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Return the tokens of a cluster in the given order, and the end of each micro-batch's part."""
     is_member_N = tf.equal(tf.gather(cluster_N, order_N), cluster)

@@ -30,14 +30,20 @@ def next_word(
       The natural log-probabilities of the following word, float32 [B, V], and the new state.
     """
     context = Context(network.config, network.vocab_size)
-    words_1B = words_B[None]
-    outputs_or_logits_1BX, after = network.build(words_1B, _unpack(network, state_BS), context)
+    outputs_or_logits_1BX, state_BS = _read(network, words_B, state_BS, context)
+    return network.log_probs(outputs_or_logits_1BX[0], context), state_BS
+
+
+def _read(
+    network: Network, words_B: tf.Tensor, state_BS: tf.Tensor, context: Context
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Return the outputs or logits of the network [1, B, X], and the new state."""
+    outputs_or_logits_1BX, after = network.build(words_B[None], _unpack(network, state_BS), context)
     parts = [
         tf.reshape(after[name], [-1, math.prod(shape)])
         for name, shape in network.state_shapes.items()
     ]
-    state_BS = tf.concat(parts, axis=1) if parts else state_BS
-    return network.log_probs(outputs_or_logits_1BX[0], context), state_BS
+    return outputs_or_logits_1BX, tf.concat(parts, axis=1) if parts else state_BS
 
 
 def _unpack(network: Network, state_BS: tf.Tensor) -> State:
@@ -62,9 +68,11 @@ def target_log_probs(network: Network, inputs_TB: tf.Tensor, targets_TB: tf.Tens
     next_word(network, inputs_TB[0], tf.zeros([rows, size]))
 
     def step(t, state_BS, found):
-        log_probs_BV, state_BS = next_word(network, inputs_TB[t], state_BS)
-        at_targets_B = tf.gather(log_probs_BV, targets_TB[t], batch_dims=1)
-        return t + 1, state_BS, found.write(t, at_targets_B)
+        context = Context(network.config, network.vocab_size)
+        outputs_or_logits_1BX, state_BS = _read(network, inputs_TB[t], state_BS, context)
+        scale_B = tf.zeros_like(targets_TB[t], tf.float32)  # of the loss, which is not used
+        _, nll_B = network.cross_entropy(outputs_or_logits_1BX, targets_TB[t], scale_B, context)
+        return t + 1, state_BS, found.write(t, -nll_B)
 
     state_shape = tf.TensorShape([known_rows, size])
     _, _, found = tf.while_loop(

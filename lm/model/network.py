@@ -17,7 +17,8 @@ import tensorflow.compat.v1 as tf
 
 from lm.config import Config
 from lm.config_file import BUILT_IN, NetworkFunctions
-from lm.model import lstm, network_rules
+from lm.errors import UserError
+from lm.model import adaptive, lstm, network_rules
 from lm.model.context import Context
 from lm.model.plain import logits_cross_entropy
 from lm.model.user_errors import call
@@ -44,6 +45,7 @@ class Network:
         self._names: set[str] | None = None  # names of the variables that the first use requested
         self._warnings: set[str] = set()  # already logged
         self._table: tf.Variable | None = None  # the embedding, if tied to the output layer
+        _check_cutoffs(config, vocab_size, functions)
 
     @property
     def micro_batch_rows(self) -> int | None:
@@ -96,6 +98,8 @@ class Network:
         reserved = {f"state/{part}" for part in self.state_shapes}
         if not self._makes_logits:
             reserved |= _OUTPUT_LAYER
+            for c in range(len(self.config.cutoffs)):
+                reserved |= {f"softmax/cluster_{c}/{part}" for part in ("projection", "words")}
         network_rules.check_variables(where, used, created, reserved, self._names)
         if self.config.tie_weights:
             tables = [used["embedding"]] if "embedding" in used else list(context.tables.values())
@@ -143,6 +147,11 @@ class Network:
         outputs_or_logits_NX = tf.reshape(outputs_or_logits_TBX, [-1, units])
         if self._makes_logits:
             return logits_cross_entropy(outputs_or_logits_NX, targets_N, scale_N)
+        if self.config.cutoffs:
+            weights = self._adaptive_weights(units, context)
+            return adaptive.cross_entropy(
+                weights, outputs_or_logits_NX, targets_N, scale_N, context.ops, context.training
+            )
         return context.ops.cross_entropy(
             *self._output_layer(outputs_or_logits_NX, context),
             targets_N,
@@ -158,9 +167,16 @@ class Network:
         """
         if self._makes_logits:
             return tf.nn.log_softmax(outputs_or_logits_BX)
+        if self.config.cutoffs:
+            units = outputs_or_logits_BX.shape.as_list()[1]
+            return adaptive.log_probs(self._adaptive_weights(units, context), outputs_or_logits_BX)
         hidden_BE, weights, bias_V = self._output_layer(outputs_or_logits_BX, context)
         product_BV = tf.matmul(hidden_BE, weights, transpose_b=self.config.tie_weights)
         return tf.nn.log_softmax(tf.nn.bias_add(product_BV, bias_V))
+
+    def _adaptive_weights(self, hidden: int, context: Context) -> adaptive.AdaptiveWeights:
+        with shared_variables(self.config, context.training), tf.variable_scope("softmax"):
+            return adaptive.get_weights(self.config, hidden, self.vocab_size)
 
     def _output_layer(
         self, outputs_NH: tf.Tensor, context: Context
@@ -182,3 +198,20 @@ class Network:
                     projection_HE = tf.get_variable("projection", [hidden, units])
                     outputs_NH = context.ops.matmul(outputs_NH, projection_HE)
             return outputs_NH, weights, tf.get_variable("bias", [self.vocab_size])
+
+
+def _check_cutoffs(config: Config, vocab_size: int, functions: NetworkFunctions) -> None:
+    if not config.cutoffs:
+        return
+    if config.tie_weights:
+        raise UserError("tie_weights does not support adaptive_softmax_cutoffs: use one of them")
+    if functions.kind == "logits":
+        raise UserError(
+            f"{functions.where} builds its own output layer, so adaptive_softmax_cutoffs has no"
+            " effect: define build_outputs instead of build_logits"
+        )
+    if config.cutoffs[-1] >= vocab_size:
+        raise UserError(
+            f"adaptive_softmax_cutoffs {config.adaptive_softmax_cutoffs} are beyond the vocabulary"
+            f" of {vocab_size} words: use smaller cutoffs"
+        )

@@ -14,6 +14,7 @@ from lm.model import plain
 class Ops(NamedTuple):
     """The operations of a network and its training; see `lm.kernels` for their arguments."""
 
+    micro_batches: Sequence[int]  # the micro-batches of all sums, or ()
     matmul: Callable
     add_bias: Callable
     recurrence: Callable
@@ -45,6 +46,7 @@ def fastest(precision: str = "float32", micro_batches: Sequence[int] = ()) -> Op
 def _ops(module: types.ModuleType, products: dict[str, Any], sums: dict[str, Any]) -> Ops:
     precision = products["precision"]
     return Ops(
+        micro_batches=sums.get("micro_batches", ()),
         matmul=partial(module.matmul, **products),
         add_bias=partial(module.add_bias, **sums),
         recurrence=partial(module.lstm_recurrence, **products),

@@ -104,6 +104,19 @@ def test_all_model_fields_are_rank_independent(tmp_path, corpora):
     check_same_bits(tmp_path / "2", tmp_path / "1")
 
 
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_an_adaptive_softmax_is_rank_independent(tmp_path, corpora, precision):
+    """Also if a cluster has no words in the rows of a rank, or of all ranks."""
+    flags = (
+        *CONFIG, "--max_steps", 15, "--distributed_eval", "--data_path", corpora,
+        "--adaptive_softmax_cutoffs", "20,30,31,100", "--precision", precision,
+    )  # fmt: skip
+    train_here(tmp_path / "1", *flags, "--intra_op_threads", 1)
+    for num_ranks in (2, 4):
+        train(tmp_path / str(num_ranks), *flags, num_ranks=num_ranks)
+        check_same_bits(tmp_path / str(num_ranks), tmp_path / "1")
+
+
 def check_same_bits(ours, theirs):
     assert numbers(ours) == numbers(theirs)
     steps = sorted(path.name for path in (theirs / "checkpoints").glob("step-*"))

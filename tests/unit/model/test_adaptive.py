@@ -141,7 +141,6 @@ def test_results_do_not_depend_on_the_number_of_ranks(targets, precision):
             tf.fill(outputs.shape[:1], 1 / batch),
             ops,
             training=True,
-            micro_batches=micro_batches,
         )
         of_rows = [nll[:, None], tf.gradients(loss, outputs)[0]]
         return tf.gradients(loss, weights), [

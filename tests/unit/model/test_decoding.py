@@ -1,5 +1,7 @@
 """Results are the same for single words and for windows."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
@@ -22,9 +24,10 @@ def session():
         yield session
 
 
-@pytest.fixture
-def network(session):
-    network = Network(CONFIG, VOCAB_SIZE)
+@pytest.fixture(params=["", "3,6"], ids=["full", "adaptive"])
+def network(session, request):
+    config = dataclasses.replace(CONFIG, adaptive_softmax_cutoffs=request.param)
+    network = Network(config, VOCAB_SIZE)
     build_window_graph(network, Rows(0, 4), "first")
     session.run(tf.global_variables_initializer())
     for variable in tf.global_variables():  # initially zero, which would hide a missing bias

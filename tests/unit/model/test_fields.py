@@ -23,6 +23,7 @@ FIELDS = {
     "tied": dict(tie_weights=True),
     "sizes": dict(embedding_size=E, keep_prob=0.8, output_keep_prob=1.0),
     "tied sizes": dict(tie_weights=True, embedding_size=E),
+    "adaptive": dict(adaptive_softmax_cutoffs="4,7", adaptive_softmax_factor=2, keep_prob=0.8),
     "weight-drop": dict(recurrent_keep_prob=0.6),
     "biases": dict(forget_bias=1.0),
     "penalties": dict(activation_penalty=2.0, temporal_activation_penalty=3.0),
@@ -52,6 +53,24 @@ def dropped(config, x, keep_prob, mask_index):
     return x * mask(config, [steps, *x.shape[1:]], keep_prob, mask_index)
 
 
+def all_log_probs(config, weights, top):
+    """Return the log-probabilities of all words."""
+    if config.adaptive_softmax_cutoffs:
+        head = tf.nn.log_softmax(top @ weights["softmax/weights"] + weights["softmax/bias"])
+        parts = [head[:, :4]]
+        for c in range(2):
+            names = f"softmax/cluster_{c}/projection", f"softmax/cluster_{c}/words"
+            projection, words = (weights[name] for name in names)
+            assert words.shape == [(3, 3), (4, 1)][c]
+            logits = top @ projection @ tf.transpose(words)
+            parts.append(head[:, 4 + c, None] + tf.nn.log_softmax(logits))
+        return tf.concat(parts, axis=1)
+    projection = tf.transpose(weights["embedding"])
+    if not config.tie_weights:
+        projection = weights["softmax/weights"]
+    return tf.nn.log_softmax(top @ projection + weights["softmax/bias"])
+
+
 def plain_loss(config, weights, inputs, targets):
     """Return the differentiated loss as in the papers, and the negative log-likelihood."""
     first_keep = config.embedding_keep_prob or config.keep_prob
@@ -79,12 +98,8 @@ def plain_loss(config, weights, inputs, targets):
     top = tf.reshape(x, [T * B, H])
     if "softmax/projection" in weights:
         top = top @ weights["softmax/projection"]
-    projection = tf.transpose(weights["embedding"])
-    if not config.tie_weights:
-        projection = weights["softmax/weights"]
-    nll = tf.nn.sparse_softmax_cross_entropy_with_logits(
-        labels=tf.reshape(targets, [-1]), logits=top @ projection + weights["softmax/bias"]
-    )
+    log_probs = all_log_probs(config, weights, top)
+    nll = -tf.gather(log_probs, tf.reshape(targets, [-1]), batch_dims=1)
     # As in the code of the papers, these are means over all words. Our loss is T times as large.
     loss = tf.reduce_mean(nll) + config.activation_penalty * tf.reduce_mean(x**2)
     loss += config.temporal_activation_penalty * tf.reduce_mean((raw[1:] - raw[:-1]) ** 2)

@@ -123,6 +123,18 @@ TAKEN = "    x += tf.get_variable('%s', [4])\n" + GOOD
             "not a/embedding, b/embedding: give the other tables a name",
         ),
         (LARGER + GOOD, {"tie_weights": True}, "embedding of shape (11, any), not (12, 4)"),
+        (LOGITS + STATE_ONLY, {"adaptive_softmax_cutoffs": "4"}, "define build_outputs"),
+        (HEADER + GOOD, {"adaptive_softmax_cutoffs": "4,11"}, "are beyond the vocabulary"),
+        (
+            HEADER + GOOD,
+            {"adaptive_softmax_cutoffs": "4", "tie_weights": True},
+            "tie_weights does not support adaptive_softmax_cutoffs",
+        ),
+        (
+            HEADER + TAKEN % "softmax/cluster_0/words",
+            {"adaptive_softmax_cutoffs": "4"},
+            "softmax/cluster_0/words",
+        ),
         (CONSTANT + STATE_ONLY, {}, "mine.py: ValueError: No variables to optimize"),
         (HEADER + TAKEN % "embedding/Adam", {"optimizer": "adam"}, "mine.py: ValueError: "),
         (
@@ -136,7 +148,8 @@ TAKEN = "    x += tf.get_variable('%s', [4])\n" + GOOD
             "locked_dropout needs [T, B, ...], not [3, 5, 4]",
         ),
     ],
-    ids=["logits", "no table", "two tables", "size", "no variables", "adam's name",
+    ids=["logits", "no table", "two tables", "size", "logits and cutoffs", "cutoffs",
+         "tied and cutoffs", "cluster's name", "no variables", "adam's name",
          "average's name", "lock"],
 )  # fmt: skip
 def test_incompatible_settings_are_one_line(load, text, fields, message):
