@@ -1,55 +1,35 @@
-"""The driver: runs the trials of a study in Optuna's loop, one thread for each running trial."""
+"""The driver: one loop that starts the jobs of trials and observes them."""
 
 from __future__ import annotations
 
 import collections
-import contextlib
 import dataclasses
 import errno
 import logging
 import os
 import shlex
 import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import NoReturn
 
 import optuna
 from optuna.exceptions import UpdateFinishedTrialError
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import BaseTrial, TrialState
 
-from lm.config import Config
 from lm.distributed.signals import Signals
-from lm.errors import RunError, Stopped, UserError
-from lm.files import locked
-from lm.record import LOCK_FILE
-from lm.search.options import TRIALS_DIR, trial_dir
-from lm.search.results import TEST, best_table, progress_line, write_best
-from lm.search.space import SuggestError, config_of
-from lm.search.study import (
-    CONFIG,
-    FAILURE,
-    RUN,
-    Search,
-    best_runs,
-    requeue,
-    runs,
-    storage_errors,
-)
-from lm.search.trial import Outcome, TrialJob, TrialSlots, lost_hosts
+from lm.errors import RunError, Stopped
+from lm.search import storage
+from lm.search.opening import Search
+from lm.search.options import trial_dir
+from lm.search.results import progress_line, write_best
+from lm.search.slots import TrialSlots, lost_hosts
+from lm.search.trial import Outcome, TrialJob
 
 logger = logging.getLogger("lm")
 
 _TICK_SECONDS = 0.5
-_MAX_JOBS = 3  # a failed trial is retried twice
-_MAX_SAME_FAILURES = 3  # while no trial succeeds
+_MAX_FAILURES = 3  # of one run: a failed run is retried twice
+_MAX_SAME_FAILURES = 3  # of all runs, while no run succeeds
 _DISK_FULL = [os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT)]
-_TABLE_EVERY = 10  # finished trials
-
-
-class _TrialEnded(Exception):
-    """Ends a trial. The run continues later, unless the trial has a FAILURE."""
 
 
 class Driver:
@@ -57,12 +37,10 @@ class Driver:
 
     def __init__(self, search: Search, signals: Signals):
         self._search, self._study, self._signals = search, search.study, signals
-        self._num_runs = search.settings.options.trials
         self._slots = list(search.slots)  # only slots on hosts that respond
-        self._free = list(search.slots)
-        self._lock = threading.RLock()  # protects the attributes of this object, and best.py
+        self._running: dict[TrialSlots, tuple[optuna.Trial, TrialJob]] = {}
         self._same_failures: collections.Counter = collections.Counter()  # keys are reasons
-        self._error: Exception | None = None  # ends the search
+        self._next_heartbeat = 0.0
         command = f"python -m lm.search --output_dir {shlex.quote(search.directory)} --resume"
         self._resume = f"resume with: {command}"
 
@@ -73,230 +51,166 @@ class Driver:
           Stopped: If a signal has arrived. The running trials are saved.
           RunError: If the storage, the disk or the last host is lost. The running trials are saved.
         """
-        directory = os.path.join(self._search.directory, TRIALS_DIR)
         logger.info(
-            "searching: %d trials, %d at a time, in %s", self._num_runs, len(self._slots), directory
-        )
-        with storage_errors(f"the running trials are saved; {self._resume}"):
-            while states := self._unfinished():
-                num_ready = sum(state != TrialState.RUNNING for state in states)
-                if num_ready:
-                    self._optimize(num_ready)
-                else:  # Other drivers run the last trials. If one dies, this driver takes over.
+            "searching: %d trials, %d at a time, in %s",
+            self._search.options.trials, len(self._slots), self._search.directory,
+        )  # fmt: skip
+        with storage.errors(f"the running trials are saved; {self._resume}"):
+            try:
+                while states := storage.unfinished_states(self._study, self._search.options.trials):
+                    idle = [slots for slots in self._slots if slots not in self._running]
+                    if idle and TrialState.WAITING in states:
+                        self._start(idle[0])
+                    for slots, (trial, job) in list(self._running.items()):
+                        if not self._is_running(trial, job):
+                            del self._running[slots]
+                    self._beat()
                     self._tick()
-                    optuna.storages.fail_stale_trials(self._study)
-            print(best_table(self._study).text)
-            with self._turn():
+            finally:
+                self._interrupt_all()
+            with self._search.turn():
                 self._test_best()
 
-    @contextlib.contextmanager
-    def _turn(self) -> Iterator[None]:
-        """Exclude other threads, and other drivers that share the study."""
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(self._lock)
-            if self._search.settings.options.storage:
-                path = os.path.join(self._search.directory, LOCK_FILE)
-                stack.enter_context(locked(path, "updating the search"))
-            yield
+    def _start(self, slots: TrialSlots) -> None:
+        trial = self._search.ask()
+        if trial and storage.FAILURE in trial.user_attrs:
+            self._finish(trial, TrialState.FAIL)
+        elif trial:
+            self._running[slots] = trial, self._job(trial, slots, test_on="none")
 
-    def _unfinished(self) -> list[TrialState]:
-        """Return the states of the unfinished runs. Runs without a trial are WAITING."""
-        trials = runs(self._study)
-        states = [trial.state for trial in trials if not trial.state.is_finished()]
-        return states + [TrialState.WAITING] * (self._num_runs - len(trials))
+    def _job(self, trial: BaseTrial, slots: TrialSlots, test_on: str) -> TrialJob:
+        directory = trial_dir(self._search.directory, trial.number)
+        config = dataclasses.replace(self._search.file.config, **trial.user_attrs[storage.CONFIG])
+        return TrialJob(directory, config, self._search, slots, test_on)
 
-    def _optimize(self, num_trials: int) -> None:
+    def _is_running(self, trial: optuna.Trial, job: TrialJob) -> bool:
+        """Observe a job, and return whether it is running."""
         try:
-            self._study.optimize(
-                self._objective, n_trials=num_trials, n_jobs=min(num_trials, len(self._slots)),
-                catch=(_TrialEnded,), callbacks=[self._after_trial],
-            )  # fmt: skip
-        except Exception as error:
-            if not self._error:
-                runs(self._study)  # raises the error of a lost storage, which Optuna may hide
-                if not isinstance(error, (ValueError, UpdateFinishedTrialError)):
-                    raise
-                # This driver was suspended for longer than the grace period.
-                logger.warning("another driver took over a trial (%s)", error)
-        if self._error:
-            raise self._error
-
-    def _objective(self, trial: optuna.Trial) -> float:
-        """Train a run to its end and return its best validation perplexity."""
-        try:
-            return self._train(trial)
-        except (_TrialEnded, optuna.TrialPruned):
-            raise
-        except UpdateFinishedTrialError as error:  # another driver took over
-            raise _TrialEnded from error
-        except Exception as error:
-            # Optuna loses the errors of the threads that end last.
-            self._error = self._error or error
-            self._study.stop()
-            raise _TrialEnded from error
-
-    def _train(self, trial: optuna.Trial) -> float:
-        directory = trial_dir(self._search.directory, self._number_of(trial))
-        job = TrialJob(directory, self._config_of(trial, directory), self._search, test_on="none")
-        num_failures = 0
-        while True:
-            outcome = self._run_job(job, lambda: self._report(trial, job))
-            if outcome.kind == "finished":
-                return min(job.perplexities().values())
-            if outcome.kind == "stopped":
-                raise optuna.TrialPruned
-            num_failures += 1
-            if outcome.is_user_error or num_failures == _MAX_JOBS:
-                self._fail(trial, outcome.reason, directory)
-            logger.warning(
-                "trial %d failed (%s); retrying, %d of %d",
-                trial.user_attrs[RUN], outcome.reason, num_failures, _MAX_JOBS - 1,
-            )  # fmt: skip
-
-    def _number_of(self, trial: optuna.Trial) -> int:
-        """Return the number of the trial's run. A new run gets the next number."""
-        self._check()
-        if RUN not in trial.user_attrs:
-            with self._turn():
-                number = len(runs(self._study))
-                if number >= self._num_runs:  # other drivers have started the last runs
-                    self._study.stop()
-                    raise _TrialEnded
-                trial.set_user_attr(RUN, number)
-        return trial.user_attrs[RUN]
-
-    def _config_of(self, trial: optuna.Trial, directory: str) -> Config:
-        try:
-            config = config_of(self._search.space, trial, self._search.config)
-        except SuggestError as error:
-            self._fail(trial, str(error), directory)
-        except UserError as error:  # these values are invalid, but others may be valid
-            trial.set_user_attr(FAILURE, str(error))
-            raise _TrialEnded from error
-        trial.set_user_attr(CONFIG, dataclasses.asdict(config))
-        return config
-
-    def _run_job(self, job: TrialJob, after_tick: Callable[[], None]) -> Outcome:
-        """Run a job until it ends. If the job loses a host, continue it in different slots.
-
-        Raises:
-          RunError: If the disk is full. The next trials would fail too.
-        """
-        while True:
-            slots = self._take_slots()
-            try:
-                while not job.start(slots):
-                    self._tick()
-                while job.is_running():
-                    self._tick()
-                    after_tick()
-                after_tick()
-                outcome = job.outcome()
-                if any(text in outcome.reason for text in _DISK_FULL):
-                    raise RunError(
-                        f"{job.directory} failed ({outcome.reason}); free some space, then"
-                        f" {self._resume}"
-                    )
-                if outcome.kind != "failed" or outcome.is_user_error:
-                    return outcome
-                lost = lost_hosts(slots)
-                if not lost:
-                    return outcome
-                logger.warning(
-                    "%s no longer responds; %s continues elsewhere (%s)",
-                    " and ".join(lost), job.directory, outcome.reason,
-                )  # fmt: skip
-                self._slots.remove(slots)
-            finally:
-                job.stop(wait=True)
-                if slots in self._slots:
-                    self._free.append(slots)
-
-    def _take_slots(self) -> TrialSlots:
-        while True:
-            with self._lock:
-                if self._free:
-                    return self._free.pop()
-            if not self._slots:
-                raise RunError(f"no host is left to run trials on; {self._resume}")
-            self._tick()
+            is_running = job.is_running()
+            self._report(trial, job)
+            if not is_running:
+                self._end(trial, job)
+            return is_running
+        except UpdateFinishedTrialError:  # this driver was suspended
+            logger.warning("another driver took over %s", job.directory)
+            job.stop(wait=True)
+            return False
 
     def _report(self, trial: optuna.Trial, job: TrialJob) -> None:
         """Report new epochs to the study, and stop the job of a bad trial."""
-        perplexities = job.perplexities()
-        new = sorted(perplexities.keys() - job.reported)
-        for epoch in new:
-            trial.report(perplexities[epoch], epoch)  # a second report of an epoch has no effect
-        job.reported.update(new)
-        if new and new[-1] < job.config.num_epochs and trial.should_prune():
-            job.stop()
+        for epoch, perplexity in job.new_perplexities().items():
+            trial.report(perplexity, epoch)  # a second report of an epoch has no effect
+            if epoch < job.config.num_epochs and trial.should_prune():
+                job.stop()
 
-    def _fail(self, trial: optuna.Trial, reason: str, directory: str) -> NoReturn:
-        """Fail a run, or the whole search if its runs fail with the same error."""
-        same = reason.replace(directory, "")
-        with self._lock:
-            self._same_failures[same] += 1
-        count = self._same_failures[same]
-        if count >= _MAX_SAME_FAILURES:
+    def _end(self, trial: optuna.Trial, job: TrialJob) -> None:
+        """Tell the study how a job ended. A trial without result is continued later."""
+        outcome = job.outcome()
+        if outcome.kind == "finished":
+            self._finish(trial, TrialState.COMPLETE, min(job.perplexities().values()))
+        elif outcome.kind == "stopped":
+            self._finish(trial, TrialState.PRUNED)
+        elif self._has_lost_host(job, outcome) or self._is_retried(trial, outcome):
+            storage.interrupt(self._study, [trial])
+        else:
+            self._count(outcome.reason.replace(job.directory, ""))
+            trial.set_user_attr(storage.FAILURE, outcome.reason)
+            self._finish(trial, TrialState.FAIL)
+
+    def _has_lost_host(self, job: TrialJob, outcome: Outcome) -> bool:
+        """Return whether a job failed because a host is lost, and do not use its slots again.
+
+        Raises:
+          RunError: If the disk is full, or no host is left. The next trials would fail too.
+        """
+        reason = f"{job.directory} failed ({outcome.reason})"
+        if any(text in outcome.reason for text in _DISK_FULL):
+            raise RunError(f"{reason}; free some space, then {self._resume}")
+        lost = [] if outcome.is_user_error else lost_hosts(job.slots)
+        if lost:
+            self._slots.remove(job.slots)
+            logger.warning("%s no longer responds; %s", " and ".join(lost), reason)
+        if not self._slots:
+            raise RunError(f"no host is left to run trials on; {self._resume}")
+        return bool(lost)
+
+    def _is_retried(self, trial: optuna.Trial, outcome: Outcome) -> bool:
+        num_failures = trial.user_attrs.get(storage.NUM_FAILURES, 0) + 1
+        if outcome.is_user_error or num_failures == _MAX_FAILURES:
+            return False
+        trial.set_user_attr(storage.NUM_FAILURES, num_failures)
+        logger.warning(
+            "trial %d failed (%s); retrying, %d of %d",
+            trial.number, outcome.reason, num_failures, _MAX_FAILURES - 1,
+        )  # fmt: skip
+        return True
+
+    def _count(self, failure: str) -> None:
+        """Raise RunError if runs fail with the same error. The last of them is continued."""
+        self._same_failures[failure] += 1
+        count = self._same_failures[failure]
+        if count == _MAX_SAME_FAILURES:
             raise RunError(
-                f"{count} trials failed with the same error: {reason}; fix it, then {self._resume}"
+                f"{count} trials failed with the same error: {failure}; fix it, then {self._resume}"
             )
-        trial.set_user_attr(FAILURE, reason)
-        raise _TrialEnded
+
+    def _finish(self, trial: optuna.Trial, state: TrialState, value: float | None = None) -> None:
+        finished = self._study.tell(trial, value, state, skip_if_finished=True)
+        if state != TrialState.FAIL:
+            self._same_failures.clear()
+        logger.info("%s", progress_line(finished))
+        write_best(self._search)
 
     def _tick(self) -> None:
         time.sleep(_TICK_SECONDS)
-        self._check()
-
-    def _check(self) -> None:
-        """End the current trial if a signal arrived or the search failed."""
         if self._signals.stop:
             raise Stopped(
                 f"stopped by {signal.Signals(self._signals.stop).name}. The running trials are"
                 f" saved; {self._resume}",
                 self._signals.stop,
             )
-        if self._error:
-            raise _TrialEnded
 
-    def _after_trial(self, study: optuna.Study, trial: FrozenTrial) -> None:
-        if trial.state == TrialState.FAIL and FAILURE not in trial.user_attrs:
-            if RUN in trial.user_attrs:
-                requeue(study, trial)
-            return
-        with self._lock:
-            if trial.state != TrialState.FAIL:
-                self._same_failures.clear()
-            logger.info("%s", progress_line(study, trial, self._num_runs))
-            best = best_runs(study, 1)
-            if best and best[0].number == trial.number:
-                write_best(self._search, best[0])
-            num_finished = sum(each.state.is_finished() for each in runs(study))
-            if num_finished % _TABLE_EVERY == 0:
-                logger.info("%s", best_table(study).text)
+    def _beat(self) -> None:
+        """Show that this driver is alive, and interrupt the trials of dead drivers."""
+        if time.monotonic() >= self._next_heartbeat:
+            self._next_heartbeat = time.monotonic() + storage.HEARTBEAT_SECONDS
+            for trial, _ in self._running.values():
+                storage.record_heartbeat(trial)
+            with self._search.turn():
+                storage.interrupt_stale(self._study)
+
+    def _interrupt_all(self) -> None:
+        """Save the running trials, which this or another driver continues."""
+        for wait in (False, True):
+            for _, job in self._running.values():
+                job.stop(wait)
+        storage.interrupt(self._study, [trial for trial, _ in self._running.values()])
 
     def _test_best(self) -> None:
         """Test the best trial. No other trial uses the test split."""
-        trials = best_runs(self._study, 1)
-        if not trials:
+        best = storage.best_trials(self._study)[:1]
+        if not best:
             raise RunError(
                 "no trial has finished; for the reasons, run python -m lm.report"
                 f" {shlex.quote(self._search.directory)}"
             )
-        best, number = trials[0], trials[0].user_attrs[RUN]
-        path = write_best(self._search, best)  # the driver that found it may have been killed
-        tested = self._study.user_attrs.get(TEST, {})
-        if tested.get("trial") != number:
+        (trial,) = best
+        number, tested = trial.number, self._study.user_attrs.get(storage.TEST, {})
+        while tested.get("trial") != number:
             logger.info("testing the best trial")
-            config = dataclasses.replace(self._search.file.config, **best.user_attrs[CONFIG])
-            directory = trial_dir(self._search.directory, number)
-            job = TrialJob(directory, config, self._search, test_on="best")
-            outcome = self._run_job(job, lambda: None)
-            if outcome.kind != "finished":
+            job = self._job(trial, self._slots[0], test_on="best")
+            try:
+                while job.is_running():
+                    self._tick()
+            finally:
+                job.stop(wait=True)
+            outcome = job.outcome()
+            if outcome.kind == "finished":
+                tested = {"trial": number, "perplexity": job.test_perplexity()}
+                self._study.set_user_attr(storage.TEST, tested)
+            elif not self._has_lost_host(job, outcome):
                 raise RunError(f"cannot test the best trial ({outcome.reason}); {self._resume}")
-            tested = {"trial": number, "perplexity": job.test_perplexity()}
-            self._study.set_user_attr(TEST, tested)
         logger.info(
             "best: trial %d, valid perplexity %.2f, test perplexity %.2f, config %s",
-            number, best.value, tested["perplexity"], path,
+            number, trial.value, tested["perplexity"], write_best(self._search),
         )  # fmt: skip

@@ -1,28 +1,54 @@
-"""The options of a search, and `search.json`, which stores its settings."""
+"""Search hyperparameters. Each trial is a run of lm.train on one or more ranks.
+
+  python -m lm.search --config config_small --trials 40 --ranks_per_trial 2 --parallel_trials 2 \\
+      --space "learning_rate=0.3:3:log, keep_prob=0.5:1.0, hidden_size=100|200|300" \\
+      --output_dir searches/a
+  python -m lm.search --output_dir searches/a --resume
+  python -m lm.report searches/a --html report.html
+
+Flags of lm.train apply to all trials. See docs/search.md.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
-from collections.abc import Mapping
+import uuid
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from lm.cli.flags import Arguments, parse
 from lm.config import Config, RunOptions
 from lm.errors import UserError
-from lm.files import write_json
-from lm.options import Checked, may_change, option, replaced
-from lm.record import from_json
+from lm.files import sha256_of
+from lm.options import Checked, may_change, option
 
 # The files and directories of a search.
 SEARCH_FILE = "search.json"
 CONFIG_COPY = "config.py"  # a copy of the config file that the search started with
 STUDY_FILE = "study.db"  # the trials, in SQLite
 BEST_FILE = "best.py"  # the config of the best trial
+TURN_FILE = ".turn"  # locked by a driver that changes the search
 TRIALS_DIR = "trials"
 CONSOLE_FILE = "console.txt"  # the console output of a trial, in the directory of its run
 
 _RESUME = ["resume"]  # these options do not influence the values of a trial
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchDirectory(Checked):
+    """The search to start or to resume."""
+
+    config: str | None = option(
+        None,
+        "a config in configs/, or the path of a .py file that defines get_config(), and suggest()"
+        " unless --space is given (default: config_small)",
+        is_path=True,
+    )
+    output_dir: str = option("", "directory of the search", required=True, is_path=True)
+    resume: bool = option(False, "resume the search in --output_dir, or start it if it is missing")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,47 +94,81 @@ class Settings(NamedTuple):
     """The settings of a search, as stored in search.json."""
 
     study: str  # name of the study in the storage
-    config: Mapping[str, Any]  # the common config of all trials
-    options: SearchOptions
-    run: Mapping[str, Any]  # RunOptions of the trials
-    corpus: str | None = None  # SHA-256; None before the search has started
+    corpus: str  # SHA-256
+    flags: Mapping[str, Any]  # the flags of Config, SearchOptions and RunOptions
 
-    def save(self, directory: str) -> None:
-        """Write search.json."""
-        content = {**self._asdict(), "options": dataclasses.asdict(self.options)}
-        write_json(os.path.join(directory, SEARCH_FILE), content)
-
-    def changed(self, common: Config, config: Mapping, options: Mapping, run: Mapping) -> Settings:
-        """Return the settings of a resumed search, after a check of the flags of each class.
-
-        The common config of all trials has the values of `self.config`.
-        """
-        changeable = may_change(SearchOptions, "resume") | may_change(RunOptions, "resume")
-        given = (common, config), (self.options, options), (RunOptions(**self.run), run)
-        for old, flags in given:
-            new = replaced(old, **flags)
-            for name in flags.keys() - changeable:
-                before, after = getattr(old, name), getattr(new, name)
-                if after != before:
-                    raise UserError(
-                        f"cannot resume: {name} was {before!r} in this search and is {after!r}"
-                        " now. Start a new search to change it"
-                    )
-        return self._replace(options=replaced(self.options, **options), run={**self.run, **run})
+    def given(self, cls: type) -> dict[str, Any]:
+        """Return the flags of an option class."""
+        return {name: v for name, v in self.flags.items() if name in cls.__dataclass_fields__}
 
 
-def load_settings(directory: str) -> Settings:
-    """Read search.json."""
+def load_settings(directory: str) -> Settings | None:
+    """Read search.json; return None if the directory does not contain a search."""
     path = os.path.join(directory, SEARCH_FILE)
     try:
         with open(path, encoding="utf-8") as file:
-            settings = Settings(**json.load(file))
-    except OSError as error:
-        raise UserError(f"{directory} does not contain a search: {error.strerror}") from error
-    except (ValueError, TypeError) as error:
-        raise UserError(f"{path} is corrupt: {error!r}") from error
-    from_json(RunOptions, settings.run, path)  # rejects fields of a different version
-    return settings._replace(options=from_json(SearchOptions, settings.options, path))
+            return Settings(**json.load(file))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(f"cannot read {path}: {error}") from error
+
+
+def parse_search(argv: Sequence[str]) -> tuple[Arguments, Settings]:
+    """Parse a command line. A resumed search also has its earlier flags."""
+    arguments = _parse(["--config=config_small", *argv[1:]])
+    directory = arguments[SearchDirectory].output_dir
+    settings = load_settings(directory)
+    if settings is None:
+        # Other searches may share the storage.
+        study = f"{arguments[Config].name}-{uuid.uuid4().hex[:8]}"
+        return arguments, Settings(study, "", _flags(arguments))
+    if not arguments[SearchDirectory].resume:
+        raise UserError(
+            f"output_dir {directory} already contains a search; continue it with --resume, or"
+            " choose a different directory"
+        )
+    copy, earlier = os.path.join(directory, CONFIG_COPY), settings.flags
+    arguments = _parse([f"--config={copy}", *itertools.starmap(flag, earlier.items()), *argv[1:]])
+    if arguments.config_file.sha256 != sha256_of(copy):
+        raise UserError(
+            f"cannot resume: {arguments[SearchDirectory].config} differs from the config file of"
+            f" this search. Omit --config to use the copy {copy}"
+        )
+    flags = _flags(arguments)
+    changeable = may_change(SearchOptions, "resume") | may_change(RunOptions, "resume")
+    for name in flags.keys() - changeable:
+        if flags[name] != earlier.get(name):
+            raise UserError(
+                f"cannot resume: {name} was {earlier.get(name)!r} in this search and is"
+                f" {flags[name]!r} now. Start a new search to change it"
+            )
+    return arguments, settings._replace(flags=flags)
+
+
+def _parse(words: Sequence[str]) -> Arguments:
+    for_trials = may_change(RunOptions, "search")
+    leave_out = {field.name for field in dataclasses.fields(RunOptions)} - for_trials
+    classes = SearchDirectory, SearchOptions, Config, RunOptions
+    return parse(["lm.search", *words], __doc__, *classes, leave_out=leave_out)
+
+
+def _flags(arguments: Arguments) -> dict[str, Any]:
+    flags = {}
+    for cls in (Config, SearchOptions, RunOptions):
+        options = arguments[cls]
+        flags.update({name: getattr(options, name) for name in arguments.given[cls]})
+    for name in flags.keys() & {"data_path", "data_url", "init_from"}:
+        if ":/" not in flags[name]:  # --resume may run in a different working directory
+            flags[name] = os.path.abspath(flags[name])
+    return flags
+
+
+def flag(name: str, value: Any) -> str:
+    """Return the flag that sets a field to a value."""
+    if isinstance(value, bool):
+        return f"--{'' if value else 'no'}{name}"
+    return f"--{name}={value!r}" if isinstance(value, float) else f"--{name}={value}"
 
 
 def trial_dir(search_dir: str, number: int) -> str:

@@ -20,11 +20,6 @@ from lm.config_file import ConfigFile
 from lm.errors import UserError, first_line
 from lm.options import field_type, may_change, replaced
 
-
-class SuggestError(UserError):
-    """`suggest` in the config file failed. Other values would probably fail too."""
-
-
 Space = Mapping[str, BaseDistribution]
 Suggest = Callable[[optuna.Trial, Config], Config]
 
@@ -39,35 +34,30 @@ def parse_space(text: str, config: Config) -> dict[str, BaseDistribution]:
       text: "field=low:high", "field=low:high:log" and "field=a|b|c", separated by commas.
       config: The common config of the trials.
     """
-    known = {field.name for field in dataclasses.fields(config)} - {"name"}
-    space: dict[str, BaseDistribution] = {}
+    space = {}
     for part in text.split(","):
         name, _, values = map(str.strip, part.partition("="))
-        if not values:
-            raise UserError(f"space: {part.strip()!r} is not field=values; {_EXAMPLE}")
-        if name not in known:
-            raise UserError(f"space: {name!r} is not a Config field (see docs/flags.md)")
-        if name not in may_change(type(config), "search"):
-            raise UserError(f"space: {_not_searched(name)}")
         try:
-            each = _distribution(field_type(type(config), name)[0], values)
+            space[name] = _distribution(config, name, values)
         except ValueError as error:
             raise UserError(f"space: {part.strip()!r}: {first_line(error)}; {_EXAMPLE}") from error
-        is_choice = isinstance(each, CategoricalDistribution)
-        for value in each.choices if is_choice else (each.low, each.high):
-            try:
-                replaced(config, **{name: value})
-            except UserError as error:
-                raise UserError(f"space: {error}") from error
-        space[name] = each
     return space
 
 
-def _distribution(plain_type: type, values: str) -> BaseDistribution:
+def _distribution(config: Config, name: str, values: str) -> BaseDistribution:
+    if not values:
+        raise ValueError("this is not field=values")
+    if name not in {field.name for field in dataclasses.fields(config)} - {"name"}:
+        raise ValueError(f"{name!r} is not a Config field (see docs/flags.md)")
+    if name not in may_change(type(config), "search"):
+        raise ValueError(_not_searched(name))
+    plain_type = field_type(type(config), name)[0]
+
     def value(text: str) -> Any:
-        if plain_type is bool:
-            return {"true": True, "false": False}.get(text.strip(), text)
-        return plain_type(text.strip())
+        text = text.strip()
+        is_bool = plain_type is bool
+        parsed = {"true": True, "false": False}.get(text, text) if is_bool else plain_type(text)
+        return getattr(replaced(config, **{name: parsed}), name)  # checks the value
 
     if ":" not in values:
         return CategoricalDistribution([value(text) for text in values.split("|")])
@@ -93,29 +83,27 @@ def suggest_of(file: ConfigFile, config: Config) -> Suggest:
         raise UserError(f"no search space: give --space, or define suggest() in {file.path}")
     rehearsal = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
     for _ in range(_REHEARSALS):
-        config_of(file.suggest, rehearsal.ask(), config)
+        choose_config(file.suggest, rehearsal.ask(), config)
     return file.suggest
 
 
-def config_of(space: Space | Suggest, trial: optuna.Trial, config: Config) -> Config:
-    """Choose the values of a trial. A second call for the same trial returns the same config.
+def choose_config(space: Space | Suggest, trial: optuna.Trial, config: Config) -> Config:
+    """Return the config of a trial, or raise UserError if its values are invalid.
 
-    Raises:
-      SuggestError: If suggest() fails.
-      UserError: If the values are invalid.
+    Args:
+      space: `suggest`, or the distributions of the trial's parameters.
+      trial: The trial.
+      config: The common config of the trials.
     """
     if isinstance(space, Mapping):
-        values = {name: _suggest_one(trial, name, each) for name, each in space.items()}
-        return replaced(config, **values)
+        return replaced(config, **{name: _suggest(trial, name, space[name]) for name in space})
     try:
         suggested = space(trial, config)
-    except UserError as error:
-        raise UserError(f"suggest(): {error}") from error
     except optuna.exceptions.OptunaError:  # the storage failed
         raise
     except (Exception, SystemExit) as error:
         reason = " ".join(str(error).split())
-        raise SuggestError(f"suggest() failed: {type(error).__name__}: {reason}") from error
+        raise UserError(f"suggest() failed: {type(error).__name__}: {reason}") from error
     if type(suggested) is not type(config):
         wanted, given = type(config).__name__, type(suggested).__name__
         raise UserError(f"suggest() must return {wanted} like get_config(), not {given}")
@@ -130,7 +118,7 @@ def _not_searched(name: str) -> str:
     return f"cannot search {name}; perplexities on different corpora or vocabularies do not compare"
 
 
-def _suggest_one(trial: optuna.Trial, name: str, distribution: BaseDistribution) -> Any:
+def _suggest(trial: optuna.Trial, name: str, distribution: BaseDistribution) -> Any:
     if isinstance(distribution, CategoricalDistribution):
         return trial.suggest_categorical(name, distribution.choices)
     kind = trial.suggest_int if isinstance(distribution, IntDistribution) else trial.suggest_float

@@ -12,11 +12,11 @@ import sys
 import time
 
 import pytest
+from lm.search.study import runs
 from optuna.trial import TrialState
 
 from lm.checkpoint import store
 from lm.search.results import load_search
-from lm.search.study import runs
 from tests.commands import ROOT, environment, kill_marked, marked_processes, new_mark
 from tests.faults.jobs import events
 from tests.faults.test_slurm import cluster

@@ -8,11 +8,11 @@ import sys
 import time
 
 import pytest
+from lm.search.study import runs
 from optuna.trial import TrialState
 
 from lm.checkpoint import store
 from lm.search.results import load_search
-from lm.search.study import runs
 from tests.commands import (
     ROOT,
     environment,

@@ -12,9 +12,8 @@ from lm.cli.flags import parse as parse_command_line
 from lm.config import Config
 from lm.config_file import BUILT_IN, load_config_file
 from lm.errors import InfoRequested, UserError
-from lm.search.__main__ import SearchDirectory
-from lm.search.options import SearchOptions
-from lm.search.space import config_of, parse_space
+from lm.search.options import SearchDirectory, SearchOptions
+from lm.search.space import choose_config, parse_space
 from lm.train import parse_flags
 
 
@@ -130,7 +129,7 @@ def test_a_failed_check_of_a_config_file_is_one_line(tmp_path):
     space = parse_space("num_heads=4|8, hidden_size=8|12", load_config_file(path).config)
     trial = optuna.trial.FixedTrial({"num_heads": 8, "hidden_size": 12})
     with pytest.raises(UserError, match=r"^Mine: ValueError"):
-        config_of(space, trial, load_config_file(path).config)
+        choose_config(space, trial, load_config_file(path).config)
 
 
 def test_a_check_of_a_config_file_does_not_replace_our_checks(tmp_path):

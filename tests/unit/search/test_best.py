@@ -9,20 +9,21 @@ import optuna
 import pytest
 
 from lm.config_file import load_config_file
+from lm.search.opening import Search
 from lm.search.options import SearchOptions, Settings
 from lm.search.results import write_best
-from lm.search.study import CONFIG, RUN, Search
+from lm.search.storage import CONFIG
 from tests.commands import ROOT
 
 
 def best_of(directory, file, config):
     """Write best.py of a search whose best trial had this config, and load it."""
-    attributes = {RUN: 7, CONFIG: dataclasses.asdict(config)}
-    trial = optuna.trial.create_trial(value=3.0, user_attrs=attributes)
-    run = {"data_path": str(directory)}
-    settings = Settings("study", dataclasses.asdict(file.config), SearchOptions(), run)
-    path = write_best(Search(str(directory), settings, file, file.config, {}, []), trial)
-    best = load_config_file(path)
+    study = optuna.create_study()
+    attributes = {CONFIG: dataclasses.asdict(config)}
+    study.add_trial(optuna.trial.create_trial(value=3.0, user_attrs=attributes))
+    settings = Settings("study", "", {"data_path": str(directory)})
+    search = Search(str(directory), settings, SearchOptions(), file, file.config, {}, [], study)
+    best = load_config_file(write_best(search))
     assert dataclasses.asdict(best.config) == dataclasses.asdict(config)
     assert best.functions.kind == file.functions.kind
     return best

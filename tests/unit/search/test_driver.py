@@ -3,7 +3,6 @@
 import contextlib
 import itertools
 import json
-import math
 import os
 import signal
 import subprocess
@@ -17,9 +16,10 @@ from lm.distributed.devices import count_cores
 from lm.errors import RunError, Stopped, UserError
 from lm.search import driver
 from lm.search.driver import Driver
+from lm.search.opening import open_search
 from lm.search.options import load_settings
 from lm.search.results import load_search, search_text, summary
-from lm.search.study import FAILURE, Given, open_search, runs
+from lm.search.storage import FAILURE
 
 # The perplexity of each epoch is 1000 / learning rate, unless the body of the test differs.
 TRAINER = """#!/bin/bash
@@ -52,28 +52,16 @@ pytestmark = pytest.mark.timeout(60)
 
 @pytest.fixture
 def search(tmp_path, corpora, monkeypatch):
-    """Return a function that runs a search of learning rates with a given trainer."""
+    """Return a function that runs a search of learning rates, with code for the trainer."""
     monkeypatch.setattr(driver, "_TICK_SECONDS", 0.01)
     trainer = tmp_path / "python"
 
-    def run(
-        rates="1|2|4",
-        body="",
-        test="",
-        stop=lambda: 0,
-        config="config_test",
-        training=(),
-        fields=(),
-        **options,
-    ):
+    def run(*flags, body="", test="", stop=lambda: 0):
         trainer.write_text(TRAINER.format(body=body, test=test))
         trainer.chmod(0o755)
         monkeypatch.setattr(sys, "executable", str(trainer))
-        options = {"space": f"learning_rate={rates}", "sampler": "grid", "trials": 9, **options}
-        training = {"data_path": str(corpora), **dict(training)}
-        given = Given(config, {"num_epochs": 2, **dict(fields)}, options, training)
         with contextlib.ExitStack() as stack:
-            found = open_search(str(run.directory), True, given, stack)
+            found = open_search(run.command(*flags), stack)
 
             class Signals:
                 stop = property(lambda self: stop())
@@ -81,76 +69,102 @@ def search(tmp_path, corpora, monkeypatch):
             Driver(found, Signals()).run()
         return found.study
 
+    def command(*flags):
+        """Return a command line. Later flags replace earlier flags."""
+        return [
+            "lm.search", "--config=config_test", "--num_epochs=2", "--sampler=grid", "--trials=9",
+            "--space=learning_rate=1|2|4", f"--data_path={corpora}",
+            f"--output_dir={run.directory}", "--resume", *flags,
+        ]  # fmt: skip
+
+    run.command = command
     run.directory = tmp_path / "search"
     return run
 
 
+def trials(study):
+    return study.get_trials(deepcopy=False)
+
+
 def states(study):
-    return [trial.state for trial in runs(study)]
+    return [trial.state for trial in trials(study)]
+
+
+def values(study):
+    return [trial.value for trial in trials(study)]
 
 
 def starts(search, number):
     return (search.directory / f"trials/000{number}/starts").read_text().split()
 
 
+def space(rates):
+    return f"--space=learning_rate={rates}"
+
+
 def test_the_best_trial_is_found_and_written(search):
     study = search()
-    assert states(study) == [COMPLETE] * 3
-    assert [trial.value for trial in runs(study)] == [1000, 500, 250]
+    assert states(study) == [COMPLETE] * 3 and values(study) == [1000, 500, 250]
     best = load_config_file(str(search.directory / "best.py")).config
     assert best.learning_rate == 4 and best.num_epochs == 2
     assert summary(load_search(str(search.directory)))[0] == "3 of 3 trials: 3 finished."
-    # A second driver does not repeat the trials. A different space needs a new search.
-    search(trials=2)
+
+
+def test_a_resumed_search_keeps_its_settings(search, corpora, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    address, corpus = "https://host/a.tgz", os.path.relpath(corpora)
+    flags = [
+        "--max_grad_norm=inf", "--warmup_steps=3", f"--data_path={corpus}", "--init_from=a",
+        f"--data_url={address}",
+    ]  # fmt: skip
+    for _ in range(2):
+        assert states(search(*flags)) == [COMPLETE] * 3
     assert starts(search, 0) == ["start"]
-    assert load_settings(str(search.directory)).options.trials == 2  # for the next --resume
-    with pytest.raises(UserError, match="cannot resume: space was"):
-        search(rates="1|2|8")
+    kept = load_settings(str(search.directory)).flags
+    paths = {"data_path": str(corpora), "init_from": str(tmp_path / "a"), "data_url": address}
+    assert paths.items() <= kept.items()
+    search("--trials=2", "--intra_op_threads=1")
+    assert load_settings(str(search.directory)).flags["trials"] == 2  # for the next --resume
+    for flag, before in {
+        "warmup_steps=4": "3", "init_from=/b": f"'{tmp_path}/a'", "keep_checkpoints=4": "None",
+        "space=seed=1|2": "'learning_rate=1.2.4'",
+    }.items():  # fmt: skip
+        with pytest.raises(
+            UserError, match=f"cannot resume: {flag.partition('=')[0]} was {before}"
+        ):
+            search(f"--{flag}")
     with pytest.raises(UserError, match="config_transformer differs from the config file"):
-        search(config="config_transformer", fields={"num_heads": 4})
+        search("--config=config_transformer")
 
 
 @pytest.mark.parametrize(
     "sampler, pruner", [("tpe", "none"), ("cmaes", "hyperband"), ("nsgaii", "median")]
 )
 def test_samplers_and_pruners_work_on_ranges(search, sampler, pruner):
-    study = search(rates="1:8:log", sampler=sampler, pruner=pruner, trials=4)
-    rates = {trial.params["learning_rate"] for trial in runs(study)}
+    study = search(space("1:8:log"), f"--sampler={sampler}", f"--pruner={pruner}", "--trials=4")
+    rates = {trial.params["learning_rate"] for trial in trials(study)}
     assert len(rates) == 4 and all(1 <= rate <= 8 for rate in rates)
     assert all(state in (COMPLETE, PRUNED) for state in states(study))
-
-
-def test_the_original_command_resumes_a_search(search):
-    fields = {"max_grad_norm": math.inf, "warmup_steps": 3}
-    for _ in range(2):
-        assert states(search(fields=fields)) == [COMPLETE] * 3
-    with pytest.raises(UserError, match=r"cannot resume: warmup_steps was 3 .* and is 4 now"):
-        search(fields={"warmup_steps": 4})
-    search(fields=fields, training={"keep_checkpoints": 3, "intra_op_threads": 1})
-    for flag in ({"keep_checkpoints": 4}, {"init_from": "/another"}):
-        with pytest.raises(UserError, match=f"cannot resume: {next(iter(flag))} was (3|None) "):
-            search(fields=fields, training=flag)
 
 
 def test_a_search_cannot_be_resumed_with_another_corpus(search, tmp_path):
     for split in ("train", "valid", "test"):
         (tmp_path / f"{split}.txt").write_text("a b\n" * 500)
-    fields, training = {"corpus": "files"}, {"data_path": str(tmp_path)}
+    flags = ["--corpus=files", f"--data_path={tmp_path}"]
     for _ in range(2):
-        search(rates="1|2", fields=fields, training=training)
+        search(*flags)
     (tmp_path / "valid.txt").write_text("a b b\n" * 500)
     with pytest.raises(UserError, match="cannot resume: the corpus is not the corpus of this"):
-        search(rates="1|2", fields=fields, training=training)
+        search(*flags)
 
 
-@pytest.mark.parametrize("part", ["config", "options", "run"])
-def test_a_search_of_a_newer_version_is_rejected(search, part):
+def test_a_search_of_a_newer_version_is_rejected(search):
     search()
     path = search.directory / "search.json"
     settings = json.loads(path.read_text())
-    settings[part]["spin"] = 1
+    settings["flags"]["spin"] = 1
     path.write_text(json.dumps(settings))
-    with pytest.raises(UserError, match="unknown field spin"):
+    with pytest.raises(UserError, match="'spin'"):
         search()
 
 
@@ -164,68 +178,93 @@ def test_the_name_of_the_directory_may_not_be_utf8(search, caplog):
 
 
 @pytest.mark.parametrize(
-    "name, options, error",
+    "flags, error",
     [
-        ("a", {"config": ""}, "cannot read config ''"),
-        (
-            "a",
-            {"config": "config_small", "training": {"data_url": "/none.tgz", "data_path": "/none"}},
-            r"/none",
-        ),
+        (["--config="], "config"),
+        (["--config=config_small", "--data_url=/none.tgz", "--data_path=/none"], "/none"),
+        (["--learning_rate=3"], "--learning_rate is in --space too"),
     ],
 )
-def test_invalid_input_creates_nothing(search, name, options, error):
-    search.directory = search.directory / name
+def test_invalid_input_creates_nothing(search, flags, error):
     with pytest.raises(UserError, match=error):
-        search(**options)
-    assert not search.directory.parent.exists()
+        search(*flags)
+    assert not search.directory.exists()
 
 
-def test_a_config_file_may_suggest_any_config(search, tmp_path):
-    config = tmp_path / "mine.py"
-    config.write_text(
-        "import dataclasses\nfrom lm.config import Config\n"
-        "def get_config():\n    return Config(corpus='embedded', num_layers=1)\n"
-        "def suggest(trial, config):\n    exponent = trial.suggest_int('exponent', 1, 2)\n"
-        "    return dataclasses.replace(config, learning_rate=2.0**exponent)\n"
-    )
-    study = search(config=str(config), space=None, sampler="random", trials=3)
-    for trial in runs(study):
+SUGGEST = """
+import dataclasses
+from lm.config import Config
+calls = []
+def get_config():
+    return Config(corpus="embedded", num_layers=1)
+def suggest(trial, config):
+    calls.append(trial)
+    if {is_invalid}:
+        raise ValueError("late")
+    exponent = trial.suggest_int("exponent", 1, 2)
+    return dataclasses.replace(config, learning_rate=2.0**exponent)
+"""
+
+
+@pytest.fixture
+def suggest(search, tmp_path):
+    """Return a function that runs a search with a config file that defines suggest()."""
+
+    def run(is_invalid):
+        config = tmp_path / "mine.py"
+        config.write_text(SUGGEST.format(is_invalid=is_invalid))
+        words = search.command(f"--config={config}", "--sampler=random", "--trials=3")
+        search.command = lambda: [word for word in words if not word.startswith("--space")]
+        return search()
+
+    return run
+
+
+def test_a_config_file_may_suggest_any_config(search, suggest):
+    for trial in trials(suggest(is_invalid="False")):
         assert trial.value == 1000 / 2 ** trial.params["exponent"]
     best = load_config_file(str(search.directory / "best.py")).config
     assert (best.num_layers, best.num_epochs) == (1, 2)
+
+
+def test_trials_with_invalid_values_fail(search, suggest):
+    with pytest.raises(RunError, match="no trial has finished; for the reasons, run python -m"):
+        suggest(is_invalid="len(calls) > 40")  # after two rehearsals
+    study = load_search(str(search.directory)).study
+    reasons = [trial.user_attrs[FAILURE] for trial in trials(study)]
+    assert reasons == ["suggest() failed: ValueError: late"] * 3 and set(states(study)) == {FAIL}
 
 
 def test_only_parallel_trials_run_at_a_time(search):
     at_a_time = min(2, count_cores())
     meet = f"until (($(grep -c in ../../log) >= {at_a_time})); do sleep 0.05; done"
     body = f"echo in >>../../log; {meet}; echo out >>../../log"
-    search(rates="1|2|3|4", body=body, parallel_trials=at_a_time)
+    search(space("1|2|3|4"), f"--parallel_trials={at_a_time}", body=body)
     log = (search.directory / "log").read_text().split()
     running = itertools.accumulate(1 if line == "in" else -1 for line in log)
     assert max(running) == at_a_time and len(log) == 8
 
 
-def test_a_bad_trial_is_saved_and_pruned(search):
-    body = f"if [[ $rate == 1.0 ]]; then epoch 1; {WAIT}; fi"
-    study = search(rates="4|1", body=body, trials=4)
-    assert states(study) == [COMPLETE, PRUNED]
-    assert runs(study)[1].value == 1000 and starts(search, 1) == ["start", "saved"]
-
-
-@pytest.mark.parametrize("end", ["trap - USR2; kill -USR2 $$", "exit 140"])
-def test_a_bad_trial_that_the_signal_kills_is_pruned(search, end):
-    """The signal kills a job that has not started to train, with or without mpirun."""
-    body = f"if [[ $rate == 1.0 ]]; then trap '{end}' USR2; epoch 1; {WAIT}; fi"
-    study = search(rates="4|1", body=body, trials=4)
-    assert states(study) == [COMPLETE, PRUNED]
-    assert starts(search, 1) == ["start"]
+@pytest.mark.parametrize(
+    "trap, expected",
+    [
+        ("", ["start", "saved"]),
+        # The signal kills a job that has not started to train, with or without mpirun.
+        ("trap 'trap - USR2; kill -USR2 $$' USR2;", ["start"]),
+        ("trap 'exit 140' USR2;", ["start"]),
+    ],
+)
+def test_a_bad_trial_is_saved_and_pruned(search, trap, expected):
+    body = f"if [[ $rate == 1.0 ]]; then {trap} epoch 1; {WAIT}; fi"
+    study = search(space("4|1"), body=body)
+    assert states(study) == [COMPLETE, PRUNED] and values(study)[1] == 1000
+    assert starts(search, 1) == expected
 
 
 def test_a_bad_trial_that_cannot_save_is_retried(search, caplog):
     is_first = "[[ $rate == 1.0 && $(wc -l <starts) == 1 ]]"
     body = f"if {is_first}; then trap 'fail unsaved' USR2; epoch 1; {WAIT}; fi"
-    search(rates="4|1", body=body, trials=4)
+    search(space("4|1"), body=body)
     assert "trial 1 failed (unsaved); retrying, 1 of 2" in caplog.text
     assert starts(search, 1)[:2] == ["start", "start"]
 
@@ -242,9 +281,9 @@ def test_a_trial_that_another_driver_finished_is_not_changed(search, then):
 
     wait = "until [[ -e finished ]]; do sleep 0.05; done"
     body = f"if [[ $rate == 2.0 && $(wc -l <starts) == 1 ]]; then {wait}; epoch 1; {then}; fi"
-    study = search(rates="2|4", body=body, stop=finish_elsewhere)
-    assert [trial.value for trial in runs(study)] == [7, 250]
-    assert not runs(study)[0].intermediate_values and FAILURE not in runs(study)[0].user_attrs
+    study = search(space("2|4"), body=body, stop=finish_elsewhere)
+    assert values(study) == [7, 250]
+    assert not trials(study)[0].intermediate_values and FAILURE not in trials(study)[0].user_attrs
 
 
 @pytest.mark.parametrize(
@@ -259,10 +298,10 @@ def test_a_trial_that_another_driver_finished_is_not_changed(search, then):
     ],
 )
 def test_a_failed_trial_is_retried_and_has_a_reason(search, failure, num_starts, reason):
-    study = search(rates="2|4", body=f"[[ $rate != 2.0 ]] || {{ {failure}; }}")
+    study = search(space("2|4"), body=f"[[ $rate != 2.0 ]] || {{ {failure}; }}")
     assert states(study) == [FAIL if reason else COMPLETE, COMPLETE]
     assert len(starts(search, 0)) == num_starts
-    assert runs(study)[0].user_attrs.get(FAILURE) == reason
+    assert trials(study)[0].user_attrs.get(FAILURE) == reason
     assert reason is None or reason in search_text(load_search(str(search.directory)))
 
 
@@ -278,20 +317,18 @@ def test_after_ctrl_c_trials_are_saved_and_the_next_driver_resumes_them(search):
 
 
 def test_the_test_of_the_best_trial_reports_failures_and_can_be_stopped(search):
-    with pytest.raises(
-        RunError, match=r"cannot test the best trial \(no checkpoint\); resume with"
-    ):
-        search(rates="1|2", test="fail 'no checkpoint' 2")
-    testing = search.directory / "trials/0001/testing"
+    failure = r"cannot test the best trial \(no checkpoint\); resume with"
+    with pytest.raises(RunError, match=failure):
+        search(test="fail 'no checkpoint' 2")
+    testing = search.directory / "trials/0002/testing"
     with pytest.raises(Stopped, match=r"stopped by SIGTERM\. .*--resume") as caught:
         search(
-            rates="1|2", test=f"touch testing; {WAIT}",
-            stop=lambda: signal.SIGTERM if testing.exists() else 0,
-        )  # fmt: skip
+            test=f"touch testing; {WAIT}", stop=lambda: signal.SIGTERM if testing.exists() else 0
+        )
     assert caught.value.exit_code == 143
-    assert search(rates="1|2").user_attrs["test"] == {"trial": 1, "perplexity": 3.5}
+    assert search().user_attrs["test"] == {"trial": 2, "perplexity": 3.5}
     # The search keeps the result.
-    search(rates="1|2", test="fail again")
+    search(test="fail again")
 
 
 def test_a_full_disk_ends_the_search_but_not_the_trials(search):
@@ -300,58 +337,26 @@ def test_a_full_disk_ends_the_search_but_not_the_trials(search):
     assert states(search()) == [COMPLETE] * 3
 
 
-def test_a_search_may_be_resumed_from_another_directory(search, corpora, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    address = "https://host/a.tgz"
-    training = {"data_path": os.path.relpath(corpora), "init_from": "a", "data_url": address}
-    search(rates="1|2", training=training)
-    run = {"data_path": str(corpora), "init_from": str(tmp_path / "a"), "data_url": address}
-    assert load_settings(str(search.directory)).run == run
-
-
 @pytest.mark.parametrize(
     "failure, reason",
     [
         ("fail 'no corpus' 2", "no corpus"),
-        ('fail "cannot write $PWD/x" 2', "cannot write .*trials/0003/x"),
+        ('fail "cannot write $PWD/x" 2', "cannot write .*/x"),
         ("kill -9 $$", "exit code -9; see the trial's console.txt"),
     ],
 )
 def test_three_equal_failures_end_the_search(search, failure, reason):
-    gone = "../../../gone"
+    gone, rates = "../../../gone", space("1|2|4|8|9")
     body = f"[[ ! -e {gone} ]] || {{ {failure}; }}; [[ $rate != 1.0 ]] || touch {gone}"
     with pytest.raises(RunError, match=f"3 trials failed with the same error: {reason}; .*resume"):
-        search(rates="1|2|4|8|9", body=body)
-    assert states(search(rates="1|2|4|8|9")) == [COMPLETE, FAIL, FAIL, COMPLETE, COMPLETE]
+        search(rates, body=body)
+    assert states(search(rates)) == [COMPLETE, FAIL, FAIL, COMPLETE, COMPLETE]
 
 
-@pytest.mark.parametrize("error", ["ValueError", "UserError"])
-def test_a_suggest_that_fails_ends_the_search_but_invalid_values_do_not(search, tmp_path, error):
-    config = tmp_path / "mine.py"
-    config.write_text(
-        "from lm.config import Config\nfrom lm.errors import UserError\ncalls = []\n"
-        "def get_config():\n    return Config(corpus='embedded')\n"
-        "def suggest(trial, config):\n    calls.append(trial)\n"
-        f"    if len(calls) > 40:\n        raise {error}('late')\n"  # after two rehearsals
-        "    return config\n"
-    )
-    options = {"config": str(config), "space": None, "sampler": "random", "trials": 5}
-    if error == "UserError":
-        with pytest.raises(RunError, match="no trial has finished"):
-            search(**options)
-        assert states(load_search(str(search.directory)).study) == [FAIL] * 5
-    else:
-        late = r"3 trials failed with the same error: suggest\(\) failed: ValueError: late"
-        with pytest.raises(RunError, match=late):
-            search(**options)
-
-
-@pytest.mark.parametrize("parallel_trials", [1, min(2, count_cores())])
-def test_a_lost_storage_is_one_line(search, parallel_trials):
-    with pytest.raises(
-        RunError, match=r"cannot use the study \(.*\); the running trials are saved"
-    ):
-        search(body="rm ../../study.db; mkdir ../../study.db", parallel_trials=parallel_trials)
+def test_a_lost_storage_is_one_line(search):
+    lost = r"cannot use the study \(.*\); the running trials are saved"
+    with pytest.raises(RunError, match=lost):
+        search(body="rm ../../study.db; mkdir ../../study.db")
 
 
 def test_a_trial_waits_for_its_previous_job(search):
@@ -376,9 +381,8 @@ def test_a_trial_waits_for_its_previous_job(search):
 
 def test_a_file_has_one_driver_at_a_time(search):
     def start_another():
-        given = Given(None, {}, {}, {})
         with contextlib.ExitStack() as stack, pytest.raises(RunError, match="another driver"):
-            open_search(str(search.directory), True, given, stack)
+            open_search(search.command(), stack)
         return 0
 
     search(stop=start_another)
@@ -386,14 +390,55 @@ def test_a_file_has_one_driver_at_a_time(search):
 
 def test_a_storage_without_the_study_is_rejected_and_not_kept(search, tmp_path):
     pytest.importorskip("psycopg2", reason="needs psycopg2-binary (setup.sh --dev)")
-    search(rates="1|2")
+    search()
     with pytest.raises(RunError, match=r"cannot use the study \(.* refused"):
-        search(rates="1|2", storage="postgresql://nobody@127.0.0.1:9/x")
-    assert load_settings(str(search.directory)).options.storage is None
+        search("--storage=postgresql://nobody@127.0.0.1:9/x")
+    assert "storage" not in load_settings(str(search.directory)).flags
     study = (search.directory / "study.db").rename(tmp_path / "elsewhere.db")
     with pytest.raises(UserError, match=r"does not contain the study test-.*--storage"):
-        search(rates="1|2")
-    with pytest.raises(UserError, match=r"does not contain the study test-"):
+        search()
+    with pytest.raises(UserError, match=r"study.db does not exist|does not contain the study"):
         load_search(str(search.directory))
     study.rename(search.directory / "study.db")
-    assert states(search(rates="1|2")) == [COMPLETE] * 2
+    assert states(search()) == [COMPLETE] * 3
+
+
+@pytest.mark.parametrize(
+    "storage",
+    ["postgresql://host:abc/db", "postgresqlfoo://host/db", "postgresql+asyncpg://host/db"],
+)
+def test_an_invalid_storage_is_one_line(search, storage, monkeypatch):
+    monkeypatch.setitem(sys.modules, "asyncpg", None)  # a package that is not installed
+    with pytest.raises(UserError, match=r"write postgresql://.*pip install psycopg2") as caught:
+        search(f"--storage={storage}")
+    assert "\n" not in str(caught.value) and not search.directory.exists()
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random", "nsgaii", "cmaes"])
+def test_a_resumed_search_tries_the_same_values(search, sampler):
+    """The search is interrupted before each trial, and after the choice of its values."""
+    words = [
+        "--space=learning_rate=1:8, keep_prob=0.5:1", f"--sampler={sampler}", "--trials=8",
+    ]  # fmt: skip
+
+    def resume(then):
+        with contextlib.ExitStack() as stack:
+            found = open_search(search.command(*words), stack)
+            return then(found)
+
+    def run_one(found):
+        trial = found.ask()
+        found.study.tell(trial, float(trial.number))
+
+    def run_all(found):
+        while trial := found.ask():
+            found.study.tell(trial, float(trial.number))
+
+    resume(run_all)
+    whole = [trial.params for trial in trials(load_search(str(search.directory)).study)]
+    search.directory = search.directory.with_name("interrupted")
+    for _ in range(8):
+        resume(lambda found: found.ask())
+        resume(run_one)
+    resumed = [trial.params for trial in trials(load_search(str(search.directory)).study)]
+    assert whole == resumed and len({str(params) for params in whole}) >= 6

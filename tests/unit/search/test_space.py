@@ -9,7 +9,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 
 from lm.config import Config
 from lm.errors import UserError
-from lm.search.space import combinations, config_of, parse_space, suggest_of
+from lm.search.space import choose_config, combinations, parse_space, suggest_of
 
 
 def test_ranges_and_choices_have_the_types_of_their_fields():
@@ -71,7 +71,7 @@ def test_a_huge_grid_creates_only_the_first_combinations():
 def test_only_searched_values_change_and_stay_in_the_space():
     space = parse_space("learning_rate=0.3:3:log, hidden_size=100:300", Config())
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=1))
-    configs = [config_of(space, study.ask(), Config(seed=7)) for _ in range(50)]
+    configs = [choose_config(space, study.ask(), Config(seed=7)) for _ in range(50)]
     assert all(0.3 <= config.learning_rate <= 3 for config in configs)
     assert all(100 <= config.hidden_size <= 300 for config in configs)
     assert len({config.hidden_size for config in configs}) > 10

@@ -1,4 +1,4 @@
-"""The job of a trial, and its slots: two trials never share a core, a GPU or a slot of a host."""
+"""The slots of trials: two trials never share a core, a GPU or a slot of a host."""
 
 import itertools
 import os
@@ -7,8 +7,8 @@ import pytest
 
 from lm.distributed.devices import HOST_SLOTS, cores_of_slots, unbind_from_core
 from lm.errors import UserError
-from lm.search import trial
-from lm.search.trial import HostSlots, divide_hosts, last_error
+from lm.search import slots
+from lm.search.slots import HostSlots, divide_hosts
 
 
 def numbers(slots):
@@ -56,7 +56,7 @@ def test_a_process_uses_only_its_cores(monkeypatch):
 @pytest.fixture
 def shown(monkeypatch):
     """Return a function from CUDA_VISIBLE_DEVICES to the GPUs that each trial sees."""
-    monkeypatch.setattr(trial, "count_cores", lambda: 8)
+    monkeypatch.setattr(slots, "count_cores", lambda: 8)
 
     def gpus(visible, *arguments):
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -110,15 +110,3 @@ def test_hidden_gpus_stay_hidden(shown, hidden):
 def test_too_few_slots_are_one_line(arguments, message):
     with pytest.raises(UserError, match=message):
         divide_hosts(*arguments)
-
-
-@pytest.mark.parametrize(
-    "output, error",
-    [
-        (b"lm: error: a\nlm: error: b\xe4\nlater\n", "b\N{REPLACEMENT CHARACTER}"),
-        (b"lm: error: rank 1 on h: Traceback (most recent call last):\n  x\nKeyError: 'a'\n", None),
-        (b"", None),
-    ],
-)
-def test_the_last_error_of_a_job_is_found(output, error):
-    assert last_error(output) == error
