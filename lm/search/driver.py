@@ -27,13 +27,13 @@ from lm.search.trial import Outcome, TrialJob
 logger = logging.getLogger("lm")
 
 _TICK_SECONDS = 0.5
-_MAX_FAILURES = 3  # of one run: a failed run is retried twice
-_MAX_SAME_FAILURES = 3  # of all runs, while no run succeeds
+_MAX_FAILURES = 3  # of a trial's jobs
+_MAX_SAME_FAILURES = 3  # of trials, while no trial succeeds
 _DISK_FULL = [os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT)]
 
 
 class Driver:
-    """Runs the trials of a study until all are finished."""
+    """Runs the trials of a search until all are finished."""
 
     def __init__(self, search: Search, signals: Signals):
         self._search, self._study, self._signals = search, search.study, signals
@@ -51,13 +51,12 @@ class Driver:
           Stopped: If a signal has arrived. The running trials are saved.
           RunError: If the storage, the disk or the last host is lost. The running trials are saved.
         """
-        logger.info(
-            "searching: %d trials, %d at a time, in %s",
-            self._search.options.trials, len(self._slots), self._search.directory,
-        )  # fmt: skip
+        num_trials, directory = self._search.options.trials, self._search.directory
+        num_slots = len(self._slots)
+        logger.info("searching: %d trials, %d at a time, in %s", num_trials, num_slots, directory)
         with storage.errors(f"the running trials are saved; {self._resume}"):
             try:
-                while states := storage.unfinished_states(self._study, self._search.options.trials):
+                while states := storage.unfinished_states(self._study, num_trials):
                     idle = [slots for slots in self._slots if slots not in self._running]
                     if idle and TrialState.WAITING in states:
                         self._start(idle[0])
@@ -84,28 +83,22 @@ class Driver:
         return TrialJob(directory, config, self._search, slots, test_on)
 
     def _is_running(self, trial: optuna.Trial, job: TrialJob) -> bool:
-        """Observe a job, and return whether it is running."""
+        """Return whether a job is running. Report its epochs and its result to the study."""
         try:
             is_running = job.is_running()
-            self._report(trial, job)
+            for epoch, perplexity in job.new_perplexities():
+                trial.report(perplexity, epoch)  # a second report of an epoch has no effect
+                if epoch < job.config.num_epochs and trial.should_prune():
+                    job.stop()
             if not is_running:
-                self._end(trial, job)
+                self._end(trial, job, job.outcome())
             return is_running
         except UpdateFinishedTrialError:  # this driver was suspended
             logger.warning("another driver took over %s", job.directory)
             job.stop(wait=True)
             return False
 
-    def _report(self, trial: optuna.Trial, job: TrialJob) -> None:
-        """Report new epochs to the study, and stop the job of a bad trial."""
-        for epoch, perplexity in job.new_perplexities().items():
-            trial.report(perplexity, epoch)  # a second report of an epoch has no effect
-            if epoch < job.config.num_epochs and trial.should_prune():
-                job.stop()
-
-    def _end(self, trial: optuna.Trial, job: TrialJob) -> None:
-        """Tell the study how a job ended. A trial without result is continued later."""
-        outcome = job.outcome()
+    def _end(self, trial: optuna.Trial, job: TrialJob, outcome: Outcome) -> None:
         if outcome.kind == "finished":
             self._finish(trial, TrialState.COMPLETE, min(job.perplexities().values()))
         elif outcome.kind == "stopped":
@@ -123,13 +116,13 @@ class Driver:
         Raises:
           RunError: If the disk is full, or no host is left. The next trials would fail too.
         """
-        reason = f"{job.directory} failed ({outcome.reason})"
+        failure = f"{job.directory} failed ({outcome.reason})"
         if any(text in outcome.reason for text in _DISK_FULL):
-            raise RunError(f"{reason}; free some space, then {self._resume}")
+            raise RunError(f"{failure}; free some space, then {self._resume}")
         lost = [] if outcome.is_user_error else lost_hosts(job.slots)
         if lost:
+            logger.warning("%s no longer responds; %s", " and ".join(lost), failure)
             self._slots.remove(job.slots)
-            logger.warning("%s no longer responds; %s", " and ".join(lost), reason)
         if not self._slots:
             raise RunError(f"no host is left to run trials on; {self._resume}")
         return bool(lost)
@@ -139,14 +132,12 @@ class Driver:
         if outcome.is_user_error or num_failures == _MAX_FAILURES:
             return False
         trial.set_user_attr(storage.NUM_FAILURES, num_failures)
-        logger.warning(
-            "trial %d failed (%s); retrying, %d of %d",
-            trial.number, outcome.reason, num_failures, _MAX_FAILURES - 1,
-        )  # fmt: skip
+        attempt = f"{num_failures} of {_MAX_FAILURES - 1}"
+        logger.warning("trial %d failed (%s); retrying, %s", trial.number, outcome.reason, attempt)
         return True
 
     def _count(self, failure: str) -> None:
-        """Raise RunError if runs fail with the same error. The last of them is continued."""
+        """Raise RunError if trials fail with the same error. The last of them is continued."""
         self._same_failures[failure] += 1
         count = self._same_failures[failure]
         if count == _MAX_SAME_FAILURES:
@@ -164,11 +155,9 @@ class Driver:
     def _tick(self) -> None:
         time.sleep(_TICK_SECONDS)
         if self._signals.stop:
-            raise Stopped(
-                f"stopped by {signal.Signals(self._signals.stop).name}. The running trials are"
-                f" saved; {self._resume}",
-                self._signals.stop,
-            )
+            name = signal.Signals(self._signals.stop).name
+            message = f"stopped by {name}. The running trials are saved; {self._resume}"
+            raise Stopped(message, self._signals.stop)
 
     def _beat(self) -> None:
         """Show that this driver is alive, and interrupt the trials of dead drivers."""
@@ -188,15 +177,12 @@ class Driver:
 
     def _test_best(self) -> None:
         """Test the best trial. No other trial uses the test split."""
-        best = storage.best_trials(self._study)[:1]
+        best = storage.best_trials(self._study)
         if not best:
-            raise RunError(
-                "no trial has finished; for the reasons, run python -m lm.report"
-                f" {shlex.quote(self._search.directory)}"
-            )
-        (trial,) = best
-        number, tested = trial.number, self._study.user_attrs.get(storage.TEST, {})
-        while tested.get("trial") != number:
+            command = f"python -m lm.report {shlex.quote(self._search.directory)}"
+            raise RunError(f"no trial has finished; for the reasons, run {command}")
+        trial, tested = best[0], self._study.user_attrs.get(storage.TEST, {})
+        while tested.get("trial") != trial.number:
             logger.info("testing the best trial")
             job = self._job(trial, self._slots[0], test_on="best")
             try:
@@ -206,11 +192,11 @@ class Driver:
                 job.stop(wait=True)
             outcome = job.outcome()
             if outcome.kind == "finished":
-                tested = {"trial": number, "perplexity": job.test_perplexity()}
+                tested = {"trial": trial.number, "perplexity": job.test_perplexity()}
                 self._study.set_user_attr(storage.TEST, tested)
             elif not self._has_lost_host(job, outcome):
                 raise RunError(f"cannot test the best trial ({outcome.reason}); {self._resume}")
         logger.info(
             "best: trial %d, valid perplexity %.2f, test perplexity %.2f, config %s",
-            number, trial.value, tested["perplexity"], write_best(self._search),
+            trial.number, trial.value, tested["perplexity"], write_best(self._search),
         )  # fmt: skip

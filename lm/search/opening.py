@@ -36,7 +36,7 @@ from lm.search.space import Space, Suggest, choose_config, combinations, parse_s
 
 
 class Search(NamedTuple):
-    """A search that is ready to start or to resume."""
+    """A search that is ready to run."""
 
     directory: str
     settings: Settings
@@ -48,7 +48,7 @@ class Search(NamedTuple):
     study: optuna.Study | None = None
 
     def ask(self) -> optuna.Trial | None:
-        """Return an interrupted trial or a new trial, or None if other drivers were faster.
+        """Return an interrupted trial or a new trial, or None if no trial is waiting.
 
         The trial has a CONFIG, or a FAILURE if its values are invalid.
         """

@@ -41,10 +41,10 @@ _RESUME = ["resume"]  # these options do not influence the values of a trial
 class SearchDirectory(Checked):
     """The search to start or to resume."""
 
-    config: str | None = option(
-        None,
+    config: str = option(
+        "config_small",
         "a config in configs/, or the path of a .py file that defines get_config(), and suggest()"
-        " unless --space is given (default: config_small)",
+        " unless --space is given",
         is_path=True,
     )
     output_dir: str = option("", "directory of the search", required=True, is_path=True)
@@ -60,32 +60,26 @@ class SearchOptions(Checked):
         "values to try: 'learning_rate=0.3:3:log, keep_prob=0.5:1.0, hidden_size=100|200|300'"
         " (default: suggest(trial, config) in the config file)",
     )
-    trials: int = option(
-        20, "number of trials, including pruned and failed trials", low=1, may_change=_RESUME
-    )
+    trials: int = option(20, "trials, including failed trials", low=1, may_change=_RESUME)
     sampler: str = option(
         "tpe", "method that chooses the values; grid tries combinations of choices in their order",
         choices=("tpe", "cmaes", "nsgaii", "random", "grid"),
     )  # fmt: skip
     pruner: str = option(
-        "median",
-        "rule to stop trials early: median (worse than the median trial at the same epoch),"
-        " hyperband (loses a round) or none",
+        "median", "rule to stop trials early; median compares with the trials at the same epoch",
         choices=("median", "hyperband", "none"),
-    )
+    )  # fmt: skip
     search_seed: int = option(1, "seed of the sampler", low=0, high=2**31)
     ranks_per_trial: int = option(1, "ranks of each trial", low=1, may_change=_RESUME)
     parallel_trials: int | None = option(
-        None, "trials at a time (default: 1, or with --hosts as many as fit)", low=1,
-        may_change=_RESUME,
-    )  # fmt: skip
+        None, "trials at a time (default: 1, or all that fit on --hosts)", low=1, may_change=_RESUME
+    )
     hosts: str | None = option(
-        None, "host1:2,host2:2: hosts and the number of ranks on each (default: this host)",
+        None, "host1:2,host2:2: hosts and their numbers of ranks (default: this host)",
         may_change=_RESUME,
     )  # fmt: skip
     storage: str | None = option(
-        None,
-        "postgresql://USER@HOST/DATABASE: a database that several drivers share (default: a SQLite"
+        None, "postgresql://USER@HOST/DATABASE, which several drivers can share (default: a SQLite"
         " file in --output_dir, for one driver)", may_change=_RESUME,
     )  # fmt: skip
 
@@ -94,7 +88,7 @@ class Settings(NamedTuple):
     """The settings of a search, as stored in search.json."""
 
     study: str  # name of the study in the storage
-    corpus: str  # SHA-256
+    corpus: str  # SHA-256; empty before the search has started
     flags: Mapping[str, Any]  # the flags of Config, SearchOptions and RunOptions
 
     def given(self, cls: type) -> dict[str, Any]:
@@ -116,7 +110,7 @@ def load_settings(directory: str) -> Settings | None:
 
 def parse_search(argv: Sequence[str]) -> tuple[Arguments, Settings]:
     """Parse a command line. A resumed search also has its earlier flags."""
-    arguments = _parse(["--config=config_small", *argv[1:]])
+    arguments = _parse(argv[1:])
     directory = arguments[SearchDirectory].output_dir
     settings = load_settings(directory)
     if settings is None:
@@ -132,8 +126,8 @@ def parse_search(argv: Sequence[str]) -> tuple[Arguments, Settings]:
     arguments = _parse([f"--config={copy}", *itertools.starmap(flag, earlier.items()), *argv[1:]])
     if arguments.config_file.sha256 != sha256_of(copy):
         raise UserError(
-            f"cannot resume: {arguments[SearchDirectory].config} differs from the config file of"
-            f" this search. Omit --config to use the copy {copy}"
+            f"cannot resume: {arguments.config_file.path} differs from the config file of this"
+            f" search. Omit --config to use the copy {copy}"
         )
     flags = _flags(arguments)
     changeable = may_change(SearchOptions, "resume") | may_change(RunOptions, "resume")
@@ -154,10 +148,8 @@ def _parse(words: Sequence[str]) -> Arguments:
 
 
 def _flags(arguments: Arguments) -> dict[str, Any]:
-    flags = {}
-    for cls in (Config, SearchOptions, RunOptions):
-        options = arguments[cls]
-        flags.update({name: getattr(options, name) for name in arguments.given[cls]})
+    given = arguments.given
+    flags = {**given[Config], **given[SearchOptions], **given[RunOptions]}
     for name in flags.keys() & {"data_path", "data_url", "init_from"}:
         if ":/" not in flags[name]:  # --resume may run in a different working directory
             flags[name] = os.path.abspath(flags[name])

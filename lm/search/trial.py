@@ -11,7 +11,6 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Collection
 from typing import Any, NamedTuple
 
 from lm.config import Config, RunOptions
@@ -49,8 +48,7 @@ class TrialJob:
         ]  # fmt: skip
         self._console = os.path.join(directory, CONSOLE_FILE)
         self._process: subprocess.Popen | None = None
-        self._asked_to_stop = False
-        self._seen: Collection[int] = ()
+        self._asked_to_stop, self._num_seen = False, 0
 
     def is_running(self) -> bool:
         """Return whether the job is running, or waiting until the trial's previous job has saved.
@@ -95,11 +93,9 @@ class TrialJob:
             return [*launcher, *self._program], environment(**first.variables())
         command: list[str] = []
         for own in self.slots:
-            hosts = f"{own.host}:{own.count}"
-            if command:
-                command += [":", *launch.ranks_on(own.count, hosts)]
-            else:
-                command += launch.mpirun_command(own.count, hosts)
+            start = launch.ranks_on if command else launch.mpirun_command
+            command += [":"] if command else []
+            command += start(own.count, f"{own.host}:{own.count}")
             for name, value in own.variables().items():  # differs between hosts
                 command += ["-x", f"{name}={value}"]
             command += self._program
@@ -121,11 +117,10 @@ class TrialJob:
             if event["event"] == "epoch" and "valid_perplexity" in event
         }
 
-    def new_perplexities(self) -> dict[int, float]:
-        """Return the perplexities of the epochs since the last call."""
-        found = self.perplexities()
-        new = {epoch: value for epoch, value in found.items() if epoch not in self._seen}
-        self._seen = found.keys()
+    def new_perplexities(self) -> list[tuple[int, float]]:
+        """Return the epochs and perplexities that are new since the last call."""
+        found = list(self.perplexities().items())
+        new, self._num_seen = found[self._num_seen :], len(found)
         return new
 
     def test_perplexity(self) -> float:
@@ -145,8 +140,8 @@ class TrialJob:
         reason = end["reason"] if end.get("outcome") == "failed" else self._last_error()
         if self._asked_to_stop and not reason:
             return Outcome("stopped")
-        reason = reason or f"exit code {exit_code}; see the trial's {CONSOLE_FILE}"
-        return Outcome("failed", reason, exit_code == UserError.exit_code)
+        unknown = f"exit code {exit_code}; see the trial's {CONSOLE_FILE}"
+        return Outcome("failed", reason or unknown, exit_code == UserError.exit_code)
 
     def _last_error(self) -> str:
         with open(self._console, encoding="utf-8", errors="replace") as file:

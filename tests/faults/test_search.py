@@ -12,7 +12,6 @@ import sys
 import time
 
 import pytest
-from lm.search.study import runs
 from optuna.trial import TrialState
 
 from lm.checkpoint import store
@@ -51,8 +50,8 @@ end finished
 """
 # `python -m lm.search` with short heartbeats.
 PROGRAM = """
-from lm.search import __main__, study
-study._HEARTBEAT_SECONDS, study._GRACE_SECONDS = 1, 3
+from lm.search import __main__, storage
+storage.HEARTBEAT_SECONDS = 1
 __main__.main()
 """
 FLAGS = (
@@ -103,7 +102,7 @@ def test_a_driver_killed_at_any_moment_does_not_change_the_results(corpora, tmp_
         )  # fmt: skip
 
     def trials(directory):
-        found = runs(load_search(str(tmp_path / directory)).study)
+        found = load_search(str(tmp_path / directory)).study.trials
         return [(each.state, each.params, each.value) for each in found]
 
     whole = start("whole")
@@ -181,7 +180,7 @@ def has_begun(tmp_path, number):
 
 def check_finished(tmp_path, count=4):
     """Check that all runs are finished, and that each run trained each epoch once."""
-    trials = runs(load_search(str(tmp_path / "search")).study)
+    trials = load_search(str(tmp_path / "search")).study.trials
     assert [trial.state for trial in trials] == [TrialState.COMPLETE] * count
     for number in range(count):
         epochs = [event["epoch"] for event in events(trial_dir(tmp_path, number), "epoch")]

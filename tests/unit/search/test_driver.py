@@ -133,7 +133,7 @@ def test_a_resumed_search_keeps_its_settings(search, corpora, tmp_path, monkeypa
             UserError, match=f"cannot resume: {flag.partition('=')[0]} was {before}"
         ):
             search(f"--{flag}")
-    with pytest.raises(UserError, match="config_transformer differs from the config file"):
+    with pytest.raises(UserError, match=r"config_transformer.py differs from the config file"):
         search("--config=config_transformer")
 
 
