@@ -135,6 +135,7 @@ def _open(search: Search, corpus: str) -> Search:
     with storage.errors(f"the search in {directory} is unchanged"):
         if is_new:  # the user may change or delete the original config file
             write_atomically(copy, pathlib.Path(search.file.path).read_bytes())
+            search.file.loaded.copy_to(directory)
             storage.create_study(directory, settings)
         study = storage.load_study(directory, settings)
         study.pruner = _pruner(options, search.config.num_epochs)

@@ -124,10 +124,11 @@ def parse_search(argv: Sequence[str]) -> tuple[Arguments, Settings]:
         )
     copy, earlier = os.path.join(directory, CONFIG_COPY), settings.flags
     arguments = _parse([f"--config={copy}", *itertools.starmap(flag, earlier.items()), *argv[1:]])
-    if arguments.config_file.sha256 != sha256_of(copy):
+    file = arguments.config_file
+    if file.sha256 != sha256_of(copy) or not file.loaded.is_copied_to(directory):
         raise UserError(
-            f"cannot resume: {arguments.config_file.path} differs from the config file of this"
-            f" search. Omit --config to use the copy {copy}"
+            f"cannot resume: {file.path} differs from the config file of this search. Omit --config"
+            f" to use the copy {copy}"
         )
     flags = _flags(arguments)
     changeable = may_change(SearchOptions, "resume") | may_change(RunOptions, "resume")
