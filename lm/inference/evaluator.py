@@ -30,6 +30,8 @@ from lm.perplexity import NllSum
 
 logger = logging.getLogger("lm")
 
+_BLOCK_TOKENS = 1 << 20
+
 
 def evaluate(
     directory: str,
@@ -160,7 +162,9 @@ def count_characters(ids: np.ndarray, vocabulary: Vocabulary) -> int:
     `<unk>`.
     """
     lengths = np.array([0 if word == EOS else len(word) + 1 for word in vocabulary.words])
-    return int(np.bincount(ids, minlength=len(lengths)) @ lengths)
+    # Without blocks, a long text would need eight bytes of memory per token.
+    blocks = (ids[start : start + _BLOCK_TOKENS] for start in range(0, len(ids), _BLOCK_TOKENS))
+    return sum(int(lengths[block].sum()) for block in blocks)
 
 
 def _facts(run: Run, texts: Sequence[Text]) -> dict[str, Any]:

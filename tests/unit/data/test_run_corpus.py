@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import gzip
 
 import pytest
 
@@ -117,3 +118,19 @@ def test_a_split_is_loaded_from_the_recorded_directory(tmp_path, own_text):
         load_text(run, "valid")
     changed = load_text(run, "valid", str(own_text))
     assert decoded(run.vocabulary, changed.ids) == ["d", "c", "b", "a", "<eos>"]
+
+
+def test_an_evaluation_uses_the_limits_of_the_run(tmp_path):
+    texts = {"train": "a b c\na b\n", "valid": "a c\n"}
+    data_path = write(tmp_path / "own", **texts, test="c b\n")
+    make_run(tmp_path / "run", data_path, corpus="files", min_count=2)
+    run = open_run(tmp_path / "run")
+    (tmp_path / "other.txt.gz").write_bytes(gzip.compress(b"c a\n"))
+    for split, words in (
+        ("valid", ["a", "<unk>", "<eos>"]),
+        ("test", ["<unk>", "b", "<eos>"]),
+        (str(tmp_path / "other.txt.gz"), ["<unk>", "a", "<eos>"]),
+    ):
+        text = load_text(run, split)
+        assert decoded(run.vocabulary, text.ids) == words
+        assert text.unknown == 1
