@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import traceback
-from collections.abc import Iterator
-from typing import Any, Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import tensorflow.compat.v1 as tf
 
