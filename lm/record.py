@@ -14,7 +14,7 @@ from collections.abc import Container, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from lm.config import Config
-from lm.errors import UserError, error_class, first_line
+from lm.errors import RunError, UserError, first_line
 from lm.files import write_json
 from lm.options import defaults
 
@@ -126,7 +126,8 @@ def load_record(run_dir: str) -> RunRecord | None:
       UserError: If run.json is corrupt, or if a different version of this program wrote it.
       RunError: If run.json is temporarily unreadable.
     """
-    path, content = os.path.join(run_dir, RUN_FILE), _read(run_dir)
+    path = os.path.join(run_dir, RUN_FILE)
+    content = read_object(path)
     if content is None:
         return None
     content.pop("has_checkpoints", None)
@@ -135,18 +136,24 @@ def load_record(run_dir: str) -> RunRecord | None:
 
 def has_checkpoints(run_dir: str) -> bool:
     """Return whether the run has had a checkpoint, according to run.json; see `load_record`."""
-    return bool((_read(run_dir) or {}).get("has_checkpoints"))
+    content = read_object(os.path.join(run_dir, RUN_FILE)) or {}
+    return bool(content.get("has_checkpoints"))
 
 
-def _read(run_dir: str) -> dict[str, Any] | None:
-    path = os.path.join(run_dir, RUN_FILE)
+def read_object(path: str) -> dict[str, Any] | None:
+    """Read a JSON file that contains an object; return None if the file is missing.
+
+    Raises:
+      CorruptFile: If the content is not a JSON object.
+      RunError: If the file cannot be read, perhaps only for a moment.
+    """
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(path, "rb") as file:
             content = json.load(file)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise error_class(error)(f"cannot read {path}: {error.strerror}") from error
+        raise RunError(f"cannot read {path}: {error.strerror}") from error
     except ValueError as error:
         raise CorruptFile(f"{path} is corrupt: {error}") from error
     if not isinstance(content, dict):

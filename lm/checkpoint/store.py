@@ -7,7 +7,7 @@
 A checkpoint is written under a temporary name, and renamed after all files are on the disk.
 Therefore, a directory named step-* is complete, even if the process was killed. Only a disk fault
 can corrupt it, and `verify` detects such faults. If a disk fails for a moment, functions that read
-raise OSError, which ends the job with exit code 1.
+raise OSError or RunError, which end the job with exit code 1.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ import os
 import pathlib
 import re
 import shutil
-import stat
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -31,7 +30,14 @@ import tensorflow.compat.v1 as tf
 
 from lm.errors import RunError, UserError
 from lm.files import sha256_of, write_json
-from lm.record import CHECKPOINTS_DIR, CorruptFile, RunRecord, different_version, from_json
+from lm.record import (
+    CHECKPOINTS_DIR,
+    CorruptFile,
+    RunRecord,
+    different_version,
+    from_json,
+    read_object,
+)
 
 logger = logging.getLogger("lm")
 
@@ -177,9 +183,12 @@ def verify(checkpoint: str) -> Manifest:
     manifest = read_manifest(checkpoint)
     for name in _MODEL_FILES:
         path = os.path.join(checkpoint, name)
-        with _corrupt_if_invalid(path):
-            if _file_facts(path) != manifest.files.get(name):
-                raise ValueError(f"its size or its SHA-256 differs from {MANIFEST}")
+        try:
+            facts = _file_facts(path)
+        except FileNotFoundError as error:
+            raise CorruptFile(f"{path} is missing") from error
+        if facts != manifest.files.get(name):
+            raise CorruptFile(f"{path} is corrupt: its size or its SHA-256 differs from {MANIFEST}")
     return manifest
 
 
@@ -190,12 +199,11 @@ def read_manifest(checkpoint: str) -> Manifest:
       CorruptFile, UserError: See `verify`.
     """
     path = os.path.join(checkpoint, MANIFEST)
-    with _corrupt_if_invalid(path):
-        _check_plain(path)
-        with open(path, "rb") as file:
-            content = json.load(file)
-        if not isinstance(content, dict) or content.pop("checksum", None) != _checksum(content):
-            raise ValueError("checksum mismatch")
+    content = read_object(path)
+    if content is None:
+        raise CorruptFile(f"{path} is missing")
+    if content.pop("checksum", None) != _checksum(content):
+        raise CorruptFile(f"{path} is corrupt: checksum mismatch")
     # Every later format must keep `format` and `checksum`. A valid checksum distinguishes another
     # format from a flipped bit.
     number = content.pop("format", None)
@@ -204,24 +212,7 @@ def read_manifest(checkpoint: str) -> Manifest:
     return from_json(Manifest, content, path)
 
 
-@contextlib.contextmanager
-def _corrupt_if_invalid(path: str) -> Iterator[None]:
-    """Raise CorruptFile if the file is missing or invalid. Other OSErrors may be temporary."""
-    try:
-        yield
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise CorruptFile(f"{path} is missing") from error
-    except ValueError as error:
-        raise CorruptFile(f"{path} is corrupt: {error}") from error
-
-
-def _check_plain(path: str) -> None:
-    if not stat.S_ISREG(os.lstat(path).st_mode):  # Devices and pipes may have no end.
-        raise ValueError("not a plain file")
-
-
 def _file_facts(path: str) -> dict[str, Any]:
-    _check_plain(path)
     return {"bytes": os.path.getsize(path), "sha256": sha256_of(path)}
 
 
