@@ -32,18 +32,15 @@ def test_the_innermost_launcher_is_used(variables, size, rank, monkeypatch):
     assert (launch.launched_size(), launch.launched_rank()) == (size, rank)
 
 
-def test_python_and_the_run_scripts_use_the_same_options():
-    script = f'source {ROOT}/run_scripts/env.sh; echo mpirun -np 3 "${{mpirun_options[@]}}"'
-    echoed = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=30)
-    assert launch.mpirun_command(3) == echoed.stdout.split()
-
-
-def test_python_and_the_run_scripts_pass_the_same_variables_on(monkeypatch):
+def test_python_and_the_run_scripts_use_the_same_options_and_variables(monkeypatch):
     for name in ("LD_LIBRARY_PATH", "PYTHONPATH", "OPAL_PREFIX", "NCCL_DEBUG", "HOME"):
         monkeypatch.setenv(name, "x")
-    script = f'source {ROOT}/run_scripts/env.sh; echo "${{pass_on[@]}}"'
+    script = f"source {ROOT}/run_scripts/env.sh;"
+    script += ' echo mpirun -np 3 "${mpirun_options[@]}"; echo "${pass_on[@]}"'
     echoed = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=30)
-    assert launch.ranks_on(3, "a:3")[4:] == echoed.stdout.split()
+    options, variables = echoed.stdout.splitlines()
+    assert launch.mpirun_command(3) == options.split()
+    assert launch.ranks_on(3, "a:3")[4:] == variables.split()
 
 
 def test_environment_variables_are_passed_to_other_hosts(monkeypatch):
