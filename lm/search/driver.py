@@ -146,7 +146,7 @@ class Driver:
             )
 
     def _finish(self, trial: optuna.Trial, state: TrialState, value: float | None = None) -> None:
-        finished = self._study.tell(trial, value, state, skip_if_finished=True)
+        finished = storage.finish(trial, state, value)
         if state != TrialState.FAIL:
             self._same_failures.clear()
         logger.info("%s", progress_line(finished))

@@ -92,6 +92,17 @@ def record_heartbeat(trial: optuna.Trial) -> None:
     trial.storage.record_heartbeat(trial._trial_id)
 
 
+def finish(trial: optuna.Trial, state: TrialState, value: float | None = None) -> FrozenTrial:
+    """Tell the study the result of a trial, and return the finished trial.
+
+    Raises:
+      UpdateFinishedTrialError: If another driver has finished the trial.
+    """
+    # If this driver was suspended, another driver may have interrupted the trial.
+    trial.storage.set_trial_state_values(trial._trial_id, TrialState.RUNNING)
+    return trial.study.tell(trial, value, state)
+
+
 def interrupt_stale(study: optuna.Study) -> None:
     """Interrupt the trials of dead drivers. The caller excludes other drivers."""
     stale = study._storage._get_stale_trial_ids(study._study_id)

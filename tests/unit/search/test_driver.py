@@ -14,7 +14,7 @@ from optuna.trial import TrialState
 from lm.config_file import load_config_file
 from lm.distributed.devices import count_cores
 from lm.errors import RunError, Stopped, UserError
-from lm.search import driver
+from lm.search import driver, storage
 from lm.search.driver import Driver
 from lm.search.opening import open_search
 from lm.search.options import load_settings
@@ -284,6 +284,22 @@ def test_a_trial_that_another_driver_finished_is_not_changed(search, then):
     study = search(space("2|4"), body=body, stop=finish_elsewhere)
     assert values(study) == [7, 250]
     assert not trials(study)[0].intermediate_values and FAILURE not in trials(study)[0].user_attrs
+
+
+def test_a_trial_that_another_driver_interrupted_is_finished(search):
+    """Another driver interrupts the trials of a suspended driver."""
+    begun, interrupted = (search.directory / f"trials/0000/{n}" for n in ("starts", "interrupted"))
+
+    def interrupt_elsewhere():
+        if begun.exists() and not interrupted.exists():
+            study = load_search(str(search.directory)).study
+            storage.interrupt(study, study.trials[:1])
+            interrupted.touch()
+        return 0
+
+    body = "until [[ -e interrupted || $rate != 1.0 ]]; do sleep 0.05; done"
+    study = search(body=body, stop=interrupt_elsewhere)
+    assert states(study) == [COMPLETE] * 3 and starts(search, 0) == ["start"]
 
 
 @pytest.mark.parametrize(
