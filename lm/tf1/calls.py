@@ -18,7 +18,6 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 from tensorflow.python.framework import tensor_shape
 from tensorflow.python.ops import gen_random_ops, nn_ops
-from tensorflow.python.util import deprecation
 
 from lm.errors import UserError
 from lm.model.context import Context
@@ -64,13 +63,17 @@ def adapt(function: Callable) -> Callable:
 @contextlib.contextmanager
 def v1_behavior() -> Iterator[None]:
     """Let the sizes of a shape be objects with `.value`, as in TF 1.x, without deprecations."""
-    with (
-        _replaced(tensor_shape, {"_TENSORSHAPE_V2_OVERRIDE": False}),
-        deprecation.silence(),
-        warnings.catch_warnings(),
-    ):
-        warnings.filterwarnings("ignore", message=".*is deprecated and will be removed")
-        yield
+    verbosity = tf.logging.get_verbosity()
+    tf.logging.set_verbosity(tf.logging.ERROR)
+    try:
+        with (
+            _replaced(tensor_shape, {"_TENSORSHAPE_V2_OVERRIDE": False}),
+            warnings.catch_warnings(),
+        ):
+            warnings.filterwarnings("ignore", message=".*is deprecated and will be removed")
+            yield
+    finally:
+        tf.logging.set_verbosity(verbosity)
 
 
 @contextlib.contextmanager
@@ -206,7 +209,8 @@ def placeholder(dtype: Any, shape: Any = None, name: str | None = None) -> tf.Te
     if not _active or not _active[-1].placeholders:
         return tf.placeholder(dtype, shape, name)
     value = tf.cast(_active[-1].placeholders.pop(0), dtype)
-    if not value.shape.is_compatible_with(shape):
+    is_known = shape is None or not any(isinstance(size, tf.Tensor) for size in shape)
+    if is_known and not value.shape.is_compatible_with(shape):
         raise UserError(
             f"tf1.fed: placeholder {name or ''} has the shape {shape}, not {value.shape}"
         )
