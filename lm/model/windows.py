@@ -5,6 +5,7 @@ Shapes: T time steps, B rows, H hidden units, V words, N = T * B tokens.
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import threading
@@ -194,8 +195,9 @@ def _sum_parts(
     else:
         with ThreadPoolExecutor(min(num_parts, num_threads)) as threads:
             list(threads.map(work, range(num_parts)))
-    (total,) = partial.values()
-    return total
+    # An evaluation may have a number of parts that is not a power of two.
+    in_order = sorted(partial, key=lambda node: node[1] << node[0])
+    return functools.reduce(add, [partial[node] for node in in_order])
 
 
 class Evaluator:
