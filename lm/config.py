@@ -217,8 +217,8 @@ class RunOptions(Checked):
         False, "resume although the config file, which defines a network or fields, has changed"
     )
     check_network: bool = option(
-        False, "check the network of a config file before training: rows must be independent, and"
-        " time steps must not depend on later time steps",
+        False, "check the network of a config file before training: results must be finite, and"
+        " outputs must not depend on later words",
     )  # fmt: skip
     step_timeout_seconds: float = option(
         600.0, "end the job if a rank waits for other ranks, or rank 0 for the disk, for N seconds"

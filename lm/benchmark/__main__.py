@@ -27,6 +27,7 @@ from lm.cli import flags, program
 from lm.config import Config
 from lm.distributed.devices import count_cores
 from lm.errors import UserError
+from lm.system import cpu_model
 
 _COMMANDS = {
     "step": (step, step.StepOptions),
@@ -76,13 +77,11 @@ def parse(argv: Sequence[str], command: str) -> tuple[Config, Options]:
 
 def _environment_facts() -> dict[str, Any]:
     """Return the facts that a reader needs to repeat a measurement: command, machine, versions."""
-    with open("/proc/cpuinfo") as file:
-        models = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
     return {
         "command": " ".join(["python -m lm.benchmark", *sys.argv[1:]]),
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "host": platform.node(),
-        "cpu": models[0] if models else platform.machine(),
+        "cpu": cpu_model(),
         "cores": count_cores(),
         # A load above 0 before the start means that other programs used the cores.
         "load_average_before": os.getloadavg()[0],

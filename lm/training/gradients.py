@@ -29,7 +29,8 @@ class Exchange(NamedTuple):
 class LocalSums(NamedTuple):
     """Tensors that are computed for each part of the local rows, and added up outside the graph.
 
-    Both lists have the same structure. A sparse gradient is a pair: values and indices.
+    Both lists have the same structure. A sparse gradient is a pair, values and indices, because
+    TensorFlow does not allow to feed the shape.
     """
 
     of_part: list[tf.Tensor | tuple[tf.Tensor, tf.Tensor]]
