@@ -41,11 +41,6 @@ class _Call:
         return seed
 
 
-def active_context() -> Context | None:
-    """Return the context of the network function that is being called, or None."""
-    return _active[-1].context if _active else None
-
-
 def adapt(function: Callable) -> Callable:
     """Adapt a function of a config file to TF 1.x modules."""
 
@@ -88,7 +83,7 @@ def _draws_from(context: Context) -> Iterator[None]:
         with _replaced(gen_random_ops, originals):  # initializers have the seeds of variables
             return getter(name, *arguments, **options)
 
-    stateless = _stateless_operations(call.seed) if hasattr(context, "seed") else {}
+    stateless = _stateless_operations(call.seed)
     originals = {name: getattr(gen_random_ops, name) for name in stateless}
     dropout = nn_ops._dropout
     in_training = dropout if context.training else lambda x, *others, **options: x
