@@ -22,7 +22,7 @@ class LoadedFiles:
     """The files that a config file has loaded so far."""
 
     def __init__(self, directory: str):
-        self._directory = directory  # of the config file
+        self._directory = directory  # directory of the config file
         self._paths: dict[str, str] = {}  # absolute paths by name
         self.sha256: dict[str, str] = {}  # checksums by name
         # Adapts the functions of the config file to the loaded files.
@@ -83,4 +83,4 @@ def current_files(what: str = "tf1.load is called") -> LoadedFiles:
 def _copy_of(name: str) -> str:
     """Return the path of a copy, relative to the copied config file."""
     parts = ["up" if part == os.pardir else part for part in os.path.normpath(name).split(os.sep)]
-    return os.path.join(_COPIES, *parts)  # without the leading slash of an absolute path
+    return os.path.join(_COPIES, *parts)  # an absolute path loses its leading slash

@@ -99,7 +99,8 @@ def _row(
         "seconds_per_step": seconds,
     }
     shapes = ours["shapes"][0]
-    # The products of user-defined networks are unknown, and those of clusters depend on the words.
+    # The products of user-defined networks are unknown. The products of clusters depend on the
+    # words.
     if not shapes or config.cutoffs:
         return row
     flops = _step_flops(config, shapes)

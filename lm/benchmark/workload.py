@@ -1,4 +1,4 @@
-"""What all implementations train on: the same words, the same first weights, the same step."""
+"""The workload of all implementations: the words, the initial weights and the training step."""
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ def with_every_word(blocks: Iterator[list[int]], language: Language) -> Iterator
 
 
 def negative_log_likelihood(language: Language, states: Sequence[int]) -> float:
-    """Return the sum of -log P of all states except the first one, which is given."""
+    """Return the sum of -log P of all states after the first."""
     previous, following = np.array(states[:-1]), np.array(states[1:])
     is_next = language.successors[previous] == following[:, None]
     return -float(np.log(language.probabilities[previous][is_next]).sum())

@@ -161,8 +161,8 @@ class Context:
         """Sum the gradient of this use of the weights over the ranks before it flows into them.
 
         Otherwise, the number of ranks would change the rounding when a mask is applied to the
-        gradient, or when the gradients of two uses of a variable are added. If each micro-batch is
-        computed alone, nothing depends on the number of ranks. The weights must be computed from
+        gradient, or when the gradients of two uses of a variable are added. This is not
+        necessary if each micro-batch is computed separately. The weights must be computed from
         variables only.
         """
         if not (self.training and self.spans_micro_batches):

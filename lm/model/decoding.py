@@ -70,7 +70,7 @@ def target_log_probs(network: Network, inputs_TB: tf.Tensor, targets_TB: tf.Tens
     def step(t, state_BS, found):
         context = Context(network.config, network.vocab_size)
         outputs_or_logits_1BX, state_BS = _read(network, inputs_TB[t], state_BS, context)
-        scale_B = tf.zeros_like(targets_TB[t], tf.float32)  # of the loss, which is not used
+        scale_B = tf.zeros_like(targets_TB[t], tf.float32)  # weights of the loss, which is not used
         _, nll_B = network.cross_entropy(outputs_or_logits_1BX, targets_TB[t], scale_B, context)
         return t + 1, state_BS, found.write(t, -nll_B)
 

@@ -41,7 +41,7 @@ def _hint_for_words(inputs: Any, *others: Any) -> str:
     """Say that a call is for single words: the calls for windows come first and succeeded."""
     if not others or not isinstance(inputs, tf.Tensor) or inputs.shape.as_list()[:1] != [1]:
         return ""
-    num_steps = others[-1].config.num_steps  # of the context
+    num_steps = others[-1].config.num_steps  # the last argument is the context
     if num_steps == 1:
         return ""
     return f"; this is the call for single words (T = 1, not num_steps = {num_steps})"

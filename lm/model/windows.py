@@ -173,7 +173,7 @@ def _sum_parts(
 
     Threads take the parts in their order, so only a few partial sums exist at the same time.
     """
-    partial: dict[tuple[int, int], Sum] = {}  # by (level, index) in the tree
+    partial: dict[tuple[int, int], Sum] = {}  # keys are (level, index) in the tree
     lock = threading.Lock()
 
     def work(index: int) -> None:

@@ -27,8 +27,8 @@ from lm.search.trial import Outcome, TrialJob
 logger = logging.getLogger("lm")
 
 _TICK_SECONDS = 0.5
-_MAX_FAILURES = 3  # of a trial's jobs
-_MAX_SAME_FAILURES = 3  # of trials, while no trial succeeds
+_MAX_FAILURES = 3  # failed jobs of a trial
+_MAX_SAME_FAILURES = 3  # trials that fail with the same error while no trial succeeds
 _DISK_FULL = [os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT)]
 
 
@@ -83,7 +83,7 @@ class Driver:
         return TrialJob(directory, config, self._search, slots, test_on)
 
     def _is_running(self, trial: optuna.Trial, job: TrialJob) -> bool:
-        """Return whether a job is running. Report its epochs and its result to the study."""
+        """Return whether a job is running. Report the job's epochs and result to the study."""
         try:
             is_running = job.is_running()
             for epoch, perplexity in job.new_perplexities():

@@ -20,7 +20,7 @@ from lm.search.options import STUDY_FILE, Settings
 
 # User attributes of a trial.
 CONFIG = "config"  # the fields of its config
-NUM_FAILURES = "num_failures"  # of its jobs
+NUM_FAILURES = "num_failures"  # number of its failed jobs
 FAILURE = "failure"  # why the trial failed
 # User attribute of the study.
 TEST = "test"  # the number of the tested trial, and its perplexity
@@ -93,7 +93,7 @@ def record_heartbeat(trial: optuna.Trial) -> None:
 
 
 def finish(trial: optuna.Trial, state: TrialState, value: float | None = None) -> FrozenTrial:
-    """Tell the study the result of a trial, and return the finished trial.
+    """Record the result of a trial in the study, and return the finished trial.
 
     Raises:
       UpdateFinishedTrialError: If another driver has finished the trial.

@@ -31,8 +31,8 @@ class _Call:
 
     def __init__(self, context: Context):
         self.context = context
-        self.seeds: set[tf.Operation] = set()  # of the seeds that the call has drawn
-        self.names: collections.Counter = collections.Counter()  # of tf.Variable
+        self.seeds: set[tf.Operation] = set()  # operations of the seeds that the call has drawn
+        self.names: collections.Counter = collections.Counter()  # variables by name
         self.placeholders: list[tf.Tensor] = []  # values of the next calls of tf.placeholder
 
     def seed(self) -> tf.Tensor:

@@ -15,8 +15,8 @@ from tensorflow.python.util import nest
 from lm.errors import UserError
 from lm.tf1.namespace import Namespace
 
-_REPLACEMENTS = {  # of names, or of all names of a module
-    "contrib.layers.batch_norm": "layer_norm, because batch normalization mixes rows",
+_REPLACEMENTS = {  # keys are names, or modules whose names are all replaced
+    "contrib.layers.batch_norm": "tf.layers.batch_normalization",
     "contrib.layers.optimize_loss": "the flag --optimizer",
     "contrib.layers.apply_regularization": "the flag --weight_decay",
     "contrib.rnn.LSTMBlockFusedCell": "tf.nn.rnn_cell.LSTMCell and tf.nn.dynamic_rnn",
@@ -37,7 +37,7 @@ _REPLACEMENTS = {  # of names, or of all names of a module
     "contrib.memory_stats": "the file metrics.jsonl of the run",
 }
 _OTHERS = "stock operations, or replace the function that uses it, in the config file"
-_TINY = 1e-12  # as in tf.contrib, for rows whose weights are all zero
+_TINY = 1e-12  # avoids a division by zero, as in tf.contrib
 
 
 class _Part(Namespace):

@@ -23,7 +23,7 @@ from lm.files import short_name
 from lm.tf1.tensorflow import TensorFlow
 from lm.user_files import LoadedFiles, current_files
 
-_programs: dict[str, _Program] = {}  # by the name of the package
+_programs: dict[str, _Program] = {}  # keys are the names of the packages
 _RNN_CELLS = {"rnn_cell", "rnn_cell_impl", "core_rnn_cell", "core_rnn_cell_impl"}
 
 
@@ -107,7 +107,7 @@ class _Loader(importlib.machinery.SourceFileLoader):
         current_files(f"{os.path.basename(self.path)} is imported")
         source = self.get_data(self.path)
         self._program.add(self.path, source)
-        return compile(source, self.path, "exec", dont_inherit=True)  # not a cached version
+        return compile(source, self.path, "exec", dont_inherit=True)  # ignores cached bytecode
 
     def exec_module(self, module: types.ModuleType) -> None:
         module.__builtins__ = {**vars(builtins), "__import__": self._program.import_}

@@ -35,7 +35,7 @@ NUM_SUMS = 1 + len(Requests._fields)  # the loss and the requests are summed in 
 class Division(NamedTuple):
     """The division of the local rows into windows."""
 
-    rows: Rows  # of the first window; all windows have the same size
+    rows: Rows  # rows of the first window; all windows have the same size
     num_threads: int  # number of windows that are computed at the same time
     sums_outside: bool  # whether gradients are added up outside of the graph
 
@@ -43,7 +43,7 @@ class Division(NamedTuple):
 class TrainGraph(NamedTuple):
     """The tensors and operations of a training step."""
 
-    window: WindowGraph  # window of the rows that are computed at once
+    window: WindowGraph  # window of the rows that one session.run computes
     local_sums: LocalSums | None  # sums over the windows of the local rows; None for one window
     update: Update
     learning_rate_ph: tf.Tensor
