@@ -72,7 +72,7 @@ def rows_of_rank(batch_size: int, rank: int, size: int, virtual_ranks: int = 1) 
 def eval_rows_of_rank(
     eval_batch_size: int, rank: int = 0, size: int = 1, shared: bool = False, group: int = 1
 ) -> Rows:
-    """Return the rows of an evaluation that a rank runs: groups of `group` rows.
+    """Return the rows of an evaluation that a rank runs, a multiple of `group` rows.
 
     If the rows are not shared, rank 0 runs all rows. Unlike in training, a rank may have no rows.
     The last rank may have rows beyond the batch, which `EvalBatches` pads.

@@ -54,7 +54,10 @@ class KnownPerplexity:
 
 @dataclasses.dataclass(frozen=True)
 class LanguageOptions(Checked):
-    """The language and the lengths of its texts, which end with the first sentence after N."""
+    """The language and the lengths of its texts.
+
+    A text of N tokens ends with the sentence of token N.
+    """
 
     num_words: int = option(200, "number of words", low=2, high=10_000_000)
     num_successors: int = option(8, "number of tokens that may follow each token", low=2)

@@ -38,7 +38,7 @@ def call(path: str, function: Callable, *arguments: Any) -> Any:
 
 
 def _hint_for_words(inputs: Any, *others: Any) -> str:
-    """Say that a call is for single words: the calls for windows come first and succeeded."""
+    """Return a hint if only the call for single words failed. The calls for windows come first."""
     if not others or not isinstance(inputs, tf.Tensor) or inputs.shape.as_list()[:1] != [1]:
         return ""
     num_steps = others[-1].config.num_steps  # the last argument is the context

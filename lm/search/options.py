@@ -109,7 +109,7 @@ def load_settings(directory: str) -> Settings | None:
 
 
 def parse_search(argv: Sequence[str]) -> tuple[Arguments, Settings]:
-    """Parse a command line. A resumed search also has its earlier flags."""
+    """Parse a command line, and add the earlier flags of a resumed search."""
     arguments = _parse(argv[1:])
     directory = arguments[SearchDirectory].output_dir
     settings = load_settings(directory)
