@@ -162,7 +162,7 @@ class Config(Checked):
 
     @property
     def cutoffs(self) -> tuple[int, ...]:
-        """The first word of each cluster of the adaptive softmax, or ()."""
+        """The token ID of the first word of each cluster of the adaptive softmax, or ()."""
         return tuple(map(int, filter(None, self.adaptive_softmax_cutoffs.split(","))))
 
     @property

@@ -55,7 +55,7 @@ class AdviceOptions(Options):
 
 @dataclass(frozen=True)
 class Predictor:
-    """Predicts the steps of several ranks from the steps of one rank and an exchange."""
+    """Predicts the step time of several ranks from the step time of one rank and an exchange."""
 
     config: Config
     shapes: Mapping[str, Sequence[int]]  # variable name -> shape

@@ -57,7 +57,7 @@ class Ratio:
 def paired_ratio(
     numerators: Sequence[float], denominators: Sequence[float], factor: float = 1.0
 ) -> Ratio:
-    """Compare two tasks that took turns; the ratios are multiplied by a factor.
+    """Compare two tasks that took turns. The ratios are multiplied by `factor`.
 
     Drift cancels in the ratio of two values of the same round. The result is the geometric mean of
     these ratios (Fleming and Wallace 1986, "How not to lie with statistics"). The interval is
@@ -74,7 +74,7 @@ def paired_ratio(
 
 
 def print_record(record: Mapping[str, Any]) -> None:
-    """Print the names and numbers of a record, and a table for each list of rows."""
+    """Print the values of a record, and then a table for each list of rows."""
     for name, value in record.items():
         if isinstance(value, list):
             names = [name for name, cell in value[0].items() if not isinstance(cell, list)]

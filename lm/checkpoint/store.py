@@ -154,7 +154,7 @@ def _intact(checkpoints: Iterable[str]) -> Iterator[tuple[str, Manifest]]:
 
 
 def prune(run_dir: str, keep: int, intact: Mapping[str, Manifest]) -> None:
-    """Remove all checkpoints before the last `keep`, except the best by validation perplexity.
+    """Remove all checkpoints except the last `keep` and the best by validation perplexity.
 
     Only the checkpoints in `intact`, which this job wrote or verified, count. Corrupt checkpoints
     therefore never displace intact checkpoints. Checkpoints saved after the ranks diverged do not

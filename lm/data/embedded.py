@@ -78,7 +78,7 @@ DEFAULT_OPTIONS = LanguageOptions()
 
 
 def random_language(seed: int, num_words: int, num_successors: int) -> Language:
-    """Draw the transition probabilities of a random language with num_words + 1 states."""
+    """Sample the transition probabilities of a random language with num_words + 1 states."""
     random = np.random.Generator(np.random.PCG64(seed)).random
     num_states = num_words + 1
     # Zipf-like popularity, flattened at the head, creates frequent and rare words. `<eos>` is the
@@ -144,7 +144,7 @@ def with_every_word(blocks: Iterator[list[int]], language: Language) -> Iterator
 
 
 def negative_log_likelihood(language: Language, states: Sequence[int]) -> float:
-    """Return the sum of -log P of all states after the first."""
+    """Return the sum of -log P over all states except the first."""
     previous, following = np.array(states[:-1]), np.array(states[1:])
     is_next = language.successors[previous] == following[:, None]
     return -float(np.log(language.probabilities[previous][is_next]).sum())
@@ -201,7 +201,7 @@ def write_corpus(
 def load_known_perplexity(
     directory: str | os.PathLike[str], sha256: Mapping[str, str]
 ) -> KnownPerplexity | None:
-    """Return the known perplexity of texts, or None unless `write_corpus` wrote these texts.
+    """Return the known perplexity of texts, or None if `write_corpus` did not write them.
 
     Args:
       directory: The directory of the texts.

@@ -14,13 +14,15 @@ logger = logging.getLogger("lm")
 
 
 class _Bar(tqdm.tqdm):
-    """A bar without a monitor thread, which would outlive the run."""
+    """A progress bar without tqdm's monitor thread. That thread would outlive the run."""
 
     monitor_interval = 0
 
 
 class ReadProgress:
-    """The number of bytes that have been read. The console shows only the log lines of rank 0.
+    """The number of bytes read so far.
+
+    Only rank 0 writes log lines to the console.
 
     Args:
       activity: The activity, such as "downloading".

@@ -16,7 +16,7 @@ UNK = "<unk>"  # replaces every word that is not in the vocabulary
 
 
 class Limits(NamedTuple):
-    """Limits of a vocabulary. A word that they exclude becomes `<unk>`."""
+    """Limits of a vocabulary. Words that do not meet the limits are replaced by `<unk>`."""
 
     vocab_size: int | None = None  # the maximum number of words, including `<eos>` and `<unk>`
     min_count: int = 1  # the minimum number of occurrences, except of `<eos>` and `<unk>`

@@ -40,7 +40,7 @@ class AdaptiveWeights(NamedTuple):
 
     @property
     def cutoffs(self) -> list[int]:
-        """The first word of each cluster."""
+        """The token ID of the first word of each cluster."""
         firsts = [self.head.shape.as_list()[1] - len(self.clusters)]
         for cluster in self.clusters[:-1]:
             firsts.append(firsts[-1] + cluster.words_WK.shape.as_list()[0])

@@ -274,7 +274,7 @@ def unread_state(where: str, state: Mapping[str, tf.Tensor]) -> str:
 
 
 def why_irreproducible(made: Nodes, results: Sequence[tf.Tensor]) -> str:
-    """Return why the results of operations differ between runs, or ""."""
+    """Return the reason why results can differ between runs, or an empty string."""
     behind = {op.name for op in operations_behind(*results)}
     here = {op.name for op in tf.get_default_graph().get_operations()}
     for name, node in made.items():
@@ -295,7 +295,7 @@ def why_irreproducible(made: Nodes, results: Sequence[tf.Tensor]) -> str:
 
 
 def _assignments_behind(ops: Sequence[tf.Operation | tf.Tensor], made: Nodes) -> list[tf.Operation]:
-    """Return the assignments that running the operations would execute."""
+    """Return the assignments that would be executed if the operations were run."""
     executed = operations_behind(*ops, control_inputs=True)
     found = [op for op in executed if op.name in made and _ASSIGNS.fullmatch(op.type)]
     return sorted(found, key=lambda op: op.name)

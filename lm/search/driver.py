@@ -160,7 +160,7 @@ class Driver:
             raise Stopped(message, self._signals.stop)
 
     def _beat(self) -> None:
-        """Show that this driver is alive, and interrupt the trials of dead drivers."""
+        """Record that this driver is alive, and interrupt the trials of dead drivers."""
         if time.monotonic() >= self._next_heartbeat:
             self._next_heartbeat = time.monotonic() + storage.HEARTBEAT_SECONDS
             for trial, _ in self._running.values():

@@ -67,7 +67,7 @@ class Search(NamedTuple):
             return trial
 
     def turn(self) -> contextlib.AbstractContextManager:
-        """Exclude other drivers that share the study."""
+        """Return a context in which no other driver updates the study."""
         return locked(os.path.join(self.directory, TURN_FILE), "updating the search")
 
 

@@ -1,4 +1,4 @@
-"""The study of a search in Optuna, which is stored in SQLite or PostgreSQL.
+"""The Optuna study of a search, stored in SQLite or PostgreSQL.
 
 If a trial is interrupted, its state becomes WAITING again, and a driver continues its run.
 """

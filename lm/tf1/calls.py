@@ -73,7 +73,7 @@ def v1_behavior() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _draws_from(context: Context) -> Iterator[None]:
-    """Let random operations draw from the seed of a context, except in initial values."""
+    """Make random operations use the seed of a context, except in initial values."""
     call = _Call(context)
 
     def get_variable(getter: Callable, name: str, *arguments: Any, **options: Any) -> tf.Variable:

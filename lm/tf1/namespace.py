@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Namespace(types.ModuleType):
-    """A module with some names. It finds all other names in other modules."""
+    """A module that defines some names and looks up all other names in other modules."""
 
     def __init__(self, name: str, *behind: Any, **names: Any):
         super().__init__(name)

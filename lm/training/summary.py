@@ -153,7 +153,7 @@ def _one_or_by_rank(values: Sequence[str], consequence: str) -> str:
 
 
 def _arithmetic(job: Job) -> str:
-    """Return everything that the last bits of a run depend on, in addition to its record."""
+    """Describe what can change the last bits of the results, in addition to the record."""
     if job.functions.is_built_in:
         return kernels.arithmetic(job.config.precision)
     one_dnn = {name: os.environ[name] for name in _ONE_DNN if name in os.environ}
