@@ -10,7 +10,6 @@ import json
 import logging
 import os
 import socket
-import tempfile
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
@@ -97,14 +96,6 @@ class RetryingAppend:
 
 def _open_existing(path: str, flags: int) -> int:
     return os.open(path, flags & ~os.O_CREAT)  # Do not create a file in an empty mount point.
-
-
-def check_writable(path: str) -> None:
-    """Raise OSError if writing to a file would fail. The file does not change."""
-    if os.path.isfile(path) or os.path.isdir(path):
-        open(path, "ab").close()
-    elif not os.path.exists(path):  # Opening a pipe or a terminal could block.
-        tempfile.TemporaryFile(dir=os.path.dirname(path) or ".").close()
 
 
 @contextlib.contextmanager

@@ -5,35 +5,22 @@
 
 With the same --seed, the same flags generate the same text. The network computes in float32,
 regardless of the run's --precision. Each generated word appears immediately. A line end (<eos>)
-counts as a word. With --json, each line contains one text:
-
-  {"sample": 1, "seed": 7, "prompt": "the company said", "words": ["it", "will", "<eos>"],
-   "text": "the company said it will\\n"}
+counts as a word.
 """
 
 import contextlib
-import dataclasses
 import itertools
-import json
 import logging
 import signal
 
 from lm.cli import program
 from lm.cli.flags import RunChoice, parse
 from lm.inference.sampling import Sampling
-from lm.options import Checked, option
 from lm.system import import_tensorflow
 
 
-@dataclasses.dataclass(frozen=True)
-class OutputFormat(Checked):
-    """The output format."""
-
-    json: bool = option(False, "print one JSON object per generated text")
-
-
 def _generate(argv):
-    arguments = parse(argv, __doc__, RunChoice, Sampling, OutputFormat)
+    arguments = parse(argv, __doc__, RunChoice, Sampling)
     run, sampling = arguments[RunChoice].open_arguments(), arguments[Sampling]
     import_tensorflow()
     from lm.inference.generator import Generator, spaced
@@ -42,15 +29,9 @@ def _generate(argv):
     with contextlib.closing(Generator(open_run(**run))) as generator:
         logging.getLogger("lm").info("seed %d", sampling.seed)  # for generating the text again
         for number, (prompt, words) in enumerate(generator.texts(sampling), 1):
-            if arguments[OutputFormat].json:
-                words = list(words)
-                text = "".join(spaced([*prompt, *words]))
-                record = {"sample": number, "seed": sampling.seed, "prompt": sampling.prompt}
-                print(json.dumps({**record, "words": words, "text": text}), flush=True)
-            else:
-                if sampling.num_samples > 1:
-                    print(f"== {number} of {sampling.num_samples}")
-                _print_text(spaced(itertools.chain(prompt, words)))
+            if sampling.num_samples > 1:
+                print(f"== {number} of {sampling.num_samples}")
+            _print_text(spaced(itertools.chain(prompt, words)))
 
 
 def _print_text(pieces):

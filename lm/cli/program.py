@@ -73,25 +73,12 @@ def run_alone(work: Callable[[Sequence[str]], None]) -> NoReturn:
 
 
 def _start(rank: int) -> None:
-    _open_closed_streams()
     keep_freed_memory()
     # Print words in any locale, and file names that are not UTF-8, without changing their bytes.
     sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")
     start_console(rank)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # Hide TensorFlow's startup messages.
     ignore_save_requests()
-
-
-def _open_closed_streams() -> None:
-    # Otherwise, C++ messages would go into the first opened file, which would become stderr.
-    for number in range(3):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # opens the lowest free number
-            os.set_inheritable(number, True)
-    sys.stdout = sys.stdout or open(1, "w", closefd=False)
-    sys.stderr = sys.stderr or open(2, "w", errors="backslashreplace", closefd=False)
 
 
 def _exit_unconnected(error: Exception) -> NoReturn:

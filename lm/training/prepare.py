@@ -19,7 +19,6 @@ from lm.distributed.devices import Device, session_config, start_tensorflow
 from lm.errors import UserError, error_class
 from lm.events.logs import worker_path
 from lm.events.tracing import parse_steps
-from lm.files import check_writable
 from lm.model.network_check import check_network
 from lm.record import RunRecord
 
@@ -127,7 +126,7 @@ def _check_files(options: RunOptions, comm: Communicator) -> None:
         if options.output_dir and directory == os.path.abspath(options.output_dir):
             continue  # may not exist yet
         try:
-            check_writable(path)
+            open(path, "ab").close()
         except OSError as error:
             raise error_class(error)(
                 f"cannot write --{name} {path} ({error.strerror}); choose a different file"

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shlex
 import sys
 
 import pytest
@@ -77,24 +76,6 @@ def test_noeval_skips_evaluation_and_a_second_run_is_rejected(tmp_path, corpora)
     ]:
         assert words in one_error(run_module("lm.train", *arguments, *flags), 2)
         assert (tmp_path / "metrics.jsonl").read_bytes() == before
-
-
-def test_a_run_succeeds_without_stderr(tmp_path, corpora):
-    """No file of the run may get file descriptor 2, because C++ code writes to it."""
-    flags = (*TINY, "--data_path", corpora, "--noeval", "--output_dir", tmp_path)
-    command = shlex.join(map(str, [sys.executable, "-m", "lm.train", *flags]))
-    result = run_command(["sh", "-c", f"exec {command} 2>&-"], environment(), 120, cwd=ROOT)
-    assert (result.returncode, result.stdout) == (0, "")
-    assert [event["step"] for event in events(tmp_path, "epoch")] == [30]
-    assert "epoch 1" in (tmp_path / "log.txt").read_text()
-
-
-def test_an_error_is_reported_without_stdout(tmp_path):
-    code = "from lm.cli.program import run_alone; run_alone(lambda argv: 1 / 0)"
-    command = shlex.join([sys.executable, "-c", code])
-    result = run_command(["sh", "-c", f"exec {command} >&-"], environment(), 120, cwd=ROOT)
-    assert result.returncode == 1
-    assert result.stderr.rstrip().endswith("ZeroDivisionError: division by zero")
 
 
 def test_help_documents_the_flags_without_tensorflow(tmp_path):

@@ -33,8 +33,10 @@ def sentences(corpora):
 
 @pytest.fixture(scope="module")
 def scores(trained, sentences):
-    lines = score(trained, "\n".join(sentences) + "\n", "--json", "--per_word").splitlines()
-    return [json.loads(line) for line in lines]
+    """Return log-probability, number of tokens, sentence and log-probabilities of its tokens."""
+    lines = score(trained, "\n".join(sentences) + "\n", "--per_word").splitlines()
+    cells = [line.split("\t") for line in lines]
+    return [(float(c[0]), int(c[1]), c[3], [*map(float, c[4].split())]) for c in cells]
 
 
 def test_the_logged_seed_generates_the_same_text_again(trained):
@@ -42,15 +44,12 @@ def test_the_logged_seed_generates_the_same_text_again(trained):
     arguments += ("--num_samples", 2)
     printed = run_module("lm.generate", *arguments)
     seed = re.search(r"^seed (\d+)$", printed.stderr, re.MULTILINE).group(1)
-    again = run_module("lm.generate", *arguments, "--seed", seed, "--json")
+    again = run_module("lm.generate", *arguments, "--seed", seed)
     assert again.returncode == 0, again.stderr
-    first, second = map(json.loads, again.stdout.splitlines())
-    assert (first["sample"], second["sample"]) == (1, 2)
-    assert len(first["words"]) == 30 and "<unk>" not in first["words"]
-    assert first["words"] != second["words"]
-    assert re.match(rf"{PROMPT}\s", first["text"])  # a space or a line end
-    one, two = (text["text"].removesuffix("\n") for text in (first, second))
-    assert printed.stdout == f"== 1 of 2\n{one}\n== 2 of 2\n{two}\n"
+    assert printed.stdout == again.stdout and "<unk>" not in again.stdout
+    title, one, two = re.split(r"== \d of 2\n", again.stdout)
+    assert title == "" and one != two
+    assert all(re.match(rf"{PROMPT}\s", text) for text in (one, two))  # a space or a line end
 
 
 def test_commands_that_are_a_single_process_are_rejected_under_mpirun(trained):
@@ -60,15 +59,14 @@ def test_commands_that_are_a_single_process_are_rejected_under_mpirun(trained):
 
 
 def test_scores_agree_with_evaluate_and_sum_over_words(trained, scores, sentences, tmp_path):
-    assert [each["sentence"] for each in scores] == sentences
-    for each in scores:
-        words = [word["log_probability"] for word in each["words"]]
-        assert sum(words) == pytest.approx(each["log_probability"], abs=1e-4)
+    assert [sentence for _, _, sentence, _ in scores] == sentences
+    for total, tokens, _, by_word in scores:
+        assert len(by_word) == tokens and sum(by_word) == pytest.approx(total, abs=1e-4)
     (tmp_path / "one.txt").write_text(sentences[3] + "\n")
     (result,) = evaluate(str(trained), [str(tmp_path / "one.txt")], eval_batch_size=1)
-    assert scores[3]["tokens"] == result["tokens"]
-    total = -result["nll"] * result["tokens"]
-    assert scores[3]["log_probability"] == pytest.approx(total, rel=1e-5)
+    total, tokens, _, _ = scores[3]
+    assert tokens == result["tokens"]
+    assert total == pytest.approx(-result["nll"] * tokens, rel=1e-5)
 
 
 def test_each_line_is_scored_before_the_next_line_arrives(trained, scores):
@@ -77,15 +75,15 @@ def test_each_line_is_scored_before_the_next_line_arrives(trained, scores):
         cwd=ROOT, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
-        for line in ["ba be", "", scores[0]["sentence"]]:
+        for line in ["ba be", "", scores[0][2]]:
             process.stdin.write(line + "\n")
             process.stdin.flush()
             answer = process.stdout.readline()
             assert answer.endswith(f"\t{line}\n")
-        assert float(answer.split("\t")[0]) == scores[0]["log_probability"]
-        last, _ = process.communicate(scores[1]["sentence"], timeout=30)  # it has no line end
-        assert float(last.split("\t")[0]) == scores[1]["log_probability"]
-        assert last.endswith(f"\t{scores[1]['sentence']}\n") and process.returncode == 0
+        assert float(answer.split("\t")[0]) == scores[0][0]
+        last, _ = process.communicate(scores[1][2], timeout=30)  # it has no line end
+        assert float(last.split("\t")[0]) == scores[1][0]
+        assert last.endswith(f"\t{scores[1][2]}\n") and process.returncode == 0
     finally:
         process.kill()
 
@@ -140,9 +138,8 @@ def test_tensorflow_loads_the_export_and_computes_the_same_numbers(
     )  # fmt: skip
     assert loaded.returncode == 0, loaded.stderr
     found = json.loads(loaded.stdout)
-    expected = [each["log_probability"] for each in scores]
-    np.testing.assert_allclose(found["sentences"], expected, rtol=1e-5)
-    first = [word["log_probability"] for word in scores[0]["words"]]
+    np.testing.assert_allclose(found["sentences"], [total for total, *_ in scores], rtol=1e-5)
+    first = scores[0][3]
     np.testing.assert_allclose(found["steps"], first, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(found["words"][0][: len(first)], first, rtol=1e-4, atol=1e-5)
     assert not any(found["words"][0][len(first) :])  # zeros after the closing <eos>

@@ -7,20 +7,8 @@ import socket
 
 import pytest
 
-from lm.files import RetryingAppend, check_writable, locked, write_atomically
+from lm.files import RetryingAppend, locked, write_atomically
 from tests.limits import file_size_limit
-
-
-def test_check_writable_changes_nothing(tmp_path):
-    (tmp_path / "log").write_text("a")
-    os.mkfifo(tmp_path / "pipe")  # opening the pipe would wait for a reader
-    for name in ("log", "new", "pipe"):
-        check_writable(str(tmp_path / name))
-    for name in (".", "none/new"):
-        with pytest.raises(OSError):
-            check_writable(str(tmp_path / name))
-    assert {path.name for path in tmp_path.iterdir()} == {"log", "pipe"}
-    assert (tmp_path / "log").read_text() == "a"
 
 
 def test_content_waits_until_the_disk_has_space(tmp_path, caplog):
