@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 
 from lm.distributed import launch
-from lm.distributed.communicator import OneProcess
+from lm.distributed.communicator import Communicator
 from lm.distributed.launch import mpirun_environment as environment
 from lm.train import parse_flags
 
@@ -103,7 +103,7 @@ def train_here(output_dir, *arguments: object) -> None:
 
     flags = ["--output_dir", output_dir, *arguments]
     config, options, functions = parse_flags(["lm.train", *map(str, flags)])
-    train(config, options, OneProcess(), functions)
+    train(config, options, Communicator(), functions)
 
 
 def events(output_dir, kind: str) -> list[dict]:

@@ -14,7 +14,7 @@ import tensorflow.compat.v1 as tf
 
 from lm.benchmark.workload import Step, StepResult, initial_weights
 from lm.config import Config
-from lm.distributed.communicator import OneProcess
+from lm.distributed.communicator import Communicator
 from lm.distributed.devices import session_config, start_tensorflow
 
 
@@ -75,7 +75,7 @@ def _unroll(inputs: Sequence[tf.Tensor], c, h, kernel, bias):
 def build_step(config: Config, vocab_size: int, variant: str, threads: int) -> Step:
     """Build the training step; there is only one variant."""
     # The tutorial left the number of parallel operations to TensorFlow, which uses all cores.
-    sessions = session_config(start_tensorflow(OneProcess(), threads, threads))
+    sessions = session_config(start_tensorflow(Communicator(), threads, threads))
     weights = initial_weights(config, vocab_size)
     for layer in range(config.num_layers):
         parts = [weights[f"lstm_{layer}/{name}"] for name in ("input_weights", "recurrent_weights")]

@@ -17,7 +17,7 @@ from typing import NoReturn, TypeVar
 
 from lm.distributed import launch
 from lm.distributed.agreement import raise_on_all_ranks
-from lm.distributed.communicator import Communicator, OneProcess
+from lm.distributed.communicator import Communicator
 from lm.distributed.signals import ignore_save_requests
 from lm.errors import ERROR, InfoRequested, ProgramExit, Stopped, UserError
 from lm.events.logs import may_be_gone, start_console
@@ -69,7 +69,7 @@ def run_alone(work: Callable[[Sequence[str]], None]) -> NoReturn:
     _start(0)
     if launch.launched_size() > 1:
         _exit_unconnected(UserError("this command is a single process: start it without mpirun"))
-    _finish(OneProcess(), lambda: work(sys.argv))
+    _finish(Communicator(), lambda: work(sys.argv))
 
 
 def _start(rank: int) -> None:

@@ -44,13 +44,10 @@ def raise_on_all_ranks(comm: Communicator, work: Callable[[], T], takes_part: bo
         message = first["message"]
         if True in outcomes:  # the work succeeded on other ranks
             message = f"rank {failed[0]} on {first['host']}: {message}"
-        raise _of_all_ranks(UserError(message) if first["user"] else RunError(message))
+        error = UserError(message) if first["user"] else RunError(message)
+        error.on_every_rank = True
+        raise error
     return result
-
-
-def _of_all_ranks(error: ProgramExit) -> ProgramExit:
-    error.on_every_rank = True
-    return error
 
 
 def check_agreement(comm: Communicator, facts: Mapping[str, Any]) -> None:
@@ -65,12 +62,12 @@ def check_agreement(comm: Communicator, facts: Mapping[str, Any]) -> None:
     """
     difference = _mismatch(comm, facts)
     if difference:
-        raise _of_all_ranks(
-            UserError(
-                f"the ranks disagree on {difference}: start all with the same code, packages, data"
-                " and settings"
-            )
+        error = UserError(
+            f"the ranks disagree on {difference}: start all with the same code, packages, data and"
+            " settings"
         )
+        error.on_every_rank = True
+        raise error
 
 
 def weights_mismatch(comm: Communicator, variables: Mapping[str, np.ndarray]) -> str | None:

@@ -1,8 +1,7 @@
-"""Exchanges between the ranks of a run: the interface, and its implementation for one process."""
+"""Exchanges between the ranks of a run: the interface, which a single process needs as it is."""
 
 from __future__ import annotations
 
-import abc
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
@@ -10,8 +9,10 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-class Communicator(abc.ABC):
-    """The ranks of a run. All ranks must call each method, in the same order.
+class Communicator:
+    """The ranks of a run: here, a single process. `HorovodCommunicator` connects several.
+
+    All ranks must call each method, in the same order.
 
     Attributes:
       local_rank: This rank among the ranks on its host.
@@ -19,76 +20,44 @@ class Communicator(abc.ABC):
       settings: Environment variables that configure the exchange.
     """
 
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int
-    backend: str
-    settings: dict[str, str]
+    rank, size = 0, 1
+    local_rank, local_size = 0, 1
+    backend = "none"
+    settings: dict[str, str] = {}  # noqa: RUF012 - never modified
 
     @property
     def is_rank_0(self) -> bool:
         """Whether this is rank 0, which writes the files and prints the messages."""
         return self.rank == 0
 
-    @abc.abstractmethod
     def why_inexact(self, sizes: Collection[int]) -> str:
         """Explain why sums of arrays of these sizes are not trees of neighbors; "" if they are."""
+        return ""
 
-    @abc.abstractmethod
     def distribute(self, optimizer):
         """Return an optimizer whose `compute_gradients` sums the gradients over the ranks."""
+        return optimizer
 
-    @abc.abstractmethod
     def sum(self, tensor, name: str):
         """Return the sum of a graph tensor over the ranks. All ranks must use the same name."""
+        return tensor
 
-    @abc.abstractmethod
     def broadcast(self, tensor, name: str):
         """Return rank 0's value of a graph tensor. All ranks must use the same name."""
+        return tensor
 
-    @abc.abstractmethod
     def hooks(self) -> list:
         """Return the session hooks that give all ranks the initial variables of rank 0."""
+        return []
 
-    @abc.abstractmethod
     def concat(self, array: np.ndarray) -> np.ndarray:
         """Return the arrays of all ranks, concatenated along axis 0 in rank order."""
+        return array
 
-    @abc.abstractmethod
     def gather(self, value: Any) -> list:
         """Wait for all ranks, and return their JSON-serializable values in rank order."""
+        return [value]
 
     def barrier(self) -> None:
         """Wait for all ranks."""
         self.gather(None)
-
-
-class OneProcess(Communicator):
-    """A run with one process and without exchanges."""
-
-    rank, size = 0, 1
-    local_rank, local_size = 0, 1
-    backend = "none"
-    settings: dict[str, str] = {}  # noqa: RUF012 - never modified
-
-    def why_inexact(self, sizes: Collection[int]) -> str:
-        return ""
-
-    def distribute(self, optimizer):
-        return optimizer
-
-    def sum(self, tensor, name: str):
-        return tensor
-
-    def broadcast(self, tensor, name: str):
-        return tensor
-
-    def hooks(self) -> list:
-        return []
-
-    def concat(self, array: np.ndarray) -> np.ndarray:
-        return array
-
-    def gather(self, value: Any) -> list:
-        return [value]

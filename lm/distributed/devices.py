@@ -231,33 +231,15 @@ def cpu_quota(root: str = "/") -> float:
 
     A container may see all cores of its host. After a container has used its quota, the kernel
     stops its threads for the rest of each 0.1 s. One thread per core would be too many, because
-    threads would wait most of the time.
+    threads would wait most of the time. Quotas of control groups version 1 are not read.
     """
-    quotas = [math.inf]
+    mount, quotas = Path(root, "sys/fs/cgroup"), [math.inf]
     with contextlib.suppress(OSError):
-        for line in Path(root, "proc/self/cgroup").read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            if controllers and "cpu" not in controllers.split(","):
-                continue
-            mount = Path(root, "sys/fs/cgroup", "cpu" if controllers else "")
-            group = mount / path.lstrip("/")
-            # The limits of all parent groups apply too. A container sees its own group at the mount
-            # point, and the listed path may exist only on the host.
-            for directory in (group, *group.parents):
-                quotas.append(_quota(directory, controllers))
-                if directory == mount:
-                    break
+        path = Path(root, "proc/self/cgroup").read_text().rpartition("0::/")[2].strip()
+        # The limits of all parent groups apply too. A container sees its own group at the mount
+        # point, and the listed path may exist only on the host.
+        for group in (mount / path, *(mount / path).parents):
+            with contextlib.suppress(OSError, ValueError):  # no such group, or its quota is "max"
+                quota, period = map(int, (group / "cpu.max").read_text().split())
+                quotas.append(quota / period)
     return min(quotas)
-
-
-def _quota(group: Path, controllers: str) -> float:
-    """Return the quota of one group. Control groups of version 2 list no controllers."""
-    try:
-        if controllers:
-            words = [(group / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period")]
-        else:
-            words = (group / "cpu.max").read_text().split()
-        quota, period = map(int, words)
-    except (OSError, ValueError):  # the group does not exist, or its quota is "max"
-        return math.inf
-    return quota / period if quota > 0 else math.inf

@@ -9,7 +9,6 @@ import functools
 import importlib.metadata
 import json
 import os
-import resource
 import sys
 import types
 from collections.abc import Collection
@@ -45,7 +44,6 @@ _TUNED_DEFAULTS = {
     _TUNED + "use_dynamic_rules": "1",
     _TUNED + "dynamic_rules_filename": str(Path(__file__).with_name("open_mpi_rules.conf")),
 }
-_GLOO_SERVER = "HOROVOD_GLOO_RENDEZVOUS_ADDR"  # the address where Gloo's ranks meet
 
 _NUM_RANDOM = 1000  # random numbers in a probe; longer arrays repeat them
 _LARGEST_PROBE = 1 << 24  # 64 MB: no known algorithm changes at a larger size
@@ -56,13 +54,10 @@ class HorovodCommunicator(Communicator):
 
     Raises:
       UserError: If Horovod is missing or reports a different number of processes, because the
-        processes would then overwrite the same files; or if Gloo was requested without its
-        server.
+        processes would then overwrite the same files.
     """
 
     def __init__(self, size: int) -> None:
-        _check_gloo()
-        _allow_many_files()
         hvd = _import_horovod(size)
         self._on_gpu = bool(tf.config.list_physical_devices("GPU"))
         _set_environment(self._on_gpu)
@@ -182,23 +177,6 @@ def _set_environment(on_gpu: bool) -> None:
         # Fused buffers depend on timing, and the summation order depends on the buffers: runs on
         # three or more ranks would differ in the last bits. Runs on GPUs are not exact anyway.
         os.environ.setdefault(_FUSION, "0")
-
-
-def _check_gloo() -> None:
-    # If the server is missing, Horovod crashes with signal 11 and does not print a message.
-    for name in ("HOROVOD_CPU_OPERATIONS", "HOROVOD_CONTROLLER"):
-        if os.environ.get(name, "").lower() == "gloo" and _GLOO_SERVER not in os.environ:
-            raise UserError(
-                f"{name}=gloo, but {_GLOO_SERVER} is not set: start the ranks with `horovodrun"
-                f" --gloo`, which sets both, or unset {name} to use MPI"
-            )
-
-
-def _allow_many_files() -> None:
-    # Rank 0 has a connection to each rank on other hosts. The usual limit of 1,024 open files is
-    # too low for 1,000 ranks.
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _import_horovod(size: int) -> types.ModuleType:

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 
-from lm.distributed.communicator import Communicator, OneProcess
+from lm.distributed.communicator import Communicator
 from lm.distributed.devices import unbind_from_core
 from lm.errors import UserError
 from lm.system import import_tensorflow
@@ -52,7 +52,7 @@ def connect() -> Communicator:
     """
     size = launched_size()
     if size == 1:
-        return OneProcess()
+        return Communicator()
     unbind_from_core()  # Horovod's thread inherits the cores of this thread
     find_open_mpi()
     import_tensorflow()

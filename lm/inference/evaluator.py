@@ -19,7 +19,7 @@ from lm.data.corpus import find_data_path, load_corpus
 from lm.data.encoding import ID_DTYPE, SPLITS, encode_file
 from lm.data.vocabulary import EOS, UNK, Vocabulary
 from lm.distributed.agreement import check_agreement, platform_facts, raise_on_all_ranks
-from lm.distributed.communicator import Communicator, OneProcess
+from lm.distributed.communicator import Communicator
 from lm.distributed.devices import start_tensorflow
 from lm.errors import EveryRankError, RunError, UserError
 from lm.inference.run import Run, open_run, open_session
@@ -61,7 +61,7 @@ def evaluate(
     Raises:
       UserError, RunError: If the run or a text is invalid, or differs between the ranks.
     """
-    comm = comm or OneProcess()
+    comm = comm or Communicator()
     device = start_tensorflow(comm, divides_operations=functions.is_built_in)
     num_threads = 1 if functions.is_built_in else device.inter_op
 

@@ -14,7 +14,7 @@ from lm.checkpoint.variables import set_weights
 from lm.config import Config
 from lm.config_file import BUILT_IN, NetworkFunctions
 from lm.data.vocabulary import Vocabulary
-from lm.distributed.communicator import OneProcess
+from lm.distributed.communicator import Communicator
 from lm.distributed.devices import Device, session_config, start_tensorflow
 from lm.errors import UserError
 from lm.model.network import Network
@@ -122,7 +122,7 @@ def open_session(
     Returns:
       The session, and the return value of `build`.
     """
-    device = device or start_tensorflow(OneProcess())
+    device = device or start_tensorflow(Communicator())
     with tf.Graph().as_default():
         # The scope keeps operations from taking the name of a variable and renaming it.
         with one_line_errors(run.functions), tf.name_scope("lm_use"):

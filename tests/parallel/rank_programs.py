@@ -4,7 +4,6 @@ A failed assertion on any rank ends the job with a nonzero exit code.
 """
 
 import os
-import resource
 import sys
 
 import numpy as np
@@ -14,8 +13,6 @@ from lm.checkpoint.variables import read_variables, set_shared_weights
 from lm.config import Config
 from lm.distributed.launch import connect
 from lm.training.optimizer import build_update
-
-_, MOST_FILES = resource.getrlimit(resource.RLIMIT_NOFILE)
 
 
 def gather(comm):
@@ -89,18 +86,11 @@ def fusion(comm):
     os.environ["HOROVOD_FUSION_THRESHOLD"] = "0"
 
 
-def files(comm):
-    """Ranks raise their limit on open files, because each connection of rank 0 uses one."""
-    assert resource.getrlimit(resource.RLIMIT_NOFILE) == (MOST_FILES, MOST_FILES)
-
-
 if __name__ == "__main__":
     tf.disable_eager_execution()
     programs = {
-        each.__name__: each
-        for each in (gather, update, large_sum, broadcast, weights, fusion, files)
+        each.__name__: each for each in (gather, update, large_sum, broadcast, weights, fusion)
     }
-    resource.setrlimit(resource.RLIMIT_NOFILE, (256, MOST_FILES))  # a common shell limit
     comm = connect()
     for name in sys.argv[1:]:  # one launch for all: launching takes the longest
         with tf.Graph().as_default():

@@ -7,7 +7,7 @@ import gzip
 import pytest
 
 from lm.data.corpus import find_data_path, load_corpus
-from lm.distributed.communicator import OneProcess
+from lm.distributed.communicator import Communicator
 from lm.errors import RunError, UserError
 from lm.inference.evaluator import load_text
 from lm.inference.run import open_run
@@ -76,7 +76,7 @@ def prepared(*flags):
     arguments = ["lm.train", "--config", "config_test", "--corpus", "files", *map(str, flags)]
     config, options, functions = parse_flags(arguments)
     with contextlib.ExitStack() as stack:
-        return prepare(config, options, OneProcess(), stack, functions)
+        return prepare(config, options, Communicator(), stack, functions)
 
 
 def test_training_finds_the_corpus_of_the_run_that_it_continues(tmp_path, own_text):

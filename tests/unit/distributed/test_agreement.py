@@ -7,7 +7,7 @@ import pytest
 
 import lm
 from lm.distributed.agreement import by_rank, check_agreement, code_checksum, name_ranks
-from lm.distributed.communicator import OneProcess
+from lm.distributed.communicator import Communicator
 from lm.errors import UserError
 from tests.meeting import on_ranks
 
@@ -38,7 +38,7 @@ def agree(facts_by_rank):
             told.extend([value] if rank == 0 else [])
             return gather(value)
 
-        comm = OneProcess()
+        comm = Communicator()
         comm.gather = tell
         try:
             check_agreement(comm, facts_by_rank[rank])

@@ -22,16 +22,7 @@ from lm.distributed import devices
         ("0::/a/b\n", {"a/cpu.max": "300000 100000\n", "a/b/cpu.max": "50000 100000\n"}, 0.5),
         # In this container, the cgroup has its path on the host, but is mounted as the root.
         ("0::/docker/c0de\n", {"cpu.max": "200000 100000\n"}, 2),
-        (
-            "4:cpu,cpuacct:/docker/c0de\n1:name=systemd:/x\n0::/y\n",
-            {"cpu/cpu.cfs_quota_us": "250000\n", "cpu/cpu.cfs_period_us": "100000\n"},
-            2.5,
-        ),
-        (
-            "1:cpu:/job\n",
-            {"cpu/job/cpu.cfs_quota_us": "-1\n", "cpu/job/cpu.cfs_period_us": "100000\n"},
-            math.inf,
-        ),
+        ("5:cpuset:/\n0::/a\n", {"a/cpu.max": "250000 100000\n"}, 2.5),
         ("5:cpuset:/\n", {"cpu.max": "nonsense"}, math.inf),
         (None, {}, math.inf),
     ],

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from lm.distributed import devices
-from lm.distributed.communicator import OneProcess
+from lm.distributed.communicator import Communicator
 from lm.errors import UserError
 from tests.commands import ROOT
 
@@ -19,10 +19,10 @@ load_config_file("config_gru")  # imports TensorFlow without its log messages, l
 assert not {"keras", "matplotlib"} & set(sys.modules)
 os.write(2, b"heard again")
 import tensorflow.compat.v1 as tf
-from lm.distributed.communicator import OneProcess
+from lm.distributed.communicator import Communicator
 from lm.distributed.devices import session_config, start_tensorflow
 
-device = start_tensorflow(OneProcess(), intra_op=int(sys.argv[1]))
+device = start_tensorflow(Communicator(), intra_op=int(sys.argv[1]))
 with tf.Graph().as_default():
     product = tf.matmul(*[tf.random.uniform([500, 500])] * 2)
     tf.get_variable("v", [])
@@ -57,7 +57,7 @@ def test_a_process_has_the_requested_number_of_threads():
 )
 def test_each_rank_of_a_host_has_its_own_gpu(num_visible, uuids, gpu):
     """The GPUs are fake, so this test runs on any machine."""
-    comm = OneProcess()
+    comm = Communicator()
     comm.local_rank, comm.local_size = 1, 2
     assert devices._choose_gpu(comm, num_visible, uuids) == gpu
     device = devices.Device(1, 1, gpu)
@@ -68,7 +68,7 @@ def test_each_rank_of_a_host_has_its_own_gpu(num_visible, uuids, gpu):
 
 @pytest.mark.parametrize("uuids", [["a", "b", "a"], ["a", "b", None]])
 def test_ranks_that_share_a_gpu_are_rejected(uuids):
-    comm = OneProcess()
+    comm = Communicator()
     comm.local_rank, comm.local_size = 1, 3
     with pytest.raises(UserError, match="3 ranks on this host but 1 visible GPUs: start one rank"):
         devices._choose_gpu(comm, 1, uuids)
@@ -77,5 +77,5 @@ def test_ranks_that_share_a_gpu_are_rejected(uuids):
 def test_tensorfloat_32_is_off():
     import tensorflow as tf
 
-    devices.start_tensorflow(OneProcess())
+    devices.start_tensorflow(Communicator())
     assert not tf.config.experimental.tensor_float_32_execution_enabled()

@@ -10,7 +10,7 @@ import types
 import pytest
 
 from lm.distributed import supervisor
-from lm.distributed.communicator import OneProcess
+from lm.distributed.communicator import Communicator
 from lm.distributed.supervisor import Interrupted, Waiting, _Process, _waited_for
 from tests.meeting import on_ranks
 
@@ -18,9 +18,9 @@ from tests.meeting import on_ranks
 PROGRAM = """
 import signal, time
 from lm.distributed import supervisor
-from lm.distributed.communicator import OneProcess
+from lm.distributed.communicator import Communicator
 
-class TwoRanks(OneProcess):
+class TwoRanks(Communicator):
     size = 2
 
     def gather(self, value):
@@ -110,7 +110,7 @@ def meet(monkeypatch, num_ranks, work, stop_requested=lambda rank: 0):
             num_phases[self._rank] += progress
 
     def run_rank(rank, gather):
-        comm = OneProcess()
+        comm = Communicator()
         comm.gather = gather
         waiting = Waiting(comm, Watched(rank), "the evaluation", stoppable=True)
         try:

@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from lm.data.batches import Rows, rows_of_rank
-from lm.distributed.communicator import OneProcess
+from lm.distributed.communicator import Communicator
 from lm.model.network import Network
 from lm.model.user_errors import one_line_errors
 from lm.model.windows import WindowRunner, build_window_graph
@@ -45,7 +45,7 @@ def train_graph(network, threads=1):
     rows = rows_of_rank(config.batch_size, 0, 1, config.virtual_ranks)
     of_window = rows if network.is_built_in else rows.first_micro_batches(1)
     division = Division(of_window, threads, sums_outside=not network.is_built_in)
-    graph = build_train_graph(network, OneProcess(), division)
+    graph = build_train_graph(network, Communicator(), division)
     return graph, WindowRunner(graph.window, rows, threads)
 
 

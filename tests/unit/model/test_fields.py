@@ -8,7 +8,7 @@ import tensorflow.compat.v1 as tf
 
 from lm.config import Config
 from lm.data.batches import Rows
-from lm.distributed.communicator import OneProcess
+from lm.distributed.communicator import Communicator
 from lm.model import decoding
 from lm.model.context import Context
 from lm.model.network import Network
@@ -120,7 +120,9 @@ def test_loss_and_gradients_equal_the_equations_of_the_papers(path, fields):
         model = build_window_graph(
             Network(config, V), Rows(0, B), "train", tf.constant(STEP, tf.int64)
         )
-        found = exchange_gradients(config, model.loss, OneProcess(), (), model.separate_reductions)
+        found = exchange_gradients(
+            config, model.loss, Communicator(), (), model.separate_reductions
+        )
         weights = {variable.op.name: variable for variable in tf.trainable_variables()}
         loss, nll = plain_loss(config, weights, words[:-1], words[1:])
         expected = tf.gradients(loss, list(weights.values()))
@@ -188,7 +190,7 @@ def test_dropping_rows_of_a_table_adds_the_gradients_of_each_row():
         context = context_of(Rows(0, B), spans_micro_batches=True)
         kept = context.drop_weights(tf.gather(table, [0, 0, 2]), 0.5)
         loss = tf.reduce_sum(kept)
-        found = exchange_gradients(CONFIG, loss, OneProcess(), (), context.separate_reductions)
+        found = exchange_gradients(CONFIG, loss, Communicator(), (), context.separate_reductions)
         session.run(tf.global_variables_initializer())
         (gradient,), mask = session.run([found.gradients, kept])
     np.testing.assert_array_equal(gradient, [mask[0] + mask[1], [0, 0], mask[2], [0, 0]])

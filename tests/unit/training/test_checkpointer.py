@@ -8,7 +8,7 @@ import pytest
 
 from lm.checkpoint import store
 from lm.config import RunOptions
-from lm.distributed.communicator import OneProcess
+from lm.distributed.communicator import Communicator
 from lm.distributed.supervisor import Supervisor
 from lm.training.checkpointer import BackgroundWriter, Checkpointer
 from tests.unit.checkpoint.saved import ARRAYS, manifest, save, steps, truncate
@@ -17,12 +17,12 @@ from tests.unit.checkpoint.saved import ARRAYS, manifest, save, steps, truncate
 @pytest.fixture
 def checkpointer():
     """Create checkpointers of one process, by default with an idle writer."""
-    with Supervisor(OneProcess(), 0) as supervisor:
+    with Supervisor(Communicator(), 0) as supervisor:
 
         def make(writer=None, **options):
             writer = writer or BackgroundWriter("run", keep=1)
             options = RunOptions(**options)
-            return Checkpointer(writer, None, options, OneProcess(), None, {}, supervisor)
+            return Checkpointer(writer, None, options, Communicator(), None, {}, supervisor)
 
         yield make
 

@@ -10,7 +10,7 @@ from lm import kernels
 from lm.config import Config
 from lm.config_file import BUILT_IN, load_config_file
 from lm.data.batches import rows_of_rank
-from lm.distributed.communicator import OneProcess
+from lm.distributed.communicator import Communicator
 from lm.errors import UserError
 from lm.model.context import Context
 from lm.model.network import Network
@@ -32,7 +32,7 @@ def train(config, functions=BUILT_IN, threads=1, at_once=1, steps=3, vocab_size=
     windows = rows.first_micro_batches(at_once)
     division = Division(windows, threads, not functions.is_built_in or windows != rows)
     with tf.Graph().as_default():
-        graph = build_train_graph(Network(config, vocab_size, functions), OneProcess(), division)
+        graph = build_train_graph(Network(config, vocab_size, functions), Communicator(), division)
         runner = WindowRunner(graph.window, rows, threads)
         with tf.Session() as session:
             session.run(tf.global_variables_initializer())

@@ -7,7 +7,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from lm.config import Config
-from lm.distributed.communicator import OneProcess
+from lm.distributed.communicator import Communicator
 from lm.perplexity import NllSum
 from lm.training.optimizer import build_update
 from lm.training.step import NO_REQUESTS, StepResult
@@ -23,7 +23,7 @@ def one_update(max_grad_norm=math.inf):
         loss = tf.reduce_sum(tf.gather(table, WORDS))
         config = Config(max_grad_norm=max_grad_norm, batch_size=1, num_steps=1)
         step = tf.train.get_or_create_global_step()
-        update = build_update(config, loss, tf.constant(0.5), step, OneProcess())
+        update = build_update(config, loss, tf.constant(0.5), step, Communicator())
         session.run(tf.global_variables_initializer())
         norm, _ = session.run([update.grad_norm, update.train_op])
         return graph, norm, session.run(table)
@@ -120,7 +120,7 @@ def test_updates_follow_the_papers_even_for_unused_rows(rule, fields):
         step = tf.train.get_or_create_global_step()
         loss = tf.cast(step + 1, tf.float32) * tf.reduce_sum(tf.gather(table, words_ph))
         rate = tf.constant(RATE)
-        update = build_update(config, loss, rate, step, OneProcess())
+        update = build_update(config, loss, rate, step, Communicator())
         session.run(tf.global_variables_initializer())
         for words in BATCHES:
             session.run(update.train_op, {words_ph: words})
@@ -139,7 +139,7 @@ def updated(optimizer, threads):
         weights = tf.get_variable("weights", initializer=start, use_resource=True)
         step = tf.train.get_or_create_global_step()
         loss = tf.reduce_sum(weights * gradient)
-        update = build_update(config, loss, tf.constant(0.1), step, OneProcess())
+        update = build_update(config, loss, tf.constant(0.1), step, Communicator())
         session.run(tf.global_variables_initializer())
         for _ in range(3):
             session.run(update.train_op)

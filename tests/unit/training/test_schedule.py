@@ -6,7 +6,7 @@ import pytest
 
 from lm.config import Config, RunOptions
 from lm.config_file import BUILT_IN
-from lm.distributed.communicator import OneProcess
+from lm.distributed.communicator import Communicator
 from lm.errors import UserError
 from lm.training.prepare import prepare
 from lm.training.progress import TrainProgress
@@ -67,4 +67,4 @@ def test_epochs_without_validation_record_no_perplexity():
 )
 def test_options_that_need_a_missing_option_are_rejected(fields, options, message):
     with contextlib.ExitStack() as stack, pytest.raises(UserError, match=message):
-        prepare(Config(**fields), RunOptions(**options), OneProcess(), stack, BUILT_IN)
+        prepare(Config(**fields), RunOptions(**options), Communicator(), stack, BUILT_IN)
