@@ -26,9 +26,7 @@ setup(
         "cpu": ["tensorflow-cpu>=2.18.1,<2.22"],
         "gpu": ["tensorflow[and-cuda]>=2.18.1,<2.22"],
         # lm.search. It uses experimental features of Optuna.
-        "search": ["cmaes", "optuna>=5.0,<6", "sqlalchemy>=2.0,<2.1"],
-        # Lets several drivers of lm.search share one study.
-        "postgresql": ["psycopg2-binary"],
+        "search": ["optuna>=5.0,<6", "sqlalchemy>=2.0,<2.1"],
         # The plots of lm.report.
         "report": ["matplotlib"],
         # TF 1.x cells and layers, for config files that use them. tf_keras must have the version of
@@ -37,13 +35,6 @@ setup(
         "legacy": ["tf_keras>=2.18,<2.22", "tf_slim==1.1.0"],
         # The programs that lm.benchmark compares with. Training does not use them.
         "bench": ["jax>=0.6.2,<0.11", "torch==2.13.0"],
-        "dev": [
-            "hypothesis",
-            "psycopg2-binary",
-            "pytest",
-            "pytest-timeout",
-            "pytest-xdist",
-            "ruff",
-        ],
+        "dev": ["hypothesis", "pytest", "pytest-timeout", "pytest-xdist", "ruff"],
     },
 )

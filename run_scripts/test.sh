@@ -13,8 +13,8 @@
 #   SOAK_ROUNDS   rounds of kill and resume (50)
 #   SOAK_SEED     seed of these rounds, to repeat a failed test, which prints its seed (random)
 # Cost: 10 minutes on 2 cores, plus the setup the first time. The long tests take half an hour, and the 300
-#   steps two hours. The long tests need root, and iproute2 and openssh-server (two hosts), slurm-wlm, munge
-#   and libpmix-dev (Slurm), or postgresql (shared searches). Otherwise they are skipped.
+#   steps two hours. The long tests need root, and iproute2 and openssh-server (two hosts), or slurm-wlm, munge
+#   and libpmix-dev (Slurm). Otherwise they are skipped.
 # Result: exit code 0 if all tests pass.
 set -euo pipefail
 scripts=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")

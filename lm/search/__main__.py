@@ -18,7 +18,7 @@ def _search(argv):
     with contextlib.ExitStack() as stack, needs_extra("search"):
         from lm.distributed.signals import Signals
         from lm.search.driver import Driver
-        from lm.search.opening import open_search
+        from lm.search.study import open_search
 
         search = open_search(argv, stack)
         Driver(search, stack.enter_context(contextlib.closing(Signals()))).run()

@@ -12,16 +12,22 @@ import signal
 import time
 
 import optuna
-from optuna.exceptions import UpdateFinishedTrialError
-from optuna.trial import BaseTrial, TrialState
+from optuna.trial import TrialState
 
 from lm.distributed.signals import Signals
 from lm.errors import RunError, Stopped
-from lm.search import storage
-from lm.search.opening import Search
 from lm.search.options import trial_dir
 from lm.search.results import progress_line, write_best
 from lm.search.slots import TrialSlots, lost_hosts
+from lm.search.study import (
+    CONFIG,
+    FAILURE,
+    Search,
+    best_trials,
+    count_unfinished,
+    interrupt,
+    storage_errors,
+)
 from lm.search.trial import Outcome, TrialJob
 
 logger = logging.getLogger("lm")
@@ -39,64 +45,53 @@ class Driver:
         self._search, self._study, self._signals = search, search.study, signals
         self._slots = list(search.slots)  # only slots on hosts that respond
         self._running: dict[TrialSlots, tuple[optuna.Trial, TrialJob]] = {}
-        self._same_failures: collections.Counter = collections.Counter()  # keys are reasons
-        self._next_heartbeat = 0.0
+        self._failed_jobs: collections.Counter = collections.Counter()  # by number of the trial
+        self._same_failures: collections.Counter = collections.Counter()  # by reason
         command = f"python -m lm.search --output_dir {shlex.quote(search.directory)} --resume"
         self._resume = f"resume with: {command}"
 
     def run(self) -> None:
-        """Run trials until the search is complete, and test the best trial.
+        """Run trials until the search is complete.
 
         Raises:
           Stopped: If a signal has arrived. The running trials are saved.
-          RunError: If the storage, the disk or the last host is lost. The running trials are saved.
+          RunError: If the study, the disk or the last host is lost. The running trials are saved.
         """
         num_trials, directory = self._search.options.trials, self._search.directory
         num_slots = len(self._slots)
         logger.info("searching: %d trials, %d at a time, in %s", num_trials, num_slots, directory)
-        with storage.errors(f"the running trials are saved; {self._resume}"):
+        with storage_errors(f"the running trials are saved; {self._resume}"):
             try:
-                while states := storage.unfinished_states(self._study, num_trials):
+                while unfinished := count_unfinished(self._study, num_trials):
                     idle = [slots for slots in self._slots if slots not in self._running]
-                    if idle and TrialState.WAITING in states:
+                    if idle and unfinished > len(self._running):
                         self._start(idle[0])
                     for slots, (trial, job) in list(self._running.items()):
                         if not self._is_running(trial, job):
+                            self._end(trial, job, job.outcome())
                             del self._running[slots]
-                    self._beat()
                     self._tick()
             finally:
                 self._interrupt_all()
-            with self._search.turn():
-                self._test_best()
+            self._report_best()
 
     def _start(self, slots: TrialSlots) -> None:
         trial = self._search.ask()
-        if trial and storage.FAILURE in trial.user_attrs:
+        if FAILURE in trial.user_attrs:
             self._finish(trial, TrialState.FAIL)
-        elif trial:
-            self._running[slots] = trial, self._job(trial, slots, test_on="none")
-
-    def _job(self, trial: BaseTrial, slots: TrialSlots, test_on: str) -> TrialJob:
-        directory = trial_dir(self._search.directory, trial.number)
-        config = dataclasses.replace(self._search.file.config, **trial.user_attrs[storage.CONFIG])
-        return TrialJob(directory, config, self._search, slots, test_on)
+        else:
+            directory = trial_dir(self._search.directory, trial.number)
+            config = dataclasses.replace(self._search.file.config, **trial.user_attrs[CONFIG])
+            self._running[slots] = trial, TrialJob(directory, config, self._search, slots)
 
     def _is_running(self, trial: optuna.Trial, job: TrialJob) -> bool:
-        """Return whether a job is running. Report the job's epochs and result to the study."""
-        try:
-            is_running = job.is_running()
-            for epoch, perplexity in job.new_perplexities():
-                trial.report(perplexity, epoch)  # a second report of an epoch has no effect
-                if epoch < job.config.num_epochs and trial.should_prune():
-                    job.stop()
-            if not is_running:
-                self._end(trial, job, job.outcome())
-            return is_running
-        except UpdateFinishedTrialError:  # this driver was suspended
-            logger.warning("another driver took over %s", job.directory)
-            job.stop(wait=True)
-            return False
+        """Return whether a job is running, after its new epochs are reported to the study."""
+        is_running = job.is_running()
+        for epoch, perplexity in job.new_perplexities():
+            trial.report(perplexity, epoch)  # a second report of an epoch has no effect
+            if epoch < job.config.num_epochs and trial.should_prune():
+                job.stop()
+        return is_running
 
     def _end(self, trial: optuna.Trial, job: TrialJob, outcome: Outcome) -> None:
         if outcome.kind == "finished":
@@ -104,10 +99,10 @@ class Driver:
         elif outcome.kind == "stopped":
             self._finish(trial, TrialState.PRUNED)
         elif self._has_lost_host(job, outcome) or self._is_retried(trial, outcome):
-            storage.interrupt(self._study, [trial])
+            interrupt(self._study, [trial])
         else:
             self._count(outcome.reason.replace(job.directory, ""))
-            trial.set_user_attr(storage.FAILURE, outcome.reason)
+            trial.set_user_attr(FAILURE, outcome.reason)
             self._finish(trial, TrialState.FAIL)
 
     def _has_lost_host(self, job: TrialJob, outcome: Outcome) -> bool:
@@ -128,12 +123,13 @@ class Driver:
         return bool(lost)
 
     def _is_retried(self, trial: optuna.Trial, outcome: Outcome) -> bool:
-        num_failures = trial.user_attrs.get(storage.NUM_FAILURES, 0) + 1
-        if outcome.is_user_error or num_failures == _MAX_FAILURES:
+        self._failed_jobs[trial.number] += 1
+        count, retries = self._failed_jobs[trial.number], _MAX_FAILURES - 1
+        if outcome.is_user_error or count > retries:
             return False
-        trial.set_user_attr(storage.NUM_FAILURES, num_failures)
-        attempt = f"{num_failures} of {_MAX_FAILURES - 1}"
-        logger.warning("trial %d failed (%s); retrying, %s", trial.number, outcome.reason, attempt)
+        logger.warning(
+            "trial %d failed (%s); retrying, %d of %d", trial.number, outcome.reason, count, retries
+        )
         return True
 
     def _count(self, failure: str) -> None:
@@ -146,7 +142,7 @@ class Driver:
             )
 
     def _finish(self, trial: optuna.Trial, state: TrialState, value: float | None = None) -> None:
-        finished = storage.finish(trial, state, value)
+        finished = self._study.tell(trial, value, state)
         if state != TrialState.FAIL:
             self._same_failures.clear()
         logger.info("%s", progress_line(finished))
@@ -159,44 +155,18 @@ class Driver:
             message = f"stopped by {name}. The running trials are saved; {self._resume}"
             raise Stopped(message, self._signals.stop)
 
-    def _beat(self) -> None:
-        """Record that this driver is alive, and interrupt the trials of dead drivers."""
-        if time.monotonic() >= self._next_heartbeat:
-            self._next_heartbeat = time.monotonic() + storage.HEARTBEAT_SECONDS
-            for trial, _ in self._running.values():
-                storage.record_heartbeat(trial)
-            with self._search.turn():
-                storage.interrupt_stale(self._study)
-
     def _interrupt_all(self) -> None:
-        """Save the running trials, which this or another driver continues."""
+        """Save the running trials, which the next driver continues."""
         for wait in (False, True):
             for _, job in self._running.values():
                 job.stop(wait)
-        storage.interrupt(self._study, [trial for trial, _ in self._running.values()])
+        interrupt(self._study, [trial for trial, _ in self._running.values()])
 
-    def _test_best(self) -> None:
-        """Test the best trial. No other trial uses the test split."""
-        best = storage.best_trials(self._study)
+    def _report_best(self) -> None:
+        best = best_trials(self._study)
         if not best:
             command = f"python -m lm.report {shlex.quote(self._search.directory)}"
             raise RunError(f"no trial has finished; for the reasons, run {command}")
-        trial, tested = best[0], self._study.user_attrs.get(storage.TEST, {})
-        while tested.get("trial") != trial.number:
-            logger.info("testing the best trial")
-            job = self._job(trial, self._slots[0], test_on="best")
-            try:
-                while job.is_running():
-                    self._tick()
-            finally:
-                job.stop(wait=True)
-            outcome = job.outcome()
-            if outcome.kind == "finished":
-                tested = {"trial": trial.number, "perplexity": job.test_perplexity()}
-                self._study.set_user_attr(storage.TEST, tested)
-            elif not self._has_lost_host(job, outcome):
-                raise RunError(f"cannot test the best trial ({outcome.reason}); {self._resume}")
-        logger.info(
-            "best: trial %d, valid perplexity %.2f, test perplexity %.2f, config %s",
-            trial.number, trial.value, tested["perplexity"], write_best(self._search),
-        )  # fmt: skip
+        directory = trial_dir(self._search.directory, best[0].number)
+        config = write_best(self._search)
+        logger.info("best: %s, valid perplexity %.2f, config %s", directory, best[0].value, config)

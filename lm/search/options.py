@@ -15,7 +15,6 @@ import dataclasses
 import itertools
 import json
 import os
-import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -30,7 +29,6 @@ SEARCH_FILE = "search.json"
 CONFIG_COPY = "config.py"  # a copy of the config file that the search started with
 STUDY_FILE = "study.db"  # the trials, in SQLite
 BEST_FILE = "best.py"  # the config of the best trial
-TURN_FILE = ".turn"  # locked by a driver that changes the search
 TRIALS_DIR = "trials"
 CONSOLE_FILE = "console.txt"  # the console output of a trial, in the directory of its run
 
@@ -63,7 +61,7 @@ class SearchOptions(Checked):
     trials: int = option(20, "trials, including failed trials", low=1, may_change=_RESUME)
     sampler: str = option(
         "tpe", "method that chooses the values; grid tries combinations of choices in their order",
-        choices=("tpe", "cmaes", "nsgaii", "random", "grid"),
+        choices=("tpe", "random", "grid"),
     )  # fmt: skip
     pruner: str = option(
         "median", "rule to stop trials early; median compares with the trials at the same epoch",
@@ -78,16 +76,11 @@ class SearchOptions(Checked):
         None, "host1:2,host2:2: hosts and their numbers of ranks (default: this host)",
         may_change=_RESUME,
     )  # fmt: skip
-    storage: str | None = option(
-        None, "postgresql://USER@HOST/DATABASE, which several drivers can share (default: a SQLite"
-        " file in --output_dir, for one driver)", may_change=_RESUME,
-    )  # fmt: skip
 
 
 class Settings(NamedTuple):
     """The settings of a search, as stored in search.json."""
 
-    study: str  # name of the study in the storage
     corpus: str  # SHA-256; empty before the search has started
     flags: Mapping[str, Any]  # the flags of Config, SearchOptions and RunOptions
 
@@ -114,9 +107,7 @@ def parse_search(argv: Sequence[str]) -> tuple[Arguments, Settings]:
     directory = arguments[SearchDirectory].output_dir
     settings = load_settings(directory)
     if settings is None:
-        # Other searches may share the storage.
-        study = f"{arguments[Config].name}-{uuid.uuid4().hex[:8]}"
-        return arguments, Settings(study, "", _flags(arguments))
+        return arguments, Settings("", _flags(arguments))
     if not arguments[SearchDirectory].resume:
         raise UserError(
             f"output_dir {directory} already contains a search; continue it with --resume, or"

@@ -11,22 +11,26 @@ from optuna.trial import FrozenTrial, TrialState
 
 from lm.cli.tables import printable
 from lm.config import RunOptions
-from lm.errors import UserError
 from lm.files import write_atomically
 from lm.report import page
 from lm.report.comparison import read_run
 from lm.report.tables import Table
-from lm.search import storage
-from lm.search.opening import Search
 from lm.search.options import (
     BEST_FILE,
-    STUDY_FILE,
     TRIALS_DIR,
     SearchOptions,
     Settings,
     flag,
     load_settings,
     trial_dir,
+)
+from lm.search.study import (
+    CONFIG,
+    FAILURE,
+    Search,
+    best_trials,
+    load_study,
+    storage_errors,
 )
 
 _MAX_CURVES = 6  # more curves would be hard to distinguish
@@ -43,7 +47,7 @@ _STATES = {
 # Appended to the config file of the search. The text is ASCII, which all encodings contain.
 _BEST = '''
 
-# Trial {number} of the search {study}: validation perplexity {value:.2f}.
+# Trial {number} of the search: validation perplexity {value:.2f}.
 # {command}
 _original_config = get_config()
 
@@ -62,12 +66,11 @@ def write_best(search: Search) -> str:
     The file is not written before a trial has finished.
     """
     path = os.path.join(search.directory, BEST_FILE)
-    for best in storage.best_trials(search.study)[:1]:
+    for best in best_trials(search.study)[:1]:
         flags = [flag(name, value) for name, value in search.settings.given(RunOptions).items()]
-        values = best.user_attrs[storage.CONFIG].items()
+        values = best.user_attrs[CONFIG].items()
         text = _BEST.format(
             number=best.number,
-            study=search.settings.study,
             value=best.value,
             command=shlex.join(["python", "-m", "lm.train", "--config", path, *flags]),
             fields="\n".join(f"        {name}={value!a}," for name, value in values),
@@ -80,7 +83,7 @@ def write_best(search: Search) -> str:
 def progress_line(trial: FrozenTrial) -> str:
     """Return the log line of a finished trial."""
     line = f"trial {trial.number} {_STATES[trial.state]}"
-    result = trial.user_attrs.get(storage.FAILURE) or f"valid perplexity {_perplexity(trial)}"
+    result = trial.user_attrs.get(FAILURE) or f"valid perplexity {_perplexity(trial)}"
     values = ", ".join(f"{name} {_short(value)}" for name, value in trial.params.items())
     return f"{line}: {result} ({values})"
 
@@ -108,11 +111,8 @@ class FoundSearch(NamedTuple):
 
 def load_search(directory: str) -> FoundSearch:
     """Read a search, which may be running."""
-    settings, file = load_settings(directory), os.path.join(directory, STUDY_FILE)
-    if not settings.flags.get("storage") and not os.path.exists(file):  # SQLite would create it
-        raise UserError(f"{file} does not exist; no trial has started")
-    with storage.errors(f"cannot report {directory}"):
-        return FoundSearch(directory, settings, storage.load_study(directory, settings))
+    with storage_errors(f"cannot report {directory}"):
+        return FoundSearch(directory, load_settings(directory), load_study(directory))
 
 
 def search_text(search: FoundSearch) -> str:
@@ -121,34 +121,27 @@ def search_text(search: FoundSearch) -> str:
 
 
 def summary(search: FoundSearch) -> list[str]:
-    """Return the first lines of a report: progress, settings, and the best trial."""
+    """Return the first lines of a report: progress and the best trial."""
     options = SearchOptions(**search.settings.given(SearchOptions))
     states = [trial.state for trial in search.study.get_trials(deepcopy=False)]
     counts = [f"{states.count(state)} {name}" for state, name in _STATES.items() if state in states]
-    lines = [
-        f"{len(states)} of {options.trials} trials: {', '.join(counts)}.",
-        f"Sampler {options.sampler}, pruner {options.pruner}, {options.ranks_per_trial}"
-        " rank(s) per trial.",
-    ]
-    for best in storage.best_trials(search.study)[:1]:
+    lines = [f"{len(states)} of {options.trials} trials: {', '.join(counts)}."]
+    for best in best_trials(search.study)[:1]:
         lines.append(f"Best: trial {best.number}, valid perplexity {best.value:.2f}.")
-    tested = search.study.user_attrs.get(storage.TEST)
-    if tested:
-        lines.append(f"Test perplexity of trial {tested['trial']}: {tested['perplexity']:.2f}.")
     return lines
 
 
 def _table(study: optuna.Study) -> Table:
     trials = study.get_trials(deepcopy=False)
     names = list(dict.fromkeys(name for trial in trials for name in trial.params))
-    best_first = storage.best_trials(study)
+    best_first = best_trials(study)
     best_first += [trial for trial in trials if trial.state != TrialState.COMPLETE]
     rows = []
     for trial in best_first:
         values = (_short(trial.params.get(name, "-")) for name in names)
         rows.append([
             str(trial.number), _STATES[trial.state], _perplexity(trial),
-            str(trial.last_step or 0), *values, trial.user_attrs.get(storage.FAILURE, ""),
+            str(trial.last_step or 0), *values, trial.user_attrs.get(FAILURE, ""),
         ])  # fmt: skip
     return Table(
         "Trials, best first",
@@ -165,7 +158,7 @@ def build_search_page(search: FoundSearch) -> str:
     from lm.report.curves import draw_curves, rendered  # needs matplotlib
 
     parts = [*map(page.line_html, summary(search)), page.table_html(_table(search.study))]
-    numbers = [trial.number for trial in storage.best_trials(search.study)[:_MAX_CURVES]]
+    numbers = [trial.number for trial in best_trials(search.study)[:_MAX_CURVES]]
     if numbers:
         curves = [read_run(trial_dir(search.directory, number)) for number in numbers]
         labels = [f"trial {number:04d}" for number in numbers]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import collections
 import subprocess
-from collections.abc import Mapping
 from typing import NamedTuple
 
 from lm.distributed import launch
@@ -58,7 +57,14 @@ def divide_hosts(
         num_trials = parallel_trials or max(1, totals.total() // ranks_per_trial)
     if hosts or ranks_per_trial > 1:
         launch.mpirun_command(1)  # raises an error if mpirun is missing
-    _check_gpus(totals)
+    for host, num_slots in totals.items():
+        gpus = _gpus(host, num_slots)
+        if gpus and len(gpus) < num_slots:
+            raise UserError(
+                f"{num_slots} ranks on {host or 'this host'} need {num_slots} GPUs, and"
+                f" {len(gpus)} are visible; use fewer ranks, or hide the GPUs with"
+                " CUDA_VISIBLE_DEVICES="
+            )
     slots = [(host, slot) for host, total in totals.items() for slot in range(total)]
     if len(slots) < num_trials * ranks_per_trial:
         raise UserError(
@@ -80,22 +86,6 @@ def _gpus(host: str | None, num_slots: int) -> list[str] | None:
     if named_gpus() is not None:
         return named_gpus()
     return list(map(str, range(count_gpus() if host is None else num_slots))) or None
-
-
-def _check_gpus(totals: Mapping[str | None, int]) -> None:
-    for host, num_slots in totals.items():
-        gpus = _gpus(host, num_slots)
-        if gpus and host and not all(name.isdigit() for name in gpus):
-            raise UserError(
-                f"CUDA_VISIBLE_DEVICES={','.join(gpus)} names GPUs of this host; with --hosts, use"
-                " numbers, which are valid on all hosts"
-            )
-        if gpus and len(gpus) < num_slots:
-            raise UserError(
-                f"{num_slots} ranks on {host or 'this host'} need {num_slots} GPUs, and"
-                f" {len(gpus)} are visible; use fewer ranks, or hide the GPUs with"
-                " CUDA_VISIBLE_DEVICES="
-            )
 
 
 def lost_hosts(slots: TrialSlots) -> list[str]:

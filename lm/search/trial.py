@@ -32,11 +32,9 @@ class Outcome(NamedTuple):
 
 
 class TrialJob:
-    """A job of a trial of an `lm.search.opening.Search`, in the slots of the trial."""
+    """A job of a trial of an `lm.search.study.Search`, in the slots of the trial."""
 
-    def __init__(
-        self, directory: str, config: Config, search: Any, slots: TrialSlots, test_on: str
-    ):
+    def __init__(self, directory: str, config: Config, search: Any, slots: TrialSlots):
         self.directory, self.config, self.slots = directory, config, slots
         before = dataclasses.asdict(search.file.config)
         changes = {k: v for k, v in dataclasses.asdict(config).items() if v != before[k]}
@@ -44,7 +42,7 @@ class TrialJob:
         self._program = [
             sys.executable, "-m", "lm.train", "--config", search.file.path,
             *itertools.starmap(flag, options.items()),
-            "--test_on", test_on, "--output_dir", directory, "--resume",
+            "--test_on", "none", "--output_dir", directory, "--resume",
         ]  # fmt: skip
         self._console = os.path.join(directory, CONSOLE_FILE)
         self._process: subprocess.Popen | None = None
@@ -122,10 +120,6 @@ class TrialJob:
         found = list(self.perplexities().items())
         new, self._num_seen = found[self._num_seen :], len(found)
         return new
-
-    def test_perplexity(self) -> float:
-        """Return the result of the test of a finished job."""
-        return next(e["test_perplexity"] for e in self._events() if e["event"] == "test")
 
     def outcome(self) -> Outcome:
         """Return the outcome of the job after its end.

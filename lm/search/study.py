@@ -1,0 +1,212 @@
+"""The study of a search: check the settings, open the study, and record trials in it.
+
+If a trial is interrupted, its state becomes WAITING again, and a driver continues its run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import optuna
+import sqlalchemy
+from optuna import pruners, samplers
+from optuna.trial import FrozenTrial, TrialState
+
+from lm.config import Config, RunOptions
+from lm.config_file import ConfigFile
+from lm.data.corpus import load_corpus_to_train
+from lm.errors import RunError, UserError, first_line
+from lm.files import locked, write_atomically, write_json
+from lm.options import replaced
+from lm.record import LOCK_FILE
+from lm.search.options import (
+    CONFIG_COPY,
+    SEARCH_FILE,
+    STUDY_FILE,
+    SearchDirectory,
+    SearchOptions,
+    Settings,
+    parse_search,
+)
+from lm.search.slots import TrialSlots, divide_hosts
+from lm.search.space import Space, Suggest, choose_config, combinations, parse_space, suggest_of
+
+# User attributes of a trial.
+CONFIG = "config"  # the fields of its config
+FAILURE = "failure"  # why the trial failed
+
+_STUDY = "search"  # name of the study in its file
+
+optuna.logging.set_verbosity(optuna.logging.ERROR)
+warnings.filterwarnings("ignore", module="optuna")  # a resumed trial reports its epochs again
+warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+
+
+class Search(NamedTuple):
+    """A search that is ready to run."""
+
+    directory: str
+    settings: Settings
+    options: SearchOptions
+    file: ConfigFile
+    config: Config  # the common config of all trials
+    space: Space | Suggest
+    slots: list[TrialSlots]
+    study: optuna.Study | None = None
+
+    def ask(self) -> optuna.Trial:
+        """Return an interrupted trial or a new trial.
+
+        The trial has a CONFIG, or a FAILURE if its values are invalid.
+        """
+        trial = self.study.ask()
+        if CONFIG not in trial.user_attrs:
+            self.study.sampler = _sampler(trial.number, self.options, self.space)
+            try:
+                config = choose_config(self.space, trial, self.config)
+                trial.set_user_attr(CONFIG, dataclasses.asdict(config))
+            except UserError as error:
+                trial.set_user_attr(FAILURE, str(error))
+        return trial
+
+
+def open_search(argv: Sequence[str], stack: contextlib.ExitStack) -> Search:
+    """Check a search, and create its directory and its study, or open them.
+
+    If an input is invalid, the directory stays unchanged. The stack unlocks the directory.
+    """
+    search = _check(argv)
+    # All trials would fail if the corpus were missing.
+    options = RunOptions(**search.settings.given(RunOptions))
+    corpus = load_corpus_to_train(search.config, options).record.sha256
+    if search.settings.corpus not in ("", corpus):
+        raise UserError(
+            "cannot resume: the corpus is not the corpus of this search. Give its directory"
+            " with --data_path, or start a new search"
+        )
+    search = search._replace(settings=search.settings._replace(corpus=corpus))
+    try:
+        os.makedirs(search.directory, exist_ok=True)
+        stack.enter_context(locked(os.path.join(search.directory, LOCK_FILE)))
+    except BlockingIOError:
+        raise RunError(f"another driver is running the search in {search.directory}") from None
+    except OSError as error:
+        raise UserError(f"cannot write to output_dir {search.directory}: {error}") from error
+    with storage_errors(f"the search in {search.directory} is unchanged"):
+        return _open(search)
+
+
+def _check(argv: Sequence[str]) -> Search:
+    """Return the search of a command line after all checks that need no study."""
+    arguments, settings = parse_search(argv)
+    options, config = arguments[SearchOptions], arguments[Config]
+    if options.space is None:
+        if options.sampler == "grid":
+            raise UserError("sampler grid needs --space, because suggest() has no combinations")
+        space = suggest_of(arguments.config_file, config)
+    else:
+        space = parse_space(options.space, config)
+        for name in space.keys() & arguments.given[Config].keys():
+            raise UserError(f"--{name} is in --space too; remove one of them")
+        if options.sampler == "grid":
+            options = replaced(options, trials=len(combinations(space, options.trials)))
+            settings = settings._replace(flags={**settings.flags, "trials": options.trials})
+    slots = divide_hosts(options.ranks_per_trial, options.parallel_trials, options.hosts)
+    directory = arguments[SearchDirectory].output_dir
+    return Search(directory, settings, options, arguments.config_file, config, space, slots)
+
+
+def _open(search: Search) -> Search:
+    """Create or load the study of a search whose directory is locked."""
+    copy = os.path.join(search.directory, CONFIG_COPY)
+    settings_file = os.path.join(search.directory, SEARCH_FILE)
+    if os.path.exists(settings_file):
+        study = load_study(search.directory)
+    else:  # the user may change or delete the original config file
+        write_atomically(copy, pathlib.Path(search.file.path).read_bytes())
+        search.file.loaded.copy_to(search.directory)
+        # If the previous driver was killed here, the study exists, without trials.
+        study = optuna.create_study(
+            storage=_address(search.directory), study_name=_STUDY, load_if_exists=True
+        )
+    study.pruner = _pruner(search.options, search.config.num_epochs)
+    # The previous driver may have been killed.
+    interrupt(study, study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)))
+    # Write this file last, because it marks the directory as a search.
+    write_json(settings_file, search.settings._asdict())
+    return search._replace(file=dataclasses.replace(search.file, path=copy), study=study)
+
+
+def load_study(directory: str) -> optuna.Study:
+    """Load the study of a search directory."""
+    path = os.path.join(directory, STUDY_FILE)
+    if not os.path.exists(path):  # SQLite would create the file
+        raise UserError(f"{path} does not exist; restore it, or start a new search")
+    return optuna.load_study(storage=_address(directory), study_name=_STUDY)
+
+
+def _address(directory: str) -> str:
+    path = os.path.join(directory, STUDY_FILE)
+    return sqlalchemy.URL.create("sqlite", database=path).render_as_string()
+
+
+def _sampler(number: int, options: SearchOptions, space: Space | Suggest) -> samplers.BaseSampler:
+    """Return the sampler of a trial.
+
+    Each trial has its own seed, so that a resumed search chooses the same values.
+    """
+    seed = options.search_seed + number
+    if options.sampler == "grid":
+        values = combinations(space, number + 1)[-1]
+        return samplers.PartialFixedSampler(values, samplers.RandomSampler())
+    if options.sampler == "tpe":
+        # Running trials count as bad, so that the next trial tries different values.
+        return samplers.TPESampler(seed=seed, constant_liar=True)
+    return samplers.RandomSampler(seed=seed)
+
+
+def _pruner(options: SearchOptions, num_epochs: int) -> pruners.BasePruner:
+    if options.pruner == "median":
+        # A short search would end before Optuna's default of five trials have finished.
+        return pruners.MedianPruner(min(5, options.trials // 4))
+    if options.pruner == "hyperband":
+        return pruners.HyperbandPruner(max_resource=num_epochs)
+    return pruners.NopPruner()
+
+
+def count_unfinished(study: optuna.Study, num_trials: int) -> int:
+    """Return the number of trials that are running, interrupted or not created yet."""
+    states = [trial.state for trial in study.get_trials(deepcopy=False)]
+    return max(num_trials, len(states)) - sum(state.is_finished() for state in states)
+
+
+def best_trials(study: optuna.Study) -> list[FrozenTrial]:
+    """Return the finished trials, in the order of their validation perplexities."""
+    finished = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+    return sorted(finished, key=lambda trial: trial.value)
+
+
+def interrupt(study: optuna.Study, trials: Iterable[optuna.Trial | FrozenTrial]) -> None:
+    """Let this driver or the next driver continue running trials later."""
+    for trial in trials:
+        study._storage.set_trial_state_values(trial._trial_id, TrialState.WAITING)
+
+
+@contextlib.contextmanager
+def storage_errors(what_to_do: str) -> Iterator[None]:
+    """Turn the errors of a lost or full disk into one line."""
+    try:
+        yield
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        raise RunError(f"{where}{error.strerror or error}; {what_to_do}") from error
+    except (optuna.exceptions.StorageInternalError, sqlalchemy.exc.SQLAlchemyError) as error:
+        cause = error.__cause__ or error
+        line = first_line(getattr(cause, "orig", None) or cause)
+        raise RunError(f"cannot use the study ({line}); {what_to_do}") from error
