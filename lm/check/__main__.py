@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import logging
 import os
 import subprocess
 import sys
@@ -32,15 +31,12 @@ _FIX = (
     " OMPI_MCA_oob_tcp_if_include=eth0 selects a network interface"
 )
 
-logger = logging.getLogger("lm")
-
 
 @dataclasses.dataclass(frozen=True)
 class CheckOptions(Checked):
     """Options of `lm.check`."""
 
     hosts: str | None = option(None, "host:ranks,... like mpirun -H (default: 2 ranks here)")
-    output_dir: str = option("runs", "directory for future runs", is_path=True)
 
 
 def main() -> None:
@@ -58,7 +54,7 @@ def _parse(argv: Sequence[str]) -> CheckOptions:
 def _check(options: CheckOptions, comm: Communicator) -> None:
     from lm.check.ranks import check_ranks  # imports TensorFlow
 
-    check_ranks(options.output_dir, comm)
+    check_ranks(comm)
 
 
 def start_ranks(options: CheckOptions) -> None:
@@ -69,12 +65,7 @@ def start_ranks(options: CheckOptions) -> None:
     if num_ranks < 2:
         raise UserError(f"the check needs two or more ranks: use --hosts {options.hosts},other:1")
     launcher = launch.mpirun_command(num_ranks, options.hosts)
-    for_root = launch.root_permission()
-    if for_root:
-        variables = " ".join(f"{name}={value}" for name, value in for_root.items())
-        logger.warning("Open MPI does not start ranks for root: export %s", variables)
-    output_dir = os.path.abspath(options.output_dir)
-    _run([*launcher, sys.executable, "-m", "lm.check", "--output_dir", output_dir])
+    _run([*launcher, sys.executable, "-m", "lm.check"])
 
 
 def _run(command: Sequence[str]) -> None:

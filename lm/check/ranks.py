@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import platform
-import shutil
 import socket
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -26,7 +23,6 @@ from lm.errors import EveryRankError
 _SETUP = "run run_scripts/setup.sh on every host"
 TENSORFLOWS = ("2.18.1", "2.21.0")  # the versions in constraints/
 _HOROVOD = "0.28.1"
-_MIN_FREE_BYTES = 2 << 30  # several checkpoints of config_large
 _EXCHANGED_BYTES = 16 << 20  # about the size of config_small's gradients
 _MIN_BYTES_PER_SECOND = 100e6  # about 1 Gbit/s Ethernet
 _NUMBERS = 8_000_000  # the computation on them takes a few tenths of a second
@@ -55,10 +51,10 @@ class Result(NamedTuple):
         return f"{self.status:4}  {self.name:10}  {self.text}{fix}"
 
 
-def check_ranks(output_dir: str, comm: Communicator) -> None:
+def check_ranks(comm: Communicator) -> None:
     """Run all checks. Rank 0 prints the results."""
     statuses = []
-    for result in _checks(output_dir, comm):
+    for result in _checks(comm):
         statuses.append(result.status)
         if comm.is_rank_0:
             print(result, flush=True)
@@ -70,7 +66,7 @@ def check_ranks(output_dir: str, comm: Communicator) -> None:
         raise EveryRankError("not ready to train: see the lines marked FAIL above")
 
 
-def _checks(output_dir: str, comm: Communicator) -> Iterator[Result]:
+def _checks(comm: Communicator) -> Iterator[Result]:
     device = start_tensorflow(comm)
     facts = comm.gather({**_own_facts(comm), "device": device.name})
     yield from check_software(facts)
@@ -78,7 +74,6 @@ def _checks(output_dir: str, comm: Communicator) -> Iterator[Result]:
     yield check_kernels(facts)
     yield from check_exchange(comm, session_config(device))
     yield check_scaling(comm)
-    yield check_output_dir(output_dir)
 
 
 def _own_facts(comm: Communicator) -> dict[str, Any]:
@@ -215,19 +210,3 @@ def _best_seconds(comm: Communicator, work: Callable) -> float:
         work()
         times.append(max(comm.gather(time.perf_counter() - start)))
     return min(times)
-
-
-def check_output_dir(output_dir: str) -> Result:
-    """Check that this rank can write to the directory of future runs."""
-    existing = os.path.abspath(output_dir)
-    while not os.path.exists(existing):
-        existing = os.path.dirname(existing)
-    try:
-        tempfile.TemporaryFile(dir=existing).close()
-        free = shutil.disk_usage(existing).free
-    except OSError as error:
-        text = f"cannot write to {existing}: {error.strerror}"
-        return Result("output_dir", text, "choose another directory with --output_dir", True)
-    text = f"{existing} is writable; {free / 2**30:.1f} GiB free"
-    fix = "checkpoints of config_large need up to 2 GiB: free some space"
-    return Result("output_dir", text, fix if free < _MIN_FREE_BYTES else "")
