@@ -87,7 +87,7 @@ struct Cluster {
                      int64_t ldx) {
     static const float zeros[kWidth] = {};
     for (int64_t r = row0; r < row1; r += kRows, x += kRows * ldx)
-      TileOf<Float32, 2>(Least(kRows, row1 - r), p.hidden + r * p.K, p.K, panel, p.K, zeros, 0, x,
+      TileOf<Float32, 2>(Least(kRows, row1 - r), p.hidden + r * p.K, p.K, {panel}, p.K, zeros, 0, x,
                          ldx);
   }
 
@@ -242,7 +242,7 @@ struct Cluster {
     constexpr int kMost = MaxRows<NV>();
     for (int64_t n = 0; n < p.N; n += kMost) {
       float* out = dhidden + n * padded;
-      TileOf<Float32, NV>(Least(kMost, p.N - n), x + n * kWidth, kWidth, rows, kWidth, out, padded,
+      TileOf<Float32, NV>(Least(kMost, p.N - n), x + n * kWidth, kWidth, {rows}, kWidth, out, padded,
                           out, padded);
     }
   }

@@ -116,16 +116,28 @@ constexpr int MaxRows() {
   return kLanes == 16 ? (NV == 4 ? 6 : 12) : (NV == 4 ? 3 : 6);
 }
 
-// sum[MR, NV vectors] += a[MR, units] * panel. The loops over m and v unroll into registers. If not
-// null, `next` points to data that will be read soon: one cache line is prefetched per unit.
+// The units of NV vectors of columns of B. Unit k is at p[k * ld].
+template <int NV>
+struct Panel {
+  const float* p;
+  int64_t ld = NV * kLanes;
+  const float* next = nullptr;  // will be read soon: a cache line per unit is prefetched
+  int64_t ld_next = 16;
+  float* copy = nullptr;        // receives a copy with the stride NV * kLanes
+};
+
+// sum[MR, NV vectors] += a[MR, units] * panel. The loops over m and v unroll into registers.
 template <class Format, int NV, int MR>
-LM_INLINE void AddProducts(Vec* sum, const float* a, int64_t lda, const float* panel,
-                           int64_t units, const float* next) {
-  for (int64_t k = 0; k < units; ++k, panel += NV * kLanes) {
+LM_INLINE void AddProducts(Vec* sum, const float* a, int64_t lda, Panel<NV> panel, int64_t units) {
+  for (int64_t k = 0; k < units; ++k, panel.p += panel.ld) {
     Vec b[NV];
-    if (next) __builtin_prefetch(next + k * 16, 0, 2);
+    if (panel.next) __builtin_prefetch(panel.next + k * panel.ld_next, 0, 2);
 #pragma GCC unroll 4
-    for (int v = 0; v < NV; ++v) b[v] = Load(panel + v * kLanes);
+    for (int v = 0; v < NV; ++v) b[v] = Load(panel.p + v * kLanes);
+    if (panel.copy) {
+#pragma GCC unroll 4
+      for (int v = 0; v < NV; ++v) Store(panel.copy + (k * NV + v) * kLanes, b[v]);
+    }
 #pragma GCC unroll 16
     for (int m = 0; m < MR; ++m) {
       const Vec x = Set(a[m * lda + k]);
@@ -138,14 +150,14 @@ LM_INLINE void AddProducts(Vec* sum, const float* a, int64_t lda, const float* p
 // c[MR, NV vectors] = from[MR, NV vectors] + a[MR, units] * panel. `from` may be c itself, or one
 // row for all rows (ldf == 0).
 template <class Format, int NV, int MR>
-static void Tile(const float* a, int64_t lda, const float* panel, int64_t units, const float* from,
-                 int64_t ldf, float* c, int64_t ldc, const float* next) {
+static void Tile(const float* a, int64_t lda, Panel<NV> panel, int64_t units, const float* from,
+                 int64_t ldf, float* c, int64_t ldc) {
   Vec sum[MR * NV];
 #pragma GCC unroll 16
   for (int m = 0; m < MR; ++m)
 #pragma GCC unroll 4
     for (int v = 0; v < NV; ++v) sum[m * NV + v] = Load(from + m * ldf + v * kLanes);
-  AddProducts<Format, NV, MR>(sum, a, lda, panel, units, next);
+  AddProducts<Format, NV, MR>(sum, a, lda, panel, units);
 #pragma GCC unroll 16
   for (int m = 0; m < MR; ++m)
 #pragma GCC unroll 4
@@ -154,14 +166,13 @@ static void Tile(const float* a, int64_t lda, const float* panel, int64_t units,
 
 // The same for `rows` <= MaxRows rows.
 template <class Format, int NV, int MR = MaxRows<NV>()>
-static void TileOf(int64_t rows, const float* a, int64_t lda, const float* panel, int64_t units,
-                   const float* from, int64_t ldf, float* c, int64_t ldc,
-                   const float* next = nullptr) {
+static void TileOf(int64_t rows, const float* a, int64_t lda, Panel<NV> panel, int64_t units,
+                   const float* from, int64_t ldf, float* c, int64_t ldc) {
   if constexpr (MR > 1) {
     if (rows < MR)
-      return TileOf<Format, NV, MR - 1>(rows, a, lda, panel, units, from, ldf, c, ldc, next);
+      return TileOf<Format, NV, MR - 1>(rows, a, lda, panel, units, from, ldf, c, ldc);
   }
-  Tile<Format, NV, MR>(a, lda, panel, units, from, ldf, c, ldc, next);
+  Tile<Format, NV, MR>(a, lda, panel, units, from, ldf, c, ldc);
 }
 
 // Sums are computed in pieces of this many units, so that a piece of a panel stays in the L1 / L2
@@ -194,8 +205,9 @@ struct VectorProducts {
         const int64_t r0 = rows * g / groups, r1 = rows * (g + 1) / groups;
         const int64_t k = units * p / pieces, length = units * (p + 1) / pieces - k;
         const float* here = panel + k * NV * kLanes;
-        TileOf<Format, NV>(r1 - r0, a + r0 * lda + k, lda, here, length, c + r0 * ldc, ldc,
-                           c + r0 * ldc, ldc, here + length * NV * kLanes + g * length * 16);
+        const float* next = here + length * NV * kLanes + g * length * 16;
+        TileOf<Format, NV>(r1 - r0, a + r0 * lda + k, lda, {here, NV * kLanes, next}, length,
+                           c + r0 * ldc, ldc, c + r0 * ldc, ldc);
       }
   }
 };
@@ -245,23 +257,31 @@ struct Gemm {
                     float* panels) {
     const int64_t all = Units<Format>(p.K), begin = v0 * kLanes, end = Least(v1 * kLanes, p.N);
     const float* a = p.a_units ? p.a_units : (const float*)p.a;
+    // The first rows can read B itself if its values are the units, and copy it into the panels.
+    const bool direct = p.b_across && !p.b_bf16 && !Format::kConverts;
+    const int64_t first = direct ? begin + (end - begin) / (2 * kLanes) * 2 * kLanes : begin;
     for (int64_t u0 = 0; u0 < all; u0 += kPiece) {
       const int64_t units = Least(kPiece, all - u0);
+      float* packed = panels + (first - begin) * units;
       if (p.b_bf16)
-        PackPanels<uint16_t>(p, begin, end, u0, units, panels, units);
+        PackPanels<uint16_t>(p, first, end, u0, units, packed, units);
       else
-        PackPanels<float>(p, begin, end, u0, units, panels, units);
+        PackPanels<float>(p, first, end, u0, units, packed, units);
       const int64_t groups = (row1 - row0 + MaxRows<2>() - 1) / MaxRows<2>();
       for (int64_t g = 0; g < groups; ++g) {
         const int64_t r0 = row0 + (row1 - row0) * g / groups;
         const int64_t r1 = row0 + (row1 - row0) * (g + 1) / groups;
-        const float* panel = panels;
-        for (int64_t n = begin; n < end; n += 2 * kLanes) {
-          if (end - n > kLanes)
-            Columns<2>(p, r0, r1, n, a + r0 * all + u0, all, panel, units, u0 == 0);
+        float* panel = panels;
+        for (int64_t n = begin; n < end; n += 2 * kLanes, panel += units * 2 * kLanes) {
+          const float *a_u0 = a + r0 * all + u0, *b = (const float*)p.b + u0 * p.ldb + n;
+          const int64_t line = (groups - 1 - g) * 16;
+          const float* next = direct && line < 2 * kLanes ? b + line + (v1 - v0) * kLanes : nullptr;
+          if (g == 0 && n < first)
+            Columns<2>(p, r0, r1, n, a_u0, all, {b, p.ldb, next, p.ldb, panel}, units, u0 == 0);
+          else if (end - n > kLanes)
+            Columns<2>(p, r0, r1, n, a_u0, all, {panel, 2 * kLanes, next, p.ldb}, units, u0 == 0);
           else
-            Columns<1>(p, r0, r1, n, a + r0 * all + u0, all, panel, units, u0 == 0);
-          panel += units * 2 * kLanes;
+            Columns<1>(p, r0, r1, n, a_u0, all, {panel}, units, u0 == 0);
         }
       }
     }
@@ -270,7 +290,7 @@ struct Gemm {
   // One tile of C at column n. If the last columns of C end within a vector, they use a buffer.
   template <int NV>
   static void Columns(const lm::Gemm& p, int64_t r0, int64_t r1, int64_t n, const float* a,
-                      int64_t lda, const float* panel, int64_t units, bool first) {
+                      int64_t lda, Panel<NV> panel, int64_t units, bool first) {
     constexpr int W = NV * kLanes;
     static const float zeros[W] = {};
     float* c = p.c + r0 * p.N + n;

@@ -80,7 +80,7 @@ static void ShareTile(const float* a, int64_t lda, const float* panel, const Sha
 #pragma GCC unroll 32
     for (int i = 0; i < MR * NV; ++i) sum[i] = Vec{};
     const int64_t end = shares.ends[s] / Format::kDepth;
-    AddProducts<Format, NV, MR>(sum, a + u, lda, panel + u * NV * kLanes, end - u, nullptr);
+    AddProducts<Format, NV, MR>(sum, a + u, lda, {panel + u * NV * kLanes}, end - u);
     u = end;
     tree.Add(sum, s, s + 1 == shares.count);
   }
