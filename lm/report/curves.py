@@ -6,12 +6,10 @@ import io
 import itertools
 import logging
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure  # importing pyplot would look for a display
-from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import LogLocator, NullLocator
 
 from lm.report.comparison import RunMetrics, Section
 from lm.report.page import write_file
@@ -47,10 +45,10 @@ def draw_sections(sections: Sequence[Section], prefix: str) -> list[bytes | None
     return pngs
 
 
-def rendered(figure: Figure, form: str, **options: Any) -> bytes:
-    """Return a figure as a file in the format "png" or "pdf", with options of `savefig`."""
+def rendered(figure: Figure, form: str) -> bytes:
+    """Return a figure as a file in the format "png" or "pdf"."""
     buffer = io.BytesIO()
-    figure.savefig(buffer, format=form, dpi=120, **options)
+    figure.savefig(buffer, format=form, dpi=120)
     return buffer.getvalue()
 
 
@@ -77,7 +75,10 @@ def draw_curves(runs: Sequence[RunMetrics], labels: Sequence[str], title: str) -
         # A logarithmic axis without numbers cannot be drawn.
         if np.isfinite(axes[row, 0].dataLim.intervaly).all():
             axes[row, 0].set_yscale("log")  # the panels of a row share the axis
-            _label_log_axis(axes[row, 0])
+            # The default labels are powers of ten. An axis from 80 to 90 would have no label.
+            axes[row, 0].yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axes[row, 0].yaxis.set_minor_locator(NullLocator())
+            axes[row, 0].yaxis.set_major_formatter("{x:g}")
     axes[1, 0].set_xlabel("epoch")
     axes[1, 0].xaxis.get_major_locator().set_params(integer=True)
     axes[1, 1].set_xlabel("training time, seconds")
@@ -91,12 +92,3 @@ def draw_curves(runs: Sequence[RunMetrics], labels: Sequence[str], title: str) -
         text.set_parse_math(False)
     figure.tight_layout(rect=(0, (0.2 + legend_inches) / figure.get_figheight(), 1, 1))
     return figure
-
-
-def _label_log_axis(panel: Axes) -> None:
-    # The default labels are powers of ten. An axis from 80 to 90 would have no label.
-    low, high = panel.get_ylim()
-    is_narrow = high < 4 * low
-    panel.yaxis.set_major_locator(MaxNLocator(6) if is_narrow else LogLocator(subs=(1, 2, 5)))
-    panel.yaxis.set_major_formatter("{x:g}")
-    panel.yaxis.set_minor_locator(NullLocator())

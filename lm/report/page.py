@@ -1,4 +1,4 @@
-"""A report as a self-contained HTML page without scripts."""
+"""A report as a self-contained HTML page without scripts: the text of the console, and images."""
 
 from __future__ import annotations
 
@@ -9,25 +9,17 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lm.cli.tables import is_numeric
 from lm.errors import UserError
 from lm.files import write_atomically
-from lm.report.comparison import Group, Section
-from lm.report.tables import Table, build_tables, comparison_lines
+from lm.report.comparison import Section
+from lm.report.tables import section_text
 
 logger = logging.getLogger("lm")
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 75rem; margin: 2rem auto;
        padding: 0 1rem; }
-h1 { font-size: 1.5rem; } h2 { font-size: 1.3rem; margin-top: 2.5rem; overflow-wrap: anywhere; }
-h3 { font-size: 1.1rem; margin-top: 2rem; }
-.wide { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { padding: .3rem .7rem; border-bottom: 1px solid #ddd; text-align: left; }
-th { border-bottom: 2px solid #888; white-space: nowrap; }
-.number { text-align: right; }
-p.note { color: #666; margin: .3rem 0 .8rem; }
+h1 { font-size: 1.5rem; overflow-wrap: anywhere; }
 img { max-width: 100%; height: auto; }
 pre { background: #f5f5f5; padding: .7rem; overflow-x: auto; font-size: 13px; }
 """
@@ -47,14 +39,14 @@ def write_file(path: str, content: bytes) -> None:
 
 def build_page(sections: Sequence[Section], curves_pngs: Sequence[bytes | None]) -> str:
     """Return the page of a comparison of runs, with the learning curves of each section."""
-    names = [run.name for section in sections for group in section.groups for run in group.runs]
-    parts = []
+    names, parts = [], []
     for section, png in zip(sections, curves_pngs):
-        parts.append(f"<h2>Corpus: {html.escape(section.corpus)}</h2>")
-        parts += map(table_html, build_tables(section.groups))
-        parts += map(line_html, comparison_lines(section.groups))
-        parts += [image_html("Learning curves", png)] if png else []
-        parts += map(_settings, section.groups)
+        parts += [text_html(section_text(section)), image_html(png) if png else ""]
+        for group in section.groups:
+            names += [run.name for run in group.runs]
+            parts.append(details_html(f"Config of {group.label}", group.runs[0].record.config))
+            starts = {run.name: run.start for run in group.runs}
+            parts.append(details_html(f"Machines and versions of {group.label}", starts))
     return page_html(f"Runs compared: {', '.join(names)}", parts)
 
 
@@ -68,47 +60,18 @@ def page_html(title: str, parts: Sequence[str]) -> str:
     )
 
 
-def line_html(text: str) -> str:
-    """Return a text as a paragraph."""
-    return f"<p>{html.escape(text)}</p>"
+def text_html(text: str) -> str:
+    """Return a text with tables, as on the console."""
+    return f"<pre>{html.escape(text)}</pre>"
 
 
-def image_html(title: str, png: bytes) -> str:
-    """Return an embedded image with a heading."""
-    return (
-        f'<h3>{html.escape(title)}</h3>\n<img alt="{html.escape(title)}"\n'
-        f' src="data:image/png;base64,{base64.b64encode(png).decode()}">'
-    )
+def image_html(png: bytes) -> str:
+    """Return an embedded image of learning curves."""
+    data = base64.b64encode(png).decode()
+    return f'<img alt="Learning curves"\n src="data:image/png;base64,{data}">'
 
 
 def details_html(title: str, values: Mapping[str, Any]) -> str:
     """Return a collapsible list of names and values."""
-    text = html.escape("\n".join(f"{name} = {value!r}" for name, value in values.items()))
-    return f"<details><summary>{html.escape(title)}</summary><pre>{text}</pre></details>"
-
-
-def table_html(table: Table) -> str:
-    """Return a table with its title and note."""
-    numeric = [is_numeric(column) for column in zip(*table.rows)] or [False] * len(table.header)
-
-    def row(cells: Sequence[str], tag: str) -> str:
-        styled = (
-            f"<{tag}{' class=number' * right}>{html.escape(cell)}</{tag}>"
-            for cell, right in zip(cells, numeric)
-        )
-        return f"<tr>{''.join(styled)}</tr>"
-
-    body = "\n".join(row(cells, "td") for cells in table.rows)
-    return (
-        f'<h3>{html.escape(table.title)}</h3><p class="note">{html.escape(table.note)}</p>\n'
-        f'<div class="wide"><table><thead>{row(table.header, "th")}</thead>\n'
-        f"<tbody>{body}</tbody></table></div>"
-    )
-
-
-def _settings(group: Group) -> str:
-    return (
-        f"<h3>Settings of {html.escape(group.label)}</h3>"
-        + details_html("config", group.runs[0].record.config)
-        + details_html("machines and versions", {run.name: run.start for run in group.runs})
-    )
+    text = text_html("\n".join(f"{name} = {value!r}" for name, value in values.items()))
+    return f"<details><summary>{html.escape(title)}</summary>{text}</details>"

@@ -157,12 +157,12 @@ def build_search_page(search: FoundSearch) -> str:
     """Return the report of a search as an HTML page. optuna-dashboard has more plots."""
     from lm.report.curves import draw_curves, rendered  # needs matplotlib
 
-    parts = [*map(page.line_html, summary(search)), page.table_html(_table(search.study))]
+    parts = [page.text_html(search_text(search))]
     numbers = [trial.number for trial in best_trials(search.study)[:_MAX_CURVES]]
     if numbers:
         curves = [read_run(trial_dir(search.directory, number)) for number in numbers]
         labels = [f"trial {number:04d}" for number in numbers]
-        png = rendered(draw_curves(curves, labels, title=""), "png")
-        parts.append(page.image_html("Learning curves of the best trials", png))
+        figure = draw_curves(curves, labels, title="Learning curves of the best trials")
+        parts.append(page.image_html(rendered(figure, "png")))
     parts.append(page.details_html("Settings of the search", search.settings._asdict()))
     return page.page_html(search.title, parts)
