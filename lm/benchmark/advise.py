@@ -1,9 +1,9 @@
-"""Predict the speedup of more ranks, on this host and on a cluster with one rank per host.
+"""Predict the speedup of more ranks on a cluster with one rank per host.
 
-  python -m lm.benchmark advise --config config_small --ranks 1,2 --link_gbps 25
+  python -m lm.benchmark advise --config config_small --link_gbps 25
 
-The prediction is based on the step of one rank and on the gradient exchange, both measured on this
-host, and is compared with measurements of --ranks. It is an alpha-beta model of the exchange:
+The prediction is based on the step of one rank and on the gradient exchange of two ranks, both
+measured on this host. It is an alpha-beta model of the exchange:
 
   step(N)     = compute(rows of a rank) + exchange(N)
   exchange(N) = fixed + sum over messages (
@@ -26,14 +26,13 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
-from lm.benchmark.scaling import KINDS, bytes_sent, message_bytes, scaled_config, scaling_tasks
+from lm.benchmark.scaling import KINDS, bytes_sent, message_bytes, scaled_config
 from lm.benchmark.turns import take_turns
 from lm.benchmark.worker import Options, Task, run
 from lm.config import Config
-from lm.errors import UserError
 from lm.options import option
 
-_CLUSTERS = [2**power for power in range(13)]  # rank counts
+_RANKS = [2**power for power in range(13)]
 
 logger = logging.getLogger("lm")
 
@@ -43,14 +42,8 @@ class AdviceOptions(Options):
     """Options of `advise`."""
 
     repeats: int = option(4, "measurements of each kind", low=1)
-    ranks: str = option("1,2", "comma-separated rank counts to measure on this host")
     link_latency_us: float = option(25.0, "latency between hosts in microseconds", low=0)
     link_gbps: float = option(10.0, "bandwidth between hosts in 10^9 bit/s", above=0)
-
-    def check(self, config: Config) -> None:
-        super().check(config)
-        if self.rank_counts[-1] < 2:
-            raise UserError("the largest of ranks must be at least 2, not 1")
 
 
 @dataclass(frozen=True)
@@ -91,55 +84,31 @@ class Predictor:
 
 
 def measure(config: Config, options: AdviceOptions) -> dict[str, Any]:
-    """Measure steps and the exchange, predict step times, and compare both on this host."""
-    counts = [ranks for ranks in options.rank_counts if ranks > 1]
-    clusters = {"strong": [n for n in _CLUSTERS if n <= config.batch_size], "weak": _CLUSTERS}
+    """Measure steps of one rank and the exchange of two ranks, and predict step times."""
+    counts = {"strong": [n for n in _RANKS if n <= config.batch_size], "weak": _RANKS}
     shapes = run(Task(config), options)["shapes"]
     sizes = message_bytes(config, shapes)
-    rows = {-(-config.batch_size // ranks) for ranks in [*counts, *clusters["strong"]]}
-    results = take_turns(
-        {
-            "exchange": Task(config, "exchange", counts[0], sizes),
-            **{count: Task(replace(config, batch_size=count)) for count in rows},
-            **scaling_tasks(config, counts),
-        },
-        options,
-    )
+    rows = {-(-config.batch_size // ranks) for ranks in counts["strong"]}
+    tasks = {count: Task(replace(config, batch_size=count)) for count in rows}
+    results = take_turns({"exchange": Task(config, "exchange", 2, sizes), **tasks}, options)
     exchange = results.pop("exchange")
     empty, full = median(exchange["empty"]), median(exchange["full"])
-    seconds = {name: median(result["seconds"]) for name, result in results.items()}
-    per_byte = max(full - empty, 0.0) / bytes_sent(sum(sizes), counts[0])
-    host = Predictor(config, shapes, seconds, empty, per_byte)
-    cluster = replace(
-        host,
+    per_byte = max(full - empty, 0.0) / bytes_sent(sum(sizes), 2)
+    predictor = Predictor(
+        config,
+        shapes,
+        {count: median(result["seconds"]) for count, result in results.items()},
+        fixed=empty,
         seconds_per_byte=per_byte + 8e-9 / options.link_gbps,
         latency=options.link_latency_us * 1e-6,
     )
-    here = [
-        _compared(host.predict(kind, ranks), 1000 * seconds[kind, ranks])
-        for kind in KINDS
-        for ranks in counts
-    ]
-    on_cluster = [cluster.predict(kind, ranks) for kind in KINDS for ranks in clusters[kind]]
-    _warn_if_one_rank_wins("this host", here)
-    _warn_if_one_rank_wins("the cluster", on_cluster)
+    predictions = [predictor.predict(kind, ranks) for kind in KINDS for ranks in counts[kind]]
+    slower = [row for row in predictions if row["ranks"] > 1 >= row["speedup"]]
+    if slower:
+        names = ", ".join(f"{row['ranks']} ({row['scaling']} scaling)" for row in slower)
+        logger.warning("ONE RANK WINS against %s", names)
     return {
         "exchange_ms_per_step": 1e3 * empty,
         "exchange_ms_per_mb": 1e9 * per_byte,
-        "this_host": here,
-        "cluster_with_one_rank_per_host": on_cluster,
+        "predictions": predictions,
     }
-
-
-def _compared(row: dict[str, Any], measured_ms: float) -> dict[str, Any]:
-    """Add the measured time of a step, and the error, to a prediction."""
-    ratio = row["step_ms"] / measured_ms
-    measured = {"measured_step_ms": measured_ms, "measured_speedup": row["speedup"] * ratio}
-    return {**row, **measured, "error": ratio - 1}
-
-
-def _warn_if_one_rank_wins(place: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    slower = [row for row in rows if row["ranks"] > 1 >= row["speedup"]]
-    if slower:
-        names = ", ".join(f"{row['ranks']} ({row['scaling']} scaling)" for row in slower)
-        logger.warning("on %s, ONE RANK WINS against %s", place, names)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
@@ -18,6 +19,9 @@ from typing import Any
 from lm.benchmark.turns import paired_ratio, speeds, take_turns
 from lm.benchmark.worker import Options, Task
 from lm.config import Config
+from lm.distributed.devices import count_cores
+from lm.distributed.launch import slots_of_hosts
+from lm.errors import UserError
 from lm.options import option
 from lm.system import import_tensorflow
 
@@ -31,26 +35,42 @@ class ScalingOptions(Options):
     ranks: str = option("1,2", "comma-separated rank counts")
     hosts: str | None = option(None, "like mpirun -H: host1:1,host2:1 (default: this host)")
 
+    @property
+    def rank_counts(self) -> list[int]:
+        """The rank counts in ascending order."""
+        if not re.fullmatch(r"[1-9][0-9]*(,[1-9][0-9]*)*", self.ranks):
+            raise UserError(f"ranks must be positive integers like 1,2,4, not {self.ranks!r}")
+        return sorted({int(count) for count in self.ranks.split(",")})
+
+    @property
+    def threads(self) -> int:
+        """Threads of each rank. By default, the ranks of a host divide its cores."""
+        ranks = self.rank_counts[-1]
+        if self.hosts:
+            ranks = min(ranks, max(slots_of_hosts(self.hosts)))
+        return self.intra_op_threads or max(count_cores() // ranks, 1)
+
+    def check(self, config: Config) -> None:
+        super().check(config)
+        most = self.rank_counts[-1]
+        if most > config.batch_size:
+            raise UserError(f"batch_size is {config.batch_size} but there are {most} ranks")
+        _ = self.threads  # raises if hosts is invalid
+
 
 def measure(config: Config, options: ScalingOptions) -> dict[str, Any]:
     """Measure all rank counts in turn."""
-    results = take_turns(
-        {"one": Task(config), **scaling_tasks(config, options.rank_counts)}, options
-    )
-    one = results["one"]
-    results |= {(kind, 1): one for kind in KINDS}
     pairs = [(kind, ranks) for kind in KINDS for ranks in options.rank_counts]
+    tasks = {pair: Task(scaled_config(config, *pair), ranks=pair[1]) for pair in pairs}
+    # One rank is measured once, for both kinds of scaling.
+    tasks = {pair: task for pair, task in tasks.items() if task.ranks > 1}
+    results = take_turns({"one": Task(config), **tasks}, options)
+    one = results["one"]
     return {
         "device": one["device"][0],
         "vocab_size": one["vocab_size"][0],
-        "rows": [_row(config, *pair, one, results[pair]) for pair in pairs],
+        "rows": [_row(config, *pair, one, results.get(pair, one)) for pair in pairs],
     }
-
-
-def scaling_tasks(config: Config, rank_counts: Sequence[int]) -> dict[Any, Task]:
-    """Return the steps of several ranks, by kind and rank count."""
-    pairs = [(kind, ranks) for ranks in rank_counts for kind in KINDS if ranks > 1]
-    return {pair: Task(scaled_config(config, *pair), ranks=pair[1]) for pair in pairs}
 
 
 def scaled_config(config: Config, kind: str, ranks: int) -> Config:
@@ -110,6 +130,5 @@ def _row(
     if one["device"][0].startswith("GPU"):
         return row
     exchange_ms = 1000 * median(result["exchange_seconds"])
-    input_ms = 1000 * median(result["input_seconds"])
-    compute_ms = 1000 * median(seconds) - exchange_ms - input_ms
-    return {**row, "compute_ms": compute_ms, "exchange_ms": exchange_ms, "input_ms": input_ms}
+    compute_ms = 1000 * median(seconds) - exchange_ms
+    return {**row, "compute_ms": compute_ms, "exchange_ms": exchange_ms}

@@ -92,8 +92,6 @@ def _row(
         "ms_per_step": 1000 * median(seconds),
         "time_over_ours": paired_ratio(seconds, ours["seconds"]),
         "peak_mb": median(result["peak_mb"]),
-        "first_step_seconds": median(result["first_step_seconds"]),
-        "first_loss": result["losses"][0][0],
         "first_losses": result["losses"][0],
         "first_grad_norms": result["grad_norms"][0],
         "seconds_per_step": seconds,

@@ -10,7 +10,6 @@ import dataclasses
 import importlib
 import json
 import os
-import re
 import signal
 import statistics
 import subprocess
@@ -30,12 +29,7 @@ from lm.distributed.communicator import Communicator
 from lm.distributed.devices import count_cores
 from lm.errors import ERROR, RunError, UserError, needs_extra
 from lm.options import Checked, option
-from lm.system import (
-    ends_with_this_process,
-    import_tensorflow,
-    peak_memory_mb,
-    seconds_since_start,
-)
+from lm.system import ends_with_this_process, import_tensorflow, peak_memory_mb
 
 _RESULT = "benchmark result: "  # marks the line of the result: libraries print to stdout too
 _TIMEOUT_SECONDS = 1800
@@ -62,33 +56,17 @@ class Options(Checked):
     )
     out: str = option("benchmarks", "directory of the JSON file with the results", is_path=True)
 
-    # The commands that start several ranks replace these two attributes with flags.
-    ranks = "1"
-    hosts = None
-
-    @property
-    def rank_counts(self) -> list[int]:
-        """The rank counts in ascending order."""
-        if not re.fullmatch(r"[1-9][0-9]*(,[1-9][0-9]*)*", self.ranks):
-            raise UserError(f"ranks must be positive integers like 1,2,4, not {self.ranks!r}")
-        return sorted({int(count) for count in self.ranks.split(",")})
+    hosts = None  # `scaling` replaces this attribute with a flag
 
     @property
     def threads(self) -> int:
-        """Threads of each rank. By default, the ranks of a host divide its cores."""
-        ranks = self.rank_counts[-1]
-        if self.hosts:
-            ranks = min(ranks, max(launch.slots_of_hosts(self.hosts)))
-        return self.intra_op_threads or max(count_cores() // ranks, 1)
+        """Threads of each rank."""
+        return self.intra_op_threads or count_cores()
 
     def check(self, config: Config) -> None:
         """Raise a UserError if options contradict each other or the config."""
         if self.data_path and not os.path.isdir(self.data_path):
             raise UserError(f"data_path {self.data_path} is not a directory")
-        most = self.rank_counts[-1]
-        if most > config.batch_size:
-            raise UserError(f"batch_size is {config.batch_size} but there are {most} ranks")
-        _ = self.threads  # raises if hosts is invalid
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,32 +146,27 @@ def work(task: dict[str, Any], comm: Communicator) -> None:
 def _measure_steps(
     config: Config, step: Step, ids: np.ndarray, comm: Communicator
 ) -> dict[str, Any]:
-    """Return the mean seconds of a step and its parts, the first losses, and the peak memory."""
+    """Return the mean seconds of a step and its exchange, the first losses, and the peak memory."""
     rows = rows_of_rank(config.batch_size, comm.rank, comm.size)
     batches = TrainBatches(ids, config.batch_size, config.num_steps, rows)
 
-    def take_step(index: int) -> tuple[StepResult, float, float]:
+    def take_step(index: int) -> tuple[StepResult, float]:
         start = time.perf_counter()
         window = batches.window(index % batches.steps_per_epoch)
-        input_seconds = time.perf_counter() - start
-        return step(*window), time.perf_counter() - start, input_seconds
+        return step(*window), time.perf_counter() - start
 
-    untimed = [take_step(0)]
-    first_step_seconds = seconds_since_start()
-    untimed += [take_step(index) for index in range(1, _COMPARED_STEPS)]
-    fastest = min(seconds for _, seconds, _ in untimed)
+    untimed = [take_step(index) for index in range(_COMPARED_STEPS)]
+    fastest = min(seconds for _, seconds in untimed)
     # All ranks must take the same number of steps.
     count = comm.gather(max(_MIN_STEPS, round(_REPEAT_SECONDS / fastest)))[0]
     timed = [take_step(_COMPARED_STEPS + index) for index in range(count)]
-    results, seconds, input_seconds = zip(*timed)
+    results, seconds = zip(*timed)
     # A fast rank waits for slow ranks: only the shortest time is the exchange itself.
     exchanges = comm.gather([result.exchange_seconds for result in results])
     return {
         "seconds": max(comm.gather(statistics.fmean(seconds))),
-        "input_seconds": max(comm.gather(statistics.fmean(input_seconds))),
         "exchange_seconds": float(np.min(exchanges, axis=0).mean()),
-        "first_step_seconds": first_step_seconds,  # since the start of the process
-        "losses": [result.loss for result, *_ in untimed],
-        "grad_norms": [result.grad_norm for result, *_ in untimed],
+        "losses": [result.loss for result, _ in untimed],
+        "grad_norms": [result.grad_norm for result, _ in untimed],
         "peak_mb": max(comm.gather(peak_memory_mb())),
     }

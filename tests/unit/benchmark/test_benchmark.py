@@ -182,14 +182,13 @@ class TestOptions:
             ("step", ["--repeats", "0"], "repeats must be at least 1"),
             ("step", ["--hidden_size", "0"], "hidden_size"),
             ("step", ["--peers", "--optimizer", "adam"], "do not support optimizer"),
-            ("step", ["--ranks", "2"], "Unknown command line flag"),
             ("step", ["--data_path", "no/such"], "is not a directory"),
             ("scaling", ["--ranks", "two"], "ranks must be positive integers"),
             ("scaling", ["--ranks", "0,1"], "ranks must be positive integers"),
             ("scaling", ["--ranks", "1,21"], "batch_size is 20 but there are 21"),
             ("scaling", ["--hosts", "a:x"], "hosts must be"),
             ("scaling", ["--config", "config_gru"], "defines a network"),
-            ("advise", ["--ranks", "1"], "largest of ranks"),
+            ("advise", ["--ranks", "2"], "Unknown command line flag"),
             ("advise", ["--link_gbps", "0"], "link_gbps"),
         ],
     )
@@ -201,5 +200,5 @@ class TestOptions:
         arguments = ["--config", "config_test", "--batch_size", "7", "--out", str(tmp_path / "new")]
         config, chosen = parse(["benchmark", *arguments], "step")
         assert (config.name, config.batch_size) == ("test", 7)
-        assert (chosen.rank_counts, chosen.hosts) == ([1], None)
+        assert (chosen.repeats, chosen.hosts) == (8, None)
         assert (tmp_path / "new").is_dir()
