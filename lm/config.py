@@ -217,7 +217,7 @@ class RunOptions(Checked):
         False, "resume although the config file, which defines a network or fields, has changed"
     )
     check_network: bool = option(
-        False, "check the network of a config file before training: results must be finite, and"
+        True, "check the network of a config file when a run starts: results must be finite, and"
         " outputs must not depend on later words",
     )  # fmt: skip
     step_timeout_seconds: float = option(

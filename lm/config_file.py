@@ -16,7 +16,6 @@ import sys
 import traceback
 import types
 from collections.abc import Callable, Mapping
-from typing import Literal
 
 from lm.config import Config
 from lm.errors import UserError, error_class, first_line
@@ -30,11 +29,8 @@ from lm.user_files import LoadedFiles, collected_by
 # Importing `configs` could find a user's directory of the same name.
 _CONFIGS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "configs")
 _VIRTUAL_RANKS = 8  # by default
-_BUILDERS = {"build_outputs": "outputs", "build_logits": "logits"}
-
-
-def _no_state(config: Config) -> dict[str, list[int]]:
-    return {}
+_BUILDERS = ("build_outputs", "build_logits")
+_FUNCTIONS = ("state_shapes", "reads_words", *_BUILDERS)  # of a network; docs/own_graph.md
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,9 +41,8 @@ class NetworkFunctions:
     """
 
     where: str = "the built-in network"  # path of the config file, for messages
-    state_shapes: Callable = _no_state  # config -> shapes of the recurrent state by name
-    build: Callable | None = None  # (inputs_TB, state, context) -> (outputs or logits, new state)
-    kind: Literal["built-in", "outputs", "logits"] = "built-in"
+    # the functions of the config file by name; empty for the built-in network
+    by_name: Mapping[str, Callable] = dataclasses.field(default_factory=dict)
     sha256: str | None = None  # checksum of the config file if runs depend on the file
     config_class: type[Config] = Config
     # SHA-256 of the files that the config file loads with lm.tf1, by name
@@ -56,7 +51,7 @@ class NetworkFunctions:
     @property
     def is_built_in(self) -> bool:
         """Whether no config file defines the network."""
-        return self.kind == "built-in"
+        return not self.by_name
 
     @property
     def file_record(self) -> FileRecord | None:
@@ -182,26 +177,15 @@ def _network_functions(
     config_class: type[Config],
     loaded: LoadedFiles,
 ) -> NetworkFunctions:
-    names = ("state_shapes", *_BUILDERS)
-    found = {name: getattr(module, name) for name in names if hasattr(module, name)}
-    builders = [name for name in _BUILDERS if name in found]
-    if found and len(builders) != 1:
+    found = {
+        name: loaded.adapt(getattr(module, name)) for name in _FUNCTIONS if hasattr(module, name)
+    }
+    if found and len(found.keys() & set(_BUILDERS)) != 1:
         raise UserError(
             f"a network is either build_outputs or build_logits, not {' and '.join(found)}"
         )
-    if builders:
-        (builder,) = builders
-        return NetworkFunctions(
-            path,
-            loaded.adapt(found.get("state_shapes", _no_state)),
-            loaded.adapt(found[builder]),
-            _BUILDERS[builder],
-            sha256,
-            config_class,
-            loaded.sha256,
-        )
-    if config_class is not Config:
-        return NetworkFunctions(
-            path, sha256=sha256, config_class=config_class, loaded=loaded.sha256
-        )
+    if "reads_words" in found and "state_shapes" in found:
+        raise UserError("reads_words is for a network without state: remove it, or state_shapes")
+    if found or config_class is not Config:
+        return NetworkFunctions(path, found, sha256, config_class, loaded.sha256)
     return BUILT_IN

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from lm.data.vocabulary import EOS, UNK, Vocabulary
-from lm.inference.run import Run, open_session
+from lm.inference.run import Run, check_words, open_session
 from lm.inference.sampling import Sampling, draw, next_word_distribution
 from lm.model import decoding
 from lm.model.network import Network
@@ -23,6 +23,7 @@ class Generator:
     """Generates text with the network of a run."""
 
     def __init__(self, run: Run):
+        check_words(run)
         self._vocabulary, self._functions = run.vocabulary, run.functions
         self._session, self._step = open_session(run, self._build)
 

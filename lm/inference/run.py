@@ -18,6 +18,7 @@ from lm.distributed.communicator import Communicator
 from lm.distributed.devices import Device, session_config, start_tensorflow
 from lm.errors import UserError
 from lm.model.network import Network
+from lm.model.network_check import NetworkCheck
 from lm.model.user_errors import one_line_errors
 from lm.options import may_change
 from lm.record import (
@@ -135,3 +136,17 @@ def open_session(
             session.close()
             raise
     return session, built
+
+
+def check_words(run: Run) -> None:
+    """Check that a user-defined network computes the same model for single words and for windows.
+
+    Raises:
+      UserError: If the results differ.
+    """
+    if run.functions.is_built_in:
+        return
+    session, check = open_session(run, NetworkCheck)
+    with session, one_line_errors(run.functions, running=True):
+        if disagreement := check.find_disagreement(session):
+            raise UserError(disagreement)

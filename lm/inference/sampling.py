@@ -61,8 +61,8 @@ def next_word_distribution(
     best = scores.max()
     if not np.isfinite(best):  # A user-defined network may fail on single words.
         raise UserError(
-            f"no word can be drawn, because the largest log-probability is {best}: train with"
-            " --check_network, which also checks single words"
+            f"no word can be drawn, because the largest log-probability is {best}: use a different"
+            " checkpoint"
         )
     scores -= best
     if sampling.temperature > 0:

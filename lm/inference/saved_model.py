@@ -12,7 +12,7 @@ import tempfile
 import tensorflow.compat.v1 as tf
 
 from lm.errors import RunError, UserError, error_class
-from lm.inference.run import Run, open_session
+from lm.inference.run import Run, check_words, open_session
 from lm.model import decoding
 from lm.model.network import Network
 from lm.model.network_rules import PYTHON_OPS, operations
@@ -33,6 +33,7 @@ def export(run: Run, to: str) -> None:
     """
     if os.path.exists(to):
         raise UserError(f"--to {to} already exists: choose a different directory, or remove it")
+    check_words(run)
     parent = os.path.dirname(os.path.abspath(to))
     tf.logging.set_verbosity(tf.logging.ERROR)  # hide the deprecation of graphs in SavedModels
     try:

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from lm.errors import UserError
-from lm.inference.run import Run, open_session
+from lm.inference.run import Run, check_words, open_session
 from lm.model import decoding
 from lm.model.network import Network
 from lm.model.user_errors import one_line_errors
@@ -42,6 +42,7 @@ class Scorer:
     """
 
     def __init__(self, run: Run, batch_size: int = 16):
+        check_words(run)
         self._vocabulary, self._rows, self._functions = run.vocabulary, batch_size, run.functions
         self._session, self._log_probs = open_session(run, self._build)
 
@@ -106,10 +107,7 @@ class Scorer:
             unknown = sum(word not in self._vocabulary.ids for word in words)
             score = Score(words, log_probs[: len(words) + 1, row], unknown)
             if math.isnan(score.log_prob):  # A user-defined network may fail on one word.
-                raise UserError(
-                    "the network returns NaN: train with --check_network, which also checks single"
-                    " words"
-                )
+                raise UserError("the network returns NaN: use a different checkpoint")
             yield score
 
 

@@ -3,22 +3,23 @@
 They use plain TensorFlow in float32, so exported graphs load without this project.
 
 Shapes: T time steps, B rows, V words, S numbers of a row's state. A state is float32 [B, S]: the
-flattened parts of `state_shapes`, concatenated. The initial state is zero.
+flattened parts of `state_shapes`, concatenated, or the last words of a network with `reads_words`.
+The initial state is zero.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import tensorflow.compat.v1 as tf
 
-from lm.model.context import Context
 from lm.model.network import Network, State
 
 
 def state_size(network: Network) -> int:
     """Return S, the size of a row's state."""
-    return sum(map(math.prod, network.state_shapes.values()))
+    return network.reads_words or sum(map(math.prod, network.state_shapes.values()))
 
 
 def next_word(
@@ -29,21 +30,61 @@ def next_word(
     Returns:
       The natural log-probabilities of the following word, float32 [B, V], and the new state.
     """
-    context = Context(network.config, network.vocab_size)
-    outputs_or_logits_1BX, state_BS = _read(network, words_B, state_BS, context)
-    return network.log_probs(outputs_or_logits_1BX[0], context), state_BS
+    context = network.context()
+    outputs_or_logits_BX, state_BS = _read(
+        network, words_B, state_BS, lambda *window: network.build(*window, context)
+    )
+    return network.log_probs(outputs_or_logits_BX, context), state_BS
+
+
+def _next_loss(
+    network: Network, words_B: tf.Tensor, targets_B: tf.Tensor, state_BS: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Return the losses of the words after `words_B` (float32 [B], in nats), and the new state."""
+
+    def losses(inputs_TB: tf.Tensor, state: State) -> tuple[tf.Tensor, State]:
+        targets_TB = tf.tile(targets_B[None], [inputs_TB.shape[0], 1])
+        return network.losses(inputs_TB, targets_TB, state, network.context())[1:]
+
+    return _read(network, words_B, state_BS, losses)
 
 
 def _read(
-    network: Network, words_B: tf.Tensor, state_BS: tf.Tensor, context: Context
+    network: Network,
+    words_B: tf.Tensor,
+    state_BS: tf.Tensor,
+    build: Callable[[tf.Tensor, State], tuple[tf.Tensor, State]],
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return the outputs or logits of the network [1, B, X], and the new state."""
-    outputs_or_logits_1BX, after = network.build(words_B[None], _unpack(network, state_BS), context)
+    """Read a word in each row.
+
+    Args:
+      build: Returns results [T, B, ...] and the new state for inputs [T, B] and a state.
+
+    Returns:
+      The results at the word, [B, ...], and the new state.
+    """
+    if network.reads_words:
+        return _read_again(network.reads_words, words_B, state_BS, build)
+    results_1B, after = build(words_B[None], _unpack(network, state_BS))
     parts = [
         tf.reshape(after[name], [-1, math.prod(shape)])
         for name, shape in network.state_shapes.items()
     ]
-    return outputs_or_logits_1BX, tf.concat(parts, axis=1) if parts else state_BS
+    return results_1B[0], tf.concat(parts, axis=1) if parts else state_BS
+
+
+def _read_again(
+    num_words: int, words_B: tf.Tensor, state_BK: tf.Tensor, build: Callable
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Read the last K words as a window. The state has their IDs plus 1, after zeros."""
+    state_BK = tf.concat([state_BK[:, 1:], tf.cast(words_B[:, None] + 1, tf.float32)], axis=1)
+    count_B = tf.math.count_nonzero(state_BK, axis=1, dtype=tf.int32)
+    # As in evaluation, a window begins with the first word. Words at its end are not seen.
+    order_BK = (tf.range(num_words) - count_B[:, None]) % num_words
+    ids_KB = tf.transpose(tf.gather(state_BK, order_BK, batch_dims=1)) - 1
+    results_KB, _ = build(tf.cast(tf.nn.relu(ids_KB), tf.int32), {})
+    last = tf.stack([count_B - 1, tf.range(tf.size(count_B))], axis=1)
+    return tf.gather_nd(results_KB, last), state_BK
 
 
 def _unpack(network: Network, state_BS: tf.Tensor) -> State:
@@ -65,14 +106,11 @@ def target_log_probs(network: Network, inputs_TB: tf.Tensor, targets_TB: tf.Tens
     known_rows = inputs_TB.shape.as_list()[1]
     rows = tf.shape(inputs_TB)[1] if known_rows is None else known_rows
     # Create the variables outside of the loop: initial values that are tensors must not be in it.
-    next_word(network, inputs_TB[0], tf.zeros([rows, size]))
+    _next_loss(network, inputs_TB[0], targets_TB[0], tf.zeros([rows, size]))
 
     def step(t, state_BS, found):
-        context = Context(network.config, network.vocab_size)
-        outputs_or_logits_1BX, state_BS = _read(network, inputs_TB[t], state_BS, context)
-        scale_B = tf.zeros_like(targets_TB[t], tf.float32)  # weights of the loss, which is not used
-        _, nll_B = network.cross_entropy(outputs_or_logits_1BX, targets_TB[t], scale_B, context)
-        return t + 1, state_BS, found.write(t, -nll_B)
+        losses_B, state_BS = _next_loss(network, inputs_TB[t], targets_TB[t], state_BS)
+        return t + 1, state_BS, found.write(t, -losses_B)
 
     state_shape = tf.TensorShape([known_rows, size])
     _, _, found = tf.while_loop(

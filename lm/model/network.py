@@ -10,8 +10,10 @@ X is H for outputs and V for logits.
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import tensorflow.compat.v1 as tf
 
@@ -28,6 +30,7 @@ logger = logging.getLogger("lm")
 
 State = Mapping[str, tf.Tensor]  # recurrent state by name, float32 [B, ...]
 
+_LSTM = {"state_shapes": lstm.state_shapes, "build_outputs": lstm.build_outputs}
 _OUTPUT_LAYER = {"softmax/weights", "softmax/bias", "softmax/projection"}  # variable names
 
 
@@ -36,12 +39,10 @@ class Network:
 
     def __init__(self, config: Config, vocab_size: int, functions: NetworkFunctions = BUILT_IN):
         self.config, self.vocab_size = functions.resolve(config), vocab_size
-        self._where, self._makes_logits = functions.where, functions.kind == "logits"
-        self._state_shapes, self._build = functions.state_shapes, functions.build
-        self.is_built_in = functions.is_built_in
+        self.where, self.is_built_in = functions.where, functions.is_built_in
+        self._functions = functions.by_name or _LSTM
+        self._makes_logits = "build_logits" in self._functions
         self.why_irreproducible = ""  # why results of the training differ between runs, or ""
-        if self.is_built_in:
-            self._state_shapes, self._build = lstm.state_shapes, lstm.build_outputs
         self._names: set[str] | None = None  # names of the variables that the first use requested
         self._warnings: set[str] = set()  # already logged
         self._table: tf.Variable | None = None  # the embedding, if tied to the output layer
@@ -52,11 +53,28 @@ class Network:
         """The rows that operations of a user-defined network always have, or None."""
         return None if self.is_built_in else self.config.batch_size // self.config.virtual_ranks
 
-    @property
+    @functools.cached_property
     def state_shapes(self) -> dict[str, list[int]]:
         """The shapes of a row's recurrent state by name. The initial state is zero."""
-        found = call(self._where, self._state_shapes, self.config)
-        return network_rules.checked_shapes(self._where, found)
+        found = self._call("state_shapes", self.config) if "state_shapes" in self._functions else {}
+        return network_rules.checked_shapes(self.where, found)
+
+    @functools.cached_property
+    def reads_words(self) -> int | None:
+        """The number of words that the network reads to predict the next one; None with a state."""
+        if "reads_words" not in self._functions:
+            return None
+        found = self._call("reads_words", self.config)
+        if type(found) is not int or found < 1:
+            raise UserError(f"{self.where}: reads_words must return a positive int, not {found!r}")
+        return found
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        return call(self.where, self._functions[name], *arguments)
+
+    def context(self, **options: Any) -> Context:
+        """Return the context of a use of the network. The options are fields of `Context`."""
+        return Context(self.config, self.vocab_size, **options)
 
     def build(
         self, inputs_TB: tf.Tensor, state: State, context: Context
@@ -69,15 +87,15 @@ class Network:
         Raises:
           UserError: If the function of the config file fails or breaks a rule.
         """
-        variables_before = set(tf.global_variables())
+        name = "build_logits" if self._makes_logits else "build_outputs"
+        where, variables_before = f"{self.where}: {name}", set(tf.global_variables())
         there = {} if self.is_built_in else network_rules.operations()
         # Use a separate name scope: if an operation took the name of a variable, the variable would
         # have a different name in this graph.
         with shared_variables(self.config, context.training) as used, tf.name_scope("lm_network"):
-            found = call(self._where, self._build, inputs_TB, dict(state), context)
+            found = self._call(name, inputs_TB, dict(state), context)
             network_rules.add_regularization(context)
         context.is_built = True
-        where = f"{self._where}: {'build_logits' if self._makes_logits else 'build_outputs'}"
         what, units = ("logits", self.vocab_size) if self._makes_logits else ("outputs", None)
         shape = [*inputs_TB.shape.as_list(), units]
         outputs_or_logits_TBX, after = network_rules.checked_result(
@@ -132,23 +150,46 @@ class Network:
                 self._warnings.add(line)
                 logger.warning(line)
 
+    def losses(
+        self, inputs_TB: tf.Tensor, targets_TB: tf.Tensor, state: State, context: Context
+    ) -> tuple[tf.Tensor, tf.Tensor, State]:
+        """Build the network and the loss for a window of int32 token IDs; T must be known.
+
+        Returns:
+          The loss to differentiate (a scalar), the losses of the targets (float32 [T, B], in nats)
+          and the state after the window. The loss is the sum over the window, divided by the size
+          of the GLOBAL batch. The losses of all windows of a step then add up to the loss of the
+          step, even if windows have different numbers of rows.
+        """
+        outputs_or_logits_TBX, after = self.build(inputs_TB, state, context)
+        loss, losses_TB = self.cross_entropy(outputs_or_logits_TBX, targets_TB, context)
+        return loss, losses_TB, after
+
     def cross_entropy(
+        self, outputs_or_logits_TBX: tf.Tensor, targets_TB: tf.Tensor, context: Context
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Return the loss and the losses of the targets; see `losses`.
+
+        The arguments are a result of `build`, and its context.
+        """
+        units = outputs_or_logits_TBX.shape.as_list()[2]
+        outputs_or_logits_NX = tf.reshape(outputs_or_logits_TBX, [-1, units])
+        targets_N = tf.reshape(targets_TB, [-1])
+        scale_N = tf.fill(tf.shape(targets_N), 1 / self.config.batch_size)
+        loss, losses_N = self._losses(outputs_or_logits_NX, targets_N, scale_N, context)
+        return loss, tf.reshape(losses_N, tf.shape(targets_TB))
+
+    def _losses(
         self,
-        outputs_or_logits_TBX: tf.Tensor,
+        outputs_or_logits_NX: tf.Tensor,
         targets_N: tf.Tensor,
         scale_N: tf.Tensor,
         context: Context,
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Return the loss and the negative log-likelihood of each token.
-
-        See `lm.kernels.softmax_cross_entropy`. Pass the same context as to `build`.
-        """
-        units = outputs_or_logits_TBX.shape.as_list()[2]
-        outputs_or_logits_NX = tf.reshape(outputs_or_logits_TBX, [-1, units])
         if self._makes_logits:
             return logits_cross_entropy(outputs_or_logits_NX, targets_N, scale_N)
         if self.config.cutoffs:
-            weights = self._adaptive_weights(units, context)
+            weights = self._adaptive_weights(outputs_or_logits_NX.shape.as_list()[1], context)
             return adaptive.cross_entropy(
                 weights, outputs_or_logits_NX, targets_N, scale_N, context.ops, context.training
             )
@@ -205,7 +246,7 @@ def _check_cutoffs(config: Config, vocab_size: int, functions: NetworkFunctions)
         return
     if config.tie_weights:
         raise UserError("tie_weights does not support adaptive_softmax_cutoffs: use one of them")
-    if functions.kind == "logits":
+    if "build_logits" in functions.by_name:
         raise UserError(
             f"{functions.where} builds its own output layer, so adaptive_softmax_cutoffs has no"
             " effect: define build_outputs instead of build_logits"

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +17,7 @@ import tensorflow.compat.v1 as tf
 
 from lm import kernels
 from lm.data.batches import EvalBatches, Rows, eval_rows_of_rank
-from lm.model.context import Context, SeparateReduction, VariableUpdate
+from lm.model.context import SeparateReduction, VariableUpdate
 from lm.model.network import Network
 from lm.model.ops import fastest
 from lm.perplexity import NllSum
@@ -70,25 +69,17 @@ def build_window_graph(
             part: tf.placeholder(tf.float32, [rows.count, *sizes], f"state_{part}")
             for part, sizes in network.state_shapes.items()
         }
-        context = Context(
-            config,
-            network.vocab_size,
-            ops,
+        context = network.context(
+            ops=ops,
             num_rows=rows.count,
             first_row=first_row_ph,
             step=dropout_step,
             spans_micro_batches=network.is_built_in,
         )
-        outputs_or_logits, state = network.build(inputs_ph, state_phs, context)
-        # Divide by the GLOBAL batch size: the losses of all windows of a step then add up to the
-        # loss, even if windows have different numbers of rows.
-        scale_N = tf.fill([math.prod(shape)], 1 / config.batch_size)
-        targets_N = tf.reshape(targets_ph, [-1])
-        loss, nll_N = network.cross_entropy(outputs_or_logits, targets_N, scale_N, context)
+        loss, nll_TB, state = network.losses(inputs_ph, targets_ph, state_phs, context)
         for added in context.added_losses:
             loss += added
-        nll_sum = ops.column_sums(nll_N[:, None], rows.micro_batches)[0]
-        nll_TB = tf.reshape(nll_N, shape)
+        nll_sum = ops.column_sums(tf.reshape(nll_TB, [-1, 1]), rows.micro_batches)[0]
     return WindowGraph(
         inputs_ph,
         targets_ph,

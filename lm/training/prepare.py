@@ -9,6 +9,7 @@ import os
 from typing import Any
 
 from lm.checkpoint.run_dir import RunDir, open_run_dir
+from lm.checkpoint.store import list_checkpoints
 from lm.config import Config, RunOptions
 from lm.config_file import NetworkFunctions
 from lm.data.batches import TrainBatches, rows_of_rank
@@ -77,7 +78,7 @@ def prepare(
             config_file=functions.file_record,
         )
         _check_files(options, comm)
-        if options.check_network:
+        if options.check_network and comm.is_rank_0 and _is_new(functions, options):
             check_network(config, len(corpus.vocabulary), functions, session_config(device))
         return Job(
             config=config,
@@ -95,6 +96,12 @@ def prepare(
     job = raise_on_all_ranks(comm, create_job)
     check_agreement(comm, _facts(job))
     return job
+
+
+def _is_new(functions: NetworkFunctions, options: RunOptions) -> bool:
+    """Return whether this starts a run of a user-defined network, instead of resuming one."""
+    is_resumed = options.resume and options.output_dir and list_checkpoints(options.output_dir)
+    return not (functions.is_built_in or is_resumed)
 
 
 def _check_options(config: Config, options: RunOptions, comm: Communicator) -> None:

@@ -141,7 +141,7 @@ def _precision(job: Job) -> str:
     if precision == "float32":
         return precision
     if not functions.is_built_in:
-        layer = "" if functions.kind == "logits" else "in the output layer and "
+        layer = "in the output layer and " if "build_outputs" in functions.by_name else ""
         precision += f" {layer}where the network uses context.ops"
     if kernels.available() and not kernels.multiplies_bfloat16():
         precision += " (not faster than float32: this CPU lacks bfloat16 instructions)"

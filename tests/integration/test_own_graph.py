@@ -29,6 +29,23 @@ def run_gru(output_dir, corpora, max_steps, num_ranks=1, file=GRU, *arguments):
     )  # fmt: skip
 
 
+TRIGRAM = """
+import tensorflow.compat.v1 as tf
+from lm.config import Config
+
+def get_config():
+    return Config(name="trigram", corpus="embedded", num_steps=60, hidden_size=8)
+
+def reads_words(config):
+    return 2
+
+def build_outputs(inputs_TB, state, context):
+    x_TBH = context.embed(inputs_TB)
+    before_TBH = tf.pad(x_TBH, [[1, 0], [0, 0], [0, 0]])[:-1]
+    return tf.concat([x_TBH, before_TBH], axis=2), {}
+"""
+
+
 def change_record(run, **fields):
     record = json.loads((run / "run.json").read_text())
     (run / "run.json").write_text(json.dumps({**record, **fields}))
@@ -49,7 +66,7 @@ def run(tmp_path_factory, corpora):
 def test_losses_on_two_ranks_and_after_a_resume_equal_one_rank(run, tmp_path, corpora):
     changed = tmp_path / "changed.py"
     changed.write_text(GRU.read_text() + "# another comment\n")
-    result = run_gru(tmp_path / "run", corpora, 100, 2, GRU, "--check_network")
+    result = run_gru(tmp_path / "run", corpora, 100, 2)
     assert "exact       yes: bitwise identical on any power of two up to 4 ranks" in result.stderr
     again = ("--config", changed, "--output_dir", tmp_path / "run", "--resume", "--hidden_size", 32)
     settings = ("--keep_prob", 0.8, "--corpus", "embedded", "--data_path", corpora)
@@ -98,8 +115,26 @@ def bigram(tmp_path, corpora):
     """A run with build_logits, without a state, and with a tensor as initial value."""
     (tmp_path / "bigram.py").write_text(BIGRAM)
     flags = ("--config", tmp_path / "bigram.py", "--data_path", corpora, "--max_steps", 3)
-    train_here(tmp_path / "bigram", *flags, "--noeval", "--check_network")
+    train_here(tmp_path / "bigram", *flags, "--noeval")
     return tmp_path / "bigram"
+
+
+@pytest.fixture
+def trigram(tmp_path, corpora):
+    """A run of a network that reads two words at a time."""
+    (tmp_path / "trigram.py").write_text(TRIGRAM)
+    flags = ("--config", tmp_path / "trigram.py", "--data_path", corpora, "--max_steps", 3)
+    train_here(tmp_path / "trigram", *flags, "--noeval")
+    return tmp_path / "trigram"
+
+
+def test_commands_reject_a_network_that_forgets_words(trigram, tmp_path):
+    (tmp_path / "trigram.py").write_text(TRIGRAM.replace("return 2", "return 1"))
+    functions = load_config_file(str(tmp_path / "trigram.py")).functions
+    run = open_run(trigram, functions=functions, allow_changed_config_file=True)
+    for use in (Scorer, Generator, lambda run: export(run, str(tmp_path / "exported"))):
+        with pytest.raises(UserError, match="results for single words and for windows of 60"):
+            use(run)
 
 
 def test_check_network_fails_before_the_run_directory_is_created(tmp_path, corpora):
@@ -107,8 +142,9 @@ def test_check_network_fails_before_the_run_directory_is_created(tmp_path, corpo
     (tmp_path / "ahead.py").write_text(ahead)
     flags = ("--config", tmp_path / "ahead.py", "--data_path", corpora, "--max_steps", 3)
     with pytest.raises(UserError, match="depend on later words"):
-        train_here(tmp_path / "run", *flags, "--check_network")
+        train_here(tmp_path / "run", *flags)
     assert not (tmp_path / "run").exists()
+    train_here(tmp_path / "run", *flags, "--noeval", "--nocheck_network")
 
 
 def test_disable_v2_behavior_changes_nothing(tmp_path, corpora):
@@ -144,10 +180,10 @@ def test_a_failed_resume_does_not_change_a_run(bigram, tmp_path, corpora):
     assert open_run(bigram, functions=load_config_file(str(tmp_path / "bigram.py")).functions)
 
 
-@pytest.mark.parametrize("name, state_size", [("run", 32), ("bigram", 0)])
+@pytest.mark.parametrize("name, state_size", [("run", 32), ("bigram", 0), ("trigram", 2)])
 def test_evaluate_score_generate_and_export_agree(name, state_size, request, tmp_path, corpora):
     run = request.getfixturevalue(name)
-    functions = load_config_file(str(GRU if name == "run" else tmp_path / "bigram.py")).functions
+    functions = load_config_file(str(GRU if name == "run" else tmp_path / f"{name}.py")).functions
     opened = open_run(run, functions=functions)
     sentence = (corpora / "embedded/test.txt").read_text().splitlines()[0]
     (tmp_path / "one.txt").write_text(sentence + "\n")

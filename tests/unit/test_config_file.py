@@ -79,7 +79,7 @@ BUILD = "def build_outputs(inputs_TB, state, context):\n    return inputs_TB, st
 def test_fields_of_a_config_file_are_flags(tmp_path):
     path = write(tmp_path, OWN_FIELDS)
     config, _, functions = parse("--hidden_size", "9", "--config", path, "--num_heads", "2")
-    assert (config.num_heads, config.hidden_size, functions.kind) == (2, 9, "built-in")
+    assert (config.num_heads, config.hidden_size, functions.is_built_in) == (2, 9, True)
     assert functions.sha256 == hashlib.sha256(OWN_FIELDS.encode()).hexdigest()
     with pytest.raises(InfoRequested, match="heads of the attention"):
         parse("--config", path, "--help")
@@ -88,7 +88,7 @@ def test_fields_of_a_config_file_are_flags(tmp_path):
     # Runs do not depend on a file that only contains settings.
     plain = "from lm.config import Config\ndef get_config():\n    return Config()\n"
     assert parse("--config", write(tmp_path, plain))[2] == BUILT_IN
-    assert parse("--config", write(tmp_path, plain + BUILD))[2].kind == "outputs"
+    assert parse("--config", write(tmp_path, plain + BUILD))[2].by_name.keys() == {"build_outputs"}
 
 
 @pytest.mark.parametrize(
@@ -96,6 +96,10 @@ def test_fields_of_a_config_file_are_flags(tmp_path):
     [
         (OWN_FIELDS + BUILD + "build_logits = build_outputs\n", "either build_outputs or build_l"),
         (OWN_FIELDS + "def state_shapes(config):\n    return {}\n", "not state_shapes$"),
+        (
+            OWN_FIELDS + BUILD + "def state_shapes(config): ...\ndef reads_words(config): ...\n",
+            "reads_words is for a network without state",
+        ),
         (OWN_FIELDS.replace('option(4, "heads of the attention", low=1)', "4"), "declared as opt"),
         (OWN_FIELDS.replace("Optional[", "list["), "num_heads must be an int, float, bool or"),
         (

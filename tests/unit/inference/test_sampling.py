@@ -68,7 +68,7 @@ def test_any_limits_give_a_distribution_without_banned_words(
 
 @pytest.mark.parametrize("log_probs", [[-1.0, np.nan, -1.0], [0.0, -np.inf, -np.inf]])
 def test_a_network_without_probabilities_is_an_error(log_probs):
-    with pytest.raises(UserError, match=r"no word can be drawn, .* is (nan|-inf): train with"):
+    with pytest.raises(UserError, match=r"no word can be drawn, .* is (nan|-inf): use a diff"):
         next_word_distribution(np.array(log_probs), Sampling(), banned=[0])
 
 

@@ -38,7 +38,7 @@ AHEAD = """
             "    return x + gate * tf.cumsum(x, reverse=True), {'h': x[-1]}\n",
             "depend on later words",
         ),
-        ("    x += tf.zeros([5, 1, 4])\n" + GOOD, r"shape \(1, any, any\), not \(5,"),
+        ("    x += tf.zeros([5, 1, 4])\n" + GOOD, r"shape \(1, 1, any\), not \(5,"),
         (
             "    if inputs_TB.shape[0] > 1:\n        x *= tf.get_variable('w', [4])\n" + GOOD,
             "uses the variable w in some calls only",
@@ -64,6 +64,18 @@ def test_different_results_for_words_and_windows_are_a_warning(load, caplog, bod
     file = load(HEADER + body)
     check_network(file.config, V, file.functions)
     assert "mine.py computes different results for single words and for windows of 5" in caplog.text
+
+
+STATELESS = HEADER.replace("def state_shapes", "def unused")
+CONVOLUTION = "    x += tf.pad(x, [[1, 0], [0, 0], [0, 0]])[:-1]\n    return x, {}\n"
+
+
+@pytest.mark.parametrize("count, agrees", [(1, False), (2, True), (4, True)])
+def test_a_network_with_reads_words_reads_words_again(load, caplog, count, agrees):
+    text = f"def reads_words(config):\n    return {count}\n"
+    file = load(text + STATELESS + CONVOLUTION)
+    check_network(file.config, V, file.functions)
+    assert ("single words" not in caplog.text) == agrees
 
 
 @pytest.mark.parametrize(

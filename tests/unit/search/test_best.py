@@ -24,7 +24,7 @@ def best_of(directory, file, config):
     search = Search(str(directory), settings, SearchOptions(), file, file.config, {}, [], study)
     best = load_config_file(write_best(search))
     assert dataclasses.asdict(best.config) == dataclasses.asdict(config)
-    assert best.functions.kind == file.functions.kind
+    assert best.functions.by_name.keys() == file.functions.by_name.keys()
     assert dataclasses.fields(best.config)[-1].name == dataclasses.fields(file.config)[-1].name
 
 

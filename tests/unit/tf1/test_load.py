@@ -75,7 +75,7 @@ def test_programs_do_not_share_modules_or_flags(load, tmp_path):
     config = CONFIG + 'other = tf1.load("other/model.py")\nmodel.FLAGS.width = 4\n'
     file = load(config, model=MODEL, layers=LAYERS)
     assert "other/layers.py" in file.functions.loaded
-    modules = file.functions.build.__wrapped__.__globals__
+    modules = file.functions.by_name["build_outputs"].__wrapped__.__globals__
     assert (modules["model"].FLAGS.width, modules["other"].flags.FLAGS.width) == (4, 5)
 
 
