@@ -30,7 +30,8 @@ from lm.user_files import LoadedFiles, collected_by
 _CONFIGS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "configs")
 _VIRTUAL_RANKS = 8  # by default
 _BUILDERS = ("build_outputs", "build_logits")
-_FUNCTIONS = ("state_shapes", "reads_words", *_BUILDERS)  # of a network; docs/own_graph.md
+# The functions of a network; see docs/own_graph.md.
+_FUNCTIONS = ("state_shapes", "reads_words", *_BUILDERS, "build_losses")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +53,11 @@ class NetworkFunctions:
     def is_built_in(self) -> bool:
         """Whether no config file defines the network."""
         return not self.by_name
+
+    @property
+    def has_losses(self) -> bool:
+        """Whether the file computes the losses. In training, they may be sampled or smoothed."""
+        return "build_losses" in self.by_name
 
     @property
     def file_record(self) -> FileRecord | None:
@@ -180,9 +186,11 @@ def _network_functions(
     found = {
         name: loaded.adapt(getattr(module, name)) for name in _FUNCTIONS if hasattr(module, name)
     }
-    if found and len(found.keys() & set(_BUILDERS)) != 1:
+    builders = found.keys() & set(_BUILDERS)
+    if len(builders) > 1 or (found and not builders and "build_losses" not in found):
         raise UserError(
-            f"a network is either build_outputs or build_logits, not {' and '.join(found)}"
+            "a network is either build_outputs or build_logits, or build_losses with or without one"
+            f" of them, not {' and '.join(found)}"
         )
     if "reads_words" in found and "state_shapes" in found:
         raise UserError("reads_words is for a network without state: remove it, or state_shapes")

@@ -108,15 +108,18 @@ def set_shared_weights(session: tf.Session, arrays: Arrays | None, concat: Conca
     _assign(session, weights, own)
 
 
-def set_weights(session: tf.Session, arrays: Arrays) -> None:
+def set_weights(session: tf.Session, arrays: Arrays, is_part: bool = False) -> None:
     """Set the weights of the graph to the weights of a checkpoint.
+
+    Args:
+      is_part: Whether the graph may lack weights of the checkpoint.
 
     Raises:
       UserError: If a weight is missing, has a different shape, or is not used by the graph.
     """
     weights = _weights(session.graph)
     unused = sorted(arrays.keys() - weights.keys())
-    if unused:
+    if unused and not is_part:
         raise UserError(f"the checkpoint has the weight {unused[0]}, which this model does not use")
     _assign(session, weights, arrays)
 

@@ -26,18 +26,21 @@ class Reporter:
     Args:
       output_dir: The run directory; None on all ranks except rank 0.
       tensorboard: Whether to write TensorBoard event files too.
+      has_perplexity: Whether exp(loss) of a step is a perplexity.
     """
 
     logs: LogFiles | None = None
 
-    def __init__(self, output_dir: str | None, tensorboard: bool = False):
+    def __init__(
+        self, output_dir: str | None, tensorboard: bool = False, has_perplexity: bool = True
+    ):
         self.output_dir = output_dir
         self._metrics, self._tensorboard = None, None
         if output_dir:
             self._metrics = RetryingAppend(os.path.join(output_dir, METRICS_FILE))
             if tensorboard:
                 directory = os.path.join(output_dir, TENSORBOARD_DIR)
-                self._tensorboard = TensorBoardWriter(directory)
+                self._tensorboard = TensorBoardWriter(directory, has_perplexity)
 
     def event(self, kind: str, **fields: Any) -> None:
         """Append a JSON object to metrics.jsonl, and its numbers to TensorBoard."""
@@ -105,17 +108,20 @@ class Progress:
                     initial=done, total=total, desc=f"epoch {epoch}", unit="step", leave=False
                 )
 
-    def update(self, done: int, perplexity: float, learning_rate: float, speed: float) -> None:
-        """Show the progress after a step, with the speed in words per second."""
+    def update(
+        self, done: int, quality: tuple[str, float], learning_rate: float, speed: float
+    ) -> None:
+        """Show the progress after a step: the loss or perplexity, and words per second."""
+        name, value = quality
         if self._bar is not None:
-            text = f"perplexity {perplexity:.2f}, {speed:.0f} words/s"
+            text = f"{name} {value:.2f}, {speed:.0f} words/s"
             self._bar.set_postfix_str(text, refresh=False)
             with may_be_gone(sys.stderr):
                 self._bar.update()
         elif 10 * done // self._total > 10 * (done - 1) // self._total:
             logger.info(
-                f"epoch {self._epoch}  step {done}/{self._total}  train perplexity"
-                f" {perplexity:.2f}  learning rate {learning_rate:.4g}  {speed:.0f} words/s"
+                f"epoch {self._epoch}  step {done}/{self._total}  train {name} {value:.2f}"
+                f"  learning rate {learning_rate:.4g}  {speed:.0f} words/s"
             )
 
     def close(self) -> None:

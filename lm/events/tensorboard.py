@@ -25,6 +25,7 @@ _TAGS = {
         "exchange_share": "exchange_share",
     },
     "epoch": {
+        "train_loss": "loss/epoch",
         "train_perplexity": "perplexity/train",
         "valid_perplexity": "perplexity/valid",
         "epoch_seconds": "epoch_seconds",
@@ -39,7 +40,8 @@ class TensorBoardWriter:
     tf.summary.FileWriter would buffer events, and it does not retry if the disk is full.
     """
 
-    def __init__(self, log_dir: str):
+    def __init__(self, log_dir: str, has_perplexity: bool = True):
+        self._has_perplexity = has_perplexity
         os.makedirs(log_dir, exist_ok=True)
         name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}"
         self._file = RetryingAppend(os.path.join(log_dir, name))
@@ -53,7 +55,7 @@ class TensorBoardWriter:
             value = fields.get(name)
             if value is not None:
                 summary.value.add(tag=tag, simple_value=value)
-        if kind == "step":
+        if kind == "step" and self._has_perplexity:
             perplexity = math.exp(min(fields["loss"], MAX_MEAN_NLL))
             summary.value.add(tag="perplexity/step", simple_value=perplexity)
         if summary.value:

@@ -131,7 +131,9 @@ def open_session(
         session = tf.Session(config=session_config(device))
         try:
             session.run(tf.local_variables_initializer())
-            set_weights(session, store.load_weights(run.checkpoint))
+            # The other functions of a network with losses may use further variables.
+            is_part = run.functions.has_losses
+            set_weights(session, store.load_weights(run.checkpoint), is_part)
         except BaseException:
             session.close()
             raise

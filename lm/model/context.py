@@ -36,7 +36,7 @@ class VariableUpdate(NamedTuple):
 
 @dataclasses.dataclass
 class Context:
-    """The argument of `build_outputs` or `build_logits` in one use of the network."""
+    """The last argument of the functions of a network, in one use of the network."""
 
     config: Config
     vocab_size: int
@@ -51,6 +51,7 @@ class Context:
     updates: list[VariableUpdate] = dataclasses.field(default_factory=list)
     tables: dict[str, tf.Variable] = dataclasses.field(default_factory=dict)  # for tie_weights
     called: set[str] = dataclasses.field(default_factory=set)  # methods that settings depend on
+    root_scope: tf.VariableScope | None = None  # the scope of the network function
     is_built: bool = False  # whether the network function has returned
 
     @property
@@ -254,6 +255,18 @@ class Context:
         # single rank. tf.transpose of int32 would print a oneDNN warning.
         inputs_BT = tf.stack(tf.unstack(inputs_TB), axis=1)
         return tf.transpose(tf.gather(table_VH, inputs_BT), [1, 0, 2])
+
+    def output_layer(self, units: int) -> tuple[tf.Variable, tf.Variable]:
+        """Return the weights [units, V] and the bias [V] of the built-in output layer.
+
+        `build_losses` can use them for a sampled softmax, and `build_outputs` then predicts words.
+        """
+        with (
+            tf.variable_scope(self.root_scope, reuse=tf.AUTO_REUSE, auxiliary_name_scope=False),
+            tf.variable_scope("softmax"),
+        ):
+            weights_HV = tf.get_variable("weights", [units, self.vocab_size])
+            return weights_HV, tf.get_variable("bias", [self.vocab_size])
 
 
 def _check_not_in_loop(name: str) -> None:

@@ -37,7 +37,7 @@ def next_word(
     return network.log_probs(outputs_or_logits_BX, context), state_BS
 
 
-def _next_loss(
+def next_loss(
     network: Network, words_B: tf.Tensor, targets_B: tf.Tensor, state_BS: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Return the losses of the words after `words_B` (float32 [B], in nats), and the new state."""
@@ -47,6 +47,14 @@ def _next_loss(
         return network.losses(inputs_TB, targets_TB, state, network.context())[1:]
 
     return _read(network, words_B, state_BS, losses)
+
+
+def next_loss_from_prediction(
+    network: Network, words_B: tf.Tensor, targets_B: tf.Tensor, state_BS: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Like `next_loss`, but from the result of `next_word`, even if the network defines losses."""
+    log_probs_BV, state_BS = next_word(network, words_B, state_BS)
+    return -tf.gather(log_probs_BV, targets_B, batch_dims=1), state_BS
 
 
 def _read(
@@ -96,20 +104,23 @@ def _unpack(network: Network, state_BS: tf.Tensor) -> State:
     }
 
 
-def target_log_probs(network: Network, inputs_TB: tf.Tensor, targets_TB: tf.Tensor) -> tf.Tensor:
+def target_log_probs(
+    network: Network, inputs_TB: tf.Tensor, targets_TB: tf.Tensor, read: Callable = next_loss
+) -> tf.Tensor:
     """Return the natural log-probability of each target, float32 [T, B].
 
     Each row starts with an empty state. The loop computes the softmax of one time step at a time,
-    so the memory does not grow with T * V. Inputs and targets are int32 token IDs.
+    so the memory does not grow with T * V. Inputs and targets are int32 token IDs. `read` is
+    `next_loss` or `next_loss_from_prediction`.
     """
     num_steps, size = tf.shape(inputs_TB)[0], state_size(network)
     known_rows = inputs_TB.shape.as_list()[1]
     rows = tf.shape(inputs_TB)[1] if known_rows is None else known_rows
     # Create the variables outside of the loop: initial values that are tensors must not be in it.
-    _next_loss(network, inputs_TB[0], targets_TB[0], tf.zeros([rows, size]))
+    read(network, inputs_TB[0], targets_TB[0], tf.zeros([rows, size]))
 
     def step(t, state_BS, found):
-        losses_B, state_BS = _next_loss(network, inputs_TB[t], targets_TB[t], state_BS)
+        losses_B, state_BS = read(network, inputs_TB[t], targets_TB[t], state_BS)
         return t + 1, state_BS, found.write(t, -losses_B)
 
     state_shape = tf.TensorShape([known_rows, size])
@@ -121,3 +132,9 @@ def target_log_probs(network: Network, inputs_TB: tf.Tensor, targets_TB: tf.Tens
         back_prop=False,
     )
     return found.stack()
+
+
+def create_variables(network: Network) -> None:
+    """Create the variables of predictions, so that checkpoints have variables without a loss."""
+    with tf.name_scope("lm_predictions"):
+        next_word(network, tf.zeros([1], tf.int32), tf.zeros([1, state_size(network)]))

@@ -42,11 +42,13 @@ class Network:
         self.where, self.is_built_in = functions.where, functions.is_built_in
         self._functions = functions.by_name or _LSTM
         self._makes_logits = "build_logits" in self._functions
+        self.has_losses = functions.has_losses
+        self.predicts = self._makes_logits or "build_outputs" in self._functions
         self.why_irreproducible = ""  # why results of the training differ between runs, or ""
-        self._names: set[str] | None = None  # names of the variables that the first use requested
+        self._names: dict[str, set[str]] = {}  # variables of the first call of each function
         self._warnings: set[str] = set()  # already logged
         self._table: tf.Variable | None = None  # the embedding, if tied to the output layer
-        _check_cutoffs(config, vocab_size, functions)
+        _check_output_layer(config, vocab_size, functions)
 
     @property
     def micro_batch_rows(self) -> int | None:
@@ -85,45 +87,61 @@ class Network:
           The outputs or logits [T, B, X], and the state after the window.
 
         Raises:
-          UserError: If the function of the config file fails or breaks a rule.
+          UserError: If the function of the config file is missing, fails or breaks a rule.
         """
-        name = "build_logits" if self._makes_logits else "build_outputs"
+        if not self.predicts:
+            raise UserError(
+                f"{self.where} only defines build_losses: lm.generate and lm.export also need"
+                " build_logits or build_outputs"
+            )
+        what, units = ("logits", self.vocab_size) if self._makes_logits else ("outputs", None)
+        shape = [*inputs_TB.shape.as_list(), units]
+        return self._build(f"build_{what}", what, shape, (inputs_TB,), state, context)
+
+    def _build(
+        self,
+        name: str,
+        what: str,
+        shape: Sequence[int | None],
+        words: Sequence[tf.Tensor],
+        state: State,
+        context: Context,
+    ) -> tuple[tf.Tensor, State]:
+        """Call a function of the network, and check its results and its operations.
+
+        The arguments `what` and `shape` describe the first result; see `checked_result`.
+        """
         where, variables_before = f"{self.where}: {name}", set(tf.global_variables())
         there = {} if self.is_built_in else network_rules.operations()
         # Use a separate name scope: if an operation took the name of a variable, the variable would
         # have a different name in this graph.
         with shared_variables(self.config, context.training) as used, tf.name_scope("lm_network"):
-            found = self._call(name, inputs_TB, dict(state), context)
+            context.root_scope = tf.get_variable_scope()
+            found = self._call(name, *words, dict(state), context)
             network_rules.add_regularization(context)
         context.is_built = True
-        what, units = ("logits", self.vocab_size) if self._makes_logits else ("outputs", None)
-        shape = [*inputs_TB.shape.as_list(), units]
-        outputs_or_logits_TBX, after = network_rules.checked_result(
-            where, found, what, shape, self.state_shapes
-        )
+        top, after = network_rules.checked_result(where, found, what, shape, self.state_shapes)
         created = {variable.op.name for variable in set(tf.global_variables()) - variables_before}
-        self._check_variables(where, used, created, context)
+        self._check_variables(name, used, created, context)
         if not self.is_built_in:
             made = {n: node for n, node in network_rules.operations().items() if n not in there}
-            results = [outputs_or_logits_TBX, *after.values(), *context.added_losses]
+            results = [top, *after.values(), *context.added_losses]
             self._check_graph(where, made, used, state, results, context)
-        return outputs_or_logits_TBX, after
+        return top, after
 
     def _check_variables(
-        self, where: str, used: Mapping[str, tf.Variable], created: set[str], context: Context
+        self, name: str, used: Mapping[str, tf.Variable], created: set[str], context: Context
     ) -> None:
-        self._names = set(used) if self._names is None else self._names
+        where, first_used = f"{self.where}: {name}", self._names.setdefault(name, set(used))
         reserved = {f"state/{part}" for part in self.state_shapes}
-        if not self._makes_logits:
+        if name == "build_outputs":
             reserved |= _OUTPUT_LAYER
             for c in range(len(self.config.cutoffs)):
                 reserved |= {f"softmax/cluster_{c}/{part}" for part in ("projection", "words")}
-        network_rules.check_variables(where, used, created, reserved, self._names)
+        network_rules.check_variables(where, used, created, reserved, first_used)
         if self.config.tie_weights:
             tables = [used["embedding"]] if "embedding" in used else list(context.tables.values())
-            self._table = network_rules.tied_table(
-                where, tables, self.vocab_size, self._makes_logits
-            )
+            self._table = network_rules.tied_table(where, tables, self.vocab_size)
 
     def _check_graph(
         self,
@@ -161,6 +179,10 @@ class Network:
           of the GLOBAL batch. The losses of all windows of a step then add up to the loss of the
           step, even if windows have different numbers of rows.
         """
+        if self.has_losses:
+            shape, words = inputs_TB.shape.as_list(), (inputs_TB, targets_TB)
+            losses_TB, after = self._build("build_losses", "losses", shape, words, state, context)
+            return tf.reduce_sum(losses_TB) / self.config.batch_size, losses_TB, after
         outputs_or_logits_TBX, after = self.build(inputs_TB, state, context)
         loss, losses_TB = self.cross_entropy(outputs_or_logits_TBX, targets_TB, context)
         return loss, losses_TB, after
@@ -241,17 +263,17 @@ class Network:
             return outputs_NH, weights, tf.get_variable("bias", [self.vocab_size])
 
 
-def _check_cutoffs(config: Config, vocab_size: int, functions: NetworkFunctions) -> None:
-    if not config.cutoffs:
-        return
-    if config.tie_weights:
-        raise UserError("tie_weights does not support adaptive_softmax_cutoffs: use one of them")
-    if "build_logits" in functions.by_name:
+def _check_output_layer(config: Config, vocab_size: int, functions: NetworkFunctions) -> None:
+    fields = [name for name in ("tie_weights", "adaptive_softmax_cutoffs") if getattr(config, name)]
+    own = sorted(functions.by_name.keys() & {"build_losses", "build_logits"})
+    if fields and own:
         raise UserError(
-            f"{functions.where} builds its own output layer, so adaptive_softmax_cutoffs has no"
-            " effect: define build_outputs instead of build_logits"
+            f"{functions.where} builds its own output layer, so {fields[0]} has no effect: define"
+            f" build_outputs instead of {own[0]}"
         )
-    if config.cutoffs[-1] >= vocab_size:
+    if len(fields) == 2:
+        raise UserError("tie_weights does not support adaptive_softmax_cutoffs: use one of them")
+    if config.cutoffs and config.cutoffs[-1] >= vocab_size:
         raise UserError(
             f"adaptive_softmax_cutoffs {config.adaptive_softmax_cutoffs} are beyond the vocabulary"
             f" of {vocab_size} words: use smaller cutoffs"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,9 @@ logger = logging.getLogger("lm")
 _State = Mapping[str, np.ndarray]
 _TOLERANCE = 1e-5  # relative to the largest number of a unit; most results are bitwise identical
 _ROUNDING = 1e-3  # if shapes, and therefore summation orders, differ; mistakes differ more
+_ROWS = 256  # words per computation of probabilities
+_MAX_WORDS = 20_000  # The sum of the probabilities of more words would take long.
+_MAX_ERROR = 1e-3  # of the sum: some programs add a small number to each probability
 _MIN_NATS = 1e-5  # the rounding of a log-probability in float32
 
 
@@ -32,8 +35,9 @@ def check_network(
 ) -> None:
     """Check that no output sees later words and that results are finite and reproducible.
 
-    If a network sees the words that it predicts, its perplexity is meaningless. The check warns if
-    single words and windows lead to different results.
+    If a network sees the words that it predicts, or if the losses of all words do not belong to
+    probabilities that sum to 1, its perplexity is meaningless. The check warns if single words and
+    windows lead to different results.
 
     Raises:
       UserError: If the check fails or if the network cannot be built.
@@ -47,6 +51,8 @@ def check_network(
         check = NetworkCheck(Network(config, vocab_size, functions))
         session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
         check.check_window(session)
+        if functions.has_losses and vocab_size <= _MAX_WORDS:
+            check.check_probabilities(session)
         if disagreement := check.find_disagreement(session):
             logger.warning(disagreement)
 
@@ -61,22 +67,31 @@ class NetworkCheck:
         self._inputs_ph, self._targets_ph = _placeholders(self._num_steps, 2)
         self._state_phs = {name: tf.placeholder(tf.float32, shapes[name]) for name in shapes}
         self._zeros: _State = {name: np.zeros(shape) for name, shape in shapes.items()}
-        context = network.context(num_rows=2)
-        self._results = network.build(self._inputs_ph, self._state_phs, context)
-        _, self._losses = network.cross_entropy(self._results[0], self._targets_ph, context)
+        context, words = network.context(num_rows=2), (self._inputs_ph, self._targets_ph)
+        if network.has_losses:
+            _, self._losses, after = network.losses(*words, self._state_phs, context)
+            self._results = self._losses[:, :, None], after
+        else:
+            self._results = network.build(self._inputs_ph, self._state_phs, context)
+            _, self._losses = network.cross_entropy(self._results[0], self._targets_ph, context)
         self._word_phs = _placeholders(None, 1)  # generation and scoring process single rows
-        self._by_word = decoding.target_log_probs(network, *self._word_phs)
+        ways = [decoding.next_loss]
+        if network.has_losses and network.predicts:
+            ways.append(decoding.next_loss_from_prediction)
+        self._by_word = [decoding.target_log_probs(network, *self._word_phs, way) for way in ways]
 
-    def _run(self, session: tf.Session, fetches: Any, words: np.ndarray, state: _State) -> Any:
-        """Run a window for words [num_steps + 1, 2]."""
+    def _run(
+        self, session: tf.Session, fetches: Any, words: Sequence[np.ndarray], state: _State
+    ) -> Any:
+        """Run a window for inputs and targets [num_steps, 2]."""
         feed = {self._state_phs[name]: value for name, value in state.items()}
-        feed |= {self._inputs_ph: words[:-1], self._targets_ph: words[1:]}
+        feed |= dict(zip((self._inputs_ph, self._targets_ph), words))
         return session.run(fetches, feed)
 
-    def _run_words(self, session: tf.Session, words: np.ndarray) -> np.ndarray:
+    def _run_words(self, session: tf.Session, words: np.ndarray) -> list[np.ndarray]:
         """Return the losses of words [T + 1, 1], read one at a time."""
-        inputs_ph, targets_ph = self._word_phs
-        return -session.run(self._by_word, {inputs_ph: words[:-1], targets_ph: words[1:]})
+        feed = dict(zip(self._word_phs, (words[:-1], words[1:])))
+        return [-log_probs for log_probs in session.run(self._by_word, feed)]
 
     def check_window(self, session: tf.Session) -> None:
         """Check for NaN, random numbers, and outputs that see later words; changes the weights.
@@ -85,9 +100,9 @@ class NetworkCheck:
           UserError: If the check fails.
         """
         where, vocab_size = self._network.where, self._network.vocab_size
-        _check_finite(where, self._run_words(session, np.zeros([3, 1])))
+        _check_finite(where, *self._run_words(session, np.zeros([3, 1])))
         _replace_zeros(session, self._random, self._network.config.init_scale)
-        words = self._random.integers(0, vocab_size, [self._num_steps + 1, 2])
+        words = self._random.integers(0, vocab_size, [2, self._num_steps, 2])
         # Use a state that the network computed: other states may be invalid.
         first, state = self._run(session, self._results, words, self._zeros)
         top, after = self._run(session, self._results, words, state)
@@ -99,13 +114,44 @@ class NetworkCheck:
             )
         for now in range(1, self._num_steps):  # attention may be limited to blocks of a window
             later = words.copy()
-            later[now:] = (later[now:] + 1) % vocab_size
+            later[:, now:] = (later[:, now:] + 1) % vocab_size
             changed, _ = self._run(session, self._results, later, state)
             if _differ(top[:now], changed[:now]):
                 raise UserError(
                     f"{where}: the outputs of a time step depend on later words, which the network"
                     " must predict"
                 )
+
+    def check_probabilities(self, session: tf.Session) -> None:
+        """Check that the probabilities of all words after the same words sum to 1.
+
+        Raises:
+          UserError: If they do not.
+        """
+        network, vocab_size = self._network, self._network.vocab_size
+        words_ph, targets_ph = (tf.placeholder(tf.int32, [_ROWS]) for _ in range(2))
+        state_ph = tf.placeholder(tf.float32, [_ROWS, decoding.state_size(network)])
+        losses, after = decoding.next_loss(network, words_ph, targets_ph, state_ph)
+        for variable in tf.trainable_variables():
+            # With small weights, all probabilities are equal, and smoothed losses seem to be exact.
+            if vocab_size in variable.shape.as_list():
+                _assign(session, variable, 10 * session.run(variable))
+        feed = {state_ph: np.zeros(state_ph.shape), targets_ph: np.zeros(_ROWS)}
+        for word in self._random.integers(0, vocab_size, 3):
+            feed[words_ph] = np.full(_ROWS, word)
+            feed[state_ph] = session.run(after, feed)
+        total = 0.0
+        for first in range(0, vocab_size, _ROWS):
+            feed[targets_ph] = np.arange(first, first + _ROWS) % vocab_size
+            nats = session.run(losses, feed)[: vocab_size - first]
+            with np.errstate(over="ignore"):
+                total += np.exp(-nats, dtype=np.float64).sum()
+        if not abs(total - 1) < _MAX_ERROR:
+            raise UserError(
+                f"{network.where}: without context.training, the probabilities exp(-loss) of all"
+                f" words sum to {total:.6g}, not 1: build_losses must return the exact negative"
+                " log-likelihood in nats"
+            )
 
     def find_disagreement(self, session: tf.Session) -> str:
         """Return a message if single words and windows lead to different losses, otherwise ""."""
@@ -114,16 +160,16 @@ class NetworkCheck:
         words = self._random.integers(0, self._network.vocab_size, size)
         of_windows, state, fetches = [], self._zeros, [self._losses, self._results[1]]
         for start in range(0, len(words) - 1, self._num_steps):
-            window = words[start : start + self._num_steps + 1]
+            window = [words[i : i + self._num_steps] for i in (start, start + 1)]
             losses, state = self._run(session, fetches, window, state)
             of_windows.append(losses[:, :1])
         of_window = np.concatenate(of_windows)
-        of_word = -session.run(
-            self._by_word, dict(zip(self._word_phs, (words[:-1, :1], words[1:, :1])))
-        )
         # Subtract the mean, about log V, which is large compared to the effect of initial weights.
         mean = of_window[np.isfinite(of_window)].mean()
-        if not _differ(of_window - mean, of_word - mean, _ROUNDING, floor=_MIN_NATS):
+        if not any(
+            _differ(of_window - mean, of_word - mean, _ROUNDING, floor=_MIN_NATS)
+            for of_word in self._run_words(session, words[:, :1])
+        ):
             return ""
         return (
             f"{self._network.where} computes different results for single words and for windows of"
@@ -144,7 +190,11 @@ def _replace_zeros(session: tf.Session, random: np.random.Generator, scale: floa
         value = session.run(variable)
         # Use positive values: the network may compute a square root of the weight.
         value = np.where(value == 0, random.uniform(0, scale, value.shape), value)
-        session.run(variable.initializer, {variable.initializer.inputs[1]: value})
+        _assign(session, variable, value)
+
+
+def _assign(session: tf.Session, variable: tf.Variable, value: np.ndarray) -> None:
+    session.run(variable.initializer, {variable.initializer.inputs[1]: value})
 
 
 def _check_finite(where: str, *found: np.ndarray) -> None:

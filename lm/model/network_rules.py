@@ -30,6 +30,7 @@ _ASSIGNS = re.compile(
     r"|Scatter(Nd)?(Add|Sub|Mul|Div|Min|Max|Update)|(Resource)?((Sparse)?Apply.*|CountUpTo)"
     r"|LmAddToAverage"
 )
+_DRAWS_NOTHING = {"ComputeAccidentalHits"}  # of tf.nn.sampled_softmax_loss, although it has seeds
 # The change of a variable by an assignment of a value.
 _CHANGES = {
     "AssignVariableOp": lambda variable, value: value - variable.read_value(),
@@ -58,16 +59,16 @@ def checked_result(
     shape: Sequence[int | None],
     state_shapes: Mapping[str, Sequence[int]],
 ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-    """Return the result of `build_outputs` or `build_logits` with known shapes.
+    """Return the result of a function of the network with known shapes.
 
-    If a shape is unknown before the run, the graph checks it. `what` is "outputs" or "logits".
-    `shape` is the expected shape. None means an unknown B, or any known number of units.
+    If a shape is unknown before the run, the graph checks it. `what` is "outputs", "logits" or
+    "losses". `shape` is the expected shape. None means an unknown B, or any number of units.
     """
     if not isinstance(found, (tuple, list)) or len(found) != 2:
         raise UserError(f"{where} must return ({what}, new_state), not {_described(found)}")
     top, state = found
     top = _checked_tensor(where, what, top, shape)
-    if top.shape.as_list()[-1] is None:
+    if what == "outputs" and top.shape.as_list()[-1] is None:
         raise UserError(f"{where}: the size of the last axis of {what} must be known")
     if not isinstance(state, Mapping):
         raise UserError(f"{where}: new_state must be a dictionary, not {_described(state)}")
@@ -137,12 +138,8 @@ def check_variables(
         )
 
 
-def tied_table(
-    where: str, tables: Sequence[tf.Variable], vocab_size: int, makes_logits: bool
-) -> tf.Variable:
+def tied_table(where: str, tables: Sequence[tf.Variable], vocab_size: int) -> tf.Variable:
     """Return the embedding table that `tie_weights` ties to the output layer."""
-    if makes_logits:
-        raise UserError(f"{where} builds its own output layer, so tie_weights cannot tie it")
     if len(tables) != 1:
         names = ", ".join(sorted(table.op.name for table in tables)) or "none"
         raise UserError(
@@ -281,7 +278,7 @@ def why_irreproducible(made: Nodes, results: Sequence[tf.Tensor]) -> str:
         if name in here and name not in behind:
             continue  # computes an initial value; loops and conditions have separate graphs
         # Even with a seed, the numbers depend on the number of previous runs of the operation.
-        if "seed2" in node.attr:
+        if "seed2" in node.attr and node.op not in _DRAWS_NOTHING:
             return (
                 f"draws random numbers with {node.op}, which are not reproducible: use"
                 " context.dropout for dropout, or tf.random.stateless_* with context.seed()"

@@ -21,7 +21,7 @@ from lm.events.reporter import Progress, Reporter
 from lm.events.tracing import StepTracer, parse_steps
 from lm.model.network import Network
 from lm.model.windows import Evaluator, WindowRunner
-from lm.perplexity import MAX_MEAN_NLL, NllSum
+from lm.perplexity import NllSum
 from lm.system import peak_memory_mb
 from lm.training.averaging import Average
 from lm.training.checkpointer import Checkpointer
@@ -119,7 +119,7 @@ class Loop:
             if at.step % self.job.options.log_every_steps == 0:
                 self._report_step(epoch, learning_rate, result.grad_norm)
             speed = at.epoch_nll.tokens / at.epoch_seconds
-            bar.update(at.step - first_step, at.epoch_nll.perplexity, learning_rate, speed)
+            bar.update(at.step - first_step, self._train_quality(), learning_rate, speed)
             self._serve(result.requests)
         bar.close()
 
@@ -138,9 +138,9 @@ class Loop:
         )
         if not result.is_finite:
             # The loss and the norm are equal on all ranks, so every rank stops here.
-            mean = result.nll.mean
-            is_gradient = mean <= MAX_MEAN_NLL
-            found = f"gradient is {result.grad_norm}" if is_gradient else f"loss is {mean:.4g}"
+            found = f"loss is {result.nll.mean:.4g}"
+            if result.loss_is_finite:
+                found = f"gradient is {result.grad_norm}"
             raise EveryRankError(
                 f"the {found} at step {step + 1}, learning rate {learning_rate:.4g}: lower"
                 " learning_rate or max_grad_norm"
@@ -184,16 +184,23 @@ class Loop:
         size = self.job.comm.size
         return learning_rate_at(config, step, self._steps_per_epoch, size, perplexities)
 
+    def _train_quality(self) -> tuple[str, float]:
+        """Return the name and the value of the perplexity of the epoch, or of its sampled loss."""
+        nll = self.progress.epoch_nll
+        is_sampled = self.job.functions.has_losses
+        return ("loss", nll.mean) if is_sampled else ("perplexity", nll.perplexity)
+
     def _finish_epoch(self, epoch: int) -> None:
         at, comm = self.progress, self.job.comm
+        name, value = self._train_quality()
         record = dict(
             step=at.step,
             epoch=epoch,
-            train_perplexity=self._perplexity(at.epoch_nll, "train"),
             learning_rate=self._learning_rate(at.step - 1),
             words_per_second=at.epoch_nll.tokens / at.epoch_seconds,
             epoch_seconds=at.epoch_seconds,
             world_size=comm.size,
+            **{f"train_{name}": value},
         )
         if self.job.options.eval:
             self.checkpointer.save(at)  # written in the background during the evaluation
@@ -241,7 +248,8 @@ class Loop:
 
     def _report_epoch(self, **record: float) -> None:
         self.reporter.event("epoch", **record)
-        line = f"epoch {record['epoch']}  train perplexity {record['train_perplexity']:.2f}"
+        name, value = self._train_quality()
+        line = f"epoch {record['epoch']}  train {name} {value:.2f}"
         if "valid_perplexity" in record:
             line += f"  valid perplexity {record['valid_perplexity']:.2f}"
             line += self._known_value("valid_perplexity")

@@ -17,6 +17,7 @@ from lm.distributed.devices import session_config
 from lm.distributed.supervisor import Supervisor
 from lm.errors import RunError
 from lm.events.reporter import Reporter
+from lm.model import decoding
 from lm.model.network import Network
 from lm.model.user_errors import one_line_errors, short_message
 from lm.model.windows import Evaluator, WindowRunner
@@ -80,7 +81,8 @@ def _train(
         comm, lambda: _initial_arrays(job, graphs, progress), takes_part=comm.is_rank_0
     )
     output_dir = job.run_dir.path if job.run_dir else None
-    reporter = stack.enter_context(Reporter(output_dir, job.options.tensorboard))
+    has_perplexity = not job.functions.has_losses
+    reporter = stack.enter_context(Reporter(output_dir, job.options.tensorboard, has_perplexity))
     writer = _writer(job, reporter, stack)
     report_start(job, graphs.network, progress, reporter)
     # MonitoredTrainingSession would create a new session after an error. This rank would then wait
@@ -115,6 +117,8 @@ def _build_graphs(job: Job) -> Graphs:
         eos_id, shared = job.corpus.vocabulary.eos_id, job.options.distributed_eval
         num_threads = division.num_threads
         evaluator = Evaluator(network, eos_id, comm.rank, comm.size, shared, num_threads)
+        if network.has_losses and network.predicts:
+            decoding.create_variables(network)
     runner = WindowRunner(train_graph.window, rows, num_threads)
     return Graphs(network, train_graph, runner, evaluator, average)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -50,20 +51,27 @@ class TrainGraph(NamedTuple):
     requests_ph: tf.Tensor  # float32 [3]: 1 for each request of this rank
     sums: tf.Tensor  # float32 [4]: nats of the global batch, and the requests
     words: int  # number of words in the global batch
+    max_loss: float  # see `StepResult`
 
 
 class StepResult(NamedTuple):
     """Results of one step; equal on all ranks except for the seconds."""
 
-    nll: NllSum  # negative log-likelihood of the global batch
+    nll: NllSum  # negative log-likelihood of the global batch, or the sum of its sampled losses
     grad_norm: float  # before clipping
     requests: Requests  # the requests of all ranks
     exchange_seconds: float  # time of the exchange that does not overlap with computation
+    max_loss: float = MAX_MEAN_NLL  # per word; a sampled loss is not limited by its perplexity
+
+    @property
+    def loss_is_finite(self) -> bool:
+        """Whether the loss, or the perplexity of an exact loss, is finite."""
+        return abs(self.nll.mean) <= self.max_loss
 
     @property
     def is_finite(self) -> bool:
-        """Whether the perplexity and the norm of the gradient are finite."""
-        return self.nll.mean <= MAX_MEAN_NLL and math.isfinite(self.grad_norm)
+        """Whether the loss and the norm of the gradient are finite."""
+        return self.loss_is_finite and math.isfinite(self.grad_norm)
 
 
 def divide_rows(
@@ -126,7 +134,10 @@ def build_train_graph(network: Network, comm: Communicator, division: Division) 
         ]
     update = update._replace(train_op=tf.group(update.train_op, *averages))
     words = config.batch_size * config.num_steps
-    return TrainGraph(window, local_sums, update, learning_rate_ph, requests_ph, sums, words)
+    max_loss = sys.float_info.max if network.has_losses else MAX_MEAN_NLL
+    return TrainGraph(
+        window, local_sums, update, learning_rate_ph, requests_ph, sums, words, max_loss
+    )
 
 
 def run_step(
@@ -156,6 +167,7 @@ def run_step(
         grad_norm=float(grad_norm),
         requests=Requests(*(count > 0 for count in requested)),
         exchange_seconds=float(exchange_seconds),
+        max_loss=graph.max_loss,
     )
 
 

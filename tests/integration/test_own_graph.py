@@ -46,6 +46,18 @@ def build_outputs(inputs_TB, state, context):
 """
 
 
+SMOOTHED = """
+def build_losses(inputs_TB, targets_TB, state, context):
+    outputs_TBH, state = build_outputs(inputs_TB, state, context)
+    weights_HV, bias_V = context.output_layer(16)
+    logits_TBV = tf.tensordot(outputs_TBH, weights_HV, 1) + bias_V
+    losses_TB = tf.nn.sparse_softmax_cross_entropy_with_logits(targets_TB, logits_TBV)
+    if context.training:
+        losses_TB -= 0.1 * tf.reduce_mean(tf.nn.log_softmax(logits_TBV), axis=2)
+    return losses_TB, state
+"""
+
+
 def change_record(run, **fields):
     record = json.loads((run / "run.json").read_text())
     (run / "run.json").write_text(json.dumps({**record, **fields}))
@@ -119,13 +131,26 @@ def bigram(tmp_path, corpora):
     return tmp_path / "bigram"
 
 
-@pytest.fixture
-def trigram(tmp_path, corpora):
+@pytest.fixture(params=[TRIGRAM])
+def trigram(tmp_path, corpora, request):
     """A run of a network that reads two words at a time."""
-    (tmp_path / "trigram.py").write_text(TRIGRAM)
+    (tmp_path / "trigram.py").write_text(request.param)
     flags = ("--config", tmp_path / "trigram.py", "--data_path", corpora, "--max_steps", 3)
-    train_here(tmp_path / "trigram", *flags, "--noeval")
+    train_here(tmp_path / "trigram", *flags, "--log_every_steps", 1, "--test_on", "none")
     return tmp_path / "trigram"
+
+
+@pytest.mark.parametrize("trigram", [TRIGRAM + SMOOTHED], indirect=True)
+def test_smoothed_losses_have_no_training_perplexity(trigram, tmp_path, corpora):
+    (epoch,), steps = events(trigram, "epoch"), events(trigram, "step")
+    assert epoch["train_loss"] == pytest.approx(np.mean([step["loss"] for step in steps]))
+    assert "train_perplexity" not in epoch and epoch["valid_perplexity"] > 1
+    train(
+        tmp_path / "ranks", "--config", tmp_path / "trigram.py", "--data_path", corpora,
+        "--max_steps", 3, "--log_every_steps", 1, "--test_on", "none", num_ranks=2,
+    )  # fmt: skip
+    assert losses(tmp_path / "ranks") == losses(trigram)
+    commands_agree("trigram", 2, trigram, tmp_path, corpora)
 
 
 def test_commands_reject_a_network_that_forgets_words(trigram, tmp_path):
@@ -181,8 +206,11 @@ def test_a_failed_resume_does_not_change_a_run(bigram, tmp_path, corpora):
 
 
 @pytest.mark.parametrize("name, state_size", [("run", 32), ("bigram", 0), ("trigram", 2)])
-def test_evaluate_score_generate_and_export_agree(name, state_size, request, tmp_path, corpora):
-    run = request.getfixturevalue(name)
+def test_all_commands_agree(name, state_size, request, tmp_path, corpora):
+    commands_agree(name, state_size, request.getfixturevalue(name), tmp_path, corpora)
+
+
+def commands_agree(name, state_size, run, tmp_path, corpora):
     functions = load_config_file(str(GRU if name == "run" else tmp_path / f"{name}.py")).functions
     opened = open_run(run, functions=functions)
     sentence = (corpora / "embedded/test.txt").read_text().splitlines()[0]
