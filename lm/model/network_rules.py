@@ -190,6 +190,7 @@ def check_operations(
     where: str, made: Nodes, used: Mapping[str, tf.Variable], results: Sequence[tf.Tensor]
 ) -> None:
     """Reject assignments that would be executed, and placeholders, in any use of the network."""
+    _check_global_step(where, made, used)
     # Inside a loop, the inputs of the loop are placeholders too.
     in_loop = tf.get_default_graph().building_function
     executed = {op.name for op in operations_behind(*results, control_inputs=True)}
@@ -223,7 +224,6 @@ def check_training(
             raise UserError(f"{where} adds to the collection {name}, which is not used: {instead}")
     if tf.get_default_graph().seed is not None:
         raise UserError(f"{where} sets TensorFlow's seed: remove it, --seed decides everything")
-    _check_global_step(where, made, used)
     _check_calls(where, context.config, context)
 
 
