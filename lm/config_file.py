@@ -31,7 +31,10 @@ _CONFIGS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__
 _VIRTUAL_RANKS = 8  # by default
 _BUILDERS = ("build_outputs", "build_logits")
 # The functions of a network; see docs/own_graph.md.
-_FUNCTIONS = ("state_shapes", "reads_words", *_BUILDERS, "build_losses")
+_FUNCTIONS = (
+    "state_shapes", "reads_words", *_BUILDERS, "build_losses", "build_optimizer",
+    "transform_gradients",
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)

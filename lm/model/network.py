@@ -58,7 +58,7 @@ class Network:
     @functools.cached_property
     def state_shapes(self) -> dict[str, list[int]]:
         """The shapes of a row's recurrent state by name. The initial state is zero."""
-        found = self._call("state_shapes", self.config) if "state_shapes" in self._functions else {}
+        found = self.call("state_shapes", self.config) if "state_shapes" in self._functions else {}
         return network_rules.checked_shapes(self.where, found)
 
     @functools.cached_property
@@ -66,12 +66,17 @@ class Network:
         """The number of words that the network reads to predict the next one; None with a state."""
         if "reads_words" not in self._functions:
             return None
-        found = self._call("reads_words", self.config)
+        found = self.call("reads_words", self.config)
         if type(found) is not int or found < 1:
             raise UserError(f"{self.where}: reads_words must return a positive int, not {found!r}")
         return found
 
-    def _call(self, name: str, *arguments: Any) -> Any:
+    def defines(self, name: str) -> bool:
+        """Return whether the config file defines a function."""
+        return name in self._functions
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        """Call a function of the config file; if it fails, the error names the line of the file."""
         return call(self.where, self._functions[name], *arguments)
 
     def context(self, **options: Any) -> Context:
@@ -117,7 +122,7 @@ class Network:
         # have a different name in this graph.
         with shared_variables(self.config, context.training) as used, tf.name_scope("lm_network"):
             context.root_scope = tf.get_variable_scope()
-            found = self._call(name, *words, dict(state), context)
+            found = self.call(name, *words, dict(state), context)
             network_rules.add_regularization(context)
         context.is_built = True
         top, after = network_rules.checked_result(where, found, what, shape, self.state_shapes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -11,9 +12,10 @@ import tensorflow.compat.v1 as tf
 
 from lm.config import Config
 from lm.distributed.communicator import Communicator
-from lm.errors import UserError
 from lm.model.context import SeparateReduction
 from lm.model.ops import fastest
+
+logger = logging.getLogger("lm")
 
 # A sparse gradient (IndexedSlices) lists rows of a table, such as the embedding.
 Gradient = tf.Tensor | tf.IndexedSlices
@@ -22,7 +24,8 @@ Gradient = tf.Tensor | tf.IndexedSlices
 class Exchange(NamedTuple):
     """The gradients of the global batch."""
 
-    gradients: Sequence[Gradient]  # one per trainable variable; sparse gradients list each row once
+    variables: Sequence[tf.Variable]  # trainable variables that the loss depends on
+    gradients: Sequence[Gradient]  # one per variable; sparse gradients list each row once
     seconds: tf.Tensor  # float64 scalar: from the last local gradient to the last sum
 
 
@@ -102,9 +105,6 @@ def exchange_gradients(
       separate_reductions: Uses of weights whose gradients are summed over the ranks first, and
         then flow into the weights.
       local_sums: Receives the local gradients if they are added up outside the graph.
-
-    Raises:
-      UserError: If the loss does not depend on a variable.
     """
 
     def prepare(gradient: Gradient, variable: tf.Variable) -> Gradient:
@@ -129,13 +129,11 @@ def exchange_gradients(
             for gradient, variable in zip(tf.gradients(weights, variables, upstream), variables)
         ]
         gradients = list(map(_add, gradients, separate))
-    for gradient, variable in zip(gradients, variables):
-        if gradient is None:
-            raise UserError(
-                f"the loss does not depend on the variable {variable.op.name}: use it, or create it"
-                " with trainable=False"
-            )
-    return Exchange(gradients, seconds)
+    unused = [v.op.name for g, v in zip(gradients, variables) if g is None]
+    if unused:
+        logger.warning("the loss does not depend on %s, which keeps its value", ", ".join(unused))
+    kept = [(g, v) for g, v in zip(gradients, variables) if g is not None]
+    return Exchange([v for _, v in kept], [g for g, _ in kept], seconds)
 
 
 def _add(gradient: Gradient | None, separate: tf.Tensor | None) -> Gradient | None:

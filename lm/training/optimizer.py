@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import tensorflow.compat.v1 as tf
@@ -10,13 +10,17 @@ import tensorflow.compat.v1 as tf
 from lm import kernels
 from lm.config import Config
 from lm.distributed.communicator import Communicator
-from lm.model.context import SeparateReduction
+from lm.errors import UserError
+from lm.model.context import Context, SeparateReduction
+from lm.model.network import Network
 from lm.model.ops import fastest
+from lm.options import defaults
 from lm.training.gradients import (
     Gradient,
     LocalSums,
     dense,
     exchange_gradients,
+    is_sparse,
     values_of,
 )
 
@@ -62,6 +66,15 @@ _OPTIMIZERS: dict[str, Callable[[Config, tf.Tensor], tf.train.Optimizer]] = {
 }
 
 
+# The settings that a function of the config file replaces.
+_REPLACED = {
+    "build_optimizer": (
+        "optimizer", "momentum", "adam_beta1", "adam_beta2", "adam_epsilon", "weight_decay",
+    ),
+    "transform_gradients": ("max_grad_norm",),
+}  # fmt: skip
+
+
 def build_update(
     config: Config,
     loss: tf.Tensor,
@@ -71,6 +84,7 @@ def build_update(
     micro_batches: Sequence[int] = (),
     separate_reductions: Sequence[SeparateReduction] = (),
     local_sums: LocalSums | None = None,
+    network: Network | None = None,
 ) -> Update:
     """Build the operations that reduce the gradients over the ranks, THEN clip, then apply them.
 
@@ -84,17 +98,29 @@ def build_update(
       micro_batches: See `exchange_gradients`.
       separate_reductions: See `exchange_gradients`.
       local_sums: See `exchange_gradients`.
+      network: The network, whose config file may define `build_optimizer` and
+        `transform_gradients`.
 
     Raises:
-      UserError: If the loss does not depend on a variable.
+      UserError: If a function of the config file fails or makes a setting useless.
     """
+    defines = network.defines if network else lambda name: False
     exchange = exchange_gradients(
         config, loss, comm, micro_batches, separate_reductions, local_sums
     )
-    variables, gradients = tf.trainable_variables(), exchange.gradients
+    variables, gradients = exchange.variables, exchange.gradients
     grad_norm = _global_norm([values_of(gradient) for gradient in gradients], comm)
     clip = _clip_factor(grad_norm, config.max_grad_norm)
-    if config.optimizer == "sgd" and not config.weight_decay:
+    if defines("transform_gradients") or defines("build_optimizer"):
+        _check_replaced(network)
+        # No micro-batch has this row, so the random numbers differ from those of the network.
+        context = network.context(step=tf.identity(global_step), first_row=-1)
+    if defines("transform_gradients"):
+        gradients, clip = _transformed(network, variables, gradients, context), tf.constant(1.0)
+    if defines("build_optimizer"):
+        gradients = [dense(g, v) if v.constraint else g for g, v in zip(gradients, variables)]
+        gradients = [_scaled(gradient, clip) for gradient in gradients]
+    elif config.optimizer == "sgd" and not config.weight_decay:
         # (g * clip) * rate = g * (clip * rate): scaling the rate saves a pass over all gradients.
         # Rows of words outside the batch stay unchanged. TensorFlow applies constraints only to
         # whole variables.
@@ -102,9 +128,56 @@ def build_update(
         gradients = [dense(g, v) if v.constraint else g for g, v in zip(gradients, variables)]
     else:
         gradients = [_whole(g, v, clip, config) for g, v in zip(gradients, variables)]
-    optimizer = _OPTIMIZERS[config.optimizer](config, learning_rate)
+    if defines("build_optimizer"):
+        optimizer = _user_optimizer(network, learning_rate, context)
+    else:
+        optimizer = _OPTIMIZERS[config.optimizer](config, learning_rate)
     train_op = optimizer.apply_gradients(zip(gradients, variables), global_step)
     return Update(train_op, grad_norm, exchange.seconds)
+
+
+def _check_replaced(network: Network) -> None:
+    config, unchanged = network.config, defaults(Config)
+    for function, names in _REPLACED.items():
+        for name in names:
+            if network.defines(function) and getattr(config, name) != unchanged[name]:
+                raise UserError(
+                    f"{network.where} defines {function}, so {name} has no effect: remove {name}"
+                )
+
+
+def _transformed(
+    network: Network,
+    variables: Sequence[tf.Variable],
+    gradients: Sequence[Gradient],
+    context: Context,
+) -> list[Gradient]:
+    by_name = {v.op.name: gradient for v, gradient in zip(variables, gradients)}
+    found = network.call("transform_gradients", dict(by_name), context)
+    if not isinstance(found, Mapping) or found.keys() != by_name.keys():
+        raise UserError(
+            f"{network.where}: transform_gradients must return a dictionary with the same names as"
+            " its argument"
+        )
+    return [found[name] for name in by_name]
+
+
+def _user_optimizer(
+    network: Network, learning_rate: tf.Tensor, context: Context
+) -> tf.train.Optimizer:
+    found = network.call("build_optimizer", learning_rate, context)
+    if not isinstance(found, tf.train.Optimizer):
+        raise UserError(
+            f"{network.where}: build_optimizer must return a tf.train.Optimizer, not a"
+            f" {type(found).__name__}"
+        )
+    return found
+
+
+def _scaled(gradient: Gradient, factor: tf.Tensor) -> Gradient:
+    if is_sparse(gradient):
+        return tf.IndexedSlices(gradient.values * factor, gradient.indices, gradient.dense_shape)
+    return gradient * factor
 
 
 def _clip_factor(grad_norm: tf.Tensor, max_grad_norm: float) -> tf.Tensor:

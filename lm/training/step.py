@@ -126,6 +126,7 @@ def build_train_graph(network: Network, comm: Communicator, division: Division) 
         division.rows.micro_batches,
         window.separate_reductions,
         local_sums,
+        network,
     )
     with tf.control_dependencies([update.grad_norm]):  # all reads see the values before the update
         averages = [

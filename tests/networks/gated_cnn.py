@@ -20,6 +20,21 @@ def state_shapes(config: Config) -> dict[str, list[int]]:
     return {f"layer_{layer}": [WIDTH - 1, config.hidden_size] for layer in range(config.num_layers)}
 
 
+def build_optimizer(learning_rate, context):
+    """Return the optimizer of the paper, Nesterov's momentum."""
+    return tf.train.MomentumOptimizer(learning_rate, 0.9, use_nesterov=True)
+
+
+def transform_gradients(gradients, context):
+    """Clip each gradient, and add noise (Neelakantan et al. 2015, arXiv:1511.06807)."""
+    clipped = {name: tf.clip_by_norm(gradient, 1.0) for name, gradient in gradients.items()}
+    for name, gradient in clipped.items():
+        if isinstance(gradient, tf.Tensor):
+            noise = tf.random.stateless_normal(gradient.shape, context.seed(), stddev=1e-3)
+            clipped[name] = gradient + noise
+    return clipped
+
+
 def build_outputs(inputs_TB, state, context):
     """Return the outputs [T, B, H] and the last inputs of each layer."""
     units, after = context.config.hidden_size, {}

@@ -32,7 +32,6 @@ MISTAKES = {
         "/Variable again at each call: use tf.get_variable",
     "    w = tf.get_variable('w', [4]) if context.training else 0.0\n    x += w\n" + GOOD:
         "uses the variable w in some calls only",
-    "    w = tf.get_variable('w', [4])\n" + GOOD: "does not depend on the variable w",
     "    with tf.variable_scope('softmax'):\n        x += tf.get_variable('bias', [4])\n" + GOOD:
         "has the variable softmax/bias, a name of the output layer: rename it",
     "    x *= tf.placeholder(tf.float32, [])\n" + GOOD:
@@ -184,6 +183,11 @@ def test_results_that_may_not_be_reproducible_are_one_warning(load, caplog, body
     fields = {"activation_penalty": 1.0} if body == PENALTY else {}
     train_and_evaluate(load(HEADER + body + GOOD), **fields)
     assert caplog.text.count("mine.py: build_outputs") == bool(warning) and warning in caplog.text
+
+
+def test_a_variable_without_a_gradient_is_a_warning(load, caplog):
+    train_and_evaluate(load(HEADER + "    tf.get_variable('w', [4])\n" + GOOD))
+    assert "the loss does not depend on w, which keeps its value" in caplog.text
 
 
 @pytest.mark.parametrize("seed", ["None", "1"])

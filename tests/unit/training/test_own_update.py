@@ -1,0 +1,68 @@
+"""Config files that define the optimizer, or the transformation of the gradients."""
+
+import numpy as np
+import pytest
+
+from lm.config_file import load_config_file
+from lm.errors import UserError
+from tests.unit.model.networks import GOOD, HEADER, train_and_evaluate
+
+SGD = """
+def build_optimizer(learning_rate, context):
+    return tf.train.GradientDescentOptimizer(learning_rate)
+"""
+CLIPPED = """
+def transform_gradients(gradients, context):
+    clip = 0.05 / tf.linalg.global_norm(list(gradients.values()))
+    return {
+        name: tf.IndexedSlices(g.values * clip, g.indices, g.dense_shape)
+        if isinstance(g, tf.IndexedSlices) else g * clip
+        for name, g in gradients.items()
+    }
+"""
+NOISE = """
+def transform_gradients(gradients, context):
+    noise = 0.1 * tf.random.stateless_normal([11], context.seed())
+    return {**gradients, "softmax/bias": gradients["softmax/bias"] + noise}
+"""
+
+
+@pytest.fixture
+def load(tmp_path):
+    """Return a function that loads a network with further functions."""
+
+    def load(functions):
+        (tmp_path / "mine.py").write_text(HEADER + GOOD + functions)
+        return load_config_file(str(tmp_path / "mine.py"))
+
+    return load
+
+
+@pytest.mark.parametrize("functions", [SGD, CLIPPED, SGD + CLIPPED])
+def test_the_functions_replace_the_optimizer_and_the_clipping(load, functions):
+    fields = {"max_grad_norm": 0.05}
+    expected = train_and_evaluate(load(""), **fields)
+    losses = train_and_evaluate(load(functions), **(fields if functions == SGD else {}))
+    np.testing.assert_allclose(losses, expected, rtol=1e-6)
+
+
+def test_noise_is_repeatable(load):
+    losses = train_and_evaluate(load(NOISE))
+    assert losses == train_and_evaluate(load(NOISE)) != train_and_evaluate(load(""))
+
+
+@pytest.mark.parametrize(
+    "functions, fields, message",
+    [
+        (SGD, {"optimizer": "adam"}, "defines build_optimizer, so optimizer has no effect: remove"),
+        (SGD, {"weight_decay": 0.1}, "so weight_decay has no effect"),
+        (CLIPPED, {"max_grad_norm": 1.0}, "transform_gradients, so max_grad_norm has no effect"),
+        (SGD.replace("tf.train.", "str"), {}, "line 16, in build_optimizer: NameError"),
+        (SGD.replace("return", "return 1 #"), {}, "must return a tf.train.Optimizer, not a int"),
+        (NOISE.replace("**gradients, ", ""), {}, "dictionary with the same names as its argument"),
+    ],
+)
+def test_a_mistake_is_one_line(load, functions, fields, message):
+    with pytest.raises(UserError, match=message) as error:
+        train_and_evaluate(load(functions), **fields)
+    assert "\n" not in str(error.value)
