@@ -7,9 +7,11 @@ or from the copy in a search directory. A run directory stores only the path and
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import functools
 import hashlib
 import importlib.util
+import inspect
 import math
 import os
 import sys
@@ -116,6 +118,7 @@ def load_config_file(name_or_path: str) -> ConfigFile:
         # All processes must draw the same numbers, because constants are part of a network.
         with seeded(0):
             module, loaded = _run_once(os.path.abspath(path), source)
+        _check_names(module)
         if not hasattr(module, "get_config"):
             raise UserError("get_config() is not defined")
         with seeded(0), collected_by(loaded):
@@ -168,6 +171,17 @@ def _run_once(path: str, source: bytes) -> tuple[types.ModuleType, LoadedFiles]:
         # Python's import could execute a cached version instead of the hashed bytes.
         exec(compile(source, path, "exec", dont_inherit=True), module.__dict__)
     return module, loaded
+
+
+def _check_names(module: types.ModuleType) -> None:
+    """Reject a function with a misspelled name, which would be ignored."""
+    known = ("get_config", "suggest", *_FUNCTIONS)
+    for name, value in vars(module).items():
+        is_own = inspect.isfunction(value) and value.__module__ == module.__name__
+        if is_own and name not in known and not name.startswith("_"):
+            for meant in difflib.get_close_matches(name, known, n=1, cutoff=0.85):
+                if not hasattr(module, meant):
+                    raise UserError(f"the function {name} is not used: rename it to {meant}")
 
 
 def _check_decorator(cls: type[Config]) -> None:

@@ -127,7 +127,8 @@ def open_session(
     with tf.Graph().as_default():
         # The scope keeps operations from taking the name of a variable and renaming it.
         with one_line_errors(run.functions), tf.name_scope("lm_use"):
-            built = build(Network(run.config, len(run.vocabulary), run.functions))
+            words = run.vocabulary.words
+            built = build(Network(run.config, len(words), run.functions, words))
         session = tf.Session(config=session_config(device))
         try:
             session.run(tf.local_variables_initializer())

@@ -40,6 +40,7 @@ class Context:
 
     config: Config
     vocab_size: int
+    words: tuple[str, ...] = ()  # the vocabulary; the index of a word is its token ID
     ops: Ops = dataclasses.field(default_factory=plain_ops)
     num_rows: int | None = None  # B, if it is known
     first_row: tf.Tensor | int = 0  # index of the first row in the global batch

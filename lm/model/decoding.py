@@ -4,7 +4,7 @@ They use plain TensorFlow in float32, so exported graphs load without this proje
 
 Shapes: T time steps, B rows, V words, S numbers of a row's state. A state is float32 [B, S]: the
 flattened parts of `state_shapes`, concatenated, or the last words of a network with `reads_words`.
-The initial state is zero.
+Integers are stored by their bits. The initial state is zero.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _read(
         return _read_again(network.reads_words, words_B, state_BS, build)
     results_1B, after = build(words_B[None], _unpack(network, state_BS))
     parts = [
-        tf.reshape(after[name], [-1, math.prod(shape)])
+        tf.reshape(tf.bitcast(after[name], tf.float32), [-1, math.prod(shape)])
         for name, shape in network.state_shapes.items()
     ]
     return results_1B[0], tf.concat(parts, axis=1) if parts else state_BS
@@ -99,8 +99,8 @@ def _unpack(network: Network, state_BS: tf.Tensor) -> State:
     shapes, rows = network.state_shapes, state_BS.shape.as_list()[0]
     parts = tf.split(state_BS, [math.prod(s) for s in shapes.values()], axis=1) if shapes else []
     return {
-        name: tf.reshape(part, [-1 if rows is None else rows, *shape])
-        for (name, shape), part in zip(shapes.items(), parts)
+        name: tf.bitcast(tf.reshape(part, [-1 if rows is None else rows, *shape]), dtype)
+        for (name, (shape, dtype)), part in zip(network.state_parts.items(), parts)
     }
 
 

@@ -28,7 +28,7 @@ from lm.model.variables import shared_variables
 
 logger = logging.getLogger("lm")
 
-State = Mapping[str, tf.Tensor]  # recurrent state by name, float32 [B, ...]
+State = Mapping[str, tf.Tensor]  # recurrent state by name, [B, ...]
 
 _LSTM = {"state_shapes": lstm.state_shapes, "build_outputs": lstm.build_outputs}
 _OUTPUT_LAYER = {"softmax/weights", "softmax/bias", "softmax/projection"}  # variable names
@@ -37,7 +37,14 @@ _OUTPUT_LAYER = {"softmax/weights", "softmax/bias", "softmax/projection"}  # var
 class Network:
     """A network in the current graph. The first use creates its variables."""
 
-    def __init__(self, config: Config, vocab_size: int, functions: NetworkFunctions = BUILT_IN):
+    def __init__(
+        self,
+        config: Config,
+        vocab_size: int,
+        functions: NetworkFunctions = BUILT_IN,
+        words: Sequence[str] = (),
+    ):
+        self._words = tuple(words)  # the vocabulary, which only user-defined networks may need
         self.config, self.vocab_size = functions.resolve(config), vocab_size
         self.where, self.is_built_in = functions.where, functions.is_built_in
         self._functions = functions.by_name or _LSTM
@@ -56,15 +63,20 @@ class Network:
         return None if self.is_built_in else self.config.batch_size // self.config.virtual_ranks
 
     @functools.cached_property
+    def state_parts(self) -> dict[str, tuple[list[int], str]]:
+        """The shape and the type of a row's recurrent state by name. The initial state is zero."""
+        found = self.call("state_shapes", self.config) if self.defines("state_shapes") else {}
+        return network_rules.checked_state(self.where, found)
+
+    @property
     def state_shapes(self) -> dict[str, list[int]]:
-        """The shapes of a row's recurrent state by name. The initial state is zero."""
-        found = self.call("state_shapes", self.config) if "state_shapes" in self._functions else {}
-        return network_rules.checked_shapes(self.where, found)
+        """The shapes of a row's recurrent state by name."""
+        return {name: shape for name, (shape, _) in self.state_parts.items()}
 
     @functools.cached_property
     def reads_words(self) -> int | None:
         """The number of words that the network reads to predict the next one; None with a state."""
-        if "reads_words" not in self._functions:
+        if not self.defines("reads_words"):
             return None
         found = self.call("reads_words", self.config)
         if type(found) is not int or found < 1:
@@ -81,7 +93,7 @@ class Network:
 
     def context(self, **options: Any) -> Context:
         """Return the context of a use of the network. The options are fields of `Context`."""
-        return Context(self.config, self.vocab_size, **options)
+        return Context(self.config, self.vocab_size, self._words, **options)
 
     def build(
         self, inputs_TB: tf.Tensor, state: State, context: Context
@@ -125,7 +137,7 @@ class Network:
             found = self.call(name, *words, dict(state), context)
             network_rules.add_regularization(context)
         context.is_built = True
-        top, after = network_rules.checked_result(where, found, what, shape, self.state_shapes)
+        top, after = network_rules.checked_result(where, found, what, shape, self.state_parts)
         created = {variable.op.name for variable in set(tf.global_variables()) - variables_before}
         self._check_variables(name, used, created, context)
         if not self.is_built_in:

@@ -32,6 +32,7 @@ def check_network(
     vocab_size: int,
     functions: NetworkFunctions = BUILT_IN,
     session_config: tf.ConfigProto | None = None,
+    words: Sequence[str] = (),
 ) -> None:
     """Check that no output sees later words and that results are finite and reproducible.
 
@@ -48,7 +49,7 @@ def check_network(
         tf.name_scope("lm_check"),  # lm/inference/run.py has a name scope, too
         tf.Session(config=session_config) as session,
     ):
-        check = NetworkCheck(Network(config, vocab_size, functions))
+        check = NetworkCheck(Network(config, vocab_size, functions, words))
         session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
         check.check_window(session)
         if functions.has_losses and vocab_size <= _MAX_WORDS:
@@ -63,10 +64,12 @@ class NetworkCheck:
     def __init__(self, network: Network):
         self._network, self._num_steps = network, network.config.num_steps
         self._random = np.random.default_rng(network.config.seed)
-        shapes = {name: [2, *shape] for name, shape in network.state_shapes.items()}
         self._inputs_ph, self._targets_ph = _placeholders(self._num_steps, 2)
-        self._state_phs = {name: tf.placeholder(tf.float32, shapes[name]) for name in shapes}
-        self._zeros: _State = {name: np.zeros(shape) for name, shape in shapes.items()}
+        self._state_phs = {
+            name: tf.placeholder(dtype, [2, *shape])
+            for name, (shape, dtype) in network.state_parts.items()
+        }
+        self._zeros: _State = {name: np.zeros(ph.shape) for name, ph in self._state_phs.items()}
         context, words = network.context(num_rows=2), (self._inputs_ph, self._targets_ph)
         if network.has_losses:
             _, self._losses, after = network.losses(*words, self._state_phs, context)

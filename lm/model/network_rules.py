@@ -21,6 +21,7 @@ from lm.model.variables import operations_behind
 
 Nodes = Mapping[str, node_def_pb2.NodeDef]  # operations by name
 
+_STATE_TYPES = ("float32", "int32")
 _COLLECTED = {
     tf.GraphKeys.TABLE_INITIALIZERS: "use tf.gather from a constant instead of a lookup table",
     tf.GraphKeys.LOSSES: "use context.add_loss",
@@ -39,17 +40,24 @@ _CHANGES = {
 }
 
 
-def checked_shapes(path: str, found: Any) -> dict[str, list[int]]:
-    """Return the result of `state_shapes`: a dictionary from names to lists of sizes."""
-    where = f"{path}: state_shapes must return names with lists of sizes, such as {{'h': [200]}}"
+def checked_state(path: str, found: Any) -> dict[str, tuple[list[int], str]]:
+    """Return the result of `state_shapes`: sizes and types by name."""
+    where = (
+        f"{path}: state_shapes must return names with lists of sizes, such as {{'h': [200]}} or"
+        " {'ids': ([3], 'int32')}"
+    )
     if not isinstance(found, Mapping):
         raise UserError(f"{where}, not {found!r}")
-    for name, shape in found.items():
+    state = {}
+    for name, part in found.items():
+        has_type = isinstance(part, tuple) and len(part) == 2 and part[1] in _STATE_TYPES
+        shape, dtype = part if has_type else (part, "float32")
         if not isinstance(shape, (list, tuple)) or not all(
             type(size) is int and size > 0 for size in shape
         ):
-            raise UserError(f"{where}; the shape of {name!r} is {shape!r}")
-    return {name: list(shape) for name, shape in found.items()}
+            raise UserError(f"{where}; the shape of {name!r} is {part!r}")
+        state[name] = list(shape), dtype
+    return state
 
 
 def checked_result(
@@ -57,7 +65,7 @@ def checked_result(
     found: Any,
     what: str,
     shape: Sequence[int | None],
-    state_shapes: Mapping[str, Sequence[int]],
+    state_parts: Mapping[str, tuple[Sequence[int], str]],
 ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
     """Return the result of a function of the network with known shapes.
 
@@ -72,20 +80,22 @@ def checked_result(
         raise UserError(f"{where}: the size of the last axis of {what} must be known")
     if not isinstance(state, Mapping):
         raise UserError(f"{where}: new_state must be a dictionary, not {_described(state)}")
-    expected, names = sorted(state_shapes), sorted(map(str, state))
+    expected, names = sorted(state_parts), sorted(map(str, state))
     if names != expected:
         raise UserError(f"{where}: new_state has {names}, but state_shapes has {expected}")
     return top, {
-        name: _checked_tensor(where, f"new_state[{name!r}]", part, [shape[1], *state_shapes[name]])
-        for name, part in state.items()
+        name: _checked_tensor(where, f"new_state[{name!r}]", state[name], [shape[1], *sizes], dtype)
+        for name, (sizes, dtype) in state_parts.items()
     }
 
 
-def _checked_tensor(where: str, what: str, found: Any, shape: Sequence[int | None]) -> tf.Tensor:
+def _checked_tensor(
+    where: str, what: str, found: Any, shape: Sequence[int | None], dtype: str = "float32"
+) -> tf.Tensor:
     if not _is_tensor(found):
         raise UserError(f"{where}: {what} must be a tensor, not {_described(found)}")
-    if found.dtype.base_dtype != tf.float32:
-        raise UserError(f"{where}: {what} must be float32, not {found.dtype.base_dtype.name}")
+    if found.dtype.base_dtype != dtype:
+        raise UserError(f"{where}: {what} must be {dtype}, not {found.dtype.base_dtype.name}")
     text = f"({', '.join('any' if size is None else str(size) for size in shape)})"
     if not found.shape.is_compatible_with(shape):
         raise UserError(f"{where}: {what} must have the shape {text}, not {found.shape}")

@@ -66,8 +66,8 @@ def build_window_graph(
         # A constant would be folded into other constants, differently for each value.
         first_row_ph = tf.placeholder(tf.int64, [], "first_row")
         state_phs = {
-            part: tf.placeholder(tf.float32, [rows.count, *sizes], f"state_{part}")
-            for part, sizes in network.state_shapes.items()
+            part: tf.placeholder(dtype, [rows.count, *sizes], f"state_{part}")
+            for part, (sizes, dtype) in network.state_parts.items()
         }
         context = network.context(
             ops=ops,
@@ -102,7 +102,7 @@ class WindowRunner:
     part is computed by the same operations with the same shapes.
 
     Attributes:
-      state: The recurrent state of the local rows by name, float32 [local rows, ...].
+      state: The recurrent state of the local rows by name, [local rows, ...].
     """
 
     def __init__(self, graph: WindowGraph, rows: Rows, num_threads: int = 1):
@@ -113,9 +113,9 @@ class WindowRunner:
 
     def reset_state(self) -> None:
         """Set the recurrent state to zero."""
-        shapes = {name: ph.shape.as_list()[1:] for name, ph in self.graph.state_phs.items()}
         self.state = {
-            name: np.zeros([self._rows.count, *shape], np.float32) for name, shape in shapes.items()
+            name: np.zeros([self._rows.count, *ph.shape[1:]], ph.dtype.as_numpy_dtype)
+            for name, ph in self.graph.state_phs.items()
         }
 
     def run(

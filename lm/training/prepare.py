@@ -79,7 +79,8 @@ def prepare(
         )
         _check_files(options, comm)
         if options.check_network and comm.is_rank_0 and _is_new(functions, options):
-            check_network(config, len(corpus.vocabulary), functions, session_config(device))
+            words = corpus.vocabulary.words
+            check_network(config, len(words), functions, session_config(device), words)
         return Job(
             config=config,
             options=options,

@@ -111,7 +111,8 @@ def _build_graphs(job: Job) -> Graphs:
         rows, job.device, functions.is_built_in, job.options.micro_batches_at_once
     )
     with one_line_errors(functions):
-        network = Network(config, len(job.corpus.vocabulary), functions)
+        words = job.corpus.vocabulary.words
+        network = Network(config, len(words), functions, words)
         train_graph = build_train_graph(network, comm, division)
         average = Average() if config.asgd_trigger_epochs else None
         eos_id, shared = job.corpus.vocabulary.eos_id, job.options.distributed_eval

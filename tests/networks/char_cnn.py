@@ -1,7 +1,4 @@
-"""A network that reads the spelling of words (Kim et al. 2016, arXiv:1508.06615), and a GRU.
-
-The spelling of a word is derived from its token ID, so that the network needs no vocabulary file.
-"""
+"""A network that reads the spelling of words (Kim et al. 2016, arXiv:1508.06615), and a GRU."""
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -27,8 +24,10 @@ def state_shapes(config: Config) -> dict[str, list[int]]:
 
 def build_outputs(inputs_TB, state, context):
     """Return the outputs [T, B, H] and the state after the window."""
-    spelling = np.random.default_rng(0).integers(NUM_CHARACTERS, size=[context.vocab_size, LENGTH])
-    characters_TBL = tf.gather(tf.constant(spelling, tf.int32), inputs_TB)
+    spelling = np.zeros([context.vocab_size, LENGTH], np.int32)
+    for row, word in zip(spelling, context.words):
+        row[: len(word)] = [1 + ord(character) % 26 for character in word[:LENGTH]]
+    characters_TBL = tf.gather(tf.constant(spelling), inputs_TB)
     table = tf.get_variable("characters", [NUM_CHARACTERS, UNITS])
     x_NLU = tf.reshape(tf.gather(table, characters_TBL), [-1, LENGTH, UNITS])
     features = []

@@ -100,6 +100,14 @@ def test_fields_of_a_config_file_are_flags(tmp_path):
             OWN_FIELDS + BUILD + "def state_shapes(config): ...\ndef reads_words(config): ...\n",
             "reads_words is for a network without state",
         ),
+        (
+            OWN_FIELDS + BUILD + "def state_shape(config): ...\n",
+            "the function state_shape is not used: rename it to state_shapes",
+        ),
+        (
+            OWN_FIELDS + "def build_loss(*words): ...\n",
+            "rename it to build_losses",
+        ),
         (OWN_FIELDS.replace('option(4, "heads of the attention", low=1)', "4"), "declared as opt"),
         (OWN_FIELDS.replace("Optional[", "list["), "num_heads must be an int, float, bool or"),
         (

@@ -8,6 +8,7 @@ import tensorflow.compat.v1 as tf
 
 from lm.config_file import load_config_file
 from lm.data.batches import Rows
+from lm.errors import UserError
 from lm.model.context import Context
 from lm.model.network import Network
 from lm.model.network_check import check_network
@@ -103,6 +104,34 @@ def test_build_logits_with_the_same_output_layer_has_the_same_losses(load):
     expected = train_and_evaluate(file)
     np.testing.assert_allclose(train_and_evaluate(load(own)), expected, rtol=1e-6)
     assert expected[-1] < expected[0]
+
+
+INTEGERS = (
+    HEADER.replace("[config.hidden_size]", "([1], 'int32')")
+    + """
+    offset = 2**24 + 1  # not a float32
+    before_1B = tf.nn.relu(tf.transpose(state["h"]) - offset)
+    x += context.embed(tf.concat([before_1B, inputs_TB[:-1]], axis=0), name="before")
+    return x, {"h": inputs_TB[-1][:, None] + offset}
+"""
+)
+
+
+def test_a_state_may_be_integers(load, caplog):
+    file = load(INTEGERS)
+    losses = train_and_evaluate(file)
+    assert losses[-1] < losses[0]
+    check_network(file.config, V, file.functions)
+    assert not caplog.text
+
+
+def test_a_network_may_read_the_words(load):
+    body = "    lengths = tf.constant([float(len(word)) for word in context.words])\n"
+    file = load(HEADER + body + "    x += tf.gather(lengths, inputs_TB)[:, :, None]\n" + GOOD)
+    words = [f"{2**i}" for i in range(V)]
+    check_network(file.config, V, file.functions, words=words)
+    with pytest.raises(UserError, match="InvalidArgumentError: indices"):
+        check_network(file.config, V, file.functions, words=words[:-1])
 
 
 def context_of(rows, **options):
