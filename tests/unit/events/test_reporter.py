@@ -72,17 +72,28 @@ def test_other_ranks_write_nothing(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+def read_scalars(directory):
+    read = EventAccumulator(str(directory / "tensorboard"))
+    read.Reload()
+    return {
+        tag: [(event.step, event.value) for event in read.Scalars(tag)]
+        for tag in read.Tags()["scalars"]
+    }
+
+
+def test_tensorboard_shows_no_perplexity_of_a_sampled_loss(tmp_path):
+    reporter = Reporter(str(tmp_path), tensorboard=True, has_perplexity=False)
+    reporter.event("step", step=100, epoch=1, loss=2.0)
+    reporter.event("epoch", step=130, epoch=1, train_loss=3.0)
+    assert read_scalars(tmp_path) == {"loss/train": [(100, 2.0)], "loss/epoch": [(130, 3.0)]}
+
+
 def test_tensorboard_shows_the_numbers_of_the_events(tmp_path):
     reporter = Reporter(str(tmp_path), tensorboard=True)
     reporter.event("step", step=100, epoch=1, loss=2.0, learning_rate=1.0, words_per_second=9.0)
     reporter.event("epoch", step=130, epoch=1, train_perplexity=8.0, valid_perplexity=9.0)
     reporter.event("test", step=130, test_perplexity=10.0)  # still open, as in a killed run
-    read = EventAccumulator(str(tmp_path / "tensorboard"))
-    read.Reload()
-    scalars = {
-        tag: [(event.step, event.value) for event in read.Scalars(tag)]
-        for tag in read.Tags()["scalars"]
-    }
+    scalars = read_scalars(tmp_path)
     assert scalars["loss/train"] == [(100, 2.0)]
     assert scalars["perplexity/valid"] == [(130, 9.0)]
     assert scalars["perplexity/test"] == [(130, 10.0)]

@@ -1,6 +1,7 @@
 """Optimizer updates: clipping, merging rows and the update rules."""
 
 import math
+import sys
 
 import numpy as np
 import pytest
@@ -54,6 +55,8 @@ def test_the_norm_is_clipped_unless_its_maximum_exceeds_float32(path, max_grad_n
 def test_a_step_without_a_finite_perplexity_and_norm_is_detected(mean_nll, grad_norm, is_finite):
     result = StepResult(NllSum(mean_nll, 1), grad_norm, NO_REQUESTS, exchange_seconds=0.0)
     assert result.is_finite == is_finite
+    sampled = result._replace(max_loss=sys.float_info.max)  # need not be a logarithm
+    assert sampled.is_finite == (math.isfinite(mean_nll) and math.isfinite(grad_norm))
 
 
 def test_rows_are_merged_on_the_cpu_in_a_fixed_order(path):
