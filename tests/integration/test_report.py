@@ -2,22 +2,11 @@
 
 import re
 import shutil
-import subprocess
 
 import pytest
 
 from lm import kernels
 from tests.commands import environment, run_command, run_module
-
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-
-
-@pytest.fixture
-def browser():
-    for name in BROWSERS:
-        if shutil.which(name):
-            return name
-    pytest.skip(f"needs a browser: install one of {', '.join(BROWSERS)}")
 
 
 def test_the_report_of_one_run_has_one_table_and_its_curves(trained, tmp_path):
@@ -35,41 +24,6 @@ def test_the_report_of_one_run_has_one_table_and_its_curves(trained, tmp_path):
     assert (tmp_path / "out/learning_curves.png").read_bytes().startswith(b"\x89PNG")
     assert (tmp_path / "out/learning_curves.pdf").read_bytes().startswith(b"%PDF")
     assert list(here.iterdir()) == []
-
-
-def test_a_browser_shows_the_whole_page(trained, tmp_path, browser):
-    shutil.copytree(trained, tmp_path / "again")
-    page, shot = tmp_path / "out/report.html", tmp_path / "shot.png"
-    result = run_module("lm.report", trained, tmp_path / "again", "--html", page)
-    assert result.returncode == 0, result.stderr
-    assert {path.suffix for path in page.parent.iterdir()} == {".html", ".png", ".pdf"}
-    (tmp_path / "alone").mkdir()
-    moved = page.rename(tmp_path / "alone/report.html")  # the new directory has no other files
-    options = [
-        browser, "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1200,1600",
-        f"--user-data-dir={tmp_path / 'profile'}",
-    ]  # fmt: skip
-    # The browser reports the size of the image.
-    probe = moved.with_name("probe.html")
-    probe.write_text(
-        moved.read_text().replace(
-            "</body>",
-            "<script>document.title = document.images[0].naturalWidth + ' pixels'</script></body>",
-        )
-    )
-    dom = subprocess.run(
-        [*options, "--dump-dom", probe.as_uri()], capture_output=True, text=True, timeout=90
-    ).stdout
-    assert int(re.search(r"<title>(\d+) pixels</title>", dom).group(1)) > 1000
-    assert dom.count("| config") == dom.count("| run ") == 1
-    assert (
-        "again (1 rank): bitwise identical in 17 events" in dom and "in 17 events" in result.stdout
-    )
-    subprocess.run(
-        [*options, f"--screenshot={shot}", moved.as_uri()],
-        capture_output=True, timeout=90, check=True,
-    )  # fmt: skip
-    assert shot.stat().st_size > 20_000  # an empty page has some 5,000 bytes
 
 
 @pytest.mark.parametrize(
