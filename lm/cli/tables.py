@@ -11,7 +11,7 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     rows = [[printable(cell).replace("|", "\\|") for cell in row] for row in rows]
     columns = list(zip(header, *rows))
     widths = [max(map(len, column)) for column in columns]
-    to_right = [is_numeric(column[1:]) for column in columns]
+    to_right = [_is_numeric(column[1:]) for column in columns]
 
     def line(cells: Sequence[str]) -> str:
         aligned = [
@@ -24,7 +24,7 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([line(header), line(rule), *map(line, rows)])
 
 
-def is_numeric(column: Sequence[str]) -> bool:
+def _is_numeric(column: Sequence[str]) -> bool:
     """Return whether the cells of a column are numbers, or dashes for missing numbers."""
     return all(re.fullmatch(r"-|-?[\d,.]+(e[+-]?\d+)?%?", cell) for cell in column)
 

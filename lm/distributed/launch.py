@@ -125,18 +125,13 @@ def _read_words(path: pathlib.Path) -> list[str]:
 
 def mpirun_environment(**changes: str) -> dict[str, str]:
     """Return this process's environment with changes, for mpirun; see run_scripts/env.sh."""
-    found = {**os.environ, **root_permission(), **changes}
+    for_root = _FOR_ROOT if os.geteuid() == 0 else {}
+    found = {**for_root, **os.environ, **changes}
     if not (shutil.which("ssh") or shutil.which("rsh") or "SLURM_JOB_ID" in found):
         # If ssh and rsh are missing, Open MPI does not even start ranks on this host. In a Slurm
         # job, srun reaches the other hosts.
         found.setdefault("OMPI_MCA_plm", "isolated")
     return found
-
-
-def root_permission() -> dict[str, str]:
-    """Return the variables that root must still set before Open MPI starts ranks."""
-    needed = _FOR_ROOT if os.geteuid() == 0 else {}
-    return {name: value for name, value in needed.items() if name not in os.environ}
 
 
 def slots_of_hosts(hosts: str) -> list[int]:

@@ -24,14 +24,7 @@ from lm.search.options import (
     load_settings,
     trial_dir,
 )
-from lm.search.study import (
-    CONFIG,
-    FAILURE,
-    Search,
-    best_trials,
-    load_study,
-    storage_errors,
-)
+from lm.search.study import CONFIG, FAILURE, Search, best_trials, load_study, storage_errors
 
 _MAX_CURVES = 6  # more curves would be hard to distinguish
 
@@ -103,11 +96,6 @@ class FoundSearch(NamedTuple):
     settings: Settings
     study: optuna.Study
 
-    @property
-    def title(self) -> str:
-        """The title of a report."""
-        return printable(f"Search {self.directory.rstrip('/')}")
-
 
 def load_search(directory: str) -> FoundSearch:
     """Read a search, which may be running."""
@@ -116,19 +104,15 @@ def load_search(directory: str) -> FoundSearch:
 
 
 def search_text(search: FoundSearch) -> str:
-    """Return the report of a search for the console."""
-    return "\n".join([search.title, "", *summary(search), "", _table(search.study).text])
-
-
-def summary(search: FoundSearch) -> list[str]:
-    """Return the first lines of a report: progress and the best trial."""
-    options = SearchOptions(**search.settings.given(SearchOptions))
+    """Return the report of a search for the console: progress, the best trial, and a table."""
+    planned = SearchOptions(**search.settings.given(SearchOptions)).trials
     states = [trial.state for trial in search.study.get_trials(deepcopy=False)]
     counts = [f"{states.count(state)} {name}" for state, name in _STATES.items() if state in states]
-    lines = [f"{len(states)} of {options.trials} trials: {', '.join(counts)}."]
+    lines = [printable(f"Search {search.directory.rstrip('/')}"), ""]
+    lines.append(f"{len(states)} of {planned} trials: {', '.join(counts)}.")
     for best in best_trials(search.study)[:1]:
         lines.append(f"Best: trial {best.number}, valid perplexity {best.value:.2f}.")
-    return lines
+    return "\n".join([*lines, "", _table(search.study).text])
 
 
 def _table(study: optuna.Study) -> Table:
@@ -157,7 +141,8 @@ def build_search_page(search: FoundSearch) -> str:
     """Return the report of a search as an HTML page. optuna-dashboard has more plots."""
     from lm.report.curves import draw_curves, rendered  # needs matplotlib
 
-    parts = [page.text_html(search_text(search))]
+    text = search_text(search)
+    parts = [page.text_html(text)]
     numbers = [trial.number for trial in best_trials(search.study)[:_MAX_CURVES]]
     if numbers:
         curves = [read_run(trial_dir(search.directory, number)) for number in numbers]
@@ -165,4 +150,4 @@ def build_search_page(search: FoundSearch) -> str:
         figure = draw_curves(curves, labels, title="Learning curves of the best trials")
         parts.append(page.image_html(rendered(figure, "png")))
     parts.append(page.details_html("Settings of the search", search.settings._asdict()))
-    return page.page_html(search.title, parts)
+    return page.page_html(text.partition("\n")[0], parts)

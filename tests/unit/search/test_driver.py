@@ -17,7 +17,7 @@ from lm.errors import RunError, Stopped, UserError
 from lm.search import driver
 from lm.search.driver import Driver
 from lm.search.options import load_settings
-from lm.search.results import load_search, search_text, summary
+from lm.search.results import load_search, search_text
 from lm.search.study import FAILURE, open_search
 
 # The perplexity of each epoch is 1000 / learning rate, unless the body of the test differs.
@@ -101,7 +101,7 @@ def test_the_best_trial_is_found_and_written(search):
     assert states(study) == [COMPLETE] * 3 and values(study) == [1000, 500, 250]
     best = load_config_file(str(search.directory / "best.py")).config
     assert best.learning_rate == 4 and best.num_epochs == 2
-    assert summary(load_search(str(search.directory)))[0] == "3 of 3 trials: 3 finished."
+    assert "\n3 of 3 trials: 3 finished.\n" in search_text(load_search(str(search.directory)))
 
 
 def test_a_resumed_search_keeps_its_settings(search, corpora, tmp_path, monkeypatch):
@@ -166,7 +166,8 @@ def test_the_name_of_the_directory_may_not_be_utf8(search, caplog):
     caplog.set_level("CRITICAL", "lm")  # pytest's workers cannot forward this name
     search.directory = search.directory / os.fsdecode(b"\xe4")
     assert states(search()) == [COMPLETE] * 3
-    assert load_search(str(search.directory)).title.endswith("search/\N{REPLACEMENT CHARACTER}")
+    title = search_text(load_search(str(search.directory))).splitlines()[0]
+    assert title.endswith("search/\N{REPLACEMENT CHARACTER}")
     console = (search.directory / "trials/0000/console.txt").read_bytes()
     assert b"search/\xe4/trials/0000" in console
 
