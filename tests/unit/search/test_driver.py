@@ -152,16 +152,6 @@ def test_a_search_cannot_be_resumed_with_another_corpus(search, tmp_path):
         search(*flags)
 
 
-def test_a_search_of_a_newer_version_is_rejected(search):
-    search()
-    path = search.directory / "search.json"
-    settings = json.loads(path.read_text())
-    settings["flags"]["spin"] = 1
-    path.write_text(json.dumps(settings))
-    with pytest.raises(UserError, match="'spin'"):
-        search()
-
-
 def test_the_name_of_the_directory_may_not_be_utf8(search, caplog):
     caplog.set_level("CRITICAL", "lm")  # pytest's workers cannot forward this name
     search.directory = search.directory / os.fsdecode(b"\xe4")
@@ -383,7 +373,7 @@ def test_a_file_has_one_driver_at_a_time(search):
     search(stop=start_another)
 
 
-def test_a_missing_study_is_one_line(search, tmp_path):
+def test_an_incomplete_search_or_a_newer_version_is_one_line(search, tmp_path):
     search()
     study = (search.directory / "study.db").rename(tmp_path / "elsewhere.db")
     for read in (search, lambda: load_search(str(search.directory))):
@@ -391,6 +381,12 @@ def test_a_missing_study_is_one_line(search, tmp_path):
             read()
     study.rename(search.directory / "study.db")
     assert states(search()) == [COMPLETE] * 3
+    path = search.directory / "search.json"
+    settings = json.loads(path.read_text())
+    settings["flags"]["spin"] = 1
+    path.write_text(json.dumps(settings))
+    with pytest.raises(UserError, match="'spin'"):
+        search()
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "random"])
