@@ -20,7 +20,7 @@ logger = logging.getLogger("lm")
 
 _State = Mapping[str, np.ndarray]
 _TOLERANCE = 1e-5  # relative to the largest number of a unit; most results are bitwise identical
-_ROUNDING = 1e-3  # if shapes, and therefore summation orders, differ; mistakes differ more
+_ROUNDING = 1e-2  # if shapes, and therefore summation orders, differ; mistakes differ more
 _ROWS = 256  # words per computation of probabilities
 _MAX_WORDS = 20_000  # The sum of the probabilities of more words would take long.
 _MAX_ERROR = 1e-3  # of the sum: some programs add a small number to each probability
