@@ -113,12 +113,11 @@ class Network:
             )
         what, units = ("logits", self.vocab_size) if self._makes_logits else ("outputs", None)
         shape = [*inputs_TB.shape.as_list(), units]
-        return self._build(f"build_{what}", what, shape, (inputs_TB,), state, context)
+        return self._build(f"build_{what}", shape, (inputs_TB,), state, context)
 
     def _build(
         self,
         name: str,
-        what: str,
         shape: Sequence[int | None],
         words: Sequence[tf.Tensor],
         state: State,
@@ -126,7 +125,7 @@ class Network:
     ) -> tuple[tf.Tensor, State]:
         """Call a function of the network, and check its results and its operations.
 
-        The arguments `what` and `shape` describe the first result; see `checked_result`.
+        `shape` is the shape of the first result; see `checked_result`.
         """
         where, variables_before = f"{self.where}: {name}", set(tf.global_variables())
         there = {} if self.is_built_in else network_rules.operations()
@@ -137,6 +136,7 @@ class Network:
             found = self.call(name, *words, dict(state), context)
             network_rules.add_regularization(context)
         context.is_built = True
+        what = name.removeprefix("build_")
         top, after = network_rules.checked_result(where, found, what, shape, self.state_parts)
         created = {variable.op.name for variable in set(tf.global_variables()) - variables_before}
         self._check_variables(name, used, created, context)
@@ -198,7 +198,7 @@ class Network:
         """
         if self.has_losses:
             shape, words = inputs_TB.shape.as_list(), (inputs_TB, targets_TB)
-            losses_TB, after = self._build("build_losses", "losses", shape, words, state, context)
+            losses_TB, after = self._build("build_losses", shape, words, state, context)
             return tf.reduce_sum(losses_TB) / self.config.batch_size, losses_TB, after
         outputs_or_logits_TBX, after = self.build(inputs_TB, state, context)
         loss, losses_TB = self.cross_entropy(outputs_or_logits_TBX, targets_TB, context)
