@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-from collections.abc import Callable
 from typing import Any
 
 import tensorflow.compat.v1 as tf
@@ -26,33 +24,14 @@ def parse_steps(text: str | None) -> range:
     return range(int(first), int(last) + 1)
 
 
-class StepTracer:
-    """Runs steps, and writes trace-STEP.json for the selected steps.
-
-    Args:
-      session: The session of the run.
-      steps: The global steps to trace, counted from 1.
-      directory: The directory for the traces; None disables tracing.
-    """
-
-    def __init__(self, session: tf.Session, steps: range, directory: str | None):
-        self._session, self._directory = session, directory
-        self._steps = range(0) if directory is None else steps
-
-    def run_of(self, step: int) -> Callable[[Any, dict], Any]:
-        """Return `session.run` for a step, or a replacement that traces the step if selected."""
-        if step not in self._steps:
-            return self._session.run
-        return lambda fetches, feed: self._run_traced(step, fetches, feed)
-
-    def _run_traced(self, step: int, fetches: Any, feed: dict) -> Any:
-        metadata = tf.RunMetadata()
-        options = tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE)
-        values = self._session.run(fetches, feed, options=options, run_metadata=metadata)
-        trace = Timeline(metadata.step_stats).generate_chrome_trace_format()
-        path = os.path.join(self._directory, f"trace-{step}.json")
-        try:
-            write_atomically(path, trace.encode())
-        except OSError as error:
-            logger.warning("cannot write %s (%s); training continues", path, error.strerror)
-        return values
+def run_traced(session: tf.Session, path: str, fetches: Any, feed: dict) -> Any:
+    """Return `session.run(fetches, feed)`, and write its trace to a file."""
+    metadata = tf.RunMetadata()
+    options = tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE)
+    values = session.run(fetches, feed, options=options, run_metadata=metadata)
+    trace = Timeline(metadata.step_stats).generate_chrome_trace_format()
+    try:
+        write_atomically(path, trace.encode())
+    except OSError as error:
+        logger.warning("cannot write %s (%s); training continues", path, error.strerror)
+    return values

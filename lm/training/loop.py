@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import math
+import os
 import shlex
 import signal
 import time
@@ -18,7 +20,7 @@ from lm.distributed.agreement import raise_on_all_ranks
 from lm.distributed.supervisor import Interrupted, Supervisor
 from lm.errors import EveryRankError, Stopped
 from lm.events.reporter import Progress, Reporter
-from lm.events.tracing import StepTracer, parse_steps
+from lm.events.tracing import parse_steps, run_traced
 from lm.model.network import Network
 from lm.model.windows import Evaluator, WindowRunner
 from lm.perplexity import NllSum
@@ -56,8 +58,6 @@ class Loop:
     progress: TrainProgress  # advances with each step
 
     def __post_init__(self) -> None:
-        steps = parse_steps(self.job.options.profile_steps)
-        self._tracer = StepTracer(self.session, steps, self.reporter.output_dir)
         self._steps_per_epoch = self.job.batches.steps_per_epoch
 
     def run(self) -> None:
@@ -128,8 +128,12 @@ class Loop:
         self.supervisor.enter(f"step {step + 1}", stoppable=True)
         stop = signals.stop
         save = signals.save or self.checkpointer.is_due(step + 1)
+        run, directory = self.session.run, self.reporter.output_dir
+        if directory and step + 1 in parse_steps(self.job.options.profile_steps):
+            path = os.path.join(directory, f"trace-{step + 1}.json")
+            run = functools.partial(run_traced, self.session, path)
         result = run_step(
-            self._tracer.run_of(step + 1),
+            run,
             self.graphs.train,
             self.graphs.runner,
             *self.job.batches.window(step % self._steps_per_epoch),
