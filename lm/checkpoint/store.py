@@ -20,7 +20,6 @@ import json
 import logging
 import os
 import pathlib
-import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -44,7 +43,6 @@ logger = logging.getLogger("lm")
 MANIFEST = "manifest.json"
 _FORMAT = 2
 _MODEL_FILES = ("model.index", "model.data-00000-of-00001")
-_STEP_NAME = re.compile(r"step-\d+", re.ASCII)
 _TEMPORARY = "tmp-"
 
 
@@ -71,7 +69,7 @@ def average_name(weight: str) -> str:
 def list_checkpoints(run_dir: str) -> list[str]:
     """Return the checkpoint directories of a run, oldest first, without verifying them."""
     paths = pathlib.Path(run_dir, CHECKPOINTS_DIR).glob("step-*")
-    steps = {str(path): int(path.name[5:]) for path in paths if _STEP_NAME.fullmatch(path.name)}
+    steps = {str(path): int(path.name[5:]) for path in paths if path.name[5:].isdecimal()}
     # Sort by number: a step of nine digits comes after the steps of eight digits.
     return sorted(steps, key=steps.get)
 
