@@ -10,14 +10,12 @@ With --eval_batch_size 1, the model reads each text as one stream.
 With --json, the output has one object per line for each split:
 
   {"run": "runs/x", "checkpoint": "runs/x/checkpoints/step-00000300", "split": "valid",
-   "nll": 4.78, "perplexity": 119.1, "bits_per_word": 6.9, "bits_per_character": 1.29,
-   "tokens": 73760, "characters": 393042, "unknown": 0, "eval_batch_size": 20, "world_size": 1}
+   "nll": 4.78, "perplexity": 119.1, "bits_per_word": 6.9, "tokens": 73760, "unknown": 0,
+   "eval_batch_size": 20, "world_size": 1}
 
 nll is the mean negative log-likelihood of a token in nats, including the <eos> at the end of each
-line. perplexity = exp(nll), and bits_per_word = nll / ln 2. bits_per_character divides by the
-number of characters instead. The space or line end after each word counts as a character, and an
-unknown word counts as the five characters of <unk>. unknown is the number of words that are not in
-the vocabulary. A literal <unk> in the text is an ordinary word.
+line. perplexity = exp(nll), and bits_per_word = nll / ln 2. unknown is the number of words that are
+not in the vocabulary. A literal <unk> in the text is an ordinary word.
 """
 
 import dataclasses
@@ -72,12 +70,9 @@ def _evaluate(parsed, comm):
 def _print_table(results):
     columns = {
         "split": "{}", "perplexity": "{:.4f}", "nll": "{:.6f}", "bits_per_word": "{:.6f}",
-        "bits_per_character": "{:.6f}", "tokens": "{:,}", "characters": "{:,}", "unknown": "{:,}",
+        "tokens": "{:,}", "unknown": "{:,}",
     }  # fmt: skip
-    rows = [
-        ["-" if row[name] is None else form.format(row[name]) for name, form in columns.items()]
-        for row in results
-    ]
+    rows = [[form.format(row[name]) for name, form in columns.items()] for row in results]
     print(f"{results[0]['checkpoint']}, {results[0]['eval_batch_size']} row(s)\n")
     print(markdown_table([name.replace("_", " ") for name in columns], rows))
 

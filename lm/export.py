@@ -18,8 +18,6 @@ in the vocabulary; natural logarithms):
   next_word   words: string [B]; state: float32 [B, S]. A text starts with the word "<eos>" and
               a state of zeros.
               -> log_probabilities: float32 [B, V], of the next word; state: for the next call
-  score_ids, next_word_ids
-              the same with ids: int32, and -1 instead of "" in `score`
 
 The state of the LSTM has S = layers * 2 * hidden_size numbers: h and c of each layer in turn. The
 state of a user-defined network consists of the flattened parts of its state_shapes, in which

@@ -17,11 +17,11 @@ from lm.checkpoint import store
 from lm.config_file import BUILT_IN, NetworkFunctions
 from lm.data.corpus import find_data_path, load_corpus
 from lm.data.encoding import ID_DTYPE, SPLITS, encode_file
-from lm.data.vocabulary import EOS, UNK, Vocabulary
+from lm.data.vocabulary import UNK, Vocabulary
 from lm.distributed.agreement import check_agreement, platform_facts, raise_on_all_ranks
 from lm.distributed.communicator import Communicator
 from lm.distributed.devices import start_tensorflow
-from lm.errors import EveryRankError, RunError, UserError
+from lm.errors import EveryRankError, UserError
 from lm.inference.run import Run, open_run, open_session
 from lm.model.user_errors import one_line_errors
 from lm.model.windows import Evaluator
@@ -29,8 +29,6 @@ from lm.options import replaced
 from lm.perplexity import NllSum
 
 logger = logging.getLogger("lm")
-
-_BLOCK_TOKENS = 1 << 20
 
 
 def evaluate(
@@ -97,7 +95,6 @@ class Text(NamedTuple):
     name: str  # name of the split, or path of the file
     ids: np.ndarray  # int32 [tokens], with an <eos> after each line
     unknown: int  # number of words that are not in the vocabulary and are read as <unk>
-    characters: int
 
 
 def load_text(run: Run, split: str, data_path: str | None = None) -> Text:
@@ -105,7 +102,7 @@ def load_text(run: Run, split: str, data_path: str | None = None) -> Text:
 
     Raises:
       UserError: If the split or the file is invalid, or if the corpus is not the corpus of the run.
-      RunError: If the disk has no space for the token IDs.
+      OSError: If the directory for temporary files has no space for the token IDs.
     """
     if split in SPLITS:
         ids, unknown = _load_split(run, split, data_path)
@@ -113,7 +110,7 @@ def load_text(run: Run, split: str, data_path: str | None = None) -> Text:
         ids, unknown = _encode(split, run.vocabulary)
     else:
         raise UserError(f"--split {split} must be {', '.join(SPLITS)} or the path of a text file")
-    return Text(split, ids, unknown, count_characters(ids, run.vocabulary))
+    return Text(split, ids, unknown)
 
 
 def _load_split(run: Run, split: str, data_path: str | None) -> tuple[np.ndarray, int]:
@@ -136,35 +133,17 @@ def _load_split(run: Run, split: str, data_path: str | None) -> tuple[np.ndarray
 
 
 def _encode(path: str, vocabulary: Vocabulary) -> tuple[np.ndarray, int]:
-    try:
-        # The mapping keeps the contents of the file after the directory is removed.
-        with tempfile.TemporaryDirectory(prefix="lm-", ignore_cleanup_errors=True) as directory:
-            id_path = os.path.join(directory, "ids")
-            unknown = encode_file(path, vocabulary, id_path)
-            ids = np.memmap(id_path, ID_DTYPE, mode="r")
-    except OSError as error:
-        raise RunError(
-            f"cannot write the token IDs of {path} to {tempfile.gettempdir()} ({error.strerror});"
-            " set TMPDIR to a directory with more space"
-        ) from error
+    # The mapping keeps the contents of the file after the directory is removed.
+    with tempfile.TemporaryDirectory(prefix="lm-", ignore_cleanup_errors=True) as directory:
+        id_path = os.path.join(directory, "ids")
+        unknown = encode_file(path, vocabulary, id_path)
+        ids = np.memmap(id_path, ID_DTYPE, mode="r")
     if unknown and vocabulary.unk_id is None:
         raise UserError(
             f"{path} has {unknown:,} words that are not in the run's vocabulary, which does not"
             f" contain {UNK}"
         )
     return ids, unknown
-
-
-def count_characters(ids: np.ndarray, vocabulary: Vocabulary) -> int:
-    """Count the characters of the words, including a space or a line end after each word.
-
-    An `<eos>` is the line end after the word before it. An unknown word has the five characters of
-    `<unk>`.
-    """
-    lengths = np.array([0 if word == EOS else len(word) + 1 for word in vocabulary.words])
-    # Without blocks, a long text would need eight bytes of memory per token.
-    blocks = (ids[start : start + _BLOCK_TOKENS] for start in range(0, len(ids), _BLOCK_TOKENS))
-    return sum(int(lengths[block].sum()) for block in blocks)
 
 
 def _facts(run: Run, texts: Sequence[Text]) -> dict[str, Any]:
@@ -185,18 +164,14 @@ def _describe(run: Run, text: Text, nll: NllSum, world_size: int) -> dict[str, A
             f"the loss of {text.name} is {nll.mean:.4g}, so its perplexity is not finite. This run"
             " has diverged; evaluate an older checkpoint"
         )
-    bits = nll.nats / math.log(2)
     return {
         "run": run.directory,
         "checkpoint": run.checkpoint,
         "split": text.name,
         "nll": nll.mean,
         "perplexity": nll.perplexity,
-        "bits_per_word": bits / nll.tokens,
-        # A text of empty lines does not have any characters.
-        "bits_per_character": bits / text.characters if text.characters else None,
+        "bits_per_word": nll.mean / math.log(2),
         "tokens": nll.tokens,
-        "characters": text.characters,
         "unknown": text.unknown,
         "eval_batch_size": run.config.eval_batch_size,
         "world_size": world_size,

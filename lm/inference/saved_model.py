@@ -11,6 +11,7 @@ import tempfile
 
 import tensorflow.compat.v1 as tf
 
+from lm.data.vocabulary import EOS
 from lm.errors import RunError, UserError, error_class
 from lm.inference.run import Run, check_words, open_session
 from lm.model import decoding
@@ -20,8 +21,6 @@ from lm.model.user_errors import short_message
 from lm.record import VOCABULARY_FILE
 
 logger = logging.getLogger("lm")
-
-_PADDING = -1  # the ID after the end of a sentence
 
 
 def export(run: Run, to: str) -> None:
@@ -71,7 +70,7 @@ def _write(run: Run, directory: str) -> None:
 
 def _build_signatures(run: Run, network: Network) -> dict:
     """Build the exported graph, and return its signatures, which `lm/export.py` documents."""
-    eos_id, unk_id = run.vocabulary.eos_id, run.vocabulary.unk_id
+    size, unk_id = len(run.vocabulary), run.vocabulary.unk_id
     table = tf.lookup.StaticHashTable(
         tf.lookup.TextFileInitializer(
             os.path.join(run.directory, VOCABULARY_FILE),
@@ -80,60 +79,45 @@ def _build_signatures(run: Run, network: Network) -> dict:
             value_dtype=tf.int64,
             value_index=tf.lookup.TextFileIndex.LINE_NUMBER,
         ),
-        # If <unk> is missing, unknown words get an ID that `_known` rejects.
-        default_value=len(run.vocabulary) if unk_id is None else unk_id,
+        default_value=size if unk_id is None else unk_id,  # `ids_of` rejects the ID `size`
     )
 
     def ids_of(words):
         ids = tf.cast(table.lookup(words), tf.int32)
-        return tf.where_v2(tf.equal(words, ""), _PADDING, ids)
+        # On a GPU, the embedding would return zeros for an invalid ID.
+        check = tf.debugging.assert_less(ids, size, message="not in the vocabulary")
+        with tf.control_dependencies([check]):
+            return tf.identity(ids)
 
     words_ph = tf.placeholder(tf.string, [None, None], "score_words")
-    ids_ph = tf.placeholder(tf.int32, [None, None], "score_ids")
+    is_word = tf.not_equal(words_ph, "")
+    ids_BT = ids_of(tf.where_v2(is_word, words_ph, EOS))
     word_ph = tf.placeholder(tf.string, [None], "next_word_words")
-    id_ph = tf.placeholder(tf.int32, [None], "next_word_ids")
     state_ph = tf.placeholder(tf.float32, [None, decoding.state_size(network)], "state")
+    log_probs_BV, state = decoding.next_word(network, ids_of(word_ph), state_ph)
     signature = tf.saved_model.predict_signature_def
     return {
-        "score": signature({"words": words_ph}, _score(network, ids_of(words_ph), eos_id)),
-        "score_ids": signature({"ids": ids_ph}, _score(network, ids_ph, eos_id)),
-        "next_word": signature(
-            {"words": word_ph, "state": state_ph}, _next_word(network, ids_of(word_ph), state_ph)
+        "score": signature(
+            {"words": words_ph}, _score(network, ids_BT, is_word, run.vocabulary.eos_id)
         ),
-        "next_word_ids": signature(
-            {"ids": id_ph, "state": state_ph}, _next_word(network, id_ph, state_ph)
+        "next_word": signature(
+            {"words": word_ph, "state": state_ph},
+            {"log_probabilities": log_probs_BV, "state": state},
         ),
     }
 
 
-def _score(network: Network, ids_BT: tf.Tensor, eos_id: int) -> dict[str, tf.Tensor]:
+def _score(
+    network: Network, ids_BT: tf.Tensor, is_word: tf.Tensor, eos_id: int
+) -> dict[str, tf.Tensor]:
     """Build the log-probabilities of each word and of the closing <eos>, followed by zeros."""
-    ids_BT = _known(ids_BT, network, _PADDING)
-    is_word = tf.not_equal(ids_BT, _PADDING)
-    lengths = tf.reduce_sum(tf.cast(is_word, tf.int32), axis=1)
-    words = tf.where_v2(is_word, ids_BT, eos_id)
-    eos = tf.fill([tf.shape(words)[0], 1], eos_id)
+    eos = tf.fill([tf.shape(ids_BT)[0], 1], eos_id)
     log_probs_TB = decoding.target_log_probs(
         network,
-        tf.transpose(tf.concat([eos, words], axis=1)),
-        tf.transpose(tf.concat([words, eos], axis=1)),
+        tf.transpose(tf.concat([eos, ids_BT], axis=1)),
+        tf.transpose(tf.concat([ids_BT, eos], axis=1)),
     )
-    counted = tf.sequence_mask(lengths + 1, tf.shape(words)[1] + 1)
+    lengths = tf.reduce_sum(tf.cast(is_word, tf.int32), axis=1)
+    counted = tf.sequence_mask(lengths + 1, tf.shape(ids_BT)[1] + 1)
     log_probs = tf.where_v2(counted, tf.transpose(log_probs_TB), 0.0)
     return {"log_probabilities": log_probs, "log_probability": tf.reduce_sum(log_probs, axis=1)}
-
-
-def _known(ids: tf.Tensor, network: Network, lowest: int) -> tf.Tensor:
-    # On a GPU, the embedding would return zeros for an invalid ID.
-    message = "not in the vocabulary"
-    checks = [
-        tf.debugging.assert_greater_equal(ids, lowest, message=message),
-        tf.debugging.assert_less(ids, network.vocab_size, message=message),
-    ]
-    with tf.control_dependencies(checks):
-        return tf.identity(ids)
-
-
-def _next_word(network: Network, ids_B: tf.Tensor, state: tf.Tensor) -> dict[str, tf.Tensor]:
-    log_probs_BV, state = decoding.next_word(network, _known(ids_B, network, 0), state)
-    return {"log_probabilities": log_probs_BV, "state": state}

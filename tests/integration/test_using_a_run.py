@@ -109,15 +109,12 @@ score = model.signatures["score"](words=words)
 (asset,) = [a for a in tf.io.gfile.glob(sys.argv[1] + "/assets/*")]
 vocabulary = open(asset).read().split()
 ids = {word: i for i, word in enumerate(vocabulary)}
-by_ids = model.signatures["score_ids"](
-    ids=tf.constant([[ids[w] for w in s] + [-1] * (longest - len(s)) for s in sentences]))
-tf.debugging.assert_equal(score["log_probabilities"], by_ids["log_probabilities"])
 step, state, steps = model.signatures["next_word"], tf.zeros([1, 2 * 2 * 24]), []
 for word, after in zip(["<eos>"] + sentences[0], sentences[0] + ["<eos>"]):
     out = step(words=tf.constant([word]), state=state)
     state = out["state"]
     steps.append(float(out["log_probabilities"][0, ids[after]]))
-out = model.signatures["next_word_ids"](ids=tf.constant([0, 1]), state=tf.zeros([2, 2 * 2 * 24]))
+out = step(words=tf.constant(["<eos>", vocabulary[1]]), state=tf.zeros([2, 2 * 2 * 24]))
 sums = tf.reduce_sum(tf.exp(out["log_probabilities"]), axis=1).numpy().tolist()
 print(json.dumps({
     "sentences": score["log_probability"].numpy().tolist(), "steps": steps, "sums": sums,

@@ -2,16 +2,14 @@
 
 import json
 
-import numpy as np
 import pytest
 
 from lm.checkpoint import store
 from lm.config import Config
 from lm.data.vocabulary import Vocabulary
-from lm.errors import RunError, UserError
-from lm.inference.evaluator import count_characters, load_text
+from lm.errors import UserError
+from lm.inference.evaluator import load_text
 from lm.inference.run import Run, open_run
-from tests.limits import file_size_limit
 from tests.untrained import make_run, write_run
 
 WITH_UNK = Vocabulary(("<eos>", "<unk>", "a", "bcd", "é"))
@@ -20,12 +18,6 @@ WITHOUT_UNK = Vocabulary(("<eos>", "a"))
 
 def run_of(vocabulary):
     return Run("runs/x", Config(), vocabulary, "runs/x/checkpoints/step-00000001", record=None)
-
-
-def test_characters_include_one_after_each_word():
-    ids = np.array(WITH_UNK.encode(["a", "bcd", "<eos>", "é", "<eos>", "<eos>"]))
-    assert count_characters(ids, WITH_UNK) == len("a bcd\né\n")
-    assert count_characters(np.array(WITH_UNK.encode(["zebra"])), WITH_UNK) == len("<unk> ")
 
 
 def test_a_file_is_encoded_with_the_vocabulary_of_the_run(tmp_path):
@@ -46,13 +38,6 @@ def test_a_split_of_a_different_corpus_is_rejected(tmp_path, corpora):
     assert len(load_text(run, "valid", str(corpora)).ids) > 20_000
     with pytest.raises(UserError, match="is not the corpus of"):
         load_text(run._replace(vocabulary=WITH_UNK), "valid", str(corpora))
-
-
-def test_a_full_disk_is_an_error_that_suggests_tmpdir(tmp_path, monkeypatch):
-    (tmp_path / "text").write_text("a <eos> " * 100)
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with file_size_limit(17), pytest.raises(RunError, match=r"\(File too large\); set TMPDIR"):
-        load_text(run_of(WITH_UNK), str(tmp_path / "text"))
 
 
 def test_weights_with_different_settings_are_rejected(tmp_path):
