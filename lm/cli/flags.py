@@ -27,17 +27,11 @@ _DEFINE = {
     bool: absl_flags.DEFINE_boolean,
     str: absl_flags.DEFINE_string,
 }
-
-
-@dataclasses.dataclass(frozen=True)
-class CommonFlags(Checked):
-    """Flags of all commands."""
-
-    help: bool = option(False, "show this help")
-    version: bool = option(False, "show the versions of this project and its libraries")
-    print_config: bool = option(
-        False, "show all values and their sources: default, config file or command line"
-    )
+_COMMON_FLAGS = {
+    "help": "show this help",
+    "version": "show the versions of this project and its libraries",
+    "print_config": "show all values and their sources: default, config file or command line",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,7 +113,9 @@ def parse(
     file = _load_config_file(argv, option_classes) if Config in option_classes else None
     # Libraries define dozens of flags in absl's global FLAGS.
     flags, fields = absl_flags.FlagValues(), {}
-    for cls in (CommonFlags, *option_classes):
+    for name, text in _COMMON_FLAGS.items():
+        absl_flags.DEFINE_boolean(name, False, text, flag_values=flags)
+    for cls in option_classes:
         actual, skipped = cls, leave_out if cls is RunOptions else ()
         if cls is Config and file:
             actual = type(file.config)

@@ -83,8 +83,7 @@ def _start(rank: int) -> None:
 
 def _exit_unconnected(error: Exception) -> NoReturn:
     """Exit before the ranks are connected. Usually, all ranks have the same error."""
-    code = _exit_code(error)
-    is_rank_0 = launch.launched_rank() == 0
+    code, is_rank_0 = _exit_code(error), launch.launched_rank() == 0
     if code and not is_rank_0:
         time.sleep(_KILLED_SECONDS)  # If rank 0 fails too, the launcher kills this rank first.
     if code or is_rank_0:
@@ -93,21 +92,21 @@ def _exit_unconnected(error: Exception) -> NoReturn:
 
 
 def _finish(comm: Communicator, work: Callable[[], None]) -> NoReturn:
+    code = 0
     try:
         work()
     except (ProgramExit, OSError) as error:
+        code = _exit_code(error)
         if comm.size > 1 and not getattr(error, "on_every_rank", False):
-            _abort(comm, str(error), _exit_code(error))
+            _abort(comm, str(error), code)
         if comm.is_rank_0:
-            _print_message(str(error), _exit_code(error))
-        comm.barrier()  # The launcher kills all ranks when one exits, so print the message first.
-        sys.exit(_exit_code(error))
+            _print_message(str(error), code)
     except KeyboardInterrupt:
         _abort(comm, str(_INTERRUPTED), _INTERRUPTED.exit_code)
     except Exception:
         _abort(comm, traceback.format_exc(), 1)
-    comm.barrier()
-    sys.exit(0)
+    comm.barrier()  # The launcher kills all ranks when one exits, so print the message first.
+    sys.exit(code)
 
 
 def _abort(comm: Communicator, message: str, code: int) -> NoReturn:
@@ -121,14 +120,12 @@ def _abort(comm: Communicator, message: str, code: int) -> NoReturn:
 
 
 def _exit_code(error: Exception) -> int:
-    return error.exit_code if isinstance(error, ProgramExit) else 1
+    return getattr(error, "exit_code", 1)
 
 
 def _print_message(message: str, code: int) -> None:
-    stream = sys.stderr if code else sys.stdout
+    stream, prefix = (sys.stderr, ERROR) if code else (sys.stdout, "")
     if code > 128:  # A signal that stops a run is not an error.
-        message = f"lm: {message}"
-    elif code:
-        message = f"{ERROR}{message}"
+        prefix = "lm: "
     with may_be_gone(stream):
-        print(message, file=stream, flush=True)
+        print(f"{prefix}{message}", file=stream, flush=True)
