@@ -45,9 +45,9 @@ def build_step(
         graph = training.build_train_graph(network, comm, division)
         runner = WindowRunner(graph.window, rows, division.num_threads)
         # Like lm.train, finalize the graph and broadcast the weights.
-        session = tf.train.SingularMonitoredSession(
-            hooks=comm.hooks(), config=session_config(device)
-        ).raw_session()
+        broadcast = comm.broadcast_variables()
+        session = tf.train.SingularMonitoredSession(config=session_config(device)).raw_session()
+        session.run(broadcast)
         weights = tf.trainable_variables() if is_built_in else []
         shapes = {weight.op.name: weight.shape.as_list() for weight in weights}
         for weight in weights:

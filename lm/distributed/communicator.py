@@ -46,8 +46,8 @@ class Communicator:
         """Return rank 0's value of a graph tensor. All ranks must use the same name."""
         return tensor
 
-    def hooks(self) -> list:
-        """Return the session hooks that give all ranks the initial variables of rank 0."""
+    def broadcast_variables(self):
+        """Return the fetches that set the global variables of all ranks to those of rank 0."""
         return []
 
     def concat(self, array: np.ndarray) -> np.ndarray:

@@ -107,8 +107,9 @@ class HorovodCommunicator(Communicator):
     def broadcast(self, tensor, name: str):
         return self._hvd.broadcast(tensor, root_rank=0, name=name)
 
-    def hooks(self) -> list:
-        return [_BroadcastHook(self._hvd)]
+    def broadcast_variables(self):
+        # Horovod's session hook does not exist in TensorFlow 2.16 and later.
+        return self._hvd.broadcast_variables(tf.global_variables(), root_rank=0)
 
     def concat(self, array: np.ndarray) -> np.ndarray:
         session, payload_ph, joined = self._concat_graph
@@ -144,23 +145,6 @@ class HorovodCommunicator(Communicator):
             with tf.device("cpu:0"):
                 joined = self._hvd.allgather(payload_ph, name="concat")
             return _cpu_session(), payload_ph, joined
-
-
-class _BroadcastHook(tf.train.SessionRunHook):
-    """Gives all ranks the variables of rank 0 before the first step.
-
-    Horovod's own hook does not exist in TensorFlow 2.16 and later.
-    """
-
-    def __init__(self, hvd: types.ModuleType):
-        self._hvd = hvd
-
-    def begin(self) -> None:
-        # Broadcast only global variables. The recurrent state is local and differs between ranks.
-        self._broadcast_op = self._hvd.broadcast_variables(tf.global_variables(), root_rank=0)
-
-    def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
-        session.run(self._broadcast_op)
 
 
 def _cpu_session() -> tf.Session:

@@ -11,7 +11,7 @@ import tensorflow.compat.v1 as tf
 
 from lm.checkpoint import store
 from lm.checkpoint.run_dir import RunDir
-from lm.checkpoint.variables import check_fits, load_variables, saved_shapes, weight_names
+from lm.checkpoint.variables import check_fits, saved_shapes, weight_names
 from lm.config import RunOptions
 from lm.data.vocabulary import Vocabulary
 from lm.errors import UserError
@@ -19,19 +19,6 @@ from lm.record import from_json
 from lm.training.progress import TrainProgress
 
 logger = logging.getLogger("lm")
-
-
-class RestoreHook(tf.train.SessionRunHook):
-    """Sets the variables of rank 0 before they are broadcast; None keeps the initial values."""
-
-    def __init__(self, arrays: Mapping[str, np.ndarray] | None):
-        self._arrays = arrays
-
-    def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
-        """Set the variables; called by the session before later hooks."""
-        if self._arrays is not None:
-            load_variables(session, self._arrays)
-        self._arrays = None  # frees the memory
 
 
 def initial_progress(run_dir: RunDir | None) -> TrainProgress:

@@ -61,7 +61,9 @@ def broadcast(comm):
         use_resource=True,
         collections=[tf.GraphKeys.LOCAL_VARIABLES],
     )
-    with tf.train.SingularMonitoredSession(hooks=comm.hooks()) as session:
+    broadcast_op = comm.broadcast_variables()
+    with tf.train.SingularMonitoredSession() as session:
+        session.run(broadcast_op)
         assert session.run([shared, own]) == [5.0, comm.rank]
 
 
