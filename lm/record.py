@@ -28,7 +28,6 @@ CHECKPOINTS_DIR = "checkpoints"
 LOCK_FILE = ".lock"  # held by the job that writes to the directory
 
 _FILE = " (SHA-256)"  # the end of the name of a file in `RunRecord.facts`
-CONFIG_FILE = "config file" + _FILE
 
 Record = TypeVar("Record")
 
@@ -70,22 +69,15 @@ class RunRecord:
     @property
     def facts(self) -> dict[str, Any]:
         """The facts that identify the run. The keys are their names."""
+        files = {"the config file": None}
+        if self.config_file:
+            files = {"the config file": self.config_file.sha256, **self.config_file.loaded}
         return {
             **self.config,
             "vocabulary": self.vocabulary,
             "corpus": self.corpus.sha256,
-            CONFIG_FILE: self.config_file and self.config_file.sha256,
-            **{name + _FILE: sha256 for name, sha256 in self._loaded.items()},
+            **{name + _FILE: sha256 for name, sha256 in files.items()},
         }
-
-    @property
-    def file_facts(self) -> set[str]:
-        """The names of the facts about the config file and its files."""
-        return {CONFIG_FILE, *(name + _FILE for name in self._loaded)}
-
-    @property
-    def _loaded(self) -> Mapping[str, str]:
-        return self.config_file.loaded if self.config_file else {}
 
     def write(self, run_dir: str, has_checkpoints: bool) -> None:
         """Write run.json atomically. A run that has had a checkpoint never starts over."""
@@ -100,23 +92,26 @@ class Difference(NamedTuple):
     first: Any
     second: Any
 
+    @property
+    def file(self) -> str | None:
+        """The file that differs, "the config file" or the path of a loaded file, or None."""
+        return self.name.removesuffix(_FILE) if self.name.endswith(_FILE) else None
+
 
 def first_difference(
-    first: RunRecord, second: RunRecord, ignored: Container[str] = ()
+    first: RunRecord,
+    second: RunRecord,
+    ignored: Container[str] = (),
+    files_may_differ: bool = False,
 ) -> Difference | None:
     """Return the first difference, except in ignored facts. The value of a missing fact is None."""
     facts, others = first.facts, second.facts
     for name in {**facts, **others}:
-        if name not in ignored and facts.get(name) != others.get(name):
-            return Difference(name, facts.get(name), others.get(name))
+        difference = Difference(name, facts.get(name), others.get(name))
+        is_ignored = name in ignored or (files_may_differ and difference.file)
+        if difference.first != difference.second and not is_ignored:
+            return difference
     return None
-
-
-def changed_file(difference: Difference) -> str | None:
-    """Return the file that a difference is about ("the config file" or a path), or None."""
-    if difference.name == CONFIG_FILE:
-        return "the config file"
-    return difference.name.removesuffix(_FILE) if difference.name.endswith(_FILE) else None
 
 
 def load_record(run_dir: str) -> RunRecord | None:

@@ -25,7 +25,6 @@ from lm.record import (
     RUN_FILE,
     Difference,
     RunRecord,
-    changed_file,
     first_difference,
     has_checkpoints,
 )
@@ -133,9 +132,7 @@ def _check_resumable(
     before = dataclasses.replace(manifest.record, config=begun)
     decides = config.follows_validation or options.follows_validation
     ignored = may_change(Config, "resume", *([] if decides else ["evaluate"]))
-    if options.allow_changed_config_file:
-        ignored |= before.file_facts | record.file_facts
-    difference = first_difference(before, record, ignored)
+    difference = first_difference(before, record, ignored, options.allow_changed_config_file)
     if difference:
         raise _rejection(difference, record)
     if not manifest.in_sync:
@@ -148,7 +145,7 @@ def _check_resumable(
 
 def _rejection(difference: Difference, record: RunRecord) -> UserError:
     name, before, now = difference
-    if file := changed_file(difference):
+    if file := difference.file:
         reason = f"{file} has changed"
         fix = "if the network is still the same, add --allow_changed_config_file"
     elif name in ("corpus", "vocabulary"):

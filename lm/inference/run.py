@@ -25,7 +25,6 @@ from lm.record import (
     RUN_FILE,
     VOCABULARY_FILE,
     RunRecord,
-    changed_file,
     first_difference,
     from_json,
     load_record,
@@ -91,13 +90,11 @@ def _check_same_run(
     """Reject the weights of a different run: shapes do not show settings such as forget_bias."""
     ignored = may_change(Config, "resume", "evaluate") | {"corpus"}
     before = store.read_manifest(checkpoint).record
-    if allow_changed_config_file:
-        ignored |= before.file_facts | used.file_facts
-    difference = first_difference(before, used, ignored)
+    difference = first_difference(before, used, ignored, allow_changed_config_file)
     if difference is None:
         return
     name, trained, given = difference
-    if file := changed_file(difference):
+    if file := difference.file:
         raise UserError(
             f"{used.config_file.path}: {file} differs from {file} of {checkpoint}: restore the"
             " file, or add --allow_changed_config_file"

@@ -123,5 +123,5 @@ def test_ranks_with_different_config_files_are_rejected(tmp_path, corpora):
         [f"--chdir={tmp_path / rank}" for rank in "01"],
         "lm.train", *flags, "--output_dir", tmp_path / "run",
     )  # fmt: skip
-    told = "lm: error: the ranks disagree on config file (SHA-256): "
+    told = "lm: error: the ranks disagree on the config file (SHA-256): "
     assert code == 2 and output.count(told) == 1, output

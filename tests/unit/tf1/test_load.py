@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf
 
 from lm.config_file import load_config_file
 from lm.errors import UserError
-from lm.record import CorpusRecord, RunRecord, changed_file, first_difference
+from lm.record import CorpusRecord, RunRecord, first_difference
 from tests.unit.model.networks import train_and_evaluate
 from tests.unit.tf1.conftest import CONFIG
 
@@ -112,8 +112,8 @@ def test_a_changed_file_changes_the_run(load):
     config_file = type(before.config_file)("mine.py", before.config_file.sha256, loaded)
     after = RunRecord({}, "", before.corpus, config_file)
     assert first_difference(before, record()) is None
-    assert changed_file(first_difference(before, after)) == "program/layers.py"
-    assert first_difference(before, after, before.file_facts) is None
+    assert first_difference(before, after).file == "program/layers.py"
+    assert first_difference(before, after, files_may_differ=True) is None
 
 
 def test_a_copied_config_file_finds_copies_of_its_files(load, tmp_path):
