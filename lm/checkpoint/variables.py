@@ -94,18 +94,11 @@ def local_state(
     Only rank 0 passes the arrays of the checkpoint, because other ranks may not see its disk. The
     result has the names and the types of `state`.
     """
-    named = {_state_name(name): array for name, array in state.items()}
-    every_row = _share(named, arrays, concat)
-    return {name: every_row[_state_name(name)][rows] for name in state}
-
-
-def set_shared_weights(session: tf.Session, arrays: Arrays | None, concat: Concat) -> None:
-    """Set the weights of all ranks to the arrays of rank 0; other ranks pass None."""
-    weights = _weights(session.graph)
-    shared = _share(weights, arrays, concat)
-    # `concat` turns a scalar into a list of one element.
-    own = {name: value.reshape(weights[name].shape) for name, value in shared.items()}
-    _assign(session, weights, own)
+    own = {}
+    for name, array in state.items():
+        saved = array[:0] if arrays is None else arrays[_state_name(name)]
+        own[name] = concat(saved)[rows]
+    return own
 
 
 def set_weights(session: tf.Session, arrays: Arrays, is_part: bool = False) -> None:
@@ -122,15 +115,6 @@ def set_weights(session: tf.Session, arrays: Arrays, is_part: bool = False) -> N
     if unused and not is_part:
         raise UserError(f"the checkpoint has the weight {unused[0]}, which this model does not use")
     _assign(session, weights, arrays)
-
-
-def _share(like: Mapping, arrays: Arrays | None, concat: Concat) -> dict[str, np.ndarray]:
-    """Copy arrays from rank 0 to all ranks. `like` has their names, shapes and types."""
-    shared = {}
-    for name, array in like.items():
-        nothing = np.zeros([0, *array.shape[1:]], tf.as_dtype(array.dtype).as_numpy_dtype)
-        shared[name] = concat(nothing if arrays is None else arrays[name])
-    return shared
 
 
 def _state_name(name: str) -> str:

@@ -11,7 +11,7 @@ import os
 import shlex
 import signal
 import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
 
@@ -43,6 +43,7 @@ class Graphs(NamedTuple):
     runner: WindowRunner  # runs the training windows of the local rows
     evaluator: Evaluator
     average: Average | None  # average of the weights, if the config requests it
+    broadcast: Any  # fetches that give all ranks the variables of rank 0
 
 
 @dataclasses.dataclass
@@ -270,7 +271,9 @@ class Loop:
                 lambda: store.load_weights(store.find(self.reporter.output_dir, "best")),
                 takes_part=comm.is_rank_0,
             )
-            variables.set_shared_weights(self.session, arrays, comm.concat)
+            if comm.is_rank_0:
+                variables.set_weights(self.session, arrays)
+            self.session.run(self.graphs.broadcast)
             use_average = False
         perplexity = self._evaluate("test", use_average)
         self.reporter.event(

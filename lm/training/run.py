@@ -85,8 +85,6 @@ def _train(
     reporter = stack.enter_context(Reporter(output_dir, job.options.tensorboard, has_perplexity))
     writer = _writer(job, reporter, stack)
     report_start(job, graphs.network, progress, reporter)
-    # Broadcast only global variables. The recurrent state is local and differs between ranks.
-    broadcast = comm.broadcast_variables()
     # MonitoredTrainingSession would create a new session after an error. This rank would then wait
     # forever for the broadcast of the other ranks.
     monitored = tf.train.SingularMonitoredSession(config=session_config(job.device))
@@ -95,7 +93,7 @@ def _train(
         session = monitored.raw_session()
         if arrays is not None:
             variables.load_variables(session, arrays)
-        session.run(broadcast)
+        session.run(graphs.broadcast)
         if progress.step:
             rows = job.batches.rows.slice
             graphs.runner.state = variables.local_state(
@@ -124,7 +122,9 @@ def _build_graphs(job: Job) -> Graphs:
         if network.has_losses and network.predicts:
             decoding.create_variables(network)
     runner = WindowRunner(train_graph.window, rows, num_threads)
-    return Graphs(network, train_graph, runner, evaluator, average)
+    # Broadcast only global variables. The recurrent state is local and differs between ranks.
+    broadcast = comm.broadcast_variables()
+    return Graphs(network, train_graph, runner, evaluator, average, broadcast)
 
 
 def _initial_arrays(

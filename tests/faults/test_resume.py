@@ -151,12 +151,13 @@ def test_init_from_loads_only_the_weights(start, tmp_path, corpora):
         shutil.rmtree(tmp_path / "bad", ignore_errors=True)
 
 
-def test_the_best_weights_can_be_tested(tmp_path, corpora):
+def test_all_ranks_can_test_the_best_weights(start, tmp_path, corpora):
     flags = (*config_flags(corpora), "--hidden_size", 8, "--checkpoint_every_steps", 20)
     train_here(tmp_path, *flags, "--max_steps", 40, "--test_on", "none")
     first = store.list_checkpoints(str(tmp_path))[0]
     rewrite_manifest(first, lambda content: content.update(valid_perplexity=1.5))
-    train_here(tmp_path, *flags, "--max_steps", 60, "--resume", "--test_on", "best")
+    flags += ("--max_steps", 60, "--resume", "--test_on", "best", "--distributed_eval")
+    run(start, tmp_path, *flags, num_ranks=2)
     best, last = (
         evaluate(str(tmp_path), ["test"], which, data_path=str(corpora))[0]["perplexity"]
         for which in (first, "last")

@@ -11,7 +11,7 @@ from tests.commands import ROOT, environment, run_module
 @pytest.mark.parametrize(
     "programs, num_ranks",
     [
-        (["gather", "large_sum", "broadcast", "weights"], 2),
+        (["gather", "large_sum", "broadcast"], 2),
         (["gather", "update", "large_sum", "fusion"], 3),
     ],
 )
