@@ -13,6 +13,7 @@ from lm.options import Checked, option
 
 _INT32 = 2**31 - 1  # the largest valid tensor dimension
 _MAX_THREADS = 4096  # A process with many more threads fails.
+_RESUME = ["resume", "search"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,9 +95,7 @@ class Config(Checked):
 
     # Optimization. docs/optimization.md lists the published recipe of each field.
     batch_size: int = option(20, "rows of the GLOBAL batch, which the ranks divide", low=1)
-    num_epochs: int = option(
-        13, "passes over the training split", low=1, may_change=["resume", "search"]
-    )
+    num_epochs: int = option(13, "passes over the training split", low=1, may_change=_RESUME)
     optimizer: str = option(
         "sgd", "sgd, momentum (classic, without Nesterov's change) or adam (bias-corrected)",
         choices=("sgd", "momentum", "adam"),
@@ -181,11 +180,11 @@ class RunOptions(Checked):
 
     data_path: str | None = option(
         None, "directory of the corpus (default: the recorded directory if the run resumes or uses"
-        " --init_from, otherwise data)", is_path=True, may_change=["resume", "search"],
+        " --init_from, otherwise data)", is_path=True, may_change=_RESUME,
     )  # fmt: skip
     data_url: str | None = option(
         None, "address or path of the PTB .tgz (default: public addresses)", is_path=True,
-        may_change=["resume", "search"],
+        may_change=_RESUME,
     )  # fmt: skip
     output_dir: str | None = option(
         None, "directory of the run (default: runs/<config>-<time>)", is_path=True, may_change=()
@@ -251,15 +250,15 @@ class RunOptions(Checked):
     micro_batches_at_once: int | None = option(
         None, "micro-batches to compute at the same time (default: all; for the network of a config"
         " file, one per thread); fewer need less memory, with the same results", low=1,
-        high=_MAX_THREADS, per_host=True, may_change=["resume", "search"],
+        high=_MAX_THREADS, per_host=True, may_change=_RESUME,
     )  # fmt: skip
     intra_op_threads: int | None = option(
         None, "threads of this rank (default: cores of the host / its ranks)", low=1,
-        high=_MAX_THREADS, per_host=True, may_change=["resume", "search"],
+        high=_MAX_THREADS, per_host=True, may_change=_RESUME,
     )  # fmt: skip
     inter_op_threads: int | None = option(
         None, "number of concurrent operations (default: 1)", low=1, high=_MAX_THREADS,
-        per_host=True, may_change=["resume", "search"],
+        per_host=True, may_change=_RESUME,
     )  # fmt: skip
 
     @property

@@ -37,15 +37,6 @@ def test_configs_have_the_published_values(name):
     assert tuple(getattr(config, field) for field in fields) == PUBLISHED[name]
 
 
-@pytest.mark.parametrize(
-    "name", ["config_small_tied", "config_medium_tied", "config_large_tied", "config_awd_lstm"]
-)
-def test_tied_weights_start_in_the_ranges_of_pytorch(name):
-    config = load_config_file(name).config
-    assert config.embedding_init_scale == 0.1
-    assert config.init_scale == pytest.approx(config.hidden_size**-0.5, rel=1e-6)
-
-
 def test_the_awd_lstm_has_the_values_of_its_paper():
     config = load_config_file("config_awd_lstm").config
     keep_probs = config.embedding_keep_prob, config.output_keep_prob, config.recurrent_keep_prob

@@ -105,18 +105,6 @@ def test_a_forged_manifest_is_a_one_line_error(tmp_path):
         assert "\n" not in str(raised.value)
 
 
-def test_a_failed_save_leaves_the_other_checkpoints_and_nothing_else(tmp_path, monkeypatch):
-    save(tmp_path, 1)
-
-    def no_space(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(store, "_write_manifest", no_space)
-    with pytest.raises(RunError, match=r"cannot write .*step-00000002: No space left"):
-        save(tmp_path, 2)
-    assert os.listdir(tmp_path / "checkpoints") == ["step-00000001"]
-
-
 def test_a_vanished_run_directory_is_not_created_again(tmp_path):
     with pytest.raises(RunError, match=r"No such file"):
         save(tmp_path / "gone", 1)
