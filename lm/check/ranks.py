@@ -80,7 +80,7 @@ def _own_facts(comm: Communicator) -> dict[str, Any]:
     build = horovod_build()
     return {
         "host": socket.gethostname(),
-        "sharers": count_sharers(comm.local_size),
+        "sharers": count_sharers(comm),
         "backend": comm.backend,
         "cores": count_cores(),
         "no_gpu": why_no_gpu(),
