@@ -17,7 +17,7 @@ from lm.check.gpus import why_no_gpu
 from lm.distributed.agreement import by_rank, first_mismatch, platform_facts
 from lm.distributed.communicator import Communicator
 from lm.distributed.devices import count_cores, count_sharers, session_config, start_tensorflow
-from lm.distributed.horovod import horovod_build
+from lm.distributed.horovod import horovod_version
 from lm.errors import EveryRankError
 
 _SETUP = "run run_scripts/setup.sh on every host"
@@ -77,21 +77,19 @@ def _checks(comm: Communicator) -> Iterator[Result]:
 
 
 def _own_facts(comm: Communicator) -> dict[str, Any]:
-    build = horovod_build()
     return {
         "host": socket.gethostname(),
         "sharers": count_sharers(comm),
         "backend": comm.backend,
         "cores": count_cores(),
         "no_gpu": why_no_gpu(),
-        "build": build,
         "kernels": kernels.description(),
         "arithmetic": kernels.arithmetic("float32"),
         "lacks_kernels": kernels.is_missing(),
         "versions": {
             "python": platform.python_version(),
             "tensorflow": tf.__version__,
-            "horovod": build["version"],
+            "horovod": horovod_version(),
             "numpy": np.__version__,
         },
         "software": platform_facts(),
@@ -99,8 +97,8 @@ def _own_facts(comm: Communicator) -> dict[str, Any]:
 
 
 def check_software(facts: Facts) -> Iterator[Result]:
-    """Check that the versions are tested and equal on all ranks, and how Horovod was built."""
-    versions, build = facts[0]["versions"], facts[0]["build"]
+    """Check that the versions are tested and equal on all ranks, and that GPUs use NCCL."""
+    versions, backend = facts[0]["versions"], facts[0]["backend"]
     mismatch = first_mismatch([rank["versions"] for rank in facts])
     is_tested = (
         not mismatch
@@ -114,11 +112,9 @@ def check_software(facts: Facts) -> Iterator[Result]:
         f" tensorflow {' or '.join(TENSORFLOWS)}, and horovod {_HOROVOD}: {_SETUP}"
     )
     yield Result("versions", text, "" if is_tested else fix)
-    built = ", ".join(name for name, value in build.items() if value is True) or "nothing"
-    lacks_nccl = any(rank["device"] != "CPU:0" for rank in facts) and not build["NCCL"]
+    lacks_nccl = any(rank["device"] != "CPU:0" for rank in facts) and "NCCL" not in backend
     fix = f"without NCCL, GPUs exchange through the memory of the host: USE_GPU=1, and {_SETUP}"
-    text = f"built with {built}; the ranks use {facts[0]['backend']}"
-    yield Result("horovod", text, fix if lacks_nccl else "")
+    yield Result("horovod", f"the ranks use {backend}", fix if lacks_nccl else "")
     mismatch = first_mismatch([rank["software"] for rank in facts])
     if mismatch:
         fix = f"copy the same checkout to every host, and {_SETUP}"

@@ -183,16 +183,3 @@ def horovod_version() -> str | None:
         return importlib.metadata.version("horovod")
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def horovod_build() -> dict[str, Any]:
-    """Return the version and the features of the installed Horovod.
-
-    Raises:
-      ImportError: If Horovod is not installed.
-    """
-    import horovod.tensorflow as hvd
-
-    parts = ("MPI", "Gloo", "NCCL", "CUDA")
-    built = {part: bool(getattr(hvd, f"{part.lower()}_built")()) for part in parts}
-    return {"version": horovod_version(), **built}

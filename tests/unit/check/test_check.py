@@ -46,10 +46,9 @@ VERSIONS = {"python": "3.11.7", "tensorflow": "2.18.1", "horovod": "0.28.1", "nu
 
 def facts(**changes):
     """Return the facts of a rank without problems, with changes."""
-    build = {"version": "0.28.1", "MPI": True, "Gloo": True, "NCCL": False, "CUDA": False}
     good = {
         "host": "host1", "sharers": 1, "backend": "MPI", "cores": 2,
-        "device": "CPU:0", "no_gpu": "", "build": build, "kernels": "compiled ops for avx2",
+        "device": "CPU:0", "no_gpu": "", "kernels": "compiled ops for avx2",
         "arithmetic": "x86-64 with FMA", "lacks_kernels": False, "versions": VERSIONS,
         "software": {"code": "c0de"},
     }  # fmt: skip
