@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import math
 import os
 import tempfile
@@ -12,7 +11,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lm import kernels
 from lm.checkpoint import store
 from lm.config_file import BUILT_IN, NetworkFunctions
 from lm.data.corpus import find_data_path, load_corpus
@@ -27,8 +25,6 @@ from lm.model.user_errors import one_line_errors
 from lm.model.windows import Evaluator
 from lm.options import replaced
 from lm.perplexity import NllSum
-
-logger = logging.getLogger("lm")
 
 
 def evaluate(
@@ -80,11 +76,6 @@ def evaluate(
     run, texts, session, evaluator = raise_on_all_ranks(comm, prepare)
     with session, one_line_errors(run.functions, running=True):
         check_agreement(comm, _facts(run, texts))
-        if len(set(comm.gather(kernels.arithmetic(run.config.precision)))) > 1:
-            logger.warning(
-                "the compiled ops of the ranks differ: the last digits of the result depend on the"
-                " number of ranks"
-            )
         sums = [evaluator.run(session, text.name, text.ids, comm.gather) for text in texts]
     return [_describe(run, text, nll, comm.size) for text, nll in zip(texts, sums)]
 
