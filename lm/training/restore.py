@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
 from lm.checkpoint import store
 from lm.checkpoint.run_dir import RunDir
-from lm.checkpoint.variables import check_fits, saved_shapes, weight_names
+from lm.checkpoint.variables import check_fits, load_variables, saved_shapes, weight_names
 from lm.config import RunOptions
 from lm.data.vocabulary import Vocabulary
 from lm.errors import UserError
@@ -19,6 +20,25 @@ from lm.record import from_json
 from lm.training.progress import TrainProgress
 
 logger = logging.getLogger("lm")
+
+
+class BroadcastHook(tf.train.SessionRunHook):
+    """Loads the checkpoint of rank 0, and gives its variables to all ranks before the first step.
+
+    Args:
+      arrays: The arrays of the checkpoint; None keeps the initial values.
+      broadcast: See `Communicator.broadcast_variables`.
+    """
+
+    def __init__(self, arrays: Mapping[str, np.ndarray] | None, broadcast: Any):
+        self._arrays, self._broadcast = arrays, broadcast
+
+    def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
+        """Set the variables; called when the session exists."""
+        if self._arrays is not None:
+            load_variables(session, self._arrays)
+        self._arrays = None  # frees the memory
+        session.run(self._broadcast)
 
 
 def initial_progress(run_dir: RunDir | None) -> TrainProgress:

@@ -28,7 +28,7 @@ from lm.training.checkpointer import BackgroundWriter, Checkpointer
 from lm.training.loop import Graphs, Loop
 from lm.training.prepare import Job, prepare
 from lm.training.progress import TrainProgress
-from lm.training.restore import initial_arrays, initial_progress
+from lm.training.restore import BroadcastHook, initial_arrays, initial_progress
 from lm.training.step import build_train_graph, divide_rows, graph_facts
 from lm.training.summary import report_start
 
@@ -87,13 +87,12 @@ def _train(
     report_start(job, graphs.network, progress, reporter)
     # MonitoredTrainingSession would create a new session after an error. This rank would then wait
     # forever for the broadcast of the other ranks.
-    monitored = tf.train.SingularMonitoredSession(config=session_config(job.device))
+    monitored = tf.train.SingularMonitoredSession(
+        hooks=[BroadcastHook(arrays, graphs.broadcast)], config=session_config(job.device)
+    )
     # Do not use `with monitored`, which would interpret OutOfRangeError as the end of the data.
     with contextlib.closing(monitored):
         session = monitored.raw_session()
-        if arrays is not None:
-            variables.load_variables(session, arrays)
-        session.run(graphs.broadcast)
         if progress.step:
             rows = job.batches.rows.slice
             graphs.runner.state = variables.local_state(
