@@ -1,6 +1,5 @@
 """Searches with `python -m lm.search` that are killed, resumed and reported."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -40,7 +39,7 @@ def test_a_killed_search_is_resumed_and_its_best_config_can_be_trained(project, 
     mark = new_mark()
     command = [
         sys.executable, "-m", "lm.search", *FLAGS, "--data_path", corpora,
-        "--output_dir", directory, "--parallel_trials", min(2, os.cpu_count()),
+        "--output_dir", directory,
     ]  # fmt: skip
     with open(log, "w") as file:
         first = subprocess.Popen(
@@ -59,9 +58,7 @@ def test_a_killed_search_is_resumed_and_its_best_config_can_be_trained(project, 
     assert reached == max(event["step"] for event in events(trial, "step"))
 
     script = project / "run_scripts/search.sh"
-    second = run_command(
-        [script, "--resume", "--parallel_trials", 1], environment(OUTPUT_DIR=str(directory)), 500
-    )
+    second = run_command([script, "--resume"], environment(OUTPUT_DIR=str(directory)), 500)
     assert second.returncode == 0, second.stderr
     trials = load_search(str(directory)).study.trials
     states = [TrialState.COMPLETE, TrialState.PRUNED, TrialState.COMPLETE]
