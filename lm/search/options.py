@@ -149,10 +149,8 @@ def _flags(arguments: Arguments) -> dict[str, Any]:
 
 
 def flag(name: str, value: Any) -> str:
-    """Return the flag that sets a field to a value."""
-    if isinstance(value, bool):
-        return f"--{'' if value else 'no'}{name}"
-    return f"--{name}={value!r}" if isinstance(value, float) else f"--{name}={value}"
+    """Return the flag that sets a field to a value, which may be a bool."""
+    return f"--{name}={value}"
 
 
 def trial_dir(search_dir: str, number: int) -> str:

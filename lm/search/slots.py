@@ -30,8 +30,7 @@ class HostSlots(NamedTuple):
         found = {HOST_SLOTS: f"{self.first}:{self.count}:{self.total}"}
         gpus = _gpus(self.host, self.total)
         if gpus is not None:
-            own = gpus[self.first : self.first + self.count]
-            found["CUDA_VISIBLE_DEVICES"] = ",".join(own)
+            found["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[self.first : self.first + self.count])
         return found
 
 

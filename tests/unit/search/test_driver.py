@@ -109,14 +109,14 @@ def test_a_resumed_search_keeps_its_settings(search, corpora, tmp_path, monkeypa
     address, corpus = "https://host/a.tgz", os.path.relpath(corpora)
     flags = [
         "--max_grad_norm=inf", "--warmup_steps=3", f"--data_path={corpus}", "--init_from=a",
-        f"--data_url={address}",
+        f"--data_url={address}", "--tie_weights", "--notensorboard",
     ]  # fmt: skip
     for _ in range(2):
         assert states(search(*flags)) == [COMPLETE] * 3
     assert starts(search, 0) == ["start"]
     kept = load_settings(str(search.directory)).flags
     paths = {"data_path": str(corpora), "init_from": str(tmp_path / "a"), "data_url": address}
-    assert paths.items() <= kept.items()
+    assert {**paths, "tie_weights": True, "tensorboard": False}.items() <= kept.items()
     search("--trials=2", "--intra_op_threads=1")
     assert load_settings(str(search.directory)).flags["trials"] == 2  # for the next --resume
     for flag, before in {
