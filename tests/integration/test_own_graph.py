@@ -6,17 +6,15 @@ import shutil
 
 import numpy as np
 import pytest
-import tensorflow as tf2
 
 from lm.config_file import load_config_file
 from lm.errors import UserError
-from lm.inference.evaluator import evaluate
 from lm.inference.generator import Generator
 from lm.inference.run import open_run
-from lm.inference.sampling import Sampling
 from lm.inference.saved_model import export
 from lm.inference.scorer import Scorer
 from tests.commands import ROOT, events, run_module, train, train_here
+from tests.using_a_run import check_commands_agree
 
 GRU = ROOT / "configs/config_gru.py"
 
@@ -150,7 +148,8 @@ def test_smoothed_losses_have_no_training_perplexity(trigram, tmp_path, corpora)
         "--max_steps", 3, "--log_every_steps", 1, "--test_on", "none", num_ranks=2,
     )  # fmt: skip
     assert losses(tmp_path / "ranks") == losses(trigram)
-    commands_agree("trigram", 2, trigram, tmp_path, corpora)
+    functions = load_config_file(str(tmp_path / "trigram.py")).functions
+    check_commands_agree(trigram, functions, corpora, tmp_path)
 
 
 def test_commands_reject_a_network_that_forgets_words(trigram, tmp_path):
@@ -205,33 +204,11 @@ def test_a_failed_resume_does_not_change_a_run(bigram, tmp_path, corpora):
     assert open_run(bigram, functions=load_config_file(str(tmp_path / "bigram.py")).functions)
 
 
-@pytest.mark.parametrize("name, state_size", [("run", 32), ("bigram", 0), ("trigram", 2)])
-def test_all_commands_agree(name, state_size, request, tmp_path, corpora):
-    commands_agree(name, state_size, request.getfixturevalue(name), tmp_path, corpora)
-
-
-def commands_agree(name, state_size, run, tmp_path, corpora):
-    functions = load_config_file(str(GRU if name == "run" else tmp_path / f"{name}.py")).functions
-    opened = open_run(run, functions=functions)
-    sentence = (corpora / "embedded/test.txt").read_text().splitlines()[0]
-    (tmp_path / "one.txt").write_text(sentence + "\n")
-    texts = [str(tmp_path / "one.txt")]
-    (evaluated,) = evaluate(str(run), texts, eval_batch_size=1, functions=functions)
-    (score,) = Scorer(opened, 2).score([sentence])
-    assert -evaluated["nll"] * evaluated["tokens"] == pytest.approx(score.log_prob, rel=1e-5)
-    how = Sampling(num_words=8, top_k=1, seed=1, allow_unk=True, prompt=sentence)
-    ((prompt, words),) = Generator(opened).texts(how)
-    assert prompt == sentence.split() and len(list(words)) == 8
-    export(opened, str(tmp_path / "exported"))
-    model = tf2.saved_model.load(str(tmp_path / "exported"))
-    found = model.signatures["score"](words=tf2.constant([sentence.split()]))
-    np.testing.assert_allclose(found["log_probability"], [score.log_prob], rtol=1e-5)
-    step, state, log_probs = model.signatures["next_word"], tf2.zeros([1, state_size]), []
-    for word, after in zip(["<eos>", *sentence.split()], [*sentence.split(), "<eos>"]):
-        out = step(words=tf2.constant([word]), state=state)
-        state = out["state"]
-        log_probs.append(out["log_probabilities"][0, opened.vocabulary.ids[after]])
-    np.testing.assert_allclose(log_probs, score.log_probs, rtol=1e-4)
+@pytest.mark.parametrize("name", ["run", "bigram", "trigram"])
+def test_all_commands_agree(name, request, tmp_path, corpora):
+    run = request.getfixturevalue(name)
+    file = GRU if name == "run" else tmp_path / f"{name}.py"
+    check_commands_agree(run, load_config_file(str(file)).functions, corpora, tmp_path)
 
 
 def test_a_network_with_python_is_not_exported(tmp_path, corpora):

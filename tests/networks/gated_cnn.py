@@ -1,4 +1,4 @@
-"""A gated convolutional network (Dauphin et al. 2017, arXiv:1612.08083)."""
+"""A gated convolutional network without state (Dauphin et al. 2017, arXiv:1612.08083)."""
 
 import tensorflow.compat.v1 as tf
 
@@ -15,9 +15,9 @@ def get_config() -> Config:
     )  # fmt: skip
 
 
-def state_shapes(config: Config) -> dict[str, list[int]]:
-    """The state has the inputs of each layer before the window."""
-    return {f"layer_{layer}": [WIDTH - 1, config.hidden_size] for layer in range(config.num_layers)}
+def reads_words(config: Config) -> int:
+    """Each layer reads WIDTH - 1 more words."""
+    return config.num_layers * (WIDTH - 1) + 1
 
 
 def build_optimizer(learning_rate, context):
@@ -36,17 +36,16 @@ def transform_gradients(gradients, context):
 
 
 def build_outputs(inputs_TB, state, context):
-    """Return the outputs [T, B, H] and the last inputs of each layer."""
-    units, after = context.config.hidden_size, {}
+    """Return the outputs [T, B, H], and no state."""
+    units = context.config.hidden_size
     x_BTH = tf.transpose(context.embed(inputs_TB), [1, 0, 2])
-    for name, before_BKH in state.items():
+    for layer in range(context.config.num_layers):
         x_BTH = context.dropout(x_BTH, context.config.keep_prob)
-        padded_BTH = tf.concat([before_BKH, x_BTH], axis=1)
-        after[name] = padded_BTH[:, -(WIDTH - 1) :]
-        with tf.variable_scope(name):
+        padded_BTH = tf.pad(x_BTH, [[0, 0], [WIDTH - 1, 0], [0, 0]])
+        with tf.variable_scope(f"layer_{layer}"):
             filters = tf.get_variable("filters", [WIDTH, units, 2 * units])
             bias = tf.get_variable("bias", [2 * units], initializer=tf.zeros_initializer())
         y_BTG = tf.nn.conv1d(padded_BTH, filters, stride=1, padding="VALID") + bias
         linear_BTH, gate_BTH = tf.split(y_BTG, 2, axis=2)
         x_BTH += linear_BTH * tf.sigmoid(gate_BTH)
-    return tf.transpose(x_BTH, [1, 0, 2]), after
+    return tf.transpose(x_BTH, [1, 0, 2]), {}

@@ -1,13 +1,14 @@
 """User-defined networks are bitwise identical on any number of ranks and threads."""
 
-import pathlib
-
 import pytest
 
-from tests.commands import ROOT, events, train
+from lm.config_file import load_config_file
+from tests.commands import ROOT, events, run_module
+from tests.parallel.own_networks import NETWORKS
+from tests.using_a_run import check_commands_agree
 
-NETWORKS = ROOT / "tests/networks"
-FLAGS = ("--log_every_steps", 1, "--checkpoint_every_steps", 10, "--distributed_eval")
+NAMES = [path.stem for path in NETWORKS]
+STEPS = 20
 
 
 def results(run):
@@ -17,26 +18,38 @@ def results(run):
         {name: event.get(name) for name in names}
         for kind in ("step", "epoch", "test")
         for event in events(run, kind)
+        if kind == "step" or event["step"] == STEPS  # the first half ends with an evaluation too
     ]
-    (weights,) = pathlib.Path(run).glob(f"checkpoints/step-{numbers[-1]['step']:08}/model.data*")
+    (weights,) = run.glob(f"checkpoints/step-{STEPS:08}/model.data*")
     return numbers, weights.read_bytes()
 
 
-def train_network(run, name, max_steps, num_ranks, threads, *flags):
-    flags = ("--config", NETWORKS / f"{name}.py", "--max_steps", max_steps, *FLAGS, *flags)
-    result = train(run, *flags, "--intra_op_threads", threads, num_ranks=num_ranks, timeout=200)
-    assert "exact       yes: bitwise identical on any power of two up to 8" in result.stderr
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, corpora):
+    """Train all networks on one rank with three threads, and on 4 and then 2 ranks."""
+    parent = tmp_path_factory.mktemp("runs")
+    for run, num_ranks, threads, steps in [
+        ("alone", 1, 3, STEPS),
+        ("ranks", 4, 1, STEPS // 2),
+        ("ranks", 2, 1, STEPS),
+    ]:
+        result = run_module(
+            "tests.parallel.own_networks", corpora, parent / run, threads, steps,
+            num_ranks=num_ranks, timeout=300,
+        )  # fmt: skip
+        assert result.returncode == 0, result.stdout + result.stderr
+    return parent
 
 
-@pytest.mark.parametrize("name", ["ngram", "char_cnn", "gated_cnn"])
-def test_a_network_does_not_depend_on_ranks_threads_or_a_resume(tmp_path, corpora, name):
-    flags = ("--data_path", corpora)
-    train_network(tmp_path / "alone", name, 20, 1, 3, *flags)
-    train_network(tmp_path / "ranks", name, 10, 4, 1, *flags, "--test_on", "none")
-    train_network(tmp_path / "ranks", name, 20, 2, 1, *flags, "--resume")
-    (numbers, weights), (expected, expected_weights) = map(
-        results, (tmp_path / "ranks", tmp_path / "alone")
-    )
-    # The validation after the first ten steps is an additional event.
-    assert [n for n in numbers if n["step"] != 10 or n["loss"]] == expected
-    assert weights == expected_weights
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_network_does_not_depend_on_ranks_threads_or_a_resume(trained, name):
+    assert results(trained / "ranks" / name) == results(trained / "alone" / name)
+    for event in events(trained / "ranks" / name, "start"):
+        assert event["exact"].startswith("yes: bitwise identical on any power of two up to 8")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_all_commands_agree(trained, name, tmp_path, corpora):
+    functions = load_config_file(str(ROOT / f"tests/networks/{name}.py")).functions
+    check_commands_agree(trained / "ranks" / name, functions, corpora, tmp_path)
