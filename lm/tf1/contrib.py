@@ -23,7 +23,7 @@ _REPLACEMENTS = {  # keys are names, or modules whose names are all replaced
     "contrib.rnn": "a cell of tf.nn.rnn_cell",
     "contrib.cudnn_rnn": "tf.nn.rnn_cell.LSTMCell and tf.nn.dynamic_rnn",
     "contrib.seq2seq": "tf.nn.static_rnn or tf.while_loop",
-    "contrib.opt": "the flag --optimizer",
+    "contrib.opt": "the flag --optimizer, or build_optimizer",
     "contrib.learn": "python -m lm.train",
     "contrib.estimator": "python -m lm.train",
     "contrib.tpu": "python -m lm.train",
