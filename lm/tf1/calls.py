@@ -169,7 +169,7 @@ def fed(*placeholders: tf.Tensor, zero_states: Sequence[Any] = ()) -> Iterator[N
     """
     if not _active:
         raise UserError(
-            "tf1.fed is for the functions of a network, such as build_logits: call it in one of them"
+            "tf1.fed is for the functions of a network, such as build_logits: call it in these"
         )
     _active[-1].placeholders = list(placeholders)
     states = list(zero_states)
