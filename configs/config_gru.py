@@ -4,7 +4,7 @@ python -m lm.train --config configs/config_gru.py --output_dir runs/gru
 mpirun -np 2 python -m lm.train --config configs/config_gru.py --check_network
 python -m lm.evaluate --config configs/config_gru.py --run runs/gru
 
-docs/own_graph.md describes the three functions. Shapes: T time steps, B rows, H hidden units.
+docs/own_graph.md describes the functions. Shapes: T time steps, B rows, H hidden units.
 """
 
 import tensorflow.compat.v1 as tf

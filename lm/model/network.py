@@ -1,6 +1,6 @@
 """A network, built-in or user-defined: from token IDs to the loss.
 
-A network consists of two functions (docs/own_graph.md). They are called once for each use of the
+docs/own_graph.md describes the functions of a network. They are called once for each use of the
 network: training windows, evaluation windows and single words. All uses share the variables. This
 module adds the loss, and the output layer of networks with `build_outputs`.
 

@@ -1,7 +1,6 @@
 """Config files with user-defined networks, and functions that train them for a few steps."""
 
 import dataclasses
-import re
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -13,7 +12,6 @@ from lm.model.user_errors import one_line_errors
 from lm.model.windows import WindowRunner, build_window_graph
 from lm.training.averaging import Average
 from lm.training.step import Division, build_train_graph, run_step
-from tests.commands import ROOT
 
 V = 11
 HEADER = """
@@ -32,11 +30,37 @@ def build_outputs(inputs_TB, state, context):
 SCOPED = HEADER.replace("    x = context", "    with tf.variable_scope('a'):\n        x = context")
 GOOD = "    return x + state['h'], {'h': x[-1]}\n"
 
-(CLASSIC,) = (
-    text
-    for text in re.findall(r"```python\n(.*?)```", (ROOT / "docs/own_graph.md").read_text(), re.S)
-    if "BasicLSTMCell" in text
-)
+# The code between the two comments is unchanged from 2016.
+CLASSIC = """
+import tensorflow.compat.v1 as tf
+
+from lm.config import Config
+
+
+def get_config():
+    return Config(name="classic", corpus="embedded", hidden_size=64, keep_prob=0.9)
+
+
+def state_shapes(config):
+    return {f"{i}/{part}": [config.hidden_size] for i in range(config.num_layers) for part in "ch"}
+
+
+def build_outputs(inputs_TB, state, context):
+    config = context.config
+    inputs = context.dropout(context.embed(inputs_TB), config.keep_prob)
+    layers = range(config.num_layers)
+    initial_state = tuple(
+        tf.nn.rnn_cell.LSTMStateTuple(state[f"{i}/c"], state[f"{i}/h"]) for i in layers
+    )
+    # --- unchanged
+    cell = tf.nn.rnn_cell.MultiRNNCell(
+        [tf.nn.rnn_cell.BasicLSTMCell(config.hidden_size, forget_bias=0.0) for _ in layers]
+    )
+    outputs, last = tf.nn.dynamic_rnn(cell, inputs, initial_state=initial_state, time_major=True)
+    # ---
+    new_state = {f"{i}/{part}": getattr(last[i], part) for i in layers for part in "ch"}
+    return context.dropout(outputs, config.keep_prob), new_state
+"""
 
 
 def train_graph(network, threads=1):
