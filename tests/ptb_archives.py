@@ -8,7 +8,10 @@ import io
 import random
 import tarfile
 
+import pytest
+
 from lm.data.ptb import download_ptb
+from lm.errors import RunError
 
 # Incompressible, so that a part of the archive is a part of the files. Every process generates the
 # same bytes, because the workers of pytest must collect the same tests.
@@ -48,6 +51,14 @@ GOOD = archive(member("simple-examples/README", b"x"), *ptb_members())
 
 def download(target, *addresses, data_url=None):
     download_ptb(str(target), data_url, addresses, CHECKSUMS)
+
+
+def assert_rejected(target, message, *addresses, data_url=None):
+    """Check that a download is a one-line error that leaves no files."""
+    with pytest.raises(RunError, match=message) as caught:
+        download(target, *addresses, data_url=data_url)
+    assert "\n" not in str(caught.value)
+    assert visible(target) == {} and leftovers(target) == []
 
 
 def visible(directory) -> dict:

@@ -54,10 +54,10 @@ def test_weights_that_are_not_finite_are_never_saved(start, tmp_path):
 
 def test_out_of_sync_ranks_are_detected_and_the_run_can_resume(start, tmp_path, corpora, caplog):
     flags = (*FLAGS, "--checkpoint_every_steps", 25)
-    code, output = start(tmp_path, *flags, num_ranks=4, fault="flip:1:20").finish()
+    code, output = start(tmp_path, *flags, num_ranks=2, fault="flip:1:20").finish()
     assert code == 1
     assert "at step 25 the ranks disagree on the weights" in output
-    assert "on ranks 0, 2, 3;" in output and "on rank 1" in output
+    assert "on rank 0;" in output and "on rank 1" in output
     # All ranks continue with rank 0's weights.
     assert saved_steps(tmp_path) == [25]
     assert not store.read_manifest(store.find_newest(str(tmp_path))).in_sync

@@ -14,7 +14,6 @@ from tests.faults.jobs import (
     config_flags,
     events,
     final_tensors,
-    last_step,
     losses,
     run,
     saved_steps,
@@ -24,7 +23,6 @@ from tests.untrained import rewrite_manifest
 # A small model with dropout and gradient clipping.
 FLAGS = ("--hidden_size", 16, "--keep_prob", 0.7, "--learning_rate", 0.5, "--seed", 3)
 NUM_STEPS = 300
-STEPS = ("--max_steps", NUM_STEPS, "--checkpoint_every_steps", 40)
 
 
 def check_same_run(resumed, whole, num_steps=NUM_STEPS):
@@ -38,31 +36,22 @@ def check_same_run(resumed, whole, num_steps=NUM_STEPS):
     assert final_tensors(resumed) == final_tensors(whole)
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """Return the directory for the uninterrupted run on a given number of ranks."""
-    root = tmp_path_factory.mktemp("whole")
-    return lambda num_ranks: root / str(num_ranks)
-
-
-@pytest.mark.parametrize(
-    "victims, num_ranks",
-    [([0], 1), ([1, "mpirun"], 2), pytest.param([2, 0], 3, marks=pytest.mark.soak)],
-)
-def test_killed_and_resumed_equals_uninterrupted(start, whole, tmp_path, victims, num_ranks):
-    run(start, whole(num_ranks), *FLAGS, *STEPS, num_ranks=num_ranks)
-    for turn, victim in enumerate(victims):
-        before = last_step(tmp_path)
-        fault = None if victim == "mpirun" else f"kill:{victim}:{80 * turn + 120}"
-        # Each attempt uses the same command line. The first attempt starts the run.
-        job = start(tmp_path, *FLAGS, *STEPS, "--resume", num_ranks=num_ranks, fault=fault)
-        if victim == "mpirun":
-            job.wait_for_step(before + 5)
+def test_killed_and_resumed_equals_uninterrupted(start, tmp_path, corpora):
+    """Rank 0 is killed, then rank 1 of 2, then mpirun, each time between two checkpoints."""
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    flags = (*FLAGS, "--max_steps", NUM_STEPS, "--checkpoint_every_steps", 40)
+    train_here(whole, *config_flags(corpora), *flags, "--log_every_steps", 1)
+    # Each attempt uses the same command line. The first attempt starts the run.
+    for num_ranks, fault in ((1, "kill:0:70"), (2, "kill:1:150"), (2, None)):
+        job = start(killed, *flags, "--resume", num_ranks=num_ranks, fault=fault)
+        if not fault:
+            job.wait_for_step(155)
             job.process.kill()
         code, _ = job.finish()
-        assert code != 0 and saved_steps(tmp_path)
-    run(start, tmp_path, *FLAGS, *STEPS, "--resume", num_ranks=num_ranks)
-    check_same_run(tmp_path, whole(num_ranks))
+        assert code != 0 and saved_steps(killed)
+    run(start, killed, *flags, "--resume", num_ranks=2)
+    assert len(events(killed, "start")) == 4
+    check_same_run(killed, whole)
 
 
 def test_the_state_of_optimizer_schedule_and_average_is_resumed(start, tmp_path, corpora):
@@ -71,16 +60,16 @@ def test_the_state_of_optimizer_schedule_and_average_is_resumed(start, tmp_path,
         "--hidden_size", 8, "--batch_size", 800, "--num_epochs", 12, "--checkpoint_every_steps", 20,
         "--optimizer", "adam", "--learning_rate", 10, "--weight_decay", 0.01,
         "--lr_schedule", "plateau", "--lr_plateau_factor", 0.9, "--asgd_trigger_epochs", 1,
-        "--early_stopping_epochs", 3, "--eval_batch_size", 100,
+        "--early_stopping_epochs", 3, "--eval_batch_size", 100, "--log_every_steps", 1,
     )  # fmt: skip
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    output = run(start, whole, *flags).output
+    train_here(whole, *config_flags(corpora), *flags)
     saved = store.read_manifest(store.find_newest(str(whole)))
     # Averaging starts before 3 epochs without improvement have passed.
     assert saved.has_average and events(whole, "epoch")[-1]["learning_rate"] < 10
     perplexities = saved.progress["valid_perplexities"]
     assert len(perplexities) == 12 or has_stalled(perplexities, 3)
-    assert has_stalled(perplexities, 3) == ("training ends" in output)
+    assert has_stalled(perplexities, 3) == ("training ends" in (whole / "log.txt").read_text())
     # Training and lm.evaluate both use the averaged weights.
     valid, test = evaluate(str(whole), ["valid", "test"], data_path=str(corpora))
     assert valid["perplexity"] == events(whole, "epoch")[-1]["valid_perplexity"]
@@ -91,7 +80,7 @@ def test_the_state_of_optimizer_schedule_and_average_is_resumed(start, tmp_path,
     fault = f"kill:1:{saved.step - 5}"
     code, _ = start(cut, *flags, num_ranks=2, fault=fault).finish()
     assert code != 0 and saved_steps(cut)
-    run(start, cut, *flags, "--resume")
+    train_here(cut, *config_flags(corpora), *flags, "--resume")
     check_same_run(cut, whole, saved.step)
 
 
@@ -99,7 +88,7 @@ def test_the_state_of_optimizer_schedule_and_average_is_resumed(start, tmp_path,
     "before, after",
     [(2, [1, 3]), pytest.param(4, [1, 2, 3], marks=pytest.mark.soak)],
 )
-def test_a_checkpoint_resumes_on_any_number_of_ranks(start, tmp_path, before, after):
+def test_a_checkpoint_resumes_on_any_number_of_ranks(start, tmp_path, corpora, before, after):
     # The checkpoint is between two step events, so the sums of the next event are resumed.
     steps = ("--checkpoint_every_steps", 30, "--log_every_steps", 4, "--noeval")
     steps += ("--optimizer", "momentum", "--momentum", 0.5)
@@ -114,7 +103,10 @@ def test_a_checkpoint_resumes_on_any_number_of_ranks(start, tmp_path, before, af
             shutil.rmtree(resumed / f"checkpoints/step-{step:08d}")
         saved = store.read_manifest(store.find_newest(str(resumed)))
         words = 4 * saved.record.config["batch_size"] * saved.record.config["num_steps"]
-        run(start, resumed, *flags, "--resume", num_ranks=num_ranks)
+        if num_ranks == 1:
+            train_here(resumed, *config_flags(corpora), *flags, "--resume")
+        else:
+            run(start, resumed, *flags, "--resume", num_ranks=num_ranks)
         rtol = 1e-4 if 3 in (before, num_ranks) else 0  # 3 does not divide virtual_ranks
         np.testing.assert_allclose(losses(resumed), losses(whole), rtol=rtol)
         (event,) = [event for event in events(resumed) if event["step"] == 32]

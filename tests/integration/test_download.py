@@ -16,7 +16,6 @@ import pytest
 
 import lm.data.ptb
 from lm.data.corpus import load_corpus
-from lm.data.ptb import download_ptb
 from lm.errors import RunError, UserError
 from tests.commands import ROOT, run_module
 from tests.ptb_archives import (
@@ -24,9 +23,9 @@ from tests.ptb_archives import (
     FILES,
     GOOD,
     archive,
+    assert_rejected,
     download,
     leftovers,
-    member,
     ptb_members,
     visible,
 )  # fmt: skip
@@ -59,10 +58,13 @@ def serve_plain_files(server, **replaced):
 # Successful downloads
 
 
-@pytest.mark.parametrize("prefix", ["simple-examples/data/", "./simple-examples/data/"])
 @pytest.mark.parametrize(
-    "behavior",
-    [{}, {"with_length": False}, {"headers": {"Content-Encoding": "gzip"}}],
+    "prefix, behavior",
+    [
+        ("simple-examples/data/", {}),
+        ("./simple-examples/data/", {"with_length": False}),
+        ("simple-examples/data/", {"headers": {"Content-Encoding": "gzip"}}),
+    ],
     ids=["plain", "no length", "labelled as compressed in transit"],
 )
 def test_an_archive_is_downloaded_verified_and_unpacked(server, target, prefix, behavior):
@@ -73,22 +75,15 @@ def test_an_archive_is_downloaded_verified_and_unpacked(server, target, prefix, 
     assert (target / "ptb.train.txt").stat().st_mode & 0o777 == 0o666 & ~umask
 
 
-def test_three_plain_files_are_the_second_source(server, target):
-    download(target, server.url("/missing.tgz"), serve_plain_files(server))
-    assert visible(target) == FILES and leftovers(target) == []
-
-
-def test_data_url_replaces_the_public_addresses(server, target):
+def test_data_url_replaces_the_public_addresses_and_may_be_a_local_file(server, tmp_path, target):
     download(target, server.url("/public.tgz"), data_url=server.serve("/mine.tgz", GOOD))
     assert visible(target) == FILES
     assert server.requests == ["/mine.tgz"]
-
-
-@pytest.mark.parametrize("form", ["{}", "file://{}"])
-def test_data_url_may_be_a_local_file(tmp_path, target, form):
     (tmp_path / "a.tgz").write_bytes(GOOD)
-    download(target, data_url=form.format(tmp_path / "a.tgz"))
-    assert visible(target) == FILES
+    for scheme in ("", "file://"):
+        local = tmp_path / f"local{len(scheme)}"
+        download(local, data_url=f"{scheme}{tmp_path}/a.tgz")
+        assert visible(local) == FILES
 
 
 def test_a_redirect_is_followed(server, target):
@@ -97,21 +92,16 @@ def test_a_redirect_is_followed(server, target):
     assert visible(target) == FILES
 
 
-def test_existing_files_are_kept_and_nothing_is_downloaded(server, target):
-    target.mkdir()
-    for name, content in FILES.items():
-        (target / name).write_bytes(content)
-    download(target, server.url("/a.tgz"))
-    assert server.requests == []
-
-
-def test_only_missing_files_are_written(server, target):
+def test_only_missing_files_are_downloaded(server, target):
     target.mkdir()
     (target / "ptb.valid.txt").write_bytes(FILES["ptb.valid.txt"])
     inode = (target / "ptb.valid.txt").stat().st_ino
-    download(target, server.serve("/a.tgz", GOOD))
-    assert visible(target) == FILES
-    assert (target / "ptb.valid.txt").stat().st_ino == inode
+    url = server.serve("/a.tgz", GOOD)
+    for _ in range(2):
+        download(target, url)
+        assert visible(target) == FILES
+        assert (target / "ptb.valid.txt").stat().st_ino == inode
+    assert len(server.requests) == 1
 
 
 # Servers that misbehave
@@ -120,33 +110,23 @@ def test_only_missing_files_are_written(server, target):
 @pytest.mark.parametrize("with_length", [True, False])
 def test_a_truncated_answer_is_one_error_and_the_next_source_is_tried(server, target, with_length):
     url = server.serve("/a.tgz", GOOD, truncate_after=len(GOOD) // 2, with_length=with_length)
-    with pytest.raises(RunError, match=r"a\.tgz: (IncompleteRead|not a complete).*--data_url"):
-        download(target, url)
-    assert visible(target) == {} and leftovers(target) == []
+    assert_rejected(target, r"a\.tgz: (IncompleteRead|not a complete).*--data_url", url)
     download(target, url, serve_plain_files(server))
-    assert visible(target) == FILES
+    assert visible(target) == FILES and leftovers(target) == []
 
 
-def test_a_stalled_server_is_an_error(server, target, impatient):
-    url = server.serve("/a.tgz", GOOD, stall_after=1000)
-    with pytest.raises(RunError, match=r"a\.tgz: TimeoutError"):
-        download(target, url)
-    assert visible(target) == {}
+def test_a_server_that_does_not_answer_is_an_error(server, target, impatient):
+    timeout = r"a\.tgz: TimeoutError"
+    assert_rejected(target, timeout, server.serve("/a.tgz", GOOD, stall_after=1000))
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        assert_rejected(target, timeout, f"http://127.0.0.1:{silent.getsockname()[1]}/a.tgz")
 
 
-def test_a_server_that_never_answers_is_an_error(target, impatient):
-    with (
-        socket.create_server(("127.0.0.1", 0)) as silent,
-        pytest.raises(RunError, match=r"a\.tgz: TimeoutError"),
-    ):
-        download(target, f"http://127.0.0.1:{silent.getsockname()[1]}/a.tgz")
-
-
-@pytest.mark.parametrize("status", [404, 403, 410])
-def test_a_rejected_request_is_not_repeated(server, target, status):
-    with pytest.raises(RunError, match=rf"a\.tgz: HTTP {status}"):
-        download(target, server.serve("/a.tgz", b"sorry", status=status))
-    assert len(server.requests) == 1
+def test_a_rejected_request_is_not_repeated(server, target):
+    for count, status in enumerate((404, 403, 410), start=1):
+        url = server.serve("/a.tgz", b"sorry", status=status)
+        assert_rejected(target, rf"a\.tgz: HTTP {status}", url)
+        assert len(server.requests) == count
 
 
 @pytest.mark.parametrize("failures", [2, None])
@@ -157,8 +137,7 @@ def test_a_request_to_a_busy_server_is_repeated(server, target, impatient, failu
         download(target, url)
         assert visible(target) == FILES
     else:
-        with pytest.raises(RunError, match=r"a\.tgz: HTTP 503"):
-            download(target, url)
+        assert_rejected(target, r"a\.tgz: HTTP 503", url)
     assert len(server.requests) == (3 if failures else 4)
 
 
@@ -166,13 +145,8 @@ def test_unreachable_addresses_are_one_error(target):
     """Uses the timeouts of real runs. The name in the second address does not resolve."""
     with socket.create_server(("127.0.0.1", 0)) as closed:
         refused = f"http://127.0.0.1:{closed.getsockname()[1]}/a.tgz"
-    with pytest.raises(RunError) as caught:
-        download_ptb(str(target), None, (refused, "http://no-such-host.invalid/raw/"))
-    message = str(caught.value)
-    assert "a.tgz: Connection refused" in message
-    assert "no-such-host.invalid/raw/: " in message
-    assert "--data_url" in message
-    assert "\n" not in message
+    message = r"a\.tgz: Connection refused.*no-such-host\.invalid/raw/: .*--data_url"
+    assert_rejected(target, message, refused, "http://no-such-host.invalid/raw/")
 
 
 def test_ranks_fail_at_the_same_time(server, target):
@@ -182,16 +156,6 @@ def test_ranks_fail_at_the_same_time(server, target):
     assert result.returncode == 1
     assert result.stderr.count("lm: error: no source provided the PTB") == 1
     assert len(server.requests) == 1
-
-
-def test_a_download_larger_than_the_corpus_is_rejected(server, target, monkeypatch):
-    monkeypatch.setattr(lm.data.ptb, "_MAX_DOWNLOAD_BYTES", 10_000)
-    server.serve("/long.tgz", GOOD)
-    server.serve("/endless.tgz", GOOD, with_length=False)
-    with pytest.raises(
-        RunError, match=r"long.*has more than 10000 bytes; .*endless.*has more than 10000"
-    ):
-        download(target, server.url("/long.tgz"), server.url("/endless.tgz"))
 
 
 @pytest.mark.parametrize("path", ["/a.tgz?signature=SECRET", ":99999999/a.tgz?signature=SECRET"])
@@ -206,22 +170,15 @@ def test_secrets_in_an_address_are_not_shown(server, target, path):
 # Wrong content
 
 
-def test_a_wrong_checksum_is_an_error_and_the_next_download_starts_over(server, target):
-    wrong = archive(*ptb_members(test=member("simple-examples/data/ptb.test.txt", b"wrong")))
-    with pytest.raises(RunError, match=r"ptb\.test\.txt has the wrong checksum"):
-        download(target, server.serve("/a.tgz", wrong))
+def test_a_plain_file_with_the_wrong_checksum_is_an_error(server, target):
     plain = serve_plain_files(server, **{"ptb.valid.txt": FILES["ptb.train.txt"]})
-    with pytest.raises(RunError, match=r"ptb\.valid\.txt has the wrong checksum"):
-        download(target, plain)
-    assert visible(target) == {} and leftovers(target) == []
-    download(target, server.serve("/a.tgz", GOOD))
-    assert visible(target) == FILES
+    assert_rejected(target, r"ptb\.valid\.txt has the wrong checksum", plain)
 
 
-@pytest.mark.parametrize("page", [b"<html>log in to the hotel network</html>", b"", GOOD[:100]])
-def test_a_page_that_is_not_an_archive_is_an_error(server, target, page):
-    with pytest.raises(RunError, match=r"not a complete \.tgz archive|is not in simple-examples"):
-        download(target, server.serve("/a.tgz", page))
+def test_a_different_archive_is_not_accepted_as_the_real_one(server, target):
+    url = server.serve("/simple-examples.tgz", GOOD)
+    with pytest.raises(RunError, match=r"ptb\.train\.txt has the wrong checksum"):
+        load_corpus(str(target), data_url=url)
     assert visible(target) == {}
 
 
@@ -300,16 +257,6 @@ def test_a_full_disk_is_one_clear_error(server, tmp_path, kilobytes):
     assert message.startswith(f"PTB is not in {disk} and cannot be written there")
     assert "(No space left on device); free some space" in message
     assert left == "['other', 'download.lock']"
-
-
-# The published checksums, and the progress bar
-
-
-def test_a_different_archive_is_not_accepted_as_the_real_one(server, target):
-    url = server.serve("/simple-examples.tgz", GOOD)
-    with pytest.raises(RunError, match=r"ptb\.train\.txt has the wrong checksum"):
-        load_corpus(str(target), data_url=url)
-    assert visible(target) == {}
 
 
 def test_a_progress_bar_appears_only_on_a_terminal(server, target):

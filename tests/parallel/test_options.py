@@ -1,4 +1,4 @@
-"""Traces, and learning rates that depend on the number of ranks."""
+"""The modes of --mpi_log, traces, and learning rates that depend on the number of ranks."""
 
 import json
 
@@ -9,24 +9,43 @@ from lm.events.tracing import parse_steps
 from tests.commands import events, train
 
 
-def test_the_learning_rate_scales_with_the_ranks_and_traces_load(tmp_path, corpora):
-    train(
-        tmp_path / "run",
-        *("--config", "config_test", "--data_path", corpora, "--max_steps", 12, "--noeval"),
-        *("--scale_lr_by_worker", "linear", "--log_every_steps", 1),
-        *("--timeline", tmp_path / "timeline.json", "--profile_steps", "5:6"),
-        num_ranks=2,
-    )
-    assert events(tmp_path / "run", "step")[0]["learning_rate"] == 2
-    exact = events(tmp_path / "run", "start")[0]["exact"]
+@pytest.mark.parametrize(
+    "mode",
+    [
+        "collect",
+        pytest.param("master", marks=pytest.mark.soak),
+        pytest.param("workers", marks=pytest.mark.soak),  # also tested by train_twice.py
+    ],
+)
+def test_logs_traces_and_a_learning_rate_that_scales_with_the_ranks(tmp_path, corpora, mode):
+    run = tmp_path / "run"
+    result = train(
+        run, "--config", "config_test", "--data_path", corpora, "--max_steps", 12, "--noeval",
+        "--mpi_log", mode, "--log_path", tmp_path / "mine.log", "--log_every_steps", 1,
+        "--scale_lr_by_worker", "linear", "--timeline", tmp_path / "timeline.json",
+        "--profile_steps", "5:6", num_ranks=2,
+    )  # fmt: skip
+    assert result.stderr.count("training test distributed over 2 ranks") == 1
+    for path, other in [
+        (tmp_path / "mine.log", tmp_path / "mine.1.log"),
+        (run / "log.txt", run / "log.1.txt"),
+    ]:
+        lines = path.read_text().splitlines()
+        assert any("(this is rank 0)" in line for line in lines)
+        assert any("vocabulary of 201 words" in line for line in lines)  # an early line
+        collected = [line for line in lines if line.startswith("[rank 1]")]
+        assert any("(this is rank 1)" in line for line in collected) == (mode == "collect")
+        assert other.exists() == (mode == "workers")
+        if other.exists():
+            assert "(this is rank 1)" in other.read_text()
+
+    assert events(run, "step")[0]["learning_rate"] == 2
+    exact = events(run, "start")[0]["exact"]
     assert exact == "no: the learning rate depends on the number of ranks"
     exchanges = json.loads((tmp_path / "timeline.json").read_text())
     assert {"ALLREDUCE", "ALLGATHER"} <= {event.get("name") for event in exchanges}
-    assert sorted(path.name for path in (tmp_path / "run").glob("trace-*")) == [
-        "trace-5.json",
-        "trace-6.json",
-    ]
-    operations = json.loads((tmp_path / "run" / "trace-5.json").read_text())["traceEvents"]
+    assert sorted(path.name for path in run.glob("trace-*")) == ["trace-5.json", "trace-6.json"]
+    operations = json.loads((run / "trace-5.json").read_text())["traceEvents"]
     assert any("ApplyGradientDescent" in str(event.get("name")) for event in operations)
 
 

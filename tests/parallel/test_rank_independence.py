@@ -1,5 +1,6 @@
 """Runs are bitwise identical on 1, 2, 4 and 8 ranks, and equal up to rounding on 3."""
 
+import functools
 import re
 import subprocess
 import sys
@@ -8,7 +9,18 @@ import numpy as np
 import pytest
 
 from lm import kernels
-from tests.commands import ROOT, environment, events, mpirun, run_command, train, train_here
+from tests.commands import (
+    ROOT,
+    environment,
+    events,
+    mpirun,
+    run_command,
+    train,
+    train_here,
+    train_together,
+)
+
+pytestmark = pytest.mark.timeout(900)  # the first test trains most runs
 
 # Neither 3 nor 4 divides the batch size of 10. Dropout is on. The norm is clipped at almost every
 # step. Validation is distributed, except on two ranks.
@@ -16,31 +28,121 @@ CONFIG = (
     "--config", "config_test", "--batch_size", 10, "--keep_prob", 0.6, "--max_grad_norm", 2,
     "--learning_rate", 0.5, "--max_steps", 100, "--log_every_steps", 1,
 )  # fmt: skip
+# In some steps, a cluster has no words in the rows of a rank, or of all ranks.
+ADAPTIVE = (*CONFIG, "--max_steps", 15, "--adaptive_softmax_cutoffs", "20,30,31,100")
+RUNS = {  # rank counts and flags
+    "default": ((1, 2, 3, 4, 8), CONFIG),
+    # With a small vocabulary, TensorFlow's optimizer must keep the tree of sums.
+    "embedding exchanged as a table": (
+        (1, 2), (*CONFIG, "--vocab_size", 50, "--max_steps", 10, "--noeval"),
+    ),
+    # Weight masks and tied weights give the same gradients on any number of ranks.
+    "all model fields": (
+        (1, 2),
+        (
+            *CONFIG, "--max_steps", 15, "--noeval", "--tie_weights", "--embedding_size", 24,
+            "--embedding_keep_prob", 0.7, "--output_keep_prob", 0.8, "--recurrent_keep_prob", 0.6,
+            "--locked_dropout", "--forget_bias", 1, "--activation_penalty", 2,
+            "--temporal_activation_penalty", 1, "--embedding_init_scale", 0.2,
+        ),
+    ),
+    "adaptive softmax": ((1, 2, 4), ADAPTIVE),
+    "adaptive softmax in bfloat16": ((1, 2, 4), (*ADAPTIVE, "--precision", "bfloat16")),
+    # A saturated network has subnormal gradients, even before the last sum over 4 ranks.
+    "subnormal numbers": (
+        (1, 4),
+        (
+            "--config", "config_test", "--max_steps", 4, "--noeval", "--optimizer", "momentum",
+            "--momentum", 0, "--init_scale", 10, "--batch_size", 16, "--num_steps", 1,
+            "--hidden_size", 256, "--max_grad_norm", "inf", "--learning_rate", 1e-6,
+        ),
+    ),
+}  # fmt: skip
+NETWORKS = {name: ROOT / f"tests/networks/{name}.py" for name in ("ngram", "char_cnn", "gated_cnn")}
+NETWORKS["gru"] = ROOT / "configs/config_gru.py"
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory, corpora):
-    def run_on(num_ranks):
-        output_dir = tmp_path_factory.mktemp(f"ranks{num_ranks}")
+def ranks(tmp_path_factory, corpora):
+    """Return a function that trains the runs of a number of ranks and returns their directory.
+
+    The networks are stopped on 4 ranks and resumed on 2 ranks, in the directory of 2 ranks.
+    """
+    root = tmp_path_factory.mktemp("ranks")
+
+    @functools.cache
+    def train_on(num_ranks):
+        if num_ranks == 2:
+            train_on(4)
+        # The networks come first, because the first session of a process sets its thread count.
+        parent = root / ("1" if num_ranks == 1 else "2")
+        names = NETWORKS if num_ranks in (1, 2, 4) else ()
+        runs = {parent / name: flags_of_network(name, num_ranks) for name in names}
+        for name, (counts, flags) in RUNS.items():
+            if num_ranks in counts:
+                runs[root / str(num_ranks) / name] = flags
         evaluation = "--nodistributed_eval" if num_ranks == 2 else "--distributed_eval"
-        arguments = (*CONFIG, "--data_path", corpora, evaluation)
-        train(output_dir, *arguments, num_ranks=num_ranks, timeout=180)
-        return output_dir
+        common = ("--data_path", corpora, evaluation)
+        jobs = [("--output_dir", path, *flags, *common) for path, flags in runs.items()]
+        file = root / f"{num_ranks}.json"
+        result = train_together(file, jobs, num_ranks=num_ranks, timeout=300)
+        assert result.returncode == 0, result.stdout + result.stderr
+        return root / str(num_ranks)
 
-    return run_on
-
-
-@pytest.fixture(scope="module")
-def alone(run):
-    return run(1)
+    return train_on
 
 
-@pytest.mark.parametrize("num_ranks", [2, pytest.param(4, marks=pytest.mark.soak), 8])
-def test_runs_on_a_power_of_two_of_ranks_are_bitwise_identical(run, alone, num_ranks):
-    together = run(num_ranks)
+def flags_of_network(name, num_ranks):
+    flags = ("--config", NETWORKS[name], "--corpus", "embedded", "--log_every_steps", 1)
+    flags += ("--intra_op_threads", 3 if num_ranks == 1 else 1, "--resume")
+    return (*flags, *(("--max_steps", 10, "--noeval") if num_ranks == 4 else ("--max_steps", 20)))
+
+
+@pytest.mark.parametrize(
+    "name, num_ranks",
+    [(name, n) for name, (counts, _) in RUNS.items() for n in counts if n not in (1, 3)]
+    + [(name, 2) for name in NETWORKS],
+)
+def test_runs_on_a_power_of_two_of_ranks_are_bitwise_identical(ranks, name, num_ranks):
+    together, alone = ranks(num_ranks) / name, ranks(1) / name
     check_same_bits(together, alone)
-    assert len(numbers(together)) == 100 + 1 + 1
-    assert events(together, "start")[0]["exact"].startswith("yes: bitwise identical")
+    for event in events(together, "start"):
+        assert event["exact"].startswith("yes: bitwise identical on any power of two up to ")
+
+
+def check_same_bits(ours, theirs):
+    assert numbers(ours) == numbers(theirs)
+    steps = sorted(path.name for path in (theirs / "checkpoints").glob("step-*"))
+    assert steps
+    for step in steps:
+        for name in ("model.index", "model.data-00000-of-00001"):
+            both = [(each / "checkpoints" / step / name).read_bytes() for each in (ours, theirs)]
+            assert both[0] == both[1], f"{step}/{name}"
+
+
+def numbers(output_dir):
+    """Return the losses, norms and perplexities in the events of a run, unrounded."""
+    names = ("step", "loss", "gradient_norm", "train_perplexity", "valid_perplexity")
+    names += ("test_perplexity",)
+    # A stopped run has an additional epoch event.
+    found = [*events(output_dir, "step"), *events(output_dir, "epoch")[-1:]]
+    found += events(output_dir, "test")
+    return [{name: event[name] for name in names if name in event} for event in found]
+
+
+def test_three_ranks_are_equal_up_to_rounding(ranks):
+    together, alone = ranks(3) / "default", ranks(1) / "default"
+    losses = [[event["loss"] for event in events(each, "step")] for each in (alone, together)]
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4)
+    assert len(losses[0]) == 100
+    assert "3 ranks do not divide virtual_ranks 8" in events(together, "start")[0]["exact"]
+
+
+def test_the_seed_determines_the_run(ranks, tmp_path, corpora):
+    few = ("--max_steps", 20, "--noeval")
+    train_here(tmp_path, *CONFIG, "--data_path", corpora, "--seed", 2, *few)
+    ours, other = (events(each, "step")[19]["loss"] for each in (ranks(1) / "default", tmp_path))
+    assert abs(ours - other) > 1e-3
 
 
 @pytest.mark.soak
@@ -62,7 +164,7 @@ def test_300_steps_of_each_config_are_bitwise_identical(tmp_path, ptb_archive, c
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-def test_load_and_different_thread_counts_do_not_change_the_run(tmp_path, corpora, alone):
+def test_load_and_different_thread_counts_do_not_change_the_run(tmp_path, corpora, ranks):
     """Results do not depend on timing, tensor fusion or thread counts."""
     for turn in range(10):
         output_dir = tmp_path / str(turn)
@@ -79,67 +181,7 @@ def test_load_and_different_thread_counts_do_not_change_the_run(tmp_path, corpor
         finally:
             load.kill()
         assert result.returncode == 0, result.stdout + result.stderr
-        check_same_bits(output_dir, alone)
-
-
-def test_a_run_that_exchanges_the_embedding_as_a_table_is_rank_independent(tmp_path, corpora):
-    """With a small vocabulary, TensorFlow's optimizer must keep the tree of sums."""
-    few = (*CONFIG, "--vocab_size", 50, "--max_steps", 10, "--noeval", "--data_path", corpora)
-    for num_ranks in (1, 2):
-        train(tmp_path / str(num_ranks), *few, num_ranks=num_ranks)
-    assert numbers(tmp_path / "2") == numbers(tmp_path / "1")
-
-
-def test_all_model_fields_are_rank_independent(tmp_path, corpora):
-    """Weight masks and tied weights give the same gradients on any number of ranks."""
-    flags = (
-        *CONFIG, "--max_steps", 15, "--noeval", "--data_path", corpora, "--tie_weights",
-        "--embedding_size", 24, "--embedding_keep_prob", 0.7, "--output_keep_prob", 0.8,
-        "--recurrent_keep_prob", 0.6, "--locked_dropout", "--forget_bias", 1,
-        "--activation_penalty", 2, "--temporal_activation_penalty", 1,
-        "--embedding_init_scale", 0.2,
-    )  # fmt: skip
-    train_here(tmp_path / "1", *flags)
-    train(tmp_path / "2", *flags, num_ranks=2)
-    check_same_bits(tmp_path / "2", tmp_path / "1")
-
-
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_an_adaptive_softmax_is_rank_independent(tmp_path, corpora, precision):
-    """Also if a cluster has no words in the rows of a rank, or of all ranks."""
-    flags = (
-        *CONFIG, "--max_steps", 15, "--distributed_eval", "--data_path", corpora,
-        "--adaptive_softmax_cutoffs", "20,30,31,100", "--precision", precision,
-    )  # fmt: skip
-    train_here(tmp_path / "1", *flags, "--intra_op_threads", 1)
-    for num_ranks in (2, 4):
-        train(tmp_path / str(num_ranks), *flags, num_ranks=num_ranks)
-        check_same_bits(tmp_path / str(num_ranks), tmp_path / "1")
-
-
-def check_same_bits(ours, theirs):
-    assert numbers(ours) == numbers(theirs)
-    steps = sorted(path.name for path in (theirs / "checkpoints").glob("step-*"))
-    assert steps
-    for step in steps:
-        for name in ("model.index", "model.data-00000-of-00001"):
-            both = [(each / "checkpoints" / step / name).read_bytes() for each in (ours, theirs)]
-            assert both[0] == both[1], f"{step}/{name}"
-
-
-def numbers(output_dir):
-    """Return the losses, norms and perplexities in the events of a run, unrounded."""
-    names = ("loss", "gradient_norm", "train_perplexity", "valid_perplexity", "test_perplexity")
-    kinds = ("step", "epoch", "test")
-    every = [event for kind in kinds for event in events(output_dir, kind)]
-    return [{name: event[name] for name in names if name in event} for event in every]
-
-
-def test_three_ranks_are_equal_up_to_rounding(run, alone):
-    together = run(3)
-    losses = [[event["loss"] for event in events(each, "step")] for each in (alone, together)]
-    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4)
-    assert "3 ranks do not divide virtual_ranks 8" in events(together, "start")[0]["exact"]
+        check_same_bits(output_dir, ranks(1) / "default")
 
 
 def test_a_different_summation_order_is_detected(tmp_path, corpora):
@@ -152,39 +194,21 @@ def test_a_different_summation_order_is_detected(tmp_path, corpora):
     assert events(tmp_path, "start")[0]["exact"].startswith("no: the exchange adds up ")
 
 
-def test_sums_of_subnormal_numbers_are_the_same_on_any_number_of_ranks(tmp_path, corpora):
-    # A saturated network has subnormal gradients, even before the last sum over 4 ranks.
-    flags = (
-        "--config", "config_test", "--data_path", corpora, "--max_steps", 4, "--noeval",
-        "--optimizer", "momentum",
-        "--momentum", 0, "--init_scale", 10, "--batch_size", 16, "--num_steps", 1,
-        "--hidden_size", 256, "--max_grad_norm", "inf", "--learning_rate", 1e-6,
-    )  # fmt: skip
-    for num_ranks in (1, 4):
-        train(tmp_path / str(num_ranks), *flags, num_ranks=num_ranks)
-    check_same_bits(tmp_path / "4", tmp_path / "1")
-
-
 def test_a_run_with_inexact_first_steps_stays_inexact(tmp_path, corpora):
     if " generic " in kernels.description():
         pytest.skip("this CPU has one instruction set only")
     flags = ("--config", "config_test", "--data_path", corpora, "--noeval", "--num_steps", 5)
-    few, more, most = (("--max_steps", count) for count in (3, 4, 5))
-    train(tmp_path, *flags, *few, env={"LM_KERNELS_ISA": "generic"})
-    train(tmp_path, *flags, *few, "--resume", env={"LM_KERNELS_ISA": "generic"})
-    train(tmp_path, *flags, *more, "--resume")
-    train(tmp_path, *flags, *most, "--resume")
-    found = [re.split(r"; | \(", event["exact"])[0] for event in events(tmp_path, "start")]
+    flags += ("--resume",)
+    few = ("--output_dir", tmp_path / "run", *flags, "--max_steps", 3)
+    generic = {"LM_KERNELS_ISA": "generic"}
+    result = train_together(tmp_path / "runs.json", [few, few], env=generic)
+    assert result.returncode == 0, result.stderr
+    for num_steps in (4, 5):
+        train_here(tmp_path / "run", *flags, "--max_steps", num_steps)
+    found = [re.split(r"; | \(", event["exact"])[0] for event in events(tmp_path / "run", "start")]
     assert found == [
         "yes: bitwise identical on any power of two up to 8 ranks",
         "yes: bitwise identical on any power of two up to 8 ranks",
         "no: the steps up to 3 were computed with compiled ops for generic",
         "no: the steps up to 4 are not exact",
     ]
-
-
-def test_the_seed_determines_the_run(run, alone, tmp_path, corpora):
-    few = ("--max_steps", 20, "--noeval")
-    train_here(tmp_path, *CONFIG, "--data_path", corpora, "--seed", 2, *few)
-    ours, other = (events(each, "step")[19]["loss"] for each in (alone, tmp_path))
-    assert abs(ours - other) > 1e-3

@@ -1,11 +1,13 @@
 """Calls of `train` as a Python function."""
 
-import pytest
-
 from tests.commands import run_module
+from tests.parallel import train_twice
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2])
-def test_two_runs_in_one_process_leave_nothing_behind(tmp_path, corpora, num_ranks):
-    result = run_module("tests.parallel.train_twice", corpora, tmp_path, num_ranks=num_ranks)
+def test_two_runs_in_one_process_leave_nothing_behind(tmp_path, corpora):
+    one, two = tmp_path / "one", tmp_path / "two"
+    one.mkdir()
+    two.mkdir()
+    train_twice.main(corpora, one)
+    result = run_module("tests.parallel.train_twice", corpora, two, num_ranks=2)
     assert result.returncode == 0, result.stdout + result.stderr

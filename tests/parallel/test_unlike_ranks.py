@@ -35,21 +35,16 @@ def train(settings, tmp_path, corpora, *flags):
     return run_ranks(settings, "lm.train", *flags, *steps)
 
 
-@pytest.mark.parametrize(
-    "precision, hint",
-    [
-        ("float32", ""),
-        ("bfloat16", r" \(not faster than float32: this CPU lacks bfloat16 instructions\)"),
-    ],
-)
-def test_different_instruction_sets_work_together_and_are_named(tmp_path, corpora, precision, hint):
+def test_different_instruction_sets_work_together_and_are_named(tmp_path, corpora):
     if not machine.has("avx2"):
         pytest.skip("this CPU has one instruction set only")
-    code, output = train(UNLIKE, tmp_path, corpora, "--precision", precision)
+    code, output = train(UNLIKE, tmp_path, corpora, "--precision", "bfloat16")
     assert code == 0, output
-    told = r"compiled ops for avx2\b.* on rank 0; compiled ops for generic\b.* on rank 1"
-    arithmetic = f"arithmetic  {precision}{hint}, {told}"
-    assert re.search(f"{arithmetic}: results depend on which rank has", output)
+    arithmetic = (
+        r"bfloat16 \(not faster than float32: this CPU lacks bfloat16 instructions\), compiled ops"
+        r" for avx2\b.* on rank 0; compiled ops for generic\b.* on rank 1"
+    )
+    assert re.search(f"arithmetic  {arithmetic}: results depend on which rank has", output)
 
 
 def test_float32_is_exact_on_ranks_with_and_without_avx512(tmp_path, corpora):
@@ -67,9 +62,9 @@ def test_float32_is_exact_on_ranks_with_and_without_avx512(tmp_path, corpora):
 
 def test_fusion_on_only_one_host_is_rejected_before_horovod_crashes(tmp_path, corpora):
     fusion = "HOROVOD_FUSION_THRESHOLD"
-    code, output = train((f"{fusion}=1000000", *[f"{fusion}=0"] * 3), tmp_path, corpora)
+    code, output = train((f"{fusion}=1000000", f"{fusion}=0"), tmp_path, corpora)
     assert code == 2
-    assert f"the ranks disagree on {fusion}: 1000000 on rank 0; 0 on ranks 1 to 3" in output
+    assert f"the ranks disagree on {fusion}: 1000000 on rank 0; 0 on rank 1" in output
 
 
 def test_a_rank_without_the_compiled_ops_is_rejected(tmp_path, corpora):
@@ -87,28 +82,24 @@ def get_config():
     return Config(name="unlike", corpus="embedded", hidden_size=8, num_steps=5)
 
 def build_outputs(inputs_TB, state, context):
-    x = context.embed(inputs_TB)
-    if os.environ["OWN"] == "an operation":
-        x = tf.tanh(x)
-
     def gate(x_BH):
         first, second = tf.split(x_BH, 2, axis=1)
-        if os.environ["OWN"] == "a loop":
+        if os.environ["SWAPPED"] == "1":
             first, second = second, first
         return tf.concat([tf.tanh(first), second], axis=1)
 
-    return tf.map_fn(gate, x), {}
+    return tf.map_fn(gate, context.embed(inputs_TB)), {}
 """
 
 
-@pytest.mark.parametrize("own", ["an operation", "a loop"])
 def test_ranks_with_different_graphs_are_rejected_before_they_wait_for_each_other(
-    tmp_path, corpora, own
+    tmp_path, corpora
 ):
+    """Only the body of a loop differs."""
     (tmp_path / "unlike.py").write_text(UNLIKE_GRAPHS)
     flags = ("--config", tmp_path / "unlike.py", "--data_path", corpora, "--noeval")
     code, output = run_ranks(
-        ("OWN=nothing", f"OWN={own}"), "lm.train", *flags, "--output_dir", tmp_path / "run"
+        ("SWAPPED=0", "SWAPPED=1"), "lm.train", *flags, "--output_dir", tmp_path / "run"
     )
     assert code == 2 and output.count("lm: error: the ranks disagree on network ") == 1, output
 

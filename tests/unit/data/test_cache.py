@@ -158,15 +158,19 @@ def test_a_user_without_a_home_directory_has_no_user_cache(monkeypatch):
     assert lm.data.encoding.cache_directories("d") == ["d/.cache"]
 
 
-def test_many_processes_encode_once(tmp_path):
-    data_path = write(tmp_path / "d", train="a b c d e f g\n" * 20_000)
+@pytest.mark.parametrize("corpus", ["files", "embedded"])
+def test_many_processes_create_a_corpus_together_and_encode_it_once(tmp_path, corpus):
+    data_path = str(tmp_path / "d")
+    if corpus == "files":
+        write(data_path, train="a b c d e f g\n" * 20_000)
     code = (
         "import sys, logging; logging.basicConfig(level=logging.INFO)\n"
-        "from lm.data.corpus import load_corpus; print(load_corpus(sys.argv[1]).record.sha256)"
+        "from lm.data.corpus import load_corpus\n"
+        "print(load_corpus(sys.argv[1], corpus=sys.argv[2]).record.sha256)"
     )
-    command = [sys.executable, "-c", code, data_path]
+    command = [sys.executable, "-c", code, data_path, corpus]
     ranks = [subprocess.Popen(command, cwd=ROOT, stdout=-1, stderr=-1, text=True) for _ in range(6)]
     outputs = [rank.communicate(timeout=40) for rank in ranks]
     assert len({out for out, _ in outputs}) == 1
     assert outputs[0][0].strip()
-    assert sum(f"encoding {data_path}/train.txt" in err for _, err in outputs) == 1
+    assert sum("encoding " in err and "/train.txt" in err for _, err in outputs) == 1

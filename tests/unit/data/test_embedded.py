@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import itertools
 import math
-import multiprocessing
 import subprocess
 import sys
 
@@ -70,16 +69,6 @@ def test_transitions_form_a_sparse_irreducible_chain(seed, num_words, num_succes
     assert sorted(language.cycle) == list(range(num_words + 1))
     assert (chain[np.roll(language.cycle, 1), language.cycle] > 0).all()
     assert language.cycle[-1] == embedded.EOS
-
-
-def test_bigram_frequencies_approach_the_transitions():
-    language = embedded.random_language(seed=3, num_words=10, num_successors=4)
-    chain, states = _transitions(language), _sample(language, 200_000)
-    counts = np.zeros_like(chain)
-    np.add.at(counts, ([embedded.EOS, *states[:-1]], states), 1)
-    visits = counts.sum(axis=1, keepdims=True)
-    # Within six standard deviations of a binomial proportion, and without impossible bigrams.
-    assert (np.abs(counts / visits - chain) <= 6 * np.sqrt(chain * (1 - chain) / visits)).all()
 
 
 @pytest.mark.parametrize("block", [10_000, 64])
@@ -232,29 +221,3 @@ def test_a_corpus_of_the_user_is_not_overwritten(tmp_path):
         embedded.write_corpus(tmp_path, SMALL)
     assert [path.name for path in tmp_path.iterdir()] == ["valid.txt"]
     assert (tmp_path / "valid.txt").read_text() == "my own words\n"
-
-
-def _write_and_read(directory, barrier, queue):
-    barrier.wait()
-    known = embedded.write_corpus(directory, SMALL)
-    # The files must be complete even while other processes write them.
-    queue.put((known, *_checksums(directory).values()))
-
-
-@pytest.mark.timeout(60)
-def test_concurrent_writers_agree(tmp_path):
-    context = multiprocessing.get_context("spawn")  # this process may have threads
-    barrier, queue = context.Barrier(6), context.Queue()
-    processes = [
-        context.Process(target=_write_and_read, args=(tmp_path / "corpus", barrier, queue))
-        for _ in range(6)
-    ]
-    for process in processes:
-        process.start()
-    results = {queue.get(timeout=50) for _ in processes}
-    for process in processes:
-        process.join()
-        assert process.exitcode == 0
-    assert len(results) == 1
-    names = sorted(path.name for path in (tmp_path / "corpus").iterdir())
-    assert names == ["test.txt", "train.txt", "truth.json", "valid.txt"]
