@@ -60,16 +60,20 @@ def kill_marked(mark: Mapping[str, str]) -> None:
         time.sleep(0.01)
 
 
-def run_command(command: Sequence[object], env: Mapping[str, str], timeout: float, **options):
+def run_command(
+    command: Sequence[object], env: Mapping[str, str], timeout: float, cwd=ROOT, **options
+) -> subprocess.CompletedProcess:
     """Run a command like `subprocess.run`, but kill its ranks too after a timeout.
 
     Each rank is in a separate process group, so it would outlive a killed mpirun.
     """
+    if "input" not in options:
+        options["stdin"] = subprocess.DEVNULL
     mark = new_mark()
     try:
         return subprocess.run(
-            [str(word) for word in command], env={**env, **mark}, timeout=timeout,
-            stdin=subprocess.DEVNULL, capture_output=True, text=True, **options,
+            [str(word) for word in command], env={**env, **mark}, timeout=timeout, cwd=cwd,
+            capture_output=True, text=True, **options,
         )  # fmt: skip
     except BaseException:  # the timeout of this call, the timeout of pytest, or Ctrl-C
         kill_marked(mark)
@@ -88,6 +92,18 @@ def run_module(
     ranks: Sequence[str] = mpirun(num_ranks) if num_ranks > 1 else []
     command = [*ranks, sys.executable, "-m", module, *arguments]
     return run_command(command, environment(**(env or {})), timeout, cwd=cwd or ROOT)
+
+
+def run_code(
+    code: str,
+    *arguments: object,
+    timeout: float = 60,
+    env: Mapping[str, str] | None = None,
+    **options,
+) -> subprocess.CompletedProcess:
+    """Run Python code in a new process; options are those of `run_command`."""
+    command = [sys.executable, "-c", code, *arguments]
+    return run_command(command, environment(**(env or {})), timeout, **options)
 
 
 def train(output_dir, *arguments: object, **options) -> subprocess.CompletedProcess:

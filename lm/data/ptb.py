@@ -17,7 +17,7 @@ import requests
 import urllib3
 
 from lm.data.progress import ReadProgress
-from lm.errors import RunError, UserError, error_class
+from lm.errors import RunError, UserError, error_class, first_line
 from lm.files import locked, write_atomically
 
 PTB_SHA256 = {
@@ -197,7 +197,7 @@ def _unpack(archive: bytes, names: Collection[str]) -> dict[str, bytes]:
     # tarfile raises ValueError for a bad number in a header, and RecursionError for a long chain
     # of headers.
     except (OSError, EOFError, tarfile.TarError, zlib.error, ValueError, RecursionError) as error:
-        raise SourceError(f"not a complete .tgz archive ({error})") from error
+        raise SourceError(f"not a complete .tgz archive ({first_line(error)})") from error
     missing = [name for name in names if name not in contents]
     if missing:
         raise SourceError(f"{', '.join(missing)} is not in {_ARCHIVE_DIRECTORY} of the archive")

@@ -139,3 +139,14 @@ def final_tensors(output_dir) -> str:
     """Return the checksum of the weights and recurrent state in the last checkpoint."""
     files = store.read_manifest(store.find_newest(str(output_dir))).files
     return files["model.data-00000-of-00001"]["sha256"]
+
+
+def check_same_run(one, other) -> None:
+    """Check that all losses, perplexities and final weights of two runs are identical."""
+    assert losses(one) == losses(other) and losses(one)
+    for kind, name in [
+        ("epoch", "train_perplexity"), ("epoch", "valid_perplexity"), ("test", "test_perplexity")
+    ]:  # fmt: skip
+        values = [[event.get(name) for event in events(run, kind)] for run in (one, other)]
+        assert values[0] == values[1]
+    assert final_tensors(one) == final_tensors(other)

@@ -14,17 +14,6 @@ from tests.faults.jobs import events, last_step, run
 LONG = ("--hidden_size", 8, "--num_epochs", 200, "--noeval")
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("victim", ["rank 0", "rank 1", "mpirun"])
-def test_a_killed_process_ends_the_job(start, tmp_path, victim):
-    job = start(tmp_path, *LONG, num_ranks=2)
-    job.wait_for_step(10)
-    pid = job.process.pid if victim == "mpirun" else job.ranks()[int(victim[-1])]
-    os.kill(pid, signal.SIGKILL)
-    code, _ = job.ends()
-    assert code != 0
-
-
 def test_the_only_rank_of_an_mpirun_ends_with_it(start, tmp_path):
     job = start(tmp_path, *LONG, launcher=mpirun(1))
     job.wait_for_step(10)

@@ -72,9 +72,11 @@ def test_out_of_sync_ranks_are_detected_and_the_run_can_resume(start, tmp_path, 
 
 
 @pytest.mark.parametrize("compiled", ["1", "0"])
-def test_ranks_with_different_thread_counts_stay_identical(start, tmp_path, monkeypatch, compiled):
+def test_ranks_with_different_thread_counts_stay_identical(
+    start, tmp_path, corpora, monkeypatch, compiled
+):
     """All ranks clip by the same norm. Rank 0 computes the norm if compiled ops are unavailable."""
-    flags = ("--config", "config_test", "--data_path", tmp_path / "data", "--noeval")
+    flags = (*config_flags(corpora), "--noeval")
     # With a norm that each rank computes in TensorFlow, these ranks diverged within 30 steps.
     flags += ("--hidden_size", 300, "--init_scale", 1, "--num_steps", 4, "--max_steps", 30)
     flags += ("--checkpoint_every_steps", 1, "--log_every_steps", 1)

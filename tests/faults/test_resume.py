@@ -10,30 +10,12 @@ from lm.errors import RunError, UserError
 from lm.inference.evaluator import evaluate
 from lm.training.schedule import has_stalled
 from tests.commands import train_here
-from tests.faults.jobs import (
-    config_flags,
-    events,
-    final_tensors,
-    losses,
-    run,
-    saved_steps,
-)
+from tests.faults.jobs import check_same_run, config_flags, events, losses, run, saved_steps
 from tests.untrained import rewrite_manifest
 
 # A small model with dropout and gradient clipping.
 FLAGS = ("--hidden_size", 16, "--keep_prob", 0.7, "--learning_rate", 0.5, "--seed", 3)
 NUM_STEPS = 300
-
-
-def check_same_run(resumed, whole, num_steps=NUM_STEPS):
-    assert losses(resumed) == losses(whole)
-    assert [event["step"] for event in events(resumed)] == list(range(1, num_steps + 1))
-    for kind, name in [
-        ("epoch", "train_perplexity"), ("epoch", "valid_perplexity"), ("test", "test_perplexity")
-    ]:  # fmt: skip
-        both = [[event[name] for event in events(each, kind)] for each in (resumed, whole)]
-        assert both[0] == both[1] and both[0]
-    assert final_tensors(resumed) == final_tensors(whole)
 
 
 def test_killed_and_resumed_equals_uninterrupted(start, tmp_path, corpora):
@@ -52,6 +34,8 @@ def test_killed_and_resumed_equals_uninterrupted(start, tmp_path, corpora):
     run(start, killed, *flags, "--resume", num_ranks=2)
     assert len(events(killed, "start")) == 4
     check_same_run(killed, whole)
+    assert [event["step"] for event in events(killed)] == list(range(1, NUM_STEPS + 1))
+    assert events(killed, "epoch") and events(killed, "test")
 
 
 def test_the_state_of_optimizer_schedule_and_average_is_resumed(start, tmp_path, corpora):
@@ -81,7 +65,8 @@ def test_the_state_of_optimizer_schedule_and_average_is_resumed(start, tmp_path,
     code, _ = start(cut, *flags, num_ranks=2, fault=fault).finish()
     assert code != 0 and saved_steps(cut)
     train_here(cut, *config_flags(corpora), *flags, "--resume")
-    check_same_run(cut, whole, saved.step)
+    check_same_run(cut, whole)
+    assert [event["step"] for event in events(cut)] == list(range(1, saved.step + 1))
 
 
 @pytest.mark.parametrize(
@@ -124,7 +109,7 @@ def test_a_second_job_in_the_same_directory_is_rejected(start, tmp_path, corpora
 
 def test_init_from_loads_only_the_weights(start, tmp_path, corpora):
     few = ("--hidden_size", 8, "--log_every_steps", 1, "--noeval")
-    train_here(tmp_path / "first", *config_flags(corpora), *few, "--max_steps", 300)
+    train_here(tmp_path / "first", *config_flags(corpora), *few, "--max_steps", 100)
     (saved,) = (tmp_path / "first" / "checkpoints").iterdir()
     other = ("--init_from", saved, "--max_steps", 5)
     run(start, tmp_path / "warm", *few, *other, "--seed", 7, num_ranks=2)

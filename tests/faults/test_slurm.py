@@ -13,11 +13,10 @@ import pytest
 
 from tests.commands import ROOT, environment, kill_marked, marked_processes, new_mark
 from tests.faults.jobs import (
+    check_same_run,
     config_flags,
     events,
-    final_tensors,
     last_step,
-    losses,
     run,
     saved_steps,
 )
@@ -130,8 +129,7 @@ def submit(cluster, corpora, tmp_path):
 
 def assert_is_the_run_of_one_process(start, job, tmp_path):
     run(start, tmp_path / "alone", *WHOLE)
-    assert losses(job.output_dir) == losses(tmp_path / "alone")
-    assert final_tensors(job.output_dir) == final_tensors(tmp_path / "alone")
+    check_same_run(job.output_dir, tmp_path / "alone")
 
 
 @both_launchers

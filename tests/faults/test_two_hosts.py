@@ -13,7 +13,7 @@ from lm import kernels
 from lm.distributed.devices import count_cores
 from tests import machine
 from tests.commands import ROOT, environment, run_command
-from tests.faults.jobs import events, final_tensors, last_step, losses, run, saved_steps
+from tests.faults.jobs import check_same_run, events, last_step, run, saved_steps
 
 pytestmark = [
     pytest.mark.soak,
@@ -69,8 +69,7 @@ def test_four_ranks_on_two_hosts_are_bitwise_identical_to_one(start, hosts, tmp_
     flags = (*FLAGS, "--hidden_size", 128, "--keep_prob", 0.7)
     run(start, tmp_path / "run", *flags, launcher=launcher(hosts, slots=2))
     run(start, tmp_path / "alone", *flags)
-    assert losses(tmp_path / "run") == losses(tmp_path / "alone")
-    assert final_tensors(tmp_path / "run") == final_tensors(tmp_path / "alone")
+    check_same_run(tmp_path / "run", tmp_path / "alone")
 
 
 def test_hosts_that_differ_in_everything_train_together(start, hosts, tmp_path):
@@ -115,7 +114,7 @@ def test_scaling_over_two_hosts_is_measured(hosts, tmp_path):
     command = [*hosts("run", "lmhost1"), sys.executable, "-m", "lm.benchmark", "scaling",
                "--hosts", "lmhost1:1,lmhost2:1", "--ranks", 2, "--config", "config_test",
                "--repeats", 1, "--out", tmp_path]  # fmt: skip
-    done = run_command(command, environment(OMPI_MCA_plm_rsh_args=ssh), timeout=120, cwd=ROOT)
+    done = run_command(command, environment(OMPI_MCA_plm_rsh_args=ssh), timeout=120)
     assert done.returncode == 0, done.stderr
     assert re.search(r"^\| strong +\| +2 ", done.stdout, re.MULTILINE)
 
@@ -134,8 +133,7 @@ def test_a_cut_network_ends_the_job_and_it_resumes(start, hosts, tmp_path):
     run(start, tmp_path / "run", *flags, launcher=launcher(hosts))
     assert last_step(tmp_path / "run") == 250
     run(start, tmp_path / "alone", *FLAGS)
-    assert losses(tmp_path / "run") == losses(tmp_path / "alone")
-    assert final_tensors(tmp_path / "run") == final_tensors(tmp_path / "alone")
+    check_same_run(tmp_path / "run", tmp_path / "alone")
 
 
 def test_the_resilient_script_continues_without_the_lost_host(start, hosts, corpora, tmp_path):
@@ -175,5 +173,4 @@ def test_the_resilient_script_continues_without_the_lost_host(start, hosts, corp
     assert "restart 1 in 1 s" in text and "over 2 ranks" in text
     assert last_step(tmp_path / "run") == 250
     run(start, tmp_path / "alone", *FLAGS)
-    assert losses(tmp_path / "run") == losses(tmp_path / "alone")
-    assert final_tensors(tmp_path / "run") == final_tensors(tmp_path / "alone")
+    check_same_run(tmp_path / "run", tmp_path / "alone")

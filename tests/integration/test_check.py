@@ -3,7 +3,7 @@
 import re
 import sys
 
-from tests.commands import ROOT, environment, mpirun, run_command, run_module
+from tests.commands import environment, mpirun, run_command, run_module
 
 CHECK = [sys.executable, "-m", "lm.check"]
 
@@ -23,7 +23,7 @@ def test_this_machine_is_ready():
 
 def test_invalid_flag_on_one_rank_is_reported():
     command = [*mpirun(1), *CHECK, ":", *mpirun(1)[1:], *CHECK, "--typo"]
-    result = run_command(command, environment(), timeout=240, cwd=ROOT)
+    result = run_command(command, environment(), timeout=240)
     assert result.returncode == 2
     assert len(re.findall("lm: error: rank 1 on .*typo", result.stderr)) == 1, result.stderr
     assert "Traceback" not in result.stderr
@@ -36,7 +36,7 @@ def test_unreachable_hosts_are_a_one_line_error():
 
 
 def test_a_single_rank_is_rejected():
-    result = run_command([*mpirun(1), *CHECK], environment(), timeout=60, cwd=ROOT)
+    result = run_command([*mpirun(1), *CHECK], environment(), timeout=60)
     assert result.returncode == 2 and "the check needs two or more ranks" in result.stderr
 
 

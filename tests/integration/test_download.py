@@ -17,7 +17,7 @@ import pytest
 import lm.data.ptb
 from lm.data.corpus import load_corpus
 from lm.errors import RunError, UserError
-from tests.commands import ROOT, run_module
+from tests.commands import ROOT, environment, run_command, run_module
 from tests.ptb_archives import (
     CHECKSUMS,
     FILES,
@@ -246,13 +246,7 @@ def test_a_full_disk_is_one_clear_error(server, tmp_path, kilobytes):
     )
     command = [sys.executable, "-c", code, disk, server.serve("/a.tgz", GOOD), repr(CHECKSUMS)]
     script = f'{mount} && head -c 65536 /dev/zero > {disk}/other; exec "$@"'
-    result = subprocess.run(
-        [*namespace, "sh", "-c", script, "sh", *command],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=40,
-    )
+    result = run_command([*namespace, "sh", "-c", script, "sh", *command], environment(), 40)
     message, left = result.stdout.splitlines() or [result.stderr, ""]
     assert message.startswith(f"PTB is not in {disk} and cannot be written there")
     assert "(No space left on device); free some space" in message

@@ -4,7 +4,6 @@ import ctypes
 import os
 import struct
 import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ import pytest
 from lm import kernels
 from lm.kernels import build
 from tests import machine
-from tests.commands import ROOT
+from tests.commands import run_code, run_module
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -30,15 +29,10 @@ def test_the_tests_of_the_ops_pass_with_each_instruction_set(isa):
         pytest.skip("this process already uses this instruction set")
     if not machine.has(isa):
         pytest.skip("this CPU does not have this instruction set")
-    assert f" {isa} " in description_in_new_process(env={**os.environ, "LM_KERNELS_ISA": isa})
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
-    done = subprocess.run(
-        [*command, "tests/unit/kernels"],
-        cwd=ROOT,
-        env={**os.environ, "LM_KERNELS_ISA": isa},
-        capture_output=True,
-        text=True,
-        timeout=250,
+    assert f" {isa} " in description_in_new_process(env={"LM_KERNELS_ISA": isa})
+    options = ("-q", "-x", "-p", "no:cacheprovider")
+    done = run_module(
+        "pytest", *options, "tests/unit/kernels", env={"LM_KERNELS_ISA": isa}, timeout=250
     )
     assert done.returncode == 0 and " passed" in done.stdout, done.stdout[-5000:]
 
@@ -49,10 +43,7 @@ START = "from lm.system import import_tensorflow; import_tensorflow()\n"
 
 def description_in_new_process(**options):
     code = START + "from lm import kernels; print(kernels.available(), kernels.description())"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=100, **options
-    )
-    return done.stdout.strip()
+    return run_code(code, **options).stdout.strip()
 
 
 # The lanes of AVX-512 without its instructions: a build that differs from avx2 in the order of all
@@ -75,14 +66,7 @@ def float32_results(tmp_path, isa):
     )
     arguments = [tmp_path / "results.npz", *([tmp_path / "built"] * (isa == SIXTEEN_LANES))]
     name = "avx2" if isa == SIXTEEN_LANES else isa
-    done = subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        cwd=ROOT,
-        env={**os.environ, "LM_KERNELS_ISA": name},
-        capture_output=True,
-        text=True,
-        timeout=250,
-    )
+    done = run_code(code, *arguments, env={"LM_KERNELS_ISA": name}, timeout=250)
     assert f"compiled ops for {name} " in done.stdout, done.stderr
     with np.load(arguments[0]) as arrays:
         return list(arrays.values())
@@ -98,7 +82,7 @@ def test_float32_results_do_not_depend_on_the_instruction_set(tmp_path):
 
 
 def test_an_environment_variable_disables_the_ops():
-    description = description_in_new_process(env={**os.environ, "LM_KERNELS": "0"})
+    description = description_in_new_process(env={"LM_KERNELS": "0"})
     assert description == "False no compiled ops: disabled by LM_KERNELS=0"
 
 
@@ -164,13 +148,8 @@ def test_an_old_compiler_builds_the_instruction_sets_that_it_supports(tmp_path):
         " shapes = ([1, 1, 4], [1, 4], [1, 1], [1, 1])\n"
         " print('%.3f' % session.run(kernels.lstm_recurrence(*map(tf.ones, shapes)))[0][0, 0, 0])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, tmp_path],
-        env={**os.environ, "CXX": str(compiler), "LM_KERNELS_ISA": "avx512bf16"},
-        capture_output=True,
-        text=True,
-        timeout=250,
-    )
+    env = {"CXX": str(compiler), "LM_KERNELS_ISA": "avx512bf16"}
+    done = run_code(code, tmp_path, env=env, timeout=250)
     assert "warning: omitted avx512: g++: error: too new" in done.stderr.splitlines()
     assert done.stdout.startswith(("compiled ops for avx2", "compiled ops for generic"))
     # sigmoid(2) tanh(sigmoid(2) (1 + tanh(2))), as both gates and inputs are 1.

@@ -212,9 +212,7 @@ def test_a_job_that_could_not_save_keeps_its_exit_code(job, code):
         f' run_job bash -c "{job}; kill -TERM $$; while :; do sleep 0.05; done" || code=$?;'
         " kill -USR1 $$; echo $stopped_by; exit $code"
     )
-    result = subprocess.run(
-        ["bash", "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=30
-    )
+    result = run_command(["bash", "-c", script], environment(), 30)
     assert (result.returncode, result.stdout) == (code, "143\n"), result.stderr
 
 
@@ -224,12 +222,12 @@ def test_a_job_that_could_not_save_keeps_its_exit_code(job, code):
      ("kill -0", "true"), ("trap - TERM", "true")],
 )  # fmt: skip
 def test_no_signal_is_lost_at_any_moment(moment, job):
-    mark = new_mark()
     script = (
         "set -Teuo pipefail; source run_scripts/mpirun_job.sh;"
         f' moment=$1; trap "$2" DEBUG; run_job {job}'
     )
     trap = '[[ $BASHPID != $$ || $BASH_COMMAND != "$moment"* ]] || kill -TERM $$'
+    mark = new_mark()
     try:
         result = subprocess.run(
             ["bash", "-c", script, "script", moment, trap],
@@ -285,15 +283,9 @@ def test_any_new_checkpoint_is_progress_for_the_resilient_script(tmp_path):
         """
     )
     trainer.chmod(0o755)
-    result = subprocess.run(
-        [ROOT / "run_scripts" / "train_resilient.sh"],
-        env=environment(
-            OUTPUT_DIR=str(tmp_path / "run"), PYTHON=str(trainer), MAX_RESTARTS="1", BACKOFF="0"
-        ),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=60,
+    env = environment(
+        OUTPUT_DIR=str(tmp_path / "run"), PYTHON=str(trainer), MAX_RESTARTS="1", BACKOFF="0"
     )
+    result = run_command([ROOT / "run_scripts" / "train_resilient.sh"], env, 60)
     assert result.returncode == 0, result.stderr
     assert result.stderr.count("restart 1 in 0 s") == 2

@@ -9,11 +9,11 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.commands import ROOT, run_command
+
 REAL_PYTHON = os.path.realpath(sys.executable)
 # The tools that setup.sh needs before the first step.
 HOST_TOOLS = "bash cat cksum dirname flock head readlink rm sed sort tail touch uname".split()
@@ -53,14 +53,8 @@ def add_python(host, name, patch):
 
 
 def run_setup(root, host, *args, **environment):
-    return subprocess.run(
-        ["bash", str(root / "run_scripts/setup.sh"), *args],
-        env={"PATH": str(host), "USE_GPU": "0", **environment},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    env = {"PATH": str(host), "USE_GPU": "0", **environment}
+    return run_command(["bash", root / "run_scripts/setup.sh", *args], env, 60)
 
 
 def assert_refused(result, *words):
@@ -165,14 +159,8 @@ def test_an_exported_cdpath_does_not_change_the_directory(project, host, tmp_pat
     for name in (".ci", "run_scripts", ".venv"):
         (other / name).mkdir(parents=True)
     (other / ".venv/.installing").touch()
-    result = subprocess.run(
-        ["bash", script],
-        cwd=project,
-        env={"PATH": str(host), "USE_GPU": "0", "PYTHON": REAL_PYTHON, "CDPATH": str(other)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    env = {"PATH": str(host), "USE_GPU": "0", "PYTHON": REAL_PYTHON, "CDPATH": str(other)}
+    result = run_command(["bash", script], env, 60, cwd=project)
     assert_refused(result, NO_COMPILER)  # the other checkout has an interrupted setup
 
 
@@ -229,14 +217,9 @@ def test_a_finished_setup_does_nothing_and_says_nothing(active):
         return {path: path.stat().st_mtime_ns for path in (ROOT / ".venv").glob(".done-*")}
 
     before = stamps()
-    result = subprocess.run(
-        [str(ROOT / "run_scripts/setup.sh"), "--dev"],
-        # If a build starts after all, it fails immediately instead of taking minutes.
-        env={**os.environ, "CXX": "/no/such/compiler", "PATH": active + os.environ["PATH"]},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    # If a build starts after all, it fails immediately instead of taking minutes.
+    env = {**os.environ, "CXX": "/no/such/compiler", "PATH": active + os.environ["PATH"]}
+    result = run_command([ROOT / "run_scripts/setup.sh", "--dev"], env, 60)
     # Other tests may run the setup at the same time.
     said = result.stdout.replace("setup: waiting for another setup in this directory\n", "")
     assert (result.returncode, said, result.stderr) == (0, "", "")

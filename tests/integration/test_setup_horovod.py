@@ -8,11 +8,11 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.commands import ROOT, run_command
+
 WHEEL = "horovod-0.28.1-py3-none-any.whl"
 SET_UP = """
 set -euo pipefail
@@ -81,14 +81,8 @@ def set_up(venv, tmp_path):
             # If pyvenv.cfg is missing, this is the host's Python, and pip installs packages there.
             for part in ("bin", "lib", "pyvenv.cfg"):
                 (checkout / ".venv" / part).symlink_to(venv / part)
-        return subprocess.run(
-            ["bash", "-c", SET_UP + commands],
-            cwd=checkout,
-            env={**os.environ, "XDG_CACHE_HOME": str(cache), "CXX": "/bin/true"},
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
+        env = {**os.environ, "XDG_CACHE_HOME": str(cache), "CXX": "/bin/true"}
+        return run_command(["bash", "-c", SET_UP + commands], env, 120, cwd=checkout)
 
     return run
 

@@ -9,7 +9,6 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from lm.errors import UserError
 from tests.commands import (
-    ROOT,
     environment,
     events,
     mpirun,
@@ -145,7 +144,7 @@ def run_with_different_arguments(*by_rank, timeout=120):
     for index, arguments in enumerate(by_rank):
         rank = [sys.executable, "-m", "lm.train", *map(str, arguments)]
         command += rank if index == 0 else [":", "-np", "1", *rank]
-    return run_command(command, environment(), timeout, cwd=ROOT)
+    return run_command(command, environment(), timeout)
 
 
 def test_an_invalid_file_on_one_rank_ends_all_ranks(tmp_path, corpora):

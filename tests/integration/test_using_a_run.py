@@ -12,16 +12,14 @@ from lm.errors import UserError
 from lm.inference.evaluator import evaluate
 from lm.inference.run import open_run
 from lm.inference.saved_model import export
-from tests.commands import ROOT, environment, run_module
+from tests.commands import ROOT, environment, run_command, run_module
 
 PROMPT = "ba ta"
 
 
 def score(run, text, *arguments):
-    result = subprocess.run(
-        [sys.executable, "-m", "lm.score", "--run", str(run), *arguments],
-        cwd=ROOT, env=environment(), input=text, capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+    command = [sys.executable, "-m", "lm.score", "--run", run, *arguments]
+    result = run_command(command, environment(), 60, input=text)
     assert result.returncode == 0, result.stderr
     return result.stdout
 
@@ -90,10 +88,7 @@ def test_each_line_is_scored_before_the_next_line_arrives(trained, scores):
 
 def test_head_stops_the_command_silently(trained, sentences):
     command = f"yes ba be | {sys.executable} -m lm.score --run {trained} | head -n 2"
-    result = subprocess.run(
-        ["bash", "-c", command], cwd=ROOT, env=environment(), capture_output=True, text=True,
-        timeout=60,
-    )  # fmt: skip
+    result = run_command(["bash", "-c", command], environment(), 60)
     assert len(result.stdout.splitlines()) == 2 and result.stderr == ""
 
 
@@ -129,10 +124,8 @@ def test_tensorflow_loads_the_export_and_computes_the_same_numbers(
     result = run_module("lm.export", "--run", trained, "--to", exported)
     assert result.returncode == 0, result.stderr
     # Isolated, in a different directory: importing this project would fail.
-    loaded = subprocess.run(
-        [sys.executable, "-I", "-c", LOAD, str(exported), json.dumps(sentences)],
-        cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=90,
-    )  # fmt: skip
+    command = [sys.executable, "-I", "-c", LOAD, exported, json.dumps(sentences)]
+    loaded = run_command(command, environment(), 90, cwd=tmp_path)
     assert loaded.returncode == 0, loaded.stderr
     found = json.loads(loaded.stdout)
     np.testing.assert_allclose(found["sentences"], [total for total, *_ in scores], rtol=1e-5)

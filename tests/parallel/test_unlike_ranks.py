@@ -25,7 +25,7 @@ def run_ranks(settings, *arguments):
     for setting in settings:
         command += [*(launcher[1:] if command else launcher), "env", setting]
         command += [sys.executable, "-m", *map(str, arguments), ":"]
-    result = run_command(command[:-1], environment(), timeout=140, cwd=ROOT)
+    result = run_command(command[:-1], environment(), timeout=140)
     return result.returncode, result.stdout + result.stderr
 
 

@@ -23,7 +23,7 @@ import lm.data.progress
 from lm.data.corpus import load_corpus
 from lm.data.vocabulary import EOS, UNK
 from lm.errors import RunError, UserError
-from tests.commands import ROOT
+from tests.commands import ROOT, run_code
 from tests.unit.data.texts import load_obeying_permissions, words_of, write
 
 pytestmark = pytest.mark.timeout(60)
@@ -206,8 +206,7 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path, separator):
         "total = sum(int(batches.window(s)[1].sum()) for s in range(batches.steps_per_epoch))\n"
         "done.set(); watcher.join(); print(len(corpus.train), peak - before)"
     )
-    command = [sys.executable, "-c", code, data_path, write(tmp_path / "small")]
-    result = subprocess.run(command, cwd=ROOT, stdout=-1, text=True, timeout=50, check=True)
+    result = run_code(code, data_path, write(tmp_path / "small"))
     tokens, kilobytes = map(int, result.stdout.split())
     assert tokens >= 6_000_000
     assert 0 < kilobytes < 16_000 < 4 * tokens / 1024
@@ -244,9 +243,10 @@ def test_an_invalid_compressed_text_is_one_line(tmp_path, harm):
         load_corpus(data_path)
 
 
-def test_a_line_may_be_long_and_lack_its_end(tmp_path):
+def test_a_line_may_be_long_and_lack_its_end(tmp_path, monkeypatch):
     """The line has 100 times as many bytes as a block that is read."""
-    line = "the cat sat on " * (100 * lm.data.encoding._BLOCK_BYTES // 15)
+    monkeypatch.setattr(lm.data.encoding, "_BLOCK_BYTES", 1000)
+    line = "the cat sat on " * (100 * 1000 // 15)
     corpus = load_corpus(write(tmp_path / "d", train=line + "the mat"))
     assert words_of(corpus, "train")[-4:] == ["on", "the", "mat", EOS]
     assert len(corpus.train) == len(line.split()) + 3

@@ -7,8 +7,6 @@ import contextlib
 import dataclasses
 import itertools
 import math
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -17,7 +15,7 @@ from lm.data import embedded
 from lm.data.encoding import SPLITS
 from lm.errors import UserError
 from lm.files import sha256_of
-from tests.commands import ROOT
+from tests.commands import run_code
 
 SMALL = embedded.LanguageOptions(num_words=30, num_successors=4, num_tokens=3000, eval_tokens=500)
 pytestmark = pytest.mark.timeout(60)
@@ -196,9 +194,7 @@ def test_memory_does_not_grow_with_the_text(tmp_path):
         "    peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)\n"
         "print(peaks[1] - peaks[0])"
     )
-    command = [sys.executable, "-c", code, tmp_path]
-    result = subprocess.run(command, cwd=ROOT, stdout=-1, text=True, timeout=60, check=True)
-    assert int(result.stdout) < 4000  # kilobytes
+    assert int(run_code(code, tmp_path).stdout) < 4000  # kilobytes
     assert (tmp_path / "train.txt").stat().st_size > 10e6
 
 

@@ -6,9 +6,8 @@ import ctypes
 import os
 import pathlib
 import subprocess
-import sys
 
-from tests.commands import ROOT
+from tests.commands import run_code
 
 TEXTS = {"train": "the cat sat\nthe dog sat\n", "valid": "the cat\n", "test": "dog sat\n"}
 
@@ -42,13 +41,4 @@ def load_obeying_permissions(data_path, **env: str) -> subprocess.CompletedProce
         "import logging, sys; logging.basicConfig(level=logging.INFO)\n"
         "from lm.data.corpus import load_corpus; print(load_corpus(sys.argv[1]).train.filename)"
     )
-    return subprocess.run(
-        [sys.executable, "-c", code, str(data_path)],
-        cwd=ROOT,
-        env={**os.environ, **env},
-        preexec_fn=drop_privileges,
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
+    return run_code(code, data_path, env=env, preexec_fn=drop_privileges)

@@ -148,7 +148,8 @@ def test_results_do_not_depend_on_the_number_of_ranks(targets, precision):
         ]
 
     def ranks(*tensors):
-        return [on_ranks(num_ranks, rank, tensors) for num_ranks in (1, 2, 4, 8)]
+        # 4 ranks have two micro-batches each: one tree per rank, and one tree over the ranks.
+        return [on_ranks(num_ranks, rank, tensors) for num_ranks in (1, 4)]
 
     (whole,), *spread = run(ranks, outputs, targets)
     for found in spread:
