@@ -98,7 +98,7 @@ def test_words_are_separated_by_spaces_and_line_ends():
 def test_sessions_are_closed_after_use_and_after_errors(run, monkeypatch):
     sessions = []
 
-    def fail(session, weights):
+    def fail(session, *_):
         sessions.append(session)
         raise UserError("different shapes")
 
