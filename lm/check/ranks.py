@@ -79,7 +79,7 @@ def _checks(comm: Communicator) -> Iterator[Result]:
 def _own_facts(comm: Communicator) -> dict[str, Any]:
     return {
         "host": socket.gethostname(),
-        "sharers": count_sharers(comm),
+        "sharers": count_sharers(comm.local_size),
         "backend": comm.backend,
         "cores": count_cores(),
         "no_gpu": why_no_gpu(),

@@ -62,19 +62,23 @@ def start_tensorflow(
     """
     import tensorflow.compat.v1 as tf
 
+    def start_threads() -> tuple[int, int]:
+        unbind_from_core()
+        count = intra_op or cores_of_rank(comm.local_size)
+        threads = (count, inter_op or 1) if divides_operations else (1, inter_op or count)
+        # The thread pools of the first session serve all later sessions, even if their configs
+        # differ. Without this session, creating a Saver would give each rank one thread per core of
+        # the host. The first session also prints three lines about MLIR at every log level.
+        config = _threads_config(*threads)
+        config.device_count["GPU"] = 0
+        with without_stderr(), tf.Graph().as_default() as graph:
+            tf.Session(graph=graph, config=config).run(tf.no_op())
+        # TensorFloat-32 would round the factors of float32 products to 10 bits.
+        tf.config.experimental.enable_tensor_float_32_execution(False)
+        return threads
+
     # The first exchange also reports the errors of ranks that did not get this far.
-    num_cores, num_sharers = raise_on_all_ranks(comm, count_cores), count_sharers(comm)
-    count = intra_op or max(num_cores // num_sharers, 1)
-    threads = (count, inter_op or 1) if divides_operations else (1, inter_op or count)
-    # The thread pools of the first session serve all later sessions, even if their configs differ.
-    # Without this session, creating a Saver would give each rank one thread per core of the host.
-    # The first session also prints three lines about MLIR at every log level.
-    config = _threads_config(*threads)
-    config.device_count["GPU"] = 0
-    with without_stderr(), tf.Graph().as_default() as graph:
-        tf.Session(graph=graph, config=config).run(tf.no_op())
-    # TensorFloat-32 would round the factors of float32 products to 10 bits.
-    tf.config.experimental.enable_tensor_float_32_execution(False)
+    threads = raise_on_all_ranks(comm, start_threads)
     num_gpus = len(tf.config.list_physical_devices("GPU"))
     host = socket.gethostname()
     found = comm.gather({"host": host, "uuid": _gpu_uuid() if num_gpus else None})
@@ -201,16 +205,25 @@ def count_cores() -> int:
     return math.ceil(min(len(os.sched_getaffinity(0)), cpu_quota() * count / total))
 
 
-def count_sharers(comm: Communicator) -> int:
-    """Return the number of ranks on this host that share this rank's cores, including itself.
+def cores_of_rank(local_size: int) -> int:
+    """Return the number of cores that this rank may use.
 
     The ranks of a host share its cores, unless the launcher gave each rank separate cores (srun,
-    mpirun --bind-to). All ranks must call this function together, after `count_cores`.
+    mpirun --bind-to).
     """
-    own = [socket.gethostname(), sorted(os.sched_getaffinity(0))]
-    ranks = comm.gather(own)
-    sharers = sum(host == own[0] and not {*own[1]}.isdisjoint(cores) for host, cores in ranks)
-    return min(sharers, comm.local_size)  # hosts may have equal names
+    return max(count_cores() // count_sharers(local_size), 1)
+
+
+def count_sharers(local_size: int) -> int:
+    """Return the number of ranks on this host that share this rank's cores, including itself."""
+    given, parent, shares = set(_given_cores()), os.getppid(), []
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        with contextlib.suppress(OSError, IndexError):  # the process just exited
+            if int(stat_fields(pid)[1]) == parent:
+                shares.append(not given.isdisjoint(os.sched_getaffinity(pid)))
+    if len(shares) < local_size:  # each rank has a separate parent process
+        return local_size
+    return max(1, min(sum(shares), local_size))
 
 
 def cpu_quota(root: str = "/") -> float:

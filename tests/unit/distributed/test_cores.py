@@ -1,5 +1,6 @@
 """A process counts the cores it may use, up to the CPU quota of its container."""
 
+import json
 import math
 import os
 import shlex
@@ -9,8 +10,6 @@ import sys
 import pytest
 
 from lm.distributed import devices
-from lm.distributed.communicator import Communicator
-from tests.meeting import on_ranks
 
 
 @pytest.mark.parametrize(
@@ -39,23 +38,48 @@ def test_the_quota_of_the_control_groups(tmp_path, groups, files, quota):
     assert devices.cpu_quota(str(tmp_path)) == quota
 
 
+RANK = """
+import os, sys
+os.sched_setaffinity(0, {int(core) for core in sys.argv[1].split(",")})
+from lm.distributed.devices import cores_of_rank, count_sharers
+print("ready", flush=True)
+sys.stdin.readline()
+print(f"[{cores_of_rank(2)}, {count_sharers(2)}]", flush=True)
+sys.stdin.readline()
+"""
+# Like mpirun, this process is the parent of the ranks and has no other children.
+LAUNCHER = """
+import subprocess, sys
+program, *bindings = sys.argv[1:]
+ranks = [
+    subprocess.Popen(
+        [sys.executable, "-c", program, binding],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )
+    for binding in bindings
+]
+assert [rank.stdout.readline() for rank in ranks] == ["ready\\n"] * len(ranks)
+for rank in ranks:
+    rank.stdin.write("\\n")
+    rank.stdin.flush()
+    print(rank.stdout.readline(), end="")
+for rank in ranks:
+    rank.communicate()
+"""
+
+
 def test_ranks_bound_to_different_cores_do_not_divide_them():
     every = sorted(os.sched_getaffinity(0))
-    if len(every) < 2:
-        pytest.skip("needs two cores")
+    if min(len(every), devices.cpu_quota()) < len(every) or len(every) < 2:
+        pytest.skip("needs two cores, and no quota below its number of cores")
 
-    def count_sharers(*cores_by_rank):
-        def work(rank, gather):
-            os.sched_setaffinity(0, cores_by_rank[rank])  # only of this thread
-            comm = Communicator()
-            comm.local_size, comm.gather = len(cores_by_rank), gather
-            return devices.count_sharers(comm)
+    def of_two(*bindings):
+        command = [sys.executable, "-c", LAUNCHER, RANK, *(",".join(map(str, b)) for b in bindings)]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        return [json.loads(line) for line in result.stdout.splitlines()]
 
-        return on_ranks(len(cores_by_rank), work)
-
-    assert count_sharers(every, every) == [2, 2]
-    assert count_sharers(every[:1], every[1:]) == [1, 1]
-    assert count_sharers(every, every[:1], every[1:]) == [3, 2, 2]
+    assert of_two(every, every) == [[len(every) // 2, 2]] * 2
+    assert of_two(every[:1], every[1:]) == [[1, 1], [len(every) - 1, 1]]
 
 
 def test_the_quota_limits_the_number_of_cores(monkeypatch):
