@@ -133,7 +133,9 @@ def _threads_config(intra_op: int, inter_op: int) -> tf.ConfigProto:
     from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig
 
     config = tf.ConfigProto(
-        intra_op_parallelism_threads=intra_op, inter_op_parallelism_threads=inter_op
+        intra_op_parallelism_threads=intra_op,
+        inter_op_parallelism_threads=inter_op,
+        allow_soft_placement=True,  # for tf.device("/gpu:0") in networks on hosts without a GPU
     )
     # With this optimization, results of some networks differ between runs of the same graph.
     config.graph_options.rewrite_options.memory_optimization = RewriterConfig.NO_MEM_OPT

@@ -173,17 +173,40 @@ class Network:
         if context.training:
             network_rules.check_training(where, made, used, context)
             context.updates += network_rules.find_updates(where, made, used, context)
-        network_rules.check_operations(
-            where, made, used, [*results, *(u.change for u in context.updates)]
-        )
+            results = [*results, *(update.change for update in context.updates)]
+        network_rules.check_operations(where, made, used, results)
         unread = network_rules.unread_state(where, state)
+        draws = self._find_irreproducible(where, made, results, context.training)
+        self._warn_once(unread)
+        self._warn_once(draws)
+
+    def _find_irreproducible(
+        self,
+        where: str,
+        made: network_rules.Nodes,
+        results: Sequence[tf.Tensor | tf.Operation],
+        training: bool,
+    ) -> str:
+        """Return why results can differ between runs, or "". Keep the reason of the training."""
         draws = network_rules.why_irreproducible(made, results)
-        if context.training:
-            self.why_irreproducible = f"{where} {draws}" if draws else ""
-        for line in filter(None, (unread, draws and f"{where} {draws}")):
-            if line not in self._warnings:
-                self._warnings.add(line)
-                logger.warning(line)
+        if draws and training:
+            self.why_irreproducible = f"{where} {draws}"
+        return draws and f"{where} {draws}"
+
+    def _warn_once(self, line: str) -> None:
+        if line and line not in self._warnings:
+            self._warnings.add(line)
+            logger.warning(line)
+
+    def check_update(self, there: network_rules.Nodes, train_op: tf.Operation) -> None:
+        """Warn if the update draws random numbers that are not repeatable.
+
+        The operations of `there` existed before the functions of the config file were called.
+        """
+        made = {n: node for n, node in network_rules.operations().items() if n not in there}
+        self._warn_once(
+            self._find_irreproducible(f"{self.where}: the update", made, [train_op], True)
+        )
 
     def losses(
         self, inputs_TB: tf.Tensor, targets_TB: tf.Tensor, state: State, context: Context

@@ -185,10 +185,13 @@ def find_updates(
     for op in _assignments_behind(update_ops, made):
         variable = variables.get(op.inputs[0].op.name)
         name = op.inputs[0].op.name if variable is None else variable.op.name
-        if variable is None or variable.trainable or name in found or op.type not in _CHANGES:
+        if (
+            variable is None or variable.trainable or variable.dtype.base_dtype != tf.float32
+            or name in found or op.type not in _CHANGES
+        ):  # fmt: skip
             raise UserError(
                 f"{where} adds {op.name} to UPDATE_OPS, which updates {name}: an update must be the"
-                " only assign, assign_add or assign_sub of an untrained variable"
+                " only assign, assign_add or assign_sub of an untrained float32 variable"
             )
         change = _CHANGES[op.type](variable, op.inputs[1]) * context.share_of_batch
         found[name] = VariableUpdate(variable, change)
@@ -280,9 +283,9 @@ def unread_state(where: str, state: Mapping[str, tf.Tensor]) -> str:
     return ""
 
 
-def why_irreproducible(made: Nodes, results: Sequence[tf.Tensor]) -> str:
+def why_irreproducible(made: Nodes, results: Sequence[tf.Tensor | tf.Operation]) -> str:
     """Return the reason why results can differ between runs, or an empty string."""
-    behind = {op.name for op in operations_behind(*results)}
+    behind = {op.name for op in operations_behind(*results, control_inputs=True)}
     here = {op.name for op in tf.get_default_graph().get_operations()}
     for name, node in made.items():
         if name in here and name not in behind:

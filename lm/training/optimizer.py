@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
 
@@ -13,6 +14,7 @@ from lm.distributed.communicator import Communicator
 from lm.errors import UserError
 from lm.model.context import Context, SeparateReduction
 from lm.model.network import Network
+from lm.model.network_rules import operations
 from lm.model.ops import fastest
 from lm.options import defaults
 from lm.training.gradients import (
@@ -23,6 +25,8 @@ from lm.training.gradients import (
     is_sparse,
     values_of,
 )
+
+logger = logging.getLogger("lm")
 
 
 class Update(NamedTuple):
@@ -111,6 +115,7 @@ def build_update(
     variables, gradients = exchange.variables, exchange.gradients
     grad_norm = _global_norm([values_of(gradient) for gradient in gradients], comm)
     clip = _clip_factor(grad_norm, config.max_grad_norm)
+    there = operations() if network else {}
     if defines("transform_gradients") or defines("build_optimizer"):
         _check_replaced(network)
         # No micro-batch has this row, so the random numbers differ from those of the network.
@@ -132,7 +137,13 @@ def build_update(
         optimizer = _user_optimizer(network, learning_rate, context)
     else:
         optimizer = _OPTIMIZERS[config.optimizer](config, learning_rate)
-    train_op = optimizer.apply_gradients(zip(gradients, variables), global_step)
+    # An optimizer of a config file may ignore the global step, so it does not receive it.
+    with tf.control_dependencies([optimizer.apply_gradients(zip(gradients, variables))]):
+        train_op = global_step.assign_add(1).op
+    if network:
+        network.check_update(there, train_op)
+    if not learning_rate.consumers():
+        logger.warning("build_optimizer does not use learning_rate, so the flag has no effect")
     return Update(train_op, grad_norm, exchange.seconds)
 
 
@@ -159,7 +170,21 @@ def _transformed(
             f"{network.where}: transform_gradients must return a dictionary with the same names as"
             " its argument"
         )
-    return [found[name] for name in by_name]
+    return [_checked_gradient(network, v, found[v.op.name]) for v in variables]
+
+
+def _checked_gradient(network: Network, variable: tf.Variable, found: Any) -> Gradient:
+    is_gradient = isinstance(found, (tf.Tensor, tf.IndexedSlices))
+    if (
+        not is_gradient or found.dtype != tf.float32
+        or not found.shape.is_compatible_with(variable.shape)
+    ):  # fmt: skip
+        what = f"{found.dtype.name} {found.shape}" if is_gradient else f"a {type(found).__name__}"
+        raise UserError(
+            f"{network.where}: transform_gradients must return a float32 tensor {variable.shape}"
+            f" for {variable.op.name}, not {what}"
+        )
+    return found
 
 
 def _user_optimizer(
@@ -170,6 +195,11 @@ def _user_optimizer(
         raise UserError(
             f"{network.where}: build_optimizer must return a tf.train.Optimizer, not a"
             f" {type(found).__name__}"
+        )
+    if type(found).compute_gradients is not tf.train.Optimizer.compute_gradients:
+        raise UserError(
+            f"{network.where}: compute_gradients of {type(found).__name__} is never called, because"
+            " the trainer sums the gradients itself: use transform_gradients"
         )
     return found
 

@@ -87,4 +87,6 @@ def train_and_evaluate(file, **fields):
         session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
         windows = words[:-1].astype(np.int32), words[1:].astype(np.int32)
         with one_line_errors(file.functions, running=True):
-            return [run_step(session.run, *step, *windows, 0.1).nll.nats for _ in range(5)]
+            losses = [run_step(session.run, *step, *windows, 0.1).nll.nats for _ in range(5)]
+        assert session.run(tf.train.get_global_step()) == 5
+        return losses

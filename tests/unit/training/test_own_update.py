@@ -2,10 +2,12 @@
 
 import numpy as np
 import pytest
+import tensorflow.compat.v1 as tf
 
 from lm.config_file import load_config_file
 from lm.errors import UserError
-from tests.unit.model.networks import GOOD, HEADER, train_and_evaluate
+from lm.model.network import Network
+from tests.unit.model.networks import GOOD, HEADER, V, train_and_evaluate, train_graph
 
 SGD = """
 def build_optimizer(learning_rate, context):
@@ -24,6 +26,27 @@ NOISE = """
 def transform_gradients(gradients, context):
     noise = 0.1 * tf.random.stateless_normal([11], context.seed())
     return {**gradients, "softmax/bias": gradients["softmax/bias"] + noise}
+"""
+NONE = """
+def transform_gradients(gradients, context):
+    return {**gradients, "softmax/bias": None}
+"""
+OVERRIDDEN = """
+class Own(tf.train.GradientDescentOptimizer):
+    def compute_gradients(self, *args, **kwargs):
+        return super().compute_gradients(*args, **kwargs)
+
+def build_optimizer(learning_rate, context):
+    return Own(learning_rate)
+"""
+RANDOM = NOISE.replace("stateless_normal([11], context.seed())", "normal([11])")
+WITHOUT_STEP = """
+class Own(tf.train.GradientDescentOptimizer):
+    def apply_gradients(self, gradients, global_step=None, name=None):
+        return super().apply_gradients(gradients, None, name)
+
+def build_optimizer(learning_rate, context):
+    return Own(learning_rate)
 """
 
 
@@ -60,9 +83,25 @@ def test_noise_is_repeatable(load):
         (SGD.replace("tf.train.", "str"), {}, "line 16, in build_optimizer: NameError"),
         (SGD.replace("return", "return 1 #"), {}, "must return a tf.train.Optimizer, not a int"),
         (NOISE.replace("**gradients, ", ""), {}, "dictionary with the same names as its argument"),
+        (NONE, {}, "float32 tensor .* for softmax/bias, not a NoneType"),
+        (NOISE.replace(" + noise}", "[:2]}"), {}, r"float32 tensor \(11,\) for softmax/bias, not"),
+        (OVERRIDDEN, {}, "compute_gradients of Own is never called, .* use transform_gradients"),
     ],
 )
 def test_a_mistake_is_one_line(load, functions, fields, message):
     with pytest.raises(UserError, match=message) as error:
         train_and_evaluate(load(functions), **fields)
     assert "\n" not in str(error.value)
+
+
+def test_random_numbers_of_the_update_are_reported(load, caplog):
+    file = load(RANDOM)
+    with tf.Graph().as_default():
+        network = Network(file.config, V, file.functions)
+        train_graph(network)
+    assert "the update draws random numbers with RandomStandardNormal" in network.why_irreproducible
+    assert caplog.text.count("RandomStandardNormal") == 1
+
+
+def test_an_optimizer_that_ignores_the_global_step_does_not_stop_it(load):
+    train_and_evaluate(load(WITHOUT_STEP))  # it checks the global step
