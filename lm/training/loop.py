@@ -60,6 +60,7 @@ class Loop:
 
     def __post_init__(self) -> None:
         self._steps_per_epoch = self.job.batches.steps_per_epoch
+        self._traced_steps = parse_steps(self.job.options.profile_steps)
 
     def run(self) -> None:
         """Run the remaining epochs and the test.
@@ -130,7 +131,7 @@ class Loop:
         stop = signals.stop
         save = signals.save or self.checkpointer.is_due(step + 1)
         run, directory = self.session.run, self.reporter.output_dir
-        if directory and step + 1 in parse_steps(self.job.options.profile_steps):
+        if directory and step + 1 in self._traced_steps:
             path = os.path.join(directory, f"trace-{step + 1}.json")
             run = functools.partial(run_traced, self.session, path)
         result = run_step(

@@ -115,10 +115,11 @@ def build_update(
     variables, gradients = exchange.variables, exchange.gradients
     grad_norm = _global_norm([values_of(gradient) for gradient in gradients], comm)
     clip = _clip_factor(grad_norm, config.max_grad_norm)
-    there = operations() if network else {}
-    if defines("transform_gradients") or defines("build_optimizer"):
+    is_own = defines("transform_gradients") or defines("build_optimizer")
+    if is_own:
         _check_replaced(network)
-        # No micro-batch has this row, so the random numbers differ from those of the network.
+        there = operations()
+        # No micro-batch starts at row -1, so these random numbers differ from the network's.
         context = network.context(step=tf.identity(global_step), first_row=-1)
     if defines("transform_gradients"):
         gradients, clip = _transformed(network, variables, gradients, context), tf.constant(1.0)
@@ -140,10 +141,10 @@ def build_update(
     # An optimizer of a config file may ignore the global step, so it does not receive it.
     with tf.control_dependencies([optimizer.apply_gradients(zip(gradients, variables))]):
         train_op = global_step.assign_add(1).op
-    if network:
+    if is_own:
         network.check_update(there, train_op)
-    if not learning_rate.consumers():
-        logger.warning("build_optimizer does not use learning_rate, so the flag has no effect")
+        if not learning_rate.consumers():
+            logger.warning("build_optimizer ignores learning_rate, so the flag has no effect")
     return Update(train_op, grad_norm, exchange.seconds)
 
 
