@@ -206,11 +206,11 @@ def _network_functions(
     builders = found.keys() & set(_BUILDERS)
     if len(builders) > 1 or (found and not builders and "build_losses" not in found):
         raise UserError(
-            "a network is either build_outputs or build_logits, or build_losses with or without one"
-            f" of them, not {' and '.join(found)}"
+            "a network needs build_outputs, build_logits or build_losses, and not both of the first"
+            f" two, but the file defines {' and '.join(found)}"
         )
     if "reads_words" in found and "state_shapes" in found:
-        raise UserError("reads_words is for a network without state: remove it, or state_shapes")
+        raise UserError("reads_words replaces state_shapes: remove one of them")
     if found or config_class is not Config:
         return NetworkFunctions(path, found, sha256, config_class, loaded.sha256)
     return BUILT_IN

@@ -1,4 +1,4 @@
-"""Exchanges between the ranks of a run: the interface, which a single process needs as it is."""
+"""The interface of exchanges between ranks, and its implementation for one process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class Communicator:
-    """The ranks of a run: here, a single process. `HorovodCommunicator` connects several.
+    """The only rank of a single process. `HorovodCommunicator` connects several ranks.
 
     All ranks must call each method, in the same order.
 

@@ -139,7 +139,7 @@ def open_session(
 
 
 def check_words(run: Run) -> None:
-    """Check that a user-defined network computes the same model for single words and for windows.
+    """Check that a user-defined network gives the same results for single words and for windows.
 
     Raises:
       UserError: If the results differ.

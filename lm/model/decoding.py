@@ -84,10 +84,10 @@ def _read(
 def _read_again(
     num_words: int, words_B: tf.Tensor, state_BK: tf.Tensor, build: Callable
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Read the last K words as a window. The state has their IDs plus 1, after zeros."""
+    """Read the last K words as a window. The state is zeros, and then the IDs plus 1."""
     state_BK = tf.concat([state_BK[:, 1:], tf.cast(words_B[:, None] + 1, tf.float32)], axis=1)
     count_B = tf.math.count_nonzero(state_BK, axis=1, dtype=tf.int32)
-    # As in evaluation, a window begins with the first word. Words at its end are not seen.
+    # As in evaluation, the first word starts the window. The padding at the end has no effect.
     order_BK = (tf.range(num_words) - count_B[:, None]) % num_words
     ids_KB = tf.transpose(tf.gather(state_BK, order_BK, batch_dims=1)) - 1
     results_KB, _ = build(tf.cast(tf.nn.relu(ids_KB), tf.int32), {})
@@ -135,6 +135,6 @@ def target_log_probs(
 
 
 def create_variables(network: Network) -> None:
-    """Create the variables of predictions, so that checkpoints have variables without a loss."""
+    """Create the variables that only predictions use, so that checkpoints contain them."""
     with tf.name_scope("lm_predictions"):
         next_word(network, tf.zeros([1], tf.int32), tf.zeros([1, state_size(network)]))

@@ -75,7 +75,7 @@ class Network:
 
     @functools.cached_property
     def reads_words(self) -> int | None:
-        """The number of words that the network reads to predict the next one; None with a state."""
+        """The number of words that the network looks at, or None if the file does not define it."""
         if not self.defines("reads_words"):
             return None
         found = self.call("reads_words", self.config)
@@ -187,7 +187,7 @@ class Network:
         results: Sequence[tf.Tensor | tf.Operation],
         training: bool,
     ) -> str:
-        """Return why results can differ between runs, or "". Keep the reason of the training."""
+        """Return why results can differ between runs, or "". Store the reason in training."""
         draws = network_rules.why_irreproducible(made, results)
         if draws and training:
             self.why_irreproducible = f"{where} {draws}"

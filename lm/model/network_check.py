@@ -36,8 +36,8 @@ def check_network(
 ) -> None:
     """Check that no output sees later words and that results are finite and reproducible.
 
-    If a network sees the words that it predicts, or if the losses of all words do not belong to
-    probabilities that sum to 1, its perplexity is meaningless. The check warns if single words and
+    If a network sees the words that it predicts, or if its probabilities do not sum to 1, its
+    perplexity is meaningless. The check warns if single words and
     windows lead to different results.
 
     Raises:
@@ -129,7 +129,7 @@ class NetworkCheck:
         """Check that the probabilities of all words after the same words sum to 1.
 
         Raises:
-          UserError: If they do not.
+          UserError: If the sum is not 1.
         """
         network, vocab_size = self._network, self._network.vocab_size
         words_ph, targets_ph = (tf.placeholder(tf.int32, [_ROWS]) for _ in range(2))

@@ -94,11 +94,11 @@ def test_fields_of_a_config_file_are_flags(tmp_path):
 @pytest.mark.parametrize(
     "text, message",
     [
-        (OWN_FIELDS + BUILD + "build_logits = build_outputs\n", "either build_outputs or build_l"),
-        (OWN_FIELDS + "def state_shapes(config):\n    return {}\n", "not state_shapes$"),
+        (OWN_FIELDS + BUILD + "build_logits = build_outputs\n", "and not both of the first two"),
+        (OWN_FIELDS + "def state_shapes(config):\n    return {}\n", "defines state_shapes$"),
         (
             OWN_FIELDS + BUILD + "def state_shapes(config): ...\ndef reads_words(config): ...\n",
-            "reads_words is for a network without state",
+            "reads_words replaces state_shapes",
         ),
         (
             OWN_FIELDS + BUILD + "def state_shape(config): ...\n",
