@@ -23,7 +23,7 @@ from lm.errors import UserError
 from lm.model import adaptive, lstm, network_rules
 from lm.model.context import Context
 from lm.model.plain import logits_cross_entropy
-from lm.model.user_errors import call
+from lm.model.user_errors import call, hint_for_words
 from lm.model.variables import shared_variables
 
 logger = logging.getLogger("lm")
@@ -137,7 +137,10 @@ class Network:
             network_rules.add_regularization(context)
         context.is_built = True
         what = name.removeprefix("build_")
-        top, after = network_rules.checked_result(where, found, what, shape, self.state_parts)
+        try:
+            top, after = network_rules.checked_result(where, found, what, shape, self.state_parts)
+        except UserError as error:
+            raise UserError(f"{error}{hint_for_words(words[0], context)}") from error
         created = {variable.op.name for variable in set(tf.global_variables()) - variables_before}
         self._check_variables(name, used, created, context)
         if not self.is_built_in:

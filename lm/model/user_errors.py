@@ -32,12 +32,12 @@ def call(path: str, function: Callable, *arguments: Any) -> Any:
         message, cause = short_message(error) + hint(path, _frames(error), str(error)), error
         if "EagerTensor" in str(error):  # a constant, or a variable from tf.Variable
             message += "; create tensors inside the function, not at the top of the file"
-        message += _hint_for_words(*arguments)
+        message += hint_for_words(*arguments)
     name = getattr(function, "__name__", "a function")
     raise UserError(f"{place(path, _frames(cause))}, in {name}: {message}") from cause
 
 
-def _hint_for_words(inputs: Any, *others: Any) -> str:
+def hint_for_words(inputs: Any, *others: Any) -> str:
     """Return a hint if only the call for single words failed. The calls for windows come first."""
     if not others or not isinstance(inputs, tf.Tensor) or inputs.shape.as_list()[:1] != [1]:
         return ""

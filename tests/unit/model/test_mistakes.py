@@ -269,3 +269,10 @@ def test_a_failure_only_for_single_words_says_so(load, tmp_path):
     message = r"recent.py, line 20, .*; this is the call for single words \(T = 1, not num_steps ="
     with pytest.raises(UserError, match=message):
         check_network(load(text).config, V, load(text).functions)
+
+
+def test_a_wrong_shape_only_for_single_words_says_so(load):
+    text = HEADER + "    return x, {'h': x[-1] if x.shape[0] > 1 else x}\n"
+    message = r"new_state\['h'\] must have the shape .*; this is the call for single words \(T = 1"
+    with pytest.raises(UserError, match=message):
+        check_network(load(text).config, V, load(text).functions)
