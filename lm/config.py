@@ -242,10 +242,6 @@ class RunOptions(Checked):
         None, "write Horovod's timeline to this file, for chrome://tracing", is_path=True,
         may_change=(),
     )  # fmt: skip
-    profile_steps: str | None = option(
-        None, "FIRST:LAST: write TensorFlow's trace of these steps to the run directory",
-        may_change=(),
-    )  # fmt: skip
     tensorboard: bool = option(True, "write event files for TensorBoard to the run directory")
     micro_batches_at_once: int | None = option(
         None, "micro-batches to compute at the same time (default: all; for the network of a config"

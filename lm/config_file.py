@@ -72,11 +72,7 @@ class NetworkFunctions:
         return FileRecord(os.path.abspath(self.where), self.sha256, dict(self.loaded))
 
     def resolve(self, config: Config) -> Config:
-        """Return the config with its default for `virtual_ranks`.
-
-        Raises:
-          UserError: If the batch of a user-defined network does not consist of equal micro-batches.
-        """
+        """Return the config with its default for `virtual_ranks`."""
         most = _VIRTUAL_RANKS if self.is_built_in else math.gcd(_VIRTUAL_RANKS, config.batch_size)
         count = config.virtual_ranks or most
         if not self.is_built_in and config.batch_size % count:
@@ -103,11 +99,7 @@ class ConfigFile:
 
 
 def load_config_file(name_or_path: str) -> ConfigFile:
-    """Run `configs/<name>.py` or a user's Python file.
-
-    Raises:
-      UserError: If the file does not exist, fails, or defines something invalid.
-    """
+    """Run `configs/<name>.py` or a user's Python file."""
     path, source = _read(name_or_path)
     sha256 = hashlib.sha256(source).hexdigest()
     if importlib.util.find_spec("tf_keras"):  # enables classic layers and cells

@@ -115,12 +115,7 @@ def first_difference(
 
 
 def load_record(run_dir: str) -> RunRecord | None:
-    """Read the record of a run; return None if the directory does not contain run.json.
-
-    Raises:
-      UserError: If run.json is corrupt, or if a different version of this program wrote it.
-      RunError: If run.json is temporarily unreadable.
-    """
+    """Read the record of a run; return None if the directory does not contain run.json."""
     path = os.path.join(run_dir, RUN_FILE)
     content = read_object(path)
     if content is None:

@@ -6,9 +6,8 @@ import os
 
 import tensorflow.compat.v1 as tf
 
-from lm.distributed.devices import named_gpus
-
 _SETUP = "run USE_GPU=1 run_scripts/setup.sh"
+_NO_GPU = ("", "-1", "NoDevFiles")  # values in CUDA_VISIBLE_DEVICES; Slurm writes NoDevFiles
 
 
 def why_no_gpu() -> str:
@@ -30,7 +29,8 @@ def why_no_gpu() -> str:
             f" GPUs (docker run --gpus all), or {_SETUP.replace('=1', '=0')}"
         )
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if named_gpus() == []:
+    # CUDA ignores everything from the first invalid entry on.
+    if visible is not None and visible.partition(",")[0] in _NO_GPU:
         return f"CUDA_VISIBLE_DEVICES={visible} hides the GPUs: unset it to train on them"
     return f"change CUDA_VISIBLE_DEVICES ({visible}), or read TensorFlow's log (docs/gpu.md)"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import json
 import logging
 import os
@@ -54,17 +53,11 @@ def open_run_dir(
     """Create and lock the directory of a run; if the run is resumed, find its newest checkpoint.
 
     Closing `stack` releases the directory. A resumed run must have the same record.
-
-    Raises:
-      UserError: If the directory cannot be written, already holds a run, or cannot be resumed.
-      RunError: If another job uses the directory, or if the disk fails.
     """
     output_dir, resume = options.output_dir, options.resume
     if resume and not output_dir:
         raise UserError("--resume needs --output_dir, the directory of the run to continue")
     path = _make(output_dir, config.name)
-    if not output_dir:
-        stack.callback(_remove_unused, path)
     try:
         stack.enter_context(locked(os.path.join(path, LOCK_FILE)))
     except BlockingIOError:
@@ -95,32 +88,12 @@ def _make(output_dir: str | None, name: str) -> str:
         if os.path.islink(place) and not os.path.exists(place):
             raise RunError(f"{place} is a broken symlink; mount its target or remove it")
     try:
-        if output_dir:
-            os.makedirs(path, exist_ok=True)
-        else:
-            path = _make_new(path)
+        os.makedirs(path, exist_ok=output_dir is not None)
         for place in filter(os.path.exists, (path, os.path.join(path, CHECKPOINTS_DIR))):
             tempfile.TemporaryFile(dir=place).close()  # fail now, not after the first epoch
     except OSError as error:
         raise error_class(error)(f"cannot write to output_dir {path}: {error.strerror}") from error
     return path
-
-
-def _make_new(stem: str) -> str:
-    """Create a new directory, even if several runs start in the same second."""
-    for number in itertools.count(1):
-        path = stem if number == 1 else f"{stem}-{number}"
-        with contextlib.suppress(FileExistsError):
-            os.makedirs(path)
-            return path
-
-
-def _remove_unused(path: str) -> None:
-    """Remove the new directory of a run that could not start."""
-    with contextlib.suppress(OSError):
-        if os.listdir(path) == [LOCK_FILE]:
-            os.remove(os.path.join(path, LOCK_FILE))
-            os.rmdir(path)
 
 
 def _check_resumable(

@@ -78,10 +78,6 @@ def find(run_dir: str, which: str = "last") -> str:
     """Return a verified checkpoint of a run. Skip corrupt checkpoints with a warning.
 
     `which` is "last", "best" by validation perplexity, or the path of a checkpoint.
-
-    Raises:
-      UserError: If the checkpoint is missing or corrupt, or if a different version of this program
-        wrote it. In the last case, an older checkpoint must not silently replace it.
     """
     if which == "best":
         return _find_best(run_dir)
@@ -95,11 +91,7 @@ def find(run_dir: str, which: str = "last") -> str:
 
 
 def find_newest(run_dir: str) -> str | None:
-    """Return the newest checkpoint that is not corrupt, or None if a run has no checkpoints.
-
-    Raises:
-      UserError: See `find`.
-    """
+    """Return the newest checkpoint that is not corrupt, or None if a run has no checkpoints."""
     checkpoints = list_checkpoints(run_dir)
     for checkpoint, _ in _intact(reversed(checkpoints)):
         return checkpoint
@@ -133,16 +125,13 @@ def _best(manifests: Mapping[str, Manifest]) -> str | None:
 
 
 def intact_manifests(run_dir: str) -> dict[str, Manifest]:
-    """Verify all checkpoints of a run, and return the manifests of the intact ones, oldest first.
-
-    Raises:
-      UserError: If a different version of this program wrote a checkpoint.
-    """
+    """Verify all checkpoints, and return the manifests of the intact ones, oldest first."""
     return dict(_intact(list_checkpoints(run_dir)))
 
 
 def _intact(checkpoints: Iterable[str]) -> Iterator[tuple[str, Manifest]]:
     for checkpoint in checkpoints:
+        # A different version is an error: an older checkpoint must not silently replace it.
         try:
             manifest = verify(checkpoint)
         except CorruptFile as error:
@@ -157,9 +146,6 @@ def prune(run_dir: str, keep: int, intact: Mapping[str, Manifest]) -> None:
     Only the checkpoints in `intact`, which this job wrote or verified, count. Corrupt checkpoints
     therefore never displace intact checkpoints. Checkpoints saved after the ranks diverged do not
     count either, because users may prefer an older checkpoint.
-
-    Raises:
-      OSError: If a checkpoint cannot be removed.
     """
     checkpoints = list_checkpoints(run_dir)
     present = {found: intact[found] for found in checkpoints if found in intact}
@@ -220,11 +206,7 @@ def _checksum(content: Mapping[str, Any]) -> str:
 
 
 def load_arrays(checkpoint: str) -> dict[str, np.ndarray]:
-    """Read the contents of a checkpoint: variables, and the recurrent state of all rows.
-
-    Raises:
-      RunError: If the checkpoint cannot be read.
-    """
+    """Read the contents of a checkpoint: variables, and the recurrent state of all rows."""
     try:
         # Pass bytes, because the path may not be valid UTF-8.
         reader = tf.train.NewCheckpointReader(os.fsencode(os.path.join(checkpoint, "model")))
@@ -234,11 +216,7 @@ def load_arrays(checkpoint: str) -> dict[str, np.ndarray]:
 
 
 def load_weights(checkpoint: str) -> dict[str, np.ndarray]:
-    """Read the weights of a checkpoint by variable name; averages if the checkpoint has them.
-
-    Raises:
-      RunError: If the checkpoint cannot be read.
-    """
+    """Read the weights of a checkpoint by variable name; averages if the checkpoint has them."""
     arrays, manifest = load_arrays(checkpoint), read_manifest(checkpoint)
     weights = {name: arrays[name] for name in manifest.weights}
     if manifest.has_average:  # Weights that are not trained have no average.
@@ -251,9 +229,6 @@ def save(run_dir: str, arrays: Mapping[str, np.ndarray], manifest: Manifest) -> 
 
     The weights of a step never change. Only facts about the weights change, such as the validation
     perplexity.
-
-    Raises:
-      RunError: If the checkpoint cannot be written. Older checkpoints stay intact.
     """
     parent = os.path.join(run_dir, CHECKPOINTS_DIR)
     final = os.path.join(parent, f"step-{manifest.step:08d}")

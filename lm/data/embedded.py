@@ -169,9 +169,6 @@ def write_corpus(
     Args:
       directory: The directory, which is created if it is missing.
       options: The language and the lengths of the texts.
-
-    Raises:
-      UserError: If the directory contains a different corpus that this function did not write.
     """
     written = _load_written(directory, options)
     if written:

@@ -100,7 +100,7 @@ def _read_blocks(path: str, activity: str) -> Iterator[bytes]:
         ):
             text = gzip.open(file) if path.endswith(".gz") else file
             while block := text.read(_BLOCK_BYTES):
-                progress.update(file.tell())
+                progress.show(file.tell())
                 yield block
     except (gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise UserError(

@@ -170,7 +170,7 @@ def _download(session: requests.Session, url: str, max_bytes: int) -> bytes:
             # Some servers label a .tgz "Content-Encoding: gzip". It must not be unpacked here.
             for block in response.raw.stream(_BLOCK_BYTES, decode_content=False):
                 content += block
-                progress.update(len(content))
+                progress.show(len(content))
                 if len(content) > max_bytes:
                     raise SourceError(f"the download has more than {max_bytes} bytes")
     return bytes(content)

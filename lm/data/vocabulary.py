@@ -27,11 +27,7 @@ UNLIMITED = Limits()
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The words that a model knows. The token ID of a word is its index.
-
-    Raises:
-      UserError: If a word is a duplicate or contains whitespace, or if `<eos>` is missing.
-    """
+    """The words that a model knows. The token ID of a word is its index."""
 
     words: tuple[str, ...] = field(repr=False)
 
@@ -92,11 +88,7 @@ class Vocabulary:
         return hashlib.sha256(self._file_content()).hexdigest()
 
     def encode(self, words: Iterable[str]) -> list[int]:
-        """Convert words to token IDs. Unknown words get the ID of `<unk>`.
-
-        Raises:
-          UserError: If a word is unknown and the vocabulary does not contain `<unk>`.
-        """
+        """Convert words to token IDs. Unknown words get the ID of `<unk>`."""
         words = list(words)
         ids = [self.ids.get(word, self.unk_id) for word in words]
         if None in ids:
@@ -110,11 +102,7 @@ class Vocabulary:
 
     @classmethod
     def load(cls, path: str) -> Vocabulary:
-        """Read a file written by `save`.
-
-        Raises:
-          UserError: If the file is unreadable or not a vocabulary.
-        """
+        """Read a file written by `save`."""
         try:
             with open(path, "rb") as file:
                 text = file.read().decode("utf-8")

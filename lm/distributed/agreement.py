@@ -56,9 +56,6 @@ def check_agreement(comm: Communicator, facts: Mapping[str, Any]) -> None:
     Ranks with different sizes would deadlock or crash in their first exchange. Ranks with different
     seeds or corpora would train the wrong run. Facts are JSON-serializable, and all ranks use the
     same names.
-
-    Raises:
-      UserError: If a fact differs.
     """
     difference = _mismatch(comm, facts)
     if difference:

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import itertools
 import math
 import os
-import shutil
 import socket
-import subprocess
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -29,7 +26,6 @@ _CORES_AT_START = os.sched_getaffinity(0)
 _ALL_CORES = frozenset(range(8192))
 # The slots of a job that shares its hosts with other jobs: "FIRST:COUNT:TOTAL".
 HOST_SLOTS = "LM_HOST_SLOTS"
-_NO_GPU = {"", "-1", "NoDevFiles"}  # values in CUDA_VISIBLE_DEVICES; Slurm writes NoDevFiles
 
 
 class Device(NamedTuple):
@@ -56,9 +52,6 @@ def start_tensorflow(
     The ranks of a host share its cores and GPUs. The arguments override the numbers of threads.
     Unless `divides_operations`, the threads compute different operations at the same time, because
     the results of some of TensorFlow's operations depend on the number of their threads.
-
-    Raises:
-      UserError: If a host has GPUs, but fewer GPUs than ranks.
     """
     import tensorflow.compat.v1 as tf
 
@@ -140,24 +133,6 @@ def _threads_config(intra_op: int, inter_op: int) -> tf.ConfigProto:
     # With this optimization, results of some networks differ between runs of the same graph.
     config.graph_options.rewrite_options.memory_optimization = RewriterConfig.NO_MEM_OPT
     return config
-
-
-def named_gpus() -> list[str] | None:
-    """Return the GPUs in CUDA_VISIBLE_DEVICES, or None if the variable is not set."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
-        return None
-    # CUDA ignores everything from the first invalid entry on.
-    return list(itertools.takewhile(lambda name: name not in _NO_GPU, visible.split(",")))
-
-
-def count_gpus() -> int:
-    """Return the number of GPUs on this host, according to the driver."""
-    if not shutil.which("nvidia-smi"):
-        return 0
-    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=60)
-    # "GPU 0: NVIDIA RTX 4060 Laptop GPU (UUID: ...)". Indented lines are partitions of a GPU.
-    return sum(line.startswith("GPU ") for line in listed.stdout.splitlines())
 
 
 def unbind_from_core() -> None:

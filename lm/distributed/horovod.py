@@ -50,12 +50,7 @@ _LARGEST_PROBE = 1 << 24  # 64 MB: no known algorithm changes at a larger size
 
 
 class HorovodCommunicator(Communicator):
-    """The ranks of an MPI, Gloo or NCCL job with `size` processes.
-
-    Raises:
-      UserError: If Horovod is missing or reports a different number of processes, because the
-        processes would then overwrite the same files.
-    """
+    """The ranks of an MPI, Gloo or NCCL job with `size` processes."""
 
     def __init__(self, size: int) -> None:
         hvd = _import_horovod(size)

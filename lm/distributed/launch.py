@@ -29,6 +29,8 @@ _OPEN_MPI = ("mpirun", "mpiexec", "orterun", "orted")
 _OPTIONS = pathlib.Path(__file__).with_name("mpirun_options.conf")
 _PASSED_ON = pathlib.Path(__file__).with_name("passed_on.conf")
 _HOST = re.compile(r"[^:\s]+(?::([1-9][0-9]*))?")
+# With these variables of a launcher of this process, new ranks would join the job of this process.
+_FROM_LAUNCHER = ("PMIX_", "ORTE_", "OMPI_COMM_")
 _FOR_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 _TICK_SECONDS = 0.5
 
@@ -45,11 +47,7 @@ def launched_rank() -> int:
 
 
 def connect() -> Communicator:
-    """Connect to the other ranks, if there are any. Call this function once per process.
-
-    Raises:
-      UserError: If the launcher started several processes that cannot communicate.
-    """
+    """Connect to the other ranks, if there are any. Call this function once per process."""
     size = launched_size()
     if size == 1:
         return Communicator()
@@ -95,11 +93,7 @@ def end_with_launcher() -> None:
 
 
 def mpirun_command(num_ranks: int, hosts: str | None = None) -> list[str]:
-    """Return the mpirun part of a command line, for this host or for "host1:1,host2:1".
-
-    Raises:
-      UserError: If mpirun is missing.
-    """
+    """Return the mpirun part of a command line, for this host or for "host1:1,host2:1"."""
     if not shutil.which("mpirun"):
         raise UserError("mpirun is not in PATH: source run_scripts/env.sh, or activate .venv")
     options = _read_words(_OPTIONS)
@@ -126,7 +120,8 @@ def _read_words(path: pathlib.Path) -> list[str]:
 def mpirun_environment(**changes: str) -> dict[str, str]:
     """Return this process's environment with changes, for mpirun; see run_scripts/env.sh."""
     for_root = _FOR_ROOT if os.geteuid() == 0 else {}
-    found = {**for_root, **os.environ, **changes}
+    found = {name: v for name, v in os.environ.items() if not name.startswith(_FROM_LAUNCHER)}
+    found = {**for_root, **found, **changes}
     if not (shutil.which("ssh") or shutil.which("rsh") or "SLURM_JOB_ID" in found):
         # If ssh and rsh are missing, Open MPI does not even start ranks on this host. In a Slurm
         # job, srun reaches the other hosts.
@@ -135,11 +130,7 @@ def mpirun_environment(**changes: str) -> dict[str, str]:
 
 
 def slots_of_hosts(hosts: str) -> list[int]:
-    """Return the number of ranks per host: [2, 1] for "host1:2,host2".
-
-    Raises:
-      UserError: If the format is invalid.
-    """
+    """Return the number of ranks per host: [2, 1] for "host1:2,host2"."""
     found = [_HOST.fullmatch(host) for host in hosts.split(",")]
     if not all(found):
         raise UserError(f"hosts must be like host1:1,host2:1, not {hosts!r}")

@@ -64,11 +64,7 @@ class Reporter:
         return self
 
     def __exit__(self, kind: type | None, error: Exception | None, _: object) -> None:
-        """Write the reason for the end as the last log line and event, and close all files.
-
-        Raises:
-          RunError: If events could not be written, and the run did not fail otherwise.
-        """
+        """Write the reason for the end as the last log line and event, and close all files."""
         if isinstance(error, ProgramExit) and self.logs:
             self.logs.write(str(error))
         self._report_end(error)

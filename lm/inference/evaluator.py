@@ -89,12 +89,7 @@ class Text(NamedTuple):
 
 
 def load_text(run: Run, split: str, data_path: str | None = None) -> Text:
-    """Load a split of the run's corpus, or a UTF-8 file with one sentence per line.
-
-    Raises:
-      UserError: If the split or the file is invalid, or if the corpus is not the corpus of the run.
-      OSError: If the directory for temporary files has no space for the token IDs.
-    """
+    """Load a split of the run's corpus, or a UTF-8 file with one sentence per line."""
     if split in SPLITS:
         ids, unknown = _load_split(run, split, data_path)
     elif os.path.exists(split):

@@ -39,9 +39,6 @@ class Generator:
         Yields:
           For each sample, the words of the prompt as the model reads them, and an iterator that
           generates the words after the prompt.
-
-        Raises:
-          UserError: If a word of the prompt is unknown and the vocabulary does not contain `<unk>`.
         """
         prompt = encode_prompt(sampling.prompt, self._vocabulary)
         words = self._vocabulary.words

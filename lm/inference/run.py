@@ -139,11 +139,7 @@ def open_session(
 
 
 def check_words(run: Run) -> None:
-    """Check that a user-defined network gives the same results for single words and for windows.
-
-    Raises:
-      UserError: If the results differ.
-    """
+    """Check that a user-defined network gives the same results for single words and for windows."""
     if run.functions.is_built_in:
         return
     session, check = open_session(run, NetworkCheck)

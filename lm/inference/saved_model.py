@@ -24,12 +24,7 @@ logger = logging.getLogger("lm")
 
 
 def export(run: Run, to: str) -> None:
-    """Write the network and the weights of a run to a new directory, atomically.
-
-    Raises:
-      UserError: If the directory exists or cannot be created, or the network calls Python code.
-      RunError: If the disk is full.
-    """
+    """Write the network and the weights of a run to a new directory, atomically."""
     if os.path.exists(to):
         raise UserError(f"--to {to} already exists: choose a different directory, or remove it")
     check_words(run)

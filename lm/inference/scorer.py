@@ -52,12 +52,7 @@ class Scorer:
         return decoding.target_log_probs(network, self._inputs_ph, self._targets_ph)
 
     def score_stream(self, descriptor: int) -> Iterator[Score]:
-        """Score the lines of a file, a pipe or a terminal, each as soon as it is complete.
-
-        Raises:
-          UserError: See `score`. A line that is not UTF-8 is an error too. The message contains the
-            line number.
-        """
+        """Score the lines of a file, a pipe or a terminal, each as soon as it is complete."""
         number = 0
         for lines in read_lines(descriptor):
             try:
@@ -68,12 +63,7 @@ class Scorer:
                 raise UserError(f"line {number + 1} of the input: {error}") from error
 
     def score(self, sentences: Iterable[str]) -> Iterator[Score]:
-        """Score sentences, each from an empty recurrent state to its closing `<eos>`.
-
-        Raises:
-          UserError: If a word is unknown and the vocabulary does not contain `<unk>`, or if the
-            network returns NaN. The scores of the preceding sentences are yielded first.
-        """
+        """Score sentences, each from an empty recurrent state to its closing `<eos>`."""
         batch: list[tuple[list[str], list[int]]] = []
         try:
             for sentence in sentences:

@@ -39,9 +39,6 @@ def check_network(
     If a network sees the words that it predicts, or if its probabilities do not sum to 1, its
     perplexity is meaningless. The check warns if single words and
     windows lead to different results.
-
-    Raises:
-      UserError: If the check fails or if the network cannot be built.
     """
     with (
         one_line_errors(functions),
@@ -97,11 +94,7 @@ class NetworkCheck:
         return [-log_probs for log_probs in session.run(self._by_word, feed)]
 
     def check_window(self, session: tf.Session) -> None:
-        """Check for NaN, random numbers, and outputs that see later words; changes the weights.
-
-        Raises:
-          UserError: If the check fails.
-        """
+        """Check for NaN, random numbers, and outputs that see later words; changes the weights."""
         where, vocab_size = self._network.where, self._network.vocab_size
         _check_finite(where, *self._run_words(session, np.zeros([3, 1])))
         _replace_zeros(session, self._random, self._network.config.init_scale)
@@ -126,11 +119,7 @@ class NetworkCheck:
                 )
 
     def check_probabilities(self, session: tf.Session) -> None:
-        """Check that the probabilities of all words after the same words sum to 1.
-
-        Raises:
-          UserError: If the sum is not 1.
-        """
+        """Check that the probabilities of all words after the same words sum to 1."""
         network, vocab_size = self._network, self._network.vocab_size
         words_ph, targets_ph = (tf.placeholder(tf.int32, [_ROWS]) for _ in range(2))
         state_ph = tf.placeholder(tf.float32, [_ROWS, decoding.state_size(network)])

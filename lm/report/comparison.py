@@ -116,11 +116,7 @@ def num_ranks_text(count: int) -> str:
 
 
 def read_run(directory: str) -> RunMetrics:
-    """Read the record and the events of a run.
-
-    Raises:
-      UserError: If the directory does not contain a run, or if a file is corrupt.
-    """
+    """Read the record and the events of a run."""
     path = os.path.join(directory, METRICS_FILE)
     record = load_record(directory)
     if record is None:

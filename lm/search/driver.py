@@ -18,7 +18,7 @@ from lm.distributed.signals import Signals
 from lm.errors import RunError, Stopped
 from lm.search.options import trial_dir
 from lm.search.results import progress_line, write_best
-from lm.search.slots import TrialSlots, lost_hosts
+from lm.search.slots import TrialSlots
 from lm.search.study import (
     CONFIG,
     FAILURE,
@@ -43,7 +43,6 @@ class Driver:
 
     def __init__(self, search: Search, signals: Signals):
         self._search, self._study, self._signals = search, search.study, signals
-        self._slots = list(search.slots)  # only slots on hosts that respond
         self._running: dict[TrialSlots, tuple[optuna.Trial, TrialJob]] = {}
         self._failed_jobs: collections.Counter = collections.Counter()  # by number of the trial
         self._same_failures: collections.Counter = collections.Counter()  # by reason
@@ -51,19 +50,15 @@ class Driver:
         self._resume = f"resume with: {command}"
 
     def run(self) -> None:
-        """Run trials until the search is complete.
-
-        Raises:
-          Stopped: If a signal has arrived. The running trials are saved.
-          RunError: If the study, the disk or the last host is lost. The running trials are saved.
-        """
+        """Run trials until the search is complete."""
         num_trials, directory = self._search.options.trials, self._search.directory
-        num_slots = len(self._slots)
+        slots_of_trials = self._search.slots
+        num_slots = len(slots_of_trials)
         logger.info("searching: %d trials, %d at a time, in %s", num_trials, num_slots, directory)
         with storage_errors(f"the running trials are saved; {self._resume}"):
             try:
                 while unfinished := count_unfinished(self._study, num_trials):
-                    idle = [slots for slots in self._slots if slots not in self._running]
+                    idle = [slots for slots in slots_of_trials if slots not in self._running]
                     if idle and unfinished > len(self._running):
                         self._start(idle[0])
                     for slots, (trial, job) in list(self._running.items()):
@@ -98,29 +93,16 @@ class Driver:
             self._finish(trial, TrialState.COMPLETE, min(job.perplexities().values()))
         elif outcome.kind == "stopped":
             self._finish(trial, TrialState.PRUNED)
-        elif self._has_lost_host(job, outcome) or self._is_retried(trial, outcome):
+        elif any(text in outcome.reason for text in _DISK_FULL):
+            raise RunError(
+                f"{job.directory} failed ({outcome.reason}); free some space, then {self._resume}"
+            )
+        elif self._is_retried(trial, outcome):
             interrupt(self._study, [trial])
         else:
             self._count(outcome.reason.replace(job.directory, ""))
             trial.set_user_attr(FAILURE, outcome.reason)
             self._finish(trial, TrialState.FAIL)
-
-    def _has_lost_host(self, job: TrialJob, outcome: Outcome) -> bool:
-        """Return whether a job failed because a host is lost, and do not use its slots again.
-
-        Raises:
-          RunError: If the disk is full, or no host is left. The next trials would fail too.
-        """
-        failure = f"{job.directory} failed ({outcome.reason})"
-        if any(text in outcome.reason for text in _DISK_FULL):
-            raise RunError(f"{failure}; free some space, then {self._resume}")
-        lost = [] if outcome.is_user_error else lost_hosts(job.slots)
-        if lost:
-            logger.warning("%s no longer responds; %s", " and ".join(lost), failure)
-            self._slots.remove(job.slots)
-        if not self._slots:
-            raise RunError(f"no host is left to run trials on; {self._resume}")
-        return bool(lost)
 
     def _is_retried(self, trial: optuna.Trial, outcome: Outcome) -> bool:
         self._failed_jobs[trial.number] += 1

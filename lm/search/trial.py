@@ -19,7 +19,7 @@ from lm.errors import ERROR, UserError
 from lm.files import locked
 from lm.record import LOCK_FILE, METRICS_FILE
 from lm.search.options import CONSOLE_FILE, flag
-from lm.search.slots import TrialSlots, environment
+from lm.search.slots import TrialSlots
 from lm.system import ends_with_this_process
 
 
@@ -88,16 +88,16 @@ class TrialJob:
         first = self.slots[0]
         if first.host is None:
             launcher = launch.mpirun_command(first.count) if first.count > 1 else []
-            return [*launcher, *self._program], environment(**first.variables())
+            return [*launcher, *self._program], launch.mpirun_environment(**first.variable)
         command: list[str] = []
         for own in self.slots:
             start = launch.ranks_on if command else launch.mpirun_command
             command += [":"] if command else []
             command += start(own.count, f"{own.host}:{own.count}")
-            for name, value in own.variables().items():  # differs between hosts
+            for name, value in own.variable.items():  # differs between hosts
                 command += ["-x", f"{name}={value}"]
             command += self._program
-        return command, environment()
+        return command, launch.mpirun_environment()
 
     def stop(self, wait: bool = False) -> None:
         """Make the job save and exit."""

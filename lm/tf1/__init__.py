@@ -34,9 +34,6 @@ def load(path: str) -> types.ModuleType:
 
     Args:
       path: A path relative to the config file, or an absolute path.
-
-    Raises:
-      UserError: If the file does not exist, or the call is not at the top of a config file.
     """
     files = current_files()
     import_tensorflow()  # silently; the following modules import it too

@@ -163,9 +163,6 @@ def fed(*placeholders: tf.Tensor, zero_states: Sequence[Any] = ()) -> Iterator[N
       placeholders: The tensors that the next calls of `tf.placeholder` return, in their order.
       zero_states: The states that the next calls of `zero_state` of cells return, in their order,
         such as one tuple of LSTMStateTuple for a MultiRNNCell.
-
-    Raises:
-      UserError: If the program does not use all tensors or states.
     """
     if not _active:
         raise UserError(

@@ -118,11 +118,7 @@ class Checkpointer:
         return self._overdue and not self._writer.is_busy
 
     def save(self, progress: TrainProgress) -> None:
-        """Copy the contents of a checkpoint, which rank 0 then writes in the background.
-
-        Raises:
-          EveryRankError: If the weights of the ranks differ, or if a value is not finite.
-        """
+        """Copy the contents of a checkpoint, which rank 0 then writes in the background."""
         if self._comm.size > 1:  # compare first: a checkpoint records whether weights differ
             self._supervisor.enter("the comparison of the weights")
             weights = variables.read_variables(self._session)
@@ -174,11 +170,7 @@ class Checkpointer:
         )
 
     def finish(self) -> None:
-        """Wait until the last checkpoint is on the disk.
-
-        Raises:
-          EveryRankError: If it could not be written.
-        """
+        """Wait until the last checkpoint is on the disk."""
         failure = self.wait()
         if failure:
             raise EveryRankError(failure)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import logging
 import math
-import os
 import shlex
 import signal
 import time
@@ -20,7 +18,6 @@ from lm.distributed.agreement import raise_on_all_ranks
 from lm.distributed.supervisor import Interrupted, Supervisor
 from lm.errors import EveryRankError, Stopped
 from lm.events.reporter import Progress, Reporter
-from lm.events.tracing import parse_steps, run_traced
 from lm.model.network import Network
 from lm.model.windows import Evaluator, WindowRunner
 from lm.perplexity import NllSum
@@ -60,7 +57,6 @@ class Loop:
 
     def __post_init__(self) -> None:
         self._steps_per_epoch = self.job.batches.steps_per_epoch
-        self._traced_steps = parse_steps(self.job.options.profile_steps)
 
     def run(self) -> None:
         """Run the remaining epochs and the test.
@@ -130,12 +126,8 @@ class Loop:
         self.supervisor.enter(f"step {step + 1}", stoppable=True)
         stop = signals.stop
         save = signals.save or self.checkpointer.is_due(step + 1)
-        run, directory = self.session.run, self.reporter.output_dir
-        if directory and step + 1 in self._traced_steps:
-            path = os.path.join(directory, f"trace-{step + 1}.json")
-            run = functools.partial(run_traced, self.session, path)
         result = run_step(
-            run,
+            self.session.run,
             self.graphs.train,
             self.graphs.runner,
             *self.job.batches.window(step % self._steps_per_epoch),

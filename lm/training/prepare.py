@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import logging
-import os
 from typing import Any
 
 from lm.checkpoint.run_dir import RunDir, open_run_dir
@@ -17,13 +15,9 @@ from lm.data.corpus import Corpus, load_corpus_to_train
 from lm.distributed.agreement import check_agreement, platform_facts, raise_on_all_ranks
 from lm.distributed.communicator import Communicator
 from lm.distributed.devices import Device, session_config, start_tensorflow
-from lm.errors import UserError, error_class
-from lm.events.logs import worker_path
-from lm.events.tracing import parse_steps
+from lm.errors import UserError
 from lm.model.network_check import check_network
 from lm.record import RunRecord
-
-logger = logging.getLogger("lm")
 
 _FUSION = "HOROVOD_FUSION_THRESHOLD"
 
@@ -53,9 +47,6 @@ def prepare(
     """Check and load everything that a run needs; all ranks call this together.
 
     Closing `stack` releases the run directory.
-
-    Raises:
-      UserError, RunError: If a rank cannot start, or if the ranks disagree.
     """
     threads = options.intra_op_threads, options.inter_op_threads
     device = start_tensorflow(comm, *threads, divides_operations=functions.is_built_in)
@@ -77,7 +68,6 @@ def prepare(
             corpus=corpus.record,
             config_file=functions.file_record,
         )
-        _check_files(options, comm)
         if options.check_network and comm.is_rank_0 and _is_new(functions, options):
             words = corpus.vocabulary.words
             check_network(config, len(words), functions, session_config(device), words)
@@ -107,7 +97,6 @@ def _is_new(functions: NetworkFunctions, options: RunOptions) -> bool:
 
 def _check_options(config: Config, options: RunOptions, comm: Communicator) -> None:
     rows_of_rank(config.batch_size, comm.rank, comm.size, config.virtual_ranks)
-    parse_steps(options.profile_steps)
     if options.init_partly and not options.init_from:
         raise UserError("--init_partly needs --init_from, the checkpoint to load weights from")
     needs_validation = {
@@ -119,26 +108,6 @@ def _check_options(config: Config, options: RunOptions, comm: Communicator) -> N
     for name, is_set in needs_validation.items():
         if is_set and not options.eval:
             raise UserError(f"{name} needs the validation perplexity: remove --noeval")
-
-
-def _check_files(options: RunOptions, comm: Communicator) -> None:
-    paths = {}
-    if options.timeline and comm.size == 1:
-        logger.warning("--timeline has no effect, because one process has no exchange")
-    if options.timeline and comm.is_rank_0:
-        paths["timeline"] = options.timeline
-    if options.log_path and (comm.is_rank_0 or options.mpi_log == "workers"):
-        paths["log_path"] = worker_path(options.log_path, comm.rank)
-    for name, path in paths.items():
-        directory = os.path.dirname(os.path.abspath(path))
-        if options.output_dir and directory == os.path.abspath(options.output_dir):
-            continue  # may not exist yet
-        try:
-            open(path, "ab").close()
-        except OSError as error:
-            raise error_class(error)(
-                f"cannot write --{name} {path} ({error.strerror}); choose a different file"
-            ) from error
 
 
 def _facts(job: Job) -> dict[str, Any]:

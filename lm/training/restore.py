@@ -42,11 +42,7 @@ class BroadcastHook(tf.train.SessionRunHook):
 
 
 def initial_progress(run_dir: RunDir | None) -> TrainProgress:
-    """Return the progress to resume from. Ranks without the run directory start at step 0.
-
-    Raises:
-      UserError: If the manifest of the checkpoint is invalid.
-    """
+    """Return the progress to resume from. Ranks without the run directory start at step 0."""
     if run_dir is None or run_dir.checkpoint is None:
         return TrainProgress()
     source = os.path.join(run_dir.checkpoint, store.MANIFEST)
@@ -59,12 +55,7 @@ def initial_arrays(
     vocabulary: Vocabulary,
     state_shapes: Mapping[str, Sequence[int]],
 ) -> dict[str, np.ndarray] | None:
-    """Read the initial values of the current graph from a checkpoint, or return None.
-
-    Raises:
-      UserError: If the checkpoint does not fit the model.
-      RunError: If the checkpoint cannot be read.
-    """
+    """Read the initial values of the current graph from a checkpoint, or return None."""
     graph = tf.get_default_graph()
     shapes, weights = saved_shapes(graph, state_shapes), weight_names(graph)
     if run_dir.checkpoint:

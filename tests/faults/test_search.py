@@ -1,4 +1,4 @@
-"""Searches that lose a driver or a host."""
+"""Searches that lose a driver, and searches on two hosts."""
 
 import contextlib
 import os
@@ -11,7 +11,6 @@ import time
 import pytest
 from optuna.trial import TrialState
 
-from lm.checkpoint import store
 from lm.search.results import load_search
 from tests.commands import ROOT, environment, kill_marked, marked_processes, new_mark
 from tests.faults.jobs import events
@@ -118,65 +117,31 @@ def test_a_driver_killed_at_any_moment_does_not_change_the_results(corpora, tmp_
     print(f"{kills} kills")
 
 
-def wait_for(condition, process, timeout=240):
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
-def trial_dir(tmp_path, number):
-    return tmp_path / f"search/trials/000{number}"
-
-
-def has_begun(tmp_path, number):
-    """Return whether a trial has saved a checkpoint."""
-    return bool(store.list_checkpoints(str(trial_dir(tmp_path, number))))
-
-
-def check_finished(tmp_path, count=4):
-    """Check that all runs are finished, and that each run trained each epoch once."""
-    trials = load_search(str(tmp_path / "search")).study.trials
-    assert [trial.state for trial in trials] == [TrialState.COMPLETE] * count
-    for number in range(count):
-        epochs = [event["epoch"] for event in events(trial_dir(tmp_path, number), "epoch")]
-        assert epochs == list(range(1, 9))
-
-
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(
     not (shutil.which("ip") and os.path.exists("/usr/sbin/sshd")),
     reason="needs iproute2 and openssh-server",
 )
-def test_a_trial_continues_elsewhere_if_its_host_is_lost(drive, hosts, tmp_path):
+def test_trials_run_on_all_hosts(drive, hosts, tmp_path):
     words = mpirun_options(hosts)
     options = {f"OMPI_MCA_{name}": value for name, value in zip(words[1::3], words[2::3])}
 
     def search(*flags, path=ROOT):
-        prefix = hosts("run", "lmhost1")
         both = ("--hosts", "lmhost1:1,lmhost2:1")
-        return drive(*both, *flags, prefix=prefix, **options, PYTHONPATH=str(path))
+        env = {**options, "PYTHONPATH": str(path)}
+        driver = drive(*both, *flags, prefix=hosts("run", "lmhost1"), **env)
+        output = driver.communicate(timeout=600)[0]
+        assert driver.returncode == 0, output
 
-    driver = search()
-    wait_for(lambda: has_begun(tmp_path, 0) and has_begun(tmp_path, 1), driver)
-    machines = [events(trial_dir(tmp_path, number), "start")[0]["hosts"] for number in range(2)]
-    assert sorted(machines) == [["lmhost1"], ["lmhost2"]]
-    subprocess.run(hosts("cut"), check=True)
-    output = driver.communicate(timeout=600)[0]
-    assert driver.returncode == 0, output
-    assert output.count("lmhost2 no longer responds") == 1
-    check_finished(tmp_path)
-    moved = trial_dir(tmp_path, machines.index(["lmhost2"]))
-    assert [event["hosts"] for event in events(moved, "start")][:2] == [["lmhost2"], ["lmhost1"]]
+    def machines(number):
+        return events(tmp_path / f"search/trials/000{number}", "start")[0]["hosts"]
 
-    subprocess.run(hosts("mend"), check=True)
+    search()
+    assert {"lmhost1"} < {host for number in range(4) for host in machines(number)}
     # A trial on both hosts has the driver's environment on both.
     mark = "import pathlib, socket; pathlib.Path(__file__).with_name(socket.gethostname()).touch()"
     (tmp_path / "sitecustomize.py").write_text(mark)
-    both = search("--trials", 5, "--ranks_per_trial", 2, path=tmp_path)
-    output = both.communicate(timeout=600)[0]
-    assert both.returncode == 0, output
-    start = events(trial_dir(tmp_path, 4), "start")[0]
-    assert start["hosts"] == ["lmhost1", "lmhost2"] and (tmp_path / "lmhost2").exists()
-    check_finished(tmp_path, 5)
+    search("--trials", 5, "--ranks_per_trial", 2, path=tmp_path)
+    assert machines(4) == ["lmhost1", "lmhost2"] and (tmp_path / "lmhost2").exists()
+    trials = load_search(str(tmp_path / "search")).study.trials
+    assert [trial.state for trial in trials] == [TrialState.COMPLETE] * 5

@@ -1,11 +1,9 @@
-"""The modes of --mpi_log, traces, and learning rates that depend on the number of ranks."""
+"""The modes of --mpi_log, the timeline, and learning rates that depend on the number of ranks."""
 
 import json
 
 import pytest
 
-from lm.errors import UserError
-from lm.events.tracing import parse_steps
 from tests.commands import events, train
 
 
@@ -17,13 +15,12 @@ from tests.commands import events, train
         pytest.param("workers", marks=pytest.mark.soak),  # also tested by train_twice.py
     ],
 )
-def test_logs_traces_and_a_learning_rate_that_scales_with_the_ranks(tmp_path, corpora, mode):
+def test_logs_a_timeline_and_a_learning_rate_that_scales_with_the_ranks(tmp_path, corpora, mode):
     run = tmp_path / "run"
     result = train(
         run, "--config", "config_test", "--data_path", corpora, "--max_steps", 12, "--noeval",
         "--mpi_log", mode, "--log_path", tmp_path / "mine.log", "--log_every_steps", 1,
-        "--scale_lr_by_worker", "linear", "--timeline", tmp_path / "timeline.json",
-        "--profile_steps", "5:6", num_ranks=2,
+        "--scale_lr_by_worker", "linear", "--timeline", tmp_path / "timeline.json", num_ranks=2,
     )  # fmt: skip
     assert result.stderr.count("training test distributed over 2 ranks") == 1
     for path, other in [
@@ -44,12 +41,3 @@ def test_logs_traces_and_a_learning_rate_that_scales_with_the_ranks(tmp_path, co
     assert exact == "no: the learning rate depends on the number of ranks"
     exchanges = json.loads((tmp_path / "timeline.json").read_text())
     assert {"ALLREDUCE", "ALLGATHER"} <= {event.get("name") for event in exchanges}
-    assert sorted(path.name for path in run.glob("trace-*")) == ["trace-5.json", "trace-6.json"]
-    operations = json.loads((run / "trace-5.json").read_text())["traceEvents"]
-    assert any("ApplyGradientDescent" in str(event.get("name")) for event in operations)
-
-
-def test_invalid_profile_steps_are_rejected():
-    for steps in ("5", "6:5", "0:1", "a:b"):
-        with pytest.raises(UserError, match="profile_steps must be FIRST:LAST"):
-            parse_steps(steps)

@@ -45,7 +45,7 @@ def resume(made, tmp_path):
 
 @contextlib.contextmanager
 def open_directory(path, config, corpus, resume=True, **options):
-    options = RunOptions(output_dir=path and str(path), resume=resume, **options)
+    options = RunOptions(output_dir=str(path), resume=resume, **options)
     record = RunRecord(dataclasses.asdict(config), corpus.vocabulary.sha256, corpus.record)
     with contextlib.ExitStack() as stack:
         yield open_run_dir(config, options, record, stack)
@@ -60,19 +60,6 @@ def test_a_config_field_missing_in_an_old_checkpoint_has_its_default(resume):
         resume(forget, warmup_steps=5)
     with pytest.raises(UserError, match=r"cannot resume: vocab_size was None .* and is 50 now"):
         resume(lambda manifest: None, vocab_size=50)
-
-
-def test_runs_that_start_in_the_same_second_have_different_directories(made, tmp_path, monkeypatch):
-    _, config, corpus = made
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("time.strftime", lambda _: "now")
-    with contextlib.ExitStack() as stack:
-        opened = [open_directory(None, config, corpus, resume=False) for _ in range(3)]
-        paths = [stack.enter_context(each).path for each in opened]
-        (tmp_path / paths[1] / "metrics.jsonl").touch()
-    assert paths == [f"runs/{config.name}-now{suffix}" for suffix in ("", "-2", "-3")]
-    # Directories of runs that ended before their first event are removed.
-    assert [path.name for path in (tmp_path / "runs").iterdir()] == [f"{config.name}-now-2"]
 
 
 @pytest.mark.parametrize("number, passes", [(errno.EDQUOT, True), (errno.EROFS, False)])

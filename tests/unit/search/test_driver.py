@@ -290,38 +290,6 @@ def test_a_full_disk_ends_the_search_but_not_the_trials(search):
     assert states(search()) == [COMPLETE] * 3
 
 
-# Runs the program on this host, unless the host that -H names is lost.
-MPIRUN = """#!/bin/bash
-while [[ $1 != -H ]]; do shift; done
-export host=${{2%:*}}
-shift 2
-while [[ $1 == -x ]]; do shift 2; done
-[[ ! -e {directory}/lost-$host ]] && exec "$@"
-"""
-
-
-@pytest.mark.parametrize("lost, is_finished", [("b", True), ("*", False)])
-def test_a_trial_continues_elsewhere_if_its_host_is_lost(
-    search, tmp_path, monkeypatch, caplog, lost, is_finished
-):
-    mpirun = tmp_path / "bin/mpirun"
-    mpirun.parent.mkdir()
-    mpirun.write_text(MPIRUN.format(directory=search.directory))
-    mpirun.chmod(0o755)
-    monkeypatch.setenv("PATH", str(mpirun.parent), prepend=os.pathsep)
-    caplog.set_level("WARNING", "lm")
-    body = f"[[ $host != {lost} ]] || {{ touch ../../lost-$host; kill -9 $$; }}"
-    if is_finished:
-        assert states(search("--hosts=a:1,b:1", body=body)) == [COMPLETE] * 3
-    else:
-        with pytest.raises(RunError, match="no host is left to run trials on; resume with"):
-            search("--hosts=a:1,b:1", body=body)
-        for path in search.directory.glob("lost-*"):
-            path.unlink()
-        assert states(search("--hosts=a:1,b:1")) == [COMPLETE] * 3
-    assert caplog.text.count("b no longer responds") == 1
-
-
 @pytest.mark.parametrize(
     "failure, reason",
     [

@@ -1,4 +1,4 @@
-"""The slots of trials: two trials never share a core, a GPU or a slot of a host."""
+"""The slots of trials: two trials never share a core or a slot of a host."""
 
 import itertools
 import os
@@ -7,7 +7,6 @@ import pytest
 
 from lm.distributed.devices import HOST_SLOTS, cores_of_slots, unbind_from_core
 from lm.errors import UserError
-from lm.search import slots
 from lm.search.slots import HostSlots, divide_hosts
 
 
@@ -51,53 +50,6 @@ def test_a_process_uses_only_its_cores(monkeypatch):
         assert all(halves) and not halves[0] & halves[1]
     finally:
         os.sched_setaffinity(0, before)
-
-
-@pytest.fixture
-def shown(monkeypatch):
-    """Return a function from CUDA_VISIBLE_DEVICES to the GPUs that each trial sees."""
-    monkeypatch.setattr(slots, "count_cores", lambda: 8)
-
-    def gpus(visible, *arguments):
-        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-        if visible is not None:
-            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-        divided = divide_hosts(*arguments)
-        return [own.variables().get("CUDA_VISIBLE_DEVICES") for slots in divided for own in slots]
-
-    return gpus
-
-
-def test_each_rank_has_a_visible_gpu(shown):
-    assert shown("4,5,6,7", 2, 2, None) == ["4,5", "6,7"]
-    with pytest.raises(UserError, match="need 6 GPUs, and 4 are visible"):
-        shown("4,5,6,7", 2, 3, None)
-
-
-def test_ranks_on_other_hosts_use_the_gpus_visible_here(shown):
-    assert shown(None, 1, None, "a:2,b:1") == ["0", "1", "0"]
-    assert shown("2,3", 1, None, "a:2,b:1") == ["2", "3", "2"]
-    with pytest.raises(UserError, match="3 ranks on a need 3 GPUs, and 2 are visible"):
-        shown("2,3", 1, None, "a:3,b:1")
-
-
-def test_gpus_of_this_host_are_counted_once(shown, monkeypatch, tmp_path):
-    listed = """GPU 0: NVIDIA GeForce RTX 4060 Laptop GPU (UUID: GPU-1d5f)
-GPU 1: NVIDIA A100-SXM4-40GB (UUID: GPU-8c1b)
-  MIG 1g.5gb      Device  0: (UUID: MIG-6a2f)
-"""
-    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\ncat <<END\n{listed}END\n")
-    (tmp_path / "nvidia-smi").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    assert shown(None, 1, 2, None) == ["0", "1"]
-    with pytest.raises(UserError, match="need 3 GPUs, and 2 are visible"):
-        shown(None, 1, 3, None)
-
-
-@pytest.mark.parametrize("hidden", ["", "-1", "-1,0", "NoDevFiles"])
-def test_hidden_gpus_stay_hidden(shown, hidden):
-    for hosts in (None, "a:4,b:4"):
-        assert set(shown(hidden, 2, 3, hosts)) == {""}
 
 
 @pytest.mark.parametrize(
