@@ -118,7 +118,8 @@ class Config(Checked):
     learning_rate: float = option(1.0, "learning rate before decay", above=0, high=1e38)
     lr_schedule: str = option(
         "decay", "decay multiplies the rate by lr_decay per epoch; plateau by lr_plateau_factor"
-        " after each epoch without a new best validation perplexity", choices=("decay", "plateau"),
+        " after each validation without a new best perplexity; linear and cosine reach 0 after"
+        " num_epochs", choices=("decay", "plateau", "linear", "cosine"),
     )  # fmt: skip
     lr_plateau_factor: float = option(
         0.25, "plateau: factor on the learning rate", above=0, below=1
@@ -163,6 +164,11 @@ class Config(Checked):
     def cutoffs(self) -> tuple[int, ...]:
         """The token ID of the first word of each cluster of the adaptive softmax, or ()."""
         return tuple(map(int, filter(None, self.adaptive_softmax_cutoffs.split(","))))
+
+    @property
+    def has_horizon(self) -> bool:
+        """Whether the learning rate of each step depends on `num_epochs`."""
+        return self.lr_schedule in ("linear", "cosine")
 
     @property
     def follows_validation(self) -> bool:

@@ -105,6 +105,8 @@ def _check_resumable(
     before = dataclasses.replace(manifest.record, config=begun)
     decides = config.follows_validation or options.follows_validation
     ignored = may_change(Config, "resume", *([] if decides else ["evaluate"]))
+    if config.has_horizon:
+        ignored.remove("num_epochs")
     difference = first_difference(before, record, ignored, options.allow_changed_config_file)
     if difference:
         raise _rejection(difference, record)

@@ -18,19 +18,27 @@ def learning_rate_at(
     """Return the learning rate of a global step.
 
     decay: learning_rate * lr_decay^max(epoch - lr_decay_start_epoch + 1, 0), epochs counted from 1.
-    plateau: learning_rate * lr_plateau_factor^n after n epochs without a new best validation
+    plateau: learning_rate * lr_plateau_factor^n after n validations without a new best
     perplexity, as in pytorch/examples, word_language_model/main.py.
-    Both increase linearly from 0 over the first `warmup_steps`.
+    linear: learning_rate * (1 - t), where t increases from 0 after the warmup to 1 after
+    num_epochs. `max_steps` does not change t.
+    cosine: learning_rate * (1 + cos(pi t)) / 2, equation 5 of Loshchilov & Hutter (2017),
+    arXiv:1608.03983, for a single period and a minimum of 0.
+    All increase linearly from 0 over the first `warmup_steps`.
 
     Args:
       config: The schedule.
       step: Global step, starting at 0.
       steps_per_epoch: Number of steps per epoch.
       num_ranks: Number of ranks, for `scale_lr_by_worker`.
-      valid_perplexities: Validation perplexities of all earlier epochs.
+      valid_perplexities: Results of all earlier validations.
     """
     if config.lr_schedule == "plateau":
         decay = config.lr_plateau_factor ** _bests(valid_perplexities).count(False)
+    elif config.has_horizon:
+        num_steps = config.num_epochs * steps_per_epoch - config.warmup_steps
+        t = max(step - config.warmup_steps, 0) / max(num_steps, 1)
+        decay = 1 - t if config.lr_schedule == "linear" else (1 + math.cos(math.pi * t)) / 2
     else:
         epoch = step // steps_per_epoch + 1
         decay = config.lr_decay ** max(epoch - config.lr_decay_start_epoch + 1, 0)

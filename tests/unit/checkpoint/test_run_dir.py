@@ -133,6 +133,15 @@ def test_eval_batch_size_may_change_unless_the_run_depends_on_validation(resume)
         )
 
 
+def test_num_epochs_may_change_unless_the_learning_rate_depends_on_it(resume):
+    assert resume(lambda manifest: None, num_epochs=99)[0]
+    cosine = {"lr_schedule": "cosine"}
+    with pytest.raises(UserError, match=r"cannot resume: num_epochs was \d+ .* is 99 now"):
+        resume(
+            lambda manifest: manifest["record"]["config"].update(cosine), num_epochs=99, **cosine
+        )
+
+
 def test_fields_of_a_different_version_are_rejected(resume):
     with pytest.raises(
         UserError, match=r"manifest.json was written by a different .*\(unknown field flux\); use"

@@ -1,6 +1,8 @@
 """Learning rates, averaging and early stopping."""
 
 import contextlib
+import dataclasses
+import math
 
 import pytest
 
@@ -30,6 +32,27 @@ def test_plateau_lowers_the_rate_after_each_epoch_without_improvement():
     perplexities = [9, 7, 7, 8, 6, 6.5]  # an equal perplexity is not an improvement
     rates = [learning_rate_at(config, 10 * n, 10, 1, perplexities[:n]) for n in range(7)]
     assert rates == [8, 8, 8, 2, 0.5, 0.5, 0.125]
+
+
+@pytest.mark.parametrize(
+    "schedule, factor",
+    [
+        ("linear", lambda t: 1 - t),
+        ("cosine", lambda t: 0.5 * (1 + math.cos(math.pi * t))),  # arXiv:1608.03983, equation 5
+    ],
+)
+def test_linear_and_cosine_fall_from_the_end_of_the_warmup_to_the_last_epoch(schedule, factor):
+    config = Config(learning_rate=8, lr_schedule=schedule, num_epochs=3, warmup_steps=6)
+    rates = [learning_rate_at(config, step, 10) for step in range(30)]
+    warmup, rest = [8 * step / 6 for step in range(6)], [8 * factor(n / 24) for n in range(24)]
+    assert rates == pytest.approx(warmup + rest, rel=1e-12)
+    assert rates[6] == 8 and rates[18] == pytest.approx(4)  # the peak, and the middle
+    assert learning_rate_at(config, 18, 10, num_ranks=4) == rates[18]
+    # The other fields of the learning rate multiply the peak, or do not apply.
+    scaled = dataclasses.replace(config, scale_lr_by_worker="linear", lr_decay=0.1)
+    assert learning_rate_at(scaled, 18, 10, num_ranks=4) == 4 * rates[18]
+    longer = dataclasses.replace(config, warmup_steps=90)  # the run ends during the warmup
+    assert learning_rate_at(longer, 29, 10) == pytest.approx(8 * 29 / 90)
 
 
 @pytest.mark.parametrize("epochs, stalled", [(1, [3, 4]), (2, [4]), (3, []), (None, [])])
