@@ -142,6 +142,10 @@ class Config(Checked):
     eval_batch_size: int = option(
         20, "rows in validation and test", low=1, may_change=["evaluate", "search"]
     )
+    eval_every_steps: int | None = option(
+        None, "validate every N steps, in addition to the end of each epoch", low=1,
+        may_change=["evaluate", "search"],
+    )  # fmt: skip
 
     # The summation order of a step.
     virtual_ranks: int | None = option(

@@ -10,6 +10,7 @@ import os
 import pathlib
 import tempfile
 import time
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from lm.checkpoint import store
@@ -37,12 +38,13 @@ class RunDir(NamedTuple):
     path: str
     checkpoint: str | None  # the checkpoint to resume from; None starts a new run
 
-    def drop_events_after(self, step: int, epochs_done: int) -> None:
+    def drop_events_after(self, step: int, epochs_done: int, last_validation: int) -> None:
         """Remove the events of steps that will be done again, so that each event occurs once."""
         path = os.path.join(self.path, METRICS_FILE)
         with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
             lines = file.readlines()
-            kept = [line for line in lines if _is_before(line, step, epochs_done)]
+            last = {"step": step, "epoch": epochs_done, "validation": last_validation}
+            kept = [line for line in lines if _is_before(line, last)]
             if len(kept) < len(lines):
                 write_atomically(path, b"".join(kept))
 
@@ -134,13 +136,17 @@ def _rejection(difference: Difference, record: RunRecord) -> UserError:
     return UserError(f"cannot resume: {reason}; {fix}")
 
 
-def _is_before(line: bytes, step: int, epochs_done: int) -> bool:
+def _is_before(line: bytes, last: Mapping[str, int]) -> bool:
+    """Return whether an event is not later than the last step, epoch or validation."""
     if not line.endswith(b"\n"):  # the job was killed while it wrote the line
         return False
     try:
         event = json.loads(line)
     except ValueError:  # a power failure corrupted the line
         return False
-    if event["event"] == "epoch":
-        return event["epoch"] <= epochs_done
-    return event["event"] not in ("test", "end") and event.get("step", 0) <= step
+    kind = event["event"]
+    if kind == "epoch":
+        return event["epoch"] <= last["epoch"]
+    if kind == "validation":
+        return event["step"] <= last["validation"]
+    return kind not in ("test", "end") and event.get("step", 0) <= last["step"]

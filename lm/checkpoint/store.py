@@ -110,8 +110,8 @@ def _find_best(run_dir: str) -> str:
     lowest = min(last.progress.get("valid_perplexities", ()), default=found)
     if lowest < found:  # The checkpoint of the best epoch could not be saved, or is corrupt.
         logger.warning(
-            "the epoch with the best validation perplexity, %.2f, has no usable checkpoint; using"
-            " step %d, with %.2f",
+            "the best validation perplexity, %.2f, has no usable checkpoint; using step %d, with"
+            " %.2f",
             lowest,
             manifests[best].step,
             found,

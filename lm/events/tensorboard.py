@@ -24,6 +24,7 @@ _TAGS = {
         "gradient_norm": "gradient_norm",
         "exchange_share": "exchange_share",
     },
+    "validation": {"valid_perplexity": "perplexity/valid"},
     "epoch": {
         "train_loss": "loss/epoch",
         "train_perplexity": "perplexity/train",

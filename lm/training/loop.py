@@ -90,7 +90,8 @@ class Loop:
             last_step = min(last_step, options.max_steps)
         last_epoch = math.ceil(last_step / self._steps_per_epoch)
         for epoch in range(self.progress.epochs_done + 1, last_epoch + 1):
-            if has_stalled(self.progress.valid_perplexities, options.early_stopping_epochs):
+            perplexities = self.progress.epoch_perplexities(self._steps_per_epoch)
+            if has_stalled(perplexities, options.early_stopping_epochs):
                 logger.info("the validation perplexity no longer improves: training ends")
                 break
             self._train_epoch(epoch, min(epoch * self._steps_per_epoch, last_step))
@@ -108,6 +109,10 @@ class Loop:
         bar = Progress(self.job.comm.is_rank_0, epoch, at.step - first_step, self._steps_per_epoch)
         now = time.perf_counter()
         while at.step < last_step:
+            # Validate before the next step, so that a job that resumes here validates too.
+            if self._validation_is_due():
+                self._validate_within_epoch(epoch)
+                now = time.perf_counter()
             learning_rate = self._learning_rate(at.step)
             result = self._run_step(learning_rate)
             before, now = now, time.perf_counter()
@@ -188,6 +193,28 @@ class Loop:
         is_sampled = self.job.functions.has_losses
         return ("loss", nll.mean) if is_sampled else ("perplexity", nll.perplexity)
 
+    def _validation_is_due(self) -> bool:
+        """Return whether to validate within an epoch; at its end, `_finish_epoch` validates."""
+        at, every = self.progress, self.job.config.eval_every_steps
+        is_due = every and at.step % every == 0 and at.step % self._steps_per_epoch != 0
+        return bool(is_due and self.job.options.eval and at.last_validation < at.step)
+
+    def _validate_within_epoch(self, epoch: int) -> None:
+        at = self.progress
+        if at.valid_perplexity is None:  # an earlier job knew it if --max_steps stopped it here
+            at.valid_perplexity = self._evaluate("valid", at.num_averaged > 0)
+        is_best = at.valid_perplexity < min(at.valid_perplexities, default=math.inf)
+        at.record_validation()
+        self.reporter.event(
+            "validation", step=at.step, epoch=epoch, valid_perplexity=at.valid_perplexity
+        )
+        logger.info(
+            f"epoch {epoch}  step {at.step - (epoch - 1) * self._steps_per_epoch}"
+            f"/{self._steps_per_epoch}{self._validation_text(at.valid_perplexity)}"
+        )
+        if is_best:
+            self.checkpointer.save(at)
+
     def _finish_epoch(self, epoch: int) -> None:
         at, comm = self.progress, self.job.comm
         name, value = self._train_quality()
@@ -249,10 +276,12 @@ class Loop:
         name, value = self._train_quality()
         line = f"epoch {record['epoch']}  train {name} {value:.2f}"
         if "valid_perplexity" in record:
-            line += f"  valid perplexity {record['valid_perplexity']:.2f}"
-            line += self._known_value("valid_perplexity")
+            line += self._validation_text(record["valid_perplexity"])
         speed = record["words_per_second"]
         logger.info(f"{line}  {record['epoch_seconds']:.1f} s  {speed:.0f} words/s")
+
+    def _validation_text(self, perplexity: float) -> str:
+        return f"  valid perplexity {perplexity:.2f}{self._known_value('valid_perplexity')}"
 
     def _test(self) -> None:
         comm, test_on = self.job.comm, self.job.options.test_on

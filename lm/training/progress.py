@@ -23,9 +23,26 @@ class TrainProgress:
     event_seconds: float = 0.0
     event_exchange_seconds: float = 0.0  # time of the gradient exchange in `event_seconds`
     valid_perplexity: float | None = None  # perplexity of the weights after this step
-    valid_perplexities: tuple[float, ...] = ()  # perplexities of the finished epochs
+    valid_perplexities: tuple[float, ...] = ()  # results of the validations
+    valid_steps: tuple[int, ...] = ()  # the step of each validation
     averages_from: int | None = None  # the average starts after this step
     exact_with: str | None = None  # compiled ops of all steps, if the steps are exact
+
+    def __post_init__(self) -> None:
+        # Checkpoints of older versions contain only the perplexities of finished epochs. Step 0
+        # counts as the end of an epoch.
+        num_missing = len(self.valid_perplexities) - len(self.valid_steps)
+        self.valid_steps = (0,) * num_missing + self.valid_steps
+
+    @property
+    def last_validation(self) -> int:
+        """The step of the last validation, or 0."""
+        return max(self.valid_steps, default=0)
+
+    def epoch_perplexities(self, steps_per_epoch: int) -> list[float]:
+        """Return the validation perplexities at the ends of epochs."""
+        results = zip(self.valid_steps, self.valid_perplexities)
+        return [perplexity for step, perplexity in results if step % steps_per_epoch == 0]
 
     @property
     def num_averaged(self) -> int:
@@ -42,13 +59,18 @@ class TrainProgress:
         self.event_exchange_seconds += exchange_seconds
         self.valid_perplexity = None
 
+    def record_validation(self) -> None:
+        """Let the schedule and the choice of the best checkpoint use `valid_perplexity`."""
+        self.valid_perplexities += (self.valid_perplexity,)
+        self.valid_steps += (self.step,)
+
     def finish_epoch(self, epoch: int, asgd_trigger_epochs: int | None) -> None:
         """Finish an epoch after its validation."""
         self.epochs_done, self.epoch_nll, self.epoch_seconds = epoch, NllSum(), 0.0
         if self.valid_perplexity is None:
             return
-        earlier = self.valid_perplexities
-        self.valid_perplexities += (self.valid_perplexity,)
+        earlier = self.epoch_perplexities(self.step // epoch)
+        self.record_validation()
         if asgd_trigger_epochs and self.averages_from is None:
             # Algorithm 1 of Merity et al. 2018 compares with the last `asgd_trigger_epochs` epochs.
             # According to the authors and their code, it leaves these epochs out.

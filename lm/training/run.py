@@ -133,7 +133,7 @@ def _initial_arrays(
     state_shapes, vocabulary = graphs.network.state_shapes, job.corpus.vocabulary
     arrays = initial_arrays(job.run_dir, job.options, vocabulary, state_shapes)
     # This comes last, because a run that cannot start must not change its files.
-    job.run_dir.drop_events_after(progress.step, progress.epochs_done)
+    job.run_dir.drop_events_after(progress.step, progress.epochs_done, progress.last_validation)
     return arrays
 
 

@@ -145,7 +145,8 @@ def check_same_run(one, other) -> None:
     """Check that all losses, perplexities and final weights of two runs are identical."""
     assert losses(one) == losses(other) and losses(one)
     for kind, name in [
-        ("epoch", "train_perplexity"), ("epoch", "valid_perplexity"), ("test", "test_perplexity")
+        ("epoch", "train_perplexity"), ("epoch", "valid_perplexity"),
+        ("validation", "valid_perplexity"), ("test", "test_perplexity"),
     ]:  # fmt: skip
         values = [[event.get(name) for event in events(run, kind)] for run in (one, other)]
         assert values[0] == values[1]

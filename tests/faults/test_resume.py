@@ -22,6 +22,7 @@ def test_killed_and_resumed_equals_uninterrupted(start, tmp_path, corpora):
     """Rank 0 is killed, then rank 1 of 2, then mpirun, each time between two checkpoints."""
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     flags = (*FLAGS, "--max_steps", NUM_STEPS, "--checkpoint_every_steps", 40)
+    flags += ("--lr_schedule", "cosine", "--warmup_steps", 30, "--eval_every_steps", 60)
     train_here(whole, *config_flags(corpora), *flags, "--log_every_steps", 1)
     # Each attempt uses the same command line. The first attempt starts the run.
     for num_ranks, fault in ((1, "kill:0:70"), (2, "kill:1:150"), (2, None)):
@@ -36,6 +37,7 @@ def test_killed_and_resumed_equals_uninterrupted(start, tmp_path, corpora):
     check_same_run(killed, whole)
     assert [event["step"] for event in events(killed)] == list(range(1, NUM_STEPS + 1))
     assert events(killed, "epoch") and events(killed, "test")
+    assert [event["step"] for event in events(killed, "validation")] == [60, 120, 180, 240]
 
 
 def test_the_state_of_optimizer_schedule_and_average_is_resumed(start, tmp_path, corpora):
@@ -43,15 +45,16 @@ def test_the_state_of_optimizer_schedule_and_average_is_resumed(start, tmp_path,
     flags = (
         "--hidden_size", 8, "--batch_size", 800, "--num_epochs", 12, "--checkpoint_every_steps", 20,
         "--optimizer", "adam", "--learning_rate", 10, "--weight_decay", 0.01,
-        "--lr_schedule", "plateau", "--lr_plateau_factor", 0.9, "--asgd_trigger_epochs", 1,
+        "--lr_schedule", "plateau", "--lr_plateau_factor", 0.98, "--asgd_trigger_epochs", 1,
         "--early_stopping_epochs", 3, "--eval_batch_size", 100, "--log_every_steps", 1,
+        "--eval_every_steps", 16,
     )  # fmt: skip
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     train_here(whole, *config_flags(corpora), *flags)
     saved = store.read_manifest(store.find_newest(str(whole)))
     # Averaging starts before 3 epochs without improvement have passed.
     assert saved.has_average and events(whole, "epoch")[-1]["learning_rate"] < 10
-    perplexities = saved.progress["valid_perplexities"]
+    perplexities = [event["valid_perplexity"] for event in events(whole, "epoch")]
     assert len(perplexities) == 12 or has_stalled(perplexities, 3)
     assert has_stalled(perplexities, 3) == ("training ends" in (whole / "log.txt").read_text())
     # Training and lm.evaluate both use the averaged weights.

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import errno
+import json
 import os
 import shutil
 
@@ -154,8 +155,24 @@ def test_fields_of_a_different_version_are_rejected(resume):
 def test_an_incomplete_line_is_removed(tmp_path):
     whole = b'{"event": "step", "step": 1}\n'
     (tmp_path / "metrics.jsonl").write_bytes(whole + b'{"event": "step", "step": 2}')
-    RunDir(str(tmp_path), None).drop_events_after(5, 0)
+    RunDir(str(tmp_path), None).drop_events_after(5, 0, 0)
     assert (tmp_path / "metrics.jsonl").read_bytes() == whole  # ready for the next event
+
+
+def test_events_that_will_be_repeated_are_removed(tmp_path):
+    """The checkpoint of step 5 was written before the validation of this step."""
+    kept = [
+        {"event": "start"}, {"event": "validation", "step": 3}, {"event": "step", "step": 5},
+        {"event": "epoch", "epoch": 1, "step": 4},
+    ]  # fmt: skip
+    dropped = [
+        {"event": "validation", "step": 5}, {"event": "epoch", "epoch": 2, "step": 5},
+        {"event": "step", "step": 6}, {"event": "test", "step": 5}, {"event": "end"},
+    ]  # fmt: skip
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(json.dumps(event) + "\n" for event in [*kept, *dropped]))
+    RunDir(str(tmp_path), None).drop_events_after(5, 1, 3)
+    assert list(map(json.loads, path.read_text().splitlines())) == kept
 
 
 def test_progress_is_loaded_and_missing_fields_have_defaults(resume):

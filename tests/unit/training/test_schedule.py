@@ -73,6 +73,25 @@ def test_averaging_starts_when_an_epoch_is_worse_than_one_more_than_n_epochs_ago
     assert position.num_averaged == 20 and TrainProgress(step=20).num_averaged == 0
 
 
+def test_early_stopping_and_averaging_ignore_validations_within_epochs():
+    at = TrainProgress()
+    for step, perplexity in [(4, 3.0), (10, 5.0), (14, 9.0), (20, 4.0), (30, 4.5)]:
+        at.step, at.valid_perplexity = step, perplexity
+        if step % 10:
+            at.record_validation()
+        else:
+            at.finish_epoch(step // 10, asgd_trigger_epochs=1)
+    assert at.valid_perplexities == (3, 5, 9, 4, 4.5) and at.last_validation == 30
+    assert at.epoch_perplexities(10) == [5, 4, 4.5]
+    assert at.averages_from is None  # 4.5 is not above 5, but above 3
+
+
+def test_a_checkpoint_of_an_older_version_has_only_validations_of_epochs():
+    at = TrainProgress(step=17, epochs_done=1, valid_perplexities=(9.0,))
+    at.record_validation()
+    assert at.epoch_perplexities(10) == [9] and at.last_validation == 17
+
+
 def test_epochs_without_validation_record_no_perplexity():
     position = TrainProgress(step=10)
     position.finish_epoch(1, asgd_trigger_epochs=None)
