@@ -61,9 +61,10 @@ class RunMetrics(NamedTuple):
 
     @property
     def tested_epoch(self) -> Event:
-        """The last epoch, or the best epoch if the run tested its weights (`--test_on best`)."""
+        """The last epoch, or the best validation if the run tested these weights."""
         if self.test.get("test_on") == "best":
-            return min(self.epochs, key=_valid_perplexity, default={})
+            validated = [e for e in self.events if e["event"] in ("epoch", "validation")]
+            return min(validated, key=_valid_perplexity, default={})
         return self.epochs[-1] if self.epochs else {}
 
     @property

@@ -126,6 +126,9 @@ def test_perplexities_belong_to_the_tested_epoch(tmp_path):
         test = {"event": "test", "step": 30, "test_perplexity": 50.0, "test_on": test_on}
         run = append(tmp_path / "a", test)
         assert build_tables(group_by_config([run]))[0].rows[0][4:7] == [*expected, "50.00"]
+    best = {"event": "validation", "step": 25, "epoch": 3, "valid_perplexity": 70.0}
+    run = append(tmp_path / "a", best, {**test, "test_on": "best"})
+    assert build_tables(group_by_config([run]))[0].rows[0][4:7] == ["-", "70.00", "50.00"]
     (tmp_path / "a/metrics.jsonl").write_text("")
     assert append(tmp_path / "a", {**test, "test_on": "best"}).tested_epoch == {}
 
