@@ -4,8 +4,6 @@ Loading a config file executes Python code. Therefore, config files come only fr
 or from the copy in a search directory. A run directory stores only the path and the SHA-256.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import difflib
 import functools

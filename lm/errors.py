@@ -1,7 +1,5 @@
 """Exceptions that end a program with one line instead of a stack trace."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 from collections.abc import Iterator

@@ -1,19 +1,16 @@
 """Files: checksums, locks, atomic writes, and appending in spite of a full disk."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl
 import hashlib
 import json
-import logging
 import os
 import socket
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
-logger = logging.getLogger("lm")
+from lm import logger
 
 _BLOCK_BYTES = 1 << 20
 # Some cluster file systems do not support locks, such as Lustre mounted without flock.

@@ -1,7 +1,5 @@
 """Options: dataclass fields with a help text, and checks of their types and ranges."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import operator

@@ -4,8 +4,6 @@
 copy. `first_difference` compares two records when a run is resumed, used or reported.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

@@ -1,7 +1,5 @@
 """The process and its operating system: /proc, malloc, the import of TensorFlow, and seeds."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import gc

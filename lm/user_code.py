@@ -1,7 +1,5 @@
 """Errors in a user's code: the line that failed, and hints for known failures of TF 1.x code."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys
@@ -31,21 +29,15 @@ _HINTS = (  # patterns of the message and of the failed line
 def place(path: str, frames: Iterable[traceback.FrameSummary]) -> str:
     """Return the file and the innermost line of the user's files, or the config file.
 
-    Files of this project and of installed packages are not the user's files.
-
-    Args:
-      path: The path of the config file, as the user wrote it.
-      frames: A stack; the innermost frame is the last.
+    Files of this project and of installed packages are not the user's files. `path` is the path of
+    the config file, as the user wrote it. The innermost frame is the last.
     """
     frame = _innermost(path, frames)
     return f"{_shown(path, frame.filename)}, line {frame.lineno}" if frame else path
 
 
 def hint(path: str, frames: Iterable[traceback.FrameSummary], message: str) -> str:
-    """Return the fix of a known failure, after a semicolon; otherwise, an empty string.
-
-    The arguments are the arguments of `place`, and the message of the error.
-    """
+    """Return the fix of a known failure, after a semicolon; otherwise, an empty string."""
     if "Keras 3" in message:
         # Otherwise, pip would install the dependency tensorflow over tensorflow-cpu.
         version = sys.modules["tensorflow"].__version__.rpartition(".")[0]

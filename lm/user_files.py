@@ -4,8 +4,6 @@ The name of a loaded file is its path relative to the directory of the config fi
 config file finds copies of its files in the directory `loaded_files` next to it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os

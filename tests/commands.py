@@ -1,7 +1,5 @@
 """Run the project's command lines as a user does: real processes, under real mpirun."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """The instruction sets of this machine, and computations in new processes."""
 
-from __future__ import annotations
-
 import multiprocessing
 from collections.abc import Callable, Sequence
 from typing import Any

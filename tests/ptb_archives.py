@@ -1,7 +1,5 @@
 """Correct and corrupt archives in the format of PTB, and a download into a directory."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import io

@@ -1,7 +1,5 @@
 """Runs with random weights, for tests that need the files of a run but no training."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

@@ -7,19 +7,16 @@
 The flag --help of each command describes its flags.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import datetime
 import json
-import logging
 import os
 import platform
 import sys
 from collections.abc import Sequence
 from typing import Any
 
-from lm import files
+from lm import files, logger
 from lm.benchmark import advise, scaling, step, worker
 from lm.benchmark.turns import print_record
 from lm.benchmark.worker import Options
@@ -34,8 +31,6 @@ _COMMANDS = {
     "scaling": (scaling, scaling.ScalingOptions),
     "advise": (advise, advise.AdviceOptions),
 }
-
-logger = logging.getLogger("lm")
 
 
 def _run(argv: Sequence[str]) -> None:

@@ -17,15 +17,13 @@ this algorithm for three or more ranks and messages of at least 64 KB. The model
 computation and exchange do not overlap, which is the worst case on a cluster.
 """
 
-from __future__ import annotations
-
-import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
+from lm import logger
 from lm.benchmark.scaling import KINDS, bytes_sent, message_bytes, scaled_config
 from lm.benchmark.turns import take_turns
 from lm.benchmark.worker import Options, Task, run
@@ -33,8 +31,6 @@ from lm.config import Config
 from lm.options import option
 
 _RANKS = [2**power for power in range(13)]
-
-logger = logging.getLogger("lm")
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,5 @@
 """Measurements in TensorFlow: the training step of `lm.train`, the GEMM peak and the exchange."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The training step in JAX: jit, scan over time, and donated buffers."""
 
-from __future__ import annotations
-
 import functools
 import os
 from collections.abc import Mapping

@@ -5,8 +5,6 @@ the stock softmax cross-entropy, gradients and optimizer. TensorFlow 2.18 lacks 
 this module contains the equations of the cell, with the same order of gates.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The training step in PyTorch: nn.LSTM, autograd and torch.optim.SGD."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

@@ -7,8 +7,6 @@ Strong scaling keeps the global batch. Weak scaling keeps the rows of each rank.
 same number of threads. The time of the exchange excludes the part that overlaps with computation.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import re

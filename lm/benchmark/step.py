@@ -5,15 +5,13 @@
 The peers are other programs that train the same model.
 """
 
-from __future__ import annotations
-
 import dataclasses
-import logging
 import math
 from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
+from lm import logger
 from lm.benchmark.turns import paired_ratio, speeds, take_turns
 from lm.benchmark.worker import Options, Task, run
 from lm.config import Config
@@ -37,8 +35,6 @@ _NOT_IN_PEERS = (  # fields of Config that the peers do not implement
     "activation_penalty", "temporal_activation_penalty", "optimizer", "weight_decay",
     "asgd_trigger_epochs",
 )  # fmt: skip
-
-logger = logging.getLogger("lm")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,22 +1,18 @@
 """Tasks that take turns, and the statistics of their repeats."""
 
-from __future__ import annotations
-
-import logging
 import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lm import logger
 from lm.benchmark import worker
 from lm.benchmark.worker import Options, Task
 from lm.cli.tables import markdown_table
 
 # Two-sided 95% quantiles of Student's t distribution for 1, 2, ... degrees of freedom.
 _T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
-
-logger = logging.getLogger("lm")
 
 
 def take_turns(tasks: Mapping[Any, Task], options: Options) -> dict[Any, dict[str, list]]:

@@ -4,8 +4,6 @@ The benchmark runs no other process during a measurement, so its processes do no
 or memory. The task is passed on the command line, and rank 0 prints the result as a line of JSON.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import json

@@ -1,7 +1,5 @@
 """The workload of all implementations: the words, the initial weights and the training step."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Callable, Sequence
 from typing import NamedTuple

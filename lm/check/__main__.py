@@ -7,8 +7,6 @@
 Without a launcher, the command starts its ranks with mpirun. The exit code is 1 if a check failed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import os

@@ -1,7 +1,5 @@
 """The reason why TensorFlow sees no GPU. TensorFlow logs the reason only at a disabled level."""
 
-from __future__ import annotations
-
 import os
 
 import tensorflow.compat.v1 as tf
@@ -11,11 +9,7 @@ _NO_GPU = ("", "-1", "NoDevFiles")  # values in CUDA_VISIBLE_DEVICES; Slurm writ
 
 
 def why_no_gpu() -> str:
-    """Return why TensorFlow cannot use the GPUs of this host, and how to fix it.
-
-    Returns:
-      "" if TensorFlow sees GPUs, or if both TensorFlow and the host are set up for CPUs.
-    """
+    """Return why TensorFlow cannot use the GPUs, and the fix, or "" without a problem."""
     if tf.config.list_physical_devices("GPU"):
         return ""
     is_for_gpus, has_driver = tf.test.is_built_with_cuda(), _loads("libcuda.so.1")

@@ -1,7 +1,5 @@
 """The checks that all ranks run together: software, devices, sums, bandwidth and scaling."""
 
-from __future__ import annotations
-
 import platform
 import socket
 import sys

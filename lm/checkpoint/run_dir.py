@@ -1,11 +1,8 @@
 """The directory of a run: used by one job at a time, and never by a second run."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json
-import logging
 import os
 import pathlib
 import tempfile
@@ -13,6 +10,7 @@ import time
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from lm import logger
 from lm.checkpoint import store
 from lm.config import Config, RunOptions
 from lm.errors import RunError, UserError, error_class
@@ -28,8 +26,6 @@ from lm.record import (
     first_difference,
     has_checkpoints,
 )
-
-logger = logging.getLogger("lm")
 
 
 class RunDir(NamedTuple):
@@ -127,9 +123,6 @@ def _rejection(difference: Difference, record: RunRecord) -> UserError:
         fix = "if the network is still the same, add --allow_changed_config_file"
     elif name in ("corpus", "vocabulary"):
         reason, fix = f"the {name} has changed", "check --data_path"
-    elif name not in record.facts:
-        reason = f"this run has the unknown setting {name}"
-        fix = "use the program and the config file that it began with"
     else:
         reason = f"{name} was {before!r} in this run and is {now!r} now"
         fix = "to train with different settings, start a new run with --init_from"

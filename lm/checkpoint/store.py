@@ -17,7 +17,6 @@ import dataclasses
 import errno
 import hashlib
 import json
-import logging
 import os
 import pathlib
 import shutil
@@ -27,6 +26,7 @@ from typing import Any
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from lm import logger
 from lm.errors import RunError, UserError
 from lm.files import sha256_of, write_json
 from lm.record import (
@@ -37,8 +37,6 @@ from lm.record import (
     from_json,
     read_object,
 )
-
-logger = logging.getLogger("lm")
 
 MANIFEST = "manifest.json"
 _FORMAT = 2

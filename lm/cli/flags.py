@@ -3,8 +3,6 @@
 The flags of a command are the fields of its option classes, which `lm.options.option` declares.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import importlib.metadata
@@ -96,10 +94,9 @@ def parse(
     positional: bool = False,
     leave_out: Container[str] = (),
 ) -> Arguments:
-    """Parse a command line.
+    """Parse a command line, with the program name first.
 
     Args:
-      argv: The command line, program name first.
       usage: The description of the command, for `--help`.
       *option_classes: Dataclasses whose fields become flags. `Config` stands for the class of the
         config in the file that `--config` names, and another class must have the field `config`.
@@ -107,7 +104,6 @@ def parse(
       leave_out: Fields of `RunOptions` that the command does not accept.
 
     Raises:
-      UserError: If a flag or the config file is invalid.
       InfoRequested: For `--help`, `--version` and `--print_config`.
     """
     file = _load_config_file(argv, option_classes) if Config in option_classes else None

@@ -4,8 +4,6 @@ If a rank fails, the other ranks do not wait for the failed rank. If all ranks f
 error, only one rank reports the error.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

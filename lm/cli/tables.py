@@ -1,7 +1,5 @@
 """Text tables."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

@@ -1,15 +1,13 @@
 """The corpus of a run: found, loaded, and encoded as token IDs."""
 
-from __future__ import annotations
-
 import hashlib
-import logging
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
+from lm import logger
 from lm.config import Config, RunOptions
 from lm.data.embedded import KnownPerplexity, load_known_perplexity, write_corpus
 from lm.data.encoding import SPLITS, EncodedCorpus, load_encoded, sha256_of_text
@@ -17,8 +15,6 @@ from lm.data.ptb import PTB_SHA256, download_ptb
 from lm.data.vocabulary import Limits, Vocabulary
 from lm.errors import ProgramExit, RunError, UserError, error_class
 from lm.record import CorpusRecord, load_record
-
-logger = logging.getLogger("lm")
 
 _DEFAULT_DATA_PATH = "data"
 
@@ -58,12 +54,8 @@ def find_data_path(
 ) -> str:
     """Return the given directory of a corpus, the recorded directory, or the default.
 
-    Args:
-      corpus: "files" or "embedded", as in `Config.corpus`.
-      run_dirs: Run directories. The first record of such a corpus is used.
-      data_path: The directory given by the user. If the run was trained on the user's own text
-        files, the directory must contain such files.
-      missing_error: The error to raise if the corpus of the run is missing.
+    The first record of such a corpus in `run_dirs` is used. If that run was trained on the user's
+    own text files, a given directory must contain such files. Otherwise, `missing_error` is raised.
     """
     for run_dir in run_dirs:
         record = load_record(run_dir)
@@ -114,13 +106,8 @@ def load_corpus(
 ) -> Corpus:
     """Load a corpus, and encode it if necessary.
 
-    Args:
-      data_path: A directory with train.txt, valid.txt and test.txt (or .txt.gz), or with
-        ptb.{train,valid,test}.txt. PTB is downloaded if the directory has neither.
-      vocab_size: The maximum number of words, or None for all words.
-      corpus: "files", or "embedded" for the generated language.
-      data_url: The source of PTB; see `download_ptb`.
-      min_count: The minimum number of occurrences of a word in the training text.
+    The directory contains train.txt, valid.txt and test.txt (or .txt.gz), or PTB, which is
+    downloaded if the directory has neither. `corpus` and the limits are fields of `Config`.
     """
     if corpus == "embedded":
         kind, directory = "embedded", os.path.join(data_path, "embedded")

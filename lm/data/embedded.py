@@ -12,8 +12,6 @@ word therefore uses only PCG64's `random()`, the four IEEE operations of arithme
 sums: no `choice`, no `log` or `pow`, no pairwise `sum`.
 """
 
-from __future__ import annotations
-
 import bisect
 import contextlib
 import dataclasses
@@ -111,11 +109,7 @@ def random_language(seed: int, num_words: int, num_successors: int) -> Language:
 def sample_states(
     language: Language, rng: np.random.Generator, min_tokens: int
 ) -> Iterator[list[int]]:
-    """Sample the chain from `<eos>`, not included, to the first `<eos>` after `min_tokens`.
-
-    Yields:
-      Blocks of states.
-    """
+    """Sample blocks of states from `<eos>`, not included, to the `<eos>` after `min_tokens`."""
     successors = language.successors.tolist()
     # The inverse CDF of each state, without the last bound, which rounding could exceed.
     bounds = np.cumsum(language.probabilities, axis=1)[:, :-1].tolist()
@@ -165,10 +159,6 @@ def write_corpus(
 
     The content depends only on the options, and each file is written atomically. Several processes
     may therefore make the same call at the same time. A repeated call does not change anything.
-
-    Args:
-      directory: The directory, which is created if it is missing.
-      options: The language and the lengths of the texts.
     """
     written = _load_written(directory, options)
     if written:
@@ -198,12 +188,7 @@ def write_corpus(
 def load_known_perplexity(
     directory: str | os.PathLike[str], sha256: Mapping[str, str]
 ) -> KnownPerplexity | None:
-    """Return the known perplexity of texts, or None if `write_corpus` did not write them.
-
-    Args:
-      directory: The directory of the texts.
-      sha256: The SHA-256 of the text of each split.
-    """
+    """Return the known perplexity of texts, or None if `write_corpus` did not write them."""
     truth = _load_truth(directory)
     if not truth or truth.get("sha256") != sha256:
         return None

@@ -1,7 +1,5 @@
 """A progress bar for reading a file or a download."""
 
-from __future__ import annotations
-
 import contextlib
 
 import tqdm

@@ -1,12 +1,9 @@
 """Download the Penn Treebank corpus (PTB) from sources that may be slow, broken or malicious."""
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import hashlib
 import io
-import logging
 import os
 import re
 import tarfile
@@ -16,6 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 import requests
 import urllib3
 
+from lm import logger
 from lm.data.progress import ReadProgress
 from lm.errors import RunError, UserError, error_class, first_line
 from lm.files import locked, write_atomically
@@ -43,8 +41,6 @@ RETRIES = urllib3.Retry(
     backoff_factor=0.5,
 )
 
-logger = logging.getLogger("lm")
-
 _ARCHIVE_DIRECTORY = "simple-examples/data"
 _BLOCK_BYTES = 1 << 16
 _MAX_DOWNLOAD_BYTES = 256 << 20  # the original archive is 35 MB
@@ -64,13 +60,8 @@ def download_ptb(
 ) -> None:
     """Add the missing files of PTB to a directory, after all of them have been verified.
 
-    One process per host downloads, and the other processes wait for it.
-
-    Args:
-      directory: The directory, which is created if it is missing.
-      data_url: An http(s) or file address, or the path of a .tgz, instead of the addresses.
-      addresses: Addresses to try, in order.
-      sha256: The expected SHA-256 of each file.
+    One process per host downloads, and the other processes wait for it. `data_url`, an address or
+    the path of a .tgz, replaces the addresses, which are tried in order.
     """
     sources = [_checked_source(data_url)] if data_url else addresses
     cache = os.path.join(directory, ".cache")

@@ -46,13 +46,9 @@ class Vocabulary:
     def from_counts(cls, counts: Mapping[str, int], limits: Limits = UNLIMITED) -> Vocabulary:
         """Select words and sort them by frequency. Ties are sorted by the word itself.
 
-        The result depends only on the arguments, so that all ranks get the same token IDs.
-
-        Args:
-          counts: The number of occurrences of each word in the training text.
-          limits: The limits. With a limit, `<unk>` is in the vocabulary, ranked by its number of
-            occurrences plus those of the words that it replaces. Without limits, all words are
-            kept, and `<unk>` is not added.
+        The result depends only on the arguments, so that all ranks get the same token IDs. With a
+        limit, `<unk>` is in the vocabulary, ranked by its number of occurrences plus those of the
+        words that it replaces. Without limits, all words are kept, and `<unk>` is not added.
         """
         counts = {EOS: 0, **counts}
         if limits != UNLIMITED:

@@ -26,9 +26,7 @@ _PACKAGE = pathlib.Path(__file__).parents[1]
 def raise_on_all_ranks(comm: Communicator, work: Callable[[], T], takes_part: bool = True) -> T:
     """Do work that may fail on some ranks, and raise an error of any rank on all ranks.
 
-    Args:
-      work: A function without exchanges.
-      takes_part: Whether this rank does the work. Otherwise, the result is None.
+    The work contains no exchanges. If this rank does not take part, the result is None.
     """
     result, outcome = None, takes_part
     try:

@@ -3,8 +3,6 @@
 No other module imports Horovod.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.metadata
 import json

@@ -1,7 +1,5 @@
 """Launchers (mpirun, srun, horovodrun): their processes, and command lines that start ranks."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pathlib

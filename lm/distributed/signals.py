@@ -5,8 +5,6 @@ forwards it to the ranks only after odls_base_sigkill_timeout, and kills them af
 again. Open MPI forwards SIGUSR1 and SIGUSR2 immediately, and waits.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """Destinations of log lines: the console, and the log files of the ranks (`--mpi_log`)."""
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import logging
@@ -12,9 +10,9 @@ from typing import TextIO
 
 from tqdm import tqdm
 
+from lm import logger
 from lm.files import RetryingAppend
 
-logger = logging.getLogger("lm")
 _FORMATTER = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
 _MAX_EARLY_LINES = 1000
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import math
 import os
 import sys
@@ -11,22 +10,19 @@ from typing import Any
 
 from tqdm import tqdm
 
+from lm import logger
 from lm.errors import ProgramExit, RunError, Stopped
 from lm.events.logs import LogFiles, may_be_gone
 from lm.events.tensorboard import TensorBoardWriter
 from lm.files import RetryingAppend
 from lm.record import METRICS_FILE, TENSORBOARD_DIR
 
-logger = logging.getLogger("lm")
-
 
 class Reporter:
     """Writes the events of a run on rank 0, and closes its log files at the end.
 
-    Args:
-      output_dir: The run directory; None on all ranks except rank 0.
-      tensorboard: Whether to write TensorBoard event files too.
-      has_perplexity: Whether exp(loss) of a step is a perplexity.
+    `output_dir` is None on all ranks except rank 0. `has_perplexity` says whether exp(loss) of a
+    step is a perplexity.
     """
 
     logs: LogFiles | None = None
@@ -88,11 +84,7 @@ class Reporter:
 class Progress:
     """The progress of an epoch: a bar on a terminal, otherwise about ten log lines per epoch.
 
-    Args:
-      is_rank_0: Whether this rank may show a bar.
-      epoch: The epoch, counted from 1.
-      done: Number of finished steps of the epoch.
-      total: Number of steps of the epoch.
+    `done` and `total` count steps of the epoch. Only rank 0 may show a bar.
     """
 
     def __init__(self, is_rank_0: bool, epoch: int, done: int, total: int):

@@ -1,7 +1,5 @@
 """TensorBoard event files with the numbers of a run."""
 
-from __future__ import annotations
-
 import math
 import os
 import socket

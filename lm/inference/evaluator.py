@@ -1,7 +1,5 @@
 """Perplexity of a run on its corpus or on text files, computed by one or several ranks."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import os
@@ -41,19 +39,13 @@ def evaluate(
 
     Args:
       splits: Splits of the run's corpus, or paths of text files; see `load_text`.
-      checkpoint: See `open_run`.
       comm: The ranks, which divide the rows among themselves; None for a single process.
       data_path: Directory of the corpus; None for the corpus of the run.
-      eval_batch_size: Number of rows per evaluated split or file; None for the value of the run's
-        config.
-      functions: The functions of the config file that the run was trained with.
+      eval_batch_size: Number of rows; None for the value of the run's config.
       **open_options: Other arguments of `open_run`.
 
     Returns:
       For each split, the fields that `lm/evaluate.py` documents. All ranks return the same values.
-
-    Raises:
-      UserError, RunError: If the run or a text is invalid, or differs between the ranks.
     """
     comm = comm or Communicator()
     device = start_tensorflow(comm, divides_operations=functions.is_built_in)

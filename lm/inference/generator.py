@@ -1,22 +1,18 @@
 """Text generation, one word at a time."""
 
-from __future__ import annotations
-
 import itertools
-import logging
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from lm import logger
 from lm.data.vocabulary import EOS, UNK, Vocabulary
 from lm.inference.run import Run, check_words, open_session
 from lm.inference.sampling import Sampling, draw, next_word_distribution
 from lm.model import decoding
 from lm.model.network import Network
 from lm.model.user_errors import one_line_errors
-
-logger = logging.getLogger("lm")
 
 
 class Generator:
@@ -36,9 +32,8 @@ class Generator:
     def texts(self, sampling: Sampling) -> Iterator[tuple[list[str], Iterator[str]]]:
         """Generate samples of text. A sample depends only on the seed and on its index.
 
-        Yields:
-          For each sample, the words of the prompt as the model reads them, and an iterator that
-          generates the words after the prompt.
+        Yield for each sample the words of the prompt as the model reads them, and an iterator that
+        generates the words after the prompt.
         """
         prompt = encode_prompt(sampling.prompt, self._vocabulary)
         words = self._vocabulary.words

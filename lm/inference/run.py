@@ -1,7 +1,5 @@
 """Opening a trained run at one of its checkpoints."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from collections.abc import Callable
@@ -99,8 +97,6 @@ def _check_same_run(
             f"{used.config_file.path}: {file} differs from {file} of {checkpoint}: restore the"
             " file, or add --allow_changed_config_file"
         )
-    if name == "vocabulary":
-        raise UserError(f"{checkpoint} does not have the vocabulary of {directory}")
     raise UserError(
         f"{checkpoint} was trained with {name} {trained!r}, and {directory} with {given!r}: give"
         " the run of the checkpoint with --run"
@@ -112,13 +108,7 @@ def open_session(
 ) -> tuple[tf.Session, Built]:
     """Build a graph with the network of a run, and open a session with its weights.
 
-    Args:
-      run: The run.
-      build: Builds the rest of the graph for the network.
-      device: The device of this rank; None if the program is a single process.
-
-    Returns:
-      The session, and the return value of `build`.
+    `build` builds the rest of the graph for the network, and its result is returned too.
     """
     device = device or start_tensorflow(Communicator())
     with tf.Graph().as_default():

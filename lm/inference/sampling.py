@@ -1,7 +1,5 @@
 """Selection of the next word: truncated distributions and reproducible draws."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 
@@ -41,20 +39,12 @@ class Sampling(Checked):
 def next_word_distribution(
     log_probs: np.ndarray, sampling: Sampling, banned: Sequence[int] = ()
 ) -> np.ndarray:
-    """Return the distribution of the next word.
+    """Return the distribution of the next word, float64 [V], for natural log-probabilities [V].
 
     First, banned words get probability 0. Second, p becomes proportional to p^(1/temperature).
     Third, only the `top_k` most probable words are kept. Fourth, only the fewest of these words
     whose total probability reaches `top_p` are kept (Holtzman et al. 2020, "The curious case of
     neural text degeneration"). Among equally probable words, lower IDs are kept.
-
-    Args:
-      log_probs: Natural log-probabilities of the words, [V].
-      sampling: The temperature, `top_k` and `top_p`.
-      banned: IDs of words that must not be drawn, fewer than V.
-
-    Returns:
-      Probabilities, float64 [V].
     """
     scores = np.array(log_probs, np.float64)
     scores[list(banned)] = -np.inf

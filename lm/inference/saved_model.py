@@ -3,14 +3,12 @@
 Shapes: B sentences or rows, T words of the longest sentence, V words.
 """
 
-from __future__ import annotations
-
-import logging
 import os
 import tempfile
 
 import tensorflow.compat.v1 as tf
 
+from lm import logger
 from lm.data.vocabulary import EOS
 from lm.errors import RunError, UserError, error_class
 from lm.inference.run import Run, check_words, open_session
@@ -19,8 +17,6 @@ from lm.model.network import Network
 from lm.model.network_rules import PYTHON_OPS, operations
 from lm.model.user_errors import short_message
 from lm.record import VOCABULARY_FILE
-
-logger = logging.getLogger("lm")
 
 
 def export(run: Run, to: str) -> None:

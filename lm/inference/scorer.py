@@ -1,7 +1,5 @@
 """Log-probabilities of sentences, computed as soon as the sentences arrive."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import os

@@ -3,8 +3,6 @@
 Shapes: T time steps, B rows, H units, V words.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from typing import NamedTuple
@@ -65,11 +63,8 @@ class Context:
 
         Masks depend on the seed, the step, the index of the call and the global row: axis 1 of
         [T, B, ...], otherwise axis 0 of [B, ...]. If neither axis has B rows, the mask belongs to
-        the micro-batch. With `locked_dropout`, all time steps of [T, B, ...] share a mask.
-
-        Args:
-          x: float32 tensor.
-          keep_prob: Probability of keeping a unit. Kept units are divided by it.
+        the micro-batch. With `locked_dropout`, all time steps of [T, B, ...] share a mask. Kept
+        units are divided by `keep_prob`.
         """
         draw = self._next_draw()
         if not self._drops(keep_prob):

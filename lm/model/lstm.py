@@ -6,8 +6,6 @@ Shapes: T time steps, B rows, N = T * B, I inputs of a layer, H hidden units, G 
 are ordered i, j, f, o (input, candidate, forget, output), as in TensorFlow's BasicLSTMCell.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import NamedTuple
 

@@ -1,22 +1,18 @@
 """Check by experiment that a network sees no later words, and that windows equal single words."""
 
-from __future__ import annotations
-
-import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from lm import logger
 from lm.config import Config
 from lm.config_file import BUILT_IN, NetworkFunctions
 from lm.errors import UserError
 from lm.model import decoding
 from lm.model.network import Network
 from lm.model.user_errors import one_line_errors
-
-logger = logging.getLogger("lm")
 
 _State = Mapping[str, np.ndarray]
 _TOLERANCE = 1e-5  # relative to the largest number of a unit; most results are bitwise identical

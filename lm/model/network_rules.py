@@ -4,8 +4,6 @@ The checks raise a UserError that names the file and the function (`where`). `ma
 operations of the network, and `used` contains its variables.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The choice between the compiled ops and TensorFlow's own ops."""
 
-from __future__ import annotations
-
 import types
 from collections.abc import Callable, Sequence
 from functools import partial

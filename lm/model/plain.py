@@ -8,8 +8,6 @@ Shapes: T time steps, B rows, H hidden units, G = 4H gates, V words, N = T * B t
 float32.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import tensorflow.compat.v1 as tf

@@ -1,7 +1,5 @@
 """Report errors of a user's network functions in one line, with the line of the user's file."""
 
-from __future__ import annotations
-
 import contextlib
 import traceback
 from collections.abc import Callable, Iterator

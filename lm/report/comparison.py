@@ -1,7 +1,5 @@
 """The metrics of runs: which runs are comparable, and how much they differ."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math
@@ -84,19 +82,10 @@ class RunMetrics(NamedTuple):
     @property
     def words_per_second(self) -> float | None:
         """The mean training speed of all `num_ranks` ranks, or None without such an epoch."""
-        epochs = [epoch for epoch in self.epochs if self._ran_on_last_ranks(epoch)]
+        epochs = [e for e in self.epochs if e.get("world_size", 1) == self.num_ranks]
         seconds = sum(epoch["epoch_seconds"] for epoch in epochs)
         words = sum(epoch["epoch_seconds"] * epoch["words_per_second"] for epoch in epochs)
         return words / seconds if seconds else None
-
-    def _ran_on_last_ranks(self, epoch: Event) -> bool:
-        """Return whether all steps of an epoch ran on `num_ranks` ranks."""
-        first_step = (epoch["epoch"] - 1) * self.start.get("steps_per_epoch", 0)
-        was_resumed = any(
-            first_step < start.get("resumed_from_step", 0) < epoch["step"] for start in self.starts
-        )
-        changed = len({start["world_size"] for start in self.starts}) > 1
-        return epoch.get("world_size", 1) == self.num_ranks and not (was_resumed and changed)
 
     @property
     def seconds_per_epoch(self) -> float | None:
@@ -225,9 +214,7 @@ def comparable_pairs(groups: Sequence[Group]) -> Iterator[tuple[RunMetrics, RunM
 def compare(first: RunMetrics, second: RunMetrics) -> str:
     """Compare all numbers of two runs bitwise, in the events that both have.
 
-    Returns:
-      Text such as "bitwise identical in 30 events", or the first event and field that differ, and
-      the largest difference of the losses.
+    Return "bitwise identical in 30 events", or the first event and field that differ.
     """
     shared = _shared_events(first, second)
     if not shared:
@@ -242,21 +229,12 @@ def compare(first: RunMetrics, second: RunMetrics) -> str:
                 name = f"{kind} {event[kind]}" if kind in event else f"the {kind}"
                 return (
                     f"the first difference, in event {number} of {len(shared)}, is {field} of"
-                    f" {name}: {value} and {other_value}{_largest_loss_difference(shared)}"
+                    f" {name}: {value} and {other_value}"
                 )
     counts = len(first.events), len(second.events)
     rest = "" if max(counts) == len(shared) else " (the first has {}, the second {})"
     text = f"{len(shared)} event{'s' * (len(shared) > 1)}"
     return f"bitwise identical in {text}{rest.format(*counts)}"
-
-
-def _largest_loss_difference(shared: Sequence[tuple[Event, Event]]) -> str:
-    losses = [(event.get("loss"), other.get("loss"), event["step"]) for event, other in shared]
-    gaps = [(abs(loss - other), step) for loss, other, step in losses if None not in (loss, other)]
-    if not gaps:
-        return ""
-    largest, step = max(gaps)
-    return f"; the losses differ by at most {largest:.2e} nats per token, at step {step}"
 
 
 def _shared_events(first: RunMetrics, second: RunMetrics) -> list[tuple[Event, Event]]:

@@ -1,21 +1,17 @@
 """Learning curves of runs, drawn without a display."""
 
-from __future__ import annotations
-
 import io
 import itertools
-import logging
 from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.figure import Figure  # importing pyplot would look for a display
 from matplotlib.ticker import LogLocator, NullLocator
 
+from lm import logger
 from lm.report.comparison import RunMetrics, Section
 from lm.report.page import write_file
 from lm.report.tables import run_title
-
-logger = logging.getLogger("lm")
 
 # The style changes after the ten colors of Matplotlib.
 _STYLES = [style for style in ("-", "--", ":", "-.") for _ in range(10)]
@@ -24,10 +20,8 @@ _STYLES = [style for style in ("-", "--", ":", "-.") for _ in range(10)]
 def draw_sections(sections: Sequence[Section], prefix: str) -> list[bytes | None]:
     """Draw the learning curves of each section, and write <prefix>.png and <prefix>.pdf.
 
-    With several sections, "-1", "-2", ... are appended to the prefix.
-
-    Returns:
-      The PNG file of each section, or None if no run of the section has finished an epoch.
+    With several sections, "-1", "-2", ... are appended to the prefix. Return the PNG of each
+    section, or None if no run of the section has finished an epoch.
     """
     pngs: list[bytes | None] = []
     for number, section in enumerate(sections, start=1):

@@ -1,20 +1,16 @@
 """A report as a self-contained HTML page without scripts: the text of the console, and images."""
 
-from __future__ import annotations
-
 import base64
 import html
-import logging
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lm import logger
 from lm.errors import UserError
 from lm.files import write_atomically
 from lm.report.comparison import Section
 from lm.report.tables import section_text
-
-logger = logging.getLogger("lm")
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 75rem; margin: 2rem auto;

@@ -1,7 +1,5 @@
 """The tables of a report: headers and cells, for the console and for the page."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

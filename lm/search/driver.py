@@ -1,11 +1,8 @@
 """The driver: one loop that starts the jobs of trials and observes them."""
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import errno
-import logging
 import os
 import shlex
 import signal
@@ -14,6 +11,7 @@ import time
 import optuna
 from optuna.trial import TrialState
 
+from lm import logger
 from lm.distributed.signals import Signals
 from lm.errors import RunError, Stopped
 from lm.search.options import trial_dir
@@ -29,8 +27,6 @@ from lm.search.study import (
     storage_errors,
 )
 from lm.search.trial import Outcome, TrialJob
-
-logger = logging.getLogger("lm")
 
 _TICK_SECONDS = 0.5
 _MAX_FAILURES = 3  # failed jobs of a trial

@@ -9,8 +9,6 @@
 Flags of lm.train apply to all trials. See docs/search.md.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import json

@@ -1,7 +1,5 @@
 """The results of a search: the config file of the best trial, a table, and the HTML page."""
 
-from __future__ import annotations
-
 import os
 import shlex
 from typing import Any, NamedTuple

@@ -4,8 +4,6 @@ Two trials never share a slot of a host. They share a core only on hosts of `--h
 fewer cores than slots.
 """
 
-from __future__ import annotations
-
 import collections
 from typing import NamedTuple
 

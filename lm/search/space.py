@@ -1,7 +1,5 @@
 """The search space: `--space`, or `suggest(trial, config)` in the config file."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Callable, Mapping
@@ -28,11 +26,9 @@ _REHEARSALS = 20  # random trials of suggest() before the first job
 
 
 def parse_space(text: str, config: Config) -> dict[str, BaseDistribution]:
-    """Turn `--space` into Optuna's distributions, each checked against the config.
+    """Turn `--space` into Optuna's distributions, each checked against the common config.
 
-    Args:
-      text: "field=low:high", "field=low:high:log" and "field=a|b|c", separated by commas.
-      config: The common config of the trials.
+    The parts "field=low:high", "field=low:high:log" and "field=a|b|c" are separated by commas.
     """
     space = {}
     for part in text.split(","):
@@ -88,13 +84,7 @@ def suggest_of(file: ConfigFile, config: Config) -> Suggest:
 
 
 def choose_config(space: Space | Suggest, trial: optuna.Trial, config: Config) -> Config:
-    """Return the config of a trial, or raise UserError if its values are invalid.
-
-    Args:
-      space: `suggest`, or the distributions of the trial's parameters.
-      trial: The trial.
-      config: The common config of the trials.
-    """
+    """Return the config of a trial, or raise UserError if its values are invalid."""
     if isinstance(space, Mapping):
         return replaced(config, **{name: _suggest(trial, name, space[name]) for name in space})
     try:

@@ -3,8 +3,6 @@
 If a trial is interrupted, its state becomes WAITING again, and a driver continues its run.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import os

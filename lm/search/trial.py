@@ -1,7 +1,5 @@
 """The job of a trial: `lm.train` in the slots of the trial."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import itertools

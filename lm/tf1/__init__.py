@@ -5,8 +5,6 @@ A config file loads a module with `model = tf1.load("path/to/model.py")`. `modul
 of the config file.
 """
 
-from __future__ import annotations
-
 import types
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -30,10 +28,8 @@ def load(path: str) -> types.ModuleType:
 
     The modules next to the file are loaded in the same way when it imports them. Flags of
     `tf.flags` have their defaults. Assign to attributes of the returned module to replace its
-    functions or flags, such as `model.FLAGS.rnn_mode = "basic"`.
-
-    Args:
-      path: A path relative to the config file, or an absolute path.
+    functions or flags, such as `model.FLAGS.rnn_mode = "basic"`. The path is absolute, or relative
+    to the config file.
     """
     files = current_files()
     import_tensorflow()  # silently; the following modules import it too

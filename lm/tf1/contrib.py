@@ -17,8 +17,6 @@ from lm.tf1.namespace import Namespace
 
 _REPLACEMENTS = {  # keys are names, or modules whose names are all replaced
     "contrib.layers.batch_norm": "tf.layers.batch_normalization",
-    "contrib.layers.optimize_loss": "the flag --optimizer",
-    "contrib.layers.apply_regularization": "the flag --weight_decay",
     "contrib.rnn.LSTMBlockFusedCell": "tf.nn.rnn_cell.LSTMCell and tf.nn.dynamic_rnn",
     "contrib.rnn": "a cell of tf.nn.rnn_cell",
     "contrib.cudnn_rnn": "tf.nn.rnn_cell.LSTMCell and tf.nn.dynamic_rnn",
@@ -29,12 +27,6 @@ _REPLACEMENTS = {  # keys are names, or modules whose names are all replaced
     "contrib.tpu": "python -m lm.train",
     "contrib.distribute": "mpirun python -m lm.train",
     "contrib.training": "a field of Config",
-    "contrib.data": "the arguments of the network function",
-    "contrib.lookup": "tf.gather from a constant",
-    "contrib.losses": "the loss of the trainer",
-    "contrib.summary": "the files metrics.jsonl and tensorboard/ of the run",
-    "contrib.metrics": "the file metrics.jsonl of the run",
-    "contrib.memory_stats": "the file metrics.jsonl of the run",
 }
 _OTHERS = "stock operations, or replace the function that uses it, in the config file"
 _TINY = 1e-12  # avoids a division by zero, as in tf.contrib

@@ -1,7 +1,5 @@
 """Modules that replace some names of other modules."""
 
-from __future__ import annotations
-
 import types
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The module `tensorflow` of TF 1.x: `tensorflow.compat.v1` with the names that it lost."""
 
-from __future__ import annotations
-
 import functools
 import types
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The average of the weights over steps, which is validated, tested and used instead of them."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 

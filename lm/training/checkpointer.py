@@ -1,9 +1,6 @@
 """When and how a running job saves: all ranks copy, and rank 0 writes in the background."""
 
-from __future__ import annotations
-
 import dataclasses
-import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -12,6 +9,7 @@ from typing import NoReturn
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from lm import logger
 from lm.checkpoint import store, variables
 from lm.checkpoint.store import Manifest
 from lm.config import RunOptions
@@ -22,8 +20,6 @@ from lm.errors import EveryRankError, RunError
 from lm.model.windows import WindowRunner
 from lm.record import RunRecord
 from lm.training.progress import TrainProgress
-
-logger = logging.getLogger("lm")
 
 _POLL_SECONDS = 0.2
 

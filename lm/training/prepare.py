@@ -1,7 +1,5 @@
 """The preparation of a run: everything that can fail before the graph is built."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from typing import Any

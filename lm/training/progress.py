@@ -1,7 +1,5 @@
 """The progress of a run: the step, and the sums for the next events."""
 
-from __future__ import annotations
-
 import dataclasses
 
 from lm.perplexity import NllSum

@@ -1,8 +1,5 @@
 """The initial values of a run: from a checkpoint to resume, from other weights, or neither."""
 
-from __future__ import annotations
-
-import logging
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,6 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from lm import logger
 from lm.checkpoint import store
 from lm.checkpoint.run_dir import RunDir
 from lm.checkpoint.variables import check_fits, load_variables, saved_shapes, weight_names
@@ -19,15 +17,11 @@ from lm.errors import UserError
 from lm.record import from_json
 from lm.training.progress import TrainProgress
 
-logger = logging.getLogger("lm")
-
 
 class BroadcastHook(tf.train.SessionRunHook):
     """Loads the checkpoint of rank 0, and gives its variables to all ranks before the first step.
 
-    Args:
-      arrays: The arrays of the checkpoint; None keeps the initial values.
-      broadcast: See `Communicator.broadcast_variables`.
+    Without arrays, the variables keep their initial values.
     """
 
     def __init__(self, arrays: Mapping[str, np.ndarray] | None, broadcast: Any):

@@ -1,7 +1,5 @@
 """A training run, from a config to its test."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 

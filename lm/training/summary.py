@@ -1,9 +1,6 @@
 """The summary and the start event of a run, including whether its results are exact."""
 
-from __future__ import annotations
-
 import dataclasses
-import logging
 import os
 import platform
 import socket
@@ -13,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from lm import kernels
+from lm import kernels, logger
 from lm.distributed.agreement import by_rank, raise_on_all_ranks
 from lm.distributed.horovod import horovod_version
 from lm.events.logs import LogFiles
@@ -24,8 +21,6 @@ from lm.system import cpu_model, seconds_since_start
 from lm.training.prepare import Job
 from lm.training.progress import TrainProgress
 from lm.training.step import NUM_SUMS
-
-logger = logging.getLogger("lm")
 
 _ONE_DNN = ("TF_ENABLE_ONEDNN_OPTS", "ONEDNN_MAX_CPU_ISA")
 

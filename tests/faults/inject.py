@@ -4,8 +4,6 @@ The fault wraps a function of the program, which has no test code itself. Kills 
 FAULT is the name of a function below with its arguments: `kill:1:30` kills rank 1 at step 30.
 """
 
-from __future__ import annotations
-
 import os
 import resource
 import signal

@@ -1,7 +1,5 @@
 """Start training jobs, wait for their progress, and check that no process is left."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import pathlib

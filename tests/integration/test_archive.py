@@ -1,7 +1,5 @@
 """PTB in untrusted archives."""
 
-from __future__ import annotations
-
 import gzip
 import os
 import subprocess

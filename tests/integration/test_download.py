@@ -1,7 +1,5 @@
 """Downloads of PTB from a real HTTP server that misbehaves."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import pty

@@ -12,7 +12,8 @@ PACKAGE = ROOT / "lm"
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
 
 BASE = set(
-    "errors files options config config_file record perplexity system user_code user_files".split()
+    "logger errors files options config config_file record perplexity system user_code"
+    " user_files".split()
 )
 # The packages that each part of lm/ may import, in addition to itself and the base.
 MAY_IMPORT = {

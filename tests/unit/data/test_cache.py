@@ -1,7 +1,5 @@
 """The encoded form of a corpus: its location, its checksums, and when it is rebuilt."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pathlib

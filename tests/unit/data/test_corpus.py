@@ -1,7 +1,5 @@
 """Loading a data directory: accepted and rejected text files."""
 
-from __future__ import annotations
-
 import fcntl
 import gzip
 import logging

@@ -1,7 +1,5 @@
 """The embedded corpus: its known perplexity is correct, and its text is the same everywhere."""
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import dataclasses

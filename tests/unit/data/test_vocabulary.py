@@ -1,7 +1,5 @@
 """The order of token IDs, conversion to IDs and back, and the vocabulary file."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Small corpora: written, loaded and read back."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import pathlib

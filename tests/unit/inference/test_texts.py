@@ -84,7 +84,7 @@ def test_older_configs_get_defaults_and_newer_or_invalid_ones_are_rejected(tmp_p
         ("run.json", "[]", "it must be a JSON object"),
         ("run.json", '{"config": {}}', "run.json is corrupt: .*missing 2 required"),
         ("vocabulary.txt", None, "cannot read the vocabulary"),
-        ("vocabulary.txt", "<eos>\nother\n", "does not have the vocabulary of"),
+        ("vocabulary.txt", "<eos>\nother\n", "was trained with vocabulary"),
     ],
 )
 def test_a_corrupt_run_is_an_error(tmp_path, name, content, message):
