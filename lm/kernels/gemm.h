@@ -147,11 +147,21 @@ LM_INLINE void AddProducts(Vec* sum, const float* a, int64_t lda, Panel<NV> pane
   }
 }
 
+// Fetch MR rows of NV vectors that will be written. Otherwise, the stores wait for the memory.
+template <int NV, int MR>
+LM_INLINE void PrefetchRows(const float* c, int64_t ldc) {
+#pragma GCC unroll 16
+  for (int m = 0; m < MR; ++m)
+#pragma GCC unroll 4
+    for (int v = 0; v < NV; ++v) __builtin_prefetch(c + m * ldc + v * kLanes, 1);
+}
+
 // c[MR, NV vectors] = from[MR, NV vectors] + a[MR, units] * panel. `from` may be c itself, or one
 // row for all rows (ldf == 0).
 template <class Format, int NV, int MR>
 static void Tile(const float* a, int64_t lda, Panel<NV> panel, int64_t units, const float* from,
                  int64_t ldf, float* c, int64_t ldc) {
+  PrefetchRows<NV, MR>(c, ldc);
   Vec sum[MR * NV];
 #pragma GCC unroll 16
   for (int m = 0; m < MR; ++m)

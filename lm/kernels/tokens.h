@@ -69,10 +69,30 @@ static void ColumnSums(const float* x, int64_t ld, const Shares& shares, int64_t
   if (i < columns) add_up(x + i, columns - i, sums + i);
 }
 
+// The rows of B that will be packed next. They are fetched line by line during products, because a
+// core can only wait for a few lines at a time.
+struct NextRows {
+  const char* p;
+  int64_t ld;             // bytes from row to row
+  const int64_t* tokens;  // [count]
+  int64_t count, lines;   // cache lines of each row
+  int64_t token = 0, line = 0;
+
+  void Fetch() {
+    if (token == count) return;
+    __builtin_prefetch(p + tokens[token] * ld + line * 64, 0, 2);
+    if (++line < lines) return;
+    line = 0;
+    ++token;
+  }
+};
+
 // c[MR, NV vectors] = a[MR, units] * panel. The units are the units of the shares' tokens.
 template <class Format, int NV, int MR>
 static void ShareTile(const float* a, int64_t lda, const float* panel, const Shares& shares,
-                      float* c, int64_t ldc) {
+                      float* c, int64_t ldc, NextRows* next) {
+  constexpr int64_t kUnitsPerLine = 8;
+  PrefetchRows<NV, MR>(c, ldc);
   Tree<MR * NV> tree;
   Vec sum[MR * NV] = {};
   int64_t u = 0;
@@ -80,8 +100,11 @@ static void ShareTile(const float* a, int64_t lda, const float* panel, const Sha
 #pragma GCC unroll 32
     for (int i = 0; i < MR * NV; ++i) sum[i] = Vec{};
     const int64_t end = shares.ends[s] / Format::kDepth;
-    AddProducts<Format, NV, MR>(sum, a + u, lda, {panel + u * NV * kLanes}, end - u);
-    u = end;
+    for (int64_t units; u < end; u += units) {
+      units = Least(kUnitsPerLine, end - u);
+      if (next) next->Fetch();
+      AddProducts<Format, NV, MR>(sum, a + u, lda, {panel + u * NV * kLanes}, units);
+    }
     tree.Add(sum, s, s + 1 == shares.count);
   }
 #pragma GCC unroll 16
@@ -93,11 +116,12 @@ static void ShareTile(const float* a, int64_t lda, const float* panel, const Sha
 // The same for `rows` <= MaxRows rows.
 template <class Format, int NV, int MR = MaxRows<NV>()>
 static void ShareTileOf(int64_t rows, const float* a, int64_t lda, const float* panel,
-                        const Shares& shares, float* c, int64_t ldc) {
+                        const Shares& shares, float* c, int64_t ldc, NextRows* next = nullptr) {
   if constexpr (MR > 1) {
-    if (rows < MR) return ShareTileOf<Format, NV, MR - 1>(rows, a, lda, panel, shares, c, ldc);
+    if (rows < MR)
+      return ShareTileOf<Format, NV, MR - 1>(rows, a, lda, panel, shares, c, ldc, next);
   }
-  ShareTile<Format, NV, MR>(a, lda, panel, shares, c, ldc);
+  ShareTile<Format, NV, MR>(a, lda, panel, shares, c, ldc, next);
 }
 
 // The largest number of vectors whose panel (all tokens) is at most as large as `most` in Gemm.
@@ -202,6 +226,10 @@ struct TokenSum {
     const int64_t begin = v0 * kLanes, end = Least(v1 * kLanes, p.N);
     const int64_t units = CountUnits(p.shares);
     PackPanels(p, begin, end, panels);
+    const int64_t size = p.b_bf16 ? sizeof(uint16_t) : sizeof(float);
+    const int64_t next_bytes = Least(end - begin, p.N - end) * size;
+    NextRows next = {(const char*)p.b + end * size, p.N * size, p.shares.tokens,
+                     next_bytes > 0 ? p.shares.ends[p.shares.count - 1] : 0, (next_bytes + 63) / 64};
     const int64_t groups = (row1 - row0 + MaxRows<2>() - 1) / MaxRows<2>();
     for (int64_t g = 0; g < groups; ++g) {
       const int64_t r0 = row0 + (row1 - row0) * g / groups;
@@ -209,9 +237,9 @@ struct TokenSum {
       for (int64_t n = begin; n < end; n += 2 * kLanes) {
         const float* panel = panels + (n - begin) * units;
         if (end - n > kLanes)
-          Columns<2>(p, r0, r1, n, panel);
+          Columns<2>(p, r0, r1, n, panel, &next);
         else
-          Columns<1>(p, r0, r1, n, panel);
+          Columns<1>(p, r0, r1, n, panel, &next);
       }
     }
   }
@@ -219,13 +247,13 @@ struct TokenSum {
   // One tile of C at column n. If the last columns of C end within a vector, they use a buffer.
   template <int NV>
   static void Columns(const lm::TokenSum& p, int64_t r0, int64_t r1, int64_t n,
-                      const float* panel) {
+                      const float* panel, NextRows* next) {
     constexpr int W = NV * kLanes;
     const float* a = p.a_units + r0 * p.ld_units;
     float* c = p.c + r0 * p.N + n;
     const int64_t rows = r1 - r0, width = p.N - n;
     if (width >= W)
-      return ShareTileOf<Format, NV>(rows, a, p.ld_units, panel, p.shares, c, p.N);
+      return ShareTileOf<Format, NV>(rows, a, p.ld_units, panel, p.shares, c, p.N, next);
     float tile[MaxRows<NV>() * W];
     ShareTileOf<Format, NV>(rows, a, p.ld_units, panel, p.shares, tile, W);
     for (int64_t m = 0; m < rows; ++m) memcpy(c + m * p.N, tile + m * W, width * sizeof *c);
