@@ -97,8 +97,8 @@ class Config(Checked):
     batch_size: int = option(20, "rows of the GLOBAL batch, which the ranks divide", low=1)
     num_epochs: int = option(13, "passes over the training split", low=1, may_change=_RESUME)
     optimizer: str = option(
-        "sgd", "sgd, momentum (classic, without Nesterov's change) or adam (bias-corrected)",
-        choices=("sgd", "momentum", "adam"),
+        "sgd", "sgd, momentum (classic, without Nesterov's change), adam (bias-corrected) or"
+        " adagrad", choices=("sgd", "momentum", "adam", "adagrad"),
     )  # fmt: skip
     momentum: float = option(0.9, "momentum: factor on the velocity at each step", low=0, below=1)
     adam_beta1: float = option(0.9, "adam: decay of the running mean of gradients", low=0, below=1)
@@ -107,6 +107,9 @@ class Config(Checked):
     )
     adam_epsilon: float = option(
         1e-8, "adam: added to the root of the squared gradient's mean", above=0
+    )
+    adagrad_initial_value: float = option(
+        0.1, "adagrad: initial value of the sums of squared gradients", above=0
     )
     weight_decay: float = option(
         0.0, "add N times the weights to the gradient (adam: decoupled, as AdamW)", low=0

@@ -67,13 +67,16 @@ _OPTIMIZERS: dict[str, Callable[[Config, tf.Tensor], tf.train.Optimizer]] = {
     # velocity = momentum * velocity + gradient; weights -= rate * velocity, as in torch.optim.SGD.
     "momentum": lambda config, rate: tf.train.MomentumOptimizer(rate, config.momentum),
     "adam": _Adam,
+    # sum += gradient^2; weights -= rate * gradient / sqrt(sum), with an initial sum above 0.
+    "adagrad": lambda config, rate: tf.train.AdagradOptimizer(rate, config.adagrad_initial_value),
 }
 
 
 # The settings that a function of the config file replaces.
 _REPLACED = {
     "build_optimizer": (
-        "optimizer", "momentum", "adam_beta1", "adam_beta2", "adam_epsilon", "weight_decay",
+        "optimizer", "momentum", "adam_beta1", "adam_beta2", "adam_epsilon",
+        "adagrad_initial_value", "weight_decay",
     ),
     "transform_gradients": ("max_grad_norm",),
 }  # fmt: skip
@@ -123,15 +126,15 @@ def build_update(
         context = network.context(step=tf.identity(global_step), first_row=-1)
     if defines("transform_gradients"):
         gradients, clip = _transformed(network, variables, gradients, context), tf.constant(1.0)
-    if defines("build_optimizer"):
+    if defines("build_optimizer") or _keeps_unused_rows(config):
+        # TensorFlow applies constraints only to whole variables.
         gradients = [dense(g, v) if v.constraint else g for g, v in zip(gradients, variables)]
-        gradients = [_scaled(gradient, clip) for gradient in gradients]
-    elif config.optimizer == "sgd" and not config.weight_decay:
-        # (g * clip) * rate = g * (clip * rate): scaling the rate saves a pass over all gradients.
-        # Rows of words outside the batch stay unchanged. TensorFlow applies constraints only to
-        # whole variables.
-        learning_rate *= clip
-        gradients = [dense(g, v) if v.constraint else g for g, v in zip(gradients, variables)]
+        if config.optimizer == "sgd" and not defines("build_optimizer"):
+            # (g * clip) * rate = g * (clip * rate): scaling the rate saves a pass over all
+            # gradients.
+            learning_rate *= clip
+        else:
+            gradients = [_scaled(gradient, clip) for gradient in gradients]
     else:
         gradients = [_whole(g, v, clip, config) for g, v in zip(gradients, variables)]
     if defines("build_optimizer"):
@@ -217,6 +220,14 @@ def _clip_factor(grad_norm: tf.Tensor, max_grad_norm: float) -> tf.Tensor:
         return tf.constant(1.0)
     # If the norm is NaN, the weights become NaN: no update fails silently.
     return max_grad_norm / tf.maximum(grad_norm, max_grad_norm)
+
+
+def _keeps_unused_rows(config: Config) -> bool:
+    """Return whether the optimizer only changes the rows of words in the batch.
+
+    A step with a large vocabulary is then faster, because it processes only these rows.
+    """
+    return config.optimizer in ("sgd", "adagrad") and not config.weight_decay
 
 
 def _whole(gradient: Gradient, variable: tf.Variable, clip: tf.Tensor, config: Config) -> tf.Tensor:

@@ -37,6 +37,10 @@ RUNS = {  # rank counts and flags
     "embedding exchanged as a table": (
         (1, 2), (*CONFIG, "--vocab_size", 50, "--max_steps", 10, "--noeval"),
     ),
+    # One rank updates the rows of the embedding in a different order than four ranks.
+    "adagrad": (
+        (1, 2, 4), (*CONFIG, "--max_steps", 15, "--noeval", "--optimizer", "adagrad"),
+    ),
     # Weight masks and tied weights give the same gradients on any number of ranks.
     "all model fields": (
         (1, 2),

@@ -184,7 +184,7 @@ LATE = """
 """
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam", "adagrad"])
 def test_the_state_is_computed_before_the_weights_change(load, optimizer):
     file = load(HEADER + LATE)
     config = dataclasses.replace(file.config, optimizer=optimizer)

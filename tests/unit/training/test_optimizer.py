@@ -17,12 +17,12 @@ from tests.machine import in_new_processes
 WORDS = [2, 0, 2]
 
 
-def one_update(max_grad_norm=math.inf):
+def one_update(max_grad_norm=math.inf, **fields):
     """Update a zero table once; the loss is the sum of its rows WORDS."""
     with tf.Graph().as_default() as graph, tf.Session() as session:
         table = tf.get_variable("table", initializer=np.zeros([4, 2], "f"), use_resource=True)
         loss = tf.reduce_sum(tf.gather(table, WORDS))
-        config = Config(max_grad_norm=max_grad_norm, batch_size=1, num_steps=1)
+        config = Config(max_grad_norm=max_grad_norm, batch_size=1, num_steps=1, **fields)
         step = tf.train.get_or_create_global_step()
         update = build_update(config, loss, tf.constant(0.5), step, Communicator())
         session.run(tf.global_variables_initializer())
@@ -67,6 +67,18 @@ def test_rows_are_merged_on_the_cpu_in_a_fixed_order(path):
     assert {tf.DeviceSpec.from_string(op.device).device_type for op in merging} == {"CPU"}
 
 
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
+def test_only_the_rows_of_the_batch_are_computed(optimizer):
+    """With a large vocabulary, a step must not process the whole table."""
+    graph = one_update(optimizer=optimizer)[0]
+    update = [op for op in graph.get_operations() if op.name.startswith("update")]
+    whole = [op.name for op in update for tensor in op.outputs if tensor.shape == [4, 2]]
+    assert not whole
+    types = {op.type for op in graph.get_operations()}
+    assert types & {"ResourceScatterAdd", "ResourceSparseApplyAdagrad"}
+    assert not types & {"ResourceApplyGradientDescent", "ResourceApplyAdagrad"}
+
+
 BATCHES = [[2, 0, 2], [0, 0, 0], [2, 2, 3]]  # row 1 is never used; row 3 is used last
 RATE, NORM = 0.5, 2.0
 
@@ -85,6 +97,16 @@ def momentum_rule(weights, config):
     for gradient in gradients():
         velocity = config.momentum * velocity + gradient + config.weight_decay * weights
         weights = weights - RATE * velocity
+    return weights
+
+
+def adagrad_rule(weights, config):
+    """Update weights by equation 1 of Duchi et al. (2011), with an initial sum."""
+    total = config.adagrad_initial_value
+    for gradient in gradients():
+        gradient = gradient + config.weight_decay * weights
+        total = total + gradient**2
+        weights = weights - RATE * gradient / np.sqrt(total)
     return weights
 
 
@@ -107,6 +129,9 @@ def adam_rule(weights, config):
         (momentum_rule, {"optimizer": "sgd", "momentum": 0.0, "weight_decay": 0.1}),
         (momentum_rule, {"optimizer": "momentum"}),
         (momentum_rule, {"optimizer": "momentum", "momentum": 0.5, "weight_decay": 0.1}),
+        (adagrad_rule, {"optimizer": "adagrad"}),
+        (adagrad_rule, {"optimizer": "adagrad", "adagrad_initial_value": 1.0}),
+        (adagrad_rule, {"optimizer": "adagrad", "weight_decay": 0.1}),
         (adam_rule, {"optimizer": "adam", "adam_beta2": 0.98, "adam_epsilon": 0.3}),
         (
             adam_rule,
@@ -149,7 +174,7 @@ def updated(optimizer, threads):
         return [value.tobytes() for value in session.run(tf.global_variables())]
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam", "adagrad"])
 def test_an_update_is_bitwise_identical_for_any_number_of_threads(optimizer):
     """Ranks may have different numbers of threads."""
     first, *others = in_new_processes(updated, [(optimizer, threads) for threads in (1, 2, 3)])
