@@ -52,7 +52,8 @@ class Config(Checked):
     )
     tie_weights: bool = option(
         False, "use the embedding as the weights of the output layer; outputs of a different size"
-        " are projected to the size of the embedding",
+        " are projected to the size of the embedding. With adaptive_input, the tables are tied but"
+        " not the projections, like in fairseq by default",
     )  # fmt: skip
     adaptive_softmax_cutoffs: str = option(
         "", "predict rare words with fewer units: the first word (by frequency) of each cluster,"
@@ -61,6 +62,10 @@ class Config(Checked):
     adaptive_softmax_factor: int = option(
         4, "adaptive softmax: each cluster has N times fewer units than the previous", low=2
     )
+    adaptive_input: bool = option(
+        False, "divide the embedding into the same bands as the adaptive softmax; the rows of each"
+        " band have N times fewer units than the previous, and are projected to embedding_size",
+    )  # fmt: skip
     num_layers: int = option(2, "number of LSTM layers", low=1, high=1000)
     num_steps: int = option(20, "time steps of truncated backpropagation", low=1)
     keep_prob: float = option(
@@ -166,6 +171,8 @@ class Config(Checked):
                 "adaptive_softmax_cutoffs must be increasing positive integers, such as"
                 f" 2000,20000, not {text!r}"
             )
+        if self.adaptive_input and not text:
+            raise UserError("adaptive_input needs adaptive_softmax_cutoffs, such as 2000,20000")
 
     @property
     def cutoffs(self) -> tuple[int, ...]:

@@ -92,11 +92,12 @@ def message_bytes(config: Config, shapes: Mapping[str, Sequence[int]]) -> list[i
     sizes = []
     for name, shape in shapes.items():
         dense = 4 * math.prod(shape)
-        if name == "embedding" and not dense_is_smaller(config, shape[0]):
+        is_table = name == "embedding" or name.startswith("embedding/band_")
+        if is_table and not dense_is_smaller(config, shape[0]):
             sizes += [tokens * shape[1] * 4 // 2, tokens * 4 // 2]
         else:
             sizes.append(dense)
-        if name == "embedding" and config.tie_weights:
+        if is_table and config.tie_weights:
             sizes.append(dense)
     return sizes
 

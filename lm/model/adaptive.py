@@ -1,4 +1,6 @@
-"""Adaptive softmax (Grave et al. 2017, arXiv:1609.04309): rare words have fewer units.
+"""Adaptive softmax and adaptive input: rare words have fewer units.
+
+Adaptive softmax (Grave et al. 2017, arXiv:1609.04309):
 
 The head predicts the most frequent words, or the cluster of a rarer word. A cluster predicts its
 words from a projection of the outputs to fewer units:
@@ -8,13 +10,17 @@ words from a projection of the outputs to fewer units:
 Training and evaluation compute only the cluster of the target. Token IDs must be sorted by
 frequency. The layer equals torch.nn.AdaptiveLogSoftmaxWithLoss with head_bias=True.
 
-Shapes: N tokens, H units of the outputs, S words of the head, C clusters, W words and K units of a
-cluster, V words in total.
+Adaptive input (Baevski & Auli 2019, arXiv:1809.10853): the embedding has one table for the head and
+one for each cluster, called bands. Their units are projected to the size of the embedding. Tied
+weights use the same tables in both layers.
+
+Shapes: N tokens, H units of the outputs, E units of the embedding, S words of the head, C clusters,
+W words and K units of a cluster or band, V words in total, T time steps, B rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -34,30 +40,100 @@ class Cluster(NamedTuple):
 class AdaptiveWeights(NamedTuple):
     """The weights of an adaptive softmax."""
 
-    head: tf.Tensor  # [H, S + C]: the words of the head, then the clusters
+    head: tf.Tensor  # [H, S + C]: the words of the head, then the clusters; [S + C, E] if tied
     head_bias: tf.Tensor  # [S + C]
     clusters: Sequence[Cluster]
+    is_tied: bool = False
+    head_projection: tf.Tensor | None = None  # [H, E] if tied and H differs from E
 
     @property
     def cutoffs(self) -> list[int]:
         """The token ID of the first word of each cluster."""
-        firsts = [self.head.shape.as_list()[1] - len(self.clusters)]
+        firsts = [self.head_bias.shape.as_list()[0] - len(self.clusters)]
         for cluster in self.clusters[:-1]:
             firsts.append(firsts[-1] + cluster.words_WK.shape.as_list()[0])
         return firsts
 
 
+def _band_shapes(config: Config, units: int, vocab_size: int) -> list[list[int]]:
+    """Return the shapes [W, K] of the words of the head and of each cluster."""
+    cutoffs = config.cutoffs
+    return [
+        [end - first, max(units // config.adaptive_softmax_factor**band, 1)]
+        for band, (first, end) in enumerate(zip((0, *cutoffs), (*cutoffs, vocab_size)))
+    ]
+
+
 def get_weights(config: Config, hidden: int, vocab_size: int) -> AdaptiveWeights:
     """Create the weights in the current variable scope, or find them again."""
-    cutoffs, clusters = config.cutoffs, []
-    for c, (first, end) in enumerate(zip(cutoffs, (*cutoffs[1:], vocab_size))):
-        units = max(hidden // config.adaptive_softmax_factor ** (c + 1), 1)
+    clusters = []
+    for c, shape in enumerate(_band_shapes(config, hidden, vocab_size)[1:]):
         with tf.variable_scope(f"cluster_{c}"):
-            projection = tf.get_variable("projection", [hidden, units])
-            clusters.append(Cluster(projection, tf.get_variable("words", [end - first, units])))
-    size = cutoffs[0] + len(cutoffs)
+            projection = tf.get_variable("projection", [hidden, shape[1]])
+            clusters.append(Cluster(projection, tf.get_variable("words", shape)))
+    size = config.cutoffs[0] + len(clusters)
     head = tf.get_variable("weights", [hidden, size])
     return AdaptiveWeights(head, tf.get_variable("bias", [size]), clusters)
+
+
+def get_tied_weights(
+    bands: Sequence[tf.Variable],
+    hidden: int,
+    reduce_separately: Callable[[tf.Tensor], tf.Tensor],
+) -> AdaptiveWeights:
+    """Return weights that use the bands of an adaptive input.
+
+    `reduce_separately` is the method of `Context`.
+    """
+    clusters = []
+    for c, band in enumerate(bands[1:]):
+        with tf.variable_scope(f"cluster_{c}"):
+            projection = tf.get_variable("projection", [hidden, band.shape[1]])
+            words = reduce_separately(tf.convert_to_tensor(band))
+            clusters.append(Cluster(projection, words))
+    words, units = bands[0].shape.as_list()
+    cluster_rows = tf.get_variable("clusters", [len(clusters), units])
+    head = reduce_separately(tf.concat([bands[0], cluster_rows], axis=0))
+    projection = tf.get_variable("projection", [hidden, units]) if hidden != units else None
+    bias = tf.get_variable("bias", [words + len(clusters)])
+    return AdaptiveWeights(head, bias, clusters, is_tied=True, head_projection=projection)
+
+
+def get_embedding(
+    config: Config, units: int, vocab_size: int, initializer: Callable | None
+) -> tuple[list[tf.Variable], tf.Variable]:
+    """Create the bands of an adaptive input, or find them again.
+
+    Returns:
+      The table [W, K] of each band, and the projections of all bands, [sum of K, E].
+    """
+    shapes = _band_shapes(config, units, vocab_size)
+    bands = [
+        tf.get_variable(f"band_{band}", shape, initializer=initializer)
+        for band, shape in enumerate(shapes)
+    ]
+    return bands, tf.get_variable("projection", [sum(shape[1] for shape in shapes), units])
+
+
+def embed(
+    bands: Sequence[tf.Tensor], projection_KE: tf.Tensor, inputs_TB: tf.Tensor, ops: Ops
+) -> tf.Tensor:
+    """Look up token IDs in the bands, as float32 [T, B, E].
+
+    Each band looks up all tokens, and the units of words of other bands are zero. Therefore, the
+    number of rows of each gradient is known, and one product computes the projections of all bands.
+    """
+    first, parts = 0, []
+    inputs_BT = tf.stack(tf.unstack(inputs_TB), axis=1)  # see Context.embed
+    for band in bands:
+        index_BT = inputs_BT - first
+        is_member_BT = (index_BT >= 0) & (index_BT < band.shape[0])
+        units_BTK = tf.gather(band, tf.where(is_member_BT, index_BT, tf.zeros_like(index_BT)))
+        parts.append(tf.where_v2(is_member_BT[:, :, None], units_BTK, 0.0))
+        first += band.shape.as_list()[0]
+    units_TBK = tf.transpose(tf.concat(parts, axis=2), [1, 0, 2])
+    x_NE = ops.matmul(tf.reshape(units_TBK, [-1, projection_KE.shape[0]]), projection_KE)
+    return tf.reshape(x_NE, [inputs_TB.shape[0], -1, projection_KE.shape[1]])
 
 
 def cross_entropy(
@@ -75,8 +151,17 @@ def cross_entropy(
     cutoffs = weights.cutoffs
     cluster_N = tf.searchsorted(cutoffs, targets_N, side="right") - 1  # -1: a word of the head
     head_targets_N = tf.where(cluster_N < 0, targets_N, cutoffs[0] + cluster_N)
+    head_inputs_NE = outputs_NH
+    if weights.head_projection is not None:
+        head_inputs_NE = ops.matmul(outputs_NH, weights.head_projection)
     loss, nll_N = ops.cross_entropy(
-        outputs_NH, weights.head, weights.head_bias, head_targets_N, scale_N, training=training
+        head_inputs_NE,
+        weights.head,
+        weights.head_bias,
+        head_targets_N,
+        scale_N,
+        training=training,
+        transposed=weights.is_tied,
     )
     order = _micro_batch_order(targets_N, ops.micro_batches)
     members = [_members(cluster_N, c, *order) for c in range(len(cutoffs))]
@@ -132,7 +217,11 @@ def _gather_parts(x_NH: tf.Tensor, parts: Sequence[tf.Tensor]) -> list[tf.Tensor
 
 def log_probs(weights: AdaptiveWeights, outputs_NH: tf.Tensor) -> tf.Tensor:
     """Return the natural log-probabilities of all words, float32 [N, V]."""
-    head_logits = tf.nn.bias_add(tf.matmul(outputs_NH, weights.head), weights.head_bias)
+    head_inputs_NE = outputs_NH
+    if weights.head_projection is not None:
+        head_inputs_NE = tf.matmul(outputs_NH, weights.head_projection)
+    product = tf.matmul(head_inputs_NE, weights.head, transpose_b=weights.is_tied)
+    head_logits = tf.nn.bias_add(product, weights.head_bias)
     words = weights.cutoffs[0]
     head = tf.nn.log_softmax(head_logits)
     parts = [head[:, :words]]

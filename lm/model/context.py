@@ -12,6 +12,7 @@ from tensorflow.python.ops.control_flow_util_v2 import in_defun
 
 from lm.config import Config
 from lm.errors import UserError
+from lm.model import adaptive
 from lm.model.ops import Ops, plain_ops
 from lm.model.variables import Uniform
 
@@ -49,6 +50,7 @@ class Context:
     added_losses: list[tf.Tensor] = dataclasses.field(default_factory=list)  # parts of the loss
     updates: list[VariableUpdate] = dataclasses.field(default_factory=list)
     tables: dict[str, tf.Variable] = dataclasses.field(default_factory=dict)  # for tie_weights
+    bands: dict[str, list[tf.Variable]] = dataclasses.field(default_factory=dict)  # adaptive_input
     called: set[str] = dataclasses.field(default_factory=set)  # methods that settings depend on
     root_scope: tf.VariableScope | None = None  # the scope of the network function
     is_built: bool = False  # whether the network function has returned
@@ -243,6 +245,8 @@ class Context:
         initializer = Uniform(scale) if scale else None  # None: the scope's initializer
         scope = tf.get_variable_scope()  # a second call in this scope finds the same table
         with tf.variable_scope(scope, reuse=tf.AUTO_REUSE, auxiliary_name_scope=False):
+            if config.adaptive_input and name == "embedding":
+                return self._embed_in_bands(inputs_TB, units, initializer)
             table_VH = tf.get_variable(name, [self.vocab_size, units], initializer=initializer)
         if name == "embedding":  # the scope does not matter
             self.tables[table_VH.op.name] = table_VH
@@ -251,6 +255,15 @@ class Context:
         # single rank. tf.transpose of int32 would print a oneDNN warning.
         inputs_BT = tf.stack(tf.unstack(inputs_TB), axis=1)
         return tf.transpose(tf.gather(table_VH, inputs_BT), [1, 0, 2])
+
+    def _embed_in_bands(
+        self, inputs_TB: tf.Tensor, units: int, initializer: Uniform | None
+    ) -> tf.Tensor:
+        with tf.variable_scope("embedding") as scope:
+            found = adaptive.get_embedding(self.config, units, self.vocab_size, initializer)
+        bands, projection_KE = found
+        self.bands[scope.name] = bands
+        return adaptive.embed(bands, projection_KE, inputs_TB, self.ops)
 
     def output_layer(self, units: int) -> tuple[tf.Variable, tf.Variable]:
         """Return the weights [units, V] and the bias [V] of the built-in output layer.

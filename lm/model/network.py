@@ -31,7 +31,9 @@ logger = logging.getLogger("lm")
 State = Mapping[str, tf.Tensor]  # recurrent state by name, [B, ...]
 
 _LSTM = {"state_shapes": lstm.state_shapes, "build_outputs": lstm.build_outputs}
-_OUTPUT_LAYER = {"softmax/weights", "softmax/bias", "softmax/projection"}  # variable names
+_OUTPUT_LAYER = {  # variable names
+    "softmax/weights", "softmax/bias", "softmax/projection", "softmax/clusters",
+}  # fmt: skip
 
 
 class Network:
@@ -55,6 +57,7 @@ class Network:
         self._names: dict[str, set[str]] = {}  # variables of the first call of each function
         self._warnings: set[str] = set()  # already logged
         self._table: tf.Variable | None = None  # the embedding, if tied to the output layer
+        self._bands: Sequence[tf.Variable] = ()  # the tables of an adaptive input
         _check_output_layer(config, vocab_size, functions)
 
     @property
@@ -159,7 +162,9 @@ class Network:
             for c in range(len(self.config.cutoffs)):
                 reserved |= {f"softmax/cluster_{c}/{part}" for part in ("projection", "words")}
         network_rules.check_variables(where, used, created, reserved, first_used)
-        if self.config.tie_weights:
+        if self.config.adaptive_input:
+            self._bands = network_rules.only_embedding(where, context.bands)
+        elif self.config.tie_weights:
             tables = [used["embedding"]] if "embedding" in used else list(context.tables.values())
             self._table = network_rules.tied_table(where, tables, self.vocab_size)
 
@@ -282,6 +287,8 @@ class Network:
 
     def _adaptive_weights(self, hidden: int, context: Context) -> adaptive.AdaptiveWeights:
         with shared_variables(self.config, context.training), tf.variable_scope("softmax"):
+            if self.config.tie_weights:
+                return adaptive.get_tied_weights(self._bands, hidden, context.reduce_separately)
             return adaptive.get_weights(self.config, hidden, self.vocab_size)
 
     def _output_layer(
@@ -314,8 +321,8 @@ def _check_output_layer(config: Config, vocab_size: int, functions: NetworkFunct
             f"{functions.where} builds its own output layer, so {fields[0]} has no effect: define"
             f" build_outputs instead of {own[0]}"
         )
-    if len(fields) == 2:
-        raise UserError("tie_weights does not support adaptive_softmax_cutoffs: use one of them")
+    if len(fields) == 2 and not config.adaptive_input:
+        raise UserError("tie_weights with adaptive_softmax_cutoffs needs adaptive_input")
     if config.cutoffs and config.cutoffs[-1] >= vocab_size:
         raise UserError(
             f"adaptive_softmax_cutoffs {config.adaptive_softmax_cutoffs} are beyond the vocabulary"

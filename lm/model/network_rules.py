@@ -163,6 +163,17 @@ def tied_table(where: str, tables: Sequence[tf.Variable], vocab_size: int) -> tf
     return table
 
 
+def only_embedding(where: str, bands: Mapping[str, Sequence[tf.Variable]]) -> Sequence[tf.Variable]:
+    """Return the bands of the embedding with `adaptive_input`."""
+    if len(bands) != 1:
+        raise UserError(
+            f"{where}: adaptive_input needs exactly one table of context.embed(inputs_TB), not"
+            f" {', '.join(sorted(bands)) or 'none'}: give the other tables a name"
+        )
+    (only,) = bands.values()
+    return only
+
+
 def add_regularization(context: Context) -> None:
     """Add the losses of the regularizers of variables."""
     for loss in tf.get_collection(tf.GraphKeys.REGULARIZATION_LOSSES):

@@ -1,6 +1,7 @@
 """The initial values of a run: from a checkpoint to resume, from other weights, or neither."""
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,9 @@ from lm.data.vocabulary import Vocabulary
 from lm.errors import UserError
 from lm.record import from_json
 from lm.training.progress import TrainProgress
+
+# Weights of an adaptive softmax or input that belong to words.
+_OF_WORDS = re.compile(r"(.+/)?embedding/band_\d+|softmax/(weights|bias|cluster_\d+/words)")
 
 
 class BroadcastHook(tf.train.SessionRunHook):
@@ -104,7 +108,7 @@ def _fitting_weights(
         for name, array in arrays.items()
         if list(array.shape) == shapes.get(name)
         # An array with a row or column per word is useful only if the words are the same.
-        and (same_words or vocab_size not in array.shape)
+        and (same_words or not (vocab_size in array.shape or _OF_WORDS.fullmatch(name)))
     }
     if not loaded:
         raise UserError(f"{source}: the checkpoint has no weights that fit this model")

@@ -8,11 +8,14 @@ import sys
 import numpy as np
 import pytest
 
+from lm.config_file import BUILT_IN
 from lm.errors import UserError
 from lm.inference.evaluator import evaluate
 from lm.inference.run import open_run
 from lm.inference.saved_model import export
 from tests.commands import ROOT, environment, run_command, run_module
+from tests.untrained import make_run
+from tests.using_a_run import check_commands_agree
 
 PROMPT = "ba ta"
 
@@ -48,6 +51,12 @@ def test_the_logged_seed_generates_the_same_text_again(trained):
     title, one, two = re.split(r"== \d of 2\n", again.stdout)
     assert title == "" and one != two
     assert all(re.match(rf"{PROMPT}\s", text) for text in (one, two))  # a space or a line end
+
+
+def test_all_commands_agree_with_an_adaptive_input(tmp_path, corpora):
+    fields = dict(adaptive_softmax_cutoffs="10,30", adaptive_input=True, tie_weights=True)
+    make_run(tmp_path / "run", corpora, **fields)
+    check_commands_agree(tmp_path / "run", BUILT_IN, corpora, tmp_path)
 
 
 def test_commands_that_are_a_single_process_are_rejected_under_mpirun(trained):

@@ -53,6 +53,10 @@ RUNS = {  # rank counts and flags
     ),
     "adaptive softmax": ((1, 2, 4), ADAPTIVE),
     "adaptive softmax in bfloat16": ((1, 2, 4), (*ADAPTIVE, "--precision", "bfloat16")),
+    "adaptive input": ((1, 2, 4), (*ADAPTIVE, "--adaptive_input", "--optimizer", "adagrad")),
+    "tied adaptive input": (
+        (1, 2, 4), (*ADAPTIVE, "--adaptive_input", "--tie_weights", "--embedding_size", 24),
+    ),
     # A saturated network has subnormal gradients, even before the last sum over 4 ranks.
     "subnormal numbers": (
         (1, 4),

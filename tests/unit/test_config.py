@@ -61,6 +61,7 @@ def test_the_awd_lstm_has_the_values_of_its_paper():
         ("adaptive_softmax_cutoffs", "10,10"),
         ("adaptive_softmax_cutoffs", "10,"),
         ("adaptive_softmax_cutoffs", "ten"),
+        ("adaptive_input", True),  # without cutoffs
         ("learning_rate", -1.0),
         ("learning_rate", float("inf")),
         ("scale_lr_by_worker", "cubic"),

@@ -24,9 +24,13 @@ def session():
         yield session
 
 
-@pytest.fixture(params=["", "3,6"], ids=["full", "adaptive"])
+ADAPTIVE = dict(adaptive_softmax_cutoffs="3,6", adaptive_softmax_factor=2)
+TIED = dict(**ADAPTIVE, adaptive_input=True, tie_weights=True, embedding_size=5)
+
+
+@pytest.fixture(params=[{}, ADAPTIVE, TIED], ids=["full", "adaptive", "tied"])
 def network(session, request):
-    config = dataclasses.replace(CONFIG, adaptive_softmax_cutoffs=request.param)
+    config = dataclasses.replace(CONFIG, **request.param)
     network = Network(config, VOCAB_SIZE)
     build_window_graph(network, Rows(0, 4), "first")
     session.run(tf.global_variables_initializer())
@@ -60,8 +64,8 @@ def test_a_checkpoint_must_fit(session, network):
     arrays = {v.op.name: np.zeros(v.shape) for v in tf.global_variables()}
     set_weights(session, arrays)
     assert not any(value.any() for value in session.run(tf.global_variables()))
-    with pytest.raises(UserError, match="embedding has the shape"):
-        set_weights(session, {**arrays, "embedding": np.zeros([2, 2])})
+    with pytest.raises(UserError, match="softmax/bias has the shape"):
+        set_weights(session, {**arrays, "softmax/bias": np.zeros([2, 2])})
     with pytest.raises(UserError, match="the weight w, which this model does not use"):
         set_weights(session, {**arrays, "w": np.zeros([2, 2])})
     del arrays["softmax/bias"]

@@ -24,6 +24,18 @@ FIELDS = {
     "sizes": dict(embedding_size=E, keep_prob=0.8, output_keep_prob=1.0),
     "tied sizes": dict(tie_weights=True, embedding_size=E),
     "adaptive": dict(adaptive_softmax_cutoffs="4,7", adaptive_softmax_factor=2, keep_prob=0.8),
+    "adaptive input": dict(
+        adaptive_softmax_cutoffs="4,7", adaptive_softmax_factor=2, adaptive_input=True,
+        embedding_size=E, keep_prob=0.8,
+    ),
+    "tied adaptive input": dict(
+        adaptive_softmax_cutoffs="4,7", adaptive_softmax_factor=2, adaptive_input=True,
+        tie_weights=True,
+    ),
+    "tied adaptive input, sizes": dict(
+        adaptive_softmax_cutoffs="1,7", adaptive_softmax_factor=2, adaptive_input=True,
+        tie_weights=True, embedding_size=E,
+    ),
     "weight-drop": dict(recurrent_keep_prob=0.6),
     "biases": dict(forget_bias=1.0),
     "penalties": dict(activation_penalty=2.0, temporal_activation_penalty=3.0),
@@ -56,25 +68,49 @@ def dropped(config, x, keep_prob, mask_index):
 def all_log_probs(config, weights, top):
     """Return the log-probabilities of all words."""
     if config.adaptive_softmax_cutoffs:
-        head = tf.nn.log_softmax(top @ weights["softmax/weights"] + weights["softmax/bias"])
-        parts = [head[:, :4]]
-        for c in range(2):
-            names = f"softmax/cluster_{c}/projection", f"softmax/cluster_{c}/words"
-            projection, words = (weights[name] for name in names)
-            assert words.shape == [(3, 3), (4, 1)][c]
-            logits = top @ projection @ tf.transpose(words)
-            parts.append(head[:, 4 + c, None] + tf.nn.log_softmax(logits))
-        return tf.concat(parts, axis=1)
+        return adaptive_log_probs(config, weights, top)
+    if "softmax/projection" in weights:
+        top = top @ weights["softmax/projection"]
     projection = tf.transpose(weights["embedding"])
     if not config.tie_weights:
         projection = weights["softmax/weights"]
     return tf.nn.log_softmax(top @ projection + weights["softmax/bias"])
 
 
+def adaptive_log_probs(config, weights, top):
+    """Return the log-probabilities of an adaptive softmax (Grave et al. 2017)."""
+    first, last = config.cutoffs
+    if config.tie_weights:
+        words = [weights[f"embedding/band_{band}"] for band in range(3)]
+        head = tf.transpose(tf.concat([words[0], weights["softmax/clusters"]], axis=0))
+    else:
+        words = [None, *(weights[f"softmax/cluster_{c}/words"] for c in range(2))]
+        head = weights["softmax/weights"]
+    to_head = top @ weights["softmax/projection"] if "softmax/projection" in weights else top
+    of_head = tf.nn.log_softmax(to_head @ head + weights["softmax/bias"])
+    parts = [of_head[:, :first]]
+    units = config.embedding_size if config.tie_weights and config.embedding_size else H
+    for c in range(2):
+        assert words[c + 1].shape == [(last - first, units // 2), (V - last, units // 4)][c]
+        logits = top @ weights[f"softmax/cluster_{c}/projection"] @ tf.transpose(words[c + 1])
+        parts.append(of_head[:, first + c, None] + tf.nn.log_softmax(logits))
+    return tf.concat(parts, axis=1)
+
+
+def embed(config, weights, inputs):
+    """Return the units of the words; with bands, as in Baevski & Auli (2019)."""
+    if not config.adaptive_input:
+        return tf.gather(weights["embedding"], inputs)
+    bands = [weights[f"embedding/band_{band}"] for band in range(3)]
+    units = [band.shape[1] for band in bands]
+    projections = tf.split(weights["embedding/projection"], units)
+    return tf.gather(tf.concat([x @ y for x, y in zip(bands, projections)], axis=0), inputs)
+
+
 def plain_loss(config, weights, inputs, targets):
     """Return the differentiated loss as in the papers, and the negative log-likelihood."""
     first_keep = config.embedding_keep_prob or config.keep_prob
-    x = dropped(config, tf.gather(weights["embedding"], inputs), first_keep, 0)
+    x = dropped(config, embed(config, weights, inputs), first_keep, 0)
     # Weight-drop uses one more mask per layer.
     masks_per_layer = 1 + (config.recurrent_keep_prob < 1)
     for layer in range(config.num_layers):
@@ -95,10 +131,7 @@ def plain_loss(config, weights, inputs, targets):
         raw = tf.stack(outputs)
         keep = (layer == 1 and config.output_keep_prob) or config.keep_prob
         x = dropped(config, raw, keep, masks_per_layer * (layer + 1))
-    top = tf.reshape(x, [T * B, H])
-    if "softmax/projection" in weights:
-        top = top @ weights["softmax/projection"]
-    log_probs = all_log_probs(config, weights, top)
+    log_probs = all_log_probs(config, weights, tf.reshape(x, [T * B, H]))
     nll = -tf.gather(log_probs, tf.reshape(targets, [-1]), batch_dims=1)
     # As in the code of the papers, these are means over all words. Our loss is T times as large.
     loss = tf.reduce_mean(nll) + config.activation_penalty * tf.reduce_mean(x**2)

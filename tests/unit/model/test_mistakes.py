@@ -127,7 +127,12 @@ TAKEN = "    x += tf.get_variable('%s', [4])\n" + GOOD
         (
             HEADER + GOOD,
             {"adaptive_softmax_cutoffs": "4", "tie_weights": True},
-            "tie_weights does not support adaptive_softmax_cutoffs",
+            "tie_weights with adaptive_softmax_cutoffs needs adaptive_input",
+        ),
+        (
+            OTHER + GOOD,
+            {"adaptive_softmax_cutoffs": "4", "adaptive_input": True},
+            "adaptive_input needs exactly one table of context.embed(inputs_TB), not none",
         ),
         (
             HEADER + TAKEN % "softmax/cluster_0/words",
@@ -148,7 +153,7 @@ TAKEN = "    x += tf.get_variable('%s', [4])\n" + GOOD
         ),
     ],
     ids=["logits", "no table", "two tables", "size", "logits and cutoffs", "cutoffs",
-         "tied and cutoffs", "cluster's name", "no variables", "adam's name",
+         "tied and cutoffs", "no bands", "cluster's name", "no variables", "adam's name",
          "average's name", "lock"],
 )  # fmt: skip
 def test_incompatible_settings_are_one_line(load, text, fields, message):

@@ -55,6 +55,9 @@ BUILT_IN_FIELDS = {
     "sparse embedding": dict(keep_prob=0.7, virtual_ranks=4),
     "tied": dict(tie_weights=True, embedding_size=5, recurrent_keep_prob=0.6),
     "adaptive softmax": dict(adaptive_softmax_cutoffs="4,8", keep_prob=0.7),
+    "adaptive input": dict(
+        adaptive_softmax_cutoffs="4,5,8", adaptive_input=True, tie_weights=True, keep_prob=0.7
+    ),
     "penalties": dict(activation_penalty=2.0, temporal_activation_penalty=1.0, optimizer="adam"),
 }
 

@@ -52,6 +52,18 @@ def test_matching_weights_are_loaded_and_the_rest_initialized(
         np.testing.assert_array_equal(array, theirs[name])
 
 
+def test_the_bands_of_other_words_are_not_loaded(tmp_path, corpora, caplog):
+    fields = dict(adaptive_softmax_cutoffs="10,30", adaptive_input=True, tie_weights=True)
+    config = make_run(tmp_path / "run", corpora, **fields)
+    words = Vocabulary.load(tmp_path / "run/vocabulary.txt").words
+    caplog.set_level(logging.INFO, "lm")
+    path = str(tmp_path / "run/checkpoints/step-00000007")
+    assert start_from(path, config, words).keys() == store.load_weights(path).keys()
+    start_from(path, config, words[:50])
+    bands = ", ".join(f"embedding/band_{band}" for band in range(3))
+    assert f"initialized {bands}, softmax/bias\n" in caplog.text
+
+
 def test_a_checkpoint_without_matching_weights_is_rejected(other):
     path, config, words = other
     with pytest.raises(UserError, match="has no weights that fit this model"):
