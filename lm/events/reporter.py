@@ -6,6 +6,7 @@ import json
 import math
 import os
 import sys
+import time
 from typing import Any
 
 from tqdm import tqdm
@@ -16,6 +17,8 @@ from lm.events.logs import LogFiles, may_be_gone
 from lm.events.tensorboard import TensorBoardWriter
 from lm.files import RetryingAppend
 from lm.record import METRICS_FILE, TENSORBOARD_DIR
+
+_LOG_SECONDS = 600.0
 
 
 class Reporter:
@@ -82,14 +85,15 @@ class Reporter:
 
 
 class Progress:
-    """The progress of an epoch: a bar on a terminal, otherwise about ten log lines per epoch.
+    """The progress of an epoch: a bar on a terminal, otherwise log lines.
 
-    `done` and `total` count steps of the epoch. Only rank 0 may show a bar.
+    There are about ten lines per epoch, or a line every ten minutes in a long epoch. `done` and
+    `total` count steps of the epoch. Only rank 0 may show a bar.
     """
 
     def __init__(self, is_rank_0: bool, epoch: int, done: int, total: int):
         self._epoch, self._total = epoch, total
-        self._bar = None
+        self._bar, self._logged_at = None, time.monotonic()
         if is_rank_0 and sys.stderr.isatty():
             with may_be_gone(sys.stderr):
                 self._bar = tqdm(
@@ -97,19 +101,35 @@ class Progress:
                 )
 
     def update(
-        self, done: int, quality: tuple[str, float], learning_rate: float, speed: float
+        self,
+        done: int,
+        quality: tuple[str, float],
+        learning_rate: float,
+        speed: float,
+        epoch_seconds: float,
+        run_seconds: float,
     ) -> None:
-        """Show the progress after a step: the loss or perplexity, and words per second."""
+        """Show the progress after a step.
+
+        `quality` is the name and the value of the loss or perplexity, `speed` the words per second,
+        and `epoch_seconds` and `run_seconds` are the remaining times.
+        """
         name, value = quality
-        if self._bar is not None:
-            text = f"{name} {value:.2f}, {speed:.0f} words/s"
+        of_epoch, of_run = map(tqdm.format_interval, (epoch_seconds, run_seconds))
+        if self._bar is not None:  # the bar shows the remaining time of the epoch
+            text = f"run {of_run}, {name} {value:.2f}, {speed:.0f} words/s"
             self._bar.set_postfix_str(text, refresh=False)
             with may_be_gone(sys.stderr):
                 self._bar.update()
-        elif 10 * done // self._total > 10 * (done - 1) // self._total:
+        elif (
+            10 * done // self._total > 10 * (done - 1) // self._total
+            or time.monotonic() - self._logged_at > _LOG_SECONDS
+        ):
+            self._logged_at = time.monotonic()
             logger.info(
                 f"epoch {self._epoch}  step {done}/{self._total}  train {name} {value:.2f}"
                 f"  learning rate {learning_rate:.4g}  {speed:.0f} words/s"
+                f"  left {of_epoch}, run {of_run}"
             )
 
     def close(self) -> None:

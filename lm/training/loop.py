@@ -57,6 +57,8 @@ class Loop:
 
     def __post_init__(self) -> None:
         self._steps_per_epoch = self.job.batches.steps_per_epoch
+        last_step = self.job.config.num_epochs * self._steps_per_epoch
+        self._last_step = min(last_step, self.job.options.max_steps or last_step)
 
     def run(self) -> None:
         """Run the remaining epochs and the test.
@@ -85,25 +87,23 @@ class Loop:
 
     def _run_epochs(self) -> None:
         options, epoch_seconds = self.job.options, []
-        last_step = self.job.config.num_epochs * self._steps_per_epoch
-        if options.max_steps:
-            last_step = min(last_step, options.max_steps)
-        last_epoch = math.ceil(last_step / self._steps_per_epoch)
+        last_epoch = math.ceil(self._last_step / self._steps_per_epoch)
         for epoch in range(self.progress.epochs_done + 1, last_epoch + 1):
             perplexities = self.progress.epoch_perplexities(self._steps_per_epoch)
             if has_stalled(perplexities, options.early_stopping_epochs):
                 logger.info("the validation perplexity no longer improves: training ends")
                 break
-            self._train_epoch(epoch, min(epoch * self._steps_per_epoch, last_step))
+            self._train_epoch(epoch)
             epoch_seconds.append(self.progress.epoch_seconds)
             self._finish_epoch(epoch)
         if epoch_seconds:
             mean = sum(epoch_seconds) / len(epoch_seconds)
             logger.info(f"mean time per epoch: {mean:.1f} s")
 
-    def _train_epoch(self, epoch: int, last_step: int) -> None:
+    def _train_epoch(self, epoch: int) -> None:
         """Run the remaining steps of an epoch."""
         at, first_step = self.progress, (epoch - 1) * self._steps_per_epoch
+        last_step = min(epoch * self._steps_per_epoch, self._last_step)
         if at.step == first_step:
             self.graphs.runner.reset_state()
         bar = Progress(self.job.comm.is_rank_0, epoch, at.step - first_step, self._steps_per_epoch)
@@ -122,7 +122,9 @@ class Loop:
             if at.step % self.job.options.log_every_steps == 0:
                 self._report_step(epoch, learning_rate, result.grad_norm)
             speed = at.epoch_nll.tokens / at.epoch_seconds
-            bar.update(at.step - first_step, self._train_quality(), learning_rate, speed)
+            per_step = at.epoch_seconds / (at.step - first_step)
+            left = [per_step * (last - at.step) for last in (last_step, self._last_step)]
+            bar.update(at.step - first_step, self._train_quality(), learning_rate, speed, *left)
             self._serve(result.requests)
         bar.close()
 

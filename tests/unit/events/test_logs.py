@@ -20,7 +20,7 @@ start_console(0)
 LogFiles(["{log}"], "master", 0)
 progress = Progress(True, 1, 0, 100)
 for step in range(1, 101):
-    progress.update(step, ("loss", 1.0), 1.0, 1.0)
+    progress.update(step, ("loss", 1.0), 1.0, 1.0, 1.0, 1.0)
     logging.getLogger("lm").info(f"line {{step}}")
     if step == 50:
         os.dup2(os.open("/dev/full", os.O_WRONLY), 2)

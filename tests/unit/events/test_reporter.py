@@ -9,7 +9,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from lm.errors import RunError, Stopped
 from lm.events.logs import LogFiles
-from lm.events.reporter import Reporter
+from lm.events.reporter import Progress, Reporter
 
 
 def test_events_are_json_lines_without_nonfinite_numbers(tmp_path):
@@ -70,6 +70,14 @@ def test_other_ranks_write_nothing(tmp_path, monkeypatch):
     with Reporter(None, tensorboard=True) as reporter:
         reporter.event("step", step=1, loss=1.0)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_progress_shows_the_remaining_time_of_the_epoch_and_of_the_run(caplog):
+    caplog.set_level("INFO", "lm")
+    Progress(False, 2, 0, 40).update(4, ("loss", 5.0), 0.5, 900.4, 83.2, 100_000)
+    (line,) = caplog.messages
+    assert line.startswith("epoch 2  step 4/40  train loss 5.00  learning rate 0.5  900 words/s")
+    assert line.endswith("  left 01:23, run 27:46:40")
 
 
 def read_scalars(directory):
