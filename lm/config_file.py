@@ -93,7 +93,6 @@ class ConfigFile:
     config: Config  # returned by get_config(); may be an instance of a subclass of Config
     functions: NetworkFunctions
     loaded: LoadedFiles
-    suggest: Callable | None = None  # (trial, config) -> config, for lm.search
 
 
 def load_config_file(name_or_path: str) -> ConfigFile:
@@ -120,8 +119,7 @@ def load_config_file(name_or_path: str) -> ConfigFile:
         functions = _network_functions(module, path, sha256, type(config), loaded)
     except (Exception, SystemExit) as error:
         raise UserError(f"config {_explain(path, error)}") from error
-    suggest = getattr(module, "suggest", None)
-    return ConfigFile(path, sha256, config, functions, loaded, suggest)
+    return ConfigFile(path, sha256, config, functions, loaded)
 
 
 def _explain(path: str, error: BaseException) -> str:
@@ -165,7 +163,7 @@ def _run_once(path: str, source: bytes) -> tuple[types.ModuleType, LoadedFiles]:
 
 def _check_names(module: types.ModuleType) -> None:
     """Reject a function with a misspelled name, which would be ignored."""
-    known = ("get_config", "suggest", *_FUNCTIONS)
+    known = ("get_config", *_FUNCTIONS)
     for name, value in vars(module).items():
         is_own = inspect.isfunction(value) and value.__module__ == module.__name__
         if is_own and name not in known and not name.startswith("_"):

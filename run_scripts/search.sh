@@ -5,9 +5,9 @@
 #   SPACE="learning_rate=0.3:3:log, keep_prob=0.5:1.0" TRIALS=40 run_scripts/search.sh --num_epochs 3
 #   OUTPUT_DIR=searches/a run_scripts/search.sh --resume        continues a search
 #
-# Environment: CONFIG (config_small), SPACE (learning_rate and keep_prob, or the suggest() of a CONFIG that is
-#   a .py file), TRIALS (20), RANKS (2), PARALLEL (1), OUTPUT_DIR (searches/<config>-<time>). An existing
-#   search only uses OUTPUT_DIR. Change its settings with flags, such as --trials 60.
+# Environment: CONFIG (config_small), SPACE (learning_rate and keep_prob), TRIALS (20), RANKS (2), PARALLEL (1),
+#   OUTPUT_DIR (searches/<config>-<time>). An existing search only uses OUTPUT_DIR. Change its settings with
+#   flags, such as --trials 60.
 # Cost: TRIALS training runs, or less with pruning (see docs/search.md).
 # Result: OUTPUT_DIR/best.py and OUTPUT_DIR/report.html. The exit code comes from lm.search. After a signal, it is
 #   the same as in train.sh.
@@ -20,9 +20,8 @@ run_scripts/setup.sh
 config=${CONFIG:-config_small}
 output_dir=${OUTPUT_DIR:-searches/$(basename "$config" .py)-$(date +%Y%m%d-%H%M%S)}
 if [[ ! -e $output_dir/search.json ]]; then
-    [[ $config == *.py ]] || SPACE=${SPACE-learning_rate=0.3:3:log, keep_prob=0.5:1.0}
     set -- --config "$config" --trials "${TRIALS:-20}" --ranks_per_trial "${RANKS:-2}" \
-        --parallel_trials "${PARALLEL:-1}" ${SPACE:+--space "$SPACE"} "$@"
+        --parallel_trials "${PARALLEL:-1}" --space "${SPACE:-learning_rate=0.3:3:log, keep_prob=0.5:1.0}" "$@"
 fi
 run_job python -m lm.search --output_dir "$output_dir" "$@"
 python -m lm.report "$output_dir" --html "$output_dir/report.html"

@@ -1,5 +1,6 @@
 """The checks that all ranks run together: software, devices, sums, bandwidth and scaling."""
 
+import os
 import platform
 import socket
 import sys
@@ -11,10 +12,15 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from lm import kernels
-from lm.check.gpus import why_no_gpu
 from lm.distributed.agreement import by_rank, first_mismatch, platform_facts
 from lm.distributed.communicator import Communicator
-from lm.distributed.devices import count_cores, count_sharers, session_config, start_tensorflow
+from lm.distributed.devices import (
+    Device,
+    count_cores,
+    count_sharers,
+    session_config,
+    start_tensorflow,
+)
 from lm.distributed.horovod import horovod_version
 from lm.errors import EveryRankError
 
@@ -23,6 +29,7 @@ TENSORFLOWS = ("2.18.1", "2.21.0")  # the versions in constraints/
 _HOROVOD = "0.28.1"
 _EXCHANGED_BYTES = 16 << 20  # about the size of config_small's gradients
 _MIN_BYTES_PER_SECOND = 100e6  # about 1 Gbit/s Ethernet
+_NVIDIA_DRIVER = "/proc/driver/nvidia/version"
 _NUMBERS = 8_000_000  # the computation on them takes a few tenths of a second
 _MIN_EFFICIENCY = 0.6
 
@@ -66,7 +73,7 @@ def check_ranks(comm: Communicator) -> None:
 
 def _checks(comm: Communicator) -> Iterator[Result]:
     device = start_tensorflow(comm)
-    facts = comm.gather({**_own_facts(comm), "device": device.name})
+    facts = comm.gather(_own_facts(comm, device))
     yield from check_software(facts)
     yield from check_devices(facts)
     yield check_kernels(facts)
@@ -74,13 +81,15 @@ def _checks(comm: Communicator) -> Iterator[Result]:
     yield check_scaling(comm)
 
 
-def _own_facts(comm: Communicator) -> dict[str, Any]:
+def _own_facts(comm: Communicator, device: Device) -> dict[str, Any]:
     return {
         "host": socket.gethostname(),
         "sharers": count_sharers(comm.local_size),
         "backend": comm.backend,
         "cores": count_cores(),
-        "no_gpu": why_no_gpu(),
+        "device": device.name,
+        "has_unused_gpu": os.path.exists(_NVIDIA_DRIVER)
+        and not tf.config.list_physical_devices("GPU"),
         "kernels": kernels.description(),
         "arithmetic": kernels.arithmetic("float32"),
         "lacks_kernels": kernels.is_missing(),
@@ -125,7 +134,11 @@ def check_devices(facts: Facts) -> Iterator[Result]:
     """List hosts, devices and cores, and check for unused GPUs and too many ranks."""
     hosts = by_rank([rank["host"] for rank in facts])
     yield Result("ranks", f"{len(facts)} ranks are connected: {hosts}")
-    problems = [f"no GPU on {rank['host']}: {rank['no_gpu']}" for rank in facts if rank["no_gpu"]]
+    problems = [
+        f"TensorFlow does not see the GPUs of {rank['host']}: see docs/gpu.md"
+        for rank in facts
+        if rank["has_unused_gpu"]
+    ]
     problems += [
         f"there are more ranks than cores on {rank['host']}: start fewer ranks there"
         for rank in facts

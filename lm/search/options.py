@@ -39,8 +39,7 @@ class SearchDirectory(Checked):
 
     config: str = option(
         "config_small",
-        "a config in configs/, or the path of a .py file that defines get_config(), and suggest()"
-        " unless --space is given",
+        "a config in configs/, or the path of a .py file that defines get_config()",
         is_path=True,
     )
     output_dir: str = option("", "directory of the search", required=True, is_path=True)
@@ -51,10 +50,9 @@ class SearchDirectory(Checked):
 class SearchOptions(Checked):
     """The values to try, and the hosts that run the trials."""
 
-    space: str | None = option(
-        None,
-        "values to try: 'learning_rate=0.3:3:log, keep_prob=0.5:1.0, hidden_size=100|200|300'"
-        " (default: suggest(trial, config) in the config file)",
+    space: str = option(
+        "",
+        "values to try: 'learning_rate=0.3:3:log, keep_prob=0.5:1.0, hidden_size=100|200|300'",
     )
     trials: int = option(20, "trials, including failed trials", low=1, may_change=_RESUME)
     sampler: str = option(

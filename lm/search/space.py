@@ -1,8 +1,8 @@
-"""The search space: `--space`, or `suggest(trial, config)` in the config file."""
+"""The search space: `--space`."""
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import optuna
@@ -14,15 +14,12 @@ from optuna.distributions import (
 )
 
 from lm.config import Config
-from lm.config_file import ConfigFile
 from lm.errors import UserError, first_line
 from lm.options import field_type, may_change, replaced
 
 Space = Mapping[str, BaseDistribution]
-Suggest = Callable[[optuna.Trial, Config], Config]
 
 _EXAMPLE = "write learning_rate=0.3:3:log, keep_prob=0.5:1.0, hidden_size=100|200|300"
-_REHEARSALS = 20  # random trials of suggest() before the first job
 
 
 def parse_space(text: str, config: Config) -> dict[str, BaseDistribution]:
@@ -46,7 +43,10 @@ def _distribution(config: Config, name: str, values: str) -> BaseDistribution:
     if name not in {field.name for field in dataclasses.fields(config)} - {"name"}:
         raise ValueError(f"{name!r} is not a Config field (see docs/flags.md)")
     if name not in may_change(type(config), "search"):
-        raise ValueError(_not_searched(name))
+        raise ValueError(
+            f"cannot search {name}; perplexities on different corpora or vocabularies do not"
+            " compare"
+        )
     plain_type = field_type(type(config), name)[0]
 
     def value(text: str) -> Any:
@@ -73,39 +73,9 @@ def combinations(space: Space, most: int) -> list[dict[str, Any]]:
     return [dict(zip(space, each)) for each in itertools.islice(values, most)]
 
 
-def suggest_of(file: ConfigFile, config: Config) -> Suggest:
-    """Return `suggest` of a config file, after some calls with random values."""
-    if not callable(file.suggest):
-        raise UserError(f"no search space: give --space, or define suggest() in {file.path}")
-    rehearsal = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
-    for _ in range(_REHEARSALS):
-        choose_config(file.suggest, rehearsal.ask(), config)
-    return file.suggest
-
-
-def choose_config(space: Space | Suggest, trial: optuna.Trial, config: Config) -> Config:
+def choose_config(space: Space, trial: optuna.Trial, config: Config) -> Config:
     """Return the config of a trial, or raise UserError if its values are invalid."""
-    if isinstance(space, Mapping):
-        return replaced(config, **{name: _suggest(trial, name, space[name]) for name in space})
-    try:
-        suggested = space(trial, config)
-    except optuna.exceptions.OptunaError:  # the storage failed
-        raise
-    except (Exception, SystemExit) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"suggest() failed: {type(error).__name__}: {reason}") from error
-    if type(suggested) is not type(config):
-        wanted, given = type(config).__name__, type(suggested).__name__
-        raise UserError(f"suggest() must return {wanted} like get_config(), not {given}")
-    searched = may_change(type(config), "search") | {"name"}
-    for name, value in dataclasses.asdict(config).items():
-        if name not in searched and getattr(suggested, name) != value:
-            raise UserError(f"suggest(): {_not_searched(name)}")
-    return suggested
-
-
-def _not_searched(name: str) -> str:
-    return f"cannot search {name}; perplexities on different corpora or vocabularies do not compare"
+    return replaced(config, **{name: _suggest(trial, name, space[name]) for name in space})
 
 
 def _suggest(trial: optuna.Trial, name: str, distribution: BaseDistribution) -> Any:

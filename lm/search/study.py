@@ -33,7 +33,7 @@ from lm.search.options import (
     parse_search,
 )
 from lm.search.slots import TrialSlots, divide_hosts
-from lm.search.space import Space, Suggest, choose_config, combinations, parse_space, suggest_of
+from lm.search.space import Space, choose_config, combinations, parse_space
 
 # User attributes of a trial.
 CONFIG = "config"  # the fields of its config
@@ -54,7 +54,7 @@ class Search(NamedTuple):
     options: SearchOptions
     file: ConfigFile
     config: Config  # the common config of all trials
-    space: Space | Suggest
+    space: Space
     slots: list[TrialSlots]
     study: optuna.Study | None = None
 
@@ -104,17 +104,12 @@ def _check(argv: Sequence[str]) -> Search:
     """Return the search of a command line after all checks that need no study."""
     arguments, settings = parse_search(argv)
     options, config = arguments[SearchOptions], arguments[Config]
-    if options.space is None:
-        if options.sampler == "grid":
-            raise UserError("sampler grid needs --space, because suggest() has no combinations")
-        space = suggest_of(arguments.config_file, config)
-    else:
-        space = parse_space(options.space, config)
-        for name in space.keys() & arguments.given[Config].keys():
-            raise UserError(f"--{name} is in --space too; remove one of them")
-        if options.sampler == "grid":
-            options = replaced(options, trials=len(combinations(space, options.trials)))
-            settings = settings._replace(flags={**settings.flags, "trials": options.trials})
+    space = parse_space(options.space, config)
+    for name in space.keys() & arguments.given[Config].keys():
+        raise UserError(f"--{name} is in --space too; remove one of them")
+    if options.sampler == "grid":
+        options = replaced(options, trials=len(combinations(space, options.trials)))
+        settings = settings._replace(flags={**settings.flags, "trials": options.trials})
     slots = divide_hosts(options.ranks_per_trial, options.parallel_trials, options.hosts)
     directory = arguments[SearchDirectory].output_dir
     return Search(directory, settings, options, arguments.config_file, config, space, slots)
@@ -154,7 +149,7 @@ def _address(directory: str) -> str:
     return sqlalchemy.URL.create("sqlite", database=path).render_as_string()
 
 
-def _sampler(number: int, options: SearchOptions, space: Space | Suggest) -> samplers.BaseSampler:
+def _sampler(number: int, options: SearchOptions, space: Space) -> samplers.BaseSampler:
     """Return the sampler of a trial.
 
     Each trial has its own seed, so that a resumed search chooses the same values.

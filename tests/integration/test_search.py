@@ -85,28 +85,6 @@ def test_a_killed_search_is_resumed_and_its_best_config_can_be_trained(project, 
     assert events(tmp_path / "again", "test") == []
 
 
-@pytest.mark.parametrize(
-    "env, space",
-    [
-        ({}, "learning_rate=0.3:3:log, keep_prob=0.5:1.0"),
-        ({"SPACE": "num_layers=1|2, seed=1|2"}, "num_layers=1|2, seed=1|2"),
-        ({"CONFIG": "mine.py", "SPACE": "seed=1|2"}, "seed=1|2"),
-        ({"CONFIG": "mine.py"}, None),
-        ({"SPACE": ""}, None),
-    ],
-)
-def test_the_script_sets_no_space_for_config_files_with_suggest(project, env, space):
-    (project / ".venv").unlink()  # a link to this Python environment
-    python = project / ".venv/bin/python"
-    python.parent.mkdir(parents=True)
-    python.write_text("#!/bin/sh\nprintf '%s\\n' \"$@\"\n")
-    python.chmod(0o755)
-    result = run_command([project / "run_scripts/search.sh"], environment(**env), 30)
-    words = result.stdout.splitlines()
-    assert words[:2] == ["-m", "lm.search"] and ("--space" in words) == (space is not None)
-    assert space is None or words[words.index("--space") + 1] == space
-
-
 @pytest.mark.parametrize("flag", ["--output_dir=searches/a", "--config"])
 def test_the_script_rejects_flags_that_are_environment_variables(project, flag):
     result = run_command([project / "run_scripts/search.sh", flag, "mine.py"], environment(), 30)

@@ -48,7 +48,7 @@ def facts(**changes):
     """Return the facts of a rank without problems, with changes."""
     good = {
         "host": "host1", "sharers": 1, "backend": "MPI", "cores": 2,
-        "device": "CPU:0", "no_gpu": "", "kernels": "compiled ops for avx2",
+        "device": "CPU:0", "has_unused_gpu": False, "kernels": "compiled ops for avx2",
         "arithmetic": "x86-64 with FMA", "lacks_kernels": False, "versions": VERSIONS,
         "software": {"code": "c0de"},
     }  # fmt: skip
@@ -64,7 +64,7 @@ def facts(**changes):
         ("software", {"versions": {**VERSIONS, "numpy": "1.26.4"}}, "WARN", "1.26.4 on rank 0"),
         ("software", {}, "OK", "all 2 ranks have the same code"),
         ("software", {"software": {"code": "beef"}}, "FAIL", "code: beef on rank 0; c0de on"),
-        ("devices", {"no_gpu": "they are hidden"}, "WARN", "no GPU on host1: they are hidden"),
+        ("devices", {"has_unused_gpu": True}, "WARN", "does not see the GPUs of host1"),
         ("devices", {"sharers": 3}, "WARN", "more ranks than cores on host1"),
         ("kernels", {"kernels": "no compiled ops: x", "lacks_kernels": True}, "WARN", "slowly"),
         ("kernels", {}, "OK", "avx2"),

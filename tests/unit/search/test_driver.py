@@ -176,48 +176,28 @@ def test_invalid_input_creates_nothing(search, flags, error):
     assert not search.directory.exists()
 
 
-SUGGEST = """
+CHECKED = """
 import dataclasses
 from lm.config import Config
-calls = []
+
+@dataclasses.dataclass(frozen=True)
+class Checked(Config):
+    def __post_init__(self):
+        super().__post_init__()
+        if self.learning_rate == self.init_scale:
+            raise ValueError("equal")
+
 def get_config():
-    return Config(corpus="embedded", num_layers=1)
-def suggest(trial, config):
-    calls.append(trial)
-    if {is_invalid}:
-        raise ValueError("late")
-    exponent = trial.suggest_int("exponent", 1, 2)
-    return dataclasses.replace(config, learning_rate=2.0**exponent)
+    return Checked(corpus="embedded", learning_rate=3.0, init_scale=0.5)
 """
 
 
-@pytest.fixture
-def suggest(search, tmp_path):
-    """Return a function that runs a search with a config file that defines suggest()."""
-
-    def run(is_invalid):
-        config = tmp_path / "mine.py"
-        config.write_text(SUGGEST.format(is_invalid=is_invalid))
-        words = search.command(f"--config={config}", "--sampler=random", "--trials=3")
-        search.command = lambda: [word for word in words if not word.startswith("--space")]
-        return search()
-
-    return run
-
-
-def test_a_config_file_may_suggest_any_config(search, suggest):
-    for trial in trials(suggest(is_invalid="False")):
-        assert trial.value == 1000 / 2 ** trial.params["exponent"]
-    best = load_config_file(str(search.directory / "best.py")).config
-    assert (best.num_layers, best.num_epochs) == (1, 2)
-
-
-def test_trials_with_invalid_values_fail(search, suggest):
-    with pytest.raises(RunError, match="no trial has finished; for the reasons, run python -m"):
-        suggest(is_invalid="len(calls) > 20")  # after the rehearsal
-    study = load_search(str(search.directory)).study
-    reasons = [trial.user_attrs[FAILURE] for trial in trials(study)]
-    assert reasons == ["suggest() failed: ValueError: late"] * 3 and set(states(study)) == {FAIL}
+def test_trials_with_invalid_values_fail(search, tmp_path):
+    (tmp_path / "mine.py").write_text(CHECKED)
+    space = "--space=learning_rate=1|2, init_scale=1|2"
+    study = search(f"--config={tmp_path / 'mine.py'}", space)
+    assert states(study) == [FAIL, COMPLETE, COMPLETE, FAIL]
+    assert trials(study)[0].user_attrs[FAILURE] == "Checked: ValueError: equal"
 
 
 def test_only_parallel_trials_run_at_a_time(search):

@@ -1,7 +1,4 @@
-"""The search space: the syntax of --space, its checks against Config, and suggest()."""
-
-import sys
-import types
+"""The search space: the syntax of --space, and its checks against Config."""
 
 import optuna
 import pytest
@@ -9,7 +6,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 
 from lm.config import Config
 from lm.errors import UserError
-from lm.search.space import choose_config, combinations, parse_space, suggest_of
+from lm.search.space import choose_config, combinations, parse_space
 
 
 def test_ranges_and_choices_have_the_types_of_their_fields():
@@ -76,25 +73,3 @@ def test_only_searched_values_change_and_stay_in_the_space():
     assert all(100 <= config.hidden_size <= 300 for config in configs)
     assert len({config.hidden_size for config in configs}) > 10
     assert {(config.seed, config.keep_prob) for config in configs} == {(7, 1.0)}
-
-
-class OtherConfig(Config):
-    """A subclass, as in configs/config_transformer.py."""
-
-
-@pytest.mark.parametrize(
-    "suggest, message",
-    [
-        (None, "no search space"),
-        (lambda trial, config: None, "must return Config like get_config(), not NoneType"),
-        (lambda trial, config: OtherConfig(), "must return Config like get_config(), not Oth"),
-        (lambda trial, config: sys.exit("two\nlines"), "failed: SystemExit: two lines"),
-        (lambda trial, config: config.nonsense, "suggest() failed: AttributeError"),
-        (lambda trial, config: Config(vocab_size=9), "cannot search vocab_size"),
-        (lambda trial, config: Config(keep_prob=trial.suggest_float("k", 0.9, 2)), "at most 1"),
-    ],
-)
-def test_an_invalid_suggest_is_found_before_the_first_job(suggest, message):
-    with pytest.raises(UserError) as caught:
-        suggest_of(types.SimpleNamespace(suggest=suggest, path="mine.py"), Config(embedding_size=9))
-    assert message in str(caught.value) and "\n" not in str(caught.value)
