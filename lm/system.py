@@ -7,7 +7,6 @@ import os
 import platform
 import random
 import sys
-import time
 from collections.abc import Callable, Iterator
 
 _SET_DEATH_SIGNAL = 1  # prctl's PR_SET_PDEATHSIG
@@ -16,17 +15,11 @@ _KERAS = "keras.src"  # TensorFlow needs the location of the package keras itsel
 _libc = ctypes.CDLL(None)
 
 
-def stat_fields(pid: int | str = "self") -> list[str]:
+def stat_fields(pid: int) -> list[str]:
     """Return the fields of /proc/PID/stat, starting with the third, the state; see proc(5)."""
     with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
         # The second field is the name in parentheses, which may contain any character.
         return file.read().rpartition(")")[2].split()
-
-
-def seconds_since_start() -> float:
-    """Return the age of this process, including the start of Python."""
-    ticks = int(stat_fields()[19])
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
 
 
 def peak_memory_mb() -> float:

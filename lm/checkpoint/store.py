@@ -10,8 +10,6 @@ can corrupt it, and `verify` detects such faults. If a disk fails for a moment, 
 raise OSError or RunError, which end the job with exit code 1.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import errno

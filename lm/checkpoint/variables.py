@@ -1,7 +1,5 @@
 """Copy weights and recurrent state from a session into arrays, and back."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -30,11 +28,7 @@ def saved_shapes(
 
 
 def check_fits(arrays: Arrays, shapes: Mapping[str, Sequence]) -> None:
-    """Check the arrays of a checkpoint against the required shapes; a first axis may be None.
-
-    Raises:
-      UserError: If an array is missing or has a different shape.
-    """
+    """Check the arrays of a checkpoint against the required shapes; a first axis may be None."""
     for name, shape in shapes.items():
         if name not in arrays:
             raise UserError(f"the checkpoint has no {name}, which this model needs")
@@ -68,11 +62,7 @@ def first_not_finite(session: tf.Session, arrays: Arrays) -> str | None:
 
 
 def load_variables(session: tf.Session, arrays: Arrays) -> None:
-    """Set variables that the ranks share. Arrays with other names are ignored.
-
-    Raises:
-      UserError: If a shape does not fit.
-    """
+    """Set variables that the ranks share. Arrays with other names are ignored."""
     found = {n: v for n, v in _global_variables(session.graph).items() if n in arrays}
     _assign(session, found, arrays)
 
@@ -106,9 +96,6 @@ def set_weights(session: tf.Session, arrays: Arrays, is_part: bool = False) -> N
 
     Args:
       is_part: Whether the graph may lack weights of the checkpoint.
-
-    Raises:
-      UserError: If a weight is missing, has a different shape, or is not used by the graph.
     """
     weights = _weights(session.graph)
     unused = sorted(arrays.keys() - weights.keys())

@@ -32,9 +32,6 @@ class Rows(NamedTuple):
         """Return the first rows: as many micro-batches as are computed at once.
 
         The count is rounded down to a power of two, because sums are binary trees of micro-batches.
-
-        Raises:
-          UserError: If the next rows of this size would have different micro-batches.
         """
         sizes = self.micro_batches
         count = min(1 << count.bit_length() - 1, len(sizes))
@@ -52,9 +49,6 @@ def rows_of_rank(batch_size: int, rank: int, size: int, virtual_ranks: int = 1) 
     If virtual_ranks, the number of micro-batches in the global batch, is a multiple of `size`,
     each rank gets the same number of neighboring micro-batches. Otherwise, the rows of each rank
     are one micro-batch.
-
-    Raises:
-      UserError: If there are more ranks than rows.
     """
     if size > batch_size:
         raise UserError(
@@ -92,9 +86,6 @@ class TrainBatches:
     batch. Window s contains the tokens [s * num_steps, (s + 1) * num_steps) of each stream. Its
     targets are the next tokens. As in the published runs, the tokens at the end of each stream
     that do not fill a window are not used.
-
-    Raises:
-      UserError: If the split is too short for one window.
     """
 
     def __init__(self, ids: np.ndarray, batch_size: int, num_steps: int, rows: Rows):

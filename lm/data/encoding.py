@@ -6,8 +6,6 @@ replaces them with the IDs of the vocabulary. The cache is written once per host
 start, and rebuilt if it is corrupt. All processes of a host map the same files into memory.
 """
 
-from __future__ import annotations
-
 import codecs
 import collections
 import contextlib
@@ -16,7 +14,6 @@ import gzip
 import hashlib
 import itertools
 import json
-import logging
 import os
 import shutil
 import zlib
@@ -25,6 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from lm import logger
 from lm.data.progress import ReadProgress
 from lm.data.vocabulary import EOS, UNK, Limits, Vocabulary
 from lm.errors import RunError, UserError, error_class
@@ -34,8 +32,6 @@ SPLITS = ("train", "valid", "test")
 ID_DTYPE = np.dtype("<i4")  # files are little-endian on every machine
 FORMAT = 2  # part of the cache key; increase it whenever the same text gives different files
 _ENTRY_FILES = ("vocabulary.txt", *(f"{split}.ids" for split in SPLITS))
-
-logger = logging.getLogger("lm")
 
 _BLOCK_BYTES = 1 << 18
 _ID_BLOCK_BYTES = 1 << 20
@@ -48,9 +44,6 @@ def read_words(path: str) -> Iterator[list[str]]:
     """Read the words of a text file, with `<eos>` after each line, one block at a time.
 
     Blocks end between words, not between lines, because some corpora are one line of a gigabyte.
-
-    Raises:
-      UserError: If the file is unreadable, not UTF-8, or without any word.
     """
     line, has_words, rest, last = 1, False, b"", b""
     for block in _read_blocks(path, f"encoding {os.path.basename(path)}"):
@@ -77,11 +70,7 @@ def read_words(path: str) -> Iterator[list[str]]:
 
 
 def sha256_of_text(path: str) -> str:
-    """Return the SHA-256 of a text. A .gz file has the checksum of the text that it contains.
-
-    Raises:
-      ProgramExit: If the file is unreadable or not a regular file.
-    """
+    """Return the SHA-256 of a text. A .gz file has the checksum of the text that it contains."""
     # A named pipe would block forever, and can be read only once.
     if os.path.exists(path) and not os.path.isfile(path):
         raise UserError(f"{path} is not a file")
@@ -141,9 +130,6 @@ def encode_corpus(
 
     Returns:
       The vocabulary, and for each split the number of words that became `<unk>`.
-
-    Raises:
-      RunError: If a text no longer has its expected SHA-256.
     """
     provisional_ids = _new_ids()
     id_paths = {split: os.path.join(directory, f"{split}.ids") for split in SPLITS}
@@ -228,10 +214,6 @@ def load_encoded(
       files: The text file of each split, all in one directory.
       sha256: The SHA-256 of each text file.
       limits: Limits of the vocabulary.
-
-    Raises:
-      UserError: If a text file is unreadable, empty or not UTF-8.
-      RunError: If no directory is usable, or if a text file changed in the meantime.
     """
     limit = "all" if limits.vocab_size is None else str(limits.vocab_size)
     if limits.min_count > 1:
@@ -285,12 +267,7 @@ def _create_entry(
 
 
 def _open_entry(entry: str) -> EncodedCorpus | None:
-    """Return the entry, or None if it is missing or corrupt.
-
-    Raises:
-      OSError: If the entry is temporarily unreadable. Other jobs may be training from it, so it
-        must not be replaced.
-    """
+    """Return the entry, or None if it is missing or corrupt."""
     if not os.path.isdir(entry):
         return None
     try:
@@ -304,6 +281,7 @@ def _open_entry(entry: str) -> EncodedCorpus | None:
             Vocabulary.load(os.path.join(entry, "vocabulary.txt")),
             {split: int(record["num_unknown"][split]) for split in SPLITS},
         )
+    # Other errors must not replace the entry, because other jobs may be training from it.
     except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
         logger.info("the encoded corpus in %s is corrupt (%s); rebuilding", entry, error)
         return None

@@ -7,8 +7,6 @@ flattened parts of `state_shapes`, concatenated, or the last words of a network 
 Integers are stored by their bits. The initial state is zero.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

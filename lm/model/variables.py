@@ -1,7 +1,5 @@
 """The variables of a network: created once per graph, and initialized from the seed."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import zlib

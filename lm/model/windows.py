@@ -3,10 +3,7 @@
 Shapes: T time steps, B rows, H hidden units, V words, N = T * B tokens.
 """
 
-from __future__ import annotations
-
 import functools
-import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,14 +12,12 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from lm import kernels
+from lm import kernels, logger
 from lm.data.batches import EvalBatches, Rows, eval_rows_of_rank
 from lm.model.context import SeparateReduction, VariableUpdate
 from lm.model.network import Network
 from lm.model.ops import fastest
 from lm.perplexity import NllSum
-
-logger = logging.getLogger("lm")
 
 _UNITS_PER_NAT = 2.0**40
 

@@ -1,8 +1,5 @@
 """The gradients of the global batch: local gradients, and their sums over the ranks."""
 
-from __future__ import annotations
-
-import logging
 import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -10,12 +7,11 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from lm import logger
 from lm.config import Config
 from lm.distributed.communicator import Communicator
 from lm.model.context import SeparateReduction
 from lm.model.ops import fastest
-
-logger = logging.getLogger("lm")
 
 # A sparse gradient (IndexedSlices) lists rows of a table, such as the embedding.
 Gradient = tf.Tensor | tf.IndexedSlices

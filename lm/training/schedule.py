@@ -1,7 +1,5 @@
 """The learning rate of each step, and early stopping."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

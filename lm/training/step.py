@@ -1,7 +1,5 @@
 """The graph of a training step, which is equal on all ranks, and the execution of steps."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 import sys

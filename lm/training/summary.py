@@ -1,6 +1,5 @@
 """The summary and the start event of a run, including whether its results are exact."""
 
-import dataclasses
 import os
 import platform
 import socket
@@ -17,7 +16,7 @@ from lm.events.logs import LogFiles
 from lm.events.reporter import Reporter
 from lm.model.network import Network
 from lm.record import LOG_FILE, VOCABULARY_FILE
-from lm.system import cpu_model, seconds_since_start
+from lm.system import cpu_model
 from lm.training.prepare import Job
 from lm.training.progress import TrainProgress
 from lm.training.step import NUM_SUMS
@@ -60,11 +59,9 @@ def _facts(job: Job, network: Network, progress: TrainProgress, output_dir: str)
         arithmetic=_arithmetic(job),
         visible_gpus=len(tf.config.list_physical_devices("GPU")),
         cuda_visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
-        start_seconds=seconds_since_start(),
     )
     ranks = comm.gather(own)
     by_name = {name: [rank[name] for rank in ranks] for name in own}
-    by_name["start_seconds"] = max(by_name["start_seconds"])
     return dict(
         name=config.name,
         world_size=comm.size,
@@ -76,15 +73,9 @@ def _facts(job: Job, network: Network, progress: TrainProgress, output_dir: str)
         tensorflow=tf.__version__,
         horovod=horovod_version(),
         numpy=np.__version__,
-        precision=config.precision,
-        batch_size=config.batch_size,
-        virtual_ranks=config.virtual_ranks,
-        config_file=dataclasses.asdict(job.record)["config_file"],
         parameters=sum(v.shape.num_elements() for v in tf.trainable_variables()),
-        corpus=job.corpus.record.kind,
         vocab_size=len(job.corpus.vocabulary),
         steps_per_epoch=job.batches.steps_per_epoch,
-        words_per_epoch=job.batches.steps_per_epoch * config.batch_size * config.num_steps,
         output_dir=output_dir,
         resumed_from_step=progress.step,
     )
@@ -113,11 +104,10 @@ def _summary(job: Job, facts: dict[str, Any]) -> list[str]:
         "exact": facts["exact"],
         "versions": f"Python {facts['python']}, TensorFlow {facts['tensorflow']}, Horovod"
         f" {facts['horovod'] or 'not installed'}",
-        "batch": f"{facts['batch_size']} rows, {local_rows} per rank",
+        "batch": f"{job.config.batch_size} rows, {local_rows} per rank",
         "model": f"{facts['parameters']:,} parameters, vocabulary {facts['vocab_size']:,}",
-        "epoch": f"{facts['steps_per_epoch']:,} steps, {facts['words_per_epoch']:,} words",
+        "epoch": f"{facts['steps_per_epoch']:,} steps",
         "output_dir": facts["output_dir"],
-        "start": f"{facts['start_seconds']:.1f} s on the slowest rank",
     }
     if file := job.record.config_file:
         files = {file.path: file.sha256, **file.loaded}
