@@ -12,7 +12,6 @@ raise OSError or RunError, which end the job with exit code 1.
 
 import contextlib
 import dataclasses
-import errno
 import hashlib
 import json
 import os
@@ -302,10 +301,6 @@ def _fsync(path: str) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
-    except OSError as error:
-        # Shared folders of virtual machines and old SMB cannot do this for directories.
-        if error.errno != errno.EINVAL or not os.path.isdir(path):
-            raise
     finally:
         os.close(descriptor)
 

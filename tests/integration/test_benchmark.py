@@ -83,24 +83,3 @@ def test_advice(tmp_path):
     assert [("strong", n) for n in (1, 2)] == ranks[:2] and ranks[-1] == ("weak", 4096)
     # One rank is faster on any machine if the link has 1 Mbit/s.
     assert "ONE RANK WINS against 2 (strong scaling), 2 (weak" in result.stderr
-
-
-@pytest.mark.parametrize(
-    "arguments, num_ranks, message",
-    [
-        (["fly"], 1, "'fly' is not one of the commands step, scaling, advise"),
-        (["step"], 2, "without mpirun"),
-    ],
-)
-def test_errors_are_one_line(arguments, num_ranks, message):
-    result = run_module("lm.benchmark", *arguments, num_ranks=num_ranks, timeout=60)
-    assert result.returncode in (1, 2)
-    lines = [line for line in result.stderr.splitlines() if line.startswith("lm: error")]
-    assert len(lines) == 1 and message in lines[0]
-    assert "Traceback" not in result.stderr
-
-
-def test_help_lists_the_commands():
-    result = run_module("lm.benchmark", "--help", timeout=60)
-    assert result.returncode == 0
-    assert all(name in result.stdout for name in ("step", "scaling", "advise"))

@@ -21,14 +21,6 @@ def test_this_machine_is_ready():
     assert lines[-1].startswith("ready: 0 FAIL")
 
 
-def test_invalid_flag_on_one_rank_is_reported():
-    command = [*mpirun(1), *CHECK, ":", *mpirun(1)[1:], *CHECK, "--typo"]
-    result = run_command(command, environment(), timeout=240)
-    assert result.returncode == 2
-    assert len(re.findall("lm: error: rank 1 on .*typo", result.stderr)) == 1, result.stderr
-    assert "Traceback" not in result.stderr
-
-
 def test_unreachable_hosts_are_a_one_line_error():
     result = run_module("lm.check", "--hosts", "host.invalid:1,other.invalid:1")
     assert result.returncode == 1

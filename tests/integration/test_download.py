@@ -1,14 +1,10 @@
 """Downloads of PTB from a real HTTP server that misbehaves."""
 
-import fcntl
 import os
-import pty
 import shutil
 import socket
-import struct
 import subprocess
 import sys
-import termios
 
 import pytest
 
@@ -249,16 +245,3 @@ def test_a_full_disk_is_one_clear_error(server, tmp_path, kilobytes):
     assert message.startswith(f"PTB is not in {disk} and cannot be written there")
     assert "(No space left on device); free some space" in message
     assert left == "['other', 'download.lock']"
-
-
-def test_a_progress_bar_appears_only_on_a_terminal(server, target):
-    reader, terminal = pty.openpty()
-    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("4H", 24, 80, 0, 0))
-    url = server.serve("/a.tgz", GOOD)
-    process = start_download(target, url, stderr=terminal)
-    assert process.wait(timeout=30) == 0
-    assert b"downloading: " in os.read(reader, 100_000)
-    os.close(reader)
-    os.close(terminal)
-    process = start_download(target / "log", url, stderr=subprocess.PIPE)
-    assert process.communicate(timeout=30) == (None, "")

@@ -228,9 +228,6 @@ def test_commands_accept_the_config_file(run, tmp_path):
     result = run_module(*command, "--config", GRU)
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout)["tokens"] == 3
-    result = run_module(*command)
-    assert result.returncode == 2 and result.stderr.count("\n") == 1
-    assert "add --config" in result.stderr
 
 
 @pytest.mark.parametrize(

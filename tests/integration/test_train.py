@@ -160,23 +160,6 @@ def test_ranks_with_different_flags_are_rejected(tmp_path, corpora):
     assert not (tmp_path / "run" / "metrics.jsonl").exists() or not events(tmp_path / "run", "step")
 
 
-def test_the_counting_sequence_is_learned(tmp_path):
-    """Each word of the text determines the next word, so the loss must approach 0."""
-    words = " ".join(f"w{i}" for i in range(10))
-    data = tmp_path / "data"
-    data.mkdir()
-    for split, lines in (("train", 400), ("valid", 20), ("test", 20)):
-        (data / f"{split}.txt").write_text(f"{words}\n" * lines)
-    train(
-        tmp_path / "run", "--config", "config_test", "--corpus", "files", "--data_path", data,
-        "--hidden_size", 32, "--num_steps", 10, "--batch_size", 10, "--num_epochs", 8,
-        "--log_every_steps", 1, "--eval_batch_size", 1, num_ranks=2,
-    )  # fmt: skip
-    steps = events(tmp_path / "run", "step")
-    assert steps[0]["loss"] > 2.3 and steps[-1]["loss"] < 0.05
-    assert events(tmp_path / "run", "test")[0]["test_perplexity"] < 1.1
-
-
 def test_the_embedded_corpus_is_learned_within_5_percent(tmp_path, corpora):
     # One rank with one thread uses the least CPU time. Other numbers give the same result.
     result = train(

@@ -175,14 +175,6 @@ def test_a_users_directory_configs_does_not_hide_our_configs(tmp_path):
     subprocess.run([sys.executable, "-c", command], cwd=tmp_path, check=True, timeout=60)
 
 
-def test_choices_of_a_field_may_be_numbers(tmp_path):
-    path = write(tmp_path, OWN_FIELDS.replace("low=1", "choices=(2, 4)"))
-    with pytest.raises(InfoRequested, match=r"heads of the attention \(one of: 2, 4\)"):
-        parse("--config", path, "--help")
-    with pytest.raises(UserError, match="num_heads must be one of 2, 4, not 3"):
-        parse("--config", path, "--num_heads", "3")
-
-
 DRAWS = """
 import random
 import numpy as np

@@ -9,7 +9,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from lm.benchmark import worker
-from lm.benchmark.__main__ import parse
+from lm.benchmark.__main__ import _run, parse
 from lm.benchmark.advise import Predictor
 from lm.benchmark.peer_tensorflow import TutorialGraph
 from lm.benchmark.scaling import ScalingOptions, bytes_sent, message_bytes
@@ -195,6 +195,10 @@ class TestOptions:
     def test_invalid_flags(self, command, arguments, message, tmp_path):
         with pytest.raises(UserError, match=message):
             parse(["benchmark", *arguments, "--out", str(tmp_path)], command)
+
+    def test_an_unknown_command_is_an_error(self):
+        with pytest.raises(UserError, match="'fly' is not one of the commands step, scaling"):
+            _run(["benchmark", "fly"])
 
     def test_flags_override_the_config(self, tmp_path):
         arguments = ["--config", "config_test", "--batch_size", "7", "--out", str(tmp_path / "new")]

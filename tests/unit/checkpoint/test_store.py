@@ -18,30 +18,6 @@ from tests.unit.checkpoint.saved import ARRAYS, save, steps, truncate
 from tests.untrained import rewrite_manifest
 
 
-def test_a_path_that_is_not_utf8_works(tmp_path):
-    run_dir = tmp_path / os.fsdecode(b"\xe4")
-    run_dir.mkdir()
-    path = save(run_dir, 40)
-    assert store.verify(str(path)).step == 40
-    loaded = store.load_arrays(str(path))["embedding"]
-    np.testing.assert_array_equal(loaded, ARRAYS["embedding"])
-
-
-def test_a_file_system_without_fsync_of_directories_is_accepted(tmp_path, monkeypatch):
-    def fsync(descriptor):
-        if os.path.isdir(f"/proc/self/fd/{descriptor}"):
-            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-        if failing:
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    failing = []
-    monkeypatch.setattr(os, "fsync", fsync)
-    assert store.verify(str(save(tmp_path, 40))).step == 40
-    failing.append(True)
-    with pytest.raises(RunError, match="Input/output error"):
-        save(tmp_path, 41)
-
-
 def test_stock_tensorflow_reads_a_checkpoint(tmp_path):
     path = save(tmp_path, 40)
     assert path == tmp_path / "checkpoints" / "step-00000040"

@@ -106,12 +106,3 @@ def test_losses_alone_predict_no_words(load):
         pytest.raises(UserError, match=r"lm\.export also need"),
     ):
         decoding.create_variables(Network(file.config, V, file.functions))
-
-
-@pytest.mark.parametrize(
-    "name, value", [("tie_weights", True), ("adaptive_softmax_cutoffs", "4,8")]
-)
-def test_settings_of_the_output_layer_are_rejected(load, name, value):
-    file = load(LOSSES + FULL + RETURN)
-    with pytest.raises(UserError, match=f"{name} has no effect: define build_outputs instead of"):
-        train_and_evaluate(file, **{name: value})

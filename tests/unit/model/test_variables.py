@@ -166,14 +166,3 @@ def test_embedding_init_scale_overrides_the_initializer_of_a_scope(load, scale):
         assert (table == 1).all()
     else:
         assert len(np.unique(table)) > V and config.init_scale < np.abs(table).max() < scale
-
-
-@pytest.mark.parametrize("collection", ["local_variables", "mine", "global_variables"])
-def test_variables_in_any_collection_are_saved_and_broadcast(load, collection):
-    text = f"    x *= tf.get_variable('w', [4], collections=['{collection}'])\n" + GOOD
-    file = load(HEADER + text)
-    with tf.Graph().as_default():
-        train_graph(Network(file.config, V, file.functions))
-        assert "w" in {v.op.name for v in tf.global_variables()}
-        assert "w" not in {v.op.name for v in tf.local_variables()}
-        assert "w" in {v.op.name for v in tf.get_collection(collection)} or "local" in collection

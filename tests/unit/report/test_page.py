@@ -64,15 +64,6 @@ def test_names_are_drawn_as_plain_text(tmp_path):
     build_page(sections, [None]).encode()
 
 
-def test_many_runs_have_different_lines_and_enough_space(tmp_path):
-    runs = [write_run(tmp_path / str(index)) for index in range(60)]
-    figure = draw_curves(runs, [run.name for run in runs], title="")
-    panel = figure.axes[0]
-    assert len({(line.get_color(), line.get_linestyle()) for line in panel.lines}) == 40
-    inches = panel.get_position().height * figure.get_figheight()
-    assert inches > 2
-
-
 def test_runs_without_validation_have_curves(tmp_path):
     write_run(tmp_path / "a")
     path = tmp_path / "a/metrics.jsonl"

@@ -1,7 +1,6 @@
 """best.py: a self-contained config file, even if the config file of the search has a network."""
 
 import dataclasses
-import os
 import re
 import shlex
 
@@ -12,7 +11,6 @@ from lm.config_file import load_config_file
 from lm.search.options import SearchOptions, Settings
 from lm.search.results import write_best
 from lm.search.study import CONFIG, Search
-from tests.commands import ROOT
 
 
 def best_of(directory, file, config):
@@ -37,12 +35,3 @@ def test_best_has_the_config_and_the_network_of_the_trial(tmp_path, name):
     source = (directory / "best.py").read_text()
     command = shlex.split(re.search("# (python .*)", source).group(1))
     assert command[3:] == ["--config", f"{directory}/best.py", f"--data_path={directory}"]
-
-
-def test_the_file_and_its_path_may_not_be_utf8(tmp_path):
-    path, directory = tmp_path / "mine.py", tmp_path / os.fsdecode(b"\xe4")
-    directory.mkdir()
-    source = (ROOT / "configs/config_gru.py").read_bytes()
-    path.write_bytes(b"# -*- coding: latin-1 -*-\n# gr\xfc\xdfe\n" + source)
-    file = load_config_file(str(path))
-    best_of(directory, file, dataclasses.replace(file.config, name="gr\xfc\xdfe"))

@@ -152,16 +152,6 @@ def test_a_search_cannot_be_resumed_with_another_corpus(search, tmp_path):
         search(*flags)
 
 
-def test_the_name_of_the_directory_may_not_be_utf8(search, caplog):
-    caplog.set_level("CRITICAL", "lm")  # pytest's workers cannot forward this name
-    search.directory = search.directory / os.fsdecode(b"\xe4")
-    assert states(search()) == [COMPLETE] * 3
-    title = search_text(load_search(str(search.directory))).splitlines()[0]
-    assert title.endswith("search/\N{REPLACEMENT CHARACTER}")
-    console = (search.directory / "trials/0000/console.txt").read_bytes()
-    assert b"search/\xe4/trials/0000" in console
-
-
 @pytest.mark.parametrize(
     "flags, error",
     [
