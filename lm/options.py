@@ -1,6 +1,7 @@
 """Options: dataclass fields with a help text, and checks of their types and ranges."""
 
 import dataclasses
+import functools
 import math
 import operator
 import sys
@@ -12,6 +13,7 @@ from lm.errors import UserError, first_line
 
 Settings = TypeVar("Settings")
 
+_type_hints = functools.cache(typing.get_type_hints)  # evaluates the annotations of the class
 _PLAIN_TYPES: tuple[type, ...] = (int, float, bool, str)
 _RANGE_CHECKS = {
     "low": (operator.ge, "at least"),
@@ -61,7 +63,7 @@ def may_change(cls: type, *occasions: str) -> set[str]:
 
 def field_type(cls: type, name: str) -> tuple[type, bool]:
     """Return the type of a field without None, and whether None is allowed."""
-    hint = typing.get_type_hints(cls)[name]
+    hint = _type_hints(cls)[name]
     for plain in _PLAIN_TYPES:
         if hint in (plain, plain | None):
             return plain, hint is not plain
