@@ -147,6 +147,47 @@ LM_INLINE void AddProducts(Vec* sum, const float* a, int64_t lda, Panel<NV> pane
   }
 }
 
+// The rows of B that will be packed next. They are fetched line by line during products, because a
+// core can only wait for a few lines at a time.
+struct NextRows {
+  const char* p;
+  int64_t ld, count, lines;        // bytes from row to row, number of rows, cache lines of each
+  int64_t lines_per_chunk = 1;
+  const int64_t* order = nullptr;  // row i is the row order[i] of p
+  int64_t row = 0, line = 0;
+
+  static constexpr int64_t kChunk = 8;  // units of products
+
+  template <class T>
+  NextRows(const T* p, int64_t ld, int64_t rows, int64_t columns)
+      : p((const char*)p), ld(ld * sizeof *p), count(columns > 0 ? rows : 0),
+        lines((columns * sizeof *p + 63) / 64) {}
+
+  // Fetch all rows during the products of `units` units.
+  void Spread(int64_t units) { lines_per_chunk = count * lines * kChunk / (units + 1) + 1; }
+
+  void Fetch() {
+    for (int64_t i = 0; i < lines_per_chunk && row < count; ++i) {
+      __builtin_prefetch(p + (order ? order[row] : row) * ld + line * 64, 0, 2);
+      if (++line < lines) continue;
+      line = 0;
+      ++row;
+    }
+  }
+};
+
+// The same, while `next` is fetched if it is not null.
+template <class Format, int NV, int MR>
+LM_INLINE void AddProducts(Vec* sum, const float* a, int64_t lda, Panel<NV> panel, int64_t units,
+                           NextRows* next) {
+  if (!next) return AddProducts<Format, NV, MR>(sum, a, lda, panel, units);
+  for (int64_t n; units > 0; units -= n, a += n, panel.p += n * panel.ld) {
+    n = Least(NextRows::kChunk, units);
+    next->Fetch();
+    AddProducts<Format, NV, MR>(sum, a, lda, {panel.p, panel.ld}, n);
+  }
+}
+
 // Fetch MR rows of NV vectors that will be written. Otherwise, the stores wait for the memory.
 template <int NV, int MR>
 LM_INLINE void PrefetchRows(const float* c, int64_t ldc) {
@@ -160,14 +201,14 @@ LM_INLINE void PrefetchRows(const float* c, int64_t ldc) {
 // row for all rows (ldf == 0).
 template <class Format, int NV, int MR>
 static void Tile(const float* a, int64_t lda, Panel<NV> panel, int64_t units, const float* from,
-                 int64_t ldf, float* c, int64_t ldc) {
+                 int64_t ldf, float* c, int64_t ldc, NextRows* next) {
   PrefetchRows<NV, MR>(c, ldc);
   Vec sum[MR * NV];
 #pragma GCC unroll 16
   for (int m = 0; m < MR; ++m)
 #pragma GCC unroll 4
     for (int v = 0; v < NV; ++v) sum[m * NV + v] = Load(from + m * ldf + v * kLanes);
-  AddProducts<Format, NV, MR>(sum, a, lda, panel, units);
+  AddProducts<Format, NV, MR>(sum, a, lda, panel, units, next);
 #pragma GCC unroll 16
   for (int m = 0; m < MR; ++m)
 #pragma GCC unroll 4
@@ -177,12 +218,13 @@ static void Tile(const float* a, int64_t lda, Panel<NV> panel, int64_t units, co
 // The same for `rows` <= MaxRows rows.
 template <class Format, int NV, int MR = MaxRows<NV>()>
 static void TileOf(int64_t rows, const float* a, int64_t lda, Panel<NV> panel, int64_t units,
-                   const float* from, int64_t ldf, float* c, int64_t ldc) {
+                   const float* from, int64_t ldf, float* c, int64_t ldc,
+                   NextRows* next = nullptr) {
   if constexpr (MR > 1) {
     if (rows < MR)
-      return TileOf<Format, NV, MR - 1>(rows, a, lda, panel, units, from, ldf, c, ldc);
+      return TileOf<Format, NV, MR - 1>(rows, a, lda, panel, units, from, ldf, c, ldc, next);
   }
-  Tile<Format, NV, MR>(a, lda, panel, units, from, ldf, c, ldc);
+  Tile<Format, NV, MR>(a, lda, panel, units, from, ldf, c, ldc, next);
 }
 
 // Sums are computed in pieces of this many units, so that a piece of a panel stays in the L1 / L2
@@ -262,6 +304,19 @@ struct Gemm {
     }
   }
 
+  // The values that are packed after columns [begin, end) and the units before u: the next units of
+  // these columns, or the first units of the next columns.
+  static NextRows Next(const lm::Gemm& p, int64_t begin, int64_t end, int64_t u) {
+    const int64_t k = u * Format::kDepth < p.K ? u * Format::kDepth : 0;
+    const int64_t n = k ? begin : end;
+    const int64_t columns = Least(end - begin, p.N - n);
+    const int64_t values = Least(kPiece * Format::kDepth, p.K - k);
+    const int64_t at = p.b_across ? k * p.ldb + n : n * p.ldb + k;
+    const int64_t rows = p.b_across ? values : columns, length = p.b_across ? columns : values;
+    if (p.b_bf16) return NextRows((const uint16_t*)p.b + at, p.ldb, rows, length);
+    return NextRows((const float*)p.b + at, p.ldb, rows, length);
+  }
+
   // Compute rows [row0, row1) and vectors [v0, v1) of C. The caller provides `panels`.
   static void Block(const lm::Gemm& p, int64_t row0, int64_t row1, int64_t v0, int64_t v1,
                     float* panels) {
@@ -278,6 +333,9 @@ struct Gemm {
       else
         PackPanels<float>(p, first, end, u0, units, packed, units);
       const int64_t groups = (row1 - row0 + MaxRows<2>() - 1) / MaxRows<2>();
+      NextRows rows = Next(p, begin, end, u0 + units);
+      rows.Spread(groups * (v1 - v0) / 2 * units);
+      NextRows* next_rows = direct ? nullptr : &rows;
       for (int64_t g = 0; g < groups; ++g) {
         const int64_t r0 = row0 + (row1 - row0) * g / groups;
         const int64_t r1 = row0 + (row1 - row0) * (g + 1) / groups;
@@ -287,11 +345,11 @@ struct Gemm {
           const int64_t line = (groups - 1 - g) * 16;
           const float* next = direct && line < 2 * kLanes ? b + line + (v1 - v0) * kLanes : nullptr;
           if (g == 0 && n < first)
-            Columns<2>(p, r0, r1, n, a_u0, all, {b, p.ldb, next, p.ldb, panel}, units, u0 == 0);
+            Columns<2>(p, r0, r1, n, a_u0, all, {b, p.ldb, next, p.ldb, panel}, units, u0 == 0, next_rows);
           else if (end - n > kLanes)
-            Columns<2>(p, r0, r1, n, a_u0, all, {panel, 2 * kLanes, next, p.ldb}, units, u0 == 0);
+            Columns<2>(p, r0, r1, n, a_u0, all, {panel, 2 * kLanes, next, p.ldb}, units, u0 == 0, next_rows);
           else
-            Columns<1>(p, r0, r1, n, a_u0, all, {panel}, units, u0 == 0);
+            Columns<1>(p, r0, r1, n, a_u0, all, {panel}, units, u0 == 0, next_rows);
         }
       }
     }
@@ -300,14 +358,14 @@ struct Gemm {
   // One tile of C at column n. If the last columns of C end within a vector, they use a buffer.
   template <int NV>
   static void Columns(const lm::Gemm& p, int64_t r0, int64_t r1, int64_t n, const float* a,
-                      int64_t lda, Panel<NV> panel, int64_t units, bool first) {
+                      int64_t lda, Panel<NV> panel, int64_t units, bool first, NextRows* next) {
     constexpr int W = NV * kLanes;
     static const float zeros[W] = {};
     float* c = p.c + r0 * p.N + n;
     const int64_t rows = r1 - r0, width = p.N - n;
     if (width >= W) {
       return TileOf<Format, NV>(rows, a, lda, panel, units, first ? zeros : c, first ? 0 : p.N,
-                                c, p.N);
+                                c, p.N, next);
     }
     float tile[MaxRows<NV>() * W] = {};
     for (int64_t m = 0; m < rows; ++m)

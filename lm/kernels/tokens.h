@@ -69,29 +69,10 @@ static void ColumnSums(const float* x, int64_t ld, const Shares& shares, int64_t
   if (i < columns) add_up(x + i, columns - i, sums + i);
 }
 
-// The rows of B that will be packed next. They are fetched line by line during products, because a
-// core can only wait for a few lines at a time.
-struct NextRows {
-  const char* p;
-  int64_t ld;             // bytes from row to row
-  const int64_t* tokens;  // [count]
-  int64_t count, lines;   // cache lines of each row
-  int64_t token = 0, line = 0;
-
-  void Fetch() {
-    if (token == count) return;
-    __builtin_prefetch(p + tokens[token] * ld + line * 64, 0, 2);
-    if (++line < lines) return;
-    line = 0;
-    ++token;
-  }
-};
-
 // c[MR, NV vectors] = a[MR, units] * panel. The units are the units of the shares' tokens.
 template <class Format, int NV, int MR>
 static void ShareTile(const float* a, int64_t lda, const float* panel, const Shares& shares,
                       float* c, int64_t ldc, NextRows* next) {
-  constexpr int64_t kUnitsPerLine = 8;
   PrefetchRows<NV, MR>(c, ldc);
   Tree<MR * NV> tree;
   Vec sum[MR * NV] = {};
@@ -100,11 +81,8 @@ static void ShareTile(const float* a, int64_t lda, const float* panel, const Sha
 #pragma GCC unroll 32
     for (int i = 0; i < MR * NV; ++i) sum[i] = Vec{};
     const int64_t end = shares.ends[s] / Format::kDepth;
-    for (int64_t units; u < end; u += units) {
-      units = Least(kUnitsPerLine, end - u);
-      if (next) next->Fetch();
-      AddProducts<Format, NV, MR>(sum, a + u, lda, {panel + u * NV * kLanes}, units);
-    }
+    AddProducts<Format, NV, MR>(sum, a + u, lda, {panel + u * NV * kLanes}, end - u, next);
+    u = end;
     tree.Add(sum, s, s + 1 == shares.count);
   }
 #pragma GCC unroll 16
@@ -226,11 +204,13 @@ struct TokenSum {
     const int64_t begin = v0 * kLanes, end = Least(v1 * kLanes, p.N);
     const int64_t units = CountUnits(p.shares);
     PackPanels(p, begin, end, panels);
-    const int64_t size = p.b_bf16 ? sizeof(uint16_t) : sizeof(float);
-    const int64_t next_bytes = Least(end - begin, p.N - end) * size;
-    NextRows next = {(const char*)p.b + end * size, p.N * size, p.shares.tokens,
-                     next_bytes > 0 ? p.shares.ends[p.shares.count - 1] : 0, (next_bytes + 63) / 64};
     const int64_t groups = (row1 - row0 + MaxRows<2>() - 1) / MaxRows<2>();
+    const int64_t tokens = p.shares.ends[p.shares.count - 1];
+    const int64_t columns = Least(end - begin, p.N - end);
+    NextRows next = p.b_bf16 ? NextRows((const uint16_t*)p.b + end, p.N, tokens, columns)
+                             : NextRows((const float*)p.b + end, p.N, tokens, columns);
+    next.order = p.shares.tokens;
+    next.Spread(groups * (v1 - v0) / 2 * units);
     for (int64_t g = 0; g < groups; ++g) {
       const int64_t r0 = row0 + (row1 - row0) * g / groups;
       const int64_t r1 = row0 + (row1 - row0) * (g + 1) / groups;
