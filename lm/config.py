@@ -3,8 +3,6 @@
 The command-line flags are generated from these fields.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
 

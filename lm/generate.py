@@ -10,9 +10,9 @@ counts as a word.
 
 import contextlib
 import itertools
-import logging
 import signal
 
+from lm import logger
 from lm.cli import program
 from lm.cli.flags import RunChoice, parse
 from lm.inference.sampling import Sampling
@@ -27,7 +27,7 @@ def _generate(argv):
     from lm.inference.run import open_run
 
     with contextlib.closing(Generator(open_run(**run))) as generator:
-        logging.getLogger("lm").info("seed %d", sampling.seed)  # for generating the text again
+        logger.info("seed %d", sampling.seed)  # for generating the text again
         for number, (prompt, words) in enumerate(generator.texts(sampling), 1):
             if sampling.num_samples > 1:
                 print(f"== {number} of {sampling.num_samples}")

@@ -18,8 +18,6 @@ Shapes: N tokens, H units of the outputs, E units of the embedding, S words of t
 W words and K units of a cluster or band, V words in total, T time steps, B rows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 

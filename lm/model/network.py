@@ -8,15 +8,13 @@ Shapes: T time steps, B rows, H units of the outputs, E units of the embedding, 
 X is H for outputs and V for logits.
 """
 
-from __future__ import annotations
-
 import functools
-import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow.compat.v1 as tf
 
+from lm import logger
 from lm.config import Config
 from lm.config_file import BUILT_IN, NetworkFunctions
 from lm.errors import UserError
@@ -25,8 +23,6 @@ from lm.model.context import Context
 from lm.model.plain import logits_cross_entropy
 from lm.model.user_errors import call, hint_for_words
 from lm.model.variables import shared_variables
-
-logger = logging.getLogger("lm")
 
 State = Mapping[str, tf.Tensor]  # recurrent state by name, [B, ...]
 

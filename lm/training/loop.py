@@ -1,10 +1,7 @@
 """The training loop."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
-import logging
 import math
 import shlex
 import signal
@@ -13,6 +10,7 @@ from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
 
+from lm import logger
 from lm.checkpoint import store, variables
 from lm.distributed.agreement import raise_on_all_ranks
 from lm.distributed.supervisor import Interrupted, Supervisor
@@ -28,8 +26,6 @@ from lm.training.prepare import Job
 from lm.training.progress import TrainProgress
 from lm.training.schedule import has_stalled, learning_rate_at
 from lm.training.step import Requests, StepResult, TrainGraph, run_step
-
-logger = logging.getLogger("lm")
 
 
 class Graphs(NamedTuple):
@@ -61,13 +57,7 @@ class Loop:
         self._last_step = min(last_step, self.job.options.max_steps or last_step)
 
     def run(self) -> None:
-        """Run the remaining epochs and the test.
-
-        Raises:
-          EveryRankError: If the run diverged, if the weights of the ranks differ, or if the last
-            checkpoint cannot be written.
-          Stopped: If a signal stopped the run.
-        """
+        """Run the remaining epochs and the test."""
         is_saved = False  # during the test, the session may hold the best weights, not the last
         try:
             self._run_epochs()
@@ -243,11 +233,7 @@ class Loop:
         self.reporter.logs.collect(comm.gather)
 
     def _evaluate(self, split: str, use_average: bool) -> float:
-        """Return the perplexity of "valid" or "test".
-
-        Raises:
-          Interrupted: If any rank received a stop signal.
-        """
+        """Return the perplexity of "valid" or "test"."""
         shared = self.job.options.distributed_eval
         waiting = self.supervisor.waiting(
             f"the evaluation of {split}" + ("" if shared else " on rank 0")
@@ -260,11 +246,7 @@ class Loop:
         return self._perplexity(nll, split)
 
     def _perplexity(self, nll: NllSum, split: str) -> float:
-        """Return the perplexity.
-
-        Raises:
-          EveryRankError: If the perplexity is not finite, although the loss of each step was.
-        """
+        """Return the perplexity."""
         if not math.isfinite(nll.perplexity):
             raise EveryRankError(
                 f"the loss of {split} is {nll.mean:.4g} after step {self.progress.step}, learning"

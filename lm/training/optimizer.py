@@ -1,14 +1,11 @@
 """The update of the weights: reduce the gradients, then clip them, then apply them."""
 
-from __future__ import annotations
-
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
 
-from lm import kernels
+from lm import kernels, logger
 from lm.config import Config
 from lm.distributed.communicator import Communicator
 from lm.errors import UserError
@@ -25,8 +22,6 @@ from lm.training.gradients import (
     is_sparse,
     values_of,
 )
-
-logger = logging.getLogger("lm")
 
 
 class Update(NamedTuple):
@@ -107,9 +102,6 @@ def build_update(
       local_sums: See `exchange_gradients`.
       network: The network, whose config file may define `build_optimizer` and
         `transform_gradients`.
-
-    Raises:
-      UserError: If a function of the config file fails or makes a setting useless.
     """
     defines = network.defines if network else lambda name: False
     exchange = exchange_gradients(
