@@ -70,8 +70,7 @@ def load_variables(session: tf.Session, arrays: Arrays) -> None:
 def gather_state(state: Arrays, concat: Concat) -> dict[str, np.ndarray]:
     """Gather the recurrent state of all ranks, so that any number of ranks can resume with it.
 
-    Returns:
-      [batch_size, ...] by name ("state/0/h"): one row for each row of the global batch.
+    Return [batch_size, ...] by name ("state/0/h"), one row for each row of the global batch.
     """
     return {_state_name(name): concat(array) for name, array in state.items()}
 
@@ -94,8 +93,7 @@ def local_state(
 def set_weights(session: tf.Session, arrays: Arrays, is_part: bool = False) -> None:
     """Set the weights of the graph to the weights of a checkpoint.
 
-    Args:
-      is_part: Whether the graph may lack weights of the checkpoint.
+    If `is_part`, the graph may lack weights of the checkpoint.
     """
     weights = _weights(session.graph)
     unused = sorted(arrays.keys() - weights.keys())

@@ -33,10 +33,8 @@ def run(
 ) -> NoReturn:
     """Parse the command line, connect the ranks, do the work, and exit.
 
-    Args:
-      parse: Parses the command line without TensorFlow and without the other ranks, so that
-        `--help` appears immediately.
-      work: Runs on all ranks. The first exchange must be `raise_on_all_ranks`.
+    `parse` needs neither TensorFlow nor the other ranks, so that `--help` appears immediately.
+    `work` runs on all ranks. Its first exchange must be `raise_on_all_ranks`.
     """
     _start(launch.launched_rank())
     if launch.launched_size() > 1 or launch.mpirun_above():

@@ -126,10 +126,8 @@ def encode_corpus(
     """Build the vocabulary from the training text, and write `<split>.ids` for each split.
 
     Without limits, `<unk>` joins the vocabulary only if valid or test contain unknown words. The ID
-    of `<unk>` is then the largest ID, because `<unk>` does not occur in the training text.
-
-    Returns:
-      The vocabulary, and for each split the number of words that became `<unk>`.
+    of `<unk>` is then the largest ID, because `<unk>` does not occur in the training text. The
+    numbers are the words of each split that became `<unk>`.
     """
     provisional_ids = _new_ids()
     id_paths = {split: os.path.join(directory, f"{split}.ids") for split in SPLITS}
@@ -210,10 +208,7 @@ def load_encoded(
 ) -> EncodedCorpus:
     """Open the encoded form of three text files, which are encoded first if necessary.
 
-    Args:
-      files: The text file of each split, all in one directory.
-      sha256: The SHA-256 of each text file.
-      limits: Limits of the vocabulary.
+    The files of all splits are in one directory.
     """
     limit = "all" if limits.vocab_size is None else str(limits.vocab_size)
     if limits.min_count > 1:

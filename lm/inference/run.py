@@ -55,9 +55,6 @@ def open_run(
       checkpoint: "last", "best" (by validation perplexity), or the directory of a checkpoint.
       functions: The functions of the config file that the run was trained with.
       allow_changed_config_file: Whether the config file may have changed since the training.
-
-    Raises:
-      UserError: If the run, the checkpoint or the config file is missing or invalid.
     """
     record = load_record(directory)
     if record is None:

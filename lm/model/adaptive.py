@@ -102,8 +102,7 @@ def get_embedding(
 ) -> tuple[list[tf.Variable], tf.Variable]:
     """Create the bands of an adaptive input, or find them again.
 
-    Returns:
-      The table [W, K] of each band, and the projections of all bands, [sum of K, E].
+    Return the table [W, K] of each band, and the projections of all bands, [sum of K, E].
     """
     shapes = _band_shapes(config, units, vocab_size)
     bands = [

@@ -25,8 +25,7 @@ def next_word(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Read a word (int32 token ID) in each row.
 
-    Returns:
-      The natural log-probabilities of the following word, float32 [B, V], and the new state.
+    Return the natural log-probabilities of the following word, float32 [B, V], and the new state.
     """
     context = network.context()
     outputs_or_logits_BX, state_BS = _read(
@@ -61,13 +60,9 @@ def _read(
     state_BS: tf.Tensor,
     build: Callable[[tf.Tensor, State], tuple[tf.Tensor, State]],
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Read a word in each row.
+    """Read a word in each row, and return the results at the word, [B, ...], and the new state.
 
-    Args:
-      build: Returns results [T, B, ...] and the new state for inputs [T, B] and a state.
-
-    Returns:
-      The results at the word, [B, ...], and the new state.
+    `build` returns results [T, B, ...] and the new state for inputs [T, B] and a state.
     """
     if network.reads_words:
         return _read_again(network.reads_words, words_B, state_BS, build)

@@ -99,11 +99,7 @@ class Network:
     ) -> tuple[tf.Tensor, State]:
         """Build the network for a window of int32 token IDs; T must be known.
 
-        Returns:
-          The outputs or logits [T, B, X], and the state after the window.
-
-        Raises:
-          UserError: If the function of the config file is missing, fails or breaks a rule.
+        Return the outputs or logits [T, B, X], and the state after the window.
         """
         if not self.predicts:
             raise UserError(
@@ -217,11 +213,10 @@ class Network:
     ) -> tuple[tf.Tensor, tf.Tensor, State]:
         """Build the network and the loss for a window of int32 token IDs; T must be known.
 
-        Returns:
-          The loss to differentiate (a scalar), the losses of the targets (float32 [T, B], in nats)
-          and the state after the window. The loss is the sum over the window, divided by the size
-          of the GLOBAL batch. The losses of all windows of a step then add up to the loss of the
-          step, even if windows have different numbers of rows.
+        Return the loss to differentiate (a scalar), the losses of the targets (float32 [T, B], in
+        nats) and the state after the window. The loss is the sum over the window, divided by the
+        size of the GLOBAL batch. The losses of all windows of a step then add up to the loss of the
+        step, even if windows have different numbers of rows.
         """
         if self.has_losses:
             shape, words = inputs_TB.shape.as_list(), (inputs_TB, targets_TB)

@@ -45,12 +45,9 @@ def build_window_graph(
 ) -> WindowGraph:
     """Build the network for windows of `rows.count` rows and `num_steps` time steps.
 
-    Args:
-      network: A network of the current graph. Several window graphs may share it.
-      rows: The rows of the first window. Later windows have the same micro-batches.
-      name: Scope of the operations.
-      dropout_step: The global step (int64) in training, which keys the dropout masks. Otherwise,
-        None.
+    Several window graphs may share the network. `rows` are the rows of the first window, and later
+    windows have the same micro-batches. In training, the global step `dropout_step` (int64) keys
+    the dropout masks.
     """
     config = network.config
     ops = fastest(config.precision, rows.micro_batches)
@@ -237,11 +234,10 @@ class Evaluator:
 def run_evaluation(
     session: tf.Session, runner: WindowRunner, batches: EvalBatches, poll: Callable[[], None]
 ) -> tuple[int, int]:
-    """Run an evaluation over windows.
+    """Run an evaluation over windows, and return the sum and the number of tokens.
 
-    Returns:
-      The summed negative log-likelihood in units of 2^-40 nats, and the number of tokens. The sum
-      of integers is the same in any order, so it does not depend on the distribution of the rows.
+    The sum is in units of 2^-40 nats. The sum of integers is the same in any order, so it does not
+    depend on the distribution of the rows.
     """
     units = tokens = 0
     for index in range(batches.num_windows):

@@ -68,8 +68,7 @@ def add_sums(first: list, second: list) -> list:
 class _LocalGradients(tf.train.Optimizer):
     """Prepares the local gradients for the exchange, and keeps them to time the exchange.
 
-    Args:
-      prepare: A function of a gradient and its variable; not called without a gradient.
+    `prepare` is a function of a gradient and its variable; not called without a gradient.
     """
 
     def __init__(self, prepare: Callable[[Gradient, tf.Variable], Gradient]):

@@ -92,16 +92,8 @@ def build_update(
 
     Clipping before the reduction would use a different norm on each rank, so the run would depend
     on the number of ranks. After the reduction, all ranks must compute bitwise identical values,
-    even if their threads and devices differ.
-
-    Args:
-      config: The optimizer, `max_grad_norm` and the size of the global batch.
-      loss: This rank's part of the global loss, a scalar. The sum over the ranks is the loss.
-      micro_batches: See `exchange_gradients`.
-      separate_reductions: See `exchange_gradients`.
-      local_sums: See `exchange_gradients`.
-      network: The network, whose config file may define `build_optimizer` and
-        `transform_gradients`.
+    even if their threads and devices differ. The network's config file may define
+    `build_optimizer` and `transform_gradients`. See `exchange_gradients` for the other arguments.
     """
     defines = network.defines if network else lambda name: False
     exchange = exchange_gradients(

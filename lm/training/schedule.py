@@ -13,7 +13,7 @@ def learning_rate_at(
     num_ranks: int = 1,
     valid_perplexities: Sequence[float] = (),
 ) -> float:
-    """Return the learning rate of a global step.
+    """Return the learning rate of a global step, which starts at 0.
 
     decay: learning_rate * lr_decay^max(epoch - lr_decay_start_epoch + 1, 0), epochs counted from 1.
     plateau: learning_rate * lr_plateau_factor^n after n validations without a new best
@@ -22,14 +22,8 @@ def learning_rate_at(
     num_epochs. `max_steps` does not change t.
     cosine: learning_rate * (1 + cos(pi t)) / 2, equation 5 of Loshchilov & Hutter (2017),
     arXiv:1608.03983, for a single period and a minimum of 0.
-    All increase linearly from 0 over the first `warmup_steps`.
-
-    Args:
-      config: The schedule.
-      step: Global step, starting at 0.
-      steps_per_epoch: Number of steps per epoch.
-      num_ranks: Number of ranks, for `scale_lr_by_worker`.
-      valid_perplexities: Results of all earlier validations.
+    All increase linearly from 0 over the first `warmup_steps`. `valid_perplexities` are the results
+    of all earlier validations.
     """
     if config.lr_schedule == "plateau":
         decay = config.lr_plateau_factor ** _bests(valid_perplexities).count(False)

@@ -77,14 +77,10 @@ def divide_rows(
 ) -> Division:
     """Divide the local rows into windows.
 
-    The built-in network computes all rows in one window. Its operations divide the rows into
-    micro-batches. For a user-defined network, a window is a micro-batch, because the results of
-    TensorFlow's operations depend on their shapes. On a GPU, sums outside of the graph would be
-    slow, so a window has all rows.
-
-    Args:
-      rows: The local rows.
-      at_once: The option `micro_batches_at_once`.
+    The built-in network computes all rows in one window, or `at_once` micro-batches. Its operations
+    divide the rows into micro-batches. For a user-defined network, a window is a micro-batch,
+    because the results of TensorFlow's operations depend on their shapes. On a GPU, sums outside of
+    the graph would be slow, so a window has all rows.
     """
     if is_built_in or device.gpu is not None:
         of_window = rows.first_micro_batches(at_once or len(rows.micro_batches))
