@@ -94,6 +94,9 @@ static void PackPanel(Source<T> s, int64_t rows, int64_t K, int64_t u0, int64_t 
     const int64_t k = (u0 + i) * D;
     Vec block[kLanes] = {};
     for (int r = 0; r < Least(kLanes, rows); ++r)
+      for (int line = 4 * D; line < 5 * D; ++line)
+        __builtin_prefetch(s.p + r * s.ld + k + line * 16);
+    for (int r = 0; r < Least(kLanes, rows); ++r)
       block[r] = Format::Along(s.p + r * s.ld + k, K - k);
     Transpose(block);
     for (int j = 0; j < Least(kLanes, n - i); ++j) Store(out + (i + j) * ldo, block[j]);
@@ -121,9 +124,10 @@ template <int NV>
 struct Panel {
   const float* p;
   int64_t ld = NV * kLanes;
-  const float* next = nullptr;  // will be read soon: a cache line per unit is prefetched
+  const float* next = nullptr;  // will be read soon: one or two cache lines per unit are prefetched
   int64_t ld_next = 16;
   float* copy = nullptr;        // receives a copy with the stride NV * kLanes
+  bool two_lines = false;
 };
 
 // sum[MR, NV vectors] += a[MR, units] * panel. The loops over m and v unroll into registers.
@@ -131,7 +135,10 @@ template <class Format, int NV, int MR>
 LM_INLINE void AddProducts(Vec* sum, const float* a, int64_t lda, Panel<NV> panel, int64_t units) {
   for (int64_t k = 0; k < units; ++k, panel.p += panel.ld) {
     Vec b[NV];
-    if (panel.next) __builtin_prefetch(panel.next + k * panel.ld_next, 0, 2);
+    if (panel.next) {
+      __builtin_prefetch(panel.next + k * panel.ld_next);
+      if (panel.two_lines) __builtin_prefetch(panel.next + k * panel.ld_next + 16);
+    }
 #pragma GCC unroll 4
     for (int v = 0; v < NV; ++v) b[v] = Load(panel.p + v * kLanes);
     if (panel.copy) {
@@ -257,9 +264,11 @@ struct VectorProducts {
         const int64_t r0 = rows * g / groups, r1 = rows * (g + 1) / groups;
         const int64_t k = units * p / pieces, length = units * (p + 1) / pieces - k;
         const float* here = panel + k * NV * kLanes;
-        const float* next = here + length * NV * kLanes + g * length * 16;
-        TileOf<Format, NV>(r1 - r0, a + r0 * lda + k, lda, {here, NV * kLanes, next}, length,
-                           c + r0 * ldc, ldc, c + r0 * ldc, ldc);
+        const int64_t ld_next = groups * 2 <= NV ? 32 : 16;
+        const float* next = here + length * NV * kLanes + g * length * ld_next;
+        const Panel<NV> piece = {here, NV * kLanes, next, ld_next, nullptr, ld_next > 16};
+        TileOf<Format, NV>(r1 - r0, a + r0 * lda + k, lda, piece, length, c + r0 * ldc, ldc,
+                           c + r0 * ldc, ldc);
       }
   }
 };
@@ -345,9 +354,11 @@ struct Gemm {
           const int64_t line = (groups - 1 - g) * 16;
           const float* next = direct && line < 2 * kLanes ? b + line + (v1 - v0) * kLanes : nullptr;
           if (g == 0 && n < first)
-            Columns<2>(p, r0, r1, n, a_u0, all, {b, p.ldb, next, p.ldb, panel}, units, u0 == 0, next_rows);
+            Columns<2>(p, r0, r1, n, a_u0, all, {b, p.ldb, next, p.ldb, panel}, units, u0 == 0,
+                       next_rows);
           else if (end - n > kLanes)
-            Columns<2>(p, r0, r1, n, a_u0, all, {panel, 2 * kLanes, next, p.ldb}, units, u0 == 0, next_rows);
+            Columns<2>(p, r0, r1, n, a_u0, all, {panel, 2 * kLanes, next, p.ldb}, units, u0 == 0,
+                       next_rows);
           else
             Columns<1>(p, r0, r1, n, a_u0, all, {panel}, units, u0 == 0, next_rows);
         }
