@@ -230,7 +230,7 @@ def check_operations(
                 " to window, or add the assignment to the collection UPDATE_OPS and let nothing"
                 " depend on it"
             )
-        if node.op.startswith("Placeholder") and not in_loop:
+        if node.op == "Placeholder" and not in_loop:
             raise UserError(
                 f"{where} creates the placeholder {name}, which receives no value: use"
                 " context.training, or a field of context.config"

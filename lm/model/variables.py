@@ -24,7 +24,9 @@ class Uniform:
     seed: tuple[int, int] = (0, 0)
 
     def __call__(self, shape, dtype=tf.float32, partition_info=None):
-        return tf.random.stateless_uniform(shape, self.seed, -self.scale, self.scale, dtype)
+        # TensorFlow's optimizer would compute constants too, and need memory for one more table.
+        seed = tf.placeholder_with_default(tf.constant(self.seed), [2])
+        return tf.random.stateless_uniform(shape, seed, -self.scale, self.scale, dtype)
 
 
 @contextlib.contextmanager
