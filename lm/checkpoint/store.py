@@ -4,6 +4,8 @@
         model.index, model.data-00000-of-00001   the arrays, in the format of tf.train.Saver
         manifest.json                             the facts, with a checksum of each file
 
+Arrays of more than 32 MB in total are divided into several data files.
+
 A checkpoint is written under a temporary name, and renamed after all files are on the disk.
 Therefore, a directory named step-* is complete, even if the process was killed. Only a disk fault
 can corrupt it, and `verify` detects such faults. If a disk fails for a moment, functions that read
@@ -16,9 +18,10 @@ import hashlib
 import json
 import os
 import pathlib
+import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -37,7 +40,9 @@ from lm.record import (
 
 MANIFEST = "manifest.json"
 _FORMAT = 2
-_MODEL_FILES = ("model.index", "model.data-00000-of-00001")
+_MODEL_FILE = re.compile(r"model\.(index|data-\d{5}-of-\d{5})")
+PART_BYTES = 8 << 20  # largest part of a variable in memory, except for a single row
+_FILE_BYTES = 32 << 20
 _TEMPORARY = "tmp-"
 
 
@@ -54,6 +59,28 @@ class Manifest:
     has_average: bool = False  # whether the average of each trained weight is stored too
     in_sync: bool = True  # False: the ranks had diverged, and these are the weights of rank 0
     files: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+
+
+class Part(NamedTuple):
+    """Consecutive rows of a tensor in a checkpoint, or the whole tensor."""
+
+    name: str
+    array: np.ndarray
+    shape: Sequence[int]  # of the whole tensor
+    first_row: int = 0
+
+    @property
+    def slice_spec(self) -> str:
+        """The shape and the rows in the notation of TensorFlow's SaveV2."""
+        if self.array.shape == tuple(self.shape):
+            return ""
+        rows = f"{self.first_row},{len(self.array)}"
+        return " ".join([*map(str, self.shape), ":".join([rows, *["-"] * (len(self.shape) - 1)])])
+
+
+def whole(arrays: Mapping[str, np.ndarray]) -> Iterator[Part]:
+    """Return each array as one part."""
+    return (Part(name, array, array.shape) for name, array in arrays.items())
 
 
 def average_name(weight: str) -> str:
@@ -160,13 +187,16 @@ def verify(checkpoint: str) -> Manifest:
       UserError: If a different version of this program wrote the checkpoint.
     """
     manifest = read_manifest(checkpoint)
-    for name in _MODEL_FILES:
+    if "model.index" not in manifest.files or not all(map(_MODEL_FILE.fullmatch, manifest.files)):
+        names = ", ".join(manifest.files) or "no files"
+        raise CorruptFile(f"{os.path.join(checkpoint, MANIFEST)} names {names}")
+    for name, expected in manifest.files.items():
         path = os.path.join(checkpoint, name)
         try:
             facts = _file_facts(path)
         except FileNotFoundError as error:
             raise CorruptFile(f"{path} is missing") from error
-        if facts != manifest.files.get(name):
+        if facts != expected:
             raise CorruptFile(f"{path} is corrupt: its size or its SHA-256 differs from {MANIFEST}")
     return manifest
 
@@ -219,26 +249,38 @@ def load_weights(checkpoint: str) -> dict[str, np.ndarray]:
     return weights
 
 
-def save(run_dir: str, arrays: Mapping[str, np.ndarray], manifest: Manifest) -> str:
+def save(
+    run_dir: str,
+    parts: Iterable[Part],
+    manifest: Manifest,
+    sync_events: Callable[[], None] = lambda: None,
+) -> str:
     """Write a checkpoint. If the step already has one, update only its manifest.
 
     The weights of a step never change. Only facts about the weights change, such as the validation
-    perplexity.
+    perplexity. The parts of a tensor must be consecutive. They are written in groups, so that only
+    one group is in memory. `sync_events` is called when all parts have been read.
     """
     parent = os.path.join(run_dir, CHECKPOINTS_DIR)
     final = os.path.join(parent, f"step-{manifest.step:08d}")
     temporary = os.path.join(parent, f"{_TEMPORARY}{manifest.step:08d}")
     try:
         with contextlib.suppress(CorruptFile):
-            _write_manifest(final, manifest, verify(final).files)
+            files = verify(final).files
+            sync_events()
+            _write_manifest(final, manifest, files)
             return final
         # Do not use makedirs: a directory that was unmounted must not be created again.
         with contextlib.suppress(FileExistsError):
             os.mkdir(parent)
             _fsync(run_dir)
         os.mkdir(temporary)
-        _write_tensors(temporary, arrays)
-        files = {name: _file_facts(os.path.join(temporary, name)) for name in _MODEL_FILES}
+        _write_tensors(temporary, parts)
+        sync_events()
+        names = sorted(os.listdir(temporary))
+        for name in names:
+            _fsync(os.path.join(temporary, name))
+        files = {name: _file_facts(os.path.join(temporary, name)) for name in names}
         _write_manifest(temporary, manifest, files)
         if not list_checkpoints(run_dir):
             manifest.record.write(run_dir, has_checkpoints=True)  # --resume never starts over
@@ -256,7 +298,7 @@ def _reason(message: str, path: str) -> str:
     return next((line.rpartition("; ")[2] for line in lines if line.startswith(path)), lines[0])
 
 
-def _write_tensors(directory: str, arrays: Mapping[str, np.ndarray]) -> None:
+def _write_tensors(directory: str, parts: Iterable[Part]) -> None:
     # Use separate threads: this blocks one thread for as long as the disk takes, and the thread
     # pool of the training, which sessions share, may have only one.
     config = tf.ConfigProto(
@@ -265,18 +307,34 @@ def _write_tensors(directory: str, arrays: Mapping[str, np.ndarray]) -> None:
         intra_op_parallelism_threads=1,
         inter_op_parallelism_threads=1,
     )
-    with tf.Graph().as_default() as graph:
-        placeholders = [tf.placeholder(array.dtype, array.shape) for array in arrays.values()]
-        save_op = tf.raw_ops.SaveV2(
-            prefix=os.fsencode(os.path.join(directory, "model")),
-            tensor_names=list(arrays),
-            shape_and_slices=[""] * len(arrays),
-            tensors=placeholders,
+    prefixes: list[bytes] = []
+    group: list[Part] = []
+    with tf.Graph().as_default(), tf.Session(config=config) as session:
+
+        def write_group() -> None:
+            prefixes.append(os.fsencode(os.path.join(directory, f"group-{len(prefixes)}")))
+            placeholders = [tf.placeholder(part.array.dtype, part.array.shape) for part in group]
+            save_op = tf.raw_ops.SaveV2(
+                prefix=prefixes[-1],
+                tensor_names=[part.name for part in group],
+                shape_and_slices=[part.slice_spec for part in group],
+                tensors=placeholders,
+            )
+            session.run(save_op, {ph: part.array for ph, part in zip(placeholders, group)})
+            group.clear()
+
+        for part in parts:
+            if group and sum(each.array.nbytes for each in (*group, part)) > _FILE_BYTES:
+                write_group()
+            group.append(part)
+        write_group()
+        # Renames the data files, and joins the lists of their contents.
+        path = os.fsencode(os.path.join(directory, "model"))
+        session.run(
+            tf.raw_ops.MergeV2Checkpoints(
+                checkpoint_prefixes=prefixes, destination_prefix=path, delete_old_dirs=False
+            )
         )
-        with tf.Session(graph=graph, config=config) as session:
-            session.run(save_op, dict(zip(placeholders, arrays.values())))
-    for name in _MODEL_FILES:
-        _fsync(os.path.join(directory, name))
 
 
 def _write_manifest(

@@ -1,10 +1,13 @@
 """Copy weights and recurrent state from a session into arrays, and back."""
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from lm.checkpoint import store
+from lm.checkpoint.store import Part
 from lm.errors import UserError
 
 # Both mappings are indexed by the name of the variable.
@@ -40,19 +43,49 @@ def check_fits(arrays: Arrays, shapes: Mapping[str, Sequence]) -> None:
             )
 
 
-def read_variables(session: tf.Session) -> dict[str, np.ndarray]:
-    """Copy the variables that all ranks share: weights, optimizer slots, global step."""
-    values = session.run(_global_variables(session.graph))
-    # Make a real copy, because a fetched array may share its memory with the variable, which the
-    # next update changes in place while the copy is written to the disk.
-    return {name: np.array(value) for name, value in values.items()}
+class VariableReader:
+    """Copies the variables that all ranks share: weights, optimizer slots, global step.
+
+    A large variable is read in parts, so that a save needs little memory. Create the reader in the
+    graph of the variables, before the graph is finalized.
+    """
+
+    def __init__(self) -> None:
+        self._variables = _global_variables(tf.get_default_graph())
+        with tf.name_scope("lm_reader"):
+            self._range_ph = tf.placeholder(tf.int32, [2], "range")
+            rows = tf.range(self._range_ph[0], self._range_ph[1])
+            self._rows = {
+                name: variable.sparse_read(rows)
+                for name, variable in self._variables.items()
+                if variable.shape.rank and _num_bytes(variable) > store.PART_BYTES
+            }
+
+    def parts(self, session: tf.Session) -> Iterator[Part]:
+        """Yield all variables. No variable may change meanwhile."""
+        for name, variable in self._variables.items():
+            if name not in self._rows:
+                # Make a real copy, because a fetched array may share its memory with the variable,
+                # which the next update changes in place while the copy is written to the disk.
+                array = np.array(session.run(variable))
+                yield Part(name, array, array.shape)
+                continue
+            shape = variable.shape.as_list()
+            size = max(1, shape[0] * store.PART_BYTES // _num_bytes(variable))
+            for first in range(0, shape[0], size):
+                feed = {self._range_ph: [first, min(first + size, shape[0])]}
+                yield Part(name, session.run(self._rows[name], feed), shape, first)
 
 
-def first_not_finite(session: tf.Session, arrays: Arrays) -> str | None:
+def _num_bytes(variable: tf.Variable) -> int:
+    return math.prod(variable.shape.as_list()) * variable.dtype.size
+
+
+def first_not_finite(graph: tf.Graph, parts: Iterable[Part]) -> str | None:
     """Return the name of the first array that training made NaN or infinite, or None."""
-    trained = {v.op.name for v in session.graph.get_collection(tf.GraphKeys.TRAINABLE_VARIABLES)}
-    untrained = _weights(session.graph).keys() - trained  # for example, a mask may contain -inf
-    for name, array in arrays.items():
+    trained = {v.op.name for v in graph.get_collection(tf.GraphKeys.TRAINABLE_VARIABLES)}
+    untrained = _weights(graph).keys() - trained  # for example, a mask may contain -inf
+    for name, array, *_ in parts:
         # A NaN anywhere makes both extremes NaN. A recurrent state may hold log-probabilities,
         # which may be -inf.
         lowest_is_finite = array.min() > -np.inf or name.startswith("state/")

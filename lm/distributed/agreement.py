@@ -8,7 +8,7 @@ import json
 import pathlib
 import socket
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lm.distributed.communicator import Communicator
@@ -65,10 +65,15 @@ def check_agreement(comm: Communicator, facts: Mapping[str, Any]) -> None:
         raise error
 
 
-def weights_mismatch(comm: Communicator, variables: Mapping[str, np.ndarray]) -> str | None:
-    """Return the first variable that differs bitwise between ranks, with its checksums, or None."""
-    checksums = {n: f"{zlib.crc32(v.reshape(-1)):08x}" for n, v in variables.items()}
-    return _mismatch(comm, checksums)
+def weights_mismatch(comm: Communicator, parts: Iterable[tuple[str, np.ndarray]]) -> str | None:
+    """Return the first variable that differs bitwise between ranks, with its checksums, or None.
+
+    A variable may be divided into consecutive parts.
+    """
+    checksums: dict[str, int] = {}
+    for name, array in parts:
+        checksums[name] = zlib.crc32(array.reshape(-1), checksums.get(name, 0))
+    return _mismatch(comm, {name: f"{number:08x}" for name, number in checksums.items()})
 
 
 def _mismatch(comm: Communicator, facts: Mapping[str, Any]) -> str | None:

@@ -1,17 +1,17 @@
-"""When and how a running job saves: all ranks copy, and rank 0 writes in the background."""
+"""When and how a running job saves: rank 0 writes in the background."""
 
 import dataclasses
+import itertools
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import NoReturn
 
-import numpy as np
 import tensorflow.compat.v1 as tf
 
 from lm import logger
 from lm.checkpoint import store, variables
-from lm.checkpoint.store import Manifest
+from lm.checkpoint.store import Manifest, Part
 from lm.config import RunOptions
 from lm.distributed.agreement import weights_mismatch
 from lm.distributed.communicator import Communicator
@@ -27,6 +27,8 @@ _POLL_SECONDS = 0.2
 class BackgroundWriter:
     """Writes the checkpoints of a run in a thread of rank 0, one at a time.
 
+    The thread passes the weights to the operating system part by part, while training waits in
+    `wait_until_read`. Training continues while the operating system writes them to the disk.
     If a checkpoint cannot be written, training continues: the previous checkpoint is intact, and
     a later save may succeed. `sync_events` flushes the events of the run before each save, so
     that a run resumed from the checkpoint has all earlier events, even after a power failure.
@@ -36,6 +38,7 @@ class BackgroundWriter:
         self._run_dir, self._keep, self._sync_events = run_dir, keep, sync_events
         self._intact: dict[str, Manifest] | None = None  # verified at the first save
         self._thread: threading.Thread | None = None
+        self._is_read = threading.Event()
         self.failure: RunError | None = None  # error of the last save
 
     @property
@@ -48,18 +51,26 @@ class BackgroundWriter:
         if self._thread:
             self._thread.join(seconds)
 
-    def start(self, arrays: Mapping[str, np.ndarray], manifest: Manifest) -> None:
-        """Begin to write a checkpoint. The caller must not change the arrays any more."""
+    def wait_until_read(self) -> None:
+        """Wait until the thread has read all parts, or does not need them."""
+        self._is_read.wait()
+
+    def start(self, parts: Iterable[Part], manifest: Manifest) -> None:
+        """Begin to write a checkpoint. The thread reads the parts."""
         assert not self.is_busy
+        self._is_read.clear()
         self._thread = threading.Thread(
-            target=self._write, args=(arrays, manifest), name="checkpoint writer", daemon=True
+            target=self._write, args=(parts, manifest), name="checkpoint writer", daemon=True
         )
         self._thread.start()
 
-    def _write(self, arrays: Mapping[str, np.ndarray], manifest: Manifest) -> None:
+    def _read(self, parts: Iterable[Part]) -> Iterator[Part]:
+        yield from parts
+        self._is_read.set()
+
+    def _write(self, parts: Iterable[Part], manifest: Manifest) -> None:
         try:
-            self._sync_events()
-            saved = store.save(self._run_dir, arrays, manifest)
+            saved = store.save(self._run_dir, self._read(parts), manifest, self._sync_events)
             if self.failure:
                 logger.info("checkpoints can be written again")
             self.failure = None
@@ -69,6 +80,8 @@ class BackgroundWriter:
             if not failed_before:  # warn once: the disk stays full
                 logger.warning("%s; training continues", self.failure)
             return
+        finally:
+            self._is_read.set()
         try:
             if self._intact is None:
                 self._intact = store.intact_manifests(self._run_dir)
@@ -91,11 +104,12 @@ class Checkpointer:
         options: RunOptions,
         comm: Communicator,
         session: tf.Session,
+        reader: variables.VariableReader,
         runner: WindowRunner,
         supervisor: Supervisor,
     ):
         self._writer, self._record, self._options = writer, record, options
-        self._comm, self._session, self._runner = comm, session, runner
+        self._comm, self._session, self._reader, self._runner = comm, session, reader, runner
         self._supervisor = supervisor
         self._overdue, self._saved_at = False, time.monotonic()
 
@@ -114,11 +128,11 @@ class Checkpointer:
         return self._overdue and not self._writer.is_busy
 
     def save(self, progress: TrainProgress) -> None:
-        """Copy the contents of a checkpoint, which rank 0 then writes in the background."""
+        """Save in the background on rank 0. Training may continue when this method returns."""
         if self._comm.size > 1:  # compare first: a checkpoint records whether weights differ
             self._supervisor.enter("the comparison of the weights")
-            weights = variables.read_variables(self._session)
-            mismatch = weights_mismatch(self._comm, weights)
+            parts = ((part.name, part.array) for part in self._reader.parts(self._session))
+            mismatch = weights_mismatch(self._comm, parts)
             if mismatch:
                 self._fail_diverged(progress, mismatch)
         self._save(progress, in_sync=True)
@@ -140,10 +154,13 @@ class Checkpointer:
     def _save(self, progress: TrainProgress, in_sync: bool) -> None:
         self.wait()
         self._supervisor.enter(f"the save at step {progress.step}")
-        arrays = variables.gather_state(self._runner.state, self._comm.concat)
-        if self._writer:
-            arrays = {**variables.read_variables(self._session), **arrays}
-        wild = self._comm.gather(variables.first_not_finite(self._session, arrays))[0]
+        state = variables.gather_state(self._runner.state, self._comm.concat)
+
+        def parts() -> Iterator[Part]:
+            return itertools.chain(self._reader.parts(self._session), store.whole(state))
+
+        found = self._writer and variables.first_not_finite(self._session.graph, parts())
+        wild = self._comm.gather(found)[0]
         if wild:
             raise EveryRankError(
                 f"{wild} is not finite after step {progress.step}, which is not saved: start a new"
@@ -151,7 +168,9 @@ class Checkpointer:
             )
         self._overdue, self._saved_at = False, time.monotonic()
         if self._writer:
-            self._writer.start(arrays, self._manifest(progress, in_sync))
+            self._writer.start(parts(), self._manifest(progress, in_sync))
+            self._supervisor.enter("the writing of a checkpoint", alone=True)
+            self._writer.wait_until_read()
 
     def _manifest(self, progress: TrainProgress, in_sync: bool) -> Manifest:
         return Manifest(

@@ -37,6 +37,7 @@ class Graphs(NamedTuple):
     evaluator: Evaluator
     average: Average | None  # average of the weights, if the config requests it
     broadcast: Any  # fetches that give all ranks the variables of rank 0
+    reader: variables.VariableReader
 
 
 @dataclasses.dataclass

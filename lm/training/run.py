@@ -96,9 +96,9 @@ def _train(
             graphs.runner.state = variables.local_state(
                 graphs.runner.state, arrays, rows, comm.concat
             )
-        del arrays  # frees as much memory as a checkpoint needs
+        del arrays  # frees memory
         checkpointer = Checkpointer(
-            writer, job.record, job.options, comm, session, graphs.runner, supervisor
+            writer, job.record, job.options, comm, session, graphs.reader, graphs.runner, supervisor
         )
         Loop(job, graphs, session, supervisor, checkpointer, reporter, progress).run()
 
@@ -121,7 +121,8 @@ def _build_graphs(job: Job) -> Graphs:
     runner = WindowRunner(train_graph.window, rows, num_threads)
     # Broadcast only global variables. The recurrent state is local and differs between ranks.
     broadcast = comm.broadcast_variables()
-    return Graphs(network, train_graph, runner, evaluator, average, broadcast)
+    reader = variables.VariableReader()
+    return Graphs(network, train_graph, runner, evaluator, average, broadcast, reader)
 
 
 def _initial_arrays(

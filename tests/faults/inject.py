@@ -129,13 +129,19 @@ def little_memory(megabytes):
     around(lm.training.run, "report_start", after=limit)
 
 
+def read(session, name):
+    """Copy a variable."""
+    (variable,) = [v for v in session.graph.get_collection("variables") if v.op.name == name]
+    return np.array(session.run(variable))
+
+
 @fault
 def flip(rank, step):
     """Flip one bit in one weight of one rank."""
     from lm.checkpoint import variables
 
     def action(loop):
-        weights = variables.read_variables(loop.session)["lstm_1/bias"]
+        weights = read(loop.session, "lstm_1/bias")
         weights.view(np.uint32)[3] ^= 1 << 20  # a high bit, because rounding could hide a low bit
         variables.load_variables(loop.session, {"lstm_1/bias": weights})
 
@@ -148,7 +154,7 @@ def spoil(step):
     from lm.checkpoint import variables
 
     def action(loop):
-        weights = variables.read_variables(loop.session)["embedding"]
+        weights = read(loop.session, "embedding")
         weights[-1, 0] = np.nan
         variables.load_variables(loop.session, {"embedding": weights})
 
@@ -195,7 +201,7 @@ def slow_copy(seconds):
     variables = lm.training.checkpointer.variables
 
     def save(*args):
-        around(variables, "read_variables", before=lambda *_: time.sleep(float(seconds)))
+        around(variables.VariableReader, "parts", before=lambda *_: time.sleep(float(seconds)))
         original(*args)
 
     lm.training.checkpointer.Checkpointer.save = save

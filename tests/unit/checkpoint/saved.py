@@ -21,7 +21,7 @@ def manifest(step, perplexity=None, **fields):
 
 
 def save(run_dir, step, perplexity=None, keep=None, arrays=ARRAYS, **fields):
-    path = store.save(str(run_dir), arrays, manifest(step, perplexity, **fields))
+    path = store.save(str(run_dir), store.whole(arrays), manifest(step, perplexity, **fields))
     if keep:
         store.prune(str(run_dir), keep, store.intact_manifests(str(run_dir)))
     return pathlib.Path(path)
@@ -31,6 +31,6 @@ def steps(run_dir):
     return [int(path.rpartition("-")[2]) for path in store.list_checkpoints(str(run_dir))]
 
 
-def truncate(path):
-    data = path / "model.data-00000-of-00001"
+def truncate(path, name="model.data-00000-of-00001"):
+    data = path / name
     data.write_bytes(data.read_bytes()[:-2])

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import pathlib
 import subprocess
 import sys
 
@@ -12,9 +13,10 @@ import tensorflow.compat.v1 as tf
 import lm.files
 import lm.record
 from lm.checkpoint import store
+from lm.checkpoint.variables import VariableReader
 from lm.errors import RunError, UserError
 from lm.record import CorruptFile, has_checkpoints
-from tests.unit.checkpoint.saved import ARRAYS, save, steps, truncate
+from tests.unit.checkpoint.saved import ARRAYS, manifest, save, steps, truncate
 from tests.untrained import rewrite_manifest
 
 
@@ -59,7 +61,10 @@ def test_every_flipped_bit_of_a_manifest_is_detected(tmp_path):
 
 
 FORGED = [
-    ({"files": {"../../dev/zero": {"bytes": 0, "sha256": ""}}}, "model.index is corrupt: its size"),
+    (
+        {"files": {"../../dev/zero": {"bytes": 0, "sha256": ""}}},
+        "manifest.json names ../../dev/zero",
+    ),
     ({"files": {"model.index": 1}}, "model.index is corrupt: its size"),
     ({"files": []}, "manifest.json is corrupt: files is a list"),
     ({"weights": "embedding"}, "manifest.json is corrupt: weights is a str"),
@@ -279,3 +284,27 @@ def test_missing_and_only_corrupt_checkpoints_are_reported(tmp_path):
         (save(tmp_path, step) / "manifest.json").unlink()
     with pytest.raises(UserError, match=r"all 2 checkpoints in .* are corrupt"):
         store.find_newest(str(tmp_path))
+
+
+def test_large_arrays_are_read_and_written_in_parts(tmp_path, monkeypatch):
+    """Only the parts of one file are in memory."""
+    monkeypatch.setattr(store, "PART_BYTES", 100)
+    monkeypatch.setattr(store, "_FILE_BYTES", 256)
+    start = {"table": np.arange(300, dtype="f").reshape(60, 5), "bias": np.arange(200, dtype="f")}
+    with tf.Graph().as_default(), tf.Session() as session:
+        for name, array in {**start, "count": np.int64(7)}.items():
+            tf.get_variable(name, initializer=array, use_resource=True)
+        reader = VariableReader()
+        session.run(tf.global_variables_initializer())
+        parts = list(reader.parts(session))
+    assert max(part.array.nbytes for part in parts) <= 100
+    path = store.save(str(tmp_path), parts, manifest(1))
+    files = sorted(file.name for file in pathlib.Path(path).iterdir())
+    assert files[0] == "manifest.json" and files[-1] == "model.index" and len(files) > 7
+    loaded = store.load_arrays(path)
+    assert loaded["count"] == 7
+    for name, array in start.items():
+        np.testing.assert_array_equal(loaded[name], array)
+    truncate(pathlib.Path(path), files[3])
+    with pytest.raises(CorruptFile, match=files[3]):
+        store.verify(path)

@@ -78,7 +78,7 @@ def test_nan_is_an_error(tmp_path):
     (trained,) = store.list_checkpoints(str(tmp_path / "run"))
     nothing = {n: np.full_like(a, np.nan) for n, a in store.load_arrays(trained).items()}
     spoilt = dataclasses.replace(store.read_manifest(trained), step=8)
-    store.save(str(tmp_path / "run"), nothing, spoilt)
+    store.save(str(tmp_path / "run"), store.whole(nothing), spoilt)
     with pytest.raises(UserError, match="the network returns NaN: use a different checkpoint"):
         list(Scorer(open_run(tmp_path / "run")).score(["w1"]))
 

@@ -7,7 +7,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from lm.checkpoint import variables
-from lm.checkpoint.store import save
+from lm.checkpoint.store import save, whole
 from lm.data.batches import Rows
 from lm.model import decoding
 from lm.model.network import Network
@@ -15,6 +15,11 @@ from lm.model.network_check import check_network
 from lm.model.windows import build_window_graph
 from tests.unit.checkpoint.saved import manifest
 from tests.unit.model.networks import GOOD, HEADER, V, train_and_evaluate, train_graph
+
+
+def values_of(session):
+    values = session.run({v.op.name: v for v in tf.global_variables()})
+    return {name: np.array(value) for name, value in values.items()}
 
 
 @pytest.mark.parametrize(
@@ -102,14 +107,14 @@ def test_a_scope_may_define_how_variables_are_created(load, scope):
 
 def test_a_variable_may_start_from_a_checkpoint(load, tmp_path):
     table = np.arange(4 * V, dtype="f").reshape(V, 4)
-    saved = save(str(tmp_path), {"old": table}, manifest(1))
+    saved = save(str(tmp_path), whole({"old": table}), manifest(1))
     text = f"    if context.training:\n        path = {saved!r} + '/model'\n"
     text += "        tf.train.init_from_checkpoint(path, {'old': 'embedding'})\n"
     file = load(HEADER + text + GOOD)
     with tf.Graph().as_default(), tf.Session() as session:
         train_graph(Network(file.config, V, file.functions))
         session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
-        np.testing.assert_array_equal(variables.read_variables(session)["embedding"], table)
+        np.testing.assert_array_equal(values_of(session)["embedding"], table)
 
 
 def test_variables_with_a_common_initial_tensor_are_loaded_separately(load):
@@ -123,11 +128,11 @@ def test_variables_with_a_common_initial_tensor_are_loaded_separately(load):
         build_window_graph(Network(file.config, V, file.functions), Rows(0, 1), "eval")
         session.run(tf.global_variables_initializer())
         graph.finalize()
-        values = variables.read_variables(session)
+        values = values_of(session)
         np.testing.assert_array_equal(values["w0"], values["w1"])
         values.update(w0=np.full([4, 4], 5, "f"), w1=np.full([4, 4], 7, "f"))
         variables.load_variables(session, values)
-        loaded = variables.read_variables(session)
+        loaded = values_of(session)
     assert loaded.keys() == values.keys()
     for name, value in values.items():
         np.testing.assert_array_equal(loaded[name], value)
@@ -143,11 +148,11 @@ def test_a_constant_that_is_infinite_does_not_count_as_diverged(load):
     with tf.Graph().as_default(), tf.Session() as session:
         build_window_graph(Network(file.config, V, file.functions), Rows(0, 1), "eval")
         session.run(tf.global_variables_initializer())
-        values = variables.read_variables(session)
+        values = values_of(session)
         assert np.isinf(values["mask"]).any()
-        assert variables.first_not_finite(session, values) is None
+        assert variables.first_not_finite(session.graph, whole(values)) is None
         values["embedding"][3, 2] = np.nan
-        assert variables.first_not_finite(session, values) == "embedding"
+        assert variables.first_not_finite(session.graph, whole(values)) == "embedding"
 
 
 @pytest.mark.parametrize("scale", [None, 0.5])
@@ -161,7 +166,7 @@ def test_embedding_init_scale_overrides_the_initializer_of_a_scope(load, scale):
     with tf.Graph().as_default(), tf.Session() as session:
         build_window_graph(Network(config, V, file.functions), Rows(0, 1), "eval")
         session.run(tf.global_variables_initializer())
-        table = variables.read_variables(session)["own/embedding"]
+        table = values_of(session)["own/embedding"]
     if scale is None:
         assert (table == 1).all()
     else:

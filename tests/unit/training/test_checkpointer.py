@@ -22,7 +22,7 @@ def checkpointer():
         def make(writer=None, **options):
             writer = writer or BackgroundWriter("run", keep=1)
             options = RunOptions(**options)
-            return Checkpointer(writer, None, options, Communicator(), None, {}, supervisor)
+            return Checkpointer(writer, None, options, Communicator(), None, None, {}, supervisor)
 
         yield make
 
@@ -54,7 +54,7 @@ def test_old_checkpoints_are_verified_once(tmp_path, caplog):
     truncate(save(tmp_path, 2))
     writer = BackgroundWriter(str(tmp_path), keep=2)
     for step in (3, 4, 5):
-        writer.start(ARRAYS, manifest(step))
+        writer.start(store.whole(ARRAYS), manifest(step))
         writer.wait()
     assert steps(tmp_path) == [4, 5]
     assert caplog.text.count("skipping a corrupt checkpoint") == 1
