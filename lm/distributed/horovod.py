@@ -101,8 +101,9 @@ class HorovodCommunicator(Communicator):
         return self._hvd.broadcast(tensor, root_rank=0, name=name)
 
     def broadcast_variables(self):
-        # Horovod's session hook does not exist in TensorFlow 2.16 and later.
-        return self._hvd.broadcast_variables(tf.global_variables(), root_rank=0)
+        # Horovod's session hook does not exist in TensorFlow 2.16 and later. In place, because a
+        # copy of a large embedding would need as much memory.
+        return self._hvd.broadcast_variables(tf.global_variables(), root_rank=0, inplace=True)
 
     def concat(self, array: np.ndarray) -> np.ndarray:
         session, payload_ph, joined = self._concat_graph
