@@ -50,8 +50,8 @@ class Config(Checked):
     )
     tie_weights: bool = option(
         False, "use the embedding as the weights of the output layer; outputs of a different size"
-        " are projected to the size of the embedding. With adaptive_input, the tables are tied but"
-        " not the projections, like in fairseq by default",
+        " are projected to the size of the embedding. adaptive_input: ties the tables, but not the"
+        " projections, like fairseq by default",
     )  # fmt: skip
     adaptive_softmax_cutoffs: str = option(
         "", "predict rare words with fewer units: the first word (by frequency) of each cluster,"
@@ -61,8 +61,8 @@ class Config(Checked):
         4, "adaptive softmax: each cluster has N times fewer units than the previous", low=2
     )
     adaptive_input: bool = option(
-        False, "divide the embedding into the same bands as the adaptive softmax; the rows of each"
-        " band have N times fewer units than the previous, and are projected to embedding_size",
+        False, "divide the embedding into the bands of the adaptive softmax, each with N times"
+        " fewer units, which are projected to embedding_size",
     )  # fmt: skip
     num_layers: int = option(2, "number of LSTM layers", low=1, high=1000)
     num_steps: int = option(20, "time steps of truncated backpropagation", low=1)

@@ -57,13 +57,22 @@ class _Adam(tf.train.AdamOptimizer):
             return super()._resource_apply_dense(grad, var)
 
 
+class _Adagrad(tf.train.AdagradOptimizer):
+    """Adagrad (Duchi et al. 2011): sum += gradient^2; weights -= rate * gradient / sqrt(sum)."""
+
+    def _create_slots(self, var_list):
+        # TensorFlow would keep a constant of the size of each variable in memory.
+        initial_value = tf.placeholder_with_default(self._initial_accumulator_value, [])
+        for v in var_list:
+            self._get_or_make_slot(v, tf.fill(v.shape, initial_value), "accumulator", self._name)
+
+
 _OPTIMIZERS: dict[str, Callable[[Config, tf.Tensor], tf.train.Optimizer]] = {
     "sgd": lambda config, rate: tf.train.GradientDescentOptimizer(rate),
     # velocity = momentum * velocity + gradient; weights -= rate * velocity, as in torch.optim.SGD.
     "momentum": lambda config, rate: tf.train.MomentumOptimizer(rate, config.momentum),
     "adam": _Adam,
-    # sum += gradient^2; weights -= rate * gradient / sqrt(sum), with an initial sum above 0.
-    "adagrad": lambda config, rate: tf.train.AdagradOptimizer(rate, config.adagrad_initial_value),
+    "adagrad": lambda config, rate: _Adagrad(rate, config.adagrad_initial_value),
 }
 
 
