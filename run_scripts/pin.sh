@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
-# Pins all packages that the setup installs, including dependencies and GPU packages. Writes one file for each
-# supported pair of Python and TensorFlow. Without pins, new releases could break a fresh checkout.
+# Pins all packages that the setup installs, in one file for each supported pair of Python and TensorFlow.
 #
 #   run_scripts/pin.sh               after changing setup.py or constraints/requirements.in
 #   run_scripts/pin.sh --upgrade     the newest versions; arguments go to uv

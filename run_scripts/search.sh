@@ -6,11 +6,9 @@
 #   OUTPUT_DIR=searches/a run_scripts/search.sh --resume        continues a search
 #
 # Environment: CONFIG (config_small), SPACE (learning_rate and keep_prob), TRIALS (20), RANKS (2), PARALLEL (1),
-#   OUTPUT_DIR (searches/<config>-<time>). An existing search only uses OUTPUT_DIR. Change its settings with
-#   flags, such as --trials 60.
+#   OUTPUT_DIR (searches/<config>-<time>). Change an existing search with flags, such as --trials 60.
 # Cost: TRIALS training runs, or less with pruning (see docs/search.md).
-# Result: OUTPUT_DIR/best.py and OUTPUT_DIR/report.html. The exit code comes from lm.search. After a signal, it is
-#   the same as in train.sh.
+# Result: OUTPUT_DIR/best.py and OUTPUT_DIR/report.html. The exit code comes from lm.search.
 set -euo pipefail
 # shellcheck source=run_scripts/launch.sh
 source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/launch.sh"

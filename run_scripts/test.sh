@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
-# Sets up with the test tools, then runs ruff and the tests: unit, parallel (under mpirun), integration,
-# faults.
+# Sets up with the test tools, then runs ruff and the tests.
 #
 #   run_scripts/test.sh                         everything except the tests marked soak
 #   run_scripts/test.sh tests/unit -k batches   arguments go to pytest
@@ -13,8 +12,7 @@
 #   SOAK_ROUNDS   rounds of kill and resume (50)
 #   SOAK_SEED     seed of these rounds, to repeat a failed test, which prints its seed (random)
 # Cost: 10 minutes on 2 cores, plus the setup the first time. The long tests take half an hour, and the 300
-#   steps two hours. The long tests need root, and iproute2 and openssh-server (two hosts), or slurm-wlm, munge
-#   and libpmix-dev (Slurm). Otherwise they are skipped.
+#   steps two hours. They need root, iproute2, openssh-server, slurm-wlm, munge and libpmix-dev.
 # Result: exit code 0 if all tests pass.
 set -euo pipefail
 scripts=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")

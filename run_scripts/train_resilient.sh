@@ -7,9 +7,8 @@
 #
 # Environment, in addition to CONFIG, HOSTS, INTERFACE, SSH_FLAGS and MPIRUN_FLAGS (see train.sh):
 #   OUTPUT_DIR       the run's directory (required)
-#   DISCOVER_HOSTS   a program that prints the available hosts, one host:slots per line, like Horovod
-#                    Elastic's discovery script. It runs before each start, and must list the host with
-#                    OUTPUT_DIR first, because only rank 0 uses this directory.
+#   DISCOVER_HOSTS   a program that prints the available hosts before each start, one host:slots per line,
+#                    like Horovod Elastic's discovery script. The host with OUTPUT_DIR must come first.
 #   NP               the largest number of ranks (default: all slots; without hosts, 1)
 #   MAX_RESTARTS     restarts without a new checkpoint before giving up (10)
 #   BACKOFF          seconds before the first restart (5). They double each time, up to 5 minutes.

@@ -1,15 +1,11 @@
 """The checkpoints of a run on disk: write, verify, find, read and prune them.
 
-    output_dir/checkpoints/step-00001000/
-        model.index, model.data-00000-of-00001   the arrays, in the format of tf.train.Saver
-        manifest.json                             the facts, with a checksum of each file
-
 Arrays of more than 32 MB in total are divided into several data files.
 
 A checkpoint is written under a temporary name, and renamed after all files are on the disk.
 Therefore, a directory named step-* is complete, even if the process was killed. Only a disk fault
 can corrupt it, and `verify` detects such faults. If a disk fails for a moment, functions that read
-raise OSError or RunError, which end the job with exit code 1.
+raise OSError or RunError, which end the job with exit code 1. See docs/reliability.md.
 """
 
 import contextlib

@@ -160,9 +160,6 @@ def _find_or_download(data_path: str, data_url: str | None) -> str:
         )
     if not own and len(ptb) < len(SPLITS):
         download_ptb(data_path, data_url)
-    elif data_url:
-        what = "a text of your own" if own else "PTB"
-        logger.info("%s already contains %s; --data_url is not used", data_path, what)
     return "text" if own else "ptb"
 
 

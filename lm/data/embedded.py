@@ -1,11 +1,8 @@
 """Generate the embedded corpus, a random language whose perplexity is known exactly.
 
-The corpus shows whether a model learns. Its text is a first-order Markov chain over any number of
-words. `<eos>` is one of the states, so that a line ends when the chain visits `<eos>`. The true
-probabilities of the chain give the lowest perplexity that a model can expect.
-
-The text is written as a stream, so that memory contains only the chain. `truth.json` records the
-perplexities and the checksums of the texts.
+The text is a first-order Markov chain, and `<eos>` is one of its states. The true probabilities
+give the lowest perplexity that a model can expect. The text is written as a stream, so that memory
+contains only the chain.
 
 The text must be the same on all machines and with all versions of NumPy. Everything that decides a
 word therefore uses only PCG64's `random()`, the four IEEE operations of arithmetic and sequential

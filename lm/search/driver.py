@@ -2,8 +2,6 @@
 
 import collections
 import dataclasses
-import errno
-import os
 import shlex
 import signal
 import time
@@ -31,7 +29,6 @@ from lm.search.trial import Outcome, TrialJob
 _TICK_SECONDS = 0.5
 _MAX_FAILURES = 3  # failed jobs of a trial
 _MAX_SAME_FAILURES = 3  # trials that fail with the same error while no trial succeeds
-_DISK_FULL = [os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT)]
 
 
 class Driver:
@@ -89,10 +86,6 @@ class Driver:
             self._finish(trial, TrialState.COMPLETE, min(job.perplexities().values()))
         elif outcome.kind == "stopped":
             self._finish(trial, TrialState.PRUNED)
-        elif any(text in outcome.reason for text in _DISK_FULL):
-            raise RunError(
-                f"{job.directory} failed ({outcome.reason}); free some space, then {self._resume}"
-            )
         elif self._is_retried(trial, outcome):
             interrupt(self._study, [trial])
         else:

@@ -7,7 +7,7 @@ import pytest
 
 from lm import kernels
 from tests import machine
-from tests.commands import ROOT, environment, mpirun, run_command
+from tests.commands import environment, mpirun, run_command
 
 UNLIKE = ("LM_KERNELS_ISA=avx2", "LM_KERNELS_ISA=generic")
 
@@ -51,13 +51,13 @@ def test_float32_is_exact_on_ranks_with_and_without_avx512(tmp_path, corpora):
     if not machine.has("avx512"):
         pytest.skip("this CPU does not have AVX-512")
     results = []
-    for number, isas in enumerate((["avx2"], ["avx2", "avx512"], ["avx512"])):
+    for number, isas in enumerate((["avx2"], ["avx2", "avx512"])):
         settings = [f"LM_KERNELS_ISA={isa}" for isa in isas]
         code, output = train(settings, tmp_path / str(number), corpora)
         assert code == 0 and "exact       yes: bitwise identical" in output, output
         checkpoint = tmp_path / str(number) / "run/checkpoints/step-00000040"
         results.append((checkpoint / "model.data-00000-of-00001").read_bytes())
-    assert results[1:] == results[:1] * 2
+    assert results[0] == results[1]
 
 
 def test_fusion_on_only_one_host_is_rejected_before_horovod_crashes(tmp_path, corpora):
@@ -102,17 +102,3 @@ def test_ranks_with_different_graphs_are_rejected_before_they_wait_for_each_othe
         ("SWAPPED=0", "SWAPPED=1"), "lm.train", *flags, "--output_dir", tmp_path / "run"
     )
     assert code == 2 and output.count("lm: error: the ranks disagree on network ") == 1, output
-
-
-def test_ranks_with_different_config_files_are_rejected(tmp_path, corpora):
-    text = (ROOT / "configs/config_gru.py").read_text()
-    for rank, comment in enumerate(("", "# another comment\n")):
-        (tmp_path / str(rank)).mkdir()
-        (tmp_path / str(rank) / "mine.py").write_text(text + comment)
-    flags = ("--config", "mine.py", "--corpus", "embedded", "--data_path", corpora, "--noeval")
-    code, output = run_ranks(
-        [f"--chdir={tmp_path / rank}" for rank in "01"],
-        "lm.train", *flags, "--output_dir", tmp_path / "run",
-    )  # fmt: skip
-    told = "lm: error: the ranks disagree on the config file (SHA-256): "
-    assert code == 2 and output.count(told) == 1, output

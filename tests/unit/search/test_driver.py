@@ -254,12 +254,6 @@ def test_after_ctrl_c_trials_are_saved_and_the_next_driver_resumes_them(search):
     assert len(list((search.directory / "trials").iterdir())) == 3
 
 
-def test_a_full_disk_ends_the_search_but_not_the_trials(search):
-    with pytest.raises(RunError, match=r"No space left on device\); free some space, then resume"):
-        search(body='fail "cannot save: No space left on device"')
-    assert states(search()) == [COMPLETE] * 3
-
-
 @pytest.mark.parametrize(
     "failure, reason",
     [
