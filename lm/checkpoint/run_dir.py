@@ -27,6 +27,8 @@ from lm.record import (
     has_checkpoints,
 )
 
+_LOCK_SECONDS = 5
+
 
 class RunDir(NamedTuple):
     """The directory of a run, which only this process may write to."""
@@ -56,11 +58,7 @@ def open_run_dir(
     if resume and not output_dir:
         raise UserError("--resume needs --output_dir, the directory of the run to continue")
     path = _make(output_dir, config.name)
-    try:
-        stack.enter_context(locked(os.path.join(path, LOCK_FILE)))
-    except BlockingIOError:
-        # This is not a user error: after a crash, the old job may still be running.
-        raise RunError(f"another job is using output_dir {path}") from None
+    _lock(path, stack)
     if not resume:
         if store.list_checkpoints(path) or os.path.exists(os.path.join(path, METRICS_FILE)):
             raise UserError(
@@ -78,6 +76,20 @@ def open_run_dir(
             " this directory to start again"
         )
     return RunDir(path, checkpoint)
+
+
+def _lock(path: str, stack: contextlib.ExitStack) -> None:
+    """Lock a run directory. Wait a moment, because a job that was killed may still be ending."""
+    deadline = time.monotonic() + _LOCK_SECONDS
+    while True:
+        try:
+            stack.enter_context(locked(os.path.join(path, LOCK_FILE)))
+            return
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                # Not a user error: a later attempt may succeed.
+                raise RunError(f"another job is using output_dir {path}") from None
+        time.sleep(0.1)
 
 
 def _make(output_dir: str | None, name: str) -> str:
