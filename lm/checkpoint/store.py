@@ -10,6 +10,7 @@ raise OSError or RunError, which end the job with exit code 1. See docs/reliabil
 
 import contextlib
 import dataclasses
+import errno
 import hashlib
 import json
 import os
@@ -355,6 +356,10 @@ def _fsync(path: str) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        # Shared folders of virtual machines and old SMB cannot do this for directories.
+        if error.errno != errno.EINVAL or not os.path.isdir(path):
+            raise
     finally:
         os.close(descriptor)
 
