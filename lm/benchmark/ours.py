@@ -15,6 +15,7 @@ from lm.config_file import NetworkFunctions
 from lm.data.batches import rows_of_rank
 from lm.distributed.communicator import Communicator
 from lm.distributed.devices import session_config, start_tensorflow
+from lm.model import plain
 from lm.model.network import Network
 from lm.model.user_errors import one_line_errors
 from lm.model.windows import WindowRunner
@@ -23,6 +24,7 @@ from lm.training import step as training
 _GEMM_SIZE = 2048  # large enough that only arithmetic limits the product
 _GEMM_PRODUCTS = 5
 _UNTIMED_EXCHANGES, _EXCHANGES = 3, 20
+_UNTIMED_PRODUCTS, _PRODUCTS = 2, 30
 
 
 def build_step(
@@ -73,6 +75,40 @@ def measure_gemm(precision: str, threads: int, comm: Communicator) -> dict[str, 
         session.run(tf.global_variables_initializer())
         seconds = [_seconds(session, product_op) for _ in range(_GEMM_PRODUCTS)]
     return {"flops_per_second": 2 * _GEMM_SIZE**3 / min(seconds)}
+
+
+def measure_products(
+    config: Config, vocab_size: int, threads: int, comm: Communicator
+) -> dict[str, list[list]]:
+    """Time the three products of the output layer of this program and of TensorFlow, in turn.
+
+    Return the sizes M, K and N, and the seconds of both, by the name of the product.
+    """
+    tokens, hidden = config.batch_size * config.num_steps, config.hidden_size
+    sessions = session_config(start_tensorflow(comm, threads))
+    with tf.Graph().as_default(), tf.Session(config=sessions) as session:
+        shapes = [tokens, hidden], [hidden, vocab_size], [tokens, vocab_size]
+        variables = [tf.Variable(tf.random.uniform(shape, -0.1, 0.1)) for shape in shapes]
+        inputs, weights, gradient = map(tf.convert_to_tensor, variables)
+        ops = []
+        for matmul in (kernels.matmul, plain.matmul):
+            logits = matmul(inputs, weights, config.precision)
+            gradients = tf.gradients(logits, [weights, inputs], gradient)
+            ops.append([tensor.op for tensor in (logits, *gradients)])
+        session.run(tf.global_variables_initializer())
+        results = {}
+        for name, sizes, *pair in zip(
+            ("logits", "gradient of the weights", "gradient of the inputs"),
+            (
+                [tokens, hidden, vocab_size],
+                [hidden, tokens, vocab_size],
+                [tokens, vocab_size, hidden],
+            ),
+            *ops,
+        ):
+            rounds = [[_seconds(session, op) for op in pair] for _ in range(_PRODUCTS)]
+            results[name] = [sizes, *map(list, zip(*rounds[_UNTIMED_PRODUCTS:]))]
+    return results
 
 
 def measure_exchange(

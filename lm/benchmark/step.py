@@ -30,7 +30,7 @@ PEERS = {
 
 _NOT_IN_PEERS = (  # fields of Config that the peers do not implement
     "embedding_init_scale", "embedding_size", "tie_weights", "embedding_keep_prob",
-    "adaptive_softmax_cutoffs", "adaptive_input",
+    "adaptive_input",
     "output_keep_prob", "locked_dropout", "recurrent_keep_prob", "forget_bias",
     "activation_penalty", "temporal_activation_penalty", "optimizer", "weight_decay",
     "asgd_trigger_epochs",
@@ -56,7 +56,10 @@ def measure(config: Config, options: StepOptions) -> dict[str, Any]:
     tasks = {"ours": Task(config), "gemm": Task(config, "gemm")}
     if options.peers and config.precision == "bfloat16":
         tasks["ours-float32"] = Task(dataclasses.replace(config, precision="float32"))
-    for name in PEERS[config.precision] if options.peers else []:
+    peers = PEERS[config.precision]
+    if config.cutoffs:  # Only PyTorch has an adaptive softmax. It fails with autocast.
+        peers = ["torch"]
+    for name in peers if options.peers else []:
         try:
             run(Task(config, name), options)  # this run also fills the caches of torch.compile
             tasks[name] = Task(config, name)

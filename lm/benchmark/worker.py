@@ -72,7 +72,7 @@ class Task:
     """One measurement."""
 
     config: Config
-    implementation: str = "ours"  # or "gemm", "exchange", or a variant in `step.PEERS`
+    implementation: str = "ours"  # or "gemm", "products", "exchange", or a variant in `step.PEERS`
     ranks: int = 1  # peers need one rank
     message_bytes: Sequence[int] = ()  # sizes of the messages of "exchange"
 
@@ -120,12 +120,15 @@ def work(task: dict[str, Any], comm: Communicator) -> None:
     file = load_config_file(task["config_file"])
     config = type(file.config)(**task["config"])
     implementation, threads = task["implementation"], task["threads"]
-    is_peer = implementation not in ("ours", "gemm", "exchange")
+    is_peer = implementation not in ("ours", "gemm", "products", "exchange")
     if not is_peer:
         import_tensorflow()
         from lm.benchmark import ours
     if implementation == "gemm":
         result = ours.measure_gemm(config.precision, threads, comm)
+    elif implementation == "products":
+        _, vocab_size = load_words(config, task["data_path"])
+        result = ours.measure_products(config, vocab_size, threads, comm)
     elif implementation == "exchange":
         result = ours.measure_exchange(task["message_bytes"], threads, comm)
     else:

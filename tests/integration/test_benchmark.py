@@ -60,6 +60,21 @@ def test_bfloat16_is_compared_with_float32(tmp_path):
     assert losses[0] == pytest.approx(losses[1], rel=1e-2)
 
 
+def test_products_of_the_output_layer_are_compared_with_onednn(tmp_path):
+    rows = benchmark(tmp_path, "products")[0]["products"]
+    assert [row["sizes"] for row in rows] == ["20 x 16 x 60", "16 x 20 x 60", "20 x 60 x 16"]
+    for row in rows:
+        assert row["speed_over_onednn"] == pytest.approx(row["onednn_ms"] / row["ms"])
+
+
+def test_torch_trains_the_same_adaptive_softmax(tmp_path):
+    pytest.importorskip("torch")
+    cutoffs = ("--adaptive_softmax_cutoffs", "10,30", "--repeats", 1, "--peers")
+    ours, torch = benchmark(tmp_path, "step", *cutoffs)[0]["implementations"]
+    assert torch["first_losses"] == pytest.approx(ours["first_losses"], rel=1e-4)
+    assert torch["first_grad_norms"] == pytest.approx(ours["first_grad_norms"], rel=1e-4)
+
+
 def test_scaling(tmp_path):
     record, result = benchmark(tmp_path, "scaling", "--repeats", 1, "--ranks", "1,2")
     rows = {(row["scaling"], row["ranks"]): row for row in record["rows"]}
