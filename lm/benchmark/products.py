@@ -1,6 +1,8 @@
 """Compare the matrix products of the output layer with TensorFlow's own (oneDNN).
 
-python -m lm.benchmark products --config config_small --intra_op_threads 1
+  python -m lm.benchmark products --config config_small --intra_op_threads 1
+
+Both products take turns in one process.
 """
 
 from collections.abc import Sequence

@@ -183,7 +183,7 @@ struct NextRows {
   }
 };
 
-// The same, while `next` is fetched if it is not null.
+// AddProducts that fetches the next rows at the same time. `next` may be null.
 template <class Format, int NV, int MR>
 LM_INLINE void AddProducts(Vec* sum, const float* a, int64_t lda, Panel<NV> panel, int64_t units,
                            NextRows* next) {
