@@ -12,6 +12,7 @@ from lm.options import Checked, option
 _INT32 = 2**31 - 1  # the largest valid tensor dimension
 _MAX_THREADS = 4096  # A process with many more threads fails.
 _RESUME = ["resume", "search"]
+HORIZON_SCHEDULES = ("linear", "cosine")  # the rate of each step depends on num_epochs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,7 +181,7 @@ class Config(Checked):
     @property
     def has_horizon(self) -> bool:
         """Whether the learning rate of each step depends on `num_epochs`."""
-        return self.lr_schedule in ("linear", "cosine")
+        return self.lr_schedule in HORIZON_SCHEDULES
 
     @property
     def follows_validation(self) -> bool:

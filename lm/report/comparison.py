@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from lm.cli.tables import printable
-from lm.config import Config
+from lm.config import HORIZON_SCHEDULES, Config
 from lm.errors import UserError
 from lm.options import may_change
 from lm.record import METRICS_FILE, RUN_FILE, RunRecord, first_difference, load_record
@@ -205,8 +205,10 @@ def _labels(configs: Sequence[Mapping[str, Any]]) -> list[str]:
 def comparable_pairs(groups: Sequence[Group]) -> Iterator[tuple[RunMetrics, RunMetrics]]:
     """Yield the pairs of runs whose settings agree, although one run may have more steps."""
     runs = [run for group in groups for run in group.runs]
-    ignored = may_change(Config, "resume")
     for first, second in itertools.combinations(runs, 2):
+        ignored = may_change(Config, "resume")
+        if first.record.config["lr_schedule"] in HORIZON_SCHEDULES:
+            ignored.remove("num_epochs")
         if first_difference(first.record, second.record, ignored) is None:
             yield first, second
 

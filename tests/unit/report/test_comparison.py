@@ -195,7 +195,9 @@ def test_the_first_difference_is_named(tmp_path, index, field, value, text):
 
 
 def test_runs_with_the_same_steps_are_compared_even_if_one_has_more_epochs(tmp_path):
-    changes = ({}, {"num_epochs": 3, "name": "longer"}, {"seed": 2})
+    cosine = {"lr_schedule": "cosine"}  # the learning rates depend on num_epochs
+    longer = {"num_epochs": 3, "name": "longer"}
+    changes = ({}, longer, {"seed": 2}, cosine, {**cosine, **longer})
     runs = [
         write_run(tmp_path / str(number), config={**CONFIG, "num_epochs": 1, **change})
         for number, change in enumerate(changes)
