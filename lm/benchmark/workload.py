@@ -49,8 +49,12 @@ def initial_weight(config: Config, name: str, shape: Sequence[int]) -> np.ndarra
     NumPy draws the value, so that different frameworks start with equal weights.
     """
     rng = np.random.default_rng([config.seed, zlib.crc32(name.encode())])
-    uniform = rng.random(shape, dtype=np.float32)
-    return config.init_scale * (2 * uniform - 1)
+    values = rng.random(shape, dtype=np.float32)
+    # In place, because an expression would create more arrays of this size.
+    values *= 2
+    values -= 1
+    values *= config.init_scale
+    return values
 
 
 def initial_weights(config: Config, vocab_size: int) -> dict[str, np.ndarray]:
