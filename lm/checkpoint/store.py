@@ -24,7 +24,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from lm import logger
-from lm.errors import RunError, UserError
+from lm.errors import RunError, UserError, first_line
 from lm.files import sha256_of, write_json
 from lm.record import (
     CHECKPOINTS_DIR,
@@ -227,23 +227,41 @@ def _checksum(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 
-def load_arrays(checkpoint: str) -> dict[str, np.ndarray]:
-    """Read the contents of a checkpoint: variables, and the recurrent state of all rows."""
+@contextlib.contextmanager
+def read_errors(checkpoint: str) -> Iterator[None]:
+    """Raise RunError if TensorFlow cannot read a checkpoint."""
     try:
-        # Pass bytes, because the path may not be valid UTF-8.
-        reader = tf.train.NewCheckpointReader(os.fsencode(os.path.join(checkpoint, "model")))
-        return {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
+        yield
     except (tf.errors.OpError, RuntimeError, ValueError) as error:
-        raise RunError(f"{checkpoint} cannot be read: {error}") from error
+        raise RunError(f"{checkpoint} cannot be read: {first_line(error)}") from error
 
 
-def load_weights(checkpoint: str) -> dict[str, np.ndarray]:
-    """Read the weights of a checkpoint by variable name; averages if the checkpoint has them."""
-    arrays, manifest = load_arrays(checkpoint), read_manifest(checkpoint)
-    weights = {name: arrays[name] for name in manifest.weights}
+def model_path(checkpoint: str) -> bytes:
+    """Return the path that TensorFlow uses. It is bytes, because it may not be valid UTF-8."""
+    return os.fsencode(os.path.join(checkpoint, "model"))
+
+
+def tensor_shapes(checkpoint: str) -> dict[str, list[int]]:
+    """Return the shapes of the variables, and of the recurrent state of all rows, by name."""
+    with read_errors(checkpoint):
+        return tf.train.NewCheckpointReader(model_path(checkpoint)).get_variable_to_shape_map()
+
+
+def load_arrays(checkpoint: str, names: Iterable[str]) -> dict[str, np.ndarray]:
+    """Read tensors of a checkpoint by name."""
+    with read_errors(checkpoint):
+        reader = tf.train.NewCheckpointReader(model_path(checkpoint))
+        return {name: reader.get_tensor(name) for name in names}
+
+
+def weight_tensors(checkpoint: str) -> dict[str, str]:
+    """Return the name of the tensor of each weight: its average if the checkpoint has one."""
+    manifest = read_manifest(checkpoint)
+    names = {name: name for name in manifest.weights}
     if manifest.has_average:  # Weights that are not trained have no average.
-        weights = {name: arrays.get(average_name(name), weights[name]) for name in weights}
-    return weights
+        shapes = tensor_shapes(checkpoint)
+        names.update((name, average_name(name)) for name in names if average_name(name) in shapes)
+    return names
 
 
 def save(
@@ -326,10 +344,11 @@ def _write_tensors(directory: str, parts: Iterable[Part]) -> None:
             group.append(part)
         write_group()
         # Renames the data files, and joins the lists of their contents.
-        path = os.fsencode(os.path.join(directory, "model"))
         session.run(
             tf.raw_ops.MergeV2Checkpoints(
-                checkpoint_prefixes=prefixes, destination_prefix=path, delete_old_dirs=False
+                checkpoint_prefixes=prefixes,
+                destination_prefix=model_path(directory),
+                delete_old_dirs=False,
             )
         )
 

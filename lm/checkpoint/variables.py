@@ -12,7 +12,7 @@ from lm.errors import UserError
 
 # Both mappings are indexed by the name of the variable.
 Arrays = Mapping[str, np.ndarray]
-Variables = Mapping[str, tf.Variable]
+Shapes = Mapping[str, Sequence[int]]
 Concat = Callable[[np.ndarray], np.ndarray]  # concatenates the arrays of all ranks along axis 0
 
 
@@ -21,25 +21,26 @@ def weight_names(graph: tf.Graph) -> tuple[str, ...]:
     return tuple(_weights(graph))
 
 
-def saved_shapes(
-    graph: tf.Graph, state_shapes: Mapping[str, Sequence[int]]
-) -> dict[str, list[int | None]]:
-    """Return the shapes in a checkpoint by name, with None for the rows of the recurrent state."""
-    shapes = {name: v.shape.as_list() for name, v in _global_variables(graph).items()}
-    rows = {_state_name(name): [None, *shape] for name, shape in state_shapes.items()}
-    return {**shapes, **rows}
+def variable_shapes(graph: tf.Graph) -> dict[str, list[int]]:
+    """Return the shapes of the variables that the ranks share, by name."""
+    return {name: v.shape.as_list() for name, v in _global_variables(graph).items()}
 
 
-def check_fits(arrays: Arrays, shapes: Mapping[str, Sequence]) -> None:
-    """Check the arrays of a checkpoint against the required shapes; a first axis may be None."""
+def saved_state_shapes(shapes: Mapping[str, Sequence[int]]) -> dict[str, list[int | None]]:
+    """Return the shapes of the recurrent state in a checkpoint, with None for the rows."""
+    return {_state_name(name): [None, *shape] for name, shape in shapes.items()}
+
+
+def check_fits(found: Shapes, shapes: Mapping[str, Sequence]) -> None:
+    """Check the shapes in a checkpoint against the required shapes; a first axis may be None."""
     for name, shape in shapes.items():
-        if name not in arrays:
+        if name not in found:
             raise UserError(f"the checkpoint has no {name}, which this model needs")
-        found = list(arrays[name].shape)
-        expected = [found[0], *shape[1:]] if shape[:1] == [None] else shape
-        if found != expected:
+        expected = [found[name][0], *shape[1:]] if shape[:1] == [None] else shape
+        if found[name] != expected:
             raise UserError(
-                f"{name} has the shape {found} in the checkpoint, but {expected} in this model"
+                f"{name} has the shape {found[name]} in the checkpoint, but {expected} in this"
+                " model"
             )
 
 
@@ -77,6 +78,57 @@ class VariableReader:
                 yield Part(name, session.run(self._rows[name], feed), shape, first)
 
 
+class VariableLoader:
+    """Sets variables to the tensors of a checkpoint, one at a time.
+
+    TensorFlow reads a tensor into memory that becomes the memory of the variable, and the memory of
+    the old value is freed first. Thus, loading needs no memory for a second copy. Create the loader
+    in the graph of the variables, before the graph is finalized.
+    """
+
+    def __init__(self) -> None:
+        self._load_ops = {}
+        with tf.name_scope("lm_loader"):
+            self._path_ph = tf.placeholder(tf.string, [], "path")
+            self._tensor_ph = tf.placeholder(tf.string, [1], "tensor")
+            for name, variable in _global_variables(tf.get_default_graph()).items():
+                free_ops = []
+                if hasattr(variable, "handle"):  # unless a config file disables TF2's behavior
+                    free_ops.append(tf.raw_ops.DestroyResourceOp(resource=variable.handle))
+                with tf.control_dependencies(free_ops), tf.device("cpu:0"):
+                    (value,) = tf.raw_ops.RestoreV2(
+                        prefix=self._path_ph,
+                        tensor_names=self._tensor_ph,
+                        shape_and_slices=[""],
+                        dtypes=[variable.dtype.base_dtype],
+                    )
+                self._load_ops[name] = variable.assign(value, read_value=False)
+
+    def load(self, session: tf.Session, checkpoint: str, tensors: Mapping[str, str]) -> None:
+        """Set variables. `tensors` contains the name of each variable's tensor."""
+        path = store.model_path(checkpoint)
+        with store.read_errors(checkpoint):
+            for name, tensor in tensors.items():
+                feed = {self._path_ph: path, self._tensor_ph: [tensor]}
+                session.run(self._load_ops[name], feed)
+
+    def load_weights(self, session: tf.Session, checkpoint: str, is_part: bool = False) -> None:
+        """Set the weights of the graph, to averages if the checkpoint has them.
+
+        If `is_part`, the graph may lack weights of the checkpoint.
+        """
+        tensors = store.weight_tensors(checkpoint)
+        weights = {name: v.shape.as_list() for name, v in _weights(session.graph).items()}
+        unused = sorted(tensors.keys() - weights.keys())
+        if unused and not is_part:
+            raise UserError(
+                f"the checkpoint has the weight {unused[0]}, which this model does not use"
+            )
+        shapes = store.tensor_shapes(checkpoint)
+        check_fits({name: shapes[name] for name in tensors}, weights)
+        self.load(session, checkpoint, {name: tensors[name] for name in weights})
+
+
 def _num_bytes(variable: tf.Variable) -> int:
     return math.prod(variable.shape.as_list()) * variable.dtype.size
 
@@ -92,12 +144,6 @@ def first_not_finite(graph: tf.Graph, parts: Iterable[Part]) -> str | None:
         if name not in untrained and not (array.max() < np.inf and lowest_is_finite):
             return name
     return None
-
-
-def load_variables(session: tf.Session, arrays: Arrays) -> None:
-    """Set variables that the ranks share. Arrays with other names are ignored."""
-    found = {n: v for n, v in _global_variables(session.graph).items() if n in arrays}
-    _assign(session, found, arrays)
 
 
 def gather_state(state: Arrays, concat: Concat) -> dict[str, np.ndarray]:
@@ -123,18 +169,6 @@ def local_state(
     return own
 
 
-def set_weights(session: tf.Session, arrays: Arrays, is_part: bool = False) -> None:
-    """Set the weights of the graph to the weights of a checkpoint.
-
-    If `is_part`, the graph may lack weights of the checkpoint.
-    """
-    weights = _weights(session.graph)
-    unused = sorted(arrays.keys() - weights.keys())
-    if unused and not is_part:
-        raise UserError(f"the checkpoint has the weight {unused[0]}, which this model does not use")
-    _assign(session, weights, arrays)
-
-
 def _state_name(name: str) -> str:
     return f"state/{name}"
 
@@ -148,14 +182,3 @@ def _global_variables(graph: tf.Graph) -> dict[str, tf.Variable]:
     # files.
     rest = graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)
     return {**_weights(graph), **{v.op.name: v for v in rest}}
-
-
-def _assign(session: tf.Session, variables: Variables, arrays: Arrays) -> None:
-    check_fits(arrays, {name: v.shape.as_list() for name, v in variables.items()})
-    # Feed the initializers: a finalized graph cannot get new assign operations. Variables that
-    # share an initial value are assigned one at a time.
-    rest = dict(variables)
-    while rest:
-        fed = {variable.initializer.inputs[1]: name for name, variable in rest.items()}
-        initializers = [rest.pop(name).initializer for name in fed.values()]
-        session.run(initializers, {tensor: arrays[name] for tensor, name in fed.items()})

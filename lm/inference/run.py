@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeVar
 import tensorflow.compat.v1 as tf
 
 from lm.checkpoint import store
-from lm.checkpoint.variables import set_weights
+from lm.checkpoint.variables import VariableLoader
 from lm.config import Config
 from lm.config_file import BUILT_IN, NetworkFunctions
 from lm.data.vocabulary import Vocabulary
@@ -113,12 +113,13 @@ def open_session(
         with one_line_errors(run.functions), tf.name_scope("lm_use"):
             words = run.vocabulary.words
             built = build(Network(run.config, len(words), run.functions, words))
+            loader = VariableLoader()
         session = tf.Session(config=session_config(device))
         try:
             session.run(tf.local_variables_initializer())
             # The other functions of a network with losses may use further variables.
             is_part = run.functions.has_losses
-            set_weights(session, store.load_weights(run.checkpoint), is_part)
+            loader.load_weights(session, run.checkpoint, is_part)
         except BaseException:
             session.close()
             raise

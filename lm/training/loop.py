@@ -38,6 +38,7 @@ class Graphs(NamedTuple):
     average: Average | None  # average of the weights, if the config requests it
     broadcast: Any  # fetches that give all ranks the variables of rank 0
     reader: variables.VariableReader
+    loader: variables.VariableLoader
 
 
 @dataclasses.dataclass
@@ -273,13 +274,7 @@ class Loop:
         use_average = self.progress.num_averaged > 0
         if test_on == "best":
             self.supervisor.enter("the reading of the best weights", alone=comm.is_rank_0)
-            arrays = raise_on_all_ranks(
-                comm,
-                lambda: store.load_weights(store.find(self.reporter.output_dir, "best")),
-                takes_part=comm.is_rank_0,
-            )
-            if comm.is_rank_0:
-                variables.set_weights(self.session, arrays)
+            raise_on_all_ranks(comm, self._load_best_weights, takes_part=comm.is_rank_0)
             self.session.run(self.graphs.broadcast)
             use_average = False
         perplexity = self._evaluate("test", use_average)
@@ -288,6 +283,10 @@ class Loop:
         )
         logger.info(f"test perplexity {perplexity:.2f}{self._known_value('test_perplexity')}")
         self.reporter.logs.collect(comm.gather)
+
+    def _load_best_weights(self) -> None:
+        best = store.find(self.reporter.output_dir, "best")
+        self.graphs.loader.load_weights(self.session, best)
 
     def _known_value(self, name: str) -> str:
         known = self.job.corpus.known_perplexity

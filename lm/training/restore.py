@@ -3,7 +3,7 @@
 import os
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -11,9 +11,17 @@ import tensorflow.compat.v1 as tf
 from lm import logger
 from lm.checkpoint import store
 from lm.checkpoint.run_dir import RunDir
-from lm.checkpoint.variables import check_fits, load_variables, saved_shapes, weight_names
+from lm.checkpoint.variables import (
+    VariableLoader,
+    check_fits,
+    saved_state_shapes,
+    variable_shapes,
+    weight_names,
+)
 from lm.config import RunOptions
 from lm.data.vocabulary import Vocabulary
+from lm.distributed.agreement import raise_on_all_ranks
+from lm.distributed.communicator import Communicator
 from lm.errors import UserError
 from lm.record import from_json
 from lm.training.progress import TrainProgress
@@ -22,20 +30,38 @@ from lm.training.progress import TrainProgress
 _OF_WORDS = re.compile(r"(.+/)?embedding/band_\d+|softmax/(weights|bias|cluster_\d+/words)")
 
 
+class InitialValues(NamedTuple):
+    """The contents of a checkpoint that initialize a run."""
+
+    checkpoint: str
+    tensors: Mapping[str, str]  # the name of the tensor of each variable
+    state: Mapping[str, np.ndarray]  # the recurrent state of all rows; empty for a new run
+
+
 class BroadcastHook(tf.train.SessionRunHook):
     """Loads the checkpoint of rank 0, and gives its variables to all ranks before the first step.
 
-    Without arrays, the variables keep their initial values.
+    Without values, the variables keep their initial values. Only rank 0 has values.
     """
 
-    def __init__(self, arrays: Mapping[str, np.ndarray] | None, broadcast: Any):
-        self._arrays, self._broadcast = arrays, broadcast
+    def __init__(
+        self,
+        comm: Communicator,
+        loader: VariableLoader,
+        values: InitialValues | None,
+        broadcast: Any,
+    ):
+        self._comm, self._loader = comm, loader
+        self._values, self._broadcast = values, broadcast
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
         """Set the variables; called when the session exists."""
-        if self._arrays is not None:
-            load_variables(session, self._arrays)
-        self._arrays = None  # frees the memory
+        values = self._values
+
+        def load() -> None:
+            self._loader.load(session, values.checkpoint, values.tensors)
+
+        raise_on_all_ranks(self._comm, load, takes_part=values is not None)
         session.run(self._broadcast)
 
 
@@ -47,71 +73,75 @@ def initial_progress(run_dir: RunDir | None) -> TrainProgress:
     return from_json(TrainProgress, store.read_manifest(run_dir.checkpoint).progress, source)
 
 
-def initial_arrays(
+def initial_values(
     run_dir: RunDir,
     options: RunOptions,
     vocabulary: Vocabulary,
     state_shapes: Mapping[str, Sequence[int]],
-) -> dict[str, np.ndarray] | None:
-    """Read the initial values of the current graph from a checkpoint, or return None."""
-    graph = tf.get_default_graph()
-    shapes, weights = saved_shapes(graph, state_shapes), weight_names(graph)
-    if run_dir.checkpoint:
-        unused = set(store.read_manifest(run_dir.checkpoint).weights).difference(weights)
+) -> InitialValues | None:
+    """Return the initial values of the current graph in a checkpoint, or None."""
+    graph, checkpoint = tf.get_default_graph(), run_dir.checkpoint
+    variables, state = variable_shapes(graph), saved_state_shapes(state_shapes)
+    weights = weight_names(graph)
+    if checkpoint:
+        unused = set(store.read_manifest(checkpoint).weights).difference(weights)
         if unused:  # possible with --allow_changed_config_file
             raise UserError(
                 f"cannot resume: this network does not use {min(unused)} of the checkpoint. Start a"
                 " new run with --init_from and --init_partly"
             )
-        arrays = store.load_arrays(run_dir.checkpoint)
-        check_fits(arrays, shapes)
-        return arrays
+        check_fits(store.tensor_shapes(checkpoint), {**variables, **state})
+        names = {name: name for name in variables}
+        return InitialValues(checkpoint, names, store.load_arrays(checkpoint, state))
     if options.init_from:
-        return _weights_of(options, vocabulary, {name: shapes[name] for name in weights})
+        shapes = {name: variables[name] for name in weights}
+        return InitialValues(options.init_from, _weights_of(options, vocabulary, shapes), {})
     return None
 
 
 def _weights_of(
     options: RunOptions, vocabulary: Vocabulary, shapes: Mapping[str, list]
-) -> dict[str, np.ndarray]:
-    """Read the weights of --init_from."""
+) -> dict[str, str]:
+    """Return the tensors of the weights of --init_from."""
     path = options.init_from
     same_words = store.verify(path).record.vocabulary == vocabulary.sha256
-    arrays, source = store.load_weights(path), f"--init_from {path}"
+    tensors, source = store.weight_tensors(path), f"--init_from {path}"
+    found = {name: shape for name, shape in store.tensor_shapes(path).items() if name in tensors}
     if options.init_partly:
-        return _fitting_weights(arrays, source, shapes, same_words, len(vocabulary))
+        fitting = _fitting_weights(found, source, shapes, same_words, len(vocabulary))
+        return {name: tensors[name] for name in fitting}
     if not same_words:
         raise UserError(
             f"{source} has a different vocabulary, so its token IDs differ;"
             " --init_partly loads only the layers"
         )
-    unused = sorted(arrays.keys() - shapes.keys())
+    unused = sorted(tensors.keys() - shapes.keys())
     if unused:
         raise UserError(
             f"{source} has {unused[0]}, which this model does not use; --init_partly omits such"
             " weights"
         )
-    check_fits(arrays, shapes)
-    return arrays
+    check_fits(found, shapes)
+    return tensors
 
 
 def _fitting_weights(
-    arrays: Mapping[str, np.ndarray],
+    found: Mapping[str, list],
     source: str,
     shapes: Mapping[str, list],
     same_words: bool,
     vocab_size: int,
-) -> dict[str, np.ndarray]:
-    """Return the arrays whose names and shapes this model has."""
-    loaded = {
-        name: array
-        for name, array in arrays.items()
-        if list(array.shape) == shapes.get(name)
-        # An array with a row or column per word is useful only if the words are the same.
-        and (same_words or not (vocab_size in array.shape or _OF_WORDS.fullmatch(name)))
-    }
-    if not loaded:
+) -> list[str]:
+    """Return the weights of a checkpoint whose names and shapes this model has."""
+    fitting = [
+        name
+        for name, shape in found.items()
+        if shape == shapes.get(name)
+        # A weight with a row or column per word is useful only if the words are the same.
+        and (same_words or not (vocab_size in shape or _OF_WORDS.fullmatch(name)))
+    ]
+    if not fitting:
         raise UserError(f"{source}: the checkpoint has no weights that fit this model")
-    rest = ", ".join(name for name in shapes if name not in loaded) or "none"
-    logger.info("--init_from: loaded %s; initialized %s", ", ".join(loaded), rest)
-    return loaded
+    rest = ", ".join(name for name in shapes if name not in fitting) or "none"
+    logger.info("--init_from: loaded %s; initialized %s", ", ".join(fitting), rest)
+    return fitting

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 
-import numpy as np
 import tensorflow.compat.v1 as tf
 
 from lm.checkpoint import variables
@@ -26,7 +25,7 @@ from lm.training.checkpointer import BackgroundWriter, Checkpointer
 from lm.training.loop import Graphs, Loop
 from lm.training.prepare import Job, prepare
 from lm.training.progress import TrainProgress
-from lm.training.restore import BroadcastHook, initial_arrays, initial_progress
+from lm.training.restore import BroadcastHook, InitialValues, initial_progress, initial_values
 from lm.training.step import build_train_graph, divide_rows, graph_facts
 from lm.training.summary import report_start
 
@@ -75,8 +74,8 @@ def _train(
     comm = job.comm
     graphs = raise_on_all_ranks(comm, lambda: _build_graphs(job))
     check_agreement(comm, graph_facts(comm, graphs.train.window))
-    arrays = raise_on_all_ranks(
-        comm, lambda: _initial_arrays(job, graphs, progress), takes_part=comm.is_rank_0
+    values = raise_on_all_ranks(
+        comm, lambda: _initial_values(job, graphs, progress), takes_part=comm.is_rank_0
     )
     output_dir = job.run_dir.path if job.run_dir else None
     has_perplexity = not job.functions.has_losses
@@ -85,18 +84,16 @@ def _train(
     report_start(job, graphs.network, progress, reporter)
     # MonitoredTrainingSession would create a new session after an error. This rank would then wait
     # forever for the broadcast of the other ranks.
-    monitored = tf.train.SingularMonitoredSession(
-        hooks=[BroadcastHook(arrays, graphs.broadcast)], config=session_config(job.device)
-    )
+    hook = BroadcastHook(comm, graphs.loader, values, graphs.broadcast)
+    monitored = tf.train.SingularMonitoredSession([hook], config=session_config(job.device))
     # Do not use `with monitored`, which would interpret OutOfRangeError as the end of the data.
     with contextlib.closing(monitored):
         session = monitored.raw_session()
         if progress.step:
-            rows = job.batches.rows.slice
+            saved, rows = values and values.state, job.batches.rows.slice
             graphs.runner.state = variables.local_state(
-                graphs.runner.state, arrays, rows, comm.concat
+                graphs.runner.state, saved, rows, comm.concat
             )
-        del arrays  # frees memory
         checkpointer = Checkpointer(
             writer, job.record, job.options, comm, session, graphs.reader, graphs.runner, supervisor
         )
@@ -121,19 +118,17 @@ def _build_graphs(job: Job) -> Graphs:
     runner = WindowRunner(train_graph.window, rows, num_threads)
     # Broadcast only global variables. The recurrent state is local and differs between ranks.
     broadcast = comm.broadcast_variables()
-    reader = variables.VariableReader()
-    return Graphs(network, train_graph, runner, evaluator, average, broadcast, reader)
+    reader, loader = variables.VariableReader(), variables.VariableLoader()
+    return Graphs(network, train_graph, runner, evaluator, average, broadcast, reader, loader)
 
 
-def _initial_arrays(
-    job: Job, graphs: Graphs, progress: TrainProgress
-) -> dict[str, np.ndarray] | None:
-    """Load the initial values of the variables on rank 0, and drop events that will be repeated."""
+def _initial_values(job: Job, graphs: Graphs, progress: TrainProgress) -> InitialValues | None:
+    """Find the initial values of the variables, and drop events that will be repeated."""
     state_shapes, vocabulary = graphs.network.state_shapes, job.corpus.vocabulary
-    arrays = initial_arrays(job.run_dir, job.options, vocabulary, state_shapes)
+    values = initial_values(job.run_dir, job.options, vocabulary, state_shapes)
     # This comes last, because a run that cannot start must not change its files.
     job.run_dir.drop_events_after(progress.step, progress.epochs_done, progress.last_validation)
-    return arrays
+    return values
 
 
 def _writer(job: Job, reporter: Reporter, stack: contextlib.ExitStack) -> BackgroundWriter | None:

@@ -135,15 +135,20 @@ def read(session, name):
     return np.array(session.run(variable))
 
 
+def write(session, name, value):
+    """Set a variable. A finalized graph cannot get new operations."""
+    (variable,) = [v for v in session.graph.get_collection("variables") if v.op.name == name]
+    session.run(variable.initializer, {variable.initializer.inputs[1]: value})
+
+
 @fault
 def flip(rank, step):
     """Flip one bit in one weight of one rank."""
-    from lm.checkpoint import variables
 
     def action(loop):
         weights = read(loop.session, "lstm_1/bias")
         weights.view(np.uint32)[3] ^= 1 << 20  # a high bit, because rounding could hide a low bit
-        variables.load_variables(loop.session, {"lstm_1/bias": weights})
+        write(loop.session, "lstm_1/bias", weights)
 
     at_step(rank, step, action)
 
@@ -151,12 +156,11 @@ def flip(rank, step):
 @fault
 def spoil(step):
     """Set a weight of rank 0 to NaN. Its word may not occur, so the loss may stay finite."""
-    from lm.checkpoint import variables
 
     def action(loop):
         weights = read(loop.session, "embedding")
         weights[-1, 0] = np.nan
-        variables.load_variables(loop.session, {"embedding": weights})
+        write(loop.session, "embedding", weights)
 
     at_step(0, step, action, when="after")
 

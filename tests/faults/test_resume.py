@@ -61,7 +61,8 @@ def test_the_state_of_optimizer_schedule_and_average_is_resumed(start, tmp_path,
     valid, test = evaluate(str(whole), ["valid", "test"], data_path=str(corpora))
     assert valid["perplexity"] == events(whole, "epoch")[-1]["valid_perplexity"]
     assert test["perplexity"] == events(whole, "test")[0]["test_perplexity"]
-    arrays = store.load_arrays(store.find_newest(str(whole)))
+    names = ["embedding", "embedding/average"]
+    arrays = store.load_arrays(store.find_newest(str(whole)), names)
     assert not np.allclose(arrays["embedding"], arrays["embedding/average"], rtol=1e-2)
 
     fault = f"kill:1:{saved.step - 5}"

@@ -170,3 +170,20 @@ def test_the_embedded_corpus_is_learned_within_5_percent(tmp_path, corpora):
     perplexity = events(tmp_path / "run", "test")[0]["test_perplexity"]
     assert known["test_perplexity"] < perplexity < 1.05 * known["test_perplexity"]
     assert f"(true: {known['test_perplexity']:.2f})" in result.stderr
+
+
+def test_a_resume_needs_no_more_memory_than_the_start(tmp_path):
+    """A second copy of the embedding would need 96 MB."""
+    words = [f"w{number}" for number in range(40_000)]
+    for split in ("train", "valid", "test"):
+        lines = [" ".join(words[i : i + 20]) for i in range(0, len(words), 20)]
+        (tmp_path / f"{split}.txt").write_text("\n".join(lines if split == "train" else lines[:5]))
+    flags = (
+        "--data_path", tmp_path, "--embedding_size", 600, "--hidden_size", 8, "--num_steps", 35,
+        "--adaptive_softmax_cutoffs", 1000,
+    )  # fmt: skip
+    peaks = []
+    for max_steps in (2, 4):
+        train(tmp_path / "run", *flags, "--max_steps", max_steps, "--resume")
+        peaks += [event["memory_mb"] for event in events(tmp_path / "run", "epoch")]
+    assert peaks[1] < peaks[0] + 32

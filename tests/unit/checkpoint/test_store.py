@@ -27,7 +27,7 @@ def test_stock_tensorflow_reads_a_checkpoint(tmp_path):
     assert set(reader.get_variable_to_shape_map()) == set(ARRAYS)
     for name, array in ARRAYS.items():
         np.testing.assert_array_equal(reader.get_tensor(name), array)
-    assert list(store.load_weights(str(path))) == ["embedding"]
+    assert store.weight_tensors(str(path)) == {"embedding": "embedding"}
     with tf.Graph().as_default(), tf.Session() as session:
         variable = tf.get_variable("embedding", [30, 20], use_resource=True)
         tf.train.Saver([variable]).restore(session, str(path / "model"))
@@ -38,8 +38,8 @@ def test_weights_are_averages_if_the_checkpoint_has_them(tmp_path):
     arrays = {**ARRAYS, "embedding/average": ARRAYS["embedding"] + 1}
     for step, has_average in [(1, False), (2, True)]:
         path = save(tmp_path, step, arrays=arrays, has_average=has_average)
-        (found,) = store.load_weights(str(path)).values()
-        np.testing.assert_array_equal(found, ARRAYS["embedding"] + has_average)
+        average = "embedding/average" if has_average else "embedding"
+        assert store.weight_tensors(str(path)) == {"embedding": average}
 
 
 def test_saving_a_step_again_changes_only_its_manifest(tmp_path):
@@ -301,7 +301,7 @@ def test_large_arrays_are_read_and_written_in_parts(tmp_path, monkeypatch):
     path = store.save(str(tmp_path), parts, manifest(1))
     files = sorted(file.name for file in pathlib.Path(path).iterdir())
     assert files[0] == "manifest.json" and files[-1] == "model.index" and len(files) > 7
-    loaded = store.load_arrays(path)
+    loaded = store.load_arrays(path, [*start, "count"])
     assert loaded["count"] == 7
     for name, array in start.items():
         np.testing.assert_array_equal(loaded[name], array)

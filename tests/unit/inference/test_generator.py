@@ -98,14 +98,14 @@ def test_words_are_separated_by_spaces_and_line_ends():
 def test_sessions_are_closed_after_use_and_after_errors(run, monkeypatch):
     sessions = []
 
-    def fail(session, *_):
+    def fail(loader, session, *_):
         sessions.append(session)
         raise UserError("different shapes")
 
     for user in Generator(run), Scorer(run):
         user.close()
         sessions.append(user._session)
-    monkeypatch.setattr("lm.inference.run.set_weights", fail)
+    monkeypatch.setattr("lm.inference.run.VariableLoader.load_weights", fail)
     with pytest.raises(UserError, match="different shapes"):
         Generator(run)
     for session in sessions:

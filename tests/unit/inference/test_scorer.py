@@ -76,7 +76,8 @@ def test_the_columns_of_the_output(run):
 def test_nan_is_an_error(tmp_path):
     write_run(tmp_path / "run", Config(hidden_size=4), Vocabulary(WORDS))
     (trained,) = store.list_checkpoints(str(tmp_path / "run"))
-    nothing = {n: np.full_like(a, np.nan) for n, a in store.load_arrays(trained).items()}
+    arrays = store.load_arrays(trained, store.tensor_shapes(trained))
+    nothing = {name: np.full_like(array, np.nan) for name, array in arrays.items()}
     spoilt = dataclasses.replace(store.read_manifest(trained), step=8)
     store.save(str(tmp_path / "run"), store.whole(nothing), spoilt)
     with pytest.raises(UserError, match="the network returns NaN: use a different checkpoint"):

@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from lm.checkpoint.variables import set_weights
+from lm.checkpoint.variables import VariableLoader
 from lm.config import Config
 from lm.data.batches import Rows
 from lm.errors import UserError
 from lm.model import decoding
 from lm.model.network import Network
 from lm.model.windows import build_window_graph
+from tests.unit.checkpoint.saved import save
 
 CONFIG = Config(hidden_size=7, num_layers=3, num_steps=6, init_scale=0.8)
 VOCAB_SIZE = 11
@@ -60,14 +61,20 @@ def test_reading_word_by_word_equals_reading_a_sentence(session, network, window
         np.testing.assert_allclose(log_probs[np.arange(4), after], expected, rtol=1e-5)
 
 
-def test_a_checkpoint_must_fit(session, network):
-    arrays = {v.op.name: np.zeros(v.shape) for v in tf.global_variables()}
-    set_weights(session, arrays)
+def test_a_checkpoint_must_fit(session, network, tmp_path):
+    loader, steps = VariableLoader(), iter(range(4))
+
+    def load(arrays):
+        path = save(tmp_path, next(steps), arrays=arrays, weights=tuple(arrays))
+        loader.load_weights(session, str(path))
+
+    arrays = {v.op.name: np.zeros(v.shape, "f") for v in tf.global_variables()}
+    load(arrays)
     assert not any(value.any() for value in session.run(tf.global_variables()))
     with pytest.raises(UserError, match="softmax/bias has the shape"):
-        set_weights(session, {**arrays, "softmax/bias": np.zeros([2, 2])})
+        load({**arrays, "softmax/bias": np.zeros([2, 2])})
     with pytest.raises(UserError, match="the weight w, which this model does not use"):
-        set_weights(session, {**arrays, "w": np.zeros([2, 2])})
+        load({**arrays, "w": np.zeros([2, 2])})
     del arrays["softmax/bias"]
     with pytest.raises(UserError, match="no softmax/bias"):
-        set_weights(session, arrays)
+        load(arrays)

@@ -117,7 +117,7 @@ def test_a_variable_may_start_from_a_checkpoint(load, tmp_path):
         np.testing.assert_array_equal(values_of(session)["embedding"], table)
 
 
-def test_variables_with_a_common_initial_tensor_are_loaded_separately(load):
+def test_variables_with_a_common_initial_tensor_are_loaded_separately(load, tmp_path):
     text = (
         "    start = tf.eye(4)\n"
         "    for i in range(2):\n"
@@ -127,11 +127,13 @@ def test_variables_with_a_common_initial_tensor_are_loaded_separately(load):
     with tf.Graph().as_default() as graph, tf.Session() as session:
         build_window_graph(Network(file.config, V, file.functions), Rows(0, 1), "eval")
         session.run(tf.global_variables_initializer())
+        loader = variables.VariableLoader()
         graph.finalize()
         values = values_of(session)
         np.testing.assert_array_equal(values["w0"], values["w1"])
         values.update(w0=np.full([4, 4], 5, "f"), w1=np.full([4, 4], 7, "f"))
-        variables.load_variables(session, values)
+        path = save(str(tmp_path), whole(values), manifest(1))
+        loader.load(session, path, {name: name for name in values})
         loaded = values_of(session)
     assert loaded.keys() == values.keys()
     for name, value in values.items():

@@ -3,7 +3,6 @@
 import dataclasses
 import logging
 
-import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
@@ -16,7 +15,7 @@ from lm.data.vocabulary import Vocabulary
 from lm.errors import UserError
 from lm.model.network import Network
 from lm.model.windows import build_window_graph
-from lm.training.restore import initial_arrays
+from lm.training.restore import initial_values
 from tests.untrained import make_run
 
 OF_WORDS = "embedding, softmax/weights, softmax/bias"
@@ -44,12 +43,11 @@ def test_matching_weights_are_loaded_and_the_rest_initialized(
 ):
     path, config, words = other
     caplog.set_level(logging.INFO, "lm")
-    arrays = start_from(path, dataclasses.replace(config, **fields), words_of(words))
+    tensors = start_from(path, dataclasses.replace(config, **fields), words_of(words))
     assert f"initialized {afresh}" in caplog.text
-    theirs = store.load_weights(path)
-    assert {"lstm_0/bias", "lstm_1/recurrent_weights"} <= arrays.keys() < {*theirs, "lstm_2/bias"}
-    for name, array in arrays.items():
-        np.testing.assert_array_equal(array, theirs[name])
+    theirs = store.weight_tensors(path)
+    assert {"lstm_0/bias", "lstm_1/recurrent_weights"} <= tensors.keys() < {*theirs, "lstm_2/bias"}
+    assert tensors.items() <= theirs.items()
 
 
 def test_the_bands_of_other_words_are_not_loaded(tmp_path, corpora, caplog):
@@ -58,7 +56,7 @@ def test_the_bands_of_other_words_are_not_loaded(tmp_path, corpora, caplog):
     words = Vocabulary.load(tmp_path / "run/vocabulary.txt").words
     caplog.set_level(logging.INFO, "lm")
     path = str(tmp_path / "run/checkpoints/step-00000007")
-    assert start_from(path, config, words).keys() == store.load_weights(path).keys()
+    assert start_from(path, config, words) == store.weight_tensors(path)
     start_from(path, config, words[:50])
     bands = ", ".join(f"embedding/band_{band}" for band in range(3))
     assert f"initialized {bands}, softmax/bias\n" in caplog.text
@@ -76,7 +74,7 @@ def test_a_resumed_run_must_use_all_weights(other):
     with tf.Graph().as_default():
         build_window_graph(Network(config, len(words)), Rows(0, 1), "eval")
         with pytest.raises(UserError, match="does not use lstm_1/bias"):
-            initial_arrays(RunDir("", path), RunOptions(), Vocabulary(words), {})
+            initial_values(RunDir("", path), RunOptions(), Vocabulary(words), {})
 
 
 FIXED = """
@@ -96,8 +94,8 @@ def test_an_untrainable_embedding_is_loaded_too(other, tmp_path):
     path, config, words = other
     (tmp_path / "fixed.py").write_text(FIXED)
     functions = load_config_file(str(tmp_path / "fixed.py")).functions
-    arrays = start_from(path, config, words, functions)
-    assert arrays.keys() == {"embedding", "softmax/weights", "softmax/bias"}
+    tensors = start_from(path, config, words, functions)
+    assert tensors.keys() == {"embedding", "softmax/weights", "softmax/bias"}
 
 
 def start_from(path, config, words, functions=BUILT_IN):
@@ -105,4 +103,4 @@ def start_from(path, config, words, functions=BUILT_IN):
     with tf.Graph().as_default():
         build_window_graph(Network(config, len(vocabulary), functions), Rows(0, 1), "eval")
         options = RunOptions(init_from=path, init_partly=True)
-        return initial_arrays(RunDir("", None), options, vocabulary, {})
+        return initial_values(RunDir("", None), options, vocabulary, {}).tensors
