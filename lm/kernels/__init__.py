@@ -37,7 +37,7 @@ from lm.kernels.library import (
 )
 
 __all__ = [
-    "add_bias", "add_to_average", "arithmetic", "available", "cluster_cross_entropy",
+    "add_to_average", "arithmetic", "available", "cluster_cross_entropy",
     "column_sums", "description", "dropout", "global_norm", "is_missing", "lstm_recurrence",
     "matmul", "multiplies_bfloat16",
     "softmax_cross_entropy", "subnormals_are_zero",
@@ -81,16 +81,6 @@ def matmul(
     return product(a_NK, b_KM)
 
 
-def add_bias(x_NM: tf.Tensor, bias_M: tf.Tensor, micro_batches: Sequence[int] = ()) -> tf.Tensor:
-    """Add a bias to the row of each token. Differentiable."""
-
-    @tf.custom_gradient
-    def add(x, bias):
-        return tf.nn.bias_add(x, bias), lambda dy: (dy, column_sums(dy, micro_batches))
-
-    return add(x_NM, bias_M)
-
-
 def column_sums(x_NM: tf.Tensor, micro_batches: Sequence[int] = ()) -> tf.Tensor:
     """Return the sum over tokens, [M], without a gradient. It is the same on every CPU."""
     return load().ops.lm_column_sums(x_NM, shares=micro_batches)
@@ -98,40 +88,42 @@ def column_sums(x_NM: tf.Tensor, micro_batches: Sequence[int] = ()) -> tf.Tensor
 
 def lstm_recurrence(
     projected_TBG: tf.Tensor,
+    bias_G: tf.Tensor,
     weights_HG: tf.Tensor,
     h0_BH: tf.Tensor,
     c0_BH: tf.Tensor,
     precision: str = "float32",
     micro_batches: Sequence[int] = (),
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Run an LSTM layer over a window, given its input projection, with gates i, j, f, o.
+    """Run an LSTM layer over a window, given its projected inputs x Wx, with gates i, j, f, o.
 
-    z_t = projected_t + h_{t-1} W; c_t = sigmoid(f) c_{t-1} + sigmoid(i) tanh(j);
-    h_t = sigmoid(o) tanh(c_t) (Zaremba et al., arXiv:1409.2329, eq. 4), with projected = x Wx + b.
-    Differentiable with respect to all inputs. For truncated backpropagation, stop the gradient of
-    the carried state.
+    z_t = projected_t + b + h_{t-1} W; c_t = sigmoid(f) c_{t-1} + sigmoid(i) tanh(j);
+    h_t = sigmoid(o) tanh(c_t) (Zaremba et al., arXiv:1409.2329, eq. 4). Differentiable with
+    respect to all inputs. For truncated backpropagation, stop the gradient of the carried state.
 
     Returns:
       Outputs [T, B, H], and h and c after the last step, each [B, H].
     """
     bf16 = precision == "bfloat16"
-    h_TBH, h_last_BH, c_last_BH, _, _ = load().ops.lm_lstm(
-        projected_TBG, weights_HG, h0_BH, c0_BH, bf16=bf16, shares=micro_batches
-    )
-    return h_TBH, h_last_BH, c_last_BH
 
+    @tf.custom_gradient
+    def recurrence(projected, bias, weights, h0, c0):
+        h, c, gates = load().ops.lm_lstm(projected, bias, weights, h0, c0, bf16=bf16)
 
-@tf.RegisterGradient("LmLstm")
-def _lstm_gradient(op, dh, dh_last, dc_last, *_):
-    _, weights, h0, c0 = op.inputs
-    h, _, _, c, gates = op.outputs
-    bf16 = op.get_attr("bf16")
-    dz, dh0, dc0 = load().ops.lm_lstm_grad(weights, c0, c, gates, dh, dh_last, dc_last, bf16=bf16)
-    hidden = tf.shape(h0)[1]
-    h_before = tf.reshape(tf.concat([h0[None], h[:-1]], 0), [-1, hidden])
-    # One product over all time steps, instead of one product per step.
-    dweights = _token_sum(h_before, tf.reshape(dz, [-1, 4 * hidden]), bf16, op.get_attr("shares"))
-    return dz, dweights, dh0, dc0
+        def gradient(dh, dh_last, dc_last):
+            dz, dh0, dc0 = load().ops.lm_lstm_grad(
+                weights, c, gates, dh, dh_last, dc_last, bf16=bf16
+            )
+            hidden = tf.shape(h0)[1]
+            dz_NG = tf.reshape(dz, [-1, 4 * hidden])
+            # One product over all time steps, instead of one product per step.
+            h_before_NH = tf.reshape(h[:-1], [-1, hidden])
+            dweights = _token_sum(h_before_NH, dz_NG, bf16, micro_batches)
+            return dz, column_sums(dz_NG, micro_batches), dweights, dh0, dc0
+
+        return (h[1:], h[-1], c[-1]), gradient
+
+    return recurrence(projected_TBG, bias_G, weights_HG, h0_BH, c0_BH)
 
 
 def dropout(x_TBH: tf.Tensor, keep_prob: float, key: tf.Tensor, counter: tf.Tensor) -> tf.Tensor:

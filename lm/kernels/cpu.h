@@ -13,12 +13,11 @@ struct Lstm {
   const float* weights;  // [H, 4H], recurrent
   float* panels;         // the weights as packed by Pack, PanelFloats(H) floats
   float* scratch;        // ScratchFloats(B, H) floats (bfloat16 only)
-  // Forward. `gates` holds x Wx + b on entry, the activated gates on return.
-  const float* h0;  // [B, H]
-  const float* c0;  // [B, H]
-  float* h;         // [T, B, H]
-  float* c;         // [T, B, H]
-  float* gates;     // [T, B, 4H]
+  // Forward. `gates` holds x Wx on entry, the activated gates on return.
+  const float* bias;  // [4H]
+  float* h;           // [T + 1, B, H]; the first contains the initial state
+  float* c;           // [T + 1, B, H]
+  float* gates;       // [T, B, 4H]
   // Backward. `gates` holds the activated gates on entry, d loss / d z on return.
   const float* dh;       // [T, B, H]
   const float* dh_last;  // [B, H]

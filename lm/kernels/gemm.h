@@ -378,13 +378,14 @@ struct Gemm {
       return TileOf<Format, NV>(rows, a, lda, panel, units, first ? zeros : c, first ? 0 : p.N,
                                 c, p.N, next);
     }
-    float tile[MaxRows<NV>() * W] = {};
+    float tile[MaxRows<NV>() * W];
     for (int64_t m = 0; m < rows; ++m)
-      for (int64_t i = 0; i < width; ++i)
-        tile[m * W + i] = first ? 0 : c[m * p.N + i];
+      for (int64_t i = 0; i < W; i += kLanes)
+        Store(tile + m * W + i, first ? Vec{} : Load(c + m * p.N + i, width - i));
     TileOf<Format, NV>(rows, a, lda, panel, units, tile, W, tile, W);
     for (int64_t m = 0; m < rows; ++m)
-      for (int64_t i = 0; i < width; ++i) c[m * p.N + i] = tile[m * W + i];
+      for (int64_t i = 0; i < W; i += kLanes)
+        Store(c + m * p.N + i, Load(tile + m * W + i), width - i);
   }
 };
 

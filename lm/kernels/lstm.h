@@ -64,7 +64,7 @@ struct Forward {
       const int64_t ld = RowUnits(s.H);
       for (int64_t b = row0; b < row1; ++b)
         for (int64_t u = 0; u < s.H; u += kLanes)
-          PutUnits<Format>(State(s, -1) + b * ld, u, Load(s.h0 + b * s.H + u, s.H - u), s.H - u);
+          PutUnits<Format>(State(s, -1) + b * ld, u, Load(s.h + b * s.H + u, s.H - u), s.H - u);
       for (int64_t t = -1; t <= 0; ++t)
         FillUp<Products>(State(s, t) + row0 * ld, row1 - row0, Units<Format>(s.H));
     }
@@ -77,8 +77,7 @@ struct Forward {
   static void Step(const Lstm& s, int64_t t, int64_t block, int64_t row0, int64_t row1) {
     const int64_t H = s.H, BH = s.B * H, lda = RowUnits(H), units = PanelUnits(H);
     const int64_t u0 = block * kLanes, n = H - u0;
-    const float* before = Format::kConverts ? State(s, t - 1) : t > 0 ? s.h + (t - 1) * BH : s.h0;
-    const float* c_before = t > 0 ? s.c + (t - 1) * BH : s.c0;
+    const float* before = Format::kConverts ? State(s, t - 1) : s.h + t * BH;
     const float* panel = s.panels + block * units * kWidth;
     alignas(64) float z[Products::kRows * kWidth];
     for (int64_t r0 = row0; r0 < row1; r0 += Products::kRows) {
@@ -86,22 +85,23 @@ struct Forward {
       for (int64_t m = 0; m < rows; ++m)
         for (int g = 0; g < 4; ++g)
           Store(z + m * kWidth + g * kLanes,
-                Load(s.gates + (t * s.B + r0 + m) * 4 * H + g * H + u0, n));
+                Load(s.gates + (t * s.B + r0 + m) * 4 * H + g * H + u0, n) +
+                    Load(s.bias + g * H + u0, n));
       Products::template Multiply<4>(rows, before + r0 * lda, lda, panel, units, z, kWidth);
       for (int64_t m = 0; m < rows; ++m) {
         const float* zm = z + m * kWidth;
         const Vec i = Sigmoid(Load(zm)), j = Tanh(Load(zm + kLanes));
         const Vec f = Sigmoid(Load(zm + 2 * kLanes)), o = Sigmoid(Load(zm + 3 * kLanes));
         const int64_t at = (r0 + m) * H + u0;
-        const Vec c = MulAdd(f, Load(c_before + at, n), i * j);
+        const Vec c = MulAdd(f, Load(s.c + t * BH + at, n), i * j);
         const Vec h = o * Tanh(c);
         float* gates = s.gates + (t * s.B + r0 + m) * 4 * H + u0;
         Store(gates, i, n);
         Store(gates + H, j, n);
         Store(gates + 2 * H, f, n);
         Store(gates + 3 * H, o, n);
-        Store(s.c + t * BH + at, c, n);
-        Store(s.h + t * BH + at, h, n);
+        Store(s.c + (t + 1) * BH + at, c, n);
+        Store(s.h + (t + 1) * BH + at, h, n);
         if constexpr (Format::kConverts) PutUnits<Format>(State(s, t) + (r0 + m) * lda, u0, h, n);
       }
     }
@@ -188,8 +188,8 @@ struct Backward {
     float* gates = s.gates + (t * s.B + b) * 4 * H + u;
     const Vec i = Load(gates, n), j = Load(gates + H, n);
     const Vec f = Load(gates + 2 * H, n), o = Load(gates + 3 * H, n);
-    const Vec tanh_c = Tanh(Load(s.c + t * s.B * H + at, n));
-    const Vec c_before = Load((t > 0 ? s.c + (t - 1) * s.B * H : s.c0) + at, n);
+    const Vec c_before = Load(s.c + t * s.B * H + at, n);
+    const Vec tanh_c = Tanh(Load(s.c + (t + 1) * s.B * H + at, n));
     const Vec dc = MulAdd(dh * o, 1.f - tanh_c * tanh_c, Load(s.dc + at, n));
     const Vec dz[4] = {dc * j * i * (1.f - i), dc * i * (1.f - j * j),
                        dc * c_before * f * (1.f - f), dh * tanh_c * o * (1.f - o)};

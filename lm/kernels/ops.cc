@@ -398,27 +398,25 @@ void RunLstm(OpKernelContext* ctx, const LstmDirection& direction, Lstm s, int64
 }
 
 REGISTER_OP("LmLstm")
-    .Input("projection: float")  // [T, B, 4H]: x Wx + b
+    .Input("projection: float")  // [T, B, 4H]: x Wx
+    .Input("bias: float")        // [4H]
     .Input("weights: float")     // [H, 4H]
     .Input("h0: float")          // [B, H]
     .Input("c0: float")          // [B, H]
     .Attr("bf16: bool = false")
-    .Attr("shares: list(int) = []")  // for the gradient of the weights
-    .Output("h: float")       // [T, B, H]
-    .Output("h_last: float")  // [B, H]
-    .Output("c_last: float")  // [B, H]
-    .Output("c: float")       // [T, B, H]
-    .Output("gates: float")   // [T, B, 4H], activated
+    .Output("h: float")      // [T + 1, B, H]: h0, then h at each step
+    .Output("c: float")      // [T + 1, B, H]
+    .Output("gates: float")  // [T, B, 4H], activated
     .SetShapeFn([](InferenceContext* c) {
-      ShapeHandle projection, state, h;
+      ShapeHandle projection, state, states;
+      shape_inference::DimensionHandle times;
       TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 3, &projection));
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(2), 2, &state));
-      TF_RETURN_IF_ERROR(c->Concatenate(c->Vector(c->Dim(projection, 0)), state, &h));
-      c->set_output(0, h);
-      c->set_output(1, state);
-      c->set_output(2, state);
-      c->set_output(3, h);
-      c->set_output(4, projection);
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(3), 2, &state));
+      TF_RETURN_IF_ERROR(c->Add(c->Dim(projection, 0), 1, &times));
+      TF_RETURN_IF_ERROR(c->Concatenate(c->Vector(times), state, &states));
+      c->set_output(0, states);
+      c->set_output(1, states);
+      c->set_output(2, projection);
       return OkStatus();
     });
 
@@ -429,8 +427,8 @@ class LstmOp : public OpKernel {
   }
 
   void Compute(OpKernelContext* ctx) override {
-    const Tensor &projection = ctx->input(0), &weights = ctx->input(1);
-    const Tensor &h0 = ctx->input(2), &c0 = ctx->input(3);
+    const Tensor &projection = ctx->input(0), &bias = ctx->input(1), &weights = ctx->input(2);
+    const Tensor &h0 = ctx->input(3), &c0 = ctx->input(4);
     OP_REQUIRES(ctx, projection.dims() == 3 && h0.dims() == 2,
                 errors::InvalidArgument("projection and h0 have shapes ",
                                         projection.shape().DebugString(), " and ",
@@ -441,26 +439,21 @@ class LstmOp : public OpKernel {
     s.H = h0.dim_size(1);
     OP_REQUIRES(ctx, s.T > 0 && s.H > 0, errors::InvalidArgument("no time step or no unit"));
     OP_REQUIRES_OK(ctx, CheckShape("projection", projection, {s.T, s.B, 4 * s.H}));
+    OP_REQUIRES_OK(ctx, CheckShape("bias", bias, {4 * s.H}));
     OP_REQUIRES_OK(ctx, CheckShape("weights", weights, {s.H, 4 * s.H}));
     OP_REQUIRES_OK(ctx, CheckShape("c0", c0, {s.B, s.H}));
-    Tensor *h, *h_last, *c_last, *c, *gates;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, {s.T, s.B, s.H}, &h));
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(1, {s.B, s.H}, &h_last));
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(2, {s.B, s.H}, &c_last));
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(3, {s.T, s.B, s.H}, &c));
-    OP_REQUIRES_OK(ctx, ctx->forward_input_or_allocate_output({0}, 4, projection.shape(), &gates));
+    Tensor *h, *c, *gates;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, {s.T + 1, s.B, s.H}, &h));
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(1, {s.T + 1, s.B, s.H}, &c));
+    OP_REQUIRES_OK(ctx, ctx->forward_input_or_allocate_output({0}, 2, projection.shape(), &gates));
     s.weights = Floats(weights);
-    s.h0 = Floats(h0);
-    s.c0 = Floats(c0);
-    s.h = Floats(h);
-    s.c = Floats(c);
+    s.bias = Floats(bias);
+    s.h = std::copy_n(Floats(h0), s.B * s.H, Floats(h)) - s.B * s.H;
+    s.c = std::copy_n(Floats(c0), s.B * s.H, Floats(c)) - s.B * s.H;
     s.gates = Floats(gates);
     if (s.gates != Floats(projection))
       std::copy_n(Floats(projection), projection.NumElements(), s.gates);
     RunLstm(ctx, Cpu().lstm_forward[bf16_], s, 0, s.T - 1);
-    const int64_t BH = s.B * s.H;
-    std::copy_n(s.h + (s.T - 1) * BH, BH, Floats(h_last));
-    std::copy_n(s.c + (s.T - 1) * BH, BH, Floats(c_last));
   }
 
  private:
@@ -470,10 +463,9 @@ REGISTER_KERNEL_BUILDER(Name("LmLstm").Device(DEVICE_CPU), LstmOp);
 
 REGISTER_OP("LmLstmGrad")
     .Input("weights: float")  // inputs and outputs of LmLstm
-    .Input("c0: float")
     .Input("c: float")
     .Input("gates: float")
-    .Input("dh: float")       // [T, B, H]: d loss / d h
+    .Input("dh: float")       // [T, B, H]: d loss / d h after each step
     .Input("dh_last: float")  // [B, H]
     .Input("dc_last: float")  // [B, H]
     .Attr("bf16: bool = false")
@@ -481,9 +473,9 @@ REGISTER_OP("LmLstmGrad")
     .Output("dh0: float")  // [B, H]
     .Output("dc0: float")  // [B, H]
     .SetShapeFn([](InferenceContext* c) {
-      c->set_output(0, c->input(3));
-      c->set_output(1, c->input(1));
-      c->set_output(2, c->input(1));
+      c->set_output(0, c->input(2));
+      c->set_output(1, c->input(4));
+      c->set_output(2, c->input(4));
       return OkStatus();
     });
 
@@ -494,33 +486,32 @@ class LstmGradOp : public OpKernel {
   }
 
   void Compute(OpKernelContext* ctx) override {
-    const Tensor &weights = ctx->input(0), &c0 = ctx->input(1), &c = ctx->input(2);
-    const Tensor &gates = ctx->input(3), &dh = ctx->input(4);
-    OP_REQUIRES(ctx, c.dims() == 3, errors::InvalidArgument("c is not [T, B, H]"));
+    const Tensor &weights = ctx->input(0), &c = ctx->input(1), &gates = ctx->input(2);
+    const Tensor &dh = ctx->input(3), &dh_last = ctx->input(4), &dc_last = ctx->input(5);
+    OP_REQUIRES(ctx, dh.dims() == 3, errors::InvalidArgument("dh is not [T, B, H]"));
     Lstm s = {};
-    s.T = c.dim_size(0);
-    s.B = c.dim_size(1);
-    s.H = c.dim_size(2);
+    s.T = dh.dim_size(0);
+    s.B = dh.dim_size(1);
+    s.H = dh.dim_size(2);
+    const TensorShape state({s.B, s.H});
     OP_REQUIRES_OK(ctx, CheckShape("weights", weights, {s.H, 4 * s.H}));
-    OP_REQUIRES_OK(ctx, CheckShape("c0", c0, {s.B, s.H}));
+    OP_REQUIRES_OK(ctx, CheckShape("c", c, {s.T + 1, s.B, s.H}));
     OP_REQUIRES_OK(ctx, CheckShape("gates", gates, {s.T, s.B, 4 * s.H}));
-    OP_REQUIRES_OK(ctx, CheckShape("dh", dh, c.shape()));
-    OP_REQUIRES_OK(ctx, CheckShape("dh_last", ctx->input(5), c0.shape()));
-    OP_REQUIRES_OK(ctx, CheckShape("dc_last", ctx->input(6), c0.shape()));
+    OP_REQUIRES_OK(ctx, CheckShape("dh_last", dh_last, state));
+    OP_REQUIRES_OK(ctx, CheckShape("dc_last", dc_last, state));
     Tensor *dz, *dh0, *dc0;
-    OP_REQUIRES_OK(ctx, ctx->forward_input_or_allocate_output({3}, 0, gates.shape(), &dz));
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(1, c0.shape(), &dh0));
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(2, c0.shape(), &dc0));
+    OP_REQUIRES_OK(ctx, ctx->forward_input_or_allocate_output({2}, 0, gates.shape(), &dz));
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(1, state, &dh0));
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(2, state, &dc0));
     s.weights = Floats(weights);
-    s.c0 = Floats(c0);
     s.c = const_cast<float*>(Floats(c));
     s.gates = Floats(dz);
     if (s.gates != Floats(gates)) std::copy_n(Floats(gates), gates.NumElements(), s.gates);
     s.dh = Floats(dh);
-    s.dh_last = Floats(ctx->input(5));
+    s.dh_last = Floats(dh_last);
     s.dh0 = Floats(dh0);
     s.dc = Floats(dc0);
-    std::copy_n(Floats(ctx->input(6)), c0.NumElements(), s.dc);
+    std::copy_n(Floats(dc_last), s.B * s.H, s.dc);
     RunLstm(ctx, Cpu().lstm_backward[bf16_], s, s.T - 1, -1);
   }
 

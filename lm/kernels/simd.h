@@ -69,17 +69,28 @@ LM_INLINE Vec Load(const float* p) {
 
 LM_INLINE void Store(float* p, Vec v) { memcpy(p, &v, sizeof v); }
 
+// A mask of the first n < kLanes lanes. n may be negative.
+LM_INLINE uint16_t FirstLanes(int64_t n) { return n < 0 ? 0 : (1 << n) - 1; }
+
 // The first n lanes; the remaining lanes are zero. n == kLanes is the fast, common case.
 LM_INLINE Vec Load(const float* p, int64_t n) {
   if (n >= kLanes) return Load(p);
+#if defined(__AVX512F__) && LM_LANES == 16
+  return (Vec)_mm512_maskz_loadu_ps(FirstLanes(n), p);
+#else
   Vec v = {};
   for (int64_t i = 0; i < n; ++i) v[i] = p[i];
   return v;
+#endif
 }
 
 LM_INLINE void Store(float* p, Vec v, int64_t n) {
   if (n >= kLanes) return Store(p, v);
+#if defined(__AVX512F__) && LM_LANES == 16
+  _mm512_mask_storeu_ps(p, FirstLanes(n), (__m512)v);
+#else
   for (int64_t i = 0; i < n; ++i) p[i] = v[i];
+#endif
 }
 
 // Lanes of `a` where the mask is set (each lane is all ones or all zeros), otherwise lanes of `b`.

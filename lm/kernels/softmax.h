@@ -30,10 +30,12 @@ static void SoftmaxRows(const lm::Softmax& s, const int64_t* rows, int64_t count
 
     // If the gradient overwrites the logits, the exponentials overwrite the logits too.
     float* e = s.bf16 || !s.dlogits ? buffer : (float*)s.dlogits + r * V;
+    uint16_t* out = s.bf16 ? (uint16_t*)s.dlogits + r * V : nullptr;
     Lanes16 sums;
     const auto exponentials = [&](int64_t v, int64_t n) LM_LAMBDA {
       const Vec x = Exp(Load(logits + v, n) + Load(bias + v, n) - Set(max));
       Store(e + v, x, n);
+      if (out) __builtin_prefetch(out + v, 1);  // otherwise, the stores below wait for the memory
       return x;
     };
     for (v = 0; v + 16 <= V; v += 16)
@@ -52,8 +54,8 @@ static void SoftmaxRows(const lm::Softmax& s, const int64_t* rows, int64_t count
     e[target] -= sum;  // softmax - 1, times the factor
     const auto gradients = [&](int64_t v, int64_t n) LM_LAMBDA {
       const Vec d = Load(e + v, n) * factor;
-      if (s.bf16)
-        StoreBf16((uint16_t*)s.dlogits + r * V + v, d, n);
+      if (out)
+        StoreBf16(out + v, d, n);
       else
         Store(e + v, d, n);
       Store(bias_sum + v, Load(bias_sum + v, n) + d, n);

@@ -89,9 +89,9 @@ def lstm_layer(
     """
     num_steps, _, num_inputs = x_TBI.shape.as_list()
     projected_NG = ops.matmul(tf.reshape(x_TBI, [-1, num_inputs]), weights.input)
-    projected_NG = ops.add_bias(projected_NG, weights.bias)
     h_TBH, h_last, c_last = ops.recurrence(
         tf.reshape(projected_NG, [num_steps, -1, projected_NG.shape[1]]),
+        weights.bias,
         weights.recurrent,
         tf.stop_gradient(initial.h),
         tf.stop_gradient(initial.c),

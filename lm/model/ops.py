@@ -14,7 +14,6 @@ class Ops(NamedTuple):
 
     micro_batches: Sequence[int]  # the micro-batches of all sums, or ()
     matmul: Callable
-    add_bias: Callable
     recurrence: Callable
     dropout: Callable
     cross_entropy: Callable
@@ -46,7 +45,6 @@ def _ops(module: types.ModuleType, products: dict[str, Any], sums: dict[str, Any
     return Ops(
         micro_batches=sums.get("micro_batches", ()),
         matmul=partial(module.matmul, **products),
-        add_bias=partial(module.add_bias, **sums),
         recurrence=partial(module.lstm_recurrence, **products),
         dropout=module.dropout,
         cross_entropy=partial(module.softmax_cross_entropy, **products),

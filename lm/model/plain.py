@@ -46,11 +46,6 @@ def _rounded_gradient(x):
     return tf.identity(x), _to_bfloat16  # the gradient is a factor of more products
 
 
-def add_bias(x_NM: tf.Tensor, bias_M: tf.Tensor) -> tf.Tensor:
-    """Add a bias to each row."""
-    return tf.nn.bias_add(x_NM, bias_M)
-
-
 def column_sums(x_NM: tf.Tensor, micro_batches: Sequence[int] = ()) -> tf.Tensor:
     """Return the sum of the rows, [M]. The micro-batches are not used."""
     return tf.reduce_sum(x_NM, axis=0)
@@ -58,6 +53,7 @@ def column_sums(x_NM: tf.Tensor, micro_batches: Sequence[int] = ()) -> tf.Tensor
 
 def lstm_recurrence(
     projected_TBG: tf.Tensor,
+    bias: tf.Tensor,
     recurrent_weights: tf.Tensor,
     h_0: tf.Tensor,
     c_0: tf.Tensor,
@@ -84,7 +80,7 @@ def lstm_recurrence(
 
         return (tf.stack(h_steps[1:]), h, c), gradient
 
-    return recurrence(projected_TBG, recurrent_weights, h_0, c_0)
+    return recurrence(projected_TBG + bias, recurrent_weights, h_0, c_0)
 
 
 def _recurrence_gradient(steps, h_steps, recurrent_weights, dh_TBH, dh_last, dc_last, precision):

@@ -63,7 +63,8 @@ def assert_near(actual, expected, precision="float32"):
 
 def lstm_inputs(T, B, H):
     weights = numbers(H, 4 * H) * H**-0.5
-    return [numbers(T, B, 4 * H), weights, numbers(B, H, seed=1), numbers(B, H, seed=2)]
+    bias, h0, c0 = numbers(4 * H, seed=4), numbers(B, H, seed=1), numbers(B, H, seed=2)
+    return [numbers(T, B, 4 * H), bias, weights, h0, c0]
 
 
 def lstm_loss(outputs):
@@ -72,10 +73,10 @@ def lstm_loss(outputs):
     return tf.add_n([tf.reduce_sum(output * factor) for output, factor in zip(outputs, factors)])
 
 
-def plain_recurrence(projected, weights, h, c):
+def plain_recurrence(projected, bias, weights, h, c):
     outputs = []
     for projected_t in tf.unstack(projected):
-        i, j, f, o = tf.split(projected_t + tf.matmul(h, weights), 4, axis=1)
+        i, j, f, o = tf.split(projected_t + bias + tf.matmul(h, weights), 4, axis=1)
         c = tf.sigmoid(f) * c + tf.sigmoid(i) * tf.tanh(j)
         h = tf.sigmoid(o) * tf.tanh(c)
         outputs.append(h)
@@ -103,16 +104,17 @@ def test_recurrence_and_its_gradient(T, B, H, precision):
 
 
 def recurrence_of(rows, H, precision):
-    """Return outputs and gradients of some of 61 rows, except the gradient of the weights."""
-    projected, weights, h0, c0 = lstm_inputs(3, 61, H)
+    """Return outputs and gradients of some of 61 rows, except sums over rows."""
+    projected, bias, weights, h0, c0 = lstm_inputs(3, 61, H)
     dh = numbers(3, 61, H, seed=3)
 
-    def outputs(projected, weights, h0, c0, dh):
-        h, h_last, c_last = kernels.lstm_recurrence(projected, weights, h0, c0, precision)
-        dprojected, dh0, dc0 = tf.gradients(h, [projected, h0, c0], dh)
+    def outputs(projected, *inputs):
+        *state, dh = inputs
+        h, h_last, c_last = kernels.lstm_recurrence(projected, *state, precision)
+        dprojected, dh0, dc0 = tf.gradients(h, [projected, *state[2:]], dh)
         return [h, dprojected, *(x[None] for x in (h_last, c_last, dh0, dc0))]
 
-    return run(outputs, [projected[:, rows], weights, h0[rows], c0[rows], dh[:, rows]])
+    return run(outputs, [projected[:, rows], bias, weights, h0[rows], c0[rows], dh[:, rows]])
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
@@ -138,7 +140,7 @@ def test_gates_saturate_without_overflow():
 def test_recurrence_propagates_nan(bad, precision):
     inputs = lstm_inputs(2, 3, 20)
     inputs[0][1, 2, 25] = bad  # the candidate of unit 5: tanh(inf) = 1 is a number, NaN is not
-    inputs[3][0, 7] = bad
+    inputs[4][0, 7] = bad
     h, _, c = run(lambda *p: kernels.lstm_recurrence(*p, precision), inputs)
     assert not np.isfinite(c[0, 7])
     assert np.isnan(h[1, 2, 5]) == np.isnan(bad)
@@ -341,9 +343,9 @@ def test_a_target_outside_the_vocabulary_is_an_error(target):
 def test_wrong_shapes_are_errors():
     inputs = lstm_inputs(2, 3, 4)
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"weights has shape \[4,12\]"):
-        run(kernels.lstm_recurrence, [inputs[0], inputs[1][:, :12], *inputs[2:]])
+        run(kernels.lstm_recurrence, [*inputs[:2], inputs[2][:, :12], *inputs[3:]])
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"c0 has shape \[2,4\]"):
-        run(kernels.lstm_recurrence, [*inputs[:3], inputs[3][:2]])
+        run(kernels.lstm_recurrence, [*inputs[:4], inputs[4][:2]])
     with pytest.raises(tf.errors.InvalidArgumentError, match="cannot multiply"):
         run(lambda a, b: kernels.load().ops.lm_mat_mul(a, b), [numbers(2, 3), numbers(2, 3)])
     softmax, targets, scale = softmax_inputs(3, 4, 7)
@@ -357,12 +359,12 @@ def all_ops(threads, precisions=("float32", "bfloat16")):
     micro_batches = (3, 0, 4, 5)
 
     def step(*variables):
-        x, input_weights, bias, weights, h, c, output_weights = variables
+        x, input_weights, *recurrence, output_weights = variables
         results = []
         for precision in precisions:
             projected = kernels.matmul(x, input_weights, precision, micro_batches)
-            projected = tf.reshape(kernels.add_bias(projected, bias, micro_batches), [T, B, -1])
-            outputs = kernels.lstm_recurrence(projected, weights, h, c, precision, micro_batches)
+            projected = tf.reshape(projected, [T, B, -1])
+            outputs = kernels.lstm_recurrence(projected, *recurrence, precision, micro_batches)
             loss, nll = kernels.softmax_cross_entropy(
                 tf.reshape(outputs[0], [T * B, -1]),
                 output_weights,
@@ -390,7 +392,7 @@ def all_ops(threads, precisions=("float32", "bfloat16")):
         products_of(np.arange(101), precision == "bfloat16", threads) for precision in precisions
     ]
     for H in (40, 330):  # threads divide the rows, or the units
-        factors = [numbers(T * B, 7), numbers(7, 4 * H), numbers(4 * H)]
+        factors = [numbers(T * B, 7), numbers(7, 4 * H)]
         _, *recurrence = lstm_inputs(T, B, H)
         results.append(run(step, [*factors, *recurrence, numbers(H, V)], threads))
     return [array for arrays in results for array in arrays]

@@ -137,9 +137,9 @@ def test_a_step_does_not_depend_on_the_number_of_ranks(T, B, H, precision):
         ]
         w_input, bias, w_recurrent, w_softmax, b_softmax = weights
         projected = kernels.matmul(tokens(x), w_input, precision, micro_batches)
-        projected = kernels.add_bias(projected, bias, micro_batches)
         h, _, c_last = kernels.lstm_recurrence(
             tf.reshape(projected, [T, -1, 4 * H]),
+            bias,
             w_recurrent,
             h0[0],
             c0[0],
