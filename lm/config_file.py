@@ -114,7 +114,6 @@ def load_config_file(name_or_path: str) -> ConfigFile:
             config = module.get_config()
         if not isinstance(config, Config):
             raise UserError("get_config() must return lm.config.Config")
-        _check_decorator(type(config))
         Checked.__post_init__(config)  # A subclass may not call it.
         functions = _network_functions(module, path, sha256, type(config), loaded)
     except (Exception, SystemExit) as error:
@@ -170,15 +169,6 @@ def _check_names(module: types.ModuleType) -> None:
             for meant in difflib.get_close_matches(name, known, n=1, cutoff=0.85):
                 if not hasattr(module, meant):
                     raise UserError(f"the function {name} is not used: rename it to {meant}")
-
-
-def _check_decorator(cls: type[Config]) -> None:
-    """Reject a subclass of Config that is not a dataclass, because its options would be ignored."""
-    for name, value in vars(cls).items():
-        if isinstance(value, dataclasses.Field):  # The decorator replaces it by the default.
-            raise UserError(
-                f"{name} is not a field: add @dataclasses.dataclass(frozen=True) to {cls.__name__}"
-            )
 
 
 def _network_functions(

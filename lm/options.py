@@ -118,5 +118,4 @@ def _check_range(field: dataclasses.Field, value: Any) -> None:
 
 
 def defaults(cls: type) -> dict[str, Any]:
-    """Return the default of each field."""
     return {field.name: field.default for field in dataclasses.fields(cls)}

@@ -47,7 +47,6 @@ def _score(argv):
 
 
 def format_score(score, per_word: bool) -> str:
-    """Return the output line of a sentence."""
     cells = [f"{score.log_prob:.6f}", str(len(score.log_probs)), str(score.unknown)]
     cells.append(" ".join(score.words))
     if per_word:

@@ -33,7 +33,6 @@ def peak_memory_mb() -> float:
 
 
 def cpu_model() -> str:
-    """Return the name of the processor."""
     with open("/proc/cpuinfo") as file:
         names = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
     return names[0] if names else platform.machine()

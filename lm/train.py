@@ -29,7 +29,6 @@ class ConfigChoice(Checked):
 
 
 def main() -> None:
-    """Run the command on this rank."""
     program.run(parse_flags, _train)
 
 

@@ -7,7 +7,7 @@ import sysconfig
 import traceback
 from collections.abc import Iterable
 
-_PROJECT = os.path.dirname(os.path.abspath(__file__))
+_PROJECT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
 _LIBRARIES = tuple(
     os.path.join(path, "")
     for path in (_PROJECT, *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")))
@@ -55,7 +55,8 @@ def _innermost(
     path: str, frames: Iterable[traceback.FrameSummary]
 ) -> traceback.FrameSummary | None:
     frames, config_file = list(frames), os.path.abspath(path)
-    calls = [i for i, f in enumerate(frames) if f.name in _CALLERS and _is_in_project(f.filename)]
+    own = [i for i, frame in enumerate(frames) if frame.filename.startswith(_PROJECT)]
+    calls = [i for i in own if frames[i].name in _CALLERS]
     # Frames outside of a call belong to a program that uses this project.
     inside = calls[-1] if calls else len(frames)
     for i, frame in reversed(list(enumerate(frames))):
@@ -64,10 +65,6 @@ def _innermost(
         if i > inside and _is_of_user(frame.filename):
             return frame
     return None
-
-
-def _is_in_project(filename: str) -> bool:
-    return filename.startswith(os.path.join(_PROJECT, ""))
 
 
 def _is_of_user(filename: str) -> bool:

@@ -68,7 +68,6 @@ def collected_by(files: LoadedFiles) -> Iterator[None]:
 
 
 def current_files(what: str = "tf1.load is called") -> LoadedFiles:
-    """Return the files of the config file that is being loaded."""
     if not _loading:
         raise UserError(f"{what} in a function: move it to the top of the file")
     return _loading[-1]

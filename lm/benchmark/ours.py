@@ -96,18 +96,15 @@ def measure_products(
             gradients = tf.gradients(logits, [weights, inputs], gradient)
             ops.append([tensor.op for tensor in (logits, *gradients)])
         session.run(tf.global_variables_initializer())
+        sizes = {
+            "logits": [tokens, hidden, vocab_size],
+            "gradient of the weights": [hidden, tokens, vocab_size],
+            "gradient of the inputs": [tokens, vocab_size, hidden],
+        }
         results = {}
-        for name, sizes, *pair in zip(
-            ("logits", "gradient of the weights", "gradient of the inputs"),
-            (
-                [tokens, hidden, vocab_size],
-                [hidden, tokens, vocab_size],
-                [tokens, vocab_size, hidden],
-            ),
-            *ops,
-        ):
+        for name, *pair in zip(sizes, *ops):
             rounds = [[_seconds(session, op) for op in pair] for _ in range(_PRODUCTS)]
-            results[name] = [sizes, *map(list, zip(*rounds[_UNTIMED_PRODUCTS:]))]
+            results[name] = [sizes[name], *map(list, zip(*rounds[_UNTIMED_PRODUCTS:]))]
     return results
 
 

@@ -37,14 +37,6 @@ class CheckOptions(Checked):
     hosts: str | None = option(None, "host:ranks,... like mpirun -H (default: 2 ranks here)")
 
 
-def main() -> None:
-    """Run the checks if a launcher started this process; otherwise start ranks that do."""
-    if launch.launched_size() > 1:
-        program.run(_parse, _check)
-    else:
-        program.run_alone(lambda argv: start_ranks(_parse(argv)))
-
-
 def _parse(argv: Sequence[str]) -> CheckOptions:
     return parse(argv, __doc__, CheckOptions)[CheckOptions]
 
@@ -91,4 +83,7 @@ def _run(command: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    if launch.launched_size() > 1:
+        program.run(_parse, _check)
+    else:
+        program.run_alone(lambda argv: start_ranks(_parse(argv)))

@@ -174,7 +174,6 @@ def _read(
 
 
 def _given(flags: absl_flags.FlagValues, fields: Sequence[dataclasses.Field]) -> dict[str, Any]:
-    """Return the fields that were set on the command line."""
     given = {}
     for field in fields:
         value = flags[field.name].value

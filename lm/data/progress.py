@@ -15,11 +15,9 @@ class ReadProgress(tqdm.tqdm):
         super().__init__(desc=activity, total=total or None, disable=None, **options)
 
     def show(self, done: int) -> None:
-        """Show the number of bytes that have been read so far."""
         with contextlib.suppress(OSError):  # A closed terminal must not end a job.
             self.update(done - self.n)
 
     def close(self) -> None:
-        """Remove the bar."""
         with contextlib.suppress(OSError):
             super().close()

@@ -65,7 +65,6 @@ class Vocabulary:
 
     @property
     def eos_id(self) -> int:
-        """The token ID of `<eos>`."""
         return self.ids[EOS]
 
     @property
@@ -75,7 +74,6 @@ class Vocabulary:
 
     @functools.cached_property
     def ids(self) -> Mapping[str, int]:
-        """The ID of each word."""
         return {word: i for i, word in enumerate(self.words)}
 
     @property

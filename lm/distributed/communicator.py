@@ -59,5 +59,4 @@ class Communicator:
         return [value]
 
     def barrier(self) -> None:
-        """Wait for all ranks."""
         self.gather(None)

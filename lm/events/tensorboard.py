@@ -61,7 +61,6 @@ class TensorBoardWriter:
             self._add(summary=summary, step=fields["step"])
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
     def _add(self, **fields: Any) -> None:

@@ -42,7 +42,6 @@ class Generator:
             yield [words[word] for word in prompt], (words[word] for word in drawn)
 
     def close(self) -> None:
-        """Close the session."""
         self._session.close()
 
     def _draw(self, prompt: Sequence[int], sampling: Sampling, sample: int) -> Iterator[int]:

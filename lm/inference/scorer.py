@@ -76,7 +76,6 @@ class Scorer:
         yield from self._score_batch(batch)
 
     def close(self) -> None:
-        """Close the session."""
         self._session.close()
 
     def _score_batch(self, batch: Sequence[tuple[list[str], list[int]]]) -> Iterator[Score]:

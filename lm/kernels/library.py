@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import logging
 import os
 import pathlib
 from collections.abc import Iterator
@@ -13,9 +12,8 @@ from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
 
+from lm import logger
 from lm.errors import UserError
-
-logger = logging.getLogger("lm")
 
 
 class Library(NamedTuple):
@@ -28,7 +26,6 @@ class Library(NamedTuple):
 
 @functools.cache
 def load() -> Library:
-    """Load the library once."""
     from lm.kernels.build import INSTRUCTION_SETS  # `-m lm.kernels.build` imports this module
 
     wanted = os.environ.get("LM_KERNELS_ISA")

@@ -38,19 +38,12 @@ class Cluster(NamedTuple):
 class AdaptiveWeights(NamedTuple):
     """The weights of an adaptive softmax."""
 
+    cutoffs: Sequence[int]  # the token ID of the first word of each cluster
     head: tf.Tensor  # [H, S + C]: the words of the head, then the clusters; [S + C, E] if tied
     head_bias: tf.Tensor  # [S + C]
     clusters: Sequence[Cluster]
     is_tied: bool = False
     head_projection: tf.Tensor | None = None  # [H, E] if tied and H differs from E
-
-    @property
-    def cutoffs(self) -> list[int]:
-        """The token ID of the first word of each cluster."""
-        firsts = [self.head_bias.shape.as_list()[0] - len(self.clusters)]
-        for cluster in self.clusters[:-1]:
-            firsts.append(firsts[-1] + cluster.words_WK.shape.as_list()[0])
-        return firsts
 
 
 def _band_shapes(config: Config, units: int, vocab_size: int) -> list[list[int]]:
@@ -71,10 +64,11 @@ def get_weights(config: Config, hidden: int, vocab_size: int) -> AdaptiveWeights
             clusters.append(Cluster(projection, tf.get_variable("words", shape)))
     size = config.cutoffs[0] + len(clusters)
     head = tf.get_variable("weights", [hidden, size])
-    return AdaptiveWeights(head, tf.get_variable("bias", [size]), clusters)
+    return AdaptiveWeights(config.cutoffs, head, tf.get_variable("bias", [size]), clusters)
 
 
 def get_tied_weights(
+    config: Config,
     bands: Sequence[tf.Variable],
     hidden: int,
     reduce_separately: Callable[[tf.Tensor], tf.Tensor],
@@ -94,7 +88,7 @@ def get_tied_weights(
     head = reduce_separately(tf.concat([bands[0], cluster_rows], axis=0))
     projection = tf.get_variable("projection", [hidden, units]) if hidden != units else None
     bias = tf.get_variable("bias", [words + len(clusters)])
-    return AdaptiveWeights(head, bias, clusters, is_tied=True, head_projection=projection)
+    return AdaptiveWeights(config.cutoffs, head, bias, clusters, True, projection)
 
 
 def get_embedding(

@@ -246,7 +246,12 @@ class Context:
         scope = tf.get_variable_scope()  # a second call in this scope finds the same table
         with tf.variable_scope(scope, reuse=tf.AUTO_REUSE, auxiliary_name_scope=False):
             if config.adaptive_input and name == "embedding":
-                return self._embed_in_bands(inputs_TB, units, initializer)
+                with tf.variable_scope(name) as bands_scope:
+                    bands, projection_KE = adaptive.get_embedding(
+                        config, units, self.vocab_size, initializer
+                    )
+                self.bands[bands_scope.name] = bands
+                return adaptive.embed(bands, projection_KE, inputs_TB, self.ops)
             table_VH = tf.get_variable(name, [self.vocab_size, units], initializer=initializer)
         if name == "embedding":  # the scope does not matter
             self.tables[table_VH.op.name] = table_VH
@@ -255,15 +260,6 @@ class Context:
         # single rank. tf.transpose of int32 would print a oneDNN warning.
         inputs_BT = tf.stack(tf.unstack(inputs_TB), axis=1)
         return tf.transpose(tf.gather(table_VH, inputs_BT), [1, 0, 2])
-
-    def _embed_in_bands(
-        self, inputs_TB: tf.Tensor, units: int, initializer: Uniform | None
-    ) -> tf.Tensor:
-        with tf.variable_scope("embedding") as scope:
-            found = adaptive.get_embedding(self.config, units, self.vocab_size, initializer)
-        bands, projection_KE = found
-        self.bands[scope.name] = bands
-        return adaptive.embed(bands, projection_KE, inputs_TB, self.ops)
 
     def output_layer(self, units: int) -> tuple[tf.Variable, tf.Variable]:
         """Return the weights [units, V] and the bias [V] of the built-in output layer.

@@ -51,7 +51,6 @@ class Network:
         self.predicts = self._makes_logits or "build_outputs" in self._functions
         self.why_irreproducible = ""  # why results of the training differ between runs, or ""
         self._names: dict[str, set[str]] = {}  # variables of the first call of each function
-        self._warnings: set[str] = set()  # already logged
         self._table: tf.Variable | None = None  # the embedding, if tied to the output layer
         self._bands: Sequence[tf.Variable] = ()  # the tables of an adaptive input
         _check_output_layer(config, vocab_size, functions)
@@ -141,7 +140,7 @@ class Network:
         if not self.is_built_in:
             made = {n: node for n, node in network_rules.operations().items() if n not in there}
             results = [top, *after.values(), *context.added_losses]
-            self._check_graph(where, made, used, state, results, context)
+            self._check_graph(where, made, used, results, context)
         return top, after
 
     def _check_variables(
@@ -155,48 +154,36 @@ class Network:
                 reserved |= {f"softmax/cluster_{c}/{part}" for part in ("projection", "words")}
         network_rules.check_variables(where, used, created, reserved, first_used)
         if self.config.adaptive_input:
-            self._bands = network_rules.only_embedding(where, context.bands)
+            self._bands = network_rules.only_table(where, "adaptive_input", context.bands)
         elif self.config.tie_weights:
-            tables = [used["embedding"]] if "embedding" in used else list(context.tables.values())
-            self._table = network_rules.tied_table(where, tables, self.vocab_size)
+            own = {"embedding": used["embedding"]} if "embedding" in used else context.tables
+            self._table = network_rules.only_table(where, "tie_weights", own)
+            network_rules.check_rows(where, self._table, self.vocab_size)
 
     def _check_graph(
         self,
         where: str,
         made: network_rules.Nodes,
         used: Mapping[str, tf.Variable],
-        state: State,
         results: Sequence[tf.Tensor],
         context: Context,
     ) -> None:
         """Check the operations of a user-defined network."""
         if context.training:
-            network_rules.check_training(where, made, used, context)
+            network_rules.check_training(where, context)
             context.updates += network_rules.find_updates(where, made, used, context)
             results = [*results, *(update.change for update in context.updates)]
+            self._find_irreproducible(where, made, results)
         network_rules.check_operations(where, made, used, results)
-        unread = network_rules.unread_state(where, state)
-        draws = self._find_irreproducible(where, made, results, context.training)
-        self._warn_once(unread)
-        self._warn_once(draws)
 
     def _find_irreproducible(
-        self,
-        where: str,
-        made: network_rules.Nodes,
-        results: Sequence[tf.Tensor | tf.Operation],
-        training: bool,
-    ) -> str:
-        """Return why results can differ between runs, or "". Store the reason in training."""
+        self, where: str, made: network_rules.Nodes, results: Sequence[tf.Tensor | tf.Operation]
+    ) -> None:
+        """Store why results of the training can differ between runs, and warn."""
         draws = network_rules.why_irreproducible(made, results)
-        if draws and training:
+        if draws:
             self.why_irreproducible = f"{where} {draws}"
-        return draws and f"{where} {draws}"
-
-    def _warn_once(self, line: str) -> None:
-        if line and line not in self._warnings:
-            self._warnings.add(line)
-            logger.warning(line)
+            logger.warning(self.why_irreproducible)
 
     def check_update(self, there: network_rules.Nodes, train_op: tf.Operation) -> None:
         """Warn if the update draws random numbers that are not repeatable.
@@ -204,9 +191,7 @@ class Network:
         The operations of `there` existed before the functions of the config file were called.
         """
         made = {n: node for n, node in network_rules.operations().items() if n not in there}
-        self._warn_once(
-            self._find_irreproducible(f"{self.where}: the update", made, [train_op], True)
-        )
+        self._find_irreproducible(f"{self.where}: the update", made, [train_op])
 
     def losses(
         self, inputs_TB: tf.Tensor, targets_TB: tf.Tensor, state: State, context: Context
@@ -237,30 +222,22 @@ class Network:
         outputs_or_logits_NX = tf.reshape(outputs_or_logits_TBX, [-1, units])
         targets_N = tf.reshape(targets_TB, [-1])
         scale_N = tf.fill(tf.shape(targets_N), 1 / self.config.batch_size)
-        loss, losses_N = self._losses(outputs_or_logits_NX, targets_N, scale_N, context)
-        return loss, tf.reshape(losses_N, tf.shape(targets_TB))
-
-    def _losses(
-        self,
-        outputs_or_logits_NX: tf.Tensor,
-        targets_N: tf.Tensor,
-        scale_N: tf.Tensor,
-        context: Context,
-    ) -> tuple[tf.Tensor, tf.Tensor]:
         if self._makes_logits:
-            return logits_cross_entropy(outputs_or_logits_NX, targets_N, scale_N)
-        if self.config.cutoffs:
-            weights = self._adaptive_weights(outputs_or_logits_NX.shape.as_list()[1], context)
-            return adaptive.cross_entropy(
+            loss, losses_N = logits_cross_entropy(outputs_or_logits_NX, targets_N, scale_N)
+        elif self.config.cutoffs:
+            weights = self._adaptive_weights(units, context)
+            loss, losses_N = adaptive.cross_entropy(
                 weights, outputs_or_logits_NX, targets_N, scale_N, context.ops, context.training
             )
-        return context.ops.cross_entropy(
-            *self._output_layer(outputs_or_logits_NX, context),
-            targets_N,
-            scale_N,
-            training=context.training,
-            transposed=self.config.tie_weights,
-        )
+        else:
+            loss, losses_N = context.ops.cross_entropy(
+                *self._output_layer(outputs_or_logits_NX, context),
+                targets_N,
+                scale_N,
+                training=context.training,
+                transposed=self.config.tie_weights,
+            )
+        return loss, tf.reshape(losses_N, tf.shape(targets_TB))
 
     def log_probs(self, outputs_or_logits_BX: tf.Tensor, context: Context) -> tf.Tensor:
         """Return the natural log-probabilities of the next word, float32 [B, V].
@@ -279,7 +256,8 @@ class Network:
     def _adaptive_weights(self, hidden: int, context: Context) -> adaptive.AdaptiveWeights:
         with shared_variables(self.config, context.training), tf.variable_scope("softmax"):
             if self.config.tie_weights:
-                return adaptive.get_tied_weights(self._bands, hidden, context.reduce_separately)
+                reduce = context.reduce_separately
+                return adaptive.get_tied_weights(self.config, self._bands, hidden, reduce)
             return adaptive.get_weights(self.config, hidden, self.vocab_size)
 
     def _output_layer(

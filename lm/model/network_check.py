@@ -168,7 +168,6 @@ class NetworkCheck:
 
 
 def _placeholders(num_steps: int | None, rows: int) -> list[tf.Tensor]:
-    """Return placeholders for inputs and targets."""
     return [tf.placeholder(tf.int32, [num_steps, rows]) for _ in range(2)]
 
 

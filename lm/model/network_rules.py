@@ -6,18 +6,18 @@ operations of the network, and `used` contains its variables.
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import tensorflow.compat.v1 as tf
 from tensorflow.core.framework import node_def_pb2
 
-from lm.config import Config
 from lm.errors import UserError
 from lm.model.context import Context, VariableUpdate
 from lm.model.user_errors import PYTHON_OPS
 from lm.model.variables import operations_behind
 
 Nodes = Mapping[str, node_def_pb2.NodeDef]  # operations by name
+Table = TypeVar("Table")
 
 _STATE_TYPES = ("float32", "int32")
 _COLLECTED = {
@@ -146,32 +146,24 @@ def check_variables(
         )
 
 
-def tied_table(where: str, tables: Sequence[tf.Variable], vocab_size: int) -> tf.Variable:
-    """Return the embedding table that `tie_weights` ties to the output layer."""
+def only_table(where: str, setting: str, tables: Mapping[str, Table]) -> Table:
+    """Return the only embedding table, which a setting needs."""
     if len(tables) != 1:
-        names = ", ".join(sorted(table.op.name for table in tables)) or "none"
         raise UserError(
-            f"{where}: tie_weights needs exactly one table of context.embed(inputs_TB), not"
-            f" {names}: give the other tables a name"
+            f"{where}: {setting} needs exactly one table of context.embed(inputs_TB), not"
+            f" {', '.join(sorted(tables)) or 'none'}: give the other tables a name"
         )
-    (table,) = tables
+    (only,) = tables.values()
+    return only
+
+
+def check_rows(where: str, table: tf.Variable, vocab_size: int) -> None:
+    """Check that a table can be tied to the output layer."""
     if table.shape.rank != 2 or table.shape[0] != vocab_size:
         raise UserError(
             f"{where}: tie_weights needs a variable embedding of shape ({vocab_size}, any), not"
             f" {table.shape}"
         )
-    return table
-
-
-def only_embedding(where: str, bands: Mapping[str, Sequence[tf.Variable]]) -> Sequence[tf.Variable]:
-    """Return the bands of the embedding with `adaptive_input`."""
-    if len(bands) != 1:
-        raise UserError(
-            f"{where}: adaptive_input needs exactly one table of context.embed(inputs_TB), not"
-            f" {', '.join(sorted(bands)) or 'none'}: give the other tables a name"
-        )
-    (only,) = bands.values()
-    return only
 
 
 def add_regularization(context: Context) -> None:
@@ -191,7 +183,9 @@ def find_updates(
     variables = {variable.handle.op.name: variable for variable in used.values()}
     found: dict[str, VariableUpdate] = {}
     update_ops = tf.get_collection_ref(tf.GraphKeys.UPDATE_OPS)
-    for op in _assignments_behind(update_ops, made):
+    executed = operations_behind(*update_ops, control_inputs=True)
+    assignments = [op for op in executed if op.name in made and _ASSIGNS.fullmatch(op.type)]
+    for op in sorted(assignments, key=lambda op: op.name):
         variable = variables.get(op.inputs[0].op.name)
         name = op.inputs[0].op.name if variable is None else variable.op.name
         if (
@@ -237,16 +231,25 @@ def check_operations(
             )
 
 
-def check_training(
-    where: str, made: Nodes, used: Mapping[str, tf.Variable], context: Context
-) -> None:
+def check_training(where: str, context: Context) -> None:
     """Reject a network that cannot be trained or that ignores a setting."""
     for name, instead in _COLLECTED.items():
         if tf.get_collection(name):
             raise UserError(f"{where} adds to the collection {name}, which is not used: {instead}")
     if tf.get_default_graph().seed is not None:
         raise UserError(f"{where} sets TensorFlow's seed: remove it, --seed decides everything")
-    _check_calls(where, context.config, context)
+    config, penalty = context.config, context.config.activation_penalty
+    if config.num_steps > 1:
+        penalty = penalty or config.temporal_activation_penalty
+    if penalty and "penalize" not in context.called:
+        raise UserError(
+            f"{where} does not call context.penalize, which activation_penalty and"
+            " temporal_activation_penalty need"
+        )
+    if config.recurrent_keep_prob < 1 and "drop_weights" not in context.called:
+        raise UserError(
+            f"{where} does not call context.drop_weights, which recurrent_keep_prob needs"
+        )
 
 
 def _check_global_step(where: str, made: Nodes, used: Mapping[str, tf.Variable]) -> None:
@@ -264,32 +267,6 @@ def _check_global_step(where: str, made: Nodes, used: Mapping[str, tf.Variable])
         raise UserError(
             f"{where} uses the global step, which exists only in training: use context.step"
         )
-
-
-def _check_calls(where: str, config: Config, context: Context) -> None:
-    penalty = config.activation_penalty
-    if config.num_steps > 1:
-        penalty = penalty or config.temporal_activation_penalty
-    if penalty and "penalize" not in context.called:
-        raise UserError(
-            f"{where} does not call context.penalize, which activation_penalty and"
-            " temporal_activation_penalty need"
-        )
-    if config.recurrent_keep_prob < 1 and "drop_weights" not in context.called:
-        raise UserError(
-            f"{where} does not call context.drop_weights, which recurrent_keep_prob needs"
-        )
-
-
-def unread_state(where: str, state: Mapping[str, tf.Tensor]) -> str:
-    """Return a warning if the network does not read the state that it received, or ""."""
-    for name, before in state.items():
-        if not before.consumers():
-            return (
-                f"{where} does not read state[{name!r}]: the network forgets it after each window,"
-                " and after each word in lm.score, lm.generate and lm.export"
-            )
-    return ""
 
 
 def why_irreproducible(made: Nodes, results: Sequence[tf.Tensor | tf.Operation]) -> str:
@@ -311,10 +288,3 @@ def why_irreproducible(made: Nodes, results: Sequence[tf.Tensor | tf.Operation])
                 " no state and draws no random numbers, declare it with stateful=False"
             )
     return ""
-
-
-def _assignments_behind(ops: Sequence[tf.Operation | tf.Tensor], made: Nodes) -> list[tf.Operation]:
-    """Return the assignments that would be executed if the operations were run."""
-    executed = operations_behind(*ops, control_inputs=True)
-    found = [op for op in executed if op.name in made and _ASSIGNS.fullmatch(op.type)]
-    return sorted(found, key=lambda op: op.name)

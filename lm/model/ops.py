@@ -3,7 +3,7 @@
 import types
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from lm import kernels
 from lm.model import plain
@@ -25,7 +25,7 @@ class Ops(NamedTuple):
 
 def plain_ops(precision: str = "float32") -> Ops:
     """Return the operations in plain TensorFlow, with products of the given precision."""
-    return _ops(plain, products=dict(precision=precision), sums={})
+    return _ops(plain, precision)
 
 
 def fastest(precision: str = "float32", micro_batches: Sequence[int] = ()) -> Ops:
@@ -36,12 +36,11 @@ def fastest(precision: str = "float32", micro_batches: Sequence[int] = ()) -> Op
     """
     if not kernels.available():
         return plain_ops(precision)
-    sums = dict(micro_batches=micro_batches)
-    return _ops(kernels, products=dict(precision=precision, **sums), sums=sums)
+    return _ops(kernels, precision, micro_batches=micro_batches)
 
 
-def _ops(module: types.ModuleType, products: dict[str, Any], sums: dict[str, Any]) -> Ops:
-    precision = products["precision"]
+def _ops(module: types.ModuleType, precision: str, **sums: Sequence[int]) -> Ops:
+    products = dict(precision=precision, **sums)
     return Ops(
         micro_batches=sums.get("micro_batches", ()),
         matmul=partial(module.matmul, **products),

@@ -32,7 +32,6 @@ class ReportOptions(Checked):
 
 
 def main() -> None:
-    """Run the command line."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends this program silently
     program.run_alone(_report)
 

@@ -49,7 +49,6 @@ class RunMetrics(NamedTuple):
 
     @property
     def epochs(self) -> list[Event]:
-        """The epoch events."""
         return [event for event in self.events if event["event"] == "epoch"]
 
     @property
@@ -62,7 +61,7 @@ class RunMetrics(NamedTuple):
         """The last epoch, or the best validation if the run tested these weights."""
         if self.test.get("test_on") == "best":
             validated = [e for e in self.events if e["event"] in ("epoch", "validation")]
-            return min(validated, key=_valid_perplexity, default={})
+            return min(validated, key=lambda e: e.get("valid_perplexity", math.inf), default={})
         return self.epochs[-1] if self.epochs else {}
 
     @property
@@ -94,10 +93,6 @@ class RunMetrics(NamedTuple):
         words = self.start.get("steps_per_epoch", 0) * words_per_step
         speed = self.words_per_second
         return words / speed if words and speed else None
-
-
-def _valid_perplexity(epoch: Event) -> float:
-    return epoch.get("valid_perplexity") or math.inf
 
 
 def num_ranks_text(count: int) -> str:
@@ -218,7 +213,8 @@ def compare(first: RunMetrics, second: RunMetrics) -> str:
 
     Return "bitwise identical in 30 events", or the first event and field that differ.
     """
-    shared = _shared_events(first, second)
+    events, others = _events_by_steps(first), _events_by_steps(second)
+    shared = [(event, others[key]) for key, event in events.items() if key in others]
     if not shared:
         return "not comparable, because they have no event with the same steps"
     for number, (event, other) in enumerate(shared, start=1):
@@ -237,11 +233,6 @@ def compare(first: RunMetrics, second: RunMetrics) -> str:
     rest = "" if max(counts) == len(shared) else " (the first has {}, the second {})"
     text = f"{len(shared)} event{'s' * (len(shared) > 1)}"
     return f"bitwise identical in {text}{rest.format(*counts)}"
-
-
-def _shared_events(first: RunMetrics, second: RunMetrics) -> list[tuple[Event, Event]]:
-    events, others = _events_by_steps(first), _events_by_steps(second)
-    return [(event, others[key]) for key, event in events.items() if key in others]
 
 
 def _events_by_steps(run: RunMetrics) -> dict[tuple, Event]:

@@ -36,16 +36,11 @@ class Table(NamedTuple):
 def section_text(section: Section) -> str:
     """Return the report of a section for the console."""
     tables = [table.text for table in build_tables(section.groups)]
-    lines = [f"{line}\n" for line in comparison_lines(section.groups)]
-    return "\n".join([f"Corpus: {section.corpus}\n", *tables, *lines])
-
-
-def comparison_lines(groups: Sequence[Group]) -> list[str]:
-    """Return a line for each pair of comparable runs: whether their numbers are bitwise equal."""
-    return [
-        f"{run_title(first)} and {run_title(second)}: {compare(first, second)}"
-        for first, second in comparable_pairs(groups)
+    lines = [
+        f"{run_title(first)} and {run_title(second)}: {compare(first, second)}\n"
+        for first, second in comparable_pairs(section.groups)
     ]
+    return "\n".join([f"Corpus: {section.corpus}\n", *tables, *lines])
 
 
 def build_tables(groups: Sequence[Group]) -> list[Table]:

@@ -7,7 +7,6 @@ from lm.errors import needs_extra
 
 
 def main() -> None:
-    """Run the command line."""
     program.run_alone(_search)
 
 

@@ -81,7 +81,6 @@ class Settings(NamedTuple):
     flags: Mapping[str, Any]  # the flags of Config, SearchOptions and RunOptions
 
     def given(self, cls: type) -> dict[str, Any]:
-        """Return the flags of an option class."""
         return {name: v for name, v in self.flags.items() if name in cls.__dataclass_fields__}
 
 
@@ -150,5 +149,4 @@ def flag(name: str, value: Any) -> str:
 
 
 def trial_dir(search_dir: str, number: int) -> str:
-    """Return the directory of the run of a trial."""
     return os.path.join(search_dir, TRIALS_DIR, f"{number:04d}")

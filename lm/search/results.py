@@ -72,7 +72,6 @@ def write_best(search: Search) -> str:
 
 
 def progress_line(trial: FrozenTrial) -> str:
-    """Return the log line of a finished trial."""
     line = f"trial {trial.number} {_STATES[trial.state]}"
     result = trial.user_attrs.get(FAILURE) or f"valid perplexity {_perplexity(trial)}"
     values = ", ".join(f"{name} {_short(value)}" for name, value in trial.params.items())

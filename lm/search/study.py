@@ -137,7 +137,6 @@ def _open(search: Search) -> Search:
 
 
 def load_study(directory: str) -> optuna.Study:
-    """Load the study of a search directory."""
     path = os.path.join(directory, STUDY_FILE)
     if not os.path.exists(path):  # SQLite would create the file
         raise UserError(f"{path} does not exist; restore it, or start a new search")

@@ -104,32 +104,13 @@ def _flags() -> Namespace:
     )
 
 
-def _dynamic_rnn(
-    cell: Any,
-    inputs: tf.Tensor,
-    sequence_length: Any = None,
-    initial_state: Any = None,
-    dtype: Any = None,
-    parallel_iterations: int | None = None,
-    swap_memory: bool = False,
-    time_major: bool = False,
-    scope: Any = None,
-) -> tuple[tf.Tensor, Any]:
+def _dynamic_rnn(cell, inputs, sequence_length=None, initial_state=None, dtype=None, **options):
     """Unroll `tf.nn.dynamic_rnn` if T is known, so that time steps have different dropout masks."""
-    axis = 0 if time_major else 1
+    axis = 0 if options.get("time_major") else 1
     is_tensor = isinstance(inputs, tf.Tensor) and inputs.shape.rank is not None
     if sequence_length is None and is_tensor and inputs.shape.as_list()[axis] is not None:
         steps = tf.unstack(inputs, axis=axis)
+        scope = options.get("scope")
         outputs, state = tf.nn.static_rnn(cell, steps, initial_state, dtype, scope=scope)
         return tf.nest.map_structure(lambda *parts: tf.stack(parts, axis), *outputs), state
-    return tf.nn.dynamic_rnn(
-        cell,
-        inputs,
-        sequence_length,
-        initial_state,
-        dtype,
-        parallel_iterations,
-        swap_memory,
-        time_major,
-        scope,
-    )
+    return tf.nn.dynamic_rnn(cell, inputs, sequence_length, initial_state, dtype, **options)

@@ -19,7 +19,11 @@ class Average:
 
     def __init__(self) -> None:
         weights = tf.trainable_variables()
-        averages = [_average_variable(weight) for weight in weights]
+        options = dict(initializer=tf.zeros_initializer(), trainable=False, use_resource=True)
+        averages = [
+            tf.get_variable(average_name(weight.op.name), weight.shape, **options)
+            for weight in weights
+        ]
         pairs = list(zip(weights, averages))
         add = fastest().add_to_average
         self._factor_ph = tf.placeholder(tf.float32, [], "factor_in_average")
@@ -45,13 +49,3 @@ class Average:
             yield
         finally:
             session.run(self._swap_op)
-
-
-def _average_variable(weight: tf.Variable) -> tf.Variable:
-    return tf.get_variable(
-        average_name(weight.op.name),
-        weight.shape,
-        initializer=tf.zeros_initializer(),
-        trainable=False,
-        use_resource=True,
-    )

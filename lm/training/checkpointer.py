@@ -43,7 +43,6 @@ class BackgroundWriter:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a checkpoint is being written."""
         return self._thread is not None and self._thread.is_alive()
 
     def wait(self, seconds: float | None = None) -> None:

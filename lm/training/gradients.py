@@ -48,7 +48,6 @@ class LocalSums(NamedTuple):
         return tf.IndexedSlices(values_ph, indices_ph, tensor.dense_shape)
 
     def feed(self, sums: list) -> dict[tf.Tensor, np.ndarray]:
-        """Return the feed for the sums."""
         pairs = zip(self.sum_phs, sums)
         return {
             placeholder: value
@@ -87,8 +86,8 @@ def exchange_gradients(
     config: Config,
     loss: tf.Tensor,
     comm: Communicator,
-    micro_batches: Sequence[int],
-    separate_reductions: Sequence[SeparateReduction],
+    micro_batches: Sequence[int] = (),
+    separate_reductions: Sequence[SeparateReduction] = (),
     local_sums: LocalSums | None = None,
 ) -> Exchange:
     """Sum the gradients of all trainable variables over the ranks.
@@ -146,7 +145,6 @@ def is_sparse(gradient: Gradient | None) -> bool:
 
 
 def values_of(gradient: Gradient) -> tf.Tensor:
-    """Return the values of a gradient."""
     return gradient.values if is_sparse(gradient) else gradient
 
 

@@ -245,10 +245,6 @@ class Loop:
             nll = self.graphs.evaluator.run(
                 self.session, split, getattr(self.job.corpus, split), waiting.gather, waiting.poll
             )
-        return self._perplexity(nll, split)
-
-    def _perplexity(self, nll: NllSum, split: str) -> float:
-        """Return the perplexity."""
         if not math.isfinite(nll.perplexity):
             raise EveryRankError(
                 f"the loss of {split} is {nll.mean:.4g} after step {self.progress.step}, learning"

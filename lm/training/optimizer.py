@@ -9,19 +9,12 @@ from lm import kernels, logger
 from lm.config import Config
 from lm.distributed.communicator import Communicator
 from lm.errors import UserError
-from lm.model.context import Context, SeparateReduction
+from lm.model.context import Context
 from lm.model.network import Network
 from lm.model.network_rules import operations
 from lm.model.ops import fastest
 from lm.options import defaults
-from lm.training.gradients import (
-    Gradient,
-    LocalSums,
-    dense,
-    exchange_gradients,
-    is_sparse,
-    values_of,
-)
+from lm.training.gradients import Exchange, Gradient, dense, is_sparse, values_of
 
 
 class Update(NamedTuple):
@@ -88,26 +81,20 @@ _REPLACED = {
 
 def build_update(
     config: Config,
-    loss: tf.Tensor,
+    exchange: Exchange,
     learning_rate: tf.Tensor,
     global_step: tf.Variable,
     comm: Communicator,
-    micro_batches: Sequence[int] = (),
-    separate_reductions: Sequence[SeparateReduction] = (),
-    local_sums: LocalSums | None = None,
     network: Network | None = None,
 ) -> Update:
-    """Build the operations that reduce the gradients over the ranks, THEN clip, then apply them.
+    """Build the operations that clip the gradients of the global batch, and apply them.
 
-    Clipping before the reduction would use a different norm on each rank, so the run would depend
-    on the number of ranks. After the reduction, all ranks must compute bitwise identical values,
-    even if their threads and devices differ. The network's config file may define
-    `build_optimizer` and `transform_gradients`. See `exchange_gradients` for the other arguments.
+    Clipping before the exchange would use a different norm on each rank, so the run would depend on
+    the number of ranks. After the exchange, all ranks must compute bitwise identical values, even
+    if their threads and devices differ. The network's config file may define `build_optimizer` and
+    `transform_gradients`.
     """
     defines = network.defines if network else lambda name: False
-    exchange = exchange_gradients(
-        config, loss, comm, micro_batches, separate_reductions, local_sums
-    )
     variables, gradients = exchange.variables, exchange.gradients
     grad_norm = _global_norm([values_of(gradient) for gradient in gradients], comm)
     clip = _clip_factor(grad_norm, config.max_grad_norm)

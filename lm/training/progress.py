@@ -48,7 +48,6 @@ class TrainProgress:
         return 0 if self.averages_from is None else self.step - self.averages_from
 
     def add(self, nll: NllSum, seconds: float, exchange_seconds: float) -> None:
-        """Add the results of one step."""
         self.step += 1
         self.epoch_nll += nll
         self.event_nll += nll

@@ -73,7 +73,7 @@ def _train(
 ) -> None:
     comm = job.comm
     graphs = raise_on_all_ranks(comm, lambda: _build_graphs(job))
-    check_agreement(comm, graph_facts(comm, graphs.train.window))
+    check_agreement(comm, graph_facts())
     values = raise_on_all_ranks(
         comm, lambda: _initial_values(job, graphs, progress), takes_part=comm.is_rank_0
     )

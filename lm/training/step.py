@@ -1,9 +1,7 @@
 """The graph of a training step, which is equal on all ranks, and the execution of steps."""
 
-import hashlib
 import math
 import sys
-from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +13,7 @@ from lm.distributed.devices import Device
 from lm.model.network import Network
 from lm.model.windows import Run, WindowGraph, WindowRunner, build_window_graph
 from lm.perplexity import MAX_MEAN_NLL, NllSum
-from lm.training.gradients import LocalSums, add_sums
+from lm.training.gradients import LocalSums, add_sums, exchange_gradients
 from lm.training.optimizer import Update, build_update
 
 
@@ -68,7 +66,6 @@ class StepResult(NamedTuple):
 
     @property
     def is_finite(self) -> bool:
-        """Whether the loss and the norm of the gradient are finite."""
         return self.loss_is_finite and math.isfinite(self.grad_norm)
 
 
@@ -111,17 +108,9 @@ def build_train_graph(network: Network, comm: Communicator, division: Division) 
     # these weights before the update changes them.
     with tf.control_dependencies([] if local_sums else list(window.state.values())):
         learning_rate = tf.identity(learning_rate_ph)
-    update = build_update(
-        config,
-        window.loss,
-        learning_rate,
-        global_step,
-        comm,
-        division.rows.micro_batches,
-        window.separate_reductions,
-        local_sums,
-        network,
-    )
+    micro_batches, reductions = division.rows.micro_batches, window.separate_reductions
+    exchange = exchange_gradients(config, window.loss, comm, micro_batches, reductions, local_sums)
+    update = build_update(config, exchange, learning_rate, global_step, comm, network)
     with tf.control_dependencies([update.grad_norm]):  # all reads see the values before the update
         averages = [
             variable.assign_add(comm.sum(change, f"train/{variable.op.name}")).op
@@ -166,12 +155,10 @@ def run_step(
     )
 
 
-def graph_facts(comm: Communicator, window: WindowGraph) -> dict[str, Any]:
+def graph_facts() -> dict[str, Any]:
     """Return the facts about the current graph that must be equal on all ranks.
 
-    If the name of an exchange differed, the ranks would wait forever. If the network differed, they
-    would train the wrong run. Operations may differ between ranks with different numbers of rows,
-    because TensorFlow turns small tensors into constants.
+    If the name of an exchange differed, the ranks would wait forever.
     """
     variables = {f"variable {v.op.name}": v.shape.as_list() for v in tf.global_variables()}
     graph = tf.get_default_graph().as_graph_def()
@@ -181,23 +168,4 @@ def graph_facts(comm: Communicator, window: WindowGraph) -> dict[str, Any]:
         for node in nodes
         if node.op.startswith("Horovod")
     }
-    facts = {**variables, **exchanges}
-    if len(set(comm.gather(window.inputs_ph.shape.as_list()[1]))) == 1:
-        scope = window.inputs_ph.op.name.removesuffix("inputs")
-        nodes = [node for node in graph.node if node.name.startswith(scope)]
-        wiring = "\n".join(_wiring(nodes, {f.signature.name: f for f in graph.library.function}))
-        facts["network (SHA-256)"] = hashlib.sha256(wiring.encode()).hexdigest()
-    return facts
-
-
-def _wiring(nodes: Iterable[Any], functions: Mapping[str, Any]) -> Iterator[str]:
-    """Yield each operation and its inputs, including the functions of loops and conditions."""
-    for node in nodes:
-        yield f"{node.name} {node.op} {node.input}"
-        # Ignore other attributes: the names of functions contain numbers that each process counts
-        # separately.
-        for _, value in sorted(node.attr.items()):
-            called = (functions.get(f.name) for f in (value.func, *value.list.func))
-            for function in filter(None, called):
-                yield from _wiring(function.node_def, functions)
-                yield f"{sorted(function.ret.items())}"
+    return {**variables, **exchanges}

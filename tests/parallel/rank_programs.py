@@ -11,6 +11,7 @@ import tensorflow.compat.v1 as tf
 
 from lm.config import Config
 from lm.distributed.launch import connect
+from lm.training.gradients import exchange_gradients
 from lm.training.optimizer import build_update
 
 
@@ -30,7 +31,8 @@ def update(comm):
     loss = tf.reduce_sum(tf.gather(table, words)) + tf.reduce_sum(dense * (comm.rank + 1))
     config = Config(max_grad_norm=1e9, batch_size=1, num_steps=1)
     step = tf.train.get_or_create_global_step()
-    update = build_update(config, loss, tf.constant(1.0), step, comm)
+    exchange = exchange_gradients(config, loss, comm)
+    update = build_update(config, exchange, tf.constant(1.0), step, comm)
     with tf.Session() as session:
         session.run(tf.global_variables_initializer())
         norm, _ = session.run([update.grad_norm, update.train_op])

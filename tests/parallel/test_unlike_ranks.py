@@ -71,34 +71,3 @@ def test_a_rank_without_the_compiled_ops_is_rejected(tmp_path, corpora):
     code, output = train(("LM_KERNELS=1", "LM_KERNELS=0"), tmp_path, corpora)
     found = "the ranks disagree on compiled_ops: true on rank 0; false on rank 1"
     assert code == 2 and output.count(f"lm: error: {found}") == 1
-
-
-UNLIKE_GRAPHS = """
-import os
-import tensorflow.compat.v1 as tf
-from lm.config import Config
-
-def get_config():
-    return Config(name="unlike", corpus="embedded", hidden_size=8, num_steps=5)
-
-def build_outputs(inputs_TB, state, context):
-    def gate(x_BH):
-        first, second = tf.split(x_BH, 2, axis=1)
-        if os.environ["SWAPPED"] == "1":
-            first, second = second, first
-        return tf.concat([tf.tanh(first), second], axis=1)
-
-    return tf.map_fn(gate, context.embed(inputs_TB)), {}
-"""
-
-
-def test_ranks_with_different_graphs_are_rejected_before_they_wait_for_each_other(
-    tmp_path, corpora
-):
-    """Only the body of a loop differs."""
-    (tmp_path / "unlike.py").write_text(UNLIKE_GRAPHS)
-    flags = ("--config", tmp_path / "unlike.py", "--data_path", corpora, "--noeval")
-    code, output = run_ranks(
-        ("SWAPPED=0", "SWAPPED=1"), "lm.train", *flags, "--output_dir", tmp_path / "run"
-    )
-    assert code == 2 and output.count("lm: error: the ranks disagree on network ") == 1, output

@@ -28,7 +28,8 @@ def arrays():
 
 def as_weights(tensors):
     head, bias, *rest = tensors
-    return AdaptiveWeights(head, bias, [Cluster(*pair) for pair in zip(rest[::2], rest[1::2])])
+    clusters = [Cluster(*pair) for pair in zip(rest[::2], rest[1::2])]
+    return AdaptiveWeights(CUTOFFS, head, bias, clusters)
 
 
 def run(fetch, *feeds):

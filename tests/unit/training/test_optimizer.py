@@ -10,11 +10,17 @@ import tensorflow.compat.v1 as tf
 from lm.config import Config
 from lm.distributed.communicator import Communicator
 from lm.perplexity import NllSum
+from lm.training.gradients import exchange_gradients
 from lm.training.optimizer import build_update
 from lm.training.step import NO_REQUESTS, StepResult
 from tests.machine import in_new_processes
 
 WORDS = [2, 0, 2]
+
+
+def build(config, loss, rate, step):
+    comm = Communicator()
+    return build_update(config, exchange_gradients(config, loss, comm), rate, step, comm)
 
 
 def one_update(max_grad_norm=math.inf, **fields):
@@ -24,7 +30,7 @@ def one_update(max_grad_norm=math.inf, **fields):
         loss = tf.reduce_sum(tf.gather(table, WORDS))
         config = Config(max_grad_norm=max_grad_norm, batch_size=1, num_steps=1, **fields)
         step = tf.train.get_or_create_global_step()
-        update = build_update(config, loss, tf.constant(0.5), step, Communicator())
+        update = build(config, loss, tf.constant(0.5), step)
         session.run(tf.global_variables_initializer())
         norm, _ = session.run([update.grad_norm, update.train_op])
         return graph, norm, session.run(table)
@@ -147,8 +153,7 @@ def test_updates_follow_the_papers_even_for_unused_rows(rule, fields):
         words_ph = tf.placeholder(tf.int32, [3])
         step = tf.train.get_or_create_global_step()
         loss = tf.cast(step + 1, tf.float32) * tf.reduce_sum(tf.gather(table, words_ph))
-        rate = tf.constant(RATE)
-        update = build_update(config, loss, rate, step, Communicator())
+        update = build(config, loss, tf.constant(RATE), step)
         session.run(tf.global_variables_initializer())
         for words in BATCHES:
             session.run(update.train_op, {words_ph: words})
@@ -167,7 +172,7 @@ def updated(optimizer, threads):
         weights = tf.get_variable("weights", initializer=start, use_resource=True)
         step = tf.train.get_or_create_global_step()
         loss = tf.reduce_sum(weights * gradient)
-        update = build_update(config, loss, tf.constant(0.1), step, Communicator())
+        update = build(config, loss, tf.constant(0.1), step)
         session.run(tf.global_variables_initializer())
         for _ in range(3):
             session.run(update.train_op)
