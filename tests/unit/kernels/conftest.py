@@ -1,5 +1,13 @@
-"""Import TensorFlow with the settings of the commands: the tests also run in new processes."""
+"""The compiled ops, which all tests of this directory need."""
 
-from lm.system import import_tensorflow
+import pytest
 
-import_tensorflow()
+from lm import kernels
+from lm.kernels import build
+
+
+@pytest.fixture(scope="package", autouse=True)
+def library():
+    build.build()
+    if not kernels.available():
+        pytest.skip(kernels.description())

@@ -5,7 +5,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from lm import kernels
-from tests.unit.kernels.test_kernels import library, numbers, run  # noqa: F401
+from tests.unit.kernels.arrays import numbers, run
 
 COUNT = 8
 

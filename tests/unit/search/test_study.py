@@ -1,0 +1,125 @@
+"""A search directory: what is checked, kept and resumed."""
+
+import contextlib
+import json
+import os
+
+import pytest
+
+from lm.errors import RunError, UserError
+from lm.search.options import load_settings
+from lm.search.results import load_search
+from lm.search.study import open_search
+from tests.unit.search.searches import COMPLETE, starts, states, trials
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.mark.parametrize(
+    "flags, error",
+    [
+        (["--config="], "config"),
+        (["--config=config_small", "--data_url=/none.tgz", "--data_path=/none"], "/none"),
+        (["--learning_rate=3"], "--learning_rate is in --space too"),
+    ],
+)
+def test_invalid_input_creates_nothing(search, flags, error):
+    with pytest.raises(UserError, match=error):
+        search(*flags)
+    assert not search.directory.exists()
+
+
+def test_a_resumed_search_keeps_its_settings(search, corpora, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    address, corpus = "https://host/a.tgz", os.path.relpath(corpora)
+    flags = [
+        "--max_grad_norm=inf", "--warmup_steps=3", f"--data_path={corpus}", "--init_from=a",
+        f"--data_url={address}", "--tie_weights", "--notensorboard",
+    ]  # fmt: skip
+    for _ in range(2):
+        assert states(search(*flags)) == [COMPLETE] * 3
+    assert starts(search, 0) == ["start"]
+    kept = load_settings(str(search.directory)).flags
+    paths = {"data_path": str(corpora), "init_from": str(tmp_path / "a"), "data_url": address}
+    assert {**paths, "tie_weights": True, "tensorboard": False}.items() <= kept.items()
+    search("--trials=2", "--intra_op_threads=1")
+    assert load_settings(str(search.directory)).flags["trials"] == 2  # for the next --resume
+    for flag, before in {
+        "warmup_steps=4": "3", "init_from=/b": f"'{tmp_path}/a'", "keep_checkpoints=4": "None",
+        "space=seed=1|2": "'learning_rate=1.2.4'",
+    }.items():  # fmt: skip
+        with pytest.raises(
+            UserError, match=f"cannot resume: {flag.partition('=')[0]} was {before}"
+        ):
+            search(f"--{flag}")
+    with pytest.raises(UserError, match=r"config_transformer.py differs from the config file"):
+        search("--config=config_transformer")
+
+
+def test_a_search_cannot_be_resumed_with_another_corpus(search, tmp_path):
+    for split in ("train", "valid", "test"):
+        (tmp_path / f"{split}.txt").write_text("a b\n" * 500)
+    flags = ["--corpus=files", f"--data_path={tmp_path}"]
+    for _ in range(2):
+        search(*flags)
+    (tmp_path / "valid.txt").write_text("a b b\n" * 500)
+    with pytest.raises(UserError, match="cannot resume: the corpus is not the corpus of this"):
+        search(*flags)
+
+
+def test_an_incomplete_search_or_a_newer_version_is_one_line(search, tmp_path):
+    search()
+    study = (search.directory / "study.db").rename(tmp_path / "elsewhere.db")
+    for read in (search, lambda: load_search(str(search.directory))):
+        with pytest.raises(UserError, match=r"study.db does not exist"):
+            read()
+    study.rename(search.directory / "study.db")
+    assert states(search()) == [COMPLETE] * 3
+    path = search.directory / "search.json"
+    settings = json.loads(path.read_text())
+    settings["flags"]["spin"] = 1
+    path.write_text(json.dumps(settings))
+    with pytest.raises(UserError, match="'spin'"):
+        search()
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random"])
+def test_a_resumed_search_tries_the_same_values(search, sampler):
+    """The search is interrupted before each trial, and after the choice of its values."""
+    words = [
+        "--space=learning_rate=1:8, keep_prob=0.5:1", f"--sampler={sampler}", "--trials=8",
+    ]  # fmt: skip
+
+    def resume(then):
+        with contextlib.ExitStack() as stack:
+            found = open_search(search.command(*words), stack)
+            return then(found)
+
+    def run_all(found, count=8):
+        for _ in range(count):
+            trial = found.ask()
+            found.study.tell(trial, float(trial.number))
+
+    resume(run_all)
+    whole = [trial.params for trial in trials(load_search(str(search.directory)).study)]
+    search.directory = search.directory.with_name("interrupted")
+    for _ in range(8):
+        resume(lambda found: found.ask())
+        resume(lambda found: run_all(found, 1))
+    resumed = [trial.params for trial in trials(load_search(str(search.directory)).study)]
+    assert whole == resumed and len({str(params) for params in whole}) >= 6
+
+
+def test_a_lost_storage_is_one_line(search):
+    lost = r"cannot use the study \(.*\); the running trials are saved"
+    with pytest.raises(RunError, match=lost):
+        search(body="rm ../../study.db; mkdir ../../study.db")
+
+
+def test_a_file_has_one_driver_at_a_time(search):
+    def start_another():
+        with contextlib.ExitStack() as stack, pytest.raises(RunError, match="another driver"):
+            open_search(search.command(), stack)
+        return 0
+
+    search(stop=start_another)
