@@ -23,11 +23,6 @@ def write(tmp_path, text):
     return str(path)
 
 
-def test_a_path_loads_a_users_config(tmp_path):
-    text = "from lm.config import Config\ndef get_config():\n    return Config(hidden_size=7)\n"
-    assert load_config_file(write(tmp_path, text)).config.hidden_size == 7
-
-
 @pytest.mark.parametrize(
     "text, message",
     [

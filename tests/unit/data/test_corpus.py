@@ -239,15 +239,6 @@ def test_an_invalid_compressed_text_is_one_line(tmp_path, harm):
         load_corpus(data_path)
 
 
-def test_a_line_may_be_long_and_lack_its_end(tmp_path, monkeypatch):
-    """The line has 100 times as many bytes as a block that is read."""
-    monkeypatch.setattr(lm.data.encoding, "_BLOCK_BYTES", 1000)
-    line = "the cat sat on " * (100 * 1000 // 15)
-    corpus = load_corpus(write(tmp_path / "d", train=line + "the mat"))
-    assert words_of(corpus, "train")[-4:] == ["on", "the", "mat", EOS]
-    assert len(corpus.train) == len(line.split()) + 3
-
-
 def test_the_progress_is_shown_on_a_terminal(tmp_path, monkeypatch):
     data_path = write(tmp_path / "d", train="the cat sat\n" * 200_000)
     reader, terminal = pty.openpty()

@@ -120,16 +120,6 @@ def test_a_regularizer_is_an_added_loss(load):
     assert np.abs(found["w"] - without["w"]).max() > 0.01
 
 
-def test_moving_averages_are_updated_once_per_step(load):
-    body = (
-        "    n = tf.get_variable('n', [], trainable=False, initializer=tf.zeros_initializer())\n"
-        "    if context.training:\n"
-        "        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, n.assign_add(1.0))\n" + GOOD
-    )
-    config = Config(hidden_size=4, num_steps=5, batch_size=8)
-    assert train(config, load(HEADER + body).functions, steps=3)["n"] == 3
-
-
 def seeds(step=1, first_row=0, seed=1, training=True):
     with tf.Graph().as_default(), tf.Session() as session:
         step = tf.constant(step, tf.int64) if training else None
