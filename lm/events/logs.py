@@ -11,6 +11,7 @@ from typing import TextIO
 from tqdm import tqdm
 
 from lm import logger
+from lm.errors import error_class
 from lm.files import RetryingAppend
 
 _FORMATTER = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
@@ -70,6 +71,17 @@ def worker_path(path: str, rank: int) -> str:
     return f"{stem}.{rank}{extension}" if rank else path
 
 
+def _open(path: str) -> RetryingAppend:
+    try:
+        # The run directory may exist only on the host of rank 0.
+        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+        return RetryingAppend(path)
+    except OSError as error:
+        raise error_class(error)(
+            f"cannot write the log {path} ({error.strerror}); check --log_path and --output_dir"
+        ) from error
+
+
 class LogFiles(logging.Handler):
     """The log files of this rank, including the lines that were logged before they were opened.
 
@@ -86,9 +98,7 @@ class LogFiles(logging.Handler):
         self.setFormatter(_FORMATTER)
         self._collects, self._files, self._kept = mode == "collect", [], []
         if rank == 0 or mode == "workers":
-            for path in paths:  # The run directory may exist only on the host of rank 0.
-                os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-            self._files = [RetryingAppend(worker_path(path, rank)) for path in paths]
+            self._files = [_open(worker_path(path, rank)) for path in paths]
         logger.removeHandler(_early)
         self._append(_early.lines)
         _early.lines.clear()
