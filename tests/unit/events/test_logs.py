@@ -40,8 +40,8 @@ def test_a_failing_console_does_not_stop_the_program(tmp_path):
 
 def test_a_log_file_that_cannot_be_opened_is_an_error_of_the_user(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match=r"file/x\.log \(Not a directory\); check --log_path"):
-        LogFiles([str(tmp_path / "file" / "x.log")], "master", 0)
+    with pytest.raises(UserError, match=r"file/logs/x\.log \(Not a directory\); check --log_path"):
+        LogFiles([str(tmp_path / "file" / "logs" / "x.log")], "master", 0)
 
 
 def test_lines_of_two_threads_are_written_once(tmp_path):
