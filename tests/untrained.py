@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from lm.checkpoint import store
+from lm.checkpoint.tensors import whole
 from lm.config import Config
 from lm.config_file import load_config_file
 from lm.data.batches import Rows
@@ -63,7 +64,7 @@ def write_run(
         step=7, world_size=1, record=record, progress={}, weights=tuple(weights),
         valid_perplexity=100.0,
     )  # fmt: skip
-    store.save(str(directory), store.whole(weights), facts)
+    store.save(str(directory), whole(weights), facts)
 
 
 def rewrite_manifest(checkpoint_dir: os.PathLike, change: Callable[[dict], object]) -> None:

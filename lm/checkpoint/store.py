@@ -1,7 +1,5 @@
 """The checkpoints of a run on disk: write, verify, find, read and prune them.
 
-Arrays of more than 32 MB in total are divided into several data files.
-
 A checkpoint is written under a temporary name, and renamed after all files are on the disk.
 Therefore, a directory named step-* is complete, even if the process was killed. Only a disk fault
 can corrupt it, and `verify` detects such faults. If a disk fails for a moment, functions that read
@@ -17,14 +15,14 @@ import os
 import pathlib
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
-import numpy as np
 import tensorflow.compat.v1 as tf
 
 from lm import logger
-from lm.errors import RunError, UserError, first_line
+from lm.checkpoint.tensors import Part, average_name, tensor_shapes, write_tensors
+from lm.errors import RunError, UserError
 from lm.files import sha256_of, write_json
 from lm.record import (
     CHECKPOINTS_DIR,
@@ -38,8 +36,6 @@ from lm.record import (
 MANIFEST = "manifest.json"
 _FORMAT = 2
 _MODEL_FILE = re.compile(r"model\.(index|data-\d{5}-of-\d{5})")
-PART_BYTES = 8 << 20  # largest part of a variable in memory, except for a single row
-_FILE_BYTES = 32 << 20
 _TEMPORARY = "tmp-"
 
 
@@ -56,33 +52,6 @@ class Manifest:
     has_average: bool = False  # whether the average of each trained weight is stored too
     in_sync: bool = True  # False: the ranks had diverged, and these are the weights of rank 0
     files: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
-
-
-class Part(NamedTuple):
-    """Consecutive rows of a tensor in a checkpoint, or the whole tensor."""
-
-    name: str
-    array: np.ndarray
-    shape: Sequence[int]  # of the whole tensor
-    first_row: int = 0
-
-    @property
-    def slice_spec(self) -> str:
-        """The shape and the rows in the notation of TensorFlow's SaveV2."""
-        if self.array.shape == tuple(self.shape):
-            return ""
-        rows = f"{self.first_row},{len(self.array)}"
-        return " ".join([*map(str, self.shape), ":".join([rows, *["-"] * (len(self.shape) - 1)])])
-
-
-def whole(arrays: Mapping[str, np.ndarray]) -> Iterator[Part]:
-    """Return each array as one part."""
-    return (Part(name, array, array.shape) for name, array in arrays.items())
-
-
-def average_name(weight: str) -> str:
-    """Return the name of the variable that holds the average of a weight."""
-    return f"{weight}/average"
 
 
 def list_checkpoints(run_dir: str) -> list[str]:
@@ -227,33 +196,6 @@ def _checksum(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 
-@contextlib.contextmanager
-def read_errors(checkpoint: str) -> Iterator[None]:
-    """Raise RunError if TensorFlow cannot read a checkpoint."""
-    try:
-        yield
-    except (tf.errors.OpError, RuntimeError, ValueError) as error:
-        raise RunError(f"{checkpoint} cannot be read: {first_line(error)}") from error
-
-
-def model_path(checkpoint: str) -> bytes:
-    """Return the path that TensorFlow uses. It is bytes, because it may not be valid UTF-8."""
-    return os.fsencode(os.path.join(checkpoint, "model"))
-
-
-def tensor_shapes(checkpoint: str) -> dict[str, list[int]]:
-    """Return the shapes of the variables, and of the recurrent state of all rows, by name."""
-    with read_errors(checkpoint):
-        return tf.train.NewCheckpointReader(model_path(checkpoint)).get_variable_to_shape_map()
-
-
-def load_arrays(checkpoint: str, names: Iterable[str]) -> dict[str, np.ndarray]:
-    """Read tensors of a checkpoint by name."""
-    with read_errors(checkpoint):
-        reader = tf.train.NewCheckpointReader(model_path(checkpoint))
-        return {name: reader.get_tensor(name) for name in names}
-
-
 def weight_tensors(checkpoint: str) -> dict[str, str]:
     """Return the name of the tensor of each weight: its average if the checkpoint has one."""
     manifest = read_manifest(checkpoint)
@@ -273,8 +215,7 @@ def save(
     """Write a checkpoint. If the step already has one, update only its manifest.
 
     The weights of a step never change. Only facts about the weights change, such as the validation
-    perplexity. The parts of a tensor must be consecutive. They are written in groups, so that only
-    one group is in memory. `sync_events` is called when all parts have been read.
+    perplexity. `sync_events` is called when all parts have been read.
     """
     parent = os.path.join(run_dir, CHECKPOINTS_DIR)
     final = os.path.join(parent, f"step-{manifest.step:08d}")
@@ -290,7 +231,7 @@ def save(
             os.mkdir(parent)
             _fsync(run_dir)
         os.mkdir(temporary)
-        _write_tensors(temporary, parts)
+        write_tensors(temporary, parts)
         sync_events()
         names = sorted(os.listdir(temporary))
         for name in names:
@@ -311,46 +252,6 @@ def _reason(message: str, path: str) -> str:
     """Find "PATH...; No space left on device" in the dozen lines of a TensorFlow error."""
     lines = message.splitlines()
     return next((line.rpartition("; ")[2] for line in lines if line.startswith(path)), lines[0])
-
-
-def _write_tensors(directory: str, parts: Iterable[Part]) -> None:
-    # Use separate threads: this blocks one thread for as long as the disk takes, and the thread
-    # pool of the training, which sessions share, may have only one.
-    config = tf.ConfigProto(
-        device_count={"GPU": 0},
-        use_per_session_threads=True,
-        intra_op_parallelism_threads=1,
-        inter_op_parallelism_threads=1,
-    )
-    prefixes: list[bytes] = []
-    group: list[Part] = []
-    with tf.Graph().as_default(), tf.Session(config=config) as session:
-
-        def write_group() -> None:
-            prefixes.append(os.fsencode(os.path.join(directory, f"group-{len(prefixes)}")))
-            placeholders = [tf.placeholder(part.array.dtype, part.array.shape) for part in group]
-            save_op = tf.raw_ops.SaveV2(
-                prefix=prefixes[-1],
-                tensor_names=[part.name for part in group],
-                shape_and_slices=[part.slice_spec for part in group],
-                tensors=placeholders,
-            )
-            session.run(save_op, {ph: part.array for ph, part in zip(placeholders, group)})
-            group.clear()
-
-        for part in parts:
-            if group and sum(each.array.nbytes for each in (*group, part)) > _FILE_BYTES:
-                write_group()
-            group.append(part)
-        write_group()
-        # Renames the data files, and joins the lists of their contents.
-        session.run(
-            tf.raw_ops.MergeV2Checkpoints(
-                checkpoint_prefixes=prefixes,
-                destination_prefix=model_path(directory),
-                delete_old_dirs=False,
-            )
-        )
 
 
 def _write_manifest(

@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from lm.checkpoint import store
-from lm.checkpoint.store import Part
+from lm.checkpoint.store import weight_tensors
+from lm.checkpoint.tensors import Part, model_path, read_errors, tensor_shapes
 from lm.errors import UserError
+
+_PART_BYTES = 8 << 20  # largest part of a variable in memory, except for a single row
 
 # Both mappings are indexed by the name of the variable.
 Arrays = Mapping[str, np.ndarray]
@@ -59,7 +61,7 @@ class VariableReader:
             self._rows = {
                 name: variable.sparse_read(rows)
                 for name, variable in self._variables.items()
-                if variable.shape.rank and _num_bytes(variable) > store.PART_BYTES
+                if variable.shape.rank and _num_bytes(variable) > _PART_BYTES
             }
 
     def parts(self, session: tf.Session) -> Iterator[Part]:
@@ -72,7 +74,7 @@ class VariableReader:
                 yield Part(name, array, array.shape)
                 continue
             shape = variable.shape.as_list()
-            size = max(1, shape[0] * store.PART_BYTES // _num_bytes(variable))
+            size = max(1, shape[0] * _PART_BYTES // _num_bytes(variable))
             for first in range(0, shape[0], size):
                 feed = {self._range_ph: [first, min(first + size, shape[0])]}
                 yield Part(name, session.run(self._rows[name], feed), shape, first)
@@ -106,8 +108,8 @@ class VariableLoader:
 
     def load(self, session: tf.Session, checkpoint: str, tensors: Mapping[str, str]) -> None:
         """Set variables. `tensors` contains the name of each variable's tensor."""
-        path = store.model_path(checkpoint)
-        with store.read_errors(checkpoint):
+        path = model_path(checkpoint)
+        with read_errors(checkpoint):
             for name, tensor in tensors.items():
                 feed = {self._path_ph: path, self._tensor_ph: [tensor]}
                 session.run(self._load_ops[name], feed)
@@ -117,14 +119,14 @@ class VariableLoader:
 
         If `is_part`, the graph may lack weights of the checkpoint.
         """
-        tensors = store.weight_tensors(checkpoint)
+        tensors = weight_tensors(checkpoint)
         weights = {name: v.shape.as_list() for name, v in _weights(session.graph).items()}
         unused = sorted(tensors.keys() - weights.keys())
         if unused and not is_part:
             raise UserError(
                 f"the checkpoint has the weight {unused[0]}, which this model does not use"
             )
-        shapes = store.tensor_shapes(checkpoint)
+        shapes = tensor_shapes(checkpoint)
         check_fits({name: shapes[name] for name in tensors}, weights)
         self.load(session, checkpoint, {name: tensors[name] for name in weights})
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import tensorflow.compat.v1 as tf
 
-from lm.checkpoint.store import average_name
+from lm.checkpoint.tensors import average_name
 from lm.model.ops import fastest
 
 

@@ -11,7 +11,8 @@ import tensorflow.compat.v1 as tf
 
 from lm import logger
 from lm.checkpoint import store, variables
-from lm.checkpoint.store import Manifest, Part
+from lm.checkpoint.store import Manifest
+from lm.checkpoint.tensors import Part, whole
 from lm.config import RunOptions
 from lm.distributed.agreement import weights_mismatch
 from lm.distributed.communicator import Communicator
@@ -156,7 +157,7 @@ class Checkpointer:
         state = variables.gather_state(self._runner.state, self._comm.concat)
 
         def parts() -> Iterator[Part]:
-            return itertools.chain(self._reader.parts(self._session), store.whole(state))
+            return itertools.chain(self._reader.parts(self._session), whole(state))
 
         found = self._writer and variables.first_not_finite(self._session.graph, parts())
         wild = self._comm.gather(found)[0]

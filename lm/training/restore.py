@@ -11,6 +11,7 @@ import tensorflow.compat.v1 as tf
 from lm import logger
 from lm.checkpoint import store
 from lm.checkpoint.run_dir import RunDir
+from lm.checkpoint.tensors import load_arrays, tensor_shapes
 from lm.checkpoint.variables import (
     VariableLoader,
     check_fits,
@@ -90,9 +91,9 @@ def initial_values(
                 f"cannot resume: this network does not use {min(unused)} of the checkpoint. Start a"
                 " new run with --init_from and --init_partly"
             )
-        check_fits(store.tensor_shapes(checkpoint), {**variables, **state})
+        check_fits(tensor_shapes(checkpoint), {**variables, **state})
         names = {name: name for name in variables}
-        return InitialValues(checkpoint, names, store.load_arrays(checkpoint, state))
+        return InitialValues(checkpoint, names, load_arrays(checkpoint, state))
     if options.init_from:
         shapes = {name: variables[name] for name in weights}
         return InitialValues(options.init_from, _weights_of(options, vocabulary, shapes), {})
@@ -106,7 +107,7 @@ def _weights_of(
     path = options.init_from
     same_words = store.verify(path).record.vocabulary == vocabulary.sha256
     tensors, source = store.weight_tensors(path), f"--init_from {path}"
-    found = {name: shape for name, shape in store.tensor_shapes(path).items() if name in tensors}
+    found = {name: shape for name, shape in tensor_shapes(path).items() if name in tensors}
     if options.init_partly:
         fitting = _fitting_weights(found, source, shapes, same_words, len(vocabulary))
         return {name: tensors[name] for name in fitting}

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from lm.checkpoint import store
+from lm.checkpoint.tensors import load_arrays
 from lm.errors import RunError, UserError
 from lm.inference.evaluator import evaluate
 from lm.training.schedule import has_stalled
@@ -62,7 +63,7 @@ def test_the_state_of_optimizer_schedule_and_average_is_resumed(start, tmp_path,
     assert valid["perplexity"] == events(whole, "epoch")[-1]["valid_perplexity"]
     assert test["perplexity"] == events(whole, "test")[0]["test_perplexity"]
     names = ["embedding", "embedding/average"]
-    arrays = store.load_arrays(store.find_newest(str(whole)), names)
+    arrays = load_arrays(store.find_newest(str(whole)), names)
     assert not np.allclose(arrays["embedding"], arrays["embedding/average"], rtol=1e-2)
 
     fault = f"kill:1:{saved.step - 5}"

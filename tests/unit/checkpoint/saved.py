@@ -5,6 +5,7 @@ import pathlib
 import numpy as np
 
 from lm.checkpoint import store
+from lm.checkpoint.tensors import whole
 from lm.record import CorpusRecord, RunRecord
 
 RECORD = RunRecord(config={"seed": 1}, vocabulary="v", corpus=CorpusRecord("text", "/", "c"))
@@ -21,7 +22,7 @@ def manifest(step, perplexity=None, **fields):
 
 
 def save(run_dir, step, perplexity=None, keep=None, arrays=ARRAYS, **fields):
-    path = store.save(str(run_dir), store.whole(arrays), manifest(step, perplexity, **fields))
+    path = store.save(str(run_dir), whole(arrays), manifest(step, perplexity, **fields))
     if keep:
         store.prune(str(run_dir), keep, store.intact_manifests(str(run_dir)))
     return pathlib.Path(path)

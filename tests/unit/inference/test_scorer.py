@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from lm.checkpoint import store
+from lm.checkpoint.tensors import load_arrays, tensor_shapes, whole
 from lm.config import Config
 from lm.data.vocabulary import Vocabulary
 from lm.errors import UserError
@@ -76,10 +77,10 @@ def test_the_columns_of_the_output(run):
 def test_nan_is_an_error(tmp_path):
     write_run(tmp_path / "run", Config(hidden_size=4), Vocabulary(WORDS))
     (trained,) = store.list_checkpoints(str(tmp_path / "run"))
-    arrays = store.load_arrays(trained, store.tensor_shapes(trained))
+    arrays = load_arrays(trained, tensor_shapes(trained))
     nothing = {name: np.full_like(array, np.nan) for name, array in arrays.items()}
     spoilt = dataclasses.replace(store.read_manifest(trained), step=8)
-    store.save(str(tmp_path / "run"), store.whole(nothing), spoilt)
+    store.save(str(tmp_path / "run"), whole(nothing), spoilt)
     with pytest.raises(UserError, match="the network returns NaN: use a different checkpoint"):
         list(Scorer(open_run(tmp_path / "run")).score(["w1"]))
 

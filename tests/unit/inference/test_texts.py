@@ -5,6 +5,7 @@ import json
 import pytest
 
 from lm.checkpoint import store
+from lm.checkpoint.tensors import tensor_shapes
 from lm.config import Config
 from lm.data.vocabulary import Vocabulary
 from lm.errors import UserError
@@ -53,7 +54,7 @@ def test_a_run_opens_with_its_config_vocabulary_and_weights(tmp_path):
     for which in ["last", "best", str(tmp_path / "run/checkpoints/step-00000007")]:
         run = open_run(tmp_path / "run", which)
         assert (run.config.hidden_size, run.vocabulary) == (3, WITH_UNK)
-        assert store.tensor_shapes(run.checkpoint)["embedding"] == [5, 3]
+        assert tensor_shapes(run.checkpoint)["embedding"] == [5, 3]
         assert run.checkpoint == store.find(str(tmp_path / "run"))
 
 

@@ -7,7 +7,8 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from lm.checkpoint import variables
-from lm.checkpoint.store import save, whole
+from lm.checkpoint.store import save
+from lm.checkpoint.tensors import whole
 from lm.data.batches import Rows
 from lm.model import decoding
 from lm.model.network import Network

@@ -7,6 +7,7 @@ import threading
 import pytest
 
 from lm.checkpoint import store
+from lm.checkpoint.tensors import whole
 from lm.config import RunOptions
 from lm.distributed.communicator import Communicator
 from lm.distributed.supervisor import Supervisor
@@ -54,7 +55,7 @@ def test_old_checkpoints_are_verified_once(tmp_path, caplog):
     truncate(save(tmp_path, 2))
     writer = BackgroundWriter(str(tmp_path), keep=2)
     for step in (3, 4, 5):
-        writer.start(store.whole(ARRAYS), manifest(step))
+        writer.start(whole(ARRAYS), manifest(step))
         writer.wait()
     assert steps(tmp_path) == [4, 5]
     assert caplog.text.count("skipping a corrupt checkpoint") == 1

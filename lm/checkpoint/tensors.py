@@ -1,0 +1,114 @@
+"""The tensors of a checkpoint: TensorFlow's part of its files.
+
+Arrays of more than 32 MB in total are divided into several data files.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from lm.errors import RunError, first_line
+
+_FILE_BYTES = 32 << 20
+
+
+class Part(NamedTuple):
+    """Consecutive rows of a tensor in a checkpoint, or the whole tensor."""
+
+    name: str
+    array: np.ndarray
+    shape: Sequence[int]  # of the whole tensor
+    first_row: int = 0
+
+    @property
+    def slice_spec(self) -> str:
+        """The shape and the rows in the notation of TensorFlow's SaveV2."""
+        if self.array.shape == tuple(self.shape):
+            return ""
+        rows = f"{self.first_row},{len(self.array)}"
+        return " ".join([*map(str, self.shape), ":".join([rows, *["-"] * (len(self.shape) - 1)])])
+
+
+def whole(arrays: Mapping[str, np.ndarray]) -> Iterator[Part]:
+    """Return each array as one part."""
+    return (Part(name, array, array.shape) for name, array in arrays.items())
+
+
+def average_name(weight: str) -> str:
+    """Return the name of the variable that holds the average of a weight."""
+    return f"{weight}/average"
+
+
+@contextlib.contextmanager
+def read_errors(checkpoint: str) -> Iterator[None]:
+    """Raise RunError if TensorFlow cannot read a checkpoint."""
+    try:
+        yield
+    except (tf.errors.OpError, RuntimeError, ValueError) as error:
+        raise RunError(f"{checkpoint} cannot be read: {first_line(error)}") from error
+
+
+def model_path(checkpoint: str) -> bytes:
+    """Return the path that TensorFlow uses. It is bytes, because it may not be valid UTF-8."""
+    return os.fsencode(os.path.join(checkpoint, "model"))
+
+
+def tensor_shapes(checkpoint: str) -> dict[str, list[int]]:
+    """Return the shapes of the variables, and of the recurrent state of all rows, by name."""
+    with read_errors(checkpoint):
+        return tf.train.NewCheckpointReader(model_path(checkpoint)).get_variable_to_shape_map()
+
+
+def load_arrays(checkpoint: str, names: Iterable[str]) -> dict[str, np.ndarray]:
+    """Read tensors of a checkpoint by name."""
+    with read_errors(checkpoint):
+        reader = tf.train.NewCheckpointReader(model_path(checkpoint))
+        return {name: reader.get_tensor(name) for name in names}
+
+
+def write_tensors(directory: str, parts: Iterable[Part]) -> None:
+    """Write the parts in groups, so that only one group is in memory.
+
+    The parts of a tensor must be consecutive.
+    """
+    # Use separate threads: this blocks one thread for as long as the disk takes, and the thread
+    # pool of the training, which sessions share, may have only one.
+    config = tf.ConfigProto(
+        device_count={"GPU": 0},
+        use_per_session_threads=True,
+        intra_op_parallelism_threads=1,
+        inter_op_parallelism_threads=1,
+    )
+    prefixes: list[bytes] = []
+    group: list[Part] = []
+    with tf.Graph().as_default(), tf.Session(config=config) as session:
+
+        def write_group() -> None:
+            prefixes.append(os.fsencode(os.path.join(directory, f"group-{len(prefixes)}")))
+            placeholders = [tf.placeholder(part.array.dtype, part.array.shape) for part in group]
+            save_op = tf.raw_ops.SaveV2(
+                prefix=prefixes[-1],
+                tensor_names=[part.name for part in group],
+                shape_and_slices=[part.slice_spec for part in group],
+                tensors=placeholders,
+            )
+            session.run(save_op, {ph: part.array for ph, part in zip(placeholders, group)})
+            group.clear()
+
+        for part in parts:
+            if group and sum(each.array.nbytes for each in (*group, part)) > _FILE_BYTES:
+                write_group()
+            group.append(part)
+        write_group()
+        # Renames the data files, and joins the lists of their contents.
+        session.run(
+            tf.raw_ops.MergeV2Checkpoints(
+                checkpoint_prefixes=prefixes,
+                destination_prefix=model_path(directory),
+                delete_old_dirs=False,
+            )
+        )
