@@ -146,27 +146,32 @@ Status OrderByEnds(int64_t tokens, const Tensor& ends, int64_t multiple, TokenOr
 
 // Run fn(row0, row1, v0, v1, panels) in parallel for blocks of a matrix of M rows and `vectors`
 // vectors of columns. A block has at most `widest` vectors, so that a row is used for many vectors
-// while the panels stay in the L2 cache. All threads get the same number of pairs of vectors. If
-// there are too few columns, the rows are divided too. Return false if out of memory.
+// while the panels stay in the L2 cache. All threads get the same number of pairs of vectors. The
+// remaining pairs, fewer than threads, are divided by rows too. Return false if out of memory.
 template <class Fn>
 bool RunBlocks(OpKernelContext* ctx, int64_t M, int64_t vectors, int64_t widest,
                int64_t (*panel_floats)(int64_t, int64_t), int64_t K, const Fn& fn) {
   const int64_t threads = ctx->device()->tensorflow_cpu_worker_threads()->num_threads;
-  const int64_t pairs = (vectors + 1) / 2;
-  const int64_t fewest = (vectors + widest - 1) / widest;
-  const int64_t columns = std::min((fewest + threads - 1) / threads * threads, pairs);
-  const int64_t width = (pairs + columns - 1) / columns * 2;
-  const int64_t rows = std::max<int64_t>(1, std::min(threads / columns, M / 32));
+  const int64_t pairs = (vectors + 1) / 2, rest = pairs % threads, share = pairs / threads;
+  const int64_t columns = std::min((2 * share + widest - 1) / widest, share);  // of a thread
+  const int64_t rows = rest ? std::max<int64_t>(1, std::min(threads / rest, M / 32)) : 0;
   std::atomic<bool> out_of_memory{false};
-  ParallelFor(ctx, 1, columns * rows, [&](int64_t, int64_t block) {
-    Scratch panels(panel_floats(K, width));
-    if (!panels.data()) {
+  const auto run = [&](int64_t row0, int64_t row1, int64_t pair0, int64_t pair1) {
+    Scratch panels(panel_floats(K, 2 * (pair1 - pair0)));
+    if (panels.data())
+      fn(row0, row1, 2 * pair0, 2 * pair1, panels.data());
+    else
       out_of_memory = true;
-      return;
+  };
+  ParallelFor(ctx, 1, threads * (columns + 1), [&](int64_t, int64_t block) {
+    const int64_t thread = block / (columns + 1), column = block % (columns + 1);
+    if (column < columns) {
+      const int64_t pair = thread * share;
+      run(0, M, pair + share * column / columns, pair + share * (column + 1) / columns);
+    } else if (thread < rest * rows) {
+      const int64_t pair = threads * share + thread / rows, row = thread % rows;
+      run(M * row / rows, M * (row + 1) / rows, pair, pair + 1);
     }
-    const int64_t row = block / columns, column = block % columns;
-    fn(M * row / rows, M * (row + 1) / rows, pairs * column / columns * 2,
-       pairs * (column + 1) / columns * 2, panels.data());
   });
   return !out_of_memory;
 }

@@ -2,19 +2,29 @@
 
 import io
 import itertools
+import json
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure  # importing pyplot would look for a display
 from matplotlib.ticker import LogLocator, NullLocator
 
 from lm import logger
-from lm.report.comparison import RunMetrics, Section
+from lm.report.comparison import Group, RunMetrics, Section
 from lm.report.page import write_file
 from lm.report.tables import run_title
 
-# The style changes after the ten colors of Matplotlib.
-_STYLES = [style for style in ("-", "--", ":", "-.") for _ in range(10)]
+_SPLITS = "train", "valid"
+_MARKERS = "os^x"  # the marker changes after the ten colors of Matplotlib
+_DASHES = {"solid": "-", "dashed": "--", "dotted": ":", "dash-dot": "-."}
+
+
+class Curve(NamedTuple):
+    """Runs of a config with the same perplexities, which share their lines by epoch."""
+
+    label: str
+    runs: Sequence[RunMetrics]
 
 
 def draw_sections(sections: Sequence[Section], prefix: str) -> list[bytes | None]:
@@ -25,18 +35,35 @@ def draw_sections(sections: Sequence[Section], prefix: str) -> list[bytes | None
     """
     pngs: list[bytes | None] = []
     for number, section in enumerate(sections, start=1):
-        runs = [(group, run) for group in section.groups for run in group.runs if run.epochs]
-        if not runs:
+        curves = [curve for group in section.groups for curve in curves_of(group)]
+        if not curves:
             logger.info("no run has finished an epoch; no learning curves for %s", section.corpus)
             pngs.append(None)
             continue
-        labels = [run_title(run, group.label) for group, run in runs]
-        figure = draw_curves([run for _, run in runs], labels, title=section.corpus)
+        figure = draw_curves(curves, title=section.corpus)
         path = f"{prefix}-{number}" if len(sections) > 1 else prefix
         pngs.append(rendered(figure, "png"))
         write_file(f"{path}.png", pngs[-1])
         write_file(f"{path}.pdf", rendered(figure, "pdf"))
     return pngs
+
+
+def curves_of(group: Group) -> list[Curve]:
+    """Return the curves of the runs that have finished an epoch."""
+    identical: dict[str, list[RunMetrics]] = {}
+    for run in group.runs:
+        if run.epochs:
+            identical.setdefault(json.dumps([_perplexities(run, s) for s in _SPLITS]), []).append(
+                run
+            )
+    return [Curve(_label(group, runs), runs) for runs in identical.values()]
+
+
+def _label(group: Group, runs: Sequence[RunMetrics]) -> str:
+    if len(runs) == 1:
+        return run_title(runs[0], group.label)
+    names = [f"{run_title(run)} {dashes}" for run, dashes in zip(runs, itertools.cycle(_DASHES))]
+    return f"{group.label}, identical: {', '.join(names)}"
 
 
 def rendered(figure: Figure, form: str) -> bytes:
@@ -46,22 +73,24 @@ def rendered(figure: Figure, form: str) -> bytes:
     return buffer.getvalue()
 
 
-def draw_curves(runs: Sequence[RunMetrics], labels: Sequence[str], title: str) -> Figure:
-    """Draw train and validation perplexity of labeled runs against epoch and training time.
+def draw_curves(curves: Sequence[Curve], title: str) -> Figure:
+    """Draw train and validation perplexity against epoch and training time.
 
-    Each run has at least one epoch.
+    Each run has at least one epoch. Identical runs share a line by epoch. By time, they have a line
+    each, which differ in their dashes.
     """
-    legend_inches = 0.21 * -(-len(labels) // 2)
+    legend_inches = 0.21 * len(curves)
     figure = Figure(figsize=(10, 6.8 + legend_inches))
     axes = figure.subplots(2, 2, sharex="col", sharey="row")
-    for run, style in zip(runs, itertools.cycle(_STYLES)):
-        numbers = [epoch["epoch"] for epoch in run.epochs]
-        seconds = list(itertools.accumulate(epoch["epoch_seconds"] for epoch in run.epochs))
-        for row, split in enumerate(["train", "valid"]):
-            # NaN leaves a gap, for runs without validation and infinite perplexities.
-            values = [epoch.get(f"{split}_perplexity") or float("nan") for epoch in run.epochs]
-            for column, where in enumerate([numbers, seconds]):
-                axes[row, column].plot(where, values, style, marker="o", markersize=3)
+    for index, curve in enumerate(curves):
+        style = dict(color=f"C{index % 10}", marker=_MARKERS[index // 10 % 4], markersize=3)
+        for row, split in enumerate(_SPLITS):
+            for run, dashes in zip(curve.runs, itertools.cycle(_DASHES.values())):
+                epochs, values = run.epochs, _perplexities(run, split)
+                seconds = list(itertools.accumulate(epoch["epoch_seconds"] for epoch in epochs))
+                axes[row, 1].plot(seconds, values, dashes, **style)
+            numbers = [epoch["epoch"] for epoch in epochs]
+            axes[row, 0].plot(numbers, values, "-", **style)
     for row, split in enumerate(["train", "validation"]):
         axes[row, 0].set_ylabel(f"{split} perplexity")
         for panel in axes[row]:
@@ -80,9 +109,14 @@ def draw_curves(runs: Sequence[RunMetrics], labels: Sequence[str], title: str) -
     # Matplotlib omits labels that start with "_", and reads text between two "$" as a formula.
     # Therefore the labels are set as plain text afterwards.
     lines = axes[0, 0].lines
-    legend = figure.legend(lines, ["name"] * len(lines), loc="lower center", ncols=2, frameon=False)
-    for text, label in zip(legend.get_texts(), labels):
-        text.set_text(label)
+    legend = figure.legend(lines, ["name"] * len(lines), loc="lower center", frameon=False)
+    for text, curve in zip(legend.get_texts(), curves):
+        text.set_text(curve.label)
         text.set_parse_math(False)
     figure.tight_layout(rect=(0, (0.2 + legend_inches) / figure.get_figheight(), 1, 1))
     return figure
+
+
+def _perplexities(run: RunMetrics, split: str) -> list[float]:
+    """Return a value per epoch. NaN leaves a gap: no validation, or an infinite perplexity."""
+    return [epoch.get(f"{split}_perplexity") or float("nan") for epoch in run.epochs]

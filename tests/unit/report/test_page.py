@@ -9,7 +9,7 @@ from lm.cli.tables import markdown_table
 from lm.errors import UserError
 from lm.record import CorpusRecord
 from lm.report.comparison import group_by_corpus, read_run
-from lm.report.curves import draw_curves, draw_sections
+from lm.report.curves import Curve, curves_of, draw_curves, draw_sections
 from lm.report.page import build_page, write_file
 from tests.unit.report.runs import CONFIG, write_run
 
@@ -55,13 +55,23 @@ def test_a_page_follows_a_link(tmp_path):
 
 def test_names_are_drawn_as_plain_text(tmp_path):
     names = ["_x", "x$\\frac$y", "a|b"]
-    runs = [write_run(tmp_path / str(index)) for index in range(len(names))]
-    figure = draw_curves(runs, names, title="$\\frac$")
+    curves = [Curve(name, [write_run(tmp_path / str(i))]) for i, name in enumerate(names)]
+    figure = draw_curves(curves, title="$\\frac$")
     figure.savefig(io.BytesIO(), format="png")
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == names
     sections = group_by_corpus([write_run(tmp_path / "line\nend", config={"name": "\udcff"})])
     build_page(sections, [None]).encode()
+
+
+def test_identical_runs_share_a_line_by_epoch(tmp_path):
+    runs = [write_run(tmp_path / str(ranks), ranks=ranks) for ranks in (1, 2)]
+    (section,) = group_by_corpus(runs)
+    (curve,) = curves_of(section.groups[0])
+    assert curve.runs == runs
+    assert curve.label.endswith("/1 (1 rank) solid, " + f"{tmp_path}/2 (2 ranks) dashed")
+    by_epoch, by_time = draw_curves([curve], title="").axes[:2]
+    assert len(by_epoch.lines) == 1 and len(by_time.lines) == 2
 
 
 def test_runs_without_validation_have_curves(tmp_path):
