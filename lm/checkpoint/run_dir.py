@@ -60,7 +60,7 @@ def open_run_dir(
     path = _make(output_dir, config.name)
     _lock(path, stack)
     if not resume:
-        if store.list_checkpoints(path) or os.path.exists(os.path.join(path, METRICS_FILE)):
+        if store.list_checkpoints(path) or os.path.exists(os.path.join(path, RUN_FILE)):
             raise UserError(
                 f"output_dir {path} already contains a run: add --resume, or choose a"
                 " different directory"

@@ -90,6 +90,7 @@ def test_help_documents_the_flags_without_tensorflow(tmp_path):
     [
         (["--keep_prob", 2], "keep_prob"),
         (["--output_dir", "/proc/no_such_dir"], "/proc/no_such_dir"),
+        (["--log_path", "/proc/no/x.log"], "(No such file or directory); check --log_path"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(tmp_path, corpora, arguments, message):
@@ -97,7 +98,8 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path, corpora, arguments, mes
         "lm.train", *TINY, "--data_path", corpora, "--output_dir", tmp_path / "run", *arguments
     )
     assert message in one_error(result, 2)
-    assert not os.path.exists(tmp_path / "run" / "metrics.jsonl")
+    # The directory does not count as a run, so the corrected command can use it.
+    assert not os.path.exists(tmp_path / "run" / "run.json")
 
 
 def test_the_log_may_be_in_the_directory_of_the_new_run(tmp_path, corpora):

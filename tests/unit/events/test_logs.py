@@ -9,7 +9,6 @@ import threading
 
 import pytest
 
-from lm.errors import UserError
 from lm.events.logs import LogFiles
 
 PROGRAM = """
@@ -36,12 +35,6 @@ def test_a_failing_console_does_not_stop_the_program(tmp_path):
     assert (result.returncode, result.stdout) == (0, "the end\n"), result.stderr
     assert "line 50\n" in result.stderr and "line 51\n" not in result.stderr
     assert len((tmp_path / "log").read_text().splitlines()) == 100
-
-
-def test_a_log_file_that_cannot_be_opened_is_an_error_of_the_user(tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(UserError, match=r"file/logs/x\.log \(Not a directory\); check --log_path"):
-        LogFiles([str(tmp_path / "file" / "logs" / "x.log")], "master", 0)
 
 
 def test_lines_of_two_threads_are_written_once(tmp_path):
