@@ -5,6 +5,7 @@ import dataclasses
 import errno
 import json
 import os
+import re
 import shutil
 
 import pytest
@@ -46,10 +47,17 @@ def resume(made, tmp_path):
 
 @contextlib.contextmanager
 def open_directory(path, config, corpus, resume=True, **options):
-    options = RunOptions(output_dir=str(path), resume=resume, **options)
+    options = RunOptions(output_dir=path and str(path), resume=resume, **options)
     record = RunRecord(dataclasses.asdict(config), corpus.vocabulary.sha256, corpus.record)
     with contextlib.ExitStack() as stack:
         yield open_run_dir(config, options, record, stack)
+
+
+def test_the_default_directory_is_named_by_config_and_time(made, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with open_directory(None, *made[1:], resume=False) as run_dir:
+        assert re.fullmatch(rf"runs/{made[1].name}-\d{{8}}-\d{{6}}", run_dir.path)
+        assert os.path.isdir(run_dir.path)
 
 
 def test_a_config_field_missing_in_an_old_checkpoint_has_its_default(resume):
