@@ -136,15 +136,17 @@ def _table(study: optuna.Study) -> Table:
 
 def build_search_page(search: FoundSearch) -> str:
     """Return the report of a search as an HTML page. optuna-dashboard has more plots."""
-    from lm.report.curves import draw_curves, rendered  # needs matplotlib
+    from lm.report.curves import Curve, draw_curves, rendered  # needs matplotlib
 
     text = search_text(search)
     parts = [page.text_html(text)]
     numbers = [trial.number for trial in best_trials(search.study)[:_MAX_CURVES]]
     if numbers:
-        curves = [read_run(trial_dir(search.directory, number)) for number in numbers]
-        labels = [f"trial {number:04d}" for number in numbers]
-        figure = draw_curves(curves, labels, title="Learning curves of the best trials")
+        curves = [
+            Curve(f"trial {number:04d}", [read_run(trial_dir(search.directory, number))])
+            for number in numbers
+        ]
+        figure = draw_curves(curves, title="Learning curves of the best trials")
         parts.append(page.image_html(rendered(figure, "png")))
     parts.append(page.details_html("Settings of the search", search.settings._asdict()))
     return page.page_html(text.partition("\n")[0], parts)

@@ -215,7 +215,7 @@ def slow_copy(seconds):
 def slow_disk(seconds):
     import lm.checkpoint.store
 
-    around(lm.checkpoint.store, "_write_tensors", after=lambda *_: time.sleep(float(seconds)))
+    around(lm.checkpoint.store, "write_tensors", after=lambda *_: time.sleep(float(seconds)))
 
 
 @fault
