@@ -4,6 +4,7 @@ The command-line flags are generated from these fields.
 """
 
 import dataclasses
+import itertools
 import re
 
 from lm.errors import UserError
@@ -177,6 +178,14 @@ class Config(Checked):
     def cutoffs(self) -> tuple[int, ...]:
         """The token ID of the first word of each cluster of the adaptive softmax, or ()."""
         return tuple(map(int, filter(None, self.adaptive_softmax_cutoffs.split(","))))
+
+    def band_shapes(self, units: int, vocab_size: int) -> list[list[int]]:
+        """Return the shapes [W, K] of the words of the head and of each cluster."""
+        edges = itertools.pairwise((0, *self.cutoffs, vocab_size))
+        return [
+            [end - first, max(units // self.adaptive_softmax_factor**band, 1)]
+            for band, (first, end) in enumerate(edges)
+        ]
 
     @property
     def has_horizon(self) -> bool:

@@ -82,7 +82,7 @@ def measure_products(
 ) -> dict[str, list[list]]:
     """Time the three products of the output layer of this program and of TensorFlow, in turn.
 
-    Return the sizes M, K and N, and the seconds of both, by the name of the product.
+    Return by the name of the product: sizes M, K and N, our seconds, and TensorFlow's seconds.
     """
     tokens, hidden = config.batch_size * config.num_steps, config.hidden_size
     sessions = session_config(start_tensorflow(comm, threads))

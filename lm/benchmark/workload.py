@@ -69,13 +69,11 @@ def initial_weights(config: Config, vocab_size: int) -> dict[str, np.ndarray]:
         "softmax/bias": [vocab_size],
     }
     if config.cutoffs:
-        ends = (*config.cutoffs, vocab_size)
-        size = ends[0] + len(config.cutoffs)
+        size = config.cutoffs[0] + len(config.cutoffs)
         shapes |= {"softmax/weights": [hidden, size], "softmax/bias": [size]}
-        for c in range(len(config.cutoffs)):
-            units = max(hidden // config.adaptive_softmax_factor ** (c + 1), 1)
-            shapes[f"softmax/cluster_{c}/projection"] = [hidden, units]
-            shapes[f"softmax/cluster_{c}/words"] = [ends[c + 1] - ends[c], units]
+        for c, words in enumerate(config.band_shapes(hidden, vocab_size)[1:]):
+            shapes[f"softmax/cluster_{c}/projection"] = [hidden, words[1]]
+            shapes[f"softmax/cluster_{c}/words"] = words
     for layer in range(config.num_layers):
         for name in LSTM_WEIGHTS:
             rows = [] if name == "bias" else [hidden]

@@ -153,7 +153,7 @@ bool RunBlocks(OpKernelContext* ctx, int64_t M, int64_t vectors, int64_t widest,
                int64_t (*panel_floats)(int64_t, int64_t), int64_t K, const Fn& fn) {
   const int64_t threads = ctx->device()->tensorflow_cpu_worker_threads()->num_threads;
   const int64_t pairs = (vectors + 1) / 2, rest = pairs % threads, share = pairs / threads;
-  const int64_t columns = std::min((2 * share + widest - 1) / widest, share);  // of a thread
+  const int64_t columns = std::min((2 * share + widest - 1) / widest, share);  // per thread
   const int64_t rows = rest ? std::max<int64_t>(1, std::min(threads / rest, M / 32)) : 0;
   std::atomic<bool> out_of_memory{false};
   const auto run = [&](int64_t row0, int64_t row1, int64_t pair0, int64_t pair1) {

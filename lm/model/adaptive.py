@@ -46,19 +46,10 @@ class AdaptiveWeights(NamedTuple):
     head_projection: tf.Tensor | None = None  # [H, E] if tied and H differs from E
 
 
-def _band_shapes(config: Config, units: int, vocab_size: int) -> list[list[int]]:
-    """Return the shapes [W, K] of the words of the head and of each cluster."""
-    cutoffs = config.cutoffs
-    return [
-        [end - first, max(units // config.adaptive_softmax_factor**band, 1)]
-        for band, (first, end) in enumerate(zip((0, *cutoffs), (*cutoffs, vocab_size)))
-    ]
-
-
 def get_weights(config: Config, hidden: int, vocab_size: int) -> AdaptiveWeights:
     """Create the weights in the current variable scope, or find them again."""
     clusters = []
-    for c, shape in enumerate(_band_shapes(config, hidden, vocab_size)[1:]):
+    for c, shape in enumerate(config.band_shapes(hidden, vocab_size)[1:]):
         with tf.variable_scope(f"cluster_{c}"):
             projection = tf.get_variable("projection", [hidden, shape[1]])
             clusters.append(Cluster(projection, tf.get_variable("words", shape)))
@@ -98,7 +89,7 @@ def get_embedding(
 
     Return the table [W, K] of each band, and the projections of all bands, [sum of K, E].
     """
-    shapes = _band_shapes(config, units, vocab_size)
+    shapes = config.band_shapes(units, vocab_size)
     bands = [
         tf.get_variable(f"band_{band}", shape, initializer=initializer)
         for band, shape in enumerate(shapes)

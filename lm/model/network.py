@@ -181,7 +181,7 @@ class Network:
     ) -> None:
         """Store why results of the training can differ between runs, and warn."""
         draws = network_rules.why_irreproducible(made, results)
-        if draws:
+        if draws and not self.why_irreproducible:  # several calls have the same reason
             self.why_irreproducible = f"{where} {draws}"
             logger.warning(self.why_irreproducible)
 

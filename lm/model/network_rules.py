@@ -147,7 +147,7 @@ def check_variables(
 
 
 def only_table(where: str, setting: str, tables: Mapping[str, Table]) -> Table:
-    """Return the only embedding table, which a setting needs."""
+    """Return the embedding table of a network, or raise UserError if it has none or several."""
     if len(tables) != 1:
         raise UserError(
             f"{where}: {setting} needs exactly one table of context.embed(inputs_TB), not"

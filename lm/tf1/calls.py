@@ -144,6 +144,7 @@ def _seed_by_name(initial_value: tf.Tensor, name: str, call: _Call) -> None:
 
 @contextlib.contextmanager
 def _replaced(module: Any, values: Mapping[str, Any]) -> Iterator[None]:
+    """Replace attributes of a module."""
     before = {name: getattr(module, name) for name in values}
     try:
         for name, value in values.items():
@@ -211,8 +212,11 @@ def placeholder(dtype: Any, shape: Any = None, name: str | None = None) -> tf.Te
 def create_variable(
     initial_value: Any = None,
     trainable: bool = True,
-    *others: Any,
+    collections: Any = None,
+    validate_shape: bool = True,
+    caching_device: Any = None,
     name: str | None = None,
+    variable_def: Any = None,
     dtype: Any = None,
     **options: Any,
 ) -> tf.Variable:

@@ -102,7 +102,13 @@ class HParams:
 
 
 def _lstm_block_cell(
-    num_units: int, forget_bias: float = 1.0, cell_clip=None, use_peephole=False, **options: Any
+    num_units: int,
+    forget_bias: float = 1.0,
+    cell_clip: float | None = None,
+    use_peephole: bool = False,
+    dtype: Any = None,
+    reuse: bool | None = None,
+    name: str = "lstm_cell",
 ) -> Any:
     """Return a BasicLSTMCell, which computes the same with the same variables."""
     if cell_clip is not None or use_peephole:
@@ -110,7 +116,7 @@ def _lstm_block_cell(
             "tf.contrib.rnn.LSTMBlockCell with cell_clip or use_peephole does not exist in"
             " TensorFlow 2; use tf.nn.rnn_cell.LSTMCell"
         )
-    return tf.nn.rnn_cell.BasicLSTMCell(num_units, forget_bias, **{"name": "lstm_cell", **options})
+    return tf.nn.rnn_cell.BasicLSTMCell(num_units, forget_bias, reuse=reuse, name=name, dtype=dtype)
 
 
 def _cross_entropy(loss: Callable | None, logits: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:

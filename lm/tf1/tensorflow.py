@@ -1,6 +1,7 @@
 """The module `tensorflow` of TF 1.x: `tensorflow.compat.v1` with the names that it lost."""
 
 import functools
+import inspect
 import types
 from collections.abc import Sequence
 from typing import Any
@@ -104,13 +105,17 @@ def _flags() -> Namespace:
     )
 
 
-def _dynamic_rnn(cell, inputs, sequence_length=None, initial_state=None, dtype=None, **options):
+def _dynamic_rnn(*args: Any, **kwargs: Any) -> tuple[tf.Tensor, Any]:
     """Unroll `tf.nn.dynamic_rnn` if T is known, so that time steps have different dropout masks."""
-    axis = 0 if options.get("time_major") else 1
+    call = inspect.signature(tf.nn.dynamic_rnn).bind(*args, **kwargs)
+    call.apply_defaults()
+    given, axis = call.arguments, 0 if call.arguments["time_major"] else 1
+    inputs = given["inputs"]
     is_tensor = isinstance(inputs, tf.Tensor) and inputs.shape.rank is not None
-    if sequence_length is None and is_tensor and inputs.shape.as_list()[axis] is not None:
+    is_full = given["sequence_length"] is None
+    if is_full and is_tensor and inputs.shape.as_list()[axis] is not None:
         steps = tf.unstack(inputs, axis=axis)
-        scope = options.get("scope")
-        outputs, state = tf.nn.static_rnn(cell, steps, initial_state, dtype, scope=scope)
+        options = {name: given[name] for name in ("initial_state", "dtype", "scope")}
+        outputs, state = tf.nn.static_rnn(given["cell"], steps, **options)
         return tf.nest.map_structure(lambda *parts: tf.stack(parts, axis), *outputs), state
-    return tf.nn.dynamic_rnn(cell, inputs, sequence_length, initial_state, dtype, **options)
+    return tf.nn.dynamic_rnn(*args, **kwargs)

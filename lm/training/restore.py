@@ -103,7 +103,7 @@ def initial_values(
 def _weights_of(
     options: RunOptions, vocabulary: Vocabulary, shapes: Mapping[str, list]
 ) -> dict[str, str]:
-    """Return the tensors of the weights of --init_from."""
+    """Return the name of the tensor in --init_from for each weight."""
     path = options.init_from
     same_words = store.verify(path).record.vocabulary == vocabulary.sha256
     tensors, source = store.weight_tensors(path), f"--init_from {path}"

@@ -30,3 +30,8 @@ def test_unreachable_hosts_are_a_one_line_error():
 def test_a_single_rank_is_rejected():
     result = run_command([*mpirun(1), *CHECK], environment(), timeout=60)
     assert result.returncode == 2 and "the check needs two or more ranks" in result.stderr
+
+
+def test_missing_mpirun_is_an_error(tmp_path):
+    result = run_module("lm.check", env={"PATH": str(tmp_path)})
+    assert result.returncode == 2 and "mpirun is not in PATH" in result.stderr

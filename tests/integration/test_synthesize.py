@@ -26,3 +26,10 @@ def test_a_run_on_a_synthetic_corpus_reports_the_true_perplexity(tmp_path):
     assert result.returncode == 0, result.stderr
     assert f"(true: {true})" in result.stdout + result.stderr
     assert "vocabulary of 2,001 words" in result.stderr
+
+
+def test_a_text_of_the_user_is_not_overwritten(tmp_path):
+    (tmp_path / "test.txt").write_text("my own\n")
+    result = run_module("lm.synthesize", "--output_dir", tmp_path)
+    assert result.returncode == 2
+    assert "test.txt is a different corpus and is not overwritten" in result.stderr

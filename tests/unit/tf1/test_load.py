@@ -140,7 +140,7 @@ from tensorflow.python.ops import rnn_cell
 def build(x, is_training):
     cells = [tf.contrib.rnn.LSTMBlockCell(4), rnn_cell.GRUCell(4)]
     cell = tf.nn.rnn_cell.MultiRNNCell(cells)
-    return tf.nn.dynamic_rnn(cell, x, dtype=tf.float32, time_major=True)[0]
+    return tf.nn.dynamic_rnn(cell, x, None, None, tf.float32, None, False, True)[0]
 """
 SLIM = """
 import tensorflow as tf
