@@ -26,11 +26,16 @@ class Part(NamedTuple):
 
     @property
     def slice_spec(self) -> str:
-        """The shape and the rows in the notation of TensorFlow's SaveV2."""
+        """The rows in the notation of TensorFlow, or "" for the whole tensor."""
         if self.array.shape == tuple(self.shape):
             return ""
-        rows = f"{self.first_row},{len(self.array)}"
-        return " ".join([*map(str, self.shape), ":".join([rows, *["-"] * (len(self.shape) - 1)])])
+        return slice_spec(self.shape, self.first_row, len(self.array))
+
+
+def slice_spec(shape: Sequence[int], first_row: int, num_rows: int) -> str:
+    """Return some rows of a tensor in the notation of TensorFlow's SaveV2 and RestoreV2."""
+    slices = [f"{first_row},{num_rows}", *["-"] * (len(shape) - 1)]
+    return " ".join([*map(str, shape), ":".join(slices)])
 
 
 def whole(arrays: Mapping[str, np.ndarray]) -> Iterator[Part]:

@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from lm.checkpoint.store import weight_tensors
-from lm.checkpoint.tensors import Part, model_path, read_errors, tensor_shapes
+from lm.checkpoint.tensors import Part, model_path, read_errors, slice_spec, tensor_shapes
 from lm.errors import UserError
 
 _PART_BYTES = 8 << 20  # largest part of a variable in memory, except for a single row
@@ -61,7 +61,7 @@ class VariableReader:
             self._rows = {
                 name: variable.sparse_read(rows)
                 for name, variable in self._variables.items()
-                if variable.shape.rank and _num_bytes(variable) > _PART_BYTES
+                if _is_large(variable)
             }
 
     def parts(self, session: tf.Session) -> Iterator[Part]:
@@ -73,46 +73,53 @@ class VariableReader:
                 array = np.array(session.run(variable))
                 yield Part(name, array, array.shape)
                 continue
-            shape = variable.shape.as_list()
-            size = max(1, shape[0] * _PART_BYTES // _num_bytes(variable))
-            for first in range(0, shape[0], size):
-                feed = {self._range_ph: [first, min(first + size, shape[0])]}
-                yield Part(name, session.run(self._rows[name], feed), shape, first)
+            for first, end in _row_ranges(variable):
+                rows = session.run(self._rows[name], {self._range_ph: [first, end]})
+                yield Part(name, rows, variable.shape.as_list(), first)
 
 
 class VariableLoader:
-    """Sets variables to the tensors of a checkpoint, one at a time.
+    """Sets variables to the tensors of a checkpoint.
 
-    TensorFlow reads a tensor into memory that becomes the memory of the variable, and the memory of
-    the old value is freed first. Thus, loading needs no memory for a second copy. Create the loader
-    in the graph of the variables, before the graph is finalized.
+    The rows of a large variable are replaced in place, so that loading needs little memory. Create
+    the loader in the graph of the variables, before the graph is finalized.
     """
 
     def __init__(self) -> None:
+        self._variables = _global_variables(tf.get_default_graph())
         self._load_ops = {}
         with tf.name_scope("lm_loader"):
             self._path_ph = tf.placeholder(tf.string, [], "path")
             self._tensor_ph = tf.placeholder(tf.string, [1], "tensor")
-            for name, variable in _global_variables(tf.get_default_graph()).items():
-                free_ops = []
-                if hasattr(variable, "handle"):  # unless a config file disables TF2's behavior
-                    free_ops.append(tf.raw_ops.DestroyResourceOp(resource=variable.handle))
-                with tf.control_dependencies(free_ops), tf.device("cpu:0"):
+            self._slice_ph = tf.placeholder(tf.string, [1], "slice")
+            self._range_ph = tf.placeholder(tf.int32, [2], "range")
+            rows = tf.range(self._range_ph[0], self._range_ph[1])
+            for name, variable in self._variables.items():
+                with tf.device("cpu:0"):
                     (value,) = tf.raw_ops.RestoreV2(
                         prefix=self._path_ph,
                         tensor_names=self._tensor_ph,
-                        shape_and_slices=[""],
+                        shape_and_slices=self._slice_ph,
                         dtypes=[variable.dtype.base_dtype],
                     )
-                self._load_ops[name] = variable.assign(value, read_value=False)
+                if _is_large(variable):
+                    self._load_ops[name] = tf.scatter_update(variable, rows, value).op
+                else:
+                    self._load_ops[name] = variable.assign(value, read_value=False)
 
     def load(self, session: tf.Session, checkpoint: str, tensors: Mapping[str, str]) -> None:
         """Set variables. `tensors` contains the name of each variable's tensor."""
         path = model_path(checkpoint)
         with read_errors(checkpoint):
             for name, tensor in tensors.items():
-                feed = {self._path_ph: path, self._tensor_ph: [tensor]}
-                session.run(self._load_ops[name], feed)
+                feed = {self._path_ph: path, self._tensor_ph: [tensor], self._slice_ph: [""]}
+                if not _is_large(self._variables[name]):
+                    session.run(self._load_ops[name], feed)
+                    continue
+                shape = self._variables[name].shape.as_list()
+                for first, end in _row_ranges(self._variables[name]):
+                    feed[self._slice_ph] = [slice_spec(shape, first, end - first)]
+                    session.run(self._load_ops[name], {**feed, self._range_ph: [first, end]})
 
     def load_weights(self, session: tf.Session, checkpoint: str, is_part: bool = False) -> None:
         """Set the weights of the graph, to averages if the checkpoint has them.
@@ -133,6 +140,18 @@ class VariableLoader:
 
 def _num_bytes(variable: tf.Variable) -> int:
     return math.prod(variable.shape.as_list()) * variable.dtype.size
+
+
+def _is_large(variable: tf.Variable) -> bool:
+    return bool(variable.shape.rank) and _num_bytes(variable) > _PART_BYTES
+
+
+def _row_ranges(variable: tf.Variable) -> Iterator[tuple[int, int]]:
+    """Yield the first row and the end of each part of a variable."""
+    num_rows = variable.shape.as_list()[0]
+    size = max(1, num_rows * _PART_BYTES // _num_bytes(variable))
+    for first in range(0, num_rows, size):
+        yield first, min(first + size, num_rows)
 
 
 def first_not_finite(graph: tf.Graph, parts: Iterable[Part]) -> str | None:
