@@ -6,26 +6,12 @@
 A flag overrides the config field of the same name.
 """
 
-import dataclasses
 import os
 
 from lm.cli import program
-from lm.cli.flags import parse
+from lm.cli.flags import ConfigChoice, parse
 from lm.config import Config, RunOptions
-from lm.options import Checked, option
 from lm.system import import_tensorflow
-
-
-@dataclasses.dataclass(frozen=True)
-class ConfigChoice(Checked):
-    """The flag that selects the config."""
-
-    config: str = option(
-        "config_small",
-        "a config in configs/, or the path of a .py file that defines get_config(); the file is"
-        " executed",
-        is_path=True,
-    )
 
 
 def main() -> None:

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from lm.benchmark.workload import Step, StepResult, load_words
+from lm.cli.flags import ConfigChoice
 from lm.config import Config
 from lm.config_file import load_config_file
 from lm.data.batches import TrainBatches, rows_of_rank
@@ -26,7 +27,7 @@ from lm.distributed import launch
 from lm.distributed.communicator import Communicator
 from lm.distributed.devices import count_cores
 from lm.errors import ERROR, RunError, UserError, needs_extra
-from lm.options import Checked, option
+from lm.options import option
 from lm.system import ends_with_this_process, import_tensorflow, peak_memory_mb
 
 _RESULT = "benchmark result: "  # marks the line of the result: libraries print to stdout too
@@ -37,12 +38,9 @@ _MIN_STEPS = 3
 
 
 @dataclasses.dataclass(frozen=True)
-class Options(Checked):
+class Options(ConfigChoice):
     """The options that all commands share."""
 
-    config: str = option(
-        "config_small", "a config in configs/, or a path to a .py file", is_path=True
-    )
     data_path: str | None = option(
         None,
         "directory of a corpus (default: random words of a 10,000-word vocabulary)",

@@ -33,6 +33,18 @@ _COMMON_FLAGS = {
 
 
 @dataclasses.dataclass(frozen=True)
+class ConfigChoice(Checked):
+    """The flag that selects the config."""
+
+    config: str = option(
+        "config_small",
+        "a config in configs/, or the path of a .py file that defines get_config(); the file is"
+        " executed",
+        is_path=True,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
 class RunChoice(Checked):
     """Flags that select a run and a checkpoint."""
 
@@ -64,11 +76,11 @@ class Arguments:
     """A parsed command line. `arguments[cls]` is an instance of the option class."""
 
     given: Mapping[type, Mapping[str, Any]]  # the fields of each option class that flags set
-    config_file: ConfigFile | None
+    config_file: ConfigFile | None  # of a command with a `ConfigChoice`
     positional: Sequence[str]
 
     def __getitem__(self, cls: type) -> Any:
-        if cls is Config and self.config_file:
+        if cls is Config:
             return replaced(self.config_file.config, **self.given[cls])
         return cls(**self.given[cls])
 
@@ -99,22 +111,21 @@ def parse(
     Args:
       usage: The description of the command, for `--help`.
       *option_classes: Dataclasses whose fields become flags. `Config` stands for the class of the
-        config in the file that `--config` names, and another class must have the field `config`.
+        config in the file that `--config` names, and needs a `ConfigChoice`.
       positional: Whether the command accepts arguments that are not flags.
       leave_out: Fields of `RunOptions` that the command does not accept.
 
     Raises:
       InfoRequested: For `--help`, `--version` and `--print_config`.
     """
-    file = _load_config_file(argv, option_classes) if Config in option_classes else None
+    file = _load_config_file(argv) if Config in option_classes else None
     # Libraries define dozens of flags in absl's global FLAGS.
     flags, fields = absl_flags.FlagValues(), {}
     for name, text in _COMMON_FLAGS.items():
         absl_flags.DEFINE_boolean(name, False, text, flag_values=flags)
     for cls in option_classes:
-        actual, skipped = cls, leave_out if cls is RunOptions else ()
-        if cls is Config and file:
-            actual = type(file.config)
+        actual = type(file.config) if cls is Config else cls
+        skipped = leave_out if cls is RunOptions else ()
         fields[cls] = [field for field in dataclasses.fields(actual) if field.name not in skipped]
         for field in fields[cls]:
             _define(flags, actual, field)
@@ -139,15 +150,14 @@ def field_help(field: dataclasses.Field) -> str:
     return field.metadata["help"] + (f" (one of: {choices})" if choices else "")
 
 
-def _load_config_file(argv: Sequence[str], option_classes: Sequence[type]) -> ConfigFile | None:
+def _load_config_file(argv: Sequence[str]) -> ConfigFile:
     """Load the file that `--config` names. Its config class determines which flags exist."""
-    cls = next(cls for cls in option_classes if "config" in cls.__dataclass_fields__)
     flags = absl_flags.FlagValues()
-    _define(flags, cls, cls.__dataclass_fields__["config"])
+    _define(flags, ConfigChoice, ConfigChoice.__dataclass_fields__["config"])
     flags.set_gnu_getopt(True)  # Continue after the values of unknown flags.
     _read(flags, argv, known_only=True)
-    name = flags["config"].value if flags["config"].present else cls.config
-    return None if name is None else load_config_file(os.path.expanduser(name))
+    name = flags["config"].value if flags["config"].present else ConfigChoice.config
+    return load_config_file(os.path.expanduser(name))
 
 
 def _define(flags: absl_flags.FlagValues, cls: type, field: dataclasses.Field) -> None:

@@ -16,7 +16,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from lm.cli.flags import Arguments, parse
+from lm.cli.flags import Arguments, ConfigChoice, parse
 from lm.config import Config, RunOptions
 from lm.errors import UserError
 from lm.files import sha256_of
@@ -34,14 +34,9 @@ _RESUME = ["resume"]  # these options do not influence the values of a trial
 
 
 @dataclasses.dataclass(frozen=True)
-class SearchDirectory(Checked):
+class SearchDirectory(ConfigChoice):
     """The search to start or to resume."""
 
-    config: str = option(
-        "config_small",
-        "a config in configs/, or the path of a .py file that defines get_config()",
-        is_path=True,
-    )
     output_dir: str = option("", "directory of the search", required=True, is_path=True)
     resume: bool = option(False, "resume the search in --output_dir, or start it if it is missing")
 
