@@ -102,27 +102,27 @@ def num_ranks_text(count: int) -> str:
 
 def read_run(directory: str) -> RunMetrics:
     """Read the record and the events of a run."""
-    path = os.path.join(directory, METRICS_FILE)
     record = load_record(directory)
     if record is None:
         raise UserError(f"{directory} is not a run: it has no {RUN_FILE}")
-    starts: list[Event] = []
-    events: list[Event] = []
     try:
-        with open(path, encoding="utf-8") as file:
-            # A kill may cut off the last line, or the run may be writing it.
-            lines = file.read().split("\n")[:-1]
-        for event in map(json.loads, lines):
-            if event["event"] == "start":
-                starts.append(event)
-            elif event["event"] != "end":
-                event["step"] = int(event["step"])
-                events.append(event)
+        found = read_events(directory)
+        starts = [event for event in found if event["event"] == "start"]
+        events = [event for event in found if event["event"] not in ("start", "end")]
+        for event in events:
+            event["step"] = int(event["step"])
     except OSError as error:
         raise UserError(f"{directory} is not a run: {error.filename}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
+        path = os.path.join(directory, METRICS_FILE)
         raise UserError(f"{path} is corrupt: {error!r}") from error
     return RunMetrics(directory, record, starts, events)
+
+
+def read_events(directory: str) -> list[dict[str, Any]]:
+    """Read the complete lines of metrics.jsonl. The last line may be cut off, or being written."""
+    with open(os.path.join(directory, METRICS_FILE), encoding="utf-8") as file:
+        return [json.loads(line) for line in file.read().split("\n")[:-1]]
 
 
 class Group(NamedTuple):

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import itertools
-import json
 import os
 import shlex
 import signal
@@ -15,7 +14,8 @@ from lm.config import Config, RunOptions
 from lm.distributed import launch
 from lm.errors import ERROR, UserError
 from lm.files import locked
-from lm.record import LOCK_FILE, METRICS_FILE
+from lm.record import LOCK_FILE
+from lm.report.comparison import read_events
 from lm.search.options import CONSOLE_FILE, flag
 from lm.search.slots import TrialSlots
 from lm.system import ends_with_this_process
@@ -143,7 +143,5 @@ class TrialJob:
 
     def _events(self) -> list[dict[str, Any]]:
         with contextlib.suppress(OSError, ValueError):
-            with open(os.path.join(self.directory, METRICS_FILE), encoding="utf-8") as file:
-                # The run may be writing the last line.
-                return [json.loads(line) for line in file.read().split("\n")[:-1]]
+            return read_events(self.directory)
         return []
