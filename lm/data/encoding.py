@@ -8,7 +8,6 @@ start, and rebuilt if it is corrupt. All processes of a host map the same files 
 
 import codecs
 import collections
-import contextlib
 import errno
 import gzip
 import hashlib
@@ -83,10 +82,7 @@ def sha256_of_text(path: str) -> str:
 def _read_blocks(path: str, activity: str) -> Iterator[bytes]:
     # This is a separate generator, so that `except` does not catch errors of the caller's output.
     try:
-        with (
-            open(path, "rb") as file,
-            contextlib.closing(ReadProgress(activity, os.path.getsize(path))) as progress,
-        ):
+        with open(path, "rb") as file, ReadProgress(activity, os.path.getsize(path)) as progress:
             text = gzip.open(file) if path.endswith(".gz") else file
             while block := text.read(_BLOCK_BYTES):
                 progress.show(file.tell())

@@ -1,6 +1,5 @@
 """Download the Penn Treebank corpus (PTB) from sources that may be slow, broken or malicious."""
 
-import contextlib
 import gzip
 import hashlib
 import io
@@ -157,7 +156,7 @@ def _download(session: requests.Session, url: str, max_bytes: int) -> bytes:
         if response.status_code != 200:
             raise SourceError(f"HTTP {response.status_code} {response.reason}")
         total = response.raw.length_remaining
-        with contextlib.closing(ReadProgress("downloading", total)) as progress:
+        with ReadProgress("downloading", total) as progress:
             # Some servers label a .tgz "Content-Encoding: gzip". It must not be unpacked here.
             for block in response.raw.stream(_BLOCK_BYTES, decode_content=False):
                 content += block

@@ -111,11 +111,10 @@ def _load_split(run: Run, split: str, data_path: str | None) -> tuple[np.ndarray
 
 
 def _encode(path: str, vocabulary: Vocabulary) -> tuple[np.ndarray, int]:
-    # The mapping keeps the contents of the file after the directory is removed.
-    with tempfile.TemporaryDirectory(prefix="lm-", ignore_cleanup_errors=True) as directory:
-        id_path = os.path.join(directory, "ids")
-        unknown = encode_file(path, vocabulary, id_path)
-        ids = np.memmap(id_path, ID_DTYPE, mode="r")
+    # The mapping keeps the contents of the file after the file is removed.
+    with tempfile.NamedTemporaryFile(prefix="lm-") as file:
+        unknown = encode_file(path, vocabulary, file.name)
+        ids = np.memmap(file.name, ID_DTYPE, mode="r")
     if unknown and vocabulary.unk_id is None:
         raise UserError(
             f"{path} has {unknown:,} words that are not in the run's vocabulary, which does not"
