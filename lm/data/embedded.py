@@ -149,9 +149,7 @@ def word_names(num_words: int) -> list[str]:
     return list(itertools.islice(names, num_words))
 
 
-def write_corpus(
-    directory: str | os.PathLike[str], options: LanguageOptions = DEFAULT_OPTIONS
-) -> KnownPerplexity:
+def write_corpus(directory: str, options: LanguageOptions = DEFAULT_OPTIONS) -> KnownPerplexity:
     """Write the three splits of a language, one sentence per line, and `truth.json`.
 
     The content depends only on the options, and each file is written atomically. Several processes
@@ -182,9 +180,7 @@ def write_corpus(
     return known
 
 
-def load_known_perplexity(
-    directory: str | os.PathLike[str], sha256: Mapping[str, str]
-) -> KnownPerplexity | None:
+def load_known_perplexity(directory: str, sha256: Mapping[str, str]) -> KnownPerplexity | None:
     """Return the known perplexity of texts, or None if `write_corpus` did not write them."""
     truth = _load_truth(directory)
     if not truth or truth.get("sha256") != sha256:
@@ -192,9 +188,7 @@ def load_known_perplexity(
     return KnownPerplexity(truth["valid_perplexity"], truth["test_perplexity"])
 
 
-def _load_written(
-    directory: str | os.PathLike[str], options: LanguageOptions
-) -> KnownPerplexity | None:
+def _load_written(directory: str, options: LanguageOptions) -> KnownPerplexity | None:
     """Return the known perplexity if the whole corpus of these options is already written."""
     paths = {split: os.path.join(directory, f"{split}.txt") for split in SPLITS}
     present = [path for path in paths.values() if os.path.exists(path)]
@@ -207,7 +201,7 @@ def _load_written(
     return load_known_perplexity(directory, {s: sha256_of(path) for s, path in paths.items()})
 
 
-def _load_truth(directory: str | os.PathLike[str]) -> dict[str, Any] | None:
+def _load_truth(directory: str) -> dict[str, Any] | None:
     """Return the content of truth.json, {} if it is incomplete, or None if it is missing."""
     try:
         with open(os.path.join(directory, _TRUTH_FILE), "rb") as file:
