@@ -37,9 +37,7 @@ def make_run(directory: os.PathLike, data_path: os.PathLike, **fields) -> Config
         load_config_file("config_test").config, hidden_size=24, init_scale=0.7
     )
     config = dataclasses.replace(config, **fields)
-    corpus = load_corpus(
-        str(data_path), config.vocab_size, config.corpus, min_count=config.min_count
-    )
+    corpus = load_corpus(str(data_path), config)
     write_run(directory, config, corpus.vocabulary, corpus.record)
     return config
 

@@ -1,5 +1,6 @@
 """The workload of all implementations: the words, the initial weights and the training step."""
 
+import dataclasses
 import zlib
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -33,7 +34,7 @@ def load_words(config: Config, data_path: str | None) -> tuple[np.ndarray, int]:
     batch determine how sparse the gradient of the embedding is.
     """
     if data_path:
-        corpus = load_corpus(data_path, config.vocab_size, min_count=config.min_count)
+        corpus = load_corpus(data_path, dataclasses.replace(config, corpus="files"))
         return corpus.train, len(corpus.vocabulary)
     vocab_size = config.vocab_size or _PTB_VOCAB_SIZE
     count = config.batch_size * (_WINDOWS * config.num_steps + 1)

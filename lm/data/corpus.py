@@ -17,6 +17,7 @@ from lm.errors import ProgramExit, RunError, UserError, error_class
 from lm.record import CorpusRecord, load_record
 
 _DEFAULT_DATA_PATH = "data"
+_CONFIG = Config()
 
 
 @dataclass(frozen=True)
@@ -41,9 +42,7 @@ def load_corpus_to_train(config: Config, options: RunOptions) -> Corpus:
     # A job that restarts automatically may find the disk of the corpus mounted later.
     missing_error = RunError if options.resume else UserError
     data_path = find_data_path(config.corpus, run_dirs, options.data_path, missing_error)
-    return load_corpus(
-        data_path, config.vocab_size, config.corpus, options.data_url, config.min_count
-    )
+    return load_corpus(data_path, config, options.data_url)
 
 
 def find_data_path(
@@ -97,19 +96,13 @@ def _split_paths(directory: str, kind: str) -> dict[str, str]:
     return paths
 
 
-def load_corpus(
-    data_path: str,
-    vocab_size: int | None = None,
-    corpus: str = "files",
-    data_url: str | None = None,
-    min_count: int = 1,
-) -> Corpus:
+def load_corpus(data_path: str, config: Config = _CONFIG, data_url: str | None = None) -> Corpus:
     """Load a corpus, and encode it if necessary.
 
     The directory contains train.txt, valid.txt and test.txt (or .txt.gz), or PTB, which is
-    downloaded if the directory has neither. `corpus` and the limits are fields of `Config`.
+    downloaded if the directory has neither. The config limits the vocabulary.
     """
-    if corpus == "embedded":
+    if config.corpus == "embedded":
         kind, directory = "embedded", os.path.join(data_path, "embedded")
         _write_embedded(directory)
     else:
@@ -122,7 +115,7 @@ def load_corpus(
                 f"{path} is not the published PTB; its perplexity cannot be compared with published"
                 " ones"
             )
-    encoded = load_encoded(files, sha256_by_split, Limits(vocab_size, min_count))
+    encoded = load_encoded(files, sha256_by_split, Limits(config.vocab_size, config.min_count))
     identity = "\n".join([*sha256_by_split.values(), encoded.vocabulary.sha256])
     sha256 = hashlib.sha256(identity.encode()).hexdigest()
     _log_sizes(kind, directory, encoded)

@@ -94,8 +94,7 @@ def load_text(run: Run, split: str, data_path: str | None = None) -> Text:
 def _load_split(run: Run, split: str, data_path: str | None) -> tuple[np.ndarray, int]:
     is_given = data_path is not None
     data_path = find_data_path(run.config.corpus, [run.directory], data_path)
-    config = run.config
-    corpus = load_corpus(data_path, config.vocab_size, config.corpus, min_count=config.min_count)
+    corpus = load_corpus(data_path, run.config)
     # With a different vocabulary, the perplexity would be wrong but plausible.
     if corpus.vocabulary.sha256 != run.vocabulary.sha256:
         raise UserError(

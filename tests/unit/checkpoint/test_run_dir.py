@@ -26,7 +26,7 @@ def made(tmp_path_factory, corpora):
     """Create an untrained run; return its directory, config and corpus."""
     directory = tmp_path_factory.mktemp("made") / "run"
     config = make_run(directory, corpora)
-    return directory, config, load_corpus(str(corpora), config.vocab_size, config.corpus)
+    return directory, config, load_corpus(str(corpora), config)
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import pytest
 
 import lm.data.corpus
 import lm.data.encoding
+from lm.config import Config
 from lm.data.corpus import load_corpus
 from lm.data.vocabulary import EOS
 from lm.errors import RunError
@@ -58,8 +59,8 @@ def test_the_second_start_does_not_encode(tmp_path, encodings):
     assert second.record == first.record
     assert second.num_unknown == first.num_unknown
     assert np.array_equal(second.train, first.train)
-    assert load_corpus(data_path, vocab_size=3).vocabulary != first.vocabulary
-    assert load_corpus(data_path, min_count=3).vocabulary != first.vocabulary
+    assert load_corpus(data_path, Config(vocab_size=3)).vocabulary != first.vocabulary
+    assert load_corpus(data_path, Config(min_count=3)).vocabulary != first.vocabulary
     assert len(encodings) == 3
 
 
@@ -163,8 +164,9 @@ def test_many_processes_create_a_corpus_together_and_encode_it_once(tmp_path, co
         write(data_path, train="a b c d e f g\n" * 20_000)
     code = (
         "import sys, logging; logging.basicConfig(level=logging.INFO)\n"
+        "from lm.config import Config\n"
         "from lm.data.corpus import load_corpus\n"
-        "print(load_corpus(sys.argv[1], corpus=sys.argv[2]).record.sha256)"
+        "print(load_corpus(sys.argv[1], Config(corpus=sys.argv[2])).record.sha256)"
     )
     command = [sys.executable, "-c", code, data_path, corpus]
     ranks = [subprocess.Popen(command, cwd=ROOT, stdout=-1, stderr=-1, text=True) for _ in range(4)]

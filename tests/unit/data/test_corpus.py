@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import lm.data.encoding
 import lm.data.progress
+from lm.config import Config
 from lm.data.corpus import load_corpus
 from lm.data.vocabulary import EOS, UNK
 from lm.errors import RunError, UserError
@@ -54,7 +55,7 @@ def test_a_literal_unk_is_an_ordinary_word(tmp_path):
 
 
 def test_vocab_size_keeps_the_most_frequent_words(tmp_path):
-    corpus = load_corpus(write(tmp_path / "d"), vocab_size=4)
+    corpus = load_corpus(write(tmp_path / "d"), Config(vocab_size=4))
     assert set(corpus.vocabulary.words) == {EOS, UNK, "sat", "the"}
     assert words_of(corpus, "train") == ["the", UNK, "sat", EOS] * 2
     assert corpus.num_unknown == {"train": 2, "valid": 1, "test": 1}
@@ -64,7 +65,7 @@ def test_the_checksum_depends_on_texts_and_vocabulary(tmp_path):
     corpora = [
         load_corpus(write(tmp_path / "a")),
         load_corpus(write(tmp_path / "b", test="the\n")),
-        load_corpus(write(tmp_path / "c"), vocab_size=4),
+        load_corpus(write(tmp_path / "c"), Config(vocab_size=4)),
     ]
     assert len({corpus.record.sha256 for corpus in corpora}) == 3
     assert load_corpus(write(tmp_path / "other")).record.sha256 == corpora[0].record.sha256
@@ -224,7 +225,7 @@ def test_a_compressed_text_is_the_same_corpus(tmp_path, monkeypatch):
     assert compressed.record == plain.record
     monkeypatch.undo()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user-cache"))
-    assert words_of(load_corpus(data_path, vocab_size=4), "valid") == ["the", UNK, EOS]
+    assert words_of(load_corpus(data_path, Config(vocab_size=4)), "valid") == ["the", UNK, EOS]
 
 
 @pytest.mark.parametrize("harm", [lambda b: b[:-9], lambda b: b"text\n", lambda b: b[:30] + b[:9]])

@@ -6,6 +6,7 @@ import gzip
 
 import pytest
 
+from lm.config import Config
 from lm.data.corpus import find_data_path, load_corpus
 from lm.distributed.communicator import Communicator
 from lm.errors import RunError, UserError
@@ -59,8 +60,10 @@ def test_an_invalid_directory_counts_as_a_missing_corpus(tmp_path, monkeypatch):
 
 
 def test_the_perplexity_of_a_perfect_model_is_known_only_for_the_whole_vocabulary(corpora):
-    assert load_corpus(str(corpora), corpus="embedded").known_perplexity.test_perplexity > 1
-    assert load_corpus(str(corpora), 5, corpus="embedded").known_perplexity is None
+    whole = Config(corpus="embedded")
+    assert load_corpus(str(corpora), whole).known_perplexity.test_perplexity > 1
+    limited = Config(corpus="embedded", vocab_size=5)
+    assert load_corpus(str(corpora), limited).known_perplexity is None
 
 
 def test_a_corpus_that_can_be_created_again_needs_no_flag(tmp_path, monkeypatch):
