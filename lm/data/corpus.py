@@ -91,7 +91,9 @@ def _split_paths(directory: str, kind: str) -> dict[str, str]:
     prefix = "ptb." if kind == "ptb" else ""
     paths = {split: os.path.join(directory, f"{prefix}{split}.txt") for split in SPLITS}
     for split, path in paths.items():
-        if kind == "text" and not os.path.lexists(path) and os.path.lexists(f"{path}.gz"):
+        if kind == "text" and os.path.lexists(f"{path}.gz"):
+            if os.path.lexists(path):
+                raise UserError(f"{path} and {path}.gz both exist; remove one of them")
             paths[split] = f"{path}.gz"
     return paths
 

@@ -228,6 +228,13 @@ def test_a_compressed_text_is_the_same_corpus(tmp_path, monkeypatch):
     assert words_of(load_corpus(data_path, Config(vocab_size=4)), "valid") == ["the", UNK, EOS]
 
 
+def test_a_text_and_its_compressed_form_are_an_error(tmp_path):
+    data_path = write(tmp_path / "d")
+    (tmp_path / "d/valid.txt.gz").touch()
+    with pytest.raises(UserError, match=r"d/valid\.txt and .*d/valid\.txt\.gz both exist; remove"):
+        load_corpus(data_path)
+
+
 @pytest.mark.parametrize("harm", [lambda b: b[:-9], lambda b: b"text\n", lambda b: b[:30] + b[:9]])
 def test_an_invalid_compressed_text_is_one_line(tmp_path, harm):
     data_path = write(tmp_path / "d", train="the cat sat on the mat\n" * 99)
