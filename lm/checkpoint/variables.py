@@ -46,6 +46,24 @@ def check_fits(found: Shapes, shapes: Mapping[str, Sequence]) -> None:
             )
 
 
+def fitting_tensors(
+    checkpoint: str, weights: Shapes, is_part: bool = False, fix: str = ""
+) -> dict[str, str]:
+    """Return the name of the tensor of each weight: its average if the checkpoint has one.
+
+    Args:
+      weights: The shapes of the model's weights.
+      is_part: Whether the model may lack weights of the checkpoint.
+      fix: The end of the message if the model lacks a weight.
+    """
+    tensors, shapes = weight_tensors(checkpoint), tensor_shapes(checkpoint)
+    unused = sorted(tensors.keys() - weights.keys())
+    if unused and not is_part:
+        raise UserError(f"{checkpoint} has {unused[0]}, which this model does not use{fix}")
+    check_fits({name: shapes[name] for name in tensors}, weights)
+    return {name: tensors[name] for name in weights}
+
+
 class VariableReader:
     """Copies the variables that all ranks share: weights, optimizer slots, global step.
 
@@ -122,20 +140,9 @@ class VariableLoader:
                     session.run(self._load_ops[name], {**feed, self._range_ph: [first, end]})
 
     def load_weights(self, session: tf.Session, checkpoint: str, is_part: bool = False) -> None:
-        """Set the weights of the graph, to averages if the checkpoint has them.
-
-        If `is_part`, the graph may lack weights of the checkpoint.
-        """
-        tensors = weight_tensors(checkpoint)
+        """Set the weights of the graph; see `fitting_tensors`."""
         weights = {name: v.shape.as_list() for name, v in _weights(session.graph).items()}
-        unused = sorted(tensors.keys() - weights.keys())
-        if unused and not is_part:
-            raise UserError(
-                f"the checkpoint has the weight {unused[0]}, which this model does not use"
-            )
-        shapes = tensor_shapes(checkpoint)
-        check_fits({name: shapes[name] for name in tensors}, weights)
-        self.load(session, checkpoint, {name: tensors[name] for name in weights})
+        self.load(session, checkpoint, fitting_tensors(checkpoint, weights, is_part))
 
 
 def _num_bytes(variable: tf.Variable) -> int:

@@ -15,6 +15,7 @@ from lm.checkpoint.tensors import load_arrays, tensor_shapes
 from lm.checkpoint.variables import (
     VariableLoader,
     check_fits,
+    fitting_tensors,
     saved_state_shapes,
     variable_shapes,
     weight_names,
@@ -106,43 +107,23 @@ def _weights_of(
     """Return the name of the tensor in --init_from for each weight."""
     path = options.init_from
     same_words = store.verify(path).record.vocabulary == vocabulary.sha256
-    tensors, source = store.weight_tensors(path), f"--init_from {path}"
-    found = {name: shape for name, shape in tensor_shapes(path).items() if name in tensors}
-    if options.init_partly:
-        fitting = _fitting_weights(found, source, shapes, same_words, len(vocabulary))
-        return {name: tensors[name] for name in fitting}
-    if not same_words:
-        raise UserError(
-            f"{source} has a different vocabulary, so its token IDs differ;"
-            " --init_partly loads only the layers"
-        )
-    unused = sorted(tensors.keys() - shapes.keys())
-    if unused:
-        raise UserError(
-            f"{source} has {unused[0]}, which this model does not use; --init_partly omits such"
-            " weights"
-        )
-    check_fits(found, shapes)
-    return tensors
-
-
-def _fitting_weights(
-    found: Mapping[str, list],
-    source: str,
-    shapes: Mapping[str, list],
-    same_words: bool,
-    vocab_size: int,
-) -> list[str]:
-    """Return the weights of a checkpoint whose names and shapes this model has."""
+    if not options.init_partly:
+        if not same_words:
+            raise UserError(
+                f"--init_from {path} has a different vocabulary, so its token IDs differ;"
+                " --init_partly loads only the layers"
+            )
+        return fitting_tensors(path, shapes, fix="; --init_partly omits such weights")
+    tensors, found = store.weight_tensors(path), tensor_shapes(path)
     fitting = [
         name
-        for name, shape in found.items()
-        if shape == shapes.get(name)
+        for name in tensors
+        if found[name] == shapes.get(name)
         # A weight with a row or column per word is useful only if the words are the same.
-        and (same_words or not (vocab_size in shape or _OF_WORDS.fullmatch(name)))
+        and (same_words or not (len(vocabulary) in found[name] or _OF_WORDS.fullmatch(name)))
     ]
     if not fitting:
-        raise UserError(f"{source}: the checkpoint has no weights that fit this model")
+        raise UserError(f"--init_from {path}: the checkpoint has no weights that fit this model")
     rest = ", ".join(name for name in shapes if name not in fitting) or "none"
     logger.info("--init_from: loaded %s; initialized %s", ", ".join(fitting), rest)
-    return fitting
+    return {name: tensors[name] for name in fitting}
