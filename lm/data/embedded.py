@@ -14,7 +14,6 @@ import contextlib
 import dataclasses
 import hashlib
 import itertools
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -25,6 +24,7 @@ from lm.data.encoding import SPLITS
 from lm.errors import UserError
 from lm.files import open_atomically, sha256_of, write_json
 from lm.options import Checked, option
+from lm.record import CorruptFile, read_object
 
 EOS = 0  # the state of `<eos>`; states 1, 2, ... are the words, roughly from frequent to rare
 _TRUTH_FILE = "truth.json"
@@ -204,13 +204,9 @@ def _load_written(directory: str, options: LanguageOptions) -> KnownPerplexity |
 def _load_truth(directory: str) -> dict[str, Any] | None:
     """Return the content of truth.json, {} if it is incomplete, or None if it is missing."""
     try:
-        with open(os.path.join(directory, _TRUTH_FILE), "rb") as file:
-            truth = json.load(file)
-    except FileNotFoundError:
-        return None
-    except ValueError:
+        return read_object(os.path.join(directory, _TRUTH_FILE))
+    except CorruptFile:
         return {}
-    return truth if isinstance(truth, dict) else {}
 
 
 def _write_text(path: str, language: Language, sample: Iterator[list[int]]) -> tuple[str, float]:

@@ -11,16 +11,16 @@ Flags of lm.train apply to all trials. See docs/search.md.
 
 import dataclasses
 import itertools
-import json
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from lm.cli.flags import Arguments, ConfigChoice, parse
 from lm.config import Config, RunOptions
 from lm.errors import UserError
 from lm.files import sha256_of
 from lm.options import Checked, may_change, option
+from lm.record import from_json, read_object
 
 # The files and directories of a search.
 SEARCH_FILE = "search.json"
@@ -69,7 +69,8 @@ class SearchOptions(Checked):
     )  # fmt: skip
 
 
-class Settings(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Settings:
     """The settings of a search, as stored in search.json."""
 
     corpus: str  # SHA-256; empty before the search has started
@@ -82,13 +83,8 @@ class Settings(NamedTuple):
 def load_settings(directory: str) -> Settings | None:
     """Read search.json; return None if the directory does not contain a search."""
     path = os.path.join(directory, SEARCH_FILE)
-    try:
-        with open(path, encoding="utf-8") as file:
-            return Settings(**json.load(file))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, TypeError) as error:
-        raise UserError(f"cannot read {path}: {error}") from error
+    content = read_object(path)
+    return None if content is None else from_json(Settings, content, path)
 
 
 def parse_search(argv: Sequence[str]) -> tuple[Arguments, Settings]:
@@ -119,7 +115,7 @@ def parse_search(argv: Sequence[str]) -> tuple[Arguments, Settings]:
                 f"cannot resume: {name} was {earlier.get(name)!r} in this search and is"
                 f" {flags[name]!r} now. Start a new search to change it"
             )
-    return arguments, settings._replace(flags=flags)
+    return arguments, dataclasses.replace(settings, flags=flags)
 
 
 def _parse(words: Sequence[str]) -> Arguments:

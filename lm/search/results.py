@@ -1,5 +1,6 @@
 """The results of a search: the config file of the best trial, a table, and the HTML page."""
 
+import dataclasses
 import os
 import shlex
 from typing import Any, NamedTuple
@@ -148,5 +149,5 @@ def build_search_page(search: FoundSearch) -> str:
         ]
         figure = draw_curves(curves, title="Learning curves of the best trials")
         parts.append(page.image_html(rendered(figure, "png")))
-    parts.append(page.details_html("Settings of the search", search.settings._asdict()))
+    parts.append(page.details_html("Settings of the search", dataclasses.asdict(search.settings)))
     return page.page_html(text.partition("\n")[0], parts)

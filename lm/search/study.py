@@ -88,7 +88,7 @@ def open_search(argv: Sequence[str], stack: contextlib.ExitStack) -> Search:
             "cannot resume: the corpus is not the corpus of this search. Give its directory"
             " with --data_path, or start a new search"
         )
-    search = search._replace(settings=search.settings._replace(corpus=corpus))
+    search = search._replace(settings=dataclasses.replace(search.settings, corpus=corpus))
     try:
         os.makedirs(search.directory, exist_ok=True)
         stack.enter_context(locked(os.path.join(search.directory, LOCK_FILE)))
@@ -109,7 +109,7 @@ def _check(argv: Sequence[str]) -> Search:
         raise UserError(f"--{name} is in --space too; remove one of them")
     if options.sampler == "grid":
         options = replaced(options, trials=len(combinations(space, options.trials)))
-        settings = settings._replace(flags={**settings.flags, "trials": options.trials})
+        settings = dataclasses.replace(settings, flags={**settings.flags, "trials": options.trials})
     slots = divide_hosts(options.ranks_per_trial, options.parallel_trials, options.hosts)
     directory = arguments[SearchDirectory].output_dir
     return Search(directory, settings, options, arguments.config_file, config, space, slots)
@@ -132,7 +132,7 @@ def _open(search: Search) -> Search:
     # The previous driver may have been killed.
     interrupt(study, study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)))
     # Write this file last, because it marks the directory as a search.
-    write_json(settings_file, search.settings._asdict())
+    write_json(settings_file, dataclasses.asdict(search.settings))
     return search._replace(file=dataclasses.replace(search.file, path=copy), study=study)
 
 
