@@ -13,13 +13,13 @@ def main() -> None:
 def _search(argv):
     from lm.search.options import parse_search
 
-    parse_search(argv)  # answers --help, even if a package is missing
+    parsed = parse_search(argv)  # answers --help, even if a package is missing
     with contextlib.ExitStack() as stack, needs_extra("search"):
         from lm.distributed.signals import Signals
         from lm.search.driver import Driver
         from lm.search.study import open_search
 
-        search = open_search(argv, stack)
+        search = open_search(*parsed, stack)
         Driver(search, stack.enter_context(contextlib.closing(Signals()))).run()
 
 

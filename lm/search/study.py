@@ -8,7 +8,7 @@ import dataclasses
 import os
 import pathlib
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import optuna
@@ -16,6 +16,7 @@ import sqlalchemy
 from optuna import pruners, samplers
 from optuna.trial import FrozenTrial, TrialState
 
+from lm.cli.flags import Arguments
 from lm.config import Config, RunOptions
 from lm.config_file import ConfigFile
 from lm.data.corpus import load_corpus_to_train
@@ -30,7 +31,6 @@ from lm.search.options import (
     SearchDirectory,
     SearchOptions,
     Settings,
-    parse_search,
 )
 from lm.search.slots import TrialSlots, divide_hosts
 from lm.search.space import Space, choose_config, combinations, parse_space
@@ -74,12 +74,12 @@ class Search(NamedTuple):
         return trial
 
 
-def open_search(argv: Sequence[str], stack: contextlib.ExitStack) -> Search:
-    """Check a search, and create its directory and its study, or open them.
+def open_search(arguments: Arguments, settings: Settings, stack: contextlib.ExitStack) -> Search:
+    """Check a parsed search, and create its directory and its study, or open them.
 
     If an input is invalid, the directory stays unchanged. The stack unlocks the directory.
     """
-    search = _check(argv)
+    search = _check(arguments, settings)
     # All trials would fail if the corpus were missing.
     options = RunOptions(**search.settings.given(RunOptions))
     corpus = load_corpus_to_train(search.config, options).record.sha256
@@ -100,9 +100,8 @@ def open_search(argv: Sequence[str], stack: contextlib.ExitStack) -> Search:
         return _open(search)
 
 
-def _check(argv: Sequence[str]) -> Search:
-    """Return the search of a command line after all checks that need no study."""
-    arguments, settings = parse_search(argv)
+def _check(arguments: Arguments, settings: Settings) -> Search:
+    """Return the search after all checks that need no study."""
     options, config = arguments[SearchOptions], arguments[Config]
     space = parse_space(options.space, config)
     for name in space.keys() & arguments.given[Config].keys():

@@ -7,6 +7,7 @@ import pytest
 
 from lm.search import driver
 from lm.search.driver import Driver
+from lm.search.options import parse_search
 from lm.search.study import open_search
 
 # The perplexity of each epoch is 1000 / learning rate, unless the body of the test differs.
@@ -40,7 +41,7 @@ def search(tmp_path, corpora, monkeypatch):
         trainer.chmod(0o755)
         monkeypatch.setattr(sys, "executable", str(trainer))
         with contextlib.ExitStack() as stack:
-            found = open_search(run.command(*flags), stack)
+            found = open_search(*parse_search(run.command(*flags)), stack)
 
             class Signals:
                 stop = property(lambda self: stop())

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from lm.errors import RunError, UserError
-from lm.search.options import load_settings
+from lm.search.options import load_settings, parse_search
 from lm.search.results import load_search
 from lm.search.study import open_search
 from tests.unit.search.searches import COMPLETE, starts, states, trials
@@ -92,7 +92,7 @@ def test_a_resumed_search_tries_the_same_values(search, sampler):
 
     def resume(then):
         with contextlib.ExitStack() as stack:
-            found = open_search(search.command(*words), stack)
+            found = open_search(*parse_search(search.command(*words)), stack)
             return then(found)
 
     def run_all(found, count=8):
@@ -119,7 +119,7 @@ def test_a_lost_storage_is_one_line(search):
 def test_a_file_has_one_driver_at_a_time(search):
     def start_another():
         with contextlib.ExitStack() as stack, pytest.raises(RunError, match="another driver"):
-            open_search(search.command(), stack)
+            open_search(*parse_search(search.command()), stack)
         return 0
 
     search(stop=start_another)
