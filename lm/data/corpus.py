@@ -12,7 +12,7 @@ from lm.config import Config, RunOptions
 from lm.data.embedded import KnownPerplexity, load_known_perplexity, write_corpus
 from lm.data.encoding import SPLITS, EncodedCorpus, load_encoded, sha256_of_text
 from lm.data.ptb import PTB_SHA256, download_ptb
-from lm.data.vocabulary import Limits, Vocabulary
+from lm.data.vocabulary import Vocabulary
 from lm.errors import ProgramExit, RunError, UserError, error_class
 from lm.record import CorpusRecord, load_record
 
@@ -117,7 +117,7 @@ def load_corpus(data_path: str, config: Config = _CONFIG, data_url: str | None =
                 f"{path} is not the published PTB; its perplexity cannot be compared with published"
                 " ones"
             )
-    encoded = load_encoded(files, sha256_by_split, Limits(config.vocab_size, config.min_count))
+    encoded = load_encoded(files, sha256_by_split, config)
     identity = "\n".join([*sha256_by_split.values(), encoded.vocabulary.sha256])
     sha256 = hashlib.sha256(identity.encode()).hexdigest()
     _log_sizes(kind, directory, encoded)

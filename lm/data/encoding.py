@@ -22,8 +22,9 @@ from typing import NamedTuple
 import numpy as np
 
 from lm import logger
+from lm.config import Config
 from lm.data.progress import ReadProgress
-from lm.data.vocabulary import EOS, UNK, Limits, Vocabulary
+from lm.data.vocabulary import EOS, UNK, Vocabulary
 from lm.errors import RunError, UserError, error_class
 from lm.files import locked, private_name, sha256_of, short_name, write_atomically
 
@@ -117,7 +118,7 @@ def encode_file(path: str, vocabulary: Vocabulary, id_path: str) -> int:
 
 
 def encode_corpus(
-    files: Mapping[str, str], sha256: Mapping[str, str], limits: Limits, directory: str
+    files: Mapping[str, str], sha256: Mapping[str, str], config: Config, directory: str
 ) -> tuple[Vocabulary, dict[str, int]]:
     """Build the vocabulary from the training text, and write `<split>.ids` for each split.
 
@@ -134,7 +135,7 @@ def encode_corpus(
         if sha256_of_text(files[split]) != sha256[split]:
             raise RunError(f"{files[split]} changed while it was being read; start again")
     counts = zip(provisional_ids, _count_ids(id_paths["train"], len(provisional_ids)))
-    vocabulary = Vocabulary.from_counts({word: n for word, n in counts if n}, limits)
+    vocabulary = Vocabulary.from_counts({word: n for word, n in counts if n}, config)
     num_unknown = {
         split: _replace_ids(path, provisional_ids, vocabulary) for split, path in id_paths.items()
     }
@@ -200,15 +201,15 @@ def cache_directories(data_path: str) -> list[str]:
 
 
 def load_encoded(
-    files: Mapping[str, str], sha256: Mapping[str, str], limits: Limits
+    files: Mapping[str, str], sha256: Mapping[str, str], config: Config
 ) -> EncodedCorpus:
     """Open the encoded form of three text files, which are encoded first if necessary.
 
     The files of all splits are in one directory.
     """
-    limit = "all" if limits.vocab_size is None else str(limits.vocab_size)
-    if limits.min_count > 1:
-        limit += f"-min{limits.min_count}"
+    limit = "all" if config.vocab_size is None else str(config.vocab_size)
+    if config.min_count > 1:
+        limit += f"-min{config.min_count}"
     key = "-".join([f"v{FORMAT}", *(sha256[split][:16] for split in SPLITS), limit])
     failures = []
     for directory in cache_directories(os.path.dirname(files["train"])):
@@ -219,7 +220,7 @@ def load_encoded(
                 os.makedirs(directory, exist_ok=True)
                 with locked(os.path.join(directory, "encoding.lock"), "encoding a corpus"):
                     # Another process may have created the entry.
-                    encoded = _open_entry(entry) or _create_entry(entry, files, sha256, limits)
+                    encoded = _open_entry(entry) or _create_entry(entry, files, sha256, config)
                 logger.info("the encoded corpus is in %s", entry)
             return encoded
         except OSError as error:
@@ -232,7 +233,7 @@ def load_encoded(
 
 
 def _create_entry(
-    entry: str, files: Mapping[str, str], sha256: Mapping[str, str], limits: Limits
+    entry: str, files: Mapping[str, str], sha256: Mapping[str, str], config: Config
 ) -> EncodedCorpus:
     # Write under a temporary name and rename, so that a killed process never leaves half an entry.
     # The caller's lock makes it safe to remove the files of a killed process.
@@ -241,7 +242,7 @@ def _create_entry(
     shutil.rmtree(entry, ignore_errors=True)  # a corrupt entry
     try:
         os.mkdir(staging)
-        vocabulary, num_unknown = encode_corpus(files, sha256, limits, staging)
+        vocabulary, num_unknown = encode_corpus(files, sha256, config, staging)
         vocabulary.save(os.path.join(staging, "vocabulary.txt"))
         written = {name: sha256_of(os.path.join(staging, name)) for name in _ENTRY_FILES}
         record = {"sha256": written, "num_unknown": num_unknown}

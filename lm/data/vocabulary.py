@@ -6,23 +6,13 @@ import functools
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
+from lm.config import Config
 from lm.errors import UserError
 from lm.files import write_atomically
 
 EOS = "<eos>"  # follows every line
 UNK = "<unk>"  # replaces every word that is not in the vocabulary
-
-
-class Limits(NamedTuple):
-    """Limits of a vocabulary. Words that do not meet the limits are replaced by `<unk>`."""
-
-    vocab_size: int | None = None  # the maximum number of words, including `<eos>` and `<unk>`
-    min_count: int = 1  # the minimum number of occurrences, except of `<eos>` and `<unk>`
-
-
-UNLIMITED = Limits()
 
 
 @dataclass(frozen=True)
@@ -43,19 +33,21 @@ class Vocabulary:
             raise UserError(f"the vocabulary does not contain {EOS}")
 
     @classmethod
-    def from_counts(cls, counts: Mapping[str, int], limits: Limits = UNLIMITED) -> Vocabulary:
+    def from_counts(cls, counts: Mapping[str, int], config: Config) -> Vocabulary:
         """Select words and sort them by frequency. Ties are sorted by the word itself.
 
         The result depends only on the arguments, so that all ranks get the same token IDs. With a
-        limit, `<unk>` is in the vocabulary, ranked by its number of occurrences plus those of the
-        words that it replaces. Without limits, all words are kept, and `<unk>` is not added.
+        limit of the config, `<unk>` is in the vocabulary, ranked by its number of occurrences plus
+        those of the words that it replaces. `vocab_size` includes `<eos>` and `<unk>`, and
+        `min_count` does not apply to them. Without limits, all words are kept, and `<unk>` is not
+        added.
         """
         counts = {EOS: 0, **counts}
-        if limits != UNLIMITED:
+        if config.vocab_size is not None or config.min_count > 1:
             counts.setdefault(UNK, 0)
             words = [word for word in _by_frequency(counts) if word not in (EOS, UNK)]
-            num_frequent = sum(counts[word] >= limits.min_count for word in words)
-            max_words = num_frequent if limits.vocab_size is None else limits.vocab_size - 2
+            num_frequent = sum(counts[word] >= config.min_count for word in words)
+            max_words = num_frequent if config.vocab_size is None else config.vocab_size - 2
             for word in words[min(num_frequent, max_words) :]:
                 counts[UNK] += counts.pop(word)
         return cls(_by_frequency(counts))

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lm.data.vocabulary import EOS, UNK, Limits, Vocabulary
+from lm.config import Config
+from lm.data.vocabulary import EOS, UNK, Vocabulary
 from lm.errors import UserError
 from tests.unit.data.texts import decoded
 
@@ -17,7 +18,7 @@ COUNTS = st.dictionaries(WORDS, st.integers(1, 50), max_size=30)
 
 
 def test_frequent_words_come_first_and_ties_are_sorted():
-    vocabulary = Vocabulary.from_counts({"b": 2, "a": 2, "c": 7, EOS: 3})
+    vocabulary = Vocabulary.from_counts({"b": 2, "a": 2, "c": 7, EOS: 3}, Config())
     assert vocabulary.words == ("c", EOS, "a", "b")
     assert len(vocabulary) == 4
     assert vocabulary.eos_id == 1
@@ -27,34 +28,34 @@ def test_frequent_words_come_first_and_ties_are_sorted():
 @pytest.mark.parametrize(("in_text", "rank"), [(0, 1), (1, 0)])
 def test_unk_is_ranked_with_the_words_that_it_replaces(in_text, rank):
     counts = {"a": 9, "b": 8, "c": 7, "d": 1, EOS: 2, UNK: in_text}
-    vocabulary = Vocabulary.from_counts(counts, Limits(vocab_size=4))
+    vocabulary = Vocabulary.from_counts(counts, Config(vocab_size=4))
     words = ["a", "b", EOS]
     words.insert(rank, UNK)  # 8 occurrences, like "b", or 9 occurrences, like "a"; ties by spelling
     assert vocabulary.words == tuple(words)
     assert vocabulary.encode(["c"]) == [vocabulary.unk_id] == [rank]
-    assert Vocabulary.from_counts({"a": 1, EOS: 1}, Limits(100)).words == (EOS, "a", UNK)
+    assert Vocabulary.from_counts({"a": 1, EOS: 1}, Config(vocab_size=100)).words == (EOS, "a", UNK)
 
 
 @pytest.mark.parametrize(
-    ("limits", "words"),
+    ("config", "words"),
     [
-        (Limits(min_count=3), (UNK, "a", "b", EOS)),  # 12, 9, 3 and 2
-        (Limits(vocab_size=3, min_count=3), (UNK, "a", EOS)),
-        (Limits(vocab_size=5, min_count=3), (UNK, "a", "b", EOS)),
-        (Limits(min_count=100), (UNK, EOS)),
-        (Limits(), ("a", UNK, "b", EOS, "c", "d")),
+        (Config(min_count=3), (UNK, "a", "b", EOS)),  # 12, 9, 3 and 2
+        (Config(vocab_size=3, min_count=3), (UNK, "a", EOS)),
+        (Config(vocab_size=5, min_count=3), (UNK, "a", "b", EOS)),
+        (Config(min_count=100), (UNK, EOS)),
+        (Config(), ("a", UNK, "b", EOS, "c", "d")),
     ],
 )
-def test_rare_words_become_unk(limits, words):
+def test_rare_words_become_unk(config, words):
     counts = {"a": 9, "b": 3, "c": 2, "d": 2, EOS: 2, UNK: 8}
-    assert Vocabulary.from_counts(counts, limits).words == words
+    assert Vocabulary.from_counts(counts, config).words == words
 
 
-@given(COUNTS, st.one_of(st.none(), st.integers(2, 20)), st.integers(1, 50))
+@given(COUNTS, st.one_of(st.none(), st.integers(3, 20)), st.integers(1, 50))
 def test_ids_are_sorted_by_frequency_including_unk(counts, vocab_size, min_count):
     """The bands of an adaptive softmax are ranges of IDs."""
     counts = {**counts, EOS: 5, UNK: 3}
-    words = Vocabulary.from_counts(counts, Limits(vocab_size, min_count)).words
+    words = Vocabulary.from_counts(counts, Config(vocab_size=vocab_size, min_count=min_count)).words
     totals = {**counts, UNK: sum(counts.values()) - sum(counts[w] for w in words if w != UNK)}
     assert [totals[word] for word in words] == sorted((totals[w] for w in words), reverse=True)
     assert all(counts[word] >= min_count for word in words if word not in (EOS, UNK))
@@ -62,7 +63,7 @@ def test_ids_are_sorted_by_frequency_including_unk(counts, vocab_size, min_count
 
 @given(COUNTS, st.lists(WORDS))
 def test_unknown_words_become_unk_and_none_is_dropped(counts, words):
-    vocabulary = Vocabulary.from_counts({**counts, EOS: 5}, Limits(1000))
+    vocabulary = Vocabulary.from_counts({**counts, EOS: 5}, Config(vocab_size=1000))
     words = [*counts, *words]
     known = decoded(vocabulary, vocabulary.encode(words))
     assert known == [word if word in counts else UNK for word in words]
@@ -86,7 +87,7 @@ def test_invalid_words_are_rejected(words, message):
 @given(COUNTS)
 def test_a_saved_vocabulary_loads_unchanged(tmp_path_factory, counts):
     path = str(tmp_path_factory.mktemp("vocabulary") / "words.txt")
-    vocabulary = Vocabulary.from_counts({**counts, EOS: 5}, Limits(1000))
+    vocabulary = Vocabulary.from_counts({**counts, EOS: 5}, Config(vocab_size=1000))
     vocabulary.save(path)
     loaded = Vocabulary.load(path)
     assert loaded == vocabulary
