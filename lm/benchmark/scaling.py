@@ -17,6 +17,7 @@ from typing import Any
 from lm.benchmark.turns import paired_ratio, speeds, take_turns
 from lm.benchmark.worker import Options, Task
 from lm.config import Config
+from lm.data.batches import rows_of_rank
 from lm.distributed.devices import count_cores
 from lm.distributed.launch import slots_of_hosts
 from lm.errors import UserError
@@ -50,9 +51,7 @@ class ScalingOptions(Options):
 
     def check(self, config: Config) -> None:
         super().check(config)
-        most = self.rank_counts[-1]
-        if most > config.batch_size:
-            raise UserError(f"batch_size is {config.batch_size} but there are {most} ranks")
+        rows_of_rank(config.batch_size, 0, self.rank_counts[-1])  # raises if there are too few rows
         _ = self.threads  # raises if hosts is invalid
 
 
