@@ -70,12 +70,14 @@ def _report_runs(directories, path):
 
 def _report_search(directory, path):
     with needs_extra("search"):
-        from lm.search.results import build_search_page, load_search, search_text
+        from lm.search.results import build_search_page, search_text
+        from lm.search.study import load_study, storage_errors
 
-    search = load_search(directory)
-    print(search_text(search))
-    with needs_extra("report"):
-        return build_search_page(search) if path else None
+    with storage_errors(f"cannot report {directory}"):
+        study = load_study(directory)
+        print(search_text(directory, study))
+        with needs_extra("report"):
+            return build_search_page(directory, study) if path else None
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 import dataclasses
 import os
 import shlex
-from typing import Any, NamedTuple
+from typing import Any
 
 import optuna
 from optuna.trial import FrozenTrial, TrialState
@@ -18,12 +18,11 @@ from lm.search.options import (
     BEST_FILE,
     TRIALS_DIR,
     SearchOptions,
-    Settings,
     flag,
     load_settings,
     trial_dir,
 )
-from lm.search.study import CONFIG, FAILURE, Search, best_trials, load_study, storage_errors
+from lm.search.study import CONFIG, FAILURE, Search, best_trials
 
 _MAX_CURVES = 6  # more curves would be hard to distinguish
 
@@ -87,30 +86,19 @@ def _short(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-class FoundSearch(NamedTuple):
-    """A search that may still be running."""
+def search_text(directory: str, study: optuna.Study) -> str:
+    """Return the report of a search for the console: progress, the best trial, and a table.
 
-    directory: str
-    settings: Settings
-    study: optuna.Study
-
-
-def load_search(directory: str) -> FoundSearch:
-    """Read a search, which may be running."""
-    with storage_errors(f"cannot report {directory}"):
-        return FoundSearch(directory, load_settings(directory), load_study(directory))
-
-
-def search_text(search: FoundSearch) -> str:
-    """Return the report of a search for the console: progress, the best trial, and a table."""
-    planned = SearchOptions(**search.settings.given(SearchOptions)).trials
-    states = [trial.state for trial in search.study.get_trials(deepcopy=False)]
+    The search may be running.
+    """
+    planned = SearchOptions(**load_settings(directory).given(SearchOptions)).trials
+    states = [trial.state for trial in study.get_trials(deepcopy=False)]
     counts = [f"{states.count(state)} {name}" for state, name in _STATES.items() if state in states]
-    lines = [printable(f"Search {search.directory.rstrip('/')}"), ""]
+    lines = [printable(f"Search {directory.rstrip('/')}"), ""]
     lines.append(f"{len(states)} of {planned} trials: {', '.join(counts)}.")
-    for best in best_trials(search.study)[:1]:
+    for best in best_trials(study)[:1]:
         lines.append(f"Best: trial {best.number}, valid perplexity {best.value:.2f}.")
-    return "\n".join([*lines, "", _table(search.study).text])
+    return "\n".join([*lines, "", _table(study).text])
 
 
 def _table(study: optuna.Study) -> Table:
@@ -135,19 +123,20 @@ def _table(study: optuna.Study) -> Table:
     )
 
 
-def build_search_page(search: FoundSearch) -> str:
+def build_search_page(directory: str, study: optuna.Study) -> str:
     """Return the report of a search as an HTML page. optuna-dashboard has more plots."""
     from lm.report.curves import Curve, draw_curves, rendered  # needs matplotlib
 
-    text = search_text(search)
+    text = search_text(directory, study)
     parts = [page.text_html(text)]
-    numbers = [trial.number for trial in best_trials(search.study)[:_MAX_CURVES]]
+    numbers = [trial.number for trial in best_trials(study)[:_MAX_CURVES]]
     if numbers:
         curves = [
-            Curve(f"trial {number:04d}", [read_run(trial_dir(search.directory, number))])
+            Curve(f"trial {number:04d}", [read_run(trial_dir(directory, number))])
             for number in numbers
         ]
         figure = draw_curves(curves, title="Learning curves of the best trials")
         parts.append(page.image_html(rendered(figure, "png")))
-    parts.append(page.details_html("Settings of the search", dataclasses.asdict(search.settings)))
+    settings = dataclasses.asdict(load_settings(directory))
+    parts.append(page.details_html("Settings of the search", settings))
     return page.page_html(text.partition("\n")[0], parts)

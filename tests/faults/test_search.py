@@ -11,7 +11,7 @@ import time
 import pytest
 from optuna.trial import TrialState
 
-from lm.search.results import load_search
+from lm.search.study import load_study
 from tests.commands import ROOT, environment, kill_marked, marked_processes, new_mark
 from tests.faults.jobs import events
 from tests.faults.test_two_hosts import hosts, mpirun_options
@@ -89,7 +89,7 @@ def test_a_driver_killed_at_any_moment_does_not_change_the_results(corpora, tmp_
         )  # fmt: skip
 
     def trials(directory):
-        found = load_search(str(tmp_path / directory)).study.trials
+        found = load_study(str(tmp_path / directory)).trials
         return [(each.state, each.params, each.value) for each in found]
 
     whole = start("whole")
@@ -143,5 +143,5 @@ def test_trials_run_on_all_hosts(drive, hosts, tmp_path):
     (tmp_path / "sitecustomize.py").write_text(mark)
     search("--trials", 5, "--ranks_per_trial", 2, path=tmp_path)
     assert machines(4) == ["lmhost1", "lmhost2"] and (tmp_path / "lmhost2").exists()
-    trials = load_search(str(tmp_path / "search")).study.trials
+    trials = load_study(str(tmp_path / "search")).trials
     assert [trial.state for trial in trials] == [TrialState.COMPLETE] * 5

@@ -9,7 +9,7 @@ import pytest
 from optuna.trial import TrialState
 
 from lm.checkpoint import store
-from lm.search.results import load_search
+from lm.search.study import load_study
 from tests.commands import (
     ROOT,
     environment,
@@ -60,7 +60,7 @@ def test_a_killed_search_is_resumed_and_its_best_config_can_be_trained(project, 
     script = project / "run_scripts/search.sh"
     second = run_command([script, "--resume"], environment(OUTPUT_DIR=str(directory)), 500)
     assert second.returncode == 0, second.stderr
-    trials = load_search(str(directory)).study.trials
+    trials = load_study(str(directory)).trials
     states = [TrialState.COMPLETE, TrialState.PRUNED, TrialState.COMPLETE]
     assert [each.state for each in trials] == states
     directories = [directory / f"trials/000{number}" for number in range(3)]

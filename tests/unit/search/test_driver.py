@@ -9,8 +9,8 @@ import pytest
 from lm.config_file import load_config_file
 from lm.distributed.devices import count_cores
 from lm.errors import RunError, Stopped
-from lm.search.results import load_search, search_text
-from lm.search.study import FAILURE
+from lm.search.results import search_text
+from lm.search.study import FAILURE, load_study
 from tests.unit.search.searches import COMPLETE, FAIL, PRUNED, space, starts, states, trials, values
 
 WAIT = "while true; do sleep 0.05; done"
@@ -18,12 +18,17 @@ WAIT = "while true; do sleep 0.05; done"
 pytestmark = pytest.mark.timeout(60)
 
 
+def report(search):
+    directory = str(search.directory)
+    return search_text(directory, load_study(directory))
+
+
 def test_the_best_trial_is_found_and_written(search):
     study = search()
     assert states(study) == [COMPLETE] * 3 and values(study) == [1000, 500, 250]
     best = load_config_file(str(search.directory / "best.py")).config
     assert best.learning_rate == 4 and best.num_epochs == 2
-    assert "\n3 of 3 trials: 3 finished.\n" in search_text(load_search(str(search.directory)))
+    assert "\n3 of 3 trials: 3 finished.\n" in report(search)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +115,7 @@ def test_a_failed_trial_is_retried_and_has_a_reason(search, failure, num_starts,
     assert states(study) == [FAIL if reason else COMPLETE, COMPLETE]
     assert len(starts(search, 0)) == num_starts
     assert trials(study)[0].user_attrs.get(FAILURE) == reason
-    assert reason is None or reason in search_text(load_search(str(search.directory)))
+    assert reason is None or reason in report(search)
 
 
 def test_after_ctrl_c_trials_are_saved_and_the_next_driver_resumes_them(search):

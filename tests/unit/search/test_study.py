@@ -8,8 +8,7 @@ import pytest
 
 from lm.errors import RunError, UserError
 from lm.search.options import load_settings, parse_search
-from lm.search.results import load_search
-from lm.search.study import open_search
+from lm.search.study import load_study, open_search
 from tests.unit.search.searches import COMPLETE, starts, states, trials
 
 pytestmark = pytest.mark.timeout(60)
@@ -70,7 +69,7 @@ def test_a_search_cannot_be_resumed_with_another_corpus(search, tmp_path):
 def test_an_incomplete_search_or_a_newer_version_is_one_line(search, tmp_path):
     search()
     study = (search.directory / "study.db").rename(tmp_path / "elsewhere.db")
-    for read in (search, lambda: load_search(str(search.directory))):
+    for read in (search, lambda: load_study(str(search.directory))):
         with pytest.raises(UserError, match=r"study.db does not exist"):
             read()
     study.rename(search.directory / "study.db")
@@ -101,12 +100,12 @@ def test_a_resumed_search_tries_the_same_values(search, sampler):
             found.study.tell(trial, float(trial.number))
 
     resume(run_all)
-    whole = [trial.params for trial in trials(load_search(str(search.directory)).study)]
+    whole = [trial.params for trial in trials(load_study(str(search.directory)))]
     search.directory = search.directory.with_name("interrupted")
     for _ in range(8):
         resume(lambda found: found.ask())
         resume(lambda found: run_all(found, 1))
-    resumed = [trial.params for trial in trials(load_search(str(search.directory)).study)]
+    resumed = [trial.params for trial in trials(load_study(str(search.directory)))]
     assert whole == resumed and len({str(params) for params in whole}) >= 6
 
 
