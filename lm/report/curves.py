@@ -4,7 +4,6 @@ import io
 import itertools
 import json
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure  # importing pyplot would look for a display
@@ -18,13 +17,6 @@ from lm.report.tables import run_title
 _SPLITS = "train", "valid"
 _MARKERS = "os^x"  # the marker changes after the ten colors of Matplotlib
 _DASHES = {"solid": "-", "dashed": "--", "dotted": ":", "dash-dot": "-."}
-
-
-class Curve(NamedTuple):
-    """Runs of a config with the same perplexities, which share their lines by epoch."""
-
-    label: str
-    runs: Sequence[RunMetrics]
 
 
 def draw_sections(sections: Sequence[Section], prefix: str) -> list[bytes | None]:
@@ -48,15 +40,15 @@ def draw_sections(sections: Sequence[Section], prefix: str) -> list[bytes | None
     return pngs
 
 
-def curves_of(group: Group) -> list[Curve]:
-    """Return the curves of the runs that have finished an epoch."""
+def curves_of(group: Group) -> list[Group]:
+    """Divide the runs that have finished an epoch into curves: runs with the same perplexities."""
     identical: dict[str, list[RunMetrics]] = {}
     for run in group.runs:
         if run.epochs:
             identical.setdefault(json.dumps([_perplexities(run, s) for s in _SPLITS]), []).append(
                 run
             )
-    return [Curve(_label(group, runs), runs) for runs in identical.values()]
+    return [Group(_label(group, runs), runs) for runs in identical.values()]
 
 
 def _label(group: Group, runs: Sequence[RunMetrics]) -> str:
@@ -73,11 +65,11 @@ def rendered(figure: Figure, form: str) -> bytes:
     return buffer.getvalue()
 
 
-def draw_curves(curves: Sequence[Curve], title: str) -> Figure:
+def draw_curves(curves: Sequence[Group], title: str) -> Figure:
     """Draw train and validation perplexity against epoch and training time.
 
-    Each run has at least one epoch. Identical runs share a line by epoch. By time, they have a line
-    each, which differ in their dashes.
+    The runs of a curve have the same perplexities, at least of one epoch, and share a line by
+    epoch. By time, they have a line each, which differ in their dashes.
     """
     legend_inches = 0.21 * len(curves)
     figure = Figure(figsize=(10, 6.8 + legend_inches))

@@ -12,7 +12,7 @@ from lm.cli.tables import printable
 from lm.config import RunOptions
 from lm.files import write_atomically
 from lm.report import page
-from lm.report.comparison import read_run
+from lm.report.comparison import Group, read_run
 from lm.report.tables import Table
 from lm.search.options import (
     BEST_FILE,
@@ -125,14 +125,14 @@ def _table(study: optuna.Study) -> Table:
 
 def build_search_page(directory: str, study: optuna.Study) -> str:
     """Return the report of a search as an HTML page. optuna-dashboard has more plots."""
-    from lm.report.curves import Curve, draw_curves, rendered  # needs matplotlib
+    from lm.report.curves import draw_curves, rendered  # needs matplotlib
 
     text = search_text(directory, study)
     parts = [page.text_html(text)]
     numbers = [trial.number for trial in best_trials(study)[:_MAX_CURVES]]
     if numbers:
         curves = [
-            Curve(f"trial {number:04d}", [read_run(trial_dir(directory, number))])
+            Group(f"trial {number:04d}", [read_run(trial_dir(directory, number))])
             for number in numbers
         ]
         figure = draw_curves(curves, title="Learning curves of the best trials")

@@ -8,8 +8,8 @@ import pytest
 from lm.cli.tables import markdown_table
 from lm.errors import UserError
 from lm.record import CorpusRecord
-from lm.report.comparison import group_by_corpus, read_run
-from lm.report.curves import Curve, curves_of, draw_curves, draw_sections
+from lm.report.comparison import Group, group_by_corpus, read_run
+from lm.report.curves import curves_of, draw_curves, draw_sections
 from lm.report.page import build_page, write_file
 from tests.unit.report.runs import CONFIG, write_run
 
@@ -55,7 +55,7 @@ def test_a_page_follows_a_link(tmp_path):
 
 def test_names_are_drawn_as_plain_text(tmp_path):
     names = ["_x", "x$\\frac$y", "a|b"]
-    curves = [Curve(name, [write_run(tmp_path / str(i))]) for i, name in enumerate(names)]
+    curves = [Group(name, [write_run(tmp_path / str(i))]) for i, name in enumerate(names)]
     figure = draw_curves(curves, title="$\\frac$")
     figure.savefig(io.BytesIO(), format="png")
     (legend,) = figure.legends
