@@ -10,7 +10,6 @@ Flags of lm.train apply to all trials. See docs/search.md.
 """
 
 import dataclasses
-import itertools
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -100,7 +99,7 @@ def parse_search(argv: Sequence[str]) -> tuple[Arguments, Settings]:
             " choose a different directory"
         )
     copy, earlier = os.path.join(directory, CONFIG_COPY), settings.flags
-    arguments = _parse([f"--config={copy}", *itertools.starmap(flag, earlier.items()), *argv[1:]])
+    arguments = _parse([f"--config={copy}", *as_flags(earlier), *argv[1:]])
     file = arguments.config_file
     if file.sha256 != sha256_of(copy) or not file.loaded.is_copied_to(directory):
         raise UserError(
@@ -134,9 +133,9 @@ def _flags(arguments: Arguments) -> dict[str, Any]:
     return flags
 
 
-def flag(name: str, value: Any) -> str:
-    """Return the flag that sets a field to a value, which may be a bool."""
-    return f"--{name}={value}"
+def as_flags(values: Mapping[str, Any]) -> list[str]:
+    """Return the flags that set fields to values, which may be bools."""
+    return [f"--{name}={value}" for name, value in values.items()]
 
 
 def trial_dir(search_dir: str, number: int) -> str:

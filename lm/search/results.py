@@ -18,7 +18,7 @@ from lm.search.options import (
     BEST_FILE,
     TRIALS_DIR,
     SearchOptions,
-    flag,
+    as_flags,
     load_settings,
     trial_dir,
 )
@@ -58,7 +58,7 @@ def write_best(search: Search) -> str:
     """
     path = os.path.join(search.directory, BEST_FILE)
     for best in best_trials(search.study)[:1]:
-        flags = [flag(name, value) for name, value in search.settings.given(RunOptions).items()]
+        flags = as_flags(search.settings.given(RunOptions))
         values = best.user_attrs[CONFIG].items()
         text = _BEST.format(
             number=best.number,

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import itertools
 import os
 import shlex
 import signal
@@ -16,7 +15,7 @@ from lm.errors import ERROR, UserError
 from lm.files import locked
 from lm.record import LOCK_FILE
 from lm.report.comparison import read_events
-from lm.search.options import CONSOLE_FILE, flag
+from lm.search.options import CONSOLE_FILE, as_flags
 from lm.search.slots import TrialSlots
 from lm.system import ends_with_this_process
 
@@ -39,7 +38,7 @@ class TrialJob:
         options = {**changes, **search.settings.given(RunOptions)}
         self._program = [
             sys.executable, "-m", "lm.train", "--config", search.file.path,
-            *itertools.starmap(flag, options.items()),
+            *as_flags(options),
             "--test_on", "none", "--output_dir", directory, "--resume",
         ]  # fmt: skip
         self._console = os.path.join(directory, CONSOLE_FILE)
