@@ -31,11 +31,6 @@ class ReportOptions(Checked):
     )
 
 
-def main() -> None:
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends this program silently
-    program.run_alone(_report)
-
-
 def _report(argv):
     arguments = parse(argv, __doc__, ReportOptions, positional=True)
     directories, path = arguments.positional, arguments[ReportOptions].html
@@ -81,4 +76,5 @@ def _report_search(directory, path):
 
 
 if __name__ == "__main__":
-    main()
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Stop silently when `| head` closes stdout.
+    program.run_alone(_report)

@@ -6,10 +6,6 @@ from lm.cli import program
 from lm.errors import needs_extra
 
 
-def main() -> None:
-    program.run_alone(_search)
-
-
 def _search(argv):
     from lm.search.options import parse_search
 
@@ -24,4 +20,4 @@ def _search(argv):
 
 
 if __name__ == "__main__":
-    main()
+    program.run_alone(_search)

@@ -74,12 +74,15 @@ def test_a_driver_killed_at_any_moment_does_not_change_the_results(corpora, tmp_
     trainer = tmp_path / "python"
     trainer.write_text(TRAINER)
     trainer.chmod(0o755)
-    program = f"import sys; sys.executable = {str(trainer)!r}; import lm.search.__main__ as search"
+    program = (
+        f"import runpy, sys; sys.executable = {str(trainer)!r};"
+        " runpy.run_module('lm.search', run_name='__main__')"
+    )
     mark = new_mark()
 
     def start(directory):
         command = [
-            sys.executable, "-c", f"{program}; search.main()", "--config", "config_test",
+            sys.executable, "-c", program, "--config", "config_test",
             "--space", "learning_rate=0.3:3:log", "--pruner", "none", "--trials", ROUNDS,
             "--data_path", corpora, "--output_dir", tmp_path / directory, "--resume",
         ]  # fmt: skip

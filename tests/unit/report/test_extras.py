@@ -15,8 +15,8 @@ SEARCH = ["--space", "learning_rate=1|2", "--corpus", "embedded", "--output_dir"
 def run_without(packages, command, arguments, cwd):
     """Run a command as if some packages were not installed."""
     code = (
-        f"import sys; sys.modules.update(dict.fromkeys({packages}))\n"
-        f"from {command}.__main__ import main; sys.argv = {[command, *arguments]}; main()"
+        f"import runpy, sys; sys.modules.update(dict.fromkeys({packages}))\n"
+        f"sys.argv = {[command, *arguments]}; runpy.run_module('{command}', run_name='__main__')"
     )
     return subprocess.run(
         [sys.executable, "-c", code], cwd=cwd, capture_output=True, text=True, timeout=60,
