@@ -8,10 +8,10 @@ import tensorflow.compat.v1 as tf
 
 from lm import kernels
 from lm.config import Config
-from lm.model.context import Context
-from lm.model.ops import fastest
+from lm.data.batches import Rows
 from lm.model.plain import matmul as product
 from tests.unit.kernels.arrays import assert_near, numbers, products_of, run
+from tests.unit.model.networks import context_of
 
 
 def exact(x, bf16):
@@ -79,10 +79,7 @@ def test_dropout_and_its_gradient_are_bitwise_equal_to_tensorflow(T, B, H, keep_
     x, dy = numbers(T, B, H), numbers(T, B, H, seed=1)
 
     def fetch(x):
-        step = tf.constant(2**40 + 5, tf.int64)
-        context = Context(
-            Config(seed=2**33 + 1), 1, fastest(), num_rows=B, first_row=7, step=step, num_draws=3
-        )
+        context = context_of(Rows(7, B), Config(seed=2**33 + 1), 2**40 + 5, num_draws=3)
         y = context.dropout(tf.ensure_shape(x, [T, B, H]), keep_prob)
         return [y, tf.gradients(y, x, dy)[0]]
 

@@ -1,13 +1,19 @@
 """Config files with user-defined networks, and functions that train them for a few steps."""
 
 import dataclasses
+import importlib.util
 
 import numpy as np
+import pytest
 import tensorflow.compat.v1 as tf
 
+from lm.config import Config
+from lm.config_file import BUILT_IN
 from lm.data.batches import Rows, rows_of_rank
 from lm.distributed.communicator import Communicator
+from lm.model.context import Context
 from lm.model.network import Network
+from lm.model.ops import fastest
 from lm.model.user_errors import one_line_errors
 from lm.model.windows import WindowRunner, build_window_graph
 from lm.training.averaging import Average
@@ -33,17 +39,13 @@ GOOD = "    return x + state['h'], {'h': x[-1]}\n"
 # The code between the two comments is unchanged from 2016.
 CLASSIC = """
 import tensorflow.compat.v1 as tf
-
 from lm.config import Config
-
 
 def get_config():
     return Config(name="classic", corpus="embedded", hidden_size=64, keep_prob=0.9)
 
-
 def state_shapes(config):
     return {f"{i}/{part}": [config.hidden_size] for i in range(config.num_layers) for part in "ch"}
-
 
 def build_outputs(inputs_TB, state, context):
     config = context.config
@@ -61,6 +63,26 @@ def build_outputs(inputs_TB, state, context):
     new_state = {f"{i}/{part}": getattr(last[i], part) for i in layers for part in "ch"}
     return context.dropout(outputs, config.keep_prob), new_state
 """
+
+
+needs_tf_keras = pytest.mark.skipif(
+    not importlib.util.find_spec("tf_keras"), reason="run_scripts/setup.sh --dev installs tf_keras"
+)
+
+
+def context_of(rows, config=None, step=7, **options):
+    """Return the context of some rows in a training step, with the compiled ops."""
+    step = tf.constant(step, tf.int64)
+    rows = dict(num_rows=rows.count, first_row=rows.first)
+    return Context(config or Config(), V, ops=fastest(), step=step, **rows, **options)
+
+
+def initial_values(config, functions=BUILT_IN):
+    """Return the initial values of the variables of a network by name."""
+    with tf.Graph().as_default(), tf.Session() as session:
+        build_window_graph(Network(config, V, functions), Rows(0, 1), "eval")
+        session.run(tf.global_variables_initializer())
+        return session.run({v.op.name: v for v in tf.global_variables()})
 
 
 def train_graph(network, threads=1):

@@ -5,20 +5,15 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from lm.config import Config
+from lm.data.batches import Rows
 from lm.errors import UserError
-from lm.model.context import Context
-from lm.model.ops import fastest
-
-T, B, H = 4, 3, 6
+from tests.unit.model.networks import context_of
 
 
 def masks(keep_prob=0.5, seed=1, step=7, mask_index=0, rows=8, units=64):
     with tf.Graph().as_default(), tf.Session() as session:
-        step = tf.constant(step, tf.int64)
-        context = Context(
-            Config(seed=seed), 10, fastest(), num_rows=rows, step=step, num_draws=mask_index
-        )
-        return session.run(context.dropout(tf.ones([T, rows, units]), keep_prob))
+        context = context_of(Rows(0, rows), Config(seed=seed), step, num_draws=mask_index)
+        return session.run(context.dropout(tf.ones([4, rows, units]), keep_prob))
 
 
 def test_dropout_masks_depend_on_seed_step_index_and_row():
@@ -31,11 +26,8 @@ def test_dropout_masks_depend_on_seed_step_index_and_row():
 
 def test_dropout_masks_do_not_repeat_in_the_next_step():
     assert (masks(mask_index=1023) != masks(step=8)).mean() > 0.4
-    with tf.Graph().as_default():
-        step = tf.constant(0, tf.int64)
-        context = Context(Config(), 10, num_rows=B, step=step, num_draws=1024)
-        with pytest.raises(UserError, match="random numbers more than 1024 times a step"):
-            context.dropout(tf.ones([T, B, H]), 0.5)
+    with pytest.raises(UserError, match="random numbers more than 1024 times a step"):
+        masks(mask_index=1024)
 
 
 def test_dropout_keeps_the_expectation():
@@ -43,3 +35,34 @@ def test_dropout_keeps_the_expectation():
         dropped = masks(keep_prob, rows=20, units=500)
         assert set(np.unique(dropped)) == {np.float32(0), np.float32(1 / keep_prob)}
         np.testing.assert_allclose(dropped.mean(), 1, atol=0.05)
+
+
+@pytest.mark.parametrize("shape", [[6, 5], [3, 6, 5], [4, 6, 5], [6, 4, 2, 3]])
+def test_masks_do_not_depend_on_the_number_of_ranks(shape):
+    def masks(rows, **options):
+        own = [rows.count if size == 6 else size for size in shape]
+        return context_of(rows, **options).dropout(tf.ones(own), 0.5)
+
+    with tf.Graph().as_default(), tf.Session() as session:
+        rows = [Rows(0, 6), Rows(0, 2), Rows(2, 1), Rows(3, 3)]
+        whole, *parts, second = session.run([*map(masks, rows), masks(rows[0], num_draws=1)])
+    np.testing.assert_array_equal(whole, np.concatenate(parts, shape.index(6)))
+    assert (whole != second).mean() > 0.3
+
+
+@pytest.mark.parametrize("in_a_loop", [False, True])
+def test_a_common_mask_depends_on_the_global_row_but_not_on_the_time_step(in_a_loop):
+    def masks(rows, step=7):
+        context = context_of(rows, Config(locked_dropout=not in_a_loop), step)
+        ones_TBH = tf.ones([5, rows.count, 64])
+        if in_a_loop:
+            return tf.map_fn(lambda x: context.dropout(x, 0.5), ones_TBH)
+        return context.dropout(ones_TBH, 0.5)
+
+    with tf.Graph().as_default(), tf.Session() as session:
+        rows = [Rows(0, 6), Rows(0, 2), Rows(2, 4)]
+        whole, *parts, later = session.run([*map(masks, rows), masks(rows[0], step=8)])
+    np.testing.assert_array_equal(whole, np.concatenate(parts, axis=1))
+    assert (whole == whole[:1]).all() and set(np.unique(whole)) == {0, 2}
+    assert 0.4 < np.mean(whole[0, 0] != whole[0, 1]) < 0.6
+    assert 0.4 < np.mean(whole != later) < 0.6

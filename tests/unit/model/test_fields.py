@@ -10,13 +10,12 @@ from lm.config import Config
 from lm.data.batches import Rows
 from lm.distributed.communicator import Communicator
 from lm.model import decoding
-from lm.model.context import Context
 from lm.model.network import Network
-from lm.model.ops import fastest
 from lm.model.windows import build_window_graph
 from lm.training.gradients import exchange_gradients
+from tests.unit.model.networks import V, context_of, initial_values
 
-T, B, H, E, V = 4, 3, 6, 5, 11
+T, B, H, E = 4, 3, 6, 5
 STEP = 7
 CONFIG = Config(hidden_size=H, num_layers=2, num_steps=T, batch_size=B, init_scale=0.8, seed=3)
 FIELDS = {
@@ -47,15 +46,8 @@ FIELDS = {
 }  # fmt: skip
 
 
-def context_of(rows, config=CONFIG, step=STEP, **options):
-    step = tf.constant(step, tf.int64)
-    return Context(
-        config, V, fastest(), num_rows=rows.count, first_row=rows.first, step=step, **options
-    )
-
-
 def mask(config, shape, keep_prob, mask_index):
-    context = context_of(Rows(0, shape[1]), Config(seed=config.seed), num_draws=mask_index)
+    context = context_of(Rows(0, shape[1]), Config(seed=config.seed), STEP, num_draws=mask_index)
     return context.dropout(tf.ones(shape), keep_prob)
 
 
@@ -172,14 +164,9 @@ def test_loss_and_gradients_equal_the_equations_of_the_papers(path, fields):
 
 
 def test_embedding_init_scale_only_changes_the_embedding():
-    def initial_values(**fields):
-        config = dataclasses.replace(CONFIG, init_scale=0.05, **fields)
-        with tf.Graph().as_default(), tf.Session() as session:
-            build_window_graph(Network(config, V), Rows(0, B), "eval")
-            session.run(tf.global_variables_initializer())
-            return session.run({v.op.name: v for v in tf.trainable_variables()})
-
-    plain, own = initial_values(), initial_values(embedding_init_scale=0.1)
+    config = dataclasses.replace(CONFIG, init_scale=0.05)
+    plain = initial_values(config)
+    own = initial_values(dataclasses.replace(config, embedding_init_scale=0.1))
     largest = np.abs(own["embedding"]).max()
     assert 0.05 < largest < 0.1
     np.testing.assert_allclose(own.pop("embedding"), 2 * plain.pop("embedding"), rtol=1e-5)
@@ -201,20 +188,6 @@ def test_windows_and_single_words_have_the_same_loss(path):
         nll, loss, log_probs = session.run([model.nll_TB, model.loss, by_word], feed)
     np.testing.assert_allclose(log_probs, -nll, rtol=1e-5)
     np.testing.assert_allclose(loss, nll.sum() / B, rtol=1e-5)  # no penalty
-
-
-def test_locked_masks_depend_on_the_global_row_but_not_on_the_time_step():
-    def masks(rows, step=STEP):
-        context = context_of(rows, Config(locked_dropout=True), step)
-        return context.dropout(tf.ones([T, rows.count, 64]), 0.5)
-
-    with tf.Graph().as_default(), tf.Session() as session:
-        rows = [Rows(0, 6), Rows(0, 2), Rows(2, 4)]
-        whole, *parts, later = session.run([*map(masks, rows), masks(rows[0], STEP + 1)])
-    np.testing.assert_array_equal(whole, np.concatenate(parts, axis=1))
-    assert (whole == whole[:1]).all()
-    assert 0.4 < np.mean(whole[0, 0] != whole[0, 1]) < 0.6
-    assert 0.4 < np.mean(whole != later) < 0.6
 
 
 def test_dropping_rows_of_a_table_adds_the_gradients_of_each_row():

@@ -1,4 +1,4 @@
-"""Networks of config files: variables, state, tied weights and dropout."""
+"""Networks of config files: variables, state and tied weights."""
 
 import dataclasses
 
@@ -6,17 +6,12 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from lm.config_file import load_config_file
-from lm.data.batches import Rows
 from lm.errors import UserError
-from lm.model.context import Context
 from lm.model.network import Network
 from lm.model.network_check import check_network
-from lm.model.ops import fastest
 from lm.training.step import run_step
 from tests.unit.model.networks import GOOD, HEADER, SCOPED, V, train_and_evaluate, train_graph
 
-CONFIG = load_config_file("config_test").config
 VALID = {
     "a scope": "    for _ in range(2):\n"
     "        with tf.variable_scope('a', reuse=tf.AUTO_REUSE):\n"
@@ -43,6 +38,9 @@ def test_valid_uses_of_variables_are_trained(load, body):
     assert losses[-1] < losses[0]
 
 
+OWN_TABLE = HEADER.replace(
+    "context.embed(inputs_TB)", "tf.gather(tf.get_variable('embedding', [11, 4]%s), inputs_TB)"
+)
 SMALLER = HEADER.replace("inputs_TB)\n", "inputs_TB, 3)\n") + (
     "    x = tf.concat([x, x[:, :, :1]], 2)\n"
 )
@@ -67,10 +65,7 @@ def test_the_embedding_outside_of_all_scopes_is_tied(load):
         "    with tf.variable_scope('tags'):\n"
         "        x += context.embed(inputs_TB)\n"
     )
-    text = HEADER.replace(
-        "context.embed(inputs_TB)", "tf.gather(tf.get_variable('embedding', [11, 4]), inputs_TB)"
-    )
-    file = load(text + others + GOOD)
+    file = load(OWN_TABLE % "" + others + GOOD)
     with tf.Graph().as_default():
         network = Network(dataclasses.replace(file.config, tie_weights=True), V, file.functions)
         train_graph(network)
@@ -78,9 +73,7 @@ def test_the_embedding_outside_of_all_scopes_is_tied(load):
 
 
 def test_a_constraint_applies_to_an_embedding(load):
-    whole = "tf.get_variable('embedding', [11, 4], constraint=tf.abs)"
-    text = HEADER.replace("context.embed(inputs_TB)", f"tf.gather({whole}, inputs_TB)")
-    file = load(text + GOOD)
+    file = load(OWN_TABLE % ", constraint=tf.abs" + GOOD)
     with tf.Graph().as_default(), tf.Session() as session:
         config = dataclasses.replace(file.config, batch_size=1)
         step = train_graph(Network(config, V, file.functions))
@@ -131,46 +124,6 @@ def test_a_network_may_read_the_words(load):
     check_network(file.config, V, file.functions, words=words)
     with pytest.raises(UserError, match="InvalidArgumentError: indices"):
         check_network(file.config, V, file.functions, words=words[:-1])
-
-
-def context_of(rows, **options):
-    step = tf.constant(3, tf.int64)
-    return Context(
-        CONFIG, V, fastest(), num_rows=rows.count, first_row=rows.first, step=step, **options
-    )
-
-
-@pytest.mark.parametrize("shape", [[6, 5], [3, 6, 5], [4, 6, 5], [6, 4, 2, 3]])
-def test_masks_do_not_depend_on_the_number_of_ranks(shape):
-    axis = shape.index(6)
-
-    def masks(rows, calls=1):
-        own = [rows.count if size == 6 else size for size in shape]
-        context = context_of(rows)
-        with tf.Session() as session:
-            for _ in range(calls):
-                result = context.dropout(tf.ones(own), 0.5)
-            return session.run(result)
-
-    with tf.Graph().as_default():
-        whole = masks(Rows(0, 6))
-        parts = [masks(Rows(0, 2)), masks(Rows(2, 1)), masks(Rows(3, 3))]
-        np.testing.assert_array_equal(whole, np.concatenate(parts, axis))
-        assert (whole != masks(Rows(0, 6), calls=2)).mean() > 0.3
-
-
-def test_in_a_loop_all_time_steps_share_a_mask():
-    def masks(rows):
-        context = context_of(rows)
-        ones_TBH = tf.ones([5, rows.count, 64])
-        with tf.Session() as session:
-            return session.run(tf.map_fn(lambda row: context.dropout(row, 0.5), ones_TBH))
-
-    with tf.Graph().as_default():
-        whole = masks(Rows(0, 6))
-        assert (whole == whole[:1]).all() and set(np.unique(whole)) == {0, 2}
-        parts = [masks(Rows(0, 2)), masks(Rows(2, 4))]
-        np.testing.assert_array_equal(whole, np.concatenate(parts, axis=1))
 
 
 # The loss does not need this state, which takes long to compute.

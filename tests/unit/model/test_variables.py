@@ -15,7 +15,14 @@ from lm.model.network import Network
 from lm.model.network_check import check_network
 from lm.model.windows import build_window_graph
 from tests.unit.checkpoint.saved import manifest
-from tests.unit.model.networks import GOOD, HEADER, V, train_and_evaluate, train_graph
+from tests.unit.model.networks import (
+    GOOD,
+    HEADER,
+    V,
+    initial_values,
+    train_and_evaluate,
+    train_graph,
+)
 
 
 def values_of(session):
@@ -33,19 +40,12 @@ def values_of(session):
 )  # fmt: skip
 def test_initial_values_only_depend_on_the_seed_and_the_name(load, initializer):
     def values(before="", name="w", seed=1):
-        text = (
-            "import numpy as np\nimport tensorflow as tf2\n"
-            + HEADER
-            + before
-            + f"    w = tf.get_variable('{name}', [4, 4], initializer={initializer})\n"
-        )
-        text += "    return tf.tensordot(x, w, 1) + state['h'], {'h': x[-1]}\n"
-        file = load(text)
+        imports = "import numpy as np\nimport tensorflow as tf2\n"
+        variable = f"    w = tf.get_variable('{name}', [4, 4], initializer={initializer})\n"
+        outputs = "    return tf.tensordot(x, w, 1) + state['h'], {'h': x[-1]}\n"
+        file = load(imports + HEADER + before + variable + outputs)
         config = dataclasses.replace(file.config, seed=seed)
-        with tf.Graph().as_default(), tf.Session() as session:
-            build_window_graph(Network(config, V, file.functions), Rows(0, 1), "eval")
-            session.run(tf.global_variables_initializer())
-            return session.run({v.op.name: v for v in tf.global_variables()}[name])
+        return initial_values(config, file.functions)[name]
 
     first = values()
     np.testing.assert_array_equal(first, values())
@@ -166,10 +166,7 @@ def test_embedding_init_scale_overrides_the_initializer_of_a_scope(load, scale):
     )
     file = load(HEADER + text + GOOD)
     config = dataclasses.replace(file.config, embedding_init_scale=scale)
-    with tf.Graph().as_default(), tf.Session() as session:
-        build_window_graph(Network(config, V, file.functions), Rows(0, 1), "eval")
-        session.run(tf.global_variables_initializer())
-        table = values_of(session)["own/embedding"]
+    table = initial_values(config, file.functions)["own/embedding"]
     if scale is None:
         assert (table == 1).all()
     else:

@@ -9,16 +9,15 @@ import tensorflow.compat.v1 as tf
 from lm import kernels
 from lm.config import Config
 from lm.config_file import BUILT_IN, load_config_file
-from lm.data.batches import rows_of_rank
+from lm.data.batches import Rows, rows_of_rank
 from lm.distributed.communicator import Communicator
 from lm.errors import UserError
 from lm.model.context import Context
 from lm.model.network import Network
-from lm.model.ops import fastest
 from lm.model.windows import WindowRunner
 from lm.training.step import Division, build_train_graph, run_step
 from tests.commands import ROOT
-from tests.unit.model.networks import GOOD, HEADER, V
+from tests.unit.model.networks import GOOD, HEADER, V, context_of
 
 needs_kernels = pytest.mark.skipif(not kernels.available(), reason="needs the compiled ops")
 NETWORKS = ROOT / "tests/networks"
@@ -138,9 +137,7 @@ def test_seeds_depend_on_seed_step_call_and_micro_batch():
 @pytest.mark.parametrize("shape", [[5], [2, 3, 7], [None, 3]])
 def test_a_mask_without_rows_belongs_to_the_micro_batch(shape):
     def mask(first_row):
-        context = Context(
-            Config(), V, fastest(), num_rows=4, first_row=first_row, step=tf.constant(1, tf.int64)
-        )
+        context = context_of(Rows(first_row, 4))
         x = tf.placeholder_with_default(tf.ones([64 if n is None else n for n in shape]), shape)
         return context.dropout(tf.concat([x] * 40, 0), 0.5)
 
