@@ -33,6 +33,16 @@ def on_ranks(num_ranks, fetch, tensors_TB):
     return outputs
 
 
+def assert_equal_on_ranks(whole, *spread):
+    """Compare sums and results [T, B, ...] of rows on one rank with those on more ranks."""
+    ((sums, of_rows),) = whole
+    for ranks in spread:
+        for one, *many in zip(sums, *(rank[0] for rank in ranks)):
+            np.testing.assert_array_equal(one, tree(many))
+        for one, *many in zip(of_rows, *(rank[1] for rank in ranks)):
+            np.testing.assert_array_equal(one, np.concatenate(many, axis=1))
+
+
 def tokens(x_TB):
     return tf.reshape(x_TB, [-1, x_TB.shape[2]])
 
@@ -161,10 +171,5 @@ def test_a_step_does_not_depend_on_the_number_of_ranks(T, B, H, precision):
 
     inputs = [numbers(T, B, H), words, numbers(1, B, H, seed=1), numbers(1, B, H, seed=2)]
     # 4 ranks have two micro-batches each: one tree per rank, and one tree over the ranks.
-    whole, *spread = run(lambda *p: [on_ranks(num_ranks, step, p) for num_ranks in (1, 4)], inputs)
-    sums, of_rows = whole[0]
-    for ranks in spread:
-        for one, *many in zip(sums, *(rank[0] for rank in ranks)):
-            np.testing.assert_array_equal(one, tree(many))
-        for one, *many in zip(of_rows, *(rank[1] for rank in ranks)):
-            np.testing.assert_array_equal(one, np.concatenate(many, axis=1))
+    found = run(lambda *p: [on_ranks(num_ranks, step, p) for num_ranks in (1, 4)], inputs)
+    assert_equal_on_ranks(*found)

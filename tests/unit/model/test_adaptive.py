@@ -8,14 +8,11 @@ from lm import kernels
 from lm.model import adaptive
 from lm.model.adaptive import AdaptiveWeights, Cluster
 from lm.model.ops import fastest
-from tests.unit.kernels.test_micro_batches import on_ranks, tree
+from tests.unit.kernels.arrays import numbers, run
+from tests.unit.kernels.test_micro_batches import assert_equal_on_ranks, on_ranks
 
 N, H, V = 23, 28, 97
 CUTOFFS, UNITS = [10, 30, 60], [9, 3, 1]  # the factor is 3
-
-
-def numbers(*shape, seed=0):
-    return np.random.default_rng([seed, *shape]).uniform(-1, 1, shape).astype(np.float32)
 
 
 def arrays():
@@ -30,12 +27,6 @@ def as_weights(tensors):
     head, bias, *rest = tensors
     clusters = [Cluster(*pair) for pair in zip(rest[::2], rest[1::2])]
     return AdaptiveWeights(CUTOFFS, head, bias, clusters)
-
-
-def run(fetch, *feeds):
-    with tf.Graph().as_default(), tf.Session() as session:
-        placeholders = [tf.placeholder(x.dtype, x.shape) for x in feeds]
-        return session.run(fetch(*placeholders), dict(zip(placeholders, feeds)))
 
 
 def log_softmax(logits):
@@ -81,7 +72,7 @@ def exact_loss_and_gradients(outputs, targets, scale, *weights):
 
 
 def test_log_probs_equal_the_equations_and_sum_to_one():
-    found = run(all_log_probs, numbers(N, H), *arrays())
+    found = run(all_log_probs, [numbers(N, H), *arrays()])
     np.testing.assert_allclose(found, exact_log_probs(numbers(N, H), *arrays()), atol=1e-5)
     np.testing.assert_allclose(np.exp(found.astype(np.float64)).sum(axis=1), 1, atol=1e-5)
 
@@ -89,9 +80,9 @@ def test_log_probs_equal_the_equations_and_sum_to_one():
 @pytest.mark.parametrize("targets", TARGETS.values(), ids=TARGETS)
 def test_loss_and_gradients_equal_the_equations(path, targets):
     inputs = [numbers(N, H), targets.astype(np.int32), np.abs(numbers(N)), *arrays()]
-    found = run(loss_and_gradients, *inputs)
+    found = run(loss_and_gradients, inputs)
     exact = [x.astype(np.float64) if x.dtype == np.float32 else x for x in inputs]
-    for one, other in zip(found, run(exact_loss_and_gradients, *exact)):
+    for one, other in zip(found, run(exact_loss_and_gradients, exact)):
         np.testing.assert_allclose(one, other, atol=1e-5)
 
 
@@ -114,10 +105,11 @@ def test_loss_and_gradients_equal_pytorch(path):
     expected += [outputs.grad.numpy(), *gradients]
 
     scale = np.full(N, 1 / N, np.float32)
-    found = run(loss_and_gradients, numbers(N, H), targets.astype(np.int32), scale, *arrays())
+    feeds = [numbers(N, H), targets.astype(np.int32), scale, *arrays()]
+    found = run(loss_and_gradients, feeds)
     for one, other in zip(found, expected):
         np.testing.assert_allclose(one, other, atol=1e-5)
-    log_probs = run(all_log_probs, numbers(N, H), *arrays())
+    log_probs = run(all_log_probs, [numbers(N, H), *arrays()])
     np.testing.assert_allclose(log_probs, module.log_prob(outputs).detach().numpy(), atol=1e-5)
 
 
@@ -152,9 +144,4 @@ def test_results_do_not_depend_on_the_number_of_ranks(targets, precision):
         # 4 ranks have two micro-batches each: one tree per rank, and one tree over the ranks.
         return [on_ranks(num_ranks, rank, tensors) for num_ranks in (1, 4)]
 
-    (whole,), *spread = run(ranks, outputs, targets)
-    for found in spread:
-        for one, *many in zip(whole[0], *(gradients for gradients, _ in found)):
-            np.testing.assert_array_equal(one, tree(many))
-        for one, *many in zip(whole[1], *(of_rows for _, of_rows in found)):
-            np.testing.assert_array_equal(one, np.concatenate(many, axis=1))
+    assert_equal_on_ranks(*run(ranks, [outputs, targets]))

@@ -1,17 +1,10 @@
 """Networks with the cells and layers of TF 1.x."""
 
-import importlib.util
-
 import pytest
 import tensorflow.compat.v1 as tf
 
 from lm.errors import UserError
-from tests.unit.model.networks import CLASSIC, HEADER, train_and_evaluate
-
-needs_tf_keras = pytest.mark.skipif(
-    not importlib.util.find_spec("tf_keras"),
-    reason="needs tf_keras: run_scripts/setup.sh --dev installs it",
-)
+from tests.unit.model.networks import CLASSIC, HEADER, needs_tf_keras, train_and_evaluate
 
 
 @needs_tf_keras
@@ -33,14 +26,13 @@ def test_an_error_in_a_user_defined_cell_names_its_line(load):
         "class Cell(tf.nn.rnn_cell.BasicLSTMCell):\n"
         "    def call(self, inputs, state):\n"
         "        tf.matmul(inputs, state[0])\n"
-        "        return super().call(inputs, state)\n\n\n"
+        "        return super().call(inputs, state)\n\n"
     )
     text = CLASSIC.replace("def get_config", cell + "def get_config")
     text = text.replace("[tf.nn.rnn_cell.BasicLSTMCell(", "[Cell(")
     line = text.splitlines().index("        tf.matmul(inputs, state[0])") + 1
-    with pytest.raises(
-        UserError, match=rf"mine.py, line {line}, in build_outputs: ValueError: Dim"
-    ):
+    message = rf"mine.py, line {line}, in build_outputs: ValueError: Dim"
+    with pytest.raises(UserError, match=message):
         train_and_evaluate(load(text))
 
 

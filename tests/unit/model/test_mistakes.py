@@ -1,14 +1,10 @@
 """Mistakes in networks of config files are reported in one line."""
 
-import dataclasses
-
 import pytest
-import tensorflow.compat.v1 as tf
 
 from lm.errors import UserError
-from lm.model.network import Network
 from lm.model.network_check import check_network
-from tests.unit.model.networks import GOOD, HEADER, SCOPED, V, train_and_evaluate, train_graph
+from tests.unit.model.networks import GOOD, HEADER, SCOPED, V, train_and_evaluate
 
 MISTAKES = {
     "    return x\n": "must return (outputs, new_state), not a tensor of shape (5, 3, 4)",
@@ -69,6 +65,7 @@ MISTAKES = {
     "    w = tf.get_variable('w', [4])\n"
     "    tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, w.assign_add(x[0, 0]))\n"
     "    x *= w\n" + GOOD: "to UPDATE_OPS, which updates w: an update must be the only assign",
+    "    tf.set_random_seed(7)\n" + GOOD: "sets TensorFlow's seed: remove it",
     # The number of rows is only known in a run.
     "    rows = tf.reshape(x, [-1, 4])\n"
     "    return x, {'h': tf.boolean_mask(rows, rows[:, 0] < 9)}\n":
@@ -107,6 +104,7 @@ LARGER = HEADER.replace(
 CONSTANT = HEADER.replace("outputs", "logits").replace(
     "context.embed(inputs_TB)", "tf.one_hot(inputs_TB, context.vocab_size)"
 )
+TOP = HEADER.replace("\ndef get_config", "SCALE = tf.constant([2.0])\n\ndef get_config", 1)
 STATE_ONLY = "    return x, {'h': state['h']}\n"
 TAKEN = "    x += tf.get_variable('%s', [4])\n" + GOOD
 
@@ -151,21 +149,19 @@ TAKEN = "    x += tf.get_variable('%s', [4])\n" + GOOD
             {"locked_dropout": True},
             "locked_dropout needs [T, B, ...], not [3, 5, 4]",
         ),
+        (TOP + "    x *= SCALE\n" + GOOD, {}, "create tensors inside the function"),
+        (HEADER + GOOD, {"activation_penalty": 2.0}, "does not call context.penalize"),
+        (HEADER + GOOD, {"temporal_activation_penalty": 1.0}, "does not call context.penalize"),
+        (HEADER + GOOD, {"recurrent_keep_prob": 0.5}, "does not call context.drop_weights"),
     ],
     ids=["logits", "no table", "two tables", "size", "logits and cutoffs", "cutoffs",
          "tied and cutoffs", "no bands", "cluster's name", "no variables", "adam's name",
-         "average's name", "lock"],
+         "average's name", "lock", "top", "penalty", "temporal penalty", "weight-drop"],
 )  # fmt: skip
 def test_incompatible_settings_are_one_line(load, text, fields, message):
     with pytest.raises(UserError) as error:
         train_and_evaluate(load(text), **fields)
     assert message in str(error.value) and "\n" not in str(error.value)
-
-
-def test_tensors_at_the_top_of_the_file_are_an_error(load):
-    text = HEADER.replace("\ndef get_config", "SCALE = tf.constant([2.0])\n\ndef get_config", 1)
-    with pytest.raises(UserError, match="create tensors inside the function"):
-        train_and_evaluate(load(text + "    x *= SCALE\n" + GOOD))
 
 
 PYTHON = "tf.py_func(lambda x: x, [x], tf.float32, stateful=%s)"
@@ -209,22 +205,6 @@ def test_dropout_and_random_initial_values_are_not_warned_about(load, caplog):
     assert "draws random numbers" not in caplog.text
 
 
-@pytest.mark.parametrize(
-    "body, fields, message",
-    [
-        ("    tf.set_random_seed(7)\n" + GOOD, {}, "sets TensorFlow's seed: remove it"),
-        (GOOD, {"activation_penalty": 2.0}, "does not call context.penalize"),
-        (GOOD, {"temporal_activation_penalty": 1.0}, "does not call context.penalize"),
-        (GOOD, {"recurrent_keep_prob": 0.5}, "does not call context.drop_weights"),
-    ],
-)
-def test_settings_without_effect_are_an_error(load, body, fields, message):
-    file = load(HEADER + body)
-    config = dataclasses.replace(file.config, **fields)
-    with tf.Graph().as_default(), pytest.raises(UserError, match=message):
-        train_graph(Network(config, V, file.functions))
-
-
 HELPER = """
 import tensorflow.compat.v1 as tf
 
@@ -242,9 +222,6 @@ def slices(x):
 
 def fixed(x):
     return tf.scatter_update(x, [0], [0.0])
-
-def recent(x):
-    return x[-2:] if x.shape[0] > 1 else tf.reshape(x, [7])
 """
 
 
@@ -265,16 +242,15 @@ def test_an_error_names_the_innermost_line_of_the_users_files(load, tmp_path, fu
     assert "\n" not in str(error.value)
 
 
-def test_a_failure_only_for_single_words_says_so(load, tmp_path):
-    (tmp_path / "lm_test_recent.py").write_text(HELPER)
-    text = "import lm_test_recent\n" + HEADER + "    lm_test_recent.recent(x)\n" + GOOD
-    message = r"recent.py, line 20, .*; this is the call for single words \(T = 1, not num_steps ="
+@pytest.mark.parametrize(
+    "body, message",
+    [
+        ("    x[-2:] if x.shape[0] > 1 else tf.reshape(x, [7])\n" + GOOD, "mine.py, line 13, "),
+        ("    return x, {'h': x[-1] if x.shape[0] > 1 else x}\n", r"new_state\['h'\] must have"),
+    ],
+)
+def test_a_mistake_only_for_single_words_says_so(load, body, message):
+    file = load(HEADER + body)
+    message += r".*; this is the call for single words \(T = 1, not num_steps ="
     with pytest.raises(UserError, match=message):
-        check_network(load(text).config, V, load(text).functions)
-
-
-def test_a_wrong_shape_only_for_single_words_says_so(load):
-    text = HEADER + "    return x, {'h': x[-1] if x.shape[0] > 1 else x}\n"
-    message = r"new_state\['h'\] must have the shape .*; this is the call for single words \(T = 1"
-    with pytest.raises(UserError, match=message):
-        check_network(load(text).config, V, load(text).functions)
+        check_network(file.config, V, file.functions)

@@ -1,7 +1,6 @@
 """Networks that `--check_network` rejects or accepts."""
 
 import dataclasses
-import importlib.util
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ from lm.model import decoding
 from lm.model.network import Network
 from lm.model.network_check import check_network
 from lm.model.windows import WindowRunner, build_window_graph
-from tests.unit.model.networks import CLASSIC, GOOD, HEADER, V, train_and_evaluate
+from tests.unit.model.networks import CLASSIC, GOOD, HEADER, V, needs_tf_keras, train_and_evaluate
 
 # The first word of each pair sees the second word.
 AHEAD = """
@@ -79,11 +78,10 @@ def test_a_network_with_reads_words_reads_words_again(load, caplog, count, agree
 
 
 @pytest.mark.parametrize(
-    "text", ["config_gru", "config_transformer", CLASSIC], ids=["gru", "transformer", "classic"]
+    "text",
+    ["config_gru", "config_transformer", pytest.param(CLASSIC, marks=needs_tf_keras, id="classic")],
 )
 def test_words_and_windows_have_the_same_results(load, text, caplog):
-    if text == CLASSIC and not importlib.util.find_spec("tf_keras"):
-        pytest.skip("needs tf_keras: run_scripts/setup.sh --dev installs it")
     file = load(text)
     config = dataclasses.replace(file.config, hidden_size=4, num_steps=5, init_scale=0.8)
     check_network(config, V, file.functions)

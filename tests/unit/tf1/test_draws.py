@@ -6,10 +6,9 @@ import tensorflow.compat.v1 as tf
 
 from lm.model.context import Context
 from lm.model.network import Network
-from tests.unit.model.networks import train_and_evaluate
-from tests.unit.tf1.test_load import needs_tf_keras
+from tests.unit.model.networks import needs_tf_keras, train_and_evaluate
 
-pytestmark = pytest.mark.skipif(not hasattr(Context, "seed"), reason="needs context.seed")
+pytestmark = needs_tf_keras
 
 LAYERS = """
 import tensorflow as tf
@@ -50,7 +49,6 @@ def outputs_of(file, step, num_words=11):
         return session.run(outputs), weights
 
 
-@needs_tf_keras
 @pytest.mark.parametrize("text", [LAYERS, CELLS])
 def test_draws_depend_only_on_the_step(load, text):
     file = load(model=text)
@@ -64,13 +62,10 @@ def test_draws_depend_only_on_the_step(load, text):
     assert ((first == 0).mean() > 0.2) == (text == CELLS)
 
 
-@needs_tf_keras
 def test_dropout_applies_only_in_training(load):
-    file = load(model=CELLS)
-    assert (outputs_of(file, None)[0] != 0).all()
+    assert (outputs_of(load(model=CELLS), None)[0] != 0).all()
 
 
-@needs_tf_keras
 @pytest.mark.parametrize("text", [LAYERS, CELLS])
 def test_a_program_with_dropout_trains(load, text):
     file = load(model=text)

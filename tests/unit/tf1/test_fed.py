@@ -3,8 +3,9 @@
 import pytest
 
 from lm.errors import UserError
-from tests.unit.model.networks import train_and_evaluate
-from tests.unit.tf1.test_load import needs_tf_keras
+from tests.unit.model.networks import needs_tf_keras, train_and_evaluate
+
+pytestmark = needs_tf_keras
 
 MODEL = """
 import tensorflow as tf
@@ -42,13 +43,11 @@ def build_outputs(inputs_TB, state, context):
 """
 
 
-@needs_tf_keras
 def test_placeholders_and_states_are_fed(load):
     losses = train_and_evaluate(load(CONFIG, model=MODEL))
     assert losses[-1] < losses[0]
 
 
-@needs_tf_keras
 @pytest.mark.parametrize(
     "before, after, message",
     [

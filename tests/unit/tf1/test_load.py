@@ -10,7 +10,7 @@ import tensorflow.compat.v1 as tf
 from lm.config_file import load_config_file
 from lm.errors import UserError
 from lm.record import CorpusRecord, RunRecord, first_difference
-from tests.unit.model.networks import train_and_evaluate
+from tests.unit.model.networks import needs_tf_keras, train_and_evaluate
 from tests.unit.tf1.conftest import CONFIG
 
 MODEL = """
@@ -47,9 +47,6 @@ def dense(x, units, scope):
         y = tf.tensordot(x, weights, 1)
         return y + tf.Variable(tf.zeros([units]), name="b") if flags.FLAGS.bias else y
 """
-needs_tf_keras = pytest.mark.skipif(
-    not importlib.util.find_spec("tf_keras"), reason="run_scripts/setup.sh --dev installs tf_keras"
-)
 needs_tf_slim = pytest.mark.skipif(
     not importlib.util.find_spec("tf_slim"), reason="run_scripts/setup.sh --dev installs tf_slim"
 )
@@ -67,11 +64,10 @@ def test_an_unedited_program_trains(load):
 
 def test_programs_do_not_share_modules_or_flags(load, tmp_path):
     load(model=MODEL, layers=LAYERS)
+    layers = "import tensorflow as tf\ntf.flags.DEFINE_integer('width', 5, '')\n"
     (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "model.py").write_text("import layers\nfrom tensorflow import flags\n")
-    (tmp_path / "other" / "layers.py").write_text(
-        "import tensorflow as tf\ntf.flags.DEFINE_integer('width', 5, '')\n"
-    )
+    (tmp_path / "other/model.py").write_text("import layers\nfrom tensorflow import flags\n")
+    (tmp_path / "other/layers.py").write_text(layers)
     config = CONFIG + 'other = tf1.load("other/model.py")\nmodel.FLAGS.width = 4\n'
     file = load(config, model=MODEL, layers=LAYERS)
     assert "other/layers.py" in file.functions.loaded
@@ -156,15 +152,9 @@ def build(x, is_training):
 
 
 @needs_tf_keras
-def test_cells_of_contrib(load):
-    losses = train_and_evaluate(load(model=CELLS))
-    assert losses[-1] < losses[0]
-
-
-@needs_tf_keras
-@needs_tf_slim
-def test_layers_of_contrib(load):
-    losses = train_and_evaluate(load(model=SLIM))
+@pytest.mark.parametrize("text", [CELLS, pytest.param(SLIM, marks=needs_tf_slim)])
+def test_cells_and_layers_of_contrib(load, text):
+    losses = train_and_evaluate(load(model=text))
     assert losses[-1] < losses[0]
 
 

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from lm.config_file import load_config_file
 from lm.errors import UserError
 from lm.model.network import Network
 from tests.unit.model.networks import GOOD, HEADER, V, train_and_evaluate, train_graph
@@ -27,51 +26,33 @@ def transform_gradients(gradients, context):
     noise = 0.1 * tf.random.stateless_normal([11], context.seed())
     return {**gradients, "softmax/bias": gradients["softmax/bias"] + noise}
 """
-NONE = """
-def transform_gradients(gradients, context):
-    return {**gradients, "softmax/bias": None}
-"""
 OVERRIDDEN = """
 class Own(tf.train.GradientDescentOptimizer):
     def compute_gradients(self, *args, **kwargs):
         return super().compute_gradients(*args, **kwargs)
-
-def build_optimizer(learning_rate, context):
-    return Own(learning_rate)
 """
+BIAS = 'gradients["softmax/bias"] + noise'
 RANDOM = NOISE.replace("stateless_normal([11], context.seed())", "normal([11])")
 WITHOUT_STEP = """
 class Own(tf.train.GradientDescentOptimizer):
     def apply_gradients(self, gradients, global_step=None, name=None):
         return super().apply_gradients(gradients, None, name)
-
-def build_optimizer(learning_rate, context):
-    return Own(learning_rate)
 """
-
-
-@pytest.fixture
-def load(tmp_path):
-    """Return a function that loads a network with further functions."""
-
-    def load(functions):
-        (tmp_path / "mine.py").write_text(HEADER + GOOD + functions)
-        return load_config_file(str(tmp_path / "mine.py"))
-
-    return load
+OWN = SGD.replace("tf.train.GradientDescentOptimizer", "Own")
+NETWORK = HEADER + GOOD
 
 
 @pytest.mark.parametrize("functions", [SGD, CLIPPED, SGD + CLIPPED])
 def test_the_functions_replace_the_optimizer_and_the_clipping(load, functions):
     fields = {"max_grad_norm": 0.05}
-    expected = train_and_evaluate(load(""), **fields)
-    losses = train_and_evaluate(load(functions), **(fields if functions == SGD else {}))
+    expected = train_and_evaluate(load(NETWORK), **fields)
+    losses = train_and_evaluate(load(NETWORK + functions), **(fields if functions == SGD else {}))
     np.testing.assert_allclose(losses, expected, rtol=1e-6)
 
 
 def test_noise_is_repeatable(load):
-    losses = train_and_evaluate(load(NOISE))
-    assert losses == train_and_evaluate(load(NOISE)) != train_and_evaluate(load(""))
+    losses = train_and_evaluate(load(NETWORK + NOISE))
+    assert losses == train_and_evaluate(load(NETWORK + NOISE)) != train_and_evaluate(load(NETWORK))
 
 
 @pytest.mark.parametrize(
@@ -83,19 +64,23 @@ def test_noise_is_repeatable(load):
         (SGD.replace("tf.train.", "str"), {}, "line 16, in build_optimizer: NameError"),
         (SGD.replace("return", "return 1 #"), {}, "must return a tf.train.Optimizer, not a int"),
         (NOISE.replace("**gradients, ", ""), {}, "dictionary with the same names as its argument"),
-        (NONE, {}, "float32 tensor .* for softmax/bias, not a NoneType"),
+        (NOISE.replace(BIAS, "None"), {}, "float32 tensor .* for softmax/bias, not a NoneType"),
         (NOISE.replace(" + noise}", "[:2]}"), {}, r"float32 tensor \(11,\) for softmax/bias, not"),
-        (OVERRIDDEN, {}, "compute_gradients of Own is never called, .* use transform_gradients"),
+        (
+            OVERRIDDEN + OWN,
+            {},
+            "compute_gradients of Own is never called, .* use transform_gradients",
+        ),
     ],
 )
 def test_a_mistake_is_one_line(load, functions, fields, message):
     with pytest.raises(UserError, match=message) as error:
-        train_and_evaluate(load(functions), **fields)
+        train_and_evaluate(load(NETWORK + functions), **fields)
     assert "\n" not in str(error.value)
 
 
 def test_random_numbers_of_the_update_are_reported(load, caplog):
-    file = load(RANDOM)
+    file = load(NETWORK + RANDOM)
     with tf.Graph().as_default():
         network = Network(file.config, V, file.functions)
         train_graph(network)
@@ -104,4 +89,4 @@ def test_random_numbers_of_the_update_are_reported(load, caplog):
 
 
 def test_an_optimizer_that_ignores_the_global_step_does_not_stop_it(load):
-    train_and_evaluate(load(WITHOUT_STEP))  # it checks the global step
+    train_and_evaluate(load(NETWORK + WITHOUT_STEP + OWN))  # it checks the global step

@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf
 from lm.checkpoint import store
 from lm.checkpoint.run_dir import RunDir
 from lm.config import RunOptions
-from lm.config_file import BUILT_IN, load_config_file
+from lm.config_file import BUILT_IN
 from lm.data.batches import Rows
 from lm.data.vocabulary import Vocabulary
 from lm.errors import UserError
@@ -90,11 +90,9 @@ def build_outputs(inputs_TB, state, context):
 """
 
 
-def test_an_untrainable_embedding_is_loaded_too(other, tmp_path):
+def test_an_untrainable_embedding_is_loaded_too(other, load):
     path, config, words = other
-    (tmp_path / "fixed.py").write_text(FIXED)
-    functions = load_config_file(str(tmp_path / "fixed.py")).functions
-    tensors = start_from(path, config, words, functions)
+    tensors = start_from(path, config, words, load(FIXED).functions)
     assert tensors.keys() == {"embedding", "softmax/weights", "softmax/bias"}
 
 
