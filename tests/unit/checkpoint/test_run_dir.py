@@ -20,6 +20,8 @@ from lm.training.progress import TrainProgress
 from lm.training.restore import initial_progress
 from tests.untrained import make_run, rewrite_manifest
 
+PLATEAU, COSINE = {"lr_schedule": "plateau"}, {"lr_schedule": "cosine"}
+
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory, corpora):
@@ -113,61 +115,46 @@ def test_a_run_whose_checkpoints_are_out_of_sight_is_not_restarted(
 
 @pytest.mark.parametrize("resume", [False, True])
 def test_an_unwritable_checkpoint_directory_is_found_out_immediately(made, tmp_path, resume):
-    _, config, corpus = made
-    checkpoints = tmp_path / "checkpoints"
-    for spoil, kind, message in (
-        (
-            lambda: checkpoints.symlink_to("/not/mounted"),
-            RunError,
-            "checkpoints is a broken symlink",
-        ),
-        (lambda: (checkpoints.unlink(), checkpoints.touch()), UserError, ": Not a directory"),
-    ):
-        spoil()
-        opened = open_directory(tmp_path, config, corpus, resume)
-        with pytest.raises(kind, match=message), opened:
+    def reject(kind, message):
+        with pytest.raises(kind, match=message), open_directory(tmp_path, *made[1:], resume):
             pass
 
-
-def test_eval_batch_size_may_change_unless_the_run_depends_on_validation(resume):
-    assert resume(lambda manifest: None, eval_batch_size=7)[0].endswith("step-00000007")
-    with pytest.raises(UserError, match=r"cannot resume: eval_batch_size was 20 .* is 7 now"):
-        resume(lambda manifest: None, options={"test_on": "best"}, eval_batch_size=7)
-    with pytest.raises(UserError, match=r"cannot resume: eval_batch_size was 20 .* is 7 now"):
-        plateau = {"lr_schedule": "plateau"}
-        resume(
-            lambda manifest: manifest["record"]["config"].update(plateau),
-            eval_batch_size=7,
-            **plateau,
-        )
+    checkpoints = tmp_path / "checkpoints"
+    checkpoints.symlink_to("/not/mounted")
+    reject(RunError, "checkpoints is a broken symlink")
+    checkpoints.unlink()
+    checkpoints.touch()
+    reject(UserError, ": Not a directory")
 
 
-def test_num_epochs_may_change_unless_the_learning_rate_depends_on_it(resume):
-    assert resume(lambda manifest: None, num_epochs=99)[0]
-    cosine = {"lr_schedule": "cosine"}
-    with pytest.raises(UserError, match=r"cannot resume: num_epochs was \d+ .* is 99 now"):
-        resume(
-            lambda manifest: manifest["record"]["config"].update(cosine), num_epochs=99, **cosine
-        )
+@pytest.mark.parametrize(
+    "options, recorded, changed, message",
+    [
+        ({"test_on": "best"}, {}, {"eval_batch_size": 7}, "eval_batch_size was 20 .* is 7 now"),
+        ({}, PLATEAU, {"eval_batch_size": 7}, "eval_batch_size was 20 .* is 7 now"),
+        ({}, COSINE, {"num_epochs": 99}, r"num_epochs was \d+ .* is 99 now"),
+    ],
+)
+def test_a_field_may_change_unless_the_run_depends_on_it(
+    resume, options, recorded, changed, message
+):
+    def record(manifest):
+        manifest["record"]["config"].update(recorded)
+
+    assert resume(lambda manifest: None, **changed)[0].endswith("step-00000007")
+    with pytest.raises(UserError, match=f"cannot resume: {message}"):
+        resume(record, options=options, **recorded, **changed)
 
 
 def test_fields_of_a_different_version_are_rejected(resume):
-    with pytest.raises(
-        UserError, match=r"manifest.json was written by a different .*\(unknown field flux\); use"
-    ):
+    message = r"manifest.json was written by a different .*\(unknown field flux\); use"
+    with pytest.raises(UserError, match=message):
         resume(lambda manifest: manifest["progress"].update(flux=1))
     with pytest.raises(UserError, match="cannot resume: flux was 1 in this run"):
         resume(lambda manifest: manifest["record"]["config"].update(flux=1))
 
 
-def test_an_incomplete_line_is_removed(tmp_path):
-    whole = b'{"event": "step", "step": 1}\n'
-    (tmp_path / "metrics.jsonl").write_bytes(whole + b'{"event": "step", "step": 2}')
-    RunDir(str(tmp_path), None).drop_events_after(5, 0, 0)
-    assert (tmp_path / "metrics.jsonl").read_bytes() == whole  # ready for the next event
-
-
-def test_events_that_will_be_repeated_are_removed(tmp_path):
+def test_events_that_will_be_repeated_and_incomplete_lines_are_removed(tmp_path):
     """The checkpoint of step 5 was written before the validation of this step."""
     kept = [
         {"event": "start"}, {"event": "validation", "step": 3}, {"event": "step", "step": 5},
@@ -178,9 +165,10 @@ def test_events_that_will_be_repeated_are_removed(tmp_path):
         {"event": "step", "step": 6}, {"event": "test", "step": 5}, {"event": "end"},
     ]  # fmt: skip
     path = tmp_path / "metrics.jsonl"
-    path.write_text("".join(json.dumps(event) + "\n" for event in [*kept, *dropped]))
+    first, last = ("".join(json.dumps(event) + "\n" for event in part) for part in (kept, dropped))
+    path.write_text(first + last + '{"event": "step", "step": 2}')
     RunDir(str(tmp_path), None).drop_events_after(5, 1, 3)
-    assert list(map(json.loads, path.read_text().splitlines())) == kept
+    assert path.read_text() == first  # ready for the next event
 
 
 def test_progress_is_loaded_and_missing_fields_have_defaults(resume):

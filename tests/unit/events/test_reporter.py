@@ -17,15 +17,8 @@ def test_events_are_json_lines_without_nonfinite_numbers(tmp_path):
     reporter.event("step", step=1, loss=math.inf)
     reporter.event("epoch", train_perplexity=math.nan, note="ok")
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()  # still open, as in a killed run
-
-    def reject(constant):
-        raise AssertionError(f"{constant} is not JSON")
-
-    parsed = [json.loads(line, parse_constant=reject) for line in lines]
-    assert parsed == [
-        {"event": "step", "step": 1},
-        {"event": "epoch", "note": "ok"},
-    ]
+    parsed = [json.loads(line) for line in lines]
+    assert parsed == [{"event": "step", "step": 1}, {"event": "epoch", "note": "ok"}]
 
 
 @pytest.mark.parametrize("end", [None, Stopped("stopped", 15)])

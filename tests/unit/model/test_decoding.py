@@ -15,7 +15,7 @@ from lm.model.network import Network
 from lm.model.windows import build_window_graph
 from tests.unit.checkpoint.saved import save
 
-CONFIG = Config(hidden_size=7, num_layers=3, num_steps=6, init_scale=0.8)
+CONFIG = Config(hidden_size=7, num_layers=3, init_scale=0.8)
 VOCAB_SIZE = 11
 
 
@@ -41,15 +41,9 @@ def network(session, request):
     return network
 
 
-@pytest.fixture
-def windows():
-    """Token IDs and the IDs that follow them, [T, B]."""
-    words = np.random.default_rng(5).integers(0, VOCAB_SIZE, [CONFIG.num_steps + 1, 4])
-    return words[:-1].astype(np.int32), words[1:].astype(np.int32)
-
-
-def test_reading_word_by_word_equals_reading_a_sentence(session, network, windows):
-    inputs, targets = windows
+def test_reading_word_by_word_equals_reading_a_sentence(session, network):
+    words_TB = np.random.default_rng(5).integers(0, VOCAB_SIZE, [7, 4]).astype(np.int32)
+    windows = inputs, targets = words_TB[:-1], words_TB[1:]
     state_ph = tf.placeholder(tf.float32, [None, decoding.state_size(network)])
     words_ph = tf.placeholder(tf.int32, [None])
     step = decoding.next_word(network, words_ph, state_ph)
