@@ -1,7 +1,6 @@
 """Config files: settings, networks, and one-line errors for mistakes."""
 
 import hashlib
-import subprocess
 import sys
 
 import numpy as np
@@ -15,6 +14,7 @@ from lm.errors import InfoRequested, UserError
 from lm.search.options import SearchDirectory, SearchOptions
 from lm.search.space import choose_config, parse_space
 from lm.train import parse_flags
+from tests.commands import run_code
 
 
 def write(tmp_path, text):
@@ -99,10 +99,7 @@ def test_fields_of_a_config_file_are_flags(tmp_path):
             OWN_FIELDS + BUILD + "def state_shape(config): ...\n",
             "the function state_shape is not used: rename it to state_shapes",
         ),
-        (
-            OWN_FIELDS + "def build_loss(*words): ...\n",
-            "rename it to build_losses",
-        ),
+        (OWN_FIELDS + "def build_loss(*words): ...\n", "rename it to build_losses"),
         (OWN_FIELDS.replace('option(4, "heads of the attention", low=1)', "4"), "declared as opt"),
         (OWN_FIELDS.replace("Optional[", "list["), "num_heads must be an int, float, bool or"),
         (
@@ -162,7 +159,7 @@ def test_modules_next_to_a_config_file_come_first(tmp_path, monkeypatch):
 def test_a_users_directory_configs_does_not_hide_our_configs(tmp_path):
     (tmp_path / "configs").mkdir()
     command = "from lm.config_file import load_config_file; load_config_file('config_small')"
-    subprocess.run([sys.executable, "-c", command], cwd=tmp_path, check=True, timeout=60)
+    assert run_code(command, cwd=tmp_path).returncode == 0
 
 
 DRAWS = """

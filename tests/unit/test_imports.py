@@ -1,13 +1,11 @@
 """Import directions, and the size and purpose of packages."""
 
 import ast
-import pathlib
-import subprocess
-import sys
 
 import pytest
 
-ROOT = pathlib.Path(__file__).parents[2]
+from tests.commands import ROOT, run_code
+
 PACKAGE = ROOT / "lm"
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
 
@@ -92,6 +90,5 @@ def test_parsing_and_reports_do_not_import_tensorflow():
         "import importlib, sys\nsys.modules['tensorflow'] = None\n"
         "for name in sys.argv[1:]:\n    importlib.import_module(name)\n"
     )
-    command = [sys.executable, "-c", code, *modules]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    result = run_code(code, *modules)
     assert result.returncode == 0, result.stderr

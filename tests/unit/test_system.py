@@ -1,7 +1,6 @@
 """The memory of a process."""
 
-import subprocess
-import sys
+from tests.commands import run_code
 
 # Prints the page faults of two buffers. The second buffer reuses the memory of the first.
 FAULTS = """
@@ -24,7 +23,5 @@ print(faults(2**27), faults(2**27))
 
 
 def test_freed_memory_is_kept_for_the_next_step():
-    command = [sys.executable, "-c", FAULTS]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    first, second = map(int, result.stdout.split())
+    first, second = map(int, run_code(FAULTS).stdout.split())
     assert second < first / 10

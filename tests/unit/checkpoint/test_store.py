@@ -1,13 +1,11 @@
 """Checkpoints: written atomically, found, and kept."""
 
-import subprocess
-import sys
-
 import pytest
 
 from lm.checkpoint import store
 from lm.errors import RunError
 from lm.record import has_checkpoints
+from tests.commands import run_code
 from tests.unit.checkpoint.saved import save, steps
 
 
@@ -72,8 +70,7 @@ def test_a_kill_in_any_phase_of_a_save_leaves_only_complete_checkpoints(tmp_path
     save(tmp_path, 1)
     save(tmp_path, 2)
     # A separate process: fork is safe only before TensorFlow has started threads.
-    command = [sys.executable, "-c", KILL, tmp_path]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    result = run_code(KILL, tmp_path, timeout=120)
     assert result.returncode == 0, result.stderr
 
 

@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from lm.distributed import devices
+from tests.commands import run_code
 
 
 @pytest.mark.parametrize(
@@ -52,10 +53,7 @@ LAUNCHER = """
 import subprocess, sys
 program, *bindings = sys.argv[1:]
 ranks = [
-    subprocess.Popen(
-        [sys.executable, "-c", program, binding],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )
+    subprocess.Popen([sys.executable, "-c", program, binding], stdin=-1, stdout=-1, text=True)
     for binding in bindings
 ]
 assert [rank.stdout.readline() for rank in ranks] == ["ready\\n"] * len(ranks)
@@ -74,8 +72,7 @@ def test_ranks_bound_to_different_cores_do_not_divide_them():
         pytest.skip("needs two cores, and no quota below its number of cores")
 
     def of_two(*bindings):
-        command = [sys.executable, "-c", LAUNCHER, RANK, *(",".join(map(str, b)) for b in bindings)]
-        result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        result = run_code(LAUNCHER, RANK, *(",".join(map(str, cores)) for cores in bindings))
         return [json.loads(line) for line in result.stdout.splitlines()]
 
     assert of_two(every, every) == [[len(every) // 2, 2]] * 2
@@ -122,6 +119,5 @@ def test_a_system_that_rejects_unbinding_is_accepted(monkeypatch):
 
     monkeypatch.setattr(os, "sched_setaffinity", refuse)
     devices.unbind_from_core()
-    assert devices.count_cores() == math.ceil(
-        min(len(os.sched_getaffinity(0)), devices.cpu_quota())
-    )
+    available = min(len(os.sched_getaffinity(0)), devices.cpu_quota())
+    assert devices.count_cores() == math.ceil(available)

@@ -1,14 +1,11 @@
 """The imports, threads and GPU of TensorFlow."""
 
-import subprocess
-import sys
-
 import pytest
 
 from lm.distributed import devices
 from lm.distributed.communicator import Communicator
 from lm.errors import UserError
-from tests.commands import ROOT
+from tests.commands import run_code
 
 # The first Saver, session or exchange of a process creates its thread pools.
 _COUNT_THREADS = """
@@ -37,9 +34,8 @@ tf.keras.layers  # is still available
 
 
 def count_threads(intra_op: int) -> int:
-    command = [sys.executable, "-c", _COUNT_THREADS, str(intra_op)]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=100)
-    assert result.stderr.startswith(b"heard again")
+    result = run_code(_COUNT_THREADS, intra_op, timeout=100)
+    assert result.stderr.startswith("heard again")
     return int(result.stdout)
 
 

@@ -12,6 +12,7 @@ import pytest
 from lm.distributed import supervisor
 from lm.distributed.communicator import Communicator
 from lm.distributed.supervisor import Interrupted, Waiting, _Process, _waited_for
+from tests.commands import run_code
 from tests.meeting import on_ranks
 
 # A real process without TensorFlow. Its two ranks are the process itself, so both are running.
@@ -37,10 +38,7 @@ SAVE = "watched.enter('the save at step 7')"
 
 
 def run(*phases, timeout=600):
-    program = PROGRAM.format(timeout=timeout, phases="\n".join(phases))
-    return subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
-    )
+    return run_code(PROGRAM.format(timeout=timeout, phases="\n".join(phases)))
 
 
 def test_a_step_that_hangs_after_a_stop_signal_ends_the_rank():
@@ -142,7 +140,7 @@ def test_a_stop_signal_interrupts_working_and_waiting_ranks(monkeypatch, busy, s
             waiting.poll()
             stopped.set()
 
-    outcomes, _ = meet(
-        monkeypatch, 2, work, lambda rank: 15 * (rank == signalled and stopped.is_set())
-    )
-    assert outcomes == [15, 15]
+    def stop_requested(rank):
+        return 15 * (rank == signalled and stopped.is_set())
+
+    assert meet(monkeypatch, 2, work, stop_requested)[0] == [15, 15]

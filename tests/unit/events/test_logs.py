@@ -3,13 +3,12 @@
 import logging
 import os
 import select
-import subprocess
-import sys
 import threading
 
 import pytest
 
 from lm.events.logs import LogFiles
+from tests.commands import run_code
 
 PROGRAM = """
 import logging, os, sys
@@ -30,8 +29,7 @@ print("the end")
 
 
 def test_a_failing_console_does_not_stop_the_program(tmp_path):
-    command = [sys.executable, "-c", PROGRAM.format(log=tmp_path / "log")]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    result = run_code(PROGRAM.format(log=tmp_path / "log"))
     assert (result.returncode, result.stdout) == (0, "the end\n"), result.stderr
     assert "line 50\n" in result.stderr and "line 51\n" not in result.stderr
     assert len((tmp_path / "log").read_text().splitlines()) == 100
@@ -67,8 +65,7 @@ start_console({rank})
 logging.getLogger("lm").warning("same")
 logging.getLogger("lm").error("lost")
 """
-    command = [sys.executable, "-c", program]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    result = run_code(program)
     assert (result.returncode, result.stderr) == (0, shown)
 
 
@@ -82,6 +79,6 @@ for line in range(1500):
 LogFiles(["{tmp_path}/runs/log.txt"], "workers", 1)  # on this host, runs/ does not exist
 logging.getLogger("lm").info("later")
 """
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    assert run_code(program).returncode == 0
     lines = [line.split("INFO ")[1] for line in open(tmp_path / "runs/log.1.txt")]
     assert lines == [*(f"line {line}\n" for line in range(500, 1500)), "later\n"]

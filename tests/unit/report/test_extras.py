@@ -1,12 +1,8 @@
 """Missing optional packages."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 
-from tests.commands import ROOT
+from tests.commands import ROOT, run_code
 from tests.unit.report.runs import write_run
 
 SEARCH = ["--space", "learning_rate=1|2", "--corpus", "embedded", "--output_dir", "search"]
@@ -18,10 +14,7 @@ def run_without(packages, command, arguments, cwd):
         f"import runpy, sys; sys.modules.update(dict.fromkeys({packages}))\n"
         f"sys.argv = {[command, *arguments]}; runpy.run_module('{command}', run_name='__main__')"
     )
-    return subprocess.run(
-        [sys.executable, "-c", code], cwd=cwd, capture_output=True, text=True, timeout=60,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+    return run_code(code, cwd=cwd, env={"PYTHONPATH": str(ROOT)})
 
 
 @pytest.mark.parametrize(

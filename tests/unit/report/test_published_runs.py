@@ -1,11 +1,9 @@
 """The results in the documents are those of the runs in docs/runs."""
 
 import re
-from pathlib import Path
 
 from lm.report.comparison import compare, read_run
-
-ROOT = Path(__file__).parents[3]
+from tests.commands import ROOT
 
 
 def published(name):
