@@ -1,7 +1,5 @@
 """The compiled cross-entropy of the words and of a cluster, compared with float64."""
 
-import functools
-
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
@@ -98,10 +96,13 @@ def cluster_inputs(N, V, K):
     return [numbers(N, K), numbers(V, K), targets, numbers(N)]
 
 
-def cluster_results(precision, ends, hidden, words, targets, dnll):
-    ends = ends and tf.constant(ends, tf.int64)
-    nll = kernels.cluster_cross_entropy(hidden, words, targets, precision, ends)
-    return [nll, *tf.gradients(nll, [hidden, words], dnll)]
+def cluster_results(inputs, precision="float32", ends=None):
+    def results(hidden, words, targets, dnll):
+        of_batches = ends and tf.constant(ends, tf.int64)
+        nll = kernels.cluster_cross_entropy(hidden, words, targets, precision, of_batches)
+        return [nll, *tf.gradients(nll, [hidden, words], dnll)]
+
+    return run(results, inputs)
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
@@ -111,7 +112,7 @@ def cluster_results(precision, ends, hidden, words, targets, dnll):
 def test_cluster_cross_entropy_and_its_gradient(N, V, K, precision):
     inputs = cluster_inputs(N, V, K)
     ends = [0, N // 2, N // 2, N]  # two of the micro-batches are empty
-    found = run(functools.partial(cluster_results, precision, ends), inputs)
+    found = cluster_results(inputs, precision, ends)
     hidden, words, targets, dnll = (x.astype(np.float64) for x in inputs)
     targets = targets.astype(int)
     logits = hidden @ words.T
@@ -132,9 +133,7 @@ def test_large_logits_of_a_cluster(scale):
     words[300:] *= 10  # the maximum changes between blocks
     if scale > 1e10:
         words *= 1e10
-    nll, dhidden, dwords = run(
-        functools.partial(cluster_results, "float32", None), [hidden, words, targets, dnll]
-    )
+    nll, dhidden, dwords = cluster_results([hidden, words, targets, dnll])
     finite = scale < 1e10
     assert np.isfinite(nll[2]) == np.isfinite(dhidden[2]).all() == finite
     assert finite or np.isnan(dwords).any()
@@ -143,7 +142,7 @@ def test_large_logits_of_a_cluster(scale):
 def test_nan_in_a_word_of_a_cluster_shows_in_the_loss():
     inputs = cluster_inputs(5, 600, 3)
     inputs[1][430, 1] = np.nan
-    nll, _, _ = run(functools.partial(cluster_results, "float32", None), inputs)
+    nll, _, _ = cluster_results(inputs)
     assert np.isnan(nll).all()
 
 
@@ -153,8 +152,7 @@ def test_results_of_a_cluster_do_not_depend_on_other_tokens(K):
 
     def some(rows):
         hidden, words, targets, dnll = inputs
-        feeds = [hidden[rows], words, targets[rows], dnll[rows]]
-        return run(functools.partial(cluster_results, "float32", None), feeds)[:2]
+        return cluster_results([hidden[rows], words, targets[rows], dnll[rows]])[:2]
 
     every = np.arange(61)
     whole = some(every)
@@ -168,4 +166,4 @@ def test_a_word_outside_of_a_cluster_is_an_error(target):
     inputs = cluster_inputs(5, 600, 3)
     inputs[2][1] = target
     with pytest.raises(tf.errors.InvalidArgumentError, match=rf"targets\[1\] = {target}"):
-        run(functools.partial(cluster_results, "float32", None), inputs)
+        cluster_results(inputs)
