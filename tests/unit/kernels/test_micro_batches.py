@@ -109,7 +109,6 @@ def test_invalid_micro_batches_are_an_error(micro_batches):
 @pytest.mark.parametrize("bf16", [False, True])
 @pytest.mark.parametrize("counts", [[3, 0, 70, 1, 0, 0, 9, 2], [0] * 7 + [5], [0] * 8])
 def test_tokens_ordered_by_micro_batch_can_be_summed(counts, bf16):
-    """The sums of the ranks add up to the sum of one rank. A micro-batch may have no tokens."""
     a, b = numbers(sum(counts), 37), numbers(sum(counts), 83)
     ends = np.cumsum(counts)
 
@@ -136,7 +135,6 @@ def test_invalid_ends_of_micro_batches_are_an_error(ends):
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("T, B, H", [(3, 20, 24), (4, 8, 33), (2, 21, 330), (2, 4, 40)])
 def test_a_step_does_not_depend_on_the_number_of_ranks(T, B, H, precision):
-    """Loss and gradients are trees of the ranks' sums; results of a row are equal."""
     V = 211
     words = np.random.default_rng(0).integers(V, size=(T, B, 1))
 

@@ -116,7 +116,6 @@ def test_loss_and_gradients_equal_pytorch(path):
 @pytest.mark.parametrize("targets", TARGETS.values(), ids=TARGETS)
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_results_do_not_depend_on_the_number_of_ranks(targets, precision):
-    """The gradients of the ranks add up to the gradients of one rank, and rows are equal."""
     if not kernels.available():
         pytest.skip(kernels.description())
     steps, batch = 3, 20
