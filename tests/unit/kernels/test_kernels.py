@@ -53,26 +53,14 @@ def all_ops(threads, precisions=("float32", "bfloat16")):
             projected = kernels.matmul(x, input_weights, precision, micro_batches)
             projected = tf.reshape(projected, [T, B, -1])
             outputs = kernels.lstm_recurrence(projected, *recurrence, precision, micro_batches)
-            loss, nll = kernels.softmax_cross_entropy(
-                tf.reshape(outputs[0], [T * B, -1]),
-                output_weights,
-                tf.zeros(V),
-                tf.range(T * B),
-                tf.ones(T * B),
-                precision,
-                micro_batches=micro_batches,
-            )
+            h, targets, scale = tf.reshape(outputs[0], [T * B, -1]), tf.range(T * B), tf.ones(T * B)
+            softmax = [h, output_weights, tf.zeros(V), targets, scale, precision]
+            loss, nll = kernels.softmax_cross_entropy(*softmax, micro_batches=micro_batches)
             results += [loss, nll, *tf.gradients([loss, lstm_loss(outputs)], variables)]
             for units in (4, None):  # fewer than a vector, and all
-                hidden = tf.reshape(outputs[0], [T * B, -1])[:, :units]
-                words = tf.transpose(output_weights)[:, :units]
-                nll = kernels.cluster_cross_entropy(
-                    hidden,
-                    words,
-                    tf.range(T * B),
-                    precision,
-                    tf.constant([15, 15, 35, T * B], tf.int64),
-                )
+                hidden, words = h[:, :units], tf.transpose(output_weights)[:, :units]
+                ends = tf.constant([15, 15, 35, T * B], tf.int64)
+                nll = kernels.cluster_cross_entropy(hidden, words, targets, precision, ends)
                 results += [nll, *tf.gradients(nll, [hidden, words])]
         return results
 

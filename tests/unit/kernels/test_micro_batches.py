@@ -145,24 +145,12 @@ def test_a_step_does_not_depend_on_the_number_of_ranks(T, B, H, precision):
         ]
         w_input, bias, w_recurrent, w_softmax, b_softmax = weights
         projected = kernels.matmul(tokens(x), w_input, precision, micro_batches)
-        h, _, c_last = kernels.lstm_recurrence(
-            tf.reshape(projected, [T, -1, 4 * H]),
-            bias,
-            w_recurrent,
-            h0[0],
-            c0[0],
-            precision,
-            micro_batches,
-        )
-        loss, nll = kernels.softmax_cross_entropy(
-            tokens(h),
-            w_softmax,
-            b_softmax,
-            tf.reshape(words, [-1]),
-            tf.fill([T * sum(micro_batches)], 1 / B),
-            precision,
-            micro_batches=micro_batches,
-        )
+        projected = tf.reshape(projected, [T, -1, 4 * H])
+        recurrence = [projected, bias, w_recurrent, h0[0], c0[0]]
+        h, _, c_last = kernels.lstm_recurrence(*recurrence, precision, micro_batches)
+        targets, scale = tf.reshape(words, [-1]), tf.fill([T * sum(micro_batches)], 1 / B)
+        softmax = [tokens(h), w_softmax, b_softmax, targets, scale]
+        loss, nll = kernels.softmax_cross_entropy(*softmax, precision, micro_batches=micro_batches)
         sums = [loss, *tf.gradients(loss, weights)]
         of_rows = [h, c_last[None], tf.reshape(nll, [T, -1]), tf.gradients(loss, x)[0]]
         return sums, of_rows

@@ -34,6 +34,11 @@ def build_outputs(inputs_TB, state, context):
     x = context.embed(inputs_TB)
 """
 SCOPED = HEADER.replace("    x = context", "    with tf.variable_scope('a'):\n        x = context")
+OWN_TABLE = HEADER.replace(
+    "    x = context.embed(inputs_TB)\n",
+    "    shape = [context.vocab_size, context.config.hidden_size]\n"
+    "    x = tf.gather(tf.get_variable('embedding', shape%s), inputs_TB)\n",
+)
 GOOD = "    return x + state['h'], {'h': x[-1]}\n"
 
 # The code between the two comments is unchanged from 2016.

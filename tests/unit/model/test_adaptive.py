@@ -58,10 +58,9 @@ TARGETS = {
 }
 
 
-def loss_and_gradients(outputs, targets, scale, *weights):
-    loss, nll = adaptive.cross_entropy(
-        as_weights(weights), outputs, targets, scale, fastest(), training=True
-    )
+def loss_and_gradients(outputs, targets, scale, *weights, ops=None):
+    inputs = [as_weights(weights), outputs, targets, scale]
+    loss, nll = adaptive.cross_entropy(*inputs, ops or fastest(), training=True)
     return [nll, loss, *tf.gradients(loss, [outputs, *weights])]
 
 
@@ -126,18 +125,10 @@ def test_results_do_not_depend_on_the_number_of_ranks(targets, precision):
         ops = fastest(precision, micro_batches)
         weights = [tf.constant(array) for array in arrays()]
         outputs = tf.reshape(outputs, [-1, H])
-        loss, nll = adaptive.cross_entropy(
-            as_weights(weights),
-            outputs,
-            tf.reshape(targets, [-1]),
-            tf.fill(outputs.shape[:1], 1 / batch),
-            ops,
-            training=True,
-        )
-        of_rows = [nll[:, None], tf.gradients(loss, outputs)[0]]
-        return tf.gradients(loss, weights), [
-            tf.reshape(x, [steps, -1, x.shape[1]]) for x in of_rows
-        ]
+        targets, scale = tf.reshape(targets, [-1]), tf.fill(outputs.shape[:1], 1 / batch)
+        nll, _, *gradients = loss_and_gradients(outputs, targets, scale, *weights, ops=ops)
+        of_rows = nll[:, None], gradients[0]
+        return gradients[1:], [tf.reshape(x, [steps, -1, x.shape[1]]) for x in of_rows]
 
     def ranks(*tensors):
         # 4 ranks have two micro-batches each: one tree per rank, and one tree over the ranks.

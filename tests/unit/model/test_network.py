@@ -10,7 +10,15 @@ from lm.errors import UserError
 from lm.model.network import Network
 from lm.model.network_check import check_network
 from lm.training.step import run_step
-from tests.unit.model.networks import GOOD, HEADER, SCOPED, V, train_and_evaluate, train_graph
+from tests.unit.model.networks import (
+    GOOD,
+    HEADER,
+    OWN_TABLE,
+    SCOPED,
+    V,
+    train_and_evaluate,
+    train_graph,
+)
 
 VALID = {
     "a scope": "    for _ in range(2):\n"
@@ -38,9 +46,6 @@ def test_valid_uses_of_variables_are_trained(load, body):
     assert losses[-1] < losses[0]
 
 
-OWN_TABLE = HEADER.replace(
-    "context.embed(inputs_TB)", "tf.gather(tf.get_variable('embedding', [11, 4]%s), inputs_TB)"
-)
 SMALLER = HEADER.replace("inputs_TB)\n", "inputs_TB, 3)\n") + (
     "    x = tf.concat([x, x[:, :, :1]], 2)\n"
 )

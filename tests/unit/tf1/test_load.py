@@ -151,13 +151,6 @@ def build(x, is_training):
 """
 
 
-@needs_tf_keras
-@pytest.mark.parametrize("text", [CELLS, pytest.param(SLIM, marks=needs_tf_slim)])
-def test_cells_and_layers_of_contrib(load, text):
-    losses = train_and_evaluate(load(model=text))
-    assert losses[-1] < losses[0]
-
-
 LOSSES = """
 import tensorflow as tf
 
@@ -180,5 +173,14 @@ def build(x, is_training):
 """
 
 
-def test_losses_of_contrib(load):
-    assert train_and_evaluate(load(model=LOSSES))
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param(CELLS, marks=needs_tf_keras, id="cells"),
+        pytest.param(SLIM, marks=[needs_tf_keras, needs_tf_slim], id="layers"),
+        pytest.param(LOSSES, id="losses"),
+    ],
+)
+def test_functions_of_contrib(load, text):
+    losses = train_and_evaluate(load(model=text))
+    assert losses[-1] < losses[0]

@@ -16,6 +16,7 @@ from lm.errors import UserError
 from lm.model.network import Network
 from lm.model.windows import build_window_graph
 from lm.training.restore import initial_values
+from tests.unit.model.networks import GOOD, OWN_TABLE
 from tests.untrained import make_run
 
 OF_WORDS = "embedding, softmax/weights, softmax/bias"
@@ -38,9 +39,7 @@ def other(tmp_path_factory, corpora):
         ({}, lambda words: words[:50], f"{OF_WORDS}\n"),
     ],
 )
-def test_matching_weights_are_loaded_and_the_rest_initialized(
-    other, caplog, fields, words_of, afresh
-):
+def test_matching_weights_are_loaded_and_others_not(other, caplog, fields, words_of, afresh):
     path, config, words = other
     caplog.set_level(logging.INFO, "lm")
     tensors = start_from(path, dataclasses.replace(config, **fields), words_of(words))
@@ -77,22 +76,11 @@ def test_a_resumed_run_must_use_all_weights(other):
             initial_values(RunDir("", path), RunOptions(), Vocabulary(words), {})
 
 
-FIXED = """
-import tensorflow.compat.v1 as tf
-from lm.config import Config
-
-def get_config():
-    return Config()
-
-def build_outputs(inputs_TB, state, context):
-    shape = [context.vocab_size, context.config.hidden_size]
-    return tf.gather(tf.get_variable("embedding", shape, trainable=False), inputs_TB), {}
-"""
-
-
 def test_an_untrainable_embedding_is_loaded_too(other, load):
     path, config, words = other
-    tensors = start_from(path, config, words, load(FIXED).functions)
+    tensors = start_from(
+        path, config, words, load(OWN_TABLE % ", trainable=False" + GOOD).functions
+    )
     assert tensors.keys() == {"embedding", "softmax/weights", "softmax/bias"}
 
 
