@@ -1,13 +1,12 @@
 """The ranks that `lm.check` starts, and the results of its checks."""
 
-import pathlib
-
 import pytest
 
 import lm.check.__main__ as command
 from lm.check import ranks
 from lm.check.ranks import Result
 from lm.errors import RunError, UserError
+from tests.commands import ROOT
 
 
 @pytest.mark.parametrize(
@@ -80,7 +79,6 @@ def test_facts_of_the_ranks_are_judged(check, change, status, message):
 
 
 def test_tested_versions_are_those_in_constraints():
-    root = pathlib.Path(__file__).parents[3]
-    pins = [path.stem.split("-tensorflow") for path in (root / "constraints").glob("*.txt")]
+    pins = [path.stem.split("-tensorflow") for path in (ROOT / "constraints").glob("*.txt")]
     assert {tensorflow for _, tensorflow in pins} == set(ranks.TENSORFLOWS)
     assert {python for python, _ in pins} == {f"python3.{minor}" for minor in range(10, 14)}

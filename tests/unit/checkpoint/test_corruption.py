@@ -131,9 +131,7 @@ def test_a_corrupt_newest_checkpoint_is_skipped_with_a_warning(tmp_path, caplog,
         ({"novelty": 1}, "unknown field novelty"),
     ],
 )
-def test_a_checkpoint_of_a_different_version_is_rejected_and_not_called_corrupt(
-    tmp_path, changes, how
-):
+def test_a_different_version_is_rejected_but_not_called_corrupt(tmp_path, changes, how):
     save(tmp_path, 1, 9.0)
     newer = save(tmp_path, 2, 8.0)
     rewrite_manifest(newer, lambda content: content.update(changes))

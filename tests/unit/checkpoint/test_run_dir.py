@@ -88,7 +88,7 @@ def test_a_full_disk_is_not_a_user_error(made, tmp_path, monkeypatch, number, pa
 
 
 @pytest.mark.parametrize(
-    "out_of_sight, message",
+    "hide, message",
     [
         (shutil.rmtree, "are missing: restore them, or remove run.json"),
         (lambda path: path.rename(path.parent / "elsewhere"), "are missing"),
@@ -101,13 +101,11 @@ def test_a_full_disk_is_not_a_user_error(made, tmp_path, monkeypatch, number, pa
         (lambda path: (shutil.rmtree(path), (path.parent / "run.json").unlink()), None),
     ],
 )
-def test_a_run_whose_checkpoints_are_out_of_sight_is_not_restarted(
-    made, tmp_path, out_of_sight, message
-):
+def test_a_run_whose_checkpoints_are_out_of_sight_is_not_restarted(made, tmp_path, hide, message):
     directory, config, corpus = made
     copy = tmp_path / "copy"
     shutil.copytree(directory, copy)
-    out_of_sight(copy / "checkpoints")
+    hide(copy / "checkpoints")
     refused = pytest.raises(RunError, match=message) if message else contextlib.nullcontext()
     with refused, open_directory(copy, config, corpus) as run_dir:
         assert run_dir.checkpoint is None
@@ -128,22 +126,20 @@ def test_an_unwritable_checkpoint_directory_is_found_out_immediately(made, tmp_p
 
 
 @pytest.mark.parametrize(
-    "options, recorded, changed, message",
+    "options, recorded, now, message",
     [
         ({"test_on": "best"}, {}, {"eval_batch_size": 7}, "eval_batch_size was 20 .* is 7 now"),
         ({}, PLATEAU, {"eval_batch_size": 7}, "eval_batch_size was 20 .* is 7 now"),
         ({}, COSINE, {"num_epochs": 99}, r"num_epochs was \d+ .* is 99 now"),
     ],
 )
-def test_a_field_may_change_unless_the_run_depends_on_it(
-    resume, options, recorded, changed, message
-):
+def test_a_field_may_change_unless_the_run_depends_on_it(resume, options, recorded, now, message):
     def record(manifest):
         manifest["record"]["config"].update(recorded)
 
-    assert resume(lambda manifest: None, **changed)[0].endswith("step-00000007")
+    assert resume(lambda manifest: None, **now)[0].endswith("step-00000007")
     with pytest.raises(UserError, match=f"cannot resume: {message}"):
-        resume(record, options=options, **recorded, **changed)
+        resume(record, options=options, **recorded, **now)
 
 
 def test_fields_of_a_different_version_are_rejected(resume):

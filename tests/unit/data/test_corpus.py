@@ -234,9 +234,8 @@ def test_an_invalid_compressed_text_is_one_line(tmp_path, harm):
     compress(data_path, "train")
     path = tmp_path / "d" / "train.txt.gz"
     path.write_bytes(harm(path.read_bytes()))
-    with pytest.raises(
-        UserError, match=r"train\.txt\.gz is not a complete \.gz file \(.*; compress"
-    ):
+    message = r"train\.txt\.gz is not a complete \.gz file \(.*; compress"
+    with pytest.raises(UserError, match=message):
         load_corpus(data_path)
 
 

@@ -96,21 +96,18 @@ def meet(monkeypatch, num_ranks, work, stop_requested=lambda rank: 0):
     monkeypatch.setattr(supervisor, "_POLL_SECONDS", 0)
     num_phases = [0] * num_ranks
 
-    class Watched:
-        def __init__(self, rank):
-            self._rank = rank
-
-        @property
-        def signals(self):
-            return types.SimpleNamespace(stop=stop_requested(self._rank))
-
-        def enter(self, phase, stoppable, progress):
-            num_phases[self._rank] += progress
-
     def run_rank(rank, gather):
+        class Watched:
+            @property
+            def signals(self):
+                return types.SimpleNamespace(stop=stop_requested(rank))
+
+            def enter(self, phase, stoppable, progress):
+                num_phases[rank] += progress
+
         comm = Communicator()
         comm.gather = gather
-        waiting = Waiting(comm, Watched(rank), "the evaluation", stoppable=True)
+        waiting = Waiting(comm, Watched(), "the evaluation", stoppable=True)
         try:
             work(waiting, rank)
             return waiting.gather(rank)

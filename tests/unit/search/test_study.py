@@ -47,9 +47,8 @@ def test_a_resumed_search_keeps_its_settings(search, corpora, tmp_path, monkeypa
         "warmup_steps=4": "3", "init_from=/b": f"'{tmp_path}/a'", "keep_checkpoints=4": "None",
         "space=seed=1|2": "'learning_rate=1.2.4'",
     }.items():  # fmt: skip
-        with pytest.raises(
-            UserError, match=f"cannot resume: {flag.partition('=')[0]} was {before}"
-        ):
+        message = f"cannot resume: {flag.partition('=')[0]} was {before}"
+        with pytest.raises(UserError, match=message):
             search(f"--{flag}")
     with pytest.raises(UserError, match=r"config_transformer.py differs from the config file"):
         search("--config=config_transformer")
