@@ -20,13 +20,6 @@ import numpy as np  # noqa: E402
 from lm.distributed.launch import launched_rank  # noqa: E402
 from lm.train import main  # noqa: E402
 
-FAULTS = {}
-
-
-def fault(function):
-    FAULTS[function.__name__] = function
-    return function
-
 
 def around(owner, name, before=lambda *args: None, after=lambda *args: None):
     """Wrap a function with calls of `before` and `after` that get the same arguments."""
@@ -56,17 +49,14 @@ def kill_self(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-@fault
 def kill(rank, step):
     at_step(rank, step, kill_self)
 
 
-@fault
 def stop(rank, step):
     at_step(rank, step, lambda loop: os.kill(os.getpid(), signal.SIGSTOP))
 
 
-@fault
 def power_cut(step):
     """Discard all changes to metrics.jsonl since its last fsync, and kill the process."""
     flushed = {}
@@ -85,7 +75,6 @@ def power_cut(step):
     at_step(0, step, cut)
 
 
-@fault
 def fail(rank, step, when):
     def action(*_):
         raise RuntimeError("the injected cause")
@@ -93,7 +82,6 @@ def fail(rank, step, when):
     at_step(rank, step, action, when)
 
 
-@fault
 def fail_to_prepare(rank):
     import lm.training.run
 
@@ -104,7 +92,6 @@ def fail_to_prepare(rank):
     around(lm.training.run, "prepare", before=action)
 
 
-@fault
 def nan(rank, step):
     """Set the recurrent state of one rank to NaN."""
 
@@ -115,7 +102,6 @@ def nan(rank, step):
     at_step(rank, step, action)
 
 
-@fault
 def little_memory(megabytes):
     """Limit the memory that the process can allocate after the startup summary."""
     import lm.training.run
@@ -129,43 +115,32 @@ def little_memory(megabytes):
     around(lm.training.run, "report_start", after=limit)
 
 
-def read(session, name):
-    """Copy a variable."""
+def change(session, name, edit):
+    """Edit a variable with a function of its array. A finalized graph cannot get new operations."""
     (variable,) = [v for v in session.graph.get_collection("variables") if v.op.name == name]
-    return np.array(session.run(variable))
+    array = np.array(session.run(variable))
+    edit(array)
+    session.run(variable.initializer, {variable.initializer.inputs[1]: array})
 
 
-def write(session, name, value):
-    """Set a variable. A finalized graph cannot get new operations."""
-    (variable,) = [v for v in session.graph.get_collection("variables") if v.op.name == name]
-    session.run(variable.initializer, {variable.initializer.inputs[1]: value})
-
-
-@fault
 def flip(rank, step):
     """Flip one bit in one weight of one rank."""
 
-    def action(loop):
-        weights = read(loop.session, "lstm_1/bias")
-        weights.view(np.uint32)[3] ^= 1 << 20  # a high bit, because rounding could hide a low bit
-        write(loop.session, "lstm_1/bias", weights)
+    def edit(bias):
+        bias.view(np.uint32)[3] ^= 1 << 20  # a high bit, because rounding could hide a low bit
 
-    at_step(rank, step, action)
+    at_step(rank, step, lambda loop: change(loop.session, "lstm_1/bias", edit))
 
 
-@fault
 def spoil(step):
     """Set a weight of rank 0 to NaN. Its word may not occur, so the loss may stay finite."""
 
-    def action(loop):
-        weights = read(loop.session, "embedding")
-        weights[-1, 0] = np.nan
-        write(loop.session, "embedding", weights)
+    def edit(embedding):
+        embedding[-1, 0] = np.nan
 
-    at_step(0, step, action, when="after")
+    at_step(0, step, lambda loop: change(loop.session, "embedding", edit), when="after")
 
 
-@fault
 def slow_evaluation(seconds):
     """Delay each window of an evaluation."""
     import lm.model.windows
@@ -182,7 +157,6 @@ def slow_evaluation(seconds):
     lm.model.windows.run_evaluation = slow
 
 
-@fault
 def stop_in_test(rank):
     """Stop one rank during the evaluation of test. Each window takes 0.025 s."""
     import lm.training.loop
@@ -196,7 +170,6 @@ def stop_in_test(rank):
     around(lm.training.loop.Loop, "_evaluate", before=act)
 
 
-@fault
 def slow_copy(seconds):
     """Delay copying the weights of a checkpoint."""
     import lm.training.checkpointer
@@ -211,14 +184,12 @@ def slow_copy(seconds):
     lm.training.checkpointer.Checkpointer.save = save
 
 
-@fault
 def slow_disk(seconds):
     import lm.checkpoint.store
 
     around(lm.checkpoint.store, "write_tensors", after=lambda *_: time.sleep(float(seconds)))
 
 
-@fault
 def clock():
     """Set the wall clock back by an hour at each read."""
     start, reads = time.time(), []
@@ -233,5 +204,5 @@ def clock():
 if __name__ == "__main__":
     import_tensorflow()  # before the faults import it, with the settings of `lm.train`
     name, *arguments = sys.argv.pop(1).split(":")
-    FAULTS[name](*arguments)
+    globals()[name](*arguments)
     main()

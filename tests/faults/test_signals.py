@@ -25,10 +25,10 @@ RUN_JOB = [
 ]  # fmt: skip
 
 
-def check_stopped(job, code, name, number_of_lines=1, timeout=GONE_SECONDS):
+def check_stopped(job, code, name, timeout=GONE_SECONDS):
     returned, output = job.finish(timeout)
     assert returned == code, output
-    assert output.count(f"stopped by {name} after step") == number_of_lines
+    assert output.count(f"stopped by {name} after step") == 1
     assert f"--resume --output_dir {job.output_dir}" in output
     (step,) = saved_steps(job.output_dir)
     assert step == last_step(job.output_dir)

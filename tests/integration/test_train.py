@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sys
 
 import pytest
@@ -78,10 +79,12 @@ def test_noeval_skips_evaluation_and_a_second_run_is_rejected(tmp_path, corpora)
         assert (tmp_path / "metrics.jsonl").read_bytes() == before
 
 
-def test_help_documents_the_flags_without_tensorflow(tmp_path):
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_only_one_rank_prints_the_help_and_none_imports_tensorflow(tmp_path, num_ranks):
     (tmp_path / "tensorflow.py").write_text("raise SystemExit('help imports TensorFlow')\n")
-    result = run_module("lm.train", "--help", env={"PYTHONPATH": str(tmp_path)})
-    assert result.returncode == 0
+    env = {"PYTHONPATH": str(tmp_path)}
+    result = run_module("lm.train", "--help", num_ranks=num_ranks, env=env)
+    assert result.returncode == 0 and result.stdout.count("--max_steps") == 1
     assert "--batch_size" in result.stdout and "--data_url" in result.stdout
 
 
@@ -123,42 +126,23 @@ def test_invalid_flags_do_not_create_a_run(tmp_path, corpora, arguments, message
     assert not os.path.exists(tmp_path / "run")
 
 
-def test_bad_input_ends_all_ranks_with_one_line(tmp_path, corpora):
-    flags = (*TINY, "--data_path", corpora, "--output_dir", tmp_path / "run", "--batch_size", 1)
-    result = run_module("lm.train", *flags, num_ranks=2)
-    assert "batch_size is 1 but there are 2 ranks" in one_error(result, 2, num_ranks=2)
-
-
-def test_only_one_rank_prints_the_help():
-    result = run_module("lm.train", "--help", num_ranks=2)
-    assert result.returncode == 0 and result.stdout.count("--max_steps") == 1
-
-
-def run_with_different_arguments(*by_rank, timeout=120):
-    """Start a rank for each list of arguments. The mpirun command separates the lists by `:`."""
+@pytest.mark.parametrize(
+    "by_rank, message",
+    [
+        ([("--batch_size", 1)] * 2, "batch_size is 1 but there are 2 ranks"),
+        ([(), ("--max_steps", 31)], "disagree on max_steps: 30 on rank 0; 31 on rank 1"),
+        ([(), ("--config", "broken.py")], "rank 1.*broken.py"),
+    ],
+)
+def test_bad_or_different_flags_end_all_ranks_with_one_line(tmp_path, corpora, by_rank, message):
+    (tmp_path / "broken.py").write_text("def get_config(:\n")
     command = mpirun(1)
-    for index, arguments in enumerate(by_rank):
-        rank = [sys.executable, "-m", "lm.train", *map(str, arguments)]
-        command += rank if index == 0 else [":", "-np", "1", *rank]
-    return run_command(command, environment(), timeout)
-
-
-def test_an_invalid_file_on_one_rank_ends_all_ranks(tmp_path, corpora):
-    broken = tmp_path / "broken.py"
-    broken.write_text("def get_config(:\n")
-    common = (*TINY[2:], "--data_path", corpora, "--output_dir", tmp_path / "run")
-    result = run_with_different_arguments(
-        ("--config", "config_test", *common), ("--config", broken, *common)
-    )
-    line = one_error(result, 2, num_ranks=2)
-    assert "rank 1" in line and "broken.py" in line
-
-
-def test_ranks_with_different_flags_are_rejected(tmp_path, corpora):
-    common = (*TINY, "--data_path", corpora, "--output_dir", tmp_path / "run")
-    result = run_with_different_arguments(common, (*common, "--max_steps", 31))
-    line = one_error(result, 2, num_ranks=2)
-    assert "disagree on max_steps: 30 on rank 0; 31 on rank 1" in line
+    for number, flags in enumerate(by_rank):
+        command += [":", "-np", 1] * number
+        command += [sys.executable, "-m", "lm.train", *TINY, "--data_path", corpora]
+        command += ["--output_dir", tmp_path / "run", *flags]
+    result = run_command(command, environment(), 120, cwd=tmp_path)
+    assert re.search(message, one_error(result, 2, num_ranks=2))
     assert not (tmp_path / "run" / "metrics.jsonl").exists() or not events(tmp_path / "run", "step")
 
 
