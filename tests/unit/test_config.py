@@ -106,7 +106,6 @@ def test_flags_override_the_config():
         (["--batch_size", "many"], "batch_size"),
         (["--keep_prob"], "keep_prob"),
         (["--noeval=true"], "--noeval=true does not take an argument"),
-        (["stray"], "stray"),
     ],
 )
 def test_an_invalid_flag_is_an_error_that_names_the_flag(arguments, message):

@@ -63,12 +63,7 @@ def test_a_missing_mpirun_is_an_error_with_a_fix(monkeypatch, tmp_path):
 def test_environment_lets_root_and_hosts_without_ssh_start_ranks(monkeypatch, tmp_path):
     monkeypatch.setattr("os.geteuid", lambda: 0)
     monkeypatch.setenv("PATH", str(tmp_path))
-    for name in (
-        "OMPI_ALLOW_RUN_AS_ROOT",
-        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM",
-        "OMPI_MCA_plm",
-        "SLURM_JOB_ID",
-    ):
+    for name in (*launch._FOR_ROOT, "OMPI_MCA_plm", "SLURM_JOB_ID"):
         monkeypatch.delenv(name, raising=False)
     found = launch.mpirun_environment(MINE="1")
     assert found["OMPI_ALLOW_RUN_AS_ROOT"] == found["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] == "1"

@@ -70,10 +70,8 @@ def test_token_sums_do_not_depend_on_the_number_of_ranks(T, B, b_type, bf16):
             np.testing.assert_array_equal(one, tree(many))
     assert np.abs(whole[1] - b.sum(axis=(0, 1))).max() < 1e-4 * (T * B) ** 0.5
     exact = a.reshape(-1, 37).T.astype(np.float64) @ b.reshape(-1, 83)
-    assert (
-        np.abs(whole[0] - exact).max()
-        < (2e-2 if bf16 or b_type != tf.float32 else 1e-5) * (T * B) ** 0.5
-    )
+    tolerance = 2e-2 if bf16 or b_type != tf.float32 else 1e-5
+    assert np.abs(whole[0] - exact).max() < tolerance * (T * B) ** 0.5
 
 
 def test_column_sums_add_the_micro_batches_as_a_tree():

@@ -82,7 +82,7 @@ def context_of(rows, config=None, step=7, **options):
     return Context(config or Config(), V, ops=fastest(), step=step, **rows, **options)
 
 
-def initial_values(config, functions=BUILT_IN):
+def start_values(config, functions=BUILT_IN):
     """Return the initial values of the variables of a network by name."""
     with tf.Graph().as_default(), tf.Session() as session:
         build_window_graph(Network(config, V, functions), Rows(0, 1), "eval")

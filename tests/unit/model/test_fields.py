@@ -6,14 +6,17 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
+from lm.checkpoint.variables import VariableLoader
 from lm.config import Config
 from lm.data.batches import Rows
 from lm.distributed.communicator import Communicator
+from lm.errors import UserError
 from lm.model import decoding
 from lm.model.network import Network
 from lm.model.windows import build_window_graph
 from lm.training.gradients import exchange_gradients
-from tests.unit.model.networks import V, context_of, initial_values
+from tests.unit.checkpoint.saved import save
+from tests.unit.model.networks import V, context_of, start_values
 
 T, B, H, E = 4, 3, 6, 5
 STEP = 7
@@ -142,31 +145,25 @@ def test_loss_and_gradients_equal_the_equations_of_the_papers(path, fields):
     config = dataclasses.replace(CONFIG, **fields)
     words = np.random.default_rng(0).integers(0, V, [T + 1, B]).astype(np.int32)
     with tf.Graph().as_default(), tf.Session() as session:
-        model = build_window_graph(
-            Network(config, V), Rows(0, B), "train", tf.constant(STEP, tf.int64)
-        )
-        found = exchange_gradients(
-            config, model.loss, Communicator(), (), model.separate_reductions
-        )
+        step = tf.constant(STEP, tf.int64)
+        model = build_window_graph(Network(config, V), Rows(0, B), "train", step)
+        separate = model.separate_reductions
+        found = exchange_gradients(config, model.loss, Communicator(), (), separate)
         weights = {variable.op.name: variable for variable in tf.trainable_variables()}
         loss, nll = plain_loss(config, weights, words[:-1], words[1:])
         expected = tf.gradients(loss, list(weights.values()))
         session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
-        ours, theirs = session.run(
-            [
-                [model.loss, model.nll_sum, *map(tf.convert_to_tensor, found.gradients)],
-                [loss, nll, *map(tf.convert_to_tensor, expected)],
-            ],
-            feed_of(model, words),
-        )
-    for one, other in zip(ours, theirs):
+        ours = [model.loss, model.nll_sum, *map(tf.convert_to_tensor, found.gradients)]
+        theirs = [loss, nll, *map(tf.convert_to_tensor, expected)]
+        results = session.run([ours, theirs], feed_of(model, words))
+    for one, other in zip(*results):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
 
 
 def test_embedding_init_scale_only_changes_the_embedding():
     config = dataclasses.replace(CONFIG, init_scale=0.05)
-    plain = initial_values(config)
-    own = initial_values(dataclasses.replace(config, embedding_init_scale=0.1))
+    plain = start_values(config)
+    own = start_values(dataclasses.replace(config, embedding_init_scale=0.1))
     largest = np.abs(own["embedding"]).max()
     assert 0.05 < largest < 0.1
     np.testing.assert_allclose(own.pop("embedding"), 2 * plain.pop("embedding"), rtol=1e-5)
@@ -188,6 +185,55 @@ def test_windows_and_single_words_have_the_same_loss(path):
         nll, loss, log_probs = session.run([model.nll_TB, model.loss, by_word], feed)
     np.testing.assert_allclose(log_probs, -nll, rtol=1e-5)
     np.testing.assert_allclose(loss, nll.sum() / B, rtol=1e-5)  # no penalty
+
+
+@pytest.fixture
+def session():
+    with tf.Graph().as_default(), tf.Session() as session:
+        yield session
+
+
+@pytest.fixture(params=["biases", "adaptive", "tied adaptive input, sizes"])
+def network(session, request):
+    network = Network(dataclasses.replace(CONFIG, **FIELDS[request.param]), V)
+    build_window_graph(network, Rows(0, B), "first")
+    session.run(tf.global_variables_initializer())
+    for variable in tf.global_variables():  # initially zero, which would hide a missing bias
+        if variable.op.name.endswith("/bias") and variable.op.name.startswith("lstm"):
+            session.run(variable.assign(np.linspace(-1, 1, 4 * H)))
+    return network
+
+
+def test_reading_word_by_word_equals_reading_a_sentence(session, network):
+    words_TB = np.random.default_rng(5).integers(0, V, [T + 1, B]).astype(np.int32)
+    state_ph = tf.placeholder(tf.float32, [None, decoding.state_size(network)])
+    words_ph = tf.placeholder(tf.int32, [None])
+    step = decoding.next_word(network, words_ph, state_ph)
+    state = np.zeros([B, CONFIG.num_layers * 2 * H])
+    whole = decoding.target_log_probs(network, *map(tf.constant, (words_TB[:-1], words_TB[1:])))
+    for words, after, expected in zip(words_TB, words_TB[1:], session.run(whole)):
+        log_probs, state = session.run(step, {words_ph: words, state_ph: state})
+        np.testing.assert_allclose(np.exp(log_probs).sum(axis=1), 1, rtol=1e-5)
+        np.testing.assert_allclose(log_probs[np.arange(B), after], expected, rtol=1e-5)
+
+
+def test_a_checkpoint_must_fit(session, network, tmp_path):
+    loader, steps = VariableLoader(), iter(range(4))
+
+    def load(arrays):
+        path = save(tmp_path, next(steps), arrays=arrays, weights=tuple(arrays))
+        loader.load_weights(session, str(path))
+
+    arrays = {v.op.name: np.zeros(v.shape, "f") for v in tf.global_variables()}
+    load(arrays)
+    assert not any(value.any() for value in session.run(tf.global_variables()))
+    with pytest.raises(UserError, match="softmax/bias has the shape"):
+        load({**arrays, "softmax/bias": np.zeros([2, 2])})
+    with pytest.raises(UserError, match="has w, which this model does not use"):
+        load({**arrays, "w": np.zeros([2, 2])})
+    del arrays["softmax/bias"]
+    with pytest.raises(UserError, match="no softmax/bias"):
+        load(arrays)
 
 
 def test_dropping_rows_of_a_table_adds_the_gradients_of_each_row():

@@ -15,14 +15,7 @@ from lm.model.network import Network
 from lm.model.network_check import check_network
 from lm.model.windows import build_window_graph
 from tests.unit.checkpoint.saved import manifest
-from tests.unit.model.networks import (
-    GOOD,
-    HEADER,
-    V,
-    initial_values,
-    train_and_evaluate,
-    train_graph,
-)
+from tests.unit.model.networks import GOOD, HEADER, V, start_values, train_and_evaluate, train_graph
 
 
 def values_of(session):
@@ -45,7 +38,7 @@ def test_initial_values_only_depend_on_the_seed_and_the_name(load, initializer):
         outputs = "    return tf.tensordot(x, w, 1) + state['h'], {'h': x[-1]}\n"
         file = load(imports + HEADER + before + variable + outputs)
         config = dataclasses.replace(file.config, seed=seed)
-        return initial_values(config, file.functions)[name]
+        return start_values(config, file.functions)[name]
 
     first = values()
     np.testing.assert_array_equal(first, values())
@@ -164,7 +157,7 @@ def test_embedding_init_scale_overrides_the_initializer_of_a_scope(load, scale):
     )
     file = load(HEADER + text + GOOD)
     config = dataclasses.replace(file.config, embedding_init_scale=scale)
-    table = initial_values(config, file.functions)["own/embedding"]
+    table = start_values(config, file.functions)["own/embedding"]
     if scale is None:
         assert (table == 1).all()
     else:

@@ -24,14 +24,9 @@ def write_run(
     write_record(directory, config, corpus or CORPUS, network)
     epoch = {"event": "epoch", "train_perplexity": 90.0, "valid_perplexity": 80.5,
              "words_per_second": speed, "world_size": ranks}  # fmt: skip
+    start = {"event": "start", "world_size": ranks, "steps_per_epoch": 10, "corpus": "text"}
     events = [
-        {
-            "event": "start",
-            "world_size": ranks,
-            "steps_per_epoch": 10,
-            "corpus": "text",
-            "vocab_size": 1000,
-        },
+        {**start, "vocab_size": 1000},
         *({"event": "step", "step": step, "loss": loss} for step, loss in losses),
         {**epoch, "step": 10, "epoch": 1, "epoch_seconds": 1000 / speed},
         {**epoch, "step": 15, "epoch": 2, "epoch_seconds": 500 / speed},

@@ -29,9 +29,8 @@ def test_runs_with_different_networks_have_different_configs(tmp_path):
         for number, network in enumerate("aab")
     ]
     first, second = group_by_config(runs)
-    assert (first.label, second.label) == (
-        f"small (config_file={'a' * 12})", f"small (config_file={'b' * 12})",
-    )  # fmt: skip
+    assert first.label == f"small (config_file={'a' * 12})"
+    assert second.label == f"small (config_file={'b' * 12})"
     assert list(comparable_pairs([first, second])) == [(runs[0], runs[1])]
 
 

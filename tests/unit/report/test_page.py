@@ -32,10 +32,8 @@ def test_runs_on_different_corpora_do_not_share_a_table(tmp_path):
     moved = dataclasses.replace(own, path="/elsewhere")
     runs = [
         write_run(tmp_path / name, ranks=ranks, corpus=corpus, losses=[(1, 6.0)])
-        for name, ranks, corpus in [
-            ("one", 1, own), ("other", 2, other), ("moved", 2, moved)
-        ]
-    ]  # fmt: skip
+        for name, ranks, corpus in [("one", 1, own), ("other", 2, other), ("moved", 2, moved)]
+    ]
     sections = group_by_corpus(runs)
     assert [section.corpus for section in sections] == [
         "text, 1,000 words, /own, SHA-256 12345678",

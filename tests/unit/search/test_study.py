@@ -1,14 +1,20 @@
-"""A search directory: what is checked, kept and resumed."""
+"""A search directory: what is checked, kept and resumed, and its best config."""
 
 import contextlib
+import dataclasses
 import json
 import os
+import re
+import shlex
 
+import optuna
 import pytest
 
+from lm.config_file import load_config_file
 from lm.errors import RunError, UserError
-from lm.search.options import load_settings, parse_search
-from lm.search.study import load_study, open_search
+from lm.search.options import SearchOptions, Settings, load_settings, parse_search
+from lm.search.results import write_best
+from lm.search.study import CONFIG, Search, load_study, open_search
 from tests.unit.search.searches import COMPLETE, starts, states, trials
 
 pytestmark = pytest.mark.timeout(60)
@@ -84,9 +90,7 @@ def test_an_incomplete_search_or_a_newer_version_is_one_line(search, tmp_path):
 @pytest.mark.parametrize("sampler", ["tpe", "random"])
 def test_a_resumed_search_tries_the_same_values(search, sampler):
     """The search is interrupted before each trial, and after the choice of its values."""
-    words = [
-        "--space=learning_rate=1:8, keep_prob=0.5:1", f"--sampler={sampler}", "--trials=8",
-    ]  # fmt: skip
+    words = ["--space=learning_rate=1:8, keep_prob=0.5:1", f"--sampler={sampler}", "--trials=8"]
 
     def resume(then):
         with contextlib.ExitStack() as stack:
@@ -121,3 +125,22 @@ def test_a_file_has_one_driver_at_a_time(search):
         return 0
 
     search(stop=start_another)
+
+
+@pytest.mark.parametrize("name", ["config_small", "config_transformer"])
+def test_best_has_the_config_and_the_network_of_the_trial(tmp_path, name):
+    directory = tmp_path / 'a \\u "b" """'
+    directory.mkdir()
+    file = load_config_file(name)
+    config = dataclasses.asdict(dataclasses.replace(file.config, hidden_size=12))
+    study = optuna.create_study()
+    study.add_trial(optuna.trial.create_trial(value=3.0, user_attrs={CONFIG: config}))
+    settings = Settings("", {"data_path": str(directory)})
+    search = Search(str(directory), settings, SearchOptions(), file, file.config, {}, [], study)
+    best = load_config_file(write_best(search))
+    assert dataclasses.asdict(best.config) == config
+    assert best.functions.by_name.keys() == file.functions.by_name.keys()
+    assert dataclasses.fields(best.config)[-1].name == dataclasses.fields(file.config)[-1].name
+    source = (directory / "best.py").read_text()
+    command = shlex.split(re.search("# (python .*)", source).group(1))
+    assert command[3:] == ["--config", f"{directory}/best.py", f"--data_path={directory}"]

@@ -99,9 +99,8 @@ def test_a_user_defined_network_does_not_depend_on_the_number_of_threads(name):
 )
 def test_the_number_of_micro_batches_does_not_change_the_model(load, body):
     functions = load(HEADER + body).functions
-    config = Config(
-        hidden_size=4, num_steps=5, batch_size=8, activation_penalty=0.5 * ("penalize" in body)
-    )
+    penalty = 0.5 * ("penalize" in body)
+    config = Config(hidden_size=4, num_steps=5, batch_size=8, activation_penalty=penalty)
     one = train(dataclasses.replace(config, virtual_ranks=1), functions)
     assert_equal(train(config, functions), one, rtol=1e-4, atol=1e-6)
 

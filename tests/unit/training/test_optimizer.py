@@ -40,9 +40,8 @@ def one_update(max_grad_norm=math.inf, **fields):
 def test_the_norm_is_clipped_unless_its_maximum_exceeds_float32(path, max_grad_norm):
     _, norm, table = one_update(max_grad_norm)
     assert norm == pytest.approx(math.sqrt(2 * 4 + 2 * 1))
-    expected = (
-        -0.5 * np.array([[1, 1], [0, 0], [2, 2], [0, 0]]) * min(1, max_grad_norm / float(norm))
-    )
+    gradient = np.array([[1, 1], [0, 0], [2, 2], [0, 0]])
+    expected = -0.5 * gradient * min(1, max_grad_norm / float(norm))
     np.testing.assert_allclose(table, expected, rtol=1e-6)
 
 
