@@ -120,18 +120,11 @@ def train_here(output_dir, *arguments: object) -> None:
     train(config, options, Communicator(), functions)
 
 
-def train_together(
-    file: pathlib.Path, runs: Sequence[Sequence[object]], **options
-) -> subprocess.CompletedProcess:
-    """Run `lm.train` several times in the same processes, which start only once.
-
-    Args:
-      file: Path for a temporary file.
-      runs: Flags of each run.
-      **options: Options of `run_module`.
-    """
-    file.write_text(json.dumps([[str(word) for word in flags] for flags in runs]))
-    return run_module("tests.several_runs", file, **options)
+def train_together(runs: Sequence[Sequence[object]], **options) -> None:
+    """Run `lm.train` with the flags of each run in the same processes, which start only once."""
+    flags = json.dumps([[str(word) for word in flags] for flags in runs])
+    result = run_module("tests.several_runs", flags, **options)
+    assert result.returncode == 0, result.stdout + result.stderr
 
 
 def events(output_dir, kind: str) -> list[dict]:

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import resource
 import shutil
 import subprocess
 import time
@@ -12,20 +11,18 @@ import pytest
 from lm.checkpoint import store
 from tests.commands import train_here
 from tests.faults.jobs import config_flags, events, last_step, run, saved_steps
+from tests.limits import file_size_limit
 
 FLAGS = ("--hidden_size", 64, "--noeval", "--checkpoint_every_steps", 30)
-
-
-def limit_files():
-    """Let writes fail after 200 KB of a file, as on a full disk. A checkpoint needs 390 KB."""
-    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
 
 
 def test_no_space_for_a_checkpoint(start, tmp_path, corpora):
     train_here(tmp_path, *config_flags(corpora), *FLAGS, "--max_steps", 40)
     assert saved_steps(tmp_path) == [30, 40]
     flags = (*FLAGS, "--max_steps", 200, "--resume")
-    code, output = start(tmp_path, *flags, preexec_fn=limit_files).finish()
+    with file_size_limit(200_000):  # for the new process; a checkpoint needs 390 KB
+        job = start(tmp_path, *flags)
+    code, output = job.finish()
     # Training continued with only one warning, although later saves failed too. The failure of the
     # last save is an error.
     assert last_step(tmp_path) == 200

@@ -12,14 +12,7 @@ import time
 import pytest
 
 from tests.commands import ROOT, environment, kill_marked, marked_processes, new_mark
-from tests.faults.jobs import (
-    check_same_run,
-    config_flags,
-    events,
-    last_step,
-    run,
-    saved_steps,
-)
+from tests.faults.jobs import check_same_run, config_flags, events, last_step, run, saved_steps
 
 pytestmark = pytest.mark.soak
 

@@ -5,8 +5,6 @@ import sys
 
 from tests.commands import environment, mpirun, run_command, run_module
 
-CHECK = [sys.executable, "-m", "lm.check"]
-
 
 def test_this_machine_is_ready():
     result = run_module("lm.check", timeout=240)
@@ -28,7 +26,8 @@ def test_unreachable_hosts_are_a_one_line_error():
 
 
 def test_a_single_rank_is_rejected():
-    result = run_command([*mpirun(1), *CHECK], environment(), timeout=60)
+    command = [*mpirun(1), sys.executable, "-m", "lm.check"]
+    result = run_command(command, environment(), timeout=60)
     assert result.returncode == 2 and "the check needs two or more ranks" in result.stderr
 
 

@@ -1,7 +1,6 @@
 """A user-defined network, configs/config_gru.py, with all commands."""
 
 import json
-import pathlib
 import shutil
 
 import numpy as np
@@ -263,6 +262,6 @@ def test_the_benchmark_measures_a_user_defined_network(tmp_path, corpora):
         "--repeats", 1, "--out", tmp_path,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
-    record = json.loads(pathlib.Path(tmp_path, "step-gru-float32.json").read_text())
+    record = json.loads((tmp_path / "step-gru-float32.json").read_text())
     assert "mflops_per_word" not in record and "nan" not in result.stdout
     assert record["implementations"][0]["words_per_second"] > 0

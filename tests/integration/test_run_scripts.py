@@ -120,11 +120,7 @@ def test_a_script_can_be_called_by_a_link(launch, tmp_path):
 @pytest.mark.parametrize(
     "name, variables, message",
     [
-        (
-            "train_resilient.sh",
-            {"DISCOVER_HOSTS": "./typo.sh"},
-            "typo.sh does not exist, or",
-        ),
+        ("train_resilient.sh", {"DISCOVER_HOSTS": "./typo.sh"}, "typo.sh does not exist, or"),
         ("train_resilient.sh", {"DISCOVER_HOSTS": "lm/distributed/passed_on.conf"}, "executable"),
         ("train_resilient.sh", {"HOSTS": "host1:two"}, "like host1:1,host2:1, not 'host1:two'"),
         ("train_resilient.sh", {"BACKOFF": "0.5"}, "BACKOFF must be a whole number, not '0.5'"),
@@ -134,20 +130,17 @@ def test_a_script_can_be_called_by_a_link(launch, tmp_path):
         ("train.sh", {"NP": "x"}, "train: NP must be a whole number, not 'x'"),
         ("train.sh", {"HOSTFILE": "x"}, "train: with HOSTFILE, set NP too"),
         ("train.sh", {"LAUNCHER": "x"}, "LAUNCHER must be mpirun, horovodrun or none, not 'x'"),
+        (
+            "train_slurm.sbatch",
+            {"SLURM_SUBMIT_DIR": "/etc"},
+            "train_slurm: run sbatch in the project's directory, not in /etc\n",
+        ),
     ],
 )
 def test_a_mistake_in_a_variable_is_one_line(launch, name, variables, message):
     result = launch(name, OUTPUT_DIR="run", **variables)
     assert (result.returncode, result.stdout) == (2, "")
     assert message in result.stderr and result.stderr.count("\n") == 1
-
-
-def test_a_batch_job_in_a_different_directory_is_rejected(launch, tmp_path):
-    (tmp_path / "elsewhere").mkdir()
-    result = launch("train_slurm.sbatch", SLURM_SUBMIT_DIR=str(tmp_path / "elsewhere"))
-    assert (result.returncode, result.stdout) == (2, "")
-    message = f"run sbatch in the project's directory, not in {tmp_path}/elsewhere\n"
-    assert result.stderr == f"train_slurm: {message}"
 
 
 def test_invalid_discovered_hosts_are_discovered_again(launch, tmp_path):

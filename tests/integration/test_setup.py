@@ -112,18 +112,11 @@ def test_a_suitable_python_is_found_after_an_unsuitable_python3(project, host):
     assert_refused(run_setup(project, host), NO_COMPILER)
 
 
-@pytest.fixture
-def chosen(project, host):
-    """Run the setup with some version of Python, up to the line that names the packages."""
-    (host / "g++").symlink_to("/bin/true")
-
-    def choose(python, **environment):
-        # Creating the virtual environment fails.
-        patch = f"sys.version_info = {python}; sys.executable = '/bin/false'"
-        add_python(host, "python3", patch)
-        return run_setup(project, host, **environment)
-
-    return choose
+def choose(project, host, python, **environment):
+    """Run the setup with a version of Python until the virtual environment cannot be created."""
+    add_tool(host, "g++", ":")
+    add_python(host, "python3", f"sys.version_info = {python}; sys.executable = '/bin/false'")
+    return run_setup(project, host, **environment)
 
 
 @pytest.mark.parametrize(
@@ -135,14 +128,16 @@ def chosen(project, host):
         ((3, 13, 0), {"USE_GPU": "1"}, "tensorflow[and-cuda] 2.21.0"),
     ],
 )
-def test_the_newest_suitable_tensorflow_or_the_named_one(chosen, python, environment, expected):
-    said = chosen(python, **environment).stdout
+def test_the_newest_suitable_tensorflow_or_the_named_one(
+    project, host, python, environment, expected
+):
+    said = choose(project, host, python, **environment).stdout
     assert said.startswith(f"setup: installing {expected} into .venv")
 
 
 @pytest.mark.parametrize("python, version", [((3, 13, 0), "2.18.1"), ((3, 11, 0), "2.17.0")])
-def test_an_unsupported_tensorflow_is_one_line(chosen, python, version):
-    refused = chosen(python, TENSORFLOW_VERSION=version)
+def test_an_unsupported_tensorflow_is_one_line(project, host, python, version):
+    refused = choose(project, host, python, TENSORFLOW_VERSION=version)
     assert_refused(refused, f"no suitable Python for TensorFlow {version}", "constraints/")
 
 

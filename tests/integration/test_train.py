@@ -9,15 +9,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lm.errors import UserError
-from tests.commands import (
-    environment,
-    events,
-    mpirun,
-    run_command,
-    run_module,
-    train,
-    train_here,
-)
+from tests.commands import environment, events, mpirun, run_command, run_module, train, train_here
 
 TINY = ("--config", "config_test", "--hidden_size", 8, "--max_steps", 30)
 

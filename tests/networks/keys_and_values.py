@@ -28,7 +28,7 @@ def state_shapes(config: Config) -> dict[str, list[int]]:
 
 def build_outputs(inputs_TB, state, context):
     """Return the outputs [T, B, H] and the keys and values of the last words."""
-    units, after = context.config.hidden_size, {}
+    units = context.config.hidden_size
     x_BTH = tf.transpose(context.embed(inputs_TB), [1, 0, 2])
     is_word_BS = tf.concat([state["is_word"], tf.ones_like(x_BTH[:, :, 0])], axis=1)
     query, key, value = tf.split(_dense(_norm(x_BTH, "norm_1"), 3 * units, "attention"), 3, axis=2)

@@ -12,7 +12,7 @@ from tests.commands import events, train
     [
         "collect",
         pytest.param("master", marks=pytest.mark.soak),
-        pytest.param("workers", marks=pytest.mark.soak),  # also tested by train_twice.py
+        pytest.param("workers", marks=pytest.mark.soak),  # also tested by test_train_in_python.py
     ],
 )
 def test_logs_a_timeline_and_a_learning_rate_that_scales_with_the_ranks(tmp_path, corpora, mode):

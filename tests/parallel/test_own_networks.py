@@ -45,9 +45,7 @@ def trained(tmp_path_factory, corpora):
             for run, steps in started.items()
             for name, path in PATHS.items()
         ]  # fmt: skip
-        file = parent / "flags.json"
-        result = train_together(file, runs, num_ranks=num_ranks, timeout=300)
-        assert result.returncode == 0, result.stdout + result.stderr
+        train_together(runs, num_ranks=num_ranks, timeout=300)
     return parent
 
 

@@ -18,21 +18,17 @@ def _isas():
         pytest.skip(kernels.description())
 
 
-def run_ranks(settings, *arguments):
-    """Run one rank per environment, and return the exit code and the output."""
+def train(settings, tmp_path, corpora, *flags):
+    """Train on one rank per environment, and return the exit code and the output."""
+    flags += ("--config", "config_test", "--hidden_size", 16, "--data_path", corpora, "--noeval")
+    flags += ("--max_steps", 40, "--checkpoint_every_steps", 10, "--output_dir", tmp_path / "run")
     launcher = mpirun(1)
     command = []
     for setting in settings:
         command += [*(launcher[1:] if command else launcher), "env", setting]
-        command += [sys.executable, "-m", *map(str, arguments), ":"]
+        command += [sys.executable, "-m", "lm.train", *flags, ":"]
     result = run_command(command[:-1], environment(), timeout=140)
     return result.returncode, result.stdout + result.stderr
-
-
-def train(settings, tmp_path, corpora, *flags):
-    flags += ("--config", "config_test", "--hidden_size", 16, "--data_path", corpora, "--noeval")
-    steps = ("--max_steps", 40, "--checkpoint_every_steps", 10, "--output_dir", tmp_path / "run")
-    return run_ranks(settings, "lm.train", *flags, *steps)
 
 
 def test_different_instruction_sets_work_together_and_are_named(tmp_path, corpora):
