@@ -111,7 +111,8 @@ def different(tmp_path, corpora, name):
         text = (tmp_path / "own" / "train.txt").read_text()
         (tmp_path / "own" / "train.txt").write_text(text + text.splitlines()[0] + "\n")
         return ("--corpus", "files", "--data_path", tmp_path / "own"), {}
-    shutil.copytree(ROOT / "lm", tmp_path / "code" / "lm")
+    for folder in ("lm", "configs"):
+        shutil.copytree(ROOT / folder, tmp_path / "code" / folder)
     with open(tmp_path / "code" / "lm" / "train.py", "a") as file:
         file.write("# a different version\n")
     return (), {"PYTHONPATH": str(tmp_path / "code")}

@@ -18,7 +18,8 @@ pytestmark = pytest.mark.soak
 
 SCRIPT = str(ROOT / "tests" / "faults" / "slurm.sh")
 FLAGS = ("--hidden_size", 16, "--noeval", "--log_every_steps", 1, "--checkpoint_every_steps", 25)
-WHOLE = (*FLAGS, "--max_steps", 250)
+STEPS = 1000  # a fast machine must not finish before the job is interrupted
+WHOLE = (*FLAGS, "--max_steps", STEPS)
 ENDLESS = (*FLAGS, "--max_steps", 10**6, "--num_epochs", 1000)
 
 both_launchers = pytest.mark.parametrize("launcher", ["mpirun", "srun"])
@@ -145,7 +146,7 @@ def test_a_job_resumes_when_a_dead_node_returns(start, submit, cluster, tmp_path
     try:
         job.kill("SLURMD_NODENAME=n2")
         job.wait_for_restart(1)
-        assert last_step(job.output_dir) < 250
+        assert last_step(job.output_dir) < STEPS
     finally:
         subprocess.run([SCRIPT, "start", cluster, "n2"], check=True, timeout=60)
     assert job.ends() == ("COMPLETED", "0")
@@ -171,9 +172,9 @@ def test_a_job_waits_for_a_drained_node_and_resumes(start, submit, tmp_path):
         job.slurm("scancel", "--batch", "--signal=USR2", job.id)
         job.wait_for(lambda: "DRAINED" in job.fact("Reason"))
         step = last_step(job.output_dir)
-        assert saved_steps(job.output_dir)[-1] == step < 250
+        assert saved_steps(job.output_dir)[-1] == step < STEPS
     assert job.ends() == ("COMPLETED", "0")
-    assert last_step(job.output_dir) == 250
+    assert last_step(job.output_dir) == STEPS
     assert_is_the_run_of_one_process(start, job, tmp_path)
 
 
@@ -205,7 +206,7 @@ def test_a_preempted_job_is_saved_and_requeued(start, submit, tmp_path, launcher
     told = job.slurm("scontrol", "show", "job", job.id)
     assert " PreemptTime=2" not in told  # otherwise scancel would requeue the job later
     step = last_step(job.output_dir)
-    assert saved_steps(job.output_dir)[-1] == step < 250
+    assert saved_steps(job.output_dir)[-1] == step < STEPS
     assert job.ends() == ("COMPLETED", "0")
     assert_is_the_run_of_one_process(start, job, tmp_path)
 

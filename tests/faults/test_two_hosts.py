@@ -103,7 +103,7 @@ def test_hosts_that_differ_in_everything_train_together(start, hosts, tmp_path):
     many, few = begun["intra_op_threads"]
     assert (many, few) == (count_cores(), count_cores() // 2)
     threads = "inside an operation, 1 operation at a time on rank"
-    assert f"threads     {many} {threads} 0; {few} {threads} 1: the fastest wait" in output
+    assert f"threads     {many} {threads} 0; {few} {threads} 1: the fastest ranks" in output
     if machine.has("avx2"):  # otherwise both hosts use the same instruction set
         assert re.search(r"compiled ops for avx2\b.* on rank 0; .*generic\b.* on rank 1: ", output)
         assert "exact       no: the ranks' arithmetic differs" in output
