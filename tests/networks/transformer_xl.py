@@ -36,13 +36,16 @@ def build_outputs(inputs_TB, state, context):
 
 
 def _attend(x_BTH, seen_BSH, units):
-    """Attend to the memory and the window; the scores are equation 4 with learned places."""
+    """Attend to the memory and the window; the scores are equation 4 of the paper."""
     steps, size = x_BTH.shape.as_list()[1], units // HEADS
     distance_TS = MEMORY + np.arange(steps)[:, None] - np.arange(MEMORY + steps)
     content, position = (tf.get_variable(name, [HEADS, 1, size]) for name in ("u", "v"))
     query = _heads(_dense(x_BTH, units, "query"))
     key, value = (_heads(_dense(seen_BSH, units, name)) for name in ("key", "value"))
-    place_SAh = tf.get_variable("place", [MEMORY + 1, HEADS, size])
+    place_SAh = tf.reshape(
+        tf.tensordot(_sinusoids(units), tf.get_variable("place", [units, units]), 1),
+        [MEMORY + 1, HEADS, size],
+    )
     place_ATSh = tf.transpose(tf.gather(place_SAh, np.clip(distance_TS, 0, MEMORY)), [2, 0, 1, 3])
     score = tf.matmul(query + content, key, transpose_b=True)
     score += tf.einsum("bath,atsh->bats", query + position, place_ATSh)
@@ -50,6 +53,12 @@ def _attend(x_BTH, seen_BSH, units):
     weights = tf.nn.softmax(score * size**-0.5 - 1e9 * (1 - is_near_TS))
     mixed = tf.transpose(tf.matmul(weights, value), [0, 2, 1, 3])
     return _dense(tf.reshape(mixed, [-1, steps, units]), units, "mixed")
+
+
+def _sinusoids(units):
+    """Return the encoding [distance, units] of the distances 0 to MEMORY."""
+    angles = np.arange(MEMORY + 1)[:, None] / 10000 ** (np.arange(0, units, 2) / units)
+    return tf.constant(np.concatenate([np.sin(angles), np.cos(angles)], axis=1), tf.float32)
 
 
 def _heads(x_BTH):

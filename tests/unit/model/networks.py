@@ -1,4 +1,4 @@
-"""Config files with user-defined networks, and functions that train them for a few steps."""
+"""Config files with user-defined networks, and functions that build, start and train networks."""
 
 import dataclasses
 import importlib.util

@@ -94,8 +94,9 @@ def test_a_bad_trial_is_saved_and_pruned(search, trap, expected):
 def test_a_bad_trial_that_cannot_save_is_retried(search, caplog):
     is_first = "[[ $rate == 1.0 && $(wc -l <starts) == 1 ]]"
     body = f"if {is_first}; then trap 'fail unsaved' USR2; epoch 1; {WAIT}; fi"
-    search(space("4|1"), body=body)
+    study = search(space("4|1"), body=body)
     assert "trial 1 failed (unsaved); retrying, 1 of 2" in caplog.text
+    assert FAIL not in states(study)
     # The driver stops the second job immediately, perhaps before it starts to train.
     assert starts(search, 1)[:2] in (["start", "start"], ["start"])
 
