@@ -16,7 +16,7 @@ def get_config():
     """Return a small model for PTB, or for the synthetic corpus with --corpus embedded.
 
     The optimizer is Adam. With SGD and the learning rate of config_small, the loss jumps and then
-    diverges (docs/results.md).
+    diverges.
     """
     return Config(
         name="gru", hidden_size=200, keep_prob=0.8,

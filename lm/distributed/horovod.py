@@ -29,8 +29,7 @@ _DEFAULTS = {
     # kernel, made a step of config_small 5% slower.
     "OMPI_MCA_btl_vader_single_copy_mechanism": "none",
     # Open MPI's default without "put". With "put", acknowledgments queue behind all data in
-    # flight, and the two directions of a slow network take turns: 274 instead of 143 ms for 16 MB
-    # at 1 Gbit/s. (btl_tcp_links=2 helps too, but it hung while connecting.)
+    # flight, and the two directions of a slow network take turns (docs/performance.md).
     "OMPI_MCA_btl_tcp_flags": "send,inplace,need-ack,need-csum,hetero-rdma",
     # Ranks wait while rank 0 evaluates. The stall check would warn after a minute.
     "HOROVOD_STALL_CHECK_DISABLE": "1",
