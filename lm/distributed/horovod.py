@@ -101,8 +101,17 @@ class HorovodCommunicator(Communicator):
 
     def broadcast_variables(self):
         # Horovod's session hook does not exist in TensorFlow 2.16 and later. In place, because a
-        # copy of a large embedding would need as much memory.
-        return self._hvd.broadcast_variables(tf.global_variables(), root_rank=0, inplace=True)
+        # copy of a large embedding would need as much memory. Horovod creates an operation for each
+        # device. It blocks a thread, so the ranks would wait for each other forever if they started
+        # these operations in different orders.
+        by_device: dict[str, list[tf.Variable]] = {}
+        for variable in tf.global_variables():
+            by_device.setdefault(variable.device, []).append(variable)
+        done = tf.no_op()
+        for variables in by_device.values():
+            with tf.control_dependencies([done]):
+                done = self._hvd.broadcast_variables(variables, root_rank=0, inplace=True)
+        return done
 
     def concat(self, array: np.ndarray) -> np.ndarray:
         session, payload_ph, joined = self._concat_graph

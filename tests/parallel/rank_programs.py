@@ -68,6 +68,20 @@ def broadcast(comm):
         assert session.run([shared, own]) == [5.0, comm.rank]
 
 
+def broadcast_from_devices(comm):
+    """Ranks do not wait for each other forever if the variables are on several devices."""
+    for index in range(40):
+        with tf.device("cpu:0" if index % 2 else None):
+            tf.get_variable(f"v{index}", initializer=float(comm.rank), use_resource=True)
+    broadcast_op = comm.broadcast_variables()
+    one_thread = tf.ConfigProto(inter_op_parallelism_threads=1, use_per_session_threads=True)
+    with tf.Session(config=one_thread) as session:
+        session.run(tf.global_variables_initializer())
+        for _ in range(50):
+            session.run(broadcast_op)
+        assert not any(session.run(tf.global_variables()))
+
+
 def fusion(comm):
     """A run with fused buffers is not reported as exact, because fusion depends on timing."""
     os.environ["HOROVOD_FUSION_THRESHOLD"] = "1"  # read at each call

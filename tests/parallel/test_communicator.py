@@ -4,7 +4,7 @@ from tests.commands import run_module
 
 
 def test_exchanges_give_correct_results_on_all_ranks():
-    programs = ("gather", "large_sum", "broadcast", "update", "fusion")
+    programs = ("gather", "large_sum", "broadcast", "broadcast_from_devices", "update", "fusion")
     result = run_module("tests.parallel.rank_programs", *programs, num_ranks=3)
     assert result.returncode == 0, result.stdout + result.stderr
 
