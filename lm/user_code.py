@@ -17,9 +17,11 @@ _CALLERS = {"load_config_file", "call"}  # functions of this project that call a
 _GENERATED = ("<", "__autograph_generated_file")  # the start of the names of generated files
 
 _LOAD = "load the file with tf1.load (docs/own_graph.md)"
+NOT_FED = "_not_fed"  # the end of the name of a tf.placeholder without a value
 _HINTS = (  # patterns of the message and of the failed line
     (r"has no attribute 'value'", "", f"sizes have .value in TF 1.x; {_LOAD}"),
     (r"contrib", r"contrib", _LOAD),
+    (NOT_FED, "", "pass a value for each placeholder to tf1.fed, in the order of their creation"),
     ("", r"\bconcat\(\s*-?\d", "this is the order of TF 0.x; write tf.concat(values, axis)"),
     ("", r"\bsplit\(\s*-?\d", "this is the order of TF 0.x; write tf.split(value, count, axis)"),
     ("", r"scatter_update\(", "to fix rows of a variable, use constraint= of tf.get_variable"),

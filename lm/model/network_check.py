@@ -33,8 +33,8 @@ def check_network(
     """Check that no output sees later words and that results are finite and reproducible.
 
     If a network sees the words that it predicts, or if its probabilities do not sum to 1, its
-    perplexity is meaningless. The check warns if single words and
-    windows lead to different results.
+    perplexity is meaningless. The check warns if single words and windows lead to different
+    results.
     """
     with (
         one_line_errors(functions),
@@ -62,6 +62,7 @@ class NetworkCheck:
             name: tf.placeholder(dtype, [2, *shape])
             for name, (shape, dtype) in network.state_parts.items()
         }
+        self._reads_state = False  # whether outputs depend on the state
         self._zeros: _State = {name: np.zeros(ph.shape) for name, ph in self._state_phs.items()}
         context, words = network.context(num_rows=2), (self._inputs_ph, self._targets_ph)
         if network.has_losses:
@@ -99,6 +100,7 @@ class NetworkCheck:
         first, state = self._run(session, self._results, words, self._zeros)
         top, after = self._run(session, self._results, words, state)
         _check_finite(where, first, *state.values(), top, *after.values())
+        self._reads_state = _differ(first, top)
         if _differ(top, self._run(session, self._results, words, state)[0]):
             raise UserError(
                 f"{where} computes different results each time, so it cannot be checked: use"
@@ -159,6 +161,11 @@ class NetworkCheck:
             for of_word in self._run_words(session, words[:, :1])
         ):
             return ""
+        if self._zeros and not self._reads_state:
+            return (
+                f"{self._network.where} ignores its state ({', '.join(self._zeros)}), so each"
+                " window starts without it: use it (with tf1.load, pass it to tf1.fed)"
+            )
         return (
             f"{self._network.where} computes different results for single words and for windows of"
             f" {self._num_steps}, so lm.score, lm.generate and lm.export would compute a different"

@@ -224,10 +224,10 @@ def check_operations(
                 " to window, or add the assignment to the collection UPDATE_OPS and let nothing"
                 " depend on it"
             )
-        if node.op == "Placeholder" and not in_loop:
+        if node.op == "Placeholder" and is_executed and not in_loop:
             raise UserError(
-                f"{where} creates the placeholder {name}, which receives no value: use"
-                " context.training, or a field of context.config"
+                f"{where} uses the placeholder {name}, which receives no value: use"
+                " context.training or a field of context.config, or pass a value to tf1.fed"
             )
 
 

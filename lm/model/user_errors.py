@@ -42,7 +42,8 @@ def hint_for_words(inputs: Any, *others: Any) -> str:
     num_steps = others[-1].config.num_steps  # the last argument is the context
     if num_steps == 1:
         return ""
-    return f"; this is the call for single words (T = 1, not num_steps = {num_steps})"
+    unknown = " and an unknown B, as in an export" if inputs.shape.as_list()[1] is None else ""
+    return f"; this is the call for single words (T = 1, not num_steps = {num_steps}){unknown}"
 
 
 @contextlib.contextmanager

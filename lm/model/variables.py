@@ -55,6 +55,8 @@ def shared_variables(config: Config, training: bool) -> Iterator[dict[str, tf.Va
                 " reuse=tf.AUTO_REUSE to share it"
             )
         requested.add(name)
+        if name == tf.GraphKeys.GLOBAL_STEP:
+            raise UserError(f"variable {name} belongs to the trainer: use context.step")
         variable = getter(name, shape=shape, **_options(name, options, config.seed, training))
         _check(variable, name)
         _seed_initial_value(variable, config.seed)

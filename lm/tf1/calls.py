@@ -2,7 +2,7 @@
 
 During a call, sizes of shapes have `.value`, and TensorFlow's random operations draw from the seed
 of the network's context. So unedited dropout and noise depend only on the seed, the step, the call
-and the rows.
+and the rows. The program's optimizer has no effect, because the trainer updates the weights.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
+import logging
 import warnings
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,9 +20,11 @@ import tensorflow.compat.v1 as tf
 from tensorflow.python.framework import tensor_shape
 from tensorflow.python.ops import gen_random_ops, nn_ops
 
+from lm import logger
 from lm.errors import UserError
 from lm.model.context import Context
 from lm.model.variables import operations_behind
+from lm.user_code import NOT_FED
 
 _active: list[_Call] = []  # the calls of functions with a context
 
@@ -58,8 +61,8 @@ def adapt(function: Callable) -> Callable:
 @contextlib.contextmanager
 def v1_behavior() -> Iterator[None]:
     """Let the sizes of a shape be objects with `.value`, as in TF 1.x, without deprecations."""
-    verbosity = tf.logging.get_verbosity()
-    tf.logging.set_verbosity(tf.logging.ERROR)
+    messages = tf.get_logger()
+    messages.addFilter(_forward)
     try:
         with (
             _replaced(tensor_shape, {"_TENSORSHAPE_V2_OVERRIDE": False}),
@@ -68,12 +71,37 @@ def v1_behavior() -> Iterator[None]:
             warnings.filterwarnings("ignore", message=".*is deprecated and will be removed")
             yield
     finally:
-        tf.logging.set_verbosity(verbosity)
+        messages.removeFilter(_forward)
+
+
+def _forward(record: logging.LogRecord) -> bool:
+    """Filter TensorFlow's messages: forward warnings to the log, except deprecations."""
+    message = record.getMessage()
+    if record.levelno == logging.WARNING and "deprecated" not in message:
+        logger.warning("TensorFlow: %s", message)
+    return record.levelno > logging.WARNING
+
+
+@functools.cache
+def _warn_once(message: str) -> None:
+    logger.warning(message)
+
+
+def _apply_nothing(optimizer: tf.train.Optimizer, *arguments: Any, **options: Any) -> tf.Operation:
+    if _active[-1].context.training:
+        _warn_once(
+            f"the program's {type(optimizer).__name__} is not used: set --optimizer and"
+            " --learning_rate, or define build_optimizer"
+        )
+    return tf.no_op()
 
 
 @contextlib.contextmanager
 def _draws_from(context: Context) -> Iterator[None]:
-    """Make random operations use the seed of a context, except in initial values."""
+    """Make random operations use the seed of a context, and ignore the program's optimizer.
+
+    Initial values have the seeds of their variables.
+    """
     call = _Call(context)
 
     def get_variable(getter: Callable, name: str, *arguments: Any, **options: Any) -> tf.Variable:
@@ -92,6 +120,7 @@ def _draws_from(context: Context) -> Iterator[None]:
         with (
             _replaced(gen_random_ops, stateless),
             _replaced(nn_ops, {"_dropout": in_training}),
+            _replaced(tf.train.Optimizer, {"apply_gradients": _apply_nothing}),
             tf.variable_scope(
                 tf.get_variable_scope(), custom_getter=get_variable, auxiliary_name_scope=False
             ),
@@ -198,8 +227,10 @@ def _cell_classes() -> list[type]:
 
 def placeholder(dtype: Any, shape: Any = None, name: str | None = None) -> tf.Tensor:
     """Return the next tensor of `fed`, or create a placeholder."""
-    if not _active or not _active[-1].placeholders:
+    if not _active:
         return tf.placeholder(dtype, shape, name)
+    if not _active[-1].placeholders:
+        return tf.placeholder(dtype, shape, f"{name or 'placeholder'}{NOT_FED}")
     value = tf.cast(_active[-1].placeholders.pop(0), dtype)
     is_known = shape is None or not any(isinstance(size, tf.Tensor) for size in shape)
     if is_known and not value.shape.is_compatible_with(shape):
@@ -231,8 +262,10 @@ def create_variable(
     count = _active[-1].names[scoped]
     _active[-1].names[scoped] += 1
     value = initial_value() if callable(initial_value) else initial_value
+    value = tf.convert_to_tensor(value, dtype)
     return tf.get_variable(
         f"{name}_{count}" if count else name,
-        initializer=tf.convert_to_tensor(value, dtype),
+        dtype=value.dtype,
+        initializer=value,
         trainable=trainable,
     )

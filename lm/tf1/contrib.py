@@ -54,7 +54,7 @@ class Contrib(_Part):
             "contrib",
             rnn=_Part("contrib.rnn", nn.rnn_cell, nn, LSTMBlockCell=_lstm_block_cell),
             seq2seq=_Part("contrib.seq2seq", sequence_loss=_sequence_loss),
-            legacy_seq2seq=legacy_seq2seq,
+            legacy_seq2seq=nn.seq2seq,
             training=_Part("contrib.training", HParams=HParams),
         )
 
@@ -158,4 +158,29 @@ def _loss_by_example(
     return total / (tf.add_n(weights) + _TINY) if average_across_timesteps else total
 
 
-legacy_seq2seq = _Part("contrib.legacy_seq2seq", sequence_loss_by_example=_loss_by_example)
+def _rnn_decoder(
+    decoder_inputs: Sequence[tf.Tensor],
+    initial_state: Any,
+    cell: Any,
+    loop_function: Callable | None = None,
+    scope: Any = None,
+) -> tuple[list[tf.Tensor], Any]:
+    """Run a cell over inputs [B, units], one per time step, and return outputs and last state.
+
+    `loop_function` computes an input from the previous output and the index of the time step.
+    """
+    outputs, state = [], initial_state
+    with tf.variable_scope(scope or "rnn_decoder"):
+        for step, values in enumerate(decoder_inputs):
+            if step and loop_function:
+                with tf.variable_scope("loop_function", reuse=True):
+                    values = loop_function(outputs[-1], step)
+            output, state = cell(values, state)
+            outputs.append(output)
+    return outputs, state
+
+
+def legacy_seq2seq() -> types.ModuleType:
+    """Return the module `tf.contrib.legacy_seq2seq`, which was `tf.nn.seq2seq` in TF 0.x."""
+    functions = dict(sequence_loss_by_example=_loss_by_example, rnn_decoder=_rnn_decoder)
+    return _Part("contrib.legacy_seq2seq", **functions)

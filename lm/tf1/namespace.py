@@ -1,4 +1,8 @@
-"""Modules that replace some names of other modules."""
+"""Modules that replace some names of other modules.
+
+A program may replace more names. This affects neither other programs nor TensorFlow, because the
+modules inside of a namespace are namespaces too.
+"""
 
 import types
 from typing import Any
@@ -15,10 +19,14 @@ class Namespace(types.ModuleType):
     def __getattr__(self, name: str) -> Any:
         for module in self.__dict__["_behind"]:
             try:
-                return getattr(module, name)
+                value = getattr(module, name)
             except AttributeError as error:
                 if "Keras 3" in str(error):  # tf_keras is missing
                     raise
+                continue
+            if not isinstance(value, types.ModuleType) or name.startswith("_"):
+                return value
+            return self.__dict__.setdefault(name, Namespace(value.__name__, value))
         if name.startswith("__"):  # Python looks for optional names
             raise AttributeError(name)
         return self._missing(name)

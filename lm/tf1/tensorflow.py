@@ -3,7 +3,7 @@
 import functools
 import inspect
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import absl.flags
@@ -25,7 +25,16 @@ _RENAMED = {  # names of TF 0.x
     "select": tf.where,
     "initialize_all_variables": tf.global_variables_initializer,
     "all_variables": tf.global_variables,
+    "scalar_summary": tf.summary.scalar,
+    "histogram_summary": tf.summary.histogram,
+    "merge_summary": tf.summary.merge,
+    "merge_all_summaries": tf.summary.merge_all,
 }
+_CROSS_ENTROPIES = (
+    "softmax_cross_entropy_with_logits",
+    "sparse_softmax_cross_entropy_with_logits",
+    "sigmoid_cross_entropy_with_logits",
+)
 
 
 class TensorFlow(Namespace):
@@ -38,7 +47,8 @@ class TensorFlow(Namespace):
             dynamic_rnn=_dynamic_rnn,
             rnn=tf.nn.static_rnn,
             rnn_cell=Namespace("tensorflow.nn.rnn_cell", tf.nn.rnn_cell),
-            seq2seq=legacy_seq2seq,
+            seq2seq=legacy_seq2seq(),
+            **{name: _with_logits_first(getattr(tf.nn, name)) for name in _CROSS_ENTROPIES},
         )
         self._flags = _flags()
         super().__init__(
@@ -48,12 +58,14 @@ class TensorFlow(Namespace):
             **_RENAMED,
             Variable=calls.create_variable,
             placeholder=calls.placeholder,
+            concat=_concat,
+            split=_split,
             scatter_update=_scatter_update,
             nn=nn,
             contrib=Contrib(nn),
             flags=self._flags,
             app=Namespace("tensorflow.app", tf.app, flags=self._flags),
-            models=types.SimpleNamespace(rnn=Namespace("rnn", nn, nn.rnn_cell, legacy_seq2seq)),
+            models=types.SimpleNamespace(rnn=Namespace("rnn", nn, nn.rnn_cell, nn.seq2seq)),
         )
         self.compat = Namespace("tensorflow.compat", tensorflow.compat, v1=self)
 
@@ -84,6 +96,28 @@ def _scatter_update(*arguments: Any, **options: Any) -> None:
         "tf.scatter_update changes a variable outside of the optimizer; use constraint= of"
         " tf.get_variable, or remove it with MODULE.tf.scatter_update = lambda *arguments: None"
     )
+
+
+def _concat(values: Any, axis: Any, name: str = "concat") -> tf.Tensor:
+    if isinstance(values, int):  # the order of TF 0.x
+        values, axis = axis, values
+    return tf.concat(values, axis, name)
+
+
+def _split(value: Any, num_or_size_splits: Any, axis: Any = 0, *rest: Any, **options: Any) -> Any:
+    if isinstance(value, int) and not isinstance(axis, int):  # the order of TF 0.x
+        value, axis = axis, value
+    return tf.split(value, num_or_size_splits, axis, *rest, **options)
+
+
+def _with_logits_first(cross_entropy: Callable) -> Callable:
+    """Return a cross entropy for arguments without names: TF 0.x has them, TF 1.x rejects them."""
+
+    @functools.wraps(cross_entropy)
+    def call(*logits_and_labels: tf.Tensor, **options: Any) -> tf.Tensor:
+        return cross_entropy(**dict(zip(("logits", "labels"), logits_and_labels)), **options)
+
+    return call
 
 
 def _flags() -> Namespace:

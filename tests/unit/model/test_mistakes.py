@@ -31,7 +31,7 @@ MISTAKES = {
     "    with tf.variable_scope('softmax'):\n        x += tf.get_variable('bias', [4])\n" + GOOD:
         "has the variable softmax/bias, a name of the output layer: rename it",
     "    x *= tf.placeholder(tf.float32, [])\n" + GOOD:
-        "creates the placeholder train/lm_network/Placeholder, which receives no value: use",
+        "uses the placeholder train/lm_network/Placeholder, which receives no value: use",
     "    x = tf.recompute_grad(lambda x: context.dropout(x, 0.5))(x)\n" + GOOD:
         "context.dropout is called again for the gradient, as tf.recompute_grad does",
     "    context.penalize(*2 * [tf.transpose(x, [1, 0, 2])])\n" + GOOD:

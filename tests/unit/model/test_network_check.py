@@ -53,7 +53,7 @@ def test_outputs_that_see_later_words_are_an_error(load, body, message):
 WITHIN_THE_WINDOW = {
     "a convolution": "    x += tf.pad(x, [[1, 0], [0, 0], [0, 0]])[:-1]\n" + GOOD,
     "places": "    x += tf.get_variable('places', [5, 1, 4])[: inputs_TB.shape[0]]\n" + GOOD,
-    "a state that stays": "    return tf.cumsum(x), {'h': state['h']}\n",
+    "a state that stays": "    return state['h'] + tf.cumsum(x), {'h': state['h'] + 1}\n",
     "rows that depend on other rows": "    x += tf.reduce_mean(x, 1, keepdims=True)\n" + GOOD,
 }
 
@@ -63,6 +63,12 @@ def test_different_results_for_words_and_windows_are_a_warning(load, caplog, bod
     file = load(HEADER + body)
     check_network(file.config, V, file.functions)
     assert "mine.py computes different results for single words and for windows of 5" in caplog.text
+
+
+def test_a_state_that_is_not_read_is_a_warning(load, caplog):
+    body = "    return tf.cumsum(x), {'h': x[-1]}\n"
+    check_network(load(HEADER).config, V, load(HEADER + body).functions)
+    assert "ignores its state (h), so each window starts without it" in caplog.text
 
 
 STATELESS = HEADER.replace("def state_shapes", "def unused")

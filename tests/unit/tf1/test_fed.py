@@ -59,3 +59,19 @@ def test_placeholders_and_states_are_fed(load):
 def test_what_does_not_fit_is_an_error(load, before, after, message):
     with pytest.raises(UserError, match=message):
         train_and_evaluate(load(CONFIG.replace(before, after), model=MODEL))
+
+
+@pytest.mark.parametrize(
+    "result, message",
+    [
+        ("x + tf.placeholder(tf.float32, [])", "uses the placeholder .*_not_fed, .* to tf1.fed"),
+        (
+            "x * tf.get_variable('w', [tf.placeholder(tf.int32, [], name='units')])",
+            "line 4, in build_outputs: .*units_not_fed.*; pass a value for each placeholder to tf1",
+        ),
+    ],
+)
+def test_a_placeholder_without_a_value_is_an_error(load, result, message):
+    text = f"import tensorflow as tf\n\ndef build(x, is_training):\n    return {result}\n"
+    with pytest.raises(UserError, match=message):
+        train_and_evaluate(load(model=text))

@@ -83,6 +83,7 @@ def test_programs_do_not_share_modules_or_flags(load, tmp_path):
             "tf.contrib.cudnn_rnn.CudnnLSTM does not exist in TensorFlow 2; use tf.nn.rnn_cell",
         ),
         ("tf.contrib.crf", "tf.contrib.crf does not exist in TensorFlow 2; use stock operations"),
+        ("tf.get_variable('global_step', [])", "variable global_step belongs to the trainer"),
         ("from tensorflow.contrib.opt import X", "contrib.opt.X .*; use the flag --optimizer"),
         ("import layers", "layers.py is imported in a function: move it to the top"),
     ],
@@ -173,14 +174,102 @@ def build(x, is_training):
 """
 
 
+OLD_ORDERS = """
+import tensorflow as tf
+
+def build(x, is_training):
+    tf.scalar_summary("mean", tf.reduce_mean(x))
+    logits, labels = tf.random.stateless_normal([3, 7], [1, 2]), tf.constant([1, 0, 6])
+    probabilities, log_p = tf.one_hot(labels, 7), tf.nn.log_softmax(logits)
+    losses = tf.nn.softmax_cross_entropy_with_logits(logits, probabilities)
+    close = [
+        tf.debugging.assert_near(losses, -tf.reduce_sum(probabilities * log_p, 1)),
+        tf.debugging.assert_near(
+            losses, tf.nn.sparse_softmax_cross_entropy_with_logits(logits, labels)),
+        tf.debugging.assert_near(
+            tf.nn.sigmoid_cross_entropy_with_logits(logits, probabilities),
+            -tf.log_sigmoid(logits * (2 * probabilities - 1))),
+        tf.debugging.assert_equal(tf.concat(0, tf.split(0, 5, x)), tf.concat(tf.split(x, 5, 0), 0)),
+    ]
+    with tf.control_dependencies(close):
+        return tf.identity(x)
+"""
+DECODER = """
+import tensorflow as tf
+from tensorflow.contrib import legacy_seq2seq
+
+def build(x, is_training):
+    cell = tf.nn.rnn_cell.BasicRNNCell(4)
+    steps, start = tf.unstack(x), cell.zero_state(x.shape[1], tf.float32)
+    outputs, last = legacy_seq2seq.rnn_decoder(steps, start, cell)
+    expected, expected_last = tf.nn.static_rnn(cell, steps, start)
+    looped, _ = legacy_seq2seq.rnn_decoder(steps, start, cell, lambda output, step: steps[step])
+    close = [
+        tf.debugging.assert_equal(outputs, expected),
+        tf.debugging.assert_equal(outputs, looped),
+        tf.debugging.assert_equal(last, expected_last),
+    ]
+    with tf.control_dependencies(close):
+        return tf.stack(outputs)
+"""
+
+
 @pytest.mark.parametrize(
     "text",
     [
+        pytest.param(OLD_ORDERS, id="old_orders"),
+        pytest.param(DECODER, marks=needs_tf_keras, id="decoder"),
         pytest.param(CELLS, marks=needs_tf_keras, id="cells"),
         pytest.param(SLIM, marks=[needs_tf_keras, needs_tf_slim], id="layers"),
         pytest.param(LOSSES, id="losses"),
     ],
 )
-def test_functions_of_contrib(load, text):
+def test_functions_of_old_versions(load, text):
     losses = train_and_evaluate(load(model=text))
     assert losses[-1] < losses[0]
+
+
+WHOLE = """
+import tensorflow as tf
+
+def build(x, is_training):
+    y = x * tf.get_variable("w", [4])
+    calls = tf.Variable(0, name="calls", trainable=False)
+    rate = tf.Variable(0.0, name="rate", trainable=False)
+    if is_training:
+        tf.assign(rate, tf.placeholder(tf.float32, [], name="new_rate"))
+        weights = tf.trainable_variables()
+        gradients, _ = tf.clip_by_global_norm(tf.gradients(tf.reduce_sum(y), weights), 5)
+        tf.train.ProximalAdagradOptimizer(rate).apply_gradients(zip(gradients, weights))
+    return y + tf.cast(calls, tf.float32)
+"""
+
+
+def test_the_optimizer_of_a_program_is_ignored_with_a_warning(load, caplog):
+    losses = train_and_evaluate(load(model=WHOLE))
+    assert losses[-1] < losses[0]
+    assert "the program's ProximalAdagradOptimizer is not used: set --optimizer" in caplog.text
+
+
+SHARED_CELL = """
+import tensorflow as tf
+
+def build(x, is_training):
+    cell = tf.nn.rnn_cell.MultiRNNCell([tf.nn.rnn_cell.BasicRNNCell(4)] * 2)
+    return tf.nn.dynamic_rnn(cell, x, dtype=tf.float32, time_major=True)[0]
+"""
+
+
+@needs_tf_keras
+def test_a_cell_in_two_layers_causes_a_warning(load, caplog):
+    train_and_evaluate(load(model=SHARED_CELL))
+    assert "the same object and will share weights" in caplog.text
+    assert "deprecated" not in caplog.text
+
+
+def test_replaced_functions_belong_to_a_program(load):
+    replaced, dense = "model.tf.layers.dense = model.tf.nn.relu = lambda x: x\n", tf.layers.dense
+    text = "import tensorflow as tf\n\ndef build(x, is_training):\n"
+    text += "    return tf.nn.relu(tf.layers.dense(x))\n"
+    train_and_evaluate(load(CONFIG + replaced, model=text))
+    assert tf.layers.dense is dense
