@@ -23,13 +23,13 @@ def fed(*placeholders: Any, zero_states: Sequence[Any] = ()) -> AbstractContextM
     return calls.fed(*placeholders, zero_states=zero_states)
 
 
-def load(path: str) -> types.ModuleType:
+def load(path: str, root: str | None = None) -> types.ModuleType:
     """Load a Python file, in which `import tensorflow` means `tensorflow.compat.v1`.
 
-    The modules next to the file are loaded in the same way when it imports them. Flags of
-    `tf.flags` have their defaults. Assign to attributes of the returned module to replace its
-    functions or flags, such as `model.FLAGS.rnn_mode = "basic"`. The path is absolute, or relative
-    to the config file.
+    The modules in `root`, by default the directory of the file, are loaded in the same way when the
+    file imports them. Flags of `tf.flags` have their defaults. Assign to attributes of the returned
+    module to replace its functions or flags, such as `model.FLAGS.rnn_mode = "basic"`. Paths are
+    absolute, or relative to the config file.
     """
     files = current_files()
     import_tensorflow()  # silently; the following modules import it too
@@ -37,4 +37,4 @@ def load(path: str) -> types.ModuleType:
 
     files.adapt = calls.adapt
     with calls.v1_behavior():
-        return modules.load(path, files)
+        return modules.load(path, root, files)

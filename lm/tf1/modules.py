@@ -1,8 +1,8 @@
 """Import the modules of TF 1.x programs.
 
-The directory of a loaded file becomes a package with a unique name, so programs whose modules have
+The root directory of a program becomes a package with a unique name, so programs whose modules have
 equal names can be loaded together. Its modules have a separate `__import__`, which resolves
-`tensorflow` and the modules of the directory. No other code is affected.
+`tensorflow` and the modules of the program. No other code is affected.
 """
 
 from __future__ import annotations
@@ -27,20 +27,24 @@ _programs: dict[str, _Program] = {}  # keys are the names of the packages
 _RNN_CELLS = {"rnn_cell", "rnn_cell_impl", "core_rnn_cell", "core_rnn_cell_impl"}
 
 
-def load(path: str, files: LoadedFiles) -> types.ModuleType:
+def load(path: str, root: str | None, files: LoadedFiles) -> types.ModuleType:
     """Load the file with this path relative to the config file; see `lm.tf1.load`."""
     found = files.find(path)
     if not os.path.isfile(found):
         raise UserError(f"tf1.load cannot find {found}; give a path relative to the config file")
-    directory, file = os.path.split(found)
+    root = os.path.dirname(path) if root is None else root
+    directory = os.path.dirname(found) if os.path.dirname(path) == root else files.find(root)
+    name = os.path.relpath(found, directory).removesuffix(".py").replace(os.sep, ".")
+    if name.startswith("."):
+        raise UserError(f"tf1.load: {path} is not in the directory {root}")
     package = f"lm_tf1_{short_name(directory)}"
     if package not in _programs:
         _programs[package] = _Program(package, directory)
-    return _programs[package].load(file.removesuffix(".py"), os.path.dirname(path), files)
+    return _programs[package].load(name, root, files)
 
 
 class _Program:
-    """The modules of a directory."""
+    """The modules of a program, in a directory and its subdirectories."""
 
     def __init__(self, package: str, directory: str):
         self.package, self._directory = package, directory
@@ -71,17 +75,13 @@ class _Program:
         top = name.partition(".")[0]
         if level == 0 and top in ("tensorflow", "absl"):
             return self._import_tensorflow(name, fromlist)
-        if level == 0 and self._is_here(top):
-            module = builtins.__import__(f"{self.package}.{name}", globals, locals, fromlist or ())
-            return module if fromlist else sys.modules[f"{self.package}.{top}"]
+        # Python 2 also imports from the directory of the importing module.
+        own = (globals or {}).get("__package__") or self.package
+        for package in (self.package, own):
+            if level == 0 and _contains(package, top):
+                module = builtins.__import__(f"{package}.{name}", globals, locals, fromlist or ())
+                return module if fromlist else sys.modules[f"{package}.{top}"]
         return builtins.__import__(name, globals, locals, fromlist, level)
-
-    def _is_here(self, top: str) -> bool:
-        spec = importlib.machinery.PathFinder.find_spec(top, [self._directory])
-        if spec is None:
-            return False
-        # As in Python, a directory without __init__.py comes last.
-        return spec.loader is not None or importlib.util.find_spec(top) is None
 
     def _import_tensorflow(self, name: str, fromlist: Sequence[str] | None) -> types.ModuleType:
         if name.startswith("absl"):
@@ -94,6 +94,15 @@ class _Program:
             if _RNN_CELLS & {*(fromlist or ())}:  # moved to Keras
                 module = self._tensorflow.with_rnn_cells(module, fromlist)
         return module if fromlist else self._tensorflow
+
+
+def _contains(package: str, top: str) -> bool:
+    """Return whether a package of a program contains a module or a package."""
+    spec = importlib.machinery.PathFinder.find_spec(top, sys.modules[package].__path__)
+    if spec is None:
+        return False
+    # As in Python, a directory without __init__.py comes last.
+    return spec.loader is not None or importlib.util.find_spec(top) is None
 
 
 class _Loader(importlib.machinery.SourceFileLoader):
@@ -110,7 +119,8 @@ class _Loader(importlib.machinery.SourceFileLoader):
         return compile(source, self.path, "exec", dont_inherit=True)  # ignores cached bytecode
 
     def exec_module(self, module: types.ModuleType) -> None:
-        module.__builtins__ = {**vars(builtins), "__import__": self._program.import_}
+        changed = {"__import__": self._program.import_, "xrange": range}
+        module.__builtins__ = {**vars(builtins), **changed}
         super().exec_module(module)
 
 

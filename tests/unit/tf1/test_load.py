@@ -75,6 +75,27 @@ def test_programs_do_not_share_modules_or_flags(load, tmp_path):
     assert (modules["model"].FLAGS.width, modules["other"].flags.FLAGS.width) == (4, 5)
 
 
+def test_a_program_with_packages_is_imported_from_its_root(load, tmp_path):
+    (tmp_path / "program" / "models").mkdir(parents=True)
+    main = (
+        "import utils\nfrom models.base import scale\nimport base\n\ndef build(x, is_training):\n"
+    )
+    main += "    assert list(xrange(2)) == [0, 1]\n    return utils.tf.identity(base.scale(x))\n"
+    (tmp_path / "program/models/model.py").write_text(main)
+    base = "import tensorflow as tf\nfrom . import other\n\ndef scale(x):\n"
+    (tmp_path / "program/models/base.py").write_text(
+        base + "    return x * tf.get_variable('w', [4])\n"
+    )
+    (tmp_path / "program/models/other.py").write_text("")
+    config = CONFIG.replace('"{path}"', '"program/models/model.py", root="program"')
+    file = load(config, utils="import tensorflow as tf\n")
+    assert train_and_evaluate(file)
+    names = {"utils.py", "models/model.py", "models/base.py", "models/other.py"}
+    assert file.functions.loaded.keys() == {f"program/{name}" for name in names}
+    with pytest.raises(UserError, match=r"program/utils\.py is not in the directory other"):
+        load(config.replace("models/model.py", "utils.py").replace('="program"', '="other"'))
+
+
 @pytest.mark.parametrize(
     "line, message",
     [
