@@ -21,6 +21,7 @@ NOT_FED = "_not_fed"  # the end of the name of a tf.placeholder without a value
 _HINTS = (  # patterns of the message and of the failed line
     (r"has no attribute 'value'", "", f"sizes have .value in TF 1.x; {_LOAD}"),
     (r"contrib", r"contrib", _LOAD),
+    ("not declared to be dynamic", "", "the state of LSTM cells is an LSTMStateTuple(c, h)"),
     (NOT_FED, "", "pass a value for each placeholder to tf1.fed, in the order of their creation"),
     ("", r"\bconcat\(\s*-?\d", "this is the order of TF 0.x; write tf.concat(values, axis)"),
     ("", r"\bsplit\(\s*-?\d", "this is the order of TF 0.x; write tf.split(value, count, axis)"),

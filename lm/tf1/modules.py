@@ -24,7 +24,6 @@ from lm.tf1.tensorflow import TensorFlow
 from lm.user_files import LoadedFiles, current_files
 
 _programs: dict[str, _Program] = {}  # keys are the names of the packages
-_RNN_CELLS = {"rnn_cell", "rnn_cell_impl", "core_rnn_cell", "core_rnn_cell_impl"}
 
 
 def load(path: str, root: str | None, files: LoadedFiles) -> types.ModuleType:
@@ -89,10 +88,6 @@ class _Program:
             module = builtins.__import__(name, fromlist=fromlist or ())
             return self._tensorflow.absl(module, name) if is_flags else module
         module = self._tensorflow.find(name)
-        if module is None:
-            module = builtins.__import__(name, fromlist=("*",))
-            if _RNN_CELLS & {*(fromlist or ())}:  # moved to Keras
-                module = self._tensorflow.with_rnn_cells(module, fromlist)
         return module if fromlist else self._tensorflow
 
 

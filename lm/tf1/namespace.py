@@ -4,6 +4,7 @@ A program may replace more names. This affects neither other programs nor Tensor
 modules inside of a namespace are namespaces too.
 """
 
+import importlib
 import types
 from typing import Any
 
@@ -26,10 +27,29 @@ class Namespace(types.ModuleType):
                 continue
             if not isinstance(value, types.ModuleType) or name.startswith("_"):
                 return value
-            return self.__dict__.setdefault(name, Namespace(value.__name__, value))
+            return self._add(name, value)
         if name.startswith("__"):  # Python looks for optional names
             raise AttributeError(name)
         return self._missing(name)
 
+    def _add(self, name: str, module: types.ModuleType) -> types.ModuleType:
+        return self.__dict__.setdefault(name, Namespace(module.__name__, module))
+
     def _missing(self, name: str) -> Any:
         raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+
+
+class Package(Namespace):
+    """A package that imports its modules when they are used."""
+
+    def __init__(self, name: str):
+        super().__init__(name, importlib.import_module(name))
+
+    def _add(self, name: str, module: types.ModuleType) -> types.ModuleType:
+        return self.__dict__.setdefault(name, Package(module.__name__))
+
+    def _missing(self, name: str) -> Any:
+        try:
+            return self._add(name, importlib.import_module(f"{self.__name__}.{name}"))
+        except ModuleNotFoundError:
+            return super()._missing(name)

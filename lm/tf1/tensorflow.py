@@ -3,19 +3,22 @@
 import functools
 import inspect
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import absl.flags
 import tensorflow
 import tensorflow.compat.v1 as tf
+from tensorflow.python.ops import array_ops, math_ops, nn_ops
+from tensorflow.python.util import nest
 
 from lm.errors import UserError
 from lm.tf1 import calls
 from lm.tf1.contrib import Contrib, legacy_seq2seq
-from lm.tf1.namespace import Namespace
+from lm.tf1.namespace import Namespace, Package
 
-_REAL = {"python", "core", "tools"}  # packages that still exist
+_REAL = ("python", "core", "tools")  # packages that still exist
+_RNN_CELLS = ("rnn_cell", "rnn_cell_impl", "core_rnn_cell", "core_rnn_cell_impl")
 _RENAMED = {  # names of TF 0.x
     "pack": tf.stack,
     "unpack": tf.unstack,
@@ -46,7 +49,7 @@ class TensorFlow(Namespace):
             tf.nn,
             dynamic_rnn=_dynamic_rnn,
             rnn=tf.nn.static_rnn,
-            rnn_cell=Namespace("tensorflow.nn.rnn_cell", tf.nn.rnn_cell),
+            rnn_cell=Namespace("tensorflow.nn.rnn_cell", tf.nn.rnn_cell, _linear=_linear),
             seq2seq=legacy_seq2seq(),
             **{name: _with_logits_first(getattr(tf.nn, name)) for name in _CROSS_ENTROPIES},
         )
@@ -68,27 +71,51 @@ class TensorFlow(Namespace):
             models=types.SimpleNamespace(rnn=Namespace("rnn", nn, nn.rnn_cell, nn.seq2seq)),
         )
         self.compat = Namespace("tensorflow.compat", tensorflow.compat, v1=self)
+        self._add_packages()
+
+    def _add_packages(self) -> None:
+        """Add the packages that still exist, with the names that moved."""
+        for package in _REAL:
+            setattr(self, package, Package(f"tensorflow.{package}"))
+        ops = self.python.ops
+        ops.nn = Namespace("tensorflow.python.ops.nn", self.nn, nn_ops)
+        reordered = dict(concat=_concat, split=_split)
+        ops.array_ops = Namespace("tensorflow.python.ops.array_ops", array_ops, self, **reordered)
+        ops.math_ops = Namespace("tensorflow.python.ops.math_ops", math_ops, self)
+        for name in _RNN_CELLS:  # moved to Keras
+            setattr(ops, name, self.nn.rnn_cell)
+        self.python.util.nest = Namespace("nest", nest, is_sequence=nest.is_nested)
 
     def find(self, name: str) -> Any:
-        """Return a module by its full name, or None if TensorFlow still contains it."""
+        """Return a module by its full name."""
         _, *parts = name.split(".")
-        if parts[:1] and parts[0] in _REAL:
-            return None
         try:
             return functools.reduce(getattr, parts, self)
         except AttributeError as error:
             raise ModuleNotFoundError(f"No module named {name!r}") from error
-
-    def with_rnn_cells(self, module: types.ModuleType, names: Sequence[str]) -> types.ModuleType:
-        """Return a module with the cells, which moved to Keras, under some names."""
-        cells = {name: self.nn.rnn_cell for name in names if not hasattr(module, name)}
-        return Namespace(module.__name__, module, **cells)
 
     def absl(self, module: types.ModuleType, name: str) -> types.ModuleType:
         """Return `absl` or `absl.flags` with the flags of this program."""
         if name == "absl.flags" and module is absl.flags:
             return self._flags
         return Namespace("absl", module, flags=self._flags)
+
+
+def _linear(
+    args: Any,
+    output_size: int,
+    bias: bool,
+    bias_start: float = 0.0,
+    scope: Any = None,
+) -> tf.Tensor:
+    """Return the product of concatenated inputs [B, units] and a weight matrix, plus a bias."""
+    inputs = tf.concat(tf.nest.flatten(args), 1)
+    with tf.variable_scope(scope or "Linear"):
+        product = inputs @ tf.get_variable("Matrix", [inputs.shape[1], output_size])
+        if not bias:
+            return product
+        start = tf.constant_initializer(bias_start)
+        return product + tf.get_variable("Bias", [output_size], initializer=start)
 
 
 def _scatter_update(*arguments: Any, **options: Any) -> None:

@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 import tensorflow.compat.v1 as tf
+from tensorflow.python.ops import array_ops
 
 from lm.config_file import load_config_file
 from lm.errors import UserError
@@ -197,6 +198,7 @@ def build(x, is_training):
 
 OLD_ORDERS = """
 import tensorflow as tf
+from tensorflow.python.ops import array_ops
 
 def build(x, is_training):
     tf.scalar_summary("mean", tf.reduce_mean(x))
@@ -211,6 +213,8 @@ def build(x, is_training):
             tf.nn.sigmoid_cross_entropy_with_logits(logits, probabilities),
             -tf.log_sigmoid(logits * (2 * probabilities - 1))),
         tf.debugging.assert_equal(tf.concat(0, tf.split(0, 5, x)), tf.concat(tf.split(x, 5, 0), 0)),
+        tf.debugging.assert_equal(array_ops.concat(0, array_ops.split(0, 5, x)), x),
+        tf.debugging.assert_equal(array_ops.pack(array_ops.unstack(x)), x),
     ]
     with tf.control_dependencies(close):
         return tf.identity(x)
@@ -218,8 +222,12 @@ def build(x, is_training):
 DECODER = """
 import tensorflow as tf
 from tensorflow.contrib import legacy_seq2seq
+from tensorflow.python.ops.rnn_cell import _linear
+from tensorflow.python.util import nest
 
 def build(x, is_training):
+    assert nest.is_sequence([x]) and not nest.is_sequence(x)
+    x = tf.stack([_linear([y, y], 4, True, scope=f"step_{i}") for i, y in enumerate(tf.unstack(x))])
     cell = tf.nn.rnn_cell.BasicRNNCell(4)
     steps, start = tf.unstack(x), cell.zero_state(x.shape[1], tf.float32)
     outputs, last = legacy_seq2seq.rnn_decoder(steps, start, cell)
@@ -289,8 +297,9 @@ def test_a_cell_in_two_layers_causes_a_warning(load, caplog):
 
 
 def test_replaced_functions_belong_to_a_program(load):
-    replaced, dense = "model.tf.layers.dense = model.tf.nn.relu = lambda x: x\n", tf.layers.dense
-    text = "import tensorflow as tf\n\ndef build(x, is_training):\n"
-    text += "    return tf.nn.relu(tf.layers.dense(x))\n"
+    replaced = "model.tf.layers.dense = model.array_ops.reshape = lambda x: x\n"
+    text = "import tensorflow as tf\nfrom tensorflow.python.ops import array_ops\n\n"
+    text += "def build(x, is_training):\n    return tf.layers.dense(array_ops.reshape(x))\n"
+    before = tf.layers.dense, array_ops.reshape
     train_and_evaluate(load(CONFIG + replaced, model=text))
-    assert tf.layers.dense is dense
+    assert (tf.layers.dense, array_ops.reshape) == before
