@@ -206,7 +206,7 @@ def check_operations(
     where: str, made: Nodes, used: Mapping[str, tf.Variable], results: Sequence[tf.Tensor]
 ) -> None:
     """Reject assignments that would be executed, and placeholders, in any use of the network."""
-    _check_global_step(where, made, used)
+    _check_global_step(where, made)
     # Inside a loop, the inputs of the loop are placeholders too.
     in_loop = tf.get_default_graph().building_function
     executed = {op.name for op in operations_behind(*results, control_inputs=True)}
@@ -252,7 +252,7 @@ def check_training(where: str, context: Context) -> None:
         )
 
 
-def _check_global_step(where: str, made: Nodes, used: Mapping[str, tf.Variable]) -> None:
+def _check_global_step(where: str, made: Nodes) -> None:
     step, graph = tf.train.get_global_step(), tf.get_default_graph()
     if step is None:
         return
@@ -263,7 +263,7 @@ def _check_global_step(where: str, made: Nodes, used: Mapping[str, tf.Variable])
         if op.name in made
         for tensor in op.inputs
     )
-    if reads or step.op.name in used:
+    if reads:
         raise UserError(
             f"{where} uses the global step, which exists only in training: use context.step"
         )

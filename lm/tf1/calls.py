@@ -61,8 +61,9 @@ def adapt(function: Callable) -> Callable:
 @contextlib.contextmanager
 def v1_behavior() -> Iterator[None]:
     """Let the sizes of a shape be objects with `.value`, as in TF 1.x, without deprecations."""
-    messages = tf.get_logger()
+    messages, level = tf.get_logger(), tf.logging.get_verbosity()
     messages.addFilter(_forward)
+    tf.logging.set_verbosity(tf.logging.WARN)
     try:
         with (
             _replaced(tensor_shape, {"_TENSORSHAPE_V2_OVERRIDE": False}),
@@ -71,6 +72,7 @@ def v1_behavior() -> Iterator[None]:
             warnings.filterwarnings("ignore", message=".*is deprecated and will be removed")
             yield
     finally:
+        tf.logging.set_verbosity(level)
         messages.removeFilter(_forward)
 
 

@@ -7,6 +7,7 @@ import shutil
 import pytest
 import tensorflow.compat.v1 as tf
 from tensorflow.python.ops import array_ops
+from tensorflow.python.platform import tf_logging
 
 from lm.config_file import load_config_file
 from lm.errors import UserError
@@ -291,6 +292,8 @@ def build(x, is_training):
 
 @needs_tf_keras
 def test_a_cell_in_two_layers_causes_a_warning(load, caplog):
+    tf_logging._log_counter_per_token.clear()  # TensorFlow warns only once per process
+    tf.logging.set_verbosity(tf.logging.ERROR)  # like a command
     train_and_evaluate(load(model=SHARED_CELL))
     assert "the same object and will share weights" in caplog.text
     assert "deprecated" not in caplog.text
