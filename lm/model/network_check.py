@@ -62,7 +62,6 @@ class NetworkCheck:
             name: tf.placeholder(dtype, [2, *shape])
             for name, (shape, dtype) in network.state_parts.items()
         }
-        self._reads_state = False  # whether outputs depend on the state
         self._zeros: _State = {name: np.zeros(ph.shape) for name, ph in self._state_phs.items()}
         context, words = network.context(num_rows=2), (self._inputs_ph, self._targets_ph)
         if network.has_losses:
@@ -100,7 +99,6 @@ class NetworkCheck:
         first, state = self._run(session, self._results, words, self._zeros)
         top, after = self._run(session, self._results, words, state)
         _check_finite(where, first, *state.values(), top, *after.values())
-        self._reads_state = _differ(first, top)
         if _differ(top, self._run(session, self._results, words, state)[0]):
             raise UserError(
                 f"{where} computes different results each time, so it cannot be checked: use"
@@ -161,7 +159,8 @@ class NetworkCheck:
             for of_word in self._run_words(session, words[:, :1])
         ):
             return ""
-        if self._zeros and not self._reads_state:
+        without_state, _ = self._run(session, fetches, window, self._zeros)
+        if self._zeros and not _differ(losses, without_state):
             return (
                 f"{self._network.where} ignores its state ({', '.join(self._zeros)}), so each"
                 " window starts without it: use it (with tf1.load, pass it to tf1.fed)"

@@ -32,7 +32,7 @@ def load(path: str, root: str | None, files: LoadedFiles) -> types.ModuleType:
     if not os.path.isfile(found):
         raise UserError(f"tf1.load cannot find {found}; give a path relative to the config file")
     root = os.path.dirname(path) if root is None else root
-    directory = os.path.dirname(found) if os.path.dirname(path) == root else files.find(root)
+    directory = files.find(root)
     name = os.path.relpath(found, directory).removesuffix(".py").replace(os.sep, ".")
     if name.startswith("."):
         raise UserError(f"tf1.load: {path} is not in the directory {root}")

@@ -25,9 +25,7 @@ class Namespace(types.ModuleType):
                 if "Keras 3" in str(error):  # tf_keras is missing
                     raise
                 continue
-            if not isinstance(value, types.ModuleType) or name.startswith("_"):
-                return value
-            return self._add(name, value)
+            return self._add(name, value) if isinstance(value, types.ModuleType) else value
         if name.startswith("__"):  # Python looks for optional names
             raise AttributeError(name)
         return self._missing(name)

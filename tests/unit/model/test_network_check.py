@@ -10,7 +10,7 @@ from lm.data.batches import Rows
 from lm.errors import UserError
 from lm.model import decoding
 from lm.model.network import Network
-from lm.model.network_check import check_network
+from lm.model.network_check import NetworkCheck, check_network
 from lm.model.windows import WindowRunner, build_window_graph
 from tests.unit.model.networks import CLASSIC, GOOD, HEADER, V, needs_tf_keras, train_and_evaluate
 
@@ -65,10 +65,21 @@ def test_different_results_for_words_and_windows_are_a_warning(load, caplog, bod
     assert "mine.py computes different results for single words and for windows of 5" in caplog.text
 
 
-def test_a_state_that_is_not_read_is_a_warning(load, caplog):
-    body = "    return tf.cumsum(x), {'h': x[-1]}\n"
-    check_network(load(HEADER).config, V, load(HEADER + body).functions)
-    assert "ignores its state (h), so each window starts without it" in caplog.text
+@pytest.mark.parametrize(
+    "body, cause",
+    [
+        (WITHIN_THE_WINDOW["a state that stays"], "computes different results for single words"),
+        ("    return tf.cumsum(x), {'h': x[-1]}\n", "ignores its state (h), so each window starts"),
+    ],
+)
+def test_a_disagreement_names_its_cause(load, caplog, body, cause):
+    file = load(HEADER + body)
+    check_network(file.config, V, file.functions)
+    assert cause in caplog.text
+    with tf.Graph().as_default(), tf.Session() as session:  # lm.generate runs only this check
+        check = NetworkCheck(Network(file.config, V, file.functions))
+        session.run(tf.global_variables_initializer())
+        assert cause in check.find_disagreement(session)
 
 
 STATELESS = HEADER.replace("def state_shapes", "def unused")
