@@ -171,6 +171,8 @@ class Checkpointer:
             self._writer.start(parts(), self._manifest(progress, in_sync))
             self._supervisor.enter("the writing of a checkpoint", alone=True)
             self._writer.wait_until_read()
+        # A stop signal would end a rank that waits in the next step, but not in this phase.
+        self._comm.barrier()
 
     def _manifest(self, progress: TrainProgress, in_sync: bool) -> Manifest:
         return Manifest(

@@ -174,14 +174,15 @@ def slow_copy(seconds):
     """Delay copying the weights of a checkpoint."""
     import lm.training.checkpointer
 
-    original = lm.training.checkpointer.Checkpointer.save
-    variables = lm.training.checkpointer.variables
+    checkpointer = lm.training.checkpointer.Checkpointer
+    original, variables = checkpointer.save, lm.training.checkpointer.variables
 
     def save(*args):
+        checkpointer.save = original  # add the delay only once
         around(variables.VariableReader, "parts", before=lambda *_: time.sleep(float(seconds)))
         original(*args)
 
-    lm.training.checkpointer.Checkpointer.save = save
+    checkpointer.save = save
 
 
 def slow_disk(seconds):

@@ -86,9 +86,10 @@ def test_sigterm_to_mpirun_leaves_time_to_save(start, tmp_path):
     assert saved_steps(tmp_path)[-1] == last_step(tmp_path)
 
 
-def test_a_stop_signal_waits_for_a_copy_that_takes_long(start, tmp_path):
-    job = start(tmp_path, *LONG, num_ranks=2, fault="slow_copy:8")
-    job.wait_for_step(20)
+def test_a_stop_signal_waits_for_copies_that_take_long(start, tmp_path):
+    flags = (*LONG, "--checkpoint_every_steps", 20, "--keep_checkpoints", 1)
+    job = start(tmp_path, *flags, num_ranks=2, fault="slow_copy:6")
+    job.wait_for_step(20)  # the signal arrives during the save of this step
     job.process.send_signal(signal.SIGUSR2)
     check_stopped(job, 128 + signal.SIGTERM, "SIGTERM", timeout=60)
 
