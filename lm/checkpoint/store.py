@@ -108,7 +108,14 @@ def _find_best(run_dir: str) -> str:
 
 
 def _best(manifests: Mapping[str, Manifest]) -> str | None:
-    known = {found: m.valid_perplexity for found, m in manifests.items() if m.valid_perplexity}
+    newest = max((manifest.step for manifest in manifests.values()), default=None)
+    known = {}
+    for found, manifest in manifests.items():
+        # If --max_steps stopped an earlier job within an epoch, that job validated a step that an
+        # uninterrupted run does not validate. Such a step must not decide which weights are best.
+        counts = manifest.step in (newest, *manifest.progress.get("valid_steps", ()))
+        if counts and manifest.valid_perplexity:
+            known[found] = manifest.valid_perplexity
     return min(known, key=known.get, default=None)
 
 
@@ -238,9 +245,10 @@ def save(
             _fsync(os.path.join(temporary, name))
         files = {name: _file_facts(os.path.join(temporary, name)) for name in names}
         _write_manifest(temporary, manifest, files)
-        if not list_checkpoints(run_dir):
-            manifest.record.write(run_dir, has_checkpoints=True)  # --resume never starts over
+        is_first = not list_checkpoints(run_dir)
         _publish(temporary, final)
+        if is_first:
+            manifest.record.write(run_dir, has_checkpoints=True)  # --resume never starts over
         return final
     except (OSError, tf.errors.OpError) as error:
         shutil.rmtree(temporary, ignore_errors=True)  # frees its space

@@ -17,7 +17,7 @@ Event = Mapping[str, Any]  # a line of metrics.jsonl
 
 # Fields that are bitwise equal in two equal runs. Times, speeds and hosts may differ.
 _EXACT_FIELDS = (
-    "loss", "gradient_norm", "learning_rate", "train_perplexity", "valid_perplexity",
+    "loss", "gradient_norm", "learning_rate", "train_perplexity", "train_loss", "valid_perplexity",
     "test_perplexity",
 )  # fmt: skip
 

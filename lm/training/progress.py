@@ -14,7 +14,7 @@ class TrainProgress:
     """
 
     step: int = 0  # number of updates
-    epochs_done: int = 0  # number of validated epochs
+    epochs_done: int = 0  # number of finished epochs
     epoch_nll: NllSum = NllSum()  # sum over the steps of the unfinished epoch
     epoch_seconds: float = 0.0
     event_nll: NllSum = NllSum()  # sum over the steps since the last step event

@@ -17,7 +17,8 @@ ARRAYS = {
 
 
 def manifest(step, perplexity=None, **fields):
-    fields = {"weights": ("embedding",), "progress": {"step": step}, **fields}
+    progress = {"step": step, "valid_steps": [step] if perplexity else []}
+    fields = {"weights": ("embedding",), "progress": progress, **fields}
     return store.Manifest(step, 2, RECORD, valid_perplexity=perplexity, **fields)
 
 

@@ -1,5 +1,7 @@
 """Checkpoints: written atomically, found, and kept."""
 
+import errno
+
 import pytest
 
 from lm.checkpoint import store
@@ -24,11 +26,16 @@ def test_a_vanished_run_directory_is_not_created_again(tmp_path):
     assert not (tmp_path / "gone").exists()
 
 
-def test_the_first_checkpoint_is_recorded_before_it_exists(tmp_path, monkeypatch):
-    seen = []
-    monkeypatch.setattr(store, "_publish", lambda *_: seen.append(has_checkpoints(str(tmp_path))))
+def test_the_first_checkpoint_is_recorded_when_it_exists(tmp_path, monkeypatch):
+    def fail(*_):
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as context, pytest.raises(RunError, match=r"Input/output error"):
+        context.setattr(store, "_publish", fail)
+        save(tmp_path, 1)
+    assert not has_checkpoints(str(tmp_path))
     save(tmp_path, 1)
-    assert seen == [True]
+    assert has_checkpoints(str(tmp_path))
 
 
 KILL = """
@@ -85,12 +92,19 @@ def test_the_last_checkpoints_and_the_best_are_kept(tmp_path):
 
 
 def test_a_best_epoch_without_a_checkpoint_is_a_warning(tmp_path, caplog):
-    progress = {"valid_perplexities": [9.0, 5.0, 7.0]}
+    progress = {"valid_perplexities": [9.0, 5.0, 7.0], "valid_steps": [1, 2, 3]}
     for step, perplexity in [(1, 9.0), (3, 7.0)]:
         save(tmp_path, step, perplexity, progress=progress)
     assert store.find(str(tmp_path), "best").endswith("step-00000003")
     assert "best validation perplexity, 5.00, has no usable checkpoint" in caplog.text
     assert "using step 3, with 7.00" in caplog.text
+
+
+def test_a_validation_that_only_an_early_stop_caused_does_not_count(tmp_path):
+    save(tmp_path, 2, 5.0, progress={"valid_steps": []})
+    assert store.find(str(tmp_path), "best").endswith("step-00000002")
+    save(tmp_path, 3, 7.0)
+    assert store.find(str(tmp_path), "best").endswith("step-00000003")
 
 
 def test_steps_are_ordered_as_numbers(tmp_path):
