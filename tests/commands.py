@@ -131,3 +131,14 @@ def events(output_dir, kind: str) -> list[dict]:
     """Return the events of a kind in a run's metrics.jsonl."""
     lines = pathlib.Path(output_dir, "metrics.jsonl").read_text().splitlines()
     return [event for event in map(json.loads, lines) if event["event"] == kind]
+
+
+def one_error(result, code, num_ranks=1):
+    """Check the exit code and that stderr has one error line, and no stack trace."""
+    assert result.returncode == code, result.stderr
+    assert "Traceback" not in result.stderr
+    lines = [line for line in result.stderr.splitlines() if line.startswith("lm: error: ")]
+    assert len(lines) == 1, result.stderr
+    if num_ranks == 1:  # mpirun adds its own lines
+        assert result.stderr.splitlines()[-1] == lines[0]
+    return lines[0]

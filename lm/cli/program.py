@@ -17,7 +17,7 @@ from lm.distributed import launch
 from lm.distributed.agreement import raise_on_all_ranks
 from lm.distributed.communicator import Communicator
 from lm.distributed.signals import ignore_save_requests
-from lm.errors import ERROR, InfoRequested, ProgramExit, Stopped, UserError
+from lm.errors import ERROR, InfoRequested, ProgramExit, Stopped, UserError, first_line
 from lm.events.logs import may_be_gone, start_console
 from lm.system import keep_freed_memory
 
@@ -99,10 +99,18 @@ def _finish(comm: Communicator, work: Callable[[], None]) -> NoReturn:
             _print_message(str(error), code)
     except KeyboardInterrupt:
         _abort(comm, str(_INTERRUPTED), _INTERRUPTED.exit_code)
-    except Exception:
-        _abort(comm, traceback.format_exc(), 1)
+    except Exception as error:
+        _abort(comm, _describe(error), 1)
     comm.barrier()  # The launcher kills all ranks when one exits, so print the message first.
     sys.exit(code)
+
+
+def _describe(error: Exception) -> str:
+    """Return the stack of an unexpected error, or one line if there is not enough memory."""
+    # Compare the name: commands without TensorFlow must not import it for this.
+    if isinstance(error, MemoryError) or type(error).__name__ == "ResourceExhaustedError":
+        return f"out of memory ({first_line(error)}): choose smaller sizes, such as the batch size"
+    return traceback.format_exc()
 
 
 def _abort(comm: Communicator, message: str, code: int) -> NoReturn:

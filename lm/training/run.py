@@ -53,7 +53,7 @@ def train(
         try:
             with one_line_errors(functions, running=True), tf.Graph().as_default():
                 _train(job, progress, supervisor, stack)
-        except tf.errors.ResourceExhaustedError as error:
+        except (MemoryError, tf.errors.ResourceExhaustedError) as error:
             raise RunError(
                 f"out of memory ({short_message(error)}): reduce the model or batch_size, or use"
                 " more ranks"

@@ -4,7 +4,7 @@ import gzip
 
 import pytest
 
-from tests.commands import run_module
+from tests.commands import one_error, run_module
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -33,3 +33,9 @@ def test_a_text_of_the_user_is_not_overwritten(tmp_path):
     result = run_module("lm.synthesize", "--output_dir", tmp_path)
     assert result.returncode == 2
     assert "test.txt is a different corpus and is not overwritten" in result.stderr
+
+
+def test_too_little_memory_is_one_line(tmp_path):
+    sizes = ["--num_words", 10_000_000, "--num_successors", 10_000_000]
+    result = run_module("lm.synthesize", "--output_dir", tmp_path, *sizes)
+    assert "out of memory (Unable to allocate 728. TiB" in one_error(result, 1)

@@ -9,20 +9,18 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lm.errors import UserError
-from tests.commands import environment, events, mpirun, run_command, run_module, train, train_here
+from tests.commands import (
+    environment,
+    events,
+    mpirun,
+    one_error,
+    run_command,
+    run_module,
+    train,
+    train_here,
+)
 
 TINY = ("--config", "config_test", "--hidden_size", 8, "--max_steps", 30)
-
-
-def one_error(result, code, num_ranks=1):
-    """Check the exit code and that stderr has one error line, and no stack trace."""
-    assert result.returncode == code, result.stderr
-    assert "Traceback" not in result.stderr
-    lines = [line for line in result.stderr.splitlines() if line.startswith("lm: error: ")]
-    assert len(lines) == 1, result.stderr
-    if num_ranks == 1:  # mpirun adds its own lines
-        assert result.stderr.splitlines()[-1] == lines[0]
-    return lines[0]
 
 
 def test_a_run_writes_its_config_log_and_metrics(tmp_path, corpora):
@@ -93,7 +91,7 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path, corpora, arguments, mes
         "lm.train", *TINY, "--data_path", corpora, "--output_dir", tmp_path / "run", *arguments
     )
     assert message in one_error(result, 2)
-    # The directory does not count as a run, so the corrected command can use it.
+    # The corrected command can use the directory.
     assert not os.path.exists(tmp_path / "run" / "run.json")
 
 
