@@ -84,6 +84,10 @@ class Reporter:
             self.event("end", outcome="failed", reason=f"{prefix}{error}".partition("\n")[0])
 
 
+class _Bar(tqdm):
+    monitor_interval = 0  # tqdm's monitor thread would outlive the run
+
+
 class Progress:
     """The progress of an epoch: a bar on a terminal, otherwise log lines.
 
@@ -96,7 +100,7 @@ class Progress:
         self._bar, self._logged_at = None, time.monotonic()
         if is_rank_0 and sys.stderr.isatty():
             with may_be_gone(sys.stderr):
-                self._bar = tqdm(
+                self._bar = _Bar(
                     initial=done, total=total, desc=f"epoch {epoch}", unit="step", leave=False
                 )
 

@@ -100,25 +100,25 @@ class Loop:
             self.graphs.runner.reset_state()
         bar = Progress(self.job.comm.is_rank_0, epoch, at.step - first_step, self._steps_per_epoch)
         now = time.perf_counter()
-        while at.step < last_step:
-            # Validate before the next step, so that a job that resumes here validates too.
-            if self._validation_is_due():
-                self._validate_within_epoch(epoch)
-                now = time.perf_counter()
-            learning_rate = self._learning_rate(at.step)
-            result = self._run_step(learning_rate)
-            before, now = now, time.perf_counter()
-            at.add(result.nll, now - before, result.exchange_seconds)
-            if at.num_averaged:
-                self.graphs.average.add(self.session, at.num_averaged)
-            if at.step % self.job.options.log_every_steps == 0:
-                self._report_step(epoch, learning_rate, result.grad_norm)
-            speed = at.epoch_nll.tokens / at.epoch_seconds
-            per_step = at.epoch_seconds / (at.step - first_step)
-            left = [per_step * (last - at.step) for last in (last_step, self._last_step)]
-            bar.update(at.step - first_step, self._train_quality(), learning_rate, speed, *left)
-            self._serve(result.requests)
-        bar.close()
+        with contextlib.closing(bar):
+            while at.step < last_step:
+                # Validate before the next step, so that a job that resumes here validates too.
+                if self._validation_is_due():
+                    self._validate_within_epoch(epoch)
+                    now = time.perf_counter()
+                learning_rate = self._learning_rate(at.step)
+                result = self._run_step(learning_rate)
+                before, now = now, time.perf_counter()
+                at.add(result.nll, now - before, result.exchange_seconds)
+                if at.num_averaged:
+                    self.graphs.average.add(self.session, at.num_averaged)
+                if at.step % self.job.options.log_every_steps == 0:
+                    self._report_step(epoch, learning_rate, result.grad_norm)
+                speed = at.epoch_nll.tokens / at.epoch_seconds
+                per_step = at.epoch_seconds / (at.step - first_step)
+                left = [per_step * (last - at.step) for last in (last_step, self._last_step)]
+                bar.update(at.step - first_step, self._train_quality(), learning_rate, speed, *left)
+                self._serve(result.requests)
 
     def _run_step(self, learning_rate: float) -> StepResult:
         step, signals = self.progress.step, self.supervisor.signals
