@@ -202,8 +202,8 @@ class Config(Checked):
 class RunOptions(Checked):
     """Options of one job of a run.
 
-    Only these options change the trained weights: `data_path`, `init_from`, `max_steps`,
-    `allow_changed_config_file` and `early_stopping_epochs`.
+    Only these options change the trained weights: `data_path`, `init_from`, `init_partly`,
+    `max_steps`, `allow_changed_config_file` and `early_stopping_epochs`.
     """
 
     data_path: str | None = option(
@@ -274,7 +274,7 @@ class RunOptions(Checked):
     micro_batches_at_once: int | None = option(
         None, "micro-batches to compute at the same time (default: all; for the network of a config"
         " file, one per thread); fewer need less memory, with the same results", low=1,
-        high=_MAX_THREADS, per_host=True, may_change=_RESUME,
+        high=_MAX_THREADS, may_change=_RESUME,
     )  # fmt: skip
     intra_op_threads: int | None = option(
         None, "threads of this rank (default: cores of the host / its ranks)", low=1,

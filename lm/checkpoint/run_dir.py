@@ -57,7 +57,7 @@ def open_run_dir(
     output_dir, resume = options.output_dir, options.resume
     if resume and not output_dir:
         raise UserError("--resume needs --output_dir, the directory of the run to continue")
-    path = _make(output_dir, config.name)
+    path = _make(output_dir, config.name, stack)
     _lock(path, stack)
     if not resume:
         if store.list_checkpoints(path) or os.path.exists(os.path.join(path, RUN_FILE)):
@@ -92,18 +92,29 @@ def _lock(path: str, stack: contextlib.ExitStack) -> None:
         time.sleep(0.1)
 
 
-def _make(output_dir: str | None, name: str) -> str:
+def _make(output_dir: str | None, name: str, stack: contextlib.ExitStack) -> str:
     path = output_dir or os.path.join("runs", f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")
     for place in (os.path.join(path, CHECKPOINTS_DIR), path, *pathlib.Path(path).parents):
         if os.path.islink(place) and not os.path.exists(place):
             raise RunError(f"{place} is a broken symlink; mount its target or remove it")
+    is_new = not os.path.exists(path)
     try:
         os.makedirs(path, exist_ok=output_dir is not None)
+        if is_new:
+            stack.callback(_remove_if_unused, path)
         for place in filter(os.path.exists, (path, os.path.join(path, CHECKPOINTS_DIR))):
             tempfile.TemporaryFile(dir=place).close()  # fail now, not after the first epoch
     except OSError as error:
         raise error_class(error)(f"cannot write to output_dir {path}: {error.strerror}") from error
     return path
+
+
+def _remove_if_unused(path: str) -> None:
+    """Remove the directory of a run that could not start."""
+    with contextlib.suppress(OSError):
+        if os.listdir(path) == [LOCK_FILE]:
+            os.remove(os.path.join(path, LOCK_FILE))
+            os.rmdir(path)
 
 
 def _check_resumable(

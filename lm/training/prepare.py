@@ -78,7 +78,7 @@ def prepare(
             batches=TrainBatches(corpus.train, config.batch_size, config.num_steps, rows),
             record=record,
             device=device,
-            # This comes last, because a run that cannot start must not create a directory.
+            # This comes last, because a run with invalid options must not create a directory.
             run_dir=open_run_dir(config, options, record, stack) if comm.is_rank_0 else None,
         )
 
@@ -97,6 +97,8 @@ def _check_options(config: Config, options: RunOptions, comm: Communicator) -> N
     rows_of_rank(config.batch_size, comm.rank, comm.size, config.virtual_ranks)
     if options.init_partly and not options.init_from:
         raise UserError("--init_partly needs --init_from, the checkpoint to load weights from")
+    if options.timeline and comm.size == 1:
+        raise UserError("--timeline shows the exchange between ranks: start at least 2 ranks")
     needs_validation = {
         "lr_schedule plateau": config.lr_schedule == "plateau",
         "asgd_trigger_epochs": config.asgd_trigger_epochs,

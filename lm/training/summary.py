@@ -37,13 +37,17 @@ def report_start(job: Job, network: Network, progress: TrainProgress, reporter: 
     reporter.logs = raise_on_all_ranks(
         comm, lambda: LogFiles(paths, job.options.mpi_log, comm.rank)
     )
-    if comm.is_rank_0:
-        job.record.write(output_dir, has_checkpoints=job.run_dir.checkpoint is not None)
-        job.corpus.vocabulary.save(os.path.join(output_dir, VOCABULARY_FILE))
+    raise_on_all_ranks(comm, lambda: _write_files(job), takes_part=comm.is_rank_0)
     facts = _facts(job, network, progress, output_dir)
     reporter.event("start", **facts)
     for line in _summary(job, facts):
         logger.info(line)
+
+
+def _write_files(job: Job) -> None:
+    path, checkpoint = job.run_dir.path, job.run_dir.checkpoint
+    job.record.write(path, has_checkpoints=checkpoint is not None)
+    job.corpus.vocabulary.save(os.path.join(path, VOCABULARY_FILE))
 
 
 def _facts(job: Job, network: Network, progress: TrainProgress, output_dir: str) -> dict[str, Any]:

@@ -105,6 +105,7 @@ def test_epochs_without_validation_record_no_perplexity():
         ({"asgd_trigger_epochs": 5}, {"eval": False}, "asgd_trigger_epochs needs"),
         ({}, {"early_stopping_epochs": 2, "eval": False}, "early_stopping_epochs needs"),
         ({}, {"init_partly": True}, "--init_partly needs --init_from"),
+        ({}, {"timeline": "t.json"}, "--timeline shows the exchange between ranks"),
     ],
 )
 def test_options_that_need_a_missing_option_are_rejected(fields, options, message):
