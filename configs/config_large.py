@@ -3,9 +3,7 @@
 In contrast to the paper, the learning rate rises to 1 over the first epoch of PTB (1327 steps). If
 the learning rate is 1 from the first step, the loss jumps to 20 and more. The same happens in
 TensorFlow's tutorial and in PyTorch. With some seeds, the loss does not recover within the epoch:
-see "config_large" in docs/results.md. The same section describes how averaged weights
-(--lr_decay 1 --asgd_trigger_epochs 1, from the best weights after 24 epochs) reach 76.93 after a
-total of 32 epochs.
+see "config_large" in docs/results.md.
 """
 
 from lm.config import Config
