@@ -137,7 +137,12 @@ def test_all_ranks_can_test_the_best_weights(start, tmp_path, corpora):
     flags = (*config_flags(corpora), "--hidden_size", 8, "--checkpoint_every_steps", 20)
     train_here(tmp_path, *flags, "--max_steps", 40, "--test_on", "none")
     first = store.list_checkpoints(str(tmp_path))[0]
-    rewrite_manifest(first, lambda content: content.update(valid_perplexity=1.5))
+
+    def validate(content):
+        content["valid_perplexity"] = 1.5
+        content["progress"]["valid_steps"] = [20]
+
+    rewrite_manifest(first, validate)
     flags += ("--max_steps", 60, "--resume", "--test_on", "best", "--distributed_eval")
     run(start, tmp_path, *flags, num_ranks=2)
     best, last = (
