@@ -224,11 +224,11 @@ def cluster_cross_entropy(
 
     @tf.custom_gradient
     def cross_entropy(hidden, words):
-        nll, log_sum = load().ops.lm_cluster(hidden, words, targets_N, bf16=bf16)
+        nll, *sums = load().ops.lm_cluster(hidden, words, targets_N, bf16=bf16)
 
         def gradient(dnll):
             return load().ops.lm_cluster_grad(
-                hidden, words, targets_N, log_sum, dnll, ends, bf16=bf16
+                hidden, words, targets_N, *sums, dnll, ends, bf16=bf16
             )
 
         return nll, gradient

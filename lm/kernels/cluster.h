@@ -16,8 +16,8 @@ namespace LM_ISA {
 
 constexpr float kLog2E = 1.44269504088896341f, kLn2 = 0.693147180559945309f;
 
-// 2^x within 2 ulp for x in [-126, 127]; 2^-126 for smaller x. NaN stays NaN. The polynomial is from
-// the Cephes library (exp2f.c).
+// 2^x within 2 ulp for x in [-126, 127]; 2^-126 for smaller x. NaN stays NaN. Larger x are invalid:
+// callers subtract the maximum. The polynomial is from the Cephes library (exp2f.c).
 LM_INLINE Vec Exp2(Vec x) {
   x = Select(x < Set(-126.f), Set(-126.f), x);
   const Vec shift = Set(12582912.f);  // see Exp
@@ -32,6 +32,14 @@ LM_INLINE Vec Exp2(Vec x) {
   p = MulAdd(p, r, Set(1.f));
   return p * (Vec)(((IVec)shifted << 23) + 0x3f800000);
 }
+
+// Large logits are relative to their maximum `shift`, because rounding would otherwise change their
+// exponentials by more than 0.01 %, and the logarithm with base 2 could overflow. 0 if not large.
+LM_INLINE Vec Shift(Vec max) {
+  return Select((max > 1024.f) | (max < -1024.f), max, Vec{});
+}
+
+LM_INLINE Vec ToBase2(Vec x, Vec shift) { return (x - shift) * kLog2E; }
 
 struct Cluster {
   static constexpr int64_t kWidth = 2 * kLanes;  // words of a panel
@@ -91,17 +99,19 @@ struct Cluster {
                          ldx);
   }
 
-  // Add 2^logit for `count` logits, a multiple of 16. lanes[0..15] contains the maximum of each of
-  // sixteen lanes, and lanes[16..31] the sum of the lane, relative to the maximum.
-  static void AddExponentials(const float* x, int64_t count, float* lanes) {
+  // Add the exponentials of `count` logits, a multiple of 16. lanes[0..15] contains the maximum of
+  // each of sixteen lanes, and lanes[16..31] the sum of the lane, relative to the maximum.
+  static void AddExponentials(float* x, int64_t count, float* lanes) {
     for (int lane = 0; lane < 16; lane += kLanes) {
       const Vec before = Load(lanes + lane);
-      Vec max = Set(-__builtin_inff());
+      Vec max = before;
       for (int64_t i = lane; i < count; i += 16) max = Max(Load(x + i), max);
-      max = Max(max * kLog2E, before);
-      Vec sum = Load(lanes + 16 + lane) * Exp2(before - max);
+      const Vec shift = Shift(max), most = ToBase2(max, shift);
+      if (!IsZero(shift))
+        for (int64_t i = lane; i < count; i += 16) Store(x + i, Load(x + i) - shift);
+      Vec sum = Load(lanes + 16 + lane) * Exp2(ToBase2(before, shift) - most);
       for (int64_t i = lane; i < count; i += 16)
-        sum = sum + Exp2(MulAdd(Load(x + i), Set(kLog2E), -max));
+        sum = sum + Exp2(MulAdd(Load(x + i), Set(kLog2E), -most));
       Store(lanes + lane, max);
       Store(lanes + 16 + lane, sum);
     }
@@ -112,7 +122,7 @@ struct Cluster {
     const int64_t begin = chunk * lm::ClusterChunk(p.K);
     const int64_t end = Least(begin + lm::ClusterChunk(p.K), p.V);
     float *panels = scratch, *lanes = panels + kBlock * p.K, *x = lanes + p.N * 32;
-    for (int64_t i = 0; i < p.N * 32; ++i) lanes[i] = i & 16 ? 0 : -1e30f;
+    for (int64_t i = 0; i < p.N * 32; ++i) lanes[i] = i & 16 ? 0 : -__FLT_MAX__;
     for (int64_t v = begin; v < end; v += kBlock) {
       const int64_t count = Least(kBlock, end - v), whole = (count + 15) / 16 * 16;
       for (int64_t w = 0; w < count; w += kWidth) PackPanel(p, v + w, count - w, panels + w * p.K);
@@ -130,8 +140,9 @@ struct Cluster {
       const float *max = lanes + n * 32, *sum = max + 16;
       float most = max[0], total = 0, scaled[16];
       for (int i = 1; i < 16; ++i) most = max[i] > most ? max[i] : most;
+      const Vec shift = Shift(Set(most)), largest = ToBase2(Set(most), shift);
       for (int i = 0; i < 16; i += kLanes)
-        Store(scaled + i, Load(sum + i) * Exp2(Load(max + i) - Set(most)));
+        Store(scaled + i, Load(sum + i) * Exp2(ToBase2(Load(max + i), shift) - largest));
       for (int i = 0; i < 16; ++i) total += scaled[i];
       p.max[chunk * p.N + n] = most;
       p.sum[chunk * p.N + n] = total;
@@ -144,15 +155,17 @@ struct Cluster {
       const int64_t count = p.N - n;
       Vec max = Load(p.max + n, count), sum = {}, logit = {};
       for (int64_t c = 1; c < chunks; ++c) max = Max(Load(p.max + c * p.N + n, count), max);
+      const Vec shift = Shift(max), most = ToBase2(max, shift);
       for (int64_t c = 0; c < chunks; ++c) {
-        const Vec factor = Exp2(Load(p.max + c * p.N + n, count) - max);
+        const Vec factor = Exp2(ToBase2(Load(p.max + c * p.N + n, count), shift) - most);
         sum = MulAdd(Load(p.sum + c * p.N + n, count), factor, sum);
       }
       for (int64_t i = 0; i < Least(kLanes, count); ++i)
         logit[i] = TargetLogit(p, n + i);
       const Vec log = Log(sum);
-      Store(p.log_sum + n, MulAdd(log, Set(kLog2E), max), count);
-      Store(p.nll + n, MulAdd(max, Set(kLn2), log) - logit, count);
+      Store(p.shift + n, shift, count);
+      Store(p.log_sum + n, MulAdd(log, Set(kLog2E), most), count);
+      Store(p.nll + n, MulAdd(most, Set(kLn2), log) - (logit - shift), count);
     }
   }
 
@@ -176,7 +189,7 @@ struct Cluster {
       const int64_t count = Least(kWidth, end - v);
       PackPanel(p, v, count, panel);
       Logits(p, 0, p.N, panel, x, kWidth);
-      LogitGradients(p, v, x);
+      LogitGradients(p, v, count, x);
       for (int64_t k = 0; k < K; k += kRows)
         ShareTileOf<Float32, 2>(Least(kRows, K - k), p.hidden_units + k * p.ld_units, p.ld_units, x,
                                 p.shares, sums + k * kWidth, kWidth);
@@ -187,14 +200,17 @@ struct Cluster {
       memcpy(p.dhidden + (chunk * p.N + n) * K, dhidden + n * padded, K * sizeof *dhidden);
   }
 
-  // Replace the logits of words [v, v + kWidth) by their gradients, scale (softmax - onehot).
-  static void LogitGradients(const lm::Cluster& p, int64_t v, float* x) {
+  // Replace the logits of words [v, v + count) by their gradients, scale (softmax - onehot). The
+  // padding of the panel keeps its zeros.
+  static void LogitGradients(const lm::Cluster& p, int64_t v, int64_t count, float* x) {
     for (int64_t n = 0; n < p.N; ++n, x += kWidth) {
       const Vec log_sum = Set(p.log_sum[n]), scale = Set(p.scale[n]);
+      if (p.shift[n] != 0)
+        for (int64_t w = 0; w < count; ++w) x[w] -= p.shift[n];
       for (int i = 0; i < kWidth; i += kLanes)
-        Store(x + i, Exp2(MulAdd(Load(x + i), Set(kLog2E), -log_sum)) * scale);
+        Store(x + i, Exp2(MulAdd(Load(x + i), Set(kLog2E), -log_sum)) * scale, count - i);
       const int64_t target = p.targets[n] - v;
-      if (target >= 0 && target < kWidth) x[target] -= p.scale[n];
+      if (target >= 0 && target < count) x[target] -= p.scale[n];
       if (p.bf16)
         for (int i = 0; i < kWidth; i += kLanes) Store(x + i, RoundToBf16(Load(x + i)));
     }

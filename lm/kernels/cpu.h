@@ -105,7 +105,7 @@ struct Softmax {
   bool bf16;               // dlogits are bfloat16
 };
 
-// Cross-entropy of N tokens over the V words of a cluster (cluster.h). Logarithms have base 2.
+// Cross-entropy of N tokens over the V words of a cluster (cluster.h). log_sum has base 2.
 struct Cluster {
   int64_t N, V, K;
   bool bf16;               // round the factors of products to bfloat16
@@ -115,7 +115,8 @@ struct Cluster {
   // First pass: for each chunk of the words, the largest logit, and the sum relative to it.
   float* max;      // [chunks, N]
   float* sum;      // [chunks, N]
-  float* log_sum;  // [N]: the logarithm of the sum over all words
+  float* shift;    // [N]: subtracted from the logits; 0 unless they are large
+  float* log_sum;  // [N]: the logarithm of the sum over all words, after the shift
   float* nll;      // [N]
   // Second pass.
   const float* hidden_units;  // [K, ld_units]: hidden, transposed

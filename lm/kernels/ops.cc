@@ -691,9 +691,9 @@ REGISTER_OP("LmCluster")
     .Attr("bf16: bool = false")
     .Output("nll: float")      // [N]
     .Output("log_sum: float")  // [N], for the gradient
+    .Output("shift: float")    // [N], for the gradient
     .SetShapeFn([](InferenceContext* c) {
-      c->set_output(0, c->input(2));
-      c->set_output(1, c->input(2));
+      for (int i = 0; i < 3; ++i) c->set_output(i, c->input(2));
       return OkStatus();
     });
 
@@ -702,6 +702,7 @@ REGISTER_OP("LmClusterGrad")
     .Input("words: float")
     .Input("targets: T")
     .Input("log_sum: float")
+    .Input("shift: float")
     .Input("dnll: float")  // [N]: d loss / d nll
     .Input("ends: int64")  // the end of each share; tokens are ordered by share
     .Attr("T: {int32, int64}")
@@ -751,11 +752,12 @@ class ClusterOp : public OpKernel {
 
  private:
   void Losses(OpKernelContext* ctx, Cluster p) {
-    Tensor *nll, *log_sum;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, {p.N}, &nll));
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(1, {p.N}, &log_sum));
-    p.nll = Floats(nll);
-    p.log_sum = Floats(log_sum);
+    Tensor* outputs[3];
+    for (int i = 0; i < 3; ++i)
+      OP_REQUIRES_OK(ctx, ctx->allocate_output(i, {p.N}, &outputs[i]));
+    p.nll = Floats(outputs[0]);
+    p.log_sum = Floats(outputs[1]);
+    p.shift = Floats(outputs[2]);
     if (p.N == 0) return;
     std::vector<float> max(Chunks(p) * p.N), sum(max.size());
     p.max = max.data();
@@ -764,16 +766,18 @@ class ClusterOp : public OpKernel {
   }
 
   void Gradients(OpKernelContext* ctx, Cluster p) {
-    const Tensor &log_sum = ctx->input(3), &scale = ctx->input(4);
+    const Tensor &log_sum = ctx->input(3), &shift = ctx->input(4), &scale = ctx->input(5);
     OP_REQUIRES_OK(ctx, CheckShape("log_sum", log_sum, {p.N}));
+    OP_REQUIRES_OK(ctx, CheckShape("shift", shift, {p.N}));
     OP_REQUIRES_OK(ctx, CheckShape("dnll", scale, {p.N}));
     TokenOrder order;
-    OP_REQUIRES_OK(ctx, OrderByEnds(p.N, ctx->input(5), 1, &order));
+    OP_REQUIRES_OK(ctx, OrderByEnds(p.N, ctx->input(6), 1, &order));
     p.shares = order.shares();
     Tensor *dhidden, *dwords;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, {p.N, p.K}, &dhidden));
     OP_REQUIRES_OK(ctx, ctx->allocate_output(1, {p.V, p.K}, &dwords));
     p.log_sum = const_cast<float*>(Floats(log_sum));
+    p.shift = const_cast<float*>(Floats(shift));
     p.scale = Floats(scale);
     p.dwords = Floats(dwords);
     if (p.N == 0) {

@@ -104,6 +104,14 @@ LM_INLINE Vec Clamp(Vec x, float low, float high) {
   return Select(x > Set(high), Set(high), x);
 }
 
+// Whether all lanes are zero.
+LM_INLINE bool IsZero(Vec x) {
+  const IVec nonzero = x != 0.f;
+  int32_t any = 0;
+  for (int i = 0; i < kLanes; ++i) any |= nonzero[i];
+  return !any;
+}
+
 LM_INLINE Vec Max(Vec a, Vec b) { return Select(a > b, a, b); }
 
 // Sixteen partial sums: lane l adds elements l, l + 16, ... of a row.
