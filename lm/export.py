@@ -20,8 +20,8 @@ in the vocabulary; natural logarithms):
               -> log_probabilities: float32 [B, V], of the next word; state: for the next call
 
 The state of the LSTM has S = layers * 2 * hidden_size numbers: h and c of each layer in turn. The
-state of a user-defined network consists of the flattened parts of its state_shapes, in which
-integers are stored by their bits, or of the IDs plus 1 of the last words (reads_words).
+state of a user-defined network consists of the flattened parts of its state_shapes, or of the IDs
+plus 1 of the last words (reads_words). Integers are stored by their bits.
 
 The ID of a word is its line, counted from 0, in assets/vocabulary.txt. An unknown word is read as
 <unk>. If the vocabulary does not contain <unk>, an unknown word is an error.

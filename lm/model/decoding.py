@@ -78,14 +78,15 @@ def _read_again(
     num_words: int, words_B: tf.Tensor, state_BK: tf.Tensor, build: Callable
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Read the last K words as a window. The state is zeros, and then the IDs plus 1."""
-    state_BK = tf.concat([state_BK[:, 1:], tf.cast(words_B[:, None] + 1, tf.float32)], axis=1)
+    state_BK = tf.bitcast(state_BK, tf.int32)  # as float32, IDs above 2^24 would be rounded
+    state_BK = tf.concat([state_BK[:, 1:], words_B[:, None] + 1], axis=1)
     count_B = tf.math.count_nonzero(state_BK, axis=1, dtype=tf.int32)
     # As in evaluation, the first word starts the window. The padding at the end has no effect.
     order_BK = (tf.range(num_words) - count_B[:, None]) % num_words
     ids_KB = tf.transpose(tf.gather(state_BK, order_BK, batch_dims=1)) - 1
-    results_KB, _ = build(tf.cast(tf.nn.relu(ids_KB), tf.int32), {})
+    results_KB, _ = build(tf.nn.relu(ids_KB), {})
     last = tf.stack([count_B - 1, tf.range(tf.size(count_B))], axis=1)
-    return tf.gather_nd(results_KB, last), state_BK
+    return tf.gather_nd(results_KB, last), tf.bitcast(state_BK, tf.float32)
 
 
 def _unpack(network: Network, state_BS: tf.Tensor) -> State:

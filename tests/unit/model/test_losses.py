@@ -103,3 +103,17 @@ def test_losses_alone_predict_no_words(load):
     file = load(LOSSES + FULL + RETURN)
     with tf.Graph().as_default(), pytest.raises(UserError, match=r"lm\.export also need"):
         decoding.create_variables(Network(file.config, V, file.functions))
+
+
+def test_reads_words_distinguishes_all_token_ids(load):
+    """float32 has no numbers between the largest two of these IDs and their neighbors."""
+    text = "def reads_words(config):\n    return 2\n"
+    losses = "    return tf.cast(tf.roll(inputs_TB, 1, 0) % 97, tf.float32), {}\n"
+    file = load(text + LOSSES.replace("    x = context.embed(inputs_TB)\n", losses))
+    words = np.array([[5], [0], [2**24], [2**24 + 1], [2**31 - 2], [7]], np.int32)
+    with tf.Graph().as_default(), tf.Session() as session:
+        network = Network(file.config, 2**31 - 1, file.functions)
+        by_word = session.run(
+            decoding.target_log_probs(network, tf.constant(words), tf.zeros_like(words))
+        )
+    np.testing.assert_array_equal(-by_word[1:], words[:-1] % 97)
