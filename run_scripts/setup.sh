@@ -87,11 +87,7 @@ base="1 | $root | $python | $tensorflow | $mpi | ${pins//$'\n'/ }"
     die ".venv was made for '$(<.venv/.done-base)', not for '$base': delete .venv and run this again," \
         "or load the modules that were loaded then"
 
-# Compiled files are kept for other checkouts, in a directory named by a checksum of everything that they
-# depend on. The cache may be deleted at any time.
-cache=${XDG_CACHE_HOME:-${HOME:-}/.cache}/lm-compiled
-# Copies file $1 into directory $2. The rename is atomic, so other checkouts never see an incomplete file.
-keep() { mkdir -p "$2" && cp "$1" "$2/.new.$$" && mv -f "$2/.new.$$" "$2/${1##*/}"; }
+source run_scripts/setup_cache.sh
 
 try_install() {
     local status=0
@@ -152,15 +148,18 @@ if [[ $* == --dev ]] && ! finished dev "$package"; then
 fi
 
 # The compiled operations are optional, because plain TensorFlow replaces them. So a failure only warns.
-# A library's name depends on its sources and TensorFlow, but not on the compiler.
+# A library's name depends on its sources and TensorFlow, but not on the compiler. The build checks the
+# checksum of an existing library.
 build_kernels() {
-    local kept library
-    kept=$cache/kernels/$("${CXX:-g++}" --version | sha256sum | head -c 16) || return
-    mkdir -p lm/kernels/_build
-    cp --no-clobber "$kept"/*.so lm/kernels/_build/ || true
+    local kept library compiler
+    compiler=$("${CXX:-g++}" --version | sha256sum | head -c 16) || return
+    open_cache "kernels/$compiler"
+    for library in "$kept"/*.so; do
+        [[ -e lm/kernels/_build/${library##*/} ]] || put "$library" lm/kernels/_build || true
+    done
     library=$(.venv/bin/python -m lm.kernels.build) || return
     # A library without all instruction sets is not shared: its compiler may have run out of memory.
-    grep -q '^warning: omitted' $kernels_log || keep "$library" "$kept" || true
+    grep -q '^warning: omitted' $kernels_log || put "$library" "$kept" || true
 }
 kernels="$base | $(find lm/kernels -name '*.cc' -o -name '*.h' -o -name build.py | LC_ALL=C sort | xargs cksum)"
 kernels_log=.venv/kernels-build.log

@@ -54,7 +54,7 @@ try_wheel() {
 install_horovod() {
     local key kept
     key=$(wheel_key | sha256sum)
-    kept=$cache/horovod/${key%% *}
+    open_cache "horovod/${key%% *}"
     if [[ -d $kept ]] && try_wheel "$kept"/horovod-*.whl; then
         return
     fi
@@ -62,6 +62,6 @@ install_horovod() {
     say "building Horovod with $mpi (about 2 minutes on 2 cores)"
     build_horovod || die "Horovod did not build: $(grep -m 1 -E 'error:|Error' $build_log) (see $build_log)"
     try_wheel .venv/wheels/horovod-*.whl || die "Horovod does not load; see the end of $build_log"
-    keep .venv/wheels/horovod-*.whl "$kept" 2>>$build_log ||
+    put .venv/wheels/horovod-*.whl "$kept" 2>>$build_log ||
         say "the wheel could not be kept in $cache; the next checkout builds it again"
 }

@@ -4,6 +4,9 @@ One library serves all CPUs of an architecture, so nodes with different CPUs may
 directory. The arithmetic is compiled once per instruction set, and loading the library selects one.
 If the compiler is too old for an instruction set, the build omits it with a warning. After
 installing a newer compiler, remove ``_build`` to build the library again.
+
+A library ends with the checksum of its other bytes. Loading a truncated library would end the
+process with SIGBUS.
 """
 
 import hashlib
@@ -54,8 +57,14 @@ def library_path():
     return BUILD_DIR / f"{digest.hexdigest()[:16]}.so"
 
 
+def is_complete(library):
+    """Return whether the file exists and ends with the checksum of its other bytes."""
+    content = library.read_bytes() if library.exists() else b""
+    return hashlib.sha256(content[:-32]).digest() == content[-32:]
+
+
 def build():
-    """Compile the library if it is missing, and return its path.
+    """Compile the library if it is missing or incomplete, and return its path.
 
     Raises:
       RuntimeError: If the compiler is missing or fails.
@@ -63,7 +72,7 @@ def build():
     import tensorflow as tf
 
     path = library_path()
-    if path.exists():
+    if is_complete(path):
         return path
     BUILD_DIR.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=BUILD_DIR) as work:
@@ -84,13 +93,15 @@ def build():
                 reason = next((line for line in lines if "error:" in line), lines[-1])
                 print(f"warning: omitted {name}: {reason}", file=sys.stderr)
         objects = [f"{work}/{name}.o" for name, error in errors.items() if not error]
-        library = f"{work}/library.so"
+        library = pathlib.Path(work, "library.so")
         link = ["-shared", *objects, "-o", library, *tf.sysconfig.get_link_flags()]
         if error := _finish(_start(link)):
             raise RuntimeError(error)
+        with library.open("ab") as file:
+            file.write(hashlib.sha256(library.read_bytes()).digest())
         # Rename atomically, so that no process loads a partial library. Do not replace a library
         # that another node has built in the meantime, because that node may have loaded it.
-        if not path.exists():
+        if not is_complete(path):
             os.replace(library, path)
     return path
 

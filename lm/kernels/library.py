@@ -26,7 +26,8 @@ class Library(NamedTuple):
 
 @functools.cache
 def load() -> Library:
-    from lm.kernels.build import INSTRUCTION_SETS  # `-m lm.kernels.build` imports this module
+    # `-m lm.kernels.build` imports this module
+    from lm.kernels.build import INSTRUCTION_SETS, is_complete
 
     wanted = os.environ.get("LM_KERNELS_ISA")
     if wanted and wanted not in INSTRUCTION_SETS:
@@ -39,10 +40,12 @@ def load() -> Library:
     if not path.exists():
         return Library(reason="not built; run `python -m lm.kernels.build`", is_missing=True)
     try:
+        if not is_complete(path):
+            raise OSError("it is damaged; run `python -m lm.kernels.build`")
         ops = tf.load_op_library(str(path))
-    except (tf.errors.OpError, OSError) as error:
+        found = _property("lm_kernels_isa")
+    except (tf.errors.OpError, OSError, AttributeError) as error:  # AttributeError: no such symbol
         return Library(reason=f"cannot load {path}: {error}", is_missing=True)
-    found = _property("lm_kernels_isa")
     if wanted and wanted != found:
         logger.warning("LM_KERNELS_ISA %s is not available here; using %s", wanted, found)
     return Library(ops)

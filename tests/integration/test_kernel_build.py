@@ -126,9 +126,35 @@ def forbid_amx():
 def test_build_without_a_compiler(tmp_path, monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
     monkeypatch.setattr(build, "BUILD_DIR", tmp_path)
-    with pytest.raises(RuntimeError, match="no-such-compiler"):
-        build.build()
-    assert list(tmp_path.iterdir()) == []  # no partial library remains
+    library, before = build.library_path(), []
+    for content in (None, b"", b"\x7fELF"):  # an incomplete library is not a library
+        if content is not None:
+            library.write_bytes(content)
+            before = [library]
+        with pytest.raises(RuntimeError, match="no-such-compiler"):
+            build.build()
+        assert list(tmp_path.iterdir()) == before  # no partial library remains
+
+
+def test_a_damaged_or_different_library_is_not_loaded(tmp_path):
+    """Loading a truncated library would end the process with SIGBUS."""
+    code = START + (
+        "import hashlib, pathlib, subprocess, sys\n"
+        "from lm import kernels; from lm.kernels import build\n"
+        "content = build.build().read_bytes()\n"
+        "build.BUILD_DIR = pathlib.Path(sys.argv[1])\n"
+        "link = ['g++', '-shared', '-x', 'c', '/dev/null', '-o', sys.argv[2]]\n"
+        "subprocess.run(link, check=True)\n"
+        "other = pathlib.Path(sys.argv[2]).read_bytes()\n"
+        "for x in (content[: 1 << 19], other + hashlib.sha256(other).digest()):\n"
+        " build.library_path().write_bytes(x)\n"
+        " print(kernels.load.__wrapped__().reason)"
+    )
+    done = run_code(code, tmp_path, tmp_path / "other.so")
+    assert done.returncode == 0, done.stderr
+    damaged, other = done.stdout.splitlines()
+    assert damaged.endswith(".so: it is damaged; run `python -m lm.kernels.build`")
+    assert other.endswith("undefined symbol: lm_kernels_isa")
 
 
 def test_all_instruction_sets_that_the_compiler_supports_are_built():

