@@ -106,9 +106,12 @@ def cluster_results(inputs, precision="float32", ends=None):
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+# Up to 8 units, a thread processes 4,096 words at a time, with more than 64 units 256.
 @pytest.mark.parametrize(
-    "N, V, K", [(1, 1, 1), (3, 7, 2), (14, 300, 4), (23, 5000, 16), (50, 1100, 65), (7, 301, 170)]
-)
+    "N, V, K",
+    [(1, 1, 1), (3, 7, 2), (14, 300, 4), (5, 4100, 8), (23, 5000, 16), (9, 520, 64), (50, 1100, 65),
+     (7, 301, 170)],
+)  # fmt: skip
 def test_cluster_cross_entropy_and_its_gradient(N, V, K, precision):
     inputs = cluster_inputs(N, V, K)
     ends = [0, N // 2, N // 2, N]  # two of the micro-batches are empty

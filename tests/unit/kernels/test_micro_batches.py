@@ -87,18 +87,26 @@ def test_column_sums_add_the_micro_batches_as_a_tree():
     np.testing.assert_array_equal(sums, tree(sums_of_each))
 
 
-@pytest.mark.parametrize("micro_batches", [[3], [1, 1, 1], [2, 3, 2], [1] * 5, [0, 7, 1, 0, 2]])
+@pytest.mark.parametrize(
+    "micro_batches",
+    [[3], [1, 1, 1], [2, 3, 2], [1] * 5, [0, 7, 1, 0, 2], [0] * 250 + [1] * 6],  # 256 at most
+)
 @pytest.mark.parametrize("bf16", [False, True])
 def test_any_number_of_micro_batches_can_be_summed(micro_batches, bf16):
     a, b = numbers(4, sum(micro_batches), 5), numbers(4, sum(micro_batches), 33)
-    (product,) = run(
-        lambda a, b: [kernels._token_sum(tokens(a), tokens(b), bf16, micro_batches)], [a, b]
-    )
+    ends = 4 * np.cumsum(micro_batches)
+
+    def products(a, b):
+        factors = tokens(a), tokens(b), bf16
+        by_rows = kernels._token_sum(*factors, micro_batches)
+        return by_rows, kernels._token_sum(*factors, (), tf.constant(ends))
+
     expected = a.reshape(-1, 5).T @ b.reshape(-1, 33)
-    np.testing.assert_allclose(product, expected, rtol=0, atol=5e-2 if bf16 else 1e-5)
+    for product in run(products, [a, b]):
+        np.testing.assert_allclose(product, expected, rtol=0, atol=5e-2 if bf16 else 1e-5)
 
 
-@pytest.mark.parametrize("micro_batches", [[3, 2], [-1, 4], [0], [0] * 300])
+@pytest.mark.parametrize("micro_batches", [[3, 2], [-1, 4], [0], [6] + [0] * 256])
 def test_invalid_micro_batches_are_an_error(micro_batches):
     with pytest.raises(tf.errors.InvalidArgumentError, match="share"):
         run(lambda x: [kernels.column_sums(x, micro_batches)], [numbers(6, 2)])
@@ -123,7 +131,7 @@ def test_tokens_ordered_by_micro_batch_can_be_summed(counts, bf16):
     np.testing.assert_allclose(whole[0], a.T @ b, atol=5e-2 if bf16 else 1e-5)
 
 
-@pytest.mark.parametrize("ends", [[3], [4, 6, 5], [5, 7], [[6]], [-1, 6]])
+@pytest.mark.parametrize("ends", [[3], [4, 6, 5], [5, 7], [[6]], [-1, 6], [6] * 257])
 def test_invalid_ends_of_micro_batches_are_an_error(ends):
     with pytest.raises(tf.errors.InvalidArgumentError, match="share"):
         run(lambda x, e: kernels._token_sum(x, x, False, (), e), [numbers(6, 2), np.array(ends)])
