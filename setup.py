@@ -18,7 +18,6 @@ setup(
         # lm/events/tensorboard.py uses its RecordWriter, which has no stable API.
         "tensorboard>=2.18,<2.22",
         "tqdm",
-        "urllib3",
     ],
     # Horovod is missing from these lists on purpose. It must be compiled against the installed
     # TensorFlow, without pip's build isolation. Otherwise it silently lacks TensorFlow support.

