@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -17,6 +18,13 @@ from lm.errors import ProgramExit, RunError, UserError, error_class
 from lm.record import CorpusRecord, load_record
 
 _DEFAULT_DATA_PATH = "data"
+_MAX_NAMES = 10  # in a message
+# Files that suggest that a directory contains a corpus of the user.
+_TEXT_NAME = re.compile(
+    r"(?!readme|license|requirements).*"
+    r"\.(txt|text|tokens|tok|raw|csv|tsv|jsonl|parquet|npy|npz|bin|gz|tgz|bz2|xz|zst|zip|tar)",
+    re.IGNORECASE,
+)
 _CONFIG = Config()
 
 
@@ -56,11 +64,35 @@ def find_data_path(
     The first record of such a corpus in `run_dirs` is used. If that run was trained on the user's
     own text files, a given directory must contain such files. Otherwise, `missing_error` is raised.
     """
+    if data_path:
+        _check_data_path(data_path, corpus)
     for run_dir in run_dirs:
         record = load_record(run_dir)
         if record and (record.corpus.kind == "embedded") == (corpus == "embedded"):
             return _locate(record.corpus, run_dir, data_path, missing_error)
     return data_path or _DEFAULT_DATA_PATH
+
+
+def _check_data_path(data_path: str, corpus: str) -> None:
+    """Check that a given path does not name a file, or a text that the run would ignore."""
+    if os.path.isfile(data_path):
+        directory = os.path.dirname(data_path) or os.curdir
+        raise UserError(f"data_path {data_path} is a file; give its directory {directory}")
+    own = [name for name in _texts_in(data_path) if not name.startswith("ptb.")]
+    if corpus == "embedded" and own:
+        raise UserError(
+            f"data_path {data_path} contains {', '.join(own)}, but the run uses the synthetic"
+            " corpus; train on your text with --corpus files, or choose a different directory"
+        )
+
+
+def _texts_in(directory: str) -> list[str]:
+    """List the first files that look like texts, token IDs or archives."""
+    try:
+        names = sorted(os.listdir(directory))
+    except OSError:  # the directory may not exist yet
+        return []
+    return [name for name in names if _TEXT_NAME.fullmatch(name)][:_MAX_NAMES]
 
 
 def _locate(
@@ -148,14 +180,24 @@ def _find_or_download(data_path: str, data_url: str | None) -> str:
         [os.path.basename(p) for p in _split_paths(data_path, kind).values() if os.path.lexists(p)]
         for kind in ("text", "ptb")
     )
-    if own and ptb:
+    if sorted((len(own), len(ptb))) == [0, len(SPLITS)]:
+        return "text" if own else "ptb"
+    found = _texts_in(data_path)
+    unpublished = [n for n in ptb if sha256_of_text(os.path.join(data_path, n)) != PTB_SHA256[n]]
+    # PTB must not complete a text of the user. An address asks for PTB beside other files.
+    if own or unpublished or (not data_url and any(name not in ptb for name in found)):
         raise UserError(
-            f"{data_path} contains both a text of your own ({', '.join(own)}) and PTB"
-            f" ({', '.join(ptb)}); move one of them elsewhere"
+            f"{data_path} contains {', '.join(found)}, but a corpus is either train.txt, valid.txt"
+            f" and test.txt (also .txt.gz), or for PTB {', '.join(PTB_SHA256)}; rename or move the"
+            " files, or choose a directory with --data_path or an archive of PTB with --data_url"
         )
-    if not own and len(ptb) < len(SPLITS):
-        download_ptb(data_path, data_url)
-    return "text" if own else "ptb"
+    state = "does not contain a corpus" if os.path.isdir(data_path) else "does not exist"
+    logger.info(
+        f"{data_path} {state}: downloading PTB into it; for your own text, give the directory of"
+        " train.txt, valid.txt and test.txt with --data_path"
+    )
+    download_ptb(data_path, data_url)
+    return "ptb"
 
 
 def _log_sizes(kind: str, directory: str, encoded: EncodedCorpus) -> None:

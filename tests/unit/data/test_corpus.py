@@ -132,29 +132,6 @@ def test_a_text_that_is_unreadable_for_a_moment_is_not_a_user_error(tmp_path):
         load_corpus(data_path)
 
 
-def test_incomplete_or_mixed_corpora_are_rejected(tmp_path):
-    data_path = write(tmp_path / "d")
-    write(data_path, prefix="ptb.")
-    with pytest.raises(UserError, match=r"both.*train\.txt.*ptb\.train\.txt"):
-        load_corpus(data_path)
-    data_path = write(tmp_path / "own")
-    os.remove(tmp_path / "own" / "valid.txt")
-    with pytest.raises(UserError, match=r"cannot read .*valid\.txt: No such file"):
-        load_corpus(data_path)
-    data_path = write(tmp_path / "z")
-    (tmp_path / "z/valid.txt.gz").touch()
-    with pytest.raises(UserError, match=r"z/valid\.txt and .*z/valid\.txt\.gz both exist; remove"):
-        load_corpus(data_path)
-    (tmp_path / "file").write_text("x")
-    with pytest.raises(UserError, match=r"not in .*file and cannot be written .*--data_path"):
-        load_corpus(str(tmp_path / "file"))
-
-
-def test_unpublished_ptb_files_are_accepted_with_a_warning(tmp_path, caplog):
-    assert load_corpus(write(tmp_path / "d", prefix="ptb.")).record.kind == "ptb"
-    assert "ptb.train.txt is not the published PTB" in caplog.text
-
-
 @pytest.mark.parametrize("make", [os.mkdir, os.mkfifo, lambda p: os.symlink("/nowhere", p)])
 def test_a_split_that_is_not_a_file_is_named(tmp_path, make):
     data_path = write(tmp_path / "d")

@@ -6,8 +6,8 @@ import gzip
 
 import pytest
 
-from lm.config import Config
-from lm.data.corpus import find_data_path, load_corpus
+from lm.config import Config, RunOptions
+from lm.data.corpus import find_data_path, load_corpus, load_corpus_to_train
 from lm.distributed.communicator import Communicator
 from lm.errors import RunError, UserError
 from lm.inference.evaluator import load_text
@@ -57,6 +57,20 @@ def test_an_invalid_directory_counts_as_a_missing_corpus(tmp_path, monkeypatch):
     (tmp_path / "home").symlink_to(tmp_path / "home")
     write_record(tmp_path / "run", "embedded", tmp_path / "home/data")
     assert find_data_path("embedded", ["run"]) == "data"
+
+
+def test_a_text_that_the_config_ignores_is_an_error(tmp_path, own_text, corpora):
+    """Search finds its corpus in the same way as training."""
+    config = Config(corpus="embedded")
+    message = f"{own_text} contains test.txt, train.txt, valid.txt, .* --corpus files"
+    with pytest.raises(UserError, match=message):
+        load_corpus_to_train(config, RunOptions(data_path=str(own_text)))
+    assert not (own_text / "embedded").exists()
+    make_run(tmp_path / "run", corpora)
+    with pytest.raises(UserError, match=message):
+        load_text(open_run(tmp_path / "run"), "valid", str(own_text))
+    write(tmp_path / "ptb", prefix="ptb.")
+    assert find_data_path("embedded", [], str(tmp_path / "ptb")) == str(tmp_path / "ptb")
 
 
 def test_the_perplexity_of_a_perfect_model_is_known_only_for_the_whole_vocabulary(corpora):
