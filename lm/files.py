@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import socket
+import stat
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
@@ -15,6 +16,7 @@ from lm import logger
 _BLOCK_BYTES = 1 << 20
 # Some cluster file systems do not support locks, such as Lustre mounted without flock.
 _NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP}
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _HOST_DIRECTORY = "/tmp"  # TMPDIR may differ between jobs.
 _STALE = {errno.ESTALE, errno.ENOTCONN}  # The disk was unmounted, and may be mounted again.
 # Pipes and terminals cannot be flushed, and the next write reports an unmounted disk.
@@ -38,6 +40,16 @@ def short_name(text: str) -> str:
 def private_name(name: str) -> str:
     """Add the name of the host to the name of a file that hosts must not share."""
     return f"{name}-{socket.gethostname()}"
+
+
+def check_private(path: str) -> None:
+    """Raise PermissionError if users other than this user and root can change a file or directory.
+
+    A checksum that is stored beside the content does not reveal that both were replaced.
+    """
+    status = os.stat(path)
+    if status.st_uid not in (os.getuid(), 0) or status.st_mode & _OTHERS_WRITE:
+        raise PermissionError(errno.EPERM, "other users can change it", path)
 
 
 class RetryingAppend:

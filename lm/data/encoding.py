@@ -26,7 +26,7 @@ from lm.config import Config
 from lm.data.progress import ReadProgress
 from lm.data.vocabulary import EOS, UNK, Vocabulary
 from lm.errors import RunError, UserError, error_class
-from lm.files import locked, private_name, sha256_of, short_name, write_atomically
+from lm.files import check_private, locked, private_name, sha256_of, short_name, write_atomically
 
 SPLITS = ("train", "valid", "test")
 ID_DTYPE = np.dtype("<i4")  # files are little-endian on every machine
@@ -189,8 +189,8 @@ class EncodedCorpus(NamedTuple):
 def cache_directories(data_path: str) -> list[str]:
     """List the directories for the encoded form of a corpus, in the order in which to try them.
 
-    All users and hosts of a shared data directory find the encoded corpus next to the text files.
-    If the data directory is read-only, as on many clusters, the user's cache is used.
+    All hosts of a user find the encoded corpus next to the text files. If the directory is
+    read-only, as on many clusters, or if other users can write to it, the user's cache is used.
     """
     directories = [os.path.join(data_path, ".cache")]
     user_cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
@@ -215,20 +215,22 @@ def load_encoded(
     for directory in cache_directories(os.path.dirname(files["train"])):
         entry = os.path.join(directory, key)
         try:
+            for path in (os.path.dirname(directory), directory):
+                os.makedirs(path, 0o755, exist_ok=True)  # the umask may let a group write
+                check_private(path)
             encoded = _open_entry(entry)
             if encoded is None:
-                os.makedirs(directory, exist_ok=True)
                 with locked(os.path.join(directory, "encoding.lock"), "encoding a corpus"):
                     # Another process may have created the entry.
                     encoded = _open_entry(entry) or _create_entry(entry, files, sha256, config)
                 logger.info("the encoded corpus is in %s", entry)
             return encoded
         except OSError as error:
-            logger.info("cannot write the encoded corpus to %s: %s", directory, error.strerror)
+            logger.info("cannot keep the encoded corpus in %s: %s", directory, error.strerror)
             failures.append(f"{directory}: {error.strerror}")
     raise RunError(
-        f"cannot write the encoded corpus ({'; '.join(failures)}); free some space, or"
-        " set XDG_CACHE_HOME to a writable directory"
+        f"cannot keep the encoded corpus ({'; '.join(failures)}); free some space, or set"
+        " XDG_CACHE_HOME to a directory that only you can write to"
     )
 
 
@@ -241,7 +243,7 @@ def _create_entry(
     shutil.rmtree(staging, ignore_errors=True)
     shutil.rmtree(entry, ignore_errors=True)  # a corrupt entry
     try:
-        os.mkdir(staging)
+        os.mkdir(staging, 0o700)  # the umask may let a group write to the files in it
         vocabulary, num_unknown = encode_corpus(files, sha256, config, staging)
         vocabulary.save(os.path.join(staging, "vocabulary.txt"))
         written = {name: sha256_of(os.path.join(staging, name)) for name in _ENTRY_FILES}
@@ -263,6 +265,7 @@ def _open_entry(entry: str) -> EncodedCorpus | None:
     if not os.path.isdir(entry):
         return None
     try:
+        check_private(entry)
         with open(os.path.join(entry, "entry.json"), "rb") as file:
             record = json.load(file)
         for name in _ENTRY_FILES:

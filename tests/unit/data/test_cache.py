@@ -39,8 +39,40 @@ def test_the_user_cache_is_used_for_a_read_only_directory(tmp_path):
     os.chmod(data_path, 0o555)
     result = load_obeying_permissions(data_path)
     assert result.stdout.startswith(str(tmp_path / "user-cache" / "lm-corpus")), result.stderr
-    assert f"cannot write the encoded corpus to {data_path}" in result.stderr
+    assert f"cannot keep the encoded corpus in {data_path}/.cache: Permission" in result.stderr
     assert "encoding" not in load_obeying_permissions(data_path).stderr
+
+
+@pytest.mark.parametrize("shared", ["d", "d/.cache", "d/.cache/entry"])
+def test_a_cache_that_others_can_change_is_not_used(tmp_path, monkeypatch, encodings, shared):
+    """A different user could replace the encoded files together with their checksums."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    data_path = write(tmp_path / "d")
+    load_corpus(data_path)
+    (entry,) = tmp_path.glob("d/.cache/v*")
+    assert entry.stat().st_mode & 0o777 == 0o700
+    path = tmp_path / shared if shared != "d/.cache/entry" else entry
+    path.chmod(0o775)
+    for _ in range(2):
+        assert load_corpus(data_path).train.filename.startswith(str(tmp_path / "cache"))
+    assert len(encodings) == 2
+    path.chmod(0o755)
+    if os.getuid() == 0:
+        os.chown(path, 12345, -1)
+        assert load_corpus(data_path).train.filename.startswith(str(tmp_path / "cache"))
+
+
+def test_a_cache_is_private_with_any_umask(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    data_path, cache = write(tmp_path / "d"), tmp_path / "cache/lm-corpus"
+    before = os.umask(0)
+    try:
+        (tmp_path / "d").chmod(0o777)
+        assert load_corpus(data_path).train.filename.startswith(str(cache))
+    finally:
+        os.umask(before)
+    paths = [cache, *cache.glob("*"), *cache.glob("*/v*")]
+    assert len(paths) == 3 and not any(path.stat().st_mode & 0o022 for path in paths)
 
 
 def test_no_place_for_the_cache_is_one_clear_error(tmp_path, monkeypatch):
@@ -48,7 +80,7 @@ def test_no_place_for_the_cache_is_one_clear_error(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("not a directory")
     places = [str(tmp_path / "file" / "cache"), "/proc/nothing"]
     monkeypatch.setattr(lm.data.encoding, "cache_directories", lambda _: places)
-    with pytest.raises(RunError, match=r"file/cache: Not a directory; /proc/nothing: .*XDG_CACHE"):
+    with pytest.raises(RunError, match=r"file/cache: File exists; /proc/nothing: .*XDG_CACHE"):
         load_corpus(data_path)
 
 
