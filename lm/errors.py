@@ -59,8 +59,12 @@ def error_class(error: OSError) -> type[ProgramExit]:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of the message of an error from another library."""
-    return str(error).partition("\n")[0]
+    """Return the line of the message that states the problem of an error from another library."""
+    # A TensorFlow operation reports a stack, the problem, and the node. Other messages start with
+    # the problem.
+    text, node, _ = str(error).partition("\n\t [[")
+    lines = [line for line in text.splitlines() if line.strip()] or [""]
+    return lines[-1 if node else 0]
 
 
 @contextlib.contextmanager

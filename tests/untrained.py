@@ -62,7 +62,7 @@ def write_run(
         step=7, world_size=1, record=record, progress={}, weights=tuple(weights),
         valid_perplexity=100.0,
     )  # fmt: skip
-    store.save(str(directory), whole(weights), facts)
+    store.save(str(directory), [whole(weights)], facts)
 
 
 def rewrite_manifest(checkpoint_dir: os.PathLike, change: Callable[[dict], object]) -> None:

@@ -12,10 +12,10 @@ from lm.inference.saved_model import export
 from lm.inference.scorer import Scorer
 
 
-def check_commands_agree(run, functions, corpora, tmp_path):
+def check_commands_agree(run, functions, corpora, tmp_path, text="embedded/test.txt"):
     """Check that lm.evaluate, score, generate and export compute the same probabilities."""
     opened = open_run(run, functions=functions)
-    sentence = (corpora / "embedded/test.txt").read_text().splitlines()[0]
+    sentence = (corpora / text).read_text().splitlines()[0]
     (tmp_path / "one.txt").write_text(sentence + "\n")
     texts = [str(tmp_path / "one.txt")]
     (evaluated,) = evaluate(str(run), texts, eval_batch_size=1, functions=functions)

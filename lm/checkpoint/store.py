@@ -21,7 +21,7 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from lm import logger
-from lm.checkpoint.tensors import Part, average_name, tensor_shapes, write_tensors
+from lm.checkpoint.tensors import Group, average_name, tensor_shapes, write_tensors
 from lm.errors import RunError, UserError
 from lm.files import sha256_of, write_json
 from lm.record import (
@@ -60,6 +60,11 @@ def list_checkpoints(run_dir: str) -> list[str]:
     steps = {str(path): int(path.name[5:]) for path in paths if path.name[5:].isdecimal()}
     # Sort by number: a step of nine digits comes after the steps of eight digits.
     return sorted(steps, key=steps.get)
+
+
+def path_of(run_dir: str, step: int) -> str:
+    """Return the directory of a step's checkpoint."""
+    return os.path.join(run_dir, CHECKPOINTS_DIR, f"step-{step:08d}")
 
 
 def find(run_dir: str, which: str = "last") -> str:
@@ -215,22 +220,23 @@ def weight_tensors(checkpoint: str) -> dict[str, str]:
 
 def save(
     run_dir: str,
-    parts: Iterable[Part],
+    groups: Iterable[Group],
     manifest: Manifest,
-    sync_events: Callable[[], None] = lambda: None,
+    after_reading: Callable[[], None] = lambda: None,
+    known: Manifest | None = None,
 ) -> str:
     """Write a checkpoint. If the step already has one, update only its manifest.
 
     The weights of a step never change. Only facts about the weights change, such as the validation
-    perplexity. `sync_events` is called when all parts have been read.
+    perplexity. `after_reading` is called when the arrays are no longer needed.
+    `known` is the manifest of the step's checkpoint, if this job has written or verified it.
     """
-    parent = os.path.join(run_dir, CHECKPOINTS_DIR)
-    final = os.path.join(parent, f"step-{manifest.step:08d}")
+    parent, final = os.path.join(run_dir, CHECKPOINTS_DIR), path_of(run_dir, manifest.step)
     temporary = os.path.join(parent, f"{_TEMPORARY}{manifest.step:08d}")
     try:
         with contextlib.suppress(CorruptFile):
-            files = verify(final).files
-            sync_events()
+            files = (known or verify(final)).files
+            after_reading()
             _write_manifest(final, manifest, files)
             return final
         # Do not use makedirs: a directory that was unmounted must not be created again.
@@ -238,8 +244,8 @@ def save(
             os.mkdir(parent)
             _fsync(run_dir)
         os.mkdir(temporary)
-        write_tensors(temporary, parts)
-        sync_events()
+        write_tensors(temporary, groups)
+        after_reading()
         names = sorted(os.listdir(temporary))
         for name in names:
             _fsync(os.path.join(temporary, name))

@@ -1,7 +1,4 @@
-"""The tensors of a checkpoint: TensorFlow's part of its files.
-
-Arrays of more than 32 MB in total are divided into several data files.
-"""
+"""The tensors of a checkpoint: TensorFlow's part of its files."""
 
 import contextlib
 import os
@@ -12,8 +9,6 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from lm.errors import RunError, first_line
-
-_FILE_BYTES = 32 << 20
 
 
 class Part(NamedTuple):
@@ -32,15 +27,18 @@ class Part(NamedTuple):
         return slice_spec(self.shape, self.first_row, len(self.array))
 
 
+Group = Sequence[Part]  # is in memory at one time, and is written to one data file
+
+
 def slice_spec(shape: Sequence[int], first_row: int, num_rows: int) -> str:
     """Return some rows of a tensor in the notation of TensorFlow's SaveV2 and RestoreV2."""
     slices = [f"{first_row},{num_rows}", *["-"] * (len(shape) - 1)]
     return " ".join([*map(str, shape), ":".join(slices)])
 
 
-def whole(arrays: Mapping[str, np.ndarray]) -> Iterator[Part]:
-    """Return each array as one part."""
-    return (Part(name, array, array.shape) for name, array in arrays.items())
+def whole(arrays: Mapping[str, np.ndarray]) -> Group:
+    """Return a group with each array as one part."""
+    return [Part(name, array, array.shape) for name, array in arrays.items()]
 
 
 def average_name(weight: str) -> str:
@@ -75,11 +73,8 @@ def load_arrays(checkpoint: str, names: Iterable[str]) -> dict[str, np.ndarray]:
         return {name: reader.get_tensor(name) for name in names}
 
 
-def write_tensors(directory: str, parts: Iterable[Part]) -> None:
-    """Write the parts in groups, so that only one group is in memory.
-
-    The parts of a tensor must be consecutive.
-    """
+def write_tensors(directory: str, groups: Iterable[Group]) -> None:
+    """Write groups of parts. The parts of a tensor must be consecutive."""
     # Use separate threads: this blocks one thread for as long as the disk takes, and the thread
     # pool of the training, which sessions share, may have only one.
     config = tf.ConfigProto(
@@ -89,10 +84,8 @@ def write_tensors(directory: str, parts: Iterable[Part]) -> None:
         inter_op_parallelism_threads=1,
     )
     prefixes: list[bytes] = []
-    group: list[Part] = []
     with tf.Graph().as_default(), tf.Session(config=config) as session:
-
-        def write_group() -> None:
+        for group in groups:
             prefixes.append(os.fsencode(os.path.join(directory, f"group-{len(prefixes)}")))
             placeholders = [tf.placeholder(part.array.dtype, part.array.shape) for part in group]
             save_op = tf.raw_ops.SaveV2(
@@ -102,13 +95,6 @@ def write_tensors(directory: str, parts: Iterable[Part]) -> None:
                 tensors=placeholders,
             )
             session.run(save_op, {ph: part.array for ph, part in zip(placeholders, group)})
-            group.clear()
-
-        for part in parts:
-            if group and sum(each.array.nbytes for each in (*group, part)) > _FILE_BYTES:
-                write_group()
-            group.append(part)
-        write_group()
         # Renames the data files, and joins the lists of their contents.
         session.run(
             tf.raw_ops.MergeV2Checkpoints(

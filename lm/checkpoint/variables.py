@@ -1,16 +1,27 @@
 """Copy weights and recurrent state from a session into arrays, and back."""
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
 from lm.checkpoint.store import weight_tensors
-from lm.checkpoint.tensors import Part, model_path, read_errors, slice_spec, tensor_shapes
+from lm.checkpoint.tensors import (
+    Group,
+    Part,
+    model_path,
+    read_errors,
+    slice_spec,
+    tensor_shapes,
+    whole,
+)
 from lm.errors import UserError
 
-_PART_BYTES = 8 << 20  # largest part of a variable in memory, except for a single row
+# The largest group of variables that is read, or loaded, at one time.
+READ_BYTES, LOADED_BYTES = 128 << 20, 32 << 20
 
 # Both mappings are indexed by the name of the variable.
 Arrays = Mapping[str, np.ndarray]
@@ -64,108 +75,148 @@ def fitting_tensors(
     return {name: tensors[name] for name in weights}
 
 
-class VariableReader:
-    """Copies the variables that all ranks share: weights, optimizer slots, global step.
+class _Rows(NamedTuple):
+    """Consecutive rows of a variable, or the whole variable."""
 
-    A large variable is read in parts, so that a save needs little memory. Create the reader in the
-    graph of the variables, before the graph is finalized.
+    name: str
+    shape: tuple[int, ...]  # of the whole variable
+    first_row: int
+    num_rows: int
+    num_bytes: int
+
+    @property
+    def is_whole(self) -> bool:
+        return not self.shape or self.num_rows == self.shape[0]
+
+    @property
+    def slice_spec(self) -> str:
+        return "" if self.is_whole else slice_spec(self.shape, self.first_row, self.num_rows)
+
+    def indices(self) -> tf.Tensor:
+        return tf.range(self.first_row, self.first_row + self.num_rows)
+
+
+def _rows_tensor(rows: _Rows, variable: tf.Variable) -> tf.Variable | tf.Tensor:
+    return variable if rows.is_whole else variable.sparse_read(rows.indices())
+
+
+def _divide(variables: Mapping[str, tf.Variable], group_bytes: int) -> Iterator[_Rows]:
+    """Divide variables that are larger than a group, but not their rows."""
+    for name, variable in variables.items():
+        shape = tuple(variable.shape.as_list())
+        num_rows, row_bytes = (*shape, 1)[0], math.prod(shape[1:]) * variable.dtype.size
+        size = max(1, group_bytes // max(1, row_bytes))
+        for first in range(0, num_rows, size):
+            count = min(size, num_rows - first)
+            yield _Rows(name, shape, first, count, count * row_bytes)
+
+
+def _grouped(all_rows: Iterable[_Rows], group_bytes: int) -> Iterator[list[_Rows]]:
+    """Collect consecutive rows into groups of at most `group_bytes`, or of single rows."""
+    group, num_bytes = [], 0
+    for rows in all_rows:
+        if group and num_bytes + rows.num_bytes > group_bytes:
+            yield group
+            group, num_bytes = [], 0
+        group.append(rows)
+        num_bytes += rows.num_bytes
+    if group:
+        yield group
+
+
+class VariableReader:
+    """Reads the variables that all ranks share: weights, optimizer slots, global step.
+
+    Variables are read in groups, because TensorFlow compiles the graph again for each new set of
+    fetches, and because a save must need little memory. Create the reader in the graph of the
+    variables, before the graph is finalized.
     """
 
-    def __init__(self) -> None:
-        self._variables = _global_variables(tf.get_default_graph())
+    def __init__(self, group_bytes: int = READ_BYTES):
+        variables = _global_variables(tf.get_default_graph())
         with tf.name_scope("lm_reader"):
-            self._range_ph = tf.placeholder(tf.int32, [2], "range")
-            rows = tf.range(self._range_ph[0], self._range_ph[1])
-            self._rows = {
-                name: variable.sparse_read(rows)
-                for name, variable in self._variables.items()
-                if _is_large(variable)
-            }
+            self._groups = [
+                [(rows, _rows_tensor(rows, variables[rows.name])) for rows in group]
+                for group in _grouped(_divide(variables, group_bytes), group_bytes)
+            ]
 
-    def parts(self, session: tf.Session) -> Iterator[Part]:
-        """Yield all variables. No variable may change meanwhile."""
-        for name, variable in self._variables.items():
-            if name not in self._rows:
-                # Make a real copy, because a fetched array may share its memory with the variable,
-                # which the next update changes in place while the copy is written to the disk.
-                array = np.array(session.run(variable))
-                yield Part(name, array, array.shape)
-                continue
-            for first, end in _row_ranges(variable):
-                rows = session.run(self._rows[name], {self._range_ph: [first, end]})
-                yield Part(name, rows, variable.shape.as_list(), first)
+    def groups(self, session: tf.Session, others: Arrays | None = None) -> Iterator[Group]:
+        """Yield all variables, and other arrays with the last group.
+
+        The arrays may share their memory with the variables, so no variable may change while a
+        group is in use.
+        """
+        for number, group in enumerate(self._groups, start=1):
+            arrays = session.run([tensor for _, tensor in group])
+            parts = [
+                Part(rows.name, array, rows.shape, rows.first_row)
+                for (rows, _), array in zip(group, arrays)
+            ]
+            yield parts if number < len(self._groups) else [*parts, *whole(others or {})]
 
 
 class VariableLoader:
-    """Sets variables to the tensors of a checkpoint.
+    """Sets variables, by default all weights, to the tensors of a checkpoint.
 
-    The rows of a large variable are replaced in place, so that loading needs little memory. Create
-    the loader in the graph of the variables, before the graph is finalized.
+    One operation loads one group after the other. A variable that is larger than a group is
+    replaced in place, so that loading needs little memory. Create the loader in the graph of the
+    variables, before the graph is finalized.
+
+    Attributes:
+      create_op: Gives memory to the variables that are loaded in place. Run this operation before
+        loading if the variables are not initialized.
     """
 
-    def __init__(self) -> None:
-        self._variables = _global_variables(tf.get_default_graph())
-        self._load_ops = {}
+    def __init__(self, names: Iterable[str] | None = None, group_bytes: int = LOADED_BYTES):
+        graph = tf.get_default_graph()
+        found = _global_variables(graph)
+        variables = {name: found[name] for name in names or _weights(graph)}
+        groups = list(_grouped(_divide(variables, group_bytes), group_bytes))
         with tf.name_scope("lm_loader"):
             self._path_ph = tf.placeholder(tf.string, [], "path")
-            self._tensor_ph = tf.placeholder(tf.string, [1], "tensor")
-            self._slice_ph = tf.placeholder(tf.string, [1], "slice")
-            self._range_ph = tf.placeholder(tf.int32, [2], "range")
-            rows = tf.range(self._range_ph[0], self._range_ph[1])
-            for name, variable in self._variables.items():
-                with tf.device("cpu:0"):
-                    (value,) = tf.raw_ops.RestoreV2(
-                        prefix=self._path_ph,
-                        tensor_names=self._tensor_ph,
-                        shape_and_slices=self._slice_ph,
-                        dtypes=[variable.dtype.base_dtype],
-                    )
-                if _is_large(variable):
-                    self._load_ops[name] = tf.scatter_update(variable, rows, value).op
-                else:
-                    self._load_ops[name] = variable.assign(value, read_value=False)
+            self._tensor_phs = {name: tf.placeholder(tf.string, [1]) for name in variables}
+            done: list[tf.Operation] = []
+            for group in groups:
+                with tf.control_dependencies(done):
+                    done = [self._load(rows, variables[rows.name]) for rows in group]
+            self._load_op = tf.group(*done)
+            in_place = {rows.name for group in groups for rows in group if not rows.is_whole}
+            self.create_op = tf.group(
+                *[v.assign(tf.zeros(v.shape, v.dtype)).op for v in map(variables.get, in_place)]
+            )
+
+    def _load(self, rows: _Rows, variable: tf.Variable) -> tf.Operation:
+        with tf.device("cpu:0"):
+            (value,) = tf.raw_ops.RestoreV2(
+                prefix=self._path_ph,
+                tensor_names=self._tensor_phs[rows.name],
+                shape_and_slices=[rows.slice_spec],
+                dtypes=[variable.dtype.base_dtype],
+            )
+        if rows.is_whole:
+            return variable.assign(value, read_value=False)
+        update_op = tf.scatter_update(variable, rows.indices(), value).op
+        # After a sparse update, TensorFlow copies the variable at each read, until told otherwise.
+        with tf.control_dependencies([update_op]):
+            return tf.raw_ops.DisableCopyOnRead(resource=variable.handle)
 
     def load(self, session: tf.Session, checkpoint: str, tensors: Mapping[str, str]) -> None:
-        """Set variables. `tensors` contains the name of each variable's tensor."""
-        path = model_path(checkpoint)
+        """Set the variables of the loader. `tensors` has the name of each variable's tensor."""
+        names = {ph: [tensors[name]] for name, ph in self._tensor_phs.items()}
         with read_errors(checkpoint):
-            for name, tensor in tensors.items():
-                feed = {self._path_ph: path, self._tensor_ph: [tensor], self._slice_ph: [""]}
-                if not _is_large(self._variables[name]):
-                    session.run(self._load_ops[name], feed)
-                    continue
-                shape = self._variables[name].shape.as_list()
-                for first, end in _row_ranges(self._variables[name]):
-                    feed[self._slice_ph] = [slice_spec(shape, first, end - first)]
-                    session.run(self._load_ops[name], {**feed, self._range_ph: [first, end]})
+            session.run(self._load_op, {self._path_ph: model_path(checkpoint), **names})
 
     def load_weights(self, session: tf.Session, checkpoint: str, is_part: bool = False) -> None:
-        """Set the weights of the graph; see `fitting_tensors`."""
+        """Set all weights; see `fitting_tensors`."""
         weights = {name: v.shape.as_list() for name, v in _weights(session.graph).items()}
         self.load(session, checkpoint, fitting_tensors(checkpoint, weights, is_part))
 
 
-def _num_bytes(variable: tf.Variable) -> int:
-    return math.prod(variable.shape.as_list()) * variable.dtype.size
-
-
-def _is_large(variable: tf.Variable) -> bool:
-    return bool(variable.shape.rank) and _num_bytes(variable) > _PART_BYTES
-
-
-def _row_ranges(variable: tf.Variable) -> Iterator[tuple[int, int]]:
-    """Yield the first row and the end of each part of a variable."""
-    num_rows = variable.shape.as_list()[0]
-    size = max(1, num_rows * _PART_BYTES // _num_bytes(variable))
-    for first in range(0, num_rows, size):
-        yield first, min(first + size, num_rows)
-
-
-def first_not_finite(graph: tf.Graph, parts: Iterable[Part]) -> str | None:
+def first_not_finite(graph: tf.Graph, groups: Iterable[Group]) -> str | None:
     """Return the name of the first array that training made NaN or infinite, or None."""
     trained = {v.op.name for v in graph.get_collection(tf.GraphKeys.TRAINABLE_VARIABLES)}
     untrained = _weights(graph).keys() - trained  # for example, a mask may contain -inf
-    for name, array, *_ in parts:
+    for name, array, *_ in itertools.chain.from_iterable(groups):
         # A NaN anywhere makes both extremes NaN. A recurrent state may hold log-probabilities,
         # which may be -inf.
         lowest_is_finite = array.min() > -np.inf or name.startswith("state/")

@@ -116,7 +116,7 @@ def open_session(
             loader = VariableLoader()
         session = tf.Session(config=session_config(device))
         try:
-            session.run(tf.local_variables_initializer())
+            session.run([tf.local_variables_initializer(), loader.create_op])
             # The other functions of a network with losses may use further variables.
             is_part = run.functions.has_losses
             loader.load_weights(session, run.checkpoint, is_part)

@@ -120,10 +120,9 @@ class NetworkCheck:
         words_ph, targets_ph = (tf.placeholder(tf.int32, [_ROWS]) for _ in range(2))
         state_ph = tf.placeholder(tf.float32, [_ROWS, decoding.state_size(network)])
         losses, after = decoding.next_loss(network, words_ph, targets_ph, state_ph)
-        for variable in tf.trainable_variables():
-            # With small weights, all probabilities are equal, and smoothed losses seem to be exact.
-            if vocab_size in variable.shape.as_list():
-                _assign(session, variable, 10 * session.run(variable))
+        # With small weights, all probabilities are equal, and smoothed losses seem to be exact.
+        of_words = [v for v in tf.trainable_variables() if vocab_size in v.shape.as_list()]
+        _assign(session, of_words, [10 * value for value in session.run(of_words)])
         feed = {state_ph: np.zeros(state_ph.shape), targets_ph: np.zeros(_ROWS)}
         for word in self._random.integers(0, vocab_size, 3):
             feed[words_ph] = np.full(_ROWS, word)
@@ -179,15 +178,22 @@ def _placeholders(num_steps: int | None, rows: int) -> list[tf.Tensor]:
 
 def _replace_zeros(session: tf.Session, random: np.random.Generator, scale: float) -> None:
     """Replace initial weights of zero, which would hide the values that they are multiplied by."""
-    for variable in tf.trainable_variables():
-        value = session.run(variable)
-        # Use positive values: the network may compute a square root of the weight.
-        value = np.where(value == 0, random.uniform(0, scale, value.shape), value)
-        _assign(session, variable, value)
+    variables = tf.trainable_variables()
+    # Use positive values: the network may compute a square root of the weight.
+    values = [
+        np.where(value == 0, random.uniform(0, scale, value.shape), value)
+        for value in session.run(variables)
+    ]
+    _assign(session, variables, values)
 
 
-def _assign(session: tf.Session, variable: tf.Variable, value: np.ndarray) -> None:
-    session.run(variable.initializer, {variable.initializer.inputs[1]: value})
+def _assign(
+    session: tf.Session, variables: Sequence[tf.Variable], values: Sequence[np.ndarray]
+) -> None:
+    # One call for all variables, because TensorFlow compiles the graph again for each set of ops.
+    placeholders = [tf.placeholder(v.dtype, v.shape) for v in variables]
+    assign_ops = [v.assign(ph, read_value=False) for v, ph in zip(variables, placeholders)]
+    session.run(assign_ops, dict(zip(placeholders, values)))
 
 
 def _check_finite(where: str, *found: np.ndarray) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from lm.config_file import NetworkFunctions
-from lm.errors import ProgramExit, UserError
+from lm.errors import ProgramExit, UserError, first_line
 from lm.user_code import hint, place
 
 PYTHON_OPS = {"PyFunc", "EagerPyFunc", "PyFuncStateless"}
@@ -78,11 +78,7 @@ def short_message(error: Exception) -> str:
     rewritten = getattr(error, "ag_error_metadata", None)
     if rewritten:  # TensorFlow rewrote the Python code: the message begins with a stack
         return rewritten.cause_message.partition("\n")[0][:_MAX_CHARACTERS]
-    # The message of an operation ends with the problem, followed by the node.
-    text = str(error).partition("\n\t [[")[0]
-    lines = [line for line in text.splitlines() if line.strip()] or [""]
-    line = lines[-1 if isinstance(error, tf.errors.OpError) else 0]
-    return f"{type(error).__name__}: {line[:_MAX_CHARACTERS]}"
+    return f"{type(error).__name__}: {first_line(error)[:_MAX_CHARACTERS]}"
 
 
 def _frames(error: BaseException) -> list[traceback.FrameSummary]:

@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import NoReturn
 
 import tensorflow.compat.v1 as tf
@@ -12,7 +12,8 @@ import tensorflow.compat.v1 as tf
 from lm import logger
 from lm.checkpoint import store, variables
 from lm.checkpoint.store import Manifest
-from lm.checkpoint.tensors import Part, whole
+from lm.checkpoint.tensors import Group
+from lm.checkpoint.variables import Arrays
 from lm.config import RunOptions
 from lm.distributed.agreement import weights_mismatch
 from lm.distributed.communicator import Communicator
@@ -28,7 +29,7 @@ _POLL_SECONDS = 0.2
 class BackgroundWriter:
     """Writes the checkpoints of a run in a thread of rank 0, one at a time.
 
-    The thread passes the weights to the operating system part by part, while training waits in
+    The thread passes the weights to the operating system in groups, while training waits in
     `wait_until_read`. Training continues while the operating system writes them to the disk.
     If a checkpoint cannot be written, training continues: the previous checkpoint is intact, and
     a later save may succeed. `sync_events` flushes the events of the run before each save, so
@@ -52,25 +53,26 @@ class BackgroundWriter:
             self._thread.join(seconds)
 
     def wait_until_read(self) -> None:
-        """Wait until the thread has read all parts, or does not need them."""
+        """Wait until the thread has read all variables, or does not need them."""
         self._is_read.wait()
 
-    def start(self, parts: Iterable[Part], manifest: Manifest) -> None:
-        """Begin to write a checkpoint. The thread reads the parts."""
+    def start(self, groups: Iterable[Group], manifest: Manifest) -> None:
+        """Begin to write a checkpoint. The thread reads the groups."""
         assert not self.is_busy
         self._is_read.clear()
         self._thread = threading.Thread(
-            target=self._write, args=(parts, manifest), name="checkpoint writer", daemon=True
+            target=self._write, args=(groups, manifest), name="checkpoint writer", daemon=True
         )
         self._thread.start()
 
-    def _read(self, parts: Iterable[Part]) -> Iterator[Part]:
-        yield from parts
+    def _after_reading(self) -> None:
         self._is_read.set()
+        self._sync_events()
 
-    def _write(self, parts: Iterable[Part], manifest: Manifest) -> None:
+    def _write(self, groups: Iterable[Group], manifest: Manifest) -> None:
         try:
-            saved = store.save(self._run_dir, self._read(parts), manifest, self._sync_events)
+            known = self._intact and self._intact.get(store.path_of(self._run_dir, manifest.step))
+            saved = store.save(self._run_dir, groups, manifest, self._after_reading, known)
             if self.failure:
                 logger.info("checkpoints can be written again")
             self.failure = None
@@ -85,7 +87,7 @@ class BackgroundWriter:
         try:
             if self._intact is None:
                 self._intact = store.intact_manifests(self._run_dir)
-            self._intact[saved] = manifest
+            self._intact[saved] = store.read_manifest(saved)
             store.prune(self._run_dir, self._keep, self._intact)
         except Exception as error:  # the next save tries again
             logger.warning("old checkpoints are not removed: %s", error)
@@ -112,6 +114,7 @@ class Checkpointer:
         self._comm, self._session, self._reader, self._runner = comm, session, reader, runner
         self._supervisor = supervisor
         self._overdue, self._saved_at = False, time.monotonic()
+        self._saved_step: int | None = None
 
     def is_due(self, step: int) -> bool:
         """Return whether rank 0 wants to save at this step. Call this method once per step.
@@ -129,18 +132,28 @@ class Checkpointer:
 
     def save(self, progress: TrainProgress) -> None:
         """Save in the background on rank 0. Training may continue when this method returns."""
-        if self._comm.size > 1:  # compare first: a checkpoint records whether weights differ
-            self._supervisor.enter("the comparison of the weights")
-            parts = ((part.name, part.array) for part in self._reader.parts(self._session))
-            mismatch = weights_mismatch(self._comm, parts)
-            if mismatch:
-                self._fail_diverged(progress, mismatch)
-        self._save(progress, in_sync=True)
+        failure = self.wait()
+        state = variables.gather_state(self._runner.state, self._comm.concat)
+        # After a validation, the step may be saved again, because the perplexity is known now.
+        if failure or progress.step != self._saved_step:
+            if self._comm.size > 1:
+                self._check_equal(progress, state)
+            self._check_finite(progress, state)
+        self._save(progress, state, in_sync=True)
 
-    def _fail_diverged(self, progress: TrainProgress, mismatch: str) -> NoReturn:
+    def _check_equal(self, progress: TrainProgress, state: Arrays) -> None:
+        """Compare the weights of all ranks before a save, which records whether they differ."""
+        self._supervisor.enter("the comparison of the weights")
+        parts = itertools.chain.from_iterable(self._reader.groups(self._session))
+        mismatch = weights_mismatch(self._comm, ((part.name, part.array) for part in parts))
+        if mismatch:
+            self._fail_diverged(progress, state, mismatch)
+
+    def _fail_diverged(self, progress: TrainProgress, state: Arrays, mismatch: str) -> NoReturn:
         try:
+            self._check_finite(progress, state)
             # A run that continues with these weights is not exact.
-            self._save(dataclasses.replace(progress, exact_with=None), in_sync=False)
+            self._save(dataclasses.replace(progress, exact_with=None), state, in_sync=False)
             self.finish()
             outcome = "the weights of rank 0 are saved, and --resume loads them on all ranks"
         except EveryRankError as error:
@@ -151,24 +164,23 @@ class Checkpointer:
             " in the last change, or for bad memory if one rank differs"
         )
 
-    def _save(self, progress: TrainProgress, in_sync: bool) -> None:
-        self.wait()
-        self._supervisor.enter(f"the save at step {progress.step}")
-        state = variables.gather_state(self._runner.state, self._comm.concat)
-
-        def parts() -> Iterator[Part]:
-            return itertools.chain(self._reader.parts(self._session), whole(state))
-
-        found = self._writer and variables.first_not_finite(self._session.graph, parts())
+    def _check_finite(self, progress: TrainProgress, state: Arrays) -> None:
+        graph, groups = self._session.graph, self._reader.groups(self._session, state)
+        found = self._writer and variables.first_not_finite(graph, groups)
         wild = self._comm.gather(found)[0]
         if wild:
             raise EveryRankError(
                 f"{wild} is not finite after step {progress.step}, which is not saved: start a new"
                 " run with --init_from an older checkpoint, and a lower learning_rate"
             )
+
+    def _save(self, progress: TrainProgress, state: Arrays, in_sync: bool) -> None:
+        self._supervisor.enter(f"the save at step {progress.step}")
         self._overdue, self._saved_at = False, time.monotonic()
+        self._saved_step = progress.step
         if self._writer:
-            self._writer.start(parts(), self._manifest(progress, in_sync))
+            groups = self._reader.groups(self._session, state)
+            self._writer.start(groups, self._manifest(progress, in_sync))
             self._supervisor.enter("the writing of a checkpoint", alone=True)
             self._writer.wait_until_read()
         # A stop signal would end a rank that waits in the next step, but not in this phase.

@@ -38,7 +38,7 @@ class Graphs(NamedTuple):
     average: Average | None  # average of the weights, if the config requests it
     broadcast: Any  # fetches that give all ranks the variables of rank 0
     reader: variables.VariableReader
-    loader: variables.VariableLoader
+    loader: variables.VariableLoader | None  # loads the best weights, if they are tested
 
 
 @dataclasses.dataclass

@@ -46,15 +46,9 @@ class BroadcastHook(tf.train.SessionRunHook):
     Without values, the variables keep their initial values. Only rank 0 has values.
     """
 
-    def __init__(
-        self,
-        comm: Communicator,
-        loader: VariableLoader,
-        values: InitialValues | None,
-        broadcast: Any,
-    ):
-        self._comm, self._loader = comm, loader
-        self._values, self._broadcast = values, broadcast
+    def __init__(self, comm: Communicator, values: InitialValues | None, broadcast: Any):
+        self._comm, self._values, self._broadcast = comm, values, broadcast
+        self._loader = values and VariableLoader(values.tensors)
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
         """Set the variables; called when the session exists."""

@@ -84,7 +84,7 @@ def _train(
     report_start(job, graphs.network, progress, reporter)
     # MonitoredTrainingSession would create a new session after an error. This rank would then wait
     # forever for the broadcast of the other ranks.
-    hook = BroadcastHook(comm, graphs.loader, values, graphs.broadcast)
+    hook = BroadcastHook(comm, values, graphs.broadcast)
     monitored = tf.train.SingularMonitoredSession([hook], config=session_config(job.device))
     # Do not use `with monitored`, which would interpret OutOfRangeError as the end of the data.
     with contextlib.closing(monitored):
@@ -118,7 +118,8 @@ def _build_graphs(job: Job) -> Graphs:
     runner = WindowRunner(train_graph.window, rows, num_threads)
     # Broadcast only global variables. The recurrent state is local and differs between ranks.
     broadcast = comm.broadcast_variables()
-    reader, loader = variables.VariableReader(), variables.VariableLoader()
+    reader = variables.VariableReader()
+    loader = variables.VariableLoader() if job.options.test_on == "best" else None
     return Graphs(network, train_graph, runner, evaluator, average, broadcast, reader, loader)
 
 

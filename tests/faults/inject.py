@@ -179,7 +179,7 @@ def slow_copy(seconds):
 
     def save(*args):
         checkpointer.save = original  # add the delay only once
-        around(variables.VariableReader, "parts", before=lambda *_: time.sleep(float(seconds)))
+        around(variables.VariableReader, "groups", before=lambda *_: time.sleep(float(seconds)))
         original(*args)
 
     checkpointer.save = save

@@ -23,7 +23,7 @@ def manifest(step, perplexity=None, **fields):
 
 
 def save(run_dir, step, perplexity=None, keep=None, arrays=ARRAYS, **fields):
-    path = store.save(str(run_dir), whole(arrays), manifest(step, perplexity, **fields))
+    path = store.save(str(run_dir), [whole(arrays)], manifest(step, perplexity, **fields))
     if keep:
         store.prune(str(run_dir), keep, store.intact_manifests(str(run_dir)))
     return pathlib.Path(path)

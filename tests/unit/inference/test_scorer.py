@@ -80,7 +80,7 @@ def test_nan_is_an_error(tmp_path):
     arrays = load_arrays(trained, tensor_shapes(trained))
     nothing = {name: np.full_like(array, np.nan) for name, array in arrays.items()}
     spoilt = dataclasses.replace(store.read_manifest(trained), step=8)
-    store.save(str(tmp_path / "run"), whole(nothing), spoilt)
+    store.save(str(tmp_path / "run"), [whole(nothing)], spoilt)
     with pytest.raises(UserError, match="the network returns NaN: use a different checkpoint"):
         list(Scorer(open_run(tmp_path / "run")).score(["w1"]))
 

@@ -35,14 +35,13 @@ def test_a_save_is_due_after_steps_or_minutes(checkpointer):
     assert not checkpointer(checkpoint_every_minutes=60).is_due(1)
 
 
-def test_old_checkpoints_that_cannot_be_removed_do_not_fail_a_save(monkeypatch, caplog):
+def test_old_checkpoints_that_cannot_be_removed_do_not_fail_a_save(tmp_path, monkeypatch, caplog):
     def fail(*_):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(store, "save", lambda *_: None)
     monkeypatch.setattr(store, "prune", fail)
-    writer = BackgroundWriter("run", keep=1)
-    writer.start({}, None)
+    writer = BackgroundWriter(str(tmp_path), keep=1)
+    writer.start([whole(ARRAYS)], manifest(1))
     writer.wait()
     assert writer.failure is None
     assert "old checkpoints are not removed: [Errno 5] Input/output error" in caplog.text
@@ -53,7 +52,7 @@ def test_old_checkpoints_are_verified_once(tmp_path, caplog):
     truncate(save(tmp_path, 2))
     writer = BackgroundWriter(str(tmp_path), keep=2)
     for step in (3, 4, 5):
-        writer.start(whole(ARRAYS), manifest(step))
+        writer.start([whole(ARRAYS)], manifest(step))
         writer.wait()
     assert steps(tmp_path) == [4, 5]
     assert caplog.text.count("skipping a corrupt checkpoint") == 1
