@@ -8,10 +8,12 @@ import itertools
 import re
 
 from lm.errors import UserError
-from lm.options import Checked, option
+from lm.options import MAX_SEED, Checked, option
 
-_INT32 = 2**31 - 1  # the largest valid tensor dimension
-_MAX_THREADS = 4096  # A process with many more threads fails.
+_MAX_UNITS = 1_000_000
+# T * B tokens must be a valid tensor dimension.
+MAX_ROWS, _MAX_STEPS = 200_000, 10_000
+MAX_THREADS = 4096  # A process with many more threads fails.
 _RESUME = ["resume", "search"]
 HORIZON_SCHEDULES = ("linear", "cosine")  # the rate of each step depends on num_epochs
 
@@ -46,9 +48,9 @@ class Config(Checked):
     embedding_init_scale: float | None = option(
         None, "init_scale of the embedding (default: init_scale)", above=0, high=10
     )
-    hidden_size: int = option(200, "units of each LSTM layer", low=1, high=_INT32)
+    hidden_size: int = option(200, "units of each LSTM layer", low=1, high=_MAX_UNITS)
     embedding_size: int | None = option(
-        None, "size of the embedding (default: hidden_size)", low=1, high=_INT32
+        None, "size of the embedding (default: hidden_size)", low=1, high=_MAX_UNITS
     )
     tie_weights: bool = option(
         False, "use the embedding as the weights of the output layer; outputs of a different size"
@@ -66,8 +68,8 @@ class Config(Checked):
         False, "divide the embedding into the bands of the adaptive softmax, each with N times"
         " fewer units, which are projected to embedding_size",
     )  # fmt: skip
-    num_layers: int = option(2, "number of LSTM layers", low=1, high=1000)
-    num_steps: int = option(20, "time steps of truncated backpropagation", low=1)
+    num_layers: int = option(2, "number of LSTM layers", low=1, high=100)
+    num_steps: int = option(20, "time steps of truncated backpropagation", low=1, high=_MAX_STEPS)
     keep_prob: float = option(
         1.0, "probability of keeping a unit in dropout (1: no dropout)", above=0, high=1
     )
@@ -99,7 +101,9 @@ class Config(Checked):
     )  # fmt: skip
 
     # Optimization. docs/optimization.md lists the published recipe of each field.
-    batch_size: int = option(20, "rows of the GLOBAL batch, which the ranks divide", low=1)
+    batch_size: int = option(
+        20, "rows of the GLOBAL batch, which the ranks divide", low=1, high=MAX_ROWS
+    )
     num_epochs: int = option(13, "passes over the training split", low=1, may_change=_RESUME)
     optimizer: str = option(
         "sgd", "sgd, momentum (classic, without Nesterov's change), adam (bias-corrected) or"
@@ -144,11 +148,11 @@ class Config(Checked):
         " grows with the number of ranks", choices=("none", "sqrt", "linear"),
     )  # fmt: skip
     warmup_steps: int = option(0, "increase the learning rate linearly from 0 over N steps", low=0)
-    seed: int = option(1, "seed of the weights and the dropout masks", low=0, high=2**62)
+    seed: int = option(1, "seed of the weights and the dropout masks", low=0, high=MAX_SEED)
 
     # Evaluation.
     eval_batch_size: int = option(
-        20, "rows in validation and test", low=1, may_change=["evaluate", "search"]
+        20, "rows in validation and test", low=1, high=MAX_ROWS, may_change=["evaluate", "search"]
     )
     eval_every_steps: int | None = option(
         None, "validate every N steps, in addition to the end of each epoch", low=1,
@@ -274,14 +278,14 @@ class RunOptions(Checked):
     micro_batches_at_once: int | None = option(
         None, "micro-batches to compute at the same time (default: all; for the network of a config"
         " file, one per thread); fewer need less memory, with the same results", low=1,
-        high=_MAX_THREADS, may_change=_RESUME,
+        high=MAX_THREADS, may_change=_RESUME,
     )  # fmt: skip
     intra_op_threads: int | None = option(
         None, "threads of this rank (default: cores of the host / its ranks)", low=1,
-        high=_MAX_THREADS, per_host=True, may_change=_RESUME,
+        high=MAX_THREADS, per_host=True, may_change=_RESUME,
     )  # fmt: skip
     inter_op_threads: int | None = option(
-        None, "number of concurrent operations (default: 1)", low=1, high=_MAX_THREADS,
+        None, "number of concurrent operations (default: 1)", low=1, high=MAX_THREADS,
         per_host=True, may_change=_RESUME,
     )  # fmt: skip
 

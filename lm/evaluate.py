@@ -24,6 +24,7 @@ import json
 from lm.cli import program
 from lm.cli.flags import RunChoice, parse
 from lm.cli.tables import markdown_table
+from lm.config import MAX_ROWS
 from lm.options import Checked, option
 from lm.system import import_tensorflow
 
@@ -39,8 +40,9 @@ class EvaluateOptions(Checked):
         None, "directory of the corpus (default: the corpus of the run)", is_path=True
     )
     eval_batch_size: int | None = option(
-        None, "number of rows of each text (default: eval_batch_size of the run's config)"
-    )
+        None, "number of rows of each text (default: eval_batch_size of the run's config)", low=1,
+        high=MAX_ROWS,
+    )  # fmt: skip
     json: bool = option(False, "print JSON, one object per line, instead of a table")
 
 

@@ -13,6 +13,8 @@ from lm.errors import UserError, first_line
 
 Settings = TypeVar("Settings")
 
+MAX_INT = 2**31 - 1  # the largest valid tensor dimension; the default limit of integers
+MAX_SEED = 2**62
 _type_hints = functools.cache(typing.get_type_hints)  # evaluates the annotations of the class
 _PLAIN_TYPES: tuple[type, ...] = (int, float, bool, str)
 _RANGE_CHECKS = {
@@ -48,7 +50,7 @@ def option(
         search is resumed. "evaluate": when the weights are used, or when the run is resumed and no
         decision depends on validation. "search": when `lm.search` sets the field.
       **limits: The range, as `low` or `above` and `high` or `below`. The bounds `low` and `high`
-        are allowed values.
+        are allowed values. Integers have a `high` of MAX_INT by default.
     """
     metadata = dict(help=help, choices=choices, limits=limits, may_change={*may_change})
     metadata.update(per_host=per_host or is_path, is_path=is_path, required=required)
@@ -106,15 +108,22 @@ class Checked:
             _check_range(field, value)
 
 
+def limits_of(field: dataclasses.Field, plain_type: type) -> dict[str, float]:
+    """Return the limits of a field; see `option`."""
+    return {**({"high": MAX_INT} if plain_type is int else {}), **field.metadata["limits"]}
+
+
 def _check_range(field: dataclasses.Field, value: Any) -> None:
     choices = field.metadata["choices"]
     if choices and value not in choices:
         allowed = ", ".join(map(str, choices))
         raise UserError(f"{field.name} must be one of {allowed}, not {value!r}")
-    for limit, bound in field.metadata["limits"].items():
+    for limit, bound in limits_of(field, type(value)).items():
         is_valid, words = _RANGE_CHECKS[limit]
         if not is_valid(value, bound):
-            raise UserError(f"{field.name} must be {words} {bound}, not {value}")
+            is_long = type(value) is int and abs(value) > 10**30
+            shown = f"10^{math.log10(abs(value)):.0f}" if is_long else value
+            raise UserError(f"{field.name} must be {words} {bound}, not {shown}")
 
 
 def defaults(cls: type) -> dict[str, Any]:

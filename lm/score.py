@@ -19,6 +19,7 @@ import signal
 
 from lm.cli import program
 from lm.cli.flags import RunChoice, parse
+from lm.config import MAX_ROWS
 from lm.options import Checked, option
 from lm.system import import_tensorflow
 
@@ -30,7 +31,7 @@ class ScoreOptions(Checked):
     """The flags of this command."""
 
     per_word: bool = option(False, "print the log-probability of each word too")
-    batch_size: int = option(16, "number of sentences to score together", low=1)
+    batch_size: int = option(16, "number of sentences to score together", low=1, high=MAX_ROWS)
 
 
 def _score(argv):

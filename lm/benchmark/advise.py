@@ -27,7 +27,7 @@ from lm import logger
 from lm.benchmark.scaling import KINDS, bytes_sent, message_bytes, scaled_config
 from lm.benchmark.turns import take_turns
 from lm.benchmark.worker import Options, Task, run
-from lm.config import Config
+from lm.config import MAX_ROWS, Config
 from lm.options import option
 
 _RANKS = [2**power for power in range(13)]
@@ -81,7 +81,8 @@ class Predictor:
 
 def measure(config: Config, options: AdviceOptions) -> dict[str, Any]:
     """Measure steps of one rank and the exchange of two ranks, and predict step times."""
-    counts = {"strong": [n for n in _RANKS if n <= config.batch_size], "weak": _RANKS}
+    counts = {"strong": [n for n in _RANKS if n <= config.batch_size]}
+    counts["weak"] = [n for n in _RANKS if n * config.batch_size <= MAX_ROWS]
     shapes = run(Task(config), options)["shapes"]
     sizes = message_bytes(config, shapes)
     rows = {-(-config.batch_size // ranks) for ranks in counts["strong"]}

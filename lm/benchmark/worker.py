@@ -20,7 +20,7 @@ import numpy as np
 
 from lm.benchmark.workload import Step, StepResult, load_words
 from lm.cli.flags import ConfigChoice
-from lm.config import Config
+from lm.config import MAX_THREADS, Config
 from lm.config_file import load_config_file
 from lm.data.batches import TrainBatches, rows_of_rank
 from lm.distributed import launch
@@ -48,7 +48,7 @@ class Options(ConfigChoice):
     )
     repeats: int = option(8, "measurements of each kind", low=1)
     intra_op_threads: int | None = option(
-        None, "threads of each rank (default: cores / ranks of a host)", low=1
+        None, "threads of each rank (default: cores / ranks of a host)", low=1, high=MAX_THREADS
     )
     out: str = option("benchmarks", "directory of the JSON file with the results", is_path=True)
 

@@ -23,7 +23,7 @@ import numpy as np
 from lm.data.encoding import SPLITS
 from lm.errors import UserError
 from lm.files import open_atomically, sha256_of, write_json
-from lm.options import Checked, option
+from lm.options import MAX_SEED, Checked, option
 from lm.record import CorruptFile, read_object
 
 EOS = 0  # the state of `<eos>`; states 1, 2, ... are the words, roughly from frequent to rare
@@ -55,10 +55,10 @@ class LanguageOptions(Checked):
     """
 
     num_words: int = option(200, "number of words", low=2, high=10_000_000)
-    num_successors: int = option(8, "number of tokens that may follow each token", low=2)
+    num_successors: int = option(8, "number of tokens that may follow each token", low=2, high=256)
     num_tokens: int = option(400_000, "tokens of the training text, including <eos>", low=1)
     eval_tokens: int = option(20_000, "tokens of the validation text and the test text", low=1)
-    seed: int = option(1, "seed of the language and of the texts", low=0)
+    seed: int = option(1, "seed of the language and of the texts", low=0, high=MAX_SEED)
 
     def __post_init__(self) -> None:
         super().__post_init__()

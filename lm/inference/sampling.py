@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from lm.errors import UserError
-from lm.options import Checked, option
+from lm.options import MAX_SEED, Checked, option
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Sampling(Checked):
         1.0, "draw from the fewest words whose total probability reaches P", above=0, high=1
     )
     seed: int | None = option(
-        None, "seed of the draws (default: a new seed, which is logged)", low=0
+        None, "seed of the draws (default: a new seed, which is logged)", low=0, high=MAX_SEED
     )
     allow_unk: bool = option(False, "generate <unk> too")
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lm.cli.flags import Arguments, ConfigChoice, parse
-from lm.config import Config, RunOptions
+from lm.config import MAX_THREADS, Config, RunOptions
 from lm.errors import UserError
 from lm.files import sha256_of
 from lm.options import Checked, may_change, option
@@ -58,10 +58,13 @@ class SearchOptions(Checked):
         choices=("median", "hyperband", "none"),
     )  # fmt: skip
     search_seed: int = option(1, "seed of the sampler", low=0, high=2**31)
-    ranks_per_trial: int = option(1, "ranks of each trial", low=1, may_change=_RESUME)
-    parallel_trials: int | None = option(
-        None, "trials at a time (default: 1, or all that fit on --hosts)", low=1, may_change=_RESUME
+    ranks_per_trial: int = option(
+        1, "ranks of each trial", low=1, high=MAX_THREADS, may_change=_RESUME
     )
+    parallel_trials: int | None = option(
+        None, "trials at a time (default: 1, or all that fit on --hosts)", low=1,
+        high=MAX_THREADS, may_change=_RESUME,
+    )  # fmt: skip
     hosts: str | None = option(
         None, "host1:2,host2:2: hosts and their numbers of ranks (default: this host)",
         may_change=_RESUME,
