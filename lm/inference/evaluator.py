@@ -17,7 +17,7 @@ from lm.data.vocabulary import UNK, Vocabulary
 from lm.distributed.agreement import check_agreement, platform_facts, raise_on_all_ranks
 from lm.distributed.communicator import Communicator
 from lm.distributed.devices import start_tensorflow
-from lm.errors import EveryRankError, UserError
+from lm.errors import EveryRankError, RunError, UserError
 from lm.inference.run import Run, open_run, open_session
 from lm.model.user_errors import one_line_errors
 from lm.model.windows import Evaluator
@@ -110,10 +110,16 @@ def _load_split(run: Run, split: str, data_path: str | None) -> tuple[np.ndarray
 
 
 def _encode(path: str, vocabulary: Vocabulary) -> tuple[np.ndarray, int]:
-    # The mapping keeps the contents of the file after the file is removed.
-    with tempfile.NamedTemporaryFile(prefix="lm-") as file:
-        unknown = encode_file(path, vocabulary, file.name)
-        ids = np.memmap(file.name, ID_DTYPE, mode="r")
+    try:
+        # The mapping keeps the contents of the file after the file is removed.
+        with tempfile.NamedTemporaryFile(prefix="lm-") as file:
+            unknown = encode_file(path, vocabulary, file.name)
+            ids = np.memmap(file.name, ID_DTYPE, mode="r")
+    except OSError as error:  # The error does not contain the path if the disk is full.
+        raise RunError(
+            f"cannot write to {tempfile.gettempdir()} ({error.strerror}): free some space, or set"
+            " TMPDIR to a different directory"
+        ) from error
     if unknown and vocabulary.unk_id is None:
         raise UserError(
             f"{path} has {unknown:,} words that are not in the run's vocabulary, which does not"

@@ -8,9 +8,10 @@ from lm.checkpoint import store
 from lm.checkpoint.tensors import tensor_shapes
 from lm.config import Config
 from lm.data.vocabulary import Vocabulary
-from lm.errors import UserError
+from lm.errors import RunError, UserError
 from lm.inference.evaluator import load_text
 from lm.inference.run import Run, open_run
+from tests.limits import file_size_limit
 from tests.untrained import make_run, write_run
 
 WITH_UNK = Vocabulary(("<eos>", "<unk>", "a", "bcd", "é"))
@@ -31,6 +32,14 @@ def test_a_file_is_encoded_with_the_vocabulary_of_the_run(tmp_path):
         load_text(run_of(WITHOUT_UNK), str(path))
     with pytest.raises(UserError, match="--split dev must be train, valid, test or the path of"):
         load_text(run_of(WITH_UNK), "dev")
+
+
+def test_a_full_temporary_directory_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    (tmp_path / "text").write_text("a a a\n")
+    message = rf"^cannot write to {tmp_path} \(File too large\): free some space, or set TMPDIR"
+    with file_size_limit(4), pytest.raises(RunError, match=message):
+        load_text(run_of(WITH_UNK), str(tmp_path / "text"))
 
 
 def test_a_split_of_a_different_corpus_is_rejected(tmp_path, corpora):
