@@ -13,6 +13,8 @@ from lm.config import Config
 from lm.errors import UserError
 from lm.system import seeded
 
+# The types that ranks can exchange; see tensorflow/mpi_ops.cc of Horovod.
+_TYPES = "bool uint8 int8 uint16 int16 int32 int64 float16 float32 float64".split()
 _SAVED = [tf.GraphKeys.GLOBAL_VARIABLES, tf.GraphKeys.MODEL_VARIABLES]
 
 
@@ -98,6 +100,7 @@ def _check(variable: tf.Variable, name: str) -> None:
         raise UserError(
             f"variable {variable.op.name} is {dtype.name}: trainable variables must be float32"
         )
+    check_kind(variable)
     if variable.op.name != name:
         made = tf.get_collection(tf.GraphKeys.MODEL_VARIABLES)  # the variables of networks
         # If two names only differ in case, TensorFlow renames one of them, equally in each graph.
@@ -105,6 +108,18 @@ def _check(variable: tf.Variable, name: str) -> None:
             raise UserError(
                 f"variable {name} has the name of an operation of the trainer: rename it"
             )
+
+
+def check_kind(variable: tf.Variable) -> None:
+    """Reject a variable that cannot be broadcast or saved because of its type or its shape."""
+    dtype = variable.dtype.base_dtype.name
+    if dtype not in _TYPES:
+        raise UserError(f"variable {variable.op.name} is {dtype}, not one of {', '.join(_TYPES)}")
+    if not variable.shape.num_elements():
+        raise UserError(
+            f"variable {variable.op.name} has the shape {variable.shape}: the number of elements"
+            " must be known and at least 1"
+        )
 
 
 def operations_behind(

@@ -13,6 +13,7 @@ from lm.model.context import Context
 from lm.model.network import Network
 from lm.model.network_rules import operations
 from lm.model.ops import fastest
+from lm.model.variables import check_kind
 from lm.options import defaults
 from lm.training.gradients import Exchange, Gradient, dense, is_sparse, values_of
 
@@ -125,6 +126,8 @@ def build_update(
     with tf.control_dependencies([optimizer.apply_gradients(zip(gradients, variables))]):
         train_op = global_step.assign_add(1).op
     if is_own:
+        for variable in tf.global_variables():  # including those of the user's optimizer
+            check_kind(variable)
         network.check_update(there, train_op)
         if not learning_rate.consumers():
             logger.warning("build_optimizer ignores learning_rate, so the flag has no effect")

@@ -24,6 +24,13 @@ MISTAKES = {
     "    with tf.variable_scope('state'):\n        x *= tf.get_variable('h', [4])\n" + GOOD:
         "has the variable state/h, a name of the recurrent state in a checkpoint: rename it",
     "    w = tf.get_variable('w', [4], tf.float64)\n" + GOOD: "variable w is float64",
+    "    w = tf.get_variable('w', [0, 4])\n" + GOOD:
+        "line 13, in build_outputs: variable w has the shape (0, 4): the number of elements must",
+    "    start = tf.zeros(inputs_TB[0])\n"
+    "    w = tf.get_variable('w', initializer=start, validate_shape=False)\n" + GOOD:
+        "in build_outputs: variable w has the shape",
+    "    w = tf.get_variable('w', initializer='a', trainable=False)\n" + GOOD:
+        "line 13, in build_outputs: variable w is string, not one of bool, uint8, int8, ",
     "    w = tf.Variable(tf.zeros([4]))\n" + GOOD:
         "/Variable again at each call: use tf.get_variable",
     "    w = tf.get_variable('w', [4]) if context.training else 0.0\n    x += w\n" + GOOD:
