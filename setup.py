@@ -1,10 +1,15 @@
 """Package metadata. To install everything at known-good versions, run run_scripts/setup.sh."""
 
+import pathlib
+import re
+
 from setuptools import find_packages, setup
+
+_PACKAGE = pathlib.Path(__file__).parent / "lm/__init__.py"
 
 setup(
     name="ptb-lm-horovod",
-    version="0.1.0",
+    version=re.search(r'__version__ = "(.*)"', _PACKAGE.read_text())[1],
     description="Distributed training of language models, TF1-style graphs, with Horovod",
     packages=find_packages(include=["lm", "lm.*", "configs", "configs.*"]),
     # The sources of the compiled operations, which are built on the host that runs them, and the

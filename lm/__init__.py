@@ -2,6 +2,6 @@
 
 import logging
 
-__version__ = "1.0"
+__version__ = "0.1.0"
 
 logger = logging.getLogger("lm")  # lm/events/logs.py opens its destinations

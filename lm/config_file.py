@@ -136,13 +136,16 @@ def _read(name_or_path: str) -> tuple[str, bytes]:
     path = name_or_path if is_path else os.path.join(_CONFIGS, f"{name_or_path}.py")
     try:
         with open(path, "rb") as file:
-            return path, file.read()
+            source = file.read()
     except OSError as error:
         known = sorted(f[:-3] for f in os.listdir(_CONFIGS) if f.startswith("config_"))
         raise error_class(error)(
-            f"cannot read config {name_or_path!r} ({error.strerror}): use one of"
-            f" {', '.join(known)}, or a path to a .py"
+            f"cannot read config {name_or_path!r} in {os.path.dirname(os.path.abspath(path))}"
+            f" ({error.strerror}): use one of {', '.join(known)}, or a path to a .py"
         ) from error
+    if b"\0" in source:
+        raise UserError(f"config {path} is not UTF-8 (UTF-16?), so save it as UTF-8")
+    return path, source
 
 
 @functools.cache  # Registering a gradient in TensorFlow fails the second time.

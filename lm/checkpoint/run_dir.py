@@ -94,6 +94,7 @@ def _lock(path: str, stack: contextlib.ExitStack) -> None:
 
 def _make(output_dir: str | None, name: str, stack: contextlib.ExitStack) -> str:
     path = output_dir or os.path.join("runs", f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")
+    path = os.path.abspath(path)  # The run scripts work in a different directory than the user.
     for place in (os.path.join(path, CHECKPOINTS_DIR), path, *pathlib.Path(path).parents):
         if os.path.islink(place) and not os.path.exists(place):
             raise RunError(f"{place} is a broken symlink; mount its target or remove it")

@@ -68,12 +68,12 @@ def launch(tmp_path):
     python.parent.mkdir(parents=True)
     python.symlink_to("/bin/true")
 
-    def run(name, mpirun='echo "$@"', others=(), cwd=tmp_path, **env):
+    def run(name, mpirun='echo "$@"', others=(), cwd=tmp_path, arguments=(), **env):
         for command, stand_in in {"mpirun": mpirun, **dict(others)}.items():
             (tmp_path / "bin" / command).write_text(f"#!/bin/sh\n{stand_in}\n")
             (tmp_path / "bin" / command).chmod(0o755)
         return run_command(
-            ["bash", tmp_path / "run_scripts" / name, "--max_steps", 1],
+            ["bash", tmp_path / "run_scripts" / name, "--max_steps", 1, *arguments],
             {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", **env}, timeout=30, cwd=cwd,
         )  # fmt: skip
 
@@ -171,6 +171,13 @@ def test_relative_paths_in_variables_refer_to_the_users_directory(launch, tmp_pa
         for script in ("train.sh", "train_resilient.sh"):
             said = launch(script, cwd=user, CONFIG=given, OUTPUT_DIR="a").stdout
             assert f" --config {meant} " in said
+    (user / "own.py").touch()
+    for given, meant in {
+        "--config=own.py": f"--config={user}/own.py", "../user/own.py": f"{user}/../user/own.py",
+        "--config=config_test": "--config=config_test", "--config=other.py": "--config=other.py",
+    }.items():  # fmt: skip
+        said = launch("train.sh", cwd=user, arguments=["--config", given]).stdout
+        assert f" --max_steps 1 --config {meant}\n" in said
     said = launch("train.sh", cwd=user, HOSTFILE="hosts.txt", NP="3").stdout
     assert f" -hostfile {user}/hosts.txt " in said
 

@@ -14,7 +14,7 @@ from lm.errors import InfoRequested, UserError
 from lm.search.options import SearchDirectory, SearchOptions
 from lm.search.space import choose_config, parse_space
 from lm.train import parse_flags
-from tests.commands import run_code
+from tests.commands import ROOT, run_code
 
 
 def write(tmp_path, text):
@@ -46,9 +46,28 @@ def test_a_broken_config_file_is_an_error_that_names_it(tmp_path, text, message)
     assert path in str(error.value)
 
 
-def test_an_unknown_config_lists_the_known_ones():
-    with pytest.raises(UserError, match="config_small, config_small_tied, config_test"):
-        load_config_file("config_huge")
+def test_an_unknown_config_names_the_searched_directory_and_the_known_configs(tmp_path):
+    for name, directory in (("config_huge", ROOT / "configs"), (str(tmp_path / "a.py"), tmp_path)):
+        message = rf"in {directory} \(No such file .*config_small, config_small_tied, config_test"
+        with pytest.raises(UserError, match=message):
+            load_config_file(name)
+
+
+def test_a_config_file_in_utf_16_is_an_error(tmp_path):
+    (tmp_path / "mine.py").write_text("def get_config(): ...\n", encoding="utf-16")
+    with pytest.raises(UserError, match=r"mine.py is not UTF-8 \(UTF-16\?\), so save it as UTF-8"):
+        load_config_file(str(tmp_path / "mine.py"))
+
+
+def test_a_removed_setting_names_the_version_and_the_replacement(tmp_path):
+    message = "on_nan was removed in version 0.1.0: a loss that is not finite ends the run"
+    text = "from lm.config import Config\ndef get_config():\n    return Config(on_nan='skip')\n"
+    with pytest.raises(UserError, match=rf"mine.py, line 3: TypeError: .*; {message}"):
+        load_config_file(write(tmp_path, text))
+    with pytest.raises(UserError, match=rf"flag 'on_nan'.*; {message}.* \(see --help\)$"):
+        parse("--on_nan=skip")
+    with pytest.raises(UserError, match=r"; test was removed in version 0.1.0: use test_on=none"):
+        parse("--notest")
 
 
 def parse(*arguments):
@@ -166,7 +185,7 @@ DRAWS = """
 import random
 import numpy as np
 from lm.config import Config
-DRAWN = random.randint(1, 10**6) + np.random.randint(1, 10**6)
+DRAWN = random.randint(1, 10**5) + np.random.randint(1, 10**5)
 
 def get_config():
     return Config(hidden_size=DRAWN, seed=np.random.randint(1, 10**6))

@@ -58,7 +58,7 @@ def open_directory(path, config, corpus, resume=True, **options):
 def test_the_default_directory_is_named_by_config_and_time(made, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with open_directory(None, *made[1:], resume=False) as run_dir:
-        assert re.fullmatch(rf"runs/{made[1].name}-\d{{8}}-\d{{6}}", run_dir.path)
+        assert re.fullmatch(rf"{tmp_path}/runs/{made[1].name}-\d{{8}}-\d{{6}}", run_dir.path)
         assert os.path.isdir(run_dir.path)
 
 
