@@ -43,7 +43,6 @@ _TUNED_DEFAULTS = {
 }
 
 _NUM_RANDOM = 1000  # random numbers in a probe; longer arrays repeat them
-_LARGEST_PROBE = 1 << 24  # 64 MB: no known algorithm changes at a larger size
 
 
 class HorovodCommunicator(Communicator):
@@ -74,7 +73,7 @@ class HorovodCommunicator(Communicator):
         names = [*_DEFAULTS, _FUSION, *(name for name in os.environ if name.startswith(_TUNED))]
         return {name: os.environ[name] for name in names if name in os.environ}
 
-    def why_inexact(self, sizes: Collection[int]) -> str:
+    def why_inexact(self, sizes: Collection[int], largest: int = 1 << 24) -> str:
         if self.size <= 2:  # a + b equals b + a
             return ""
         if self.backend != "MPI":
@@ -83,7 +82,7 @@ class HorovodCommunicator(Communicator):
             return f"with {_FUSION} the summation order is a matter of timing"
         # Test the sums instead of reading the settings: a parameter file, or a component that only
         # some builds of Open MPI have, may select a different algorithm.
-        for size in sorted({min(size, _LARGEST_PROBE) for size in sizes}):
+        for size in sorted({min(size, largest) for size in sizes}):
             if not self._sums_neighbors_first(size):
                 return f"the exchange adds up {size:,} numbers in its own order"
         return ""

@@ -18,7 +18,6 @@ _State = Mapping[str, np.ndarray]
 _TOLERANCE = 1e-5  # relative to the largest number of a unit; most results are bitwise identical
 _ROUNDING = 1e-2  # if shapes, and therefore summation orders, differ; mistakes differ more
 _ROWS = 256  # words per computation of probabilities
-_MAX_WORDS = 20_000  # The sum of the probabilities of more words would take long.
 _MAX_ERROR = 1e-3  # of the sum: some programs add a small number to each probability
 _MIN_NATS = 1e-5  # the rounding of a log-probability in float32
 
@@ -29,12 +28,13 @@ def check_network(
     functions: NetworkFunctions = BUILT_IN,
     session_config: tf.ConfigProto | None = None,
     words: Sequence[str] = (),
+    max_words: int = 20_000,
 ) -> None:
     """Check that no output sees later words and that results are finite and reproducible.
 
     If a network sees the words that it predicts, or if its probabilities do not sum to 1, its
     perplexity is meaningless. The check warns if single words and windows lead to different
-    results.
+    results. The probabilities of more than `max_words` would take long, so they are not added up.
     """
     with (
         one_line_errors(functions),
@@ -45,7 +45,7 @@ def check_network(
         check = NetworkCheck(Network(config, vocab_size, functions, words))
         session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
         check.check_window(session)
-        if functions.has_losses and vocab_size <= _MAX_WORDS:
+        if functions.has_losses and vocab_size <= max_words:
             check.check_probabilities(session)
         if disagreement := check.find_disagreement(session):
             logger.warning(disagreement)

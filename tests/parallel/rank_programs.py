@@ -24,10 +24,10 @@ def gather(comm):
 
 def update(comm):
     """Gradients are summed over ranks, and each word's rows are merged before the norm."""
-    assert comm.size == 3
-    table = tf.get_variable("table", initializer=np.zeros([4, 2], "f"), use_resource=True)
+    assert comm.size == 4
+    table = tf.get_variable("table", initializer=np.zeros([5, 2], "f"), use_resource=True)
     dense = tf.get_variable("dense", initializer=np.zeros([2], "f"), use_resource=True)
-    words = [comm.rank, 3, 3]  # all ranks use word 3 twice, and one other word
+    words = [comm.rank, 4, 4]  # all ranks use word 4 twice, and one other word
     loss = tf.reduce_sum(tf.gather(table, words)) + tf.reduce_sum(dense * (comm.rank + 1))
     config = Config(max_grad_norm=1e9, batch_size=1, num_steps=1)
     step = tf.train.get_or_create_global_step()
@@ -37,20 +37,32 @@ def update(comm):
         session.run(tf.global_variables_initializer())
         norm, _ = session.run([update.grad_norm, update.train_op])
         table, dense = session.run([table, dense])
-    np.testing.assert_allclose(table, -np.array([[1, 1], [1, 1], [1, 1], [6, 6]]))
-    np.testing.assert_allclose(dense, [-6, -6])
-    np.testing.assert_allclose(norm, np.sqrt(6 * 1 + 2 * 36 + 2 * 36), rtol=1e-6)
+    np.testing.assert_allclose(table, -np.array([[1, 1], [1, 1], [1, 1], [1, 1], [8, 8]]))
+    np.testing.assert_allclose(dense, [-10, -10])
+    np.testing.assert_allclose(norm, np.sqrt(8 * 1 + 2 * 64 + 2 * 100), rtol=1e-6)
 
 
-def large_sum(comm):
-    """Arrays above the limit in lm/distributed/open_mpi_rules.conf are summed completely."""
-    rank = tf.constant(comm.rank, tf.float32)
-    values = tf.range(5_000_003, dtype=tf.float32) % 1000 + rank
-    with tf.Session() as session:
-        total = session.run(comm.sum(values, "large"))
-    ranks = comm.size
-    expected = np.arange(5_000_003) % 1000 * ranks + ranks * (ranks - 1) // 2
-    np.testing.assert_array_equal(total, expected)
+def sums(comm):
+    """Sums are complete on both sides of each size in lm/distributed/open_mpi_rules.conf."""
+    ranks, limits = comm.size, {2: (16 << 20,), 4: (64 << 10,)}
+    sizes = [num_bytes // 4 + more for num_bytes in limits[comm.size] for more in (-1, 0, 3)]
+    for size in sizes:
+        values = tf.range(size, dtype=tf.float32) % 1000 + comm.rank
+        with tf.Session() as session:
+            total = session.run(comm.sum(values, f"sum_{size}"))
+        expected = np.arange(size) % 1000 * ranks + ranks * (ranks - 1) // 2
+        np.testing.assert_array_equal(total, expected)
+    assert comm.why_inexact(sizes) == ""
+
+
+def probes(comm):
+    """Arrays above the largest probe are represented by one array of this size."""
+    probed, sum_ = [], comm.sum
+    comm.sum = lambda tensor, name: probed.append(tensor.shape[0]) or sum_(tensor, name)
+    assert comm.why_inexact([10, 2000, 3000], largest=1999) == "" and probed == [10, 1999]
+    comm.sum = lambda tensor, name: sum_(tensor, name) * 1.0001
+    assert comm.why_inexact([10]) == "the exchange adds up 10 numbers in its own order"
+    comm.sum = sum_
 
 
 def broadcast(comm):

@@ -1,11 +1,15 @@
 """Exchanges between ranks under real mpirun."""
 
+import pytest
+
 from tests.commands import run_module
 
+PROGRAMS = "gather sums probes broadcast broadcast_from_devices update fusion".split()
 
-def test_exchanges_give_correct_results_on_all_ranks():
-    programs = ("gather", "large_sum", "broadcast", "broadcast_from_devices", "update", "fusion")
-    result = run_module("tests.parallel.rank_programs", *programs, num_ranks=3)
+
+@pytest.mark.parametrize("num_ranks, programs", [(2, ["sums"]), (4, PROGRAMS)])
+def test_exchanges_give_correct_results_on_all_ranks(num_ranks, programs):
+    result = run_module("tests.parallel.rank_programs", *programs, num_ranks=num_ranks)
     assert result.returncode == 0, result.stdout + result.stderr
 
 

@@ -66,6 +66,16 @@ def test_inexact_losses_in_evaluation_are_an_error(load, body, message):
         check_network(file.config, V, file.functions)
 
 
+@pytest.mark.parametrize("vocab_size", [255, 256, 257])
+def test_probabilities_are_added_up_in_blocks_of_256_up_to_a_number_of_words(load, vocab_size):
+    file = load(LOSSES + FULL + RETURN)
+    check_network(file.config, vocab_size, file.functions)
+    inexact = load(LOSSES + FULL + "    losses_TB += 0.01\n" + RETURN)
+    check_network(inexact.config, vocab_size, inexact.functions, max_words=vocab_size - 1)
+    with pytest.raises(UserError, match=r"words sum to 0\.99005, not 1"):
+        check_network(inexact.config, vocab_size, inexact.functions, max_words=vocab_size)
+
+
 def test_a_prediction_of_another_model_is_a_warning(load, caplog):
     file = load(LOSSES + FULL + RETURN + OUTPUTS.replace("tanh", "sin"))
     check_network(file.config, V, file.functions)

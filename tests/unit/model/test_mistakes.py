@@ -4,6 +4,7 @@ import pytest
 
 from lm.errors import UserError
 from lm.model.network_check import check_network
+from lm.model.user_errors import short_message
 from tests.unit.model.networks import GOOD, HEADER, SCOPED, V, train_and_evaluate
 
 MISTAKES = {
@@ -265,3 +266,8 @@ def test_a_mistake_only_for_single_words_says_so(load, body, message):
     message += r".*; this is the call for single words \(T = 1, not num_steps ="
     with pytest.raises(UserError, match=message):
         check_network(file.config, V, file.functions)
+
+
+@pytest.mark.parametrize("size, shown", [(300, 300), (301, 300)])
+def test_long_messages_are_cut(size, shown):
+    assert short_message(ValueError("x" * size)) == "ValueError: " + "x" * shown

@@ -14,7 +14,7 @@ from lm.distributed.communicator import Communicator
 from lm.errors import UserError
 from lm.model.context import Context
 from lm.model.network import Network
-from lm.model.windows import WindowRunner
+from lm.model.windows import WindowRunner, build_window_graph
 from lm.training.step import Division, build_train_graph, run_step
 from tests.commands import ROOT
 from tests.unit.model.networks import GOOD, HEADER, V, context_of
@@ -78,6 +78,22 @@ def test_a_user_defined_network_does_not_depend_on_the_number_of_threads(name):
     one = train(file.config, file.functions, threads=1)
     for threads in (2, 3):
         assert_equal(train(file.config, file.functions, threads=threads), one, rtol=0)
+
+
+@pytest.mark.parametrize("num_parts, threads", [(1, 1), (4, 1), (6, 1), (6, 4), (7, 2)])
+def test_parts_are_joined_in_their_order_for_any_number_of_parts(load, num_parts, threads):
+    functions, rows = load(HEADER + GOOD).functions, Rows(0, 2 * num_parts)
+    config = Config(hidden_size=4, num_steps=5, batch_size=2)
+    words = np.random.default_rng(0).integers(0, V, [2, 5, rows.count], np.int32)
+    with tf.Graph().as_default(), tf.Session() as session:
+        network, found = Network(config, V, functions), []
+        for of_graph in (rows, Rows(0, 2)):
+            graph = build_window_graph(network, of_graph, f"eval_{of_graph.count}_{len(found)}")
+            runner = WindowRunner(graph, rows, threads)
+            session.run(tf.global_variables_initializer())
+            parts = runner.run(session.run, [graph.nll_TB], *words, {}, list.__add__)
+            found.append(np.concatenate(parts, axis=1))
+    np.testing.assert_allclose(*found, rtol=1e-6)
 
 
 @pytest.mark.parametrize(

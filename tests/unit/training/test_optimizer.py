@@ -28,7 +28,8 @@ def one_update(max_grad_norm=math.inf, **fields):
     with tf.Graph().as_default() as graph, tf.Session() as session:
         table = tf.get_variable("table", initializer=np.zeros([4, 2], "f"), use_resource=True)
         loss = tf.reduce_sum(tf.gather(table, WORDS))
-        config = Config(max_grad_norm=max_grad_norm, batch_size=1, num_steps=1, **fields)
+        fields = {"batch_size": 1, **fields}
+        config = Config(max_grad_norm=max_grad_norm, num_steps=1, **fields)
         step = tf.train.get_or_create_global_step()
         update = build(config, loss, tf.constant(0.5), step)
         session.run(tf.global_variables_initializer())
@@ -70,6 +71,15 @@ def test_rows_are_merged_on_the_cpu_in_a_fixed_order(path):
     merging = [op for op in graph.get_operations() if op.type in ("Unique", "UnsortedSegmentSum")]
     assert len(merging) == 2
     assert {tf.DeviceSpec.from_string(op.device).device_type for op in merging} == {"CPU"}
+
+
+@pytest.mark.parametrize("batch_size, is_sparse", [(7, True), (8, False)])
+def test_a_gradient_is_sparse_while_its_rows_are_smaller_than_the_table(batch_size, is_sparse):
+    """The table has 4 rows. An allreduce moves each of them twice."""
+    graph, norm, table = one_update(batch_size=batch_size)
+    assert any(op.type == "Unique" for op in graph.get_operations()) == is_sparse
+    assert norm == pytest.approx(math.sqrt(2 * 4 + 2 * 1))
+    np.testing.assert_array_equal(table[:, 0], [-0.5, 0, -1, 0])
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
