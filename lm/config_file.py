@@ -22,12 +22,12 @@ from lm.errors import UserError, error_class, first_line
 from lm.files import short_name
 from lm.options import Checked, replaced
 from lm.record import FileRecord
-from lm.system import import_tensorflow, seeded
+from lm.system import PROJECT, import_tensorflow, seeded
 from lm.user_code import hint, place
 from lm.user_files import LoadedFiles, collected_by
 
 # Importing `configs` could find a user's directory of the same name.
-_CONFIGS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "configs")
+_CONFIGS = os.path.join(PROJECT, "configs")
 _VIRTUAL_RANKS = 8  # by default
 _BUILDERS = ("build_outputs", "build_logits")
 # The functions of a network; see docs/own_graph.md.

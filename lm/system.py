@@ -15,6 +15,13 @@ _M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8  # from malloc.h
 # location of the package keras itself.
 _UNUSED = ("keras.src", "jax")
 _libc = ctypes.CDLL(None)
+PROJECT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+def script(name: str) -> str:
+    """Return the path of a run script for messages: the user may be in any directory."""
+    path = os.path.join(PROJECT, "run_scripts", name)
+    return path if os.path.exists(path) else f"run_scripts/{name}"
 
 
 def stat_fields(pid: int) -> list[str]:

@@ -16,7 +16,7 @@ source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/launch.sh"
 run_scripts/setup.sh
 
 config=${CONFIG:-config_small}
-output_dir=${OUTPUT_DIR:-searches/$(basename "$config" .py)-$(date +%Y%m%d-%H%M%S)}
+output_dir=${OUTPUT_DIR:-$PWD/searches/$(basename "$config" .py)-$(date +%Y%m%d-%H%M%S)}
 if [[ ! -e $output_dir/search.json ]]; then
     set -- --config "$config" --trials "${TRIALS:-20}" --ranks_per_trial "${RANKS:-2}" \
         --parallel_trials "${PARALLEL:-1}" --space "${SPACE:-learning_rate=0.3:3:log, keep_prob=0.5:1.0}" "$@"

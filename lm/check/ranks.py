@@ -23,8 +23,9 @@ from lm.distributed.devices import (
 )
 from lm.distributed.horovod import horovod_version
 from lm.errors import EveryRankError
+from lm.system import script
 
-_SETUP = "run run_scripts/setup.sh on every host"
+_SETUP = f"run {script('setup.sh')} on every host"
 TENSORFLOWS = ("2.18.1", "2.21.0")  # the versions in constraints/
 _HOROVOD = "0.28.1"
 _EXCHANGED_BYTES = 16 << 20  # about the size of config_small's gradients

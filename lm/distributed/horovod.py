@@ -19,6 +19,7 @@ import tensorflow.compat.v1 as tf
 from lm import kernels
 from lm.distributed.communicator import Communicator
 from lm.errors import UserError, first_line
+from lm.system import script
 
 _FUSION = "HOROVOD_FUSION_THRESHOLD"
 _DEFAULTS = {
@@ -58,7 +59,7 @@ class HorovodCommunicator(Communicator):
         if hvd.size() != size:
             raise UserError(
                 f"the launcher started {size} processes, but Horovod sees {hvd.size()},"
-                " because it was built for a different MPI; run run_scripts/setup.sh with this"
+                f" because it was built for a different MPI; run {script('setup.sh')} with this"
                 " launcher in PATH"
             )
         self._hvd = hvd
@@ -173,7 +174,7 @@ def _import_horovod(size: int) -> types.ModuleType:
     except (ImportError, tf.errors.NotFoundError) as error:  # Horovod or a library is missing
         raise UserError(
             f"the launcher started {size} processes, but Horovod cannot be imported"
-            f" ({first_line(error)}): run run_scripts/setup.sh, or start one process"
+            f" ({first_line(error)}): run {script('setup.sh')}, or start one process"
         ) from error
     return hvd
 

@@ -12,7 +12,7 @@ import time
 from lm.distributed.communicator import Communicator
 from lm.distributed.devices import unbind_from_core
 from lm.errors import UserError
-from lm.system import import_tensorflow
+from lm.system import import_tensorflow, script
 
 # Each launcher's variables for the number of processes and the rank. The first launcher whose
 # variables are set counts: an mpirun inside a Slurm job step inherits Slurm's variables.
@@ -93,7 +93,7 @@ def end_with_launcher() -> None:
 def mpirun_command(num_ranks: int, hosts: str | None = None) -> list[str]:
     """Return the mpirun part of a command line, for this host or for "host1:1,host2:1"."""
     if not shutil.which("mpirun"):
-        raise UserError("mpirun is not in PATH: source run_scripts/env.sh, or activate .venv")
+        raise UserError(f"mpirun is not in PATH: source {script('env.sh')}, or activate .venv")
     options = _read_words(_OPTIONS)
     if hosts:
         return ["mpirun", *options, *ranks_on(num_ranks, hosts)]

@@ -56,7 +56,7 @@ def test_environment_variables_are_passed_to_other_hosts(monkeypatch):
 
 def test_a_missing_mpirun_is_an_error_with_a_fix(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(UserError, match=r"source run_scripts/env\.sh"):
+    with pytest.raises(UserError, match=rf"source {ROOT}/run_scripts/env.sh"):
         launch.mpirun_command(2)
 
 
