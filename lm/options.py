@@ -121,9 +121,9 @@ def _check_range(field: dataclasses.Field, value: Any) -> None:
     for limit, bound in limits_of(field, type(value)).items():
         is_valid, words = _RANGE_CHECKS[limit]
         if not is_valid(value, bound):
-            is_long = type(value) is int and abs(value) > 10**30
-            shown = f"10^{math.log10(abs(value)):.0f}" if is_long else value
-            raise UserError(f"{field.name} must be {words} {bound}, not {shown}")
+            if type(value) is int and abs(value) > 10**30:
+                value = f"{'-' * (value < 0)}10^{math.log10(abs(value)):.0f}"
+            raise UserError(f"{field.name} must be {words} {bound}, not {value}")
 
 
 def defaults(cls: type) -> dict[str, Any]:

@@ -46,6 +46,7 @@ def sums(comm):
     """Sums are complete on both sides of each size in lm/distributed/open_mpi_rules.conf."""
     ranks, limits = comm.size, {2: (16 << 20,), 4: (64 << 10,)}
     sizes = [num_bytes // 4 + more for num_bytes in limits[comm.size] for more in (-1, 0, 3)]
+    sizes.append(5_000_003)  # 20 MB
     for size in sizes:
         values = tf.range(size, dtype=tf.float32) % 1000 + comm.rank
         with tf.Session() as session:

@@ -47,6 +47,8 @@ def test_every_integer_option_has_an_upper_limit():
                 with pytest.raises(UserError) as error:
                     cls(**{name: value})
                 assert str(error.value) == f"{name} must be at most {most}, not {shown}"
+            with pytest.raises(UserError, match=f"{name} must be at least ., not -10\\^400$"):
+                cls(**{name: -TOO_MANY})
             checked.add((cls.__name__, name))
     assert {("SearchOptions", "trials"), ("Sampling", "num_words"), ("ScoreOptions", "batch_size"),
             ("EvaluateOptions", "eval_batch_size"), ("Options", "repeats")} <= checked  # fmt: skip
