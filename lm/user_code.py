@@ -31,14 +31,10 @@ _HINTS = (  # patterns of the message and of the failed line
 # The names that version 0.1.0 removed: arguments and fields of Context, config fields and flags.
 _REMOVED = {
     "batch_axis": "context.dropout finds the axis of the rows by its size",
-    "cut": "use context.reduce_separately",
     "precision": "use context.config.precision",
     "rows": "use context.num_rows and context.first_row",
     "allow_changed_network": "use allow_changed_config_file",
-    "check_sync_steps": "weights are compared at each save, so use checkpoint_every_steps",
-    "max_skipped_updates": "a loss that is not finite ends the run, so lower learning_rate",
     "on_nan": "a loss that is not finite ends the run, so lower learning_rate",
-    "profile_steps": "use timeline, or TensorFlow's profiler",
     "test": "use test_on=none",
 }
 _UNKNOWN_NAME = re.compile(

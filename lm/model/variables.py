@@ -13,8 +13,8 @@ from lm.config import Config
 from lm.errors import UserError
 from lm.system import seeded
 
-# The types that ranks can exchange; see tensorflow/mpi_ops.cc of Horovod.
-_TYPES = "bool uint8 int8 uint16 int16 int32 int64 float16 float32 float64".split()
+# Horovod broadcasts variables of these types.
+TYPES = "bool uint8 int8 int32 int64 float16 float32 float64".split()
 _SAVED = [tf.GraphKeys.GLOBAL_VARIABLES, tf.GraphKeys.MODEL_VARIABLES]
 
 
@@ -113,8 +113,8 @@ def _check(variable: tf.Variable, name: str) -> None:
 def check_kind(variable: tf.Variable) -> None:
     """Reject a variable that cannot be broadcast or saved because of its type or its shape."""
     dtype = variable.dtype.base_dtype.name
-    if dtype not in _TYPES:
-        raise UserError(f"variable {variable.op.name} is {dtype}, not one of {', '.join(_TYPES)}")
+    if dtype not in TYPES:
+        raise UserError(f"variable {variable.op.name} is {dtype}, not one of {', '.join(TYPES)}")
     if not variable.shape.num_elements():
         raise UserError(
             f"variable {variable.op.name} has the shape {variable.shape}: the number of elements"

@@ -11,6 +11,7 @@ import tensorflow.compat.v1 as tf
 
 from lm.config import Config
 from lm.distributed.launch import connect
+from lm.model.variables import TYPES
 from lm.training.gradients import exchange_gradients
 from lm.training.optimizer import build_update
 
@@ -75,10 +76,15 @@ def broadcast(comm):
         use_resource=True,
         collections=[tf.GraphKeys.LOCAL_VARIABLES],
     )
+    of_types = [
+        tf.get_variable(f"of_{dtype}", initializer=tf.cast(comm.rank, dtype), use_resource=True)
+        for dtype in TYPES
+    ]
     broadcast_op = comm.broadcast_variables()
     with tf.train.SingularMonitoredSession() as session:
         session.run(broadcast_op)
         assert session.run([shared, own]) == [5.0, comm.rank]
+        assert not any(session.run(of_types))
 
 
 def broadcast_from_devices(comm):

@@ -31,7 +31,7 @@ MISTAKES = {
     "    w = tf.get_variable('w', initializer=start, validate_shape=False)\n" + GOOD:
         "in build_outputs: variable w has the shape",
     "    w = tf.get_variable('w', initializer='a', trainable=False)\n" + GOOD:
-        "line 13, in build_outputs: variable w is string, not one of bool, uint8, int8, ",
+        "line 13, in build_outputs: variable w is string, not one of bool, uint8, int8, int32",
     "    w = tf.Variable(tf.zeros([4]))\n" + GOOD:
         "/Variable again at each call: use tf.get_variable",
     "    w = tf.get_variable('w', [4]) if context.training else 0.0\n    x += w\n" + GOOD:
