@@ -24,7 +24,7 @@ import json
 from lm.cli import program
 from lm.cli.flags import RunChoice, parse
 from lm.cli.tables import markdown_table
-from lm.config import MAX_ROWS
+from lm.config import MAX_ROWS, RunOptions
 from lm.options import Checked, option
 from lm.system import import_tensorflow
 
@@ -43,6 +43,11 @@ class EvaluateOptions(Checked):
         None, "number of rows of each text (default: eval_batch_size of the run's config)", low=1,
         high=MAX_ROWS,
     )  # fmt: skip
+    step_timeout_seconds: float = option(
+        RunOptions().step_timeout_seconds,
+        "end the job if a rank waits for other ranks for N seconds (0: never)",
+        low=0,
+    )
     json: bool = option(False, "print JSON, one object per line, instead of a table")
 
 
@@ -51,9 +56,10 @@ def _parse(argv):
     return arguments[RunChoice].open_arguments(), arguments[EvaluateOptions]
 
 
-def _evaluate(parsed, comm):
+def _evaluate(parsed, comm, supervisor):
     run, options = parsed
     import_tensorflow()
+    supervisor.timeout = options.step_timeout_seconds
     from lm.inference.evaluator import evaluate
 
     results = evaluate(
@@ -61,6 +67,7 @@ def _evaluate(parsed, comm):
         comm=comm,
         data_path=options.data_path,
         eval_batch_size=options.eval_batch_size,
+        supervisor=supervisor,
         **run,
     )
     if comm.is_rank_0 and options.json:

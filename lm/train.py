@@ -11,6 +11,8 @@ import os
 from lm.cli import program
 from lm.cli.flags import ConfigChoice, parse
 from lm.config import Config, RunOptions
+from lm.distributed.launch import launched_rank
+from lm.errors import UserError
 from lm.system import import_tensorflow
 
 
@@ -23,16 +25,28 @@ def parse_flags(argv):
     arguments = parse(argv, __doc__, ConfigChoice, Config, RunOptions)
     options = arguments[RunOptions]
     if options.timeline:  # Horovod reads the variable when the ranks connect.
+        if launched_rank() == 0:
+            _check_timeline(options.timeline)
         os.environ["HOROVOD_TIMELINE"] = options.timeline
     return arguments[Config], options, arguments.config_file.functions
 
 
-def _train(parsed, comm):
+def _check_timeline(path):
+    directory = os.path.dirname(path) or "."
+    if os.path.isdir(path) or not os.access(directory, os.W_OK):
+        # Horovod would not report the error, and would write nothing.
+        raise UserError(
+            f"--timeline {path} cannot be written: it must be a file in a directory that exists"
+            " before the run starts"
+        )
+
+
+def _train(parsed, comm, supervisor):
     import_tensorflow()
     from lm.training.run import train
 
     config, options, functions = parsed
-    train(config, options, comm, functions)
+    train(config, options, comm, functions, supervisor)
 
 
 if __name__ == "__main__":

@@ -138,7 +138,7 @@ def one_error(result, code, num_ranks=1):
     assert result.returncode == code, result.stderr
     assert "Traceback" not in result.stderr
     lines = [line for line in result.stderr.splitlines() if line.startswith("lm: error: ")]
-    assert len(lines) == 1, result.stderr
-    if num_ranks == 1:  # mpirun adds its own lines
-        assert result.stderr.splitlines()[-1] == lines[0]
+    # Under mpirun, the line is repeated after the lines of mpirun.
+    assert len(lines) == (1 if num_ranks == 1 else 2) and len(set(lines)) == 1, result.stderr
+    assert result.stderr.splitlines()[-1] == lines[0]
     return lines[0]

@@ -88,6 +88,6 @@ def _environment_facts() -> dict[str, Any]:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["worker"]:
-        program.run(lambda argv: json.loads(argv[2]), worker.work)
+        program.run(lambda argv: json.loads(argv[2]), lambda task, comm, _: worker.work(task, comm))
     else:
         program.run_alone(_run)

@@ -84,6 +84,6 @@ def _run(command: Sequence[str]) -> None:
 
 if __name__ == "__main__":
     if launch.launched_size() > 1:
-        program.run(_parse, _check)
+        program.run(_parse, lambda options, comm, _: _check(options, comm))
     else:
         program.run_alone(lambda argv: start_ranks(_parse(argv)))

@@ -4,6 +4,7 @@ If a rank fails, the other ranks do not wait for the failed rank. If all ranks f
 error, only one rank reports the error.
 """
 
+import contextlib
 import os
 import signal
 import socket
@@ -13,10 +14,12 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import NoReturn, TypeVar
 
+from lm.config import RunOptions
 from lm.distributed import launch
 from lm.distributed.agreement import raise_on_all_ranks
 from lm.distributed.communicator import Communicator
-from lm.distributed.signals import ignore_save_requests
+from lm.distributed.signals import ignore_save_requests, stopped_by
+from lm.distributed.supervisor import Supervisor
 from lm.errors import ERROR, InfoRequested, ProgramExit, Stopped, UserError, first_line
 from lm.events.logs import may_be_gone, start_console
 from lm.system import keep_freed_memory
@@ -24,17 +27,16 @@ from lm.system import keep_freed_memory
 Parsed = TypeVar("Parsed")
 
 _KILLED_SECONDS = 10  # mpirun kills the ranks of a failed job within 4 seconds.
-_INTERRUPTED = Stopped("interrupted", signal.SIGINT)
 
 
 def run(
     parse: Callable[[Sequence[str]], Parsed],
-    work: Callable[[Parsed, Communicator], None],
+    work: Callable[[Parsed, Communicator, Supervisor], None],
 ) -> NoReturn:
     """Parse the command line, connect the ranks, do the work, and exit.
 
     `parse` needs neither TensorFlow nor the other ranks, so that `--help` appears immediately.
-    `work` runs on all ranks. Its first exchange must be `raise_on_all_ranks`.
+    `work` runs on all ranks.
     """
     _start(launch.launched_rank())
     if launch.launched_size() > 1 or launch.mpirun_above():
@@ -51,13 +53,18 @@ def run(
         comm = launch.connect()
     except (ProgramExit, OSError) as error:
         _exit_unconnected(error)
-    except KeyboardInterrupt:
-        _exit_unconnected(_INTERRUPTED)
+    except KeyboardInterrupt as interrupt:
+        _exit_unconnected(_stopped(interrupt))
 
-    def fail() -> NoReturn:
-        raise failure
+    def check() -> None:
+        if failure:
+            raise failure
 
-    _finish(comm, lambda: raise_on_all_ranks(comm, fail) if failure else work(parsed, comm))
+    def work_together(supervisor: Supervisor) -> None:
+        raise_on_all_ranks(comm, check)
+        work(parsed, comm, supervisor)
+
+    _finish(comm, lambda: Supervisor(comm, RunOptions().step_timeout_seconds), work_together)
 
 
 def run_alone(work: Callable[[Sequence[str]], None]) -> NoReturn:
@@ -65,7 +72,7 @@ def run_alone(work: Callable[[Sequence[str]], None]) -> NoReturn:
     _start(0)
     if launch.launched_size() > 1:
         _exit_unconnected(UserError("this command is a single process: start it without mpirun"))
-    _finish(Communicator(), lambda: work(sys.argv))
+    _finish(Communicator(), contextlib.nullcontext, lambda _: work(sys.argv))
 
 
 def _start(rank: int) -> None:
@@ -75,6 +82,8 @@ def _start(rank: int) -> None:
     start_console(rank)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # Hide TensorFlow's startup messages.
     ignore_save_requests()
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # see lm/__init__.py
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _exit_unconnected(error: Exception) -> NoReturn:
@@ -87,22 +96,37 @@ def _exit_unconnected(error: Exception) -> NoReturn:
     sys.exit(code)
 
 
-def _finish(comm: Communicator, work: Callable[[], None]) -> NoReturn:
+def _finish(
+    comm: Communicator,
+    supervise: Callable[[], contextlib.AbstractContextManager[Supervisor | None]],
+    work: Callable[[Supervisor | None], None],
+) -> NoReturn:
     code = 0
     try:
-        work()
-    except (ProgramExit, OSError) as error:
-        code = _exit_code(error)
-        if comm.size > 1 and not getattr(error, "on_every_rank", False):
-            _abort(comm, str(error), code)
-        if comm.is_rank_0:
-            _print_message(str(error), code)
-    except KeyboardInterrupt:
-        _abort(comm, str(_INTERRUPTED), _INTERRUPTED.exit_code)
+        with supervise() as supervisor:
+            try:
+                work(supervisor)
+            except (ProgramExit, OSError) as error:
+                code = _exit_code(error)
+                if comm.size > 1 and not getattr(error, "on_every_rank", False):
+                    _abort(comm, str(error), code)
+                if comm.is_rank_0:
+                    _print_message(str(error), code)
+            if supervisor:  # The launcher kills all ranks when one exits: print the message first.
+                with supervisor.exchange("the end"):
+                    comm.barrier()
+    except KeyboardInterrupt as interrupt:
+        stopped = _stopped(interrupt)
+        _abort(comm, str(stopped), stopped.exit_code)
     except Exception as error:
         _abort(comm, _describe(error), 1)
-    comm.barrier()  # The launcher kills all ranks when one exits, so print the message first.
     sys.exit(code)
+
+
+def _stopped(interrupt: KeyboardInterrupt) -> Stopped:
+    """Return the error of a signal that stopped the program; see `Signals`."""
+    number = interrupt.args[0] if interrupt.args else signal.SIGINT
+    return Stopped(stopped_by(number), number)
 
 
 def _describe(error: Exception) -> str:
@@ -119,7 +143,8 @@ def _abort(comm: Communicator, message: str, code: int) -> NoReturn:
         sys.stdout.flush()
     if comm.size > 1:
         message = f"rank {comm.rank} on {socket.gethostname()}: {message}"
-    _print_message(message, code)
+    if code < 128 or comm.is_rank_0:  # A signal usually stops all ranks.
+        _print_message(message, code)
     os._exit(code)
 
 
@@ -133,3 +158,5 @@ def _print_message(message: str, code: int) -> None:
         prefix = "lm: "
     with may_be_gone(stream):
         print(f"{prefix}{message}", file=stream, flush=True)
+    if code:
+        launch.repeat_after_mpirun(f"{prefix}{message}")

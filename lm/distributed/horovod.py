@@ -18,6 +18,7 @@ import tensorflow.compat.v1 as tf
 
 from lm import kernels
 from lm.distributed.communicator import Communicator
+from lm.distributed.launch import is_srun_without_pmix
 from lm.errors import UserError, first_line
 from lm.system import script
 
@@ -57,10 +58,14 @@ class HorovodCommunicator(Communicator):
         with kernels.subnormals_are_zero():
             hvd.init()
         if hvd.size() != size:
+            reason = "it was built for a different MPI; run"
+            reason += f" {script('setup.sh')} with this launcher in PATH"
+            if is_srun_without_pmix():
+                reason = "srun did not connect them; start srun --mpi=pmix, or submit"
+                reason += f" {script('train_slurm.sbatch')} with LAUNCHER=srun"
             raise UserError(
-                f"the launcher started {size} processes, but Horovod sees {hvd.size()},"
-                f" because it was built for a different MPI; run {script('setup.sh')} with this"
-                " launcher in PATH"
+                f"the launcher started {size} processes, but Horovod sees {hvd.size()}, because"
+                f" {reason}"
             )
         self._hvd = hvd
         self.rank, self.size = hvd.rank(), hvd.size()
@@ -174,7 +179,8 @@ def _import_horovod(size: int) -> types.ModuleType:
     except (ImportError, tf.errors.NotFoundError) as error:  # Horovod or a library is missing
         raise UserError(
             f"the launcher started {size} processes, but Horovod cannot be imported"
-            f" ({first_line(error)}): run {script('setup.sh')}, or start one process"
+            f" by {sys.executable} ({first_line(error)}): `source .venv/bin/activate`, or run"
+            f" {script('setup.sh')}, or start one process"
         ) from error
     return hvd
 

@@ -5,9 +5,11 @@ import os
 import pathlib
 import re
 import shutil
+import subprocess
 import sys
 import threading
 import time
+from collections.abc import Collection
 
 from lm.distributed.communicator import Communicator
 from lm.distributed.devices import unbind_from_core
@@ -22,7 +24,7 @@ _LAUNCHERS = (
     ("PMI_SIZE", "PMI_RANK"),  # MPICH, Intel MPI
     ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),  # srun
 )
-_OPEN_MPI = ("mpirun", "mpiexec", "orterun", "orted")
+_MPIRUN = ("mpirun", "mpiexec", "orterun")
 # run_scripts/env.sh reads the same files.
 _OPTIONS = pathlib.Path(__file__).with_name("mpirun_options.conf")
 _PASSED_ON = pathlib.Path(__file__).with_name("passed_on.conf")
@@ -30,6 +32,7 @@ _HOST = re.compile(r"[^:\s]+(?::([1-9][0-9]*))?")
 # With these variables of a launcher of this process, new ranks would join the job of this process.
 _FROM_LAUNCHER = ("PMIX_", "ORTE_", "OMPI_COMM_")
 _FOR_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+_APPEND = os.O_WRONLY | os.O_APPEND | os.O_NOCTTY
 _TICK_SECONDS = 0.5
 
 
@@ -42,6 +45,12 @@ def launched_rank() -> int:
     """Return this process's rank according to the launcher, or 0 without a launcher."""
     ranks = (os.environ.get(rank, "0") for size, rank in _LAUNCHERS if size in os.environ)
     return int(next(ranks, "0"))
+
+
+def is_srun_without_pmix() -> bool:
+    """Return whether srun started this process without the interface that Open MPI needs."""
+    sizes = [size for size, _ in _LAUNCHERS if size in os.environ]
+    return sizes[:1] == ["SLURM_STEP_NUM_TASKS"] and "PMIX_RANK" not in os.environ
 
 
 def connect() -> Communicator:
@@ -67,15 +76,32 @@ def find_open_mpi() -> None:
         os.environ.setdefault("OPAL_PREFIX", sys.prefix)
 
 
-def mpirun_above() -> int | None:
+def mpirun_above(names: Collection[str] = (*_MPIRUN, "orted")) -> int | None:
     """Return the process ID of the mpirun, or its daemon, that started this process."""
     # The environment does not show this, because the children of a rank inherit it.
     parent = os.getppid()
     with contextlib.suppress(OSError):
         with open(f"/proc/{parent}/cmdline", encoding="utf-8", errors="replace") as file:
-            if os.path.basename(file.read().split("\0")[0]) in _OPEN_MPI:
+            if os.path.basename(file.read().split("\0")[0]) in names:
                 return parent
     return None
+
+
+def repeat_after_mpirun(message: str) -> None:
+    """Print the last line of a message again after mpirun, so that it ends a log file.
+
+    mpirun itself prints up to 15 lines after an error. On a terminal, the message is above them.
+    """
+    first, *others = message.strip().splitlines()
+    line = first.partition("Traceback")[0] + others[-1] if others else first
+    # The shell ends when mpirun is gone, or is a zombie that has no executable.
+    script = 'while [ -e "/proc/$1/exe" ]; do sleep 0.1; done; printf "%s\\n" "$2" >&2'
+    with contextlib.suppress(OSError):
+        mpirun = mpirun_above(_MPIRUN)
+        if mpirun and not os.isatty(console := os.open(f"/proc/{mpirun}/fd/2", _APPEND)):
+            command = ["sh", "-c", script, "sh", str(mpirun), line]
+            files = dict(stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=console)
+            subprocess.Popen(command, start_new_session=True, **files)
 
 
 def end_with_launcher() -> None:

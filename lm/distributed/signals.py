@@ -12,7 +12,8 @@ import socket
 import sys
 import threading
 import time
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
 _STOP = {
     signal.SIGTERM: signal.SIGTERM,
@@ -22,6 +23,7 @@ _STOP = {
 }
 # The ranks receive one SIGUSR1 at slightly different steps, and must save only once.
 _SAME_REQUEST_SECONDS = 2.0
+_END_SECONDS = 1.0
 
 
 def ignore_save_requests() -> None:
@@ -29,19 +31,30 @@ def ignore_save_requests() -> None:
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
 
+def stopped_by(number: int) -> str:
+    return f"stopped by {signal.Signals(number).name}"
+
+
 class Signals:
     """Records the requests of signals until it is closed.
 
+    Before `defer` is called, a stop signal raises KeyboardInterrupt(number) in the main thread, and
+    ends the process if the main thread does not return from C code within a second.
+
     A thread receives the signals, because Python runs a handler only after the main thread returns
     from C code, and a rank that waits for a dead rank never returns. Outside the main thread,
-    Python does not allow handlers, and no signals are recorded.
+    Python does not allow handlers, and no signals are recorded. `speaks` is whether this rank
+    acknowledges stop signals on the console.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, speaks: bool = True) -> None:
         self.stop = 0  # number of the first stop signal, or 0
         self.save = False  # whether a save was requested since the last save
+        self._speaks, self._is_deferred = speaks, False
         self._saved_at = -_SAME_REQUEST_SECONDS
         self._num_interrupts = 0
+        self._end = threading.Timer(_END_SECONDS, self._end_unless_deferred)
+        self._end.daemon = True
         self._previous: dict[int, Any] = {}
         if threading.current_thread() is threading.main_thread():
             self._open()
@@ -54,8 +67,7 @@ class Signals:
         for number in (*_STOP, signal.SIGUSR1):
             if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
                 continue  # started by nohup
-            # The wakeup descriptor receives the signal, so the handler has nothing to do.
-            self._previous[number] = signal.signal(number, lambda *_: None)
+            self._previous[number] = signal.signal(number, self._handle)
         self._thread = threading.Thread(target=self._read, name="signals", daemon=True)
         self._thread.start()
 
@@ -69,10 +81,20 @@ class Signals:
         self._writer.close()  # this ends the thread
         self._thread.join()
         self._reader.close()
+        self._end.cancel()
+
+    def defer(self) -> None:
+        """From now on, let stop signals wait until the caller reads `stop`, and saves."""
+        self._is_deferred = True
 
     def saved(self) -> None:
         """Clear the requests to save."""
         self.save, self._saved_at = False, time.monotonic()
+
+    def _handle(self, number: int, _: FrameType | None) -> None:
+        # The thread receives the signal through the wakeup descriptor.
+        if number in _STOP and not self._is_deferred:
+            raise KeyboardInterrupt(int(_STOP[number]))
 
     def _read(self) -> None:
         while numbers := self._reader.recv(64):
@@ -83,10 +105,27 @@ class Signals:
         if number == signal.SIGUSR1:
             self.save = time.monotonic() - self._saved_at > _SAME_REQUEST_SECONDS
         elif number in _STOP:
-            self.stop = self.stop or int(_STOP[number])
+            is_first, self.stop = not self.stop, self.stop or int(_STOP[number])
             self._num_interrupts += number == signal.SIGINT
             if self._num_interrupts == 2:
-                with contextlib.suppress(OSError):
-                    message = b"lm: interrupted twice: stopping immediately\n"
-                    os.write(sys.stderr.fileno(), message)
-                os._exit(128 + signal.SIGINT)
+                self._exit("interrupted twice: stopping immediately")
+            if is_first and self._is_deferred:
+                again = "; Ctrl-C again ends without saving" * (number == signal.SIGINT)
+                self._print(f"stopping after this step and saving{again}")
+            elif is_first:
+                self._end.start()
+
+    def _end_unless_deferred(self) -> None:
+        if not self._is_deferred:
+            self._exit(stopped_by(self.stop))
+
+    def _exit(self, message: str) -> NoReturn:
+        self._print(message)
+        os._exit(128 + self.stop)
+
+    def _print(self, message: str) -> None:
+        # Do not use print(), because the main thread may hold its lock. The terminal may be closed.
+        if self._speaks:
+            with contextlib.suppress(OSError):
+                newline = "\n" * os.isatty(sys.stderr.fileno())  # below the progress bar
+                os.write(sys.stderr.fileno(), f"{newline}lm: {message}\n".encode())

@@ -13,18 +13,17 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from lm.distributed.agreement import name_ranks
 from lm.distributed.communicator import Communicator
-from lm.distributed.launch import mpirun_above
+from lm.distributed.launch import mpirun_above, repeat_after_mpirun
 from lm.distributed.signals import Signals
 from lm.errors import ERROR
 from lm.system import stat_fields
 
 _TICK_SECONDS = 0.5
-_GRACE_SECONDS = 4.0
 _POLL_SECONDS = 1.0
 _MOST_HOSTS = 8
 
@@ -45,30 +44,35 @@ class _Process(NamedTuple):
 
 
 class _Phase(NamedTuple):
-    """The current activity of this rank; see `Supervisor.enter`."""
+    """The current activity of this rank."""
 
     name: str
-    stoppable: bool = False
-    alone: bool = False
-    progress: int = 0  # number of phases since the start that made progress
+    begun: float
+    alone: bool = False  # whether this rank works without waiting for other ranks
+    patient: bool = False  # whether the time is limited only if another process is stopped
 
 
 class Supervisor:
     """Receives the signals of this rank, and ends it if it makes no progress, until closed.
 
-    All ranks must create it together. `timeout_seconds` limits each phase; 0 means no limit.
+    All ranks must create it together. A `with` statement names each phase of the work. Phases may
+    be nested. Their time limit starts again whenever this rank makes progress: when a phase begins
+    or ends, and when `progressed` is called.
+
+    Attributes:
+      timeout: Time limit in seconds; 0 means no limit.
     """
 
     def __init__(self, comm: Communicator, timeout_seconds: float):
-        self.signals = Signals()
-        self._comm, self._timeout = comm, timeout_seconds
-        own = _Process(socket.gethostname(), os.getpid())
-        self._processes = [_Process(*process) for process in comm.gather(own)]
-        self._phase = _Phase("the start")
+        self.signals, self.timeout = Signals(comm.is_rank_0), timeout_seconds
+        self._comm, self._num_progressed = comm, 0
+        self._own, self._processes = _Process(socket.gethostname(), os.getpid()), []
+        self._phase = _Phase("the preparation", time.monotonic(), patient=True)
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="supervisor", daemon=True)
         if comm.size > 1:
             self._thread.start()
+        self._processes = [_Process(*process) for process in comm.gather(self._own)]
 
     def __enter__(self) -> Supervisor:
         return self
@@ -79,48 +83,71 @@ class Supervisor:
             self._thread.join()
         self.signals.close()
 
-    def enter(
-        self, phase: str, stoppable: bool = False, alone: bool = False, progress: bool = True
-    ) -> None:
-        """Begin a phase, which ends the previous phase.
+    @property
+    def activity(self) -> str:
+        """The name and the duration of the current phase, for the user."""
+        phase = self._phase
+        return f"{phase.name}, for {time.monotonic() - phase.begun:.0f} s"
 
-        Args:
-          phase: Name of the phase, for the user.
-          stoppable: Whether this rank must react to a stop signal within a few times the usual
-            duration of such phases. Not for the save that follows a stop signal: copying large
-            weights takes longer than a step.
-          alone: Whether this rank works without waiting for other ranks.
-          progress: Whether the previous phase made progress. If not, its time counts as part of
-            this phase.
+    def progressed(self) -> None:
+        """Start the time limit again."""
+        self._num_progressed += 1
+
+    def exchange(self, name: str) -> contextlib.AbstractContextManager:
+        """Begin a phase in which this rank waits for other ranks."""
+        return self._begin(name)
+
+    def alone(self, name: str) -> contextlib.AbstractContextManager:
+        """Begin a phase in which this rank does not wait for other ranks, but for its disk."""
+        return self._begin(name, alone=True)
+
+    def preparing(self, name: str) -> contextlib.AbstractContextManager:
+        """Begin a phase that may take any time while all processes run, such as a download."""
+        return self._begin(name, patient=True)
+
+    @contextlib.contextmanager
+    def waiting(self, name: str, stoppable: bool = True) -> Iterator[Waiting]:
+        """Begin a phase in which some ranks work for a long time while other ranks wait.
+
+        `stoppable` is whether a stop signal interrupts the phase.
         """
-        self._phase = _Phase(phase, stoppable, alone, self._phase.progress + progress)
+        with self.alone(name):
+            yield Waiting(self._comm, self, name, stoppable)
 
-    def waiting(self, phase: str, stoppable: bool = True) -> Waiting:
-        """Begin a phase in which some ranks work for a long time while other ranks wait."""
-        return Waiting(self._comm, self, phase, stoppable)
+    @contextlib.contextmanager
+    def _begin(self, name: str, **kind: bool) -> Iterator[None]:
+        self.progressed()
+        with self.renamed(name, **kind):
+            yield
+        self.progressed()
+
+    @contextlib.contextmanager
+    def renamed(self, name: str, **kind: bool) -> Iterator[None]:
+        """Begin a phase within the time limit of the enclosing phase."""
+        outer, self._phase = self._phase, _Phase(name, time.monotonic(), **kind)
+        try:
+            yield
+        finally:
+            self._phase = outer
 
     def _watch(self) -> None:
-        now, idle, longest, current = time.monotonic(), 0.0, 0.0, self._phase
+        now, idle, progressed = time.monotonic(), 0.0, self._num_progressed
         while not self._closed.wait(_TICK_SECONDS):
             before, now = now, time.monotonic()
-            last, current = current, self._phase
-            if current.progress != last.progress:
-                longest = max(longest, idle if last.stoppable else 0.0)
-                idle = 0.0
+            if self._num_progressed != progressed:
+                idle, progressed = 0.0, self._num_progressed
             # Ignore the time when this process itself was stopped: a scheduler may suspend a job
             # for hours.
             idle += min(now - before, 2 * _TICK_SECONDS)
-            if self.signals.stop and current.stoppable and idle > _GRACE_SECONDS + 3 * longest:
-                # A rank is probably dead. Do not print a message: mpirun sends the signal after a
-                # rank failed, and that rank printed the error. Do not exit with the code of the
-                # signal, which would mean that the run is saved.
-                os._exit(1)
-            if self._timeout and idle > self._timeout:
-                self._give_up(current, idle)
+            if self.timeout and idle > self.timeout:
+                phase = self._phase
+                if phase.patient and not _stopped(self._processes, self._own):
+                    idle = 0.0
+                else:
+                    self._give_up(phase, idle)
 
     def _give_up(self, phase: _Phase, idle: float) -> NoReturn:
-        own = self._processes[self._comm.rank]
-        where = phase.name
+        own, where = self._own, phase.name
         if not phase.alone:
             where += f", waiting for {_waited_for(self._processes, self._comm.rank)}"
         _print_error(
@@ -144,11 +171,10 @@ class Waiting:
     ranks notice a stop signal. In a single long exchange, slow work would look like a dead host.
     """
 
-    def __init__(self, comm: Communicator, supervisor: Supervisor, phase: str, stoppable: bool):
+    def __init__(self, comm: Communicator, supervisor: Supervisor, name: str, stoppable: bool):
         self._comm, self._supervisor = comm, supervisor
-        self._phase, self._stoppable = phase, stoppable
+        self._name, self._stoppable = name, stoppable
         self._next_exchange = time.monotonic() + _POLL_SECONDS
-        self._enter()
 
     def poll(self, progress: bool = True) -> None:
         """Report, about once per second, that this rank is working, and whether work advanced.
@@ -156,9 +182,10 @@ class Waiting:
         Raises:
           Interrupted: If any rank received a stop signal.
         """
-        self._enter(progress)
+        if progress:
+            self._supervisor.progressed()
         if time.monotonic() > self._next_exchange or self._stop_requested():
-            self._exchange({"done": False}, progress)
+            self._exchange({"done": False})
 
     def gather(self, value: Any) -> list:
         """Wait until all ranks call this method, and return their values in rank order.
@@ -167,19 +194,17 @@ class Waiting:
           Interrupted: If any rank received a stop signal.
         """
         while True:
-            reports = self._exchange({"done": True, "value": value}, progress=True)
+            reports = self._exchange({"done": True, "value": value})
+            self._supervisor.progressed()
             if all(report["done"] for report in reports):
                 return [report["value"] for report in reports]
-
-    def _enter(self, progress: bool = True) -> None:
-        self._supervisor.enter(self._phase, self._stoppable, progress=progress)
 
     def _stop_requested(self) -> int:
         return self._supervisor.signals.stop if self._stoppable else 0
 
-    def _exchange(self, report: dict[str, Any], progress: bool) -> list[dict]:
-        reports = self._comm.gather({**report, "stop": self._stop_requested()})
-        self._enter(progress)
+    def _exchange(self, report: dict[str, Any]) -> list[dict]:
+        with self._supervisor.renamed(self._name):
+            reports = self._comm.gather({**report, "stop": self._stop_requested()})
         self._next_exchange = time.monotonic() + _POLL_SECONDS
         stop = max(report["stop"] for report in reports)
         if stop and not all(report["done"] for report in reports):
@@ -187,24 +212,31 @@ class Waiting:
         return reports
 
 
+def _stopped(processes: Sequence[_Process], own: _Process) -> list[int]:
+    """Return the ranks on this host whose processes are stopped or gone."""
+    here = [(rank, process) for rank, process in enumerate(processes) if process.host == own.host]
+    return [rank for rank, process in here if process != own and not _is_running(process.pid)]
+
+
 def _waited_for(processes: Sequence[_Process], own_rank: int) -> str:
     """Name the ranks that probably block this rank, as far as this host can know."""
+    if not processes:
+        return "the other ranks"
     own_host = processes[own_rank].host
-    others = {rank: process for rank, process in enumerate(processes) if rank != own_rank}
-    stopped = [r for r, p in others.items() if p.host == own_host and not _is_running(p.pid)]
-    if stopped:
+    if stopped := _stopped(processes, processes[own_rank]):
         verb = "are" if len(stopped) > 1 else "is"
         return f"{name_ranks(stopped)} on {own_host}, which {verb} stopped or gone"
+    others = [rank for rank in range(len(processes)) if rank != own_rank]
     elsewhere: dict[str, list[int]] = {}
-    for rank, process in others.items():
-        if process.host != own_host:
-            elsewhere.setdefault(process.host, []).append(rank)
+    for rank in others:
+        if processes[rank].host != own_host:
+            elsewhere.setdefault(processes[rank].host, []).append(rank)
     if len(elsewhere) > _MOST_HOSTS:
         return f"the ranks on {len(elsewhere)} other hosts"
     if elsewhere:
         return " or ".join(f"{name_ranks(found)} on {host}" for host, found in elsewhere.items())
     verb = "run but do" if len(others) > 1 else "runs but does"
-    return f"{name_ranks(list(others))}, which {verb} not answer"
+    return f"{name_ranks(others)}, which {verb} not answer"
 
 
 def _is_running(pid: int) -> bool:
@@ -218,4 +250,5 @@ def _print_error(message: str) -> None:
     # Do not use print(), because the hanging thread may hold its lock. The terminal may be closed.
     with contextlib.suppress(OSError):
         os.write(sys.stderr.fileno(), f"{ERROR}{message}\n".encode())
+    repeat_after_mpirun(f"{ERROR}{message}")
     time.sleep(1)  # the launcher ends with this rank, and must first forward the lines of all ranks

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import sys
+import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 from tqdm import tqdm
@@ -18,7 +21,8 @@ from lm.events.tensorboard import TensorBoardWriter
 from lm.files import RetryingAppend
 from lm.record import METRICS_FILE, TENSORBOARD_DIR
 
-_LOG_SECONDS = 600.0
+_SILENT_SECONDS = 60.0
+_LOG_SECONDS = 50.0  # less, so that steps are reported before the log is silent for too long
 
 
 class Reporter:
@@ -77,11 +81,38 @@ class Reporter:
     def _report_end(self, error: Exception | None) -> None:
         if error is None:
             self.event("end", outcome="finished")
-        elif isinstance(error, Stopped):
+        elif isinstance(error, (Stopped, KeyboardInterrupt)):
             self.event("end", outcome="stopped")
         else:
             prefix = "" if isinstance(error, ProgramExit) else f"{type(error).__name__}: "
             self.event("end", outcome="failed", reason=f"{prefix}{error}".partition("\n")[0])
+
+
+class Heartbeat(logging.Handler):
+    """Logs the current activity when the log was silent for a minute, until it is closed."""
+
+    def __init__(self, activity: Callable[[], str], seconds: float = _SILENT_SECONDS):
+        super().__init__()
+        self._activity, self._seconds = activity, seconds
+        self._logged_at, self._closed = time.monotonic(), threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+        logger.addHandler(self)
+        self._thread.start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._logged_at = time.monotonic()
+
+    def close(self) -> None:
+        """Stop logging."""
+        logger.removeHandler(self)
+        self._closed.set()
+        self._thread.join()
+        super().close()
+
+    def _beat(self) -> None:
+        while not self._closed.wait(max(0.0, self._logged_at + self._seconds - time.monotonic())):
+            if time.monotonic() >= self._logged_at + self._seconds:
+                logger.info(f"still in {self._activity()}")
 
 
 class _Bar(tqdm):
@@ -91,8 +122,8 @@ class _Bar(tqdm):
 class Progress:
     """The progress of an epoch: a bar on a terminal, otherwise log lines.
 
-    There are about ten lines per epoch, or a line every ten minutes in a long epoch. `done` and
-    `total` count steps of the epoch. Only rank 0 may show a bar.
+    There are about ten lines per epoch, or a line every minute in a long epoch. `done` and `total`
+    count steps of the epoch. Only rank 0 may show a bar.
     """
 
     def __init__(self, is_rank_0: bool, epoch: int, done: int, total: int):

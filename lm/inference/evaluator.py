@@ -1,5 +1,6 @@
 """Perplexity of a run on its corpus or on text files, computed by one or several ranks."""
 
+import contextlib
 import dataclasses
 import math
 import os
@@ -17,7 +18,12 @@ from lm.data.vocabulary import UNK, Vocabulary
 from lm.distributed.agreement import check_agreement, platform_facts, raise_on_all_ranks
 from lm.distributed.communicator import Communicator
 from lm.distributed.devices import start_tensorflow
+<<<<<<< HEAD
 from lm.errors import EveryRankError, RunError, UserError
+=======
+from lm.distributed.supervisor import Supervisor
+from lm.errors import EveryRankError, UserError
+>>>>>>> cf385e3 (Supervise whole commands, and stop at once if nothing is to save)
 from lm.inference.run import Run, open_run, open_session
 from lm.model.user_errors import one_line_errors
 from lm.model.windows import Evaluator
@@ -33,6 +39,7 @@ def evaluate(
     data_path: str | None = None,
     eval_batch_size: int | None = None,
     functions: NetworkFunctions = BUILT_IN,
+    supervisor: Supervisor | None = None,
     **open_options: Any,
 ) -> list[dict[str, Any]]:
     """Evaluate a run on splits or text files. All ranks must call this function together.
@@ -42,6 +49,7 @@ def evaluate(
       comm: The ranks, which divide the rows among themselves; None for a single process.
       data_path: Directory of the corpus; None for the corpus of the run.
       eval_batch_size: Number of rows; None for the value of the run's config.
+      supervisor: Ends this rank if another rank hangs; None for a new supervisor.
       **open_options: Other arguments of `open_run`.
 
     Returns:
@@ -66,9 +74,10 @@ def evaluate(
         return run, texts, session, evaluator
 
     run, texts, session, evaluator = raise_on_all_ranks(comm, prepare)
-    with session, one_line_errors(run.functions, running=True):
+    with contextlib.ExitStack() as stack, session, one_line_errors(run.functions, running=True):
+        supervisor = supervisor or stack.enter_context(Supervisor(comm, 0))
         check_agreement(comm, _facts(run, texts))
-        sums = [evaluator.run(session, text.name, text.ids, comm.gather) for text in texts]
+        sums = [_run(session, evaluator, text, supervisor) for text in texts]
     return [_describe(run, text, nll, comm.size) for text, nll in zip(texts, sums)]
 
 
@@ -126,6 +135,12 @@ def _encode(path: str, vocabulary: Vocabulary) -> tuple[np.ndarray, int]:
             f" contain {UNK}"
         )
     return ids, unknown
+
+
+def _run(session: Any, evaluator: Evaluator, text: Text, supervisor: Supervisor) -> NllSum:
+    # A stop signal ends an evaluation immediately, because there is nothing to save.
+    with supervisor.waiting(f"the evaluation of {text.name}", stoppable=False) as waiting:
+        return evaluator.run(session, text.name, text.ids, waiting.gather, waiting.poll)
 
 
 def _facts(run: Run, texts: Sequence[Text]) -> dict[str, Any]:

@@ -143,9 +143,9 @@ class Checkpointer:
 
     def _check_equal(self, progress: TrainProgress, state: Arrays) -> None:
         """Compare the weights of all ranks before a save, which records whether they differ."""
-        self._supervisor.enter("the comparison of the weights")
-        parts = itertools.chain.from_iterable(self._reader.groups(self._session))
-        mismatch = weights_mismatch(self._comm, ((part.name, part.array) for part in parts))
+        with self._supervisor.exchange("the comparison of the weights"):
+            parts = itertools.chain.from_iterable(self._reader.groups(self._session))
+            mismatch = weights_mismatch(self._comm, ((part.name, part.array) for part in parts))
         if mismatch:
             self._fail_diverged(progress, state, mismatch)
 
@@ -175,16 +175,16 @@ class Checkpointer:
             )
 
     def _save(self, progress: TrainProgress, state: Arrays, in_sync: bool) -> None:
-        self._supervisor.enter(f"the save at step {progress.step}")
         self._overdue, self._saved_at = False, time.monotonic()
         self._saved_step = progress.step
         if self._writer:
             groups = self._reader.groups(self._session, state)
             self._writer.start(groups, self._manifest(progress, in_sync))
-            self._supervisor.enter("the writing of a checkpoint", alone=True)
-            self._writer.wait_until_read()
-        # A stop signal would end a rank that waits in the next step, but not in this phase.
-        self._comm.barrier()
+            with self._supervisor.alone("the writing of a checkpoint"):
+                self._writer.wait_until_read()
+        # Let the other ranks wait here, and not in the next step, which would be named instead.
+        with self._supervisor.exchange(f"the save at step {progress.step}"):
+            self._comm.barrier()
 
     def _manifest(self, progress: TrainProgress, in_sync: bool) -> Manifest:
         return Manifest(
@@ -206,16 +206,15 @@ class Checkpointer:
 
     def wait(self) -> str | None:
         """Wait until no checkpoint is being written; return why the last save failed, or None."""
-        phase = "the writing of a checkpoint"
-        # Staying in touch is not progress: a disk that never answers must not block the job
-        # forever. A stop signal must not interrupt its own save.
-        waiting = self._supervisor.waiting(phase, stoppable=False)
         writer = self._writer
         if writer and writer.is_busy:
             logger.info("waiting until the last checkpoint is written")
-        while writer and writer.is_busy:
-            self._supervisor.enter(phase, alone=True, progress=False)
-            writer.wait(_POLL_SECONDS)
-            waiting.poll(progress=False)
-        failure = str(writer.failure) if writer and writer.failure else None
-        return waiting.gather(failure)[0]
+        # A stop signal must not interrupt its own save.
+        with self._supervisor.waiting("the writing of a checkpoint", stoppable=False) as waiting:
+            while writer and writer.is_busy:
+                writer.wait(_POLL_SECONDS)
+                # Staying in touch is not progress: a disk that never answers must not block the
+                # job forever.
+                waiting.poll(progress=False)
+            failure = str(writer.failure) if writer and writer.failure else None
+            return waiting.gather(failure)[0]

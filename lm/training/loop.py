@@ -60,6 +60,7 @@ class Loop:
 
     def run(self) -> None:
         """Run the remaining epochs and the test."""
+        self.supervisor.signals.defer()
         is_saved = False  # during the test, the session may hold the best weights, not the last
         try:
             self._run_epochs()
@@ -99,7 +100,8 @@ class Loop:
         if at.step == first_step:
             self.graphs.runner.reset_state()
         bar = Progress(self.job.comm.is_rank_0, epoch, at.step - first_step, self._steps_per_epoch)
-        now = time.perf_counter()
+        # The speed is the speed of this job, which may have resumed within the epoch.
+        earlier, now = dataclasses.replace(at), time.perf_counter()
         with contextlib.closing(bar):
             while at.step < last_step:
                 # Validate before the next step, so that a job that resumes here validates too.
@@ -114,25 +116,28 @@ class Loop:
                     self.graphs.average.add(self.session, at.num_averaged)
                 if at.step % self.job.options.log_every_steps == 0:
                     self._report_step(epoch, learning_rate, result.grad_norm)
-                speed = at.epoch_nll.tokens / at.epoch_seconds
-                per_step = at.epoch_seconds / (at.step - first_step)
+                seconds = at.epoch_seconds - earlier.epoch_seconds
+                speed = (at.epoch_nll.tokens - earlier.epoch_nll.tokens) / seconds
+                per_step = seconds / (at.step - earlier.step)
                 left = [per_step * (last - at.step) for last in (last_step, self._last_step)]
                 bar.update(at.step - first_step, self._train_quality(), learning_rate, speed, *left)
                 self._serve(result.requests)
+                if result.requests.save:
+                    now = time.perf_counter()
 
     def _run_step(self, learning_rate: float) -> StepResult:
         step, signals = self.progress.step, self.supervisor.signals
-        self.supervisor.enter(f"step {step + 1}", stoppable=True)
         stop = signals.stop
         save = signals.save or self.checkpointer.is_due(step + 1)
-        result = run_step(
-            self.session.run,
-            self.graphs.train,
-            self.graphs.runner,
-            *self.job.batches.window(step % self._steps_per_epoch),
-            learning_rate,
-            Requests(stop == signal.SIGTERM, stop == signal.SIGINT, save),
-        )
+        with self.supervisor.exchange(f"step {step + 1}"):
+            result = run_step(
+                self.session.run,
+                self.graphs.train,
+                self.graphs.runner,
+                *self.job.batches.window(step % self._steps_per_epoch),
+                learning_rate,
+                Requests(stop == signal.SIGTERM, stop == signal.SIGINT, save),
+            )
         if not result.is_finite:
             # The loss and the norm are equal on all ranks, so every rank stops here.
             found = f"loss is {result.nll.mean:.4g}"
@@ -237,11 +242,10 @@ class Loop:
     def _evaluate(self, split: str, use_average: bool) -> float:
         """Return the perplexity of "valid" or "test"."""
         shared = self.job.options.distributed_eval
-        waiting = self.supervisor.waiting(
-            f"the evaluation of {split}" + ("" if shared else " on rank 0")
-        )
+        name = f"the evaluation of {split}" + ("" if shared else " on rank 0")
         average = self.graphs.average
-        with average.in_place(self.session) if use_average else contextlib.nullcontext():
+        averaged = average.in_place(self.session) if use_average else contextlib.nullcontext()
+        with averaged, self.supervisor.waiting(name) as waiting:
             nll = self.graphs.evaluator.run(
                 self.session, split, getattr(self.job.corpus, split), waiting.gather, waiting.poll
             )
@@ -269,9 +273,9 @@ class Loop:
         comm, test_on = self.job.comm, self.job.options.test_on
         use_average = self.progress.num_averaged > 0
         if test_on == "best":
-            self.supervisor.enter("the reading of the best weights", alone=comm.is_rank_0)
-            raise_on_all_ranks(comm, self._load_best_weights, takes_part=comm.is_rank_0)
-            self.session.run(self.graphs.broadcast)
+            with self.supervisor.exchange("the reading of the best weights"):
+                raise_on_all_ranks(comm, self._load_best_weights, takes_part=comm.is_rank_0)
+                self.session.run(self.graphs.broadcast)
             use_average = False
         perplexity = self._evaluate("test", use_average)
         self.reporter.event(

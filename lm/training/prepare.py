@@ -13,6 +13,7 @@ from lm.data.corpus import Corpus, load_corpus_to_train
 from lm.distributed.agreement import check_agreement, platform_facts, raise_on_all_ranks
 from lm.distributed.communicator import Communicator
 from lm.distributed.devices import Device, session_config, start_tensorflow
+from lm.distributed.supervisor import Supervisor
 from lm.errors import UserError
 from lm.model.network_check import check_network
 from lm.record import RunRecord
@@ -41,6 +42,7 @@ def prepare(
     comm: Communicator,
     stack: contextlib.ExitStack,
     functions: NetworkFunctions,
+    supervisor: Supervisor,
 ) -> Job:
     """Check and load everything that a run needs; all ranks call this together.
 
@@ -53,9 +55,10 @@ def prepare(
     # Load the corpus on one rank per host first. Otherwise, a failing download would fail on each
     # rank in turn.
     is_first = comm.local_rank == 0
-    early = raise_on_all_ranks(
-        comm, lambda: load_corpus_to_train(config, options), takes_part=is_first
-    )
+    with supervisor.preparing("the reading of the corpus"):
+        early = raise_on_all_ranks(
+            comm, lambda: load_corpus_to_train(config, options), takes_part=is_first
+        )
 
     def create_job() -> Job:
         corpus = early or load_corpus_to_train(config, options)
@@ -68,7 +71,8 @@ def prepare(
         )
         if options.check_network and comm.is_rank_0 and _is_new(functions, options):
             words = corpus.vocabulary.words
-            check_network(config, len(words), functions, session_config(device), words)
+            with supervisor.preparing("the check of the network"):
+                check_network(config, len(words), functions, session_config(device), words)
         return Job(
             config=config,
             options=options,

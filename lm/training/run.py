@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import sys
 
 import tensorflow.compat.v1 as tf
 
@@ -13,7 +14,7 @@ from lm.distributed.communicator import Communicator
 from lm.distributed.devices import session_config
 from lm.distributed.supervisor import Supervisor
 from lm.errors import RunError
-from lm.events.reporter import Reporter
+from lm.events.reporter import Heartbeat, Reporter
 from lm.model import decoding
 from lm.model.network import Network
 from lm.model.user_errors import one_line_errors, short_message
@@ -35,11 +36,13 @@ def train(
     options: RunOptions,
     comm: Communicator,
     functions: NetworkFunctions = BUILT_IN,
+    supervisor: Supervisor | None = None,
 ) -> None:
     """Train, validate after each epoch, save, and test at the end.
 
     All ranks call this function. It leaves no threads, signal handlers, log files or locks behind,
-    so it can be called again. `lm.distributed.launch.connect` returns the communicator.
+    so it can be called again. `lm.distributed.launch.connect` returns the communicator. Without a
+    supervisor, the run creates one.
 
     Raises:
       UserError: If an argument is invalid; on all ranks.
@@ -47,8 +50,11 @@ def train(
     """
     keep_freed_memory()
     with contextlib.ExitStack() as stack:
-        job = prepare(config, options, comm, stack, functions)
-        supervisor = stack.enter_context(Supervisor(comm, options.step_timeout_seconds))
+        supervisor = supervisor or stack.enter_context(Supervisor(comm, 0))
+        supervisor.timeout = options.step_timeout_seconds
+        if comm.is_rank_0 and not sys.stderr.isatty():
+            stack.enter_context(contextlib.closing(Heartbeat(lambda: supervisor.activity)))
+        job = prepare(config, options, comm, stack, functions, supervisor)
         progress = _initial_progress(job)
         try:
             with one_line_errors(functions, running=True), tf.Graph().as_default():
@@ -58,8 +64,8 @@ def train(
                 f"out of memory ({short_message(error)}): reduce the model or batch_size, or use"
                 " more ranks"
             ) from error
-        # The supervisor still watches: if a rank is stopped in its last step, the job must end.
-        comm.barrier()
+        with supervisor.exchange("the end of the run"):
+            comm.barrier()
 
 
 def _initial_progress(job: Job) -> TrainProgress:
@@ -72,7 +78,9 @@ def _train(
     job: Job, progress: TrainProgress, supervisor: Supervisor, stack: contextlib.ExitStack
 ) -> None:
     comm = job.comm
-    graphs = raise_on_all_ranks(comm, lambda: _build_graphs(job))
+    with supervisor.preparing("the building of the graph"):
+        graphs = raise_on_all_ranks(comm, lambda: _build_graphs(job))
+    stack.enter_context(supervisor.exchange("the start of the training"))
     check_agreement(comm, graph_facts())
     values = raise_on_all_ranks(
         comm, lambda: _initial_values(job, graphs, progress), takes_part=comm.is_rank_0

@@ -5,13 +5,12 @@ import subprocess
 import sys
 import threading
 import time
-import types
 
 import pytest
 
 from lm.distributed import supervisor
 from lm.distributed.communicator import Communicator
-from lm.distributed.supervisor import Interrupted, Waiting, _Process, _waited_for
+from lm.distributed.supervisor import Interrupted, Supervisor, _Process, _waited_for
 from tests.commands import run_code
 from tests.meeting import on_ranks
 
@@ -27,54 +26,77 @@ class TwoRanks(Communicator):
     def gather(self, value):
         return [value] * 2
 
-supervisor._TICK_SECONDS, supervisor._GRACE_SECONDS = 0.02, 0.5
+supervisor._TICK_SECONDS = 0.02
 watched = supervisor.Supervisor(TwoRanks(), {timeout})
-{phases}
+{work}
 print("alive")
 """
-STOP = "watched.signals.stop = signal.SIGTERM"
-STEP = "watched.enter('step 7', stoppable=True)"
-SAVE = "watched.enter('the save at step 7')"
+SLEEP = "time.sleep(30)"
 
 
-def run(*phases, timeout=600):
-    return run_code(PROGRAM.format(timeout=timeout, phases="\n".join(phases)))
-
-
-def test_a_step_that_hangs_after_a_stop_signal_ends_the_rank():
-    result = run(STEP, "time.sleep(1)", STOP, "time.sleep(30)")
-    assert (result.returncode, result.stdout, result.stderr) == (1, "", "")
+def run(*lines, timeout=1):
+    return run_code(PROGRAM.format(timeout=timeout, work="\n".join(lines)))
 
 
 @pytest.mark.parametrize(
-    "phases",
+    "lines",
     [
-        pytest.param((STEP, STOP, SAVE, "time.sleep(3)"), id="a save"),
-        pytest.param((STEP, "time.sleep(1)", STEP, STOP, "time.sleep(2)"), id="a usual step"),
-        pytest.param(("for _ in range(30): " + STEP + "; time.sleep(0.1)",), id="progress"),
+        pytest.param(("watched.preparing('x').__enter__()", "time.sleep(2)"), id="a preparation"),
+        pytest.param(
+            (
+                "for _ in range(20):",
+                "    with watched.exchange('step 7'): time.sleep(0.1)",
+                "with watched.alone('the work'):",
+                "    for _ in range(20): watched.progressed(); time.sleep(0.1)",
+            ),
+            id="progress",
+        ),
     ],
 )
-def test_the_supervisor_allows_time_for(phases):
-    assert run(*phases, timeout=2.5 if "range" in phases[0] else 600).stdout == "alive\n"
+def test_the_supervisor_allows_time_for(lines):
+    assert run(*lines).stdout == "alive\n"
 
 
-def test_a_save_that_hangs_is_named_at_the_timeout():
-    result = run(STEP, STOP, SAVE, "time.sleep(30)", timeout=1)
+@pytest.mark.parametrize(
+    "lines, where",
+    [
+        (("with watched.exchange('step 7'):", f"    {SLEEP}"), "step 7, waiting for rank 1, which"),
+        (("with watched.alone('a write'):", f"    {SLEEP}"), "a write (--step_timeout_seconds)"),
+        (  # Staying in touch is not progress.
+            (
+                "with watched.waiting('a save') as waiting:",
+                "    while True: waiting.poll(progress=False); time.sleep(0.1)",
+            ),
+            "a save",
+        ),
+        (  # After an inner phase, its outer phase continues.
+            (
+                "with watched.exchange('a save'):",
+                "    with watched.alone('a write'): pass",
+                f"    {SLEEP}",
+            ),
+            "a save, waiting for rank 1",
+        ),
+    ],
+)
+def test_a_phase_that_hangs_is_named_at_the_timeout(lines, where):
+    result = run(*lines)
     assert result.returncode == 1
-    assert "no progress for 1 s in the save at step 7, waiting for rank 1" in result.stderr
+    assert f"no progress for 1 s in {where}" in result.stderr
 
 
-def test_phases_without_progress_do_not_extend_the_timeout():
-    enter = "watched.enter('a write', alone=True, progress=False)"
-    again = f"for _ in range(300): {enter}; time.sleep(0.1)"
-    result = run(SAVE, "time.sleep(0.5)", again, timeout=1)
+def test_a_preparation_ends_if_another_rank_is_gone():
+    other = "import subprocess; other = subprocess.Popen(['true']); other.wait()"
+    result = run(other, "watched._processes[1] = watched._own._replace(pid=other.pid)", SLEEP)
     assert result.returncode == 1
-    assert "no progress for 1 s in a write (--step_timeout_seconds)" in result.stderr
+    assert "in the preparation, waiting for rank 1 on " in result.stderr
+    assert "which is stopped or gone" in result.stderr
 
 
 def test_time_while_the_job_is_suspended_does_not_count():
-    wait = "print('begun', flush=True); input(); time.sleep(1.5)"
-    program = PROGRAM.format(timeout=2, phases=f"{STEP}\n{wait}")
+    work = "with watched.exchange('step 7'):"
+    work += " print('begun', flush=True); input(); time.sleep(1.5)"
+    program = PROGRAM.format(timeout=2, work=work)
     command, pipes = [sys.executable, "-c", program], dict.fromkeys(("stdin", "stdout"), -1)
     with subprocess.Popen(command, text=True, **pipes) as process:
         assert process.stdout.readline() == "begun\n"
@@ -92,29 +114,26 @@ def test_messages_name_ranks_on_many_hosts_briefly():
 
 
 def meet(monkeypatch, num_ranks, work, stop_requested=lambda rank: 0):
-    """Run work(waiting, rank) and gather the ranks on threads; return outcomes and phase counts."""
+    """Run work(waiting, rank) and gather the ranks on threads; return outcomes and progress."""
     monkeypatch.setattr(supervisor, "_POLL_SECONDS", 0)
-    num_phases = [0] * num_ranks
+    progress = [0] * num_ranks
 
     def run_rank(rank, gather):
-        class Watched:
-            @property
-            def signals(self):
-                return types.SimpleNamespace(stop=stop_requested(rank))
-
-            def enter(self, phase, stoppable, progress):
-                num_phases[rank] += progress
+        class Watched(Supervisor):
+            def progressed(self):
+                progress[rank] += 1
+                self.signals.stop = stop_requested(rank)
 
         comm = Communicator()
         comm.gather = gather
-        waiting = Waiting(comm, Watched(), "the evaluation", stoppable=True)
         try:
-            work(waiting, rank)
-            return waiting.gather(rank)
+            with Watched(comm, 0) as watched, watched.waiting("the evaluation") as waiting:
+                work(waiting, rank)
+                return waiting.gather(rank)
         except Interrupted as interruption:
             return interruption.number
 
-    return on_ranks(num_ranks, run_rank), num_phases
+    return on_ranks(num_ranks, run_rank), progress
 
 
 @pytest.mark.parametrize("pieces", [(50, 0, 0), (0, 50, 20), (50, 50, 50)])
@@ -123,9 +142,9 @@ def test_waiting_ranks_see_that_other_ranks_work(monkeypatch, pieces):
         for _ in range(pieces[rank]):
             waiting.poll()
 
-    outcomes, num_phases = meet(monkeypatch, 3, work)
+    outcomes, progress = meet(monkeypatch, 3, work)
     assert outcomes == [[0, 1, 2]] * 3
-    assert min(num_phases) >= 50
+    assert min(progress) >= 50
 
 
 @pytest.mark.parametrize("busy, signalled", [(0, 1), (1, 0), (1, 1)])

@@ -10,7 +10,7 @@ from lm.checkpoint import store
 from lm.checkpoint.tensors import whole
 from lm.config import RunOptions
 from lm.distributed.communicator import Communicator
-from lm.distributed.supervisor import Supervisor
+from lm.distributed.supervisor import Supervisor, Waiting
 from lm.training.checkpointer import BackgroundWriter, Checkpointer
 from tests.unit.checkpoint.saved import ARRAYS, manifest, save, steps, truncate
 
@@ -59,20 +59,17 @@ def test_old_checkpoints_are_verified_once(tmp_path, caplog):
 
 
 def test_a_failed_run_waits_for_its_save_without_reporting_progress(monkeypatch, checkpointer):
-    phases, end = [], threading.Event()
+    polls, end = [], threading.Event()
     monkeypatch.setattr(store, "save", lambda *_: end.wait(30))
     monkeypatch.setattr(store, "prune", lambda *_: None)
     writer = BackgroundWriter("run", keep=1)
     writer.start({}, None)
 
-    def enter(self, phase, stoppable=False, alone=False, progress=True):
-        assert phase == "the writing of a checkpoint" and not stoppable
-        phases.append((alone, progress))
-        if len(phases) == 5:
+    def poll(self, progress=True):
+        polls.append(progress)
+        if len(polls) == 5:
             end.set()
 
-    monkeypatch.setattr(Supervisor, "enter", enter)
+    monkeypatch.setattr(Waiting, "poll", poll)
     checkpointer(writer).wait()
-    assert not writer.is_busy
-    assert phases[0] == (False, True) and phases[-1] == (False, True)  # on entry and at the end
-    assert (True, False) in phases and (True, True) not in phases
+    assert not writer.is_busy and set(polls) == {False}
