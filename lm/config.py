@@ -271,7 +271,8 @@ class RunOptions(Checked):
         choices=("master", "collect", "workers"), may_change=(),
     )  # fmt: skip
     timeline: str | None = option(
-        None, "write Horovod's timeline to this file, for chrome://tracing", is_path=True,
+        None, "write Horovod's timeline to this file in an existing directory, for chrome://tracing",
+        is_path=True,
         may_change=(),
     )  # fmt: skip
     tensorboard: bool = option(True, "write event files for TensorBoard to the run directory")

@@ -16,6 +16,7 @@ run_training() {
         placement=(-H "$HOSTS")
     elif [[ -n ${HOSTFILE:-} ]]; then
         [[ -n ${NP:-} ]] || fail "with HOSTFILE, set NP too"
+        ! grep -qs $'\r' "$HOSTFILE" || fail "$HOSTFILE has Windows line ends: run sed -i 's/\r\$//' $HOSTFILE"
         placement=(-hostfile "$HOSTFILE")
     fi
     whole_number NP "${NP:-$slots}"

@@ -24,6 +24,7 @@ interrupt_job() {
         signal_job KILL -
     else
         stopped_by=130
+        echo "${0##*/}: stopping; Ctrl-C again ends the job without saving" >&2
         signal_job "$stop_signal"
     fi
 }

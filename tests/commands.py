@@ -133,6 +133,13 @@ def events(output_dir, kind: str) -> list[dict]:
     return [event for event in map(json.loads, lines) if event["event"] == kind]
 
 
+def without_repetition(output: str) -> str:
+    """Remove the message that is repeated after the lines of mpirun, which end with dashes."""
+    lines = output.splitlines(keepends=True)
+    is_repeated = len(lines) > 1 and lines[-2].startswith("-----") and lines[-1].startswith("lm: ")
+    return "".join(lines[:-1]) if is_repeated else output
+
+
 def one_error(result, code, num_ranks=1):
     """Check the exit code and that stderr has one error line, and no stack trace."""
     assert result.returncode == code, result.stderr

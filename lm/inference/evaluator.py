@@ -18,12 +18,8 @@ from lm.data.vocabulary import UNK, Vocabulary
 from lm.distributed.agreement import check_agreement, platform_facts, raise_on_all_ranks
 from lm.distributed.communicator import Communicator
 from lm.distributed.devices import start_tensorflow
-<<<<<<< HEAD
-from lm.errors import EveryRankError, RunError, UserError
-=======
 from lm.distributed.supervisor import Supervisor
-from lm.errors import EveryRankError, UserError
->>>>>>> cf385e3 (Supervise whole commands, and stop at once if nothing is to save)
+from lm.errors import EveryRankError, RunError, UserError
 from lm.inference.run import Run, open_run, open_session
 from lm.model.user_errors import one_line_errors
 from lm.model.windows import Evaluator

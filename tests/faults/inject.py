@@ -1,11 +1,13 @@
 """Run `lm.train` with one injected fault. Usage: python -m tests.faults.inject FAULT [flags]
 
 The fault wraps a function of the program, which has no test code itself. Kills are real SIGKILLs.
+The environment variable INJECT_INTO selects a different command.
 FAULT is the name of a function below with its arguments: `kill:1:30` kills rank 1 at step 30.
 """
 
 import os
 import resource
+import runpy
 import signal
 import sys
 import threading
@@ -141,6 +143,27 @@ def spoil(step):
     at_step(0, step, lambda loop: change(loop.session, "embedding", edit), when="after")
 
 
+def slow_first_step(seconds):
+    """Write the event "begun", then delay the first step."""
+
+    def act(loop):
+        loop.reporter.event("begun")
+        time.sleep(float(seconds))
+
+    at_step(0, 1, act)
+
+
+def stop_in_evaluation(rank):
+    """Stop one rank when it begins to evaluate."""
+    import lm.model.windows
+
+    def act(*_):
+        if launched_rank() == int(rank):
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    around(lm.model.windows, "run_evaluation", before=act)
+
+
 def slow_evaluation(seconds):
     """Delay each window of an evaluation."""
     import lm.model.windows
@@ -206,4 +229,6 @@ if __name__ == "__main__":
     import_tensorflow()  # before the faults import it, with the settings of `lm.train`
     name, *arguments = sys.argv.pop(1).split(":")
     globals()[name](*arguments)
+    if command := os.environ.get("INJECT_INTO"):
+        runpy.run_module(command, run_name="__main__", alter_sys=True)
     main()

@@ -11,7 +11,15 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from lm.checkpoint import store
-from tests.commands import ROOT, environment, kill_marked, marked_processes, mpirun, new_mark
+from tests.commands import (
+    ROOT,
+    environment,
+    kill_marked,
+    marked_processes,
+    mpirun,
+    new_mark,
+    without_repetition,
+)
 
 GONE_SECONDS = 10  # time limit for a job to end after a fault
 
@@ -48,10 +56,12 @@ class Job:
         """Return the IDs of all processes of this job."""
         return marked_processes(self._mark)
 
-    def wait_for(self, condition: Callable[[], object], timeout: float = 60) -> None:
+    def wait_for(
+        self, condition: Callable[[], object], timeout: float = 60, may_end: bool = False
+    ) -> None:
         deadline = time.monotonic() + timeout
         while not condition():
-            assert self.process.poll() is None, self.finish()[1]
+            assert may_end or self.process.poll() is None, self.finish()[1]
             if time.monotonic() > deadline:
                 self.kill()
                 pytest.fail(f"timed out while waiting for the job: {self.process.communicate()[0]}")
@@ -73,7 +83,7 @@ class Job:
                 self.kill()
                 pytest.fail("processes are left")
             time.sleep(0.05)
-        return self.process.returncode, self.output
+        return self.process.returncode, without_repetition(self.output or "")
 
     def ends(self) -> tuple[int, str]:
         """Return exit code and output like `finish`, but allow only GONE_SECONDS."""

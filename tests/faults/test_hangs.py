@@ -4,12 +4,13 @@ import os
 import re
 import signal
 import socket
+import sys
 import time
 
 import pytest
 
-from tests.commands import mpirun
-from tests.faults.jobs import events, last_step, run
+from tests.commands import environment, mpirun, one_error, run_command, train_here
+from tests.faults.jobs import config_flags, events, last_step, run
 
 LONG = ("--hidden_size", 8, "--num_epochs", 200, "--noeval")
 
@@ -70,16 +71,25 @@ def test_a_rank_that_is_stopped_for_a_short_time_continues(start, tmp_path):
 )
 def test_an_exception_on_one_rank_is_printed_once(start, tmp_path, fault):
     job = start(tmp_path, *LONG, num_ranks=2, fault=fault)
-    code, output = job.finish(timeout=40)
-    assert code == 1
+    assert job.finish(timeout=40)[0] == 1
     rank = 0 if ":0:" in fault else 1
     start_of_line = f"lm: error: rank {rank} on {socket.gethostname()}: "
-    errors = [line for line in output.splitlines() if line.startswith("lm: error: ")]
+    errors = [line for line in job.output.splitlines() if line.startswith("lm: error: ")]
     assert errors == [
         f"{start_of_line}Traceback (most recent call last):",
         f"{start_of_line}RuntimeError: the injected cause",
     ]
-    assert output.splitlines()[-1] == errors[-1]  # after the lines of mpirun
+    assert job.output.splitlines()[-1] == errors[-1]  # after the lines of mpirun
+
+
+def test_a_rank_that_stops_in_a_command_is_named(start, tmp_path, corpora):
+    train_here(tmp_path, *config_flags(corpora), "--hidden_size", 8, "--max_steps", 2, "--noeval")
+    command = [*mpirun(2, end_seconds=1), sys.executable, "-m", "tests.faults.inject"]
+    command += ["stop_in_evaluation:1", "--run", tmp_path, "--step_timeout_seconds", 3]
+    result = run_command(command, environment(INJECT_INTO="lm.evaluate"), timeout=60)
+    error = one_error(result, 1, num_ranks=2)
+    assert re.search("rank 0 .* for [34] s in the evaluation of valid, waiting for rank 1 ", error)
+    assert "which is stopped or gone" in error
 
 
 def test_a_shared_evaluation_may_be_slow_but_not_stop(start, tmp_path):

@@ -28,9 +28,9 @@ RUN_JOB = [
 def check_stopped(job, code, name, timeout=GONE_SECONDS):
     returned, output = job.finish(timeout)
     assert returned == code, output
-    # Under mpirun, the line is repeated after the lines of mpirun.
-    (line,) = {line for line in output.splitlines() if f"stopped by {name} after step" in line}
-    assert output.splitlines()[-1] == line
+    assert output.count(f"stopped by {name} after step") == 1
+    # The line is also the last line, after the lines of mpirun.
+    assert f"stopped by {name} after step" in job.output.splitlines()[-1]
     assert output.count("lm: stopping after this step and saving") <= 1
     assert f"--resume --output_dir {job.output_dir}" in output
     (step,) = saved_steps(job.output_dir)
@@ -87,6 +87,37 @@ def test_sigterm_to_mpirun_leaves_time_to_save(start, tmp_path):
     # After SIGTERM, mpirun exits with 1, regardless of the exit codes of the ranks.
     assert returned == 1 and "stopped by SIGTERM after step" in output
     assert saved_steps(tmp_path)[-1] == last_step(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "flags, seconds",
+    [
+        ((), 8),
+        pytest.param(
+            ("--config", "config_transformer", "--corpus", "embedded", "--hidden_size", 512,
+             "--batch_size", 40, "--num_steps", 70, "--nocheck_network"),
+            0, marks=pytest.mark.soak,
+        ),
+    ],
+)  # fmt: skip
+def test_a_stop_signal_waits_for_a_long_first_step(start, tmp_path, flags, seconds):
+    job = start(tmp_path, *LONG, *flags, launcher=RUN_JOB, fault=f"slow_first_step:{seconds}")
+    job.wait_for(lambda: events(tmp_path, "begun"))
+    job.process.send_signal(signal.SIGINT)
+    check_stopped(job, 128 + signal.SIGINT, "SIGTERM", timeout=120)
+
+
+@pytest.mark.parametrize("launcher", [None, RUN_JOB], ids=["process", "run script"])
+def test_a_stop_signal_during_the_preparation_ends_the_job(start, tmp_path, launcher):
+    job = start(tmp_path / "run", "--hidden_size", 8, "--num_layers", 200, launcher=launcher)
+    job.wait_for((tmp_path / "run").exists)  # the network is built next
+    ranks = job.ranks()
+    job.process.send_signal(signal.SIGINT)
+    job.wait_for(lambda: not set(job.processes()) & set(ranks), timeout=2, may_end=True)
+    code, output = job.ends()
+    assert code == 128 + signal.SIGINT and "Traceback" not in output
+    assert job.output.splitlines()[-1].endswith(f"stopped by SIG{'TERM' if launcher else 'INT'}")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_stop_signal_waits_for_copies_that_take_long(start, tmp_path):

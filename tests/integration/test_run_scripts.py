@@ -129,6 +129,7 @@ def test_a_script_can_be_called_by_a_link(launch, tmp_path):
         ("train.sh", {"HOSTS": "host1:"}, "hosts must be like host1:1,host2:1, not 'host1:'"),
         ("train.sh", {"NP": "x"}, "train: NP must be a whole number, not 'x'"),
         ("train.sh", {"HOSTFILE": "x"}, "train: with HOSTFILE, set NP too"),
+        ("train.sh", {"NP": "2", "HOSTFILE": "crlf"}, "crlf has Windows line ends: run sed -i"),
         ("train.sh", {"LAUNCHER": "x"}, "LAUNCHER must be mpirun, horovodrun or none, not 'x'"),
         (
             "train_slurm.sbatch",
@@ -137,7 +138,8 @@ def test_a_script_can_be_called_by_a_link(launch, tmp_path):
         ),
     ],
 )
-def test_a_mistake_in_a_variable_is_one_line(launch, name, variables, message):
+def test_a_mistake_in_a_variable_is_one_line(launch, tmp_path, name, variables, message):
+    (tmp_path / "crlf").write_bytes(b"host1 slots=2\r\n")
     result = launch(name, OUTPUT_DIR="run", **variables)
     assert (result.returncode, result.stdout) == (2, "")
     assert message in result.stderr and result.stderr.count("\n") == 1

@@ -3,13 +3,18 @@
 import json
 import os
 import re
+import signal
+import socket
+import subprocess
 import sys
+import time
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lm.errors import UserError
 from tests.commands import (
+    ROOT,
     environment,
     events,
     mpirun,
@@ -95,6 +100,30 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path, corpora, arguments, mes
     assert not os.path.exists(tmp_path / "run" / "run.json")
 
 
+def test_a_timeline_that_horovod_could_not_write_is_an_error(tmp_path):
+    for path in (tmp_path / "missing" / "timeline.json", tmp_path):
+        with pytest.raises(UserError, match="cannot be written: it must be a file in a directory"):
+            train_here(tmp_path / "run", *TINY, "--timeline", path)
+
+
+def test_another_python_is_one_line():
+    command = [sys.executable, "-S", "-m", "lm.generate"]  # -S hides the installed packages
+    error = one_error(run_command(command, environment(), 60), 2)
+    assert f"{sys.executable} on {socket.gethostname()} has no package numpy" in error
+    assert "source .venv/bin/activate" in error
+
+
+def test_an_interrupt_during_the_imports_prints_no_stack_trace(tmp_path):
+    (tmp_path / "tqdm.py").write_text("print('importing', flush=True); import time; time.sleep(30)")
+    command, env = [sys.executable, "-m", "lm.train"], environment(PYTHONPATH=str(tmp_path))
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    with subprocess.Popen(command, env=env, cwd=ROOT, **pipes) as process:
+        assert process.stdout.readline() == "importing\n"
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=30)[0] == ""
+    assert process.returncode == -signal.SIGINT
+
+
 def test_the_log_may_be_in_the_directory_of_the_new_run(tmp_path, corpora):
     log = tmp_path / "run/mine.log"
     train_here(tmp_path / "run", *TINY, "--data_path", corpora, "--noeval", "--log_path", log)
@@ -134,6 +163,44 @@ def test_bad_or_different_flags_end_all_ranks_with_one_line(tmp_path, corpora, b
     result = run_command(command, environment(), 120, cwd=tmp_path)
     assert re.search(message, one_error(result, 2, num_ranks=2))
     assert not (tmp_path / "run" / "metrics.jsonl").exists() or not events(tmp_path / "run", "step")
+
+
+def test_speeds_are_those_of_this_job_without_saves_and_validations(
+    tmp_path, corpora, monkeypatch, caplog
+):
+    from lm.model.windows import Evaluator
+    from lm.training.checkpointer import Checkpointer
+    from lm.training.progress import TrainProgress
+
+    caplog.set_level("INFO", "lm")
+    flags = (*TINY[:-2], "--data_path", corpora, "--batch_size", 200, "--num_steps", 100)
+    flags += ("--num_epochs", 1, "--test_on", "none", "--log_every_steps", 1)  # 19 steps
+    clock, late = time.perf_counter, [0]
+    monkeypatch.setattr(time, "perf_counter", lambda: clock() + late[0])
+
+    def delay(owner, name):
+        original = getattr(owner, name)
+
+        def delayed(*args, **kwargs):
+            late[0] += 100_000
+            return original(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, delayed)
+
+    with monkeypatch.context() as patch:  # the first job is slow
+        add = TrainProgress.add
+        patch.setattr(TrainProgress, "add", lambda at, nll, _, other: add(at, nll, 1e5, other))
+        train_here(tmp_path, *flags, "--max_steps", 6)
+    assert " 0 words/s  left 111:06:40" in caplog.text
+    caplog.clear()
+    delay(Checkpointer, "save")
+    delay(Evaluator, "run")
+    train_here(tmp_path, *flags, "--resume", "--eval_every_steps", 3, "--checkpoint_every_steps", 1)
+    lines = [line for line in caplog.messages if " words/s  left " in line]
+    assert len(lines) >= 5 and not any(" 0 words/s" in line for line in lines)
+    assert all(re.search(r"left \d\d:\d\d, run \d\d:\d\d$", line) for line in lines)
+    speeds = [event["words_per_second"] for event in events(tmp_path, "step")]
+    assert max(speeds[:6]) < 1 and min(speeds[6:]) > 20
 
 
 def test_the_embedded_corpus_is_learned_within_5_percent(tmp_path, corpora):

@@ -32,6 +32,16 @@ def test_the_innermost_launcher_is_used(variables, size, rank, monkeypatch):
     assert (launch.launched_size(), launch.launched_rank()) == (size, rank)
 
 
+@pytest.mark.parametrize("pmix, expected", [((), True), (("PMIX_RANK",), False)])
+def test_srun_without_pmix_is_recognized(monkeypatch, pmix, expected):
+    for name in (*(name for names in launch._LAUNCHERS for name in names), "PMIX_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    assert not launch.is_srun_without_pmix()
+    for name in ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID", *pmix):
+        monkeypatch.setenv(name, "1")
+    assert launch.is_srun_without_pmix() == expected
+
+
 def test_python_and_the_run_scripts_use_the_same_options_and_variables(monkeypatch):
     for name in ("LD_LIBRARY_PATH", "PYTHONPATH", "OPAL_PREFIX", "NCCL_DEBUG", "HOME"):
         monkeypatch.setenv(name, "x")

@@ -3,13 +3,15 @@
 import contextlib
 import json
 import math
+import threading
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from lm import logger
 from lm.errors import RunError, Stopped
 from lm.events.logs import LogFiles
-from lm.events.reporter import Progress, Reporter
+from lm.events.reporter import Heartbeat, Progress, Reporter
 
 
 def test_events_are_json_lines_without_nonfinite_numbers(tmp_path):
@@ -45,6 +47,7 @@ def test_the_last_log_line_is_the_reason_for_the_end_of_the_run(tmp_path):
     [
         (None, {"outcome": "finished"}),
         (Stopped("stopped by SIGTERM", 15), {"outcome": "stopped"}),
+        (KeyboardInterrupt(15), {"outcome": "stopped"}),
         (RunError("the loss is nan"), {"outcome": "failed", "reason": "the loss is nan"}),
         (KeyError("a"), {"outcome": "failed", "reason": "KeyError: 'a'"}),
     ],
@@ -71,6 +74,24 @@ def test_progress_shows_the_remaining_time_of_the_epoch_and_of_the_run(caplog):
     (line,) = caplog.messages
     assert line.startswith("epoch 2  step 4/40  train loss 5.00  learning rate 0.5  900 words/s")
     assert line.endswith("  left 01:23, run 27:46:40")
+
+
+def test_a_line_names_the_activity_whenever_the_log_is_silent(tmp_path):
+    log = LogFiles([str(tmp_path / "log.txt")], "master", 0)
+    asked = threading.Semaphore(0)
+
+    def activity():
+        asked.release()
+        return "step 7, for 60 s"
+
+    with contextlib.closing(log), contextlib.closing(Heartbeat(activity, seconds=0.1)):
+        assert asked.acquire(timeout=10) and asked.acquire(timeout=10)
+        logger.info("a line of the run")
+    assert (tmp_path / "log.txt").read_text().count("INFO still in step 7, for 60 s\n") >= 2
+    before = len(logger.handlers)
+    with contextlib.closing(Heartbeat(activity, seconds=60)):
+        assert len(logger.handlers) == before + 1
+    assert len(logger.handlers) == before
 
 
 def read_scalars(directory):

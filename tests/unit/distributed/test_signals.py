@@ -1,0 +1,58 @@
+"""Stop signals end a process at once, or wait until the caller has saved."""
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.commands import environment
+
+PROGRAM = """
+import time
+from lm.distributed.signals import Signals
+
+signals = Signals()
+{work}
+"""
+
+
+def stop(work, *numbers):
+    """Send signals to a program, each after its next line; return exit code, output and lines."""
+    command = [sys.executable, "-c", PROGRAM.format(work=work)]
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    with subprocess.Popen(command, env=environment(), **pipes) as process:
+        lines = []
+        for number in numbers:
+            lines.append(process.stdout.readline())
+            process.send_signal(number)
+        output, _ = process.communicate(timeout=20)
+    return process.returncode, [*lines, *output.splitlines(keepends=True)]
+
+
+@pytest.mark.parametrize(
+    "number, raised",
+    [(signal.SIGINT, signal.SIGINT), (signal.SIGUSR2, signal.SIGTERM)],
+)
+def test_before_there_is_anything_to_save_a_signal_interrupts_the_work(number, raised):
+    work = "try: print('ready', flush=True); time.sleep(30)\n"
+    work += "except KeyboardInterrupt as error: print(error.args)"
+    assert stop(work, number) == (0, ["ready\n", f"({int(raised)},)\n"])
+
+
+def test_work_that_ignores_the_interrupt_ends_within_a_second():
+    work = "print('ready', flush=True)\n"
+    work += "while True:\n    try: time.sleep(30)\n    except KeyboardInterrupt: pass"
+    # The first signal could arrive before the loop.
+    code, lines = stop(work, signal.SIGTERM)
+    assert (code, lines[-1]) == (143, "lm: stopped by SIGTERM\n")
+
+
+def test_a_deferred_stop_is_acknowledged_at_once_and_can_be_repeated():
+    work = "signals.defer(); print('ready', flush=True); time.sleep(30)"
+    code, lines = stop(work, signal.SIGINT, signal.SIGINT)
+    assert code == 130
+    assert lines[1:] == [
+        "lm: stopping after this step and saving; Ctrl-C again ends without saving\n",
+        "lm: interrupted twice: stopping immediately\n",
+    ]
