@@ -133,7 +133,7 @@ def test_the_log_may_be_in_the_directory_of_the_new_run(tmp_path, corpora):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["--num_steps", 100000], "the training split has"),
+        (["--num_steps", 10000, "--batch_size", 100], "the training split has"),
         (["--data_url", "/no/such/file.tgz", "--config", "config_small"], "/no/such/file.tgz"),
         (["--noeval", "--test_on", "best"], "test_on best needs the validation perplexity"),
     ],
