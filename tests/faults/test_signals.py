@@ -109,7 +109,7 @@ def test_a_stop_signal_waits_for_a_long_first_step(start, tmp_path, flags, secon
 
 @pytest.mark.parametrize("launcher", [None, RUN_JOB], ids=["process", "run script"])
 def test_a_stop_signal_during_the_preparation_ends_the_job(start, tmp_path, launcher):
-    job = start(tmp_path / "run", "--hidden_size", 8, "--num_layers", 200, launcher=launcher)
+    job = start(tmp_path / "run", "--hidden_size", 8, "--num_layers", 100, launcher=launcher)
     job.wait_for((tmp_path / "run").exists)  # the network is built next
     ranks = job.ranks()
     job.process.send_signal(signal.SIGINT)
