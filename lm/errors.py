@@ -2,6 +2,8 @@
 
 import contextlib
 import errno
+import os
+import shlex
 from collections.abc import Iterator
 
 ERROR = "lm: error: "  # the start of an error line
@@ -74,4 +76,7 @@ def needs_extra(extra: str) -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         package = (error.name or str(error)).partition(".")[0]
-        raise UserError(f"{package} is not installed; run pip install '.[{extra}]'") from error
+        root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+        is_checkout = os.path.exists(os.path.join(root, "pyproject.toml"))
+        what = shlex.quote(f"{root}[{extra}]") if is_checkout else package
+        raise UserError(f"{package} is not installed; run pip install {what}") from error
