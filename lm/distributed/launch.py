@@ -28,7 +28,7 @@ _MPIRUN = ("mpirun", "mpiexec", "orterun")
 # run_scripts/env.sh reads the same files.
 _OPTIONS = pathlib.Path(__file__).with_name("mpirun_options.conf")
 _PASSED_ON = pathlib.Path(__file__).with_name("passed_on.conf")
-_HOST = re.compile(r"[^:\s]+(?::([1-9][0-9]*))?")
+_HOST = re.compile(r"[^:\s]+(?::([1-9][0-9]{0,4}))?")
 # With these variables of a launcher of this process, new ranks would join the job of this process.
 _FROM_LAUNCHER = ("PMIX_", "ORTE_", "OMPI_COMM_")
 _FOR_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}

@@ -48,7 +48,9 @@ class SearchOptions(Checked):
         "",
         "values to try: 'learning_rate=0.3:3:log, keep_prob=0.5:1.0, hidden_size=100|200|300'",
     )
-    trials: int = option(20, "trials, including failed trials", low=1, may_change=_RESUME)
+    trials: int = option(
+        20, "trials, including failed trials", low=1, high=100_000, may_change=_RESUME
+    )
     sampler: str = option(
         "tpe", "method that chooses the values; grid tries combinations of choices in their order",
         choices=("tpe", "random", "grid"),
@@ -77,6 +79,7 @@ class Settings:
 
     corpus: str  # SHA-256; empty before the search has started
     flags: Mapping[str, Any]  # the flags of Config, SearchOptions and RunOptions
+    study: str = "search"  # name of the study, which only this search has
 
     def given(self, cls: type) -> dict[str, Any]:
         return {name: v for name, v in self.flags.items() if name in cls.__dataclass_fields__}

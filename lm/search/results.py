@@ -1,7 +1,9 @@
 """The results of a search: the config file of the best trial, a table, and the HTML page."""
 
+import ast
 import dataclasses
 import os
+import pathlib
 import shlex
 from typing import Any
 
@@ -35,19 +37,22 @@ _STATES = {
     TrialState.FAIL: "failed",
 }
 
-# Appended to the config file of the search. The text is ASCII, which all encodings contain.
+_DOCSTRING = b'"""The best config of a search. It is defined at the end of this file."""\n'
+
+# Appended to the config file of the search. The text is ASCII, which all encodings contain. The
+# values are literals, and the command is printable, so that they cannot become code.
 _BEST = '''
 
-# Trial {number} of the search: validation perplexity {value:.2f}.
+# Trial {number:d} of the search: validation perplexity {value:.2f}.
 # {command}
 _original_config = get_config()
 
 
 def get_config():
     """Return the best config of the search."""
-    return type(_original_config)(
+    return type(_original_config)(**{{
 {fields}
-    )
+    }})
 '''
 
 
@@ -58,17 +63,29 @@ def write_best(search: Search) -> str:
     """
     path = os.path.join(search.directory, BEST_FILE)
     for best in best_trials(search.study)[:1]:
-        flags = as_flags(search.settings.given(RunOptions))
+        options = search.settings.given(RunOptions)
+        options.pop("max_steps", None)  # limits only the trials
+        command = ["python", "-m", "lm.train", "--config", path, *as_flags(options)]
         values = best.user_attrs[CONFIG].items()
         text = _BEST.format(
             number=best.number,
             value=best.value,
-            command=shlex.join(["python", "-m", "lm.train", "--config", path, *flags]),
-            fields="\n".join(f"        {name}={value!a}," for name, value in values),
+            command="".join(c if c.isprintable() else ascii(c)[1:-1] for c in shlex.join(command)),
+            fields="\n".join(f"        {name!a}: {value!a}," for name, value in values),
         )
-        with open(search.file.path, "rb") as file:
-            write_atomically(path, file.read() + text.encode("ascii", "backslashreplace"))
+        source = _with_docstring(pathlib.Path(search.file.path).read_bytes())
+        write_atomically(path, source + text.encode("ascii", "backslashreplace"))
     return path
+
+
+def _with_docstring(source: bytes) -> bytes:
+    """Replace the docstring of a config file, which describes a different config."""
+    tree = ast.parse(source)
+    if ast.get_docstring(tree) is None or tree.body[0].end_lineno == tree.body[1].lineno:
+        return source
+    first = tree.body[0]
+    lines = source.splitlines(keepends=True)
+    return b"".join([*lines[: first.lineno - 1], _DOCSTRING, *lines[first.end_lineno :]])
 
 
 def progress_line(trial: FrozenTrial) -> str:

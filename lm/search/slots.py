@@ -55,7 +55,9 @@ def divide_hosts(
     divided = []
     for trial in range(num_trials):
         own = slots[trial * ranks_per_trial : (trial + 1) * ranks_per_trial]
-        by_host = {host: [slot for name, slot in own if name == host] for host, _ in own}
+        by_host: dict[str | None, list[int]] = {}
+        for host, slot in own:
+            by_host.setdefault(host, []).append(slot)
         divided.append(
             tuple(HostSlots(host, s[0], len(s), totals[host]) for host, s in by_host.items())
         )

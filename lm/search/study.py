@@ -7,6 +7,8 @@ import contextlib
 import dataclasses
 import os
 import pathlib
+import sqlite3
+import uuid
 import warnings
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
@@ -31,6 +33,7 @@ from lm.search.options import (
     SearchDirectory,
     SearchOptions,
     Settings,
+    load_settings,
 )
 from lm.search.slots import TrialSlots, divide_hosts
 from lm.search.space import Space, choose_config, combinations, parse_space
@@ -38,8 +41,6 @@ from lm.search.space import Space, choose_config, combinations, parse_space
 # User attributes of a trial.
 CONFIG = "config"  # the fields of its config
 FAILURE = "failure"  # why the trial failed
-
-_STUDY = "search"  # name of the study in its file
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 warnings.filterwarnings("ignore", module="optuna")  # a resumed trial reports its epochs again
@@ -118,33 +119,42 @@ def _open(search: Search) -> Search:
     """Create or load the study of a search whose directory is locked."""
     copy = os.path.join(search.directory, CONFIG_COPY)
     settings_file = os.path.join(search.directory, SEARCH_FILE)
+    settings = search.settings
     if os.path.exists(settings_file):
         study = load_study(search.directory)
     else:  # the user may change or delete the original config file
         write_atomically(copy, pathlib.Path(search.file.path).read_bytes())
         search.file.loaded.copy_to(search.directory)
-        # If the previous driver was killed here, the study exists, without trials.
-        study = optuna.create_study(
-            storage=_address(search.directory), study_name=_STUDY, load_if_exists=True
-        )
+        settings = dataclasses.replace(settings, study=f"search-{uuid.uuid4()}")
+        # The file may contain the study of a driver that was killed here, which stays unused.
+        study = optuna.create_study(storage=_storage(search.directory), study_name=settings.study)
     study.pruner = _pruner(search.options, search.config.num_epochs)
     # The previous driver may have been killed.
     interrupt(study, study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)))
     # Write this file last, because it marks the directory as a search.
-    write_json(settings_file, dataclasses.asdict(search.settings))
-    return search._replace(file=dataclasses.replace(search.file, path=copy), study=study)
+    write_json(settings_file, dataclasses.asdict(settings))
+    file = dataclasses.replace(search.file, path=copy)
+    return search._replace(settings=settings, file=file, study=study)
 
 
 def load_study(directory: str) -> optuna.Study:
     path = os.path.join(directory, STUDY_FILE)
+    what_to_do = "restore it, or start a new search"
     if not os.path.exists(path):  # SQLite would create the file
-        raise UserError(f"{path} does not exist; restore it, or start a new search")
-    return optuna.load_study(storage=_address(directory), study_name=_STUDY)
+        raise UserError(f"{path} does not exist; {what_to_do}")
+    try:
+        return optuna.load_study(
+            storage=_storage(directory), study_name=load_settings(directory).study
+        )
+    except KeyError:
+        raise UserError(f"{path} is the study of a different search; {what_to_do}") from None
 
 
-def _address(directory: str) -> str:
+def _storage(directory: str) -> optuna.storages.RDBStorage:
     path = os.path.join(directory, STUDY_FILE)
-    return sqlalchemy.URL.create("sqlite", database=path).render_as_string()
+    # In a URL, some characters of the path would have a meaning.
+    engine = {"creator": lambda: sqlite3.connect(path), "poolclass": sqlalchemy.QueuePool}
+    return optuna.storages.RDBStorage("sqlite://", engine)
 
 
 def _sampler(number: int, options: SearchOptions, space: Space) -> samplers.BaseSampler:

@@ -17,7 +17,7 @@ while [[ $1 != --output_dir ]]; do
     [[ $1 != --learning_rate=* ]] || rate=${{1#*=}}
     shift
 done
-cd $2
+cd "$2"
 event() {{ echo "{{\\"event\\": $1}}" >>metrics.jsonl; }}
 end() {{ event "\\"end\\", \\"outcome\\": \\"$1\\", \\"reason\\": \\"$2\\""; }}
 value() {{ echo "\\"valid_perplexity\\": $((1000 / ${{rate%.*}}))"; }}

@@ -1,11 +1,13 @@
 """A search directory: what is checked, kept and resumed, and its best config."""
 
+import ast
 import contextlib
 import dataclasses
 import json
 import os
 import re
 import shlex
+import shutil
 
 import optuna
 import pytest
@@ -87,6 +89,20 @@ def test_an_incomplete_search_or_a_newer_version_is_one_line(search, tmp_path):
         search()
 
 
+def test_a_study_belongs_to_one_search_at_any_path(search):
+    first, second = (search.directory.with_name(f"{name}?%41#\n") for name in "ab")
+    for search.directory in (first, second):
+        for _ in range(2):
+            assert states(search()) == [COMPLETE] * 3
+        assert starts(search, 2) == ["start"]
+    studies = [load_study(str(directory)).study_name for directory in (first, second)]
+    assert len(set(studies)) == 2
+    shutil.copy(first / "study.db", second / "study.db")
+    for read in (search, lambda: load_study(str(second))):
+        with pytest.raises(UserError, match=r"study.db is the study of a different search; res"):
+            read()
+
+
 @pytest.mark.parametrize("sampler", ["tpe", "random"])
 def test_a_resumed_search_tries_the_same_values(search, sampler):
     """The search is interrupted before each trial, and after the choice of its values."""
@@ -127,20 +143,23 @@ def test_a_file_has_one_driver_at_a_time(search):
     search(stop=start_another)
 
 
+@pytest.mark.parametrize("line_end", ["", "\nexit()", "\r\x0cexit()", "\u2028exit()"])
 @pytest.mark.parametrize("name", ["config_small", "config_transformer"])
-def test_best_has_the_config_and_the_network_of_the_trial(tmp_path, name):
-    directory = tmp_path / 'a \\u "b" """'
+def test_best_has_the_config_and_the_network_of_the_trial(tmp_path, name, line_end):
+    directory = tmp_path / f'a \\u "b" """{line_end}'
     directory.mkdir()
     file = load_config_file(name)
     config = dataclasses.asdict(dataclasses.replace(file.config, hidden_size=12))
     study = optuna.create_study()
     study.add_trial(optuna.trial.create_trial(value=3.0, user_attrs={CONFIG: config}))
-    settings = Settings("", {"data_path": str(directory)})
+    settings = Settings("", {"data_path": str(directory), "max_steps": 9})
     search = Search(str(directory), settings, SearchOptions(), file, file.config, {}, [], study)
     best = load_config_file(write_best(search))
     assert dataclasses.asdict(best.config) == config
     assert best.functions.by_name.keys() == file.functions.by_name.keys()
     assert dataclasses.fields(best.config)[-1].name == dataclasses.fields(file.config)[-1].name
     source = (directory / "best.py").read_text()
+    assert ast.get_docstring(ast.parse(source)).startswith("The best config of a search.")
     command = shlex.split(re.search("# (python .*)", source).group(1))
-    assert command[3:] == ["--config", f"{directory}/best.py", f"--data_path={directory}"]
+    shown = str(directory).replace(line_end, ascii(line_end)[1:-1])
+    assert command[3:] == ["--config", f"{shown}/best.py", f"--data_path={shown}"]
