@@ -79,7 +79,8 @@ class Loop:
             raise
 
     def _run_epochs(self) -> None:
-        options, epoch_seconds = self.job.options, []
+        options, seconds = self.job.options, 0.0
+        epochs_before = self.progress.epochs_done
         last_epoch = math.ceil(self._last_step / self._steps_per_epoch)
         for epoch in range(self.progress.epochs_done + 1, last_epoch + 1):
             perplexities = self.progress.epoch_perplexities(self._steps_per_epoch)
@@ -87,11 +88,13 @@ class Loop:
                 logger.info("the validation perplexity no longer improves: training ends")
                 break
             self._train_epoch(epoch)
-            epoch_seconds.append(self.progress.epoch_seconds)
+            seconds += self.progress.epoch_seconds
             self._finish_epoch(epoch)
-        if epoch_seconds:
-            mean = sum(epoch_seconds) / len(epoch_seconds)
-            logger.info(f"mean time per epoch: {mean:.1f} s")
+        if seconds:
+            total = self._steps_per_epoch
+            steps = self.progress.step - epochs_before * total
+            part = f", from {steps} of its {total} steps" if steps < total else ""
+            logger.info(f"mean time per epoch: {seconds / steps * total:.1f} s{part}")
 
     def _train_epoch(self, epoch: int) -> None:
         """Run the remaining steps of an epoch."""
@@ -207,10 +210,7 @@ class Loop:
         self.reporter.event(
             "validation", step=at.step, epoch=epoch, valid_perplexity=at.valid_perplexity
         )
-        logger.info(
-            f"epoch {epoch}  step {at.step - (epoch - 1) * self._steps_per_epoch}"
-            f"/{self._steps_per_epoch}{self._validation_text(at.valid_perplexity)}"
-        )
+        logger.info(f"{self._position(epoch)}{self._validation_text(at.valid_perplexity)}")
         if is_best:
             self.checkpointer.save(at)
 
@@ -220,6 +220,7 @@ class Loop:
         record = dict(
             step=at.step,
             epoch=epoch,
+            epochs=at.step / self._steps_per_epoch,  # with --max_steps, the last one is a part
             learning_rate=self._learning_rate(at.step - 1),
             words_per_second=at.epoch_nll.tokens / at.epoch_seconds,
             epoch_seconds=at.epoch_seconds,
@@ -260,11 +261,17 @@ class Loop:
     def _report_epoch(self, **record: float) -> None:
         self.reporter.event("epoch", **record)
         name, value = self._train_quality()
-        line = f"epoch {record['epoch']}  train {name} {value:.2f}"
+        line = f"{self._position(record['epoch'])}  train {name} {value:.2f}"
         if "valid_perplexity" in record:
             line += self._validation_text(record["valid_perplexity"])
         speed = record["words_per_second"]
         logger.info(f"{line}  {record['epoch_seconds']:.1f} s  {speed:.0f} words/s")
+
+    def _position(self, epoch: int) -> str:
+        """Name an epoch, and the step if it is not at its end."""
+        total = self._steps_per_epoch
+        step = self.progress.step - (epoch - 1) * total
+        return f"epoch {epoch}" + (f"  step {step}/{total}" if step < total else "")
 
     def _validation_text(self, perplexity: float) -> str:
         return f"  valid perplexity {perplexity:.2f}{self._known_value('valid_perplexity')}"

@@ -50,6 +50,13 @@ def test_a_run_writes_its_config_log_and_metrics(tmp_path, corpora):
         "event", "epoch", "train_perplexity", "valid_perplexity", "learning_rate",
         "words_per_second", "epoch_seconds", "world_size",
     }  # fmt: skip
+    total = start["steps_per_epoch"]
+    assert epoch["epochs"] == 30 / total < 1
+    assert f"epoch 1  step 30/{total}  train perplexity {epoch['train_perplexity']:.2f}" in (
+        result.stderr
+    )
+    seconds = f"{epoch['epoch_seconds'] / 30 * total:.1f}"
+    assert f"mean time per epoch: {seconds} s, from 30 of its {total} steps" in result.stderr
     (test,) = events(output_dir, "test")
     assert 1 < test["test_perplexity"] < 300
     board = EventAccumulator(str(output_dir / "tensorboard")).Reload()
