@@ -1,5 +1,6 @@
 """Text tables."""
 
+import math
 import re
 from collections.abc import Sequence
 
@@ -25,6 +26,13 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def _is_numeric(column: Sequence[str]) -> bool:
     """Return whether the cells of a column are numbers, or dashes for missing numbers."""
     return all(re.fullmatch(r"-|-?[\d,.]+(e[+-]?\d+)?%?", cell) for cell in column)
+
+
+def epochs_text(epochs: float) -> str:
+    """Return "2" or "1.99". A part of an epoch is never rounded to a whole."""
+    if epochs % 1 == 0:
+        return f"{epochs:.0f}"
+    return f"{max(math.floor(100 * epochs + 1e-9), 1) / 100:.2f}"
 
 
 def printable(text: str) -> str:

@@ -2,6 +2,7 @@
 
   python -m lm.report runs/small
   python -m lm.report runs/one_rank runs/two_ranks --html report.html
+  python -m lm.report runs        # all runs in a directory
 
 Or report a search:
 
@@ -9,12 +10,14 @@ Or report a search:
 """
 
 import dataclasses
+import itertools
 import os
 import signal
 
+from lm import logger
 from lm.cli import program
 from lm.cli.flags import parse
-from lm.errors import UserError, needs_extra
+from lm.errors import ProgramExit, UserError, needs_extra
 from lm.options import Checked, option
 from lm.search.options import SEARCH_FILE
 
@@ -39,21 +42,39 @@ def _report(argv):
     searches = [d for d in directories if os.path.exists(os.path.join(d, SEARCH_FILE))]
     if searches and len(directories) > 1:
         raise UserError(f"{searches[0]} is a search; report it separately")
-    page = _report_search(searches[0], path) if searches else _report_runs(directories, path)
+    runs, errors = ([], []) if searches else _read_runs(directories)
+    page = _report_search(searches[0], path) if searches else _report_runs(runs, path)
     if page:
         from lm.report.page import write_file
 
         write_file(path, page.encode())
+    if errors:
+        raise errors[-1]
 
 
-def _report_runs(directories, path):
-    from lm.report.comparison import group_by_corpus, read_run
+def _read_runs(directories):
+    """Return the readable runs, and the errors of the others. All except the last are logged."""
+    from lm.report.comparison import find_runs, read_run
+
+    runs, errors = [], []
+    for directory in itertools.chain.from_iterable(map(find_runs, directories)):
+        try:
+            runs.append(read_run(directory))
+        except ProgramExit as error:
+            errors.append(error)
+    for error in errors[:-1]:
+        logger.warning("%s", error)
+    return runs, errors
+
+
+def _report_runs(runs, path):
+    from lm.report.comparison import group_by_corpus
     from lm.report.tables import section_text
 
-    sections = group_by_corpus([read_run(directory) for directory in directories])
+    sections = group_by_corpus(runs)
     for section in sections:
         print(section_text(section))
-    if path is None:
+    if path is None or not runs:
         return None
     with needs_extra("report"):
         from lm.report.curves import draw_sections  # imports matplotlib, which takes time

@@ -1,5 +1,6 @@
 """The metrics of runs: which runs are comparable, and how much they differ."""
 
+import glob
 import itertools
 import json
 import math
@@ -29,6 +30,7 @@ class RunMetrics(NamedTuple):
     record: RunRecord
     starts: Sequence[Event]  # one for each start of the run
     events: Sequence[Event]  # step, epoch and test events
+    end: Event  # the last end event; empty if the run is running, or was killed
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -50,6 +52,33 @@ class RunMetrics(NamedTuple):
     @property
     def epochs(self) -> list[Event]:
         return [event for event in self.events if event["event"] == "epoch"]
+
+    @property
+    def num_epochs(self) -> float:
+        """The number of epochs, including the part of the last epoch."""
+        return self.epochs[-1]["epochs"] if self.epochs else 0
+
+    @property
+    def step(self) -> int:
+        """The number of steps."""
+        return max((event["step"] for event in self.events), default=0)
+
+    @property
+    def steps_text(self) -> str:
+        """The steps out of those that the config plans."""
+        planned = self.record.config["num_epochs"] * self.start.get("steps_per_epoch", 0)
+        return f"{self.step:,} of {planned:,}" if planned else f"{self.step:,}"
+
+    @property
+    def outcome(self) -> str:
+        """How the run ended, with the reason."""
+        reason = f": {self.end['reason']}" if "reason" in self.end else ""
+        return f"{self.end.get('outcome', 'running or killed')}{reason}"
+
+    @property
+    def exact(self) -> str:
+        """Whether the last start was exact: "yes", "no" or "-"."""
+        return str(self.start.get("exact", "-")).partition(":")[0]
 
     @property
     def test(self) -> Event:
@@ -109,14 +138,26 @@ def read_run(directory: str) -> RunMetrics:
         found = read_events(directory)
         starts = [event for event in found if event["event"] == "start"]
         events = [event for event in found if event["event"] not in ("start", "end")]
+        end = found[-1] if found and found[-1]["event"] == "end" else {}
+        steps_per_epoch = starts[-1].get("steps_per_epoch") if starts else None
         for event in events:
             event["step"] = int(event["step"])
+            if event["event"] == "epoch":  # older versions wrote no fraction
+                epochs = event["step"] / steps_per_epoch if steps_per_epoch else event["epoch"]
+                event.setdefault("epochs", epochs)
     except OSError as error:
         raise UserError(f"{directory} is not a run: {error.filename}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         path = os.path.join(directory, METRICS_FILE)
         raise UserError(f"{path} is corrupt: {error!r}") from error
-    return RunMetrics(directory, record, starts, events)
+    return RunMetrics(directory, record, starts, events, end)
+
+
+def find_runs(directory: str) -> list[str]:
+    """Return the directory of a run, or the directories of the runs in a directory."""
+    files = sorted(glob.glob(os.path.join(glob.escape(directory), "*", RUN_FILE)))
+    is_run = os.path.exists(os.path.join(directory, RUN_FILE))
+    return [directory] if is_run or not files else [os.path.dirname(file) for file in files]
 
 
 def read_events(directory: str) -> list[dict[str, Any]]:

@@ -81,7 +81,7 @@ def draw_curves(curves: Sequence[Group], title: str) -> Figure:
                 epochs, values = run.epochs, _perplexities(run, split)
                 seconds = list(itertools.accumulate(epoch["epoch_seconds"] for epoch in epochs))
                 axes[row, 1].plot(seconds, values, dashes, **style)
-            numbers = [epoch["epoch"] for epoch in epochs]
+            numbers = [epoch["epochs"] for epoch in epochs]
             axes[row, 0].plot(numbers, values, "-", **style)
     for row, split in enumerate(["train", "validation"]):
         axes[row, 0].set_ylabel(f"{split} perplexity")
@@ -94,8 +94,11 @@ def draw_curves(curves: Sequence[Group], title: str) -> Figure:
             axes[row, 0].yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
             axes[row, 0].yaxis.set_minor_locator(NullLocator())
             axes[row, 0].yaxis.set_major_formatter("{x:g}")
-    axes[1, 0].set_xlabel("epoch")
-    axes[1, 0].xaxis.get_major_locator().set_params(integer=True)
+    axes[1, 0].set_xlabel("epochs")
+    # A run of less than two epochs needs fractions.
+    is_long = any(run.num_epochs >= 2 for curve in curves for run in curve.runs)
+    axes[1, 0].xaxis.get_major_locator().set_params(integer=is_long)
+    axes[1, 0].set_xlim(left=0)
     axes[1, 1].set_xlabel("training time, seconds")
     figure.suptitle(title, fontsize="medium", parse_math=False)
     # Matplotlib omits labels that start with "_", and reads text between two "$" as a formula.

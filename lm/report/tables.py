@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from lm.cli.tables import markdown_table
+from lm.cli.tables import epochs_text, markdown_table
 from lm.report.comparison import (
     Group,
     RunMetrics,
@@ -14,8 +14,8 @@ from lm.report.comparison import (
 )
 
 _RESULTS_NOTE = (
-    "Perplexities after the last epoch, or after the best epoch with --test_on best; seconds per"
-    " epoch of training, from the epochs on the last number of ranks."
+    "Perplexities after the last epoch or its trained part, or after the best epoch with --test_on"
+    " best; seconds per full epoch of training, from the speed on the last number of ranks."
 )
 
 
@@ -45,8 +45,21 @@ def section_text(section: Section) -> str:
 
 def build_tables(groups: Sequence[Group]) -> list[Table]:
     """Return the tables of a section. For a single run, tables that compare runs are left out."""
-    runs = _runs(groups)
-    return [runs] if len(runs.rows) == 1 else [_results(groups), runs]
+    runs, outcomes = _runs(groups), _outcomes(groups)
+    return [runs, outcomes] if len(runs.rows) == 1 else [_results(groups), runs, outcomes]
+
+
+def _outcomes(groups: Sequence[Group]) -> Table:
+    return Table(
+        "Outcomes",
+        "Steps: trained and planned by num_epochs. Exact: whether the results are bitwise identical"
+        " on any supported number of ranks.",
+        ["run", "outcome", "steps", "starts", "exact"],
+        [
+            [run.name, run.outcome, run.steps_text, str(len(run.starts)), run.exact]
+            for group in groups for run in group.runs
+        ],
+    )  # fmt: skip
 
 
 def _results(groups: Sequence[Group]) -> Table:
@@ -55,11 +68,12 @@ def _results(groups: Sequence[Group]) -> Table:
     rows = []
     for group in groups:
         times = [_number(group.seconds_per_epoch(size), ".1f") for size in sizes]
-        rows.append([group.label, *_perplexities(group.runs[-1]), *times])
+        longest = max(group.runs, key=lambda run: (run.step, bool(run.test), run.num_ranks))
+        rows.append([group.label, *_perplexities(longest), *times])
     times = [f"time/epoch, {num_ranks_text(size)}" for size in sizes]
     return Table(
         "Results",
-        f"The run with the most ranks. {_RESULTS_NOTE}",
+        f"The run of each config that trained longest. {_RESULTS_NOTE}",
         ["config", "epochs", "train", "valid", "test", *times],
         rows,
     )
@@ -102,7 +116,7 @@ def _perplexities(run: RunMetrics) -> list[str]:
         run.tested_epoch.get("valid_perplexity"),
         run.test.get("test_perplexity"),
     )
-    return [str(len(run.epochs)), *(_number(value, ".2f") for value in perplexities)]
+    return [epochs_text(run.num_epochs), *(_number(value, ".2f") for value in perplexities)]
 
 
 def _number(value: float | None, form: str) -> str:

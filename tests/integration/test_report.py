@@ -7,6 +7,7 @@ import pytest
 
 from lm import kernels
 from tests.commands import environment, run_command, run_module
+from tests.unit.report.runs import write_run
 
 
 def test_the_report_of_one_run_has_one_table_and_its_curves(trained, tmp_path):
@@ -19,7 +20,8 @@ def test_the_report_of_one_run_has_one_table_and_its_curves(trained, tmp_path):
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith("Corpus: embedded, 201 words, ")
-    assert result.stdout.count("| run") == 1
+    assert result.stdout.count("| run") == 2
+    assert "| finished | 150 of " in result.stdout
     assert "_é$\\frac$|" in (tmp_path / "out/report.html").read_text()
     assert (tmp_path / "out/learning_curves.png").read_bytes().startswith(b"\x89PNG")
     assert (tmp_path / "out/learning_curves.pdf").read_bytes().startswith(b"%PDF")
@@ -36,6 +38,17 @@ def test_invalid_input_is_one_line(arguments, message, tmp_path):
     assert result.returncode == 2
     (line,) = result.stderr.splitlines()
     assert line.startswith("lm: error: ") and message in line
+
+
+def test_an_unreadable_run_does_not_stop_the_report(tmp_path):
+    for name in "abc":
+        write_run(tmp_path / "runs" / name)
+    (tmp_path / "runs/b/run.json").write_text("[]")
+    (tmp_path / "runs/other").mkdir()
+    result = run_module("lm.report", "gone", "runs", cwd=tmp_path)
+    assert result.returncode == 2 and result.stdout.count("| runs/") == 4
+    first, last = result.stderr.splitlines()
+    assert "gone is not a run" in first and last.startswith("lm: error: runs/b/run.json is corrupt")
 
 
 def test_compare_baseline_trains_twice_and_reports(project, tmp_path, corpora):

@@ -20,7 +20,7 @@ def write_run(
     network=None,
 ):  # fmt: skip
     """Write a run with one full epoch of 10 steps and 1000 words, and half a second epoch."""
-    directory.mkdir()
+    directory.mkdir(parents=True)
     write_record(directory, config, corpus or CORPUS, network)
     epoch = {"event": "epoch", "train_perplexity": 90.0, "valid_perplexity": 80.5,
              "words_per_second": speed, "world_size": ranks}  # fmt: skip

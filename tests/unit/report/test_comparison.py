@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from lm.cli.tables import epochs_text
 from lm.errors import UserError
 from lm.report.comparison import (
     comparable_pairs,
@@ -47,8 +48,37 @@ def test_an_unfinished_run_is_reported_up_to_its_last_event(tmp_path):
     (tmp_path / "a/metrics.jsonl").write_text("")
     empty = read_run(str(tmp_path / "a"))
     assert empty.seconds_per_epoch is None and empty.epochs == []
-    (table,) = build_tables(group_by_config([empty]))
+    table, outcomes = build_tables(group_by_config([empty]))
     assert [row[1:] for row in table.rows] == [["small", "1 rank", "0", *["-"] * 5]]
+    assert [row[1:] for row in outcomes.rows] == [["running or killed", "0", "0", "-"]]
+
+
+def test_each_run_has_its_outcome_and_the_longest_one_is_the_result(tmp_path):
+    runs = [write_run(tmp_path / name, test=None) for name in "abc"]
+    start = {"event": "start", "world_size": 4, "steps_per_epoch": 10, "exact": "no: threads"}
+    stop, step = {"event": "end", "outcome": "stopped"}, {"event": "step", "step": 16, "loss": 1.0}
+    failure = {"event": "end", "outcome": "failed", "reason": "the disk is full"}
+    runs[1] = append(tmp_path / "b", stop, {**start, "exact": "yes: always"}, step, failure)
+    runs[2] = append(tmp_path / "c", {"event": "end", "outcome": "finished"})
+    (tmp_path / "d").mkdir()
+    write_record(tmp_path / "d")
+    runs.append(append(tmp_path / "d", start, stop))
+    results, _, outcomes = build_tables(group_by_config(runs))
+    assert {row[0][-1]: row[1:] for row in outcomes.rows} == {
+        "a": ["running or killed", "15 of 130", "1", "-"],
+        "b": ["failed: the disk is full", "16 of 130", "2", "yes"],
+        "c": ["finished", "15 of 130", "1", "-"],
+        "d": ["stopped", "0 of 130", "1", "no"],
+    }
+    assert results.rows[0][:4] == ["small", "1.50", "90.00", "80.50"]
+
+
+def test_a_part_of_an_epoch_is_not_a_whole(tmp_path):
+    assert [epochs_text(epochs) for epochs in (0, 1e-5, 0.29, 2194 / 2195, 1, 1.999, 13.0)] == [
+        "0", "0.01", "0.29", "0.99", "1", "1.99", "13",
+    ]  # fmt: skip
+    run = write_run(tmp_path / "a")
+    assert [epoch["epochs"] for epoch in run.epochs] == [1, 1.5]
 
 
 @pytest.mark.parametrize(
@@ -74,18 +104,19 @@ def test_a_directory_without_a_valid_run_is_one_line(tmp_path, name, content, me
 
 def test_results_have_the_published_format_and_runs_have_a_speedup(tmp_path):
     runs = [write_run(tmp_path / "two", ranks=2, speed=150.0), write_run(tmp_path / "one")]
-    results, each = build_tables(group_by_config(runs))
+    results, each, _ = build_tables(group_by_config(runs))
     assert results.header[:5] == ["config", "epochs", "train", "valid", "test"]
     assert results.header[5:] == ["time/epoch, 2 ranks", "time/epoch, 1 rank"]
-    assert results.rows == [["small", "2", "90.00", "80.50", "50.00", "6.7", "10.0"]]
+    assert results.rows == [["small", "1.50", "90.00", "80.50", "50.00", "6.7", "10.0"]]
     assert [row[2] for row in each.rows] == ["1 rank", "2 ranks"]
     assert [row[-2:] for row in each.rows] == [["1.00", "100%"], ["1.50", "75%"]]
 
 
 def test_a_single_run_has_one_table_without_comparisons(tmp_path):
-    (table,) = build_tables(group_by_config([write_run(tmp_path / "a", ranks=2, speed=250.0)]))
+    run = write_run(tmp_path / "a", ranks=2, speed=250.0)
+    table, _ = build_tables(group_by_config([run]))
     # The time is for a full epoch: 1000 words at 250 words/s.
-    cells = ["small", "2 ranks", "2", "90.00", "80.50", "50.00", "4.0", "250"]
+    cells = ["small", "2 ranks", "1.50", "90.00", "80.50", "50.00", "4.0", "250"]
     assert [row[1:] for row in table.rows] == [cells] and "speedup" not in table.header
     two = [write_run(tmp_path / name, ranks=2) for name in "bc"]
     assert build_tables(group_by_config(two))[1].rows[0][-2:] == ["-", "-"]  # no run on one rank

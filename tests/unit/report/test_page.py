@@ -42,7 +42,7 @@ def test_runs_on_different_corpora_do_not_share_a_table(tmp_path):
     assert [len(section.groups[0].runs) for section in sections] == [2, 1]
     page = build_page(sections, [b"png", b"png"])
     assert page.count("Corpus: text, 1,000 words") == page.count("<img") == 2
-    assert page.count("| run ") == 2 and page.count("| speedup |") == 1  # only on the same text
+    assert page.count("| run ") == 4 and page.count("| speedup |") == 1  # only on the same text
 
 
 def test_a_page_follows_a_link(tmp_path):
@@ -70,6 +70,7 @@ def test_identical_runs_share_a_line_by_epoch(tmp_path):
     assert curve.label.endswith("/1 (1 rank) solid, " + f"{tmp_path}/2 (2 ranks) dashed")
     by_epoch, by_time = draw_curves([curve], title="").axes[:2]
     assert len(by_epoch.lines) == 1 and len(by_time.lines) == 2
+    assert list(by_epoch.lines[0].get_xdata()) == [1, 1.5]
 
 
 def test_runs_without_validation_have_curves(tmp_path):
