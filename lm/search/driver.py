@@ -17,6 +17,7 @@ from lm.search.results import progress_line, write_best
 from lm.search.slots import TrialSlots
 from lm.search.study import (
     CONFIG,
+    EPOCHS,
     FAILURE,
     Search,
     best_trials,
@@ -75,9 +76,12 @@ class Driver:
     def _is_running(self, trial: optuna.Trial, job: TrialJob) -> bool:
         """Return whether a job is running, after its new epochs are reported to the study."""
         is_running = job.is_running()
-        for epoch, perplexity in job.new_perplexities():
-            trial.report(perplexity, epoch)  # a second report of an epoch has no effect
-            if epoch < job.config.num_epochs and trial.should_prune():
+        for epochs, perplexity in job.new_perplexities():
+            trial.set_user_attr(EPOCHS, epochs)
+            if epochs % 1:  # with --max_steps, a part of an epoch is the end
+                continue
+            trial.report(perplexity, int(epochs))  # a second report of an epoch has no effect
+            if epochs < job.config.num_epochs and trial.should_prune():
                 job.stop()
         return is_running
 

@@ -10,7 +10,7 @@ from typing import Any
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
-from lm.cli.tables import printable
+from lm.cli.tables import epochs_text, printable
 from lm.config import RunOptions
 from lm.files import write_atomically
 from lm.report import page
@@ -24,7 +24,7 @@ from lm.search.options import (
     load_settings,
     trial_dir,
 )
-from lm.search.study import CONFIG, FAILURE, Search, best_trials
+from lm.search.study import CONFIG, EPOCHS, FAILURE, Search, best_trials
 
 _MAX_CURVES = 6  # more curves would be hard to distinguish
 
@@ -89,10 +89,14 @@ def _with_docstring(source: bytes) -> bytes:
 
 
 def progress_line(trial: FrozenTrial) -> str:
-    line = f"trial {trial.number} {_STATES[trial.state]}"
+    line = f"trial {trial.number} {_STATES[trial.state]} after {_epochs(trial)} epochs"
     result = trial.user_attrs.get(FAILURE) or f"valid perplexity {_perplexity(trial)}"
     values = ", ".join(f"{name} {_short(value)}" for name, value in trial.params.items())
     return f"{line}: {result} ({values})"
+
+
+def _epochs(trial: FrozenTrial) -> str:
+    return epochs_text(trial.user_attrs.get(EPOCHS, trial.last_step or 0))
 
 
 def _perplexity(trial: FrozenTrial) -> str:
@@ -128,7 +132,7 @@ def _table(study: optuna.Study) -> Table:
         values = (_short(trial.params.get(name, "-")) for name in names)
         rows.append([
             str(trial.number), _STATES[trial.state], _perplexity(trial),
-            str(trial.last_step or 0), *values, trial.user_attrs.get(FAILURE, ""),
+            _epochs(trial), *values, trial.user_attrs.get(FAILURE, ""),
         ])  # fmt: skip
     return Table(
         "Trials, best first",

@@ -40,6 +40,7 @@ from lm.search.space import Space, choose_config, combinations, parse_space
 
 # User attributes of a trial.
 CONFIG = "config"  # the fields of its config
+EPOCHS = "epochs"  # how long it has trained
 FAILURE = "failure"  # why the trial failed
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)

@@ -104,15 +104,15 @@ class TrialJob:
         if self._process and wait:
             self._process.wait()
 
-    def perplexities(self) -> dict[int, float]:
-        """Return the validation perplexity of each epoch."""
+    def perplexities(self) -> dict[float, float]:
+        """Return the validation perplexities by the number of epochs, such as 1, 2 and 2.5."""
         return {
-            event["epoch"]: event["valid_perplexity"]
+            event.get("epochs", event["epoch"]): event["valid_perplexity"]
             for event in self._events()
             if event["event"] == "epoch" and "valid_perplexity" in event
         }
 
-    def new_perplexities(self) -> list[tuple[int, float]]:
+    def new_perplexities(self) -> list[tuple[float, float]]:
         """Return the epochs and perplexities that are new since the last call."""
         found = list(self.perplexities().items())
         new, self._num_seen = found[self._num_seen :], len(found)

@@ -9,7 +9,7 @@ import pytest
 from lm.config_file import load_config_file
 from lm.distributed.devices import count_cores
 from lm.errors import RunError, Stopped
-from lm.search.results import search_text
+from lm.search.results import progress_line, search_text
 from lm.search.study import FAILURE, load_study
 from tests.unit.search.searches import COMPLETE, FAIL, PRUNED, space, starts, states, trials, values
 
@@ -29,6 +29,21 @@ def test_the_best_trial_is_found_and_written(search):
     best = load_config_file(str(search.directory / "best.py")).config
     assert best.learning_rate == 4 and best.num_epochs == 2
     assert "\n3 of 3 trials: 3 finished.\n" in report(search)
+
+
+PART = (
+    r'event "\"epoch\", \"step\": 3, \"epoch\": 1, \"epochs\": 0.25, $(value),'
+    r' \"epoch_seconds\": 1, \"words_per_second\": 1"; end finished; exit'
+)
+
+
+def test_a_part_of_an_epoch_is_not_reported_as_an_epoch(search):
+    study = search(body=PART)
+    assert values(study) == [1000, 500, 250]
+    assert all(trial.intermediate_values == {} for trial in trials(study))
+    line = "trial 2 finished after 0.25 epochs: valid perplexity 250.00 (learning_rate 4)"
+    assert progress_line(trials(study)[2]) == line
+    assert report(search).count("|   0.25 |") == 3
 
 
 @pytest.mark.parametrize(
