@@ -1,4 +1,4 @@
-"""Files: checksums, locks, atomic writes, and appending in spite of a full disk."""
+"""Files: checksums, JSON, locks, atomic writes, and appending in spite of a full disk."""
 
 import contextlib
 import errno
@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import json
 import os
+import secrets
 import socket
 import stat
 from collections.abc import Iterator
@@ -14,6 +15,8 @@ from typing import Any, BinaryIO
 from lm import logger
 
 _BLOCK_BYTES = 1 << 20
+_MAX_LEVELS = 20  # of lists and objects in JSON
+_MAX_DIGITS = 30  # of a whole number in JSON; floats can represent such a number
 # Some cluster file systems do not support locks, such as Lustre mounted without flock.
 _NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP}
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
@@ -26,10 +29,49 @@ _NO_SYNC = {errno.EINVAL, errno.ENOTSUP, *_STALE}
 def sha256_of(path: str) -> str:
     """Return the SHA-256 of a file in hexadecimal digits."""
     digest = hashlib.sha256()
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         for block in iter(lambda: file.read(_BLOCK_BYTES), b""):
             digest.update(block)
     return digest.hexdigest()
+
+
+def open_regular(path: str) -> BinaryIO:
+    """Open a file for reading; raise OSError for a FIFO or a device, which could block forever."""
+    return open(path, "rb", opener=_open_if_regular)
+
+
+def _open_if_regular(path: str, flags: int) -> int:
+    descriptor = os.open(path, flags | os.O_NONBLOCK)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, "not a regular file", path)
+
+
+def parse_object(text: bytes) -> dict[str, Any]:
+    """Parse a JSON object from a file that may be damaged, or that somebody else wrote.
+
+    Raises:
+      ValueError: If the text is not an object, or has too many levels or digits.
+    """
+    try:
+        value = json.loads(text.decode())
+    except RecursionError:
+        raise ValueError("it has too many levels") from None
+    if not isinstance(value, dict):
+        raise ValueError("it must be a JSON object")
+    _check_json(value, _MAX_LEVELS)
+    return value
+
+
+def _check_json(value: Any, levels: int) -> None:
+    if isinstance(value, dict | list):
+        if not levels:
+            raise ValueError("it has too many levels")
+        for part in value.values() if isinstance(value, dict) else value:
+            _check_json(part, levels - 1)
+    elif type(value) is int and abs(value) >= 10**_MAX_DIGITS:
+        raise ValueError("a number has too many digits")
 
 
 def short_name(text: str) -> str:
@@ -112,9 +154,9 @@ def open_atomically(path: str) -> Iterator[BinaryIO]:
     """Open a file that replaces an existing file or link atomically if the block succeeds."""
     if os.path.exists(path) and not os.path.isfile(path):  # Do not replace /dev/null.
         raise OSError(errno.EINVAL, "not a regular file", path)
-    temporary = private_name(f"{path}.{os.getpid()}.tmp")
+    temporary = f"{path}.{secrets.token_hex(8)}.tmp"
     try:
-        with open(temporary, "wb") as file:
+        with open(temporary, "xb") as file:  # does not follow a link that somebody else created
             yield file
             file.flush()
             os.fsync(file.fileno())  # Otherwise, a power failure could leave an empty file.

@@ -5,15 +5,14 @@ copy. `first_difference` compares two records when a run is resumed, used or rep
 """
 
 import dataclasses
-import json
 import os
 import typing
 from collections.abc import Container, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from lm.config import Config
-from lm.errors import RunError, UserError, first_line
-from lm.files import write_json
+from lm.errors import UserError, error_class, first_line
+from lm.files import open_regular, parse_object, write_json
 from lm.options import defaults
 
 # The files and directories of a run.
@@ -119,7 +118,10 @@ def load_record(run_dir: str) -> RunRecord | None:
     if content is None:
         return None
     content.pop("has_checkpoints", None)
-    return from_json(RunRecord, content, path)
+    record = from_json(RunRecord, content, path)
+    # The config file may define further fields.
+    known = {name: record.config[name] for name in defaults(Config)}
+    return dataclasses.replace(record, config={**record.config, **_typed(Config, known, path)})
 
 
 def has_checkpoints(run_dir: str) -> bool:
@@ -136,17 +138,14 @@ def read_object(path: str) -> dict[str, Any] | None:
       RunError: If the file cannot be read, perhaps only for a moment.
     """
     try:
-        with open(path, "rb") as file:
-            content = json.load(file)
+        with open_regular(path) as file:
+            return parse_object(file.read())
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise RunError(f"cannot read {path}: {error.strerror}") from error
+        raise error_class(error)(f"cannot read {path}: {error.strerror}") from error
     except ValueError as error:
         raise CorruptFile(f"{path} is corrupt: {error}") from error
-    if not isinstance(content, dict):
-        raise CorruptFile(f"{path} is corrupt: it must be a JSON object")
-    return content
 
 
 def from_json(cls: type[Record], values: Mapping[str, Any], source: str) -> Record:
@@ -159,13 +158,18 @@ def from_json(cls: type[Record], values: Mapping[str, Any], source: str) -> Reco
     unknown = sorted(values.keys() - {field.name for field in dataclasses.fields(cls)})
     if unknown:
         raise different_version(source, f"unknown field {unknown[0]}")
-    hints = typing.get_type_hints(cls)
     try:
-        return cls(**{name: _value(hints[name], name, v, source) for name, v in values.items()})
+        return cls(**_typed(cls, values, source))
     except UserError:
         raise
     except Exception as error:  # The checks of a config file may raise any error.
         raise CorruptFile(f"{source} is corrupt: {first_line(error)}") from error
+
+
+def _typed(cls: type, values: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """Return the fields of a dataclass after a check of their types."""
+    hints = typing.get_type_hints(cls)
+    return {name: _value(hints[name], name, value, source) for name, value in values.items()}
 
 
 def different_version(source: str, evidence: str) -> UserError:
@@ -178,13 +182,17 @@ def different_version(source: str, evidence: str) -> UserError:
 
 def _value(hint: Any, name: str, value: Any, source: str) -> Any:
     """Check a value against the type of its field, and restore dataclasses and tuples."""
-    kinds = typing.get_args(hint)
-    for kind in kinds if type(None) in kinds else (hint,):
-        plain = typing.get_origin(kind) or kind
+    options = typing.get_args(hint)
+    for kind in options if type(None) in options else (hint,):
+        plain, inner = typing.get_origin(kind) or kind, typing.get_args(kind)
         if dataclasses.is_dataclass(kind) and isinstance(value, dict):
             return from_json(kind, value, f"{name} of {source}")
         if plain is tuple and isinstance(value, list):
-            return tuple(value)
-        if isinstance(value, plain):
+            return tuple(_value(inner[0], name, part, source) for part in value)
+        if plain is Mapping and isinstance(value, dict):
+            return {key: _value(inner[1], f"{name}.{key}", v, source) for key, v in value.items()}
+        if kind is Any or type(value) is plain:
             return value
-    raise TypeError(f"{name} is a {type(value).__name__}")
+        if kind is float and type(value) is int:
+            return float(value)
+    raise CorruptFile(f"{source} is corrupt: {name} is a {type(value).__name__}")

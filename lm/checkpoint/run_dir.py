@@ -2,24 +2,21 @@
 
 import contextlib
 import dataclasses
-import json
 import os
 import pathlib
 import tempfile
 import time
-from collections.abc import Mapping
 from typing import NamedTuple
 
 from lm import logger
 from lm.checkpoint import store
 from lm.config import Config, RunOptions
 from lm.errors import RunError, UserError, error_class
-from lm.files import locked, write_atomically
+from lm.files import locked
 from lm.options import defaults, may_change
 from lm.record import (
     CHECKPOINTS_DIR,
     LOCK_FILE,
-    METRICS_FILE,
     RUN_FILE,
     Difference,
     RunRecord,
@@ -35,16 +32,6 @@ class RunDir(NamedTuple):
 
     path: str
     checkpoint: str | None  # the checkpoint to resume from; None starts a new run
-
-    def drop_events_after(self, step: int, epochs_done: int, last_validation: int) -> None:
-        """Remove the events of steps that will be done again, so that each event occurs once."""
-        path = os.path.join(self.path, METRICS_FILE)
-        with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
-            lines = file.readlines()
-            last = {"step": step, "epoch": epochs_done, "validation": last_validation}
-            kept = [line for line in lines if _is_before(line, last)]
-            if len(kept) < len(lines):
-                write_atomically(path, b"".join(kept))
 
 
 def open_run_dir(
@@ -151,19 +138,3 @@ def _rejection(difference: Difference, record: RunRecord) -> UserError:
         reason = f"{name} was {before!r} in this run and is {now!r} now"
         fix = "to train with different settings, start a new run with --init_from"
     return UserError(f"cannot resume: {reason}; {fix}")
-
-
-def _is_before(line: bytes, last: Mapping[str, int]) -> bool:
-    """Return whether an event is not later than the last step, epoch or validation."""
-    if not line.endswith(b"\n"):  # the job was killed while it wrote the line
-        return False
-    try:
-        event = json.loads(line)
-    except ValueError:  # a power failure corrupted the line
-        return False
-    kind = event["event"]
-    if kind == "epoch":
-        return event["epoch"] <= last["epoch"]
-    if kind == "validation":
-        return event["step"] <= last["validation"]
-    return kind not in ("test", "end") and event.get("step", 0) <= last["step"]

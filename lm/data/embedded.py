@@ -24,7 +24,7 @@ from lm.data.encoding import SPLITS
 from lm.errors import UserError
 from lm.files import open_atomically, sha256_of, write_json
 from lm.options import MAX_SEED, Checked, option
-from lm.record import CorruptFile, read_object
+from lm.record import from_json, read_object
 
 EOS = 0  # the state of `<eos>`; states 1, 2, ... are the words, roughly from frequent to rare
 _TRUTH_FILE = "truth.json"
@@ -45,6 +45,14 @@ class KnownPerplexity:
 
     valid_perplexity: float
     test_perplexity: float
+
+
+@dataclasses.dataclass(frozen=True)
+class _Truth(KnownPerplexity):
+    """The content of truth.json."""
+
+    sha256: Mapping[str, str]  # by split
+    options: Mapping[str, Any]  # dataclasses.asdict(LanguageOptions)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -202,10 +210,12 @@ def _load_written(directory: str, options: LanguageOptions) -> KnownPerplexity |
 
 
 def _load_truth(directory: str) -> dict[str, Any] | None:
-    """Return the content of truth.json, {} if it is incomplete, or None if it is missing."""
+    """Return the content of truth.json, {} if it is not valid, or None if it is missing."""
+    path = os.path.join(directory, _TRUTH_FILE)
     try:
-        return read_object(os.path.join(directory, _TRUTH_FILE))
-    except CorruptFile:
+        content = read_object(path)
+        return content and vars(from_json(_Truth, content, path))
+    except UserError:  # The user's own directory may contain another file of this name.
         return {}
 
 

@@ -8,6 +8,7 @@ start, and rebuilt if it is corrupt. All processes of a host map the same files 
 
 import codecs
 import collections
+import dataclasses
 import errno
 import gzip
 import hashlib
@@ -26,7 +27,17 @@ from lm.config import Config
 from lm.data.progress import ReadProgress
 from lm.data.vocabulary import EOS, UNK, Vocabulary
 from lm.errors import RunError, UserError, error_class
-from lm.files import check_private, locked, private_name, sha256_of, short_name, write_atomically
+from lm.files import (
+    check_private,
+    locked,
+    open_regular,
+    parse_object,
+    private_name,
+    sha256_of,
+    short_name,
+    write_atomically,
+)
+from lm.record import from_json
 
 SPLITS = ("train", "valid", "test")
 ID_DTYPE = np.dtype("<i4")  # files are little-endian on every machine
@@ -260,23 +271,29 @@ def _create_entry(
     return encoded
 
 
+@dataclasses.dataclass(frozen=True)
+class _EntryRecord:
+    sha256: Mapping[str, str]  # by file
+    num_unknown: Mapping[str, int]  # by split
+
+
 def _open_entry(entry: str) -> EncodedCorpus | None:
     """Return the entry, or None if it is missing or corrupt."""
     if not os.path.isdir(entry):
         return None
     try:
         check_private(entry)
-        with open(os.path.join(entry, "entry.json"), "rb") as file:
-            record = json.load(file)
+        with open_regular(os.path.join(entry, "entry.json")) as file:
+            record = from_json(_EntryRecord, parse_object(file.read()), "entry.json")
         for name in _ENTRY_FILES:
-            if sha256_of(os.path.join(entry, name)) != record["sha256"][name]:
+            if sha256_of(os.path.join(entry, name)) != record.sha256[name]:
                 raise ValueError(f"{name}: checksum mismatch")
         return EncodedCorpus(
             {s: np.memmap(os.path.join(entry, f"{s}.ids"), ID_DTYPE, mode="r") for s in SPLITS},
             Vocabulary.load(os.path.join(entry, "vocabulary.txt")),
-            {split: int(record["num_unknown"][split]) for split in SPLITS},
+            {split: record.num_unknown[split] for split in SPLITS},
         )
     # Other errors must not replace the entry, because other jobs may be training from it.
-    except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
+    except (FileNotFoundError, ValueError, KeyError) as error:
         logger.info("the encoded corpus in %s is corrupt (%s); rebuilding", entry, error)
         return None

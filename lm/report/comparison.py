@@ -4,23 +4,25 @@ import glob
 import itertools
 import json
 import math
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from lm import logger
 from lm.cli.tables import printable
 from lm.config import HORIZON_SCHEDULES, Config
 from lm.errors import UserError
+from lm.events.read import Event, read_events
 from lm.options import may_change
-from lm.record import METRICS_FILE, RUN_FILE, RunRecord, first_difference, load_record
-
-Event = Mapping[str, Any]  # a line of metrics.jsonl
+from lm.record import RUN_FILE, RunRecord, first_difference, load_record
 
 # Fields that are bitwise equal in two equal runs. Times, speeds and hosts may differ.
 _EXACT_FIELDS = (
     "loss", "gradient_norm", "learning_rate", "train_perplexity", "train_loss", "valid_perplexity",
     "test_perplexity",
 )  # fmt: skip
+
+
+_EVENTS = "step", "validation", "epoch", "test"
 
 
 class RunMetrics(NamedTuple):
@@ -135,21 +137,19 @@ def read_run(directory: str) -> RunMetrics:
     if record is None:
         raise UserError(f"{directory} is not a run: it has no {RUN_FILE}")
     try:
-        found = read_events(directory)
-        starts = [event for event in found if event["event"] == "start"]
-        events = [event for event in found if event["event"] not in ("start", "end")]
-        end = found[-1] if found and found[-1]["event"] == "end" else {}
-        steps_per_epoch = starts[-1].get("steps_per_epoch") if starts else None
-        for event in events:
-            event["step"] = int(event["step"])
-            if event["event"] == "epoch":  # older versions wrote no fraction
-                epochs = event["step"] / steps_per_epoch if steps_per_epoch else event["epoch"]
-                event.setdefault("epochs", epochs)
+        found, damage = read_events(directory)
     except OSError as error:
         raise UserError(f"{directory} is not a run: {error.filename}: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        path = os.path.join(directory, METRICS_FILE)
-        raise UserError(f"{path} is corrupt: {error!r}") from error
+    if damage:
+        logger.warning("%s", damage)
+    starts = [event for event in found if event["event"] == "start"]
+    events = [event for event in found if event["event"] in _EVENTS]
+    end = found[-1] if found and found[-1]["event"] == "end" else {}
+    steps_per_epoch = starts[-1].get("steps_per_epoch") if starts else None
+    for event in events:
+        if event["event"] == "epoch":  # older versions wrote no fraction
+            epochs = event["step"] / steps_per_epoch if steps_per_epoch else event["epoch"]
+            event.setdefault("epochs", epochs)
     return RunMetrics(directory, record, starts, events, end)
 
 
@@ -158,12 +158,6 @@ def find_runs(directory: str) -> list[str]:
     files = sorted(glob.glob(os.path.join(glob.escape(directory), "*", RUN_FILE)))
     is_run = os.path.exists(os.path.join(directory, RUN_FILE))
     return [directory] if is_run or not files else [os.path.dirname(file) for file in files]
-
-
-def read_events(directory: str) -> list[dict[str, Any]]:
-    """Read the complete lines of metrics.jsonl. The last line may be cut off, or being written."""
-    with open(os.path.join(directory, METRICS_FILE), encoding="utf-8") as file:
-        return [json.loads(line) for line in file.read().split("\n")[:-1]]
 
 
 class Group(NamedTuple):

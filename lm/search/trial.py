@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 from lm.config import Config, RunOptions
 from lm.distributed import launch
 from lm.errors import ERROR, UserError
+from lm.events.read import Event, read_events
 from lm.files import locked
 from lm.record import LOCK_FILE
-from lm.report.comparison import read_events
 from lm.search.options import CONSOLE_FILE, as_flags
 from lm.search.slots import TrialSlots
 from lm.system import ends_with_this_process
@@ -128,7 +128,7 @@ class TrialJob:
         end = events[-1] if events else {}
         if end.get("outcome") == "finished" and self.perplexities():
             return Outcome("finished")
-        reason = end["reason"] if end.get("outcome") == "failed" else self._last_error()
+        reason = end.get("reason") if end.get("outcome") == "failed" else self._last_error()
         if self._asked_to_stop and not reason:
             return Outcome("stopped")
         unknown = f"exit code {exit_code}; see the trial's {CONSOLE_FILE}"
@@ -140,7 +140,7 @@ class TrialJob:
             errors = [line for line in file if line.startswith(ERROR)]
         return errors[-1].removeprefix(ERROR).strip() if errors else ""
 
-    def _events(self) -> list[dict[str, Any]]:
-        with contextlib.suppress(OSError, ValueError):
-            return read_events(self.directory)
+    def _events(self) -> list[Event]:
+        with contextlib.suppress(OSError):
+            return read_events(self.directory)[0]
         return []

@@ -14,6 +14,7 @@ from lm.distributed.communicator import Communicator
 from lm.distributed.devices import session_config
 from lm.distributed.supervisor import Supervisor
 from lm.errors import RunError
+from lm.events.read import drop_events_after
 from lm.events.reporter import Heartbeat, Reporter
 from lm.model import decoding
 from lm.model.network import Network
@@ -136,7 +137,8 @@ def _initial_values(job: Job, graphs: Graphs, progress: TrainProgress) -> Initia
     state_shapes, vocabulary = graphs.network.state_shapes, job.corpus.vocabulary
     values = initial_values(job.run_dir, job.options, vocabulary, state_shapes)
     # This comes last, because a run that cannot start must not change its files.
-    job.run_dir.drop_events_after(progress.step, progress.epochs_done, progress.last_validation)
+    step, epochs = progress.step, progress.epochs_done
+    drop_events_after(job.run_dir.path, step, epochs, progress.last_validation)
     return values
 
 

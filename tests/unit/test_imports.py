@@ -26,8 +26,8 @@ MAY_IMPORT = {
     "tf1": {"model"},
     "training": {"kernels", "data", "events", "checkpoint", "distributed", "model"},
     "inference": {"kernels", "data", "checkpoint", "distributed", "model"},
-    "report": {"cli", "data"},
-    "search": {"cli", "data", "checkpoint", "distributed", "report"},
+    "report": {"cli", "data", "events"},
+    "search": {"cli", "data", "checkpoint", "distributed", "events", "report"},
     "check": {"cli", "kernels", "distributed"},
     "benchmark": {"cli", "kernels", "data", "distributed", "model", "training"},
 }

@@ -6,7 +6,6 @@ import os
 import pytest
 
 import lm.files
-import lm.record
 from lm.checkpoint import store
 from lm.errors import RunError, UserError
 from lm.record import CorruptFile
@@ -28,7 +27,7 @@ FORGED = [
         {"files": {"../../dev/zero": {"bytes": 0, "sha256": ""}}},
         "manifest.json names ../../dev/zero",
     ),
-    ({"files": {"model.index": 1}}, "model.index is corrupt: its size"),
+    ({"files": {"model.index": 1}}, "manifest.json is corrupt: files.model.index is a int"),
     ({"files": []}, "manifest.json is corrupt: files is a list"),
     ({"weights": "embedding"}, "manifest.json is corrupt: weights is a str"),
     ({"valid_perplexity": "9"}, "manifest.json is corrupt: valid_perplexity is a str"),
@@ -69,13 +68,12 @@ def test_a_disk_that_fails_for_a_moment_is_not_corruption(tmp_path, monkeypatch,
     save(tmp_path, 1, 2.0)
     newest = save(tmp_path, 2, 8.0)
 
-    def fail_to_open(path, *arguments):
+    def fail_to_open(path, *arguments, **keywords):
         if path == str(newest / name):
             raise OSError(errno.EIO, os.strerror(errno.EIO), path)
-        return open(path, *arguments)
+        return open(path, *arguments, **keywords)
 
-    for module in (lm.files, lm.record):
-        monkeypatch.setattr(module, "open", fail_to_open, raising=False)
+    monkeypatch.setattr(lm.files, "open", fail_to_open, raising=False)
     for read in (
         lambda: store.find_newest(str(tmp_path)),
         lambda: store.find(str(tmp_path), str(newest)),

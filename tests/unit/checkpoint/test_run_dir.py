@@ -3,14 +3,13 @@
 import contextlib
 import dataclasses
 import errno
-import json
 import os
 import re
 import shutil
 
 import pytest
 
-from lm.checkpoint.run_dir import RunDir, open_run_dir
+from lm.checkpoint.run_dir import open_run_dir
 from lm.config import RunOptions
 from lm.data.corpus import load_corpus
 from lm.errors import ProgramExit, RunError, UserError
@@ -148,23 +147,6 @@ def test_fields_of_a_different_version_are_rejected(resume):
         resume(lambda manifest: manifest["progress"].update(flux=1))
     with pytest.raises(UserError, match="cannot resume: flux was 1 in this run"):
         resume(lambda manifest: manifest["record"]["config"].update(flux=1))
-
-
-def test_events_that_will_be_repeated_and_incomplete_lines_are_removed(tmp_path):
-    """The checkpoint of step 5 was written before the validation of this step."""
-    kept = [
-        {"event": "start"}, {"event": "validation", "step": 3}, {"event": "step", "step": 5},
-        {"event": "epoch", "epoch": 1, "step": 4},
-    ]  # fmt: skip
-    dropped = [
-        {"event": "validation", "step": 5}, {"event": "epoch", "epoch": 2, "step": 5},
-        {"event": "step", "step": 6}, {"event": "test", "step": 5}, {"event": "end"},
-    ]  # fmt: skip
-    path = tmp_path / "metrics.jsonl"
-    first, last = ("".join(json.dumps(event) + "\n" for event in part) for part in (kept, dropped))
-    path.write_text(first + last + '{"event": "step", "step": 2}')
-    RunDir(str(tmp_path), None).drop_events_after(5, 1, 3)
-    assert path.read_text() == first  # ready for the next event
 
 
 def test_progress_is_loaded_and_missing_fields_have_defaults(resume):

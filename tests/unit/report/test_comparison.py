@@ -86,10 +86,15 @@ def test_a_part_of_an_epoch_is_not_a_whole(tmp_path):
     [
         ("metrics.jsonl", None, "is not a run: .*metrics.jsonl: No such file"),
         ("run.json", None, "is not a run: it has no run.json"),
-        ("metrics.jsonl", "{\n", "corrupt"),
-        ("metrics.jsonl", '{"event": "epoch"}\n', "corrupt"),
-        ("metrics.jsonl", "[]\n", "corrupt"),
-        ("run.json", "[1]", "corrupt"),
+        ("run.json", "[1]", "run.json is corrupt: it must be a JSON object"),
+        ("run.json", "[" * 99999, "run.json is corrupt: it has too many levels"),
+        ("run.json", '{"vocabulary": %s}' % ("[" * 99 + "]" * 99), "corrupt: it has too many"),
+        (
+            "run.json",
+            '{"config": {"num_steps": "5"}, "vocabulary": "v", "corpus": '
+            '{"kind": "text", "path": "/", "sha256": "c"}}',
+            "corrupt: num_steps is a str",
+        ),
     ],
 )
 def test_a_directory_without_a_valid_run_is_one_line(tmp_path, name, content, message):
@@ -178,7 +183,8 @@ def compare_events(tmp_path, *runs):
     for name, events in zip("ab", runs):
         (tmp_path / name).mkdir()
         write_record(tmp_path / name)
-        append(tmp_path / name, *({**event, "words_per_second": id(event)} for event in events))
+        times = {"words_per_second": id(events), "epoch_seconds": 1.0}
+        append(tmp_path / name, *({**event, **times} for event in events))
     return compare(read_run(str(tmp_path / "a")), read_run(str(tmp_path / "b")))
 
 
@@ -211,7 +217,7 @@ def test_only_events_with_the_same_steps_are_compared(tmp_path, other, text):
     [
         (0, "loss", 3.0000000000000004,
          "the first difference, in event 1 of 9, is loss of step 2: 3.0 and 3.0000000000000004"),
-        (4, "gradient_norm", None, "event 5 of 9, is gradient_norm of step 8: "),
+        (4, "gradient_norm", 0.5, "event 5 of 9, is gradient_norm of step 8: "),
         (5, "learning_rate", 0.5, "event 6 of 9, is learning_rate of step 10: "),
         (7, "valid_perplexity", 9, "event 8 of 9, is valid_perplexity of epoch 2: "),
         (8, "test_perplexity", 9, "event 9 of 9, is test_perplexity of the test: "),

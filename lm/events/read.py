@@ -1,0 +1,107 @@
+"""Read metrics.jsonl, which has an event per line. Damaged lines never stop a run or a report."""
+
+import contextlib
+import math
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from lm import logger
+from lm.files import open_regular, parse_object, write_atomically
+from lm.record import METRICS_FILE
+
+Event = Mapping[str, Any]
+
+_DAMAGED_FILE = "metrics.damaged.jsonl"
+
+_REQUIRED = {
+    "start": {"world_size"},
+    "step": {"step"},
+    "validation": {"step"},
+    "epoch": {"step", "epoch", "epoch_seconds", "words_per_second"},
+    "test": {"step"},
+    "end": {"outcome"},
+}
+_OF_NUMBERS = {"step", "validation", "epoch", "test"}  # events whose other fields are numbers
+_COUNTS = {"step", "epoch", "world_size", "vocab_size", "steps_per_epoch", "resumed_from_step"}
+_TEXTS = {"event", "outcome", "reason", "test_on"}
+
+
+def read_events(run_dir: str) -> tuple[list[Event], str | None]:
+    """Return the events of a run, and a description of its damaged lines if there are any.
+
+    The last line may be incomplete, because a run may be writing it.
+    """
+    with open_regular(os.path.join(run_dir, METRICS_FILE)) as file:
+        lines = file.readlines()
+    events, damaged = _parse(lines)
+    description = _describe(run_dir, damaged)
+    return [event for _, event in events], description and f"{description}; ignoring them"
+
+
+def drop_events_after(run_dir: str, step: int, epochs_done: int, last_validation: int) -> None:
+    """Remove the events of steps that will be done again, so that each event occurs once.
+
+    Damaged lines are moved to another file.
+    """
+    path, aside = (os.path.join(run_dir, name) for name in (METRICS_FILE, _DAMAGED_FILE))
+    with contextlib.suppress(FileNotFoundError), open_regular(path) as file:
+        lines = file.readlines()
+        events, damaged = _parse(lines)
+        last = {"step": step, "epoch": epochs_done, "validation": last_validation}
+        kept = [line for line, event in events if _is_before(event, last)]
+        if damaged:
+            with open(aside, "ab") as file_aside:
+                file_aside.writelines(lines[number - 1] for number in damaged)
+            logger.warning("%s; moved them to %s", _describe(run_dir, damaged), aside)
+        if len(kept) < len(lines):
+            write_atomically(path, b"".join(kept))
+
+
+def _parse(lines: Iterable[bytes]) -> tuple[list[tuple[bytes, Event]], dict[int, str]]:
+    """Return the lines with their events, and why each damaged line, by number, is damaged."""
+    events, damaged = [], {}
+    for number, line in enumerate(lines, start=1):
+        if not line.endswith(b"\n"):  # It is being written, or the job was killed.
+            continue
+        try:
+            event = parse_object(line)
+            _check(event)
+            events.append((line, event))
+        except ValueError as error:
+            damaged[number] = str(error)
+    return events, damaged
+
+
+def _check(event: Event) -> None:
+    kind = str(event.get("event"))  # A later version may write other kinds.
+    for name in sorted({"event", *_REQUIRED.get(kind, ())} - event.keys()):
+        raise ValueError(f"{name} is missing")
+    for name, value in event.items():
+        if name in _TEXTS:
+            is_valid = isinstance(value, str)
+        elif name in _COUNTS:
+            is_valid = type(value) is int and value >= 0
+        else:
+            is_number = type(value) in (int, float) and math.isfinite(value)
+            is_valid = is_number or kind not in _OF_NUMBERS
+        if not is_valid:
+            raise ValueError(f"{name} is {value!r:.40}")
+
+
+def _describe(run_dir: str, damaged: Mapping[int, str]) -> str | None:
+    for number, reason in damaged.items():
+        count = f"{len(damaged)} damaged line{'s' * (len(damaged) > 1)}"
+        path = os.path.join(run_dir, METRICS_FILE)
+        return f"{path} has {count}, the first is line {number} ({reason})"
+    return None
+
+
+def _is_before(event: Event, last: Mapping[str, int]) -> bool:
+    """Return whether an event is not later than the last step, epoch or validation."""
+    kind = event["event"]
+    if kind == "epoch":
+        return event["epoch"] <= last["epoch"]
+    if kind == "validation":
+        return event["step"] <= last["validation"]
+    return kind not in ("test", "end") and event.get("step", 0) <= last["step"]
