@@ -191,21 +191,39 @@ def locked(path: str, activity: str | None = None) -> Iterator[None]:
 
     Raises:
       BlockingIOError: If another process holds the lock, and this process does not wait.
+      FileNotFoundError: If the previous holder removed the file.
     """
     with contextlib.ExitStack() as stack:
-        # If the file were removed, a process that waits for the removed file and a process that
-        # creates a new file would both hold the lock.
-        file = stack.enter_context(open(path, "ab"))
+        file = stack.enter_context(open(path, "ab", opener=_open_lock))
         try:
             _lock(file, activity)
         except OSError as error:
             if error.errno not in _NO_LOCKS:
                 raise
             # Fall back to a lock file on this host, which excludes only processes of this host.
-            name = f"lm-{os.getuid()}-{short_name(os.path.realpath(path))}.lock"
-            file = stack.enter_context(open(os.path.join(_HOST_DIRECTORY, name), "ab"))
-            _lock(file, activity)
+            name = f"{short_name(os.path.realpath(path))}.lock"
+            own = os.path.join(_private_directory(), name)
+            _lock(stack.enter_context(open(own, "ab", opener=_open_lock)), activity)
+        # Only the holder may remove the file. A process that waited for a removed file must not
+        # hold the lock together with a process that created a new file.
+        if not os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         yield
+
+
+def _open_lock(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+
+
+def _private_directory() -> str:
+    """Create a directory that no other user can write to."""
+    path = os.path.join(_HOST_DIRECTORY, f"lm-{os.getuid()}")
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path, 0o700)
+    if os.path.islink(path):
+        raise PermissionError(errno.EPERM, "is a link", path)
+    check_private(path)
+    return path
 
 
 def _lock(file: BinaryIO, activity: str | None) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import itertools
 import os
 import pathlib
 import tempfile
@@ -44,8 +45,7 @@ def open_run_dir(
     output_dir, resume = options.output_dir, options.resume
     if resume and not output_dir:
         raise UserError("--resume needs --output_dir, the directory of the run to continue")
-    path = _make(output_dir, config.name, stack)
-    _lock(path, stack)
+    path = _make_and_lock(output_dir, config.name, stack)
     if not resume:
         if store.list_checkpoints(path) or os.path.exists(os.path.join(path, RUN_FILE)):
             raise UserError(
@@ -62,32 +62,27 @@ def open_run_dir(
             f"the checkpoints of {path} are missing: restore them, or remove {RUN_FILE} from"
             " this directory to start again"
         )
+    else:
+        logger.warning("no checkpoint in %s: starting a new run", path)
     return RunDir(path, checkpoint)
 
 
-def _lock(path: str, stack: contextlib.ExitStack) -> None:
-    """Lock a run directory. Wait a moment, because a job that was killed may still be ending."""
+def _make_and_lock(output_dir: str | None, name: str, stack: contextlib.ExitStack) -> str:
+    """Wait a moment for the lock, because a job that was killed may still be ending."""
     deadline = time.monotonic() + _LOCK_SECONDS
-    while True:
-        try:
-            stack.enter_context(locked(os.path.join(path, LOCK_FILE)))
-            return
-        except BlockingIOError:
+    path = output_dir
+    try:
+        while True:
+            is_new = path is None or not os.path.exists(path)
+            path = _make(output_dir, name)
+            with contextlib.suppress(FileNotFoundError):  # The previous job removed it.
+                with contextlib.suppress(BlockingIOError):
+                    stack.enter_context(locked(os.path.join(path, LOCK_FILE)))
+                    break
             if time.monotonic() > deadline:
                 # Not a user error: a later attempt may succeed.
-                raise RunError(f"another job is using output_dir {path}") from None
-        time.sleep(0.1)
-
-
-def _make(output_dir: str | None, name: str, stack: contextlib.ExitStack) -> str:
-    path = output_dir or os.path.join("runs", f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")
-    path = os.path.abspath(path)  # The run scripts work in a different directory than the user.
-    for place in (os.path.join(path, CHECKPOINTS_DIR), path, *pathlib.Path(path).parents):
-        if os.path.islink(place) and not os.path.exists(place):
-            raise RunError(f"{place} is a broken symlink; mount its target or remove it")
-    is_new = not os.path.exists(path)
-    try:
-        os.makedirs(path, exist_ok=output_dir is not None)
+                raise RunError(f"another job is using output_dir {path}")
+            time.sleep(0.1)
         if is_new:
             stack.callback(_remove_if_unused, path)
         for place in filter(os.path.exists, (path, os.path.join(path, CHECKPOINTS_DIR))):
@@ -97,8 +92,33 @@ def _make(output_dir: str | None, name: str, stack: contextlib.ExitStack) -> str
     return path
 
 
+def _make(output_dir: str | None, name: str) -> str:
+    """Create the directory if it is missing. A default name is the next free name."""
+    base = output_dir or os.path.join("runs", f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")
+    base = os.path.abspath(base)  # The run scripts work in a different directory than the user.
+    _check_place(base)
+    if output_dir:
+        os.makedirs(base, exist_ok=True)
+        return base
+    for number in itertools.count(1):
+        path = base if number == 1 else f"{base}-{number}"
+        with contextlib.suppress(FileExistsError):  # A run started in the same second.
+            os.makedirs(path)
+            return path
+
+
+def _check_place(path: str) -> None:
+    """Reject a broken link, and a directory inside a run."""
+    for place in (os.path.join(path, CHECKPOINTS_DIR), path, *pathlib.Path(path).parents):
+        if os.path.islink(place) and not os.path.exists(place):
+            raise RunError(f"{place} is a broken symlink; mount its target or remove it")
+    for parent in pathlib.Path(path).parents:
+        if os.path.exists(parent / RUN_FILE):
+            raise UserError(f"output_dir {path} is inside a run: use --output_dir {parent}")
+
+
 def _remove_if_unused(path: str) -> None:
-    """Remove the directory of a run that could not start."""
+    """Remove the directory of a run that could not start. The caller must hold its lock."""
     with contextlib.suppress(OSError):
         if os.listdir(path) == [LOCK_FILE]:
             os.remove(os.path.join(path, LOCK_FILE))

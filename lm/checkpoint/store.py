@@ -56,8 +56,8 @@ class Manifest:
 
 def list_checkpoints(run_dir: str) -> list[str]:
     """Return the checkpoint directories of a run, oldest first, without verifying them."""
-    paths = pathlib.Path(run_dir, CHECKPOINTS_DIR).glob("step-*")
-    steps = {str(path): int(path.name[5:]) for path in paths if path.name[5:].isdecimal()}
+    paths = map(str, pathlib.Path(run_dir, CHECKPOINTS_DIR).glob("step-*"))
+    steps = {path: step for path in paths if (step := _step_of(path)) is not None}
     # Sort by number: a step of nine digits comes after the steps of eight digits.
     return sorted(steps, key=steps.get)
 
@@ -67,16 +67,31 @@ def path_of(run_dir: str, step: int) -> str:
     return os.path.join(run_dir, CHECKPOINTS_DIR, f"step-{step:08d}")
 
 
+def _step_of(checkpoint: str) -> int | None:
+    """Return the step in the name of a checkpoint, or None if the name has no step."""
+    match = re.fullmatch(r"step-(\d+)", os.path.basename(os.path.normpath(checkpoint)))
+    return int(match[1]) if match else None
+
+
+def _names(run_dir: str) -> str:
+    return ", ".join(map(os.path.basename, list_checkpoints(run_dir)))
+
+
 def find(run_dir: str, which: str = "last") -> str:
     """Return a verified checkpoint of a run. Skip corrupt checkpoints with a warning.
 
-    `which` is "last", "best" by validation perplexity, or the path of a checkpoint.
+    `which` is "last", "best" by validation perplexity, or the path or the name of a checkpoint.
     """
     if which == "best":
         return _find_best(run_dir)
     if which != "last":
-        verify(which)
-        return which
+        own = os.path.join(run_dir, CHECKPOINTS_DIR, which)
+        found = next(filter(os.path.isdir, (which, own)), None)
+        if found is None:
+            names = _names(run_dir) or "none"
+            raise UserError(f"{which} does not exist; the checkpoints of {run_dir} are: {names}")
+        verify(found)
+        return found
     found = find_newest(run_dir)
     if found is None:
         raise UserError(f"{run_dir} has no checkpoint")
@@ -188,6 +203,8 @@ def read_manifest(checkpoint: str) -> Manifest:
     path = os.path.join(checkpoint, MANIFEST)
     content = read_object(path)
     if content is None:
+        if names := _names(checkpoint):
+            raise UserError(f"{checkpoint} is a run: choose one of its checkpoints ({names})")
         raise CorruptFile(f"{path} is missing")
     if content.pop("checksum", None) != _checksum(content):
         raise CorruptFile(f"{path} is corrupt: checksum mismatch")
@@ -196,7 +213,11 @@ def read_manifest(checkpoint: str) -> Manifest:
     number = content.pop("format", None)
     if number != _FORMAT:
         raise different_version(path, f"format {number}")
-    return from_json(Manifest, content, path)
+    manifest = from_json(Manifest, content, path)
+    named = _step_of(checkpoint)
+    if named not in (None, manifest.step):  # Somebody renamed it.
+        raise CorruptFile(f"{checkpoint} contains step {manifest.step}: rename it accordingly")
+    return manifest
 
 
 def _file_facts(path: str) -> dict[str, Any]:

@@ -50,11 +50,13 @@ class RunChoice(Checked):
     """Flags that select a run and a checkpoint."""
 
     run: str = option(
-        "", "directory of the run: the --output_dir of lm.train", required=True, is_path=True
-    )
+        "", "directory of the run (--output_dir of lm.train), or one of its checkpoints",
+        required=True, is_path=True,
+    )  # fmt: skip
     checkpoint: str = option(
-        "last", "last, best (by validation perplexity), or the checkpoint's directory", is_path=True
-    )
+        "last", "last, best (by validation perplexity), or a checkpoint's name or directory",
+        is_path=True,
+    )  # fmt: skip
     config: str | None = option(
         None,
         "the config file of the run, if it defines a network or config fields; executes the file",

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import pathlib
 from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
@@ -51,11 +52,14 @@ def open_run(
     """Open a run at one of its checkpoints.
 
     Args:
-      directory: The run directory (`--output_dir` of the training).
-      checkpoint: "last", "best" (by validation perplexity), or the directory of a checkpoint.
+      directory: The run directory (`--output_dir` of the training), or one of its checkpoints.
+      checkpoint: "last", "best" (by validation perplexity), or the name or the directory of a
+        checkpoint.
       functions: The functions of the config file that the run was trained with.
       allow_changed_config_file: Whether the config file may have changed since the training.
     """
+    if checkpoint == "last" and os.path.exists(os.path.join(directory, store.MANIFEST)):
+        checkpoint, directory = directory, str(pathlib.Path(directory).absolute().parents[1])
     record = load_record(directory)
     if record is None:
         raise UserError(f"{directory} is not a run: it has no {RUN_FILE}")

@@ -89,6 +89,30 @@ def test_a_disk_that_fails_for_a_moment_is_not_corruption(tmp_path, monkeypatch,
     assert store.find_newest(str(tmp_path)) == str(newest)
 
 
+def test_a_renamed_checkpoint_is_not_the_step_of_its_name(tmp_path, caplog):
+    older, newest = save(tmp_path, 5), save(tmp_path, 40)
+    renamed = older.rename(older.parent / "step-00000060")
+    message = "step-00000060 contains step 5: rename it"
+    with pytest.raises(CorruptFile, match=message):
+        store.find(str(tmp_path), "step-00000060")
+    assert store.find_newest(str(tmp_path)) == str(newest)
+    assert message in caplog.text
+    save(tmp_path, 60)  # replaces it
+    assert store.verify(str(renamed)).step == 60
+    copy = renamed.rename(tmp_path / "mine")  # a copy may have any name
+    assert store.find(str(tmp_path), str(copy)) == str(copy)
+
+
+def test_a_checkpoint_may_be_named_and_a_run_is_not_a_checkpoint(tmp_path):
+    paths = [save(tmp_path, step) for step in (1, 2)]
+    assert store.find(str(tmp_path), "step-00000001") == str(paths[0])
+    names = "step-00000001, step-00000002"
+    with pytest.raises(UserError, match=f"step-3 does not exist; the checkpoints .* are: {names}"):
+        store.find(str(tmp_path), "step-3")
+    with pytest.raises(UserError, match=rf"is a run: choose one of its checkpoints \({names}\)"):
+        store.verify(str(tmp_path))  # as --init_from does
+
+
 FILES = ["manifest.json", "model.index", "model.data-00000-of-00001"]
 DAMAGES = {
     "truncated": lambda path: path.write_bytes(path.read_bytes()[:-2]),

@@ -6,6 +6,8 @@ import errno
 import os
 import re
 import shutil
+import subprocess
+import sys
 
 import pytest
 
@@ -13,6 +15,7 @@ from lm.checkpoint.run_dir import open_run_dir
 from lm.config import RunOptions
 from lm.data.corpus import load_corpus
 from lm.errors import ProgramExit, RunError, UserError
+from lm.files import locked
 from lm.perplexity import NllSum
 from lm.record import RunRecord
 from lm.training.progress import TrainProgress
@@ -70,6 +73,62 @@ def test_a_config_field_missing_in_an_old_checkpoint_has_its_default(resume):
         resume(forget, warmup_steps=5)
     with pytest.raises(UserError, match=r"cannot resume: vocab_size was None .* and is 50 now"):
         resume(lambda manifest: None, vocab_size=50)
+
+
+def test_runs_that_start_in_the_same_second_have_different_directories(made, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("time.strftime", lambda form: "now")
+    with contextlib.ExitStack() as stack:
+        runs = [stack.enter_context(open_directory(None, *made[1:], resume=False)) for _ in "abc"]
+        base = f"{tmp_path}/runs/{made[1].name}-now"
+        assert [run.path for run in runs] == [base, f"{base}-2", f"{base}-3"]
+    assert os.listdir("runs") == []  # no run has started
+
+
+def test_a_directory_inside_a_run_is_rejected(made, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(made[0], copy)
+    for place in ("checkpoints/step-00000007", "checkpoints", "checkpoints/step-00000007/new"):
+        for resume in (True, False):
+            with pytest.raises(UserError, match=f"inside a run: use --output_dir {copy}$"):
+                with open_directory(copy / place, *made[1:], resume):
+                    pass
+    assert os.listdir(copy / "checkpoints") == ["step-00000007"]
+    assert not (copy / "checkpoints/step-00000007/new").exists()
+
+
+def test_a_resume_without_a_checkpoint_says_that_it_starts(made, tmp_path, caplog):
+    with open_directory(tmp_path / "mistyped", *made[1:]) as run_dir:
+        assert run_dir.checkpoint is None
+    assert caplog.messages == [f"no checkpoint in {tmp_path}/mistyped: starting a new run"]
+
+
+WAIT_FOR_DIRECTORY = """
+import contextlib, sys
+from lm.checkpoint.run_dir import open_run_dir
+from lm.config import Config, RunOptions
+with contextlib.ExitStack() as stack:
+    print("waiting", flush=True)
+    open_run_dir(Config(), RunOptions(output_dir=sys.argv[1]), None, stack)
+    print("has the directory", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.timeout(60)
+def test_a_job_that_waits_gets_the_directory_that_the_previous_job_removes(made, tmp_path):
+    command = [sys.executable, "-c", WAIT_FOR_DIRECTORY, str(tmp_path / "run")]
+    pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    with open_directory(tmp_path / "run", *made[1:], resume=False):
+        job = subprocess.Popen(command, **pipes)
+        assert job.stdout.readline() == "waiting\n"
+    try:
+        assert job.stdout.readline() == "has the directory\n"
+        with pytest.raises(BlockingIOError), locked(str(tmp_path / "run/.lock")):
+            pass
+    finally:
+        job.communicate("", timeout=30)
+    assert job.returncode == 0 and os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize("number, passes", [(errno.EDQUOT, True), (errno.EROFS, False)])

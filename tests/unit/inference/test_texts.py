@@ -65,6 +65,8 @@ def test_a_run_opens_with_its_config_vocabulary_and_weights(tmp_path):
         assert (run.config.hidden_size, run.vocabulary) == (3, WITH_UNK)
         assert tensor_shapes(run.checkpoint)["embedding"] == [5, 3]
         assert run.checkpoint == store.find(str(tmp_path / "run"))
+    run = open_run(str(tmp_path / "run/checkpoints/step-00000007"))
+    assert (run.directory, run.checkpoint[-13:]) == (str(tmp_path / "run"), "step-00000007")
 
 
 def change_record(run, change):
