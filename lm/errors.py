@@ -60,6 +60,14 @@ def error_class(error: OSError) -> type[ProgramExit]:
     return UserError if error.errno in _PATH_ERRORS else RunError
 
 
+def printable(text: str, kept: str = "") -> str:
+    """Replace unprintable characters, such as the escapes that control a terminal.
+
+    File names, run files and the replies of servers may contain them.
+    """
+    return "".join(c if c.isprintable() or c in kept else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
 def first_line(error: BaseException) -> str:
     """Return the line of the message that states the problem of an error from another library."""
     # A TensorFlow operation reports a stack, the problem, and the node. Other messages start with

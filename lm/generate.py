@@ -11,10 +11,12 @@ counts as a word.
 import contextlib
 import itertools
 import signal
+import sys
 
 from lm import logger
 from lm.cli import program
 from lm.cli.flags import RunChoice, parse
+from lm.errors import printable
 from lm.inference.sampling import Sampling
 from lm.system import import_tensorflow
 
@@ -36,6 +38,8 @@ def _generate(argv):
 
 def _print_text(pieces):
     for piece in pieces:
+        if sys.stdout.isatty():
+            piece = printable(piece, kept="\n")
         print(piece, end="", flush=True)
     if piece != "\n":
         print()

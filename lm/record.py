@@ -124,6 +124,18 @@ def load_record(run_dir: str) -> RunRecord | None:
     return dataclasses.replace(record, config={**record.config, **_typed(Config, known, path)})
 
 
+def recorded_config(run_dir: str) -> dict[str, Any] | None:
+    """Return the fields of the config of a run, or None if there is no run."""
+    record = load_record(run_dir)
+    if record and record.config_file:  # Executing a recorded path would not be safe.
+        raise UserError(
+            f"{run_dir} was trained with the network or fields of a config file: add --config"
+            f" {record.config_file.path}"
+        )
+    path = os.path.join(run_dir, RUN_FILE)
+    return record and dataclasses.asdict(from_json(Config, record.config, path))
+
+
 def has_checkpoints(run_dir: str) -> bool:
     """Return whether the run has had a checkpoint, according to run.json; see `load_record`."""
     content = read_object(os.path.join(run_dir, RUN_FILE)) or {}

@@ -3,7 +3,10 @@
   python -m lm.train --config config_small
   mpirun -np 2 -H host1:1,host2:1 python -m lm.train --config config_small
 
-A flag overrides the config field of the same name.
+A flag overrides the config field of the same name. A run that is resumed without --config keeps its
+settings:
+
+  python -m lm.train --resume --output_dir runs/small
 """
 
 import os
@@ -11,24 +14,34 @@ import os
 from lm.cli import program
 from lm.cli.flags import ConfigChoice, parse
 from lm.config import Config, RunOptions
+from lm.distributed.agreement import raise_on_all_ranks
 from lm.distributed.launch import launched_rank
 from lm.errors import UserError
+from lm.options import replaced
+from lm.record import recorded_config
 from lm.system import import_tensorflow
 
 
 def main() -> None:
-    program.run(parse_flags, _train)
+    program.run(_parse, _train)
 
 
 def parse_flags(argv):
     """Return the config, the options and the network functions for `lm.training.run.train`."""
+    arguments = _parse(argv)
+    return arguments[Config], arguments[RunOptions], arguments.config_file.functions
+
+
+def _parse(argv):
     arguments = parse(argv, __doc__, ConfigChoice, Config, RunOptions)
     options = arguments[RunOptions]
     if options.timeline:  # Horovod reads the variable when the ranks connect.
         if launched_rank() == 0:
             _check_timeline(options.timeline)
         os.environ["HOROVOD_TIMELINE"] = options.timeline
-    return arguments[Config], options, arguments.config_file.functions
+    if not _keeps_config(arguments):
+        arguments[Config]  # Report invalid values immediately.
+    return arguments
 
 
 def _check_timeline(path):
@@ -41,12 +54,30 @@ def _check_timeline(path):
         )
 
 
-def _train(parsed, comm, supervisor):
+def _keeps_config(arguments):
+    """Return whether the config of the run in --output_dir replaces the default of --config."""
+    options = arguments[RunOptions]
+    return options.resume and options.output_dir and not arguments.given[ConfigChoice]
+
+
+def _train(arguments, comm, supervisor):
     import_tensorflow()
     from lm.training.run import train
 
-    config, options, functions = parsed
-    train(config, options, comm, functions, supervisor)
+    def read():
+        options = arguments[RunOptions]
+        return recorded_config(options.output_dir) if _keeps_config(arguments) else None
+
+    # The other hosts may not see the directory of rank 0.
+    recorded = comm.gather(raise_on_all_ranks(comm, read, takes_part=comm.is_rank_0))[0]
+
+    def choose():
+        if recorded is None:
+            return arguments[Config]
+        return replaced(Config(**recorded), **arguments.given[Config])
+
+    config = raise_on_all_ranks(comm, choose)
+    train(config, arguments[RunOptions], comm, arguments.config_file.functions, supervisor)
 
 
 if __name__ == "__main__":

@@ -156,5 +156,5 @@ def _rejection(difference: Difference, record: RunRecord) -> UserError:
         reason, fix = f"the {name} has changed", "check --data_path"
     else:
         reason = f"{name} was {before!r} in this run and is {now!r} now"
-        fix = "to train with different settings, start a new run with --init_from"
+        fix = f"leave out --{name} and --config, or start a new run with --init_from"
     return UserError(f"cannot resume: {reason}; {fix}")

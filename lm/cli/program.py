@@ -20,7 +20,7 @@ from lm.distributed.agreement import raise_on_all_ranks
 from lm.distributed.communicator import Communicator
 from lm.distributed.signals import ignore_save_requests, stopped_by
 from lm.distributed.supervisor import Supervisor
-from lm.errors import ERROR, InfoRequested, ProgramExit, Stopped, UserError, first_line
+from lm.errors import ERROR, InfoRequested, ProgramExit, Stopped, UserError, first_line, printable
 from lm.events.logs import may_be_gone, start_console
 from lm.system import keep_freed_memory
 
@@ -157,6 +157,6 @@ def _print_message(message: str, code: int) -> None:
     if code > 128:  # A signal that stops a run is not an error.
         prefix = "lm: "
     with may_be_gone(stream):
-        print(f"{prefix}{message}", file=stream, flush=True)
+        print(prefix + printable(message, kept="\n\t"), file=stream, flush=True)
     if code:
-        launch.repeat_after_mpirun(f"{prefix}{message}")
+        launch.repeat_after_mpirun(prefix + printable(message, kept="\n\t"))

@@ -4,6 +4,8 @@ import math
 import re
 from collections.abc import Sequence
 
+from lm.errors import printable
+
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a Markdown table. Columns with numbers are aligned to the right."""
@@ -33,8 +35,3 @@ def epochs_text(epochs: float) -> str:
     if epochs % 1 == 0:
         return f"{epochs:.0f}"
     return f"{max(math.floor(100 * epochs + 1e-9), 1) / 100:.2f}"
-
-
-def printable(text: str) -> str:
-    """Replace unprintable characters, which file names may contain."""
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)

@@ -101,10 +101,9 @@ def _locate(
     # The whole project may have been moved, or copied to a different host.
     candidates = [data_path] if data_path else [recorded.path, _DEFAULT_DATA_PATH]
     for directory in candidates:
-        paths = [directory]
-        if recorded.kind != "embedded":
-            paths = _split_paths(directory, recorded.kind).values()
-        if all(os.path.exists(path) for path in paths):
+        # A run of somebody else must not create the corpus in a directory of its choice.
+        place = os.path.join(directory, "embedded") if recorded.kind == "embedded" else directory
+        if all(map(os.path.exists, _split_paths(place, recorded.kind).values())):
             return directory
     # In a new container, a job can create the embedded corpus and download PTB again. PTB is
     # downloaded only into a given or the default directory, because the download takes minutes. If

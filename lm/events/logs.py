@@ -11,11 +11,18 @@ from typing import TextIO
 from tqdm import tqdm
 
 from lm import logger
-from lm.errors import error_class
+from lm.errors import error_class, printable
 from lm.files import RetryingAppend
 
-_FORMATTER = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
 _MAX_EARLY_LINES = 1000
+
+
+class _Formatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record), kept="\n\t")
+
+
+_FORMATTER = _Formatter("%(asctime)s %(levelname)s %(message)s")
 
 
 @contextlib.contextmanager
@@ -58,7 +65,7 @@ def start_console(rank: int) -> None:
     handler = _ConsoleHandler()
     # Most warnings concern the corpus or the network, so all ranks would repeat them.
     handler.setLevel(logging.ERROR if rank else logging.INFO)
-    handler.setFormatter(logging.Formatter("%(message)s"))
+    handler.setFormatter(_Formatter("%(message)s"))
     logger.addHandler(handler)
     logger.addHandler(_early)
     logger.setLevel(logging.INFO)

@@ -4,13 +4,13 @@ import glob
 import itertools
 import json
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from lm import logger
-from lm.cli.tables import printable
 from lm.config import HORIZON_SCHEDULES, Config
-from lm.errors import UserError
+from lm.errors import UserError, printable
 from lm.events.read import Event, read_events
 from lm.options import may_change
 from lm.record import RUN_FILE, RunRecord, first_difference, load_record

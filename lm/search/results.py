@@ -10,7 +10,8 @@ from typing import Any
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
-from lm.cli.tables import epochs_text, printable
+from lm.cli.tables import epochs_text
+from lm.errors import printable
 from lm.config import RunOptions
 from lm.files import write_atomically
 from lm.report import page

@@ -169,6 +169,10 @@ def _find_exactness(
         how = f"were computed with {before}" if before else "are not exact"
         why = f"the steps up to {progress.step:,} {how}"
         logger.warning("%s", why)
+    elif why and progress.step and progress.exact_with:
+        cause = why if kernels.available() else kernels.description()  # with the fix
+        step = f"{progress.step:,}"
+        logger.warning("the run was exact up to step %s and will no longer be: %s", step, cause)
     progress.exact_with = None if why else arithmetic[0]
     if why:
         return f"no: {why}; results on different numbers of ranks are equal up to rounding"

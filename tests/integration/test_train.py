@@ -79,6 +79,19 @@ def test_noeval_skips_evaluation_and_a_second_run_is_rejected(tmp_path, corpora)
         with pytest.raises(UserError, match=words):
             train_here(tmp_path, *arguments, *flags)
         assert (tmp_path / "metrics.jsonl").read_bytes() == before
+    # Without --config, the run keeps its settings, which only rank 0 can read.
+    resume = "lm.train", "--resume", "--output_dir", tmp_path, "--noeval", "--max_steps", 32
+    result = run_module(*resume, "--hidden_size", 9)
+    message = "cannot resume: hidden_size was 8 in this run and is 9 now; leave out --hidden_size"
+    assert message in one_error(result, 2)
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write("damaged\n")
+    result = run_module(*resume, num_ranks=2, env={"LM_KERNELS": "0"})
+    assert result.returncode == 0, result.stderr
+    assert "metrics.jsonl has 1 damaged line, the first is line" in result.stderr
+    warning = "the run was exact up to step 30 and will no longer be: no compiled ops: disabled"
+    assert f"{warning} by LM_KERNELS=0\n" in result.stderr
+    assert [epoch["step"] for epoch in events(tmp_path, "epoch")] == [32]
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])

@@ -151,3 +151,15 @@ def test_an_evaluation_uses_the_limits_of_the_run(tmp_path):
         text = load_text(run, split)
         assert decoded(run.vocabulary, text.ids) == words
         assert text.unknown == 1
+
+
+def test_a_recorded_path_never_decides_where_the_embedded_corpus_is_written(tmp_path, monkeypatch):
+    """The run may come from somebody else."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "victim").mkdir()
+    corpus = CorpusRecord("embedded", str(tmp_path / "victim"), "")
+    RunRecord({}, "", corpus).write(str(tmp_path), has_checkpoints=False)
+    assert find_data_path("embedded", [str(tmp_path)]) == "data"
+    (tmp_path / "victim/embedded").mkdir()
+    write(tmp_path / "victim/embedded", **dict.fromkeys(("train", "valid", "test"), "a\n"))
+    assert find_data_path("embedded", [str(tmp_path)]) == str(tmp_path / "victim")

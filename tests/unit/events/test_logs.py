@@ -35,6 +35,24 @@ def test_a_failing_console_does_not_stop_the_program(tmp_path):
     assert len((tmp_path / "log").read_text().splitlines()) == 100
 
 
+ESCAPES = """
+import logging
+from lm.cli import program
+from lm.errors import UserError
+
+def fail(argv):
+    logging.getLogger("lm").warning("a \x1b]0;b\x07 \x9b1m")
+    raise UserError("c \x1b[2J d\te")
+
+program.run_alone(fail)
+"""
+
+
+def test_terminal_escapes_never_reach_the_console():
+    result = run_code(ESCAPES)
+    assert result.stderr == "a \ufffd]0;b\ufffd \ufffd1m\nlm: error: c \ufffd[2J d\te\n"
+
+
 def test_lines_of_two_threads_are_written_once(tmp_path):
     path = tmp_path / "fifo"  # writers block until it is read
     os.mkfifo(path)
