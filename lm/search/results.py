@@ -11,8 +11,8 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from lm.cli.tables import epochs_text
-from lm.errors import printable
 from lm.config import RunOptions
+from lm.errors import printable
 from lm.files import write_atomically
 from lm.report import page
 from lm.report.comparison import Group, read_run
