@@ -37,8 +37,9 @@ class EvaluateOptions(Checked):
         "valid", "valid, test, train, a text file, or a comma-separated list of these", is_path=True
     )
     data_path: str | None = option(
-        None, "directory of the corpus (default: the corpus of the run)", is_path=True
-    )
+        None, "directory of the run's corpus, or of another corpus (default: as recorded)",
+        is_path=True,
+    )  # fmt: skip
     eval_batch_size: int | None = option(
         None, "number of rows of each text (default: eval_batch_size of the run's config)", low=1,
         high=MAX_ROWS,
@@ -63,7 +64,7 @@ def _evaluate(parsed, comm, supervisor):
     from lm.inference.evaluator import evaluate
 
     results = evaluate(
-        splits=options.split.split(","),
+        splits=[split.strip() for split in options.split.split(",")],
         comm=comm,
         data_path=options.data_path,
         eval_batch_size=options.eval_batch_size,

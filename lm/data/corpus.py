@@ -10,6 +10,7 @@ import numpy as np
 
 from lm import logger
 from lm.config import Config, RunOptions
+from lm.data.advice import advice
 from lm.data.embedded import KnownPerplexity, load_known_perplexity, write_corpus
 from lm.data.encoding import SPLITS, EncodedCorpus, load_encoded, sha256_of_text
 from lm.data.ptb import PTB_SHA256, download_ptb
@@ -39,6 +40,7 @@ class Corpus:
     test: np.ndarray
     # Per split, the words that became <unk>. A literal <unk> in the text is an ordinary word.
     num_unknown: Mapping[str, int]
+    files: Mapping[str, str]  # the text of each split
     known_perplexity: KnownPerplexity | None = None  # only for a synthetic corpus
 
 
@@ -158,6 +160,7 @@ def load_corpus(data_path: str, config: Config = _CONFIG, data_url: str | None =
         encoded.vocabulary,
         **encoded.splits,
         num_unknown=encoded.num_unknown,
+        files=files,
         # Words that became <unk> are easier to predict, so the perplexity is no longer known.
         known_perplexity=None if any(encoded.num_unknown.values()) else known_perplexity,
     )
@@ -206,3 +209,5 @@ def _log_sizes(kind: str, directory: str, encoded: EncodedCorpus) -> None:
     for split, num_unknown in encoded.num_unknown.items():
         if num_unknown:
             logger.info(f"{split}: {num_unknown:,} unknown words became <unk>")
+    for sentence in advice(encoded.vocabulary, encoded.splits):
+        logger.warning(sentence)

@@ -47,6 +47,7 @@ _ENTRY_FILES = ("vocabulary.txt", *(f"{split}.ids" for split in SPLITS))
 _BLOCK_BYTES = 1 << 18
 _ID_BLOCK_BYTES = 1 << 20
 _MAX_WORD_BYTES = 1 << 20
+_MOST_RETURNS = 100  # in a text without any line end
 _NEWLINE = b"\n"
 _SPACES = (_NEWLINE, b" ", b"\t", b"\r")
 
@@ -56,7 +57,7 @@ def read_words(path: str) -> Iterator[list[str]]:
 
     Blocks end between words, not between lines, because some corpora are one line of a gigabyte.
     """
-    line, has_words, rest, last = 1, False, b"", b""
+    line, has_words, rest, last, num_eos, num_returns = 1, False, b"", b"", 0, 0
     for block in _read_blocks(path, f"encoding {os.path.basename(path)}"):
         if not last:
             block = block.removeprefix(codecs.BOM_UTF8)
@@ -71,12 +72,18 @@ def read_words(path: str) -> Iterator[list[str]]:
                 f" {_MAX_WORD_BYTES} bytes, so this is probably not a text file"
             )
         text = _decode(block, path, line)
+        num_eos, num_returns = num_eos + text.count(EOS), num_returns + text.count("\r")
         line += block.count(_NEWLINE)
         has_words = has_words or bool(text.strip())
         yield text.replace("\n", f" {EOS} ").split()
     text = _decode(rest, path, line)
+    num_eos += text.count(EOS)
     if not has_words and not text.strip():
         raise UserError(f"{path}, line {line}: the file does not contain any words")
+    if line == 1 and num_returns > _MOST_RETURNS:
+        raise UserError(f"{path} has line ends of CR only: convert it with tr '\\r' '\\n'")
+    if num_eos:
+        logger.warning(f"{path} contains {EOS} {num_eos} times, and each line end adds another")
     yield text.split() + ([] if last == _NEWLINE else [EOS])
 
 
@@ -109,13 +116,21 @@ def _read_blocks(path: str, activity: str) -> Iterator[bytes]:
 
 def _decode(block: bytes, path: str, line: int) -> str:
     try:
-        return block.decode("utf-8")
+        return decode_text(block)
     except UnicodeDecodeError as error:
         line += block.count(_NEWLINE, 0, error.start)
         raise UserError(
             f"{path}, line {line}: byte 0x{block[error.start]:02x} is not valid UTF-8, so convert"
             " the file to UTF-8"
         ) from error
+
+
+def decode_text(block: bytes, encoding: str = "utf-8") -> str:
+    """Decode UTF-8. NUL is an error too, because UTF-16 without a byte order mark contains it."""
+    nul = block.find(b"\0")
+    if nul >= 0:
+        raise UnicodeDecodeError(encoding, block, nul, nul + 1, "NUL")
+    return block.decode(encoding)
 
 
 def encode_file(path: str, vocabulary: Vocabulary, id_path: str) -> int:

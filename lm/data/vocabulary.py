@@ -79,7 +79,10 @@ class Vocabulary:
         ids = [self.ids.get(word, self.unk_id) for word in words]
         if None in ids:
             word = words[ids.index(None)]
-            raise UserError(f"{word!r} is not in the vocabulary, and neither is {UNK}")
+            raise UserError(
+                f"{word!r} is not in the vocabulary, and neither is {UNK}; a model trained with"
+                " --min_count 2 or --vocab_size knows it"
+            )
         return ids
 
     def save(self, path: str) -> None:

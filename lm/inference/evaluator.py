@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from lm import logger
 from lm.checkpoint import store
 from lm.config_file import BUILT_IN, NetworkFunctions
 from lm.data.corpus import find_data_path, load_corpus
@@ -100,12 +101,9 @@ def _load_split(run: Run, split: str, data_path: str | None) -> tuple[np.ndarray
     is_given = data_path is not None
     data_path = find_data_path(run.config.corpus, [run.directory], data_path)
     corpus = load_corpus(data_path, run.config)
-    # With a different vocabulary, the perplexity would be wrong but plausible.
-    if corpus.vocabulary.sha256 != run.vocabulary.sha256:
-        raise UserError(
-            f"the corpus in {data_path} is not the corpus of {run.directory}: set --data_path, or"
-            " give the path of the text file with --split"
-        )
+    if is_given and corpus.vocabulary.sha256 != run.vocabulary.sha256:
+        logger.info(f"{corpus.files[split]} is read with the vocabulary of {run.directory}")
+        return _encode(corpus.files[split], run.vocabulary)
     if not is_given and corpus.record.sha256 != run.record.corpus.sha256:
         raise UserError(
             f"the corpus in {data_path} has changed since the training of {run.directory}: to use"
@@ -128,7 +126,7 @@ def _encode(path: str, vocabulary: Vocabulary) -> tuple[np.ndarray, int]:
     if unknown and vocabulary.unk_id is None:
         raise UserError(
             f"{path} has {unknown:,} words that are not in the run's vocabulary, which does not"
-            f" contain {UNK}"
+            f" contain {UNK}; a model trained with --min_count 2 or --vocab_size knows it"
         )
     return ids, unknown
 

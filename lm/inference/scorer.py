@@ -9,13 +9,15 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from lm.data.encoding import decode_text
+from lm.data.vocabulary import EOS
 from lm.errors import UserError
 from lm.inference.run import Run, check_words, open_session
 from lm.model import decoding
 from lm.model.network import Network
 from lm.model.user_errors import one_line_errors
 
-_BLOCK_BYTES = 1 << 16
+_BLOCK_BYTES, _MAX_LINE_BYTES = 1 << 16, 1 << 24
 
 
 class Score(NamedTuple):
@@ -98,19 +100,31 @@ class Scorer:
             yield score
 
 
-def read_lines(descriptor: int) -> Iterator[list[bytes]]:
+def read_lines(descriptor: int, max_bytes: int = _MAX_LINE_BYTES) -> Iterator[list[bytes]]:
     """Yield the available complete lines without line ends, and wait if no line is complete."""
-    rest = b""
+    rest, num_bytes = [], 0
     while block := os.read(descriptor, _BLOCK_BYTES):
-        *lines, rest = (rest + block).split(b"\n")
-        yield lines
-    if rest:
-        yield [rest]
+        rest.append(block)
+        if b"\n" in block:  # Do not join the blocks of a long line before it ends.
+            *lines, last = b"".join(rest).split(b"\n")
+            rest, num_bytes = [last], len(last)
+            yield lines
+            continue
+        num_bytes += len(block)
+        if num_bytes > max_bytes:
+            raise UserError(f"a line has more than {max_bytes} bytes: divide it into sentences")
+    if last := b"".join(rest):
+        yield [last]
 
 
 def _decode(line: bytes, index: int) -> str:
     try:
         # The first line may start with a byte order mark.
-        return line.decode("utf-8" if index else "utf-8-sig")
+        text = decode_text(line, "utf-8" if index else "utf-8-sig")
     except UnicodeDecodeError as error:
         raise UserError(f"not UTF-8: byte 0x{line[error.start]:02x}") from error
+    if "\r" in text.rstrip("\r"):
+        raise UserError("line ends of CR only: convert the text with tr '\\r' '\\n'")
+    if EOS in text.split():
+        raise UserError(f"contains {EOS}, which each line end adds: remove it")
+    return text

@@ -31,6 +31,8 @@ from lm.training.restore import BroadcastHook, InitialValues, initial_progress, 
 from lm.training.step import build_train_graph, divide_rows, graph_facts
 from lm.training.summary import report_start
 
+_MANY_WORDS = 50_000
+
 
 def train(
     config: Config,
@@ -62,8 +64,7 @@ def train(
                 _train(job, progress, supervisor, stack)
         except (MemoryError, tf.errors.ResourceExhaustedError) as error:
             raise RunError(
-                f"out of memory ({short_message(error)}): reduce the model or batch_size, or use"
-                " more ranks"
+                f"out of memory ({short_message(error)}): {_less_memory(job)}"
             ) from error
         with supervisor.exchange("the end of the run"):
             comm.barrier()
@@ -73,6 +74,16 @@ def _initial_progress(job: Job) -> TrainProgress:
     progress = raise_on_all_ranks(job.comm, lambda: initial_progress(job.run_dir))
     # Only rank 0 reads checkpoints: the other hosts may not see its disk.
     return from_json(TrainProgress, job.comm.gather(dataclasses.asdict(progress))[0], "rank 0")
+
+
+def _less_memory(job: Job) -> str:
+    num_words = len(job.corpus.vocabulary)
+    if num_words < _MANY_WORDS:
+        return "reduce the model or batch_size, or use more ranks"
+    return (
+        f"the vocabulary has {num_words:,} words: limit it with --vocab_size or --min_count, or use"
+        " --adaptive_softmax_cutoffs"
+    )
 
 
 def _train(

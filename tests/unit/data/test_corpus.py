@@ -118,9 +118,8 @@ def test_a_file_without_whitespace_is_rejected(tmp_path):
         load_corpus(write(tmp_path / "d", train=bytes(2_000_000)))
 
 
-@pytest.mark.parametrize("space", ["\t", "\r"])
-def test_words_may_be_separated_by_tabs_or_carriage_returns_only(tmp_path, space):
-    corpus = load_corpus(write(tmp_path / "d", train=f"a{space}bb{space}" * 300_000))
+def test_words_may_be_separated_by_tabs_only(tmp_path):
+    corpus = load_corpus(write(tmp_path / "d", train="a\tbb\t" * 300_000))
     assert len(corpus.train) == 600_001
 
 

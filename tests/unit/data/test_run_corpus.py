@@ -9,6 +9,7 @@ import pytest
 from lm.config import Config, RunOptions
 from lm.data.corpus import find_data_path, load_corpus, load_corpus_to_train
 from lm.distributed.communicator import Communicator
+from lm.distributed.supervisor import Supervisor
 from lm.errors import RunError, UserError
 from lm.inference.evaluator import load_text
 from lm.inference.run import open_run
@@ -92,8 +93,8 @@ def test_a_corpus_that_can_be_created_again_needs_no_flag(tmp_path, monkeypatch)
 def prepared(*flags):
     arguments = ["lm.train", "--config", "config_test", "--corpus", "files", *map(str, flags)]
     config, options, functions = parse_flags(arguments)
-    with contextlib.ExitStack() as stack:
-        return prepare(config, options, Communicator(), stack, functions)
+    with contextlib.ExitStack() as stack, Supervisor(Communicator(), 0) as supervisor:
+        return prepare(config, options, Communicator(), stack, functions, supervisor)
 
 
 def test_training_finds_the_corpus_of_the_run_that_it_continues(tmp_path, own_text):

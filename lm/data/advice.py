@@ -1,0 +1,65 @@
+"""Advice about texts that are valid, but that probably do not contain what the user expects."""
+
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping
+
+import numpy as np
+
+from lm.data.vocabulary import EOS, UNK, Vocabulary
+
+_BLOCK = 1 << 18  # token IDs
+_LEAST_TOKENS = 100  # of a split
+_MOST_CHARACTERS = 200  # of a word
+_MOST_EMPTY_LINES = 0.05  # of the tokens
+
+
+def advice(vocabulary: Vocabulary, splits: Mapping[str, np.ndarray]) -> list[str]:
+    """Return one sentence for each suspicious fact of a corpus, given its token IDs by split."""
+    found = [*_about_words(vocabulary.words)]
+    unk_id = vocabulary.unk_id
+    if unk_id is not None and not any((ids == unk_id).any() for ids in _blocks(splits["train"])):
+        found.append(
+            f"{UNK} never occurs in train, so the model cannot learn its probability: add"
+            " --min_count 2 or --vocab_size"
+        )
+    for split, ids in splits.items():
+        found += _about_split(split, ids, vocabulary.eos_id)
+    return found
+
+
+def _blocks(ids: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield small parts of a mapped array, each of which includes the first ID of the next part."""
+    for first in range(0, len(ids), _BLOCK):
+        yield ids[first : first + _BLOCK + 1]
+
+
+def _about_words(words: Iterable[str]) -> Iterator[str]:
+    """Yield advice about the first word of each kind."""
+    kinds = {
+        "contains U+FEFF, a byte order mark: remove it, as in sed 's/\\xef\\xbb\\xbf//g'":
+            lambda word: "\ufeff" in word,
+        "contains a control character: remove control characters":
+            lambda word: any(unicodedata.category(c) == "Cc" for c in word),
+        f"has more than {_MOST_CHARACTERS} characters: words must be separated by spaces":
+            lambda word: len(word) > _MOST_CHARACTERS,
+        f"is an ordinary word: write {UNK} if it stands for unknown words":
+            lambda word: word != UNK and word.lower().strip("<>[]") == "unk",
+    }  # fmt: skip
+    for problem, has in kinds.items():
+        for word in words:
+            if has(word):
+                yield f"the word {word[:40]!r} {problem}"
+                break
+
+
+def _about_split(split: str, ids: np.ndarray, eos_id: int) -> Iterator[str]:
+    if len(ids) < _LEAST_TOKENS:
+        yield f"{split} has only {len(ids)} tokens: its perplexity says little"
+    num_empty = 0
+    for is_eos in (block == eos_id for block in _blocks(ids)):
+        num_empty += int(np.count_nonzero(is_eos[1:] & is_eos[:-1]))
+    if num_empty > _MOST_EMPTY_LINES * len(ids):
+        yield (
+            f"{num_empty / len(ids):.0%} of the tokens of {split} are the {EOS} of empty lines:"
+            " remove these lines, for example with sed '/^ *$/d'"
+        )

@@ -1,0 +1,78 @@
+"""Texts that are valid, but that are probably not what the user meant."""
+
+import logging
+import os
+import threading
+
+import pytest
+
+from lm.data.corpus import load_corpus
+from lm.errors import UserError
+from lm.inference.scorer import read_lines
+from tests.unit.data.texts import write
+
+LINES = "the cat sat on a mat\n" * 50
+
+
+@pytest.mark.parametrize(
+    "texts, advice",
+    [
+        ({}, None),
+        ({"train": LINES.replace("\n", "\r\n")}, None),
+        ({"valid": "the cat\n" * 3}, "valid has only 9 tokens: its perplexity says little"),
+        ({"train": LINES.replace("sat", "sat <eos>")}, "contains <eos> 50 times"),
+        ({"train": LINES + "\ufeffthe cat\n"}, "U+FEFF, a byte order mark: remove it"),
+        ({"train": LINES + "ca\x07t\n"}, r"the word 'ca\x07t' contains a control character"),
+        ({"train": LINES + "x" * 201 + "\n"}, "has more than 200 characters"),
+        ({"train": LINES + "x" * 200 + "\n"}, None),
+        ({"train": LINES + "<UNK>\n"}, "the word '<UNK>' is an ordinary word: write <unk>"),
+        ({"train": LINES + "<unk>\n"}, None),
+        ({"valid": LINES + "zebra\n"}, "<unk> never occurs in train"),
+        ({"test": LINES + "\n" * 30}, "8% of the tokens of test are the <eos> of empty lines"),
+        ({"test": LINES + "\n" * 15}, None),
+        ({"test": LINES * 1000 + "\n" * 30_000}, "8% of the tokens of test are the"),
+    ],
+)
+def test_a_suspicious_text_is_one_line_of_advice(tmp_path, caplog, texts, advice):
+    caplog.set_level(logging.WARNING, "lm")
+    texts = {"train": LINES, "valid": LINES, "test": LINES, **texts}
+    load_corpus(write(tmp_path / "d", **texts))
+    assert len(caplog.records) == (advice is not None)
+    assert advice is None or advice in caplog.text
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        (
+            LINES.replace("\n", "\r") * 3,
+            "has line ends of CR only: convert it with tr ",
+        ),
+        (LINES.encode("utf-16-le"), "line 1: byte 0x00 is not valid UTF-8, so convert"),
+    ],
+)
+def test_a_text_in_the_wrong_format_is_an_error(tmp_path, text, message):
+    with pytest.raises(UserError, match=message):
+        load_corpus(write(tmp_path / "d", train=text))
+
+
+@pytest.mark.parametrize("size, is_valid", [(300_000, True), (500_000, False)])
+def test_a_long_line_is_read_in_linear_time_up_to_a_limit(size, is_valid):
+    read, written = os.pipe()
+
+    def write_line():
+        with open(written, "wb") as file:
+            file.write(b"x" * size + b"\nend")
+
+    thread = threading.Thread(target=write_line, daemon=True)
+    thread.start()
+    try:
+        lines = read_lines(read, max_bytes=400_000)
+        if is_valid:
+            assert [line for some in lines for line in some] == [b"x" * size, b"end"]
+        else:
+            with pytest.raises(UserError, match="a line has more than 400000 bytes"):
+                list(lines)
+    finally:
+        os.close(read)
+        thread.join(30)
