@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from lm.checkpoint import store
+from lm.checkpoint.manifest import MANIFEST, checksum
 from lm.checkpoint.tensors import whole
 from lm.config import Config
 from lm.config_file import load_config_file
@@ -67,8 +68,8 @@ def write_run(
 
 def rewrite_manifest(checkpoint_dir: os.PathLike, change: Callable[[dict], object]) -> None:
     """Change the manifest of a checkpoint with a function, and update its checksum."""
-    path = pathlib.Path(checkpoint_dir, store.MANIFEST)
+    path = pathlib.Path(checkpoint_dir, MANIFEST)
     content = json.loads(path.read_text())
     del content["checksum"]
     change(content)
-    path.write_text(json.dumps({**content, "checksum": store._checksum(content)}))
+    path.write_text(json.dumps({**content, "checksum": checksum(content)}))

@@ -1,4 +1,4 @@
-"""The checkpoints of a run on disk: write, verify, find, read and prune them.
+"""The checkpoints of a run on disk: write, find and prune them.
 
 A checkpoint is written under a temporary name, and renamed after all files are on the disk.
 Therefore, a directory named step-* is complete, even if the process was killed. Only a disk fault
@@ -7,74 +7,30 @@ raise OSError or RunError, which end the job with exit code 1. See docs/reliabil
 """
 
 import contextlib
-import dataclasses
 import errno
-import hashlib
-import json
 import os
 import pathlib
-import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
 
 import tensorflow.compat.v1 as tf
 
 from lm import logger
+from lm.checkpoint.manifest import (
+    Manifest,
+    file_facts,
+    list_checkpoints,
+    names_of,
+    path_of,
+    read_manifest,
+    verify,
+    write_manifest,
+)
 from lm.checkpoint.tensors import Group, average_name, tensor_shapes, write_tensors
 from lm.errors import RunError, UserError
-from lm.files import sha256_of, write_json
-from lm.record import (
-    CHECKPOINTS_DIR,
-    CorruptFile,
-    RunRecord,
-    different_version,
-    from_json,
-    read_object,
-)
+from lm.record import CHECKPOINTS_DIR, CorruptFile
 
-MANIFEST = "manifest.json"
-_FORMAT = 2
-_MODEL_FILE = re.compile(r"model\.(index|data-\d{5}-of-\d{5})")
 _TEMPORARY = "tmp-"
-
-
-@dataclasses.dataclass(frozen=True)
-class Manifest:
-    """The facts of one checkpoint."""
-
-    step: int  # number of updates
-    world_size: int
-    record: RunRecord
-    progress: Mapping[str, Any]  # dataclasses.asdict(TrainProgress)
-    weights: tuple[str, ...]  # names of the network's variables
-    valid_perplexity: float | None = None  # validation perplexity of these weights, if known
-    has_average: bool = False  # whether the average of each trained weight is stored too
-    in_sync: bool = True  # False: the ranks had diverged, and these are the weights of rank 0
-    files: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
-
-
-def list_checkpoints(run_dir: str) -> list[str]:
-    """Return the checkpoint directories of a run, oldest first, without verifying them."""
-    paths = map(str, pathlib.Path(run_dir, CHECKPOINTS_DIR).glob("step-*"))
-    steps = {path: step for path in paths if (step := _step_of(path)) is not None}
-    # Sort by number: a step of nine digits comes after the steps of eight digits.
-    return sorted(steps, key=steps.get)
-
-
-def path_of(run_dir: str, step: int) -> str:
-    """Return the directory of a step's checkpoint."""
-    return os.path.join(run_dir, CHECKPOINTS_DIR, f"step-{step:08d}")
-
-
-def _step_of(checkpoint: str) -> int | None:
-    """Return the step in the name of a checkpoint, or None if the name has no step."""
-    match = re.fullmatch(r"step-(\d+)", os.path.basename(os.path.normpath(checkpoint)))
-    return int(match[1]) if match else None
-
-
-def _names(run_dir: str) -> str:
-    return ", ".join(map(os.path.basename, list_checkpoints(run_dir)))
 
 
 def find(run_dir: str, which: str = "last") -> str:
@@ -88,7 +44,7 @@ def find(run_dir: str, which: str = "last") -> str:
         own = os.path.join(run_dir, CHECKPOINTS_DIR, which)
         found = next(filter(os.path.isdir, (which, own)), None)
         if found is None:
-            names = _names(run_dir) or "none"
+            names = names_of(run_dir) or "none"
             raise UserError(f"{which} does not exist; the checkpoints of {run_dir} are: {names}")
         verify(found)
         return found
@@ -172,63 +128,6 @@ def prune(run_dir: str, keep: int, intact: Mapping[str, Manifest]) -> None:
             _remove(checkpoint)
 
 
-def verify(checkpoint: str) -> Manifest:
-    """Compare every file of a checkpoint with its manifest, and return the manifest.
-
-    Raises:
-      CorruptFile: If a file is missing or corrupt.
-      UserError: If a different version of this program wrote the checkpoint.
-    """
-    manifest = read_manifest(checkpoint)
-    if "model.index" not in manifest.files or not all(map(_MODEL_FILE.fullmatch, manifest.files)):
-        names = ", ".join(manifest.files) or "no files"
-        raise CorruptFile(f"{os.path.join(checkpoint, MANIFEST)} names {names}")
-    for name, expected in manifest.files.items():
-        path = os.path.join(checkpoint, name)
-        try:
-            facts = _file_facts(path)
-        except FileNotFoundError as error:
-            raise CorruptFile(f"{path} is missing") from error
-        if facts != expected:
-            raise CorruptFile(f"{path} is corrupt: its size or its SHA-256 differs from {MANIFEST}")
-    return manifest
-
-
-def read_manifest(checkpoint: str) -> Manifest:
-    """Read the manifest of a checkpoint without verifying the other files.
-
-    Raises:
-      CorruptFile, UserError: See `verify`.
-    """
-    path = os.path.join(checkpoint, MANIFEST)
-    content = read_object(path)
-    if content is None:
-        if names := _names(checkpoint):
-            raise UserError(f"{checkpoint} is a run: choose one of its checkpoints ({names})")
-        raise CorruptFile(f"{path} is missing")
-    if content.pop("checksum", None) != _checksum(content):
-        raise CorruptFile(f"{path} is corrupt: checksum mismatch")
-    # Every later format must keep `format` and `checksum`. A valid checksum distinguishes another
-    # format from a flipped bit.
-    number = content.pop("format", None)
-    if number != _FORMAT:
-        raise different_version(path, f"format {number}")
-    manifest = from_json(Manifest, content, path)
-    named = _step_of(checkpoint)
-    if named not in (None, manifest.step):  # Somebody renamed it.
-        raise CorruptFile(f"{checkpoint} contains step {manifest.step}: rename it accordingly")
-    return manifest
-
-
-def _file_facts(path: str) -> dict[str, Any]:
-    return {"bytes": os.path.getsize(path), "sha256": sha256_of(path)}
-
-
-def _checksum(content: Mapping[str, Any]) -> str:
-    canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(canonical.encode()).hexdigest()
-
-
 def weight_tensors(checkpoint: str) -> dict[str, str]:
     """Return the name of the tensor of each weight: its average if the checkpoint has one."""
     manifest = read_manifest(checkpoint)
@@ -258,7 +157,8 @@ def save(
         with contextlib.suppress(CorruptFile):
             files = (known or verify(final)).files
             after_reading()
-            _write_manifest(final, manifest, files)
+            write_manifest(final, manifest, files)
+            _fsync(final)
             return final
         # Do not use makedirs: a directory that was unmounted must not be created again.
         with contextlib.suppress(FileExistsError):
@@ -270,8 +170,9 @@ def save(
         names = sorted(os.listdir(temporary))
         for name in names:
             _fsync(os.path.join(temporary, name))
-        files = {name: _file_facts(os.path.join(temporary, name)) for name in names}
-        _write_manifest(temporary, manifest, files)
+        files = {name: file_facts(os.path.join(temporary, name)) for name in names}
+        write_manifest(temporary, manifest, files)
+        _fsync(temporary)
         is_first = not list_checkpoints(run_dir)
         _publish(temporary, final)
         if is_first:
@@ -287,16 +188,6 @@ def _reason(message: str, path: str) -> str:
     """Find "PATH...; No space left on device" in the dozen lines of a TensorFlow error."""
     lines = message.splitlines()
     return next((line.rpartition("; ")[2] for line in lines if line.startswith(path)), lines[0])
-
-
-def _write_manifest(
-    directory: str, manifest: Manifest, files: Mapping[str, Mapping[str, Any]]
-) -> None:
-    manifest = dataclasses.replace(manifest, files=files)
-    content = {"format": _FORMAT, **dataclasses.asdict(manifest)}
-    content["checksum"] = _checksum(content)
-    write_json(os.path.join(directory, MANIFEST), content)
-    _fsync(directory)
 
 
 def _publish(temporary: str, final: str) -> None:

@@ -9,6 +9,7 @@ from typing import NamedTuple, TypeVar
 import tensorflow.compat.v1 as tf
 
 from lm.checkpoint import store
+from lm.checkpoint.manifest import MANIFEST
 from lm.checkpoint.variables import VariableLoader
 from lm.config import Config
 from lm.config_file import BUILT_IN, NetworkFunctions
@@ -58,7 +59,7 @@ def open_run(
       functions: The functions of the config file that the run was trained with.
       allow_changed_config_file: Whether the config file may have changed since the training.
     """
-    if checkpoint == "last" and os.path.exists(os.path.join(directory, store.MANIFEST)):
+    if checkpoint == "last" and os.path.exists(os.path.join(directory, MANIFEST)):
         checkpoint, directory = directory, str(pathlib.Path(directory).absolute().parents[1])
     record = load_record(directory)
     if record is None:

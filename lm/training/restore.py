@@ -10,6 +10,7 @@ import tensorflow.compat.v1 as tf
 
 from lm import logger
 from lm.checkpoint import store
+from lm.checkpoint.manifest import MANIFEST
 from lm.checkpoint.run_dir import RunDir
 from lm.checkpoint.tensors import load_arrays, tensor_shapes
 from lm.checkpoint.variables import (
@@ -65,7 +66,7 @@ def initial_progress(run_dir: RunDir | None) -> TrainProgress:
     """Return the progress to resume from. Ranks without the run directory start at step 0."""
     if run_dir is None or run_dir.checkpoint is None:
         return TrainProgress()
-    source = os.path.join(run_dir.checkpoint, store.MANIFEST)
+    source = os.path.join(run_dir.checkpoint, MANIFEST)
     return from_json(TrainProgress, store.read_manifest(run_dir.checkpoint).progress, source)
 
 

@@ -45,8 +45,8 @@ from tests.unit.checkpoint.saved import save
 
 run_dir = sys.argv[1]
 places = [
-    ("write_tensors", "before"), ("write_tensors", "after"), ("_write_manifest", "before"),
-    ("_write_manifest", "after"), ("_publish", "before"), ("_publish", "after"),
+    ("write_tensors", "before"), ("write_tensors", "after"), ("write_manifest", "before"),
+    ("write_manifest", "after"), ("_publish", "before"), ("_publish", "after"),
     ("_remove", "before"), ("_remove", "after"),
 ]
 for step, (name, when) in enumerate(places, start=3):

@@ -1,0 +1,133 @@
+"""The files of one checkpoint, which its manifest lists and identifies."""
+
+import dataclasses
+import hashlib
+import json
+import os
+import pathlib
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from lm.errors import UserError
+from lm.files import sha256_of, write_json
+from lm.record import (
+    CHECKPOINTS_DIR,
+    CorruptFile,
+    RunRecord,
+    different_version,
+    from_json,
+    read_object,
+)
+
+MANIFEST = "manifest.json"
+_FORMAT = 2
+_MODEL_FILE = re.compile(r"model\.(index|data-\d{5}-of-\d{5})")
+
+
+@dataclasses.dataclass(frozen=True)
+class Manifest:
+    """The facts of one checkpoint."""
+
+    step: int  # number of updates
+    world_size: int
+    record: RunRecord
+    progress: Mapping[str, Any]  # dataclasses.asdict(TrainProgress)
+    weights: tuple[str, ...]  # names of the network's variables
+    valid_perplexity: float | None = None  # validation perplexity of these weights, if known
+    has_average: bool = False  # whether the average of each trained weight is stored too
+    in_sync: bool = True  # False: the ranks had diverged, and these are the weights of rank 0
+    files: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+
+
+def list_checkpoints(run_dir: str) -> list[str]:
+    """Return the checkpoint directories of a run, oldest first, without verifying them."""
+    paths = map(str, pathlib.Path(run_dir, CHECKPOINTS_DIR).glob("step-*"))
+    steps = {path: step for path in paths if (step := _step_of(path)) is not None}
+    # Sort by number: a step of nine digits comes after the steps of eight digits.
+    return sorted(steps, key=steps.get)
+
+
+def path_of(run_dir: str, step: int) -> str:
+    """Return the directory of a step's checkpoint."""
+    return os.path.join(run_dir, CHECKPOINTS_DIR, f"step-{step:08d}")
+
+
+def _step_of(checkpoint: str) -> int | None:
+    """Return the step in the name of a checkpoint, or None if the name has no step."""
+    match = re.fullmatch(r"step-(\d+)", os.path.basename(os.path.normpath(checkpoint)))
+    return int(match[1]) if match else None
+
+
+def names_of(run_dir: str) -> str:
+    """Return the names of the checkpoints of a run, for messages."""
+    return ", ".join(map(os.path.basename, list_checkpoints(run_dir)))
+
+
+def verify(checkpoint: str) -> Manifest:
+    """Compare every file of a checkpoint with its manifest, and return the manifest.
+
+    Raises:
+      CorruptFile: If a file is missing or corrupt.
+      UserError: If a different version of this program wrote the checkpoint.
+    """
+    manifest = read_manifest(checkpoint)
+    if "model.index" not in manifest.files or not all(map(_MODEL_FILE.fullmatch, manifest.files)):
+        names = ", ".join(manifest.files) or "no files"
+        raise CorruptFile(f"{os.path.join(checkpoint, MANIFEST)} names {names}")
+    for name, expected in manifest.files.items():
+        path = os.path.join(checkpoint, name)
+        try:
+            facts = file_facts(path)
+        except FileNotFoundError as error:
+            raise CorruptFile(f"{path} is missing") from error
+        if facts != expected:
+            raise CorruptFile(f"{path} is corrupt: its size or its SHA-256 differs from {MANIFEST}")
+    return manifest
+
+
+def read_manifest(checkpoint: str) -> Manifest:
+    """Read the manifest of a checkpoint without verifying the other files.
+
+    Raises:
+      CorruptFile, UserError: See `verify`.
+    """
+    path = os.path.join(checkpoint, MANIFEST)
+    content = read_object(path)
+    if content is None:
+        if names := names_of(checkpoint):
+            raise UserError(f"{checkpoint} is a run: choose one of its checkpoints ({names})")
+        raise CorruptFile(f"{path} is missing")
+    if content.pop("checksum", None) != checksum(content):
+        raise CorruptFile(f"{path} is corrupt: checksum mismatch")
+    # Every later format must keep `format` and `checksum`. A valid checksum distinguishes another
+    # format from a flipped bit.
+    number = content.pop("format", None)
+    if number != _FORMAT:
+        raise different_version(path, f"format {number}")
+    manifest = from_json(Manifest, content, path)
+    named = _step_of(checkpoint)
+    if named not in (None, manifest.step):  # Somebody renamed it.
+        raise CorruptFile(f"{checkpoint} contains step {manifest.step}: rename it accordingly")
+    return manifest
+
+
+def file_facts(path: str) -> dict[str, Any]:
+    """Return the facts of a file in a manifest."""
+    return {"bytes": os.path.getsize(path), "sha256": sha256_of(path)}
+
+
+def checksum(content: Mapping[str, Any]) -> str:
+    """Return the checksum of the content of a manifest."""
+    canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def write_manifest(
+    directory: str, manifest: Manifest, files: Mapping[str, Mapping[str, Any]]
+) -> None:
+    """Write the manifest of a checkpoint whose other files have these facts."""
+    manifest = dataclasses.replace(manifest, files=files)
+    content = {"format": _FORMAT, **dataclasses.asdict(manifest)}
+    content["checksum"] = checksum(content)
+    write_json(os.path.join(directory, MANIFEST), content)
