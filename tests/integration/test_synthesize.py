@@ -1,10 +1,13 @@
 """The command that writes a synthetic corpus, and a run on this corpus."""
 
+import functools
 import gzip
+import resource
+import sys
 
 import pytest
 
-from tests.commands import one_error, run_module
+from tests.commands import environment, one_error, run_command, run_module
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -36,6 +39,8 @@ def test_a_text_of_the_user_is_not_overwritten(tmp_path):
 
 
 def test_too_little_memory_is_one_line(tmp_path):
-    sizes = ["--num_words", 10_000_000, "--num_successors", 10_000_000]
-    result = run_module("lm.synthesize", "--output_dir", tmp_path, *sizes)
-    assert "out of memory (Unable to allocate 728. TiB" in one_error(result, 1)
+    flags = ["--output_dir", tmp_path, "--num_words", 10_000_000, "--num_successors", 256]
+    limit = functools.partial(resource.setrlimit, resource.RLIMIT_AS, (12 << 30, 12 << 30))
+    command = [sys.executable, "-m", "lm.synthesize", *flags]
+    result = run_command(command, environment(), 60, preexec_fn=limit)
+    assert "out of memory (Unable to allocate 19.1 GiB" in one_error(result, 1)
