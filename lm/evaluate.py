@@ -18,6 +18,7 @@ line. perplexity = exp(nll), and bits_per_word = nll / ln 2. unknown is the numb
 not in the vocabulary. A literal <unk> in the text is an ordinary word.
 """
 
+import contextlib
 import dataclasses
 import json
 
@@ -61,16 +62,18 @@ def _evaluate(parsed, comm, supervisor):
     run, options = parsed
     import_tensorflow()
     supervisor.timeout = options.step_timeout_seconds
+    from lm.events.reporter import Heartbeat
     from lm.inference.evaluator import evaluate
 
-    results = evaluate(
-        splits=[split.strip() for split in options.split.split(",")],
-        comm=comm,
-        data_path=options.data_path,
-        eval_batch_size=options.eval_batch_size,
-        supervisor=supervisor,
-        **run,
-    )
+    with contextlib.closing(Heartbeat(lambda: supervisor.activity)):
+        results = evaluate(
+            splits=[split.strip() for split in options.split.split(",")],
+            comm=comm,
+            data_path=options.data_path,
+            eval_batch_size=options.eval_batch_size,
+            supervisor=supervisor,
+            **run,
+        )
     if comm.is_rank_0 and options.json:
         print(*map(json.dumps, results), sep="\n")
     elif comm.is_rank_0:

@@ -12,8 +12,9 @@ from lm import logger
 from lm.config import Config, RunOptions
 from lm.data.advice import advice
 from lm.data.embedded import KnownPerplexity, load_known_perplexity, write_corpus
-from lm.data.encoding import SPLITS, EncodedCorpus, load_encoded, sha256_of_text
+from lm.data.encoding import SPLITS, EncodedCorpus, load_encoded
 from lm.data.ptb import PTB_SHA256, download_ptb
+from lm.data.text import sha256_of_text
 from lm.data.vocabulary import Vocabulary
 from lm.errors import ProgramExit, RunError, UserError, error_class
 from lm.record import CorpusRecord, load_record

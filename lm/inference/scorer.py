@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from lm.data.encoding import decode_text
+from lm.data.text import decode_text
 from lm.data.vocabulary import EOS
 from lm.errors import UserError
 from lm.inference.run import Run, check_words, open_session

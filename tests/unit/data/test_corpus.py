@@ -18,6 +18,7 @@ import lm.data.encoding
 import lm.data.progress
 from lm.config import Config
 from lm.data.corpus import load_corpus
+from lm.data.text import read_words
 from lm.data.vocabulary import EOS, UNK
 from lm.errors import RunError, UserError
 from tests.commands import run_code
@@ -78,15 +79,14 @@ TEXT = st.text(st.sampled_from("aé漢🙂<> \t\r\n\x0b\x1c\x85\u00a0\u2028"), m
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=TEXT, block=st.integers(1, 9))
-def test_any_text_survives_encode_and_decode(tmp_path, monkeypatch, text, block):
+def test_any_text_survives_encode_and_decode(tmp_path, text, block):
     # Small blocks cut words and characters anywhere.
-    monkeypatch.setattr(lm.data.encoding, "_BLOCK_BYTES", block)
     path = tmp_path / "text.txt"
     path.write_bytes(("word " + text).encode())
     lines = ("word " + text).split("\n")
     expected = [word for line in lines[:-1] for word in [*line.split(), EOS]]
     expected += [*lines[-1].split(), EOS] if lines[-1] else []
-    words = [word for words in lm.data.encoding.read_words(str(path)) for word in words]
+    words = [word for words in read_words(str(path), block) for word in words]
     assert words == expected
 
 
@@ -106,11 +106,11 @@ def test_an_empty_split_is_rejected_with_file_and_line(tmp_path, split, text):
         (b"the\ncat \xe6\xbc", "line 2: byte 0xe6"),  # the file ends within a character
     ],
 )
-def test_invalid_utf8_is_rejected_with_file_and_line(tmp_path, monkeypatch, block, text, message):
-    monkeypatch.setattr(lm.data.encoding, "_BLOCK_BYTES", block)
-    data_path = write(tmp_path / "d", valid=text)
+def test_invalid_utf8_is_rejected_with_file_and_line(tmp_path, block, text, message):
+    path = tmp_path / "valid.txt"
+    path.write_bytes(text)
     with pytest.raises(UserError, match=rf"valid\.txt, {message}"):
-        load_corpus(data_path)
+        list(read_words(str(path), block))
 
 
 def test_a_file_without_whitespace_is_rejected(tmp_path):
