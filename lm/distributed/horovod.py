@@ -156,7 +156,15 @@ class HorovodCommunicator(Communicator):
 
 def _cpu_session() -> tf.Session:
     """Open a session that reserves no GPU memory."""
-    return tf.Session(config=tf.ConfigProto(device_count={"GPU": 0}))
+    # Use separate threads: the ranks talk before `start_tensorflow`, whose session must be the
+    # first that creates the shared thread pools.
+    config = tf.ConfigProto(
+        device_count={"GPU": 0},
+        use_per_session_threads=True,
+        intra_op_parallelism_threads=1,
+        inter_op_parallelism_threads=1,
+    )
+    return tf.Session(config=config)
 
 
 def _set_environment(on_gpu: bool) -> None:
