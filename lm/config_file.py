@@ -10,78 +10,29 @@ import functools
 import hashlib
 import importlib.util
 import inspect
-import math
 import os
 import sys
 import traceback
 import types
-from collections.abc import Callable, Mapping
 
 from lm.config import Config
 from lm.errors import UserError, error_class, first_line
 from lm.files import short_name
-from lm.options import Checked, replaced
-from lm.record import FileRecord
+from lm.functions import BUILT_IN, NetworkFunctions
+from lm.options import Checked
 from lm.system import PROJECT, import_tensorflow, seeded
-from lm.user_code import hint, place
-from lm.user_files import LoadedFiles, collected_by
+from lm.user.code import hint, place
+from lm.user.files import LoadedFiles, collected_by
+from lm.user.functions import UserFunctions
 
 # Importing `configs` could find a user's directory of the same name.
 _CONFIGS = os.path.join(PROJECT, "configs")
-_VIRTUAL_RANKS = 8  # by default
 _BUILDERS = ("build_outputs", "build_logits")
 # The functions of a network; see docs/own_graph.md.
 _FUNCTIONS = (
     "state_shapes", "reads_words", *_BUILDERS, "build_losses", "build_optimizer",
     "transform_gradients",
 )  # fmt: skip
-
-
-@dataclasses.dataclass(frozen=True)
-class NetworkFunctions:
-    """The functions that build a network; by default, the built-in network of `lm/model/lstm.py`.
-
-    A run depends on its config file if the file defines a network or a subclass of Config.
-    """
-
-    where: str = "the built-in network"  # path of the config file, for messages
-    # the functions of the config file by name; empty for the built-in network
-    by_name: Mapping[str, Callable] = dataclasses.field(default_factory=dict)
-    sha256: str | None = None  # checksum of the config file if runs depend on the file
-    config_class: type[Config] = Config
-    # SHA-256 of the files that the config file loads with lm.tf1, by name
-    loaded: Mapping[str, str] = dataclasses.field(default_factory=dict)
-
-    @property
-    def is_built_in(self) -> bool:
-        """Whether no config file defines the network."""
-        return not self.by_name
-
-    @property
-    def has_losses(self) -> bool:
-        """Whether the file computes the losses. In training, they may be sampled or smoothed."""
-        return "build_losses" in self.by_name
-
-    @property
-    def file_record(self) -> FileRecord | None:
-        """The record of the config file if runs depend on the file."""
-        if self.sha256 is None:
-            return None
-        return FileRecord(os.path.abspath(self.where), self.sha256, dict(self.loaded))
-
-    def resolve(self, config: Config) -> Config:
-        """Return the config with its default for `virtual_ranks`."""
-        most = _VIRTUAL_RANKS if self.is_built_in else math.gcd(_VIRTUAL_RANKS, config.batch_size)
-        count = config.virtual_ranks or most
-        if not self.is_built_in and config.batch_size % count:
-            raise UserError(
-                f"virtual_ranks {count} does not divide batch_size {config.batch_size}, which the"
-                f" network of {self.where} needs: use virtual_ranks {most}"
-            )
-        return replaced(config, virtual_ranks=count)
-
-
-BUILT_IN = NetworkFunctions()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,5 +144,6 @@ def _network_functions(
     if "reads_words" in found and "state_shapes" in found:
         raise UserError("reads_words replaces state_shapes: remove one of them")
     if found or config_class is not Config:
-        return NetworkFunctions(path, found, sha256, config_class, loaded.sha256)
+        kind = UserFunctions if found else NetworkFunctions
+        return kind(path, found, sha256, config_class, loaded.sha256)
     return BUILT_IN

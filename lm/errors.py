@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterator
 
 ERROR = "lm: error: "  # the start of an error line
+_MAX_CHARACTERS = 300  # per message; some messages of TensorFlow continue with the whole graph
 
 
 class ProgramExit(Exception):
@@ -75,6 +76,14 @@ def first_line(error: BaseException) -> str:
     text, node, _ = str(error).partition("\n\t [[")
     lines = [line for line in text.splitlines() if line.strip()] or [""]
     return lines[-1 if node else 0]
+
+
+def short_message(error: Exception) -> str:
+    """Return the class of an error, and the line of its message that states the problem."""
+    rewritten = getattr(error, "ag_error_metadata", None)
+    if rewritten:  # TensorFlow rewrote the Python code: the message begins with a stack
+        return rewritten.cause_message.partition("\n")[0][:_MAX_CHARACTERS]
+    return f"{type(error).__name__}: {first_line(error)[:_MAX_CHARACTERS]}"
 
 
 @contextlib.contextmanager

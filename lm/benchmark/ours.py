@@ -11,13 +11,12 @@ import tensorflow.compat.v1 as tf
 from lm import kernels
 from lm.benchmark.workload import Step, StepResult, initial_weight
 from lm.config import Config
-from lm.config_file import NetworkFunctions
 from lm.data.batches import rows_of_rank
 from lm.distributed.communicator import Communicator
 from lm.distributed.devices import session_config, start_tensorflow
+from lm.functions import NetworkFunctions
 from lm.model import plain
 from lm.model.network import Network
-from lm.model.user_errors import one_line_errors
 from lm.model.windows import WindowRunner
 from lm.training import step as training
 
@@ -54,7 +53,7 @@ def build_step(
             weight.load(initial_weight(config, weight.op.name, weight.shape), session)
 
     def step(inputs: np.ndarray, targets: np.ndarray) -> StepResult:
-        with one_line_errors(functions, running=True):
+        with functions.one_line_errors(running=True):
             result = training.run_step(
                 session.run, graph, runner, inputs, targets, config.learning_rate
             )

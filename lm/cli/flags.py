@@ -15,10 +15,11 @@ from absl import flags as absl_flags
 import lm
 from lm.cli.tables import markdown_table
 from lm.config import Config, RunOptions
-from lm.config_file import BUILT_IN, ConfigFile, load_config_file
+from lm.config_file import ConfigFile, load_config_file
 from lm.errors import InfoRequested, UserError, first_line
+from lm.functions import BUILT_IN
 from lm.options import Checked, field_type, option, replaced
-from lm.user_code import removed_hint
+from lm.user.code import removed_hint
 
 _DEFINE = {
     int: absl_flags.DEFINE_integer,

@@ -12,7 +12,6 @@ import numpy as np
 
 from lm import logger
 from lm.checkpoint import store
-from lm.config_file import BUILT_IN, NetworkFunctions
 from lm.data.corpus import find_data_path, load_corpus
 from lm.data.encoding import ID_DTYPE, SPLITS, encode_file
 from lm.data.vocabulary import UNK, Vocabulary
@@ -21,8 +20,8 @@ from lm.distributed.communicator import Communicator
 from lm.distributed.devices import start_tensorflow
 from lm.distributed.supervisor import Supervisor
 from lm.errors import EveryRankError, RunError, UserError
+from lm.functions import BUILT_IN, NetworkFunctions
 from lm.inference.run import Run, open_run, open_session
-from lm.model.user_errors import one_line_errors
 from lm.model.windows import Evaluator
 from lm.options import replaced
 from lm.perplexity import NllSum
@@ -71,7 +70,7 @@ def evaluate(
         return run, texts, session, evaluator
 
     run, texts, session, evaluator = raise_on_all_ranks(comm, prepare)
-    with contextlib.ExitStack() as stack, session, one_line_errors(run.functions, running=True):
+    with contextlib.ExitStack() as stack, session, run.functions.one_line_errors(running=True):
         supervisor = supervisor or stack.enter_context(Supervisor(comm, 0))
         check_agreement(comm, _facts(run, texts))
         sums = [_run(session, evaluator, text, supervisor) for text in texts]

@@ -12,7 +12,6 @@ from lm.inference.run import Run, check_words, open_session
 from lm.inference.sampling import Sampling, draw, next_word_distribution
 from lm.model import decoding
 from lm.model.network import Network
-from lm.model.user_errors import one_line_errors
 
 
 class Generator:
@@ -52,7 +51,7 @@ class Generator:
         while True:
             for word in unread:
                 feed = {self._words_ph: [word], self._state_ph: state}
-                with one_line_errors(self._functions, running=True):
+                with self._functions.one_line_errors(running=True):
                     log_probs, state = self._session.run(self._step, feed)
             word = draw(next_word_distribution(log_probs[0], sampling, banned), random())
             yield word

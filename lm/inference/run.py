@@ -12,14 +12,12 @@ from lm.checkpoint import store
 from lm.checkpoint.manifest import MANIFEST
 from lm.checkpoint.variables import VariableLoader
 from lm.config import Config
-from lm.config_file import BUILT_IN, NetworkFunctions
 from lm.data.vocabulary import Vocabulary
 from lm.distributed.communicator import Communicator
 from lm.distributed.devices import Device, session_config, start_tensorflow
 from lm.errors import UserError
+from lm.functions import BUILT_IN, NetworkFunctions
 from lm.model.network import Network
-from lm.model.network_check import NetworkCheck
-from lm.model.user_errors import one_line_errors
 from lm.options import may_change
 from lm.record import (
     RUN_FILE,
@@ -29,6 +27,7 @@ from lm.record import (
     from_json,
     load_record,
 )
+from lm.user.trial_run import NetworkCheck
 
 Built = TypeVar("Built")
 
@@ -115,7 +114,7 @@ def open_session(
     device = device or start_tensorflow(Communicator())
     with tf.Graph().as_default():
         # The scope keeps operations from taking the name of a variable and renaming it.
-        with one_line_errors(run.functions), tf.name_scope("lm_use"):
+        with run.functions.one_line_errors(), tf.name_scope("lm_use"):
             words = run.vocabulary.words
             built = build(Network(run.config, len(words), run.functions, words))
             loader = VariableLoader()
@@ -136,6 +135,6 @@ def check_words(run: Run) -> None:
     if run.functions.is_built_in:
         return
     session, check = open_session(run, NetworkCheck)
-    with session, one_line_errors(run.functions, running=True):
+    with session, run.functions.one_line_errors(running=True):
         if disagreement := check.find_disagreement(session):
             raise UserError(disagreement)

@@ -10,13 +10,13 @@ import tensorflow.compat.v1 as tf
 
 from lm import logger
 from lm.data.vocabulary import EOS
-from lm.errors import RunError, UserError, error_class
+from lm.errors import RunError, UserError, error_class, short_message
 from lm.inference.run import Run, check_words, open_session
 from lm.model import decoding
 from lm.model.network import Network
-from lm.model.network_rules import PYTHON_OPS, operations
-from lm.model.user_errors import short_message
 from lm.record import VOCABULARY_FILE
+from lm.user.audit import operations
+from lm.user.errors import PYTHON_OPS
 
 
 def export(run: Run, to: str) -> None:

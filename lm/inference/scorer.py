@@ -15,7 +15,6 @@ from lm.errors import UserError
 from lm.inference.run import Run, check_words, open_session
 from lm.model import decoding
 from lm.model.network import Network
-from lm.model.user_errors import one_line_errors
 
 _BLOCK_BYTES, _MAX_LINE_BYTES = 1 << 16, 1 << 24
 
@@ -90,7 +89,7 @@ class Scorer:
             targets[: len(ids), row] = ids
         inputs = np.concatenate([np.full_like(targets[:1], eos_id), targets[:-1]])
         feed = {self._inputs_ph: inputs, self._targets_ph: targets}
-        with one_line_errors(self._functions, running=True):
+        with self._functions.one_line_errors(running=True):
             log_probs = self._session.run(self._log_probs, feed).astype(np.float64)
         for row, (words, _) in enumerate(batch):
             unknown = sum(word not in self._vocabulary.ids for word in words)

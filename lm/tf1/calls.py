@@ -24,7 +24,7 @@ from lm import logger
 from lm.errors import UserError
 from lm.model.context import Context
 from lm.model.variables import operations_behind
-from lm.user_code import NOT_FED
+from lm.user.code import NOT_FED
 
 _active: list[_Call] = []  # the calls of functions with a context
 

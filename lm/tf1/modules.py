@@ -21,7 +21,7 @@ from typing import Any
 from lm.errors import UserError
 from lm.files import short_name
 from lm.tf1.tensorflow import TensorFlow
-from lm.user_files import LoadedFiles, current_files
+from lm.user.files import LoadedFiles, current_files
 
 _programs: dict[str, _Program] = {}  # keys are the names of the packages
 

@@ -11,7 +11,6 @@ from lm.distributed.communicator import Communicator
 from lm.errors import UserError
 from lm.model.context import Context
 from lm.model.network import Network
-from lm.model.network_rules import operations
 from lm.model.ops import fastest
 from lm.model.variables import check_kind
 from lm.options import defaults
@@ -102,7 +101,7 @@ def build_update(
     is_own = defines("transform_gradients") or defines("build_optimizer")
     if is_own:
         _check_replaced(network)
-        there = operations()
+        check_update = network.audit.start_update()
         # No micro-batch starts at row -1, so these random numbers differ from the network's.
         context = network.context(step=tf.identity(global_step), first_row=-1)
     if defines("transform_gradients"):
@@ -128,7 +127,7 @@ def build_update(
     if is_own:
         for variable in tf.global_variables():  # including those of the user's optimizer
             check_kind(variable)
-        network.check_update(there, train_op)
+        check_update(train_op)
         if not learning_rate.consumers():
             logger.warning("build_optimizer ignores learning_rate, so the flag has no effect")
     return Update(train_op, grad_norm, exchange.seconds)

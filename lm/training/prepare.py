@@ -7,7 +7,6 @@ from typing import Any
 from lm.checkpoint.run_dir import RunDir, open_run_dir
 from lm.checkpoint.store import list_checkpoints
 from lm.config import Config, RunOptions
-from lm.config_file import NetworkFunctions
 from lm.data.batches import TrainBatches, rows_of_rank
 from lm.data.corpus import Corpus, load_corpus_to_train
 from lm.distributed.agreement import check_agreement, platform_facts, raise_on_all_ranks
@@ -15,7 +14,7 @@ from lm.distributed.communicator import Communicator
 from lm.distributed.devices import Device, session_config, start_tensorflow
 from lm.distributed.supervisor import Supervisor
 from lm.errors import UserError
-from lm.model.network_check import check_network
+from lm.functions import NetworkFunctions
 from lm.record import RunRecord
 
 _FUSION = "HOROVOD_FUSION_THRESHOLD"
@@ -72,7 +71,7 @@ def prepare(
         if options.check_network and comm.is_rank_0 and _is_new(functions, options):
             words = corpus.vocabulary.words
             with supervisor.preparing("the check of the network"):
-                check_network(config, len(words), functions, session_config(device), words)
+                functions.check(config, len(words), session_config(device), words)
         return Job(
             config=config,
             options=options,

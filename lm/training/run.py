@@ -8,17 +8,16 @@ import tensorflow.compat.v1 as tf
 
 from lm.checkpoint import variables
 from lm.config import Config, RunOptions
-from lm.config_file import BUILT_IN, NetworkFunctions
 from lm.distributed.agreement import check_agreement, raise_on_all_ranks
 from lm.distributed.communicator import Communicator
 from lm.distributed.devices import session_config
 from lm.distributed.supervisor import Supervisor
-from lm.errors import RunError
+from lm.errors import RunError, short_message
 from lm.events.read import drop_events_after
 from lm.events.reporter import Heartbeat, Reporter
+from lm.functions import BUILT_IN, NetworkFunctions
 from lm.model import decoding
 from lm.model.network import Network
-from lm.model.user_errors import one_line_errors, short_message
 from lm.model.windows import Evaluator, WindowRunner
 from lm.record import from_json
 from lm.system import keep_freed_memory
@@ -60,7 +59,7 @@ def train(
         job = prepare(config, options, comm, stack, functions, supervisor)
         progress = _initial_progress(job)
         try:
-            with one_line_errors(functions, running=True), tf.Graph().as_default():
+            with functions.one_line_errors(running=True), tf.Graph().as_default():
                 _train(job, progress, supervisor, stack)
         except (MemoryError, tf.errors.ResourceExhaustedError) as error:
             raise RunError(
@@ -125,7 +124,7 @@ def _build_graphs(job: Job) -> Graphs:
     division = divide_rows(
         rows, job.device, functions.is_built_in, job.options.micro_batches_at_once
     )
-    with one_line_errors(functions):
+    with functions.one_line_errors():
         words = job.corpus.vocabulary.words
         network = Network(config, len(words), functions, words)
         train_graph = build_train_graph(network, comm, division)

@@ -185,8 +185,8 @@ def _why_inexact(job: Job, network: Network, arithmetic: Sequence[str]) -> str:
         return "sums of plain TensorFlow depend on threads and ranks"
     if len(set(arithmetic)) > 1:
         return "the ranks' arithmetic differs"
-    if network.why_irreproducible:
-        return network.why_irreproducible
+    if network.audit.why_irreproducible:
+        return network.audit.why_irreproducible
     if config.virtual_ranks % comm.size:
         return f"{comm.size} ranks do not divide virtual_ranks {config.virtual_ranks}"
     variables = tf.get_collection(tf.GraphKeys.MODEL_VARIABLES)

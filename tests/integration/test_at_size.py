@@ -13,7 +13,8 @@ import pytest
 
 from lm.checkpoint.tensors import tensor_shapes
 from lm.checkpoint.variables import LOADED_BYTES, READ_BYTES
-from lm.config_file import BUILT_IN, load_config_file
+from lm.config_file import load_config_file
+from lm.functions import BUILT_IN
 from tests.commands import ROOT, environment, events, mpirun, run_command, train
 from tests.using_a_run import check_commands_agree
 

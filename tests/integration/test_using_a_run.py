@@ -8,8 +8,8 @@ import sys
 import numpy as np
 import pytest
 
-from lm.config_file import BUILT_IN
 from lm.errors import UserError
+from lm.functions import BUILT_IN
 from lm.inference.evaluator import evaluate
 from lm.inference.run import open_run
 from lm.inference.saved_model import export

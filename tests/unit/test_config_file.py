@@ -9,8 +9,9 @@ import pytest
 
 from lm.cli.flags import parse as parse_command_line
 from lm.config import Config
-from lm.config_file import BUILT_IN, load_config_file
+from lm.config_file import load_config_file
 from lm.errors import InfoRequested, UserError
+from lm.functions import BUILT_IN
 from lm.search.options import SearchDirectory, SearchOptions
 from lm.search.space import choose_config, parse_space
 from lm.train import parse_flags

@@ -9,10 +9,7 @@ from tests.commands import ROOT, run_code
 PACKAGE = ROOT / "lm"
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
 
-BASE = set(
-    "logger errors files options config config_file record perplexity system user_code"
-    " user_files".split()
-)
+BASE = set("logger errors files options config functions record perplexity system".split())
 # The packages that each part of lm/ may import, in addition to itself and the base.
 MAY_IMPORT = {
     **{module: set() for module in BASE},
@@ -21,20 +18,42 @@ MAY_IMPORT = {
     "events": set(),
     "checkpoint": set(),
     "distributed": {"kernels"},
-    "cli": {"distributed", "events"},
     "model": {"kernels", "data"},
-    "tf1": {"model"},
+    "user": {"model"},
+    "config_file": {"user"},
+    "cli": {"distributed", "events", "user", "config_file"},
+    "tf1": {"model", "user"},
     "training": {"kernels", "data", "events", "checkpoint", "distributed", "model"},
-    "inference": {"kernels", "data", "checkpoint", "distributed", "model"},
+    "inference": {"kernels", "data", "checkpoint", "distributed", "model", "user"},
     "report": {"cli", "data", "events"},
-    "search": {"cli", "data", "checkpoint", "distributed", "events", "report"},
+    "search": {"cli", "config_file", "data", "checkpoint", "distributed", "events", "report"},
     "check": {"cli", "kernels", "distributed"},
-    "benchmark": {"cli", "kernels", "data", "distributed", "model", "training"},
+    "benchmark": {
+        "cli",
+        "kernels",
+        "data",
+        "distributed",
+        "model",
+        "training",
+        "config_file",
+    },
 }
 # `lm.report` reports searches too.
 EXCEPTIONS = {"report/__main__.py": {"search"}}
 COMMANDS = {"train", "evaluate", "generate", "score", "export", "synthesize", "flags"}
-WITHOUT_TENSORFLOW = {*BASE, "data", "report", "cli", "search"} - {"system"}
+WITHOUT_TENSORFLOW = {*BASE, "config_file", "data", "report", "cli", "search"} - {"system"}
+# The modules that a newcomer reads in a day; see CONTRIBUTING.md.
+SPINE = [
+    PACKAGE / name
+    for name in (
+        "train.py", "training/run.py", "training/prepare.py", "training/loop.py",
+        "training/step.py", "training/gradients.py", "training/optimizer.py",
+        "training/schedule.py", "model/lstm.py", "model/output_layer.py", "model/network.py",
+        "model/windows.py", "data/batches.py", "data/vocabulary.py",
+        "distributed/communicator.py", "checkpoint/store.py", "training/progress.py",
+        "training/checkpointer.py",
+    )
+]  # fmt: skip
 
 
 def part_of(path):
@@ -60,6 +79,12 @@ def test_imports_go_one_way(path):
     if part in MAY_IMPORT:
         exceptions = EXCEPTIONS.get(str(path.relative_to(PACKAGE)), set())
         assert imported <= MAY_IMPORT[part] | BASE | {part} | exceptions
+
+
+@pytest.mark.parametrize("path", SPINE, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_the_spine_is_independent_of_tools_and_user_defined_networks(path):
+    imported = {name.split(".")[1] for name in imports_of(path) if name.startswith("lm.")}
+    assert not imported & {"user", "inference", "search", "report", "benchmark", "check", "tf1"}
 
 
 def test_packages_are_small():

@@ -8,13 +8,12 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from lm.config import Config
-from lm.config_file import BUILT_IN
 from lm.data.batches import Rows, rows_of_rank
 from lm.distributed.communicator import Communicator
+from lm.functions import BUILT_IN
 from lm.model.context import Context
 from lm.model.network import Network
 from lm.model.ops import fastest
-from lm.model.user_errors import one_line_errors
 from lm.model.windows import WindowRunner, build_window_graph
 from lm.training.averaging import Average
 from lm.training.step import Division, build_train_graph, run_step
@@ -106,14 +105,14 @@ def train_and_evaluate(file, **fields):
     words = np.random.default_rng(0).integers(0, V, [config.num_steps + 1, config.batch_size])
     with tf.Graph().as_default(), tf.Session() as session:
         network = Network(config, V, file.functions)
-        with one_line_errors(file.functions):
+        with file.functions.one_line_errors():
             step = train_graph(network)
             build_window_graph(network, Rows(0, 2), "eval")
             if config.asgd_trigger_epochs:
                 Average()
         session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
         windows = words[:-1].astype(np.int32), words[1:].astype(np.int32)
-        with one_line_errors(file.functions, running=True):
+        with file.functions.one_line_errors(running=True):
             losses = [run_step(session.run, *step, *windows, 0.1).nll.nats for _ in range(5)]
         assert session.run(tf.train.get_global_step()) == 5
         return losses

@@ -8,8 +8,8 @@ from lm.data.batches import Rows
 from lm.errors import UserError
 from lm.model import decoding
 from lm.model.network import Network
-from lm.model.network_check import check_network
 from lm.model.windows import build_window_graph
+from lm.user.trial_run import check_network
 from tests.unit.model.networks import HEADER, V, train_and_evaluate
 
 STATELESS = HEADER.replace("def state_shapes", "def unused")

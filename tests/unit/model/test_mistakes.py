@@ -2,9 +2,8 @@
 
 import pytest
 
-from lm.errors import UserError
-from lm.model.network_check import check_network
-from lm.model.user_errors import short_message
+from lm.errors import UserError, short_message
+from lm.user.trial_run import check_network
 from tests.unit.model.networks import GOOD, HEADER, SCOPED, V, train_and_evaluate
 
 MISTAKES = {

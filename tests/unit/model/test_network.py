@@ -8,8 +8,8 @@ import tensorflow.compat.v1 as tf
 
 from lm.errors import UserError
 from lm.model.network import Network
-from lm.model.network_check import check_network
 from lm.training.step import run_step
+from lm.user.trial_run import check_network
 from tests.unit.model.networks import (
     GOOD,
     HEADER,
@@ -74,7 +74,7 @@ def test_the_embedding_outside_of_all_scopes_is_tied(load):
     with tf.Graph().as_default():
         network = Network(dataclasses.replace(file.config, tie_weights=True), V, file.functions)
         train_graph(network)
-        assert network._table.op.name == "embedding"
+        assert network.output_layer.table.op.name == "embedding"
 
 
 def test_a_constraint_applies_to_an_embedding(load):

@@ -10,8 +10,8 @@ from lm.data.batches import Rows
 from lm.errors import UserError
 from lm.model import decoding
 from lm.model.network import Network
-from lm.model.network_check import NetworkCheck, check_network
 from lm.model.windows import WindowRunner, build_window_graph
+from lm.user.trial_run import NetworkCheck, check_network
 from tests.unit.model.networks import CLASSIC, GOOD, HEADER, V, needs_tf_keras, train_and_evaluate
 
 # The first word of each pair sees the second word.

@@ -8,10 +8,11 @@ import tensorflow.compat.v1 as tf
 
 from lm import kernels
 from lm.config import Config
-from lm.config_file import BUILT_IN, load_config_file
+from lm.config_file import load_config_file
 from lm.data.batches import Rows, rows_of_rank
 from lm.distributed.communicator import Communicator
 from lm.errors import UserError
+from lm.functions import BUILT_IN
 from lm.model.context import Context
 from lm.model.network import Network
 from lm.model.windows import WindowRunner, build_window_graph

@@ -86,7 +86,10 @@ def test_random_numbers_of_the_update_are_reported(load, caplog):
     with tf.Graph().as_default():
         network = Network(file.config, V, file.functions)
         train_graph(network)
-    assert "the update draws random numbers with RandomStandardNormal" in network.why_irreproducible
+    assert (
+        "the update draws random numbers with RandomStandardNormal"
+        in network.audit.why_irreproducible
+    )
     assert caplog.text.count("RandomStandardNormal") == 1
 
 

@@ -9,10 +9,10 @@ import tensorflow.compat.v1 as tf
 from lm.checkpoint import store
 from lm.checkpoint.run_dir import RunDir
 from lm.config import RunOptions
-from lm.config_file import BUILT_IN
 from lm.data.batches import Rows
 from lm.data.vocabulary import Vocabulary
 from lm.errors import UserError
+from lm.functions import BUILT_IN
 from lm.model.network import Network
 from lm.model.windows import build_window_graph
 from lm.training.restore import initial_values

@@ -7,9 +7,9 @@ import math
 import pytest
 
 from lm.config import Config, RunOptions
-from lm.config_file import BUILT_IN
 from lm.distributed.communicator import Communicator
 from lm.errors import UserError
+from lm.functions import BUILT_IN
 from lm.training.prepare import prepare
 from lm.training.progress import TrainProgress
 from lm.training.schedule import has_stalled, learning_rate_at

@@ -8,11 +8,10 @@ import tensorflow.compat.v1 as tf
 
 from lm import logger
 from lm.config import Config
-from lm.config_file import BUILT_IN, NetworkFunctions
 from lm.errors import UserError
+from lm.functions import BUILT_IN, NetworkFunctions
 from lm.model import decoding
 from lm.model.network import Network
-from lm.model.user_errors import one_line_errors
 
 _State = Mapping[str, np.ndarray]
 _TOLERANCE = 1e-5  # relative to the largest number of a unit; most results are bitwise identical
@@ -37,7 +36,7 @@ def check_network(
     results. The probabilities of more than `max_words` would take long, so they are not added up.
     """
     with (
-        one_line_errors(functions),
+        functions.one_line_errors(),
         tf.Graph().as_default(),
         tf.name_scope("lm_check"),  # lm/inference/run.py has a name scope, too
         tf.Session(config=session_config) as session,

@@ -7,13 +7,11 @@ from typing import Any
 
 import tensorflow.compat.v1 as tf
 
-from lm.config_file import NetworkFunctions
-from lm.errors import ProgramExit, UserError, first_line
-from lm.user_code import hint, place
+from lm.errors import ProgramExit, UserError, short_message
+from lm.user.code import hint, place
 
 PYTHON_OPS = {"PyFunc", "EagerPyFunc", "PyFuncStateless"}
 
-_MAX_CHARACTERS = 300  # per message; some messages of TensorFlow continue with the whole graph
 _CAUSED_BY_OPERANDS = (
     tf.errors.InvalidArgumentError, tf.errors.OutOfRangeError, tf.errors.UnimplementedError,
 )  # fmt: skip
@@ -47,7 +45,7 @@ def hint_for_words(inputs: Any, *others: Any) -> str:
 
 
 @contextlib.contextmanager
-def one_line_errors(functions: NetworkFunctions, running: bool = False) -> Iterator[None]:
+def one_line_errors(path: str, running: bool = False) -> Iterator[None]:
     """Replace errors of a user-defined network by a UserError that names the config file.
 
     If the graph is running, only errors that are caused by the operands of an operation, or by the
@@ -58,9 +56,9 @@ def one_line_errors(functions: NetworkFunctions, running: bool = False) -> Itera
     except ProgramExit:
         raise
     except Exception as error:
-        if functions.is_built_in or (running and not _is_of_network(error)):
+        if running and not _is_of_network(error):
             raise
-        where = place(functions.where, _frames(error))
+        where = place(path, _frames(error))
         raise UserError(f"{where}: {short_message(error)}") from error
 
 
@@ -71,14 +69,6 @@ def _is_of_network(error: Exception) -> bool:
     # TensorFlow only reports the message. Only errors of Python code contain a Python stack.
     is_python = getattr(getattr(error, "op", None), "type", None) in PYTHON_OPS
     return is_python or (isinstance(error, tf.errors.OpError) and _STACK in error.message)
-
-
-def short_message(error: Exception) -> str:
-    """Return the class of an error, and the line of its message that states the problem."""
-    rewritten = getattr(error, "ag_error_metadata", None)
-    if rewritten:  # TensorFlow rewrote the Python code: the message begins with a stack
-        return rewritten.cause_message.partition("\n")[0][:_MAX_CHARACTERS]
-    return f"{type(error).__name__}: {first_line(error)[:_MAX_CHARACTERS]}"
 
 
 def _frames(error: BaseException) -> list[traceback.FrameSummary]:

@@ -7,7 +7,7 @@ import sysconfig
 import traceback
 from collections.abc import Iterable
 
-_PROJECT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
+_PROJECT = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
 _LIBRARIES = tuple(
     os.path.join(path, "")
     for path in (_PROJECT, *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")))

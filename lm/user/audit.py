@@ -1,25 +1,27 @@
-"""Rules that the functions and the graph of a user's network must follow.
+"""The audit of a user's network: rules that its functions and its graph must follow.
 
 The checks raise a UserError that names the file and the function (`where`). `made` contains the
 operations of the network, and `used` contains its variables.
 """
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import tensorflow.compat.v1 as tf
 from tensorflow.core.framework import node_def_pb2
 
+from lm import logger
 from lm.errors import UserError
+from lm.functions import Audit
 from lm.model.context import Context, VariableUpdate
-from lm.model.user_errors import PYTHON_OPS
+from lm.model.network import Built, NetworkCall
 from lm.model.variables import operations_behind
+from lm.user.errors import PYTHON_OPS, hint_for_words
+from lm.user.results import checked_result, checked_state
 
 Nodes = Mapping[str, node_def_pb2.NodeDef]  # operations by name
-Table = TypeVar("Table")
 
-_STATE_TYPES = ("float32", "int32")
 _COLLECTED = {
     tf.GraphKeys.TABLE_INITIALIZERS: "use tf.gather from a constant instead of a lookup table",
     tf.GraphKeys.LOSSES: "use context.add_loss",
@@ -38,78 +40,58 @@ _CHANGES = {
 }
 
 
-def checked_state(path: str, found: Any) -> dict[str, tuple[list[int], str]]:
-    """Return the result of `state_shapes`: sizes and types by name."""
-    where = (
-        f"{path}: state_shapes must return names with lists of sizes, such as {{'h': [200]}} or"
-        " {'ids': ([3], 'int32')}"
-    )
-    if not isinstance(found, Mapping):
-        raise UserError(f"{where}, not {found!r}")
-    state = {}
-    for name, part in found.items():
-        has_type = isinstance(part, tuple) and len(part) == 2 and part[1] in _STATE_TYPES
-        shape, dtype = part if has_type else (part, "float32")
-        if not isinstance(shape, (list, tuple)) or not all(
-            type(size) is int and size > 0 for size in shape
-        ):
-            raise UserError(f"{where}; the shape of {name!r} is {part!r}")
-        state[name] = list(shape), dtype
-    return state
+class UserAudit(Audit):
+    """Checks the calls of the functions of a user-defined network while a graph is built."""
+
+    def __init__(self, path: str):
+        self._path = path
+        self._first_used: dict[str, set[str]] = {}  # variables of the first call of each function
+
+    def state_parts(self, found: Any) -> dict[str, tuple[list[int], str]]:
+        return checked_state(self._path, found)
+
+    def build(
+        self, call: NetworkCall, build: Callable[[], tuple[Any, Mapping[str, tf.Variable]]]
+    ) -> tuple[Built, Mapping[str, tf.Variable]]:
+        where, context = f"{self._path}: {call.name}", call.context
+        before, there = set(tf.global_variables()), operations()
+        found, used = build()
+        for loss in tf.get_collection(tf.GraphKeys.REGULARIZATION_LOSSES):
+            context.add_loss(loss)
+        what = call.name.removeprefix("build_")
+        try:
+            top, after = checked_result(where, found, what, call.shape, call.state_parts)
+        except UserError as error:
+            raise UserError(f"{error}{hint_for_words(call.words[0], context)}") from error
+        created = {variable.op.name for variable in set(tf.global_variables()) - before}
+        first_used = self._first_used.setdefault(call.name, set(used))
+        check_variables(where, used, created, call.reserved, first_used)
+        made, results = _made_since(there), [top, *after.values(), *context.added_losses]
+        if context.training:
+            check_training(where, context)
+            context.updates += find_updates(where, made, used, context)
+            results += (update.change for update in context.updates)
+            self._find_irreproducible(where, made, results)
+        check_operations(where, made, used, results)
+        return (top, after), used
+
+    def start_update(self) -> Callable[[tf.Operation], None]:
+        there = operations()
+        where = f"{self._path}: the update"
+        return lambda train_op: self._find_irreproducible(where, _made_since(there), [train_op])
+
+    def _find_irreproducible(
+        self, where: str, made: Nodes, results: Sequence[tf.Tensor | tf.Operation]
+    ) -> None:
+        """Store why results of the training can differ between runs, and warn."""
+        draws = why_irreproducible(made, results)
+        if draws and not self.why_irreproducible:  # several calls have the same reason
+            self.why_irreproducible = f"{where} {draws}"
+            logger.warning(self.why_irreproducible)
 
 
-def checked_result(
-    where: str,
-    found: Any,
-    what: str,
-    shape: Sequence[int | None],
-    state_parts: Mapping[str, tuple[Sequence[int], str]],
-) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-    """Return the result of a function of the network with known shapes.
-
-    If a shape is unknown before the run, the graph checks it. `what` is "outputs", "logits" or
-    "losses". `shape` is the expected shape. None means an unknown B, or any number of units.
-    """
-    if not isinstance(found, (tuple, list)) or len(found) != 2:
-        raise UserError(f"{where} must return ({what}, new_state), not {_described(found)}")
-    top, state = found
-    top = _checked_tensor(where, what, top, shape)
-    if what == "outputs" and top.shape.as_list()[-1] is None:
-        raise UserError(f"{where}: the size of the last axis of {what} must be known")
-    if not isinstance(state, Mapping):
-        raise UserError(f"{where}: new_state must be a dictionary, not {_described(state)}")
-    expected, names = sorted(state_parts), sorted(map(str, state))
-    if names != expected:
-        raise UserError(f"{where}: new_state has {names}, but state_shapes has {expected}")
-    return top, {
-        name: _checked_tensor(where, f"new_state[{name!r}]", state[name], [shape[1], *sizes], dtype)
-        for name, (sizes, dtype) in state_parts.items()
-    }
-
-
-def _checked_tensor(
-    where: str, what: str, found: Any, shape: Sequence[int | None], dtype: str = "float32"
-) -> tf.Tensor:
-    if not _is_tensor(found):
-        raise UserError(f"{where}: {what} must be a tensor, not {_described(found)}")
-    if found.dtype.base_dtype != dtype:
-        raise UserError(f"{where}: {what} must be {dtype}, not {found.dtype.base_dtype.name}")
-    text = f"({', '.join('any' if size is None else str(size) for size in shape)})"
-    if not found.shape.is_compatible_with(shape):
-        raise UserError(f"{where}: {what} must have the shape {text}, not {found.shape}")
-    known = found.shape.merge_with(shape)
-    return found if known.as_list() == found.shape.as_list() else tf.ensure_shape(found, known)
-
-
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, (tf.Tensor, tf.Variable))  # excludes sparse and ragged tensors
-
-
-def _described(value: Any) -> str:
-    if _is_tensor(value):
-        return f"a tensor of shape {value.shape}"
-    many = isinstance(value, (tuple, list))
-    return f"{len(value)} values" if many else f"a {type(value).__name__}"
+def _made_since(there: Nodes) -> Nodes:
+    return {name: node for name, node in operations().items() if name not in there}
 
 
 def operations() -> Nodes:
@@ -144,32 +126,6 @@ def check_variables(
             " words): all calls must use the same variables (create the variables of a tf.function"
             " at the top of the file in the network function)"
         )
-
-
-def only_table(where: str, setting: str, tables: Mapping[str, Table]) -> Table:
-    """Return the embedding table of a network, or raise UserError if it has none or several."""
-    if len(tables) != 1:
-        raise UserError(
-            f"{where}: {setting} needs exactly one table of context.embed(inputs_TB), not"
-            f" {', '.join(sorted(tables)) or 'none'}: give the other tables a name"
-        )
-    (only,) = tables.values()
-    return only
-
-
-def check_rows(where: str, table: tf.Variable, vocab_size: int) -> None:
-    """Check that a table can be tied to the output layer."""
-    if table.shape.rank != 2 or table.shape[0] != vocab_size:
-        raise UserError(
-            f"{where}: tie_weights needs a variable embedding of shape ({vocab_size}, any), not"
-            f" {table.shape}"
-        )
-
-
-def add_regularization(context: Context) -> None:
-    """Add the losses of the regularizers of variables."""
-    for loss in tf.get_collection(tf.GraphKeys.REGULARIZATION_LOSSES):
-        context.add_loss(loss)
 
 
 def find_updates(

@@ -1,0 +1,51 @@
+"""The functions of a config file, as the rest of the program uses them.
+
+The modules that need TensorFlow are imported when a graph is built.
+"""
+
+import contextlib
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from lm.config import Config
+from lm.errors import UserError
+from lm.functions import VIRTUAL_RANKS, Audit, NetworkFunctions
+from lm.options import replaced
+
+
+class UserFunctions(NetworkFunctions):
+    """The functions of a config file that defines a network."""
+
+    def resolve(self, config: Config) -> Config:
+        most = math.gcd(VIRTUAL_RANKS, config.batch_size)
+        count = config.virtual_ranks or most
+        if config.batch_size % count:
+            raise UserError(
+                f"virtual_ranks {count} does not divide batch_size {config.batch_size}, which the"
+                f" network of {self.where} needs: use virtual_ranks {most}"
+            )
+        return replaced(config, virtual_ranks=count)
+
+    def call(self, function: Callable, *arguments: Any) -> Any:
+        """Call a function of the file; if it fails, the error names the line of the file."""
+        from lm.user import errors
+
+        return errors.call(self.where, function, *arguments)
+
+    def audit(self) -> Audit:
+        from lm.user.audit import UserAudit
+
+        return UserAudit(self.where)
+
+    def one_line_errors(self, running: bool = False) -> contextlib.AbstractContextManager:
+        from lm.user import errors
+
+        return errors.one_line_errors(self.where, running)
+
+    def check(
+        self, config: Config, vocab_size: int, session_config: Any, words: Sequence[str]
+    ) -> None:
+        from lm.user.trial_run import check_network
+
+        check_network(config, vocab_size, self, session_config, words)
