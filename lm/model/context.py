@@ -34,6 +34,20 @@ class VariableUpdate(NamedTuple):
 
 
 @dataclasses.dataclass
+class Collected:
+    """What the program collects during one use of a network; users do not see it."""
+
+    separate_reductions: list[SeparateReduction] = dataclasses.field(default_factory=list)
+    added_losses: list[tf.Tensor] = dataclasses.field(default_factory=list)  # parts of the loss
+    updates: list[VariableUpdate] = dataclasses.field(default_factory=list)
+    tables: dict[str, tf.Variable] = dataclasses.field(default_factory=dict)  # for tie_weights
+    bands: dict[str, list[tf.Variable]] = dataclasses.field(default_factory=dict)  # adaptive_input
+    called: set[str] = dataclasses.field(default_factory=set)  # methods that settings depend on
+    root_scope: tf.VariableScope | None = None  # the scope of the network function
+    is_built: bool = False  # whether the network function has returned
+
+
+@dataclasses.dataclass
 class Context:
     """The last argument of the functions of a network, in one use of the network."""
 
@@ -46,14 +60,7 @@ class Context:
     step: tf.Tensor | None = None  # the global step (int64 scalar), or None except in training
     spans_micro_batches: bool = False  # whether the rows may belong to several micro-batches
     num_draws: int = 0  # random draws (dropout masks and seeds) so far
-    separate_reductions: list[SeparateReduction] = dataclasses.field(default_factory=list)
-    added_losses: list[tf.Tensor] = dataclasses.field(default_factory=list)  # parts of the loss
-    updates: list[VariableUpdate] = dataclasses.field(default_factory=list)
-    tables: dict[str, tf.Variable] = dataclasses.field(default_factory=dict)  # for tie_weights
-    bands: dict[str, list[tf.Variable]] = dataclasses.field(default_factory=dict)  # adaptive_input
-    called: set[str] = dataclasses.field(default_factory=set)  # methods that settings depend on
-    root_scope: tf.VariableScope | None = None  # the scope of the network function
-    is_built: bool = False  # whether the network function has returned
+    _collected: Collected = dataclasses.field(default_factory=Collected, init=False)
 
     @property
     def training(self) -> bool:
@@ -147,7 +154,7 @@ class Context:
         et al. (2018), arXiv:1708.02182, section 2. The weights, a float32 matrix, must be computed
         from variables only. Kept weights are divided by `keep_prob`.
         """
-        self.called.add("drop_weights")
+        self._collected.called.add("drop_weights")
         if not self._drops(keep_prob):
             return weights
         self._check_reproducible("context.drop_weights")
@@ -166,8 +173,10 @@ class Context:
         """
         if not (self.training and self.spans_micro_batches):
             return weights
-        self.separate_reductions.append(SeparateReduction(weights, tf.stop_gradient(weights)))
-        return self.separate_reductions[-1].used
+        self._collected.separate_reductions.append(
+            SeparateReduction(weights, tf.stop_gradient(weights))
+        )
+        return self._collected.separate_reductions[-1].used
 
     def penalize(self, outputs_TBH: tf.Tensor, dropped_TBH: tf.Tensor) -> None:
         """Add the activation penalties of the config to the differentiated loss.
@@ -177,7 +186,7 @@ class Context:
         the units of the global batch. Here they are multiplied by T, because the loss is a sum over
         the time steps of a row.
         """
-        self.called.add("penalize")
+        self._collected.called.add("penalize")
         if not self.training:
             return
         _check_not_in_loop("context.penalize")
@@ -191,11 +200,11 @@ class Context:
         num_units = config.batch_size * units
         if config.activation_penalty:
             factor = config.activation_penalty / num_units
-            self.added_losses.append(factor * tf.reduce_sum(tf.square(dropped_TBH)))
+            self._collected.added_losses.append(factor * tf.reduce_sum(tf.square(dropped_TBH)))
         if config.temporal_activation_penalty and steps > 1:
             factor = config.temporal_activation_penalty * steps / (steps - 1) / num_units
             change_TBH = outputs_TBH[1:] - outputs_TBH[:-1]
-            self.added_losses.append(factor * tf.reduce_sum(tf.square(change_TBH)))
+            self._collected.added_losses.append(factor * tf.reduce_sum(tf.square(change_TBH)))
 
     def add_loss(self, loss: tf.Tensor) -> None:
         """Add a float32 scalar to the differentiated loss in training.
@@ -212,7 +221,7 @@ class Context:
                 f"context.add_loss needs a float32 scalar, not {loss.dtype.name} {loss.shape}: use"
                 " tf.reduce_mean"
             )
-        self.added_losses.append(loss * self.share_of_batch)
+        self._collected.added_losses.append(loss * self.share_of_batch)
 
     @property
     def share_of_batch(self) -> float:
@@ -221,7 +230,7 @@ class Context:
 
     def _check_reproducible(self, name: str) -> None:
         # A second call would use a different mask in the gradient than in the loss.
-        if self.is_built:
+        if self._collected.is_built:
             raise UserError(
                 f"{name} is called again for the gradient, as tf.recompute_grad does: call it"
                 " outside of the recomputed function"
@@ -250,11 +259,11 @@ class Context:
                     bands, projection_KE = adaptive.get_embedding(
                         config, units, self.vocab_size, initializer
                     )
-                self.bands[bands_scope.name] = bands
+                self._collected.bands[bands_scope.name] = bands
                 return adaptive.embed(bands, projection_KE, inputs_TB, self.ops)
             table_VH = tf.get_variable(name, [self.vocab_size, units], initializer=initializer)
         if name == "embedding":  # the scope does not matter
-            self.tables[table_VH.op.name] = table_VH
+            self._collected.tables[table_VH.op.name] = table_VH
         # Look up the words of each row in turn. The gradient then lists the words in the order of
         # the global rows. Therefore, the concatenated lists of several ranks equal the list of a
         # single rank. tf.transpose of int32 would print a oneDNN warning.
@@ -267,11 +276,18 @@ class Context:
         `build_losses` can use them for a sampled softmax, and `build_outputs` then predicts words.
         """
         with (
-            tf.variable_scope(self.root_scope, reuse=tf.AUTO_REUSE, auxiliary_name_scope=False),
+            tf.variable_scope(
+                self._collected.root_scope, reuse=tf.AUTO_REUSE, auxiliary_name_scope=False
+            ),
             tf.variable_scope("softmax"),
         ):
             weights_HV = tf.get_variable("weights", [units, self.vocab_size])
             return weights_HV, tf.get_variable("bias", [self.vocab_size])
+
+
+def collected(context: Context) -> Collected:
+    """Return what the program has collected in a context."""
+    return context._collected
 
 
 def _check_not_in_loop(name: str) -> None:

@@ -18,7 +18,7 @@ from lm.config import Config
 from lm.errors import UserError
 from lm.functions import BUILT_IN, NetworkFunctions
 from lm.model import lstm
-from lm.model.context import Context
+from lm.model.context import Context, collected
 from lm.model.output_layer import OutputLayer
 from lm.model.plain import logits_cross_entropy
 from lm.model.variables import shared_variables
@@ -141,9 +141,9 @@ class Network:
             # would have a different name in this graph.
             scope = tf.name_scope("lm_network")
             with shared_variables(self.config, context.training) as used, scope:
-                context.root_scope = tf.get_variable_scope()
+                collected(context).root_scope = tf.get_variable_scope()
                 found = self.call(name, *words, dict(state), context)
-            context.is_built = True
+            collected(context).is_built = True
             return found, used
 
         call = NetworkCall(name, shape, words, context, self.state_parts, reserved)

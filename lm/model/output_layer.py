@@ -11,7 +11,7 @@ import tensorflow.compat.v1 as tf
 from lm.config import Config
 from lm.errors import UserError
 from lm.model import adaptive
-from lm.model.context import Context
+from lm.model.context import Context, collected
 from lm.model.variables import shared_variables
 
 Table = TypeVar("Table")
@@ -54,9 +54,13 @@ class OutputLayer:
     def connect(self, used: Mapping[str, tf.Variable], context: Context) -> None:
         """Find the tables of the embedding, which the network has just created or found again."""
         if self._config.adaptive_input:
-            self._bands = self._only("adaptive_input", context.bands)
+            self._bands = self._only("adaptive_input", collected(context).bands)
         elif self._config.tie_weights:
-            own = {"embedding": used["embedding"]} if "embedding" in used else context.tables
+            own = (
+                {"embedding": used["embedding"]}
+                if "embedding" in used
+                else collected(context).tables
+            )
             self.table = table = self._only("tie_weights", own)
             if table.shape.rank != 2 or table.shape[0] != self._vocab_size:
                 raise UserError(

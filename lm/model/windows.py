@@ -14,7 +14,7 @@ import tensorflow.compat.v1 as tf
 
 from lm import kernels, logger
 from lm.data.batches import EvalBatches, Rows, eval_rows_of_rank
-from lm.model.context import SeparateReduction, VariableUpdate
+from lm.model.context import SeparateReduction, VariableUpdate, collected
 from lm.model.network import Network
 from lm.model.ops import fastest
 from lm.perplexity import NllSum
@@ -69,7 +69,7 @@ def build_window_graph(
             spans_micro_batches=network.is_built_in,
         )
         loss, nll_TB, state = network.losses(inputs_ph, targets_ph, state_phs, context)
-        for added in context.added_losses:
+        for added in collected(context).added_losses:
             loss += added
         nll_sum = ops.column_sums(tf.reshape(nll_TB, [-1, 1]), rows.micro_batches)[0]
     return WindowGraph(
@@ -81,8 +81,8 @@ def build_window_graph(
         loss,
         nll_sum,
         nll_TB,
-        context.separate_reductions,
-        context.updates,
+        collected(context).separate_reductions,
+        collected(context).updates,
     )
 
 

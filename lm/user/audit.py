@@ -14,7 +14,7 @@ from tensorflow.core.framework import node_def_pb2
 from lm import logger
 from lm.errors import UserError
 from lm.functions import Audit
-from lm.model.context import Context, VariableUpdate
+from lm.model.context import Context, VariableUpdate, collected
 from lm.model.network import Built, NetworkCall
 from lm.model.variables import operations_behind
 from lm.user.errors import PYTHON_OPS, hint_for_words
@@ -66,11 +66,11 @@ class UserAudit(Audit):
         created = {variable.op.name for variable in set(tf.global_variables()) - before}
         first_used = self._first_used.setdefault(call.name, set(used))
         check_variables(where, used, created, call.reserved, first_used)
-        made, results = _made_since(there), [top, *after.values(), *context.added_losses]
+        made, results = _made_since(there), [top, *after.values(), *collected(context).added_losses]
         if context.training:
             check_training(where, context)
-            context.updates += find_updates(where, made, used, context)
-            results += (update.change for update in context.updates)
+            collected(context).updates += find_updates(where, made, used, context)
+            results += (update.change for update in collected(context).updates)
             self._find_irreproducible(where, made, results)
         check_operations(where, made, used, results)
         return (top, after), used
@@ -197,12 +197,12 @@ def check_training(where: str, context: Context) -> None:
     config, penalty = context.config, context.config.activation_penalty
     if config.num_steps > 1:
         penalty = penalty or config.temporal_activation_penalty
-    if penalty and "penalize" not in context.called:
+    if penalty and "penalize" not in collected(context).called:
         raise UserError(
             f"{where} does not call context.penalize, which activation_penalty and"
             " temporal_activation_penalty need"
         )
-    if config.recurrent_keep_prob < 1 and "drop_weights" not in context.called:
+    if config.recurrent_keep_prob < 1 and "drop_weights" not in collected(context).called:
         raise UserError(
             f"{where} does not call context.drop_weights, which recurrent_keep_prob needs"
         )

@@ -12,6 +12,7 @@ from lm.data.batches import Rows
 from lm.distributed.communicator import Communicator
 from lm.errors import UserError
 from lm.model import decoding
+from lm.model.context import collected
 from lm.model.network import Network
 from lm.model.windows import build_window_graph
 from lm.training.gradients import exchange_gradients
@@ -242,7 +243,9 @@ def test_dropping_rows_of_a_table_adds_the_gradients_of_each_row():
         context = context_of(Rows(0, B), spans_micro_batches=True)
         kept = context.drop_weights(tf.gather(table, [0, 0, 2]), 0.5)
         loss = tf.reduce_sum(kept)
-        found = exchange_gradients(CONFIG, loss, Communicator(), (), context.separate_reductions)
+        found = exchange_gradients(
+            CONFIG, loss, Communicator(), (), collected(context).separate_reductions
+        )
         session.run(tf.global_variables_initializer())
         (gradient,), mask = session.run([found.gradients, kept])
     np.testing.assert_array_equal(gradient, [mask[0] + mask[1], [0, 0], mask[2], [0, 0]])
