@@ -73,8 +73,7 @@ def _make_and_lock(output_dir: str | None, name: str, stack: contextlib.ExitStac
     path = output_dir
     try:
         while True:
-            is_new = path is None or not os.path.exists(path)
-            path = _make(output_dir, name)
+            path, is_new = _make(output_dir, name)
             with contextlib.suppress(FileNotFoundError):  # The previous job removed it.
                 with contextlib.suppress(BlockingIOError):
                     stack.enter_context(locked(os.path.join(path, LOCK_FILE)))
@@ -92,19 +91,20 @@ def _make_and_lock(output_dir: str | None, name: str, stack: contextlib.ExitStac
     return path
 
 
-def _make(output_dir: str | None, name: str) -> str:
-    """Create the directory if it is missing. A default name is the next free name."""
+def _make(output_dir: str | None, name: str) -> tuple[str, bool]:
+    """Return the directory, and whether it is new. A default name is the next free name."""
     base = output_dir or os.path.join("runs", f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")
     base = os.path.abspath(base)  # The run scripts work in a different directory than the user.
     _check_place(base)
-    if output_dir:
-        os.makedirs(base, exist_ok=True)
-        return base
     for number in itertools.count(1):
         path = base if number == 1 else f"{base}-{number}"
-        with contextlib.suppress(FileExistsError):  # A run started in the same second.
+        try:
             os.makedirs(path)
-            return path
+            return path, True
+        except FileExistsError:  # Without output_dir, a run started in the same second.
+            if output_dir:
+                os.makedirs(path, exist_ok=True)  # fails if it is not a directory
+                return path, False
 
 
 def _check_place(path: str) -> None:
