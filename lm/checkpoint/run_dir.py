@@ -2,11 +2,13 @@
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import os
 import pathlib
 import tempfile
 import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 from lm import logger
@@ -33,6 +35,7 @@ class RunDir(NamedTuple):
 
     path: str
     checkpoint: str | None  # the checkpoint to resume from; None starts a new run
+    discard: Callable[[], None] = lambda: None  # removes a new directory without a run
 
 
 def open_run_dir(
@@ -45,14 +48,14 @@ def open_run_dir(
     output_dir, resume = options.output_dir, options.resume
     if resume and not output_dir:
         raise UserError("--resume needs --output_dir, the directory of the run to continue")
-    path = _make_and_lock(output_dir, config.name, stack)
+    path, discard = _make_and_lock(output_dir, config.name, stack)
     if not resume:
         if store.list_checkpoints(path) or os.path.exists(os.path.join(path, RUN_FILE)):
             raise UserError(
                 f"output_dir {path} already contains a run: add --resume, or choose a"
                 " different directory"
             )
-        return RunDir(path, None)
+        return RunDir(path, None, discard)
     store.remove_temporary(path)
     checkpoint = store.find_newest(path)
     if checkpoint:
@@ -64,11 +67,13 @@ def open_run_dir(
         )
     else:
         logger.warning("no checkpoint in %s: starting a new run", path)
-    return RunDir(path, checkpoint)
+    return RunDir(path, checkpoint, discard)
 
 
-def _make_and_lock(output_dir: str | None, name: str, stack: contextlib.ExitStack) -> str:
-    """Wait a moment for the lock, because a job that was killed may still be ending."""
+def _make_and_lock(
+    output_dir: str | None, name: str, stack: contextlib.ExitStack
+) -> tuple[str, Callable[[], None]]:
+    """Return the directory, and a function that removes it if it is new and unused."""
     deadline = time.monotonic() + _LOCK_SECONDS
     path = output_dir
     try:
@@ -78,17 +83,18 @@ def _make_and_lock(output_dir: str | None, name: str, stack: contextlib.ExitStac
                 with contextlib.suppress(BlockingIOError):
                     stack.enter_context(locked(os.path.join(path, LOCK_FILE)))
                     break
+            # Wait a moment: a job that was killed may still be ending.
             if time.monotonic() > deadline:
                 # Not a user error: a later attempt may succeed.
                 raise RunError(f"another job is using output_dir {path}")
             time.sleep(0.1)
-        if is_new:
-            stack.callback(_remove_if_unused, path)
+        discard = functools.partial(_remove_if_unused, path) if is_new else lambda: None
+        stack.callback(discard)
         for place in filter(os.path.exists, (path, os.path.join(path, CHECKPOINTS_DIR))):
             tempfile.TemporaryFile(dir=place).close()  # fail now, not after the first epoch
     except OSError as error:
         raise error_class(error)(f"cannot write to output_dir {path}: {error.strerror}") from error
-    return path
+    return path, discard
 
 
 def _make(output_dir: str | None, name: str) -> tuple[str, bool]:

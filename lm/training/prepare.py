@@ -72,6 +72,10 @@ def prepare(
             words = corpus.vocabulary.words
             with supervisor.preparing("the check of the network"):
                 functions.check(config, len(words), session_config(device), words)
+        # This comes last, because a run with invalid options must not create a directory.
+        run_dir = open_run_dir(config, options, record, stack) if comm.is_rank_0 else None
+        if run_dir:
+            supervisor.signals.discard = run_dir.discard
         return Job(
             config=config,
             options=options,
@@ -81,8 +85,7 @@ def prepare(
             batches=TrainBatches(corpus.train, config.batch_size, config.num_steps, rows),
             record=record,
             device=device,
-            # This comes last, because a run with invalid options must not create a directory.
-            run_dir=open_run_dir(config, options, record, stack) if comm.is_rank_0 else None,
+            run_dir=run_dir,
         )
 
     job = raise_on_all_ranks(comm, create_job)

@@ -8,6 +8,7 @@ import pytest
 
 from lm.config import Config, RunOptions
 from lm.distributed.communicator import Communicator
+from lm.distributed.supervisor import Supervisor
 from lm.errors import UserError
 from lm.functions import BUILT_IN
 from lm.training.prepare import prepare
@@ -109,5 +110,7 @@ def test_epochs_without_validation_record_no_perplexity():
     ],
 )
 def test_options_that_need_a_missing_option_are_rejected(fields, options, message):
-    with contextlib.ExitStack() as stack, pytest.raises(UserError, match=message):
-        prepare(Config(**fields), RunOptions(**options), Communicator(), stack, BUILT_IN)
+    comm = Communicator()
+    with contextlib.ExitStack() as stack, Supervisor(comm, 0) as supervisor:
+        with pytest.raises(UserError, match=message):
+            prepare(Config(**fields), RunOptions(**options), comm, stack, BUILT_IN, supervisor)
