@@ -77,7 +77,7 @@ def _initial_progress(job: Job) -> TrainProgress:
 
 def _less_memory(job: Job) -> str:
     num_words = len(job.corpus.vocabulary)
-    if num_words < _MANY_WORDS:
+    if num_words < _MANY_WORDS or job.config.cutoffs:
         return "reduce the model or batch_size, or use more ranks"
     return (
         f"the vocabulary has {num_words:,} words: limit it with --vocab_size or --min_count, or use"
