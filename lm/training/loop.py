@@ -19,12 +19,12 @@ from lm.events.reporter import Progress, Reporter
 from lm.model.network import Network
 from lm.model.windows import Evaluator, WindowRunner
 from lm.perplexity import NllSum
+from lm.schedule import has_stalled, learning_rate_at
 from lm.system import peak_memory_mb
 from lm.training.averaging import Average
 from lm.training.checkpointer import Checkpointer
 from lm.training.prepare import Job
 from lm.training.progress import TrainProgress
-from lm.training.schedule import has_stalled, learning_rate_at
 from lm.training.step import Requests, StepResult, TrainGraph, run_step
 
 

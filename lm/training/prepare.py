@@ -16,6 +16,7 @@ from lm.distributed.supervisor import Supervisor
 from lm.errors import UserError
 from lm.functions import NetworkFunctions
 from lm.record import RunRecord
+from lm.schedule import SCHEDULES
 
 _FUSION = "HOROVOD_FUSION_THRESHOLD"
 
@@ -105,8 +106,9 @@ def _check_options(config: Config, options: RunOptions, comm: Communicator) -> N
         raise UserError("--init_partly needs --init_from, the checkpoint to load weights from")
     if options.timeline and comm.size == 1:
         raise UserError("--timeline shows the exchange between ranks: start at least 2 ranks")
+    schedule = config.lr_schedule
     needs_validation = {
-        "lr_schedule plateau": config.lr_schedule == "plateau",
+        f"lr_schedule {schedule}": SCHEDULES[schedule].follows_validation,
         "asgd_trigger_epochs": config.asgd_trigger_epochs,
         "early_stopping_epochs": options.early_stopping_epochs,
         "test_on best": options.test_on == "best",

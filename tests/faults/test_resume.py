@@ -9,7 +9,7 @@ from lm.checkpoint import store
 from lm.checkpoint.tensors import load_arrays
 from lm.errors import RunError, UserError
 from lm.inference.evaluator import evaluate
-from lm.training.schedule import has_stalled
+from lm.schedule import has_stalled
 from tests.commands import train_here
 from tests.faults.jobs import check_same_run, config_flags, events, losses, run, saved_steps
 from tests.untrained import rewrite_manifest

@@ -9,7 +9,7 @@ from tests.commands import ROOT, run_code
 PACKAGE = ROOT / "lm"
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
 
-BASE = set("logger errors files options config functions record perplexity system".split())
+BASE = set("logger errors files options config functions record perplexity schedule system".split())
 # The packages that each part of lm/ may import, in addition to itself and the base.
 MAY_IMPORT = {
     **{module: set() for module in BASE},
@@ -48,7 +48,7 @@ SPINE = [
     for name in (
         "train.py", "training/run.py", "training/prepare.py", "training/loop.py",
         "training/step.py", "training/gradients.py", "training/optimizer.py",
-        "training/schedule.py", "model/lstm.py", "model/output_layer.py", "model/network.py",
+        "schedule.py", "model/lstm.py", "model/output_layer.py", "model/network.py",
         "model/windows.py", "data/batches.py", "data/vocabulary.py",
         "distributed/communicator.py", "checkpoint/store.py", "training/progress.py",
         "training/checkpointer.py",

@@ -11,9 +11,13 @@ from lm.distributed.communicator import Communicator
 from lm.distributed.supervisor import Supervisor
 from lm.errors import UserError
 from lm.functions import BUILT_IN
+from lm.schedule import SCHEDULES, has_stalled, learning_rate_at
 from lm.training.prepare import prepare
 from lm.training.progress import TrainProgress
-from lm.training.schedule import has_stalled, learning_rate_at
+
+
+def test_each_schedule_is_a_choice():
+    assert Config.__dataclass_fields__["lr_schedule"].metadata["choices"] == (*SCHEDULES,)
 
 
 def test_decay_depends_on_epochs_and_warmup_on_steps():
