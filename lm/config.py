@@ -14,8 +14,6 @@ _MAX_UNITS = 1_000_000
 # T * B tokens must be a valid tensor dimension.
 MAX_ROWS, _MAX_STEPS = 200_000, 10_000
 MAX_THREADS = 4096  # A process with many more threads fails.
-_RESUME = ["resume", "search"]
-HORIZON_SCHEDULES = ("linear", "cosine")  # the rate of each step depends on num_epochs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,21 +24,21 @@ class Config(Checked):
     """
 
     name: str = option(
-        "custom", "short name of the config, for run directories and tables", may_change=["resume"]
+        "custom", "short name of the config, for run directories and tables", affects="nothing"
     )
 
     # Data.
     corpus: str = option(
         "files", "files (PTB or your own text in --data_path) or embedded (a synthetic corpus)",
-        choices=("files", "embedded"), may_change=(),
+        choices=("files", "embedded"), affects="data",
     )  # fmt: skip
     vocab_size: int | None = option(
         None, "keep the N most frequent words and replace all others by <unk> (default: keep all)",
-        low=3, may_change=(),
+        low=3, affects="data",
     )  # fmt: skip
     min_count: int = option(
         1, "replace words that occur fewer than N times in the training text by <unk>", low=1,
-        may_change=(),
+        affects="data",
     )  # fmt: skip
 
     # Model: Zaremba, Sutskever, Vinyals (2014), https://arxiv.org/abs/1409.2329.
@@ -104,7 +102,7 @@ class Config(Checked):
     batch_size: int = option(
         20, "rows of the GLOBAL batch, which the ranks divide", low=1, high=MAX_ROWS
     )
-    num_epochs: int = option(13, "passes over the training split", low=1, may_change=_RESUME)
+    num_epochs: int = option(13, "passes over the training split", low=1, affects="length")
     optimizer: str = option(
         "sgd", "sgd, momentum (classic, without Nesterov's change), adam (bias-corrected) or"
         " adagrad", choices=("sgd", "momentum", "adam", "adagrad"),
@@ -152,11 +150,11 @@ class Config(Checked):
 
     # Evaluation.
     eval_batch_size: int = option(
-        20, "rows in validation and test", low=1, high=MAX_ROWS, may_change=["evaluate", "search"]
+        20, "rows in validation and test", low=1, high=MAX_ROWS, affects="evaluation"
     )
     eval_every_steps: int | None = option(
         None, "validate every N steps, in addition to the end of each epoch", low=1,
-        may_change=["evaluate", "search"],
+        affects="evaluation",
     )  # fmt: skip
 
     # The summation order of a step.
@@ -191,46 +189,34 @@ class Config(Checked):
             for band, (first, end) in enumerate(edges)
         ]
 
-    @property
-    def has_horizon(self) -> bool:
-        """Whether the learning rate of each step depends on `num_epochs`."""
-        return self.lr_schedule in HORIZON_SCHEDULES
-
-    @property
-    def follows_validation(self) -> bool:
-        """Whether the training depends on the validation perplexities."""
-        return self.lr_schedule == "plateau" or self.asgd_trigger_epochs is not None
-
 
 @dataclasses.dataclass(frozen=True)
 class RunOptions(Checked):
-    """Options of one job of a run.
+    """Options of one job of a run."""
 
-    Only these options change the trained weights: `data_path`, `init_from`, `init_partly`,
-    `max_steps`, `allow_changed_config_file` and `early_stopping_epochs`.
-    """
+    affects_by_default = "nothing"
 
     data_path: str | None = option(
         None, "directory of the corpus (default: the recorded directory if the run resumes or uses"
-        " --init_from, otherwise data)", is_path=True, may_change=_RESUME,
+        " --init_from, otherwise data)", is_path=True,
     )  # fmt: skip
     data_url: str | None = option(
         None, "address or path of the PTB .tgz (default: public addresses)", is_path=True,
-        may_change=_RESUME,
     )  # fmt: skip
     output_dir: str | None = option(
-        None, "directory of the run (default: runs/<config>-<time>)", is_path=True, may_change=()
+        None, "directory of the run (default: runs/<config>-<time>)", is_path=True
     )
     resume: bool = option(
         False, "resume from the newest checkpoint in --output_dir if there is one, otherwise start",
-        may_change=(),
     )  # fmt: skip
     init_from: str | None = option(
-        None, "initialize the weights from this checkpoint directory", is_path=True
-    )
+        None, "initialize the weights from this checkpoint directory", is_path=True,
+        affects="weights",
+    )  # fmt: skip
     init_partly: bool = option(
-        False, "--init_from: load only the weights that fit the model and the vocabulary"
-    )
+        False, "--init_from: load only the weights that fit the model and the vocabulary",
+        affects="weights",
+    )  # fmt: skip
     checkpoint_every_steps: int | None = option(
         None, "save every N steps, in addition to the end of each epoch", low=1
     )
@@ -242,11 +228,12 @@ class RunOptions(Checked):
     )
     test_on: str = option(
         "last", "weights to test at the end: last, best (by validation perplexity) or none",
-        choices=("last", "best", "none"), may_change=(),
+        choices=("last", "best", "none"), affects="evaluation",
     )  # fmt: skip
     allow_changed_config_file: bool = option(
-        False, "resume although the config file, which defines a network or fields, has changed"
-    )
+        False, "resume although the config file, which defines a network or fields, has changed",
+        affects="weights",
+    )  # fmt: skip
     check_network: bool = option(
         True, "check the network of a config file when a run starts: results must be finite, and"
         " outputs must not depend on later words",
@@ -255,39 +242,39 @@ class RunOptions(Checked):
         600.0, "end the job if a rank waits for other ranks, or rank 0 for the disk, for N seconds"
         " (0: never)", low=0,
     )  # fmt: skip
-    max_steps: int | None = option(None, "stop training after N steps", low=1)
+    max_steps: int | None = option(None, "stop training after N steps", low=1, affects="length")
     early_stopping_epochs: int | None = option(
-        None, "stop training after N epochs without a new best validation perplexity", low=1
-    )
-    eval: bool = option(True, "validate after each epoch and test at the end", may_change=())
+        None, "stop training after N epochs without a new best validation perplexity", low=1,
+        affects="length",
+    )  # fmt: skip
+    eval: bool = option(True, "validate after each epoch and test at the end", affects="evaluation")
     distributed_eval: bool = option(False, "evaluate on all ranks instead of only on rank 0")
     log_every_steps: int = option(100, "steps between two step events in metrics.jsonl", low=1)
     log_path: str | None = option(
-        None, "write the log to this file in addition to log.txt", is_path=True, may_change=()
+        None, "write the log to this file in addition to log.txt", is_path=True
     )
     mpi_log: str = option(
         "master", "ranks that write log files: only rank 0 (master), all ranks (workers), or rank 0"
         " for all ranks after each epoch (collect)",
-        choices=("master", "collect", "workers"), may_change=(),
+        choices=("master", "collect", "workers"),
     )  # fmt: skip
     timeline: str | None = option(
         None, "write Horovod's timeline to this file in an existing directory, for chrome://tracing",
         is_path=True,
-        may_change=(),
     )  # fmt: skip
     tensorboard: bool = option(True, "write event files for TensorBoard to the run directory")
     micro_batches_at_once: int | None = option(
         None, "micro-batches to compute at the same time (default: all; for the network of a config"
         " file, one per thread); fewer need less memory, with the same results", low=1,
-        high=MAX_THREADS, may_change=_RESUME,
+        high=MAX_THREADS,
     )  # fmt: skip
     intra_op_threads: int | None = option(
         None, "threads of this rank (default: cores of the host / its ranks)", low=1,
-        high=MAX_THREADS, per_host=True, may_change=_RESUME,
+        high=MAX_THREADS, per_host=True,
     )  # fmt: skip
     inter_op_threads: int | None = option(
         None, "number of concurrent operations (default: 1)", low=1, high=MAX_THREADS,
-        per_host=True, may_change=_RESUME,
+        per_host=True,
     )  # fmt: skip
 
     @property

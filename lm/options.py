@@ -33,7 +33,7 @@ def option(
     per_host: bool = False,
     is_path: bool = False,
     required: bool = False,
-    may_change: Sequence[str] = ("search",),
+    affects: str | None = None,
     **limits: float,
 ) -> Any:
     """Declare a field of a `Checked` dataclass, such as `Config` or `RunOptions`.
@@ -46,21 +46,15 @@ def option(
       is_path: Whether the value is a path, which may differ between ranks, and in which the command
         line expands `~/`.
       required: Whether the command line must set the field.
-      may_change: When the value may differ within one run or search. "resume": when the run or the
-        search is resumed. "evaluate": when the weights are used, or when the run is resumed and no
-        decision depends on validation. "search": when `lm.search` sets the field.
+      affects: What the value changes: the corpus and its token IDs ("data"), the trained "weights",
+        only the "length" of the training, only the perplexities of an "evaluation", or "nothing" in
+        the results. The class has a default. See `lm.record.may_differ`.
       **limits: The range, as `low` or `above` and `high` or `below`. The bounds `low` and `high`
         are allowed values. Integers have a `high` of MAX_INT by default.
     """
-    metadata = dict(help=help, choices=choices, limits=limits, may_change={*may_change})
+    metadata = dict(help=help, choices=choices, limits=limits, affects=affects)
     metadata.update(per_host=per_host or is_path, is_path=is_path, required=required)
     return dataclasses.field(default=default, metadata=metadata)
-
-
-def may_change(cls: type, *occasions: str) -> set[str]:
-    """Return the names of the fields that may change on one of the occasions; see `option`."""
-    fields = dataclasses.fields(cls)
-    return {field.name for field in fields if field.metadata["may_change"] & {*occasions}}
 
 
 def field_type(cls: type, name: str) -> tuple[type, bool]:
@@ -87,6 +81,8 @@ def replaced(settings: Settings, **fields: Any) -> Settings:
 
 class Checked:
     """Base of dataclasses that raise UserError if a field has the wrong type or range."""
+
+    affects_by_default = "weights"  # see `option`
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):

@@ -14,6 +14,7 @@ from lm.config import Config
 from lm.errors import UserError, error_class, first_line
 from lm.files import open_regular, parse_object, write_json
 from lm.options import defaults
+from lm.schedule import SCHEDULES
 
 # The files and directories of a run.
 RUN_FILE = "run.json"
@@ -23,6 +24,15 @@ LOG_FILE = "log.txt"
 TENSORBOARD_DIR = "tensorboard"
 CHECKPOINTS_DIR = "checkpoints"
 LOCK_FILE = ".lock"  # held by the job that writes to the directory
+
+# On each occasion, settings may differ if they only affect one of these; see `lm.options.option`.
+_MAY_DIFFER = {
+    "resume": {"length", "evaluation", "nothing"},
+    "evaluate": {"length", "evaluation", "nothing"},
+    "compare": {"length", "nothing"},
+    "search": {"weights", "length", "evaluation"},
+    "resume a search": {"nothing"},
+}
 
 _FILE = " (SHA-256)"  # the end of the name of a file in `RunRecord.facts`
 
@@ -93,6 +103,37 @@ class Difference(NamedTuple):
     def file(self) -> str | None:
         """The file that differs, "the config file" or the path of a loaded file, or None."""
         return self.name.removesuffix(_FILE) if self.name.endswith(_FILE) else None
+
+
+def may_differ(
+    occasion: str,
+    *classes: type,
+    config: Mapping[str, Any] | None = None,
+    follows_validation: bool = False,
+) -> set[str]:
+    """Return the names of the settings of some classes that may differ on an occasion.
+
+    Args:
+      occasion: "resume" a run, "evaluate" its weights, "compare" it with another run, "search" for
+        the best value, or "resume a search".
+      config: The fields of the run's `Config`. The length affects the weights if the learning rate
+        depends on it, and the evaluation if the training depends on its perplexities.
+      follows_validation: Whether the options of the job depend on the perplexities too.
+    """
+    kinds = _MAY_DIFFER[occasion]
+    if config:
+        schedule = SCHEDULES.get(config["lr_schedule"])  # None if a newer version has defined it
+        averages = config["asgd_trigger_epochs"] is not None
+        if not schedule or schedule.has_horizon:
+            kinds = kinds - {"length"}
+        if not schedule or schedule.follows_validation or averages or follows_validation:
+            kinds = kinds - {"evaluation"}
+    return {
+        field.name
+        for cls in classes
+        for field in dataclasses.fields(cls)
+        if (field.metadata["affects"] or cls.affects_by_default) in kinds
+    }
 
 
 def first_difference(

@@ -16,7 +16,7 @@ from lm.checkpoint import store
 from lm.config import Config, RunOptions
 from lm.errors import RunError, UserError, error_class
 from lm.files import locked
-from lm.options import defaults, may_change
+from lm.options import defaults
 from lm.record import (
     CHECKPOINTS_DIR,
     LOCK_FILE,
@@ -25,6 +25,7 @@ from lm.record import (
     RunRecord,
     first_difference,
     has_checkpoints,
+    may_differ,
 )
 
 _LOCK_SECONDS = 5
@@ -138,10 +139,8 @@ def _check_resumable(
     # Fields that a config file's class has gained since then had their defaults.
     begun = {**defaults(type(config)), **manifest.record.config}
     before = dataclasses.replace(manifest.record, config=begun)
-    decides = config.follows_validation or options.follows_validation
-    ignored = may_change(Config, "resume", *([] if decides else ["evaluate"]))
-    if config.has_horizon:
-        ignored.remove("num_epochs")
+    follows = options.follows_validation
+    ignored = may_differ("resume", Config, config=record.config, follows_validation=follows)
     difference = first_difference(before, record, ignored, options.allow_changed_config_file)
     if difference:
         raise _rejection(difference, record)

@@ -18,7 +18,6 @@ from lm.distributed.devices import Device, session_config, start_tensorflow
 from lm.errors import UserError
 from lm.functions import BUILT_IN, NetworkFunctions
 from lm.model.network import Network
-from lm.options import may_change
 from lm.record import (
     RUN_FILE,
     VOCABULARY_FILE,
@@ -26,6 +25,7 @@ from lm.record import (
     first_difference,
     from_json,
     load_record,
+    may_differ,
 )
 from lm.user.trial_run import NetworkCheck
 
@@ -87,7 +87,7 @@ def _check_same_run(
     checkpoint: str, directory: str, used: RunRecord, allow_changed_config_file: bool
 ) -> None:
     """Reject the weights of a different run: shapes do not show settings such as forget_bias."""
-    ignored = may_change(Config, "resume", "evaluate") | {"corpus"}
+    ignored = may_differ("evaluate", Config) | {"corpus"}
     before = store.read_manifest(checkpoint).record
     difference = first_difference(before, used, ignored, allow_changed_config_file)
     if difference is None:

@@ -9,11 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from lm import logger
-from lm.config import HORIZON_SCHEDULES, Config
+from lm.config import Config
 from lm.errors import UserError, printable
 from lm.events.read import Event, read_events
-from lm.options import may_change
-from lm.record import RUN_FILE, RunRecord, first_difference, load_record
+from lm.record import RUN_FILE, RunRecord, first_difference, load_record, may_differ
 
 # Fields that are bitwise equal in two equal runs. Times, speeds and hosts may differ.
 _EXACT_FIELDS = (
@@ -236,9 +235,7 @@ def comparable_pairs(groups: Sequence[Group]) -> Iterator[tuple[RunMetrics, RunM
     """Yield the pairs of runs whose settings agree, although one run may have more steps."""
     runs = [run for group in groups for run in group.runs]
     for first, second in itertools.combinations(runs, 2):
-        ignored = may_change(Config, "resume")
-        if first.record.config["lr_schedule"] in HORIZON_SCHEDULES:
-            ignored.remove("num_epochs")
+        ignored = may_differ("compare", Config, config=first.record.config)
         if first_difference(first.record, second.record, ignored) is None:
             yield first, second
 

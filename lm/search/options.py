@@ -18,8 +18,8 @@ from lm.cli.flags import Arguments, ConfigChoice, parse
 from lm.config import MAX_THREADS, Config, RunOptions
 from lm.errors import UserError
 from lm.files import sha256_of
-from lm.options import Checked, may_change, option
-from lm.record import from_json, read_object
+from lm.options import Checked, option
+from lm.record import from_json, may_differ, read_object
 
 # The files and directories of a search.
 SEARCH_FILE = "search.json"
@@ -29,7 +29,8 @@ BEST_FILE = "best.py"  # the config of the best trial
 TRIALS_DIR = "trials"
 CONSOLE_FILE = "console.txt"  # the console output of a trial, in the directory of its run
 
-_RESUME = ["resume"]  # these options do not influence the values of a trial
+# The options of `RunOptions` that the search decides for each trial.
+_OF_TRIALS = {"output_dir", "resume", "test_on", "eval", "log_path", "mpi_log", "timeline"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +50,7 @@ class SearchOptions(Checked):
         "values to try: 'learning_rate=0.3:3:log, keep_prob=0.5:1.0, hidden_size=100|200|300'",
     )
     trials: int = option(
-        20, "trials, including failed trials", low=1, high=100_000, may_change=_RESUME
+        20, "trials, including failed trials", low=1, high=100_000, affects="nothing"
     )
     sampler: str = option(
         "tpe", "method that chooses the values; grid tries combinations of choices in their order",
@@ -61,15 +62,15 @@ class SearchOptions(Checked):
     )  # fmt: skip
     search_seed: int = option(1, "seed of the sampler", low=0, high=2**31)
     ranks_per_trial: int = option(
-        1, "ranks of each trial", low=1, high=MAX_THREADS, may_change=_RESUME
+        1, "ranks of each trial", low=1, high=MAX_THREADS, affects="nothing"
     )
     parallel_trials: int | None = option(
         None, "trials at a time (default: 1, or all that fit on --hosts)", low=1,
-        high=MAX_THREADS, may_change=_RESUME,
+        high=MAX_THREADS, affects="nothing",
     )  # fmt: skip
     hosts: str | None = option(
         None, "host1:2,host2:2: hosts and their numbers of ranks (default: this host)",
-        may_change=_RESUME,
+        affects="nothing",
     )  # fmt: skip
 
 
@@ -113,8 +114,7 @@ def parse_search(argv: Sequence[str]) -> tuple[Arguments, Settings]:
             f" to use the copy {copy}"
         )
     flags = _flags(arguments)
-    changeable = may_change(SearchOptions, "resume") | may_change(RunOptions, "resume")
-    for name in flags.keys() - changeable:
+    for name in flags.keys() - may_differ("resume a search", SearchOptions, Config, RunOptions):
         if flags[name] != earlier.get(name):
             raise UserError(
                 f"cannot resume: {name} was {earlier.get(name)!r} in this search and is"
@@ -124,10 +124,8 @@ def parse_search(argv: Sequence[str]) -> tuple[Arguments, Settings]:
 
 
 def _parse(words: Sequence[str]) -> Arguments:
-    for_trials = may_change(RunOptions, "search")
-    leave_out = {field.name for field in dataclasses.fields(RunOptions)} - for_trials
     classes = SearchDirectory, SearchOptions, Config, RunOptions
-    return parse(["lm.search", *words], __doc__, *classes, leave_out=leave_out)
+    return parse(["lm.search", *words], __doc__, *classes, leave_out=_OF_TRIALS)
 
 
 def _flags(arguments: Arguments) -> dict[str, Any]:

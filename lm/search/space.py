@@ -15,7 +15,8 @@ from optuna.distributions import (
 
 from lm.config import Config
 from lm.errors import UserError, first_line
-from lm.options import field_type, may_change, replaced
+from lm.options import field_type, replaced
+from lm.record import may_differ
 
 Space = Mapping[str, BaseDistribution]
 
@@ -40,12 +41,11 @@ def parse_space(text: str, config: Config) -> dict[str, BaseDistribution]:
 def _distribution(config: Config, name: str, values: str) -> BaseDistribution:
     if not values:
         raise ValueError("this is not field=values")
-    if name not in {field.name for field in dataclasses.fields(config)} - {"name"}:
+    if name not in {field.name for field in dataclasses.fields(config)}:
         raise ValueError(f"{name!r} is not a Config field (see docs/flags.md)")
-    if name not in may_change(type(config), "search"):
+    if name not in may_differ("search", type(config)):
         raise ValueError(
-            f"cannot search {name}; perplexities on different corpora or vocabularies do not"
-            " compare"
+            f"cannot search {name}; all trials must have the same corpus, vocabulary and name"
         )
     plain_type = field_type(type(config), name)[0]
 

@@ -9,6 +9,8 @@ import pytest
 from lm.config import Config, RunOptions
 from lm.config_file import load_config_file
 from lm.errors import UserError
+from lm.record import may_differ
+from lm.search.options import SearchOptions
 from lm.train import parse_flags
 
 PLATEAU = 20 / 35, "plateau", 0.25
@@ -85,6 +87,29 @@ def test_integers_become_floats_and_infinity_becomes_the_largest_float():
     config = Config(max_grad_norm=math.inf)
     assert config.max_grad_norm == sys.float_info.max
     assert dataclasses.replace(config) == config
+
+
+def test_each_setting_declares_its_effect():
+    effects = {"data", "weights", "length", "evaluation", "nothing"}
+    for cls in (Config, RunOptions, SearchOptions):
+        found = {field.metadata["affects"] for field in dataclasses.fields(cls)}
+        assert found <= {*effects, None} and cls.affects_by_default in effects
+
+
+@pytest.mark.parametrize(
+    "fields, decisive",
+    [
+        ({}, set()),
+        ({"lr_schedule": "cosine"}, {"num_epochs"}),
+        ({"lr_schedule": "plateau"}, {"eval_batch_size", "eval_every_steps"}),
+        ({"asgd_trigger_epochs": 5}, {"eval_batch_size", "eval_every_steps"}),
+        ({"lr_schedule": "new"}, {"num_epochs", "eval_batch_size", "eval_every_steps"}),
+    ],
+)
+def test_settings_that_decide_the_training_cannot_differ_on_resume(fields, decisive):
+    config = {**dataclasses.asdict(Config()), **fields}
+    found = may_differ("resume", Config, config=config)
+    assert found == {"name", "num_epochs", "eval_batch_size", "eval_every_steps"} - decisive
 
 
 def parse(*arguments):

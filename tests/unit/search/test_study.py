@@ -52,7 +52,7 @@ def test_a_resumed_search_keeps_its_settings(search, corpora, tmp_path, monkeypa
     search("--trials=2", "--intra_op_threads=1")
     assert load_settings(str(search.directory)).flags["trials"] == 2  # for the next --resume
     for flag, before in {
-        "warmup_steps=4": "3", "init_from=/b": f"'{tmp_path}/a'", "keep_checkpoints=4": "None",
+        "warmup_steps=4": "3", "init_from=/b": f"'{tmp_path}/a'", "init_partly": "None",
         "space=seed=1|2": "'learning_rate=1.2.4'",
     }.items():  # fmt: skip
         message = f"cannot resume: {flag.partition('=')[0]} was {before}"
