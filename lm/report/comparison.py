@@ -14,13 +14,8 @@ from lm.errors import UserError, printable
 from lm.events.read import Event, read_events
 from lm.record import RUN_FILE, RunRecord, first_difference, load_record, may_differ
 
-# Fields that are bitwise equal in two equal runs. Times, speeds and hosts may differ.
-_EXACT_FIELDS = (
-    "loss", "gradient_norm", "learning_rate", "train_perplexity", "train_loss", "valid_perplexity",
-    "test_perplexity",
-)  # fmt: skip
-
-
+# Fields that may differ between equal runs. All other fields are bitwise equal.
+_MEASURED = {"words_per_second", "exchange_share", "epoch_seconds", "world_size", "memory_mb"}
 _EVENTS = "step", "validation", "epoch", "test"
 
 
@@ -250,10 +245,9 @@ def compare(first: RunMetrics, second: RunMetrics) -> str:
     if not shared:
         return "not comparable, because they have no event with the same steps"
     for number, (event, other) in enumerate(shared, start=1):
-        for field in _EXACT_FIELDS:
-            value, other_value = event.get(field), other.get(field)
-            if field == "valid_perplexity" and None in (value, other_value):
-                continue  # one run used --noeval
+        # A run with --noeval, or of an older version, has fewer fields.
+        for field in (name for name in event if name in other and name not in _MEASURED):
+            value, other_value = event[field], other[field]
             if value != other_value:  # JSON preserves floats exactly
                 kind = event["event"]
                 name = f"{kind} {event[kind]}" if kind in event else f"the {kind}"

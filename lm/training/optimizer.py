@@ -31,9 +31,11 @@ class _Adam(tf.train.AdamOptimizer):
     The weight decay follows Loshchilov & Hutter (2019), algorithm 2, as torch.optim.AdamW does.
     """
 
-    def __init__(self, config: Config, rate: tf.Tensor):
-        super().__init__(rate, config.adam_beta1, config.adam_beta2, config.adam_epsilon)
-        self._weight_decay = config.weight_decay
+    def __init__(
+        self, rate: tf.Tensor, beta1: float, beta2: float, epsilon: float, weight_decay: float
+    ):
+        super().__init__(rate, beta1, beta2, epsilon)
+        self._weight_decay = weight_decay
 
     def _prepare(self):
         super()._prepare()
@@ -60,23 +62,21 @@ class _Adagrad(tf.train.AdagradOptimizer):
             self._get_or_make_slot(v, tf.fill(v.shape, initial_value), "accumulator", self._name)
 
 
-_OPTIMIZERS: dict[str, Callable[[Config, tf.Tensor], tf.train.Optimizer]] = {
-    "sgd": lambda config, rate: tf.train.GradientDescentOptimizer(rate),
+class _Optimizer(NamedTuple):
+    """An optimizer, which only knows the settings that are listed here."""
+
+    build: Callable[..., tf.train.Optimizer]  # of the learning rate and the settings
+    settings: tuple[str, ...] = ()  # fields of Config; without weight_decay, the gradient has it
+    keeps_unused_rows: bool = False  # whether it only changes the rows of words in the batch
+
+
+OPTIMIZERS = {
+    "sgd": _Optimizer(tf.train.GradientDescentOptimizer, keeps_unused_rows=True),
     # velocity = momentum * velocity + gradient; weights -= rate * velocity, as in torch.optim.SGD.
-    "momentum": lambda config, rate: tf.train.MomentumOptimizer(rate, config.momentum),
-    "adam": _Adam,
-    "adagrad": lambda config, rate: _Adagrad(rate, config.adagrad_initial_value),
+    "momentum": _Optimizer(tf.train.MomentumOptimizer, ("momentum",)),
+    "adam": _Optimizer(_Adam, ("adam_beta1", "adam_beta2", "adam_epsilon", "weight_decay")),
+    "adagrad": _Optimizer(_Adagrad, ("adagrad_initial_value",), keeps_unused_rows=True),
 }
-
-
-# The settings that a function of the config file replaces.
-_REPLACED = {
-    "build_optimizer": (
-        "optimizer", "momentum", "adam_beta1", "adam_beta2", "adam_epsilon",
-        "adagrad_initial_value", "weight_decay",
-    ),
-    "transform_gradients": ("max_grad_norm",),
-}  # fmt: skip
 
 
 def build_update(
@@ -95,6 +95,7 @@ def build_update(
     `transform_gradients`.
     """
     defines = network.defines if network else lambda name: False
+    chosen = OPTIMIZERS[config.optimizer]
     variables, gradients = exchange.variables, exchange.gradients
     grad_norm = _global_norm([values_of(gradient) for gradient in gradients], comm)
     clip = _clip_factor(grad_norm, config.max_grad_norm)
@@ -106,7 +107,8 @@ def build_update(
         context = network.context(step=tf.identity(global_step), first_row=-1)
     if defines("transform_gradients"):
         gradients, clip = _transformed(network, variables, gradients, context), tf.constant(1.0)
-    if defines("build_optimizer") or _keeps_unused_rows(config):
+    if defines("build_optimizer") or (chosen.keeps_unused_rows and not config.weight_decay):
+        # A step with a large vocabulary is fast, because it only processes the words of the batch.
         # TensorFlow applies constraints only to whole variables.
         gradients = [dense(g, v) if v.constraint else g for g, v in zip(gradients, variables)]
         if config.optimizer == "sgd" and not defines("build_optimizer"):
@@ -116,11 +118,13 @@ def build_update(
         else:
             gradients = [_scaled(gradient, clip) for gradient in gradients]
     else:
-        gradients = [_whole(g, v, clip, config) for g, v in zip(gradients, variables)]
+        decay = 0.0 if "weight_decay" in chosen.settings else config.weight_decay
+        gradients = [_whole(g, v, clip, decay) for g, v in zip(gradients, variables)]
     if defines("build_optimizer"):
         optimizer = _user_optimizer(network, learning_rate, context)
     else:
-        optimizer = _OPTIMIZERS[config.optimizer](config, learning_rate)
+        settings = [getattr(config, name) for name in chosen.settings]
+        optimizer = chosen.build(learning_rate, *settings)
     # An optimizer of a config file may ignore the global step, so it does not receive it.
     with tf.control_dependencies([optimizer.apply_gradients(zip(gradients, variables))]):
         train_op = global_step.assign_add(1).op
@@ -134,8 +138,14 @@ def build_update(
 
 
 def _check_replaced(network: Network) -> None:
+    """Reject settings that a function of the config file replaces."""
     config, unchanged = network.config, defaults(Config)
-    for function, names in _REPLACED.items():
+    of_optimizers = [name for each in OPTIMIZERS.values() for name in each.settings]
+    replaced = {
+        "build_optimizer": ["optimizer", *of_optimizers, "weight_decay"],
+        "transform_gradients": ["max_grad_norm"],
+    }
+    for function, names in replaced.items():
         for name in names:
             if network.defines(function) and getattr(config, name) != unchanged[name]:
                 raise UserError(
@@ -204,24 +214,14 @@ def _clip_factor(grad_norm: tf.Tensor, max_grad_norm: float) -> tf.Tensor:
     return max_grad_norm / tf.maximum(grad_norm, max_grad_norm)
 
 
-def _keeps_unused_rows(config: Config) -> bool:
-    """Return whether the optimizer only changes the rows of words in the batch.
-
-    A step with a large vocabulary is then faster, because it processes only these rows.
-    """
-    return config.optimizer in ("sgd", "adagrad") and not config.weight_decay
-
-
-def _whole(gradient: Gradient, variable: tf.Variable, clip: tf.Tensor, config: Config) -> tf.Tensor:
-    """Return the clipped gradient of all rows.
+def _whole(gradient: Gradient, variable: tf.Variable, clip: tf.Tensor, decay: float) -> tf.Tensor:
+    """Return the clipped gradient of all rows, with the weight decay.
 
     Rows of words outside the batch need their velocity, means and weight decay too, as in
     torch.optim.
     """
-    gradient = dense(gradient, variable)
-    if config.optimizer == "adam" or not config.weight_decay:
-        return gradient * clip
-    return gradient * clip + config.weight_decay * variable
+    gradient = dense(gradient, variable) * clip
+    return gradient + decay * variable if decay else gradient
 
 
 def _global_norm(tensors: Sequence[tf.Tensor], comm: Communicator) -> tf.Tensor:

@@ -11,7 +11,7 @@ from lm.config import Config
 from lm.distributed.communicator import Communicator
 from lm.perplexity import NllSum
 from lm.training.gradients import exchange_gradients
-from lm.training.optimizer import build_update
+from lm.training.optimizer import OPTIMIZERS, build_update
 from lm.training.step import NO_REQUESTS, StepResult
 from tests.machine import in_new_processes
 
@@ -35,6 +35,10 @@ def one_update(max_grad_norm=math.inf, **fields):
         session.run(tf.global_variables_initializer())
         norm, _ = session.run([update.grad_norm, update.train_op])
         return graph, norm, session.run(table)
+
+
+def test_each_optimizer_is_a_choice():
+    assert Config.__dataclass_fields__["optimizer"].metadata["choices"] == (*OPTIMIZERS,)
 
 
 @pytest.mark.parametrize("max_grad_norm", [math.inf, 1e39, 1e38, 100.0, 1.0])
