@@ -1,5 +1,6 @@
 """Micro-batches: their sums, seeds, added losses and moving averages."""
 
+import ast
 import dataclasses
 
 import numpy as np
@@ -13,6 +14,7 @@ from lm.data.batches import Rows, rows_of_rank
 from lm.distributed.communicator import Communicator
 from lm.errors import UserError
 from lm.functions import BUILT_IN
+from lm.model import lstm
 from lm.model.context import Context
 from lm.model.network import Network
 from lm.model.windows import WindowRunner, build_window_graph
@@ -50,26 +52,60 @@ def assert_equal(found, expected, **tolerance):
         np.testing.assert_allclose(found[name], value, err_msg=name, **tolerance)
 
 
+COMMON = dict(
+    hidden_size=6, num_layers=2, num_steps=4, batch_size=16, seed=3, init_scale=0.2,
+    optimizer="momentum",  # its slots have all digits of small gradients, which weights would round
+)  # fmt: skip
 BUILT_IN_FIELDS = {
-    "dropout": dict(keep_prob=0.7),
-    "sparse embedding": dict(keep_prob=0.7, virtual_ranks=4),
+    "dropout": dict(keep_prob=0.7, embedding_keep_prob=0.8, output_keep_prob=0.6, forget_bias=1),
+    "sparse embedding": dict(keep_prob=0.7, virtual_ranks=4, embedding_init_scale=0.3),
     "tied": dict(tie_weights=True, embedding_size=5, recurrent_keep_prob=0.6),
-    "adaptive softmax": dict(adaptive_softmax_cutoffs="4,8", keep_prob=0.7),
+    "adaptive softmax": dict(adaptive_softmax_cutoffs="4,8", keep_prob=0.7, precision="bfloat16"),
     "adaptive input": dict(
-        adaptive_softmax_cutoffs="4,5,8", adaptive_input=True, tie_weights=True, keep_prob=0.7
+        adaptive_softmax_cutoffs="4,5,8", adaptive_softmax_factor=2, adaptive_input=True,
+        tie_weights=True, keep_prob=0.7, locked_dropout=True,
     ),
-    "penalties": dict(activation_penalty=2.0, temporal_activation_penalty=1.0, optimizer="adam"),
-}
+    "penalties": dict(activation_penalty=2.0, temporal_activation_penalty=1.0),
+}  # fmt: skip
 
 
 @needs_kernels
 @pytest.mark.parametrize("fields", BUILT_IN_FIELDS.values(), ids=BUILT_IN_FIELDS)
-def test_the_built_in_network_does_not_depend_on_micro_batches_at_once(fields):
-    config = Config(hidden_size=6, num_layers=2, num_steps=4, batch_size=16, **fields)
+def test_the_gradients_of_the_built_in_network_are_exact(fields):
+    """Sums over rows are the same if micro-batches are computed together or one by one.
+
+    Runs on different numbers of ranks are then bitwise identical. If this test names a variable,
+    its gradient sums over rows in a different order: use the functions of `context.ops`.
+    """
+    config = Config(**COMMON, **fields)
     vocab_size = 200 if "virtual_ranks" in fields else V  # a large table has a sparse gradient
     whole = train(config, at_once=8, vocab_size=vocab_size)
     for at_once in (1, 2, 5):
         assert_equal(train(config, at_once=at_once, vocab_size=vocab_size), whole, rtol=0)
+
+
+def test_each_field_that_the_built_in_network_reads_is_tested():
+    nodes = [
+        node
+        for path in (ROOT / "lm/model").glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+    ]
+    read = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    tested = COMMON.keys() | set().union(*BUILT_IN_FIELDS.values())
+    others = {"eval_batch_size", "name", "vocab_size"}  # evaluation, and fields of other classes
+    untested = read & Config.__dataclass_fields__.keys() - tested - others
+    assert not untested, f"add {untested} to BUILT_IN_FIELDS"
+
+
+@needs_kernels
+def test_a_plain_product_with_a_weight_is_found(monkeypatch):
+    def scaled_layer(x_TBI, *arguments, layer=lstm.lstm_layer):
+        with tf.variable_scope("", reuse=tf.AUTO_REUSE):
+            return layer(x_TBI * tf.get_variable("scale", [6]), *arguments)
+
+    monkeypatch.setattr(lstm, "lstm_layer", scaled_layer)
+    with pytest.raises(AssertionError, match="scale"):
+        test_the_gradients_of_the_built_in_network_are_exact({})
 
 
 @needs_kernels
