@@ -86,7 +86,7 @@ def _report_runs(runs, path):
 
 def _report_search(directory, path):
     with needs_extra("search"):
-        from lm.search.results import build_search_page, search_text
+        from lm.report.search_page import build_search_page, search_text
         from lm.search.study import load_study, storage_errors
 
     with storage_errors(f"cannot report {directory}"):

@@ -9,7 +9,8 @@ import pytest
 from lm.config_file import load_config_file
 from lm.distributed.devices import count_cores
 from lm.errors import RunError, Stopped
-from lm.search.results import progress_line, search_text
+from lm.report.search_page import search_text
+from lm.search.results import progress_line
 from lm.search.study import FAILURE, load_study
 from tests.unit.search.searches import COMPLETE, FAIL, PRUNED, space, starts, states, trials, values
 
