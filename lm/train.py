@@ -14,7 +14,7 @@ import os
 from lm.cli import program
 from lm.cli.flags import ConfigChoice, parse
 from lm.config import Config, RunOptions
-from lm.distributed.agreement import raise_on_all_ranks
+from lm.distributed.agreement import on_all_ranks
 from lm.distributed.launch import launched_rank
 from lm.errors import UserError
 from lm.options import replaced
@@ -64,20 +64,18 @@ def _train(arguments, comm, supervisor):
     import_tensorflow()
     from lm.training.run import train
 
-    def read():
-        options = arguments[RunOptions]
-        return recorded_config(options.output_dir) if _keeps_config(arguments) else None
-
+    options, recorded = arguments[RunOptions], None
+    with on_all_ranks(comm):
+        if comm.is_rank_0 and _keeps_config(arguments):
+            recorded = recorded_config(options.output_dir)
     # The other hosts may not see the directory of rank 0.
-    recorded = comm.gather(raise_on_all_ranks(comm, read, takes_part=comm.is_rank_0))[0]
-
-    def choose():
+    recorded = comm.gather(recorded)[0]
+    with on_all_ranks(comm):
         if recorded is None:
-            return arguments[Config]
-        return replaced(Config(**recorded), **arguments.given[Config])
-
-    config = raise_on_all_ranks(comm, choose)
-    train(config, arguments[RunOptions], comm, arguments.config_file.functions, supervisor)
+            config = arguments[Config]
+        else:
+            config = replaced(Config(**recorded), **arguments.given[Config])
+    train(config, options, comm, arguments.config_file.functions, supervisor)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from typing import NoReturn, TypeVar
 
 from lm.config import RunOptions
 from lm.distributed import launch
-from lm.distributed.agreement import raise_on_all_ranks
+from lm.distributed.agreement import on_all_ranks
 from lm.distributed.communicator import Communicator
 from lm.distributed.signals import ignore_save_requests, stopped_by
 from lm.distributed.supervisor import Supervisor
@@ -56,12 +56,10 @@ def run(
     except KeyboardInterrupt as interrupt:
         _exit_unconnected(_stopped(interrupt))
 
-    def check() -> None:
-        if failure:
-            raise failure
-
     def work_together(supervisor: Supervisor) -> None:
-        raise_on_all_ranks(comm, check)
+        with on_all_ranks(comm):
+            if failure:
+                raise failure
         work(parsed, comm, supervisor)
 
     _finish(comm, lambda: Supervisor(comm, RunOptions().step_timeout_seconds), work_together)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import json
 import pathlib
 import socket
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from lm.distributed.communicator import Communicator
 from lm.errors import ProgramExit, RunError, UserError
@@ -17,35 +18,35 @@ from lm.errors import ProgramExit, RunError, UserError
 if TYPE_CHECKING:
     import numpy as np
 
-T = TypeVar("T")
 _MOST_SHOWN = 8  # values, and ranges of ranks, in a message
 _SOURCES = {".py", ".cc", ".h", ".conf"}
 _PACKAGE = pathlib.Path(__file__).parents[1]
 
 
-def raise_on_all_ranks(comm: Communicator, work: Callable[[], T], takes_part: bool = True) -> T:
-    """Do work that may fail on some ranks, and raise an error of any rank on all ranks.
+@contextlib.contextmanager
+def on_all_ranks(comm: Communicator) -> Iterator[None]:
+    """Raise an error of the `with` block on all ranks if the block fails on any rank.
 
-    The work contains no exchanges. If this rank does not take part, the result is None.
+    All ranks enter the block, but a rank may have nothing to do there. The block contains no
+    exchanges, because a rank that fails does not reach them.
     """
-    result, outcome = None, takes_part
+    failure = None
     try:
-        if takes_part:
-            result = work()
+        yield
     except (ProgramExit, OSError) as error:
         is_user_error = isinstance(error, UserError)
-        outcome = {"user": is_user_error, "message": str(error), "host": socket.gethostname()}
-    outcomes = comm.gather(outcome)
-    failed = [rank for rank, found in enumerate(outcomes) if not isinstance(found, bool)]
+        failure = {"user": is_user_error, "message": str(error), "host": socket.gethostname()}
+    failures = comm.gather(failure)
+    failed = [rank for rank, found in enumerate(failures) if found]
     if failed:
-        first = outcomes[failed[0]]
+        rank, first = failed[0], failures[failed[0]]
         message = first["message"]
-        if True in outcomes:  # the work succeeded on other ranks
-            message = f"rank {failed[0]} on {first['host']}: {message}"
+        # Some work is done only by rank 0. On a single host, its name would not help the user.
+        if rank or len(failed) < comm.size != comm.local_size:
+            message = f"rank {rank} on {first['host']}: {message}"
         error = UserError(message) if first["user"] else RunError(message)
         error.on_every_rank = True
         raise error
-    return result
 
 
 def check_agreement(comm: Communicator, facts: Mapping[str, Any]) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from lm.distributed.agreement import raise_on_all_ranks
+from lm.distributed.agreement import on_all_ranks
 from lm.distributed.communicator import Communicator
 from lm.errors import UserError
 from lm.system import stat_fields, without_stderr
@@ -55,7 +55,8 @@ def start_tensorflow(
     """
     import tensorflow.compat.v1 as tf
 
-    def start_threads() -> tuple[int, int]:
+    # The first exchange also reports the errors of ranks that did not get this far.
+    with on_all_ranks(comm):
         unbind_from_core()
         count = intra_op or cores_of_rank(comm.local_size)
         threads = (count, inter_op or 1) if divides_operations else (1, inter_op or count)
@@ -68,16 +69,12 @@ def start_tensorflow(
             tf.Session(graph=graph, config=config).run(tf.no_op())
         # TensorFloat-32 would round the factors of float32 products to 10 bits.
         tf.config.experimental.enable_tensor_float_32_execution(False)
-        return threads
-
-    # The first exchange also reports the errors of ranks that did not get this far.
-    threads = raise_on_all_ranks(comm, start_threads)
     num_gpus = len(tf.config.list_physical_devices("GPU"))
     host = socket.gethostname()
     found = comm.gather({"host": host, "uuid": _gpu_uuid() if num_gpus else None})
     uuids = [rank["uuid"] for rank in found if rank["host"] == host]
-    gpu = raise_on_all_ranks(comm, lambda: _choose_gpu(comm, num_gpus, uuids))
-    return Device(*threads, gpu)
+    with on_all_ranks(comm):
+        return Device(*threads, _choose_gpu(comm, num_gpus, uuids))
 
 
 def _choose_gpu(comm: Communicator, num_visible: int, uuids: Sequence[str | None]) -> int | None:

@@ -15,7 +15,7 @@ from lm.checkpoint import store
 from lm.data.corpus import find_data_path, load_corpus
 from lm.data.encoding import ID_DTYPE, SPLITS, encode_file
 from lm.data.vocabulary import UNK, Vocabulary
-from lm.distributed.agreement import check_agreement, platform_facts, raise_on_all_ranks
+from lm.distributed.agreement import check_agreement, on_all_ranks, platform_facts
 from lm.distributed.communicator import Communicator
 from lm.distributed.devices import start_tensorflow
 from lm.distributed.supervisor import Supervisor
@@ -55,7 +55,7 @@ def evaluate(
     device = start_tensorflow(comm, divides_operations=functions.is_built_in)
     num_threads = 1 if functions.is_built_in else device.inter_op
 
-    def prepare():
+    with on_all_ranks(comm):
         run = open_run(directory, checkpoint, functions, **open_options)
         if eval_batch_size is not None:
             run = run._replace(config=replaced(run.config, eval_batch_size=eval_batch_size))
@@ -67,9 +67,6 @@ def evaluate(
             ),
             device,
         )
-        return run, texts, session, evaluator
-
-    run, texts, session, evaluator = raise_on_all_ranks(comm, prepare)
     with contextlib.ExitStack() as stack, session, run.functions.one_line_errors(running=True):
         supervisor = supervisor or stack.enter_context(Supervisor(comm, 0))
         check_agreement(comm, _facts(run, texts))

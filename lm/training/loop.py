@@ -12,7 +12,7 @@ import tensorflow.compat.v1 as tf
 
 from lm import logger
 from lm.checkpoint import store, variables
-from lm.distributed.agreement import raise_on_all_ranks
+from lm.distributed.agreement import on_all_ranks
 from lm.distributed.supervisor import Interrupted, Supervisor
 from lm.errors import EveryRankError, Stopped
 from lm.events.reporter import Progress, Reporter
@@ -281,7 +281,10 @@ class Loop:
         use_average = self.progress.num_averaged > 0
         if test_on == "best":
             with self.supervisor.exchange("the reading of the best weights"):
-                raise_on_all_ranks(comm, self._load_best_weights, takes_part=comm.is_rank_0)
+                with on_all_ranks(comm):
+                    if comm.is_rank_0:
+                        best = store.find(self.reporter.output_dir, "best")
+                        self.graphs.loader.load_weights(self.session, best)
                 self.session.run(self.graphs.broadcast)
             use_average = False
         perplexity = self._evaluate("test", use_average)
@@ -290,10 +293,6 @@ class Loop:
         )
         logger.info(f"test perplexity {perplexity:.2f}{self._known_value('test_perplexity')}")
         self.reporter.logs.collect(comm.gather)
-
-    def _load_best_weights(self) -> None:
-        best = store.find(self.reporter.output_dir, "best")
-        self.graphs.loader.load_weights(self.session, best)
 
     def _known_value(self, name: str) -> str:
         known = self.job.corpus.known_perplexity

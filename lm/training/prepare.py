@@ -9,7 +9,7 @@ from lm.checkpoint.store import list_checkpoints
 from lm.config import Config, RunOptions
 from lm.data.batches import TrainBatches, rows_of_rank
 from lm.data.corpus import Corpus, load_corpus_to_train
-from lm.distributed.agreement import check_agreement, platform_facts, raise_on_all_ranks
+from lm.distributed.agreement import check_agreement, on_all_ranks, platform_facts
 from lm.distributed.communicator import Communicator
 from lm.distributed.devices import Device, session_config, start_tensorflow
 from lm.distributed.supervisor import Supervisor
@@ -50,18 +50,17 @@ def prepare(
     """
     threads = options.intra_op_threads, options.inter_op_threads
     device = start_tensorflow(comm, *threads, divides_operations=functions.is_built_in)
-    config = raise_on_all_ranks(comm, lambda: functions.resolve(config))
-    raise_on_all_ranks(comm, lambda: _check_options(config, options, comm))
+    with on_all_ranks(comm):
+        config = functions.resolve(config)
+        _check_options(config, options, comm)
     # Load the corpus on one rank per host first. Otherwise, a failing download would fail on each
     # rank in turn.
-    is_first = comm.local_rank == 0
-    with supervisor.preparing("the reading of the corpus"):
-        early = raise_on_all_ranks(
-            comm, lambda: load_corpus_to_train(config, options), takes_part=is_first
-        )
-
-    def create_job() -> Job:
-        corpus = early or load_corpus_to_train(config, options)
+    with supervisor.preparing("the reading of the corpus"), on_all_ranks(comm):
+        if comm.local_rank == 0:
+            corpus = load_corpus_to_train(config, options)
+    with on_all_ranks(comm):
+        if comm.local_rank > 0:
+            corpus = load_corpus_to_train(config, options)
         rows = rows_of_rank(config.batch_size, comm.rank, comm.size, config.virtual_ranks)
         record = RunRecord(
             config=dataclasses.asdict(config),
@@ -77,7 +76,7 @@ def prepare(
         run_dir = open_run_dir(config, options, record, stack) if comm.is_rank_0 else None
         if run_dir:
             supervisor.signals.discard = run_dir.discard
-        return Job(
+        job = Job(
             config=config,
             options=options,
             comm=comm,
@@ -88,8 +87,6 @@ def prepare(
             device=device,
             run_dir=run_dir,
         )
-
-    job = raise_on_all_ranks(comm, create_job)
     check_agreement(comm, _facts(job))
     return job
 

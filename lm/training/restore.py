@@ -23,7 +23,7 @@ from lm.checkpoint.variables import (
 )
 from lm.config import RunOptions
 from lm.data.vocabulary import Vocabulary
-from lm.distributed.agreement import raise_on_all_ranks
+from lm.distributed.agreement import on_all_ranks
 from lm.distributed.communicator import Communicator
 from lm.errors import UserError
 from lm.record import from_json
@@ -54,11 +54,9 @@ class BroadcastHook(tf.train.SessionRunHook):
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
         """Set the variables; called when the session exists."""
         values = self._values
-
-        def load() -> None:
-            self._loader.load(session, values.checkpoint, values.tensors)
-
-        raise_on_all_ranks(self._comm, load, takes_part=values is not None)
+        with on_all_ranks(self._comm):
+            if values:
+                self._loader.load(session, values.checkpoint, values.tensors)
         session.run(self._broadcast)
 
 

@@ -8,7 +8,7 @@ import tensorflow.compat.v1 as tf
 
 from lm.checkpoint import variables
 from lm.config import Config, RunOptions
-from lm.distributed.agreement import check_agreement, raise_on_all_ranks
+from lm.distributed.agreement import check_agreement, on_all_ranks
 from lm.distributed.communicator import Communicator
 from lm.distributed.devices import session_config
 from lm.distributed.supervisor import Supervisor
@@ -70,7 +70,8 @@ def train(
 
 
 def _initial_progress(job: Job) -> TrainProgress:
-    progress = raise_on_all_ranks(job.comm, lambda: initial_progress(job.run_dir))
+    with on_all_ranks(job.comm):
+        progress = initial_progress(job.run_dir)
     # Only rank 0 reads checkpoints: the other hosts may not see its disk.
     return from_json(TrainProgress, job.comm.gather(dataclasses.asdict(progress))[0], "rank 0")
 
@@ -89,13 +90,12 @@ def _train(
     job: Job, progress: TrainProgress, supervisor: Supervisor, stack: contextlib.ExitStack
 ) -> None:
     comm = job.comm
-    with supervisor.preparing("the building of the graph"):
-        graphs = raise_on_all_ranks(comm, lambda: _build_graphs(job))
+    with supervisor.preparing("the building of the graph"), on_all_ranks(comm):
+        graphs = _build_graphs(job)
     stack.enter_context(supervisor.exchange("the start of the training"))
     check_agreement(comm, graph_facts())
-    values = raise_on_all_ranks(
-        comm, lambda: _initial_values(job, graphs, progress), takes_part=comm.is_rank_0
-    )
+    with on_all_ranks(comm):
+        values = _initial_values(job, graphs, progress) if comm.is_rank_0 else None
     output_dir = job.run_dir.path if job.run_dir else None
     has_perplexity = not job.functions.has_losses
     reporter = stack.enter_context(Reporter(output_dir, job.options.tensorboard, has_perplexity))

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from lm import kernels, logger
-from lm.distributed.agreement import by_rank, raise_on_all_ranks
+from lm.distributed.agreement import by_rank, on_all_ranks
 from lm.distributed.horovod import horovod_version
 from lm.events.logs import LogFiles
 from lm.events.reporter import Reporter
@@ -34,10 +34,10 @@ def report_start(job: Job, network: Network, progress: TrainProgress, reporter: 
     paths = [os.path.join(output_dir, LOG_FILE)]
     if job.options.log_path:
         paths.append(job.options.log_path)
-    reporter.logs = raise_on_all_ranks(
-        comm, lambda: LogFiles(paths, job.options.mpi_log, comm.rank)
-    )
-    raise_on_all_ranks(comm, lambda: _write_files(job), takes_part=comm.is_rank_0)
+    with on_all_ranks(comm):
+        reporter.logs = LogFiles(paths, job.options.mpi_log, comm.rank)
+        if comm.is_rank_0:
+            _write_files(job)
     facts = _facts(job, network, progress, output_dir)
     reporter.event("start", **facts)
     for line in _summary(job, facts):

@@ -1,14 +1,21 @@
 """Facts that must agree on all ranks."""
 
 import shutil
+import socket
 from pathlib import Path
 
 import pytest
 
 import lm
-from lm.distributed.agreement import by_rank, check_agreement, code_checksum, name_ranks
+from lm.distributed.agreement import (
+    by_rank,
+    check_agreement,
+    code_checksum,
+    name_ranks,
+    on_all_ranks,
+)
 from lm.distributed.communicator import Communicator
-from lm.errors import UserError
+from lm.errors import RunError, UserError
 from tests.meeting import on_ranks
 
 PACKAGE = Path(lm.__file__).parent
@@ -59,6 +66,33 @@ def test_ranks_that_agree_exchange_only_a_checksum():
     errors, told = agree([{"weights": "x" * 10_000, "clip": float("nan")}] * 3)
     assert errors == [None] * 3
     assert [len(value) for value in told] == [64]
+
+
+@pytest.mark.parametrize(
+    "failures, local_size, message",
+    [
+        ([UserError("a"), UserError("b")], 2, "a"),
+        ([UserError("a"), None], 2, "a"),
+        ([UserError("a"), None], 1, "rank 0 on HOST: a"),
+        ([None, OSError("b")], 2, "rank 1 on HOST: b"),
+        ([None, None], 2, None),
+    ],
+)
+def test_an_error_on_one_rank_is_raised_on_all_ranks(failures, local_size, message):
+    def work(rank, gather):
+        comm = Communicator()
+        comm.gather, comm.size, comm.local_size = gather, len(failures), local_size
+        try:
+            with on_all_ranks(comm):
+                if failures[rank]:
+                    raise failures[rank]
+        except (UserError, RunError) as error:
+            assert error.on_every_rank
+            return type(error), str(error)
+
+    kind = UserError if failures[0] else RunError
+    message = message and (kind, message.replace("HOST", socket.gethostname()))
+    assert on_ranks(len(failures), work) == [message] * len(failures)
 
 
 @pytest.mark.parametrize(
