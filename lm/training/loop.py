@@ -180,7 +180,7 @@ class Loop:
         return Stopped(
             f"stopped by {signal.Signals(number).name} after step {self.progress.step}, which is"
             " saved; continue with the same command and --resume --output_dir"
-            f" {shlex.quote(str(self.reporter.output_dir))}",
+            f" {shlex.quote(self.job.output_dir)}",
             number,
         )
 
@@ -283,7 +283,7 @@ class Loop:
             with self.supervisor.exchange("the reading of the best weights"):
                 with on_all_ranks(comm):
                     if comm.is_rank_0:
-                        best = store.find(self.reporter.output_dir, "best")
+                        best = store.find(self.job.output_dir, "best")
                         self.graphs.loader.load_weights(self.session, best)
                 self.session.run(self.graphs.broadcast)
             use_average = False

@@ -34,6 +34,7 @@ class Job:
     record: RunRecord
     device: Device  # device of this rank
     run_dir: RunDir | None  # None except on rank 0
+    output_dir: str  # the path of the run directory, which other hosts may not see
 
 
 def prepare(
@@ -72,21 +73,23 @@ def prepare(
             words = corpus.vocabulary.words
             with supervisor.preparing("the check of the network"):
                 functions.check(config, len(words), session_config(device), words)
+        batches = TrainBatches(corpus.train, config.batch_size, config.num_steps, rows)
         # This comes last, because a run with invalid options must not create a directory.
         run_dir = open_run_dir(config, options, record, stack) if comm.is_rank_0 else None
         if run_dir:
             supervisor.signals.discard = run_dir.discard
-        job = Job(
-            config=config,
-            options=options,
-            comm=comm,
-            functions=functions,
-            corpus=corpus,
-            batches=TrainBatches(corpus.train, config.batch_size, config.num_steps, rows),
-            record=record,
-            device=device,
-            run_dir=run_dir,
-        )
+    job = Job(
+        config=config,
+        options=options,
+        comm=comm,
+        functions=functions,
+        corpus=corpus,
+        batches=batches,
+        record=record,
+        device=device,
+        run_dir=run_dir,
+        output_dir=comm.gather(run_dir and run_dir.path)[0],
+    )
     check_agreement(comm, _facts(job))
     return job
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import os
 import sys
 
 import tensorflow.compat.v1 as tf
@@ -13,16 +14,18 @@ from lm.distributed.communicator import Communicator
 from lm.distributed.devices import session_config
 from lm.distributed.supervisor import Supervisor
 from lm.errors import RunError, short_message
+from lm.events.logs import LogFiles
 from lm.events.read import drop_events_after
 from lm.events.reporter import Heartbeat, Reporter
 from lm.functions import BUILT_IN, NetworkFunctions
 from lm.model import decoding
 from lm.model.network import Network
 from lm.model.windows import Evaluator, WindowRunner
-from lm.record import from_json
+from lm.record import LOG_FILE, VOCABULARY_FILE, from_json
 from lm.system import keep_freed_memory
 from lm.training.averaging import Average
 from lm.training.checkpointer import BackgroundWriter, Checkpointer
+from lm.training.exactness import find_exactness
 from lm.training.loop import Graphs, Loop
 from lm.training.prepare import Job, prepare
 from lm.training.progress import TrainProgress
@@ -96,11 +99,11 @@ def _train(
     check_agreement(comm, graph_facts())
     with on_all_ranks(comm):
         values = _initial_values(job, graphs, progress) if comm.is_rank_0 else None
-    output_dir = job.run_dir.path if job.run_dir else None
-    has_perplexity = not job.functions.has_losses
-    reporter = stack.enter_context(Reporter(output_dir, job.options.tensorboard, has_perplexity))
+    reporter = _open_files(job, stack)
     writer = _writer(job, reporter, stack)
-    report_start(job, graphs.network, progress, reporter)
+    exactness = find_exactness(job, graphs.network, progress)
+    progress.exact_with = exactness.exact_with
+    report_start(job, exactness, progress.step, reporter)
     # MonitoredTrainingSession would create a new session after an error. This rank would then wait
     # forever for the broadcast of the other ranks.
     hook = BroadcastHook(comm, values, graphs.broadcast)
@@ -150,6 +153,23 @@ def _initial_values(job: Job, graphs: Graphs, progress: TrainProgress) -> Initia
     step, epochs = progress.step, progress.epochs_done
     drop_events_after(job.run_dir.path, step, epochs, progress.last_validation)
     return values
+
+
+def _open_files(job: Job, stack: contextlib.ExitStack) -> Reporter:
+    """Open the event and log files, and write the record and the vocabulary."""
+    options, run_dir = job.options, job.run_dir
+    paths = [os.path.join(job.output_dir, LOG_FILE)]
+    if options.log_path:
+        paths.append(options.log_path)
+    with on_all_ranks(job.comm):
+        has_perplexity = not job.functions.has_losses
+        reporter = Reporter(run_dir and run_dir.path, options.tensorboard, has_perplexity)
+        stack.enter_context(reporter)
+        reporter.logs = LogFiles(paths, options.mpi_log, job.comm.rank)
+        if run_dir:  # This comes last, because a directory with a record is a run.
+            job.record.write(run_dir.path, has_checkpoints=run_dir.checkpoint is not None)
+            job.corpus.vocabulary.save(os.path.join(run_dir.path, VOCABULARY_FILE))
+    return reporter
 
 
 def _writer(job: Job, reporter: Reporter, stack: contextlib.ExitStack) -> BackgroundWriter | None:

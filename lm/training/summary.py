@@ -1,4 +1,4 @@
-"""The summary and the start event of a run, including whether its results are exact."""
+"""The report of a run at its start: the summary and the start event."""
 
 import os
 import platform
@@ -10,47 +10,25 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from lm import kernels, logger
-from lm.distributed.agreement import by_rank, on_all_ranks
+from lm.distributed.agreement import by_rank
 from lm.distributed.horovod import horovod_version
-from lm.events.logs import LogFiles
 from lm.events.reporter import Reporter
-from lm.model.network import Network
-from lm.record import LOG_FILE, VOCABULARY_FILE
-from lm.system import cpu_model
+from lm.training.exactness import Exactness
 from lm.training.prepare import Job
-from lm.training.progress import TrainProgress
-from lm.training.step import NUM_SUMS
-
-_ONE_DNN = ("TF_ENABLE_ONEDNN_OPTS", "ONEDNN_MAX_CPU_ISA")
 
 
-def report_start(job: Job, network: Network, progress: TrainProgress, reporter: Reporter) -> None:
-    """Open the log files and write the start event, the summary, the record and the vocabulary.
+def report_start(job: Job, exactness: Exactness, step: int, reporter: Reporter) -> None:
+    """Write the start event, and log the summary. `step` is the step to resume from, or 0.
 
     All ranks call this together, in the training graph.
     """
-    comm = job.comm
-    output_dir = comm.gather(reporter.output_dir)[0]
-    paths = [os.path.join(output_dir, LOG_FILE)]
-    if job.options.log_path:
-        paths.append(job.options.log_path)
-    with on_all_ranks(comm):
-        reporter.logs = LogFiles(paths, job.options.mpi_log, comm.rank)
-        if comm.is_rank_0:
-            _write_files(job)
-    facts = _facts(job, network, progress, output_dir)
+    facts = _facts(job, exactness, step)
     reporter.event("start", **facts)
     for line in _summary(job, facts):
         logger.info(line)
 
 
-def _write_files(job: Job) -> None:
-    path, checkpoint = job.run_dir.path, job.run_dir.checkpoint
-    job.record.write(path, has_checkpoints=checkpoint is not None)
-    job.corpus.vocabulary.save(os.path.join(path, VOCABULARY_FILE))
-
-
-def _facts(job: Job, network: Network, progress: TrainProgress, output_dir: str) -> dict[str, Any]:
+def _facts(job: Job, exactness: Exactness, step: int) -> dict[str, Any]:
     """Return the fields of the start event. A field with one value per rank is a list."""
     config, comm = job.config, job.comm
     own = dict(
@@ -60,17 +38,16 @@ def _facts(job: Job, network: Network, progress: TrainProgress, output_dir: str)
         intra_op_threads=job.device.intra_op,
         inter_op_threads=job.device.inter_op,
         compiled_ops=kernels.description(),
-        arithmetic=_arithmetic(job),
         visible_gpus=len(tf.config.list_physical_devices("GPU")),
         cuda_visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
     )
     ranks = comm.gather(own)
-    by_name = {name: [rank[name] for rank in ranks] for name in own}
     return dict(
         name=config.name,
         world_size=comm.size,
-        **by_name,
-        exact=_find_exactness(job, network, progress, by_name["arithmetic"]),
+        **{name: [rank[name] for rank in ranks] for name in own},
+        arithmetic=exactness.arithmetic,
+        exact=exactness.text,
         backend=comm.backend,
         exchange_settings=comm.settings,
         python=platform.python_version(),
@@ -80,8 +57,8 @@ def _facts(job: Job, network: Network, progress: TrainProgress, output_dir: str)
         parameters=sum(v.shape.num_elements() for v in tf.trainable_variables()),
         vocab_size=len(job.corpus.vocabulary),
         steps_per_epoch=job.batches.steps_per_epoch,
-        output_dir=output_dir,
-        resumed_from_step=progress.step,
+        output_dir=job.output_dir,
+        resumed_from_step=step,
     )
 
 
@@ -139,56 +116,3 @@ def _precision(job: Job) -> str:
 
 def _one_or_by_rank(values: Sequence[str], consequence: str) -> str:
     return values[0] if len(set(values)) == 1 else f"{by_rank(values)}: {consequence}"
-
-
-def _arithmetic(job: Job) -> str:
-    """Describe what can change the last bits of the results, in addition to the record."""
-    if job.functions.is_built_in:
-        return kernels.arithmetic(job.config.precision)
-    one_dnn = {name: os.environ[name] for name in _ONE_DNN if name in os.environ}
-    return (
-        f"{kernels.arithmetic(job.config.precision)}, TensorFlow {tf.__version__},"
-        f" {cpu_model()}, oneDNN {one_dnn or 'default'}"
-    )
-
-
-def _find_exactness(
-    job: Job, network: Network, progress: TrainProgress, arithmetic: Sequence[str]
-) -> str:
-    """Return whether results are identical on all supported numbers of ranks, or why not.
-
-    Each start decides for the steps that it computes. `progress` records whether the earlier steps
-    were exact.
-    """
-    if job.config.scale_lr_by_worker != "none":
-        progress.exact_with = None
-        return "no: the learning rate depends on the number of ranks"
-    why = _why_inexact(job, network, arithmetic)
-    if not why and progress.step and progress.exact_with != arithmetic[0]:
-        before = progress.exact_with
-        how = f"were computed with {before}" if before else "are not exact"
-        why = f"the steps up to {progress.step:,} {how}"
-        logger.warning("%s", why)
-    elif why and progress.step and progress.exact_with:
-        cause = why if kernels.available() else kernels.description()  # with the fix
-        step = f"{progress.step:,}"
-        logger.warning("the run was exact up to step %s and will no longer be: %s", step, cause)
-    progress.exact_with = None if why else arithmetic[0]
-    if why:
-        return f"no: {why}; results on different numbers of ranks are equal up to rounding"
-    return f"yes: bitwise identical on any power of two up to {job.config.virtual_ranks} ranks"
-
-
-def _why_inexact(job: Job, network: Network, arithmetic: Sequence[str]) -> str:
-    config, comm = job.config, job.comm
-    if not kernels.available():  # on any rank: the ranks have agreed on this
-        return "sums of plain TensorFlow depend on threads and ranks"
-    if len(set(arithmetic)) > 1:
-        return "the ranks' arithmetic differs"
-    if network.audit.why_irreproducible:
-        return network.audit.why_irreproducible
-    if config.virtual_ranks % comm.size:
-        return f"{comm.size} ranks do not divide virtual_ranks {config.virtual_ranks}"
-    variables = tf.get_collection(tf.GraphKeys.MODEL_VARIABLES)
-    sizes = {variable.shape.num_elements() for variable in variables}
-    return comm.why_inexact([*sizes, NUM_SUMS])

@@ -1,0 +1,74 @@
+"""Whether a run is exact: bitwise identical on all supported numbers of ranks."""
+
+import os
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import tensorflow.compat.v1 as tf
+
+from lm import kernels, logger
+from lm.model.network import Network
+from lm.system import cpu_model
+from lm.training.prepare import Job
+from lm.training.progress import TrainProgress
+from lm.training.step import NUM_SUMS
+
+_ONE_DNN = ("TF_ENABLE_ONEDNN_OPTS", "ONEDNN_MAX_CPU_ISA")
+
+
+class Exactness(NamedTuple):
+    """Whether a run is exact, including the steps before it was resumed."""
+
+    arithmetic: Sequence[str]  # everything besides the record that can change the bits, by rank
+    exact_with: str | None  # the arithmetic of all steps, or None if the run is not exact
+    text: str  # the answer for the user, with the reason
+
+
+def find_exactness(job: Job, network: Network, progress: TrainProgress) -> Exactness:
+    """Decide whether a run is exact. Warn if this changes when the run is resumed.
+
+    All ranks call this together, in the training graph.
+    """
+    arithmetic = job.comm.gather(_arithmetic(job))
+    if job.config.scale_lr_by_worker != "none":
+        return Exactness(arithmetic, None, "no: the learning rate depends on the number of ranks")
+    why, before = _why_inexact(job, network, arithmetic), progress.exact_with
+    if not why and progress.step and before != arithmetic[0]:
+        how = f"were computed with {before}" if before else "are not exact"
+        why = f"the steps up to {progress.step:,} {how}"
+        logger.warning("%s", why)
+    elif why and progress.step and before:
+        cause = why if kernels.available() else kernels.description()  # with the fix
+        step = f"{progress.step:,}"
+        logger.warning("the run was exact up to step %s and will no longer be: %s", step, cause)
+    if why:
+        text = f"no: {why}; results on different numbers of ranks are equal up to rounding"
+        return Exactness(arithmetic, None, text)
+    text = f"yes: bitwise identical on any power of two up to {job.config.virtual_ranks} ranks"
+    return Exactness(arithmetic, arithmetic[0], text)
+
+
+def _arithmetic(job: Job) -> str:
+    if job.functions.is_built_in:
+        return kernels.arithmetic(job.config.precision)
+    one_dnn = {name: os.environ[name] for name in _ONE_DNN if name in os.environ}
+    return (
+        f"{kernels.arithmetic(job.config.precision)}, TensorFlow {tf.__version__},"
+        f" {cpu_model()}, oneDNN {one_dnn or 'default'}"
+    )
+
+
+def _why_inexact(job: Job, network: Network, arithmetic: Sequence[str]) -> str:
+    """Explain why the steps of this job are not exact, or return ""."""
+    config, comm = job.config, job.comm
+    if not kernels.available():  # on any rank: the ranks have agreed on this
+        return "sums of plain TensorFlow depend on threads and ranks"
+    if len(set(arithmetic)) > 1:
+        return "the ranks' arithmetic differs"
+    if network.audit.why_irreproducible:
+        return network.audit.why_irreproducible
+    if config.virtual_ranks % comm.size:
+        return f"{comm.size} ranks do not divide virtual_ranks {config.virtual_ranks}"
+    variables = tf.get_collection(tf.GraphKeys.MODEL_VARIABLES)
+    sizes = {variable.shape.num_elements() for variable in variables}
+    return comm.why_inexact([*sizes, NUM_SUMS])
