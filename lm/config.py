@@ -32,13 +32,30 @@ class Config(Checked):
         "files", "files (PTB or your own text in --data_path) or embedded (a synthetic corpus)",
         choices=("files", "embedded"), affects="data",
     )  # fmt: skip
+    tokenizer: str = option(
+        "words", "words, characters, bytes, or the path of a tokenizer.json, of a SentencePiece"
+        " model, or of a directory with GPT-2's files", affects="data",
+    )  # fmt: skip
     vocab_size: int | None = option(
-        None, "keep the N most frequent words and replace all others by <unk> (default: keep all)",
-        low=3, affects="data",
+        None, "keep the N most frequent words or characters and replace all others by <unk>"
+        " (default: keep all). A corpus of token IDs without tokenizer needs it", low=3,
+        affects="data",
     )  # fmt: skip
     min_count: int = option(
         1, "replace words that occur fewer than N times in the training text by <unk>", low=1,
         affects="data",
+    )  # fmt: skip
+    vocabulary: str | None = option(
+        None, "file with the words of the vocabulary, one per line in the order of their IDs"
+        " (default: the words of the training text)", affects="data",
+    )  # fmt: skip
+    split: str = option(
+        "5,5", "percentages of the lines for valid and test if --data_path is a single file",
+        affects="data",
+    )  # fmt: skip
+    token_dtype: str = option(
+        "uint16", "type of the integers of .bin files", affects="data",
+        choices=("uint8", "uint16", "int32", "uint32", "int64"),
     )  # fmt: skip
 
     # Model: Zaremba, Sutskever, Vinyals (2014), https://arxiv.org/abs/1409.2329.
@@ -216,6 +233,10 @@ class RunOptions(Checked):
     init_partly: bool = option(
         False, "--init_from: load only the weights that fit the model and the vocabulary",
         affects="weights",
+    )  # fmt: skip
+    new_vocabulary: bool = option(
+        False, "--init_from: build the vocabulary of this text instead of using that of the earlier"
+        " run; words of both vocabularies keep their weights", affects="weights",
     )  # fmt: skip
     checkpoint_every_steps: int | None = option(
         None, "save every N steps, in addition to the end of each epoch", low=1

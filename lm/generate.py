@@ -9,7 +9,6 @@ counts as a word.
 """
 
 import contextlib
-import itertools
 import signal
 import sys
 
@@ -25,23 +24,25 @@ def _generate(argv):
     arguments = parse(argv, __doc__, RunChoice, Sampling)
     run, sampling = arguments[RunChoice].open_arguments(), arguments[Sampling]
     import_tensorflow()
-    from lm.inference.generator import Generator, spaced
+    from lm.inference.generator import Generator
     from lm.inference.run import open_run
 
     with contextlib.closing(Generator(open_run(**run))) as generator:
         logger.info("seed %d", sampling.seed)  # for generating the text again
-        for number, (prompt, words) in enumerate(generator.texts(sampling), 1):
+        for number, pieces in enumerate(generator.texts(sampling), 1):
             if sampling.num_samples > 1:
                 print(f"== {number} of {sampling.num_samples}")
-            _print_text(spaced(itertools.chain(prompt, words)))
+            _print_text(pieces)
 
 
 def _print_text(pieces):
+    last = ""
     for piece in pieces:
+        last = piece or last
         if sys.stdout.isatty():
             piece = printable(piece, kept="\n")
         print(piece, end="", flush=True)
-    if piece != "\n":
+    if not last.endswith("\n"):
         print()
 
 

@@ -18,7 +18,6 @@ from lm.schedule import SCHEDULES
 
 # The files and directories of a run.
 RUN_FILE = "run.json"
-VOCABULARY_FILE = "vocabulary.txt"
 METRICS_FILE = "metrics.jsonl"
 LOG_FILE = "log.txt"
 TENSORBOARD_DIR = "tensorboard"
@@ -47,7 +46,7 @@ class CorruptFile(UserError):
 class CorpusRecord:
     """The corpus of a run. Only the checksum identifies the corpus."""
 
-    kind: str  # "text", "ptb" or "embedded"
+    kind: str  # "text", "ids", "ptb" or "embedded"
     path: str  # absolute path of --data_path on rank 0
     sha256: str
 
@@ -66,7 +65,7 @@ class RunRecord:
     """The identity of a run. Config fields of newer versions have their defaults."""
 
     config: Mapping[str, Any]  # dataclasses.asdict(Config)
-    vocabulary: str  # SHA-256
+    vocabulary: str  # SHA-256 of the tokenizer
     corpus: CorpusRecord
     config_file: FileRecord | None = None  # None unless the file defines a network or fields
 

@@ -49,7 +49,7 @@ def _score(argv):
 
 def format_score(score, per_word: bool) -> str:
     cells = [f"{score.log_prob:.6f}", str(len(score.log_probs)), str(score.unknown)]
-    cells.append(" ".join(score.words))
+    cells.append(" ".join(score.text.split()))
     if per_word:
         cells.append(" ".join(f"{log_prob:.6f}" for log_prob in score.log_probs))
     return "\t".join(cells)

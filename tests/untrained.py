@@ -16,10 +16,10 @@ from lm.config import Config
 from lm.config_file import load_config_file
 from lm.data.batches import Rows
 from lm.data.corpus import load_corpus
-from lm.data.vocabulary import Vocabulary
+from lm.data.tokenizer import Tokenizer
 from lm.model.network import Network
 from lm.model.windows import build_window_graph
-from lm.record import VOCABULARY_FILE, CorpusRecord, RunRecord
+from lm.record import CorpusRecord, RunRecord
 
 CORPUS = CorpusRecord(kind="text", path="/nowhere", sha256="")
 
@@ -39,20 +39,20 @@ def make_run(directory: os.PathLike, data_path: os.PathLike, **fields) -> Config
     )
     config = dataclasses.replace(config, **fields)
     corpus = load_corpus(str(data_path), config)
-    write_run(directory, config, corpus.vocabulary, corpus.record)
+    write_run(directory, config, corpus.tokenizer, corpus.record)
     return config
 
 
 def write_run(
-    directory: os.PathLike, config: Config, vocabulary: Vocabulary, corpus: CorpusRecord = CORPUS
+    directory: os.PathLike, config: Config, tokenizer: Tokenizer, corpus: CorpusRecord = CORPUS
 ) -> None:
-    """Write a run of any config and vocabulary with random weights, at step 7."""
+    """Write a run of any config and tokenizer with random weights, at step 7."""
     os.makedirs(directory)
-    vocabulary.save(os.path.join(directory, VOCABULARY_FILE))
-    record = RunRecord(dataclasses.asdict(config), vocabulary.sha256, corpus)
+    tokenizer.save(str(directory))
+    record = RunRecord(dataclasses.asdict(config), tokenizer.sha256, corpus)
     record.write(str(directory), has_checkpoints=True)
     with tf.Graph().as_default(), tf.Session() as session:
-        build_window_graph(Network(config, len(vocabulary)), Rows(0, 1), "eval")
+        build_window_graph(Network(config, len(tokenizer)), Rows(0, 1), "eval")
         session.run(tf.global_variables_initializer())
         weights = {variable.op.name: session.run(variable) for variable in tf.global_variables()}
     biases = np.random.default_rng(0)

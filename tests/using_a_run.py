@@ -33,5 +33,5 @@ def check_commands_agree(run, functions, corpora, tmp_path, text="embedded/test.
     for word, after in zip(["<eos>", *sentence.split()], [*sentence.split(), "<eos>"]):
         out = step(words=tf2.constant([word]), state=state)
         state = out["state"]
-        log_probs.append(out["log_probabilities"][0, opened.vocabulary.ids[after]])
+        log_probs.append(out["log_probabilities"][0, opened.tokenizer.vocabulary.ids[after]])
     np.testing.assert_allclose(log_probs, score.log_probs, rtol=1e-4)

@@ -35,7 +35,7 @@ def load_words(config: Config, data_path: str | None) -> tuple[np.ndarray, int]:
     """
     if data_path:
         corpus = load_corpus(data_path, dataclasses.replace(config, corpus="files"))
-        return corpus.train, len(corpus.vocabulary)
+        return corpus.train, len(corpus.tokenizer)
     vocab_size = config.vocab_size or _PTB_VOCAB_SIZE
     count = config.batch_size * (_WINDOWS * config.num_steps + 1)
     # Inverse of the continuous distribution function: ln(x) is uniform.

@@ -5,7 +5,8 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 
-from lm.data.vocabulary import EOS, UNK, Vocabulary
+from lm.data.tokenizer import Tokenizer, Words
+from lm.data.vocabulary import EOS, UNK
 
 _BLOCK = 1 << 18  # token IDs
 _LEAST_TOKENS = 100  # of a split
@@ -13,18 +14,22 @@ _MOST_CHARACTERS = 200  # of a word
 _MOST_EMPTY_LINES = 0.05  # of the tokens
 
 
-def advice(vocabulary: Vocabulary, splits: Mapping[str, np.ndarray]) -> list[str]:
+def advice(tokenizer: Tokenizer, splits: Mapping[str, np.ndarray]) -> list[str]:
     """Return one sentence for each suspicious fact of a corpus, given its token IDs by split."""
-    found = [*_about_words(vocabulary.words)]
-    unk_id = vocabulary.unk_id
+    found = [sentence for split, ids in splits.items() for sentence in _about_size(split, ids)]
+    return found if type(tokenizer) is not Words else [*found, *_about_text(tokenizer, splits)]
+
+
+def _about_text(words: Words, splits: Mapping[str, np.ndarray]) -> Iterator[str]:
+    yield from _about_words(words.tokens)
+    unk_id = words.unk_id
     if unk_id is not None and not any((ids == unk_id).any() for ids in _blocks(splits["train"])):
-        found.append(
+        yield (
             f"{UNK} never occurs in train, so the model cannot learn its probability: add"
             " --min_count 2 or --vocab_size"
         )
     for split, ids in splits.items():
-        found += _about_split(split, ids, vocabulary.eos_id)
-    return found
+        yield from _about_empty_lines(split, ids, words.eos_id)
 
 
 def _blocks(ids: np.ndarray) -> Iterator[np.ndarray]:
@@ -52,9 +57,12 @@ def _about_words(words: Iterable[str]) -> Iterator[str]:
                 break
 
 
-def _about_split(split: str, ids: np.ndarray, eos_id: int) -> Iterator[str]:
+def _about_size(split: str, ids: np.ndarray) -> Iterator[str]:
     if len(ids) < _LEAST_TOKENS:
         yield f"{split} has only {len(ids)} tokens: its perplexity says little"
+
+
+def _about_empty_lines(split: str, ids: np.ndarray, eos_id: int) -> Iterator[str]:
     num_empty = 0
     for is_eos in (block == eos_id for block in _blocks(ids)):
         num_empty += int(np.count_nonzero(is_eos[1:] & is_eos[:-1]))

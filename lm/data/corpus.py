@@ -12,10 +12,12 @@ from lm import logger
 from lm.config import Config, RunOptions
 from lm.data.advice import advice
 from lm.data.embedded import KnownPerplexity, load_known_perplexity, write_corpus
-from lm.data.encoding import SPLITS, EncodedCorpus, load_encoded
+from lm.data.encoding import Encoded, EncodedCorpus, Recipe, load_encoded
 from lm.data.ptb import PTB_SHA256, download_ptb
-from lm.data.text import sha256_of_text
-from lm.data.vocabulary import Vocabulary
+from lm.data.splits import SPLITS, Source, divide_file, find_splits
+from lm.data.text import Part, sha256_of_text
+from lm.data.tokenizer import Tokenizer, fixed_tokenizer, has_tokenizer, saved_tokenizer
+from lm.data.vocabulary import UNK
 from lm.errors import ProgramExit, RunError, UserError, error_class
 from lm.record import CorpusRecord, load_record
 
@@ -32,28 +34,54 @@ _CONFIG = Config()
 
 @dataclass(frozen=True)
 class Corpus:
-    """The three splits of a corpus, with `<eos>` after each line, and their vocabulary."""
+    """The splits of a corpus as token IDs, and their tokenizer."""
 
-    record: CorpusRecord  # kind, directory and SHA-256 (of the three files and the vocabulary)
-    vocabulary: Vocabulary
+    record: CorpusRecord  # kind, path and SHA-256 (of the splits and the vocabulary)
+    tokenizer: Tokenizer
     train: np.ndarray  # memory-mapped int32 token IDs [tokens]
     valid: np.ndarray
-    test: np.ndarray
-    # Per split, the words that became <unk>. A literal <unk> in the text is an ordinary word.
-    num_unknown: Mapping[str, int]
-    files: Mapping[str, str]  # the text of each split
+    test: np.ndarray | None  # None if the corpus has no test split
+    encoded: Mapping[str, Encoded]  # by split
+    sources: Mapping[str, Source]  # by split
     known_perplexity: KnownPerplexity | None = None  # only for a synthetic corpus
 
 
 def load_corpus_to_train(config: Config, options: RunOptions) -> Corpus:
     """Find and load the corpus of a training run."""
-    run_dirs = [options.output_dir] if options.resume and options.output_dir else []
-    if options.init_from and not options.data_path:  # RUN/checkpoints/step-00001000
-        run_dirs.append(os.path.dirname(os.path.dirname(os.path.abspath(options.init_from))))
+    resumed = options.output_dir if options.resume else None
+    start = run_of_checkpoint(options.init_from) if options.init_from else None
+    run_dirs = [resumed] if resumed else []
+    if start and not options.data_path:
+        run_dirs.append(start)
     # A job that restarts automatically may find the disk of the corpus mounted later.
     missing_error = RunError if options.resume else UserError
     data_path = find_data_path(config.corpus, run_dirs, options.data_path, missing_error)
-    return load_corpus(data_path, config, options.data_url)
+    tokenizer = _earlier_tokenizer(resumed, config)
+    if not tokenizer and not options.new_vocabulary:
+        tokenizer = _earlier_tokenizer(start, config)
+    return load_corpus(data_path, config, options.data_url, tokenizer)
+
+
+def run_of_checkpoint(path: str) -> str:
+    """Return the run of RUN/checkpoints/step-00001000, or the path if it is a run."""
+    path = os.path.abspath(path)
+    return path if load_record(path) else os.path.dirname(os.path.dirname(path))
+
+
+def _earlier_tokenizer(run_dir: str | None, config: Config) -> Tokenizer | None:
+    """Return the tokenizer of an earlier run, unless this host does not have its directory."""
+    if not run_dir or not has_tokenizer(run_dir):
+        return None
+    tokenizer = saved_tokenizer(run_dir)
+    given = [config.tokenizer, config.vocabulary or ""]
+    if any(map(os.path.exists, given)):
+        fixed = fixed_tokenizer(config, reads_ids=False)
+        if fixed and fixed.sha256 != tokenizer.sha256:
+            raise UserError(
+                f"{' '.join(given).strip()} differs from the tokenizer of {run_dir}: restore the"
+                " file, or start a new run"
+            )
+    return tokenizer
 
 
 def find_data_path(
@@ -77,10 +105,7 @@ def find_data_path(
 
 
 def _check_data_path(data_path: str, corpus: str) -> None:
-    """Check that a given path does not name a file, or a text that the run would ignore."""
-    if os.path.isfile(data_path):
-        directory = os.path.dirname(data_path) or os.curdir
-        raise UserError(f"data_path {data_path} is a file; give its directory {directory}")
+    """Check that a given path does not contain a text that the run would ignore."""
     own = [name for name in _texts_in(data_path) if not name.startswith("ptb.")]
     if corpus == "embedded" and own:
         raise UserError(
@@ -104,9 +129,7 @@ def _locate(
     # The whole project may have been moved, or copied to a different host.
     candidates = [data_path] if data_path else [recorded.path, _DEFAULT_DATA_PATH]
     for directory in candidates:
-        # A run of somebody else must not create the corpus in a directory of its choice.
-        place = os.path.join(directory, "embedded") if recorded.kind == "embedded" else directory
-        if all(map(os.path.exists, _split_paths(place, recorded.kind).values())):
+        if _exists(directory, recorded.kind):
             return directory
     # In a new container, a job can create the embedded corpus and download PTB again. PTB is
     # downloaded only into a given or the default directory, because the download takes minutes. If
@@ -120,51 +143,88 @@ def _locate(
     )
 
 
-def _split_paths(directory: str, kind: str) -> dict[str, str]:
-    """Return the path of each split. The user's own texts may be compressed."""
-    prefix = "ptb." if kind == "ptb" else ""
-    paths = {split: os.path.join(directory, f"{prefix}{split}.txt") for split in SPLITS}
-    for split, path in paths.items():
-        if kind == "text" and os.path.lexists(f"{path}.gz"):
-            if os.path.lexists(path):
-                raise UserError(f"{path} and {path}.gz both exist; remove one of them")
-            paths[split] = f"{path}.gz"
-    return paths
+def _exists(data_path: str, kind: str) -> bool:
+    # A run of somebody else must not create the corpus in a directory of its choice.
+    place = os.path.join(data_path, "embedded") if kind == "embedded" else data_path
+    return os.path.isfile(place) or bool(_ptb_in(place) if kind == "ptb" else find_splits(place))
 
 
-def load_corpus(data_path: str, config: Config = _CONFIG, data_url: str | None = None) -> Corpus:
+def _ptb_in(directory: str) -> dict[str, Source]:
+    """Return the files of PTB that are in a directory, by split."""
+    paths = {split: os.path.join(directory, f"ptb.{split}.txt") for split in SPLITS}
+    return {
+        split: Source(path, (Part(path),), False)
+        for split, path in paths.items()
+        if os.path.lexists(path)
+    }
+
+
+def load_corpus(
+    data_path: str,
+    config: Config = _CONFIG,
+    data_url: str | None = None,
+    tokenizer: Tokenizer | None = None,
+) -> Corpus:
     """Load a corpus, and encode it if necessary.
 
-    The directory contains train.txt, valid.txt and test.txt (or .txt.gz), or PTB, which is
-    downloaded if the directory has neither. The config limits the vocabulary.
+    Args:
+      data_path: A text file, which is divided into splits, or a directory of splits or of PTB,
+        which is downloaded if the directory contains neither; see data/README.md.
+      config: Selects the tokenizer and limits its vocabulary.
+      tokenizer: Replaces the tokenizer of the config.
     """
     if config.corpus == "embedded":
         kind, directory = "embedded", os.path.join(data_path, "embedded")
         _write_embedded(directory)
+        sources = find_splits(directory)
+    elif os.path.isfile(data_path):
+        kind, directory = "text", os.path.dirname(os.path.abspath(data_path))
+        sources = divide_file(data_path, config.split)
     else:
-        kind, directory = _find_or_download(data_path, data_url), data_path
-    files = _split_paths(directory, kind)
-    sha256_by_split = {split: sha256_of_text(path) for split, path in files.items()}
-    for split, path in files.items() if kind == "ptb" else ():
-        if sha256_by_split[split] != PTB_SHA256[os.path.basename(path)]:
+        kind, sources, directory = *_find_or_download(data_path, data_url), data_path
+    missing = [split for split in ("train", "valid") if split not in sources]
+    if missing:
+        raise UserError(f"{data_path} has no lines for {' and '.join(missing)}; check --split")
+    reads_ids = sources["train"].reads_ids
+    kind = "ids" if reads_ids else kind
+    sha256_by_split = {split: sha256_of_text(source.parts) for split, source in sources.items()}
+    for split, source in sources.items() if kind == "ptb" else ():
+        if sha256_by_split[split] != PTB_SHA256[os.path.basename(source.path)]:
             logger.warning(
-                f"{path} is not the published PTB; its perplexity cannot be compared with published"
-                " ones"
+                f"{source.path} is not the published PTB; its perplexity cannot be compared with"
+                " published ones"
             )
-    encoded = load_encoded(files, sha256_by_split, config)
-    identity = "\n".join([*sha256_by_split.values(), encoded.vocabulary.sha256])
+    recipe = Recipe(
+        sources, sha256_by_split, config, tokenizer or fixed_tokenizer(config, reads_ids)
+    )
+    encoded = load_encoded(recipe, directory)
+    for split, facts in encoded.splits.items():
+        check_known(sources[split].path, facts, encoded.tokenizer)
+    identity = "\n".join([*sha256_by_split.values(), encoded.tokenizer.sha256])
     sha256 = hashlib.sha256(identity.encode()).hexdigest()
-    _log_sizes(kind, directory, encoded)
+    _log_sizes(kind, data_path, encoded)
     known_perplexity = load_known_perplexity(directory, sha256_by_split)
+    is_whole = not any(split.unknown for split in encoded.splits.values())
     return Corpus(
         CorpusRecord(kind, os.path.abspath(data_path), sha256),
-        encoded.vocabulary,
-        **encoded.splits,
-        num_unknown=encoded.num_unknown,
-        files=files,
+        encoded.tokenizer,
+        encoded.ids["train"],
+        encoded.ids["valid"],
+        encoded.ids.get("test"),
+        encoded=encoded.splits,
+        sources=sources,
         # Words that became <unk> are easier to predict, so the perplexity is no longer known.
-        known_perplexity=None if any(encoded.num_unknown.values()) else known_perplexity,
+        known_perplexity=known_perplexity if is_whole else None,
     )
+
+
+def check_known(name: str, encoded: Encoded, tokenizer: Tokenizer) -> None:
+    """Raise UserError if the vocabulary of a text lacks parts of the text and `<unk>`."""
+    if encoded.unknown and tokenizer.unk_id is None:
+        raise UserError(
+            f"{name} has {encoded.unknown:,} words that are not in the run's vocabulary, which does"
+            f" not contain {UNK}; a model trained with --min_count 2 or --vocab_size knows it"
+        )
 
 
 def _write_embedded(directory: str) -> None:
@@ -177,38 +237,44 @@ def _write_embedded(directory: str) -> None:
         ) from error
 
 
-def _find_or_download(data_path: str, data_url: str | None) -> str:
-    """Return "text" or "ptb", after a download if the directory contains neither."""
-    own, ptb = (
-        [os.path.basename(p) for p in _split_paths(data_path, kind).values() if os.path.lexists(p)]
-        for kind in ("text", "ptb")
-    )
-    if sorted((len(own), len(ptb))) == [0, len(SPLITS)]:
-        return "text" if own else "ptb"
+def _find_or_download(data_path: str, data_url: str | None) -> tuple[str, dict[str, Source]]:
+    """Return "text" or "ptb" and its splits, after a download if the directory has neither."""
+    own, ptb = find_splits(data_path), _ptb_in(data_path)
+    if not own and len(ptb) == len(SPLITS):
+        return "ptb", ptb
+    if {"train", "valid"} <= own.keys() and not ptb:
+        return "text", own
     found = _texts_in(data_path)
-    unpublished = [n for n in ptb if sha256_of_text(os.path.join(data_path, n)) != PTB_SHA256[n]]
+    names = [os.path.basename(source.path) for source in ptb.values()]
+    unpublished = [
+        name
+        for name in names
+        if sha256_of_text([Part(os.path.join(data_path, name))]) != PTB_SHA256.get(name)
+    ]
     # PTB must not complete a text of the user. An address asks for PTB beside other files.
-    if own or unpublished or (not data_url and any(name not in ptb for name in found)):
+    if own or unpublished or (not data_url and any(name not in names for name in found)):
+        found = found or sorted(os.path.basename(source.path) for source in own.values())
         raise UserError(
             f"{data_path} contains {', '.join(found)}, but a corpus is either train.txt, valid.txt"
-            f" and test.txt (also .txt.gz), or for PTB {', '.join(PTB_SHA256)}; rename or move the"
-            " files, or choose a directory with --data_path or an archive of PTB with --data_url"
+            f" and test.txt (other forms: data/README.md), or for PTB {', '.join(PTB_SHA256)};"
+            " rename or move the files, or choose a file or a directory with --data_path or an"
+            " archive of PTB with --data_url"
         )
     state = "does not contain a corpus" if os.path.isdir(data_path) else "does not exist"
     logger.info(
-        f"{data_path} {state}: downloading PTB into it; for your own text, give the directory of"
-        " train.txt, valid.txt and test.txt with --data_path"
+        f"{data_path} {state}: downloading PTB into it; for your own text, give a text file or the"
+        " directory of train.txt, valid.txt and test.txt with --data_path"
     )
     download_ptb(data_path, data_url)
-    return "ptb"
+    return "ptb", _ptb_in(data_path)
 
 
-def _log_sizes(kind: str, directory: str, encoded: EncodedCorpus) -> None:
-    num_words = len(encoded.vocabulary)
-    sizes = ", ".join(f"{split} {len(ids):,}" for split, ids in encoded.splits.items())
-    logger.info(f"{kind} corpus in {directory}: vocabulary of {num_words:,} words, tokens {sizes}")
-    for split, num_unknown in encoded.num_unknown.items():
-        if num_unknown:
-            logger.info(f"{split}: {num_unknown:,} unknown words became <unk>")
-    for sentence in advice(encoded.vocabulary, encoded.splits):
+def _log_sizes(kind: str, data_path: str, encoded: EncodedCorpus) -> None:
+    tokenizer = encoded.tokenizer
+    sizes = ", ".join(f"{split} {len(ids):,}" for split, ids in encoded.ids.items())
+    logger.info(f"{kind} corpus in {data_path}: vocabulary of {len(tokenizer):,}, tokens {sizes}")
+    for split, facts in encoded.splits.items():
+        if facts.unknown:
+            logger.info(f"{split}: {facts.unknown:,} unknown words became {UNK}")
+    for sentence in advice(tokenizer, encoded.ids):
         logger.warning(sentence)

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lm.data.encoding import SPLITS
+from lm.data.splits import SPLITS
 from lm.errors import UserError
 from lm.files import open_atomically, sha256_of, write_json
 from lm.options import MAX_SEED, Checked, option

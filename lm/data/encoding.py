@@ -20,7 +20,16 @@ import numpy as np
 
 from lm import logger
 from lm.config import Config
-from lm.data.text import read_words, sha256_of_text
+from lm.data.arrays import read_id_files
+from lm.data.splits import Source
+from lm.data.text import TextSize, measured, read_blocks, sha256_of_text
+from lm.data.tokenizer import (
+    BUILT,
+    UNKNOWN,
+    Tokenizer,
+    Words,
+    saved_tokenizer,
+)
 from lm.data.vocabulary import UNK, Vocabulary
 from lm.errors import RunError
 from lm.files import (
@@ -35,60 +44,115 @@ from lm.files import (
 )
 from lm.record import from_json
 
-SPLITS = ("train", "valid", "test")
 ID_DTYPE = np.dtype("<i4")  # files are little-endian on every machine
-FORMAT = 2  # part of the cache key; increase it whenever the same text gives different files
-_ENTRY_FILES = ("vocabulary.txt", *(f"{split}.ids" for split in SPLITS))
+FORMAT = 3  # part of the cache key; increase it whenever the same text gives different files
 
 _ID_BLOCK_BYTES = 1 << 20
 
 
-def encode_file(path: str, vocabulary: Vocabulary, id_path: str) -> int:
-    """Write the token IDs of a text file to a file of ID_DTYPE, and count the unknown words.
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """Everything that determines the token IDs of a corpus."""
 
-    If the vocabulary does not contain `<unk>`, unknown words get the ID len(vocabulary).
+    sources: Mapping[str, Source]  # by split
+    sha256: Mapping[str, str]  # by split
+    config: Config
+    tokenizer: Tokenizer | None  # None: the training text determines the vocabulary
+
+    @property
+    def key(self) -> str:
+        """The name of the encoded corpus in a cache."""
+        parts = [f"v{FORMAT}", *(sha256[:16] for sha256 in self.sha256.values())]
+        config = self.config
+        if self.tokenizer:
+            parts.append(self.tokenizer.sha256[:16])
+        else:
+            parts += [config.tokenizer] * (config.tokenizer != "words")
+            parts.append("all" if config.vocab_size is None else str(config.vocab_size))
+            parts += [f"min{config.min_count}"] * (config.min_count > 1)
+        if self.sources["train"].reads_ids:
+            parts.append(config.token_dtype)
+        return "-".join(parts)
+
+
+@dataclasses.dataclass(frozen=True)
+class Encoded:
+    """What is known about a split after it has been encoded."""
+
+    unknown: int  # parts of the text that became `<unk>`; a literal <unk> is an ordinary word
+    size: TextSize | None  # None for token IDs
+
+
+def encode_source(
+    source: Source, tokenizer: Tokenizer, id_path: str, token_dtype: str = "uint16"
+) -> Encoded:
+    """Write the token IDs of a split to a file of ID_DTYPE.
+
+    If the vocabulary does not contain `<unk>`, unknown text gets the ID len(tokenizer).
     """
-    provisional_ids = _new_ids()
-    _write_ids(path, provisional_ids, id_path)
-    return _replace_ids(id_path, provisional_ids, vocabulary)
+    unk_id = len(tokenizer) if tokenizer.unk_id is None else tokenizer.unk_id
+    size = None if source.reads_ids else TextSize()
+    num_unknown = 0
+    if source.reads_ids:
+        blocks = read_id_files(source.parts, token_dtype, len(tokenizer))
+    else:
+        blocks = tokenizer.read_ids(measured(read_blocks(source.parts, "encoding"), size))
+    with open(id_path, "wb") as file:
+        for block in blocks:
+            ids = block.astype(ID_DTYPE)
+            num_unknown += int(np.count_nonzero(ids == UNKNOWN))
+            ids[ids == UNKNOWN] = unk_id
+            file.write(ids.tobytes())
+    return Encoded(num_unknown, size)
 
 
-def encode_corpus(
-    files: Mapping[str, str], sha256: Mapping[str, str], config: Config, directory: str
-) -> tuple[Vocabulary, dict[str, int]]:
-    """Build the vocabulary from the training text, and write `<split>.ids` for each split.
+def encode_corpus(recipe: Recipe, directory: str) -> tuple[Tokenizer, dict[str, Encoded]]:
+    """Write `<split>.ids` for each split, and return the tokenizer.
 
-    Without limits, `<unk>` joins the vocabulary only if valid or test contain unknown words. The ID
-    of `<unk>` is then the largest ID, because `<unk>` does not occur in the training text. The
-    numbers are the words of each split that became `<unk>`.
+    Without limits, `<unk>` joins a vocabulary of the training text only if valid or test contain
+    unknown words. The ID of `<unk>` is then the largest ID, because `<unk>` does not occur in the
+    training text.
     """
-    provisional_ids = _new_ids()
-    id_paths = {split: os.path.join(directory, f"{split}.ids") for split in SPLITS}
+    config, tokenizer = recipe.config, recipe.tokenizer
+    paths = {split: os.path.join(directory, f"{split}.ids") for split in recipe.sources}
+    pieces, found = _new_ids(), {}
     # The long split comes last, so that invalid bytes in the short splits are found within seconds.
-    for split in reversed(SPLITS):
-        logger.info("encoding %s", files[split])
-        _write_ids(files[split], provisional_ids, id_paths[split])
-        if sha256_of_text(files[split]) != sha256[split]:
-            raise RunError(f"{files[split]} changed while it was being read; start again")
-    counts = zip(provisional_ids, _count_ids(id_paths["train"], len(provisional_ids)))
+    for split, source in reversed(recipe.sources.items()):
+        logger.info("encoding %s", source.path)
+        if tokenizer:
+            found[split] = encode_source(source, tokenizer, paths[split], config.token_dtype)
+        else:
+            found[split] = _write_pieces(source, BUILT[config.tokenizer], pieces, paths[split])
+        if sha256_of_text(source.parts) != recipe.sha256[split]:
+            raise RunError(f"{source.path} changed while it was being read; start again")
+    if tokenizer:
+        return tokenizer, found
+    kind = BUILT[config.tokenizer]
+    entries = [kind.entry(piece) for piece in pieces]
+    counts = zip(entries, _count_ids(paths["train"], len(entries)))
     vocabulary = Vocabulary.from_counts({word: n for word, n in counts if n}, config)
-    num_unknown = {
-        split: _replace_ids(path, provisional_ids, vocabulary) for split, path in id_paths.items()
-    }
-    if any(num_unknown.values()) and vocabulary.unk_id is None:
+    for split, path in paths.items():
+        num_unknown = _replace_ids(path, entries, vocabulary)
+        found[split] = dataclasses.replace(found[split], unknown=num_unknown)
+    if any(split.unknown for split in found.values()) and vocabulary.unk_id is None:
         vocabulary = Vocabulary((*vocabulary.words, UNK))
-    return vocabulary, num_unknown
+    return kind(vocabulary), found
 
 
 def _new_ids() -> dict[str, int]:
-    """Return an empty dictionary that gives each new word the next ID."""
+    """Return an empty dictionary that gives each new piece the next ID."""
     return collections.defaultdict(itertools.count().__next__)
 
 
-def _write_ids(path: str, ids: Mapping[str, int], id_path: str) -> None:
+def _write_pieces(
+    source: Source, kind: type[Words], ids: Mapping[str, int], id_path: str
+) -> Encoded:
+    """Write the provisional IDs of the pieces of a text."""
+    size = TextSize()
     with open(id_path, "wb") as file:
-        for words in read_words(path):
-            file.write(np.fromiter(map(ids.__getitem__, words), ID_DTYPE, len(words)).tobytes())
+        for pieces in kind.read_pieces(measured(read_blocks(source.parts, "encoding"), size)):
+            file.write(np.fromiter(map(ids.__getitem__, pieces), ID_DTYPE, len(pieces)).tobytes())
+    return Encoded(0, size)
 
 
 def _count_ids(id_path: str, num_ids: int) -> list[int]:
@@ -101,14 +165,14 @@ def _count_ids(id_path: str, num_ids: int) -> list[int]:
 
 def _replace_ids(id_path: str, words: Iterable[str], vocabulary: Vocabulary) -> int:
     """Replace the positions in `words` with IDs of the vocabulary, and count the unknown words."""
-    new_ids = np.array([vocabulary.ids.get(word, -1) for word in words], ID_DTYPE)
+    new_ids = np.array([vocabulary.ids.get(word, UNKNOWN) for word in words], ID_DTYPE)
     unk_id = len(vocabulary) if vocabulary.unk_id is None else vocabulary.unk_id
     num_unknown = 0
     with open(id_path, "r+b") as file:
         while block := file.read(_ID_BLOCK_BYTES):
             ids = new_ids[np.frombuffer(block, ID_DTYPE)]
-            num_unknown += int(np.count_nonzero(ids < 0))
-            ids[ids < 0] = unk_id
+            num_unknown += int(np.count_nonzero(ids == UNKNOWN))
+            ids[ids == UNKNOWN] = unk_id
             file.seek(-len(block), os.SEEK_CUR)
             file.write(ids.tobytes())
     return num_unknown
@@ -117,9 +181,9 @@ def _replace_ids(id_path: str, words: Iterable[str], vocabulary: Vocabulary) -> 
 class EncodedCorpus(NamedTuple):
     """The contents of a cache entry."""
 
-    splits: Mapping[str, np.ndarray]  # memory-mapped int32 token IDs of each split
-    vocabulary: Vocabulary
-    num_unknown: Mapping[str, int]  # per split, the words that became <unk>
+    ids: Mapping[str, np.ndarray]  # memory-mapped int32 token IDs of each split
+    tokenizer: Tokenizer
+    splits: Mapping[str, Encoded]
 
 
 def cache_directories(data_path: str) -> list[str]:
@@ -136,29 +200,20 @@ def cache_directories(data_path: str) -> list[str]:
     return directories
 
 
-def load_encoded(
-    files: Mapping[str, str], sha256: Mapping[str, str], config: Config
-) -> EncodedCorpus:
-    """Open the encoded form of three text files, which are encoded first if necessary.
-
-    The files of all splits are in one directory.
-    """
-    limit = "all" if config.vocab_size is None else str(config.vocab_size)
-    if config.min_count > 1:
-        limit += f"-min{config.min_count}"
-    key = "-".join([f"v{FORMAT}", *(sha256[split][:16] for split in SPLITS), limit])
+def load_encoded(recipe: Recipe, data_path: str) -> EncodedCorpus:
+    """Open the encoded form of a corpus, which is encoded first if necessary."""
     failures = []
-    for directory in cache_directories(os.path.dirname(files["train"])):
-        entry = os.path.join(directory, key)
+    for directory in cache_directories(data_path):
+        entry = os.path.join(directory, recipe.key)
         try:
             for path in (os.path.dirname(directory), directory):
                 os.makedirs(path, 0o755, exist_ok=True)  # the umask may let a group write
                 check_private(path)
-            encoded = _open_entry(entry)
+            encoded = _open_entry(entry, recipe)
             if encoded is None:
                 with locked(os.path.join(directory, "encoding.lock"), "encoding a corpus"):
                     # Another process may have created the entry.
-                    encoded = _open_entry(entry) or _create_entry(entry, files, sha256, config)
+                    encoded = _open_entry(entry, recipe) or _create_entry(entry, recipe)
                 logger.info("the encoded corpus is in %s", entry)
             return encoded
         except OSError as error:
@@ -170,9 +225,7 @@ def load_encoded(
     )
 
 
-def _create_entry(
-    entry: str, files: Mapping[str, str], sha256: Mapping[str, str], config: Config
-) -> EncodedCorpus:
+def _create_entry(entry: str, recipe: Recipe) -> EncodedCorpus:
     # Write under a temporary name and rename, so that a killed process never leaves half an entry.
     # The caller's lock makes it safe to remove the files of a killed process.
     staging = private_name(os.path.join(os.path.dirname(entry), "encoding"))
@@ -180,17 +233,20 @@ def _create_entry(
     shutil.rmtree(entry, ignore_errors=True)  # a corrupt entry
     try:
         os.mkdir(staging, 0o700)  # the umask may let a group write to the files in it
-        vocabulary, num_unknown = encode_corpus(files, sha256, config, staging)
-        vocabulary.save(os.path.join(staging, "vocabulary.txt"))
-        written = {name: sha256_of(os.path.join(staging, name)) for name in _ENTRY_FILES}
-        record = {"sha256": written, "num_unknown": num_unknown}
+        tokenizer, splits = encode_corpus(recipe, staging)
+        if not recipe.tokenizer:
+            tokenizer.save(staging)
+        names = [f"{split}.ids" for split in splits]
+        names += [] if recipe.tokenizer else tokenizer.files
+        written = {name: sha256_of(os.path.join(staging, name)) for name in names}
+        record = dataclasses.asdict(_EntryRecord(written, splits))
         write_atomically(os.path.join(staging, "entry.json"), json.dumps(record).encode())
         # If locks do not reach other hosts, a faster host may already train from its own entry.
         if not os.path.exists(entry):
             os.rename(staging, entry)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
-    encoded = _open_entry(entry)
+    encoded = _open_entry(entry, recipe)
     if encoded is None:
         raise OSError(errno.EIO, "the written files are corrupt")
     return encoded
@@ -199,10 +255,10 @@ def _create_entry(
 @dataclasses.dataclass(frozen=True)
 class _EntryRecord:
     sha256: Mapping[str, str]  # by file
-    num_unknown: Mapping[str, int]  # by split
+    splits: Mapping[str, Encoded]
 
 
-def _open_entry(entry: str) -> EncodedCorpus | None:
+def _open_entry(entry: str, recipe: Recipe) -> EncodedCorpus | None:
     """Return the entry, or None if it is missing or corrupt."""
     if not os.path.isdir(entry):
         return None
@@ -210,13 +266,14 @@ def _open_entry(entry: str) -> EncodedCorpus | None:
         check_private(entry)
         with open_regular(os.path.join(entry, "entry.json")) as file:
             record = from_json(_EntryRecord, parse_object(file.read()), "entry.json")
-        for name in _ENTRY_FILES:
-            if sha256_of(os.path.join(entry, name)) != record.sha256[name]:
+        for name, expected in record.sha256.items():
+            if sha256_of(os.path.join(entry, name)) != expected:
                 raise ValueError(f"{name}: checksum mismatch")
+        files = {split: f"{split}.ids" for split in recipe.sources}
         return EncodedCorpus(
-            {s: np.memmap(os.path.join(entry, f"{s}.ids"), ID_DTYPE, mode="r") for s in SPLITS},
-            Vocabulary.load(os.path.join(entry, "vocabulary.txt")),
-            {split: record.num_unknown[split] for split in SPLITS},
+            {s: np.memmap(os.path.join(entry, f), ID_DTYPE, mode="r") for s, f in files.items()},
+            recipe.tokenizer or saved_tokenizer(entry),
+            {split: record.splits[split] for split in files},
         )
     # Other errors must not replace the entry, because other jobs may be training from it.
     except (FileNotFoundError, ValueError, KeyError) as error:

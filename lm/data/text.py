@@ -1,79 +1,84 @@
-"""Read text files as words, one block at a time."""
+"""Read the files of a text, one block at a time.
+
+A text may consist of several files, compressed or not. It is the text that one gets by
+concatenating the files.
+"""
 
 import codecs
+import contextlib
 import gzip
 import hashlib
 import os
+import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
-from lm import logger
 from lm.data.progress import ReadProgress
-from lm.data.vocabulary import EOS
 from lm.errors import UserError, error_class
 
-_BLOCK_BYTES = 1 << 18
-_MAX_WORD_BYTES = 1 << 20
+BLOCK_BYTES = 1 << 18
 _MOST_RETURNS = 100  # in a text without any line end
-_NEWLINE = b"\n"
-_SPACES = (_NEWLINE, b" ", b"\t", b"\r")
 
 
-def read_words(path: str, block_bytes: int = _BLOCK_BYTES) -> Iterator[list[str]]:
-    """Read the words of a text file, with `<eos>` after each line, one block at a time.
+class Part(NamedTuple):
+    """A file of a text, or a range of its bytes. The range counts uncompressed bytes."""
 
-    Blocks end between words, not between lines, because some corpora are one line of a gigabyte.
+    path: str
+    start: int = 0
+    stop: int | None = None
+    line: int = 1  # the number of the line at which the range starts
+
+
+class Block(NamedTuple):
+    """Some bytes of a text, or the characters that they encode."""
+
+    part: Part
+    line: int  # the number of the line at which the block starts
+    data: bytes | str
+    is_first: bool = False  # of its file
+
+
+@dataclass
+class TextSize:
+    """The size of a text, which the tokenizer does not influence."""
+
+    bytes: int = 0  # of the UTF-8 text
+    characters: int = 0
+    words: int = 0  # words that are separated by white space, and line ends
+
+
+def read_blocks(
+    parts: Sequence[Part], activity: str, block_bytes: int = BLOCK_BYTES
+) -> Iterator[Block]:
+    """Read a text in blocks of at most `block_bytes` bytes.
+
+    `activity` is a verb for the progress bar.
     """
-    line, has_words, rest, last, num_eos, num_returns = 1, False, b"", b"", 0, 0
-    activity = f"encoding {os.path.basename(path)}"
-    for block in _read_blocks(path, activity, block_bytes):
-        if not last:
-            block = block.removeprefix(codecs.BOM_UTF8)
-        last = block[-1:] or last
-        block = rest + block
-        # These bytes never occur inside a UTF-8 character, so that no character is split.
-        end = max(map(block.rfind, _SPACES)) + 1
-        block, rest = block[:end], block[end:]
-        if len(rest) > _MAX_WORD_BYTES:
-            raise UserError(
-                f"{path}, line {line + block.count(_NEWLINE)}: a word has more than"
-                f" {_MAX_WORD_BYTES} bytes, so this is probably not a text file"
-            )
-        text = _decode(block, path, line)
-        num_eos, num_returns = num_eos + text.count(EOS), num_returns + text.count("\r")
-        line += block.count(_NEWLINE)
-        has_words = has_words or bool(text.strip())
-        yield text.replace("\n", f" {EOS} ").split()
-    text = _decode(rest, path, line)
-    num_eos += text.count(EOS)
-    if not has_words and not text.strip():
-        raise UserError(f"{path}, line {line}: the file does not contain any words")
-    if line == 1 and num_returns > _MOST_RETURNS:
-        raise UserError(f"{path} has line ends of CR only: convert it with tr '\\r' '\\n'")
-    if num_eos:
-        logger.warning(f"{path} contains {EOS} {num_eos} times, and each line end adds another")
-    yield text.split() + ([] if last == _NEWLINE else [EOS])
+    for part in parts:
+        line, is_first = part.line, part.start == 0
+        for data in _read_file(part, activity, block_bytes):
+            yield Block(part, line, data, is_first)
+            line += data.count(b"\n")
+            is_first = False
+        if line == part.line and is_first:
+            yield Block(part, line, b"")  # so that errors of an empty text name its file
 
 
-def sha256_of_text(path: str) -> str:
-    """Return the SHA-256 of a text. A .gz file has the checksum of the text that it contains."""
-    # A named pipe would block forever, and can be read only once.
-    if os.path.exists(path) and not os.path.isfile(path):
-        raise UserError(f"{path} is not a file")
-    digest = hashlib.sha256()
-    for block in _read_blocks(path, f"verifying {os.path.basename(path)}"):
-        digest.update(block)
-    return digest.hexdigest()
-
-
-def _read_blocks(path: str, activity: str, block_bytes: int = _BLOCK_BYTES) -> Iterator[bytes]:
+def _read_file(part: Part, activity: str, block_bytes: int) -> Iterator[bytes]:
     # This is a separate generator, so that `except` does not catch errors of the caller's output.
+    path, rest = part.path, sys.maxsize if part.stop is None else part.stop - part.start
     try:
-        with open(path, "rb") as file, ReadProgress(activity, os.path.getsize(path)) as progress:
+        name = f"{activity} {os.path.basename(path)}"
+        with open(path, "rb") as file, ReadProgress(name, os.path.getsize(path)) as progress:
             text = gzip.open(file) if path.endswith(".gz") else file
-            while block := text.read(block_bytes):
+            if part.start:
+                text.seek(part.start)
+            while block := text.read(min(block_bytes, rest)):
                 progress.show(file.tell())
                 yield block
+                rest -= len(block)
     except (gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise UserError(
             f"{path} is not a complete .gz file ({error}); compress it again"
@@ -82,20 +87,76 @@ def _read_blocks(path: str, activity: str, block_bytes: int = _BLOCK_BYTES) -> I
         raise error_class(error)(f"cannot read {path}: {error.strerror}") from error
 
 
-def _decode(block: bytes, path: str, line: int) -> str:
+def sha256_of_text(parts: Sequence[Part]) -> str:
+    """Return the SHA-256 of a text. It does not depend on the division into files."""
+    for path in (part.path for part in parts):
+        # A named pipe would block forever, and can be read only once.
+        if os.path.exists(path) and not os.path.isfile(path):
+            raise UserError(f"{path} is not a file")
+    digest = hashlib.sha256()
+    for block in read_blocks(parts, "verifying"):
+        digest.update(block.data)
+    return digest.hexdigest()
+
+
+def measured(blocks: Iterable[Block], size: TextSize) -> Iterator[Block]:
+    """Yield blocks of bytes, and add their sizes to `size`."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    last = "\n"
+    for block in blocks:
+        text = decoder.decode(block.data)
+        size.bytes += len(block.data)
+        size.characters += len(text)
+        size.words += len(text.split()) + text.count("\n")
+        if text:
+            # A word that continues in this block has already been counted.
+            size.words -= not (last.isspace() or text[0].isspace())
+            last = text[-1]
+        yield block
+    size.words += last != "\n"
+
+
+def decode_blocks(blocks: Iterable[Block]) -> Iterator[Block]:
+    """Decode blocks of UTF-8 into blocks of characters.
+
+    Raises:
+      UserError: If the text is not valid UTF-8, contains only white space, or has line ends of CR
+        only. The message contains the file and the line.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    has_words, num_returns = False, 0
+    for block in blocks:
+        data = block.data.removeprefix(codecs.BOM_UTF8) if block.is_first else block.data
+        with _located(block):
+            check_nul(data)
+            text = decoder.decode(data)
+        num_returns += text.count("\r")
+        has_words = has_words or bool(text and not text.isspace())
+        yield block._replace(data=text)
+    path, line = block.part.path, block.line + block.data.count(b"\n")
+    with _located(block._replace(line=line)):
+        decoder.decode(b"", final=True)
+    if not has_words:
+        raise UserError(f"{path}, line {line}: the file does not contain any words")
+    if line == block.part.line and num_returns > _MOST_RETURNS:
+        raise UserError(f"{path} has line ends of CR only: convert it with tr '\\r' '\\n'")
+
+
+@contextlib.contextmanager
+def _located(block: Block) -> Iterator[None]:
     try:
-        return decode_text(block)
+        yield
     except UnicodeDecodeError as error:
-        line += block.count(_NEWLINE, 0, error.start)
+        line = block.line + error.object.count(b"\n", 0, error.start)
+        byte = f"0x{error.object[error.start]:02x}"
         raise UserError(
-            f"{path}, line {line}: byte 0x{block[error.start]:02x} is not valid UTF-8, so convert"
-            " the file to UTF-8"
+            f"{block.part.path}, line {line}: byte {byte} is not valid UTF-8, so convert the file"
+            " to UTF-8"
         ) from error
 
 
-def decode_text(block: bytes, encoding: str = "utf-8") -> str:
-    """Decode UTF-8. NUL is an error too, because UTF-16 without a byte order mark contains it."""
-    nul = block.find(b"\0")
+def check_nul(data: bytes) -> None:
+    """Raise UnicodeDecodeError for NUL, which UTF-16 without a byte order mark contains."""
+    nul = data.find(b"\0")
     if nul >= 0:
-        raise UnicodeDecodeError(encoding, block, nul, nul + 1, "NUL")
-    return block.decode(encoding)
+        raise UnicodeDecodeError("utf-8", data, nul, nul + 1, "NUL")

@@ -71,7 +71,7 @@ class Vocabulary:
     @property
     def sha256(self) -> str:
         """The SHA-256 of the saved file, in hexadecimal digits."""
-        return hashlib.sha256(self._file_content()).hexdigest()
+        return hashlib.sha256(self.content).hexdigest()
 
     def encode(self, words: Iterable[str]) -> list[int]:
         """Convert words to token IDs. Unknown words get the ID of `<unk>`."""
@@ -87,7 +87,7 @@ class Vocabulary:
 
     def save(self, path: str) -> None:
         """Write the words to a file, one per line, in the order of their IDs."""
-        write_atomically(path, self._file_content())
+        write_atomically(path, self.content)
 
     @classmethod
     def load(cls, path: str) -> Vocabulary:
@@ -103,7 +103,9 @@ class Vocabulary:
         except ValueError as error:  # UserError and UnicodeDecodeError are ValueErrors
             raise UserError(f"{path} is not a vocabulary: {error}") from error
 
-    def _file_content(self) -> bytes:
+    @property
+    def content(self) -> bytes:
+        """The content of the saved file: one word per line."""
         return "".join(f"{word}\n" for word in self.words).encode("utf-8")
 
 

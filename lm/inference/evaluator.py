@@ -10,11 +10,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lm import logger
 from lm.checkpoint import store
-from lm.data.corpus import find_data_path, load_corpus
-from lm.data.encoding import ID_DTYPE, SPLITS, encode_file
-from lm.data.vocabulary import UNK, Vocabulary
+from lm.data.corpus import check_known, find_data_path, load_corpus
+from lm.data.encoding import ID_DTYPE, Encoded, encode_source
+from lm.data.splits import SPLITS, Source, source_of
 from lm.distributed.agreement import check_agreement, on_all_ranks, platform_facts
 from lm.distributed.communicator import Communicator
 from lm.distributed.devices import start_tensorflow
@@ -63,7 +62,7 @@ def evaluate(
         session, evaluator = open_session(
             run,
             lambda network: Evaluator(
-                network, run.vocabulary.eos_id, comm.rank, comm.size, True, num_threads
+                network, run.tokenizer.eos_id, comm.rank, comm.size, True, num_threads
             ),
             device,
         )
@@ -78,53 +77,46 @@ class Text(NamedTuple):
     """A text in the vocabulary of a run."""
 
     name: str  # name of the split, or path of the file
-    ids: np.ndarray  # int32 [tokens], with an <eos> after each line
-    unknown: int  # number of words that are not in the vocabulary and are read as <unk>
+    ids: np.ndarray  # int32 [tokens]
+    encoded: Encoded
 
 
 def load_text(run: Run, split: str, data_path: str | None = None) -> Text:
-    """Load a split of the run's corpus, or a UTF-8 file with one sentence per line."""
+    """Load a split of the run's corpus, or a file or directory in one of the forms of a split."""
     if split in SPLITS:
-        ids, unknown = _load_split(run, split, data_path)
-    elif os.path.exists(split):
-        ids, unknown = _encode(split, run.vocabulary)
-    else:
-        raise UserError(f"--split {split} must be {', '.join(SPLITS)} or the path of a text file")
-    return Text(split, ids, unknown)
+        return _load_split(run, split, data_path)
+    if os.path.exists(split):
+        return _encode(run, split, source_of(split, any_text=True))
+    raise UserError(f"--split {split} must be {', '.join(SPLITS)} or the path of a text file")
 
 
-def _load_split(run: Run, split: str, data_path: str | None) -> tuple[np.ndarray, int]:
+def _load_split(run: Run, split: str, data_path: str | None) -> Text:
     is_given = data_path is not None
     data_path = find_data_path(run.config.corpus, [run.directory], data_path)
-    corpus = load_corpus(data_path, run.config)
-    if is_given and corpus.vocabulary.sha256 != run.vocabulary.sha256:
-        logger.info(f"{corpus.files[split]} is read with the vocabulary of {run.directory}")
-        return _encode(corpus.files[split], run.vocabulary)
+    corpus = load_corpus(data_path, run.config, tokenizer=run.tokenizer)
+    if split not in corpus.sources:
+        raise UserError(f"the corpus in {data_path} has no {split} split")
     if not is_given and corpus.record.sha256 != run.record.corpus.sha256:
         raise UserError(
             f"the corpus in {data_path} has changed since the training of {run.directory}: to use"
             f" the changed corpus anyway, add --data_path {data_path}"
         )
-    return getattr(corpus, split), corpus.num_unknown[split]
+    return Text(split, getattr(corpus, split), corpus.encoded[split])
 
 
-def _encode(path: str, vocabulary: Vocabulary) -> tuple[np.ndarray, int]:
+def _encode(run: Run, name: str, source: Source) -> Text:
     try:
         # The mapping keeps the contents of the file after the file is removed.
         with tempfile.NamedTemporaryFile(prefix="lm-") as file:
-            unknown = encode_file(path, vocabulary, file.name)
+            encoded = encode_source(source, run.tokenizer, file.name, run.config.token_dtype)
             ids = np.memmap(file.name, ID_DTYPE, mode="r")
     except OSError as error:  # The error does not contain the path if the disk is full.
         raise RunError(
             f"cannot write to {tempfile.gettempdir()} ({error.strerror}): free some space, or set"
             " TMPDIR to a different directory"
         ) from error
-    if unknown and vocabulary.unk_id is None:
-        raise UserError(
-            f"{path} has {unknown:,} words that are not in the run's vocabulary, which does not"
-            f" contain {UNK}; a model trained with --min_count 2 or --vocab_size knows it"
-        )
-    return ids, unknown
+    check_known(name, encoded, run.tokenizer)
+    return Text(name, ids, encoded)
 
 
 def _run(session: Any, evaluator: Evaluator, text: Text, supervisor: Supervisor) -> NllSum:
@@ -139,7 +131,7 @@ def _facts(run: Run, texts: Sequence[Text]) -> dict[str, Any]:
         **dataclasses.asdict(run.config),
         "checkpoint": store.read_manifest(run.checkpoint).files,
         "config file (SHA-256)": run.functions.sha256,
-        "vocabulary": run.vocabulary.sha256,
+        "vocabulary": run.tokenizer.sha256,
         "tokens": [len(text.ids) for text in texts],
         **platform_facts(),
     }
@@ -159,7 +151,7 @@ def _describe(run: Run, text: Text, nll: NllSum, world_size: int) -> dict[str, A
         "perplexity": nll.perplexity,
         "bits_per_word": nll.mean / math.log(2),
         "tokens": nll.tokens,
-        "unknown": text.unknown,
+        "unknown": text.encoded.unknown,
         "eval_batch_size": run.config.eval_batch_size,
         "world_size": world_size,
     }

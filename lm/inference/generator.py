@@ -1,13 +1,14 @@
-"""Text generation, one word at a time."""
+"""Text generation, one token at a time."""
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
 from lm import logger
-from lm.data.vocabulary import EOS, UNK, Vocabulary
+from lm.data.tokenizer import Tokenizer
+from lm.data.vocabulary import UNK
 from lm.inference.run import Run, check_words, open_session
 from lm.inference.sampling import Sampling, draw, next_word_distribution
 from lm.model import decoding
@@ -19,7 +20,7 @@ class Generator:
 
     def __init__(self, run: Run):
         check_words(run)
-        self._vocabulary, self._functions = run.vocabulary, run.functions
+        self._tokenizer, self._functions = run.tokenizer, run.functions
         self._session, self._step = open_session(run, self._build)
 
     def _build(self, network: Network) -> tuple:
@@ -28,23 +29,22 @@ class Generator:
         self._state_ph = tf.placeholder(tf.float32, self._state_shape)
         return decoding.next_word(network, self._words_ph, self._state_ph)
 
-    def texts(self, sampling: Sampling) -> Iterator[tuple[list[str], Iterator[str]]]:
+    def texts(self, sampling: Sampling) -> Iterator[Iterator[str]]:
         """Generate samples of text. A sample depends only on the seed and on its index.
 
-        Yield for each sample the words of the prompt as the model reads them, and an iterator that
-        generates the words after the prompt.
+        Yield for each sample an iterator over the pieces of its text, which starts with the prompt
+        as the model reads it. A piece appears as soon as its characters are complete.
         """
-        prompt = encode_prompt(sampling.prompt, self._vocabulary)
-        words = self._vocabulary.words
+        prompt = encode_prompt(sampling.prompt, self._tokenizer)
         for sample in range(sampling.num_samples):
             drawn = itertools.islice(self._draw(prompt, sampling, sample), sampling.num_words)
-            yield [words[word] for word in prompt], (words[word] for word in drawn)
+            yield self._tokenizer.decode_stream(itertools.chain(prompt, drawn))
 
     def close(self) -> None:
         self._session.close()
 
     def _draw(self, prompt: Sequence[int], sampling: Sampling, sample: int) -> Iterator[int]:
-        eos_id, unk_id = self._vocabulary.eos_id, self._vocabulary.unk_id
+        eos_id, unk_id = self._tokenizer.eos_id, self._tokenizer.unk_id
         banned = [] if sampling.allow_unk or unk_id is None else [unk_id]
         random = np.random.Generator(np.random.PCG64([sampling.seed, sample])).random
         unread, state = [eos_id, *prompt], np.zeros(self._state_shape)
@@ -60,19 +60,10 @@ class Generator:
             unread = [word]
 
 
-def encode_prompt(prompt: str, vocabulary: Vocabulary) -> list[int]:
-    """Return the token IDs of a prompt, and log its unknown words. Line ends become `<eos>`."""
-    words = prompt.replace("\n", f" {EOS} ").split()
-    ids = vocabulary.encode(words)
-    unknown = [word for word in dict.fromkeys(words) if word not in vocabulary.ids]
+def encode_prompt(prompt: str, tokenizer: Tokenizer) -> list[int]:
+    """Return the token IDs of a prompt, and log its unknown words."""
+    unknown = dict.fromkeys(tokenizer.unknown(prompt))
+    ids = tokenizer.encode(prompt)
     if unknown:
         logger.warning("not in the vocabulary, read as %s: %s", UNK, ", ".join(unknown))
     return ids
-
-
-def spaced(words: Iterable[str]) -> Iterator[str]:
-    """Yield each word with the space before it, or a line end instead of `<eos>`."""
-    space = ""
-    for word in words:
-        yield "\n" if word == EOS else space + word
-        space = "" if word == EOS else " "

@@ -12,7 +12,7 @@ from lm.checkpoint import store
 from lm.checkpoint.manifest import MANIFEST
 from lm.checkpoint.variables import VariableLoader
 from lm.config import Config
-from lm.data.vocabulary import Vocabulary
+from lm.data.tokenizer import Tokenizer, saved_tokenizer
 from lm.distributed.communicator import Communicator
 from lm.distributed.devices import Device, session_config, start_tensorflow
 from lm.errors import UserError
@@ -20,7 +20,6 @@ from lm.functions import BUILT_IN, NetworkFunctions
 from lm.model.network import Network
 from lm.record import (
     RUN_FILE,
-    VOCABULARY_FILE,
     RunRecord,
     first_difference,
     from_json,
@@ -37,7 +36,7 @@ class Run(NamedTuple):
 
     directory: str
     config: Config
-    vocabulary: Vocabulary
+    tokenizer: Tokenizer
     checkpoint: str  # directory of the checkpoint
     record: RunRecord
     functions: NetworkFunctions = BUILT_IN
@@ -74,13 +73,13 @@ def open_run(
             f" --config {functions.where}"
         )
     config = from_json(functions.config_class, record.config, os.path.join(directory, RUN_FILE))
-    vocabulary = Vocabulary.load(os.path.join(directory, VOCABULARY_FILE))
+    tokenizer = saved_tokenizer(directory)
     used = dataclasses.replace(
-        record, vocabulary=vocabulary.sha256, config_file=functions.file_record
+        record, vocabulary=tokenizer.sha256, config_file=functions.file_record
     )
     found = store.find(directory, checkpoint)
     _check_same_run(found, directory, used, allow_changed_config_file)
-    return Run(directory, config, vocabulary, found, record, functions)
+    return Run(directory, config, tokenizer, found, record, functions)
 
 
 def _check_same_run(
@@ -115,8 +114,8 @@ def open_session(
     with tf.Graph().as_default():
         # The scope keeps operations from taking the name of a variable and renaming it.
         with run.functions.one_line_errors(), tf.name_scope("lm_use"):
-            words = run.vocabulary.words
-            built = build(Network(run.config, len(words), run.functions, words))
+            tokens = run.tokenizer.tokens
+            built = build(Network(run.config, len(tokens), run.functions, tokens))
             loader = VariableLoader()
         session = tf.Session(config=session_config(device))
         try:

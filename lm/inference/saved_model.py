@@ -5,16 +5,18 @@ Shapes: B sentences or rows, T words of the longest sentence, V words.
 
 import os
 import tempfile
+from collections.abc import Callable
+from typing import Any
 
 import tensorflow.compat.v1 as tf
 
 from lm import logger
+from lm.data.tokenizer import VOCABULARY_FILE, Words
 from lm.data.vocabulary import EOS
 from lm.errors import RunError, UserError, error_class, short_message
 from lm.inference.run import Run, check_words, open_session
 from lm.model import decoding
 from lm.model.network import Network
-from lm.record import VOCABULARY_FILE
 from lm.user.audit import operations
 from lm.user.errors import PYTHON_OPS
 
@@ -61,7 +63,39 @@ def _write(run: Run, directory: str) -> None:
 
 def _build_signatures(run: Run, network: Network) -> dict:
     """Build the exported graph, and return its signatures, which `lm/export.py` documents."""
-    size, unk_id = len(run.vocabulary), run.vocabulary.unk_id
+    state_ph = tf.placeholder(tf.float32, [None, decoding.state_size(network)], "state")
+    signature = tf.saved_model.predict_signature_def
+    eos_id = run.tokenizer.eos_id
+
+    def score(name: str, ph: tf.Tensor, ids_BT: tf.Tensor, is_token: tf.Tensor) -> Any:
+        return signature({name: ph}, _score(network, ids_BT, is_token, eos_id))
+
+    def next_token(name: str, ph: tf.Tensor, ids_B: tf.Tensor) -> Any:
+        log_probs_BV, state = decoding.next_word(network, ids_B, state_ph)
+        results = {"log_probabilities": log_probs_BV, "state": state}
+        return signature({name: ph, "state": state_ph}, results)
+
+    ids_ph = tf.placeholder(tf.int32, [None, None], "score_ids")
+    is_token = tf.greater_equal(ids_ph, 0)
+    id_ph = tf.placeholder(tf.int32, [None], "next_id_ids")
+    signatures = {
+        "score_ids": score("ids", ids_ph, tf.maximum(ids_ph, 0), is_token),
+        "next_id": next_token("ids", id_ph, id_ph),
+    }
+    if type(run.tokenizer) is Words:
+        ids_of = _lookup(run)
+        words_ph = tf.placeholder(tf.string, [None, None], "score_words")
+        is_word = tf.not_equal(words_ph, "")
+        ids_BT = ids_of(tf.where_v2(is_word, words_ph, EOS))
+        word_ph = tf.placeholder(tf.string, [None], "next_word_words")
+        signatures["score"] = score("words", words_ph, ids_BT, is_word)
+        signatures["next_word"] = next_token("words", word_ph, ids_of(word_ph))
+    return signatures
+
+
+def _lookup(run: Run) -> Callable[[tf.Tensor], tf.Tensor]:
+    """Return a function from strings to token IDs. An unknown word without `<unk>` is an error."""
+    size, unk_id = len(run.tokenizer), run.tokenizer.unk_id
     table = tf.lookup.StaticHashTable(
         tf.lookup.TextFileInitializer(
             os.path.join(run.directory, VOCABULARY_FILE),
@@ -70,45 +104,30 @@ def _build_signatures(run: Run, network: Network) -> dict:
             value_dtype=tf.int64,
             value_index=tf.lookup.TextFileIndex.LINE_NUMBER,
         ),
-        default_value=size if unk_id is None else unk_id,  # `ids_of` rejects the ID `size`
+        default_value=size if unk_id is None else unk_id,
     )
 
-    def ids_of(words):
+    def ids_of(words: tf.Tensor) -> tf.Tensor:
         ids = tf.cast(table.lookup(words), tf.int32)
         # On a GPU, the embedding would return zeros for an invalid ID.
         check = tf.debugging.assert_less(ids, size, message="not in the vocabulary")
         with tf.control_dependencies([check]):
             return tf.identity(ids)
 
-    words_ph = tf.placeholder(tf.string, [None, None], "score_words")
-    is_word = tf.not_equal(words_ph, "")
-    ids_BT = ids_of(tf.where_v2(is_word, words_ph, EOS))
-    word_ph = tf.placeholder(tf.string, [None], "next_word_words")
-    state_ph = tf.placeholder(tf.float32, [None, decoding.state_size(network)], "state")
-    log_probs_BV, state = decoding.next_word(network, ids_of(word_ph), state_ph)
-    signature = tf.saved_model.predict_signature_def
-    return {
-        "score": signature(
-            {"words": words_ph}, _score(network, ids_BT, is_word, run.vocabulary.eos_id)
-        ),
-        "next_word": signature(
-            {"words": word_ph, "state": state_ph},
-            {"log_probabilities": log_probs_BV, "state": state},
-        ),
-    }
+    return ids_of
 
 
 def _score(
-    network: Network, ids_BT: tf.Tensor, is_word: tf.Tensor, eos_id: int
+    network: Network, ids_BT: tf.Tensor, is_token: tf.Tensor, eos_id: int
 ) -> dict[str, tf.Tensor]:
-    """Build the log-probabilities of each word and of the closing <eos>, followed by zeros."""
+    """Build the log-probabilities of each token and of the closing `<eos>`, followed by zeros."""
     eos = tf.fill([tf.shape(ids_BT)[0], 1], eos_id)
     log_probs_TB = decoding.target_log_probs(
         network,
         tf.transpose(tf.concat([eos, ids_BT], axis=1)),
         tf.transpose(tf.concat([ids_BT, eos], axis=1)),
     )
-    lengths = tf.reduce_sum(tf.cast(is_word, tf.int32), axis=1)
+    lengths = tf.reduce_sum(tf.cast(is_token, tf.int32), axis=1)
     counted = tf.sequence_mask(lengths + 1, tf.shape(ids_BT)[1] + 1)
     log_probs = tf.where_v2(counted, tf.transpose(log_probs_TB), 0.0)
     return {"log_probabilities": log_probs, "log_probability": tf.reduce_sum(log_probs, axis=1)}

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from lm.data.text import decode_text
+from lm.data.text import check_nul
 from lm.data.vocabulary import EOS
 from lm.errors import UserError
 from lm.inference.run import Run, check_words, open_session
@@ -22,13 +22,13 @@ _BLOCK_BYTES, _MAX_LINE_BYTES = 1 << 16, 1 << 24
 class Score(NamedTuple):
     """The score of a sentence."""
 
-    words: Sequence[str]  # the words of the sentence, which do not include the closing <eos>
-    log_probs: np.ndarray  # float64, natural, of each word and of the closing <eos>
+    text: str  # the sentence
+    log_probs: np.ndarray  # float64, natural, of each token and of the line end
     unknown: int  # number of words that are not in the vocabulary and are scored as <unk>
 
     @property
     def log_prob(self) -> float:
-        """The natural log-probability of the sentence, including its closing `<eos>`."""
+        """The natural log-probability of the sentence, including its line end."""
         return float(self.log_probs.sum())
 
 
@@ -42,7 +42,7 @@ class Scorer:
 
     def __init__(self, run: Run, batch_size: int = 16):
         check_words(run)
-        self._vocabulary, self._rows, self._functions = run.vocabulary, batch_size, run.functions
+        self._tokenizer, self._rows, self._functions = run.tokenizer, batch_size, run.functions
         self._session, self._log_probs = open_session(run, self._build)
 
     def _build(self, network: Network) -> tf.Tensor:
@@ -62,12 +62,11 @@ class Scorer:
                 raise UserError(f"line {number + 1} of the input: {error}") from error
 
     def score(self, sentences: Iterable[str]) -> Iterator[Score]:
-        """Score sentences, each from an empty recurrent state to its closing `<eos>`."""
-        batch: list[tuple[list[str], list[int]]] = []
+        """Score sentences, each from an empty recurrent state to its line end."""
+        batch: list[tuple[str, list[int]]] = []
         try:
             for sentence in sentences:
-                words = sentence.split()
-                batch.append((words, self._vocabulary.encode(words)))
+                batch.append((sentence, self._tokenizer.encode_line(sentence)))
                 if len(batch) == self._rows:
                     full, batch = batch, []
                     yield from self._score_batch(full)
@@ -79,21 +78,21 @@ class Scorer:
     def close(self) -> None:
         self._session.close()
 
-    def _score_batch(self, batch: Sequence[tuple[list[str], list[int]]]) -> Iterator[Score]:
+    def _score_batch(self, batch: Sequence[tuple[str, list[int]]]) -> Iterator[Score]:
         if not batch:
             return
-        eos_id = self._vocabulary.eos_id
+        eos_id = self._tokenizer.eos_id
         longest = max(len(ids) for _, ids in batch)
-        targets = np.full([longest + 1, self._rows], eos_id, np.int32)
+        targets = np.full([longest, self._rows], eos_id, np.int32)
         for row, (_, ids) in enumerate(batch):
             targets[: len(ids), row] = ids
         inputs = np.concatenate([np.full_like(targets[:1], eos_id), targets[:-1]])
         feed = {self._inputs_ph: inputs, self._targets_ph: targets}
         with self._functions.one_line_errors(running=True):
             log_probs = self._session.run(self._log_probs, feed).astype(np.float64)
-        for row, (words, _) in enumerate(batch):
-            unknown = sum(word not in self._vocabulary.ids for word in words)
-            score = Score(words, log_probs[: len(words) + 1, row], unknown)
+        for row, (sentence, ids) in enumerate(batch):
+            unknown = len(self._tokenizer.unknown(sentence))
+            score = Score(sentence, log_probs[: len(ids), row], unknown)
             if math.isnan(score.log_prob):  # A user-defined network may fail on one word.
                 raise UserError("the network returns NaN: use a different checkpoint")
             yield score
@@ -118,11 +117,13 @@ def read_lines(descriptor: int, max_bytes: int = _MAX_LINE_BYTES) -> Iterator[li
 
 def _decode(line: bytes, index: int) -> str:
     try:
+        check_nul(line)
         # The first line may start with a byte order mark.
-        text = decode_text(line, "utf-8" if index else "utf-8-sig")
+        text = line.decode("utf-8" if index else "utf-8-sig")
     except UnicodeDecodeError as error:
         raise UserError(f"not UTF-8: byte 0x{line[error.start]:02x}") from error
-    if "\r" in text.rstrip("\r"):
+    text = text.rstrip("\r")
+    if "\r" in text:
         raise UserError("line ends of CR only: convert the text with tr '\\r' '\\n'")
     if EOS in text.split():
         raise UserError(f"contains {EOS}, which each line end adds: remove it")

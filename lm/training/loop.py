@@ -66,7 +66,8 @@ class Loop:
             self._run_epochs()
             self.checkpointer.finish()
             is_saved = True
-            if self.job.options.eval and self.job.options.test_on != "none":
+            has_test = self.job.options.test_on != "none" and self.job.corpus.test is not None
+            if self.job.options.eval and has_test:
                 self._test()
         except Interrupted as interruption:
             if not is_saved:

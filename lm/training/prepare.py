@@ -65,12 +65,12 @@ def prepare(
         rows = rows_of_rank(config.batch_size, comm.rank, comm.size, config.virtual_ranks)
         record = RunRecord(
             config=dataclasses.asdict(config),
-            vocabulary=corpus.vocabulary.sha256,
+            vocabulary=corpus.tokenizer.sha256,
             corpus=corpus.record,
             config_file=functions.file_record,
         )
         if options.check_network and comm.is_rank_0 and _is_new(functions, options):
-            words = corpus.vocabulary.words
+            words = corpus.tokenizer.tokens
             with supervisor.preparing("the check of the network"):
                 functions.check(config, len(words), session_config(device), words)
         batches = TrainBatches(corpus.train, config.batch_size, config.num_steps, rows)

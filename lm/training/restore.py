@@ -22,7 +22,7 @@ from lm.checkpoint.variables import (
     weight_names,
 )
 from lm.config import RunOptions
-from lm.data.vocabulary import Vocabulary
+from lm.data.tokenizer import Tokenizer
 from lm.distributed.agreement import on_all_ranks
 from lm.distributed.communicator import Communicator
 from lm.errors import UserError
@@ -71,7 +71,7 @@ def initial_progress(run_dir: RunDir | None) -> TrainProgress:
 def initial_values(
     run_dir: RunDir,
     options: RunOptions,
-    vocabulary: Vocabulary,
+    tokenizer: Tokenizer,
     state_shapes: Mapping[str, Sequence[int]],
 ) -> InitialValues | None:
     """Return the initial values of the current graph in a checkpoint, or None."""
@@ -90,16 +90,16 @@ def initial_values(
         return InitialValues(checkpoint, names, load_arrays(checkpoint, state))
     if options.init_from:
         shapes = {name: variables[name] for name in weights}
-        return InitialValues(options.init_from, _weights_of(options, vocabulary, shapes), {})
+        return InitialValues(options.init_from, _weights_of(options, tokenizer, shapes), {})
     return None
 
 
 def _weights_of(
-    options: RunOptions, vocabulary: Vocabulary, shapes: Mapping[str, list]
+    options: RunOptions, tokenizer: Tokenizer, shapes: Mapping[str, list]
 ) -> dict[str, str]:
     """Return the name of the tensor in --init_from for each weight."""
     path = options.init_from
-    same_words = store.verify(path).record.vocabulary == vocabulary.sha256
+    same_words = store.verify(path).record.vocabulary == tokenizer.sha256
     if not options.init_partly:
         if not same_words:
             raise UserError(
@@ -113,7 +113,7 @@ def _weights_of(
         for name in tensors
         if found[name] == shapes.get(name)
         # A weight with a row or column per word is useful only if the words are the same.
-        and (same_words or not (len(vocabulary) in found[name] or _OF_WORDS.fullmatch(name)))
+        and (same_words or not (len(tokenizer) in found[name] or _OF_WORDS.fullmatch(name)))
     ]
     if not fitting:
         raise UserError(f"--init_from {path}: the checkpoint has no weights that fit this model")

@@ -21,7 +21,7 @@ from lm.functions import BUILT_IN, NetworkFunctions
 from lm.model import decoding
 from lm.model.network import Network
 from lm.model.windows import Evaluator, WindowRunner
-from lm.record import LOG_FILE, VOCABULARY_FILE, from_json
+from lm.record import LOG_FILE, from_json
 from lm.system import keep_freed_memory
 from lm.training.averaging import Average
 from lm.training.checkpointer import BackgroundWriter, Checkpointer
@@ -80,7 +80,7 @@ def _initial_progress(job: Job) -> TrainProgress:
 
 
 def _less_memory(job: Job) -> str:
-    num_words = len(job.corpus.vocabulary)
+    num_words = len(job.corpus.tokenizer)
     if num_words < _MANY_WORDS or job.config.cutoffs:
         return "reduce the model or batch_size, or use more ranks"
     return (
@@ -128,11 +128,11 @@ def _build_graphs(job: Job) -> Graphs:
         rows, job.device, functions.is_built_in, job.options.micro_batches_at_once
     )
     with functions.one_line_errors():
-        words = job.corpus.vocabulary.words
+        words = job.corpus.tokenizer.tokens
         network = Network(config, len(words), functions, words)
         train_graph = build_train_graph(network, comm, division)
         average = Average() if config.asgd_trigger_epochs else None
-        eos_id, shared = job.corpus.vocabulary.eos_id, job.options.distributed_eval
+        eos_id, shared = job.corpus.tokenizer.eos_id, job.options.distributed_eval
         num_threads = division.num_threads
         evaluator = Evaluator(network, eos_id, comm.rank, comm.size, shared, num_threads)
         if network.has_losses and network.predicts:
@@ -147,8 +147,8 @@ def _build_graphs(job: Job) -> Graphs:
 
 def _initial_values(job: Job, graphs: Graphs, progress: TrainProgress) -> InitialValues | None:
     """Find the initial values of the variables, and drop events that will be repeated."""
-    state_shapes, vocabulary = graphs.network.state_shapes, job.corpus.vocabulary
-    values = initial_values(job.run_dir, job.options, vocabulary, state_shapes)
+    state_shapes, tokenizer = graphs.network.state_shapes, job.corpus.tokenizer
+    values = initial_values(job.run_dir, job.options, tokenizer, state_shapes)
     # This comes last, because a run that cannot start must not change its files.
     step, epochs = progress.step, progress.epochs_done
     drop_events_after(job.run_dir.path, step, epochs, progress.last_validation)
@@ -156,7 +156,7 @@ def _initial_values(job: Job, graphs: Graphs, progress: TrainProgress) -> Initia
 
 
 def _open_files(job: Job, stack: contextlib.ExitStack) -> Reporter:
-    """Open the event and log files, and write the record and the vocabulary."""
+    """Open the event and log files, and write the record and the tokenizer."""
     options, run_dir = job.options, job.run_dir
     paths = [os.path.join(job.output_dir, LOG_FILE)]
     if options.log_path:
@@ -167,8 +167,8 @@ def _open_files(job: Job, stack: contextlib.ExitStack) -> Reporter:
         stack.enter_context(reporter)
         reporter.logs = LogFiles(paths, options.mpi_log, job.comm.rank)
         if run_dir:  # This comes last, because a directory with a record is a run.
+            job.corpus.tokenizer.save(run_dir.path)
             job.record.write(run_dir.path, has_checkpoints=run_dir.checkpoint is not None)
-            job.corpus.vocabulary.save(os.path.join(run_dir.path, VOCABULARY_FILE))
     return reporter
 
 

@@ -55,7 +55,7 @@ def _facts(job: Job, exactness: Exactness, step: int) -> dict[str, Any]:
         horovod=horovod_version(),
         numpy=np.__version__,
         parameters=sum(v.shape.num_elements() for v in tf.trainable_variables()),
-        vocab_size=len(job.corpus.vocabulary),
+        vocab_size=len(job.corpus.tokenizer),
         steps_per_epoch=job.batches.steps_per_epoch,
         output_dir=job.output_dir,
         resumed_from_step=step,
@@ -88,6 +88,7 @@ def _summary(job: Job, facts: dict[str, Any]) -> list[str]:
         "batch": f"{job.config.batch_size} rows, {local_rows} per rank",
         "model": f"{facts['parameters']:,} parameters, vocabulary {facts['vocab_size']:,}",
         "epoch": f"{facts['steps_per_epoch']:,} steps",
+        "test": "none, because the corpus has no test split" if job.corpus.test is None else "",
         "output_dir": facts["output_dir"],
     }
     if file := job.record.config_file:
@@ -96,7 +97,7 @@ def _summary(job: Job, facts: dict[str, Any]) -> list[str]:
     if size > 1:
         settings = facts["exchange_settings"].items()
         lines["exchange"] = " ".join(f"{name}={value}" for name, value in settings)
-    found = [f"  {name:11} {text}" for name, text in lines.items()]
+    found = [f"  {name:11} {text}" for name, text in lines.items() if text]
     if facts["resumed_from_step"]:
         found.append(f"  resumed after step {facts['resumed_from_step']:,}")
     return [f"training {facts['name']} {how}", *found]

@@ -52,7 +52,7 @@ def resume(made, tmp_path):
 @contextlib.contextmanager
 def open_directory(path, config, corpus, resume=True, **options):
     options = RunOptions(output_dir=path and str(path), resume=resume, **options)
-    record = RunRecord(dataclasses.asdict(config), corpus.vocabulary.sha256, corpus.record)
+    record = RunRecord(dataclasses.asdict(config), corpus.tokenizer.sha256, corpus.record)
     with contextlib.ExitStack() as stack:
         yield open_run_dir(config, options, record, stack)
 

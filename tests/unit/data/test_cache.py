@@ -89,10 +89,10 @@ def test_the_second_start_does_not_encode(tmp_path, encodings):
     first, second = load_corpus(data_path), load_corpus(data_path)
     assert len(encodings) == 1
     assert second.record == first.record
-    assert second.num_unknown == first.num_unknown
+    assert second.encoded == first.encoded
     assert np.array_equal(second.train, first.train)
-    assert load_corpus(data_path, Config(vocab_size=3)).vocabulary != first.vocabulary
-    assert load_corpus(data_path, Config(min_count=3)).vocabulary != first.vocabulary
+    assert load_corpus(data_path, Config(vocab_size=3)).tokenizer.tokens != first.tokenizer.tokens
+    assert load_corpus(data_path, Config(min_count=3)).tokenizer.tokens != first.tokenizer.tokens
     assert len(encodings) == 3
 
 

@@ -18,11 +18,12 @@ import lm.data.encoding
 import lm.data.progress
 from lm.config import Config
 from lm.data.corpus import load_corpus
-from lm.data.text import read_words
+from lm.data.text import Part, read_blocks
+from lm.data.tokenizer import read_words
 from lm.data.vocabulary import EOS, UNK
 from lm.errors import RunError, UserError
 from tests.commands import run_code
-from tests.unit.data.texts import load_obeying_permissions, words_of, write
+from tests.unit.data.texts import load_obeying_permissions, unknown, words_of, write
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -32,7 +33,7 @@ def test_lines_are_split_on_whitespace_and_end_in_eos(tmp_path, mark):
     corpus = load_corpus(write(tmp_path / "d", valid=mark + "the  cat\t\n\ndog\r\nsat"))
     assert words_of(corpus, "valid") == ["the", "cat", EOS, EOS, "dog", EOS, "sat", EOS]
     assert (corpus.record.kind, corpus.record.path) == ("text", str(tmp_path / "d"))
-    assert corpus.vocabulary.words == (EOS, "sat", "the", "cat", "dog")
+    assert corpus.tokenizer.tokens == (EOS, "sat", "the", "cat", "dog")
     for split in ("train", "valid", "test"):
         ids = getattr(corpus, split)
         assert ids.dtype == np.int32
@@ -45,22 +46,22 @@ def test_unknown_words_become_unk_and_are_counted(tmp_path, caplog):
     corpus = load_corpus(write(tmp_path / "d", valid="the cow\n", test="a cow sat\n"))
     assert words_of(corpus, "valid") == ["the", UNK, EOS]
     assert words_of(corpus, "test") == [UNK, UNK, "sat", EOS]
-    assert corpus.num_unknown == {"train": 0, "valid": 1, "test": 2}
-    assert corpus.vocabulary.words[-1] == UNK  # the other IDs do not change
+    assert unknown(corpus) == {"train": 0, "valid": 1, "test": 2}
+    assert corpus.tokenizer.tokens[-1] == UNK  # the other IDs do not change
     assert "test: 2 unknown words" in caplog.text
 
 
 def test_a_literal_unk_is_an_ordinary_word(tmp_path):
     corpus = load_corpus(write(tmp_path / "d", train="a <unk> b\n", valid="<unk>\n", test="b\n"))
-    assert corpus.num_unknown == {"train": 0, "valid": 0, "test": 0}
+    assert unknown(corpus) == {"train": 0, "valid": 0, "test": 0}
     assert words_of(corpus, "train") == ["a", UNK, "b", EOS]
 
 
 def test_vocab_size_keeps_the_most_frequent_words(tmp_path):
     corpus = load_corpus(write(tmp_path / "d"), Config(vocab_size=4))
-    assert set(corpus.vocabulary.words) == {EOS, UNK, "sat", "the"}
+    assert set(corpus.tokenizer.tokens) == {EOS, UNK, "sat", "the"}
     assert words_of(corpus, "train") == ["the", UNK, "sat", EOS] * 2
-    assert corpus.num_unknown == {"train": 2, "valid": 1, "test": 1}
+    assert unknown(corpus) == {"train": 2, "valid": 1, "test": 1}
 
 
 def test_the_checksum_depends_on_texts_and_vocabulary(tmp_path):
@@ -86,7 +87,11 @@ def test_any_text_survives_encode_and_decode(tmp_path, text, block):
     lines = ("word " + text).split("\n")
     expected = [word for line in lines[:-1] for word in [*line.split(), EOS]]
     expected += [*lines[-1].split(), EOS] if lines[-1] else []
-    words = [word for words in read_words(str(path), block) for word in words]
+    words = [
+        word
+        for words in read_words(read_blocks([Part(str(path))], "reading", block))
+        for word in words
+    ]
     assert words == expected
 
 
@@ -110,12 +115,12 @@ def test_invalid_utf8_is_rejected_with_file_and_line(tmp_path, block, text, mess
     path = tmp_path / "valid.txt"
     path.write_bytes(text)
     with pytest.raises(UserError, match=rf"valid\.txt, {message}"):
-        list(read_words(str(path), block))
+        list(read_words(read_blocks([Part(str(path))], "reading", block)))
 
 
 def test_a_file_without_whitespace_is_rejected(tmp_path):
     with pytest.raises(UserError, match=r"train\.txt, line 1: .*text file"):
-        load_corpus(write(tmp_path / "d", train=bytes(2_000_000)))
+        load_corpus(write(tmp_path / "d", train=b"x" * 2_000_000))
 
 
 def test_words_may_be_separated_by_tabs_only(tmp_path):
@@ -231,11 +236,11 @@ def test_ptb_has_its_published_size(ptb_archive, tmp_path, monkeypatch):
     data_path = str(tmp_path / "ptb")
     first = load_corpus(data_path, data_url=ptb_archive)
     assert first.record.kind == "ptb"
-    assert len(first.vocabulary) == 10_000
-    assert first.vocabulary.words[:4] == ("the", UNK, EOS, "N")
+    assert len(first.tokenizer) == 10_000
+    assert first.tokenizer.tokens[:4] == ("the", UNK, EOS, "N")
     sizes = {"train": 929_589, "valid": 73_760, "test": 82_430}
     assert {split: len(getattr(first, split)) for split in sizes} == sizes
-    assert not any(first.num_unknown.values())
+    assert not any(unknown(first).values())
     lines = (tmp_path / "ptb" / "ptb.valid.txt").read_text().splitlines()
     assert words_of(first, "valid") == [w for line in lines for w in [*line.split(), EOS]]
     encode = "lm.data.encoding.encode_corpus"

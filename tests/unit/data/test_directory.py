@@ -7,7 +7,7 @@ import re
 import pytest
 
 import lm.data.corpus
-from lm.data.corpus import find_data_path, load_corpus
+from lm.data.corpus import load_corpus
 from lm.errors import UserError
 from tests.unit.data.texts import write
 
@@ -21,21 +21,17 @@ def test_mixed_corpora_are_rejected(tmp_path):
     (tmp_path / "z/valid.txt.gz").touch()
     with pytest.raises(UserError, match=r"z/valid\.txt and .*z/valid\.txt\.gz both exist; remove"):
         load_corpus(data_path)
-    with pytest.raises(UserError, match=r"z/train\.txt is a file; give its directory .*/z$"):
-        find_data_path("files", [], f"{data_path}/train.txt")
 
 
 @pytest.mark.parametrize(
     "names",
     [
-        ["train.txt", "valid.txt"],
-        ["test.txt", "train.txt", "val.txt"],
+        ["test.txt", "valid.txt"],
         ["train.txt.gz"],
         ["Test.txt", "Train.txt", "Valid.txt"],
         ["input.txt"],
         ["wiki.test.tokens", "wiki.train.tokens", "wiki.valid.tokens"],
         ["simple-examples.tgz"],
-        ["train.bin", "val.bin"],
         ["ptb.train.txt", "ptb.valid.txt"],  # not the published files
     ],
 )
@@ -57,7 +53,7 @@ def test_a_download_is_announced(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(
         lm.data.corpus, "download_ptb", lambda directory, _: write(directory, prefix="ptb.")
     )
-    message = "{}: downloading PTB into it; for your own text, give the directory of train.txt"
+    message = "{}: downloading PTB into it; for your own text, give a text file or the directory of"
     (tmp_path / "here").mkdir()
     for name in ("README.md", "requirements.txt", "main.py"):
         (tmp_path / "here" / name).touch()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lm.data import embedded
-from lm.data.encoding import SPLITS
+from lm.data.splits import SPLITS
 from lm.errors import UserError
 from lm.files import sha256_of
 from tests.commands import run_code

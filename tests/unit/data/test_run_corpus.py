@@ -135,7 +135,7 @@ def test_a_split_is_loaded_from_the_recorded_directory(tmp_path, own_text):
     with pytest.raises(UserError, match=f"changed since .* --data_path {own_text}$"):
         load_text(run, "valid")
     changed = load_text(run, "valid", str(own_text))
-    assert decoded(run.vocabulary, changed.ids) == ["d", "c", "b", "a", "<eos>"]
+    assert decoded(run.tokenizer, changed.ids) == ["d", "c", "b", "a", "<eos>"]
 
 
 def test_an_evaluation_uses_the_limits_of_the_run(tmp_path):
@@ -150,8 +150,8 @@ def test_an_evaluation_uses_the_limits_of_the_run(tmp_path):
         (str(tmp_path / "other.txt.gz"), ["<unk>", "a", "<eos>"]),
     ):
         text = load_text(run, split)
-        assert decoded(run.vocabulary, text.ids) == words
-        assert text.unknown == 1
+        assert decoded(run.tokenizer, text.ids) == words
+        assert text.encoded.unknown == 1
 
 
 def test_a_recorded_path_never_decides_where_the_embedded_corpus_is_written(tmp_path, monkeypatch):

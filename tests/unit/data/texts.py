@@ -20,11 +20,15 @@ def write(directory, prefix="", **texts) -> str:
 
 
 def words_of(corpus, split) -> list:
-    return decoded(corpus.vocabulary, getattr(corpus, split))
+    return decoded(corpus.tokenizer, getattr(corpus, split))
 
 
-def decoded(vocabulary, ids) -> list:
-    return [vocabulary.words[i] for i in ids]
+def unknown(corpus) -> dict:
+    return {split: encoded.unknown for split, encoded in corpus.encoded.items()}
+
+
+def decoded(tokenizer, ids) -> list:
+    return [tokenizer.tokens[i] for i in ids]
 
 
 def load_obeying_permissions(data_path, **env: str) -> subprocess.CompletedProcess:

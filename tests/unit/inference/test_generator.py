@@ -1,25 +1,28 @@
 """Text generation: seeds, limits and prompts."""
 
+import itertools
+
 import numpy as np
 import pytest
 
 from lm.config import Config
+from lm.data.tokenizer import Words, split_words
 from lm.data.vocabulary import Vocabulary
 from lm.errors import UserError
-from lm.inference.generator import Generator, encode_prompt, spaced
+from lm.inference.generator import Generator, encode_prompt
 from lm.inference.run import open_run
 from lm.inference.sampling import Sampling
 from lm.inference.scorer import Scorer
 from tests.untrained import write_run
 
 WORDS = ("<eos>", "<unk>", "a", "bcd", "é", "f")
-WITHOUT_UNK = Vocabulary(("<eos>", "a"))
+WITHOUT_UNK = Words(Vocabulary(("<eos>", "a")))
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     directory = str(tmp_path_factory.mktemp("runs") / "run")
-    write_run(directory, Config(hidden_size=16, init_scale=0.8), Vocabulary(WORDS))
+    write_run(directory, Config(hidden_size=16, init_scale=0.8), Words(Vocabulary(WORDS)))
     return open_run(directory)
 
 
@@ -28,11 +31,13 @@ def generator(run):
     return Generator(run)
 
 
-def text(generator, sample=0, num_words=40, seed=1, **sampling):
+def text(generator, sample=0, num_words=40, seed=1, prompt="", **sampling):
     """Return the generated words without the prompt."""
-    how = Sampling(num_samples=sample + 1, num_words=num_words, seed=seed, **sampling)
-    *_, (_, words) = generator.texts(how)
-    return list(words)
+    how = Sampling(
+        num_samples=sample + 1, num_words=num_words, seed=seed, prompt=prompt, **sampling
+    )
+    *_, pieces = generator.texts(how)
+    return split_words("".join(pieces))[len(prompt.split()) :]
 
 
 def log_probs_after(run, prompt):
@@ -63,7 +68,8 @@ def test_first_words_follow_the_distribution_of_the_model(run, generator):
     """With 5 degrees of freedom, chi-square exceeds 25.7 once in 10,000 times."""
     draws = 1000
     how = Sampling(prompt="bcd", num_words=1, num_samples=draws, seed=1, allow_unk=True)
-    first = [WORDS.index(*words) for _, words in generator.texts(how)]
+    texts = ["".join(pieces) for pieces in generator.texts(how)]
+    first = [WORDS.index(*split_words(text)[1:]) for text in texts]
     expected = draws * np.exp(log_probs_after(run, ["bcd"]))
     counts = np.bincount(first, minlength=len(WORDS))
     assert ((counts - expected) ** 2 / expected).sum() < 25.7
@@ -78,21 +84,16 @@ def test_a_text_may_stop_at_the_first_generated_line_end(generator):
     whole = text(generator, num_words=300)
     stopped = text(generator, num_words=300, stop_at_eos=True, prompt="")
     assert stopped == whole[: whole.index("<eos>") + 1]
-    ((prompt, _),) = generator.texts(Sampling(prompt="a\nf", seed=1, stop_at_eos=True))
-    assert prompt == ["a", "<eos>", "f"]
+    (pieces,) = generator.texts(Sampling(prompt="a\nf", seed=1, stop_at_eos=True))
+    assert [*itertools.islice(pieces, 3)] == ["a", "\n", "f"]
 
 
 def test_unknown_words_of_prompts_are_logged(caplog):
-    ids = encode_prompt("a zebra\nbcd yak zebra", Vocabulary(WORDS))
+    ids = encode_prompt("a zebra\nbcd yak zebra", Words(Vocabulary(WORDS)))
     assert [WORDS[i] for i in ids] == ["a", "<unk>", "<eos>", "bcd", "<unk>", "<unk>"]
     assert caplog.messages == ["not in the vocabulary, read as <unk>: zebra, yak"]
     with pytest.raises(UserError, match="'zebra' is not in the vocabulary"):
         encode_prompt("zebra", WITHOUT_UNK)
-
-
-def test_words_are_separated_by_spaces_and_line_ends():
-    words = ["a", "b", "<eos>", "c", "<eos>", "<eos>", "d"]
-    assert "".join(spaced(words)) == "a b\nc\n\nd"
 
 
 def test_sessions_are_closed_after_use_and_after_errors(run, monkeypatch):

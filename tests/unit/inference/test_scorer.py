@@ -8,6 +8,7 @@ import pytest
 from lm.checkpoint import store
 from lm.checkpoint.tensors import load_arrays, tensor_shapes, whole
 from lm.config import Config
+from lm.data.tokenizer import Words
 from lm.data.vocabulary import Vocabulary
 from lm.errors import UserError
 from lm.inference.run import open_run
@@ -21,7 +22,7 @@ WORDS = ("<eos>", "<unk>", *(f"w{i}" for i in range(30)))
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     directory = str(tmp_path_factory.mktemp("runs") / "run")
-    write_run(directory, Config(hidden_size=32, init_scale=0.8), Vocabulary(WORDS))
+    write_run(directory, Config(hidden_size=32, init_scale=0.8), Words(Vocabulary(WORDS)))
     return open_run(directory)
 
 
@@ -44,7 +45,7 @@ def test_a_score_does_not_depend_on_other_sentences(run, sentences):
 def test_a_score_depends_on_row_and_batch_size_only_by_rounding(run, sentences):
     single = Scorer(run, batch_size=1)
     for score, one in zip(Scorer(run, batch_size=8).score(sentences), single.score(sentences)):
-        assert (one.words, one.unknown) == (score.words, score.unknown)
+        assert (one.text, one.unknown) == (score.text, score.unknown)
         np.testing.assert_allclose(one.log_probs, score.log_probs, rtol=1e-5)
 
 
@@ -55,14 +56,14 @@ def test_unknown_words_are_scored_as_unk_and_counted(run):
 
 
 def test_without_unk_an_unknown_word_is_an_error_after_the_lines_before_it(tmp_path):
-    write_run(tmp_path / "run", Config(hidden_size=4), Vocabulary(("<eos>", "a")))
+    write_run(tmp_path / "run", Config(hidden_size=4), Words(Vocabulary(("<eos>", "a"))))
     (tmp_path / "text").write_text("a\n\na a\na zebra\na\n")
     for batch_size in (1, 2, 3, 8):
         scorer, found = Scorer(open_run(tmp_path / "run"), batch_size), []
         with open(tmp_path / "text") as file:
             with pytest.raises(UserError, match=r"^line 4 of the input: 'zebra' is not in the"):
                 found.extend(scorer.score_stream(file.fileno()))
-        assert [score.words for score in found] == [["a"], [], ["a", "a"]]
+        assert [score.text for score in found] == ["a", "", "a a"]
 
 
 def test_the_columns_of_the_output(run):
@@ -75,7 +76,7 @@ def test_the_columns_of_the_output(run):
 
 
 def test_nan_is_an_error(tmp_path):
-    write_run(tmp_path / "run", Config(hidden_size=4), Vocabulary(WORDS))
+    write_run(tmp_path / "run", Config(hidden_size=4), Words(Vocabulary(WORDS)))
     (trained,) = store.list_checkpoints(str(tmp_path / "run"))
     arrays = load_arrays(trained, tensor_shapes(trained))
     nothing = {name: np.full_like(array, np.nan) for name, array in arrays.items()}
@@ -92,4 +93,4 @@ def test_a_byte_order_mark_is_ignored_and_other_invalid_utf8_is_an_error(run, tm
     with open(tmp_path / "text", "rb") as file:
         with pytest.raises(UserError, match="line 2 of the input: not UTF-8: byte 0xff"):
             found.extend(Scorer(run, batch_size).score_stream(file.fileno()))
-    assert [(score.words, score.unknown) for score in found] == [(["w1", "w2"], 0)]
+    assert [(score.text, score.unknown) for score in found] == [("w1 w2", 0)]

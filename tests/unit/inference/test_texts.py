@@ -7,6 +7,7 @@ import pytest
 from lm.checkpoint import store
 from lm.checkpoint.tensors import tensor_shapes
 from lm.config import Config
+from lm.data.tokenizer import Words
 from lm.data.vocabulary import Vocabulary
 from lm.errors import RunError, UserError
 from lm.inference.evaluator import load_text
@@ -14,20 +15,20 @@ from lm.inference.run import Run, open_run
 from tests.limits import file_size_limit
 from tests.untrained import make_run, write_run
 
-WITH_UNK = Vocabulary(("<eos>", "<unk>", "a", "bcd", "é"))
-WITHOUT_UNK = Vocabulary(("<eos>", "a"))
+WITH_UNK = Words(Vocabulary(("<eos>", "<unk>", "a", "bcd", "é")))
+WITHOUT_UNK = Words(Vocabulary(("<eos>", "a")))
 
 
-def run_of(vocabulary):
-    return Run("runs/x", Config(), vocabulary, "runs/x/checkpoints/step-00000001", record=None)
+def run_of(tokenizer):
+    return Run("runs/x", Config(), tokenizer, "runs/x/checkpoints/step-00000001", record=None)
 
 
 def test_a_file_is_encoded_with_the_vocabulary_of_the_run(tmp_path):
     path = tmp_path / "text"
     path.write_text(" a  zebra \n<unk> é", encoding="utf-8")
     text = load_text(run_of(WITH_UNK), str(path))
-    assert [WITH_UNK.words[i] for i in text.ids] == ["a", "<unk>", "<eos>", "<unk>", "é", "<eos>"]
-    assert text.unknown == 1  # a literal <unk> is an ordinary word
+    assert [WITH_UNK.tokens[i] for i in text.ids] == ["a", "<unk>", "<eos>", "<unk>", "é", "<eos>"]
+    assert text.encoded.unknown == 1  # a literal <unk> is an ordinary word
     with pytest.raises(UserError, match="3 words that are not in the run's vocabulary"):
         load_text(run_of(WITHOUT_UNK), str(path))
     with pytest.raises(UserError, match="--split dev must be train, valid, test or the path of"):
@@ -46,10 +47,10 @@ def test_a_different_corpus_is_read_with_the_vocabulary_of_the_run(tmp_path, cor
     make_run(tmp_path / "run", corpora)
     run = open_run(tmp_path / "run")
     own = load_text(run, "valid", str(corpora))
-    other = load_text(run._replace(vocabulary=WITH_UNK), "valid", str(corpora))
-    assert len(own.ids) == len(other.ids) > 20_000 and own.unknown == 0
+    other = load_text(run._replace(tokenizer=WITH_UNK), "valid", str(corpora))
+    assert len(own.ids) == len(other.ids) > 20_000 and own.encoded.unknown == 0
     assert set(other.ids) == {WITH_UNK.eos_id, WITH_UNK.unk_id}
-    assert other.unknown == len(other.ids) - sum(other.ids == WITH_UNK.eos_id)
+    assert other.encoded.unknown == len(other.ids) - sum(other.ids == WITH_UNK.eos_id)
 
 
 def test_weights_with_different_settings_are_rejected(tmp_path):
@@ -64,7 +65,7 @@ def test_a_run_opens_with_its_config_vocabulary_and_weights(tmp_path):
     write_run(tmp_path / "run", Config(hidden_size=3), WITH_UNK)
     for which in ["last", "best", str(tmp_path / "run/checkpoints/step-00000007")]:
         run = open_run(tmp_path / "run", which)
-        assert (run.config.hidden_size, run.vocabulary) == (3, WITH_UNK)
+        assert (run.config.hidden_size, run.tokenizer.tokens) == (3, WITH_UNK.tokens)
         assert tensor_shapes(run.checkpoint)["embedding"] == [5, 3]
         assert run.checkpoint == store.find(str(tmp_path / "run"))
     run = open_run(str(tmp_path / "run/checkpoints/step-00000007"))

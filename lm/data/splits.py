@@ -1,0 +1,111 @@
+"""Find the files of the splits of a corpus in a data directory, or divide a single file.
+
+A split is a text or consists of token IDs. It is one file or a directory of files.
+"""
+
+import os
+from typing import NamedTuple
+
+import numpy as np
+
+from lm.data.text import Part, read_blocks
+from lm.errors import UserError, error_class
+
+SPLITS = ("train", "valid", "test")
+TEXT_ENDS, ID_ENDS = (".txt", ".txt.gz"), (".npy", ".npz", ".bin")
+_STEMS = {"train": ("train",), "valid": ("valid", "val"), "test": ("test",)}
+
+
+class Source(NamedTuple):
+    """The files of a split."""
+
+    path: str  # a file or a directory
+    parts: tuple[Part, ...]
+    reads_ids: bool  # whether the files contain token IDs instead of text
+
+
+def find_splits(data_path: str) -> dict[str, Source]:
+    """Return the files of each split that exists in a directory; empty without `train`.
+
+    Raises:
+      UserError: If two files or directories contain the same split.
+    """
+    found = {}
+    for split in SPLITS:
+        paths = [os.path.join(data_path, stem) for stem in _STEMS[split]]
+        files = [path + end for path in paths for end in (*TEXT_ENDS, *ID_ENDS)]
+        exist = [*filter(os.path.isdir, paths), *filter(os.path.lexists, files)]
+        if len(exist) > 1:
+            raise UserError(f"{exist[0]} and {exist[1]} both exist; remove one of them")
+        if exist:
+            found[split] = source_of(exist[0])
+        elif split == "train":
+            return {}  # `test` may be the directory of a program's tests
+    if len({source.reads_ids for source in found.values()}) > 1:
+        raise UserError(f"{data_path} contains texts and token IDs: put them into two directories")
+    return found
+
+
+def source_of(path: str, any_text: bool = False) -> Source:
+    """Return the files of a split, given its file or directory.
+
+    Args:
+      any_text: Whether files with unknown endings are texts.
+    """
+    paths = [path]
+    if os.path.isdir(path):
+        try:
+            names = sorted(name for name in os.listdir(path) if not name.startswith("."))
+        except OSError as error:
+            raise error_class(error)(f"cannot read {path}: {error.strerror}") from error
+        if not names:
+            raise UserError(f"{path} is empty: put the files of this split into it")
+        paths = [os.path.join(path, name) for name in names]
+    kinds = {_reads_ids(path, any_text) for path in paths}
+    if len(kinds) > 1:
+        raise UserError(f"{path} contains texts and token IDs: remove one of the kinds")
+    return Source(path, tuple(map(Part, paths)), kinds.pop())
+
+
+def _reads_ids(path: str, any_text: bool) -> bool:
+    if path.endswith(ID_ENDS):
+        return True
+    if any_text or path.endswith(TEXT_ENDS):
+        return False
+    known = ", ".join(TEXT_ENDS + ID_ENDS)
+    raise UserError(f"{path} has an unknown ending: the files of a corpus end in {known}")
+
+
+def divide_file(path: str, percentages: str) -> dict[str, Source]:
+    """Divide the lines of a text file into splits.
+
+    Args:
+      percentages: Of the lines for valid and test, which are the end of the file, such as "5,5".
+    """
+    try:
+        shares = [float(share) for share in percentages.split(",")]
+        assert len(shares) == 2 and min(shares) >= 0 and sum(shares) < 100
+    except (ValueError, AssertionError) as error:
+        raise UserError(
+            f"split must be the percentages of valid and test, such as 5,5, not {percentages!r}"
+        ) from error
+    num_lines = sum(block.data.count(b"\n") for block in read_blocks([Part(path)], "counting"))
+    sizes = [int(num_lines * share / 100) for share in shares]
+    valid, test = num_lines - sum(sizes), num_lines - sizes[1]
+    bounds = [0, _offset(path, valid), _offset(path, test) if sizes[1] else None, None]
+    return {
+        split: Source(path, (Part(path, start, stop, line + 1),), False)
+        for split, line, start, stop in zip(SPLITS, (0, valid, test), bounds, bounds[1:])
+        if start != stop
+    }
+
+
+def _offset(path: str, line: int) -> int:
+    """Return the position at which a line starts. Lines are counted from 0."""
+    position = 0
+    for block in read_blocks([Part(path)], "dividing"):
+        line_ends = np.flatnonzero(np.frombuffer(block.data, np.uint8) == ord("\n"))
+        if line < block.line + len(line_ends):
+            return position + (int(line_ends[line - block.line]) + 1 if line else 0)
+        position += len(block.data)
+    return position

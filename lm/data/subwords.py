@@ -1,0 +1,258 @@
+"""Subword tokenizers that are read from files, with the libraries `tokenizers` and `sentencepiece`.
+
+`tokenizers` reads a Hugging Face `tokenizer.json`, and GPT-2's `encoder.json` and `vocab.bpe`.
+`sentencepiece` reads a SentencePiece `.model`.
+"""
+
+import hashlib
+import importlib
+import itertools
+import json
+import os
+import re
+import types
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from lm.data.text import Block, decode_blocks
+from lm.data.tokenizer import SAVED, UNKNOWN, Tokenizer
+from lm.errors import UserError, error_class, first_line
+from lm.files import open_regular
+
+# The files of each format. The first name is the name of the saved copy.
+_HUGGING_FACE, _SENTENCE_PIECE = "tokenizer.json", "tokenizer.model"
+_GPT2 = ("vocab.json", "merges.txt")
+_FORMATS = {
+    (_HUGGING_FACE,): (_HUGGING_FACE,),
+    _GPT2: _GPT2,
+    ("encoder.json", "vocab.bpe"): _GPT2,
+    (_SENTENCE_PIECE,): (_SENTENCE_PIECE,),
+}
+_SEPARATORS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
+_WINDOW, _MARGIN = 1 << 16, 1 << 10  # characters
+_WINDOWS_AT_ONCE = 32
+_CUT = re.compile(r"(?<=\S)[ \n](?=\S)")
+_MAX_TEXT = 1 << 26  # characters
+_MAX_LINE = 1 << 24  # characters
+
+
+def load_subwords(path: str) -> Tokenizer:
+    """Read a tokenizer from a file, or from a directory in the format of GPT-2's release.
+
+    Raises:
+      UserError: If the path is missing or is not a tokenizer.
+    """
+    files = _read(path)
+    kind = _SentencePiece if _SENTENCE_PIECE in files else _HuggingFace
+    try:
+        return kind(files)
+    except UserError:
+        raise
+    except Exception as error:  # The libraries raise errors of many types.
+        raise UserError(f"{path} is not a tokenizer: {first_line(error)}") from error
+
+
+def _read(path: str) -> dict[str, bytes]:
+    """Return the content of the files of a tokenizer by their names in the saved copy."""
+    if os.path.isdir(path):
+        for names, saved in _FORMATS.items():
+            paths = [os.path.join(path, name) for name in names]
+            if all(map(os.path.exists, paths)):
+                return {name: _content(p) for name, p in zip(saved, paths)}
+        expected = "; ".join(" and ".join(names) for names in _FORMATS)
+        raise UserError(f"the tokenizer {path} must contain one of: {expected}")
+    content = _content(path)
+    return {_HUGGING_FACE if content.lstrip()[:1] == b"{" else _SENTENCE_PIECE: content}
+
+
+def _content(path: str) -> bytes:
+    try:
+        with open_regular(path) as file:
+            return file.read()
+    except FileNotFoundError as error:
+        raise UserError(
+            f"the tokenizer {path} does not exist: use words, characters, bytes, or the path of a"
+            " tokenizer.json, of a SentencePiece model or of a directory with GPT-2's files"
+        ) from error
+    except OSError as error:
+        raise error_class(error)(f"cannot read {path}: {error.strerror}") from error
+
+
+def _import(name: str) -> types.ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise UserError(
+            f"this tokenizer needs the package {name}: pip install {name}, or run"
+            " run_scripts/setup.sh"
+        ) from error
+
+
+class _Subwords(Tokenizer):
+    """A tokenizer that is read from files."""
+
+    def __init__(self, files: Mapping[str, bytes]):
+        self.files = {f"{SAVED}/{name}": content for name, content in files.items()}
+        digest = hashlib.sha256()
+        for name, content in files.items():
+            digest.update(f"{name} {len(content)}\n".encode() + content)
+        self.sha256 = digest.hexdigest()
+
+    def _as_array(self, ids: Any) -> np.ndarray:
+        found = np.array(ids, np.int64)
+        if self.unk_id is not None:
+            found[found == self.unk_id] = UNKNOWN
+        return found
+
+
+class _SentencePiece(_Subwords):
+    """A SentencePiece model. It encodes each line by itself, and `</s>` follows each line."""
+
+    def __init__(self, files: Mapping[str, bytes]):
+        super().__init__(files)
+        package = _import("sentencepiece")
+        self._model = package.SentencePieceProcessor(model_proto=files[_SENTENCE_PIECE])
+        size = self._model.get_piece_size()
+        self.tokens = [self._model.id_to_piece(i) for i in range(size)]
+        self.unk_id, self.eos_id = self._model.unk_id(), self._model.eos_id()
+        if not size:
+            raise ValueError("it has no pieces")
+        if self.eos_id < 0:
+            raise UserError("the SentencePiece model has no </s>: train it with an eos_id")
+
+    def encode(self, text: str) -> list[int]:
+        return [token for ids in self._lines(text) for token in ids]
+
+    def _lines(self, text: str) -> Iterator[list[int]]:
+        """Yield the IDs of each line. Only a complete line ends in `</s>`."""
+        *lines, last = text.split("\n")
+        for ids in self._model.encode(lines, num_threads=os.cpu_count() or 1):
+            yield [*ids, self.eos_id]
+        if last:
+            yield self._model.encode(last)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        lines: list[list[int]] = [[]]
+        for token in ids:
+            lines.append([]) if token == self.eos_id else lines[-1].append(token)
+        return "\n".join(self._model.decode(lines))
+
+    def read_ids(self, blocks: Iterable[Block]) -> Iterator[np.ndarray]:
+        rest = ""
+        for block in decode_blocks(blocks):
+            text, line_end, last = (rest + block.data).rpartition("\n")
+            rest = last
+            if len(rest) > _MAX_LINE:
+                raise UserError(
+                    f"{block.part.path} has a line of more than {_MAX_LINE} characters, and"
+                    " SentencePiece encodes whole lines: divide it, for example with fold -s"
+                )
+            yield self._as_array(self.encode(text + line_end))
+        if rest:
+            yield self._as_array(self.encode(rest + "\n"))
+
+
+class _HuggingFace(_Subwords):
+    """A tokenizer of the library `tokenizers`."""
+
+    def __init__(self, files: Mapping[str, bytes], window: int = _WINDOW, margin: int = _MARGIN):
+        super().__init__(files)
+        self._window, self._margin = window, margin
+        package = _import("tokenizers")
+        if _HUGGING_FACE in files:
+            self._model = package.Tokenizer.from_str(files[_HUGGING_FACE].decode())
+        else:
+            self._model = _gpt2(package, files)
+        self._model.no_padding()
+        self._model.no_truncation()
+        size = self._model.get_vocab_size()
+        self.tokens = [self._model.id_to_token(i) or "" for i in range(size)]
+        unknown = getattr(self._model.model, "unk_token", None)
+        self.unk_id = unknown and self._model.token_to_id(unknown)
+        separators = [self._model.token_to_id(name) for name in _SEPARATORS]
+        found = [i for i in separators if i is not None] or self.encode("\n") or [0]
+        self.eos_id = found[0]
+
+    def encode(self, text: str) -> list[int]:
+        return self._model.encode(text, add_special_tokens=False).ids
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return self._model.decode(list(ids), skip_special_tokens=False)
+
+    def read_ids(self, blocks: Iterable[Block]) -> Iterator[np.ndarray]:
+        """Yield the token IDs of a text; see `Tokenizer`.
+
+        The text is encoded in windows, which overlap by a margin on each side. Two windows are
+        joined at a space or line end between two other characters, if both windows begin a token
+        there and agree on the tokens around it.
+        """
+        text, begin = "", 0  # The IDs of text[:begin] have been yielded.
+        wanted = length = self._window * _WINDOWS_AT_ONCE
+        for block in decode_blocks(blocks):
+            text += block.data
+            if len(text) - begin < wanted:
+                continue
+            ids, _, end = self._encode_windows(text, begin)
+            yield self._as_array(ids)
+            wanted = length if ids else 2 * wanted
+            if wanted > _MAX_TEXT:
+                raise UserError(
+                    f"{block.part.path} cannot be encoded in parts: it has no spaces and line ends,"
+                    " or this tokenizer depends on the text as a whole"
+                )
+            keep = max(end - self._margin, 0)
+            text, begin = text[keep:], end - keep
+        ids, rest, _ = self._encode_windows(text, begin)
+        yield self._as_array(ids + rest)
+
+    def _encode_windows(self, text: str, begin: int) -> tuple[list[int], list[int], int]:
+        """Encode text[begin:]; return the IDs before and after the last joint, and the joint."""
+        cuts = [begin]
+        while match := _CUT.search(text, cuts[-1] + self._window):
+            cuts.append(match.start())
+        while True:
+            starts = [max(cut - self._margin, 0) for cut in cuts]
+            ends = [*(cut + self._margin for cut in cuts[1:]), len(text)]
+            windows = [text[start:end] for start, end in zip(starts, ends)]
+            found = self._model.encode_batch(windows, add_special_tokens=False)
+            # The first token after each cut, in the window after the cut and in the one before it.
+            after = [_token_at(enc, cut - start) for enc, cut, start in zip(found, cuts, starts)]
+            before = [_token_at(enc, cut - s) for enc, cut, s in zip(found, cuts[1:], starts)]
+            joints = [
+                _around(left, i) == _around(right, j) != []
+                for left, i, right, j in zip(found, before, found[1:], after[1:])
+            ]
+            if all(joints):
+                break
+            cuts = [begin, *itertools.compress(cuts[1:], joints)]
+        after[0] = after[0] if begin else 0
+        ids = [i for enc, a, b in zip(found, after, before) for i in enc.ids[a:b]]
+        return ids, found[-1].ids[after[-1] :], cuts[-1]
+
+
+def _gpt2(package: types.ModuleType, files: Mapping[str, bytes]) -> Any:
+    """Return the tokenizer of GPT-2's release."""
+    vocabulary, merges = (files[name].decode() for name in _GPT2)
+    lines = [line for line in merges.splitlines() if line and not line.startswith("#version")]
+    pairs = [tuple(line.split(" ")) for line in lines]
+    model = package.Tokenizer(package.models.BPE(vocab=json.loads(vocabulary), merges=pairs))
+    model.pre_tokenizer = package.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    model.decoder = package.decoders.ByteLevel()
+    model.add_special_tokens([name for name in _SEPARATORS if model.token_to_id(name) is not None])
+    return model
+
+
+def _token_at(encoded: Any, place: int) -> int | None:
+    """Return the token that begins at a character, or after it if no token contains it."""
+    token = encoded.char_to_token(place)
+    if token is None:
+        place += 1
+        token = encoded.char_to_token(place)
+    return token if token is not None and encoded.token_to_chars(token)[0] == place else None
+
+
+def _around(encoded: Any, token: int | None) -> list[int]:
+    """Return the IDs of a token and of the token before it, or [] if the token is None."""
+    return [] if token is None else encoded.ids[max(token - 1, 0) : token + 1]

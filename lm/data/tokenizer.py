@@ -1,0 +1,314 @@
+"""Tokenizers: they convert text to token IDs and back.
+
+Nothing else in this program divides or joins text. `words` (the default) and `characters` take
+their vocabulary from the training text. `bytes` and `ids` have a fixed vocabulary. The subword
+tokenizers of lm/data/subwords.py are read from files.
+"""
+
+from __future__ import annotations
+
+import abc
+import hashlib
+import os
+import types
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from lm import logger
+from lm.config import Config
+from lm.data.text import Block, decode_blocks
+from lm.data.vocabulary import EOS, Vocabulary
+from lm.errors import UserError
+from lm.files import open_regular, write_atomically
+
+# The files of a tokenizer in a run directory and in the cache. Only `words` uses the first one.
+VOCABULARY_FILE, SAVED = "vocabulary.txt", "tokenizer"
+_CHARACTERS_FILE, _BYTES_FILE, _IDS_FILE = (
+    f"{SAVED}/{name}.txt" for name in ("characters", "bytes", "ids")
+)
+UNKNOWN = -1  # the ID of text outside the vocabulary in the results of `read_ids`
+_MAX_CHARACTERS = 65_536  # different ones
+_MAX_WORD_CHARACTERS = 1 << 20
+_SPACES = "\n \t\r"
+_WINDOW = 8  # tokens that are decoded again with each new token
+
+
+class Tokenizer(abc.ABC):
+    """Converts text to token IDs and back.
+
+    Attributes:
+      tokens: The text of each token, for networks of users and for messages.
+      eos_id: The ID of a line end, or of another token that separates texts. A model reads this
+        token before the first token of a text.
+      unk_id: The ID of text outside the vocabulary, or None.
+      sha256: Identifies the vocabulary and the rules.
+      sorts_by_frequency: Whether frequent tokens have small IDs.
+      files: The content of the files that `saved_tokenizer` reads, by relative path.
+    """
+
+    tokens: Sequence[str]
+    eos_id: int
+    unk_id: int | None = None
+    sha256: str
+    sorts_by_frequency = False
+    files: Mapping[str, bytes]
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @abc.abstractmethod
+    def encode(self, text: str) -> list[int]:
+        """Return the token IDs of a text."""
+
+    @abc.abstractmethod
+    def decode(self, ids: Iterable[int]) -> str:
+        """Return the text of token IDs."""
+
+    @abc.abstractmethod
+    def read_ids(self, blocks: Iterable[Block]) -> Iterator[np.ndarray]:
+        """Yield the token IDs of a text that is read in blocks of bytes, some at a time.
+
+        The IDs are those of `encode`, except that text outside the vocabulary has the ID UNKNOWN.
+        """
+
+    def encode_line(self, line: str) -> list[int]:
+        """Return the token IDs of a line and of its line end."""
+        return self.encode(line + "\n")
+
+    def unknown(self, text: str) -> list[str]:
+        """List the parts of a text that are outside the vocabulary."""
+        return []
+
+    def decode_stream(self, ids: Iterable[int]) -> Iterator[str]:
+        """Yield the text of each token as soon as its characters are complete."""
+        window: list[int] = []
+        shown = ""
+        for token in ids:
+            window.append(token)
+            text = self.decode(window)
+            if not text.endswith("\ufffd"):  # Otherwise, the last character may be incomplete.
+                yield text[len(shown) :]
+                window = window[-_WINDOW:]
+                shown = self.decode(window)
+        yield self.decode(window)[len(shown) :]
+
+    def save(self, directory: str) -> None:
+        """Write the files that `saved_tokenizer` reads."""
+        for name, content in self.files.items():
+            path = os.path.join(directory, name)
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            write_atomically(path, content)
+
+
+def split_words(text: str) -> list[str]:
+    """Return the words of a text, with `<eos>` for each line end."""
+    return text.replace("\n", f" {EOS} ").split()
+
+
+def read_words(blocks: Iterable[Block]) -> Iterator[list[str]]:
+    """Yield the words of a text, some at a time. A line end is added to the last line.
+
+    The words of a step end between words, not between lines, because some corpora are one line of a
+    gigabyte.
+    """
+    rest, last, num_eos = "", "\n", 0
+    for block in decode_blocks(blocks):
+        last = block.data[-1:] or last
+        text = rest + block.data
+        end = max(map(text.rfind, _SPACES)) + 1
+        text, rest = text[:end], text[end:]
+        if len(rest) > _MAX_WORD_CHARACTERS:
+            raise UserError(
+                f"{block.part.path}, line {block.line + block.data.count(chr(10))}: a word has more"
+                f" than {_MAX_WORD_CHARACTERS} characters, so this is probably not a text file"
+            )
+        num_eos += text.count(EOS)
+        yield split_words(text)
+    num_eos += rest.count(EOS)
+    if num_eos:
+        name = block.part.path
+        logger.warning(f"{name} contains {EOS} {num_eos} times, and each line end adds another")
+    yield split_words(rest if last == "\n" else rest + "\n")
+
+
+class Words(Tokenizer):
+    """Words that are separated by white space. Each line end is the word `<eos>`."""
+
+    sorts_by_frequency = True
+    _saved_as = VOCABULARY_FILE
+
+    def __init__(self, vocabulary: Vocabulary):
+        self.vocabulary, self.tokens = vocabulary, vocabulary.words
+        self.eos_id, self.unk_id = vocabulary.eos_id, vocabulary.unk_id
+        self.sha256 = vocabulary.sha256
+        self.files = {self._saved_as: vocabulary.content}
+
+    @staticmethod
+    def read_pieces(blocks: Iterable[Block]) -> Iterator[Sequence[str]]:
+        """Yield the pieces of a text, some at a time."""
+        return read_words(blocks)
+
+    @staticmethod
+    def pieces(text: str) -> Sequence[str]:
+        """Divide a text into pieces."""
+        return split_words(text)
+
+    @staticmethod
+    def entry(piece: str) -> str:
+        """Return the word of the vocabulary that stands for a piece."""
+        return piece
+
+    def encode(self, text: str) -> list[int]:
+        return self.vocabulary.encode(map(self.entry, self.pieces(text)))
+
+    def unknown(self, text: str) -> list[str]:
+        return [p for p in self.pieces(text) if self.entry(p) not in self.vocabulary.ids]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        words = ["\n" if i == self.eos_id else self.tokens[i] for i in ids]
+        return " ".join(words).replace(" \n", "\n").replace("\n ", "\n")
+
+    def read_ids(self, blocks: Iterable[Block]) -> Iterator[np.ndarray]:
+        ids: dict[str, int] = {}
+        for pieces in self.read_pieces(blocks):
+            for piece in set(pieces).difference(ids):
+                ids[piece] = self.vocabulary.ids.get(self.entry(piece), UNKNOWN)
+            yield np.fromiter(map(ids.__getitem__, pieces), np.int64, len(pieces))
+
+
+class Characters(Words):
+    """Unicode characters, including line ends.
+
+    In the vocabulary, a line end is `<eos>`, and other white space is written like `U+0020`.
+    """
+
+    _saved_as = _CHARACTERS_FILE
+
+    def __init__(self, vocabulary: Vocabulary):
+        super().__init__(vocabulary)
+        if len(vocabulary) > _MAX_CHARACTERS:
+            raise UserError(
+                f"the text has more than {_MAX_CHARACTERS:,} different characters: use --tokenizer"
+                " bytes, or limit the vocabulary with --vocab_size"
+            )
+        self.tokens = [_character(word) for word in vocabulary.words]
+
+    @staticmethod
+    def read_pieces(blocks: Iterable[Block]) -> Iterator[Sequence[str]]:
+        return (block.data for block in decode_blocks(blocks))
+
+    @staticmethod
+    def pieces(text: str) -> Sequence[str]:
+        return text
+
+    @staticmethod
+    def entry(piece: str) -> str:
+        if piece == "\n":
+            return EOS
+        return f"U+{ord(piece):04X}" if piece.isspace() else piece
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return "".join(self.tokens[i] for i in ids)
+
+
+def _character(word: str) -> str:
+    if word == EOS:
+        return "\n"
+    return chr(int(word[2:], 16)) if word.startswith("U+") else word
+
+
+class Bytes(Tokenizer):
+    """The 256 values of a byte. The text is the UTF-8 form, but any bytes are allowed in files."""
+
+    tokens = tuple(bytes([value]).decode("latin-1") for value in range(256))
+    eos_id = ord("\n")
+    sha256 = hashlib.sha256(b"bytes").hexdigest()
+    files = types.MappingProxyType({_BYTES_FILE: b""})
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode())
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return bytes(map(int, ids)).decode(errors="replace")
+
+    def read_ids(self, blocks: Iterable[Block]) -> Iterator[np.ndarray]:
+        return (np.frombuffer(block.data, np.uint8) for block in blocks)
+
+
+class Ids(Tokenizer):
+    """Token IDs whose text is not known. They are written as numbers."""
+
+    eos_id = 0
+
+    def __init__(self, vocab_size: int):
+        self.tokens = list(map(str, range(vocab_size)))
+        self.sha256 = hashlib.sha256(f"ids {vocab_size}".encode()).hexdigest()
+        self.files = {_IDS_FILE: f"{vocab_size}\n".encode()}
+
+    def encode(self, text: str) -> list[int]:
+        ids = [int(word) if word.isdecimal() else len(self) for word in text.split()]
+        if any(i >= len(self) for i in ids):
+            raise UserError(f"{text[:40]!r} must consist of token IDs from 0 to {len(self) - 1}")
+        return ids
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return "".join(f"{i} " for i in ids)
+
+    def read_ids(self, blocks: Iterable[Block]) -> Iterator[np.ndarray]:
+        raise UserError("a model of token IDs without a tokenizer cannot read text")
+
+
+BUILT: Mapping[str, type[Words]] = {"words": Words, "characters": Characters}
+
+
+def fixed_tokenizer(config: Config, reads_ids: bool) -> Tokenizer | None:
+    """Return the tokenizer of a config, or None if the training text determines its vocabulary.
+
+    Args:
+      reads_ids: Whether the corpus consists of token IDs.
+    """
+    if reads_ids and config.tokenizer in BUILT:
+        if config.vocab_size is None:
+            raise UserError("a corpus of token IDs needs --vocab_size N, or its --tokenizer")
+        return Ids(config.vocab_size)
+    if config.tokenizer in BUILT:
+        if not config.vocabulary:
+            return None
+        if config.vocab_size is not None or config.min_count > 1:
+            raise UserError("--vocabulary fixes the words: remove --vocab_size and --min_count")
+        return BUILT[config.tokenizer](Vocabulary.load(config.vocabulary))
+    for name in ("vocabulary", "vocab_size", "min_count"):
+        if getattr(config, name) != getattr(Config(), name):
+            raise UserError(
+                f"--{name} is for the tokenizers words and characters: {config.tokenizer} has a"
+                " fixed vocabulary"
+            )
+    if config.tokenizer == "bytes":
+        return Bytes()
+    from lm.data.subwords import load_subwords  # Its libraries are optional.
+
+    return load_subwords(config.tokenizer)
+
+
+def has_tokenizer(directory: str) -> bool:
+    """Return whether `Tokenizer.save` stored a tokenizer in a directory."""
+    return any(os.path.exists(os.path.join(directory, name)) for name in (VOCABULARY_FILE, SAVED))
+
+
+def saved_tokenizer(directory: str) -> Tokenizer:
+    """Return the tokenizer that `Tokenizer.save` stored in a directory."""
+    if not os.path.isdir(os.path.join(directory, SAVED)):
+        return Words(Vocabulary.load(os.path.join(directory, VOCABULARY_FILE)))
+    path = os.path.join(directory, _CHARACTERS_FILE)
+    if os.path.exists(path):
+        return Characters(Vocabulary.load(path))
+    if os.path.exists(os.path.join(directory, _BYTES_FILE)):
+        return Bytes()
+    path = os.path.join(directory, _IDS_FILE)
+    if os.path.exists(path):
+        with open_regular(path) as file:
+            return Ids(int(file.read()))
+    from lm.data.subwords import load_subwords
+
+    return load_subwords(os.path.join(directory, SAVED))

@@ -1,0 +1,182 @@
+"""Tokenizers: encoding in blocks, decoding, files of each format, and invalid files."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from lm.config import Config
+from lm.data.corpus import load_corpus
+from lm.data.subwords import load_subwords
+from lm.data.text import Part, TextSize, measured, read_blocks
+from lm.data.tokenizer import UNKNOWN, Bytes, Characters, Words, fixed_tokenizer, saved_tokenizer
+from lm.data.vocabulary import Vocabulary
+from lm.errors import UserError
+from tests.unit.data.texts import write
+
+tokenizers = pytest.importorskip("tokenizers")
+sentencepiece = pytest.importorskip("sentencepiece")
+pytestmark = pytest.mark.timeout(120)
+
+# White space of all kinds, line ends, emoji, combining characters and special tokens.
+PIECES = ["a", "b", "the ", " ", "   ", "\n", "\n\n", "\r\n", "\t", "🙂", "é", "e\u0301", "漢字",
+          ".", "12345", "'s", "x" * 9, "<|endoftext|>", "\u3000", "\u00a0"]  # fmt: skip
+TEXT = st.lists(st.sampled_from(PIECES), max_size=60).map(lambda pieces: "w" + "".join(pieces))
+SAMPLE = "the cat sat on the mat\nit was not the dog's mat, was it?\n" * 40
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    """Small tokenizers of each format, which were trained by the libraries."""
+    path = tmp_path_factory.mktemp("tokenizers")
+    (path / "text").write_text(SAMPLE)
+    bpe = tokenizers.ByteLevelBPETokenizer()
+    bpe.train(str(path / "text"), vocab_size=320, special_tokens=["<|endoftext|>"])
+    bpe.save(str(path / "bpe.json"))
+    (path / "gpt2").mkdir()
+    bpe.save_model(str(path / "gpt2"))
+    unigram = tokenizers.Tokenizer(tokenizers.models.Unigram())
+    unigram.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
+    unigram.decoder = tokenizers.decoders.Metaspace()
+    trainer = tokenizers.trainers.UnigramTrainer(
+        vocab_size=60, special_tokens=["<unk>"], unk_token="<unk>"
+    )
+    unigram.train([str(path / "text")], trainer)
+    unigram.save(str(path / "unigram.json"))
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(path / "text"), model_prefix=str(path / "sp"), vocab_size=22, minloglevel=2
+    )
+    return path
+
+
+def read(tokenizer, path, block):
+    ids = np.concatenate([*tokenizer.read_ids(read_blocks([Part(str(path))], "reading", block))])
+    return ids.tolist()
+
+
+@pytest.mark.parametrize("kind", ["bytes", "bpe.json", "gpt2", "unigram.json", "sp.model"])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(text=TEXT, block=st.integers(1, 20))
+def test_blocks_give_the_ids_of_the_whole_text(directory, kind, text, block):
+    tokenizer = fixed_tokenizer(Config(tokenizer=path_of(directory, kind)), reads_ids=False)
+    if kind.endswith("json") or kind == "gpt2":
+        tokenizer = type(tokenizer)(
+            {name.removeprefix("tokenizer/"): c for name, c in tokenizer.files.items()}, 12, 8
+        )
+    path = directory / "block.txt"
+    path.write_bytes(text.encode())
+    if kind == "sp.model" and not text.endswith("\n"):
+        text += "\n"  # a complete line ends in </s>
+    expected = [UNKNOWN if i == tokenizer.unk_id else i for i in tokenizer.encode(text)]
+    assert read(tokenizer, path, block) == expected
+    if kind in ("bytes", "bpe.json", "gpt2"):
+        assert tokenizer.decode(expected) == text
+        assert "".join(tokenizer.decode_stream(expected)) == text
+
+
+def path_of(directory, kind):
+    return kind if kind == "bytes" else str(directory / kind)
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(text=TEXT, block=st.integers(1, 20))
+def test_characters_survive_encode_and_decode(tmp_path, text, block):
+    path = tmp_path / "text.txt"
+    path.write_bytes(text.encode())
+    entries = dict.fromkeys(map(Characters.entry, text))
+    tokenizer = Characters(Vocabulary(tuple(dict.fromkeys([*entries, "<eos>"]))))
+    ids = tokenizer.encode(text)
+    assert read(tokenizer, path, block) == ids
+    assert tokenizer.decode(ids) == text == "".join(tokenizer.decode_stream(ids))
+    assert "".join(tokenizer.tokens[i] for i in ids) == text
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(text=TEXT, block=st.integers(1, 20))
+def test_the_size_of_a_text_does_not_depend_on_blocks(tmp_path, text, block):
+    path = tmp_path / "text.txt"
+    path.write_bytes(text.encode())
+    size = TextSize()
+    assert b"".join(b.data for b in measured(read_blocks([Part(str(path))], "", block), size))
+    num_words = len(text.split()) + text.count("\n") + (not text.endswith("\n"))
+    assert size == TextSize(len(text.encode()), len(text), num_words)
+
+
+def test_words_are_joined_by_spaces_and_line_ends():
+    words = Words(Vocabulary(("<eos>", "a", "b", "<unk>")))
+    text = "a b\na\n\nb"
+    assert words.decode(words.encode(text)) == text
+    assert "".join(words.decode_stream(words.encode(text))) == text
+    assert words.unknown("a zebra <unk>") == ["zebra"]
+
+
+def test_special_tokens_have_one_id(directory):
+    tokenizer = load_subwords(str(directory / "bpe.json"))
+    assert tokenizer.encode("a<|endoftext|>b")[1] == tokenizer.eos_id
+    assert load_subwords(str(directory / "sp.model")).tokens[2] == "</s>"
+
+
+@pytest.mark.parametrize("kind", ["bpe.json", "gpt2", "sp.model", "bytes", "characters"])
+def test_a_corpus_keeps_its_tokenizer(directory, tmp_path, kind):
+    data_path = write(tmp_path / "d", train=SAMPLE, valid="the cat\n", test="a mat\n")
+    name = kind if kind in ("bytes", "characters") else str(directory / kind)
+    corpus = load_corpus(data_path, Config(tokenizer=name))
+    corpus.tokenizer.save(str(tmp_path / "run"))
+    again = saved_tokenizer(str(tmp_path / "run"))
+    assert again.sha256 == corpus.tokenizer.sha256
+    assert again.tokens == corpus.tokenizer.tokens
+    assert again.decode(corpus.valid).strip() == "the cat"
+    assert load_corpus(data_path, Config(tokenizer=name)).train.filename == corpus.train.filename
+    assert corpus.encoded["valid"].size == TextSize(8, 8, 3)
+
+
+def test_only_words_and_characters_limit_the_vocabulary(tmp_path):
+    data_path = write(tmp_path / "d")
+    corpus = load_corpus(data_path, Config(tokenizer="characters", vocab_size=5))
+    assert len(corpus.tokenizer) == 5 and corpus.tokenizer.unk_id is not None
+    with pytest.raises(UserError, match=r"--min_count is for .* bytes has a fixed vocabulary"):
+        load_corpus(data_path, Config(tokenizer="bytes", min_count=2))
+
+
+def test_too_many_characters_suggest_bytes(tmp_path):
+    text = "".join(map(chr, [*range(0x20, 0xD800), *range(0xE000, 0x14000)])).replace("\r", "")
+    with pytest.raises(UserError, match="65,536 different characters: use --tokenizer bytes"):
+        load_corpus(write(tmp_path / "d", train=text), Config(tokenizer="characters"))
+
+
+def test_bytes_may_be_any_bytes(tmp_path):
+    data_path = write(tmp_path / "d", train=b"\xff\x00\xfe" * 100)
+    corpus = load_corpus(data_path, Config(tokenizer="bytes"))
+    assert corpus.train[:3].tolist() == [255, 0, 254]
+    assert isinstance(corpus.tokenizer, Bytes)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "does not exist: use words, characters, bytes, or the path"),
+        (b"", "is not a tokenizer"),
+        (b"{", "is not a tokenizer"),
+        (b"[" * 100_000, "is not a tokenizer"),
+        (b'{"version": "1.0"}', "is not a tokenizer"),
+        (b"\x0a\x0e\x0a", "is not a tokenizer"),
+    ],
+)
+def test_an_invalid_tokenizer_is_one_line(tmp_path, content, message):
+    path = tmp_path / "tokenizer.json"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(UserError, match=message) as raised:
+        load_corpus(write(tmp_path / "d"), Config(tokenizer=str(path)))
+    assert "\n" not in str(raised.value)
+
+
+def test_a_directory_without_a_tokenizer_names_the_formats(tmp_path):
+    with pytest.raises(UserError, match=r"must contain one of: .*encoder.json and vocab.bpe"):
+        load_subwords(str(tmp_path))
+    (tmp_path / "vocab.json").write_text(json.dumps({"a": 0}))
+    (tmp_path / "merges.txt").write_text("a b c\n")
+    with pytest.raises(UserError, match="is not a tokenizer"):
+        load_subwords(str(tmp_path))
