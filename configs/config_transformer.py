@@ -7,7 +7,11 @@ The recurrent state contains the inputs of each layer in the previous window, as
 windows and single words lead to the same perplexity. The settings of Adam are from Vaswani et al.
 (2017, arXiv:1706.03762).
 
-Shapes: T time steps, B rows, H hidden units, A heads, M words in memory, S = M + T.
+With --nomemory, each word attends only to the previous words in its window, as in GPT. The network
+then has no recurrent state, so --window_order shuffled is possible.
+
+Shapes: T time steps, B rows, H hidden units, A heads, M words in memory (0 or D), S = M + T.
+D is num_steps, the largest distance to which a word attends.
 """
 
 import dataclasses
@@ -23,6 +27,7 @@ class TransformerConfig(Config):
     """The settings of this network. Each new field becomes a flag."""
 
     num_heads: int = option(4, "number of attention heads; must divide hidden_size", low=1)
+    memory: bool = option(True, "attend to the previous window, which is the recurrent state")
 
 
 def get_config():
@@ -36,8 +41,15 @@ def get_config():
 
 def state_shapes(config):
     """Return the shapes of each layer's inputs and of a mask, which is 1 for valid inputs."""
+    if not config.memory:
+        return {}
     shape = [config.num_steps, config.hidden_size]
     return {"is_there": shape[:1], **{f"layer_{i}": shape for i in range(config.num_layers)}}
+
+
+def reads_words(config):
+    """Return the number of words to read again in generation, or None with a memory."""
+    return None if config.memory else config.num_steps
 
 
 def build_outputs(inputs_TB, state, context):
@@ -45,12 +57,19 @@ def build_outputs(inputs_TB, state, context):
     config, T = context.config, inputs_TB.shape.as_list()[0]
     x_BTH = tf.transpose(context.embed(inputs_TB), [1, 0, 2]) * config.hidden_size**0.5
     x_BTH = _dropout(x_BTH, context)
-    is_there_BS = tf.concat([state["is_there"], tf.ones_like(x_BTH[:, :, 0])], 1)
-    after = {"is_there": is_there_BS[:, T:]}
+    after = {}
+
+    def seen(name, now):
+        """Return the values in the previous window, if there is a memory, and in this window."""
+        if state:
+            now = tf.concat([state[name], now], 1)
+            after[name] = now[:, T:]
+        return now
+
+    is_there_BS = seen("is_there", tf.ones_like(x_BTH[:, :, 0]))
     for layer in range(config.num_layers):
         with tf.variable_scope(f"layer_{layer}"):
-            seen_BSH = tf.concat([state[f"layer_{layer}"], x_BTH], 1)
-            after[f"layer_{layer}"] = seen_BSH[:, T:]
+            seen_BSH = seen(f"layer_{layer}", x_BTH)
             x_BTH += _dropout(_attention(x_BTH, seen_BSH, is_there_BS, config), context)
             inner = tf.nn.relu(_dense(_normalize(x_BTH, "norm"), 4 * config.hidden_size, "inner"))
             x_BTH += _dropout(_dense(inner, config.hidden_size, "outer"), context)
@@ -59,7 +78,7 @@ def build_outputs(inputs_TB, state, context):
 
 def _attention(x_BTH, seen_BSH, is_there_BS, config):
     (T, H), S = x_BTH.shape.as_list()[1:], seen_BSH.shape.as_list()[1]
-    M, A = S - T, config.num_heads
+    M, A, D = S - T, config.num_heads, config.num_steps
     seen_BSH = _normalize(seen_BSH, "norm_attention")
 
     def heads(y, name):
@@ -68,11 +87,11 @@ def _attention(x_BTH, seen_BSH, is_there_BS, config):
 
     query, key, value = heads(seen_BSH[:, M:], "q"), heads(seen_BSH, "k"), heads(seen_BSH, "v")
     score_BATS = tf.matmul(query, key, transpose_b=True) * (H // A) ** -0.5
-    # Each head learns a bias for each distance from 0 to M. More distant words are masked.
+    # Each head learns a bias for each distance from 0 to D. More distant words are masked.
     back_TS = M + np.arange(T)[:, None] - np.arange(S)
-    is_near_TS = (back_TS >= 0) & (back_TS <= M)
-    distance_MA = tf.get_variable("distance", [M + 1, A])
-    bias_TSA = tf.gather(distance_MA, np.clip(back_TS, 0, M).astype(np.int32))
+    is_near_TS = (back_TS >= 0) & (back_TS <= D)
+    distance_DA = tf.get_variable("distance", [D + 1, A])
+    bias_TSA = tf.gather(distance_DA, np.clip(back_TS, 0, D).astype(np.int32))
     score_BATS += tf.transpose(bias_TSA, [2, 0, 1])
     may_see_B1TS = is_near_TS.astype(np.float32) * is_there_BS[:, None, None]
     mixed_BATh = tf.matmul(tf.nn.softmax(score_BATS - 1e9 * (1 - may_see_B1TS)), value)

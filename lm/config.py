@@ -120,6 +120,10 @@ class Config(Checked):
         20, "rows of the GLOBAL batch, which the ranks divide", low=1, high=MAX_ROWS
     )
     num_epochs: int = option(13, "passes over the training split", low=1, affects="length")
+    window_order: str = option(
+        "sequential", "sequential, or shuffled: each epoch visits the windows in a different order"
+        " (only for networks without recurrent state)", choices=("sequential", "shuffled"),
+    )  # fmt: skip
     optimizer: str = option(
         "sgd", "sgd, momentum (classic, without Nesterov's change), adam (bias-corrected) or"
         " adagrad", choices=("sgd", "momentum", "adam", "adagrad"),
@@ -163,7 +167,9 @@ class Config(Checked):
         " grows with the number of ranks", choices=("none", "sqrt", "linear"),
     )  # fmt: skip
     warmup_steps: int = option(0, "increase the learning rate linearly from 0 over N steps", low=0)
-    seed: int = option(1, "seed of the weights and the dropout masks", low=0, high=MAX_SEED)
+    seed: int = option(
+        1, "seed of the weights, the dropout masks and the order of windows", low=0, high=MAX_SEED
+    )
 
     # Evaluation.
     eval_batch_size: int = option(

@@ -141,8 +141,6 @@ def _network_functions(
             "a network needs build_outputs, build_logits or build_losses, and not both of the first"
             f" two, but the file defines {' and '.join(found)}"
         )
-    if "reads_words" in found and "state_shapes" in found:
-        raise UserError("reads_words replaces state_shapes: remove one of them")
     if found or config_class is not Config:
         kind = UserFunctions if found else NetworkFunctions
         return kind(path, found, sha256, config_class, loaded.sha256)

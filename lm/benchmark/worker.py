@@ -151,8 +151,7 @@ def _measure_steps(
 
     def take_step(index: int) -> tuple[StepResult, float]:
         start = time.perf_counter()
-        window = batches.window(index % batches.steps_per_epoch)
-        return step(*window), time.perf_counter() - start
+        return step(*batches.window(index)), time.perf_counter() - start
 
     untimed = [take_step(index) for index in range(_COMPARED_STEPS)]
     fastest = min(seconds for _, seconds in untimed)

@@ -1,11 +1,12 @@
 """Cut token IDs into windows [num_steps, rows], and assign rows of the global batch to ranks.
 
-Every window is a pure function of (ids, step), so that a job can resume on a different number of
-ranks without any saved state.
+Every window is a pure function of (ids, seed, step), so that a job can resume on a different number
+of ranks without any saved state.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 from typing import NamedTuple
 
@@ -83,12 +84,24 @@ class TrainBatches:
     """Training windows for truncated backpropagation through time, for the rows of one rank.
 
     The split (int32 [tokens]) is cut into `batch_size` equal streams, one per row of the global
-    batch. Window s contains the tokens [s * num_steps, (s + 1) * num_steps) of each stream. Its
-    targets are the next tokens. As in the published runs, the tokens at the end of each stream
-    that do not fill a window are not used.
+    batch. Window s of an epoch contains the tokens [s * num_steps, (s + 1) * num_steps) of each
+    stream. Its targets are the next tokens. As in the published runs, the tokens at the end of each
+    stream that do not fill a window are not used.
+
+    With a `shuffle_seed`, the split is not cut into streams. Each epoch has the same number of
+    windows, which are neighbors in the split, and visits each window once in a random order. The
+    first window starts at a random token. Each epoch therefore cuts the split at different tokens,
+    and skips different tokens at the ends of the split.
     """
 
-    def __init__(self, ids: np.ndarray, batch_size: int, num_steps: int, rows: Rows):
+    def __init__(
+        self,
+        ids: np.ndarray,
+        batch_size: int,
+        num_steps: int,
+        rows: Rows,
+        shuffle_seed: int | None = None,
+    ):
         self._row_length = len(ids) // batch_size
         self.steps_per_epoch = max(self._row_length - 1, 0) // num_steps
         if self.steps_per_epoch == 0:
@@ -96,15 +109,36 @@ class TrainBatches:
                 f"the training split has {len(ids)} tokens, too few for batch_size {batch_size}"
                 f" x num_steps {num_steps}; it needs at least {batch_size * (num_steps + 1)}"
             )
-        self._streams = ids[: batch_size * self._row_length].reshape(batch_size, self._row_length)
-        self.rows, self._num_steps = rows, num_steps
+        self._ids, self._batch_size, self._num_steps = ids, batch_size, num_steps
+        self.rows, self._shuffle_seed = rows, shuffle_seed
 
     def window(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the inputs and targets, int32 [num_steps, rows], of a step within the epoch."""
-        assert 0 <= step < self.steps_per_epoch
-        start = step * self._num_steps
-        tokens = self._streams[self.rows.slice, start : start + self._num_steps + 1]
-        return tokens[:, :-1].T, tokens[:, 1:].T
+        """Return the inputs and targets, int32 [num_steps, rows], of a step of the run."""
+        tokens = self._ids[self._starts(step) + np.arange(self._num_steps + 1)[:, None]]
+        return tokens[:-1], tokens[1:]
+
+    def _starts(self, step: int) -> np.ndarray:
+        """Return the position of the first input of each row, int64 [rows]."""
+        epoch, step = divmod(step, self.steps_per_epoch)
+        rows = np.arange(self._batch_size)[self.rows.slice]
+        if self._shuffle_seed is None:
+            return rows * self._row_length + step * self._num_steps
+        num_windows = self.steps_per_epoch * self._batch_size
+        num_skipped = len(self._ids) - 1 - num_windows * self._num_steps
+        offset, order = _shuffled(self._shuffle_seed, epoch, num_windows, num_skipped)
+        return offset + order[step * self._batch_size + rows] * self._num_steps
+
+
+@functools.lru_cache(maxsize=1)
+def _shuffled(seed: int, epoch: int, num_windows: int, num_skipped: int) -> tuple[int, np.ndarray]:
+    """Return the first token of an epoch and the order of its windows, int64 [windows].
+
+    The order needs 8 bytes per window, and twice as much when an epoch starts.
+    """
+    # NumPy guarantees that RandomState returns the same numbers in all versions. The numbers of
+    # newer generators may change. A seed has up to 62 bits, and RandomState accepts 32-bit words.
+    random = np.random.RandomState([*divmod(seed, 2**32), epoch])
+    return random.randint(num_skipped + 1), random.permutation(num_windows)
 
 
 class EvalBatches:

@@ -89,12 +89,15 @@ class Network:
 
     @functools.cached_property
     def reads_words(self) -> int | None:
-        """The number of words that the network looks at, or None if the file does not define it."""
-        if not self.defines("reads_words"):
-            return None
-        found = self.call("reads_words", self.config)
-        if type(found) is not int or found < 1:
+        """The number of words that the network looks at, or None if a state carries the words."""
+        found = self.call("reads_words", self.config) if self.defines("reads_words") else None
+        if found is not None and (type(found) is not int or found < 1):
             raise UserError(f"{self.where}: reads_words must return a positive int, not {found!r}")
+        if found and self.state_shapes:
+            raise UserError(
+                f"{self.where}: reads_words replaces state_shapes: let reads_words return None, or"
+                " let state_shapes return {}"
+            )
         return found
 
     def defines(self, name: str) -> bool:

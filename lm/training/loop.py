@@ -138,7 +138,7 @@ class Loop:
                 self.session.run,
                 self.graphs.train,
                 self.graphs.runner,
-                *self.job.batches.window(step % self._steps_per_epoch),
+                *self.job.batches.window(step),
                 learning_rate,
                 Requests(stop == signal.SIGTERM, stop == signal.SIGINT, save),
             )

@@ -63,6 +63,7 @@ def prepare(
         if comm.local_rank > 0:
             corpus = load_corpus_to_train(config, options)
         rows = rows_of_rank(config.batch_size, comm.rank, comm.size, config.virtual_ranks)
+        shuffle_seed = config.seed if config.window_order == "shuffled" else None
         record = RunRecord(
             config=dataclasses.asdict(config),
             vocabulary=corpus.tokenizer.sha256,
@@ -73,7 +74,8 @@ def prepare(
             words = corpus.tokenizer.tokens
             with supervisor.preparing("the check of the network"):
                 functions.check(config, len(words), session_config(device), words)
-        batches = TrainBatches(corpus.train, config.batch_size, config.num_steps, rows)
+        sizes = config.batch_size, config.num_steps
+        batches = TrainBatches(corpus.train, *sizes, rows, shuffle_seed)
         # This comes last, because a run with invalid options must not create a directory.
         run_dir = open_run_dir(config, options, record, stack) if comm.is_rank_0 else None
         if run_dir:

@@ -13,7 +13,7 @@ from lm.distributed.agreement import check_agreement, on_all_ranks
 from lm.distributed.communicator import Communicator
 from lm.distributed.devices import session_config
 from lm.distributed.supervisor import Supervisor
-from lm.errors import RunError, short_message
+from lm.errors import RunError, UserError, short_message
 from lm.events.logs import LogFiles
 from lm.events.read import drop_events_after
 from lm.events.reporter import Heartbeat, Reporter
@@ -130,6 +130,7 @@ def _build_graphs(job: Job) -> Graphs:
     with functions.one_line_errors():
         words = job.corpus.tokenizer.tokens
         network = Network(config, len(words), functions, words)
+        _check_window_order(network)
         train_graph = build_train_graph(network, comm, division)
         average = Average() if config.asgd_trigger_epochs else None
         eos_id, shared = job.corpus.tokenizer.eos_id, job.options.distributed_eval
@@ -143,6 +144,14 @@ def _build_graphs(job: Job) -> Graphs:
     reader = variables.VariableReader()
     loader = variables.VariableLoader() if job.options.test_on == "best" else None
     return Graphs(network, train_graph, runner, evaluator, average, broadcast, reader, loader)
+
+
+def _check_window_order(network: Network) -> None:
+    if network.config.window_order == "shuffled" and network.state_shapes:
+        raise UserError(
+            "window_order shuffled needs a network without recurrent state, but"
+            f" {network.where} carries state from window to window: use window_order sequential"
+        )
 
 
 def _initial_values(job: Job, graphs: Graphs, progress: TrainProgress) -> InitialValues | None:

@@ -41,6 +41,25 @@ def test_killed_and_resumed_equals_uninterrupted(start, tmp_path, corpora):
     assert [event["step"] for event in events(killed, "validation")] == [60, 120, 180, 240]
 
 
+def test_a_killed_run_continues_in_its_order_of_windows(start, tmp_path, corpora):
+    """A run on 2 ranks is killed in the second epoch, and equals a run on one rank."""
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    flags = (
+        "--config", "config_transformer", "--nomemory", "--window_order", "shuffled", "--corpus",
+        "embedded", "--data_path", corpora, "--hidden_size", 8, "--num_layers", 1, "--num_steps",
+        20, "--batch_size", 800, "--max_steps", 36, "--checkpoint_every_steps", 4, "--resume",
+        "--test_on", "none", "--warmup_steps", 0,
+    )  # fmt: skip
+    train_here(whole, *flags, "--log_every_steps", 1)
+    code, _ = start(killed, *flags, config=False, num_ranks=2, fault="kill:1:34").finish()
+    assert code != 0 and saved_steps(killed)
+    run(start, killed, *flags, config=False, num_ranks=2)
+    resumed_from = events(killed, "start")[1]["resumed_from_step"]
+    total = events(whole, "start")[0]["steps_per_epoch"]
+    assert total < resumed_from < 36 < 2 * total
+    check_same_run(killed, whole)
+
+
 def test_the_state_of_optimizer_schedule_and_average_is_resumed(start, tmp_path, corpora):
     # The learning rate is far too high for Adam, so validation soon stalls.
     flags = (

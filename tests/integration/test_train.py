@@ -107,6 +107,7 @@ def test_only_one_rank_prints_the_help_and_none_imports_tensorflow(tmp_path, num
     "arguments, message",
     [
         (["--keep_prob", 2], "keep_prob"),
+        (["--window_order", "shuffled"], "the built-in network carries state"),
         (["--output_dir", "/proc/no_such_dir"], "/proc/no_such_dir"),
         (["--log_path", "/proc/no/x.log"], "(No such file or directory); check --log_path"),
     ],

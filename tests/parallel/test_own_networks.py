@@ -9,6 +9,7 @@ from tests.using_a_run import check_commands_agree
 # The results of a GRU with 200 units depend on the size of TensorFlow's intra-op pool.
 NETWORKS = [*sorted(ROOT.glob("tests/networks/[a-z]*.py")), ROOT / "configs/config_gru.py"]
 PATHS = {path.stem: path for path in NETWORKS}
+EXTRA_FLAGS = {"gated_cnn": ("--window_order", "shuffled")}  # a network without state
 STEPS = 20
 FLAGS = (
     "--corpus", "embedded", "--resume", "--log_every_steps", 1, "--checkpoint_every_steps", 10,
@@ -41,6 +42,7 @@ def trained(tmp_path_factory, corpora):
             (
                 *FLAGS, "--config", path, "--data_path", corpora, "--output_dir",
                 parent / run / name, "--max_steps", steps, "--intra_op_threads", threads,
+                *EXTRA_FLAGS.get(name, ()),
             )
             for run, steps in started.items()
             for name, path in PATHS.items()

@@ -112,10 +112,6 @@ def test_fields_of_a_config_file_are_flags(tmp_path):
         (OWN_FIELDS + BUILD + "build_logits = build_outputs\n", "and not both of the first two"),
         (OWN_FIELDS + "def state_shapes(config):\n    return {}\n", "defines state_shapes$"),
         (
-            OWN_FIELDS + BUILD + "def state_shapes(config): ...\ndef reads_words(config): ...\n",
-            "reads_words replaces state_shapes",
-        ),
-        (
             OWN_FIELDS + BUILD + "def state_shape(config): ...\n",
             "the function state_shape is not used: rename it to state_shapes",
         ),

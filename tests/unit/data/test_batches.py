@@ -1,6 +1,8 @@
 """Windows, and the rows of each rank."""
 
 import itertools
+import time
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 
 from lm.data.batches import EvalBatches, Rows, TrainBatches, eval_rows_of_rank, rows_of_rank
 from lm.errors import UserError
+from lm.options import MAX_SEED
 
 
 @given(batch_size=st.integers(1, 200), data=st.data())
@@ -54,22 +57,23 @@ def test_windows_follow_the_streams():
     tokens=st.integers(2, 300),
     batch_size=st.integers(1, 6),
     num_steps=st.integers(1, 7),
+    seed=st.none() | st.integers(0, MAX_SEED),
     data=st.data(),
 )
-def test_the_windows_of_all_ranks_form_the_global_window(tokens, batch_size, num_steps, data):
+def test_the_windows_of_all_ranks_form_the_global_window(tokens, batch_size, num_steps, seed, data):
     ids = np.arange(tokens, dtype=np.int32)
     if tokens < batch_size * (num_steps + 1):
         with pytest.raises(UserError, match="too few for batch_size"):
             TrainBatches(ids, batch_size, num_steps, Rows(0, batch_size))
         return
     size = data.draw(st.integers(1, batch_size))
-    whole = TrainBatches(ids, batch_size, num_steps, Rows(0, batch_size))
+    whole = TrainBatches(ids, batch_size, num_steps, Rows(0, batch_size), seed)
     ranks = [
-        TrainBatches(ids, batch_size, num_steps, rows_of_rank(batch_size, rank, size))
+        TrainBatches(ids, batch_size, num_steps, rows_of_rank(batch_size, rank, size), seed)
         for rank in range(size)
     ]
-    trained = []
-    for step in range(whole.steps_per_epoch):
+    trained, first = [], data.draw(st.integers(0, 200)) * whole.steps_per_epoch
+    for step in range(first, first + whole.steps_per_epoch):
         inputs, targets = whole.window(step)
         np.testing.assert_array_equal(
             inputs, np.concatenate([rank.window(step)[0] for rank in ranks], axis=1)
@@ -77,6 +81,56 @@ def test_the_windows_of_all_ranks_form_the_global_window(tokens, batch_size, num
         np.testing.assert_array_equal(targets, inputs + 1)
         trained.extend(targets.ravel())
     assert len(set(trained)) == len(trained)  # no token is trained twice in an epoch
+
+
+def starts_of_epoch(batches, epoch):
+    """Return the first inputs of all windows of an epoch, in their order."""
+    steps = range(epoch * batches.steps_per_epoch, (epoch + 1) * batches.steps_per_epoch)
+    return [start for step in steps for start in batches.window(step)[0][0].tolist()]
+
+
+@given(
+    tokens=st.integers(20, 300),
+    batch_size=st.integers(1, 4),
+    num_steps=st.integers(1, 4),
+    seed=st.integers(0, MAX_SEED),
+    epoch=st.integers(0, 1000),
+)
+def test_a_shuffled_epoch_visits_each_window_once(tokens, batch_size, num_steps, seed, epoch):
+    sizes = np.arange(tokens, dtype=np.int32), batch_size, num_steps, Rows(0, batch_size)
+    starts = starts_of_epoch(TrainBatches(*sizes, seed), epoch)
+    first, num_trained = min(starts), len(starts) * num_steps
+    assert sorted(starts) == [*range(first, first + num_trained, num_steps)]
+    assert len(starts) == TrainBatches(*sizes).steps_per_epoch * batch_size
+
+
+def test_each_shuffled_epoch_has_a_different_order_and_offset():
+    sizes = np.arange(1000, dtype=np.int32), 3, 7, Rows(0, 3)
+    by_epoch = {
+        (seed, epoch): starts_of_epoch(TrainBatches(*sizes, seed), epoch)
+        for seed in (1, 2, 2**32 + 1, MAX_SEED)
+        for epoch in (0, 1, 2, 100)
+    }
+    assert len(set(map(tuple, by_epoch.values()))) == len(by_epoch)
+    assert len({min(starts) for starts in by_epoch.values()}) > 5
+    # Each version of NumPy must return these numbers. Otherwise, resumed runs would differ.
+    assert by_epoch[1, 100][:6] == [188, 489, 209, 132, 909, 223]
+    assert by_epoch[MAX_SEED, 0][:6] == [164, 381, 570, 150, 3, 584]
+
+
+def test_a_shuffled_epoch_of_a_large_corpus_starts_within_a_second():
+    ids = np.broadcast_to(np.int32(0), 103_000_000)
+    batches = TrainBatches(ids, 20, 35, Rows(0, 20), shuffle_seed=1)
+    tracemalloc.start()
+    try:
+        start = time.process_time()
+        batches.window(100 * batches.steps_per_epoch + 5)
+        assert time.process_time() - start < 1
+        batches.window(101 * batches.steps_per_epoch)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 16.01 * 20 * batches.steps_per_epoch  # bytes per window
 
 
 @given(

@@ -94,6 +94,17 @@ def test_a_network_with_reads_words_reads_words_again(load, caplog, count, agree
     assert ("single words" not in caplog.text) == agrees
 
 
+def test_a_network_reads_words_or_has_state(load, caplog):
+    file = load("def reads_words(config):\n    return 2\n" + HEADER + GOOD)
+    with pytest.raises(UserError, match="reads_words replaces state_shapes: let"):
+        check_network(file.config, V, file.functions)
+    file = load("config_transformer")
+    for memory in (True, False):
+        config = dataclasses.replace(file.config, hidden_size=4, num_steps=5, memory=memory)
+        check_network(config, V, file.functions)
+    assert "single words" not in caplog.text
+
+
 @pytest.mark.parametrize(
     "text",
     ["config_gru", "config_transformer", pytest.param(CLASSIC, marks=needs_tf_keras, id="classic")],
