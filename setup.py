@@ -31,6 +31,8 @@ setup(
         "gpu": ["tensorflow[and-cuda]>=2.18.1,<2.22"],
         # lm.search. It uses experimental features of Optuna.
         "search": ["optuna>=5.0,<6", "sqlalchemy>=2.0,<2.1"],
+        # Subword tokenizers.
+        "tokenizers": ["sentencepiece", "tokenizers"],
         # The plots of lm.report.
         "report": ["matplotlib"],
         # TF 1.x cells and layers, for config files that use them. tf_keras must have the version of

@@ -17,5 +17,5 @@ for file in constraints/python*-tensorflow*.txt; do
         --custom-compile-command run_scripts/pin.sh \
         --constraint <(printf '%s\n' "tensorflow==$tensorflow" "tensorflow-cpu==$tensorflow") \
         --output-file "$file" \
-        --extra dev --extra search --extra report setup.py constraints/requirements.in "$@"
+        --extra dev --extra search --extra report --extra tokenizers setup.py constraints/requirements.in "$@"
 done

@@ -136,12 +136,12 @@ finish() { echo "$2" >".venv/.done-$1"; }
 # installed already. They are named so that pip applies changed pins to their dependencies.
 package="$base | $(cat setup.py "$pins_file" | cksum) | $(echo */__init__.py)"
 if ! finished package "$package"; then
-    install --no-build-isolation --editable ".[search,report]" "$tensorflow" horovod
+    install --no-build-isolation --editable ".[search,report,tokenizers]" "$tensorflow" horovod
     finish package "$package"
 fi
 if [[ $* == --dev ]] && ! finished dev "$package"; then
     say "installing the test tools"
-    install --no-build-isolation --editable ".[search,report,dev]"
+    install --no-build-isolation --editable ".[search,report,tokenizers,dev]"
     # Skip dependencies. Otherwise, pip would install tensorflow over tensorflow-cpu.
     install --no-deps tf_keras tf_slim
     finish dev "$package"
