@@ -4,6 +4,8 @@
 copy. `first_difference` compares two records when a run is resumed, used or reported.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import os
 import typing
@@ -62,15 +64,16 @@ class FileRecord:
 
 @dataclasses.dataclass(frozen=True)
 class RunRecord:
-    """The identity of a run. Config fields of newer versions have their defaults."""
+    """The identity of a run."""
 
     config: Mapping[str, Any]  # dataclasses.asdict(Config)
     vocabulary: str  # SHA-256 of the tokenizer
     corpus: CorpusRecord
     config_file: FileRecord | None = None  # None unless the file defines a network or fields
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "config", {**defaults(Config), **self.config})
+    def upgraded(self, config_class: type[Config] = Config) -> RunRecord:
+        """Add the fields that the class has gained since the run. They had their defaults."""
+        return dataclasses.replace(self, config={**defaults(config_class), **self.config})
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -158,7 +161,7 @@ def load_record(run_dir: str) -> RunRecord | None:
     if content is None:
         return None
     content.pop("has_checkpoints", None)
-    record = from_json(RunRecord, content, path)
+    record = from_json(RunRecord, content, path).upgraded()
     # The config file may define further fields.
     known = {name: record.config[name] for name in defaults(Config)}
     return dataclasses.replace(record, config={**record.config, **_typed(Config, known, path)})

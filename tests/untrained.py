@@ -11,6 +11,7 @@ import tensorflow.compat.v1 as tf
 
 from lm.checkpoint import store
 from lm.checkpoint.manifest import MANIFEST, checksum
+from lm.checkpoint.progress import TrainProgress
 from lm.checkpoint.tensors import whole
 from lm.config import Config
 from lm.config_file import load_config_file
@@ -60,7 +61,7 @@ def write_run(
         if name.endswith("bias"):  # zero initially, which would hide mistakes
             weights[name] = biases.normal(size=weights[name].shape).astype(np.float32)
     facts = store.Manifest(
-        step=7, world_size=1, record=record, progress={}, weights=tuple(weights),
+        step=7, world_size=1, record=record, progress=TrainProgress(), weights=tuple(weights),
         valid_perplexity=100.0,
     )  # fmt: skip
     store.save(str(directory), [whole(weights)], facts)

@@ -7,8 +7,9 @@ import os
 import pathlib
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
+from lm.checkpoint.progress import TrainProgress
 from lm.errors import UserError
 from lm.files import sha256_of, write_json
 from lm.record import (
@@ -32,12 +33,19 @@ class Manifest:
     step: int  # number of updates
     world_size: int
     record: RunRecord
-    progress: Mapping[str, Any]  # dataclasses.asdict(TrainProgress)
+    progress: TrainProgress
     weights: tuple[str, ...]  # names of the network's variables
     valid_perplexity: float | None = None  # validation perplexity of these weights, if known
     has_average: bool = False  # whether the average of each trained weight is stored too
     in_sync: bool = True  # False: the ranks had diverged, and these are the weights of rank 0
     files: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+
+
+class Checkpoint(NamedTuple):
+    """A checkpoint whose files matched its manifest."""
+
+    path: str  # directory
+    manifest: Manifest
 
 
 def list_checkpoints(run_dir: str) -> list[str]:
@@ -64,26 +72,26 @@ def names_of(run_dir: str) -> str:
     return ", ".join(map(os.path.basename, list_checkpoints(run_dir)))
 
 
-def verify(checkpoint: str) -> Manifest:
-    """Compare every file of a checkpoint with its manifest, and return the manifest.
+def verify(path: str) -> Checkpoint:
+    """Return the checkpoint in a directory after comparing every file with the manifest.
 
     Raises:
       CorruptFile: If a file is missing or corrupt.
       UserError: If a different version of this program wrote the checkpoint.
     """
-    manifest = read_manifest(checkpoint)
+    manifest = read_manifest(path)
     if "model.index" not in manifest.files or not all(map(_MODEL_FILE.fullmatch, manifest.files)):
         names = ", ".join(manifest.files) or "no files"
-        raise CorruptFile(f"{os.path.join(checkpoint, MANIFEST)} names {names}")
+        raise CorruptFile(f"{os.path.join(path, MANIFEST)} names {names}")
     for name, expected in manifest.files.items():
-        path = os.path.join(checkpoint, name)
+        file = os.path.join(path, name)
         try:
-            facts = file_facts(path)
+            facts = file_facts(file)
         except FileNotFoundError as error:
-            raise CorruptFile(f"{path} is missing") from error
+            raise CorruptFile(f"{file} is missing") from error
         if facts != expected:
-            raise CorruptFile(f"{path} is corrupt: its size or its SHA-256 differs from {MANIFEST}")
-    return manifest
+            raise CorruptFile(f"{file} is corrupt: its size or its SHA-256 differs from {MANIFEST}")
+    return Checkpoint(path, manifest)
 
 
 def read_manifest(checkpoint: str) -> Manifest:
@@ -105,11 +113,20 @@ def read_manifest(checkpoint: str) -> Manifest:
     number = content.pop("format", None)
     if number != _FORMAT:
         raise different_version(path, f"format {number}")
-    manifest = from_json(Manifest, content, path)
+    manifest = _upgraded(from_json(Manifest, content, path))
     named = _step_of(checkpoint)
     if named not in (None, manifest.step):  # Somebody renamed it.
         raise CorruptFile(f"{checkpoint} contains step {manifest.step}: rename it accordingly")
     return manifest
+
+
+def _upgraded(manifest: Manifest) -> Manifest:
+    """Add the facts that older versions did not write."""
+    # Older versions validated only at the ends of epochs. Step 0 counts as the end of an epoch.
+    progress = manifest.progress
+    num_missing = len(progress.valid_perplexities) - len(progress.valid_steps)
+    progress = dataclasses.replace(progress, valid_steps=(0,) * num_missing + progress.valid_steps)
+    return dataclasses.replace(manifest, record=manifest.record.upgraded(), progress=progress)
 
 
 def file_facts(path: str) -> dict[str, Any]:
@@ -123,11 +140,8 @@ def checksum(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 
-def write_manifest(
-    directory: str, manifest: Manifest, files: Mapping[str, Mapping[str, Any]]
-) -> None:
-    """Write the manifest of a checkpoint whose other files have these facts."""
-    manifest = dataclasses.replace(manifest, files=files)
+def write_manifest(directory: str, manifest: Manifest) -> None:
+    """Write the manifest of a checkpoint whose other files are complete."""
     content = {"format": _FORMAT, **dataclasses.asdict(manifest)}
     content["checksum"] = checksum(content)
     write_json(os.path.join(directory, MANIFEST), content)

@@ -1,7 +1,6 @@
 """The directory of a run: used by one job at a time, and never by a second run."""
 
 import contextlib
-import dataclasses
 import functools
 import itertools
 import os
@@ -13,10 +12,10 @@ from typing import NamedTuple
 
 from lm import logger
 from lm.checkpoint import store
+from lm.checkpoint.manifest import Checkpoint
 from lm.config import Config, RunOptions
 from lm.errors import RunError, UserError, error_class
 from lm.files import locked
-from lm.options import defaults
 from lm.record import (
     CHECKPOINTS_DIR,
     LOCK_FILE,
@@ -35,7 +34,7 @@ class RunDir(NamedTuple):
     """The directory of a run, which only this process may write to."""
 
     path: str
-    checkpoint: str | None  # the checkpoint to resume from; None starts a new run
+    checkpoint: Checkpoint | None  # the checkpoint to resume from; None starts a new run
     discard: Callable[[], None] = lambda: None  # removes a new directory without a run
 
 
@@ -133,22 +132,19 @@ def _remove_if_unused(path: str) -> None:
 
 
 def _check_resumable(
-    checkpoint: str, config: Config, options: RunOptions, record: RunRecord
+    checkpoint: Checkpoint, config: Config, options: RunOptions, record: RunRecord
 ) -> None:
-    manifest = store.read_manifest(checkpoint)
-    # Fields that a config file's class has gained since then had their defaults.
-    begun = {**defaults(type(config)), **manifest.record.config}
-    before = dataclasses.replace(manifest.record, config=begun)
+    before = checkpoint.manifest.record.upgraded(type(config))
     follows = options.follows_validation
     ignored = may_differ("resume", Config, config=record.config, follows_validation=follows)
     difference = first_difference(before, record, ignored, options.allow_changed_config_file)
     if difference:
         raise _rejection(difference, record)
-    if not manifest.in_sync:
+    if not checkpoint.manifest.in_sync:
         logger.warning(
             "%s was saved after the weights of the ranks had diverged. All ranks continue with the"
             " weights of rank 0. To continue from an older checkpoint, move this checkpoint away",
-            checkpoint,
+            checkpoint.path,
         )
 
 

@@ -7,6 +7,7 @@ raise OSError or RunError, which end the job with exit code 1. See docs/reliabil
 """
 
 import contextlib
+import dataclasses
 import errno
 import os
 import pathlib
@@ -17,12 +18,12 @@ import tensorflow.compat.v1 as tf
 
 from lm import logger
 from lm.checkpoint.manifest import (
+    Checkpoint,
     Manifest,
     file_facts,
     list_checkpoints,
     names_of,
     path_of,
-    read_manifest,
     verify,
     write_manifest,
 )
@@ -33,7 +34,7 @@ from lm.record import CHECKPOINTS_DIR, CorruptFile
 _TEMPORARY = "tmp-"
 
 
-def find(run_dir: str, which: str = "last") -> str:
+def find(run_dir: str, which: str = "last") -> Checkpoint:
     """Return a verified checkpoint of a run. Skip corrupt checkpoints with a warning.
 
     `which` is "last", "best" by validation perplexity, or the path or the name of a checkpoint.
@@ -46,32 +47,31 @@ def find(run_dir: str, which: str = "last") -> str:
         if found is None:
             names = names_of(run_dir) or "none"
             raise UserError(f"{which} does not exist; the checkpoints of {run_dir} are: {names}")
-        verify(found)
-        return found
+        return verify(found)
     found = find_newest(run_dir)
     if found is None:
         raise UserError(f"{run_dir} has no checkpoint")
     return found
 
 
-def find_newest(run_dir: str) -> str | None:
+def find_newest(run_dir: str) -> Checkpoint | None:
     """Return the newest checkpoint that is not corrupt, or None if a run has no checkpoints."""
     checkpoints = list_checkpoints(run_dir)
-    for checkpoint, _ in _intact(reversed(checkpoints)):
+    for checkpoint in _intact(reversed(checkpoints)):
         return checkpoint
     if checkpoints:  # Starting over could silently discard days of training.
         raise UserError(f"all {len(checkpoints)} checkpoints in {run_dir} are corrupt")
     return None
 
 
-def _find_best(run_dir: str) -> str:
+def _find_best(run_dir: str) -> Checkpoint:
     manifests = intact_manifests(run_dir)
     best = _best(manifests)
     if best is None:
         raise UserError(f"{run_dir} has no checkpoint with a validation perplexity")
     *_, last = manifests.values()
     found = manifests[best].valid_perplexity
-    lowest = min(last.progress.get("valid_perplexities", ()), default=found)
+    lowest = min(last.progress.valid_perplexities, default=found)
     if lowest < found:  # The checkpoint of the best epoch could not be saved, or is corrupt.
         logger.warning(
             "the best validation perplexity, %.2f, has no usable checkpoint; using step %d, with"
@@ -80,7 +80,7 @@ def _find_best(run_dir: str) -> str:
             manifests[best].step,
             found,
         )
-    return best
+    return Checkpoint(best, manifests[best])
 
 
 def _best(manifests: Mapping[str, Manifest]) -> str | None:
@@ -89,7 +89,7 @@ def _best(manifests: Mapping[str, Manifest]) -> str | None:
     for found, manifest in manifests.items():
         # If --max_steps stopped an earlier job within an epoch, that job validated a step that an
         # uninterrupted run does not validate. Such a step must not decide which weights are best.
-        counts = manifest.step in (newest, *manifest.progress.get("valid_steps", ()))
+        counts = manifest.step in (newest, *manifest.progress.valid_steps)
         if counts and manifest.valid_perplexity:
             known[found] = manifest.valid_perplexity
     return min(known, key=known.get, default=None)
@@ -100,15 +100,15 @@ def intact_manifests(run_dir: str) -> dict[str, Manifest]:
     return dict(_intact(list_checkpoints(run_dir)))
 
 
-def _intact(checkpoints: Iterable[str]) -> Iterator[tuple[str, Manifest]]:
-    for checkpoint in checkpoints:
+def _intact(paths: Iterable[str]) -> Iterator[Checkpoint]:
+    for path in paths:
         # A different version is an error: an older checkpoint must not silently replace it.
         try:
-            manifest = verify(checkpoint)
+            checkpoint = verify(path)
         except CorruptFile as error:
             logger.warning("skipping a corrupt checkpoint: %s", error)
         else:
-            yield checkpoint, manifest
+            yield checkpoint
 
 
 def prune(run_dir: str, keep: int, intact: Mapping[str, Manifest]) -> None:
@@ -128,12 +128,11 @@ def prune(run_dir: str, keep: int, intact: Mapping[str, Manifest]) -> None:
             _remove(checkpoint)
 
 
-def weight_tensors(checkpoint: str) -> dict[str, str]:
+def weight_tensors(checkpoint: Checkpoint) -> dict[str, str]:
     """Return the name of the tensor of each weight: its average if the checkpoint has one."""
-    manifest = read_manifest(checkpoint)
-    names = {name: name for name in manifest.weights}
-    if manifest.has_average:  # Weights that are not trained have no average.
-        shapes = tensor_shapes(checkpoint)
+    names = {name: name for name in checkpoint.manifest.weights}
+    if checkpoint.manifest.has_average:  # Weights that are not trained have no average.
+        shapes = tensor_shapes(checkpoint.path)
         names.update((name, average_name(name)) for name in names if average_name(name) in shapes)
     return names
 
@@ -144,7 +143,7 @@ def save(
     manifest: Manifest,
     after_reading: Callable[[], None] = lambda: None,
     known: Manifest | None = None,
-) -> str:
+) -> Checkpoint:
     """Write a checkpoint. If the step already has one, update only its manifest.
 
     The weights of a step never change. Only facts about the weights change, such as the validation
@@ -155,11 +154,12 @@ def save(
     temporary = os.path.join(parent, f"{_TEMPORARY}{manifest.step:08d}")
     try:
         with contextlib.suppress(CorruptFile):
-            files = (known or verify(final)).files
+            known = known or verify(final).manifest
             after_reading()
-            write_manifest(final, manifest, files)
+            manifest = dataclasses.replace(manifest, files=known.files)
+            write_manifest(final, manifest)
             _fsync(final)
-            return final
+            return Checkpoint(final, manifest)
         # Do not use makedirs: a directory that was unmounted must not be created again.
         with contextlib.suppress(FileExistsError):
             os.mkdir(parent)
@@ -171,13 +171,14 @@ def save(
         for name in names:
             _fsync(os.path.join(temporary, name))
         files = {name: file_facts(os.path.join(temporary, name)) for name in names}
-        write_manifest(temporary, manifest, files)
+        manifest = dataclasses.replace(manifest, files=files)
+        write_manifest(temporary, manifest)
         _fsync(temporary)
         is_first = not list_checkpoints(run_dir)
         _publish(temporary, final)
         if is_first:
             manifest.record.write(run_dir, has_checkpoints=True)  # --resume never starts over
-        return final
+        return Checkpoint(final, manifest)
     except (OSError, tf.errors.OpError) as error:
         shutil.rmtree(temporary, ignore_errors=True)  # frees its space
         reason = error.strerror if isinstance(error, OSError) else _reason(error.message, temporary)

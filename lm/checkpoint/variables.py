@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from lm.checkpoint.manifest import Checkpoint
 from lm.checkpoint.store import weight_tensors
 from lm.checkpoint.tensors import (
     Group,
@@ -58,7 +59,7 @@ def check_fits(found: Shapes, shapes: Mapping[str, Sequence]) -> None:
 
 
 def fitting_tensors(
-    checkpoint: str, weights: Shapes, is_part: bool = False, fix: str = ""
+    checkpoint: Checkpoint, weights: Shapes, is_part: bool = False, fix: str = ""
 ) -> dict[str, str]:
     """Return the name of the tensor of each weight: its average if the checkpoint has one.
 
@@ -67,10 +68,10 @@ def fitting_tensors(
       is_part: Whether the model may lack weights of the checkpoint.
       fix: The end of the message if the model lacks a weight.
     """
-    tensors, shapes = weight_tensors(checkpoint), tensor_shapes(checkpoint)
+    tensors, shapes = weight_tensors(checkpoint), tensor_shapes(checkpoint.path)
     unused = sorted(tensors.keys() - weights.keys())
     if unused and not is_part:
-        raise UserError(f"{checkpoint} has {unused[0]}, which this model does not use{fix}")
+        raise UserError(f"{checkpoint.path} has {unused[0]}, which this model does not use{fix}")
     check_fits({name: shapes[name] for name in tensors}, weights)
     return {name: tensors[name] for name in weights}
 
@@ -206,10 +207,12 @@ class VariableLoader:
         with read_errors(checkpoint):
             session.run(self._load_op, {self._path_ph: model_path(checkpoint), **names})
 
-    def load_weights(self, session: tf.Session, checkpoint: str, is_part: bool = False) -> None:
+    def load_weights(
+        self, session: tf.Session, checkpoint: Checkpoint, is_part: bool = False
+    ) -> None:
         """Set all weights; see `fitting_tensors`."""
         weights = {name: v.shape.as_list() for name, v in _weights(session.graph).items()}
-        self.load(session, checkpoint, fitting_tensors(checkpoint, weights, is_part))
+        self.load(session, checkpoint.path, fitting_tensors(checkpoint, weights, is_part))
 
 
 def first_not_finite(graph: tf.Graph, groups: Iterable[Group]) -> str | None:

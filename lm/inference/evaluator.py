@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lm.checkpoint import store
 from lm.data.corpus import check_known, find_data_path, load_corpus
 from lm.data.encoding import ID_DTYPE, Encoded, encode_source
 from lm.data.splits import SPLITS, Source, source_of
@@ -129,7 +128,7 @@ def _facts(run: Run, texts: Sequence[Text]) -> dict[str, Any]:
     """Return the facts that must be equal on all ranks."""
     return {
         **dataclasses.asdict(run.config),
-        "checkpoint": store.read_manifest(run.checkpoint).files,
+        "checkpoint": run.checkpoint.manifest.files,
         "config file (SHA-256)": run.functions.sha256,
         "vocabulary": run.tokenizer.sha256,
         "tokens": [len(text.ids) for text in texts],
@@ -145,7 +144,7 @@ def _describe(run: Run, text: Text, nll: NllSum, world_size: int) -> dict[str, A
         )
     return {
         "run": run.directory,
-        "checkpoint": run.checkpoint,
+        "checkpoint": run.checkpoint.path,
         "split": text.name,
         "nll": nll.mean,
         "perplexity": nll.perplexity,

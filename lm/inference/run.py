@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeVar
 import tensorflow.compat.v1 as tf
 
 from lm.checkpoint import store
-from lm.checkpoint.manifest import MANIFEST
+from lm.checkpoint.manifest import MANIFEST, Checkpoint
 from lm.checkpoint.variables import VariableLoader
 from lm.config import Config
 from lm.data.tokenizer import Tokenizer, saved_tokenizer
@@ -37,7 +37,7 @@ class Run(NamedTuple):
     directory: str
     config: Config
     tokenizer: Tokenizer
-    checkpoint: str  # directory of the checkpoint
+    checkpoint: Checkpoint
     record: RunRecord
     functions: NetworkFunctions = BUILT_IN
 
@@ -83,23 +83,23 @@ def open_run(
 
 
 def _check_same_run(
-    checkpoint: str, directory: str, used: RunRecord, allow_changed_config_file: bool
+    checkpoint: Checkpoint, directory: str, used: RunRecord, allow_changed_config_file: bool
 ) -> None:
     """Reject the weights of a different run: shapes do not show settings such as forget_bias."""
     ignored = may_differ("evaluate", Config) | {"corpus"}
-    before = store.read_manifest(checkpoint).record
+    before = checkpoint.manifest.record
     difference = first_difference(before, used, ignored, allow_changed_config_file)
     if difference is None:
         return
     name, trained, given = difference
     if file := difference.file:
         raise UserError(
-            f"{used.config_file.path}: {file} differs from {file} of {checkpoint}: restore the"
+            f"{used.config_file.path}: {file} differs from {file} of {checkpoint.path}: restore the"
             " file, or add --allow_changed_config_file"
         )
     raise UserError(
-        f"{checkpoint} was trained with {name} {trained!r}, and {directory} with {given!r}: give"
-        " the run of the checkpoint with --run"
+        f"{checkpoint.path} was trained with {name} {trained!r}, and {directory} with {given!r}:"
+        " give the run of the checkpoint with --run"
     )
 
 

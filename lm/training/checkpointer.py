@@ -11,7 +11,8 @@ import tensorflow.compat.v1 as tf
 
 from lm import logger
 from lm.checkpoint import store, variables
-from lm.checkpoint.store import Manifest
+from lm.checkpoint.manifest import Manifest
+from lm.checkpoint.progress import TrainProgress
 from lm.checkpoint.tensors import Group
 from lm.checkpoint.variables import Arrays
 from lm.config import RunOptions
@@ -21,7 +22,6 @@ from lm.distributed.supervisor import Supervisor
 from lm.errors import EveryRankError, RunError
 from lm.model.windows import WindowRunner
 from lm.record import RunRecord
-from lm.training.progress import TrainProgress
 
 _POLL_SECONDS = 0.2
 
@@ -87,7 +87,7 @@ class BackgroundWriter:
         try:
             if self._intact is None:
                 self._intact = store.intact_manifests(self._run_dir)
-            self._intact[saved] = store.read_manifest(saved)
+            self._intact[saved.path] = saved.manifest
             store.prune(self._run_dir, self._keep, self._intact)
         except Exception as error:  # the next save tries again
             logger.warning("old checkpoints are not removed: %s", error)
@@ -191,7 +191,7 @@ class Checkpointer:
             step=progress.step,
             world_size=self._comm.size,
             record=self._record,
-            progress=dataclasses.asdict(progress),
+            progress=dataclasses.replace(progress),
             weights=variables.weight_names(self._session.graph),
             valid_perplexity=progress.valid_perplexity,
             has_average=progress.num_averaged > 0,

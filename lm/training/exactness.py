@@ -7,10 +7,10 @@ from typing import NamedTuple
 import tensorflow.compat.v1 as tf
 
 from lm import kernels, logger
+from lm.checkpoint.progress import TrainProgress
 from lm.model.network import Network
 from lm.system import cpu_model
 from lm.training.prepare import Job
-from lm.training.progress import TrainProgress
 from lm.training.step import NUM_SUMS
 
 _ONE_DNN = ("TF_ENABLE_ONEDNN_OPTS", "ONEDNN_MAX_CPU_ISA")

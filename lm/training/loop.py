@@ -12,6 +12,7 @@ import tensorflow.compat.v1 as tf
 
 from lm import logger
 from lm.checkpoint import store, variables
+from lm.checkpoint.progress import TrainProgress
 from lm.distributed.agreement import on_all_ranks
 from lm.distributed.supervisor import Interrupted, Supervisor
 from lm.errors import EveryRankError, Stopped
@@ -24,7 +25,6 @@ from lm.system import peak_memory_mb
 from lm.training.averaging import Average
 from lm.training.checkpointer import Checkpointer
 from lm.training.prepare import Job
-from lm.training.progress import TrainProgress
 from lm.training.step import Requests, StepResult, TrainGraph, run_step
 
 

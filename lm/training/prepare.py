@@ -5,7 +5,6 @@ import dataclasses
 from typing import Any
 
 from lm.checkpoint.run_dir import RunDir, open_run_dir
-from lm.checkpoint.store import list_checkpoints
 from lm.config import Config, RunOptions
 from lm.data.batches import TrainBatches, rows_of_rank
 from lm.data.corpus import Corpus, load_corpus_to_train
@@ -70,16 +69,16 @@ def prepare(
             corpus=corpus.record,
             config_file=functions.file_record,
         )
-        if options.check_network and comm.is_rank_0 and _is_new(functions, options):
-            words = corpus.tokenizer.tokens
-            with supervisor.preparing("the check of the network"):
-                functions.check(config, len(words), session_config(device), words)
         sizes = config.batch_size, config.num_steps
         batches = TrainBatches(corpus.train, *sizes, rows, shuffle_seed)
-        # This comes last, because a run with invalid options must not create a directory.
+        # An invalid option must not create a directory.
         run_dir = open_run_dir(config, options, record, stack) if comm.is_rank_0 else None
         if run_dir:
             supervisor.signals.discard = run_dir.discard
+            if options.check_network and not (run_dir.checkpoint or functions.is_built_in):
+                words = corpus.tokenizer.tokens
+                with supervisor.preparing("the check of the network"):
+                    functions.check(config, len(words), session_config(device), words)
     job = Job(
         config=config,
         options=options,
@@ -94,12 +93,6 @@ def prepare(
     )
     check_agreement(comm, _facts(job))
     return job
-
-
-def _is_new(functions: NetworkFunctions, options: RunOptions) -> bool:
-    """Return whether this starts a run of a user-defined network, instead of resuming one."""
-    is_resumed = options.resume and options.output_dir and list_checkpoints(options.output_dir)
-    return not (functions.is_built_in or is_resumed)
 
 
 def _check_options(config: Config, options: RunOptions, comm: Communicator) -> None:

@@ -1,6 +1,5 @@
 """The initial values of a run: from a checkpoint to resume, from other weights, or neither."""
 
-import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -10,7 +9,6 @@ import tensorflow.compat.v1 as tf
 
 from lm import logger
 from lm.checkpoint import store
-from lm.checkpoint.manifest import MANIFEST
 from lm.checkpoint.run_dir import RunDir
 from lm.checkpoint.tensors import load_arrays, tensor_shapes
 from lm.checkpoint.variables import (
@@ -26,8 +24,6 @@ from lm.data.tokenizer import Tokenizer
 from lm.distributed.agreement import on_all_ranks
 from lm.distributed.communicator import Communicator
 from lm.errors import UserError
-from lm.record import from_json
-from lm.training.progress import TrainProgress
 
 # Weights of an adaptive softmax or input that belong to words.
 _OF_WORDS = re.compile(r"(.+/)?embedding/band_\d+|softmax/(weights|bias|cluster_\d+/words)")
@@ -36,7 +32,7 @@ _OF_WORDS = re.compile(r"(.+/)?embedding/band_\d+|softmax/(weights|bias|cluster_
 class InitialValues(NamedTuple):
     """The contents of a checkpoint that initialize a run."""
 
-    checkpoint: str
+    checkpoint: str  # directory
     tensors: Mapping[str, str]  # the name of the tensor of each variable
     state: Mapping[str, np.ndarray]  # the recurrent state of all rows; empty for a new run
 
@@ -60,14 +56,6 @@ class BroadcastHook(tf.train.SessionRunHook):
         session.run(self._broadcast)
 
 
-def initial_progress(run_dir: RunDir | None) -> TrainProgress:
-    """Return the progress to resume from. Ranks without the run directory start at step 0."""
-    if run_dir is None or run_dir.checkpoint is None:
-        return TrainProgress()
-    source = os.path.join(run_dir.checkpoint, MANIFEST)
-    return from_json(TrainProgress, store.read_manifest(run_dir.checkpoint).progress, source)
-
-
 def initial_values(
     run_dir: RunDir,
     options: RunOptions,
@@ -79,15 +67,15 @@ def initial_values(
     variables, state = variable_shapes(graph), saved_state_shapes(state_shapes)
     weights = weight_names(graph)
     if checkpoint:
-        unused = set(store.read_manifest(checkpoint).weights).difference(weights)
+        unused = set(checkpoint.manifest.weights).difference(weights)
         if unused:  # possible with --allow_changed_config_file
             raise UserError(
                 f"cannot resume: this network does not use {min(unused)} of the checkpoint. Start a"
                 " new run with --init_from and --init_partly"
             )
-        check_fits(tensor_shapes(checkpoint), {**variables, **state})
+        check_fits(tensor_shapes(checkpoint.path), {**variables, **state})
         names = {name: name for name in variables}
-        return InitialValues(checkpoint, names, load_arrays(checkpoint, state))
+        return InitialValues(checkpoint.path, names, load_arrays(checkpoint.path, state))
     if options.init_from:
         shapes = {name: variables[name] for name in weights}
         return InitialValues(options.init_from, _weights_of(options, tokenizer, shapes), {})
@@ -98,16 +86,16 @@ def _weights_of(
     options: RunOptions, tokenizer: Tokenizer, shapes: Mapping[str, list]
 ) -> dict[str, str]:
     """Return the name of the tensor in --init_from for each weight."""
-    path = options.init_from
-    same_words = store.verify(path).record.vocabulary == tokenizer.sha256
+    path, checkpoint = options.init_from, store.verify(options.init_from)
+    same_words = checkpoint.manifest.record.vocabulary == tokenizer.sha256
     if not options.init_partly:
         if not same_words:
             raise UserError(
                 f"--init_from {path} has a different vocabulary, so its token IDs differ;"
                 " --init_partly loads only the layers"
             )
-        return fitting_tensors(path, shapes, fix="; --init_partly omits such weights")
-    tensors, found = store.weight_tensors(path), tensor_shapes(path)
+        return fitting_tensors(checkpoint, shapes, fix="; --init_partly omits such weights")
+    tensors, found = store.weight_tensors(checkpoint), tensor_shapes(path)
     fitting = [
         name
         for name in tensors

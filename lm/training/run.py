@@ -8,6 +8,7 @@ import sys
 import tensorflow.compat.v1 as tf
 
 from lm.checkpoint import variables
+from lm.checkpoint.progress import TrainProgress
 from lm.config import Config, RunOptions
 from lm.distributed.agreement import check_agreement, on_all_ranks
 from lm.distributed.communicator import Communicator
@@ -28,8 +29,7 @@ from lm.training.checkpointer import BackgroundWriter, Checkpointer
 from lm.training.exactness import find_exactness
 from lm.training.loop import Graphs, Loop
 from lm.training.prepare import Job, prepare
-from lm.training.progress import TrainProgress
-from lm.training.restore import BroadcastHook, InitialValues, initial_progress, initial_values
+from lm.training.restore import BroadcastHook, initial_values
 from lm.training.step import build_train_graph, divide_rows, graph_facts
 from lm.training.summary import report_start
 
@@ -73,8 +73,8 @@ def train(
 
 
 def _initial_progress(job: Job) -> TrainProgress:
-    with on_all_ranks(job.comm):
-        progress = initial_progress(job.run_dir)
+    checkpoint = job.run_dir and job.run_dir.checkpoint
+    progress = checkpoint.manifest.progress if checkpoint else TrainProgress()
     # Only rank 0 reads checkpoints: the other hosts may not see its disk.
     return from_json(TrainProgress, job.comm.gather(dataclasses.asdict(progress))[0], "rank 0")
 
@@ -98,9 +98,15 @@ def _train(
     stack.enter_context(supervisor.exchange("the start of the training"))
     check_agreement(comm, graph_facts())
     with on_all_ranks(comm):
-        values = _initial_values(job, graphs, progress) if comm.is_rank_0 else None
-    reporter = _open_files(job, stack)
-    writer = _writer(job, reporter, stack)
+        values = job.run_dir and initial_values(
+            job.run_dir, job.options, job.corpus.tokenizer, graphs.network.state_shapes
+        )
+    reporter = _open_files(job, progress, stack)
+    writer = None
+    if job.run_dir:
+        writer = BackgroundWriter(job.output_dir, job.options.keep_checkpoints, reporter.sync)
+        # Do not release the directory during a write, even after an error.
+        stack.callback(writer.wait)
     exactness = find_exactness(job, graphs.network, progress)
     progress.exact_with = exactness.exact_with
     report_start(job, exactness, progress.step, reporter)
@@ -154,37 +160,26 @@ def _check_window_order(network: Network) -> None:
         )
 
 
-def _initial_values(job: Job, graphs: Graphs, progress: TrainProgress) -> InitialValues | None:
-    """Find the initial values of the variables, and drop events that will be repeated."""
-    state_shapes, tokenizer = graphs.network.state_shapes, job.corpus.tokenizer
-    values = initial_values(job.run_dir, job.options, tokenizer, state_shapes)
-    # This comes last, because a run that cannot start must not change its files.
-    step, epochs = progress.step, progress.epochs_done
-    drop_events_after(job.run_dir.path, step, epochs, progress.last_validation)
-    return values
+def _open_files(job: Job, progress: TrainProgress, stack: contextlib.ExitStack) -> Reporter:
+    """Open the event and log files, and write the record and the tokenizer.
 
-
-def _open_files(job: Job, stack: contextlib.ExitStack) -> Reporter:
-    """Open the event and log files, and write the record and the tokenizer."""
-    options, run_dir = job.options, job.run_dir
-    paths = [os.path.join(job.output_dir, LOG_FILE)]
+    Events that the run will repeat are removed. Call this function after everything that may fail,
+    because a run that cannot start must not change its files.
+    """
+    options, run_dir, output_dir = job.options, job.run_dir, job.output_dir
+    paths = [os.path.join(output_dir, LOG_FILE)]
     if options.log_path:
         paths.append(options.log_path)
     with on_all_ranks(job.comm):
+        if run_dir:
+            step, epochs = progress.step, progress.epochs_done
+            drop_events_after(output_dir, step, epochs, progress.last_validation)
         has_perplexity = not job.functions.has_losses
-        reporter = Reporter(run_dir and run_dir.path, options.tensorboard, has_perplexity)
+        reporter = Reporter(run_dir and output_dir, options.tensorboard, has_perplexity)
         stack.enter_context(reporter)
         reporter.logs = LogFiles(paths, options.mpi_log, job.comm.rank)
-        if run_dir:  # This comes last, because a directory with a record is a run.
-            job.corpus.tokenizer.save(run_dir.path)
-            job.record.write(run_dir.path, has_checkpoints=run_dir.checkpoint is not None)
+        if run_dir:
+            job.corpus.tokenizer.save(output_dir)
+            # The record comes last, because it turns the directory into a run.
+            job.record.write(output_dir, has_checkpoints=run_dir.checkpoint is not None)
     return reporter
-
-
-def _writer(job: Job, reporter: Reporter, stack: contextlib.ExitStack) -> BackgroundWriter | None:
-    if job.run_dir is None:
-        return None
-    writer = BackgroundWriter(job.run_dir.path, job.options.keep_checkpoints, reporter.sync)
-    # Do not release the directory during a write, even after an error.
-    stack.callback(writer.wait)
-    return writer

@@ -145,7 +145,7 @@ def saved_steps(output_dir) -> list[int]:
 
 def final_tensors(output_dir) -> str:
     """Return the checksum of the weights and recurrent state in the last checkpoint."""
-    files = store.read_manifest(store.find_newest(str(output_dir))).files
+    files = store.find_newest(str(output_dir)).manifest.files
     return files["model.data-00000-of-00001"]["sha256"]
 
 

@@ -29,7 +29,7 @@ def test_no_space_for_a_checkpoint(start, tmp_path, corpora):
     assert output.count("File too large; training continues\n") == 1
     assert code == 1 and output.count("lm: error: cannot write the checkpoint") == 1
     assert saved_steps(tmp_path) == [30, 40]
-    assert store.find_newest(str(tmp_path)).endswith("40")
+    assert store.find_newest(str(tmp_path)).path.endswith("40")
     train_here(tmp_path, *config_flags(corpora), *flags)  # resumes now that there is space
     assert saved_steps(tmp_path)[-1] == 200
 
@@ -62,7 +62,7 @@ def test_a_full_disk_causes_one_warning_per_file(start, small_disk):
     # The few lines of the log may fit into the last block of its file.
     assert counts in ([1, 1, 1, 0], [1, 1, 1, 1]) and len(failures) == sum(counts), output
     assert "epoch 1  step 1000/1000" in output  # training reached the end
-    assert store.find_newest(str(output_dir)).endswith("60")
+    assert store.find_newest(str(output_dir)).path.endswith("60")
 
 
 def test_a_power_cut_loses_no_event_of_a_saved_step(start, tmp_path, corpora):

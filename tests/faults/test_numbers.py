@@ -60,11 +60,11 @@ def test_out_of_sync_ranks_are_detected_and_the_run_can_resume(start, tmp_path, 
     assert "on rank 0;" in output and "on rank 1" in output
     # All ranks continue with rank 0's weights.
     assert saved_steps(tmp_path) == [25]
-    assert not store.read_manifest(store.find_newest(str(tmp_path))).in_sync
+    assert not store.find_newest(str(tmp_path)).manifest.in_sync
     with caplog.at_level("WARNING", "lm"):
         train_here(tmp_path, *config_flags(corpora), *flags, "--resume")
     assert caplog.text.count("was saved after the weights of the ranks had diverged") == 1
-    assert store.read_manifest(store.find_newest(str(tmp_path))).in_sync
+    assert store.find_newest(str(tmp_path)).manifest.in_sync
     exact = [event["exact"] for event in events(tmp_path, "start")]
     if kernels.available():
         assert exact[0].startswith("yes: ")

@@ -71,7 +71,8 @@ def test_the_state_of_optimizer_schedule_and_average_is_resumed(start, tmp_path,
     )  # fmt: skip
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     train_here(whole, *config_flags(corpora), *flags)
-    saved = store.read_manifest(store.find_newest(str(whole)))
+    checkpoint = store.find_newest(str(whole))
+    saved = checkpoint.manifest
     # Averaging starts before 3 epochs without improvement have passed.
     assert saved.has_average and events(whole, "epoch")[-1]["learning_rate"] < 10
     perplexities = [event["valid_perplexity"] for event in events(whole, "epoch")]
@@ -82,7 +83,7 @@ def test_the_state_of_optimizer_schedule_and_average_is_resumed(start, tmp_path,
     assert valid["perplexity"] == events(whole, "epoch")[-1]["valid_perplexity"]
     assert test["perplexity"] == events(whole, "test")[0]["test_perplexity"]
     names = ["embedding", "embedding/average"]
-    arrays = load_arrays(store.find_newest(str(whole)), names)
+    arrays = load_arrays(checkpoint.path, names)
     assert not np.allclose(arrays["embedding"], arrays["embedding/average"], rtol=1e-2)
 
     fault = f"kill:1:{saved.step - 5}"
@@ -110,7 +111,7 @@ def test_a_checkpoint_resumes_on_any_number_of_ranks(start, tmp_path, corpora, b
         shutil.copytree(whole, resumed)
         for step in later:
             shutil.rmtree(resumed / f"checkpoints/step-{step:08d}")
-        saved = store.read_manifest(store.find_newest(str(resumed)))
+        saved = store.find_newest(str(resumed)).manifest
         words = 4 * saved.record.config["batch_size"] * saved.record.config["num_steps"]
         if num_ranks == 1:
             train_here(resumed, *config_flags(corpora), *flags, "--resume")
@@ -120,7 +121,7 @@ def test_a_checkpoint_resumes_on_any_number_of_ranks(start, tmp_path, corpora, b
         np.testing.assert_allclose(losses(resumed), losses(whole), rtol=rtol)
         (event,) = [event for event in events(resumed) if event["step"] == 32]
         exchange_seconds = event["exchange_share"] * words / event["words_per_second"]
-        assert exchange_seconds >= 0.999 * saved.progress["event_exchange_seconds"] > 0
+        assert exchange_seconds >= 0.999 * saved.progress.event_exchange_seconds > 0
 
 
 def test_a_second_job_in_the_same_directory_is_rejected(start, tmp_path, corpora):

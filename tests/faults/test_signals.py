@@ -168,7 +168,7 @@ def test_sigterm_during_a_save_waits_for_the_save(start, tmp_path):
     returned, _ = job.ends()
     assert returned == 128 + signal.SIGTERM
     assert saved_steps(tmp_path) == [20, last_step(tmp_path)]
-    assert store.find_newest(str(tmp_path)) == store.list_checkpoints(str(tmp_path))[-1]
+    assert store.find_newest(str(tmp_path)).path == store.list_checkpoints(str(tmp_path))[-1]
 
 
 @pytest.mark.parametrize("launcher", [None, RUN_JOB], ids=["process", "run script"])

@@ -54,7 +54,7 @@ def test_a_killed_search_is_resumed_and_its_best_config_can_be_trained(project, 
     first.wait()
     while marked_processes(mark):  # the jobs of the trials save and exit
         time.sleep(0.05)
-    reached = int(store.find_newest(str(trial))[-8:])
+    reached = int(store.find_newest(str(trial)).path[-8:])
     assert reached == max(event["step"] for event in events(trial, "step"))
 
     script = project / "run_scripts/search.sh"

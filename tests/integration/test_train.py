@@ -189,9 +189,9 @@ def test_bad_or_different_flags_end_all_ranks_with_one_line(tmp_path, corpora, b
 def test_speeds_are_those_of_this_job_without_saves_and_validations(
     tmp_path, corpora, monkeypatch, caplog
 ):
+    from lm.checkpoint.progress import TrainProgress
     from lm.model.windows import Evaluator
     from lm.training.checkpointer import Checkpointer
-    from lm.training.progress import TrainProgress
 
     caplog.set_level("INFO", "lm")
     flags = (*TINY[:-2], "--data_path", corpora, "--batch_size", 200, "--num_steps", 100)

@@ -48,7 +48,7 @@ SPINE = [
         "training/step.py", "training/gradients.py", "training/optimizer.py",
         "schedule.py", "model/lstm.py", "model/output_layer.py", "model/network.py",
         "model/windows.py", "data/batches.py", "data/vocabulary.py",
-        "distributed/communicator.py", "checkpoint/store.py", "training/progress.py",
+        "distributed/communicator.py", "checkpoint/store.py", "checkpoint/progress.py",
         "training/checkpointer.py",
     )
 ]  # fmt: skip

@@ -57,7 +57,7 @@ def test_corrupt_checkpoints_never_displace_intact_ones(tmp_path):
         save(tmp_path, step, keep=2)
     # The corrupt step 30 is not the best. Checkpoints newer than the intact ones are not removed.
     assert steps(tmp_path) == [10, 22, 23, 30, 40]
-    assert store.find_newest(str(tmp_path)).endswith("23")
+    assert store.find_newest(str(tmp_path)).path.endswith("23")
     for step in (40, 50):  # 40 is written again, and 30 becomes old
         save(tmp_path, step, keep=2)
     assert steps(tmp_path) == [10, 40, 50]
@@ -86,7 +86,7 @@ def test_a_disk_that_fails_for_a_moment_is_not_corruption(tmp_path, monkeypatch,
         save(tmp_path, 2, 7.0)
     assert steps(tmp_path) == [1, 2]
     monkeypatch.undo()
-    assert store.find_newest(str(tmp_path)) == str(newest)
+    assert store.find_newest(str(tmp_path)).path == str(newest)
 
 
 def test_a_renamed_checkpoint_is_not_the_step_of_its_name(tmp_path, caplog):
@@ -95,17 +95,17 @@ def test_a_renamed_checkpoint_is_not_the_step_of_its_name(tmp_path, caplog):
     message = "step-00000060 contains step 5: rename it"
     with pytest.raises(CorruptFile, match=message):
         store.find(str(tmp_path), "step-00000060")
-    assert store.find_newest(str(tmp_path)) == str(newest)
+    assert store.find_newest(str(tmp_path)).path == str(newest)
     assert message in caplog.text
     save(tmp_path, 60)  # replaces it
-    assert store.verify(str(renamed)).step == 60
+    assert store.verify(str(renamed)).manifest.step == 60
     copy = renamed.rename(tmp_path / "mine")  # a copy may have any name
-    assert store.find(str(tmp_path), str(copy)) == str(copy)
+    assert store.find(str(tmp_path), str(copy)).path == str(copy)
 
 
 def test_a_checkpoint_may_be_named_and_a_run_is_not_a_checkpoint(tmp_path):
     paths = [save(tmp_path, step) for step in (1, 2)]
-    assert store.find(str(tmp_path), "step-00000001") == str(paths[0])
+    assert store.find(str(tmp_path), "step-00000001").path == str(paths[0])
     names = "step-00000001, step-00000002"
     with pytest.raises(UserError, match=f"step-3 does not exist; the checkpoints .* are: {names}"):
         store.find(str(tmp_path), "step-3")
@@ -134,15 +134,15 @@ def test_a_corrupt_newest_checkpoint_is_skipped_with_a_warning(tmp_path, caplog,
     with pytest.raises(CorruptFile, match=name):
         store.verify(str(newer))
     with caplog.at_level("WARNING", "lm"):
-        assert store.find_newest(str(tmp_path)) == str(older)
+        assert store.find_newest(str(tmp_path)).path == str(older)
         assert name in caplog.text
         caplog.clear()
-        assert store.find(str(tmp_path), "best") == str(older)
+        assert store.find(str(tmp_path), "best").path == str(older)
         assert name in caplog.text
     with pytest.raises(UserError, match=name):
         store.find(str(tmp_path), str(newer))
     save(tmp_path, 2)
-    assert store.find_newest(str(tmp_path)) == str(newer)
+    assert store.find_newest(str(tmp_path)).path == str(newer)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import sys
 
 import pytest
 
+from lm.checkpoint.progress import TrainProgress
 from lm.checkpoint.run_dir import open_run_dir
 from lm.config import RunOptions
 from lm.data.corpus import load_corpus
@@ -18,8 +19,6 @@ from lm.errors import ProgramExit, RunError, UserError
 from lm.files import locked
 from lm.perplexity import NllSum
 from lm.record import RunRecord
-from lm.training.progress import TrainProgress
-from lm.training.restore import initial_progress
 from tests.untrained import make_run, rewrite_manifest
 
 PLATEAU, COSINE = {"lr_schedule": "plateau"}, {"lr_schedule": "cosine"}
@@ -44,7 +43,7 @@ def resume(made, tmp_path):
         rewrite_manifest(copy / "checkpoints/step-00000007", change)
         config_now = dataclasses.replace(config, **fields)
         with open_directory(copy, config_now, corpus, **dict(options)) as run_dir:
-            return run_dir.checkpoint, initial_progress(run_dir)
+            return run_dir.checkpoint
 
     return resume
 
@@ -68,7 +67,7 @@ def test_a_config_field_missing_in_an_old_checkpoint_has_its_default(resume):
     def forget(manifest):
         del manifest["record"]["config"]["warmup_steps"]
 
-    assert resume(forget)[0].endswith("step-00000007")
+    assert resume(forget).path.endswith("step-00000007")
     with pytest.raises(UserError, match=r"cannot resume: warmup_steps was 0 .* and is 5 now"):
         resume(forget, warmup_steps=5)
     with pytest.raises(UserError, match=r"cannot resume: vocab_size was None .* and is 50 now"):
@@ -195,7 +194,7 @@ def test_a_field_may_change_unless_the_run_depends_on_it(resume, options, record
     def record(manifest):
         manifest["record"]["config"].update(recorded)
 
-    assert resume(lambda manifest: None, **now)[0].endswith("step-00000007")
+    assert resume(lambda manifest: None, **now).path.endswith("step-00000007")
     with pytest.raises(UserError, match=f"cannot resume: {message}"):
         resume(record, options=options, **recorded, **now)
 
@@ -208,6 +207,13 @@ def test_fields_of_a_different_version_are_rejected(resume):
         resume(lambda manifest: manifest["record"]["config"].update(flux=1))
 
 
+def test_a_checkpoint_of_an_older_version_has_only_validations_of_epochs(resume):
+    progress = {"step": 17, "epochs_done": 1, "valid_perplexities": [9.0]}
+    found = resume(lambda manifest: manifest.update(progress=progress)).manifest.progress
+    found.record_validation()
+    assert found.epoch_perplexities(10) == [9] and found.last_validation == 17
+
+
 def test_progress_is_loaded_and_missing_fields_have_defaults(resume):
     sums = {"epoch_nll": {"nats": 12.5, "tokens": 6}, "event_nll": {"nats": 2.5, "tokens": 1}}
     seconds = {"epoch_seconds": 3.0, "event_seconds": 2.0, "event_exchange_seconds": 0.5}
@@ -215,7 +221,7 @@ def test_progress_is_loaded_and_missing_fields_have_defaults(resume):
     expected = TrainProgress(
         7, 1, NllSum(12.5, 6), 3.0, NllSum(2.5, 1), 2.0, 0.5, valid_perplexity=8.0
     )  # fmt: skip
-    assert resume(lambda manifest: manifest.update(progress=whole))[1] == expected
+    assert resume(lambda manifest: manifest.update(progress=whole)).manifest.progress == expected
     del whole["event_exchange_seconds"]
     expected.event_exchange_seconds = 0.0
-    assert resume(lambda manifest: manifest.update(progress=whole))[1] == expected
+    assert resume(lambda manifest: manifest.update(progress=whole)).manifest.progress == expected

@@ -5,6 +5,7 @@ import errno
 import pytest
 
 from lm.checkpoint import store
+from lm.checkpoint.progress import TrainProgress
 from lm.errors import RunError
 from lm.record import has_checkpoints
 from tests.commands import run_code
@@ -15,7 +16,7 @@ def test_saving_a_step_again_changes_only_its_manifest(tmp_path):
     path = save(tmp_path, 3)
     before = (path / "model.data-00000-of-00001").stat()
     save(tmp_path, 3, 4.5)
-    assert store.verify(str(path)).valid_perplexity == 4.5
+    assert store.verify(str(path)).manifest.valid_perplexity == 4.5
     after = (path / "model.data-00000-of-00001").stat()
     assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
 
@@ -41,6 +42,7 @@ def test_the_first_checkpoint_is_recorded_when_it_exists(tmp_path, monkeypatch):
 KILL = """
 import os, signal, sys
 from lm.checkpoint import store
+from lm.checkpoint.progress import TrainProgress
 from tests.unit.checkpoint.saved import save
 
 run_dir = sys.argv[1]
@@ -65,7 +67,7 @@ for step, (name, when) in enumerate(places, start=3):
     assert os.WTERMSIG(status) == signal.SIGKILL, (name, when)
     complete = name == "_remove" or (name, when) == ("_publish", "after")
     newest = store.find_newest(run_dir)
-    assert newest.endswith(f"{step:08d}") == complete, (name, when, newest)
+    assert newest.path.endswith(f"{step:08d}") == complete, (name, when, newest)
     for path in store.list_checkpoints(run_dir):
         store.verify(path)
     store.remove_temporary(run_dir)
@@ -85,33 +87,33 @@ def test_the_last_checkpoints_and_the_best_are_kept(tmp_path):
     for step, perplexity in [(1, 9.0), (2, 5.0), (3, None), (4, 7.0), (5, 8.0), (6, float("inf"))]:
         save(tmp_path, step, perplexity, keep=3)
     assert steps(tmp_path) == [2, 4, 5, 6]
-    assert store.find(str(tmp_path)).endswith("step-00000006")
-    assert store.find(str(tmp_path), "best").endswith("step-00000002")
+    assert store.find(str(tmp_path)).path.endswith("step-00000006")
+    assert store.find(str(tmp_path), "best").path.endswith("step-00000002")
     path = str(tmp_path / "checkpoints" / "step-00000004")
-    assert store.find(str(tmp_path), path) == path
+    assert store.find(str(tmp_path), path).path == path
 
 
 def test_a_best_epoch_without_a_checkpoint_is_a_warning(tmp_path, caplog):
-    progress = {"valid_perplexities": [9.0, 5.0, 7.0], "valid_steps": [1, 2, 3]}
+    progress = TrainProgress(valid_perplexities=(9.0, 5.0, 7.0), valid_steps=(1, 2, 3))
     for step, perplexity in [(1, 9.0), (3, 7.0)]:
         save(tmp_path, step, perplexity, progress=progress)
-    assert store.find(str(tmp_path), "best").endswith("step-00000003")
+    assert store.find(str(tmp_path), "best").path.endswith("step-00000003")
     assert "best validation perplexity, 5.00, has no usable checkpoint" in caplog.text
     assert "using step 3, with 7.00" in caplog.text
 
 
 def test_a_validation_that_only_an_early_stop_caused_does_not_count(tmp_path):
-    save(tmp_path, 2, 5.0, progress={"valid_steps": []})
-    assert store.find(str(tmp_path), "best").endswith("step-00000002")
+    save(tmp_path, 2, 5.0, progress=TrainProgress())
+    assert store.find(str(tmp_path), "best").path.endswith("step-00000002")
     save(tmp_path, 3, 7.0)
-    assert store.find(str(tmp_path), "best").endswith("step-00000003")
+    assert store.find(str(tmp_path), "best").path.endswith("step-00000003")
 
 
 def test_steps_are_ordered_as_numbers(tmp_path):
     for step in (99_999_999, 100_000_000, 100_000_001):
         save(tmp_path, step, keep=2)
     assert steps(tmp_path) == [100_000_000, 100_000_001]
-    assert store.find_newest(str(tmp_path)).endswith("step-100000001")
+    assert store.find_newest(str(tmp_path)).path.endswith("step-100000001")
 
 
 def test_checkpoints_of_diverged_ranks_displace_no_others(tmp_path):

@@ -18,7 +18,7 @@ def test_stock_tensorflow_reads_a_checkpoint(tmp_path):
     assert set(reader.get_variable_to_shape_map()) == set(ARRAYS)
     for name, array in ARRAYS.items():
         np.testing.assert_array_equal(reader.get_tensor(name), array)
-    assert store.weight_tensors(str(path)) == {"embedding": "embedding"}
+    assert store.weight_tensors(store.verify(str(path))) == {"embedding": "embedding"}
     with tf.Graph().as_default(), tf.Session() as session:
         variable = tf.get_variable("embedding", [30, 20], use_resource=True)
         tf.train.Saver([variable]).restore(session, str(path / "model"))
@@ -30,7 +30,7 @@ def test_weights_are_averages_if_the_checkpoint_has_them(tmp_path):
     for step, has_average in [(1, False), (2, True)]:
         path = save(tmp_path, step, arrays=arrays, has_average=has_average)
         average = "embedding/average" if has_average else "embedding"
-        assert store.weight_tensors(str(path)) == {"embedding": average}
+        assert store.weight_tensors(store.verify(str(path))) == {"embedding": average}
 
 
 def test_large_variables_are_saved_and_loaded_in_parts(tmp_path):
@@ -44,7 +44,7 @@ def test_large_variables_are_saved_and_loaded_in_parts(tmp_path):
         session.run(tf.global_variables_initializer())
         sizes = [sum(part.array.nbytes for part in group) for group in groups(session)]
         assert sorted(sizes)[-3:] == [256, 360, 360]  # a row is not divided
-        path = store.save(str(tmp_path), groups(session), manifest(1))
+        path = store.save(str(tmp_path), groups(session), manifest(1)).path
     files = sorted(file.name for file in pathlib.Path(path).iterdir())
     assert len(files) == len(sizes) + 2
     assert files[0] == "manifest.json" and files[-1] == "model.index"

@@ -77,10 +77,10 @@ def test_the_columns_of_the_output(run):
 
 def test_nan_is_an_error(tmp_path):
     write_run(tmp_path / "run", Config(hidden_size=4), Words(Vocabulary(WORDS)))
-    (trained,) = store.list_checkpoints(str(tmp_path / "run"))
-    arrays = load_arrays(trained, tensor_shapes(trained))
+    trained = store.find(str(tmp_path / "run"))
+    arrays = load_arrays(trained.path, tensor_shapes(trained.path))
     nothing = {name: np.full_like(array, np.nan) for name, array in arrays.items()}
-    spoilt = dataclasses.replace(store.read_manifest(trained), step=8)
+    spoilt = dataclasses.replace(trained.manifest, step=8)
     store.save(str(tmp_path / "run"), [whole(nothing)], spoilt)
     with pytest.raises(UserError, match="the network returns NaN: use a different checkpoint"):
         list(Scorer(open_run(tmp_path / "run")).score(["w1"]))

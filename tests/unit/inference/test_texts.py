@@ -66,10 +66,10 @@ def test_a_run_opens_with_its_config_vocabulary_and_weights(tmp_path):
     for which in ["last", "best", str(tmp_path / "run/checkpoints/step-00000007")]:
         run = open_run(tmp_path / "run", which)
         assert (run.config.hidden_size, run.tokenizer.tokens) == (3, WITH_UNK.tokens)
-        assert tensor_shapes(run.checkpoint)["embedding"] == [5, 3]
+        assert tensor_shapes(run.checkpoint.path)["embedding"] == [5, 3]
         assert run.checkpoint == store.find(str(tmp_path / "run"))
     run = open_run(str(tmp_path / "run/checkpoints/step-00000007"))
-    assert (run.directory, run.checkpoint[-13:]) == (str(tmp_path / "run"), "step-00000007")
+    assert (run.directory, run.checkpoint.path[-13:]) == (str(tmp_path / "run"), "step-00000007")
 
 
 def change_record(run, change):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
+from lm.checkpoint.manifest import verify
 from lm.checkpoint.variables import VariableLoader
 from lm.config import Config
 from lm.data.batches import Rows
@@ -223,7 +224,7 @@ def test_a_checkpoint_must_fit(session, network, tmp_path):
 
     def load(arrays):
         path = save(tmp_path, next(steps), arrays=arrays, weights=tuple(arrays))
-        loader.load_weights(session, str(path))
+        loader.load_weights(session, verify(str(path)))
 
     arrays = {v.op.name: np.zeros(v.shape, "f") for v in tf.global_variables()}
     load(arrays)

@@ -99,7 +99,7 @@ def test_a_scope_may_define_how_variables_are_created(load, scope):
 
 def test_a_variable_may_start_from_a_checkpoint(load, tmp_path):
     table = np.arange(4 * V, dtype="f").reshape(V, 4)
-    saved = save(str(tmp_path), [whole({"old": table})], manifest(1))
+    saved = save(str(tmp_path), [whole({"old": table})], manifest(1)).path
     text = f"    if context.training:\n        path = {saved!r} + '/model'\n"
     text += "        tf.train.init_from_checkpoint(path, {'old': 'embedding'})\n"
     file = load(HEADER + text + GOOD)
@@ -124,7 +124,7 @@ def test_variables_with_a_common_initial_tensor_are_loaded_separately(load, tmp_
         values = values_of(session)
         np.testing.assert_array_equal(values["w0"], values["w1"])
         values.update(w0=np.full([4, 4], 5, "f"), w1=np.full([4, 4], 7, "f"))
-        path = save(str(tmp_path), [whole(values)], manifest(1))
+        path = save(str(tmp_path), [whole(values)], manifest(1)).path
         loader.load(session, path, {name: name for name in values})
         loaded = values_of(session)
     assert loaded.keys() == values.keys()

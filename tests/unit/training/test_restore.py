@@ -44,7 +44,7 @@ def test_matching_weights_are_loaded_and_others_not(other, caplog, fields, words
     caplog.set_level(logging.INFO, "lm")
     tensors = start_from(path, dataclasses.replace(config, **fields), words_of(words))
     assert f"initialized {afresh}" in caplog.text
-    theirs = store.weight_tensors(path)
+    theirs = store.weight_tensors(store.verify(path))
     assert {"lstm_0/bias", "lstm_1/recurrent_weights"} <= tensors.keys() < {*theirs, "lstm_2/bias"}
     assert tensors.items() <= theirs.items()
 
@@ -55,7 +55,7 @@ def test_the_bands_of_other_words_are_not_loaded(tmp_path, corpora, caplog):
     words = Vocabulary.load(tmp_path / "run/vocabulary.txt").words
     caplog.set_level(logging.INFO, "lm")
     path = str(tmp_path / "run/checkpoints/step-00000007")
-    assert start_from(path, config, words) == store.weight_tensors(path)
+    assert start_from(path, config, words) == store.weight_tensors(store.verify(path))
     start_from(path, config, words[:50])
     bands = ", ".join(f"embedding/band_{band}" for band in range(3))
     assert f"initialized {bands}, softmax/bias\n" in caplog.text
@@ -73,7 +73,7 @@ def test_a_resumed_run_must_use_all_weights(other):
     with tf.Graph().as_default():
         build_window_graph(Network(config, len(words)), Rows(0, 1), "eval")
         with pytest.raises(UserError, match="does not use lstm_1/bias"):
-            initial_values(RunDir("", path), RunOptions(), Vocabulary(words), {})
+            initial_values(RunDir("", store.verify(path)), RunOptions(), Vocabulary(words), {})
 
 
 def test_an_untrainable_embedding_is_loaded_too(other, load):

@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from lm.checkpoint.progress import TrainProgress
 from lm.config import Config, RunOptions
 from lm.distributed.communicator import Communicator
 from lm.distributed.supervisor import Supervisor
@@ -13,7 +14,6 @@ from lm.errors import UserError
 from lm.functions import BUILT_IN
 from lm.schedule import SCHEDULES, has_stalled, learning_rate_at
 from lm.training.prepare import prepare
-from lm.training.progress import TrainProgress
 
 
 def test_each_schedule_is_a_choice():
@@ -89,12 +89,6 @@ def test_early_stopping_and_averaging_ignore_validations_within_epochs():
     assert at.valid_perplexities == (3, 5, 9, 4, 4.5) and at.last_validation == 30
     assert at.epoch_perplexities(10) == [5, 4, 4.5]
     assert at.averages_from is None  # 4.5 is not above 5, but above 3
-
-
-def test_a_checkpoint_of_an_older_version_has_only_validations_of_epochs():
-    at = TrainProgress(step=17, epochs_done=1, valid_perplexities=(9.0,))
-    at.record_validation()
-    assert at.epoch_perplexities(10) == [9] and at.last_validation == 17
 
 
 def test_epochs_without_validation_record_no_perplexity():

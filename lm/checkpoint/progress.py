@@ -26,12 +26,6 @@ class TrainProgress:
     averages_from: int | None = None  # the average starts after this step
     exact_with: str | None = None  # compiled ops of all steps, if the steps are exact
 
-    def __post_init__(self) -> None:
-        # Checkpoints of older versions contain only the perplexities of finished epochs. Step 0
-        # counts as the end of an epoch.
-        num_missing = len(self.valid_perplexities) - len(self.valid_steps)
-        self.valid_steps = (0,) * num_missing + self.valid_steps
-
     @property
     def last_validation(self) -> int:
         """The step of the last validation, or 0."""
