@@ -23,7 +23,7 @@ from lm.benchmark.turns import print_record
 from lm.benchmark.worker import Options
 from lm.cli import flags, program
 from lm.config import Config
-from lm.distributed.devices import count_cores
+from lm.distributed.cores import claim_cores
 from lm.errors import UserError
 from lm.system import cpu_model
 
@@ -79,7 +79,7 @@ def _environment_facts() -> dict[str, Any]:
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "host": platform.node(),
         "cpu": cpu_model(),
-        "cores": count_cores(),
+        "cores": claim_cores(),
         # A load above 0 before the start means that other programs used the cores.
         "load_average_before": os.getloadavg()[0],
         "versions": [f"python {platform.python_version()}", *flags.versions().splitlines()],

@@ -18,7 +18,7 @@ from lm.benchmark.turns import paired_ratio, speeds, take_turns
 from lm.benchmark.worker import Options, Task
 from lm.config import Config
 from lm.data.batches import rows_of_rank
-from lm.distributed.devices import count_cores
+from lm.distributed.cores import claim_cores
 from lm.distributed.launch import slots_of_hosts
 from lm.errors import UserError
 from lm.options import option
@@ -47,7 +47,7 @@ class ScalingOptions(Options):
         ranks = self.rank_counts[-1]
         if self.hosts:
             ranks = min(ranks, max(slots_of_hosts(self.hosts)))
-        return self.intra_op_threads or max(count_cores() // ranks, 1)
+        return self.intra_op_threads or max(claim_cores() // ranks, 1)
 
     def check(self, config: Config) -> None:
         super().check(config)

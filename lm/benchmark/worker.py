@@ -25,7 +25,7 @@ from lm.config_file import load_config_file
 from lm.data.batches import TrainBatches, rows_of_rank
 from lm.distributed import launch
 from lm.distributed.communicator import Communicator
-from lm.distributed.devices import count_cores
+from lm.distributed.cores import claim_cores
 from lm.errors import ERROR, RunError, UserError, needs_extra
 from lm.options import option
 from lm.system import ends_with_this_process, import_tensorflow, peak_memory_mb
@@ -57,7 +57,7 @@ class Options(ConfigChoice):
     @property
     def threads(self) -> int:
         """Threads of each rank."""
-        return self.intra_op_threads or count_cores()
+        return self.intra_op_threads or claim_cores()
 
     def check(self, config: Config) -> None:
         """Raise a UserError if options contradict each other or the config."""

@@ -14,13 +14,8 @@ import tensorflow.compat.v1 as tf
 from lm import kernels
 from lm.distributed.agreement import by_rank, first_mismatch, platform_facts
 from lm.distributed.communicator import Communicator
-from lm.distributed.devices import (
-    Device,
-    count_cores,
-    count_sharers,
-    session_config,
-    start_tensorflow,
-)
+from lm.distributed.cores import claim_cores, count_sharers
+from lm.distributed.devices import Device, session_config, start_tensorflow
 from lm.distributed.horovod import horovod_version
 from lm.errors import EveryRankError
 from lm.system import script
@@ -87,7 +82,7 @@ def _own_facts(comm: Communicator, device: Device) -> dict[str, Any]:
         "host": socket.gethostname(),
         "sharers": count_sharers(comm.local_size),
         "backend": comm.backend,
-        "cores": count_cores(),
+        "cores": claim_cores(),
         "device": device.name,
         "has_unused_gpu": os.path.exists(_NVIDIA_DRIVER)
         and not tf.config.list_physical_devices("GPU"),

@@ -12,7 +12,7 @@ import time
 from collections.abc import Collection
 
 from lm.distributed.communicator import Communicator
-from lm.distributed.devices import unbind_from_core
+from lm.distributed.cores import claim_cores
 from lm.errors import UserError
 from lm.system import import_tensorflow, script
 
@@ -58,7 +58,7 @@ def connect() -> Communicator:
     size = launched_size()
     if size == 1:
         return Communicator()
-    unbind_from_core()  # Horovod's thread inherits the cores of this thread
+    claim_cores()  # Horovod's thread inherits the cores of this thread
     find_open_mpi()
     import_tensorflow()
     # A single process does not need Horovod, so it is not imported at the top.

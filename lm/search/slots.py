@@ -8,7 +8,7 @@ import collections
 from typing import NamedTuple
 
 from lm.distributed import launch
-from lm.distributed.devices import HOST_SLOTS, count_cores
+from lm.distributed.cores import HOST_SLOTS, claim_cores
 from lm.errors import UserError
 
 
@@ -37,10 +37,10 @@ def divide_hosts(
     totals: collections.Counter = collections.Counter()  # slots of each host
     if hosts is None:
         totals[None] = num_trials * ranks_per_trial
-        if count_cores() < num_trials:
+        if claim_cores() < num_trials:
             raise UserError(
                 f"{num_trials} trials at a time need {num_trials} cores, and this host has"
-                f" {count_cores()}; lower --parallel_trials"
+                f" {claim_cores()}; lower --parallel_trials"
             )
     else:
         for part, count in zip(hosts.split(","), launch.slots_of_hosts(hosts)):

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from lm import kernels
-from lm.distributed.devices import count_cores
+from lm.distributed.cores import claim_cores
 from tests import machine
 from tests.commands import ROOT, environment, run_command
 from tests.faults.jobs import check_same_run, events, last_step, run, saved_steps
@@ -74,7 +74,7 @@ def test_four_ranks_on_two_hosts_are_bitwise_identical_to_one(start, hosts, tmp_
 
 def test_hosts_that_differ_in_everything_train_together(start, hosts, tmp_path):
     """They have different instruction sets, core counts, home directories and paths."""
-    if count_cores() < 2 or not kernels.available():
+    if claim_cores() < 2 or not kernels.available():
         pytest.skip("needs two cores and the compiled ops")
     homes = [tmp_path / "home1", tmp_path / "home2"]
     for home in homes:
@@ -101,7 +101,7 @@ def test_hosts_that_differ_in_everything_train_together(start, hosts, tmp_path):
     (begun, resumed) = events(homes[0] / "run", "start")
     assert begun["hosts"] == ["lmhost1", "lmhost2"] and resumed["resumed_from_step"] == 20
     many, few = begun["intra_op_threads"]
-    assert (many, few) == (count_cores(), count_cores() // 2)
+    assert (many, few) == (claim_cores(), claim_cores() // 2)
     threads = "inside an operation, 1 operation at a time on rank"
     assert f"threads     {many} {threads} 0; {few} {threads} 1: the fastest ranks" in output
     if machine.has("avx2"):  # otherwise both hosts use the same instruction set

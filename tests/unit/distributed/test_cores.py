@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from lm.distributed import devices
+from lm.distributed import cores
 from tests.commands import run_code
 
 
@@ -36,16 +36,16 @@ def test_the_quota_of_the_control_groups(tmp_path, groups, files, quota):
         (tmp_path / "sys/fs/cgroup").mkdir(parents=True, exist_ok=True)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content)
-    assert devices.cpu_quota(str(tmp_path)) == quota
+    assert cores.cpu_quota(str(tmp_path)) == quota
 
 
 RANK = """
 import os, sys
 os.sched_setaffinity(0, {int(core) for core in sys.argv[1].split(",")})
-from lm.distributed.devices import cores_of_rank, count_sharers
+from lm.distributed.cores import claim_cores_of_rank, count_sharers
 print("ready", flush=True)
 sys.stdin.readline()
-print(f"[{cores_of_rank(2)}, {count_sharers(2)}]", flush=True)
+print(f"[{claim_cores_of_rank(2)}, {count_sharers(2)}]", flush=True)
 sys.stdin.readline()
 """
 # Like mpirun, this process is the parent of the ranks and has no other children.
@@ -68,11 +68,11 @@ for rank in ranks:
 
 def test_ranks_bound_to_different_cores_do_not_divide_them():
     every = sorted(os.sched_getaffinity(0))
-    if min(len(every), devices.cpu_quota()) < len(every) or len(every) < 2:
+    if min(len(every), cores.cpu_quota()) < len(every) or len(every) < 2:
         pytest.skip("needs two cores, and no quota below its number of cores")
 
     def of_two(*bindings):
-        result = run_code(LAUNCHER, RANK, *(",".join(map(str, cores)) for cores in bindings))
+        result = run_code(LAUNCHER, RANK, *(",".join(map(str, bound)) for bound in bindings))
         return [json.loads(line) for line in result.stdout.splitlines()]
 
     assert of_two(every, every) == [[len(every) // 2, 2]] * 2
@@ -80,15 +80,15 @@ def test_ranks_bound_to_different_cores_do_not_divide_them():
 
 
 def test_the_quota_limits_the_number_of_cores(monkeypatch):
-    all_cores = devices.count_cores()
+    all_cores = cores.claim_cores()
     assert 1 <= all_cores <= os.cpu_count()
     for quota, count in ((0.3, 1), (all_cores - 0.5, all_cores), (math.inf, all_cores)):
-        monkeypatch.setattr(devices, "cpu_quota", lambda quota=quota: quota)
-        assert devices.count_cores() == count
+        monkeypatch.setattr(cores, "cpu_quota", lambda quota=quota: quota)
+        assert cores.claim_cores() == count
 
 
 # One write per line: the lines of two ranks must not interleave, even with PYTHONUNBUFFERED=1.
-COUNT = "import os, lm.distributed.devices as d; os.write(1, b'%d\\n' % d.count_cores())"
+COUNT = "import os, lm.distributed.cores as c; os.write(1, b'%d\\n' % c.claim_cores())"
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ COUNT = "import os, lm.distributed.devices as d; os.write(1, b'%d\\n' % d.count_
 )
 def test_only_an_explicitly_requested_binding_is_kept(launch, counted):
     """The default binding of Open MPI is undone, even if mpirun starts a shell in between."""
-    if len(os.sched_getaffinity(0)) < os.cpu_count() or devices.cpu_quota() < os.cpu_count():
+    if len(os.sched_getaffinity(0)) < os.cpu_count() or cores.cpu_quota() < os.cpu_count():
         pytest.skip("needs all cores of the machine")
     launch = launch.format(core=max(os.sched_getaffinity(0)))
     command = [*shlex.split(launch), sys.executable, "-c", COUNT]
@@ -118,6 +118,5 @@ def test_a_system_that_rejects_unbinding_is_accepted(monkeypatch):
         raise OSError(22, "Invalid argument")
 
     monkeypatch.setattr(os, "sched_setaffinity", refuse)
-    devices.unbind_from_core()
-    available = min(len(os.sched_getaffinity(0)), devices.cpu_quota())
-    assert devices.count_cores() == math.ceil(available)
+    available = min(len(os.sched_getaffinity(0)), cores.cpu_quota())
+    assert cores.claim_cores() == math.ceil(available)

@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from lm.config_file import load_config_file
-from lm.distributed.devices import count_cores
+from lm.distributed.cores import claim_cores
 from lm.errors import RunError, Stopped
 from lm.report.search_page import search_text
 from lm.search.results import progress_line
@@ -82,7 +82,7 @@ def test_trials_with_invalid_values_fail(search, tmp_path):
 
 
 def test_only_parallel_trials_run_at_a_time(search):
-    at_a_time = min(2, count_cores())
+    at_a_time = min(2, claim_cores())
     meet = f"until (($(grep -c in ../../log) >= {at_a_time})); do sleep 0.05; done"
     body = f"echo in >>../../log; {meet}; echo out >>../../log"
     search(space("1|2|3|4"), f"--parallel_trials={at_a_time}", body=body)

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from lm.distributed.devices import HOST_SLOTS, cores_of_slots, unbind_from_core
+from lm.distributed.cores import HOST_SLOTS, claim_cores, cores_of_slots
 from lm.errors import UserError
 from lm.search.slots import HostSlots, divide_hosts
 
@@ -45,7 +45,7 @@ def test_a_process_uses_only_its_cores(monkeypatch):
         halves = []
         for first in range(2):
             monkeypatch.setenv(HOST_SLOTS, f"{first}:1:2")
-            unbind_from_core()
+            claim_cores()
             halves.append(os.sched_getaffinity(0))
         assert all(halves) and not halves[0] & halves[1]
     finally:

@@ -1,0 +1,96 @@
+"""The cores of this process: unbind it from a single core, and count its cores."""
+
+import contextlib
+import math
+import os
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from lm.system import stat_fields
+
+_CORES_AT_START = os.sched_getaffinity(0)
+# More cores than any host has. The kernel keeps the cores that exist and that the container may
+# use. os.cpu_count() would not do: if cores are offline, or if a container has its own /proc
+# (lxcfs), the cores are not numbered from 0 to the count.
+_ALL_CORES = frozenset(range(8192))
+# The slots of a job that shares its hosts with other jobs: "FIRST:COUNT:TOTAL".
+HOST_SLOTS = "LM_HOST_SLOTS"
+
+
+def claim_cores() -> int:
+    """Let this process use all cores of its job, and return their number.
+
+    Call this function before TensorFlow or Horovod starts threads, which inherit the cores. Open
+    MPI binds each of one or two ranks to a single core, so most of the host would be idle. A
+    binding that the user requested (taskset, srun, mpirun --bind-to) stays.
+    """
+    first, count, total = map(int, os.environ.get(HOST_SLOTS, "0:1:1").split(":"))
+    with contextlib.suppress(OSError):
+        os.sched_setaffinity(0, _given_cores())
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, cores_of_slots(cores, first, count, total))
+    # Round up: one thread cannot use the time of 1.5 cores.
+    return math.ceil(min(len(os.sched_getaffinity(0)), cpu_quota() * count / total))
+
+
+def claim_cores_of_rank(local_size: int) -> int:
+    """Claim the cores, and return the number of cores that this rank may use.
+
+    The ranks of a host share its cores, unless the launcher gave each rank separate cores (srun,
+    mpirun --bind-to).
+    """
+    return max(claim_cores() // count_sharers(local_size), 1)
+
+
+def count_sharers(local_size: int) -> int:
+    """Return the number of ranks on this host that share this rank's cores, including itself."""
+    given, parent, shares = set(_given_cores()), os.getppid(), []
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        with contextlib.suppress(OSError, IndexError):  # the process just exited
+            if int(stat_fields(pid)[1]) == parent:
+                shares.append(not given.isdisjoint(os.sched_getaffinity(pid)))
+    if len(shares) < local_size:  # each rank has a separate parent process
+        return local_size
+    return max(1, min(sum(shares), local_size))
+
+
+def _given_cores() -> Collection[int]:
+    bound = "OMPI_MCA_orte_bound_at_launch" in os.environ
+    if not bound or "OMPI_MCA_hwloc_base_binding_policy" in os.environ:
+        return _CORES_AT_START
+    # Open MPI bound this process by default. Use the cores of the launcher: the first
+    # ancestor outside the job. A container may hide the launcher.
+    with contextlib.suppress(OSError, IndexError):
+        parent = os.getppid()
+        while b"OMPI_COMM_WORLD_RANK=" in Path(f"/proc/{parent}/environ").read_bytes():
+            parent = int(stat_fields(parent)[1])
+        return os.sched_getaffinity(parent)
+    return _ALL_CORES
+
+
+def cores_of_slots(cores: Sequence[int], first: int, count: int, total: int) -> Sequence[int]:
+    """Return the cores of a job that has `count` of the `total` slots of its host, from `first` on.
+
+    Jobs in other slots get other cores. If the host has fewer cores than slots, jobs share cores.
+    """
+    low, high = (len(cores) * slot // total for slot in (first, first + count))
+    return cores[low : max(high, low + 1)]
+
+
+def cpu_quota(root: str = "/") -> float:
+    """Return the number of cores whose time the control groups grant this process, or infinity.
+
+    A container may see all cores of its host. After a container has used its quota, the kernel
+    stops its threads for the rest of each 0.1 s. One thread per core would be too many, because
+    threads would wait most of the time. Quotas of control groups version 1 are not read.
+    """
+    mount, quotas = Path(root, "sys/fs/cgroup"), [math.inf]
+    with contextlib.suppress(OSError):
+        path = Path(root, "proc/self/cgroup").read_text().rpartition("0::/")[2].strip()
+        # The limits of all parent groups apply too. A container sees its own group at the mount
+        # point, and the listed path may exist only on the host.
+        for group in (mount / path, *(mount / path).parents):
+            with contextlib.suppress(OSError, ValueError):  # no such group, or its quota is "max"
+                quota, period = map(int, (group / "cpu.max").read_text().split())
+                quotas.append(quota / period)
+    return min(quotas)
