@@ -35,10 +35,11 @@ def parse_flags(argv):
 def _parse(argv):
     arguments = parse(argv, __doc__, ConfigChoice, Config, RunOptions)
     options = arguments[RunOptions]
-    if options.timeline:  # Horovod reads the variable when the ranks connect.
+    if options.timeline:
+        # Horovod reads the variable when the ranks connect, which also happens after an error.
+        os.environ["HOROVOD_TIMELINE"] = options.timeline
         if launched_rank() == 0:
             _check_timeline(options.timeline)
-        os.environ["HOROVOD_TIMELINE"] = options.timeline
     if not _keeps_config(arguments):
         arguments[Config]  # Report invalid values immediately.
     return arguments

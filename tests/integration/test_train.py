@@ -121,10 +121,12 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path, corpora, arguments, mes
     assert not os.path.exists(tmp_path / "run" / "run.json")
 
 
-def test_a_timeline_that_horovod_could_not_write_is_an_error(tmp_path):
-    for path in (tmp_path / "missing" / "timeline.json", tmp_path):
-        with pytest.raises(UserError, match="cannot be written: it must be a file in a directory"):
-            train_here(tmp_path / "run", *TINY, "--timeline", path)
+@pytest.mark.parametrize("place, num_ranks", [("missing/timeline.json", 1), ("", 1), ("", 2)])
+def test_a_timeline_that_horovod_could_not_write_is_an_error(tmp_path, place, num_ranks):
+    flags = [*TINY, "--output_dir", tmp_path / "run", "--timeline", tmp_path / place]
+    result = run_module("lm.train", *flags, num_ranks=num_ranks)
+    error = one_error(result, 2, num_ranks)
+    assert "cannot be written: it must be a file in a directory" in error
 
 
 def test_another_python_is_one_line():
