@@ -10,7 +10,6 @@ sums: no `choice`, no `log` or `pow`, no pairwise `sum`.
 """
 
 import bisect
-import contextlib
 import dataclasses
 import hashlib
 import itertools
@@ -22,7 +21,7 @@ import numpy as np
 
 from lm.data.splits import SPLITS
 from lm.errors import UserError
-from lm.files import open_atomically, sha256_of, write_json
+from lm.files import open_atomically, sha256_of, write_atomically, write_json
 from lm.options import MAX_SEED, Checked, option
 from lm.record import from_json, read_object
 
@@ -167,9 +166,9 @@ def write_corpus(directory: str, options: LanguageOptions = DEFAULT_OPTIONS) -> 
     if written:
         return written
     os.makedirs(directory, exist_ok=True)
-    # If this process is killed, the file shows that the next call may overwrite the texts.
-    with contextlib.suppress(FileExistsError):
-        open(os.path.join(directory, _TRUTH_FILE), "x").close()
+    if (_load_truth(directory) or {}).get("options") != dataclasses.asdict(options):
+        # If this process is killed, the empty file shows that the next call may overwrite texts.
+        write_atomically(os.path.join(directory, _TRUTH_FILE), b"")
     language = random_language(options.seed, options.num_words, options.num_successors)
     sha256, perplexities = {}, {}
     for stream, split in enumerate(SPLITS, 1):
@@ -197,16 +196,24 @@ def load_known_perplexity(directory: str, sha256: Mapping[str, str]) -> KnownPer
 
 
 def _load_written(directory: str, options: LanguageOptions) -> KnownPerplexity | None:
-    """Return the known perplexity if the whole corpus of these options is already written."""
+    """Return the known perplexity if the whole corpus of these options is already written.
+
+    Raises:
+      UserError: If a text would be overwritten that this program did not write.
+    """
+    truth, truth_path = _load_truth(directory), os.path.join(directory, _TRUTH_FILE)
+    written = (truth or {}).get("sha256", {})
     paths = {split: os.path.join(directory, f"{split}.txt") for split in SPLITS}
-    present = [path for path in paths.values() if os.path.exists(path)]
-    truth = _load_truth(directory)
-    if truth is None and present:
-        raise UserError(f"{present[0]} is a different corpus and is not overwritten")
-    is_same = truth is not None and truth.get("options") == dataclasses.asdict(options)
-    if not is_same or len(present) < len(paths):
-        return None
-    return load_known_perplexity(directory, {s: sha256_of(path) for s, path in paths.items()})
+    sha256 = {split: sha256_of(path) for split, path in paths.items() if os.path.exists(path)}
+    foreign = [paths[split] for split, found in sha256.items() if found != written.get(split)]
+    foreign += [truth_path] if truth == {} else []
+    if foreign and not (truth == {} and os.path.getsize(truth_path) == 0):
+        raise UserError(
+            f"{foreign[0]} is a different corpus and is not overwritten: move it away, or choose a"
+            " different directory"
+        )
+    is_same = truth and truth["options"] == dataclasses.asdict(options)
+    return load_known_perplexity(directory, sha256) if is_same else None
 
 
 def _load_truth(directory: str) -> dict[str, Any] | None:

@@ -193,6 +193,17 @@ def test_the_perplexity_is_unknown_if_a_text_changed(tmp_path):
         assert embedded.load_known_perplexity(tmp_path, _checksums(tmp_path)) is None
 
 
+@pytest.mark.parametrize("name", ["train.txt", "valid.txt", "test.txt", "truth.json"])
+@pytest.mark.parametrize("options", [SMALL, OTHER])
+def test_a_changed_text_is_not_overwritten(tmp_path, name, options):
+    embedded.write_corpus(tmp_path, SMALL)
+    (tmp_path / name).write_text("my own words\n")
+    before = _contents(tmp_path)
+    with pytest.raises(UserError, match="is a different corpus and is not overwritten"):
+        embedded.write_corpus(tmp_path, options)
+    assert _contents(tmp_path) == before
+
+
 def test_a_corpus_of_the_user_is_not_overwritten(tmp_path):
     (tmp_path / "valid.txt").write_text("my own words\n")
     with pytest.raises(UserError, match=r"valid\.txt"):
