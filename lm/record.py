@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import pathlib
 import typing
 from collections.abc import Container, Mapping
 from typing import Any, NamedTuple, TypeVar
@@ -177,6 +178,15 @@ def recorded_config(run_dir: str) -> dict[str, Any] | None:
         )
     path = os.path.join(run_dir, RUN_FILE)
     return record and dataclasses.asdict(from_json(Config, record.config, path))
+
+
+def enclosing_run(path: str) -> str | None:
+    """Return the run that contains a path in a subdirectory, also through a link, or None."""
+    for place in (os.path.abspath(path), os.path.realpath(path)):
+        for parent in pathlib.Path(place).parents:
+            if os.path.exists(parent / RUN_FILE):
+                return str(parent)
+    return None
 
 
 def has_checkpoints(run_dir: str) -> bool:

@@ -22,6 +22,7 @@ from lm.record import (
     RUN_FILE,
     Difference,
     RunRecord,
+    enclosing_run,
     first_difference,
     has_checkpoints,
     may_differ,
@@ -118,9 +119,8 @@ def _check_place(path: str) -> None:
     for place in (os.path.join(path, CHECKPOINTS_DIR), path, *pathlib.Path(path).parents):
         if os.path.islink(place) and not os.path.exists(place):
             raise RunError(f"{place} is a broken symlink; mount its target or remove it")
-    for parent in pathlib.Path(path).parents:
-        if os.path.exists(parent / RUN_FILE):
-            raise UserError(f"output_dir {path} is inside a run: use --output_dir {parent}")
+    if run := enclosing_run(path):
+        raise UserError(f"output_dir {path} is inside a run: use --output_dir {run}")
 
 
 def _remove_if_unused(path: str) -> None:

@@ -92,6 +92,11 @@ def test_a_directory_inside_a_run_is_rejected(made, tmp_path):
             with pytest.raises(UserError, match=f"inside a run: use --output_dir {copy}$"):
                 with open_directory(copy / place, *made[1:], resume):
                     pass
+    (tmp_path / "link").symlink_to(copy / "checkpoints/step-00000007")
+    for place in ("link", "link/new"):
+        with pytest.raises(UserError, match=f"inside a run: use --output_dir {copy}$"):
+            with open_directory(tmp_path / place, *made[1:], resume=False):
+                pass
     assert os.listdir(copy / "checkpoints") == ["step-00000007"]
     assert not (copy / "checkpoints/step-00000007/new").exists()
 
