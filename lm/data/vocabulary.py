@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from lm.config import Config
 from lm.errors import UserError
-from lm.files import write_atomically
+from lm.files import open_regular, write_atomically
 
 EOS = "<eos>"  # follows every line
 UNK = "<unk>"  # replaces every word that is not in the vocabulary
@@ -93,7 +93,7 @@ class Vocabulary:
     def load(cls, path: str) -> Vocabulary:
         """Read a file written by `save`."""
         try:
-            with open(path, "rb") as file:
+            with open_regular(path) as file:
                 text = file.read().decode("utf-8")
             if not text.endswith("\n"):
                 raise UserError("the last line is incomplete")

@@ -1,5 +1,7 @@
 """The order of token IDs, conversion to IDs and back, and the vocabulary file."""
 
+import os
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -104,4 +106,7 @@ def test_a_corrupt_file_is_named(tmp_path, content):
         Vocabulary.load(str(path))
     path.unlink()
     with pytest.raises(UserError, match=r"words\.txt: No such file"):
+        Vocabulary.load(str(path))
+    os.mkfifo(path)
+    with pytest.raises(UserError, match=r"words\.txt: not a regular file"):
         Vocabulary.load(str(path))
