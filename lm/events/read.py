@@ -81,7 +81,7 @@ def _check(event: Event) -> None:
         if name in _TEXTS:
             is_valid = isinstance(value, str)
         elif name in _COUNTS:
-            is_valid = type(value) is int and value >= 0
+            is_valid = type(value) is int and value >= (name == "world_size")
         else:
             is_number = type(value) in (int, float) and math.isfinite(value)
             is_valid = is_number or kind not in _OF_NUMBERS

@@ -47,6 +47,7 @@ def test_events_that_will_be_repeated_and_incomplete_lines_are_removed(tmp_path)
         ('{"event": "epoch", "step": 5}', "epoch is missing"),
         ('{"event": "step", "step": "5"}', "step is '5'"),
         ('{"event": "step", "step": true}', "step is True"),
+        ('{"event": "start", "world_size": 0}', "world_size is 0"),
         ('{"event": "step", "step": 5, "loss": 1e999}', "loss is inf"),
         ('{"event": "step", "step": 5, "loss": [1]}', "loss is [1]"),
         ('{"event": "step", "step": 1%s}' % ("0" * 400), "a number has too many digits"),
