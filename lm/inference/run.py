@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-import pathlib
 from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
@@ -58,7 +57,8 @@ def open_run(
       allow_changed_config_file: Whether the config file may have changed since the training.
     """
     if checkpoint == "last" and os.path.exists(os.path.join(directory, MANIFEST)):
-        checkpoint, directory = directory, str(pathlib.Path(directory).absolute().parents[1])
+        checkpoint = directory
+        directory = os.path.dirname(os.path.dirname(os.path.abspath(directory)))
     record = load_record(directory)
     if record is None:
         raise UserError(f"{directory} is not a run: it has no {RUN_FILE}")
