@@ -10,7 +10,7 @@ import re
 from lm.errors import UserError
 from lm.options import MAX_SEED, Checked, option
 
-_MAX_UNITS = 1_000_000
+_MAX_UNITS = 100_000
 # T * B tokens must be a valid tensor dimension.
 MAX_ROWS, _MAX_STEPS = 200_000, 10_000
 MAX_THREADS = 4096  # A process with many more threads fails.
