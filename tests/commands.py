@@ -15,6 +15,7 @@ from lm.distributed import launch
 from lm.distributed.communicator import Communicator
 from lm.distributed.launch import mpirun_environment as environment
 from lm.train import parse_flags
+from tests import fork_server
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -85,10 +86,15 @@ def run_module(
     timeout: float = 120,
     env: Mapping[str, str] | None = None,
     cwd: os.PathLike | None = None,
+    forked: bool = True,
 ) -> subprocess.CompletedProcess:
-    """Run `python -m module` on some ranks, and kill it and fail after `timeout` seconds."""
+    """Run `python -m module` on some ranks, and kill it and fail after `timeout` seconds.
+
+    Unless `forked`, a new Python starts each rank, even if the fork server could.
+    """
     ranks: Sequence[str] = mpirun(num_ranks) if num_ranks > 1 else []
-    command = [*ranks, sys.executable, "-m", module, *arguments]
+    python = fork_server.python(**(env or {})) if forked else [sys.executable]
+    command = [*ranks, *python, "-m", module, *arguments]
     return run_command(command, environment(**(env or {})), timeout, cwd=cwd or ROOT)
 
 

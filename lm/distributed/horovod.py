@@ -18,7 +18,7 @@ import tensorflow.compat.v1 as tf
 
 from lm import kernels
 from lm.distributed.communicator import Communicator
-from lm.distributed.launch import is_srun_without_pmix
+from lm.distributed.launch import is_srun_without_pmix, launched_size
 from lm.errors import UserError, first_line
 from lm.system import script
 
@@ -51,7 +51,7 @@ class HorovodCommunicator(Communicator):
     """The ranks of an MPI, Gloo or NCCL job with `size` processes."""
 
     def __init__(self, size: int) -> None:
-        hvd = _import_horovod(size)
+        hvd = import_horovod()
         self._on_gpu = bool(tf.config.list_physical_devices("GPU"))
         _set_environment(self._on_gpu)
         # Horovod starts the thread that sums the gradients.
@@ -178,7 +178,12 @@ def _set_environment(on_gpu: bool) -> None:
         os.environ.setdefault(_FUSION, "0")
 
 
-def _import_horovod(size: int) -> types.ModuleType:
+def import_horovod() -> types.ModuleType:
+    """Import Horovod without Keras.
+
+    Raises:
+      UserError: If Horovod cannot be imported.
+    """
     # This unused module of Horovod imports Keras, which takes long.
     unused = types.SimpleNamespace(SyncBatchNormalization=None)
     sys.modules.setdefault("horovod.tensorflow.sync_batch_norm", unused)
@@ -186,7 +191,7 @@ def _import_horovod(size: int) -> types.ModuleType:
         import horovod.tensorflow as hvd
     except (ImportError, tf.errors.NotFoundError) as error:  # Horovod or a library is missing
         raise UserError(
-            f"the launcher started {size} processes, but Horovod cannot be imported"
+            f"the launcher started {launched_size()} processes, but Horovod cannot be imported"
             f" by {sys.executable} ({first_line(error)}): `source .venv/bin/activate`, or run"
             f" {script('setup.sh')}, or start one process"
         ) from error

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from lm.checkpoint import store
+from tests import fork_server
 from tests.commands import (
     ROOT,
     environment,
@@ -27,16 +28,20 @@ GONE_SECONDS = 10  # time limit for a job to end after a fault
 class Job:
     """A running `lm.train`, under mpirun if there are several ranks."""
 
-    def __init__(self, output_dir, *flags, num_ranks=1, fault=None, launcher=None, **popen):
+    def __init__(
+        self, output_dir, *flags, num_ranks=1, fault=None, launcher=None, forked=False, **popen
+    ):
         self.output_dir = pathlib.Path(output_dir)
         self._mark = new_mark()
         module = ["tests.faults.inject", fault] if fault else ["lm.train"]
         # Two seconds are enough to save a small model.
         launcher = launcher or (mpirun(num_ranks, end_seconds=2) if num_ranks > 1 else [])
         arguments = ["--output_dir", output_dir, "--log_every_steps", 1, *flags]
+        env = {**popen.pop("env", {}), **self._mark}
+        python = fork_server.python(**env) if forked else [sys.executable]
         self.process = subprocess.Popen(
-            [*launcher, sys.executable, "-m", *module, *map(str, arguments)],
-            cwd=ROOT, env=environment(**popen.pop("env", {}), **self._mark), text=True,
+            [*launcher, *python, "-m", *module, *map(str, arguments)],
+            cwd=ROOT, env=environment(**env), text=True,
             **{"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT,
                **popen},
         )  # fmt: skip
@@ -116,7 +121,7 @@ def start(corpora) -> Iterator[Callable[..., Job]]:
 
 def run(start, output_dir, *flags, **options) -> Job:
     """Run a job and check that it succeeds."""
-    job = start(output_dir, *flags, **options)
+    job = start(output_dir, *flags, forked="launcher" not in options, **options)
     code, output = job.finish()
     assert code == 0, output
     return job

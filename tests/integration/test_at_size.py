@@ -7,7 +7,6 @@ documents run as written, with limits appended.
 import math
 import re
 import shlex
-import sys
 
 import pytest
 
@@ -15,6 +14,7 @@ from lm.checkpoint.tensors import tensor_shapes
 from lm.checkpoint.variables import LOADED_BYTES, READ_BYTES
 from lm.config_file import load_config_file
 from lm.functions import BUILT_IN
+from tests import fork_server
 from tests.commands import ROOT, environment, events, mpirun, run_command, train
 from tests.using_a_run import check_commands_agree
 
@@ -108,8 +108,8 @@ def test_the_commands_agree_on_a_medium_model(medium, tmp_path):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_documented_commands_work_on_a_medium_model(medium, command):
-    ranks = shlex.join(mpirun(2))
-    command = command.replace("mpirun -np 2", ranks).replace("python", sys.executable)
+    ranks, python = shlex.join(mpirun(2)), shlex.join(fork_server.python())
+    command = command.replace("mpirun -np 2", ranks).replace("python", python)
     result = run_command(["bash", "-c", command], environment(), 120, cwd=medium)
     assert result.returncode == 0, result.stdout + result.stderr
 

@@ -47,7 +47,7 @@ def trained(tmp_path_factory, corpora):
             for run, steps in started.items()
             for name, path in PATHS.items()
         ]  # fmt: skip
-        train_together(runs, num_ranks=num_ranks, timeout=300)
+        train_together(runs, num_ranks=num_ranks, timeout=300, forked=num_ranks == 1)
     return parent
 
 

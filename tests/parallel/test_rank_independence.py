@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from lm import kernels
+from tests import fork_server
 from tests.commands import (
     environment,
     events,
@@ -83,7 +84,7 @@ def ranks(tmp_path_factory, corpora):
             for name, (counts, flags) in RUNS.items()
             if num_ranks in counts
         ]
-        train_together(runs, num_ranks=num_ranks, timeout=600)
+        train_together(runs, num_ranks=num_ranks, timeout=600, forked=num_ranks != 2)
         return root / str(num_ranks)
 
     return train_on
@@ -176,7 +177,8 @@ def test_a_different_summation_order_is_detected(tmp_path, corpora):
     """Detection does not rely on settings: all settings that this program checks are correct."""
     flags = ("--config", "config_test", "--data_path", corpora, "--max_steps", 1, "--noeval")
     flags += ("--output_dir", tmp_path)
-    command = [*mpirun(4), "-mca", "coll", "^tuned", sys.executable, "-m", "lm.train", *flags]
+    python = fork_server.python()
+    command = [*mpirun(4), "-mca", "coll", "^tuned", *python, "-m", "lm.train", *flags]
     result = run_command(command, environment(), timeout=120)
     assert result.returncode == 0, result.stderr
     assert events(tmp_path, "start")[0]["exact"].startswith("no: the exchange adds up ")

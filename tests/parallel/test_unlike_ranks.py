@@ -1,12 +1,11 @@
 """Ranks on different CPUs train together if they build the same graph."""
 
 import re
-import sys
 
 import pytest
 
 from lm import kernels
-from tests import machine
+from tests import fork_server, machine
 from tests.commands import environment, mpirun, run_command, without_repetition
 
 UNLIKE = ("LM_KERNELS_ISA=avx2", "LM_KERNELS_ISA=generic")
@@ -22,11 +21,11 @@ def train(settings, tmp_path, corpora, *flags):
     """Train on one rank per environment, and return the exit code and the output."""
     flags += ("--config", "config_test", "--hidden_size", 16, "--data_path", corpora, "--noeval")
     flags += ("--max_steps", 40, "--checkpoint_every_steps", 10, "--output_dir", tmp_path / "run")
-    launcher = mpirun(1)
+    launcher, python = mpirun(1), fork_server.python()
     command = []
     for setting in settings:
         command += [*(launcher[1:] if command else launcher), "env", setting]
-        command += [sys.executable, "-m", "lm.train", *flags, ":"]
+        command += [*python, "-m", "lm.train", *flags, ":"]
     result = run_command(command[:-1], environment(), timeout=140)
     return result.returncode, result.stdout + result.stderr
 

@@ -1,0 +1,150 @@
+"""Start Python programs as forks of a process that has imported TensorFlow and Horovod.
+
+These imports take most of the CPU time of a short run. A forked program behaves as if it was
+started directly, except that all programs share the seed of Python's hashes.
+"""
+
+import atexit
+import contextlib
+import functools
+import importlib
+import marshal
+import os
+import pathlib
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+from typing import NoReturn
+
+ROOT = pathlib.Path(__file__).parent.parent
+CLIENT = pathlib.Path(__file__).with_name("fork_client.py")
+# The program reads these variables late. Other variables may affect an import.
+_READ_LATE = ("LM_", "HOROVOD_", "OMPI_")
+# Not the modules of commands, because each of them runs as __main__.
+_IMPORTED_EARLY = (
+    "lm.cli.flags", "lm.cli.program", "lm.inference.evaluator", "lm.inference.generator",
+    "lm.inference.saved_model", "lm.inference.scorer", "lm.training.run",
+)  # fmt: skip
+
+
+def python(**env: str) -> list[str]:
+    """Return a command that runs `-m MODULE` like Python, but starts faster if possible.
+
+    Args:
+      **env: The environment variables that differ from the environment of this process.
+    """
+    if all(name.startswith(_READ_LATE) for name in env):
+        return [sys.executable, "-IS", str(CLIENT), _start_server()]
+    return [sys.executable]
+
+
+@functools.cache
+def _start_server() -> str:
+    """Start the server of this process and return its address."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind("")  # Linux chooses an unused abstract address.
+        listener.listen(100)
+        command = [sys.executable, "-m", "tests.fork_server", str(listener.fileno())]
+        server = subprocess.Popen(
+            command, cwd=ROOT, stdin=subprocess.PIPE, pass_fds=[listener.fileno()],
+            start_new_session=True,  # Ctrl-C reaches only this process.
+        )  # fmt: skip
+        atexit.register(server.communicate)  # closes its stdin
+        return listener.getsockname()[1:].decode()
+
+
+def _serve(listener: socket.socket) -> socket.socket:
+    """Return the connection to a client in a new process for each client."""
+    while True:
+        ready, _, _ = select.select([sys.stdin, listener], [], [])
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:  # Remove processes that ended.
+                pass
+        if sys.stdin in ready:  # The process that started this server ended, even if by SIGKILL.
+            os._exit(0)
+        connection, _ = listener.accept()
+        if _fork() == 0:
+            listener.close()
+            return connection
+        connection.close()
+
+
+def _fork() -> int:
+    """Fork this process. Linux kills the new process when this process ends."""
+    from lm.system import ends_with_this_process
+
+    follow = ends_with_this_process(signal.SIGKILL)
+    pid = os.fork()
+    if pid == 0:
+        follow()
+    return pid
+
+
+def _receive(connection: socket.socket) -> tuple[list[str], int]:
+    """Take over the streams, environment and directory of a client.
+
+    Returns:
+      The client's arguments and process ID.
+    """
+    size, streams, _, _ = socket.recv_fds(connection, 8, 3)
+    for target, (name, mode) in enumerate([("stdin", "r"), ("stdout", "w"), ("stderr", "w")]):
+        os.dup2(streams[target], target)
+        os.close(streams[target])
+        given, buffering = getattr(sys, name), 1 if name == "stderr" else -1
+        file = open(target, mode, buffering, given.encoding, given.errors, closefd=False)
+        setattr(sys, name, file)
+    received = connection.recv(int.from_bytes(size, "little"), socket.MSG_WAITALL)
+    client, arguments, env, directory = marshal.loads(received)
+    os.environ.clear()
+    os.environ.update(env)
+    os.chdir(directory)
+    return arguments, client
+
+
+def _watch(pid: int, connection: socket.socket) -> NoReturn:
+    """Forward the client's signals to a process. Kill it if the client is killed."""
+    ended = os.pidfd_open(pid)
+    while ended not in select.select([connection, ended], [], [])[0]:
+        for number in connection.recv(64) or [signal.SIGKILL]:
+            os.kill(pid, number)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    with contextlib.suppress(OSError):
+        connection.send(str(code).encode())
+    os._exit(0)
+
+
+def _imitate(client: int) -> None:
+    """Let this process see the parent of its client, which may be mpirun, as its own parent."""
+    from lm.system import stat_fields
+
+    own, getppid = os.getpid(), os.getppid
+    os.getppid = lambda: int(stat_fields(client)[1]) if os.getpid() == own else getppid()
+
+
+def main(descriptor: str) -> None:
+    from lm.system import import_tensorflow, keep_freed_memory
+
+    keep_freed_memory()
+    import_tensorflow()
+    from lm.distributed.horovod import import_horovod  # imports TensorFlow
+
+    import_horovod()
+    for name in _IMPORTED_EARLY:
+        importlib.import_module(name)
+    connection = _serve(socket.socket(fileno=int(descriptor)))
+    arguments, client = _receive(connection)
+    if pid := _fork():
+        _watch(pid, connection)
+    connection.close()
+    _imitate(client)
+    option, module, *_ = arguments
+    assert option == "-m"
+    sys.argv, sys.path[0] = [*arguments[1:]], os.getcwd()
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

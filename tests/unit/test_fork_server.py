@@ -1,0 +1,77 @@
+"""Programs that the fork server of the tests starts behave as if Python started them."""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests import fork_server
+from tests.commands import ROOT
+
+PROGRAM = """
+import os, signal, sys, time
+signal.signal(signal.SIGUSR1, lambda *_: sys.exit(7))
+print(os.getpid(), flush=True)
+print(sys.argv[1:], os.getcwd(), os.environ["LM_MINE"], os.getppid(), input(), flush=True)
+print("TensorFlow is", "tensorflow" in sys.modules, file=sys.stderr)
+time.sleep(60)
+"""
+SESSION = """
+import subprocess, sys
+from tests import fork_server
+subprocess.run([*fork_server.python(), "-m", "mine"], cwd=sys.argv[1])
+"""
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Return a function that starts PROGRAM, and returns its process and the PID that it prints."""
+    (tmp_path / "mine.py").write_text(PROGRAM)
+    started = []
+
+    def start(*command, cwd=tmp_path):
+        pipes = dict.fromkeys(["stdin", "stdout", "stderr"], subprocess.PIPE)
+        env = {**os.environ, "LM_MINE": "x"}
+        started.append(subprocess.Popen(command, cwd=cwd, env=env, text=True, **pipes))
+        return started[-1], int(started[-1].stdout.readline())
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def wait_for_end(pid):
+    assert select.select([os.pidfd_open(pid)], [], [], 30)[0]
+
+
+def test_a_program_has_the_arguments_streams_and_parent_of_its_command(start, tmp_path):
+    process, _ = start(*fork_server.python(LM_MINE="x"), "-m", "mine", "a b")
+    process.stdin.write("text\n")
+    process.stdin.flush()
+    assert process.stdout.readline() == f"['a b'] {tmp_path} x {os.getpid()} text\n"
+    assert process.stderr.readline() == "TensorFlow is True\n"
+    process.send_signal(signal.SIGUSR1)
+    assert process.wait(30) == 7
+
+
+def test_a_program_and_its_command_end_together(start):
+    process, pid = start(*fork_server.python(), "-m", "mine")
+    process.kill()
+    wait_for_end(pid)
+    process, pid = start(*fork_server.python(), "-m", "mine")
+    os.kill(pid, signal.SIGKILL)
+    assert process.wait(30) == -signal.SIGKILL
+
+
+def test_all_programs_end_if_the_tests_are_killed(start, tmp_path):
+    session, pid = start(sys.executable, "-c", SESSION, tmp_path, cwd=ROOT)
+    session.kill()
+    wait_for_end(pid)
+
+
+def test_variables_that_may_affect_imports_need_a_new_process():
+    assert fork_server.python(PYTHONPATH="/x") == [sys.executable]
