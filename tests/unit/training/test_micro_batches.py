@@ -92,7 +92,8 @@ def test_each_field_that_the_built_in_network_reads_is_tested():
     ]
     read = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
     tested = COMMON.keys() | set().union(*BUILT_IN_FIELDS.values())
-    others = {"eval_batch_size", "name", "split", "vocab_size"}  # evaluation, and fields of other classes
+    # Evaluation, and attributes of other classes.
+    others = {"eval_batch_size", "name", "split", "vocab_size"}
     untested = read & Config.__dataclass_fields__.keys() - tested - others
     assert not untested, f"add {untested} to BUILT_IN_FIELDS"
 
