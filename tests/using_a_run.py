@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf2
 
+from lm.data.tokenizer import split_words
 from lm.inference.evaluator import evaluate
 from lm.inference.generator import Generator
 from lm.inference.run import open_run
@@ -22,16 +23,23 @@ def check_commands_agree(run, functions, corpora, tmp_path, text="embedded/test.
     (score,) = Scorer(opened, 2).score([sentence])
     assert -evaluated["nll"] * evaluated["tokens"] == pytest.approx(score.log_prob, rel=1e-5)
     how = Sampling(num_words=8, top_k=1, seed=1, allow_unk=True, prompt=sentence)
-    ((prompt, words),) = Generator(opened).texts(how)
-    assert prompt == sentence.split() and len(list(words)) == 8
+    (pieces,) = Generator(opened).texts(how)
+    generated = split_words("".join(pieces))
+    assert generated[:-8] == sentence.split()
     export(opened, str(tmp_path / "exported"))
     model = tf2.saved_model.load(str(tmp_path / "exported"))
     found = model.signatures["score"](words=tf2.constant([sentence.split()]))
+    np.testing.assert_allclose(found["log_probability"], [score.log_prob], rtol=1e-5)
+    ids = tf2.constant([opened.tokenizer.encode(sentence)])
+    found = model.signatures["score_ids"](ids=ids)
     np.testing.assert_allclose(found["log_probability"], [score.log_prob], rtol=1e-5)
     step, log_probs = model.signatures["next_word"], []
     state = tf2.zeros([1, step.structured_input_signature[1]["state"].shape[1]])
     for word, after in zip(["<eos>", *sentence.split()], [*sentence.split(), "<eos>"]):
         out = step(words=tf2.constant([word]), state=state)
+        ids = tf2.constant(opened.tokenizer.vocabulary.encode([word]))
+        by_id = model.signatures["next_id"](ids=ids, state=state)
+        np.testing.assert_array_equal(by_id["log_probabilities"], out["log_probabilities"])
         state = out["state"]
         log_probs.append(out["log_probabilities"][0, opened.tokenizer.vocabulary.ids[after]])
     np.testing.assert_allclose(log_probs, score.log_probs, rtol=1e-4)
