@@ -233,16 +233,20 @@ class RunOptions(Checked):
         False, "resume from the newest checkpoint in --output_dir if there is one, otherwise start",
     )  # fmt: skip
     init_from: str | None = option(
-        None, "initialize the weights from this checkpoint directory", is_path=True,
+        None, "initialize the weights from this run or checkpoint, and use its tokenizer",
+        is_path=True, affects="weights",
+    )  # fmt: skip
+    checkpoint: str = option(
+        "last", "--init_from RUN: the checkpoint of the run: last, best or a name",
         affects="weights",
     )  # fmt: skip
     init_partly: bool = option(
-        False, "--init_from: load only the weights that fit the model and the vocabulary",
-        affects="weights",
-    )  # fmt: skip
+        False, "--init_from: load only the weights that fit a changed model", affects="weights"
+    )
     new_vocabulary: bool = option(
         False, "--init_from: build the vocabulary of this text instead of using that of the earlier"
-        " run; words of both vocabularies keep their weights", affects="weights",
+        " run. Words of both vocabularies keep their weights, and other words are initialized",
+        affects="weights",
     )  # fmt: skip
     checkpoint_every_steps: int | None = option(
         None, "save every N steps, in addition to the end of each epoch", low=1

@@ -56,10 +56,16 @@ def load_corpus_to_train(config: Config, options: RunOptions) -> Corpus:
     # A job that restarts automatically may find the disk of the corpus mounted later.
     missing_error = RunError if options.resume else UserError
     data_path = find_data_path(config.corpus, run_dirs, options.data_path, missing_error)
-    tokenizer = _earlier_tokenizer(resumed, config)
+    tokenizer = _earlier_tokenizer(resumed, config, "--resume")
     if not tokenizer and not options.new_vocabulary:
-        tokenizer = _earlier_tokenizer(start, config)
-    return load_corpus(data_path, config, options.data_url, tokenizer)
+        tokenizer = _earlier_tokenizer(start, config, "--init_from")
+    corpus = load_corpus(data_path, config, options.data_url, tokenizer)
+    if config.adaptive_softmax_cutoffs and not corpus.tokenizer.sorts_by_frequency:
+        raise UserError(
+            "adaptive_softmax_cutoffs needs token IDs that are sorted by frequency, so it needs"
+            " --tokenizer words or characters"
+        )
+    return corpus
 
 
 def run_of_checkpoint(path: str) -> str:
@@ -68,18 +74,26 @@ def run_of_checkpoint(path: str) -> str:
     return path if load_record(path) else os.path.dirname(os.path.dirname(path))
 
 
-def _earlier_tokenizer(run_dir: str | None, config: Config) -> Tokenizer | None:
-    """Return the tokenizer of an earlier run, unless this host does not have its directory."""
+def _earlier_tokenizer(run_dir: str | None, config: Config, flag: str) -> Tokenizer | None:
+    """Return the tokenizer of an earlier run, unless this host does not have its directory.
+
+    Raises:
+      UserError: If the config asks for a different tokenizer or vocabulary.
+    """
     if not run_dir or not has_tokenizer(run_dir):
         return None
-    tokenizer = saved_tokenizer(run_dir)
-    given = [config.tokenizer, config.vocabulary or ""]
-    if any(map(os.path.exists, given)):
-        fixed = fixed_tokenizer(config, reads_ids=False)
-        if fixed and fixed.sha256 != tokenizer.sha256:
+    tokenizer, record = saved_tokenizer(run_dir), load_record(run_dir)
+    for name in ("tokenizer", "vocabulary", "vocab_size", "min_count"):
+        given = getattr(config, name)
+        if given == getattr(_CONFIG, name):
+            continue
+        is_same = record and record.config[name] == given
+        if name in ("tokenizer", "vocabulary") and os.path.exists(given):
+            is_same = fixed_tokenizer(config, reads_ids=False).sha256 == tokenizer.sha256
+        if not is_same:
             raise UserError(
-                f"{' '.join(given).strip()} differs from the tokenizer of {run_dir}: restore the"
-                " file, or start a new run"
+                f"{flag} uses the tokenizer of {run_dir}, which differs from {name} {given}: remove"
+                f" --{name}, or start a run with --new_vocabulary"
             )
     return tokenizer
 
@@ -223,7 +237,8 @@ def check_known(name: str, encoded: Encoded, tokenizer: Tokenizer) -> None:
     if encoded.unknown and tokenizer.unk_id is None:
         raise UserError(
             f"{name} has {encoded.unknown:,} words that are not in the run's vocabulary, which does"
-            f" not contain {UNK}; a model trained with --min_count 2 or --vocab_size knows it"
+            f" not contain {UNK}; a model trained with --min_count 2 or --vocab_size knows it, and"
+            " --new_vocabulary trains further on other words"
         )
 
 

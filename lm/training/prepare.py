@@ -97,8 +97,9 @@ def prepare(
 
 def _check_options(config: Config, options: RunOptions, comm: Communicator) -> None:
     rows_of_rank(config.batch_size, comm.rank, comm.size, config.virtual_ranks)
-    if options.init_partly and not options.init_from:
-        raise UserError("--init_partly needs --init_from, the checkpoint to load weights from")
+    for name in ("init_partly", "new_vocabulary"):
+        if getattr(options, name) and not options.init_from:
+            raise UserError(f"--{name} needs --init_from, the checkpoint to load weights from")
     if options.timeline and comm.size == 1:
         raise UserError("--timeline shows the exchange between ranks: start at least 2 ranks")
     schedule = config.lr_schedule

@@ -1,6 +1,7 @@
 """The initial values of a run: from a checkpoint to resume, from other weights, or neither."""
 
 import re
+import types
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -9,6 +10,7 @@ import tensorflow.compat.v1 as tf
 
 from lm import logger
 from lm.checkpoint import store
+from lm.checkpoint.manifest import Checkpoint
 from lm.checkpoint.run_dir import RunDir
 from lm.checkpoint.tensors import load_arrays, tensor_shapes
 from lm.checkpoint.variables import (
@@ -20,13 +22,27 @@ from lm.checkpoint.variables import (
     weight_names,
 )
 from lm.config import RunOptions
-from lm.data.tokenizer import Tokenizer
+from lm.data.corpus import run_of_checkpoint
+from lm.data.tokenizer import Tokenizer, saved_tokenizer
 from lm.distributed.agreement import on_all_ranks
 from lm.distributed.communicator import Communicator
 from lm.errors import UserError
+from lm.record import load_record
 
 # Weights of an adaptive softmax or input that belong to words.
 _OF_WORDS = re.compile(r"(.+/)?embedding/band_\d+|softmax/(weights|bias|cluster_\d+/words)")
+
+
+_PARTLY = "; --init_partly omits such weights"
+
+
+class Table(NamedTuple):
+    """A tensor with a row or column per word, of which some words are loaded."""
+
+    tensor: str  # name in the checkpoint
+    axis: int  # of the words
+    saved_ids: Sequence[int]  # the IDs of the words in the checkpoint
+    ids: Sequence[int]  # the IDs of the same words in the run
 
 
 class InitialValues(NamedTuple):
@@ -35,6 +51,7 @@ class InitialValues(NamedTuple):
     checkpoint: str  # directory
     tensors: Mapping[str, str]  # the name of the tensor of each variable
     state: Mapping[str, np.ndarray]  # the recurrent state of all rows; empty for a new run
+    tables: Mapping[str, Table] = types.MappingProxyType({})  # by variable; for a new vocabulary
 
 
 class BroadcastHook(tf.train.SessionRunHook):
@@ -53,7 +70,18 @@ class BroadcastHook(tf.train.SessionRunHook):
         with on_all_ranks(self._comm):
             if values:
                 self._loader.load(session, values.checkpoint, values.tensors)
+                _load_tables(session, values)
         session.run(self._broadcast)
+
+
+def _load_tables(session: tf.Session, values: InitialValues) -> None:
+    variables = {variable.op.name: variable for variable in tf.trainable_variables()}
+    for name, table in values.tables.items():
+        value = np.array(session.run(variables[name]))
+        saved = load_arrays(values.checkpoint, [table.tensor])[table.tensor]
+        rows, saved_rows = (np.moveaxis(array, table.axis, 0) for array in (value, saved))
+        rows[table.ids] = saved_rows[table.saved_ids]
+        variables[name].load(value, session)
 
 
 def initial_values(
@@ -78,33 +106,75 @@ def initial_values(
         return InitialValues(checkpoint.path, names, load_arrays(checkpoint.path, state))
     if options.init_from:
         shapes = {name: variables[name] for name in weights}
-        return InitialValues(options.init_from, _weights_of(options, tokenizer, shapes), {})
+        return _values_of_run(options, tokenizer, shapes)
     return None
 
 
-def _weights_of(
+def _values_of_run(
     options: RunOptions, tokenizer: Tokenizer, shapes: Mapping[str, list]
-) -> dict[str, str]:
-    """Return the name of the tensor in --init_from for each weight."""
-    path, checkpoint = options.init_from, store.verify(options.init_from)
+) -> InitialValues:
+    """Return the weights of --init_from for a network with weights of these shapes."""
+    path = options.init_from
+    is_run = load_record(path) is not None
+    checkpoint = store.find(path, options.checkpoint) if is_run else store.verify(path)
+    tables = {}
     same_words = checkpoint.manifest.record.vocabulary == tokenizer.sha256
-    if not options.init_partly:
-        if not same_words:
-            raise UserError(
-                f"--init_from {path} has a different vocabulary, so its token IDs differ;"
-                " --init_partly loads only the layers"
-            )
-        return fitting_tensors(checkpoint, shapes, fix="; --init_partly omits such weights")
-    tensors, found = store.weight_tensors(checkpoint), tensor_shapes(path)
+    if options.new_vocabulary and not same_words:
+        tables = _tables(checkpoint, saved_tokenizer(run_of_checkpoint(path)), tokenizer, shapes)
+    elif not same_words and not options.init_partly:
+        raise UserError(
+            f"--init_from {path} has a different vocabulary, so its token IDs differ;"
+            " --init_partly loads only the layers"
+        )
+    rest = {name: shape for name, shape in shapes.items() if name not in tables}
+    if same_words and not options.init_partly:
+        tensors = fitting_tensors(checkpoint, shapes, fix=_PARTLY)
+    else:
+        tensors = _fitting_weights(checkpoint, rest, same_words, len(tokenizer))
+    missing = [n for n in rest if n not in tensors and not _OF_WORDS.fullmatch(n)]
+    if missing and not options.init_partly:
+        raise UserError(f"{checkpoint.path} has no {missing[0]} of this shape{_PARTLY}")
+    return InitialValues(checkpoint.path, tensors, {}, tables)
+
+
+def _tables(
+    checkpoint: Checkpoint, saved: Tokenizer, tokenizer: Tokenizer, shapes: Mapping[str, list]
+) -> dict[str, Table]:
+    """Return the tensors with a row or column per word, by the name of the weight."""
+    saved_ids = {token: i for i, token in enumerate(saved.tokens)}
+    ids = [i for i, token in enumerate(tokenizer.tokens) if token in saved_ids]
+    found, tables = tensor_shapes(checkpoint.path), {}
+    for name, tensor in store.weight_tensors(checkpoint).items():
+        for axis in range(len(shapes.get(name, []))):
+            before, after = [*found[tensor]], [*shapes[name]]
+            if (before[axis], after[axis]) == (len(saved), len(tokenizer)):
+                before[axis] = after[axis]
+                if before == after and name not in tables:
+                    kept = [saved_ids[tokenizer.tokens[i]] for i in ids]
+                    tables[name] = Table(tensor, axis, kept, ids)
+    logger.info(
+        f"--init_from: {len(ids):,} of {len(tokenizer):,} words keep their weights in"
+        f" {', '.join(tables) or 'no table'}"
+    )
+    return tables
+
+
+def _fitting_weights(
+    checkpoint: Checkpoint, shapes: Mapping[str, list], same_words: bool, vocab_size: int
+) -> dict[str, str]:
+    """Return the tensor of each weight that fits, and log which weights do not."""
+    tensors, found = store.weight_tensors(checkpoint), tensor_shapes(checkpoint.path)
     fitting = [
         name
         for name in tensors
         if found[name] == shapes.get(name)
         # A weight with a row or column per word is useful only if the words are the same.
-        and (same_words or not (len(tokenizer) in found[name] or _OF_WORDS.fullmatch(name)))
+        and (same_words or not (vocab_size in found[name] or _OF_WORDS.fullmatch(name)))
     ]
     if not fitting:
-        raise UserError(f"--init_from {path}: the checkpoint has no weights that fit this model")
+        raise UserError(
+            f"--init_from {checkpoint.path}: the checkpoint has no weights that fit this model"
+        )
     rest = ", ".join(name for name in shapes if name not in fitting) or "none"
     logger.info("--init_from: loaded %s; initialized %s", ", ".join(fitting), rest)
     return {name: tensors[name] for name in fitting}

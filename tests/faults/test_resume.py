@@ -143,14 +143,24 @@ def test_init_from_loads_only_the_weights(start, tmp_path, corpora):
     assert warm[0][0] == 1 and warm[0][1] < untrained - 0.2
     for flags, words in [
         (("--hidden_size", 9), r"has the shape \[201, 8\] in the checkpoint, but \[201, 9\]"),
-        (("--vocab_size", 50), "has a different vocabulary"),
+        (("--vocab_size", 50), "uses the tokenizer of .*/first, which differs from vocab_size 50"),
         (("--num_layers", 1), "has lstm_1/bias, which this model does not use; --init_partly"),
         (("--tie_weights",), "has softmax/weights, which this model does not use; --init_partly"),
-        (("--init_from", tmp_path), "manifest.json is missing"),
+        (("--init_from", tmp_path / "none"), "manifest.json is missing"),
     ]:
         with pytest.raises(UserError, match=words):
             train_here(tmp_path / "bad", *config_flags(corpora), *few, *other, *flags)
         assert not (tmp_path / "bad").exists()
+
+
+def test_a_run_continues_with_the_perplexity_of_the_run_that_it_starts_from(tmp_path, corpora):
+    flags = (*config_flags(corpora), "--hidden_size", 8, "--test_on", "none")
+    train_here(tmp_path / "first", *flags, "--max_steps", 30)
+    # Such a small learning rate does not change any weight.
+    flags += ("--init_from", tmp_path / "first", "--learning_rate", 1e-30, "--max_steps", 1)
+    train_here(tmp_path / "second", *flags)
+    first, second = (events(tmp_path / run, "epoch")[-1] for run in ("first", "second"))
+    assert second["valid_perplexity"] == first["valid_perplexity"]
 
 
 def test_all_ranks_can_test_the_best_weights(start, tmp_path, corpora):

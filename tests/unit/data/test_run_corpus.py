@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import gzip
+import logging
 
 import pytest
 
@@ -106,6 +107,40 @@ def test_training_finds_the_corpus_of_the_run_that_it_continues(tmp_path, own_te
     ):
         corpus = prepared(*flags).corpus
         assert corpus.record == dataclasses.replace(recorded, sha256=corpus.record.sha256)
+
+
+def test_a_run_uses_the_vocabulary_of_the_run_that_it_starts_from(tmp_path, own_text, caplog):
+    caplog.set_level(logging.INFO, "lm")
+    make_run(tmp_path / "run", own_text, corpus="files", vocab_size=4)
+    earlier = open_run(tmp_path / "run").tokenizer
+    other = write(tmp_path / "other", train="x a y\n" * 300)
+    flags = ["--init_from", tmp_path / "run", "--data_path", other, "--output_dir", tmp_path / "a"]
+    corpus = prepared(*flags).corpus
+    assert corpus.tokenizer.sha256 == earlier.sha256
+    assert "train: 600 unknown words became <unk>" in caplog.text
+    corpus = prepared(*flags[:-1], tmp_path / "b", "--new_vocabulary").corpus
+    assert {"x", "y", "a"} < {*corpus.tokenizer.tokens}
+    for flag in (["--tokenizer", "bytes"], ["--vocab_size", 5]):
+        with pytest.raises(UserError, match=f"differs from {flag[0][2:]} {flag[1]}: remove"):
+            prepared(*flags, *flag)
+
+
+def test_a_resumed_run_keeps_its_tokenizer_without_the_original(tmp_path, own_text):
+    """The tokenizer of a run is in its directory."""
+    words = tmp_path / "words.txt"
+    words.write_text("<eos>\n<unk>\na\n")
+    flags = ["--data_path", own_text, "--output_dir", tmp_path / "run", "--vocabulary", words]
+    first = prepared(*flags)
+    first.corpus.tokenizer.save(str(tmp_path / "run"))
+    first.record.write(str(tmp_path / "run"), has_checkpoints=False)
+    assert first.corpus.tokenizer.tokens == ("<eos>", "<unk>", "a")
+    words.unlink()
+    assert prepared(*flags, "--resume").record == first.record
+    words.write_text("<eos>\n<unk>\nb\n")
+    with pytest.raises(
+        UserError, match=r"--resume uses the tokenizer of .* differs from vocabulary"
+    ):
+        prepared(*flags, "--resume")
 
 
 def test_a_resumed_run_does_not_replace_an_unmounted_text(tmp_path, own_text):

@@ -3,19 +3,23 @@
 import dataclasses
 import logging
 
+import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
 from lm.checkpoint import store
 from lm.checkpoint.run_dir import RunDir
+from lm.checkpoint.tensors import load_arrays
 from lm.config import RunOptions
 from lm.data.batches import Rows
+from lm.data.tokenizer import Words
 from lm.data.vocabulary import Vocabulary
+from lm.distributed.communicator import Communicator
 from lm.errors import UserError
 from lm.functions import BUILT_IN
 from lm.model.network import Network
 from lm.model.windows import build_window_graph
-from lm.training.restore import initial_values
+from lm.training.restore import BroadcastHook, initial_values
 from tests.unit.model.networks import GOOD, OWN_TABLE
 from tests.untrained import make_run
 
@@ -73,7 +77,7 @@ def test_a_resumed_run_must_use_all_weights(other):
     with tf.Graph().as_default():
         build_window_graph(Network(config, len(words)), Rows(0, 1), "eval")
         with pytest.raises(UserError, match="does not use lstm_1/bias"):
-            initial_values(RunDir("", store.verify(path)), RunOptions(), Vocabulary(words), {})
+            initial_values(RunDir("", store.verify(path)), RunOptions(), tokenizer_of(words), {})
 
 
 def test_an_untrainable_embedding_is_loaded_too(other, load):
@@ -84,9 +88,52 @@ def test_an_untrainable_embedding_is_loaded_too(other, load):
     assert tensors.keys() == {"embedding", "softmax/weights", "softmax/bias"}
 
 
+def tokenizer_of(words):
+    return Words(Vocabulary(tuple(words)))
+
+
 def start_from(path, config, words, functions=BUILT_IN):
-    vocabulary = Vocabulary(words)
     with tf.Graph().as_default():
-        build_window_graph(Network(config, len(vocabulary), functions), Rows(0, 1), "eval")
+        build_window_graph(Network(config, len(words), functions), Rows(0, 1), "eval")
         options = RunOptions(init_from=path, init_partly=True)
-        return initial_values(RunDir("", None), options, vocabulary, {}).tensors
+        return initial_values(RunDir("", None), options, tokenizer_of(words), {}).tensors
+
+
+@pytest.mark.parametrize(("fields", "axis"), [({}, 1), ({"tie_weights": True}, None)])
+def test_words_of_both_vocabularies_keep_their_weights(tmp_path, corpora, fields, axis):
+    config = make_run(tmp_path / "run", corpora, **fields)
+    words = Vocabulary.load(tmp_path / "run/vocabulary.txt").words
+    new_words = ("zebra", *reversed(words[:50]), "yak")
+    with tf.Graph().as_default():
+        build_window_graph(Network(config, len(new_words)), Rows(0, 1), "eval")
+        options = RunOptions(init_from=str(tmp_path / "run"), new_vocabulary=True)
+        values = initial_values(RunDir("", None), options, tokenizer_of(new_words), {})
+        hook = BroadcastHook(Communicator(), values, tf.no_op())
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            names = [v.op.name for v in tf.trainable_variables()]
+            before = dict(zip(names, session.run(tf.trainable_variables())))
+            hook.after_create_session(session, None)
+            after = dict(zip(names, session.run(tf.trainable_variables())))
+    saved = load_arrays(values.checkpoint, names)
+    kept = [words.index(word) for word in new_words[1:-1]]
+    tables = {"embedding": 0, "softmax/bias": 0} | ({"softmax/weights": axis} if axis else {})
+    assert values.tables.keys() == tables.keys()
+    for name in names:
+        if name not in tables:
+            np.testing.assert_array_equal(after[name], saved[name])
+            continue
+        arrays = (before[name], after[name], saved[name])
+        old, new, rows = (np.moveaxis(array, tables[name], 0) for array in arrays)
+        np.testing.assert_array_equal(new[1:-1], rows[kept])
+        np.testing.assert_array_equal(new[[0, -1]], old[[0, -1]])
+
+
+def test_a_new_vocabulary_does_not_hide_a_changed_model(other):
+    path, config, words = other
+    config = dataclasses.replace(config, num_layers=3)
+    with tf.Graph().as_default():
+        build_window_graph(Network(config, 50), Rows(0, 1), "eval")
+        options = RunOptions(init_from=path, new_vocabulary=True)
+        with pytest.raises(UserError, match=r"has no lstm_2/.* of this shape; --init_partly"):
+            initial_values(RunDir("", None), options, tokenizer_of(words[:50]), {})
