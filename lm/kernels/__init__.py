@@ -52,7 +52,7 @@ def _product(a, b, bf16, transpose_b=False):
 def _token_sum(a, b, bf16, micro_batches, ends=None):
     """Return the sum over tokens of the outer products of their rows in a and b."""
     ends = tf.zeros([0], tf.int64) if ends is None else ends
-    return load().ops.lm_token_sum(a, b, ends, bf16=bf16, shares=micro_batches)
+    return load().ops.lm_token_sum(a, b, ends, bf16=bf16, micro_batches=micro_batches)
 
 
 def matmul(
@@ -83,7 +83,7 @@ def matmul(
 
 def column_sums(x_NM: tf.Tensor, micro_batches: Sequence[int] = ()) -> tf.Tensor:
     """Return the sum over tokens, [M], without a gradient. It is the same on every CPU."""
-    return load().ops.lm_column_sums(x_NM, shares=micro_batches)
+    return load().ops.lm_column_sums(x_NM, micro_batches=micro_batches)
 
 
 def lstm_recurrence(
@@ -177,7 +177,7 @@ def softmax_cross_entropy(
         logits = _product(hidden, weights, bf16, transpose_b=transposed)
         nll, dlogits, dbias = load().ops.lm_softmax(
             logits, bias, targets_N, scale_N, D=dlogits_type, gradient=training,
-            shares=micro_batches,
+            micro_batches=micro_batches,
         )  # fmt: skip
         loss = column_sums((scale_N * nll)[:, None], micro_batches)[0]
 

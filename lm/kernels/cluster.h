@@ -191,8 +191,8 @@ struct Cluster {
       Logits(p, 0, p.N, panel, x, kWidth);
       LogitGradients(p, v, count, x);
       for (int64_t k = 0; k < K; k += kRows)
-        ShareTileOf<Float32, 2>(Least(kRows, K - k), p.hidden_units + k * p.ld_units, p.ld_units, x,
-                                p.shares, sums + k * kWidth, kWidth);
+        TreeTileOf<Float32, 2>(Least(kRows, K - k), p.hidden_units + k * p.ld_units, p.ld_units, x,
+                               p.order, sums + k * kWidth, kWidth);
       StoreWords(p, v, count, sums);
       AddToHidden(p, v, count, x, rows, dhidden);
     }

@@ -62,21 +62,21 @@ struct GemmFormat {
 };
 
 // The summation order of tokens, or of rows of a matrix: micro-batch by micro-batch (tokens.h).
-struct Shares {
+struct SumOrder {
   const int64_t* tokens;  // token indices; -1 is a missing token (zero)
-  const int64_t* ends;    // [count]: end of each share's tokens
-  int64_t count;          // 1 to kMostShares
+  const int64_t* ends;    // [count]: end of each micro-batch's tokens
+  int64_t count;          // 1 to kMostMicroBatches
 };
-constexpr int kShareLevels = 8;
-constexpr int64_t kMostShares = int64_t{1} << kShareLevels;
+constexpr int kTreeLevels = 8;
+constexpr int64_t kMostMicroBatches = int64_t{1} << kTreeLevels;
 
 // C[M, N] = A^T B, summed over tokens: the gradient of weights.
 struct TokenSum {
   int64_t M, N;
-  Shares shares;  // each has a multiple of TokenSumFormat::multiple tokens
-  const void* a;  // [tokens, M]
+  SumOrder order;  // each micro-batch has a multiple of TokenSumFormat::multiple tokens
+  const void* a;   // [tokens, M]
   bool a_bf16;
-  const void* b;  // [tokens, N]
+  const void* b;   // [tokens, N]
   bool b_bf16;
   float* c;
   float* a_units;    // [M, ld_units]
@@ -122,7 +122,7 @@ struct Cluster {
   const float* hidden_units;  // [K, ld_units]: hidden, transposed
   int64_t ld_units;
   const float* scale;  // [N]: d loss / d nll
-  Shares shares;
+  SumOrder order;
   float* dwords;   // [V, K]
   float* dhidden;  // [chunks, N, K]
 };
@@ -163,7 +163,7 @@ struct Kernels {
   ClusterFormat cluster;
   void (*DropoutRow)(const Dropout&, int64_t row);
   // The sums of n columns of x with row stride ld. Bitwise identical on every CPU.
-  void (*ColumnSums)(const float* x, int64_t ld, const Shares&, int64_t n, float* sums);
+  void (*ColumnSums)(const float* x, int64_t ld, const SumOrder&, int64_t n, float* sums);
   double (*SumOfSquares)(const float* x, int64_t n);  // bitwise identical on every CPU
 };
 

@@ -97,51 +97,56 @@ Status CheckShape(const char* name, const Tensor& tensor, const TensorShape& sha
 const float* Floats(const Tensor& tensor) { return tensor.flat<float>().data(); }
 float* Floats(Tensor* tensor) { return tensor->flat<float>().data(); }
 
-// The tokens of some rows, [T, rows], share by share. Within a share, time step by time step.
+// The tokens of some rows, [T, rows], micro-batch by micro-batch, each time step by time step.
 struct TokenOrder {
   std::vector<int64_t> tokens, ends;
-  Shares shares() const { return {tokens.data(), ends.data(), static_cast<int64_t>(ends.size())}; }
+  SumOrder view() const { return {tokens.data(), ends.data(), static_cast<int64_t>(ends.size())}; }
 };
 
-// `rows` contains the rows of each share in order. If empty, all tokens are one share. Each share
-// is padded to a multiple of `multiple` with missing tokens.
+// `rows` contains the rows of each micro-batch in order. If empty, all tokens are one micro-batch.
+// Each micro-batch is padded to a multiple of `multiple` with missing tokens.
 Status OrderTokens(int64_t tokens, const std::vector<int64_t>& rows, int64_t multiple,
                    TokenOrder* order) {
-  const std::vector<int64_t> shares = rows.empty() ? std::vector<int64_t>{tokens} : rows;
+  const std::vector<int64_t> micro_batches = rows.empty() ? std::vector<int64_t>{tokens} : rows;
   int64_t all = 0;
-  for (const int64_t share : shares) {
-    if (share < 0) return errors::InvalidArgument("a share of ", share, " rows");
-    all += share;
+  for (const int64_t micro_batch : micro_batches) {
+    if (micro_batch < 0) return errors::InvalidArgument("a micro-batch of ", micro_batch, " rows");
+    all += micro_batch;
   }
-  if (static_cast<int64_t>(shares.size()) > kMostShares || (all ? tokens % all : tokens) != 0)
-    return errors::InvalidArgument(tokens, " tokens are not those of ", shares.size(),
-                                   " shares with ", all, " rows, at most ", kMostShares);
-  for (int64_t first = 0, i = 0; i < static_cast<int64_t>(shares.size()); first += shares[i++]) {
+  const int64_t count = micro_batches.size();
+  if (count > kMostMicroBatches || (all ? tokens % all : tokens) != 0)
+    return errors::InvalidArgument(tokens, " tokens are not those of ", count,
+                                   " micro-batches with ", all, " rows, at most ",
+                                   kMostMicroBatches);
+  int64_t first = 0;
+  for (const int64_t micro_batch : micro_batches) {
     for (int64_t step = 0; step < tokens; step += all)
-      for (int64_t row = 0; row < shares[i]; ++row) order->tokens.push_back(step + first + row);
+      for (int64_t row = 0; row < micro_batch; ++row) order->tokens.push_back(step + first + row);
     while (order->tokens.size() % multiple != 0) order->tokens.push_back(-1);
     order->ends.push_back(order->tokens.size());
+    first += micro_batch;
   }
   return OkStatus();
 }
 
-// The tokens [0, `tokens`) are already in the order of the shares. `ends` contains the end of each.
+// The tokens [0, `tokens`) are already ordered by micro-batch. `ends` contains the end of each.
 Status OrderByEnds(int64_t tokens, const Tensor& ends, int64_t multiple, TokenOrder* order) {
-  if (ends.dims() != 1 || ends.NumElements() > kMostShares)
-    return errors::InvalidArgument("the ends of the shares have shape ",
-                                   ends.shape().DebugString(), ", not [1] to [", kMostShares, "]");
+  if (ends.dims() != 1 || ends.NumElements() > kMostMicroBatches)
+    return errors::InvalidArgument("the ends of the micro-batches have shape ",
+                                   ends.shape().DebugString(), ", not [1] to [", kMostMicroBatches,
+                                   "]");
   int64_t token = 0;
   for (int64_t i = 0; i < ends.NumElements(); ++i) {
     const int64_t end = ends.flat<int64_t>()(i);
     if (end < token || end > tokens)
-      return errors::InvalidArgument("a share ends at ", end, ", not between ", token, " and ",
-                                     tokens);
+      return errors::InvalidArgument("a micro-batch ends at ", end, ", not between ", token,
+                                     " and ", tokens);
     while (token < end) order->tokens.push_back(token++);
     while (order->tokens.size() % multiple != 0) order->tokens.push_back(-1);
     order->ends.push_back(order->tokens.size());
   }
   if (token == tokens) return OkStatus();
-  return errors::InvalidArgument("the last share ends at ", token, ", not at ", tokens);
+  return errors::InvalidArgument("the last micro-batch ends at ", token, ", not at ", tokens);
 }
 
 // Run fn(row0, row1, v0, v1, panels) in parallel for blocks of a matrix of M rows and `vectors`
@@ -261,12 +266,12 @@ REGISTER_KERNEL_BUILDER(Name("LmMatMul").Device(DEVICE_CPU), MatMulOp);
 REGISTER_OP("LmTokenSum")
     .Input("a: A")  // [N, K]
     .Input("b: B")  // [N, M]
-    .Input("ends: int64")  // the end of each share, if tokens are ordered by share; otherwise empty
+    .Input("ends: int64")  // see OrderByEnds; if empty, OrderTokens applies
     .Attr("A: {float, bfloat16}")
     .Attr("B: {float, bfloat16}")
-    .Attr("shares: list(int) = []")  // without ends: rows of each share; tokens are [T, rows]
-    .Attr("bf16: bool = false")      // round a and b to bfloat16
-    .Output("c: float")              // [K, M]: a^T b
+    .Attr("micro_batches: list(int) = []")  // the rows of each
+    .Attr("bf16: bool = false")  // round a and b to bfloat16
+    .Output("c: float")  // [K, M]: a^T b
     .SetShapeFn([](InferenceContext* c) {
       ShapeHandle a, b;
       TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 2, &a));
@@ -278,7 +283,7 @@ REGISTER_OP("LmTokenSum")
 class TokenSumOp : public OpKernel {
  public:
   explicit TokenSumOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("shares", &shares_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("micro_batches", &micro_batches_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("bf16", &bf16_));
   }
 
@@ -292,11 +297,11 @@ class TokenSumOp : public OpKernel {
     const Tensor& ends = ctx->input(2);
     OP_REQUIRES_OK(ctx, ends.NumElements()
                             ? OrderByEnds(a.dim_size(0), ends, format.multiple, &order)
-                            : OrderTokens(a.dim_size(0), shares_, format.multiple, &order));
+                            : OrderTokens(a.dim_size(0), micro_batches_, format.multiple, &order));
     lm::TokenSum p = {};
     p.M = a.dim_size(1);
     p.N = b.dim_size(1);
-    p.shares = order.shares();
+    p.order = order.view();
     p.a = a.data();
     p.a_bf16 = a.dtype() == DT_BFLOAT16;
     p.b = b.data();
@@ -323,24 +328,24 @@ class TokenSumOp : public OpKernel {
   }
 
  private:
-  std::vector<int64_t> shares_;
+  std::vector<int64_t> micro_batches_;
   bool bf16_;
 };
 REGISTER_KERNEL_BUILDER(Name("LmTokenSum").Device(DEVICE_CPU), TokenSumOp);
 
 // sums[v] = the sum of column v of x [.., V].
-void SumColumns(OpKernelContext* ctx, const float* x, int64_t V, const Shares& shares,
+void SumColumns(OpKernelContext* ctx, const float* x, int64_t V, const SumOrder& order,
                 float* sums) {
   constexpr int64_t kColumns = 512;
   ParallelFor(ctx, 1, (V + kColumns - 1) / kColumns, [&](int64_t, int64_t block) {
     const int64_t v = block * kColumns;
-    Cpu().ColumnSums(x + v, V, shares, std::min(kColumns, V - v), sums + v);
+    Cpu().ColumnSums(x + v, V, order, std::min(kColumns, V - v), sums + v);
   });
 }
 
 REGISTER_OP("LmColumnSums")
     .Input("x: float")  // [N, V]
-    .Attr("shares: list(int) = []")
+    .Attr("micro_batches: list(int) = []")
     .Output("sums: float")  // [V]
     .SetShapeFn([](InferenceContext* c) {
       ShapeHandle x;
@@ -352,21 +357,21 @@ REGISTER_OP("LmColumnSums")
 class ColumnSumsOp : public OpKernel {
  public:
   explicit ColumnSumsOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("shares", &shares_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("micro_batches", &micro_batches_));
   }
 
   void Compute(OpKernelContext* ctx) override {
     const Tensor& x = ctx->input(0);
     OP_REQUIRES(ctx, x.dims() == 2, errors::InvalidArgument("x is not [N, V]"));
     TokenOrder order;
-    OP_REQUIRES_OK(ctx, OrderTokens(x.dim_size(0), shares_, 1, &order));
+    OP_REQUIRES_OK(ctx, OrderTokens(x.dim_size(0), micro_batches_, 1, &order));
     Tensor* sums;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, {x.dim_size(1)}, &sums));
-    SumColumns(ctx, Floats(x), x.dim_size(1), order.shares(), Floats(sums));
+    SumColumns(ctx, Floats(x), x.dim_size(1), order.view(), Floats(sums));
   }
 
  private:
-  std::vector<int64_t> shares_;
+  std::vector<int64_t> micro_batches_;
 };
 REGISTER_KERNEL_BUILDER(Name("LmColumnSums").Device(DEVICE_CPU), ColumnSumsOp);
 
@@ -595,7 +600,7 @@ REGISTER_OP("LmSoftmax")
     .Attr("Index: {int32, int64}")
     .Attr("D: {float, bfloat16} = DT_FLOAT")
     .Attr("gradient: bool")
-    .Attr("shares: list(int) = []")  // for dbias
+    .Attr("micro_batches: list(int) = []")  // for dbias
     .Output("nll: float")    // [N], not scaled
     .Output("dlogits: D")    // [N, V] or [0] without gradient: d sum(scale * nll) / d logits
     .Output("dbias: float")  // [V] or [0] without gradient
@@ -612,7 +617,7 @@ class SoftmaxOp : public OpKernel {
  public:
   explicit SoftmaxOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("gradient", &gradient_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("shares", &shares_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("micro_batches", &micro_batches_));
   }
 
   void Compute(OpKernelContext* ctx) override {
@@ -642,11 +647,11 @@ class SoftmaxOp : public OpKernel {
     s.nll = Floats(nll);
     s.dlogits = gradient_ ? dlogits->data() : nullptr;
     s.bf16 = dlogits->dtype() == DT_BFLOAT16;
-    // Each share is divided into groups of a fixed size, and the sums of the groups are added in
-    // order: d bias is bitwise identical on any number of threads.
+    // Each micro-batch is divided into groups of a fixed size, and the sums of the groups are added
+    // in order: d bias is bitwise identical on any number of threads.
     constexpr int64_t kRows = 8;
     TokenOrder order;
-    OP_REQUIRES_OK(ctx, OrderTokens(N, shares_, 1, &order));
+    OP_REQUIRES_OK(ctx, OrderTokens(N, micro_batches_, 1, &order));
     TokenOrder groups;  // `tokens`: the index of each group
     std::vector<int64_t> firsts;
     int64_t first = 0;
@@ -672,12 +677,12 @@ class SoftmaxOp : public OpKernel {
       });
     }
     OP_REQUIRES(ctx, !out_of_memory, errors::ResourceExhausted("no memory for the softmax"));
-    if (gradient_) SumColumns(ctx, sums.data(), V, groups.shares(), Floats(dbias));
+    if (gradient_) SumColumns(ctx, sums.data(), V, groups.view(), Floats(dbias));
   }
 
  private:
   bool gradient_;
-  std::vector<int64_t> shares_;
+  std::vector<int64_t> micro_batches_;
 };
 REGISTER_KERNEL_BUILDER(Name("LmSoftmax").Device(DEVICE_CPU), SoftmaxOp);
 
@@ -704,7 +709,7 @@ REGISTER_OP("LmClusterGrad")
     .Input("log_sum: float")
     .Input("shift: float")
     .Input("dnll: float")  // [N]: d loss / d nll
-    .Input("ends: int64")  // the end of each share; tokens are ordered by share
+    .Input("ends: int64")  // the end of each micro-batch; tokens are ordered by micro-batch
     .Attr("T: {int32, int64}")
     .Attr("bf16: bool = false")
     .Output("dhidden: float")
@@ -772,7 +777,7 @@ class ClusterOp : public OpKernel {
     OP_REQUIRES_OK(ctx, CheckShape("dnll", scale, {p.N}));
     TokenOrder order;
     OP_REQUIRES_OK(ctx, OrderByEnds(p.N, ctx->input(6), 1, &order));
-    p.shares = order.shares();
+    p.order = order.view();
     Tensor *dhidden, *dwords;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, {p.N, p.K}, &dhidden));
     OP_REQUIRES_OK(ctx, ctx->allocate_output(1, {p.V, p.K}, &dwords));
@@ -790,7 +795,7 @@ class ClusterOp : public OpKernel {
     if (!RunChunks(ctx, p, Cpu().cluster.Gradients)) return;
     TokenOrder chunks;
     OP_REQUIRES_OK(ctx, OrderTokens(Chunks(p), {}, 1, &chunks));
-    SumColumns(ctx, parts.data(), p.N * p.K, chunks.shares(), Floats(dhidden));
+    SumColumns(ctx, parts.data(), p.N * p.K, chunks.view(), Floats(dhidden));
   }
 
   static int64_t Chunks(const Cluster& p) {

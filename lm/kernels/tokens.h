@@ -1,6 +1,6 @@
 // Sums over tokens, in an order that does not depend on the distribution of the batch over ranks.
 //
-// The rows of the global batch form a fixed number of micro-batches ("shares" in the code). A rank
+// The rows of the global batch form a fixed number of micro-batches. A rank
 // has some consecutive micro-batches. Each micro-batch is summed from zero, time step by time step
 // and row by row. The sums are added as a binary tree: ((s0 + s1) + (s2 + s3)) + ((s4 + s5) + ...).
 // Each rank computes its part of the tree: all of it on one rank, half of it on each of two ranks.
@@ -17,50 +17,51 @@
 
 namespace LM_ISA {
 
-using lm::Shares;
+using lm::SumOrder;
 
-// The levels of the tree at which sums wait for the sum of `share`, as bits. They follow carries
-// of a counter: shares 0 to 7 find 0, 1, 0, 3, 0, 1, 0 and 7. The last share takes all remaining
-// sums, so that numbers of shares other than powers of two lead to one sum, too.
-LM_INLINE int64_t Waiting(int64_t share, bool last) { return last ? share : share & ~(share + 1); }
+// The levels of the tree at which sums wait for the sum of micro-batch s, as bits. They follow
+// carries of a counter: micro-batches 0 to 7 find 0, 1, 0, 3, 0, 1, 0 and 7. The last micro-batch
+// takes all remaining sums, so that numbers of micro-batches other than powers of two lead to one
+// sum, too.
+LM_INLINE int64_t Waiting(int64_t s, bool last) { return last ? s : s & ~(s + 1); }
 
-// The level at which the sum of `share`, including the sums that waited for it, waits next.
-LM_INLINE int Level(int64_t share) { return __builtin_ctzll(~share); }
+// The level at which the sum of micro-batch s, including the sums that waited for it, waits next.
+LM_INLINE int Level(int64_t s) { return __builtin_ctzll(~s); }
 
 template <int N>
 struct Tree {
-  alignas(64) float sums[lm::kShareLevels][N * kLanes];  // waiting sums
+  alignas(64) float sums[lm::kTreeLevels][N * kLanes];  // waiting sums
 
-  // Add the sums that wait for a share to the share's sum (N vectors). Store it if not the last.
-  __attribute__((always_inline)) void Add(Vec* sum, int64_t share, bool last) {
-    const int64_t waiting = Waiting(share, last);
+  // Add the sums that wait for micro-batch s to its sum (N vectors). Store it if not the last.
+  __attribute__((always_inline)) void Add(Vec* sum, int64_t s, bool last) {
+    const int64_t waiting = Waiting(s, last);
     for (int level = 0; waiting >> level; ++level) {
       if (~waiting >> level & 1) continue;
 #pragma GCC unroll 32
       for (int i = 0; i < N; ++i) sum[i] = Load(sums[level] + i * kLanes) + sum[i];
     }
     if (last) return;
-    float* out = sums[Level(share)];
+    float* out = sums[Level(s)];
 #pragma GCC unroll 32
     for (int i = 0; i < N; ++i) Store(out + i * kLanes, sum[i]);
   }
 };
 
-// sums[i] = the sum of column i of x, in the order of the shares.
-static void ColumnSums(const float* x, int64_t ld, const Shares& shares, int64_t columns,
+// sums[i] = the sum of column i of x, in the order of the micro-batches.
+static void ColumnSums(const float* x, int64_t ld, const SumOrder& order, int64_t columns,
                        float* sums) {
   constexpr int kVectors = 8, kWidth = kVectors * kLanes;
   const auto add_up = [&](const float* x, int64_t n, float* out) LM_LAMBDA {
     Tree<kVectors> tree;
     Vec sum[kVectors] = {};
-    const int64_t* token = shares.tokens;
-    for (int64_t s = 0; s < shares.count; ++s) {
+    const int64_t* token = order.tokens;
+    for (int64_t s = 0; s < order.count; ++s) {
       for (int v = 0; v < kVectors; ++v) sum[v] = Vec{};
-      for (const int64_t* end = shares.tokens + shares.ends[s]; token < end; ++token)
+      for (const int64_t* end = order.tokens + order.ends[s]; token < end; ++token)
 #pragma GCC unroll 8
         for (int v = 0; v < kVectors; ++v)
           sum[v] = sum[v] + Load(x + *token * ld + v * kLanes, n - v * kLanes);
-      tree.Add(sum, s, s + 1 == shares.count);
+      tree.Add(sum, s, s + 1 == order.count);
     }
     for (int v = 0; v < kVectors; ++v) Store(out + v * kLanes, sum[v], n - v * kLanes);
   };
@@ -69,21 +70,21 @@ static void ColumnSums(const float* x, int64_t ld, const Shares& shares, int64_t
   if (i < columns) add_up(x + i, columns - i, sums + i);
 }
 
-// c[MR, NV vectors] = a[MR, units] * panel. The units are the units of the shares' tokens.
+// c[MR, NV vectors] = a[MR, units] * panel. The units are the units of the micro-batches' tokens.
 template <class Format, int NV, int MR>
-static void ShareTile(const float* a, int64_t lda, const float* panel, const Shares& shares,
-                      float* c, int64_t ldc, NextRows* next) {
+static void TreeTile(const float* a, int64_t lda, const float* panel, const SumOrder& order,
+                     float* c, int64_t ldc, NextRows* next) {
   PrefetchRows<NV, MR>(c, ldc);
   Tree<MR * NV> tree;
   Vec sum[MR * NV] = {};
   int64_t u = 0;
-  for (int64_t s = 0; s < shares.count; ++s) {
+  for (int64_t s = 0; s < order.count; ++s) {
 #pragma GCC unroll 32
     for (int i = 0; i < MR * NV; ++i) sum[i] = Vec{};
-    const int64_t end = shares.ends[s] / Format::kDepth;
+    const int64_t end = order.ends[s] / Format::kDepth;
     AddProducts<Format, NV, MR>(sum, a + u, lda, {panel + u * NV * kLanes}, end - u, next);
     u = end;
-    tree.Add(sum, s, s + 1 == shares.count);
+    tree.Add(sum, s, s + 1 == order.count);
   }
 #pragma GCC unroll 16
   for (int m = 0; m < MR; ++m)
@@ -93,13 +94,13 @@ static void ShareTile(const float* a, int64_t lda, const float* panel, const Sha
 
 // The same for `rows` <= MaxRows rows.
 template <class Format, int NV, int MR = MaxRows<NV>()>
-static void ShareTileOf(int64_t rows, const float* a, int64_t lda, const float* panel,
-                        const Shares& shares, float* c, int64_t ldc, NextRows* next = nullptr) {
+static void TreeTileOf(int64_t rows, const float* a, int64_t lda, const float* panel,
+                       const SumOrder& order, float* c, int64_t ldc, NextRows* next = nullptr) {
   if constexpr (MR > 1) {
     if (rows < MR)
-      return ShareTileOf<Format, NV, MR - 1>(rows, a, lda, panel, shares, c, ldc, next);
+      return TreeTileOf<Format, NV, MR - 1>(rows, a, lda, panel, order, c, ldc, next);
   }
-  ShareTile<Format, NV, MR>(a, lda, panel, shares, c, ldc, next);
+  TreeTile<Format, NV, MR>(a, lda, panel, order, c, ldc, next);
 }
 
 // The largest number of vectors whose panel (all tokens) is at most as large as `most` in Gemm.
@@ -110,13 +111,13 @@ static int64_t WidestPanel(int64_t tokens, int64_t most) {
 }
 
 // One whole sum of products, C[M, N] = A^T B (cpu.h). Both factors are packed in the order of the
-// shares. A panel contains all tokens: an interrupted sum would require storing its tree.
+// micro-batches. A panel contains all tokens: an interrupted sum would require storing its tree.
 template <class Format>
 struct TokenSum {
   static constexpr int64_t kMultiple = Format::kDepth;
 
-  static int64_t CountUnits(const Shares& shares) {
-    return Units<Format>(shares.ends[shares.count - 1]);
+  static int64_t CountUnits(const SumOrder& order) {
+    return Units<Format>(order.ends[order.count - 1]);
   }
   // An odd number of whole cache lines: neighboring rows then use different sets of the cache.
   static int64_t RowUnits(int64_t tokens) { return (Units<Format>(tokens) + 15) / 16 * 16 | 16; }
@@ -130,17 +131,17 @@ struct TokenSum {
 
   // The row of x that is value i of the sums, or null if it does not exist.
   template <class T>
-  LM_INLINE const T* Row(const T* x, int64_t ld, const Shares& shares, int64_t i) {
-    return shares.tokens[i] < 0 ? nullptr : x + shares.tokens[i] * ld;
+  LM_INLINE const T* Row(const T* x, int64_t ld, const SumOrder& order, int64_t i) {
+    return order.tokens[i] < 0 ? nullptr : x + order.tokens[i] * ld;
   }
 
   // Call fn(u, first, second) for units [u0, u1) with one or two rows of x.
   template <class T, class Fn>
-  LM_INLINE void ForUnits(const T* x, int64_t ld, const Shares& shares, int64_t u0, int64_t u1,
+  LM_INLINE void ForUnits(const T* x, int64_t ld, const SumOrder& order, int64_t u0, int64_t u1,
                           const Fn& fn) {
     constexpr int D = Format::kDepth;
     for (int64_t u = u0; u < u1; ++u)
-      fn(u, Row(x, ld, shares, u * D), D > 1 ? Row(x, ld, shares, u * D + 1) : nullptr);
+      fn(u, Row(x, ld, order, u * D), D > 1 ? Row(x, ld, order, u * D + 1) : nullptr);
   }
 
   template <class T>
@@ -149,7 +150,7 @@ struct TokenSum {
     for (int64_t u0 = token0 / Format::kDepth; u0 < units; u0 += kLanes)
       for (int64_t r = 0; r < p.M; r += kLanes) {
         Vec block[kLanes] = {};
-        ForUnits(a + r, p.M, p.shares, u0, Least(u0 + kLanes, units),
+        ForUnits(a + r, p.M, p.order, u0, Least(u0 + kLanes, units),
                  [&](int64_t u, const T* first, const T* second) LM_LAMBDA {
                    block[u - u0] = Format::Across(first, second, p.M - r);
                  });
@@ -171,8 +172,8 @@ struct TokenSum {
   template <class T>
   static void PackPanelsOf(const T* b, const lm::TokenSum& p, int64_t begin, int64_t end,
                            float* panels) {
-    const int64_t units = CountUnits(p.shares);
-    ForUnits(b, p.N, p.shares, 0, units, [&](int64_t u, const T* first, const T* second) LM_LAMBDA {
+    const int64_t units = CountUnits(p.order);
+    ForUnits(b, p.N, p.order, 0, units, [&](int64_t u, const T* first, const T* second) LM_LAMBDA {
       const auto unit = [&](int64_t n, int64_t columns) LM_LAMBDA {
         return Format::Across(first ? first + n : nullptr, second ? second + n : nullptr, columns);
       };
@@ -202,14 +203,14 @@ struct TokenSum {
   static void Block(const lm::TokenSum& p, int64_t row0, int64_t row1, int64_t v0, int64_t v1,
                     float* panels) {
     const int64_t begin = v0 * kLanes, end = Least(v1 * kLanes, p.N);
-    const int64_t units = CountUnits(p.shares);
+    const int64_t units = CountUnits(p.order);
     PackPanels(p, begin, end, panels);
     const int64_t groups = (row1 - row0 + MaxRows<2>() - 1) / MaxRows<2>();
-    const int64_t tokens = p.shares.ends[p.shares.count - 1];
+    const int64_t tokens = p.order.ends[p.order.count - 1];
     const int64_t columns = Least(end - begin, p.N - end);
     NextRows next = p.b_bf16 ? NextRows((const uint16_t*)p.b + end, p.N, tokens, columns)
                              : NextRows((const float*)p.b + end, p.N, tokens, columns);
-    next.order = p.shares.tokens;
+    next.order = p.order.tokens;
     next.Spread(groups * (v1 - v0) / 2 * units);
     for (int64_t g = 0; g < groups; ++g) {
       const int64_t r0 = row0 + (row1 - row0) * g / groups;
@@ -233,16 +234,17 @@ struct TokenSum {
     float* c = p.c + r0 * p.N + n;
     const int64_t rows = r1 - r0, width = p.N - n;
     if (width >= W)
-      return ShareTileOf<Format, NV>(rows, a, p.ld_units, panel, p.shares, c, p.N, next);
+      return TreeTileOf<Format, NV>(rows, a, p.ld_units, panel, p.order, c, p.N, next);
     float tile[MaxRows<NV>() * W];
-    ShareTileOf<Format, NV>(rows, a, p.ld_units, panel, p.shares, tile, W);
+    TreeTileOf<Format, NV>(rows, a, p.ld_units, panel, p.order, tile, W);
     for (int64_t m = 0; m < rows; ++m) memcpy(c + m * p.N, tile + m * W, width * sizeof *c);
   }
 };
 
 #if defined(__AMX_BF16__)
 
-// Each share is padded to whole tiles of units, so that no tile contains tokens of two shares.
+// Each micro-batch is padded to whole tiles of units, so that no tile contains tokens of two
+// micro-batches.
 struct AmxTokenSum : TokenSum<Bfloat16> {
   static constexpr int64_t kTile = AmxGemm::kTile, kGroup = AmxGemm::kGroup;
   static constexpr int64_t kMultiple = kTile * Bfloat16::kDepth;
@@ -254,7 +256,7 @@ struct AmxTokenSum : TokenSum<Bfloat16> {
   static void Block(const lm::TokenSum& p, int64_t row0, int64_t row1, int64_t v0, int64_t v1,
                     float* panels) {
     const int64_t begin = v0 * kLanes, end = Least(v1 * kLanes, p.N);
-    const int64_t units = CountUnits(p.shares);
+    const int64_t units = CountUnits(p.order);
     PackPanels(p, begin, end, panels);
     int64_t configured = 0;
     for (int64_t r0 = row0; r0 < row1; r0 += kGroup) {
@@ -293,25 +295,25 @@ struct AmxTokenSum : TokenSum<Bfloat16> {
       Sums<1, NV>(p, r0, rows, panel, c, ldc);
   }
 
-  // Data moves from tiles to vector registers only through memory. Sums of a share that others
-  // wait for are stored in a buffer first.
+  // Data moves from tiles to vector registers only through memory. If other sums wait for the sum of
+  // a micro-batch, it is stored in a buffer first.
   template <int NM, int NV>
   static void Sums(const lm::TokenSum& p, int64_t r0, int64_t rows, const float* panel, float* c,
                    int64_t ldc) {
     constexpr int W = NV * kLanes;
-    alignas(64) float sums[lm::kShareLevels][kGroup * W], buffer[kGroup * W];
+    alignas(64) float sums[lm::kTreeLevels][kGroup * W], buffer[kGroup * W];
     const float* a = p.a_units + r0 * p.ld_units;
-    const Shares& shares = p.shares;
-    for (int64_t s = 0, u = 0; s < shares.count; ++s) {
+    const SumOrder& order = p.order;
+    for (int64_t s = 0, u = 0; s < order.count; ++s) {
       AmxGemm::ClearSums<NM, NV>();
-      for (const int64_t end = shares.ends[s] / Bfloat16::kDepth; u < end; u += kTile)
+      for (const int64_t end = order.ends[s] / Bfloat16::kDepth; u < end; u += kTile)
         AmxGemm::AddProduct<NM, NV>(a + u, p.ld_units, panel + u * W);
-      const bool last = s + 1 == shares.count;
+      const bool last = s + 1 == order.count;
       float* out = last ? c : sums[Level(s)];
       const int64_t ldo = last ? ldc : W;
       const int64_t waiting = Waiting(s, last);
       AmxGemm::StoreSums<NM, NV>(waiting ? buffer : out, waiting ? W : ldo);
-      const float* terms[lm::kShareLevels];
+      const float* terms[lm::kTreeLevels];
       int count = 0;
       for (int level = 0; waiting >> level; ++level)
         if (waiting >> level & 1) terms[count++] = sums[level];
