@@ -19,7 +19,7 @@ from lm.cli import program
 from lm.cli.flags import parse
 from lm.errors import ProgramExit, UserError, needs_extra
 from lm.options import Checked, option
-from lm.search.options import SEARCH_FILE
+from lm.search.settings import SEARCH_FILE
 
 
 @dataclasses.dataclass(frozen=True)

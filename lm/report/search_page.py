@@ -9,8 +9,8 @@ from lm.errors import printable
 from lm.report import page
 from lm.report.comparison import Group, read_run
 from lm.report.tables import Table
-from lm.search.options import TRIALS_DIR, SearchOptions, load_settings, trial_dir
 from lm.search.results import STATES, epochs_of, perplexity_of, short_text
+from lm.search.settings import TRIALS_DIR, SearchOptions, load_settings, trial_dir
 from lm.search.study import FAILURE, best_trials
 
 _MAX_CURVES = 6  # more curves would be hard to distinguish

@@ -7,7 +7,7 @@ from lm.errors import needs_extra
 
 
 def _search(argv):
-    from lm.search.options import parse_search
+    from lm.search.settings import parse_search
 
     parsed = parse_search(argv)  # answers --help, even if a package is missing
     with contextlib.ExitStack() as stack, needs_extra("search"):

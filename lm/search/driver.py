@@ -12,8 +12,8 @@ from optuna.trial import TrialState
 from lm import logger
 from lm.distributed.signals import Signals
 from lm.errors import RunError, Stopped
-from lm.search.options import trial_dir
 from lm.search.results import progress_line, write_best
+from lm.search.settings import trial_dir
 from lm.search.slots import TrialSlots
 from lm.search.study import (
     CONFIG,

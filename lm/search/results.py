@@ -11,7 +11,7 @@ from optuna.trial import FrozenTrial, TrialState
 from lm.cli.tables import epochs_text
 from lm.config import RunOptions
 from lm.files import write_atomically
-from lm.search.options import BEST_FILE, as_flags
+from lm.search.settings import BEST_FILE, as_flags
 from lm.search.study import CONFIG, EPOCHS, FAILURE, Search, best_trials
 
 # In the order of the table.

@@ -26,7 +26,7 @@ from lm.errors import RunError, UserError, first_line
 from lm.files import locked, write_atomically, write_json
 from lm.options import replaced
 from lm.record import LOCK_FILE, enclosing_run
-from lm.search.options import (
+from lm.search.settings import (
     CONFIG_COPY,
     SEARCH_FILE,
     STUDY_FILE,

@@ -15,7 +15,7 @@ from lm.errors import ERROR, UserError
 from lm.events.read import Event, read_events
 from lm.files import locked
 from lm.record import LOCK_FILE
-from lm.search.options import CONSOLE_FILE, as_flags
+from lm.search.settings import CONSOLE_FILE, as_flags
 from lm.search.slots import TrialSlots
 from lm.system import ends_with_this_process
 

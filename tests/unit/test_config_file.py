@@ -12,7 +12,7 @@ from lm.config import Config
 from lm.config_file import load_config_file
 from lm.errors import InfoRequested, UserError
 from lm.functions import BUILT_IN
-from lm.search.options import SearchDirectory, SearchOptions
+from lm.search.settings import SearchDirectory, SearchOptions
 from lm.search.space import choose_config, parse_space
 from lm.train import parse_flags
 from tests.commands import ROOT, run_code

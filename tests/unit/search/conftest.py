@@ -7,7 +7,7 @@ import pytest
 
 from lm.search import driver
 from lm.search.driver import Driver
-from lm.search.options import parse_search
+from lm.search.settings import parse_search
 from lm.search.study import open_search
 
 # The perplexity of each epoch is 1000 / learning rate, unless the body of the test differs.

@@ -14,8 +14,8 @@ import pytest
 
 from lm.config_file import load_config_file
 from lm.errors import RunError, UserError
-from lm.search.options import SearchOptions, Settings, load_settings, parse_search
 from lm.search.results import write_best
+from lm.search.settings import SearchOptions, Settings, load_settings, parse_search
 from lm.search.study import CONFIG, Search, load_study, open_search
 from tests.unit.search.searches import COMPLETE, starts, states, trials
 
