@@ -28,10 +28,9 @@ PEERS = {
     ],
 }  # fmt: skip
 
-_NOT_IN_PEERS = (  # fields of Config that the peers do not implement
+NOT_IN_PEERS = (  # fields of Config that the peers do not implement
     "embedding_init_scale", "embedding_size", "tie_weights", "embedding_keep_prob",
-    "adaptive_input",
-    "output_keep_prob", "locked_dropout", "recurrent_keep_prob", "forget_bias",
+    "adaptive_input", "output_keep_prob", "locked_dropout", "recurrent_keep_prob", "forget_bias",
     "activation_penalty", "temporal_activation_penalty", "optimizer", "weight_decay",
     "asgd_trigger_epochs",
 )  # fmt: skip
@@ -46,7 +45,7 @@ class StepOptions(Options):
     def check(self, config: Config) -> None:
         super().check(config)
         plain = Config()
-        changed = [name for name in _NOT_IN_PEERS if getattr(config, name) != getattr(plain, name)]
+        changed = [name for name in NOT_IN_PEERS if getattr(config, name) != getattr(plain, name)]
         if self.peers and changed:
             raise UserError(f"the peers do not support {', '.join(changed)}: leave out --peers")
 

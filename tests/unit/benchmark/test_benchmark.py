@@ -14,7 +14,7 @@ from lm.benchmark.__main__ import _run, parse
 from lm.benchmark.advise import Predictor
 from lm.benchmark.peer_tensorflow import TutorialGraph
 from lm.benchmark.scaling import ScalingOptions, bytes_sent, message_bytes
-from lm.benchmark.step import StepOptions, _step_flops
+from lm.benchmark.step import NOT_IN_PEERS, StepOptions, _step_flops
 from lm.benchmark.turns import paired_ratio, speeds, take_turns
 from lm.benchmark.workload import initial_weight, load_words
 from lm.config import Config
@@ -22,9 +22,18 @@ from lm.data.batches import Rows
 from lm.errors import UserError
 from lm.model.network import Network
 from lm.model.windows import build_window_graph
+from tests.unit.model.networks import fields_read_by
 
+WITHOUT_FIELD = {"precision", "virtual_ranks", "adaptive_softmax_cutoffs"}  # see `measure`
 CONFIG = Config(hidden_size=12, num_layers=3, num_steps=5, batch_size=4)
 VOCAB_SIZE = 50
+
+
+@pytest.mark.parametrize("peer", ["torch", "jax"])
+def test_each_field_of_the_network_is_in_the_peers_or_rejected(peer):
+    supported = fields_read_by(f"lm/benchmark/peer_{peer}.py", "lm/benchmark/workload.py")
+    ignored = fields_read_by("lm/model/*.py") - supported - WITHOUT_FIELD - {*NOT_IN_PEERS}
+    assert not ignored, f"add {ignored} to NOT_IN_PEERS"
 
 
 def shapes(config, vocab_size=VOCAB_SIZE):

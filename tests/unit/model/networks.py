@@ -1,5 +1,6 @@
 """Config files with user-defined networks, and functions that build, start and train networks."""
 
+import ast
 import dataclasses
 import importlib.util
 
@@ -17,6 +18,7 @@ from lm.model.ops import fastest
 from lm.model.windows import WindowRunner, build_window_graph
 from lm.training.averaging import Average
 from lm.training.step import Division, build_train_graph, run_step
+from tests.commands import ROOT
 
 V = 11
 HEADER = """
@@ -72,6 +74,15 @@ def build_outputs(inputs_TB, state, context):
 needs_tf_keras = pytest.mark.skipif(
     not importlib.util.find_spec("tf_keras"), reason="run_scripts/setup.sh --dev installs tf_keras"
 )
+
+
+def fields_read_by(*patterns):
+    """Return the fields of Config that some modules read, except those of the evaluation."""
+    files = [path for pattern in patterns for path in ROOT.glob(pattern)]
+    nodes = [node for path in files for node in ast.walk(ast.parse(path.read_text()))]
+    names = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    # Other classes have the same names as fields, too.
+    return names & Config.__dataclass_fields__.keys() - {"eval_batch_size", "name", "vocab_size"}
 
 
 def context_of(rows, config=None, step=7, **options):

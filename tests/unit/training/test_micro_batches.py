@@ -1,6 +1,5 @@
 """Micro-batches: their sums, seeds, added losses and moving averages."""
 
-import ast
 import dataclasses
 
 import numpy as np
@@ -20,7 +19,7 @@ from lm.model.network import Network
 from lm.model.windows import WindowRunner, build_window_graph
 from lm.training.step import Division, build_train_graph, run_step
 from tests.commands import ROOT
-from tests.unit.model.networks import GOOD, HEADER, V, context_of
+from tests.unit.model.networks import GOOD, HEADER, V, context_of, fields_read_by
 
 needs_kernels = pytest.mark.skipif(not kernels.available(), reason="needs the compiled ops")
 NETWORKS = ROOT / "tests/networks"
@@ -85,16 +84,8 @@ def test_the_gradients_of_the_built_in_network_are_exact(fields):
 
 
 def test_each_field_that_the_built_in_network_reads_is_tested():
-    nodes = [
-        node
-        for path in (ROOT / "lm/model").glob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
-    ]
-    read = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
     tested = COMMON.keys() | set().union(*BUILT_IN_FIELDS.values())
-    # Evaluation, and attributes of other classes.
-    others = {"eval_batch_size", "name", "split", "vocab_size"}
-    untested = read & Config.__dataclass_fields__.keys() - tested - others
+    untested = fields_read_by("lm/model/*.py") - tested
     assert not untested, f"add {untested} to BUILT_IN_FIELDS"
 
 
