@@ -33,9 +33,14 @@ class Audit:
         """
         return build()
 
-    def start_update(self) -> Callable[[Any], None]:
-        """Return a function that checks the operation of the update, which is built next."""
-        return lambda train_op: None
+    def start_update(
+        self, network: Any, global_step: Any, replaced: Mapping[str, Sequence[str]]
+    ) -> Any:
+        """Return a `UserUpdate` if the config file takes part in the update, which is built next.
+
+        `replaced` contains the settings that each function replaces.
+        """
+        return None
 
 
 @dataclasses.dataclass(frozen=True)

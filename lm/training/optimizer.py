@@ -1,19 +1,15 @@
 """The update of the weights: reduce the gradients, then clip them, then apply them."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import tensorflow.compat.v1 as tf
 
-from lm import kernels, logger
+from lm import kernels
 from lm.config import Config
 from lm.distributed.communicator import Communicator
-from lm.errors import UserError
-from lm.model.context import Context
 from lm.model.network import Network
 from lm.model.ops import fastest
-from lm.model.variables import check_kind
-from lm.options import defaults
 from lm.training.gradients import Exchange, Gradient, dense, is_sparse, values_of
 
 
@@ -77,6 +73,12 @@ OPTIMIZERS = {
     "adam": _Optimizer(_Adam, ("adam_beta1", "adam_beta2", "adam_epsilon", "weight_decay")),
     "adagrad": _Optimizer(_Adagrad, ("adagrad_initial_value",), keeps_unused_rows=True),
 }
+_OF_OPTIMIZERS = [name for each in OPTIMIZERS.values() for name in each.settings]
+# The settings that a function of the config file replaces.
+_REPLACED = {
+    "build_optimizer": ["optimizer", *_OF_OPTIMIZERS, "weight_decay"],
+    "transform_gradients": ["max_grad_norm"],
+}
 
 
 def build_update(
@@ -94,24 +96,20 @@ def build_update(
     if their threads and devices differ. The network's config file may define `build_optimizer` and
     `transform_gradients`.
     """
-    defines = network.defines if network else lambda name: False
     chosen = OPTIMIZERS[config.optimizer]
     variables, gradients = exchange.variables, exchange.gradients
     grad_norm = _global_norm([values_of(gradient) for gradient in gradients], comm)
     clip = _clip_factor(grad_norm, config.max_grad_norm)
-    is_own = defines("transform_gradients") or defines("build_optimizer")
-    if is_own:
-        _check_replaced(network)
-        check_update = network.audit.start_update()
-        # No micro-batch starts at row -1, so these random numbers differ from the network's.
-        context = network.context(step=tf.identity(global_step), first_row=-1)
-    if defines("transform_gradients"):
-        gradients, clip = _transformed(network, variables, gradients, context), tf.constant(1.0)
-    if defines("build_optimizer") or (chosen.keeps_unused_rows and not config.weight_decay):
+    # The functions of the config file, or None.
+    own = network.audit.start_update(network, global_step, _REPLACED) if network else None
+    if own:
+        gradients, clip = own.transform_gradients(variables, gradients, clip)
+    has_own_optimizer = own is not None and own.builds_optimizer
+    if has_own_optimizer or (chosen.keeps_unused_rows and not config.weight_decay):
         # A step with a large vocabulary is fast, because it only processes the words of the batch.
         # TensorFlow applies constraints only to whole variables.
         gradients = [dense(g, v) if v.constraint else g for g, v in zip(gradients, variables)]
-        if config.optimizer == "sgd" and not defines("build_optimizer"):
+        if config.optimizer == "sgd" and not has_own_optimizer:
             # (g * clip) * rate = g * (clip * rate): scaling the rate saves a pass over all
             # gradients.
             learning_rate *= clip
@@ -120,84 +118,17 @@ def build_update(
     else:
         decay = 0.0 if "weight_decay" in chosen.settings else config.weight_decay
         gradients = [_whole(g, v, clip, decay) for g, v in zip(gradients, variables)]
-    if defines("build_optimizer"):
-        optimizer = _user_optimizer(network, learning_rate, context)
+    if has_own_optimizer:
+        optimizer = own.build_optimizer(learning_rate)
     else:
         settings = [getattr(config, name) for name in chosen.settings]
         optimizer = chosen.build(learning_rate, *settings)
     # An optimizer of a config file may ignore the global step, so it does not receive it.
     with tf.control_dependencies([optimizer.apply_gradients(zip(gradients, variables))]):
         train_op = global_step.assign_add(1).op
-    if is_own:
-        for variable in tf.global_variables():  # including those of the user's optimizer
-            check_kind(variable)
-        check_update(train_op)
-        if not learning_rate.consumers():
-            logger.warning("build_optimizer ignores learning_rate, so the flag has no effect")
+    if own:
+        own.check(train_op)
     return Update(train_op, grad_norm, exchange.seconds)
-
-
-def _check_replaced(network: Network) -> None:
-    """Reject settings that a function of the config file replaces."""
-    config, unchanged = network.config, defaults(Config)
-    of_optimizers = [name for each in OPTIMIZERS.values() for name in each.settings]
-    replaced = {
-        "build_optimizer": ["optimizer", *of_optimizers, "weight_decay"],
-        "transform_gradients": ["max_grad_norm"],
-    }
-    for function, names in replaced.items():
-        for name in names:
-            if network.defines(function) and getattr(config, name) != unchanged[name]:
-                raise UserError(
-                    f"{network.where} defines {function}, so {name} has no effect: remove {name}"
-                )
-
-
-def _transformed(
-    network: Network,
-    variables: Sequence[tf.Variable],
-    gradients: Sequence[Gradient],
-    context: Context,
-) -> list[Gradient]:
-    by_name = {v.op.name: gradient for v, gradient in zip(variables, gradients)}
-    found = network.call("transform_gradients", dict(by_name), context)
-    if not isinstance(found, Mapping) or found.keys() != by_name.keys():
-        raise UserError(
-            f"{network.where}: transform_gradients must return a dictionary with the same names as"
-            " its argument"
-        )
-    return [_checked_gradient(network, v, found[v.op.name]) for v in variables]
-
-
-def _checked_gradient(network: Network, variable: tf.Variable, found: Any) -> Gradient:
-    is_gradient = isinstance(found, (tf.Tensor, tf.IndexedSlices))
-    if (
-        not is_gradient or found.dtype != tf.float32
-        or not found.shape.is_compatible_with(variable.shape)
-    ):  # fmt: skip
-        what = f"{found.dtype.name} {found.shape}" if is_gradient else f"a {type(found).__name__}"
-        raise UserError(
-            f"{network.where}: transform_gradients must return a float32 tensor {variable.shape}"
-            f" for {variable.op.name}, not {what}"
-        )
-    return found
-
-
-def _user_optimizer(
-    network: Network, learning_rate: tf.Tensor, context: Context
-) -> tf.train.Optimizer:
-    found = network.call("build_optimizer", learning_rate, context)
-    if not isinstance(found, tf.train.Optimizer):
-        raise UserError(
-            f"{network.where}: build_optimizer must return a tf.train.Optimizer, not a"
-            f" {type(found).__name__}"
-        )
-    if type(found).compute_gradients is not tf.train.Optimizer.compute_gradients:
-        raise UserError(
-            f"{network.where}: compute_gradients of {type(found).__name__} is never called, because"
-            " the trainer sums the gradients itself: use transform_gradients"
-        )
-    return found
 
 
 def _scaled(gradient: Gradient, factor: tf.Tensor) -> Gradient:

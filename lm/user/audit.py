@@ -15,10 +15,11 @@ from lm import logger
 from lm.errors import UserError
 from lm.functions import Audit
 from lm.model.context import Context, VariableUpdate, collected
-from lm.model.network import Built, NetworkCall
+from lm.model.network import Built, Network, NetworkCall
 from lm.model.variables import operations_behind
 from lm.user.errors import PYTHON_OPS, hint_for_words
 from lm.user.results import checked_result, checked_state
+from lm.user.update import UserUpdate
 
 Nodes = Mapping[str, node_def_pb2.NodeDef]  # operations by name
 
@@ -75,10 +76,17 @@ class UserAudit(Audit):
         check_operations(where, made, used, results)
         return (top, after), used
 
-    def start_update(self) -> Callable[[tf.Operation], None]:
-        there = operations()
-        where = f"{self._path}: the update"
-        return lambda train_op: self._find_irreproducible(where, _made_since(there), [train_op])
+    def start_update(
+        self, network: Network, global_step: tf.Variable, replaced: Mapping[str, Sequence[str]]
+    ) -> UserUpdate | None:
+        if not (network.defines("build_optimizer") or network.defines("transform_gradients")):
+            return None
+        there, where = operations(), f"{self._path}: the update"
+
+        def check(train_op: tf.Operation) -> None:
+            self._find_irreproducible(where, _made_since(there), [train_op])
+
+        return UserUpdate(network, global_step, replaced, check)
 
     def _find_irreproducible(
         self, where: str, made: Nodes, results: Sequence[tf.Tensor | tf.Operation]

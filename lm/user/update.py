@@ -1,0 +1,104 @@
+"""The functions of a config file that take part in the update, and the checks of their results."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+
+from lm import logger
+from lm.config import Config
+from lm.errors import UserError
+from lm.model.network import Network
+from lm.model.variables import check_kind
+from lm.options import defaults
+
+Gradient = tf.Tensor | tf.IndexedSlices
+
+
+class UserUpdate:
+    """An update with `build_optimizer`, `transform_gradients`, or both.
+
+    Args:
+      replaced: The fields of Config that each function replaces.
+      find_irreproducible: Stores why the operation of the update is not reproducible.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        global_step: tf.Variable,
+        replaced: Mapping[str, Sequence[str]],
+        find_irreproducible: Callable[[tf.Operation], None],
+    ):
+        self._network, self._find_irreproducible = network, find_irreproducible
+        self._learning_rate: tf.Tensor | None = None
+        self.builds_optimizer = network.defines("build_optimizer")
+        self._check_replaced(replaced)
+        # No micro-batch starts at row -1, so these random numbers differ from the network's.
+        self._context = network.context(step=tf.identity(global_step), first_row=-1)
+
+    def _check_replaced(self, replaced: Mapping[str, Sequence[str]]) -> None:
+        network, unchanged = self._network, defaults(Config)
+        for function, names in replaced.items():
+            for name in names:
+                is_changed = getattr(network.config, name) != unchanged[name]
+                if network.defines(function) and is_changed:
+                    raise UserError(
+                        f"{network.where} defines {function}, so {name} has no effect: remove"
+                        f" {name}"
+                    )
+
+    def transform_gradients(
+        self, variables: Sequence[tf.Variable], gradients: Sequence[Gradient], clip: tf.Tensor
+    ) -> tuple[Sequence[Gradient], tf.Tensor]:
+        """Return the gradients to apply, and the factor that clips them."""
+        network = self._network
+        if not network.defines("transform_gradients"):
+            return gradients, clip
+        by_name = {v.op.name: gradient for v, gradient in zip(variables, gradients)}
+        found = network.call("transform_gradients", dict(by_name), self._context)
+        if not isinstance(found, Mapping) or found.keys() != by_name.keys():
+            raise UserError(
+                f"{network.where}: transform_gradients must return a dictionary with the same names"
+                " as its argument"
+            )
+        checked = [_checked_gradient(network.where, v, found[v.op.name]) for v in variables]
+        return checked, tf.constant(1.0)
+
+    def build_optimizer(self, learning_rate: tf.Tensor) -> tf.train.Optimizer:
+        """Return the optimizer of the config file."""
+        self._learning_rate, where = learning_rate, self._network.where
+        found = self._network.call("build_optimizer", learning_rate, self._context)
+        if not isinstance(found, tf.train.Optimizer):
+            raise UserError(
+                f"{where}: build_optimizer must return a tf.train.Optimizer, not a"
+                f" {type(found).__name__}"
+            )
+        if type(found).compute_gradients is not tf.train.Optimizer.compute_gradients:
+            raise UserError(
+                f"{where}: compute_gradients of {type(found).__name__} is never called, because the"
+                " trainer sums the gradients itself: use transform_gradients"
+            )
+        return found
+
+    def check(self, train_op: tf.Operation) -> None:
+        """Check the operation of the whole update."""
+        for variable in tf.global_variables():  # including those of the user's optimizer
+            check_kind(variable)
+        self._find_irreproducible(train_op)
+        if self._learning_rate is not None and not self._learning_rate.consumers():
+            logger.warning("build_optimizer ignores learning_rate, so the flag has no effect")
+
+
+def _checked_gradient(where: str, variable: tf.Variable, found: Any) -> Gradient:
+    is_gradient = isinstance(found, Gradient)
+    if (
+        not is_gradient or found.dtype != tf.float32
+        or not found.shape.is_compatible_with(variable.shape)
+    ):  # fmt: skip
+        what = f"{found.dtype.name} {found.shape}" if is_gradient else f"a {type(found).__name__}"
+        raise UserError(
+            f"{where}: transform_gradients must return a float32 tensor {variable.shape} for"
+            f" {variable.op.name}, not {what}"
+        )
+    return found
