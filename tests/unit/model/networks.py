@@ -1,8 +1,8 @@
 """Config files with user-defined networks, and functions that build, start and train networks."""
 
-import ast
 import dataclasses
 import importlib.util
+import re
 
 import numpy as np
 import pytest
@@ -77,12 +77,10 @@ needs_tf_keras = pytest.mark.skipif(
 
 
 def fields_read_by(*patterns):
-    """Return the fields of Config that some modules read, except those of the evaluation."""
-    files = [path for pattern in patterns for path in ROOT.glob(pattern)]
-    nodes = [node for path in files for node in ast.walk(ast.parse(path.read_text()))]
-    names = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
-    # Other classes have the same names as fields, too.
-    return names & Config.__dataclass_fields__.keys() - {"eval_batch_size", "name", "vocab_size"}
+    """Return the fields of Config that some modules read as `config.<field>`, for training."""
+    text = "".join(path.read_text() for pattern in patterns for path in ROOT.glob(pattern))
+    names = set(re.findall(r"config\.(\w+)", text)) - {"eval_batch_size"}
+    return names & Config.__dataclass_fields__.keys()
 
 
 def context_of(rows, config=None, step=7, **options):
