@@ -307,8 +307,3 @@ class RunOptions(Checked):
         None, "number of concurrent operations (default: 1)", low=1, high=MAX_THREADS,
         per_host=True,
     )  # fmt: skip
-
-    @property
-    def follows_validation(self) -> bool:
-        """Whether validation perplexities decide when training ends or which weights are tested."""
-        return self.early_stopping_epochs is not None or self.test_on == "best"

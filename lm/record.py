@@ -120,17 +120,16 @@ def may_differ(
       occasion: "resume" a run, "evaluate" its weights, "compare" it with another run, "search" for
         the best value, or "resume a search".
       config: The fields of the run's `Config`. The length affects the weights if the learning rate
-        depends on it, and the evaluation if the training depends on its perplexities.
-      follows_validation: Whether the options of the job depend on the perplexities too.
+        depends on the length.
+      follows_validation: Whether the training depends on the perplexities of the evaluation.
     """
     kinds = _MAY_DIFFER[occasion]
     if config:
         schedule = SCHEDULES.get(config["lr_schedule"])  # None if a newer version has defined it
-        averages = config["asgd_trigger_epochs"] is not None
         if not schedule or schedule.has_horizon:
             kinds = kinds - {"length"}
-        if not schedule or schedule.follows_validation or averages or follows_validation:
-            kinds = kinds - {"evaluation"}
+    if follows_validation:
+        kinds = kinds - {"evaluation"}
     return {
         field.name
         for cls in classes

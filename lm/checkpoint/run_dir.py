@@ -27,6 +27,7 @@ from lm.record import (
     has_checkpoints,
     may_differ,
 )
+from lm.schedule import settings_that_follow_validation
 
 _LOCK_SECONDS = 5
 
@@ -135,7 +136,7 @@ def _check_resumable(
     checkpoint: Checkpoint, config: Config, options: RunOptions, record: RunRecord
 ) -> None:
     before = checkpoint.manifest.record.upgraded(type(config))
-    follows = options.follows_validation
+    follows = bool(settings_that_follow_validation(config, options))
     ignored = may_differ("resume", Config, config=record.config, follows_validation=follows)
     difference = first_difference(before, record, ignored, options.allow_changed_config_file)
     if difference:

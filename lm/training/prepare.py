@@ -15,7 +15,7 @@ from lm.distributed.supervisor import Supervisor
 from lm.errors import UserError
 from lm.functions import NetworkFunctions
 from lm.record import RunRecord
-from lm.schedule import SCHEDULES
+from lm.schedule import settings_that_follow_validation
 
 _FUSION = "HOROVOD_FUSION_THRESHOLD"
 
@@ -102,16 +102,9 @@ def _check_options(config: Config, options: RunOptions, comm: Communicator) -> N
             raise UserError(f"--{name} needs --init_from, the checkpoint to load weights from")
     if options.timeline and comm.size == 1:
         raise UserError("--timeline shows the exchange between ranks: start at least 2 ranks")
-    schedule = config.lr_schedule
-    needs_validation = {
-        f"lr_schedule {schedule}": SCHEDULES[schedule].follows_validation,
-        "asgd_trigger_epochs": config.asgd_trigger_epochs,
-        "early_stopping_epochs": options.early_stopping_epochs,
-        "test_on best": options.test_on == "best",
-    }
-    for name, is_set in needs_validation.items():
-        if is_set and not options.eval:
-            raise UserError(f"{name} needs the validation perplexity: remove --noeval")
+    for setting in settings_that_follow_validation(config, options):
+        if not options.eval:
+            raise UserError(f"{setting} needs the validation perplexity: remove --noeval")
 
 
 def _facts(job: Job) -> dict[str, Any]:
