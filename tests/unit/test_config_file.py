@@ -182,7 +182,7 @@ DRAWS = """
 import random
 import numpy as np
 from lm.config import Config
-DRAWN = random.randint(1, 10**5) + np.random.randint(1, 10**5)
+DRAWN = random.randint(1, 10**4) + np.random.randint(1, 10**4)
 
 def get_config():
     return Config(hidden_size=DRAWN, seed=np.random.randint(1, 10**6))
