@@ -76,7 +76,7 @@ class NetworkFunctions:
         return FileRecord(os.path.abspath(self.where), self.sha256, dict(self.loaded))
 
     def resolve(self, config: Config) -> Config:
-        """Return the config with its default for `virtual_ranks`."""
+        """Return the config with its default for `virtual_ranks`, after a check of the config."""
         return replaced(config, virtual_ranks=config.virtual_ranks or VIRTUAL_RANKS)
 
     def call(self, function: Callable, *arguments: Any) -> Any:

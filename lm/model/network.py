@@ -58,18 +58,7 @@ class Network:
         self._makes_logits = self.defines("build_logits")
         self.has_losses = functions.has_losses
         self.predicts = self._makes_logits or self.defines("build_outputs")
-        self._check_output_layer()
         self.output_layer = OutputLayer(config, vocab_size, self.where)
-
-    def _check_output_layer(self) -> None:
-        """Reject settings of the output layer if the config file builds its own."""
-        for field in ("tie_weights", "adaptive_softmax_cutoffs"):
-            for function in ("build_logits", "build_losses"):
-                if getattr(self.config, field) and self.defines(function):
-                    raise UserError(
-                        f"{self.where} builds its own output layer, so {field} has no effect:"
-                        f" define build_outputs instead of {function}"
-                    )
 
     @property
     def micro_batch_rows(self) -> int | None:

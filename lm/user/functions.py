@@ -18,6 +18,13 @@ class UserFunctions(NetworkFunctions):
     """The functions of a config file that defines a network."""
 
     def resolve(self, config: Config) -> Config:
+        for field in ("tie_weights", "adaptive_softmax_cutoffs"):
+            for function in ("build_logits", "build_losses"):
+                if getattr(config, field) and function in self.by_name:
+                    raise UserError(
+                        f"{self.where} builds its own output layer, so {field} has no effect:"
+                        f" define build_outputs instead of {function}"
+                    )
         most = math.gcd(VIRTUAL_RANKS, config.batch_size)
         count = config.virtual_ranks or most
         if config.batch_size % count:
