@@ -1,4 +1,4 @@
-"""Measure a training step of one process: words/s, GFLOP/s, share of the GEMM peak.
+"""Measure a training step of one process: tokens/s, GFLOP/s, share of the GEMM peak.
 
   python -m lm.benchmark step --config config_small --peers
 

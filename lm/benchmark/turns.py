@@ -31,11 +31,11 @@ def take_turns(tasks: Mapping[Any, Task], options: Options) -> dict[Any, dict[st
     }
 
 
-def speeds(words: int, seconds: Sequence[float]) -> dict[str, float]:
-    """Return the median, the best and the standard deviation of the words per second."""
-    found = [words / each for each in seconds]
+def speeds(tokens: int, seconds: Sequence[float]) -> dict[str, float]:
+    """Return the median, the best and the standard deviation of the tokens per second."""
+    found = [tokens / each for each in seconds]
     std = statistics.stdev(found) if len(found) > 1 else 0.0
-    return {"words_per_second": statistics.median(found), "best": max(found), "std": std}
+    return {"tokens_per_second": statistics.median(found), "best": max(found), "std": std}
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ _REQUIRED = {
     "start": {"world_size"},
     "step": {"step"},
     "validation": {"step"},
-    "epoch": {"step", "epoch", "epoch_seconds", "words_per_second"},
+    "epoch": {"step", "epoch", "epoch_seconds", "tokens_per_second"},
     "test": {"step"},
     "end": {"outcome"},
 }
@@ -66,6 +66,8 @@ def _parse(lines: Iterable[bytes]) -> tuple[list[tuple[bytes, Event]], dict[int,
             continue
         try:
             event = parse_object(line)
+            if "words_per_second" in event:  # the name of older versions
+                event["tokens_per_second"] = event.pop("words_per_second")
             _check(event)
             events.append((line, event))
         except ValueError as error:

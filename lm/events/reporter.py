@@ -146,13 +146,13 @@ class Progress:
     ) -> None:
         """Show the progress after a step.
 
-        `quality` is the name and the value of the loss or perplexity, `speed` the words per second,
-        and `epoch_seconds` and `run_seconds` are the remaining times.
+        `quality` is the name and the value of the loss or perplexity. `speed` is the number of
+        tokens per second. `epoch_seconds` and `run_seconds` are the remaining times.
         """
         name, value = quality
         of_epoch, of_run = map(tqdm.format_interval, (epoch_seconds, run_seconds))
         if self._bar is not None:  # the bar shows the remaining time of the epoch
-            text = f"run {of_run}, {name} {value:.2f}, {speed:.0f} words/s"
+            text = f"run {of_run}, {name} {value:.2f}, {speed:.0f} tokens/s"
             self._bar.set_postfix_str(text, refresh=False)
             with may_be_gone(sys.stderr):
                 self._bar.update()
@@ -163,7 +163,7 @@ class Progress:
             self._logged_at = time.monotonic()
             logger.info(
                 f"epoch {self._epoch}  step {done}/{self._total}  train {name} {value:.2f}"
-                f"  learning rate {learning_rate:.4g}  {speed:.0f} words/s"
+                f"  learning rate {learning_rate:.4g}  {speed:.0f} tokens/s"
                 f"  left {of_epoch}, run {of_run}"
             )
 

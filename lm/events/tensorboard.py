@@ -18,7 +18,7 @@ _TAGS = {
     "step": {
         "loss": "loss/train",
         "learning_rate": "learning_rate",
-        "words_per_second": "words_per_second",
+        "tokens_per_second": "tokens_per_second",
         "gradient_norm": "gradient_norm",
         "exchange_share": "exchange_share",
     },

@@ -15,7 +15,7 @@ from lm.events.read import Event, read_events
 from lm.record import RUN_FILE, RunRecord, first_difference, load_record, may_differ
 
 # Fields that may differ between equal runs. All other fields are bitwise equal.
-_MEASURED = {"words_per_second", "exchange_share", "epoch_seconds", "world_size", "memory_mb"}
+_MEASURED = {"tokens_per_second", "exchange_share", "epoch_seconds", "world_size", "memory_mb"}
 _EVENTS = "step", "validation", "epoch", "test"
 
 
@@ -104,20 +104,20 @@ class RunMetrics(NamedTuple):
         return f"{min(sizes)} to {num_ranks_text(max(sizes))}, {len(self.starts)} starts"
 
     @property
-    def words_per_second(self) -> float | None:
+    def tokens_per_second(self) -> float | None:
         """The mean training speed of all `num_ranks` ranks, or None without such an epoch."""
         epochs = [e for e in self.epochs if e.get("world_size", 1) == self.num_ranks]
         seconds = sum(epoch["epoch_seconds"] for epoch in epochs)
-        words = sum(epoch["epoch_seconds"] * epoch["words_per_second"] for epoch in epochs)
-        return words / seconds if seconds else None
+        tokens = sum(epoch["epoch_seconds"] * epoch["tokens_per_second"] for epoch in epochs)
+        return tokens / seconds if seconds else None
 
     @property
     def seconds_per_epoch(self) -> float | None:
         """The time of a full epoch at the mean speed. `--max_steps` may have cut the last epoch."""
-        words_per_step = self.record.config["batch_size"] * self.record.config["num_steps"]
-        words = self.start.get("steps_per_epoch", 0) * words_per_step
-        speed = self.words_per_second
-        return words / speed if words and speed else None
+        tokens_per_step = self.record.config["batch_size"] * self.record.config["num_steps"]
+        tokens = self.start.get("steps_per_epoch", 0) * tokens_per_step
+        speed = self.tokens_per_second
+        return tokens / speed if tokens and speed else None
 
 
 def num_ranks_text(count: int) -> str:

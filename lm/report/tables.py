@@ -87,11 +87,11 @@ def _runs(groups: Sequence[Group]) -> Table:
             efficiency = speedup and speedup / run.num_ranks
             rows.append([
                 run.name, group.label, run.ranks_text, *_perplexities(run),
-                _number(run.seconds_per_epoch, ".1f"), _number(run.words_per_second, ",.0f"),
+                _number(run.seconds_per_epoch, ".1f"), _number(run.tokens_per_second, ",.0f"),
                 _number(speedup, ".2f"), _number(efficiency, ".0%"),
             ])  # fmt: skip
     header = [
-        "run", "config", "ranks", "epochs", "train", "valid", "test", "time/epoch", "words/s",
+        "run", "config", "ranks", "epochs", "train", "valid", "test", "time/epoch", "tokens/s",
         "speedup", "efficiency",
     ]  # fmt: skip
     if len(rows) == 1:

@@ -163,7 +163,7 @@ class Loop:
             epoch=epoch,
             loss=at.event_nll.mean,
             learning_rate=learning_rate,
-            words_per_second=at.event_nll.tokens / at.event_seconds,
+            tokens_per_second=at.event_nll.tokens / at.event_seconds,
             gradient_norm=grad_norm,
             **exchange,
         )
@@ -223,7 +223,7 @@ class Loop:
             epoch=epoch,
             epochs=at.step / self._steps_per_epoch,  # with --max_steps, the last one is a part
             learning_rate=self._learning_rate(at.step - 1),
-            words_per_second=at.epoch_nll.tokens / at.epoch_seconds,
+            tokens_per_second=at.epoch_nll.tokens / at.epoch_seconds,
             epoch_seconds=at.epoch_seconds,
             world_size=comm.size,
             **{f"train_{name}": value},
@@ -265,8 +265,8 @@ class Loop:
         line = f"{self._position(record['epoch'])}  train {name} {value:.2f}"
         if "valid_perplexity" in record:
             line += self._validation_text(record["valid_perplexity"])
-        speed = record["words_per_second"]
-        logger.info(f"{line}  {record['epoch_seconds']:.1f} s  {speed:.0f} words/s")
+        speed = record["tokens_per_second"]
+        logger.info(f"{line}  {record['epoch_seconds']:.1f} s  {speed:.0f} tokens/s")
 
     def _position(self, epoch: int) -> str:
         """Name an epoch, and the step if it is not at its end."""

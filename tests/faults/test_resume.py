@@ -112,7 +112,7 @@ def test_a_checkpoint_resumes_on_any_number_of_ranks(start, tmp_path, corpora, b
         for step in later:
             shutil.rmtree(resumed / f"checkpoints/step-{step:08d}")
         saved = store.find_newest(str(resumed)).manifest
-        words = 4 * saved.record.config["batch_size"] * saved.record.config["num_steps"]
+        tokens = 4 * saved.record.config["batch_size"] * saved.record.config["num_steps"]
         if num_ranks == 1:
             train_here(resumed, *config_flags(corpora), *flags, "--resume")
         else:
@@ -120,7 +120,7 @@ def test_a_checkpoint_resumes_on_any_number_of_ranks(start, tmp_path, corpora, b
         rtol = 1e-4 if 3 in (before, num_ranks) else 0  # 3 does not divide virtual_ranks
         np.testing.assert_allclose(losses(resumed), losses(whole), rtol=rtol)
         (event,) = [event for event in events(resumed) if event["step"] == 32]
-        exchange_seconds = event["exchange_share"] * words / event["words_per_second"]
+        exchange_seconds = event["exchange_share"] * tokens / event["tokens_per_second"]
         assert exchange_seconds >= 0.999 * saved.progress.event_exchange_seconds > 0
 
 

@@ -265,4 +265,4 @@ def test_the_benchmark_measures_a_user_defined_network(tmp_path, corpora):
     assert result.returncode == 0, result.stderr
     record = json.loads((tmp_path / "step-gru-float32.json").read_text())
     assert "mflops_per_word" not in record and "nan" not in result.stdout
-    assert record["implementations"][0]["words_per_second"] > 0
+    assert record["implementations"][0]["tokens_per_second"] > 0

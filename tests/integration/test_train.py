@@ -41,14 +41,14 @@ def test_a_run_writes_its_config_log_and_metrics(tmp_path, corpora):
     steps = events(output_dir, "step")
     assert [event["step"] for event in steps] == [10, 20, 30]
     assert set(steps[0]) >= {
-        "event", "step", "epoch", "loss", "learning_rate", "words_per_second"
+        "event", "step", "epoch", "loss", "learning_rate", "tokens_per_second"
     }  # fmt: skip
     assert steps[-1]["loss"] < steps[0]["loss"]
     assert all(0 <= event["exchange_share"] < 1 for event in steps)
     (epoch,) = events(output_dir, "epoch")
     assert set(epoch) >= {
         "event", "epoch", "train_perplexity", "valid_perplexity", "learning_rate",
-        "words_per_second", "epoch_seconds", "world_size",
+        "tokens_per_second", "epoch_seconds", "world_size",
     }  # fmt: skip
     total = start["steps_per_epoch"]
     assert epoch["epochs"] == 30 / total < 1
@@ -214,15 +214,15 @@ def test_speeds_are_those_of_this_job_without_saves_and_validations(
         add = TrainProgress.add
         patch.setattr(TrainProgress, "add", lambda at, nll, _, other: add(at, nll, 1e5, other))
         train_here(tmp_path, *flags, "--max_steps", 6)
-    assert " 0 words/s  left 111:06:40" in caplog.text
+    assert " 0 tokens/s  left 111:06:40" in caplog.text
     caplog.clear()
     delay(Checkpointer, "save")
     delay(Evaluator, "run")
     train_here(tmp_path, *flags, "--resume", "--eval_every_steps", 3, "--checkpoint_every_steps", 1)
-    lines = [line for line in caplog.messages if " words/s  left " in line]
-    assert len(lines) >= 5 and not any(" 0 words/s" in line for line in lines)
+    lines = [line for line in caplog.messages if " tokens/s  left " in line]
+    assert len(lines) >= 5 and not any(" 0 tokens/s" in line for line in lines)
     assert all(re.search(r"left \d\d:\d\d, run \d\d:\d\d$", line) for line in lines)
-    speeds = [event["words_per_second"] for event in events(tmp_path, "step")]
+    speeds = [event["tokens_per_second"] for event in events(tmp_path, "step")]
     assert max(speeds[:6]) < 1 and min(speeds[6:]) > 20
 
 

@@ -72,7 +72,7 @@ def test_progress_shows_the_remaining_time_of_the_epoch_and_of_the_run(caplog):
     caplog.set_level("INFO", "lm")
     Progress(False, 2, 0, 40).update(4, ("loss", 5.0), 0.5, 900.4, 83.2, 100_000)
     (line,) = caplog.messages
-    assert line.startswith("epoch 2  step 4/40  train loss 5.00  learning rate 0.5  900 words/s")
+    assert line.startswith("epoch 2  step 4/40  train loss 5.00  learning rate 0.5  900 tokens/s")
     assert line.endswith("  left 01:23, run 27:46:40")
 
 
@@ -112,7 +112,7 @@ def test_tensorboard_shows_no_perplexity_of_a_sampled_loss(tmp_path):
 
 def test_tensorboard_shows_the_numbers_of_the_events(tmp_path):
     reporter = Reporter(str(tmp_path), tensorboard=True)
-    reporter.event("step", step=100, epoch=1, loss=2.0, learning_rate=1.0, words_per_second=9.0)
+    reporter.event("step", step=100, epoch=1, loss=2.0, learning_rate=1.0, tokens_per_second=9.0)
     reporter.event("epoch", step=130, epoch=1, train_perplexity=8.0, valid_perplexity=9.0)
     reporter.event("test", step=130, test_perplexity=10.0)  # still open, as in a killed run
     scalars = read_scalars(tmp_path)

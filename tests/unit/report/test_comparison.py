@@ -120,7 +120,7 @@ def test_results_have_the_published_format_and_runs_have_a_speedup(tmp_path):
 def test_a_single_run_has_one_table_without_comparisons(tmp_path):
     run = write_run(tmp_path / "a", ranks=2, speed=250.0)
     table, _ = build_tables(group_by_config([run]))
-    # The time is for a full epoch: 1000 words at 250 words/s.
+    # The time is for a full epoch: 1000 tokens at 250 tokens/s.
     cells = ["small", "2 ranks", "1.50", "90.00", "80.50", "50.00", "4.0", "250"]
     assert [row[1:] for row in table.rows] == [cells] and "speedup" not in table.header
     two = [write_run(tmp_path / name, ranks=2) for name in "bc"]
@@ -131,7 +131,7 @@ def test_a_run_on_changing_ranks_is_timed_by_its_epochs_on_the_last_number(tmp_p
     write_run(tmp_path / "a")
     alone, both = (
         {"event": "epoch", "step": 10 * epoch, "epoch": epoch, "epoch_seconds": 10.0,
-         "words_per_second": speed, "world_size": ranks}
+         "tokens_per_second": speed, "world_size": ranks}
         for epoch, ranks, speed in [(1, 1, 100.0), (2, 2, 150.0)]
     )  # fmt: skip
     starts = [
@@ -140,18 +140,18 @@ def test_a_run_on_changing_ranks_is_timed_by_its_epochs_on_the_last_number(tmp_p
     ]
     (tmp_path / "a/metrics.jsonl").write_text("")
     run = append(tmp_path / "a", starts[0], alone, starts[1], both, {"event": "end"})
-    assert run.words_per_second == 150
+    assert run.tokens_per_second == 150
     assert run_title(run).endswith("/a (1 to 2 ranks, 2 starts)")
     # A later start on a different number of ranks, only for the test, does not change the times.
     run = append(tmp_path / "a", starts[2], {"event": "test", "step": 20, "test_perplexity": 5})
-    assert (run.num_ranks, run.words_per_second) == (2, 150)
+    assert (run.num_ranks, run.tokens_per_second) == (2, 150)
     assert run.ranks_text == "1 to 2 ranks, 3 starts"
 
 
 def test_perplexities_belong_to_the_tested_epoch(tmp_path):
     write_run(tmp_path / "a", test=None)
     worse = {"event": "epoch", "step": 30, "epoch": 3, "train_perplexity": 1.0,
-             "valid_perplexity": 99.0, "words_per_second": 1.0, "epoch_seconds": 1.0}  # fmt: skip
+             "valid_perplexity": 99.0, "tokens_per_second": 1.0, "epoch_seconds": 1.0}  # fmt: skip
     append(tmp_path / "a", worse)
     for test_on, expected in {"best": ["90.00", "80.50"], "last": ["1.00", "99.00"]}.items():
         test = {"event": "test", "step": 30, "test_perplexity": 50.0, "test_on": test_on}
@@ -183,7 +183,7 @@ def compare_events(tmp_path, *runs):
     for name, events in zip("ab", runs):
         (tmp_path / name).mkdir()
         write_record(tmp_path / name)
-        times = {"words_per_second": id(events), "epoch_seconds": 1.0}
+        times = {"tokens_per_second": id(events), "epoch_seconds": 1.0}
         append(tmp_path / name, *({**event, **times} for event in events))
     return compare(read_run(str(tmp_path / "a")), read_run(str(tmp_path / "b")))
 

@@ -34,7 +34,7 @@ def test_the_best_trial_is_found_and_written(search):
 
 PART = (
     r'event "\"epoch\", \"step\": 3, \"epoch\": 1, \"epochs\": 0.25, $(value),'
-    r' \"epoch_seconds\": 1, \"words_per_second\": 1"; end finished; exit'
+    r' \"epoch_seconds\": 1, \"tokens_per_second\": 1"; end finished; exit'
 )
 
 
