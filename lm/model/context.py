@@ -13,6 +13,7 @@ from tensorflow.python.ops.control_flow_util_v2 import in_defun
 from lm.config import Config
 from lm.errors import UserError
 from lm.model import adaptive
+from lm.model.candidates import Candidates, sample_candidates
 from lm.model.ops import Ops, plain_ops
 from lm.model.variables import Uniform
 
@@ -110,6 +111,30 @@ class Context:
         draw = self._next_draw()
         self._check_reproducible("context.seed")
         return self._seed(draw) if self.training else tf.constant([0, draw])
+
+    def sample_candidates(
+        self,
+        true_classes: tf.Tensor,
+        num_sampled: int,
+        num_classes: int | None = None,
+        unique: bool = True,
+        distribution: str = "log_uniform",
+    ) -> Candidates:
+        """Draw the candidates of a sampled loss from `seed()`, the same on any number of ranks.
+
+        The result is the argument `sampled_values` of `tf.nn.sampled_softmax_loss`. All words of a
+        micro-batch share the candidates.
+
+        Args:
+          true_classes: The targets, int64 [N, any].
+          num_sampled: The number of candidates.
+          num_classes: The number of classes, by default the size of the vocabulary.
+          unique: Whether all candidates differ.
+          distribution: `log_uniform`, if the classes are sorted by frequency, or `uniform`.
+        """
+        count = num_classes or self.vocab_size
+        seed = self.seed()
+        return sample_candidates(seed, true_classes, num_sampled, count, unique, distribution)
 
     def _seed(self, draw: int) -> tf.Tensor:
         # Each of the two draws mixes its seed, so that similar seeds lead to unrelated numbers.
@@ -251,8 +276,10 @@ class Context:
         config = self.config
         units = units or config.embedding_size or config.hidden_size
         scale = config.embedding_init_scale
-        initializer = Uniform(scale) if scale else None  # None: the scope's initializer
         scope = tf.get_variable_scope()  # a second call in this scope finds the same table
+        # Only the scopes of TF 1.x programs have no initializer.
+        default = scope.initializer or Uniform(config.init_scale)
+        initializer = Uniform(scale) if scale else default
         with tf.variable_scope(scope, reuse=tf.AUTO_REUSE, auxiliary_name_scope=False):
             if config.adaptive_input and name == "embedding":
                 with tf.variable_scope(name) as bands_scope:

@@ -1,12 +1,12 @@
 """TF 1.x code without edits: modules in which `import tensorflow` means TensorFlow 1.
 
 A config file loads a module with `model = tf1.load("path/to/model.py")`. `modules.py` imports it,
-`tensorflow.py` and `contrib.py` are its TensorFlow, and `calls.py` prepares each call of a function
-of the config file.
+`tensorflow.py` and `contrib.py` are its TensorFlow, `calls.py` prepares each call of a function of
+the config file, `draws.py` has its random numbers, and `feeds.py` passes values to it.
 """
 
 import types
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -16,11 +16,15 @@ from lm.user.files import current_files
 __all__ = ["fed", "load"]
 
 
-def fed(*placeholders: Any, zero_states: Sequence[Any] = ()) -> AbstractContextManager[None]:
-    """Feed the placeholders and initial states of a program; see `lm.tf1.calls.fed`."""
-    from lm.tf1 import calls
+def fed(
+    *placeholders: Any,
+    zero_states: Sequence[Any] = (),
+    defaults: Mapping[str, Any] | None = None,
+) -> AbstractContextManager[None]:
+    """Feed the placeholders and initial states of a program; see `lm.tf1.feeds.fed`."""
+    from lm.tf1 import feeds
 
-    return calls.fed(*placeholders, zero_states=zero_states)
+    return feeds.fed(*placeholders, zero_states=zero_states, defaults=defaults)
 
 
 def load(path: str, root: str | None = None) -> types.ModuleType:

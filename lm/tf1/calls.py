@@ -13,35 +13,58 @@ import functools
 import logging
 import warnings
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import tensorflow.compat.v1 as tf
 from tensorflow.python.framework import tensor_shape
-from tensorflow.python.ops import gen_random_ops, nn_ops
+from tensorflow.python.ops import gen_candidate_sampling_ops, gen_random_ops, nn_ops
+from tensorflow.python.ops import while_loop as loops
 
 from lm import logger
-from lm.errors import UserError
 from lm.model.context import Context
 from lm.model.variables import operations_behind
-from lm.user.code import NOT_FED
+from lm.tf1.draws import (
+    counting_loop,
+    seed_of_iteration,
+    stateless_operations,
+    stateless_samplers,
+)
 
-_active: list[_Call] = []  # the calls of functions with a context
+_active: list[Call] = []  # the calls of functions with a context
 
 
-class _Call:
+class Call:
     """A call of a network function."""
 
     def __init__(self, context: Context):
         self.context = context
         self.seeds: set[tf.Operation] = set()  # operations of the seeds that the call has drawn
-        self.names: collections.Counter = collections.Counter()  # variables by name
+        self.loops: list[tf.Tensor] = []  # indices of the iterations of the surrounding loops
+        self.names: set[str] = set()  # of variables
         self.placeholders: list[tf.Tensor] = []  # values of the next calls of tf.placeholder
+        self.defaults: dict[str, Any] = {}  # values for tf.placeholder_with_default, by name
+        self.default_names: collections.Counter = collections.Counter()  # of these calls
+        self.scope: tf.VariableScope | None = None
+        self._name_scope = tf.get_default_graph().get_name_scope()
 
     def seed(self) -> tf.Tensor:
         seed = self.context.seed()
         self.seeds.add(seed.op)
-        return seed
+        return seed_of_iteration(seed, self.loops)
+
+    def new_name(self, name: str) -> str:
+        """Return the name of a new `tf.Variable`: as in TF 1.x, unique in its name scope."""
+        while True:
+            unique = tf.get_default_graph().unique_name(name)
+            unique = unique.removeprefix(f"{self._name_scope}/")
+            if unique not in self.names:
+                return unique
+
+
+def current_call() -> Call | None:
+    """Return the innermost call of a network function."""
+    return _active[-1] if _active else None
 
 
 def adapt(function: Callable) -> Callable:
@@ -66,7 +89,7 @@ def v1_behavior() -> Iterator[None]:
     tf.logging.set_verbosity(tf.logging.WARN)
     try:
         with (
-            _replaced(tensor_shape, {"_TENSORSHAPE_V2_OVERRIDE": False}),
+            replaced(tensor_shape, {"_TENSORSHAPE_V2_OVERRIDE": False}),
             warnings.catch_warnings(),
         ):
             warnings.filterwarnings("ignore", message=".*is deprecated and will be removed")
@@ -85,13 +108,13 @@ def _forward(record: logging.LogRecord) -> bool:
 
 
 @functools.cache
-def _warn_once(message: str) -> None:
+def warn_once(message: str) -> None:
     logger.warning(message)
 
 
 def _apply_nothing(optimizer: tf.train.Optimizer, *arguments: Any, **options: Any) -> tf.Operation:
     if _active[-1].context.training:
-        _warn_once(
+        warn_once(
             f"the program's {type(optimizer).__name__} is not used: set --optimizer and"
             " --learning_rate, or define build_optimizer"
         )
@@ -104,67 +127,41 @@ def _draws_from(context: Context) -> Iterator[None]:
 
     Initial values have the seeds of their variables.
     """
-    call = _Call(context)
+    call = Call(context)
 
     def get_variable(getter: Callable, name: str, *arguments: Any, **options: Any) -> tf.Variable:
+        call.names.add(name)
         initializer = options.get("initializer")
         if isinstance(initializer, tf.Tensor):
             _seed_by_name(initializer, name, call)
-        with _replaced(gen_random_ops, originals):  # initializers have the seeds of variables
+        with replaced(gen_random_ops, originals):  # initializers have the seeds of variables
             return getter(name, *arguments, **options)
 
-    stateless = _stateless_operations(call.seed)
+    stateless = stateless_operations(call.seed)
+    samplers = stateless_samplers(call.seed)
+    while_loop = counting_loop(loops.while_loop, call.loops)
     originals = {name: getattr(gen_random_ops, name) for name in stateless}
     dropout = nn_ops._dropout
     in_training = dropout if context.training else lambda x, *others, **options: x
     _active.append(call)
     try:
         with (
-            _replaced(gen_random_ops, stateless),
-            _replaced(nn_ops, {"_dropout": in_training}),
-            _replaced(tf.train.Optimizer, {"apply_gradients": _apply_nothing}),
+            replaced(gen_random_ops, stateless),
+            replaced(gen_candidate_sampling_ops, samplers),
+            replaced(loops, {"while_loop": while_loop}),
+            replaced(nn_ops, {"_dropout": in_training}),
+            replaced(tf.train.Optimizer, {"apply_gradients": _apply_nothing}),
             tf.variable_scope(
                 tf.get_variable_scope(), custom_getter=get_variable, auxiliary_name_scope=False
-            ),
+            ) as call.scope,
         ):
+            call.scope.set_initializer(None)  # TensorFlow's default
             yield
     finally:
         _active.pop()
 
 
-def _stateless_operations(seed: Callable[[], tf.Tensor]) -> dict[str, Callable]:
-    """Return replacements for the functions of `gen_random_ops`, by name."""
-
-    def uniform(shape, dtype, name=None, **seeds):
-        return tf.random.stateless_uniform(shape, seed(), dtype=dtype, name=name)
-
-    def uniform_int(shape, minval, maxval, name=None, **seeds):
-        dtype = tf.convert_to_tensor(minval).dtype
-        return tf.random.stateless_uniform(shape, seed(), minval, maxval, dtype, name)
-
-    def normal(shape, dtype, name=None, **seeds):
-        return tf.random.stateless_normal(shape, seed(), dtype=dtype, name=name)
-
-    def truncated_normal(shape, dtype, name=None, **seeds):
-        return tf.random.stateless_truncated_normal(shape, seed(), dtype=dtype, name=name)
-
-    def multinomial(logits, num_samples, output_dtype=tf.int64, name=None, **seeds):
-        return tf.random.stateless_categorical(logits, num_samples, seed(), output_dtype, name)
-
-    def shuffle(value, name=None, **seeds):
-        return tf.random.experimental.stateless_shuffle(value, seed(), name=name)
-
-    return {
-        "random_uniform": uniform,
-        "random_uniform_int": uniform_int,
-        "random_standard_normal": normal,
-        "truncated_normal": truncated_normal,
-        "multinomial": multinomial,
-        "random_shuffle": shuffle,
-    }
-
-
-def _seed_by_name(initial_value: tf.Tensor, name: str, call: _Call) -> None:
+def _seed_by_name(initial_value: tf.Tensor, name: str, call: Call) -> None:
     """Let an initial value that was drawn in a call depend only on the seed and its name."""
     own = [zlib.crc32(name.encode()) >> 1, call.context.config.seed % 2**31]
     for op in operations_behind(initial_value):
@@ -174,7 +171,7 @@ def _seed_by_name(initial_value: tf.Tensor, name: str, call: _Call) -> None:
 
 
 @contextlib.contextmanager
-def _replaced(module: Any, values: Mapping[str, Any]) -> Iterator[None]:
+def replaced(module: Any, values: Mapping[str, Any]) -> Iterator[None]:
     """Replace attributes of a module."""
     before = {name: getattr(module, name) for name in values}
     try:
@@ -184,62 +181,6 @@ def _replaced(module: Any, values: Mapping[str, Any]) -> Iterator[None]:
     finally:
         for name, value in before.items():
             setattr(module, name, value)
-
-
-@contextlib.contextmanager
-def fed(*placeholders: tf.Tensor, zero_states: Sequence[Any] = ()) -> Iterator[None]:
-    """Feed the placeholders and the initial states of a TF 1.x program in a network function.
-
-    Args:
-      placeholders: The tensors that the next calls of `tf.placeholder` return, in their order.
-      zero_states: The states that the next calls of `zero_state` of cells return, in their order,
-        such as one tuple of LSTMStateTuple for a MultiRNNCell.
-    """
-    if not _active:
-        raise UserError(
-            "tf1.fed is for the functions of a network, such as build_logits: call it in these"
-        )
-    _active[-1].placeholders = list(placeholders)
-    states = list(zero_states)
-    originals = [(cls, vars(cls)["zero_state"]) for cls in _cell_classes()] if states else []
-
-    def zero_state(cell: Any, batch_size: Any, dtype: tf.DType) -> Any:
-        if states:
-            return states.pop(0)
-        original = next(f for cls, f in originals if isinstance(cell, cls))
-        return original(cell, batch_size, dtype)
-
-    with contextlib.ExitStack() as stack:
-        for cls, _ in originals:
-            stack.enter_context(_replaced(cls, {"zero_state": zero_state}))
-        yield
-    unused = len(_active[-1].placeholders), len(states)
-    if any(unused):
-        raise UserError(
-            f"tf1.fed: the program did not use the last {unused[0]} placeholders and {unused[1]}"
-            " states"
-        )
-
-
-def _cell_classes() -> list[type]:
-    """Return the classes that define `zero_state`; subclasses come first."""
-    cells = tf.nn.rnn_cell
-    return [cells.DropoutWrapper.__mro__[1], cells.MultiRNNCell, cells.RNNCell]
-
-
-def placeholder(dtype: Any, shape: Any = None, name: str | None = None) -> tf.Tensor:
-    """Return the next tensor of `fed`, or create a placeholder."""
-    if not _active:
-        return tf.placeholder(dtype, shape, name)
-    if not _active[-1].placeholders:
-        return tf.placeholder(dtype, shape, f"{name or 'placeholder'}{NOT_FED}")
-    value = tf.cast(_active[-1].placeholders.pop(0), dtype)
-    is_known = shape is None or not any(isinstance(size, tf.Tensor) for size in shape)
-    if is_known and not value.shape.is_compatible_with(shape):
-        raise UserError(
-            f"tf1.fed: placeholder {name or ''} has the shape {shape}, not {value.shape}"
-        )
-    return value
 
 
 def create_variable(
@@ -255,19 +196,22 @@ def create_variable(
 ) -> tf.Variable:
     """Create a `tf.Variable` with `tf.get_variable`, so that all calls of a network share it.
 
-    As in TF 1.x, a name that the scope has already used gets a suffix.
+    As in TF 1.x, its name begins with the name scope.
     """
-    if not _active:
+    call = current_call()
+    if not call:
         return tf.Variable(initial_value, trainable, name=name, dtype=dtype)
-    name = name or "Variable"
-    scoped = f"{tf.get_variable_scope().name}/{name}"
-    count = _active[-1].names[scoped]
-    _active[-1].names[scoped] += 1
     value = initial_value() if callable(initial_value) else initial_value
     value = tf.convert_to_tensor(value, dtype)
-    return tf.get_variable(
-        f"{name}_{count}" if count else name,
-        dtype=value.dtype,
-        initializer=value,
-        trainable=trainable,
-    )
+    with tf.variable_scope(call.scope, auxiliary_name_scope=False):
+        return tf.get_variable(
+            call.new_name(name or "Variable"),
+            dtype=value.dtype,
+            initializer=value,
+            trainable=trainable,
+        )
+
+
+def while_loop(*arguments: Any, **options: Any) -> Any:
+    """Call `tf.while_loop`, which counts its iterations during a call of a network function."""
+    return loops.while_loop(*arguments, **options)

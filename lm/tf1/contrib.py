@@ -62,10 +62,12 @@ class Contrib(_Part):
         if name in ("layers", "framework", "slim"):
             slim = _import_slim(name)
             behind = {"slim": [], "layers": [slim.layers], "framework": [tf]}[name]
-            return _Part(f"contrib.{name}", slim, *behind, nest=nest)
-        if f"contrib.{name}" in _REPLACEMENTS:  # the replacement depends on the program's use
-            return _Part(f"contrib.{name}")
-        return super().__getattr__(name)
+            part = _Part(f"contrib.{name}", slim, *behind, nest=nest)
+        elif f"contrib.{name}" in _REPLACEMENTS:  # the replacement depends on the program's use
+            part = _Part(f"contrib.{name}")
+        else:
+            return super().__getattr__(name)
+        return self.__dict__.setdefault(name, part)  # keeps what a config file assigns to it
 
 
 def _import_slim(name: str) -> types.ModuleType:

@@ -13,7 +13,7 @@ from tensorflow.python.ops import array_ops, math_ops, nn_ops
 from tensorflow.python.util import nest
 
 from lm.errors import UserError
-from lm.tf1 import calls
+from lm.tf1 import calls, feeds
 from lm.tf1.contrib import Contrib, legacy_seq2seq
 from lm.tf1.namespace import Namespace, Package
 
@@ -60,7 +60,9 @@ class TensorFlow(Namespace):
             tensorflow,
             **_RENAMED,
             Variable=calls.create_variable,
-            placeholder=calls.placeholder,
+            while_loop=calls.while_loop,
+            placeholder=feeds.placeholder,
+            placeholder_with_default=feeds.placeholder_with_default,
             concat=_concat,
             split=_split,
             scatter_update=_scatter_update,

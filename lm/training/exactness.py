@@ -42,7 +42,10 @@ def find_exactness(job: Job, network: Network, progress: TrainProgress) -> Exact
         step = f"{progress.step:,}"
         logger.warning("the run was exact up to step %s and will no longer be: %s", step, cause)
     if why:
-        text = f"no: {why}; results on different numbers of ranks are equal up to rounding"
+        results = "results on different numbers of ranks are equal up to rounding"
+        if network.audit.why_irreproducible:
+            results = "results of two runs may differ"
+        text = f"no: {why}; {results}"
         return Exactness(arithmetic, None, text)
     text = f"yes: bitwise identical on any power of two up to {job.config.virtual_ranks} ranks"
     return Exactness(arithmetic, arithmetic[0], text)

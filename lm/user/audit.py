@@ -32,7 +32,7 @@ _ASSIGNS = re.compile(
     r"|Scatter(Nd)?(Add|Sub|Mul|Div|Min|Max|Update)|(Resource)?((Sparse)?Apply.*|CountUpTo)"
     r"|LmAddToAverage"
 )
-_DRAWS_NOTHING = {"ComputeAccidentalHits"}  # of tf.nn.sampled_softmax_loss, although it has seeds
+_DRAWS_NOTHING = {"ComputeAccidentalHits", "AllCandidateSampler"}  # although they have seeds
 # The change of a variable by an assignment of a value.
 _CHANGES = {
     "AssignVariableOp": lambda variable, value: value - variable.read_value(),
@@ -242,10 +242,10 @@ def why_irreproducible(made: Nodes, results: Sequence[tf.Tensor | tf.Operation])
             continue  # computes an initial value; loops and conditions have separate graphs
         # Even with a seed, the numbers depend on the number of previous runs of the operation.
         if "seed2" in node.attr and node.op not in _DRAWS_NOTHING:
-            return (
-                f"draws random numbers with {node.op}, which are not reproducible: use"
-                " context.dropout for dropout, or tf.random.stateless_* with context.seed()"
-            )
+            instead = "context.dropout for dropout, or tf.random.stateless_* with context.seed()"
+            if node.op.endswith("CandidateSampler"):
+                instead = "sampled_values=context.sample_candidates(...)"
+            return f"draws random numbers with {node.op}, which are not reproducible: use {instead}"
         if node.op in PYTHON_OPS - {"PyFuncStateless"}:
             return (
                 f"runs Python code ({node.op}), so results may not be reproducible: if the code has"

@@ -53,6 +53,11 @@ def place(path: str, frames: Iterable[traceback.FrameSummary]) -> str:
     return f"{_shown(path, frame.filename)}, line {frame.lineno}" if frame else path
 
 
+def current_line() -> str:
+    """Return the file and the line of the user's code that is running."""
+    return place("", traceback.extract_stack())
+
+
 def hint(path: str, frames: Iterable[traceback.FrameSummary], message: str) -> str:
     """Return the fix of a known failure, after a semicolon; otherwise, an empty string."""
     if removed := removed_hint(message):

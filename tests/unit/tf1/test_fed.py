@@ -75,3 +75,62 @@ def test_a_placeholder_without_a_value_is_an_error(load, result, message):
     text = f"import tensorflow as tf\n\ndef build(x, is_training):\n    return {result}\n"
     with pytest.raises(UserError, match=message):
         train_and_evaluate(load(model=text))
+
+
+DEFAULTS = """
+import tensorflow as tf
+
+def build(x):
+    keep_prob = tf.placeholder_with_default(1.0, [], name="keep_prob")
+    scale = tf.placeholder_with_default(1.0, [])
+    return tf.nn.dropout(x, keep_prob) * scale
+"""
+WITH_DEFAULTS = """
+from lm import tf1
+from lm.config import Config
+
+model = tf1.load("{path}")
+
+def get_config():
+    return Config(name="mine", hidden_size=4, num_steps=5, batch_size=4)
+
+def build_outputs(inputs_TB, state, context):
+    x = context.embed(inputs_TB)
+    with tf1.fed({fed}):
+        return model.build(x), {{}}
+"""
+
+
+def test_defaults_are_fed_by_name(load, caplog):
+    def losses(fed):
+        return train_and_evaluate(load(WITH_DEFAULTS.replace("{fed}", fed), model=DEFAULTS))
+
+    named = "defaults={{'keep_prob': %s, 'PlaceholderWithDefault': 1.0}}"
+    dropped = losses(named % 0.5)
+    assert not caplog.text
+    assert losses(named % 1.0) == losses("") != dropped
+    assert "model.py, line 5: tf.placeholder_with_default keeps its default" in caplog.text
+    assert "line 6" in caplog.text and "pass defaults={'keep_prob': value}" in caplog.text
+    with pytest.raises(UserError, match=r"does not call tf.placeholder_with_default .* name keep"):
+        losses("defaults={{'keep': 0.5}}")
+
+
+NARROW = """
+import tensorflow as tf
+
+def build(x, is_training):
+    words, flag = tf.placeholder(tf.uint8, [5, None], "words"), tf.placeholder(tf.bool, [])
+    return x + tf.to_float(words)[..., tf.newaxis] + tf.to_float(flag)
+"""
+
+
+def test_values_that_do_not_fit_are_an_error(load):
+    def losses(fed):
+        text = WITH_DEFAULTS.replace("{fed}", fed).replace("build(x)", "build(x, True)")
+        return train_and_evaluate(load(text, model=NARROW))
+
+    assert losses("inputs_TB, True")
+    with pytest.raises(UserError, match=r"model.py, line 5: placeholder words is uint8, and"):
+        losses("inputs_TB + 250, 1")
+    with pytest.raises(UserError, match=r"model.py, line 5: placeholder is bool, and a value"):
+        losses("inputs_TB, 2")

@@ -1,0 +1,117 @@
+"""Values that a config file passes to a TF 1.x program: placeholders and initial states."""
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+
+from lm.errors import UserError
+from lm.tf1.calls import current_call, replaced, warn_once
+from lm.user.code import NOT_FED, current_line
+
+
+@contextlib.contextmanager
+def fed(
+    *placeholders: tf.Tensor,
+    zero_states: Sequence[Any] = (),
+    defaults: Mapping[str, Any] | None = None,
+) -> Iterator[None]:
+    """Feed the placeholders and the initial states of a TF 1.x program in a network function.
+
+    Args:
+      placeholders: The tensors that the next calls of `tf.placeholder` return, in their order.
+      zero_states: The states that the next calls of `zero_state` of cells return, in their order,
+        such as one tuple of LSTMStateTuple for a MultiRNNCell.
+      defaults: The values that calls of `tf.placeholder_with_default` return, by the argument
+        `name` of the call. A second call with this name has the suffix `_1`. Calls without a name
+        have the name `PlaceholderWithDefault`.
+    """
+    call = current_call()
+    if not call:
+        raise UserError(
+            "tf1.fed is for the functions of a network, such as build_logits: call it in these"
+        )
+    call.placeholders, call.defaults = list(placeholders), dict(defaults or {})
+    states = list(zero_states)
+    originals = [(cls, vars(cls)["zero_state"]) for cls in _cell_classes()] if states else []
+
+    def zero_state(cell: Any, batch_size: Any, dtype: tf.DType) -> Any:
+        if states:
+            return states.pop(0)
+        original = next(f for cls, f in originals if isinstance(cell, cls))
+        return original(cell, batch_size, dtype)
+
+    with contextlib.ExitStack() as stack:
+        for cls, _ in originals:
+            stack.enter_context(replaced(cls, {"zero_state": zero_state}))
+        yield
+    if call.placeholders or states:
+        raise UserError(
+            f"tf1.fed: the program did not use the last {len(call.placeholders)} placeholders and"
+            f" {len(states)} states"
+        )
+    if call.defaults:
+        raise UserError(
+            f"tf1.fed: the program does not call tf.placeholder_with_default with the name"
+            f" {' or '.join(call.defaults)}"
+        )
+
+
+def _cell_classes() -> list[type]:
+    """Return the classes that define `zero_state`; subclasses come first."""
+    cells = tf.nn.rnn_cell
+    return [cells.DropoutWrapper.__mro__[1], cells.MultiRNNCell, cells.RNNCell]
+
+
+def placeholder(dtype: Any, shape: Any = None, name: str | None = None) -> tf.Tensor:
+    """Return the next tensor of `fed`, or create a placeholder."""
+    call = current_call()
+    if not call:
+        return tf.placeholder(dtype, shape, name)
+    if not call.placeholders:
+        return tf.placeholder(dtype, shape, f"{name or 'placeholder'}{NOT_FED}")
+    return _converted(call.placeholders.pop(0), tf.as_dtype(dtype), shape, name or "")
+
+
+def placeholder_with_default(input: Any, shape: Any, name: str | None = None) -> tf.Tensor:
+    """Return the value of `fed` for this name, or the default."""
+    call = current_call()
+    if not call:
+        return tf.placeholder_with_default(input, shape, name)
+    key = name or "PlaceholderWithDefault"
+    call.default_names[key] += 1
+    if call.default_names[key] > 1:
+        key = f"{key}_{call.default_names[key] - 1}"
+    default = tf.convert_to_tensor(input)
+    if key in call.defaults:
+        return _converted(call.defaults.pop(key), default.dtype, shape, key)
+    if call.context.training:
+        warn_once(
+            f"{current_line()}: tf.placeholder_with_default keeps its default in training: pass"
+            f" defaults={{{key!r}: value}} to tf1.fed"
+        )
+    return tf.placeholder_with_default(default, shape, name)
+
+
+def _converted(value: Any, dtype: tf.DType, shape: Any, name: str) -> tf.Tensor:
+    """Return a value with the type of a placeholder, and check that its shape and values fit."""
+    value = tf.convert_to_tensor(value)
+    is_known = shape is None or not any(isinstance(size, tf.Tensor) for size in shape)
+    if is_known and not value.shape.is_compatible_with(shape):
+        raise UserError(f"tf1.fed: placeholder {name} has the shape {shape}, not {value.shape}")
+    converted = tf.cast(value, dtype)
+    if dtype.is_floating or dtype == value.dtype or _contains(dtype, value.dtype):
+        return converted
+    # The error of a running graph would not contain the line.
+    where = f"{current_line()}: placeholder {name}".rstrip()
+    message = f"{where} is {dtype.name}, and a value of tf1.fed does not fit"
+    same = tf.debugging.assert_equal(tf.cast(converted, value.dtype), value, message=message)
+    with tf.control_dependencies([same]):
+        return tf.identity(converted)
+
+
+def _contains(dtype: tf.DType, other: tf.DType) -> bool:
+    """Return whether an integer type contains all values of another integer type."""
+    are_integers = dtype.is_integer and other.is_integer
+    return are_integers and dtype.min <= other.min and other.max <= dtype.max
