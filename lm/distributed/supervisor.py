@@ -13,7 +13,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from lm.distributed.agreement import name_ranks
@@ -61,12 +61,14 @@ class Supervisor:
 
     Attributes:
       timeout: Time limit in seconds; 0 means no limit.
+      on_failure: Called in a separate thread, with the reason, when this rank is ended.
     """
 
     def __init__(self, comm: Communicator, timeout_seconds: float):
         self.signals, self.timeout = Signals(comm.is_rank_0), timeout_seconds
         self._comm, self._num_progressed = comm, 0
         self._own, self._processes = _Process(socket.gethostname(), os.getpid()), []
+        self.on_failure: Callable[[str], None] = lambda reason: None
         self._phase = _Phase("the preparation", time.monotonic(), patient=True)
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="supervisor", daemon=True)
@@ -150,10 +152,13 @@ class Supervisor:
         own, where = self._own, phase.name
         if not phase.alone:
             where += f", waiting for {_waited_for(self._processes, self._comm.rank)}"
-        _print_error(
+        reason = (
             f"rank {self._comm.rank} on {own.host}: no progress for {idle:.0f} s in {where}"
             " (--step_timeout_seconds)"
         )
+        # The disk may hang, so do not wait for this thread.
+        threading.Thread(target=self.on_failure, args=[reason], daemon=True).start()
+        _print_error(reason)
         if any(process.host != own.host for process in self._processes):
             # mpirun, or its daemon, would wait forever for a disconnected host.
             launcher = mpirun_above()

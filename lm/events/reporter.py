@@ -70,7 +70,7 @@ class Reporter:
         """Write the reason for the end as the last log line and event, and close all files."""
         if isinstance(error, ProgramExit) and self.logs:
             self.logs.write(str(error))
-        self._report_end(error)
+        self.report_end(error)
         for part in (self._metrics, self._tensorboard, self.logs):
             if part:
                 part.close()
@@ -78,7 +78,8 @@ class Reporter:
         if failure and kind in (None, Stopped):
             raise RunError(f"{failure}; the events after its last line are lost")
 
-    def _report_end(self, error: Exception | None) -> None:
+    def report_end(self, error: Exception | None) -> None:
+        """Write the event for the end of the job, given the error that ends it."""
         if error is None:
             self.event("end", outcome="finished")
         elif isinstance(error, (Stopped, KeyboardInterrupt)):

@@ -102,6 +102,7 @@ def _train(
             job.run_dir, job.options, job.corpus.tokenizer, graphs.network.state_shapes
         )
     reporter = _open_files(job, progress, stack)
+    supervisor.on_failure = lambda reason: reporter.report_end(RunError(reason))
     writer = None
     if job.run_dir:
         writer = BackgroundWriter(job.output_dir, job.options.keep_checkpoints, reporter.sync)

@@ -45,6 +45,8 @@ def test_a_stopped_rank_is_named_and_ends_the_job(start, tmp_path):
         f"rank 0 on {host}: no progress for [34] s in step 30, waiting for rank 1 on {host}, which"
         " is stopped or gone", output,
     )  # fmt: skip
+    (end,) = events(tmp_path, "end")
+    assert end["outcome"] == "failed" and "in step 30, waiting for rank 1" in end["reason"]
 
 
 @pytest.mark.soak
