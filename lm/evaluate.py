@@ -10,12 +10,22 @@ With --eval_batch_size 1, the model reads each text as one stream.
 With --json, the output has one object per line for each split:
 
   {"run": "runs/x", "checkpoint": "runs/x/checkpoints/step-00000300", "split": "valid",
-   "nll": 4.78, "perplexity": 119.1, "bits_per_word": 6.9, "tokens": 73760, "unknown": 0,
-   "eval_batch_size": 20, "world_size": 1}
+   "nll": 4.78, "tokens": 73760, "perplexity": 119.1, "unknown": 0, "bits_per_byte": 1.27,
+   "word_perplexity": 119.1, "eval_batch_size": 20, "world_size": 1}
 
-nll is the mean negative log-likelihood of a token in nats, including the <eos> at the end of each
-line. perplexity = exp(nll), and bits_per_word = nll / ln 2. unknown is the number of words that are
-not in the vocabulary. A literal <unk> in the text is an ordinary word.
+nll is the mean negative log-likelihood of a token in nats, and perplexity = exp(nll). Perplexities
+are comparable only between models with the same tokenizer. Models with different tokenizers are
+compared on the same text by these values, which divide the sum over all tokens of the text:
+
+  bits_per_byte = nll * tokens / ln 2 / bytes, where bytes is the size of the text in UTF-8
+  word_perplexity = exp(nll * tokens / words), where words are separated by white space, and each
+      line end is a word
+  bits_per_character = nll * tokens / ln 2 / characters, only for the tokenizer `characters`
+
+unknown is the number of words or other parts of the text that are not in the vocabulary. The model
+predicts the easier <unk> instead, so these values are comparable only if unknown is 0. A literal
+<unk> in the text is an ordinary word. If the files contain token IDs, the text is not known, so
+these values are missing. word_perplexity is also missing if it exceeds the range of float64.
 """
 
 import contextlib
@@ -82,11 +92,18 @@ def _evaluate(parsed, comm, supervisor):
 
 def _print_table(results):
     columns = {
-        "split": "{}", "perplexity": "{:.4f}", "nll": "{:.6f}", "bits_per_word": "{:.6f}",
-        "tokens": "{:,}", "unknown": "{:,}",
+        "split": "{}", "perplexity": "{:.4f}", "nll": "{:.6f}", "bits_per_byte": "{:.6f}",
+        "bits_per_character": "{:.6f}", "word_perplexity": "{:.4f}", "tokens": "{:,}",
+        "unknown": "{:,}",
     }  # fmt: skip
-    rows = [[form.format(row[name]) for name, form in columns.items()] for row in results]
+    columns = {name: form for name, form in columns.items() if any(name in row for row in results)}
+    rows = [
+        [form.format(row[name]) if name in row else "-" for name, form in columns.items()]
+        for row in results
+    ]
     print(f"{results[0]['checkpoint']}, {results[0]['eval_batch_size']} row(s)\n")
+    if any(row["unknown"] for row in results):
+        print("Values per byte, character and word are comparable only where unknown is 0.\n")
     print(markdown_table([name.replace("_", " ") for name in columns], rows))
 
 

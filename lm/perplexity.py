@@ -1,9 +1,10 @@
-"""Sums of negative log-likelihoods, and the perplexity."""
+"""Sums of negative log-likelihoods, the perplexity, and metrics of different tokenizers."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 
 # In nats per token. For larger values, the perplexity overflows float64: the run has diverged.
 MAX_MEAN_NLL = 709.0
@@ -34,3 +35,53 @@ class NllSum:
             return math.exp(self.mean)
         except OverflowError:
             return math.inf
+
+
+@dataclasses.dataclass
+class TextSize:
+    """The size of a text, which the tokenizer does not influence."""
+
+    bytes: int = 0  # of the UTF-8 text
+    characters: int = 0
+    words: int = 0  # words that are separated by white space, and line ends
+
+
+def text_metrics(
+    nll: NllSum, size: TextSize | None, unknown: int, has_characters: bool
+) -> dict[str, float]:
+    """Return the perplexity of a text, and metrics that are comparable between tokenizers.
+
+    Args:
+      nll: The sum over all tokens of the text.
+      size: The size of the text, or None if only its token IDs are known.
+      unknown: The number of parts of the text that became `<unk>`. `<unk>` is easier to predict
+        than these parts, so the metrics are comparable only if the number is 0.
+      has_characters: Whether the tokens are characters.
+    """
+    metrics = {"perplexity": nll.perplexity, "unknown": unknown}
+    if size is None:
+        return metrics
+    bits = nll.nats / math.log(2)
+    metrics["bits_per_byte"] = bits / size.bytes
+    if has_characters:
+        metrics["bits_per_character"] = bits / size.characters
+    word_perplexity = NllSum(nll.nats, size.words).perplexity
+    # In a text without spaces, a word is as long as a line, and its perplexity may overflow.
+    if math.isfinite(word_perplexity):
+        metrics["word_perplexity"] = word_perplexity
+    return metrics
+
+
+def metrics_text(metrics: Mapping[str, float]) -> str:
+    """Return the results of `text_metrics` for the console, without the perplexity."""
+    parts = [
+        f", {metrics[f'bits_per_{unit}']:.3f} bits/{unit}"
+        for unit in ("byte", "character")
+        if f"bits_per_{unit}" in metrics
+    ]
+    # The perplexity of the tokenizer `words` is the word perplexity.
+    if metrics.get("word_perplexity", metrics["perplexity"]) != metrics["perplexity"]:
+        parts.append(f", word perplexity {metrics['word_perplexity']:.2f}")
+    if parts and metrics["unknown"]:
+        parts.append(f" (not comparable: {metrics['unknown']:,} unknown)")
+    return "".join(parts)

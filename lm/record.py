@@ -47,11 +47,12 @@ class CorruptFile(UserError):
 
 @dataclasses.dataclass(frozen=True)
 class CorpusRecord:
-    """The corpus of a run. Only the checksum identifies the corpus."""
+    """The corpus of a run. Only `sha256` identifies the corpus."""
 
     kind: str  # "text", "ids", "ptb" or "embedded"
     path: str  # absolute path of --data_path on rank 0
-    sha256: str
+    sha256: str  # of the splits and the vocabulary
+    text_sha256: str | None = None  # of the splits; None if an older version wrote the record
 
 
 @dataclasses.dataclass(frozen=True)

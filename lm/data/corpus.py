@@ -214,13 +214,12 @@ def load_corpus(
     encoded = load_encoded(recipe, directory)
     for split, facts in encoded.splits.items():
         check_known(sources[split].path, facts, encoded.tokenizer)
-    identity = "\n".join([*sha256_by_split.values(), encoded.tokenizer.sha256])
-    sha256 = hashlib.sha256(identity.encode()).hexdigest()
+    identity = [*sha256_by_split.values(), encoded.tokenizer.sha256]
     _log_sizes(kind, data_path, encoded)
     known_perplexity = load_known_perplexity(directory, sha256_by_split)
     is_whole = not any(split.unknown for split in encoded.splits.values())
     return Corpus(
-        CorpusRecord(kind, os.path.abspath(data_path), sha256),
+        CorpusRecord(kind, os.path.abspath(data_path), _digest(identity), _digest(identity[:-1])),
         encoded.tokenizer,
         encoded.ids["train"],
         encoded.ids["valid"],
@@ -230,6 +229,10 @@ def load_corpus(
         # Words that became <unk> are easier to predict, so the perplexity is no longer known.
         known_perplexity=known_perplexity if is_whole else None,
     )
+
+
+def _digest(checksums: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(checksums).encode()).hexdigest()
 
 
 def check_known(name: str, encoded: Encoded, tokenizer: Tokenizer) -> None:

@@ -22,7 +22,7 @@ from lm import logger
 from lm.config import Config
 from lm.data.arrays import read_id_files
 from lm.data.splits import Source
-from lm.data.text import TextSize, measured, read_blocks, sha256_of_text
+from lm.data.text import measured, read_blocks, sha256_of_text
 from lm.data.tokenizer import (
     BUILT,
     UNKNOWN,
@@ -42,6 +42,7 @@ from lm.files import (
     short_name,
     write_atomically,
 )
+from lm.perplexity import TextSize
 from lm.record import from_json
 
 ID_DTYPE = np.dtype("<i4")  # files are little-endian on every machine

@@ -12,11 +12,11 @@ import os
 import sys
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from lm.data.progress import ReadProgress
 from lm.errors import UserError, error_class
+from lm.perplexity import TextSize
 
 BLOCK_BYTES = 1 << 18
 _MOST_RETURNS = 100  # in a text without any line end
@@ -38,15 +38,6 @@ class Block(NamedTuple):
     line: int  # the number of the line at which the block starts
     data: bytes | str
     is_first: bool = False  # of its file
-
-
-@dataclass
-class TextSize:
-    """The size of a text, which the tokenizer does not influence."""
-
-    bytes: int = 0  # of the UTF-8 text
-    characters: int = 0
-    words: int = 0  # words that are separated by white space, and line ends
 
 
 def read_blocks(

@@ -13,6 +13,13 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 from lm.files import RetryingAppend
 from lm.perplexity import MAX_MEAN_NLL
 
+_METRICS = "perplexity", "bits_per_byte", "bits_per_character", "word_perplexity"
+
+
+def _evaluation_tags(split: str) -> dict[str, str]:
+    return {f"{split}_{metric}": f"{metric}/{split}" for metric in _METRICS}
+
+
 # The tag for each number of an event. Tags with the same prefix share a section.
 _TAGS = {
     "step": {
@@ -22,14 +29,14 @@ _TAGS = {
         "gradient_norm": "gradient_norm",
         "exchange_share": "exchange_share",
     },
-    "validation": {"valid_perplexity": "perplexity/valid"},
+    "validation": _evaluation_tags("valid"),
     "epoch": {
         "train_loss": "loss/epoch",
         "train_perplexity": "perplexity/train",
-        "valid_perplexity": "perplexity/valid",
+        **_evaluation_tags("valid"),
         "epoch_seconds": "epoch_seconds",
     },
-    "test": {"test_perplexity": "perplexity/test"},
+    "test": _evaluation_tags("test"),
 }
 
 

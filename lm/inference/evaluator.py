@@ -13,6 +13,7 @@ import numpy as np
 from lm.data.corpus import check_known, find_data_path, load_corpus
 from lm.data.encoding import ID_DTYPE, Encoded, encode_source
 from lm.data.splits import SPLITS, Source, source_of
+from lm.data.tokenizer import Characters
 from lm.distributed.agreement import check_agreement, on_all_ranks, platform_facts
 from lm.distributed.communicator import Communicator
 from lm.distributed.devices import start_tensorflow
@@ -22,7 +23,7 @@ from lm.functions import BUILT_IN, NetworkFunctions
 from lm.inference.run import Run, open_run, open_session
 from lm.model.windows import Evaluator
 from lm.options import replaced
-from lm.perplexity import NllSum
+from lm.perplexity import NllSum, text_metrics
 
 
 def evaluate(
@@ -142,15 +143,14 @@ def _describe(run: Run, text: Text, nll: NllSum, world_size: int) -> dict[str, A
             f"the loss of {text.name} is {nll.mean:.4g}, so its perplexity is not finite. This run"
             " has diverged; evaluate an older checkpoint"
         )
+    has_characters = isinstance(run.tokenizer, Characters)
     return {
         "run": run.directory,
         "checkpoint": run.checkpoint.path,
         "split": text.name,
         "nll": nll.mean,
-        "perplexity": nll.perplexity,
-        "bits_per_word": nll.mean / math.log(2),
         "tokens": nll.tokens,
-        "unknown": text.encoded.unknown,
+        **text_metrics(nll, text.encoded.size, text.encoded.unknown, has_characters),
         "eval_batch_size": run.config.eval_batch_size,
         "world_size": world_size,
     }

@@ -69,11 +69,13 @@ def _read_runs(directories):
 
 def _report_runs(runs, path):
     from lm.report.comparison import group_by_corpus
-    from lm.report.tables import section_text
+    from lm.report.tables import build_tokenizer_tables, section_text
 
     sections = group_by_corpus(runs)
     for section in sections:
         print(section_text(section))
+    for table in build_tokenizer_tables(sections):
+        print(table.text)
     if path is None or not runs:
         return None
     with needs_extra("report"):

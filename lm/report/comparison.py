@@ -189,11 +189,21 @@ def group_by_corpus(runs: Sequence[RunMetrics]) -> list[Section]:
     ]
 
 
+def runs_by_text(sections: Sequence[Section]) -> list[list[RunMetrics]]:
+    """Return the runs of each text that occurs in several sections, with different tokenizers."""
+    texts: dict[str | None, list[RunMetrics]] = {}
+    for group in itertools.chain.from_iterable(section.groups for section in sections):
+        for run in group.runs:
+            texts.setdefault(run.record.corpus.text_sha256, []).append(run)
+    texts.pop(None, None)  # the unknown texts of older versions
+    return [runs for runs in texts.values() if len({run.record.corpus.sha256 for run in runs}) > 1]
+
+
 def _corpus_name(run: RunMetrics) -> str:
     corpus = run.record.corpus
     parts = [corpus.kind]
     if "vocab_size" in run.start:
-        parts.append(f"{run.start['vocab_size']:,} words")
+        parts.append(f"vocabulary of {run.start['vocab_size']:,}")
     return printable(", ".join([*parts, corpus.path, f"SHA-256 {corpus.sha256[:8]}"]))
 
 

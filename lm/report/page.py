@@ -10,7 +10,7 @@ from lm import logger
 from lm.errors import UserError
 from lm.files import write_atomically
 from lm.report.comparison import Section
-from lm.report.tables import section_text
+from lm.report.tables import build_tokenizer_tables, section_text
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 75rem; margin: 2rem auto;
@@ -43,6 +43,7 @@ def build_page(sections: Sequence[Section], curves_pngs: Sequence[bytes | None])
             parts.append(details_html(f"Config of {group.label}", group.runs[0].record.config))
             starts = {run.name: run.start for run in group.runs}
             parts.append(details_html(f"Machines and versions of {group.label}", starts))
+    parts += [text_html(table.text) for table in build_tokenizer_tables(sections)]
     return page_html(f"Runs compared: {', '.join(names)}", parts)
 
 

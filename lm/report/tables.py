@@ -1,9 +1,11 @@
 """The tables of a report: headers and cells, for the console and for the page."""
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from lm.cli.tables import epochs_text, markdown_table
+from lm.events.read import Event
 from lm.report.comparison import (
     Group,
     RunMetrics,
@@ -11,6 +13,7 @@ from lm.report.comparison import (
     comparable_pairs,
     compare,
     num_ranks_text,
+    runs_by_text,
 )
 
 _RESULTS_NOTE = (
@@ -47,6 +50,44 @@ def build_tables(groups: Sequence[Group]) -> list[Table]:
     """Return the tables of a section. For a single run, tables that compare runs are left out."""
     runs, outcomes = _runs(groups), _outcomes(groups)
     return [runs, outcomes] if len(runs.rows) == 1 else [_results(groups), runs, outcomes]
+
+
+def build_tokenizer_tables(sections: Sequence[Section]) -> list[Table]:
+    """Return a table for each text that the runs divide into tokens in different ways."""
+    return [_tokenizers(runs) for runs in runs_by_text(sections)]
+
+
+def _tokenizers(runs: Sequence[RunMetrics]) -> Table:
+    rows = []
+    for run in sorted(runs, key=_rank):
+        size, valid = run.start.get("vocab_size"), run.tested_epoch
+        rows.append([
+            run.name, str(run.record.config["tokenizer"]), _number(size, ",d"),
+            epochs_text(run.num_epochs), _comparable(valid, "valid", "bits_per_byte", ".4f"),
+            _comparable(run.test, "test", "bits_per_byte", ".4f"),
+            _comparable(valid, "valid", "word_perplexity", ".2f"),
+        ])  # fmt: skip
+    return Table(
+        "Tokenizers",
+        "Runs on the same text with different tokenizers, in the order of their bits per byte on"
+        " validation. Their perplexities are not comparable. *: not comparable, because unknown"
+        " words became <unk>.",
+        [
+            "run", "tokenizer", "vocabulary", "epochs", "valid bits/byte", "test bits/byte",
+            "valid word perplexity",
+        ],
+        rows,
+    )  # fmt: skip
+
+
+def _rank(run: RunMetrics) -> tuple[bool, float]:
+    valid = run.tested_epoch
+    return bool(valid.get("valid_unknown")), valid.get("valid_bits_per_byte", math.inf)
+
+
+def _comparable(event: Event, split: str, metric: str, form: str) -> str:
+    mark = "*" if event.get(f"{split}_unknown") else ""
+    return _number(event.get(f"{split}_{metric}"), form) + mark
 
 
 def _outcomes(groups: Sequence[Group]) -> Table:

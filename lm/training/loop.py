@@ -6,6 +6,7 @@ import math
 import shlex
 import signal
 import time
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import tensorflow.compat.v1 as tf
@@ -13,13 +14,14 @@ import tensorflow.compat.v1 as tf
 from lm import logger
 from lm.checkpoint import store, variables
 from lm.checkpoint.progress import TrainProgress
+from lm.data.tokenizer import Characters
 from lm.distributed.agreement import on_all_ranks
 from lm.distributed.supervisor import Interrupted, Supervisor
 from lm.errors import EveryRankError, Stopped
 from lm.events.reporter import Progress, Reporter
 from lm.model.network import Network
 from lm.model.windows import Evaluator, WindowRunner
-from lm.perplexity import NllSum
+from lm.perplexity import NllSum, metrics_text, text_metrics
 from lm.schedule import has_stalled, learning_rate_at
 from lm.system import peak_memory_mb
 from lm.training.averaging import Average
@@ -204,14 +206,12 @@ class Loop:
 
     def _validate_within_epoch(self, epoch: int) -> None:
         at = self.progress
-        if at.valid_perplexity is None:  # an earlier job knew it if --max_steps stopped it here
-            at.valid_perplexity = self._evaluate("valid", at.num_averaged > 0)
+        metrics = self._evaluate("valid", at.num_averaged > 0)
+        at.valid_perplexity = metrics["perplexity"]
         is_best = at.valid_perplexity < min(at.valid_perplexities, default=math.inf)
         at.record_validation()
-        self.reporter.event(
-            "validation", step=at.step, epoch=epoch, valid_perplexity=at.valid_perplexity
-        )
-        logger.info(f"{self._position(epoch)}{self._validation_text(at.valid_perplexity)}")
+        self.reporter.event("validation", step=at.step, epoch=epoch, **_named("valid", metrics))
+        logger.info(f"{self._position(epoch)}  {self._quality_text('valid', metrics)}")
         if is_best:
             self.checkpointer.save(at)
 
@@ -228,12 +228,17 @@ class Loop:
             world_size=comm.size,
             **{f"train_{name}": value},
         )
+        line = f"{self._position(epoch)}  train {name} {value:.2f}"
         if self.job.options.eval:
             self.checkpointer.save(at)  # written in the background during the evaluation
-            at.valid_perplexity = self._evaluate("valid", at.num_averaged > 0)
-            record["valid_perplexity"] = at.valid_perplexity
+            metrics = self._evaluate("valid", at.num_averaged > 0)
+            at.valid_perplexity = metrics["perplexity"]
+            record.update(_named("valid", metrics))
+            line += f"  {self._quality_text('valid', metrics)}"
         record["memory_mb"] = max(comm.gather(peak_memory_mb()))  # peak memory of the largest rank
-        self._report_epoch(**record)
+        self.reporter.event("epoch", **record)
+        speed = record["tokens_per_second"]
+        logger.info(f"{line}  {at.epoch_seconds:.1f} s  {speed:.0f} tokens/s")
         if at.step == epoch * self._steps_per_epoch:  # --max_steps may end within an epoch
             at.finish_epoch(epoch, self.job.config.asgd_trigger_epochs)
         if at.averages_from == at.step:
@@ -241,15 +246,16 @@ class Loop:
         self.checkpointer.save(at)
         self.reporter.logs.collect(comm.gather)
 
-    def _evaluate(self, split: str, use_average: bool) -> float:
-        """Return the perplexity of "valid" or "test"."""
+    def _evaluate(self, split: str, use_average: bool) -> dict[str, float]:
+        """Return the metrics of "valid" or "test"; see `text_metrics`."""
+        corpus = self.job.corpus
         shared = self.job.options.distributed_eval
         name = f"the evaluation of {split}" + ("" if shared else " on rank 0")
         average = self.graphs.average
         averaged = average.in_place(self.session) if use_average else contextlib.nullcontext()
         with averaged, self.supervisor.waiting(name) as waiting:
             nll = self.graphs.evaluator.run(
-                self.session, split, getattr(self.job.corpus, split), waiting.gather, waiting.poll
+                self.session, split, getattr(corpus, split), waiting.gather, waiting.poll
             )
         if not math.isfinite(nll.perplexity):
             raise EveryRankError(
@@ -257,16 +263,8 @@ class Loop:
                 f" rate {self._learning_rate(self.progress.step - 1):.4g}: lower learning_rate or"
                 " max_grad_norm"
             )
-        return nll.perplexity
-
-    def _report_epoch(self, **record: float) -> None:
-        self.reporter.event("epoch", **record)
-        name, value = self._train_quality()
-        line = f"{self._position(record['epoch'])}  train {name} {value:.2f}"
-        if "valid_perplexity" in record:
-            line += self._validation_text(record["valid_perplexity"])
-        speed = record["tokens_per_second"]
-        logger.info(f"{line}  {record['epoch_seconds']:.1f} s  {speed:.0f} tokens/s")
+        encoded, has_characters = corpus.encoded[split], isinstance(corpus.tokenizer, Characters)
+        return text_metrics(nll, encoded.size, encoded.unknown, has_characters)
 
     def _position(self, epoch: int) -> str:
         """Name an epoch, and the step if it is not at its end."""
@@ -274,8 +272,10 @@ class Loop:
         step = self.progress.step - (epoch - 1) * total
         return f"epoch {epoch}" + (f"  step {step}/{total}" if step < total else "")
 
-    def _validation_text(self, perplexity: float) -> str:
-        return f"  valid perplexity {perplexity:.2f}{self._known_value('valid_perplexity')}"
+    def _quality_text(self, split: str, metrics: Mapping[str, float]) -> str:
+        known = self.job.corpus.known_perplexity
+        true = f" (true: {getattr(known, f'{split}_perplexity'):.2f})" if known else ""
+        return f"{split} perplexity {metrics['perplexity']:.2f}{true}{metrics_text(metrics)}"
 
     def _test(self) -> None:
         comm, test_on = self.job.comm, self.job.options.test_on
@@ -288,13 +288,13 @@ class Loop:
                         self.graphs.loader.load_weights(self.session, best)
                 self.session.run(self.graphs.broadcast)
             use_average = False
-        perplexity = self._evaluate("test", use_average)
-        self.reporter.event(
-            "test", step=self.progress.step, test_on=test_on, test_perplexity=perplexity
-        )
-        logger.info(f"test perplexity {perplexity:.2f}{self._known_value('test_perplexity')}")
+        metrics = self._evaluate("test", use_average)
+        step = self.progress.step
+        self.reporter.event("test", step=step, test_on=test_on, **_named("test", metrics))
+        logger.info(self._quality_text("test", metrics))
         self.reporter.logs.collect(comm.gather)
 
-    def _known_value(self, name: str) -> str:
-        known = self.job.corpus.known_perplexity
-        return f" (true: {getattr(known, name):.2f})" if known else ""
+
+def _named(split: str, metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return the metrics of a split under the names of their fields in events."""
+    return {f"{split}_{name}": value for name, value in metrics.items()}

@@ -44,8 +44,9 @@ def test_units_and_counts_are_consistent(single, corpora):
         text = (corpora / "embedded" / f"{record['split']}.txt").read_text()
         assert record["tokens"] == len(text.split()) + text.count("\n")
         assert record["perplexity"] == pytest.approx(math.exp(record["nll"]))
-        assert record["bits_per_word"] == pytest.approx(record["nll"] / math.log(2))
-        assert record["unknown"] == 0
+        assert record["word_perplexity"] == record["perplexity"] and record["unknown"] == 0
+        bits = record["nll"] * record["tokens"] / math.log(2)
+        assert record["bits_per_byte"] == pytest.approx(bits / len(text.encode()))
 
 
 @pytest.mark.parametrize(
@@ -83,7 +84,8 @@ def test_the_table_counts_unknown_words(tmp_path, corpora):
         "lm.evaluate", "--run", tmp_path / "run", "--checkpoint", "best", "--split",
         f"valid,{tmp_path}/é|.txt", env={"PYTHONIOENCODING": "ascii"},
     )  # fmt: skip
-    header, _, row, of_file = result.stdout.splitlines()[-4:]
+    note, _, header, _, row, of_file = result.stdout.splitlines()[-6:]
+    assert note.endswith("comparable only where unknown is 0.")
     # The | in the name does not end the cell.
     assert of_file.split()[1] == f"{tmp_path}/é\\|.txt" and of_file.split()[2:] == row.split()[2:]
     cells = [cell.strip() for cell in row.strip("|").split("|")]

@@ -19,7 +19,7 @@ def test_the_report_of_one_run_has_one_table_and_its_curves(trained, tmp_path):
         env={"PYTHONIOENCODING": "ascii"},
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
-    assert result.stdout.startswith("Corpus: embedded, 201 words, ")
+    assert result.stdout.startswith("Corpus: embedded, vocabulary of 201, ")
     assert result.stdout.count("| run") == 2
     assert "| finished | 150 of " in result.stdout
     assert "_é$\\frac$|" in (tmp_path / "out/report.html").read_text()

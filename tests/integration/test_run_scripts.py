@@ -52,7 +52,7 @@ def test_the_quickstart_trains_on_two_ranks_and_ends_with_the_true_perplexity(pr
     (run,) = (project / "runs").glob("quickstart-*")
     assert events(run, "start")[0]["world_size"] == 2
     last = result.stderr.splitlines()[-1]
-    assert re.fullmatch(r"test perplexity [\d.]+ \(true: [\d.]+\)", last)
+    assert re.fullmatch(r"test perplexity [\d.]+ \(true: [\d.]+\), [\d.]+ bits/byte", last)
 
 
 @pytest.fixture

@@ -35,7 +35,7 @@ def test_a_run_writes_its_config_log_and_metrics(tmp_path, corpora):
     assert record["config"]["seed"] == 5 and record["has_checkpoints"]
     assert (record["corpus"]["kind"], record["corpus"]["path"]) == ("embedded", str(corpora))
     assert "test perplexity" in result.stderr
-    assert "test perplexity" in (output_dir / "log.txt").read_text()
+    log = (output_dir / "log.txt").read_text()
     (start,) = events(output_dir, "start")
     assert start["world_size"] == 1 and start["hosts"] and start["tensorflow"]
     steps = events(output_dir, "step")
@@ -57,12 +57,17 @@ def test_a_run_writes_its_config_log_and_metrics(tmp_path, corpora):
     )
     seconds = f"{epoch['epoch_seconds'] / 30 * total:.1f}"
     assert f"mean time per epoch: {seconds} s, from 30 of its {total} steps" in result.stderr
+    assert epoch["valid_word_perplexity"] == epoch["valid_perplexity"]
     (test,) = events(output_dir, "test")
-    assert 1 < test["test_perplexity"] < 300
+    assert 1 < test["test_perplexity"] < 300 and test["test_unknown"] == 0
+    bits = test["test_bits_per_byte"]
+    assert re.search(rf"test perplexity [\d.]+ \(true: [\d.]+\), {bits:.3f} bits/byte$", log, re.M)
     board = EventAccumulator(str(output_dir / "tensorboard")).Reload()
     assert [event.step for event in board.Scalars("loss/train")] == [10, 20, 30]
     (last,) = board.Scalars("perplexity/test")
     assert last.step == 30 and last.value == pytest.approx(test["test_perplexity"])
+    (last,) = board.Scalars("bits_per_byte/test")
+    assert last.step == 30 and last.value == pytest.approx(bits)
 
 
 def test_noeval_skips_evaluation_and_a_second_run_is_rejected(tmp_path, corpora):

@@ -17,13 +17,13 @@ def write_record(directory, config=CONFIG, corpus=CORPUS, network=None):
 
 def write_run(
     directory, ranks=1, speed=100.0, losses=(), test=50.0, config=CONFIG, tail="", corpus=None,
-    network=None,
+    network=None, metrics=(),
 ):  # fmt: skip
     """Write a run with one full epoch of 10 steps and 1000 tokens, and half a second epoch."""
     directory.mkdir(parents=True)
     write_record(directory, config, corpus or CORPUS, network)
     epoch = {"event": "epoch", "train_perplexity": 90.0, "valid_perplexity": 80.5,
-             "tokens_per_second": speed, "world_size": ranks}  # fmt: skip
+             "tokens_per_second": speed, "world_size": ranks, **dict(metrics)}  # fmt: skip
     start = {"event": "start", "world_size": ranks, "steps_per_epoch": 10, "corpus": "text"}
     events = [
         {**start, "vocab_size": 1000},

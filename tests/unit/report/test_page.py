@@ -11,6 +11,7 @@ from lm.record import CorpusRecord
 from lm.report.comparison import Group, group_by_corpus, read_run
 from lm.report.curves import curves_of, draw_curves, draw_sections
 from lm.report.page import build_page, write_file
+from lm.report.tables import build_tokenizer_tables
 from tests.unit.report.runs import CONFIG, write_run
 
 
@@ -36,13 +37,39 @@ def test_runs_on_different_corpora_do_not_share_a_table(tmp_path):
     ]
     sections = group_by_corpus(runs)
     assert [section.corpus for section in sections] == [
-        "text, 1,000 words, /own, SHA-256 12345678",
-        "text, 1,000 words, /own, SHA-256 99999999",
+        "text, vocabulary of 1,000, /own, SHA-256 12345678",
+        "text, vocabulary of 1,000, /own, SHA-256 99999999",
     ]
     assert [len(section.groups[0].runs) for section in sections] == [2, 1]
     page = build_page(sections, [b"png", b"png"])
-    assert page.count("Corpus: text, 1,000 words") == page.count("<img") == 2
+    assert page.count("Corpus: text, vocabulary of 1,000") == page.count("<img") == 2
     assert page.count("| run ") == 4 and page.count("| speedup |") == 1  # only on the same text
+
+
+def test_runs_with_different_tokenizers_are_compared_on_the_same_text(tmp_path):
+    def write(name, text, bits, unknown=0, tokenizer="words"):
+        corpus = CorpusRecord("text", "/own", sha256=name, text_sha256=text)
+        metrics = {"valid_bits_per_byte": bits, "valid_unknown": unknown}
+        config = {**CONFIG, "tokenizer": tokenizer}
+        return write_run(tmp_path / name, corpus=corpus, config=config, metrics=metrics)
+
+    runs = [
+        write("words", "text", 1.25),
+        write("bpe", "text", 1.125, tokenizer="bpe.json"),
+        write("limited", "text", 1.0, unknown=7),
+        write("other", "other text", 1.5),
+        write("old", None, 2.0),
+        write("older", None, 2.5),
+    ]
+    sections = group_by_corpus(runs)
+    (table,) = build_tokenizer_tables(sections)
+    assert [[row[0].rpartition("/")[2], row[1], row[4]] for row in table.rows] == [
+        ["bpe", "bpe.json", "1.1250"],
+        ["words", "words", "1.2500"],
+        ["limited", "words", "1.0000*"],
+    ]
+    assert build_page(sections, [None] * 6).count("Tokenizers") == 1
+    assert build_tokenizer_tables(group_by_corpus([runs[0], runs[3]])) == []
 
 
 def test_a_page_follows_a_link(tmp_path):

@@ -1,0 +1,66 @@
+"""The metrics of an evaluation, computed by hand from the log-probabilities of lm.score."""
+
+import math
+
+import pytest
+
+from lm.config import Config
+from lm.data.tokenizer import Bytes, Characters, Words
+from lm.data.vocabulary import Vocabulary
+from lm.inference.evaluator import evaluate
+from lm.inference.run import open_run
+from lm.inference.scorer import Scorer
+from tests.untrained import write_run
+
+SENTENCE = "thé cat  sat on thé mat"
+WORDS = ("<eos>", "<unk>", "thé", "cat", "sat", "on", "mat")
+CHARACTERS = ("<eos>", "U+0020", *"théocasnm")
+WORD = Words(Vocabulary(WORDS))
+
+
+def subwords(tmp_path):
+    """Return a byte-level BPE."""
+    tokenizers = pytest.importorskip("tokenizers")
+    from lm.data.subwords import load_subwords
+
+    bpe = tokenizers.Tokenizer(tokenizers.models.BPE())
+    bpe.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = tokenizers.decoders.ByteLevel()
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=262, initial_alphabet=alphabet)
+    bpe.train_from_iterator([SENTENCE], trainer)
+    bpe.save(str(tmp_path / "bpe.json"))
+    return load_subwords(str(tmp_path / "bpe.json"))
+
+
+@pytest.mark.parametrize(
+    "kind, num_tokens", [("words", 7), ("characters", 24), ("bytes", 26), ("subwords", 15)]
+)
+def test_metrics_agree_with_the_scores_of_the_text(tmp_path, kind, num_tokens):
+    tokenizer = {
+        "words": lambda: WORD,
+        "characters": lambda: Characters(Vocabulary(CHARACTERS)),
+        "bytes": Bytes,
+        "subwords": lambda: subwords(tmp_path),
+    }[kind]()
+    directory, path = str(tmp_path / "run"), tmp_path / "text"
+    write_run(directory, Config(hidden_size=24, init_scale=0.8), tokenizer)
+    path.write_text(SENTENCE + "\n")
+    (found,) = evaluate(directory, [str(path)], eval_batch_size=1)
+    (score,) = Scorer(open_run(directory), 1).score([SENTENCE])
+    assert found["tokens"] == len(score.log_probs) == num_tokens
+    bits = -score.log_prob / math.log(2)
+    assert found["bits_per_byte"] == pytest.approx(bits / 26)  # each é has two bytes
+    assert found["word_perplexity"] == pytest.approx(math.exp(-score.log_prob / 7))
+    if kind == "characters":
+        assert found["bits_per_character"] == pytest.approx(bits / 24)
+    else:
+        assert "bits_per_character" not in found
+    assert (found["word_perplexity"] == found["perplexity"]) == (kind == "words")
+
+
+def test_unknown_words_are_counted(tmp_path):
+    write_run(tmp_path / "run", Config(hidden_size=8), WORD)
+    (tmp_path / "text").write_text("thé zebra\n")
+    (found,) = evaluate(str(tmp_path / "run"), [str(tmp_path / "text")])
+    assert found["unknown"] == 1 and found["bits_per_byte"] > 0
