@@ -79,7 +79,7 @@ def verify(path: str) -> Checkpoint:
       CorruptFile: If a file is missing or corrupt.
       UserError: If a different version of this program wrote the checkpoint.
     """
-    manifest = read_manifest(path)
+    manifest = _read(path)
     if "model.index" not in manifest.files or not all(map(_MODEL_FILE.fullmatch, manifest.files)):
         names = ", ".join(manifest.files) or "no files"
         raise CorruptFile(f"{os.path.join(path, MANIFEST)} names {names}")
@@ -94,12 +94,8 @@ def verify(path: str) -> Checkpoint:
     return Checkpoint(path, manifest)
 
 
-def read_manifest(checkpoint: str) -> Manifest:
-    """Read the manifest of a checkpoint without verifying the other files.
-
-    Raises:
-      CorruptFile, UserError: See `verify`.
-    """
+def _read(checkpoint: str) -> Manifest:
+    """Read the manifest of a checkpoint without verifying the other files."""
     path = os.path.join(checkpoint, MANIFEST)
     content = read_object(path)
     if content is None:

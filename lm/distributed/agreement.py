@@ -41,7 +41,7 @@ def on_all_ranks(comm: Communicator) -> Iterator[None]:
     if failed:
         rank, first = failed[0], failures[failed[0]]
         message = first["message"]
-        # Some work is done only by rank 0. On a single host, its name would not help the user.
+        # Only rank 0 does some of the work. Its name would not help the users of a single host.
         if rank or len(failed) < comm.size != comm.local_size:
             message = f"rank {rank} on {first['host']}: {message}"
         error = UserError(message) if first["user"] else RunError(message)

@@ -191,7 +191,7 @@ class Checkpointer:
             step=progress.step,
             world_size=self._comm.size,
             record=self._record,
-            progress=dataclasses.replace(progress),
+            progress=dataclasses.replace(progress),  # a copy: the loop changes it during the save
             weights=variables.weight_names(self._session.graph),
             valid_perplexity=progress.valid_perplexity,
             has_average=progress.num_averaged > 0,
