@@ -5,12 +5,10 @@
 """
 
 import hashlib
-import importlib
 import itertools
 import json
 import os
 import re
-import types
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -18,7 +16,7 @@ import numpy as np
 
 from lm.data.text import Block, decode_blocks
 from lm.data.tokenizer import SAVED, UNKNOWN, Tokenizer
-from lm.errors import UserError, error_class, first_line
+from lm.errors import UserError, error_class, first_line, needs_extra
 from lm.files import open_regular
 
 # The files of each format. The first name is the name of the saved copy.
@@ -80,16 +78,6 @@ def _content(path: str) -> bytes:
         raise error_class(error)(f"cannot read {path}: {error.strerror}") from error
 
 
-def _import(name: str) -> types.ModuleType:
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise UserError(
-            f"this tokenizer needs the package {name}: pip install {name}, or run"
-            " run_scripts/setup.sh"
-        ) from error
-
-
 class _Subwords(Tokenizer):
     """A tokenizer that is read from files."""
 
@@ -112,8 +100,9 @@ class _SentencePiece(_Subwords):
 
     def __init__(self, files: Mapping[str, bytes]):
         super().__init__(files)
-        package = _import("sentencepiece")
-        self._model = package.SentencePieceProcessor(model_proto=files[_SENTENCE_PIECE])
+        with needs_extra("tokenizers"):
+            from sentencepiece import SentencePieceProcessor
+        self._model = SentencePieceProcessor(model_proto=files[_SENTENCE_PIECE])
         size = self._model.get_piece_size()
         self.tokens = [self._model.id_to_piece(i) for i in range(size)]
         self.unk_id, self.eos_id = self._model.unk_id(), self._model.eos_id()
@@ -160,11 +149,12 @@ class _HuggingFace(_Subwords):
     def __init__(self, files: Mapping[str, bytes], window: int = _WINDOW, margin: int = _MARGIN):
         super().__init__(files)
         self._window, self._margin = window, margin
-        package = _import("tokenizers")
+        with needs_extra("tokenizers"):
+            import tokenizers
         if _HUGGING_FACE in files:
-            self._model = package.Tokenizer.from_str(files[_HUGGING_FACE].decode())
+            self._model = tokenizers.Tokenizer.from_str(files[_HUGGING_FACE].decode())
         else:
-            self._model = _gpt2(package, files)
+            self._model = _gpt2(files)
         self._model.no_padding()
         self._model.no_truncation()
         size = self._model.get_vocab_size()
@@ -232,14 +222,16 @@ class _HuggingFace(_Subwords):
         return ids, found[-1].ids[after[-1] :], cuts[-1]
 
 
-def _gpt2(package: types.ModuleType, files: Mapping[str, bytes]) -> Any:
+def _gpt2(files: Mapping[str, bytes]) -> Any:
     """Return the tokenizer of GPT-2's release."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
     vocabulary, merges = (files[name].decode() for name in _GPT2)
     lines = [line for line in merges.splitlines() if line and not line.startswith("#version")]
     pairs = [tuple(line.split(" ")) for line in lines]
-    model = package.Tokenizer(package.models.BPE(vocab=json.loads(vocabulary), merges=pairs))
-    model.pre_tokenizer = package.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    model.decoder = package.decoders.ByteLevel()
+    model = Tokenizer(models.BPE(vocab=json.loads(vocabulary), merges=pairs))
+    model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    model.decoder = decoders.ByteLevel()
     model.add_special_tokens([name for name in _SEPARATORS if model.token_to_id(name) is not None])
     return model
 

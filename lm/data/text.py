@@ -115,13 +115,14 @@ def decode_blocks(blocks: Iterable[Block]) -> Iterator[Block]:
         only. The message contains the file and the line.
     """
     decoder = codecs.getincrementaldecoder("utf-8")()
-    has_words, num_returns = False, 0
+    has_words, has_line_end, num_returns = False, False, 0
     for block in blocks:
         data = block.data.removeprefix(codecs.BOM_UTF8) if block.is_first else block.data
         with _located(block):
             check_nul(data)
             text = decoder.decode(data)
         num_returns += text.count("\r")
+        has_line_end = has_line_end or "\n" in text
         has_words = has_words or bool(text and not text.isspace())
         yield block._replace(data=text)
     path, line = block.part.path, block.line + block.data.count(b"\n")
@@ -129,7 +130,7 @@ def decode_blocks(blocks: Iterable[Block]) -> Iterator[Block]:
         decoder.decode(b"", final=True)
     if not has_words:
         raise UserError(f"{path}, line {line}: the file does not contain any words")
-    if line == block.part.line and num_returns > _MOST_RETURNS:
+    if not has_line_end and num_returns > _MOST_RETURNS:
         raise UserError(f"{path} has line ends of CR only: convert it with tr '\\r' '\\n'")
 
 

@@ -38,7 +38,7 @@ MAY_IMPORT = {
         "config_file",
     },
 }
-COMMANDS = {"train", "evaluate", "generate", "score", "export", "synthesize", "flags"}
+COMMANDS = {"train", "evaluate", "generate", "score", "export", "synthesize", "tokenizer", "flags"}
 WITHOUT_TENSORFLOW = {*BASE, "config_file", "data", "report", "cli", "search"} - {"system"}
 # The modules that a newcomer reads in a day; see CONTRIBUTING.md.
 SPINE = [

@@ -1,0 +1,210 @@
+"""Train a subword tokenizer on the training split of a corpus.
+
+  python -m lm.tokenizer --data_path data/kjv --kind bpe --vocab_size 8000 --output kjv.json
+  python -m lm.train --data_path data/kjv --tokenizer kjv.json
+
+The tokens of both kinds are sequences of bytes, so that any text can be encoded, and decoding
+returns exactly this text. bpe (byte-pair encoding) merges frequent pairs, as for GPT-2. unigram
+(Kudo, 2018, https://arxiv.org/abs/1804.10959) keeps the pieces with the highest likelihood. The
+special token <|endoftext|> separates documents.
+
+The memory depends on the number of different words, not on the length of the text. The result
+depends only on the text and the flags, not on the number of threads or the division into files.
+"""
+
+import collections
+import dataclasses
+import io
+import itertools
+import os
+import random
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from lm import logger
+from lm.cli import program
+from lm.cli.flags import parse
+from lm.config import Config
+from lm.data.splits import Source, divide_file, find_splits
+from lm.data.text import Block, decode_blocks, read_blocks
+from lm.errors import UserError, error_class, needs_extra
+from lm.files import open_atomically
+from lm.options import Checked, option
+
+_SEPARATOR = "<|endoftext|>"
+_NUM_BYTES = 256
+_COMPLETE = re.compile(r".*\S(?=[ \n])", re.DOTALL)
+_SAMPLE_SIZE = 1 << 20  # words
+_MAX_CHARACTERS = 1 << 20  # without spaces and line ends
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenizerOptions(Checked):
+    """The flags of this command."""
+
+    data_path: str = option(
+        "", "directory with train.txt, or another form of a corpus (see data/README.md)",
+        required=True, is_path=True,
+    )  # fmt: skip
+    split: str = option(
+        Config.split, "--split of lm.train, if --data_path is a single file; the tokenizer must not"
+        " be trained on the other splits",
+    )  # fmt: skip
+    kind: str = option("bpe", "algorithm", choices=("bpe", "unigram"))
+    vocab_size: int = option(
+        8000, "largest number of tokens. The 256 bytes and <|endoftext|> are always tokens",
+        low=_NUM_BYTES + 1,
+    )  # fmt: skip
+    output: str = option("", "new file for the tokenizer (.json)", required=True, is_path=True)
+
+
+def _tokenizer(argv):
+    options = parse(argv, __doc__, TokenizerOptions)[TokenizerOptions]
+    output = options.output
+    if os.path.lexists(output):
+        raise UserError(f"--output {output} already exists: choose a different file, or remove it")
+    train = {"bpe": train_bpe, "unigram": train_unigram}[options.kind]
+    source = find_train(options.data_path, options.split)
+    try:
+        with open_atomically(output) as file:  # Report a read-only directory before the training.
+            blocks = read_blocks(source.parts, "reading")
+            tokenizer = train(read_complete_words(blocks), options.vocab_size)
+            file.write(tokenizer.to_str(pretty=True).encode())
+    except OSError as error:
+        raise error_class(error)(f"cannot write {output}: {error.strerror}") from error
+    print(f"wrote {output}: {tokenizer.get_vocab_size():,} tokens")
+
+
+def find_train(data_path: str, split: str) -> Source:
+    """Return the training split of a corpus.
+
+    Raises:
+      UserError: If the corpus does not exist, or does not consist of text.
+    """
+    is_file = os.path.isfile(data_path)
+    sources = divide_file(data_path, split) if is_file else find_splits(data_path)
+    if "train" not in sources:
+        raise UserError(
+            f"{data_path} does not contain train.txt: --data_path must be a text file or the"
+            " directory of a corpus (other forms: data/README.md)"
+        )
+    source = sources["train"]
+    if source.reads_ids:
+        raise UserError(f"{source.path} contains token IDs: a tokenizer is trained on text")
+    return source
+
+
+def read_complete_words(blocks: Iterable[Block]) -> Iterator[list[str]]:
+    """Yield the parts of a text between separators, some at a time.
+
+    A step ends between a word and white space. The pre-tokenizer always divides the text there, so
+    the steps do not change its words.
+    """
+    rest = ""
+    for block in decode_blocks(blocks):
+        text = rest + block.data
+        found = _COMPLETE.match(text)
+        end = found.end() if found else 0
+        text, rest = text[:end], text[end:]
+        if len(rest) > _MAX_CHARACTERS:
+            raise UserError(
+                f"{block.part.path} has {_MAX_CHARACTERS:,} characters without spaces and line"
+                " ends: use --tokenizer characters or bytes for lm.train"
+            )
+        yield text.split(_SEPARATOR)
+    yield rest.split(_SEPARATOR)
+
+
+def train_bpe(texts: Iterable[list[str]], vocab_size: int) -> Any:
+    """Train a byte-level BPE, as for GPT-2."""
+    with needs_extra("tokenizers"):
+        from tokenizers import models, trainers
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        min_frequency=2,
+        initial_alphabet=_alphabet(),
+        special_tokens=[_SEPARATOR],
+        show_progress=False,  # `read_blocks` shows it
+    )
+    tokenizer = _byte_level(models.BPE())
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def train_unigram(texts: Iterable[list[str]], vocab_size: int) -> Any:
+    """Train a byte-level unigram model.
+
+    SentencePiece trains the model, because the trainer of `tokenizers` adds probabilities in a
+    random order. One thread adds them in the order of the words.
+    """
+    with needs_extra("tokenizers"):
+        from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
+        from tokenizers import models
+    split_words = _byte_level(models.BPE()).pre_tokenizer.pre_tokenize_str
+    counts = collections.Counter(
+        word for some in texts for text in some for word, _ in split_words(text)
+    )
+    logger.info("training on %s different words", f"{len(counts):,}")
+    model = io.BytesIO()
+    SentencePieceTrainer.train(
+        sentence_iterator=iter(_sample(counts)),
+        model_writer=model,
+        vocab_size=vocab_size,
+        hard_vocab_limit=False,
+        character_coverage=1.0,
+        num_threads=1,
+        # The words have already been divided, and consist of visible characters.
+        normalization_rule_name="identity",
+        add_dummy_prefix=False,
+        remove_extra_whitespaces=False,
+        split_by_unicode_script=False,
+        split_by_number=False,
+        bos_id=-1,
+        eos_id=-1,
+        minloglevel=2,
+    )
+    pieces = SentencePieceProcessor(model_proto=model.getvalue())
+    ids = range(1, pieces.get_piece_size())  # without <unk>
+    scores = {pieces.id_to_piece(i): pieces.get_score(i) for i in ids}  # the best ones come first
+    lowest = min(scores.values())
+    longer = [piece for piece in scores if len(piece) > 1][: vocab_size - _NUM_BYTES - 1]
+    tokens = [(byte, scores.get(byte, lowest)) for byte in _alphabet()]
+    tokens += [(piece, scores[piece]) for piece in longer]
+    tokenizer = _byte_level(models.Unigram([(_SEPARATOR, 0.0), *tokens]))
+    tokenizer.add_special_tokens([_SEPARATOR])
+    return tokenizer
+
+
+def _sample(counts: collections.Counter[str]) -> list[str]:
+    """Return each word at least once, and as often as it occurs if the text is short.
+
+    SentencePiece accepts pairs of words and counts, but then ignores the counts when it selects
+    candidates for pieces. In a sorted sample, it does not find whole words.
+    """
+    share = min(1, _SAMPLE_SIZE / counts.total())
+    repeated = (itertools.repeat(w, max(1, int(n * share))) for w, n in sorted(counts.items()))
+    words = list(itertools.chain.from_iterable(repeated))
+    random.Random(0).shuffle(words)
+    return words
+
+
+def _alphabet() -> list[str]:
+    """Return the visible characters that stand for the bytes."""
+    from tokenizers import pre_tokenizers
+
+    return sorted(pre_tokenizers.ByteLevel.alphabet())
+
+
+def _byte_level(model: Any) -> Any:
+    """Return a tokenizer that divides a text into words of bytes, as GPT-2's tokenizer does."""
+    from tokenizers import Tokenizer, decoders, pre_tokenizers
+
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+if __name__ == "__main__":
+    program.run_alone(_tokenizer)
