@@ -1,7 +1,6 @@
 """The location of a run's corpus."""
 
 import contextlib
-import dataclasses
 import gzip
 import logging
 
@@ -106,7 +105,7 @@ def test_training_finds_the_corpus_of_the_run_that_it_continues(tmp_path, own_te
         ["--init_from", checkpoint, "--output_dir", tmp_path / "next"],
     ):
         corpus = prepared(*flags).corpus
-        assert corpus.record == dataclasses.replace(recorded, sha256=corpus.record.sha256)
+        assert (corpus.record.kind, corpus.record.path) == (recorded.kind, recorded.path)
 
 
 def test_a_run_uses_the_vocabulary_of_the_run_that_it_starts_from(tmp_path, own_text, caplog):
