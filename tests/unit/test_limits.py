@@ -48,7 +48,7 @@ def test_every_integer_option_has_an_upper_limit():
                 with pytest.raises(UserError) as error:
                     cls(**{name: value})
                 assert str(error.value) == f"{name} must be at most {most}, not {shown}"
-            with pytest.raises(UserError, match=f"{name} must be at least ., not -10\\^400$"):
+            with pytest.raises(UserError, match=f"{name} must be at least [0-9]+, not -10\\^400$"):
                 cls(**{name: -TOO_MANY})
             checked.add((cls.__name__, name))
     assert {("SearchOptions", "trials"), ("Sampling", "num_words"), ("ScoreOptions", "batch_size"),
