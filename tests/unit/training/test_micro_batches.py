@@ -101,7 +101,7 @@ def test_a_plain_product_with_a_weight_is_found(monkeypatch):
 
 
 @needs_kernels
-@pytest.mark.parametrize("name", ["ngram", "gated_cnn"])
+@pytest.mark.parametrize("name", ["recurrence", "convolution"])
 def test_a_user_defined_network_does_not_depend_on_the_number_of_threads(name):
     file = load_config_file(str(NETWORKS / f"{name}.py"))
     one = train(file.config, file.functions, threads=1)

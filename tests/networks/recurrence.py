@@ -2,6 +2,7 @@
 
 The losses are those of Jozefowicz et al. (2016, arXiv:1602.02410). The words of a micro-batch share
 the candidates, which are drawn with replacement from a log-uniform distribution of the token IDs.
+The inputs have batch normalization and noise. Their statistics belong to a micro-batch too.
 """
 
 import tensorflow.compat.v1 as tf
@@ -14,7 +15,7 @@ CELLS, CANDIDATES = 24, 64
 def get_config() -> Config:
     """Return a small config on the synthetic corpus."""
     return Config(
-        name="lstmp", corpus="embedded", hidden_size=16, num_steps=7, batch_size=16,
+        name="recurrence", corpus="embedded", hidden_size=16, num_steps=7, batch_size=16,
         learning_rate=1.0, keep_prob=0.9,
     )  # fmt: skip
 
@@ -32,8 +33,13 @@ def build_optimizer(learning_rate, context):
 def build_outputs(inputs_TB, state, context):
     """Return the outputs [T, B, H] and the state after the window."""
     units, outputs = context.config.hidden_size, []
-    x_TBH = context.dropout(context.embed(inputs_TB), context.config.keep_prob)
-    weights = tf.get_variable("lstm/weights", [2 * units, 4 * CELLS])
+    x_TBH = _batch_norm(context.embed(inputs_TB), context)
+    if context.training:
+        x_TBH += 0.01 * tf.random.stateless_normal(tf.shape(x_TBH), context.seed())
+    x_TBH = context.dropout(x_TBH, context.config.keep_prob)
+    weights = tf.get_variable(
+        "lstm/weights", [2 * units, 4 * CELLS], regularizer=lambda w: 1e-3 * tf.nn.l2_loss(w)
+    )
     bias = tf.get_variable("lstm/bias", [4 * CELLS], initializer=tf.zeros_initializer())
     projection = tf.get_variable("lstm/projection", [CELLS, units])
     c, h = state["c"], state["h"]
@@ -43,6 +49,21 @@ def build_outputs(inputs_TB, state, context):
         h = tf.matmul(tf.sigmoid(o) * tf.tanh(c), projection)
         outputs.append(h)
     return context.dropout(tf.stack(outputs), context.config.keep_prob), {"c": c, "h": h}
+
+
+def _batch_norm(x_TBH, context):
+    """Normalize each unit (Ioffe & Szegedy 2015). Evaluation uses the moving averages."""
+    units = [x_TBH.shape[2]]
+    means = tf.get_variable("mean", units, trainable=False, initializer=tf.zeros_initializer())
+    squares = tf.get_variable("square", units, trainable=False, initializer=tf.ones_initializer())
+    mean, square = means, squares
+    if context.training:
+        mean = tf.reduce_mean(x_TBH, [0, 1])
+        square = tf.reduce_mean(tf.square(x_TBH), [0, 1])
+        for average, value in ((means, mean), (squares, square)):
+            update_op = average.assign(0.9 * average + 0.1 * value)
+            tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, update_op)
+    return (x_TBH - mean) * tf.math.rsqrt(square - tf.square(mean) + 1e-3)
 
 
 def build_losses(inputs_TB, targets_TB, state, context):

@@ -1,16 +1,22 @@
-"""A gated convolutional network without state (Dauphin et al. 2017, arXiv:1612.08083)."""
+"""Gated convolutions of words (Dauphin et al. 2017, arXiv:1612.08083) that are read as spellings.
 
+The convolution of characters is that of Kim et al. (2016, arXiv:1508.06615). There is no state.
+"""
+
+import numpy as np
 import tensorflow.compat.v1 as tf
 
 from lm.config import Config
 
-WIDTH = 3
+NUM_CHARACTERS, LENGTH, UNITS = 27, 12, 8
+FILTERS = {1: 6, 3: 10}  # filters of characters by width
+WIDTH = 3  # words that a layer reads
 
 
 def get_config() -> Config:
     """Return a small config on the synthetic corpus."""
     return Config(
-        name="gated_cnn", corpus="embedded", hidden_size=16, num_layers=2, num_steps=10,
+        name="convolution", corpus="embedded", hidden_size=16, num_layers=2, num_steps=10,
         batch_size=16, learning_rate=0.5, keep_prob=0.9,
     )  # fmt: skip
 
@@ -21,7 +27,7 @@ def reads_words(config: Config) -> int:
 
 
 def build_optimizer(learning_rate, context):
-    """Return the optimizer of the paper, Nesterov's momentum."""
+    """Return the optimizer of Dauphin et al., Nesterov's momentum."""
     return tf.train.MomentumOptimizer(learning_rate, 0.9, use_nesterov=True)
 
 
@@ -38,7 +44,8 @@ def transform_gradients(gradients, context):
 def build_outputs(inputs_TB, state, context):
     """Return the outputs [T, B, H], and no state."""
     units = context.config.hidden_size
-    x_BTH = tf.transpose(context.embed(inputs_TB), [1, 0, 2])
+    x_TBH = context.embed(inputs_TB) + _read_characters(inputs_TB, context)
+    x_BTH = tf.transpose(x_TBH, [1, 0, 2])
     for layer in range(context.config.num_layers):
         x_BTH = context.dropout(x_BTH, context.config.keep_prob)
         padded_BTH = tf.pad(x_BTH, [[0, 0], [WIDTH - 1, 0], [0, 0]])
@@ -49,3 +56,18 @@ def build_outputs(inputs_TB, state, context):
         linear_BTH, gate_BTH = tf.split(y_BTG, 2, axis=2)
         x_BTH += linear_BTH * tf.sigmoid(gate_BTH)
     return tf.transpose(x_BTH, [1, 0, 2]), {}
+
+
+def _read_characters(inputs_TB, context):
+    spelling = np.zeros([context.vocab_size, LENGTH], np.int32)
+    for row, word in zip(spelling, context.words):
+        row[: len(word)] = [1 + ord(character) % 26 for character in word[:LENGTH]]
+    characters_TBL = tf.gather(tf.constant(spelling), inputs_TB)
+    table = tf.get_variable("characters", [NUM_CHARACTERS, UNITS])
+    x_NLU = tf.reshape(tf.gather(table, characters_TBL), [-1, LENGTH, UNITS])
+    features = []
+    for width, num_filters in FILTERS.items():
+        filters = tf.get_variable(f"filters_{width}", [width, UNITS, num_filters])
+        y_NLF = tf.nn.conv1d(x_NLU, filters, stride=1, padding="VALID")
+        features.append(tf.reduce_max(tf.tanh(y_NLF), axis=1))
+    return tf.reshape(tf.concat(features, axis=1), [inputs_TB.shape[0], -1, 16])

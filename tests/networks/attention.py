@@ -1,7 +1,8 @@
 """A block of GPT-2 (Radford et al. 2019) whose state is the keys and values of the last words.
 
-Distances replace learned positions (ALiBi, Press et al. 2022, arXiv:2108.12409), so each word
-attends to the same number of earlier words in windows and in single words.
+The scores have the terms of distances of ALiBi (Press et al. 2022, arXiv:2108.12409) and those of
+Transformer-XL (Dai et al. 2019, arXiv:1901.02860, equation 4). Each word attends to the same number
+of earlier words in windows and in single words.
 """
 
 import numpy as np
@@ -15,7 +16,7 @@ HEADS, MEMORY = 2, 6
 def get_config() -> Config:
     """Return a small config on the synthetic corpus."""
     return Config(
-        name="keys_and_values", corpus="embedded", hidden_size=16, num_steps=7, batch_size=16,
+        name="attention", corpus="embedded", hidden_size=16, num_steps=7, batch_size=16,
         optimizer="adam", learning_rate=0.01, keep_prob=0.9,
     )  # fmt: skip
 
@@ -46,12 +47,25 @@ def _attend(query, key, value, is_word_BS):
     steps, units = query.shape.as_list()[2:]
     distance_TS = MEMORY + np.arange(steps)[:, None] - np.arange(MEMORY + steps)
     slopes = 2.0 ** -np.arange(1, HEADS + 1)[:, None, None]
-    score = tf.matmul(query, key, transpose_b=True) * units**-0.5
+    content, position = (tf.get_variable(name, [HEADS, 1, units]) for name in ("u", "v"))
+    places = tf.get_variable("place", [HEADS * units, HEADS * units])
+    place_AH = tf.tensordot(_sinusoids(HEADS * units), places, 1)
+    place_ASh = tf.transpose(tf.reshape(place_AH, [-1, HEADS, units]), [1, 0, 2])
+    place_ATSh = tf.gather(place_ASh, np.clip(distance_TS, 0, MEMORY), axis=1)
+    score = tf.matmul(query + content, key, transpose_b=True)
+    score += tf.einsum("bath,atsh->bats", query + position, place_ATSh)
+    score *= units**-0.5
     score -= tf.constant(slopes * distance_TS, tf.float32)
     is_near_TS = ((distance_TS >= 0) & (distance_TS <= MEMORY)).astype(np.float32)
     score -= 1e9 * (1 - is_near_TS * is_word_BS[:, None, None])
     mixed = tf.transpose(tf.matmul(tf.nn.softmax(score), value), [0, 2, 1, 3])
     return tf.reshape(mixed, [-1, steps, HEADS * units])
+
+
+def _sinusoids(units):
+    """Return the encoding [distance, units] of the distances 0 to MEMORY."""
+    angles = np.arange(MEMORY + 1)[:, None] / 10000 ** (np.arange(0, units, 2) / units)
+    return tf.constant(np.concatenate([np.sin(angles), np.cos(angles)], axis=1), tf.float32)
 
 
 def _heads(x_BTH):
