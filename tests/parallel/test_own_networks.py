@@ -1,5 +1,6 @@
 """User-defined networks are bitwise identical on any number of ranks and threads."""
 
+import numpy as np
 import pytest
 
 from lm.config_file import load_config_file
@@ -12,9 +13,20 @@ PATHS = {path.stem: path for path in NETWORKS}
 EXTRA_FLAGS = {"gated_cnn": ("--window_order", "shuffled")}  # a network without state
 STEPS = 20
 FLAGS = (
-    "--corpus", "embedded", "--resume", "--log_every_steps", 1, "--checkpoint_every_steps", 10,
+    "--corpus", "files", "--resume", "--log_every_steps", 1, "--checkpoint_every_steps", 10,
     "--distributed_eval", "--nocheck_network",
 )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+    """A directory with short texts of 200 words: evaluating longer texts takes most of the time."""
+    path, random = tmp_path_factory.mktemp("texts"), np.random.default_rng(0)
+    words = [a + b + c for a in "bdfgklmnpr" for b in "aeiou" for c in "lnst"]
+    for split, num_lines in {"train": 1000, "valid": 50, "test": 50}.items():
+        lines = (" ".join(random.choice(words, random.integers(1, 20))) for _ in range(num_lines))
+        (path / f"{split}.txt").write_text("".join(f"{line}\n" for line in lines))
+    return path
 
 
 def results(run):
@@ -31,7 +43,7 @@ def results(run):
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory, corpora):
+def trained(tmp_path_factory, texts):
     """Train all networks on one rank with three threads, and on 4 ranks and then on this rank."""
     parent = tmp_path_factory.mktemp("runs")
     for num_ranks, threads, started in [
@@ -40,7 +52,7 @@ def trained(tmp_path_factory, corpora):
     ]:
         runs = [
             (
-                *FLAGS, "--config", path, "--data_path", corpora, "--output_dir",
+                *FLAGS, "--config", path, "--data_path", texts, "--output_dir",
                 parent / run / name, "--max_steps", steps, "--intra_op_threads", threads,
                 *EXTRA_FLAGS.get(name, ()),
             )
@@ -60,6 +72,6 @@ def test_a_network_does_not_depend_on_ranks_threads_or_a_resume(trained, name):
 
 
 @pytest.mark.parametrize("name", PATHS)
-def test_all_commands_agree(trained, name, tmp_path, corpora):
+def test_all_commands_agree(trained, name, tmp_path, texts):
     functions = load_config_file(str(PATHS[name])).functions
-    check_commands_agree(trained / "ranks" / name, functions, corpora, tmp_path)
+    check_commands_agree(trained / "ranks" / name, functions, texts, tmp_path, "test.txt")
