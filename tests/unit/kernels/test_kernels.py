@@ -1,13 +1,17 @@
 """All compiled ops: instruction sets, invalid shapes, and numbers of threads."""
 
+import os
+
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
 from lm import kernels
 from lm.errors import UserError
-from tests.machine import in_new_processes
+from tests.machine import NEEDED, has, in_new_processes
 from tests.unit.kernels.arrays import (
+    TOLERANCE,
+    assert_near,
     lstm_inputs,
     lstm_loss,
     numbers,
@@ -80,6 +84,32 @@ def test_results_do_not_depend_on_the_number_of_threads():
     for other in others:
         for a, b in zip(first, other):
             np.testing.assert_array_equal(a, b)
+
+
+def results_with(isa):
+    """Return the results of all ops in each precision with this instruction set."""
+    os.environ["LM_KERNELS_ISA"] = isa
+    assert kernels.description().startswith(f"compiled ops for {isa} ")
+    return {precision: all_ops(2, [precision]) for precision in TOLERANCE}
+
+
+def test_results_with_each_instruction_set():
+    """Results are bitwise identical wherever `kernels.arithmetic` promises it, and otherwise near.
+
+    The soak tests run all tests of the ops with each instruction set.
+    """
+    if not has("avx2"):
+        pytest.skip("this CPU has one instruction set only")
+    isas = ["avx2", *(isa for isa in NEEDED if has(isa) and isa != "avx2")]
+    expected, *others = in_new_processes(results_with, [(isa,) for isa in isas])
+    for isa, results in zip(isas[1:], others):
+        for precision, arrays in results.items():
+            is_exact = isa == "avx512" or (isa == "avx512bf16" and precision == "float32")
+            for found, same in zip(arrays, expected[precision], strict=True):
+                if is_exact:
+                    np.testing.assert_array_equal(found, same)
+                else:
+                    assert_near(found, same, precision)
 
 
 def norm_in_the_documented_order(arrays):
