@@ -1,6 +1,7 @@
 """Read token IDs from NumPy files and from files of plain integers."""
 
 import zipfile
+import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -55,7 +56,7 @@ def _blocks(path: str, dtype: str) -> Iterator[np.ndarray]:
                 for name in archive.namelist():
                     with archive.open(name) as file:
                         yield from _read_array(f"{path}, {name[:_MAX_DIGITS]}", file)
-        except (zipfile.BadZipFile, EOFError, NotImplementedError) as error:
+        except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
             raise UserError(f"{path} is not an .npz file: {first_line(error)}") from error
 
 
@@ -80,10 +81,10 @@ def _read_array(name: str, file: Any) -> Iterator[np.ndarray]:
             shape, _, dtype = np.lib.format.read_array_header_2_0(file)
     except ValueError as error:
         raise UserError(f"{name} is not a NumPy array: {first_line(error)}") from error
-    if dtype.kind not in "iu" or len(shape) != 1:
+    if dtype.kind not in "iu" or len(shape) != 1 or shape[0] < 0:
         raise UserError(
-            f"{name} is an array of {dtype} with {len(shape)} dimension(s): token IDs must be a"
-            " one-dimensional array of integers"
+            f"{name} is an array of {dtype} of shape {shape}: token IDs must be a one-dimensional"
+            " array of integers"
         )
     rest = shape[0]
     while rest:

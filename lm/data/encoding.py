@@ -31,7 +31,7 @@ from lm.data.tokenizer import (
     saved_tokenizer,
 )
 from lm.data.vocabulary import UNK, Vocabulary
-from lm.errors import RunError
+from lm.errors import RunError, UserError
 from lm.files import (
     check_private,
     locked,
@@ -104,6 +104,8 @@ def encode_source(
             num_unknown += int(np.count_nonzero(ids == UNKNOWN))
             ids[ids == UNKNOWN] = unk_id
             file.write(ids.tobytes())
+        if not file.tell():
+            raise UserError(f"{source.path} does not contain any tokens")
     return Encoded(num_unknown, size)
 
 

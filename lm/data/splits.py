@@ -89,10 +89,17 @@ def divide_file(path: str, percentages: str) -> dict[str, Source]:
         raise UserError(
             f"split must be the percentages of valid and test, such as 5,5, not {percentages!r}"
         ) from error
-    num_lines = sum(block.data.count(b"\n") for block in read_blocks([Part(path)], "counting"))
+    if path.endswith(ID_ENDS):
+        raise UserError(f"{path} has no lines: put train and valid files into a directory")
+    num_lines, num_bytes, last = 0, 0, b"\n"
+    for block in read_blocks([Part(path)], "counting"):
+        num_lines += block.data.count(b"\n")
+        num_bytes += len(block.data)
+        last = block.data[-1:] or last
+    num_lines += last != b"\n"  # the last line may have no line end
     sizes = [int(num_lines * share / 100) for share in shares]
     valid, test = num_lines - sum(sizes), num_lines - sizes[1]
-    bounds = [0, _offset(path, valid), _offset(path, test) if sizes[1] else None, None]
+    bounds = [0, _offset(path, valid), _offset(path, test), num_bytes]
     return {
         split: Source(path, (Part(path, start, stop, line + 1),), False)
         for split, line, start, stop in zip(SPLITS, (0, valid, test), bounds, bounds[1:])
@@ -101,7 +108,7 @@ def divide_file(path: str, percentages: str) -> dict[str, Source]:
 
 
 def _offset(path: str, line: int) -> int:
-    """Return the position at which a line starts. Lines are counted from 0."""
+    """Return the position at which a line starts, or the size. Lines are counted from 0."""
     position = 0
     for block in read_blocks([Part(path)], "dividing"):
         line_ends = np.flatnonzero(np.frombuffer(block.data, np.uint8) == ord("\n"))

@@ -102,12 +102,14 @@ class _SentencePiece(_Subwords):
         super().__init__(files)
         with needs_extra("tokenizers"):
             from sentencepiece import SentencePieceProcessor
-        self._model = SentencePieceProcessor(model_proto=files[_SENTENCE_PIECE])
+        try:
+            assert files[_SENTENCE_PIECE]
+            self._model = SentencePieceProcessor(model_proto=files[_SENTENCE_PIECE])
+        except (AssertionError, RuntimeError) as error:
+            raise ValueError("it is neither a tokenizer.json nor a SentencePiece model") from error
         size = self._model.get_piece_size()
         self.tokens = [self._model.id_to_piece(i) for i in range(size)]
         self.unk_id, self.eos_id = self._model.unk_id(), self._model.eos_id()
-        if not size:
-            raise ValueError("it has no pieces")
         if self.eos_id < 0:
             raise UserError("the SentencePiece model has no </s>: train it with an eos_id")
 
@@ -158,6 +160,8 @@ class _HuggingFace(_Subwords):
         self._model.no_padding()
         self._model.no_truncation()
         size = self._model.get_vocab_size()
+        if not size:
+            raise ValueError("it has no tokens")
         self.tokens = [self._model.id_to_token(i) or "" for i in range(size)]
         unknown = getattr(self._model.model, "unk_token", None)
         self.unk_id = unknown and self._model.token_to_id(unknown)

@@ -268,9 +268,11 @@ def fixed_tokenizer(config: Config, reads_ids: bool) -> Tokenizer | None:
     Args:
       reads_ids: Whether the corpus consists of token IDs.
     """
-    if reads_ids and config.tokenizer in BUILT:
+    if reads_ids and config.tokenizer in BUILT and not config.vocabulary:
         if config.vocab_size is None:
-            raise UserError("a corpus of token IDs needs --vocab_size N, or its --tokenizer")
+            raise UserError(
+                "a corpus of token IDs needs --vocab_size N, its --vocabulary or its --tokenizer"
+            )
         return Ids(config.vocab_size)
     if config.tokenizer in BUILT:
         if not config.vocabulary:

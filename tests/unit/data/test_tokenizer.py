@@ -157,9 +157,9 @@ def test_bytes_may_be_any_bytes(tmp_path):
     ("content", "message"),
     [
         (None, "does not exist: use words, characters, bytes, or the path"),
-        (b"", "is not a tokenizer"),
+        (b"", "is not a tokenizer: it is neither a tokenizer.json nor a SentencePiece model"),
         (b"{", "is not a tokenizer"),
-        (b"[" * 100_000, "is not a tokenizer"),
+        (b"[" * 100_000, "is not a tokenizer: it is neither"),
         (b'{"version": "1.0"}', "is not a tokenizer"),
         (b"\x0a\x0e\x0a", "is not a tokenizer"),
     ],
@@ -176,7 +176,8 @@ def test_an_invalid_tokenizer_is_one_line(tmp_path, content, message):
 def test_a_directory_without_a_tokenizer_names_the_formats(tmp_path):
     with pytest.raises(UserError, match=r"must contain one of: .*encoder.json and vocab.bpe"):
         load_subwords(str(tmp_path))
-    (tmp_path / "vocab.json").write_text(json.dumps({"a": 0}))
-    (tmp_path / "merges.txt").write_text("a b c\n")
-    with pytest.raises(UserError, match="is not a tokenizer"):
-        load_subwords(str(tmp_path))
+    for vocabulary, merges in (({"a": 0}, "a b c\n"), ({"a": 0}, "a b\n"), ([1], ""), ({}, "")):
+        (tmp_path / "vocab.json").write_text(json.dumps(vocabulary))
+        (tmp_path / "merges.txt").write_text(merges)
+        with pytest.raises(UserError, match="is not a tokenizer"):
+            load_subwords(str(tmp_path))
