@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf
 
 from lm.checkpoint import store
 from lm.checkpoint.manifest import MANIFEST, Checkpoint
-from lm.checkpoint.variables import VariableLoader
+from lm.checkpoint.variables import VariableLoader, weight_names
 from lm.config import Config
 from lm.data.tokenizer import Tokenizer, saved_tokenizer
 from lm.distributed.communicator import Communicator
@@ -120,8 +120,10 @@ def open_session(
         session = tf.Session(config=session_config(device))
         try:
             session.run([tf.local_variables_initializer(), loader.create_op])
-            # The other functions of a network with losses may use further variables.
-            is_part = run.functions.has_losses
+            # The other functions of a network with losses may use further variables, and training
+            # may use variables that this graph creates but does not need.
+            all_needed = len(tf.global_variables()) == len(weight_names(tf.get_default_graph()))
+            is_part = run.functions.has_losses or not all_needed
             loader.load_weights(session, run.checkpoint, is_part)
         except BaseException:
             session.close()

@@ -1,12 +1,13 @@
 """TF 1.x code without edits: modules in which `import tensorflow` means TensorFlow 1.
 
 A config file loads a module with `model = tf1.load("path/to/model.py")`. `modules.py` imports it,
-`tensorflow.py` and `contrib.py` are its TensorFlow, `calls.py` prepares each call of a function of
-the config file, `draws.py` has its random numbers, and `feeds.py` passes values to it.
+`tensorflow.py` and `contrib.py` are its TensorFlow, and `old_python.py` has names of Python 2.
+`calls.py` prepares each call of a function of the config file: `draws.py` has its random numbers,
+`feeds.py` passes values to it, and the parts in `inert.py` have no effect.
 """
 
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -27,13 +28,24 @@ def fed(
     return feeds.fed(*placeholders, zero_states=zero_states, defaults=defaults)
 
 
-def load(path: str, root: str | None = None) -> types.ModuleType:
+def load(
+    path: str,
+    root: str | Sequence[str] | None = None,
+    stubs: Sequence[str] = (),
+    before: Callable[[types.ModuleType], None] | None = None,
+) -> types.ModuleType:
     """Load a Python file, in which `import tensorflow` means `tensorflow.compat.v1`.
 
-    The modules in `root`, by default the directory of the file, are loaded in the same way when the
-    file imports them. Flags of `tf.flags` have their defaults. Assign to attributes of the returned
-    module to replace its functions or flags, such as `model.FLAGS.rnn_mode = "basic"`. Paths are
-    absolute, or relative to the config file.
+    Flags of `tf.flags` have their defaults, and the command line is empty. Assign to attributes of
+    the returned module to replace its functions or flags, such as `model.FLAGS.width = 200`. Paths
+    are absolute, or relative to the config file.
+
+    Args:
+      path: The file.
+      root: The directory, or the directories, whose modules are loaded in the same way when the
+        file imports them. By default, this is the directory of the file.
+      stubs: Names of packages that the network does not need, and that need not be installed.
+      before: A function of the module `tensorflow` of the program, called before the file runs.
     """
     files = current_files()
     import_tensorflow()  # silently; the following modules import it too
@@ -41,4 +53,4 @@ def load(path: str, root: str | None = None) -> types.ModuleType:
 
     files.adapt = calls.adapt
     with calls.v1_behavior():
-        return modules.load(path, root, files)
+        return modules.load(path, root, stubs, before, files)

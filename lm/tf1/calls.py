@@ -7,13 +7,13 @@ and the rows. The program's optimizer has no effect, because the trainer updates
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import functools
 import logging
+import sys
 import warnings
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow.compat.v1 as tf
@@ -24,47 +24,9 @@ from tensorflow.python.ops import while_loop as loops
 from lm import logger
 from lm.model.context import Context
 from lm.model.variables import operations_behind
-from lm.tf1.draws import (
-    counting_loop,
-    seed_of_iteration,
-    stateless_operations,
-    stateless_samplers,
-)
-
-_active: list[Call] = []  # the calls of functions with a context
-
-
-class Call:
-    """A call of a network function."""
-
-    def __init__(self, context: Context):
-        self.context = context
-        self.seeds: set[tf.Operation] = set()  # operations of the seeds that the call has drawn
-        self.loops: list[tf.Tensor] = []  # indices of the iterations of the surrounding loops
-        self.names: set[str] = set()  # of variables
-        self.placeholders: list[tf.Tensor] = []  # values of the next calls of tf.placeholder
-        self.defaults: dict[str, Any] = {}  # values for tf.placeholder_with_default, by name
-        self.default_names: collections.Counter = collections.Counter()  # of these calls
-        self.scope: tf.VariableScope | None = None
-        self._name_scope = tf.get_default_graph().get_name_scope()
-
-    def seed(self) -> tf.Tensor:
-        seed = self.context.seed()
-        self.seeds.add(seed.op)
-        return seed_of_iteration(seed, self.loops)
-
-    def new_name(self, name: str) -> str:
-        """Return the name of a new `tf.Variable`: as in TF 1.x, unique in its name scope."""
-        while True:
-            unique = tf.get_default_graph().unique_name(name)
-            unique = unique.removeprefix(f"{self._name_scope}/")
-            if unique not in self.names:
-                return unique
-
-
-def current_call() -> Call | None:
-    """Return the innermost call of a network function."""
-    return _active[-1] if _active else None
+from lm.tf1.call import Call, active, current_call, replaced
+from lm.tf1.draws import counting_loop, stateless_operations, stateless_samplers
+from lm.tf1.inert import global_step, without_training
 
 
 def adapt(function: Callable) -> Callable:
@@ -76,6 +38,7 @@ def adapt(function: Callable) -> Callable:
             stack.enter_context(v1_behavior())
             if arguments and isinstance(arguments[-1], Context):
                 stack.enter_context(_draws_from(arguments[-1]))
+                stack.enter_context(without_training())
             return function(*arguments)
 
     return adapted
@@ -83,7 +46,10 @@ def adapt(function: Callable) -> Callable:
 
 @contextlib.contextmanager
 def v1_behavior() -> Iterator[None]:
-    """Let the sizes of a shape be objects with `.value`, as in TF 1.x, without deprecations."""
+    """Let the sizes of a shape be objects with `.value`, as in TF 1.x, without deprecations.
+
+    What the program prints goes to stderr, because commands such as `lm.score` print results.
+    """
     messages, level = tf.get_logger(), tf.logging.get_verbosity()
     messages.addFilter(_forward)
     tf.logging.set_verbosity(tf.logging.WARN)
@@ -91,6 +57,7 @@ def v1_behavior() -> Iterator[None]:
         with (
             replaced(tensor_shape, {"_TENSORSHAPE_V2_OVERRIDE": False}),
             warnings.catch_warnings(),
+            contextlib.redirect_stdout(sys.stderr),
         ):
             warnings.filterwarnings("ignore", message=".*is deprecated and will be removed")
             yield
@@ -107,23 +74,9 @@ def _forward(record: logging.LogRecord) -> bool:
     return record.levelno > logging.WARNING
 
 
-@functools.cache
-def warn_once(message: str) -> None:
-    logger.warning(message)
-
-
-def _apply_nothing(optimizer: tf.train.Optimizer, *arguments: Any, **options: Any) -> tf.Operation:
-    if _active[-1].context.training:
-        warn_once(
-            f"the program's {type(optimizer).__name__} is not used: set --optimizer and"
-            " --learning_rate, or define build_optimizer"
-        )
-    return tf.no_op()
-
-
 @contextlib.contextmanager
 def _draws_from(context: Context) -> Iterator[None]:
-    """Make random operations use the seed of a context, and ignore the program's optimizer.
+    """Make random operations use the seed of a context, except in initial values.
 
     Initial values have the seeds of their variables.
     """
@@ -131,6 +84,8 @@ def _draws_from(context: Context) -> Iterator[None]:
 
     def get_variable(getter: Callable, name: str, *arguments: Any, **options: Any) -> tf.Variable:
         call.names.add(name)
+        if name.rpartition("/")[2] == tf.GraphKeys.GLOBAL_STEP:
+            return global_step(options.get("dtype") or tf.int64)
         initializer = options.get("initializer")
         if isinstance(initializer, tf.Tensor):
             _seed_by_name(initializer, name, call)
@@ -143,14 +98,13 @@ def _draws_from(context: Context) -> Iterator[None]:
     originals = {name: getattr(gen_random_ops, name) for name in stateless}
     dropout = nn_ops._dropout
     in_training = dropout if context.training else lambda x, *others, **options: x
-    _active.append(call)
+    active.append(call)
     try:
         with (
             replaced(gen_random_ops, stateless),
             replaced(gen_candidate_sampling_ops, samplers),
             replaced(loops, {"while_loop": while_loop}),
             replaced(nn_ops, {"_dropout": in_training}),
-            replaced(tf.train.Optimizer, {"apply_gradients": _apply_nothing}),
             tf.variable_scope(
                 tf.get_variable_scope(), custom_getter=get_variable, auxiliary_name_scope=False
             ) as call.scope,
@@ -158,7 +112,7 @@ def _draws_from(context: Context) -> Iterator[None]:
             call.scope.set_initializer(None)  # TensorFlow's default
             yield
     finally:
-        _active.pop()
+        active.pop()
 
 
 def _seed_by_name(initial_value: tf.Tensor, name: str, call: Call) -> None:
@@ -168,19 +122,6 @@ def _seed_by_name(initial_value: tf.Tensor, name: str, call: Call) -> None:
         for index, tensor in enumerate(op.inputs):
             if tensor.op in call.seeds:
                 op._update_input(index, tf.constant(own, tf.int32))
-
-
-@contextlib.contextmanager
-def replaced(module: Any, values: Mapping[str, Any]) -> Iterator[None]:
-    """Replace attributes of a module."""
-    before = {name: getattr(module, name) for name in values}
-    try:
-        for name, value in values.items():
-            setattr(module, name, value)
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(module, name, value)
 
 
 def create_variable(
@@ -208,7 +149,7 @@ def create_variable(
             call.new_name(name or "Variable"),
             dtype=value.dtype,
             initializer=value,
-            trainable=trainable,
+            trainable=trainable and value.dtype.is_floating,  # as TF 1.x, which trains no others
         )
 
 

@@ -1,4 +1,4 @@
-"""The frequent parts of `tf.contrib`; all other names raise an error that names a replacement.
+"""The frequent parts of `tf.contrib`. Calling any other name is an error with a replacement.
 
 `tf_slim` contains the layers and the helpers of `tf.contrib.framework`.
 """
@@ -13,9 +13,9 @@ import tensorflow.compat.v1 as tf
 from tensorflow.python.util import nest
 
 from lm.errors import UserError
-from lm.tf1.namespace import Namespace
+from lm.tf1.namespace import Missing, Namespace
 
-_REPLACEMENTS = {  # keys are names, or modules whose names are all replaced
+_REPLACEMENTS = {  # keys are names, or the modules of replaced names
     "contrib.layers.batch_norm": "tf.layers.batch_normalization",
     "contrib.rnn.LSTMBlockFusedCell": "tf.nn.rnn_cell.LSTMCell and tf.nn.dynamic_rnn",
     "contrib.rnn": "a cell of tf.nn.rnn_cell",
@@ -27,32 +27,45 @@ _REPLACEMENTS = {  # keys are names, or modules whose names are all replaced
     "contrib.tpu": "python -m lm.train",
     "contrib.distribute": "mpirun python -m lm.train",
     "contrib.training": "a field of Config",
+    "estimator": "python -m lm.train",
 }
+# Modules of the cells, which moved several times.
+RNN_CELLS = ("rnn_cell", "rnn_cell_impl", "core_rnn_cell", "core_rnn_cell_impl")
 _OTHERS = "stock operations, or replace the function that uses it, in the config file"
 _TINY = 1e-12  # avoids a division by zero, as in tf.contrib
+
+
+def fix_of(name: str) -> str:
+    """Return the replacement of a name that TensorFlow 2 does not have."""
+    while name and name not in _REPLACEMENTS:
+        name = name.rpartition(".")[0]
+    return _REPLACEMENTS.get(name, _OTHERS)
 
 
 class _Part(Namespace):
     """A module of `tf.contrib`."""
 
     def __getattr__(self, name: str) -> Any:
+        if name in ("python", "ops"):  # the internal modules have the same names
+            return self
         if f"{self.__name__}.{name}" in _REPLACEMENTS:
             return self._missing(name)
         return super().__getattr__(name)
 
     def _missing(self, name: str) -> Any:
-        whole = f"{self.__name__}.{name}"
-        fix = _REPLACEMENTS.get(whole) or _REPLACEMENTS.get(self.__name__) or _OTHERS
-        raise UserError(f"tf.{whole} does not exist in TensorFlow 2; use {fix}")
+        return self.__dict__.setdefault(name, Missing(f"{self.__name__}.{name}", fix_of))
 
 
 class Contrib(_Part):
     """The module `tf.contrib` for the `tf.nn` of a program."""
 
     def __init__(self, nn: types.ModuleType):
+        rnn = _Part("contrib.rnn", nn.rnn_cell, nn, LSTMBlockCell=_lstm_block_cell)
+        for name in RNN_CELLS:
+            setattr(rnn, name, rnn)
         super().__init__(
             "contrib",
-            rnn=_Part("contrib.rnn", nn.rnn_cell, nn, LSTMBlockCell=_lstm_block_cell),
+            rnn=rnn,
             seq2seq=_Part("contrib.seq2seq", sequence_loss=_sequence_loss),
             legacy_seq2seq=nn.seq2seq,
             training=_Part("contrib.training", HParams=HParams),
@@ -63,11 +76,8 @@ class Contrib(_Part):
             slim = _import_slim(name)
             behind = {"slim": [], "layers": [slim.layers], "framework": [tf]}[name]
             part = _Part(f"contrib.{name}", slim, *behind, nest=nest)
-        elif f"contrib.{name}" in _REPLACEMENTS:  # the replacement depends on the program's use
-            part = _Part(f"contrib.{name}")
-        else:
-            return super().__getattr__(name)
-        return self.__dict__.setdefault(name, part)  # keeps what a config file assigns to it
+            return self.__dict__.setdefault(name, part)  # keeps what a config file assigns to it
+        return super().__getattr__(name)
 
 
 def _import_slim(name: str) -> types.ModuleType:

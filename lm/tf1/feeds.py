@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from lm.errors import UserError
-from lm.tf1.calls import current_call, replaced, warn_once
+from lm.tf1.call import current_call, replaced, warn_once
 from lm.user.code import NOT_FED, current_line
 
 

@@ -15,42 +15,64 @@ import importlib.util
 import os
 import sys
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lm.errors import UserError
 from lm.files import short_name
+from lm.tf1 import old_python
+from lm.tf1.inert import HOROVOD, Inert
 from lm.tf1.tensorflow import TensorFlow
 from lm.user.files import LoadedFiles, current_files
 
 _programs: dict[str, _Program] = {}  # keys are the names of the packages
 
 
-def load(path: str, root: str | None, files: LoadedFiles) -> types.ModuleType:
+def load(
+    path: str,
+    root: str | Sequence[str] | None,
+    stubs: Sequence[str],
+    before: Callable[[types.ModuleType], None] | None,
+    files: LoadedFiles,
+) -> types.ModuleType:
     """Load the file with this path relative to the config file; see `lm.tf1.load`."""
     found = files.find(path)
     if not os.path.isfile(found):
         raise UserError(f"tf1.load cannot find {found}; give a path relative to the config file")
     root = os.path.dirname(path) if root is None else root
-    directory = files.find(root)
-    name = os.path.relpath(found, directory).removesuffix(".py").replace(os.sep, ".")
-    if name.startswith("."):
-        raise UserError(f"tf1.load: {path} is not in the directory {root}")
-    package = f"lm_tf1_{short_name(directory)}"
+    roots = [root] if isinstance(root, str) else list(root)
+    directories = [files.find(directory) for directory in roots]
+    paths = [os.path.relpath(found, directory) for directory in directories]
+    inside = [relative for relative in paths if not relative.startswith(os.pardir)]
+    if not inside:
+        raise UserError(f"tf1.load: {path} is not in the directory {' or '.join(roots)}")
+    package = f"lm_tf1_{short_name(os.pathsep.join(directories))}"
     if package not in _programs:
-        _programs[package] = _Program(package, directory)
-    return _programs[package].load(name, root, files)
+        _programs[package] = _Program(package, directories)
+    program = _programs[package]
+    program.stubs.update(stubs)
+    if before:
+        before(program.tensorflow)
+    name = min(inside, key=len).removesuffix(".py").replace(os.sep, ".")
+    arguments = sys.argv
+    sys.argv = [found]
+    try:
+        return program.load(name, roots[0], files)
+    finally:
+        sys.argv = arguments
 
 
 class _Program:
-    """The modules of a program, in a directory and its subdirectories."""
+    """The modules of a program, in one or more directories and their subdirectories."""
 
-    def __init__(self, package: str, directory: str):
-        self.package, self._directory = package, directory
-        self._tensorflow = TensorFlow()
+    def __init__(self, package: str, directories: list[str]):
+        self.package, self._directory = package, directories[0]
+        self.tensorflow = TensorFlow()
+        self.stubs: set[str] = set()  # packages without effect
+        self._old = old_python.modules()
         self._loaded: dict[str, tuple[str, bytes]] = {}  # path and source by relative path
         module = types.ModuleType(package)
-        module.__path__ = [directory]
+        module.__path__ = directories
         sys.modules[package] = module
 
     def load(self, name: str, prefix: str, files: LoadedFiles) -> types.ModuleType:
@@ -72,6 +94,8 @@ class _Program:
     ) -> types.ModuleType:
         """Import a module for a module of the program; see Python's `__import__`."""
         top = name.partition(".")[0]
+        if level == 0 and top == "horovod":
+            return HOROVOD
         if level == 0 and top in ("tensorflow", "absl"):
             return self._import_tensorflow(name, fromlist)
         # Python 2 also imports from the directory of the importing module.
@@ -80,15 +104,24 @@ class _Program:
             if level == 0 and _contains(package, top):
                 module = builtins.__import__(f"{package}.{name}", globals, locals, fromlist or ())
                 return module if fromlist else sys.modules[f"{package}.{top}"]
-        return builtins.__import__(name, globals, locals, fromlist, level)
+        if level == 0 and top in self.stubs:
+            return Inert(name if fromlist else top)
+        if level == 0 and (name in self._old or (top in self._old and not fromlist)):
+            return self._old[name if fromlist else top]
+        try:
+            return builtins.__import__(name, globals, locals, fromlist, level)
+        except ModuleNotFoundError as error:
+            if error.name == top and level == 0:
+                error.msg += f"; install it, or pass stubs=({top!r},) to tf1.load"
+            raise
 
     def _import_tensorflow(self, name: str, fromlist: Sequence[str] | None) -> types.ModuleType:
         if name.startswith("absl"):
             is_flags = name == "absl.flags" or "flags" in (fromlist or ())
             module = builtins.__import__(name, fromlist=fromlist or ())
-            return self._tensorflow.absl(module, name) if is_flags else module
-        module = self._tensorflow.find(name)
-        return module if fromlist else self._tensorflow
+            return self.tensorflow.absl(module, name) if is_flags else module
+        module = self.tensorflow.find(name)
+        return module if fromlist else self.tensorflow
 
 
 def _contains(package: str, top: str) -> bool:
@@ -111,10 +144,14 @@ class _Loader(importlib.machinery.SourceFileLoader):
         current_files(f"{os.path.basename(self.path)} is imported")
         source = self.get_data(self.path)
         self._program.add(self.path, source)
-        return compile(source, self.path, "exec", dont_inherit=True)  # ignores cached bytecode
+        try:
+            return compile(source, self.path, "exec", dont_inherit=True)  # ignores cached bytecode
+        except SyntaxError as error:
+            error.msg += old_python.hint(error.msg, self.path)
+            raise
 
     def exec_module(self, module: types.ModuleType) -> None:
-        changed = {"__import__": self._program.import_, "xrange": range}
+        changed = {"__import__": self._program.import_, **old_python.BUILTINS}
         module.__builtins__ = {**vars(builtins), **changed}
         super().exec_module(module)
 

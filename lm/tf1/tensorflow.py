@@ -13,12 +13,11 @@ from tensorflow.python.ops import array_ops, math_ops, nn_ops
 from tensorflow.python.util import nest
 
 from lm.errors import UserError
-from lm.tf1 import calls, feeds
-from lm.tf1.contrib import Contrib, legacy_seq2seq
-from lm.tf1.namespace import Namespace, Package
+from lm.tf1 import calls, feeds, inert
+from lm.tf1.contrib import RNN_CELLS, Contrib, fix_of, legacy_seq2seq
+from lm.tf1.namespace import Missing, Namespace, Package
 
 _REAL = ("python", "core", "tools")  # packages that still exist
-_RNN_CELLS = ("rnn_cell", "rnn_cell_impl", "core_rnn_cell", "core_rnn_cell_impl")
 _RENAMED = {  # names of TF 0.x
     "pack": tf.stack,
     "unpack": tf.unstack,
@@ -59,6 +58,7 @@ class TensorFlow(Namespace):
             tf,
             tensorflow,
             **_RENAMED,
+            **inert.parts_of_tensorflow(),
             Variable=calls.create_variable,
             while_loop=calls.while_loop,
             placeholder=feeds.placeholder,
@@ -68,6 +68,7 @@ class TensorFlow(Namespace):
             scatter_update=_scatter_update,
             nn=nn,
             contrib=Contrib(nn),
+            estimator=Missing("estimator", fix_of),
             flags=self._flags,
             app=Namespace("tensorflow.app", tf.app, flags=self._flags),
             models=types.SimpleNamespace(rnn=Namespace("rnn", nn, nn.rnn_cell, nn.seq2seq)),
@@ -84,7 +85,7 @@ class TensorFlow(Namespace):
         reordered = dict(concat=_concat, split=_split)
         ops.array_ops = Namespace("tensorflow.python.ops.array_ops", array_ops, self, **reordered)
         ops.math_ops = Namespace("tensorflow.python.ops.math_ops", math_ops, self)
-        for name in _RNN_CELLS:  # moved to Keras
+        for name in RNN_CELLS:  # moved to Keras
             setattr(ops, name, self.nn.rnn_cell)
         self.python.util.nest = Namespace("nest", nest, is_sequence=nest.is_nested)
 

@@ -46,7 +46,8 @@ class UserAudit(Audit):
 
     def __init__(self, path: str):
         self._path = path
-        self._first_used: dict[str, set[str]] = {}  # variables of the first call of each function
+        # The variables of the first call of each function: all, and those that no result needs.
+        self._first_used: dict[str, tuple[set[str], set[str]]] = {}
 
     def state_parts(self, found: Any) -> dict[str, tuple[list[int], str]]:
         return checked_state(self._path, found)
@@ -65,9 +66,12 @@ class UserAudit(Audit):
         except UserError as error:
             raise UserError(f"{error}{hint_for_words(call.words[0], context)}") from error
         created = {variable.op.name for variable in set(tf.global_variables()) - before}
-        first_used = self._first_used.setdefault(call.name, set(used))
-        check_variables(where, used, created, call.reserved, first_used)
         made, results = _made_since(there), [top, *after.values(), *collected(context).added_losses]
+        unneeded = _find_unneeded(used, results)
+        first_used, first_unneeded = self._first_used.setdefault(call.name, (set(used), unneeded))
+        sometimes = first_used.symmetric_difference(used) - first_unneeded - unneeded
+        check_variables(where, used, created, call.reserved, sometimes)
+        _omit_weights(created & unneeded, unneeded, used)
         if context.training:
             check_training(where, context)
             collected(context).updates += find_updates(where, made, used, context)
@@ -116,9 +120,12 @@ def check_variables(
     used: Mapping[str, tf.Variable],
     created: set[str],
     reserved: set[str],
-    first_used: set[str],
+    sometimes: set[str],
 ) -> None:
-    """Check that all uses of a network use the same variables, from tf.get_variable."""
+    """Check that all uses of a network use the same variables, from tf.get_variable.
+
+    `sometimes` contains the variables that only some uses need.
+    """
     for name in sorted(created - used.keys()):
         raise UserError(
             f"{where} creates {name} again at each call: use tf.get_variable, which creates a"
@@ -128,12 +135,31 @@ def check_variables(
         is_state = name.startswith("state/")
         owner = "the recurrent state in a checkpoint" if is_state else "the output layer"
         raise UserError(f"{where} has the variable {name}, a name of {owner}: rename it")
-    for name in sorted(first_used.symmetric_difference(used)):
+    for name in sorted(sometimes):
         raise UserError(
             f"{where} uses the variable {name} in some calls only (training, evaluation or single"
             " words): all calls must use the same variables (create the variables of a tf.function"
             " at the top of the file in the network function)"
         )
+
+
+def _find_unneeded(used: Mapping[str, tf.Variable], results: Sequence[tf.Tensor]) -> set[str]:
+    """Return the untrained variables that no result needs, such as a learning rate."""
+    updates = tf.get_collection(tf.GraphKeys.UPDATE_OPS)
+    needed = operations_behind(*results, *updates, control_inputs=True)
+    return {
+        name
+        for name, variable in used.items()
+        if not variable.trainable and variable.handle.op not in needed
+    }
+
+
+def _omit_weights(omitted: set[str], unneeded: set[str], used: Mapping[str, tf.Variable]) -> None:
+    """Omit variables from the weights in checkpoints, until another use needs them."""
+    weights = tf.get_collection_ref(tf.GraphKeys.MODEL_VARIABLES)
+    there = {variable.op.name for variable in weights}
+    kept = [variable for variable in weights if variable.op.name not in omitted]
+    weights[:] = kept + [v for name, v in used.items() if name not in there | unneeded]
 
 
 def find_updates(

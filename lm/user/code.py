@@ -21,6 +21,11 @@ NOT_FED = "_not_fed"  # the end of the name of a tf.placeholder without a value
 _HINTS = (  # patterns of the message and of the failed line
     (r"has no attribute 'value'", "", f"sizes have .value in TF 1.x; {_LOAD}"),
     (r"contrib", r"contrib", _LOAD),
+    (
+        r"'float' object cannot be interpreted as an integer|of type 'float'|must be integer",
+        r"[^/]/[^/]",
+        "in Python 3, / returns a float; write // for sizes",
+    ),
     ("not declared to be dynamic", "", "the state of LSTM cells is an LSTMStateTuple(c, h)"),
     (NOT_FED, "", "pass a value for each placeholder to tf1.fed, in the order of their creation"),
     ("", r"\bconcat\(\s*-?\d", "this is the order of TF 0.x; write tf.concat(values, axis)"),

@@ -113,9 +113,21 @@ def test_a_program_with_packages_is_imported_from_its_root(load, tmp_path):
             "tf.contrib.cudnn_rnn.CudnnLSTM(1, 4)",
             "tf.contrib.cudnn_rnn.CudnnLSTM does not exist in TensorFlow 2; use tf.nn.rnn_cell",
         ),
-        ("tf.contrib.crf", "tf.contrib.crf does not exist in TensorFlow 2; use stock operations"),
-        ("tf.get_variable('global_step', [])", "variable global_step belongs to the trainer"),
-        ("from tensorflow.contrib.opt import X", "contrib.opt.X .*; use the flag --optimizer"),
+        (
+            "tf.contrib.crf.crf_decode(x)",
+            "tf.contrib.crf.crf_decode does not exist in TensorFlow 2; use stock operations",
+        ),
+        (
+            "from tensorflow.contrib.opt.python.training import X; X(1)",
+            "contrib.opt.python.training.X .*; use the flag --optimizer",
+        ),
+        ("tf.estimator.Estimator(x)", "tf.estimator.Estimator .*; use python -m lm.train"),
+        ("tf.estimator.RunConfig()", "tf.estimator.RunConfig does not exist"),
+        (
+            "import no_package",
+            r"No module named 'no_package'; .*stubs=\('no_package',\) to tf1.load",
+        ),
+        ("tf.one_hot([1], 4 / 2)", "of type 'float'.*; in Python 3, / returns a float; write //"),
         ("import layers", "layers.py is imported in a function: move it to the top"),
     ],
 )
@@ -123,6 +135,68 @@ def test_what_does_not_exist_is_one_line(load, line, message):
     text = f"import tensorflow as tf\n\ndef build(x, is_training):\n    {line}\n    return x\n"
     with pytest.raises(UserError, match=rf"model.py, line 4, in build_outputs: .*{message}"):
         train_and_evaluate(load(model=text, layers="X = 1\n"))
+
+
+IMPORTS = """
+import argparse
+import collections
+import inspect
+import numpy as np
+import tensorflow as tf
+import tensorflow.contrib.some.deep.path as deep
+from collections import Mapping, OrderedDict
+from no_package.part import used
+from tensorflow.contrib.rnn.python.ops import core_rnn_cell
+from tensorflow.python.ops import rnn_cell
+
+import no_package
+import shared
+
+print("loading")
+assert not vars(argparse.ArgumentParser().parse_known_args()[0])
+assert vars(argparse.ArgumentParser().parse_args()) == {}
+assert tf.before == "ran" and core_rnn_cell.BasicRNNCell is rnn_cell.BasicRNNCell
+assert inspect.getargspec(lambda a, b=1: a).args == ["a", "b"]
+assert np.zeros(2, np.float).dtype == np.float64 and np.random.rand(2).shape == (2,)
+assert isinstance(OrderedDict(), Mapping) and not isinstance(unicode(), collections.Mapping)
+try:
+    import no_other_package
+except ImportError:
+    pass
+
+class Hook(tf.estimator.SessionRunHook, no_package.Base):
+    pass
+
+@no_package.decorator
+def build(x, is_training):
+    print("building")
+    assert not isinstance(x, deep.Cell)
+    return shared.scale(x)
+"""
+
+
+def test_old_names_and_missing_packages_can_be_imported(load, tmp_path, capsys):
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib/shared.py").write_text(
+        "import tensorflow as tf\n\ndef scale(x):\n    return x * tf.get_variable('w', [4])\n"
+    )
+    config = CONFIG.replace(
+        '"{path}"',
+        '"{path}", root=("lib", "program"), stubs=("no_package",), before=prepare',
+    ).replace(
+        "from lm.config import Config",
+        "from lm.config import Config\n\ndef prepare(tf):\n    tf.before = 'ran'\n",
+    )
+    file = load(config, model=IMPORTS)
+    assert file.functions.loaded.keys() == {"program/model.py", "lib/shared.py"}
+    assert train_and_evaluate(file)
+    printed = capsys.readouterr()
+    assert not printed.out and {"loading", "building"} <= set(printed.err.split())
+
+
+def test_python_2_is_one_line_with_a_hint(load):
+    with pytest.raises(UserError, match=r"model.py, line 1: Missing .*; this is Python 2: convert"):
+        load(model="print 'old'\n")
 
 
 def test_a_missing_file_is_one_line(load):

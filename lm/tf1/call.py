@@ -1,0 +1,68 @@
+"""The call of a network function that is running."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import functools
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+
+from lm import logger
+from lm.model.context import Context
+from lm.tf1.draws import seed_of_iteration
+
+active: list[Call] = []  # the calls of functions with a context
+
+
+class Call:
+    """A call of a network function."""
+
+    def __init__(self, context: Context):
+        self.context = context
+        self.seeds: set[tf.Operation] = set()  # operations of the seeds that the call has drawn
+        self.loops: list[tf.Tensor] = []  # indices of the iterations of the surrounding loops
+        self.names: set[str] = set()  # of variables
+        self.placeholders: list[tf.Tensor] = []  # values of the next calls of tf.placeholder
+        self.defaults: dict[str, Any] = {}  # values for tf.placeholder_with_default, by name
+        self.default_names: collections.Counter = collections.Counter()  # of these calls
+        self.scope: tf.VariableScope | None = None
+        self._name_scope = tf.get_default_graph().get_name_scope()
+
+    def seed(self) -> tf.Tensor:
+        seed = self.context.seed()
+        self.seeds.add(seed.op)
+        return seed_of_iteration(seed, self.loops)
+
+    def new_name(self, name: str) -> str:
+        """Return the name of a new `tf.Variable`: as in TF 1.x, unique in its name scope."""
+        while True:
+            unique = tf.get_default_graph().unique_name(name)
+            unique = unique.removeprefix(f"{self._name_scope}/")
+            if unique not in self.names:
+                return unique
+
+
+def current_call() -> Call | None:
+    """Return the innermost call of a network function."""
+    return active[-1] if active else None
+
+
+@functools.cache
+def warn_once(message: str) -> None:
+    logger.warning(message)
+
+
+@contextlib.contextmanager
+def replaced(module: Any, values: Mapping[str, Any]) -> Iterator[None]:
+    """Replace attributes of a module."""
+    before = {name: getattr(module, name) for name in values}
+    try:
+        for name, value in values.items():
+            setattr(module, name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(module, name, value)

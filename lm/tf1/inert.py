@@ -1,0 +1,160 @@
+"""Parts of a TF 1.x program that have no effect, because the trainer does their work.
+
+These are sessions, savers, summaries, seeds, losses, the global step and Horovod. Programs often
+contain them next to the code of their network.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+import tensorflow.compat.v1 as tf
+
+from lm.errors import UserError
+from lm.tf1.call import current_call, replaced, warn_once
+from lm.tf1.namespace import Namespace
+from lm.user.code import current_line, place
+
+
+class Inert:
+    """An object without effect: its attributes, and the results of its calls, are inert too.
+
+    It can be a base class, a decorator and a context. A value of it does not exist.
+    """
+
+    def __init__(self, name: str):
+        self.__name__ = name
+
+    def __getattr__(self, name: str) -> Inert:
+        if name.startswith("_"):  # Python and TensorFlow look for optional names
+            raise AttributeError(name)
+        return self.__dict__.setdefault(name, Inert(f"{self.__name__}.{name}"))
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        is_decorator = len(arguments) == 1 and callable(arguments[0]) and not options
+        return arguments[0] if is_decorator else self
+
+    def __mro_entries__(self, bases: tuple) -> tuple:
+        return ()
+
+    def __instancecheck__(self, value: Any) -> bool:
+        return False
+
+    def __enter__(self) -> Inert:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        pass
+
+    def _no_value(self, *arguments: Any) -> NoReturn:
+        raise UserError(f"{self.__name__} has no effect in a loaded program, so it has no result")
+
+    __iter__ = __len__ = __getitem__ = __float__ = __int__ = __array__ = _no_value
+
+
+class _Horovod(Namespace):
+    """The package `horovod` of a program that exchanges nothing itself."""
+
+    def __init__(self):
+        super().__init__("horovod")
+        for name in ("rank", "local_rank", "cross_rank"):
+            setattr(self, name, lambda: 0)
+        for name in ("size", "local_size", "cross_size"):
+            setattr(self, name, lambda: 1)
+        for name in ("DistributedOptimizer", "allreduce", "broadcast"):
+            setattr(self, name, lambda value, *arguments, **options: value)
+        self.tensorflow = self.keras = self
+
+    def _missing(self, name: str) -> Any:
+        return self.__dict__.setdefault(name, Inert(f"hvd.{name}"))
+
+
+HOROVOD = _Horovod()
+
+
+def parts_of_tensorflow() -> dict[str, Any]:
+    """Return names of the module `tensorflow`."""
+    names = ("Session", "InteractiveSession", "reset_default_graph", "set_random_seed")
+    inert = {name: Inert(f"tf.{name}") for name in names}
+    train = {
+        name: Inert(f"tf.train.{name}")
+        for name in (
+            "Saver", "Supervisor", "Coordinator", "MonitoredTrainingSession", "SessionManager",
+            "start_queue_runners", "SummaryWriter",
+        )
+    }  # fmt: skip
+    steps = ("get_global_step", "get_or_create_global_step", "create_global_step")
+    train |= {name: lambda graph=None: global_step(tf.int64) for name in steps}
+    seeds = dict.fromkeys(("set_seed", "set_random_seed"), inert["set_random_seed"])
+    return {
+        **inert,
+        "Graph": _graph,
+        "assign": _unless_step(tf.assign),
+        "assign_add": _unless_step(tf.assign_add),
+        "train": Namespace("tensorflow.train", tf.train, **train),
+        "random": Namespace("tensorflow.random", tf.random, **seeds),
+        "summary": Namespace(
+            "tensorflow.summary", tf.summary, FileWriter=Inert("tf.summary.FileWriter")
+        ),
+    }
+
+
+def _graph() -> tf.Graph:
+    """Return the graph of the trainer, which a program cannot replace."""
+    return tf.get_default_graph() if current_call() else tf.Graph()
+
+
+def global_step(dtype: Any) -> tf.Tensor:
+    """Return the global step: a tensor, because only the trainer assigns to it."""
+    call = current_call()
+    if call and call.context.training:
+        return tf.cast(call.context.step, dtype)
+    return tf.placeholder(dtype, [], "global_step_outside_of_training")
+
+
+def _unless_step(assign: Any) -> Any:
+    """Return `tf.assign` or `tf.assign_add`, which have no effect on the global step."""
+
+    def assign_unless_step(ref: Any, value: Any, *arguments: Any, **options: Any) -> Any:
+        is_variable = hasattr(ref, "assign")
+        return assign(ref, value, *arguments, **options) if is_variable else ref
+
+    return assign_unless_step
+
+
+@contextlib.contextmanager
+def without_training() -> Iterator[None]:
+    """Let optimizers, averages of weights and the collection of losses have no effect."""
+    averages = {"apply": _average_nothing, "average": lambda self, variable: variable}
+    with (
+        replaced(tf.train.Optimizer, {"apply_gradients": _apply_nothing}),
+        replaced(tf.train.ExponentialMovingAverage, averages),
+    ):
+        yield
+    losses = tf.get_collection_ref(tf.GraphKeys.LOSSES)
+    if losses:
+        warn_once(
+            f"{place('', losses[0].op.traceback)}: the collection of tf.losses is not used: the"
+            " trainer computes the loss of the words, and context.add_loss adds other terms"
+        )
+        losses.clear()
+
+
+def _apply_nothing(optimizer: tf.train.Optimizer, *arguments: Any, **options: Any) -> tf.Operation:
+    if current_call().context.training:
+        warn_once(
+            f"the program's {type(optimizer).__name__} is not used: set --optimizer and"
+            " --learning_rate, or define build_optimizer"
+        )
+    return tf.no_op()
+
+
+def _average_nothing(average: Any, variables: Any = None) -> tf.Operation:
+    if current_call().context.training:
+        warn_once(
+            f"{current_line()}: the program's {type(average).__name__} is not used: set"
+            " --asgd_trigger_epochs to average the weights"
+        )
+    return tf.no_op()

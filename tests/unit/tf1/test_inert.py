@@ -1,0 +1,98 @@
+"""Training parts inside the model code of a TF 1.x program have no effect."""
+
+import numpy as np
+import pytest
+
+from lm.errors import UserError
+from tests.unit.model.networks import needs_tf_keras, train_and_evaluate
+from tests.unit.tf1.test_semantics import run_in_training
+
+pytestmark = needs_tf_keras
+
+PLAIN = """
+import tensorflow as tf
+
+def build(x, is_training):
+    return x * tf.get_variable("w", [4])
+"""
+TRAINING = """
+import horovod.tensorflow as hvd
+import tensorflow as tf
+
+hvd.init()
+tf.set_random_seed(hvd.rank())
+
+class HookOfProgram(tf.train.SessionRunHook):
+    pass
+
+def build(x, is_training):
+    tf.reset_default_graph()
+    tf.set_random_seed(1)
+    step = tf.train.get_or_create_global_step()
+    same = tf.get_variable("global_step", [], tf.int32, trainable=False)
+    tf.assign_add(step, 1)
+    with tf.Graph().as_default():
+        w = tf.get_variable("w", [4])
+    y = x * w
+    if is_training:
+        own_step = tf.Variable(0, name="global_step", trainable=False)
+        rate = tf.train.exponential_decay(0.1, own_step, 100, 0.9) + tf.to_float(same)
+        new_rate = tf.placeholder(tf.float32, [])
+        tf.Variable(0.0, name="rate", trainable=False).assign(new_rate)
+        tf.Variable(0, name="calls")
+        loss = tf.losses.mean_squared_error(y, tf.zeros_like(y))
+        average = tf.train.ExponentialMovingAverage(0.9, own_step)
+        optimizer = hvd.DistributedOptimizer(tf.train.AdamOptimizer(rate * hvd.size()))
+        train_op = optimizer.minimize(tf.losses.get_total_loss(), global_step=step)
+        with tf.control_dependencies([train_op]):
+            average.apply(tf.trainable_variables())
+        y += 0 * average.average(w)
+        tf.summary.scalar("loss", loss)
+    saver = tf.train.Saver(tf.global_variables(), max_to_keep=1)
+    with tf.Session(config=tf.ConfigProto()) as session:
+        session.run(tf.global_variables_initializer())
+        tf.summary.FileWriter("never_written", session.graph).add_summary(
+            session.run(tf.summary.merge_all()))
+        saver.save(session, "never_written/model")
+    return y
+"""
+
+
+def test_training_parts_of_a_program_have_no_effect(load, caplog, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    plain = train_and_evaluate(load(model=PLAIN))
+    file = load(second=TRAINING)
+    assert train_and_evaluate(file) == plain
+    assert run_in_training(file)[1].keys() == {"embedding", "w"}
+    for warning in (
+        "second.py, line 26: the collection of tf.losses is not used",
+        "the program's AdamOptimizer is not used",
+        "second.py, line 31: the program's ExponentialMovingAverage is not used",
+    ):
+        assert caplog.text.count(warning) == 1
+    assert not (tmp_path / "never_written").exists()
+
+
+STEP = """
+import tensorflow as tf
+
+def build(x, is_training):
+    step = tf.to_float(tf.train.get_or_create_global_step())
+    return x + step{used}
+"""
+
+
+def test_the_global_step_has_its_value_in_training_only(load):
+    file = load(model=STEP.format(used=""))
+    first, second = (run_in_training(file, step=step)[0] for step in (3, 5))
+    np.testing.assert_allclose(second, first + 2, rtol=1e-5)
+    with pytest.raises(UserError, match=r"uses the placeholder .*/global_step_outside_of_training"):
+        train_and_evaluate(file)
+    only_in_training = STEP.format(used=" if is_training else x")
+    assert train_and_evaluate(load(second=only_in_training))
+
+
+def test_the_result_of_a_session_is_an_error(load):
+    text = PLAIN.replace('tf.get_variable("w", [4])', "tf.Session().run(x)")
+    with pytest.raises(UserError, match=r"tf.Session.run has no effect in a loaded program"):
+        train_and_evaluate(load(model=text))
