@@ -76,7 +76,13 @@ HOROVOD = _Horovod()
 
 def parts_of_tensorflow() -> dict[str, Any]:
     """Return names of the module `tensorflow`."""
-    names = ("Session", "InteractiveSession", "reset_default_graph", "set_random_seed")
+    # In the loop over single words, an initializer would run in each iteration.
+    names = (
+        "Session", "InteractiveSession", "reset_default_graph", "set_random_seed",
+        "global_variables_initializer", "local_variables_initializer", "variables_initializer",
+        "tables_initializer", "initialize_all_variables", "initialize_local_variables",
+        "initialize_variables", "initialize_all_tables",
+    )  # fmt: skip
     inert = {name: Inert(f"tf.{name}") for name in names}
     train = {
         name: Inert(f"tf.train.{name}")

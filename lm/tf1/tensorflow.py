@@ -25,7 +25,6 @@ _RENAMED = {  # names of TF 0.x
     "sub": tf.subtract,
     "neg": tf.negative,
     "select": tf.where,
-    "initialize_all_variables": tf.global_variables_initializer,
     "all_variables": tf.global_variables,
     "scalar_summary": tf.summary.scalar,
     "histogram_summary": tf.summary.histogram,

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from lm.errors import UserError
-from tests.unit.model.networks import needs_tf_keras, train_and_evaluate
+from lm.user.trial_run import check_network
+from tests.unit.model.networks import V, needs_tf_keras, train_and_evaluate
 from tests.unit.tf1.test_semantics import run_in_training
 
 pytestmark = needs_tf_keras
@@ -71,6 +72,9 @@ def test_training_parts_of_a_program_have_no_effect(load, caplog, tmp_path, monk
     ):
         assert caplog.text.count(warning) == 1
     assert not (tmp_path / "never_written").exists()
+    caplog.clear()
+    check_network(file.config, V, file.functions)
+    assert "computes different results" not in caplog.text
 
 
 STEP = """
