@@ -125,8 +125,8 @@ class Config(Checked):
         " (only for networks without recurrent state)", choices=("sequential", "shuffled"),
     )  # fmt: skip
     optimizer: str = option(
-        "sgd", "sgd, momentum (classic, without Nesterov's change), adam (bias-corrected) or"
-        " adagrad", choices=("sgd", "momentum", "adam", "adagrad"),
+        "sgd", "sgd, momentum (classic, without Nesterov's change), adam (bias-corrected), adagrad"
+        " or rmsprop", choices=("sgd", "momentum", "adam", "adagrad", "rmsprop"),
     )  # fmt: skip
     momentum: float = option(0.9, "momentum: factor on the velocity at each step", low=0, below=1)
     adam_beta1: float = option(0.9, "adam: decay of the running mean of gradients", low=0, below=1)
@@ -139,6 +139,10 @@ class Config(Checked):
     adagrad_initial_value: float = option(
         0.1, "adagrad: initial value of the sums of squared gradients", above=0
     )
+    rmsprop_decay: float = option(
+        0.9, "rmsprop: decay of the running mean of squared gradients", low=0, below=1
+    )
+    rmsprop_epsilon: float = option(1e-10, "rmsprop: added to the squared gradient's mean", above=0)
     weight_decay: float = option(
         0.0, "add N times the weights to the gradient (adam: decoupled, as AdamW)", low=0
     )

@@ -58,6 +58,14 @@ class _Adagrad(tf.train.AdagradOptimizer):
             self._get_or_make_slot(v, tf.fill(v.shape, initial_value), "accumulator", self._name)
 
 
+def _rmsprop(rate: tf.Tensor, decay: float, epsilon: float) -> tf.train.Optimizer:
+    """Return RMSProp as in TF 1.x: weights -= rate * gradient / sqrt(mean + epsilon).
+
+    The mean of the squared gradients (Tieleman & Hinton 2012) starts at 1.
+    """
+    return tf.train.RMSPropOptimizer(rate, decay, epsilon=epsilon)
+
+
 class _Optimizer(NamedTuple):
     """An optimizer, which only knows the settings that are listed here."""
 
@@ -72,6 +80,7 @@ OPTIMIZERS = {
     "momentum": _Optimizer(tf.train.MomentumOptimizer, ("momentum",)),
     "adam": _Optimizer(_Adam, ("adam_beta1", "adam_beta2", "adam_epsilon", "weight_decay")),
     "adagrad": _Optimizer(_Adagrad, ("adagrad_initial_value",), keeps_unused_rows=True),
+    "rmsprop": _Optimizer(_rmsprop, ("rmsprop_decay", "rmsprop_epsilon")),
 }
 _OF_OPTIMIZERS = [name for each in OPTIMIZERS.values() for name in each.settings]
 # The settings that a function of the config file replaces.

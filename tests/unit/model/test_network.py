@@ -141,7 +141,7 @@ LATE = """
 """
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam", "adagrad"])
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam", "adagrad", "rmsprop"])
 def test_the_state_is_computed_before_the_weights_change(load, optimizer):
     file = load(HEADER + LATE)
     config = dataclasses.replace(file.config, optimizer=optimizer)

@@ -129,6 +129,16 @@ def adagrad_rule(weights, config):
     return weights
 
 
+def rmsprop_rule(weights, config):
+    """Update weights like TF 1.x, whose mean of squared gradients starts at 1."""
+    mean = 1.0
+    for gradient in gradients():
+        gradient = gradient + config.weight_decay * weights
+        mean = config.rmsprop_decay * mean + (1 - config.rmsprop_decay) * gradient**2
+        weights = weights - RATE * gradient / np.sqrt(mean + config.rmsprop_epsilon)
+    return weights
+
+
 def adam_rule(weights, config):
     """Update weights by algorithm 1 of Kingma & Ba (2015), with the decay of AdamW."""
     mean = square = 0.0
@@ -151,6 +161,9 @@ def adam_rule(weights, config):
         (adagrad_rule, {"optimizer": "adagrad"}),
         (adagrad_rule, {"optimizer": "adagrad", "adagrad_initial_value": 1.0}),
         (adagrad_rule, {"optimizer": "adagrad", "weight_decay": 0.1}),
+        (rmsprop_rule, {"optimizer": "rmsprop"}),
+        (rmsprop_rule, {"optimizer": "rmsprop", "rmsprop_decay": 0.5, "rmsprop_epsilon": 0.1}),
+        (rmsprop_rule, {"optimizer": "rmsprop", "weight_decay": 0.1}),
         (adam_rule, {"optimizer": "adam", "adam_beta2": 0.98, "adam_epsilon": 0.3}),
         (
             adam_rule,
@@ -192,7 +205,7 @@ def updated(optimizer, threads):
         return [value.tobytes() for value in session.run(tf.global_variables())]
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam", "adagrad"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_an_update_is_bitwise_identical_for_any_number_of_threads(optimizer):
     """Ranks may have different numbers of threads."""
     first, *others = in_new_processes(updated, [(optimizer, threads) for threads in (1, 2, 3)])
