@@ -23,6 +23,7 @@ from lm.files import short_name
 from lm.tf1 import old_python
 from lm.tf1.inert import HOROVOD, Inert
 from lm.tf1.tensorflow import TensorFlow
+from lm.user.code import add_loaded
 from lm.user.files import LoadedFiles, current_files
 
 _programs: dict[str, _Program] = {}  # keys are the names of the packages
@@ -144,6 +145,7 @@ class _Loader(importlib.machinery.SourceFileLoader):
         current_files(f"{os.path.basename(self.path)} is imported")
         source = self.get_data(self.path)
         self._program.add(self.path, source)
+        add_loaded(self.path)
         try:
             return compile(source, self.path, "exec", dont_inherit=True)  # ignores cached bytecode
         except SyntaxError as error:

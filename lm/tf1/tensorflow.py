@@ -9,7 +9,7 @@ from typing import Any
 import absl.flags
 import tensorflow
 import tensorflow.compat.v1 as tf
-from tensorflow.python.ops import array_ops, math_ops, nn_ops
+from tensorflow.python.ops import array_ops, gen_training_ops, math_ops, nn_ops
 from tensorflow.python.util import nest
 
 from lm.errors import UserError
@@ -86,6 +86,7 @@ class TensorFlow(Namespace):
         ops.math_ops = Namespace("tensorflow.python.ops.math_ops", math_ops, self)
         for name in RNN_CELLS:  # moved to Keras
             setattr(ops, name, self.nn.rnn_cell)
+        self.python.training.training_ops = _TrainingOps("training_ops", gen_training_ops)
         self.python.util.nest = Namespace("nest", nest, is_sequence=nest.is_nested)
 
     def find(self, name: str) -> Any:
@@ -101,6 +102,23 @@ class TensorFlow(Namespace):
         if name == "absl.flags" and module is absl.flags:
             return self._flags
         return Namespace("absl", module, flags=self._flags)
+
+
+class _TrainingOps(Namespace):
+    """The operations of optimizers, which update resource variables as in TF 1.x."""
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith(("apply_", "sparse_apply_")):
+            return super().__getattr__(name)
+        apply = super().__getattr__(f"resource_{name}")
+
+        def call(variable: tf.Variable, *arguments: Any, **options: Any) -> tf.Tensor:
+            values = [getattr(value, "handle", value) for value in arguments]
+            options = {key: getattr(value, "handle", value) for key, value in options.items()}
+            with tf.control_dependencies([apply(variable.handle, *values, **options)]):
+                return tf.identity(variable)
+
+        return call
 
 
 def _linear(

@@ -3,7 +3,7 @@
 import os
 import platform
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,8 @@ from lm.distributed.horovod import horovod_version
 from lm.events.reporter import Reporter
 from lm.training.exactness import Exactness
 from lm.training.prepare import Job
+
+_MAX_FILES = 5  # loaded files in the summary; the run record contains all of them
 
 
 def report_start(job: Job, exactness: Exactness, step: int, reporter: Reporter) -> None:
@@ -92,8 +94,7 @@ def _summary(job: Job, facts: dict[str, Any]) -> list[str]:
         "output_dir": facts["output_dir"],
     }
     if file := job.record.config_file:
-        files = {file.path: file.sha256, **file.loaded}
-        lines["config file"] = ", ".join(f"{f} (SHA-256 {s[:12]}...)" for f, s in files.items())
+        lines["config file"] = _listed({file.path: file.sha256, **file.loaded})
     if size > 1:
         settings = facts["exchange_settings"].items()
         lines["exchange"] = " ".join(f"{name}={value}" for name, value in settings)
@@ -101,6 +102,14 @@ def _summary(job: Job, facts: dict[str, Any]) -> list[str]:
     if facts["resumed_from_step"]:
         found.append(f"  resumed after step {facts['resumed_from_step']:,}")
     return [f"training {facts['name']} {how}", *found]
+
+
+def _listed(files: Mapping[str, str]) -> str:
+    """Return the config file and the first loaded files, with their checksums."""
+    shown = [f"{f} (SHA-256 {s[:12]}...)" for f, s in files.items()][: _MAX_FILES + 1]
+    if len(files) > len(shown):
+        shown.append(f"and {len(files) - len(shown)} more files")
+    return ", ".join(shown)
 
 
 def _precision(job: Job) -> str:

@@ -18,9 +18,14 @@ _GENERATED = ("<", "__autograph_generated_file")  # the start of the names of ge
 
 _LOAD = "load the file with tf1.load (docs/own_graph.md)"
 NOT_FED = "_not_fed"  # the end of the name of a tf.placeholder without a value
-_HINTS = (  # patterns of the message and of the failed line
+_LOADED: set[str] = set()  # the paths of files that tf1.load has loaded
+_UNLESS_LOADED = (  # patterns of the message and of the failed line, for other files
     (r"has no attribute 'value'", "", f"sizes have .value in TF 1.x; {_LOAD}"),
     (r"contrib", r"contrib", _LOAD),
+    ("", r"\bconcat\(\s*-?\d", "this is the order of TF 0.x; write tf.concat(values, axis)"),
+    ("", r"\bsplit\(\s*-?\d", "this is the order of TF 0.x; write tf.split(value, count, axis)"),
+)
+_HINTS = (
     (
         r"'float' object cannot be interpreted as an integer|of type 'float'|must be integer",
         r"[^/]/[^/]",
@@ -28,8 +33,6 @@ _HINTS = (  # patterns of the message and of the failed line
     ),
     ("not declared to be dynamic", "", "the state of LSTM cells is an LSTMStateTuple(c, h)"),
     (NOT_FED, "", "pass a value for each placeholder to tf1.fed, in the order of their creation"),
-    ("", r"\bconcat\(\s*-?\d", "this is the order of TF 0.x; write tf.concat(values, axis)"),
-    ("", r"\bsplit\(\s*-?\d", "this is the order of TF 0.x; write tf.split(value, count, axis)"),
     ("", r"scatter_update\(", "to fix rows of a variable, use constraint= of tf.get_variable"),
 )
 
@@ -58,6 +61,11 @@ def place(path: str, frames: Iterable[traceback.FrameSummary]) -> str:
     return f"{_shown(path, frame.filename)}, line {frame.lineno}" if frame else path
 
 
+def add_loaded(path: str) -> None:
+    """Record that the names and argument orders of TF 1.x work in a file."""
+    _LOADED.add(path)
+
+
 def current_line() -> str:
     """Return the file and the line of the user's code that is running."""
     return place("", traceback.extract_stack())
@@ -74,7 +82,8 @@ def hint(path: str, frames: Iterable[traceback.FrameSummary], message: str) -> s
         return f"; classic layers and cells need tf_keras ({install})"
     frame = _innermost(path, frames)
     line = frame.line if frame else ""
-    for in_message, in_line, fix in _HINTS:
+    is_loaded = frame is not None and frame.filename in _LOADED
+    for in_message, in_line, fix in _HINTS + (() if is_loaded else _UNLESS_LOADED):
         if re.search(in_message, message) and re.search(in_line, line):
             return f"; {fix}"
     return ""
@@ -106,6 +115,8 @@ def _innermost(
 
 def _is_of_user(filename: str) -> bool:
     if os.path.basename(filename).startswith(_GENERATED):
+        return False
+    if not os.path.isfile(filename):  # the source of a compiled package
         return False
     return not (os.path.abspath(filename).startswith(_LIBRARIES) or _PACKAGES.search(filename))
 

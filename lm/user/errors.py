@@ -73,7 +73,10 @@ def _is_of_network(error: Exception) -> bool:
 
 def _frames(error: BaseException) -> list[traceback.FrameSummary]:
     """Return the stack that created the failed operation, or the stack of the error."""
-    created_at = getattr(getattr(error, "op", None), "traceback", None)
+    op = getattr(error, "op", None)
+    while getattr(op, "_original_op", None) is not None:  # an operation of a gradient
+        op = op._original_op
+    created_at = getattr(op, "traceback", None)
     rewritten = getattr(error, "ag_error_metadata", None)  # see short_message
     translated = reversed(rewritten.translated_stack) if rewritten else ()  # innermost first
     return [

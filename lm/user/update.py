@@ -79,6 +79,7 @@ class UserUpdate:
                 f"{where}: compute_gradients of {type(found).__name__} is never called, because the"
                 " trainer sums the gradients itself: use transform_gradients"
             )
+        _use_old_functions(found)
         return found
 
     def check(self, train_op: tf.Operation) -> None:
@@ -88,6 +89,23 @@ class UserUpdate:
         self._find_irreproducible(train_op)
         if self._learning_rate is not None and not self._learning_rate.consumers():
             logger.warning("build_optimizer ignores learning_rate, so the flag has no effect")
+
+
+def _use_old_functions(optimizer: tf.train.Optimizer) -> None:
+    """Let an optimizer that was written for the variables of TF 1.x update resource variables."""
+    kind, base = type(optimizer), tf.train.Optimizer
+
+    def apply_sparse(values: tf.Tensor, variable: tf.Variable, indices: tf.Tensor) -> tf.Operation:
+        gradient = tf.IndexedSlices(values, indices, tf.shape(variable))
+        try:
+            return optimizer._apply_sparse(gradient, variable)
+        except NotImplementedError:
+            return optimizer._resource_apply_dense(tf.convert_to_tensor(gradient), variable)
+
+    if kind._resource_apply_dense is base._resource_apply_dense:
+        optimizer._resource_apply_dense = optimizer._apply_dense
+    if kind._resource_apply_sparse is base._resource_apply_sparse:
+        optimizer._resource_apply_sparse = apply_sparse
 
 
 def _checked_gradient(where: str, variable: tf.Variable, found: Any) -> Gradient:

@@ -2,14 +2,17 @@
 
 import hashlib
 import shutil
+import traceback
 
 import pytest
 import tensorflow.compat.v1 as tf
 from tensorflow.python.ops import array_ops
 
+import lm.user.errors
 from lm.config_file import load_config_file
 from lm.errors import UserError
 from lm.record import CorpusRecord, RunRecord, first_difference
+from lm.user.code import place
 from tests.unit.model.networks import train_and_evaluate
 from tests.unit.tf1.conftest import CONFIG
 
@@ -264,3 +267,23 @@ def test_replaced_functions_belong_to_a_program(load):
     before = tf.layers.dense, array_ops.reshape
     train_and_evaluate(load(CONFIG + replaced, model=text))
     assert (tf.layers.dense, array_ops.reshape) == before
+
+
+def test_an_order_that_works_is_not_hinted_at(load):
+    text = "import tensorflow as tf\n\ndef build(x, is_training):\n"
+    with pytest.raises(UserError, match=r"model.py, line 4, .* no attribute 'nothing'$"):
+        train_and_evaluate(load(model=text + "    return tf.concat(0, [x, x]) + tf.nothing\n"))
+
+
+def test_a_failed_gradient_names_the_line_of_its_operation(load):
+    text = "import tensorflow as tf\n\ndef build(x, is_training):\n"
+    text += "    w = tf.get_variable('w', [2, 2])\n    return x + tf.linalg.det(0.0 * w)\n"
+    with pytest.raises(UserError, match=r"model.py, line 5: InvalidArgumentError: .*invertible"):
+        train_and_evaluate(load(model=text))
+
+
+def test_lines_of_compiled_packages_are_not_lines_of_the_user(tmp_path):
+    config = tmp_path / "mine.py"
+    names = (lm.user.errors.__file__, "call"), (str(config), "build"), ("package/fast.pyx", "run")
+    frames = [traceback.FrameSummary(path, 7, name, line="") for path, name in names]
+    assert place(str(config), frames) == f"{config}, line 7"
