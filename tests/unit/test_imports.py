@@ -47,7 +47,7 @@ SPINE = [
         "train.py", "training/run.py", "training/prepare.py", "training/loop.py",
         "training/step.py", "training/gradients.py", "training/optimizer.py",
         "schedule.py", "model/lstm.py", "model/output_layer.py", "model/network.py",
-        "model/windows.py", "data/batches.py", "data/vocabulary.py",
+        "model/windows.py", "data/batches.py", "data/vocabulary.py", "data/tokenizer.py",
         "distributed/communicator.py", "checkpoint/store.py", "checkpoint/progress.py",
         "training/checkpointer.py",
     )

@@ -142,6 +142,12 @@ def test_a_resumed_run_keeps_its_tokenizer_without_the_original(tmp_path, own_te
         prepared(*flags, "--resume")
 
 
+def test_an_adaptive_softmax_needs_ids_that_are_sorted_by_frequency(tmp_path, own_text):
+    flags = ["--data_path", own_text, "--output_dir", tmp_path / "run", "--tokenizer", "bytes"]
+    with pytest.raises(UserError, match=r"adaptive_softmax_cutoffs needs .* sorted by frequency"):
+        prepared(*flags, "--adaptive_softmax_cutoffs", "50,100")
+
+
 def test_a_resumed_run_does_not_replace_an_unmounted_text(tmp_path, own_text):
     """PTB must not be downloaded instead, and the exit code must allow a restart."""
     make_run(tmp_path / "run", own_text, corpus="files")
