@@ -9,22 +9,30 @@ The network computes in float32, regardless of the run's --precision:
   score = model.signatures["score"]
   scores = score(words=tf.constant([["the", "company", "said"], ["yes", "", ""]]))
 
-Signatures (B sentences or rows, T words, S numbers in the state of a row, V words
-in the vocabulary; natural logarithms):
+Signatures (B texts or rows, T tokens, S numbers in the state of a row, V tokens in the vocabulary;
+natural logarithms):
 
-  score       words: string [B, T], "" after the end of a sentence
-              -> log_probabilities: float32 [B, T + 1], of each word and of the closing <eos>,
+  score_ids   ids: int32 [B, T], negative after the end of a text
+              -> log_probabilities: float32 [B, T + 1], of each token and of the closing separator,
                  followed by zeros; log_probability: float32 [B], their sum
-  next_word   words: string [B]; state: float32 [B, S]. A text starts with the word "<eos>" and
-              a state of zeros.
-              -> log_probabilities: float32 [B, V], of the next word; state: for the next call
+  next_id     ids: int32 [B]; state: float32 [B, S]. A text starts with the separator and a state of
+              zeros.
+              -> log_probabilities: float32 [B, V], of the next token; state: for the next call
+
+With the tokenizer words, the separator is <eos>, and two more signatures accept strings. They
+return the same values:
+
+  score       words: string [B, T], "" after the end of a text
+  next_word   words: string [B]; state: float32 [B, S]
+
+The ID of a word is its line, counted from 0, in assets/vocabulary.txt. An unknown word is read as
+<unk>. If the vocabulary does not contain <unk>, an unknown word is an error. With other tokenizers,
+the separator is the line end, or <|endoftext|>, </s> or a similar token of the tokenizer. The run
+directory contains the tokenizer.
 
 The state of the LSTM has S = layers * 2 * hidden_size numbers: h and c of each layer in turn. The
 state of a user-defined network consists of the flattened parts of its state_shapes, or of the IDs
-plus 1 of the last words (reads_words). Integers are stored by their bits.
-
-The ID of a word is its line, counted from 0, in assets/vocabulary.txt. An unknown word is read as
-<unk>. If the vocabulary does not contain <unk>, an unknown word is an error.
+plus 1 of the last tokens (reads_words). Integers are stored by their bits.
 """
 
 import dataclasses

@@ -1,16 +1,16 @@
-"""Print the log-probability of each sentence on stdin, one sentence per line.
+"""Print the log-probability of each text on stdin, one text per line.
 
   python -m lm.score --run runs/small < sentences.txt > scores.tsv
 
 Each input line produces one output line immediately. The TSV columns, without a header, are:
 
-  log-probability, tokens, unknown words, sentence [, log-probabilities of its tokens]
+  log-probability, tokens, unknown, text [, log-probabilities of its tokens]
 
-All logarithms are natural. A sentence starts with an empty recurrent state, and the closing <eos>
-is a token of the sentence. A word that is not in the vocabulary counts as unknown and is scored as
-<unk>. The last column requires --per_word, and spaces separate the numbers in this column. The
-words of the sentence are separated by single spaces. The network computes in float32, regardless
-of the run's --precision.
+All logarithms are natural. The tokenizer of the run divides each text into tokens. A text starts
+with an empty recurrent state, and its line end is scored too (<eos> for words). A word or character
+that is not in the vocabulary counts as unknown and is scored as <unk>. In the column of the text,
+single spaces replace all white space. The last column requires --per_word, and spaces separate its
+numbers. The network computes in float32, regardless of the run's --precision.
 """
 
 import contextlib
@@ -30,8 +30,8 @@ _STDIN = 0  # the file descriptor
 class ScoreOptions(Checked):
     """The flags of this command."""
 
-    per_word: bool = option(False, "print the log-probability of each word too")
-    batch_size: int = option(16, "number of sentences to score together", low=1, high=MAX_ROWS)
+    per_word: bool = option(False, "print the log-probability of each token too")
+    batch_size: int = option(16, "number of texts to score together", low=1, high=MAX_ROWS)
 
 
 def _score(argv):

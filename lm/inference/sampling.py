@@ -13,8 +13,8 @@ from lm.options import MAX_SEED, Checked, option
 class Sampling(Checked):
     """Flags of text generation."""
 
-    prompt: str = option("", "words to continue (default: the start of a sentence)")
-    num_words: int = option(100, "number of words in each text", low=1)
+    prompt: str = option("", "text to continue (default: the start of a text)")
+    num_words: int = option(100, "number of new tokens in each text", low=1)
     num_samples: int = option(1, "number of texts", low=1)
     stop_at_eos: bool = option(False, "end a text at the first generated line end (<eos>)")
     temperature: float = option(
