@@ -27,6 +27,7 @@ from lm.model.variables import operations_behind
 from lm.tf1.call import Call, active, current_call, replaced
 from lm.tf1.draws import counting_loop, stateless_operations, stateless_samplers
 from lm.tf1.inert import global_step, without_training
+from lm.tf1.keras import shared_layers
 
 
 def adapt(function: Callable) -> Callable:
@@ -105,6 +106,7 @@ def _draws_from(context: Context) -> Iterator[None]:
             replaced(gen_candidate_sampling_ops, samplers),
             replaced(loops, {"while_loop": while_loop}),
             replaced(nn_ops, {"_dropout": in_training}),
+            shared_layers(create_variable),
             tf.variable_scope(
                 tf.get_variable_scope(), custom_getter=get_variable, auxiliary_name_scope=False
             ) as call.scope,

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import importlib
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -32,6 +33,7 @@ _REPLACEMENTS = {  # keys are names, or the modules of replaced names
 # Modules of the cells, which moved several times.
 RNN_CELLS = ("rnn_cell", "rnn_cell_impl", "core_rnn_cell", "core_rnn_cell_impl")
 _OTHERS = "stock operations, or replace the function that uses it, in the config file"
+NEST = Namespace("nest", nest, is_sequence=nest.is_nested)
 _TINY = 1e-12  # avoids a division by zero, as in tf.contrib
 
 
@@ -56,11 +58,21 @@ class _Part(Namespace):
         return self.__dict__.setdefault(name, Missing(f"{self.__name__}.{name}", fix_of))
 
 
+class _Cells(_Part):
+    """The module `tf.contrib.rnn`, which needs tf_keras for some of its cells."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("NASCell", "LayerNormBasicLSTMCell"):
+            return getattr(importlib.import_module("lm.tf1.cells"), name)
+        return super().__getattr__(name)
+
+
 class Contrib(_Part):
     """The module `tf.contrib` for the `tf.nn` of a program."""
 
     def __init__(self, nn: types.ModuleType):
-        rnn = _Part("contrib.rnn", nn.rnn_cell, nn, LSTMBlockCell=_lstm_block_cell)
+        rnn = _Cells("contrib.rnn", nn.rnn_cell, nn, LSTMBlockCell=_lstm_block_cell)
+        rnn.GRUBlockCell = rnn.GRUBlockCellV2 = _gru_block_cell
         for name in RNN_CELLS:
             setattr(rnn, name, rnn)
         super().__init__(
@@ -75,7 +87,7 @@ class Contrib(_Part):
         if name in ("layers", "framework", "slim"):
             slim = _import_slim(name)
             behind = {"slim": [], "layers": [slim.layers], "framework": [tf]}[name]
-            part = _Part(f"contrib.{name}", slim, *behind, nest=nest)
+            part = _Part(f"contrib.{name}", slim, *behind, nest=NEST)
             return self.__dict__.setdefault(name, part)  # keeps what a config file assigns to it
         return super().__getattr__(name)
 
@@ -131,6 +143,18 @@ def _lstm_block_cell(
     return tf.nn.rnn_cell.BasicLSTMCell(num_units, forget_bias, reuse=reuse, name=name, dtype=dtype)
 
 
+def _gru_block_cell(
+    num_units: int | None = None,
+    cell_size: int | None = None,
+    reuse: bool | None = None,
+    name: str = "gru_cell",
+) -> Any:
+    """Return a GRUCell, which computes the same. Its variables have the names of GRUBlockCellV2."""
+    return tf.nn.rnn_cell.GRUCell(
+        cell_size if num_units is None else num_units, None, reuse, name=name
+    )
+
+
 def _cross_entropy(loss: Callable | None, logits: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
     loss = loss or tf.nn.sparse_softmax_cross_entropy_with_logits
     return loss(labels=targets, logits=logits)
@@ -170,6 +194,22 @@ def _loss_by_example(
     return total / (tf.add_n(weights) + _TINY) if average_across_timesteps else total
 
 
+def _legacy_sequence_loss(
+    logits: Sequence[tf.Tensor],
+    targets: Sequence[tf.Tensor],
+    weights: Sequence[tf.Tensor],
+    average_across_timesteps: bool = True,
+    average_across_batch: bool = True,
+    softmax_loss_function: Callable | None = None,
+    name: str | None = None,
+) -> tf.Tensor:
+    """Return the sum or the mean of `_loss_by_example` over the rows."""
+    losses = _loss_by_example(
+        logits, targets, weights, average_across_timesteps, softmax_loss_function
+    )
+    return tf.reduce_mean(losses) if average_across_batch else tf.reduce_sum(losses)
+
+
 def _rnn_decoder(
     decoder_inputs: Sequence[tf.Tensor],
     initial_state: Any,
@@ -194,5 +234,9 @@ def _rnn_decoder(
 
 def legacy_seq2seq() -> types.ModuleType:
     """Return the module `tf.contrib.legacy_seq2seq`, which was `tf.nn.seq2seq` in TF 0.x."""
-    functions = dict(sequence_loss_by_example=_loss_by_example, rnn_decoder=_rnn_decoder)
-    return _Part("contrib.legacy_seq2seq", **functions)
+    return _Part(
+        "contrib.legacy_seq2seq",
+        sequence_loss_by_example=_loss_by_example,
+        sequence_loss=_legacy_sequence_loss,
+        rnn_decoder=_rnn_decoder,
+    )

@@ -9,12 +9,12 @@ from typing import Any
 import absl.flags
 import tensorflow
 import tensorflow.compat.v1 as tf
+from tensorflow.python import tf2
 from tensorflow.python.ops import array_ops, gen_training_ops, math_ops, nn_ops
-from tensorflow.python.util import nest
 
 from lm.errors import UserError
 from lm.tf1 import calls, feeds, inert
-from lm.tf1.contrib import RNN_CELLS, Contrib, fix_of, legacy_seq2seq
+from lm.tf1.contrib import NEST, RNN_CELLS, Contrib, fix_of, legacy_seq2seq
 from lm.tf1.namespace import Missing, Namespace, Package
 
 _REAL = ("python", "core", "tools")  # packages that still exist
@@ -47,6 +47,7 @@ class TensorFlow(Namespace):
             tf.nn,
             dynamic_rnn=_dynamic_rnn,
             rnn=tf.nn.static_rnn,
+            bidirectional_rnn=tf.nn.static_bidirectional_rnn,
             rnn_cell=Namespace("tensorflow.nn.rnn_cell", tf.nn.rnn_cell, _linear=_linear),
             seq2seq=legacy_seq2seq(),
             **{name: _with_logits_first(getattr(tf.nn, name)) for name in _CROSS_ENTROPIES},
@@ -87,7 +88,8 @@ class TensorFlow(Namespace):
         for name in RNN_CELLS:  # moved to Keras
             setattr(ops, name, self.nn.rnn_cell)
         self.python.training.training_ops = _TrainingOps("training_ops", gen_training_ops)
-        self.python.util.nest = Namespace("nest", nest, is_sequence=nest.is_nested)
+        self.python.util.nest = NEST
+        self.python.tf2 = Namespace("tensorflow.python.tf2", tf2, enabled=lambda: False)
 
     def find(self, name: str) -> Any:
         """Return a module by its full name."""

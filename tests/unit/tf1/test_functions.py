@@ -45,11 +45,14 @@ def build(x, is_training):
         logits, targets, weights, average_across_timesteps=False)
     by_example = tf.contrib.legacy_seq2seq.sequence_loss_by_example(
         tf.unstack(logits, axis=1), tf.unstack(targets, axis=1), tf.unstack(weights, axis=1))
+    whole = tf.contrib.legacy_seq2seq.sequence_loss(
+        tf.unstack(logits, axis=1), tf.unstack(targets, axis=1), tf.unstack(weights, axis=1))
     losses = -tf.nn.log_softmax(logits)[..., 0] * weights
     close = [
         tf.debugging.assert_near(total, tf.reduce_sum(losses) / 9),
         tf.debugging.assert_near(by_step, tf.reduce_sum(losses, 0) / 3),
         tf.debugging.assert_near(by_example, tf.reduce_sum(losses, 1) / 3),
+        tf.debugging.assert_near(whole, tf.reduce_sum(losses) / 9),
     ]
     with tf.control_dependencies(close):
         return tf.identity(x)
