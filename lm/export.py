@@ -45,19 +45,22 @@ from lm.system import import_tensorflow
 
 @dataclasses.dataclass(frozen=True)
 class ExportOptions(Checked):
-    """The flag of this command."""
+    """The flags of this command."""
 
     to: str = option("", "new directory for the SavedModel", required=True, is_path=True)
+    rows: int | None = option(
+        None, "the number of rows B that the SavedModel accepts; by default, any number", low=1
+    )
 
 
 def _export(argv):
     arguments = parse(argv, __doc__, RunChoice, ExportOptions)
-    run, to = arguments[RunChoice].open_arguments(), arguments[ExportOptions].to
+    run, options = arguments[RunChoice].open_arguments(), arguments[ExportOptions]
     import_tensorflow()
     from lm.inference.run import open_run
     from lm.inference.saved_model import export
 
-    export(open_run(**run), to)
+    export(open_run(**run), options.to, options.rows)
 
 
 if __name__ == "__main__":

@@ -21,8 +21,11 @@ from lm.user.audit import operations
 from lm.user.errors import PYTHON_OPS
 
 
-def export(run: Run, to: str) -> None:
-    """Write the network and the weights of a run to a new directory, atomically."""
+def export(run: Run, to: str, rows: int | None = None) -> None:
+    """Write the network and the weights of a run to a new directory, atomically.
+
+    The exported functions accept `rows` rows, or any number of rows.
+    """
     if os.path.exists(to):
         raise UserError(f"--to {to} already exists: choose a different directory, or remove it")
     check_words(run)
@@ -32,7 +35,7 @@ def export(run: Run, to: str) -> None:
         os.makedirs(parent, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".export-", dir=parent) as staging:
             model = os.path.join(staging, "model")
-            _write(run, model)
+            _write(run, model, rows)
             os.rename(model, to)
     except OSError as error:
         raise error_class(error)(f"cannot write {to}: {error.strerror}") from error
@@ -41,8 +44,8 @@ def export(run: Run, to: str) -> None:
     logger.info("wrote %s; load it with tf.saved_model.load(%r)", to, to)
 
 
-def _write(run: Run, directory: str) -> None:
-    session, signatures = open_session(run, lambda network: _build_signatures(run, network))
+def _write(run: Run, directory: str, rows: int | None) -> None:
+    session, signatures = open_session(run, lambda network: _build_signatures(run, network, rows))
     with session, session.graph.as_default():
         python_ops = sorted({node.op for node in operations().values()} & PYTHON_OPS)
         if python_ops:
@@ -61,9 +64,9 @@ def _write(run: Run, directory: str) -> None:
         builder.save()
 
 
-def _build_signatures(run: Run, network: Network) -> dict:
+def _build_signatures(run: Run, network: Network, rows: int | None) -> dict:
     """Build the exported graph, and return its signatures, which `lm/export.py` documents."""
-    state_ph = tf.placeholder(tf.float32, [None, decoding.state_size(network)], "state")
+    state_ph = tf.placeholder(tf.float32, [rows, decoding.state_size(network)], "state")
     signature = tf.saved_model.predict_signature_def
     eos_id = run.tokenizer.eos_id
 
@@ -75,19 +78,19 @@ def _build_signatures(run: Run, network: Network) -> dict:
         results = {"log_probabilities": log_probs_BV, "state": state}
         return signature({name: ph, "state": state_ph}, results)
 
-    ids_ph = tf.placeholder(tf.int32, [None, None], "score_ids")
+    ids_ph = tf.placeholder(tf.int32, [rows, None], "score_ids")
     is_token = tf.greater_equal(ids_ph, 0)
-    id_ph = tf.placeholder(tf.int32, [None], "next_id_ids")
+    id_ph = tf.placeholder(tf.int32, [rows], "next_id_ids")
     signatures = {
         "score_ids": score("ids", ids_ph, tf.maximum(ids_ph, 0), is_token),
         "next_id": next_token("ids", id_ph, id_ph),
     }
     if type(run.tokenizer) is Words:
         ids_of = _lookup(run)
-        words_ph = tf.placeholder(tf.string, [None, None], "score_words")
+        words_ph = tf.placeholder(tf.string, [rows, None], "score_words")
         is_word = tf.not_equal(words_ph, "")
         ids_BT = ids_of(tf.where_v2(is_word, words_ph, EOS))
-        word_ph = tf.placeholder(tf.string, [None], "next_word_words")
+        word_ph = tf.placeholder(tf.string, [rows], "next_word_words")
         signatures["score"] = score("words", words_ph, ids_BT, is_word)
         signatures["next_word"] = next_token("words", word_ph, ids_of(word_ph))
     return signatures

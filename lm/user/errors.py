@@ -40,7 +40,9 @@ def hint_for_words(inputs: Any, *others: Any) -> str:
     num_steps = others[-1].config.num_steps  # the last argument is the context
     if num_steps == 1:
         return ""
-    unknown = " and an unknown B, as in an export" if inputs.shape.as_list()[1] is None else ""
+    unknown = (
+        " and an unknown B (lm.export --rows sets B)" if inputs.shape.as_list()[1] is None else ""
+    )
     return f"; this is the call for single words (T = 1, not num_steps = {num_steps}){unknown}"
 
 

@@ -5,6 +5,7 @@ import shutil
 
 import numpy as np
 import pytest
+import tensorflow as tf2
 
 from lm.config_file import load_config_file
 from lm.errors import UserError
@@ -209,6 +210,40 @@ def test_all_commands_agree(name, request, tmp_path, corpora):
     run = request.getfixturevalue(name)
     file = GRU if name == "run" else tmp_path / f"{name}.py"
     check_commands_agree(run, load_config_file(str(file)).functions, corpora, tmp_path)
+
+
+FIXED_ROWS = """
+import tensorflow.compat.v1 as tf
+from lm.config import Config
+
+def get_config():
+    return Config(name="fixed", corpus="embedded", num_steps=5, hidden_size=8)
+
+def state_shapes(config):
+    return {"h": [8]}
+
+def build_outputs(inputs_TB, state, context):
+    x_TBH = context.embed(inputs_TB)
+    return tf.reshape(x_TBH, x_TBH.get_shape().as_list()), {"h": x_TBH[-1]}
+"""
+
+
+def test_an_export_can_have_a_fixed_number_of_rows(tmp_path, corpora):
+    file, run, to = tmp_path / "fixed.py", tmp_path / "run", tmp_path / "exported"
+    file.write_text(FIXED_ROWS)
+    train_here(run, "--config", file, "--data_path", corpora, "--max_steps", 1, "--noeval")
+    functions = load_config_file(str(file)).functions
+    with pytest.raises(UserError, match=r"and an unknown B \(lm.export --rows sets B\)"):
+        export(open_run(run, functions=functions), str(to))
+    flags = ("--run", run, "--config", file)
+    run_module("lm.export", *flags, "--to", to, "--rows", 2)
+    score = tf2.saved_model.load(str(to)).signatures["score_ids"]
+    assert score.structured_input_signature[1]["ids"].shape[0] == 2
+    found = score(ids=tf2.constant([[4, 5, 6], [7, 8, -1]]))["log_probability"]
+    words = (run / "vocabulary.txt").read_text().split()
+    sentences = [" ".join(words[4:7]), " ".join(words[7:9])]
+    expected = Scorer(open_run(run, functions=functions), 2).score(sentences)
+    np.testing.assert_allclose(found, [score.log_prob for score in expected], rtol=1e-5)
 
 
 def test_a_network_with_python_is_not_exported(tmp_path, corpora):
