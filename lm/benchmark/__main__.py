@@ -35,7 +35,7 @@ _COMMANDS = {
 }
 
 
-def _run(argv: Sequence[str]) -> None:
+def run(argv: Sequence[str]) -> None:
     command = argv[1] if len(argv) > 1 else "--help"
     if command.startswith("-"):
         flags.parse([argv[0], command], __doc__)  # raises for --help and --version
@@ -90,4 +90,4 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["worker"]:
         program.run(lambda argv: json.loads(argv[2]), lambda task, comm, _: worker.work(task, comm))
     else:
-        program.run_alone(_run)
+        program.run_alone(run)

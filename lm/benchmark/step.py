@@ -99,12 +99,12 @@ def _row(
     # words.
     if not shapes or config.cutoffs:
         return row
-    flops = _step_flops(config, shapes)
+    flops = step_flops(config, shapes)
     shares = [flops / each / peak for each, peak in zip(seconds, peaks)]
     return {**row, "gflops": flops / median(seconds) / 1e9, "share_of_gemm_peak": median(shares)}
 
 
-def _step_flops(config: Config, shapes: Mapping[str, Sequence[int]]) -> int:
+def step_flops(config: Config, shapes: Mapping[str, Sequence[int]]) -> int:
     """Count the operations in the matrix products of a step; a multiply-add counts as two.
 
     Each weight matrix has three products per token: the forward product, the gradient of its input

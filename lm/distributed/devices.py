@@ -63,10 +63,10 @@ def start_tensorflow(
     found = comm.gather({"host": host, "uuid": _gpu_uuid() if num_gpus else None})
     uuids = [rank["uuid"] for rank in found if rank["host"] == host]
     with on_all_ranks(comm):
-        return Device(*threads, _choose_gpu(comm, num_gpus, uuids))
+        return Device(*threads, choose_gpu(comm, num_gpus, uuids))
 
 
-def _choose_gpu(comm: Communicator, num_visible: int, uuids: Sequence[str | None]) -> int | None:
+def choose_gpu(comm: Communicator, num_visible: int, uuids: Sequence[str | None]) -> int | None:
     """Return the index of this rank's GPU among its visible GPUs.
 
     `uuids` has the first visible GPU of each rank on this host.

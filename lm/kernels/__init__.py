@@ -49,7 +49,7 @@ def _product(a, b, bf16, transpose_b=False):
     return load().ops.lm_mat_mul(a, b, bf16=bf16, transpose_b=transpose_b)
 
 
-def _token_sum(a, b, bf16, micro_batches, ends=None):
+def token_sum(a, b, bf16, micro_batches, ends=None):
     """Return the sum over tokens of the outer products of their rows in a and b."""
     ends = tf.zeros([0], tf.int64) if ends is None else ends
     return load().ops.lm_token_sum(a, b, ends, bf16=bf16, micro_batches=micro_batches)
@@ -73,7 +73,7 @@ def matmul(
     @tf.custom_gradient
     def product(a, b):
         def gradient(dc):
-            db = _token_sum(a, dc, bf16, micro_batches, ends)
+            db = token_sum(a, dc, bf16, micro_batches, ends)
             return _product(dc, b, bf16, transpose_b=True), db
 
         return _product(a, b, bf16), gradient
@@ -118,7 +118,7 @@ def lstm_recurrence(
             dz_NG = tf.reshape(dz, [-1, 4 * hidden])
             # One product over all time steps, instead of one product per step.
             h_before_NH = tf.reshape(h[:-1], [-1, hidden])
-            dweights = _token_sum(h_before_NH, dz_NG, bf16, micro_batches)
+            dweights = token_sum(h_before_NH, dz_NG, bf16, micro_batches)
             return dz, column_sums(dz_NG, micro_batches), dweights, dh0, dc0
 
         return (h[1:], h[-1], c[-1]), gradient
@@ -183,7 +183,7 @@ def softmax_cross_entropy(
 
         def gradient(dloss, _):
             # Multiply the smallest factor by dloss: [N, H] instead of [N, V] or [H, V].
-            dweights = _token_sum(dloss * hidden, dlogits, bf16, micro_batches)
+            dweights = token_sum(dloss * hidden, dlogits, bf16, micro_batches)
             if transposed:  # faster than the sum with exchanged factors
                 dweights = tf.transpose(dweights)
             dhidden = dloss * _product(dlogits, weights, bf16, transpose_b=not transposed)

@@ -115,7 +115,7 @@ class Loop:
                     self._validate_within_epoch(epoch)
                     now = time.perf_counter()
                 learning_rate = self._learning_rate(at.step)
-                result = self._run_step(learning_rate)
+                result = self.take_step(learning_rate)
                 before, now = now, time.perf_counter()
                 at.add(result.nll, now - before, result.exchange_seconds)
                 if at.num_averaged:
@@ -131,7 +131,8 @@ class Loop:
                 if result.requests.save:
                     now = time.perf_counter()
 
-    def _run_step(self, learning_rate: float) -> StepResult:
+    def take_step(self, learning_rate: float) -> StepResult:
+        """Train one step on all ranks. The fault tests wrap this method to inject faults."""
         step, signals = self.progress.step, self.supervisor.signals
         stop = signals.stop
         save = signals.save or self.checkpointer.is_due(step + 1)

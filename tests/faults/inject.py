@@ -44,7 +44,7 @@ def at_step(rank, step, action, when="before"):
         if loop.job.comm.rank == int(rank) and loop.progress.step + 1 == int(step):
             action(loop)
 
-    around(Loop, "_run_step", **{when: act})
+    around(Loop, "take_step", **{when: act})
 
 
 def kill_self(*_):
@@ -182,15 +182,15 @@ def slow_evaluation(seconds):
 
 def stop_in_test(rank):
     """Stop one rank during the evaluation of test. Each window takes 0.025 s."""
-    import lm.training.loop
+    from lm.model.windows import Evaluator
 
     slow_evaluation(0.025)
 
-    def act(loop, split, *_):
+    def act(evaluator, session, split, *_):
         if split == "test" and launched_rank() == int(rank):
             threading.Timer(1, os.kill, (os.getpid(), signal.SIGSTOP)).start()
 
-    around(lm.training.loop.Loop, "_evaluate", before=act)
+    around(Evaluator, "run", before=act)
 
 
 def slow_copy(seconds):

@@ -10,11 +10,11 @@ import tensorflow.compat.v1 as tf
 from tensorflow.compat.v1.graph_util import extract_sub_graph
 
 from lm.benchmark import worker
-from lm.benchmark.__main__ import _run, parse
+from lm.benchmark.__main__ import parse, run
 from lm.benchmark.advise import Predictor
 from lm.benchmark.peer_tensorflow import TutorialGraph
 from lm.benchmark.scaling import ScalingOptions, bytes_sent, message_bytes
-from lm.benchmark.step import NOT_IN_PEERS, StepOptions, _step_flops
+from lm.benchmark.step import NOT_IN_PEERS, StepOptions, step_flops
 from lm.benchmark.turns import paired_ratio, speeds, take_turns
 from lm.benchmark.workload import initial_weight, load_words
 from lm.config import Config
@@ -84,14 +84,14 @@ class TestCounts:
             names = [node.name for node in used.node if node.op == "MatMul"]
             products = [graph.train_op.graph.get_operation_by_name(name) for name in names]
             assert len(products) == 3 * (CONFIG.num_layers * CONFIG.num_steps + 1)
-            assert sum(map(_flops, products)) == _step_flops(CONFIG, shapes(CONFIG))
+            assert sum(map(_flops, products)) == step_flops(CONFIG, shapes(CONFIG))
 
     def test_published_sizes(self):
         small = Config(hidden_size=200, num_layers=2, num_steps=20, batch_size=20)
-        flops = _step_flops(small, shapes(small, 10_000))
+        flops = step_flops(small, shapes(small, 10_000))
         assert flops / 400 / 1e6 == pytest.approx(15.84)
         tied = dataclasses.replace(small, tie_weights=True)
-        assert _step_flops(tied, shapes(tied, 10_000)) == flops
+        assert step_flops(tied, shapes(tied, 10_000)) == flops
 
     def test_bytes_sent(self):
         assert bytes_sent(1000, 4) == 1500
@@ -200,7 +200,7 @@ class TestOptions:
 
     def test_an_unknown_command_is_an_error(self):
         with pytest.raises(UserError, match="'fly' is not one of the commands step, products"):
-            _run(["benchmark", "fly"])
+            run(["benchmark", "fly"])
 
     def test_flags_override_the_config(self, tmp_path):
         arguments = ["--config", "config_test", "--batch_size", "7", "--out", str(tmp_path / "new")]

@@ -55,7 +55,7 @@ def test_each_rank_of_a_host_has_its_own_gpu(num_visible, uuids, gpu):
     """The GPUs are fake, so this test runs on any machine."""
     comm = Communicator()
     comm.local_rank, comm.local_size = 1, 2
-    assert devices._choose_gpu(comm, num_visible, uuids) == gpu
+    assert devices.choose_gpu(comm, num_visible, uuids) == gpu
     device = devices.Device(1, 1, gpu)
     config = devices.session_config(device)
     assert config.gpu_options.visible_device_list == ("" if gpu is None else str(gpu))
@@ -67,7 +67,7 @@ def test_ranks_that_share_a_gpu_are_rejected(uuids):
     comm = Communicator()
     comm.local_rank, comm.local_size = 1, 3
     with pytest.raises(UserError, match="3 ranks on this host but 1 visible GPUs: start one rank"):
-        devices._choose_gpu(comm, 1, uuids)
+        devices.choose_gpu(comm, 1, uuids)
 
 
 def test_tensorfloat_32_is_off():

@@ -58,7 +58,7 @@ def test_token_sums_do_not_depend_on_the_number_of_ranks(T, B, b_type, bf16):
     a, b = numbers(T, B, 37), numbers(T, B, 83)
 
     def sums(micro_batches, a, b):
-        product = kernels._token_sum(tokens(a), tf.cast(tokens(b), b_type), bf16, micro_batches)
+        product = kernels.token_sum(tokens(a), tf.cast(tokens(b), b_type), bf16, micro_batches)
         return product, kernels.column_sums(tokens(b), micro_batches)
 
     def fetch(*placeholders):
@@ -98,8 +98,8 @@ def test_any_number_of_micro_batches_can_be_summed(micro_batches, bf16):
 
     def products(a, b):
         factors = tokens(a), tokens(b), bf16
-        by_rows = kernels._token_sum(*factors, micro_batches)
-        return by_rows, kernels._token_sum(*factors, (), tf.constant(ends))
+        by_rows = kernels.token_sum(*factors, micro_batches)
+        return by_rows, kernels.token_sum(*factors, (), tf.constant(ends))
 
     expected = a.reshape(-1, 5).T @ b.reshape(-1, 33)
     for product in run(products, [a, b]):
@@ -123,7 +123,7 @@ def test_tokens_ordered_by_micro_batch_can_be_summed(counts, bf16):
             first = ends[own[0]] - counts[own[0]]
             part = slice(first, ends[own[-1]])
             own_ends = tf.constant(ends[own] - first)
-            yield kernels._token_sum(a[part], b[part], bf16, (), own_ends)
+            yield kernels.token_sum(a[part], b[part], bf16, (), own_ends)
 
     whole, *spread = run(lambda a, b: [list(sums(a, b, n)) for n in (1, 2, 4, 8)], [a, b])
     for ranks in spread:
@@ -134,7 +134,7 @@ def test_tokens_ordered_by_micro_batch_can_be_summed(counts, bf16):
 @pytest.mark.parametrize("ends", [[3], [4, 6, 5], [5, 7], [[6]], [-1, 6], [6] * 257])
 def test_invalid_ends_of_micro_batches_are_an_error(ends):
     with pytest.raises(tf.errors.InvalidArgumentError, match="micro-batch"):
-        run(lambda x, e: kernels._token_sum(x, x, False, (), e), [numbers(6, 2), np.array(ends)])
+        run(lambda x, e: kernels.token_sum(x, x, False, (), e), [numbers(6, 2), np.array(ends)])
 
 
 # Recurrent weights that fit into the cache of a core and that do not, and one row per rank.
