@@ -72,16 +72,17 @@ def text_metrics(
     return metrics
 
 
-def metrics_text(metrics: Mapping[str, float]) -> str:
-    """Return the results of `text_metrics` for the console, without the perplexity."""
-    parts = [
-        f", {metrics[f'bits_per_{unit}']:.3f} bits/{unit}"
-        for unit in ("byte", "character")
-        if f"bits_per_{unit}" in metrics
-    ]
-    # The perplexity of the tokenizer `words` is the word perplexity.
-    if metrics.get("word_perplexity", metrics["perplexity"]) != metrics["perplexity"]:
-        parts.append(f", word perplexity {metrics['word_perplexity']:.2f}")
-    if parts and metrics["unknown"]:
-        parts.append(f" (not comparable: {metrics['unknown']:,} unknown)")
-    return "".join(parts)
+def metrics_text(metrics: Mapping[str, float], true_word_perplexity: float | None = None) -> str:
+    """Return the results of `text_metrics` for the console."""
+    perplexity, word_perplexity = metrics["perplexity"], metrics.get("word_perplexity")
+    true = f" (true: {true_word_perplexity:.2f})" if true_word_perplexity else ""
+    predicts_words = word_perplexity == perplexity
+    text = f"perplexity {perplexity:.2f}{true if predicts_words else ''}"
+    for unit in ("byte", "character"):
+        if f"bits_per_{unit}" in metrics:
+            text += f", {metrics[f'bits_per_{unit}']:.3f} bits/{unit}"
+    if word_perplexity and not predicts_words:
+        text += f", word perplexity {word_perplexity:.2f}{true}"
+    if "bits_per_byte" in metrics and metrics["unknown"]:
+        text += f" (not comparable: {metrics['unknown']:,} unknown)"
+    return text

@@ -275,8 +275,8 @@ class Loop:
 
     def _quality_text(self, split: str, metrics: Mapping[str, float]) -> str:
         known = self.job.corpus.known_perplexity
-        true = f" (true: {getattr(known, f'{split}_perplexity'):.2f})" if known else ""
-        return f"{split} perplexity {metrics['perplexity']:.2f}{true}{metrics_text(metrics)}"
+        true = getattr(known, f"{split}_perplexity") if known else None
+        return f"{split} {metrics_text(metrics, true)}"
 
     def _test(self) -> None:
         comm, test_on = self.job.comm, self.job.options.test_on

@@ -46,26 +46,33 @@ def test_the_units_of_the_metrics():
         "perplexity": 4.0, "unknown": 0, "bits_per_byte": 0.5, "bits_per_character": 1.5,
         "word_perplexity": 256.0,
     })  # fmt: skip
-    assert metrics_text(found) == ", 0.500 bits/byte, 1.500 bits/character, word perplexity 256.00"
+    assert metrics_text(found, 200) == (
+        "perplexity 4.00, 0.500 bits/byte, 1.500 bits/character, word perplexity 256.00"
+        " (true: 200.00)"
+    )
 
 
 def test_the_word_perplexity_is_printed_once():
     found = text_metrics(NllSum(24 * math.log(2), 12), TextSize(48, 48, 12), 0, False)
     assert found["word_perplexity"] == found["perplexity"]
-    assert metrics_text(found) == ", 0.500 bits/byte"
+    assert metrics_text(found) == "perplexity 4.00, 0.500 bits/byte"
+    assert metrics_text(found, 3) == "perplexity 4.00 (true: 3.00), 0.500 bits/byte"
 
 
 def test_unknown_words_mark_the_metrics():
     found = text_metrics(NllSum(24 * math.log(2), 12), TextSize(48, 48, 12), 1234, False)
     assert found["unknown"] == 1234
-    assert metrics_text(found) == ", 0.500 bits/byte (not comparable: 1,234 unknown)"
+    text = "perplexity 4.00, 0.500 bits/byte (not comparable: 1,234 unknown)"
+    assert metrics_text(found) == text
 
 
 def test_token_ids_have_only_a_perplexity():
     found = text_metrics(NllSum(2.0, 2), None, 0, False)
-    assert found == {"perplexity": math.e, "unknown": 0} and metrics_text(found) == ""
+    assert found == {"perplexity": math.e, "unknown": 0}
+    assert metrics_text(found) == "perplexity 2.72"
 
 
 def test_a_text_without_spaces_may_have_no_word_perplexity():
     found = text_metrics(NllSum(5.5 * 300, 300), TextSize(300, 100, 2), 0, False)
-    assert "word_perplexity" not in found and metrics_text(found) == ", 7.935 bits/byte"
+    assert "word_perplexity" not in found
+    assert metrics_text(found) == "perplexity 244.69, 7.935 bits/byte"
