@@ -2,7 +2,9 @@
 
 import gzip
 import json
+import os
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,11 +26,21 @@ SAMPLE = "".join(
 )
 
 
+# Separators and white space of all kinds, at the borders of blocks.
+PIECES = ["a", " ", "\n", "\r\n", "\x1c", "\u2028", "漢", ".", "'s", "12", "<|endoftext|>", "<|end"]
+TEXT = st.lists(st.sampled_from(PIECES), max_size=60).map(lambda pieces: "w" + "".join(pieces))
+
+
 @pytest.fixture(scope="module")
 def text(tmp_path_factory):
     path = tmp_path_factory.mktemp("text") / "train.txt"
     path.write_bytes(SAMPLE.encode())
     return path
+
+
+@pytest.fixture(scope="module")
+def text_file(tmp_path_factory):
+    return tmp_path_factory.mktemp("words") / "text.txt"
 
 
 def trained(path, kind, split="0,0"):
@@ -73,14 +85,20 @@ def test_decoding_returns_any_text(tokenizer, kind, text):
     assert tokenizer[kind].eos_id in ids
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=60, deadline=None)
+@given(text=TEXT, block=st.integers(1, 20))
+def test_blocks_do_not_change_the_ids(tokenizer, text_file, kind, text, block):
+    files = {os.path.basename(name): data for name, data in tokenizer[kind].files.items()}
+    small = type(tokenizer[kind])(files, window=12, margin=8)
+    text_file.write_bytes(text.encode())
+    blocks = read_blocks([Part(str(text_file))], "reading", block)
+    assert np.concatenate([*small.read_ids(blocks)]).tolist() == small.encode(text)
+
+
 def test_frequent_words_are_tokens(tokenizer):
     for kind in KINDS:
         assert {"Ġthe", "Ġcat", "Ċ"} <= set(tokenizer[kind].tokens)
-
-
-# Separators and white space of all kinds, at the borders of blocks.
-PIECES = ["a", " ", "\n", "\r\n", "\x1c", "\u2028", "漢", ".", "'s", "12", "<|endoftext|>", "<|end"]
-TEXT = st.lists(st.sampled_from(PIECES), max_size=60).map(lambda pieces: "w" + "".join(pieces))
 
 
 @settings(max_examples=100, deadline=None)
@@ -92,11 +110,6 @@ def test_blocks_do_not_change_the_words(text_file, text, block):
     found = [word for some in read_complete_words(blocks) for part in some for word in words(part)]
     expected = [word for part in text.split("<|endoftext|>") for word in words(part)]
     assert [word for word, _ in found] == [word for word, _ in expected]
-
-
-@pytest.fixture(scope="module")
-def text_file(tmp_path_factory):
-    return tmp_path_factory.mktemp("words") / "text.txt"
 
 
 def test_only_the_training_lines_of_a_single_file_are_used(tmp_path):
