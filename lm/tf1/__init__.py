@@ -14,7 +14,7 @@ from typing import Any
 from lm.system import import_tensorflow
 from lm.user.files import current_files
 
-__all__ = ["fed", "load"]
+__all__ = ["fed", "load", "script"]
 
 
 def fed(
@@ -47,10 +47,29 @@ def load(
       stubs: Names of packages that the network does not need, and that need not be installed.
       before: A function of the module `tensorflow` of the program, called before the file runs.
     """
-    files = current_files()
+    return _loaded("load", path, root, stubs, before)
+
+
+def script(
+    path: str,
+    root: str | Sequence[str] | None = None,
+    stubs: Sequence[str] = (),
+    before: Callable[[types.ModuleType], None] | None = None,
+) -> Callable[..., types.SimpleNamespace]:
+    """Return a function that runs a file which builds its graph at the top level.
+
+    Each call runs the file up to its optimizer or its session, and returns its names. Names that
+    are passed to the call, such as `batch_size=rows`, keep their values when the file assigns to
+    them. The arguments are those of `load`.
+    """
+    return _loaded("script", path, root, stubs, before)
+
+
+def _loaded(how: str, path: str, *options: Any) -> Any:
+    files = current_files(f"tf1.{how} is called")
     import_tensorflow()  # silently; the following modules import it too
     from lm.tf1 import calls, modules
 
     files.adapt = calls.adapt
     with calls.v1_behavior():
-        return modules.load(path, root, stubs, before, files)
+        return getattr(modules, how)(path, modules.Options(*options), files)

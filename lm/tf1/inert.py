@@ -164,3 +164,23 @@ def _average_nothing(average: Any, variables: Any = None) -> tf.Operation:
             " --asgd_trigger_epochs to average the weights"
         )
     return tf.no_op()
+
+
+class _Complete(BaseException):
+    """A script has built its network."""
+
+
+@contextlib.contextmanager
+def up_to_the_optimizer(program_tf: Namespace) -> Iterator[None]:
+    """End the execution of a script where it creates an optimizer or a session."""
+
+    def end(*arguments: Any, **options: Any) -> NoReturn:
+        raise _Complete
+
+    sessions = dict.fromkeys(("Session", "InteractiveSession"), end)
+    with (
+        contextlib.suppress(_Complete),
+        replaced(tf.train.Optimizer, {"__init__": end}),
+        replaced(program_tf, sessions),
+    ):
+        yield

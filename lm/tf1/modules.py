@@ -8,6 +8,8 @@ equal names can be loaded together. Its modules have a separate `__import__`, wh
 from __future__ import annotations
 
 import builtins
+import collections.abc
+import contextlib
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -15,13 +17,15 @@ import importlib.util
 import os
 import sys
 import types
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow.compat.v1 as tf
 
 from lm.errors import UserError
 from lm.files import short_name
 from lm.tf1 import old_python
-from lm.tf1.inert import HOROVOD, Inert
+from lm.tf1.inert import HOROVOD, Inert, up_to_the_optimizer
 from lm.tf1.tensorflow import TensorFlow
 from lm.user.code import add_loaded
 from lm.user.files import LoadedFiles, current_files
@@ -29,18 +33,81 @@ from lm.user.files import LoadedFiles, current_files
 _programs: dict[str, _Program] = {}  # keys are the names of the packages
 
 
-def load(
-    path: str,
-    root: str | Sequence[str] | None,
-    stubs: Sequence[str],
-    before: Callable[[types.ModuleType], None] | None,
-    files: LoadedFiles,
-) -> types.ModuleType:
+class Options(NamedTuple):
+    """The options of `lm.tf1.load`."""
+
+    root: str | Sequence[str] | None = None
+    stubs: Sequence[str] = ()
+    before: Callable[[types.ModuleType], None] | None = None
+
+
+def load(path: str, options: Options, files: LoadedFiles) -> types.ModuleType:
     """Load the file with this path relative to the config file; see `lm.tf1.load`."""
+    program, name, prefix = _find(path, options, files)
+    with _empty_command_line(path):
+        module = importlib.import_module(f"{program.package}.{name}")
+    program.record(prefix, files)
+    return module
+
+
+def script(path: str, options: Options, files: LoadedFiles) -> Callable[..., types.SimpleNamespace]:
+    """Return a function that runs the file up to its optimizer; see `lm.tf1.script`."""
+    program, name, prefix = _find(path, options, files)
+    spec = importlib.util.find_spec(f"{program.package}.{name}")
+    code = spec.loader.get_code(spec.name)
+
+    def run(**kept: Any) -> types.SimpleNamespace:
+        module = importlib.util.module_from_spec(spec)
+        program.prepare(module)
+        sys.modules[spec.name] = module  # a new module may define its flags again
+        with _empty_command_line(path), up_to_the_optimizer(program.tensorflow):
+            exec(code, vars(module), _Names(vars(module), kept))
+        return types.SimpleNamespace(**vars(module))
+
+    with tf.Graph().as_default():
+        run()  # imports the modules of the program
+    program.record(prefix, files)
+    return run
+
+
+class _Names(collections.abc.MutableMapping):
+    """The names of a script at its top level. Some keep the values of the config file."""
+
+    def __init__(self, names: dict[str, Any], kept: Mapping[str, Any]):
+        self._names, self._kept = names, kept
+
+    def __getitem__(self, name: str) -> Any:
+        return self._names[name]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._names[name] = self._kept.get(name, value)
+
+    def __delitem__(self, name: str) -> None:
+        del self._names[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+@contextlib.contextmanager
+def _empty_command_line(path: str) -> Iterator[None]:
+    arguments = sys.argv
+    sys.argv = [path]
+    try:
+        yield
+    finally:
+        sys.argv = arguments
+
+
+def _find(path: str, options: Options, files: LoadedFiles) -> tuple[_Program, str, str]:
+    """Return the program of a file, the name of its module, and the first root directory."""
     found = files.find(path)
     if not os.path.isfile(found):
         raise UserError(f"tf1.load cannot find {found}; give a path relative to the config file")
-    root = os.path.dirname(path) if root is None else root
+    root = os.path.dirname(path) if options.root is None else options.root
     roots = [root] if isinstance(root, str) else list(root)
     directories = [files.find(directory) for directory in roots]
     paths = [os.path.relpath(found, directory) for directory in directories]
@@ -51,16 +118,11 @@ def load(
     if package not in _programs:
         _programs[package] = _Program(package, directories)
     program = _programs[package]
-    program.stubs.update(stubs)
-    if before:
-        before(program.tensorflow)
+    program.stubs.update(options.stubs)
+    if options.before:
+        options.before(program.tensorflow)
     name = min(inside, key=len).removesuffix(".py").replace(os.sep, ".")
-    arguments = sys.argv
-    sys.argv = [found]
-    try:
-        return program.load(name, roots[0], files)
-    finally:
-        sys.argv = arguments
+    return program, name, roots[0]
 
 
 class _Program:
@@ -76,14 +138,18 @@ class _Program:
         module.__path__ = directories
         sys.modules[package] = module
 
-    def load(self, name: str, prefix: str, files: LoadedFiles) -> types.ModuleType:
-        module = importlib.import_module(f"{self.package}.{name}")
+    def record(self, prefix: str, files: LoadedFiles) -> None:
+        """Record the modules that have been loaded, relative to a root directory."""
         for relative, (path, source) in self._loaded.items():
             files.add(os.path.normpath(os.path.join(prefix, relative)), path, source)
-        return module
 
     def add(self, path: str, source: bytes) -> None:
         self._loaded[os.path.relpath(path, self._directory)] = path, source
+
+    def prepare(self, module: types.ModuleType) -> None:
+        """Give a module the imports of the program, and names of Python 2."""
+        changed = {"__import__": self.import_, **old_python.BUILTINS}
+        module.__builtins__ = {**vars(builtins), **changed}
 
     def import_(
         self,
@@ -153,8 +219,7 @@ class _Loader(importlib.machinery.SourceFileLoader):
             raise
 
     def exec_module(self, module: types.ModuleType) -> None:
-        changed = {"__import__": self._program.import_, **old_python.BUILTINS}
-        module.__builtins__ = {**vars(builtins), **changed}
+        self._program.prepare(module)
         super().exec_module(module)
 
 
