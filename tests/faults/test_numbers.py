@@ -18,7 +18,7 @@ FLAGS = ("--hidden_size", 8, "--max_steps", 60, "--noeval")
 
 def test_nan_on_one_rank_stops_all_ranks_at_that_step(start, tmp_path):
     flags = (*FLAGS, "--checkpoint_every_steps", 20)
-    code, output = start(tmp_path, *flags, num_ranks=2, fault="nan:1:30").finish()
+    code, output = start(tmp_path, *flags, num_ranks=2, fault="nan:1:30", forked=True).finish()
     assert code == 1 and "Traceback" not in output
     assert output.count("lm: error: the loss is nan at step 30, learning") == 1
     assert last_step(tmp_path) == 29 and saved_steps(tmp_path) == [20]
@@ -35,7 +35,7 @@ def test_a_model_that_is_too_large_causes_a_one_line_error(start, tmp_path):
 def test_a_diverged_run_fails(start, tmp_path, corpora):
     """Its losses are finite, but its perplexities overflow."""
     flags = (*FLAGS, "--learning_rate", 1e30, "--checkpoint_every_steps", 1)
-    code, output = start(tmp_path, *flags).finish()
+    code, output = start(tmp_path, *flags, forked=True).finish()
     assert code == 1 and output.count("lm: error: ") == 1 and "Traceback" not in output
     assert output.count("e+29 at step 2, learning rate 1e+30: lower") == 1
     assert last_step(tmp_path) == 1 and saved_steps(tmp_path) == [1]
@@ -45,7 +45,7 @@ def test_a_diverged_run_fails(start, tmp_path, corpora):
 
 def test_weights_that_are_not_finite_are_never_saved(start, tmp_path):
     flags = (*FLAGS, "--checkpoint_every_steps", 25)
-    code, output = start(tmp_path, *flags, num_ranks=2, fault="spoil:50").finish()
+    code, output = start(tmp_path, *flags, num_ranks=2, fault="spoil:50", forked=True).finish()
     assert code == 1 and output.count("lm: error: ") == 1
     assert output.count("embedding is not finite after step 50, which is not saved") == 1
     assert saved_steps(tmp_path) == [25]
@@ -54,7 +54,7 @@ def test_weights_that_are_not_finite_are_never_saved(start, tmp_path):
 
 def test_out_of_sync_ranks_are_detected_and_the_run_can_resume(start, tmp_path, corpora, caplog):
     flags = (*FLAGS, "--checkpoint_every_steps", 25)
-    code, output = start(tmp_path, *flags, num_ranks=2, fault="flip:1:20").finish()
+    code, output = start(tmp_path, *flags, num_ranks=2, fault="flip:1:20", forked=True).finish()
     assert code == 1
     assert "at step 25 the ranks disagree on the weights" in output
     assert "on rank 0;" in output and "on rank 1" in output

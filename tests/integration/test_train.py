@@ -13,6 +13,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lm.errors import UserError
+from tests import fork_server
 from tests.commands import (
     ROOT,
     environment,
@@ -186,7 +187,7 @@ def test_bad_or_different_flags_end_all_ranks_with_one_line(tmp_path, corpora, b
     command = mpirun(1)
     for number, flags in enumerate(by_rank):
         command += [":", "-np", 1] * number
-        command += [sys.executable, "-m", "lm.train", *TINY, "--data_path", corpora]
+        command += [*fork_server.python(), "-m", "lm.train", *TINY, "--data_path", corpora]
         command += ["--output_dir", tmp_path / "run", *flags]
     result = run_command(command, environment(), 120, cwd=tmp_path)
     assert re.search(message, one_error(result, 2, num_ranks=2))

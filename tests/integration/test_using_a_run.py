@@ -13,6 +13,7 @@ from lm.functions import BUILT_IN
 from lm.inference.evaluator import evaluate
 from lm.inference.run import open_run
 from lm.inference.saved_model import export
+from tests import fork_server
 from tests.commands import ROOT, environment, run_command, run_module
 from tests.untrained import make_run
 from tests.using_a_run import check_commands_agree
@@ -21,7 +22,7 @@ PROMPT = "ba ta"
 
 
 def score(run, text, *arguments):
-    command = [sys.executable, "-m", "lm.score", "--run", run, *arguments]
+    command = [*fork_server.python(), "-m", "lm.score", "--run", run, *arguments]
     result = run_command(command, environment(), 60, input=text)
     assert result.returncode == 0, result.stderr
     return result.stdout
