@@ -199,7 +199,7 @@ def test_a_failed_resume_does_not_change_a_run(bigram, tmp_path, corpora):
     before = (bigram / "metrics.jsonl").read_bytes()
     with open(bigram / "metrics.jsonl", "a") as file:
         file.write('{"event": "test", "step": 3, "test_perplexity": 9.0}\n')
-    with pytest.raises(UserError, match="this network does not use const"):
+    with pytest.raises(UserError, match="this network does not use table"):
         train_here(bigram, *flags, "--resume", "--allow_changed_config_file", "--max_steps", 4)
     assert (bigram / "metrics.jsonl").read_bytes().startswith(before + b'{"event": "test", ')
     assert open_run(bigram, functions=load_config_file(str(tmp_path / "bigram.py")).functions)
