@@ -8,7 +8,9 @@ import math
 import re
 import shlex
 
+import numpy as np
 import pytest
+import tokenizers
 
 from lm.checkpoint.tensors import tensor_shapes
 from lm.checkpoint.variables import LOADED_BYTES, READ_BYTES
@@ -23,7 +25,7 @@ pytestmark = pytest.mark.timeout(240)
 SMALL = ("--batch_size", 4, "--num_steps", 5, "--eval_batch_size", 4)
 _SMALL = " ".join(map(str, SMALL))
 LIMITS = {
-    "lm.train": f"--data_path data {_SMALL}",
+    "lm.train": _SMALL,
     "lm.search": f"--config config_medium --data_path data {_SMALL} --max_steps 1 --trials 2",
     "lm.benchmark": "--batch_size 4 --num_steps 5 --vocab_size 100 --hidden_size 8 --repeats 1",
     "lm.synthesize": "--num_tokens 1000",
@@ -54,6 +56,7 @@ def normalized(command):
     limits = LIMITS.get(module, "")
     if module == "lm.train":
         command = re.sub(r"--(max_steps|num_epochs) \d+", "", command)
+        limits += "" if "--data_path" in command else " --data_path data"
         limits += " --max_steps 4" if "--resume" in command else " --max_steps 2"
     start, redirect, source = command.partition("<")
     return " ".join(f"{start} {limits} {redirect}{source}".split())
@@ -70,6 +73,24 @@ def write_corpus(directory, num_words):
     (directory / "train.txt").write_text("".join(lines))
     for split in ("valid", "test"):
         (directory / f"{split}.txt").write_text("".join(lines[:4]))
+
+
+def write_documented_corpora(path):
+    """Write the texts, token IDs and tokenizer that data/README.md uses."""
+    text = "In the beginning, God created the heaven and the earth.\n" * 60
+    for name in ("my_text.txt", "data/novel.txt"):
+        (path / name).write_text(text)
+    (path / "data/book").mkdir()
+    for split in ("train", "valid", "test"):
+        (path / f"data/book/{split}.txt").write_text(text)
+    (path / "gpt2").mkdir()
+    tokenizer = tokenizers.ByteLevelBPETokenizer()
+    tokenizer.train_from_iterator([text], special_tokens=["<|endoftext|>"])
+    tokenizer.save_model(str(path / "gpt2"))
+    ids = np.array(tokenizer.encode(text * 5).ids, np.uint16)
+    (path / "nanoGPT/data/shakespeare").mkdir(parents=True)
+    for name in ("train", "val"):
+        ids.tofile(path / f"nanoGPT/data/shakespeare/{name}.bin")
 
 
 def train_and_resume(tmp_path, *flags):
@@ -89,6 +110,7 @@ def medium(tmp_path_factory):
     """A directory with a corpus and two runs of config_medium."""
     path = tmp_path_factory.mktemp("medium")
     write_corpus(path / "data", 22_000)
+    write_documented_corpora(path)
     (path / "sentences.txt").write_text("w1 w2\nw3\n")
     train_and_resume(path, "--config", "config_medium")
     return path
