@@ -13,6 +13,7 @@ depends only on the text and the flags, not on the number of threads or the divi
 """
 
 import collections
+import concurrent.futures
 import dataclasses
 import io
 import itertools
@@ -128,7 +129,10 @@ def train_bpe(texts: Iterable[list[str]], vocab_size: int) -> Any:
         show_progress=False,  # `read_blocks` shows it
     )
     tokenizer = _byte_level(models.BPE())
-    tokenizer.train_from_iterator(texts, trainer)
+    # In the main thread, the library would delay Ctrl-C until the end of the training.
+    thread = concurrent.futures.ThreadPoolExecutor(1)
+    thread.submit(tokenizer.train_from_iterator, texts, trainer).result()
+    thread.shutdown()
     return tokenizer
 
 
