@@ -3,7 +3,8 @@
 A config file loads a module with `model = tf1.load("path/to/model.py")`. `modules.py` imports it,
 `tensorflow.py` and `contrib.py` are its TensorFlow, and `old_python.py` has names of Python 2.
 `calls.py` prepares each call of a function of the config file: `draws.py` has its random numbers,
-`feeds.py` passes values to it, and the parts in `inert.py` have no effect.
+`feeds.py` passes values to it, and the parts in `inert.py` have no effect. `models.py` has the
+functions for frequent forms of models.
 """
 
 import types
@@ -14,7 +15,7 @@ from typing import Any
 from lm.system import import_tensorflow
 from lm.user.files import current_files
 
-__all__ = ["fed", "load", "script"]
+__all__ = ["fed", "load", "network", "script"]
 
 
 def fed(
@@ -63,6 +64,34 @@ def script(
     them. The arguments are those of `load`.
     """
     return _loaded("script", path, root, stubs, before)
+
+
+def network(
+    build: Callable[[Any, Any], Any], logits: str | None = None, state: str | None = None
+) -> tuple[Callable, Callable]:
+    """Return `state_shapes` and `build_logits` for the frequent forms of models.
+
+    Placeholders of integers return the words, and `zero_state` of cells returns the state.
+
+    Args:
+      build: Builds the model from the words, int32 [B, T], and the context. The result is an object
+        or a dictionary.
+      logits: The name of the logits in the result, [B, T, V] or [B * T, V]. By default, these are
+        the logits of the program's cross entropy.
+      state: The name of the last state in the result, or None if there is no state.
+    """
+
+    def state_shapes(config):
+        from lm.tf1.models import Network
+
+        return Network(build, logits, state).state_shapes(config) if state else {}
+
+    def build_logits(inputs_TB, state_by_name, context):
+        from lm.tf1.models import Network
+
+        return Network(build, logits, state).build_logits(inputs_TB, state_by_name, context)
+
+    return state_shapes, build_logits
 
 
 def _loaded(how: str, path: str, *options: Any) -> Any:

@@ -28,6 +28,8 @@ class Call:
         self.placeholders: list[tf.Tensor] = []  # values of the next calls of tf.placeholder
         self.defaults: dict[str, Any] = {}  # values for tf.placeholder_with_default, by name
         self.default_names: collections.Counter = collections.Counter()  # of these calls
+        self.words: tf.Tensor | None = None  # [B, T]: value of placeholders without values
+        self.logits: tf.Tensor | None = None  # of the program's last cross entropy
         self.scope: tf.VariableScope | None = None
         self._name_scope = tf.get_default_graph().get_name_scope()
 
@@ -43,6 +45,12 @@ class Call:
             unique = unique.removeprefix(f"{self._name_scope}/")
             if unique not in self.names:
                 return unique
+
+
+def see_logits(logits: tf.Tensor) -> None:
+    """Remember the logits of a cross entropy."""
+    if active:
+        active[-1].logits = logits
 
 
 def current_call() -> Call | None:

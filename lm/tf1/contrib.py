@@ -14,6 +14,7 @@ import tensorflow.compat.v1 as tf
 from tensorflow.python.util import nest
 
 from lm.errors import UserError
+from lm.tf1.call import see_logits
 from lm.tf1.namespace import Missing, Namespace
 
 _REPLACEMENTS = {  # keys are names, or the modules of replaced names
@@ -156,6 +157,7 @@ def _gru_block_cell(
 
 
 def _cross_entropy(loss: Callable | None, logits: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
+    see_logits(logits)
     loss = loss or tf.nn.sparse_softmax_cross_entropy_with_logits
     return loss(labels=targets, logits=logits)
 

@@ -34,7 +34,7 @@ def fed(
         )
     call.placeholders, call.defaults = list(placeholders), dict(defaults or {})
     states = list(zero_states)
-    originals = [(cls, vars(cls)["zero_state"]) for cls in _cell_classes()] if states else []
+    originals = [(cls, vars(cls)["zero_state"]) for cls in cell_classes()] if states else []
 
     def zero_state(cell: Any, batch_size: Any, dtype: tf.DType) -> Any:
         if states:
@@ -58,7 +58,7 @@ def fed(
         )
 
 
-def _cell_classes() -> list[type]:
+def cell_classes() -> list[type]:
     """Return the classes that define `zero_state`; subclasses come first."""
     cells = tf.nn.rnn_cell
     return [cells.DropoutWrapper.__mro__[1], cells.MultiRNNCell, cells.RNNCell]
@@ -69,9 +69,12 @@ def placeholder(dtype: Any, shape: Any = None, name: str | None = None) -> tf.Te
     call = current_call()
     if not call:
         return tf.placeholder(dtype, shape, name)
+    dtype = tf.as_dtype(dtype)
+    if not call.placeholders and call.words is not None and dtype.is_integer:
+        return _converted(call.words, dtype, shape, name or "")
     if not call.placeholders:
         return tf.placeholder(dtype, shape, f"{name or 'placeholder'}{NOT_FED}")
-    return _converted(call.placeholders.pop(0), tf.as_dtype(dtype), shape, name or "")
+    return _converted(call.placeholders.pop(0), dtype, shape, name or "")
 
 
 def placeholder_with_default(input: Any, shape: Any, name: str | None = None) -> tf.Tensor:

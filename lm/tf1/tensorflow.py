@@ -14,6 +14,7 @@ from tensorflow.python.ops import array_ops, gen_training_ops, math_ops, nn_ops
 
 from lm.errors import UserError
 from lm.tf1 import calls, feeds, inert
+from lm.tf1.call import see_logits
 from lm.tf1.contrib import NEST, RNN_CELLS, Contrib, fix_of, legacy_seq2seq
 from lm.tf1.namespace import Missing, Namespace, Package
 
@@ -164,7 +165,9 @@ def _with_logits_first(cross_entropy: Callable) -> Callable:
 
     @functools.wraps(cross_entropy)
     def call(*logits_and_labels: tf.Tensor, **options: Any) -> tf.Tensor:
-        return cross_entropy(**dict(zip(("logits", "labels"), logits_and_labels)), **options)
+        options.update(zip(("logits", "labels"), logits_and_labels))
+        see_logits(options.get("logits"))
+        return cross_entropy(**options)
 
     return call
 

@@ -1,0 +1,83 @@
+"""The functions of a config file for the frequent forms of TF 1.x models.
+
+Shapes: T time steps, B rows, V words.
+"""
+
+import contextlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+
+from lm.config import Config
+from lm.errors import UserError
+from lm.model.context import Context
+from lm.model.variables import shared_variables
+from lm.tf1.call import current_call, replaced
+from lm.tf1.calls import adapt
+from lm.tf1.feeds import cell_classes
+
+_NUM_WORDS = 16  # in the graph that only shows the sizes of the state
+
+
+class Network:
+    """The functions `state_shapes` and `build_logits`; see `lm.tf1.network`."""
+
+    def __init__(self, build: Callable, logits: str | None, state: str | None):
+        self._build, self._logits, self._state = build, logits, state
+
+    def state_shapes(self, config: Config) -> dict[str, list[int]]:
+        """Return the sizes of the states that the program creates, in a graph for one row."""
+        sizes: list[int] = []
+
+        def zero_state(cell: Any, batch_size: Any, dtype: tf.DType) -> Any:
+            own = tf.nest.flatten(cell.state_size)
+            sizes.extend(own)
+            zeros = [tf.zeros([batch_size, size], dtype) for size in own]
+            return tf.nest.pack_sequence_as(cell.state_size, zeros)
+
+        context = Context(config, _NUM_WORDS, num_rows=1)
+        with tf.Graph().as_default(), shared_variables(config, training=False):
+            words_TB = tf.zeros([config.num_steps, 1], tf.int32)
+            adapt(self._run)(words_TB, zero_state, context)
+        return {str(index): [size] for index, size in enumerate(sizes)}
+
+    def build_logits(
+        self, inputs_TB: tf.Tensor, state: Mapping[str, tf.Tensor], context: Context
+    ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        parts = iter(state.values())
+
+        def zero_state(cell: Any, batch_size: Any, dtype: tf.DType) -> Any:
+            own = [next(parts) for _ in tf.nest.flatten(cell.state_size)]
+            return tf.nest.pack_sequence_as(cell.state_size, own)
+
+        logits, last = self._run(inputs_TB, zero_state, context)
+        steps, rows = inputs_TB.shape.as_list()
+        logits_BTV = tf.reshape(logits, [-1 if rows is None else rows, steps, context.vocab_size])
+        return tf.transpose(logits_BTV, [1, 0, 2]), dict(zip(state, last))
+
+    def _run(
+        self, inputs_TB: tf.Tensor, zero_state: Callable, context: Context
+    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """Return the logits and the parts of the last state of the program's model."""
+        call = current_call()
+        call.words, call.logits = tf.transpose(inputs_TB), None
+        with contextlib.ExitStack() as stack:
+            for cls in cell_classes():
+                stack.enter_context(replaced(cls, {"zero_state": zero_state}))
+            built = self._build(call.words, context)
+        logits = _part(built, self._logits) if self._logits else call.logits
+        if logits is None:
+            raise UserError(
+                "tf1.network: the program computes no cross entropy; pass the name of its logits"
+            )
+        return logits, tf.nest.flatten(_part(built, self._state)) if self._state else []
+
+
+def _part(built: Any, name: str) -> Any:
+    """Return a value of a dictionary, or an attribute."""
+    try:
+        return built[name] if isinstance(built, Mapping) else getattr(built, name)
+    except (AttributeError, KeyError) as error:
+        names = sorted(built if isinstance(built, Mapping) else vars(built))
+        raise UserError(f"tf1.network: there is no {name} in {', '.join(names)}") from error

@@ -1,0 +1,87 @@
+"""The functions of a config file from `tf1.network`."""
+
+import pytest
+
+from lm.errors import UserError
+from lm.user.trial_run import check_network
+from tests.unit.model.networks import V, needs_tf_keras, train_and_evaluate
+
+pytestmark = needs_tf_keras
+
+OBJECT = """
+import tensorflow as tf
+
+class Model:
+    def __init__(self, rows, steps, size, units=4):
+        self.input_data = tf.placeholder(tf.int32, [rows, steps])
+        self.targets = tf.placeholder(tf.int32, [rows, steps])
+        cells = [tf.contrib.rnn.BasicLSTMCell(units), tf.contrib.rnn.GRUCell(units)]
+        cell = tf.contrib.rnn.MultiRNNCell(cells)
+        self.initial_state = cell.zero_state(rows, tf.float32)
+        embedding = tf.get_variable("embedding", [size, units])
+        inputs = [tf.squeeze(x, [1]) for x in tf.split(
+            tf.nn.embedding_lookup(embedding, self.input_data), steps, 1)]
+        outputs, self.final_state = tf.contrib.legacy_seq2seq.rnn_decoder(
+            inputs, self.initial_state, cell)
+        output = tf.reshape(tf.concat(outputs, 1), [-1, units])
+        logits = tf.matmul(output, tf.get_variable("softmax_w", [units, size]))
+        loss = tf.contrib.legacy_seq2seq.sequence_loss_by_example(
+            [logits], [tf.reshape(self.targets, [-1])], [tf.ones([rows * steps])])
+        self.lr = tf.Variable(0.0, trainable=False)
+        tf.train.AdamOptimizer(self.lr).minimize(tf.reduce_sum(loss))
+"""
+DICTIONARY = """
+import tensorflow as tf
+
+def model(words, size):
+    x = tf.get_variable("x", [size, 4])
+    hidden = tf.layers.dense(tf.gather(x, words), 4, activation=tf.nn.relu)
+    return {"logits": tf.layers.dense(hidden, size)}
+"""
+CONFIG = """
+from lm import tf1
+from lm.config import Config
+
+model = tf1.load("{path}")
+
+def get_config():
+    return Config(name="mine", num_steps=5, batch_size=4)
+
+state_shapes, build_logits = tf1.network(
+    lambda words, context: model.{call}
+)
+"""
+
+
+def load_network(load, text, call):
+    return load(CONFIG.replace("{call}", call), model=text)
+
+
+@pytest.mark.parametrize(
+    "text, call",
+    [
+        (OBJECT, "Model(*words.shape, context.vocab_size), state='final_state'"),
+        (DICTIONARY, "model(words, context.vocab_size), logits='logits'"),
+    ],
+    ids=["object", "dictionary"],
+)
+def test_models_train_and_use_their_state(load, caplog, text, call):
+    file = load_network(load, text, call)
+    losses = train_and_evaluate(file)
+    assert losses[-1] < losses[0]
+    check_network(file.config, V, file.functions)
+    assert "state" not in caplog.text and "different" not in caplog.text
+    shapes = file.functions.by_name["state_shapes"](file.config)
+    assert shapes == ({"0": [4], "1": [4], "2": [4]} if text == OBJECT else {})
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        ("model(words, context.vocab_size)", "computes no cross entropy; pass the name"),
+        ("model(words, context.vocab_size), logits='y'", "there is no y in logits"),
+    ],
+)
+def test_missing_parts_are_one_line(load, call, message):
+    with pytest.raises(UserError, match=f"mine.py.*{message}"):
+        train_and_evaluate(load_network(load, DICTIONARY, call))
