@@ -37,7 +37,9 @@ class Network:
             return tf.nest.pack_sequence_as(cell.state_size, zeros)
 
         context = Context(config, _NUM_WORDS, num_rows=1)
-        with tf.Graph().as_default(), shared_variables(config, training=False):
+        # As in training, operations must not take the names of variables.
+        scope = tf.name_scope("lm_network")
+        with tf.Graph().as_default(), shared_variables(config, training=False), scope:
             words_TB = tf.zeros([config.num_steps, 1], tf.int32)
             adapt(self._run)(words_TB, zero_state, context)
         return {str(index): [size] for index, size in enumerate(sizes)}
