@@ -29,6 +29,10 @@ from lm.distributed.communicator import Communicator
 from lm.errors import UserError
 from lm.record import load_record
 
+# The axis of the words in the tables of the program, and the layers of the built-in network. A
+# layer may have as many units as the vocabulary has words.
+_WORD_AXES = {"embedding": 0, "softmax/weights": 1, "softmax/bias": 0}
+_LAYER = re.compile(r"lstm_\d+/.+|softmax/projection")
 # Weights of an adaptive softmax or input that belong to words.
 _OF_WORDS = re.compile(r"(.+/)?embedding/band_\d+|softmax/(weights|bias|cluster_\d+/words)")
 
@@ -144,14 +148,25 @@ def _tables(
     saved_ids = {token: i for i, token in enumerate(saved.tokens)}
     ids = [i for i, token in enumerate(tokenizer.tokens) if token in saved_ids]
     found, tables = tensor_shapes(checkpoint.path), {}
+    kept = [saved_ids[tokenizer.tokens[i]] for i in ids]
     for name, tensor in store.weight_tensors(checkpoint).items():
-        for axis in range(len(shapes.get(name, []))):
-            before, after = [*found[tensor]], [*shapes[name]]
-            if (before[axis], after[axis]) == (len(saved), len(tokenizer)):
-                before[axis] = after[axis]
-                if before == after and name not in tables:
-                    kept = [saved_ids[tokenizer.tokens[i]] for i in ids]
-                    tables[name] = Table(tensor, axis, kept, ids)
+        before, after = [*found[tensor]], [*shapes.get(name, [])]
+        axes = [
+            axis
+            for axis in range(len(after))
+            if before[axis : axis + 1] == [len(saved)]
+            and [*before[:axis], len(tokenizer), *before[axis + 1 :]] == after
+        ]
+        if not axes or _LAYER.fullmatch(name):
+            continue
+        axis = axes[0] if len(axes) == 1 else _WORD_AXES.get(name)
+        if axis is None:
+            raise UserError(
+                f"--new_vocabulary: both vocabularies have {len(saved):,} words, as many as"
+                f" {name} has rows and columns, so the words of a row are not known: use a"
+                " different --vocab_size"
+            )
+        tables[name] = Table(tensor, axis, kept, ids)
     logger.info(
         f"--init_from: {len(ids):,} of {len(tokenizer):,} words keep their weights in"
         f" {', '.join(tables) or 'no table'}"
@@ -169,7 +184,11 @@ def _fitting_weights(
         for name in tensors
         if found[name] == shapes.get(name)
         # A weight with a row or column per word is useful only if the words are the same.
-        and (same_words or not (vocab_size in found[name] or _OF_WORDS.fullmatch(name)))
+        and (
+            same_words
+            or _LAYER.fullmatch(name)
+            or not (vocab_size in found[name] or _OF_WORDS.fullmatch(name))
+        )
     ]
     if not fitting:
         raise UserError(

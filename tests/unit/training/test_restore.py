@@ -99,7 +99,16 @@ def start_from(path, config, words, functions=BUILT_IN):
         return initial_values(RunDir("", None), options, tokenizer_of(words), {}).tensors
 
 
-@pytest.mark.parametrize(("fields", "axis"), [({}, 1), ({"tie_weights": True}, None)])
+# In the last two cases, both vocabularies have as many words as the layers have units or gates.
+@pytest.mark.parametrize(
+    ("fields", "axis"),
+    [
+        ({}, 1),
+        ({"tie_weights": True}, None),
+        ({"vocab_size": 52, "hidden_size": 52}, 1),
+        ({"vocab_size": 52, "hidden_size": 13}, 1),
+    ],
+)
 def test_words_of_both_vocabularies_keep_their_weights(tmp_path, corpora, fields, axis):
     config = make_run(tmp_path / "run", corpora, **fields)
     words = Vocabulary.load(tmp_path / "run/vocabulary.txt").words
