@@ -89,7 +89,13 @@ def _earlier_tokenizer(run_dir: str | None, config: Config, flag: str) -> Tokeni
             continue
         is_same = record and record.config[name] == given
         if name in ("tokenizer", "vocabulary") and os.path.exists(given):
+            is_recorded = is_same
             is_same = fixed_tokenizer(config, reads_ids=False).sha256 == tokenizer.sha256
+            if is_recorded and not is_same:
+                raise UserError(
+                    f"{given} has changed since the start of {run_dir}: restore or remove this"
+                    " file. The run contains a copy of the original file"
+                )
         if not is_same:
             raise UserError(
                 f"{flag} uses the tokenizer of {run_dir}, which differs from {name} {given}: remove"

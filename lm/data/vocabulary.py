@@ -90,11 +90,15 @@ class Vocabulary:
         write_atomically(path, self.content)
 
     @classmethod
-    def load(cls, path: str) -> Vocabulary:
-        """Read a file written by `save`."""
+    def load(cls, path: str, encoding: str = "utf-8") -> Vocabulary:
+        """Read a file of one word per line. Line ends may be CR LF.
+
+        Args:
+          encoding: "utf-8-sig" if an editor may have added a byte order mark.
+        """
         try:
             with open_regular(path) as file:
-                text = file.read().decode("utf-8")
+                text = file.read().decode(encoding).replace("\r\n", "\n")
             if not text.endswith("\n"):
                 raise UserError("the last line is incomplete")
             return cls(tuple(text[:-1].split("\n")))
