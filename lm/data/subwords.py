@@ -9,7 +9,7 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -124,6 +124,11 @@ class _SentencePiece(_Subwords):
         if last:
             yield self._model.encode(last)
 
+    def unknown(self, text: str) -> list[str]:
+        lines = self._model.encode(text.split("\n"), out_type=str)
+        pieces = itertools.chain.from_iterable(lines)
+        return [piece for piece in pieces if self._model.piece_to_id(piece) == self.unk_id]
+
     def decode(self, ids: Iterable[int]) -> str:
         lines: list[list[int]] = [[]]
         for token in ids:
@@ -159,18 +164,37 @@ class _HuggingFace(_Subwords):
             self._model = _gpt2(files)
         self._model.no_padding()
         self._model.no_truncation()
-        size = self._model.get_vocab_size()
-        if not size:
+        ids = self._model.get_vocab().values()
+        if not ids:
             raise ValueError("it has no tokens")
-        self.tokens = [self._model.id_to_token(i) or "" for i in range(size)]
-        unknown = getattr(self._model.model, "unk_token", None)
-        self.unk_id = unknown and self._model.token_to_id(unknown)
+        # The IDs of some vocabularies have gaps.
+        self.tokens = [self._model.id_to_token(i) or "" for i in range(max(ids) + 1)]
+        model = json.loads(self._model.to_str())["model"]
+        self.unk_id = model.get("unk_id")  # of a unigram model
+        if model.get("unk_token") is not None:
+            self.unk_id = self._model.token_to_id(model["unk_token"])
+        if model.get("dropout"):
+            self._model.model.dropout = None  # Random merges would differ from host to host.
         separators = [self._model.token_to_id(name) for name in _SEPARATORS]
         found = [i for i in separators if i is not None] or self.encode("\n") or [0]
         self.eos_id = found[0]
 
     def encode(self, text: str) -> list[int]:
-        return self._model.encode(text, add_special_tokens=False).ids
+        return self._encode([text])[0].ids
+
+    def _encode(self, texts: Sequence[str]) -> list[Any]:
+        try:
+            return self._model.encode_batch(texts, add_special_tokens=False)
+        except Exception as error:  # The library does not define its own types.
+            raise UserError(
+                f"the tokenizer cannot encode the text: {first_line(error)}; use a tokenizer that"
+                " has an unknown token or the 256 bytes"
+            ) from error
+
+    def unknown(self, text: str) -> list[str]:
+        found = self._encode([text])[0]
+        places = zip(found.ids, found.offsets)
+        return [text[start:end] for token, (start, end) in places if token == self.unk_id]
 
     def decode(self, ids: Iterable[int]) -> str:
         return self._model.decode(list(ids), skip_special_tokens=False)
@@ -210,7 +234,7 @@ class _HuggingFace(_Subwords):
             starts = [max(cut - self._margin, 0) for cut in cuts]
             ends = [*(cut + self._margin for cut in cuts[1:]), len(text)]
             windows = [text[start:end] for start, end in zip(starts, ends)]
-            found = self._model.encode_batch(windows, add_special_tokens=False)
+            found = self._encode(windows)
             # The first token after each cut, in the window after the cut and in the one before it.
             after = [_token_at(enc, cut - start) for enc, cut, start in zip(found, cuts, starts)]
             before = [_token_at(enc, cut - s) for enc, cut, s in zip(found, cuts[1:], starts)]

@@ -8,7 +8,9 @@ tokenizers of lm/data/subwords.py are read from files.
 from __future__ import annotations
 
 import abc
+import collections
 import hashlib
+import itertools
 import os
 import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -31,7 +33,7 @@ UNKNOWN = -1  # the ID of text outside the vocabulary in the results of `read_id
 _MAX_CHARACTERS = 65_536  # different ones
 _MAX_WORD_CHARACTERS = 1 << 20
 _SPACES = "\n \t\r"
-_WINDOW = 8  # tokens that are decoded again with each new token
+_WINDOW = 8  # complete parts of a text that are decoded again with each new token
 
 
 class Tokenizer(abc.ABC):
@@ -82,15 +84,19 @@ class Tokenizer(abc.ABC):
 
     def decode_stream(self, ids: Iterable[int]) -> Iterator[str]:
         """Yield the text of each token as soon as its characters are complete."""
+        # The window must not start inside a character: some decoders would then replace all of the
+        # following bytes.
+        complete: collections.deque[list[int]] = collections.deque(maxlen=_WINDOW)
         window: list[int] = []
-        shown = ""
+        shown, num_shown = "", 0
         for token in ids:
             window.append(token)
             text = self.decode(window)
             if not text.endswith("\ufffd"):  # Otherwise, the last character may be incomplete.
                 yield text[len(shown) :]
-                window = window[-_WINDOW:]
-                shown = self.decode(window)
+                complete.append(window[num_shown:])
+                window = list(itertools.chain.from_iterable(complete))
+                shown, num_shown = self.decode(window), len(window)
         yield self.decode(window)[len(shown) :]
 
     def save(self, directory: str) -> None:
@@ -279,7 +285,7 @@ def fixed_tokenizer(config: Config, reads_ids: bool) -> Tokenizer | None:
             return None
         if config.vocab_size is not None or config.min_count > 1:
             raise UserError("--vocabulary fixes the words: remove --vocab_size and --min_count")
-        return BUILT[config.tokenizer](Vocabulary.load(config.vocabulary))
+        return BUILT[config.tokenizer](Vocabulary.load(config.vocabulary, "utf-8-sig"))
     for name in ("vocabulary", "vocab_size", "min_count"):
         if getattr(config, name) != getattr(Config(), name):
             raise UserError(

@@ -104,6 +104,58 @@ def test_the_size_of_a_text_does_not_depend_on_blocks(tmp_path, text, block):
     assert size == TextSize(len(text.encode()), len(text), num_words)
 
 
+def save(path, model, **parts):
+    """Save a tokenizer of the library, and load it as a user does."""
+    tokenizer = tokenizers.Tokenizer(model)
+    for name, part in parts.items():
+        setattr(tokenizer, name, part)
+    tokenizer.save(str(path / "my.json"))
+    return load_subwords(str(path / "my.json"))
+
+
+def test_streams_of_bytes_start_between_characters(tmp_path):
+    vocabulary = {f"<0x{byte:02X}>": byte for byte in range(256)} | {"<unk>": 256}
+    model = tokenizers.models.BPE(vocabulary, [], unk_token="<unk>", byte_fallback=True)
+    decoders = [tokenizers.decoders.ByteFallback(), tokenizers.decoders.Fuse()]
+    tokenizer = save(tmp_path, model, decoder=tokenizers.decoders.Sequence(decoders))
+    text = "漢字" * 9 + "🙂"
+    assert [part for part in tokenizer.decode_stream(tokenizer.encode(text)) if part] == [*text]
+
+
+def test_dropout_of_merges_has_no_effect(tmp_path):
+    model = tokenizers.models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")], dropout=0.5)
+    assert save(tmp_path, model).encode("ab" * 50) == [2] * 50
+
+
+def test_ids_may_have_gaps(tmp_path):
+    tokenizer = save(tmp_path, tokenizers.models.BPE({"a": 0, "b": 7}, []))
+    assert len(tokenizer) == 8
+    assert [tokenizer.tokens[i] for i in tokenizer.encode("ab")] == ["a", "b"]
+
+
+def test_unknown_text_is_listed(directory, tmp_path):
+    unigram = tokenizers.models.Unigram([("<unk>", 0.0), ("a", -1.0)], unk_id=0)
+    assert save(tmp_path, unigram).unk_id == 0
+    word_piece = tokenizers.models.WordPiece({"[UNK]": 0, "a": 1}, unk_token="[UNK]")
+    spaces = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer = save(tmp_path, word_piece, pre_tokenizer=spaces)
+    assert tokenizer.unknown("a 漢\na zebra") == ["漢", "zebra"]
+    assert load_subwords(str(directory / "sp.model")).unknown("the 漢\nthe cat") == ["漢"]
+
+
+def test_text_without_a_token_is_one_line(tmp_path):
+    model = tokenizers.models.WordLevel({"a": 0}, unk_token="<unk>")
+    with pytest.raises(UserError, match=r"cannot encode the text: .*; use a tokenizer that has"):
+        save(tmp_path, model).encode("b")
+
+
+@pytest.mark.parametrize("content", [b"<eos>\r\na\r\n", b"\xef\xbb\xbf<eos>\na\n"])
+def test_editors_may_have_changed_a_vocabulary(tmp_path, content):
+    (tmp_path / "v.txt").write_bytes(content)
+    tokenizer = fixed_tokenizer(Config(vocabulary=str(tmp_path / "v.txt")), reads_ids=False)
+    assert tokenizer.tokens == ("<eos>", "a")
+
+
 def test_words_are_joined_by_spaces_and_line_ends():
     words = Words(Vocabulary(("<eos>", "a", "b", "<unk>")))
     text = "a b\na\n\nb"
