@@ -1,14 +1,17 @@
 """Advice about texts that are valid, but that probably do not contain what the user expects."""
 
+import contextlib
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 
-from lm.data.tokenizer import Tokenizer, Words
+from lm.data.tokenizer import Ids, Tokenizer, Words
 from lm.data.vocabulary import EOS, UNK
+from lm.errors import UserError
 
 _BLOCK = 1 << 18  # token IDs
+_UNKNOWN_CHARACTER = "\U000f0000"  # for private use
 _LEAST_TOKENS = 100  # of a split
 _MOST_CHARACTERS = 200  # of a word
 _MOST_EMPTY_LINES = 0.05  # of the tokens
@@ -17,7 +20,20 @@ _MOST_EMPTY_LINES = 0.05  # of the tokens
 def advice(tokenizer: Tokenizer, splits: Mapping[str, np.ndarray]) -> list[str]:
     """Return one sentence for each suspicious fact of a corpus, given its token IDs by split."""
     found = [sentence for split, ids in splits.items() for sentence in _about_size(split, ids)]
-    return found if type(tokenizer) is not Words else [*found, *_about_text(tokenizer, splits)]
+    if type(tokenizer) is Words:
+        return [*found, *_about_text(tokenizer, splits)]
+    return [*found, *_about_tokenizer(tokenizer)]
+
+
+def _about_tokenizer(tokenizer: Tokenizer) -> Iterator[str]:
+    if isinstance(tokenizer, Words | Ids) or tokenizer.unk_id is not None:
+        return
+    with contextlib.suppress(UserError):  # Some tokenizers reject unknown characters.
+        if not tokenizer.encode(_UNKNOWN_CHARACTER):
+            yield (
+                "the tokenizer drops characters that it does not know, so bits per byte may be too"
+                " low: use a tokenizer that has an unknown token or the 256 bytes"
+            )
 
 
 def _about_text(words: Words, splits: Mapping[str, np.ndarray]) -> Iterator[str]:

@@ -59,6 +59,8 @@ def load_corpus_to_train(config: Config, options: RunOptions) -> Corpus:
     tokenizer = _earlier_tokenizer(resumed, config, "--resume")
     if not tokenizer and not options.new_vocabulary:
         tokenizer = _earlier_tokenizer(start, config, "--init_from")
+        if tokenizer:
+            logger.info("--init_from: using the tokenizer of %s", start)
     corpus = load_corpus(data_path, config, options.data_url, tokenizer)
     if config.adaptive_softmax_cutoffs and not corpus.tokenizer.sorts_by_frequency:
         raise UserError(

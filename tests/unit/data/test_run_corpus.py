@@ -116,6 +116,7 @@ def test_a_run_uses_the_vocabulary_of_the_run_that_it_starts_from(tmp_path, own_
     flags = ["--init_from", tmp_path / "run", "--data_path", other, "--output_dir", tmp_path / "a"]
     corpus = prepared(*flags).corpus
     assert corpus.tokenizer.sha256 == earlier.sha256
+    assert f"using the tokenizer of {tmp_path / 'run'}\n" in caplog.text
     assert "train: 600 unknown words became <unk>" in caplog.text
     corpus = prepared(*flags[:-1], tmp_path / "b", "--new_vocabulary").corpus
     assert {"x", "y", "a"} < {*corpus.tokenizer.tokens}

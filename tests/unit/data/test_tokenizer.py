@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lm.config import Config
+from lm.data.advice import advice
 from lm.data.corpus import load_corpus
 from lm.data.subwords import load_subwords
 from lm.data.text import Part, TextSize, measured, read_blocks
@@ -141,6 +142,14 @@ def test_unknown_text_is_listed(directory, tmp_path):
     tokenizer = save(tmp_path, word_piece, pre_tokenizer=spaces)
     assert tokenizer.unknown("a 漢\na zebra") == ["漢", "zebra"]
     assert load_subwords(str(directory / "sp.model")).unknown("the 漢\nthe cat") == ["漢"]
+
+
+def test_a_tokenizer_that_drops_characters_is_reported(directory, tmp_path):
+    splits = {"train": np.zeros(200, np.int32)}
+    tokenizer = save(tmp_path, tokenizers.models.BPE({"a": 0}, []))
+    assert "drops characters" in advice(tokenizer, splits)[0]
+    for name in ("bpe.json", "unigram.json", "sp.model"):
+        assert not advice(load_subwords(str(directory / name)), splits)
 
 
 def test_text_without_a_token_is_one_line(tmp_path):
