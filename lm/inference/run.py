@@ -117,13 +117,16 @@ def open_session(
             tokens = run.tokenizer.tokens
             built = build(Network(run.config, len(tokens), run.functions, tokens))
             loader = VariableLoader()
+        # Variables that the network creates but does not need are not in the checkpoint.
+        weights = weight_names(tf.get_default_graph())
+        unused = [v for v in tf.global_variables() if v.op.name not in weights]
         session = tf.Session(config=session_config(device))
         try:
-            session.run([tf.local_variables_initializer(), loader.create_op])
+            initial_ops = [tf.local_variables_initializer(), tf.variables_initializer(unused)]
+            session.run([*initial_ops, loader.create_op])
             # The other functions of a network with losses may use further variables, and training
-            # may use variables that this graph creates but does not need.
-            all_needed = len(tf.global_variables()) == len(weight_names(tf.get_default_graph()))
-            is_part = run.functions.has_losses or not all_needed
+            # may use variables that this graph does not need.
+            is_part = run.functions.has_losses or bool(unused)
             loader.load_weights(session, run.checkpoint, is_part)
         except BaseException:
             session.close()

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 import lm
-from lm.benchmark.__main__ import _run as run_benchmark
+from lm.benchmark.__main__ import run as run_benchmark
 from lm.cli.flags import RunChoice, parse
 from lm.errors import InfoRequested, UserError
 from lm.inference.sampling import Sampling
