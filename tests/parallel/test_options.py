@@ -29,7 +29,7 @@ def test_logs_a_timeline_and_a_learning_rate_that_scales_with_the_ranks(tmp_path
     ]:
         lines = path.read_text().splitlines()
         assert any("(this is rank 0)" in line for line in lines)
-        assert any("vocabulary of 201 words" in line for line in lines)  # an early line
+        assert any("vocabulary of 201, tokens" in line for line in lines)  # an early line
         collected = [line for line in lines if line.startswith("[rank 1]")]
         assert any("(this is rank 1)" in line for line in collected) == (mode == "collect")
         assert other.exists() == (mode == "workers")
