@@ -212,11 +212,11 @@ def load_encoded(recipe: Recipe, data_path: str) -> EncodedCorpus:
             for path in (os.path.dirname(directory), directory):
                 os.makedirs(path, 0o755, exist_ok=True)  # the umask may let a group write
                 check_private(path)
-            encoded = _open_entry(entry, recipe)
+            encoded = _find_entry(directory, recipe)
             if encoded is None:
                 with locked(os.path.join(directory, "encoding.lock"), "encoding a corpus"):
                     # Another process may have created the entry.
-                    encoded = _open_entry(entry, recipe) or _create_entry(entry, recipe)
+                    encoded = _find_entry(directory, recipe) or _create_entry(entry, recipe)
                 logger.info("the encoded corpus is in %s", entry)
             return encoded
         except OSError as error:
@@ -226,6 +226,18 @@ def load_encoded(recipe: Recipe, data_path: str) -> EncodedCorpus:
         f"cannot keep the encoded corpus ({'; '.join(failures)}); free some space, or set"
         " XDG_CACHE_HOME to a directory that only you can write to"
     )
+
+
+def _find_entry(directory: str, recipe: Recipe) -> EncodedCorpus | None:
+    """Return the encoded corpus in a cache, or None if it is missing or corrupt."""
+    found = _open_entry(os.path.join(directory, recipe.key), recipe)
+    builds = recipe.config.tokenizer in BUILT and not recipe.config.vocabulary
+    if found or not recipe.tokenizer or not builds or recipe.sources["train"].reads_ids:
+        return found
+    # A run that resumes or is evaluated has the vocabulary that was built from the same text.
+    own = dataclasses.replace(recipe, tokenizer=None)
+    found = _open_entry(os.path.join(directory, own.key), own)
+    return found if found and found.tokenizer.sha256 == recipe.tokenizer.sha256 else None
 
 
 def _create_entry(entry: str, recipe: Recipe) -> EncodedCorpus:

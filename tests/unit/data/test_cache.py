@@ -96,6 +96,16 @@ def test_the_second_start_does_not_encode(tmp_path, encodings):
     assert len(encodings) == 3
 
 
+def test_a_run_that_resumes_does_not_encode_again(tmp_path, encodings):
+    data_path = write(tmp_path / "d", valid="cow\n")
+    first = load_corpus(data_path)
+    again = load_corpus(data_path, tokenizer=first.tokenizer)
+    assert again.train.filename == first.train.filename and again.encoded == first.encoded
+    other = load_corpus(data_path, Config(vocab_size=4)).tokenizer
+    assert load_corpus(data_path, tokenizer=other).tokenizer.tokens == other.tokens
+    assert len(encodings) == 3
+
+
 def test_a_changed_file_is_encoded_again(tmp_path, encodings):
     data_path = write(tmp_path / "d")
     load_corpus(data_path)
