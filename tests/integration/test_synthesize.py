@@ -28,7 +28,7 @@ def test_a_run_on_a_synthetic_corpus_reports_the_true_perplexity(tmp_path):
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     assert f"(true: {true})" in result.stdout + result.stderr
-    assert "vocabulary of 2,001 words" in result.stderr
+    assert "vocabulary of 2,001" in result.stderr
 
 
 def test_a_text_of_the_user_is_not_overwritten(tmp_path):
