@@ -196,6 +196,7 @@ def test_a_user_without_a_home_directory_has_no_user_cache(monkeypatch):
     assert lm.data.encoding.cache_directories("d") == ["d/.cache"]
 
 
+@pytest.mark.timeout(200)  # a virtual machine may be paused
 @pytest.mark.parametrize("corpus", ["files", "embedded"])
 def test_many_processes_create_a_corpus_together_and_encode_it_once(tmp_path, corpus):
     data_path = str(tmp_path / "d")
@@ -209,7 +210,7 @@ def test_many_processes_create_a_corpus_together_and_encode_it_once(tmp_path, co
     )
     command = [sys.executable, "-c", code, data_path, corpus]
     ranks = [subprocess.Popen(command, cwd=ROOT, stdout=-1, stderr=-1, text=True) for _ in range(4)]
-    outputs = [rank.communicate(timeout=40) for rank in ranks]
+    outputs = [rank.communicate(timeout=150) for rank in ranks]
     assert len({out for out, _ in outputs}) == 1
     assert outputs[0][0].strip()
     assert sum("encoding " in err and "/train.txt" in err for _, err in outputs) == 1
