@@ -34,6 +34,7 @@ _WINDOWS_AT_ONCE = 32
 _CUT = re.compile(r"(?<=\S)[ \n](?=\S)")
 _MAX_TEXT = 1 << 26  # characters
 _MAX_LINE = 1 << 24  # characters
+_MAX_IDS = 1 << 22  # of a vocabulary with gaps
 
 
 def load_subwords(path: str) -> Tokenizer:
@@ -167,6 +168,8 @@ class _HuggingFace(_Subwords):
         ids = self._model.get_vocab().values()
         if not ids:
             raise ValueError("it has no tokens")
+        if max(ids) >= _MAX_IDS:
+            raise ValueError(f"its largest ID, {max(ids):,}, is not below {_MAX_IDS:,}")
         # The IDs of some vocabularies have gaps.
         self.tokens = [self._model.id_to_token(i) or "" for i in range(max(ids) + 1)]
         model = json.loads(self._model.to_str())["model"]

@@ -132,6 +132,8 @@ def test_ids_may_have_gaps(tmp_path):
     tokenizer = save(tmp_path, tokenizers.models.BPE({"a": 0, "b": 7}, []))
     assert len(tokenizer) == 8
     assert [tokenizer.tokens[i] for i in tokenizer.encode("ab")] == ["a", "b"]
+    with pytest.raises(UserError, match=r"its largest ID, 4,194,304, is not below"):
+        save(tmp_path, tokenizers.models.BPE({"a": 0, "b": 1 << 22}, []))
 
 
 def test_unknown_text_is_listed(directory, tmp_path):
