@@ -18,6 +18,7 @@ from lm.config_file import load_config_file
 from lm.data.batches import Rows
 from lm.data.corpus import load_corpus
 from lm.data.tokenizer import Tokenizer
+from lm.functions import BUILT_IN, NetworkFunctions
 from lm.model.network import Network
 from lm.model.windows import build_window_graph
 from lm.record import CorpusRecord, RunRecord
@@ -45,7 +46,11 @@ def make_run(directory: os.PathLike, data_path: os.PathLike, **fields) -> Config
 
 
 def write_run(
-    directory: os.PathLike, config: Config, tokenizer: Tokenizer, corpus: CorpusRecord = CORPUS
+    directory: os.PathLike,
+    config: Config,
+    tokenizer: Tokenizer,
+    corpus: CorpusRecord = CORPUS,
+    functions: NetworkFunctions = BUILT_IN,
 ) -> None:
     """Write a run of any config and tokenizer with random weights, at step 7."""
     os.makedirs(directory)
@@ -53,7 +58,7 @@ def write_run(
     record = RunRecord(dataclasses.asdict(config), tokenizer.sha256, corpus)
     record.write(str(directory), has_checkpoints=True)
     with tf.Graph().as_default(), tf.Session() as session:
-        build_window_graph(Network(config, len(tokenizer)), Rows(0, 1), "eval")
+        build_window_graph(Network(config, len(tokenizer), functions), Rows(0, 1), "eval")
         session.run(tf.global_variables_initializer())
         weights = {variable.op.name: session.run(variable) for variable in tf.global_variables()}
     biases = np.random.default_rng(0)

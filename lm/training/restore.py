@@ -2,7 +2,7 @@
 
 import re
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,8 +35,6 @@ _WORD_AXES = {"embedding": 0, "softmax/weights": 1, "softmax/bias": 0}
 _LAYER = re.compile(r"lstm_\d+/.+|softmax/projection")
 # Weights of an adaptive softmax or input that belong to words.
 _OF_WORDS = re.compile(r"(.+/)?embedding/band_\d+|softmax/(weights|bias|cluster_\d+/words)")
-
-
 _PARTLY = "; --init_partly omits such weights"
 
 
@@ -79,7 +77,7 @@ class BroadcastHook(tf.train.SessionRunHook):
 
 
 def _load_tables(session: tf.Session, values: InitialValues) -> None:
-    variables = {variable.op.name: variable for variable in tf.trainable_variables()}
+    variables = {variable.op.name: variable for variable in tf.global_variables()}
     for name, table in values.tables.items():
         value = np.array(session.run(variables[name]))
         saved = load_arrays(values.checkpoint, [table.tensor])[table.tensor]
@@ -121,20 +119,30 @@ def _values_of_run(
     path = options.init_from
     is_run = load_record(path) is not None
     checkpoint = store.find(path, options.checkpoint) if is_run else store.verify(path)
-    tables = {}
     same_words = checkpoint.manifest.record.vocabulary == tokenizer.sha256
+    if same_words and not options.init_partly:
+        tensors = fitting_tensors(checkpoint, shapes, fix=_PARTLY)
+        return InitialValues(checkpoint.path, tensors, {})
     if options.new_vocabulary and not same_words:
         tables = _tables(checkpoint, saved_tokenizer(run_of_checkpoint(path)), tokenizer, shapes)
-    elif not same_words and not options.init_partly:
+    elif same_words or options.init_partly:
+        tables = {}
+    else:
         raise UserError(
             f"--init_from {path} has a different vocabulary, so its token IDs differ;"
             " --init_partly loads only the layers"
         )
+
+    def is_of_words(name: str) -> bool:
+        """Return whether a weight is useless, because it belongs to other words."""
+        # Without the tables of the earlier vocabulary, only the size shows what a row is.
+        unclear = not options.new_vocabulary and len(tokenizer) in shapes[name]
+        return not same_words and (
+            _OF_WORDS.fullmatch(name) is not None or (unclear and not _LAYER.fullmatch(name))
+        )
+
     rest = {name: shape for name, shape in shapes.items() if name not in tables}
-    if same_words and not options.init_partly:
-        tensors = fitting_tensors(checkpoint, shapes, fix=_PARTLY)
-    else:
-        tensors = _fitting_weights(checkpoint, rest, same_words, len(tokenizer))
+    tensors = _fitting_weights(checkpoint, rest, is_of_words)
     missing = [n for n in rest if n not in tensors and not _OF_WORDS.fullmatch(n)]
     if missing and not options.init_partly:
         raise UserError(f"{checkpoint.path} has no {missing[0]} of this shape{_PARTLY}")
@@ -144,27 +152,31 @@ def _values_of_run(
 def _tables(
     checkpoint: Checkpoint, saved: Tokenizer, tokenizer: Tokenizer, shapes: Mapping[str, list]
 ) -> dict[str, Table]:
-    """Return the tensors with a row or column per word, by the name of the weight."""
+    """Return the tensors with a row or column per word, by the name of the weight.
+
+    These are the weights whose size changes with the vocabulary. If both vocabularies have the same
+    size, only the names of the program's own weights show which axis has the words.
+    """
+    sizes = len(saved), len(tokenizer)
     saved_ids = {token: i for i, token in enumerate(saved.tokens)}
     ids = [i for i, token in enumerate(tokenizer.tokens) if token in saved_ids]
-    found, tables = tensor_shapes(checkpoint.path), {}
     kept = [saved_ids[tokenizer.tokens[i]] for i in ids]
+    found, tables = tensor_shapes(checkpoint.path), {}
     for name, tensor in store.weight_tensors(checkpoint).items():
-        before, after = [*found[tensor]], [*shapes.get(name, [])]
+        before, after = found[tensor], shapes.get(name, [])
         axes = [
             axis
-            for axis in range(len(after))
-            if before[axis : axis + 1] == [len(saved)]
-            and [*before[:axis], len(tokenizer), *before[axis + 1 :]] == after
+            for axis, pair in enumerate(zip(before, after))
+            if pair == sizes and [*before[:axis], sizes[1], *before[axis + 1 :]] == after
         ]
         if not axes or _LAYER.fullmatch(name):
             continue
-        axis = axes[0] if len(axes) == 1 else _WORD_AXES.get(name)
+        axis = axes[0] if sizes[0] != sizes[1] else _WORD_AXES.get(name)
         if axis is None:
             raise UserError(
-                f"--new_vocabulary: both vocabularies have {len(saved):,} words, as many as"
-                f" {name} has rows and columns, so the words of a row are not known: use a"
-                " different --vocab_size"
+                f"--new_vocabulary: both vocabularies have {len(saved):,} words, and {name} has"
+                f" this size too, so it is not known whether its rows are words: use a different"
+                " --vocab_size"
             )
         tables[name] = Table(tensor, axis, kept, ids)
     logger.info(
@@ -175,21 +187,11 @@ def _tables(
 
 
 def _fitting_weights(
-    checkpoint: Checkpoint, shapes: Mapping[str, list], same_words: bool, vocab_size: int
+    checkpoint: Checkpoint, shapes: Mapping[str, list], is_of_words: Callable[[str], bool]
 ) -> dict[str, str]:
     """Return the tensor of each weight that fits, and log which weights do not."""
     tensors, found = store.weight_tensors(checkpoint), tensor_shapes(checkpoint.path)
-    fitting = [
-        name
-        for name in tensors
-        if found[name] == shapes.get(name)
-        # A weight with a row or column per word is useful only if the words are the same.
-        and (
-            same_words
-            or _LAYER.fullmatch(name)
-            or not (vocab_size in found[name] or _OF_WORDS.fullmatch(name))
-        )
-    ]
+    fitting = [n for n in tensors if found[n] == shapes.get(n) and not is_of_words(n)]
     if not fitting:
         raise UserError(
             f"--init_from {checkpoint.path}: the checkpoint has no weights that fit this model"

@@ -21,7 +21,7 @@ from lm.model.network import Network
 from lm.model.windows import build_window_graph
 from lm.training.restore import BroadcastHook, initial_values
 from tests.unit.model.networks import GOOD, OWN_TABLE
-from tests.untrained import make_run
+from tests.untrained import make_run, write_run
 
 OF_WORDS = "embedding, softmax/weights, softmax/bias"
 
@@ -146,3 +146,40 @@ def test_a_new_vocabulary_does_not_hide_a_changed_model(other):
         options = RunOptions(init_from=path, new_vocabulary=True)
         with pytest.raises(UserError, match=r"has no lstm_2/.* of this shape; --init_partly"):
             initial_values(RunDir("", None), options, tokenizer_of(words[:50]), {})
+
+
+OWN_KERNEL = """
+import tensorflow.compat.v1 as tf
+from lm.config import Config
+
+def get_config():
+    return Config(corpus="embedded", hidden_size=25, num_steps=5)
+
+def build_logits(inputs_TB, state, context):
+    table = tf.get_variable("table", [context.vocab_size, 25], trainable=False)
+    kernel = tf.get_variable("kernel", [25, 50])
+    output = tf.get_variable("output", [50, context.vocab_size])
+    x_TBH = tf.gather(table, inputs_TB)
+    return tf.einsum("tbh,hv->tbv", tf.tanh(tf.einsum("tbe,eh->tbh", x_TBH, kernel)), output), {}
+"""
+
+
+@pytest.mark.parametrize("num_words", [50, 51])
+def test_words_of_a_user_defined_network_need_a_different_size(tmp_path, load, num_words):
+    """A kernel with 50 columns is not a table of 50 words."""
+    functions, config = load(OWN_KERNEL).functions, load(OWN_KERNEL).config
+    words = ("<eos>", *(f"w{i}" for i in range(49)))
+    write_run(tmp_path / "run", config, tokenizer_of(words), functions=functions)
+    options = RunOptions(init_from=str(tmp_path / "run"), new_vocabulary=True)
+    others = tokenizer_of(("zebra", *words[: num_words - 1]))
+    with tf.Graph().as_default():
+        build_window_graph(Network(config, num_words, functions), Rows(0, 1), "eval")
+        if num_words == 50:
+            with pytest.raises(UserError, match="both vocabularies have 50 words, and "):
+                initial_values(RunDir("", None), options, others, {})
+            return
+        values = initial_values(RunDir("", None), options, others, {})
+        assert (values.tables.keys(), values.tensors.keys()) == ({"table", "output"}, {"kernel"})
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            BroadcastHook(Communicator(), values, tf.no_op()).after_create_session(session, None)
