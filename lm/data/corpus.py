@@ -29,6 +29,7 @@ _TEXT_NAME = re.compile(
     r"\.(txt|text|tokens|tok|raw|csv|tsv|jsonl|parquet|npy|npz|bin|gz|tgz|bz2|xz|zst|zip|tar)",
     re.IGNORECASE,
 )
+_REQUIRED = {"train", "valid"}
 _CONFIG = Config()
 
 
@@ -168,7 +169,9 @@ def _locate(
 def _exists(data_path: str, kind: str) -> bool:
     # A run of somebody else must not create the corpus in a directory of its choice.
     place = os.path.join(data_path, "embedded") if kind == "embedded" else data_path
-    return os.path.isfile(place) or bool(_ptb_in(place) if kind == "ptb" else find_splits(place))
+    if kind == "ptb":
+        return len(_ptb_in(place)) == len(SPLITS)
+    return os.path.isfile(place) or _REQUIRED <= find_splits(place).keys()
 
 
 def _ptb_in(directory: str) -> dict[str, Source]:
@@ -195,20 +198,7 @@ def load_corpus(
       config: Selects the tokenizer and limits its vocabulary.
       tokenizer: Replaces the tokenizer of the config.
     """
-    if config.corpus == "embedded":
-        kind, directory = "embedded", os.path.join(data_path, "embedded")
-        _write_embedded(directory)
-        sources = find_splits(directory)
-    elif os.path.isfile(data_path):
-        kind, directory = "text", os.path.dirname(os.path.abspath(data_path))
-        sources = divide_file(data_path, config.split)
-    else:
-        kind, sources, directory = *_find_or_download(data_path, data_url), data_path
-    missing = [split for split in ("train", "valid") if split not in sources]
-    if missing:
-        raise UserError(f"{data_path} has no lines for {' and '.join(missing)}; check --split")
-    reads_ids = sources["train"].reads_ids
-    kind = "ids" if reads_ids else kind
+    kind, directory, sources = _find_sources(data_path, config, data_url)
     sha256_by_split = {split: sha256_of_text(source.parts) for split, source in sources.items()}
     for split, source in sources.items() if kind == "ptb" else ():
         if sha256_by_split[split] != PTB_SHA256[os.path.basename(source.path)]:
@@ -216,9 +206,8 @@ def load_corpus(
                 f"{source.path} is not the published PTB; its perplexity cannot be compared with"
                 " published ones"
             )
-    recipe = Recipe(
-        sources, sha256_by_split, config, tokenizer or fixed_tokenizer(config, reads_ids)
-    )
+    tokenizer = tokenizer or fixed_tokenizer(config, kind == "ids")
+    recipe = Recipe(sources, sha256_by_split, config, tokenizer)
     encoded = load_encoded(recipe, directory)
     for split, facts in encoded.splits.items():
         check_known(sources[split].path, facts, encoded.tokenizer)
@@ -237,6 +226,23 @@ def load_corpus(
         # Words that became <unk> are easier to predict, so the perplexity is no longer known.
         known_perplexity=known_perplexity if is_whole else None,
     )
+
+
+def _find_sources(
+    data_path: str, config: Config, data_url: str | None
+) -> tuple[str, str, dict[str, Source]]:
+    """Return the kind of a corpus, its directory, and its splits."""
+    if config.corpus == "embedded":
+        directory = os.path.join(data_path, "embedded")
+        _write_embedded(directory)
+        return "embedded", directory, find_splits(directory)
+    if not os.path.isfile(data_path):
+        kind, sources = _find_or_download(data_path, data_url)
+        return "ids" if sources["train"].reads_ids else kind, data_path, sources
+    sources = divide_file(data_path, config.split)
+    if missing := sorted(_REQUIRED - sources.keys()):
+        raise UserError(f"{data_path} has no lines for {' and '.join(missing)}; check --split")
+    return "text", os.path.dirname(os.path.abspath(data_path)), sources
 
 
 def _digest(checksums: Iterable[str]) -> str:
@@ -268,7 +274,7 @@ def _find_or_download(data_path: str, data_url: str | None) -> tuple[str, dict[s
     own, ptb = find_splits(data_path), _ptb_in(data_path)
     if not own and len(ptb) == len(SPLITS):
         return "ptb", ptb
-    if {"train", "valid"} <= own.keys() and not ptb:
+    if _REQUIRED <= own.keys() and not ptb:
         return "text", own
     found = _texts_in(data_path)
     names = [os.path.basename(source.path) for source in ptb.values()]
