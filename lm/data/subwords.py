@@ -99,6 +99,8 @@ class _Subwords(Tokenizer):
 class _SentencePiece(_Subwords):
     """A SentencePiece model. It encodes each line by itself, and `</s>` follows each line."""
 
+    name = "sentencepiece"
+
     def __init__(self, files: Mapping[str, bytes]):
         super().__init__(files)
         with needs_extra("tokenizers"):
@@ -173,6 +175,7 @@ class _HuggingFace(_Subwords):
         # The IDs of some vocabularies have gaps.
         self.tokens = [self._model.id_to_token(i) or "" for i in range(max(ids) + 1)]
         model = json.loads(self._model.to_str())["model"]
+        self.name = model["type"].lower()  # such as bpe or unigram
         self.unk_id = model.get("unk_id")  # of a unigram model
         if model.get("unk_token") is not None:
             self.unk_id = self._model.token_to_id(model["unk_token"])

@@ -23,6 +23,7 @@ from lm.data.text import Block, decode_blocks
 from lm.data.vocabulary import EOS, Vocabulary
 from lm.errors import UserError
 from lm.files import open_regular, write_atomically
+from lm.options import replaced
 
 # The files of a tokenizer in a run directory and in the cache. Only `words` uses the first one.
 VOCABULARY_FILE, SAVED = "vocabulary.txt", "tokenizer"
@@ -40,6 +41,7 @@ class Tokenizer(abc.ABC):
     """Converts text to token IDs and back.
 
     Attributes:
+      name: The kind of the tokenizer, such as `words` or `bpe`.
       tokens: The text of each token, for networks of users and for messages.
       eos_id: The ID of a line end, or of another token that separates texts. A model reads this
         token before the first token of a text.
@@ -49,6 +51,7 @@ class Tokenizer(abc.ABC):
       files: The content of the files that `saved_tokenizer` reads, by relative path.
     """
 
+    name: str
     tokens: Sequence[str]
     eos_id: int
     unk_id: int | None = None
@@ -141,7 +144,7 @@ def read_words(blocks: Iterable[Block]) -> Iterator[list[str]]:
 class Words(Tokenizer):
     """Words that are separated by white space. Each line end is the word `<eos>`."""
 
-    sorts_by_frequency = True
+    name, sorts_by_frequency = "words", True
     _saved_as = VOCABULARY_FILE
 
     def __init__(self, vocabulary: Vocabulary):
@@ -189,6 +192,7 @@ class Characters(Words):
     In the vocabulary, a line end is `<eos>`, and other white space is written like `U+0020`.
     """
 
+    name = "characters"
     _saved_as = _CHARACTERS_FILE
 
     def __init__(self, vocabulary: Vocabulary):
@@ -227,6 +231,7 @@ def _character(word: str) -> str:
 class Bytes(Tokenizer):
     """The 256 values of a byte. The text is the UTF-8 form, but any bytes are allowed in files."""
 
+    name = "bytes"
     tokens = tuple(bytes([value]).decode("latin-1") for value in range(256))
     eos_id = ord("\n")
     sha256 = hashlib.sha256(b"bytes").hexdigest()
@@ -245,7 +250,7 @@ class Bytes(Tokenizer):
 class Ids(Tokenizer):
     """Token IDs whose text is not known. They are written as numbers."""
 
-    eos_id = 0
+    name, eos_id = "ids", 0
 
     def __init__(self, vocab_size: int):
         self.tokens = list(map(str, range(vocab_size)))
@@ -266,6 +271,15 @@ class Ids(Tokenizer):
 
 
 BUILT: Mapping[str, type[Words]] = {"words": Words, "characters": Characters}
+
+
+def with_absolute_paths(config: Config) -> Config:
+    """Return a config whose tokenizer is found from any working directory."""
+    names = ["vocabulary"] if config.vocabulary else []
+    if config.tokenizer not in (*BUILT, Bytes.name):
+        names.append("tokenizer")
+    paths = {name: os.path.expanduser(getattr(config, name)) for name in names}
+    return replaced(config, **{name: os.path.abspath(path) for name, path in paths.items()})
 
 
 def fixed_tokenizer(config: Config, reads_ids: bool) -> Tokenizer | None:
@@ -292,7 +306,7 @@ def fixed_tokenizer(config: Config, reads_ids: bool) -> Tokenizer | None:
                 f"--{name} is for the tokenizers words and characters: {config.tokenizer} has a"
                 " fixed vocabulary"
             )
-    if config.tokenizer == "bytes":
+    if config.tokenizer == Bytes.name:
         return Bytes()
     from lm.data.subwords import load_subwords  # Its libraries are optional.
 

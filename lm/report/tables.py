@@ -62,7 +62,7 @@ def _tokenizers(runs: Sequence[RunMetrics]) -> Table:
     for run in sorted(runs, key=_rank):
         size, valid = run.start.get("vocab_size"), run.tested_epoch
         rows.append([
-            run.name, str(run.record.config["tokenizer"]), _number(size, ",d"),
+            run.name, str(run.start.get("tokenizer", "-")), _number(size, ",d"),
             epochs_text(run.num_epochs), _comparable(valid, "valid", "bits_per_byte", ".4f"),
             _comparable(run.test, "test", "bits_per_byte", ".4f"),
             _comparable(valid, "valid", "word_perplexity", ".2f"),

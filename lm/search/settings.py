@@ -16,6 +16,7 @@ from typing import Any
 
 from lm.cli.flags import Arguments, ConfigChoice, parse
 from lm.config import MAX_THREADS, Config, RunOptions
+from lm.data.tokenizer import with_absolute_paths
 from lm.errors import UserError
 from lm.files import sha256_of
 from lm.options import Checked, option
@@ -134,7 +135,8 @@ def _flags(arguments: Arguments) -> dict[str, Any]:
     for name in flags.keys() & {"data_path", "data_url", "init_from"}:
         if ":/" not in flags[name]:  # --resume may run in a different working directory
             flags[name] = os.path.abspath(flags[name])
-    return flags
+    config = with_absolute_paths(arguments[Config])
+    return {**flags, **{n: getattr(config, n) for n in flags.keys() & {"tokenizer", "vocabulary"}}}
 
 
 def as_flags(values: Mapping[str, Any]) -> list[str]:

@@ -8,6 +8,7 @@ from lm.checkpoint.run_dir import RunDir, open_run_dir
 from lm.config import Config, RunOptions
 from lm.data.batches import TrainBatches, rows_of_rank
 from lm.data.corpus import Corpus, load_corpus_to_train
+from lm.data.tokenizer import with_absolute_paths
 from lm.distributed.agreement import check_agreement, on_all_ranks, platform_facts
 from lm.distributed.communicator import Communicator
 from lm.distributed.devices import Device, session_config, start_tensorflow
@@ -51,7 +52,7 @@ def prepare(
     threads = options.intra_op_threads, options.inter_op_threads
     device = start_tensorflow(comm, *threads, divides_operations=functions.is_built_in)
     with on_all_ranks(comm):
-        config = functions.resolve(config)
+        config = functions.resolve(with_absolute_paths(config))
         _check_options(config, options, comm)
     # Load the corpus on one rank per host first. Otherwise, a failing download would fail on each
     # rank in turn.

@@ -57,6 +57,7 @@ def _facts(job: Job, exactness: Exactness, step: int) -> dict[str, Any]:
         horovod=horovod_version(),
         numpy=np.__version__,
         parameters=sum(v.shape.num_elements() for v in tf.trainable_variables()),
+        tokenizer=job.corpus.tokenizer.name,
         vocab_size=len(job.corpus.tokenizer),
         steps_per_epoch=job.batches.steps_per_epoch,
         output_dir=job.output_dir,

@@ -141,6 +141,26 @@ def test_a_resumed_run_keeps_its_tokenizer_without_the_original(tmp_path, own_te
         prepared(*flags, "--resume")
 
 
+def test_the_tokenizer_of_a_run_is_recorded_by_its_absolute_path(tmp_path, own_text, monkeypatch):
+    """A run may resume in a different working directory."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "words.txt").write_text("<eos>\n<unk>\na\n")
+    flags = ["--data_path", own_text, "--output_dir", tmp_path / "run"]
+    config = prepared(*flags, "--vocabulary", "words.txt").config
+    assert (config.tokenizer, config.vocabulary) == ("words", str(tmp_path / "words.txt"))
+    with pytest.raises(UserError, match=f"the tokenizer {tmp_path}/my.json does not exist"):
+        prepared(*flags, "--tokenizer", "my.json")
+
+
+def test_a_part_of_ptb_is_not_the_corpus_of_a_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_record(tmp_path / "run", "ptb", tmp_path / "moved")
+    (tmp_path / "moved").mkdir()
+    (tmp_path / "moved/ptb.train.txt").touch()
+    with pytest.raises(UserError, match=r"is not in .*/moved; mount its disk"):
+        find_data_path("files", ["run"])
+
+
 def test_an_adaptive_softmax_needs_ids_that_are_sorted_by_frequency(tmp_path, own_text):
     flags = ["--data_path", own_text, "--output_dir", tmp_path / "run", "--tokenizer", "bytes"]
     with pytest.raises(UserError, match=r"adaptive_softmax_cutoffs needs .* sorted by frequency"):

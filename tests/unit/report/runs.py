@@ -17,7 +17,7 @@ def write_record(directory, config=CONFIG, corpus=CORPUS, network=None):
 
 def write_run(
     directory, ranks=1, speed=100.0, losses=(), test=50.0, config=CONFIG, tail="", corpus=None,
-    network=None, metrics=(),
+    network=None, metrics=(), tokenizer="words",
 ):  # fmt: skip
     """Write a run with one full epoch of 10 steps and 1000 tokens, and half a second epoch."""
     directory.mkdir(parents=True)
@@ -26,7 +26,7 @@ def write_run(
              "tokens_per_second": speed, "world_size": ranks, **dict(metrics)}  # fmt: skip
     start = {"event": "start", "world_size": ranks, "steps_per_epoch": 10, "corpus": "text"}
     events = [
-        {**start, "vocab_size": 1000},
+        {**start, "vocab_size": 1000, "tokenizer": tokenizer},
         *({"event": "step", "step": step, "loss": loss} for step, loss in losses),
         {**epoch, "step": 10, "epoch": 1, "epoch_seconds": 1000 / speed},
         {**epoch, "step": 15, "epoch": 2, "epoch_seconds": 500 / speed},

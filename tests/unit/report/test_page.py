@@ -50,12 +50,11 @@ def test_runs_with_different_tokenizers_are_compared_on_the_same_text(tmp_path):
     def write(name, text, bits, unknown=0, tokenizer="words"):
         corpus = CorpusRecord("text", "/own", sha256=name, text_sha256=text)
         metrics = {"valid_bits_per_byte": bits, "valid_unknown": unknown}
-        config = {**CONFIG, "tokenizer": tokenizer}
-        return write_run(tmp_path / name, corpus=corpus, config=config, metrics=metrics)
+        return write_run(tmp_path / name, corpus=corpus, metrics=metrics, tokenizer=tokenizer)
 
     runs = [
         write("words", "text", 1.25),
-        write("bpe", "text", 1.125, tokenizer="bpe.json"),
+        write("bpe", "text", 1.125, tokenizer="bpe"),
         write("limited", "text", 1.0, unknown=7),
         write("other", "other text", 1.5),
         write("old", None, 2.0),
@@ -64,7 +63,7 @@ def test_runs_with_different_tokenizers_are_compared_on_the_same_text(tmp_path):
     sections = group_by_corpus(runs)
     (table,) = build_tokenizer_tables(sections)
     assert [[row[0].rpartition("/")[2], row[1], row[4]] for row in table.rows] == [
-        ["bpe", "bpe.json", "1.1250"],
+        ["bpe", "bpe", "1.1250"],
         ["words", "words", "1.2500"],
         ["limited", "words", "1.0000*"],
     ]
