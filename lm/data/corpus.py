@@ -14,9 +14,10 @@ from lm.data.advice import advice
 from lm.data.embedded import KnownPerplexity, load_known_perplexity, write_corpus
 from lm.data.encoding import Encoded, EncodedCorpus, Recipe, load_encoded
 from lm.data.ptb import PTB_SHA256, download_ptb
+from lm.data.selection import earlier_tokenizer, fixed_tokenizer, run_of_checkpoint
 from lm.data.splits import SPLITS, Source, divide_file, find_splits
 from lm.data.text import Part, sha256_of_text
-from lm.data.tokenizer import Tokenizer, fixed_tokenizer, has_tokenizer, saved_tokenizer
+from lm.data.tokenizer import Tokenizer
 from lm.data.vocabulary import UNK
 from lm.errors import ProgramExit, RunError, UserError, error_class
 from lm.record import CorpusRecord, load_record
@@ -57,9 +58,9 @@ def load_corpus_to_train(config: Config, options: RunOptions) -> Corpus:
     # A job that restarts automatically may find the disk of the corpus mounted later.
     missing_error = RunError if options.resume else UserError
     data_path = find_data_path(config.corpus, run_dirs, options.data_path, missing_error)
-    tokenizer = _earlier_tokenizer(resumed, config, "--resume")
+    tokenizer = earlier_tokenizer(resumed, config, "--resume")
     if not tokenizer and not options.new_vocabulary:
-        tokenizer = _earlier_tokenizer(start, config, "--init_from")
+        tokenizer = earlier_tokenizer(start, config, "--init_from")
         if tokenizer:
             logger.info("--init_from: using the tokenizer of %s", start)
     corpus = load_corpus(data_path, config, options.data_url, tokenizer)
@@ -69,42 +70,6 @@ def load_corpus_to_train(config: Config, options: RunOptions) -> Corpus:
             " --tokenizer words or characters"
         )
     return corpus
-
-
-def run_of_checkpoint(path: str) -> str:
-    """Return the run of RUN/checkpoints/step-00001000, or the path if it is a run."""
-    path = os.path.abspath(path)
-    return path if load_record(path) else os.path.dirname(os.path.dirname(path))
-
-
-def _earlier_tokenizer(run_dir: str | None, config: Config, flag: str) -> Tokenizer | None:
-    """Return the tokenizer of an earlier run, unless this host does not have its directory.
-
-    Raises:
-      UserError: If the config asks for a different tokenizer or vocabulary.
-    """
-    if not run_dir or not has_tokenizer(run_dir):
-        return None
-    tokenizer, record = saved_tokenizer(run_dir), load_record(run_dir)
-    for name in ("tokenizer", "vocabulary", "vocab_size", "min_count"):
-        given = getattr(config, name)
-        if given == getattr(_CONFIG, name):
-            continue
-        is_same = record and record.config[name] == given
-        if name in ("tokenizer", "vocabulary") and os.path.exists(given):
-            is_recorded = is_same
-            is_same = fixed_tokenizer(config, reads_ids=False).sha256 == tokenizer.sha256
-            if is_recorded and not is_same:
-                raise UserError(
-                    f"{given} has changed since the start of {run_dir}: restore or remove this"
-                    " file. The run contains a copy of the original file"
-                )
-        if not is_same:
-            raise UserError(
-                f"{flag} uses the tokenizer of {run_dir}, which differs from {name} {given}: remove"
-                f" --{name}, or start a run with --new_vocabulary"
-            )
-    return tokenizer
 
 
 def find_data_path(

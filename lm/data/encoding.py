@@ -21,6 +21,7 @@ import numpy as np
 from lm import logger
 from lm.config import Config
 from lm.data.arrays import read_id_files
+from lm.data.selection import saved_tokenizer
 from lm.data.splits import Source
 from lm.data.text import measured, read_blocks, sha256_of_text
 from lm.data.tokenizer import (
@@ -28,7 +29,6 @@ from lm.data.tokenizer import (
     UNKNOWN,
     Tokenizer,
     Words,
-    saved_tokenizer,
 )
 from lm.data.vocabulary import UNK, Vocabulary
 from lm.errors import RunError, UserError

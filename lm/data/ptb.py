@@ -15,7 +15,7 @@ from urllib.parse import urljoin
 import requests
 
 from lm import logger
-from lm.data.progress import ReadProgress
+from lm.data.text import ReadProgress
 from lm.errors import RunError, UserError, error_class, first_line
 from lm.files import locked, write_atomically
 

@@ -14,7 +14,8 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from lm.data.progress import ReadProgress
+import tqdm
+
 from lm.errors import UserError, error_class
 from lm.perplexity import TextSize
 
@@ -38,6 +39,24 @@ class Block(NamedTuple):
     line: int  # the number of the line at which the block starts
     data: bytes | str
     is_first: bool = False  # of its file
+
+
+class ReadProgress(tqdm.tqdm):
+    """Shows the number of bytes read so far, if stderr is a terminal."""
+
+    monitor_interval = 0  # tqdm's monitor thread would outlive the run
+
+    def __init__(self, activity: str, total: int | None):
+        options = dict(unit="B", unit_scale=True, leave=False)
+        super().__init__(desc=activity, total=total or None, disable=None, **options)
+
+    def show(self, done: int) -> None:
+        with contextlib.suppress(OSError):  # A closed terminal must not end a job.
+            self.update(done - self.n)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            super().close()
 
 
 def read_blocks(

@@ -2,7 +2,8 @@
 
 Nothing else in this program divides or joins text. `words` (the default) and `characters` take
 their vocabulary from the training text. `bytes` and `ids` have a fixed vocabulary. The subword
-tokenizers of lm/data/subwords.py are read from files.
+tokenizers of lm/data/subwords.py are read from files. lm/data/selection.py selects the tokenizer of
+a run.
 """
 
 from __future__ import annotations
@@ -18,16 +19,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from lm import logger
-from lm.config import Config
 from lm.data.text import Block, decode_blocks
 from lm.data.vocabulary import EOS, Vocabulary
 from lm.errors import UserError
-from lm.files import open_regular, write_atomically
-from lm.options import replaced
+from lm.files import write_atomically
 
 # The files of a tokenizer in a run directory and in the cache. Only `words` uses the first one.
 VOCABULARY_FILE, SAVED = "vocabulary.txt", "tokenizer"
-_CHARACTERS_FILE, _BYTES_FILE, _IDS_FILE = (
+CHARACTERS_FILE, BYTES_FILE, IDS_FILE = (
     f"{SAVED}/{name}.txt" for name in ("characters", "bytes", "ids")
 )
 UNKNOWN = -1  # the ID of text outside the vocabulary in the results of `read_ids`
@@ -193,7 +192,7 @@ class Characters(Words):
     """
 
     name = "characters"
-    _saved_as = _CHARACTERS_FILE
+    _saved_as = CHARACTERS_FILE
 
     def __init__(self, vocabulary: Vocabulary):
         super().__init__(vocabulary)
@@ -235,7 +234,7 @@ class Bytes(Tokenizer):
     tokens = tuple(bytes([value]).decode("latin-1") for value in range(256))
     eos_id = ord("\n")
     sha256 = hashlib.sha256(b"bytes").hexdigest()
-    files = types.MappingProxyType({_BYTES_FILE: b""})
+    files = types.MappingProxyType({BYTES_FILE: b""})
 
     def encode(self, text: str) -> list[int]:
         return list(text.encode())
@@ -255,7 +254,7 @@ class Ids(Tokenizer):
     def __init__(self, vocab_size: int):
         self.tokens = list(map(str, range(vocab_size)))
         self.sha256 = hashlib.sha256(f"ids {vocab_size}".encode()).hexdigest()
-        self.files = {_IDS_FILE: f"{vocab_size}\n".encode()}
+        self.files = {IDS_FILE: f"{vocab_size}\n".encode()}
 
     def encode(self, text: str) -> list[int]:
         ids = [int(word) if word.isdecimal() else len(self) for word in text.split()]
@@ -271,66 +270,3 @@ class Ids(Tokenizer):
 
 
 BUILT: Mapping[str, type[Words]] = {"words": Words, "characters": Characters}
-
-
-def with_absolute_paths(config: Config) -> Config:
-    """Return a config whose tokenizer is found from any working directory."""
-    names = ["vocabulary"] if config.vocabulary else []
-    if config.tokenizer not in (*BUILT, Bytes.name):
-        names.append("tokenizer")
-    paths = {name: os.path.expanduser(getattr(config, name)) for name in names}
-    return replaced(config, **{name: os.path.abspath(path) for name, path in paths.items()})
-
-
-def fixed_tokenizer(config: Config, reads_ids: bool) -> Tokenizer | None:
-    """Return the tokenizer of a config, or None if the training text determines its vocabulary.
-
-    Args:
-      reads_ids: Whether the corpus consists of token IDs.
-    """
-    if reads_ids and config.tokenizer in BUILT and not config.vocabulary:
-        if config.vocab_size is None:
-            raise UserError(
-                "a corpus of token IDs needs --vocab_size N, its --vocabulary or its --tokenizer"
-            )
-        return Ids(config.vocab_size)
-    if config.tokenizer in BUILT:
-        if not config.vocabulary:
-            return None
-        if config.vocab_size is not None or config.min_count > 1:
-            raise UserError("--vocabulary fixes the words: remove --vocab_size and --min_count")
-        return BUILT[config.tokenizer](Vocabulary.load(config.vocabulary, "utf-8-sig"))
-    for name in ("vocabulary", "vocab_size", "min_count"):
-        if getattr(config, name) != getattr(Config(), name):
-            raise UserError(
-                f"--{name} is for the tokenizers words and characters: {config.tokenizer} has a"
-                " fixed vocabulary"
-            )
-    if config.tokenizer == Bytes.name:
-        return Bytes()
-    from lm.data.subwords import load_subwords  # Its libraries are optional.
-
-    return load_subwords(config.tokenizer)
-
-
-def has_tokenizer(directory: str) -> bool:
-    """Return whether `Tokenizer.save` stored a tokenizer in a directory."""
-    return any(os.path.exists(os.path.join(directory, name)) for name in (VOCABULARY_FILE, SAVED))
-
-
-def saved_tokenizer(directory: str) -> Tokenizer:
-    """Return the tokenizer that `Tokenizer.save` stored in a directory."""
-    if not os.path.isdir(os.path.join(directory, SAVED)):
-        return Words(Vocabulary.load(os.path.join(directory, VOCABULARY_FILE)))
-    path = os.path.join(directory, _CHARACTERS_FILE)
-    if os.path.exists(path):
-        return Characters(Vocabulary.load(path))
-    if os.path.exists(os.path.join(directory, _BYTES_FILE)):
-        return Bytes()
-    path = os.path.join(directory, _IDS_FILE)
-    if os.path.exists(path):
-        with open_regular(path) as file:
-            return Ids(int(file.read()))
-    from lm.data.subwords import load_subwords
-
-    return load_subwords(os.path.join(directory, SAVED))

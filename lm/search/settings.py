@@ -16,7 +16,7 @@ from typing import Any
 
 from lm.cli.flags import Arguments, ConfigChoice, parse
 from lm.config import MAX_THREADS, Config, RunOptions
-from lm.data.tokenizer import with_absolute_paths
+from lm.data.selection import with_absolute_paths
 from lm.errors import UserError
 from lm.files import sha256_of
 from lm.options import Checked, option

@@ -8,7 +8,7 @@ from lm.checkpoint.run_dir import RunDir, open_run_dir
 from lm.config import Config, RunOptions
 from lm.data.batches import TrainBatches, rows_of_rank
 from lm.data.corpus import Corpus, load_corpus_to_train
-from lm.data.tokenizer import with_absolute_paths
+from lm.data.selection import with_absolute_paths
 from lm.distributed.agreement import check_agreement, on_all_ranks, platform_facts
 from lm.distributed.communicator import Communicator
 from lm.distributed.devices import Device, session_config, start_tensorflow

@@ -22,8 +22,8 @@ from lm.checkpoint.variables import (
     weight_names,
 )
 from lm.config import RunOptions
-from lm.data.corpus import run_of_checkpoint
-from lm.data.tokenizer import Tokenizer, saved_tokenizer
+from lm.data.selection import run_of_checkpoint, saved_tokenizer
+from lm.data.tokenizer import Tokenizer
 from lm.distributed.agreement import on_all_ranks
 from lm.distributed.communicator import Communicator
 from lm.errors import UserError

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import lm.data.encoding
-import lm.data.progress
+import lm.data.text
 from lm.config import Config
 from lm.data.corpus import load_corpus
 from lm.data.text import Part, read_blocks

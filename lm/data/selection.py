@@ -1,0 +1,122 @@
+"""Select the tokenizer of a run: from its config, or from an earlier run."""
+
+import os
+
+from lm.config import Config
+from lm.data.subwords import load_subwords
+from lm.data.tokenizer import (
+    BUILT,
+    BYTES_FILE,
+    CHARACTERS_FILE,
+    IDS_FILE,
+    SAVED,
+    VOCABULARY_FILE,
+    Bytes,
+    Characters,
+    Ids,
+    Tokenizer,
+    Words,
+)
+from lm.data.vocabulary import Vocabulary
+from lm.errors import UserError
+from lm.files import open_regular
+from lm.options import MAX_INT, replaced
+from lm.record import CorruptFile, load_record
+
+
+def with_absolute_paths(config: Config) -> Config:
+    """Return a config whose tokenizer is found from any working directory."""
+    names = ["vocabulary"] if config.vocabulary else []
+    if config.tokenizer not in (*BUILT, Bytes.name):
+        names.append("tokenizer")
+    paths = {name: os.path.expanduser(getattr(config, name)) for name in names}
+    return replaced(config, **{name: os.path.abspath(path) for name, path in paths.items()})
+
+
+def fixed_tokenizer(config: Config, reads_ids: bool) -> Tokenizer | None:
+    """Return the tokenizer of a config, or None if the training text determines its vocabulary.
+
+    Args:
+      reads_ids: Whether the corpus consists of token IDs.
+    """
+    if reads_ids and config.tokenizer in BUILT and not config.vocabulary:
+        if config.vocab_size is None:
+            raise UserError(
+                "a corpus of token IDs needs --vocab_size N, its --vocabulary or its --tokenizer"
+            )
+        return Ids(config.vocab_size)
+    if config.tokenizer in BUILT:
+        if not config.vocabulary:
+            return None
+        if config.vocab_size is not None or config.min_count > 1:
+            raise UserError("--vocabulary fixes the words: remove --vocab_size and --min_count")
+        return BUILT[config.tokenizer](Vocabulary.load(config.vocabulary, "utf-8-sig"))
+    for name in ("vocabulary", "vocab_size", "min_count"):
+        if getattr(config, name) != getattr(Config(), name):
+            raise UserError(
+                f"--{name} is for the tokenizers words and characters: {config.tokenizer} has a"
+                " fixed vocabulary"
+            )
+    if config.tokenizer == Bytes.name:
+        return Bytes()
+    return load_subwords(config.tokenizer)
+
+
+def has_tokenizer(directory: str) -> bool:
+    """Return whether `Tokenizer.save` stored a tokenizer in a directory."""
+    return any(os.path.exists(os.path.join(directory, name)) for name in (VOCABULARY_FILE, SAVED))
+
+
+def saved_tokenizer(directory: str) -> Tokenizer:
+    """Return the tokenizer that `Tokenizer.save` stored in a directory."""
+    if not os.path.isdir(os.path.join(directory, SAVED)):
+        return Words(Vocabulary.load(os.path.join(directory, VOCABULARY_FILE)))
+    path = os.path.join(directory, CHARACTERS_FILE)
+    if os.path.exists(path):
+        return Characters(Vocabulary.load(path))
+    if os.path.exists(os.path.join(directory, BYTES_FILE)):
+        return Bytes()
+    path = os.path.join(directory, IDS_FILE)
+    if os.path.exists(path):
+        with open_regular(path) as file:
+            text = file.read().strip()
+        if not text.isdigit() or int(text) > MAX_INT:
+            raise CorruptFile(f"{path} must contain the size of the vocabulary")
+        return Ids(int(text))
+    return load_subwords(os.path.join(directory, SAVED))
+
+
+def run_of_checkpoint(path: str) -> str:
+    """Return the run of RUN/checkpoints/step-00001000, or the path if it is a run."""
+    path = os.path.abspath(path)
+    return path if load_record(path) else os.path.dirname(os.path.dirname(path))
+
+
+def earlier_tokenizer(run_dir: str | None, config: Config, flag: str) -> Tokenizer | None:
+    """Return the tokenizer of an earlier run, unless this host does not have its directory.
+
+    Raises:
+      UserError: If the config asks for a different tokenizer or vocabulary.
+    """
+    if not run_dir or not has_tokenizer(run_dir):
+        return None
+    tokenizer, record = saved_tokenizer(run_dir), load_record(run_dir)
+    for name in ("tokenizer", "vocabulary", "vocab_size", "min_count"):
+        given = getattr(config, name)
+        if given == getattr(Config(), name):
+            continue
+        is_same = record and record.config[name] == given
+        if name in ("tokenizer", "vocabulary") and os.path.exists(given):
+            is_recorded = is_same
+            is_same = fixed_tokenizer(config, reads_ids=False).sha256 == tokenizer.sha256
+            if is_recorded and not is_same:
+                raise UserError(
+                    f"{given} has changed since the start of {run_dir}: restore or remove this"
+                    " file. The run contains a copy of the original file"
+                )
+        if not is_same:
+            raise UserError(
+                f"{flag} uses the tokenizer of {run_dir}, which differs from {name} {given}: remove"
+                f" --{name}, or start a run with --new_vocabulary"
+            )
+    return tokenizer
