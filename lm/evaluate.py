@@ -1,21 +1,22 @@
-"""Measure the perplexity of a trained model, in one process or under mpirun in several.
+"""Measure the perplexity of a trained model, in one process or in several processes with mpirun.
 
   python -m lm.evaluate --run runs/small --split test
   python -m lm.evaluate --run runs/small --split my.txt --checkpoint best --json
   mpirun -np 2 python -m lm.evaluate --run runs/small --split valid,test
 
-Each text is cut into --eval_batch_size rows, and each row starts with an empty recurrent state.
+Each text is divided into --eval_batch_size rows, and each row starts with an empty recurrent state.
 With --eval_batch_size 1, the model reads each text as one stream.
 
-With --json, the output has one object per line for each split:
+With --json, the command prints one line with a JSON object for each split:
 
   {"run": "runs/x", "checkpoint": "runs/x/checkpoints/step-00000300", "split": "valid",
    "nll": 4.78, "tokens": 73760, "perplexity": 119.1, "unknown": 0, "bits_per_byte": 1.27,
    "word_perplexity": 119.1, "eval_batch_size": 20, "world_size": 1}
 
 nll is the mean negative log-likelihood of a token in nats, and perplexity = exp(nll). Perplexities
-are comparable only between models with the same tokenizer. Models with different tokenizers are
-compared on the same text by these values, which divide the sum over all tokens of the text:
+are comparable only between models with the same tokenizer. To compare models with different
+tokenizers on the same text, use these values. Each of them divides the sum over all tokens by a
+size of the text that does not depend on the tokenizer:
 
   bits_per_byte = nll * tokens / ln 2 / bytes, where bytes is the size of the text in UTF-8
   word_perplexity = exp(nll * tokens / words), where words are separated by white space, and each
@@ -23,9 +24,10 @@ compared on the same text by these values, which divide the sum over all tokens 
   bits_per_character = nll * tokens / ln 2 / characters, only for the tokenizer `characters`
 
 unknown is the number of words or other parts of the text that are not in the vocabulary. The model
-predicts the easier <unk> instead, so these values are comparable only if unknown is 0. A literal
-<unk> in the text is an ordinary word. If the files contain token IDs, the text is not known, so
-these values are missing. word_perplexity is also missing if it exceeds the range of float64.
+predicts <unk> instead of them, which is easier. Therefore, the values above are comparable only if
+unknown is 0. If the text itself contains <unk>, this <unk> counts as an ordinary word. If the files
+contain token IDs, the text is not known, so the output does not contain these values.
+word_perplexity is also missing if it exceeds the range of float64.
 """
 
 import contextlib
@@ -48,11 +50,11 @@ class EvaluateOptions(Checked):
         "valid", "valid, test, train, a text file, or a comma-separated list of these", is_path=True
     )
     data_path: str | None = option(
-        None, "directory of the run's corpus, or of another corpus (default: as recorded)",
+        None, "directory of the run's corpus or of a different corpus (default: recorded path)",
         is_path=True,
     )  # fmt: skip
     eval_batch_size: int | None = option(
-        None, "number of rows of each text (default: eval_batch_size of the run's config)", low=1,
+        None, "number of rows per text (default: the value in the run's config)", low=1,
         high=MAX_ROWS,
     )  # fmt: skip
     step_timeout_seconds: float = option(

@@ -9,8 +9,9 @@ The network computes in float32, regardless of the run's --precision:
   score = model.signatures["score"]
   scores = score(words=tf.constant([["the", "company", "said"], ["yes", "", ""]]))
 
-Signatures (B texts or rows, T tokens, S numbers in the state of a row, V tokens in the vocabulary;
-natural logarithms):
+The SavedModel has the following signatures. B is the number of texts or rows, T is the number of
+tokens, S is the number of values in the state of a row, and V is the number of tokens in the
+vocabulary. All logarithms are natural.
 
   score_ids   ids: int32 [B, T], negative after the end of a text
               -> log_probabilities: float32 [B, T + 1], of each token and of the closing separator,
@@ -25,14 +26,16 @@ return the same values:
   score       words: string [B, T], "" after the end of a text
   next_word   words: string [B]; state: float32 [B, S]
 
-The ID of a word is its line, counted from 0, in assets/vocabulary.txt. An unknown word is read as
-<unk>. If the vocabulary does not contain <unk>, an unknown word is an error. With other tokenizers,
-the separator is the line end, or <|endoftext|>, </s> or a similar token of the tokenizer. The run
-directory contains the tokenizer.
+The ID of a word is the number of its line in assets/vocabulary.txt, counted from 0. A word that is
+not in the vocabulary is replaced by <unk>. If the vocabulary does not contain <unk>, this word is
+an error. With other tokenizers, the separator is the line end, or <|endoftext|>, </s> or a similar
+token of the tokenizer. The run directory contains the tokenizer.
 
-The state of the LSTM has S = layers * 2 * hidden_size numbers: h and c of each layer in turn. The
-state of a user-defined network consists of the flattened parts of its state_shapes, or of the IDs
-plus 1 of the last tokens (reads_words). Integers are stored by their bits.
+The state of the LSTM has S = layers * 2 * hidden_size values: h and c of the first layer, then h
+and c of the second layer, and so on. The state of a user-defined network consists of the flattened
+parts of the states in its state_shapes. If the network defines reads_words, the state instead
+consists of the IDs of the last tokens, each increased by 1. The bits of integers are stored as
+float32 values.
 """
 
 import dataclasses
@@ -49,7 +52,7 @@ class ExportOptions(Checked):
 
     to: str = option("", "new directory for the SavedModel", required=True, is_path=True)
     rows: int | None = option(
-        None, "the number of rows B that the SavedModel accepts; by default, any number", low=1
+        None, "number of rows B that the SavedModel accepts (default: any number)", low=1
     )
 
 

@@ -3,10 +3,11 @@
   python -m lm.generate --run runs/small --prompt "the company said" --num_words 100
   python -m lm.generate --run runs/small --temperature 0.8 --top_k 40 --top_p 0.9 --seed 1
 
-The prompt is ordinary text, which the tokenizer of the run divides into tokens. --num_words counts
-tokens, including line ends. The text of a token appears as soon as its characters are complete.
+The prompt is ordinary text. The tokenizer of the run divides it into tokens. --num_words is the
+number of tokens to generate, including line ends. The text of each token is printed as soon as its
+characters are complete.
 
-With the same --seed, the same flags generate the same text. The network computes in float32,
+The same flags with the same --seed generate the same text. The network computes in float32,
 regardless of the run's --precision.
 """
 

@@ -2,15 +2,17 @@
 
   python -m lm.score --run runs/small < sentences.txt > scores.tsv
 
-Each input line produces one output line immediately. The TSV columns, without a header, are:
+The command prints one line for each input line, as soon as it has read the input line. The output
+has no header and these columns, which are separated by tabs:
 
   log-probability, tokens, unknown, text [, log-probabilities of its tokens]
 
-All logarithms are natural. The tokenizer of the run divides each text into tokens. A text starts
-with an empty recurrent state, and its line end is scored too (<eos> for words). A word or character
-that is not in the vocabulary counts as unknown and is scored as <unk>. In the column of the text,
-single spaces replace all white space. The last column requires --per_word, and spaces separate its
-numbers. The network computes in float32, regardless of the run's --precision.
+All logarithms are natural. The tokenizer of the run divides each text into tokens. The recurrent
+state is empty at the start of each text. The line end of the text is scored too; for the tokenizer
+words, it is the token <eos>. Words or characters that are not in the vocabulary count as unknown
+and are scored as <unk>. In the text column, all white space is replaced by single spaces. The last
+column is printed only with --per_word, and its numbers are separated by spaces. The network
+computes in float32, regardless of the run's --precision.
 """
 
 import contextlib
@@ -30,7 +32,7 @@ _STDIN = 0  # the file descriptor
 class ScoreOptions(Checked):
     """The flags of this command."""
 
-    per_word: bool = option(False, "print the log-probability of each token too")
+    per_word: bool = option(False, "also print the log-probability of each token")
     batch_size: int = option(16, "number of texts to score together", low=1, high=MAX_ROWS)
 
 

@@ -3,13 +3,14 @@
   python -m lm.tokenizer --data_path data/kjv --kind bpe --vocab_size 8000 --output kjv.json
   python -m lm.train --data_path data/kjv --tokenizer kjv.json
 
-The tokens of both kinds are sequences of bytes, so that any text can be encoded, and decoding
-returns exactly this text. bpe (byte-pair encoding) merges frequent pairs, as for GPT-2. unigram
-(Kudo, 2018, https://arxiv.org/abs/1804.10959) keeps the pieces with the highest likelihood. The
-special token <|endoftext|> separates documents.
+Both kinds of tokenizers divide a text into sequences of bytes. Therefore, they can encode any text,
+and decoding returns exactly this text. bpe (byte-pair encoding) merges frequent pairs of tokens, as
+for GPT-2. unigram (Kudo, 2018, https://arxiv.org/abs/1804.10959) keeps the pieces with the highest
+likelihood. The special token <|endoftext|> separates documents.
 
-The memory depends on the number of different words, not on the length of the text. The result
-depends only on the text and the flags, not on the number of threads or the division into files.
+The memory of this command depends on the number of different words, not on the length of the text.
+The tokenizer depends only on the text and the flags, not on the number of threads or on how the
+text is divided into files.
 """
 
 import collections
@@ -45,12 +46,12 @@ class TokenizerOptions(Checked):
     """The flags of this command."""
 
     data_path: str = option(
-        "", "directory with train.txt, or another form of a corpus (see data/README.md)",
+        "", "directory with train.txt, or a corpus in a different form (see data/README.md)",
         required=True, is_path=True,
     )  # fmt: skip
     split: str = option(
-        Config.split, "--split of lm.train, if --data_path is a single file; the tokenizer must not"
-        " be trained on the other splits",
+        Config.split, "value of --split for lm.train, if --data_path is a single file. With the"
+        " same value, the tokenizer is not trained on the validation and test splits",
     )  # fmt: skip
     kind: str = option("bpe", "algorithm", choices=("bpe", "unigram"))
     vocab_size: int = option(
@@ -97,10 +98,10 @@ def find_train(data_path: str, split: str) -> Source:
 
 
 def read_complete_words(blocks: Iterable[Block]) -> Iterator[list[str]]:
-    """Yield the parts of a text between separators, some at a time.
+    """Divide a text at the separators, and yield a list of consecutive parts at a time.
 
-    A step ends between a word and white space. The pre-tokenizer always divides the text there, so
-    the steps do not change its words.
+    Each list ends between a word and white space. The pre-tokenizer always divides the text there,
+    so reading the text in several lists does not change the words that it finds.
     """
     rest = ""
     for block in decode_blocks(blocks):
@@ -118,7 +119,7 @@ def read_complete_words(blocks: Iterable[Block]) -> Iterator[list[str]]:
 
 
 def train_bpe(texts: Iterable[list[str]], vocab_size: int) -> Any:
-    """Train a byte-level BPE, as for GPT-2."""
+    """Train a byte-level BPE tokenizer like that of GPT-2."""
     with needs_extra("tokenizers"):
         from tokenizers import models, trainers
     trainer = trainers.BpeTrainer(
@@ -126,7 +127,7 @@ def train_bpe(texts: Iterable[list[str]], vocab_size: int) -> Any:
         min_frequency=2,
         initial_alphabet=_alphabet(),
         special_tokens=[_SEPARATOR],
-        show_progress=False,  # `read_blocks` shows it
+        show_progress=False,  # `read_blocks` shows the progress
     )
     tokenizer = _byte_level(models.BPE())
     # In the main thread, the library would delay Ctrl-C until the end of the training.
@@ -137,10 +138,10 @@ def train_bpe(texts: Iterable[list[str]], vocab_size: int) -> Any:
 
 
 def train_unigram(texts: Iterable[list[str]], vocab_size: int) -> Any:
-    """Train a byte-level unigram model.
+    """Train a byte-level unigram tokenizer.
 
     SentencePiece trains the model, because the trainer of `tokenizers` adds probabilities in a
-    random order. One thread adds them in the order of the words.
+    random order. With one thread, SentencePiece adds them in the order of the words.
     """
     with needs_extra("tokenizers"):
         from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
@@ -158,7 +159,7 @@ def train_unigram(texts: Iterable[list[str]], vocab_size: int) -> Any:
         hard_vocab_limit=False,
         character_coverage=1.0,
         num_threads=1,
-        # The words have already been divided, and consist of visible characters.
+        # The text is already divided into words, which consist of visible characters.
         normalization_rule_name="identity",
         add_dummy_prefix=False,
         remove_extra_whitespaces=False,
@@ -170,7 +171,7 @@ def train_unigram(texts: Iterable[list[str]], vocab_size: int) -> Any:
     )
     pieces = SentencePieceProcessor(model_proto=model.getvalue())
     ids = range(1, pieces.get_piece_size())  # without <unk>
-    scores = {pieces.id_to_piece(i): pieces.get_score(i) for i in ids}  # the best ones come first
+    scores = {pieces.id_to_piece(i): pieces.get_score(i) for i in ids}  # best pieces first
     lowest = min(scores.values())
     longer = [piece for piece in scores if len(piece) > 1][: vocab_size - _NUM_BYTES - 1]
     tokens = [(byte, scores.get(byte, lowest)) for byte in _alphabet()]
@@ -181,10 +182,13 @@ def train_unigram(texts: Iterable[list[str]], vocab_size: int) -> Any:
 
 
 def _sample(counts: collections.Counter[str]) -> list[str]:
-    """Return each word at least once, and as often as it occurs if the text is short.
+    """Repeat each word according to its count, and return the words in a random order.
 
-    SentencePiece accepts pairs of words and counts, but then ignores the counts when it selects
-    candidates for pieces. In a sorted sample, it does not find whole words.
+    If the text is short, each word is repeated as often as it occurs in the text. Otherwise, all
+    counts are reduced by the same factor, but each word is returned at least once.
+
+    SentencePiece also accepts pairs of words and counts, but it ignores the counts when it selects
+    candidates for pieces. If the sample is sorted, SentencePiece does not find whole words.
     """
     share = min(1, _SAMPLE_SIZE / counts.total())
     repeated = (itertools.repeat(w, max(1, int(n * share))) for w, n in sorted(counts.items()))
@@ -194,7 +198,7 @@ def _sample(counts: collections.Counter[str]) -> list[str]:
 
 
 def _alphabet() -> list[str]:
-    """Return the visible characters that stand for the bytes."""
+    """Return the visible characters that represent the 256 values of a byte."""
     from tokenizers import pre_tokenizers
 
     return sorted(pre_tokenizers.ByteLevel.alphabet())

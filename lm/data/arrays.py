@@ -11,11 +11,11 @@ from lm.data.text import Part
 from lm.errors import UserError, error_class, first_line
 
 _BLOCK = 1 << 20  # token IDs
-_MAX_DIGITS = 32  # of a member's name in messages
+_MAX_DIGITS = 32  # number of characters of a member's name in messages
 
 
 def read_id_files(parts: Sequence[Part], dtype: str, vocab_size: int) -> Iterator[np.ndarray]:
-    """Yield the token IDs of files in order, some at a time.
+    """Read files in order, and yield an array of some of their token IDs at a time.
 
     Args:
       dtype: The type of the integers in `.bin` files.

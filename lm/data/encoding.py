@@ -1,9 +1,10 @@
 """Convert text files to files of token IDs, and keep these files in a cache on disk.
 
-Each text is read once, as a stream: memory contains only the distinct words and one block of text.
-The first pass writes provisional IDs, in the order in which words occur first, and the second pass
-replaces them with the IDs of the vocabulary. The cache is written once per host, verified at each
-start, and rebuilt if it is corrupt. All processes of a host map the same files into memory.
+Each text is read as a stream, so that memory contains only the distinct words and one block of
+text. The first pass numbers the words in the order of their first occurrence, and writes these
+provisional IDs. The second pass replaces the provisional IDs by the IDs of the vocabulary. The
+cache is written once per host, verified at each start, and rebuilt if it is corrupt. All processes
+of a host map the same files into memory.
 """
 
 import collections
@@ -45,8 +46,8 @@ from lm.files import (
 from lm.perplexity import TextSize
 from lm.record import from_json
 
-ID_DTYPE = np.dtype("<i4")  # files are little-endian on every machine
-FORMAT = 3  # part of the cache key; increase it whenever the same text gives different files
+ID_DTYPE = np.dtype("<i4")  # The files are little-endian on every machine.
+FORMAT = 3  # part of the cache key; increase it when the same text results in different files
 
 _ID_BLOCK_BYTES = 1 << 20
 
@@ -78,10 +79,10 @@ class Recipe:
 
 @dataclasses.dataclass(frozen=True)
 class Encoded:
-    """What is known about a split after it has been encoded."""
+    """The statistics of an encoded split."""
 
-    unknown: int  # parts of the text that became `<unk>`; a literal <unk> is an ordinary word
-    size: TextSize | None  # None for token IDs
+    unknown: int  # number of parts that became `<unk>`; a literal `<unk>` does not count
+    size: TextSize | None  # None if the files contain token IDs
 
 
 def encode_source(
@@ -112,9 +113,9 @@ def encode_source(
 def encode_corpus(recipe: Recipe, directory: str) -> tuple[Tokenizer, dict[str, Encoded]]:
     """Write `<split>.ids` for each split, and return the tokenizer.
 
-    Without limits, `<unk>` joins a vocabulary of the training text only if valid or test contain
-    unknown words. The ID of `<unk>` is then the largest ID, because `<unk>` does not occur in the
-    training text.
+    If the vocabulary is built from the training text without a limit, `<unk>` is added to it only
+    if valid or test contain unknown words. The ID of `<unk>` is then the largest ID, because
+    `<unk>` does not occur in the training text.
     """
     config, tokenizer = recipe.config, recipe.tokenizer
     paths = {split: os.path.join(directory, f"{split}.ids") for split in recipe.sources}
@@ -167,7 +168,11 @@ def _count_ids(id_path: str, num_ids: int) -> list[int]:
 
 
 def _replace_ids(id_path: str, words: Iterable[str], vocabulary: Vocabulary) -> int:
-    """Replace the positions in `words` with IDs of the vocabulary, and count the unknown words."""
+    """Replace provisional IDs by IDs of the vocabulary, and count the unknown words.
+
+    Args:
+      words: The word of each provisional ID.
+    """
     new_ids = np.array([vocabulary.ids.get(word, UNKNOWN) for word in words], ID_DTYPE)
     unk_id = len(vocabulary) if vocabulary.unk_id is None else vocabulary.unk_id
     num_unknown = 0
@@ -192,19 +197,20 @@ class EncodedCorpus(NamedTuple):
 def cache_directories(data_path: str) -> list[str]:
     """List the directories for the encoded form of a corpus, in the order in which to try them.
 
-    All hosts of a user find the encoded corpus next to the text files. If the directory is
-    read-only, as on many clusters, or if other users can write to it, the user's cache is used.
+    The first directory is next to the text files, so that all hosts of a user find the encoded
+    corpus there. The second directory is in the user's cache. It is used if the first directory is
+    read-only, as on many clusters, or if other users can write to the first directory.
     """
     directories = [os.path.join(data_path, ".cache")]
     user_cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    if os.path.isabs(user_cache):  # the path is relative if the user has no home directory
+    if os.path.isabs(user_cache):  # It is relative if the user has no home directory.
         name = short_name(os.path.realpath(data_path))
         directories.append(os.path.join(user_cache, "lm-corpus", name))
     return directories
 
 
 def load_encoded(recipe: Recipe, data_path: str) -> EncodedCorpus:
-    """Open the encoded form of a corpus, which is encoded first if necessary."""
+    """Open the encoded form of a corpus. Encode the corpus first if necessary."""
     failures = []
     for directory in cache_directories(data_path):
         entry = os.path.join(directory, recipe.key)
@@ -234,7 +240,7 @@ def _find_entry(directory: str, recipe: Recipe) -> EncodedCorpus | None:
     builds = recipe.config.tokenizer in BUILT and not recipe.config.vocabulary
     if found or not recipe.tokenizer or not builds or recipe.sources["train"].reads_ids:
         return found
-    # A run that resumes or is evaluated has the vocabulary that was built from the same text.
+    # A run that resumes or is evaluated may have a vocabulary that was built from the same text.
     own = dataclasses.replace(recipe, tokenizer=None)
     found = _open_entry(os.path.join(directory, own.key), own)
     return found if found and found.tokenizer.sha256 == recipe.tokenizer.sha256 else None

@@ -25,7 +25,7 @@ from lm.record import CorruptFile, load_record
 
 
 def with_absolute_paths(config: Config) -> Config:
-    """Return a config whose tokenizer is found from any working directory."""
+    """Return a copy of a config in which the path of the tokenizer is absolute."""
     names = ["vocabulary"] if config.vocabulary else []
     if config.tokenizer not in (*BUILT, Bytes.name):
         names.append("tokenizer")

@@ -1,6 +1,6 @@
 """Find the files of the splits of a corpus in a data directory, or divide a single file.
 
-A split is a text or consists of token IDs. It is one file or a directory of files.
+A split consists of text or of token IDs. It is stored in one file or in a directory of files.
 """
 
 import os
@@ -25,7 +25,7 @@ class Source(NamedTuple):
 
 
 def find_splits(data_path: str) -> dict[str, Source]:
-    """Return the files of each split that exists in a directory; empty without `train`.
+    """Return the files of each split in a directory, or {} if there is no `train` split.
 
     Raises:
       UserError: If two files or directories contain the same split.
@@ -40,7 +40,7 @@ def find_splits(data_path: str) -> dict[str, Source]:
         if exist:
             found[split] = source_of(exist[0])
         elif split == "train":
-            return {}  # `test` may be the directory of a program's tests
+            return {}  # A directory `test` may contain the tests of a program.
     if len({source.reads_ids for source in found.values()}) > 1:
         raise UserError(f"{data_path} contains texts and token IDs: put them into two directories")
     return found
@@ -50,7 +50,7 @@ def source_of(path: str, any_text: bool = False) -> Source:
     """Return the files of a split, given its file or directory.
 
     Args:
-      any_text: Whether files with unknown endings are texts.
+      any_text: Whether to read files with unknown endings as texts.
     """
     paths = [path]
     if os.path.isdir(path):
@@ -80,7 +80,8 @@ def divide_file(path: str, percentages: str) -> dict[str, Source]:
     """Divide the lines of a text file into splits.
 
     Args:
-      percentages: Of the lines for valid and test, which are the end of the file, such as "5,5".
+      percentages: The percentages of lines for valid and for test, such as "5,5". These lines are
+        at the end of the file, and the lines of test are the last lines.
     """
     try:
         shares = [float(share) for share in percentages.split(",")]
@@ -108,7 +109,10 @@ def divide_file(path: str, percentages: str) -> dict[str, Source]:
 
 
 def _offset(path: str, line: int) -> int:
-    """Return the position at which a line starts, or the size. Lines are counted from 0."""
+    """Return the byte position at which a line starts, or the file size if no such line exists.
+
+    Lines are counted from 0.
+    """
     position = 0
     for block in read_blocks([Part(path)], "dividing"):
         line_ends = np.flatnonzero(np.frombuffer(block.data, np.uint8) == ord("\n"))

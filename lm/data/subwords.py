@@ -1,7 +1,7 @@
-"""Subword tokenizers that are read from files, with the libraries `tokenizers` and `sentencepiece`.
+"""Subword tokenizers that the libraries `tokenizers` and `sentencepiece` read from files.
 
-`tokenizers` reads a Hugging Face `tokenizer.json`, and GPT-2's `encoder.json` and `vocab.bpe`.
-`sentencepiece` reads a SentencePiece `.model`.
+`tokenizers` reads Hugging Face's `tokenizer.json`, and GPT-2's `encoder.json` and `vocab.bpe`.
+`sentencepiece` reads SentencePiece's `.model` files.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from lm.data.tokenizer import SAVED, UNKNOWN, Tokenizer
 from lm.errors import UserError, error_class, first_line, needs_extra
 from lm.files import open_regular
 
-# The files of each format. The first name is the name of the saved copy.
+# The names of the files of each format, and the names of their saved copies.
 _HUGGING_FACE, _SENTENCE_PIECE = "tokenizer.json", "tokenizer.model"
 _GPT2 = ("vocab.json", "merges.txt")
 _FORMATS = {
@@ -34,7 +34,7 @@ _WINDOWS_AT_ONCE = 32
 _CUT = re.compile(r"(?<=\S)[ \n](?=\S)")
 _MAX_TEXT = 1 << 26  # characters
 _MAX_LINE = 1 << 24  # characters
-_MAX_IDS = 1 << 22  # of a vocabulary with gaps
+_MAX_IDS = 1 << 22  # including the gaps between the IDs of a vocabulary
 
 
 def load_subwords(path: str) -> Tokenizer:
@@ -54,7 +54,7 @@ def load_subwords(path: str) -> Tokenizer:
 
 
 def _read(path: str) -> dict[str, bytes]:
-    """Return the content of the files of a tokenizer by their names in the saved copy."""
+    """Return the contents of the files of a tokenizer, by the names of their saved copies."""
     if os.path.isdir(path):
         for names, saved in _FORMATS.items():
             paths = [os.path.join(path, name) for name in names]
@@ -97,7 +97,7 @@ class _Subwords(Tokenizer):
 
 
 class _SentencePiece(_Subwords):
-    """A SentencePiece model. It encodes each line by itself, and `</s>` follows each line."""
+    """A SentencePiece model. It encodes each line separately, and adds `</s>` to each line."""
 
     name = "sentencepiece"
 
@@ -120,7 +120,7 @@ class _SentencePiece(_Subwords):
         return [token for ids in self._lines(text) for token in ids]
 
     def _lines(self, text: str) -> Iterator[list[int]]:
-        """Yield the IDs of each line. Only a complete line ends in `</s>`."""
+        """Yield the IDs of each line. Only lines with a line end have `</s>` at their end."""
         *lines, last = text.split("\n")
         for ids in self._model.encode(lines, num_threads=os.cpu_count() or 1):
             yield [*ids, self.eos_id]
@@ -154,7 +154,7 @@ class _SentencePiece(_Subwords):
 
 
 class _HuggingFace(_Subwords):
-    """A tokenizer of the library `tokenizers`."""
+    """A tokenizer that the library `tokenizers` reads."""
 
     def __init__(self, files: Mapping[str, bytes], window: int = _WINDOW, margin: int = _MARGIN):
         super().__init__(files)
@@ -180,7 +180,7 @@ class _HuggingFace(_Subwords):
         if model.get("unk_token") is not None:
             self.unk_id = self._model.token_to_id(model["unk_token"])
         if model.get("dropout"):
-            self._model.model.dropout = None  # Random merges would differ from host to host.
+            self._model.model.dropout = None  # Random merges would differ between hosts.
         separators = [self._model.token_to_id(name) for name in _SEPARATORS]
         found = [i for i in separators if i is not None] or self.encode("\n") or [0]
         self.eos_id = found[0]
@@ -191,7 +191,7 @@ class _HuggingFace(_Subwords):
     def _encode(self, texts: Sequence[str]) -> list[Any]:
         try:
             return self._model.encode_batch(texts, add_special_tokens=False)
-        except Exception as error:  # The library does not define its own types.
+        except Exception as error:  # The library does not define its own error types.
             raise UserError(
                 f"the tokenizer cannot encode the text: {first_line(error)}; use a tokenizer that"
                 " has an unknown token or the 256 bytes"
@@ -206,11 +206,12 @@ class _HuggingFace(_Subwords):
         return self._model.decode(list(ids), skip_special_tokens=False)
 
     def read_ids(self, blocks: Iterable[Block]) -> Iterator[np.ndarray]:
-        """Yield the token IDs of a text; see `Tokenizer`.
+        """Yield the token IDs of a text. See `Tokenizer`.
 
-        The text is encoded in windows, which overlap by a margin on each side. Two windows are
-        joined at a space or line end between two other characters, if both windows begin a token
-        there and agree on the tokens around it.
+        The text is encoded in windows. Adjacent windows overlap by a margin on each side of a
+        possible joint: a space or line end between two other characters. The windows are joined
+        there if a token begins at the joint in both windows, and if both windows have the same
+        tokens around the joint.
         """
         text, begin = "", 0  # The IDs of text[:begin] have been yielded.
         wanted = length = self._window * _WINDOWS_AT_ONCE
@@ -232,7 +233,7 @@ class _HuggingFace(_Subwords):
         yield self._as_array(ids + rest)
 
     def _encode_windows(self, text: str, begin: int) -> tuple[list[int], list[int], int]:
-        """Encode text[begin:]; return the IDs before and after the last joint, and the joint."""
+        """Encode text[begin:]. Return the IDs before and after the last joint, and this joint."""
         cuts = [begin]
         while match := _CUT.search(text, cuts[-1] + self._window):
             cuts.append(match.start())
@@ -241,7 +242,7 @@ class _HuggingFace(_Subwords):
             ends = [*(cut + self._margin for cut in cuts[1:]), len(text)]
             windows = [text[start:end] for start, end in zip(starts, ends)]
             found = self._encode(windows)
-            # The first token after each cut, in the window after the cut and in the one before it.
+            # The first token after each cut, in the window after the cut and in the window before.
             after = [_token_at(enc, cut - start) for enc, cut, start in zip(found, cuts, starts)]
             before = [_token_at(enc, cut - s) for enc, cut, s in zip(found, cuts[1:], starts)]
             joints = [
@@ -271,7 +272,10 @@ def _gpt2(files: Mapping[str, bytes]) -> Any:
 
 
 def _token_at(encoded: Any, place: int) -> int | None:
-    """Return the token that begins at a character, or after it if no token contains it."""
+    """Return the token that begins at a character, or None if no token begins there.
+
+    If no token contains the character, return the token that begins at the next character.
+    """
     token = encoded.char_to_token(place)
     if token is None:
         place += 1
@@ -280,5 +284,5 @@ def _token_at(encoded: Any, place: int) -> int | None:
 
 
 def _around(encoded: Any, token: int | None) -> list[int]:
-    """Return the IDs of a token and of the token before it, or [] if the token is None."""
+    """Return the IDs of the previous token and of a token, or [] if the token is None."""
     return [] if token is None else encoded.ids[max(token - 1, 0) : token + 1]

@@ -1,7 +1,7 @@
 """Read the files of a text, one block at a time.
 
-A text may consist of several files, compressed or not. It is the text that one gets by
-concatenating the files.
+A text may consist of several files, some of which may be compressed. The text is the concatenation
+of their uncompressed contents.
 """
 
 import codecs
@@ -20,7 +20,7 @@ from lm.errors import UserError, error_class
 from lm.perplexity import TextSize
 
 BLOCK_BYTES = 1 << 18
-_MOST_RETURNS = 100  # in a text without any line end
+_MOST_RETURNS = 100  # largest number of CR in a text that has no line end
 
 
 class Part(NamedTuple):
@@ -38,7 +38,7 @@ class Block(NamedTuple):
     part: Part
     line: int  # the number of the line at which the block starts
     data: bytes | str
-    is_first: bool = False  # of its file
+    is_first: bool = False  # whether it is the first block of its file
 
 
 class ReadProgress(tqdm.tqdm):
@@ -64,7 +64,8 @@ def read_blocks(
 ) -> Iterator[Block]:
     """Read a text in blocks of at most `block_bytes` bytes.
 
-    `activity` is a verb for the progress bar.
+    Args:
+      activity: A verb for the progress bar, such as "reading".
     """
     for part in parts:
         line, is_first = part.line, part.start == 0
@@ -73,11 +74,12 @@ def read_blocks(
             line += data.count(b"\n")
             is_first = False
         if line == part.line and is_first:
-            yield Block(part, line, b"")  # so that errors of an empty text name its file
+            yield Block(part, line, b"")  # Errors about an empty text then contain the path.
 
 
 def _read_file(part: Part, activity: str, block_bytes: int) -> Iterator[bytes]:
-    # This is a separate generator, so that `except` does not catch errors of the caller's output.
+    # This is a separate generator, so that `except` does not catch errors
+    # that the caller raises while it writes its output.
     path, rest = part.path, sys.maxsize if part.stop is None else part.stop - part.start
     try:
         name = f"{activity} {os.path.basename(path)}"
@@ -98,7 +100,7 @@ def _read_file(part: Part, activity: str, block_bytes: int) -> Iterator[bytes]:
 
 
 def sha256_of_text(parts: Sequence[Part]) -> str:
-    """Return the SHA-256 of a text. It does not depend on the division into files."""
+    """Return the SHA-256 of a text, regardless of how the text is divided into files."""
     for path in (part.path for part in parts):
         # A named pipe would block forever, and can be read only once.
         if os.path.exists(path) and not os.path.isfile(path):
@@ -130,8 +132,8 @@ def decode_blocks(blocks: Iterable[Block]) -> Iterator[Block]:
     """Decode blocks of UTF-8 into blocks of characters.
 
     Raises:
-      UserError: If the text is not valid UTF-8, contains only white space, or has line ends of CR
-        only. The message contains the file and the line.
+      UserError: If the text is not valid UTF-8, if it contains only white space, or if all line
+        ends are CR. The message contains the path and usually the line.
     """
     decoder = codecs.getincrementaldecoder("utf-8")()
     has_words, has_line_end, num_returns = False, False, 0
@@ -167,7 +169,7 @@ def _located(block: Block) -> Iterator[None]:
 
 
 def check_nul(data: bytes) -> None:
-    """Raise UnicodeDecodeError for NUL, which UTF-16 without a byte order mark contains."""
+    """Raise UnicodeDecodeError if the data contains NUL, as most UTF-16 texts do."""
     nul = data.find(b"\0")
     if nul >= 0:
         raise UnicodeDecodeError("utf-8", data, nul, nul + 1, "NUL")

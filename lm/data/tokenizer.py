@@ -1,9 +1,9 @@
 """Tokenizers: they convert text to token IDs and back.
 
-Nothing else in this program divides or joins text. `words` (the default) and `characters` take
-their vocabulary from the training text. `bytes` and `ids` have a fixed vocabulary. The subword
-tokenizers of lm/data/subwords.py are read from files. lm/data/selection.py selects the tokenizer of
-a run.
+Only tokenizers divide text into tokens and join tokens to text. The vocabulary of `words` (the
+default) and `characters` is built from the training text. `bytes` and `ids` have a fixed
+vocabulary. The subword tokenizers in lm/data/subwords.py are read from files. lm/data/selection.py
+selects the tokenizer of a run.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ CHARACTERS_FILE, BYTES_FILE, IDS_FILE = (
     f"{SAVED}/{name}.txt" for name in ("characters", "bytes", "ids")
 )
 UNKNOWN = -1  # the ID of text outside the vocabulary in the results of `read_ids`
-_MAX_CHARACTERS = 65_536  # different ones
+_MAX_CHARACTERS = 65_536  # different characters
 _MAX_WORD_CHARACTERS = 1 << 20
 _SPACES = "\n \t\r"
-_WINDOW = 8  # complete parts of a text that are decoded again with each new token
+_WINDOW = 8  # number of complete parts of a text that are decoded again with each new token
 
 
 class Tokenizer(abc.ABC):
@@ -41,13 +41,13 @@ class Tokenizer(abc.ABC):
 
     Attributes:
       name: The kind of the tokenizer, such as `words` or `bpe`.
-      tokens: The text of each token, for networks of users and for messages.
+      tokens: The text of each token, for user-defined networks and for messages.
       eos_id: The ID of a line end, or of another token that separates texts. A model reads this
         token before the first token of a text.
       unk_id: The ID of text outside the vocabulary, or None.
-      sha256: Identifies the vocabulary and the rules.
+      sha256: A checksum that identifies the vocabulary and the rules of the tokenizer.
       sorts_by_frequency: Whether frequent tokens have small IDs.
-      files: The content of the files that `saved_tokenizer` reads, by relative path.
+      files: The contents of the files that `saved_tokenizer` reads, by relative path.
     """
 
     name: str
@@ -71,9 +71,10 @@ class Tokenizer(abc.ABC):
 
     @abc.abstractmethod
     def read_ids(self, blocks: Iterable[Block]) -> Iterator[np.ndarray]:
-        """Yield the token IDs of a text that is read in blocks of bytes, some at a time.
+        """Read a text in blocks of bytes, and yield an array of some token IDs at a time.
 
-        The IDs are those of `encode`, except that text outside the vocabulary has the ID UNKNOWN.
+        `encode` would return the same IDs, except that the ID of text outside the vocabulary is
+        UNKNOWN here.
         """
 
     def encode_line(self, line: str) -> list[int]:
@@ -86,8 +87,8 @@ class Tokenizer(abc.ABC):
 
     def decode_stream(self, ids: Iterable[int]) -> Iterator[str]:
         """Yield the text of each token as soon as its characters are complete."""
-        # The window must not start inside a character: some decoders would then replace all of the
-        # following bytes.
+        # The window must not start inside a character. Otherwise, some decoders would replace all
+        # bytes that follow.
         complete: collections.deque[list[int]] = collections.deque(maxlen=_WINDOW)
         window: list[int] = []
         shown, num_shown = "", 0
@@ -115,10 +116,10 @@ def split_words(text: str) -> list[str]:
 
 
 def read_words(blocks: Iterable[Block]) -> Iterator[list[str]]:
-    """Yield the words of a text, some at a time. A line end is added to the last line.
+    """Yield the words of a text, one list of words at a time.
 
-    The words of a step end between words, not between lines, because some corpora are one line of a
-    gigabyte.
+    If the last line has no line end, a line end is added. Each list ends between two words, and not
+    necessarily at a line end, because some corpora consist of one line of a gigabyte.
     """
     rest, last, num_eos = "", "\n", 0
     for block in decode_blocks(blocks):
@@ -154,7 +155,7 @@ class Words(Tokenizer):
 
     @staticmethod
     def read_pieces(blocks: Iterable[Block]) -> Iterator[Sequence[str]]:
-        """Yield the pieces of a text, some at a time."""
+        """Yield the pieces of a text, one sequence of pieces at a time."""
         return read_words(blocks)
 
     @staticmethod
@@ -164,7 +165,7 @@ class Words(Tokenizer):
 
     @staticmethod
     def entry(piece: str) -> str:
-        """Return the word of the vocabulary that stands for a piece."""
+        """Return the word of the vocabulary that represents a piece."""
         return piece
 
     def encode(self, text: str) -> list[int]:
@@ -228,7 +229,7 @@ def _character(word: str) -> str:
 
 
 class Bytes(Tokenizer):
-    """The 256 values of a byte. The text is the UTF-8 form, but any bytes are allowed in files."""
+    """The 256 values of a byte. Text is encoded in UTF-8, but files may contain any bytes."""
 
     name = "bytes"
     tokens = tuple(bytes([value]).decode("latin-1") for value in range(256))
@@ -247,7 +248,7 @@ class Bytes(Tokenizer):
 
 
 class Ids(Tokenizer):
-    """Token IDs whose text is not known. They are written as numbers."""
+    """Token IDs whose text is not known. Texts consist of these IDs as decimal numbers."""
 
     name, eos_id = "ids", 0
 

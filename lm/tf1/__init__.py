@@ -1,10 +1,11 @@
-"""TF 1.x code without edits: modules in which `import tensorflow` means TensorFlow 1.
+"""Load TF 1.x code without edits. In this code, `import tensorflow` imports the TensorFlow 1 API.
 
-A config file loads a module with `model = tf1.load("path/to/model.py")`. `modules.py` imports it,
-`tensorflow.py` and `contrib.py` are its TensorFlow, and `old_python.py` has names of Python 2.
-`calls.py` prepares each call of a function of the config file: `draws.py` has its random numbers,
-`feeds.py` passes values to it, and the parts in `inert.py` have no effect. `models.py` has the
-functions for frequent forms of models.
+A config file loads a module with `model = tf1.load("path/to/model.py")`. `modules.py` imports the
+module. `tensorflow.py` and `contrib.py` define the TensorFlow that the module imports, and
+`old_python.py` defines names of Python 2. `calls.py` prepares each call of a function of the config
+file. During these calls, `draws.py` generates random numbers, `feeds.py` passes values to
+placeholders and initial states, and the names in `inert.py` have no effect. `models.py` defines the
+functions of a config file for frequent forms of models.
 """
 
 import types
@@ -35,18 +36,20 @@ def load(
     stubs: Sequence[str] = (),
     before: Callable[[types.ModuleType], None] | None = None,
 ) -> types.ModuleType:
-    """Load a Python file, in which `import tensorflow` means `tensorflow.compat.v1`.
+    """Load a Python file. In this file, `import tensorflow` imports `tensorflow.compat.v1`.
 
-    Flags of `tf.flags` have their defaults, and the command line is empty. Assign to attributes of
-    the returned module to replace its functions or flags, such as `model.FLAGS.width = 200`. Paths
-    are absolute, or relative to the config file.
+    Flags of `tf.flags` have their default values, and the command line is empty. To replace the
+    functions or flags of the returned module, assign to its attributes, for example
+    `model.FLAGS.width = 200`. Paths are absolute, or relative to the config file.
 
     Args:
-      path: The file.
+      path: The path of the file.
       root: The directory, or the directories, whose modules are loaded in the same way when the
-        file imports them. By default, this is the directory of the file.
-      stubs: Names of packages that the network does not need, and that need not be installed.
-      before: A function of the module `tensorflow` of the program, called before the file runs.
+        file imports them. The default is the directory of the file.
+      stubs: Names of packages that the program imports but the network does not use. These packages
+        need not be installed.
+      before: A function that is called before the file runs. Its argument is the module
+        `tensorflow` of the program.
     """
     return _loaded("load", path, root, stubs, before)
 
@@ -57,11 +60,11 @@ def script(
     stubs: Sequence[str] = (),
     before: Callable[[types.ModuleType], None] | None = None,
 ) -> Callable[..., types.SimpleNamespace]:
-    """Return a function that runs a file which builds its graph at the top level.
+    """Return a function that executes a file. The file builds its graph at the top level.
 
-    Each call runs the file up to its optimizer or its session, and returns its names. Names that
-    are passed to the call, such as `batch_size=rows`, keep their values when the file assigns to
-    them. The arguments are those of `load`.
+    Each call executes the file until it creates an optimizer or a session, and returns the
+    variables of the file. Variables that are passed to the call, such as `batch_size=rows`, keep
+    their values even if the file assigns to them. The arguments are the same as for `load`.
     """
     return _loaded("script", path, root, stubs, before)
 
@@ -71,14 +74,15 @@ def network(
 ) -> tuple[Callable, Callable]:
     """Return `state_shapes` and `build_logits` for the frequent forms of models.
 
-    Placeholders of integers return the words, and `zero_state` of cells returns the state.
+    Calls of `tf.placeholder` with an integer type return the words, and calls of `zero_state` of
+    cells return the state.
 
     Args:
-      build: Builds the model from the words, int32 [B, T], and the context. The result is an object
-        or a dictionary.
+      build: A function that builds the model from the words, int32 [B, T], and the context. It
+        returns an object or a dictionary.
       logits: The name of the logits in the result, [B, T, V] or [B * T, V]. By default, these are
-        the logits of the program's cross entropy.
-      state: The name of the last state in the result, or None if there is no state.
+        the logits that the program passes to its cross entropy.
+      state: The name of the final state in the result, or None if there is no state.
     """
 
     def state_shapes(config):
@@ -96,7 +100,7 @@ def network(
 
 def _loaded(how: str, path: str, *options: Any) -> Any:
     files = current_files(f"tf1.{how} is called")
-    import_tensorflow()  # silently; the following modules import it too
+    import_tensorflow()  # Silences TensorFlow before the following modules import it.
     from lm.tf1 import calls, modules
 
     files.adapt = calls.adapt

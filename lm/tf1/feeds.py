@@ -1,4 +1,4 @@
-"""Values that a config file passes to a TF 1.x program: placeholders and initial states."""
+"""Pass values from a config file to the placeholders and initial states of a TF 1.x program."""
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,17 +20,18 @@ def fed(
     """Feed the placeholders and the initial states of a TF 1.x program in a network function.
 
     Args:
-      placeholders: The tensors that the next calls of `tf.placeholder` return, in their order.
-      zero_states: The states that the next calls of `zero_state` of cells return, in their order,
-        such as one tuple of LSTMStateTuple for a MultiRNNCell.
+      placeholders: The tensors that the next calls of `tf.placeholder` return, in this order.
+      zero_states: The states that the next calls of `zero_state` of cells return, in this order.
+        For a MultiRNNCell, such a state is one tuple of LSTMStateTuple values.
       defaults: The values that calls of `tf.placeholder_with_default` return, by the argument
-        `name` of the call. A second call with this name has the suffix `_1`. Calls without a name
-        have the name `PlaceholderWithDefault`.
+        `name` of the call. For a second call with the same name, the suffix `_1` is added to the
+        name. A call without a name has the name `PlaceholderWithDefault`.
     """
     call = current_call()
     if not call:
         raise UserError(
-            "tf1.fed is for the functions of a network, such as build_logits: call it in these"
+            "tf1.fed is called outside of a network function: call it inside a function such as"
+            " build_logits"
         )
     call.placeholders, call.defaults = list(placeholders), dict(defaults or {})
     states = list(zero_states)
@@ -59,7 +60,7 @@ def fed(
 
 
 def cell_classes() -> list[type]:
-    """Return the classes that define `zero_state`; subclasses come first."""
+    """Return the classes that define `zero_state`, with subclasses before their base classes."""
     cells = tf.nn.rnn_cell
     return [cells.DropoutWrapper.__mro__[1], cells.MultiRNNCell, cells.RNNCell]
 
@@ -78,7 +79,7 @@ def placeholder(dtype: Any, shape: Any = None, name: str | None = None) -> tf.Te
 
 
 def placeholder_with_default(input: Any, shape: Any, name: str | None = None) -> tf.Tensor:
-    """Return the value of `fed` for this name, or the default."""
+    """Return the value that `fed` has for this name, or the default."""
     call = current_call()
     if not call:
         return tf.placeholder_with_default(input, shape, name)
@@ -98,7 +99,7 @@ def placeholder_with_default(input: Any, shape: Any, name: str | None = None) ->
 
 
 def _converted(value: Any, dtype: tf.DType, shape: Any, name: str) -> tf.Tensor:
-    """Return a value with the type of a placeholder, and check that its shape and values fit."""
+    """Convert a value to the type of a placeholder, and check that its shape and values fit."""
     value = tf.convert_to_tensor(value)
     is_known = shape is None or not any(isinstance(size, tf.Tensor) for size in shape)
     if is_known and not value.shape.is_compatible_with(shape):
@@ -106,7 +107,7 @@ def _converted(value: Any, dtype: tf.DType, shape: Any, name: str) -> tf.Tensor:
     converted = tf.cast(value, dtype)
     if dtype.is_floating or dtype == value.dtype or _contains(dtype, value.dtype):
         return converted
-    # The error of a running graph would not contain the line.
+    # The message contains the line, because errors at run time do not show where it is.
     where = f"{current_line()}: placeholder {name}".rstrip()
     message = f"{where} is {dtype.name}, and a value of tf1.fed does not fit"
     same = tf.debugging.assert_equal(tf.cast(converted, value.dtype), value, message=message)

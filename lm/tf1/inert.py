@@ -1,7 +1,7 @@
 """Parts of a TF 1.x program that have no effect, because the trainer does their work.
 
-These are sessions, savers, summaries, seeds, losses, the global step and Horovod. Programs often
-contain them next to the code of their network.
+These parts are sessions, savers, summaries, seeds, losses, the global step and Horovod. Programs
+often contain them in the same file as the code of their network.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ from lm.user.code import current_line, place
 
 
 class Inert:
-    """An object without effect: its attributes, and the results of its calls, are inert too.
+    """An object that has no effect. Its attributes and the results of its calls are inert too.
 
-    It can be a base class, a decorator and a context. A value of it does not exist.
+    A program can use the object as a base class, as a decorator, and as a context manager. The
+    object has no value: converting it to a number or an array, or iterating over it, is an error.
     """
 
     def __init__(self, name: str):
         self.__name__ = name
 
     def __getattr__(self, name: str) -> Inert:
-        if name.startswith("_"):  # Python and TensorFlow look for optional names
+        if name.startswith("_"):  # Python and TensorFlow check for optional attributes.
             raise AttributeError(name)
         return self.__dict__.setdefault(name, Inert(f"{self.__name__}.{name}"))
 
@@ -55,7 +56,7 @@ class Inert:
 
 
 class _Horovod(Namespace):
-    """The package `horovod` of a program that exchanges nothing itself."""
+    """A package `horovod` with one rank. A loaded program does not exchange any values itself."""
 
     def __init__(self):
         super().__init__("horovod")
@@ -75,8 +76,8 @@ HOROVOD = _Horovod()
 
 
 def parts_of_tensorflow() -> dict[str, Any]:
-    """Return names of the module `tensorflow`."""
-    # In the loop over single words, an initializer would run in each iteration.
+    """Return the inert names of the module `tensorflow`, and their values."""
+    # Initializers are inert, because in a loop over words they would run in each iteration.
     names = (
         "Session", "InteractiveSession", "reset_default_graph", "set_random_seed",
         "global_variables_initializer", "local_variables_initializer", "variables_initializer",
@@ -108,12 +109,12 @@ def parts_of_tensorflow() -> dict[str, Any]:
 
 
 def _graph() -> tf.Graph:
-    """Return the graph of the trainer, which a program cannot replace."""
+    """Return the trainer's graph in a network function, because a program cannot replace it."""
     return tf.get_default_graph() if current_call() else tf.Graph()
 
 
 def global_step(dtype: Any) -> tf.Tensor:
-    """Return the global step: a tensor, because only the trainer assigns to it."""
+    """Return the global step as a tensor, because only the trainer may assign to it."""
     call = current_call()
     if call and call.context.training:
         return tf.cast(call.context.step, dtype)
@@ -121,7 +122,7 @@ def global_step(dtype: Any) -> tf.Tensor:
 
 
 def _unless_step(assign: Any) -> Any:
-    """Return `tf.assign` or `tf.assign_add`, which have no effect on the global step."""
+    """Return a version of `tf.assign` or `tf.assign_add` that does not change the global step."""
 
     def assign_unless_step(ref: Any, value: Any, *arguments: Any, **options: Any) -> Any:
         is_variable = hasattr(ref, "assign")
@@ -132,7 +133,7 @@ def _unless_step(assign: Any) -> Any:
 
 @contextlib.contextmanager
 def without_training() -> Iterator[None]:
-    """Let optimizers, averages of weights and the collection of losses have no effect."""
+    """Disable optimizers, averages of weights and the collection of losses."""
     averages = {"apply": _average_nothing, "average": lambda self, variable: variable}
     with (
         replaced(tf.train.Optimizer, {"apply_gradients": _apply_nothing}),
@@ -167,12 +168,12 @@ def _average_nothing(average: Any, variables: Any = None) -> tf.Operation:
 
 
 class _Complete(BaseException):
-    """A script has built its network."""
+    """Raised when a script has built its network."""
 
 
 @contextlib.contextmanager
 def up_to_the_optimizer(program_tf: Namespace) -> Iterator[None]:
-    """End the execution of a script where it creates an optimizer or a session."""
+    """End the execution of a script when it creates an optimizer or a session."""
 
     def end(*arguments: Any, **options: Any) -> NoReturn:
         raise _Complete

@@ -1,4 +1,4 @@
-"""Whether a run is exact: bitwise identical on all supported numbers of ranks."""
+"""Decide whether a run is exact, that is, bitwise identical on all supported numbers of ranks."""
 
 import os
 from collections.abc import Sequence
@@ -19,15 +19,15 @@ _ONE_DNN = ("TF_ENABLE_ONEDNN_OPTS", "ONEDNN_MAX_CPU_ISA")
 class Exactness(NamedTuple):
     """Whether a run is exact, including the steps before it was resumed."""
 
-    arithmetic: Sequence[str]  # everything besides the record that can change the bits, by rank
+    arithmetic: Sequence[str]  # by rank: everything except the record that can change the bits
     exact_with: str | None  # the arithmetic of all steps, or None if the run is not exact
-    text: str  # the answer for the user, with the reason
+    text: str  # the answer and the reason, for the user
 
 
 def find_exactness(job: Job, network: Network, progress: TrainProgress) -> Exactness:
-    """Decide whether a run is exact. Warn if this changes when the run is resumed.
+    """Decide whether a run is exact. Warn if resuming changes whether it is exact.
 
-    All ranks call this together, in the training graph.
+    All ranks must call this function together, while the training graph is the default graph.
     """
     arithmetic = job.comm.gather(_arithmetic(job))
     if job.config.scale_lr_by_worker != "none":
@@ -64,7 +64,7 @@ def _arithmetic(job: Job) -> str:
 def _why_inexact(job: Job, network: Network, arithmetic: Sequence[str]) -> str:
     """Explain why the steps of this job are not exact, or return ""."""
     config, comm = job.config, job.comm
-    if not kernels.available():  # on any rank: the ranks have agreed on this
+    if not kernels.available():  # The ranks have agreed on this.
         return "sums of plain TensorFlow depend on threads and ranks"
     if len(set(arithmetic)) > 1:
         return "the ranks' arithmetic differs"

@@ -1,4 +1,4 @@
-"""The initial values of a run: from a checkpoint to resume, from other weights, or neither."""
+"""Load the initial values of a run from a checkpoint to resume, or from --init_from."""
 
 import re
 import types
@@ -29,20 +29,21 @@ from lm.distributed.communicator import Communicator
 from lm.errors import UserError
 from lm.record import load_record
 
-# The axis of the words in the tables of the program, and the layers of the built-in network. A
-# layer may have as many units as the vocabulary has words.
+# _WORD_AXES contains the axis of the words in each table of this program. _LAYER matches the layers
+# of the built-in network. A layer may have as many units as the vocabulary has words, so its size
+# does not show whether its rows are words.
 _WORD_AXES = {"embedding": 0, "softmax/weights": 1, "softmax/bias": 0}
 _LAYER = re.compile(r"lstm_\d+/.+|softmax/projection")
-# Weights of an adaptive softmax or input that belong to words.
+# Weights of an adaptive softmax or of an adaptive input in which each row belongs to a word.
 _OF_WORDS = re.compile(r"(.+/)?embedding/band_\d+|softmax/(weights|bias|cluster_\d+/words)")
 _PARTLY = "; --init_partly omits such weights"
 
 
 class Table(NamedTuple):
-    """A tensor with a row or column per word, of which some words are loaded."""
+    """A tensor with one row or column per word. Only the rows of some words are loaded."""
 
     tensor: str  # name in the checkpoint
-    axis: int  # of the words
+    axis: int  # the axis of the words
     saved_ids: Sequence[int]  # the IDs of the words in the checkpoint
     ids: Sequence[int]  # the IDs of the same words in the run
 
@@ -51,15 +52,16 @@ class InitialValues(NamedTuple):
     """The contents of a checkpoint that initialize a run."""
 
     checkpoint: str  # directory
-    tensors: Mapping[str, str]  # the name of the tensor of each variable
+    tensors: Mapping[str, str]  # names of tensors, by the name of the variable
     state: Mapping[str, np.ndarray]  # the recurrent state of all rows; empty for a new run
-    tables: Mapping[str, Table] = types.MappingProxyType({})  # by variable; for a new vocabulary
+    tables: Mapping[str, Table] = types.MappingProxyType({})  # by variable; for --new_vocabulary
 
 
 class BroadcastHook(tf.train.SessionRunHook):
-    """Loads the checkpoint of rank 0, and gives its variables to all ranks before the first step.
+    """Loads a checkpoint on rank 0, and broadcasts all variables before the first step.
 
-    Without values, the variables keep their initial values. Only rank 0 has values.
+    The argument `values` is None on all ranks except rank 0. If it is None on rank 0 too, rank 0
+    broadcasts the values with which the graph initialized its variables.
     """
 
     def __init__(self, comm: Communicator, values: InitialValues | None, broadcast: Any):
@@ -67,7 +69,7 @@ class BroadcastHook(tf.train.SessionRunHook):
         self._loader = values and VariableLoader(values.tensors)
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
-        """Set the variables; called when the session exists."""
+        """Set the variables after TensorFlow has created the session."""
         values = self._values
         with on_all_ranks(self._comm):
             if values:
@@ -92,7 +94,7 @@ def initial_values(
     tokenizer: Tokenizer,
     state_shapes: Mapping[str, Sequence[int]],
 ) -> InitialValues | None:
-    """Return the initial values of the current graph in a checkpoint, or None."""
+    """Return initial values for the current graph, or None if there is no checkpoint to load."""
     graph, checkpoint = tf.get_default_graph(), run_dir.checkpoint
     variables, state = variable_shapes(graph), saved_state_shapes(state_shapes)
     weights = weight_names(graph)
@@ -115,7 +117,7 @@ def initial_values(
 def _values_of_run(
     options: RunOptions, tokenizer: Tokenizer, shapes: Mapping[str, list]
 ) -> InitialValues:
-    """Return the weights of --init_from for a network with weights of these shapes."""
+    """Return the weights of --init_from for a network whose weights have these shapes."""
     path = options.init_from
     is_run = load_record(path) is not None
     checkpoint = store.find(path, options.checkpoint) if is_run else store.verify(path)
@@ -134,8 +136,8 @@ def _values_of_run(
         )
 
     def is_of_words(name: str) -> bool:
-        """Return whether a weight is useless, because it belongs to other words."""
-        # Without the tables of the earlier vocabulary, only the size shows what a row is.
+        """Return whether a weight cannot be loaded, because its rows belong to different words."""
+        # Without --new_vocabulary, only the size shows whether the rows are words.
         unclear = not options.new_vocabulary and len(tokenizer) in shapes[name]
         return not same_words and (
             _OF_WORDS.fullmatch(name) is not None or (unclear and not _LAYER.fullmatch(name))
@@ -152,10 +154,10 @@ def _values_of_run(
 def _tables(
     checkpoint: Checkpoint, saved: Tokenizer, tokenizer: Tokenizer, shapes: Mapping[str, list]
 ) -> dict[str, Table]:
-    """Return the tensors with a row or column per word, by the name of the weight.
+    """Return the tensors with one row or column per word, by the name of the weight.
 
-    These are the weights whose size changes with the vocabulary. If both vocabularies have the same
-    size, only the names of the program's own weights show which axis has the words.
+    These are the weights whose size changes with the size of the vocabulary. If both vocabularies
+    have the same size, the axis of the words is known only for the weights of the built-in network.
     """
     sizes = len(saved), len(tokenizer)
     saved_ids = {token: i for i, token in enumerate(saved.tokens)}
@@ -189,7 +191,7 @@ def _tables(
 def _fitting_weights(
     checkpoint: Checkpoint, shapes: Mapping[str, list], is_of_words: Callable[[str], bool]
 ) -> dict[str, str]:
-    """Return the tensor of each weight that fits, and log which weights do not."""
+    """Return the tensor of each weight that fits, and log which weights are initialized instead."""
     tensors, found = store.weight_tensors(checkpoint), tensor_shapes(checkpoint.path)
     fitting = [n for n in tensors if found[n] == shapes.get(n) and not is_of_words(n)]
     if not fitting:
