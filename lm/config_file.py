@@ -22,8 +22,8 @@ from lm.functions import BUILT_IN, NetworkFunctions
 from lm.options import Checked
 from lm.system import PROJECT, import_tensorflow, seeded
 from lm.user.code import hint, place
-from lm.user.files import LoadedFiles, collected_by
-from lm.user.functions import UserFunctions
+from lm.user.config_functions import UserFunctions
+from lm.user.loaded_files import LoadedFiles, collected_by
 
 # Importing `configs` could find a user's directory of the same name.
 _CONFIGS = os.path.join(PROJECT, "configs")

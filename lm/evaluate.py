@@ -35,8 +35,8 @@ import dataclasses
 import json
 
 from lm.cli import program
-from lm.cli.flags import RunChoice, parse
-from lm.cli.tables import markdown_table
+from lm.cli.markdown import markdown_table
+from lm.cli.parser import RunChoice, parse
 from lm.config import MAX_ROWS, RunOptions
 from lm.options import Checked, option
 from lm.system import import_tensorflow

@@ -41,7 +41,7 @@ float32 values.
 import dataclasses
 
 from lm.cli import program
-from lm.cli.flags import RunChoice, parse
+from lm.cli.parser import RunChoice, parse
 from lm.options import Checked, option
 from lm.system import import_tensorflow
 
@@ -60,8 +60,8 @@ def _export(argv):
     arguments = parse(argv, __doc__, RunChoice, ExportOptions)
     run, options = arguments[RunChoice].open_arguments(), arguments[ExportOptions]
     import_tensorflow()
-    from lm.inference.run import open_run
     from lm.inference.saved_model import export
+    from lm.inference.trained_run import open_run
 
     export(open_run(**run), options.to, options.rows)
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from lm.cli.flags import field_help
+from lm.cli.parser import field_help
 from lm.config import Config, RunOptions
 from lm.options import field_type
 

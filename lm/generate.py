@@ -17,7 +17,7 @@ import sys
 
 from lm import logger
 from lm.cli import program
-from lm.cli.flags import RunChoice, parse
+from lm.cli.parser import RunChoice, parse
 from lm.errors import printable
 from lm.inference.sampling import Sampling
 from lm.system import import_tensorflow
@@ -28,7 +28,7 @@ def _generate(argv):
     run, sampling = arguments[RunChoice].open_arguments(), arguments[Sampling]
     import_tensorflow()
     from lm.inference.generator import Generator
-    from lm.inference.run import open_run
+    from lm.inference.trained_run import open_run
 
     with contextlib.closing(Generator(open_run(**run))) as generator:
         logger.info("seed %d", sampling.seed)  # for generating the text again

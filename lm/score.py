@@ -20,7 +20,7 @@ import dataclasses
 import signal
 
 from lm.cli import program
-from lm.cli.flags import RunChoice, parse
+from lm.cli.parser import RunChoice, parse
 from lm.config import MAX_ROWS
 from lm.options import Checked, option
 from lm.system import import_tensorflow
@@ -40,8 +40,8 @@ def _score(argv):
     arguments = parse(argv, __doc__, RunChoice, ScoreOptions)
     run, options = arguments[RunChoice].open_arguments(), arguments[ScoreOptions]
     import_tensorflow()
-    from lm.inference.run import open_run
     from lm.inference.scorer import Scorer
+    from lm.inference.trained_run import open_run
 
     with contextlib.closing(Scorer(open_run(**run), options.batch_size)) as scorer:
         for score in scorer.score_stream(_STDIN):

@@ -10,7 +10,7 @@ model that knows their probabilities: `test perplexity 7.23 (true: 7.06)`.
 import dataclasses
 
 from lm.cli import program
-from lm.cli.flags import parse
+from lm.cli.parser import parse
 from lm.data.embedded import LanguageOptions, write_corpus
 from lm.options import Checked, option
 

@@ -26,7 +26,7 @@ from typing import Any
 
 from lm import logger
 from lm.cli import program
-from lm.cli.flags import parse
+from lm.cli.parser import parse
 from lm.config import Config
 from lm.data.splits import Source, divide_file, find_splits
 from lm.data.text import Block, decode_blocks, read_blocks

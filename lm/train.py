@@ -12,7 +12,7 @@ settings:
 import os
 
 from lm.cli import program
-from lm.cli.flags import ConfigChoice, parse
+from lm.cli.parser import ConfigChoice, parse
 from lm.config import Config, RunOptions
 from lm.distributed.agreement import on_all_ranks
 from lm.distributed.launch import launched_rank

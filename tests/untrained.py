@@ -17,7 +17,7 @@ from lm.config import Config
 from lm.config_file import load_config_file
 from lm.data.batches import Rows
 from lm.data.corpus import load_corpus
-from lm.data.tokenizer import Tokenizer
+from lm.data.tokenizers import Tokenizer
 from lm.functions import BUILT_IN, NetworkFunctions
 from lm.model.network import Network
 from lm.model.windows import build_window_graph

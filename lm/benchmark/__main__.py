@@ -18,17 +18,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from lm import files, logger
-from lm.benchmark import advise, products, scaling, step, worker
+from lm.benchmark import advise, products, scaling, step_time, worker
 from lm.benchmark.turns import print_record
 from lm.benchmark.worker import Options
-from lm.cli import flags, program
+from lm.cli import parser, program
 from lm.config import Config
 from lm.distributed.cores import claim_cores
 from lm.errors import UserError
 from lm.system import cpu_model
 
 _COMMANDS = {
-    "step": (step, step.StepOptions),
+    "step": (step_time, step_time.StepOptions),
     "products": (products, Options),
     "scaling": (scaling, scaling.ScalingOptions),
     "advise": (advise, advise.AdviceOptions),
@@ -38,7 +38,7 @@ _COMMANDS = {
 def run(argv: Sequence[str]) -> None:
     command = argv[1] if len(argv) > 1 else "--help"
     if command.startswith("-"):
-        flags.parse([argv[0], command], __doc__)  # raises for --help and --version
+        parser.parse([argv[0], command], __doc__)  # raises for --help and --version
     if command not in _COMMANDS:
         raise UserError(f"{command!r} is not one of the commands {', '.join(_COMMANDS)}")
     config, options = parse(argv[1:], command)
@@ -61,7 +61,7 @@ def run(argv: Sequence[str]) -> None:
 def parse(argv: Sequence[str], command: str) -> tuple[Config, Options]:
     """Parse the flags of a command into its config and options, and create the directory --out."""
     module, kind = _COMMANDS[command]
-    arguments = flags.parse(argv, module.__doc__, kind, Config)
+    arguments = parser.parse(argv, module.__doc__, kind, Config)
     config, options, file = arguments[Config], arguments[kind], arguments.config_file
     if not file.functions.is_built_in and (command != "step" or options.peers):
         raise UserError(
@@ -82,7 +82,7 @@ def _environment_facts() -> dict[str, Any]:
         "cores": claim_cores(),
         # A load above 0 before the start means that other programs used the cores.
         "load_average_before": os.getloadavg()[0],
-        "versions": [f"python {platform.python_version()}", *flags.versions().splitlines()],
+        "versions": [f"python {platform.python_version()}", *parser.versions().splitlines()],
     }
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from lm import logger
 from lm.benchmark import worker
 from lm.benchmark.worker import Options, Task
-from lm.cli.tables import markdown_table
+from lm.cli.markdown import markdown_table
 
 # Two-sided 95% quantiles of Student's t distribution for 1, 2, ... degrees of freedom.
 _T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from lm.benchmark.workload import Step, StepResult, load_words
-from lm.cli.flags import ConfigChoice
+from lm.cli.parser import ConfigChoice
 from lm.config import MAX_THREADS, Config
 from lm.config_file import load_config_file
 from lm.data.batches import TrainBatches, rows_of_rank

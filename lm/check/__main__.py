@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Sequence
 
 from lm.cli import program
-from lm.cli.flags import parse
+from lm.cli.parser import parse
 from lm.distributed import launch
 from lm.distributed.communicator import Communicator
 from lm.errors import ERROR, RunError, UserError

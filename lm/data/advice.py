@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 
-from lm.data.tokenizer import Ids, Tokenizer, Words
+from lm.data.tokenizers import Ids, Tokenizer, Words
 from lm.data.vocabulary import EOS, UNK
 from lm.errors import UserError
 

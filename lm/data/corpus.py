@@ -17,7 +17,7 @@ from lm.data.ptb import PTB_SHA256, download_ptb
 from lm.data.selection import earlier_tokenizer, fixed_tokenizer, run_of_checkpoint
 from lm.data.splits import SPLITS, Source, divide_file, find_splits
 from lm.data.text import Part, sha256_of_text
-from lm.data.tokenizer import Tokenizer
+from lm.data.tokenizers import Tokenizer
 from lm.data.vocabulary import UNK
 from lm.errors import ProgramExit, RunError, UserError, error_class
 from lm.record import CorpusRecord, load_record

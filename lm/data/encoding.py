@@ -25,7 +25,7 @@ from lm.data.arrays import read_id_files
 from lm.data.selection import saved_tokenizer
 from lm.data.splits import Source
 from lm.data.text import measured, read_blocks, sha256_of_text
-from lm.data.tokenizer import (
+from lm.data.tokenizers import (
     BUILT,
     UNKNOWN,
     Tokenizer,

@@ -4,7 +4,7 @@ import os
 
 from lm.config import Config
 from lm.data.subwords import load_subwords
-from lm.data.tokenizer import (
+from lm.data.tokenizers import (
     BUILT,
     BYTES_FILE,
     CHARACTERS_FILE,

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from lm.data.text import Block, decode_blocks
-from lm.data.tokenizer import SAVED, UNKNOWN, Tokenizer
+from lm.data.tokenizers import SAVED, UNKNOWN, Tokenizer
 from lm.errors import UserError, error_class, first_line, needs_extra
 from lm.files import open_regular
 

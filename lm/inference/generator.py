@@ -7,10 +7,10 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from lm import logger
-from lm.data.tokenizer import Tokenizer
+from lm.data.tokenizers import Tokenizer
 from lm.data.vocabulary import UNK
-from lm.inference.run import Run, check_words, open_session
 from lm.inference.sampling import Sampling, draw, next_word_distribution
+from lm.inference.trained_run import Run, check_words, open_session
 from lm.model import decoding
 from lm.model.network import Network
 

@@ -11,14 +11,14 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from lm import logger
-from lm.data.tokenizer import VOCABULARY_FILE, Words
+from lm.data.tokenizers import VOCABULARY_FILE, Words
 from lm.data.vocabulary import EOS
 from lm.errors import RunError, UserError, error_class, short_message
-from lm.inference.run import Run, check_words, open_session
+from lm.inference.trained_run import Run, check_words, open_session
 from lm.model import decoding
 from lm.model.network import Network
 from lm.user.audit import operations
-from lm.user.errors import PYTHON_OPS
+from lm.user.failures import PYTHON_OPS
 
 
 def export(run: Run, to: str, rows: int | None = None) -> None:

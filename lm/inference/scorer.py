@@ -12,7 +12,7 @@ import tensorflow.compat.v1 as tf
 from lm.data.text import check_nul
 from lm.data.vocabulary import EOS
 from lm.errors import UserError
-from lm.inference.run import Run, check_words, open_session
+from lm.inference.trained_run import Run, check_words, open_session
 from lm.model import decoding
 from lm.model.network import Network
 

@@ -16,7 +16,7 @@ import signal
 
 from lm import logger
 from lm.cli import program
-from lm.cli.flags import parse
+from lm.cli.parser import parse
 from lm.errors import ProgramExit, UserError, needs_extra
 from lm.options import Checked, option
 from lm.search.settings import SEARCH_FILE

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from lm.cli.tables import epochs_text, markdown_table
+from lm.cli.markdown import epochs_text, markdown_table
 from lm.events.read import Event
 from lm.report.comparison import (
     Group,

@@ -8,7 +8,7 @@ from typing import Any
 
 from optuna.trial import FrozenTrial, TrialState
 
-from lm.cli.tables import epochs_text
+from lm.cli.markdown import epochs_text
 from lm.config import RunOptions
 from lm.files import write_atomically
 from lm.search.settings import BEST_FILE, as_flags

@@ -14,7 +14,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lm.cli.flags import Arguments, ConfigChoice, parse
+from lm.cli.parser import Arguments, ConfigChoice, parse
 from lm.config import MAX_THREADS, Config, RunOptions
 from lm.data.selection import with_absolute_paths
 from lm.errors import UserError

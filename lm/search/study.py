@@ -18,7 +18,7 @@ import sqlalchemy
 from optuna import pruners, samplers
 from optuna.trial import FrozenTrial, TrialState
 
-from lm.cli.flags import Arguments
+from lm.cli.parser import Arguments
 from lm.config import Config, RunOptions
 from lm.config_file import ConfigFile
 from lm.data.corpus import load_corpus_to_train

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from lm.system import import_tensorflow
-from lm.user.files import current_files
+from lm.user.loaded_files import current_files
 
 __all__ = ["fed", "load", "network", "script"]
 

@@ -28,7 +28,7 @@ from lm.tf1 import old_python
 from lm.tf1.inert import HOROVOD, Inert, up_to_the_optimizer
 from lm.tf1.tensorflow import TensorFlow
 from lm.user.code import add_loaded
-from lm.user.files import LoadedFiles, current_files
+from lm.user.loaded_files import LoadedFiles, current_files
 
 _programs: dict[str, _Program] = {}  # keys are the names of the packages
 

@@ -10,11 +10,11 @@ from typing import NoReturn
 import tensorflow.compat.v1 as tf
 
 from lm import logger
-from lm.checkpoint import store, variables
+from lm.checkpoint import store, transfer
 from lm.checkpoint.manifest import Manifest
 from lm.checkpoint.progress import TrainProgress
 from lm.checkpoint.tensors import Group
-from lm.checkpoint.variables import Arrays
+from lm.checkpoint.transfer import Arrays
 from lm.config import RunOptions
 from lm.distributed.agreement import weights_mismatch
 from lm.distributed.communicator import Communicator
@@ -106,7 +106,7 @@ class Checkpointer:
         options: RunOptions,
         comm: Communicator,
         session: tf.Session,
-        reader: variables.VariableReader,
+        reader: transfer.VariableReader,
         runner: WindowRunner,
         supervisor: Supervisor,
     ):
@@ -133,7 +133,7 @@ class Checkpointer:
     def save(self, progress: TrainProgress) -> None:
         """Save in the background on rank 0. Training may continue when this method returns."""
         failure = self.wait()
-        state = variables.gather_state(self._runner.state, self._comm.concat)
+        state = transfer.gather_state(self._runner.state, self._comm.concat)
         # After a validation, the step may be saved again, because the perplexity is known now.
         if failure or progress.step != self._saved_step:
             if self._comm.size > 1:
@@ -166,7 +166,7 @@ class Checkpointer:
 
     def _check_finite(self, progress: TrainProgress, state: Arrays) -> None:
         graph, groups = self._session.graph, self._reader.groups(self._session, state)
-        found = self._writer and variables.first_not_finite(graph, groups)
+        found = self._writer and transfer.first_not_finite(graph, groups)
         wild = self._comm.gather(found)[0]
         if wild:
             raise EveryRankError(
@@ -192,7 +192,7 @@ class Checkpointer:
             world_size=self._comm.size,
             record=self._record,
             progress=dataclasses.replace(progress),  # a copy: the loop changes it during the save
-            weights=variables.weight_names(self._session.graph),
+            weights=transfer.weight_names(self._session.graph),
             valid_perplexity=progress.valid_perplexity,
             has_average=progress.num_averaged > 0,
             in_sync=in_sync,

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import tensorflow.compat.v1 as tf
 
 from lm import logger
-from lm.checkpoint import store, variables
+from lm.checkpoint import store, transfer
 from lm.checkpoint.progress import TrainProgress
-from lm.data.tokenizer import Characters
+from lm.data.tokenizers import Characters
 from lm.distributed.agreement import on_all_ranks
 from lm.distributed.supervisor import Interrupted, Supervisor
 from lm.errors import EveryRankError, Stopped
@@ -39,8 +39,8 @@ class Graphs(NamedTuple):
     evaluator: Evaluator
     average: Average | None  # average of the weights, if the config requests it
     broadcast: Any  # fetches that give all ranks the variables of rank 0
-    reader: variables.VariableReader
-    loader: variables.VariableLoader | None  # loads the best weights, if they are tested
+    reader: transfer.VariableReader
+    loader: transfer.VariableLoader | None  # loads the best weights, if they are tested
 
 
 @dataclasses.dataclass

@@ -13,7 +13,7 @@ from lm.checkpoint import store
 from lm.checkpoint.manifest import Checkpoint
 from lm.checkpoint.run_dir import RunDir
 from lm.checkpoint.tensors import load_arrays, tensor_shapes
-from lm.checkpoint.variables import (
+from lm.checkpoint.transfer import (
     VariableLoader,
     check_fits,
     fitting_tensors,
@@ -23,7 +23,7 @@ from lm.checkpoint.variables import (
 )
 from lm.config import RunOptions
 from lm.data.selection import run_of_checkpoint, saved_tokenizer
-from lm.data.tokenizer import Tokenizer
+from lm.data.tokenizers import Tokenizer
 from lm.distributed.agreement import on_all_ranks
 from lm.distributed.communicator import Communicator
 from lm.errors import UserError

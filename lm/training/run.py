@@ -7,7 +7,7 @@ import sys
 
 import tensorflow.compat.v1 as tf
 
-from lm.checkpoint import variables
+from lm.checkpoint import transfer
 from lm.checkpoint.progress import TrainProgress
 from lm.config import Config, RunOptions
 from lm.distributed.agreement import check_agreement, on_all_ranks
@@ -120,7 +120,7 @@ def _train(
         session = monitored.raw_session()
         if progress.step:
             saved, rows = values and values.state, job.batches.rows.slice
-            graphs.runner.state = variables.local_state(
+            graphs.runner.state = transfer.local_state(
                 graphs.runner.state, saved, rows, comm.concat
             )
         checkpointer = Checkpointer(
@@ -148,8 +148,8 @@ def _build_graphs(job: Job) -> Graphs:
     runner = WindowRunner(train_graph.window, rows, num_threads)
     # Broadcast only global variables. The recurrent state is local and differs between ranks.
     broadcast = comm.broadcast_variables()
-    reader = variables.VariableReader()
-    loader = variables.VariableLoader() if job.options.test_on == "best" else None
+    reader = transfer.VariableReader()
+    loader = transfer.VariableLoader() if job.options.test_on == "best" else None
     return Graphs(network, train_graph, runner, evaluator, average, broadcast, reader, loader)
 
 

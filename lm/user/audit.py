@@ -17,8 +17,8 @@ from lm.functions import Audit
 from lm.model.context import Context, VariableUpdate, collected
 from lm.model.network import Built, Network, NetworkCall
 from lm.model.variables import operations_behind
-from lm.user.errors import PYTHON_OPS, hint_for_words
-from lm.user.results import checked_result, checked_state
+from lm.user.failures import PYTHON_OPS, hint_for_words
+from lm.user.returned import checked_result, checked_state
 from lm.user.update import UserUpdate
 
 Nodes = Mapping[str, node_def_pb2.NodeDef]  # operations by name

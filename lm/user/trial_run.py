@@ -38,7 +38,7 @@ def check_network(
     with (
         functions.one_line_errors(),
         tf.Graph().as_default(),
-        tf.name_scope("lm_check"),  # lm/inference/run.py has a name scope, too
+        tf.name_scope("lm_check"),  # lm/inference/trained_run.py has a name scope, too
         tf.Session(config=session_config) as session,
     ):
         check = NetworkCheck(Network(config, vocab_size, functions, words))

@@ -13,7 +13,7 @@ import pytest
 import tokenizers
 
 from lm.checkpoint.tensors import tensor_shapes
-from lm.checkpoint.variables import LOADED_BYTES, READ_BYTES
+from lm.checkpoint.transfer import LOADED_BYTES, READ_BYTES
 from lm.config_file import load_config_file
 from lm.functions import BUILT_IN
 from tests import fork_server

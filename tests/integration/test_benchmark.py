@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from lm.benchmark.step import PEERS
+from lm.benchmark.step_time import PEERS
 from tests.commands import run_module
 
 TINY = (

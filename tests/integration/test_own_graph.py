@@ -10,9 +10,9 @@ import tensorflow as tf2
 from lm.config_file import load_config_file
 from lm.errors import UserError
 from lm.inference.generator import Generator
-from lm.inference.run import open_run
 from lm.inference.saved_model import export
 from lm.inference.scorer import Scorer
+from lm.inference.trained_run import open_run
 from tests.commands import ROOT, events, run_module, train, train_here
 from tests.using_a_run import check_commands_agree
 

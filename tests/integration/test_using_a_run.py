@@ -11,8 +11,8 @@ import pytest
 from lm.errors import UserError
 from lm.functions import BUILT_IN
 from lm.inference.evaluator import evaluate
-from lm.inference.run import open_run
 from lm.inference.saved_model import export
+from lm.inference.trained_run import open_run
 from tests import fork_server
 from tests.commands import ROOT, environment, run_command, run_module
 from tests.untrained import make_run

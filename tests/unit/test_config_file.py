@@ -7,7 +7,7 @@ import numpy as np
 import optuna
 import pytest
 
-from lm.cli.flags import parse as parse_command_line
+from lm.cli.parser import parse as parse_command_line
 from lm.config import Config
 from lm.config_file import load_config_file
 from lm.errors import InfoRequested, UserError

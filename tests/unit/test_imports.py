@@ -47,7 +47,7 @@ SPINE = [
         "train.py", "training/run.py", "training/prepare.py", "training/loop.py",
         "training/step.py", "training/gradients.py", "training/optimizer.py",
         "schedule.py", "model/lstm.py", "model/output_layer.py", "model/network.py",
-        "model/windows.py", "data/batches.py", "data/vocabulary.py", "data/tokenizer.py",
+        "model/windows.py", "data/batches.py", "data/vocabulary.py", "data/tokenizers.py",
         "distributed/communicator.py", "checkpoint/store.py", "checkpoint/progress.py",
         "training/checkpointer.py",
     )
@@ -87,6 +87,11 @@ def test_the_spine_is_independent_of_tools_and_user_defined_networks(path):
 def test_packages_are_small():
     for package in {path.parent for path in MODULES} - {PACKAGE}:
         assert len(list(package.glob("[!_]*.py"))) <= 13, package
+
+
+def test_module_names_are_distinct():
+    names = [path.name for path in MODULES if not path.name.startswith("__")]
+    assert sorted(names) == sorted(set(names))
 
 
 def test_each_package_states_its_purpose():

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from lm.data.text import Block, Part, measured
-from lm.data.tokenizer import split_words
+from lm.data.tokenizers import split_words
 from lm.perplexity import NllSum, TextSize, metrics_text, text_metrics
 
 TEXT = "the cat sat\nthe mét sat\n"

@@ -14,7 +14,7 @@ from lm.benchmark.__main__ import parse, run
 from lm.benchmark.advise import Predictor
 from lm.benchmark.peer_tensorflow import TutorialGraph
 from lm.benchmark.scaling import ScalingOptions, bytes_sent, message_bytes
-from lm.benchmark.step import NOT_IN_PEERS, StepOptions, step_flops
+from lm.benchmark.step_time import NOT_IN_PEERS, StepOptions, step_flops
 from lm.benchmark.turns import paired_ratio, speeds, take_turns
 from lm.benchmark.workload import initial_weight, load_words
 from lm.config import Config

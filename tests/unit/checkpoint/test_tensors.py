@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from lm.checkpoint import store, tensors, variables
+from lm.checkpoint import store, tensors, transfer
 from lm.record import CorruptFile
 from tests.unit.checkpoint.saved import ARRAYS, manifest, save, truncate
 
@@ -40,7 +40,7 @@ def test_large_variables_are_saved_and_loaded_in_parts(tmp_path):
     with tf.Graph().as_default(), tf.Session() as session:
         for name, array in start.items():
             tf.get_variable(name, initializer=array, use_resource=True)
-        groups = variables.VariableReader(group_bytes=256).groups
+        groups = transfer.VariableReader(group_bytes=256).groups
         session.run(tf.global_variables_initializer())
         sizes = [sum(part.array.nbytes for part in group) for group in groups(session)]
         assert sorted(sizes)[-3:] == [256, 360, 360]  # a row is not divided
@@ -53,7 +53,7 @@ def test_large_variables_are_saved_and_loaded_in_parts(tmp_path):
         np.testing.assert_array_equal(loaded[name], array)
     with tf.Graph().as_default() as graph, tf.Session() as session:
         empty = [tf.get_variable(name, a.shape, a.dtype) for name, a in start.items()]
-        loader = variables.VariableLoader(start, group_bytes=256)
+        loader = transfer.VariableLoader(start, group_bytes=256)
         graph.finalize()
         session.run(loader.create_op)
         loader.load(session, path, {name: name for name in start})

@@ -6,7 +6,7 @@ import pytest
 
 import lm
 from lm.benchmark.__main__ import run as run_benchmark
-from lm.cli.flags import RunChoice, parse
+from lm.cli.parser import RunChoice, parse
 from lm.errors import InfoRequested, UserError
 from lm.inference.sampling import Sampling
 from lm.options import Checked, option

@@ -19,7 +19,7 @@ import lm.data.text
 from lm.config import Config
 from lm.data.corpus import load_corpus
 from lm.data.text import Part, read_blocks
-from lm.data.tokenizer import read_words
+from lm.data.tokenizers import read_words
 from lm.data.vocabulary import EOS, UNK
 from lm.errors import RunError, UserError
 from tests.commands import run_code

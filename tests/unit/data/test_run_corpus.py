@@ -12,7 +12,7 @@ from lm.distributed.communicator import Communicator
 from lm.distributed.supervisor import Supervisor
 from lm.errors import RunError, UserError
 from lm.inference.evaluator import load_text
-from lm.inference.run import open_run
+from lm.inference.trained_run import open_run
 from lm.record import CorpusRecord, RunRecord
 from lm.train import parse_flags
 from lm.training.prepare import prepare

@@ -13,7 +13,7 @@ from lm.data.corpus import load_corpus
 from lm.data.selection import fixed_tokenizer, saved_tokenizer
 from lm.data.subwords import load_subwords
 from lm.data.text import Part, TextSize, measured, read_blocks
-from lm.data.tokenizer import UNKNOWN, Bytes, Characters, Words
+from lm.data.tokenizers import UNKNOWN, Bytes, Characters, Words
 from lm.data.vocabulary import Vocabulary
 from lm.errors import UserError
 from tests.unit.data.texts import write

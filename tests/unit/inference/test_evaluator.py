@@ -5,11 +5,11 @@ import math
 import pytest
 
 from lm.config import Config
-from lm.data.tokenizer import Bytes, Characters, Words
+from lm.data.tokenizers import Bytes, Characters, Words
 from lm.data.vocabulary import Vocabulary
 from lm.inference.evaluator import evaluate
-from lm.inference.run import open_run
 from lm.inference.scorer import Scorer
+from lm.inference.trained_run import open_run
 from tests.untrained import write_run
 
 SENTENCE = "thé cat  sat on thé mat"

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from lm.config import Config
-from lm.data.tokenizer import Words, split_words
+from lm.data.tokenizers import Words, split_words
 from lm.data.vocabulary import Vocabulary
 from lm.errors import UserError
 from lm.inference.generator import Generator, encode_prompt
-from lm.inference.run import open_run
 from lm.inference.sampling import Sampling
 from lm.inference.scorer import Scorer
+from lm.inference.trained_run import open_run
 from tests.untrained import write_run
 
 WORDS = ("<eos>", "<unk>", "a", "bcd", "é", "f")
@@ -106,7 +106,7 @@ def test_sessions_are_closed_after_use_and_after_errors(run, monkeypatch):
     for user in Generator(run), Scorer(run):
         user.close()
         sessions.append(user._session)
-    monkeypatch.setattr("lm.inference.run.VariableLoader.load_weights", fail)
+    monkeypatch.setattr("lm.inference.trained_run.VariableLoader.load_weights", fail)
     with pytest.raises(UserError, match="different shapes"):
         Generator(run)
     for session in sessions:

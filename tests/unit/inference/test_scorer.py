@@ -8,11 +8,11 @@ import pytest
 from lm.checkpoint import store
 from lm.checkpoint.tensors import load_arrays, tensor_shapes, whole
 from lm.config import Config
-from lm.data.tokenizer import Words
+from lm.data.tokenizers import Words
 from lm.data.vocabulary import Vocabulary
 from lm.errors import UserError
-from lm.inference.run import open_run
 from lm.inference.scorer import Scorer
+from lm.inference.trained_run import open_run
 from lm.score import format_score
 from tests.untrained import write_run
 

@@ -7,11 +7,11 @@ import pytest
 from lm.checkpoint import store
 from lm.checkpoint.tensors import tensor_shapes
 from lm.config import Config
-from lm.data.tokenizer import Words
+from lm.data.tokenizers import Words
 from lm.data.vocabulary import Vocabulary
 from lm.errors import RunError, UserError
 from lm.inference.evaluator import load_text
-from lm.inference.run import Run, open_run
+from lm.inference.trained_run import Run, open_run
 from tests.limits import file_size_limit
 from tests.untrained import make_run, write_run
 

@@ -7,7 +7,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from lm.checkpoint.manifest import verify
-from lm.checkpoint.variables import VariableLoader
+from lm.checkpoint.transfer import VariableLoader
 from lm.config import Config
 from lm.data.batches import Rows
 from lm.distributed.communicator import Communicator

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from lm.checkpoint import variables
+from lm.checkpoint import transfer
 from lm.checkpoint.store import save
 from lm.checkpoint.tensors import whole
 from lm.data.batches import Rows
@@ -77,7 +77,7 @@ def test_name_scopes_do_not_change_variable_names(load):
                 decoding.target_log_probs(network, *[tf.zeros([3, 2], tf.int32)] * 2)
             else:
                 build_window_graph(network, Rows(0, 2), "eval")
-        names = variables.weight_names(graph)
+        names = transfer.weight_names(graph)
         assert names == ("embedding", "out/weights", "softmax/weights", "softmax/bias")
 
 
@@ -119,7 +119,7 @@ def test_variables_with_a_common_initial_tensor_are_loaded_separately(load, tmp_
     with tf.Graph().as_default() as graph, tf.Session() as session:
         build_window_graph(Network(file.config, V, file.functions), Rows(0, 1), "eval")
         session.run(tf.global_variables_initializer())
-        loader = variables.VariableLoader()
+        loader = transfer.VariableLoader()
         graph.finalize()
         values = values_of(session)
         np.testing.assert_array_equal(values["w0"], values["w1"])
@@ -144,9 +144,9 @@ def test_a_constant_that_is_infinite_does_not_count_as_diverged(load):
         session.run(tf.global_variables_initializer())
         values = values_of(session)
         assert np.isinf(values["mask"]).any()
-        assert variables.first_not_finite(session.graph, [whole(values)]) is None
+        assert transfer.first_not_finite(session.graph, [whole(values)]) is None
         values["embedding"][3, 2] = np.nan
-        assert variables.first_not_finite(session.graph, [whole(values)]) == "embedding"
+        assert transfer.first_not_finite(session.graph, [whole(values)]) == "embedding"
 
 
 @pytest.mark.parametrize("scale", [None, 0.5])

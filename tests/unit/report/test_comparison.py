@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from lm.cli.tables import epochs_text
+from lm.cli.markdown import epochs_text
 from lm.errors import UserError
 from lm.report.comparison import (
     comparable_pairs,

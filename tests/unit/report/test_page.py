@@ -5,7 +5,7 @@ import io
 
 import pytest
 
-from lm.cli.tables import markdown_table
+from lm.cli.markdown import markdown_table
 from lm.errors import UserError
 from lm.record import CorpusRecord
 from lm.report.comparison import Group, group_by_corpus, read_run

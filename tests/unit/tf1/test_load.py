@@ -8,7 +8,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 from tensorflow.python.ops import array_ops
 
-import lm.user.errors
+import lm.user.failures
 from lm.config_file import load_config_file
 from lm.errors import UserError
 from lm.record import CorpusRecord, RunRecord, first_difference
@@ -284,6 +284,6 @@ def test_a_failed_gradient_names_the_line_of_its_operation(load):
 
 def test_lines_of_compiled_packages_are_not_lines_of_the_user(tmp_path):
     config = tmp_path / "mine.py"
-    names = (lm.user.errors.__file__, "call"), (str(config), "build"), ("package/fast.pyx", "run")
+    names = (lm.user.failures.__file__, "call"), (str(config), "build"), ("package/fast.pyx", "run")
     frames = [traceback.FrameSummary(path, 7, name, line="") for path, name in names]
     assert place(str(config), frames) == f"{config}, line 7"

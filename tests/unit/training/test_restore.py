@@ -12,7 +12,7 @@ from lm.checkpoint.run_dir import RunDir
 from lm.checkpoint.tensors import load_arrays
 from lm.config import RunOptions
 from lm.data.batches import Rows
-from lm.data.tokenizer import Words
+from lm.data.tokenizers import Words
 from lm.data.vocabulary import Vocabulary
 from lm.distributed.communicator import Communicator
 from lm.errors import UserError

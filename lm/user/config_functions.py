@@ -36,9 +36,9 @@ class UserFunctions(NetworkFunctions):
 
     def call(self, function: Callable, *arguments: Any) -> Any:
         """Call a function of the file; if it fails, the error names the line of the file."""
-        from lm.user import errors
+        from lm.user import failures
 
-        return errors.call(self.where, function, *arguments)
+        return failures.call(self.where, function, *arguments)
 
     def audit(self) -> Audit:
         from lm.user.audit import UserAudit
@@ -46,9 +46,9 @@ class UserFunctions(NetworkFunctions):
         return UserAudit(self.where)
 
     def one_line_errors(self, running: bool = False) -> contextlib.AbstractContextManager:
-        from lm.user import errors
+        from lm.user import failures
 
-        return errors.one_line_errors(self.where, running)
+        return failures.one_line_errors(self.where, running)
 
     def check(
         self, config: Config, vocab_size: int, session_config: Any, words: Sequence[str]

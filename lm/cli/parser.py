@@ -13,7 +13,7 @@ from typing import Any
 from absl import flags as absl_flags
 
 import lm
-from lm.cli.tables import markdown_table
+from lm.cli.markdown import markdown_table
 from lm.config import Config, RunOptions
 from lm.config_file import ConfigFile, load_config_file
 from lm.errors import InfoRequested, UserError, first_line
@@ -66,7 +66,7 @@ class RunChoice(Checked):
     allow_changed_config_file: bool = option(False, "use --config even if the file has changed")
 
     def open_arguments(self) -> dict[str, Any]:
-        """Return the arguments of `lm.inference.run.open_run`, with the config file loaded."""
+        """Return the arguments of `open_run` (lm/inference/trained_run.py)."""
         return {
             "directory": self.run,
             "checkpoint": self.checkpoint,

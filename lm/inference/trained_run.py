@@ -9,10 +9,10 @@ import tensorflow.compat.v1 as tf
 
 from lm.checkpoint import store
 from lm.checkpoint.manifest import MANIFEST, Checkpoint
-from lm.checkpoint.variables import VariableLoader, weight_names
+from lm.checkpoint.transfer import VariableLoader, weight_names
 from lm.config import Config
 from lm.data.selection import saved_tokenizer
-from lm.data.tokenizer import Tokenizer
+from lm.data.tokenizers import Tokenizer
 from lm.distributed.communicator import Communicator
 from lm.distributed.devices import Device, session_config, start_tensorflow
 from lm.errors import UserError
