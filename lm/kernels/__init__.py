@@ -39,7 +39,7 @@ from lm.kernels.library import (
 __all__ = [
     "add_to_average", "arithmetic", "available", "cluster_cross_entropy",
     "column_sums", "description", "dropout", "global_norm", "is_missing", "lstm_recurrence",
-    "matmul", "multiplies_bfloat16",
+    "matmul", "multiplies_bfloat16", "rounded_product",
     "softmax_cross_entropy", "subnormals_are_zero",
 ]  # fmt: skip
 
@@ -47,6 +47,24 @@ __all__ = [
 def _product(a, b, bf16, transpose_b=False):
     """Multiply two matrices, each float32 or bfloat16. The result is float32."""
     return load().ops.lm_mat_mul(a, b, bf16=bf16, transpose_b=transpose_b)
+
+
+def rounded_product(
+    a_NK: tf.Tensor, b: tf.Tensor, transpose_b: bool = False, name: str | None = None
+) -> tf.Tensor:
+    """Multiply two matrices whose factors are rounded to bfloat16, in one micro-batch.
+
+    Differentiable. The second factor is [K, M], or [M, K] if `transpose_b`.
+    """
+    return load().ops.lm_mat_mul(a_NK, b, bf16=True, transpose_b=transpose_b, name=name)
+
+
+@tf.RegisterGradient("LmMatMul")
+def _product_gradient(op, dc):
+    a, b = op.inputs
+    transpose_b, bf16 = op.get_attr("transpose_b"), op.get_attr("bf16")
+    da = _product(dc, b, bf16, transpose_b=not transpose_b)
+    return da, token_sum(dc, a, bf16, ()) if transpose_b else token_sum(a, dc, bf16, ())
 
 
 def token_sum(a, b, bf16, micro_batches, ends=None):

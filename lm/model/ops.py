@@ -12,6 +12,7 @@ from lm.model import plain
 class Ops(NamedTuple):
     """The operations of a network and its training; see `lm.kernels` for their arguments."""
 
+    precision: str  # of matrix products
     micro_batches: Sequence[int]  # the micro-batches of all sums, or ()
     matmul: Callable
     recurrence: Callable
@@ -39,9 +40,15 @@ def fastest(precision: str = "float32", micro_batches: Sequence[int] = ()) -> Op
     return _ops(kernels, precision, micro_batches=micro_batches)
 
 
+def compiled_product() -> Callable | None:
+    """Return `kernels.rounded_product`, or None if this process cannot use the compiled ops."""
+    return kernels.rounded_product if kernels.available() else None
+
+
 def _ops(module: types.ModuleType, precision: str, **sums: Sequence[int]) -> Ops:
     products = dict(precision=precision, **sums)
     return Ops(
+        precision=precision,
         micro_batches=sums.get("micro_batches", ()),
         matmul=partial(module.matmul, **products),
         recurrence=partial(module.lstm_recurrence, **products),

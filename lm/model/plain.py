@@ -8,7 +8,7 @@ Shapes: T time steps, B rows, H hidden units, G = 4H gates, V words, N = T * B t
 float32.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import tensorflow.compat.v1 as tf
 
@@ -25,10 +25,16 @@ def matmul(
     A product of bfloat16 tensors would also round the result. In float32, and even in the TF32 of
     GPUs, the product of two rounded factors is exact.
     """
-    if precision == "bfloat16":
-        a, b = _rounded_factor(a), _rounded_factor(b)
-    result = tf.matmul(a, b, transpose_a=transpose_a)
-    return _rounded_gradient(result) if precision == "bfloat16" else result
+
+    def product(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
+        return tf.matmul(a, b, transpose_a=transpose_a)
+
+    return rounded(product, a, b) if precision == "bfloat16" else product(a, b)
+
+
+def rounded(product: Callable[..., tf.Tensor], *factors: tf.Tensor) -> tf.Tensor:
+    """Return the product of factors that are rounded to bfloat16, here and in the gradient."""
+    return _rounded_gradient(product(*map(_rounded_factor, factors)))
 
 
 def _to_bfloat16(x):

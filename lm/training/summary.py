@@ -114,12 +114,9 @@ def _listed(files: Mapping[str, str]) -> str:
 
 
 def _precision(job: Job) -> str:
-    functions, precision = job.functions, job.config.precision
+    precision = job.config.precision
     if precision == "float32":
         return precision
-    if not functions.is_built_in:
-        layer = "in the output layer and " if "build_outputs" in functions.by_name else ""
-        precision += f" {layer}where the network uses context.ops"
     if kernels.available() and not kernels.multiplies_bfloat16():
         precision += " (not faster than float32: this CPU lacks bfloat16 instructions)"
     return precision

@@ -19,6 +19,7 @@ from lm.model.network import Built, Network, NetworkCall
 from lm.model.variables import operations_behind
 from lm.user.failures import PYTHON_OPS, hint_for_words
 from lm.user.returned import checked_result, checked_state
+from lm.user.rounding import products_in
 from lm.user.update import UserUpdate
 
 Nodes = Mapping[str, node_def_pb2.NodeDef]  # operations by name
@@ -57,7 +58,8 @@ class UserAudit(Audit):
     ) -> tuple[Built, Mapping[str, tf.Variable]]:
         where, context = f"{self._path}: {call.name}", call.context
         before, there = set(tf.global_variables()), operations()
-        found, used = build()
+        with products_in(context.ops.precision):
+            found, used = build()
         for loss in tf.get_collection(tf.GraphKeys.REGULARIZATION_LOSSES):
             context.add_loss(loss)
         what = call.name.removeprefix("build_")

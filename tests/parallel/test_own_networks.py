@@ -10,7 +10,11 @@ from tests.using_a_run import check_commands_agree
 # The results of a GRU with 200 units depend on the size of TensorFlow's intra-op pool.
 NETWORKS = [*sorted(ROOT.glob("tests/networks/[a-z]*.py")), ROOT / "configs/config_gru.py"]
 PATHS = {path.stem: path for path in NETWORKS}
-EXTRA_FLAGS = {"gated_cnn": ("--window_order", "shuffled")}  # a network without state
+ROUNDED = {"attention_bfloat16": PATHS["attention"]}
+EXTRA_FLAGS = {
+    "attention_bfloat16": ("--precision", "bfloat16"),
+    "convolution": ("--window_order", "shuffled"),  # a network without state
+}
 STEPS = 20
 FLAGS = (
     "--corpus", "files", "--resume", "--log_every_steps", 1, "--checkpoint_every_steps", 10,
@@ -57,14 +61,14 @@ def trained(tmp_path_factory, texts):
                 *EXTRA_FLAGS.get(name, ()),
             )
             for run, steps in started.items()
-            for name, path in PATHS.items()
+            for name, path in {**PATHS, **ROUNDED}.items()
         ]  # fmt: skip
         train_together(runs, num_ranks=num_ranks, timeout=300, forked=num_ranks == 1)
     return parent
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", PATHS)
+@pytest.mark.parametrize("name", [*PATHS, *ROUNDED])
 def test_a_network_does_not_depend_on_ranks_threads_or_a_resume(trained, name):
     assert results(trained / "ranks" / name) == results(trained / "alone" / name)
     for event in events(trained / "ranks" / name, "start"):
