@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from lm.cli import program
 from lm.cli.parser import parse
 from lm.distributed import launch
+from lm.distributed.allocation import read_allocation
 from lm.distributed.communicator import Communicator
 from lm.errors import ERROR, RunError, UserError
 from lm.options import Checked, option
@@ -34,7 +35,10 @@ _FIX = (
 class CheckOptions(Checked):
     """Options of `lm.check`."""
 
-    hosts: str | None = option(None, "host:ranks,... like mpirun -H (default: 2 ranks here)")
+    hosts: str | None = option(
+        None,
+        "host:ranks,... like mpirun -H (default: the scheduler's hosts, or 2 ranks here)",
+    )
 
 
 def _parse(argv: Sequence[str]) -> CheckOptions:
@@ -51,10 +55,12 @@ def start_ranks(options: CheckOptions) -> None:
     """Run the checks in new ranks under mpirun."""
     if "OMPI_COMM_WORLD_SIZE" in os.environ:  # Open MPI does not start mpirun inside mpirun
         raise UserError("the check needs two or more ranks: use mpirun -np 2, or no mpirun")
-    num_ranks = sum(launch.slots_of_hosts(options.hosts)) if options.hosts else 2
+    allocation = None if options.hosts else read_allocation()
+    hosts = allocation.hosts if allocation else options.hosts
+    num_ranks = sum(launch.slots_of_hosts(hosts)) if hosts else 2
     if num_ranks < 2:
-        raise UserError(f"the check needs two or more ranks: use --hosts {options.hosts},other:1")
-    launcher = launch.mpirun_command(num_ranks, options.hosts)
+        raise UserError(f"the check needs two or more ranks: use --hosts {hosts},other:1")
+    launcher = launch.mpirun_command(num_ranks, hosts)
     _run([*launcher, sys.executable, "-m", "lm.check"])
 
 

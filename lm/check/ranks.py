@@ -17,6 +17,7 @@ from lm.distributed.communicator import Communicator
 from lm.distributed.cores import claim_cores, count_sharers
 from lm.distributed.devices import Device, session_config, start_tensorflow
 from lm.distributed.horovod import horovod_version
+from lm.distributed.network import Fabric, find_fabric
 from lm.errors import EveryRankError
 from lm.system import script
 
@@ -25,6 +26,7 @@ TENSORFLOWS = ("2.18.1", "2.21.0")  # the versions in constraints/
 _HOROVOD = "0.28.1"
 _EXCHANGED_BYTES = 16 << 20  # about the size of config_small's gradients
 _MIN_BYTES_PER_SECOND = 100e6  # about 1 Gbit/s Ethernet
+_MIN_SHARE_OF_FABRIC = 0.05  # the ranks also add numbers and copy them
 _NVIDIA_DRIVER = "/proc/driver/nvidia/version"
 _NUMBERS = 8_000_000  # the computation on them takes a few tenths of a second
 _MIN_EFFICIENCY = 0.6
@@ -73,7 +75,8 @@ def _checks(comm: Communicator) -> Iterator[Result]:
     yield from check_software(facts)
     yield from check_devices(facts)
     yield check_kernels(facts)
-    yield from check_exchange(comm, session_config(device))
+    yield check_network(facts)
+    yield from check_exchange(comm, session_config(device), bytes_per_second_of_fabric(facts))
     yield check_scaling(comm)
 
 
@@ -82,6 +85,8 @@ def _own_facts(comm: Communicator, device: Device) -> dict[str, Any]:
         "host": socket.gethostname(),
         "sharers": count_sharers(comm.local_size),
         "backend": comm.backend,
+        "transport": comm.transport,
+        "fabric": find_fabric(),
         "cores": claim_cores(),
         "device": device.name,
         "has_unused_gpu": os.path.exists(_NVIDIA_DRIVER)
@@ -159,7 +164,33 @@ def check_kernels(facts: Facts) -> Result:
     return Result("kernels", by_rank(descriptions), fix)
 
 
-def check_exchange(comm: Communicator, config: tf.ConfigProto) -> Iterator[Result]:
+def check_network(facts: Facts) -> Result:
+    """Check that the job uses the fabrics of its hosts."""
+    fabrics = [Fabric(*rank["fabric"]) if rank["fabric"] else None for rank in facts]
+    names = by_rank([f"{f.name} ({f.gbps:g} Gbit/s)" if f else "no fabric" for f in fabrics])
+    text = f"the transport is {facts[0]['transport']}; the hosts have {names}"
+    fix = ""
+    if bytes_per_second_of_fabric(facts) and facts[0]["transport"].startswith("TCP"):
+        fix = (
+            "the job does not use the fabric: unset NETWORK, OMPI_MCA_pml and OMPI_MCA_btl, or use"
+            " an Open MPI with UCX or OFI"
+        )
+    elif any(fabrics) and not all(fabrics):
+        fix = "Open MPI may select different transports on these hosts: set NETWORK=tcp"
+    return Result("network", text, fix)
+
+
+def bytes_per_second_of_fabric(facts: Facts) -> float:
+    """Return the lowest bandwidth of the hosts' fabrics, or 0 if the job does not need them."""
+    is_one_host = len({rank["host"] for rank in facts}) == 1
+    if is_one_host or not all(rank["fabric"] for rank in facts):
+        return 0.0
+    return min(Fabric(*rank["fabric"]).gbps for rank in facts) * 1e9 / 8
+
+
+def check_exchange(
+    comm: Communicator, config: tf.ConfigProto, bytes_per_second_of_fabric: float
+) -> Iterator[Result]:
     """Check that the ranks compute correct sums, and measure latency and bandwidth."""
     with tf.Graph().as_default(), tf.Session(config=config) as session:
         values_ph = tf.placeholder(tf.float32, [None])
@@ -178,11 +209,14 @@ def check_exchange(comm: Communicator, config: tf.ConfigProto) -> Iterator[Resul
         f" ({speed / 1e6:.0f} MB/s), and one number in {1000 * latency:.2f} ms; a barrier takes"
         f" {1000 * barrier:.2f} ms"
     )
+    if bytes_per_second_of_fabric:
+        text += f"; this is {speed / bytes_per_second_of_fabric:.0%} of the fabric's bandwidth"
     fix = (
         "the network is slow, or MPI uses the wrong interface: select an interface with"
-        " -mca btl_tcp_if_include"
+        " OMPI_MCA_btl_tcp_if_include (TCP) or UCX_NET_DEVICES (UCX)"
     )
-    yield Result("bandwidth", text, fix if speed < _MIN_BYTES_PER_SECOND else "")
+    needed = max(_MIN_BYTES_PER_SECOND, _MIN_SHARE_OF_FABRIC * bytes_per_second_of_fabric)
+    yield Result("bandwidth", text, fix if speed < needed else "")
 
 
 def check_scaling(comm: Communicator) -> Result:

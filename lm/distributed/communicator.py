@@ -17,12 +17,13 @@ class Communicator:
     Attributes:
       local_rank: This rank among the ranks on its host.
       backend: Name of the exchange mechanism, for the log.
+      transport: Network protocol of the backend, for the log.
       settings: Environment variables that configure the exchange.
     """
 
     rank, size = 0, 1
     local_rank, local_size = 0, 1
-    backend = "none"
+    backend = transport = "none"
     settings: dict[str, str] = {}  # noqa: RUF012 - never modified
 
     @property

@@ -19,6 +19,7 @@ import tensorflow.compat.v1 as tf
 from lm import kernels
 from lm.distributed.communicator import Communicator
 from lm.distributed.launch import is_srun_without_pmix, launched_size
+from lm.distributed.network import SELECTIONS, selected_transport, transport_defaults
 from lm.errors import UserError, first_line
 from lm.system import script
 
@@ -71,12 +72,14 @@ class HorovodCommunicator(Communicator):
         self.rank, self.size = hvd.rank(), hvd.size()
         self.local_rank, self.local_size = hvd.local_rank(), hvd.local_size()
         self.backend = "MPI" if hvd.mpi_enabled() else "Gloo"
+        self.transport = selected_transport() if hvd.mpi_enabled() else "TCP"
         if self._on_gpu and hvd.nccl_built():
             self.backend += ", and NCCL between GPUs"
 
     @property
     def settings(self) -> dict[str, str]:
-        names = [*_DEFAULTS, _FUSION, *(name for name in os.environ if name.startswith(_TUNED))]
+        names = [*_DEFAULTS, _FUSION, *SELECTIONS]
+        names += [name for name in os.environ if name.startswith(_TUNED)]
         return {name: os.environ[name] for name in names if name in os.environ}
 
     def why_inexact(self, sizes: Collection[int], largest: int = 1 << 24) -> str:
@@ -170,7 +173,7 @@ def _cpu_session() -> tf.Session:
 def _set_environment(on_gpu: bool) -> None:
     if not any(name.startswith(_TUNED) for name in os.environ):
         os.environ.update(_TUNED_DEFAULTS)
-    for name, value in _DEFAULTS.items():
+    for name, value in {**_DEFAULTS, **transport_defaults()}.items():
         os.environ.setdefault(name, value)
     if not on_gpu:
         # Fused buffers depend on timing, and the summation order depends on the buffers: runs on

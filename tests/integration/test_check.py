@@ -12,7 +12,7 @@ def test_this_machine_is_ready():
     lines = result.stdout.splitlines()
     names = [line.split()[1] for line in lines[:-1] if not line.startswith(" ")]
     assert names == [
-        "versions", "horovod", "same", "ranks", "devices", "kernels", "allreduce",
+        "versions", "horovod", "same", "ranks", "devices", "kernels", "network", "allreduce",
         "bandwidth", "scaling",
     ]  # fmt: skip
     assert "the sum of ones over the ranks is 2" in result.stdout

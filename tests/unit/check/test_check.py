@@ -47,6 +47,7 @@ def facts(**changes):
     """Return the facts of a rank without problems, with changes."""
     good = {
         "host": "host1", "sharers": 1, "backend": "MPI", "cores": 2,
+        "transport": "UCX (pml ucx)", "fabric": ["mlx5_0", 100.0],
         "device": "CPU:0", "has_unused_gpu": False, "kernels": "compiled ops for avx2",
         "arithmetic": "x86-64 with FMA", "lacks_kernels": False, "versions": VERSIONS,
         "software": {"code": "c0de"},
@@ -69,6 +70,10 @@ def facts(**changes):
         ("kernels", {}, "OK", "avx2"),
         ("kernels", {"kernels": "compiled ops for avx512"}, "OK", "avx512 on rank 0; "),
         ("kernels", {"arithmetic": "generic"}, "WARN", "set LM_KERNELS_ISA"),
+        ("network", {}, "OK", "UCX (pml ucx); the hosts have mlx5_0 (100 Gbit/s) on ranks 0, 1"),
+        ("network", {"transport": "TCP (pml ob1)"}, "WARN", "the job does not use the fabric"),
+        ("network", {"transport": "TCP (pml ob1)", "host": "host2"}, "OK", "TCP"),
+        ("network", {"fabric": None}, "WARN", "no fabric on rank 0; mlx5_0 (100 Gbit/s) on rank 1"),
     ],
 )
 def test_facts_of_the_ranks_are_judged(check, change, status, message):
