@@ -8,9 +8,23 @@ source run_scripts/mpirun_job.sh
 # The path is the same on all hosts. The first python in PATH may be a different one there.
 python=$PWD/.venv/bin/python
 
+# Loads the settings of mpirun and of the scheduler's allocation, which lm/distributed/__main__.py lists.
+load_settings() {
+    local settings
+    [[ -z ${NP:-} ]] || whole_number NP "$NP"
+    settings=$("$PWD/.venv/bin/python" -m lm.distributed) || exit
+    eval "$settings"
+    threads=''
+    if [[ -z ${HOSTS:-}${HOSTFILE:-} && -n $allocated_hosts ]]; then
+        HOSTS=$allocated_hosts threads=$allocated_threads
+    fi
+}
+
 run_training() {
-    local slots=2 placement=() train
-    train=("$python" -m lm.train --config "${CONFIG:-config_small}" "$@")
+    local slots placement=() train
+    [[ -n ${local_ranks:-} ]] || load_settings
+    slots=$local_ranks
+    train=("$python" -m lm.train --config "${CONFIG:-config_small}" ${threads:+--intra_op_threads "$threads"} "$@")
     if [[ -n ${HOSTS:-} ]]; then
         slots=$(slots_of "$HOSTS") || return
         placement=(-H "$HOSTS")
@@ -19,7 +33,6 @@ run_training() {
         ! grep -qs $'\r' "$HOSTFILE" || fail "$HOSTFILE has Windows line ends: run sed -i 's/\r\$//' $HOSTFILE"
         placement=(-hostfile "$HOSTFILE")
     fi
-    whole_number NP "${NP:-$slots}"
     placement=(-np "${NP:-$slots}" "${placement[@]}")
     case ${LAUNCHER:-mpirun} in
         none) run_job "${train[@]}" ;;
@@ -36,7 +49,7 @@ run_training() {
 }
 
 run_mpirun() {
-    local options=("${mpirun_options[@]}" "${pass_on[@]}")
+    local options=("${pass_on[@]}")
     if [[ -n ${INTERFACE:-} ]]; then
         export HOROVOD_GLOO_IFACE=$INTERFACE NCCL_SOCKET_IFNAME=$INTERFACE
         options+=(-mca btl_tcp_if_include "$INTERFACE" -mca oob_tcp_if_include "$INTERFACE"

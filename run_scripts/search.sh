@@ -6,6 +6,7 @@
 #   OUTPUT_DIR=searches/a run_scripts/search.sh --resume        continues a search
 #
 # Environment: CONFIG (config_small), SPACE (learning_rate and keep_prob), TRIALS (20), RANKS (2), PARALLEL (1),
+#   HOSTS (the scheduler's allocation, or this host; with HOSTS, trials use all slots unless PARALLEL is set),
 #   OUTPUT_DIR (searches/<config>-<time>). Change an existing search with flags, such as --trials 60.
 # Cost: TRIALS training runs, or less with pruning (see docs/search.md).
 # Result: OUTPUT_DIR/best.py and OUTPUT_DIR/report.html. The exit code comes from lm.search.
@@ -14,12 +15,13 @@ set -euo pipefail
 source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/launch.sh"
 [[ " $* " != *" --"@(output_dir|config)[\ =]* ]] || fail "set OUTPUT_DIR and CONFIG, not --output_dir and --config"
 run_scripts/setup.sh
+load_settings
 
 config=${CONFIG:-config_small}
 output_dir=${OUTPUT_DIR:-$PWD/searches/$(basename "$config" .py)-$(date +%Y%m%d-%H%M%S)}
 if [[ ! -e $output_dir/search.json ]]; then
     set -- --config "$config" --trials "${TRIALS:-20}" --ranks_per_trial "${RANKS:-2}" \
-        --parallel_trials "${PARALLEL:-1}" --space "${SPACE:-learning_rate=0.3:3:log, keep_prob=0.5:1.0}" "$@"
+        ${PARALLEL:+--parallel_trials "$PARALLEL"} --space "${SPACE:-learning_rate=0.3:3:log, keep_prob=0.5:1.0}" "$@"
 fi
-run_job python -m lm.search --output_dir "$output_dir" "$@"
+run_job python -m lm.search --output_dir "$output_dir" ${HOSTS:+--hosts "$HOSTS"} "$@"
 python -m lm.report "$output_dir" --html "$output_dir/report.html"

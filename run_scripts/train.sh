@@ -10,8 +10,12 @@
 #   CONFIG        the config (config_small)
 #   LAUNCHER      mpirun (default), horovodrun or none (one process). horovodrun uses Gloo instead of MPI.
 #                 Its exchange is 2 to 4 times slower, and SIGUSR1 does not save.
-#   NP            number of ranks (default: all slots of HOSTS, otherwise 2)
-#   HOSTS         host:slots,... Alternatively, set NP and HOSTFILE, a file with one line "host slots=N" per host.
+#   HOSTS         host:slots,... (default: the hosts of the scheduler's job, or this host). Alternatively, set NP
+#                 and HOSTFILE, a file with one line "host slots=N" per host.
+#   NP            number of ranks (default: all slots of HOSTS, the tasks of the scheduler's job, otherwise 2)
+#   PLACE         socket or numa: one rank per socket or NUMA domain, which uses only its cores (none)
+#   NETWORK       tcp, ucx (InfiniBand), ofi (Omni-Path, Slingshot) or auto: Open MPI's choice if this host has
+#                 a fabric, otherwise TCP (auto)
 #   INTERFACE     network interface between the hosts, such as eth0. Open MPI's own choice fails if the
 #                 hosts have interfaces with equal private addresses, such as docker0.
 #   SSH_FLAGS     more options for ssh (mpirun only)

@@ -22,12 +22,13 @@ source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/launch.sh"
 [[ -n ${OUTPUT_DIR:-} ]] || fail "set OUTPUT_DIR to the directory of the run"
 python=${PYTHON:-$python}
 command -v "$python" >/dev/null || fail "$python is missing: run run_scripts/setup.sh, or set PYTHON"
-whole_number NP "${NP:-1}"
 whole_number MAX_RESTARTS "${MAX_RESTARTS:-10}"
 whole_number BACKOFF "${BACKOFF:-5}"
 [[ -z ${HOSTS:-} ]] || slots_of "$HOSTS" >/dev/null
 [[ -z ${DISCOVER_HOSTS:-} ]] || command -v "$DISCOVER_HOSTS" >/dev/null ||
     fail "DISCOVER_HOSTS=$DISCOVER_HOSTS does not exist, or is not executable"
+
+load_settings
 
 # Sets hosts and ranks for the next start.
 choose_hosts() {

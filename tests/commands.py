@@ -28,9 +28,8 @@ def mpirun(num_ranks: int, end_seconds: int = 1) -> list[str]:
       end_seconds: Seconds between the SIGTERM and the SIGKILL with which mpirun ends its ranks.
         mpirun waits twice this long even if all ranks have exited, so tests use a short time.
     """
-    command = launch.mpirun_command(num_ranks)
-    command[command.index("odls_base_sigkill_timeout") + 1] = str(end_seconds)
-    return command
+    timeout = ["-mca", "odls_base_sigkill_timeout", str(end_seconds)]
+    return [*launch.mpirun_command(num_ranks), *timeout]
 
 
 def new_mark() -> dict[str, str]:

@@ -82,15 +82,27 @@ def cpu_quota(root: str = "/") -> float:
 
     A container may see all cores of its host. After a container has used its quota, the kernel
     stops its threads for the rest of each 0.1 s. One thread per core would be too many, because
-    threads would wait most of the time. Quotas of control groups version 1 are not read.
+    threads would wait most of the time.
     """
     mount, quotas = Path(root, "sys/fs/cgroup"), [math.inf]
     with contextlib.suppress(OSError):
-        path = Path(root, "proc/self/cgroup").read_text().rpartition("0::/")[2].strip()
-        # The limits of all parent groups apply too. A container sees its own group at the mount
-        # point, and the listed path may exist only on the host.
-        for group in (mount / path, *(mount / path).parents):
-            with contextlib.suppress(OSError, ValueError):  # no such group, or its quota is "max"
-                quota, period = map(int, (group / "cpu.max").read_text().split())
-                quotas.append(quota / period)
+        for line in Path(root, "proc/self/cgroup").read_text().splitlines():
+            # Version 2 has no controllers here. Version 1 mounts each controller separately.
+            _, controllers, path = line.split(":", 2)
+            if controllers and "cpu" not in controllers.split(","):
+                continue
+            # The limits of all parent groups apply too. A container sees its own group at the
+            # mount point, and the listed path may exist only on the host.
+            group = mount / controllers / path.lstrip("/")
+            quotas += map(_quota, (group, *group.parents))
     return min(quotas)
+
+
+def _quota(group: Path) -> float:
+    """Return the quota in cores of a control group, or infinity."""
+    for names in (["cpu.max"], ["cpu.cfs_quota_us", "cpu.cfs_period_us"]):  # versions 2 and 1
+        with contextlib.suppress(OSError, ValueError):  # no such group, or its quota is "max"
+            quota, period = map(int, " ".join((group / n).read_text() for n in names).split())
+            if quota > 0:  # version 1 has -1 instead of "max"
+                return quota / period
+    return math.inf

@@ -11,8 +11,10 @@ import threading
 import time
 from collections.abc import Collection
 
+from lm.distributed.allocation import remote_shell
 from lm.distributed.communicator import Communicator
 from lm.distributed.cores import claim_cores
+from lm.distributed.placement import place_settings
 from lm.errors import UserError
 from lm.system import import_tensorflow, script
 
@@ -25,8 +27,7 @@ _LAUNCHERS = (
     ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),  # srun
 )
 _MPIRUN = ("mpirun", "mpiexec", "orterun")
-# run_scripts/env.sh reads the same files.
-_OPTIONS = pathlib.Path(__file__).with_name("mpirun_options.conf")
+_DEFAULTS = pathlib.Path(__file__).with_name("mpirun_defaults.conf")
 _PASSED_ON = pathlib.Path(__file__).with_name("passed_on.conf")
 _HOST = re.compile(r"[^:\s]+(?::([1-9][0-9]{0,4}))?")
 # With these variables of a launcher of this process, new ranks would join the job of this process.
@@ -120,10 +121,7 @@ def mpirun_command(num_ranks: int, hosts: str | None = None) -> list[str]:
     """Return the mpirun part of a command line, for this host or for "host1:1,host2:1"."""
     if not shutil.which("mpirun"):
         raise UserError(f"mpirun is not in PATH: source {script('env.sh')}, or activate .venv")
-    options = _read_words(_OPTIONS)
-    if hosts:
-        return ["mpirun", *options, *ranks_on(num_ranks, hosts)]
-    return ["mpirun", "-np", str(num_ranks), *options]
+    return ["mpirun", *(ranks_on(num_ranks, hosts) if hosts else ["-np", str(num_ranks)])]
 
 
 def ranks_on(num_ranks: int, hosts: str) -> list[str]:
@@ -131,26 +129,26 @@ def ranks_on(num_ranks: int, hosts: str) -> list[str]:
 
     mpirun accepts several such groups, separated by colons. Each group needs its own -x.
     """
-    names = [name for name in _read_words(_PASSED_ON) if os.environ.get(name)]
-    return ["-np", str(num_ranks), "-H", hosts, *(word for name in names for word in ("-x", name))]
+    return ["-np", str(num_ranks), "-H", hosts, *passed_variables()]
 
 
-def _read_words(path: pathlib.Path) -> list[str]:
-    """Return the words of a file without its comments."""
-    lines = path.read_text().splitlines()
-    return [word for line in lines if not line.startswith("#") for word in line.split()]
+def passed_variables() -> list[str]:
+    """Return the mpirun arguments that pass environment variables to ranks on other hosts."""
+    names = [name for name in _read_lines(_PASSED_ON) if os.environ.get(name)]
+    return [word for name in names for word in ("-x", name)]
+
+
+def _read_lines(path: pathlib.Path) -> list[str]:
+    """Return the lines of a file without its comments."""
+    return [line for line in path.read_text().splitlines() if not line.startswith("#")]
 
 
 def mpirun_environment(**changes: str) -> dict[str, str]:
-    """Return this process's environment with changes, for mpirun; see run_scripts/env.sh."""
+    """Return this process's environment with changes, and with this project's defaults."""
     for_root = _FOR_ROOT if os.geteuid() == 0 else {}
-    found = {name: v for name, v in os.environ.items() if not name.startswith(_FROM_LAUNCHER)}
-    found = {**for_root, **found, **changes}
-    if not (shutil.which("ssh") or shutil.which("rsh") or "SLURM_JOB_ID" in found):
-        # If ssh and rsh are missing, Open MPI does not even start ranks on this host. In a Slurm
-        # job, srun reaches the other hosts.
-        found.setdefault("OMPI_MCA_plm", "isolated")
-    return found
+    defaults = dict(line.split("=") for line in _read_lines(_DEFAULTS))
+    given = {name: v for name, v in os.environ.items() if not name.startswith(_FROM_LAUNCHER)}
+    return {**defaults, **place_settings(), **remote_shell(), **for_root, **given, **changes}
 
 
 def slots_of_hosts(hosts: str) -> list[int]:

@@ -12,6 +12,7 @@ import tensorflow.compat.v1 as tf
 from lm import kernels, logger
 from lm.distributed.agreement import by_rank
 from lm.distributed.horovod import horovod_version
+from lm.distributed.placement import core_ranges
 from lm.events.reporter import Reporter
 from lm.training.exactness import Exactness
 from lm.training.prepare import Job
@@ -36,6 +37,7 @@ def _facts(job: Job, exactness: Exactness, step: int) -> dict[str, Any]:
     own = dict(
         hosts=socket.gethostname(),
         devices=job.device.name,
+        cores=core_ranges(),
         local_rows=job.batches.rows.count,
         intra_op_threads=job.device.intra_op,
         inter_op_threads=job.device.inter_op,
@@ -51,6 +53,7 @@ def _facts(job: Job, exactness: Exactness, step: int) -> dict[str, Any]:
         arithmetic=exactness.arithmetic,
         exact=exactness.text,
         backend=comm.backend,
+        transport=comm.transport,
         exchange_settings=comm.settings,
         python=platform.python_version(),
         tensorflow=tf.__version__,
@@ -83,6 +86,7 @@ def _summary(job: Job, facts: dict[str, Any]) -> list[str]:
     lines = {
         "ranks": f"{by_rank(devices)} (this is rank {rank})",
         "GPUs": f"{facts['visible_gpus'][rank]} visible here, CUDA_VISIBLE_DEVICES {visible}",
+        "cores": by_rank(facts["cores"]),
         "threads": threads,
         "arithmetic": f"{_precision(job)}, {compiled_ops}",
         "exact": facts["exact"],
@@ -97,6 +101,7 @@ def _summary(job: Job, facts: dict[str, Any]) -> list[str]:
     if file := job.record.config_file:
         lines["config file"] = _listed({file.path: file.sha256, **file.loaded})
     if size > 1:
+        lines["transport"] = facts["transport"]
         settings = facts["exchange_settings"].items()
         lines["exchange"] = " ".join(f"{name}={value}" for name, value in settings)
     found = [f"  {name:11} {text}" for name, text in lines.items() if text]

@@ -19,8 +19,7 @@ LONG = ("--hidden_size", 8, "--batch_size", 4, "--num_steps", 5, "--num_epochs",
 # Run a command line on two ranks like the scripts in run_scripts/.
 RUN_JOB = [
     "bash", "-euc",
-    "source run_scripts/env.sh; source run_scripts/mpirun_job.sh;"
-    ' run_job mpirun -np 2 "${mpirun_options[@]}" "$@"',
+    'source run_scripts/env.sh; source run_scripts/mpirun_job.sh; run_job mpirun -np 2 "$@"',
     "job",
 ]  # fmt: skip
 

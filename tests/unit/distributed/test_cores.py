@@ -25,6 +25,17 @@ from tests.commands import run_code
         ("0::/docker/c0de\n", {"cpu.max": "200000 100000\n"}, 2),
         ("5:cpuset:/\n0::/a\n", {"a/cpu.max": "250000 100000\n"}, 2.5),
         ("5:cpuset:/\n", {"cpu.max": "nonsense"}, math.inf),
+        # Version 1
+        (
+            "5:cpuset:/\n4:cpu,cpuacct:/a/b\n",
+            {
+                "cpu,cpuacct/a/cpu.cfs_quota_us": "300000\n",
+                "cpu,cpuacct/a/cpu.cfs_period_us": "100000\n",
+                "cpu,cpuacct/a/b/cpu.cfs_quota_us": "-1\n",
+                "cpu,cpuacct/a/b/cpu.cfs_period_us": "100000\n",
+            },
+            3,
+        ),
         (None, {}, math.inf),
     ],
 )

@@ -1,12 +1,13 @@
 """Environment variables of the launchers, and the command line of mpirun."""
 
-import subprocess
+import os
+import sys
 
 import pytest
 
 from lm.distributed import launch
 from lm.errors import UserError
-from tests.commands import ROOT
+from tests.commands import ROOT, run_command
 
 
 @pytest.mark.parametrize(
@@ -42,23 +43,34 @@ def test_srun_without_pmix_is_recognized(monkeypatch, pmix, expected):
     assert launch.is_srun_without_pmix() == expected
 
 
-def test_python_and_the_run_scripts_use_the_same_options_and_variables(monkeypatch):
-    for name in ("LD_LIBRARY_PATH", "PYTHONPATH", "OPAL_PREFIX", "NCCL_DEBUG", "HOME"):
-        monkeypatch.setenv(name, "x")
-    script = f"source {ROOT}/run_scripts/env.sh;"
-    script += ' echo mpirun -np 3 "${mpirun_options[@]}"; echo "${pass_on[@]}"'
-    echoed = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=30)
-    options, variables = echoed.stdout.splitlines()
-    assert launch.mpirun_command(3) == options.split()
-    assert launch.ranks_on(3, "a:3")[4:] == variables.split()
+def test_the_run_scripts_get_the_settings_of_python():
+    given = {"OMPI_MCA_hwloc_base_binding_policy": "core", "NCCL_DEBUG": "a b", "HOSTS": "x:1"}
+    script = (
+        f'eval "$({sys.executable} -m lm.distributed)"; echo "${{pass_on[@]}}";'
+        " env | grep ^OMPI_MCA_"
+    )
+    env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), **given}
+    lines = run_command(["bash", "-c", script], env, timeout=30).stdout.splitlines()
+    assert lines[0] == "-x PATH -x PYTHONPATH -x NCCL_DEBUG"
+    found = dict(line.split("=") for line in lines[1:])
+    assert found["OMPI_MCA_hwloc_base_binding_policy"] == "core"  # the user's choice
+    assert found["OMPI_MCA_rmaps_base_oversubscribe"] == "1"
+
+
+def test_options_of_mpirun_take_precedence_over_the_defaults():
+    show = "echo $OMPI_MCA_hwloc_base_binding_policy $OMPI_MCA_odls_base_sigkill_timeout"
+    for options, shown in ((["--bind-to", "core"], "core 4"), ([], "none 4")):
+        command = [*launch.mpirun_command(1), *options, "sh", "-c", show]
+        result = run_command(command, launch.mpirun_environment(), timeout=30)
+        assert result.stdout == f"{shown}\n", result.stderr
 
 
 def test_environment_variables_are_passed_to_other_hosts(monkeypatch):
-    for name in ("LD_LIBRARY_PATH", "OPAL_PREFIX", "NCCL_DEBUG"):
+    for name in ("LD_LIBRARY_PATH", "OPAL_PREFIX", "NETWORK", "NCCL_DEBUG"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PYTHONPATH", "/somewhere")
     command = " ".join(launch.mpirun_command(3, "host1:2,host2"))
-    assert " -H host1:2,host2 " in command and " -mca btl ^openib " in command
+    assert " -H host1:2,host2 " in command
     assert command.endswith("-x PATH -x PYTHONPATH")
     assert launch.ranks_on(1, "host3")[-4:] == ["-x", "PATH", "-x", "PYTHONPATH"]
     assert "-x" not in launch.mpirun_command(2)
@@ -78,10 +90,13 @@ def test_environment_lets_root_and_hosts_without_ssh_start_ranks(monkeypatch, tm
     found = launch.mpirun_environment(MINE="1")
     assert found["OMPI_ALLOW_RUN_AS_ROOT"] == found["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] == "1"
     assert (found["OMPI_MCA_plm"], found["MINE"]) == ("isolated", "1")
-    # Under Slurm, srun starts daemons on other hosts. "isolated" would limit mpirun to this host.
-    assert "OMPI_MCA_plm" not in launch.mpirun_environment(SLURM_JOB_ID="7")
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     assert "OMPI_ALLOW_RUN_AS_ROOT" not in launch.mpirun_environment()
+    # A scheduler's program reaches the other hosts. "isolated" would limit mpirun to this host.
+    monkeypatch.setenv("LSB_JOBID", "7")
+    assert "OMPI_MCA_plm" not in launch.mpirun_environment()
+    (tmp_path / "blaunch").touch(mode=0o755)
+    assert launch.mpirun_environment()["OMPI_MCA_plm_rsh_agent"] == "blaunch"
 
 
 def test_slots_are_read_from_the_list_of_hosts():

@@ -1,0 +1,51 @@
+"""Print the settings of mpirun as shell code, for run_scripts/launch.sh.
+
+The code exports the defaults of Open MPI, and sets the following variables:
+
+  pass_on            options that pass environment variables to other hosts
+  allocated_hosts    hosts of the scheduler's allocation, as in host1:1,host2:1
+  allocated_threads  cores of each rank in the allocation, or nothing
+  local_ranks        ranks on this host if there is no allocation
+  job, job_index     name of the scheduler's job, and its index in an array of jobs
+"""
+
+import os
+import shlex
+import sys
+
+from lm.distributed import launch
+from lm.distributed.allocation import find_job, read_allocation
+from lm.distributed.placement import count_places, place
+from lm.errors import ProgramExit
+
+
+def _shell_code() -> list[str]:
+    places = count_places()
+    if place() != "none" and places == 1:
+        warning = f"PLACE={place()} has no effect, because this host has only one"
+        print(f"lm: warning: {warning}", file=sys.stderr)
+    has_hosts = os.environ.get("HOSTS") or os.environ.get("HOSTFILE")
+    allocation = None if has_hosts else read_allocation(int(os.environ.get("NP") or 0), places)
+    job, index = find_job()
+    environment = launch.mpirun_environment()
+    changed = {k: v for k, v in environment.items() if os.environ.get(k) != v}
+    variables = {
+        "allocated_hosts": allocation.hosts if allocation else "",
+        "allocated_threads": (allocation.threads if allocation else None) or "",
+        "local_ranks": places if places > 1 else 2,
+        "job": job,
+        "job_index": index,
+    }
+    return [
+        *(f"export {name}={shlex.quote(value)}" for name, value in changed.items()),
+        *(f"{name}={shlex.quote(str(value))}" for name, value in variables.items()),
+        f"pass_on=({shlex.join(launch.passed_variables())})",
+    ]
+
+
+if __name__ == "__main__":
+    try:
+        print("\n".join(_shell_code()))
+    except ProgramExit as error:
+        print(f"lm: error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)

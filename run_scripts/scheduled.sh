@@ -1,0 +1,71 @@
+# shellcheck shell=bash disable=SC2154
+# Source this file in a batch script. run_scheduled COMMAND ARGUMENTS... runs a command with --output_dir and
+# --resume, and ends the script with its exit code. If the time limit or a failure interrupts the command, the
+# job is queued again, at most MAX_REQUEUES times. All schedulers send SIGUSR2 before the time limit.
+#
+# Environment: CONFIG, MAX_REQUEUES (10), FLAGS_FILE (see below), and the variables of train.sh.
+# The job with the index N in an array of jobs adds line N of FLAGS_FILE to the arguments. Without this file,
+# it adds --seed N.
+# Exit codes: 0 (done), 2 (a mistake that a restart cannot fix), 143 (cancelled), 140 (time limit after the
+#   last requeue, everything saved), 99 (SGE and LSF: queued again). Other codes are failures.
+# shellcheck source=run_scripts/launch.sh
+source "$(dirname "${BASH_SOURCE[0]}")/launch.sh"
+whole_number MAX_REQUEUES "${MAX_REQUEUES:-10}"
+[[ -x $python ]] || fail "run run_scripts/setup.sh first"
+HOSTS='' HOSTFILE=''
+load_settings
+[[ -n $job ]] || fail "submit this script to a scheduler, or use train.sh"
+
+run_scheduled() { # COMMAND ARGUMENTS...
+    local code=0 line words=()
+    if [[ -n $job_index && -n ${FLAGS_FILE:-} ]]; then
+        line=$(sed -n "${job_index}p" "$FLAGS_FILE") || exit 2
+        [[ -n $line ]] || fail "$FLAGS_FILE has no line $job_index"
+        mapfile -t words < <(xargs printf '%s\n' <<<"$line") # understands quotes
+    elif [[ -n $job_index ]]; then
+        words=(--seed "$job_index")
+    fi
+    "$@" --resume "${words[@]}" || code=$?
+    # Schedulers may also signal mpirun, which then returns 1.
+    [[ $stopped_by != @(130|143) ]] || code=$stopped_by
+    case $code in
+        0 | 2 | 130) ;; # done, a mistake, or stopped by Ctrl-C
+        143) ! preempted || requeue ;;
+        *) requeue ;;
+    esac
+    exit "$code"
+}
+
+# With a grace period, preemption begins with scancel's signal, and Slurm does not requeue the job if it
+# ends during this period.
+preempted() { [[ $job == slurm-* && $(scontrol show job "$SLURM_JOB_ID") == *" PreemptTime="[0-9]* ]]; }
+
+requeue() {
+    local requeues=runs/.$job.requeues next
+    mkdir -p runs
+    if (($(wc -l 2>/dev/null <"$requeues" || echo 0) >= ${MAX_REQUEUES:-10})); then
+        echo "$script: exit code $code, giving up: MAX_REQUEUES=${MAX_REQUEUES:-10}" >&2
+        exit "$code"
+    fi
+    echo "$(date) exit code $code" >>"$requeues"
+    case $job in
+        slurm-*) scontrol requeue "$SLURM_JOB_ID" ;;
+        sge-* | lsf-*) exit 99 ;; # see the scheduler's options in train_sge.sh and train_lsf.sh
+        pbs-*)
+            # Only operators may requeue a job. Submit the same job again, with the same run.
+            next=$(pbs_submit -h)
+            ln -sfn "$job" "runs/pbs-${next%%.*}"
+            mv "$requeues" "runs/.pbs-${next%%.*}.requeues"
+            qrls "$next"
+            ;;
+    esac
+}
+
+# qstat breaks long lines, and continues them after a tab.
+pbs_fact() { qstat -f "$PBS_JOBID" | sed -e ':a' -e 'N;$!ba' -e 's/\n\t//g' | sed -nE "s/^ *$1 = //p"; }
+
+pbs_submit() { # OPTIONS
+    local words
+    mapfile -t words < <(pbs_fact '[Ss]ubmit_arg(ument)?s' | xargs printf '%s\n')
+    (cd "$PBS_O_WORKDIR" && qsub "$@" "${words[@]}")
+}

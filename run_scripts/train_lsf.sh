@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# Trains a config under LSF, one rank per host. Two minutes before the time limit, the run is saved, and the job
+# is queued again. It resumes from the last checkpoint.
+#
+#   bsub <run_scripts/train_lsf.sh                                   2 hosts, 1 rank each
+#   bsub -n 64 -R "span[ptile=32]" <run_scripts/train_lsf.sh         2 hosts with 32 cores
+#   CONFIG=config_medium NP=4 bsub <run_scripts/train_lsf.sh         4 ranks on the same hosts
+#   bsub -J "lm[1-5]" <run_scripts/train_lsf.sh                      5 runs with --seed 1 to 5
+#   bkill -s USR2 JOB                                                saves, and queues the job again
+#
+# Environment: LM_ROOT (the project, if bsub was not run there), FLAGS (flags of lm.train, because bsub passes
+#   no arguments), and the variables in scheduled.sh.
+# Needs: .venv from run_scripts/setup.sh and this project at the same path on all hosts. mpirun needs an Open MPI
+#   built for LSF, LSF's blaunch, or ssh between the hosts.
+# Result: the run is in runs/lsf-<job id>. scheduled.sh lists the exit codes.
+#BSUB -J lm
+#BSUB -n 32
+#BSUB -R "span[ptile=16]"
+#BSUB -x
+#BSUB -W 24:00
+#BSUB -wa USR2
+#BSUB -wt 2
+#BSUB -Q 99
+#BSUB -o lsf-%J.out
+set -euo pipefail
+# shellcheck source=run_scripts/scheduled.sh
+source "${LM_ROOT:-.}/run_scripts/scheduled.sh"
+# shellcheck disable=SC2086  # FLAGS is a list
+run_scheduled run_training --output_dir "runs/$job" ${FLAGS:-} "$@"

@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# Trains a config under PBS Pro, OpenPBS or Torque, one rank per host. Two minutes before the time limit, the
+# run is saved, and the job submits itself again with the same arguments. It resumes from the last checkpoint.
+#
+#   qsub run_scripts/train_pbs.sh                                            2 hosts, 1 rank each
+#   qsub -l select=4:ncpus=32:mpiprocs=2 -- run_scripts/train_pbs.sh --num_epochs 1
+#   qsub -v CONFIG=config_medium,NP=4 run_scripts/train_pbs.sh               4 ranks on the same hosts
+#   qsub -l nodes=2:ppn=16 run_scripts/train_pbs.sh                          Torque
+#   qdel JOB                                                                 saves and ends
+#
+# Environment: LM_ROOT (the project, if qsub was not run there), and the variables in scheduled.sh.
+# Needs: .venv from run_scripts/setup.sh and this project at the same path on all hosts. mpirun needs an Open MPI
+#   built for PBS, PBS Pro's pbs_tmrsh, or ssh between the hosts. qsub must work on the first host.
+# Result: the run is in runs/pbs-<job id>. scheduled.sh lists the exit codes.
+#PBS -N lm
+#PBS -l select=2:ncpus=16:mpiprocs=1
+#PBS -l place=scatter:excl
+#PBS -l walltime=24:00:00
+#PBS -j oe
+set -euo pipefail
+cd "${PBS_O_WORKDIR:-.}"
+# shellcheck source=run_scripts/scheduled.sh
+source "${LM_ROOT:-.}/run_scripts/scheduled.sh"
+
+# PBS sends no signal before the time limit.
+limit=$(pbs_fact Resource_List.walltime | sed -E 's/^([0-9]+:[0-9]+)$/0:\1/' | awk -F: '{ print $1*3600 + $2*60 + $3 }')
+(sleep "$((${limit:-0} > 120 ? limit - 120 : 86400))" && kill -USR2 $$) &
+timer=$!
+trap 'kill "$timer" 2>/dev/null || true' EXIT
+run_scheduled run_training --output_dir "runs/$job" "$@"

@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# Trains a config under Sun, Son of or Univa Grid Engine, one rank per host. Before the time limit, the run is
+# saved, and the job is queued again. It resumes from the last checkpoint.
+#
+#   qsub -pe mpi 32 run_scripts/train_sge.sh                           32 slots, 1 rank per host
+#   qsub -pe mpi 32 -v CONFIG=config_medium,NP=4 run_scripts/train_sge.sh --num_epochs 1
+#   qsub -pe mpi 32 -t 1-5 run_scripts/train_sge.sh                    5 runs with --seed 1 to 5
+#   qdel JOB                                                           saves and ends
+#
+# Environment: LM_ROOT (the project, if qsub was not run there), and the variables in scheduled.sh.
+# Needs: .venv from run_scripts/setup.sh and this project at the same path on all hosts, and a parallel environment
+#   with `control_slaves TRUE` (`qconf -sp mpi`), in which mpirun starts its daemons by qrsh.
+# Result: the run is in runs/sge-<job id>. scheduled.sh lists the exit codes.
+#$ -N lm
+#$ -cwd
+#$ -S /bin/bash
+#$ -j y
+#$ -l h_rt=24:00:00
+# SIGUSR2 comes before the time limit, by the `notify` seconds of the queue (60).
+#$ -notify
+#$ -r y
+set -euo pipefail
+# shellcheck source=run_scripts/scheduled.sh
+source "${LM_ROOT:-.}/run_scripts/scheduled.sh"
+run_scheduled run_training --output_dir "runs/$job" "$@"
