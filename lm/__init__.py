@@ -3,8 +3,9 @@
 import signal
 import sys
 
-# Python imports this package before the command in `python -m lm.train`.
-_is_command = sys.argv[0] == "-m"
+# Python imports this package before the command in `python -m lm.train`. Tools such as pip name the
+# command lm-train.
+_is_command = sys.argv[0] == "-m" or "/bin/lm-" in sys.argv[0]
 if _is_command and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     # While modules are imported, Ctrl-C ends the process without a stack trace.
     signal.signal(signal.SIGINT, signal.SIG_DFL)

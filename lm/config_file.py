@@ -25,8 +25,11 @@ from lm.user.code import hint, place
 from lm.user.config_functions import UserFunctions
 from lm.user.loaded_files import LoadedFiles, collected_by
 
-# Importing `configs` could find a user's directory of the same name.
-_CONFIGS = os.path.join(PROJECT, "configs")
+# The configs are in lm/ in a wheel, and next to lm/ in a checkout. Importing `configs` could find a
+# user's directory of the same name.
+_CONFIGS = next(
+    filter(os.path.isdir, (os.path.join(PROJECT, "lm/configs"), os.path.join(PROJECT, "configs")))
+)
 _BUILDERS = ("build_outputs", "build_logits")
 # The functions of a network; see docs/own_graph.md.
 _FUNCTIONS = (

@@ -109,5 +109,9 @@ def _print_table(results):
     print(markdown_table([name.replace("_", " ") for name in columns], rows))
 
 
-if __name__ == "__main__":
+def main() -> None:
     program.run(_parse, _evaluate)
+
+
+if __name__ == "__main__":
+    main()

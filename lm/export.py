@@ -66,5 +66,9 @@ def _export(argv):
     export(open_run(**run), options.to, options.rows)
 
 
-if __name__ == "__main__":
+def main() -> None:
     program.run_alone(_export)
+
+
+if __name__ == "__main__":
+    main()

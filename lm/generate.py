@@ -49,6 +49,10 @@ def _print_text(pieces):
         print()
 
 
-if __name__ == "__main__":
+def main() -> None:
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Stop silently when `| head` closes stdout.
     program.run_alone(_generate)
+
+
+if __name__ == "__main__":
+    main()

@@ -57,6 +57,10 @@ def format_score(score, per_word: bool) -> str:
     return "\t".join(cells)
 
 
-if __name__ == "__main__":
+def main() -> None:
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Stop silently when `| head` closes stdout.
     program.run_alone(_score)
+
+
+if __name__ == "__main__":
+    main()

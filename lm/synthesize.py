@@ -34,5 +34,9 @@ def _synthesize(argv):
     )
 
 
-if __name__ == "__main__":
+def main() -> None:
     program.run_alone(_synthesize)
+
+
+if __name__ == "__main__":
+    main()

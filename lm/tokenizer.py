@@ -214,5 +214,9 @@ def _byte_level(model: Any) -> Any:
     return tokenizer
 
 
-if __name__ == "__main__":
+def main() -> None:
     program.run_alone(_tokenizer)
+
+
+if __name__ == "__main__":
+    main()

@@ -13,14 +13,14 @@
 set -euo pipefail
 # shellcheck source=run_scripts/launch.sh
 source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/launch.sh"
-run_scripts/setup.sh
+"$root/run_scripts/setup.sh"
 
 CONFIG=${CONFIG:-config_test}
 if [[ $# -gt 0 && $1 != -* ]]; then
     CONFIG=$1
     shift
 fi
-output_dir=${OUTPUT_DIR:-$PWD/runs/baseline-$(basename "$CONFIG" .py)-$(date +%Y%m%d-%H%M%S)}
+output_dir=${OUTPUT_DIR:-runs/baseline-$(basename "$CONFIG" .py)-$(date +%Y%m%d-%H%M%S)}
 several=$output_dir/${NP:-2}-ranks
 flags=(--data_path "${DATA_PATH:-data}" --log_every_steps 10 ${MAX_STEPS:+--max_steps "$MAX_STEPS"} "$@")
 

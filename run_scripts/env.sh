@@ -1,8 +1,8 @@
 # shellcheck shell=bash disable=SC2034
-# Source this file to enter the project's root and use .venv, whose mpirun Horovod was built with.
+# Source this file to use .venv, whose mpirun Horovod was built with. It sets root and venv (see root.sh).
 # shellcheck source=run_scripts/root.sh
 source "$(dirname "${BASH_SOURCE[0]}")/root.sh"
-[[ $PATH == "$PWD/.venv/bin":* ]] || export PATH=$PWD/.venv/bin:$PATH
+[[ $PATH == "$venv/bin":* ]] || export PATH=$venv/bin:$PATH
 
 script=${0##*/}
 fail() { echo "${script%.*}: $*" >&2; exit 2; } # for user mistakes

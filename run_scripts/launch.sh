@@ -4,15 +4,15 @@
 # shellcheck source=run_scripts/env.sh
 source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
 # shellcheck source=run_scripts/mpirun_job.sh
-source run_scripts/mpirun_job.sh
+source "$root/run_scripts/mpirun_job.sh"
 # The path is the same on all hosts. The first python in PATH may be a different one there.
-python=$PWD/.venv/bin/python
+python=$venv/bin/python
 
 # Loads the settings of mpirun and of the scheduler's allocation, which lm/distributed/__main__.py lists.
 load_settings() {
     local settings
     [[ -z ${NP:-} ]] || whole_number NP "$NP"
-    settings=$("$PWD/.venv/bin/python" -m lm.distributed) || exit
+    settings=$("$python" -m lm.distributed) || exit
     eval "$settings"
     threads=''
     if [[ -z ${HOSTS:-}${HOSTFILE:-} && -n $allocated_hosts ]]; then

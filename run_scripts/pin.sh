@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # Pins all packages that the setup installs, in one file for each supported pair of Python and TensorFlow.
 #
-#   run_scripts/pin.sh               after changing setup.py or constraints/requirements.in
+#   run_scripts/pin.sh               after changing pyproject.toml or constraints/requirements.in
 #   run_scripts/pin.sh --upgrade     the newest versions; arguments go to uv
 #
 # Needs: uv (pip install uv), internet. Pinned versions stay if they still fit. To support another pair, create
 #   an empty file for it, run this script, then test the pair (see CONTRIBUTING.md).
 set -euo pipefail
 source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/root.sh"
+cd "$root"
 
 for file in constraints/python*-tensorflow*.txt; do
     [[ $file =~ python(.*)-tensorflow(.*).txt ]]
@@ -17,5 +18,5 @@ for file in constraints/python*-tensorflow*.txt; do
         --custom-compile-command run_scripts/pin.sh \
         --constraint <(printf '%s\n' "tensorflow==$tensorflow" "tensorflow-cpu==$tensorflow") \
         --output-file "$file" \
-        --extra dev --extra search --extra report --extra tokenizers setup.py constraints/requirements.in "$@"
+        --extra dev --extra search --extra report --extra tokenizers pyproject.toml constraints/requirements.in "$@"
 done

@@ -1,24 +1,7 @@
-# shellcheck shell=bash
-# Source this file to enter the project's root. All run scripts work in this directory. Relative paths in the
-# variables below, and config files in arguments, keep referring to the user's directory. Other paths in
-# arguments refer to the root.
+# shellcheck shell=bash disable=SC2034
+# Source this file to set root, the project's directory, and venv, the virtual environment. Scripts stay in the
+# user's directory, so relative paths are the user's.
 unset CDPATH # otherwise cd may enter a different directory
-
-for name in OUTPUT_DIR DATA_PATH HOSTFILE PTB_ARCHIVE CUDA_HOME DISCOVER_HOSTS PYTHON CXX CONFIG; do
-    value=${!name:-}
-    case $name in
-        # A program name without a slash is searched for in PATH, and a config name in configs/.
-        DISCOVER_HOSTS | PYTHON | CXX) [[ $value == */* ]] || continue ;;
-        CONFIG) [[ $value == */* || $value == *.py ]] || continue ;;
-    esac
-    [[ -z $value || $value == /* ]] || printf -v "$name" %s "$PWD/$value"
-done
-arguments=()
-for word in "$@"; do # mine.py or --config=mine.py
-    value=${word#--config=}
-    [[ $value != *.py || $value == /* || ! -e $value ]] || word=${word%"$value"}$PWD/$value
-    arguments+=("$word")
-done
-set -- "${arguments[@]}"
-
-cd -P "$(dirname "${BASH_SOURCE[0]}")/.."
+root=$(cd -P "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+venv=${VENV:-$root/.venv}
+[[ $venv == /* ]] || venv=$PWD/$venv

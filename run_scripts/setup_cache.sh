@@ -22,7 +22,7 @@ open_cache() {
     changed=$(changeable "$kept") || true
     [[ -n $changed ]] || return 0
     say "not using $cache: another user can change $changed (run chmod go-w, or set XDG_CACHE_HOME)"
-    kept=$root/.venv/compiled/$1
+    kept=$venv/compiled/$1
 }
 
 # Copies file $1 into directory $2. The rename is atomic, so no process ever sees an incomplete file.

@@ -17,7 +17,7 @@ need_cuda() {
 # Sets the environment for building Horovod.
 export_cuda() {
     local nvidia cuda
-    nvidia=$(echo "$root"/.venv/lib/python3*/site-packages/nvidia)
+    nvidia=$(echo "$venv"/lib/python3*/site-packages/nvidia)
     if [[ -n $nvcc ]]; then # nvcc may be a wrapper, so ask it for the toolkit
         cuda=$("$nvcc" --dryrun -x cu /dev/null 2>&1 | sed -n 's/^#\$ TOP=//p')
     else

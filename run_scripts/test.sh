@@ -19,6 +19,10 @@ scripts=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
 "$scripts/setup.sh" --dev
 # shellcheck source=run_scripts/env.sh
 source "$scripts/env.sh"
+cd "$root"
+# Only the owner of a shared installation can write to its directory.
+[[ -w . ]] || export RUFF_NO_CACHE=1 PYTEST_ADDOPTS="-p no:cacheprovider" \
+    HYPOTHESIS_STORAGE_DIRECTORY=${TMPDIR:-/tmp}/hypothesis-$EUID
 
 ruff check .
 ruff format --check .

@@ -20,12 +20,13 @@
 #                 hosts have interfaces with equal private addresses, such as docker0.
 #   SSH_FLAGS     more options for ssh (mpirun only)
 #   MPIRUN_FLAGS  more options for mpirun
-# Several hosts need ssh without a password, and this directory with its .venv at the same path on all hosts.
-# Cost: see docs/results.md. Result: a run in runs/, and the exit code of the training. After a signal,
+#   VENV          virtual environment (default: .venv in the project's directory)
+# Several hosts need ssh without a password, and the project with its .venv at the same path on all hosts.
+# Cost: see docs/results.md. Result: a run in ./runs, and the exit code of the training. After a signal,
 #   everything is saved and the exit code is 143 (SIGTERM, SIGHUP), 130 (SIGINT) or 140 (SIGUSR2).
 #   A second SIGINT ends the job immediately.
 set -euo pipefail
 # shellcheck source=run_scripts/launch.sh
 source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/launch.sh"
-run_scripts/setup.sh
+"$root/run_scripts/setup.sh"
 run_training "$@"

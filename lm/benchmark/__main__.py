@@ -86,8 +86,12 @@ def _environment_facts() -> dict[str, Any]:
     }
 
 
-if __name__ == "__main__":
+def main() -> None:
     if sys.argv[1:2] == ["worker"]:
         program.run(lambda argv: json.loads(argv[2]), lambda task, comm, _: worker.work(task, comm))
     else:
         program.run_alone(run)
+
+
+if __name__ == "__main__":
+    main()

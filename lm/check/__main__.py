@@ -88,8 +88,12 @@ def _run(command: Sequence[str]) -> None:
     raise RunError(f"mpirun {ending} ({lines[0] if lines else 'no message'}): {_FIX}")
 
 
-if __name__ == "__main__":
+def main() -> None:
     if launch.launched_size() > 1:
         program.run(_parse, lambda options, comm, _: _check(options, comm))
     else:
         program.run_alone(lambda argv: start_ranks(_parse(argv)))
+
+
+if __name__ == "__main__":
+    main()

@@ -2,6 +2,7 @@
 
 One library serves all CPUs of an architecture, so nodes with different CPUs may share a home
 directory. The arithmetic is compiled once per instruction set, and loading the library selects one.
+If the sources are read-only, the library is built in the Python environment instead of ``_build``.
 If the compiler is too old for an instruction set, the build omits it with a warning. After
 installing a newer compiler, remove ``_build`` to build the library again.
 
@@ -19,6 +20,7 @@ import tempfile
 
 _HERE = pathlib.Path(__file__).resolve().parent
 BUILD_DIR = _HERE / "_build"
+_IN_ENVIRONMENT = pathlib.Path(sys.prefix, "lib", "lm-kernels")
 
 # -fwrapv: bit manipulation of integer vectors may overflow. -ffp-contract=off: see simd.h.
 # -ffast-math would hide NaN.
@@ -54,7 +56,9 @@ def library_path():
     for source in sorted([*_HERE.glob("*.cc"), *_HERE.glob("*.h"), _HERE / "build.py"]):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
     digest.update(f"{tf.__version__} {platform.machine()}".encode())
-    return BUILD_DIR / f"{digest.hexdigest()[:16]}.so"
+    name = f"{digest.hexdigest()[:16]}.so"
+    is_beside = (BUILD_DIR / name).exists() or os.access(_HERE, os.W_OK)
+    return (BUILD_DIR if is_beside else _IN_ENVIRONMENT) / name
 
 
 def is_complete(library):
@@ -74,8 +78,8 @@ def build():
     path = library_path()
     if is_complete(path):
         return path
-    BUILD_DIR.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=BUILD_DIR) as work:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as work:
         compile_flags = ["-w", *tf.sysconfig.get_compile_flags()]
         jobs = {"ops": ["ops.cc", *_FLAGS, *compile_flags]}
         for isa, flags in _isas().items():

