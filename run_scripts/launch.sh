@@ -12,7 +12,7 @@ python=$venv/bin/python
 load_settings() {
     local settings
     [[ -z ${NP:-} ]] || whole_number NP "$NP"
-    settings=$("$python" -m lm.distributed) || exit
+    settings=$("$venv/bin/python" -m lm.distributed) || exit
     eval "$settings"
     threads=''
     if [[ -z ${HOSTS:-}${HOSTFILE:-} && -n $allocated_hosts ]]; then

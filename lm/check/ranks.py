@@ -17,7 +17,7 @@ from lm.distributed.communicator import Communicator
 from lm.distributed.cores import claim_cores, count_sharers
 from lm.distributed.devices import Device, session_config, start_tensorflow
 from lm.distributed.horovod import horovod_version
-from lm.distributed.network import Fabric, find_fabric
+from lm.distributed.transport import Fabric, find_fabric
 from lm.errors import EveryRankError
 from lm.system import script
 

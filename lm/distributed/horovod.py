@@ -19,7 +19,7 @@ import tensorflow.compat.v1 as tf
 from lm import kernels
 from lm.distributed.communicator import Communicator
 from lm.distributed.launch import is_srun_without_pmix, launched_size
-from lm.distributed.network import SELECTIONS, selected_transport, transport_defaults
+from lm.distributed.transport import SELECTIONS, selected_transport, transport_defaults
 from lm.errors import UserError, first_line
 from lm.system import script
 

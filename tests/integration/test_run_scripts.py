@@ -162,6 +162,7 @@ def test_scripts_stay_in_the_users_directory(launch, tmp_path):
     (user / "hosts.sh").write_text("#!/bin/sh\necho host1:3\n")
     (user / "hosts.sh").chmod(0o755)
     (user / "python").symlink_to("/bin/true")
+    (user / "env").symlink_to("../.venv")
     env = {"OUTPUT_DIR": "a", "DISCOVER_HOSTS": "./hosts.sh", "PYTHON": "./python"}
     said = launch("train_resilient.sh", 'echo "$PWD $*"', cwd=user, **env).stdout
     assert said.startswith(f"{user} ") and " -np 3 -H host1:3 " in said

@@ -2,18 +2,18 @@
 
 import pytest
 
-from lm.distributed import network
+from lm.distributed import transport
 from lm.errors import UserError
 
 
 @pytest.fixture(autouse=True)
 def programs(monkeypatch, tmp_path):
     """Return a function that replaces a program, on a host without a selected transport."""
-    for name in ("NETWORK", *network.SELECTIONS):
+    for name in ("NETWORK", *transport.SELECTIONS):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.setattr("sys.prefix", str(tmp_path))
-    find_fabric = network.find_fabric
+    find_fabric = transport.find_fabric
     find_fabric.cache_clear()
 
     def replace(name, output):
@@ -35,22 +35,22 @@ def test_the_fastest_active_port_is_found(tmp_path, programs):
         port.mkdir(parents=True)
         (port / "state").write_text(f"{state}\n")
         (port / "rate").write_text(f"{rate}\n")
-    assert network.find_fabric(str(tmp_path)) == ("mlx5_1", 200)
+    assert transport.find_fabric(str(tmp_path)) == ("mlx5_1", 200)
     programs("fi_info", "provider: tcp;ofi_rxm\nprovider: cxi\n    fabric: cxi")
-    assert network.find_fabric(str(tmp_path / "other")) == ("cxi", 0)
+    assert transport.find_fabric(str(tmp_path / "other")) == ("cxi", 0)
     programs("fi_info", "provider: tcp;ofi_rxm\nprovider: shm")
-    assert network.find_fabric(str(tmp_path / "third")) is None
+    assert transport.find_fabric(str(tmp_path / "third")) is None
 
 
 def test_the_transport_depends_on_the_fabric(monkeypatch):
-    monkeypatch.setattr(network, "find_fabric", lambda: None)
-    assert network.transport_defaults()["OMPI_MCA_pml"] == "ob1"
-    monkeypatch.setattr(network, "find_fabric", lambda: network.Fabric("mlx5_0", 100))
-    assert network.transport_defaults() == {}
+    monkeypatch.setattr(transport, "find_fabric", lambda: None)
+    assert transport.transport_defaults()["OMPI_MCA_pml"] == "ob1"
+    monkeypatch.setattr(transport, "find_fabric", lambda: transport.Fabric("mlx5_0", 100))
+    assert transport.transport_defaults() == {}
     monkeypatch.setenv("NETWORK", "tcp")
-    assert network.transport_defaults()["OMPI_MCA_pml"] == "ob1"
+    assert transport.transport_defaults()["OMPI_MCA_pml"] == "ob1"
     monkeypatch.setenv("OMPI_MCA_pml", "cm")  # the user's choice
-    assert network.transport_defaults() == {}
+    assert transport.transport_defaults() == {}
 
 
 @pytest.mark.parametrize(
@@ -64,8 +64,8 @@ def test_the_transport_depends_on_the_fabric(monkeypatch):
 def test_a_missing_transport_is_an_error_with_a_fix(
     monkeypatch, programs, name, components, message
 ):
-    monkeypatch.setattr(network, "find_fabric", lambda: None)
+    monkeypatch.setattr(transport, "find_fabric", lambda: None)
     programs("ompi_info", components)
     monkeypatch.setenv("NETWORK", name)
     with pytest.raises(UserError, match=message):
-        network.transport_defaults()
+        transport.transport_defaults()
