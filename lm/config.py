@@ -166,6 +166,10 @@ class Config(Checked):
     max_grad_norm: float = option(
         5.0, "clip the gradient's global norm to this (inf: no clipping)", above=0
     )
+    trainable: str = option(
+        "", "train only the weights whose name matches this regular expression, and freeze the"
+        " others (default: train all weights)",
+    )  # fmt: skip
     scale_lr_by_worker: str = option(
         "none", "multiply the learning rate by 1, sqrt(ranks) or ranks; use none unless batch_size"
         " grows with the number of ranks", choices=("none", "sqrt", "linear"),
@@ -200,6 +204,12 @@ class Config(Checked):
                 "adaptive_softmax_cutoffs must be increasing positive integers, such as"
                 f" 2000,20000, not {text!r}"
             )
+        try:
+            re.compile(self.trainable)
+        except re.error as error:
+            raise UserError(
+                f"trainable {self.trainable!r} is not a regular expression: {error}"
+            ) from error
         if self.adaptive_input and not text:
             raise UserError("adaptive_input needs adaptive_softmax_cutoffs, such as 2000,20000")
 
@@ -237,16 +247,22 @@ class RunOptions(Checked):
         False, "resume from the newest checkpoint in --output_dir if there is one, otherwise start",
     )  # fmt: skip
     init_from: str | None = option(
-        None, "initialize the weights from this run or checkpoint, and use its tokenizer",
-        is_path=True, affects="weights",
+        None, "initialize the weights from this run or checkpoint, and use its tokenizer; or from a"
+        " TF 1.x checkpoint: a prefix such as model.ckpt-4100, or a directory with a file named"
+        " checkpoint", is_path=True, affects="weights",
     )  # fmt: skip
     checkpoint: str = option(
         "last", "--init_from RUN: the checkpoint of the run: last, best or a name",
         affects="weights",
     )  # fmt: skip
     init_partly: bool = option(
-        False, "--init_from: load only the weights that fit a changed model", affects="weights"
-    )
+        False, "--init_from: load only the weights, and the rows of a TF 1.x program's tables, that"
+        " fit a changed model", affects="weights",
+    )  # fmt: skip
+    init_rename: str = option(
+        "", "--init_from of a TF 1.x checkpoint: regex=replacement turns the name of a weight into"
+        " its name in the checkpoint (repeatable)", repeatable=True, affects="weights",
+    )  # fmt: skip
     new_vocabulary: bool = option(
         False, "--init_from: build the vocabulary of this text instead of using that of the earlier"
         " run. Words of both vocabularies keep their weights, and other words are initialized",

@@ -34,7 +34,7 @@ _BUILDERS = ("build_outputs", "build_logits")
 # The functions of a network; see docs/own_graph.md.
 _FUNCTIONS = (
     "state_shapes", "reads_words", *_BUILDERS, "build_losses", "build_optimizer",
-    "transform_gradients",
+    "transform_gradients", "checkpoint_name",
 )  # fmt: skip
 
 

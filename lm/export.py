@@ -36,6 +36,9 @@ and c of the second layer, and so on. The state of a user-defined network consis
 parts of the states in its state_shapes. If the network defines reads_words, the state instead
 consists of the IDs of the last tokens, each increased by 1. The bits of integers are stored as
 float32 values.
+
+With --format tf1, the export is a checkpoint that the TF 1.x program of a user-defined network
+restores with tf.train.Saver; see docs/own_graph.md.
 """
 
 import dataclasses
@@ -50,7 +53,11 @@ from lm.system import import_tensorflow
 class ExportOptions(Checked):
     """The flags of this command."""
 
-    to: str = option("", "new directory for the SavedModel", required=True, is_path=True)
+    to: str = option("", "new directory for the export", required=True, is_path=True)
+    format: str = option(
+        "saved_model", "saved_model, or tf1: a checkpoint that the TF 1.x program of the network"
+        " restores", choices=("saved_model", "tf1"),
+    )  # fmt: skip
     rows: int | None = option(
         None, "number of rows B that the SavedModel accepts (default: any number)", low=1
     )
@@ -60,10 +67,13 @@ def _export(argv):
     arguments = parse(argv, __doc__, RunChoice, ExportOptions)
     run, options = arguments[RunChoice].open_arguments(), arguments[ExportOptions]
     import_tensorflow()
-    from lm.inference.saved_model import export
+    from lm.inference import saved_model, tf1_checkpoint
     from lm.inference.trained_run import open_run
 
-    export(open_run(**run), options.to, options.rows)
+    if options.format == "tf1":
+        tf1_checkpoint.export(open_run(**run), options.to)
+    else:
+        saved_model.export(open_run(**run), options.to, options.rows)
 
 
 def main() -> None:

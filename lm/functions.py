@@ -83,6 +83,10 @@ class NetworkFunctions:
         """Call a function of the network."""
         return function(*arguments)
 
+    def checkpoint_name(self, weight: str) -> str:
+        """Return the name of a weight in checkpoints of a TF 1.x program."""
+        return weight
+
     def audit(self) -> Audit:
         """Return the audit of a new network."""
         return Audit()

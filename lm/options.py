@@ -33,6 +33,7 @@ def option(
     per_host: bool = False,
     is_path: bool = False,
     required: bool = False,
+    repeatable: bool = False,
     affects: str | None = None,
     **limits: float,
 ) -> Any:
@@ -46,6 +47,8 @@ def option(
       is_path: Whether the value is a path, which may differ between ranks, and in which the command
         line expands `~/`.
       required: Whether the command line must set the field.
+      repeatable: Whether the flag of a string may occur several times. Its values are separated by
+        spaces in the field.
       affects: What the value changes: the corpus and its token IDs ("data"), the trained "weights",
         only the "length" of the training, only the perplexities of an "evaluation", or "nothing" in
         the results. The class has a default. See `lm.record.may_differ`.
@@ -54,6 +57,7 @@ def option(
     """
     metadata = dict(help=help, choices=choices, limits=limits, affects=affects)
     metadata.update(per_host=per_host or is_path, is_path=is_path, required=required)
+    metadata.update(repeatable=repeatable)
     return dataclasses.field(default=default, metadata=metadata)
 
 

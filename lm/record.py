@@ -65,6 +65,18 @@ class FileRecord:
 
 
 @dataclasses.dataclass(frozen=True)
+class InitRecord:
+    """The checkpoint that initialized the weights of a run."""
+
+    path: str  # directory of a checkpoint, or prefix of a checkpoint of a TF 1.x program
+    sha256: Mapping[str, str]  # by file name
+    # A TF 1.x program's checkpoint, and the --init_rename that maps its names. A run inherits both
+    # from the run that it was initialized from.
+    tf1_checkpoint: str | None = None
+    rename: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
 class RunRecord:
     """The identity of a run."""
 
@@ -72,6 +84,7 @@ class RunRecord:
     vocabulary: str  # SHA-256 of the tokenizer
     corpus: CorpusRecord
     config_file: FileRecord | None = None  # None unless the file defines a network or fields
+    init_from: InitRecord | None = None  # None if the weights were initialized randomly
 
     def upgraded(self, config_class: type[Config] = Config) -> RunRecord:
         """Add the fields that the class has gained since the run. They had their defaults."""

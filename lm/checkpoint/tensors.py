@@ -56,14 +56,24 @@ def read_errors(checkpoint: str) -> Iterator[None]:
 
 
 def model_path(checkpoint: str) -> bytes:
-    """Return the path that TensorFlow uses. It is bytes, because it may not be valid UTF-8."""
-    return os.fsencode(os.path.join(checkpoint, "model"))
+    """Return the path that TensorFlow uses. It is bytes, because it may not be valid UTF-8.
+
+    `checkpoint` is a directory, or the prefix of a checkpoint of a TF 1.x program.
+    """
+    is_directory = os.path.isdir(checkpoint)
+    return os.fsencode(os.path.join(checkpoint, "model") if is_directory else checkpoint)
 
 
 def tensor_shapes(checkpoint: str) -> dict[str, list[int]]:
     """Return the shapes of the variables, and of the recurrent state of all rows, by name."""
     with read_errors(checkpoint):
         return tf.train.NewCheckpointReader(model_path(checkpoint)).get_variable_to_shape_map()
+
+
+def tensor_types(checkpoint: str) -> dict[str, tf.DType]:
+    """Return the types of the tensors of a checkpoint by name."""
+    with read_errors(checkpoint):
+        return tf.train.NewCheckpointReader(model_path(checkpoint)).get_variable_to_dtype_map()
 
 
 def load_arrays(checkpoint: str, names: Iterable[str]) -> dict[str, np.ndarray]:

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -23,6 +24,7 @@ from lm.errors import UserError
 
 # The largest group of variables that is read, or loaded, at one time.
 READ_BYTES, LOADED_BYTES = 128 << 20, 32 << 20
+_NO_TYPES: Mapping[str, tf.DType] = types.MappingProxyType({})
 
 # Both mappings are indexed by the name of the variable.
 Arrays = Mapping[str, np.ndarray]
@@ -163,15 +165,24 @@ class VariableLoader:
     replaced in place, so that loading needs little memory. Create the loader in the graph of the
     variables, before the graph is finalized.
 
+    Args:
+      types: The types of tensors whose type differs from the type of the variable, by variable.
+
     Attributes:
       create_op: Gives memory to the variables that are loaded in place. Run this operation before
         loading if the variables are not initialized.
     """
 
-    def __init__(self, names: Iterable[str] | None = None, group_bytes: int = LOADED_BYTES):
-        graph = tf.get_default_graph()
+    def __init__(
+        self,
+        names: Iterable[str] | None = None,
+        group_bytes: int = LOADED_BYTES,
+        types: Mapping[str, tf.DType] = _NO_TYPES,
+    ):
+        graph, self._types = tf.get_default_graph(), types
         found = _global_variables(graph)
-        variables = {name: found[name] for name in names or _weights(graph)}
+        chosen = _weights(graph) if names is None else names
+        variables = {name: found[name] for name in chosen}
         groups = list(_grouped(_divide(variables, group_bytes), group_bytes))
         with tf.name_scope("lm_loader"):
             self._path_ph = tf.placeholder(tf.string, [], "path")
@@ -192,8 +203,9 @@ class VariableLoader:
                 prefix=self._path_ph,
                 tensor_names=self._tensor_phs[rows.name],
                 shape_and_slices=[rows.slice_spec],
-                dtypes=[variable.dtype.base_dtype],
+                dtypes=[self._types.get(rows.name, variable.dtype.base_dtype)],
             )
+            value = tf.cast(value, variable.dtype.base_dtype)
         if rows.is_whole:
             return variable.assign(value, read_value=False)
         update_op = tf.scatter_update(variable, rows.indices(), value).op

@@ -170,8 +170,10 @@ def _define(flags: absl_flags.FlagValues, cls: type, field: dataclasses.Field) -
     # The defaults of a Config depend on its config file.
     if field.default not in (None, "") and not issubclass(cls, Config):
         text += f" (default: {field.default})"
+    is_repeatable = field.metadata["repeatable"]
+    define = absl_flags.DEFINE_multi_string if is_repeatable else _DEFINE[plain_type]
     try:
-        _DEFINE[plain_type](field.name, None, text, flag_values=flags)
+        define(field.name, None, text, flag_values=flags)
     except absl_flags.DuplicateFlagError as error:
         raise UserError(
             f"--{field.name} is already a flag of this command: rename this config field"
@@ -192,6 +194,8 @@ def _given(flags: absl_flags.FlagValues, fields: Sequence[dataclasses.Field]) ->
     given = {}
     for field in fields:
         value = flags[field.name].value
+        if field.metadata["repeatable"] and value is not None:
+            value = " ".join(value)
         if field.metadata["required"] and not value:
             raise UserError(f"--{field.name} is missing: {field.metadata['help']} (see --help)")
         if value is not None:

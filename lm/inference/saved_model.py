@@ -4,7 +4,6 @@ Shapes: B sentences or rows, T words of the longest sentence, V words.
 """
 
 import os
-import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +12,8 @@ import tensorflow.compat.v1 as tf
 from lm import logger
 from lm.data.tokenizers import VOCABULARY_FILE, Words
 from lm.data.vocabulary import EOS
-from lm.errors import RunError, UserError, error_class, short_message
+from lm.errors import UserError
+from lm.inference.directory import new_directory
 from lm.inference.trained_run import Run, check_words, open_session
 from lm.model import decoding
 from lm.model.network import Network
@@ -26,21 +26,10 @@ def export(run: Run, to: str, rows: int | None = None) -> None:
 
     The exported functions accept `rows` rows, or any number of rows.
     """
-    if os.path.exists(to):
-        raise UserError(f"--to {to} already exists: choose a different directory, or remove it")
-    check_words(run)
-    parent = os.path.dirname(os.path.abspath(to))
     tf.logging.set_verbosity(tf.logging.ERROR)  # hide the deprecation of graphs in SavedModels
-    try:
-        os.makedirs(parent, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".export-", dir=parent) as staging:
-            model = os.path.join(staging, "model")
-            _write(run, model, rows)
-            os.rename(model, to)
-    except OSError as error:
-        raise error_class(error)(f"cannot write {to}: {error.strerror}") from error
-    except tf.errors.OpError as error:
-        raise RunError(f"cannot write {to}: {short_message(error)}") from error
+    with new_directory(to) as directory:
+        check_words(run)
+        _write(run, directory, rows)
     logger.info("wrote %s; load it with tf.saved_model.load(%r)", to, to)
 
 

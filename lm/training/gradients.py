@@ -1,6 +1,7 @@
 """The gradients of the global batch: local gradients, and their sums over the ranks."""
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -10,11 +11,15 @@ import tensorflow.compat.v1 as tf
 from lm import logger
 from lm.config import Config
 from lm.distributed.communicator import Communicator
+from lm.errors import UserError
 from lm.model.context import SeparateReduction
 from lm.model.ops import fastest
+from lm.model.variables import operations_behind
 
 # A sparse gradient (IndexedSlices) lists rows of a table, such as the embedding.
 Gradient = tf.Tensor | tf.IndexedSlices
+
+_MAX_NAMES = 5  # in a message
 
 
 class Exchange(NamedTuple):
@@ -82,6 +87,22 @@ class _LocalGradients(tf.train.Optimizer):
         return self.local_gradients
 
 
+def freeze(trainable: str) -> None:
+    """Freeze the weights of the current graph whose names do not match a regular expression."""
+    weights = tf.get_collection_ref(tf.GraphKeys.TRAINABLE_VARIABLES)
+    trained = [v for v in weights if re.search(trainable, v.op.name)]
+    if not trained:
+        names = ", ".join(v.op.name for v in weights[:_MAX_NAMES])
+        raise UserError(f"--trainable {trainable} matches none of the weights {names}, ...")
+    weights[:] = trained
+
+
+def _reaches(reduction: SeparateReduction, variables: Sequence[tf.Variable]) -> bool:
+    """Return whether the weights of a reduction depend on variables."""
+    behind = operations_behind(reduction.weights)
+    return any(variable.handle.op in behind for variable in variables)
+
+
 def exchange_gradients(
     config: Config,
     loss: tf.Tensor,
@@ -108,6 +129,7 @@ def exchange_gradients(
         return local_sums.add(gradient) if local_sums else gradient
 
     variables = tf.trainable_variables()
+    separate_reductions = [r for r in separate_reductions if _reaches(r, variables)]
     local = _LocalGradients(prepare)
     sources = [*variables, *(reduction.used for reduction in separate_reductions)]
     summed = [g for g, _ in comm.distribute(local).compute_gradients(loss, sources)]

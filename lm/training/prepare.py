@@ -15,8 +15,9 @@ from lm.distributed.devices import Device, session_config, start_tensorflow
 from lm.distributed.supervisor import Supervisor
 from lm.errors import UserError
 from lm.functions import NetworkFunctions
-from lm.record import RunRecord
+from lm.record import InitRecord, RunRecord
 from lm.schedule import settings_that_follow_validation
+from lm.training.initialize import Source, find_source
 
 _FUSION = "HOROVOD_FUSION_THRESHOLD"
 
@@ -35,6 +36,7 @@ class Job:
     device: Device  # device of this rank
     run_dir: RunDir | None  # None except on rank 0
     output_dir: str  # the path of the run directory, which other hosts may not see
+    source: Source | None = None  # the checkpoint of --init_from; None except on rank 0
 
 
 def prepare(
@@ -74,7 +76,11 @@ def prepare(
         batches = TrainBatches(corpus.train, *sizes, rows, shuffle_seed)
         # An invalid option must not create a directory.
         run_dir = open_run_dir(config, options, record, stack) if comm.is_rank_0 else None
+        source = None
         if run_dir:
+            if options.init_from and not run_dir.checkpoint:
+                source = find_source(options)
+            record = dataclasses.replace(record, init_from=_init_record(run_dir, source))
             supervisor.signals.discard = run_dir.discard
             if options.check_network and not (run_dir.checkpoint or functions.is_built_in):
                 words = corpus.tokenizer.tokens
@@ -91,14 +97,22 @@ def prepare(
         device=device,
         run_dir=run_dir,
         output_dir=comm.gather(run_dir and run_dir.path)[0],
+        source=source,
     )
     check_agreement(comm, _facts(job))
     return job
 
 
+def _init_record(run_dir: RunDir, source: Source | None) -> InitRecord | None:
+    """Return the record of --init_from, also if the run is resumed."""
+    if run_dir.checkpoint:
+        return run_dir.checkpoint.manifest.record.init_from
+    return source.record if source else None
+
+
 def _check_options(config: Config, options: RunOptions, comm: Communicator) -> None:
     rows_of_rank(config.batch_size, comm.rank, comm.size, config.virtual_ranks)
-    for name in ("init_partly", "new_vocabulary"):
+    for name in ("init_partly", "init_rename", "new_vocabulary"):
         if getattr(options, name) and not options.init_from:
             raise UserError(f"--{name} needs --init_from, the checkpoint to load weights from")
     if options.timeline and comm.size == 1:

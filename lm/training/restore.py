@@ -1,60 +1,45 @@
-"""Load the initial values of a run from a checkpoint to resume, or from --init_from."""
+"""Load the initial values of a run, and the values of a run that is resumed."""
 
-import re
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from lm import logger
-from lm.checkpoint import store
 from lm.checkpoint.manifest import Checkpoint
-from lm.checkpoint.run_dir import RunDir
 from lm.checkpoint.tensors import load_arrays, tensor_shapes
 from lm.checkpoint.transfer import (
     VariableLoader,
     check_fits,
-    fitting_tensors,
     saved_state_shapes,
     variable_shapes,
     weight_names,
 )
-from lm.config import RunOptions
-from lm.data.selection import run_of_checkpoint, saved_tokenizer
-from lm.data.tokenizers import Tokenizer
 from lm.distributed.agreement import on_all_ranks
 from lm.distributed.communicator import Communicator
 from lm.errors import UserError
-from lm.record import load_record
 
-# _WORD_AXES contains the axis of the words in each table of this program. _LAYER matches the layers
-# of the built-in network. A layer may have as many units as the vocabulary has words, so its size
-# does not show whether its rows are words.
-_WORD_AXES = {"embedding": 0, "softmax/weights": 1, "softmax/bias": 0}
-_LAYER = re.compile(r"lstm_\d+/.+|softmax/projection")
-# Weights of an adaptive softmax or of an adaptive input in which each row belongs to a word.
-_OF_WORDS = re.compile(r"(.+/)?embedding/band_\d+|softmax/(weights|bias|cluster_\d+/words)")
-_PARTLY = "; --init_partly omits such weights"
+_EMPTY = types.MappingProxyType({})
 
 
 class Table(NamedTuple):
-    """A tensor with one row or column per word. Only the rows of some words are loaded."""
+    """A tensor of which only some rows are loaded, for example one row or column per word."""
 
     tensor: str  # name in the checkpoint
-    axis: int  # the axis of the words
-    saved_ids: Sequence[int]  # the IDs of the words in the checkpoint
-    ids: Sequence[int]  # the IDs of the same words in the run
+    axis: int  # the axis of the rows
+    saved_ids: Sequence[int]  # the rows in the checkpoint
+    ids: Sequence[int]  # the same rows in the run
 
 
 class InitialValues(NamedTuple):
     """The contents of a checkpoint that initialize a run."""
 
-    checkpoint: str  # directory
+    checkpoint: str  # directory, or prefix of a checkpoint of a TF 1.x program
     tensors: Mapping[str, str]  # names of tensors, by the name of the variable
     state: Mapping[str, np.ndarray]  # the recurrent state of all rows; empty for a new run
-    tables: Mapping[str, Table] = types.MappingProxyType({})  # by variable; for --new_vocabulary
+    tables: Mapping[str, Table] = _EMPTY  # by the name of the variable
+    types: Mapping[str, tf.DType] = _EMPTY  # of tensors whose type differs from the variable's
 
 
 class BroadcastHook(tf.train.SessionRunHook):
@@ -66,7 +51,7 @@ class BroadcastHook(tf.train.SessionRunHook):
 
     def __init__(self, comm: Communicator, values: InitialValues | None, broadcast: Any):
         self._comm, self._values, self._broadcast = comm, values, broadcast
-        self._loader = values and VariableLoader(values.tensors)
+        self._loader = values and VariableLoader(values.tensors, types=values.types)
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
         """Set the variables after TensorFlow has created the session."""
@@ -88,116 +73,18 @@ def _load_tables(session: tf.Session, values: InitialValues) -> None:
         variables[name].load(value, session)
 
 
-def initial_values(
-    run_dir: RunDir,
-    options: RunOptions,
-    tokenizer: Tokenizer,
-    state_shapes: Mapping[str, Sequence[int]],
-) -> InitialValues | None:
-    """Return initial values for the current graph, or None if there is no checkpoint to load."""
-    graph, checkpoint = tf.get_default_graph(), run_dir.checkpoint
-    variables, state = variable_shapes(graph), saved_state_shapes(state_shapes)
-    weights = weight_names(graph)
-    if checkpoint:
-        unused = set(checkpoint.manifest.weights).difference(weights)
-        if unused:  # possible with --allow_changed_config_file
-            raise UserError(
-                f"cannot resume: this network does not use {min(unused)} of the checkpoint. Start a"
-                " new run with --init_from and --init_partly"
-            )
-        check_fits(tensor_shapes(checkpoint.path), {**variables, **state})
-        names = {name: name for name in variables}
-        return InitialValues(checkpoint.path, names, load_arrays(checkpoint.path, state))
-    if options.init_from:
-        shapes = {name: variables[name] for name in weights}
-        return _values_of_run(options, tokenizer, shapes)
-    return None
-
-
-def _values_of_run(
-    options: RunOptions, tokenizer: Tokenizer, shapes: Mapping[str, list]
+def values_to_resume(
+    checkpoint: Checkpoint, state_shapes: Mapping[str, Sequence[int]]
 ) -> InitialValues:
-    """Return the weights of --init_from for a network whose weights have these shapes."""
-    path = options.init_from
-    is_run = load_record(path) is not None
-    checkpoint = store.find(path, options.checkpoint) if is_run else store.verify(path)
-    same_words = checkpoint.manifest.record.vocabulary == tokenizer.sha256
-    if same_words and not options.init_partly:
-        tensors = fitting_tensors(checkpoint, shapes, fix=_PARTLY)
-        return InitialValues(checkpoint.path, tensors, {})
-    if options.new_vocabulary and not same_words:
-        tables = _tables(checkpoint, saved_tokenizer(run_of_checkpoint(path)), tokenizer, shapes)
-    elif same_words or options.init_partly:
-        tables = {}
-    else:
+    """Return the values of all variables of the current graph, and the recurrent state."""
+    graph = tf.get_default_graph()
+    variables, state = variable_shapes(graph), saved_state_shapes(state_shapes)
+    unused = set(checkpoint.manifest.weights).difference(weight_names(graph))
+    if unused:  # possible with --allow_changed_config_file
         raise UserError(
-            f"--init_from {path} has a different vocabulary, so its token IDs differ;"
-            " --init_partly loads only the layers"
+            f"cannot resume: this network does not use {min(unused)} of the checkpoint. Start a new"
+            " run with --init_from and --init_partly"
         )
-
-    def is_of_words(name: str) -> bool:
-        """Return whether a weight cannot be loaded, because its rows belong to different words."""
-        # Without --new_vocabulary, only the size shows whether the rows are words.
-        unclear = not options.new_vocabulary and len(tokenizer) in shapes[name]
-        return not same_words and (
-            _OF_WORDS.fullmatch(name) is not None or (unclear and not _LAYER.fullmatch(name))
-        )
-
-    rest = {name: shape for name, shape in shapes.items() if name not in tables}
-    tensors = _fitting_weights(checkpoint, rest, is_of_words)
-    missing = [n for n in rest if n not in tensors and not _OF_WORDS.fullmatch(n)]
-    if missing and not options.init_partly:
-        raise UserError(f"{checkpoint.path} has no {missing[0]} of this shape{_PARTLY}")
-    return InitialValues(checkpoint.path, tensors, {}, tables)
-
-
-def _tables(
-    checkpoint: Checkpoint, saved: Tokenizer, tokenizer: Tokenizer, shapes: Mapping[str, list]
-) -> dict[str, Table]:
-    """Return the tensors with one row or column per word, by the name of the weight.
-
-    These are the weights whose size changes with the size of the vocabulary. If both vocabularies
-    have the same size, the axis of the words is known only for the weights of the built-in network.
-    """
-    sizes = len(saved), len(tokenizer)
-    saved_ids = {token: i for i, token in enumerate(saved.tokens)}
-    ids = [i for i, token in enumerate(tokenizer.tokens) if token in saved_ids]
-    kept = [saved_ids[tokenizer.tokens[i]] for i in ids]
-    found, tables = tensor_shapes(checkpoint.path), {}
-    for name, tensor in store.weight_tensors(checkpoint).items():
-        before, after = found[tensor], shapes.get(name, [])
-        axes = [
-            axis
-            for axis, pair in enumerate(zip(before, after))
-            if pair == sizes and [*before[:axis], sizes[1], *before[axis + 1 :]] == after
-        ]
-        if not axes or _LAYER.fullmatch(name):
-            continue
-        axis = axes[0] if sizes[0] != sizes[1] else _WORD_AXES.get(name)
-        if axis is None:
-            raise UserError(
-                f"--new_vocabulary: both vocabularies have {len(saved):,} words, and {name} has"
-                f" this size too, so it is not known whether its rows are words: use a different"
-                " --vocab_size"
-            )
-        tables[name] = Table(tensor, axis, kept, ids)
-    logger.info(
-        f"--init_from: {len(ids):,} of {len(tokenizer):,} words keep their weights in"
-        f" {', '.join(tables) or 'no table'}"
-    )
-    return tables
-
-
-def _fitting_weights(
-    checkpoint: Checkpoint, shapes: Mapping[str, list], is_of_words: Callable[[str], bool]
-) -> dict[str, str]:
-    """Return the tensor of each weight that fits, and log which weights are initialized instead."""
-    tensors, found = store.weight_tensors(checkpoint), tensor_shapes(checkpoint.path)
-    fitting = [n for n in tensors if found[n] == shapes.get(n) and not is_of_words(n)]
-    if not fitting:
-        raise UserError(
-            f"--init_from {checkpoint.path}: the checkpoint has no weights that fit this model"
-        )
-    rest = ", ".join(name for name in shapes if name not in fitting) or "none"
-    logger.info("--init_from: loaded %s; initialized %s", ", ".join(fitting), rest)
-    return {name: tensors[name] for name in fitting}
+    check_fits(tensor_shapes(checkpoint.path), {**variables, **state})
+    names = {name: name for name in variables}
+    return InitialValues(checkpoint.path, names, load_arrays(checkpoint.path, state))

@@ -27,9 +27,10 @@ from lm.system import keep_freed_memory
 from lm.training.averaging import Average
 from lm.training.checkpointer import BackgroundWriter, Checkpointer
 from lm.training.exactness import find_exactness
+from lm.training.initialize import initial_values
 from lm.training.loop import Graphs, Loop
 from lm.training.prepare import Job, prepare
-from lm.training.restore import BroadcastHook, initial_values
+from lm.training.restore import BroadcastHook, InitialValues, values_to_resume
 from lm.training.step import build_train_graph, divide_rows, graph_facts
 from lm.training.summary import report_start
 
@@ -79,6 +80,15 @@ def _initial_progress(job: Job) -> TrainProgress:
     return from_json(TrainProgress, job.comm.gather(dataclasses.asdict(progress))[0], "rank 0")
 
 
+def _initial_values(job: Job, network: Network) -> InitialValues | None:
+    """Return the values to load on rank 0, which reads checkpoints for all ranks."""
+    if job.run_dir and job.run_dir.checkpoint:
+        return values_to_resume(job.run_dir.checkpoint, network.state_shapes)
+    if job.source:
+        return initial_values(job.source, job.options, job.corpus.tokenizer, job.functions)
+    return None
+
+
 def _less_memory(job: Job) -> str:
     num_words = len(job.corpus.tokenizer)
     if num_words < _MANY_WORDS or job.config.cutoffs:
@@ -98,9 +108,7 @@ def _train(
     stack.enter_context(supervisor.exchange("the start of the training"))
     check_agreement(comm, graph_facts())
     with on_all_ranks(comm):
-        values = job.run_dir and initial_values(
-            job.run_dir, job.options, job.corpus.tokenizer, graphs.network.state_shapes
-        )
+        values = _initial_values(job, graphs.network)
     reporter = _open_files(job, progress, stack)
     supervisor.on_failure = lambda reason: reporter.report_end(RunError(reason))
     writer = None

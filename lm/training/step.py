@@ -13,7 +13,7 @@ from lm.distributed.devices import Device
 from lm.model.network import Network
 from lm.model.windows import Run, WindowGraph, WindowRunner, build_window_graph
 from lm.perplexity import MAX_MEAN_NLL, NllSum
-from lm.training.gradients import LocalSums, add_sums, exchange_gradients
+from lm.training.gradients import LocalSums, add_sums, exchange_gradients, freeze
 from lm.training.optimizer import Update, build_update
 
 
@@ -98,6 +98,7 @@ def build_train_graph(network: Network, comm: Communicator, division: Division) 
         requests_ph = tf.placeholder(tf.float32, [len(Requests._fields)], "requests")
         dropout_step = tf.identity(global_step)
     window = build_window_graph(network, division.rows, "train", dropout_step)
+    freeze(config.trainable)
     local_sums = LocalSums([], []) if division.sums_outside else None
     sum_locally = local_sums.add if local_sums else tf.identity
     nll_sum = sum_locally(window.nll_sum)

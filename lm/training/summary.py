@@ -1,5 +1,6 @@
 """The report of a run at its start: the summary and the start event."""
 
+import dataclasses
 import os
 import platform
 import socket
@@ -46,6 +47,8 @@ def _facts(job: Job, exactness: Exactness, step: int) -> dict[str, Any]:
         cuda_visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
     )
     ranks = comm.gather(own)
+    weights = [v for v in tf.get_collection(tf.GraphKeys.MODEL_VARIABLES) if v.trainable]
+    init_from = job.record.init_from and dataclasses.asdict(job.record.init_from)
     return dict(
         name=config.name,
         world_size=comm.size,
@@ -59,13 +62,19 @@ def _facts(job: Job, exactness: Exactness, step: int) -> dict[str, Any]:
         tensorflow=tf.__version__,
         horovod=horovod_version(),
         numpy=np.__version__,
-        parameters=sum(v.shape.num_elements() for v in tf.trainable_variables()),
+        parameters=_size(weights),
+        trained_parameters=_size(tf.trainable_variables()),
         tokenizer=job.corpus.tokenizer.name,
         vocab_size=len(job.corpus.tokenizer),
         steps_per_epoch=job.batches.steps_per_epoch,
         output_dir=job.output_dir,
         resumed_from_step=step,
+        init_from=init_from,
     )
+
+
+def _size(variables: Sequence[tf.Variable]) -> int:
+    return sum(variable.shape.num_elements() for variable in variables)
 
 
 def _summary(job: Job, facts: dict[str, Any]) -> list[str]:
@@ -80,6 +89,8 @@ def _summary(job: Job, facts: dict[str, Any]) -> list[str]:
     ]
     local_rows = " or ".join(map(str, sorted(set(facts["local_rows"]))))
     threads = _one_or_by_rank(threads, "the fastest ranks wait for the slowest")
+    frozen = facts["parameters"] - facts["trained_parameters"]
+    frozen = f" ({frozen:,} of them frozen)" if frozen else ""
     differ = len(set(facts["arithmetic"])) > 1
     consequence = "results depend on which rank has which" if differ else "bitwise equal results"
     compiled_ops = _one_or_by_rank(facts["compiled_ops"], consequence)
@@ -93,7 +104,7 @@ def _summary(job: Job, facts: dict[str, Any]) -> list[str]:
         "versions": f"Python {facts['python']}, TensorFlow {facts['tensorflow']}, Horovod"
         f" {facts['horovod'] or 'not installed'}",
         "batch": f"{job.config.batch_size} rows, {local_rows} per rank",
-        "model": f"{facts['parameters']:,} parameters, vocabulary {facts['vocab_size']:,}",
+        "model": f"{facts['parameters']:,} parameters{frozen}, vocabulary {facts['vocab_size']:,}",
         "epoch": f"{facts['steps_per_epoch']:,} steps",
         "test": "none, because the corpus has no test split" if job.corpus.test is None else "",
         "output_dir": facts["output_dir"],

@@ -40,6 +40,16 @@ class UserFunctions(NetworkFunctions):
 
         return failures.call(self.where, function, *arguments)
 
+    def checkpoint_name(self, weight: str) -> str:
+        if "checkpoint_name" not in self.by_name:
+            return weight
+        name = self.call(self.by_name["checkpoint_name"], weight)
+        if not isinstance(name, str):
+            raise UserError(
+                f"{self.where}: checkpoint_name({weight!r}) must return a str, not {name!r}"
+            )
+        return name
+
     def audit(self) -> Audit:
         from lm.user.audit import UserAudit
 

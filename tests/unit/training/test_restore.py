@@ -8,7 +8,6 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from lm.checkpoint import store
-from lm.checkpoint.run_dir import RunDir
 from lm.checkpoint.tensors import load_arrays
 from lm.config import RunOptions
 from lm.data.batches import Rows
@@ -19,7 +18,8 @@ from lm.errors import UserError
 from lm.functions import BUILT_IN
 from lm.model.network import Network
 from lm.model.windows import build_window_graph
-from lm.training.restore import BroadcastHook, initial_values
+from lm.training.initialize import find_source, initial_values
+from lm.training.restore import BroadcastHook, values_to_resume
 from tests.unit.model.networks import GOOD, OWN_TABLE
 from tests.untrained import make_run, write_run
 
@@ -77,7 +77,7 @@ def test_a_resumed_run_must_use_all_weights(other):
     with tf.Graph().as_default():
         build_window_graph(Network(config, len(words)), Rows(0, 1), "eval")
         with pytest.raises(UserError, match="does not use lstm_1/bias"):
-            initial_values(RunDir("", store.verify(path)), RunOptions(), tokenizer_of(words), {})
+            values_to_resume(store.verify(path), {})
 
 
 def test_an_untrainable_embedding_is_loaded_too(other, load):
@@ -92,11 +92,16 @@ def tokenizer_of(words):
     return Words(Vocabulary(tuple(words)))
 
 
+def load_values(options, tokenizer, functions=BUILT_IN):
+    """Return the initial values of the network in the current graph."""
+    return initial_values(find_source(options), options, tokenizer, functions)
+
+
 def start_from(path, config, words, functions=BUILT_IN):
     with tf.Graph().as_default():
         build_window_graph(Network(config, len(words), functions), Rows(0, 1), "eval")
         options = RunOptions(init_from=path, init_partly=True)
-        return initial_values(RunDir("", None), options, tokenizer_of(words), {}).tensors
+        return load_values(options, tokenizer_of(words)).tensors
 
 
 # In the last two cases, both vocabularies have as many words as the layers have units or gates.
@@ -116,7 +121,7 @@ def test_words_of_both_vocabularies_keep_their_weights(tmp_path, corpora, fields
     with tf.Graph().as_default():
         build_window_graph(Network(config, len(new_words)), Rows(0, 1), "eval")
         options = RunOptions(init_from=str(tmp_path / "run"), new_vocabulary=True)
-        values = initial_values(RunDir("", None), options, tokenizer_of(new_words), {})
+        values = load_values(options, tokenizer_of(new_words))
         hook = BroadcastHook(Communicator(), values, tf.no_op())
         with tf.Session() as session:
             session.run(tf.global_variables_initializer())
@@ -145,7 +150,7 @@ def test_a_new_vocabulary_does_not_hide_a_changed_model(other):
         build_window_graph(Network(config, 50), Rows(0, 1), "eval")
         options = RunOptions(init_from=path, new_vocabulary=True)
         with pytest.raises(UserError, match=r"has no lstm_2/.* of this shape; --init_partly"):
-            initial_values(RunDir("", None), options, tokenizer_of(words[:50]), {})
+            load_values(options, tokenizer_of(words[:50]))
 
 
 OWN_KERNEL = """
@@ -176,9 +181,9 @@ def test_words_of_a_user_defined_network_need_a_different_size(tmp_path, load, n
         build_window_graph(Network(config, num_words, functions), Rows(0, 1), "eval")
         if num_words == 50:
             with pytest.raises(UserError, match="both vocabularies have 50 words, and "):
-                initial_values(RunDir("", None), options, others, {})
+                load_values(options, others)
             return
-        values = initial_values(RunDir("", None), options, others, {})
+        values = load_values(options, others)
         assert (values.tables.keys(), values.tensors.keys()) == ({"table", "output"}, {"kernel"})
         with tf.Session() as session:
             session.run(tf.global_variables_initializer())

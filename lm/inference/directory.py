@@ -1,0 +1,28 @@
+"""The directory of an export, which appears only when it is complete."""
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+
+import tensorflow.compat.v1 as tf
+
+from lm.errors import RunError, UserError, error_class, short_message
+
+
+@contextlib.contextmanager
+def new_directory(to: str) -> Iterator[str]:
+    """Yield a path to write a directory to, and rename the directory at the end."""
+    if os.path.exists(to):
+        raise UserError(f"--to {to} already exists: choose a different directory, or remove it")
+    parent = os.path.dirname(os.path.abspath(to))
+    try:
+        os.makedirs(parent, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".export-", dir=parent) as staging:
+            directory = os.path.join(staging, "export")
+            yield directory
+            os.rename(directory, to)
+    except OSError as error:
+        raise error_class(error)(f"cannot write {to}: {error.strerror}") from error
+    except tf.errors.OpError as error:
+        raise RunError(f"cannot write {to}: {short_message(error)}") from error

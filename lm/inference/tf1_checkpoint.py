@@ -1,0 +1,59 @@
+"""Export of a run as a checkpoint of a TF 1.x program."""
+
+import collections
+import os
+
+import tensorflow.compat.v1 as tf
+
+from lm import logger
+from lm.checkpoint import tf1_format
+from lm.checkpoint.store import weight_tensors
+from lm.checkpoint.tensors import tensor_types
+from lm.errors import UserError
+from lm.inference.directory import new_directory
+from lm.inference.trained_run import Run
+from lm.record import InitRecord
+
+
+def export(run: Run, to: str) -> None:
+    """Write the weights of a run to a new directory, atomically, with the program's names.
+
+    If the run was initialized from a checkpoint of the program, the export also contains the other
+    variables of this checkpoint, such as optimizer slots, which the program may restore too.
+    """
+    origin = run.checkpoint.manifest.record.init_from
+    tensors, types = weight_tensors(run.checkpoint), tensor_types(run.checkpoint.path)
+    names = tf1_format.program_names(tensors, run.functions, origin.rename if origin else "")
+    (most_frequent, count), *_ = collections.Counter(names.values()).most_common(1)
+    if count > 1:
+        raise UserError(
+            f"{count} weights have the name {most_frequent} in the export: correct checkpoint_name"
+            " in the config file"
+        )
+    there = _types_of_origin(origin)
+    copies = []
+    for weight, tensor in tensors.items():
+        name, dtype = names[weight], types[tensor]
+        copies.append(
+            tf1_format.Copy(run.checkpoint.path, tensor, name, dtype, there.get(name, dtype))
+        )
+    others = sorted(there.keys() - set(names.values()))
+    for name in others:
+        copies.append(tf1_format.Copy(origin.tf1_checkpoint, name, name, there[name], there[name]))
+    file = f"model.ckpt-{run.checkpoint.manifest.step}"
+    with new_directory(to) as directory:
+        os.mkdir(directory)
+        tf1_format.write(os.path.join(directory, file), copies)
+    rest = f" and {len(others)} other variables of {origin.tf1_checkpoint}" if others else ""
+    logger.info("wrote %s with %s weights%s", os.path.join(to, file), len(tensors), rest)
+
+
+def _types_of_origin(origin: InitRecord | None) -> dict[str, tf.DType]:
+    """Return the types of the tensors in the checkpoint that the run was initialized from."""
+    prefix = origin and origin.tf1_checkpoint
+    if not prefix:
+        return {}
+    if tf1_format.find(prefix) is None:
+        logger.warning("%s no longer exists, so the export contains only the weights", prefix)
+        return {}
+    return tensor_types(prefix)

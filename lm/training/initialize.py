@@ -1,0 +1,159 @@
+"""Find the checkpoint of --init_from, and load it if a TF 1.x program wrote it."""
+
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import tensorflow.compat.v1 as tf
+
+from lm import logger
+from lm.checkpoint import store, tf1_format
+from lm.checkpoint.manifest import Checkpoint
+from lm.checkpoint.tensors import tensor_shapes, tensor_types
+from lm.checkpoint.transfer import variable_shapes, weight_names
+from lm.config import RunOptions
+from lm.data.tokenizers import Tokenizer
+from lm.errors import UserError
+from lm.functions import NetworkFunctions
+from lm.record import InitRecord, load_record
+from lm.training.initialize_run import values_of_run
+from lm.training.restore import InitialValues, Table
+
+_MAX_NAMES = 5  # in a message
+
+
+class Source(NamedTuple):
+    """The checkpoint of --init_from."""
+
+    record: InitRecord
+    checkpoint: Checkpoint | None  # None for a checkpoint of a TF 1.x program
+
+
+def find_source(options: RunOptions) -> Source:
+    """Return the checkpoint of --init_from, after a check of its files."""
+    path = options.init_from
+    if load_record(path) is not None:
+        return _of_run(store.find(path, options.checkpoint))
+    prefix = tf1_format.find(path)
+    if prefix is None:
+        return _of_run(store.verify(path))
+    for name in ("new_vocabulary", "checkpoint"):
+        if getattr(options, name) != getattr(RunOptions(), name):
+            raise UserError(f"--{name} is for runs, but {path} is a TF 1.x checkpoint: remove it")
+    record = InitRecord(prefix, tf1_format.checksums(prefix), prefix, options.init_rename)
+    return Source(record, None)
+
+
+def _of_run(checkpoint: Checkpoint) -> Source:
+    manifest = checkpoint.manifest
+    sha256 = {name: facts["sha256"] for name, facts in manifest.files.items()}
+    before = manifest.record.init_from
+    inherited = (before.tf1_checkpoint, before.rename) if before else ()
+    return Source(InitRecord(checkpoint.path, sha256, *inherited), checkpoint)
+
+
+def initial_values(
+    source: Source, options: RunOptions, tokenizer: Tokenizer, functions: NetworkFunctions
+) -> InitialValues:
+    """Return the values of --init_from for the current graph."""
+    graph = tf.get_default_graph()
+    variables = variable_shapes(graph)
+    shapes = {name: variables[name] for name in weight_names(graph)}
+    if source.checkpoint:
+        return values_of_run(source.checkpoint, options, tokenizer, shapes)
+    prefix = source.record.path
+    names = tf1_format.program_names(shapes, functions, options.init_rename)
+    return _values_of_program(prefix, names, shapes, len(tokenizer), options.init_partly)
+
+
+def _values_of_program(
+    prefix: str,
+    names: Mapping[str, str],
+    shapes: Mapping[str, list[int]],
+    vocab_size: int,
+    is_part: bool,
+) -> InitialValues:
+    """Return the weights of a checkpoint of a TF 1.x program.
+
+    Args:
+      names: The name of the tensor of each weight.
+      shapes: The shape of each weight.
+      is_part: Whether to load only the weights and rows that fit.
+    """
+    found, types = tensor_shapes(prefix), tensor_types(prefix)
+    tensors = {w: names[w] for w, shape in shapes.items() if found.get(names[w]) == shape}
+    tables = {
+        weight: table
+        for weight, shape in shapes.items()
+        if (table := _common_rows(names[weight], found, shape, vocab_size))
+    }
+    rest = [weight for weight in shapes if weight not in tensors]
+    if rest and not is_part:
+        raise _misfit(prefix, rest[0], names, found, shapes, tables)
+    if not tensors and not tables:
+        raise UserError(f"--init_from {prefix}: the checkpoint has no weights that fit this model")
+    unused = sorted(found.keys() - set(names.values()))
+    parts = [f"loaded {len(tensors)} weights of {prefix}"]
+    parts += [f"loaded {len(t.ids):,} rows of {weight}" for weight, t in tables.items()]
+    if initialized := [weight for weight in rest if weight not in tables]:
+        parts.append(f"initialized {_listed(initialized)}")
+    if unused:
+        parts.append(f"the network does not use {_listed(unused)}")
+    logger.info("--init_from: %s", "; ".join(parts))
+    loaded_types = {weight: types[tensor] for weight, tensor in tensors.items()}
+    return InitialValues(prefix, tensors, {}, tables, loaded_types)
+
+
+def _common_rows(
+    tensor: str, found: Mapping[str, list[int]], shape: list[int], vocab_size: int
+) -> Table | None:
+    """Return the common rows of a tensor and a weight that only differ in their number of rows.
+
+    The rows are axis 0, or the axis of the words.
+    """
+    saved = found.get(tensor, [])
+    differing = [axis for axis, pair in enumerate(zip(saved, shape)) if pair[0] != pair[1]]
+    if len(saved) != len(shape) or len(differing) != 1:
+        return None
+    (axis,) = differing
+    if axis > 0 and shape[axis] != vocab_size:
+        return None
+    rows = range(min(saved[axis], shape[axis]))
+    return Table(tensor, axis, rows, rows)
+
+
+def _misfit(
+    prefix: str,
+    weight: str,
+    names: Mapping[str, str],
+    found: Mapping[str, list[int]],
+    shapes: Mapping[str, list[int]],
+    tables: Mapping[str, Table],
+) -> UserError:
+    """Return the error for a weight that the checkpoint does not have in its shape."""
+    name, shape = names[weight], shapes[weight]
+    if weight in tables:
+        axis = tables[weight].axis
+        return UserError(
+            f"{name} has {found[name][axis]:,} rows in {prefix}, but {shape[axis]:,} in this model:"
+            " use the vocabulary of the checkpoint, or load the common rows with --init_partly"
+        )
+    if name in found:
+        return UserError(
+            f"{name} has the shape {found[name]} in {prefix}, but {shape} in this model;"
+            " --init_partly initializes such weights"
+        )
+    same_shape = [other for other in found if found[other] == shape and other not in names.values()]
+    near = difflib.get_close_matches(name, same_shape, n=3, cutoff=0)
+    hint = f"the nearest names of this shape are {', '.join(near)}" if near else ""
+    return UserError(
+        f"{prefix} has no {name} {shape}: {hint or 'no other tensor has this shape'}. Map the names"
+        " with --init_rename or checkpoint_name in the config file, or initialize such weights with"
+        " --init_partly"
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Return the first names, and the number of the other names."""
+    more = [f"{len(names) - _MAX_NAMES:,} more"] if len(names) > _MAX_NAMES else []
+    return ", ".join([*names[:_MAX_NAMES], *more])

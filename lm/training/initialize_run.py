@@ -1,0 +1,111 @@
+"""Initialize the weights of a run with the weights of an earlier run."""
+
+import re
+from collections.abc import Callable, Mapping
+
+from lm import logger
+from lm.checkpoint import store
+from lm.checkpoint.manifest import Checkpoint
+from lm.checkpoint.tensors import tensor_shapes
+from lm.checkpoint.transfer import fitting_tensors
+from lm.config import RunOptions
+from lm.data.selection import run_of_checkpoint, saved_tokenizer
+from lm.data.tokenizers import Tokenizer
+from lm.errors import UserError
+from lm.training.restore import InitialValues, Table
+
+# _WORD_AXES contains the axis of the words in each table of this program. _LAYER matches the layers
+# of the built-in network. A layer may have as many units as the vocabulary has words, so its size
+# does not show whether its rows are words.
+_WORD_AXES = {"embedding": 0, "softmax/weights": 1, "softmax/bias": 0}
+_LAYER = re.compile(r"lstm_\d+/.+|softmax/projection")
+# Weights of an adaptive softmax or of an adaptive input in which each row belongs to a word.
+_OF_WORDS = re.compile(r"(.+/)?embedding/band_\d+|softmax/(weights|bias|cluster_\d+/words)")
+_PARTLY = "; --init_partly omits such weights"
+
+
+def values_of_run(
+    checkpoint: Checkpoint, options: RunOptions, tokenizer: Tokenizer, shapes: Mapping[str, list]
+) -> InitialValues:
+    """Return the weights of an earlier run for a network whose weights have these shapes."""
+    path = options.init_from
+    same_words = checkpoint.manifest.record.vocabulary == tokenizer.sha256
+    if same_words and not options.init_partly:
+        tensors = fitting_tensors(checkpoint, shapes, fix=_PARTLY)
+        return InitialValues(checkpoint.path, tensors, {})
+    if options.new_vocabulary and not same_words:
+        tables = _tables(checkpoint, saved_tokenizer(run_of_checkpoint(path)), tokenizer, shapes)
+    elif same_words or options.init_partly:
+        tables = {}
+    else:
+        raise UserError(
+            f"--init_from {path} has a different vocabulary, so its token IDs differ;"
+            " --init_partly loads only the layers"
+        )
+
+    def is_of_words(name: str) -> bool:
+        """Return whether a weight cannot be loaded, because its rows belong to different words."""
+        # Without --new_vocabulary, only the size shows whether the rows are words.
+        unclear = not options.new_vocabulary and len(tokenizer) in shapes[name]
+        return not same_words and (
+            _OF_WORDS.fullmatch(name) is not None or (unclear and not _LAYER.fullmatch(name))
+        )
+
+    rest = {name: shape for name, shape in shapes.items() if name not in tables}
+    tensors = _fitting_weights(checkpoint, rest, is_of_words)
+    missing = [n for n in rest if n not in tensors and not _OF_WORDS.fullmatch(n)]
+    if missing and not options.init_partly:
+        raise UserError(f"{checkpoint.path} has no {missing[0]} of this shape{_PARTLY}")
+    return InitialValues(checkpoint.path, tensors, {}, tables)
+
+
+def _tables(
+    checkpoint: Checkpoint, saved: Tokenizer, tokenizer: Tokenizer, shapes: Mapping[str, list]
+) -> dict[str, Table]:
+    """Return the tensors with one row or column per word, by the name of the weight.
+
+    These are the weights whose size changes with the size of the vocabulary. If both vocabularies
+    have the same size, the axis of the words is known only for the weights of the built-in network.
+    """
+    sizes = len(saved), len(tokenizer)
+    saved_ids = {token: i for i, token in enumerate(saved.tokens)}
+    ids = [i for i, token in enumerate(tokenizer.tokens) if token in saved_ids]
+    kept = [saved_ids[tokenizer.tokens[i]] for i in ids]
+    found, tables = tensor_shapes(checkpoint.path), {}
+    for name, tensor in store.weight_tensors(checkpoint).items():
+        before, after = found[tensor], shapes.get(name, [])
+        axes = [
+            axis
+            for axis, pair in enumerate(zip(before, after))
+            if pair == sizes and [*before[:axis], sizes[1], *before[axis + 1 :]] == after
+        ]
+        if not axes or _LAYER.fullmatch(name):
+            continue
+        axis = axes[0] if sizes[0] != sizes[1] else _WORD_AXES.get(name)
+        if axis is None:
+            raise UserError(
+                f"--new_vocabulary: both vocabularies have {len(saved):,} words, and {name} has"
+                f" this size too, so it is not known whether its rows are words: use a different"
+                " --vocab_size"
+            )
+        tables[name] = Table(tensor, axis, kept, ids)
+    logger.info(
+        f"--init_from: {len(ids):,} of {len(tokenizer):,} words keep their weights in"
+        f" {', '.join(tables) or 'no table'}"
+    )
+    return tables
+
+
+def _fitting_weights(
+    checkpoint: Checkpoint, shapes: Mapping[str, list], is_of_words: Callable[[str], bool]
+) -> dict[str, str]:
+    """Return the tensor of each weight that fits, and log which weights are initialized instead."""
+    tensors, found = store.weight_tensors(checkpoint), tensor_shapes(checkpoint.path)
+    fitting = [n for n in tensors if found[n] == shapes.get(n) and not is_of_words(n)]
+    if not fitting:
+        raise UserError(
+            f"--init_from {checkpoint.path}: the checkpoint has no weights that fit this model"
+        )
+    rest = ", ".join(name for name in shapes if name not in fitting) or "none"
+    logger.info("--init_from: loaded %s; initialized %s", ", ".join(fitting), rest)
+    return {name: tensors[name] for name in fitting}
