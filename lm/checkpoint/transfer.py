@@ -3,7 +3,7 @@
 import itertools
 import math
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -35,6 +35,11 @@ Concat = Callable[[np.ndarray], np.ndarray]  # concatenates the arrays of all ra
 def weight_names(graph: tf.Graph) -> tuple[str, ...]:
     """Return the names of all variables of the network, trained or not."""
     return tuple(_weights(graph))
+
+
+def weight_types(graph: tf.Graph) -> dict[str, tf.DType]:
+    """Return the types of all variables of the network, by name."""
+    return {name: v.dtype.base_dtype for name, v in _weights(graph).items()}
 
 
 def variable_shapes(graph: tf.Graph) -> dict[str, list[int]]:
@@ -103,12 +108,14 @@ def _rows_tensor(rows: _Rows, variable: tf.Variable) -> tf.Variable | tf.Tensor:
     return variable if rows.is_whole else variable.sparse_read(rows.indices())
 
 
-def _divide(variables: Mapping[str, tf.Variable], group_bytes: int) -> Iterator[_Rows]:
+def _divide(
+    variables: Mapping[str, tf.Variable], group_bytes: int, undivided: Container[str] = ()
+) -> Iterator[_Rows]:
     """Divide variables that are larger than a group, but not their rows."""
     for name, variable in variables.items():
         shape = tuple(variable.shape.as_list())
         num_rows, row_bytes = (*shape, 1)[0], math.prod(shape[1:]) * variable.dtype.size
-        size = max(1, group_bytes // max(1, row_bytes))
+        size = max(1, group_bytes // max(1, row_bytes), num_rows * (name in undivided))
         for first in range(0, num_rows, size):
             count = min(size, num_rows - first)
             yield _Rows(name, shape, first, count, count * row_bytes)
@@ -183,7 +190,9 @@ class VariableLoader:
         found = _global_variables(graph)
         chosen = _weights(graph) if names is None else names
         variables = {name: found[name] for name in chosen}
-        groups = list(_grouped(_divide(variables, group_bytes), group_bytes))
+        # TensorFlow cannot read some rows of a tensor of type float16.
+        all_rows = _divide(variables, group_bytes, undivided=types)
+        groups = list(_grouped(all_rows, group_bytes))
         with tf.name_scope("lm_loader"):
             self._path_ph = tf.placeholder(tf.string, [], "path")
             self._tensor_phs = {name: tf.placeholder(tf.string, [1]) for name in variables}

@@ -1,6 +1,7 @@
 """Find the checkpoint of --init_from, and load it if a TF 1.x program wrote it."""
 
 import difflib
+import os
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -10,7 +11,7 @@ from lm import logger
 from lm.checkpoint import store, tf1_format
 from lm.checkpoint.manifest import Checkpoint
 from lm.checkpoint.tensors import tensor_shapes, tensor_types
-from lm.checkpoint.transfer import variable_shapes, weight_names
+from lm.checkpoint.transfer import variable_shapes, weight_types
 from lm.config import RunOptions
 from lm.data.tokenizers import Tokenizer
 from lm.errors import UserError
@@ -35,8 +36,13 @@ def find_source(options: RunOptions) -> Source:
     if load_record(path) is not None:
         return _of_run(store.find(path, options.checkpoint))
     prefix = tf1_format.find(path)
-    if prefix is None:
+    if prefix is None and os.path.isdir(path):
         return _of_run(store.verify(path))
+    if prefix is None:
+        raise UserError(
+            f"--init_from {path} is neither a run, a checkpoint of a run nor the prefix of a TF 1.x"
+            " checkpoint such as model.ckpt-4100"
+        )
     for name in ("new_vocabulary", "checkpoint"):
         if getattr(options, name) != getattr(RunOptions(), name):
             raise UserError(f"--{name} is for runs, but {path} is a TF 1.x checkpoint: remove it")
@@ -57,13 +63,16 @@ def initial_values(
 ) -> InitialValues:
     """Return the values of --init_from for the current graph."""
     graph = tf.get_default_graph()
-    variables = variable_shapes(graph)
-    shapes = {name: variables[name] for name in weight_names(graph)}
+    variables, types = variable_shapes(graph), weight_types(graph)
+    shapes = {name: variables[name] for name in types}
     if source.checkpoint:
         return values_of_run(source.checkpoint, options, tokenizer, shapes)
     prefix = source.record.path
     names = tf1_format.program_names(shapes, functions, options.init_rename)
-    return _values_of_program(prefix, names, shapes, len(tokenizer), options.init_partly)
+    values = _values_of_program(prefix, names, shapes, len(tokenizer), options.init_partly)
+    found = tensor_types(prefix)
+    converted = {w: found[t] for w, t in values.tensors.items() if found[t] != types[w]}
+    return values._replace(types=converted)
 
 
 def _values_of_program(
@@ -80,7 +89,7 @@ def _values_of_program(
       shapes: The shape of each weight.
       is_part: Whether to load only the weights and rows that fit.
     """
-    found, types = tensor_shapes(prefix), tensor_types(prefix)
+    found = tensor_shapes(prefix)
     tensors = {w: names[w] for w, shape in shapes.items() if found.get(names[w]) == shape}
     tables = {
         weight: table
@@ -100,8 +109,7 @@ def _values_of_program(
     if unused:
         parts.append(f"the network does not use {_listed(unused)}")
     logger.info("--init_from: %s", "; ".join(parts))
-    loaded_types = {weight: types[tensor] for weight, tensor in tensors.items()}
-    return InitialValues(prefix, tensors, {}, tables, loaded_types)
+    return InitialValues(prefix, tensors, {}, tables)
 
 
 def _common_rows(
@@ -143,7 +151,9 @@ def _misfit(
             f"{name} has the shape {found[name]} in {prefix}, but {shape} in this model;"
             " --init_partly initializes such weights"
         )
-    same_shape = [other for other in found if found[other] == shape and other not in names.values()]
+    slots = {other for other in found if other.rpartition("/")[0] in found}
+    free = found.keys() - slots - set(names.values())
+    same_shape = sorted(other for other in free if found[other] == shape)
     near = difflib.get_close_matches(name, same_shape, n=3, cutoff=0)
     hint = f"the nearest names of this shape are {', '.join(near)}" if near else ""
     return UserError(
