@@ -2,40 +2,133 @@
 
   python -m lm.generate --run runs/small --prompt "the company said" --num_words 100
   python -m lm.generate --run runs/small --temperature 0.8 --top_k 40 --top_p 0.9 --seed 1
+  python -m lm.generate --run runs/small --prompts prompts.txt --num_samples 4 --json
+  python -m lm.generate --run runs/small --prompt "the company said" --beam_size 8 --stop_at_eos
+  python -m lm.generate --run runs/small --prompt "the company" --next 10
 
 The prompt is ordinary text. The tokenizer of the run divides it into tokens. --num_words is the
-number of tokens to generate, including line ends. The text of each token is printed as soon as its
-characters are complete.
+number of tokens to generate, including line ends. --prompts reads one prompt per line. The command
+generates the texts of several prompts together, in batches.
 
-The same flags with the same --seed generate the same text. The network computes in float32,
-regardless of the run's --precision.
+A single text is printed while it is generated, one token at a time. Several texts are printed when
+they are complete, in the order of the prompts. With --json, the command prints one line with a JSON
+object for each text. log_probability is the natural logarithm of the probability of all generated
+tokens, before the temperature and the other settings change it:
+
+  {"prompt": "the company", "text": " said it", "log_probability": -4.21}
+
+With --next N, nothing is generated. The command prints the N most probable tokens after each prompt
+with their probabilities. With --json, these are pairs in the field "next".
+
+The same flags with the same --seed generate the same text. A text depends only on the seed, on the
+prompt, on the line number of the prompt and on the number of the sample. With the compiled
+operations and the built-in network, it does not depend on the batch. Otherwise, the results of a
+batch may differ by rounding. The network computes in float32, regardless of the run's --precision.
 """
 
 import contextlib
+import dataclasses
+import json
 import signal
 import sys
+from collections.abc import Iterator
 
 from lm import logger
 from lm.cli import program
 from lm.cli.parser import RunChoice, parse
-from lm.errors import printable
+from lm.config import MAX_ROWS
+from lm.errors import UserError, error_class, printable
 from lm.inference.sampling import Sampling
+from lm.options import Checked, option
 from lm.system import import_tensorflow
 
 
+@dataclasses.dataclass(frozen=True)
+class GenerateOptions(Checked):
+    """The flags of this command."""
+
+    prompt: str = option("", "text to continue (default: the start of a text)")
+    prompts: str | None = option(
+        None, "file with one prompt per line; - reads the standard input", is_path=True
+    )
+    json: bool = option(False, "print JSON, one object per text")
+    next: int = option(0, "print the N most probable next tokens instead of a text", low=0)
+    batch_size: int = option(32, "number of texts to generate together", low=1, high=MAX_ROWS)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.prompt and self.prompts:
+            raise UserError("--prompt and --prompts are both given: leave out one of them")
+
+
 def _generate(argv):
-    arguments = parse(argv, __doc__, RunChoice, Sampling)
-    run, sampling = arguments[RunChoice].open_arguments(), arguments[Sampling]
+    arguments = parse(argv, __doc__, RunChoice, GenerateOptions, Sampling)
+    run, how, options = (arguments[cls] for cls in (RunChoice, Sampling, GenerateOptions))
     import_tensorflow()
     from lm.inference.generator import Generator
     from lm.inference.trained_run import open_run
 
-    with contextlib.closing(Generator(open_run(**run))) as generator:
-        logger.info("seed %d", sampling.seed)  # for generating the text again
-        for number, pieces in enumerate(generator.texts(sampling), 1):
-            if sampling.num_samples > 1:
-                print(f"== {number} of {sampling.num_samples}")
-            _print_text(pieces)
+    is_single = not options.prompts and (how.num_samples == 1 or options.next)
+    rows = how.beam_size or (1 if is_single else options.batch_size)
+    with contextlib.closing(Generator(open_run(**run.open_arguments()), rows)) as generator:
+        if not (options.next or how.beam_size):
+            logger.info("seed %d", how.seed)  # for generating the text again
+        streams = is_single and not (options.json or options.next or how.beam_size or how.stop)
+        if streams:
+            _print_text(generator.stream(options.prompt, how))
+            return
+        first = 0
+        for prompts in _read_prompts(options):
+            if options.next:
+                _print_next(prompts, generator.next_tokens(prompts, options.next), options.json)
+            else:
+                _print_texts(generator.generate(prompts, how, first), options, how, first)
+            first += len(prompts)
+
+
+def _read_prompts(options: GenerateOptions) -> Iterator[list[str]]:
+    """Yield the prompts that are available, and wait if none is available."""
+    if options.prompts is None:
+        yield [options.prompt]
+        return
+    from lm.inference.scorer import decode_line, read_lines
+
+    first = 0
+    try:
+        with contextlib.ExitStack() as stack:
+            descriptor = sys.stdin.fileno()
+            if options.prompts != "-":
+                descriptor = stack.enter_context(open(options.prompts, "rb")).fileno()
+            for lines in read_lines(descriptor):
+                yield [decode_line(line, index) for index, line in enumerate(lines, first)]
+                first += len(lines)
+    except OSError as error:
+        raise error_class(error)(f"cannot read {options.prompts}: {error.strerror}") from error
+
+
+def _print_texts(texts, options, how, first):
+    for index, text in enumerate(texts):
+        if options.json:
+            print(json.dumps(text._asdict()), flush=True)
+            continue
+        prompt, sample = divmod(index, how.num_samples)
+        titles = []
+        if options.prompts:
+            titles.append(f"prompt {first + prompt + 1}")
+        if how.num_samples > 1:
+            titles.append(f"{sample + 1} of {how.num_samples}")
+        if titles:
+            print("==", ", ".join(titles))
+        _print_text([text.prompt, text.text])
+
+
+def _print_next(prompts, found, as_json):
+    for prompt, tokens in zip(prompts, found):
+        if as_json:
+            print(json.dumps({"prompt": prompt, "next": tokens}), flush=True)
+        else:
+            for token, probability in tokens:
+                print(f"{probability:.6f}  {json.dumps(token, ensure_ascii=False)}", flush=True)
 
 
 def _print_text(pieces):

@@ -13,10 +13,10 @@ from lm.options import MAX_SEED, Checked, option
 class Sampling(Checked):
     """Flags of text generation."""
 
-    prompt: str = option("", "text to continue (default: the start of a text)")
     num_words: int = option(100, "number of new tokens in each text", low=1)
-    num_samples: int = option(1, "number of texts", low=1)
+    num_samples: int = option(1, "number of texts for each prompt", low=1)
     stop_at_eos: bool = option(False, "end a text at the first generated line end (<eos>)")
+    stop: str = option("", "end a text before the first occurrence of this generated text")
     temperature: float = option(
         1.0, "values below 1 prefer probable words; 0 always selects the most probable word", low=0
     )
@@ -24,6 +24,18 @@ class Sampling(Checked):
     top_p: float = option(
         1.0, "draw from the fewest words whose total probability reaches P", above=0, high=1
     )
+    repetition_penalty: float = option(
+        1.0, "multiply the log-probabilities of tokens that occur in the text or the prompt by N",
+        low=1,
+    )  # fmt: skip
+    beam_size: int = option(
+        0, "instead of drawing, search the most probable texts with a beam of N texts", low=0,
+        high=1000,
+    )  # fmt: skip
+    length_penalty: float = option(
+        0.6, "beam search: prefer long texts by dividing log-probabilities by ((5 + tokens) / 6)^N",
+        low=0,
+    )  # fmt: skip
     seed: int | None = option(
         None, "seed of the draws (default: a new seed, which is logged)", low=0, high=MAX_SEED
     )
@@ -34,19 +46,26 @@ class Sampling(Checked):
         if self.seed is None:
             seed = int(np.random.SeedSequence().generate_state(1)[0])
             object.__setattr__(self, "seed", seed)
+        if self.beam_size and (self.temperature, self.top_k, self.top_p) != (1.0, 0, 1.0):
+            raise UserError("beam_size draws nothing: remove temperature, top_k and top_p")
+        if self.beam_size and self.num_samples > self.beam_size:
+            raise UserError(
+                f"a beam of {self.beam_size} texts has no {self.num_samples} texts: raise beam_size"
+            )
 
 
-def next_word_distribution(
-    log_probs: np.ndarray, sampling: Sampling, banned: Sequence[int] = ()
+def scores_of_tokens(
+    log_probs: np.ndarray, how: Sampling, seen: Sequence[int] = (), banned: Sequence[int] = ()
 ) -> np.ndarray:
-    """Return the distribution of the next word, float64 [V], for natural log-probabilities [V].
+    """Return the scores of the next tokens, float64 [V], for natural log-probabilities [V].
 
-    First, banned words get probability 0. Second, p becomes proportional to p^(1/temperature).
-    Third, only the `top_k` most probable words are kept. Fourth, only the fewest of these words
-    whose total probability reaches `top_p` are kept (Holtzman et al. 2020, "The curious case of
-    neural text degeneration"). Among equally probable words, lower IDs are kept.
+    The scores of banned tokens are minus infinity. The repetition penalty applies to the tokens in
+    `seen` (Keskar et al. 2019, arXiv:1909.05858, section 4.1). The paper divides logits, which may
+    have any sign. Multiplying log-probabilities always makes a token less probable.
     """
     scores = np.array(log_probs, np.float64)
+    if how.repetition_penalty > 1:
+        scores[np.unique(np.array(seen, np.int64))] *= how.repetition_penalty
     scores[list(banned)] = -np.inf
     best = scores.max()
     if not np.isfinite(best):  # A user-defined network may fail on single words.
@@ -54,12 +73,22 @@ def next_word_distribution(
             f"no word can be drawn, because the largest log-probability is {best}: use a different"
             " checkpoint"
         )
-    scores -= best
+    return scores
+
+
+def next_word_distribution(scores: np.ndarray, sampling: Sampling) -> np.ndarray:
+    """Return the distribution of the next word, float64 [V], for `scores_of_tokens`.
+
+    First, p becomes proportional to p^(1/temperature). Second, only the `top_k` most probable words
+    are kept. Third, only the fewest of these words whose total probability reaches `top_p` are kept
+    (Holtzman et al. 2020, "The curious case of neural text degeneration"). Among equally probable
+    words, lower IDs are kept.
+    """
+    scores = scores - scores.max()
     if sampling.temperature > 0:
         with np.errstate(over="ignore"):  # Minus infinity is the correct limit.
             scores /= sampling.temperature
-    order = np.argsort(-scores, kind="stable")
-    kept = order[: sampling.top_k or len(order)] if sampling.temperature > 0 else order[:1]
+    kept = _kept(scores, sampling)
     probabilities = np.exp(scores[kept])
     probabilities /= probabilities.sum()
     if sampling.top_p < 1:
@@ -69,6 +98,18 @@ def next_word_distribution(
     distribution = np.zeros(len(scores))
     distribution[kept] = probabilities
     return distribution
+
+
+def _kept(scores: np.ndarray, sampling: Sampling) -> np.ndarray:
+    """Return the IDs that temperature 0 and `top_k` keep, the best first if `top_p` needs it."""
+    if sampling.temperature == 0:
+        return np.array([scores.argmax()])
+    k = sampling.top_k if sampling.top_k < len(scores) else 0
+    if not k and sampling.top_p == 1:
+        return np.arange(len(scores))  # Sorting would take most of the time.
+    lowest = np.partition(scores, -k)[-k]  # the smallest score if k is 0
+    candidates = np.flatnonzero(scores >= lowest)
+    return candidates[np.argsort(-scores[candidates], kind="stable")[: k or None]]
 
 
 def draw(distribution: np.ndarray, random: float) -> int:

@@ -55,7 +55,7 @@ class Scorer:
         number = 0
         for lines in read_lines(descriptor):
             try:
-                for score in self.score(map(_decode, lines, itertools.count(number))):
+                for score in self.score(map(decode_line, lines, itertools.count(number))):
                     yield score
                     number += 1
             except UserError as error:
@@ -115,7 +115,8 @@ def read_lines(descriptor: int, max_bytes: int = _MAX_LINE_BYTES) -> Iterator[li
         yield [last]
 
 
-def _decode(line: bytes, index: int) -> str:
+def decode_line(line: bytes, index: int) -> str:
+    """Return the text of the line with this index, which starts at 0."""
     try:
         check_nul(line)
         # The first line may start with a byte order mark.

@@ -79,8 +79,9 @@ def matmul(
     precision: str = "float32",
     micro_batches: Sequence[int] = (),
     ends: tf.Tensor | None = None,
+    transpose_b: bool = False,
 ) -> tf.Tensor:
-    """Multiply the inputs of a layer by its weights. Differentiable.
+    """Multiply the inputs of a layer by its weights, [K, M] or transposed. Differentiable.
 
     By default, the inputs are tokens at all time steps. If there are only some tokens, they must be
     ordered by micro-batch, and `ends` (int64) contains the end of each micro-batch. Micro-batches
@@ -92,9 +93,10 @@ def matmul(
     def product(a, b):
         def gradient(dc):
             db = token_sum(a, dc, bf16, micro_batches, ends)
-            return _product(dc, b, bf16, transpose_b=True), db
+            da = _product(dc, b, bf16, transpose_b=not transpose_b)
+            return da, tf.transpose(db) if transpose_b else db
 
-        return _product(a, b, bf16), gradient
+        return _product(a, b, bf16, transpose_b), gradient
 
     return product(a_NK, b_KM)
 

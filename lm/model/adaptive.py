@@ -197,18 +197,18 @@ def _gather_parts(x_NH: tf.Tensor, parts: Sequence[tf.Tensor]) -> list[tf.Tensor
     return gather(x_NH)
 
 
-def log_probs(weights: AdaptiveWeights, outputs_NH: tf.Tensor) -> tf.Tensor:
+def log_probs(weights: AdaptiveWeights, outputs_NH: tf.Tensor, ops: Ops) -> tf.Tensor:
     """Return the natural log-probabilities of all words, float32 [N, V]."""
     head_inputs_NE = outputs_NH
     if weights.head_projection is not None:
-        head_inputs_NE = tf.matmul(outputs_NH, weights.head_projection)
-    product = tf.matmul(head_inputs_NE, weights.head, transpose_b=weights.is_tied)
+        head_inputs_NE = ops.matmul(outputs_NH, weights.head_projection)
+    product = ops.matmul(head_inputs_NE, weights.head, transpose_b=weights.is_tied)
     head_logits = tf.nn.bias_add(product, weights.head_bias)
     words = weights.cutoffs[0]
     head = tf.nn.log_softmax(head_logits)
     parts = [head[:, :words]]
     for c, cluster in enumerate(weights.clusters):
-        hidden = tf.matmul(outputs_NH, cluster.projection_HK)
-        logits = tf.matmul(hidden, cluster.words_WK, transpose_b=True)
+        hidden = ops.matmul(outputs_NH, cluster.projection_HK)
+        logits = ops.matmul(hidden, cluster.words_WK, transpose_b=True)
         parts.append(tf.nn.log_softmax(logits) + head[:, words + c, None])
     return tf.concat(parts, axis=1)

@@ -1,6 +1,7 @@
 """Graphs that read one word at a time, for any number of rows: generation, scoring, export.
 
-They use plain TensorFlow in float32, so exported graphs load without this project.
+By default, they use plain TensorFlow in float32, so exported graphs load without this project.
+With the compiled operations (`ops`), the results of a row do not depend on the other rows.
 
 Shapes: T time steps, B rows, V words, S numbers of a row's state. A state is float32 [B, S]: the
 flattened parts of `state_shapes`, concatenated, or the last words of a network with `reads_words`.
@@ -13,6 +14,9 @@ from collections.abc import Callable
 import tensorflow.compat.v1 as tf
 
 from lm.model.network import Network, State
+from lm.model.ops import Ops, plain_ops
+
+_PLAIN = plain_ops()
 
 
 def state_size(network: Network) -> int:
@@ -21,13 +25,13 @@ def state_size(network: Network) -> int:
 
 
 def next_word(
-    network: Network, words_B: tf.Tensor, state_BS: tf.Tensor
+    network: Network, words_B: tf.Tensor, state_BS: tf.Tensor, ops: Ops = _PLAIN
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Read a word (int32 token ID) in each row.
 
     Return the natural log-probabilities of the following word, float32 [B, V], and the new state.
     """
-    context = network.context()
+    context = network.context(ops=ops)
     outputs_or_logits_BX, state_BS = _read(
         network, words_B, state_BS, lambda *window: network.build(*window, context)
     )
@@ -35,13 +39,17 @@ def next_word(
 
 
 def next_loss(
-    network: Network, words_B: tf.Tensor, targets_B: tf.Tensor, state_BS: tf.Tensor
+    network: Network,
+    words_B: tf.Tensor,
+    targets_B: tf.Tensor,
+    state_BS: tf.Tensor,
+    ops: Ops = _PLAIN,
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Return the losses of the words after `words_B` (float32 [B], in nats), and the new state."""
 
     def losses(inputs_TB: tf.Tensor, state: State) -> tuple[tf.Tensor, State]:
         targets_TB = tf.tile(targets_B[None], [inputs_TB.shape[0], 1])
-        return network.losses(inputs_TB, targets_TB, state, network.context())[1:]
+        return network.losses(inputs_TB, targets_TB, state, network.context(ops=ops))[1:]
 
     return _read(network, words_B, state_BS, losses)
 

@@ -97,9 +97,10 @@ class OutputLayer:
     def log_probs(self, outputs_BH: tf.Tensor, context: Context) -> tf.Tensor:
         """Return the natural log-probabilities of the words, float32 [B, V]."""
         if self._config.cutoffs:
-            return adaptive.log_probs(self._adaptive_weights(outputs_BH, context), outputs_BH)
+            weights = self._adaptive_weights(outputs_BH, context)
+            return adaptive.log_probs(weights, outputs_BH, context.ops)
         hidden_BE, weights, bias_V = self._full_weights(outputs_BH, context)
-        product_BV = tf.matmul(hidden_BE, weights, transpose_b=self._config.tie_weights)
+        product_BV = context.ops.matmul(hidden_BE, weights, transpose_b=self._config.tie_weights)
         return tf.nn.log_softmax(tf.nn.bias_add(product_BV, bias_V))
 
     def _adaptive_weights(

@@ -19,6 +19,7 @@ def matmul(
     precision: str,
     transpose_a: bool = False,
     ends: tf.Tensor | None = None,
+    transpose_b: bool = False,
 ) -> tf.Tensor:
     """Multiply two float32 matrices. Differentiable. `ends` is not used.
 
@@ -27,7 +28,7 @@ def matmul(
     """
 
     def product(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
-        return tf.matmul(a, b, transpose_a=transpose_a)
+        return tf.matmul(a, b, transpose_a=transpose_a, transpose_b=transpose_b)
 
     return rounded(product, a, b) if precision == "bfloat16" else product(a, b)
 

@@ -31,13 +31,12 @@ def generator(run):
     return Generator(run)
 
 
-def text(generator, sample=0, num_words=40, seed=1, prompt="", **sampling):
+def text(generator, num_words=40, seed=1, prompt="", **sampling):
     """Return the generated words without the prompt."""
-    how = Sampling(
-        num_samples=sample + 1, num_words=num_words, seed=seed, prompt=prompt, **sampling
-    )
-    *_, pieces = generator.texts(how)
-    return split_words("".join(pieces))[len(prompt.split()) :]
+    how = Sampling(num_words=num_words, seed=seed, **sampling)
+    (found,) = generator.generate([prompt], how)
+    assert "".join(generator.stream(prompt, how)) == found.prompt + found.text
+    return split_words(found.text)
 
 
 def log_probs_after(run, prompt):
@@ -47,10 +46,59 @@ def log_probs_after(run, prompt):
     return np.array([ending.log_probs[-1], *(score.log_probs[-2] for score in scores)])
 
 
-def test_seed_and_sample_determine_the_text(generator):
-    assert text(generator) == text(generator)
+def test_seed_prompt_and_position_determine_a_text(run, generator):
+    prompts, how = ["a", "", "a f", "a", "bcd"], Sampling(num_words=30, num_samples=2, seed=1)
+    found = list(Generator(run, 3).generate(prompts, how))
+    assert len(set(found)) == 10
+    for position, prompt in enumerate(prompts):
+        alone = list(generator.generate([prompt], how, position))
+        assert [repr(text) for text in alone] == [repr(text) for text in found[2 * position :][:2]]
     assert text(generator) != text(generator, seed=2)
-    assert text(generator) != text(generator, sample=1)
+
+
+def test_the_log_probability_of_a_text_is_its_score(run, generator):
+    (found,) = generator.generate(["a f"], Sampling(num_words=9, seed=3, temperature=0.5))
+    words = split_words(found.text)
+    expected = 0
+    for index, word in enumerate(words):
+        start = max(i + 1 for i, w in enumerate(["<eos>", *words[:index]]) if w == "<eos>")
+        assert start == 1, "choose a seed without line ends"
+        expected += log_probs_after(run, ["a", "f", *words[:index]])[WORDS.index(word)]
+    assert found.log_probability == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_next_tokens_are_the_most_probable_words(run, generator):
+    expected = np.exp(log_probs_after(run, ["a", "f"]))
+    (found,) = Generator(run, 2).next_tokens(["a f"], 3)
+    order = np.argsort(-expected)[:3]
+    assert [token for token, _ in found] == [WORDS[i].replace("<eos>", "\n") for i in order]
+    np.testing.assert_allclose([p for _, p in found], expected[order], rtol=1e-5)
+
+
+def test_beam_search_finds_what_an_exhaustive_search_finds(tmp_path):
+    words = ("<eos>", "a", "b", "c", "d")
+    write_run(tmp_path / "run", Config(hidden_size=8, init_scale=0.9), Words(Vocabulary(words)))
+    opened, length = open_run(tmp_path / "run"), 3
+    ended = [p for n in range(length) for p in itertools.product(words[1:], repeat=n)]
+    cut = list(itertools.product(words[1:], repeat=length))
+    scores = list(Scorer(opened, 8).score(" ".join(["b", *text]) for text in [*ended, *cut]))
+    found = {}
+    for text, score in zip([*ended, *cut], scores):
+        log_probs = score.log_probs[1:] if len(text) < length else score.log_probs[1:-1]
+        ending = "\n" if len(text) < length else ""
+        lp = ((5 + len(log_probs)) / 6) ** 0.9
+        found["".join(f" {word}" for word in text) + ending] = log_probs.sum() / lp
+    best = sorted(found, key=found.get, reverse=True)
+    how = Sampling(
+        beam_size=64, num_samples=10, num_words=length, stop_at_eos=True, length_penalty=0.9
+    )
+    assert [t.text for t in Generator(opened, 64).generate(["b"], how)] == best[:10]
+    greedy = Sampling(beam_size=1, num_words=length, stop_at_eos=True)
+    (text,) = Generator(opened).generate(["b"], greedy)
+    (drawn,) = Generator(opened).generate(
+        ["b"], Sampling(temperature=0, num_words=3, stop_at_eos=True)
+    )
+    assert text == drawn
 
 
 def test_greedy_words_have_the_best_score(run, generator):
@@ -64,12 +112,11 @@ def test_greedy_words_have_the_best_score(run, generator):
     assert text(generator, top_k=1, seed=3) == text(generator, temperature=0.0, seed=4)
 
 
-def test_first_words_follow_the_distribution_of_the_model(run, generator):
+def test_first_words_follow_the_distribution_of_the_model(run):
     """With 5 degrees of freedom, chi-square exceeds 25.7 once in 10,000 times."""
     draws = 1000
-    how = Sampling(prompt="bcd", num_words=1, num_samples=draws, seed=1, allow_unk=True)
-    texts = ["".join(pieces) for pieces in generator.texts(how)]
-    first = [WORDS.index(*split_words(text)[1:]) for text in texts]
+    how = Sampling(num_words=1, num_samples=draws, seed=1, allow_unk=True)
+    first = [WORDS.index(*split_words(t.text)) for t in Generator(run, 50).generate(["bcd"], how)]
     expected = draws * np.exp(log_probs_after(run, ["bcd"]))
     counts = np.bincount(first, minlength=len(WORDS))
     assert ((counts - expected) ** 2 / expected).sum() < 25.7
@@ -84,8 +131,14 @@ def test_a_text_may_stop_at_the_first_generated_line_end(generator):
     whole = text(generator, num_words=300)
     stopped = text(generator, num_words=300, stop_at_eos=True, prompt="")
     assert stopped == whole[: whole.index("<eos>") + 1]
-    (pieces,) = generator.texts(Sampling(prompt="a\nf", seed=1, stop_at_eos=True))
+    pieces = generator.stream("a\nf", Sampling(seed=1, stop_at_eos=True))
     assert [*itertools.islice(pieces, 3)] == ["a", "\n", "f"]
+
+
+def test_a_text_ends_before_the_stop_text(generator):
+    (whole,) = generator.generate([""], Sampling(num_words=100, seed=1))
+    (stopped,) = generator.generate([""], Sampling(num_words=100, seed=1, stop="f a"))
+    assert "f a" in whole.text and stopped.text == whole.text.partition("f a")[0]
 
 
 def test_unknown_words_of_prompts_are_logged(caplog):

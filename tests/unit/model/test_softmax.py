@@ -7,7 +7,7 @@ import tensorflow.compat.v1 as tf
 from lm import kernels
 from lm.model import adaptive
 from lm.model.adaptive import AdaptiveWeights, Cluster
-from lm.model.ops import fastest
+from lm.model.ops import fastest, plain_ops
 from tests.unit.kernels.arrays import numbers, run, softmax_inputs
 from tests.unit.kernels.test_micro_batches import assert_equal_on_ranks, on_ranks
 
@@ -68,7 +68,7 @@ def exact_log_probs(outputs, head, bias, *clusters):
 
 
 def all_log_probs(outputs, *weights):
-    return adaptive.log_probs(as_weights(weights), outputs)
+    return adaptive.log_probs(as_weights(weights), outputs, plain_ops())
 
 
 # Words of the head and of each cluster, of the head only, and of the last cluster only.
