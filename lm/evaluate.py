@@ -5,7 +5,8 @@
   mpirun -np 2 python -m lm.evaluate --run runs/small --split valid,test
 
 Each text is divided into --eval_batch_size rows, and each row starts with an empty recurrent state.
-With --eval_batch_size 1, the model reads each text as one stream.
+With --eval_batch_size 1, the model reads each text as one stream. With --lines, each line starts
+with an empty state, and --eval_batch_size lines are scored together.
 
 With --json, the command prints one line with a JSON object for each split:
 
@@ -57,6 +58,10 @@ class EvaluateOptions(Checked):
         None, "number of rows per text (default: the value in the run's config)", low=1,
         high=MAX_ROWS,
     )  # fmt: skip
+    lines: bool = option(
+        False, "start each line with an empty state, as lm.score does, instead of dividing the text"
+        " into rows",
+    )  # fmt: skip
     step_timeout_seconds: float = option(
         RunOptions().step_timeout_seconds,
         "end the job if a rank waits for other ranks for N seconds (0: never)",
@@ -83,6 +88,7 @@ def _evaluate(parsed, comm, supervisor):
             comm=comm,
             data_path=options.data_path,
             eval_batch_size=options.eval_batch_size,
+            lines=options.lines,
             supervisor=supervisor,
             **run,
         )

@@ -37,7 +37,7 @@ from lm import logger
 from lm.cli import program
 from lm.cli.parser import RunChoice, parse
 from lm.config import MAX_ROWS
-from lm.errors import UserError, error_class, printable
+from lm.errors import UserError, printable
 from lm.inference.sampling import Sampling
 from lm.options import Checked, option
 from lm.system import import_tensorflow
@@ -91,19 +91,9 @@ def _read_prompts(options: GenerateOptions) -> Iterator[list[str]]:
     if options.prompts is None:
         yield [options.prompt]
         return
-    from lm.inference.scorer import decode_line, read_lines
+    from lm.inference.lines import read_texts
 
-    first = 0
-    try:
-        with contextlib.ExitStack() as stack:
-            descriptor = sys.stdin.fileno()
-            if options.prompts != "-":
-                descriptor = stack.enter_context(open(options.prompts, "rb")).fileno()
-            for lines in read_lines(descriptor):
-                yield [decode_line(line, index) for index, line in enumerate(lines, first)]
-                first += len(lines)
-    except OSError as error:
-        raise error_class(error)(f"cannot read {options.prompts}: {error.strerror}") from error
+    yield from read_texts(options.prompts)
 
 
 def _print_texts(texts, options, how, first):

@@ -1,28 +1,54 @@
 """Print the log-probability of each text on stdin, one text per line.
 
   python -m lm.score --run runs/small < sentences.txt > scores.tsv
+  python -m lm.score --run runs/small --format kenlm < sentences.txt
+  python -m lm.score --run runs/small --nbest list.txt --weight 0.5 > rescored.txt
 
-The command prints one line for each input line, as soon as it has read the input line. The output
-has no header and these columns, which are separated by tabs:
+The command prints one line for each input line, as soon as it has read the input line. With
+--format tsv, the output has no header and these columns, which are separated by tabs:
 
   log-probability, tokens, unknown, text [, log-probabilities of its tokens]
 
-All logarithms are natural. The tokenizer of the run divides each text into tokens. The recurrent
-state is empty at the start of each text. The line end of the text is scored too; for the tokenizer
-words, it is the token <eos>. Words or characters that are not in the vocabulary count as unknown
-and are scored as <unk>. In the text column, all white space is replaced by single spaces. The last
-column is printed only with --per_word, and its numbers are separated by spaces. The network
-computes in float32, regardless of the run's --precision.
+These logarithms are natural. The tokenizer of the run divides each text into tokens. The line end
+of the text is scored too; for the tokenizer words, it is the token <eos>. Words or characters that
+are not in the vocabulary count as unknown and are scored as <unk>. In the text column, all white
+space is replaced by single spaces. The last column is printed only with --per_word, and its numbers
+are separated by spaces. At the end, the totals of all texts appear on stderr.
+
+With --format json, each line is an object with these values, and the last line is an object with
+the field "total".
+
+--format kenlm prints what KenLM's program `query` prints, with logarithms to base 10. A word is
+printed as word=ID length log10-probability. The ID is 0 for unknown words, and otherwise the token
+ID plus 1. The length is the number of tokens from the start of the text to the word, including the
+start. Unlike in the columns above, an <unk> in the text counts as unknown too, as in KenLM. The
+last lines contain the perplexities with and without unknown words.
+
+By default, texts are independent: the recurrent state is empty at the start of each text. With
+--continuous, the state at the end of a text continues in the next text, as in lm.evaluate with
+--eval_batch_size 1.
+
+--nbest FILE reads lists in the format of Moses, `id ||| text ||| features [||| score]`, and the
+standard input if FILE is -. Each line gets a feature `lm`, the natural log-probability of its text,
+and its score increases by --weight times this number. The lines of each list are sorted by this
+score. The network computes in float32, regardless of the run's --precision.
 """
 
 import contextlib
 import dataclasses
+import itertools
+import json
+import math
 import signal
 
+import numpy as np
+
+from lm import logger
 from lm.cli import program
 from lm.cli.parser import RunChoice, parse
 from lm.config import MAX_ROWS
 from lm.options import Checked, option
+from lm.perplexity import NllSum
 from lm.system import import_tensorflow
 
 _STDIN = 0  # the file descriptor
@@ -32,7 +58,18 @@ _STDIN = 0  # the file descriptor
 class ScoreOptions(Checked):
     """The flags of this command."""
 
+    format: str = option(
+        "tsv", "tsv, json, or kenlm (the output of KenLM's query)",
+        choices=("tsv", "json", "kenlm"),
+    )  # fmt: skip
     per_word: bool = option(False, "also print the log-probability of each token")
+    continuous: bool = option(
+        False, "continue the recurrent state of a text in the next text (default: independent)"
+    )
+    nbest: str | None = option(
+        None, "rescore the n-best lists in this file; - reads the standard input", is_path=True
+    )
+    weight: float = option(1.0, "--nbest: weight of the log-probability in the score")
     batch_size: int = option(16, "number of texts to score together", low=1, high=MAX_ROWS)
 
 
@@ -40,13 +77,76 @@ def _score(argv):
     arguments = parse(argv, __doc__, RunChoice, ScoreOptions)
     run, options = arguments[RunChoice].open_arguments(), arguments[ScoreOptions]
     import_tensorflow()
+    from lm.inference.lines import read_texts
+    from lm.inference.nbest import rescore
     from lm.inference.scorer import Scorer
     from lm.inference.trained_run import open_run
 
-    with contextlib.closing(Scorer(open_run(**run), options.batch_size)) as scorer:
+    opened = open_run(**run)
+    scorer = Scorer(opened, options.batch_size, options.continuous)
+    with contextlib.closing(scorer):
+        if options.nbest:
+            lines = itertools.chain.from_iterable(read_texts(options.nbest))
+            for line in rescore(lines, scorer, options.weight):
+                print(line)
+            return
+        totals = Totals()
         for score in scorer.score_stream(_STDIN):
+            totals.add(score, opened.tokenizer.unk_id)
             # The process that wrote the sentence may wait for the score.
-            print(format_score(score, options.per_word), flush=True)
+            print(_line(score, options, opened.tokenizer), flush=True)
+    if options.format == "kenlm":
+        print(totals.as_kenlm())
+    elif options.format == "json":
+        print(json.dumps({"total": totals.as_dict()}))
+    else:
+        logger.info(" ".join(f"{name} {value:.8g}" for name, value in totals.as_dict().items()))
+
+
+class Totals:
+    """Sums over all texts."""
+
+    def __init__(self) -> None:
+        self._known, self._all, self._unknown = NllSum(), NllSum(), 0
+
+    def add(self, score, unk_id: int | None) -> None:
+        is_known = score.ids != unk_id if unk_id is not None else np.ones(len(score.ids), bool)
+        self._all += NllSum(-score.log_prob, len(score.ids))
+        self._known += NllSum(-float(score.log_probs[is_known].sum()), int(is_known.sum()))
+        self._unknown += int((~is_known).sum())
+
+    def as_dict(self) -> dict[str, float]:
+        return {
+            "log_probability": -self._all.nats,
+            "tokens": self._all.tokens,
+            "unknown": self._unknown,
+            "perplexity": self._all.perplexity,
+            "perplexity_without_unknown": self._known.perplexity,
+        }
+
+    def as_kenlm(self) -> str:
+        """Return the last lines of KenLM's query."""
+        return (
+            f"Perplexity including OOVs:\t{self._all.perplexity}\n"
+            f"Perplexity excluding OOVs:\t{self._known.perplexity}\n"
+            f"OOVs:\t{self._unknown}\nTokens:\t{self._all.tokens}"
+        )
+
+
+def _line(score, options: ScoreOptions, tokenizer) -> str:
+    if options.format == "kenlm":
+        return kenlm_line(score, tokenizer)
+    if options.format == "tsv":
+        return format_score(score, options.per_word)
+    values = {
+        "text": score.text,
+        "log_probability": score.log_prob,
+        "tokens": len(score.ids),
+        "unknown": score.unknown,
+    }
+    if options.per_word:
+        values["token_log_probabilities"] = score.log_probs.tolist()
+    return json.dumps(values)
 
 
 def format_score(score, per_word: bool) -> str:
@@ -55,6 +155,26 @@ def format_score(score, per_word: bool) -> str:
     if per_word:
         cells.append(" ".join(f"{log_prob:.6f}" for log_prob in score.log_probs))
     return "\t".join(cells)
+
+
+def _float32(value: float) -> str:
+    """Return the shortest decimal number that is equal to the value in float32, as KenLM does."""
+    return str(np.float32(value))
+
+
+def kenlm_line(score, tokenizer) -> str:
+    """Return the line of KenLM's query for a text."""
+    log10s = score.log_probs / math.log(10)
+    words = [tokenizer.tokens[i] for i in score.ids]
+    if tokenizer.name == "words":
+        words = [*score.text.split(), "</s>"]  # unknown words too
+    cells = []
+    for position, (word, token, log10) in enumerate(zip(words, score.ids, log10s)):
+        word = "".join("_" if c.isspace() else c for c in word) or "_"
+        number = 0 if token == tokenizer.unk_id else token + 1
+        cells.append(f"{word}={number} {position + 2} {_float32(log10)}")
+    num_unknown = int((score.ids == tokenizer.unk_id).sum())
+    return "\t".join([*cells, f"Total: {_float32(log10s.sum())} OOV: {num_unknown}"])
 
 
 def main() -> None:

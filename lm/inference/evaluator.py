@@ -2,10 +2,12 @@
 
 import contextlib
 import dataclasses
+import functools
+import itertools
 import math
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,8 +22,10 @@ from lm.distributed.devices import start_tensorflow
 from lm.distributed.supervisor import Supervisor
 from lm.errors import EveryRankError, RunError, UserError
 from lm.functions import BUILT_IN, NetworkFunctions
+from lm.inference.lines import read_source
+from lm.inference.scorer import Scorer
 from lm.inference.trained_run import Run, open_run, open_session
-from lm.model.windows import Evaluator
+from lm.model.windows import Evaluator, sum_of_units, units_of
 from lm.options import replaced
 from lm.perplexity import NllSum, text_metrics
 
@@ -33,6 +37,7 @@ def evaluate(
     comm: Communicator | None = None,
     data_path: str | None = None,
     eval_batch_size: int | None = None,
+    lines: bool = False,
     functions: NetworkFunctions = BUILT_IN,
     supervisor: Supervisor | None = None,
     **open_options: Any,
@@ -44,6 +49,8 @@ def evaluate(
       comm: The ranks, which divide the rows among themselves; None for a single process.
       data_path: Directory of the corpus; None for the corpus of the run.
       eval_batch_size: Number of rows; None for the value of the run's config.
+      lines: Whether each line starts with an empty state, as in `Scorer`. The ranks divide the
+        lines among themselves.
       supervisor: Ends this rank if another rank hangs; None for a new supervisor.
       **open_options: Other arguments of `open_run`.
 
@@ -59,17 +66,23 @@ def evaluate(
         if eval_batch_size is not None:
             run = run._replace(config=replaced(run.config, eval_batch_size=eval_batch_size))
         texts = [load_text(run, split, data_path) for split in splits]
-        session, evaluator = open_session(
-            run,
-            lambda network: Evaluator(
-                network, run.tokenizer.eos_id, comm.rank, comm.size, True, num_threads
-            ),
-            device,
-        )
+        if lines:
+            scorer = Scorer(run, run.config.eval_batch_size, device=device)
+            session: Any = contextlib.closing(scorer)
+            sum_up = functools.partial(_sum_of_lines, scorer, comm)
+        else:
+            session, evaluator = open_session(
+                run,
+                lambda network: Evaluator(
+                    network, run.tokenizer.eos_id, comm.rank, comm.size, True, num_threads
+                ),
+                device,
+            )
+            sum_up = functools.partial(_sum_of_windows, session, evaluator)
     with contextlib.ExitStack() as stack, session, run.functions.one_line_errors(running=True):
         supervisor = supervisor or stack.enter_context(Supervisor(comm, 0))
         check_agreement(comm, _facts(run, texts))
-        sums = [_run(session, evaluator, text, supervisor) for text in texts]
+        sums = [_run(sum_up, text, supervisor) for text in texts]
     return [_describe(run, text, nll, comm.size) for text, nll in zip(texts, sums)]
 
 
@@ -79,6 +92,7 @@ class Text(NamedTuple):
     name: str  # name of the split, or path of the file
     ids: np.ndarray  # int32 [tokens]
     encoded: Encoded
+    source: Source
 
 
 def load_text(run: Run, split: str, data_path: str | None = None) -> Text:
@@ -101,7 +115,7 @@ def _load_split(run: Run, split: str, data_path: str | None) -> Text:
             f"the corpus in {data_path} has changed since the training of {run.directory}: to use"
             f" the changed corpus anyway, add --data_path {data_path}"
         )
-    return Text(split, getattr(corpus, split), corpus.encoded[split])
+    return Text(split, getattr(corpus, split), corpus.encoded[split], corpus.sources[split])
 
 
 def _encode(run: Run, name: str, source: Source) -> Text:
@@ -116,13 +130,34 @@ def _encode(run: Run, name: str, source: Source) -> Text:
             " TMPDIR to a different directory"
         ) from error
     check_known(name, encoded, run.tokenizer)
-    return Text(name, ids, encoded)
+    return Text(name, ids, encoded, source)
 
 
-def _run(session: Any, evaluator: Evaluator, text: Text, supervisor: Supervisor) -> NllSum:
+def _run(sum_up: Callable[[Text, Any], NllSum], text: Text, supervisor: Supervisor) -> NllSum:
     # A stop signal ends an evaluation immediately, because there is nothing to save.
     with supervisor.waiting(f"the evaluation of {text.name}", stoppable=False) as waiting:
-        return evaluator.run(session, text.name, text.ids, waiting.gather, waiting.poll)
+        return sum_up(text, waiting)
+
+
+def _sum_of_windows(session: Any, evaluator: Evaluator, text: Text, waiting: Any) -> NllSum:
+    return evaluator.run(session, text.name, text.ids, waiting.gather, waiting.poll)
+
+
+def _sum_of_lines(scorer: Scorer, comm: Communicator, text: Text, waiting: Any) -> NllSum:
+    """Score blocks of lines, which the ranks take in turn."""
+    if text.source.reads_ids:
+        raise UserError(f"--lines needs text, but {text.source.path} contains token IDs")
+    units = tokens = 0
+    lines = read_source(text.source)
+    for block in itertools.count():
+        if not (of_block := list(itertools.islice(lines, scorer.rows))):
+            break
+        if block % comm.size == comm.rank:
+            for score in scorer.score(of_block):
+                units += units_of(-score.log_probs)
+                tokens += len(score.ids)
+            waiting.poll()
+    return sum_of_units(*map(sum, zip(*waiting.gather((units, tokens)))))
 
 
 def _facts(run: Run, texts: Sequence[Text]) -> dict[str, Any]:

@@ -354,7 +354,7 @@ struct Gemm {
           const int64_t line = (groups - 1 - g) * 16;
           const float* next = direct && line < 2 * kLanes ? b + line + (v1 - v0) * kLanes : nullptr;
           if (g == 0 && n < first)
-            Columns<2>(p, r0, r1, n, a_u0, all, {b, p.ldb, next, p.ldb, panel}, units, u0 == 0,
+            Columns<2>(p, r0, r1, n, a_u0, all, {b, p.ldb, next, p.ldb, groups > 1 ? panel : nullptr}, units, u0 == 0,
                        next_rows);
           else if (end - n > kLanes)
             Columns<2>(p, r0, r1, n, a_u0, all, {panel, 2 * kLanes, next, p.ldb}, units, u0 == 0,

@@ -47,7 +47,13 @@ struct Forward {
     return Format::kConverts ? 2 * B * RowUnits(H) : 0;
   }
 
+  // A single time step reads each weight once. Packing the weights would take longer.
+  static bool ReadsWeights(const Lstm& s, int64_t block) {
+    return !Format::kConverts && s.T == 1 && (block + 1) * kLanes <= s.H;
+  }
+
   static void Pack(const Lstm& s, int64_t block) {
+    if (ReadsWeights(s, block)) return;
     constexpr int V = Products::kPanelVectors;
     const int64_t units = Units<Format>(s.H), length = PanelUnits(s.H), u0 = block * kLanes;
     for (int g = 0; g < 4; ++g) {
@@ -74,6 +80,18 @@ struct Forward {
     return s.scratch + (t & 1) * s.B * RowUnits(s.H);
   }
 
+  // z[rows, 4 kLanes] += a[rows, H] * the weights of the units from u0, in the same order of sums.
+  static void MultiplyWeights(const Lstm& s, int64_t u0, int64_t rows, const float* a, float* z) {
+    for (int g = 0; g < 4; ++g) {
+      const float* weights = s.weights + g * s.H + u0;
+      for (int64_t r0 = 0; r0 < rows; r0 += MaxRows<1>()) {
+        float* c = z + r0 * kWidth + g * kLanes;
+        TileOf<Format, 1>(Least(MaxRows<1>(), rows - r0), a + r0 * s.H, s.H,
+                          {weights, 4 * s.H, weights + kLanes, 4 * s.H}, s.H, c, kWidth, c, kWidth);
+      }
+    }
+  }
+
   static void Step(const Lstm& s, int64_t t, int64_t block, int64_t row0, int64_t row1) {
     const int64_t H = s.H, BH = s.B * H, lda = RowUnits(H), units = PanelUnits(H);
     const int64_t u0 = block * kLanes, n = H - u0;
@@ -87,7 +105,10 @@ struct Forward {
           Store(z + m * kWidth + g * kLanes,
                 Load(s.gates + (t * s.B + r0 + m) * 4 * H + g * H + u0, n) +
                     Load(s.bias + g * H + u0, n));
-      Products::template Multiply<4>(rows, before + r0 * lda, lda, panel, units, z, kWidth);
+      if (ReadsWeights(s, block))
+        MultiplyWeights(s, u0, rows, before + r0 * lda, z);
+      else
+        Products::template Multiply<4>(rows, before + r0 * lda, lda, panel, units, z, kWidth);
       for (int64_t m = 0; m < rows; ++m) {
         const float* zm = z + m * kWidth;
         const Vec i = Sigmoid(Load(zm)), j = Tanh(Load(zm + kLanes));

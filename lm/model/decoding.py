@@ -111,29 +111,44 @@ def target_log_probs(
 ) -> tf.Tensor:
     """Return the natural log-probability of each target, float32 [T, B].
 
-    Each row starts with an empty state. The loop computes the softmax of one time step at a time,
-    so the memory does not grow with T * V. Inputs and targets are int32 token IDs. `read` is
+    Each row starts with an empty state. Inputs and targets are int32 token IDs. `read` is
     `next_loss` or `next_loss_from_prediction`.
     """
-    num_steps, size = tf.shape(inputs_TB)[0], state_size(network)
     known_rows = inputs_TB.shape.as_list()[1]
     rows = tf.shape(inputs_TB)[1] if known_rows is None else known_rows
+    state_BS = tf.zeros([rows, state_size(network)])
+    return continued_log_probs(network, inputs_TB, targets_TB, state_BS, read)[0]
+
+
+def continued_log_probs(
+    network: Network,
+    inputs_TB: tf.Tensor,
+    targets_TB: tf.Tensor,
+    state_BS: tf.Tensor,
+    read: Callable = next_loss,
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Return the log-probabilities like `target_log_probs`, and the state after the targets.
+
+    The loop computes the softmax of one time step at a time, so the memory does not grow with
+    T * V.
+    """
+    num_steps = tf.shape(inputs_TB)[0]
     # Create the variables outside of the loop: initial values that are tensors must not be in it.
-    read(network, inputs_TB[0], targets_TB[0], tf.zeros([rows, size]))
+    read(network, inputs_TB[0], targets_TB[0], state_BS)
 
     def step(t, state_BS, found):
         losses_B, state_BS = read(network, inputs_TB[t], targets_TB[t], state_BS)
         return t + 1, state_BS, found.write(t, -losses_B)
 
-    state_shape = tf.TensorShape([known_rows, size])
-    _, _, found = tf.while_loop(
+    state_shape = tf.TensorShape([inputs_TB.shape[1], state_size(network)])
+    _, after, found = tf.while_loop(
         lambda t, *_: t < num_steps,
         step,
-        (0, tf.zeros([rows, size]), tf.TensorArray(tf.float32, num_steps)),
+        (0, state_BS, tf.TensorArray(tf.float32, num_steps)),
         shape_invariants=(tf.TensorShape([]), state_shape, tf.TensorShape([])),
         back_prop=False,
     )
-    return found.stack()
+    return found.stack(), after
 
 
 def create_variables(network: Network) -> None:

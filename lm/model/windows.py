@@ -228,25 +228,34 @@ class Evaluator:
             runner = WindowRunner(self._graph, self._rows, self._num_threads)
             own = run_evaluation(session, runner, batches, poll)
         units, tokens = map(sum, zip(*gather(own)))
-        return NllSum(units / _UNITS_PER_NAT, tokens)
+        return sum_of_units(units, tokens)
+
+
+def units_of(nlls: np.ndarray) -> int:
+    """Return the sum of losses in nats as an integer, in units of 2^-40 nats.
+
+    The sum of integers is the same in any order, so it does not depend on the number of ranks.
+    """
+    # A value that is not finite becomes so large that the perplexity is not finite either.
+    finite = np.nan_to_num(nlls, nan=_UNITS_PER_NAT, posinf=_UNITS_PER_NAT)
+    return sum(map(int, np.rint(finite * _UNITS_PER_NAT)))
+
+
+def sum_of_units(units: int, tokens: int) -> NllSum:
+    """Return the sum of losses for results of `units_of`."""
+    return NllSum(units / _UNITS_PER_NAT, tokens)
 
 
 def run_evaluation(
     session: tf.Session, runner: WindowRunner, batches: EvalBatches, poll: Callable[[], None]
 ) -> tuple[int, int]:
-    """Run an evaluation over windows, and return the sum and the number of tokens.
-
-    The sum is in units of 2^-40 nats. The sum of integers is the same in any order, so it does not
-    depend on the distribution of the rows.
-    """
+    """Run an evaluation over windows, and return the sum (see `units_of`) and the tokens."""
     units = tokens = 0
     for index in range(batches.num_windows):
         inputs, targets, mask = batches.window(index)
         parts = runner.run(session.run, [runner.graph.nll_TB], inputs, targets, {}, list.__add__)
         counted = np.concatenate(parts, axis=1)[mask].astype(np.float64)
-        # A value that is not finite becomes so large that the perplexity is not finite either.
-        counted = np.nan_to_num(counted, nan=_UNITS_PER_NAT, posinf=_UNITS_PER_NAT)
-        units += sum(map(int, np.rint(counted * _UNITS_PER_NAT)))
+        units += units_of(counted)
         tokens += len(counted)
         poll()
     return units, tokens

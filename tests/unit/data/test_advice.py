@@ -8,7 +8,7 @@ import pytest
 
 from lm.data.corpus import load_corpus
 from lm.errors import UserError
-from lm.inference.scorer import read_lines
+from lm.inference.lines import read_lines
 from tests.unit.data.texts import write
 
 LINES = "the cat sat on a mat\n" * 50

@@ -11,9 +11,11 @@ from lm.config import Config
 from lm.data.tokenizers import Words
 from lm.data.vocabulary import Vocabulary
 from lm.errors import UserError
+from lm.inference.evaluator import evaluate
+from lm.inference.nbest import rescore
 from lm.inference.scorer import Scorer
 from lm.inference.trained_run import open_run
-from lm.score import format_score
+from lm.score import Totals, format_score, kenlm_line
 from tests.untrained import write_run
 
 WORDS = ("<eos>", "<unk>", *(f"w{i}" for i in range(30)))
@@ -73,6 +75,71 @@ def test_the_columns_of_the_output(run):
     assert cells[1:4] == ["3", "1", "w1 zebra"]
     assert [float(cell) for cell in cells[4].split()] == pytest.approx(score.log_probs, abs=1e-6)
     assert format_score(score, False) == "\t".join(cells[:4])
+
+
+def test_the_output_of_kenlm_has_the_arithmetic_of_kenlm(run):
+    """KenLM adds up log10-probabilities, in lm/ngram_query.hh of its source."""
+    scores = list(Scorer(run, 4).score(["w1 zebra w2", "<unk>", "w3"]))
+    totals, tokenizer = Totals(), run.tokenizer
+    total = total_of_unknown = num_unknown = num_tokens = 0
+    for score, words in zip(scores, (["w1", "zebra", "w2"], ["<unk>"], ["w3"])):
+        cells = kenlm_line(score, tokenizer).split("\t")
+        totals.add(score, tokenizer.unk_id)
+        line_total = line_unknown = 0
+        for position, (cell, word) in enumerate(zip(cells, [*words, "</s>"], strict=False)):
+            name, length, log10 = cell.split(" ")
+            known = {w: i + 1 for i, w in enumerate(WORDS)}
+            number = known["<eos>"] if word == "</s>" else known.get(word, 0)
+            number *= word != "<unk>"
+            assert (name, length) == (f"{word}={number}", str(position + 2))
+            line_total += float(log10)
+            line_unknown += number == 0
+            total_of_unknown += float(log10) * (number == 0)
+            num_tokens += 1
+        label, value, oov, count = cells[-1].split(" ")
+        assert (label, oov, int(count)) == ("Total:", "OOV:", line_unknown)
+        assert float(value) == pytest.approx(line_total, rel=1e-5)
+        total, num_unknown = total + line_total, num_unknown + line_unknown
+    lines = [line.split("\t") for line in totals.as_kenlm().splitlines()]
+    assert [name for name, _ in lines] == [
+        "Perplexity including OOVs:", "Perplexity excluding OOVs:", "OOVs:", "Tokens:",
+    ]  # fmt: skip
+    known = num_tokens - num_unknown
+    expected = 10 ** -(total / num_tokens), 10 ** -((total - total_of_unknown) / known)
+    assert [float(value) for _, value in lines[:2]] == pytest.approx(expected, rel=1e-5)
+    assert [int(value) for _, value in lines[2:]] == [num_unknown, num_tokens] == [2, 8]
+
+
+def test_lines_and_streams_have_the_totals_of_an_evaluation(run, sentences, tmp_path):
+    """An evaluation computes windows, and a stream is scored token by token."""
+    (tmp_path / "text").write_text("".join(f"{sentence}\n" for sentence in sentences))
+    text = [str(tmp_path / "text")]
+    for lines in (True, False):
+        (found,) = evaluate(run.directory, text, lines=lines, eval_batch_size=1)
+        scores = list(Scorer(run, 8, continuous=not lines).score(sentences))
+        assert found["tokens"] == sum(len(score.ids) for score in scores)
+        total = sum(score.log_prob for score in scores)
+        assert -found["nll"] * found["tokens"] == pytest.approx(total, rel=1e-6)
+
+
+def test_nbest_lists_are_sorted_by_their_score_with_the_log_probability(run):
+    lines = [
+        "0 ||| w1 w2 ||| LM0= -3 ||| -5 ||| 0-0", "0 ||| w3 ||| LM0= -2 ||| -9",
+        "1 ||| w4 w5 w6 ||| ", "1 ||| w7 |||",
+    ]  # fmt: skip
+    scores = [s.log_prob for s in Scorer(run, 8).score(["w1 w2", "w3", "w4 w5 w6", "w7"])]
+    totals = [-5 + 0.5 * scores[0], -9 + 0.5 * scores[1], 0.5 * scores[2], 0.5 * scores[3]]
+    expected = [
+        f"0 ||| w1 w2 ||| LM0= -3 lm= {scores[0]:.6f} ||| {totals[0]:.6f} ||| 0-0",
+        f"0 ||| w3 ||| LM0= -2 lm= {scores[1]:.6f} ||| {totals[1]:.6f}",
+        f"1 ||| w4 w5 w6 ||| lm= {scores[2]:.6f} ||| {totals[2]:.6f}",
+        f"1 ||| w7 ||| lm= {scores[3]:.6f} ||| {totals[3]:.6f}",
+    ]
+    order = sorted(range(4), key=lambda i: (i // 2, -totals[i]))
+    found = list(rescore(lines, Scorer(run, 8), 0.5))
+    assert found == [expected[i] for i in order]
+    with pytest.raises(UserError, match=r"line 2 of the list must be `id \|\|\| text"):
+        list(rescore(["0 ||| w1 ||| ", "0 ||| w1"], Scorer(run, 8), 1))
 
 
 def test_nan_is_an_error(tmp_path):
