@@ -1,6 +1,10 @@
 """Export a trained model as a SavedModel, which TensorFlow loads without this project.
 
   python -m lm.export --run runs/small --to exported/small
+  python -m lm.export --run runs/small --to small.npz --format npz
+
+With --format npz or safetensors, the command writes a file with the weights for other frameworks.
+The name of each weight is the name of its variable. The rest of this text is about SavedModels.
 
 The network computes in float32, regardless of the run's --precision:
 
@@ -19,6 +23,18 @@ vocabulary. All logarithms are natural.
   next_id     ids: int32 [B]; state: float32 [B, S]. A text starts with the separator and a state of
               zeros.
               -> log_probabilities: float32 [B, V], of the next token; state: for the next call
+
+The signature serving_default is score with the tokenizer words, and score_ids with other
+tokenizers. The following commands try it:
+
+  saved_model_cli run --dir exported/small --tag_set serve --signature_def serving_default \
+      --input_exprs 'words=[["the", "company", "said"]]'
+  tensorflow_model_server --rest_api_port=8501 --model_name=small --model_base_path=/models/small
+  curl -d '{"instances": [{"words": ["the", "company", "said"]}]}' \
+      http://localhost:8501/v1/models/small:predict
+
+TensorFlow Serving expects a directory for each version: export to /models/small/1. Unless --rows is
+given, the server may combine requests to batches (--enable_batching).
 
 With the tokenizer words, the separator is <eos>, and two more signatures accept strings. They
 return the same values:
@@ -53,10 +69,14 @@ from lm.system import import_tensorflow
 class ExportOptions(Checked):
     """The flags of this command."""
 
-    to: str = option("", "new directory for the export", required=True, is_path=True)
+    to: str = option(
+        "", "new directory for the export, or new file for npz and safetensors", required=True,
+        is_path=True,
+    )  # fmt: skip
     format: str = option(
-        "saved_model", "saved_model, or tf1: a checkpoint that the TF 1.x program of the network"
-        " restores", choices=("saved_model", "tf1"),
+        "saved_model", "saved_model; tf1: a checkpoint that the TF 1.x program of the network"
+        " restores; npz or safetensors: a file with the weights",
+        choices=("saved_model", "tf1", "npz", "safetensors"),
     )  # fmt: skip
     rows: int | None = option(
         None, "number of rows B that the SavedModel accepts (default: any number)", low=1
@@ -69,11 +89,15 @@ def _export(argv):
     import_tensorflow()
     from lm.inference import saved_model, tf1_checkpoint
     from lm.inference.trained_run import open_run
+    from lm.inference.weights import export_weights
 
-    if options.format == "tf1":
-        tf1_checkpoint.export(open_run(**run), options.to)
+    run = open_run(**run)
+    if options.format == "saved_model":
+        saved_model.export(run, options.to, options.rows)
+    elif options.format == "tf1":
+        tf1_checkpoint.export(run, options.to)
     else:
-        saved_model.export(open_run(**run), options.to, options.rows)
+        export_weights(run, options.to, options.format)
 
 
 def main() -> None:

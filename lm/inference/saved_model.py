@@ -82,7 +82,8 @@ def _build_signatures(run: Run, network: Network, rows: int | None) -> dict:
         word_ph = tf.placeholder(tf.string, [rows], "next_word_words")
         signatures["score"] = score("words", words_ph, ids_BT, is_word)
         signatures["next_word"] = next_token("words", word_ph, ids_of(word_ph))
-    return signatures
+    default = signatures.get("score", signatures["score_ids"])
+    return {**signatures, tf.saved_model.DEFAULT_SERVING_SIGNATURE_DEF_KEY: default}
 
 
 def _lookup(run: Run) -> Callable[[tf.Tensor], tf.Tensor]:

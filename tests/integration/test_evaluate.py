@@ -70,6 +70,14 @@ def test_several_ranks_compute_the_result_of_one(trained, num_ranks, rows):
         assert many["nll"] == pytest.approx(one["nll"], rel=tolerance, abs=0)
 
 
+def test_lines_on_two_ranks_have_the_result_of_one(trained, corpora, tmp_path):
+    text = (corpora / "embedded/valid.txt").read_text().splitlines()[:50]
+    (tmp_path / "text.txt").write_text("\n".join(text))
+    (two,) = run_evaluate(trained, "--split", tmp_path / "text.txt", "--lines", num_ranks=2)
+    (one,) = evaluate(str(trained), [str(tmp_path / "text.txt")], lines=True)
+    assert (two["nll"], two["tokens"]) == (one["nll"], one["tokens"]) and two["world_size"] == 2
+
+
 def test_a_file_counts_like_a_split_and_the_row_count_matters_little(single, stream):
     whole = single[2]
     assert whole["nll"] == single[0]["nll"]

@@ -7,12 +7,14 @@ import sys
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from lm.errors import UserError
 from lm.functions import BUILT_IN
 from lm.inference.evaluator import evaluate
 from lm.inference.saved_model import export
 from lm.inference.trained_run import open_run
+from lm.inference.weights import export_weights
 from tests import fork_server
 from tests.commands import ROOT, environment, run_command, run_module
 from tests.untrained import make_run
@@ -110,7 +112,7 @@ assert not any(name.split(".")[0] in ("lm", "horovod") for name in sys.modules)
 sentences = [line.split() for line in json.loads(sys.argv[2])]
 longest = max(map(len, sentences))
 words = tf.constant([s + [""] * (longest - len(s)) for s in sentences])
-score = model.signatures["score"](words=words)
+score = model.signatures["serving_default"](words=words)
 (asset,) = [a for a in tf.io.gfile.glob(sys.argv[1] + "/assets/*")]
 vocabulary = open(asset).read().split()
 step = model.signatures["next_word"]
@@ -138,6 +140,23 @@ def test_tensorflow_loads_the_export_and_computes_the_same_numbers(
     np.testing.assert_allclose(found["words"][0][: len(first)], first, rtol=1e-4, atol=1e-5)
     assert not any(found["words"][0][len(first) :])  # zeros after the closing <eos>
     np.testing.assert_allclose(found["sums"], 1, rtol=1e-5)
+
+
+@pytest.mark.parametrize("file_format", ["npz", "safetensors"])
+def test_the_weights_are_exported_for_other_frameworks(trained, tmp_path, file_format):
+    if file_format == "safetensors":
+        load = pytest.importorskip("safetensors.numpy").load_file
+    else:
+        load = np.load
+    path = str(tmp_path / "weights")
+    run = open_run(trained)
+    export_weights(run, path, file_format)
+    found, reader = load(path), tf.train.load_checkpoint(f"{run.checkpoint.path}/model")
+    assert sorted(found.keys()) == sorted(run.checkpoint.manifest.weights)
+    for name in found:
+        np.testing.assert_array_equal(found[name], reader.get_tensor(name))
+    with pytest.raises(UserError, match="already exists"):
+        export_weights(run, path, file_format)
 
 
 def test_an_export_is_atomic_and_never_overwrites(trained, tmp_path):
