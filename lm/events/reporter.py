@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from tqdm import tqdm
+import tqdm.auto
 
 from lm import logger
 from lm.errors import ProgramExit, RunError, Stopped
@@ -116,12 +116,12 @@ class Heartbeat(logging.Handler):
                 logger.info(f"still in {self._activity()}")
 
 
-class _Bar(tqdm):
+class _Bar(tqdm.auto.tqdm):
     monitor_interval = 0  # tqdm's monitor thread would outlive the run
 
 
 class Progress:
-    """The progress of an epoch: a bar on a terminal, otherwise log lines.
+    """The progress of an epoch: a bar on a terminal or in a notebook, otherwise log lines.
 
     There are about ten lines per epoch, or a line every minute in a long epoch. `done` and `total`
     count steps of the epoch. Only rank 0 may show a bar.
@@ -130,7 +130,7 @@ class Progress:
     def __init__(self, is_rank_0: bool, epoch: int, done: int, total: int):
         self._epoch, self._total = epoch, total
         self._bar, self._logged_at = None, time.monotonic()
-        if is_rank_0 and sys.stderr.isatty():
+        if is_rank_0 and (sys.stderr.isatty() or "ipykernel" in sys.modules):
             with may_be_gone(sys.stderr):
                 self._bar = _Bar(
                     initial=done, total=total, desc=f"epoch {epoch}", unit="step", leave=False
@@ -151,7 +151,7 @@ class Progress:
         tokens per second. `epoch_seconds` and `run_seconds` are the remaining times.
         """
         name, value = quality
-        of_epoch, of_run = map(tqdm.format_interval, (epoch_seconds, run_seconds))
+        of_epoch, of_run = map(tqdm.auto.tqdm.format_interval, (epoch_seconds, run_seconds))
         if self._bar is not None:  # the bar shows the remaining time of the epoch
             text = f"run {of_run}, {name} {value:.2f}, {speed:.0f} tokens/s"
             self._bar.set_postfix_str(text, refresh=False)

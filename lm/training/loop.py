@@ -59,6 +59,7 @@ class Loop:
         self._steps_per_epoch = self.job.batches.steps_per_epoch
         last_step = self.job.config.num_epochs * self._steps_per_epoch
         self._last_step = min(last_step, self.job.options.max_steps or last_step)
+        self.results: dict[str, Any] = {}  # of the last epoch and of the test
 
     def run(self) -> None:
         """Run the remaining epochs and the test."""
@@ -238,6 +239,7 @@ class Loop:
             line += f"  {self._quality_text('valid', metrics)}"
         record["memory_mb"] = max(comm.gather(peak_memory_mb()))  # peak memory of the largest rank
         self.reporter.event("epoch", **record)
+        self.results = record
         speed = record["tokens_per_second"]
         logger.info(f"{line}  {at.epoch_seconds:.1f} s  {speed:.0f} tokens/s")
         if at.step == epoch * self._steps_per_epoch:  # --max_steps may end within an epoch
@@ -292,6 +294,7 @@ class Loop:
         metrics = self._evaluate("test", use_average)
         step = self.progress.step
         self.reporter.event("test", step=step, test_on=test_on, **_named("test", metrics))
+        self.results |= {"test_on": test_on, **_named("test", metrics)}
         logger.info(self._quality_text("test", metrics))
         self.reporter.logs.collect(comm.gather)
 

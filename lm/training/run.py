@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import os
 import sys
+from typing import Any
 
 import tensorflow.compat.v1 as tf
 
@@ -43,8 +44,8 @@ def train(
     comm: Communicator,
     functions: NetworkFunctions = BUILT_IN,
     supervisor: Supervisor | None = None,
-) -> None:
-    """Train, validate after each epoch, save, and test at the end.
+) -> dict[str, Any]:
+    """Train, validate after each epoch, save, and test at the end. Return the final results.
 
     All ranks call this function. It leaves no threads, signal handlers, log files or locks behind,
     so it can be called again. `lm.distributed.launch.connect` returns the communicator. Without a
@@ -64,13 +65,14 @@ def train(
         progress = _initial_progress(job)
         try:
             with functions.one_line_errors(running=True), tf.Graph().as_default():
-                _train(job, progress, supervisor, stack)
+                results = _train(job, progress, supervisor, stack)
         except (MemoryError, tf.errors.ResourceExhaustedError) as error:
             raise RunError(
                 f"out of memory ({short_message(error)}): {_less_memory(job)}"
             ) from error
         with supervisor.exchange("the end of the run"):
             comm.barrier()
+    return {"output_dir": job.output_dir, **results}
 
 
 def _initial_progress(job: Job) -> TrainProgress:
@@ -101,7 +103,7 @@ def _less_memory(job: Job) -> str:
 
 def _train(
     job: Job, progress: TrainProgress, supervisor: Supervisor, stack: contextlib.ExitStack
-) -> None:
+) -> dict[str, Any]:
     comm = job.comm
     with supervisor.preparing("the building of the graph"), on_all_ranks(comm):
         graphs = _build_graphs(job)
@@ -134,7 +136,9 @@ def _train(
         checkpointer = Checkpointer(
             writer, job.record, job.options, comm, session, graphs.reader, graphs.runner, supervisor
         )
-        Loop(job, graphs, session, supervisor, checkpointer, reporter, progress).run()
+        loop = Loop(job, graphs, session, supervisor, checkpointer, reporter, progress)
+        loop.run()
+        return loop.results
 
 
 def _build_graphs(job: Job) -> Graphs:

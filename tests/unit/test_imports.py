@@ -38,7 +38,17 @@ MAY_IMPORT = {
         "config_file",
     },
 }
-COMMANDS = {"train", "evaluate", "generate", "score", "export", "synthesize", "tokenizer", "flags"}
+COMMANDS = {
+    "api",
+    "train",
+    "evaluate",
+    "generate",
+    "score",
+    "export",
+    "synthesize",
+    "tokenizer",
+    "flags",
+}
 WITHOUT_TENSORFLOW = {*BASE, "config_file", "data", "report", "cli", "search"} - {"system"}
 # The modules that a newcomer reads in a day; see CONTRIBUTING.md.
 SPINE = [

@@ -1,0 +1,130 @@
+"""Train and use runs from Python and from notebooks. docs/python.md shows examples."""
+
+import dataclasses
+import functools
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from lm import logger
+from lm.config import RunOptions
+from lm.config_file import load_config_file
+from lm.distributed.launch import connect, launched_rank
+from lm.errors import UserError
+from lm.events.logs import start_console
+from lm.events.read import read_events
+from lm.functions import BUILT_IN
+from lm.options import replaced
+from lm.system import import_tensorflow
+
+if TYPE_CHECKING:
+    from lm.inference.generator import Generated, Generator
+    from lm.inference.scorer import Score
+
+_connect = functools.cache(connect)  # at most one connection per process
+
+
+def train(config: str = "config_small", **settings: Any) -> dict[str, Any]:
+    """Train a model, and return the final results.
+
+    The log and a progress bar appear on stderr or in the notebook. Under mpirun, all ranks call
+    this function together.
+
+    Args:
+      config: A config in `configs/`, or the path of a config file.
+      **settings: Fields of `Config` and `RunOptions`, which are the flags of `lm.train`.
+
+    Returns:
+      The fields of the last epoch and of the test in `metrics.jsonl`, and `output_dir`.
+    """
+    import_tensorflow()
+    from lm.training.run import train as run_training
+
+    if not logger.handlers:
+        start_console(launched_rank())
+    file = load_config_file(config)
+    of_options = {field.name for field in dataclasses.fields(RunOptions)}
+    known = of_options | {field.name for field in dataclasses.fields(file.config)}
+    for name in settings.keys() - known:
+        raise UserError(f"{name} is not a field of Config or RunOptions (see docs/flags.md)")
+    options = RunOptions(**{k: v for k, v in settings.items() if k in of_options})
+    fields = {k: v for k, v in settings.items() if k not in of_options}
+    return run_training(replaced(file.config, **fields), options, _connect(), file.functions)
+
+
+def open_run(
+    directory: str,
+    checkpoint: str = "last",
+    config: str | None = None,
+    allow_changed_config_file: bool = False,
+) -> "TrainedRun":
+    """Open a run at one of its checkpoints.
+
+    Args:
+      directory: The directory of the run, or of one of its checkpoints.
+      checkpoint: "last", "best", or the name or the directory of a checkpoint.
+      config: The config file of the run, if it defines a network or config fields.
+      allow_changed_config_file: Whether the config file may have changed since the training.
+    """
+    return TrainedRun(directory, checkpoint, config, allow_changed_config_file)
+
+
+class TrainedRun:
+    """A trained run. It keeps the sessions of earlier calls, so that later calls are fast."""
+
+    def __init__(
+        self, directory: str, checkpoint: str, config: str | None, allow_changed_config_file: bool
+    ):
+        import_tensorflow()
+        from lm.inference.trained_run import open_run
+
+        self._functions = load_config_file(config).functions if config else BUILT_IN
+        self._options = {"allow_changed_config_file": allow_changed_config_file}
+        self._run = open_run(directory, checkpoint, self._functions, **self._options)
+        self._generator = functools.cache(self._new_generator)
+        self._scorer = functools.cache(self._new_scorer)
+
+    def _new_generator(self, rows: int) -> "Generator":
+        from lm.inference.generator import Generator
+
+        return Generator(self._run, rows)
+
+    def _new_scorer(self, batch_size: int) -> Any:
+        from lm.inference.scorer import Scorer
+
+        return Scorer(self._run, batch_size)
+
+    def generate(
+        self, prompts: str | Iterable[str] = "", batch_size: int = 32, **sampling: Any
+    ) -> "list[Generated]":
+        """Continue a prompt or several prompts. Returns prompts, texts and log-probabilities.
+
+        `sampling` are the flags of `lm.generate`, such as `num_words`, `seed` and `beam_size`.
+        """
+        from lm.inference.sampling import Sampling
+
+        how = Sampling(**sampling)
+        prompts = [prompts] if isinstance(prompts, str) else list(prompts)
+        rows = how.beam_size or min(batch_size, len(prompts) * how.num_samples)
+        return list(self._generator(rows).generate(prompts, how)) if prompts else []
+
+    def score(self, lines: Iterable[str], batch_size: int = 16) -> "list[Score]":
+        """Return the log-probabilities of lines. Each line starts with an empty state."""
+        return list(self._scorer(batch_size).score(lines))
+
+    def evaluate(self, split: str = "valid", **options: Any) -> dict[str, Any]:
+        """Return the perplexity of a split or of a text file, with the fields of `lm.evaluate`.
+
+        `options` are `data_path`, `eval_batch_size` and `lines`.
+        """
+        from lm.inference.evaluator import evaluate
+
+        run = self._run
+        arguments = {"functions": self._functions, **self._options, **options}
+        return evaluate(run.directory, [split], run.checkpoint.path, **arguments)[0]
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """Return the events of the training, for example for `pandas.DataFrame`."""
+        events, damage = read_events(self._run.directory)
+        if damage:
+            logger.warning(damage)
+        return [dict(event) for event in events]

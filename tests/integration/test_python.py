@@ -1,0 +1,34 @@
+"""docs/python.md, run as written."""
+
+import re
+
+from tests.commands import ROOT, run_code
+
+CHECK = """
+import math
+events = run.metrics()
+(tested,), (*_, epoch) = ([e for e in events if e["event"] == kind] for kind in ("test", "epoch"))
+assert results["test_perplexity"] == tested["test_perplexity"]
+assert results["valid_perplexity"] == epoch["valid_perplexity"] and results["step"] == 200
+assert run.evaluate("valid")["perplexity"] == results["valid_perplexity"]
+assert [t.prompt for t in texts] == ["ba", "ba", "ta be", "ta be"] and len(likely) == 1
+assert run.generate("ba", num_words=20, seed=1)[0] == text
+(score,) = run.score(["ba ta be"])
+nll = run.evaluate("my.txt", lines=True)["nll"]
+assert math.isclose(-nll * len(score.log_probs), score.log_prob, rel_tol=1e-9)
+try:
+    train("config_test", hiden_size=3)
+    raise AssertionError("no error")
+except ValueError as error:
+    assert "hiden_size is not a field of Config or RunOptions" in str(error)
+"""
+
+
+def test_the_examples_for_python_run_as_written(tmp_path):
+    document = (ROOT / "docs/python.md").read_text()
+    assert len(document.split()) <= 600
+    blocks = re.findall(r"```python\n(.*?)```", document, flags=re.DOTALL)
+    code = "\n".join([*blocks, CHECK])
+    result = run_code(code, env={"PYTHONPATH": str(ROOT)}, cwd=tmp_path, timeout=300)
+    assert result.returncode == 0, result.stderr
+    assert "test perplexity" in result.stderr
