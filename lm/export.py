@@ -4,7 +4,8 @@
   python -m lm.export --run runs/small --to small.npz --format npz
 
 With --format npz or safetensors, the command writes a file with the weights for other frameworks.
-The name of each weight is the name of its variable. The rest of this text is about SavedModels.
+The name of each weight is the name of its variable. With --format tf1, it writes a checkpoint that
+the TF 1.x program of the network restores. The rest of this text is about SavedModels.
 
 The network computes in float32, regardless of the run's --precision:
 

@@ -353,8 +353,9 @@ struct Gemm {
           const float *a_u0 = a + r0 * all + u0, *b = (const float*)p.b + u0 * p.ldb + n;
           const int64_t line = (groups - 1 - g) * 16;
           const float* next = direct && line < 2 * kLanes ? b + line + (v1 - v0) * kLanes : nullptr;
+          float* copy = groups > 1 ? panel : nullptr;  // nothing reads it if there is one group
           if (g == 0 && n < first)
-            Columns<2>(p, r0, r1, n, a_u0, all, {b, p.ldb, next, p.ldb, groups > 1 ? panel : nullptr}, units, u0 == 0,
+            Columns<2>(p, r0, r1, n, a_u0, all, {b, p.ldb, next, p.ldb, copy}, units, u0 == 0,
                        next_rows);
           else if (end - n > kLanes)
             Columns<2>(p, r0, r1, n, a_u0, all, {panel, 2 * kLanes, next, p.ldb}, units, u0 == 0,
