@@ -68,6 +68,8 @@ def build_step(config: Config, vocab_size: int, variant: str, threads: int) -> S
     "jax" computes in float32, and "jax-autocast" computes products in bfloat16.
     """
     os.environ["NPROC"] = str(threads)  # XLA reads it before its first computation
+    # Otherwise, GPUs round the factors of float32 products to TensorFloat-32.
+    jax.config.update("jax_default_matmul_precision", "highest")
     model = LanguageModel(config, jnp.bfloat16 if variant == "jax-autocast" else jnp.float32)
     shape = (config.batch_size, config.hidden_size)
     # The default generator takes longer for the dropout masks.

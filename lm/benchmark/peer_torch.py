@@ -76,25 +76,28 @@ def build_step(config: Config, vocab_size: int, variant: str, threads: int) -> S
     """Build the training step of a variant.
 
     "torch" computes in float32, "torch-autocast" computes products in bfloat16, and
-    "torch-bfloat16" also stores weights in bfloat16. Each variant may end in "-compile".
+    "torch-bfloat16" also stores weights in bfloat16. Each variant may end in "-compile". Like this
+    program, the step uses a GPU if there is one.
     """
     features = variant.split("-")
     torch.set_num_threads(threads)
+    torch.backends.cudnn.allow_tf32 = False  # the default is different for other products
+    device = "cuda" if torch.cuda.is_available() else "cpu"
     model = LanguageModel(config, vocab_size)
     model.load(initial_weights(config, vocab_size))
     dtype = torch.bfloat16 if "bfloat16" in features else torch.float32
-    model = model.to(dtype)
+    model = model.to(device, dtype)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     # The fused update does not support sparse gradients.
     optimizer = torch.optim.SGD(parameters, lr=config.learning_rate, fused=not model.is_adaptive)
     forward = torch.compile(model) if "compile" in features else model
     shape = (config.num_layers, config.batch_size, config.hidden_size)
-    state = (torch.zeros(shape, dtype=dtype), torch.zeros(shape, dtype=dtype))
+    state = tuple(torch.zeros(shape, dtype=dtype, device=device) for _ in "hc")
 
     def step(inputs: np.ndarray, targets: np.ndarray) -> StepResult:
         nonlocal state
-        inputs, targets = (torch.from_numpy(ids).long() for ids in (inputs, targets))
-        with torch.autocast("cpu", torch.bfloat16, enabled="autocast" in features):
+        inputs, targets = (torch.from_numpy(ids).to(device).long() for ids in (inputs, targets))
+        with torch.autocast(device, torch.bfloat16, enabled="autocast" in features):
             loss, state = forward(inputs, targets, state)
         state = tuple(part.detach() for part in state)
         optimizer.zero_grad(set_to_none=True)

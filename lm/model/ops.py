@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
+import tensorflow.compat.v1 as tf
+
 from lm import kernels
 from lm.model import plain
 
@@ -35,9 +37,13 @@ def fastest(precision: str = "float32", micro_batches: Sequence[int] = ()) -> Op
     All sums are computed by micro-batches (see `lm.kernels`). `column_sums` receives the
     micro-batches as an argument instead.
     """
-    if not kernels.available():
-        return plain_ops(precision)
-    return _ops(kernels, precision, micro_batches=micro_batches)
+    if kernels.available():
+        return _ops(kernels, precision, micro_batches=micro_batches)
+    ops = plain_ops(precision)
+    # XLA may skip conversions to bfloat16, because it allows excess precision.
+    if precision == "float32" and tf.config.list_physical_devices("GPU"):
+        return ops._replace(recurrence=partial(ops.recurrence, uses_xla=True))
+    return ops
 
 
 def compiled_product() -> Callable | None:

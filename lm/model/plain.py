@@ -8,6 +8,7 @@ Shapes: T time steps, B rows, H hidden units, G = 4H gates, V words, N = T * B t
 float32.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 
 import tensorflow.compat.v1 as tf
@@ -65,39 +66,63 @@ def lstm_recurrence(
     h_0: tf.Tensor,
     c_0: tf.Tensor,
     precision: str,
+    uses_xla: bool = False,
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Run an LSTM layer over a window; see `lm.kernels.lstm_recurrence`."""
+    """Run an LSTM layer over a window; see `lm.kernels.lstm_recurrence`.
+
+    With XLA, a GPU starts two kernels per time step instead of about a dozen.
+    """
+    forward, backward = _recurrence, _recurrence_gradient
+    if uses_xla:
+        forward, backward = _compiled_by_xla(forward), _compiled_by_xla(backward)
 
     @tf.custom_gradient
     def recurrence(projected_TBG, weights, h, c):
-        steps, h_steps = [], [h]
-        for projected in tf.unstack(projected_TBG):
-            z = projected + matmul(h, weights, precision)
-            z_i, z_j, z_f, z_o = tf.split(z, 4, axis=1)
-            i, j, f, o = tf.sigmoid(z_i), tf.tanh(z_j), tf.sigmoid(z_f), tf.sigmoid(z_o)
-            c_before = c
-            c = f * c + i * j
-            tanh_c = tf.tanh(c)
-            h = o * tanh_c
-            steps.append((c_before, i, j, f, o, tanh_c))
-            h_steps.append(h)
+        h_steps, c_steps, gates = forward(projected_TBG, weights, h, c, precision)
 
         def gradient(*dh_and_dc):
-            return _recurrence_gradient(steps, h_steps[:-1], weights, *dh_and_dc, precision)
+            return tuple(backward(weights, h_steps, c_steps, gates, *dh_and_dc, precision))
 
-        return (tf.stack(h_steps[1:]), h, c), gradient
+        return (h_steps[1:], h_steps[-1], c_steps[-1]), gradient
 
     return recurrence(projected_TBG + bias, recurrent_weights, h_0, c_0)
 
 
-def _recurrence_gradient(steps, h_steps, recurrent_weights, dh_TBH, dh_last, dc_last, precision):
+@functools.cache  # XLA compiles equal layers only once if they share a function
+def _compiled_by_xla(function):
+    return tf.function(function, jit_compile=True, autograph=False)
+
+
+def _recurrence(projected_TBG, weights, h, c, precision):
+    """Return the outputs and the cells of all steps and the initial ones, and the gates i, j, f, o.
+
+    The shapes are [T + 1, B, H], [T + 1, B, H] and [T, 4, B, H].
+    """
+    h_steps, c_steps, gates = [h], [c], []
+    for projected in tf.unstack(projected_TBG):
+        z = projected + matmul(h, weights, precision)
+        z_i, z_j, z_f, z_o = tf.split(z, 4, axis=1)
+        i, j, f, o = tf.sigmoid(z_i), tf.tanh(z_j), tf.sigmoid(z_f), tf.sigmoid(z_o)
+        c = f * c + i * j
+        h = o * tf.tanh(c)
+        h_steps.append(h)
+        c_steps.append(c)
+        gates.append(tf.stack([i, j, f, o]))
+    return tf.stack(h_steps), tf.stack(c_steps), tf.stack(gates)
+
+
+def _recurrence_gradient(
+    recurrent_weights, h_steps, c_steps, gates, dh_TBH, dh_last, dc_last, precision
+):
     """Backpropagate through time. The weight gradient is ONE product over all time steps."""
     # A skinny product with a transposed weight is 5 to 10 times slower in oneDNN. The copy prevents
     # TensorFlow's optimizer from folding this transpose back into the products below.
     transposed_weights = tf.raw_ops.Snapshot(input=tf.transpose(recurrent_weights))
-    dh_step, dh, dc = tf.unstack(dh_TBH), dh_last, dc_last
-    dz_steps = []
-    for (c_before, i, j, f, o, tanh_c), dh_above in zip(reversed(steps), reversed(dh_step)):
+    c_before, tanh_c = tf.unstack(c_steps[:-1]), tf.unstack(tf.tanh(c_steps[1:]))
+    steps = list(zip(tf.unstack(gates), c_before, tanh_c, tf.unstack(dh_TBH)))
+    dh, dc, dz_steps = dh_last, dc_last, []
+    for gates_of_step, c_before, tanh_c, dh_above in reversed(steps):
+        i, j, f, o = tf.unstack(gates_of_step)
         dh = dh + dh_above
         dc = dc + dh * o * (1 - tf.square(tanh_c))
         dz_i = dc * j * i * (1 - i)
@@ -109,7 +134,8 @@ def _recurrence_gradient(steps, h_steps, recurrent_weights, dh_TBH, dh_last, dc_
         dc = dc * f
         dh = matmul(dz, transposed_weights, precision)
     dz_TBG = tf.stack(dz_steps[::-1])
-    h_before, dz_all = tf.concat(h_steps, axis=0), tf.concat(dz_steps[::-1], axis=0)
+    units = recurrent_weights.shape[0]
+    h_before, dz_all = tf.reshape(h_steps[:-1], [-1, units]), tf.reshape(dz_TBG, [-1, 4 * units])
     dweights = matmul(h_before, dz_all, precision, transpose_a=True)
     return dz_TBG, dweights, dh, dc
 

@@ -1,4 +1,4 @@
-"""The compiled LSTM recurrence, compared with its equations in float64."""
+"""The LSTM recurrences, compared with their equations in float64."""
 
 import functools
 
@@ -7,6 +7,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from lm import kernels
+from lm.model import plain
 from tests.unit.kernels.arrays import assert_near, lstm_inputs, lstm_loss, numbers, run
 
 
@@ -28,13 +29,25 @@ def plain_recurrence(projected, bias, weights, h, c):
      (1, 2, 900)],
 )  # fmt: skip
 def test_recurrence_and_its_gradient(T, B, H, precision):
-    inputs = lstm_inputs(T, B, H)
+    check_recurrence(kernels.lstm_recurrence, (T, B, H), precision)
+
+
+@pytest.mark.parametrize(
+    "uses_xla, precision", [(False, "float32"), (False, "bfloat16"), (True, "float32")]
+)
+def test_recurrence_in_plain_tensorflow(uses_xla, precision):
+    recurrence = functools.partial(plain.lstm_recurrence, uses_xla=uses_xla)
+    check_recurrence(recurrence, (4, 3, 33), precision)
+
+
+def check_recurrence(recurrence, shape, precision):
+    inputs = lstm_inputs(*shape)
 
     def with_gradients(recurrence, *placeholders):
         outputs = recurrence(*placeholders)
         return outputs, tf.gradients(lstm_loss(outputs), placeholders)
 
-    ours = functools.partial(kernels.lstm_recurrence, precision=precision)
+    ours = functools.partial(recurrence, precision=precision)
     actual = run(functools.partial(with_gradients, ours), inputs)
     exact = functools.partial(with_gradients, plain_recurrence)
     expected = run(exact, [x.astype(np.float64) for x in inputs])
