@@ -3,7 +3,7 @@
 import contextlib
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from lm import logger
@@ -14,29 +14,42 @@ Event = Mapping[str, Any]
 
 _DAMAGED_FILE = "metrics.damaged.jsonl"
 
+_ANY = {"event"}
 _REQUIRED = {
-    "start": {"world_size"},
-    "step": {"step"},
-    "validation": {"step"},
-    "epoch": {"step", "epoch", "epoch_seconds", "tokens_per_second"},
-    "test": {"step"},
-    "end": {"outcome"},
+    "start": {"event", "world_size"},
+    "step": {"event", "step"},
+    "validation": {"event", "step"},
+    "epoch": {"event", "step", "epoch", "epoch_seconds", "tokens_per_second"},
+    "test": {"event", "step"},
+    "end": {"event", "outcome"},
 }
 _OF_NUMBERS = {"step", "validation", "epoch", "test"}  # events whose other fields are numbers
 _COUNTS = {"step", "epoch", "world_size", "vocab_size", "steps_per_epoch", "resumed_from_step"}
 _TEXTS = {"event", "outcome", "reason", "test_on"}
+_NOT_FLOATS = _COUNTS | _TEXTS
 
 
 def read_events(run_dir: str) -> tuple[list[Event], str | None]:
-    """Return the events of a run, and a description of its damaged lines if there are any.
+    """Return the events of a run, and a description of its damaged lines if there are any."""
+    damaged: dict[int, str] = {}
+    events = list(iterate_events(run_dir, damaged))
+    return events, describe_damage(run_dir, damaged)
+
+
+def iterate_events(run_dir: str, damaged: dict[int, str]) -> Iterator[Event]:
+    """Yield the events of a run, which may not fit into memory, and add its damaged lines.
 
     The last line may be incomplete, because a run may be writing it.
     """
     with open_regular(os.path.join(run_dir, METRICS_FILE)) as file:
-        lines = file.readlines()
-    events, damaged = _parse(lines)
+        for _, event in _parse(file, damaged):
+            yield event
+
+
+def describe_damage(run_dir: str, damaged: Mapping[int, str]) -> str | None:
+    """Return a warning about damaged lines (number and reason), or None if there are none."""
     description = _describe(run_dir, damaged)
-    return [event for _, event in events], description and f"{description}; ignoring them"
+    return description and f"{description}; ignoring them"
 
 
 def drop_events_after(run_dir: str, step: int, epochs_done: int, last_validation: int) -> None:
@@ -47,7 +60,8 @@ def drop_events_after(run_dir: str, step: int, epochs_done: int, last_validation
     path, aside = (os.path.join(run_dir, name) for name in (METRICS_FILE, _DAMAGED_FILE))
     with contextlib.suppress(FileNotFoundError), open_regular(path) as file:
         lines = file.readlines()
-        events, damaged = _parse(lines)
+        damaged: dict[int, str] = {}
+        events = list(_parse(lines, damaged))
         last = {"step": step, "epoch": epochs_done, "validation": last_validation}
         kept = [line for line, event in events if _is_before(event, last)]
         if damaged:
@@ -58,9 +72,8 @@ def drop_events_after(run_dir: str, step: int, epochs_done: int, last_validation
             write_atomically(path, b"".join(kept))
 
 
-def _parse(lines: Iterable[bytes]) -> tuple[list[tuple[bytes, Event]], dict[int, str]]:
-    """Return the lines with their events, and why each damaged line, by number, is damaged."""
-    events, damaged = [], {}
+def _parse(lines: Iterable[bytes], damaged: dict[int, str]) -> Iterator[tuple[bytes, Event]]:
+    """Yield the lines with their events, and add the reason for each damaged line by number."""
     for number, line in enumerate(lines, start=1):
         if not line.endswith(b"\n"):  # It is being written, or the job was killed.
             continue
@@ -69,17 +82,19 @@ def _parse(lines: Iterable[bytes]) -> tuple[list[tuple[bytes, Event]], dict[int,
             if "words_per_second" in event:  # the name of older versions
                 event["tokens_per_second"] = event.pop("words_per_second")
             _check(event)
-            events.append((line, event))
         except ValueError as error:
             damaged[number] = str(error)
-    return events, damaged
+        else:
+            yield line, event
 
 
 def _check(event: Event) -> None:
     kind = str(event.get("event"))  # A later version may write other kinds.
-    for name in sorted({"event", *_REQUIRED.get(kind, ())} - event.keys()):
+    for name in sorted(_REQUIRED.get(kind, _ANY) - event.keys()):
         raise ValueError(f"{name} is missing")
     for name, value in event.items():
+        if type(value) is float and name not in _NOT_FLOATS and math.isfinite(value):
+            continue
         if name in _TEXTS:
             is_valid = isinstance(value, str)
         elif name in _COUNTS:

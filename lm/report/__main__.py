@@ -2,17 +2,20 @@
 
   python -m lm.report runs/small
   python -m lm.report runs/one_rank runs/two_ranks --html report.html
-  python -m lm.report runs        # all runs in a directory
+  python -m lm.report runs --html report.html --watch   # all runs in it, while they train
 
-Or report a search:
+Or report a search, or the files of lm.benchmark:
 
   python -m lm.report searches/a --html search.html
+  python -m lm.report benchmarks/*.json --html benchmarks.html
 """
 
+import contextlib
 import dataclasses
 import itertools
 import os
 import signal
+import time
 
 from lm import logger
 from lm.cli import program
@@ -20,6 +23,8 @@ from lm.cli.parser import parse
 from lm.errors import ProgramExit, UserError, needs_extra
 from lm.options import Checked, option
 from lm.search.settings import SEARCH_FILE
+
+_RELOAD_SECONDS = 10  # with --watch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,58 +37,90 @@ class ReportOptions(Checked):
         " in the same directory (with several corpora: learning_curves-1, learning_curves-2, ...)",
         is_path=True,
     )
+    watch: bool = option(
+        False, "write the page every 10 seconds until all runs have ended or Ctrl-C is pressed"
+    )
 
 
 def _report(argv):
     arguments = parse(argv, __doc__, ReportOptions, positional=True)
-    directories, path = arguments.positional, arguments[ReportOptions].html
-    if not directories:
+    paths, options = arguments.positional, arguments[ReportOptions]
+    if not paths:
         raise UserError("no run to report; give one or more run directories (see --help)")
-    searches = [d for d in directories if os.path.exists(os.path.join(d, SEARCH_FILE))]
-    if searches and len(directories) > 1:
+    searches = [path for path in paths if os.path.exists(os.path.join(path, SEARCH_FILE))]
+    benchmarks = [path for path in paths if path.endswith(".json") and os.path.isfile(path)]
+    if searches and len(paths) > 1:
         raise UserError(f"{searches[0]} is a search; report it separately")
-    runs, errors = ([], []) if searches else _read_runs(directories)
-    page = _report_search(searches[0], path) if searches else _report_runs(runs, path)
-    if page:
-        from lm.report.page import write_file
-
-        write_file(path, page.encode())
-    if errors:
-        raise errors[-1]
-
-
-def _read_runs(directories):
-    """Return the readable runs, and the errors of the others. All except the last are logged."""
-    from lm.report.comparison import find_runs, read_run
-
-    runs, errors = [], []
-    for directory in itertools.chain.from_iterable(map(find_runs, directories)):
-        try:
-            runs.append(read_run(directory))
-        except ProgramExit as error:
-            errors.append(error)
-    for error in errors[:-1]:
-        logger.warning("%s", error)
-    return runs, errors
+    if benchmarks and len(benchmarks) < len(paths):
+        raise UserError(f"{benchmarks[0]} is a benchmark; report runs separately")
+    if options.watch and (not options.html or searches or benchmarks):
+        raise UserError("--watch needs runs and --html")
+    if searches:
+        _report_search(searches[0], options.html)
+    elif benchmarks:
+        _report_benchmarks(benchmarks, options.html)
+    else:
+        if options.watch:
+            _watch(paths, options.html)
+        _report_runs(paths, options.html)
 
 
-def _report_runs(runs, path):
+def _report_runs(paths, path):
     from lm.report.comparison import group_by_corpus
     from lm.report.tables import build_tokenizer_tables, section_text
 
+    runs, errors = _read_runs(paths)
     sections = group_by_corpus(runs)
     for section in sections:
         print(section_text(section))
     for table in build_tokenizer_tables(sections):
         print(table.text)
-    if path is None or not runs:
-        return None
-    with needs_extra("report"):
-        from lm.report.curves import draw_sections  # imports matplotlib, which takes time
-    from lm.report.page import build_page
+    for message in [*filter(None, (run.damage for run in runs)), *errors[:-1]]:
+        logger.warning("%s", message)
+    if path and runs:
+        with needs_extra("report"):
+            from lm.report.curves import draw_sections  # imports matplotlib, which takes time
 
-    pngs = draw_sections(sections, os.path.join(os.path.dirname(path), "learning_curves"))
-    return build_page(sections, pngs)
+        draw_sections(sections, os.path.join(os.path.dirname(path), "learning_curves"))
+        _write_runs(sections, path)
+        logger.info("wrote %s", path)
+    if errors:
+        raise errors[-1]
+
+
+def _watch(paths, path):
+    """Write the page of runs while they train. The page reloads itself."""
+    from lm.report.comparison import group_by_corpus
+
+    logger.info("writing %s until all runs have ended; Ctrl-C writes it a last time", path)
+    with contextlib.suppress(KeyboardInterrupt):
+        while True:
+            runs, errors = _read_runs(paths)  # a run may start later
+            if all(run.end for run in runs) and not errors:
+                return
+            _write_runs(group_by_corpus(runs), path, _RELOAD_SECONDS)
+            time.sleep(_RELOAD_SECONDS)
+
+
+def _read_runs(paths):
+    """Return the readable runs, and the errors of the others."""
+    from lm.report.metrics import find_runs, read_run
+
+    runs, errors = [], []
+    for directory in itertools.chain.from_iterable(map(find_runs, paths)):
+        try:
+            runs.append(read_run(directory))
+        except ProgramExit as error:
+            errors.append(error)
+    return runs, errors
+
+
+def _write_runs(sections, path, reload_seconds=0):
+    with needs_extra("report"):
+        from lm.report.page import build_page, write_file
+        from lm.report.runs_page import build_parts
+
+    write_file(path, build_page("Training runs", build_parts(sections), reload_seconds))
 
 
 def _report_search(directory, path):
@@ -94,8 +131,29 @@ def _report_search(directory, path):
     with storage_errors(f"cannot report {directory}"):
         study = load_study(directory)
         print(search_text(directory, study))
+        if path:
+            with needs_extra("report"):
+                from lm.report.page import write_file
+
+                page = build_search_page(directory, study)
+            write_file(path, page)
+            logger.info("wrote %s", path)
+
+
+def _report_benchmarks(files, path):
+    from lm.report.benchmarks import build_plots, build_table, read_benchmark
+
+    benchmarks = [read_benchmark(file) for file in files]
+    tables = [build_table(benchmark) for benchmark in benchmarks]
+    for table in tables:
+        print(table.text)
+    if path:
         with needs_extra("report"):
-            return build_search_page(directory, study) if path else None
+            from lm.report.page import Part, build_page, write_file
+
+        part = Part("Measurements", plots=list(build_plots(benchmarks)), tables=tables)
+        write_file(path, build_page("Benchmarks", [part]))
+        logger.info("wrote %s", path)
 
 
 def main() -> None:

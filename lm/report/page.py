@@ -1,24 +1,60 @@
-"""A report as a self-contained HTML page without scripts: the text of the console, and images."""
+"""A report as an HTML page: one file that works offline, without requests."""
 
 import base64
-import html
+import dataclasses
+import gzip
+import json
 import os
+import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lm import logger
-from lm.errors import UserError
-from lm.files import write_atomically
-from lm.report.comparison import Section
-from lm.report.tables import build_tokenizer_tables, section_text
+import jinja2
+import plotly.offline
 
-_STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 75rem; margin: 2rem auto;
-       padding: 0 1rem; }
-h1 { font-size: 1.5rem; overflow-wrap: anywhere; }
-img { max-width: 100%; height: auto; }
-pre { background: #f5f5f5; padding: .7rem; overflow-x: auto; font-size: 13px; }
-"""
+from lm.errors import UserError, printable
+from lm.files import write_atomically
+from lm.report.tables import Table
+
+_FILES = pathlib.Path(__file__).parent
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A part of a page. Everything except `title` may be missing."""
+
+    title: str
+    texts: Sequence[str] = ()
+    runs: Sequence[Mapping[str, Any]] = ()  # the runs that the plots show, for the legend
+    plots: Sequence[Mapping[str, Any]] = ()
+    plots_note: str = ""
+    tables: Sequence[Table] = ()
+    folded: Sequence[Table] = ()  # tables that the reader opens
+    tokens: Sequence[Mapping[str, Any]] = ()  # see `lm.inference.surprisal`
+    code: str = ""  # a command or a text in which spaces matter
+
+
+def build_page(title: str, parts: Sequence[Part], reload_seconds: int = 0) -> bytes:
+    """Return a page, which reloads itself unless `reload_seconds` is 0.
+
+    All texts are plain text, which the template escapes.
+    """
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_FILES), autoescape=True, trim_blocks=True,
+        lstrip_blocks=True, undefined=jinja2.StrictUndefined, finalize=_printable,
+    )  # fmt: skip
+    plots = [plot for part in parts for plot in part.plots]
+    page = environment.get_template("page.html").render(
+        title=title,
+        parts=parts,
+        reload_seconds=reload_seconds,
+        style=_file("page.css"),
+        script=_file("page.js"),
+        # JSON has no NaN, and surrogates of file names are not UTF-8.
+        plots=_packed(json.dumps(plots, allow_nan=False)) if plots else "",
+        library=_packed(plotly.offline.get_plotlyjs()) if plots else "",
+    )
+    return page.encode()
 
 
 def write_file(path: str, content: bytes) -> None:
@@ -30,45 +66,16 @@ def write_file(path: str, content: bytes) -> None:
         raise UserError(
             f"cannot write {path} ({error.strerror}); choose a different path with --html"
         ) from error
-    logger.info("wrote %s", path)
 
 
-def build_page(sections: Sequence[Section], curves_pngs: Sequence[bytes | None]) -> str:
-    """Return the page of a comparison of runs, with the learning curves of each section."""
-    names, parts = [], []
-    for section, png in zip(sections, curves_pngs):
-        parts += [text_html(section_text(section)), image_html(png) if png else ""]
-        for group in section.groups:
-            names += [run.name for run in group.runs]
-            parts.append(details_html(f"Config of {group.label}", group.runs[0].record.config))
-            starts = {run.name: run.start for run in group.runs}
-            parts.append(details_html(f"Machines and versions of {group.label}", starts))
-    parts += [text_html(table.text) for table in build_tokenizer_tables(sections)]
-    return page_html(f"Runs compared: {', '.join(names)}", parts)
+def _printable(value: Any) -> Any:
+    return printable(value, kept="\n") if type(value) is str else value
 
 
-def page_html(title: str, parts: Sequence[str]) -> str:
-    """Return a page. The title is plain text, and the parts are HTML."""
-    return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{html.escape(title)}</title><style>{_STYLE}</style></head>\n<body>\n"
-        f"<h1>{html.escape(title)}</h1>\n" + "\n".join(parts) + "\n</body></html>\n"
-    )
+def _file(name: str) -> jinja2.utils.markupsafe.Markup:
+    return jinja2.utils.markupsafe.Markup((_FILES / name).read_text())
 
 
-def text_html(text: str) -> str:
-    """Return a text with tables, as on the console."""
-    return f"<pre>{html.escape(text)}</pre>"
-
-
-def image_html(png: bytes) -> str:
-    """Return an embedded image of learning curves."""
-    data = base64.b64encode(png).decode()
-    return f'<img alt="Learning curves"\n src="data:image/png;base64,{data}">'
-
-
-def details_html(title: str, values: Mapping[str, Any]) -> str:
-    """Return a collapsible list of names and values."""
-    text = text_html("\n".join(f"{name} = {value!r}" for name, value in values.items()))
-    return f"<details><summary>{html.escape(title)}</summary>{text}</details>"
+def _packed(text: str) -> str:
+    """Compress a text. Pages with 4.8 MB of plotly.js would be too large to send."""
+    return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()

@@ -1,25 +1,30 @@
 """The tables of a report: headers and cells, for the console and for the page."""
 
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from tqdm import tqdm
 
 from lm.cli.markdown import epochs_text, markdown_table
+from lm.errors import printable
 from lm.events.read import Event
 from lm.report.comparison import (
     Group,
-    RunMetrics,
     Section,
-    comparable_pairs,
+    comparable_sets,
     compare,
-    num_ranks_text,
+    identical_sets,
     runs_by_text,
 )
+from lm.report.metrics import RunMetrics, num_ranks_text
 
 _RESULTS_NOTE = (
     "Perplexities after the last epoch or its trained part, or after the best epoch with --test_on"
     " best; seconds per full epoch of training, from the speed on the last number of ranks."
 )
+_MAX_SHOWN = 1e15  # Larger numbers are shown as powers of ten.
+_MAX_COLUMNS = 12  # of a matrix
 
 
 class Table(NamedTuple):
@@ -33,17 +38,37 @@ class Table(NamedTuple):
     @property
     def text(self) -> str:
         """The table for the console, in Markdown."""
-        return f"{self.title}\n\n{markdown_table(self.header, self.rows)}\n\n{self.note}\n"
+        note = f"\n{self.note}\n" if self.note else ""
+        return f"{printable(self.title)}\n\n{markdown_table(self.header, self.rows)}\n{note}"
 
 
 def section_text(section: Section) -> str:
     """Return the report of a section for the console."""
     tables = [table.text for table in build_tables(section.groups)]
-    lines = [
-        f"{run_title(first)} and {run_title(second)}: {compare(first, second)}\n"
-        for first, second in comparable_pairs(section.groups)
-    ]
-    return "\n".join([f"Corpus: {section.corpus}\n", *tables, *lines])
+    sentences, matrices = build_identity(section.groups)
+    lines = [f"{line}\n" for line in sentences]
+    matrices = [table.text for table in matrices]
+    return "\n".join([f"Corpus: {section.corpus}\n", *tables, *lines, *matrices])
+
+
+def headline(section: Section) -> str:
+    """Return a sentence about the run with the best validation perplexity."""
+    runs = [run for group in section.groups for run in group.runs]
+    run = min(runs, key=lambda run: run.tested_epoch.get("valid_perplexity", math.inf))
+    valid = run.tested_epoch
+    if "valid_perplexity" not in valid:
+        return f"No run has a validation yet. {run.name} has trained {run.steps_text} steps."
+    text = f"{run.name} reaches a validation perplexity of {valid['valid_perplexity']:.2f}"
+    if "valid_bits_per_byte" in valid:
+        text += f" ({_comparable(valid, 'valid', 'bits_per_byte', '.4f')} bits per byte)"
+    if "test_perplexity" in run.test:
+        text += f" and a test perplexity of {run.test['test_perplexity']:.2f}"
+    seconds = min(sum(epoch["epoch_seconds"] for epoch in run.epochs), _MAX_SHOWN)
+    text += f" after {epochs_text(run.num_epochs)} epochs, in {tqdm.format_interval(seconds)}"
+    text += f" on {run.ranks_text}."
+    if run.exact == "yes":
+        text += " Its results are bitwise identical on any supported number of ranks."
+    return text
 
 
 def build_tables(groups: Sequence[Group]) -> list[Table]:
@@ -137,6 +162,8 @@ def _runs(groups: Sequence[Group]) -> Table:
     ]  # fmt: skip
     if len(rows) == 1:
         return Table("Results", _RESULTS_NOTE, header[:-2], [rows[0][:-2]])
+    if len({run.num_ranks for group in groups for run in group.runs}) == 1:
+        return Table("Runs", "", header[:-2], [row[:-2] for row in rows])
     return Table(
         "Runs",
         "Speedup: the time per epoch on 1 rank divided by the time of the run, for the same config."
@@ -144,6 +171,66 @@ def _runs(groups: Sequence[Group]) -> Table:
         header,
         rows,
     )
+
+
+def build_identity(groups: Sequence[Group]) -> tuple[list[str], list[Table]]:
+    """Compare the runs with the same settings bitwise.
+
+    Return a sentence for each set of identical runs, and a matrix of the sets that differ. If there
+    are many, the matrix has only the column of the longest run.
+    """
+    sentences, matrices = [], []
+    for comparable in comparable_sets(groups):
+        sets = identical_sets(comparable)
+        for runs in (runs for runs in sets if len(runs) > 1):
+            *names, last = map(run_title, runs)
+            text = compare(runs[0], runs[-1])  # the longest and the shortest run
+            sentences.append(f"{', '.join(names)} and {last}: {text}")
+        longest = [runs[0] for runs in sets]
+        if len(longest) == 2:
+            names = " and ".join(map(run_title, longest))
+            sentences.append(f"{names}: {compare(*longest)}")
+        elif len(longest) > 2:
+            matrices.append(_matrix(longest))
+    return sentences, matrices
+
+
+def _matrix(runs: Sequence[RunMetrics]) -> Table:
+    columns = runs if len(runs) <= _MAX_COLUMNS else runs[:1]
+    rows = [
+        [run.name, *("-" if run is other else compare(other, run) for other in columns)]
+        for run in runs
+    ]
+    note = "Runs with the same settings, compared bitwise. Identical runs share a row."
+    return Table("Differences", note, ["run", *(run.name for run in columns)], rows)
+
+
+def build_differences(
+    title: str, values: Mapping[str, Mapping[str, Any]]
+) -> tuple[Table | None, Table]:
+    """Divide named values, such as the configs of runs, into those that differ and common ones."""
+    names = list(dict.fromkeys(name for each in values.values() for name in each))
+    common = {}
+    for name in names:
+        texts = {_text(each.get(name)) for each in values.values()}
+        if len(texts) == 1:
+            common[name] = texts.pop()
+    different = [name for name in names if name not in common]
+    shared = Table(f"{title}: common", "", ["name", "value"], list(map(list, common.items())))
+    if not different:
+        return None, shared
+    header = ["", *values]
+    rows = [[name, *(_text(each.get(name)) for each in values.values())] for name in different]
+    if len(rows) < len(values):
+        header, *rows = zip(header, *rows)
+    return Table(f"{title}: differences", "", header, rows), shared
+
+
+def _text(value: Any) -> str:
+    """Return a value as text. A value that is the same on all ranks is shown once."""
+    if isinstance(value, list) and value and all(each == value[0] for each in value):
+        return _text(value[0])
+    return "-" if value is None else str(value)
 
 
 def run_title(run: RunMetrics, *details: str) -> str:
@@ -161,4 +248,6 @@ def _perplexities(run: RunMetrics) -> list[str]:
 
 
 def _number(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)
+    if value is None:
+        return "-"
+    return format(value, form if abs(value) < _MAX_SHOWN else ".3g")

@@ -11,7 +11,7 @@ from optuna.trial import FrozenTrial, TrialState
 from lm.cli.markdown import epochs_text
 from lm.config import RunOptions
 from lm.files import write_atomically
-from lm.search.settings import BEST_FILE, as_flags
+from lm.search.settings import BEST_FILE, Settings, as_flags
 from lm.search.study import CONFIG, EPOCHS, FAILURE, Search, best_trials
 
 # In the order of the table.
@@ -49,19 +49,25 @@ def write_best(search: Search) -> str:
     """
     path = os.path.join(search.directory, BEST_FILE)
     for best in best_trials(search.study)[:1]:
-        options = search.settings.given(RunOptions)
-        options.pop("max_steps", None)  # limits only the trials
-        command = ["python", "-m", "lm.train", "--config", path, *as_flags(options)]
+        command = best_command(search.directory, search.settings)
         values = best.user_attrs[CONFIG].items()
         text = _BEST.format(
             number=best.number,
             value=best.value,
-            command="".join(c if c.isprintable() else ascii(c)[1:-1] for c in shlex.join(command)),
+            command="".join(c if c.isprintable() else ascii(c)[1:-1] for c in command),
             fields="\n".join(f"        {name!a}: {value!a}," for name, value in values),
         )
         source = _with_docstring(pathlib.Path(search.file.path).read_bytes())
         write_atomically(path, source + text.encode("ascii", "backslashreplace"))
     return path
+
+
+def best_command(directory: str, settings: Settings) -> str:
+    """Return the command that trains best.py."""
+    options = settings.given(RunOptions)
+    options.pop("max_steps", None)  # limits only the trials
+    path = os.path.join(directory, BEST_FILE)
+    return shlex.join(["python", "-m", "lm.train", "--config", path, *as_flags(options)])
 
 
 def _with_docstring(source: bytes) -> bytes:

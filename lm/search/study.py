@@ -153,7 +153,7 @@ def load_study(directory: str) -> optuna.Study:
         return optuna.load_study(
             storage=_storage(directory), study_name=load_settings(directory).study
         )
-    except KeyError:
+    except (KeyError, UnicodeEncodeError):  # SQLite has no names with surrogates
         raise UserError(f"{path} is the study of a different search; {what_to_do}") from None
 
 

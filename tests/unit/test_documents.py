@@ -3,7 +3,8 @@
 import re
 
 from lm.flags import flags_document
-from lm.report.comparison import compare, read_run
+from lm.report.comparison import compare
+from lm.report.metrics import read_run
 from tests.commands import ROOT
 
 CODE = {".py", ".sh", ".sbatch", ".cc", ".h", ".conf"}

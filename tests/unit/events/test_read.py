@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from lm.errors import ProgramExit
 from lm.events.read import drop_events_after, read_events
-from lm.report.comparison import group_by_corpus, read_run
+from lm.report.comparison import group_by_corpus
+from lm.report.metrics import read_run
 from lm.report.tables import section_text
 from tests.unit.report.runs import write_run
 

@@ -2,8 +2,13 @@
 
 import json
 
+import optuna
+from optuna.distributions import FloatDistribution
+from optuna.trial import create_trial
+
+from lm.files import write_json
 from lm.record import CorpusRecord, FileRecord, RunRecord
-from lm.report.comparison import read_run
+from lm.report.metrics import read_run
 
 CONFIG = {"name": "small", "seed": 1, "batch_size": 20, "num_steps": 5}
 
@@ -35,3 +40,18 @@ def write_run(
         events.append({"event": "test", "step": 15, "test_perplexity": test})
     (directory / "metrics.jsonl").write_text("\n".join(map(json.dumps, events)) + "\n" + tail)
     return read_run(str(directory))
+
+
+def write_search(directory, values, flags=None):
+    """Write a search whose finished trials have these parameters and validation perplexities."""
+    directory.mkdir(parents=True)
+    write_json(
+        str(directory / "search.json"), {"corpus": "c" * 64, "study": "s", "flags": flags or {}}
+    )
+    study = optuna.create_study(storage=f"sqlite:///{directory}/study.db", study_name="s")
+    for number, (parameters, perplexity) in enumerate(values):
+        distributions = {name: FloatDistribution(1e-3, 10, log=True) for name in parameters}
+        study.add_trial(
+            create_trial(params=parameters, distributions=distributions, value=perplexity)
+        )
+        write_run(directory / f"trials/{number:04d}", losses=[(1, 6.0), (5, 5.0), (9, 4.0)])

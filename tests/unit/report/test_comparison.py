@@ -7,13 +7,13 @@ import pytest
 from lm.cli.markdown import epochs_text
 from lm.errors import UserError
 from lm.report.comparison import (
-    comparable_pairs,
+    comparable_sets,
     compare,
     group_by_config,
     group_by_corpus,
-    read_run,
 )
-from lm.report.tables import build_tables, run_title
+from lm.report.metrics import read_run
+from lm.report.tables import build_identity, build_tables, run_title
 from tests.unit.report.runs import CONFIG, write_record, write_run
 
 
@@ -32,7 +32,7 @@ def test_runs_with_different_networks_have_different_configs(tmp_path):
     first, second = group_by_config(runs)
     assert first.label == f"small (config_file={'a' * 12})"
     assert second.label == f"small (config_file={'b' * 12})"
-    assert list(comparable_pairs([first, second])) == [(runs[0], runs[1])]
+    assert comparable_sets([first, second]) == [runs[:2]]
 
 
 def test_configs_with_the_same_name_are_labeled_by_their_differences(tmp_path):
@@ -124,7 +124,7 @@ def test_a_single_run_has_one_table_without_comparisons(tmp_path):
     cells = ["small", "2 ranks", "1.50", "90.00", "80.50", "50.00", "4.0", "250"]
     assert [row[1:] for row in table.rows] == [cells] and "speedup" not in table.header
     two = [write_run(tmp_path / name, ranks=2) for name in "bc"]
-    assert build_tables(group_by_config(two))[1].rows[0][-2:] == ["-", "-"]  # no run on one rank
+    assert "speedup" not in build_tables(group_by_config(two))[1].header  # no run on one rank
 
 
 def test_a_run_on_changing_ranks_is_timed_by_its_epochs_on_the_last_number(tmp_path):
@@ -188,6 +188,19 @@ def compare_events(tmp_path, *runs):
     return compare(read_run(str(tmp_path / "a")), read_run(str(tmp_path / "b")))
 
 
+def test_many_runs_are_identical_in_a_sentence_and_differ_in_a_matrix(tmp_path):
+    losses = {"a": 6.5, "b": 6.5, "c": 6.5, "d": 6.25, "e": 6.0}
+    runs = {name: write_run(tmp_path / name, losses=[(1, loss)]) for name, loss in losses.items()}
+    (sentence,), (matrix,) = build_identity(group_by_config(list(runs.values())))
+    names = [f"{tmp_path}/{name} (1 rank)" for name in "abc"]
+    assert sentence == f"{names[0]}, {names[1]} and {names[2]}: bitwise identical in 4 events"
+    assert matrix.header == ["run", *(f"{tmp_path}/{name}" for name in "ade")]
+    assert [row.count("-") for row in matrix.rows] == [1, 1, 1]
+    assert matrix.rows[1][1].endswith("event 1 of 4, is loss of step 1: 6.5 and 6.25")
+    (sentence,), matrices = build_identity(group_by_config([runs["a"], runs["d"]]))
+    assert "is loss of step 1: 6.5 and 6.25" in sentence and not matrices
+
+
 def without(events, field):
     return [{name: v for name, v in event.items() if name != field} for event in events]
 
@@ -198,12 +211,12 @@ def without(events, field):
         ([{"event": "start", "world_size": 2}, *events_to(12)], "bitwise identical in 9 events"),
         (without(events_to(12), "valid_perplexity"), "bitwise identical in 9 events"),
         # The second epoch and the test of the shorter run have fewer steps.
-        (events_to(8), "bitwise identical in 5 events (the first has 9, the second 7)"),
+        (events_to(8), "bitwise identical in 5 events (the runs have 9 and 7)"),
         # Losses are means over the steps since the previous event. Only epochs are comparable.
-        (events_to(12, 3), "bitwise identical in 3 events (the first has 9, the second 7)"),
+        (events_to(12, 3), "bitwise identical in 3 events (the runs have 9 and 7)"),
         (
             [*events_to(12)[:-1], {"event": "test", "step": 12, "test_on": "best"}],
-            "bitwise identical in 8 events (the first has 9, the second 9)",
+            "bitwise identical in 8 events (the runs have 9 and 9)",
         ),
         (events_to(3, 3), "not comparable, because they have no event with the same steps"),
     ],
@@ -239,4 +252,4 @@ def test_runs_with_the_same_steps_are_compared_even_if_one_has_more_epochs(tmp_p
         for number, change in enumerate(changes)
     ]
     (section,) = group_by_corpus(runs)
-    assert list(comparable_pairs(section.groups)) == [(runs[0], runs[1])]
+    assert comparable_sets(section.groups) == [runs[:2]]

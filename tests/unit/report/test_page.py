@@ -2,27 +2,34 @@
 
 import dataclasses
 import io
+import json
 
 import pytest
 
 from lm.cli.markdown import markdown_table
 from lm.errors import UserError
 from lm.record import CorpusRecord
-from lm.report.comparison import Group, group_by_corpus, read_run
-from lm.report.curves import curves_of, draw_curves, draw_sections
+from lm.report.comparison import group_by_corpus
+from lm.report.curves import draw_curves, draw_sections
+from lm.report.metrics import read_run
 from lm.report.page import build_page, write_file
+from lm.report.plots import build_plots
+from lm.report.runs_page import build_parts
 from lm.report.tables import build_tokenizer_tables
-from tests.unit.report.runs import CONFIG, write_run
+from tests.unit.report.runs import CONFIG, write_record, write_run
+
+SIZES = {"batch_size": 20, "num_steps": 5}
+
+
+def page_of(runs):
+    return build_page("Runs", build_parts(group_by_corpus(runs))).decode()
 
 
 def test_the_page_is_self_contained(tmp_path):
     config = {**CONFIG, "name": "<script>alert(1)</script>"}
-    sections = group_by_corpus([write_run(tmp_path / "a & b", config=config)])
-    page = build_page(sections, [b"png"])
-    assert "<script" not in page and "&lt;script&gt;" in page and "a &amp; b" in page
-    assert 'src="data:image/png;base64,cG5n"' in page
-    assert "http" not in page and "<link" not in page
-    assert build_page(sections, [None]).count("<img") == 0
+    page = page_of([write_run(tmp_path / "a & b", config=config)])
+    assert "<script>alert" not in page and "&lt;script&gt;" in page and "a &amp; b" in page
+    assert "src=" not in page and "href=" not in page
     with pytest.raises(UserError, match=r"^cannot write /dev/null/x \(File exists\); .* --html$"):
         write_file("/dev/null/x", page.encode())
 
@@ -41,9 +48,10 @@ def test_runs_on_different_corpora_do_not_share_a_table(tmp_path):
         "text, vocabulary of 1,000, /own, SHA-256 99999999",
     ]
     assert [len(section.groups[0].runs) for section in sections] == [2, 1]
-    page = build_page(sections, [b"png", b"png"])
-    assert page.count("Corpus: text, vocabulary of 1,000") == page.count("<img") == 2
-    assert page.count("| run ") == 4 and page.count("| speedup |") == 1  # only on the same text
+    page = page_of(runs)
+    assert page.count("<h2>Corpus: text, vocabulary of 1,000") == 2
+    assert page.count("<button>run</button>") == 4
+    assert page.count("<button>speedup</button>") == 1  # only on the same text
 
 
 def test_runs_with_different_tokenizers_are_compared_on_the_same_text(tmp_path):
@@ -67,7 +75,7 @@ def test_runs_with_different_tokenizers_are_compared_on_the_same_text(tmp_path):
         ["words", "words", "1.2500"],
         ["limited", "words", "1.0000*"],
     ]
-    assert build_page(sections, [None] * 6).count("Tokenizers") == 1
+    assert page_of(runs).count("<h2>Tokenizers</h2>") == 1
     assert build_tokenizer_tables(group_by_corpus([runs[0], runs[3]])) == []
 
 
@@ -78,25 +86,14 @@ def test_a_page_follows_a_link(tmp_path):
 
 
 def test_names_are_drawn_as_plain_text(tmp_path):
-    names = ["_x", "x$\\frac$y", "a|b"]
-    curves = [Group(name, [write_run(tmp_path / str(i))]) for i, name in enumerate(names)]
-    figure = draw_curves(curves, title="$\\frac$")
+    names = ["_x", "x$\\frac$y", "a|b", "line\nend", "\udcff"]
+    runs = [write_run(tmp_path / name, config={"name": name, **SIZES}) for name in names]
+    figure = draw_curves(runs, title="$\\frac$")
     figure.savefig(io.BytesIO(), format="png")
     (legend,) = figure.legends
-    assert [text.get_text() for text in legend.get_texts()] == names
-    sections = group_by_corpus([write_run(tmp_path / "line\nend", config={"name": "\udcff"})])
-    build_page(sections, [None]).encode()
-
-
-def test_identical_runs_share_a_line_by_epoch(tmp_path):
-    runs = [write_run(tmp_path / str(ranks), ranks=ranks) for ranks in (1, 2)]
-    (section,) = group_by_corpus(runs)
-    (curve,) = curves_of(section.groups[0])
-    assert curve.runs == runs
-    assert curve.label.endswith("/1 (1 rank) solid, " + f"{tmp_path}/2 (2 ranks) dashed")
-    by_epoch, by_time = draw_curves([curve], title="").axes[:2]
-    assert len(by_epoch.lines) == 1 and len(by_time.lines) == 2
-    assert list(by_epoch.lines[0].get_xdata()) == [1, 1.5]
+    shown = [text.get_text().partition("/")[2] for text in legend.get_texts()]
+    assert all(name in text for name, text in zip(names[:3], shown))
+    page_of(runs)
 
 
 def test_runs_without_validation_have_curves(tmp_path):
@@ -104,10 +101,39 @@ def test_runs_without_validation_have_curves(tmp_path):
     path = tmp_path / "a/metrics.jsonl"
     path.write_text(path.read_text().replace("valid_perplexity", "other"))
     sections = group_by_corpus([read_run(str(tmp_path / "a"))])
-    (png,) = draw_sections(sections, str(tmp_path / "curves"))
-    assert png == (tmp_path / "curves.png").read_bytes()
+    draw_sections(sections, str(tmp_path / "curves"))
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(UserError, match=r"^cannot write /dev/null/x.png .* --html$"):
         draw_sections(sections, "/dev/null/x")
+
+
+def test_extreme_and_missing_numbers_have_a_page(tmp_path):
+    huge, tiny = 1.7e308, 5e-324
+    write_run(tmp_path / "a", losses=[(1, huge), (2, -huge), (3, tiny), (4, 0.0)], speed=1e-300)
+    epoch = {"event": "epoch", "epoch": 3, "tokens_per_second": huge, "valid_perplexity": huge}
+    events = [
+        {"event": "step", "step": 10**29, "loss": huge, "tokens_per_second": -huge},
+        {**epoch, "step": 10**29, "epoch_seconds": huge, "train_perplexity": tiny},
+        {**epoch, "step": 10**29, "epoch_seconds": huge, "valid_perplexity": -5},
+        {"event": "test", "step": 10**29, "test_perplexity": huge},
+    ]
+    with open(tmp_path / "a/metrics.jsonl", "a") as file:
+        file.writelines(json.dumps(event) + "\n" for event in events)
+    (tmp_path / "empty").mkdir()
+    write_record(tmp_path / "empty")
+    (tmp_path / "empty/metrics.jsonl").write_text("")
+    runs = [read_run(str(tmp_path / name)) for name in ("a", "empty")]
+    assert "1.7e+308" in page_of(runs) and "No run has a validation yet" in page_of(runs[1:])
+    draw_sections(group_by_corpus(runs), str(tmp_path / "curves"))
+
+
+def test_thinned_lines_keep_their_extremes(tmp_path):
+    losses = [(step, 5.0 + step % 7 / 100) for step in range(1, 10_001)]
+    losses[4321], losses[8765] = (4322, 90.0), (8766, -1.0)
+    (section,) = group_by_corpus([write_run(tmp_path / "a", losses=losses)])
+    raw = build_plots(section)[0]["data"][0]
+    assert len(raw["x"]) <= 3000 and {90.0, -1.0} <= set(raw["y"])
+    assert raw["x"][raw["y"].index(90.0)] == 4322
 
 
 def test_a_cell_may_contain_a_bar_or_a_line_end():

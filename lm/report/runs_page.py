@@ -1,0 +1,57 @@
+"""The page of a comparison of runs."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from lm.report.comparison import Section
+from lm.report.page import Part
+from lm.report.plots import build_plots, css_line, runs_of
+from lm.report.tables import (
+    build_differences,
+    build_identity,
+    build_tables,
+    build_tokenizer_tables,
+    headline,
+)
+
+_MAX_SHOWN = 12  # More lines at first would be hard to distinguish. The legend shows the others.
+_NOTE = (
+    "Thick lines: the mean of the last events (a fiftieth of the run). Circles: validations."
+    " Triangles: restarts. Diamonds: the checkpoints in the run directory. Drag to zoom, and"
+    " double-click to see everything."
+)
+
+
+def build_parts(sections: Sequence[Section]) -> list[Part]:
+    """Return a part for each section, and a part for the tokenizers."""
+    parts = [_part(section) for section in sections]
+    tokenizers = build_tokenizer_tables(sections)
+    return [*parts, Part("Tokenizers", tables=tokenizers)] if tokenizers else parts
+
+
+def _part(section: Section) -> Part:
+    runs = runs_of(section)
+    sentences, matrices = build_identity(section.groups)
+    configs = {group.label: group.runs[0].identity for group in section.groups}
+    settings, common_settings = build_differences("Settings", configs)
+    machines = {run.name: run.start for run in runs}
+    machine_differences, common_machines = build_differences("Machines and versions", machines)
+    return dataclasses.replace(
+        curves_part(f"Corpus: {section.corpus}", section),
+        texts=[headline(section), *sentences, *filter(None, (run.damage for run in runs))],
+        tables=[*build_tables(section.groups), *matrices, *filter(None, [settings])],
+        folded=[*filter(None, [common_settings, machine_differences, common_machines])],
+    )
+
+
+def curves_part(title: str, section: Section) -> Part:
+    """Return the plots of a section and their legend."""
+    runs = runs_of(section)
+    best_first = sorted(runs, key=lambda run: run.tested_epoch.get("valid_perplexity", math.inf))
+    shown = {id(run) for run in best_first[:_MAX_SHOWN]}
+    legend = [
+        {"name": run.name, "shown": id(run) in shown, "line": css_line(index)}
+        for index, run in enumerate(runs)
+    ]
+    return Part(title, runs=legend, plots=build_plots(section), plots_note=_NOTE)
