@@ -20,7 +20,7 @@ _MAX_DIGITS = 30  # of a whole number in JSON; floats can represent such a numbe
 # Some cluster file systems do not support locks, such as Lustre mounted without flock.
 _NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP}
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
-_HOST_DIRECTORY = "/tmp"  # TMPDIR may differ between jobs.
+HOST_DIRECTORY = "/tmp"  # TMPDIR may differ between jobs.
 _STALE = {errno.ESTALE, errno.ENOTCONN}  # The disk was unmounted, and may be mounted again.
 # Pipes and terminals cannot be flushed, and the next write reports an unmounted disk.
 _NO_SYNC = {errno.EINVAL, errno.ENOTSUP, *_STALE}
@@ -218,7 +218,7 @@ def _open_lock(path: str, flags: int) -> int:
 
 def _private_directory() -> str:
     """Create a directory that no other user can write to."""
-    path = os.path.join(_HOST_DIRECTORY, f"lm-{os.getuid()}")
+    path = os.path.join(HOST_DIRECTORY, f"lm-{os.getuid()}")
     with contextlib.suppress(FileExistsError):
         os.mkdir(path, 0o700)
     if os.path.islink(path):

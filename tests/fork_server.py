@@ -1,7 +1,8 @@
 """Start Python programs as forks of a process that has imported TensorFlow and Horovod.
 
 These imports take most of the CPU time of a short run. A forked program behaves as if it was
-started directly, except that all programs share the seed of Python's hashes.
+started directly, except that all programs share the seed of Python's hashes. The programs that it
+starts with `sys.executable` are forked too.
 """
 
 import atexit
@@ -13,10 +14,12 @@ import os
 import pathlib
 import runpy
 import select
+import shlex
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from typing import NoReturn
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -37,23 +40,31 @@ def python(**env: str) -> list[str]:
       **env: The environment variables that differ from the environment of this process.
     """
     if all(name.startswith(_READ_LATE) for name in env):
-        return [sys.executable, "-IS", str(CLIENT), _start_server()]
+        return [start()]
     return [sys.executable]
 
 
 @functools.cache
-def _start_server() -> str:
-    """Start the server of this process and return its address."""
+def start() -> str:
+    """Start the server of this process; return the path of a script that stands for Python."""
+    directory = tempfile.TemporaryDirectory()
+    atexit.register(directory.cleanup)
+    script = pathlib.Path(directory.name, "python")
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind("")  # Linux chooses an unused abstract address.
         listener.listen(100)
-        command = [sys.executable, "-m", "tests.fork_server", str(listener.fileno())]
+        address = listener.getsockname()[1:].decode()
+        client = shlex.join([sys.executable, "-IS", str(CLIENT), address])
+        script.write_text(f'#!/bin/sh\nexec {client} "$@"\n')
+        script.chmod(0o755)
+        descriptor = str(listener.fileno())
         server = subprocess.Popen(
-            command, cwd=ROOT, stdin=subprocess.PIPE, pass_fds=[listener.fileno()],
+            [sys.executable, "-m", "tests.fork_server", descriptor, str(script)],
+            cwd=ROOT, stdin=subprocess.PIPE, pass_fds=[listener.fileno()],
             start_new_session=True,  # Ctrl-C reaches only this process.
         )  # fmt: skip
-        atexit.register(server.communicate)  # closes its stdin
-        return listener.getsockname()[1:].decode()
+    atexit.register(server.communicate)  # closes its stdin
+    return str(script)
 
 
 def _serve(listener: socket.socket) -> socket.socket:
@@ -124,7 +135,7 @@ def _imitate(client: int) -> None:
     os.getppid = lambda: int(stat_fields(client)[1]) if os.getpid() == own else getppid()
 
 
-def main(descriptor: str) -> None:
+def main(descriptor: str, script: str) -> None:
     from lm.system import import_tensorflow, keep_freed_memory
 
     keep_freed_memory()
@@ -142,7 +153,7 @@ def main(descriptor: str) -> None:
     _imitate(client)
     option, module, *_ = arguments
     assert option == "-m"
-    sys.argv, sys.path[0] = [*arguments[1:]], os.getcwd()
+    sys.argv, sys.path[0], sys.executable = [*arguments[1:]], os.getcwd(), script
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 

@@ -23,7 +23,7 @@ from lm.distributed.communicator import Communicator
 from lm.errors import ERROR, RunError, UserError
 from lm.options import Checked, option
 
-_TIMEOUT_SECONDS = 180
+TIMEOUT_SECONDS = 180
 _FIX = (
     "each host must accept ssh without a password, have the same checkout and .venv at the same"
     " path, and reach the other hosts; export OMPI_MCA_btl_tcp_if_include=eth0"
@@ -75,7 +75,7 @@ def _run(command: Sequence[str]) -> None:
                 stdin=subprocess.DEVNULL,
                 stderr=stderr,
                 start_new_session=True,  # without a terminal, ssh cannot ask for a password
-                timeout=_TIMEOUT_SECONDS,
+                timeout=TIMEOUT_SECONDS,
             ).returncode
         stderr.seek(0)
         lines = [line.rstrip() for line in stderr if line.strip(" -\n")]
@@ -84,7 +84,7 @@ def _run(command: Sequence[str]) -> None:
     errors = [line.removeprefix(ERROR) for line in lines if line.startswith(ERROR)]
     if errors:
         raise RunError(errors[0])
-    ending = f"ended with exit code {code}" if code else f"ran over {_TIMEOUT_SECONDS} s"
+    ending = f"ended with exit code {code}" if code else f"ran over {TIMEOUT_SECONDS} s"
     raise RunError(f"mpirun {ending} ({lines[0] if lines else 'no message'}): {_FIX}")
 
 

@@ -27,7 +27,7 @@ from lm.record import from_json, read_object
 
 EOS = 0  # the state of `<eos>`; states 1, 2, ... are the words, roughly from frequent to rare
 _TRUTH_FILE = "truth.json"
-_BLOCK_TOKENS = 10_000
+BLOCK_TOKENS = 10_000
 
 
 class Language(NamedTuple):
@@ -121,7 +121,7 @@ def sample_states(
     while True:
         states: list[int] = []
         # A block of draws gives the same numbers as single draws, in a quarter of the time.
-        for draw in rng.random(_BLOCK_TOKENS).tolist():
+        for draw in rng.random(BLOCK_TOKENS).tolist():
             state = successors[state][bisect.bisect_right(bounds[state], draw)]
             states.append(state)
             if state == EOS and len(states) >= missing:

@@ -23,8 +23,8 @@ from lm.distributed.signals import Signals
 from lm.errors import ERROR
 from lm.system import stat_fields
 
-_TICK_SECONDS = 0.5
-_POLL_SECONDS = 1.0
+TICK_SECONDS = 0.5
+POLL_SECONDS = 1.0
 _MOST_HOSTS = 8
 
 
@@ -134,13 +134,13 @@ class Supervisor:
 
     def _watch(self) -> None:
         now, idle, progressed = time.monotonic(), 0.0, self._num_progressed
-        while not self._closed.wait(_TICK_SECONDS):
+        while not self._closed.wait(TICK_SECONDS):
             before, now = now, time.monotonic()
             if self._num_progressed != progressed:
                 idle, progressed = 0.0, self._num_progressed
             # Ignore the time when this process itself was stopped: a scheduler may suspend a job
             # for hours.
-            idle += min(now - before, 2 * _TICK_SECONDS)
+            idle += min(now - before, 2 * TICK_SECONDS)
             if self.timeout and idle > self.timeout:
                 phase = self._phase
                 if phase.patient and not _stopped(self._processes, self._own):
@@ -179,7 +179,7 @@ class Waiting:
     def __init__(self, comm: Communicator, supervisor: Supervisor, name: str, stoppable: bool):
         self._comm, self._supervisor = comm, supervisor
         self._name, self._stoppable = name, stoppable
-        self._next_exchange = time.monotonic() + _POLL_SECONDS
+        self._next_exchange = time.monotonic() + POLL_SECONDS
 
     def poll(self, progress: bool = True) -> None:
         """Report, about once per second, that this rank is working, and whether work advanced.
@@ -210,7 +210,7 @@ class Waiting:
     def _exchange(self, report: dict[str, Any]) -> list[dict]:
         with self._supervisor.renamed(self._name):
             reports = self._comm.gather({**report, "stop": self._stop_requested()})
-        self._next_exchange = time.monotonic() + _POLL_SECONDS
+        self._next_exchange = time.monotonic() + POLL_SECONDS
         stop = max(report["stop"] for report in reports)
         if stop and not all(report["done"] for report in reports):
             raise Interrupted(stop)

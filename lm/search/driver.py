@@ -27,7 +27,7 @@ from lm.search.study import (
 )
 from lm.search.trial import Outcome, TrialJob
 
-_TICK_SECONDS = 0.5
+TICK_SECONDS = 0.5
 _MAX_FAILURES = 3  # failed jobs of a trial
 _MAX_SAME_FAILURES = 3  # trials that fail with the same error while no trial succeeds
 
@@ -124,7 +124,7 @@ class Driver:
         write_best(self._search)
 
     def _tick(self) -> None:
-        time.sleep(_TICK_SECONDS)
+        time.sleep(TICK_SECONDS)
         if self._signals.stop:
             name = signal.Signals(self._signals.stop).name
             message = f"stopped by {name}. The running trials are saved; {self._resume}"

@@ -1,11 +1,13 @@
 """Fixtures for the tests of the command lines."""
 
 import fcntl
+import pathlib
 import shutil
 import sys
 
 import pytest
 
+from tests import fork_server
 from tests.commands import ROOT, train
 from tests.download_server import DownloadServer
 
@@ -27,12 +29,19 @@ def trained(session_dir, corpora):
 
 @pytest.fixture
 def project(tmp_path):
-    """A copy of the project with this Python environment. Its setup.sh exits immediately."""
-    copy = tmp_path / "project"
-    shutil.copytree(ROOT / "run_scripts", copy / "run_scripts")
+    """A copy of the project with this Python environment. Its setup.sh exits immediately.
+
+    The fork server starts its Python programs.
+    """
+    copy, here = tmp_path / "project", pathlib.Path(sys.prefix)
+    (copy / ".venv/bin").mkdir(parents=True)
+    for path in (*here.glob("*"), *here.glob("bin/*")):
+        if path.name not in ("bin", "python"):
+            (copy / ".venv" / path.relative_to(here)).symlink_to(path)
+    (copy / ".venv/bin/python").symlink_to(fork_server.start())
     for name in ("lm", "configs"):
         (copy / name).symlink_to(ROOT / name)
-    (copy / ".venv").symlink_to(sys.prefix)
+    shutil.copytree(ROOT / "run_scripts", copy / "run_scripts")
     (copy / "run_scripts/setup.sh").write_text("#!/bin/sh\n")
     return copy
 

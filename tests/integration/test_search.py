@@ -2,7 +2,6 @@
 
 import signal
 import subprocess
-import sys
 import time
 
 import pytest
@@ -10,6 +9,7 @@ from optuna.trial import TrialState
 
 from lm.checkpoint import store
 from lm.search.study import load_study
+from tests import fork_server
 from tests.commands import (
     ROOT,
     environment,
@@ -38,7 +38,7 @@ def test_a_killed_search_is_resumed_and_its_best_config_can_be_trained(project, 
     directory, log = tmp_path / "search", tmp_path / "log"
     mark = new_mark()
     command = [
-        sys.executable, "-m", "lm.search", *FLAGS, "--data_path", corpora,
+        *fork_server.python(), "-m", "lm.search", *FLAGS, "--data_path", corpora,
         "--output_dir", directory,
     ]  # fmt: skip
     with open(log, "w") as file:

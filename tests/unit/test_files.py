@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import pathlib
 import socket
 
 import pytest
@@ -33,8 +34,10 @@ def test_content_waits_until_the_disk_is_mounted_again(tmp_path):
     path, moved = tmp_path / "file", tmp_path / "moved"
     file = RetryingAppend(str(path))
     file.write(b"1\n")
+    own = pathlib.Path("/proc/self/fd")
+    (descriptor,) = [fd for fd in own.iterdir() if fd.exists() and fd.samefile(path)]
     with socket.socket(socket.AF_UNIX) as dead:  # writing fails as on an unmounted disk
-        os.dup2(dead.fileno(), file._file.fileno())
+        os.dup2(dead.fileno(), int(descriptor.name))
     path.rename(moved)
     file.sync()
     for line in (b"2\n", b"3\n"):
@@ -113,7 +116,7 @@ def test_locks_fall_back_to_the_host_if_the_file_system_has_no_locks(tmp_path, m
     monkeypatch.setattr(fcntl, "flock", no_locks_here)
     (tmp_path / "host").mkdir()
     own = tmp_path / f"host/lm-{os.getuid()}"
-    monkeypatch.setattr("lm.files._HOST_DIRECTORY", str(tmp_path / "host"))
+    monkeypatch.setattr("lm.files.HOST_DIRECTORY", str(tmp_path / "host"))
     with locked(path, "testing"), pytest.raises(BlockingIOError), locked(path):
         pass
     with locked(path):

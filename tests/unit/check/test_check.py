@@ -28,7 +28,7 @@ def test_failed_launch_is_reported_in_bounded_time(script, message, tmp_path, mo
     (tmp_path / "mpirun").write_text(f"#!/bin/sh\n{script}\n")
     (tmp_path / "mpirun").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    monkeypatch.setattr(command, "_TIMEOUT_SECONDS", 1)
+    monkeypatch.setattr(command, "TIMEOUT_SECONDS", 1)
     with pytest.raises(RunError, match=message):
         command.start_ranks(command.CheckOptions(hosts="host1:2,host2"))
 

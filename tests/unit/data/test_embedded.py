@@ -69,7 +69,7 @@ def test_transitions_form_a_sparse_irreducible_chain(seed, num_words, num_succes
 @pytest.mark.parametrize("block", [10_000, 64])
 def test_sample_ends_with_the_sentence_that_reaches_the_minimum(language, monkeypatch, block):
     expected = _sample(language, 1000)
-    monkeypatch.setattr(embedded, "_BLOCK_TOKENS", block)
+    monkeypatch.setattr(embedded, "BLOCK_TOKENS", block)
     states = _sample(language, 1000)
     assert states == expected and len(states) >= 1000
     assert states[-1] == embedded.EOS

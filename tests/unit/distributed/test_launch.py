@@ -10,6 +10,14 @@ from lm.errors import UserError
 from tests.commands import ROOT, run_command
 
 
+@pytest.fixture(autouse=True)
+def _without_launcher(monkeypatch):
+    """Remove the variables of the launchers, in case one of them started the tests."""
+    for name in os.environ:
+        if name.startswith(("OMPI_", "PMI", "HOROVOD_", "SLURM_")):
+            monkeypatch.delenv(name)
+
+
 @pytest.mark.parametrize(
     "variables, size, rank",
     [
@@ -25,9 +33,6 @@ from tests.commands import ROOT, run_command
     ],
 )  # fmt: skip
 def test_the_innermost_launcher_is_used(variables, size, rank, monkeypatch):
-    for names in launch._LAUNCHERS:
-        for name in names:
-            monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert (launch.launched_size(), launch.launched_rank()) == (size, rank)
@@ -35,8 +40,6 @@ def test_the_innermost_launcher_is_used(variables, size, rank, monkeypatch):
 
 @pytest.mark.parametrize("pmix, expected", [((), True), (("PMIX_RANK",), False)])
 def test_srun_without_pmix_is_recognized(monkeypatch, pmix, expected):
-    for name in (*(name for names in launch._LAUNCHERS for name in names), "PMIX_RANK"):
-        monkeypatch.delenv(name, raising=False)
     assert not launch.is_srun_without_pmix()
     for name in ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID", *pmix):
         monkeypatch.setenv(name, "1")
@@ -85,8 +88,6 @@ def test_a_missing_mpirun_is_an_error_with_a_fix(monkeypatch, tmp_path):
 def test_environment_lets_root_and_hosts_without_ssh_start_ranks(monkeypatch, tmp_path):
     monkeypatch.setattr("os.geteuid", lambda: 0)
     monkeypatch.setenv("PATH", str(tmp_path))
-    for name in (*launch._FOR_ROOT, "OMPI_MCA_plm", "SLURM_JOB_ID"):
-        monkeypatch.delenv(name, raising=False)
     found = launch.mpirun_environment(MINE="1")
     assert found["OMPI_ALLOW_RUN_AS_ROOT"] == found["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] == "1"
     assert (found["OMPI_MCA_plm"], found["MINE"]) == ("isolated", "1")

@@ -10,32 +10,37 @@ import pytest
 
 from lm.distributed import supervisor
 from lm.distributed.communicator import Communicator
-from lm.distributed.supervisor import Interrupted, Supervisor, _Process, _waited_for
+from lm.distributed.supervisor import Interrupted, Supervisor
 from tests.commands import run_code
 from tests.meeting import on_ranks
 
-# A real process without TensorFlow. Its two ranks are the process itself, so both are running.
+# A real process without TensorFlow. The process of its second rank ends with it.
 PROGRAM = """
-import signal, time
+import subprocess, time
 from lm.distributed import supervisor
 from lm.distributed.communicator import Communicator
 
-class TwoRanks(Communicator):
+other = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
+
+class Ranks(Communicator):
     size = 2
 
     def gather(self, value):
-        return [value] * 2
+        if isinstance(value, dict):  # the report of a phase
+            return [value] * 2
+        return [value, (value[0], other.pid), {elsewhere}]
 
-supervisor._TICK_SECONDS = 0.02
-watched = supervisor.Supervisor(TwoRanks(), {timeout})
+supervisor.TICK_SECONDS = 0.02
+watched = supervisor.Supervisor(Ranks(), {timeout})
 {work}
 print("alive")
 """
 SLEEP = "time.sleep(30)"
 
 
-def run(*lines, timeout=1):
-    return run_code(PROGRAM.format(timeout=timeout, work="\n".join(lines)))
+def run(*lines, elsewhere=""):
+    """Run code with a timeout of one second, on two ranks and on ranks elsewhere."""
+    return run_code(PROGRAM.format(timeout=1, work="\n".join(lines), elsewhere=elsewhere))
 
 
 @pytest.mark.parametrize(
@@ -86,8 +91,7 @@ def test_a_phase_that_hangs_is_named_at_the_timeout(lines, where):
 
 
 def test_a_preparation_ends_if_another_rank_is_gone():
-    other = "import subprocess; other = subprocess.Popen(['true']); other.wait()"
-    result = run(other, "watched._processes[1] = watched._own._replace(pid=other.pid)", SLEEP)
+    result = run("other.kill()", "other.wait()", SLEEP)
     assert result.returncode == 1
     assert "in the preparation, waiting for rank 1 on " in result.stderr
     assert "which is stopped or gone" in result.stderr
@@ -96,7 +100,7 @@ def test_a_preparation_ends_if_another_rank_is_gone():
 def test_time_while_the_job_is_suspended_does_not_count():
     work = "with watched.exchange('step 7'):"
     work += " print('begun', flush=True); input(); time.sleep(1.5)"
-    program = PROGRAM.format(timeout=2, work=work)
+    program = PROGRAM.format(timeout=2, work=work, elsewhere="")
     command, pipes = [sys.executable, "-c", program], dict.fromkeys(("stdin", "stdout"), -1)
     with subprocess.Popen(command, text=True, **pipes) as process:
         assert process.stdout.readline() == "begun\n"
@@ -107,15 +111,19 @@ def test_time_while_the_job_is_suspended_does_not_count():
     assert (process.returncode, output) == (0, "alive\n")
 
 
-def test_messages_name_ranks_on_many_hosts_briefly():
-    ranks = [_Process(f"node{rank // 8}", 1) for rank in range(1000)]
-    assert _waited_for(ranks[:24], 0) == "ranks 8 to 15 on node1 or ranks 16 to 23 on node2"
-    assert _waited_for(ranks, 0) == "the ranks on 124 other hosts"
+@pytest.mark.parametrize(
+    "num_ranks, named",
+    [(16, "ranks 2 to 9 on n0 or ranks 10 to 17 on n1"), (992, "the ranks on 124 other hosts")],
+)
+def test_messages_name_ranks_on_many_hosts_briefly(num_ranks, named):
+    elsewhere = f"*((f'n{{rank // 8}}', 1) for rank in range({num_ranks}))"
+    result = run("with watched.exchange('step 7'):", f"    {SLEEP}", elsewhere=elsewhere)
+    assert f"in step 7, waiting for {named} (--step" in result.stderr
 
 
 def meet(monkeypatch, num_ranks, work, stop_requested=lambda rank: 0):
     """Run work(waiting, rank) and gather the ranks on threads; return outcomes and progress."""
-    monkeypatch.setattr(supervisor, "_POLL_SECONDS", 0)
+    monkeypatch.setattr(supervisor, "POLL_SECONDS", 0)
     progress = [0] * num_ranks
 
     def run_rank(rank, gather):

@@ -156,12 +156,15 @@ def test_sessions_are_closed_after_use_and_after_errors(run, monkeypatch):
         sessions.append(session)
         raise UserError("different shapes")
 
-    for user in Generator(run), Scorer(run):
+    for user, use in (
+        (Generator(run), lambda generator: text(generator)),
+        (Scorer(run), lambda scorer: list(scorer.score(["a"]))),
+    ):
         user.close()
-        sessions.append(user._session)
+        with pytest.raises(RuntimeError, match="closed Session"):
+            use(user)
     monkeypatch.setattr("lm.inference.trained_run.VariableLoader.load_weights", fail)
     with pytest.raises(UserError, match="different shapes"):
         Generator(run)
-    for session in sessions:
-        with pytest.raises(RuntimeError, match="closed Session"):
-            session.run([])
+    with pytest.raises(RuntimeError, match="closed Session"):
+        sessions[0].run([])

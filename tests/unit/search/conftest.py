@@ -34,7 +34,7 @@ epoch 1; epoch 2; end finished
 @pytest.fixture
 def search(tmp_path, corpora, monkeypatch):
     """Return a function that runs a search of learning rates, with code for the trainer."""
-    monkeypatch.setattr(driver, "_TICK_SECONDS", 0.01)
+    monkeypatch.setattr(driver, "TICK_SECONDS", 0.01)
     trainer = tmp_path / "python"
 
     def run(*flags, body="", stop=lambda: 0):
