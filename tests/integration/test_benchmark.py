@@ -34,8 +34,7 @@ def benchmark(out, command, *arguments, **options):
 def test_all_implementations_train_the_same_model(tmp_path, hidden):
     for package in hidden:
         (tmp_path / f"{package}.py").write_text(f"raise ModuleNotFoundError(name='{package}')\n")
-    env = {"PYTHONPATH": str(tmp_path)}
-    record, result = benchmark(tmp_path, "step", "--repeats", 1, "--peers", env=env)
+    record, result = benchmark(tmp_path, "step", "--repeats", 1, "--peers", cwd=tmp_path)
     implementations = {row["implementation"]: row for row in record["implementations"]}
     ours = implementations["ours"]
     assert len(ours["first_losses"]) == 4
