@@ -48,7 +48,7 @@ def small_disk(tmp_path):
 
 def test_a_full_disk_causes_one_warning_per_file(start, small_disk):
     output_dir = small_disk / "run"
-    job = start(output_dir, *FLAGS, "--max_steps", 1000)
+    job = start(output_dir, *FLAGS, "--max_steps", 1000, forked=True)
     job.wait_for(lambda: len(saved_steps(output_dir)) == 2)
     with contextlib.suppress(OSError), open(small_disk / "filler", "wb", buffering=0) as filler:
         while True:
@@ -67,7 +67,7 @@ def test_a_full_disk_causes_one_warning_per_file(start, small_disk):
 
 def test_a_power_cut_loses_no_event_of_a_saved_step(start, tmp_path, corpora):
     flags = (*FLAGS, "--log_every_steps", 1, "--max_steps", 50)
-    assert start(tmp_path, *flags, fault="power_cut:40").finish()[0] != 0
+    assert start(tmp_path, *flags, fault="power_cut:40", forked=True).finish()[0] != 0
     assert saved_steps(tmp_path) == [30]
     train_here(tmp_path, *config_flags(corpora), *flags, "--resume")
     assert [event["step"] for event in events(tmp_path, "step")] == list(range(1, 51))

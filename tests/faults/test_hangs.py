@@ -72,7 +72,7 @@ def test_a_rank_that_is_stopped_for_a_short_time_continues(start, tmp_path):
     ],
 )
 def test_an_exception_on_one_rank_is_printed_once(start, tmp_path, fault):
-    job = start(tmp_path, *LONG, num_ranks=2, fault=fault)
+    job = start(tmp_path, *LONG, num_ranks=2, fault=fault, forked=True)
     assert job.finish(timeout=40)[0] == 1
     rank = 0 if ":0:" in fault else 1
     start_of_line = f"lm: error: rank {rank} on {socket.gethostname()}: "
@@ -98,7 +98,7 @@ def test_a_shared_evaluation_may_be_slow_but_not_stop(start, tmp_path):
     # The batches have one row, so rank 1 has no work and waits. Rank 0 stops during the test.
     flags = ("--hidden_size", 8, "--max_steps", 10, "--step_timeout_seconds", 6)
     shared = ("--distributed_eval", "--eval_batch_size", 1, "--num_steps", 50)
-    job = start(tmp_path, *flags, *shared, num_ranks=2, fault="stop_in_test:0")
+    job = start(tmp_path, *flags, *shared, num_ranks=2, fault="stop_in_test:0", forked=True)
     code, output = job.finish()
     assert events(tmp_path, "epoch") and not events(tmp_path, "test"), output
     assert code == 1

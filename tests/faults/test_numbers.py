@@ -10,6 +10,7 @@ from lm.checkpoint import store
 from lm.data import embedded
 from lm.errors import EveryRankError
 from lm.inference.evaluator import evaluate
+from tests import fork_server
 from tests.commands import ROOT, events, mpirun, train_here
 from tests.faults.jobs import config_flags, last_step, saved_steps
 
@@ -80,11 +81,11 @@ def test_ranks_with_different_thread_counts_stay_identical(
     # With a norm that each rank computes in TensorFlow, these ranks diverged within 30 steps.
     flags += ("--hidden_size", 300, "--init_scale", 1, "--num_steps", 4, "--max_steps", 30)
     flags += ("--checkpoint_every_steps", 1, "--log_every_steps", 1)
-    program = [sys.executable, "-m", "lm.train", "--output_dir", tmp_path / "run", *flags]
+    program = [*fork_server.python(), "-m", "lm.train", "--output_dir", tmp_path / "run", *flags]
     first = [*mpirun(1), *program, "--intra_op_threads", 2, ":", "-np", 1]
     job = start(
         tmp_path / "run", *flags, "--intra_op_threads", 4, config=False,
-        launcher=[str(word) for word in first], env={"LM_KERNELS": compiled},
+        launcher=[str(word) for word in first], env={"LM_KERNELS": compiled}, forked=True,
     )  # fmt: skip
     code, output = job.finish()
     assert code == 0, output

@@ -100,7 +100,8 @@ def test_sigterm_to_mpirun_leaves_time_to_save(start, tmp_path):
     ],
 )  # fmt: skip
 def test_a_stop_signal_waits_for_a_long_first_step(start, tmp_path, flags, seconds):
-    job = start(tmp_path, *LONG, *flags, launcher=RUN_JOB, fault=f"slow_first_step:{seconds}")
+    fault = f"slow_first_step:{seconds}"
+    job = start(tmp_path, *LONG, *flags, launcher=RUN_JOB, fault=fault, forked=True)
     job.wait_for(lambda: events(tmp_path, "begun"))
     job.process.send_signal(signal.SIGINT)
     check_stopped(job, 128 + signal.SIGINT, "SIGTERM", timeout=120)
@@ -121,7 +122,7 @@ def test_a_stop_signal_during_the_preparation_ends_the_job(start, tmp_path, laun
 
 def test_a_stop_signal_waits_for_copies_that_take_long(start, tmp_path):
     flags = (*LONG, "--checkpoint_every_steps", 20, "--keep_checkpoints", 1)
-    job = start(tmp_path, *flags, num_ranks=2, fault="slow_copy:6")
+    job = start(tmp_path, *flags, num_ranks=2, fault="slow_copy:6", forked=True)
     job.wait_for_step(20)  # the signal arrives during the save of this step
     job.process.send_signal(signal.SIGUSR2)
     check_stopped(job, 128 + signal.SIGTERM, "SIGTERM", timeout=60)
@@ -149,7 +150,7 @@ def test_a_closed_terminal_stops_the_job_of_a_run_script(start, tmp_path):
 )
 def test_sigterm_during_an_evaluation_ends_it(start, tmp_path, corpora, shared):
     flags = ("--hidden_size", 8, "--max_steps", 30, *shared)
-    job = start(tmp_path, *flags, num_ranks=2, fault="slow_evaluation:0.2")
+    job = start(tmp_path, *flags, num_ranks=2, fault="slow_evaluation:0.2", forked=True)
     job.wait_for(lambda: saved_steps(tmp_path))  # the evaluation comes next
     os.kill(job.ranks()[1], signal.SIGTERM)
     check_stopped(job, 128 + signal.SIGTERM, "SIGTERM")
@@ -172,7 +173,8 @@ def test_sigterm_during_a_save_waits_for_the_save(start, tmp_path):
 
 @pytest.mark.parametrize("launcher", [None, RUN_JOB], ids=["process", "run script"])
 def test_a_second_sigint_ends_the_job_immediately(start, tmp_path, launcher):
-    job = start(tmp_path, *LONG, launcher=launcher, fault="slow_disk:600")
+    forked = launcher is not None
+    job = start(tmp_path, *LONG, launcher=launcher, fault="slow_disk:600", forked=forked)
     job.wait_for_step(5)
     job.process.send_signal(signal.SIGINT)
     job.wait_for(lambda: list(tmp_path.glob("checkpoints/tmp-*")))

@@ -113,8 +113,6 @@ def test_only_one_rank_prints_the_help_and_none_imports_tensorflow(tmp_path, num
     "arguments, message",
     [
         (["--keep_prob", 2], "keep_prob"),
-        (["--window_order", "shuffled"], "the built-in network carries state"),
-        (["--output_dir", "/proc/no_such_dir"], "/proc/no_such_dir"),
         (["--log_path", "/proc/no/x.log"], "(No such file or directory); check --log_path"),
     ],
 )
@@ -127,7 +125,7 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path, corpora, arguments, mes
     assert not os.path.exists(tmp_path / "run" / "run.json")
 
 
-@pytest.mark.parametrize("place, num_ranks", [("missing/timeline.json", 1), ("", 1), ("", 2)])
+@pytest.mark.parametrize("place, num_ranks", [("missing/timeline.json", 1), ("", 2)])
 def test_a_timeline_that_horovod_could_not_write_is_an_error(tmp_path, place, num_ranks):
     flags = [*TINY, "--output_dir", tmp_path / "run", "--timeline", tmp_path / place]
     result = run_module("lm.train", *flags, num_ranks=num_ranks)
@@ -165,6 +163,8 @@ def test_the_log_may_be_in_the_directory_of_the_new_run(tmp_path, corpora):
         (["--num_steps", 10000, "--batch_size", 100], "the training split has"),
         (["--data_url", "/no/such/file.tgz", "--config", "config_small"], "/no/such/file.tgz"),
         (["--noeval", "--test_on", "best"], "test_on best needs the validation perplexity"),
+        (["--window_order", "shuffled"], "the built-in network carries state"),
+        (["--output_dir", "/proc/no_such_dir"], "/proc/no_such_dir"),
     ],
 )
 def test_invalid_flags_do_not_create_a_run(tmp_path, corpora, arguments, message):

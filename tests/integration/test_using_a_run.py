@@ -11,7 +11,6 @@ import tensorflow as tf
 
 from lm.errors import UserError
 from lm.functions import BUILT_IN
-from lm.inference.evaluator import evaluate
 from lm.inference.saved_model import export
 from lm.inference.trained_run import open_run
 from lm.inference.weights import export_weights
@@ -68,20 +67,9 @@ def test_commands_that_are_a_single_process_are_rejected_under_mpirun(trained):
     assert "this command is a single process: start it without mpirun" in result.stderr
 
 
-def test_scores_agree_with_evaluate_and_sum_over_words(trained, scores, sentences, tmp_path):
-    assert [sentence for _, _, sentence, _ in scores] == sentences
-    for total, tokens, _, by_word in scores:
-        assert len(by_word) == tokens and sum(by_word) == pytest.approx(total, abs=1e-4)
-    (tmp_path / "one.txt").write_text(sentences[3] + "\n")
-    (result,) = evaluate(str(trained), [str(tmp_path / "one.txt")], eval_batch_size=1)
-    total, tokens, _, _ = scores[3]
-    assert tokens == result["tokens"]
-    assert total == pytest.approx(-result["nll"] * tokens, rel=1e-5)
-
-
 def test_each_line_is_scored_before_the_next_line_arrives(trained, scores):
     process = subprocess.Popen(
-        [sys.executable, "-m", "lm.score", "--run", str(trained)],
+        [*fork_server.python(), "-m", "lm.score", "--run", str(trained)],
         cwd=ROOT, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
@@ -99,7 +87,8 @@ def test_each_line_is_scored_before_the_next_line_arrives(trained, scores):
 
 
 def test_head_stops_the_command_silently(trained, sentences):
-    command = f"yes ba be | {sys.executable} -m lm.score --run {trained} | head -n 2"
+    (python,) = fork_server.python()
+    command = f"yes ba be | {python} -m lm.score --run {trained} | head -n 2"
     result = run_command(["bash", "-c", command], environment(), 60)
     assert len(result.stdout.splitlines()) == 2 and result.stderr == ""
 

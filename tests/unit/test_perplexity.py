@@ -52,27 +52,21 @@ def test_the_units_of_the_metrics():
     )
 
 
-def test_the_word_perplexity_is_printed_once():
-    found = text_metrics(NllSum(24 * math.log(2), 12), TextSize(48, 48, 12), 0, False)
-    assert found["word_perplexity"] == found["perplexity"]
-    assert metrics_text(found) == "perplexity 4.00, 0.500 bits/byte"
-    assert metrics_text(found, 3) == "perplexity 4.00 (true: 3.00), 0.500 bits/byte"
-
-
-def test_unknown_words_mark_the_metrics():
-    found = text_metrics(NllSum(24 * math.log(2), 12), TextSize(48, 48, 12), 1234, False)
-    assert found["unknown"] == 1234
-    text = "perplexity 4.00, 0.500 bits/byte (not comparable: 1,234 unknown)"
-    assert metrics_text(found) == text
-
-
-def test_token_ids_have_only_a_perplexity():
-    found = text_metrics(NllSum(2.0, 2), None, 0, False)
-    assert found == {"perplexity": math.e, "unknown": 0}
-    assert metrics_text(found) == "perplexity 2.72"
-
-
-def test_a_text_without_spaces_may_have_no_word_perplexity():
-    found = text_metrics(NllSum(5.5 * 300, 300), TextSize(300, 100, 2), 0, False)
-    assert "word_perplexity" not in found
-    assert metrics_text(found) == "perplexity 244.69, 7.935 bits/byte"
+@pytest.mark.parametrize(
+    "nll, size, unknown, text",
+    [
+        (NllSum(24 * math.log(2), 12), TextSize(48, 48, 12), 0, "perplexity 4.00, 0.500 bits/byte"),
+        (
+            NllSum(24 * math.log(2), 12), TextSize(48, 48, 12), 1234,
+            "perplexity 4.00, 0.500 bits/byte (not comparable: 1,234 unknown)",
+        ),
+        (NllSum(2.0, 2), None, 0, "perplexity 2.72"),
+        # This text has almost no spaces, so its word perplexity is too large for a float.
+        (NllSum(5.5 * 300, 300), TextSize(300, 100, 2), 0, "perplexity 244.69, 7.935 bits/byte"),
+    ],
+    ids=["words", "unknown words", "token IDs", "no spaces"],
+)  # fmt: skip
+def test_the_text_shows_each_metric_once(nll, size, unknown, text):
+    found = text_metrics(nll, size, unknown, False)
+    assert found["unknown"] == unknown and metrics_text(found) == text
+    assert ("word_perplexity" in found) == (size is not None and size.words == 12)

@@ -4,7 +4,6 @@ import gzip
 import lzma
 import os
 import shutil
-import subprocess
 import tarfile
 
 import pytest
@@ -12,7 +11,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lm.errors import RunError
-from tests.limits import file_size_limit
 from tests.ptb_archives import (
     FILES,
     GOOD,
@@ -28,10 +26,7 @@ from tests.ptb_archives import (
 pytestmark = pytest.mark.timeout(60)
 
 TRAIN = "simple-examples/data/ptb.train.txt"
-LINKS = [
-    member(TRAIN, type=kind, linkname="/etc/passwd")
-    for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE)
-]
+LINK = member(TRAIN, type=tarfile.SYMTYPE, linkname="/etc/passwd")
 
 
 def with_size(field: bytes) -> bytes:
@@ -42,10 +37,7 @@ def with_size(field: bytes) -> bytes:
 @pytest.mark.parametrize(
     "archive, message",
     [
-        *(
-            (gzip.compress(tar_of(*ptb_members(train=m)), 1), "not contain ptb.train")
-            for m in LINKS
-        ),
+        (gzip.compress(tar_of(*ptb_members(train=LINK))), "not contain ptb.train"),
         (gzip.compress(tar_of(*ptb_members(test=member("ptb.test.txt", b"wrong")))), "checksum"),
         (with_size(b"-1000"), "more than"),
         (with_size(b"77777777777"), "more than"),
@@ -93,16 +85,3 @@ def test_any_archive_gives_the_published_files_or_an_error(tmp_path, changes, is
         assert not (tmp_path / "data").exists()
     else:
         assert files_in(tmp_path / "data") == FILES
-
-
-def test_sparse_files_are_rejected_before_anything_is_written(tmp_path):
-    """An archive of 200 bytes would fill the disk with zeros."""
-    sparse = tmp_path / TRAIN
-    sparse.parent.mkdir(parents=True)
-    sparse.touch()
-    os.truncate(sparse, 6 << 30)
-    for form in ("--format=gnu", *(f"--sparse-version={n}" for n in ("0.0", "0.1", "1.0"))):
-        command = ["tar", "-S", "--format=posix", form, "-czf", "a.tgz", "simple-examples"]
-        subprocess.run(command, cwd=tmp_path, check=True)
-        with file_size_limit(1 << 20):  # keeps a failing test from filling the disk
-            assert_rejected(tmp_path / "data", "does not contain", data_url=str(tmp_path / "a.tgz"))
