@@ -202,11 +202,3 @@ def test_a_changed_text_is_not_overwritten(tmp_path, name, options):
     with pytest.raises(UserError, match="is a different corpus and is not overwritten"):
         embedded.write_corpus(tmp_path, options)
     assert _contents(tmp_path) == before
-
-
-def test_a_corpus_of_the_user_is_not_overwritten(tmp_path):
-    (tmp_path / "valid.txt").write_text("my own words\n")
-    with pytest.raises(UserError, match=r"valid\.txt"):
-        embedded.write_corpus(tmp_path, SMALL)
-    assert [path.name for path in tmp_path.iterdir()] == ["valid.txt"]
-    assert (tmp_path / "valid.txt").read_text() == "my own words\n"

@@ -18,14 +18,6 @@ WORDS = st.text(min_size=1, max_size=8).filter(
 COUNTS = st.dictionaries(WORDS, st.integers(1, 50), max_size=30)
 
 
-def test_frequent_words_come_first_and_ties_are_sorted():
-    vocabulary = Vocabulary.from_counts({"b": 2, "a": 2, "c": 7, EOS: 3}, Config())
-    assert vocabulary.words == ("c", EOS, "a", "b")
-    assert len(vocabulary) == 4
-    assert vocabulary.eos_id == 1
-    assert vocabulary.unk_id is None
-
-
 @pytest.mark.parametrize(("in_text", "rank"), [(0, 1), (1, 0)])
 def test_unk_is_ranked_with_the_words_that_it_replaces(in_text, rank):
     counts = {"a": 9, "b": 8, "c": 7, "d": 1, EOS: 2, UNK: in_text}

@@ -4,11 +4,8 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from lm.config import Config
-from lm.data.batches import Rows
 from lm.errors import UserError
 from lm.model.candidates import sample_candidates
-from tests.unit.model.networks import context_of
 
 V = 12
 PROBABILITIES = {
@@ -55,18 +52,6 @@ def test_all_classes_can_be_unique_candidates():
     # The expected counts are those of a number of draws.
     last = np.log1p(-expected_counts[0, -1, 0]) / np.log1p(-PROBABILITIES["log_uniform"][-1])
     assert last > V and abs(last - round(last)) < 1e-2
-
-
-def test_candidates_of_a_context_depend_on_step_and_micro_batch():
-    def sampled(**options):
-        rows = Rows(options.pop("first", 0), 2)
-        context = context_of(rows, Config(), **options)
-        return context.sample_candidates(tf.zeros([2, 1], tf.int64), 8, 1000).sampled
-
-    with tf.Graph().as_default(), tf.Session() as session:
-        results = session.run([sampled(), sampled(), sampled(step=8), sampled(first=2)])
-    assert (results[0] == results[1]).all()
-    assert all((results[0] != other).any() for other in results[2:])
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Dropout masks."""
+"""Dropout masks and other random numbers of a network."""
 
 import numpy as np
 import pytest
@@ -66,3 +66,30 @@ def test_a_common_mask_depends_on_the_global_row_but_not_on_the_time_step(in_a_l
     assert (whole == whole[:1]).all() and set(np.unique(whole)) == {0, 2}
     assert 0.4 < np.mean(whole[0, 0] != whole[0, 1]) < 0.6
     assert 0.4 < np.mean(whole != later) < 0.6
+
+
+DRAWS = {
+    "seed": lambda context: context.seed(),
+    "candidates": lambda context: context.sample_candidates([[0]], 8, 1000).sampled,
+    "mask without rows": lambda context: context.dropout(tf.ones([40, 3, 7]), 0.5),
+    "mask of unknown rows": lambda context: context.dropout(
+        tf.placeholder_with_default(tf.ones([64, 3]), [None, 3]), 0.5
+    ),
+    "dropped weights": lambda context: context.drop_weights(tf.ones([32, 32]), 0.5),
+}
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_random_numbers_depend_on_seed_step_call_and_micro_batch(name):
+    def draw_twice(first_row=0, seed=1, step=7):
+        context = context_of(Rows(first_row, 4), Config(seed=seed), step)
+        return [DRAWS[name](context) for _ in range(2)]
+
+    with tf.Graph().as_default(), tf.Session() as session:
+        uses = {}, {}, {"seed": 2}, {"step": 8}, {"first_row": 4}
+        (first, second), same, *others = session.run([draw_twice(**use) for use in uses])
+    np.testing.assert_array_equal([first, second], same)
+    differ = [(first != other).mean() > 0.3 for other in (second, *(one for one, _ in others))]
+    assert differ == [True, True, True, name != "dropped weights"]
+    if "seed" != name != "candidates":
+        assert set(np.unique(first)) == {0, 2}

@@ -250,18 +250,3 @@ def test_dropping_rows_of_a_table_adds_the_gradients_of_each_row():
         session.run(tf.global_variables_initializer())
         (gradient,), mask = session.run([found.gradients, kept])
     np.testing.assert_array_equal(gradient, [mask[0] + mask[1], [0, 0], mask[2], [0, 0]])
-
-
-def test_dropped_weights_depend_on_step_and_index_but_not_on_the_row():
-    def dropped_weights(rows, step):
-        context = context_of(rows, step=step)
-        return [context.drop_weights(tf.ones([32, 32]), 0.5) for _ in range(2)]
-
-    with tf.Graph().as_default(), tf.Session() as session:
-        (one, mask_index), (two, _), (step, _) = session.run(
-            [dropped_weights(*use) for use in ((Rows(0, 3), 1), (Rows(3, 5), 1), (Rows(0, 3), 2))]
-        )
-    np.testing.assert_array_equal(one, two)
-    for other in (mask_index, step):
-        assert 0.4 < np.mean(one != other) < 0.6
-    assert set(np.unique(one)) == {0, 2}

@@ -14,12 +14,11 @@ from lm.distributed.communicator import Communicator
 from lm.errors import UserError
 from lm.functions import BUILT_IN
 from lm.model import lstm
-from lm.model.context import Context
 from lm.model.network import Network
 from lm.model.windows import WindowRunner, build_window_graph
 from lm.training.step import Division, build_train_graph, run_step
 from tests.commands import ROOT
-from tests.unit.model.networks import GOOD, HEADER, V, context_of, fields_read_by
+from tests.unit.model.networks import GOOD, HEADER, V, fields_read_by
 
 needs_kernels = pytest.mark.skipif(not kernels.available(), reason="needs the compiled ops")
 NETWORKS = ROOT / "tests/networks"
@@ -161,34 +160,6 @@ def test_a_regularizer_is_an_added_loss(load):
     )
     assert_equal(found, expected, rtol=1e-6)
     assert np.abs(found["w"] - without["w"]).max() > 0.01
-
-
-def seeds(step=1, first_row=0, seed=1, training=True):
-    with tf.Graph().as_default(), tf.Session() as session:
-        step = tf.constant(step, tf.int64) if training else None
-        first_row = tf.constant(first_row, tf.int64)
-        context = Context(Config(seed=seed), V, num_rows=4, first_row=first_row, step=step)
-        return [tuple(session.run(context.seed())) for _ in range(2)]
-
-
-def test_seeds_depend_on_seed_step_call_and_micro_batch():
-    found = [seeds(), seeds(step=2), seeds(first_row=4), seeds(seed=2)]
-    assert len({value for values in found for value in values}) == 8 and seeds() == found[0]
-    evaluated = seeds(step=5, training=False)
-    assert evaluated == seeds(training=False) and len(set(evaluated)) == 2
-
-
-@pytest.mark.parametrize("shape", [[5], [2, 3, 7], [None, 3]])
-def test_a_mask_without_rows_belongs_to_the_micro_batch(shape):
-    def mask(first_row):
-        context = context_of(Rows(first_row, 4))
-        x = tf.placeholder_with_default(tf.ones([64 if n is None else n for n in shape]), shape)
-        return context.dropout(tf.concat([x] * 40, 0), 0.5)
-
-    with tf.Graph().as_default(), tf.Session() as session:
-        one, same, other = session.run([mask(0), mask(0), mask(4)])
-    np.testing.assert_array_equal(one, same)
-    assert set(np.unique(one)) == {0, 2} and 0.3 < np.mean(one != other) < 0.7
 
 
 def test_virtual_ranks_must_divide_the_batch_of_a_user_defined_network(load):
