@@ -16,7 +16,7 @@ import os, signal, sys, time
 signal.signal(signal.SIGUSR1, lambda *_: sys.exit(7))
 print(os.getpid(), flush=True)
 print(sys.argv[1:], os.getcwd(), os.environ["LM_MINE"], os.getppid(), input(), flush=True)
-print("TensorFlow is", "tensorflow" in sys.modules, file=sys.stderr)
+print("TensorFlow is", "tensorflow" in sys.modules, "in", sys.executable, file=sys.stderr)
 time.sleep(60)
 """
 SESSION = """
@@ -53,7 +53,7 @@ def test_a_program_has_the_arguments_streams_and_parent_of_its_command(start, tm
     process.stdin.write("text\n")
     process.stdin.flush()
     assert process.stdout.readline() == f"['a b'] {tmp_path} x {os.getpid()} text\n"
-    assert process.stderr.readline() == "TensorFlow is True\n"
+    assert process.stderr.readline() == f"TensorFlow is True in {fork_server.start()}\n"
     process.send_signal(signal.SIGUSR1)
     assert process.wait(30) == 7
 
