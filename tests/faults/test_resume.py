@@ -189,4 +189,7 @@ def test_training_ends_early_without_improvement_and_resumes_with_a_higher_limit
     assert [event["epoch"] for event in events(tmp_path, "epoch")] == [1, 2]
     assert len(events(tmp_path, "test")) == 1
     train_here(tmp_path, *flags, "--early_stopping_epochs", 2, "--resume")
-    assert [event["epoch"] for event in events(tmp_path, "epoch")] == [1, 2, 3]
+    epochs = events(tmp_path, "epoch")
+    assert [event["epoch"] for event in epochs] == [1, 2, 3]
+    # Each epoch starts with a state of zeros, so equal weights have equal losses.
+    assert len({event["train_perplexity"] for event in epochs}) == 1

@@ -7,14 +7,19 @@ from lm.config_file import load_config_file
 from tests.commands import ROOT, events, train_together
 from tests.using_a_run import check_commands_agree
 
-# The results of a GRU with 200 units depend on the size of TensorFlow's intra-op pool.
-NETWORKS = [*sorted(ROOT.glob("tests/networks/[a-z]*.py")), ROOT / "configs/config_gru.py"]
-PATHS = {path.stem: path for path in NETWORKS}
-ROUNDED = {"attention_bfloat16": PATHS["attention"]}
-EXTRA_FLAGS = {
-    "attention_bfloat16": ("--precision", "bfloat16"),
-    "convolution": ("--window_order", "shuffled"),  # a network without state
+TRANSFORMER = (
+    ROOT / "configs/config_transformer.py", "--hidden_size", 16, "--num_layers", 1,
+    "--num_steps", 7, "--warmup_steps", 0,
+)  # fmt: skip
+NETWORKS = {  # config files and flags
+    "recurrence": (ROOT / "tests/networks/recurrence.py",),
+    # A network without state.
+    "convolution": (ROOT / "tests/networks/convolution.py", "--window_order", "shuffled"),
+    # With 200 units, the results depend on the size of TensorFlow's intra-op pool.
+    "gru": (ROOT / "configs/config_gru.py",),
+    "transformer": TRANSFORMER,
 }
+ROUNDED = {"transformer in bfloat16": (*TRANSFORMER, "--precision", "bfloat16")}
 STEPS = 20
 FLAGS = (
     "--corpus", "files", "--resume", "--log_every_steps", 1, "--checkpoint_every_steps", 10,
@@ -56,26 +61,25 @@ def trained(tmp_path_factory, texts):
     ]:
         runs = [
             (
-                *FLAGS, "--config", path, "--data_path", texts, "--output_dir",
-                parent / run / name, "--max_steps", steps, "--intra_op_threads", threads,
-                *EXTRA_FLAGS.get(name, ()),
+                *FLAGS, "--data_path", texts, "--output_dir", parent / run / name, "--max_steps",
+                steps, "--intra_op_threads", threads, "--config", *flags,
             )
             for run, steps in started.items()
-            for name, path in {**PATHS, **ROUNDED}.items()
+            for name, flags in {**NETWORKS, **ROUNDED}.items()
         ]  # fmt: skip
         train_together(runs, num_ranks=num_ranks, timeout=300, forked=num_ranks == 1)
     return parent
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", [*PATHS, *ROUNDED])
+@pytest.mark.parametrize("name", [*NETWORKS, *ROUNDED])
 def test_a_network_does_not_depend_on_ranks_threads_or_a_resume(trained, name):
     assert results(trained / "ranks" / name) == results(trained / "alone" / name)
     for event in events(trained / "ranks" / name, "start"):
         assert event["exact"].startswith("yes: bitwise identical on any power of two up to")
 
 
-@pytest.mark.parametrize("name", PATHS)
+@pytest.mark.parametrize("name", NETWORKS)
 def test_all_commands_agree(trained, name, tmp_path, texts):
-    functions = load_config_file(str(PATHS[name])).functions
+    functions = load_config_file(str(NETWORKS[name][0])).functions
     check_commands_agree(trained / "ranks" / name, functions, texts, tmp_path, "test.txt")

@@ -1,6 +1,8 @@
 """Checkpoints: written atomically, found, and kept."""
 
 import errno
+import os
+import pathlib
 
 import pytest
 
@@ -86,6 +88,24 @@ def test_a_kill_before_any_disk_operation_of_a_save_leaves_only_complete_checkpo
     assert result.returncode == 0, result.stderr
     newest = [int(step) for step in result.stdout.split()]
     assert newest[0] == 2 and newest[-1] == 2 + len(newest) and len(newest) > 8
+
+
+def test_all_files_are_on_the_disk_before_the_checkpoint_has_its_name(tmp_path, monkeypatch):
+    """A rename may reach the disk before the contents of the files, and then the power may fail."""
+    fsync, rename, flushed = os.fsync, os.rename, set()
+
+    def note(descriptor):
+        fsync(descriptor)
+        flushed.add(os.fstat(descriptor).st_ino)
+
+    def check(source, target):
+        assert {path.stat().st_ino for path in (source, *source.iterdir())} <= flushed
+        rename(source, target)
+
+    monkeypatch.setattr("os.fsync", note)
+    monkeypatch.setattr("os.rename", lambda source, target: check(pathlib.Path(source), target))
+    path = save(tmp_path, 1)
+    assert path.parent.stat().st_ino in flushed
 
 
 def test_the_last_checkpoints_and_the_best_are_kept(tmp_path):
