@@ -4,7 +4,8 @@
 #   run_scripts/test.sh                         everything except the tests marked soak
 #   run_scripts/test.sh tests/unit -k batches   arguments go to pytest
 #   run_scripts/test.sh -m soak -s              the long tests: 50 rounds of kill and resume, two hosts,
-#       Slurm, all variants of each fault, and 300 steps of each config (-k "not 300_steps" skips these)
+#       Slurm, all variants of each fault, an epoch of PTB, and 300 steps of each config
+#       (-k "not 300_steps" skips these)
 #
 # Environment, with defaults in parentheses:
 #   PTB_ARCHIVE   path of the PTB .tgz (if unset, some tests are skipped)

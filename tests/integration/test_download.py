@@ -39,8 +39,8 @@ def start_download(target, url, **options) -> subprocess.Popen:
     return subprocess.Popen(command, cwd=ROOT, text=True, **options)
 
 
-def serve_plain_files(server, **replaced):
-    for name, content in {**FILES, **replaced}.items():
+def serve_plain_files(server):
+    for name, content in FILES.items():
         server.serve(f"/raw/{name}", answer(content))
     return server.url("/raw/")
 
@@ -99,14 +99,10 @@ def test_only_missing_files_are_downloaded(server, target):
         (answer(GOOD)[: -len(GOOD) // 2], "IncompleteRead"),
         (answer(GOOD, with_length=False)[: -len(GOOD) // 2], "not a complete"),
         (answer(b"sorry", 404), "HTTP 404"),
-        (answer(b"sorry", 503, Retry_After="3600"), "HTTP 503"),
         (b"HTTP/1.1 500 \x1b[31m\r\n\r\n", "HTTP 500"),
         (answer(b"-1\r\n", with_length=False, Transfer_Encoding="chunked"), "chunked"),
-        (answer(b"-5\r\nabcde", with_length=False, Transfer_Encoding="Chunked"), "chunked"),
         (answer(GOOD, with_length=False, Content_Length="-5"), None),
         (answer(b"", 302, Location="http://[::1/"), "."),
-        (answer(b"", 302, Location="http://.../"), "."),
-        (answer(b"", 302, Location="http://\xff\xfe/"), "."),
         (answer(b"", 302, Location="http://127.0.0.1:99999999/"), "."),
         (answer(b"", 302, Location="file:///etc/passwd"), "InvalidSchema"),
         (answer(b"", 302, Location="/a.tgz"), "more than 10 redirects"),
@@ -170,11 +166,6 @@ def test_secrets_in_an_address_are_not_shown(server, target, path):
 
 
 # Wrong content
-
-
-def test_a_plain_file_with_the_wrong_checksum_is_an_error(server, target):
-    plain = serve_plain_files(server, **{"ptb.valid.txt": FILES["ptb.train.txt"]})
-    assert_rejected(target, r"ptb\.valid\.txt has the wrong checksum", plain)
 
 
 def test_a_different_archive_is_not_accepted_as_the_real_one(server, target):
