@@ -25,7 +25,7 @@ from typing import NoReturn
 ROOT = pathlib.Path(__file__).parent.parent
 CLIENT = pathlib.Path(__file__).with_name("fork_client.py")
 # The program reads these variables late. Other variables may affect an import.
-_READ_LATE = ("LM_", "HOROVOD_", "OMPI_")
+_READ_LATE = ("LM_", "HOROVOD_", "OMPI_", "PYTHONIOENCODING")
 # Not the modules of commands, because each of them runs as __main__.
 _IMPORTED_EARLY = (
     "lm.cli.parser", "lm.cli.program", "lm.inference.evaluator", "lm.inference.generator",
@@ -101,14 +101,15 @@ def _receive(connection: socket.socket) -> tuple[list[str], int]:
       The client's arguments and process ID.
     """
     size, streams, _, _ = socket.recv_fds(connection, 8, 3)
+    received = connection.recv(int.from_bytes(size, "little"), socket.MSG_WAITALL)
+    client, arguments, env, directory = marshal.loads(received)
     for target, (name, mode) in enumerate([("stdin", "r"), ("stdout", "w"), ("stderr", "w")]):
         os.dup2(streams[target], target)
         os.close(streams[target])
         given, buffering = getattr(sys, name), 1 if name == "stderr" else -1
-        file = open(target, mode, buffering, given.encoding, given.errors, closefd=False)
+        encoding = env.get("PYTHONIOENCODING", given.encoding)
+        file = open(target, mode, buffering, encoding, given.errors, closefd=False)
         setattr(sys, name, file)
-    received = connection.recv(int.from_bytes(size, "little"), socket.MSG_WAITALL)
-    client, arguments, env, directory = marshal.loads(received)
     os.environ.clear()
     os.environ.update(env)
     os.chdir(directory)
