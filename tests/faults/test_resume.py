@@ -193,3 +193,11 @@ def test_training_ends_early_without_improvement_and_resumes_with_a_higher_limit
     assert [event["epoch"] for event in epochs] == [1, 2, 3]
     # Each epoch starts with a state of zeros, so large equal weights have equal losses.
     assert len({event["train_perplexity"] for event in epochs}) == 1
+
+
+def test_the_best_weights_within_an_epoch_are_saved(tmp_path, corpora):
+    # No weight changes. An equal perplexity is not an improvement.
+    flags = ("--hidden_size", 8, "--learning_rate", 1e-30, "--eval_every_steps", 5)
+    train_here(tmp_path, *config_flags(corpora), *flags, "--max_steps", 12, "--test_on", "none")
+    assert [event["step"] for event in events(tmp_path, "validation")] == [5, 10]
+    assert saved_steps(tmp_path) == [5, 12]
