@@ -103,6 +103,10 @@ class Config(Checked):
     forget_bias: float = option(
         0.0, "added to the forget gates (1 in TensorFlow's BasicLSTMCell)", low=-100, high=100
     )
+    reset_state: str = option(
+        "never", "tokens at which the recurrent state starts at zero: never, line (line ends) or"
+        " document (separators such as <|endoftext|>)", choices=("never", "line", "document"),
+    )  # fmt: skip
     activation_penalty: float = option(
         0.0, "alpha of AR: penalty on the top layer's squared outputs after dropout", low=0
     )
@@ -120,6 +124,10 @@ class Config(Checked):
         20, "rows of the GLOBAL batch, which the ranks divide", low=1, high=MAX_ROWS
     )
     num_epochs: int = option(13, "passes over the training split", low=1, affects="length")
+    num_steps_total: int | None = option(
+        None, "length of the training and of the schedules in steps, instead of num_epochs", low=1,
+        affects="length",
+    )  # fmt: skip
     window_order: str = option(
         "sequential", "sequential, or shuffled: each epoch visits the windows in a different order"
         " (only for networks without recurrent state)", choices=("sequential", "shuffled"),
@@ -150,12 +158,20 @@ class Config(Checked):
         None, "start to average the weights when the validation perplexity is worse than the best"
         " one from more than N epochs ago (NT-ASGD)", low=1,
     )  # fmt: skip
+    ema_decay: float = option(
+        0.0, "validate, test and use an exponential moving average of the weights with this decay;"
+        " 0 for no average", low=0, below=1,
+    )  # fmt: skip
     learning_rate: float = option(1.0, "learning rate before decay", above=0, high=1e38)
     lr_schedule: str = option(
         "decay", "decay multiplies the rate by lr_decay per epoch; plateau by lr_plateau_factor"
-        " after each validation without a new best perplexity; linear and cosine reach 0 after"
-        " num_epochs", choices=("decay", "plateau", "linear", "cosine"),
+        " after each validation without a new best perplexity; linear and cosine reach lr_min_ratio"
+        " at the end of the training; inverse_sqrt by sqrt(warmup_steps / step)",
+        choices=("decay", "plateau", "linear", "cosine", "inverse_sqrt"),
     )  # fmt: skip
+    lr_min_ratio: float = option(
+        0.0, "linear and cosine: the last learning rate, divided by learning_rate", low=0, high=1
+    )
     lr_plateau_factor: float = option(
         0.25, "plateau: factor on the learning rate", above=0, below=1
     )
@@ -210,6 +226,10 @@ class Config(Checked):
             raise UserError(
                 f"trainable {self.trainable!r} is not a regular expression: {error}"
             ) from error
+        if self.ema_decay and self.asgd_trigger_epochs:
+            raise UserError(
+                "ema_decay and asgd_trigger_epochs are two averages: choose one of them"
+            )
         if self.adaptive_input and not text:
             raise UserError("adaptive_input needs adaptive_softmax_cutoffs, such as 2000,20000")
 

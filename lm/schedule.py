@@ -22,7 +22,7 @@ class Schedule(NamedTuple):
     """A schedule. The facts decide which settings may differ when a run is resumed."""
 
     factor: Callable[[Config, Position], float]  # the learning rate, divided by `learning_rate`
-    has_horizon: bool = False  # whether the factor of each step depends on `num_epochs`
+    has_horizon: bool = False  # whether the factor of each step depends on the length of the run
     follows_validation: bool = False  # whether the factor depends on the validation perplexities
 
 
@@ -41,15 +41,29 @@ def _plateau(config: Config, at: Position) -> float:
 
 
 def _linear(config: Config, at: Position) -> float:
-    return 1 - _progress(config, at)
+    return _falling(config, 1 - _progress(config, at))
 
 
 def _cosine(config: Config, at: Position) -> float:
     """Return equation 5 of Loshchilov & Hutter (2017), arXiv:1608.03983.
 
-    There is a single period, and the minimum is 0.
+    There is a single period, and the minimum is `lr_min_ratio`.
     """
-    return (1 + math.cos(math.pi * _progress(config, at))) / 2
+    return _falling(config, (1 + math.cos(math.pi * _progress(config, at))) / 2)
+
+
+def _falling(config: Config, factor: float) -> float:
+    """Map a factor from 1 to 0 to a factor from 1 to `lr_min_ratio`."""
+    return config.lr_min_ratio + (1 - config.lr_min_ratio) * factor
+
+
+def _inverse_sqrt(config: Config, at: Position) -> float:
+    """Return the schedule of Vaswani et al. (2017), arXiv:1706.03762, section 5.3.
+
+    `learning_rate` is the largest rate, which the warmup reaches.
+    """
+    warmup = max(config.warmup_steps, 1)
+    return math.sqrt(warmup / max(at.step, warmup))
 
 
 SCHEDULES = {
@@ -57,7 +71,13 @@ SCHEDULES = {
     "plateau": Schedule(_plateau, follows_validation=True),
     "linear": Schedule(_linear, has_horizon=True),
     "cosine": Schedule(_cosine, has_horizon=True),
+    "inverse_sqrt": Schedule(_inverse_sqrt),
 }
+
+
+def planned_steps(config: Config, steps_per_epoch: int) -> int:
+    """Return the length of a run in steps. `max_steps` may end the run earlier."""
+    return config.num_steps_total or config.num_epochs * steps_per_epoch
 
 
 def learning_rate_at(
@@ -92,8 +112,8 @@ def has_stalled(valid_perplexities: Sequence[float], epochs: int | None) -> bool
 
 
 def _progress(config: Config, at: Position) -> float:
-    """Return a number from 0 after the warmup to 1 after num_epochs, even with `max_steps`."""
-    num_steps = config.num_epochs * at.steps_per_epoch - config.warmup_steps
+    """Return a number from 0 after the warmup to 1 at the end, even with `max_steps`."""
+    num_steps = planned_steps(config, at.steps_per_epoch) - config.warmup_steps
     return max(at.step - config.warmup_steps, 0) / max(num_steps, 1)
 
 

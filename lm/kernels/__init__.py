@@ -114,34 +114,57 @@ def lstm_recurrence(
     c0_BH: tf.Tensor,
     precision: str = "float32",
     micro_batches: Sequence[int] = (),
+    keep_TB1: tf.Tensor | None = None,
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Run an LSTM layer over a window, given its projected inputs x Wx, with gates i, j, f, o.
 
     z_t = projected_t + b + h_{t-1} W; c_t = sigmoid(f) c_{t-1} + sigmoid(i) tanh(j);
     h_t = sigmoid(o) tanh(c_t) (Zaremba et al., arXiv:1409.2329, eq. 4). Differentiable with
     respect to all inputs. For truncated backpropagation, stop the gradient of the carried state.
+    Before each step, h and c are multiplied by `keep_TB1`, which is 0 where the state starts anew,
+    and otherwise 1.
 
     Returns:
       Outputs [T, B, H], and h and c after the last step, each [B, H].
     """
     bf16 = precision == "bfloat16"
+    # With resets, each time step is a call of the compiled operation.
+    keep = [] if keep_TB1 is None else tf.unstack(keep_TB1)
+
+    def split(x_TBX: tf.Tensor) -> Sequence[tf.Tensor]:
+        return tf.split(x_TBX, len(keep)) if keep else [x_TBX]
 
     @tf.custom_gradient
     def recurrence(projected, bias, weights, h0, c0):
-        h, c, gates = load().ops.lm_lstm(projected, bias, weights, h0, c0, bf16=bf16)
+        parts, h_last, c_last = [], h0, c0
+        for t, part in enumerate(split(projected)):
+            if keep:
+                h_last, c_last = h_last * keep[t], c_last * keep[t]
+            h, c, gates = load().ops.lm_lstm(part, bias, weights, h_last, c_last, bf16=bf16)
+            parts.append((h, c, gates))
+            h_last, c_last = h[-1], c[-1]
 
         def gradient(dh, dh_last, dc_last):
-            dz, dh0, dc0 = load().ops.lm_lstm_grad(
-                weights, c, gates, dh, dh_last, dc_last, bf16=bf16
-            )
+            dz_parts = []
+            for t, dh_part in reversed(list(enumerate(split(dh)))):
+                _, c, gates = parts[t]
+                dz_part, dh_last, dc_last = load().ops.lm_lstm_grad(
+                    weights, c, gates, dh_part, dh_last, dc_last, bf16=bf16
+                )
+                if keep:
+                    dh_last, dc_last = dh_last * keep[t], dc_last * keep[t]
+                dz_parts.insert(0, dz_part)
+            dz = tf.concat(dz_parts, axis=0)
             hidden = tf.shape(h0)[1]
             dz_NG = tf.reshape(dz, [-1, 4 * hidden])
             # One product over all time steps, instead of one product per step.
-            h_before_NH = tf.reshape(h[:-1], [-1, hidden])
+            h_before = tf.concat([h[:-1] for h, _, _ in parts], axis=0)
+            h_before_NH = tf.reshape(h_before, [-1, hidden])
             dweights = token_sum(h_before_NH, dz_NG, bf16, micro_batches)
-            return dz, column_sums(dz_NG, micro_batches), dweights, dh0, dc0
+            return dz, column_sums(dz_NG, micro_batches), dweights, dh_last, dc_last
 
-        return (h[1:], h[-1], c[-1]), gradient
+        outputs = tf.concat([h[1:] for h, _, _ in parts], axis=0)
+        return (outputs, h_last, c_last), gradient
 
     return recurrence(projected_TBG, bias_G, weights_HG, h0_BH, c0_BH)
 

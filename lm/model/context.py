@@ -20,6 +20,13 @@ from lm.model.variables import Uniform
 _MAX_DRAWS = 1024  # per step; a larger index would repeat a mask of the next step
 
 
+# The tokens at which `reset_state` lets the state start anew. A tokenizer has one of them.
+_SEPARATORS = {
+    "line": ("<eos>", "\n", "\u010a", "</s>"),  # GPT-2's vocabulary writes a line end as U+010A
+    "document": ("<|endoftext|>", "<|end_of_text|>", "</s>"),
+}
+
+
 class SeparateReduction(NamedTuple):
     """A use of weights whose gradient is summed over the ranks separately."""
 
@@ -230,6 +237,24 @@ class Context:
             factor = config.temporal_activation_penalty * steps / (steps - 1) / num_units
             change_TBH = outputs_TBH[1:] - outputs_TBH[:-1]
             self._collected.added_losses.append(factor * tf.reduce_sum(tf.square(change_TBH)))
+
+    def kept_state(self, inputs_TB: tf.Tensor) -> tf.Tensor | None:
+        """Return the factor of the recurrent state before each token, float32 [T, B, 1].
+
+        The factor is 0 if `reset_state` lets the state start at zero at the token, and otherwise 1.
+        If the state never starts anew, the result is None.
+        """
+        self._collected.called.add("kept_state")
+        if self.config.reset_state == "never":
+            return None
+        names = _SEPARATORS[self.config.reset_state]
+        found = [self.words.index(name) for name in names if name in self.words]
+        if not found:
+            raise UserError(
+                f"reset_state {self.config.reset_state}: the vocabulary has none of the tokens"
+                f" {', '.join(map(repr, names))}"
+            )
+        return tf.cast(tf.not_equal(inputs_TB, found[0]), tf.float32)[:, :, None]
 
     def add_loss(self, loss: tf.Tensor) -> None:
         """Add a float32 scalar to the differentiated loss in training.

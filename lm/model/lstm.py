@@ -50,12 +50,13 @@ def build_outputs(
     (truncated BPTT).
     """
     config, after = context.config, {}
+    keep_TB1 = context.kept_state(inputs_TB)
     x_TBH = context.embed(inputs_TB)
     x_TBH = context.dropout(x_TBH, config.embedding_keep_prob or config.keep_prob)
     for layer in range(config.num_layers):
         before = LSTMState(*(state[f"{layer}/{part}"] for part in LSTMState._fields))
         weights = _layer_weights(layer, x_TBH.shape.as_list()[2], context)
-        h_TBH, last = lstm_layer(x_TBH, before, weights, context.ops)
+        h_TBH, last = lstm_layer(x_TBH, before, weights, context.ops, keep_TB1)
         after.update({f"{layer}/{part}": value for part, value in last._asdict().items()})
         is_top = layer == config.num_layers - 1
         keep_prob = (is_top and config.output_keep_prob) or config.keep_prob
@@ -80,12 +81,17 @@ def _layer_weights(layer: int, num_inputs: int, context: Context) -> LSTMWeights
 
 
 def lstm_layer(
-    x_TBI: tf.Tensor, initial: LSTMState, weights: LSTMWeights, ops: Ops
+    x_TBI: tf.Tensor,
+    initial: LSTMState,
+    weights: LSTMWeights,
+    ops: Ops,
+    keep_TB1: tf.Tensor | None = None,
 ) -> tuple[tf.Tensor, LSTMState]:
     """Run an LSTM layer without peepholes over a window (Zaremba et al. 2014, section 3).
 
     The input projection does not depend on the recurrence, so it is one product for all time
-    steps. No gradient flows into the initial state (truncated BPTT).
+    steps. No gradient flows into the initial state (truncated BPTT). `lm.kernels` describes
+    `keep_TB1`.
     """
     num_steps, _, num_inputs = x_TBI.shape.as_list()
     projected_NG = ops.matmul(tf.reshape(x_TBI, [-1, num_inputs]), weights.input)
@@ -95,5 +101,6 @@ def lstm_layer(
         weights.recurrent,
         tf.stop_gradient(initial.h),
         tf.stop_gradient(initial.c),
+        keep_TB1=keep_TB1,
     )
     return h_TBH, LSTMState(h_last, c_last)

@@ -66,6 +66,7 @@ def lstm_recurrence(
     h_0: tf.Tensor,
     c_0: tf.Tensor,
     precision: str,
+    keep_TB1: tf.Tensor | None = None,
     uses_xla: bool = False,
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Run an LSTM layer over a window; see `lm.kernels.lstm_recurrence`.
@@ -78,10 +79,11 @@ def lstm_recurrence(
 
     @tf.custom_gradient
     def recurrence(projected_TBG, weights, h, c):
-        h_steps, c_steps, gates = forward(projected_TBG, weights, h, c, precision)
+        steps = forward(projected_TBG, weights, h, c, keep_TB1, precision)
+        h_steps, c_steps, _ = steps
 
         def gradient(*dh_and_dc):
-            return tuple(backward(weights, h_steps, c_steps, gates, *dh_and_dc, precision))
+            return tuple(backward(weights, *steps, *dh_and_dc, keep_TB1, precision))
 
         return (h_steps[1:], h_steps[-1], c_steps[-1]), gradient
 
@@ -93,13 +95,15 @@ def _compiled_by_xla(function):
     return tf.function(function, jit_compile=True, autograph=False)
 
 
-def _recurrence(projected_TBG, weights, h, c, precision):
+def _recurrence(projected_TBG, weights, h, c, keep_TB1, precision):
     """Return the outputs and the cells of all steps and the initial ones, and the gates i, j, f, o.
 
     The shapes are [T + 1, B, H], [T + 1, B, H] and [T, 4, B, H].
     """
     h_steps, c_steps, gates = [h], [c], []
-    for projected in tf.unstack(projected_TBG):
+    for t, projected in enumerate(tf.unstack(projected_TBG)):
+        if keep_TB1 is not None:
+            h, c = h * keep_TB1[t], c * keep_TB1[t]
         z = projected + matmul(h, weights, precision)
         z_i, z_j, z_f, z_o = tf.split(z, 4, axis=1)
         i, j, f, o = tf.sigmoid(z_i), tf.tanh(z_j), tf.sigmoid(z_f), tf.sigmoid(z_o)
@@ -112,30 +116,34 @@ def _recurrence(projected_TBG, weights, h, c, precision):
 
 
 def _recurrence_gradient(
-    recurrent_weights, h_steps, c_steps, gates, dh_TBH, dh_last, dc_last, precision
+    recurrent_weights, h_steps, c_steps, gates, dh_TBH, dh_last, dc_last, keep_TB1, precision
 ):
     """Backpropagate through time. The weight gradient is ONE product over all time steps."""
     # A skinny product with a transposed weight is 5 to 10 times slower in oneDNN. The copy prevents
     # TensorFlow's optimizer from folding this transpose back into the products below.
     transposed_weights = tf.raw_ops.Snapshot(input=tf.transpose(recurrent_weights))
-    c_before, tanh_c = tf.unstack(c_steps[:-1]), tf.unstack(tf.tanh(c_steps[1:]))
-    steps = list(zip(tf.unstack(gates), c_before, tanh_c, tf.unstack(dh_TBH)))
+    h_before, c_before = h_steps[:-1], c_steps[:-1]
+    if keep_TB1 is not None:
+        h_before, c_before = h_before * keep_TB1, c_before * keep_TB1
+    tanh_c = tf.tanh(c_steps[1:])
     dh, dc, dz_steps = dh_last, dc_last, []
-    for gates_of_step, c_before, tanh_c, dh_above in reversed(steps):
-        i, j, f, o = tf.unstack(gates_of_step)
-        dh = dh + dh_above
-        dc = dc + dh * o * (1 - tf.square(tanh_c))
+    for t in reversed(range(dh_TBH.shape[0])):
+        i, j, f, o = tf.unstack(gates[t])
+        dh = dh + dh_TBH[t]
+        dc = dc + dh * o * (1 - tf.square(tanh_c[t]))
         dz_i = dc * j * i * (1 - i)
         dz_j = dc * i * (1 - tf.square(j))
-        dz_f = dc * c_before * f * (1 - f)
-        dz_o = dh * tanh_c * o * (1 - o)
+        dz_f = dc * c_before[t] * f * (1 - f)
+        dz_o = dh * tanh_c[t] * o * (1 - o)
         dz = tf.concat([dz_i, dz_j, dz_f, dz_o], axis=1)
         dz_steps.append(dz)
         dc = dc * f
         dh = matmul(dz, transposed_weights, precision)
+        if keep_TB1 is not None:
+            dh, dc = dh * keep_TB1[t], dc * keep_TB1[t]
     dz_TBG = tf.stack(dz_steps[::-1])
     units = recurrent_weights.shape[0]
-    h_before, dz_all = tf.reshape(h_steps[:-1], [-1, units]), tf.reshape(dz_TBG, [-1, 4 * units])
+    h_before, dz_all = tf.reshape(h_before, [-1, units]), tf.reshape(dz_TBG, [-1, 4 * units])
     dweights = matmul(h_before, dz_all, precision, transpose_a=True)
     return dz_TBG, dweights, dh, dc
 

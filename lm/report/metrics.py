@@ -62,7 +62,8 @@ class RunMetrics(NamedTuple):
     @property
     def steps_text(self) -> str:
         """The steps out of those that the config plans."""
-        planned = self.record.config["num_epochs"] * self.start.get("steps_per_epoch", 0)
+        config, steps_per_epoch = self.record.config, self.start.get("steps_per_epoch", 0)
+        planned = config.get("num_steps_total") or config["num_epochs"] * steps_per_epoch
         return f"{self.step:,} of {planned:,}" if planned else f"{self.step:,}"
 
     @property

@@ -10,14 +10,16 @@ from lm.model.ops import fastest
 
 
 class Average:
-    """The mean of the weights after each of the last steps.
+    """The mean of the weights after each of the last steps, or their exponential moving average.
 
-    The average is stored in global variables, so checkpoints contain it and all ranks have the
+    The moving average also starts as a mean, so it never contains the initial weights. The average
+    is stored in global variables, so checkpoints contain it and all ranks have the
     same. The training graph must be the default graph. See Polyak & Juditsky 1992, and algorithm 1
     of Merity et al. 2018.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ema_decay: float = 0.0) -> None:
+        self._smallest_factor = 1 - ema_decay if ema_decay else 0.0
         weights = tf.trainable_variables()
         options = dict(initializer=tf.zeros_initializer(), trainable=False, use_resource=True)
         averages = [
@@ -39,7 +41,8 @@ class Average:
 
     def add(self, session: tf.Session, count: int) -> None:
         """Add the weights as the last of `count` weights. The first weights are copied bitwise."""
-        session.run(self._add_op, {self._factor_ph: 1 / count})
+        factor = max(1 / count, self._smallest_factor)
+        session.run(self._add_op, {self._factor_ph: factor})
 
     @contextlib.contextmanager
     def in_place(self, session: tf.Session) -> Iterator[None]:

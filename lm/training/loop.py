@@ -22,7 +22,7 @@ from lm.events.reporter import Progress, Reporter
 from lm.model.network import Network
 from lm.model.windows import Evaluator, WindowRunner
 from lm.perplexity import NllSum, metrics_text, text_metrics
-from lm.schedule import has_stalled, learning_rate_at
+from lm.schedule import has_stalled, learning_rate_at, planned_steps
 from lm.system import peak_memory_mb
 from lm.training.averaging import Average
 from lm.training.checkpointer import Checkpointer
@@ -57,7 +57,7 @@ class Loop:
 
     def __post_init__(self) -> None:
         self._steps_per_epoch = self.job.batches.steps_per_epoch
-        last_step = self.job.config.num_epochs * self._steps_per_epoch
+        last_step = planned_steps(self.job.config, self._steps_per_epoch)
         self._last_step = min(last_step, self.job.options.max_steps or last_step)
         self.results: dict[str, Any] = {}  # of the last epoch and of the test
 

@@ -78,6 +78,8 @@ def train(
 def _initial_progress(job: Job) -> TrainProgress:
     checkpoint = job.run_dir and job.run_dir.checkpoint
     progress = checkpoint.manifest.progress if checkpoint else TrainProgress()
+    if job.config.ema_decay:
+        progress.averages_from = 0
     # Only rank 0 reads checkpoints: the other hosts may not see its disk.
     return from_json(TrainProgress, job.comm.gather(dataclasses.asdict(progress))[0], "rank 0")
 
@@ -151,7 +153,8 @@ def _build_graphs(job: Job) -> Graphs:
         network = Network(config, len(words), functions, words)
         _check_window_order(network)
         train_graph = build_train_graph(network, comm, division)
-        average = Average() if config.asgd_trigger_epochs else None
+        has_average = config.asgd_trigger_epochs or config.ema_decay
+        average = Average(config.ema_decay) if has_average else None
         eos_id, shared = job.corpus.tokenizer.eos_id, job.options.distributed_eval
         num_threads = division.num_threads
         evaluator = Evaluator(network, eos_id, comm.rank, comm.size, shared, num_threads)

@@ -238,6 +238,8 @@ def check_training(where: str, context: Context) -> None:
             f"{where} does not call context.penalize, which activation_penalty and"
             " temporal_activation_penalty need"
         )
+    if config.reset_state != "never" and "kept_state" not in collected(context).called:
+        raise UserError(f"{where} does not call context.kept_state, which reset_state needs")
     if config.recurrent_keep_prob < 1 and "drop_weights" not in collected(context).called:
         raise UserError(
             f"{where} does not call context.drop_weights, which recurrent_keep_prob needs"

@@ -52,6 +52,13 @@ RUNS = {  # rank counts and flags
             "--temporal_activation_penalty", 1, "--embedding_init_scale", 0.2,
         ),
     ),
+    "average of the weights, steps and resets of the state": (
+        (1, 2),
+        (
+            *CONFIG, "--num_steps_total", 15, "--ema_decay", 0.9, "--lr_schedule", "cosine",
+            "--lr_min_ratio", 0.1, "--reset_state", "line", "--eval_every_steps", 5,
+        ),
+    ),
     "adaptive softmax": ((1, 2, 4), ADAPTIVE),
     "adaptive softmax in bfloat16": ((1, 2, 4), (*ADAPTIVE, "--precision", "bfloat16")),
     "adaptive input": ((1, 2, 4), (*ADAPTIVE, "--adaptive_input", "--optimizer", "adagrad")),

@@ -42,6 +42,7 @@ FIELDS = {
     ),
     "weight-drop": dict(recurrent_keep_prob=0.6),
     "biases": dict(forget_bias=1.0),
+    "resets": dict(reset_state="line", recurrent_keep_prob=0.6),
     "penalties": dict(activation_penalty=2.0, temporal_activation_penalty=3.0),
     "all": dict(
         tie_weights=True, embedding_size=E, keep_prob=0.8, embedding_keep_prob=0.6,
@@ -120,7 +121,10 @@ def plain_loss(config, weights, inputs, targets):
             u = u * mask(config, [1, *u.shape], config.recurrent_keep_prob, mask_index)[0]
         h = c = tf.zeros([B, H])
         outputs = []
-        for x_t in tf.unstack(x):
+        for x_t, words in zip(tf.unstack(x), tf.unstack(inputs)):
+            if config.reset_state == "line":  # the word 0 ends a line, so it is read first
+                starts = tf.equal(words, 0)[:, None]
+                h, c = (tf.where_v2(starts, 0.0, state) for state in (h, c))
             i, j, f, o = tf.split(x_t @ w + h @ u + b, 4, axis=1)
             c = tf.sigmoid(f + config.forget_bias) * c + tf.sigmoid(i) * tf.tanh(j)
             h = tf.sigmoid(o) * tf.tanh(c)
@@ -146,9 +150,11 @@ def feed_of(graph, words):
 def test_loss_and_gradients_equal_the_equations_of_the_papers(path, fields):
     config = dataclasses.replace(CONFIG, **fields)
     words = np.random.default_rng(0).integers(0, V, [T + 1, B]).astype(np.int32)
+    words[2, 0] = words[3, 1] = 0
     with tf.Graph().as_default(), tf.Session() as session:
         step = tf.constant(STEP, tf.int64)
-        model = build_window_graph(Network(config, V), Rows(0, B), "train", step)
+        network = Network(config, V, words=["<eos>", *map(str, range(1, V))])
+        model = build_window_graph(network, Rows(0, B), "train", step)
         separate = model.separate_reductions
         found = exchange_gradients(config, model.loss, Communicator(), (), separate)
         weights = {variable.op.name: variable for variable in tf.trainable_variables()}

@@ -34,6 +34,22 @@ def test_the_average_is_the_mean_and_swaps_exactly_with_the_weights():
         np.testing.assert_array_equal(session.run(stored["table/average"]), mean)
 
 
+def test_the_exponential_moving_average_follows_its_formula():
+    every = np.random.default_rng(0).normal(size=[40, 5]).astype("f")
+    with tf.Graph().as_default(), tf.Session() as session:
+        weight = tf.get_variable("weight", [5], use_resource=True)
+        average = Average(ema_decay=0.9)
+        session.run(tf.global_variables_initializer())
+        expected = np.zeros(5)
+        for count, value in enumerate(every, start=1):
+            weight.load(value, session)
+            average.add(session, count)
+            decay = min(0.9, (count - 1) / count)  # the mean of the first 10 weights
+            expected = decay * expected + (1 - decay) * value
+        (stored,) = [v for v in tf.global_variables() if v.op.name == "weight/average"]
+        np.testing.assert_allclose(session.run(stored), expected, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("size", [0, 1, 13, (1 << 17) + 5])  # the last is over two blocks
 def test_the_fused_update_equals_three_separate_operations(size):
     if not kernels.available():

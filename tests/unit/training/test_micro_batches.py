@@ -32,7 +32,9 @@ def train(config, functions=BUILT_IN, threads=1, at_once=1, steps=3, vocab_size=
     windows = rows.first_micro_batches(at_once)
     division = Division(windows, threads, not functions.is_built_in or windows != rows)
     with tf.Graph().as_default():
-        graph = build_train_graph(Network(config, vocab_size, functions), Communicator(), division)
+        tokens = ["<eos>", *map(str, range(1, vocab_size))]
+        network = Network(config, vocab_size, functions, tokens)
+        graph = build_train_graph(network, Communicator(), division)
         runner = WindowRunner(graph.window, rows, threads)
         with tf.Session() as session:
             session.run(tf.global_variables_initializer())
@@ -64,6 +66,7 @@ BUILT_IN_FIELDS = {
         tie_weights=True, keep_prob=0.7, locked_dropout=True,
     ),
     "penalties": dict(activation_penalty=2.0, temporal_activation_penalty=1.0),
+    "resets": dict(reset_state="line", recurrent_keep_prob=0.6, precision="bfloat16"),
 }  # fmt: skip
 
 

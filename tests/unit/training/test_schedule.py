@@ -60,6 +60,27 @@ def test_linear_and_cosine_fall_from_the_end_of_the_warmup_to_the_last_epoch(sch
     assert learning_rate_at(longer, 29, 10) == pytest.approx(8 * 29 / 90)
 
 
+def test_the_length_may_be_given_in_steps_and_the_rate_may_end_above_zero():
+    config = Config(
+        learning_rate=8, lr_schedule="cosine", num_steps_total=26, warmup_steps=6, lr_min_ratio=0.25
+    )
+    cosine = [0.5 * (1 + math.cos(math.pi * n / 20)) for n in range(21)]
+    rates = [learning_rate_at(config, step, 10) for step in range(6, 27)]
+    assert rates == pytest.approx([2 + 6 * factor for factor in cosine], rel=1e-12)
+    linear = dataclasses.replace(config, lr_schedule="linear")
+    assert learning_rate_at(linear, 16, 10) == 5 and learning_rate_at(linear, 26, 10) == 2
+
+
+def test_inverse_sqrt_is_the_schedule_of_the_transformer():
+    config = Config(learning_rate=8, lr_schedule="inverse_sqrt", warmup_steps=4)
+    largest = 8 * 4**0.5  # arXiv:1706.03762, equation 3, without the constant
+    expected = [largest * min(step**-0.5, step * 4**-1.5) for step in range(1, 30)]
+    rates = [learning_rate_at(config, step, 10) for step in range(1, 30)]
+    assert rates == pytest.approx(expected, rel=1e-12)
+    without = dataclasses.replace(config, warmup_steps=0)
+    assert [learning_rate_at(without, step, 10) for step in (0, 1, 4)] == [8, 8, 4]
+
+
 @pytest.mark.parametrize("epochs, stalled", [(1, [3, 4]), (2, [4]), (3, []), (None, [])])
 def test_a_run_has_stalled_after_n_epochs_without_improvement(epochs, stalled):
     perplexities = [9, 7, 7, 8, 6]
