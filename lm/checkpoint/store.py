@@ -143,15 +143,18 @@ def save(
     manifest: Manifest,
     after_reading: Callable[[], None] = lambda: None,
     known: Manifest | None = None,
+    name: str | None = None,
 ) -> Checkpoint:
     """Write a checkpoint. If the step already has one, update only its manifest.
 
     The weights of a step never change. Only facts about the weights change, such as the validation
     perplexity. `after_reading` is called when the arrays are no longer needed.
-    `known` is the manifest of the step's checkpoint, if this job has written or verified it.
+    `known` is the manifest of the step's checkpoint, if this job has written or verified it. A
+    checkpoint with another `name` than the default is only found by its name.
     """
-    parent, final = os.path.join(run_dir, CHECKPOINTS_DIR), path_of(run_dir, manifest.step)
-    temporary = os.path.join(parent, f"{_TEMPORARY}{manifest.step:08d}")
+    parent = os.path.join(run_dir, CHECKPOINTS_DIR)
+    final = os.path.join(parent, name) if name else path_of(run_dir, manifest.step)
+    temporary = os.path.join(parent, f"{_TEMPORARY}{name or f'{manifest.step:08d}'}")
     try:
         with contextlib.suppress(CorruptFile):
             known = known or verify(final).manifest

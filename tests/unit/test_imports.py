@@ -40,6 +40,7 @@ MAY_IMPORT = {
 }
 COMMANDS = {
     "api",
+    "average",
     "train",
     "evaluate",
     "generate",
