@@ -320,6 +320,9 @@ class RunOptions(Checked):
     )  # fmt: skip
     eval: bool = option(True, "validate after each epoch and test at the end", affects="evaluation")
     distributed_eval: bool = option(False, "evaluate on all ranks instead of only on rank 0")
+    sample_every_steps: int | None = option(
+        None, "draw a short text every N steps, for the log and metrics.jsonl", low=1
+    )
     log_every_steps: int = option(100, "steps between two step events in metrics.jsonl", low=1)
     log_path: str | None = option(
         None, "write the log to this file in addition to log.txt", is_path=True

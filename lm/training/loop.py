@@ -27,6 +27,7 @@ from lm.system import peak_memory_mb
 from lm.training.averaging import Average
 from lm.training.checkpointer import Checkpointer
 from lm.training.prepare import Job
+from lm.training.sample import Sampler
 from lm.training.step import Requests, StepResult, TrainGraph, run_step
 
 
@@ -38,6 +39,7 @@ class Graphs(NamedTuple):
     runner: WindowRunner  # runs the training windows of the local rows
     evaluator: Evaluator
     average: Average | None  # average of the weights, if the config requests it
+    sampler: Sampler | None  # draws texts, if an option requests it
     broadcast: Any  # fetches that give all ranks the variables of rank 0
     reader: transfer.VariableReader
     loader: transfer.VariableLoader | None  # loads the best weights, if they are tested
@@ -128,8 +130,9 @@ class Loop:
                 per_step = seconds / (at.step - earlier.step)
                 left = [per_step * (last - at.step) for last in (last_step, self._last_step)]
                 bar.update(at.step - first_step, self._train_quality(), learning_rate, speed, *left)
+                has_sampled = self._sample_if_due()
                 self._serve(result.requests)
-                if result.requests.save:
+                if has_sampled or result.requests.save:
                     now = time.perf_counter()
 
     def take_step(self, learning_rate: float) -> StepResult:
@@ -172,6 +175,17 @@ class Loop:
             **exchange,
         )
         at.event_nll, at.event_seconds, at.event_exchange_seconds = NllSum(), 0.0, 0.0
+
+    def _sample_if_due(self) -> bool:
+        """Report a short text on rank 0, while the other ranks wait in the next exchange."""
+        step, every = self.progress.step, self.job.options.sample_every_steps
+        if not every or step % every or not self.job.comm.is_rank_0:
+            return False
+        tokens = self.graphs.sampler.draw(self.session, (self.job.config.seed, step))
+        text = self.job.corpus.tokenizer.decode(tokens)
+        self.reporter.event("sample", step=step, text=text)
+        logger.info("step %d  sample: %s", step, text.replace("\n", " / "))
+        return True
 
     def _serve(self, requests: Requests) -> None:
         """Serve the requests of all ranks, at the same step on all ranks."""

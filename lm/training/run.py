@@ -32,6 +32,7 @@ from lm.training.initialize import initial_values
 from lm.training.loop import Graphs, Loop
 from lm.training.prepare import Job, prepare
 from lm.training.restore import BroadcastHook, InitialValues, values_to_resume
+from lm.training.sample import Sampler
 from lm.training.step import build_train_graph, divide_rows, graph_facts
 from lm.training.summary import report_start
 
@@ -158,6 +159,7 @@ def _build_graphs(job: Job) -> Graphs:
         eos_id, shared = job.corpus.tokenizer.eos_id, job.options.distributed_eval
         num_threads = division.num_threads
         evaluator = Evaluator(network, eos_id, comm.rank, comm.size, shared, num_threads)
+        sampler = Sampler(network, eos_id) if job.options.sample_every_steps else None
         if network.has_losses and network.predicts:
             decoding.create_variables(network)
     runner = WindowRunner(train_graph.window, rows, num_threads)
@@ -165,7 +167,9 @@ def _build_graphs(job: Job) -> Graphs:
     broadcast = comm.broadcast_variables()
     reader = transfer.VariableReader()
     loader = transfer.VariableLoader() if job.options.test_on == "best" else None
-    return Graphs(network, train_graph, runner, evaluator, average, broadcast, reader, loader)
+    return Graphs(
+        network, train_graph, runner, evaluator, average, sampler, broadcast, reader, loader
+    )
 
 
 def _check_window_order(network: Network) -> None:

@@ -56,7 +56,8 @@ RUNS = {  # rank counts and flags
         (1, 2),
         (
             *CONFIG, "--num_steps_total", 15, "--ema_decay", 0.9, "--lr_schedule", "cosine",
-            "--lr_min_ratio", 0.1, "--reset_state", "line", "--eval_every_steps", 5,
+            "--lr_min_ratio", 0.1, "--reset_state", "line", "--eval_batch_size", 400,
+            "--sample_every_steps", 5,
         ),
     ),
     "adaptive softmax": ((1, 2, 4), ADAPTIVE),
