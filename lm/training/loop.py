@@ -20,6 +20,7 @@ from lm.distributed.supervisor import Interrupted, Supervisor
 from lm.errors import EveryRankError, Stopped
 from lm.events.reporter import Progress, Reporter
 from lm.model.network import Network
+from lm.model.sampler import Sampler
 from lm.model.windows import Evaluator, WindowRunner
 from lm.perplexity import NllSum, metrics_text, text_metrics
 from lm.schedule import has_stalled, learning_rate_at, planned_steps
@@ -27,7 +28,6 @@ from lm.system import peak_memory_mb
 from lm.training.averaging import Average
 from lm.training.checkpointer import Checkpointer
 from lm.training.prepare import Job
-from lm.training.sample import Sampler
 from lm.training.step import Requests, StepResult, TrainGraph, run_step
 
 

@@ -22,6 +22,7 @@ from lm.events.reporter import Heartbeat, Reporter
 from lm.functions import BUILT_IN, NetworkFunctions
 from lm.model import decoding
 from lm.model.network import Network
+from lm.model.sampler import Sampler
 from lm.model.windows import Evaluator, WindowRunner
 from lm.record import LOG_FILE, from_json
 from lm.system import keep_freed_memory
@@ -32,7 +33,6 @@ from lm.training.initialize import initial_values
 from lm.training.loop import Graphs, Loop
 from lm.training.prepare import Job, prepare
 from lm.training.restore import BroadcastHook, InitialValues, values_to_resume
-from lm.training.sample import Sampler
 from lm.training.step import build_train_graph, divide_rows, graph_facts
 from lm.training.summary import report_start
 

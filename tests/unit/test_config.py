@@ -101,14 +101,24 @@ def test_each_setting_declares_its_effect():
     [
         ("decay", False, set()),
         ("decay", True, {"eval_batch_size", "eval_every_steps"}),
-        ("cosine", False, {"num_epochs"}),
-        ("of a newer version", False, {"num_epochs"}),
+        ("cosine", False, {"num_epochs", "num_steps_total"}),
+        ("of a newer version", False, {"num_epochs", "num_steps_total"}),
     ],
 )
 def test_settings_that_decide_the_training_cannot_differ_on_resume(schedule, follows, decisive):
     config = {"lr_schedule": schedule}
     found = may_differ("resume", Config, config=config, follows_validation=follows)
-    assert found == {"name", "num_epochs", "eval_batch_size", "eval_every_steps"} - decisive
+    assert (
+        found
+        == {
+            "name",
+            "num_epochs",
+            "num_steps_total",
+            "eval_batch_size",
+            "eval_every_steps",
+        }
+        - decisive
+    )
 
 
 def parse(*arguments):
