@@ -46,8 +46,8 @@ def load(
       path: The path of the file.
       root: The directory, or the directories, whose modules are loaded in the same way when the
         file imports them. The default is the directory of the file.
-      stubs: Names of packages that the program imports but the network does not use. These packages
-        need not be installed.
+      stubs: Names of packages, or of modules of the program, that the program imports but the
+        network does not use. They need not be installed.
       before: A function that is called before the file runs. Its argument is the module
         `tensorflow` of the program.
     """

@@ -29,10 +29,13 @@ class Network:
     def state_shapes(self, config: Config) -> dict[str, list[int]]:
         """Return the sizes of the states that the program creates, in a graph for one row."""
         sizes: list[int] = []
+        seen: list[Any] = []
 
         def zero_state(cell: Any, batch_size: Any, dtype: tf.DType) -> Any:
             own = tf.nest.flatten(cell.state_size)
-            sizes.extend(own)
+            if cell not in seen:  # A program may request the state of a cell twice.
+                sizes.extend(own)
+            seen.append(cell)
             zeros = [tf.zeros([batch_size, size], dtype) for size in own]
             return tf.nest.pack_sequence_as(cell.state_size, zeros)
 
@@ -48,10 +51,13 @@ class Network:
         self, inputs_TB: tf.Tensor, state: Mapping[str, tf.Tensor], context: Context
     ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         parts = iter(state.values())
+        states: dict[Any, Any] = {}
 
         def zero_state(cell: Any, batch_size: Any, dtype: tf.DType) -> Any:
-            own = [next(parts) for _ in tf.nest.flatten(cell.state_size)]
-            return tf.nest.pack_sequence_as(cell.state_size, own)
+            if cell not in states:
+                own = [next(parts) for _ in tf.nest.flatten(cell.state_size)]
+                states[cell] = tf.nest.pack_sequence_as(cell.state_size, own)
+            return states[cell]
 
         logits, last = self._run(inputs_TB, zero_state, context)
         steps, rows = inputs_TB.shape.as_list()

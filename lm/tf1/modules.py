@@ -131,7 +131,7 @@ class _Program:
     def __init__(self, package: str, directories: list[str]):
         self.package, self._directory = package, directories[0]
         self.tensorflow = TensorFlow()
-        self.stubs: set[str] = set()  # packages without effect
+        self.stubs: set[str] = set()  # packages and modules without effect
         self._old = old_python.modules()
         self._loaded: dict[str, tuple[str, bytes]] = {}  # path and source by relative path
         module = types.ModuleType(package)
@@ -165,14 +165,14 @@ class _Program:
             return HOROVOD
         if level == 0 and top in ("tensorflow", "absl"):
             return self._import_tensorflow(name, fromlist)
+        if level == 0 and self.stubs & {top, name}:
+            return Inert(name if fromlist else top)
         # Python 2 also imports from the directory of the importing module.
         own = (globals or {}).get("__package__") or self.package
         for package in (self.package, own):
             if level == 0 and _contains(package, top):
                 module = builtins.__import__(f"{package}.{name}", globals, locals, fromlist or ())
                 return module if fromlist else sys.modules[f"{package}.{top}"]
-        if level == 0 and top in self.stubs:
-            return Inert(name if fromlist else top)
         if level == 0 and (name in self._old or (top in self._old and not fromlist)):
             return self._old[name if fromlist else top]
         try:

@@ -153,6 +153,7 @@ from tensorflow.contrib.rnn.python.ops import core_rnn_cell
 from tensorflow.python.ops import rnn_cell
 
 import no_package
+import old_cells
 import shared
 
 print("loading")
@@ -183,9 +184,10 @@ def test_old_names_and_missing_packages_can_be_imported(load, tmp_path, capsys):
     (tmp_path / "lib/shared.py").write_text(
         "import tensorflow as tf\n\ndef scale(x):\n    return x * tf.get_variable('w', [4])\n"
     )
+    (tmp_path / "lib/old_cells.py").write_text("import part_of_an_old_tensorflow\n")
     config = CONFIG.replace(
         '"{path}"',
-        '"{path}", root=("lib", "program"), stubs=("no_package",), before=prepare',
+        '"{path}", root=("lib", "program"), stubs=("no_package", "old_cells"), before=prepare',
     ).replace(
         "from lm.config import Config",
         "from lm.config import Config\n\ndef prepare(tf):\n    tf.before = 'ran'\n",

@@ -17,6 +17,7 @@ class Model:
         self.targets = tf.placeholder(tf.int32, [rows, steps])
         cells = [tf.contrib.rnn.BasicLSTMCell(units), tf.contrib.rnn.GRUCell(units)]
         cell = tf.contrib.rnn.MultiRNNCell(cells)
+        self.zero_state = cell.zero_state(rows, tf.float32)
         self.initial_state = cell.zero_state(rows, tf.float32)
         embedding = tf.get_variable("embedding", [size, units])
         inputs = [tf.squeeze(x, [1]) for x in tf.split(
