@@ -55,7 +55,7 @@ consists of the IDs of the last tokens, each increased by 1. The bits of integer
 float32 values.
 
 With --format tf1, the export is a checkpoint that the TF 1.x program of a user-defined network
-restores with tf.train.Saver; see docs/own_graph.md.
+restores with tf.train.Saver; see docs/fine_tuning.md.
 """
 
 import dataclasses
