@@ -10,7 +10,7 @@ from lm.checkpoint.tensors import load_arrays, tensor_shapes, whole
 from lm.config import Config
 from lm.data.tokenizers import Words
 from lm.data.vocabulary import Vocabulary
-from lm.errors import UserError
+from lm.errors import EveryRankError, UserError
 from lm.inference.evaluator import evaluate
 from lm.inference.nbest import rescore
 from lm.inference.scorer import Scorer
@@ -151,6 +151,9 @@ def test_nan_is_an_error(tmp_path):
     store.save(str(tmp_path / "run"), [whole(nothing)], spoilt)
     with pytest.raises(UserError, match="the network returns NaN: use a different checkpoint"):
         list(Scorer(open_run(tmp_path / "run")).score(["w1"]))
+    (tmp_path / "text").write_text("w1\n")
+    with pytest.raises(EveryRankError, match="so its perplexity is not finite"):
+        evaluate(str(tmp_path / "run"), [str(tmp_path / "text")])
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])

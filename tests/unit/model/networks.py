@@ -98,12 +98,16 @@ def start_values(config, functions=BUILT_IN):
         return session.run({v.op.name: v for v in tf.global_variables()})
 
 
-def train_graph(network, threads=1):
-    """Build the graph of a training step on one process, and its runner."""
+def train_graph(network, threads=1, in_one_window=False):
+    """Build the graph of a training step on one process, and its runner.
+
+    The rows of a user-defined network are computed in one window only on a GPU.
+    """
     config = network.config
     rows = rows_of_rank(config.batch_size, 0, 1, config.virtual_ranks)
-    of_window = rows if network.is_built_in else rows.first_micro_batches(1)
-    division = Division(of_window, threads, sums_outside=not network.is_built_in)
+    in_one_window = in_one_window or network.is_built_in
+    of_window = rows if in_one_window else rows.first_micro_batches(1)
+    division = Division(of_window, threads, sums_outside=not in_one_window)
     graph = build_train_graph(network, Communicator(), division)
     return graph, WindowRunner(graph.window, rows, threads)
 

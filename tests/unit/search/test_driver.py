@@ -107,6 +107,12 @@ def test_a_bad_trial_is_saved_and_pruned(search, trap, expected):
     assert starts(search, 1) == expected
 
 
+def test_a_trial_is_not_pruned_in_its_last_epoch(search):
+    only_first_improves = "epoch 1; [[ $rate == 4.5 ]] || rate=5.0; epoch 2"
+    study = search(space("4|4.5"), body=f"{only_first_improves}; sleep 0.5; end finished; exit")
+    assert states(study) == [COMPLETE] * 2 and values(study) == [200, 250]
+
+
 def test_a_bad_trial_that_cannot_save_is_retried(search, caplog):
     is_first = "[[ $rate == 1.0 && $(wc -l <starts) == 1 ]]"
     body = f"if {is_first}; then trap 'fail unsaved' USR2; epoch 1; {WAIT}; fi"
