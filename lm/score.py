@@ -47,6 +47,7 @@ from lm import logger
 from lm.cli import program
 from lm.cli.parser import RunChoice, parse
 from lm.config import MAX_ROWS
+from lm.errors import UserError, needs_extra
 from lm.options import Checked, option
 from lm.perplexity import NllSum
 from lm.system import import_tensorflow
@@ -70,12 +71,17 @@ class ScoreOptions(Checked):
         None, "rescore the n-best lists in this file; - reads the standard input", is_path=True
     )
     weight: float = option(1.0, "--nbest: weight of the log-probability in the score")
+    html: str | None = option(
+        None, "also write the texts to a page that shows the surprisal of each token", is_path=True
+    )
     batch_size: int = option(16, "number of texts to score together", low=1, high=MAX_ROWS)
 
 
 def _score(argv):
     arguments = parse(argv, __doc__, RunChoice, ScoreOptions)
     run, options = arguments[RunChoice].open_arguments(), arguments[ScoreOptions]
+    if options.nbest and options.html:
+        raise UserError("--html shows texts, not --nbest; remove one of these flags")
     import_tensorflow()
     from lm.inference.lines import read_texts
     from lm.inference.nbest import rescore
@@ -90,17 +96,35 @@ def _score(argv):
             for line in rescore(lines, scorer, options.weight):
                 print(line)
             return
-        totals = Totals()
+        totals, texts = Totals(), []
         for score in scorer.score_stream(_STDIN):
             totals.add(score, opened.tokenizer.unk_id)
             # The process that wrote the sentence may wait for the score.
             print(_line(score, options, opened.tokenizer), flush=True)
+            if options.html:
+                texts.append(score.ids.tolist())
+    if options.html:
+        _write_page(opened, texts, options)
     if options.format == "kenlm":
         print(totals.as_kenlm())
     elif options.format == "json":
         print(json.dumps({"total": totals.as_dict()}))
     else:
         logger.info(" ".join(f"{name} {value:.8g}" for name, value in totals.as_dict().items()))
+
+
+def _write_page(run, texts, options):
+    with needs_extra("report"):
+        from lm.report.examples import text_part
+        from lm.report.page import build_page, write_file
+    from lm.inference.surprisal import TokenReader
+
+    if options.continuous:
+        texts = [list(itertools.chain.from_iterable(texts))]
+    with contextlib.closing(TokenReader(run)) as reader:
+        part = text_part("Texts", itertools.chain.from_iterable(map(reader.predictions, texts)))
+    write_file(options.html, build_page(f"Texts, read by {run.directory}", [part]))
+    logger.info("wrote %s", options.html)
 
 
 class Totals:

@@ -37,6 +37,11 @@ class ReportOptions(Checked):
         " in the same directory (with several corpora: learning_curves-1, learning_curves-2, ...)",
         is_path=True,
     )
+    examples: bool | None = option(
+        None,
+        "show the start of the validation text and a sample of the best run that has a checkpoint;"
+        " licensed text (PTB) is only shown with --examples",
+    )
     watch: bool = option(
         False, "write the page every 10 seconds until all runs have ended or Ctrl-C is pressed"
     )
@@ -62,10 +67,10 @@ def _report(argv):
     else:
         if options.watch:
             _watch(paths, options.html)
-        _report_runs(paths, options.html)
+        _report_runs(paths, options.html, options.examples)
 
 
-def _report_runs(paths, path):
+def _report_runs(paths, path, examples):
     from lm.report.comparison import group_by_corpus
     from lm.report.tables import build_tokenizer_tables, section_text
 
@@ -80,9 +85,11 @@ def _report_runs(paths, path):
     if path and runs:
         with needs_extra("report"):
             from lm.report.curves import draw_sections  # imports matplotlib, which takes time
+            from lm.report.examples import example_parts
 
         draw_sections(sections, os.path.join(os.path.dirname(path), "learning_curves"))
-        _write_runs(sections, path)
+        parts = [] if examples is False else example_parts(sections, bool(examples))
+        _write_runs(sections, path, parts)
         logger.info("wrote %s", path)
     if errors:
         raise errors[-1]
@@ -98,7 +105,7 @@ def _watch(paths, path):
             runs, errors = _read_runs(paths)  # a run may start later
             if all(run.end for run in runs) and not errors:
                 return
-            _write_runs(group_by_corpus(runs), path, _RELOAD_SECONDS)
+            _write_runs(group_by_corpus(runs), path, reload_seconds=_RELOAD_SECONDS)
             time.sleep(_RELOAD_SECONDS)
 
 
@@ -115,12 +122,13 @@ def _read_runs(paths):
     return runs, errors
 
 
-def _write_runs(sections, path, reload_seconds=0):
+def _write_runs(sections, path, examples=(), reload_seconds=0):
     with needs_extra("report"):
         from lm.report.page import build_page, write_file
         from lm.report.runs_page import build_parts
 
-    write_file(path, build_page("Training runs", build_parts(sections), reload_seconds))
+    parts = [*build_parts(sections), *examples]
+    write_file(path, build_page("Training runs", parts, reload_seconds))
 
 
 def _report_search(directory, path):

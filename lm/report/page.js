@@ -49,7 +49,8 @@ const gray = "#7d7d7d", axis = { gridcolor: "rgba(128,128,128,.25)", zeroline: f
 const layoutOf = (plot) => ({
   ...plot.layout, title: { text: plot.title, font: { size: 14 }, x: 0.02, xref: "container", yref: "container", y: 0.97 }, showlegend: plot.layout?.showlegend ?? false,
   font: { color: gray, family: "system-ui, sans-serif", size: 12 }, margin: { l: 52, r: 12, t: 34, b: 42, ...plot.layout?.margin },
-  legend: { orientation: "h", y: -0.2, yanchor: "top" }, colorway: ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"],
+  legend: { orientation: "h", y: -0.2, yanchor: "top" }, colorway: ["#1f87d2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"],
+  modebar: { bgcolor: "rgba(0,0,0,0)", color: gray, activecolor: gray },
   paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", autosize: true, width: undefined, height: undefined,
 });
 
@@ -72,7 +73,7 @@ function update(section) {
   }
 }
 
-const config = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d"] };
+const config = { responsive: true, displaylogo: false, modeBarButtons: [["toImage", "zoomIn2d", "zoomOut2d", "resetScale2d"]] };
 async function draw() {
   const [library, plots] = await Promise.all([unpack("library"), unpack("plots").then(JSON.parse)]);
   const script = document.createElement("script");

@@ -16,8 +16,9 @@ from lm.report.metrics import RunMetrics
 
 Plot = dict[str, Any]
 
-# Okabe and Ito's colors, which color-blind readers can tell apart, on white and on black.
-COLORS = "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"
+# Okabe and Ito's colors, which color-blind readers can tell apart. The blue is lighter, so that it
+# is visible on a dark page.
+COLORS = "#1f87d2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"
 _DASHES = {"solid": "solid", "dash": "dashed", "dot": "dotted"}  # names in plotly.js and CSS
 _FIELDS = {
     "learning_rate": "Learning rate",

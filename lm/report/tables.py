@@ -216,7 +216,12 @@ def build_differences(
         if len(texts) == 1:
             common[name] = texts.pop()
     different = [name for name in names if name not in common]
-    shared = Table(f"{title}: common", "", ["name", "value"], list(map(list, common.items())))
+    shared = Table(
+        f"{title}: common" if len(values) > 1 else title,
+        "",
+        ["name", "value"],
+        list(map(list, common.items())),
+    )
     if not different:
         return None, shared
     header = ["", *values]

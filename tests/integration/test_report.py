@@ -1,11 +1,14 @@
 """`lm.report` and compare_baseline.sh as a user runs them."""
 
+import html
+import math
 import re
 import shutil
 
 import pytest
 
 from lm import kernels
+from tests import fork_server
 from tests.commands import environment, run_command, run_module
 from tests.unit.report.runs import write_run
 
@@ -15,7 +18,7 @@ def test_the_report_of_one_run_has_one_table_and_its_curves(trained, tmp_path):
     shutil.copytree(trained, run)
     here.mkdir()
     result = run_module(
-        "lm.report", run, "--html", tmp_path / "out/report.html", cwd=here,
+        "lm.report", run, "--noexamples", "--html", tmp_path / "out/report.html", cwd=here,
         env={"PYTHONIOENCODING": "ascii"},
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
@@ -26,6 +29,36 @@ def test_the_report_of_one_run_has_one_table_and_its_curves(trained, tmp_path):
     assert (tmp_path / "out/learning_curves.png").read_bytes().startswith(b"\x89PNG")
     assert (tmp_path / "out/learning_curves.pdf").read_bytes().startswith(b"%PDF")
     assert list(here.iterdir()) == []
+
+
+def test_a_page_shows_the_surprisal_of_text_and_a_sample(trained, tmp_path):
+    """Licensed text is only shown when the user asks for it."""
+    run, page = tmp_path / "run", tmp_path / "report.html"
+    shutil.copytree(trained, run)
+    record = (run / "run.json").read_text()
+    assert '"kind": "embedded"' in record
+    (run / "run.json").write_text(record.replace('"kind": "embedded"', '"kind": "ptb"'))
+    for flags, count in (([], 0), (["--examples"], 300)):
+        result = run_module("lm.report", run, "--html", page, *flags)
+        assert result.returncode == 0 and "no examples" not in result.stderr
+        assert page.read_text().count(" bits\n") == count
+        assert page.read_text().count("<h2>Sample of ") == 1
+    assert "the page contains licensed text of PTB: do not publish it" in result.stderr
+
+
+def test_scored_texts_have_a_page(trained, tmp_path, corpora):
+    text = "".join((corpora / "embedded/test.txt").read_text().splitlines(keepends=True)[:3])
+    path = tmp_path / "score.html"
+    flags = ["--run", trained, "--per_word", "--html", path]
+    command = [*fork_server.python(), "-m", "lm.score", *flags]
+    result = run_command(command, environment(), 60, input=text)
+    assert result.returncode == 0, result.stderr
+    log_probs = " ".join(line.split("\t")[4] for line in result.stdout.splitlines()).split()
+    page = html.unescape(path.read_text())
+    bits = re.findall(r'data-tip="([\d.]+) bits', page)
+    expected = [-float(each) / math.log(2) for each in log_probs]
+    assert [*map(float, bits)] == pytest.approx(expected, abs=0.01)
+    assert "".join(re.findall(r">([^<>]*)</span>", page)) == text
 
 
 @pytest.mark.parametrize(

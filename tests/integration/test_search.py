@@ -76,8 +76,8 @@ def test_a_killed_search_is_resumed_and_its_best_config_can_be_trained(project, 
     assert f"Best: trial {number}, valid perplexity {best:.2f}." in second.stdout
     assert all(events(run, "test") == [] for run in directories)
     html = (directory / "report.html").read_text()
-    command = f"python -m lm.train --config {directory}/best.py --data_path={corpora}"
-    assert f"<pre>{command}" in html and f"trial {number:04d}: learning_rate" in html
+    assert f"<pre>python -m lm.train --config {directory}/best.py" in html
+    assert f"--data_path={corpora}" in html and f"trial {number:04d}: learning_rate" in html
 
     # With best.py, one rank reaches the perplexities of two ranks.
     flags = ("--config", directory / "best.py", "--data_path", corpora, "--test_on", "none")

@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "tf1": {"model", "user"},
     "training": {"kernels", "data", "events", "checkpoint", "distributed", "model"},
     "inference": {"kernels", "data", "checkpoint", "distributed", "model", "user"},
-    "report": {"cli", "data", "events", "search"},
+    "report": {"cli", "data", "events", "inference", "search"},
     "search": {"cli", "config_file", "data", "checkpoint", "distributed", "events"},
     "check": {"cli", "kernels", "distributed"},
     "benchmark": {

@@ -1,0 +1,77 @@
+"""Texts for the page: tokens with their surprisal, and samples of runs."""
+
+import contextlib
+import itertools
+import math
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from lm import logger
+from lm.errors import ProgramExit
+from lm.record import CHECKPOINTS_DIR
+from lm.report.comparison import Section
+from lm.report.metrics import RunMetrics
+from lm.report.page import Part
+from lm.report.plots import runs_of
+from lm.system import import_tensorflow
+
+if TYPE_CHECKING:
+    from lm.inference.surprisal import Prediction
+
+_NUM_TOKENS = 300
+_FULL_BITS = 16.0  # the surprisal with the darkest color
+_NOTE = (
+    "The darker a token, the less the model expected it. The pointer on a token shows its surprisal"
+    " and the five tokens that the model considered most probable."
+)
+
+
+def text_part(title: str, predictions: Iterable["Prediction"]) -> Part:
+    """Return a text in which the color of each token shows its surprisal."""
+    tokens = []
+    for found in predictions:
+        lines = [f"{found.bits:.2f} bits"]
+        lines += [f"{probability:6.1%}  {text}" for text, probability in found.expected]
+        share = 100 * min(found.bits / _FULL_BITS, 1) if math.isfinite(found.bits) else 100
+        tokens.append({"text": found.text, "share": f"{share:.0f}", "tip": "\n".join(lines)})
+    return Part(title, [_NOTE], tokens=tokens)
+
+
+def example_parts(sections: Sequence[Section], shows_licensed: bool) -> Iterator[Part]:
+    """Yield the start of the validation text and a sample of the best run of each section.
+
+    Runs without a checkpoint or a corpus are left out, and so is licensed text by default.
+    """
+    for section in sections:
+        runs = [run for run in runs_of(section) if _has_checkpoint(run)]
+        if not runs:
+            continue
+        run = min(runs, key=lambda run: run.tested_epoch.get("valid_perplexity", math.inf))
+        is_licensed = run.record.corpus.kind == "ptb"
+        if is_licensed and shows_licensed:
+            logger.warning("the page contains licensed text of PTB: do not publish it")
+        try:
+            yield from _parts(run, shows_text=shows_licensed or not is_licensed)
+        except (ProgramExit, OSError) as error:
+            logger.warning("no examples of %s: %s", run.name, error)
+
+
+def _has_checkpoint(run: RunMetrics) -> bool:
+    with contextlib.suppress(OSError):
+        return bool(os.listdir(os.path.join(run.directory, CHECKPOINTS_DIR)))
+    return False
+
+
+def _parts(run: RunMetrics, shows_text: bool) -> Iterator[Part]:
+    import_tensorflow()
+    from lm.inference.evaluator import load_text
+    from lm.inference.surprisal import TokenReader
+    from lm.inference.trained_run import open_run
+
+    opened = open_run(run.directory)
+    with contextlib.closing(TokenReader(opened)) as reader:
+        if shows_text:
+            ids = itertools.islice(load_text(opened, "valid").ids, _NUM_TOKENS)
+            yield text_part(f"Validation text, read by {run.name}", reader.predictions(ids))
+        yield Part(f"Sample of {run.name}", code=reader.sample(_NUM_TOKENS, seed=1))
