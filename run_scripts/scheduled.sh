@@ -1,7 +1,7 @@
 # shellcheck shell=bash disable=SC2154
 # Source this file in a batch script. run_scheduled COMMAND ARGUMENTS... runs a command with --output_dir and
 # --resume, and ends the script with its exit code. If the time limit or a failure interrupts the command, the
-# job is queued again, at most MAX_REQUEUES times. All schedulers send SIGUSR2 before the time limit.
+# job is queued again, at most MAX_REQUEUES times.
 #
 # Environment: CONFIG, MAX_REQUEUES (10), FLAGS_FILE (see below), and the variables of train.sh.
 # The job with the index N in an array of jobs adds line N of FLAGS_FILE to the arguments. Without this file,
@@ -28,9 +28,9 @@ run_scheduled() { # COMMAND ARGUMENTS...
     "$@" --resume "${words[@]}" || code=$?
     # Schedulers may also signal mpirun, which then returns 1.
     [[ $stopped_by != @(130|143) ]] || code=$stopped_by
-    case $code in
-        0 | 2 | 130) ;; # done, a mistake, or stopped by Ctrl-C
-        143) ! preempted || requeue ;;
+    case $stopped_by/$code in
+        */0 | */2 | 130/*) ;; # done, a mistake, or stopped by Ctrl-C
+        143/*) ! preempted || requeue ;;
         *) requeue ;;
     esac
     exit "$code"
@@ -59,6 +59,13 @@ requeue() {
             qrls "$next"
             ;;
     esac
+}
+
+# Makes the ranks save and stop STOP_SECONDS (120) before a time limit in seconds, or never if it is empty.
+stop_before() { # LIMIT
+    [[ -n $1 ]] || return 0
+    (sleep "$(($1 > 2 * ${STOP_SECONDS:-120} ? $1 - ${STOP_SECONDS:-120} : $1 / 2))" && kill -USR2 $$) &
+    trap 'kill %1 2>/dev/null || true' EXIT
 }
 
 # qstat breaks long lines, and continues them after a tab.

@@ -23,8 +23,5 @@ cd "${PBS_O_WORKDIR:-.}"
 source "${LM_ROOT:-.}/run_scripts/scheduled.sh"
 
 # PBS sends no signal before the time limit.
-limit=$(pbs_fact Resource_List.walltime | sed -E 's/^([0-9]+:[0-9]+)$/0:\1/' | awk -F: '{ print $1*3600 + $2*60 + $3 }')
-(sleep "$((${limit:-0} > 120 ? limit - 120 : 86400))" && kill -USR2 $$) &
-timer=$!
-trap 'kill "$timer" 2>/dev/null || true' EXIT
+stop_before "$(pbs_fact Resource_List.walltime | awk -F: '{ for (i = 1; i <= NF; i++) s = 60 * s + $i; print s }')"
 run_scheduled run_training --output_dir "runs/$job" "$@"

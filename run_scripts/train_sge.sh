@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Trains a config under Sun, Son of or Univa Grid Engine, one rank per host. Before the time limit, the run is
-# saved, and the job is queued again. It resumes from the last checkpoint.
+# Trains a config under Sun, Son of or Univa Grid Engine, one rank per host. Two minutes before the time
+# limit, the run is saved, and the job is queued again. It resumes from the last checkpoint.
 #
 #   qsub -pe mpi 32 run_scripts/train_sge.sh                           32 slots, 1 rank per host
 #   qsub -pe mpi 32 -v CONFIG=config_medium,NP=4 run_scripts/train_sge.sh --num_epochs 1
@@ -16,10 +16,12 @@
 #$ -S /bin/bash
 #$ -j y
 #$ -l h_rt=24:00:00
-# SIGUSR2 comes before the time limit, by the `notify` seconds of the queue (60).
+# qdel sends SIGUSR2, and kills the job after the `notify` seconds of the queue (60 by default).
 #$ -notify
 #$ -r y
 set -euo pipefail
 # shellcheck source=run_scripts/scheduled.sh
 source "${LM_ROOT:-.}/run_scripts/scheduled.sh"
+# A job that SGE ends at its limit is not queued again, and the soft limit s_rt kills mpirun's daemons.
+stop_before "$(qstat -j "$JOB_ID" | sed -nE 's/^hard resource_list:.*h_rt=([0-9]+).*/\1/p')"
 run_scheduled run_training --output_dir "runs/$job" "$@"
