@@ -44,7 +44,7 @@ requeue() {
     local requeues=runs/.$job.requeues next
     mkdir -p runs
     if (($(wc -l 2>/dev/null <"$requeues" || echo 0) >= ${MAX_REQUEUES:-10})); then
-        echo "$script: exit code $code, giving up: MAX_REQUEUES=${MAX_REQUEUES:-10}" >&2
+        echo "$job: exit code $code, giving up: MAX_REQUEUES=${MAX_REQUEUES:-10}" >&2
         exit "$code"
     fi
     echo "$(date) exit code $code" >>"$requeues"

@@ -15,6 +15,11 @@ exchange needs as many hops with recursive halving and doubling (Thakur, Rabense
 "Optimization of collective communication operations in MPICH", 2005). open_mpi_rules.conf selects
 this algorithm for three or more ranks and messages of at least 64 KB. The model assumes that
 computation and exchange do not overlap, which is the worst case on a cluster.
+
+The prediction for each number of ranks also contains the part of the step that limits it
+(computation, latency or bandwidth), the share of an epoch in which rank 0 evaluates PTB's
+validation text alone, and the seconds in which the ranks load their files from a shared file
+system. docs/distributed.md describes the model.
 """
 
 import math
@@ -31,6 +36,10 @@ from lm.config import MAX_ROWS, Config
 from lm.options import option
 
 _RANKS = [2**power for power in range(13)]
+_PTB_TOKENS = {"train": 929_589, "valid": 73_760}
+_FORWARD_SHARE = 1 / 3  # of a training step: the backward pass has two products for each product
+# stat and open until the first step, counted with `strace -f -c -e trace=%file` (Python 3.11)
+_FILE_OPERATIONS = 26_700
 
 
 @dataclass(frozen=True)
@@ -40,6 +49,9 @@ class AdviceOptions(Options):
     repeats: int = option(4, "measurements of each kind", low=1)
     link_latency_us: float = option(25.0, "latency between hosts in microseconds", low=0)
     link_gbps: float = option(10.0, "bandwidth between hosts in 10^9 bit/s", above=0)
+    file_operations_per_second: float = option(
+        50_000.0, "file operations (stat and open) of the shared file system per second", above=0
+    )
 
 
 @dataclass(frozen=True)
@@ -52,22 +64,29 @@ class Predictor:
     fixed: float  # seconds per exchange: Horovod's cycle, and the work for each message
     seconds_per_byte: float  # seconds per byte that a rank sends
     latency: float = 0.0  # seconds per hop
+    file_operations_per_second: float = math.inf
 
-    def exchange_seconds(self, sizes: Sequence[int], ranks: int) -> float:
-        """Return the time that N ranks need to exchange messages of these sizes in bytes."""
+    def exchange_seconds(self, sizes: Sequence[int], ranks: int) -> tuple[float, float]:
+        """Return the time that N ranks need to exchange messages of these sizes in bytes.
+
+        The first part does not depend on the sizes. The second part transfers the bytes.
+        """
         if ranks == 1:
-            return 0.0
+            return 0.0, 0.0
         hops = 4 * math.ceil(math.log2(ranks)) * len(sizes)
         sent = bytes_sent(sum(sizes), ranks)
-        return self.fixed + hops * self.latency + sent * self.seconds_per_byte
+        return self.fixed + hops * self.latency, sent * self.seconds_per_byte
 
     def predict(self, kind: str, ranks: int) -> dict[str, Any]:
         """Predict the step time of N ranks with "strong" or "weak" scaling."""
         sized = scaled_config(self.config, kind, ranks)
         compute = self.compute[-(-sized.batch_size // ranks)]
-        exchange = self.exchange_seconds(message_bytes(sized, self.shapes), ranks)
+        parts = compute, *self.exchange_seconds(message_bytes(sized, self.shapes), ranks)
+        limits = dict(zip(("computation", "latency", "bandwidth"), parts))
+        exchange = sum(parts) - compute
         work = sized.batch_size / self.config.batch_size
-        speedup = work * self.compute[self.config.batch_size] / (compute + exchange)
+        one = self.compute[self.config.batch_size]
+        speedup = work * one / (compute + exchange)
         return {
             "scaling": kind,
             "ranks": ranks,
@@ -76,7 +95,18 @@ class Predictor:
             "step_ms": 1000 * (compute + exchange),
             "speedup": speedup,
             "efficiency": speedup / ranks,
+            "limit": max(limits, key=limits.__getitem__),
+            "evaluation_share": self._evaluation_share(sized.batch_size, compute + exchange),
+            "start_s": ranks * _FILE_OPERATIONS / self.file_operations_per_second,
         }
+
+    def _evaluation_share(self, batch_size: int, step_seconds: float) -> float:
+        """Return the share of an epoch on PTB in which only rank 0 works, and evaluates."""
+        config = self.config
+        seconds_per_token = self.compute[config.batch_size] / (config.batch_size * config.num_steps)
+        evaluation = _FORWARD_SHARE * seconds_per_token * _PTB_TOKENS["valid"]
+        training = step_seconds * _PTB_TOKENS["train"] / (batch_size * config.num_steps)
+        return evaluation / (evaluation + training)
 
 
 def measure(config: Config, options: AdviceOptions) -> dict[str, Any]:
@@ -98,6 +128,7 @@ def measure(config: Config, options: AdviceOptions) -> dict[str, Any]:
         fixed=empty,
         seconds_per_byte=per_byte + 8e-9 / options.link_gbps,
         latency=options.link_latency_us * 1e-6,
+        file_operations_per_second=options.file_operations_per_second,
     )
     predictions = [predictor.predict(kind, ranks) for kind in KINDS for ranks in counts[kind]]
     slower = [row for row in predictions if row["ranks"] > 1 >= row["speedup"]]

@@ -28,7 +28,7 @@ up() {
 
 # Runs in sgehost1: creates a cell whose spool is in DIR, and starts the master and the first host.
 configure() {
-    mkdir -p "$SGE_ROOT/$SGE_CELL/common" "$dir"/spool/{db,qmaster,execd}
+    mkdir -p "$SGE_ROOT/$SGE_CELL/common" "$dir"/spool/{db,qmaster,execd} "$dir"/tmp{1,2}
     chmod 755 "$dir"
     chmod 777 "$dir"/spool/{,db,qmaster,execd}
     ln -s /usr/share/gridengine/util /var/lib/gridengine/{bin,lib,utilbin} "$SGE_ROOT"
@@ -54,9 +54,11 @@ configure() {
     qconf -Ap "$dir/pe"
     printf '%s\n' "group_name @allhosts" "hostlist sgehost1 sgehost2" >"$dir/group"
     qconf -Ahgrp "$dir/group"
-    qconf -sq | sed 's/^qname.*/qname all.q/; s/^hostlist.*/hostlist @allhosts/; s/^slots.*/slots 2/; s/^load_thresholds.*/load_thresholds NONE/
-        s/^pe_list.*/pe_list mpi/; s/^rerun.*/rerun TRUE/; s/^notify.*/notify 00:00:30/
-        s/^shell_start_mode.*/shell_start_mode unix_behavior/' >"$dir/queue"
+    # Jobs start even if the machine is busy. Each host has its own directory for the files of jobs.
+    qconf -sq | sed "s/^qname.*/qname all.q/; s/^hostlist.*/hostlist @allhosts/; s/^pe_list.*/pe_list mpi/
+        s/^slots.*/slots 2/; s/^rerun.*/rerun TRUE/; s/^load_thresholds.*/load_thresholds NONE/
+        s/^notify.*/notify 00:00:30/; s/^shell_start_mode.*/shell_start_mode unix_behavior/
+        s|^tmpdir.*|tmpdir $dir/tmp1,[sgehost2=$dir/tmp2]|" >"$dir/queue"
     qconf -Aq "$dir/queue"
     sge_execd
 }

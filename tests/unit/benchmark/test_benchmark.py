@@ -120,9 +120,10 @@ class TestPrediction:
 
     def test_exchange_of_four_ranks_by_hand(self):
         predictor = Predictor(CONFIG, self.WEIGHTS, {}, 1e-3, 2e-9, latency=1e-5)
-        seconds = predictor.exchange_seconds([8_000_000, 1_000_000], 4)
-        assert seconds == pytest.approx(1e-3 + 2 * 8 * 1e-5 + 2 * 0.75 * 9e6 * 2e-9)
-        assert predictor.exchange_seconds([8_000_000], 1) == 0
+        latency, transfer = predictor.exchange_seconds([8_000_000, 1_000_000], 4)
+        assert latency == pytest.approx(1e-3 + 2 * 8 * 1e-5)
+        assert transfer == pytest.approx(2 * 0.75 * 9e6 * 2e-9)
+        assert predictor.exchange_seconds([8_000_000], 1) == (0, 0)
 
     def test_speedup(self):
         predictor = Predictor(CONFIG, self.WEIGHTS, {4: 0.1, 2: 0.06}, 0.04, 0.0)
@@ -131,7 +132,18 @@ class TestPrediction:
         assert strong["speedup"] == pytest.approx(1.0)
         weak = predictor.predict("weak", 2)
         assert weak["speedup"] == pytest.approx(2 * 0.1 / 0.14)
-        assert predictor.predict("weak", 1)["speedup"] == 1.0
+        alone = predictor.predict("weak", 1)
+        assert (alone["speedup"], alone["limit"], strong["limit"]) == (
+            1,
+            "computation",
+            "computation",
+        )
+        # One pass over the validation text costs a third of a step per token.
+        share = 73_760 / 3 / (73_760 / 3 + 929_589)
+        assert alone["evaluation_share"] == pytest.approx(share)
+        slow = Predictor(CONFIG, self.WEIGHTS, {4: 0.1}, 0.2, 0.0, file_operations_per_second=2e4)
+        assert slow.predict("weak", 64)["limit"] == "latency"
+        assert slow.predict("weak", 64)["start_s"] == pytest.approx(64 * 26_700 / 2e4)
 
     def test_more_ranks_never_raise_the_efficiency_of_weak_scaling(self):
         predictor = Predictor(CONFIG, self.WEIGHTS, {4: 0.1}, 1e-3, 2e-9, latency=1e-5)
