@@ -336,6 +336,9 @@ class RunOptions(Checked):
         None, "write Horovod's timeline to this file in an existing directory, for chrome://tracing",
         is_path=True,
     )  # fmt: skip
+    on_event: str | None = option(
+        None, "shell command on rank 0 that receives each event of metrics.jsonl as a line"
+    )
     tensorboard: bool = option(True, "write event files for TensorBoard to the run directory")
     micro_batches_at_once: int | None = option(
         None, "micro-batches to compute at the same time (default: all; for the network of a config"

@@ -3,10 +3,18 @@
 import contextlib
 import errno
 import os
+import re
 import shlex
 from collections.abc import Iterator
 
 ERROR = "lm: error: "  # the start of an error line
+# scheme://user:password@host/path?signature
+_ADDRESS = re.compile(r"(\w+://)(?:[^/\s'\"]*@)?([^\s'\"?]*)(?:\?[^\s'\"]*)?")
+# --api_key VALUE, PASSWORD='VALUE', "Authorization: Bearer VALUE"
+_SECRET = re.compile(
+    r"(?i)((?:password|passwd|secret|token|key|credentials?|authorization)['\"]?[=:\s]\s*"
+    r"(?:bearer\s+|basic\s+)?)(?:'[^']*'|\"[^\"]*\"|[^\s'\"]+)"
+)
 _MAX_CHARACTERS = 300  # per message; some messages of TensorFlow continue with the whole graph
 
 
@@ -67,6 +75,14 @@ def printable(text: str, kept: str = "") -> str:
     File names, run files and the replies of servers may contain them.
     """
     return "".join(c if c.isprintable() or c in kept else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def without_secrets(text: str) -> str:
+    """Remove secrets from a text: passwords and queries of addresses, and values of secret flags.
+
+    The names of these flags or variables end with a word such as password, token or key.
+    """
+    return _SECRET.sub(r"\1...", _ADDRESS.sub(r"\1\2", text))
 
 
 def first_line(error: BaseException) -> str:

@@ -179,7 +179,7 @@ build_kernels() {
 kernels="$base | $(find lm/kernels -name '*.cc' -o -name '*.h' -o -name build.py | LC_ALL=C sort | xargs cksum)"
 kernels_log=$venv/kernels-build.log
 libraries=lm/kernels/_build
-[[ -w lm/kernels ]] || libraries=$venv/lib/lm-kernels # see lm/kernels/build.py
+[[ -w lm/kernels || ! -w $venv ]] || libraries=$venv/lib/lm-kernels # see lm/kernels/build.py
 if ! finished kernels "$kernels" || [[ ! -d $libraries ]]; then
     say "compiling lm/kernels (about a minute, unless it is in the cache)"
     build_kernels 2>"$kernels_log" && finish kernels "$kernels" ||

@@ -6,7 +6,6 @@ import hashlib
 import io
 import os
 import queue
-import re
 import threading
 import zlib
 from collections.abc import Collection, Mapping, Sequence
@@ -16,7 +15,7 @@ import requests
 
 from lm import logger
 from lm.data.text import ReadProgress
-from lm.errors import RunError, UserError, error_class, first_line
+from lm.errors import RunError, UserError, error_class, first_line, without_secrets
 from lm.files import locked, write_atomically
 
 PTB_SHA256 = {
@@ -101,11 +100,6 @@ def _checked_source(data_url: str) -> str:
             " http://HOST/... or https://HOST/..."
         )
     return source
-
-
-def without_secrets(address: str) -> str:
-    """Remove the password and the query (signed links) from an address, for logs and messages."""
-    return re.sub("//[^/]*@", "//", address).partition("?")[0]
 
 
 def _load_first(

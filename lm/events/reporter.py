@@ -17,6 +17,7 @@ import tqdm.auto
 from lm import logger
 from lm.errors import ProgramExit, RunError, Stopped
 from lm.events.logs import LogFiles, may_be_gone
+from lm.events.observer import Observer
 from lm.events.tensorboard import TensorBoardWriter
 from lm.files import RetryingAppend
 from lm.record import METRICS_FILE, TENSORBOARD_DIR
@@ -29,24 +30,30 @@ class Reporter:
     """Writes the events of a run on rank 0, and closes its log files at the end.
 
     `output_dir` is None on all ranks except rank 0. `has_perplexity` says whether exp(loss) of a
-    step is a perplexity.
+    step is a perplexity. `on_event` is a shell command that receives the events.
     """
 
     logs: LogFiles | None = None
 
     def __init__(
-        self, output_dir: str | None, tensorboard: bool = False, has_perplexity: bool = True
+        self,
+        output_dir: str | None,
+        tensorboard: bool = False,
+        has_perplexity: bool = True,
+        on_event: str | None = None,
     ):
         self.output_dir = output_dir
-        self._metrics, self._tensorboard = None, None
+        self._metrics, self._tensorboard, self._observer = None, None, None
         if output_dir:
             self._metrics = RetryingAppend(os.path.join(output_dir, METRICS_FILE))
             if tensorboard:
                 directory = os.path.join(output_dir, TENSORBOARD_DIR)
                 self._tensorboard = TensorBoardWriter(directory, has_perplexity)
+            if on_event:
+                self._observer = Observer(on_event)
 
     def event(self, kind: str, **fields: Any) -> None:
-        """Append a JSON object to metrics.jsonl, and its numbers to TensorBoard."""
+        """Append a JSON object to metrics.jsonl, and send it to TensorBoard and to the observer."""
         if self._metrics:
             # JSON cannot represent NaN and infinity.
             finite = {
@@ -54,7 +61,10 @@ class Reporter:
                 for name, value in fields.items()
                 if not isinstance(value, float) or math.isfinite(value)
             }
-            self._metrics.write(json.dumps({"event": kind, **finite}).encode() + b"\n")
+            line = json.dumps({"event": kind, **finite}).encode() + b"\n"
+            self._metrics.write(line)
+            if self._observer:
+                self._observer.send(line)
         if self._tensorboard:
             self._tensorboard.write(kind, fields)
 
@@ -71,7 +81,7 @@ class Reporter:
         if isinstance(error, ProgramExit) and self.logs:
             self.logs.write(str(error))
         self.report_end(error)
-        for part in (self._metrics, self._tensorboard, self.logs):
+        for part in (self._metrics, self._tensorboard, self._observer, self.logs):
             if part:
                 part.close()
         failure = self._metrics and (self._metrics.failure or self._metrics.loss)

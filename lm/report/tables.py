@@ -16,6 +16,7 @@ from lm.report.comparison import (
     compare,
     identical_sets,
     runs_by_text,
+    start_differences,
 )
 from lm.report.metrics import RunMetrics, num_ranks_text
 
@@ -190,6 +191,7 @@ def build_identity(groups: Sequence[Group]) -> tuple[list[str], list[Table]]:
         if len(longest) == 2:
             names = " and ".join(map(run_title, longest))
             sentences.append(f"{names}: {compare(*longest)}")
+            sentences += [f"- {difference}" for difference in start_differences(*longest)]
         elif len(longest) > 2:
             matrices.append(_matrix(longest))
     return sentences, matrices

@@ -18,6 +18,7 @@ from lm.functions import NetworkFunctions
 from lm.record import InitRecord, RunRecord
 from lm.schedule import settings_that_follow_validation
 from lm.training.initialize import Source, find_source
+from lm.training.provenance import find_provenance
 
 _FUSION = "HOROVOD_FUSION_THRESHOLD"
 
@@ -61,6 +62,7 @@ def prepare(
     with supervisor.preparing("the reading of the corpus"), on_all_ranks(comm):
         if comm.local_rank == 0:
             corpus = load_corpus_to_train(config, options)
+    provenance = find_provenance(comm)
     with on_all_ranks(comm):
         if comm.local_rank > 0:
             corpus = load_corpus_to_train(config, options)
@@ -71,6 +73,7 @@ def prepare(
             vocabulary=corpus.tokenizer.sha256,
             corpus=corpus.record,
             config_file=functions.file_record,
+            provenance=provenance,
         )
         sizes = config.batch_size, config.num_steps
         batches = TrainBatches(corpus.train, *sizes, rows, shuffle_seed)

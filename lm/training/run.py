@@ -195,7 +195,9 @@ def _open_files(job: Job, progress: TrainProgress, stack: contextlib.ExitStack) 
             step, epochs = progress.step, progress.epochs_done
             drop_events_after(output_dir, step, epochs, progress.last_validation)
         has_perplexity = not job.functions.has_losses
-        reporter = Reporter(run_dir and output_dir, options.tensorboard, has_perplexity)
+        reporter = Reporter(
+            run_dir and output_dir, options.tensorboard, has_perplexity, options.on_event
+        )
         stack.enter_context(reporter)
         reporter.logs = LogFiles(paths, options.mpi_log, job.comm.rank)
         if run_dir:

@@ -7,7 +7,6 @@ import socket
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow.compat.v1 as tf
 
 from lm import kernels, logger
@@ -58,10 +57,7 @@ def _facts(job: Job, exactness: Exactness, step: int) -> dict[str, Any]:
         backend=comm.backend,
         transport=comm.transport,
         exchange_settings=comm.settings,
-        python=platform.python_version(),
-        tensorflow=tf.__version__,
-        horovod=horovod_version(),
-        numpy=np.__version__,
+        provenance=job.record.provenance,
         parameters=_size(weights),
         trained_parameters=_size(tf.trainable_variables()),
         tokenizer=job.corpus.tokenizer.name,
@@ -101,8 +97,8 @@ def _summary(job: Job, facts: dict[str, Any]) -> list[str]:
         "threads": threads,
         "arithmetic": f"{_precision(job)}, {compiled_ops}",
         "exact": facts["exact"],
-        "versions": f"Python {facts['python']}, TensorFlow {facts['tensorflow']}, Horovod"
-        f" {facts['horovod'] or 'not installed'}",
+        "versions": f"Python {platform.python_version()}, TensorFlow {tf.__version__}, Horovod"
+        f" {horovod_version() or 'not installed'}",
         "batch": f"{job.config.batch_size} rows, {local_rows} per rank",
         "model": f"{facts['parameters']:,} parameters{frozen}, vocabulary {facts['vocab_size']:,}",
         "epoch": f"{facts['steps_per_epoch']:,} steps",

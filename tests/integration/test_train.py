@@ -38,7 +38,9 @@ def test_a_run_writes_its_config_log_and_metrics(tmp_path, corpora):
     assert "test perplexity" in result.stderr
     log = (output_dir / "log.txt").read_text()
     (start,) = events(output_dir, "start")
-    assert start["world_size"] == 1 and start["hosts"] and start["tensorflow"]
+    assert (
+        start["world_size"] == 1 and start["hosts"] and start["provenance"] == record["provenance"]
+    )
     steps = events(output_dir, "step")
     assert [event["step"] for event in steps] == [10, 20, 30]
     assert set(steps[0]) >= {

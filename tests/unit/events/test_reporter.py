@@ -11,6 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from lm import logger
 from lm.errors import RunError, Stopped
 from lm.events.logs import LogFiles
+from lm.events.observer import Observer
 from lm.events.reporter import Heartbeat, Progress, Reporter
 
 
@@ -33,6 +34,31 @@ def test_a_full_disk_is_one_error_line_that_names_the_file(tmp_path, caplog, end
             if end:
                 raise end
     assert len(caplog.records) == 1 and "metrics.jsonl: No space" in caplog.text
+
+
+def test_an_observer_receives_all_events(tmp_path):
+    with Reporter(str(tmp_path), on_event=f"cat > {tmp_path}/received") as reporter:
+        reporter.event("step", step=1, loss=math.inf)
+    assert (tmp_path / "received").read_bytes() == (tmp_path / "metrics.jsonl").read_bytes()
+    assert b'"end"' in (tmp_path / "received").read_bytes()
+
+
+@pytest.mark.parametrize(
+    "command, reason, lines",
+    [
+        ("no_such_command 2>/dev/null", "ended with exit code 127", 1),
+        ("head -n 1 >/dev/null", "ended with exit code 0", 100),
+        ("sleep 2", "is still running 1 s after the end of the run", 1),
+        ("sleep 2", "has not read 1,000 events", 2000),
+    ],
+)
+def test_an_observer_that_fails_causes_one_warning(caplog, command, reason, lines):
+    observer = Observer(command, end_seconds=1)
+    for _ in range(lines):
+        observer.send(b"x" * 1000 + b"\n")  # 100 lines do not fit into a pipe
+    observer.close()
+    (record,) = caplog.records
+    assert f"the command of --on_event {reason}" in record.message
 
 
 def test_the_last_log_line_is_the_reason_for_the_end_of_the_run(tmp_path):

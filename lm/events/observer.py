@@ -1,0 +1,61 @@
+"""A program that receives the events of a run (`--on_event`)."""
+
+import contextlib
+import queue
+import subprocess
+import threading
+
+from lm import logger
+
+_MAX_WAITING = 1000  # events
+_END_SECONDS = 10.0
+
+
+class Observer:
+    """Sends each event as a line to the standard input of a shell command.
+
+    The command cannot slow or end the training: a thread writes the lines, and events are lost if
+    the command is slow or has ended. There is only one warning per run.
+    """
+
+    def __init__(self, command: str, end_seconds: float = _END_SECONDS):
+        self._end_seconds, self._is_failed = end_seconds, False
+        self._lines: queue.Queue[bytes | None] = queue.Queue(_MAX_WAITING)
+        # In a session of its own, Ctrl-C does not reach the command before the last event.
+        self._process = subprocess.Popen(
+            command, shell=True, stdin=subprocess.PIPE, start_new_session=True
+        )
+        self._thread = threading.Thread(target=self._write_lines, name="observer", daemon=True)
+        self._thread.start()
+
+    def send(self, line: bytes) -> None:
+        """Queue a line for the command."""
+        if not self._is_failed:
+            try:
+                self._lines.put_nowait(line)
+            except queue.Full:
+                self._fail(f"has not read {_MAX_WAITING:,} events")
+
+    def close(self) -> None:
+        """Wait a short time until the command has read all lines and has ended."""
+        with contextlib.suppress(queue.Full):
+            self._lines.put_nowait(None)
+        self._thread.join(self._end_seconds)
+        if self._thread.is_alive():
+            self._fail(f"is still running {self._end_seconds:.0f} s after the end of the run")
+
+    def _write_lines(self) -> None:
+        is_complete = False
+        with contextlib.suppress(OSError), self._process.stdin as pipe:
+            while line := self._lines.get():
+                pipe.write(line)
+                pipe.flush()
+            is_complete = True
+        code = self._process.wait()
+        if code or not is_complete:
+            self._fail(f"ended with exit code {code}")
+
+    def _fail(self, reason: str) -> None:
+        if not self._is_failed:
+            self._is_failed = True
+            logger.warning("the command of --on_event %s; it gets no more events", reason)
