@@ -55,8 +55,9 @@ USE_GPU=${USE_GPU:-$([[ $(nvidia-smi -L 2>/dev/null) == GPU* ]] && echo 1 || ech
 # the pins for it. run_scripts/pin.sh creates a file of pins for each supported pair of Python and
 # TensorFlow. The real path is used, because a pyenv shim may run a different Python tomorrow.
 probe='
-import ensurepip, os, sys, venv
+import os, sys
 print(os.path.realpath(sys.executable), "%d.%d.%d" % sys.version_info[:3])'
+[[ -e $venv ]] || probe="import ensurepip, venv$probe"
 candidates=(python3 python3.{13,12,11,10}) choose=tail pins_file=
 [[ -z ${PYTHON:-} ]] || candidates=("$PYTHON")
 [[ $USE_GPU == 0 ]] || choose=head # the oldest TensorFlow finds all CUDA libraries

@@ -18,7 +18,7 @@ _MEASURED = {"tokens_per_second", "exchange_share", "epoch_seconds", "world_size
 _KINDS = "step", "validation", "epoch", "test"  # the order of events after the same step
 # Facts of a start event outside of its field provenance.
 _START_FACTS = (
-    "world_size", "compiled_ops", "transport", "python", "tensorflow", "horovod", "numpy",
+    "world_size", "compiled_ops", "python", "tensorflow", "horovod", "numpy",
 )  # fmt: skip
 
 

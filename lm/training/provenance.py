@@ -18,6 +18,7 @@ import tensorflow.compat.v1 as tf
 
 import lm
 from lm.distributed.agreement import code_checksum
+from lm.distributed.allocation import find_job
 from lm.distributed.communicator import Communicator
 from lm.distributed.horovod import horovod_version
 from lm.errors import without_secrets
@@ -25,7 +26,6 @@ from lm.system import PROJECT, cpu_model
 
 # The optional packages that may influence results.
 _PACKAGES = ("tf_keras", "tf_slim", "tokenizers", "sentencepiece")
-_JOB_IDS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID")
 _GIT_SECONDS = 10
 
 
@@ -33,7 +33,7 @@ def find_provenance(comm: Communicator) -> dict[str, Any]:
     """Return the facts for run.json and the start event on rank 0, and {} on other ranks.
 
     All ranks call this together. The command line is recorded without its secrets, and of the
-    environment, only the job ID is recorded.
+    environment, only the job's ID is recorded.
     """
     ranks = comm.gather((socket.gethostname(), cpu_model()))
     if not comm.is_rank_0:
@@ -44,10 +44,11 @@ def find_provenance(comm: Communicator) -> dict[str, Any]:
         "git_commit": git_commit(PROJECT),
         "command": without_secrets(shlex.join(sys.argv)),
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "job_id": next((os.environ[name] for name in _JOB_IDS if name in os.environ), None),
+        "job": find_job()[0] or None,
         "ranks_by_host": dict(collections.Counter(host for host, _ in ranks)),
         "ranks_by_cpu": dict(collections.Counter(cpu for _, cpu in ranks)),
         "mpi": _mpi_version(),
+        "transport": comm.transport,
         "python": platform.python_version(),
         "tensorflow": tf.__version__,
         "horovod": horovod_version(),

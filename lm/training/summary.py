@@ -55,7 +55,6 @@ def _facts(job: Job, exactness: Exactness, step: int) -> dict[str, Any]:
         arithmetic=exactness.arithmetic,
         exact=exactness.text,
         backend=comm.backend,
-        transport=comm.transport,
         exchange_settings=comm.settings,
         provenance=job.record.provenance,
         parameters=_size(weights),
@@ -108,7 +107,7 @@ def _summary(job: Job, facts: dict[str, Any]) -> list[str]:
     if file := job.record.config_file:
         lines["config file"] = _listed({file.path: file.sha256, **file.loaded})
     if size > 1:
-        lines["transport"] = facts["transport"]
+        lines["transport"] = job.comm.transport
         settings = facts["exchange_settings"].items()
         lines["exchange"] = " ".join(f"{name}={value}" for name, value in settings)
     found = [f"  {name:11} {text}" for name, text in lines.items() if text]
