@@ -12,13 +12,13 @@ from lm.data.selection import with_absolute_paths
 from lm.distributed.agreement import check_agreement, on_all_ranks, platform_facts
 from lm.distributed.communicator import Communicator
 from lm.distributed.devices import Device, session_config, start_tensorflow
+from lm.distributed.provenance import find_provenance
 from lm.distributed.supervisor import Supervisor
 from lm.errors import UserError
 from lm.functions import NetworkFunctions
 from lm.record import InitRecord, RunRecord
 from lm.schedule import settings_that_follow_validation
 from lm.training.initialize import Source, find_source
-from lm.training.provenance import find_provenance
 
 _FUSION = "HOROVOD_FUSION_THRESHOLD"
 

@@ -5,8 +5,8 @@ import subprocess
 
 import pytest
 
+from lm.distributed.provenance import git_commit
 from lm.errors import without_secrets
-from lm.training.provenance import git_commit
 
 
 def test_the_commit_is_marked_if_files_have_changed(tmp_path):
