@@ -16,10 +16,6 @@ from lm.report.metrics import RunMetrics
 # Fields that may differ between equal runs. All other fields are bitwise equal.
 _MEASURED = {"tokens_per_second", "exchange_share", "epoch_seconds", "world_size", "memory_mb"}
 _KINDS = "step", "validation", "epoch", "test"  # the order of events after the same step
-# Facts of a start event outside of its field provenance.
-_START_FACTS = (
-    "world_size", "compiled_ops", "python", "tensorflow", "horovod", "numpy",
-)  # fmt: skip
 
 
 class Group(NamedTuple):
@@ -165,27 +161,6 @@ def compare(first: RunMetrics, second: RunMetrics) -> str:
     counts = [len(run.events) + len(run.steps["step"]) for run in (first, second)]
     rest = "" if max(counts) == count else " (the runs have {} and {})"
     return f"{IDENTICAL} in {count} event{'s' * (count > 1)}{rest.format(*counts)}"
-
-
-def start_differences(first: RunMetrics, second: RunMetrics) -> list[str]:
-    """Return the facts that may explain different results, as in "numpy: 2.0.2 and 2.4.6"."""
-    facts, others = _start_facts(first), _start_facts(second)
-    return [
-        printable(f"{name}: {facts[name]} and {others[name]}")
-        for name in facts
-        if name in others and name != "date" and facts[name] != others[name]
-    ]
-
-
-def _start_facts(run: RunMetrics) -> dict[str, str]:
-    """Return each fact as text. The values of several starts are joined, unless they are equal."""
-    found: dict[str, dict[str, None]] = {}
-    for start in run.starts:
-        own = {name: start[name] for name in _START_FACTS if name in start}
-        for name, value in {**own, **start.get("provenance", {})}.items():
-            text = value if isinstance(value, str) else json.dumps(value)
-            found.setdefault(name, {})[text] = None
-    return {name: ", then ".join(values) for name, values in found.items()}
 
 
 def _shared_steps(

@@ -45,6 +45,13 @@ class RunMetrics(NamedTuple):
         return self.starts[-1] if self.starts else {}
 
     @property
+    def start_facts(self) -> dict[str, Any]:
+        """The fields of the last start event and of its provenance."""
+        facts = {**self.start, **self.start.get("provenance", {})}
+        facts.pop("provenance", None)
+        return facts
+
+    @property
     def epochs(self) -> list[Event]:
         return [event for event in self.events if event["event"] == "epoch"]
 

@@ -35,7 +35,7 @@ def _part(section: Section) -> Part:
     sentences, matrices = build_identity(section.groups)
     configs = {group.label: group.runs[0].identity for group in section.groups}
     settings, common_settings = build_differences("Settings", configs)
-    machines = {run.name: run.start for run in runs}
+    machines = {run.name: run.start_facts for run in runs}
     machine_differences, common_machines = build_differences("Machines and versions", machines)
     return dataclasses.replace(
         curves_part(f"Corpus: {section.corpus}", section),

@@ -16,7 +16,6 @@ from lm.report.comparison import (
     compare,
     identical_sets,
     runs_by_text,
-    start_differences,
 )
 from lm.report.metrics import RunMetrics, num_ranks_text
 
@@ -178,7 +177,8 @@ def build_identity(groups: Sequence[Group]) -> tuple[list[str], list[Table]]:
     """Compare the runs with the same settings bitwise.
 
     Return a sentence for each set of identical runs, and a matrix of the sets that differ. If there
-    are many, the matrix has only the column of the longest run.
+    are many, the matrix has only the column of the longest run. A second table contains the facts
+    about machines and versions that differ between these sets.
     """
     sentences, matrices = [], []
     for comparable in comparable_sets(groups):
@@ -191,9 +191,12 @@ def build_identity(groups: Sequence[Group]) -> tuple[list[str], list[Table]]:
         if len(longest) == 2:
             names = " and ".join(map(run_title, longest))
             sentences.append(f"{names}: {compare(*longest)}")
-            sentences += [f"- {difference}" for difference in start_differences(*longest)]
         elif len(longest) > 2:
             matrices.append(_matrix(longest))
+        starts = {run.name: run.start_facts for run in longest}
+        facts, _ = build_differences("Last starts of these runs", starts)
+        if facts:
+            matrices.append(facts)
     return sentences, matrices
 
 
