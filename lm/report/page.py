@@ -11,6 +11,7 @@ from typing import Any
 
 import jinja2
 import plotly.offline
+from markupsafe import Markup
 
 from lm.errors import UserError, printable
 from lm.files import write_atomically
@@ -72,10 +73,11 @@ def _printable(value: Any) -> Any:
     return printable(value, kept="\n") if type(value) is str else value
 
 
-def _file(name: str) -> jinja2.utils.markupsafe.Markup:
-    return jinja2.utils.markupsafe.Markup((_FILES / name).read_text())
+def _file(name: str) -> Markup:
+    return Markup((_FILES / name).read_text())
 
 
-def _packed(text: str) -> str:
+def _packed(text: str) -> Markup:
     """Compress a text. Pages with 4.8 MB of plotly.js would be too large to send."""
-    return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
+    content = gzip.compress(text.encode(), compresslevel=6, mtime=0)
+    return Markup(base64.b64encode(content).decode())
