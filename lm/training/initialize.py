@@ -33,11 +33,14 @@ class Source(NamedTuple):
 def find_source(options: RunOptions) -> Source:
     """Return the checkpoint of --init_from, after a check of its files."""
     path = options.init_from
-    if load_record(path) is not None:
-        return _of_run(store.find(path, options.checkpoint))
-    prefix = tf1_format.find(path)
-    if prefix is None and os.path.isdir(path):
-        return _of_run(store.verify(path))
+    is_run = load_record(path) is not None
+    prefix = None if is_run else tf1_format.find(path)
+    if is_run or (prefix is None and os.path.isdir(path)):
+        if options.init_rename:
+            raise UserError(
+                f"--init_rename is for TF 1.x checkpoints, but {path} is a run: remove it"
+            )
+        return _of_run(store.find(path, options.checkpoint) if is_run else store.verify(path))
     if prefix is None:
         raise UserError(
             f"--init_from {path} is neither a run, a checkpoint of a run nor the prefix of a TF 1.x"
@@ -55,7 +58,8 @@ def _of_run(checkpoint: Checkpoint) -> Source:
     sha256 = {name: facts["sha256"] for name, facts in manifest.files.items()}
     before = manifest.record.init_from
     inherited = (before.tf1_checkpoint, before.rename) if before else ()
-    return Source(InitRecord(checkpoint.path, sha256, *inherited), checkpoint)
+    path = os.path.abspath(checkpoint.path)
+    return Source(InitRecord(path, sha256, *inherited), checkpoint)
 
 
 def initial_values(

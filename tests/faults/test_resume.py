@@ -145,7 +145,8 @@ def test_init_from_loads_only_the_weights(start, tmp_path, corpora):
     for flags, words in [
         (("--hidden_size", 9), r"has the shape \[201, 8\] in the checkpoint, but \[201, 9\]"),
         (("--tie_weights",), "has softmax/weights, which this model does not use; --init_partly"),
-        (("--init_from", tmp_path / "none"), "manifest.json is missing"),
+        (("--init_from", tmp_path / "none"), "is neither a run, a checkpoint of a run nor"),
+        (("--init_rename", "a=b"), "--init_rename is for TF 1.x checkpoints, but .* is a run"),
     ]:
         with pytest.raises(UserError, match=words):
             train_here(tmp_path / "bad", *config_flags(corpora), *few, *other, *flags)
