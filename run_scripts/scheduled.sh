@@ -64,8 +64,11 @@ requeue() {
 # Makes the ranks save and stop STOP_SECONDS (120) before a time limit in seconds, or never if it is empty.
 stop_before() { # LIMIT
     [[ -n $1 ]] || return 0
+    set -m # a separate process group, so that sleep ends too
     (sleep "$(($1 > 2 * ${STOP_SECONDS:-120} ? $1 - ${STOP_SECONDS:-120} : $1 / 2))" && kill -USR2 $$) &
-    trap 'kill %1 2>/dev/null || true' EXIT
+    set +m
+    timer=$!
+    trap 'kill -- "-$timer" 2>/dev/null || true' EXIT
 }
 
 # qstat breaks long lines, and continues them after a tab.

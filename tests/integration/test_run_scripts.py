@@ -246,6 +246,30 @@ def test_a_second_sigint_kills_a_job_that_hangs(launch, name):
     assert "restart" not in result.stderr
 
 
+def test_a_pbs_job_submits_itself_again_and_continues_the_same_run(launch, tmp_path):
+    (tmp_path / "nodes").write_text("n1\nn2\n")
+    pbs = {"PBS_JOBID": "7.server", "PBS_NODEFILE": "nodes", "PBS_O_WORKDIR": str(tmp_path)}
+    # qstat breaks long lines.
+    facts = (
+        "    Resource_List.walltime = 24:00:00\n    Submit_arguments = -l select=2 train_\n\tpbs.sh"
+    )
+    others = {
+        "qstat": f"cat <<'EOF'\n{facts}\nEOF",
+        "qsub": 'echo "$@" >>submitted; echo 8.server',
+        "qrls": 'echo "$@" >>submitted',
+    }
+    result = launch("train_pbs.sh", 'echo "$@"; exit 140', others, **pbs)
+    assert result.returncode == 140, result.stderr
+    assert " -H n1:1,n2:1 " in result.stdout and "--output_dir runs/pbs-7 " in result.stdout
+    submitted = (tmp_path / "submitted").read_text()
+    assert submitted == "-h -l select=2 train_pbs.sh\n8.server\n"
+    assert (tmp_path / "runs/pbs-8").readlink().name == "pbs-7"
+    pbs["PBS_JOBID"] = "8.server"
+    result = launch("train_pbs.sh", "exit 140", others, MAX_REQUEUES="1", **pbs)
+    assert "pbs-8: exit code 140, giving up: MAX_REQUEUES=1" in result.stderr
+    assert (tmp_path / "submitted").read_text() == submitted
+
+
 # The messages of srun 22.05 if libpmix.so is missing, and if a node is dead.
 @pytest.mark.parametrize(
     "said, code, requeued",
