@@ -13,7 +13,7 @@ from lm.report.comparison import (
     group_by_corpus,
 )
 from lm.report.metrics import read_run
-from lm.report.tables import build_identity, build_tables, run_title
+from lm.report.tables import build_differences, build_identity, build_tables, run_title
 from tests.unit.report.runs import CONFIG, write_record, write_run
 
 
@@ -199,6 +199,19 @@ def test_many_runs_are_identical_in_a_sentence_and_differ_in_a_matrix(tmp_path):
     assert matrix.rows[1][1].endswith("event 1 of 4, is loss of step 1: 6.5 and 6.25")
     (sentence,), matrices = build_identity(group_by_config([runs["a"], runs["d"]]))
     assert "is loss of step 1: 6.5 and 6.25" in sentence and not matrices
+
+
+def test_values_that_differ_are_divided_from_common_values():
+    """A value that is the same on all ranks is shown once. Unknown names are shown too."""
+    facts = {"a": {"new": 1, "hosts": ["h", "h"]}, "b": {"new": 2, "hosts": ["h"]}}
+    different, common = build_differences("Machines", facts)
+    assert [list(different.header), *map(list, different.rows)] == [
+        ["", "new"],
+        ["a", "1"],
+        ["b", "2"],
+    ]
+    assert common.rows == [["hosts", "h"]]
+    assert build_differences("Machines", {"a": facts["a"]})[0] is None
 
 
 def without(events, field):
