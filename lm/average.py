@@ -69,8 +69,7 @@ def average(run_dir: str, names: list[str], last: int | None = None) -> str:
 
 def _means(checkpoints) -> dict[str, np.ndarray]:
     """Return the mean of each weight, which is computed in float64."""
-    from lm.checkpoint.store import weight_tensors
-    from lm.checkpoint.tensors import load_arrays
+    from lm.checkpoint.tensors import load_arrays, weight_tensors
 
     sums: dict[str, np.ndarray] = {}
     for checkpoint in checkpoints:

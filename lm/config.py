@@ -214,8 +214,8 @@ class Config(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         text = self.adaptive_softmax_cutoffs
-        is_list = re.fullmatch(r"(\d+(,\d+)*)?", text)
-        if not is_list or any(a >= b for a, b in zip((0, *self.cutoffs), self.cutoffs)):
+        cutoffs = [int(number) if number.isdecimal() else 0 for number in text.split(",") if text]
+        if any(first >= second for first, second in itertools.pairwise([0, *cutoffs])):
             raise UserError(
                 "adaptive_softmax_cutoffs must be increasing positive integers, such as"
                 f" 2000,20000, not {text!r}"
@@ -232,19 +232,6 @@ class Config(Checked):
             )
         if self.adaptive_input and not text:
             raise UserError("adaptive_input needs adaptive_softmax_cutoffs, such as 2000,20000")
-
-    @property
-    def cutoffs(self) -> tuple[int, ...]:
-        """The token ID of the first word of each cluster of the adaptive softmax, or ()."""
-        return tuple(map(int, filter(None, self.adaptive_softmax_cutoffs.split(","))))
-
-    def band_shapes(self, units: int, vocab_size: int) -> list[list[int]]:
-        """Return the shapes [W, K] of the words of the head and of each cluster."""
-        edges = itertools.pairwise((0, *self.cutoffs, vocab_size))
-        return [
-            [end - first, max(units // self.adaptive_softmax_factor**band, 1)]
-            for band, (first, end) in enumerate(edges)
-        ]
 
 
 @dataclasses.dataclass(frozen=True)

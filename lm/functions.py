@@ -33,9 +33,7 @@ class Audit:
         """
         return build()
 
-    def start_update(
-        self, network: Any, global_step: Any, replaced: Mapping[str, Sequence[str]]
-    ) -> Any:
+    def start_update(self, global_step: Any, replaced: Mapping[str, Sequence[str]]) -> Any:
         """Return a `UserUpdate` if the config file takes part in the update, which is built next.
 
         `replaced` contains the settings that each function replaces.
@@ -87,8 +85,8 @@ class NetworkFunctions:
         """Return the name of a weight in checkpoints of a TF 1.x program."""
         return weight
 
-    def audit(self) -> Audit:
-        """Return the audit of a new network."""
+    def audit(self, network: Any) -> Audit:
+        """Return the audit of a new `Network`."""
         return Audit()
 
     def one_line_errors(self, running: bool = False) -> contextlib.AbstractContextManager:

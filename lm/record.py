@@ -13,7 +13,7 @@ import typing
 from collections.abc import Container, Mapping
 from typing import Any, NamedTuple, TypeVar
 
-from lm.config import Config
+from lm.config import Config, RunOptions
 from lm.errors import UserError, error_class, first_line
 from lm.files import open_regular, parse_object, write_json
 from lm.options import defaults
@@ -276,3 +276,18 @@ def _value(hint: Any, name: str, value: Any, source: str) -> Any:
         if kind is float and type(value) is int:
             return float(value)
     raise CorruptFile(f"{source} is corrupt: {name} is a {type(value).__name__}")
+
+
+def settings_that_follow_validation(config: Mapping[str, Any], options: RunOptions) -> list[str]:
+    """Return the settings of a run whose effect depends on the validation perplexities.
+
+    `config` contains the fields of the run's `Config`.
+    """
+    schedule = config["lr_schedule"]
+    settings = {
+        f"lr_schedule {schedule}": SCHEDULES[schedule].follows_validation,
+        "asgd_trigger_epochs": config["asgd_trigger_epochs"],
+        "early_stopping_epochs": options.early_stopping_epochs,
+        "test_on best": options.test_on == "best",
+    }
+    return [name for name, is_set in settings.items() if is_set]

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from lm.config import Config, RunOptions
+from lm.config import Config
 
 
 class Position(NamedTuple):
@@ -93,17 +93,6 @@ def learning_rate_at(
     scale = {"none": 1.0, "sqrt": math.sqrt(num_ranks), "linear": float(num_ranks)}
     warmup = min(1.0, step / config.warmup_steps) if config.warmup_steps else 1.0
     return config.learning_rate * scale[config.scale_lr_by_worker] * factor * warmup
-
-
-def settings_that_follow_validation(config: Config, options: RunOptions) -> list[str]:
-    """Return the settings of a run whose effect depends on the validation perplexities."""
-    settings = {
-        f"lr_schedule {config.lr_schedule}": SCHEDULES[config.lr_schedule].follows_validation,
-        "asgd_trigger_epochs": config.asgd_trigger_epochs,
-        "early_stopping_epochs": options.early_stopping_epochs,
-        "test_on best": options.test_on == "best",
-    }
-    return [name for name, is_set in settings.items() if is_set]
 
 
 def has_stalled(valid_perplexities: Sequence[float], epochs: int | None) -> bool:

@@ -66,8 +66,8 @@ def write_run(
         if name.endswith("bias"):  # zero initially, which would hide mistakes
             weights[name] = biases.normal(size=weights[name].shape).astype(np.float32)
     facts = store.Manifest(
-        step=7, world_size=1, record=record, progress=TrainProgress(), weights=tuple(weights),
-        valid_perplexity=100.0,
+        world_size=1, record=record, progress=TrainProgress(step=7, valid_perplexity=100.0),
+        weights=tuple(weights),
     )  # fmt: skip
     store.save(str(directory), [whole(weights)], facts)
 

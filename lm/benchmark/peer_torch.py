@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from lm.bands import cutoffs_of
 from lm.benchmark.workload import LSTM_WEIGHTS, Step, StepResult, initial_weights
 from lm.config import Config
 
@@ -19,14 +20,18 @@ class LanguageModel(nn.Module):
     def __init__(self, config: Config, vocab_size: int):
         super().__init__()
         hidden, drop = config.hidden_size, 1 - config.keep_prob
-        self.is_adaptive = bool(config.cutoffs)
+        self.is_adaptive = bool(config.adaptive_softmax_cutoffs)
         self.dropout = nn.Dropout(drop)
         self.embedding = nn.Embedding(vocab_size, hidden, sparse=self.is_adaptive)
         between_layers = drop if config.num_layers > 1 else 0.0
         self.lstm = nn.LSTM(hidden, hidden, config.num_layers, dropout=between_layers)
         if self.is_adaptive:
             self.adaptive = nn.AdaptiveLogSoftmaxWithLoss(
-                hidden, vocab_size, config.cutoffs, config.adaptive_softmax_factor, head_bias=True
+                hidden,
+                vocab_size,
+                cutoffs_of(config),
+                config.adaptive_softmax_factor,
+                head_bias=True,
             )
         else:
             self.projection = nn.Linear(hidden, vocab_size)

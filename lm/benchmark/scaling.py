@@ -85,14 +85,14 @@ def message_bytes(config: Config, shapes: Mapping[str, Sequence[int]]) -> list[i
     (allgather). An allgather sends half as many bytes, so the sizes of rows and IDs are halved.
     """
     import_tensorflow()  # imported here, because `--help` does not need TensorFlow
-    from lm.training.gradients import dense_is_smaller
+    from lm.optimize.sparse import dense_is_smaller
 
     tokens = config.batch_size * config.num_steps
     sizes = []
     for name, shape in shapes.items():
         dense = 4 * math.prod(shape)
         is_table = name == "embedding" or name.startswith("embedding/band_")
-        if is_table and not dense_is_smaller(config, shape[0]):
+        if is_table and not dense_is_smaller(shape[0], tokens):
             sizes += [tokens * shape[1] * 4 // 2, tokens * 4 // 2]
         else:
             sizes.append(dense)

@@ -56,7 +56,9 @@ def measure(config: Config, options: StepOptions) -> dict[str, Any]:
     if options.peers and config.precision == "bfloat16":
         tasks["ours-float32"] = Task(dataclasses.replace(config, precision="float32"))
     peers = PEERS[config.precision]
-    if config.cutoffs:  # Only PyTorch has an adaptive softmax. It fails with autocast.
+    if (
+        config.adaptive_softmax_cutoffs
+    ):  # Only PyTorch has an adaptive softmax. It fails with autocast.
         peers = ["torch"]
     for name in peers if options.peers else []:
         try:
@@ -97,7 +99,7 @@ def _row(
     shapes = ours["shapes"][0]
     # The products of user-defined networks are unknown. The products of clusters depend on the
     # words.
-    if not shapes or config.cutoffs:
+    if not shapes or config.adaptive_softmax_cutoffs:
         return row
     flops = step_flops(config, shapes)
     shares = [flops / each / peak for each, peak in zip(seconds, peaks)]

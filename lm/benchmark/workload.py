@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from lm.bands import band_shapes, cutoffs_of
 from lm.config import Config
 from lm.data.corpus import load_corpus
 
@@ -69,10 +70,11 @@ def initial_weights(config: Config, vocab_size: int) -> dict[str, np.ndarray]:
         "softmax/weights": [hidden, vocab_size],
         "softmax/bias": [vocab_size],
     }
-    if config.cutoffs:
-        size = config.cutoffs[0] + len(config.cutoffs)
+    cutoffs = cutoffs_of(config)
+    if cutoffs:
+        size = cutoffs[0] + len(cutoffs)
         shapes |= {"softmax/weights": [hidden, size], "softmax/bias": [size]}
-        for c, words in enumerate(config.band_shapes(hidden, vocab_size)[1:]):
+        for c, words in enumerate(band_shapes(config, hidden, vocab_size)[1:]):
             shapes[f"softmax/cluster_{c}/projection"] = [hidden, words[1]]
             shapes[f"softmax/cluster_{c}/words"] = words
     for layer in range(config.num_layers):

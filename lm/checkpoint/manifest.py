@@ -22,7 +22,8 @@ from lm.record import (
 )
 
 MANIFEST = "manifest.json"
-_FORMAT = 2
+_FORMAT = 3
+_REPEATED = ("step", "valid_perplexity", "has_average")  # format 2 also has them in `progress`
 _MODEL_FILE = re.compile(r"model\.(index|data-\d{5}-of-\d{5})")
 
 
@@ -30,15 +31,27 @@ _MODEL_FILE = re.compile(r"model\.(index|data-\d{5}-of-\d{5})")
 class Manifest:
     """The facts of one checkpoint."""
 
-    step: int  # number of updates
     world_size: int
     record: RunRecord
     progress: TrainProgress
     weights: tuple[str, ...]  # names of the network's variables
-    valid_perplexity: float | None = None  # validation perplexity of these weights, if known
-    has_average: bool = False  # whether the average of each trained weight is stored too
     in_sync: bool = True  # False: the ranks had diverged, and these are the weights of rank 0
     files: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+
+    @property
+    def step(self) -> int:
+        """The number of updates."""
+        return self.progress.step
+
+    @property
+    def valid_perplexity(self) -> float | None:
+        """The validation perplexity of these weights, if it is known."""
+        return self.progress.valid_perplexity
+
+    @property
+    def has_average(self) -> bool:
+        """Whether the average of each trained weight is stored too."""
+        return self.progress.num_averaged > 0
 
 
 class Checkpoint(NamedTuple):
@@ -107,8 +120,10 @@ def _read(checkpoint: str) -> Manifest:
     # Every later format must keep `format` and `checksum`. A valid checksum distinguishes another
     # format from a flipped bit.
     number = content.pop("format", None)
-    if number != _FORMAT:
+    if number not in (2, _FORMAT):
         raise different_version(path, f"format {number}")
+    if number == 2:
+        content = {name: value for name, value in content.items() if name not in _REPEATED}
     manifest = _upgraded(from_json(Manifest, content, path))
     named = _step_of(checkpoint)
     if named not in (None, manifest.step):  # Somebody renamed it.

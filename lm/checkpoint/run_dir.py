@@ -26,8 +26,8 @@ from lm.record import (
     first_difference,
     has_checkpoints,
     may_differ,
+    settings_that_follow_validation,
 )
-from lm.schedule import settings_that_follow_validation
 
 _LOCK_SECONDS = 5
 
@@ -41,16 +41,17 @@ class RunDir(NamedTuple):
 
 
 def open_run_dir(
-    config: Config, options: RunOptions, record: RunRecord, stack: contextlib.ExitStack
+    options: RunOptions, record: RunRecord, config_class: type[Config], stack: contextlib.ExitStack
 ) -> RunDir:
     """Create and lock the directory of a run; if the run is resumed, find its newest checkpoint.
 
-    Closing `stack` releases the directory. A resumed run must have the same record.
+    Closing `stack` releases the directory. A resumed run must have the same record. `config_class`
+    has the defaults of fields that the class has gained since the run started.
     """
     output_dir, resume = options.output_dir, options.resume
     if resume and not output_dir:
         raise UserError("--resume needs --output_dir, the directory of the run to continue")
-    path, discard = _make_and_lock(output_dir, config.name, stack)
+    path, discard = _make_and_lock(output_dir, record.config["name"], stack)
     if not resume:
         if store.list_checkpoints(path) or os.path.exists(os.path.join(path, RUN_FILE)):
             raise UserError(
@@ -61,7 +62,7 @@ def open_run_dir(
     store.remove_temporary(path)
     checkpoint = store.find_newest(path)
     if checkpoint:
-        _check_resumable(checkpoint, config, options, record)
+        _check_resumable(checkpoint, options, record, config_class)
     elif has_checkpoints(path):  # for example, their disk is not mounted
         raise RunError(
             f"the checkpoints of {path} are missing: restore them, or remove {RUN_FILE} from"
@@ -133,10 +134,10 @@ def _remove_if_unused(path: str) -> None:
 
 
 def _check_resumable(
-    checkpoint: Checkpoint, config: Config, options: RunOptions, record: RunRecord
+    checkpoint: Checkpoint, options: RunOptions, record: RunRecord, config_class: type[Config]
 ) -> None:
-    before = checkpoint.manifest.record.upgraded(type(config))
-    follows = bool(settings_that_follow_validation(config, options))
+    before = checkpoint.manifest.record.upgraded(config_class)
+    follows = bool(settings_that_follow_validation(record.config, options))
     ignored = may_differ("resume", Config, config=record.config, follows_validation=follows)
     difference = first_difference(before, record, ignored, options.allow_changed_config_file)
     if difference:

@@ -1,4 +1,4 @@
-"""The checkpoints of a run on disk: write, find and prune them.
+"""The checkpoints of a run on disk: write and find them.
 
 A checkpoint is written under a temporary name, and renamed after all files are on the disk.
 Therefore, a directory named step-* is complete, even if the process was killed. Only a disk fault
@@ -27,7 +27,7 @@ from lm.checkpoint.manifest import (
     verify,
     write_manifest,
 )
-from lm.checkpoint.tensors import Group, average_name, tensor_shapes, write_tensors
+from lm.checkpoint.tensors import Group, write_tensors
 from lm.errors import RunError, UserError
 from lm.record import CHECKPOINTS_DIR, CorruptFile
 
@@ -66,7 +66,7 @@ def find_newest(run_dir: str) -> Checkpoint | None:
 
 def _find_best(run_dir: str) -> Checkpoint:
     manifests = intact_manifests(run_dir)
-    best = _best(manifests)
+    best = best_of(manifests)
     if best is None:
         raise UserError(f"{run_dir} has no checkpoint with a validation perplexity")
     *_, last = manifests.values()
@@ -83,7 +83,8 @@ def _find_best(run_dir: str) -> Checkpoint:
     return Checkpoint(best, manifests[best])
 
 
-def _best(manifests: Mapping[str, Manifest]) -> str | None:
+def best_of(manifests: Mapping[str, Manifest]) -> str | None:
+    """Return the path of the checkpoint with the best validation perplexity, or None."""
     newest = max((manifest.step for manifest in manifests.values()), default=None)
     known = {}
     for found, manifest in manifests.items():
@@ -109,32 +110,6 @@ def _intact(paths: Iterable[str]) -> Iterator[Checkpoint]:
             logger.warning("skipping a corrupt checkpoint: %s", error)
         else:
             yield checkpoint
-
-
-def prune(run_dir: str, keep: int, intact: Mapping[str, Manifest]) -> None:
-    """Remove all checkpoints except the last `keep` and the best by validation perplexity.
-
-    Only the checkpoints in `intact`, which this job wrote or verified, count. Corrupt checkpoints
-    therefore never displace intact checkpoints. Checkpoints saved after the ranks diverged do not
-    count either, because users may prefer an older checkpoint.
-    """
-    checkpoints = list_checkpoints(run_dir)
-    present = {found: intact[found] for found in checkpoints if found in intact}
-    counted = [found for found, manifest in present.items() if manifest.in_sync]
-    if len(counted) < keep:
-        return
-    for checkpoint in checkpoints[: checkpoints.index(counted[-keep])]:
-        if checkpoint != _best(present):
-            _remove(checkpoint)
-
-
-def weight_tensors(checkpoint: Checkpoint) -> dict[str, str]:
-    """Return the name of the tensor of each weight: its average if the checkpoint has one."""
-    names = {name: name for name in checkpoint.manifest.weights}
-    if checkpoint.manifest.has_average:  # Weights that are not trained have no average.
-        shapes = tensor_shapes(checkpoint.path)
-        names.update((name, average_name(name)) for name in names if average_name(name) in shapes)
-    return names
 
 
 def save(
@@ -196,7 +171,7 @@ def _reason(message: str, path: str) -> str:
 
 def _publish(temporary: str, final: str) -> None:
     if os.path.exists(final):  # It is corrupt.
-        _remove(final)
+        remove(final)
     os.rename(temporary, final)
     # A rename survives a power cut only when the parent directory is on the disk.
     _fsync(os.path.dirname(final))
@@ -214,7 +189,8 @@ def _fsync(path: str) -> None:
         os.close(descriptor)
 
 
-def _remove(checkpoint: str) -> None:
+def remove(checkpoint: str) -> None:
+    """Remove a checkpoint."""
     # Rename first: a kill must not leave half of a directory that looks like a checkpoint.
     parent, name = os.path.split(checkpoint)
     doomed = os.path.join(parent, f"{_TEMPORARY}old-{name}")

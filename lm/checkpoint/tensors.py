@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from lm.checkpoint.manifest import Checkpoint
 from lm.errors import RunError, first_line
 
 
@@ -113,3 +114,12 @@ def write_tensors(directory: str, groups: Iterable[Group]) -> None:
                 delete_old_dirs=False,
             )
         )
+
+
+def weight_tensors(checkpoint: Checkpoint) -> dict[str, str]:
+    """Return the name of the tensor of each weight: its average if the checkpoint has one."""
+    names = {name: name for name in checkpoint.manifest.weights}
+    if checkpoint.manifest.has_average:  # Weights that are not trained have no average.
+        shapes = tensor_shapes(checkpoint.path)
+        names.update((name, average_name(name)) for name in names if average_name(name) in shapes)
+    return names

@@ -10,7 +10,6 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from lm.checkpoint.manifest import Checkpoint
-from lm.checkpoint.store import weight_tensors
 from lm.checkpoint.tensors import (
     Group,
     Part,
@@ -18,6 +17,7 @@ from lm.checkpoint.tensors import (
     read_errors,
     slice_spec,
     tensor_shapes,
+    weight_tensors,
     whole,
 )
 from lm.errors import UserError

@@ -10,19 +10,20 @@ import numpy as np
 
 from lm import logger
 from lm.config import Config, RunOptions
-from lm.data.advice import advice
 from lm.data.embedded import KnownPerplexity, load_known_perplexity, write_corpus
 from lm.data.encoding import Encoded, EncodedCorpus, Recipe, load_encoded
 from lm.data.ptb import PTB_SHA256, download_ptb
 from lm.data.selection import earlier_tokenizer, fixed_tokenizer, run_of_checkpoint
 from lm.data.splits import SPLITS, Source, divide_file, find_splits
 from lm.data.text import Part, sha256_of_text
-from lm.data.tokenizers import Tokenizer
+from lm.data.tokenizers import Tokenizer, Words
 from lm.data.vocabulary import UNK
 from lm.errors import ProgramExit, RunError, UserError, error_class
 from lm.record import CorpusRecord, load_record
 
 _DEFAULT_DATA_PATH = "data"
+_BLOCK = 1 << 18  # token IDs
+_FEW_TOKENS = 100  # of a split
 _MAX_NAMES = 10  # in a message
 # Files that suggest that a directory contains a corpus of the user.
 _TEXT_NAME = re.compile(
@@ -273,5 +274,14 @@ def _log_sizes(kind: str, data_path: str, encoded: EncodedCorpus) -> None:
     for split, facts in encoded.splits.items():
         if facts.unknown:
             logger.info(f"{split}: {facts.unknown:,} unknown words became {UNK}")
-    for sentence in advice(tokenizer, encoded.ids):
-        logger.warning(sentence)
+    for split, ids in encoded.ids.items():
+        if len(ids) < _FEW_TOKENS:
+            logger.warning(f"{split} has only {len(ids)} tokens: its perplexity says little")
+    unk_id, train = tokenizer.unk_id, encoded.ids["train"]
+    blocks = (train[first : first + _BLOCK] for first in range(0, len(train), _BLOCK))
+    if isinstance(tokenizer, Words) and unk_id is not None:
+        if not any((block == unk_id).any() for block in blocks):
+            logger.warning(
+                f"{UNK} never occurs in train, so the model cannot learn its probability: add"
+                " --min_count 2 or --vocab_size"
+            )

@@ -24,13 +24,9 @@ from lm.config import Config
 from lm.data.arrays import read_id_files
 from lm.data.selection import saved_tokenizer
 from lm.data.splits import Source
+from lm.data.symbols import BUILT
 from lm.data.text import measured, read_blocks, sha256_of_text
-from lm.data.tokenizers import (
-    BUILT,
-    UNKNOWN,
-    Tokenizer,
-    Words,
-)
+from lm.data.tokenizers import UNKNOWN, Tokenizer, Words
 from lm.data.vocabulary import UNK, Vocabulary
 from lm.errors import RunError, UserError
 from lm.files import (

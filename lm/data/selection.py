@@ -4,19 +4,8 @@ import os
 
 from lm.config import Config
 from lm.data.subwords import load_subwords
-from lm.data.tokenizers import (
-    BUILT,
-    BYTES_FILE,
-    CHARACTERS_FILE,
-    IDS_FILE,
-    SAVED,
-    VOCABULARY_FILE,
-    Bytes,
-    Characters,
-    Ids,
-    Tokenizer,
-    Words,
-)
+from lm.data.symbols import BUILT, BYTES_FILE, CHARACTERS_FILE, IDS_FILE, Bytes, Characters, Ids
+from lm.data.tokenizers import SAVED, VOCABULARY_FILE, Tokenizer, Words
 from lm.data.vocabulary import Vocabulary
 from lm.errors import UserError
 from lm.files import open_regular
@@ -50,7 +39,7 @@ def fixed_tokenizer(config: Config, reads_ids: bool) -> Tokenizer | None:
             return None
         if config.vocab_size is not None or config.min_count > 1:
             raise UserError("--vocabulary fixes the words: remove --vocab_size and --min_count")
-        return BUILT[config.tokenizer](Vocabulary.load(config.vocabulary, "utf-8-sig"))
+        return BUILT[config.tokenizer](load_vocabulary(config.vocabulary, "utf-8-sig"))
     for name in ("vocabulary", "vocab_size", "min_count"):
         if getattr(config, name) != getattr(Config(), name):
             raise UserError(
@@ -62,6 +51,24 @@ def fixed_tokenizer(config: Config, reads_ids: bool) -> Tokenizer | None:
     return load_subwords(config.tokenizer)
 
 
+def load_vocabulary(path: str, encoding: str = "utf-8") -> Vocabulary:
+    """Read a file of one word per line. Line ends may be CR LF.
+
+    Args:
+      encoding: "utf-8-sig" if an editor may have added a byte order mark.
+    """
+    try:
+        with open_regular(path) as file:
+            text = file.read().decode(encoding).replace("\r\n", "\n")
+        if not text.endswith("\n"):
+            raise UserError("the last line is incomplete")
+        return Vocabulary(tuple(text[:-1].split("\n")))
+    except OSError as error:
+        raise UserError(f"cannot read the vocabulary {path}: {error.strerror}") from error
+    except ValueError as error:  # UserError and UnicodeDecodeError are ValueErrors
+        raise UserError(f"{path} is not a vocabulary: {error}") from error
+
+
 def has_tokenizer(directory: str) -> bool:
     """Return whether `Tokenizer.save` stored a tokenizer in a directory."""
     return any(os.path.exists(os.path.join(directory, name)) for name in (VOCABULARY_FILE, SAVED))
@@ -70,10 +77,10 @@ def has_tokenizer(directory: str) -> bool:
 def saved_tokenizer(directory: str) -> Tokenizer:
     """Return the tokenizer that `Tokenizer.save` stored in a directory."""
     if not os.path.isdir(os.path.join(directory, SAVED)):
-        return Words(Vocabulary.load(os.path.join(directory, VOCABULARY_FILE)))
+        return Words(load_vocabulary(os.path.join(directory, VOCABULARY_FILE)))
     path = os.path.join(directory, CHARACTERS_FILE)
     if os.path.exists(path):
-        return Characters(Vocabulary.load(path))
+        return Characters(load_vocabulary(path))
     if os.path.exists(os.path.join(directory, BYTES_FILE)):
         return Bytes()
     path = os.path.join(directory, IDS_FILE)

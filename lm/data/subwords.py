@@ -4,6 +4,7 @@
 `sentencepiece` reads SentencePiece's `.model` files.
 """
 
+import contextlib
 import hashlib
 import itertools
 import json
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from lm import logger
 from lm.data.text import Block, decode_blocks
 from lm.data.tokenizers import SAVED, UNKNOWN, Tokenizer
 from lm.errors import UserError, error_class, first_line, needs_extra
@@ -29,6 +31,7 @@ _FORMATS = {
     (_SENTENCE_PIECE,): (_SENTENCE_PIECE,),
 }
 _SEPARATORS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
+_UNKNOWN_CHARACTER = "\U000f0000"  # for private use
 _WINDOW, _MARGIN = 1 << 16, 1 << 10  # characters
 _WINDOWS_AT_ONCE = 32
 _CUT = re.compile(r"(?<=\S)[ \n](?=\S)")
@@ -46,11 +49,19 @@ def load_subwords(path: str) -> Tokenizer:
     files = _read(path)
     kind = _SentencePiece if _SENTENCE_PIECE in files else _HuggingFace
     try:
-        return kind(files)
+        tokenizer = kind(files)
     except UserError:
         raise
     except Exception as error:  # The libraries raise errors of many types.
         raise UserError(f"{path} is not a tokenizer: {first_line(error)}") from error
+    with contextlib.suppress(UserError):  # Some tokenizers reject unknown characters.
+        if tokenizer.unk_id is None and not tokenizer.encode(_UNKNOWN_CHARACTER):
+            logger.warning(
+                "the tokenizer %s drops characters that it does not know, so bits per byte may be"
+                " too low: use a tokenizer that has an unknown token or the 256 bytes",
+                path,
+            )
+    return tokenizer
 
 
 def _read(path: str) -> dict[str, bytes]:

@@ -1,19 +1,15 @@
 """Tokenizers: they convert text to token IDs and back.
 
-Only tokenizers divide text into tokens and join tokens to text. The vocabulary of `words` (the
-default) and `characters` is built from the training text. `bytes` and `ids` have a fixed
-vocabulary. The subword tokenizers in lm/data/subwords.py are read from files. lm/data/selection.py
-selects the tokenizer of a run.
+Only tokenizers divide text into tokens and join tokens to text. This module has the default
+tokenizer, `words`. Its vocabulary is built from the training text. lm/data/symbols.py has
+`characters`, `bytes` and `ids`, and lm/data/subwords.py reads tokenizers from files.
+lm/data/selection.py selects the tokenizer of a run.
 """
 
 from __future__ import annotations
 
 import abc
-import collections
-import hashlib
-import itertools
 import os
-import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -26,14 +22,9 @@ from lm.files import write_atomically
 
 # The files of a tokenizer in a run directory and in the cache. Only `words` uses the first one.
 VOCABULARY_FILE, SAVED = "vocabulary.txt", "tokenizer"
-CHARACTERS_FILE, BYTES_FILE, IDS_FILE = (
-    f"{SAVED}/{name}.txt" for name in ("characters", "bytes", "ids")
-)
 UNKNOWN = -1  # the ID of text outside the vocabulary in the results of `read_ids`
-_MAX_CHARACTERS = 65_536  # different characters
 _MAX_WORD_CHARACTERS = 1 << 20
 _SPACES = "\n \t\r"
-_WINDOW = 8  # number of complete parts of a text that are decoded again with each new token
 
 
 class Tokenizer(abc.ABC):
@@ -84,23 +75,6 @@ class Tokenizer(abc.ABC):
     def unknown(self, text: str) -> list[str]:
         """List the parts of a text that are outside the vocabulary."""
         return []
-
-    def decode_stream(self, ids: Iterable[int]) -> Iterator[str]:
-        """Yield the text of each token as soon as its characters are complete."""
-        # The window must not start inside a character. Otherwise, some decoders would replace all
-        # bytes that follow.
-        complete: collections.deque[list[int]] = collections.deque(maxlen=_WINDOW)
-        window: list[int] = []
-        shown, num_shown = "", 0
-        for token in ids:
-            window.append(token)
-            text = self.decode(window)
-            if not text.endswith("\ufffd"):  # Otherwise, the last character may be incomplete.
-                yield text[len(shown) :]
-                complete.append(window[num_shown:])
-                window = list(itertools.chain.from_iterable(complete))
-                shown, num_shown = self.decode(window), len(window)
-        yield self.decode(window)[len(shown) :]
 
     def save(self, directory: str) -> None:
         """Write the files that `saved_tokenizer` reads."""
@@ -184,90 +158,3 @@ class Words(Tokenizer):
             for piece in set(pieces).difference(ids):
                 ids[piece] = self.vocabulary.ids.get(self.entry(piece), UNKNOWN)
             yield np.fromiter(map(ids.__getitem__, pieces), np.int64, len(pieces))
-
-
-class Characters(Words):
-    """Unicode characters, including line ends.
-
-    In the vocabulary, a line end is `<eos>`, and other white space is written like `U+0020`.
-    """
-
-    name = "characters"
-    _saved_as = CHARACTERS_FILE
-
-    def __init__(self, vocabulary: Vocabulary):
-        super().__init__(vocabulary)
-        if len(vocabulary) > _MAX_CHARACTERS:
-            raise UserError(
-                f"the text has more than {_MAX_CHARACTERS:,} different characters: use --tokenizer"
-                " bytes, or limit the vocabulary with --vocab_size"
-            )
-        self.tokens = [_character(word) for word in vocabulary.words]
-
-    @staticmethod
-    def read_pieces(blocks: Iterable[Block]) -> Iterator[Sequence[str]]:
-        return (block.data for block in decode_blocks(blocks))
-
-    @staticmethod
-    def pieces(text: str) -> Sequence[str]:
-        return text
-
-    @staticmethod
-    def entry(piece: str) -> str:
-        if piece == "\n":
-            return EOS
-        return f"U+{ord(piece):04X}" if piece.isspace() else piece
-
-    def decode(self, ids: Iterable[int]) -> str:
-        return "".join(self.tokens[i] for i in ids)
-
-
-def _character(word: str) -> str:
-    if word == EOS:
-        return "\n"
-    return chr(int(word[2:], 16)) if word.startswith("U+") else word
-
-
-class Bytes(Tokenizer):
-    """The 256 values of a byte. Text is encoded in UTF-8, but files may contain any bytes."""
-
-    name = "bytes"
-    tokens = tuple(bytes([value]).decode("latin-1") for value in range(256))
-    eos_id = ord("\n")
-    sha256 = hashlib.sha256(b"bytes").hexdigest()
-    files = types.MappingProxyType({BYTES_FILE: b""})
-
-    def encode(self, text: str) -> list[int]:
-        return list(text.encode())
-
-    def decode(self, ids: Iterable[int]) -> str:
-        return bytes(map(int, ids)).decode(errors="replace")
-
-    def read_ids(self, blocks: Iterable[Block]) -> Iterator[np.ndarray]:
-        return (np.frombuffer(block.data, np.uint8) for block in blocks)
-
-
-class Ids(Tokenizer):
-    """Token IDs whose text is not known. Texts consist of these IDs as decimal numbers."""
-
-    name, eos_id = "ids", 0
-
-    def __init__(self, vocab_size: int):
-        self.tokens = list(map(str, range(vocab_size)))
-        self.sha256 = hashlib.sha256(f"ids {vocab_size}".encode()).hexdigest()
-        self.files = {IDS_FILE: f"{vocab_size}\n".encode()}
-
-    def encode(self, text: str) -> list[int]:
-        ids = [int(word) if word.isdecimal() else len(self) for word in text.split()]
-        if any(i >= len(self) for i in ids):
-            raise UserError(f"{text[:40]!r} must consist of token IDs from 0 to {len(self) - 1}")
-        return ids
-
-    def decode(self, ids: Iterable[int]) -> str:
-        return "".join(f"{i} " for i in ids)
-
-    def read_ids(self, blocks: Iterable[Block]) -> Iterator[np.ndarray]:
-        raise UserError("a model of token IDs without a tokenizer cannot read text")
-
-
-BUILT: Mapping[str, type[Words]] = {"words": Words, "characters": Characters}

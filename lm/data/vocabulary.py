@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 
 from lm.config import Config
 from lm.errors import UserError
-from lm.files import open_regular, write_atomically
 
 EOS = "<eos>"  # follows every line
 UNK = "<unk>"  # replaces every word that is not in the vocabulary
@@ -84,28 +83,6 @@ class Vocabulary:
                 " --min_count 2 or --vocab_size knows it"
             )
         return ids
-
-    def save(self, path: str) -> None:
-        """Write the words to a file, one per line, in the order of their IDs."""
-        write_atomically(path, self.content)
-
-    @classmethod
-    def load(cls, path: str, encoding: str = "utf-8") -> Vocabulary:
-        """Read a file of one word per line. Line ends may be CR LF.
-
-        Args:
-          encoding: "utf-8-sig" if an editor may have added a byte order mark.
-        """
-        try:
-            with open_regular(path) as file:
-                text = file.read().decode(encoding).replace("\r\n", "\n")
-            if not text.endswith("\n"):
-                raise UserError("the last line is incomplete")
-            return cls(tuple(text[:-1].split("\n")))
-        except OSError as error:
-            raise UserError(f"cannot read the vocabulary {path}: {error.strerror}") from error
-        except ValueError as error:  # UserError and UnicodeDecodeError are ValueErrors
-            raise UserError(f"{path} is not a vocabulary: {error}") from error
 
     @property
     def content(self) -> bytes:

@@ -12,6 +12,8 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from lm.distributed.communicator import Communicator
 from lm.errors import ProgramExit, RunError, UserError
 
@@ -151,3 +153,21 @@ def platform_facts() -> dict[str, Any]:
         "compiled_ops": kernels.available(),
         "device": "GPU" if tf.config.list_physical_devices("GPU") else "CPU",
     }
+
+
+def graph_facts() -> dict[str, Any]:
+    """Return the facts about the current graph that must be equal on all ranks.
+
+    If the name of an exchange differed, the ranks would wait forever.
+    """
+    import tensorflow.compat.v1 as tf
+
+    variables = {f"variable {v.op.name}": v.shape.as_list() for v in tf.global_variables()}
+    graph = tf.get_default_graph().as_graph_def()
+    nodes = [*graph.node, *(node for body in graph.library.function for node in body.node_def)]
+    exchanges = {
+        f"exchange {node.attr['tensor_name'].s.decode() or node.name}": node.op
+        for node in nodes
+        if node.op.startswith("Horovod")
+    }
+    return {**variables, **exchanges}

@@ -9,7 +9,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tqdm.auto
@@ -133,12 +133,19 @@ class _Bar(tqdm.auto.tqdm):
 class Progress:
     """The progress of an epoch: a bar on a terminal or in a notebook, otherwise log lines.
 
-    There are about ten lines per epoch, or a line every minute in a long epoch. `done` and `total`
-    count steps of the epoch. Only rank 0 may show a bar.
+    There are about ten lines per epoch, or a line every minute in a long epoch. Only rank 0 may
+    show a bar. The speed is the speed of this job, which may have resumed within the epoch.
+
+    Args:
+      done: The number of steps of the epoch that earlier jobs have trained.
+      total: The number of steps of the epoch.
+      ends: The last step of the epoch and the last step of the run, counted from the start of the
+        epoch.
     """
 
-    def __init__(self, is_rank_0: bool, epoch: int, done: int, total: int):
-        self._epoch, self._total = epoch, total
+    def __init__(self, is_rank_0: bool, epoch: int, done: int, total: int, ends: Sequence[int]):
+        self._epoch, self._first, self._done, self._total = epoch, done, done, total
+        self._ends, self._tokens, self._seconds = ends, 0, 0.0
         self._bar, self._logged_at = None, time.monotonic()
         if is_rank_0 and (sys.stderr.isatty() or "ipykernel" in sys.modules):
             with may_be_gone(sys.stderr):
@@ -147,21 +154,21 @@ class Progress:
                 )
 
     def update(
-        self,
-        done: int,
-        quality: tuple[str, float],
-        learning_rate: float,
-        speed: float,
-        epoch_seconds: float,
-        run_seconds: float,
+        self, quality: tuple[str, float], learning_rate: float, tokens: int, seconds: float
     ) -> None:
-        """Show the progress after a step.
+        """Show the progress after a step of this number of tokens and seconds.
 
-        `quality` is the name and the value of the loss or perplexity. `speed` is the number of
-        tokens per second. `epoch_seconds` and `run_seconds` are the remaining times.
+        `quality` is the name and the value of the loss or perplexity.
         """
         name, value = quality
-        of_epoch, of_run = map(tqdm.auto.tqdm.format_interval, (epoch_seconds, run_seconds))
+        self._done += 1
+        self._tokens += tokens
+        self._seconds += seconds
+        done, speed = self._done, self._tokens / self._seconds
+        per_step = self._seconds / (done - self._first)
+        of_epoch, of_run = (
+            tqdm.auto.tqdm.format_interval(per_step * (end - done)) for end in self._ends
+        )
         if self._bar is not None:  # the bar shows the remaining time of the epoch
             text = f"run {of_run}, {name} {value:.2f}, {speed:.0f} tokens/s"
             self._bar.set_postfix_str(text, refresh=False)

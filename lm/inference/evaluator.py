@@ -15,7 +15,7 @@ import numpy as np
 from lm.data.corpus import check_known, find_data_path, load_corpus
 from lm.data.encoding import ID_DTYPE, Encoded, encode_source
 from lm.data.splits import SPLITS, Source, source_of
-from lm.data.tokenizers import Characters
+from lm.data.symbols import Characters
 from lm.distributed.agreement import check_agreement, on_all_ranks, platform_facts
 from lm.distributed.communicator import Communicator
 from lm.distributed.devices import start_tensorflow
@@ -25,7 +25,7 @@ from lm.functions import BUILT_IN, NetworkFunctions
 from lm.inference.lines import read_source
 from lm.inference.scorer import Scorer
 from lm.inference.trained_run import Run, open_run, open_session
-from lm.model.windows import Evaluator, sum_of_units, units_of
+from lm.model.evaluation import Evaluator, sum_of_units, units_of
 from lm.options import replaced
 from lm.perplexity import NllSum, text_metrics
 

@@ -22,6 +22,8 @@ from lm.model import decoding
 from lm.model.network import Network
 from lm.model.ops import fastest
 
+_WINDOW = 8  # number of complete parts of a text that are decoded again with each new token
+
 
 class Generated(NamedTuple):
     """A generated text."""
@@ -96,7 +98,7 @@ class Generator:
         """
         draft = self._draft(prompt, (how.seed, 0, 0))
         new_tokens = (draft.tokens[-1] for draft in self._sample([draft], how))
-        return self._tokenizer.decode_stream(itertools.chain(draft.prompt, new_tokens))
+        return decode_stream(self._tokenizer, itertools.chain(draft.prompt, new_tokens))
 
     def next_tokens(self, prompts: Sequence[str], count: int) -> Iterator[list[tuple[str, float]]]:
         """Yield the most probable tokens after each prompt, with their probabilities."""
@@ -195,3 +197,21 @@ def encode_prompt(prompt: str, tokenizer: Tokenizer) -> list[int]:
     if unknown:
         logger.warning("not in the vocabulary, read as %s: %s", UNK, ", ".join(unknown))
     return ids
+
+
+def decode_stream(tokenizer: Tokenizer, ids: Iterable[int]) -> Iterator[str]:
+    """Yield the text of each token as soon as its characters are complete."""
+    # The window must not start inside a character. Otherwise, some decoders would replace all
+    # bytes that follow.
+    complete: collections.deque[list[int]] = collections.deque(maxlen=_WINDOW)
+    window: list[int] = []
+    shown, num_shown = "", 0
+    for token in ids:
+        window.append(token)
+        text = tokenizer.decode(window)
+        if not text.endswith("\ufffd"):  # Otherwise, the last character may be incomplete.
+            yield text[len(shown) :]
+            complete.append(window[num_shown:])
+            window = list(itertools.chain.from_iterable(complete))
+            shown, num_shown = tokenizer.decode(window), len(window)
+    yield tokenizer.decode(window)[len(shown) :]

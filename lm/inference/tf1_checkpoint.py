@@ -7,8 +7,7 @@ import tensorflow.compat.v1 as tf
 
 from lm import logger
 from lm.checkpoint import tf1_format
-from lm.checkpoint.store import weight_tensors
-from lm.checkpoint.tensors import tensor_types
+from lm.checkpoint.tensors import tensor_types, weight_tensors
 from lm.errors import UserError
 from lm.inference.directory import new_directory
 from lm.inference.trained_run import Run

@@ -7,8 +7,7 @@ import os
 import numpy as np
 
 from lm import logger
-from lm.checkpoint.store import weight_tensors
-from lm.checkpoint.tensors import load_arrays
+from lm.checkpoint.tensors import load_arrays, weight_tensors
 from lm.errors import UserError, needs_extra
 from lm.files import write_atomically
 from lm.inference.trained_run import Run

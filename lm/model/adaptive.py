@@ -24,6 +24,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from lm.bands import band_shapes, cutoffs_of
 from lm.config import Config
 from lm.model.ops import Ops
 
@@ -49,13 +50,13 @@ class AdaptiveWeights(NamedTuple):
 def get_weights(config: Config, hidden: int, vocab_size: int) -> AdaptiveWeights:
     """Create the weights in the current variable scope, or find them again."""
     clusters = []
-    for c, shape in enumerate(config.band_shapes(hidden, vocab_size)[1:]):
+    for c, shape in enumerate(band_shapes(config, hidden, vocab_size)[1:]):
         with tf.variable_scope(f"cluster_{c}"):
             projection = tf.get_variable("projection", [hidden, shape[1]])
             clusters.append(Cluster(projection, tf.get_variable("words", shape)))
-    size = config.cutoffs[0] + len(clusters)
+    size = cutoffs_of(config)[0] + len(clusters)
     head = tf.get_variable("weights", [hidden, size])
-    return AdaptiveWeights(config.cutoffs, head, tf.get_variable("bias", [size]), clusters)
+    return AdaptiveWeights(cutoffs_of(config), head, tf.get_variable("bias", [size]), clusters)
 
 
 def get_tied_weights(
@@ -79,7 +80,7 @@ def get_tied_weights(
     head = reduce_separately(tf.concat([bands[0], cluster_rows], axis=0))
     projection = tf.get_variable("projection", [hidden, units]) if hidden != units else None
     bias = tf.get_variable("bias", [words + len(clusters)])
-    return AdaptiveWeights(config.cutoffs, head, bias, clusters, True, projection)
+    return AdaptiveWeights(cutoffs_of(config), head, bias, clusters, True, projection)
 
 
 def get_embedding(
@@ -89,7 +90,7 @@ def get_embedding(
 
     Return the table [W, K] of each band, and the projections of all bands, [sum of K, E].
     """
-    shapes = config.band_shapes(units, vocab_size)
+    shapes = band_shapes(config, units, vocab_size)
     bands = [
         tf.get_variable(f"band_{band}", shape, initializer=initializer)
         for band, shape in enumerate(shapes)

@@ -54,7 +54,7 @@ class Network:
         self.config, self.vocab_size = functions.resolve(config), vocab_size
         self.where, self.is_built_in = functions.where, functions.is_built_in
         self._functions, self._by_name = functions, functions.by_name or _LSTM
-        self.audit = functions.audit()
+        self.audit = functions.audit(self)
         self._makes_logits = self.defines("build_logits")
         self.has_losses = functions.has_losses
         self.predicts = self._makes_logits or self.defines("build_outputs")

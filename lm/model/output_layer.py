@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import tensorflow.compat.v1 as tf
 
+from lm.bands import cutoffs_of
 from lm.config import Config
 from lm.errors import UserError
 from lm.model import adaptive
@@ -30,9 +31,10 @@ class OutputLayer:
         self._where = f"{where}: build_outputs"  # for messages
         self.table: tf.Variable | None = None  # the embedding, if tied
         self._bands: Sequence[tf.Variable] = ()  # the tables of an adaptive input
-        if config.tie_weights and config.cutoffs and not config.adaptive_input:
+        self._cutoffs = cutoffs_of(config)
+        if config.tie_weights and self._cutoffs and not config.adaptive_input:
             raise UserError("tie_weights with adaptive_softmax_cutoffs needs adaptive_input")
-        if config.cutoffs and config.cutoffs[-1] >= vocab_size:
+        if self._cutoffs and self._cutoffs[-1] >= vocab_size:
             raise UserError(
                 f"adaptive_softmax_cutoffs {config.adaptive_softmax_cutoffs} are beyond the"
                 f" vocabulary of {vocab_size} words: use smaller cutoffs"
@@ -43,7 +45,7 @@ class OutputLayer:
         """The names that the variables of the layer may have."""
         of_clusters = [
             f"cluster_{c}/{part}"
-            for c in range(len(self._config.cutoffs))
+            for c in range(len(self._cutoffs))
             for part in ("projection", "words")
         ]
         return {
@@ -81,7 +83,7 @@ class OutputLayer:
         self, outputs_NH: tf.Tensor, targets_N: tf.Tensor, scale_N: tf.Tensor, context: Context
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Return the sum of the scaled losses (a scalar), and the losses, float32 [N]."""
-        if self._config.cutoffs:
+        if self._cutoffs:
             return adaptive.cross_entropy(
                 self._adaptive_weights(outputs_NH, context), outputs_NH, targets_N, scale_N,
                 context.ops, context.training,
@@ -96,7 +98,7 @@ class OutputLayer:
 
     def log_probs(self, outputs_BH: tf.Tensor, context: Context) -> tf.Tensor:
         """Return the natural log-probabilities of the words, float32 [B, V]."""
-        if self._config.cutoffs:
+        if self._cutoffs:
             weights = self._adaptive_weights(outputs_BH, context)
             return adaptive.log_probs(weights, outputs_BH, context.ops)
         hidden_BE, weights, bias_V = self._full_weights(outputs_BH, context)

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import re
 import zlib
 from collections.abc import Iterator
 
@@ -13,6 +14,7 @@ from lm.config import Config
 from lm.errors import UserError
 from lm.system import seeded
 
+_MAX_NAMES = 5  # in a message
 # Horovod broadcasts variables of these types.
 TYPES = "bool uint8 int8 int32 int64 float16 float32 float64".split()
 _SAVED = [tf.GraphKeys.GLOBAL_VARIABLES, tf.GraphKeys.MODEL_VARIABLES]
@@ -148,3 +150,13 @@ def _seed_initial_value(variable: tf.Variable, seed: int) -> None:
             key = zlib.crc32(f"{variable.op.name}/{place}".encode())
             op._set_attr("seed", attr_value_pb2.AttrValue(i=seed % 2**63))
             op._set_attr("seed2", attr_value_pb2.AttrValue(i=key))
+
+
+def freeze(trainable: str) -> None:
+    """Freeze the weights of the current graph whose names do not match a regular expression."""
+    weights = tf.get_collection_ref(tf.GraphKeys.TRAINABLE_VARIABLES)
+    trained = [v for v in weights if re.search(trainable, v.op.name)]
+    if not trained:
+        names = ", ".join(v.op.name for v in weights[:_MAX_NAMES])
+        raise UserError(f"--trainable {trainable} matches none of the weights {names}, ...")
+    weights[:] = trained

@@ -2,95 +2,26 @@
 
 import dataclasses
 import itertools
-import threading
 import time
-from collections.abc import Callable, Iterable
 from typing import NoReturn
 
 import tensorflow.compat.v1 as tf
 
 from lm import logger
-from lm.checkpoint import store, transfer
+from lm.checkpoint import transfer
+from lm.checkpoint.background import BackgroundWriter
 from lm.checkpoint.manifest import Manifest
 from lm.checkpoint.progress import TrainProgress
-from lm.checkpoint.tensors import Group
 from lm.checkpoint.transfer import Arrays
 from lm.config import RunOptions
 from lm.distributed.agreement import weights_mismatch
 from lm.distributed.communicator import Communicator
 from lm.distributed.supervisor import Supervisor
-from lm.errors import EveryRankError, RunError
+from lm.errors import EveryRankError
 from lm.model.windows import WindowRunner
 from lm.record import RunRecord
 
 _POLL_SECONDS = 0.2
-
-
-class BackgroundWriter:
-    """Writes the checkpoints of a run in a thread of rank 0, one at a time.
-
-    The thread passes the weights to the operating system in groups, while training waits in
-    `wait_until_read`. Training continues while the operating system writes them to the disk.
-    If a checkpoint cannot be written, training continues: the previous checkpoint is intact, and
-    a later save may succeed. `sync_events` flushes the events of the run before each save, so
-    that a run resumed from the checkpoint has all earlier events, even after a power failure.
-    """
-
-    def __init__(self, run_dir: str, keep: int, sync_events: Callable[[], None] = lambda: None):
-        self._run_dir, self._keep, self._sync_events = run_dir, keep, sync_events
-        self._intact: dict[str, Manifest] | None = None  # verified at the first save
-        self._thread: threading.Thread | None = None
-        self._is_read = threading.Event()
-        self.failure: RunError | None = None  # error of the last save
-
-    @property
-    def is_busy(self) -> bool:
-        return self._thread is not None and self._thread.is_alive()
-
-    def wait(self, seconds: float | None = None) -> None:
-        """Wait until no checkpoint is being written, or until the time is over."""
-        if self._thread:
-            self._thread.join(seconds)
-
-    def wait_until_read(self) -> None:
-        """Wait until the thread has read all variables, or does not need them."""
-        self._is_read.wait()
-
-    def start(self, groups: Iterable[Group], manifest: Manifest) -> None:
-        """Begin to write a checkpoint. The thread reads the groups."""
-        assert not self.is_busy
-        self._is_read.clear()
-        self._thread = threading.Thread(
-            target=self._write, args=(groups, manifest), name="checkpoint writer", daemon=True
-        )
-        self._thread.start()
-
-    def _after_reading(self) -> None:
-        self._is_read.set()
-        self._sync_events()
-
-    def _write(self, groups: Iterable[Group], manifest: Manifest) -> None:
-        try:
-            known = self._intact and self._intact.get(store.path_of(self._run_dir, manifest.step))
-            saved = store.save(self._run_dir, groups, manifest, self._after_reading, known)
-            if self.failure:
-                logger.info("checkpoints can be written again")
-            self.failure = None
-        except Exception as error:  # no error may end this thread silently
-            failed_before = self.failure is not None
-            self.failure = error if isinstance(error, RunError) else RunError(repr(error))
-            if not failed_before:  # warn once: the disk stays full
-                logger.warning("%s; training continues", self.failure)
-            return
-        finally:
-            self._is_read.set()
-        try:
-            if self._intact is None:
-                self._intact = store.intact_manifests(self._run_dir)
-            self._intact[saved.path] = saved.manifest
-            store.prune(self._run_dir, self._keep, self._intact)
-        except Exception as error:  # the next save tries again
-            logger.warning("old checkpoints are not removed: %s", error)
 
 
 class Checkpointer:
@@ -188,13 +119,10 @@ class Checkpointer:
 
     def _manifest(self, progress: TrainProgress, in_sync: bool) -> Manifest:
         return Manifest(
-            step=progress.step,
             world_size=self._comm.size,
             record=self._record,
             progress=dataclasses.replace(progress),  # a copy: the loop changes it during the save
             weights=transfer.weight_names(self._session.graph),
-            valid_perplexity=progress.valid_perplexity,
-            has_average=progress.num_averaged > 0,
             in_sync=in_sync,
         )
 

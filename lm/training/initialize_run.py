@@ -4,9 +4,8 @@ import re
 from collections.abc import Callable, Mapping
 
 from lm import logger
-from lm.checkpoint import store
 from lm.checkpoint.manifest import Checkpoint
-from lm.checkpoint.tensors import tensor_shapes
+from lm.checkpoint.tensors import tensor_shapes, weight_tensors
 from lm.checkpoint.transfer import fitting_tensors
 from lm.config import RunOptions
 from lm.data.selection import run_of_checkpoint, saved_tokenizer
@@ -72,7 +71,7 @@ def _tables(
     ids = [i for i, token in enumerate(tokenizer.tokens) if token in saved_ids]
     kept = [saved_ids[tokenizer.tokens[i]] for i in ids]
     found, tables = tensor_shapes(checkpoint.path), {}
-    for name, tensor in store.weight_tensors(checkpoint).items():
+    for name, tensor in weight_tensors(checkpoint).items():
         before, after = found[tensor], shapes.get(name, [])
         axes = [
             axis
@@ -100,7 +99,7 @@ def _fitting_weights(
     checkpoint: Checkpoint, shapes: Mapping[str, list], is_of_words: Callable[[str], bool]
 ) -> dict[str, str]:
     """Return the tensor of each weight that fits, and log which weights are initialized instead."""
-    tensors, found = store.weight_tensors(checkpoint), tensor_shapes(checkpoint.path)
+    tensors, found = weight_tensors(checkpoint), tensor_shapes(checkpoint.path)
     fitting = [n for n in tensors if found[n] == shapes.get(n) and not is_of_words(n)]
     if not fitting:
         raise UserError(

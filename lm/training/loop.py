@@ -14,18 +14,19 @@ import tensorflow.compat.v1 as tf
 from lm import logger
 from lm.checkpoint import store, transfer
 from lm.checkpoint.progress import TrainProgress
-from lm.data.tokenizers import Characters
+from lm.data.symbols import Characters
 from lm.distributed.agreement import on_all_ranks
 from lm.distributed.supervisor import Interrupted, Supervisor
 from lm.errors import EveryRankError, Stopped
 from lm.events.reporter import Progress, Reporter
+from lm.model.evaluation import Evaluator
 from lm.model.network import Network
 from lm.model.sampler import Sampler
-from lm.model.windows import Evaluator, WindowRunner
+from lm.model.windows import WindowRunner
+from lm.optimize.averaging import Average
 from lm.perplexity import NllSum, metrics_text, text_metrics
 from lm.schedule import has_stalled, learning_rate_at, planned_steps
 from lm.system import peak_memory_mb
-from lm.training.averaging import Average
 from lm.training.checkpointer import Checkpointer
 from lm.training.prepare import Job
 from lm.training.step import Requests, StepResult, TrainGraph, run_step
@@ -108,9 +109,9 @@ class Loop:
         last_step = min(epoch * self._steps_per_epoch, self._last_step)
         if at.step == first_step:
             self.graphs.runner.reset_state()
-        bar = Progress(self.job.comm.is_rank_0, epoch, at.step - first_step, self._steps_per_epoch)
-        # The speed is the speed of this job, which may have resumed within the epoch.
-        earlier, now = dataclasses.replace(at), time.perf_counter()
+        done, ends = at.step - first_step, (last_step - first_step, self._last_step - first_step)
+        bar = Progress(self.job.comm.is_rank_0, epoch, done, self._steps_per_epoch, ends)
+        now = time.perf_counter()
         with contextlib.closing(bar):
             while at.step < last_step:
                 # Validate before the next step, so that a job that resumes here validates too.
@@ -125,11 +126,7 @@ class Loop:
                     self.graphs.average.add(self.session, at.num_averaged)
                 if at.step % self.job.options.log_every_steps == 0:
                     self._report_step(epoch, learning_rate, result.grad_norm)
-                seconds = at.epoch_seconds - earlier.epoch_seconds
-                speed = (at.epoch_nll.tokens - earlier.epoch_nll.tokens) / seconds
-                per_step = seconds / (at.step - earlier.step)
-                left = [per_step * (last - at.step) for last in (last_step, self._last_step)]
-                bar.update(at.step - first_step, self._train_quality(), learning_rate, speed, *left)
+                bar.update(self._train_quality(), learning_rate, result.nll.tokens, now - before)
                 has_sampled = self._sample_if_due()
                 self._serve(result.requests)
                 if has_sampled or result.requests.save:

@@ -11,16 +11,13 @@ from lm.data.corpus import Corpus, load_corpus_to_train
 from lm.data.selection import with_absolute_paths
 from lm.distributed.agreement import check_agreement, on_all_ranks, platform_facts
 from lm.distributed.communicator import Communicator
-from lm.distributed.devices import Device, session_config, start_tensorflow
+from lm.distributed.devices import Device, start_tensorflow
 from lm.distributed.provenance import find_provenance
 from lm.distributed.supervisor import Supervisor
 from lm.errors import UserError
 from lm.functions import NetworkFunctions
-from lm.record import InitRecord, RunRecord
-from lm.schedule import settings_that_follow_validation
+from lm.record import InitRecord, RunRecord, settings_that_follow_validation
 from lm.training.initialize import Source, find_source
-
-_FUSION = "HOROVOD_FUSION_THRESHOLD"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,17 +53,16 @@ def prepare(
     device = start_tensorflow(comm, *threads, divides_operations=functions.is_built_in)
     with on_all_ranks(comm):
         config = functions.resolve(with_absolute_paths(config))
-        _check_options(config, options, comm)
+        _check_options(config, options, comm.size)
+        rows = rows_of_rank(config.batch_size, comm.rank, comm.size, config.virtual_ranks)
     # Load the corpus on one rank per host first. Otherwise, a failing download would fail on each
     # rank in turn.
-    with supervisor.preparing("the reading of the corpus"), on_all_ranks(comm):
-        if comm.local_rank == 0:
-            corpus = load_corpus_to_train(config, options)
+    for is_first in (True, False):
+        with supervisor.preparing("the reading of the corpus"), on_all_ranks(comm):
+            if is_first == (comm.local_rank == 0):
+                corpus = load_corpus_to_train(config, options)
     provenance = find_provenance(comm)
     with on_all_ranks(comm):
-        if comm.local_rank > 0:
-            corpus = load_corpus_to_train(config, options)
-        rows = rows_of_rank(config.batch_size, comm.rank, comm.size, config.virtual_ranks)
         shuffle_seed = config.seed if config.window_order == "shuffled" else None
         record = RunRecord(
             config=dataclasses.asdict(config),
@@ -78,17 +74,13 @@ def prepare(
         sizes = config.batch_size, config.num_steps
         batches = TrainBatches(corpus.train, *sizes, rows, shuffle_seed)
         # An invalid option must not create a directory.
-        run_dir = open_run_dir(config, options, record, stack) if comm.is_rank_0 else None
-        source = None
-        if run_dir:
+        run_dir = source = None
+        if comm.is_rank_0:
+            run_dir = open_run_dir(options, record, functions.config_class, stack)
             if options.init_from and not run_dir.checkpoint:
                 source = find_source(options)
             record = dataclasses.replace(record, init_from=_init_record(run_dir, source))
             supervisor.signals.discard = run_dir.discard
-            if options.check_network and not (run_dir.checkpoint or functions.is_built_in):
-                words = corpus.tokenizer.tokens
-                with supervisor.preparing("the check of the network"):
-                    functions.check(config, len(words), session_config(device), words)
     job = Job(
         config=config,
         options=options,
@@ -113,14 +105,13 @@ def _init_record(run_dir: RunDir, source: Source | None) -> InitRecord | None:
     return source.record if source else None
 
 
-def _check_options(config: Config, options: RunOptions, comm: Communicator) -> None:
-    rows_of_rank(config.batch_size, comm.rank, comm.size, config.virtual_ranks)
+def _check_options(config: Config, options: RunOptions, num_ranks: int) -> None:
     for name in ("init_partly", "init_rename", "new_vocabulary"):
         if getattr(options, name) and not options.init_from:
             raise UserError(f"--{name} needs --init_from, the checkpoint to load weights from")
-    if options.timeline and comm.size == 1:
+    if options.timeline and num_ranks == 1:
         raise UserError("--timeline shows the exchange between ranks: start at least 2 ranks")
-    for setting in settings_that_follow_validation(config, options):
+    for setting in settings_that_follow_validation(dataclasses.asdict(config), options):
         if not options.eval:
             raise UserError(f"{setting} needs the validation perplexity: remove --noeval")
 
@@ -137,6 +128,6 @@ def _facts(job: Job) -> dict[str, Any]:
         **options_of_all,
         # mpirun passes variables only to the ranks on its own host. If this one differs, Horovod
         # crashes with signal 11.
-        _FUSION: job.comm.settings.get(_FUSION),
+        "HOROVOD_FUSION_THRESHOLD": job.comm.settings.get("HOROVOD_FUSION_THRESHOLD"),
         **platform_facts(),
     }

@@ -1,42 +1,42 @@
 """A training run, from a config to its test."""
 
 import contextlib
-import dataclasses
-import os
 import sys
 from typing import Any
 
 import tensorflow.compat.v1 as tf
 
 from lm.checkpoint import transfer
-from lm.checkpoint.progress import TrainProgress
+from lm.checkpoint.background import BackgroundWriter
 from lm.config import Config, RunOptions
-from lm.distributed.agreement import check_agreement, on_all_ranks
+from lm.distributed.agreement import check_agreement, graph_facts, on_all_ranks
 from lm.distributed.communicator import Communicator
 from lm.distributed.devices import session_config
 from lm.distributed.supervisor import Supervisor
-from lm.errors import RunError, UserError, short_message
-from lm.events.logs import LogFiles
-from lm.events.read import drop_events_after
-from lm.events.reporter import Heartbeat, Reporter
+from lm.errors import RunError, short_message
+from lm.events.reporter import Heartbeat
 from lm.functions import BUILT_IN, NetworkFunctions
 from lm.model import decoding
+from lm.model.evaluation import Evaluator
 from lm.model.network import Network
 from lm.model.sampler import Sampler
-from lm.model.windows import Evaluator, WindowRunner
-from lm.record import LOG_FILE, from_json
+from lm.model.windows import WindowRunner
+from lm.optimize.averaging import Average
 from lm.system import keep_freed_memory
-from lm.training.averaging import Average
-from lm.training.checkpointer import BackgroundWriter, Checkpointer
+from lm.training.checkpointer import Checkpointer
 from lm.training.exactness import find_exactness
-from lm.training.initialize import initial_values
 from lm.training.loop import Graphs, Loop
 from lm.training.prepare import Job, prepare
-from lm.training.restore import BroadcastHook, InitialValues, values_to_resume
-from lm.training.step import build_train_graph, divide_rows, graph_facts
-from lm.training.summary import report_start
-
-_MANY_WORDS = 50_000
+from lm.training.restore import BroadcastHook
+from lm.training.start import (
+    check_network,
+    check_window_order,
+    initial_progress,
+    open_files,
+    report_start,
+    values_to_load,
+)
+from lm.training.step import build_train_graph, divide_rows
 
 
 def train(
@@ -63,58 +63,31 @@ def train(
         if comm.is_rank_0 and not sys.stderr.isatty():
             stack.enter_context(contextlib.closing(Heartbeat(lambda: supervisor.activity)))
         job = prepare(config, options, comm, stack, functions, supervisor)
-        progress = _initial_progress(job)
         try:
             with functions.one_line_errors(running=True), tf.Graph().as_default():
-                results = _train(job, progress, supervisor, stack)
+                results = _train(job, supervisor, stack)
         except (MemoryError, tf.errors.ResourceExhaustedError) as error:
             raise RunError(
-                f"out of memory ({short_message(error)}): {_less_memory(job)}"
+                f"out of memory ({short_message(error)}): reduce the model or batch_size, limit a"
+                " large vocabulary with --vocab_size, or use more ranks"
             ) from error
         with supervisor.exchange("the end of the run"):
             comm.barrier()
     return {"output_dir": job.output_dir, **results}
 
 
-def _initial_progress(job: Job) -> TrainProgress:
-    checkpoint = job.run_dir and job.run_dir.checkpoint
-    progress = checkpoint.manifest.progress if checkpoint else TrainProgress()
-    if job.config.ema_decay:
-        progress.averages_from = 0
-    # Only rank 0 reads checkpoints: the other hosts may not see its disk.
-    return from_json(TrainProgress, job.comm.gather(dataclasses.asdict(progress))[0], "rank 0")
-
-
-def _initial_values(job: Job, network: Network) -> InitialValues | None:
-    """Return the values to load on rank 0, which reads checkpoints for all ranks."""
-    if job.run_dir and job.run_dir.checkpoint:
-        return values_to_resume(job.run_dir.checkpoint, network.state_shapes)
-    if job.source:
-        return initial_values(job.source, job.options, job.corpus.tokenizer, job.functions)
-    return None
-
-
-def _less_memory(job: Job) -> str:
-    num_words = len(job.corpus.tokenizer)
-    if num_words < _MANY_WORDS or job.config.cutoffs:
-        return "reduce the model or batch_size, or use more ranks"
-    return (
-        f"the vocabulary has {num_words:,} words: limit it with --vocab_size or --min_count, or use"
-        " --adaptive_softmax_cutoffs"
-    )
-
-
-def _train(
-    job: Job, progress: TrainProgress, supervisor: Supervisor, stack: contextlib.ExitStack
-) -> dict[str, Any]:
+def _train(job: Job, supervisor: Supervisor, stack: contextlib.ExitStack) -> dict[str, Any]:
     comm = job.comm
     with supervisor.preparing("the building of the graph"), on_all_ranks(comm):
         graphs = _build_graphs(job)
+    with supervisor.preparing("the check of the network"), on_all_ranks(comm):
+        check_network(job)
+    progress = initial_progress(job)
     stack.enter_context(supervisor.exchange("the start of the training"))
     check_agreement(comm, graph_facts())
     with on_all_ranks(comm):
-        values = _initial_values(job, graphs.network)
-    reporter = _open_files(job, progress, stack)
+        values = values_to_load(job, graphs.network)
+    reporter = open_files(job, progress, stack)
     supervisor.on_failure = lambda reason: reporter.report_end(RunError(reason))
     writer = None
     if job.run_dir:
@@ -152,7 +125,7 @@ def _build_graphs(job: Job) -> Graphs:
     with functions.one_line_errors():
         words = job.corpus.tokenizer.tokens
         network = Network(config, len(words), functions, words)
-        _check_window_order(network)
+        check_window_order(network)
         train_graph = build_train_graph(network, comm, division)
         has_average = config.asgd_trigger_epochs or config.ema_decay
         average = Average(config.ema_decay) if has_average else None
@@ -170,38 +143,3 @@ def _build_graphs(job: Job) -> Graphs:
     return Graphs(
         network, train_graph, runner, evaluator, average, sampler, broadcast, reader, loader
     )
-
-
-def _check_window_order(network: Network) -> None:
-    if network.config.window_order == "shuffled" and network.state_shapes:
-        raise UserError(
-            "window_order shuffled needs a network without recurrent state, but"
-            f" {network.where} carries state from window to window: use window_order sequential"
-        )
-
-
-def _open_files(job: Job, progress: TrainProgress, stack: contextlib.ExitStack) -> Reporter:
-    """Open the event and log files, and write the record and the tokenizer.
-
-    Events that the run will repeat are removed. Call this function after everything that may fail,
-    because a run that cannot start must not change its files.
-    """
-    options, run_dir, output_dir = job.options, job.run_dir, job.output_dir
-    paths = [os.path.join(output_dir, LOG_FILE)]
-    if options.log_path:
-        paths.append(options.log_path)
-    with on_all_ranks(job.comm):
-        if run_dir:
-            step, epochs = progress.step, progress.epochs_done
-            drop_events_after(output_dir, step, epochs, progress.last_validation)
-        has_perplexity = not job.functions.has_losses
-        reporter = Reporter(
-            run_dir and output_dir, options.tensorboard, has_perplexity, options.on_event
-        )
-        stack.enter_context(reporter)
-        reporter.logs = LogFiles(paths, options.mpi_log, job.comm.rank)
-        if run_dir:
-            job.corpus.tokenizer.save(output_dir)
-            # The record comes last, because it turns the directory into a run.
-            job.record.write(output_dir, has_checkpoints=run_dir.checkpoint is not None)
-    return reporter

@@ -2,7 +2,7 @@
 
 import math
 import sys
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -11,10 +11,13 @@ from lm.data.batches import Rows
 from lm.distributed.communicator import Communicator
 from lm.distributed.devices import Device
 from lm.model.network import Network
+from lm.model.variables import freeze
 from lm.model.windows import Run, WindowGraph, WindowRunner, build_window_graph
+from lm.optimize.algorithms import REPLACED
+from lm.optimize.gradients import exchange_gradients
+from lm.optimize.local_sums import LocalSums, add_sums
+from lm.optimize.optimizer import Update, build_update
 from lm.perplexity import MAX_MEAN_NLL, NllSum
-from lm.training.gradients import LocalSums, add_sums, exchange_gradients, freeze
-from lm.training.optimizer import Update, build_update
 
 
 class Requests(NamedTuple):
@@ -46,7 +49,7 @@ class TrainGraph(NamedTuple):
     learning_rate_ph: tf.Tensor
     requests_ph: tf.Tensor  # float32 [3]: 1 for each request of this rank
     sums: tf.Tensor  # float32 [4]: nats of the global batch, and the requests
-    words: int  # number of words in the global batch
+    num_tokens: int  # number of tokens in the global batch
     max_loss: float  # see `StepResult`
 
 
@@ -109,19 +112,22 @@ def build_train_graph(network: Network, comm: Communicator, division: Division) 
     # these weights before the update changes them.
     with tf.control_dependencies([] if local_sums else list(window.state.values())):
         learning_rate = tf.identity(learning_rate_ph)
+    num_tokens = config.batch_size * config.num_steps
     micro_batches, reductions = division.rows.micro_batches, window.separate_reductions
-    exchange = exchange_gradients(config, window.loss, comm, micro_batches, reductions, local_sums)
-    update = build_update(config, exchange, learning_rate, global_step, comm, network)
+    exchange = exchange_gradients(
+        window.loss, num_tokens, comm, micro_batches, reductions, local_sums
+    )
+    own = network.audit.start_update(global_step, REPLACED)
+    update = build_update(config, exchange, learning_rate, global_step, comm, own)
     with tf.control_dependencies([update.grad_norm]):  # all reads see the values before the update
         averages = [
             variable.assign_add(comm.sum(change, f"train/{variable.op.name}")).op
             for (variable, _), change in zip(window.updates, changes)
         ]
     update = update._replace(train_op=tf.group(update.train_op, *averages))
-    words = config.batch_size * config.num_steps
     max_loss = sys.float_info.max if network.has_losses else MAX_MEAN_NLL
     return TrainGraph(
-        window, local_sums, update, learning_rate_ph, requests_ph, sums, words, max_loss
+        window, local_sums, update, learning_rate_ph, requests_ph, sums, num_tokens, max_loss
     )
 
 
@@ -148,25 +154,9 @@ def run_step(
         found = run(fetches, {**feed, **local_sums.feed(sums)})
     (nats, *requested), grad_norm, exchange_seconds, _ = found
     return StepResult(
-        nll=NllSum(float(nats), graph.words),
+        nll=NllSum(float(nats), graph.num_tokens),
         grad_norm=float(grad_norm),
         requests=Requests(*(count > 0 for count in requested)),
         exchange_seconds=float(exchange_seconds),
         max_loss=graph.max_loss,
     )
-
-
-def graph_facts() -> dict[str, Any]:
-    """Return the facts about the current graph that must be equal on all ranks.
-
-    If the name of an exchange differed, the ranks would wait forever.
-    """
-    variables = {f"variable {v.op.name}": v.shape.as_list() for v in tf.global_variables()}
-    graph = tf.get_default_graph().as_graph_def()
-    nodes = [*graph.node, *(node for body in graph.library.function for node in body.node_def)]
-    exchanges = {
-        f"exchange {node.attr['tensor_name'].s.decode() or node.name}": node.op
-        for node in nodes
-        if node.op.startswith("Horovod")
-    }
-    return {**variables, **exchanges}

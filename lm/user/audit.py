@@ -45,8 +45,8 @@ _CHANGES = {
 class UserAudit(Audit):
     """Checks the calls of the functions of a user-defined network while a graph is built."""
 
-    def __init__(self, path: str):
-        self._path = path
+    def __init__(self, network: Network):
+        self._network, self._path = network, network.where
         # The variables of the first call of each function: all, and those that no result needs.
         self._first_used: dict[str, tuple[set[str], set[str]]] = {}
 
@@ -83,8 +83,9 @@ class UserAudit(Audit):
         return (top, after), used
 
     def start_update(
-        self, network: Network, global_step: tf.Variable, replaced: Mapping[str, Sequence[str]]
+        self, global_step: tf.Variable, replaced: Mapping[str, Sequence[str]]
     ) -> UserUpdate | None:
+        network = self._network
         if not (network.defines("build_optimizer") or network.defines("transform_gradients")):
             return None
         there, where = operations(), f"{self._path}: the update"

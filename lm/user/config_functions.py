@@ -50,10 +50,10 @@ class UserFunctions(NetworkFunctions):
             )
         return name
 
-    def audit(self) -> Audit:
+    def audit(self, network: Any) -> Audit:
         from lm.user.audit import UserAudit
 
-        return UserAudit(self.where)
+        return UserAudit(network)
 
     def one_line_errors(self, running: bool = False) -> contextlib.AbstractContextManager:
         from lm.user import failures

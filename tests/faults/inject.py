@@ -155,20 +155,20 @@ def slow_first_step(seconds):
 
 def stop_in_evaluation(rank):
     """Stop one rank when it begins to evaluate."""
-    import lm.model.windows
+    import lm.model.evaluation
 
     def act(*_):
         if launched_rank() == int(rank):
             os.kill(os.getpid(), signal.SIGSTOP)
 
-    around(lm.model.windows, "run_evaluation", before=act)
+    around(lm.model.evaluation, "run_evaluation", before=act)
 
 
 def slow_evaluation(seconds):
     """Delay each window of an evaluation."""
-    import lm.model.windows
+    import lm.model.evaluation
 
-    original = lm.model.windows.run_evaluation
+    original = lm.model.evaluation.run_evaluation
 
     def slow(session, runner, batches, at_work):
         def late():
@@ -177,12 +177,12 @@ def slow_evaluation(seconds):
 
         return original(session, runner, batches, late)
 
-    lm.model.windows.run_evaluation = slow
+    lm.model.evaluation.run_evaluation = slow
 
 
 def stop_in_test(rank):
     """Stop one rank during the evaluation of test. Each window takes 0.025 s."""
-    from lm.model.windows import Evaluator
+    from lm.model.evaluation import Evaluator
 
     slow_evaluation(0.025)
 

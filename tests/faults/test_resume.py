@@ -169,8 +169,7 @@ def test_all_ranks_can_test_the_best_weights(start, tmp_path, corpora):
     first = store.list_checkpoints(str(tmp_path))[0]
 
     def validate(content):
-        content["valid_perplexity"] = 1.5
-        content["progress"]["valid_steps"] = [20]
+        content["progress"].update(valid_perplexity=1.5, valid_steps=[20])
 
     rewrite_manifest(first, validate)
     flags += ("--max_steps", 60, "--resume", "--test_on", "best", "--distributed_eval")

@@ -200,7 +200,7 @@ def test_speeds_are_those_of_this_job_without_saves_and_validations(
     tmp_path, corpora, monkeypatch, caplog
 ):
     from lm.checkpoint.progress import TrainProgress
-    from lm.model.windows import Evaluator
+    from lm.model.evaluation import Evaluator
     from lm.training.checkpointer import Checkpointer
 
     caplog.set_level("INFO", "lm")

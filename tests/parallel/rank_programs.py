@@ -12,8 +12,8 @@ import tensorflow.compat.v1 as tf
 from lm.config import Config
 from lm.distributed.launch import connect
 from lm.model.variables import TYPES
-from lm.training.gradients import exchange_gradients
-from lm.training.optimizer import build_update
+from lm.optimize.gradients import exchange_gradients
+from lm.optimize.optimizer import build_update
 
 
 def gather(comm):
@@ -32,7 +32,7 @@ def update(comm):
     loss = tf.reduce_sum(tf.gather(table, words)) + tf.reduce_sum(dense * (comm.rank + 1))
     config = Config(max_grad_norm=1e9, batch_size=1, num_steps=1)
     step = tf.train.get_or_create_global_step()
-    exchange = exchange_gradients(config, loss, comm)
+    exchange = exchange_gradients(loss, 1, comm)
     update = build_update(config, exchange, tf.constant(1.0), step, comm)
     with tf.Session() as session:
         session.run(tf.global_variables_initializer())

@@ -4,7 +4,7 @@ import pathlib
 
 import numpy as np
 
-from lm.checkpoint import store
+from lm.checkpoint import background, store
 from lm.checkpoint.progress import TrainProgress
 from lm.checkpoint.tensors import whole
 from lm.record import CorpusRecord, RunRecord
@@ -17,16 +17,16 @@ ARRAYS = {
 }
 
 
-def manifest(step, perplexity=None, **fields):
-    progress = TrainProgress(step, valid_steps=(step,) if perplexity else ())
-    fields = {"weights": ("embedding",), "progress": progress, **fields}
-    return store.Manifest(step, 2, RECORD, valid_perplexity=perplexity, **fields)
+def manifest(step, perplexity=None, in_sync=True, weights=("embedding",), **progress):
+    progress = {"valid_steps": (step,) if perplexity else (), **progress}
+    progress = TrainProgress(step, valid_perplexity=perplexity, **progress)
+    return store.Manifest(2, RECORD, progress, weights, in_sync)
 
 
 def save(run_dir, step, perplexity=None, keep=None, arrays=ARRAYS, **fields):
     saved = store.save(str(run_dir), [whole(arrays)], manifest(step, perplexity, **fields))
     if keep:
-        store.prune(str(run_dir), keep, store.intact_manifests(str(run_dir)))
+        background.prune(str(run_dir), keep, store.intact_manifests(str(run_dir)))
     return pathlib.Path(saved.path)
 
 

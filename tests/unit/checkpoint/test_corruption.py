@@ -30,8 +30,7 @@ FORGED = [
     ({"files": {"model.index": 1}}, "manifest.json is corrupt: files.model.index is a int"),
     ({"files": []}, "manifest.json is corrupt: files is a list"),
     ({"weights": "embedding"}, "manifest.json is corrupt: weights is a str"),
-    ({"valid_perplexity": "9"}, "manifest.json is corrupt: valid_perplexity is a str"),
-    ({"step": None}, "manifest.json is corrupt: step is a NoneType"),
+    ({"world_size": None}, "manifest.json is corrupt: world_size is a NoneType"),
 ]
 
 
@@ -149,7 +148,7 @@ def test_a_corrupt_newest_checkpoint_is_skipped_with_a_warning(tmp_path, caplog,
     "changes, how",
     [
         ({"format": 1}, "format 1"),
-        ({"format": 3}, "format 3"),
+        ({"format": 4}, "format 4"),
         ({"novelty": 1}, "unknown field novelty"),
     ],
 )

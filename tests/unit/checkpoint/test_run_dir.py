@@ -53,7 +53,7 @@ def open_directory(path, config, corpus, resume=True, **options):
     options = RunOptions(output_dir=path and str(path), resume=resume, **options)
     record = RunRecord(dataclasses.asdict(config), corpus.tokenizer.sha256, corpus.record)
     with contextlib.ExitStack() as stack:
-        yield open_run_dir(config, options, record, stack)
+        yield open_run_dir(options, record, type(config), stack)
 
 
 def test_the_default_directory_is_named_by_config_and_time(made, tmp_path, monkeypatch):
@@ -108,12 +108,14 @@ def test_a_resume_without_a_checkpoint_says_that_it_starts(made, tmp_path, caplo
 
 
 WAIT_FOR_DIRECTORY = """
-import contextlib, sys
+import contextlib, dataclasses, sys
+from lm.record import RunRecord
 from lm.checkpoint.run_dir import open_run_dir
 from lm.config import Config, RunOptions
 with contextlib.ExitStack() as stack:
     print("waiting", flush=True)
-    open_run_dir(Config(), RunOptions(output_dir=sys.argv[1]), None, stack)
+    record = RunRecord(dataclasses.asdict(Config()), "", None)
+    open_run_dir(RunOptions(output_dir=sys.argv[1]), record, Config, stack)
     print("has the directory", flush=True)
     sys.stdin.read()
 """
@@ -213,10 +215,10 @@ def test_fields_of_a_different_version_are_rejected(resume):
 
 
 def test_a_checkpoint_of_an_older_version_has_only_validations_of_epochs(resume):
-    progress = {"step": 17, "epochs_done": 1, "valid_perplexities": [9.0]}
+    progress = {"step": 7, "epochs_done": 1, "valid_perplexities": [9.0]}
     found = resume(lambda manifest: manifest.update(progress=progress)).manifest.progress
     found.record_validation()
-    assert found.epoch_perplexities(10) == [9] and found.last_validation == 17
+    assert found.epoch_perplexities(10) == [9] and found.last_validation == 7
 
 
 def test_progress_is_loaded_and_missing_fields_have_defaults(resume):

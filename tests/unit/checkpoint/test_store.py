@@ -7,7 +7,6 @@ import pathlib
 import pytest
 
 from lm.checkpoint import store
-from lm.checkpoint.progress import TrainProgress
 from lm.errors import RunError
 from lm.record import has_checkpoints
 from tests.commands import run_code
@@ -119,16 +118,16 @@ def test_the_last_checkpoints_and_the_best_are_kept(tmp_path):
 
 
 def test_a_best_epoch_without_a_checkpoint_is_a_warning(tmp_path, caplog):
-    progress = TrainProgress(valid_perplexities=(9.0, 5.0, 7.0), valid_steps=(1, 2, 3))
+    validations = dict(valid_perplexities=(9.0, 5.0, 7.0), valid_steps=(1, 2, 3))
     for step, perplexity in [(1, 9.0), (3, 7.0)]:
-        save(tmp_path, step, perplexity, progress=progress)
+        save(tmp_path, step, perplexity, **validations)
     assert store.find(str(tmp_path), "best").path.endswith("step-00000003")
     assert "best validation perplexity, 5.00, has no usable checkpoint" in caplog.text
     assert "using step 3, with 7.00" in caplog.text
 
 
 def test_a_validation_that_only_an_early_stop_caused_does_not_count(tmp_path):
-    save(tmp_path, 2, 5.0, progress=TrainProgress())
+    save(tmp_path, 2, 5.0, valid_steps=())
     assert store.find(str(tmp_path), "best").path.endswith("step-00000002")
     save(tmp_path, 3, 7.0)
     assert store.find(str(tmp_path), "best").path.endswith("step-00000003")

@@ -18,7 +18,7 @@ def test_stock_tensorflow_reads_a_checkpoint(tmp_path):
     assert set(reader.get_variable_to_shape_map()) == set(ARRAYS)
     for name, array in ARRAYS.items():
         np.testing.assert_array_equal(reader.get_tensor(name), array)
-    assert store.weight_tensors(store.verify(str(path))) == {"embedding": "embedding"}
+    assert tensors.weight_tensors(store.verify(str(path))) == {"embedding": "embedding"}
     with tf.Graph().as_default(), tf.Session() as session:
         variable = tf.get_variable("embedding", [30, 20], use_resource=True)
         tf.train.Saver([variable]).restore(session, str(path / "model"))
@@ -28,9 +28,10 @@ def test_stock_tensorflow_reads_a_checkpoint(tmp_path):
 def test_weights_are_averages_if_the_checkpoint_has_them(tmp_path):
     arrays = {**ARRAYS, "embedding/average": ARRAYS["embedding"] + 1}
     for step, has_average in [(1, False), (2, True)]:
-        path = save(tmp_path, step, arrays=arrays, has_average=has_average)
+        averages_from = step - 1 if has_average else None
+        path = save(tmp_path, step, arrays=arrays, averages_from=averages_from)
         average = "embedding/average" if has_average else "embedding"
-        assert store.weight_tensors(store.verify(str(path))) == {"embedding": average}
+        assert tensors.weight_tensors(store.verify(str(path))) == {"embedding": average}
 
 
 def test_large_variables_are_saved_and_loaded_in_parts(tmp_path):

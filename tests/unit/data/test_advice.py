@@ -21,16 +21,7 @@ LINES = "the cat sat on a mat\n" * 50
         ({"train": LINES.replace("\n", "\r\n")}, None),
         ({"valid": "the cat\n" * 3}, "valid has only 9 tokens: its perplexity says little"),
         ({"train": LINES.replace("sat", "sat <eos>")}, "contains <eos> 50 times"),
-        ({"train": LINES + "\ufeffthe cat\n"}, "U+FEFF, a byte order mark: remove it"),
-        ({"train": LINES + "ca\x07t\n"}, r"the word 'ca\x07t' contains a control character"),
-        ({"train": LINES + "x" * 201 + "\n"}, "has more than 200 characters"),
-        ({"train": LINES + "x" * 200 + "\n"}, None),
-        ({"train": LINES + "<UNK>\n"}, "the word '<UNK>' is an ordinary word: write <unk>"),
-        ({"train": LINES + "<unk>\n"}, None),
         ({"valid": LINES + "zebra\n"}, "<unk> never occurs in train"),
-        ({"test": LINES + "\n" * 30}, "8% of the tokens of test are the <eos> of empty lines"),
-        ({"test": LINES + "\n" * 15}, None),
-        ({"test": LINES * 1000 + "\n" * 30_000}, "8% of the tokens of test are the"),
     ],
 )
 def test_a_suspicious_text_is_one_line_of_advice(tmp_path, caplog, texts, advice):

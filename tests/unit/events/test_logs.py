@@ -17,9 +17,9 @@ from lm.events.reporter import Progress
 sys.stderr.isatty = lambda: True  # with a progress bar
 start_console(0)
 LogFiles(["{log}"], "master", 0)
-progress = Progress(True, 1, 0, 100)
+progress = Progress(True, 1, 0, 100, (100, 100))
 for step in range(1, 101):
-    progress.update(step, ("loss", 1.0), 1.0, 1.0, 1.0, 1.0)
+    progress.update(("loss", 1.0), 1.0, tokens=1, seconds=1.0)
     logging.getLogger("lm").info(f"line {{step}}")
     if step == 50:
         os.dup2(os.open("/dev/full", os.O_WRONLY), 2)

@@ -96,10 +96,11 @@ def test_other_ranks_write_nothing(tmp_path, monkeypatch):
 
 def test_progress_shows_the_remaining_time_of_the_epoch_and_of_the_run(caplog):
     caplog.set_level("INFO", "lm")
-    Progress(False, 2, 0, 40).update(4, ("loss", 5.0), 0.5, 900.4, 83.2, 100_000)
+    bar = Progress(False, 2, 3, 40, (40, 48_000))
+    bar.update(("loss", 5.0), 0.5, tokens=2000, seconds=2.22)
     (line,) = caplog.messages
-    assert line.startswith("epoch 2  step 4/40  train loss 5.00  learning rate 0.5  900 tokens/s")
-    assert line.endswith("  left 01:23, run 27:46:40")
+    assert line.startswith("epoch 2  step 4/40  train loss 5.00  learning rate 0.5  901 tokens/s")
+    assert line.endswith("  left 01:19, run 29:35:51")
 
 
 def test_a_line_names_the_activity_whenever_the_log_is_silent(tmp_path):

@@ -5,7 +5,8 @@ import math
 import pytest
 
 from lm.config import Config
-from lm.data.tokenizers import Bytes, Characters, Words
+from lm.data.symbols import Bytes, Characters
+from lm.data.tokenizers import Words
 from lm.data.vocabulary import Vocabulary
 from lm.inference.evaluator import evaluate
 from lm.inference.scorer import Scorer

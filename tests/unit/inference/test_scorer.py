@@ -147,7 +147,8 @@ def test_nan_is_an_error(tmp_path):
     trained = store.find(str(tmp_path / "run"))
     arrays = load_arrays(trained.path, tensor_shapes(trained.path))
     nothing = {name: np.full_like(array, np.nan) for name, array in arrays.items()}
-    spoilt = dataclasses.replace(trained.manifest, step=8)
+    progress = dataclasses.replace(trained.manifest.progress, step=8)
+    spoilt = dataclasses.replace(trained.manifest, progress=progress)
     store.save(str(tmp_path / "run"), [whole(nothing)], spoilt)
     with pytest.raises(UserError, match="the network returns NaN: use a different checkpoint"):
         list(Scorer(open_run(tmp_path / "run")).score(["w1"]))

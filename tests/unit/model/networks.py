@@ -16,7 +16,7 @@ from lm.model.context import Context
 from lm.model.network import Network
 from lm.model.ops import fastest
 from lm.model.windows import WindowRunner, build_window_graph
-from lm.training.averaging import Average
+from lm.optimize.averaging import Average
 from lm.training.step import Division, build_train_graph, run_step
 from tests.commands import ROOT
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
+from lm.bands import cutoffs_of
 from lm.checkpoint.manifest import verify
 from lm.checkpoint.transfer import VariableLoader
 from lm.config import Config
@@ -16,7 +17,7 @@ from lm.model import decoding
 from lm.model.context import collected
 from lm.model.network import Network
 from lm.model.windows import build_window_graph
-from lm.training.gradients import exchange_gradients
+from lm.optimize.gradients import exchange_gradients
 from tests.unit.checkpoint.saved import save
 from tests.unit.model.networks import V, context_of, start_values
 
@@ -77,7 +78,7 @@ def all_log_probs(config, weights, top):
 
 def adaptive_log_probs(config, weights, top):
     """Return the log-probabilities of an adaptive softmax (Grave et al. 2017)."""
-    first, last = config.cutoffs
+    first, last = cutoffs_of(config)
     if config.tie_weights:
         words = [weights[f"embedding/band_{band}"] for band in range(3)]
         head = tf.transpose(tf.concat([words[0], weights["softmax/clusters"]], axis=0))
@@ -156,7 +157,7 @@ def test_loss_and_gradients_equal_the_equations_of_the_papers(path, fields):
         network = Network(config, V, words=["<eos>", *map(str, range(1, V))])
         model = build_window_graph(network, Rows(0, B), "train", step)
         separate = model.separate_reductions
-        found = exchange_gradients(config, model.loss, Communicator(), (), separate)
+        found = exchange_gradients(model.loss, T * B, Communicator(), (), separate)
         weights = {variable.op.name: variable for variable in tf.trainable_variables()}
         loss, nll = plain_loss(config, weights, words[:-1], words[1:])
         expected = tf.gradients(loss, list(weights.values()))
@@ -251,7 +252,7 @@ def test_dropping_rows_of_a_table_adds_the_gradients_of_each_row():
         kept = context.drop_weights(tf.gather(table, [0, 0, 2]), 0.5)
         loss = tf.reduce_sum(kept)
         found = exchange_gradients(
-            CONFIG, loss, Communicator(), (), collected(context).separate_reductions
+            loss, T * B, Communicator(), (), collected(context).separate_reductions
         )
         session.run(tf.global_variables_initializer())
         (gradient,), mask = session.run([found.gradients, kept])

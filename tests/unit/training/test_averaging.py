@@ -6,7 +6,7 @@ import tensorflow.compat.v1 as tf
 
 from lm import kernels
 from lm.model import plain
-from lm.training.averaging import Average
+from lm.optimize.averaging import Average
 
 
 def test_the_average_is_the_mean_and_swaps_exactly_with_the_weights():

@@ -6,12 +6,13 @@ import threading
 
 import pytest
 
-from lm.checkpoint import store
+from lm.checkpoint import background, store
+from lm.checkpoint.background import BackgroundWriter
 from lm.checkpoint.tensors import whole
 from lm.config import RunOptions
 from lm.distributed.communicator import Communicator
 from lm.distributed.supervisor import Supervisor, Waiting
-from lm.training.checkpointer import BackgroundWriter, Checkpointer
+from lm.training.checkpointer import Checkpointer
 from tests.unit.checkpoint.saved import ARRAYS, manifest, save, steps, truncate
 
 
@@ -39,7 +40,7 @@ def test_old_checkpoints_that_cannot_be_removed_do_not_fail_a_save(tmp_path, mon
     def fail(*_):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(store, "prune", fail)
+    monkeypatch.setattr(background, "prune", fail)
     writer = BackgroundWriter(str(tmp_path), keep=1)
     writer.start([whole(ARRAYS)], manifest(1))
     writer.wait()
@@ -61,7 +62,7 @@ def test_old_checkpoints_are_verified_once(tmp_path, caplog):
 def test_a_failed_run_waits_for_its_save_without_reporting_progress(monkeypatch, checkpointer):
     polls, end = [], threading.Event()
     monkeypatch.setattr(store, "save", lambda *_: end.wait(30))
-    monkeypatch.setattr(store, "prune", lambda *_: None)
+    monkeypatch.setattr(background, "prune", lambda *_: None)
     writer = BackgroundWriter("run", keep=1)
     writer.start({}, None)
 

@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf
 
 from lm.config import RunOptions
 from lm.data.batches import Rows
-from lm.data.tokenizers import Ids
+from lm.data.symbols import Ids
 from lm.distributed.communicator import Communicator
 from lm.errors import UserError
 from lm.model.network import Network

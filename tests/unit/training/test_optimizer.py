@@ -9,9 +9,10 @@ import tensorflow.compat.v1 as tf
 
 from lm.config import Config
 from lm.distributed.communicator import Communicator
+from lm.optimize.algorithms import OPTIMIZERS
+from lm.optimize.gradients import exchange_gradients
+from lm.optimize.optimizer import build_update
 from lm.perplexity import NllSum
-from lm.training.gradients import exchange_gradients
-from lm.training.optimizer import OPTIMIZERS, build_update
 from lm.training.step import NO_REQUESTS, StepResult
 from tests.machine import in_new_processes
 
@@ -20,7 +21,8 @@ WORDS = [2, 0, 2]
 
 def build(config, loss, rate, step):
     comm = Communicator()
-    return build_update(config, exchange_gradients(config, loss, comm), rate, step, comm)
+    exchange = exchange_gradients(loss, config.batch_size * config.num_steps, comm)
+    return build_update(config, exchange, rate, step, comm)
 
 
 def one_update(max_grad_norm=math.inf, **fields):

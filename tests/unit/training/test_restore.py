@@ -8,9 +8,10 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from lm.checkpoint import store
-from lm.checkpoint.tensors import load_arrays
+from lm.checkpoint.tensors import load_arrays, weight_tensors
 from lm.config import RunOptions
 from lm.data.batches import Rows
+from lm.data.selection import load_vocabulary
 from lm.data.tokenizers import Words
 from lm.data.vocabulary import Vocabulary
 from lm.distributed.communicator import Communicator
@@ -31,7 +32,7 @@ def other(tmp_path_factory, corpora):
     """Create an untrained run; return its checkpoint, config and vocabulary words."""
     directory = tmp_path_factory.mktemp("other") / "run"
     config = make_run(directory, corpora)
-    words = Vocabulary.load(directory / "vocabulary.txt").words
+    words = load_vocabulary(directory / "vocabulary.txt").words
     return str(directory / "checkpoints" / "step-00000007"), config, words
 
 
@@ -48,7 +49,7 @@ def test_matching_weights_are_loaded_and_others_not(other, caplog, fields, words
     caplog.set_level(logging.INFO, "lm")
     tensors = start_from(path, dataclasses.replace(config, **fields), words_of(words))
     assert f"initialized {afresh}" in caplog.text
-    theirs = store.weight_tensors(store.verify(path))
+    theirs = weight_tensors(store.verify(path))
     assert {"lstm_0/bias", "lstm_1/recurrent_weights"} <= tensors.keys() < {*theirs, "lstm_2/bias"}
     assert tensors.items() <= theirs.items()
 
@@ -56,10 +57,10 @@ def test_matching_weights_are_loaded_and_others_not(other, caplog, fields, words
 def test_the_bands_of_other_words_are_not_loaded(tmp_path, corpora, caplog):
     fields = dict(adaptive_softmax_cutoffs="10,30", adaptive_input=True, tie_weights=True)
     config = make_run(tmp_path / "run", corpora, **fields)
-    words = Vocabulary.load(tmp_path / "run/vocabulary.txt").words
+    words = load_vocabulary(tmp_path / "run/vocabulary.txt").words
     caplog.set_level(logging.INFO, "lm")
     path = str(tmp_path / "run/checkpoints/step-00000007")
-    assert start_from(path, config, words) == store.weight_tensors(store.verify(path))
+    assert start_from(path, config, words) == weight_tensors(store.verify(path))
     start_from(path, config, words[:50])
     bands = ", ".join(f"embedding/band_{band}" for band in range(3))
     assert f"initialized {bands}, softmax/bias\n" in caplog.text
@@ -116,7 +117,7 @@ def start_from(path, config, words, functions=BUILT_IN):
 )
 def test_words_of_both_vocabularies_keep_their_weights(tmp_path, corpora, fields, axis):
     config = make_run(tmp_path / "run", corpora, **fields)
-    words = Vocabulary.load(tmp_path / "run/vocabulary.txt").words
+    words = load_vocabulary(tmp_path / "run/vocabulary.txt").words
     new_words = ("zebra", *reversed(words[:50]), "yak")
     with tf.Graph().as_default():
         build_window_graph(Network(config, len(new_words)), Rows(0, 1), "eval")

@@ -1,5 +1,6 @@
-"""The report of a run at its start: the summary and the start event."""
+"""The start of a run: its network, initial values, files, summary and start event."""
 
+import contextlib
 import dataclasses
 import os
 import platform
@@ -10,14 +11,86 @@ from typing import Any
 import tensorflow.compat.v1 as tf
 
 from lm import kernels, logger
-from lm.distributed.agreement import by_rank
+from lm.checkpoint.progress import TrainProgress
+from lm.distributed.agreement import by_rank, on_all_ranks
+from lm.distributed.devices import session_config
 from lm.distributed.horovod import horovod_version
 from lm.distributed.placement import core_ranges
+from lm.errors import UserError
+from lm.events.logs import LogFiles
+from lm.events.read import drop_events_after
 from lm.events.reporter import Reporter
+from lm.model.network import Network
+from lm.record import LOG_FILE, from_json
 from lm.training.exactness import Exactness
+from lm.training.initialize import initial_values
 from lm.training.prepare import Job
+from lm.training.restore import InitialValues, values_to_resume
 
 _MAX_FILES = 5  # loaded files in the summary; the run record contains all of them
+
+
+def check_network(job: Job) -> None:
+    """Check a new run's user-defined network by experiment, on rank 0."""
+    is_new = job.run_dir and not job.run_dir.checkpoint
+    if is_new and job.options.check_network and not job.functions.is_built_in:
+        words = job.corpus.tokenizer.tokens
+        job.functions.check(job.config, len(words), session_config(job.device), words)
+
+
+def check_window_order(network: Network) -> None:
+    """Reject shuffled windows if a recurrent state connects the windows."""
+    if network.config.window_order == "shuffled" and network.state_shapes:
+        raise UserError(
+            "window_order shuffled needs a network without recurrent state, but"
+            f" {network.where} carries state from window to window: use window_order sequential"
+        )
+
+
+def initial_progress(job: Job) -> TrainProgress:
+    """Return the progress of the checkpoint to resume from, or of a new run."""
+    checkpoint = job.run_dir and job.run_dir.checkpoint
+    progress = checkpoint.manifest.progress if checkpoint else TrainProgress()
+    if job.config.ema_decay:
+        progress.averages_from = 0
+    # Only rank 0 reads checkpoints: the other hosts may not see its disk.
+    return from_json(TrainProgress, job.comm.gather(dataclasses.asdict(progress))[0], "rank 0")
+
+
+def values_to_load(job: Job, network: Network) -> InitialValues | None:
+    """Return the values to load on rank 0, which reads checkpoints for all ranks."""
+    if job.run_dir and job.run_dir.checkpoint:
+        return values_to_resume(job.run_dir.checkpoint, network.state_shapes)
+    if job.source:
+        return initial_values(job.source, job.options, job.corpus.tokenizer, job.functions)
+    return None
+
+
+def open_files(job: Job, progress: TrainProgress, stack: contextlib.ExitStack) -> Reporter:
+    """Open the event and log files, and write the record and the tokenizer.
+
+    Events that the run will repeat are removed. Call this function after everything that may fail,
+    because a run that cannot start must not change its files.
+    """
+    options, run_dir, output_dir = job.options, job.run_dir, job.output_dir
+    paths = [os.path.join(output_dir, LOG_FILE)]
+    if options.log_path:
+        paths.append(options.log_path)
+    with on_all_ranks(job.comm):
+        if run_dir:
+            step, epochs = progress.step, progress.epochs_done
+            drop_events_after(output_dir, step, epochs, progress.last_validation)
+        has_perplexity = not job.functions.has_losses
+        reporter = Reporter(
+            run_dir and output_dir, options.tensorboard, has_perplexity, options.on_event
+        )
+        stack.enter_context(reporter)
+        reporter.logs = LogFiles(paths, options.mpi_log, job.comm.rank)
+        if run_dir:
+            job.corpus.tokenizer.save(output_dir)
+            # The record comes last, because it turns the directory into a run.
+            job.record.write(output_dir, has_checkpoints=run_dir.checkpoint is not None)
+    return reporter
 
 
 def report_start(job: Job, exactness: Exactness, step: int, reporter: Reporter) -> None:
