@@ -5,7 +5,7 @@
 
 With --format npz or safetensors, the command writes a file with the weights for other frameworks.
 The name of each weight is the name of its variable. With --format tf1, it writes a checkpoint that
-the TF 1.x program of the network restores. The rest of this text is about SavedModels.
+the original TF 1.x program can restore. The rest of this text is about SavedModels.
 
 The network computes in float32, regardless of the run's --precision:
 
@@ -75,8 +75,8 @@ class ExportOptions(Checked):
         is_path=True,
     )  # fmt: skip
     format: str = option(
-        "saved_model", "saved_model; tf1: a checkpoint that the TF 1.x program of the network"
-        " restores; npz or safetensors: a file with the weights",
+        "saved_model", "saved_model; tf1: a checkpoint for the original TF 1.x program;"
+        " npz or safetensors: a file with the weights",
         choices=("saved_model", "tf1", "npz", "safetensors"),
     )  # fmt: skip
     rows: int | None = option(

@@ -110,7 +110,7 @@ class Predictor:
 
 
 def measure(config: Config, options: AdviceOptions) -> dict[str, Any]:
-    """Measure steps of one rank and the exchange of two ranks, and predict step times."""
+    """Measure the steps of one rank and an exchange between two ranks, and predict step times."""
     counts = {"strong": [n for n in _RANKS if n <= config.batch_size]}
     counts["weak"] = [n for n in _RANKS if n * config.batch_size <= MAX_ROWS]
     shapes = run(Task(config), options)["shapes"]

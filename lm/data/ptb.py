@@ -125,8 +125,8 @@ def _load_first(
 def _attempt(source: str, sha256: Mapping[str, str]) -> dict[str, bytes] | str:
     """Return the verified files of a source, or the reason why it did not provide them.
 
-    A server can keep `requests` busy forever, for example with one byte per second. The thread is
-    then abandoned.
+    A server can keep `requests` busy forever, for example by sending one byte per second. In this
+    case, the thread is abandoned.
     """
     results: queue.SimpleQueue[dict[str, bytes] | str] = queue.SimpleQueue()
 

@@ -1,4 +1,4 @@
-"""Launchers (mpirun, srun, horovodrun): their processes, and command lines that start ranks."""
+"""The processes that mpirun, srun or horovodrun started, and the commands that start ranks."""
 
 import contextlib
 import os

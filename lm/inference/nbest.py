@@ -10,10 +10,10 @@ _SEPARATOR = " ||| "
 
 
 def rescore(lines: Iterable[str], scorer: Scorer, weight: float) -> Iterator[str]:
-    """Yield the lines of each list, best first, with the natural log-probability of their texts.
+    """Yield the lines of each n-best list, sorted by their new scores.
 
-    The log-probability becomes the feature `lm`. The score of a line increases by `weight` times
-    the log-probability. If a line has no score, it starts at 0.
+    The natural log-probability of a text becomes the feature `lm`. The score of its line increases
+    by `weight` times the log-probability. A line without a score starts at 0.
     """
     entries = (_parse(line, number) for number, line in enumerate(lines, 1))
     for _, group in itertools.groupby(entries, key=lambda fields: fields[0]):

@@ -35,7 +35,7 @@ def matmul(
 
 
 def rounded(product: Callable[..., tf.Tensor], *factors: tf.Tensor) -> tf.Tensor:
-    """Return the product of factors that are rounded to bfloat16, here and in the gradient."""
+    """Return a product whose factors are rounded to bfloat16. Its gradient rounds them too."""
     return _rounded_gradient(product(*map(_rounded_factor, factors)))
 
 

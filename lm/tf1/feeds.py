@@ -23,9 +23,9 @@ def fed(
       placeholders: The tensors that the next calls of `tf.placeholder` return, in this order.
       zero_states: The states that the next calls of `zero_state` of cells return, in this order.
         For a MultiRNNCell, such a state is one tuple of LSTMStateTuple values.
-      defaults: The values that calls of `tf.placeholder_with_default` return, by the argument
-        `name` of the call. For a second call with the same name, the suffix `_1` is added to the
-        name. A call without a name has the name `PlaceholderWithDefault`.
+      defaults: The values that calls of `tf.placeholder_with_default` return. The keys are the
+        arguments `name` of the calls. For a second call with the same name, the suffix `_1` is
+        added to the name. A call without a name has the name `PlaceholderWithDefault`.
     """
     call = current_call()
     if not call:

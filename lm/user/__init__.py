@@ -1,8 +1,9 @@
 """User-defined networks: the functions of a config file, their audit and their errors.
 
-`functions` is what the rest of the program receives; it imports the other modules when they are
+The rest of the program uses `config_functions`, which imports the other modules when they are
 needed, so `--help` does not load TensorFlow. `audit` checks each call of a function while a graph
-is built (`results` checks what it returns), `update` calls the functions that take part in the
-update, and `trial_run` checks the network by experiment. `errors` and `code` report errors with the
-line of the user's file, and `files` has the files that a config file loads.
+is built, and `returned` checks its result. `rounding` rounds the factors of matrix products to
+bfloat16. `update` calls the functions that take part in the update. `trial_run` checks the network
+by experiment. If a user's code fails, `failures` and `code` find the line for the error message.
+`loaded_files` records the files that a config file loads.
 """

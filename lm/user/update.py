@@ -92,7 +92,7 @@ class UserUpdate:
 
 
 def _use_old_functions(optimizer: tf.train.Optimizer) -> None:
-    """Let an optimizer that was written for the variables of TF 1.x update resource variables."""
+    """Make an optimizer for the variables of TF 1.x work with resource variables."""
     kind, base = type(optimizer), tf.train.Optimizer
 
     def apply_sparse(values: tf.Tensor, variable: tf.Variable, indices: tf.Tensor) -> tf.Operation:
