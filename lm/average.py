@@ -63,7 +63,8 @@ def average(run_dir: str, names: list[str], last: int | None = None) -> str:
     name = f"average-{found[0].manifest.step:08d}-{newest.step:08d}"
     if os.path.exists(os.path.join(run_dir, CHECKPOINTS_DIR, name)):
         raise UserError(f"{name} of {run_dir} already exists: remove it first")
-    manifest = dataclasses.replace(newest, has_average=False, valid_perplexity=None)
+    progress = dataclasses.replace(newest.progress, averages_from=None, valid_perplexity=None)
+    manifest = dataclasses.replace(newest, progress=progress)
     return store.save(run_dir, [whole(_means(found))], manifest, name=name).path
 
 

@@ -29,6 +29,7 @@ LIMITS = {
     "lm.search": f"--config config_medium --data_path data {_SMALL} --max_steps 1 --trials 2",
     "lm.benchmark": "--batch_size 4 --num_steps 5 --vocab_size 100 --hidden_size 8 --repeats 1",
     "lm.synthesize": "--num_tokens 1000",
+    "lm.average": "--last 2",
 }
 # These need hosts or a file of the user, or have a test that also checks their output.
 ELSEWHERE = ("host1", "./mine.py", "lm.flags", "lm.check")

@@ -30,7 +30,8 @@ def test_the_mean_of_the_weights_can_be_used_but_not_resumed(tmp_path, corpora):
             name: random.normal(size=array.shape).astype("f")
             for name, array in arrays["step-00000007"].items()
         }
-        manifest = dataclasses.replace(first.manifest, step=step)
+        progress = dataclasses.replace(first.manifest.progress, step=step)
+        manifest = dataclasses.replace(first.manifest, progress=progress)
         store.save(run, [whole(changed)], manifest)
         arrays[f"step-{step:08d}"] = changed
     result = run_module("lm.average", run, "--last", 2)
