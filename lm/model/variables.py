@@ -156,7 +156,7 @@ def freeze(trainable: str) -> None:
     """Freeze the weights of the current graph whose names do not match a regular expression."""
     weights = tf.get_collection_ref(tf.GraphKeys.TRAINABLE_VARIABLES)
     trained = [v for v in weights if re.search(trainable, v.op.name)]
-    if not trained:
+    if weights and not trained:
         names = ", ".join(v.op.name for v in weights[:_MAX_NAMES])
         raise UserError(f"--trainable {trainable} matches none of the weights {names}, ...")
     weights[:] = trained

@@ -1,7 +1,7 @@
 """The audit of a user's network: rules that its functions and its graph must follow.
 
-The checks raise a UserError that names the file and the function (`where`). `made` contains the
-operations of the network, and `used` contains its variables.
+The checks raise a UserError that names the file and the function (`where`), and the line if it is
+known. `made` contains the operations of the network, and `used` contains its variables.
 """
 
 import re
@@ -17,6 +17,7 @@ from lm.functions import Audit
 from lm.model.context import Context, VariableUpdate, collected
 from lm.model.network import Built, Network, NetworkCall
 from lm.model.variables import operations_behind
+from lm.user.code import place
 from lm.user.failures import PYTHON_OPS, hint_for_words
 from lm.user.returned import checked_result, checked_state
 from lm.user.rounding import products_in
@@ -99,14 +100,24 @@ class UserAudit(Audit):
         self, where: str, made: Nodes, results: Sequence[tf.Tensor | tf.Operation]
     ) -> None:
         """Store why results of the training can differ between runs, and warn."""
-        draws = why_irreproducible(made, results)
-        if draws and not self.why_irreproducible:  # several calls have the same reason
-            self.why_irreproducible = f"{where} {draws}"
-            logger.warning(self.why_irreproducible)
+        reason = why_irreproducible(where, made, results)
+        if reason and not self.why_irreproducible:  # several calls have the same reason
+            self.why_irreproducible = reason
+            logger.warning(reason)
 
 
 def _made_since(there: Nodes) -> Nodes:
     return {name: node for name, node in operations().items() if name not in there}
+
+
+def _with_line(where: str, operation: str) -> str:
+    """Add the line of the user's file that created an operation, if the line is known."""
+    try:
+        frames = tf.get_default_graph().get_operation_by_name(operation).traceback
+    except KeyError:  # an operation of a loop or a condition
+        return where
+    path, _, function = where.rpartition(": ")
+    return f"{place(path, frames)}: {function}"
 
 
 def operations() -> Nodes:
@@ -131,13 +142,15 @@ def check_variables(
     """
     for name in sorted(created - used.keys()):
         raise UserError(
-            f"{where} creates {name} again at each call: use tf.get_variable, which creates a"
-            " variable only once"
+            f"{_with_line(where, name)} creates {name} again at each call: use tf.get_variable,"
+            " which creates a variable only once"
         )
     for name in sorted(used.keys() & reserved):
         is_state = name.startswith("state/")
         owner = "the recurrent state in a checkpoint" if is_state else "the output layer"
-        raise UserError(f"{where} has the variable {name}, a name of {owner}: rename it")
+        raise UserError(
+            f"{_with_line(where, name)} has the variable {name}, a name of {owner}: rename it"
+        )
     for name in sorted(sometimes):
         raise UserError(
             f"{where} uses the variable {name} in some calls only (training, evaluation or single"
@@ -186,8 +199,9 @@ def find_updates(
             or name in found or op.type not in _CHANGES
         ):  # fmt: skip
             raise UserError(
-                f"{where} adds {op.name} to UPDATE_OPS, which updates {name}: an update must be the"
-                " only assign, assign_add or assign_sub of an untrained float32 variable"
+                f"{_with_line(where, op.name)} adds {op.name} to UPDATE_OPS, which updates {name}:"
+                " an update must be the only assign, assign_add or assign_sub of an untrained"
+                " float32 variable"
             )
         change = _CHANGES[op.type](variable, op.inputs[1]) * context.share_of_batch
         found[name] = VariableUpdate(variable, change)
@@ -213,14 +227,14 @@ def check_operations(
         is_executed = name in executed or name not in here
         if _ASSIGNS.fullmatch(node.op) and is_executed and name not in initializers:
             raise UserError(
-                f"{where} assigns to a variable ({name}): use the state to carry values from window"
-                " to window, or add the assignment to the collection UPDATE_OPS and let nothing"
-                " depend on it"
+                f"{_with_line(where, name)} assigns to a variable ({name}): use the state to carry"
+                " values from window to window, or add the assignment to the collection UPDATE_OPS"
+                " and let nothing depend on it"
             )
         if node.op == "Placeholder" and is_executed and not in_loop:
             raise UserError(
-                f"{where} uses the placeholder {name}, which receives no value: use"
-                " context.training or a field of context.config, or pass a value to tf1.fed"
+                f"{_with_line(where, name)} uses the placeholder {name}, which receives no value:"
+                " use context.training or a field of context.config, or pass a value to tf1.fed"
             )
 
 
@@ -252,19 +266,15 @@ def _check_global_step(where: str, made: Nodes) -> None:
     if step is None:
         return
     reads_step = {step.op, tf.convert_to_tensor(step).op}
-    reads = any(
-        tensor.op in reads_step
-        for op in graph.get_operations()
-        if op.name in made
-        for tensor in op.inputs
-    )
-    if reads:
-        raise UserError(
-            f"{where} uses the global step, which exists only in training: use context.step"
-        )
+    for op in graph.get_operations():
+        if op.name in made and reads_step.intersection(tensor.op for tensor in op.inputs):
+            raise UserError(
+                f"{_with_line(where, op.name)} uses the global step, which exists only in training:"
+                " use context.step"
+            )
 
 
-def why_irreproducible(made: Nodes, results: Sequence[tf.Tensor | tf.Operation]) -> str:
+def why_irreproducible(where: str, made: Nodes, results: Sequence[tf.Tensor | tf.Operation]) -> str:
     """Return the reason why results can differ between runs, or an empty string."""
     behind = {op.name for op in operations_behind(*results, control_inputs=True)}
     here = {op.name for op in tf.get_default_graph().get_operations()}
@@ -276,10 +286,14 @@ def why_irreproducible(made: Nodes, results: Sequence[tf.Tensor | tf.Operation])
             instead = "context.dropout for dropout, or tf.random.stateless_* with context.seed()"
             if node.op.endswith("CandidateSampler"):
                 instead = "sampled_values=context.sample_candidates(...)"
-            return f"draws random numbers with {node.op}, which are not reproducible: use {instead}"
+            return (
+                f"{_with_line(where, name)} draws random numbers with {node.op}, which are not"
+                f" reproducible: use {instead}"
+            )
         if node.op in PYTHON_OPS - {"PyFuncStateless"}:
             return (
-                f"runs Python code ({node.op}), so results may not be reproducible: if the code has"
-                " no state and draws no random numbers, declare it with stateful=False"
+                f"{_with_line(where, name)} runs Python code ({node.op}), so results may not be"
+                " reproducible: if the code has no state and draws no random numbers, declare it"
+                " with stateful=False"
             )
     return ""

@@ -176,7 +176,7 @@ def test_disable_v2_behavior_changes_nothing(tmp_path, corpora):
     bad = ("--config", tmp_path / "bad.py", *flags, "--output_dir", tmp_path / "bad")
     result = run_module("lm.train", *bad)
     assert result.returncode == 2
-    assert "build_logits uses the global step, which exists only in training" in result.stderr
+    assert "bad.py, line 15: build_logits uses the global step" in result.stderr
 
 
 def test_a_run_that_starts_over_without_its_config_file_does_not_need_it(bigram, corpora):

@@ -22,7 +22,7 @@ MISTAKES = {
     "    return x, {'h': None}\n": "new_state['h'] must be a tensor, not a NoneType",
     "    y = tf.matmul(x[0], x[1])\n": "line 13, in build_outputs: ValueError: Dimensions must be",
     "    with tf.variable_scope('state'):\n        x *= tf.get_variable('h', [4])\n" + GOOD:
-        "has the variable state/h, a name of the recurrent state in a checkpoint: rename it",
+        "line 14: build_outputs has the variable state/h, a name of the recurrent state in a",
     "    w = tf.get_variable('w', [4], tf.float64)\n" + GOOD: "variable w is float64",
     "    w = tf.get_variable('w', [0, 4])\n" + GOOD:
         "line 13, in build_outputs: variable w has the shape (0, 4): the number of elements must",
@@ -32,13 +32,13 @@ MISTAKES = {
     "    w = tf.get_variable('w', initializer='a', trainable=False)\n" + GOOD:
         "line 13, in build_outputs: variable w is string, not one of bool, uint8, int8, int32",
     "    w = tf.Variable(tf.zeros([4]))\n" + GOOD:
-        "/Variable again at each call: use tf.get_variable",
+        "line 13: build_outputs creates train/lm_network/Variable again at each call: use tf.get",
     "    w = tf.get_variable('w', [4]) if context.training else 0.0\n    x += w\n" + GOOD:
         "uses the variable w in some calls only",
     "    with tf.variable_scope('softmax'):\n        x += tf.get_variable('bias', [4])\n" + GOOD:
-        "has the variable softmax/bias, a name of the output layer: rename it",
+        "line 14: build_outputs has the variable softmax/bias, a name of the output layer: rename",
     "    x *= tf.placeholder(tf.float32, [])\n" + GOOD:
-        "uses the placeholder train/lm_network/Placeholder, which receives no value: use",
+        "line 13: build_outputs uses the placeholder train/lm_network/Placeholder, which receives",
     "    x = tf.recompute_grad(lambda x: context.dropout(x, 0.5))(x)\n" + GOOD:
         "context.dropout is called again for the gradient, as tf.recompute_grad does",
     "    context.penalize(*2 * [tf.transpose(x, [1, 0, 2])])\n" + GOOD:
@@ -58,7 +58,8 @@ MISTAKES = {
         "which is not used: use tf.gather from a constant instead of a lookup table",
     "    n = tf.get_variable('n', [], initializer=tf.ones_initializer(), trainable=False)\n"
     "    with tf.control_dependencies([n.assign_add(1.0)]):\n"
-    "        x *= n\n" + GOOD: "assigns to a variable (train/lm_network/AssignAddVariableOp)",
+    "        x *= n\n" + GOOD:
+        "line 14: build_outputs assigns to a variable (train/lm_network/AssignAddVariableOp)",
     "    n = tf.get_variable('n', [], initializer=tf.ones_initializer(), trainable=False)\n"
     "    with tf.control_dependencies([] if context.training else [n.assign_add(1.0)]):\n"
     "        x *= n\n" + GOOD: "assigns to a variable (eval/lm_network/AssignAddVariableOp)",
@@ -66,7 +67,7 @@ MISTAKES = {
     "    x = tf.scan(lambda h, x: h + x * n.assign_add(1.0), x, state['h'])\n" + GOOD:
         "assigns to a variable (",
     "    x *= tf.cast(tf.train.get_or_create_global_step(), tf.float32)\n" + GOOD:
-        "uses the global step, which exists only in training: use context.step",
+        "line 13: build_outputs uses the global step, which exists only in training: use context.",
     "    w = tf.get_variable('w', [4, 4])\n"
     "    step = lambda h, x: h + tf.matmul(x, context.drop_weights(w, 0.5))\n"
     "    x = tf.scan(step, x, state['h'])\n" + GOOD:
@@ -75,7 +76,8 @@ MISTAKES = {
         "line 13, in build_outputs: variable train has the name of an operation of the trainer",
     "    w = tf.get_variable('w', [4])\n"
     "    tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, w.assign_add(x[0, 0]))\n"
-    "    x *= w\n" + GOOD: "to UPDATE_OPS, which updates w: an update must be the only assign",
+    "    x *= w\n" + GOOD:
+        "line 14: build_outputs adds train/lm_network/AssignAddVariableOp to UPDATE_OPS, which",
     "    tf.set_random_seed(7)\n" + GOOD: "sets TensorFlow's seed: remove it",
     # The number of rows is only known in a run.
     "    rows = tf.reshape(x, [-1, 4])\n"
@@ -182,8 +184,11 @@ PENALTY = "    context.penalize(x, x + tf.random.normal(tf.shape(x)))\n"
 @pytest.mark.parametrize(
     "body, warning",
     [
-        (PENALTY, "draws random numbers with RandomStandardNormal"),
-        (f"    x += tf.ensure_shape({PYTHON % True}, x.shape)\n", "runs Python code (PyFunc)"),
+        (PENALTY, "line 13: build_outputs draws random numbers with RandomStandardNormal"),
+        (
+            f"    x += tf.ensure_shape({PYTHON % True}, x.shape)\n",
+            "line 13: build_outputs runs Python code (PyFunc)",
+        ),
         (f"    x += tf.ensure_shape({PYTHON % False}, x.shape)\n", ""),
     ],
     ids=["numbers in a penalty", "Python", "stateless Python"],
@@ -191,7 +196,7 @@ PENALTY = "    context.penalize(x, x + tf.random.normal(tf.shape(x)))\n"
 def test_results_that_may_not_be_reproducible_are_one_warning(load, caplog, body, warning):
     fields = {"activation_penalty": 1.0} if body == PENALTY else {}
     train_and_evaluate(load(HEADER + body + GOOD), **fields)
-    assert caplog.text.count("mine.py: build_outputs") == bool(warning) and warning in caplog.text
+    assert caplog.text.count("mine.py") == bool(warning) and warning in caplog.text
 
 
 def test_a_variable_without_a_gradient_is_a_warning(load, caplog):
