@@ -4,7 +4,7 @@ import os
 
 from lm.config import Config
 from lm.data.subwords import load_subwords
-from lm.data.symbols import BUILT, BYTES_FILE, CHARACTERS_FILE, IDS_FILE, Bytes, Characters, Ids
+from lm.data.symbols import BUILT, FIXED, IDS_FILE, Ids
 from lm.data.tokenizers import SAVED, VOCABULARY_FILE, Tokenizer, Words
 from lm.data.vocabulary import Vocabulary
 from lm.errors import UserError
@@ -16,7 +16,7 @@ from lm.record import CHECKPOINTS_DIR, CorruptFile, load_record
 def with_absolute_paths(config: Config) -> Config:
     """Return a copy of a config in which the path of the tokenizer is absolute."""
     names = ["vocabulary"] if config.vocabulary else []
-    if config.tokenizer not in (*BUILT, Bytes.name):
+    if config.tokenizer not in (*BUILT, *FIXED):
         names.append("tokenizer")
     paths = {name: os.path.expanduser(getattr(config, name)) for name in names}
     return replaced(config, **{name: os.path.abspath(path) for name, path in paths.items()})
@@ -46,8 +46,8 @@ def fixed_tokenizer(config: Config, reads_ids: bool) -> Tokenizer | None:
                 f"--{name} is for the tokenizers words and characters: {config.tokenizer} has a"
                 " fixed vocabulary"
             )
-    if config.tokenizer == Bytes.name:
-        return Bytes()
+    if config.tokenizer in FIXED:
+        return FIXED[config.tokenizer]()
     return load_subwords(config.tokenizer)
 
 
@@ -78,11 +78,13 @@ def saved_tokenizer(directory: str) -> Tokenizer:
     """Return the tokenizer that `Tokenizer.save` stored in a directory."""
     if not os.path.isdir(os.path.join(directory, SAVED)):
         return Words(load_vocabulary(os.path.join(directory, VOCABULARY_FILE)))
-    path = os.path.join(directory, CHARACTERS_FILE)
-    if os.path.exists(path):
-        return Characters(load_vocabulary(path))
-    if os.path.exists(os.path.join(directory, BYTES_FILE)):
-        return Bytes()
+    for built in set(BUILT.values()) - {Words}:
+        path = os.path.join(directory, built.saved_as)
+        if os.path.exists(path):
+            return built(load_vocabulary(path))
+    for fixed in FIXED.values():
+        if all(os.path.exists(os.path.join(directory, name)) for name in fixed.files):
+            return fixed()
     path = os.path.join(directory, IDS_FILE)
     if os.path.exists(path):
         with open_regular(path) as file:

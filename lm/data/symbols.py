@@ -13,9 +13,7 @@ from lm.data.tokenizers import SAVED, Tokenizer, Words
 from lm.data.vocabulary import EOS, Vocabulary
 from lm.errors import UserError
 
-CHARACTERS_FILE, BYTES_FILE, IDS_FILE = (
-    f"{SAVED}/{name}.txt" for name in ("characters", "bytes", "ids")
-)
+IDS_FILE = f"{SAVED}/ids.txt"
 _MAX_CHARACTERS = 65_536  # different characters
 
 
@@ -26,7 +24,7 @@ class Characters(Words):
     """
 
     name = "characters"
-    _saved_as = CHARACTERS_FILE
+    saved_as = f"{SAVED}/characters.txt"
 
     def __init__(self, vocabulary: Vocabulary):
         super().__init__(vocabulary)
@@ -68,7 +66,7 @@ class Bytes(Tokenizer):
     tokens = tuple(bytes([value]).decode("latin-1") for value in range(256))
     eos_id = ord("\n")
     sha256 = hashlib.sha256(b"bytes").hexdigest()
-    files = types.MappingProxyType({BYTES_FILE: b""})
+    files = types.MappingProxyType({f"{SAVED}/bytes.txt": b""})
 
     def encode(self, text: str) -> list[int]:
         return list(text.encode())
@@ -103,4 +101,6 @@ class Ids(Tokenizer):
         raise UserError("a model of token IDs without a tokenizer cannot read text")
 
 
+# The tokenizers by name: those whose vocabulary is built from the training text, and the others.
 BUILT: Mapping[str, type[Words]] = {"words": Words, "characters": Characters}
+FIXED: Mapping[str, type[Tokenizer]] = {"bytes": Bytes}

@@ -119,13 +119,13 @@ class Words(Tokenizer):
     """Words that are separated by white space. Each line end is the word `<eos>`."""
 
     name, sorts_by_frequency = "words", True
-    _saved_as = VOCABULARY_FILE
+    saved_as = VOCABULARY_FILE
 
     def __init__(self, vocabulary: Vocabulary):
         self.vocabulary, self.tokens = vocabulary, vocabulary.words
         self.eos_id, self.unk_id = vocabulary.eos_id, vocabulary.unk_id
         self.sha256 = vocabulary.sha256
-        self.files = {self._saved_as: vocabulary.content}
+        self.files = {self.saved_as: vocabulary.content}
 
     @staticmethod
     def read_pieces(blocks: Iterable[Block]) -> Iterator[Sequence[str]]:
