@@ -10,7 +10,7 @@ from lm.data.vocabulary import Vocabulary
 from lm.errors import UserError
 from lm.files import open_regular
 from lm.options import MAX_INT, replaced
-from lm.record import CHECKPOINTS_DIR, CorruptFile, load_record
+from lm.record import CorruptFile, load_record
 
 
 def with_absolute_paths(config: Config) -> Config:
@@ -98,11 +98,8 @@ def saved_tokenizer(directory: str) -> Tokenizer:
 def run_of_checkpoint(path: str) -> str | None:
     """Return the run of RUN/checkpoints/step-00001000, or the path if it is a run, or None."""
     path = os.path.abspath(path)
-    if load_record(path):
-        return path
-    parent, _ = os.path.split(path)
-    is_checkpoint = os.path.basename(parent) == CHECKPOINTS_DIR and os.path.isdir(path)
-    return os.path.dirname(parent) if is_checkpoint else None
+    parent = os.path.dirname(os.path.dirname(path))
+    return next(filter(load_record, (path, parent)), None)
 
 
 def earlier_tokenizer(run_dir: str | None, config: Config, flag: str) -> Tokenizer | None:

@@ -10,15 +10,12 @@ import pathlib
 import socket
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from lm.distributed.communicator import Communicator
 from lm.errors import ProgramExit, RunError, UserError
-
-if TYPE_CHECKING:
-    import numpy as np
 
 _MOST_SHOWN = 8  # values, and ranges of ranks, in a message
 _SOURCES = {".py", ".cc", ".h", ".conf"}

@@ -33,7 +33,13 @@ def values_of_run(
         tensors = fitting_tensors(checkpoint, shapes, fix=_PARTLY)
         return InitialValues(checkpoint.path, tensors, {})
     if options.new_vocabulary and not same_words:
-        tables = _tables(checkpoint, saved_tokenizer(run_of_checkpoint(path)), tokenizer, shapes)
+        run_dir = run_of_checkpoint(path)
+        if run_dir is None:
+            raise UserError(
+                f"--new_vocabulary needs the tokenizer of the run, but {path} is not inside a run:"
+                " pass RUN/checkpoints/step-N"
+            )
+        tables = _tables(checkpoint, saved_tokenizer(run_dir), tokenizer, shapes)
     elif same_words or options.init_partly:
         tables = {}
     else:

@@ -99,7 +99,8 @@ def prepared(*flags):
 
 def test_training_finds_the_corpus_of_the_run_that_it_continues(tmp_path, own_text):
     recorded = write_record(tmp_path / "run", "text", own_text)
-    checkpoint = tmp_path / "run/checkpoints/step-1/"
+    make_run(tmp_path / "earlier", own_text, corpus="files")
+    checkpoint = tmp_path / "earlier/checkpoints/step-00000007/"
     for flags in (
         ["--resume", "--output_dir", tmp_path / "run"],
         ["--init_from", checkpoint, "--output_dir", tmp_path / "next"],
@@ -135,7 +136,7 @@ def test_a_resumed_run_keeps_its_tokenizer_without_the_original(tmp_path, own_te
     first.record.write(str(tmp_path / "run"), has_checkpoints=False)
     assert first.corpus.tokenizer.tokens == ("<eos>", "<unk>", "a")
     words.unlink()
-    assert prepared(*flags, "--resume").record == first.record
+    assert prepared(*flags, "--resume").record.facts == first.record.facts
     words.write_text("<eos>\n<unk>\nb\n")
     with pytest.raises(UserError, match=r"words.txt has changed since the start of .*: restore or"):
         prepared(*flags, "--resume")

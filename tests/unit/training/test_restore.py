@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import shutil
 
 import numpy as np
 import pytest
@@ -151,6 +152,16 @@ def test_a_new_vocabulary_does_not_hide_a_changed_model(other):
         build_window_graph(Network(config, 50), Rows(0, 1), "eval")
         options = RunOptions(init_from=path, new_vocabulary=True)
         with pytest.raises(UserError, match=r"has no lstm_2/.* of this shape; --init_partly"):
+            load_values(options, tokenizer_of(words[:50]))
+
+
+def test_a_new_vocabulary_needs_the_vocabulary_of_the_checkpoint(other, tmp_path):
+    path, config, words = other
+    alone = shutil.copytree(path, tmp_path / "step-00000007")
+    with tf.Graph().as_default():
+        build_window_graph(Network(config, 50), Rows(0, 1), "eval")
+        options = RunOptions(init_from=str(alone), new_vocabulary=True)
+        with pytest.raises(UserError, match="step-00000007 is not inside a run: pass RUN/check"):
             load_values(options, tokenizer_of(words[:50]))
 
 
