@@ -3,12 +3,14 @@
   python -m lm.generate --run runs/small --prompt "the company said" --num_words 100
   python -m lm.generate --run runs/small --temperature 0.8 --top_k 40 --top_p 0.9 --seed 1
   python -m lm.generate --run runs/small --prompts prompts.txt --num_samples 4 --json
+  python -m lm.generate --run runs/small < prompts.txt
   python -m lm.generate --run runs/small --prompt "the company said" --beam_size 8 --stop_at_eos
   python -m lm.generate --run runs/small --prompt "the company" --next 10
 
 The prompt is ordinary text. The tokenizer of the run divides it into tokens. --num_words is the
-number of tokens to generate, including line ends. --prompts reads one prompt per line. The command
-generates the texts of several prompts together, in batches.
+number of tokens to generate, including line ends. --prompts reads one prompt per line. Without
+--prompt and --prompts, the command reads prompts from the standard input if this is a pipe or a
+file. The command generates the texts of several prompts together, in batches.
 
 A single text is printed while it is generated, one token at a time. Several texts are printed when
 they are complete, in the order of the prompts. With --json, the command prints one line with a JSON
@@ -29,7 +31,9 @@ batch may differ by rounding. The network computes in float32, regardless of the
 import contextlib
 import dataclasses
 import json
+import os
 import signal
+import stat
 import sys
 from collections.abc import Iterator
 
@@ -42,14 +46,19 @@ from lm.inference.sampling import Sampling
 from lm.options import Checked, option
 from lm.system import import_tensorflow
 
+_STDIN = 0  # the file descriptor
+
 
 @dataclasses.dataclass(frozen=True)
 class GenerateOptions(Checked):
     """The flags of this command."""
 
-    prompt: str = option("", "text to continue (default: the start of a text)")
+    prompt: str | None = option(None, "text to continue (default: the start of a text)")
     prompts: str | None = option(
-        None, "file with one prompt per line; - reads the standard input", is_path=True
+        None,
+        "file with one prompt per line; - is the standard input, which is also the default if it is"
+        " a pipe or a file",
+        is_path=True,
     )
     json: bool = option(False, "print JSON, one object per text")
     next: int = option(0, "print the N most probable next tokens instead of a text", low=0)
@@ -57,13 +66,25 @@ class GenerateOptions(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.prompt and self.prompts:
+        if self.prompt is not None and self.prompts:
             raise UserError("--prompt and --prompts are both given: leave out one of them")
+
+
+def _is_piped(descriptor: int) -> bool:
+    """Return whether a file descriptor is a pipe or a file. It may also be closed."""
+    try:
+        mode = os.fstat(descriptor).st_mode
+    except OSError:
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISREG(mode)
 
 
 def _generate(argv):
     arguments = parse(argv, __doc__, RunChoice, GenerateOptions, Sampling)
     run, how, options = (arguments[cls] for cls in (RunChoice, Sampling, GenerateOptions))
+    if options.prompt is None and not options.prompts and _is_piped(_STDIN):
+        logger.info("reading one prompt per line from the standard input")
+        options = dataclasses.replace(options, prompts="-")
     import_tensorflow()
     from lm.inference.generator import Generator
     from lm.inference.trained_run import open_run
@@ -75,7 +96,7 @@ def _generate(argv):
             logger.info("seed %d", how.seed)  # for generating the text again
         streams = is_single and not (options.json or options.next or how.beam_size or how.stop)
         if streams:
-            _print_text(generator.stream(options.prompt, how))
+            _print_text(generator.stream(options.prompt or "", how))
             return
         first = 0
         for prompts in _read_prompts(options):
@@ -89,7 +110,7 @@ def _generate(argv):
 def _read_prompts(options: GenerateOptions) -> Iterator[list[str]]:
     """Yield the prompts that are available, and wait if none is available."""
     if options.prompts is None:
-        yield [options.prompt]
+        yield [options.prompt or ""]
         return
     from lm.inference.lines import read_texts
 

@@ -43,14 +43,16 @@ def scores(trained, sentences):
 
 
 def test_the_logged_seed_generates_the_same_text_again(trained):
-    arguments = ("--run", trained, "--prompt", PROMPT, "--num_words", 30, "--temperature", 0.9)
-    arguments += ("--num_samples", 2)
-    printed = run_module("lm.generate", *arguments)
+    arguments = ("--run", trained, "--num_words", 30, "--temperature", 0.9, "--num_samples", 2)
+    printed = run_module("lm.generate", *arguments, "--prompt", PROMPT)
     seed = re.search(r"^seed (\d+)$", printed.stderr, re.MULTILINE).group(1)
-    again = run_module("lm.generate", *arguments, "--seed", seed)
+    command = [*fork_server.python(), "-m", "lm.generate", *arguments, "--seed", seed]
+    again = run_command(command, environment(), 60, input=PROMPT)  # as in a pipe
     assert again.returncode == 0, again.stderr
-    assert printed.stdout == again.stdout and "<unk>" not in again.stdout
-    title, one, two = re.split(r"== \d of 2\n", again.stdout)
+    assert "reading one prompt per line from the standard input" in again.stderr
+    piped = again.stdout.replace("== prompt 1, ", "== ")
+    assert printed.stdout == piped and "<unk>" not in piped
+    title, one, two = re.split(r"== \d of 2\n", piped)
     assert title == "" and one != two
     assert all(re.match(rf"{PROMPT}\s", text) for text in (one, two))  # a space or a line end
 
