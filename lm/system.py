@@ -100,7 +100,9 @@ def import_tensorflow() -> None:
         # Users set level 0 to see all messages.
         shown = os.environ.get("TF_CPP_MIN_LOG_LEVEL", "0") == "0"
         with contextlib.nullcontext() if shown else without_stderr():
-            import tensorflow  # noqa: F401
+            import tensorflow as tf
+        # In a notebook, TensorFlow would print messages about its sessions to stdout.
+        tf.compat.v1.logging.set_verbosity(tf.compat.v1.logging.WARN)
     finally:
         for name in unused:
             del sys.modules[name]
