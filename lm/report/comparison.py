@@ -42,6 +42,10 @@ class Section(NamedTuple):
     corpus: str  # the name in a report
     groups: Sequence[Group]
 
+    @property
+    def runs(self) -> list[RunMetrics]:
+        return [run for group in self.groups for run in group.runs]
+
 
 def group_by_corpus(runs: Sequence[RunMetrics]) -> list[Section]:
     """Group runs by corpus, in the order in which the corpora first appear."""
@@ -56,9 +60,8 @@ def group_by_corpus(runs: Sequence[RunMetrics]) -> list[Section]:
 def runs_by_text(sections: Sequence[Section]) -> list[list[RunMetrics]]:
     """Return the runs of each text that occurs in several sections, with different tokenizers."""
     texts: dict[str | None, list[RunMetrics]] = {}
-    for group in itertools.chain.from_iterable(section.groups for section in sections):
-        for run in group.runs:
-            texts.setdefault(run.record.corpus.text_sha256, []).append(run)
+    for run in itertools.chain.from_iterable(section.runs for section in sections):
+        texts.setdefault(run.record.corpus.text_sha256, []).append(run)
     texts.pop(None, None)  # the unknown texts of older versions
     return [runs for runs in texts.values() if len({run.record.corpus.sha256 for run in runs}) > 1]
 

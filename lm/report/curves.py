@@ -14,10 +14,9 @@ from lm.errors import printable
 from lm.report.comparison import Section
 from lm.report.metrics import RunMetrics
 from lm.report.page import write_file
-from lm.report.plots import line_style, numbers, runs_of
+from lm.report.plots import line_style, numbers
 from lm.report.tables import run_title
 
-_DASHES = {"solid": "-", "dash": "--", "dot": ":"}
 _SPLITS = {"train": "train", "valid": "validation"}
 
 
@@ -27,7 +26,7 @@ def draw_sections(sections: Sequence[Section], prefix: str) -> None:
     With several sections, "-1", "-2", ... are appended to the prefix.
     """
     for number, section in enumerate(sections, start=1):
-        runs = [run for run in runs_of(section) if run.epochs]
+        runs = [run for run in section.runs if run.epochs]
         if not runs:
             logger.info("no run has finished an epoch; no learning curves for %s", section.corpus)
             continue
@@ -45,8 +44,8 @@ def draw_curves(runs: Sequence[RunMetrics], title: str) -> Figure:
     figure = Figure(figsize=(10, 6.8 + legend_inches))
     axes = figure.subplots(2, 2, sharex="col", sharey="row")
     for index, run in enumerate(runs):
-        style = line_style(index)
-        style = {"color": style["color"], "linestyle": _DASHES[style["dash"]], "marker": "."}
+        color, dashes = line_style(index)
+        style = {"color": color, "linestyle": dashes, "marker": "."}
         epochs = numbers([epoch["epochs"] for epoch in run.epochs])
         seconds = numbers(itertools.accumulate(epoch["epoch_seconds"] for epoch in run.epochs))
         for row, split in zip(axes, _SPLITS):

@@ -3,17 +3,14 @@
 import contextlib
 import itertools
 import math
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from lm import logger
 from lm.errors import ProgramExit
-from lm.record import CHECKPOINTS_DIR
 from lm.report.comparison import Section
 from lm.report.metrics import RunMetrics
 from lm.report.page import Part
-from lm.report.plots import runs_of
 from lm.system import import_tensorflow
 
 if TYPE_CHECKING:
@@ -44,10 +41,10 @@ def example_parts(sections: Sequence[Section], shows_licensed: bool) -> Iterator
     Runs without a checkpoint or a corpus are left out, and so is licensed text by default.
     """
     for section in sections:
-        runs = [run for run in runs_of(section) if _has_checkpoint(run)]
+        runs = [run for run in section.runs if run.checkpoint_steps]
         if not runs:
             continue
-        run = min(runs, key=lambda run: run.tested_epoch.get("valid_perplexity", math.inf))
+        run = min(runs, key=lambda run: run.valid_perplexity)
         is_licensed = run.record.corpus.kind == "ptb"
         if is_licensed and shows_licensed:
             logger.warning("the page contains licensed text of PTB: do not publish it")
@@ -55,12 +52,6 @@ def example_parts(sections: Sequence[Section], shows_licensed: bool) -> Iterator
             yield from _parts(run, shows_text=shows_licensed or not is_licensed)
         except (ProgramExit, OSError) as error:
             logger.warning("no examples of %s: %s", run.name, error)
-
-
-def _has_checkpoint(run: RunMetrics) -> bool:
-    with contextlib.suppress(OSError):
-        return bool(os.listdir(os.path.join(run.directory, CHECKPOINTS_DIR)))
-    return False
 
 
 def _parts(run: RunMetrics, shows_text: bool) -> Iterator[Part]:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from lm.checkpoint.manifest import list_checkpoints
 from lm.errors import UserError, printable
 from lm.events.read import Event, describe_damage, iterate_events
 from lm.record import RUN_FILE, RunRecord, load_record
@@ -96,6 +97,16 @@ class RunMetrics(NamedTuple):
             validated = [e for e in self.events if e["event"] in ("epoch", "validation")]
             return min(validated, key=lambda e: e.get("valid_perplexity", math.inf), default={})
         return self.epochs[-1] if self.epochs else {}
+
+    @property
+    def valid_perplexity(self) -> float:
+        """The validation perplexity of the tested weights, or infinity without a validation."""
+        return self.tested_epoch.get("valid_perplexity", math.inf)
+
+    @property
+    def checkpoint_steps(self) -> list[int]:
+        """The steps of the checkpoints in the run directory."""
+        return [int(path.rpartition("-")[2]) for path in list_checkpoints(self.directory)]
 
     @property
     def num_ranks(self) -> int:

@@ -69,6 +69,7 @@ function update(section) {
     const layout = layoutOf(plot.report);
     layout.xaxis = { ...axis, title, range: zoom[0], rangemode: "tozero" };
     layout.yaxis = { ...axis, type, range: zoom[1], tickformat: "~g" };
+    layout.yaxis2 = { overlaying: "y", range: [-1, 55], fixedrange: true, visible: false }; // rows of marks
     layout.uirevision = choice + type; // keeps the zoom while the axes stay the same
     Plotly.react(plot, traces, layout, config);
   }

@@ -70,7 +70,9 @@ def write_file(path: str, content: bytes) -> None:
 
 
 def _printable(value: Any) -> Any:
-    return printable(value, kept="\n") if type(value) is str else value
+    if isinstance(value, str) and not isinstance(value, Markup):
+        return printable(value, kept="\n")
+    return value
 
 
 def _file(name: str) -> Markup:

@@ -3,14 +3,11 @@
 import html
 import itertools
 import math
-import os
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from lm.record import CHECKPOINTS_DIR
 from lm.report.comparison import Section
 from lm.report.metrics import RunMetrics
 
@@ -19,7 +16,7 @@ Plot = dict[str, Any]
 # Okabe and Ito's colors, which color-blind readers can tell apart. The blue is lighter, so that it
 # is visible on a dark page.
 COLORS = "#1f87d2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"
-_DASHES = {"solid": "solid", "dash": "dashed", "dot": "dotted"}  # names in plotly.js and CSS
+_DASHES = {"solid": "solid", "dashed": "dash", "dotted": "dot"}  # names in CSS and in plotly.js
 _FIELDS = {
     "learning_rate": "Learning rate",
     "gradient_norm": "Gradient norm",
@@ -28,6 +25,7 @@ _FIELDS = {
 }
 _MAX_POINTS = 30_000  # of each field, in all runs together
 _MAX_POINTS_PER_LINE = 3_000
+_MAX_ROWS = 12  # of marks
 _SMALL_SHARE = 0.001  # A single rank exchanges nothing.
 _MAX_VALUE = 1e100
 _UNITS = {"hours": 3600, "minutes": 60, "seconds": 1}
@@ -35,7 +33,7 @@ _UNITS = {"hours": 3600, "minutes": 60, "seconds": 1}
 
 def build_plots(section: Section) -> list[Plot]:
     """Return the plots of a section: the loss, and the other fields of step events."""
-    runs = runs_of(section)
+    runs = section.runs
     limit = min(max(_MAX_POINTS // len(runs), 100), _MAX_POINTS_PER_LINE)
     longest = max(run.clock()[1][-1] for run in runs)
     unit = next((name for name, each in _UNITS.items() if longest > 2 * each), "seconds")
@@ -51,20 +49,10 @@ def build_plots(section: Section) -> list[Plot]:
     return plots
 
 
-def runs_of(section: Section) -> list[RunMetrics]:
-    return [run for group in section.groups for run in group.runs]
-
-
-def line_style(index: int) -> dict[str, str]:
+def line_style(index: int) -> tuple[str, str]:
     """Return the color and the dashes of a run. 18 runs have different styles."""
-    dash = list(_DASHES)[index // len(COLORS) % len(_DASHES)]
-    return {"color": COLORS[index % len(COLORS)], "dash": dash}
-
-
-def css_line(index: int) -> str:
-    """Return the style of a run as the CSS style of a border."""
-    style = line_style(index)
-    return f"{_DASHES[style['dash']]} {style['color']}"
+    dashes = list(_DASHES)[index // len(COLORS) % len(_DASHES)]
+    return COLORS[index % len(COLORS)], dashes
 
 
 def plain_text(text: str) -> str:
@@ -89,7 +77,8 @@ class _Curves:
         }
         if not math.isfinite(self._meta["epochs"]):
             del self._meta["epochs"]
-        self._style = line_style(index)
+        self._color, dashes = line_style(index)
+        self._line_style = {"color": self._color, "dash": _DASHES[dashes]}
 
     def field(self, name: str) -> Plot:
         """Return the trace of a field of step events."""
@@ -97,46 +86,44 @@ class _Curves:
 
     def losses(self) -> list[Plot]:
         """Return the raw and the smoothed loss, validations, restarts and checkpoints."""
-        steps = self.run.steps["step"]
-        raw = self.run.steps.get("loss", np.full(len(steps), math.nan))
+        raw = self.run.steps.get("loss", np.full(len(self.run.steps["step"]), math.nan))
         smoothed = _moving_average(raw, max(len(raw) // 50, 1))
-        traces = [
+        restarts = [start.get("resumed_from_step", 0) for start in self.run.starts[1:]]
+        return [
             {**self._line(raw, width=1), "opacity": 0.3, "hoverinfo": "skip"},
             self._line(smoothed, width=2),
+            self._validations(),
+            *self._marks(restarts, "triangle-up", "restart"),
+            *self._marks(self.run.checkpoint_steps, "line-ns-open", "checkpoint"),
         ]
+
+    def _validations(self) -> Plot:
         validated = [e for e in self.run.events if e.get("valid_perplexity", 0) > 0]
         perplexities = [event["valid_perplexity"] for event in validated]
-        at = [event["step"] for event in validated]
-        traces.append({
-            **self._points(at, np.log(perplexities), "circle", "validation loss %{y:.4f}"),
+        text = "validation loss %{y:.4f}, perplexity %{customdata:.2f}"
+        return {
+            **self._trace([event["step"] for event in validated], np.log(perplexities), text),
             "customdata": numbers(perplexities),
-        })  # fmt: skip
-        traces[-1]["mode"] = "lines+markers"
-        traces[-1]["line"] = {**self._style, "width": 1}
-        traces[-1]["hovertemplate"] += ", perplexity %{customdata:.2f}"
-        for steps_done, symbol, text in (
-            (_restarts(self.run), "triangle-up", "restart"),
-            (_checkpoints(self.run), "diamond-open", "checkpoint"),
-        ):
-            if steps_done and len(steps):
-                losses = np.interp(steps_done, steps, smoothed)
-                traces.append(self._points(steps_done, losses, symbol, text))
-        return traces
+            "mode": "lines+markers",
+            "line": {**self._line_style, "width": 1},
+            "marker": {"color": self._color, "size": 8},
+        }
+
+    def _marks(self, steps: Sequence[int], symbol: str, text: str) -> Iterator[Plot]:
+        """Yield a trace of marks above the horizontal axis. Each run has a row of marks."""
+        if steps:
+            row = np.full(len(steps), self._meta["run"] % _MAX_ROWS)
+            line = {"color": self._color, "width": 2}
+            marker = {"color": self._color, "symbol": symbol, "size": 9, "line": line}
+            trace = {**self._trace(steps, row, text), "yaxis": "y2"}
+            yield {**trace, "mode": "markers", "marker": marker}
 
     def _line(self, values: np.ndarray, width: float) -> Plot:
         kept = _thinned(values, self._limit)
-        style = {"mode": "lines", "line": {**self._style, "width": width}}
+        style = {"mode": "lines", "line": {**self._line_style, "width": width}}
         return {**self._trace(self.run.steps["step"][kept], values[kept], "%{y:.5g}"), **style}
 
-    def _points(self, steps: Sequence[int], values: np.ndarray, symbol: str, text: str) -> Plot:
-        marker = {"color": self._style["color"], "symbol": symbol, "size": 8}
-        return {
-            **self._trace(np.array(steps, float), values, text),
-            "mode": "markers",
-            "marker": marker,
-        }
-
-    def _trace(self, steps: np.ndarray, values: np.ndarray, text: str) -> Plot:
+    def _trace(self, steps: Sequence[float], values: np.ndarray, text: str) -> Plot:
         times = numbers(np.interp(steps, *self._clock) / self._unit)
         return {
             "x": numbers(steps),
@@ -144,19 +131,6 @@ class _Curves:
             "meta": {**self._meta, "time": times},
             "hovertemplate": f"%{{meta.name}}<br>at %{{x}}: {text}<extra></extra>",
         }
-
-
-def _restarts(run: RunMetrics) -> list[int]:
-    return [start.get("resumed_from_step", 0) for start in run.starts[1:]]
-
-
-def _checkpoints(run: RunMetrics) -> list[int]:
-    """Return the steps of the checkpoints that the run directory contains."""
-    try:
-        names = os.listdir(os.path.join(run.directory, CHECKPOINTS_DIR))
-    except OSError:
-        return []
-    return sorted(int(name[5:]) for name in names if re.fullmatch(r"step-\d{8}", name))
 
 
 def _moving_average(values: np.ndarray, size: int) -> np.ndarray:

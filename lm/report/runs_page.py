@@ -1,12 +1,11 @@
 """The page of a comparison of runs."""
 
 import dataclasses
-import math
 from collections.abc import Sequence
 
 from lm.report.comparison import Section
 from lm.report.page import Part
-from lm.report.plots import build_plots, css_line, runs_of
+from lm.report.plots import build_plots, line_style
 from lm.report.tables import (
     build_differences,
     build_identity,
@@ -16,10 +15,11 @@ from lm.report.tables import (
 )
 
 _MAX_SHOWN = 12  # More lines at first would be hard to distinguish. The legend shows the others.
+_UNUSUAL_NOTE = "Values that differ from the most common value are highlighted."
 _NOTE = (
     "Thick lines: the mean of the last events (a fiftieth of the run). Circles: validations."
-    " Triangles: restarts. Diamonds: the checkpoints in the run directory. Drag to zoom, and"
-    " double-click to see everything."
+    " Above the horizontal axis, a triangle marks a restart, and a bar a checkpoint that the run"
+    " directory contains. Drag to zoom, and double-click to see everything."
 )
 
 
@@ -31,27 +31,26 @@ def build_parts(sections: Sequence[Section]) -> list[Part]:
 
 
 def _part(section: Section) -> Part:
-    runs = runs_of(section)
     sentences, matrices = build_identity(section.groups)
     configs = {group.label: group.runs[0].identity for group in section.groups}
     settings, common_settings = build_differences("Settings", configs)
-    machines = {run.name: run.start_facts for run in runs}
+    settings = [settings._replace(note=_UNUSUAL_NOTE)] if settings else []
+    machines = {run.name: run.start_facts for run in section.runs}
     machine_differences, common_machines = build_differences("Machines and versions", machines)
     return dataclasses.replace(
         curves_part(f"Corpus: {section.corpus}", section),
-        texts=[headline(section), *sentences, *filter(None, (run.damage for run in runs))],
-        tables=[*build_tables(section.groups), *matrices, *filter(None, [settings])],
+        texts=[headline(section), *sentences, *filter(None, (run.damage for run in section.runs))],
+        tables=[*settings, *build_tables(section.groups), *matrices],
         folded=[*filter(None, [common_settings, machine_differences, common_machines])],
     )
 
 
 def curves_part(title: str, section: Section) -> Part:
     """Return the plots of a section and their legend."""
-    runs = runs_of(section)
-    best_first = sorted(runs, key=lambda run: run.tested_epoch.get("valid_perplexity", math.inf))
+    best_first = sorted(section.runs, key=lambda run: run.valid_perplexity)
     shown = {id(run) for run in best_first[:_MAX_SHOWN]}
-    legend = [
-        {"name": run.name, "shown": id(run) in shown, "line": css_line(index)}
-        for index, run in enumerate(runs)
-    ]
+    legend = []
+    for index, run in enumerate(section.runs):
+        color, dashes = line_style(index)
+        legend.append({"name": run.name, "shown": id(run) in shown, "line": f"{dashes} {color}"})
     return Part(title, runs=legend, plots=build_plots(section), plots_note=_NOTE)

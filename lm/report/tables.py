@@ -1,5 +1,6 @@
 """The tables of a report: headers and cells, for the console and for the page."""
 
+import collections
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -25,6 +26,12 @@ _RESULTS_NOTE = (
 )
 _MAX_SHOWN = 1e15  # Larger numbers are shown as powers of ten.
 _MAX_COLUMNS = 12  # of a matrix
+
+
+class Unusual(str):
+    """A cell that a page highlights."""
+
+    unusual = True
 
 
 class Table(NamedTuple):
@@ -53,8 +60,7 @@ def section_text(section: Section) -> str:
 
 def headline(section: Section) -> str:
     """Return a sentence about the run with the best validation perplexity."""
-    runs = [run for group in section.groups for run in group.runs]
-    run = min(runs, key=lambda run: run.tested_epoch.get("valid_perplexity", math.inf))
+    run = min(section.runs, key=lambda run: run.valid_perplexity)
     valid = run.tested_epoch
     if "valid_perplexity" not in valid:
         return f"No run has a validation yet. {run.name} has trained {run.steps_text} steps."
@@ -214,26 +220,23 @@ def build_differences(
     title: str, values: Mapping[str, Mapping[str, Any]]
 ) -> tuple[Table | None, Table]:
     """Divide named values, such as the configs of runs, into those that differ and common ones."""
-    names = list(dict.fromkeys(name for each in values.values() for name in each))
-    common = {}
-    for name in names:
-        texts = {_text(each.get(name)) for each in values.values()}
-        if len(texts) == 1:
-            common[name] = texts.pop()
-    different = [name for name in names if name not in common]
-    shared = Table(
-        f"{title}: common" if len(values) > 1 else title,
-        "",
-        ["name", "value"],
-        list(map(list, common.items())),
-    )
-    if not different:
+    names = dict.fromkeys(name for each in values.values() for name in each)
+    texts = {name: [_text(each.get(name)) for each in values.values()] for name in names}
+    common = [[name, found[0]] for name, found in texts.items() if len(set(found)) == 1]
+    rows = [[name, *_marked(found)] for name, found in texts.items() if len(set(found)) > 1]
+    shared = Table(f"{title}: common" if len(values) > 1 else title, "", ["name", "value"], common)
+    if not rows:
         return None, shared
     header = ["", *values]
-    rows = [[name, *(_text(each.get(name)) for each in values.values())] for name in different]
     if len(rows) < len(values):
         header, *rows = zip(header, *rows)
     return Table(f"{title}: differences", "", header, rows), shared
+
+
+def _marked(texts: Sequence[str]) -> list[str]:
+    """Mark the texts that differ from the most common text, which is the first one in a tie."""
+    ((usual, _),) = collections.Counter(texts).most_common(1)
+    return [text if text == usual else Unusual(text) for text in texts]
 
 
 def _text(value: Any) -> str:

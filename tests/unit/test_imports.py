@@ -28,7 +28,7 @@ MAY_IMPORT = {
     "optimize": {"kernels", "checkpoint", "distributed", "model"},
     "training": set("kernels data events checkpoint distributed model optimize".split()),
     "inference": {"kernels", "data", "checkpoint", "distributed", "model", "user"},
-    "report": {"cli", "data", "events", "inference", "search"},
+    "report": {"checkpoint", "cli", "data", "events", "inference", "search"},
     "search": {"cli", "config_file", "data", "checkpoint", "distributed", "events"},
     "check": {"cli", "kernels", "distributed"},
     "benchmark": set("cli kernels data distributed model optimize training config_file".split()),

@@ -78,17 +78,20 @@ def test_a_page_of_runs_draws_steps_and_keeps_its_state(tmp_path, open_page):
     corpus = CorpusRecord(HOSTILE, HOSTILE, "0" * 64)
     for name, config in (("a", CONFIG), (HOSTILE.replace("/", "|"), hostile)):
         write_run(tmp_path / "runs" / name, losses=LOSSES, config=config, corpus=corpus)
-    page = open_page(report(tmp_path / "runs"), width=390)
-    assert trace_points(page, 0) == [9, 9, 2, 9, 9, 2]  # raw, smoothed and validation, twice
+    (tmp_path / "runs/a/checkpoints/step-00000005").mkdir(parents=True)
+    page = open_page(report(tmp_path / "runs", "--noexamples"), width=390)
+    # Each run has its raw and smoothed losses and validations. The second run has a checkpoint.
+    assert trace_points(page, 0) == [9, 9, 2, 9, 9, 2, 1]
+    assert page.locator("td.unusual").all_text_contents() == ["small"]
     page.locator(".run").first.uncheck()
     page.locator("select.x").select_option("tokens")
-    assert trace_points(page, 0) == [9, 9, 2]
+    assert trace_points(page, 0) == [9, 9, 2, 1]
     tokens = page.evaluate("document.querySelector('.plot').data[0].x")
     assert tokens == [100 * step for step in range(1, 10)]
     page.evaluate("Plotly.relayout(document.querySelector('.plot'), {'xaxis.range': [200, 500]})")
     page.reload()
     page.wait_for_selector("body[data-drawn]")
-    assert trace_points(page, 0) == [9, 9, 2]
+    assert trace_points(page, 0) == [9, 9, 2, 1]
     assert page.evaluate("document.querySelector('.plot').layout.xaxis.range") == [200, 500]
     # The second table has a row per run. A click on the header sorts.
     heads = page.locator("h3:text-is('Runs') + .scroll th")
