@@ -128,11 +128,7 @@ def identical_sets(runs: Sequence[RunMetrics]) -> list[list[RunMetrics]]:
 IDENTICAL = "bitwise identical"
 
 
-class Position(NamedTuple):
-    """The place of an event in a run. Events of runs with the same settings have the same order."""
-
-    step: int
-    kind: int  # index in `_KINDS`
+Position = tuple[int, int]  # the step of an event, and the index of its kind in `_KINDS`
 
 
 def compare(first: RunMetrics, second: RunMetrics) -> str:
@@ -156,11 +152,8 @@ def compare(first: RunMetrics, second: RunMetrics) -> str:
                 name = f"{kind} {event[kind]}" if kind in event else f"the {kind}"
                 differences.append((position[0], f"{field} of {name}", event[field], other[field]))
     if differences:
-        position, name, value, other = min(differences, key=lambda found: found[0])
-        steps = first.steps["step"][mine]
-        last_before = position.step if position.kind else position.step - 1
-        number = 1 + sum(each[0] < position for each in shared) + sum(steps <= last_before)
-        return f"the first difference, in event {number} of {count}, is {name}: {value} and {other}"
+        _, name, value, other = min(differences, key=lambda found: found[0])
+        return f"the first difference in {count} events is {name}: {value} and {other}"
     counts = [len(run.events) + len(run.steps["step"]) for run in (first, second)]
     rest = "" if max(counts) == count else " (the runs have {} and {})"
     return f"{IDENTICAL} in {count} event{'s' * (count > 1)}{rest.format(*counts)}"
@@ -194,9 +187,9 @@ def _different_steps(
         differ = (values != others) & ~np.isnan(values) & ~np.isnan(others)
         if differ.any():
             at = int(differ.argmax())
-            position = Position(int(first["step"][mine[at]]), 0)
-            name = f"{field} of step {position.step}"
-            found.append((position, name, float(values[at]), float(others[at])))
+            step = int(first["step"][mine[at]])
+            name = f"{field} of step {step}"
+            found.append(((step, 0), name, float(values[at]), float(others[at])))
     return found
 
 
@@ -204,7 +197,7 @@ def _events_by_position(run: RunMetrics) -> dict[tuple, Event]:
     """Return all events except steps. The keys start with their positions."""
     return {
         (
-            Position(event["step"], _KINDS.index(event["event"])),
+            (event["step"], _KINDS.index(event["event"])),
             event.get("epoch"),
             event.get("test_on", "last"),
         ): event

@@ -26,7 +26,6 @@ _FIELDS = {
 _MAX_POINTS = 30_000  # of each field, in all runs together
 _MAX_POINTS_PER_LINE = 3_000
 _MAX_ROWS = 12  # of marks
-_SMALL_SHARE = 0.001  # A single rank exchanges nothing.
 _MAX_VALUE = 1e100
 _UNITS = {"hours": 3600, "minutes": 60, "seconds": 1}
 
@@ -41,10 +40,10 @@ def build_plots(section: Section) -> list[Plot]:
     losses = itertools.chain.from_iterable(curve.losses() for curve in curves)
     plots = [{**_plot("Loss in nats per token", unit, losses), "wide": True}]
     for field, title in _FIELDS.items():
-        traces = [curve.field(field) for curve in curves if field in curve.run.steps]
-        if field == "exchange_share":
-            traces = [t for t in traces if max((y or 0 for y in t["y"]), default=0) > _SMALL_SHARE]
-        if traces:
+        shown = [curve for curve in curves if field in curve.run.steps]
+        if field == "exchange_share":  # A single rank exchanges nothing.
+            shown = [c for c in shown if any(e["world_size"] > 1 for e in c.run.starts)]
+        if traces := [curve.field(field) for curve in shown]:
             plots.append(_plot(title, unit, traces))
     return plots
 

@@ -20,9 +20,13 @@ from lm.report.comparison import (
 )
 from lm.report.metrics import RunMetrics, num_ranks_text
 
-_RESULTS_NOTE = (
+_RUNS_NOTE = (
     "Perplexities after the last epoch or its trained part, or after the best epoch with --test_on"
     " best; seconds per full epoch of training, from the speed on the last number of ranks."
+)
+_SPEEDUP_NOTE = (
+    "Speedup: the time per epoch on 1 rank divided by the time of the run, for the same config."
+    " Efficiency: speedup divided by the number of ranks."
 )
 _MAX_SHOWN = 1e15  # Larger numbers are shown as powers of ten.
 _MAX_COLUMNS = 12  # of a matrix
@@ -78,9 +82,9 @@ def headline(section: Section) -> str:
 
 
 def build_tables(groups: Sequence[Group]) -> list[Table]:
-    """Return the tables of a section. For a single run, tables that compare runs are left out."""
-    runs, outcomes = _runs(groups), _outcomes(groups)
-    return [runs, outcomes] if len(runs.rows) == 1 else [_results(groups), runs, outcomes]
+    """Return the tables of a section. If each config has one run, a table of configs is useless."""
+    results = [_results(groups)] if any(len(group.runs) > 1 for group in groups) else []
+    return [*results, _runs(groups), _outcomes(groups)]
 
 
 def build_tokenizer_tables(sections: Sequence[Section]) -> list[Table]:
@@ -145,7 +149,7 @@ def _results(groups: Sequence[Group]) -> Table:
     times = [f"time/epoch, {num_ranks_text(size)}" for size in sizes]
     return Table(
         "Results",
-        f"The run of each config that trained longest. {_RESULTS_NOTE}",
+        "The run of each config that trained longest. The times are means of the runs.",
         ["config", "epochs", "train", "valid", "test", *times],
         rows,
     )
@@ -166,17 +170,9 @@ def _runs(groups: Sequence[Group]) -> Table:
         "run", "config", "ranks", "epochs", "train", "valid", "test", "time/epoch", "tokens/s",
         "speedup", "efficiency",
     ]  # fmt: skip
-    if len(rows) == 1:
-        return Table("Results", _RESULTS_NOTE, header[:-2], [rows[0][:-2]])
-    if len({run.num_ranks for group in groups for run in group.runs}) == 1:
-        return Table("Runs", "", header[:-2], [row[:-2] for row in rows])
-    return Table(
-        "Runs",
-        "Speedup: the time per epoch on 1 rank divided by the time of the run, for the same config."
-        " Efficiency: speedup divided by the number of ranks.",
-        header,
-        rows,
-    )
+    if len({run.num_ranks for group in groups for run in group.runs}) > 1:
+        return Table("Runs", f"{_RUNS_NOTE} {_SPEEDUP_NOTE}", header, rows)
+    return Table("Runs", _RUNS_NOTE, header[:-2], [row[:-2] for row in rows])
 
 
 def build_identity(groups: Sequence[Group]) -> tuple[list[str], list[Table]]:

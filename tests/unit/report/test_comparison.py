@@ -196,7 +196,7 @@ def test_many_runs_are_identical_in_a_sentence_and_differ_in_a_matrix(tmp_path):
     assert sentence == f"{names[0]}, {names[1]} and {names[2]}: bitwise identical in 4 events"
     assert matrix.header == ["run", *(f"{tmp_path}/{name}" for name in "ade")]
     assert [row.count("-") for row in matrix.rows] == [1, 1, 1]
-    assert matrix.rows[1][1].endswith("event 1 of 4, is loss of step 1: 6.5 and 6.25")
+    assert matrix.rows[1][1].endswith("in 4 events is loss of step 1: 6.5 and 6.25")
     (sentence,), matrices = build_identity(group_by_config([runs["a"], runs["d"]]))
     assert "is loss of step 1: 6.5 and 6.25" in sentence and not matrices
 
@@ -242,11 +242,11 @@ def test_only_events_with_the_same_steps_are_compared(tmp_path, other, text):
     "index, field, value, text",
     [
         (0, "loss", 3.0000000000000004,
-         "the first difference, in event 1 of 9, is loss of step 2: 3.0 and 3.0000000000000004"),
-        (4, "gradient_norm", 0.5, "event 5 of 9, is gradient_norm of step 8: "),
-        (5, "learning_rate", 0.5, "event 6 of 9, is learning_rate of step 10: "),
-        (7, "valid_perplexity", 9, "event 8 of 9, is valid_perplexity of epoch 2: "),
-        (8, "test_perplexity", 9, "event 9 of 9, is test_perplexity of the test: "),
+         "the first difference in 9 events is loss of step 2: 3.0 and 3.0000000000000004"),
+        (4, "gradient_norm", 0.5, "in 9 events is gradient_norm of step 8: "),
+        (5, "learning_rate", 0.5, "in 9 events is learning_rate of step 10: "),
+        (7, "valid_perplexity", 9, "in 9 events is valid_perplexity of epoch 2: "),
+        (8, "test_perplexity", 9, "in 9 events is test_perplexity of the test: "),
     ],
 )  # fmt: skip
 def test_the_first_difference_is_named(tmp_path, index, field, value, text):
