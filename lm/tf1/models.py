@@ -71,7 +71,8 @@ class Network:
         call = current_call()
         call.words, call.logits = tf.transpose(inputs_TB), None
         with contextlib.ExitStack() as stack:
-            for cls in cell_classes():
+            # Without a state, the cells of a model start with zeros in each window.
+            for cls in cell_classes() if self._state else ():
                 stack.enter_context(replaced(cls, {"zero_state": zero_state}))
             built = self._build(call.words, context)
         logits = _part(built, self._logits) if self._logits else call.logits

@@ -39,6 +39,14 @@ def model(words, size):
     hidden = tf.layers.dense(tf.gather(x, words), 4, activation=tf.nn.relu)
     return {"logits": tf.layers.dense(hidden, size)}
 """
+WINDOWS = """
+import tensorflow as tf
+
+def model(words, size):
+    x = tf.gather(tf.get_variable("x", [size, 4]), words)
+    outputs, _ = tf.nn.dynamic_rnn(tf.nn.rnn_cell.GRUCell(4), x, dtype=tf.float32)
+    return {"logits": tf.layers.dense(outputs, size)}
+"""
 CONFIG = """
 from lm import tf1
 from lm.config import Config
@@ -54,8 +62,17 @@ state_shapes, build_logits = tf1.network(
 """
 
 
+LAST_WORDS = """
+def reads_words(config):
+    return config.num_steps
+
+del state_shapes
+"""
+
+
 def load_network(load, text, call):
-    return load(CONFIG.replace("{call}", call), model=text)
+    end = LAST_WORDS if text == WINDOWS else ""
+    return load(CONFIG.replace("{call}", call) + end, model=text)
 
 
 @pytest.mark.parametrize(
@@ -63,8 +80,9 @@ def load_network(load, text, call):
     [
         (OBJECT, "Model(*words.shape, context.vocab_size), state='final_state'"),
         (DICTIONARY, "model(words, context.vocab_size), logits='logits'"),
+        (WINDOWS, "model(words, context.vocab_size), logits='logits'"),
     ],
-    ids=["object", "dictionary"],
+    ids=["object", "dictionary", "windows"],
 )
 def test_models_train_and_use_their_state(load, caplog, text, call):
     file = load_network(load, text, call)
@@ -72,8 +90,9 @@ def test_models_train_and_use_their_state(load, caplog, text, call):
     assert losses[-1] < losses[0]
     check_network(file.config, V, file.functions)
     assert "state" not in caplog.text and "different" not in caplog.text
-    shapes = file.functions.by_name["state_shapes"](file.config)
-    assert shapes == ({"0": [4], "1": [4], "2": [4]} if text == OBJECT else {})
+    if text == OBJECT:
+        shapes = file.functions.by_name["state_shapes"](file.config)
+        assert shapes == {"0": [4], "1": [4], "2": [4]}
 
 
 @pytest.mark.parametrize(
