@@ -70,9 +70,10 @@ class InitRecord:
 
     path: str  # directory of a checkpoint, or prefix of a checkpoint of a TF 1.x program
     sha256: Mapping[str, str]  # by file name
-    # A TF 1.x program's checkpoint, and the --init_rename that maps its names. A run inherits both
-    # from the run that it was initialized from.
+    # A TF 1.x program's checkpoint, its files, and the --init_rename that maps its names. A run
+    # inherits them from the run that it was initialized from.
     tf1_checkpoint: str | None = None
+    tf1_sha256: Mapping[str, str] = dataclasses.field(default_factory=dict)
     rename: str = ""
 
 

@@ -53,7 +53,10 @@ def read_errors(checkpoint: str) -> Iterator[None]:
     try:
         yield
     except (tf.errors.OpError, RuntimeError, ValueError) as error:
-        raise RunError(f"{checkpoint} cannot be read: {first_line(error)}") from error
+        raise RunError(
+            f"{checkpoint} cannot be read: {first_line(error)}; copy its files again if they are"
+            " incomplete or corrupt"
+        ) from error
 
 
 def model_path(checkpoint: str) -> bytes:

@@ -31,7 +31,8 @@ def find(path: str) -> str | None:
     if not os.path.isdir(path):
         prefix = _FILE.sub("", os.path.abspath(path))
         return prefix if _exists(prefix) else None
-    state = tf.train.get_checkpoint_state(path)
+    with read_errors(os.path.join(path, "checkpoint")):
+        state = tf.train.get_checkpoint_state(path)
     if state is None:
         return None
     # The directory may have been moved or copied since the program wrote the file.
@@ -40,8 +41,8 @@ def find(path: str) -> str | None:
         if _exists(prefix):
             return prefix
     raise UserError(
-        f"{os.path.join(path, 'checkpoint')} names {state.model_checkpoint_path}, which does not"
-        " exist: pass the prefix of a checkpoint instead of the directory"
+        f"{os.path.join(path, 'checkpoint')} names {state.model_checkpoint_path}, but"
+        f" {here}.index is missing: copy this file too, or pass the prefix of a checkpoint"
     )
 
 

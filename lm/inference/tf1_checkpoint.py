@@ -52,7 +52,11 @@ def _types_of_origin(origin: InitRecord | None) -> dict[str, tf.DType]:
     prefix = origin and origin.tf1_checkpoint
     if not prefix:
         return {}
-    if tf1_format.find(prefix) is None:
-        logger.warning("%s no longer exists, so the export contains only the weights", prefix)
+    if tf1_format.find(prefix) is None or tf1_format.checksums(prefix) != origin.tf1_sha256:
+        logger.warning(
+            "%s is missing or has changed since the run started, so the export contains only the"
+            " weights",
+            prefix,
+        )
         return {}
     return tensor_types(prefix)

@@ -1,5 +1,6 @@
 """Find the checkpoint of --init_from, and load it if a TF 1.x program wrote it."""
 
+import dataclasses
 import difflib
 import os
 from collections.abc import Mapping, Sequence
@@ -9,7 +10,7 @@ import tensorflow.compat.v1 as tf
 
 from lm import logger
 from lm.checkpoint import store, tf1_format
-from lm.checkpoint.manifest import Checkpoint
+from lm.checkpoint.manifest import MANIFEST, Checkpoint
 from lm.checkpoint.tensors import tensor_shapes, tensor_types
 from lm.checkpoint.transfer import variable_shapes, weight_types
 from lm.config import RunOptions
@@ -34,32 +35,31 @@ def find_source(options: RunOptions) -> Source:
     """Return the checkpoint of --init_from, after a check of its files."""
     path = options.init_from
     is_run = load_record(path) is not None
-    prefix = None if is_run else tf1_format.find(path)
-    if is_run or (prefix is None and os.path.isdir(path)):
+    if is_run or os.path.exists(os.path.join(path, MANIFEST)):
         if options.init_rename:
             raise UserError(
                 f"--init_rename is for TF 1.x checkpoints, but {path} is a run: remove it"
             )
         return _of_run(store.find(path, options.checkpoint) if is_run else store.verify(path))
+    prefix = tf1_format.find(path)
     if prefix is None:
         raise UserError(
-            f"--init_from {path} is neither a run, a checkpoint of a run nor the prefix of a TF 1.x"
-            " checkpoint such as model.ckpt-4100"
+            f"--init_from {path} is neither a run, a checkpoint of a run nor a TF 1.x checkpoint:"
+            " pass a prefix such as model.ckpt-4100, or a directory with the file checkpoint"
         )
     for name in ("new_vocabulary", "checkpoint"):
         if getattr(options, name) != getattr(RunOptions(), name):
             raise UserError(f"--{name} is for runs, but {path} is a TF 1.x checkpoint: remove it")
-    record = InitRecord(prefix, tf1_format.checksums(prefix), prefix, options.init_rename)
-    return Source(record, None)
+    sha256 = tf1_format.checksums(prefix)
+    return Source(InitRecord(prefix, sha256, prefix, sha256, options.init_rename), None)
 
 
 def _of_run(checkpoint: Checkpoint) -> Source:
     manifest = checkpoint.manifest
     sha256 = {name: facts["sha256"] for name, facts in manifest.files.items()}
-    before = manifest.record.init_from
-    inherited = (before.tf1_checkpoint, before.rename) if before else ()
+    before = manifest.record.init_from or InitRecord("", {})
     path = os.path.abspath(checkpoint.path)
-    return Source(InitRecord(path, sha256, *inherited), checkpoint)
+    return Source(dataclasses.replace(before, path=path, sha256=sha256), checkpoint)
 
 
 def initial_values(
@@ -128,7 +128,7 @@ def _common_rows(
     if len(saved) != len(shape) or len(differing) != 1:
         return None
     (axis,) = differing
-    if axis > 0 and shape[axis] != vocab_size:
+    if shape[axis] != vocab_size and (axis > 0 or vocab_size in shape):
         return None
     rows = range(min(saved[axis], shape[axis]))
     return Table(tensor, axis, rows, rows)

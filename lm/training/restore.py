@@ -52,6 +52,7 @@ class BroadcastHook(tf.train.SessionRunHook):
     def __init__(self, comm: Communicator, values: InitialValues | None, broadcast: Any):
         self._comm, self._values, self._broadcast = comm, values, broadcast
         self._loader = values and VariableLoader(values.tensors, types=values.types)
+        self._tables = values and [_TableLoader(*table) for table in values.tables.items()]
 
     def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
         """Set the variables after TensorFlow has created the session."""
@@ -59,18 +60,28 @@ class BroadcastHook(tf.train.SessionRunHook):
         with on_all_ranks(self._comm):
             if values:
                 self._loader.load(session, values.checkpoint, values.tensors)
-                _load_tables(session, values)
+                for table in self._tables:
+                    table.load(session, values.checkpoint)
         session.run(self._broadcast)
 
 
-def _load_tables(session: tf.Session, values: InitialValues) -> None:
-    variables = {variable.op.name: variable for variable in tf.global_variables()}
-    for name, table in values.tables.items():
-        value = np.array(session.run(variables[name]))
-        saved = load_arrays(values.checkpoint, [table.tensor])[table.tensor]
+class _TableLoader:
+    """Sets some rows of a variable. Create the loader before the graph is finalized."""
+
+    def __init__(self, name: str, table: Table):
+        self._table = table
+        (self._variable,) = (v for v in tf.global_variables() if v.op.name == name)
+        with tf.name_scope("lm_loader"):
+            self._value_ph = tf.placeholder(self._variable.dtype.base_dtype, self._variable.shape)
+            self._assign_op = self._variable.assign(self._value_ph, read_value=False)
+
+    def load(self, session: tf.Session, checkpoint: str) -> None:
+        table = self._table
+        value = np.array(session.run(self._variable))
+        saved = load_arrays(checkpoint, [table.tensor])[table.tensor]
         rows, saved_rows = (np.moveaxis(array, table.axis, 0) for array in (value, saved))
         rows[table.ids] = saved_rows[table.saved_ids]
-        variables[name].load(value, session)
+        session.run(self._assign_op, {self._value_ph: value})
 
 
 def values_to_resume(

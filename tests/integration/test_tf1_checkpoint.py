@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from lm.checkpoint.tensors import load_arrays
+from lm.checkpoint.tensors import load_arrays, tensor_shapes
 from lm.config_file import load_config_file
+from lm.inference import tf1_checkpoint
 from lm.inference.scorer import Scorer
 from lm.inference.trained_run import open_run
 from tests.commands import events, run_module, train
@@ -88,3 +89,15 @@ def test_the_program_restores_an_export(place, tmp_path):
     log_probs_NV = log_probs(to, ids[:-1], WORDS, tf.float16)
     rounding = 2e-3  # of the table in float16
     np.testing.assert_allclose(score.log_probs, log_probs_NV[range(3), ids[1:]], atol=rounding)
+
+
+def test_an_export_does_not_depend_on_a_checkpoint_that_has_changed(place, tmp_path, caplog):
+    index = place / "save/model.ckpt-7.index"
+    content = index.read_bytes()
+    index.write_bytes(content[:100])
+    run = open_run(place / "run-1", functions=load_config_file(str(place / "mine.py")).functions)
+    tf1_checkpoint.export(run, str(tmp_path / "export"))
+    index.write_bytes(content)
+    assert f"{place}/save/model.ckpt-7 is missing or has changed" in caplog.text
+    names = tensor_shapes(str(tmp_path / f"export/model.ckpt-{STEPS}"))
+    assert names.keys() == {"model/wte", "model/w", "model/out"}

@@ -11,7 +11,7 @@ from lm.config import RunOptions
 from lm.data.batches import Rows
 from lm.data.symbols import Ids
 from lm.distributed.communicator import Communicator
-from lm.errors import UserError
+from lm.errors import RunError, UserError
 from lm.model.network import Network
 from lm.model.windows import build_window_graph
 from lm.training.initialize import find_source, initial_values
@@ -103,13 +103,24 @@ def test_a_checkpoint_without_matching_weights_is_rejected(tmp_path, network):
     functions, config = network
     config = dataclasses.replace(config, hidden_size=6)
     with pytest.raises(UserError, match="the checkpoint has no weights that fit this model"):
-        load_from(tmp_path, functions, config, V + 1, init_partly=True)
+        load_from(tmp_path, functions, config, init_partly=True)
 
 
 def test_a_checkpoint_that_does_not_exist_is_rejected(tmp_path, network):
     save(tmp_path / "model.ckpt", V)
     (tmp_path / "model.ckpt.index").unlink()
-    with pytest.raises(UserError, match=r"checkpoint names .*model\.ckpt, which does not exist"):
+    with pytest.raises(UserError, match=r"checkpoint names .*model\.ckpt\.index is missing"):
         load_from(tmp_path, *network)
-    with pytest.raises(UserError, match="is neither a run, a checkpoint of a run nor"):
-        load_from(tmp_path / "model.ckpt", *network)
+    (tmp_path / "empty").mkdir()
+    for path in ("model.ckpt", "empty"):
+        with pytest.raises(UserError, match="is neither a run, a checkpoint of a run nor"):
+            load_from(tmp_path / path, *network)
+
+
+@pytest.mark.parametrize("file", ["checkpoint", "model.ckpt.index"])
+def test_a_corrupt_file_is_named(tmp_path, network, file):
+    save(tmp_path / "model.ckpt", V)
+    (tmp_path / file).write_bytes(b"garbage\xff")
+    prefix = file.removesuffix(".index")
+    with pytest.raises(RunError, match=f"{prefix} cannot be read: .*; copy its files again"):
+        load_from(tmp_path, *network)
