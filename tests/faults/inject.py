@@ -198,11 +198,11 @@ def slow_copy(seconds):
     import lm.training.checkpointer
 
     checkpointer = lm.training.checkpointer.Checkpointer
-    original, variables = checkpointer.save, lm.training.checkpointer.variables
+    original, reader = checkpointer.save, lm.training.checkpointer.transfer.VariableReader
 
     def save(*args):
         checkpointer.save = original  # add the delay only once
-        around(variables.VariableReader, "groups", before=lambda *_: time.sleep(float(seconds)))
+        around(reader, "groups", before=lambda *_: time.sleep(float(seconds)))
         original(*args)
 
     checkpointer.save = save
