@@ -4,13 +4,12 @@ import json
 import math
 import os
 import shlex
-import subprocess
 import sys
 
 import pytest
 
 from lm.distributed import cores
-from tests.commands import run_code
+from tests.commands import environment, run_code, run_command
 
 
 @pytest.mark.parametrize(
@@ -120,7 +119,10 @@ def test_only_an_explicitly_requested_binding_is_kept(launch, counted):
         pytest.skip("needs all cores of the machine")
     launch = launch.format(core=max(os.sched_getaffinity(0)))
     command = [*shlex.split(launch), sys.executable, "-c", COUNT]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    preferences = "OMPI_MCA_hwloc_", "OMPI_MCA_rmaps_"  # Open MPI's own defaults apply
+    env = {k: v for k, v in environment().items() if not k.startswith(preferences)}
+    result = run_command(command, env, timeout=60)
+    assert result.returncode == 0, result.stderr
     assert set(result.stdout.split()) == {str(counted)}
 
 
