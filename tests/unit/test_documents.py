@@ -52,6 +52,15 @@ def test_named_files_exist():
             assert (ROOT / name).exists(), f"{path.relative_to(ROOT)}: {name}"
 
 
+def test_imported_names_exist():
+    one_line = re.compile(r"^ *from (lm[\w.]*) import (\w+(?:, \w+)*)$", re.MULTILINE)
+    paths = [*DOCUMENTS, *(ROOT / "lm").rglob("*.py")]  # many functions import when they run
+    imports = {found for path in paths for found in one_line.findall(path.read_text())}
+    assert ("lm.data.symbols", "Characters") in imports
+    for module, names in imports:
+        exec(f"from {module} import {names}", {})
+
+
 def test_named_tests_exist():
     text = (ROOT / "docs/reliability.md").read_text()
     found = re.findall(r"`((?:tests/)?[\w/]+(?:\.py)?) -k \"?(\w+(?: or \w+)*)\"?`", text)
