@@ -107,9 +107,10 @@ class TrainedRun:
         rows = how.beam_size or min(batch_size, len(prompts) * how.num_samples)
         return list(self._generator(rows).generate(prompts, how)) if prompts else []
 
-    def score(self, lines: Iterable[str], batch_size: int = 16) -> "list[Score]":
+    def score(self, lines: str | Iterable[str], batch_size: int = 16) -> "list[Score]":
         """Return the log-probabilities of lines. Each line starts with an empty state."""
-        return list(self._scorer(batch_size).score(lines))
+        lines = [lines] if isinstance(lines, str) else lines
+        return list(self._scorer(batch_size).score(line.rstrip("\r\n") for line in lines))
 
     def evaluate(self, split: str = "valid", **options: Any) -> dict[str, Any]:
         """Return the perplexity of a split or of a text file, with the fields of `lm.evaluate`.

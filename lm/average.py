@@ -38,10 +38,10 @@ def _average(argv):
     options, directories = arguments[AverageOptions], arguments.positional
     if len(directories) != 1:
         raise UserError("give one run directory: python -m lm.average RUN --last N")
-    if (options.last is None) == (not options.checkpoints):
+    names = [name.strip() for name in options.checkpoints.split(",") if name.strip()]
+    if (options.last is None) == (not names):
         raise UserError("give either --last N or --checkpoints NAME,NAME")
     import_tensorflow()
-    names = [name.strip() for name in options.checkpoints.split(",") if name.strip()]
     written = average(directories[0], names, options.last)
     logger.info("wrote %s", written)
 
@@ -58,6 +58,10 @@ def average(run_dir: str, names: list[str], last: int | None = None) -> str:
             raise UserError(f"{run_dir} has only {len(found)} checkpoints, not {last}")
     else:
         found = [store.find(run_dir, name) for name in names]
+        own = os.path.realpath(os.path.join(run_dir, CHECKPOINTS_DIR))
+        for checkpoint in found:
+            if os.path.dirname(os.path.realpath(checkpoint.path)) != own:
+                raise UserError(f"{checkpoint.path} is not a checkpoint of {run_dir}")
     found = sorted(found, key=lambda checkpoint: checkpoint.manifest.step)
     newest = found[-1].manifest
     name = f"average-{found[0].manifest.step:08d}-{newest.step:08d}"

@@ -80,8 +80,8 @@ class ScoreOptions(Checked):
 def _score(argv):
     arguments = parse(argv, __doc__, RunChoice, ScoreOptions)
     run, options = arguments[RunChoice].open_arguments(), arguments[ScoreOptions]
-    if options.nbest and options.html:
-        raise UserError("--html shows texts, not --nbest; remove one of these flags")
+    if options.nbest and (options.html or options.continuous):
+        raise UserError("--nbest cannot be combined with --html or --continuous")
     import_tensorflow()
     from lm.inference.lines import read_texts
     from lm.inference.nbest import rescore
@@ -103,14 +103,14 @@ def _score(argv):
             print(_line(score, options, opened.tokenizer), flush=True)
             if options.html:
                 texts.append(score.ids.tolist())
-    if options.html:
-        _write_page(opened, texts, options)
     if options.format == "kenlm":
         print(totals.as_kenlm())
     elif options.format == "json":
         print(json.dumps({"total": totals.as_dict()}))
     else:
         logger.info(" ".join(f"{name} {value:.8g}" for name, value in totals.as_dict().items()))
+    if options.html:
+        _write_page(opened, texts, options)
 
 
 def _write_page(run, texts, options):

@@ -21,7 +21,8 @@ run_scheduled() { # COMMAND ARGUMENTS...
     if [[ -n $job_index && -n ${FLAGS_FILE:-} ]]; then
         line=$(sed -n "${job_index}p" "$FLAGS_FILE") || exit 2
         [[ -n $line ]] || fail "$FLAGS_FILE has no line $job_index"
-        mapfile -t words < <(xargs printf '%s\n' <<<"$line") # understands quotes
+        line=$(xargs printf '%s\n' <<<"$line") || fail "$FLAGS_FILE, line $job_index: unmatched quote"
+        mapfile -t words <<<"$line"
     elif [[ -n $job_index ]]; then
         words=(--seed "$job_index")
     fi
@@ -38,7 +39,7 @@ run_scheduled() { # COMMAND ARGUMENTS...
 
 # With a grace period, preemption begins with scancel's signal, and Slurm does not requeue the job if it
 # ends during this period.
-preempted() { [[ $job == slurm-* && $(scontrol show job "$SLURM_JOB_ID") == *" PreemptTime="[0-9]* ]]; }
+preempted() { [[ $job == slurm-* && $(scontrol show job "${job#slurm-}") == *" PreemptTime="[0-9]* ]]; }
 
 requeue() {
     local requeues=runs/.$job.requeues next
@@ -49,11 +50,12 @@ requeue() {
     fi
     echo "$(date) exit code $code" >>"$requeues"
     case $job in
-        slurm-*) scontrol requeue "$SLURM_JOB_ID" ;;
+        slurm-*) scontrol requeue "${job#slurm-}" ;; # one job of an array has the ID of the whole array
         sge-* | lsf-*) exit 99 ;; # see the scheduler's options in train_sge.sh and train_lsf.sh
         pbs-*)
             # Only operators may requeue a job. Submit the same job again, with the same run.
             next=$(pbs_submit -h)
+            mkdir -p "runs/$job" # the first attempt may have failed before it created the run
             ln -sfn "$job" "runs/pbs-${next%%.*}"
             mv "$requeues" "runs/.pbs-${next%%.*}.requeues"
             qrls "$next"
@@ -76,6 +78,7 @@ pbs_fact() { qstat -f "$PBS_JOBID" | sed -e ':a' -e 'N;$!ba' -e 's/\n\t//g' | se
 
 pbs_submit() { # OPTIONS
     local words
-    mapfile -t words < <(pbs_fact '[Ss]ubmit_arg(ument)?s' | xargs printf '%s\n')
+    words=$(pbs_fact '[Ss]ubmit_arg(ument)?s' | xargs printf '%s\n') || return
+    mapfile -t words <<<"$words"
     (cd "$PBS_O_WORKDIR" && qsub "$@" "${words[@]}")
 }

@@ -21,6 +21,8 @@ set -euo pipefail
 cd "${PBS_O_WORKDIR:-.}"
 # shellcheck source=run_scripts/scheduled.sh
 source "${LM_ROOT:-.}/run_scripts/scheduled.sh"
+# Each job of an array would submit the whole array again.
+[[ -z $job_index ]] || fail "submit one job per run, because an array of PBS jobs cannot be queued again"
 
 # PBS sends no signal before the time limit.
 stop_before "$(pbs_fact Resource_List.walltime | awk -F: '{ for (i = 1; i <= NF; i++) s = 60 * s + $i; print s }')"

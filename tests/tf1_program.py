@@ -53,6 +53,7 @@ def save(
 ) -> dict[str, np.ndarray]:
     """Save a checkpoint of the program, and return its weights by name."""
     with tf.Graph().as_default(), tf.Session() as session:
+        tf.set_random_seed(1)
         program = Program(num_words, units, dtype)
         session.run(tf.global_variables_initializer())
         program.saver.save(session, str(prefix))

@@ -32,7 +32,7 @@ NOT_IN_PEERS = (  # fields of Config that the peers do not implement
     "embedding_init_scale", "embedding_size", "tie_weights", "embedding_keep_prob",
     "adaptive_input", "output_keep_prob", "locked_dropout", "recurrent_keep_prob", "forget_bias",
     "activation_penalty", "temporal_activation_penalty", "optimizer", "weight_decay",
-    "asgd_trigger_epochs", "trainable", "reset_state",
+    "asgd_trigger_epochs", "ema_decay", "trainable", "reset_state",
 )  # fmt: skip
 
 

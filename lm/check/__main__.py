@@ -56,6 +56,8 @@ def start_ranks(options: CheckOptions) -> None:
     if "OMPI_COMM_WORLD_SIZE" in os.environ:  # Open MPI does not start mpirun inside mpirun
         raise UserError("the check needs two or more ranks: use mpirun -np 2, or no mpirun")
     allocation = None if options.hosts else read_allocation()
+    if allocation and sum(allocation.ranks.values()) < 2:
+        allocation = None  # start two ranks on this host
     hosts = allocation.hosts if allocation else options.hosts
     num_ranks = sum(launch.slots_of_hosts(hosts)) if hosts else 2
     if num_ranks < 2:

@@ -108,15 +108,14 @@ def write(prefix: str, copies: Sequence[Copy]) -> None:
             )
             names += [copy.name for copy in group]
             tensors += [tf.cast(value, copy.to_dtype) for value, copy in zip(read, group)]
-        with read_errors(copies[0].source):
-            session.run(
-                tf.raw_ops.SaveV2(
-                    prefix=prefix,
-                    tensor_names=names,
-                    shape_and_slices=[""] * len(names),
-                    tensors=tensors,
-                )
+        session.run(
+            tf.raw_ops.SaveV2(
+                prefix=os.fsencode(prefix),
+                tensor_names=names,
+                shape_and_slices=[""] * len(names),
+                tensors=tensors,
             )
+        )
     directory, name = os.path.split(prefix)
     state = f'model_checkpoint_path: "{name}"\nall_model_checkpoint_paths: "{name}"\n'
     pathlib.Path(directory, "checkpoint").write_text(state)

@@ -53,7 +53,8 @@ def transport_defaults() -> dict[str, str]:
     if any(variable in os.environ for variable in SELECTIONS):
         return {}
     if name == "auto":
-        return {} if find_fabric() else _TRANSPORTS["tcp"]
+        # openib, which UCX has replaced, crashes in programs with threads.
+        return {"OMPI_MCA_btl": "^openib"} if find_fabric() else _TRANSPORTS["tcp"]
     if name in _COMPONENTS and not _has_component(_COMPONENTS[name]):
         raise UserError(
             f"NETWORK={name}, but this Open MPI has no {name.upper()}: set NETWORK=tcp, or install"

@@ -103,12 +103,12 @@ class Generator:
     def next_tokens(self, prompts: Sequence[str], count: int) -> Iterator[list[tuple[str, float]]]:
         """Yield the most probable tokens after each prompt, with their probabilities."""
         drafts = [self._draft(prompt) for prompt in prompts]
-        found = {id(draft): log_probs_V for draft, log_probs_V in self._read(drafts)}
-        for draft in drafts:
-            log_probs_V = found.pop(id(draft))
+        found = {}  # the lists, because the arrays of all drafts would need much memory
+        for draft, log_probs_V in self._read(drafts):
             best = np.argsort(-log_probs_V, kind="stable")[:count]
             tokens = [self._tokenizer.decode([token]) for token in best]
-            yield list(zip(tokens, np.exp(log_probs_V[best]).tolist()))
+            found[id(draft)] = list(zip(tokens, np.exp(log_probs_V[best]).tolist()))
+        yield from (found.pop(id(draft)) for draft in drafts)
 
     def _draft(self, prompt: str, seed: Sequence[int] = (0,)) -> _Draft:
         ids = encode_prompt(prompt, self._tokenizer)
@@ -200,7 +200,7 @@ def encode_prompt(prompt: str, tokenizer: Tokenizer) -> list[int]:
 
 
 def decode_stream(tokenizer: Tokenizer, ids: Iterable[int]) -> Iterator[str]:
-    """Yield the text of each token as soon as its characters are complete."""
+    """Yield the characters that each token completes, and then the rest of the text."""
     # The window must not start inside a character. Otherwise, some decoders would replace all
     # bytes that follow.
     complete: collections.deque[list[int]] = collections.deque(maxlen=_WINDOW)
@@ -209,7 +209,9 @@ def decode_stream(tokenizer: Tokenizer, ids: Iterable[int]) -> Iterator[str]:
     for token in ids:
         window.append(token)
         text = tokenizer.decode(window)
-        if not text.endswith("\ufffd"):  # Otherwise, the last character may be incomplete.
+        if text.endswith("\ufffd"):  # the last character may be incomplete
+            yield ""
+        else:
             yield text[len(shown) :]
             complete.append(window[num_shown:])
             window = list(itertools.chain.from_iterable(complete))

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import sys
 from collections.abc import Iterable, Iterator
 
 from lm.data.splits import Source
@@ -18,7 +17,7 @@ def read_texts(path: str) -> Iterator[list[str]]:
     first = 0
     try:
         with contextlib.ExitStack() as stack:
-            descriptor = sys.stdin.fileno()
+            descriptor = 0
             if path != "-":
                 descriptor = stack.enter_context(open(path, "rb")).fileno()
             for lines in read_lines(descriptor):

@@ -48,7 +48,7 @@ class Scorer:
         device: Device | None = None,
     ):
         """Open a session. If `continuous`, the state of a sentence continues in the next one."""
-        check_words(run)
+        check_words(run, device)
         self._tokenizer, self._functions = run.tokenizer, run.functions
         self.rows, self._continuous = 1 if continuous else batch_size, continuous
         self._session, self._results = open_session(run, self._build, device)

@@ -6,18 +6,18 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from lm.inference.generator import decode_stream
 from lm.inference.trained_run import Run, check_words, open_session
 from lm.model import decoding
 from lm.model.network import Network
 
 _MAX_EXPECTED = 5
-_WINDOW = 8  # number of earlier tokens on which the text of a token may depend
 
 
 class Prediction(NamedTuple):
     """The prediction of a token."""
 
-    text: str  # the token as it continues the text
+    text: str  # the characters that the token completes
     bits: float  # the surprisal: the negative log2-probability
     expected: list[tuple[str, float]]  # the most probable tokens, with their probabilities
 
@@ -38,29 +38,14 @@ class TokenReader:
 
     def predictions(self, ids: Iterable[int]) -> Iterator[Prediction]:
         """Yield a prediction for each token of a text, which starts with an empty state."""
-        window: list[int] = []
+        ids = list(ids)
         state, previous = np.zeros(self._state_shape), self._tokenizer.eos_id
-        for token in ids:
+        for token, text in zip(ids, decode_stream(self._tokenizer, ids)):
             log_probs_V, state = self._read(previous, state)
             best = np.argsort(-log_probs_V, kind="stable")[:_MAX_EXPECTED]
             expected = [(self._tokenizer.tokens[each], np.exp(log_probs_V[each])) for each in best]
-            before = self._tokenizer.decode(window)
-            text = self._tokenizer.decode([*window, token])[len(before) :]
             yield Prediction(text, -log_probs_V[token] / np.log(2), expected)
-            window, previous = [*window[-_WINDOW:], token], token
-
-    def sample(self, num_tokens: int, seed: int) -> str:
-        """Return a text that is drawn from the predictions."""
-        random, ids = np.random.default_rng(seed), []
-        state, previous = np.zeros(self._state_shape), self._tokenizer.eos_id
-        for _ in range(num_tokens):
-            log_probs_V, state = self._read(previous, state)
-            probs_V = np.exp(log_probs_V)
-            if self._tokenizer.unk_id is not None:
-                probs_V[self._tokenizer.unk_id] = 0
-            previous = int(random.choice(len(probs_V), p=probs_V / probs_V.sum()))
-            ids.append(previous)
-        return self._tokenizer.decode(ids)
+            previous = token
 
     def close(self) -> None:
         self._session.close()

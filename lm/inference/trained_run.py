@@ -135,11 +135,11 @@ def open_session(
     return session, built
 
 
-def check_words(run: Run) -> None:
+def check_words(run: Run, device: Device | None = None) -> None:
     """Check that a user-defined network gives the same results for single words and for windows."""
     if run.functions.is_built_in:
         return
-    session, check = open_session(run, NetworkCheck)
+    session, check = open_session(run, NetworkCheck, device)
     with session, run.functions.one_line_errors(running=True):
         if disagreement := check.find_disagreement(session):
             raise UserError(disagreement)

@@ -23,7 +23,7 @@ def export_weights(run: Run, to: str, file_format: str) -> None:
         raise UserError(f"--to {to} already exists: choose a different file, or remove it")
     tensors = weight_tensors(run.checkpoint)
     arrays = load_arrays(run.checkpoint.path, tensors.values())
-    weights = {name: np.ascontiguousarray(arrays[tensor]) for name, tensor in tensors.items()}
+    weights = {name: np.asarray(arrays[tensor], order="C") for name, tensor in tensors.items()}
     if file_format == "npz":
         file = io.BytesIO()
         np.savez(file, **weights)

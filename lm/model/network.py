@@ -108,8 +108,8 @@ class Network:
         """
         if not self.predicts:
             raise UserError(
-                f"{self.where} only defines build_losses: lm.generate and lm.export also need"
-                " build_logits or build_outputs"
+                f"{self.where} only defines build_losses: lm.generate, lm.export and"
+                " --sample_every_steps also need build_logits or build_outputs"
             )
         what, units = ("logits", self.vocab_size) if self._makes_logits else ("outputs", None)
         shape = [*inputs_TB.shape.as_list(), units]

@@ -30,5 +30,6 @@ class Sampler:
             log_probs_1V, state = session.run(self._next, feed)
             cumulative = np.cumsum(np.exp(log_probs_1V[0], dtype=np.float64))
             token = np.searchsorted(cumulative, random() * cumulative[-1], side="right")
-            tokens.append(int(token))
+            # With weights that are not finite, which the next step reports, the index is too large.
+            tokens.append(min(int(token), len(cumulative) - 1))
         return tokens[1:]

@@ -100,9 +100,14 @@ def _watch(paths, path):
     from lm.report.comparison import group_by_corpus
 
     logger.info("writing %s until all runs have ended; Ctrl-C writes it a last time", path)
+    reported = set()
     with contextlib.suppress(KeyboardInterrupt):
         while True:
             runs, errors = _read_runs(paths)  # a run may start later
+            for message in dict.fromkeys(map(str, errors)):
+                if message not in reported:
+                    logger.warning("%s", message)
+                    reported.add(message)
             if all(run.end for run in runs) and not errors:
                 return
             _write_runs(group_by_corpus(runs), path, reload_seconds=_RELOAD_SECONDS)

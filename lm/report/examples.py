@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from lm import logger
-from lm.errors import ProgramExit
+from lm.errors import short_message
 from lm.report.comparison import Section
 from lm.report.metrics import RunMetrics
 from lm.report.page import Part
@@ -50,19 +50,23 @@ def example_parts(sections: Sequence[Section], shows_licensed: bool) -> Iterator
             logger.warning("the page contains licensed text of PTB: do not publish it")
         try:
             yield from _parts(run, shows_text=shows_licensed or not is_licensed)
-        except (ProgramExit, OSError) as error:
-            logger.warning("no examples of %s: %s", run.name, error)
+        except Exception as error:  # the page is complete without examples
+            logger.warning("no examples of %s: %s", run.name, short_message(error))
 
 
 def _parts(run: RunMetrics, shows_text: bool) -> Iterator[Part]:
     import_tensorflow()
     from lm.inference.evaluator import load_text
+    from lm.inference.generator import Generator
+    from lm.inference.sampling import Sampling
     from lm.inference.surprisal import TokenReader
     from lm.inference.trained_run import open_run
 
     opened = open_run(run.directory)
-    with contextlib.closing(TokenReader(opened)) as reader:
-        if shows_text:
+    if shows_text:
+        with contextlib.closing(TokenReader(opened)) as reader:
             ids = itertools.islice(load_text(opened, "valid").ids, _NUM_TOKENS)
             yield text_part(f"Validation text, read by {run.name}", reader.predictions(ids))
-        yield Part(f"Sample of {run.name}", code=reader.sample(_NUM_TOKENS, seed=1))
+    with contextlib.closing(Generator(opened, 1)) as generator:
+        (sample,) = generator.generate([""], Sampling(num_words=_NUM_TOKENS, seed=1))
+        yield Part(f"Sample of {run.name}", code=sample.text)

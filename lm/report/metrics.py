@@ -27,6 +27,7 @@ class RunMetrics(NamedTuple):
     steps: Mapping[str, np.ndarray]  # the step events, by field: float64, NaN for a missing value
     damage: str | None  # a warning about damaged lines of its metrics
     end: Event  # the last end event; empty if the run is running, or was killed
+    label: str | None = None  # a name instead of the directory
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -37,8 +38,8 @@ class RunMetrics(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The directory as the user wrote it."""
-        return printable(self.directory.rstrip("/"))
+        """The label, or the directory as the user wrote it."""
+        return printable(self.label or self.directory.rstrip("/"))
 
     @property
     def start(self) -> Event:

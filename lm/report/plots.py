@@ -125,7 +125,7 @@ class _Curves:
     def _trace(self, steps: Sequence[float], values: np.ndarray, text: str) -> Plot:
         times = numbers(np.interp(steps, *self._clock) / self._unit)
         return {
-            "x": numbers(steps),
+            "x": [float(step) for step in steps],
             "y": numbers(values),
             "meta": {**self._meta, "time": times},
             "hovertemplate": f"%{{meta.name}}<br>at %{{x}}: {text}<extra></extra>",

@@ -101,7 +101,7 @@ def _best_runs(directory: str, study: optuna.Study) -> list[RunMetrics]:
         values = ", ".join(f"{name} {short_text(value)}" for name, value in trial.params.items())
         with contextlib.suppress(ProgramExit):  # Somebody may have removed the run.
             run = read_run(trial_dir(directory, trial.number))
-            runs.append(run._replace(directory=f"trial {trial.number:04d}: {values}"))
+            runs.append(run._replace(label=f"trial {trial.number:04d}: {values}"))
     return runs
 
 

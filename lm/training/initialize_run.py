@@ -87,6 +87,8 @@ def _tables(
         if not axes or _LAYER.fullmatch(name):
             continue
         axis = axes[0] if sizes[0] != sizes[1] else _WORD_AXES.get(name)
+        if name in _WORD_AXES and axis not in axes:
+            continue  # an adaptive softmax, whose columns are not all words
         if axis is None:
             raise UserError(
                 f"--new_vocabulary: both vocabularies have {len(saved):,} words, and {name} has"

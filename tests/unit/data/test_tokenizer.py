@@ -122,7 +122,9 @@ def test_streams_of_bytes_start_between_characters(tmp_path):
     decoders = [tokenizers.decoders.ByteFallback(), tokenizers.decoders.Fuse()]
     tokenizer = save(tmp_path, model, decoder=tokenizers.decoders.Sequence(decoders))
     text = "漢字" * 9 + "🙂"
-    assert [part for part in decode_stream(tokenizer, tokenizer.encode(text)) if part] == [*text]
+    parts = list(decode_stream(tokenizer, tokenizer.encode(text)))
+    assert [part for part in parts if part] == [*text]
+    assert len(parts) == len(tokenizer.encode(text)) + 1  # one per token, and the rest
 
 
 def test_dropout_of_merges_has_no_effect(tmp_path):

@@ -46,7 +46,7 @@ def test_the_transport_depends_on_the_fabric(monkeypatch):
     monkeypatch.setattr(transport, "find_fabric", lambda: None)
     assert transport.transport_defaults()["OMPI_MCA_pml"] == "ob1"
     monkeypatch.setattr(transport, "find_fabric", lambda: transport.Fabric("mlx5_0", 100))
-    assert transport.transport_defaults() == {}
+    assert transport.transport_defaults() == {"OMPI_MCA_btl": "^openib"}
     monkeypatch.setenv("NETWORK", "tcp")
     assert transport.transport_defaults()["OMPI_MCA_pml"] == "ob1"
     monkeypatch.setenv("OMPI_MCA_pml", "cm")  # the user's choice
