@@ -246,7 +246,7 @@ def test_the_embedded_corpus_is_learned_within_5_percent(tmp_path, corpora):
 
 
 def test_a_resume_needs_no_more_memory_than_the_start(tmp_path):
-    """A second copy of the embedding would need 96 MB."""
+    """A resume loads 32 MB at a time. A second copy of the embedding would need 96 MB."""
     words = [f"w{number}" for number in range(40_000)]
     for split in ("train", "valid", "test"):
         lines = [" ".join(words[i : i + 20]) for i in range(0, len(words), 20)]
@@ -259,4 +259,4 @@ def test_a_resume_needs_no_more_memory_than_the_start(tmp_path):
     for max_steps in (2, 4):
         train(tmp_path / "run", *flags, "--max_steps", max_steps, "--resume")
         peaks += [event["memory_mb"] for event in events(tmp_path / "run", "epoch")]
-    assert peaks[1] < peaks[0] + 32
+    assert peaks[1] < peaks[0] + 48
