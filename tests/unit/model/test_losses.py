@@ -111,7 +111,8 @@ def test_a_mistake_in_losses_is_one_line(load, body, message):
 
 def test_losses_alone_predict_no_words(load):
     file = load(LOSSES + FULL + RETURN)
-    with tf.Graph().as_default(), pytest.raises(UserError, match=r"lm\.export and --sample_every_steps also need"):
+    message = r"lm\.export and --sample_every_steps also need"
+    with tf.Graph().as_default(), pytest.raises(UserError, match=message):
         decoding.create_variables(Network(file.config, V, file.functions))
 
 
