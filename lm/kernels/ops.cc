@@ -861,6 +861,40 @@ class GlobalNormOp : public OpKernel {
 };
 REGISTER_KERNEL_BUILDER(Name("LmGlobalNorm").Device(DEVICE_CPU), GlobalNormOp);
 
+// ---- Sums of several tensors --------------------------------------------------------------------
+
+// Replaces TensorFlow's own kernel, which starts with the first input whose buffer it can reuse. That
+// input depends on the order in which threads finish, and so did the sums of gradients.
+template <class T>
+class AddNOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* ctx) override {
+    for (int i = 1; i < ctx->num_inputs(); ++i)
+      OP_REQUIRES_OK(ctx, CheckShape("an input", ctx->input(i), ctx->input(0).shape()));
+    if (ctx->num_inputs() == 1) return ctx->set_output(0, ctx->input(0));
+    Tensor* sum;
+    OP_REQUIRES_OK(ctx, ctx->forward_input_or_allocate_output({0}, 0, ctx->input(0).shape(), &sum));
+    T* out = sum->flat<T>().data();
+    const int64_t n = sum->NumElements();
+    constexpr int64_t kBlock = 1 << 12;  // stays in the L1 cache
+    ParallelFor(ctx, 1, (n + kBlock - 1) / kBlock, [&](int64_t, int64_t block) {
+      const int64_t first = block * kBlock, end = std::min(n, first + kBlock);
+      const T *a = ctx->input(0).flat<T>().data(), *b = ctx->input(1).flat<T>().data();
+      for (int64_t i = first; i < end; ++i) out[i] = a[i] + b[i];
+      for (int k = 2; k < ctx->num_inputs(); ++k) {
+        const T* x = ctx->input(k).flat<T>().data();
+        for (int64_t i = first; i < end; ++i) out[i] += x[i];
+      }
+    });
+  }
+};
+REGISTER_KERNEL_BUILDER(
+    Name("AddN").Device(DEVICE_CPU).TypeConstraint<float>("T").Priority(1), AddNOp<float>);
+REGISTER_KERNEL_BUILDER(
+    Name("AddN").Device(DEVICE_CPU).TypeConstraint<double>("T").Priority(1), AddNOp<double>);
+
 // ---- Average ------------------------------------------------------------------------------------
 
 REGISTER_OP("LmAddToAverage")

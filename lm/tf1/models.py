@@ -39,7 +39,7 @@ class Network:
             zeros = [tf.zeros([batch_size, size], dtype) for size in own]
             return tf.nest.pack_sequence_as(cell.state_size, zeros)
 
-        context = Context(config, _NUM_WORDS, num_rows=1)
+        context = Context(config, _NUM_WORDS, tuple(map(str, range(_NUM_WORDS))), num_rows=1)
         # As in training, operations must not take the names of variables.
         scope = tf.name_scope("lm_network")
         with tf.Graph().as_default(), shared_variables(config, training=False), scope:

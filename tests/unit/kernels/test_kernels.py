@@ -145,3 +145,17 @@ def test_the_norm_does_not_depend_on_threads_or_cpu():
         wrong = run(lambda *xs: kernels.global_norm(xs), [np.float32([1, wild]), numbers(5)])
         np.testing.assert_equal(wrong, np.float32(wild))
     assert run(lambda *xs: kernels.global_norm(xs), [np.float32([3e30, 4e30])]) == np.float32(5e30)
+
+
+def test_a_sum_does_not_depend_on_other_readers_of_its_terms():
+    """TensorFlow's own kernel starts with the first term whose buffer nobody else reads."""
+    values = [numbers(3000, 3, seed=seed) for seed in range(12)]
+
+    def sums(*placeholders):
+        terms = [tf.exp(ph) for ph in placeholders]
+        return tf.add_n(terms), [tf.add_n(terms), *terms[:4]]
+
+    alone = run(lambda *phs: sums(*phs)[0], values)
+    together, *terms = run(lambda *phs: sums(*phs)[1], values)
+    np.testing.assert_array_equal(alone, together)
+    np.testing.assert_array_equal(terms, [run(tf.exp, [value]) for value in values[:4]])
