@@ -58,6 +58,16 @@ def test_the_quickstart_trains_on_two_ranks_and_ends_with_the_true_perplexity(
     assert re.fullmatch(r"test perplexity [\d.]+ \(true: [\d.]+\), [\d.]+ bits/byte", last)
 
 
+@pytest.mark.soak
+def test_the_proof_finds_identical_checkpoints(project, tmp_path):
+    command = [project / "run_scripts/prove.sh"]
+    result = run_command(command, environment(OUTPUT_DIR="proof"), timeout=300, cwd=tmp_path)
+    assert result.returncode == 0, result.stdout + result.stderr
+    _, *rows, last = result.stdout.splitlines()
+    assert len(rows) == 7 and last == "identical"
+    assert "resumed after step 100" in (tmp_path / "proof/killed.txt").read_text()
+
+
 @pytest.fixture
 def launch(tmp_path):
     """Run a script in a checkout without setup; shell scripts replace mpirun and others."""
@@ -81,6 +91,22 @@ def launch(tmp_path):
         )  # fmt: skip
 
     return run
+
+
+def test_the_proof_reports_a_different_checkpoint(launch):
+    """The stand-in writes a different checkpoint on four ranks."""
+    mpirun = """
+        while [ $# -gt 0 ]; do
+            case $1 in -np) ranks=$2 ;; --output_dir) run=$2 ;; --on_event) killed=1 ;; esac
+            shift
+        done
+        mkdir -p $run/checkpoints/step-00000${killed:-3}00
+        [ -z "$killed" ] || exit 137
+        echo $((ranks == 4)) >$run/checkpoints/step-00000300/model.data-00000-of-00001"""
+    result = launch("prove.sh", mpirun)
+    assert result.returncode == 1, result.stderr
+    *_, resumed, last = result.stdout.splitlines()
+    assert resumed.startswith("killed ") and last.startswith("different: ")
 
 
 def test_the_resilient_script_starts_the_python_of_its_checkout(launch, tmp_path):
