@@ -42,6 +42,11 @@ class ReportOptions(Checked):
         "show the start of the validation text and a sample of the best run that has a checkpoint;"
         " licensed text (PTB) is only shown with --examples",
     )
+    time_to: str | None = option(
+        None,
+        "print the training time until the validation perplexity of each run was at most each of"
+        " these values, such as 120,90",
+    )
     watch: bool = option(
         False, "write the page every 10 seconds until all runs have ended or Ctrl-C is pressed"
     )
@@ -67,17 +72,20 @@ def _report(argv):
     else:
         if options.watch:
             _watch(paths, options.html)
-        _report_runs(paths, options.html, options.examples)
+        _report_runs(paths, options)
 
 
-def _report_runs(paths, path, examples):
+def _report_runs(paths, options):
     from lm.report.comparison import group_by_corpus
-    from lm.report.tables import build_tokenizer_tables, section_text
+    from lm.report.tables import build_time_table, build_tokenizer_tables, section_text
 
+    perplexities, path = _perplexities(options.time_to), options.html
     runs, errors = _read_runs(paths)
     sections = group_by_corpus(runs)
     for section in sections:
         print(section_text(section))
+        if perplexities:
+            print(build_time_table(section, perplexities).text)
     for table in build_tokenizer_tables(sections):
         print(table.text)
     for message in [*filter(None, (run.damage for run in runs)), *errors[:-1]]:
@@ -88,11 +96,19 @@ def _report_runs(paths, path, examples):
             from lm.report.examples import example_parts
 
         draw_sections(sections, os.path.join(os.path.dirname(path), "learning_curves"))
-        parts = [] if examples is False else example_parts(sections, bool(examples))
+        show = options.examples
+        parts = [] if show is False else example_parts(sections, bool(show))
         _write_runs(sections, path, parts)
         logger.info("wrote %s", path)
     if errors:
         raise errors[-1]
+
+
+def _perplexities(text):
+    try:
+        return [float(part) for part in text.split(",")] if text else []
+    except ValueError as error:
+        raise UserError(f"--time_to must be numbers such as 120,90, not {text!r}") from error
 
 
 def _watch(paths, path):

@@ -2,7 +2,7 @@
 
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -74,18 +74,22 @@ def _corpus_name(run: RunMetrics) -> str:
     return printable(", ".join([*parts, corpus.path, f"SHA-256 {corpus.sha256[:8]}"]))
 
 
-def group_by_config(runs: Sequence[RunMetrics]) -> list[Group]:
+def group_by_config(runs: Sequence[RunMetrics], ignored: Collection[str] = ()) -> list[Group]:
     """Group runs by config, in the order in which the configs first appear.
 
-    The labels of configs with the same name contain the fields in which they differ.
+    The labels of configs with the same name contain the fields in which they differ. Runs that
+    differ only in `ignored` fields are in the same group.
     """
+    configs: dict[str, dict[str, Any]] = {}
     groups: dict[str, list[RunMetrics]] = {}
     for run in runs:
-        groups.setdefault(json.dumps(run.identity, sort_keys=True), []).append(run)
-    labels = _labels([members[0].identity for members in groups.values()])
+        config = {name: value for name, value in run.identity.items() if name not in ignored}
+        key = json.dumps(config, sort_keys=True)
+        configs[key] = config
+        groups.setdefault(key, []).append(run)
     return [
         Group(label, sorted(members, key=lambda run: run.num_ranks))
-        for label, members in zip(labels, groups.values())
+        for label, members in zip(_labels(list(configs.values())), groups.values())
     ]
 
 

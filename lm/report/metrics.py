@@ -155,6 +155,13 @@ class RunMetrics(NamedTuple):
             seconds = np.cumsum(np.diff(steps, prepend=0) * self.tokens_per_step / speeds)
         return np.insert(steps, 0, 0), np.insert(seconds, 0, 0)
 
+    def seconds_to(self, perplexity: float) -> float | None:
+        """Return the training time until a validation reaches a perplexity, or None."""
+        reached = [
+            e["step"] for e in self.events if e.get("valid_perplexity", math.inf) <= perplexity
+        ]
+        return float(np.interp(reached[0], *self.clock())) if reached else None
+
 
 def num_ranks_text(count: int) -> str:
     """Return "1 rank" or "2 ranks"."""

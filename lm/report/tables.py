@@ -5,6 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 from tqdm import tqdm
 
 from lm.cli.markdown import epochs_text, markdown_table
@@ -15,6 +16,7 @@ from lm.report.comparison import (
     Section,
     comparable_sets,
     compare,
+    group_by_config,
     identical_sets,
     runs_by_text,
 )
@@ -84,7 +86,8 @@ def headline(section: Section) -> str:
 def build_tables(groups: Sequence[Group]) -> list[Table]:
     """Return the tables of a section. If each config has one run, a table of configs is useless."""
     results = [_results(groups)] if any(len(group.runs) > 1 for group in groups) else []
-    return [*results, _runs(groups), _outcomes(groups)]
+    seeds = _seeds(groups)
+    return [*results, *([seeds] if seeds.rows else []), _runs(groups), _outcomes(groups)]
 
 
 def build_tokenizer_tables(sections: Sequence[Section]) -> list[Table]:
@@ -151,6 +154,44 @@ def _results(groups: Sequence[Group]) -> Table:
         "Results",
         "The run of each config that trained longest. The times are means of the runs.",
         ["config", "epochs", "train", "valid", "test", *times],
+        rows,
+    )
+
+
+def _seeds(groups: Sequence[Group]) -> Table:
+    """Return a table of the configs that several runs with different seeds trained equally long."""
+    rows = []
+    runs = [run for group in groups for run in group.runs]
+    for group in group_by_config(runs, ignored=["seed"]):
+        longest = max(run.step for run in group.runs)
+        seeds = {run.record.config["seed"]: run for run in group.runs if run.step == longest}
+        if len(seeds) > 1:
+            columns = zip(*(_final_perplexities(run) for run in seeds.values()))
+            epochs = epochs_text(group.runs[0].num_epochs)
+            rows.append([group.label, str(len(seeds)), epochs, *map(_mean_text, columns)])
+    note = "Mean ± standard deviation of the runs that differ only in the seed and trained longest."
+    return Table("Seeds", note, ["config", "seeds", "epochs", "train", "valid", "test"], rows)
+
+
+def _mean_text(values: Sequence[float | None]) -> str:
+    if None in values:
+        return "-"
+    with np.errstate(all="ignore"):  # a damaged file may contain any number
+        mean, deviation = np.mean(values), np.std(values, ddof=1)
+    return f"{_number(mean, '.2f')} ± {_number(deviation, '.2f')}"
+
+
+def build_time_table(section: Section, perplexities: Sequence[float]) -> Table:
+    """Return the training time that each run needed to reach validation perplexities."""
+    rows = []
+    for run in section.runs:
+        seconds = [run.seconds_to(perplexity) for perplexity in perplexities]
+        times = ["-" if each is None else tqdm.format_interval(each) for each in seconds]
+        rows.append([run.name, run.ranks_text, *times])
+    return Table(
+        "Time to quality",
+        "Training time until a validation perplexity was at most the given value.",
+        ["run", "ranks", *map(str, perplexities)],
         rows,
     )
 
@@ -248,12 +289,15 @@ def run_title(run: RunMetrics, *details: str) -> str:
 
 
 def _perplexities(run: RunMetrics) -> list[str]:
-    perplexities = (
-        run.tested_epoch.get("train_perplexity"),
-        run.tested_epoch.get("valid_perplexity"),
-        run.test.get("test_perplexity"),
-    )
-    return [epochs_text(run.num_epochs), *(_number(value, ".2f") for value in perplexities)]
+    texts = [_number(value, ".2f") for value in _final_perplexities(run)]
+    return [epochs_text(run.num_epochs), *texts]
+
+
+def _final_perplexities(run: RunMetrics) -> list[float | None]:
+    """Return the perplexities on train, valid and test."""
+    epoch = run.tested_epoch
+    return [epoch.get("train_perplexity"), epoch.get("valid_perplexity"),
+            run.test.get("test_perplexity")]  # fmt: skip
 
 
 def _number(value: float | None, form: str) -> str:

@@ -13,7 +13,13 @@ from lm.report.comparison import (
     group_by_corpus,
 )
 from lm.report.metrics import read_run
-from lm.report.tables import build_differences, build_identity, build_tables, run_title
+from lm.report.tables import (
+    build_differences,
+    build_identity,
+    build_tables,
+    build_time_table,
+    run_title,
+)
 from tests.unit.report.runs import CONFIG, write_record, write_run
 
 
@@ -71,6 +77,26 @@ def test_each_run_has_its_outcome_and_the_longest_one_is_the_result(tmp_path):
         "d": ["stopped", "0 of 130", "1", "no"],
     }
     assert results.rows[0][:4] == ["small", "1.50", "90.00", "80.50"]
+
+
+def test_runs_with_different_seeds_have_a_mean_and_a_standard_deviation(tmp_path):
+    runs = [
+        write_run(tmp_path / f"{number}", config={**CONFIG, "seed": seed}, test=test)
+        for number, (seed, test) in enumerate([(1, 50.0), (1, 50.0), (2, 52.0), (3, 54.0)])
+    ]
+    tables = build_tables(group_by_config(runs))
+    (seeds,) = (table for table in tables if table.title == "Seeds")
+    assert seeds.rows == [["small", "3", "1.50", "90.00 ± 0.00", "80.50 ± 0.00", "52.00 ± 2.00"]]
+
+
+def test_the_time_to_a_perplexity_ends_at_the_first_validation_that_reaches_it(tmp_path):
+    write_run(tmp_path / "a", test=None)
+    best = {"event": "validation", "step": 12, "epoch": 2, "valid_perplexity": 70.0}
+    run = append(tmp_path / "a", best)
+    assert [run.seconds_to(perplexity) for perplexity in (80.6, 80.5, 70, 69)] == [10, 10, 12, None]
+    (section,) = group_by_corpus([run])
+    (row,) = build_time_table(section, [80.5, 69]).rows
+    assert row[1:] == ["1 rank", "00:10", "-"]
 
 
 def test_a_part_of_an_epoch_is_not_a_whole(tmp_path):
