@@ -166,7 +166,7 @@ def _seeds(groups: Sequence[Group]) -> Table:
         longest = max(run.step for run in group.runs)
         seeds = {run.record.config["seed"]: run for run in group.runs if run.step == longest}
         if len(seeds) > 1:
-            columns = zip(*(_final_perplexities(run) for run in seeds.values()))
+            columns = zip(*(final_perplexities(run) for run in seeds.values()))
             epochs = epochs_text(group.runs[0].num_epochs)
             rows.append([group.label, str(len(seeds)), epochs, *map(_mean_text, columns)])
     note = "Mean ± standard deviation of the runs that differ only in the seed and trained longest."
@@ -185,13 +185,13 @@ def build_time_table(section: Section, perplexities: Sequence[float]) -> Table:
     """Return the training time that each run needed to reach validation perplexities."""
     rows = []
     for run in section.runs:
-        seconds = [run.seconds_to(perplexity) for perplexity in perplexities]
+        seconds = [*(run.seconds_to(perplexity) for perplexity in perplexities), run.clock()[1][-1]]
         times = ["-" if each is None else tqdm.format_interval(each) for each in seconds]
         rows.append([run.name, run.ranks_text, *times])
     return Table(
         "Time to quality",
-        "Training time until a validation perplexity was at most the given value.",
-        ["run", "ranks", *map(str, perplexities)],
+        "Training time until a validation perplexity was at most the given value, and to the end.",
+        ["run", "ranks", *map(str, perplexities), "end"],
         rows,
     )
 
@@ -289,11 +289,11 @@ def run_title(run: RunMetrics, *details: str) -> str:
 
 
 def _perplexities(run: RunMetrics) -> list[str]:
-    texts = [_number(value, ".2f") for value in _final_perplexities(run)]
+    texts = [_number(value, ".2f") for value in final_perplexities(run)]
     return [epochs_text(run.num_epochs), *texts]
 
 
-def _final_perplexities(run: RunMetrics) -> list[float | None]:
+def final_perplexities(run: RunMetrics) -> list[float | None]:
     """Return the perplexities on train, valid and test."""
     epoch = run.tested_epoch
     return [epoch.get("train_perplexity"), epoch.get("valid_perplexity"),

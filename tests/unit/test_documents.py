@@ -1,10 +1,16 @@
 """The documents name existing files, flags, tests and sections, and show the published results."""
 
+import collections
+import functools
 import re
+
+import pytest
+from tqdm import tqdm
 
 from lm.flags import flags_document
 from lm.report.comparison import compare
 from lm.report.metrics import read_run
+from lm.report.tables import final_perplexities
 from tests.commands import ROOT
 
 CODE = {".py", ".sh", ".sbatch", ".cc", ".h", ".conf"}
@@ -80,23 +86,51 @@ def test_modules_in_commands_exist():
             assert path.with_suffix(".py").exists() or (path / "__main__.py").exists(), module
 
 
+@functools.cache
 def published(name):
     return read_run(str(ROOT / "docs/runs" / name))
 
 
-def test_the_readme_shows_the_results_of_the_published_runs():
-    rows = re.findall(r"^\|.*\(docs/runs/.*\|$", (ROOT / "README.md").read_text(), re.MULTILINE)
-    shown = set()
-    for row in rows:
-        _, precision, epochs, _, perplexities = [cell.strip() for cell in row.strip("|").split("|")]
-        for name in re.findall(r"\(docs/runs/([\w-]+)\)", row):
-            run = published(name)
-            valid, test = run.tested_epoch["valid_perplexity"], run.test["test_perplexity"]
-            assert run.record.config["precision"] == precision
-            assert str(len(run.epochs)) == epochs
-            assert perplexities == f"{valid:.2f} / {test:.2f}", name
-            shown.add(name)
-    assert shown == {path.name for path in (ROOT / "docs/runs").iterdir()}
+def rows_of_published_runs(document):
+    """Yield each run that a table row links, and the cells of the row by their headers."""
+    for table in re.findall(r"(?:^\|.*\|\n)+", document.read_text(), flags=re.MULTILINE):
+        header, _, *rows = [
+            [cell.strip() for cell in line[1:-1].split("|")] for line in table.splitlines()
+        ]
+        for row in rows:
+            for name in re.findall(r"\((?:docs/)?runs/([\w-]+)\)", row[0]):
+                yield name, dict(zip(header, row))
+
+
+def expected_cell(run, header, row):
+    """Return the value of a run for a column, or None if the column is not a result."""
+    train, valid, test = final_perplexities(run)
+    if header.startswith("valid "):
+        seconds = run.seconds_to(float(header.split()[1]))
+        return tqdm.format_interval(seconds) if seconds else "-"
+    if header.isdigit() and row["epoch"].endswith((", train", ", valid")):
+        split = row["epoch"][-5:]
+        return f"{run.epochs[int(header) - 1][f'{split}_perplexity']:.1f}"
+    return {
+        "precision": run.record.config["precision"],
+        "epochs": str(len(run.epochs)),
+        "train": f"{train:.2f}", "valid": f"{valid:.2f}", "test": f"{test:.2f}",
+        "our valid / test": f"{valid:.2f} / {test:.2f}",
+        "end": tqdm.format_interval(run.clock()[1][-1]),
+    }.get(header)  # fmt: skip
+
+
+@pytest.mark.parametrize("document", ["README.md", "docs/results.md"])
+def test_tables_show_the_numbers_of_the_published_runs(document):
+    shown = collections.Counter()
+    for name, row in rows_of_published_runs(ROOT / document):
+        run = published(name)
+        for header, cell in row.items():
+            expected = expected_cell(run, header, row)
+            assert expected in (None, cell), f"{document}: {name}: {header}"
+            shown[name] += expected is not None
+    assert shown.keys() == {path.name for path in (ROOT / "docs/runs").iterdir()}
+    assert min(shown.values()) > 2
 
 
 def test_the_published_runs_on_one_and_two_ranks_are_identical():

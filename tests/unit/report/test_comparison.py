@@ -96,7 +96,7 @@ def test_the_time_to_a_perplexity_ends_at_the_first_validation_that_reaches_it(t
     assert [run.seconds_to(perplexity) for perplexity in (80.6, 80.5, 70, 69)] == [10, 10, 12, None]
     (section,) = group_by_corpus([run])
     (row,) = build_time_table(section, [80.5, 69]).rows
-    assert row[1:] == ["1 rank", "00:10", "-"]
+    assert row[1:] == ["1 rank", "00:10", "-", "00:15"]
 
 
 def test_a_part_of_an_epoch_is_not_a_whole(tmp_path):
