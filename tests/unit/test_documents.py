@@ -105,6 +105,7 @@ def rows_of_published_runs(document):
 def expected_cell(run, header, row):
     """Return the value of a run for a column, or None if the column is not a result."""
     train, valid, test = final_perplexities(run)
+    time = tqdm.format_interval(run.clock()[1][-1])
     if header.startswith("valid "):
         seconds = run.seconds_to(float(header.split()[1]))
         return tqdm.format_interval(seconds) if seconds else "-"
@@ -116,7 +117,7 @@ def expected_cell(run, header, row):
         "epochs": str(len(run.epochs)),
         "train": f"{train:.2f}", "valid": f"{valid:.2f}", "test": f"{test:.2f}",
         "our valid / test": f"{valid:.2f} / {test:.2f}",
-        "end": tqdm.format_interval(run.clock()[1][-1]),
+        "end": time, "training time": time,
     }.get(header)  # fmt: skip
 
 
