@@ -6,7 +6,7 @@
 #   run_scripts/prove.sh --hidden_size 200    arguments go to lm.train
 #
 # Environment: OUTPUT_DIR (runs/prove-<time>).
-# Cost: about a minute on 2 cores, plus the setup (see setup.sh) the first time.
+# Cost: about 100 s of CPU time, plus the setup (see setup.sh) the first time.
 # Result: a table, and exit code 0 if all checkpoints are identical. The runs are in OUTPUT_DIR.
 set -euo pipefail
 # shellcheck source=run_scripts/launch.sh

@@ -70,7 +70,7 @@ def test_imported_names_exist():
 def test_named_tests_exist():
     text = (ROOT / "docs/reliability.md").read_text()
     found = re.findall(r"`((?:tests/)?[\w/]+(?:\.py)?) -k \"?(\w+(?: or \w+)*)\"?`", text)
-    assert len(found) > 50
+    assert len(found) > 40
     for place, words in found:
         path = ROOT / place if place.startswith("tests/") else ROOT / "tests/faults" / place
         files = sorted(path.glob("test_*.py")) if path.is_dir() else [path]
@@ -102,16 +102,15 @@ def rows_of_published_runs(document):
                 yield name, dict(zip(header, row))
 
 
-def expected_cell(run, header, row):
+def expected_cell(run, header):
     """Return the value of a run for a column, or None if the column is not a result."""
     train, valid, test = final_perplexities(run)
     time = tqdm.format_interval(run.clock()[1][-1])
     if header.startswith("valid "):
         seconds = run.seconds_to(float(header.split()[1]))
         return tqdm.format_interval(seconds) if seconds else "-"
-    if header.isdigit() and row["epoch"].endswith((", train", ", valid")):
-        split = row["epoch"][-5:]
-        return f"{run.epochs[int(header) - 1][f'{split}_perplexity']:.1f}"
+    if header.isdigit():  # an epoch
+        return f"{run.epochs[int(header) - 1]['valid_perplexity']:.1f}"
     return {
         "precision": run.record.config["precision"],
         "epochs": str(len(run.epochs)),
@@ -127,7 +126,7 @@ def test_tables_show_the_numbers_of_the_published_runs(document):
     for name, row in rows_of_published_runs(ROOT / document):
         run = published(name)
         for header, cell in row.items():
-            expected = expected_cell(run, header, row)
+            expected = expected_cell(run, header)
             assert expected in (None, cell), f"{document}: {name}: {header}"
             shown[name] += expected is not None
     assert shown.keys() == {path.name for path in (ROOT / "docs/runs").iterdir()}
