@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 ERROR = "lm: error: "  # the start of an error line
 # scheme://user:password@host/path?signature
-_ADDRESS = re.compile(r"(\w+://)(?:[^/\s'\"]*@)?([^\s'\"?]*)(?:\?[^\s'\"]*)?")
+_ADDRESS = re.compile(r"(\w+://)(?:[^/\s]*@)?([^\s'\"?]*)(?:\?[^\s'\"]*)?")
 # --api_key VALUE, PASSWORD='VALUE', "Authorization: Bearer VALUE"
 _SECRET = re.compile(
     r"(?i)((?:password|passwd|secret|token|key|credentials?|authorization)['\"]?[=:\s]\s*"

@@ -1,6 +1,7 @@
 # shellcheck shell=bash disable=SC2034,SC2154
-# Source this file to start training jobs. run_training ARGUMENTS... runs lm.train with the variables that
-# train.sh documents, and returns the job's exit code (see mpirun_job.sh).
+# Source this file to start jobs. run_training ARGUMENTS... runs lm.train with the variables that train.sh
+# documents, and run_search ARGUMENTS... runs lm.search with the variables that search.sh documents. Both
+# return the job's exit code (see mpirun_job.sh).
 # shellcheck source=run_scripts/env.sh
 source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
 # shellcheck source=run_scripts/mpirun_job.sh
@@ -10,9 +11,10 @@ python=$venv/bin/python
 
 # Loads the settings of mpirun and of the scheduler's allocation, which lm/distributed/__main__.py lists.
 load_settings() {
-    local settings
+    local settings interpreter=$venv/bin/python
     [[ -z ${NP:-} ]] || whole_number NP "$NP"
-    settings=$("$venv/bin/python" -m lm.distributed) || exit
+    [[ -x $interpreter ]] || interpreter=$python # PYTHON of train_resilient.sh
+    settings=$("$interpreter" -m lm.distributed) || exit
     eval "$settings"
     threads=''
     if [[ -z ${HOSTS:-}${HOSTFILE:-} && -n $allocated_hosts ]]; then
@@ -55,9 +57,22 @@ run_mpirun() {
         options+=(-mca btl_tcp_if_include "$INTERFACE" -mca oob_tcp_if_include "$INTERFACE"
             -x HOROVOD_GLOO_IFACE -x NCCL_SOCKET_IFNAME)
     fi
-    # An empty value hides the GPUs of all hosts. Under Slurm, each host has its own value.
-    [[ -z ${CUDA_VISIBLE_DEVICES+set} || -n ${SLURM_JOB_ID:-} ]] || options+=(-x CUDA_VISIBLE_DEVICES)
+    # An empty value hides the GPUs of all hosts. A scheduler gives each host its own value.
+    [[ -z ${CUDA_VISIBLE_DEVICES+set} || -n $job ]] || options+=(-x CUDA_VISIBLE_DEVICES)
     [[ -z ${SSH_FLAGS:-} ]] || options+=(-mca plm_rsh_args "$SSH_FLAGS")
     # shellcheck disable=SC2086  # MPIRUN_FLAGS is a list
     run_job mpirun "${options[@]}" ${MPIRUN_FLAGS:-} "$@"
+}
+
+run_search() {
+    local config=${CONFIG:-config_small} output_dir
+    [[ " $* " != *" --"@(output_dir|config)[\ =]* ]] || fail "set OUTPUT_DIR and CONFIG, not --output_dir and --config"
+    output_dir=${OUTPUT_DIR:-searches/$(basename "$config" .py)-$(date +%Y%m%d-%H%M%S)}
+    if [[ ! -e $output_dir/search.json ]]; then
+        set -- --config "$config" --trials "${TRIALS:-20}" --ranks_per_trial "${RANKS:-2}" \
+            ${PARALLEL:+--parallel_trials "$PARALLEL"} \
+            --space "${SPACE:-learning_rate=0.3:3:log, keep_prob=0.5:1.0}" "$@"
+    fi
+    run_job "$python" -m lm.search --output_dir "$output_dir" ${HOSTS:+--hosts "$HOSTS"} "$@" || return
+    "$python" -m lm.report "$output_dir" --html "$output_dir/report.html"
 }

@@ -13,15 +13,6 @@
 set -euo pipefail
 # shellcheck source=run_scripts/launch.sh
 source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/launch.sh"
-[[ " $* " != *" --"@(output_dir|config)[\ =]* ]] || fail "set OUTPUT_DIR and CONFIG, not --output_dir and --config"
 "$root/run_scripts/setup.sh"
 load_settings
-
-config=${CONFIG:-config_small}
-output_dir=${OUTPUT_DIR:-searches/$(basename "$config" .py)-$(date +%Y%m%d-%H%M%S)}
-if [[ ! -e $output_dir/search.json ]]; then
-    set -- --config "$config" --trials "${TRIALS:-20}" --ranks_per_trial "${RANKS:-2}" \
-        ${PARALLEL:+--parallel_trials "$PARALLEL"} --space "${SPACE:-learning_rate=0.3:3:log, keep_prob=0.5:1.0}" "$@"
-fi
-run_job python -m lm.search --output_dir "$output_dir" ${HOSTS:+--hosts "$HOSTS"} "$@"
-python -m lm.report "$output_dir" --html "$output_dir/report.html"
+run_search "$@"

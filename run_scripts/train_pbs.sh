@@ -3,12 +3,13 @@
 # run is saved, and the job submits itself again with the same arguments. It resumes from the last checkpoint.
 #
 #   qsub run_scripts/train_pbs.sh                                            2 hosts, 1 rank each
-#   qsub -l select=4:ncpus=32:mpiprocs=2 -- run_scripts/train_pbs.sh --num_epochs 1
+#   FLAGS="--num_epochs 1" qsub -v FLAGS -l select=4:ncpus=32:mpiprocs=2 run_scripts/train_pbs.sh
 #   qsub -v CONFIG=config_medium,NP=4 run_scripts/train_pbs.sh               4 ranks on the same hosts
 #   qsub -l nodes=2:ppn=16 run_scripts/train_pbs.sh                          Torque
 #   qdel JOB                                                                 saves and ends
 #
-# Environment: LM_ROOT (the project, if qsub was not run there), and the variables in scheduled.sh.
+# Environment: LM_ROOT (the project, if qsub was not run there), FLAGS (flags of lm.train, because qsub passes
+#   no arguments), and the variables in scheduled.sh.
 # Needs: .venv from run_scripts/setup.sh and this project at the same path on all hosts. mpirun needs an Open MPI
 #   built for PBS, PBS Pro's pbs_tmrsh, or ssh between the hosts. qsub must work on the first host.
 # Result: the run is in runs/pbs-<job id>. scheduled.sh lists the exit codes.
@@ -26,4 +27,5 @@ source "${LM_ROOT:-.}/run_scripts/scheduled.sh"
 
 # PBS sends no signal before the time limit.
 stop_before "$(pbs_fact Resource_List.walltime | awk -F: '{ for (i = 1; i <= NF; i++) s = 60 * s + $i; print s }')"
-run_scheduled run_training --output_dir "runs/$job" "$@"
+# shellcheck disable=SC2086  # FLAGS is a list
+run_scheduled run_training --output_dir "runs/$job" ${FLAGS:-} "$@"

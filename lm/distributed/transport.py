@@ -28,6 +28,7 @@ SELECTIONS = ("OMPI_MCA_pml", "OMPI_MCA_btl", "OMPI_MCA_mtl")
 # The providers of libfabric that need a fabric. The other providers use TCP or shared memory.
 _FABRIC_PROVIDERS = {"cxi", "efa", "gni", "opx", "psm2", "verbs"}
 _FABRIC_DEVICES = ("/dev/infiniband/uverbs", "/dev/hfi1", "/dev/cxi")
+_SECONDS = 10  # fi_info may hang in a broken driver
 _PML_NAMES = {"ob1": "TCP and shared memory", "ucx": "UCX", "cm": "OFI"}
 
 
@@ -69,12 +70,17 @@ def transport_defaults() -> dict[str, str]:
 
 
 def _has_component(name: str) -> bool:
+    listed = _output_of("ompi_info", "--parsable")
+    return name in listed or not listed  # MPI reports a missing component, in more words
+
+
+def _output_of(program: str, *arguments: str) -> str:
+    """Return the output of a program, or nothing if the program is missing or hangs."""
     path = os.pathsep.join([os.path.join(sys.prefix, "bin"), os.environ.get("PATH", "")])
-    ompi_info = shutil.which("ompi_info", path=path)
-    if not ompi_info:
-        return True  # MPI reports a missing component, in more words
-    done = subprocess.run([ompi_info, "--parsable"], capture_output=True, text=True)
-    return name in done.stdout
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        command = [shutil.which(program, path=path) or program, *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS).stdout
+    return ""
 
 
 @functools.cache
@@ -91,10 +97,8 @@ def find_fabric(root: str = "/") -> Fabric | None:
                 ports.append(Fabric(port.parts[-3], gbps))
     if ports:
         return max(ports, key=lambda fabric: fabric.gbps)
-    if not shutil.which("fi_info"):
-        return None
-    listed = subprocess.run(["fi_info"], capture_output=True, text=True).stdout
-    found = _FABRIC_PROVIDERS.intersection(re.findall(r"^provider: (\w+)", listed, re.MULTILINE))
+    listed = re.findall(r"^provider: (\w+)", _output_of("fi_info"), re.MULTILINE)
+    found = _FABRIC_PROVIDERS.intersection(listed)
     return Fabric(min(found), 0.0) if found else None
 
 

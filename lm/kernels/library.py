@@ -38,17 +38,22 @@ def load() -> Library:
         return Library(reason="they are for CPUs, and there is a GPU")
     path = _path()
     if not path.exists():
-        return Library(reason="not built; run `python -m lm.kernels.build`", is_missing=True)
+        return _missing("not built; run `python -m lm.kernels.build`")
     try:
         if not is_complete(path):
             raise OSError("it is damaged; run `python -m lm.kernels.build`")
         ops = tf.load_op_library(str(path))
         found = _property("lm_kernels_isa")
     except (tf.errors.OpError, OSError, AttributeError) as error:  # AttributeError: no such symbol
-        return Library(reason=f"cannot load {path}: {error}", is_missing=True)
+        return _missing(f"cannot load {path}: {error}")
     if wanted and wanted != found:
         logger.warning("LM_KERNELS_ISA %s is not available here; using %s", wanted, found)
     return Library(ops)
+
+
+def _missing(reason: str) -> Library:
+    logger.warning("training is slower without compiled ops: %s", reason)
+    return Library(reason=reason, is_missing=True)
 
 
 def available() -> bool:

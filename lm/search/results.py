@@ -64,7 +64,7 @@ def write_best(search: Search) -> str:
 
 def best_command(directory: str, settings: Settings) -> str:
     """Return the command that trains best.py."""
-    options = settings.given(RunOptions)
+    options = settings.without_secrets().given(RunOptions)
     options.pop("max_steps", None)  # limits only the trials
     path = os.path.join(directory, BEST_FILE)
     return shlex.join(["python", "-m", "lm.train", "--config", path, *as_flags(options)])

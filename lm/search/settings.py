@@ -17,7 +17,7 @@ from typing import Any
 from lm.cli.parser import Arguments, ConfigChoice, parse
 from lm.config import MAX_THREADS, Config, RunOptions
 from lm.data.selection import with_absolute_paths
-from lm.errors import UserError
+from lm.errors import UserError, without_secrets
 from lm.files import sha256_of
 from lm.options import Checked, option
 from lm.record import from_json, may_differ, read_object
@@ -85,6 +85,14 @@ class Settings:
 
     def given(self, cls: type) -> dict[str, Any]:
         return {name: v for name, v in self.flags.items() if name in cls.__dataclass_fields__}
+
+    def without_secrets(self) -> "Settings":
+        """Leave out run options that contain passwords or keys."""
+        flags = dict(self.flags)
+        for name, value in self.given(RunOptions).items():
+            if without_secrets(str(value)) != str(value):
+                del flags[name]
+        return dataclasses.replace(self, flags=flags)
 
 
 def load_settings(directory: str) -> Settings | None:

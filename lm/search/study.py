@@ -18,6 +18,7 @@ import sqlalchemy
 from optuna import pruners, samplers
 from optuna.trial import FrozenTrial, TrialState
 
+from lm import logger
 from lm.cli.parser import Arguments
 from lm.config import Config, RunOptions
 from lm.config_file import ConfigFile
@@ -139,7 +140,10 @@ def _open(search: Search) -> Search:
     # The previous driver may have been killed.
     interrupt(study, study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)))
     # Write this file last, because it marks the directory as a search.
-    write_json(settings_file, dataclasses.asdict(settings))
+    saved = settings.without_secrets()
+    for name in sorted(settings.flags.keys() - saved.flags.keys()):
+        logger.warning("%s may contain a secret and is not saved: pass it again to resume", name)
+    write_json(settings_file, dataclasses.asdict(saved))
     file = dataclasses.replace(search.file, path=copy)
     return search._replace(settings=settings, file=file, study=study)
 

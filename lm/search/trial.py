@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from lm.config import Config, RunOptions
 from lm.distributed import launch
-from lm.errors import ERROR, UserError
+from lm.errors import ERROR, UserError, without_secrets
 from lm.events.read import Event, read_events
 from lm.files import locked
 from lm.record import LOCK_FILE
@@ -69,7 +69,7 @@ class TrialJob:
         command, env = self._command()
         with open(self._console, "ab") as console:
             # A user can continue the run with this command.
-            text = shlex.join(["python", *self._program[1:]])
+            text = without_secrets(shlex.join(["python", *self._program[1:]]))
             console.write(f"{text}\n".encode("utf-8", "surrogateescape"))
             console.flush()
             self._console_start = console.tell()

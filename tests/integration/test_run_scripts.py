@@ -121,9 +121,11 @@ def test_the_resilient_script_starts_the_python_of_its_checkout(launch, tmp_path
     python = tmp_path / ".venv/bin/python"
     training = f" {python} -m lm.train --config config_small --output_dir run --resume "
     assert training in result.stdout
-    python.unlink()
+    python.rename(tmp_path / "python")
     without = launch("train_resilient.sh", OUTPUT_DIR="run", **env)
     assert without.returncode == 2 and "run run_scripts/setup.sh" in without.stderr
+    result = launch("train_resilient.sh", OUTPUT_DIR="run", PYTHON=str(tmp_path / "python"), **env)
+    assert f" {tmp_path}/python -m lm.train " in result.stdout, result.stderr
 
 
 def test_the_resilient_script_gives_up_without_progress(launch):
@@ -161,6 +163,17 @@ def test_a_script_can_be_called_by_a_link(launch, tmp_path):
         ("train.sh", {"NP": "2", "HOSTFILE": "crlf"}, "crlf has Windows line ends: run sed -i"),
         ("train.sh", {"LAUNCHER": "x"}, "LAUNCHER must be mpirun, horovodrun or none, not 'x'"),
         ("train.sh", {"PLACE": "core"}, "PLACE must be none, socket or numa, not 'core'"),
+        (
+            "train_slurm.sbatch",
+            {
+                "LAUNCHER": "srun",
+                "NP": "2",
+                "SLURM_JOB_ID": "7",
+                "SLURM_JOB_NODELIST": "n1",
+                "SLURM_JOB_CPUS_PER_NODE": "4",
+            },
+            "set --ntasks of sbatch instead of NP",
+        ),
         ("train_sge.sh", {}, "train_sge: submit this script to a scheduler, or use train.sh"),
         ("train.sh", {"PBS_JOBID": "7", "PBS_NODEFILE": "x"}, "PBS_NODEFILE=x is not readable"),
     ],
@@ -206,6 +219,9 @@ def test_named_or_hidden_gpus_apply_to_all_hosts(launch, name):
         said = launch(name, CUDA_VISIBLE_DEVICES=gpus, **env).stdout
         assert " -x CUDA_VISIBLE_DEVICES " in said
     assert "CUDA" not in launch(name, **env).stdout
+    # A scheduler gives each host its own value.
+    sge = {"JOB_ID": "7", "SGE_ROOT": "/sge"}
+    assert "CUDA" not in launch(name, CUDA_VISIBLE_DEVICES="1,2", **env, **sge).stdout
 
 
 def test_hostfile_and_interface(launch, tmp_path):
@@ -275,6 +291,7 @@ def test_a_second_sigint_kills_a_job_that_hangs(launch, name):
 def test_a_pbs_job_submits_itself_again_and_continues_the_same_run(launch, tmp_path):
     (tmp_path / "nodes").write_text("n1\nn2\n")
     pbs = {"PBS_JOBID": "7.server", "PBS_NODEFILE": "nodes", "PBS_O_WORKDIR": str(tmp_path)}
+    pbs["FLAGS"] = "--seed 5"
     # qstat breaks long lines.
     facts = (
         "    Resource_List.walltime = 24:00:00\n    Submit_arguments = -l select=2 train_\n\tpbs.sh"
@@ -286,7 +303,9 @@ def test_a_pbs_job_submits_itself_again_and_continues_the_same_run(launch, tmp_p
     }
     result = launch("train_pbs.sh", 'echo "$@"; exit 140', others, **pbs)
     assert result.returncode == 140, result.stderr
-    assert " -H n1:1,n2:1 " in result.stdout and "--output_dir runs/pbs-7 " in result.stdout
+    assert (
+        " -H n1:1,n2:1 " in result.stdout and " --output_dir runs/pbs-7 --seed 5 " in result.stdout
+    )
     submitted = (tmp_path / "submitted").read_text()
     assert submitted == "-h -l select=2 train_pbs.sh\n8.server\n"
     assert (tmp_path / "runs/pbs-8").readlink().name == "pbs-7"

@@ -51,10 +51,13 @@ def test_a_resumed_search_keeps_its_settings(search, corpora, tmp_path, monkeypa
     flags = [
         "--max_grad_norm=inf", "--warmup_steps=3", f"--data_path={corpus}", "--init_from=a",
         f"--data_url={address}", "--tie_weights", "--notensorboard",
+        "--on_event=send --api_key SECRET",
     ]  # fmt: skip
     for _ in range(2):
         assert states(search(*flags)) == [COMPLETE] * 3
     assert starts(search, 0) == ["start"]
+    files = [path for path in search.directory.rglob("*") if path.is_file()]
+    assert not any(b"SECRET" in path.read_bytes() for path in files)
     kept = load_settings(str(search.directory)).flags
     paths = {"data_path": str(corpora), "init_from": str(tmp_path / "a"), "data_url": address}
     assert {**paths, "tie_weights": True, "tensorboard": False}.items() <= kept.items()
