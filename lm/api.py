@@ -1,6 +1,5 @@
 """Train and use runs from Python and from notebooks. docs/python.md shows examples."""
 
-import dataclasses
 import functools
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -8,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from lm import logger
 from lm.config import RunOptions
 from lm.config_file import load_config_file
+from lm.distributed.agreement import on_all_ranks
 from lm.distributed.launch import connect, launched_rank
 from lm.errors import UserError
 from lm.events.logs import start_console
@@ -17,7 +17,7 @@ from lm.options import replaced
 from lm.system import import_tensorflow
 
 if TYPE_CHECKING:
-    from lm.inference.generator import Generated, Generator
+    from lm.inference.generator import Generated
     from lm.inference.scorer import Score
 
 _connect = functools.cache(connect)  # at most one connection per process
@@ -42,13 +42,27 @@ def train(config: str = "config_small", **settings: Any) -> dict[str, Any]:
     if not logger.handlers:
         start_console(launched_rank())
     file = load_config_file(config)
-    of_options = {field.name for field in dataclasses.fields(RunOptions)}
-    known = of_options | {field.name for field in dataclasses.fields(file.config)}
-    for name in settings.keys() - known:
-        raise UserError(f"{name} is not a field of Config or RunOptions (see docs/flags.md)")
-    options = RunOptions(**{k: v for k, v in settings.items() if k in of_options})
-    fields = {k: v for k, v in settings.items() if k not in of_options}
-    return run_training(replaced(file.config, **fields), options, _connect(), file.functions)
+    options, fields = {}, {}
+    for name, value in settings.items():
+        if name in RunOptions.__dataclass_fields__:
+            options[name] = value
+        elif name in file.config.__dataclass_fields__:
+            fields[name] = value
+        else:
+            raise UserError(f"{name} is not a field of Config or RunOptions (see docs/flags.md)")
+    config, comm = replaced(file.config, **fields), _connect()
+    results = run_training(config, RunOptions(**options), comm, file.functions)
+    with on_all_ranks(comm):
+        recorded = _recorded_results(results["output_dir"]) if comm.is_rank_0 else None
+    # A finished run that is resumed trains no epoch.
+    return {**comm.gather(recorded)[0], **results}
+
+
+def _recorded_results(run_dir: str) -> dict[str, Any]:
+    """Return the fields of the last epoch in metrics.jsonl."""
+    events, _ = read_events(run_dir)
+    epoch = next((event for event in reversed(events) if event["event"] == "epoch"), {})
+    return {name: value for name, value in epoch.items() if name != "event"}
 
 
 def open_run(
@@ -80,18 +94,12 @@ class TrainedRun:
         self._functions = load_config_file(config).functions if config else BUILT_IN
         self._options = {"allow_changed_config_file": allow_changed_config_file}
         self._run = open_run(directory, checkpoint, self._functions, **self._options)
-        self._generator = functools.cache(self._new_generator)
-        self._scorer = functools.cache(self._new_scorer)
+        self._opened: dict[tuple, Any] = {}  # generators and scorers
 
-    def _new_generator(self, rows: int) -> "Generator":
-        from lm.inference.generator import Generator
-
-        return Generator(self._run, rows)
-
-    def _new_scorer(self, batch_size: int) -> Any:
-        from lm.inference.scorer import Scorer
-
-        return Scorer(self._run, batch_size)
+    def _open(self, kind: type, rows: int) -> Any:
+        if (kind, rows) not in self._opened:
+            self._opened[kind, rows] = kind(self._run, rows)
+        return self._opened[kind, rows]
 
     def generate(
         self, prompts: str | Iterable[str] = "", batch_size: int = 32, **sampling: Any
@@ -100,17 +108,20 @@ class TrainedRun:
 
         `sampling` are the flags of `lm.generate`, such as `num_words`, `seed` and `beam_size`.
         """
+        from lm.inference.generator import Generator
         from lm.inference.sampling import Sampling
 
         how = Sampling(**sampling)
         prompts = [prompts] if isinstance(prompts, str) else list(prompts)
-        rows = how.beam_size or min(batch_size, len(prompts) * how.num_samples)
-        return list(self._generator(rows).generate(prompts, how)) if prompts else []
+        return list(self._open(Generator, max(batch_size, how.beam_size)).generate(prompts, how))
 
     def score(self, lines: str | Iterable[str], batch_size: int = 16) -> "list[Score]":
         """Return the log-probabilities of lines. Each line starts with an empty state."""
+        from lm.inference.scorer import Scorer
+
         lines = [lines] if isinstance(lines, str) else lines
-        return list(self._scorer(batch_size).score(line.rstrip("\r\n") for line in lines))
+        scorer = self._open(Scorer, batch_size)
+        return list(scorer.score((line.rstrip("\r\n") for line in lines), "line"))
 
     def evaluate(self, split: str = "valid", **options: Any) -> dict[str, Any]:
         """Return the perplexity of a split or of a text file, with the fields of `lm.evaluate`.

@@ -35,18 +35,16 @@ import os
 import signal
 import stat
 import sys
-from collections.abc import Iterator
 
 from lm import logger
 from lm.cli import program
 from lm.cli.parser import RunChoice, parse
 from lm.config import MAX_ROWS
 from lm.errors import UserError, printable
+from lm.inference.lines import STDIN, read_lines
 from lm.inference.sampling import Sampling
 from lm.options import Checked, option
 from lm.system import import_tensorflow
-
-_STDIN = 0  # the file descriptor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,10 +68,10 @@ class GenerateOptions(Checked):
             raise UserError("--prompt and --prompts are both given: leave out one of them")
 
 
-def _is_piped(descriptor: int) -> bool:
-    """Return whether a file descriptor is a pipe or a file. It may also be closed."""
+def _is_piped() -> bool:
+    """Return whether the standard input is a pipe or a file. It may also be closed."""
     try:
-        mode = os.fstat(descriptor).st_mode
+        mode = os.fstat(0).st_mode
     except OSError:
         return False
     return stat.S_ISFIFO(mode) or stat.S_ISREG(mode)
@@ -82,9 +80,9 @@ def _is_piped(descriptor: int) -> bool:
 def _generate(argv):
     arguments = parse(argv, __doc__, RunChoice, GenerateOptions, Sampling)
     run, how, options = (arguments[cls] for cls in (RunChoice, Sampling, GenerateOptions))
-    if options.prompt is None and not options.prompts and _is_piped(_STDIN):
+    if options.prompt is None and not options.prompts and _is_piped():
         logger.info("reading one prompt per line from the standard input")
-        options = dataclasses.replace(options, prompts="-")
+        options = dataclasses.replace(options, prompts=STDIN)
     import_tensorflow()
     from lm.inference.generator import Generator
     from lm.inference.trained_run import open_run
@@ -94,27 +92,16 @@ def _generate(argv):
     with contextlib.closing(Generator(open_run(**run.open_arguments()), rows)) as generator:
         if not (options.next or how.beam_size):
             logger.info("seed %d", how.seed)  # for generating the text again
-        streams = is_single and not (options.json or options.next or how.beam_size or how.stop)
-        if streams:
-            _print_text(generator.stream(options.prompt or "", how))
-            return
+            if is_single and not (options.json or how.stop):
+                _print_text(generator.stream(options.prompt or "", how))
+                return
         first = 0
-        for prompts in _read_prompts(options):
+        for prompts in read_lines(options.prompts) if options.prompts else [[options.prompt or ""]]:
             if options.next:
                 _print_next(prompts, generator.next_tokens(prompts, options.next), options.json)
             else:
                 _print_texts(generator.generate(prompts, how, first), options, how, first)
             first += len(prompts)
-
-
-def _read_prompts(options: GenerateOptions) -> Iterator[list[str]]:
-    """Yield the prompts that are available, and wait if none is available."""
-    if options.prompts is None:
-        yield [options.prompt or ""]
-        return
-    from lm.inference.lines import read_texts
-
-    yield from read_texts(options.prompts)
 
 
 def _print_texts(texts, options, how, first):
@@ -123,11 +110,8 @@ def _print_texts(texts, options, how, first):
             print(json.dumps(text._asdict()), flush=True)
             continue
         prompt, sample = divmod(index, how.num_samples)
-        titles = []
-        if options.prompts:
-            titles.append(f"prompt {first + prompt + 1}")
-        if how.num_samples > 1:
-            titles.append(f"{sample + 1} of {how.num_samples}")
+        titles = [f"prompt {first + prompt + 1}"] if options.prompts else []
+        titles += [f"{sample + 1} of {how.num_samples}"] if how.num_samples > 1 else []
         if titles:
             print("==", ", ".join(titles))
         _print_text([text.prompt, text.text])
@@ -137,18 +121,17 @@ def _print_next(prompts, found, as_json):
     for prompt, tokens in zip(prompts, found):
         if as_json:
             print(json.dumps({"prompt": prompt, "next": tokens}), flush=True)
-        else:
-            for token, probability in tokens:
-                print(f"{probability:.6f}  {json.dumps(token, ensure_ascii=False)}", flush=True)
+            continue
+        for token, probability in tokens:
+            print(f"{probability:.6f}  {json.dumps(token, ensure_ascii=False)}", flush=True)
 
 
 def _print_text(pieces):
     last = ""
     for piece in pieces:
         last = piece or last
-        if sys.stdout.isatty():
-            piece = printable(piece, kept="\n")
-        print(piece, end="", flush=True)
+        shown = printable(piece, kept="\n") if sys.stdout.isatty() else piece
+        print(shown, end="", flush=True)
     if not last.endswith("\n"):
         print()
 

@@ -75,9 +75,10 @@ SCHEDULES = {
 }
 
 
-def planned_steps(config: Config, steps_per_epoch: int) -> int:
-    """Return the length of a run in steps. `max_steps` may end the run earlier."""
-    return config.num_steps_total or config.num_epochs * steps_per_epoch
+def planned_steps(config: Config, steps_per_epoch: int, max_steps: int | None = None) -> int:
+    """Return the length of a run in steps, which `max_steps` may limit."""
+    length = config.num_steps_total or config.num_epochs * steps_per_epoch
+    return min(length, max_steps or length)
 
 
 def learning_rate_at(

@@ -48,11 +48,10 @@ from lm.cli import program
 from lm.cli.parser import RunChoice, parse
 from lm.config import MAX_ROWS
 from lm.errors import UserError, needs_extra
+from lm.inference.lines import STDIN, name_of, read_lines
 from lm.options import Checked, option
 from lm.perplexity import NllSum
 from lm.system import import_tensorflow
-
-_STDIN = 0  # the file descriptor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,45 +82,57 @@ def _score(argv):
     if options.nbest and (options.html or options.continuous):
         raise UserError("--nbest cannot be combined with --html or --continuous")
     import_tensorflow()
-    from lm.inference.lines import read_texts
-    from lm.inference.nbest import rescore
     from lm.inference.scorer import Scorer
     from lm.inference.trained_run import open_run
 
     opened = open_run(**run)
-    scorer = Scorer(opened, options.batch_size, options.continuous)
-    with contextlib.closing(scorer):
+    with contextlib.closing(Scorer(opened, options.batch_size, options.continuous)) as scorer:
         if options.nbest:
-            lines = itertools.chain.from_iterable(read_texts(options.nbest))
-            for line in rescore(lines, scorer, options.weight):
-                print(line)
+            _rescore(scorer, options)
             return
-        totals, texts = Totals(), []
-        for score in scorer.score_stream(_STDIN):
-            totals.add(score, opened.tokenizer.unk_id)
+        texts = _print_scores(scorer, opened.tokenizer, options)
+    if options.html:
+        _write_page(opened, texts, options)
+
+
+def _rescore(scorer, options):
+    from lm.inference.nbest import rescore
+
+    lines = itertools.chain.from_iterable(read_lines(options.nbest))
+    for line in rescore(lines, scorer, options.weight, name_of(options.nbest)):
+        print(line)
+
+
+def _print_scores(scorer, tokenizer, options):
+    """Print the scores of the lines of the standard input. Return their token IDs for --html."""
+    totals, texts, count = Totals(tokenizer.unk_id), [], 0
+    for lines in read_lines(STDIN):
+        for score in scorer.score(lines, f"{name_of(STDIN)}, line", count + 1):
+            totals.add(score)
             # The process that wrote the sentence may wait for the score.
-            print(_line(score, options, opened.tokenizer), flush=True)
+            print(format_score(score, options, tokenizer), flush=True)
             if options.html:
                 texts.append(score.ids.tolist())
+            count += 1
+    values = totals.as_dict()
     if options.format == "kenlm":
         print(totals.as_kenlm())
     elif options.format == "json":
-        print(json.dumps({"total": totals.as_dict()}))
+        print(json.dumps({"total": values}))
     else:
-        logger.info(" ".join(f"{name} {value:.8g}" for name, value in totals.as_dict().items()))
-    if options.html:
-        _write_page(opened, texts, options)
+        logger.info(" ".join(f"{k} {v:.8g}" for k, v in values.items() if v is not None))
+    return texts
 
 
 def _write_page(run, texts, options):
     with needs_extra("report"):
         from lm.report.examples import text_part
         from lm.report.page import build_page, write_file
-    from lm.inference.surprisal import TokenReader
+    from lm.inference.generator import Generator
 
     if options.continuous:
         texts = [list(itertools.chain.from_iterable(texts))]
-    with contextlib.closing(TokenReader(run)) as reader:
+    with contextlib.closing(Generator(run)) as reader:
         part = text_part("Texts", itertools.chain.from_iterable(map(reader.predictions, texts)))
     write_file(options.html, build_page(f"Texts, read by {run.directory}", [part]))
     logger.info("wrote %s", options.html)
@@ -130,22 +141,26 @@ def _write_page(run, texts, options):
 class Totals:
     """Sums over all texts."""
 
-    def __init__(self) -> None:
-        self._known, self._all, self._unknown = NllSum(), NllSum(), 0
+    def __init__(self, unk_id: int | None):
+        self._unk_id, self._known, self._all, self._unknown = unk_id, NllSum(), NllSum(), 0
 
-    def add(self, score, unk_id: int | None) -> None:
-        is_known = score.ids != unk_id if unk_id is not None else np.ones(len(score.ids), bool)
+    def add(self, score) -> None:
+        known = score.log_probs[score.ids != self._unk_id]
         self._all += NllSum(-score.log_prob, len(score.ids))
-        self._known += NllSum(-float(score.log_probs[is_known].sum()), int(is_known.sum()))
-        self._unknown += int((~is_known).sum())
+        self._known += NllSum(-float(known.sum()), len(known))
+        self._unknown += score.unknown
 
-    def as_dict(self) -> dict[str, float]:
+    def as_dict(self) -> dict[str, float | None]:
+        """Return the totals. A perplexity is None if there are no tokens, or if it overflows."""
+        perplexities = {
+            "perplexity": self._all.perplexity,
+            "perplexity_without_unknown": self._known.perplexity,
+        }
         return {
             "log_probability": -self._all.nats,
             "tokens": self._all.tokens,
             "unknown": self._unknown,
-            "perplexity": self._all.perplexity,
-            "perplexity_without_unknown": self._known.perplexity,
+            **{k: v if math.isfinite(v) else None for k, v in perplexities.items()},
         }
 
     def as_kenlm(self) -> str:
@@ -153,15 +168,20 @@ class Totals:
         return (
             f"Perplexity including OOVs:\t{self._all.perplexity}\n"
             f"Perplexity excluding OOVs:\t{self._known.perplexity}\n"
-            f"OOVs:\t{self._unknown}\nTokens:\t{self._all.tokens}"
+            f"OOVs:\t{self._all.tokens - self._known.tokens}\nTokens:\t{self._all.tokens}"
         )
 
 
-def _line(score, options: ScoreOptions, tokenizer) -> str:
+def format_score(score, options: ScoreOptions, tokenizer) -> str:
+    """Return the line of the output for a text."""
     if options.format == "kenlm":
-        return kenlm_line(score, tokenizer)
+        return _kenlm_line(score, tokenizer)
     if options.format == "tsv":
-        return format_score(score, options.per_word)
+        cells = [f"{score.log_prob:.6f}", str(len(score.ids)), str(score.unknown)]
+        cells.append(" ".join(score.text.split()))
+        if options.per_word:
+            cells.append(" ".join(f"{log_prob:.6f}" for log_prob in score.log_probs))
+        return "\t".join(cells)
     values = {
         "text": score.text,
         "log_probability": score.log_prob,
@@ -173,32 +193,20 @@ def _line(score, options: ScoreOptions, tokenizer) -> str:
     return json.dumps(values)
 
 
-def format_score(score, per_word: bool) -> str:
-    cells = [f"{score.log_prob:.6f}", str(len(score.log_probs)), str(score.unknown)]
-    cells.append(" ".join(score.text.split()))
-    if per_word:
-        cells.append(" ".join(f"{log_prob:.6f}" for log_prob in score.log_probs))
-    return "\t".join(cells)
-
-
-def _float32(value: float) -> str:
-    """Return the shortest decimal number that is equal to the value in float32, as KenLM does."""
-    return str(np.float32(value))
-
-
-def kenlm_line(score, tokenizer) -> str:
-    """Return the line of KenLM's query for a text."""
-    log10s = score.log_probs / math.log(10)
+def _kenlm_line(score, tokenizer) -> str:
+    # KenLM prints the shortest decimal number that is equal to the value in float32.
+    log10s = (score.log_probs / math.log(10)).astype(np.float32)
+    total = np.float32(score.log_prob / math.log(10))
     words = [tokenizer.tokens[i] for i in score.ids]
     if tokenizer.name == "words":
         words = [*score.text.split(), "</s>"]  # unknown words too
     cells = []
-    for position, (word, token, log10) in enumerate(zip(words, score.ids, log10s)):
+    for position, (word, token, log10) in enumerate(zip(words, score.ids, log10s), 2):
         word = "".join("_" if c.isspace() else c for c in word) or "_"
         number = 0 if token == tokenizer.unk_id else token + 1
-        cells.append(f"{word}={number} {position + 2} {_float32(log10)}")
-    num_unknown = int((score.ids == tokenizer.unk_id).sum())
-    return "\t".join([*cells, f"Total: {_float32(log10s.sum())} OOV: {num_unknown}"])
+        cells.append(f"{word}={number} {position} {log10}")
+    num_unknown = np.count_nonzero(score.ids == tokenizer.unk_id)
+    return "\t".join([*cells, f"Total: {total} OOV: {num_unknown}"])
 
 
 def main() -> None:

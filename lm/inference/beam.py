@@ -1,6 +1,6 @@
 """Beam search with length normalization (Wu et al. 2016, arXiv:1609.08144, section 7).
 
-Shapes: B rows, L texts, V tokens of the vocabulary.
+Shapes: B rows, L texts, V tokens of the vocabulary. Each text has a row.
 """
 
 from collections.abc import Callable, Sequence
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lm.inference.sampling import Sampling, scores_of_tokens
+from lm.inference.sampling import Sampling, largest
 
 
 class Hypothesis(NamedTuple):
@@ -24,24 +24,22 @@ class Hypothesis(NamedTuple):
 def beam_search(
     log_probs_BV: np.ndarray,
     advance: Callable[[Sequence[int], Sequence[int]], np.ndarray],
-    prompt: Sequence[int],
+    score: Callable[[np.ndarray, Sequence[int]], np.ndarray],
+    ends: Callable[[Sequence[int]], bool],
     how: Sampling,
-    banned: Sequence[int],
-    ends: Callable[[Sequence[int], Sampling], bool],
 ) -> list[Hypothesis]:
     """Return up to `beam_size` texts with the best normalized scores, best first.
 
     Args:
-      log_probs_BV: The natural log-probabilities of the tokens after the prompt, in each row.
-      advance: Reads a token after the text of each of some rows. The new texts are in the first
-        rows of its result, which are the log-probabilities of the following tokens, [B, V].
-      prompt: The token IDs before the texts.
-      banned: The tokens that no text contains.
+      log_probs_BV: The natural log-probabilities of the first tokens, with one row.
+      advance: Reads a token after the text in each of some rows. It returns the log-probabilities
+        of the following tokens. Their rows are the rows of the next call.
+      score: Returns the scores of the tokens after a text, given their log-probabilities, [V].
       ends: Whether a text ends after these tokens.
     """
     live, done = [Hypothesis()], []
     for _ in range(how.num_words):
-        longer = _extensions(live, log_probs_BV, prompt, how, banned, ends)
+        longer = _extensions(live, log_probs_BV, score, ends, 2 * how.beam_size)
         done += [text for text in longer if text.is_done]
         done = sorted(done, key=lambda text: _normalized(text, how), reverse=True)
         done = done[: how.beam_size]
@@ -55,29 +53,27 @@ def beam_search(
 def _extensions(
     live: Sequence[Hypothesis],
     log_probs_BV: np.ndarray,
-    prompt: Sequence[int],
-    how: Sampling,
-    banned: Sequence[int],
-    ends: Callable[[Sequence[int], Sampling], bool],
+    score: Callable[[np.ndarray, Sequence[int]], np.ndarray],
+    ends: Callable[[Sequence[int]], bool],
+    count: int,
 ) -> list[Hypothesis]:
     """Return the texts with one more token and the best scores, best first.
 
-    There are twice as many texts as the beam has, because half of them may end.
+    The count is twice the size of the beam, because half of the texts may end.
     """
     scores_LV = np.stack(
         [
-            text.score + scores_of_tokens(log_probs_V, how, [*prompt, *text.tokens], banned)
+            text.score + score(log_probs_V, text.tokens)
             for text, log_probs_V in zip(live, log_probs_BV)
         ]
     )
     found = []
-    for index in np.argsort(-scores_LV, axis=None, kind="stable")[: 2 * how.beam_size]:
-        row, token = map(int, np.unravel_index(index, scores_LV.shape))
+    for index in largest(scores_LV.ravel(), count):
+        row, token = divmod(int(index), scores_LV.shape[1])
         if np.isfinite(scores_LV[row, token]):
             tokens = (*live[row].tokens, token)
             log_prob = live[row].log_prob + float(log_probs_BV[row, token])
-            score = float(scores_LV[row, token])
-            found.append(Hypothesis(tokens, log_prob, score, row, ends(tokens, how)))
+            found.append(Hypothesis(tokens, log_prob, scores_LV[row, token], row, ends(tokens)))
     return found
 
 

@@ -147,13 +147,13 @@ def _sum_of_lines(scorer: Scorer, comm: Communicator, text: Text, waiting: Any) 
     """Score blocks of lines, which the ranks take in turn."""
     if text.source.reads_ids:
         raise UserError(f"--lines needs text, but {text.source.path} contains token IDs")
-    units = tokens = 0
+    units, tokens, place = 0, 0, f"{text.source.path}, line"
     lines = read_source(text.source)
     for block in itertools.count():
         if not (of_block := list(itertools.islice(lines, scorer.rows))):
             break
         if block % comm.size == comm.rank:
-            for score in scorer.score(of_block):
+            for score in scorer.score(of_block, place, block * scorer.rows + 1):
                 units += units_of(-score.log_probs)
                 tokens += len(score.ids)
             waiting.poll()

@@ -1,6 +1,6 @@
 """Text generation: drawn texts, beam search, and the most probable next tokens.
 
-Shapes: B rows, V tokens of the vocabulary.
+Shapes: B rows, S numbers of a row's state, V tokens of the vocabulary.
 """
 
 import collections
@@ -15,14 +15,17 @@ import tensorflow.compat.v1 as tf
 from lm import logger
 from lm.data.tokenizers import Tokenizer
 from lm.data.vocabulary import UNK
-from lm.inference.beam import Hypothesis, beam_search
-from lm.inference.sampling import Sampling, draw, next_word_distribution, scores_of_tokens
+from lm.errors import UserError
+from lm.inference.beam import beam_search
+from lm.inference.sampling import Sampling, largest, next_word_distribution, scores_of_tokens
 from lm.inference.trained_run import Run, check_words, open_session
 from lm.model import decoding
 from lm.model.network import Network
 from lm.model.ops import fastest
+from lm.model.sampler import draw
 
 _WINDOW = 8  # number of complete parts of a text that are decoded again with each new token
+_NUM_EXPECTED = 5  # tokens in a prediction
 
 
 class Generated(NamedTuple):
@@ -31,6 +34,14 @@ class Generated(NamedTuple):
     prompt: str
     text: str  # continues the prompt
     log_probability: float  # natural logarithm, of all generated tokens
+
+
+class Prediction(NamedTuple):
+    """The prediction of a token of a text."""
+
+    text: str  # the characters that the token completes
+    bits: float  # the surprisal: the negative log2-probability
+    expected: list[tuple[str, float]]  # the most probable tokens, with their probabilities
 
 
 @dataclasses.dataclass
@@ -48,9 +59,12 @@ class _Draft:
 class Generator:
     """Generates texts with the network of a run.
 
-    All calls of the network have `rows` rows. If the compiled operations are available, the results
-    of the built-in network for a row do not depend on the other rows. Otherwise, they are equal up
-    to rounding.
+    If the compiled operations are available, the results of the built-in network for a row do not
+    depend on the other rows. Otherwise, they are equal up to rounding.
+
+    Args:
+      rows: The number of texts that are generated together, at least the size of a beam. A
+        user-defined network may need a known number of rows, so it always computes this number.
     """
 
     def __init__(self, run: Run, rows: int = 1):
@@ -59,8 +73,9 @@ class Generator:
         self._session, self._step = open_session(run, self._build)
 
     def _build(self, network: Network) -> tuple:
-        self._words_ph = tf.placeholder(tf.int32, [self._rows])
-        self._state_ph = tf.placeholder(tf.float32, [self._rows, decoding.state_size(network)])
+        rows = None if self._functions.is_built_in else self._rows
+        self._words_ph = tf.placeholder(tf.int32, [rows])
+        self._state_ph = tf.placeholder(tf.float32, [rows, decoding.state_size(network)])
         return decoding.next_word(network, self._words_ph, self._state_ph, fastest())
 
     def close(self) -> None:
@@ -76,9 +91,7 @@ class Generator:
         """
         if how.beam_size:
             for prompt in prompts:
-                ids = encode_prompt(prompt, self._tokenizer)
-                for found in self._search(ids, how)[: how.num_samples]:
-                    yield self._finished(ids, found.tokens, found.log_prob, how)
+                yield from self._search(encode_prompt(prompt, self._tokenizer), how)
             return
         drafts = [
             self._draft(prompt, (how.seed, sample, position))
@@ -105,10 +118,22 @@ class Generator:
         drafts = [self._draft(prompt) for prompt in prompts]
         found = {}  # the lists, because the arrays of all drafts would need much memory
         for draft, log_probs_V in self._read(drafts):
-            best = np.argsort(-log_probs_V, kind="stable")[:count]
+            best = largest(scores_of_tokens(log_probs_V), count)
             tokens = [self._tokenizer.decode([token]) for token in best]
             found[id(draft)] = list(zip(tokens, np.exp(log_probs_V[best]).tolist()))
         yield from (found.pop(id(draft)) for draft in drafts)
+
+    def predictions(self, ids: Iterable[int]) -> Iterator[Prediction]:
+        """Yield a prediction of each token of a text, which starts with an empty state."""
+        ids = list(ids)
+        previous, state_1S = self._tokenizer.eos_id, self._zeros(1)
+        for token, text in zip(ids, decode_stream(self._tokenizer, ids)):
+            log_probs_1V, state_1S = self._run([previous], state_1S)
+            log_probs_V = log_probs_1V[0].astype(np.float64)
+            best = largest(log_probs_V, _NUM_EXPECTED)
+            expected = [(self._tokenizer.tokens[each], np.exp(log_probs_V[each])) for each in best]
+            yield Prediction(text, -log_probs_V[token] / np.log(2), expected)
+            previous = token
 
     def _draft(self, prompt: str, seed: Sequence[int] = (0,)) -> _Draft:
         ids = encode_prompt(prompt, self._tokenizer)
@@ -124,10 +149,21 @@ class Generator:
             text = text.partition(how.stop)[0]
         return Generated(prompt, text, log_prob)
 
-    def _run(self, words: Sequence[int], state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _zeros(self, rows: int) -> np.ndarray:
+        """Return the state at the start of a text, [B, S]."""
+        return np.zeros([rows, self._state_ph.shape[1]], np.float32)
+
+    def _run(self, words: Sequence[int], state_BS: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the log-probabilities after a token in each row, [B, V], and the new state."""
+        rows = len(words)
+        unused = (self._words_ph.shape[0] or rows) - rows
+        if unused:
+            words = [*words, *[0] * unused]
+            state_BS = np.concatenate([state_BS, self._zeros(unused)])
+        feed = {self._words_ph: words, self._state_ph: state_BS}
         with self._functions.one_line_errors(running=True):
-            return self._session.run(self._step, {self._words_ph: words, self._state_ph: state})
+            log_probs_BV, state_BS = self._session.run(self._step, feed)
+        return log_probs_BV[:rows], state_BS[:rows]
 
     def _read(self, drafts: Iterable[_Draft]) -> Iterator[tuple[_Draft, np.ndarray]]:
         """Yield each text whose tokens have all been read, and the log-probabilities after it, [V].
@@ -135,26 +171,24 @@ class Generator:
         The caller may then add tokens to the text, which are read too. Otherwise, the next text
         takes over the row.
         """
-        waiting, rows = iter(drafts), [None] * self._rows
-        state = np.zeros(self._state_ph.shape.as_list(), np.float32)
+        waiting, rows, state_BS = iter(drafts), [], self._zeros(0)
         while True:
-            for row, draft in enumerate(rows):
-                if draft is None or not draft.unread:
-                    rows[row], state[row] = next(waiting, None), 0
-            if not any(rows):
+            kept = [row for row, draft in enumerate(rows) if draft.unread]
+            new = list(itertools.islice(waiting, self._rows - len(kept)))
+            if new or len(kept) < len(rows):
+                rows = [*(rows[row] for row in kept), *new]
+                state_BS = np.concatenate([state_BS[kept], self._zeros(len(new))])
+            if not rows:
                 return
-            eos_id = self._tokenizer.eos_id
-            words = [draft.unread.popleft() if draft else eos_id for draft in rows]
-            log_probs_BV, state = self._run(words, state)
+            log_probs_BV, state_BS = self._run([d.unread.popleft() for d in rows], state_BS)
             for draft, log_probs_V in zip(rows, log_probs_BV):
-                if draft and not draft.unread:
+                if not draft.unread:
                     yield draft, log_probs_V
 
     def _sample(self, drafts: Iterable[_Draft], how: Sampling) -> Iterator[_Draft]:
         """Draw the tokens of texts, and yield a text each time it has a new token."""
-        banned = self._banned(how)
         for draft, log_probs_V in self._read(drafts):
-            scores_V = scores_of_tokens(log_probs_V, how, [*draft.prompt, *draft.tokens], banned)
+            scores_V = self._scores(log_probs_V, [*draft.prompt, *draft.tokens], how)
             token = draw(next_word_distribution(scores_V, how), draft.random())
             draft.tokens.append(token)
             draft.log_prob += float(log_probs_V[token])
@@ -163,23 +197,28 @@ class Generator:
                 draft.unread.append(token)
             yield draft
 
-    def _search(self, prompt: Sequence[int], how: Sampling) -> list[Hypothesis]:
-        """Return the texts with the best scores, best first."""
-        state = np.zeros(self._state_ph.shape.as_list(), np.float32)
+    def _search(self, prompt: Sequence[int], how: Sampling) -> Iterator[Generated]:
+        """Yield the `num_samples` texts with the best scores, best first."""
+        state_BS = self._zeros(1)
         for token in [self._tokenizer.eos_id, *prompt]:
-            log_probs_BV, state = self._run([token] * self._rows, state)
+            log_probs_BV, state_BS = self._run([token], state_BS)
 
         def advance(rows: Sequence[int], tokens: Sequence[int]) -> np.ndarray:
-            nonlocal state
-            unused = [0] * (self._rows - len(rows))
-            log_probs_BV, state = self._run([*tokens, *unused], state[[*rows, *unused]])
+            nonlocal state_BS
+            log_probs_BV, state_BS = self._run(tokens, state_BS[rows])
             return log_probs_BV
 
-        return beam_search(log_probs_BV, advance, prompt, how, self._banned(how), self._ends)
+        def score(log_probs_V: np.ndarray, tokens: Sequence[int]) -> np.ndarray:
+            return self._scores(log_probs_V, [*prompt, *tokens], how)
 
-    def _banned(self, how: Sampling) -> list[int]:
+        found = beam_search(log_probs_BV, advance, score, lambda ids: self._ends(ids, how), how)
+        for text in found[: how.num_samples]:
+            yield self._finished(prompt, text.tokens, text.log_prob, how)
+
+    def _scores(self, log_probs_V: np.ndarray, seen: Sequence[int], how: Sampling) -> np.ndarray:
         unk_id = self._tokenizer.unk_id
-        return [] if how.allow_unk or unk_id is None else [unk_id]
+        banned = [] if how.allow_unk or unk_id is None else [unk_id]
+        return scores_of_tokens(log_probs_V, how.repetition_penalty, seen, banned)
 
     def _ends(self, tokens: Sequence[int], how: Sampling) -> bool:
         """Return whether a text ends after these generated tokens."""
@@ -187,16 +226,32 @@ class Generator:
             return True
         if how.stop_at_eos and tokens[-1] == self._tokenizer.eos_id:
             return True
-        return bool(how.stop) and how.stop in self._tokenizer.decode(tokens)
+        return bool(how.stop) and contains_at_end(self._tokenizer, tokens, how.stop)
 
 
 def encode_prompt(prompt: str, tokenizer: Tokenizer) -> list[int]:
     """Return the token IDs of a prompt, and log its unknown words."""
     unknown = dict.fromkeys(tokenizer.unknown(prompt))
-    ids = tokenizer.encode(prompt)
+    try:
+        ids = tokenizer.encode(prompt)
+    except UserError as error:
+        raise UserError(f"the prompt {prompt[:40]!r}: {error}") from error
     if unknown:
         logger.warning("not in the vocabulary, read as %s: %s", UNK, ", ".join(unknown))
     return ids
+
+
+def contains_at_end(tokenizer: Tokenizer, tokens: Sequence[int], text: str) -> bool:
+    """Return whether tokens contain a text that ends in their last token.
+
+    Only as many tokens are decoded as the text may have: a token has at least one byte.
+    """
+    count = len(text.encode()) + _WINDOW
+    decoded = tokenizer.decode(tokens[-count:])
+    while decoded.startswith("\ufffd") and count < len(tokens):  # It may start inside a character.
+        count *= 2
+        decoded = tokenizer.decode(tokens[-count:])
+    return text in decoded
 
 
 def decode_stream(tokenizer: Tokenizer, ids: Iterable[int]) -> Iterator[str]:

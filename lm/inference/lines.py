@@ -1,6 +1,5 @@
 """Lines of text from a file, a pipe or a terminal, as soon as they are complete."""
 
-import contextlib
 import os
 from collections.abc import Iterable, Iterator
 
@@ -10,59 +9,68 @@ from lm.data.vocabulary import EOS
 from lm.errors import UserError, error_class
 
 _BLOCK_BYTES, _MAX_LINE_BYTES = 1 << 16, 1 << 24
+STDIN = "-"  # the path of the standard input
 
 
-def read_texts(path: str) -> Iterator[list[str]]:
-    """Yield the available lines of a file, or of the standard input if the path is -."""
-    first = 0
+def name_of(path: str) -> str:
+    """Return the name of a file or of the standard input in messages."""
+    return "the standard input" if path == STDIN else path
+
+
+def read_lines(path: str) -> Iterator[list[str]]:
+    """Yield the available complete lines without line ends, and wait if no line is complete."""
     try:
-        with contextlib.ExitStack() as stack:
-            descriptor = 0
-            if path != "-":
-                descriptor = stack.enter_context(open(path, "rb")).fileno()
-            for lines in read_lines(descriptor):
-                yield [decode_line(line, index) for index, line in enumerate(lines, first)]
-                first += len(lines)
+        with open(0 if path == STDIN else path, "rb", closefd=path != STDIN) as file:
+            blocks = iter(lambda: os.read(file.fileno(), _BLOCK_BYTES), b"")
+            yield from split_lines(blocks, name_of(path))
     except OSError as error:
-        raise error_class(error)(f"cannot read {path}: {error.strerror}") from error
+        raise error_class(error)(f"cannot read {name_of(path)}: {error.strerror}") from error
 
 
 def read_source(source: Source) -> Iterator[str]:
     """Yield the lines of a split of a corpus."""
     blocks = (block.data for block in read_blocks(source.parts, "scoring"))
-    lines = (line for lines in split_lines(blocks) for line in lines)
-    for index, line in enumerate(lines):
-        yield decode_line(line, index)
+    return (line for lines in split_lines(blocks, source.path) for line in lines)
 
 
-def read_lines(descriptor: int, max_bytes: int = _MAX_LINE_BYTES) -> Iterator[list[bytes]]:
-    """Yield the available complete lines without line ends, and wait if no line is complete."""
-    return split_lines(iter(lambda: os.read(descriptor, _BLOCK_BYTES), b""), max_bytes)
-
-
-def split_lines(blocks: Iterable[bytes], max_bytes: int = _MAX_LINE_BYTES) -> Iterator[list[bytes]]:
+def split_lines(
+    blocks: Iterable[bytes], name: str, max_bytes: int = _MAX_LINE_BYTES
+) -> Iterator[list[str]]:
     """Yield the complete lines of each block, without line ends."""
-    rest, num_bytes = [], 0
+    rest, num_bytes, number = [], 0, 1
     for block in blocks:
         rest.append(block)
+        num_bytes += len(block)
         if b"\n" in block:  # Do not join the blocks of a long line before it ends.
             *lines, last = b"".join(rest).split(b"\n")
             rest, num_bytes = [last], len(last)
-            yield lines
-            continue
-        num_bytes += len(block)
-        if num_bytes > max_bytes:
-            raise UserError(f"a line has more than {max_bytes} bytes: divide it into sentences")
+            yield from _decode_lines(lines, name, number)
+            number += len(lines)
+        elif num_bytes > max_bytes:
+            raise UserError(
+                f"{name}, line {number}: the line has more than {max_bytes} bytes: divide it"
+                " into sentences"
+            )
     if last := b"".join(rest):
-        yield [last]
+        yield from _decode_lines([last], name, number)
 
 
-def decode_line(line: bytes, index: int) -> str:
-    """Return the text of the line with this index, which starts at 0."""
+def _decode_lines(lines: Iterable[bytes], name: str, first: int) -> Iterator[list[str]]:
+    """Yield the texts of lines, and also the texts before an error. `first` is a line number."""
+    texts = []
+    for number, line in enumerate(lines, first):
+        try:
+            texts.append(_decode(line, is_first=number == 1))
+        except UserError as error:
+            yield texts
+            raise UserError(f"{name}, line {number}: {error}") from error
+    yield texts
+
+
+def _decode(line: bytes, is_first: bool) -> str:
     try:
         check_nul(line)
-        # The first line may start with a byte order mark.
-        text = line.decode("utf-8" if index else "utf-8-sig")
+        text = line.decode("utf-8-sig" if is_first else "utf-8")  # without the byte order mark
     except UnicodeDecodeError as error:
         raise UserError(f"not UTF-8: byte 0x{line[error.start]:02x}") from error
     text = text.rstrip("\r")

@@ -55,7 +55,10 @@ class Sampling(Checked):
 
 
 def scores_of_tokens(
-    log_probs: np.ndarray, how: Sampling, seen: Sequence[int] = (), banned: Sequence[int] = ()
+    log_probs: np.ndarray,
+    repetition_penalty: float = 1.0,
+    seen: Sequence[int] = (),
+    banned: Sequence[int] = (),
 ) -> np.ndarray:
     """Return the scores of the next tokens, float64 [V], for natural log-probabilities [V].
 
@@ -64,8 +67,8 @@ def scores_of_tokens(
     have any sign. Multiplying log-probabilities always makes a token less probable.
     """
     scores = np.array(log_probs, np.float64)
-    if how.repetition_penalty > 1:
-        scores[np.unique(np.array(seen, np.int64))] *= how.repetition_penalty
+    if repetition_penalty > 1:
+        scores[np.unique(np.array(seen, np.int64))] *= repetition_penalty
     scores[list(banned)] = -np.inf
     best = scores.max()
     if not np.isfinite(best):  # A user-defined network may fail on single words.
@@ -104,16 +107,16 @@ def _kept(scores: np.ndarray, sampling: Sampling) -> np.ndarray:
     """Return the IDs that temperature 0 and `top_k` keep, the best first if `top_p` needs it."""
     if sampling.temperature == 0:
         return np.array([scores.argmax()])
-    k = sampling.top_k if sampling.top_k < len(scores) else 0
-    if not k and sampling.top_p == 1:
+    if not sampling.top_k and sampling.top_p == 1:
         return np.arange(len(scores))  # Sorting would take most of the time.
-    lowest = np.partition(scores, -k)[-k]  # the smallest score if k is 0
-    candidates = np.flatnonzero(scores >= lowest)
-    return candidates[np.argsort(-scores[candidates], kind="stable")[: k or None]]
+    return largest(scores, sampling.top_k or len(scores))
 
 
-def draw(distribution: np.ndarray, random: float) -> int:
-    """Return the ID of a word with a positive probability, given a random number in [0, 1)."""
-    cumulative = np.cumsum(distribution)
-    # Rounding may leave the sum below 1. Scale the random number, so that it always selects a word.
-    return int(np.searchsorted(cumulative, random * cumulative[-1], side="right"))
+def largest(values: np.ndarray, count: int) -> np.ndarray:
+    """Return the indices of the largest values, in descending order of the values.
+
+    Of equal values, smaller indices come first. Sorting all values would take longer.
+    """
+    lowest = np.partition(values, -count)[-count] if count < len(values) else -np.inf
+    candidates = np.flatnonzero(values >= lowest)
+    return candidates[np.argsort(-values[candidates], kind="stable")[:count]]

@@ -1,7 +1,6 @@
 """Log-probabilities of sentences, computed as soon as the sentences arrive."""
 
 import functools
-import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -11,7 +10,6 @@ import tensorflow.compat.v1 as tf
 
 from lm.distributed.devices import Device
 from lm.errors import UserError
-from lm.inference.lines import decode_line, read_lines
 from lm.inference.trained_run import Run, check_words, open_session
 from lm.model import decoding
 from lm.model.network import Network
@@ -67,23 +65,21 @@ class Scorer:
             functools.partial(decoding.next_loss, ops=fastest()),
         )
 
-    def score_stream(self, descriptor: int) -> Iterator[Score]:
-        """Score the lines of a file, a pipe or a terminal, each as soon as it is complete."""
-        number = 0
-        for lines in read_lines(descriptor):
-            try:
-                for score in self.score(map(decode_line, lines, itertools.count(number))):
-                    yield score
-                    number += 1
-            except UserError as error:
-                raise UserError(f"line {number + 1} of the input: {error}") from error
+    def score(
+        self, sentences: Iterable[str], place: str = "text", first: int = 1
+    ) -> Iterator[Score]:
+        """Score sentences, each to its line end, and from an empty state unless `continuous`.
 
-    def score(self, sentences: Iterable[str]) -> Iterator[Score]:
-        """Score sentences, each to its line end, and from an empty state unless `continuous`."""
+        If a sentence causes an error, the sentences before it are scored. The message starts with
+        the place and the number of the sentence, which are counted from `first`.
+        """
         batch: list[tuple[str, list[int]]] = []
         try:
-            for sentence in sentences:
-                batch.append((sentence, self._tokenizer.encode_line(sentence)))
+            for number, sentence in enumerate(sentences, first):
+                try:
+                    batch.append((sentence, self._tokenizer.encode_line(sentence)))
+                except UserError as error:
+                    raise UserError(f"{place} {number}: {error}") from error
                 if len(batch) == self.rows:
                     full, batch = batch, []
                     yield from self._score_batch(full)

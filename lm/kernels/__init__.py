@@ -128,43 +128,25 @@ def lstm_recurrence(
       Outputs [T, B, H], and h and c after the last step, each [B, H].
     """
     bf16 = precision == "bfloat16"
-    # With resets, each time step is a call of the compiled operation.
-    keep = [] if keep_TB1 is None else tf.unstack(keep_TB1)
-
-    def split(x_TBX: tf.Tensor) -> Sequence[tf.Tensor]:
-        return tf.split(x_TBX, len(keep)) if keep else [x_TBX]
+    keep = tf.zeros([0]) if keep_TB1 is None else tf.squeeze(keep_TB1, axis=2)
 
     @tf.custom_gradient
     def recurrence(projected, bias, weights, h0, c0):
-        parts, h_last, c_last = [], h0, c0
-        for t, part in enumerate(split(projected)):
-            if keep:
-                h_last, c_last = h_last * keep[t], c_last * keep[t]
-            h, c, gates = load().ops.lm_lstm(part, bias, weights, h_last, c_last, bf16=bf16)
-            parts.append((h, c, gates))
-            h_last, c_last = h[-1], c[-1]
+        h, c, gates = load().ops.lm_lstm(projected, bias, weights, h0, c0, keep, bf16=bf16)
 
         def gradient(dh, dh_last, dc_last):
-            dz_parts = []
-            for t, dh_part in reversed(list(enumerate(split(dh)))):
-                _, c, gates = parts[t]
-                dz_part, dh_last, dc_last = load().ops.lm_lstm_grad(
-                    weights, c, gates, dh_part, dh_last, dc_last, bf16=bf16
-                )
-                if keep:
-                    dh_last, dc_last = dh_last * keep[t], dc_last * keep[t]
-                dz_parts.insert(0, dz_part)
-            dz = tf.concat(dz_parts, axis=0)
+            dz, dh0, dc0 = load().ops.lm_lstm_grad(
+                weights, c, gates, dh, dh_last, dc_last, keep, bf16=bf16
+            )
             hidden = tf.shape(h0)[1]
             dz_NG = tf.reshape(dz, [-1, 4 * hidden])
             # One product over all time steps, instead of one product per step.
-            h_before = tf.concat([h[:-1] for h, _, _ in parts], axis=0)
+            h_before = h[:-1] if keep_TB1 is None else h[:-1] * keep_TB1
             h_before_NH = tf.reshape(h_before, [-1, hidden])
             dweights = token_sum(h_before_NH, dz_NG, bf16, micro_batches)
-            return dz, column_sums(dz_NG, micro_batches), dweights, dh_last, dc_last
+            return dz, column_sums(dz_NG, micro_batches), dweights, dh0, dc0
 
-        outputs = tf.concat([h[1:] for h, _, _ in parts], axis=0)
-        return (outputs, h_last, c_last), gradient
+        return (h[1:], h[-1], c[-1]), gradient
 
     return recurrence(projected_TBG, bias_G, weights_HG, h0_BH, c0_BH)
 

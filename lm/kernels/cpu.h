@@ -13,6 +13,7 @@ struct Lstm {
   const float* weights;  // [H, 4H], recurrent
   float* panels;         // the weights as packed by Pack, PanelFloats(H) floats
   float* scratch;        // ScratchFloats(B, H) floats (bfloat16 only)
+  const float* keep;     // [T, B]: 0 where the state starts anew, otherwise 1; or null
   // Forward. `gates` holds x Wx on entry, the activated gates on return.
   const float* bias;  // [4H]
   float* h;           // [T + 1, B, H]; the first contains the initial state
@@ -23,6 +24,9 @@ struct Lstm {
   const float* dh_last;  // [B, H]
   float* dh0;            // [B, H]
   float* dc;             // [B, H]: d loss / d c_last on entry, d loss / d c0 on return
+
+  // Whether row b starts anew before step t.
+  bool StartsAnew(int64_t t, int64_t b) const { return keep && keep[t * B + b] == 0; }
 };
 
 // One direction of the recurrence. Step(t, block, row0, row1) may run in parallel for different

@@ -100,21 +100,25 @@ struct Forward {
     alignas(64) float z[Products::kRows * kWidth];
     for (int64_t r0 = row0; r0 < row1; r0 += Products::kRows) {
       const int64_t rows = Least(Products::kRows, row1 - r0);
-      for (int64_t m = 0; m < rows; ++m)
+      const auto start = [&](int64_t m) {  // z = x Wx + b
         for (int g = 0; g < 4; ++g)
           Store(z + m * kWidth + g * kLanes,
                 Load(s.gates + (t * s.B + r0 + m) * 4 * H + g * H + u0, n) +
                     Load(s.bias + g * H + u0, n));
+      };
+      for (int64_t m = 0; m < rows; ++m) start(m);
       if (ReadsWeights(s, block))
         MultiplyWeights(s, u0, rows, before + r0 * lda, z);
       else
         Products::template Multiply<4>(rows, before + r0 * lda, lda, panel, units, z, kWidth);
       for (int64_t m = 0; m < rows; ++m) {
+        const bool starts_anew = s.StartsAnew(t, r0 + m);
+        if (starts_anew) start(m);  // without the product
         const float* zm = z + m * kWidth;
         const Vec i = Sigmoid(Load(zm)), j = Tanh(Load(zm + kLanes));
         const Vec f = Sigmoid(Load(zm + 2 * kLanes)), o = Sigmoid(Load(zm + 3 * kLanes));
         const int64_t at = (r0 + m) * H + u0;
-        const Vec c = MulAdd(f, Load(s.c + t * BH + at, n), i * j);
+        const Vec c = MulAdd(f, starts_anew ? Vec{} : Load(s.c + t * BH + at, n), i * j);
         const Vec h = o * Tanh(c);
         float* gates = s.gates + (t * s.B + r0 + m) * 4 * H + u0;
         Store(gates, i, n);
@@ -181,7 +185,7 @@ struct Backward {
     alignas(64) float dh[Products::kRows * kWidth];
     for (int64_t r0 = row0; r0 < row1; r0 += Products::kRows) {
       const int64_t rows = Least(Products::kRows, row1 - r0);
-      for (int64_t m = 0; m < rows; ++m)
+      const auto start = [&](int64_t m) {  // the gradients of the outputs
         for (int64_t v = 0; v < width; v += kLanes) {
           const int64_t at = (r0 + m) * H + u0 + v, n = H - u0 - v;
           Vec d = {};
@@ -189,6 +193,8 @@ struct Backward {
           if (t == s.T - 1) d = d + Load(s.dh_last + at, n);
           Store(dh + m * width + v, d);
         }
+      };
+      for (int64_t m = 0; m < rows; ++m) start(m);
       if (t < s.T - 1) {
         const float* a = after + r0 * lda;
         if (width == kWidth)
@@ -196,9 +202,11 @@ struct Backward {
         else
           Products::template Multiply<1>(rows, a, lda, panel, units, dh, width);
       }
-      for (int64_t m = 0; m < rows; ++m)
+      for (int64_t m = 0; m < rows; ++m) {
+        if (t < s.T - 1 && s.StartsAnew(t + 1, r0 + m)) start(m);  // without the product
         for (int64_t v = 0; v < width; v += kLanes)
           Gates(s, t, r0 + m, u0 + v, Load(dh + m * width + v));
+      }
     }
   }
 
@@ -209,12 +217,13 @@ struct Backward {
     float* gates = s.gates + (t * s.B + b) * 4 * H + u;
     const Vec i = Load(gates, n), j = Load(gates + H, n);
     const Vec f = Load(gates + 2 * H, n), o = Load(gates + 3 * H, n);
-    const Vec c_before = Load(s.c + t * s.B * H + at, n);
+    const bool starts_anew = s.StartsAnew(t, b);
+    const Vec c_before = starts_anew ? Vec{} : Load(s.c + t * s.B * H + at, n);
     const Vec tanh_c = Tanh(Load(s.c + (t + 1) * s.B * H + at, n));
     const Vec dc = MulAdd(dh * o, 1.f - tanh_c * tanh_c, Load(s.dc + at, n));
     const Vec dz[4] = {dc * j * i * (1.f - i), dc * i * (1.f - j * j),
                        dc * c_before * f * (1.f - f), dh * tanh_c * o * (1.f - o)};
-    Store(s.dc + at, dc * f, n);
+    Store(s.dc + at, starts_anew ? Vec{} : dc * f, n);
     for (int g = 0; g < 4; ++g) {
       Store(gates + g * H, dz[g], n);
       if constexpr (Format::kConverts)

@@ -407,12 +407,19 @@ void RunLstm(OpKernelContext* ctx, const LstmDirection& direction, Lstm s, int64
   }
 }
 
+Status ReadKeep(const Tensor& keep, Lstm* s) {
+  if (keep.NumElements() == 0) return OkStatus();
+  s->keep = Floats(keep);
+  return CheckShape("keep", keep, {s->T, s->B});
+}
+
 REGISTER_OP("LmLstm")
     .Input("projection: float")  // [T, B, 4H]: x Wx
     .Input("bias: float")        // [4H]
     .Input("weights: float")     // [H, 4H]
     .Input("h0: float")          // [B, H]
     .Input("c0: float")          // [B, H]
+    .Input("keep: float")        // [T, B]: factors 0 or 1 of the state before each step; or [0]
     .Attr("bf16: bool = false")
     .Output("h: float")      // [T + 1, B, H]: h0, then h at each step
     .Output("c: float")      // [T + 1, B, H]
@@ -452,6 +459,7 @@ class LstmOp : public OpKernel {
     OP_REQUIRES_OK(ctx, CheckShape("bias", bias, {4 * s.H}));
     OP_REQUIRES_OK(ctx, CheckShape("weights", weights, {s.H, 4 * s.H}));
     OP_REQUIRES_OK(ctx, CheckShape("c0", c0, {s.B, s.H}));
+    OP_REQUIRES_OK(ctx, ReadKeep(ctx->input(5), &s));
     Tensor *h, *c, *gates;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, {s.T + 1, s.B, s.H}, &h));
     OP_REQUIRES_OK(ctx, ctx->allocate_output(1, {s.T + 1, s.B, s.H}, &c));
@@ -478,6 +486,7 @@ REGISTER_OP("LmLstmGrad")
     .Input("dh: float")       // [T, B, H]: d loss / d h after each step
     .Input("dh_last: float")  // [B, H]
     .Input("dc_last: float")  // [B, H]
+    .Input("keep: float")     // [T, B] or [0]
     .Attr("bf16: bool = false")
     .Output("dz: float")   // [T, B, 4H]: d loss / d projection
     .Output("dh0: float")  // [B, H]
@@ -509,6 +518,7 @@ class LstmGradOp : public OpKernel {
     OP_REQUIRES_OK(ctx, CheckShape("gates", gates, {s.T, s.B, 4 * s.H}));
     OP_REQUIRES_OK(ctx, CheckShape("dh_last", dh_last, state));
     OP_REQUIRES_OK(ctx, CheckShape("dc_last", dc_last, state));
+    OP_REQUIRES_OK(ctx, ReadKeep(ctx->input(6), &s));
     Tensor *dz, *dh0, *dc0;
     OP_REQUIRES_OK(ctx, ctx->forward_input_or_allocate_output({2}, 0, gates.shape(), &dz));
     OP_REQUIRES_OK(ctx, ctx->allocate_output(1, state, &dh0));

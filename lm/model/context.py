@@ -20,9 +20,11 @@ from lm.model.variables import Uniform
 _MAX_DRAWS = 1024  # per step; a larger index would repeat a mask of the next step
 
 
-# The tokens at which `reset_state` lets the state start anew. A tokenizer has one of them.
+# The tokens at which `reset_state` lets the state start anew. The first token that the vocabulary
+# contains is used. Merged tokens of a BPE may contain line ends, too.
+_LINE_ENDS = ("\n", "\u010a")  # GPT-2's vocabulary writes a line end as U+010A
 _SEPARATORS = {
-    "line": ("<eos>", "\n", "\u010a", "</s>"),  # GPT-2's vocabulary writes a line end as U+010A
+    "line": (*_LINE_ENDS, "<0x0A>", "<eos>", "</s>"),
     "document": ("<|endoftext|>", "<|end_of_text|>", "</s>"),
 }
 
@@ -248,13 +250,19 @@ class Context:
         if self.config.reset_state == "never":
             return None
         names = _SEPARATORS[self.config.reset_state]
-        found = [self.words.index(name) for name in names if name in self.words]
-        if not found:
+        found = next((name for name in names if name in self.words), None)
+        if found is None:
             raise UserError(
                 f"reset_state {self.config.reset_state}: the vocabulary has none of the tokens"
                 f" {', '.join(map(repr, names))}"
             )
-        return tf.cast(tf.not_equal(inputs_TB, found[0]), tf.float32)[:, :, None]
+        ids = [
+            index
+            for index, word in enumerate(self.words)
+            if word == found or (found in _LINE_ENDS and found in word)
+        ]
+        is_kept_TB1 = tf.reduce_all(tf.not_equal(inputs_TB[:, :, None], ids), axis=2, keepdims=True)
+        return tf.cast(is_kept_TB1, tf.float32)
 
     def add_loss(self, loss: tf.Tensor) -> None:
         """Add a float32 scalar to the differentiated loss in training.

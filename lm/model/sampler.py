@@ -28,8 +28,14 @@ class Sampler:
         while len(tokens) <= _NUM_TOKENS:
             feed = {self._token_ph: tokens[-1:], self._state_ph: state}
             log_probs_1V, state = session.run(self._next, feed)
-            cumulative = np.cumsum(np.exp(log_probs_1V[0], dtype=np.float64))
-            token = np.searchsorted(cumulative, random() * cumulative[-1], side="right")
-            # With weights that are not finite, which the next step reports, the index is too large.
-            tokens.append(min(int(token), len(cumulative) - 1))
+            tokens.append(draw(np.exp(log_probs_1V[0], dtype=np.float64), random()))
         return tokens[1:]
+
+
+def draw(probabilities_V: np.ndarray, random: float) -> int:
+    """Return the ID of a token with a positive probability, given a random number in [0, 1)."""
+    cumulative = np.cumsum(probabilities_V)
+    # Rounding may leave the sum below 1. The scaled random number always selects a token.
+    token = np.searchsorted(cumulative, random * cumulative[-1], side="right")
+    # If the probabilities are NaN, which the next training step reports, the index is too large.
+    return min(int(token), len(cumulative) - 1)

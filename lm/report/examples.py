@@ -14,7 +14,7 @@ from lm.report.page import Part
 from lm.system import import_tensorflow
 
 if TYPE_CHECKING:
-    from lm.inference.surprisal import Prediction
+    from lm.inference.generator import Prediction
 
 _NUM_TOKENS = 300
 _FULL_BITS = 16.0  # the surprisal with the darkest color
@@ -59,14 +59,12 @@ def _parts(run: RunMetrics, shows_text: bool) -> Iterator[Part]:
     from lm.inference.evaluator import load_text
     from lm.inference.generator import Generator
     from lm.inference.sampling import Sampling
-    from lm.inference.surprisal import TokenReader
     from lm.inference.trained_run import open_run
 
     opened = open_run(run.directory)
-    if shows_text:
-        with contextlib.closing(TokenReader(opened)) as reader:
+    with contextlib.closing(Generator(opened)) as generator:
+        if shows_text:
             ids = itertools.islice(load_text(opened, "valid").ids, _NUM_TOKENS)
-            yield text_part(f"Validation text, read by {run.name}", reader.predictions(ids))
-    with contextlib.closing(Generator(opened, 1)) as generator:
+            yield text_part(f"Validation text, read by {run.name}", generator.predictions(ids))
         (sample,) = generator.generate([""], Sampling(num_words=_NUM_TOKENS, seed=1))
         yield Part(f"Sample of {run.name}", code=sample.text)

@@ -31,7 +31,7 @@ class Part:
     plots_note: str = ""
     tables: Sequence[Table] = ()
     folded: Sequence[Table] = ()  # tables that the reader opens
-    tokens: Sequence[Mapping[str, Any]] = ()  # see `lm.inference.surprisal`
+    tokens: Sequence[Mapping[str, Any]] = ()  # see `lm.report.examples`
     code: str = ""  # a command or a text in which spaces matter
 
 

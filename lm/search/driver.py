@@ -76,18 +76,21 @@ class Driver:
     def _is_running(self, trial: optuna.Trial, job: TrialJob) -> bool:
         """Return whether a job is running, after its new epochs are reported to the study."""
         is_running = job.is_running()
-        for epochs, perplexity in job.new_perplexities():
-            trial.set_user_attr(EPOCHS, epochs)
-            if epochs % 1:  # with --max_steps, a part of an epoch is the end
+        for found in job.new_validations():
+            trial.set_user_attr(EPOCHS, found.epochs)
+            if found.epochs % 1:  # the run ends within an epoch
                 continue
-            trial.report(perplexity, int(epochs))  # a second report of an epoch has no effect
-            if epochs < job.config.num_epochs and trial.should_prune():
+            # A second report of an epoch has no effect.
+            trial.report(found.perplexity, int(found.epochs))
+            if not found.is_last and trial.should_prune():
                 job.stop()
         return is_running
 
     def _end(self, trial: optuna.Trial, job: TrialJob, outcome: Outcome) -> None:
         if outcome.kind == "finished":
-            self._finish(trial, TrialState.COMPLETE, min(job.perplexities().values()))
+            self._finish(
+                trial, TrialState.COMPLETE, min(found.perplexity for found in job.validations())
+            )
         elif outcome.kind == "stopped":
             self._finish(trial, TrialState.PRUNED)
         elif self._is_retried(trial, outcome):

@@ -136,7 +136,7 @@ def _open(search: Search) -> Search:
         settings = dataclasses.replace(settings, study=f"search-{uuid.uuid4()}")
         # The file may contain the study of a driver that was killed here, which stays unused.
         study = optuna.create_study(storage=_storage(search.directory), study_name=settings.study)
-    study.pruner = _pruner(search.options, search.config.num_epochs)
+    study.pruner = _pruner(search.options, search.config)
     # The previous driver may have been killed.
     interrupt(study, study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)))
     # Write this file last, because it marks the directory as a search.
@@ -183,12 +183,14 @@ def _sampler(number: int, options: SearchOptions, space: Space) -> samplers.Base
     return samplers.RandomSampler(seed=seed)
 
 
-def _pruner(options: SearchOptions, num_epochs: int) -> pruners.BasePruner:
+def _pruner(options: SearchOptions, config: Config) -> pruners.BasePruner:
     if options.pruner == "median":
         # A short search would end before Optuna's default of five trials have finished.
         return pruners.MedianPruner(min(5, options.trials // 4))
     if options.pruner == "hyperband":
-        return pruners.HyperbandPruner(max_resource=num_epochs)
+        # The number of epochs in num_steps_total depends on batch_size, which trials may vary.
+        epochs = "auto" if config.num_steps_total else config.num_epochs
+        return pruners.HyperbandPruner(max_resource=epochs)
     return pruners.NopPruner()
 
 

@@ -15,6 +15,7 @@ from lm.errors import ERROR, UserError, without_secrets
 from lm.events.read import Event, read_events
 from lm.files import locked
 from lm.record import LOCK_FILE
+from lm.schedule import planned_steps
 from lm.search.settings import CONSOLE_FILE, as_flags
 from lm.search.slots import TrialSlots
 from lm.system import ends_with_this_process
@@ -28,6 +29,14 @@ class Outcome(NamedTuple):
     is_user_error: bool = False  # whether a retry would fail with the same error
 
 
+class Validation(NamedTuple):
+    """A validation at the end of an epoch, or of a run that ends within an epoch."""
+
+    epochs: float  # number of trained epochs, such as 1, 2 and 2.5
+    perplexity: float
+    is_last: bool  # whether the run ends here
+
+
 class TrialJob:
     """A job of a trial of an `lm.search.study.Search`, in the slots of the trial."""
 
@@ -35,7 +44,8 @@ class TrialJob:
         self.directory, self.config, self.slots = directory, config, slots
         before = dataclasses.asdict(search.file.config)
         changes = {k: v for k, v in dataclasses.asdict(config).items() if v != before[k]}
-        options = {**changes, **search.settings.given(RunOptions)}
+        given = search.settings.given(RunOptions)
+        options, self._max_steps = {**changes, **given}, given.get("max_steps")
         self._program = [
             sys.executable, "-m", "lm.train", "--config", search.file.path,
             *as_flags(options),
@@ -104,19 +114,24 @@ class TrialJob:
         if self._process and wait:
             self._process.wait()
 
-    def perplexities(self) -> dict[float, float]:
-        """Return the validation perplexities by the number of epochs, such as 1, 2 and 2.5."""
-        return {
-            event.get("epochs", event["epoch"]): event["valid_perplexity"]
+    def validations(self) -> list[Validation]:
+        """Return the validations at the ends of epochs, and of the run."""
+        return [
+            self._validation(event)
             for event in self._events()
             if event["event"] == "epoch" and "valid_perplexity" in event
-        }
+        ]
 
-    def new_perplexities(self) -> list[tuple[float, float]]:
-        """Return the epochs and perplexities that are new since the last call."""
-        found = list(self.perplexities().items())
+    def new_validations(self) -> list[Validation]:
+        """Return the validations that are new since the last call."""
+        found = self.validations()
         new, self._num_seen = found[self._num_seen :], len(found)
         return new
+
+    def _validation(self, event: Event) -> Validation:
+        epochs, step = event.get("epochs", event["epoch"]), event["step"]
+        length = planned_steps(self.config, round(step / epochs), self._max_steps)
+        return Validation(epochs, event["valid_perplexity"], step >= length)
 
     def outcome(self) -> Outcome:
         """Return the outcome of the job after its end.
@@ -126,7 +141,7 @@ class TrialJob:
         """
         events, exit_code = self._events()[self._num_earlier_events :], self._process.poll()
         end = events[-1] if events else {}
-        if end.get("outcome") == "finished" and self.perplexities():
+        if end.get("outcome") == "finished" and self.validations():
             return Outcome("finished")
         reason = end.get("reason") if end.get("outcome") == "failed" else self._last_error()
         if self._asked_to_stop and not reason:

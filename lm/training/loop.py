@@ -60,8 +60,8 @@ class Loop:
 
     def __post_init__(self) -> None:
         self._steps_per_epoch = self.job.batches.steps_per_epoch
-        last_step = planned_steps(self.job.config, self._steps_per_epoch)
-        self._last_step = min(last_step, self.job.options.max_steps or last_step)
+        config, max_steps = self.job.config, self.job.options.max_steps
+        self._last_step = planned_steps(config, self._steps_per_epoch, max_steps)
         self.results: dict[str, Any] = {}  # of the last epoch and of the test
 
     def run(self) -> None:

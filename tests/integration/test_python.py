@@ -11,6 +11,10 @@ events = run.metrics()
 assert results["test_perplexity"] == tested["test_perplexity"]
 assert results["valid_perplexity"] == epoch["valid_perplexity"] and results["step"] == 200
 assert run.evaluate("valid")["perplexity"] == results["valid_perplexity"]
+short = dict(corpus="embedded", output_dir="runs/short", batch_size=200, num_steps=100,
+             hidden_size=8, num_epochs=1)
+finished = train("config_test", **short)
+assert "epoch_seconds" in finished and train("config_test", **short, resume=True) == finished
 assert [t.prompt for t in texts] == ["ba", "ba", "ta be", "ta be"] and len(likely) == 1
 assert run.generate("ba", num_words=20, seed=1)[0] == text
 (score,) = run.score(["ba ta be"])

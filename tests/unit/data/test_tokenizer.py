@@ -16,7 +16,7 @@ from lm.data.text import Part, TextSize, measured, read_blocks
 from lm.data.tokenizers import UNKNOWN, Words
 from lm.data.vocabulary import Vocabulary
 from lm.errors import UserError
-from lm.inference.generator import decode_stream
+from lm.inference.generator import contains_at_end, decode_stream
 from tests.unit.data.texts import write
 
 tokenizers = pytest.importorskip("tokenizers")
@@ -77,6 +77,7 @@ def test_blocks_give_the_ids_of_the_whole_text(directory, kind, text, block):
     if kind in ("bytes", "bpe.json", "gpt2"):
         assert tokenizer.decode(expected) == text
         assert "".join(decode_stream(tokenizer, expected)) == text
+        assert contains_at_end(tokenizer, expected, text[-5:])
 
 
 def path_of(directory, kind):

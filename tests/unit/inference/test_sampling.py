@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lm.errors import UserError
-from lm.inference.sampling import Sampling, draw, next_word_distribution, scores_of_tokens
+from lm.inference.sampling import Sampling, next_word_distribution, scores_of_tokens
+from lm.model.sampler import draw
 
 LOG_PROBS = np.log([0.1, 0.4, 0.05, 0.25, 0.2])
 
@@ -59,7 +60,7 @@ def test_any_limits_give_a_distribution_without_banned_words(
     log_probs, temperature, top_k, top_p, random, banned
 ):
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
-    found = next_word_distribution(scores_of_tokens(log_probs, sampling, [], banned), sampling)
+    found = next_word_distribution(scores_of_tokens(log_probs, banned=banned), sampling)
     assert found.sum() == pytest.approx(1)
     assert (found >= 0).all() and not found[banned].any()
     assert np.count_nonzero(found) <= (top_k or len(found))
@@ -69,12 +70,11 @@ def test_any_limits_give_a_distribution_without_banned_words(
 @pytest.mark.parametrize("log_probs", [[-1.0, np.nan, -1.0], [0.0, -np.inf, -np.inf]])
 def test_a_network_without_probabilities_is_an_error(log_probs):
     with pytest.raises(UserError, match=r"no word can be drawn, .* is (nan|-inf): use a diff"):
-        scores_of_tokens(np.array(log_probs), Sampling(), banned=[0])
+        scores_of_tokens(np.array(log_probs), banned=[0])
 
 
 def test_the_repetition_penalty_is_a_power_of_the_probabilities_of_seen_tokens():
-    sampling = Sampling(repetition_penalty=1.5)
-    found = next_word_distribution(scores_of_tokens(LOG_PROBS, sampling, [1, 3, 1]), sampling)
+    found = next_word_distribution(scores_of_tokens(LOG_PROBS, 1.5, [1, 3, 1]), Sampling())
     powers = np.exp(LOG_PROBS) ** [1, 1.5, 1, 1.5, 1]
     np.testing.assert_allclose(found, powers / powers.sum())
 

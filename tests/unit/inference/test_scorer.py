@@ -1,6 +1,7 @@
 """Reading and scoring sentences."""
 
 import dataclasses
+import json
 
 import numpy as np
 import pytest
@@ -12,10 +13,11 @@ from lm.data.tokenizers import Words
 from lm.data.vocabulary import Vocabulary
 from lm.errors import EveryRankError, UserError
 from lm.inference.evaluator import evaluate
+from lm.inference.lines import read_lines
 from lm.inference.nbest import rescore
 from lm.inference.scorer import Scorer
 from lm.inference.trained_run import open_run
-from lm.score import Totals, format_score, kenlm_line
+from lm.score import ScoreOptions, Totals, format_score
 from tests.untrained import write_run
 
 WORDS = ("<eos>", "<unk>", *(f"w{i}" for i in range(30)))
@@ -62,29 +64,42 @@ def test_without_unk_an_unknown_word_is_an_error_after_the_lines_before_it(tmp_p
     (tmp_path / "text").write_text("a\n\na a\na zebra\na\n")
     for batch_size in (1, 2, 3, 8):
         scorer, found = Scorer(open_run(tmp_path / "run"), batch_size), []
-        with open(tmp_path / "text") as file:
-            with pytest.raises(UserError, match=r"^line 4 of the input: 'zebra' is not in the"):
-                found.extend(scorer.score_stream(file.fileno()))
+        (lines,) = read_lines(str(tmp_path / "text"))
+        with pytest.raises(UserError, match=r"^text, line 4: 'zebra' is not in the"):
+            found.extend(scorer.score(lines, "text, line"))
         assert [score.text for score in found] == ["a", "", "a a"]
 
 
 def test_the_columns_of_the_output(run):
     (score,) = Scorer(run, 4).score(["w1 zebra"])
-    cells = format_score(score, True).split("\t")
+    cells = format_score(score, ScoreOptions(per_word=True), run.tokenizer).split("\t")
     assert float(cells[0]) == pytest.approx(score.log_prob, abs=1e-6)
     assert cells[1:4] == ["3", "1", "w1 zebra"]
     assert [float(cell) for cell in cells[4].split()] == pytest.approx(score.log_probs, abs=1e-6)
-    assert format_score(score, False) == "\t".join(cells[:4])
+    assert format_score(score, ScoreOptions(), run.tokenizer) == "\t".join(cells[:4])
+    as_json = json.loads(format_score(score, ScoreOptions(format="json"), run.tokenizer))
+    assert as_json["log_probability"] == score.log_prob and as_json["unknown"] == 1
+
+
+def test_totals_of_json_agree_with_the_lines_and_are_valid_json(run):
+    totals = Totals(run.tokenizer.unk_id)
+    assert totals.as_dict()["perplexity"] is totals.as_dict()["perplexity_without_unknown"] is None
+    scores = list(Scorer(run, 4).score(["w1 zebra", "<unk>", "w2"]))
+    for score in scores:
+        totals.add(score)
+    found = totals.as_dict()
+    assert found["unknown"] == sum(score.unknown for score in scores) == 1
+    assert found["log_probability"] == sum(score.log_prob for score in scores)
 
 
 def test_the_output_of_kenlm_has_the_arithmetic_of_kenlm(run):
     """KenLM adds up log10-probabilities, in lm/ngram_query.hh of its source."""
     scores = list(Scorer(run, 4).score(["w1 zebra w2", "<unk>", "w3"]))
-    totals, tokenizer = Totals(), run.tokenizer
+    totals, tokenizer = Totals(run.tokenizer.unk_id), run.tokenizer
     total = total_of_unknown = num_unknown = num_tokens = 0
     for score, words in zip(scores, (["w1", "zebra", "w2"], ["<unk>"], ["w3"])):
-        cells = kenlm_line(score, tokenizer).split("\t")
-        totals.add(score, tokenizer.unk_id)
+        cells = format_score(score, ScoreOptions(format="kenlm"), tokenizer).split("\t")
+        totals.add(score)
         line_total = line_unknown = 0
         for position, (cell, word) in enumerate(zip(cells, [*words, "</s>"], strict=False)):
             name, length, log10 = cell.split(" ")
@@ -136,10 +151,10 @@ def test_nbest_lists_are_sorted_by_their_score_with_the_log_probability(run):
         f"1 ||| w7 ||| lm= {scores[3]:.6f} ||| {totals[3]:.6f}",
     ]
     order = sorted(range(4), key=lambda i: (i // 2, -totals[i]))
-    found = list(rescore(lines, Scorer(run, 8), 0.5))
+    found = list(rescore(lines, Scorer(run, 8), 0.5, "list"))
     assert found == [expected[i] for i in order]
-    with pytest.raises(UserError, match=r"line 2 of the list must be `id \|\|\| text"):
-        list(rescore(["0 ||| w1 ||| ", "0 ||| w1"], Scorer(run, 8), 1))
+    with pytest.raises(UserError, match=r"list, line 2 must be `id \|\|\| text"):
+        list(rescore(["0 ||| w1 ||| ", "0 ||| w1"], Scorer(run, 8), 1, "list"))
 
 
 def test_nan_is_an_error(tmp_path):
@@ -157,11 +172,9 @@ def test_nan_is_an_error(tmp_path):
         evaluate(str(tmp_path / "run"), [str(tmp_path / "text")])
 
 
-@pytest.mark.parametrize("batch_size", [1, 3])
-def test_a_byte_order_mark_is_ignored_and_other_invalid_utf8_is_an_error(run, tmp_path, batch_size):
+def test_a_byte_order_mark_is_ignored_and_other_invalid_utf8_is_an_error(tmp_path):
     (tmp_path / "text").write_bytes(b"\xef\xbb\xbfw1 w2\nw3 \xff\nnever read\n")
     found = []
-    with open(tmp_path / "text", "rb") as file:
-        with pytest.raises(UserError, match="line 2 of the input: not UTF-8: byte 0xff"):
-            found.extend(Scorer(run, batch_size).score_stream(file.fileno()))
-    assert [(score.text, score.unknown) for score in found] == [("w1 w2", 0)]
+    with pytest.raises(UserError, match=f"^{tmp_path}/text, line 2: not UTF-8: byte 0xff"):
+        found.extend(read_lines(str(tmp_path / "text")))
+    assert found == [["w1 w2"]]

@@ -11,9 +11,11 @@ from lm.model import plain
 from tests.unit.kernels.arrays import assert_near, lstm_inputs, lstm_loss, numbers, run
 
 
-def plain_recurrence(projected, bias, weights, h, c):
+def plain_recurrence(projected, bias, weights, h, c, keep_TB1=None):
     outputs = []
-    for projected_t in tf.unstack(projected):
+    for t, projected_t in enumerate(tf.unstack(projected)):
+        if keep_TB1 is not None:
+            h, c = h * keep_TB1[t], c * keep_TB1[t]
         i, j, f, o = tf.split(projected_t + bias + tf.matmul(h, weights), 4, axis=1)
         c = tf.sigmoid(f) * c + tf.sigmoid(i) * tf.tanh(j)
         h = tf.sigmoid(o) * tf.tanh(c)
@@ -40,16 +42,24 @@ def test_recurrence_in_plain_tensorflow(uses_xla, precision):
     check_recurrence(recurrence, (4, 3, 33), precision)
 
 
-def check_recurrence(recurrence, shape, precision):
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("module", [kernels, plain])
+def test_states_of_some_rows_start_anew(module, precision):
+    keep_TB1 = np.random.default_rng(0).integers(2, size=(4, 9, 1)).astype(np.float32)
+    check_recurrence(module.lstm_recurrence, (4, 9, 33), precision, keep_TB1=keep_TB1)
+
+
+def check_recurrence(recurrence, shape, precision, **resets):
     inputs = lstm_inputs(*shape)
 
     def with_gradients(recurrence, *placeholders):
         outputs = recurrence(*placeholders)
         return outputs, tf.gradients(lstm_loss(outputs), placeholders)
 
-    ours = functools.partial(recurrence, precision=precision)
+    ours = functools.partial(recurrence, precision=precision, **resets)
     actual = run(functools.partial(with_gradients, ours), inputs)
-    exact = functools.partial(with_gradients, plain_recurrence)
+    resets = {name: factor.astype(np.float64) for name, factor in resets.items()}
+    exact = functools.partial(with_gradients, functools.partial(plain_recurrence, **resets))
     expected = run(exact, [x.astype(np.float64) for x in inputs])
     for a, e in zip(tf.nest.flatten(actual), tf.nest.flatten(expected)):
         assert_near(a, e, precision)

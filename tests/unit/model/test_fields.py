@@ -169,6 +169,21 @@ def test_loss_and_gradients_equal_the_equations_of_the_papers(path, fields):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "reset_state, words, expected",
+    [
+        ("line", ("<eos>", "a", "b\u010a", "\u010a", "\u010a\u010a"), [1, 1, 0, 0, 0]),
+        ("line", ("a", "<eos>", "x<eos>", "</s>", "b"), [1, 0, 1, 1, 1]),
+        ("document", ("<|endoftext|>", "\u010a", "a", "b", "c"), [0, 1, 1, 1, 1]),
+    ],
+)
+def test_the_state_starts_anew_at_all_tokens_with_a_separator(reset_state, words, expected):
+    with tf.Graph().as_default(), tf.Session() as session:
+        context = context_of(Rows(0, 5), Config(reset_state=reset_state), words=words)
+        found = session.run(context.kept_state(tf.range(5)[None]))
+    np.testing.assert_array_equal(found, np.reshape(expected, [1, 5, 1]))
+
+
 def test_embedding_init_scale_only_changes_the_embedding():
     config = dataclasses.replace(CONFIG, init_scale=0.05)
     plain = start_values(config)
