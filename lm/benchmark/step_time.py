@@ -6,7 +6,6 @@ The peers are other programs that train the same model.
 """
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
@@ -16,6 +15,7 @@ from lm.benchmark.turns import paired_ratio, speeds, take_turns
 from lm.benchmark.worker import Options, Task, run
 from lm.config import Config
 from lm.errors import RunError, UserError
+from lm.gemm_peak import flops_per_token, save_peak
 from lm.options import option
 
 # The variants of the peers by precision. The first word of a variant is the name of its module:
@@ -68,6 +68,7 @@ def measure(config: Config, options: StepOptions) -> dict[str, Any]:
             logger.warning("left out: %s", error)
     results = take_turns(tasks, options)
     peaks = results.pop("gemm")["flops_per_second"]
+    save_peak(config.precision, options.threads, max(peaks))
     ours = results["ours"]
     return {
         "kernels": ours["kernels"][0],
@@ -101,21 +102,7 @@ def _row(
     # words.
     if not shapes or config.adaptive_softmax_cutoffs:
         return row
-    flops = step_flops(config, shapes)
+    num_tokens = config.num_steps * config.batch_size
+    flops = num_tokens * flops_per_token(shapes, config.tie_weights)
     shares = [flops / each / peak for each, peak in zip(seconds, peaks)]
     return {**row, "gflops": flops / median(seconds) / 1e9, "share_of_gemm_peak": median(shares)}
-
-
-def step_flops(config: Config, shapes: Mapping[str, Sequence[int]]) -> int:
-    """Count the operations in the matrix products of a step; a multiply-add counts as two.
-
-    Each weight matrix has three products per token: the forward product, the gradient of its input
-    and its own gradient. An embedding that is not tied has no products. Other operations do not
-    count, as in Chowdhery et al. 2022, "PaLM", appendix B.
-    """
-    weights = sum(
-        math.prod(shape)
-        for name, shape in shapes.items()
-        if len(shape) == 2 and (name != "embedding" or config.tie_weights)
-    )
-    return 6 * config.num_steps * config.batch_size * weights

@@ -34,6 +34,7 @@ class Reporter:
     """
 
     logs: LogFiles | None = None
+    peak_speed: float | None = None  # tokens/s at the peak of matrix products, if it is known
 
     def __init__(
         self,
@@ -54,6 +55,8 @@ class Reporter:
 
     def event(self, kind: str, **fields: Any) -> None:
         """Append a JSON object to metrics.jsonl, and send it to TensorBoard and to the observer."""
+        if kind == "step" and self.peak_speed:
+            fields["share_of_gemm_peak"] = fields["tokens_per_second"] / self.peak_speed
         if self._metrics:
             # JSON cannot represent NaN and infinity.
             finite = {
@@ -67,6 +70,10 @@ class Reporter:
                 self._observer.send(line)
         if self._tensorboard:
             self._tensorboard.write(kind, fields)
+
+    def progress(self, epoch: int, done: int, total: int, ends: Sequence[int]) -> Progress:
+        """Start the progress of an epoch."""
+        return Progress(self.output_dir is not None, epoch, done, total, ends, self.peak_speed)
 
     def sync(self) -> None:
         """Flush the events to disk, so that they survive a power failure."""
@@ -141,11 +148,21 @@ class Progress:
       total: The number of steps of the epoch.
       ends: The last step of the epoch and the last step of the run, counted from the start of the
         epoch.
+      peak_speed: The tokens/s at the peak of matrix products, or None.
     """
 
-    def __init__(self, is_rank_0: bool, epoch: int, done: int, total: int, ends: Sequence[int]):
+    def __init__(
+        self,
+        is_rank_0: bool,
+        epoch: int,
+        done: int,
+        total: int,
+        ends: Sequence[int],
+        peak_speed: float | None = None,
+    ):
         self._epoch, self._first, self._done, self._total = epoch, done, done, total
         self._ends, self._tokens, self._seconds = ends, 0, 0.0
+        self._peak_speed = peak_speed
         self._bar, self._logged_at = None, time.monotonic()
         if is_rank_0 and (sys.stderr.isatty() or "ipykernel" in sys.modules):
             with may_be_gone(sys.stderr):
@@ -164,13 +181,13 @@ class Progress:
         self._done += 1
         self._tokens += tokens
         self._seconds += seconds
-        done, speed = self._done, self._tokens / self._seconds
+        done, speed = self._done, self._speed_text(self._tokens / self._seconds)
         per_step = self._seconds / (done - self._first)
         of_epoch, of_run = (
             tqdm.auto.tqdm.format_interval(per_step * (end - done)) for end in self._ends
         )
         if self._bar is not None:  # the bar shows the remaining time of the epoch
-            text = f"run {of_run}, {name} {value:.2f}, {speed:.0f} tokens/s"
+            text = f"run {of_run}, {name} {value:.2f}, {speed}"
             self._bar.set_postfix_str(text, refresh=False)
             with may_be_gone(sys.stderr):
                 self._bar.update()
@@ -181,9 +198,13 @@ class Progress:
             self._logged_at = time.monotonic()
             logger.info(
                 f"epoch {self._epoch}  step {done}/{self._total}  train {name} {value:.2f}"
-                f"  learning rate {learning_rate:.4g}  {speed:.0f} tokens/s"
+                f"  learning rate {learning_rate:.4g}  {speed}"
                 f"  left {of_epoch}, run {of_run}"
             )
+
+    def _speed_text(self, speed: float) -> str:
+        share = f" ({speed / self._peak_speed:.0%} of GEMM peak)" if self._peak_speed else ""
+        return f"{speed:.0f} tokens/s{share}"
 
     def close(self) -> None:
         """Remove the bar from the terminal."""

@@ -28,6 +28,7 @@ _TAGS = {
         "tokens_per_second": "tokens_per_second",
         "gradient_norm": "gradient_norm",
         "exchange_share": "exchange_share",
+        "share_of_gemm_peak": "share_of_gemm_peak",
     },
     "validation": _evaluation_tags("valid"),
     "epoch": {

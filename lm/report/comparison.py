@@ -14,7 +14,10 @@ from lm.record import may_differ
 from lm.report.metrics import RunMetrics
 
 # Fields that may differ between equal runs. All other fields are bitwise equal.
-_MEASURED = {"tokens_per_second", "exchange_share", "epoch_seconds", "world_size", "memory_mb"}
+_MEASURED = {
+    "tokens_per_second", "exchange_share", "share_of_gemm_peak", "epoch_seconds", "world_size",
+    "memory_mb",
+}  # fmt: skip
 _KINDS = "step", "validation", "epoch", "test"  # the order of events after the same step
 
 

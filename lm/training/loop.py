@@ -18,7 +18,7 @@ from lm.data.symbols import Characters
 from lm.distributed.agreement import on_all_ranks
 from lm.distributed.supervisor import Interrupted, Supervisor
 from lm.errors import EveryRankError, Stopped
-from lm.events.reporter import Progress, Reporter
+from lm.events.reporter import Reporter
 from lm.model.evaluation import Evaluator
 from lm.model.network import Network
 from lm.model.sampler import Sampler
@@ -110,7 +110,7 @@ class Loop:
         if at.step == first_step:
             self.graphs.runner.reset_state()
         done, ends = at.step - first_step, (last_step - first_step, self._last_step - first_step)
-        bar = Progress(self.job.comm.is_rank_0, epoch, done, self._steps_per_epoch, ends)
+        bar = self.reporter.progress(epoch, done, self._steps_per_epoch, ends)
         now = time.perf_counter()
         with contextlib.closing(bar):
             while at.step < last_step:

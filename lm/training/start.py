@@ -20,6 +20,7 @@ from lm.errors import UserError
 from lm.events.logs import LogFiles
 from lm.events.read import drop_events_after
 from lm.events.reporter import Reporter
+from lm.gemm_peak import flops_per_token, load_peak
 from lm.model.network import Network
 from lm.record import LOG_FILE, from_json
 from lm.training.exactness import Exactness
@@ -76,6 +77,7 @@ def open_files(job: Job, progress: TrainProgress, stack: contextlib.ExitStack) -
     paths = [os.path.join(output_dir, LOG_FILE)]
     if options.log_path:
         paths.append(options.log_path)
+    peak_speed = _peak_speed(job)
     with on_all_ranks(job.comm):
         if run_dir:
             step, epochs = progress.step, progress.epochs_done
@@ -85,12 +87,27 @@ def open_files(job: Job, progress: TrainProgress, stack: contextlib.ExitStack) -
             run_dir and output_dir, options.tensorboard, has_perplexity, options.on_event
         )
         stack.enter_context(reporter)
+        reporter.peak_speed = peak_speed
         reporter.logs = LogFiles(paths, options.mpi_log, job.comm.rank)
         if run_dir:
             job.corpus.tokenizer.save(output_dir)
             # The record comes last, because it turns the directory into a run.
             job.record.write(output_dir, has_checkpoints=run_dir.checkpoint is not None)
     return reporter
+
+
+def _peak_speed(job: Job) -> float | None:
+    """Return the tokens/s at the GEMM peak of all ranks, or None if it is not known.
+
+    The products of user-defined networks are unknown. The products of clusters depend on the words.
+    """
+    config, device = job.config, job.device
+    own = load_peak(config.precision, device.intra_op) if device.gpu is None else None
+    peaks = job.comm.gather(own)
+    if None in peaks or not job.functions.is_built_in or config.adaptive_softmax_cutoffs:
+        return None
+    shapes = {v.op.name: v.shape.as_list() for v in tf.trainable_variables()}
+    return sum(peaks) / flops_per_token(shapes, config.tie_weights)
 
 
 def report_start(job: Job, exactness: Exactness, step: int, reporter: Reporter) -> None:

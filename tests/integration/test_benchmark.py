@@ -6,7 +6,7 @@ import json
 import pytest
 
 from lm.benchmark.step_time import PEERS
-from tests.commands import run_module
+from tests.commands import events, run_module
 
 TINY = (
     "--config", "config_test", "--hidden_size", 16, "--num_steps", 5, "--batch_size", 4,
@@ -31,10 +31,12 @@ def benchmark(out, command, *arguments, **options):
     [("torch", "jax"), pytest.param((), marks=pytest.mark.soak)],
     ids=["tensorflow", "all"],
 )
-def test_all_implementations_train_the_same_model(tmp_path, hidden):
+def test_all_implementations_train_the_same_model(tmp_path, corpora, hidden):
     for package in hidden:
         (tmp_path / f"{package}.py").write_text(f"raise ModuleNotFoundError(name='{package}')\n")
-    record, result = benchmark(tmp_path, "step", "--repeats", 1, "--peers", cwd=tmp_path)
+    cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    flags = ("--repeats", 1, "--peers")
+    record, result = benchmark(tmp_path, "step", *flags, cwd=tmp_path, env=cache)
     implementations = {row["implementation"]: row for row in record["implementations"]}
     ours = implementations["ours"]
     assert len(ours["first_losses"]) == 4
@@ -58,6 +60,13 @@ def test_all_implementations_train_the_same_model(tmp_path, hidden):
     assert record["gemm_gflops"] > 0
     assert "| tensorflow" in result.stdout
     assert any(line.startswith("tensorflow") for line in record["versions"])
+    # A later run reports its share of the peak that the benchmark has measured.
+    run = ("--data_path", corpora, "--output_dir", tmp_path / "run")
+    steps = ("--max_steps", 2, "--log_every_steps", 1, "--noeval")
+    trained = run_module("lm.train", *TINY, *run, *steps, env=cache)
+    assert trained.returncode == 0, trained.stderr
+    for event in events(tmp_path / "run", "step"):
+        assert 0 < event["share_of_gemm_peak"] < 1
 
 
 @pytest.mark.soak

@@ -10,7 +10,10 @@ PACKAGE = ROOT / "lm"
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
 
 BASE = set(
-    "bands logger errors files options config functions record perplexity schedule system".split()
+    (
+        "bands logger errors files options config functions gemm_peak record perplexity schedule"
+        " system"
+    ).split()
 )
 # The packages that each part of lm/ may import, in addition to itself and the base.
 MAY_IMPORT = {

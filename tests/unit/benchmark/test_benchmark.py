@@ -14,12 +14,13 @@ from lm.benchmark.__main__ import parse, run
 from lm.benchmark.advise import Predictor
 from lm.benchmark.peer_tensorflow import TutorialGraph
 from lm.benchmark.scaling import ScalingOptions, bytes_sent, message_bytes
-from lm.benchmark.step_time import NOT_IN_PEERS, StepOptions, step_flops
+from lm.benchmark.step_time import NOT_IN_PEERS, StepOptions
 from lm.benchmark.turns import paired_ratio, speeds, take_turns
 from lm.benchmark.workload import initial_weight, load_words
 from lm.config import Config
 from lm.data.batches import Rows
 from lm.errors import UserError
+from lm.gemm_peak import flops_per_token
 from lm.model.network import Network
 from lm.model.windows import build_window_graph
 from tests.unit.model.networks import fields_read_by
@@ -84,14 +85,16 @@ class TestCounts:
             names = [node.name for node in used.node if node.op == "MatMul"]
             products = [graph.train_op.graph.get_operation_by_name(name) for name in names]
             assert len(products) == 3 * (CONFIG.num_layers * CONFIG.num_steps + 1)
-            assert sum(map(_flops, products)) == step_flops(CONFIG, shapes(CONFIG))
+            num_tokens = CONFIG.batch_size * CONFIG.num_steps
+            per_token = flops_per_token(shapes(CONFIG), CONFIG.tie_weights)
+            assert sum(map(_flops, products)) == num_tokens * per_token
 
     def test_published_sizes(self):
         small = Config(hidden_size=200, num_layers=2, num_steps=20, batch_size=20)
-        flops = step_flops(small, shapes(small, 10_000))
-        assert flops / 400 / 1e6 == pytest.approx(15.84)
+        flops = flops_per_token(shapes(small, 10_000), small.tie_weights)
+        assert flops / 1e6 == pytest.approx(15.84)
         tied = dataclasses.replace(small, tie_weights=True)
-        assert step_flops(tied, shapes(tied, 10_000)) == flops
+        assert flops_per_token(shapes(tied, 10_000), tied.tie_weights) == flops
 
     def test_bytes_sent(self):
         assert bytes_sent(1000, 4) == 1500

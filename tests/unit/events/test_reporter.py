@@ -101,6 +101,9 @@ def test_progress_shows_the_remaining_time_of_the_epoch_and_of_the_run(caplog):
     (line,) = caplog.messages
     assert line.startswith("epoch 2  step 4/40  train loss 5.00  learning rate 0.5  901 tokens/s")
     assert line.endswith("  left 01:19, run 29:35:51")
+    bar = Progress(False, 2, 3, 40, (40, 48_000), peak_speed=1802)
+    bar.update(("loss", 5.0), 0.5, tokens=2000, seconds=2.22)
+    assert "901 tokens/s (50% of GEMM peak)  left" in caplog.messages[-1]
 
 
 def test_a_line_names_the_activity_whenever_the_log_is_silent(tmp_path):
