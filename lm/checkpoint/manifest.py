@@ -23,7 +23,6 @@ from lm.record import (
 
 MANIFEST = "manifest.json"
 _FORMAT = 3
-_REPEATED = ("step", "valid_perplexity", "has_average")  # format 2 also has them in `progress`
 _MODEL_FILE = re.compile(r"model\.(index|data-\d{5}-of-\d{5})")
 
 
@@ -120,24 +119,14 @@ def _read(checkpoint: str) -> Manifest:
     # Every later format must keep `format` and `checksum`. A valid checksum distinguishes another
     # format from a flipped bit.
     number = content.pop("format", None)
-    if number not in (2, _FORMAT):
+    if number != _FORMAT:
         raise different_version(path, f"format {number}")
-    if number == 2:
-        content = {name: value for name, value in content.items() if name not in _REPEATED}
-    manifest = _upgraded(from_json(Manifest, content, path))
+    manifest = from_json(Manifest, content, path)
+    manifest = dataclasses.replace(manifest, record=manifest.record.upgraded())
     named = _step_of(checkpoint)
     if named not in (None, manifest.step):  # Somebody renamed it.
         raise CorruptFile(f"{checkpoint} contains step {manifest.step}: rename it accordingly")
     return manifest
-
-
-def _upgraded(manifest: Manifest) -> Manifest:
-    """Add the facts that older versions did not write."""
-    # Older versions validated only at the ends of epochs. Step 0 counts as the end of an epoch.
-    progress = manifest.progress
-    num_missing = len(progress.valid_perplexities) - len(progress.valid_steps)
-    progress = dataclasses.replace(progress, valid_steps=(0,) * num_missing + progress.valid_steps)
-    return dataclasses.replace(manifest, record=manifest.record.upgraded(), progress=progress)
 
 
 def file_facts(path: str) -> dict[str, Any]:

@@ -19,7 +19,6 @@ from lm.config_file import ConfigFile, load_config_file
 from lm.errors import InfoRequested, UserError, first_line
 from lm.functions import BUILT_IN
 from lm.options import Checked, field_type, option, replaced
-from lm.user.code import removed_hint
 
 _DEFINE = {
     int: absl_flags.DEFINE_integer,
@@ -186,8 +185,7 @@ def _read(
     try:
         return flags(list(argv), known_only=known_only)
     except (absl_flags.Error, ValueError) as error:  # --noflag=value raises ValueError.
-        message = first_line(error)
-        raise UserError(f"{message}{removed_hint(message)} (see --help)") from error
+        raise UserError(f"{first_line(error)} (see --help)") from error
 
 
 def _given(flags: absl_flags.FlagValues, fields: Sequence[dataclasses.Field]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ _REQUIRED = {
     "start": {"event", "world_size"},
     "step": {"event", "step"},
     "validation": {"event", "step"},
-    "epoch": {"event", "step", "epoch", "epoch_seconds", "tokens_per_second"},
+    "epoch": {"event", "step", "epoch", "epochs", "epoch_seconds", "tokens_per_second"},
     "test": {"event", "step"},
     "end": {"event", "outcome"},
 }
@@ -79,8 +79,6 @@ def _parse(lines: Iterable[bytes], damaged: dict[int, str]) -> Iterator[tuple[by
             continue
         try:
             event = parse_object(line)
-            if "words_per_second" in event:  # the name of older versions
-                event["tokens_per_second"] = event.pop("words_per_second")
             _check(event)
         except ValueError as error:
             damaged[number] = str(error)

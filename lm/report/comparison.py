@@ -152,7 +152,7 @@ def compare(first: RunMetrics, second: RunMetrics) -> str:
     differences = _different_steps(first.steps, second.steps, mine, theirs)
     for position in shared:
         event, other = events[position], others[position]
-        # A run with --noeval, or of an older version, has fewer fields.
+        # A run with --noeval has fewer fields.
         for field in (name for name in event if name in other and name not in _MEASURED):
             if event[field] != other[field]:  # JSON preserves floats exactly
                 kind = event["event"]

@@ -185,11 +185,6 @@ def read_run(directory: str) -> RunMetrics:
         raise UserError(f"{directory} is not a run: {error.filename}: {error.strerror}") from error
     damage = describe_damage(directory, damaged)
     end = event if event.get("event") == "end" else {}
-    steps_per_epoch = starts[-1].get("steps_per_epoch") if starts else None
-    for event in events:
-        if event["event"] == "epoch":  # older versions wrote no fraction
-            epochs = event["step"] / steps_per_epoch if steps_per_epoch else event["epoch"]
-            event.setdefault("epochs", epochs)
     return RunMetrics(directory, record, starts, events, steps.arrays(), damage, end)
 
 

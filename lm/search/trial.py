@@ -129,7 +129,7 @@ class TrialJob:
         return new
 
     def _validation(self, event: Event) -> Validation:
-        epochs, step = event.get("epochs", event["epoch"]), event["step"]
+        epochs, step = event["epochs"], event["step"]
         length = planned_steps(self.config, round(step / epochs), self._max_steps)
         return Validation(epochs, event["valid_perplexity"], step >= length)
 

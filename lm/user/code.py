@@ -36,20 +36,6 @@ _HINTS = (
     ("", r"scatter_update\(", "to fix rows of a variable, use constraint= of tf.get_variable"),
 )
 
-# The names that version 0.1.0 removed: arguments and fields of Context, config fields and flags.
-_REMOVED = {
-    "batch_axis": "context.dropout finds the axis of the rows by its size",
-    "precision": "use context.config.precision",
-    "rows": "use context.num_rows and context.first_row",
-    "allow_changed_network": "use allow_changed_config_file",
-    "on_nan": "a loss that is not finite ends the run, so lower learning_rate",
-    "test": "use test_on=none",
-}
-_UNKNOWN_NAME = re.compile(
-    r"(?:(?:Context\.\w+|__init__)\(\) got an unexpected keyword argument"
-    r"|'Context' object has no attribute|Unknown command line flag) '(?:no)?(\w+)'"
-)
-
 
 def place(path: str, frames: Iterable[traceback.FrameSummary]) -> str:
     """Return the file and the innermost line of the user's files, or the config file.
@@ -73,8 +59,6 @@ def current_line() -> str:
 
 def hint(path: str, frames: Iterable[traceback.FrameSummary], message: str) -> str:
     """Return the fix of a known failure, after a semicolon; otherwise, an empty string."""
-    if removed := removed_hint(message):
-        return removed
     if "Keras 3" in message:
         # Otherwise, pip would install the dependency tensorflow over tensorflow-cpu.
         version = sys.modules["tensorflow"].__version__.rpartition(".")[0]
@@ -86,14 +70,6 @@ def hint(path: str, frames: Iterable[traceback.FrameSummary], message: str) -> s
     for in_message, in_line, fix in _HINTS + (() if is_loaded else _UNLESS_LOADED):
         if re.search(in_message, message) and re.search(in_line, line):
             return f"; {fix}"
-    return ""
-
-
-def removed_hint(message: str) -> str:
-    """Return the replacement of a removed name, after a semicolon; otherwise, an empty string."""
-    for name in _UNKNOWN_NAME.findall(message):
-        if name in _REMOVED:
-            return f"; {name} was removed in version 0.1.0: {_REMOVED[name]}"
     return ""
 
 

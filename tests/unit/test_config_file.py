@@ -60,17 +60,6 @@ def test_a_config_file_in_utf_16_is_an_error(tmp_path):
         load_config_file(str(tmp_path / "mine.py"))
 
 
-def test_a_removed_setting_names_the_version_and_the_replacement(tmp_path):
-    message = "on_nan was removed in version 0.1.0: a loss that is not finite ends the run"
-    text = "from lm.config import Config\ndef get_config():\n    return Config(on_nan='skip')\n"
-    with pytest.raises(UserError, match=rf"mine.py, line 3: TypeError: .*; {message}"):
-        load_config_file(write(tmp_path, text))
-    with pytest.raises(UserError, match=rf"flag 'on_nan'.*; {message}.* \(see --help\)$"):
-        parse("--on_nan=skip")
-    with pytest.raises(UserError, match=r"; test was removed in version 0.1.0: use test_on=none"):
-        parse("--notest")
-
-
 def parse(*arguments):
     return parse_flags(["lm.train", *arguments])
 

@@ -147,7 +147,7 @@ def test_a_corrupt_newest_checkpoint_is_skipped_with_a_warning(tmp_path, caplog,
 @pytest.mark.parametrize(
     "changes, how",
     [
-        ({"format": 1}, "format 1"),
+        ({"format": 2}, "format 2"),
         ({"format": 4}, "format 4"),
         ({"novelty": 1}, "unknown field novelty"),
     ],

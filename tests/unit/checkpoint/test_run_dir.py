@@ -214,13 +214,6 @@ def test_fields_of_a_different_version_are_rejected(resume):
         resume(lambda manifest: manifest["record"]["config"].update(flux=1))
 
 
-def test_a_checkpoint_of_an_older_version_has_only_validations_of_epochs(resume):
-    progress = {"step": 7, "epochs_done": 1, "valid_perplexities": [9.0]}
-    found = resume(lambda manifest: manifest.update(progress=progress)).manifest.progress
-    found.record_validation()
-    assert found.epoch_perplexities(10) == [9] and found.last_validation == 7
-
-
 def test_progress_is_loaded_and_missing_fields_have_defaults(resume):
     sums = {"epoch_nll": {"nats": 12.5, "tokens": 6}, "event_nll": {"nats": 2.5, "tokens": 1}}
     seconds = {"epoch_seconds": 3.0, "event_seconds": 2.0, "event_exchange_seconds": 0.5}

@@ -16,7 +16,10 @@ from tests.unit.report.runs import write_run
 
 START = {"event": "start", "world_size": 1}
 STEP = {"event": "step", "step": 5, "loss": 1.5}
-EPOCH = {"event": "epoch", "step": 4, "epoch": 1, "epoch_seconds": 2.5, "tokens_per_second": 8}
+EPOCH = {
+    "event": "epoch", "step": 4, "epoch": 1, "epochs": 1.0, "epoch_seconds": 2.5,
+    "tokens_per_second": 8,
+}  # fmt: skip
 
 
 def lines_of(*events):
@@ -35,16 +38,6 @@ def test_events_that_will_be_repeated_and_incomplete_lines_are_removed(tmp_path)
     drop_events_after(str(tmp_path), 5, 1, 3)
     assert path.read_text() == kept  # ready for the next event
     assert os.listdir(tmp_path) == ["metrics.jsonl"]
-
-
-def test_the_speed_of_an_older_version_is_read(tmp_path):
-    old = {**EPOCH, "words_per_second": EPOCH["tokens_per_second"]}
-    del old["tokens_per_second"]
-    path = tmp_path / "metrics.jsonl"
-    path.write_text(lines_of(START, old))
-    assert read_events(str(tmp_path)) == ([START, EPOCH], None)
-    drop_events_after(str(tmp_path), 4, 1, 0)
-    assert path.read_text() == lines_of(START, old)  # a resumed run keeps the lines
 
 
 @pytest.mark.parametrize(

@@ -44,10 +44,6 @@ MISTAKES = {
     "    context.penalize(*2 * [tf.transpose(x, [1, 0, 2])])\n" + GOOD:
         "must be [T, B, H] with 3 rows, not (3, 5, 4) and (3, 5, 4)",
     "    return tf.sparse.from_dense(x), {'h': x[-1]}\n": "must be a tensor, not a SparseTensor",
-    "    x = context.dropout(x, 0.5, batch_axis=0)\n" + GOOD:
-        "'batch_axis'; batch_axis was removed in version 0.1.0: context.dropout finds the axis of",
-    "    x += tf.cast(context.rows.first, tf.float32)\n" + GOOD:
-        "has no attribute 'rows'; rows was removed in version 0.1.0: use context.num_rows and",
     "    x = context.dropout(x, 1.5)\n" + GOOD: "keep_prob must be above 0 and at most 1, not 1.5",
     "    tf.add_to_collection(tf.GraphKeys.LOSSES, tf.nn.l2_loss(x))\n" + GOOD:
         "adds to the collection losses, which is not used: use context.add_loss",

@@ -33,8 +33,8 @@ def write_run(
     events = [
         {**start, "vocab_size": 1000, "tokenizer": tokenizer},
         *({"event": "step", "step": step, "loss": loss} for step, loss in losses),
-        {**epoch, "step": 10, "epoch": 1, "epoch_seconds": 1000 / speed},
-        {**epoch, "step": 15, "epoch": 2, "epoch_seconds": 500 / speed},
+        {**epoch, "step": 10, "epoch": 1, "epochs": 1.0, "epoch_seconds": 1000 / speed},
+        {**epoch, "step": 15, "epoch": 2, "epochs": 1.5, "epoch_seconds": 500 / speed},
     ]
     if test:
         events.append({"event": "test", "step": 15, "test_perplexity": test})

@@ -156,8 +156,8 @@ def test_a_single_run_has_one_table_without_comparisons(tmp_path):
 def test_a_run_on_changing_ranks_is_timed_by_its_epochs_on_the_last_number(tmp_path):
     write_run(tmp_path / "a")
     alone, both = (
-        {"event": "epoch", "step": 10 * epoch, "epoch": epoch, "epoch_seconds": 10.0,
-         "tokens_per_second": speed, "world_size": ranks}
+        {"event": "epoch", "step": 10 * epoch, "epoch": epoch, "epochs": epoch,
+         "epoch_seconds": 10.0, "tokens_per_second": speed, "world_size": ranks}
         for epoch, ranks, speed in [(1, 1, 100.0), (2, 2, 150.0)]
     )  # fmt: skip
     starts = [
@@ -176,7 +176,7 @@ def test_a_run_on_changing_ranks_is_timed_by_its_epochs_on_the_last_number(tmp_p
 
 def test_perplexities_belong_to_the_tested_epoch(tmp_path):
     write_run(tmp_path / "a", test=None)
-    worse = {"event": "epoch", "step": 30, "epoch": 3, "train_perplexity": 1.0,
+    worse = {"event": "epoch", "step": 30, "epoch": 3, "epochs": 3.0, "train_perplexity": 1.0,
              "valid_perplexity": 99.0, "tokens_per_second": 1.0, "epoch_seconds": 1.0}  # fmt: skip
     append(tmp_path / "a", worse)
     for test_on, expected in {"best": ["90.00", "80.50"], "last": ["1.00", "99.00"]}.items():
@@ -200,7 +200,8 @@ def events_to(last, every=2):
             events.append({"event": "step", "step": step, "epoch": epoch, **numbers})
         if step % 6 == 0 or step == last:
             numbers = {"train_perplexity": 90 / step, "valid_perplexity": 80 / step}
-            events.append({"event": "epoch", "step": step, "epoch": epoch, **numbers})
+            place = {"step": step, "epoch": epoch, "epochs": step / 6}
+            events.append({"event": "epoch", **place, **numbers})
     return [*events, {"event": "test", "step": last, "test_perplexity": 70 / last}]
 
 

@@ -110,7 +110,8 @@ def test_runs_without_validation_have_curves(tmp_path):
 def test_extreme_and_missing_numbers_have_a_page(tmp_path):
     huge, tiny = 1.7e308, 5e-324
     write_run(tmp_path / "a", losses=[(1, huge), (2, -huge), (3, tiny), (4, 0.0)], speed=1e-300)
-    epoch = {"event": "epoch", "epoch": 3, "tokens_per_second": huge, "valid_perplexity": huge}
+    speed = {"tokens_per_second": huge, "valid_perplexity": huge}
+    epoch = {"event": "epoch", "epoch": 3, "epochs": 1e28, **speed}
     events = [
         {"event": "step", "step": 10**29, "loss": huge, "tokens_per_second": -huge},
         {**epoch, "step": 10**29, "epoch_seconds": huge, "train_perplexity": tiny},
