@@ -57,8 +57,8 @@ def files_in(directory) -> dict:
 
 
 def assert_rejected(target, message, *addresses, data_url=None):
-    """Check that a download is a one-line error that leaves nothing behind."""
+    """Check that a download is a one-line error that stores no files."""
     with pytest.raises(RunError, match=message) as caught:
         download(target, *addresses, data_url=data_url)
     assert "\n" not in str(caught.value) and "\x1b" not in str(caught.value)
-    assert not target.exists()
+    assert files_in(target) == {}

@@ -1,21 +1,18 @@
-"""Download the Penn Treebank corpus (PTB) from sources that may be slow, broken or malicious."""
+"""Download the Penn Treebank corpus (PTB) from sources that may be slow or broken."""
 
-import contextlib
-import gzip
 import hashlib
 import io
 import os
-import queue
-import threading
+import tarfile
+import time
 import zlib
 from collections.abc import Collection, Mapping, Sequence
-from urllib.parse import urljoin
 
 import requests
 
 from lm import logger
 from lm.data.text import ReadProgress
-from lm.errors import RunError, UserError, error_class, first_line, without_secrets
+from lm.errors import RunError, UserError, error_class, without_secrets
 from lm.files import locked, write_atomically
 
 PTB_SHA256 = {
@@ -30,16 +27,13 @@ PTB_ADDRESSES = (
     "http://www.fit.vutbr.cz/~imikolov/rnnlm/simple-examples.tgz",
 )
 
-SOURCE_SECONDS = 600.0  # time limit for the download and the unpacking of one source
+SOURCE_SECONDS = 600.0  # time limit for the download of one file
 CONNECT_SECONDS = 4.0  # a cluster without internet gets its error message within seconds
 READ_SECONDS = 20.0  # the longest pause between two blocks of data
 MAX_DOWNLOAD_BYTES = 256 << 20  # the original archive is 35 MB
-MAX_UNPACKED_BYTES = 512 << 20  # a small archive of zeros may unpack to terabytes
 MAX_FILE_BYTES = 16 << 20  # ptb.train.txt has 5 MB
 
-_MAX_REDIRECTS = 10
 _BLOCK_BYTES = 1 << 16
-_TAR_BLOCK_BYTES = 512
 
 
 class SourceError(Exception):
@@ -60,14 +54,12 @@ def download_ptb(
     sources = [_checked_source(data_url)] if data_url else addresses
     cache = os.path.join(directory, ".cache")
     lock = os.path.join(cache, "download.lock")
-    new_directories = _missing_directories(directory)
     try:
         os.makedirs(cache, exist_ok=True)
         with locked(lock, "downloading PTB"):
             missing = [n for n in sha256 if not os.path.exists(os.path.join(directory, n))]
             # If nothing is missing, another process was faster.
             contents = _load_first(sources, directory, sha256) if missing else {}
-            os.makedirs(directory, exist_ok=True)  # another process may have failed and removed it
             for name in missing:
                 write_atomically(os.path.join(directory, name), contents[name])
     except OSError as error:
@@ -75,20 +67,6 @@ def download_ptb(
             f"PTB is not in {directory} and cannot be written there ({error.strerror}); free some"
             " space, or choose a writable directory with --data_path"
         ) from error
-    finally:
-        # A mistyped path leaves no directory behind. If another process waits for the removed lock
-        # file, it only downloads the same files again.
-        if new_directories and not any(os.path.exists(os.path.join(directory, n)) for n in sha256):
-            with contextlib.suppress(OSError):
-                os.remove(lock)
-                for path in (cache, *new_directories):
-                    os.rmdir(path)
-
-
-def _missing_directories(path: str) -> list[str]:
-    """List a directory and its parents, from the inside out, as far as they do not exist."""
-    path = os.path.abspath(path)
-    return [] if os.path.lexists(path) else [path, *_missing_directories(os.path.dirname(path))]
 
 
 def _checked_source(data_url: str) -> str:
@@ -110,37 +88,16 @@ def _load_first(
     for source in sources:
         shown = without_secrets(source)
         logger.info(f"loading PTB from {shown} into {directory}")
-        result = _attempt(source, sha256)
-        if not isinstance(result, str):
-            return result
-        logger.info(f"{shown}: {result}")
-        failures.append(f"{shown}: {result}")
+        try:
+            return _load(source, sha256)
+        except Exception as error:  # broken answers cause errors of many types in `requests`
+            logger.info(f"{shown}: {_reason(error)}")
+            failures.append(f"{shown}: {_reason(error)}")
     raise RunError(
         f"no source provided the PTB corpus ({'; '.join(failures)}); give a different source with"
         f" --data_url (an address or the path of simple-examples.tgz), or put"
         f" {', '.join(sha256)} into {directory}"
     )
-
-
-def _attempt(source: str, sha256: Mapping[str, str]) -> dict[str, bytes] | str:
-    """Return the verified files of a source, or the reason why it did not provide them.
-
-    A server can keep `requests` busy forever, for example by sending one byte per second. In this
-    case, the thread is abandoned.
-    """
-    results: queue.SimpleQueue[dict[str, bytes] | str] = queue.SimpleQueue()
-
-    def load() -> None:
-        try:
-            results.put(_load(source, sha256))
-        except Exception as error:  # malicious answers cause errors of many types in `requests`
-            results.put(_reason(error))
-
-    threading.Thread(target=load, daemon=True).start()
-    try:
-        return results.get(timeout=SOURCE_SECONDS)
-    except queue.Empty:
-        return f"not finished after {SOURCE_SECONDS:g} seconds"
 
 
 def _reason(error: BaseException) -> str:
@@ -166,62 +123,38 @@ def _load(source: str, sha256: Mapping[str, str]) -> dict[str, bytes]:
     return contents
 
 
-class _Session(requests.Session):
-    def get_redirect_target(self, resp: requests.Response) -> None:
-        """Do not follow redirects, because `requests` would read their bodies without a limit."""
-
-
 def _read(source: str, max_bytes: int) -> bytes:
     """Read an http(s) address or a local file."""
     if "://" not in source:
         with open(source, "rb") as file:
             return file.read(max_bytes)
-    # Without this header, a server may compress the file again and send a different length.
-    headers = {"Accept-Encoding": "identity"}
-    timeouts = (CONNECT_SECONDS, READ_SECONDS)
-    with _Session() as session:
-        for _ in range(_MAX_REDIRECTS):
-            with session.get(source, headers=headers, stream=True, timeout=timeouts) as response:
-                if not response.is_redirect:
-                    return _read_body(response, max_bytes)
-                source = urljoin(source, response.headers["Location"])
-    raise SourceError(f"more than {_MAX_REDIRECTS} redirects")
-
-
-def _read_body(response: requests.Response, max_bytes: int) -> bytes:
-    if response.status_code != 200:
-        raise SourceError(f"HTTP {response.status_code}")
-    if "Transfer-Encoding" in response.headers:  # a chunk of length -1 would have no limit
-        raise SourceError("chunked answers are not supported")
-    content = bytearray()
-    with ReadProgress("downloading", response.raw.length_remaining) as progress:
-        # Some servers label a .tgz "Content-Encoding: gzip". It must not be unpacked here.
-        for block in response.raw.stream(_BLOCK_BYTES, decode_content=False):
-            content += block
-            progress.show(len(content))
-            if len(content) > max_bytes:
-                raise SourceError(f"the download has more than {max_bytes} bytes")
+    content, deadline = bytearray(), time.monotonic() + SOURCE_SECONDS
+    with requests.get(source, stream=True, timeout=(CONNECT_SECONDS, READ_SECONDS)) as response:
+        if response.status_code != 200:
+            raise SourceError(f"HTTP {response.status_code}")
+        size = int(response.headers.get("Content-Length", 0))
+        with ReadProgress("downloading", size) as progress:
+            for block in response.iter_content(_BLOCK_BYTES):
+                content += block
+                progress.show(len(content))
+                if len(content) > max_bytes:
+                    raise SourceError(f"the download has more than {max_bytes} bytes")
+                if time.monotonic() > deadline:
+                    raise SourceError(f"not finished after {SOURCE_SECONDS:g} seconds")
     return bytes(content)
 
 
 def _unpack(archive: bytes, names: Collection[str]) -> dict[str, bytes]:
-    """Read the regular files with these names, in any directory, from an untrusted .tgz.
-
-    A malicious archive can keep Python's `tarfile` busy forever. PTB needs only plain headers.
-    """
+    """Read the regular files with these names, in any directory of an archive."""
     contents = {}
     try:
-        with gzip.GzipFile(fileobj=io.BytesIO(archive)) as tar:
-            while (header := tar.read(_TAR_BLOCK_BYTES)).strip(b"\0"):
-                size = int(header[124:136].strip(b" \0") or b"0", 8)
-                if not 0 <= size <= MAX_UNPACKED_BYTES - tar.tell():
-                    raise SourceError(f"the archive has more than {MAX_UNPACKED_BYTES} bytes")
-                content = tar.read(-(-size // _TAR_BLOCK_BYTES) * _TAR_BLOCK_BYTES)[:size]
-                name = os.path.basename(header[:100].partition(b"\0")[0]).decode(errors="replace")
-                if name in names and header[156:157] in b"0\0":
-                    contents[name] = content
-    except (OSError, EOFError, ValueError, zlib.error) as error:
-        raise SourceError(f"not a complete .tgz archive ({first_line(error)})") from error
+        with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+            for member in tar:
+                name = os.path.basename(member.name)
+                if name in names and member.isreg():
+                    contents[name] = tar.extractfile(member).read(MAX_FILE_BYTES)
+    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
+        raise SourceError("not a complete .tgz archive") from error
     missing = [name for name in names if name not in contents]
     if missing:
         raise SourceError(f"the archive does not contain {', '.join(missing)}")

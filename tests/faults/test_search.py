@@ -38,8 +38,8 @@ trap 'end stopped; exit 143' USR2
 for ((epoch = $(grep -c valid metrics.jsonl 2>/dev/null) + 1; epoch <= 5; epoch++)); do
     sleep 0.1
     place='"step": '$epoch', "epoch": '$epoch', "epochs": '$epoch
-    speed='"epoch_seconds": 1.0, "tokens_per_second": 1.0'
-    echo '{"event": "epoch", '$place', '$speed', "valid_perplexity": 1'$epoch$rate'}' >>metrics.jsonl
+    facts='"epoch_seconds": 1.0, "tokens_per_second": 1.0, "valid_perplexity": 1'$epoch$rate
+    echo '{"event": "epoch", '$place', '$facts'}' >>metrics.jsonl
 done
 end finished
 """
