@@ -1,6 +1,5 @@
 """The results of a search: the config file of the best trial, and a line for each trial."""
 
-import ast
 import os
 import pathlib
 import shlex
@@ -23,13 +22,11 @@ STATES = {
     TrialState.FAIL: "failed",
 }
 
-_DOCSTRING = b'"""The best config of a search. It is defined at the end of this file."""\n'
-
 # Appended to the config file of the search. The text is ASCII, which all encodings contain. The
 # values are literals, and the command is printable, so that they cannot become code.
 _BEST = '''
 
-# Trial {number:d} of the search: validation perplexity {value:.2f}.
+# The best config, trial {number:d} of a search: validation perplexity {value:.2f}.
 # {command}
 _original_config = get_config()
 
@@ -57,7 +54,7 @@ def write_best(search: Search) -> str:
             command="".join(c if c.isprintable() else ascii(c)[1:-1] for c in command),
             fields="\n".join(f"        {name!a}: {value!a}," for name, value in values),
         )
-        source = _with_docstring(pathlib.Path(search.file.path).read_bytes())
+        source = pathlib.Path(search.file.path).read_bytes()
         write_atomically(path, source + text.encode("ascii", "backslashreplace"))
     return path
 
@@ -68,16 +65,6 @@ def best_command(directory: str, settings: Settings) -> str:
     options.pop("max_steps", None)  # limits only the trials
     path = os.path.join(directory, BEST_FILE)
     return shlex.join(["python", "-m", "lm.train", "--config", path, *as_flags(options)])
-
-
-def _with_docstring(source: bytes) -> bytes:
-    """Replace the docstring of a config file, which describes a different config."""
-    tree = ast.parse(source)
-    if ast.get_docstring(tree) is None or tree.body[0].end_lineno == tree.body[1].lineno:
-        return source
-    first = tree.body[0]
-    lines = source.splitlines(keepends=True)
-    return b"".join([*lines[: first.lineno - 1], _DOCSTRING, *lines[first.end_lineno :]])
 
 
 def progress_line(trial: FrozenTrial) -> str:

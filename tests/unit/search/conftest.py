@@ -22,7 +22,8 @@ event() {{ echo "{{\\"event\\": $1}}" >>metrics.jsonl; }}
 end() {{ event "\\"end\\", \\"outcome\\": \\"$1\\", \\"reason\\": \\"$2\\""; }}
 value() {{ echo "\\"valid_perplexity\\": $((1000 / ${{rate%.*}}))"; }}
 times="\\"epoch_seconds\\": 1, \\"tokens_per_second\\": 1"
-epoch() {{ event "\\"epoch\\", \\"step\\": $1, \\"epoch\\": $1, $(value), $times"; }}
+steps() {{ echo "\\"step\\": $1, \\"epoch\\": $1, \\"epochs\\": $1"; }}
+epoch() {{ event "\\"epoch\\", $(steps $1), $(value), $times"; }}
 fail() {{ end failed "$1"; exit ${{2:-1}}; }}
 trap 'echo saved >>starts; end stopped; exit 143' USR2
 echo start >>starts

@@ -1,6 +1,5 @@
 """A search directory: what is checked, kept and resumed, and its best config."""
 
-import ast
 import contextlib
 import dataclasses
 import json
@@ -171,7 +170,6 @@ def test_best_has_the_config_and_the_network_of_the_trial(tmp_path, name, line_e
     assert best.functions.by_name.keys() == file.functions.by_name.keys()
     assert dataclasses.fields(best.config)[-1].name == dataclasses.fields(file.config)[-1].name
     source = (directory / "best.py").read_text()
-    assert ast.get_docstring(ast.parse(source)).startswith("The best config of a search.")
     command = shlex.split(re.search("# (python .*)", source).group(1))
     shown = str(directory).replace(line_end, ascii(line_end)[1:-1])
     assert command[3:] == ["--config", f"{shown}/best.py", f"--data_path={shown}"]
