@@ -121,8 +121,6 @@ def _check_range(field: dataclasses.Field, value: Any) -> None:
     for limit, bound in limits_of(field, type(value)).items():
         is_valid, words = _RANGE_CHECKS[limit]
         if not is_valid(value, bound):
-            if type(value) is int and abs(value) > 10**30:
-                value = f"{'-' * (value < 0)}10^{math.log10(abs(value)):.0f}"
             raise UserError(f"{field.name} must be {words} {bound}, not {value}")
 
 

@@ -23,7 +23,6 @@ from lm.record import CorpusRecord, load_record
 
 _DEFAULT_DATA_PATH = "data"
 _BLOCK = 1 << 18  # token IDs
-_FEW_TOKENS = 100  # of a split
 _MAX_NAMES = 10  # in a message
 # Files that suggest that a directory contains a corpus of the user.
 _TEXT_NAME = re.compile(
@@ -243,14 +242,8 @@ def _find_or_download(data_path: str, data_url: str | None) -> tuple[str, dict[s
     if _REQUIRED <= own.keys() and not ptb:
         return "text", own
     found = _texts_in(data_path)
-    names = [os.path.basename(source.path) for source in ptb.values()]
-    unpublished = [
-        name
-        for name in names
-        if sha256_of_text([Part(os.path.join(data_path, name))]) != PTB_SHA256.get(name)
-    ]
     # PTB must not complete a text of the user. An address asks for PTB beside other files.
-    if own or unpublished or (not data_url and any(name not in names for name in found)):
+    if own or (not data_url and not PTB_SHA256.keys() >= set(found)):
         found = found or sorted(os.path.basename(source.path) for source in own.values())
         raise UserError(
             f"{data_path} contains {', '.join(found)}, but a corpus is either train.txt, valid.txt"
@@ -274,9 +267,6 @@ def _log_sizes(kind: str, data_path: str, encoded: EncodedCorpus) -> None:
     for split, facts in encoded.splits.items():
         if facts.unknown:
             logger.info(f"{split}: {facts.unknown:,} unknown words became {UNK}")
-    for split, ids in encoded.ids.items():
-        if len(ids) < _FEW_TOKENS:
-            logger.warning(f"{split} has only {len(ids)} tokens: its perplexity says little")
     unk_id, train = tokenizer.unk_id, encoded.ids["train"]
     blocks = (train[first : first + _BLOCK] for first in range(0, len(train), _BLOCK))
     if isinstance(tokenizer, Words) and unk_id is not None:

@@ -20,7 +20,6 @@ from lm.errors import UserError, error_class
 from lm.perplexity import TextSize
 
 BLOCK_BYTES = 1 << 18
-_MOST_RETURNS = 100  # largest number of CR in a text that has no line end
 
 
 class Part(NamedTuple):
@@ -132,18 +131,16 @@ def decode_blocks(blocks: Iterable[Block]) -> Iterator[Block]:
     """Decode blocks of UTF-8 into blocks of characters.
 
     Raises:
-      UserError: If the text is not valid UTF-8, if it contains only white space, or if all line
-        ends are CR. The message contains the path and usually the line.
+      UserError: If the text is not valid UTF-8, or if it contains only white space. The message
+        contains the path and usually the line.
     """
     decoder = codecs.getincrementaldecoder("utf-8")()
-    has_words, has_line_end, num_returns = False, False, 0
+    has_words = False
     for block in blocks:
         data = block.data.removeprefix(codecs.BOM_UTF8) if block.is_first else block.data
         with _located(block):
             check_nul(data)
             text = decoder.decode(data)
-        num_returns += text.count("\r")
-        has_line_end = has_line_end or "\n" in text
         has_words = has_words or bool(text and not text.isspace())
         yield block._replace(data=text)
     path, line = block.part.path, block.line + block.data.count(b"\n")
@@ -151,8 +148,6 @@ def decode_blocks(blocks: Iterable[Block]) -> Iterator[Block]:
         decoder.decode(b"", final=True)
     if not has_words:
         raise UserError(f"{path}, line {line}: the file does not contain any words")
-    if not has_line_end and num_returns > _MOST_RETURNS:
-        raise UserError(f"{path} has line ends of CR only: convert it with tr '\\r' '\\n'")
 
 
 @contextlib.contextmanager

@@ -44,11 +44,11 @@ def test_every_integer_option_has_an_upper_limit():
             name, most = field.name, limit(cls, field.name)
             others = {"num_words": most} if name == "num_successors" else {}
             assert getattr(cls(**{name: most}, **others), name) == most
-            for value, shown in ((most + 1, str(most + 1)), (TOO_MANY, "10^400")):
+            for value, shown in ((most + 1, str(most + 1)), (TOO_MANY, str(TOO_MANY))):
                 with pytest.raises(UserError) as error:
                     cls(**{name: value})
                 assert str(error.value) == f"{name} must be at most {most}, not {shown}"
-            with pytest.raises(UserError, match=f"{name} must be at least [0-9]+, not -10\\^400$"):
+            with pytest.raises(UserError, match=f"{name} must be at least [0-9]+, not -10+$"):
                 cls(**{name: -TOO_MANY})
             checked.add((cls.__name__, name))
     assert {("SearchOptions", "trials"), ("Sampling", "num_words"), ("ScoreOptions", "batch_size"),

@@ -18,7 +18,6 @@ LINES = "the cat sat on a mat\n" * 50
     [
         ({}, None),
         ({"train": LINES.replace("\n", "\r\n")}, None),
-        ({"valid": "the cat\n" * 3}, "valid has only 9 tokens: its perplexity says little"),
         ({"train": LINES.replace("sat", "sat <eos>")}, "contains <eos> 50 times"),
         ({"valid": LINES + "zebra\n"}, "<unk> never occurs in train"),
     ],
@@ -31,19 +30,9 @@ def test_a_suspicious_text_is_one_line_of_advice(tmp_path, caplog, texts, advice
     assert advice is None or advice in caplog.text
 
 
-@pytest.mark.parametrize(
-    "text, message",
-    [
-        (
-            LINES.replace("\n", "\r") * 3,
-            "has line ends of CR only: convert it with tr ",
-        ),
-        (LINES.encode("utf-16-le"), "line 1: byte 0x00 is not valid UTF-8, so convert"),
-    ],
-)
-def test_a_text_in_the_wrong_format_is_an_error(tmp_path, text, message):
-    with pytest.raises(UserError, match=message):
-        load_corpus(write(tmp_path / "d", train=text))
+def test_a_text_in_utf_16_is_an_error(tmp_path):
+    with pytest.raises(UserError, match="line 1: byte 0x00 is not valid UTF-8, so convert"):
+        load_corpus(write(tmp_path / "d", train=LINES.encode("utf-16-le")))
 
 
 @pytest.mark.parametrize("size, is_valid", [(300_000, True), (500_000, False)])
