@@ -1,13 +1,11 @@
 """The directory of a run: used by one job at a time, and never by a second run."""
 
 import contextlib
-import functools
 import itertools
 import os
 import pathlib
 import tempfile
 import time
-from collections.abc import Callable
 from typing import NamedTuple
 
 from lm import logger
@@ -37,7 +35,6 @@ class RunDir(NamedTuple):
 
     path: str
     checkpoint: Checkpoint | None  # the checkpoint to resume from; None starts a new run
-    discard: Callable[[], None] = lambda: None  # removes a new directory without a run
 
 
 def open_run_dir(
@@ -51,14 +48,14 @@ def open_run_dir(
     output_dir, resume = options.output_dir, options.resume
     if resume and not output_dir:
         raise UserError("--resume needs --output_dir, the directory of the run to continue")
-    path, discard = _make_and_lock(output_dir, record.config["name"], stack)
+    path = _make_and_lock(output_dir, record.config["name"], stack)
     if not resume:
         if store.list_checkpoints(path) or os.path.exists(os.path.join(path, RUN_FILE)):
             raise UserError(
                 f"output_dir {path} already contains a run: add --resume, or choose a"
                 " different directory"
             )
-        return RunDir(path, None, discard)
+        return RunDir(path, None)
     store.remove_temporary(path)
     checkpoint = store.find_newest(path)
     if checkpoint:
@@ -70,13 +67,11 @@ def open_run_dir(
         )
     else:
         logger.warning("no checkpoint in %s: starting a new run", path)
-    return RunDir(path, checkpoint, discard)
+    return RunDir(path, checkpoint)
 
 
-def _make_and_lock(
-    output_dir: str | None, name: str, stack: contextlib.ExitStack
-) -> tuple[str, Callable[[], None]]:
-    """Return the directory, and a function that removes it if it is new and unused."""
+def _make_and_lock(output_dir: str | None, name: str, stack: contextlib.ExitStack) -> str:
+    """Return the directory. Closing `stack` removes it if it is new and unused."""
     deadline = time.monotonic() + _LOCK_SECONDS
     path = output_dir
     try:
@@ -91,13 +86,13 @@ def _make_and_lock(
                 # Not a user error: a later attempt may succeed.
                 raise RunError(f"another job is using output_dir {path}")
             time.sleep(0.1)
-        discard = functools.partial(_remove_if_unused, path) if is_new else lambda: None
-        stack.callback(discard)
+        if is_new:
+            stack.callback(_remove_if_unused, path)
         for place in filter(os.path.exists, (path, os.path.join(path, CHECKPOINTS_DIR))):
             tempfile.TemporaryFile(dir=place).close()  # fail now, not after the first epoch
     except OSError as error:
         raise error_class(error)(f"cannot write to output_dir {path}: {error.strerror}") from error
-    return path, discard
+    return path
 
 
 def _make(output_dir: str | None, name: str) -> tuple[str, bool]:

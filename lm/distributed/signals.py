@@ -12,7 +12,6 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -56,7 +55,6 @@ class Signals:
         self._speaks, self._is_deferred = speaks, False
         self._saved_at = -_SAME_REQUEST_SECONDS
         self._num_interrupts = 0
-        self.discard: Callable[[], None] = lambda: None  # called before an end without a save
         self._end = threading.Timer(_END_SECONDS, self._end_unless_deferred)
         self._end.daemon = True
         self._previous: dict[int, Any] = {}
@@ -121,8 +119,6 @@ class Signals:
 
     def _end_unless_deferred(self) -> None:
         if not self._is_deferred:
-            with contextlib.suppress(OSError):
-                self.discard()
             self._exit(stopped_by(self.stop))
 
     def _exit(self, message: str) -> NoReturn:

@@ -80,7 +80,6 @@ def prepare(
             if options.init_from and not run_dir.checkpoint:
                 source = find_source(options)
             record = dataclasses.replace(record, init_from=_init_record(run_dir, source))
-            supervisor.signals.discard = run_dir.discard
     job = Job(
         config=config,
         options=options,
