@@ -17,15 +17,7 @@ class Part(NamedTuple):
 
     name: str
     array: np.ndarray
-    shape: Sequence[int]  # of the whole tensor
-    first_row: int = 0
-
-    @property
-    def slice_spec(self) -> str:
-        """The rows in the notation of TensorFlow, or "" for the whole tensor."""
-        if self.array.shape == tuple(self.shape):
-            return ""
-        return slice_spec(self.shape, self.first_row, len(self.array))
+    slice_spec: str = ""  # the rows in the notation of TensorFlow, or "" for the whole tensor
 
 
 Group = Sequence[Part]  # is in memory at one time, and is written to one data file
@@ -39,7 +31,7 @@ def slice_spec(shape: Sequence[int], first_row: int, num_rows: int) -> str:
 
 def whole(arrays: Mapping[str, np.ndarray]) -> Group:
     """Return a group with each array as one part."""
-    return [Part(name, array, array.shape) for name, array in arrays.items()]
+    return [Part(name, array) for name, array in arrays.items()]
 
 
 def average_name(weight: str) -> str:

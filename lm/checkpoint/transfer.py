@@ -159,8 +159,7 @@ class VariableReader:
         for number, group in enumerate(self._groups, start=1):
             arrays = session.run([tensor for _, tensor in group])
             parts = [
-                Part(rows.name, array, rows.shape, rows.first_row)
-                for (rows, _), array in zip(group, arrays)
+                Part(rows.name, array, rows.slice_spec) for (rows, _), array in zip(group, arrays)
             ]
             yield parts if number < len(self._groups) else [*parts, *whole(others or {})]
 

@@ -47,9 +47,12 @@ def iterate_events(run_dir: str, damaged: dict[int, str]) -> Iterator[Event]:
 
 
 def describe_damage(run_dir: str, damaged: Mapping[int, str]) -> str | None:
-    """Return a warning about damaged lines (number and reason), or None if there are none."""
-    description = _describe(run_dir, damaged)
-    return description and f"{description}; ignoring them"
+    """Describe damaged lines, given their numbers and reasons; return None if there are none."""
+    for number, reason in damaged.items():
+        count = f"{len(damaged)} damaged line{'s' * (len(damaged) > 1)}"
+        path = os.path.join(run_dir, METRICS_FILE)
+        return f"{path} has {count}, the first is line {number} ({reason})"
+    return None
 
 
 def drop_events_after(run_dir: str, step: int, epochs_done: int, last_validation: int) -> None:
@@ -67,7 +70,7 @@ def drop_events_after(run_dir: str, step: int, epochs_done: int, last_validation
         if damaged:
             with open(aside, "ab") as file_aside:
                 file_aside.writelines(lines[number - 1] for number in damaged)
-            logger.warning("%s; moved them to %s", _describe(run_dir, damaged), aside)
+            logger.warning("%s; moved them to %s", describe_damage(run_dir, damaged), aside)
         if len(kept) < len(lines):
             write_atomically(path, b"".join(kept))
 
@@ -102,14 +105,6 @@ def _check(event: Event) -> None:
             is_valid = is_number or kind not in _OF_NUMBERS
         if not is_valid:
             raise ValueError(f"{name} is {value!r:.40}")
-
-
-def _describe(run_dir: str, damaged: Mapping[int, str]) -> str | None:
-    for number, reason in damaged.items():
-        count = f"{len(damaged)} damaged line{'s' * (len(damaged) > 1)}"
-        path = os.path.join(run_dir, METRICS_FILE)
-        return f"{path} has {count}, the first is line {number} ({reason})"
-    return None
 
 
 def _is_before(event: Event, last: Mapping[str, int]) -> bool:
