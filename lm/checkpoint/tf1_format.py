@@ -1,7 +1,7 @@
 """Checkpoints of TF 1.x programs, in the format of `tf.train.Saver`.
 
 A checkpoint is named by its prefix, such as `save/model.ckpt-4100`. Its files are `PREFIX.index`
-and `PREFIX.data-*`, or `PREFIX` in the format of TensorFlow before 0.12.
+and `PREFIX.data-*`.
 """
 
 import glob
@@ -30,7 +30,7 @@ def find(path: str) -> str | None:
     """
     if not os.path.isdir(path):
         prefix = _FILE.sub("", os.path.abspath(path))
-        return prefix if _exists(prefix) else None
+        return prefix if os.path.isfile(f"{prefix}.index") else None
     with read_errors(os.path.join(path, "checkpoint")):
         state = tf.train.get_checkpoint_state(path)
     if state is None:
@@ -38,7 +38,7 @@ def find(path: str) -> str | None:
     # The directory may have been moved or copied since the program wrote the file.
     here = os.path.abspath(os.path.join(path, os.path.basename(state.model_checkpoint_path)))
     for prefix in (here, os.path.abspath(state.model_checkpoint_path)):
-        if _exists(prefix):
+        if os.path.isfile(f"{prefix}.index"):
             return prefix
     raise UserError(
         f"{os.path.join(path, 'checkpoint')} names {state.model_checkpoint_path}, but"
@@ -46,14 +46,10 @@ def find(path: str) -> str | None:
     )
 
 
-def _exists(prefix: str) -> bool:
-    return os.path.isfile(f"{prefix}.index") or os.path.isfile(prefix)
-
-
 def checksums(prefix: str) -> dict[str, str]:
     """Return the SHA-256 of each file with values or names, by file name."""
     paths = glob.glob(f"{glob.escape(prefix)}.index") + glob.glob(f"{glob.escape(prefix)}.data-*")
-    return {os.path.basename(path): sha256_of(path) for path in sorted(paths) or [prefix]}
+    return {os.path.basename(path): sha256_of(path) for path in sorted(paths)}
 
 
 def program_names(
