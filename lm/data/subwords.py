@@ -270,14 +270,12 @@ class _HuggingFace(_Subwords):
 
 def _gpt2(files: Mapping[str, bytes]) -> Any:
     """Return the tokenizer of GPT-2's release."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from tokenizers import ByteLevelBPETokenizer
 
     vocabulary, merges = (files[name].decode() for name in _GPT2)
     lines = [line for line in merges.splitlines() if line and not line.startswith("#version")]
     pairs = [tuple(line.split(" ")) for line in lines]
-    model = Tokenizer(models.BPE(vocab=json.loads(vocabulary), merges=pairs))
-    model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    model.decoder = decoders.ByteLevel()
+    model = ByteLevelBPETokenizer(json.loads(vocabulary), pairs)
     model.add_special_tokens([name for name in _SEPARATORS if model.token_to_id(name) is not None])
     return model
 
