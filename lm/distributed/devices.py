@@ -118,4 +118,7 @@ def _threads_config(intra_op: int, inter_op: int) -> tf.ConfigProto:
     )
     # With this optimization, results of some networks differ between runs of the same graph.
     config.graph_options.rewrite_options.memory_optimization = RewriterConfig.NO_MEM_OPT
+    # A session keeps folded constants until its end, and initial zeros are as large as variables.
+    config.graph_options.rewrite_options.experimental_disable_compressed_tensor_optimization = True
+    config.graph_options.optimizer_options.max_folded_constant_in_bytes = 2**20
     return config

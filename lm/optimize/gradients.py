@@ -77,7 +77,7 @@ def exchange_gradients(
         shape = variable.shape.as_list()
         if is_sparse(gradient) and dense_is_smaller(shape[0], num_tokens):
             gradient = sum_rows(gradient, shape, micro_batches)
-        return local_sums.add(gradient) if local_sums else gradient
+        return local_sums.sum(gradient) if local_sums else gradient
 
     variables = tf.trainable_variables()
     separate_reductions = [r for r in separate_reductions if _reaches(r, variables)]

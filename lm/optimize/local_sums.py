@@ -1,50 +1,70 @@
-"""Sums over the windows of the local rows, which are added up outside of the graph."""
+"""Sums over the windows of the local rows, each of which is a call of session.run.
 
-from typing import NamedTuple
+The session holds the tensors of a window and their sums under a key (MapStage), so they are never
+copied to NumPy. The key of a sum is the key of its first window.
+"""
 
-import numpy as np
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import tensorflow.compat.v1 as tf
 
-from lm.optimize.sparse import (
-    Gradient,
-    is_sparse,
-)
+from lm.optimize.sparse import Gradient, is_sparse
+
+_Operator = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
 
-class LocalSums(NamedTuple):
-    """Tensors that are computed for each part of the local rows, and added up outside the graph.
+class LocalSums:
+    """Tensors that are computed for each window of the local rows, and added up.
 
-    Both lists have the same structure. A sparse gradient is a pair, values and indices, because
-    TensorFlow does not allow to feed the shape.
+    Attributes:
+      of_window: What a window computes: its key, and the ops that hold its tensors.
     """
 
-    of_part: list[tf.Tensor | tuple[tf.Tensor, tf.Tensor]]
-    sum_phs: list[tf.Tensor | tuple[tf.Tensor, tf.Tensor]]
+    def __init__(self, window_key: tf.Tensor):
+        self._window_key, self._hold_ops, self._add_ops = window_key, [], []
+        self.of_window = tf.identity(window_key), self._hold_ops
+        self._first_ph, self._second_ph, self._sum_ph = (
+            tf.placeholder(tf.int64, [], f"{name}_key") for name in ("first", "second", "sum")
+        )
 
-    def add(self, tensor: Gradient) -> Gradient:
-        """Add a tensor of a part, and return the placeholder of its sum."""
+    def sum(self, tensor: Gradient) -> Gradient:
+        """Return the sum of a tensor over the windows; a sparse gradient lists all their rows."""
         if not is_sparse(tensor):
-            self.of_part.append(tensor)
-            self.sum_phs.append(tf.placeholder(tensor.dtype, tensor.shape))
-            return self.sum_phs[-1]
-        self.of_part.append((tensor.values, tensor.indices))
-        values_ph = tf.placeholder(tensor.dtype, [None, *tensor.values.shape[1:]])
-        indices_ph = tf.placeholder(tensor.indices.dtype, [None])
-        self.sum_phs.append((values_ph, indices_ph))
-        return tf.IndexedSlices(values_ph, indices_ph, tensor.dense_shape)
+            (total,) = self._sum([tensor], tf.add)
+            total.set_shape(tensor.shape)
+            return total
+        values, indices = self._sum([tensor.values, tensor.indices], _concat)
+        values.set_shape([None, *tensor.values.shape[1:]])
+        indices.set_shape([None])
+        return tf.IndexedSlices(values, indices, tensor.dense_shape)
 
-    def feed(self, sums: list) -> dict[tf.Tensor, np.ndarray]:
-        pairs = zip(self.sum_phs, sums)
-        return {
-            placeholder: value
-            for ph, found in pairs
-            for placeholder, value in (zip(ph, found) if isinstance(ph, tuple) else [(ph, found)])
-        }
+    def _sum(self, tensors: Sequence[tf.Tensor], operator: _Operator) -> list[tf.Tensor]:
+        name, dtypes = f"sum_{len(self._hold_ops)}", [tensor.dtype for tensor in tensors]
+        indices = list(range(len(tensors)))
+
+        def hold(key: tf.Tensor, values: Sequence[tf.Tensor]) -> tf.Operation:
+            return tf.raw_ops.MapStage(
+                key=key, indices=indices, values=values, dtypes=dtypes, shared_name=name
+            )
+
+        def take(key: tf.Tensor) -> list[tf.Tensor]:
+            return tf.raw_ops.MapUnstage(key=key, indices=indices, dtypes=dtypes, shared_name=name)
+
+        self._hold_ops.append(hold(self._window_key, tensors))
+        pairs = zip(take(self._first_ph), take(self._second_ph))
+        self._add_ops.append(hold(self._first_ph, [operator(*pair) for pair in pairs]))
+        return take(self._sum_ph)
+
+    def add(self, run: Callable, first: Any, second: Any) -> Any:
+        """Add two neighbors, given what was fetched for each. Return what stands for their sum."""
+        run(self._add_ops, {self._first_ph: first[0], self._second_ph: second[0]})
+        return first
+
+    def feed(self, total: Any) -> dict[tf.Tensor, Any]:
+        """Return the feed of a call of session.run that uses the sums."""
+        return {self._sum_ph: total[0]}
 
 
-def add_sums(first: list, second: list) -> list:
-    """Add the values of `LocalSums.of_part` of two parts: sparse gradients are concatenated."""
-    return [
-        tuple(map(np.concatenate, zip(one, two))) if isinstance(one, tuple) else one + two
-        for one, two in zip(first, second)
-    ]
+def _concat(first: tf.Tensor, second: tf.Tensor) -> tf.Tensor:
+    return tf.concat([first, second], axis=0)

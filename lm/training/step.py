@@ -1,5 +1,6 @@
 """The graph of a training step, which is equal on all ranks, and the execution of steps."""
 
+import functools
 import math
 import sys
 from typing import NamedTuple
@@ -15,7 +16,7 @@ from lm.model.variables import freeze
 from lm.model.windows import Run, WindowGraph, WindowRunner, build_window_graph
 from lm.optimize.algorithms import REPLACED
 from lm.optimize.gradients import exchange_gradients
-from lm.optimize.local_sums import LocalSums, add_sums
+from lm.optimize.local_sums import LocalSums
 from lm.optimize.optimizer import Update, build_update
 from lm.perplexity import MAX_MEAN_NLL, NllSum
 
@@ -102,8 +103,8 @@ def build_train_graph(network: Network, comm: Communicator, division: Division) 
         dropout_step = tf.identity(global_step)
     window = build_window_graph(network, division.rows, "train", dropout_step)
     freeze(config.trainable)
-    local_sums = LocalSums([], []) if division.sums_outside else None
-    sum_locally = local_sums.add if local_sums else tf.identity
+    local_sums = LocalSums(window.first_row_ph) if division.sums_outside else None
+    sum_locally = local_sums.sum if local_sums else tf.identity
     nll_sum = sum_locally(window.nll_sum)
     changes = [sum_locally(update.change) for update in window.updates]
     # The requests are summed with the loss, so all ranks receive them at the same step.
@@ -150,8 +151,9 @@ def run_step(
     if local_sums is None:
         found = runner.run(run, fetches, inputs, targets, feed)
     else:
-        sums = runner.run(run, local_sums.of_part, inputs, targets, {}, add_sums)
-        found = run(fetches, {**feed, **local_sums.feed(sums)})
+        add = functools.partial(local_sums.add, run)
+        total = runner.run(run, local_sums.of_window, inputs, targets, {}, add)
+        found = run(fetches, {**feed, **local_sums.feed(total)})
     (nats, *requested), grad_norm, exchange_seconds, _ = found
     return StepResult(
         nll=NllSum(float(nats), graph.num_tokens),
