@@ -63,10 +63,8 @@ def parse(argv: Sequence[str], command: str) -> tuple[Config, Options]:
     module, kind = _COMMANDS[command]
     arguments = parser.parse(argv, module.__doc__, kind, Config)
     config, options, file = arguments[Config], arguments[kind], arguments.config_file
-    if not file.functions.is_built_in and (command != "step" or options.peers):
-        raise UserError(
-            f"{file.path} defines a network: only `step` without --peers can measure it"
-        )
+    if not file.functions.is_built_in and command != "step":
+        raise UserError(f"{file.path} defines a network, which only `step` can measure")
     options.check(config)
     os.makedirs(options.out, exist_ok=True)  # fail before hours of measurements
     return config, options

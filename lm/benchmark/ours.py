@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from lm import kernels
-from lm.benchmark.workload import Step, StepResult, initial_weight
+from lm.benchmark.workload import Step, StepResult, initial_weight, network_of
 from lm.config import Config
 from lm.data.batches import rows_of_rank
 from lm.distributed.communicator import Communicator
@@ -31,8 +31,8 @@ def build_step(
 ) -> tuple[Step, dict[str, Any]]:
     """Build the training step of `lm.train`, and return the step and facts about it.
 
-    The facts are the `device`, the `kernels` and the `shapes` of the trainable variables. The
-    shapes are empty for a user-defined network, whose products are unknown.
+    The facts are the `device`, the `kernels`, the `shapes` of the trainable variables and the
+    `network` of the peers, which starts with the weights of the peers.
     """
     is_built_in = functions.is_built_in
     device = start_tensorflow(comm, threads, divides_operations=is_built_in)
@@ -47,9 +47,10 @@ def build_step(
         broadcast = comm.broadcast_variables()
         session = tf.train.SingularMonitoredSession(config=session_config(device)).raw_session()
         session.run(broadcast)
-        weights = tf.trainable_variables() if is_built_in else []
+        weights = tf.trainable_variables()
         shapes = {weight.op.name: weight.shape.as_list() for weight in weights}
-        for weight in weights:
+        peer_network = network_of(shapes)
+        for weight in weights if peer_network else []:
             weight.load(initial_weight(config, weight.op.name, weight.shape), session)
 
     def step(inputs: np.ndarray, targets: np.ndarray) -> StepResult:
@@ -60,7 +61,8 @@ def build_step(
         loss = result.nll.nats / config.batch_size
         return StepResult(loss, result.grad_norm, result.exchange_seconds)
 
-    return step, {"device": device.name, "kernels": kernels.description(), "shapes": shapes}
+    facts = {"device": device.name, "kernels": kernels.description(), "shapes": shapes}
+    return step, {**facts, "network": peer_network}
 
 
 def measure_gemm(precision: str, threads: int, comm: Communicator) -> dict[str, float]:

@@ -5,12 +5,12 @@ the stock softmax cross-entropy, gradients and optimizer. TensorFlow 2.18 lacks 
 this module contains the equations of the cell, with the same order of gates.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from lm.benchmark.workload import Step, StepResult, initial_weights
+from lm.benchmark.workload import Step, StepResult
 from lm.config import Config
 from lm.distributed.communicator import Communicator
 from lm.distributed.devices import session_config, start_tensorflow
@@ -70,16 +70,18 @@ def _unroll(inputs: Sequence[tf.Tensor], c, h, kernel, bias):
     return outputs, (c, h)
 
 
-def build_step(config: Config, vocab_size: int, variant: str, threads: int) -> Step:
-    """Build the training step; there is only one variant."""
+def build_step(
+    config: Config, weights: Mapping[str, np.ndarray], variant: str, threads: int
+) -> Step:
+    """Build the training step with these initial weights; there is only one variant."""
     # The tutorial left the number of parallel operations to TensorFlow, which uses all cores.
     sessions = session_config(start_tensorflow(Communicator(), threads, threads))
-    weights = initial_weights(config, vocab_size)
+    weights = dict(weights)
     for layer in range(config.num_layers):
         parts = [weights[f"lstm_{layer}/{name}"] for name in ("input_weights", "recurrent_weights")]
         weights[f"lstm_{layer}/kernel"] = np.concatenate(parts)
     with tf.Graph().as_default():
-        graph = TutorialGraph(config, vocab_size)
+        graph = TutorialGraph(config, len(weights["embedding"]))
         session = tf.Session(config=sessions)
         session.run(tf.global_variables_initializer())
         for variable in tf.trainable_variables():

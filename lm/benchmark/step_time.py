@@ -29,10 +29,10 @@ PEERS = {
 }  # fmt: skip
 
 NOT_IN_PEERS = (  # fields of Config that the peers do not implement
-    "embedding_init_scale", "embedding_size", "tie_weights", "embedding_keep_prob",
-    "adaptive_input", "output_keep_prob", "locked_dropout", "recurrent_keep_prob", "forget_bias",
-    "activation_penalty", "temporal_activation_penalty", "optimizer", "weight_decay",
-    "asgd_trigger_epochs", "ema_decay", "trainable", "reset_state",
+    "embedding_init_scale", "embedding_size", "embedding_keep_prob", "adaptive_input",
+    "output_keep_prob", "locked_dropout", "recurrent_keep_prob", "forget_bias",
+    "activation_penalty", "temporal_activation_penalty", "weight_decay", "asgd_trigger_epochs",
+    "ema_decay", "trainable", "reset_state",
 )  # fmt: skip
 
 
@@ -46,6 +46,8 @@ class StepOptions(Options):
         super().check(config)
         plain = Config()
         changed = [name for name in NOT_IN_PEERS if getattr(config, name) != getattr(plain, name)]
+        if config.optimizer not in ("sgd", "adam"):
+            changed.append("optimizer")
         if self.peers and changed:
             raise UserError(f"the peers do not support {', '.join(changed)}: leave out --peers")
 
@@ -53,19 +55,8 @@ class StepOptions(Options):
 def measure(config: Config, options: StepOptions) -> dict[str, Any]:
     """Measure all implementations and the GEMM peak in turn."""
     tasks = {"ours": Task(config), "gemm": Task(config, "gemm")}
-    if options.peers and config.precision == "bfloat16":
-        tasks["ours-float32"] = Task(dataclasses.replace(config, precision="float32"))
-    peers = PEERS[config.precision]
-    if (
-        config.adaptive_softmax_cutoffs
-    ):  # Only PyTorch has an adaptive softmax. It fails with autocast.
-        peers = ["torch"]
-    for name in peers if options.peers else []:
-        try:
-            run(Task(config, name), options)  # this run also fills the caches of torch.compile
-            tasks[name] = Task(config, name)
-        except RunError as error:
-            logger.warning("left out: %s", error)
+    if options.peers:
+        tasks |= _peer_tasks(config, options)
     results = take_turns(tasks, options)
     peaks = results.pop("gemm")["flops_per_second"]
     save_peak(config.precision, options.threads, max(peaks))
@@ -76,6 +67,32 @@ def measure(config: Config, options: StepOptions) -> dict[str, Any]:
         "gemm_gflops": median(peaks) / 1e9,
         "implementations": [_row(name, config, results[name], ours, peaks) for name in results],
     }
+
+
+def _peer_tasks(config: Config, options: StepOptions) -> dict[str, Task]:
+    """Return the tasks of the peers that work on this machine."""
+    tasks = {}
+    if config.precision == "bfloat16":
+        tasks["ours-float32"] = Task(dataclasses.replace(config, precision="float32"))
+    ours = run(Task(config), options)
+    peers = PEERS[config.precision]
+    if not ours["network"]:
+        raise UserError(
+            f"no peer implements a network with the weights {', '.join(ours['shapes'])}: leave out"
+            " --peers"
+        )
+    if config.adaptive_softmax_cutoffs:
+        peers = ["torch"]  # Only PyTorch has an adaptive softmax. It fails with autocast.
+    elif ours["network"] != "lstm" or config.tie_weights or config.optimizer != "sgd":
+        peers = [name for name in peers if name != "tensorflow"]  # not in the tutorial
+    for name in peers:
+        task = Task(config, name, shapes=ours["shapes"])
+        try:
+            run(task, options)  # this run also fills the caches of torch.compile
+            tasks[name] = task
+        except RunError as error:
+            logger.warning("left out: %s", error)
+    return tasks
 
 
 def _row(
@@ -97,12 +114,11 @@ def _row(
         "first_grad_norms": result["grad_norms"][0],
         "seconds_per_step": seconds,
     }
-    shapes = ours["shapes"][0]
     # The products of user-defined networks are unknown. The products of clusters depend on the
     # words.
-    if not shapes or config.adaptive_softmax_cutoffs:
+    if ours["network"][0] != "lstm" or config.adaptive_softmax_cutoffs:
         return row
     num_tokens = config.num_steps * config.batch_size
-    flops = num_tokens * flops_per_token(shapes, config.tie_weights)
+    flops = num_tokens * flops_per_token(ours["shapes"][0], config.tie_weights)
     shares = [flops / each / peak for each, peak in zip(seconds, peaks)]
     return {**row, "gflops": flops / median(seconds) / 1e9, "share_of_gemm_peak": median(shares)}

@@ -13,12 +13,12 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from lm.benchmark.workload import Step, StepResult, load_words
+from lm.benchmark.workload import Step, StepResult, initial_weights, load_words
 from lm.cli.parser import ConfigChoice
 from lm.config import MAX_THREADS, Config
 from lm.config_file import load_config_file
@@ -72,6 +72,7 @@ class Task:
     config: Config
     implementation: str = "ours"  # or "gemm", "products", "exchange", or a variant in `step.PEERS`
     ranks: int = 1  # peers need one rank
+    shapes: Mapping[str, Sequence[int]] | None = None  # of the weights, for peers
     message_bytes: Sequence[int] = ()  # sizes of the messages of "exchange"
 
 
@@ -134,7 +135,8 @@ def work(task: dict[str, Any], comm: Communicator) -> None:
         if is_peer:
             with needs_extra("bench"):
                 peer = importlib.import_module(f"lm.benchmark.peer_{implementation.split('-')[0]}")
-            step, facts = peer.build_step(config, vocab_size, implementation, threads), {}
+            weights, facts = initial_weights(config, task["shapes"]), {}
+            step = peer.build_step(config, weights, implementation, threads)
         else:
             step, facts = ours.build_step(config, file.functions, vocab_size, threads, comm)
         result = {"vocab_size": vocab_size, **facts, **_measure_steps(config, step, ids, comm)}

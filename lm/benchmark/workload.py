@@ -2,18 +2,24 @@
 
 import dataclasses
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from lm.bands import band_shapes, cutoffs_of
 from lm.config import Config
 from lm.data.corpus import load_corpus
 
 LSTM_WEIGHTS = ("input_weights", "recurrent_weights", "bias")
 _PTB_VOCAB_SIZE = 10_000
 _WINDOWS = 64  # length of the random corpus
+# A weight that only this network has. The gates of an LSTM layer are ordered i, j, f, o. The other
+# networks are those of configs/config_gru.py and configs/config_transformer.py.
+_WEIGHT_OF = {
+    "lstm": "lstm_0/input_weights",
+    "gru": "gates/weights",
+    "transformer": "layer_0/q/weights",
+}
 
 
 class StepResult(NamedTuple):
@@ -46,7 +52,7 @@ def load_words(config: Config, data_path: str | None) -> tuple[np.ndarray, int]:
 
 
 def initial_weight(config: Config, name: str, shape: Sequence[int]) -> np.ndarray:
-    """Return the initial value of a weight or LSTM bias, uniform in +-init_scale.
+    """Return the initial value of a weight or bias, uniform in +-init_scale.
 
     NumPy draws the value, so that different frameworks start with equal weights.
     """
@@ -59,26 +65,12 @@ def initial_weight(config: Config, name: str, shape: Sequence[int]) -> np.ndarra
     return values
 
 
-def initial_weights(config: Config, vocab_size: int) -> dict[str, np.ndarray]:
-    """Return the initial weights of a peer, by their names in the built-in network.
-
-    The gates of an LSTM layer are ordered i, j, f, o.
-    """
-    hidden = config.hidden_size
-    shapes = {
-        "embedding": [vocab_size, hidden],
-        "softmax/weights": [hidden, vocab_size],
-        "softmax/bias": [vocab_size],
-    }
-    cutoffs = cutoffs_of(config)
-    if cutoffs:
-        size = cutoffs[0] + len(cutoffs)
-        shapes |= {"softmax/weights": [hidden, size], "softmax/bias": [size]}
-        for c, words in enumerate(band_shapes(config, hidden, vocab_size)[1:]):
-            shapes[f"softmax/cluster_{c}/projection"] = [hidden, words[1]]
-            shapes[f"softmax/cluster_{c}/words"] = words
-    for layer in range(config.num_layers):
-        for name in LSTM_WEIGHTS:
-            rows = [] if name == "bias" else [hidden]
-            shapes[f"lstm_{layer}/{name}"] = [*rows, 4 * hidden]
+def initial_weights(config: Config, shapes: Mapping[str, Sequence[int]]) -> dict[str, np.ndarray]:
+    """Return the initial weights of a peer, by their names in this program's network."""
     return {name: initial_weight(config, name, shape) for name, shape in shapes.items()}
+
+
+def network_of(names: Collection[str]) -> str:
+    """Return the network that has the weights with these names, or "" if no peer implements it."""
+    found = [network for network, weight in _WEIGHT_OF.items() if weight in names]
+    return found[0] if found else ""

@@ -50,13 +50,29 @@ def _product(a, b, bf16, transpose_b=False):
 
 
 def rounded_product(
-    a_NK: tf.Tensor, b: tf.Tensor, transpose_b: bool = False, name: str | None = None
+    a: tf.Tensor, b: tf.Tensor, transpose_a: bool = False, transpose_b: bool = False
 ) -> tf.Tensor:
-    """Multiply two matrices whose factors are rounded to bfloat16, in one micro-batch.
+    """Multiply matrices, [.., N, K] by [.., K, M], whose factors are rounded to bfloat16.
 
-    Differentiable. The second factor is [K, M], or [M, K] if `transpose_b`.
+    Differentiable. Both factors have the same static shape [..], which may be empty. All rows are
+    one micro-batch.
     """
-    return load().ops.lm_mat_mul(a_NK, b, bf16=True, transpose_b=transpose_b, name=name)
+    is_batch = a.shape.rank > 2
+    if transpose_a and (transpose_b or not is_batch):
+        a, transpose_a = tf.linalg.matrix_transpose(a), False
+    if not is_batch:
+        return _product(a, b, bf16=True, transpose_b=transpose_b)
+    return load().ops.lm_batch_mat_mul(a, b, transpose_a=transpose_a, transpose_b=transpose_b)
+
+
+@tf.RegisterGradient("LmBatchMatMul")
+def _batched_gradient(op, dc):
+    a, b = op.inputs
+    if op.get_attr("transpose_a"):
+        return rounded_product(b, dc, transpose_b=True), rounded_product(a, dc)
+    if op.get_attr("transpose_b"):
+        return rounded_product(dc, b), rounded_product(dc, a, transpose_a=True)
+    return rounded_product(dc, b, transpose_b=True), rounded_product(a, dc, transpose_a=True)
 
 
 @tf.RegisterGradient("LmMatMul")

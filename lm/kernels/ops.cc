@@ -181,12 +181,13 @@ bool RunBlocks(OpKernelContext* ctx, int64_t M, int64_t vectors, int64_t widest,
   return !out_of_memory;
 }
 
-// Run fn(first, end) in parallel for blocks of 32 rows or tokens, to pack them.
+constexpr int64_t kPackedRows = 32;
+
+// Run fn(first, end) in parallel for blocks of rows or tokens, to pack them.
 template <class Fn>
 void RunRows(OpKernelContext* ctx, int64_t M, const Fn& fn) {
-  constexpr int64_t kRows = 32;
-  ParallelFor(ctx, 1, (M + kRows - 1) / kRows, [&](int64_t, int64_t block) {
-    fn(block * kRows, std::min(M, (block + 1) * kRows));
+  ParallelFor(ctx, 1, (M + kPackedRows - 1) / kPackedRows, [&](int64_t, int64_t block) {
+    fn(block * kPackedRows, std::min(M, (block + 1) * kPackedRows));
   });
 }
 
@@ -332,6 +333,128 @@ class TokenSumOp : public OpKernel {
   bool bf16_;
 };
 REGISTER_KERNEL_BUILDER(Name("LmTokenSum").Device(DEVICE_CPU), TokenSumOp);
+
+// ---- Batched products ---------------------------------------------------------------------------
+
+REGISTER_OP("LmBatchMatMul")
+    .Input("a: float")  // [.., M, K], or [.., K, M] if transpose_a
+    .Input("b: float")  // [.., K, N], or [.., N, K] if transpose_b
+    .Attr("transpose_a: bool = false")  // not both
+    .Attr("transpose_b: bool = false")
+    .Output("c: float")  // [.., M, N], of factors that are rounded to bfloat16
+    .SetShapeFn([](InferenceContext* c) {
+      bool transpose_a, transpose_b;
+      TF_RETURN_IF_ERROR(c->GetAttr("transpose_a", &transpose_a));
+      TF_RETURN_IF_ERROR(c->GetAttr("transpose_b", &transpose_b));
+      ShapeHandle a, b, batch, of_b, shape;
+      TF_RETURN_IF_ERROR(c->WithRankAtLeast(c->input(0), 2, &a));
+      TF_RETURN_IF_ERROR(c->WithRankAtLeast(c->input(1), 2, &b));
+      TF_RETURN_IF_ERROR(c->Subshape(a, 0, -2, &batch));
+      TF_RETURN_IF_ERROR(c->Subshape(b, 0, -2, &of_b));
+      TF_RETURN_IF_ERROR(c->Merge(batch, of_b, &batch));
+      const auto M = c->Dim(a, transpose_a ? -1 : -2), N = c->Dim(b, transpose_b ? -2 : -1);
+      TF_RETURN_IF_ERROR(c->Concatenate(batch, c->Matrix(M, N), &shape));
+      c->set_output(0, shape);
+      return OkStatus();
+    });
+
+// Each matrix is multiplied by one thread.
+class BatchMatMulOp : public OpKernel {
+ public:
+  explicit BatchMatMulOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("transpose_a", &transpose_a_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("transpose_b", &transpose_b_));
+    OP_REQUIRES(ctx, !(transpose_a_ && transpose_b_),
+                errors::InvalidArgument("cannot transpose both factors"));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    const Tensor &a = ctx->input(0), &b = ctx->input(1);
+    const int rank = a.dims();
+    bool fits = rank >= 2 && b.dims() == rank;
+    for (int i = 0; fits && i < rank - 2; ++i) fits = a.dim_size(i) == b.dim_size(i);
+    fits = fits && a.dim_size(rank - (transpose_a_ ? 2 : 1)) ==
+                       b.dim_size(rank - (transpose_b_ ? 1 : 2));
+    OP_REQUIRES(ctx, fits,
+                errors::InvalidArgument("cannot multiply ", a.shape().DebugString(), " and ",
+                                        b.shape().DebugString()));
+    const int64_t M = a.dim_size(rank - (transpose_a_ ? 1 : 2));
+    const int64_t K = a.dim_size(rank - (transpose_a_ ? 2 : 1));
+    const int64_t N = b.dim_size(rank - (transpose_b_ ? 2 : 1));
+    TensorShape shape = a.shape();
+    shape.set_dim(rank - 2, M);
+    shape.set_dim(rank - 1, N);
+    Tensor* c;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, shape, &c));
+    if (shape.num_elements() == 0) return;
+    OP_REQUIRES(ctx, K > 0, errors::InvalidArgument("a product over no elements"));
+    const int64_t count = shape.num_elements() / (M * N);
+    std::atomic<bool> out_of_memory{false};
+    ParallelFor(ctx, 1, count, [&](int64_t, int64_t i) {
+      const float *from_a = Floats(a) + i * M * K, *from_b = Floats(b) + i * K * N;
+      float* to = Floats(c) + i * M * N;
+      const bool memory = transpose_a_ ? SumOverRows(M, K, N, from_a, from_b, to)
+                                       : Multiply(M, K, N, from_a, from_b, to);
+      if (!memory) out_of_memory = true;
+    });
+    OP_REQUIRES(ctx, !out_of_memory, errors::ResourceExhausted("no memory for a product"));
+  }
+
+ private:
+  // Run block(v0, v1, panels) for blocks of at most `widest` vectors of columns.
+  template <class Fn>
+  static bool RunColumns(int64_t vectors, int64_t widest, int64_t floats, const Fn& block) {
+    Scratch panels(floats);
+    if (!panels.data()) return false;
+    for (int64_t v = 0; v < vectors; v += widest)
+      block(v, std::min(vectors, v + widest), panels.data());
+    return true;
+  }
+
+  // c[M, N] = a[M, K] b.
+  bool Multiply(int64_t M, int64_t K, int64_t N, const float* a, const float* b, float* c) const {
+    const GemmFormat& format = Cpu().gemm[1];
+    Gemm p = {M, N, K, a, K, false, b, transpose_b_ ? K : N, false, !transpose_b_, c};
+    const bool pack_rows = format.NeedsPackRows(p);
+    p.ld_units = format.RowUnits(K);
+    Scratch a_units(pack_rows ? M * p.ld_units : 0);
+    if (!a_units.data()) return false;
+    if (pack_rows) {
+      p.a_units = a_units.data();
+      format.PackRows(p, 0, M);
+    }
+    const int64_t vectors = format.Vectors(N), widest = std::min(vectors, format.widest);
+    return RunColumns(vectors, widest, format.PanelFloats(K, widest + widest % 2),
+                      [&](int64_t v0, int64_t v1, float* panels) {
+                        format.Block(p, 0, M, v0, v1, panels);
+                      });
+  }
+
+  // c[M, N] = a[K, M]^T b[K, N].
+  static bool SumOverRows(int64_t M, int64_t K, int64_t N, const float* a, const float* b,
+                          float* c) {
+    const TokenSumFormat& format = Cpu().token_sum[1];
+    TokenOrder order;
+    if (!OrderTokens(K, {}, format.multiple, &order).ok()) return false;
+    const int64_t tokens = order.tokens.size();
+    lm::TokenSum p = {M, N, order.view(), a, false, b, false, c};
+    p.ld_units = format.RowUnits(tokens);
+    Scratch a_units(M * p.ld_units);
+    p.a_units = a_units.data();
+    if (!p.a_units) return false;
+    for (int64_t first = 0; first < tokens; first += kPackedRows)
+      format.PackRows(p, first, std::min(tokens, first + kPackedRows));
+    const int64_t vectors = format.Vectors(N);
+    const int64_t widest = std::min(vectors, format.Widest(tokens));
+    return RunColumns(vectors, widest, format.PanelFloats(tokens, widest + widest % 2),
+                      [&](int64_t v0, int64_t v1, float* panels) {
+                        format.Block(p, 0, M, v0, v1, panels);
+                      });
+  }
+
+  bool transpose_a_, transpose_b_;
+};
+REGISTER_KERNEL_BUILDER(Name("LmBatchMatMul").Device(DEVICE_CPU), BatchMatMulOp);
 
 // sums[v] = the sum of column v of x [.., V].
 void SumColumns(OpKernelContext* ctx, const float* x, int64_t V, const SumOrder& order,

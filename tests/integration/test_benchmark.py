@@ -70,6 +70,23 @@ def test_all_implementations_train_the_same_model(tmp_path, corpora, hidden):
 
 
 @pytest.mark.soak
+@pytest.mark.parametrize(
+    "network", [("gru",), ("transformer",), ("transformer", "--nomemory", "--tie_weights")]
+)
+def test_peers_train_the_same_user_defined_network(tmp_path, network):
+    pytest.importorskip("torch"), pytest.importorskip("jax")
+    name, *flags = network
+    # Random masks would differ. Large weights give every weight a visible share of the loss.
+    same = ("--keep_prob", 1, "--init_scale", 0.5, "--num_layers", 2, "--repeats", 1, "--peers")
+    record, _ = benchmark(tmp_path, "step", "--config", f"config_{name}", *flags, *same)
+    ours, *peers = record["implementations"]
+    assert [row["implementation"] for row in peers] == ["torch", "torch-compile", "jax"]
+    for row in peers:
+        for key in ("first_losses", "first_grad_norms"):
+            assert row[key] == pytest.approx(ours[key], rel=1e-4)
+
+
+@pytest.mark.soak
 def test_bfloat16_is_compared_with_float32(tmp_path):
     arguments = ("--repeats", 1, "--precision", "bfloat16", "--peers")
     rows = benchmark(tmp_path, "step", *arguments)[0]["implementations"]

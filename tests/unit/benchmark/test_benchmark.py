@@ -198,7 +198,7 @@ class TestOptions:
             ("step", ["--config", ""], "cannot read config ''"),
             ("step", ["--repeats", "0"], "repeats must be at least 1"),
             ("step", ["--hidden_size", "0"], "hidden_size"),
-            ("step", ["--peers", "--optimizer", "adam"], "do not support optimizer"),
+            ("step", ["--peers", "--optimizer", "momentum"], "do not support optimizer"),
             ("step", ["--data_path", "no/such"], "is not a directory"),
             ("scaling", ["--ranks", "two"], "ranks must be positive integers"),
             ("scaling", ["--ranks", "0,1"], "ranks must be positive integers"),

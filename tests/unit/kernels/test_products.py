@@ -64,6 +64,18 @@ def test_products_in_all_layouts(dtype, bf16, transpose_b):
             assert_near(c, exact(a, rounded) @ exact(b, rounded))
 
 
+@pytest.mark.parametrize("transpose_a, transpose_b", [(0, 0), (0, 1), (1, 0)])
+def test_batched_products_equal_products_of_matrices(transpose_a, transpose_b):
+    with tf.Graph().as_default(), tf.Session() as session:
+        a_ph, b_ph = (tf.placeholder(tf.float32, [3, None, None]) for _ in range(2))
+        c_op = kernels.rounded_product(a_ph, b_ph, bool(transpose_a), bool(transpose_b))
+        for M, K, N in SHAPES[::7]:
+            a, b = numbers(3, M, K), numbers(3, K, N)
+            feed = {a_ph: a.swapaxes(1, 2) if transpose_a else a}
+            feed[b_ph] = b.swapaxes(1, 2) if transpose_b else b
+            assert_near(session.run(c_op, feed), exact(a, True) @ exact(b, True))
+
+
 @pytest.mark.parametrize("bf16", [False, True])
 def test_products_of_a_row_do_not_depend_on_other_rows(bf16):
     every = np.arange(101)

@@ -23,7 +23,16 @@ PRODUCTS = {  # by the equation that NumPy computes
         lambda a, b: tf.matmul(tf.transpose(a), b, transpose_a=True),
         lambda a, b: tf.transpose(tf.matmul(b, a, transpose_a=True, transpose_b=True)),
     ],
-    "aij,ajk->aik": [tf.matmul, lambda a, b: tf.einsum("tbx,txy->tby", a, b)],
+    "aij,ajk->aik": [
+        tf.matmul,
+        lambda a, b: tf.matmul(a, tf.transpose(b, [0, 2, 1]), transpose_b=True),
+        lambda a, b: tf.matmul(tf.transpose(a, [0, 2, 1]), b, transpose_a=True),
+        lambda a, b: tf.transpose(tf.matmul(b, a, transpose_a=True, transpose_b=True), [0, 2, 1]),
+        lambda a, b: tf.einsum("tbx,txy->tby", a, b),
+    ],
+    "abij,abjk->abik": [tf.matmul],
+    "aij,jk->aik": [lambda a, b: tf.matmul(a, b[None])],  # the second factor is repeated
+    "baci,bdai->dabc": [lambda a, b: tf.einsum("baci,bdai->dabc", a, b)],
     "bij,jk->bik": [lambda a, b: tf.tensordot(a, b, 1), lambda a, b: tf.einsum("bij,jk", a, b)],
     "nhwc,hwcd->nd": [lambda a, b: tf.nn.conv2d(a, b, 1, "VALID")[:, 0, 0]],
 }  # fmt: skip
