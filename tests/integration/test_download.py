@@ -48,8 +48,14 @@ def serve_plain_files(server):
 # Successful downloads
 
 
-@pytest.mark.parametrize("prefix", ["simple-examples/data/", "./simple-examples/data/", ""])
-@pytest.mark.parametrize("headers", [{}, {"with_length": False}, {"Content_Encoding": "gzip"}])
+@pytest.mark.parametrize(
+    "prefix, headers",
+    [
+        ("simple-examples/data/", {}),
+        ("./simple-examples/data/", {"with_length": False}),
+        ("", {"Content_Encoding": "gzip"}),
+    ],
+)
 def test_an_archive_is_downloaded_verified_and_unpacked(server, target, prefix, headers):
     archive = gzip.compress(tar_of(*ptb_members(prefix)))
     download(target, server.serve("/a.tgz", answer(archive, **headers)))
@@ -100,13 +106,10 @@ def test_only_missing_files_are_downloaded(server, target):
         (answer(GOOD, with_length=False)[: -len(GOOD) // 2], "not a complete"),
         (answer(b"sorry", 404), "HTTP 404"),
         (b"HTTP/1.1 500 \x1b[31m\r\n\r\n", "HTTP 500"),
-        (answer(b"-1\r\n", with_length=False, Transfer_Encoding="chunked"), "chunked"),
         (answer(GOOD, with_length=False, Content_Length="-5"), None),
         (answer(b"", 302, Location="http://[::1/"), "."),
-        (answer(b"", 302, Location="http://127.0.0.1:99999999/"), "."),
         (answer(b"", 302, Location="file:///etc/passwd"), "InvalidSchema"),
         (answer(b"", 302, Location="/a.tgz"), "more than 10 redirects"),
-        (b"\x1b]0;title\x07\r\n\r\n", "BadStatusLine"),
         (b"HTTP/1.1 200 OK\r\n" + b"A: b\r\n" * 1000 + b"\r\n", "HTTPException"),
         (b"", "RemoteDisconnected"),
     ],
@@ -135,14 +138,6 @@ def test_a_server_that_never_finishes_is_abandoned(server, target, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/a.tgz"
         assert_rejected(target, r"a\.tgz: TimeoutError", url)
-
-
-def test_unreachable_addresses_are_one_error(target):
-    """Uses the timeouts of real runs. The name in the second address does not resolve."""
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        refused = f"http://127.0.0.1:{closed.getsockname()[1]}/a.tgz"
-    message = r"a\.tgz: Connection refused.*no-such-host\.invalid/raw/: .*--data_url"
-    assert_rejected(target, message, refused, "http://no-such-host.invalid/raw/")
 
 
 def test_ranks_fail_at_the_same_time(server, target):

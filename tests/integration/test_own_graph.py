@@ -249,14 +249,6 @@ def test_a_network_with_python_is_not_exported(tmp_path, corpora):
     assert not to.exists()
 
 
-def test_commands_accept_the_config_file(run, tmp_path):
-    (tmp_path / "one.txt").write_text("ba ta\n")
-    command = ("lm.evaluate", "--run", run, "--split", tmp_path / "one.txt", "--json")
-    result = run_module(*command, "--config", GRU)
-    assert result.returncode == 0, result.stderr
-    assert json.loads(result.stdout)["tokens"] == 3
-
-
 @pytest.mark.parametrize(
     "old, new, message",
     [

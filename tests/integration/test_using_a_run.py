@@ -11,7 +11,6 @@ import tensorflow as tf
 
 from lm.errors import UserError
 from lm.functions import BUILT_IN
-from lm.inference.saved_model import export
 from lm.inference.trained_run import open_run
 from lm.inference.weights import export_weights
 from tests import fork_server
@@ -148,10 +147,3 @@ def test_the_weights_are_exported_for_other_frameworks(trained, tmp_path, file_f
         np.testing.assert_array_equal(found[name], reader.get_tensor(name))
     with pytest.raises(UserError, match="already exists"):
         export_weights(run, path, file_format)
-
-
-def test_an_export_is_atomic_and_never_overwrites(trained, tmp_path):
-    (tmp_path / "mine").mkdir()
-    with pytest.raises(UserError, match="already exists"):
-        export(open_run(trained), str(tmp_path / "mine"))
-    assert [path.name for path in tmp_path.iterdir()] == ["mine"]

@@ -9,7 +9,6 @@ import sys
 import pytest
 
 from tests import fork_server
-from tests.commands import ROOT
 
 PROGRAM = """
 import os, signal, sys, time
@@ -18,11 +17,6 @@ print(os.getpid(), flush=True)
 print(sys.argv[1:], os.getcwd(), os.environ["LM_MINE"], os.getppid(), input(), flush=True)
 print("TensorFlow is", "tensorflow" in sys.modules, "in", sys.executable, file=sys.stderr)
 time.sleep(60)
-"""
-SESSION = """
-import subprocess, sys
-from tests import fork_server
-subprocess.run([*fork_server.python(), "-m", "mine"], cwd=sys.argv[1])
 """
 
 
@@ -65,12 +59,6 @@ def test_a_program_and_its_command_end_together(start):
     process, pid = start(*fork_server.python(), "-m", "mine")
     os.kill(pid, signal.SIGKILL)
     assert process.wait(30) == -signal.SIGKILL
-
-
-def test_all_programs_end_if_the_tests_are_killed(start, tmp_path):
-    session, pid = start(sys.executable, "-c", SESSION, tmp_path, cwd=ROOT)
-    session.kill()
-    wait_for_end(pid)
 
 
 def test_variables_that_may_affect_imports_need_a_new_process():

@@ -11,13 +11,11 @@ import sys
 
 import pytest
 
-from lm.checkpoint.progress import TrainProgress
 from lm.checkpoint.run_dir import open_run_dir
 from lm.config import RunOptions
 from lm.data.corpus import load_corpus
 from lm.errors import ProgramExit, RunError, UserError
 from lm.files import locked
-from lm.perplexity import NllSum
 from lm.record import RunRecord
 from tests.untrained import make_run, rewrite_manifest
 
@@ -219,16 +217,3 @@ def test_a_checkpoint_of_an_older_version_has_only_validations_of_epochs(resume)
     found = resume(lambda manifest: manifest.update(progress=progress)).manifest.progress
     found.record_validation()
     assert found.epoch_perplexities(10) == [9] and found.last_validation == 7
-
-
-def test_progress_is_loaded_and_missing_fields_have_defaults(resume):
-    sums = {"epoch_nll": {"nats": 12.5, "tokens": 6}, "event_nll": {"nats": 2.5, "tokens": 1}}
-    seconds = {"epoch_seconds": 3.0, "event_seconds": 2.0, "event_exchange_seconds": 0.5}
-    whole = {"step": 7, "epochs_done": 1, **sums, **seconds, "valid_perplexity": 8.0}
-    expected = TrainProgress(
-        7, 1, NllSum(12.5, 6), 3.0, NllSum(2.5, 1), 2.0, 0.5, valid_perplexity=8.0
-    )  # fmt: skip
-    assert resume(lambda manifest: manifest.update(progress=whole)).manifest.progress == expected
-    del whole["event_exchange_seconds"]
-    expected.event_exchange_seconds = 0.0
-    assert resume(lambda manifest: manifest.update(progress=whole)).manifest.progress == expected

@@ -1,7 +1,6 @@
 """PTB in untrusted archives."""
 
 import gzip
-import lzma
 import os
 import shutil
 import tarfile
@@ -29,24 +28,12 @@ TRAIN = "simple-examples/data/ptb.train.txt"
 LINK = member(TRAIN, type=tarfile.SYMTYPE, linkname="/etc/passwd")
 
 
-def with_size(field: bytes) -> bytes:
-    """Return an archive whose first file has this size in its header."""
-    return gzip.compress(TAR[:124] + field.ljust(12, b"\0") + TAR[136:], 1)
-
-
 @pytest.mark.parametrize(
     "archive, message",
     [
         (gzip.compress(tar_of(*ptb_members(train=LINK))), "not contain ptb.train"),
         (gzip.compress(tar_of(*ptb_members(test=member("ptb.test.txt", b"wrong")))), "checksum"),
-        (with_size(b"-1000"), "more than"),
-        (with_size(b"77777777777"), "more than"),
-        (with_size(b"\xff" * 10 + b"\xfe\0"), "not a complete"),  # -512 in GNU tar
-        (with_size(b"\x80\0\0\0\0\0\0\0\0\0\2\0"), "not a complete"),  # 512
-        (gzip.compress(lzma.compress(TAR), 1), "not a complete|does not contain"),
-        (gzip.compress(TAR[: len(TAR) // 2], 1), "wrong checksum|does not contain"),
         (GOOD[: len(GOOD) // 2], "not a complete"),
-        (GOOD[:9999] + b"x" * 99 + GOOD[10098:], "not a complete|wrong checksum"),
         (b"<html>log in to the hotel network</html>", "not a complete"),
         (b"", "does not contain"),
     ],

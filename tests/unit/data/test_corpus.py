@@ -157,7 +157,7 @@ def test_missing_permissions_are_user_errors(tmp_path):
     assert "(Permission denied); free some space, or choose a writable directory" in result.stderr
 
 
-@pytest.mark.parametrize("separator", ["\n", " "], ids=["lines", "one-line"])
+@pytest.mark.parametrize("separator", [pytest.param("\n", marks=pytest.mark.soak), " "])
 def test_memory_does_not_grow_with_the_corpus(tmp_path, separator):
     """With all 24 MB of IDs or all words in memory, a process would need 24 to 400 MB more.
 

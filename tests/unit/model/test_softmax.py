@@ -4,12 +4,10 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from lm import kernels
 from lm.model import adaptive
 from lm.model.adaptive import AdaptiveWeights, Cluster
 from lm.model.ops import fastest, plain_ops
 from tests.unit.kernels.arrays import numbers, run
-from tests.unit.kernels.test_micro_batches import assert_equal_on_ranks, on_ranks
 
 N, H, V = 23, 28, 97
 CUTOFFS, UNITS = [10, 30, 60], [9, 3, 1]  # the factor is 3
@@ -83,55 +81,3 @@ def test_loss_and_gradients_equal_the_equations(path, targets):
     exact = [x.astype(np.float64) if x.dtype == np.float32 else x for x in inputs]
     for one, other in zip(found, run(exact_loss_and_gradients, exact)):
         np.testing.assert_allclose(one, other, atol=1e-5)
-
-
-def test_loss_and_gradients_equal_pytorch(path):
-    torch = pytest.importorskip("torch")
-    module = torch.nn.AdaptiveLogSoftmaxWithLoss(H, V, CUTOFFS, div_value=3.0, head_bias=True)
-    parameters = [module.head.weight, module.head.bias]
-    parameters += [layer.weight for tail in module.tail for layer in tail]
-    # Only the words of a cluster have the same layout in both programs.
-    transposed = [True, False, *[True, False] * len(CUTOFFS)]
-    with torch.no_grad():
-        for parameter, array, t in zip(parameters, arrays(), transposed):
-            parameter.copy_(torch.from_numpy(array.T if t else array))
-    outputs = torch.from_numpy(numbers(N, H)).requires_grad_()
-    targets = TARGETS["all"]
-    result = module(outputs, torch.from_numpy(targets))
-    result.loss.backward()
-    gradients = [p.grad.numpy().T if t else p.grad.numpy() for p, t in zip(parameters, transposed)]
-    expected = [-result.output.detach().numpy(), result.loss.item()]
-    expected += [outputs.grad.numpy(), *gradients]
-
-    scale = np.full(N, 1 / N, np.float32)
-    feeds = [numbers(N, H), targets.astype(np.int32), scale, *arrays()]
-    found = run(loss_and_gradients, feeds)
-    for one, other in zip(found, expected):
-        np.testing.assert_allclose(one, other, atol=1e-5)
-    log_probs = run(all_log_probs, [numbers(N, H), *arrays()])
-    np.testing.assert_allclose(log_probs, module.log_prob(outputs).detach().numpy(), atol=1e-5)
-
-
-@pytest.mark.parametrize("targets", TARGETS.values(), ids=TARGETS)
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_results_do_not_depend_on_the_number_of_ranks(targets, precision):
-    if not kernels.available():
-        pytest.skip(kernels.description())
-    steps, batch = 3, 20
-    outputs = numbers(steps, batch, H)
-    targets = np.resize(targets, [steps, batch]).astype(np.int32)
-
-    def rank(micro_batches, outputs, targets):
-        ops = fastest(precision, micro_batches)
-        weights = [tf.constant(array) for array in arrays()]
-        outputs = tf.reshape(outputs, [-1, H])
-        targets, scale = tf.reshape(targets, [-1]), tf.fill(outputs.shape[:1], 1 / batch)
-        nll, _, *gradients = loss_and_gradients(outputs, targets, scale, *weights, ops=ops)
-        of_rows = nll[:, None], gradients[0]
-        return gradients[1:], [tf.reshape(x, [steps, -1, x.shape[1]]) for x in of_rows]
-
-    def ranks(*tensors):
-        # 4 ranks have two micro-batches each: one tree per rank, and one tree over the ranks.
-        return [on_ranks(num_ranks, rank, tensors) for num_ranks in (1, 4)]
-
-    assert_equal_on_ranks(*run(ranks, [outputs, targets]))
