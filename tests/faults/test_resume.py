@@ -28,7 +28,9 @@ def test_killed_and_resumed_equals_uninterrupted(start, tmp_path, corpora):
     train_here(whole, *config_flags(corpora), *flags, "--log_every_steps", 1)
     # Each attempt uses the same command line. The first attempt starts the run.
     for num_ranks, fault in ((1, "kill:0:70"), (2, "kill:1:150"), (2, None)):
-        job = start(killed, *flags, "--resume", num_ranks=num_ranks, fault=fault)
+        forked = fault is not None  # the kill of mpirun needs real processes
+        options = dict(num_ranks=num_ranks, fault=fault, forked=forked)
+        job = start(killed, *flags, "--resume", **options)
         if not fault:
             job.wait_for_step(155)
             job.process.kill()

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from lm.errors import UserError
 from lm.functions import BUILT_IN
+from lm.inference.saved_model import export
 from lm.inference.trained_run import open_run
 from lm.inference.weights import export_weights
 from tests import fork_server
@@ -120,6 +121,8 @@ def test_tensorflow_loads_the_export_and_computes_the_same_numbers(
     exported = tmp_path / "exported"
     result = run_module("lm.export", "--run", trained, "--to", exported)
     assert result.returncode == 0, result.stderr
+    with pytest.raises(UserError, match="already exists"):
+        export(open_run(trained), str(exported))
     # Isolated, in a different directory: importing this project would fail.
     command = [sys.executable, "-I", "-c", LOAD, exported, json.dumps(sentences)]
     loaded = run_command(command, environment(), 90, cwd=tmp_path)

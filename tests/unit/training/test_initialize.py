@@ -1,5 +1,6 @@
 """Initializing a run with the checkpoint of a TF 1.x program."""
 
+import dataclasses
 import logging
 
 import numpy as np
@@ -95,6 +96,14 @@ def test_mistakes_are_explained(tmp_path, network, options, message):
     save(tmp_path / "model.ckpt", V)
     with pytest.raises(UserError, match=message):
         load_from(tmp_path, *network, **options)
+
+
+def test_a_checkpoint_without_matching_weights_is_rejected(tmp_path, network):
+    save(tmp_path / "model.ckpt", V)
+    functions, config = network
+    config = dataclasses.replace(config, hidden_size=6)
+    with pytest.raises(UserError, match="the checkpoint has no weights that fit this model"):
+        load_from(tmp_path, functions, config, init_partly=True)
 
 
 def test_a_checkpoint_that_does_not_exist_is_rejected(tmp_path, network):
