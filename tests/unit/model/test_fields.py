@@ -29,6 +29,10 @@ FIELDS = {
     "sizes": dict(embedding_size=E, keep_prob=0.8, output_keep_prob=1.0),
     "tied sizes": dict(tie_weights=True, embedding_size=E),
     "adaptive": dict(adaptive_softmax_cutoffs="4,7", adaptive_softmax_factor=2, keep_prob=0.8),
+    # The random words of this test do not include the only word of the first cluster.
+    "adaptive with an empty cluster": dict(
+        adaptive_softmax_cutoffs="9,10", adaptive_softmax_factor=2
+    ),
     "adaptive input": dict(
         adaptive_softmax_cutoffs="4,7", adaptive_softmax_factor=2, adaptive_input=True,
         embedding_size=E, keep_prob=0.8,

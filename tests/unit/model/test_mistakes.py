@@ -1,10 +1,11 @@
 """Mistakes in networks of config files are reported in one line."""
 
 import pytest
+import tensorflow.compat.v1 as tf
 
 from lm.errors import UserError, short_message
 from lm.user.trial_run import check_network
-from tests.unit.model.networks import GOOD, HEADER, SCOPED, V, train_and_evaluate
+from tests.unit.model.networks import CLASSIC, GOOD, HEADER, SCOPED, V, train_and_evaluate
 
 MISTAKES = {
     "    return x\n": "must return (outputs, new_state), not a tensor of shape (5, 3, 4)",
@@ -251,3 +252,17 @@ def test_a_mistake_only_for_single_words_says_so(load, body, message):
 @pytest.mark.parametrize("size, shown", [(300, 300), (301, 300)])
 def test_long_messages_are_cut(size, shown):
     assert short_message(ValueError("x" * size)) == "ValueError: " + "x" * shown
+
+
+def test_missing_tf_keras_is_an_error_that_names_the_package(load, monkeypatch):
+    def gone(*arguments, **options):
+        raise AttributeError("`BasicLSTMCell` is not available with Keras 3.")
+
+    file = load(CLASSIC)
+    monkeypatch.setattr("tensorflow.compat.v1.nn.rnn_cell.BasicLSTMCell", gone, raising=False)
+    minor = ".".join(tf.__version__.split(".")[:2])
+    missing = rf"pip install --no-deps 'tf_keras=={minor}\.\*'\)?$"
+    with pytest.raises(UserError, match=missing):
+        train_and_evaluate(file)
+    with pytest.raises(UserError, match=rf", line \d+: AttributeError: .*{missing}"):
+        load(HEADER + "tf.nn.rnn_cell.BasicLSTMCell()\n")
