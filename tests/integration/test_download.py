@@ -3,7 +3,6 @@
 import gzip
 import itertools
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -13,7 +12,7 @@ import pytest
 import lm.data.ptb
 from lm.data.corpus import load_corpus
 from lm.errors import RunError, UserError
-from tests.commands import ROOT, environment, one_error, run_command, run_module
+from tests.commands import ROOT, one_error, run_module
 from tests.download_server import answer
 from tests.ptb_archives import (
     CHECKSUMS,
@@ -212,30 +211,3 @@ def test_a_killed_download_leaves_nothing_and_is_repeated(server, target):
     assert files_in(target) == {} and os.listdir(target / ".cache") == ["download.lock"]
     download(target, server.serve("/a.tgz", answer(GOOD)))
     assert files_in(target) == FILES
-
-
-def test_a_full_disk_is_one_clear_error(server, tmp_path):
-    """The disk is a small file system with too little space."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    namespace = ["unshare", "--mount", "--map-root-user"]
-    mount = f"mount -t tmpfs -o size=128k,nr_inodes=50 tmpfs {disk}"
-    if not shutil.which("unshare"):
-        pytest.skip("needs unshare to mount a small file system")
-    if subprocess.run([*namespace, "sh", "-c", mount], capture_output=True).returncode:
-        pytest.skip("needs the permission to mount a small file system")
-    code = (
-        "import ast, os, sys; from lm.data.ptb import download_ptb\n"
-        "from lm.errors import RunError\n"
-        "try: download_ptb(sys.argv[1], sys.argv[2], (), ast.literal_eval(sys.argv[3]))\n"
-        "except RunError as error: print(error)\n"
-        "print([n for _, _, names in os.walk(sys.argv[1]) for n in names])"
-    )
-    url = server.serve("/a.tgz", answer(GOOD))
-    command = [sys.executable, "-c", code, disk, url, repr(CHECKSUMS)]
-    script = f'{mount} && head -c 98304 /dev/zero > {disk}/other; exec "$@"'
-    result = run_command([*namespace, "sh", "-c", script, "sh", *command], environment(), 40)
-    message, left = result.stdout.splitlines() or [result.stderr, ""]
-    assert message.startswith(f"PTB is not in {disk} and cannot be written there")
-    assert "(No space left on device); free some space" in message
-    assert left == "['other', 'download.lock']"

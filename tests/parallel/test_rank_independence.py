@@ -2,8 +2,6 @@
 
 import functools
 import re
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -147,28 +145,6 @@ def test_300_steps_of_each_config_are_bitwise_identical(tmp_path, ptb_archive, c
     for num_ranks in (1, 2, 4, 8):
         train(tmp_path / str(num_ranks), *flags, num_ranks=num_ranks, timeout=3600)
         check_same_bits(tmp_path / str(num_ranks), tmp_path / "1")
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(3600)
-def test_load_and_different_thread_counts_do_not_change_the_run(tmp_path, corpora, ranks):
-    """Results do not depend on timing, tensor fusion or thread counts."""
-    for turn in range(10):
-        output_dir = tmp_path / str(turn)
-        command = []
-        for rank in range(4):
-            launcher = mpirun(1)[1:] if command else mpirun(1)
-            flags = (*CONFIG, "--distributed_eval", "--data_path", corpora)
-            flags += ("--output_dir", output_dir)
-            threads = ("--intra_op_threads", 1 + (rank + turn) % 4)
-            command += [*launcher, sys.executable, "-m", "lm.train", *flags, *threads, ":"]
-        load = subprocess.Popen([sys.executable, "-c", "while True: pass"])
-        try:
-            result = run_command(command[:-1], environment(), timeout=300)
-        finally:
-            load.kill()
-        assert result.returncode == 0, result.stdout + result.stderr
-        check_same_bits(output_dir, ranks(1) / "default")
 
 
 def test_a_different_summation_order_is_detected(tmp_path, corpora):
