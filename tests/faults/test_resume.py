@@ -44,13 +44,19 @@ def test_killed_and_resumed_equals_uninterrupted(start, tmp_path, corpora):
     assert [event["step"] for event in events(killed, "validation")] == [60, 120, 180, 240]
 
 
-def test_a_killed_run_continues_in_its_order_of_windows(start, tmp_path, corpora):
-    """A run on 2 ranks is killed in the second epoch, and equals a run on one rank."""
-    whole, killed, text = (tmp_path / name for name in ("whole", "killed", "text"))
-    text.mkdir()
+@pytest.fixture
+def text(corpora, tmp_path):
+    """A directory with a text of 20,000 tokens."""
     embedded.write_corpus(corpora / "embedded")
-    for split in ("train", "valid"):
-        shutil.copy(corpora / "embedded/valid.txt", text / f"{split}.txt")
+    (tmp_path / "text").mkdir()
+    for split in ("train", "valid", "test"):
+        shutil.copy(corpora / "embedded/valid.txt", tmp_path / f"text/{split}.txt")
+    return tmp_path / "text"
+
+
+def test_a_killed_run_continues_in_its_order_of_windows(start, tmp_path, text):
+    """A run on 2 ranks is killed in the second epoch, and equals a run on one rank."""
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
     flags = (
         "--config", "config_transformer", "--nomemory", "--window_order", "shuffled", "--corpus",
         "files", "--data_path", text, "--hidden_size", 8, "--num_layers", 1, "--num_steps", 20,
@@ -68,17 +74,18 @@ def test_a_killed_run_continues_in_its_order_of_windows(start, tmp_path, corpora
     check_same_run(killed, whole)
 
 
-def test_the_state_of_optimizer_schedule_and_average_is_resumed(start, tmp_path, corpora):
+def test_the_state_of_optimizer_schedule_and_average_is_resumed(start, tmp_path, text):
     # The learning rate is far too high for Adam, so validation soon stalls.
     flags = (
-        "--hidden_size", 8, "--batch_size", 800, "--num_epochs", 12, "--checkpoint_every_steps", 20,
+        "--config", "config_test", "--corpus", "files", "--data_path", text,
+        "--hidden_size", 8, "--batch_size", 40, "--num_epochs", 12, "--checkpoint_every_steps", 20,
         "--optimizer", "adam", "--learning_rate", 10, "--weight_decay", 0.01,
         "--lr_schedule", "plateau", "--lr_plateau_factor", 0.98, "--asgd_trigger_epochs", 1,
         "--early_stopping_epochs", 3, "--eval_batch_size", 100, "--log_every_steps", 1,
         "--eval_every_steps", 16,
     )  # fmt: skip
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    train_here(whole, *config_flags(corpora), *flags)
+    train_here(whole, *flags)
     checkpoint = store.find_newest(str(whole))
     saved = checkpoint.manifest
     # Averaging starts before 3 epochs without improvement have passed.
@@ -87,7 +94,7 @@ def test_the_state_of_optimizer_schedule_and_average_is_resumed(start, tmp_path,
     assert len(perplexities) == 12 or has_stalled(perplexities, 3)
     assert has_stalled(perplexities, 3) == ("training ends" in (whole / "log.txt").read_text())
     # Training and lm.evaluate both use the averaged weights.
-    valid, test = evaluate(str(whole), ["valid", "test"], data_path=str(corpora))
+    valid, test = evaluate(str(whole), ["valid", "test"], data_path=str(text))
     assert valid["perplexity"] == events(whole, "epoch")[-1]["valid_perplexity"]
     assert test["perplexity"] == events(whole, "test")[0]["test_perplexity"]
     names = ["embedding", "embedding/average"]
@@ -95,9 +102,9 @@ def test_the_state_of_optimizer_schedule_and_average_is_resumed(start, tmp_path,
     assert not np.allclose(arrays["embedding"], arrays["embedding/average"], rtol=1e-2)
 
     fault = f"kill:1:{saved.step - 5}"
-    code, _ = start(cut, *flags, num_ranks=2, fault=fault, forked=True).finish()
+    code, _ = start(cut, *flags, config=False, num_ranks=2, fault=fault, forked=True).finish()
     assert code != 0 and saved_steps(cut)
-    train_here(cut, *config_flags(corpora), *flags, "--resume")
+    train_here(cut, *flags, "--resume")
     check_same_run(cut, whole)
     assert [event["step"] for event in events(cut)] == list(range(1, saved.step + 1))
 
@@ -145,7 +152,7 @@ def test_a_checkpoint_resumes_on_any_number_of_ranks(start, tmp_path, corpora, b
 
 
 def test_a_second_job_in_the_same_directory_is_rejected(start, tmp_path, corpora):
-    first = start(tmp_path, "--hidden_size", 8, "--num_epochs", 100)
+    first = start(tmp_path, "--hidden_size", 8, "--num_epochs", 100, forked=True)
     first.wait_for_step(5)
     with pytest.raises(RunError, match="another job is using output_dir"):
         train_here(tmp_path, *config_flags(corpora), "--hidden_size", 8, "--resume")
