@@ -132,10 +132,13 @@ def train_together(runs: Sequence[Sequence[object]], **options) -> None:
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-def events(output_dir, kind: str) -> list[dict]:
-    """Return the events of a kind in a run's metrics.jsonl."""
-    lines = pathlib.Path(output_dir, "metrics.jsonl").read_text().splitlines()
-    return [event for event in map(json.loads, lines) if event["event"] == kind]
+def events(output_dir, kind: str = "step") -> list[dict]:
+    """Return the events of a kind in a run's metrics.jsonl, except an incomplete last line."""
+    with contextlib.suppress(FileNotFoundError):
+        lines = pathlib.Path(output_dir, "metrics.jsonl").read_text().splitlines(keepends=True)
+        found = [json.loads(line) for line in lines if line.endswith("\n")]
+        return [event for event in found if event["event"] == kind]
+    return []
 
 
 def without_repetition(output: str) -> str:

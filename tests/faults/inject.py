@@ -181,10 +181,10 @@ def slow_evaluation(seconds):
 
 
 def stop_in_test(rank):
-    """Stop one rank during the evaluation of test. Each window takes 0.025 s."""
+    """Stop one rank during the evaluation of test. Each window takes 0.0125 s."""
     from lm.model.evaluation import Evaluator
 
-    slow_evaluation(0.025)
+    slow_evaluation(0.0125)
 
     def act(evaluator, session, split, *_):
         if split == "test" and launched_rank() == int(rank):

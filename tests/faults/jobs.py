@@ -1,7 +1,5 @@
 """Start training jobs, wait for their progress, and check that no process is left."""
 
-import contextlib
-import json
 import pathlib
 import subprocess
 import sys
@@ -15,6 +13,7 @@ from tests import fork_server
 from tests.commands import (
     ROOT,
     environment,
+    events,
     kill_marked,
     marked_processes,
     mpirun,
@@ -125,15 +124,6 @@ def run(start, output_dir, *flags, **options) -> Job:
     code, output = job.finish()
     assert code == 0, output
     return job
-
-
-def events(output_dir, kind="step") -> list[dict]:
-    """Return the events of a kind, except an incomplete last line."""
-    with contextlib.suppress(FileNotFoundError):
-        lines = pathlib.Path(output_dir, "metrics.jsonl").read_text().splitlines(keepends=True)
-        found = [json.loads(line) for line in lines if line.endswith("\n")]
-        return [event for event in found if event["event"] == kind]
-    return []
 
 
 def last_step(output_dir) -> int:

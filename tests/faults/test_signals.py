@@ -64,7 +64,7 @@ def test_under_nohup_a_run_outlives_its_terminal(start, tmp_path):
 
 
 def test_through_mpirun_sigusr1_saves_and_sigusr2_stops(start, tmp_path):
-    job = start(tmp_path, *LONG, num_ranks=2)
+    job = start(tmp_path, *LONG, num_ranks=2, forked=True)
     job.wait_for_step(20)
     job.process.send_signal(signal.SIGUSR1)
     job.wait_for(lambda: saved_steps(tmp_path))

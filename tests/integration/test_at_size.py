@@ -1,7 +1,7 @@
-"""A medium model, which is above the sizes at which the code takes a different path.
+"""Models above the sizes at which the code takes a different path, and the documented commands.
 
-The variables have more bytes than one group of a save or of a load, and the commands of the
-documents run as written, with limits appended.
+The variables of a medium model have more bytes than one group of a save or of a load. The commands
+of the documents run as written, with limits appended.
 """
 
 import math
@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tokenizers
 
+from lm.average import average
 from lm.checkpoint.tensors import tensor_shapes
 from lm.checkpoint.transfer import LOADED_BYTES, READ_BYTES
 from lm.config_file import load_config_file
@@ -23,10 +24,10 @@ from tests.using_a_run import check_commands_agree
 pytestmark = pytest.mark.timeout(240)
 
 SMALL = ("--batch_size", 4, "--num_steps", 5, "--eval_batch_size", 4)
-_SMALL = " ".join(map(str, SMALL))
+_TINY = " ".join(map(str, (*SMALL, "--hidden_size", 8)))
 LIMITS = {
-    "lm.train": _SMALL,
-    "lm.search": f"--config config_medium --data_path data {_SMALL} --max_steps 1 --trials 2",
+    "lm.train": _TINY,
+    "lm.search": f"--config config_medium --data_path data {_TINY} --max_steps 1 --trials 2",
     "lm.benchmark": "--batch_size 4 --num_steps 5 --vocab_size 100 --hidden_size 8 --repeats 1",
     "lm.synthesize": "--num_tokens 1000",
     "lm.average": "--last 2",
@@ -112,8 +113,6 @@ def medium(tmp_path_factory):
     """A directory with a corpus and two runs of config_medium."""
     path = tmp_path_factory.mktemp("medium")
     write_corpus(path / "data", 22_000)
-    write_documented_corpora(path)
-    (path / "sentences.txt").write_text("w1 w2\nw3\n")
     train_and_resume(path, "--config", "config_medium")
     return path
 
@@ -126,15 +125,29 @@ def test_the_model_is_larger_than_the_groups_of_a_save_and_of_a_load(medium):
     assert max(map(math.prod, shapes)) * 4 > LOADED_BYTES
 
 
-def test_the_commands_agree_on_a_medium_model(medium, tmp_path):
-    check_commands_agree(medium / "runs/medium", BUILT_IN, medium, tmp_path, "data/test.txt")
+def test_the_commands_agree_on_the_average_of_a_medium_model(medium, tmp_path):
+    run = medium / "runs/medium"
+    average(str(run), [], 2)
+    mean = run / "checkpoints/average-00000002-00000004"
+    check_commands_agree(mean, BUILT_IN, medium, tmp_path, "data/test.txt")
+
+
+@pytest.fixture(scope="module")
+def documented(tmp_path_factory):
+    """A directory with the texts of the documents and two runs of a small model."""
+    path = tmp_path_factory.mktemp("documented")
+    write_corpus(path / "data", 2000)
+    write_documented_corpora(path)
+    (path / "sentences.txt").write_text("w1 w2\nw3\n")
+    train_and_resume(path, "--config", "config_medium", "--hidden_size", 8)
+    return path
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_documented_commands_work_on_a_medium_model(medium, command):
+def test_documented_commands_work(documented, command):
     ranks, python = shlex.join(mpirun(2)), shlex.join(fork_server.python())
     command = command.replace("mpirun -np 2", ranks).replace("python", python)
-    result = run_command(["bash", "-c", command], environment(), 120, cwd=medium)
+    result = run_command(["bash", "-c", command], environment(), 120, cwd=documented)
     assert result.returncode == 0, result.stdout + result.stderr
 
 

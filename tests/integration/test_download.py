@@ -3,7 +3,6 @@
 import gzip
 import itertools
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -13,7 +12,7 @@ import pytest
 import lm.data.ptb
 from lm.data.corpus import load_corpus
 from lm.errors import RunError, UserError
-from tests.commands import ROOT, environment, one_error, run_command, run_module
+from tests.commands import ROOT, one_error, run_module
 from tests.download_server import answer
 from tests.ptb_archives import (
     CHECKSUMS,
@@ -47,8 +46,14 @@ def serve_plain_files(server):
 # Successful downloads
 
 
-@pytest.mark.parametrize("prefix", ["simple-examples/data/", "./simple-examples/data/", ""])
-@pytest.mark.parametrize("headers", [{}, {"with_length": False}, {"Content_Encoding": "gzip"}])
+@pytest.mark.parametrize(
+    "prefix, headers",
+    [
+        ("simple-examples/data/", {}),
+        ("./simple-examples/data/", {"with_length": False}),
+        ("", {"Content_Encoding": "gzip"}),
+    ],
+)
 def test_an_archive_is_downloaded_verified_and_unpacked(server, target, prefix, headers):
     archive = gzip.compress(tar_of(*ptb_members(prefix)))
     download(target, server.serve("/a.tgz", answer(archive, **headers)))
@@ -99,7 +104,6 @@ def test_only_missing_files_are_downloaded(server, target):
         (b"HTTP/1.1 500 \x1b[31m\r\n\r\n", "HTTP 500"),
         (answer(b"", 302, Location="file:///etc/passwd"), "InvalidSchema"),
         (answer(b"", 302, Location="/a.tgz"), "TooManyRedirects|RemoteDisconnected"),
-        (b"\x1b]0;title\x07\r\n\r\n", "BadStatusLine"),
         (b"HTTP/1.1 200 OK\r\n" + b"A: b\r\n" * 1000 + b"\r\n", "HTTPException"),
         (b"", "RemoteDisconnected"),
     ],
@@ -122,14 +126,6 @@ def test_a_server_that_never_finishes_is_abandoned(server, target, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/a.tgz"
         assert_rejected(target, r"a\.tgz: TimeoutError", url)
-
-
-def test_unreachable_addresses_are_one_error(target):
-    """Uses the timeouts of real runs. The name in the second address does not resolve."""
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        refused = f"http://127.0.0.1:{closed.getsockname()[1]}/a.tgz"
-    message = r"a\.tgz: Connection refused.*no-such-host\.invalid/raw/: .*--data_url"
-    assert_rejected(target, message, refused, "http://no-such-host.invalid/raw/")
 
 
 def test_ranks_fail_at_the_same_time(server, target):
@@ -203,30 +199,3 @@ def test_a_killed_download_leaves_nothing_and_is_repeated(server, target):
     assert files_in(target) == {} and os.listdir(target / ".cache") == ["download.lock"]
     download(target, server.serve("/a.tgz", answer(GOOD)))
     assert files_in(target) == FILES
-
-
-def test_a_full_disk_is_one_clear_error(server, tmp_path):
-    """The disk is a small file system with too little space."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    namespace = ["unshare", "--mount", "--map-root-user"]
-    mount = f"mount -t tmpfs -o size=128k,nr_inodes=50 tmpfs {disk}"
-    if not shutil.which("unshare"):
-        pytest.skip("needs unshare to mount a small file system")
-    if subprocess.run([*namespace, "sh", "-c", mount], capture_output=True).returncode:
-        pytest.skip("needs the permission to mount a small file system")
-    code = (
-        "import ast, os, sys; from lm.data.ptb import download_ptb\n"
-        "from lm.errors import RunError\n"
-        "try: download_ptb(sys.argv[1], sys.argv[2], (), ast.literal_eval(sys.argv[3]))\n"
-        "except RunError as error: print(error)\n"
-        "print([n for _, _, names in os.walk(sys.argv[1]) for n in names])"
-    )
-    url = server.serve("/a.tgz", answer(GOOD))
-    command = [sys.executable, "-c", code, disk, url, repr(CHECKSUMS)]
-    script = f'{mount} && head -c 98304 /dev/zero > {disk}/other; exec "$@"'
-    result = run_command([*namespace, "sh", "-c", script, "sh", *command], environment(), 40)
-    message, left = result.stdout.splitlines() or [result.stderr, ""]
-    assert message.startswith(f"PTB is not in {disk} and cannot be written there")
-    assert "(No space left on device); free some space" in message
-    assert left == "['other', 'download.lock']"

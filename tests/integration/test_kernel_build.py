@@ -5,7 +5,6 @@ import os
 import struct
 import subprocess
 
-import numpy as np
 import pytest
 
 from lm import kernels
@@ -41,32 +40,6 @@ START = "from lm.system import import_tensorflow; import_tensorflow()\n"
 def description_in_new_process(**options):
     code = START + "from lm import kernels; print(kernels.available(), kernels.description())"
     return run_code(code, **options).stdout.strip()
-
-
-@pytest.mark.soak
-def test_float32_results_do_not_depend_on_the_number_of_lanes(tmp_path):
-    """The lanes of AVX-512 without its instructions change the order of sums and the tiles."""
-    if not has("avx2"):
-        pytest.skip("this CPU has one instruction set only")
-    code = START + (
-        "import pathlib, sys, numpy as np\n"
-        "from lm.kernels import build\n"
-        "if sys.argv[2:]:\n"
-        " flags = [*build.INSTRUCTION_SETS['avx2'], '-DLM_LANES=16']\n"
-        " build.INSTRUCTION_SETS = {'generic': [], 'avx2': flags}\n"
-        " build.BUILD_DIR = pathlib.Path(sys.argv[2]); build.build()\n"
-        "from tests.unit.kernels.test_kernels import all_ops\n"
-        "np.savez(sys.argv[1], *all_ops(2, ['float32']))"
-    )
-    results = []
-    for arguments in (["8.npz"], ["16.npz", tmp_path]):
-        path = tmp_path / arguments[0]
-        done = run_code(code, path, *arguments[1:], env={"LM_KERNELS_ISA": "avx2"}, timeout=250)
-        assert done.returncode == 0, done.stderr
-        with np.load(path) as arrays:
-            results.append(list(arrays.values()))
-    for found, expected in zip(*results, strict=True):
-        np.testing.assert_array_equal(found, expected)
 
 
 def test_an_environment_variable_disables_the_ops():

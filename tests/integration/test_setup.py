@@ -5,7 +5,6 @@ missing compiler stops the setup where a build would start.
 """
 
 import fcntl
-import hashlib
 import os
 import shutil
 import subprocess
@@ -13,7 +12,6 @@ import sys
 
 import pytest
 
-from lm.kernels import build
 from tests.commands import ROOT, run_command
 
 REAL_PYTHON = os.path.realpath(sys.executable)
@@ -188,43 +186,6 @@ def test_an_unusable_venv_is_one_line_and_is_kept(project, host, files, message)
         (project / ".venv" / name).write_text(content)
     assert_refused(run_setup(project, host, PYTHON=REAL_PYTHON), message, "and run this again")
     assert {path.name for path in (project / ".venv").iterdir()} == set(files)
-
-
-def fill_venv(project, host):
-    """Make .venv of a finished setup, except for the compiled operations. pip does nothing."""
-    add_tool(project / ".venv/bin", "python", f"[ $2 = pip ] || exec {sys.executable} $*")
-    (project / ".venv/.done-base").write_text("x")
-    error = run_setup(project, host, PYTHON=REAL_PYTHON).stderr
-    (project / ".venv/.done-base").write_text(error.split("not for '")[1].split("': delete")[0])
-
-
-def test_a_full_disk_leaves_no_partial_library(project, host, tmp_path):
-    """The disk of the checkout is full, and then it is not. The compiler does not compile."""
-    library = build.build()
-    shutil.copytree(ROOT / "lm", project / "lm", ignore=shutil.ignore_patterns("_build"))
-    (project / ".venv/bin").mkdir(parents=True)
-    for tool in "cp cut echo env find grep mkdir mv python3 rmdir sha256sum stat xargs".split():
-        if shutil.which(tool):
-            (host / tool).symlink_to(shutil.which(tool))
-    add_tool(host, "g++", "[ $1 = --version ] && echo a compiler")
-    fill_venv(project, host)
-    key = hashlib.sha256(b"a compiler\n").hexdigest()[:16]
-    kept = tmp_path / "cache/lm-compiled/kernels" / key / library.name
-    kept.parent.mkdir(parents=True)
-    shutil.copy(library, kept)
-    (host / "cp").unlink()
-    fails = "case $2 in lm/*) head -c 500000 $1 >$2; exit 1;; esac"
-    add_tool(host, "cp", f"{fails}\nexec {shutil.which('cp')} $*")
-    environment = {"PYTHON": REAL_PYTHON, "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    full = run_setup(project, host, **environment)
-    assert full.returncode == 0 and "warning: lm/kernels did not compile" in full.stderr
-    assert not list((project / "lm/kernels/_build").iterdir())
-    assert kept.read_bytes() == library.read_bytes()
-    (host / "cp").unlink()
-    (host / "cp").symlink_to(shutil.which("cp"))
-    done = run_setup(project, host, **environment)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert (project / "lm/kernels/_build" / library.name).read_bytes() == library.read_bytes()
 
 
 @pytest.mark.skipif(not shutil.which("flock"), reason="needs flock, and so does the lock")

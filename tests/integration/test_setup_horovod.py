@@ -129,16 +129,13 @@ def test_a_cache_that_another_user_can_change_is_not_used(set_up, tmp_path):
 @pytest.mark.parametrize(
     "change, found",
     [
-        (":", None),
         ("chmod 1777 .", None),  # like /tmp
-        ("chmod 777 .", ""),
         ("chmod g+w cache", "/cache"),
         ("chmod 1777 cache/a", "/cache/a"),
         ("chmod o+w cache/a/file", "/cache/a/file"),
         ("ln -s /etc/passwd cache/a/link", "/cache/a/link"),
         ("rm -r cache", None),
         pytest.param("chown 1 cache", "/cache", marks=AS_ROOT),
-        pytest.param("chown 1 cache/a/file", "/cache/a/file", marks=AS_ROOT),
     ],
 )
 def test_owners_and_modes_of_a_cache(tmp_path, change, found):

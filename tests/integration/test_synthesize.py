@@ -39,8 +39,8 @@ def test_a_text_of_the_user_is_not_overwritten(tmp_path):
 
 
 def test_too_little_memory_is_one_line(tmp_path):
-    flags = ["--output_dir", tmp_path, "--num_words", 10_000_000, "--num_successors", 256]
-    limit = functools.partial(resource.setrlimit, resource.RLIMIT_AS, (12 << 30, 12 << 30))
+    flags = ["--output_dir", tmp_path, "--num_words", 1_000_000, "--num_successors", 256]
+    limit = functools.partial(resource.setrlimit, resource.RLIMIT_AS, (2 << 30, 2 << 30))
     command = [sys.executable, "-m", "lm.synthesize", *flags]
     result = run_command(command, environment(), 60, preexec_fn=limit)
-    assert "out of memory (Unable to allocate 19.1 GiB" in one_error(result, 1)
+    assert "out of memory (Unable to allocate 1.91 GiB" in one_error(result, 1)

@@ -2,9 +2,7 @@
 
 import gzip
 import json
-import os
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -83,17 +81,6 @@ def test_decoding_returns_any_text(tokenizer, kind, text):
     ids = tokenizer[kind].encode(text)
     assert tokenizer[kind].decode(ids) == text
     assert tokenizer[kind].eos_id in ids
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=60, deadline=None)
-@given(text=TEXT, block=st.integers(1, 20))
-def test_blocks_do_not_change_the_ids(tokenizer, text_file, kind, text, block):
-    files = {os.path.basename(name): data for name, data in tokenizer[kind].files.items()}
-    small = type(tokenizer[kind])(files, window=12, margin=8)
-    text_file.write_bytes(text.encode())
-    blocks = read_blocks([Part(str(text_file))], "reading", block)
-    assert np.concatenate([*small.read_ids(blocks)]).tolist() == small.encode(text)
 
 
 def test_frequent_words_are_tokens(tokenizer):

@@ -31,12 +31,14 @@ TINY = ("--config", "config_test", "--hidden_size", 8, "--max_steps", 30)
 
 def test_a_run_writes_its_config_log_and_metrics(tmp_path, corpora):
     output_dir = tmp_path / "run"
-    result = train(output_dir, *TINY, "--data_path", corpora, "--log_every_steps", 10, "--seed", 5)
+    flags = (*TINY, "--data_path", corpora, "--log_every_steps", 10, "--seed", 5)
+    result = train(output_dir, *flags, "--log_path", output_dir / "mine.log")
     record = json.loads((output_dir / "run.json").read_text())
     assert record["config"]["seed"] == 5 and record["has_checkpoints"]
     assert (record["corpus"]["kind"], record["corpus"]["path"]) == ("embedded", str(corpora))
     assert "test perplexity" in result.stderr
     log = (output_dir / "log.txt").read_text()
+    assert "epoch 1" in (output_dir / "mine.log").read_text()
     (start,) = events(output_dir, "start")
     assert (
         start["world_size"] == 1 and start["hosts"] and start["provenance"] == record["provenance"]
@@ -67,10 +69,13 @@ def test_a_run_writes_its_config_log_and_metrics(tmp_path, corpora):
     assert re.search(rf"test perplexity [\d.]+ \(true: [\d.]+\), {bits:.3f} bits/byte$", log, re.M)
     board = EventAccumulator(str(output_dir / "tensorboard")).Reload()
     assert [event.step for event in board.Scalars("loss/train")] == [10, 20, 30]
-    (last,) = board.Scalars("perplexity/test")
-    assert last.step == 30 and last.value == pytest.approx(test["test_perplexity"])
-    (last,) = board.Scalars("bits_per_byte/test")
-    assert last.step == 30 and last.value == pytest.approx(bits)
+    for tag, value in [
+        ("perplexity/valid", epoch["valid_perplexity"]),
+        ("perplexity/test", test["test_perplexity"]),
+        ("bits_per_byte/test", bits),
+    ]:
+        (last,) = board.Scalars(tag)
+        assert last.step == 30 and last.value == pytest.approx(value)
 
 
 def test_noeval_skips_evaluation_and_a_second_run_is_rejected(tmp_path, corpora):
@@ -102,36 +107,25 @@ def test_noeval_skips_evaluation_and_a_second_run_is_rejected(tmp_path, corpora)
     assert [epoch["step"] for epoch in events(tmp_path, "epoch")] == [32]
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2])
-def test_only_one_rank_prints_the_help_and_none_imports_tensorflow(tmp_path, num_ranks):
+def test_only_one_rank_prints_the_help_and_none_imports_tensorflow(tmp_path):
     (tmp_path / "tensorflow.py").write_text("raise SystemExit('help imports TensorFlow')\n")
     env = {"PYTHONPATH": str(tmp_path)}
-    result = run_module("lm.train", "--help", num_ranks=num_ranks, env=env)
+    result = run_module("lm.train", "--help", num_ranks=2, env=env)
     assert result.returncode == 0 and result.stdout.count("--max_steps") == 1
     assert "--batch_size" in result.stdout and "--data_url" in result.stdout
 
 
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        (["--keep_prob", 2], "keep_prob"),
-        (["--log_path", "/proc/no/x.log"], "(No such file or directory); check --log_path"),
-    ],
-)
-def test_bad_input_is_one_line_and_exit_code_2(tmp_path, corpora, arguments, message):
-    result = run_module(
-        "lm.train", *TINY, "--data_path", corpora, "--output_dir", tmp_path / "run", *arguments
-    )
-    assert message in one_error(result, 2)
+def test_bad_input_is_one_line_and_exit_code_2(tmp_path, corpora):
+    flags = ("--data_path", corpora, "--output_dir", tmp_path / "run")
+    result = run_module("lm.train", *TINY, *flags, "--log_path", "/proc/no/x.log")
+    assert "(No such file or directory); check --log_path" in one_error(result, 2)
     # The corrected command can use the directory.
     assert not os.path.exists(tmp_path / "run" / "run.json")
 
 
-@pytest.mark.parametrize("place, num_ranks", [("missing/timeline.json", 1), ("", 2)])
-def test_a_timeline_that_horovod_could_not_write_is_an_error(tmp_path, place, num_ranks):
-    flags = [*TINY, "--output_dir", tmp_path / "run", "--timeline", tmp_path / place]
-    result = run_module("lm.train", *flags, num_ranks=num_ranks)
-    error = one_error(result, 2, num_ranks)
+def test_a_timeline_that_horovod_could_not_write_is_an_error(tmp_path):
+    flags = [*TINY, "--output_dir", tmp_path / "run", "--timeline", tmp_path / "missing/t.json"]
+    error = one_error(run_module("lm.train", *flags, num_ranks=2), 2, num_ranks=2)
     assert "cannot be written: it must be a file in a directory" in error
 
 
@@ -151,12 +145,6 @@ def test_an_interrupt_during_the_imports_prints_no_stack_trace(tmp_path):
         process.send_signal(signal.SIGINT)
         assert process.communicate(timeout=30)[0] == ""
     assert process.returncode == -signal.SIGINT
-
-
-def test_the_log_may_be_in_the_directory_of_the_new_run(tmp_path, corpora):
-    log = tmp_path / "run/mine.log"
-    train_here(tmp_path / "run", *TINY, "--data_path", corpora, "--noeval", "--log_path", log)
-    assert "epoch 1" in log.read_text()
 
 
 @pytest.mark.parametrize(
@@ -179,7 +167,6 @@ def test_invalid_flags_do_not_create_a_run(tmp_path, corpora, arguments, message
 @pytest.mark.parametrize(
     "by_rank, message",
     [
-        ([("--batch_size", 1)] * 2, "batch_size is 1 but there are 2 ranks"),
         ([(), ("--max_steps", 31)], "disagree on max_steps: 30 on rank 0; 31 on rank 1"),
         ([(), ("--config", "broken.py")], "rank 1.*broken.py"),
     ],
@@ -233,15 +220,15 @@ def test_speeds_are_those_of_this_job_without_saves_and_validations(
     assert max(speeds[:6]) < 1 and min(speeds[6:]) > 20
 
 
-def test_the_embedded_corpus_is_learned_within_5_percent(tmp_path, corpora):
+def test_the_embedded_corpus_is_learned_within_6_percent_in_4_epochs(tmp_path, corpora):
     # One rank with one thread uses the least CPU time. Other numbers give the same result.
     result = train(
         tmp_path / "run", "--config", "config_test", "--data_path", corpora,
-        "--intra_op_threads", 1, timeout=300,
+        "--intra_op_threads", 1, "--num_epochs", 4, timeout=300,
     )  # fmt: skip
     known = json.loads((corpora / "embedded" / "truth.json").read_text())
     perplexity = events(tmp_path / "run", "test")[0]["test_perplexity"]
-    assert known["test_perplexity"] < perplexity < 1.05 * known["test_perplexity"]
+    assert known["test_perplexity"] < perplexity < 1.06 * known["test_perplexity"]
     assert f"(true: {known['test_perplexity']:.2f})" in result.stderr
 
 

@@ -1,15 +1,15 @@
-"""Gated convolutions of words (Dauphin et al. 2017, arXiv:1612.08083) that are read as spellings.
+"""Gated convolutions of words (Dauphin et al. 2017, arXiv:1612.08083) with a sampled softmax.
 
-The convolution of characters is that of Kim et al. (2016, arXiv:1508.06615). There is no state.
+There is no state. The losses are those of Jozefowicz et al. (2016, arXiv:1602.02410). The words of
+a micro-batch share the candidates, which are drawn with replacement from a log-uniform distribution
+of the token IDs. The inputs have batch normalization, whose statistics belong to a micro-batch.
 """
 
-import numpy as np
 import tensorflow.compat.v1 as tf
 
 from lm.config import Config
 
-NUM_CHARACTERS, LENGTH, UNITS = 27, 12, 8
-FILTERS = {1: 6, 3: 10}  # filters of characters by width
+CANDIDATES = 64
 WIDTH = 3  # words that a layer reads
 
 
@@ -44,13 +44,14 @@ def transform_gradients(gradients, context):
 def build_outputs(inputs_TB, state, context):
     """Return the outputs [T, B, H], and no state."""
     units = context.config.hidden_size
-    x_TBH = context.embed(inputs_TB) + _read_characters(inputs_TB, context)
-    x_BTH = tf.transpose(x_TBH, [1, 0, 2])
+    x_BTH = tf.transpose(_batch_norm(context.embed(inputs_TB), context), [1, 0, 2])
     for layer in range(context.config.num_layers):
         x_BTH = context.dropout(x_BTH, context.config.keep_prob)
         padded_BTH = tf.pad(x_BTH, [[0, 0], [WIDTH - 1, 0], [0, 0]])
         with tf.variable_scope(f"layer_{layer}"):
-            filters = tf.get_variable("filters", [WIDTH, units, 2 * units])
+            filters = tf.get_variable(
+                "filters", [WIDTH, units, 2 * units], regularizer=lambda w: 1e-3 * tf.nn.l2_loss(w)
+            )
             bias = tf.get_variable("bias", [2 * units], initializer=tf.zeros_initializer())
         y_BTG = tf.nn.conv1d(padded_BTH, filters, stride=1, padding="VALID") + bias
         linear_BTH, gate_BTH = tf.split(y_BTG, 2, axis=2)
@@ -58,16 +59,54 @@ def build_outputs(inputs_TB, state, context):
     return tf.transpose(x_BTH, [1, 0, 2]), {}
 
 
-def _read_characters(inputs_TB, context):
-    spelling = np.zeros([context.vocab_size, LENGTH], np.int32)
-    for row, word in zip(spelling, context.words):
-        row[: len(word)] = [1 + ord(character) % 26 for character in word[:LENGTH]]
-    characters_TBL = tf.gather(tf.constant(spelling), inputs_TB)
-    table = tf.get_variable("characters", [NUM_CHARACTERS, UNITS])
-    x_NLU = tf.reshape(tf.gather(table, characters_TBL), [-1, LENGTH, UNITS])
-    features = []
-    for width, num_filters in FILTERS.items():
-        filters = tf.get_variable(f"filters_{width}", [width, UNITS, num_filters])
-        y_NLF = tf.nn.conv1d(x_NLU, filters, stride=1, padding="VALID")
-        features.append(tf.reduce_max(tf.tanh(y_NLF), axis=1))
-    return tf.reshape(tf.concat(features, axis=1), [inputs_TB.shape[0], -1, 16])
+def _batch_norm(x_TBH, context):
+    """Normalize each unit (Ioffe & Szegedy 2015). Evaluation uses the moving averages."""
+    units = [x_TBH.shape[2]]
+    means = tf.get_variable("mean", units, trainable=False, initializer=tf.zeros_initializer())
+    squares = tf.get_variable("square", units, trainable=False, initializer=tf.ones_initializer())
+    mean, square = means, squares
+    if context.training:
+        mean = tf.reduce_mean(x_TBH, [0, 1])
+        square = tf.reduce_mean(tf.square(x_TBH), [0, 1])
+        for average, value in ((means, mean), (squares, square)):
+            update_op = average.assign(0.9 * average + 0.1 * value)
+            tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, update_op)
+    return (x_TBH - mean) * tf.math.rsqrt(square - tf.square(mean) + 1e-3)
+
+
+def build_losses(inputs_TB, targets_TB, state, context):
+    """Return the losses [T, B], sampled in training and exact in evaluation, and the state."""
+    outputs_TBH, after = build_outputs(inputs_TB, state, context)
+    units = context.config.hidden_size
+    weights_HV, bias_V = context.output_layer(units)
+    outputs_NH, targets_N = tf.reshape(outputs_TBH, [-1, units]), tf.reshape(targets_TB, [-1])
+    if context.training:
+        losses_N = _sampled_losses(outputs_NH, weights_HV, bias_V, targets_N, context)
+    else:
+        logits_NV = tf.matmul(outputs_NH, weights_HV) + bias_V
+        losses_N = tf.nn.sparse_softmax_cross_entropy_with_logits(
+            labels=targets_N, logits=logits_NV
+        )
+    return tf.reshape(losses_N, tf.shape(targets_TB)), after
+
+
+def _sampled_losses(outputs_NH, weights_HV, bias_V, targets_N, context):
+    """Correct logits by the expected counts (Bengio & Senecal 2008), and mask accidental hits."""
+    log_range = tf.math.log(tf.cast(context.vocab_size + 1, tf.float32))
+    uniform_C = tf.random.stateless_uniform([CANDIDATES], context.seed())
+    candidates_C = tf.cast(tf.exp(uniform_C * log_range), tf.int32) - 1
+    candidates_C = tf.clip_by_value(candidates_C, 0, context.vocab_size - 1)
+
+    def log_count(words):
+        first = tf.cast(words, tf.float32) + 1
+        return tf.math.log(CANDIDATES * tf.math.log((first + 1) / first) / log_range)
+
+    words = tf.concat([targets_N, candidates_C], axis=0)
+    weights = tf.gather(tf.transpose(weights_HV), words)
+    logits = tf.gather(bias_V, words) - log_count(words)
+    own_NH, drawn_CH = tf.split(weights, [tf.size(targets_N), CANDIDATES])
+    own_N, drawn_C = tf.split(logits, [tf.size(targets_N), CANDIDATES])
+    own_N += tf.reduce_sum(outputs_NH * own_NH, axis=1)
+    drawn_NC = tf.matmul(outputs_NH, drawn_CH, transpose_b=True) + drawn_C
+    drawn_NC -= 1e9 * tf.cast(tf.equal(candidates_C, targets_N[:, None]), tf.float32)
+    return tf.reduce_logsumexp(tf.concat([own_N[:, None], drawn_NC], axis=1), axis=1) - own_N

@@ -2,8 +2,6 @@
 
 import functools
 import re
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -26,7 +24,7 @@ pytestmark = pytest.mark.timeout(1800)  # the first test trains most runs
 # step. Validation is distributed, except on two ranks.
 CONFIG = (
     "--config", "config_test", "--batch_size", 10, "--keep_prob", 0.6, "--max_grad_norm", 2,
-    "--learning_rate", 0.5, "--max_steps", 100, "--log_every_steps", 1,
+    "--learning_rate", 0.5, "--max_steps", 40, "--log_every_steps", 1,
 )  # fmt: skip
 # In some steps, a cluster has no words in the rows of a rank, or of all ranks.
 ADAPTIVE = (
@@ -40,32 +38,22 @@ RUNS = {  # rank counts and flags
     ),
     # One rank updates the rows of the embedding in a different order than four ranks.
     "adagrad": (
-        (1, 2, 4), (*CONFIG, "--max_steps", 15, "--noeval", "--optimizer", "adagrad"),
+        (1, 4), (*CONFIG, "--max_steps", 15, "--noeval", "--optimizer", "adagrad"),
     ),
     # Weight masks and tied weights give the same gradients on any number of ranks.
-    "all model fields": (
+    "all model fields, an average of the weights and resets of the state": (
         (1, 2),
         (
-            *CONFIG, "--max_steps", 15, "--noeval", "--tie_weights", "--embedding_size", 24,
+            *CONFIG, "--num_steps_total", 15, "--tie_weights", "--embedding_size", 24,
             "--embedding_keep_prob", 0.7, "--output_keep_prob", 0.8, "--recurrent_keep_prob", 0.6,
             "--locked_dropout", "--forget_bias", 1, "--activation_penalty", 2,
-            "--temporal_activation_penalty", 1, "--embedding_init_scale", 0.2,
+            "--temporal_activation_penalty", 1, "--embedding_init_scale", 0.2, "--ema_decay", 0.9,
+            "--lr_schedule", "cosine", "--lr_min_ratio", 0.1, "--reset_state", "line",
+            "--eval_batch_size", 400, "--sample_every_steps", 5,
         ),
     ),
-    "average of the weights, steps and resets of the state": (
-        (1, 2),
-        (
-            *CONFIG, "--num_steps_total", 15, "--ema_decay", 0.9, "--lr_schedule", "cosine",
-            "--lr_min_ratio", 0.1, "--reset_state", "line", "--eval_batch_size", 400,
-            "--sample_every_steps", 5,
-        ),
-    ),
-    "adaptive softmax": ((1, 2, 4), ADAPTIVE),
-    "adaptive softmax in bfloat16": ((1, 2, 4), (*ADAPTIVE, "--precision", "bfloat16")),
-    "adaptive input": ((1, 2, 4), (*ADAPTIVE, "--adaptive_input", "--optimizer", "adagrad")),
-    "tied adaptive input": (
-        (1, 2, 4), (*ADAPTIVE, "--adaptive_input", "--tie_weights", "--embedding_size", 24),
-    ),
+    "adaptive softmax in bfloat16": ((1, 4), (*ADAPTIVE, "--precision", "bfloat16")),
+    "adaptive input": ((1, 4), (*ADAPTIVE, "--adaptive_input", "--optimizer", "adagrad")),
     # A saturated network has subnormal gradients, even before the last sum over 4 ranks.
     "subnormal numbers": (
         (1, 4),
@@ -131,7 +119,7 @@ def test_three_ranks_are_equal_up_to_rounding(ranks):
     together, alone = ranks(3) / "default", ranks(1) / "default"
     losses = [[event["loss"] for event in events(each, "step")] for each in (alone, together)]
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4)
-    assert len(losses[0]) == 100
+    assert len(losses[0]) == 40
     assert "3 ranks do not divide virtual_ranks 8" in events(together, "start")[0]["exact"]
 
 
@@ -157,28 +145,6 @@ def test_300_steps_of_each_config_are_bitwise_identical(tmp_path, ptb_archive, c
     for num_ranks in (1, 2, 4, 8):
         train(tmp_path / str(num_ranks), *flags, num_ranks=num_ranks, timeout=3600)
         check_same_bits(tmp_path / str(num_ranks), tmp_path / "1")
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(3600)
-def test_load_and_different_thread_counts_do_not_change_the_run(tmp_path, corpora, ranks):
-    """Results do not depend on timing, tensor fusion or thread counts."""
-    for turn in range(10):
-        output_dir = tmp_path / str(turn)
-        command = []
-        for rank in range(4):
-            launcher = mpirun(1)[1:] if command else mpirun(1)
-            flags = (*CONFIG, "--distributed_eval", "--data_path", corpora)
-            flags += ("--output_dir", output_dir)
-            threads = ("--intra_op_threads", 1 + (rank + turn) % 4)
-            command += [*launcher, sys.executable, "-m", "lm.train", *flags, *threads, ":"]
-        load = subprocess.Popen([sys.executable, "-c", "while True: pass"])
-        try:
-            result = run_command(command[:-1], environment(), timeout=300)
-        finally:
-            load.kill()
-        assert result.returncode == 0, result.stdout + result.stderr
-        check_same_bits(output_dir, ranks(1) / "default")
 
 
 def test_a_different_summation_order_is_detected(tmp_path, corpora):

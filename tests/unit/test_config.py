@@ -9,7 +9,6 @@ import pytest
 from lm.config import Config, RunOptions
 from lm.config_file import load_config_file
 from lm.errors import UserError
-from lm.record import may_differ
 from lm.search.settings import SearchOptions
 from lm.train import parse_flags
 
@@ -94,31 +93,6 @@ def test_each_setting_declares_its_effect():
     for cls in (Config, RunOptions, SearchOptions):
         found = {field.metadata["affects"] for field in dataclasses.fields(cls)}
         assert found <= {*effects, None} and cls.affects_by_default in effects
-
-
-@pytest.mark.parametrize(
-    "schedule, follows, decisive",
-    [
-        ("decay", False, set()),
-        ("decay", True, {"eval_batch_size", "eval_every_steps"}),
-        ("cosine", False, {"num_epochs", "num_steps_total"}),
-        ("of a newer version", False, {"num_epochs", "num_steps_total"}),
-    ],
-)
-def test_settings_that_decide_the_training_cannot_differ_on_resume(schedule, follows, decisive):
-    config = {"lr_schedule": schedule}
-    found = may_differ("resume", Config, config=config, follows_validation=follows)
-    assert (
-        found
-        == {
-            "name",
-            "num_epochs",
-            "num_steps_total",
-            "eval_batch_size",
-            "eval_every_steps",
-        }
-        - decisive
-    )
 
 
 def parse(*arguments):

@@ -36,18 +36,9 @@ MAY_IMPORT = {
     "check": {"cli", "kernels", "distributed"},
     "benchmark": set("cli kernels data distributed model optimize training config_file".split()),
 }
-COMMANDS = {
-    "api",
-    "average",
-    "train",
-    "evaluate",
-    "generate",
-    "score",
-    "export",
-    "synthesize",
-    "tokenizer",
-    "flags",
-}
+COMMANDS = set(
+    "api average train evaluate generate score export synthesize tokenizer flags".split()
+)
 WITHOUT_TENSORFLOW = {*BASE, "config_file", "data", "report", "cli", "search"} - {"system"}
 # The modules that a newcomer reads in a day; see CONTRIBUTING.md.
 SPINE = [

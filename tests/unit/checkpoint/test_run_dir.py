@@ -11,13 +11,11 @@ import sys
 
 import pytest
 
-from lm.checkpoint.progress import TrainProgress
 from lm.checkpoint.run_dir import open_run_dir
 from lm.config import RunOptions
 from lm.data.corpus import load_corpus
 from lm.errors import ProgramExit, RunError, UserError
 from lm.files import locked
-from lm.perplexity import NllSum
 from lm.record import RunRecord
 from tests.untrained import make_run, rewrite_manifest
 
@@ -212,16 +210,3 @@ def test_fields_of_a_different_version_are_rejected(resume):
         resume(lambda manifest: manifest["progress"].update(flux=1))
     with pytest.raises(UserError, match="cannot resume: flux was 1 in this run"):
         resume(lambda manifest: manifest["record"]["config"].update(flux=1))
-
-
-def test_progress_is_loaded_and_missing_fields_have_defaults(resume):
-    sums = {"epoch_nll": {"nats": 12.5, "tokens": 6}, "event_nll": {"nats": 2.5, "tokens": 1}}
-    seconds = {"epoch_seconds": 3.0, "event_seconds": 2.0, "event_exchange_seconds": 0.5}
-    whole = {"step": 7, "epochs_done": 1, **sums, **seconds, "valid_perplexity": 8.0}
-    expected = TrainProgress(
-        7, 1, NllSum(12.5, 6), 3.0, NllSum(2.5, 1), 2.0, 0.5, valid_perplexity=8.0
-    )  # fmt: skip
-    assert resume(lambda manifest: manifest.update(progress=whole)).manifest.progress == expected
-    del whole["event_exchange_seconds"]
-    expected.event_exchange_seconds = 0.0
-    assert resume(lambda manifest: manifest.update(progress=whole)).manifest.progress == expected

@@ -25,15 +25,6 @@ def test_stock_tensorflow_reads_a_checkpoint(tmp_path):
         np.testing.assert_array_equal(session.run(variable), ARRAYS["embedding"])
 
 
-def test_weights_are_averages_if_the_checkpoint_has_them(tmp_path):
-    arrays = {**ARRAYS, "embedding/average": ARRAYS["embedding"] + 1}
-    for step, has_average in [(1, False), (2, True)]:
-        averages_from = step - 1 if has_average else None
-        path = save(tmp_path, step, arrays=arrays, averages_from=averages_from)
-        average = "embedding/average" if has_average else "embedding"
-        assert tensors.weight_tensors(store.verify(str(path))) == {"embedding": average}
-
-
 def test_large_variables_are_saved_and_loaded_in_parts(tmp_path):
     """Only the variables of one group are in memory; most of these are larger than a group."""
     start = {"table": np.arange(300, dtype="f").reshape(60, 5), "bias": np.arange(200, dtype="f")}

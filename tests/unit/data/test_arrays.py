@@ -2,7 +2,6 @@
 
 import io
 import pickle
-import zipfile
 
 import numpy as np
 import pytest
@@ -97,17 +96,12 @@ OBJECTS = npy(np.array([1])).replace(b"'<i8'", b"'|O'  ")[:-8] + pickle.dumps(At
     ("name", "content", "message"),
     [
         ("train.npy", npy(IDS * 1.0), r"array of float64 of shape \(300,\): token IDs must be a"),
-        ("train.npy", npy(IDS > 3), "array of bool"),
         ("train.npy", npy(IDS.reshape(2, -1)), r"array of int64 of shape \(2, 150\)"),
-        ("train.npy", npy(np.int32(3)), r"array of int32 of shape \(\)"),
-        ("train.npy", npy(IDS).replace(b"(300,)", b"(-30,)"), r"of shape \(-30,\)"),
-        ("train.npy", npy(np.array(["a"])), "array of <U1"),
         ("train.npy", OBJECTS, r"array of object of shape \(1,\)"),
         ("train.npz", npz(IDS, IDS * 1.0), "train.npz, arr_1.npy is an array of float64"),
         ("train.npy", b"", "is not a NumPy array"),
         ("train.npy", b"the cat\n" * 9, "is not a NumPy array"),
         ("train.npy", npy(IDS)[:50], "is not a NumPy array"),
-        ("train.npy", npy(IDS).replace(b"shape", b"shabe"), "is not a NumPy array"),
         ("train.npy", npy(IDS)[:-1], "train.npy is truncated: copy it again"),
         ("train.npy", npy(IDS[:0]), "does not contain any token IDs"),
         ("train.npz", npz(), "does not contain any token IDs"),
@@ -123,19 +117,6 @@ def test_invalid_arrays_are_one_line(tmp_path, name, content, message):
     with pytest.raises(UserError, match=message) as raised:
         load(tmp_path, name, content)
     assert str(tmp_path / name) in str(raised.value) and "\n" not in str(raised.value)
-
-
-def test_other_zip_files_are_one_line(tmp_path):
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w") as archive:
-        archive.writestr("readme.txt", "no array")
-    content = bytearray(file.getvalue())
-    with pytest.raises(UserError, match=r"train.npz, readme.txt is not a NumPy array"):
-        load(tmp_path / "text", "train.npz", bytes(content))
-    content[6] |= 1  # the flag of an encrypted file, also in the directory of the archive
-    content[content.index(b"PK\1\2") + 8] |= 1
-    with pytest.raises(UserError, match=r"is not an \.npz file: .* encrypted"):
-        load(tmp_path / "encrypted", "train.npz", bytes(content))
 
 
 @pytest.mark.parametrize(

@@ -190,12 +190,6 @@ def test_a_file_that_changes_while_it_is_encoded_is_an_error(tmp_path, monkeypat
     assert not list((tmp_path / "d" / ".cache").glob("v*-*"))
 
 
-def test_a_user_without_a_home_directory_has_no_user_cache(monkeypatch):
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setattr("os.path.expanduser", lambda path: path)
-    assert lm.data.encoding.cache_directories("d") == ["d/.cache"]
-
-
 @pytest.mark.timeout(200)  # a virtual machine may be paused
 @pytest.mark.parametrize("corpus", ["files", "embedded"])
 def test_many_processes_create_a_corpus_together_and_encode_it_once(tmp_path, corpus):

@@ -1,13 +1,9 @@
 """Loading a data directory: accepted and rejected text files."""
 
-import fcntl
 import gzip
 import logging
 import os
 import pathlib
-import pty
-import struct
-import termios
 
 import numpy as np
 import pytest
@@ -136,7 +132,7 @@ def test_a_text_that_is_unreadable_for_a_moment_is_not_a_user_error(tmp_path):
         load_corpus(data_path)
 
 
-@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo, lambda p: os.symlink("/nowhere", p)])
+@pytest.mark.parametrize("make", [os.mkdir, lambda p: os.symlink("/nowhere", p)])
 def test_a_split_that_is_not_a_file_is_named(tmp_path, make):
     data_path = write(tmp_path / "d")
     os.remove(tmp_path / "d" / "test.txt")
@@ -157,7 +153,7 @@ def test_missing_permissions_are_user_errors(tmp_path):
     assert "(Permission denied); free some space, or choose a writable directory" in result.stderr
 
 
-@pytest.mark.parametrize("separator", ["\n", " "], ids=["lines", "one-line"])
+@pytest.mark.parametrize("separator", [pytest.param("\n", marks=pytest.mark.soak), " "])
 def test_memory_does_not_grow_with_the_corpus(tmp_path, separator):
     """With all 24 MB of IDs or all words in memory, a process would need 24 to 400 MB more.
 
@@ -218,17 +214,6 @@ def test_an_invalid_compressed_text_is_one_line(tmp_path, harm):
     message = r"train\.txt\.gz is not a complete \.gz file \(.*; compress"
     with pytest.raises(UserError, match=message):
         load_corpus(data_path)
-
-
-def test_the_progress_is_shown_on_a_terminal(tmp_path, monkeypatch):
-    data_path = write(tmp_path / "d", train="the cat sat\n" * 200_000)
-    reader, terminal = pty.openpty()
-    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("4H", 24, 80, 0, 0))
-    with os.fdopen(terminal, "w") as stderr:
-        monkeypatch.setattr("sys.stderr", stderr)
-        load_corpus(data_path)
-    assert b"encoding train.txt: " in os.read(reader, 100_000)
-    os.close(reader)
 
 
 @pytest.mark.ptb

@@ -189,7 +189,8 @@ def test_a_split_is_loaded_from_the_recorded_directory(tmp_path, own_text):
     with pytest.raises(UserError, match="--data_path"):
         load_text(run, "valid")
     assert load_text(run, "valid", str(tmp_path / "moved")).ids.tolist() == expected
-    # The vocabulary is the same, but the text is not the corpus of the run.
+    # The text is not the corpus of the run. It is read with the vocabulary of the run.
+    (tmp_path / "moved/train.txt").write_text("d d d c c b a\n" * 300)
     (tmp_path / "moved/valid.txt").write_text("d c b a\n")
     (tmp_path / "moved").rename(own_text)
     with pytest.raises(UserError, match=f"changed since .* --data_path {own_text}$"):

@@ -3,14 +3,13 @@
 import signal
 import subprocess
 import sys
-import threading
 import time
 
 import pytest
 
 from lm.distributed import supervisor
 from lm.distributed.communicator import Communicator
-from lm.distributed.supervisor import Interrupted, Supervisor
+from lm.distributed.supervisor import Supervisor
 from tests.commands import run_code
 from tests.meeting import on_ranks
 
@@ -121,50 +120,22 @@ def test_messages_name_ranks_on_many_hosts_briefly(num_ranks, named):
     assert f"in step 7, waiting for {named} (--step" in result.stderr
 
 
-def meet(monkeypatch, num_ranks, work, stop_requested=lambda rank: 0):
-    """Run work(waiting, rank) and gather the ranks on threads; return outcomes and progress."""
+@pytest.mark.parametrize("pieces", [(50, 0, 0), (0, 50, 20), (50, 50, 50)])
+def test_waiting_ranks_see_that_other_ranks_work(monkeypatch, pieces):
     monkeypatch.setattr(supervisor, "POLL_SECONDS", 0)
-    progress = [0] * num_ranks
+    progress = [0] * 3
 
     def run_rank(rank, gather):
         class Watched(Supervisor):
             def progressed(self):
                 progress[rank] += 1
-                self.signals.stop = stop_requested(rank)
 
         comm = Communicator()
         comm.gather = gather
-        try:
-            with Watched(comm, 0) as watched, watched.waiting("the evaluation") as waiting:
-                work(waiting, rank)
-                return waiting.gather(rank)
-        except Interrupted as interruption:
-            return interruption.number
+        with Watched(comm, 0) as watched, watched.waiting("the evaluation") as waiting:
+            for _ in range(pieces[rank]):
+                waiting.poll()
+            return waiting.gather(rank)
 
-    return on_ranks(num_ranks, run_rank), progress
-
-
-@pytest.mark.parametrize("pieces", [(50, 0, 0), (0, 50, 20), (50, 50, 50)])
-def test_waiting_ranks_see_that_other_ranks_work(monkeypatch, pieces):
-    def work(waiting, rank):
-        for _ in range(pieces[rank]):
-            waiting.poll()
-
-    outcomes, progress = meet(monkeypatch, 3, work)
-    assert outcomes == [[0, 1, 2]] * 3
+    assert on_ranks(3, run_rank) == [[0, 1, 2]] * 3
     assert min(progress) >= 50
-
-
-@pytest.mark.parametrize("busy, signalled", [(0, 1), (1, 0), (1, 1)])
-def test_a_stop_signal_interrupts_working_and_waiting_ranks(monkeypatch, busy, signalled):
-    stopped = threading.Event()
-
-    def work(waiting, rank):
-        while rank == busy:
-            waiting.poll()
-            stopped.set()
-
-    def stop_requested(rank):
-        return 15 * (rank == signalled and stopped.is_set())
-
-    assert meet(monkeypatch, 2, work, stop_requested)[0] == [15, 15]

@@ -138,16 +138,3 @@ def test_tensorboard_shows_no_perplexity_of_a_sampled_loss(tmp_path):
     reporter.event("step", step=100, epoch=1, loss=2.0)
     reporter.event("epoch", step=130, epoch=1, train_loss=3.0)
     assert read_scalars(tmp_path) == {"loss/train": [(100, 2.0)], "loss/epoch": [(130, 3.0)]}
-
-
-def test_tensorboard_shows_the_numbers_of_the_events(tmp_path):
-    reporter = Reporter(str(tmp_path), tensorboard=True)
-    reporter.event("step", step=100, epoch=1, loss=2.0, learning_rate=1.0, tokens_per_second=9.0)
-    reporter.event("epoch", step=130, epoch=1, train_perplexity=8.0, valid_perplexity=9.0)
-    reporter.event("test", step=130, test_perplexity=10.0)  # still open, as in a killed run
-    scalars = read_scalars(tmp_path)
-    assert scalars["loss/train"] == [(100, 2.0)]
-    assert scalars["perplexity/valid"] == [(130, 9.0)]
-    assert scalars["perplexity/test"] == [(130, 10.0)]
-    assert scalars["learning_rate"] == [(100, 1.0)]
-    assert abs(scalars["perplexity/step"][0][1] - math.exp(2)) < 1e-5

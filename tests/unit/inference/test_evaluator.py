@@ -58,10 +58,3 @@ def test_metrics_agree_with_the_scores_of_the_text(tmp_path, kind, num_tokens):
     else:
         assert "bits_per_character" not in found
     assert (found["word_perplexity"] == found["perplexity"]) == (kind == "words")
-
-
-def test_unknown_words_are_counted(tmp_path):
-    write_run(tmp_path / "run", Config(hidden_size=8), WORD)
-    (tmp_path / "text").write_text("thé zebra\n")
-    (found,) = evaluate(str(tmp_path / "run"), [str(tmp_path / "text")])
-    assert found["unknown"] == 1 and found["bits_per_byte"] > 0

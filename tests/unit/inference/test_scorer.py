@@ -46,13 +46,6 @@ def test_a_score_does_not_depend_on_other_sentences(run, sentences):
         assert str(alone) == str(score)
 
 
-def test_a_score_depends_on_row_and_batch_size_only_by_rounding(run, sentences):
-    single = Scorer(run, batch_size=1)
-    for score, one in zip(Scorer(run, batch_size=8).score(sentences), single.score(sentences)):
-        assert (one.text, one.unknown) == (score.text, score.unknown)
-        np.testing.assert_allclose(one.log_probs, score.log_probs, rtol=1e-5)
-
-
 def test_unknown_words_are_scored_as_unk_and_counted(run):
     known, unknown = Scorer(run, 2).score(["w1 <unk> w2", "w1  zebra\tw2"])
     np.testing.assert_array_equal(known.log_probs, unknown.log_probs)

@@ -13,7 +13,7 @@ from lm.errors import RunError, UserError
 from lm.inference.evaluator import load_text
 from lm.inference.trained_run import Run, open_run
 from tests.limits import file_size_limit
-from tests.untrained import make_run, write_run
+from tests.untrained import write_run
 
 WITH_UNK = Words(Vocabulary(("<eos>", "<unk>", "a", "bcd", "é")))
 WITHOUT_UNK = Words(Vocabulary(("<eos>", "a")))
@@ -41,16 +41,6 @@ def test_a_full_temporary_directory_is_named(tmp_path, monkeypatch):
     message = rf"^cannot write to {tmp_path} \(File too large\): free some space, or set TMPDIR"
     with file_size_limit(4), pytest.raises(RunError, match=message):
         load_text(run_of(WITH_UNK), str(tmp_path / "text"))
-
-
-def test_a_different_corpus_is_read_with_the_vocabulary_of_the_run(tmp_path, corpora):
-    make_run(tmp_path / "run", corpora)
-    run = open_run(tmp_path / "run")
-    own = load_text(run, "valid", str(corpora))
-    other = load_text(run._replace(tokenizer=WITH_UNK), "valid", str(corpora))
-    assert len(own.ids) == len(other.ids) > 20_000 and own.encoded.unknown == 0
-    assert set(other.ids) == {WITH_UNK.eos_id, WITH_UNK.unk_id}
-    assert other.encoded.unknown == len(other.ids) - sum(other.ids == WITH_UNK.eos_id)
 
 
 def test_weights_with_different_settings_are_rejected(tmp_path):

@@ -129,19 +129,6 @@ def test_cluster_cross_entropy_and_its_gradient(N, V, K, precision):
         assert_near(one, other, precision)
 
 
-@pytest.mark.parametrize("scale", [1e3, 1e30])  # the second overflows
-def test_large_logits_of_a_cluster(scale):
-    hidden, words, targets, dnll = cluster_inputs(5, 600, 3)
-    hidden[2] *= scale
-    words[300:] *= 10  # the maximum changes between blocks
-    if scale > 1e10:
-        words *= 1e10
-    nll, dhidden, dwords = cluster_results([hidden, words, targets, dnll])
-    finite = scale < 1e10
-    assert np.isfinite(nll[2]) == np.isfinite(dhidden[2]).all() == finite
-    assert finite or np.isnan(dwords).any()
-
-
 def test_nan_in_a_word_of_a_cluster_shows_in_the_loss():
     inputs = cluster_inputs(5, 600, 3)
     inputs[1][430, 1] = np.nan

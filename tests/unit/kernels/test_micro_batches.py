@@ -33,16 +33,6 @@ def on_ranks(num_ranks, fetch, tensors_TB):
     return outputs
 
 
-def assert_equal_on_ranks(whole, *spread):
-    """Compare sums and results [T, B, ...] of rows on one rank with those on more ranks."""
-    ((sums, of_rows),) = whole
-    for ranks in spread:
-        for one, *many in zip(sums, *(rank[0] for rank in ranks)):
-            np.testing.assert_array_equal(one, tree(many))
-        for one, *many in zip(of_rows, *(rank[1] for rank in ranks)):
-            np.testing.assert_array_equal(one, np.concatenate(many, axis=1))
-
-
 def tokens(x_TB):
     return tf.reshape(x_TB, [-1, x_TB.shape[2]])
 
@@ -135,33 +125,3 @@ def test_tokens_ordered_by_micro_batch_can_be_summed(counts, bf16):
 def test_invalid_ends_of_micro_batches_are_an_error(ends):
     with pytest.raises(tf.errors.InvalidArgumentError, match="micro-batch"):
         run(lambda x, e: kernels.token_sum(x, x, False, (), e), [numbers(6, 2), np.array(ends)])
-
-
-# Recurrent weights that fit into the cache of a core and that do not, and one row per rank.
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-@pytest.mark.parametrize("T, B, H", [(3, 20, 24), (4, 8, 33), (2, 21, 330), (2, 4, 40)])
-def test_a_step_does_not_depend_on_the_number_of_ranks(T, B, H, precision):
-    V = 211
-    words = np.random.default_rng(0).integers(V, size=(T, B, 1))
-
-    def step(micro_batches, x, words, h0, c0):
-        weights = [
-            tf.constant(numbers(*shape) * H**-0.5)
-            for shape in ([H, 4 * H], [4 * H], [H, 4 * H], [H, V], [V])
-        ]
-        w_input, bias, w_recurrent, w_softmax, b_softmax = weights
-        projected = kernels.matmul(tokens(x), w_input, precision, micro_batches)
-        projected = tf.reshape(projected, [T, -1, 4 * H])
-        recurrence = [projected, bias, w_recurrent, h0[0], c0[0]]
-        h, _, c_last = kernels.lstm_recurrence(*recurrence, precision, micro_batches)
-        targets, scale = tf.reshape(words, [-1]), tf.fill([T * sum(micro_batches)], 1 / B)
-        softmax = [tokens(h), w_softmax, b_softmax, targets, scale]
-        loss, nll = kernels.softmax_cross_entropy(*softmax, precision, micro_batches=micro_batches)
-        sums = [loss, *tf.gradients(loss, weights)]
-        of_rows = [h, c_last[None], tf.reshape(nll, [T, -1]), tf.gradients(loss, x)[0]]
-        return sums, of_rows
-
-    inputs = [numbers(T, B, H), words, numbers(1, B, H, seed=1), numbers(1, B, H, seed=2)]
-    # 4 ranks have two micro-batches each: one tree per rank, and one tree over the ranks.
-    found = run(lambda *p: [on_ranks(num_ranks, step, p) for num_ranks in (1, 4)], inputs)
-    assert_equal_on_ranks(*found)

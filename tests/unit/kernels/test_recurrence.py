@@ -90,18 +90,6 @@ def test_recurrence_of_a_row_does_not_depend_on_other_rows(H, precision):
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_single_steps_equal_a_window(precision):
-    """A single step reads the weights without packing them."""
-    projected, bias, weights, h, c = lstm_inputs(3, 7, 200)
-    whole = run(lambda *p: kernels.lstm_recurrence(*p, precision), [projected, bias, weights, h, c])
-    for t in range(3):
-        step = [projected[t : t + 1], bias, weights, h, c]
-        outputs, h, c = run(lambda *p: kernels.lstm_recurrence(*p, precision), step)
-        np.testing.assert_array_equal(outputs[0], whole[0][t])
-    np.testing.assert_array_equal([h, c], whole[1:])
-
-
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_recurrence_propagates_nan(bad, precision):
     inputs = lstm_inputs(2, 3, 20)

@@ -1,11 +1,12 @@
 """Mistakes in networks of config files are reported in one line."""
 
 import pytest
+import tensorflow.compat.v1 as tf
 
 from lm import logger
 from lm.errors import UserError, short_message
 from lm.user.trial_run import check_network
-from tests.unit.model.networks import GOOD, HEADER, SCOPED, V, train_and_evaluate
+from tests.unit.model.networks import CLASSIC, GOOD, HEADER, SCOPED, V, train_and_evaluate
 
 MISTAKES = {
     "    return x\n": "must return (outputs, new_state), not a tensor of shape (5, 3, 4)",
@@ -18,18 +19,12 @@ MISTAKES = {
         "line 14, in build_outputs: variable w is created twice: use a separate",
     "    x = tf.map_fn(lambda row: tf.matmul(row, row), x)\n" + GOOD:
         "line 13, in build_outputs: ValueError: Dimensions must be equal",
-    "    x = tf.map_fn(lambda row: context.dropout(row, 1.5), x)\n" + GOOD:
-        "line 13, in build_outputs: UserError: keep_prob must be above 0 and at most 1",
     "    return x, {'h': None}\n": "new_state['h'] must be a tensor, not a NoneType",
-    "    y = tf.matmul(x[0], x[1])\n": "line 13, in build_outputs: ValueError: Dimensions must be",
     "    with tf.variable_scope('state'):\n        x *= tf.get_variable('h', [4])\n" + GOOD:
         "line 14: build_outputs has the variable state/h, a name of the recurrent state in a",
     "    w = tf.get_variable('w', [4], tf.float64)\n" + GOOD: "variable w is float64",
     "    w = tf.get_variable('w', [0, 4])\n" + GOOD:
         "line 13, in build_outputs: variable w has the shape (0, 4): the number of elements must",
-    "    start = tf.zeros(inputs_TB[0])\n"
-    "    w = tf.get_variable('w', initializer=start, validate_shape=False)\n" + GOOD:
-        "in build_outputs: variable w has the shape",
     "    w = tf.get_variable('w', initializer='a', trainable=False)\n" + GOOD:
         "line 13, in build_outputs: variable w is string, not one of bool, uint8, int8, int32",
     "    w = tf.Variable(tf.zeros([4]))\n" + GOOD:
@@ -60,9 +55,6 @@ MISTAKES = {
     "    n = tf.get_variable('n', [], initializer=tf.ones_initializer(), trainable=False)\n"
     "    with tf.control_dependencies([] if context.training else [n.assign_add(1.0)]):\n"
     "        x *= n\n" + GOOD: "assigns to a variable (eval/lm_network/AssignAddVariableOp)",
-    "    n = tf.get_variable('n', [], initializer=tf.ones_initializer(), trainable=False)\n"
-    "    x = tf.scan(lambda h, x: h + x * n.assign_add(1.0), x, state['h'])\n" + GOOD:
-        "assigns to a variable (",
     "    x *= tf.cast(tf.train.get_or_create_global_step(), tf.float32)\n" + GOOD:
         "line 13: build_outputs uses the global step, which exists only in training: use context.",
     "    w = tf.get_variable('w', [4, 4])\n"
@@ -80,20 +72,11 @@ MISTAKES = {
     "    rows = tf.reshape(x, [-1, 4])\n"
     "    return x, {'h': tf.boolean_mask(rows, rows[:, 0] < 9)}\n":
         "[15,4] is not compatible with expected shape [3,4]",
-    "    y = tf.boolean_mask(tf.transpose(x, [1, 0, 2]), inputs_TB[0] >= 0)\n"
-    "    y = tf.boolean_mask(y, inputs_TB[:, 0] >= 0, axis=1)\n    return y, {'h': x[-1]}\n":
-        "[3,5,4] is not compatible with expected shape [5,3,4]",
     "    x += tf.gather(state['h'], inputs_TB + 9)\n" + GOOD:
         "mine.py, line 13: InvalidArgumentError: indices[",
     "    y = tf.py_func(lambda words: {}[int(words[0, 0])], [inputs_TB], tf.float32)\n"
     "    x *= tf.ensure_shape(y, [])\n" + GOOD:
         "mine.py, line 13: UnknownError: KeyError: ",
-    "    count = lambda row: tf.py_func(lambda words: {}[int(words[0])], [row], tf.float32)\n"
-    "    x *= tf.reshape(tf.map_fn(count, inputs_TB, dtype=tf.float32), [-1, 1, 1])\n" + GOOD:
-        "mine.py: UnknownError: KeyError: ",
-    "    y = tf.ones([1, 2, 1, 2, 1, 2]) * x[0, 0, 0] + tf.ones([2, 1, 2, 1, 2, 1]) * x[0, 0, 1]\n"
-    "    x += tf.stop_gradient(tf.reduce_sum(y))\n" + GOOD:
-        "mine.py, line 13: UnimplementedError: Broadcast between",
     "    x = tf.function(lambda row: context.dropout(row, 0.5))(x)\n" + GOOD:
         "context.dropout is called in a tf.function, whose calls",
 }  # fmt: skip
@@ -150,23 +133,17 @@ TAKEN = "    x += tf.get_variable('%s', [4])\n" + GOOD
         (CONSTANT + STATE_ONLY, {}, "mine.py: ValueError: No variables to optimize"),
         (HEADER + TAKEN % "embedding/Adam", {"optimizer": "adam"}, "mine.py: ValueError: "),
         (
-            HEADER + TAKEN.replace("x +=", "x += tf.get_variable('v', [4]) *") % "v/average",
-            {"asgd_trigger_epochs": 1},
-            "mine.py: ValueError: Variable v/average already exists",
-        ),
-        (
             HEADER + "    context.dropout(tf.transpose(x, [1, 0, 2]), 0.5)\n" + GOOD,
             {"locked_dropout": True},
             "locked_dropout needs [T, B, ...], not [3, 5, 4]",
         ),
         (TOP + "    x *= SCALE\n" + GOOD, {}, "create tensors inside the function"),
         (HEADER + GOOD, {"activation_penalty": 2.0}, "does not call context.penalize"),
-        (HEADER + GOOD, {"temporal_activation_penalty": 1.0}, "does not call context.penalize"),
         (HEADER + GOOD, {"recurrent_keep_prob": 0.5}, "does not call context.drop_weights"),
     ],
     ids=["logits", "no table", "two tables", "size", "logits and cutoffs", "cutoffs",
          "tied and cutoffs", "no bands", "cluster's name", "no variables", "adam's name",
-         "average's name", "lock", "top", "penalty", "temporal penalty", "weight-drop"],
+         "lock", "top", "penalty", "weight-drop"],
 )  # fmt: skip
 def test_incompatible_settings_are_one_line(load, text, fields, message):
     with pytest.raises(UserError) as error:
@@ -274,3 +251,17 @@ def test_a_mistake_only_for_single_words_says_so(load, body, message):
 @pytest.mark.parametrize("size, shown", [(300, 300), (301, 300)])
 def test_long_messages_are_cut(size, shown):
     assert short_message(ValueError("x" * size)) == "ValueError: " + "x" * shown
+
+
+def test_missing_tf_keras_is_an_error_that_names_the_package(load, monkeypatch):
+    def gone(*arguments, **options):
+        raise AttributeError("`BasicLSTMCell` is not available with Keras 3.")
+
+    file = load(CLASSIC)
+    monkeypatch.setattr("tensorflow.compat.v1.nn.rnn_cell.BasicLSTMCell", gone, raising=False)
+    minor = ".".join(tf.__version__.split(".")[:2])
+    missing = rf"pip install --no-deps 'tf_keras=={minor}\.\*'\)?$"
+    with pytest.raises(UserError, match=missing):
+        train_and_evaluate(file)
+    with pytest.raises(UserError, match=rf", line \d+: AttributeError: .*{missing}"):
+        load(HEADER + "tf.nn.rnn_cell.BasicLSTMCell()\n")

@@ -111,9 +111,6 @@ def test_a_part_of_an_epoch_is_not_a_whole(tmp_path):
     "name, content, message",
     [
         ("metrics.jsonl", None, "is not a run: .*metrics.jsonl: No such file"),
-        ("run.json", None, "is not a run: it has no run.json"),
-        ("run.json", "[1]", "run.json is corrupt: it must be a JSON object"),
-        ("run.json", "[" * 99999, "run.json is corrupt: it has too many levels"),
         ("run.json", '{"vocabulary": %s}' % ("[" * 99 + "]" * 99), "corrupt: it has too many"),
         (
             "run.json",

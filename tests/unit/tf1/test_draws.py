@@ -6,7 +6,7 @@ import tensorflow.compat.v1 as tf
 
 from lm.model.context import Context
 from lm.model.network import Network
-from tests.unit.model.networks import needs_tf_keras, train_and_evaluate
+from tests.unit.model.networks import needs_tf_keras
 
 pytestmark = needs_tf_keras
 
@@ -64,9 +64,3 @@ def test_draws_depend_only_on_the_step(load, text):
 
 def test_dropout_applies_only_in_training(load):
     assert (outputs_of(load(model=CELLS), None)[0] != 0).all()
-
-
-@pytest.mark.parametrize("text", [LAYERS, CELLS])
-def test_a_program_with_dropout_trains(load, text):
-    file = load(model=text)
-    assert train_and_evaluate(file) == train_and_evaluate(file)

@@ -4,6 +4,7 @@ import pytest
 
 from lm.errors import UserError
 from tests.unit.model.networks import needs_tf_keras, train_and_evaluate
+from tests.unit.tf1.conftest import CONFIG as PLAIN
 
 pytestmark = needs_tf_keras
 
@@ -85,20 +86,10 @@ def build(x):
     scale = tf.placeholder_with_default(1.0, [])
     return tf.nn.dropout(x, keep_prob) * scale
 """
-WITH_DEFAULTS = """
-from lm import tf1
-from lm.config import Config
-
-model = tf1.load("{path}")
-
-def get_config():
-    return Config(name="mine", hidden_size=4, num_steps=5, batch_size=4)
-
-def build_outputs(inputs_TB, state, context):
-    x = context.embed(inputs_TB)
-    with tf1.fed({fed}):
-        return model.build(x), {{}}
-"""
+WITH_DEFAULTS = PLAIN.replace(
+    "return model.build(context.embed(inputs_TB), context.training), {{}}",
+    "x = context.embed(inputs_TB)\n    with tf1.fed({fed}):\n        return model.build(x), {{}}",
+)
 
 
 def test_defaults_are_fed_by_name(load, caplog):

@@ -240,28 +240,6 @@ def test_a_copied_config_file_finds_copies_of_its_files(load, tmp_path):
     assert train_and_evaluate(copy)
 
 
-WHOLE = """
-import tensorflow as tf
-
-def build(x, is_training):
-    y = x * tf.get_variable("w", [4])
-    calls = tf.Variable(0, name="calls", trainable=False)
-    rate = tf.Variable(0.0, name="rate", trainable=False)
-    if is_training:
-        tf.assign(rate, tf.placeholder(tf.float32, [], name="new_rate"))
-        weights = tf.trainable_variables()
-        gradients, _ = tf.clip_by_global_norm(tf.gradients(tf.reduce_sum(y), weights), 5)
-        tf.train.ProximalAdagradOptimizer(rate).apply_gradients(zip(gradients, weights))
-    return y + tf.cast(calls, tf.float32)
-"""
-
-
-def test_the_optimizer_of_a_program_is_ignored_with_a_warning(load, caplog):
-    losses = train_and_evaluate(load(model=WHOLE))
-    assert losses[-1] < losses[0]
-    assert "the program's ProximalAdagradOptimizer is not used: set --optimizer" in caplog.text
-
-
 def test_replaced_functions_belong_to_a_program(load):
     replaced = "model.tf.layers.dense = model.array_ops.reshape = lambda x: x\n"
     text = "import tensorflow as tf\nfrom tensorflow.python.ops import array_ops\n\n"

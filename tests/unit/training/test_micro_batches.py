@@ -8,7 +8,6 @@ import tensorflow.compat.v1 as tf
 
 from lm import kernels
 from lm.config import Config
-from lm.config_file import load_config_file
 from lm.data.batches import Rows, rows_of_rank
 from lm.distributed.communicator import Communicator
 from lm.errors import UserError
@@ -17,11 +16,9 @@ from lm.model import lstm
 from lm.model.network import Network
 from lm.model.windows import WindowRunner, build_window_graph
 from lm.training.step import Division, build_train_graph, run_step
-from tests.commands import ROOT
 from tests.unit.model.networks import GOOD, HEADER, V, fields_read_by
 
 needs_kernels = pytest.mark.skipif(not kernels.available(), reason="needs the compiled ops")
-NETWORKS = ROOT / "tests/networks"
 
 
 def train(config, functions=BUILT_IN, threads=1, at_once=1, steps=3, vocab_size=V):
@@ -100,15 +97,6 @@ def test_a_plain_product_with_a_weight_is_found(monkeypatch):
     monkeypatch.setattr(lstm, "lstm_layer", scaled_layer)
     with pytest.raises(AssertionError, match="scale"):
         test_the_gradients_of_the_built_in_network_are_exact({})
-
-
-@needs_kernels
-@pytest.mark.parametrize("name", ["recurrence", "convolution"])
-def test_a_user_defined_network_does_not_depend_on_the_number_of_threads(name):
-    file = load_config_file(str(NETWORKS / f"{name}.py"))
-    one = train(file.config, file.functions, threads=1)
-    for threads in (2, 3):
-        assert_equal(train(file.config, file.functions, threads=threads), one, rtol=0)
 
 
 @pytest.mark.parametrize("num_parts, threads", [(1, 1), (4, 1), (6, 1), (6, 4), (7, 2)])
