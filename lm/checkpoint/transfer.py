@@ -100,11 +100,12 @@ class _Rows(NamedTuple):
     def slice_spec(self) -> str:
         return "" if self.is_whole else slice_spec(self.shape, self.first_row, self.num_rows)
 
-    def of(self, variable: tf.Variable) -> tf.Variable | tf.Tensor:
-        return variable if self.is_whole else variable.sparse_read(self.indices())
-
     def indices(self) -> tf.Tensor:
         return tf.range(self.first_row, self.first_row + self.num_rows)
+
+
+def _rows_tensor(rows: _Rows, variable: tf.Variable) -> tf.Variable | tf.Tensor:
+    return variable if rows.is_whole else variable.sparse_read(rows.indices())
 
 
 def _divide(
@@ -145,7 +146,7 @@ class VariableReader:
         variables = _global_variables(tf.get_default_graph())
         with tf.name_scope("lm_reader"):
             self._groups = [
-                [(rows, rows.of(variables[rows.name])) for rows in group]
+                [(rows, _rows_tensor(rows, variables[rows.name])) for rows in group]
                 for group in _grouped(_divide(variables, group_bytes), group_bytes)
             ]
 

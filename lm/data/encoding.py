@@ -115,8 +115,7 @@ def encode_corpus(recipe: Recipe, directory: str) -> tuple[Tokenizer, dict[str, 
     """
     config, tokenizer = recipe.config, recipe.tokenizer
     paths = {split: os.path.join(directory, f"{split}.ids") for split in recipe.sources}
-    # Each new piece gets the next ID.
-    pieces, found = collections.defaultdict(itertools.count().__next__), {}
+    pieces, found = _new_ids(), {}
     # The long split comes last, so that invalid bytes in the short splits are found within seconds.
     for split, source in reversed(recipe.sources.items()):
         logger.info("encoding %s", source.path)
@@ -138,6 +137,11 @@ def encode_corpus(recipe: Recipe, directory: str) -> tuple[Tokenizer, dict[str, 
     if any(split.unknown for split in found.values()) and vocabulary.unk_id is None:
         vocabulary = Vocabulary((*vocabulary.words, UNK))
     return kind(vocabulary), found
+
+
+def _new_ids() -> dict[str, int]:
+    """Return an empty dictionary that gives each new piece the next ID."""
+    return collections.defaultdict(itertools.count().__next__)
 
 
 def _write_pieces(

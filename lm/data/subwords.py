@@ -270,12 +270,14 @@ class _HuggingFace(_Subwords):
 
 def _gpt2(files: Mapping[str, bytes]) -> Any:
     """Return the tokenizer of GPT-2's release."""
-    from tokenizers import ByteLevelBPETokenizer
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     vocabulary, merges = (files[name].decode() for name in _GPT2)
     lines = [line for line in merges.splitlines() if line and not line.startswith("#version")]
     pairs = [tuple(line.split(" ")) for line in lines]
-    model = ByteLevelBPETokenizer(json.loads(vocabulary), pairs)
+    model = Tokenizer(models.BPE(vocab=json.loads(vocabulary), merges=pairs))
+    model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    model.decoder = decoders.ByteLevel()
     model.add_special_tokens([name for name in _SEPARATORS if model.token_to_id(name) is not None])
     return model
 

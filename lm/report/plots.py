@@ -54,6 +54,11 @@ def line_style(index: int) -> tuple[str, str]:
     return COLORS[index % len(COLORS)], dashes
 
 
+def plain_text(text: str) -> str:
+    """Escape a text for plotly.js, which reads tags such as <b> in its texts."""
+    return html.escape(text, quote=False)
+
+
 def _plot(title: str, unit: str, traces: Iterable[Plot]) -> Plot:
     return {"title": title, "unit": unit, "data": list(traces)}
 
@@ -65,7 +70,7 @@ class _Curves:
         self.run, self._unit, self._limit, self._clock = run, unit, limit, run.clock()
         self._meta = {
             "run": index,
-            "name": html.escape(run.name, quote=False),  # plotly.js reads tags such as <b>
+            "name": plain_text(run.name),
             "epochs": 1 / (run.start.get("steps_per_epoch") or math.nan),
             "tokens": run.tokens_per_step,
         }

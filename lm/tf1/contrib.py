@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow.compat.v1 as tf
@@ -120,6 +120,10 @@ class HParams:
         setattr(self, name, value)
 
     set_hparam = add_hparam
+
+    def override_from_dict(self, values: Mapping[str, Any]) -> HParams:
+        self.__dict__.update(values)
+        return self
 
 
 def _lstm_block_cell(
