@@ -19,6 +19,7 @@ from lm.system import import_tensorflow
 if TYPE_CHECKING:
     from lm.inference.generator import Generated
     from lm.inference.scorer import Score
+    from lm.inference.trained_run import Run
 
 _connect = functools.cache(connect)  # at most one connection per process
 
@@ -79,21 +80,19 @@ def open_run(
       config: The config file of the run, if it defines a network or config fields.
       allow_changed_config_file: Whether the config file may have changed since the training.
     """
-    return TrainedRun(directory, checkpoint, config, allow_changed_config_file)
+    import_tensorflow()
+    from lm.inference import trained_run
+
+    functions = load_config_file(config).functions if config else BUILT_IN
+    run = trained_run.open_run(directory, checkpoint, functions, allow_changed_config_file)
+    return TrainedRun(run, allow_changed_config_file)
 
 
 class TrainedRun:
     """A trained run. It keeps the sessions of earlier calls, so that later calls are fast."""
 
-    def __init__(
-        self, directory: str, checkpoint: str, config: str | None, allow_changed_config_file: bool
-    ):
-        import_tensorflow()
-        from lm.inference.trained_run import open_run
-
-        self._functions = load_config_file(config).functions if config else BUILT_IN
-        self._options = {"allow_changed_config_file": allow_changed_config_file}
-        self._run = open_run(directory, checkpoint, self._functions, **self._options)
+    def __init__(self, run: "Run", allow_changed_config_file: bool):
+        self._run, self._allow_changed_config_file = run, allow_changed_config_file
         self._opened: dict[tuple, Any] = {}  # generators and scorers
 
     def _open(self, kind: type, rows: int) -> Any:
@@ -131,8 +130,9 @@ class TrainedRun:
         from lm.inference.evaluator import evaluate
 
         run = self._run
-        arguments = {"functions": self._functions, **self._options, **options}
-        return evaluate(run.directory, [split], run.checkpoint.path, **arguments)[0]
+        options |= dict(functions=run.functions)
+        options |= dict(allow_changed_config_file=self._allow_changed_config_file)
+        return evaluate(run.directory, [split], run.checkpoint.path, **options)[0]
 
     def metrics(self) -> list[dict[str, Any]]:
         """Return the events of the training, for example for `pandas.DataFrame`."""

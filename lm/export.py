@@ -5,7 +5,8 @@
 
 With --format npz or safetensors, the command writes a file with the weights for other frameworks.
 The name of each weight is the name of its variable. With --format tf1, it writes a checkpoint that
-the original TF 1.x program can restore. The rest of this text is about SavedModels.
+the original TF 1.x program can restore (docs/fine_tuning.md). The rest of this text is about
+SavedModels.
 
 The network computes in float32, regardless of the run's --precision:
 
@@ -53,9 +54,6 @@ and c of the second layer, and so on. The state of a user-defined network consis
 parts of the states in its state_shapes. If the network defines reads_words, the state instead
 consists of the IDs of the last tokens, each increased by 1. The bits of integers are stored as
 float32 values.
-
-With --format tf1, the export is a checkpoint that the TF 1.x program of a user-defined network
-restores with tf.train.Saver; see docs/fine_tuning.md.
 """
 
 import dataclasses

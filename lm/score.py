@@ -157,7 +157,7 @@ class Totals:
             "perplexity_without_unknown": self._known.perplexity,
         }
         return {
-            "log_probability": -self._all.nats,
+            "log_probability": 0.0 - self._all.nats,
             "tokens": self._all.tokens,
             "unknown": self._unknown,
             **{k: v if math.isfinite(v) else None for k, v in perplexities.items()},
@@ -204,9 +204,9 @@ def _kenlm_line(score, tokenizer) -> str:
     for position, (word, token, log10) in enumerate(zip(words, score.ids, log10s), 2):
         word = "".join("_" if c.isspace() else c for c in word) or "_"
         number = 0 if token == tokenizer.unk_id else token + 1
-        cells.append(f"{word}={number} {position} {log10}")
+        cells.append(f"{word}={number} {position} {log10!s}")
     num_unknown = np.count_nonzero(score.ids == tokenizer.unk_id)
-    return "\t".join([*cells, f"Total: {total} OOV: {num_unknown}"])
+    return "\t".join([*cells, f"Total: {total!s} OOV: {num_unknown}"])
 
 
 def main() -> None:

@@ -2,12 +2,11 @@
 
 import contextlib
 import dataclasses
-import functools
 import itertools
 import math
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -69,20 +68,23 @@ def evaluate(
         if lines:
             scorer = Scorer(run, run.config.eval_batch_size, device=device)
             session: Any = contextlib.closing(scorer)
-            sum_up = functools.partial(_sum_of_lines, scorer, comm)
         else:
+            ranks = comm.rank, comm.size, True, num_threads
             session, evaluator = open_session(
-                run,
-                lambda network: Evaluator(
-                    network, run.tokenizer.eos_id, comm.rank, comm.size, True, num_threads
-                ),
-                device,
+                run, lambda network: Evaluator(network, run.tokenizer.eos_id, *ranks), device
             )
-            sum_up = functools.partial(_sum_of_windows, session, evaluator)
+
+    def sum_up(text: Text) -> NllSum:
+        # A stop signal ends an evaluation immediately, because there is nothing to save.
+        with supervisor.waiting(f"the evaluation of {text.name}", stoppable=False) as waiting:
+            if lines:
+                return _sum_of_lines(scorer, comm, text, waiting)
+            return evaluator.run(session, text.name, text.ids, waiting.gather, waiting.poll)
+
     with contextlib.ExitStack() as stack, session, run.functions.one_line_errors(running=True):
         supervisor = supervisor or stack.enter_context(Supervisor(comm, 0))
         check_agreement(comm, _facts(run, texts))
-        sums = [_run(sum_up, text, supervisor) for text in texts]
+        sums = [sum_up(text) for text in texts]
     return [_describe(run, text, nll, comm.size) for text, nll in zip(texts, sums)]
 
 
@@ -131,16 +133,6 @@ def _encode(run: Run, name: str, source: Source) -> Text:
         ) from error
     check_known(name, encoded, run.tokenizer)
     return Text(name, ids, encoded, source)
-
-
-def _run(sum_up: Callable[[Text, Any], NllSum], text: Text, supervisor: Supervisor) -> NllSum:
-    # A stop signal ends an evaluation immediately, because there is nothing to save.
-    with supervisor.waiting(f"the evaluation of {text.name}", stoppable=False) as waiting:
-        return sum_up(text, waiting)
-
-
-def _sum_of_windows(session: Any, evaluator: Evaluator, text: Text, waiting: Any) -> NllSum:
-    return evaluator.run(session, text.name, text.ids, waiting.gather, waiting.poll)
 
 
 def _sum_of_lines(scorer: Scorer, comm: Communicator, text: Text, waiting: Any) -> NllSum:

@@ -91,7 +91,12 @@ def next_word_distribution(scores: np.ndarray, sampling: Sampling) -> np.ndarray
     if sampling.temperature > 0:
         with np.errstate(over="ignore"):  # Minus infinity is the correct limit.
             scores /= sampling.temperature
-    kept = _kept(scores, sampling)
+    if sampling.temperature == 0:
+        kept = np.array([scores.argmax()])
+    elif not sampling.top_k and sampling.top_p == 1:
+        kept = np.arange(len(scores))  # Sorting would take most of the time.
+    else:
+        kept = largest(scores, sampling.top_k or len(scores))
     probabilities = np.exp(scores[kept])
     probabilities /= probabilities.sum()
     if sampling.top_p < 1:
@@ -101,15 +106,6 @@ def next_word_distribution(scores: np.ndarray, sampling: Sampling) -> np.ndarray
     distribution = np.zeros(len(scores))
     distribution[kept] = probabilities
     return distribution
-
-
-def _kept(scores: np.ndarray, sampling: Sampling) -> np.ndarray:
-    """Return the IDs that temperature 0 and `top_k` keep, the best first if `top_p` needs it."""
-    if sampling.temperature == 0:
-        return np.array([scores.argmax()])
-    if not sampling.top_k and sampling.top_p == 1:
-        return np.arange(len(scores))  # Sorting would take most of the time.
-    return largest(scores, sampling.top_k or len(scores))
 
 
 def largest(values: np.ndarray, count: int) -> np.ndarray:

@@ -56,10 +56,14 @@ class LocalSums:
         self._add_ops.append(hold(self._first_ph, [operator(*pair) for pair in pairs]))
         return take(self._sum_ph)
 
-    def add(self, run: Callable, first: Any, second: Any) -> Any:
-        """Add two neighbors, given what was fetched for each. Return what stands for their sum."""
-        run(self._add_ops, {self._first_ph: first[0], self._second_ph: second[0]})
-        return first
+    def adder(self, run: Callable) -> Callable[[Any, Any], Any]:
+        """Return a function that adds two neighbors, which are what was fetched for each."""
+
+        def add(first: Any, second: Any) -> Any:
+            run(self._add_ops, {self._first_ph: first[0], self._second_ph: second[0]})
+            return first
+
+        return add
 
     def feed(self, total: Any) -> dict[tf.Tensor, Any]:
         """Return the feed of a call of session.run that uses the sums."""

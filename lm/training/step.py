@@ -1,6 +1,5 @@
 """The graph of a training step, which is equal on all ranks, and the execution of steps."""
 
-import functools
 import math
 import sys
 from typing import NamedTuple
@@ -38,7 +37,7 @@ class Division(NamedTuple):
 
     rows: Rows  # rows of the first window; all windows have the same size
     num_threads: int  # number of windows that are computed at the same time
-    sums_outside: bool  # whether gradients are added up outside of the graph
+    sums_outside: bool  # whether the gradients of windows are added up afterwards
 
 
 class TrainGraph(NamedTuple):
@@ -151,8 +150,7 @@ def run_step(
     if local_sums is None:
         found = runner.run(run, fetches, inputs, targets, feed)
     else:
-        add = functools.partial(local_sums.add, run)
-        total = runner.run(run, local_sums.of_window, inputs, targets, {}, add)
+        total = runner.run(run, local_sums.of_window, inputs, targets, {}, local_sums.adder(run))
         found = run(fetches, {**feed, **local_sums.feed(total)})
     (nats, *requested), grad_norm, exchange_seconds, _ = found
     return StepResult(
