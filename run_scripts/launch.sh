@@ -16,10 +16,6 @@ load_settings() {
     [[ -x $interpreter ]] || interpreter=$python # PYTHON of train_resilient.sh
     settings=$("$interpreter" -m lm.distributed) || exit
     eval "$settings"
-    threads=''
-    if [[ -z ${HOSTS:-}${HOSTFILE:-} && -n $allocated_hosts ]]; then
-        HOSTS=$allocated_hosts threads=$allocated_threads
-    fi
 }
 
 run_training() {

@@ -3,7 +3,7 @@
 # --resume, and ends the script with its exit code. If the time limit or a failure interrupts the command, the
 # job is queued again, at most MAX_REQUEUES times.
 #
-# Environment: CONFIG, MAX_REQUEUES (10), FLAGS_FILE (see below), and the variables of train.sh.
+# Environment: CONFIG, FLAGS (arguments), MAX_REQUEUES (10), FLAGS_FILE (see below), and those of train.sh.
 # The job with the index N in an array of jobs adds line N of FLAGS_FILE to the arguments. Without this file,
 # it adds --seed N.
 # Exit codes: 0 (done), 2 (a mistake that a restart cannot fix), 143 (cancelled), 140 (time limit after the
@@ -26,7 +26,8 @@ run_scheduled() { # COMMAND ARGUMENTS...
     elif [[ -n $job_index ]]; then
         words=(--seed "$job_index")
     fi
-    "$@" --resume "${words[@]}" || code=$?
+    # shellcheck disable=SC2086  # FLAGS is a list
+    "$@" --resume ${FLAGS:-} "${words[@]}" || code=$?
     # Schedulers may also signal mpirun, which then returns 1.
     [[ $stopped_by != @(130|143) ]] || code=$stopped_by
     case $stopped_by/$code in

@@ -4,12 +4,11 @@
 #
 #   bsub <run_scripts/train_lsf.sh                                   2 hosts, 1 rank each
 #   bsub -n 64 -R "span[ptile=32]" <run_scripts/train_lsf.sh         2 hosts with 32 cores
-#   CONFIG=config_medium NP=4 bsub <run_scripts/train_lsf.sh         4 ranks on the same hosts
+#   FLAGS="--num_epochs 1" NP=4 bsub <run_scripts/train_lsf.sh       4 ranks on the same hosts
 #   bsub -J "lm[1-5]" <run_scripts/train_lsf.sh                      5 runs with --seed 1 to 5
 #   bkill -s USR2 JOB                                                saves, and queues the job again
 #
-# Environment: LM_ROOT (the project, if bsub was not run there), FLAGS (flags of lm.train, because bsub passes
-#   no arguments), and the variables in scheduled.sh.
+# Environment: LM_ROOT (the project, if bsub was not run there), and the variables in scheduled.sh.
 # Needs: .venv from run_scripts/setup.sh and this project at the same path on all hosts. mpirun needs an Open MPI
 #   built for LSF, LSF's blaunch, or ssh between the hosts.
 # Result: the run is in runs/lsf-<job id>. scheduled.sh lists the exit codes.
@@ -25,5 +24,4 @@
 set -euo pipefail
 # shellcheck source=run_scripts/scheduled.sh
 source "${LM_ROOT:-.}/run_scripts/scheduled.sh"
-# shellcheck disable=SC2086  # FLAGS is a list
-run_scheduled run_training --output_dir "runs/$job" ${FLAGS:-} "$@"
+run_scheduled run_training --output_dir "runs/$job" "$@"

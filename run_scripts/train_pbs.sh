@@ -8,8 +8,7 @@
 #   qsub -l nodes=2:ppn=16 run_scripts/train_pbs.sh                          Torque
 #   qdel JOB                                                                 saves and ends
 #
-# Environment: LM_ROOT (the project, if qsub was not run there), FLAGS (flags of lm.train, because qsub passes
-#   no arguments), and the variables in scheduled.sh.
+# Environment: LM_ROOT (the project, if qsub was not run there), and the variables in scheduled.sh.
 # Needs: .venv from run_scripts/setup.sh and this project at the same path on all hosts. mpirun needs an Open MPI
 #   built for PBS, PBS Pro's pbs_tmrsh, or ssh between the hosts. qsub must work on the first host.
 # Result: the run is in runs/pbs-<job id>. scheduled.sh lists the exit codes.
@@ -27,5 +26,4 @@ source "${LM_ROOT:-.}/run_scripts/scheduled.sh"
 
 # PBS sends no signal before the time limit.
 stop_before "$(pbs_fact Resource_List.walltime | awk -F: '{ for (i = 1; i <= NF; i++) s = 60 * s + $i; print s }')"
-# shellcheck disable=SC2086  # FLAGS is a list
-run_scheduled run_training --output_dir "runs/$job" ${FLAGS:-} "$@"
+run_scheduled run_training --output_dir "runs/$job" "$@"

@@ -2,11 +2,11 @@
 
 The code exports the defaults of Open MPI, and sets the following variables:
 
-  pass_on            options that pass environment variables to other hosts
-  allocated_hosts    hosts of the scheduler's allocation, as in host1:1,host2:1
-  allocated_threads  cores of each rank in the allocation, or nothing
-  local_ranks        ranks on this host if there is no allocation
-  job, job_index     name of the scheduler's job, and its index in an array of jobs
+  pass_on         options that pass environment variables to other hosts
+  HOSTS           hosts of the scheduler's allocation, unless the user selected hosts
+  threads         cores of each rank in the allocation, or nothing
+  local_ranks     ranks on this host if there is no allocation
+  job, job_index  name of the scheduler's job, and its index in an array of jobs
 """
 
 import os
@@ -30,8 +30,8 @@ def _shell_code() -> list[str]:
     environment = launch.mpirun_environment()
     changed = {k: v for k, v in environment.items() if os.environ.get(k) != v}
     variables = {
-        "allocated_hosts": allocation.hosts if allocation else "",
-        "allocated_threads": (allocation.threads if allocation else None) or "",
+        **({"HOSTS": allocation.hosts} if allocation else {}),
+        "threads": (allocation.threads if allocation else None) or "",
         "local_ranks": places if places > 1 else 2,
         "job": job,
         "job_index": index,

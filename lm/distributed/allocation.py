@@ -141,9 +141,7 @@ def _read_pbs() -> _Counts:
     lines = dict(collections.Counter(_lines_of("PBS_NODEFILE")))  # one line per rank or core
     if "PBS_NUM_PPN" in os.environ:  # Torque counts cores
         return lines, {}
-    # The cores of the first chunk, or its ompthreads. A host may have several chunks. In both
-    # cases, ranks get fewer threads than they could have.
-    per_host = int(os.environ.get("NCPUS", 0))
+    per_host = int(os.environ.get("NCPUS", 0))  # of the first chunk, or its ompthreads
     return {host: per_host for host in lines} if per_host else {}, lines
 
 

@@ -173,8 +173,7 @@ def _cpu_session() -> tf.Session:
 def _set_environment(on_gpu: bool) -> None:
     if not any(name.startswith(_TUNED) for name in os.environ):
         os.environ.update(_TUNED_DEFAULTS)
-    uses_mpi = os.environ.get("HOROVOD_CONTROLLER") != "gloo"  # set by horovodrun --gloo
-    for name, value in {**_DEFAULTS, **(transport_defaults() if uses_mpi else {})}.items():
+    for name, value in {**_DEFAULTS, **transport_defaults()}.items():
         os.environ.setdefault(name, value)
     if not on_gpu:
         # Fused buffers depend on timing, and the summation order depends on the buffers: runs on

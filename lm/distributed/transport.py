@@ -51,7 +51,8 @@ def transport_defaults() -> dict[str, str]:
     name = os.environ.get("NETWORK") or "auto"
     if name not in ("auto", *_TRANSPORTS):
         raise UserError(f"NETWORK must be auto, tcp, ucx or ofi, not {name!r}")
-    if any(variable in os.environ for variable in SELECTIONS):
+    uses_gloo = os.environ.get("HOROVOD_CONTROLLER") == "gloo"  # set by horovodrun
+    if uses_gloo or any(variable in os.environ for variable in SELECTIONS):
         return {}
     if name == "auto":
         # openib, which UCX has replaced, crashes in programs with threads.
