@@ -129,6 +129,8 @@ def _transformer_state(config: Config) -> list[tuple[int, ...]]:
 
 
 class Network(NamedTuple):
+    """The function that builds a network, and the shapes of its recurrent state."""
+
     build: Callable[[jax.Array, State, Layers], tuple[jax.Array, State]]
     state_shapes: Callable[[Config], list[tuple[int, ...]]]
 

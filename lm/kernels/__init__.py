@@ -22,6 +22,7 @@ Environment: LM_KERNELS=0 disables the ops. LM_KERNELS_ISA selects an instructio
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import tensorflow.compat.v1 as tf
@@ -42,6 +43,8 @@ __all__ = [
     "matmul", "multiplies_bfloat16", "rounded_product",
     "softmax_cross_entropy", "subnormals_are_zero",
 ]  # fmt: skip
+
+_FEW_TOKENS = 256
 
 
 def _product(a, b, bf16, transpose_b=False):
@@ -89,6 +92,16 @@ def token_sum(a, b, bf16, micro_batches, ends=None):
     return load().ops.lm_token_sum(a, b, ends, bf16=bf16, micro_batches=micro_batches)
 
 
+def _transposed_token_sum(a, b, bf16, micro_batches, ends=None):
+    """Return the transposed `token_sum(a, b)`. Both branches compute the same bits.
+
+    With few tokens, the sum is faster than its transposition.
+    """
+    if (a.shape[0] or math.inf) <= _FEW_TOKENS:
+        return token_sum(b, a, bf16, micro_batches, ends)
+    return tf.transpose(token_sum(a, b, bf16, micro_batches, ends))
+
+
 def matmul(
     a_NK: tf.Tensor,
     b_KM: tf.Tensor,
@@ -108,9 +121,9 @@ def matmul(
     @tf.custom_gradient
     def product(a, b):
         def gradient(dc):
-            db = token_sum(a, dc, bf16, micro_batches, ends)
+            add = _transposed_token_sum if transpose_b else token_sum
             da = _product(dc, b, bf16, transpose_b=not transpose_b)
-            return da, tf.transpose(db) if transpose_b else db
+            return da, add(a, dc, bf16, micro_batches, ends)
 
         return _product(a, b, bf16, transpose_b), gradient
 
@@ -224,9 +237,8 @@ def softmax_cross_entropy(
 
         def gradient(dloss, _):
             # Multiply the smallest factor by dloss: [N, H] instead of [N, V] or [H, V].
-            dweights = token_sum(dloss * hidden, dlogits, bf16, micro_batches)
-            if transposed:  # faster than the sum with exchanged factors
-                dweights = tf.transpose(dweights)
+            add = _transposed_token_sum if transposed else token_sum
+            dweights = add(dloss * hidden, dlogits, bf16, micro_batches)
             dhidden = dloss * _product(dlogits, weights, bf16, transpose_b=not transposed)
             return dhidden, dweights, dloss * dbias
 

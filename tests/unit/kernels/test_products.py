@@ -77,6 +77,16 @@ def test_batched_products_equal_products_of_matrices(transpose_a, transpose_b):
 
 
 @pytest.mark.parametrize("bf16", [False, True])
+def test_sums_with_exchanged_factors_have_the_same_bits(bf16):
+    with tf.Graph().as_default(), tf.Session() as session:
+        a, b = numbers(60, 130), numbers(60, 47)
+        micro_batches = (2, 3, 2, 3)
+        sums = [kernels.token_sum(*pair, bf16, micro_batches) for pair in ((a, b), (b, a))]
+        one, other = session.run(sums)
+    np.testing.assert_array_equal(one, other.T)
+
+
+@pytest.mark.parametrize("bf16", [False, True])
 def test_products_of_a_row_do_not_depend_on_other_rows(bf16):
     every = np.arange(101)
     whole = products_of(every, bf16, threads=2)
