@@ -117,7 +117,9 @@ def measure(config: Config, options: AdviceOptions) -> dict[str, Any]:
     sizes = message_bytes(config, shapes)
     rows = {-(-config.batch_size // ranks) for ranks in counts["strong"]}
     tasks = {count: Task(replace(config, batch_size=count)) for count in rows}
-    results = take_turns({"exchange": Task(config, "exchange", 2, sizes), **tasks}, options)
+    results = take_turns(
+        {"exchange": Task(config, "exchange", 2, message_bytes=sizes), **tasks}, options
+    )
     exchange = results.pop("exchange")
     empty, full = median(exchange["empty"]), median(exchange["full"])
     per_byte = max(full - empty, 0.0) / bytes_sent(sum(sizes), 2)
